@@ -156,7 +156,8 @@ def _initialize_cp(original: Callable, *args: Any, **kwargs: Any) -> Any:
 def _initialize_tucker(original: Callable, *args: Any, **kwargs: Any) -> Any:
     given = inspect.signature(original).bind(*args, **kwargs).arguments
     if given.get("non_negative"):
-        _refuse("use tl.decomposition.tucker")(original, given["tensor"])
+        instead = "use tl.decomposition.non_negative_tucker, or import tensorly_flycoo before it"
+        raise densify_error("non-negative Tucker", tuple(given["tensor"].shape), instead)
     x = as_flycoo(given["tensor"], check_coords=True)
     if given.get("mask") is not None:
         raise densify_error("mask= of tucker", x.shape, "leave it out")
@@ -258,6 +259,12 @@ TABLE = (
         "tucker partial_tucker", "decomposition decomposition._tucker", _tucker,
         "a checkpoint is not a guess; a fraction is no rank",
         "it took a callback and a state, and refused fractions",
+    ),
+    Replacement(
+        "non_negative_tucker non_negative_tucker_hals", "decomposition decomposition._tucker",
+        _call_ours,
+        "it forms products as long as an unfolding, and the model for its error",
+        "it took both from the core, Gram matrices and multi_mode_dot",
     ),
     Replacement(
         "error_calc", "decomposition._cp decomposition._nn_cp", _error_calc,

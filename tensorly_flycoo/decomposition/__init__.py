@@ -9,6 +9,7 @@ from .constrained_parafac import constrained_parafac
 from .generalized_parafac import generalized_parafac
 from .non_negative_parafac import non_negative_parafac
 from .non_negative_parafac_hals import non_negative_parafac_hals
+from .non_negative_tucker import non_negative_tucker, non_negative_tucker_hals
 from .observed_parafac import observed_parafac
 from .parafac import parafac
 from .parafac2 import parafac2
@@ -21,6 +22,8 @@ __all__ = [
     "generalized_parafac",
     "non_negative_parafac",
     "non_negative_parafac_hals",
+    "non_negative_tucker",
+    "non_negative_tucker_hals",
     "observed_parafac",
     "parafac",
     "parafac2",

@@ -108,6 +108,7 @@ def iterate(
     normalize_factors: bool = False,
     verbose: int = 0,
     make: Callable[[Any, list[Array]], Any] = make_cp_tensor,
+    normalize: Callable[[Any, list[Array]], Any] = normalize,
 ) -> tuple[Any, list[Any]]:
     """Update a model until it has converged; return it and its errors.
 
@@ -131,6 +132,8 @@ def iterate(
         Returns the arrays, besides the model, that a resumed run needs.
     make : callable, optional
         Makes the model for the callback and the result.
+    normalize : callable, optional
+        Takes and returns weights and factors, if `normalize_factors`.
     """
     weights, factors = model
     past: list[Any] = init.errors[1:] if isinstance(init, Resumed) else []

@@ -150,7 +150,7 @@ class _Hals:
             gram = multiply_grams(weights, factors, skip=mode)
             if mode in self.constrained:
                 penalty = self.penalties[mode]
-                factors[mode] = _improve(product, gram, factors[mode], penalty, self.exact)
+                factors[mode] = improve(product, gram, factors[mode], penalty, self.exact)
             else:
                 factors[mode] = solve(gram.T, product.T).T
             if self.normalize_factors and mode != self.modes[-1]:
@@ -173,7 +173,7 @@ def _spread_penalties(
     return penalties
 
 
-def _improve(
+def improve(
     targets: Array, gram: Array, factor: Array, sparsity: float | None, exact: bool
 ) -> Array:
     """Return the factor after some sweeps of HALS."""

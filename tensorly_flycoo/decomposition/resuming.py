@@ -32,7 +32,7 @@ def check_checkpoint(
     One that does not name its tensor or solver is checked only for shape, rank and dtype.
     """
     is_tucker = isinstance(init, ResumedTucker)
-    if init.saved.solver not in ("", solver) or is_tucker != (solver == "tucker"):
+    if init.saved.solver not in ("", solver) or is_tucker != ("tucker" in solver):
         written_by = init.saved.solver or ("tucker" if is_tucker else "a CP decomposition")
         raise ValueError(
             f"the checkpoint was written by {written_by}, expected {solver}: resume it there, or "

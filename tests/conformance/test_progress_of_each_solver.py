@@ -31,11 +31,15 @@ SOLVERS = {
     "generalized masked": ("generalized_parafac", {"mask": _MASK}),
     "tucker": ("tucker", {"rank": [2, 3, 4], "init": "svd"}),
     "tucker random": ("tucker", {"rank": [2, 3, 4]}),
+    "nn tucker": ("non_negative_tucker", {"rank": [2, 3, 4]}),
+    "nn tucker normalized": ("non_negative_tucker", {"rank": [2, 3, 4], "normalize_factors": True}),
+    "nn tucker hals": ("non_negative_tucker_hals", {"rank": [2, 3, 4]}),
 }
 BY_SOLVER = pytest.mark.parametrize("solver", SOLVERS)
 #: One set of options of each.
 BY_NAME = pytest.mark.parametrize(
-    "solver", ["mu", "hals", "constrained", "randomised", "observed", "generalized", "tucker"]
+    "solver",
+    ["mu", "hals", "constrained", "randomised", "observed", "generalized", "tucker", "nn tucker"],
 )
 
 pytestmark = pytest.mark.usefixtures("flycoo_backend")
@@ -62,7 +66,10 @@ def run(solver, x, n_iter_max, callback, **options):
 
 def run_in_two(solver, x, path, stop=STOP, end=END, **options):
     with Progress(stop, show=None, checkpoint=path) as progress:
-        run(solver, x, stop, progress, **options)
+        if solver == "nn tucker hals":  # as in TensorLy, n_iter_max limits the core's updates too
+            run(solver, x, end, lambda *call: progress(*call) or progress.iteration == stop)
+        else:
+            run(solver, x, stop, progress, **options)
     with Progress(end, show=None, checkpoint=path) as progress:
         init = progress.resume()
         return run(solver, x, progress.n_iter_left, progress, **options | {"init": init}), progress
@@ -170,7 +177,7 @@ def test_a_checkpoint_fits_the_same_tensor_however_it_was_made(path, layout):
 
 @BY_NAME
 def test_a_checkpoint_of_another_solver_is_refused(path, solver):
-    x, other = make_tensor(), "parafac" if solver == "tucker" else "tucker"
+    x, other = make_tensor(), "parafac" if "tucker" in solver else "tucker"
     with Progress(2, show=None, checkpoint=path) as progress:
         run(other, x, 2, progress)
     for solver_of_file in (other, ""):

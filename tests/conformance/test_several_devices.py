@@ -199,6 +199,9 @@ def fit(x):
 #: What computes with plain factors, on the first device, or gathers them.
 WHOLE = {
     "tucker": lambda x: tl.decomposition.tucker(x, [RANK] * 3, n_iter_max=3),
+    "non_negative_tucker_hals": lambda x: tl.decomposition.non_negative_tucker_hals(
+        x, [RANK] * 3, n_iter_max=3, random_state=0
+    ),
     "masked parafac": lambda x: parafac(
         x, RANK, n_iter_max=3, mask=make_mask(), init="random", random_state=0
     ),

@@ -144,9 +144,7 @@ _LEFT_OUT = (
 
 # The rows
 
-_PARAFAC, _TUCKER, _TRAIN, _RING = (
-    f"use `{name}`" for name in ("parafac", "tucker", "tensor_train", "tensor_ring")
-)
+_PARAFAC, _TRAIN, _RING = (f"use `{name}`" for name in ("parafac", "tensor_train", "tensor_ring"))
 
 ROWS = [
     Row(
@@ -164,6 +162,13 @@ ROWS = [
     Row(
         _alike("decomposition", "tucker Tucker partial_tucker", _give([2, 2, 2], n_iter_max=2)),
         {"no `mask`": _give_mask(_miss_one, [2, 2, 2]), _LEFT_OUT: _leave_out_two_modes},
+    ),
+    Row(
+        _alike(
+            "decomposition",
+            "non_negative_tucker non_negative_tucker_hals",
+            _give([2, 2, 2], **_SHORT),
+        )
     ),
     Row(
         _alike("decomposition", "tensor_train TensorTrain", _give([1, 2, 2, 1])),
@@ -229,10 +234,6 @@ ROWS = [
             "base.partial_vec_to_tensor": lambda f, x: f(tl.partial_tensor_to_vec(x), x.shape),
         },
         {"lazy views; a mode cannot be split": lambda f, x: tl.reshape(x, (2, -1))},
-    ),
-    Row(
-        _alike("decomposition", "non_negative_tucker non_negative_tucker_hals", _give([2, 2, 2])),
-        why_not=f"it forms products as long as an unfolding: {_TUCKER}",
     ),
     Row(
         _alike("decomposition", "tensor_ring_als TensorRingALS", _give([2, 2, 2, 2]))

@@ -32,6 +32,8 @@ TENSORLY_LOOPS = {
     "constrained_parafac": {"rank": 2, "non_negative": True, **OPTIONS},
     "parafac2": {"rank": 2, **OPTIONS},
     "tucker": {"rank": [2, 2, 2, 2], **OPTIONS},
+    "non_negative_tucker": {"rank": [2, 2, 2, 2], **OPTIONS},
+    "non_negative_tucker_hals": {"rank": [2, 2, 2, 2], **OPTIONS},
 }
 #: Parameters that TensorLy 0.10 does not have come last.
 ADDED = {
@@ -40,6 +42,8 @@ ADDED = {
     "non_negative_parafac_hals": ["callback"],
     "randomised_parafac": ["return_errors"],
     "tucker": ["callback"],
+    "non_negative_tucker": ["callback"],
+    "non_negative_tucker_hals": ["callback"],
 }
 NAMES = sorted(set(OWN_LOOPS) | set(TENSORLY_LOOPS))
 

@@ -1,0 +1,360 @@
+"""Non-negative Tucker decompositions: multiplicative updates, and hierarchical ALS.
+
+What an update needs of the tensor is its TTMc. The model comes in through the core and the Gram
+matrices of the factors alone, so nothing is as large as the tensor or an unfolding of the model.
+"""
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorly as tl
+from tensorly.decomposition import _tucker
+from tensorly.solvers.nnls import active_set_nnls, fista
+from tensorly.tenalg import kronecker, multi_mode_dot
+from tensorly.tucker_tensor import TuckerTensor, tucker_normalize, validate_tucker_rank
+
+from ..base.array_modules import Array, move
+from ..base.checks import check_choice, check_matrix
+from ..engines.tall_skinny import multiply, transposed_product
+from ..io.checkpoint import Resumed
+from ..ops.ttmc import multiply_nonempty_rows
+from ..tensor.coo_cache import as_flycoo
+from ..tensor.tensor import FlycooTensor
+from .cp_loop import iterate, list_free_modes
+from .describing import describe_as
+from .non_negative_parafac_hals import improve
+from .ranks import find_tucker_rank
+from .resuming import Callback, restore
+from .stopping import has_converged
+from .tensorly_loop import dense_to_tensorly, require_flycoo_backend
+from .tucker import tucker
+
+if TYPE_CHECKING:
+    from sparse import SparseArray
+
+#: TensorLy's least numerator and denominator.
+_EPSILON = 10e-12
+
+#: Takes the TTMc of a mode times the core, what the factor is multiplied by in the model's, the
+#: factor and the mode; returns the new factor.
+_UpdateFactor = Callable[[Array, Array, Array, int], Array]
+
+#: Takes the tensor times all factors, their Gram matrices and the core; returns the new core.
+_UpdateCore = Callable[[Array, list[Array], Array], Array]
+
+
+@dense_to_tensorly
+@describe_as(tucker)
+def non_negative_tucker(
+    tensor: "FlycooTensor | SparseArray",
+    rank: int | str | Sequence[int] | None,
+    n_iter_max: int = 10,
+    init: Any = "svd",
+    tol: float = 10e-5,
+    random_state: Any = None,
+    verbose: bool = False,
+    return_errors: bool = False,
+    normalize_factors: bool = False,
+    callback: Callback | None = None,
+) -> Any:
+    """Decompose a sparse tensor into a non-negative core and factors by multiplicative updates.
+
+    It gives TensorLy's numbers, and needs its backend "flycoo".
+
+    Parameters
+    ----------
+    init : {"svd", "random", TuckerTensor, (core, factors), list of factors, ResumedTucker}
+        The initial guess, in the dtype and on the device of `tensor`; or a checkpoint to resume
+        (`Progress.resume`). Its absolute values are taken.
+    normalize_factors : bool
+        Whether the columns of the factors get length 1 after each iteration but the one that
+        converges; the core takes up their lengths.
+
+    Returns
+    -------
+    TuckerTensor
+        A core of size `rank` and factors (I_n, R_n) in the dtype and on the device of `tensor`.
+    errors : list of float
+        The relative error after each iteration; only with `return_errors`.
+
+    Raises
+    ------
+    DensifyError
+        If `svd` is any other method.
+    RuntimeError
+        If TensorLy's backend is not "flycoo".
+    TypeError
+        If `rank` is no integer, such as a fraction, or has one that is none, or an array of `init`
+        has the wrong device or dtype.
+    ValueError
+        If a rank is below 1, their number is not that of the modes, `init` is unknown or does not
+        match, or a checkpoint is of another tensor or decomposition.
+
+    Notes
+    -----
+    One chain of products with the factors (`ttmc`) per mode and iteration; that of the last mode
+    also gives the core's update and the error. The workspace holds its result, a row of
+    ``prod(R) / R_n`` numbers for each index of a mode that has nonzeros. Results have the same bits
+    in every run on one machine.
+
+    References
+    ----------
+    Kim and Choi, "Nonnegative Tucker Decomposition", CVPR 2007.
+
+    Examples
+    --------
+    >>> from tensorly_flycoo.testing import random_tensor
+    >>> x = random_tensor((10, 20, 30), 500, random_state=0)
+    >>> with tl.backend_context("flycoo"):
+    ...     core, factors = non_negative_tucker(x, [2, 3, 4], init="random", random_state=0)
+    >>> core.shape, all((array >= 0).all() for array in (core, *factors))
+    ((2, 3, 4), True)
+    """
+
+    def update_factor(targets: Array, gram: Array, factor: Array, mode: int) -> Array:
+        return _scale(factor, targets, multiply(factor, gram))
+
+    def update_core(targets: Array, grams: list[Array], core: Array) -> Array:
+        return _scale(core, targets, multi_mode_dot(core, grams))
+
+    x, ranks = _check(tensor, rank)
+    model = _start(x, ranks, init, "truncated_svd", random_state, "non_negative_tucker")
+    tucker_tensor, errors = _run(
+        x, model, _Iteration(x, range(x.ndim), update_factor, update_core), tol,
+        solver="non_negative_tucker", n_iter_max=n_iter_max, init=init, verbose=verbose,
+        normalize_factors=normalize_factors, callback=callback,
+    )  # fmt: skip
+    return (tucker_tensor, errors) if return_errors else tucker_tensor
+
+
+@dense_to_tensorly
+@describe_as(non_negative_tucker)
+def non_negative_tucker_hals(
+    tensor: "FlycooTensor | SparseArray",
+    rank: int | str | Sequence[int] | None,
+    n_iter_max: int = 100,
+    init: Any = "svd",
+    svd: str = "truncated_svd",
+    tol: float = 1e-8,
+    sparsity_coefficients: float | Sequence[float | None] | None = None,
+    core_sparsity_coefficient: float | None = None,
+    fixed_modes: Sequence[int] | None = None,
+    random_state: Any = None,
+    verbose: bool = False,
+    normalize_factors: bool = False,
+    return_errors: bool = False,
+    exact: bool = False,
+    algorithm: str = "fista",
+    callback: Callback | None = None,
+) -> Any:
+    """Decompose a sparse tensor into a non-negative core and factors by hierarchical ALS.
+
+    A kernel updates each factor column by column, many rows in parallel; TensorLy's own
+    non-negative least squares update the core, on the host. It gives TensorLy's numbers, and needs
+    its backend "flycoo".
+
+    Parameters
+    ----------
+    svd : {"truncated_svd", "randomized_svd"}
+        The method for ``init="svd"``.
+    sparsity_coefficients : float or sequence of float, optional
+        Weights of a penalty on the sum of each factor's elements.
+    core_sparsity_coefficient : float, optional
+        Weight of a penalty on the sum of the core's elements, with "fista".
+    fixed_modes : sequence of int, optional
+        Modes whose factors of `init` are kept; the last mode is always updated.
+    exact : bool
+        Whether to sweep over a factor until it stops changing, instead of at most five times.
+    algorithm : {"fista", "active_set"}
+        Updates the core; "active_set" forms a square matrix with a row for each of its elements.
+
+    n_iter_max : int
+        The most iterations and, as in TensorLy, the most steps of each update of the core; a
+        checkpoint keeps the latter.
+
+    Returns
+    -------
+    TuckerTensor
+        A core of size `rank` and factors (I_n, R_n) in the dtype and on the device of `tensor`.
+    errors : list of float
+        The relative error after each iteration; only with `return_errors`.
+
+    Raises
+    ------
+    DensifyError
+        If `svd` is any other method.
+    RuntimeError
+        If TensorLy's backend is not "flycoo".
+    TypeError
+        If `rank` is no integer, such as a fraction, or has one that is none, or an array of `init`
+        has the wrong device or dtype.
+    ValueError
+        If a rank is below 1, their number or that of `sparsity_coefficients` is not that of the
+        modes, `init` or `algorithm` is unknown, `init` does not match, or gives no factors to
+        `fixed_modes`, or a checkpoint is of another tensor or decomposition.
+
+    Notes
+    -----
+    One chain of products with the factors (`ttmc`) per mode that is not fixed; that of the last
+    mode also gives the core's update and the error. See `non_negative_tucker` for the workspace.
+
+    References
+    ----------
+    Phan and Cichocki, "Extended HALS Algorithm for Nonnegative Tucker Decomposition and Its
+    Applications for Multiway Analysis and Classification", Neurocomputing 74, 2011.
+
+    Examples
+    --------
+    >>> from tensorly_flycoo.testing import random_tensor
+    >>> x = random_tensor((10, 20, 30), 500, random_state=0)
+    >>> with tl.backend_context("flycoo"):
+    ...     core, factors = non_negative_tucker_hals(x, [2, 3, 4], n_iter_max=5, random_state=0)
+    >>> core.shape, all((array >= 0).all() for array in (core, *factors))
+    ((2, 3, 4), True)
+    """
+    check_choice(algorithm, "algorithm", ("fista", "active_set"))
+    x, ranks = _check(tensor, rank)
+    modes = list_free_modes(x.ndim, fixed_modes)
+    penalties = sparsity_coefficients
+    if penalties is None or isinstance(penalties, float | int):
+        penalties = [penalties] * x.ndim
+    if len(penalties) != x.ndim:
+        raise ValueError(f"sparsity_coefficients has {len(penalties)} numbers, expected {x.ndim}")
+    if len(modes) < x.ndim and isinstance(init, str):
+        raise ValueError(f"fixed_modes needs factors to keep, but init is {init!r}: pass a model")
+    model = _start(x, ranks, init, svd, random_state, "non_negative_tucker_hals")
+    steps = init.saved.state.get("steps", n_iter_max) if isinstance(init, Resumed) else n_iter_max
+
+    def update_factor(targets: Array, gram: Array, factor: Array, mode: int) -> Array:
+        return improve(targets, gram, factor, penalties[mode], exact)
+
+    def update_core(targets: Array, grams: list[Array], core: Array) -> Array:
+        # On the host: the arrays are small, and a step there takes less than a launch.
+        targets, core = move(targets, np), move(core, np)
+        grams = [move(gram, np) for gram in grams]
+        if algorithm == "fista":
+            step = float(1 / np.prod([np.linalg.norm(gram, 2) for gram in grams]))
+            options = {"lr": step, "sparsity_coef": core_sparsity_coefficient}
+            found = fista(targets, grams, x=core, n_iter_max=int(steps), **options)
+        else:
+            found = active_set_nnls(targets.ravel(), kronecker(grams), core, int(steps))
+        return x._engine.xp.asarray(found.reshape(core.shape))
+
+    tucker_tensor, errors = _run(
+        x, model, _Iteration(x, modes, update_factor, update_core), tol,
+        solver="non_negative_tucker_hals", n_iter_max=n_iter_max, init=init, verbose=verbose,
+        normalize_factors=normalize_factors, callback=callback,
+        save_state=lambda: {"steps": np.asarray(steps)},
+    )  # fmt: skip
+    return (tucker_tensor, errors) if return_errors else tucker_tensor
+
+
+@dataclass
+class _Iteration:
+    """Updates the factors of some modes, the last one among them, and then the core."""
+
+    x: FlycooTensor
+    modes: Sequence[int]
+    update_factor: _UpdateFactor
+    update_core: _UpdateCore
+
+    def __call__(
+        self, iteration: int, core: Array, factors: list[Array], errors: list[float]
+    ) -> tuple[Array, list[Array], float]:
+        grams = [transposed_product(factor, factor) for factor in factors]
+        for mode in self.modes:
+            rows, numbers = _project(self.x, factors, mode)
+            unfolded = tl.unfold(core, mode)
+            gram = tl.unfold(multi_mode_dot(core, grams, skip=mode), mode) @ unfolded.T
+            targets = self.x._engine.xp.zeros_like(factors[mode])
+            targets[numbers] = multiply(rows, unfolded.T)
+            factors[mode] = self.update_factor(targets, gram, factors[mode], mode)
+            grams[mode] = transposed_product(factors[mode], factors[mode])
+        products = _contract(rows, numbers, factors, core.shape)
+        core = self.update_core(products, grams, core)
+        return core, factors, _measure(self.x, core, grams, products)
+
+
+def _scale(array: Array, numerator: Array, denominator: Array) -> Array:
+    """Return an array after a multiplicative update."""
+    return array * (numerator.clip(_EPSILON, None) / denominator.clip(_EPSILON, None))
+
+
+def _project(x: FlycooTensor, factors: list[Array], mode: int) -> tuple[Array, Array | slice]:
+    return multiply_nonempty_rows(x, mode, {n: f for n, f in enumerate(factors) if n != mode})
+
+
+def _contract(
+    rows: Array, numbers: Array | slice, factors: list[Array], ranks: tuple[int, ...]
+) -> Array:
+    """Return the tensor times all factors, from the TTMc of the last mode."""
+    products = transposed_product(factors[-1][numbers], rows)
+    return products.T.reshape(ranks)
+
+
+def _measure(x: FlycooTensor, core: Array, grams: list[Array], products: Array) -> float:
+    """Compute the relative error from the tensor times all factors."""
+    square, core = float(x.norm()) ** 2, core.astype(np.float64)
+    model = core * multi_mode_dot(core, [gram.astype(np.float64) for gram in grams])
+    distance = abs(square + float(model.sum()) - 2 * float((core * products).sum()))
+    return float(np.sqrt(distance / np.float64(square)))
+
+
+def _check(tensor: Any, rank: Any) -> tuple[FlycooTensor, tuple[int, ...]]:
+    """Return the tensor and the ranks of the core."""
+    require_flycoo_backend()
+    x = as_flycoo(tensor, check_coords=True)
+    ranks = validate_tucker_rank(x.shape, find_tucker_rank(x, rank, x.ndim))
+    return x, tuple(int(r) for r in ranks)
+
+
+def _start(
+    x: FlycooTensor, ranks: tuple[int, ...], init: Any, svd: str, random_state: Any, solver: str
+) -> tuple[Array, list[Array]]:
+    """Return TensorLy's initial core and factors, or those of the checkpoint in `init`."""
+    if isinstance(init, Resumed):
+        return restore(init, x, ranks, solver, x.dtype)
+    if isinstance(init, tuple | list | TuckerTensor):
+        factors = list(init if isinstance(init, list) else init[1])
+        if len(factors) != x.ndim:
+            raise ValueError(f"init has {len(factors)} factors, expected {x.ndim}, one per mode")
+        for n, factor in enumerate(factors):
+            check_matrix(factor, f"factors[{n}] of init", x.shape[n], x.dtype, x._engine.array_type)
+        core = None if isinstance(init, list) else init[0]
+        if core is not None:
+            unfolded = core.reshape(core.shape[0], -1)
+            check_matrix(unfolded, "the core of init", ranks[0], x.dtype, x._engine.array_type)
+        found = tuple(factor.shape[1] for factor in factors)
+        if found != ranks or (core is not None and core.shape != ranks):
+            shape = "" if core is None else f" and a core of shape {core.shape}"
+            raise ValueError(f"init has factors of ranks {found}{shape}, expected {ranks}")
+    start = inspect.unwrap(_tucker.initialize_tucker)
+    core, factors = start(
+        x, ranks, range(x.ndim), random_state, init=init, svd=svd, non_negative=True
+    )
+    return core, list(factors)
+
+
+def _run(
+    x: FlycooTensor,
+    model: tuple[Array, list[Array]],
+    update: _Iteration,
+    tol: float,
+    **options: Any,
+) -> tuple[TuckerTensor, list[float]]:
+    def measure_start() -> float:
+        core, factors = model
+        grams = [transposed_product(factor, factor) for factor in factors]
+        products = _contract(*_project(x, factors, x.ndim - 1), factors, core.shape)
+        return _measure(x, core, grams, products)
+
+    return iterate(
+        model, update, lambda core, factors, error: error, tensor=x, start_error=measure_start,
+        # As in TensorLy, the first two errors are not compared.
+        is_over=lambda errors: len(errors) > 2 and has_converged(errors, tol, "abs_rec_error"),
+        make=lambda core, factors: TuckerTensor((core, list(factors))),
+        normalize=lambda core, factors: tuple(tucker_normalize((core, factors))), **options,
+    )  # fmt: skip
