@@ -1,21 +1,31 @@
 """Sparse tensor completion: a CP model fitted only to the stored entries of a tensor."""
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorly as tl
 
 from ..base.array_modules import Array
-from ..base.checks import check_rank
+from ..base.checks import check_count, check_rank
 from ..io.checkpoint import Resumed
 from ..ops.cp_entries import evaluate_model
+from ..ops.mttkrp import mttkrp
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
 from .cp_loop import iterate
-from .cp_model import make_cp_tensor
+from .cp_model import make_cp_tensor, multiply_grams
 from .guarding import guard
 from .initial_guess import draw_factors, take_guess
-from .observed_rows import L2_REG, RowPlan, check_ridge, fit_rows, measure_scale, scale_ridge
+from .observed_rows import (
+    L2_REG,
+    RowPlan,
+    align,
+    check_ridge,
+    fit_rows,
+    improve_rows,
+    scale_ridge,
+)
 from .resuming import Callback, restore
 from .stopping import has_converged
 
@@ -34,21 +44,27 @@ def observed_parafac(
     l2_reg: float = L2_REG,
     return_errors: bool = False,
     callback: Callback | None = None,
+    *,
+    confidence: "FlycooTensor | SparseArray | None" = None,
+    unobserved: float = 0,
+    non_negative: bool = False,
+    cg_steps: int | None = None,
+    validation: "FlycooTensor | SparseArray | None" = None,
 ) -> Any:
     r"""Fit a CP decomposition to the stored nonzeros only; all other entries are unknown.
 
-    .. math:: \min \sum_k \Big(v_k - \sum_r \prod_n F_n[c_{n,k}, r]\Big)^2
+    .. math:: \min \sum_k w_k \Big(v_k - \sum_r \prod_n F_n[c_{n,k}, r]\Big)^2
         + \lambda s^{2 - 2/N} \sum_n |F_n|^2
 
     over the nonzeros :math:`v_k` of `tensor`, whose root mean square is s; TensorLy's `parafac`
-    sums over all cells. Alternating least squares solves a system of R equations for each row of a
-    factor.
+    sums over all cells. All :math:`w_k` are 1 without `confidence`. Alternating least squares
+    solves a system of R equations for each row of a factor.
 
     Parameters
     ----------
     tensor : FlycooTensor or sparse.COO
-        With two modes or more. Zeros are not stored, so a zero cannot be observed: if your data
-        have any, subtract the mean of the values first.
+        With two modes or more. Zeros are not stored: to say where zeros were observed, pass
+        `confidence`.
     rank : int
         R, the number of components.
     n_iter_max : int
@@ -66,32 +82,61 @@ def observed_parafac(
     callback : callable, optional
         Called with the CPTensor, in float64, and its error before the first and after each
         iteration; returns True to stop. For example a `Progress`.
+    confidence : FlycooTensor or sparse.COO, optional
+        The weights :math:`w_k`, above 0: its nonzeros are the observed entries. Those that `tensor`
+        lacks are observed zeros.
+    unobserved : float
+        The weight of all other cells, whose values then count as zeros; no more than any of
+        `confidence`. With ``unobserved=1``, a `tensor` of ones and a `confidence` that grows with
+        counts, this is the model of implicit feedback of Hu, Koren and Volinsky, for any number of
+        modes.
+    non_negative : bool
+        Whether the factors are non-negative: five sweeps of coordinate descent over each row in
+        place of its solution. Not together with `cg_steps`.
+    cg_steps : int, optional
+        How many steps of conjugate gradients improve each row, in place of its solution: 3 is
+        usual. It computes in the dtype of `tensor`. Best for many nonzeros, large ranks and GPUs.
+    validation : FlycooTensor or sparse.COO, optional
+        Entries that were held out of `tensor`. All errors, also those for `tol` and `callback`, are
+        then of these entries, relative to their norm. The first error that is not the smallest
+        stops the iterations; the result is the model of the smallest.
 
     Returns
     -------
     CPTensor
         Weights of ones and factors (I_n, R) in the dtype and on the device of `tensor`. Rows
-        without a nonzero are zero. Its attribute `observed_l2_reg`, which a `LabelledCP` has too,
-        tells `fold_in` and `LabelledCP.transform` to take the missing cells of new rows as unknown.
+        without an observed entry are zero, or near it with `cg_steps`. Its attribute
+        `observed_l2_reg`, which a `LabelledCP` has too, tells `fold_in` and `LabelledCP.transform`
+        to take the missing cells of new rows as unknown; without it if `unobserved` is above 0.
     errors : list of float
-        After each iteration, the norm of the residual at the nonzeros relative to the norm of
-        `tensor`; only with `return_errors`.
+        After each iteration, the square root of the weighted sum of squared residuals, relative to
+        that of squared values; only with `return_errors`.
 
     Raises
     ------
     TypeError
-        If `tensor` is not sparse, or `rank`, `l2_reg` or an array of `init` has the wrong type.
+        If `tensor` is not sparse, or `rank`, `l2_reg`, `cg_steps` or an array of `init` has the
+        wrong type.
     ValueError
-        If `tensor` has one mode or no nonzeros, `rank` is below 1, `l2_reg` is not above 0, `init`
+        If `confidence` lacks a nonzero of `tensor`, or has a weight that is not above 0 or below
+        `unobserved`; if `unobserved` is below 0, or above it without a `confidence`; if
+        `non_negative` comes with `cg_steps`; if a shape is not that of `tensor`.
+        If `tensor` or `validation` has no nonzeros, `tensor` has one mode, `rank` is below 1, `l2_reg` is not above 0, `init`
         is unknown or its shapes do not match, or a checkpoint is of another tensor or
         decomposition.
 
     Notes
     -----
     An iteration takes ``nnz * ndim * R**2`` operations and solves, for each row, a system of R
-    equations, or of as many as the row has nonzeros if that is fewer. It computes in float64,
-    whatever the dtype. The workspace holds the nonzeros with coordinates of 8 bytes, a permutation
-    of them for each mode, and blocks of rows of a fixed size.
+    equations, or of as many as the row has nonzeros if that is fewer and nothing else is asked for.
+    It computes in float64, whatever the dtype. The workspace holds the nonzeros with coordinates of
+    8 bytes, a permutation of them for each mode, and blocks of rows of a fixed size.
+
+    With `cg_steps` an iteration takes ``cg_steps + 2`` passes over the nonzeros per mode, of up to
+    ``4 * nnz * ndim * R`` operations each, by the kernels of `mttkrp`; errors cost nothing more.
+    They are differences of large sums: below about the square root of the dtype's rounding, they
+    say nothing. The workspace is that of `mttkrp`, a second tensor, with the weights, and five
+    arrays as large as a factor.
 
     The result is a local minimum. The random guess is non-negative: for values of both signs, try
     several `random_state` and a larger `l2_reg`, and compare the predictions of held-out nonzeros.
@@ -103,7 +148,9 @@ def observed_parafac(
     ----------
     Tomasi and Bro, "PARAFAC and missing values", Chemometrics and Intelligent Laboratory Systems
     75, 2005. Zhou, Wilkinson, Schreiber and Pan, "Large-scale Parallel Collaborative Filtering for
-    the Netflix Prize", AAIM 2008.
+    the Netflix Prize", AAIM 2008. Hu, Koren and Volinsky, "Collaborative Filtering for Implicit
+    Feedback Datasets", ICDM 2008. Takacs, Pilaszy and Tikk, "Applications of the Conjugate Gradient
+    Method for Implicit Feedback Collaborative Filtering", RecSys 2011.
 
     Examples
     --------
@@ -120,6 +167,18 @@ def observed_parafac(
     >>> found = np.einsum("ir,jr,kr->ijk", *cp_tensor.factors)
     >>> bool(np.linalg.norm(found - whole) < 0.01 * np.linalg.norm(whole))
     True
+
+    A zero that was observed at (0, 0, 0), and every tenth nonzero held out to stop early:
+
+    >>> held_out, rest = x.nonzeros()[0][:, ::10], np.arange(x.nnz) % 10 > 0
+    >>> seen = np.unique(np.append(x.nonzeros()[0][:, rest], [[0], [0], [0]], axis=1), axis=1)
+    >>> cp_tensor, errors = observed_parafac(
+    ...     FlycooTensor(x.nonzeros()[0][:, rest], x.nonzeros()[1][rest], x.shape), 2, cg_steps=3,
+    ...     confidence=FlycooTensor(seen, np.ones(seen.shape[1]), x.shape), random_state=0,
+    ...     validation=FlycooTensor(held_out, x.nonzeros()[1][::10], x.shape), return_errors=True,
+    ... )
+    >>> errors[-1] < 0.1
+    True
     """
     x, rank = as_flycoo(tensor, check_coords=True), check_rank(rank)
     if x.ndim < 2:
@@ -127,44 +186,184 @@ def observed_parafac(
     if x.nnz == 0:
         raise ValueError("tensor has no nonzeros, expected some: nothing is observed")
     check_ridge(l2_reg)
-    coords, values = x._sorted_nonzeros()
-    values = values.astype(np.float64)
-    scale = measure_scale(values)
+    if cg_steps is not None and non_negative:
+        raise ValueError("non_negative is True together with cg_steps, expected one of them")
+    if not unobserved >= 0 or (unobserved and confidence is None):
+        raise ValueError(f"unobserved is {unobserved}, expected 0, or more with a confidence")
+    seen = _read_seen(x, confidence, unobserved)
+    held_out = None if validation is None else _read(validation, x, "validation")
+    scale = float(np.linalg.norm(seen.values)) / x.nnz**0.5  # without observed zeros
     ridge = scale_ridge(l2_reg, scale, x.ndim)
-    factors = _start(x, rank, init, random_state, scale)
-    plans = [RowPlan.of(rows, size) for rows, size in zip(coords, x.shape, strict=True)]
-    norm = np.linalg.norm(values)
+    dtype = np.dtype(np.float64) if cg_steps is None else x.dtype
+    factors = _start(x, rank, init, random_state, scale, dtype)
+    if cg_steps is None:
+        solver: Any = _Solutions(seen, ridge, non_negative)
+    else:
+        solver = _ConjugateGradients(x, seen, ridge, check_count(cg_steps, "cg_steps"))
     wants_errors = tol or return_errors or callback is not None
+
+    def measure(factors: list[Array]) -> float:
+        if held_out is None:
+            return solver.measure(factors)
+        coords, values = held_out
+        residual = evaluate_model(coords, None, factors) - values
+        return float(np.linalg.norm(residual) / np.linalg.norm(values))
+
+    best = (np.inf if held_out is None else measure(factors), list(factors))
 
     def update(
         iteration: int, weights: None, factors: list[Array], errors: list[float]
     ) -> tuple[None, list[Array], None]:
-        for mode, plan in enumerate(plans):
-            factors[mode] = fit_rows(coords, values, factors, mode, plan, ridge)
+        for mode in range(x.ndim):
+            factors[mode] = solver.fit(factors, mode)
         return None, factors, None
 
-    def measure(factors: list[Array]) -> float:
-        residual = evaluate_model(coords, None, factors) - values
-        return float(np.linalg.norm(residual) / norm)
+    def note(weights: None, factors: list[Array], result: None) -> float | None:
+        nonlocal best
+        error = measure(factors) if wants_errors or held_out is not None else None
+        if error is not None and error < best[0]:
+            best = (error, list(factors))
+        return error
+
+    def is_over(errors: list[float]) -> bool:
+        has_risen = held_out is not None and errors[-1] > best[0]
+        return has_risen or has_converged(errors, tol, "abs_rec_error")
 
     cp_tensor, errors = iterate(
-        (None, factors), update, lambda _, factors, __: measure(factors) if wants_errors else None,
-        solver="observed_parafac", tensor=x, n_iter_max=n_iter_max, init=init,
-        is_over=lambda errors: has_converged(errors, tol, "abs_rec_error"), callback=callback,
-        start_error=lambda: measure(factors),
+        (None, factors), update, note, solver="observed_parafac", tensor=x, n_iter_max=n_iter_max,
+        init=init, is_over=is_over, callback=callback, start_error=lambda: measure(factors),
     )  # fmt: skip
-    cp_tensor = make_cp_tensor(None, [factor.astype(x.dtype) for factor in cp_tensor.factors])
-    cp_tensor.observed_l2_reg = float(l2_reg)
+    found = cp_tensor.factors if held_out is None else best[1]
+    cp_tensor = make_cp_tensor(None, [factor.astype(x.dtype) for factor in found])
+    if not unobserved:
+        cp_tensor.observed_l2_reg = float(l2_reg)
     return (cp_tensor, errors) if return_errors else cp_tensor
 
 
-def _start(x: FlycooTensor, rank: int, init: Any, random_state: Any, scale: float) -> list[Array]:
-    """Return the factors of the initial guess, or of the checkpoint in `init`, in float64."""
+@dataclass
+class _Seen:
+    """The observed entries, in float64: what each adds to the Gram matrices and right-hand sides.
+
+    An entry with weight w and value v adds ``w - unobserved`` and ``w * v``.
+    """
+
+    coords: Array
+    values: Array
+    weights: Array | None  # None for ones
+    unobserved: float
+
+    @property
+    def targets(self) -> Array:
+        return self.values if self.weights is None else self.weights * self.values
+
+    @property
+    def excess(self) -> Array | None:
+        return None if self.weights is None else self.weights - self.unobserved
+
+    def find_common(self, factors: list[Array], mode: int) -> Array | None:
+        """Return what all cells add to the Gram matrix of each row of `mode`, if anything."""
+        if not self.unobserved:
+            return None
+        return self.unobserved * multiply_grams(None, factors, skip=mode)
+
+    def measure_square(self) -> float:
+        return float((self.targets * self.values).sum())
+
+
+def _read(tensor: Any, x: FlycooTensor, name: str) -> tuple[Array, Array]:
+    """Return the nonzeros of another tensor in the shape of `x`."""
+    other = as_flycoo(tensor, check_coords=True)
+    if other.shape != x.shape or other.nnz == 0 or other.device != x.device:
+        raise ValueError(
+            f"{name} has shape {other.shape}, {other.nnz} nonzeros and device {other.device!r}, "
+            f"expected shape {x.shape}, some nonzeros and device {x.device!r}"
+        )
+    coords, values = other._sorted_nonzeros()
+    return coords, values.astype(np.float64)
+
+
+def _read_seen(x: FlycooTensor, confidence: Any, unobserved: float) -> _Seen:
+    own_coords, own_values = _read(x, x, "tensor")
+    if confidence is None:
+        return _Seen(own_coords, own_values, None, 0)
+    coords, weights = _read(confidence, x, "confidence")
+    least = float(weights.min())
+    if not (least > 0 and least >= unobserved):
+        raise ValueError(
+            f"confidence has the weight {least}, expected weights above 0, and unobserved, which "
+            f"is {unobserved}, or more"
+        )
+    return _Seen(coords, align(coords, own_coords, own_values), weights, unobserved)
+
+
+class _Solutions:
+    """Rows that solve their systems of equations, or non-negative ones."""
+
+    def __init__(self, seen: _Seen, ridge: float, non_negative: bool) -> None:
+        self._seen, self._ridge, self._non_negative = seen, ridge, non_negative
+        self._plans: dict[int, RowPlan] = {}
+
+    def fit(self, factors: list[Array], mode: int) -> Array:
+        seen = self._seen
+        if mode not in self._plans:
+            self._plans[mode] = RowPlan.of(seen.coords[mode], factors[mode].shape[0])
+        return fit_rows(
+            seen.coords, seen.targets, factors, mode, self._plans[mode], self._ridge,
+            weights=seen.excess, gram=seen.find_common(factors, mode), non_negative=self._non_negative,
+        )  # fmt: skip
+
+    def measure(self, factors: list[Array]) -> float:
+        seen = self._seen
+        model = evaluate_model(seen.coords, None, factors)
+        residual = (model - seen.values) ** 2
+        square = float((residual if seen.weights is None else seen.weights * residual).sum())
+        if seen.unobserved:
+            others = float(multiply_grams(None, factors).sum()) - float((model**2).sum())
+            square += seen.unobserved * max(0.0, others)
+        return (square / seen.measure_square()) ** 0.5
+
+
+class _ConjugateGradients:
+    """Rows that a few steps of conjugate gradients improve."""
+
+    def __init__(self, x: FlycooTensor, seen: _Seen, ridge: float, num_steps: int) -> None:
+        self._seen, self._ridge, self._num_steps = seen, ridge, num_steps
+        xp, coords = x._engine.xp, seen.coords
+        excess = xp.ones(coords.shape[1]) if seen.excess is None else seen.excess
+        self._excess = x._rebuild(coords, excess.astype(x.dtype))
+        self._x = x if seen.weights is None else x._rebuild(coords, seen.targets.astype(x.dtype))
+        self._square: float | None = None
+
+    def fit(self, factors: list[Array], mode: int) -> Array:
+        targets = mttkrp(self._x, factors, mode)
+        common = self._ridge * self._x._engine.xp.eye(targets.shape[1], dtype=targets.dtype)
+        of_all = self._seen.find_common(factors, mode)
+        common = common if of_all is None else common + of_all
+        rows, residuals = improve_rows(
+            self._excess, targets, factors, mode, common, self._num_steps
+        )
+        if mode == len(factors) - 1:
+            # Of the loss, a quadratic function of these rows, from its gradient and value at 0.
+            gradients = targets + residuals + self._ridge * rows
+            change = (rows * gradients).sum(dtype=np.float64)
+            self._square = self._seen.measure_square() - float(change)
+        return rows
+
+    def measure(self, factors: list[Array]) -> float:
+        if self._square is None:  # of the initial guess
+            return _Solutions(self._seen, 0, False).measure(factors)
+        return (max(0.0, self._square) / self._seen.measure_square()) ** 0.5
+
+
+def _start(
+    x: FlycooTensor, rank: int, init: Any, random_state: Any, scale: float, dtype: np.dtype
+) -> list[Array]:
+    """Return the factors of the initial guess, or of the checkpoint in `init`, in a dtype."""
     if isinstance(init, Resumed):
-        return restore(init, x, rank, "observed_parafac", np.dtype(np.float64))[1]
+        return restore(init, x, rank, "observed_parafac", dtype)[1]
     random = tl.check_random_state(random_state)
     is_random = isinstance(init, str) and init == "random"
     if is_random:
         guess, root = draw_factors(x, rank, random), scale ** (1 / x.ndim)
-        return [factor.astype(np.float64) * root for factor in guess]
-    return [factor.astype(np.float64) for factor in take_guess(x, rank, init)]
+        return [(factor.astype(np.float64) * root).astype(dtype) for factor in guess]
+    return [factor.astype(dtype) for factor in take_guess(x, rank, init)]

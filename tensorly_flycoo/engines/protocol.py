@@ -120,13 +120,14 @@ class Engine(Primitives, ABC):
         factors: Mapping[int, Array],
         mode: int,
         out: Array,
-        smallest: float,
+        smallest: float | None,
         wants_sum: bool = False,
     ) -> Compute:
         """Write to `out` the MTTKRP of the nonzeros divided by the values of the model there.
 
         `factors` are the CP model, that of `mode` too; `out` is none of them. The model's values
-        divide as `smallest` where they are smaller.
+        divide as `smallest` where they are smaller. If that is None, the nonzeros are multiplied by
+        the model's values instead.
 
         With `wants_sum` returns the sum of ``value * log(model)`` over the nonzeros, on the
         engine's device. It is -inf if the model is zero at a nonzero, nan if it is negative.

@@ -13,16 +13,17 @@ def mttkrp_of_ratios(
     x: FlycooTensor,
     factors: Sequence[Array],
     mode: int,
-    smallest: float,
+    smallest: float | None,
     *,
     wants_logs: bool = False,
     stays: bool = False,
 ) -> tuple[Array, Array | None]:
     r"""Compute the MTTKRP of :math:`v_k / m_k`, with the values m of a CP model at the nonzeros.
 
-    The model divides as `smallest` where it is smaller. With `wants_logs` the second result is the
-    sum of :math:`v_k \log m_k`, a float64 array () on the device. With `stays`, layout "remap"
-    stays in `mode`, which is best if `mode` is computed again.
+    The model divides as `smallest` where it is smaller; if that is None, values are multiplied by
+    the model: :math:`v_k m_k`. With `wants_logs` the second result is the sum of
+    :math:`v_k \log m_k`, a float64 array () on the device. With `stays`, layout "remap" stays in
+    `mode`, which is best if `mode` is computed again.
 
     One pass over the nonzeros, with the workspace of `mttkrp`. Results have the same bits in every
     layout and for any number of threads.

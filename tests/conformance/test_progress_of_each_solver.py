@@ -27,6 +27,7 @@ SOLVERS = {
     "randomised": ("randomised_parafac", {"n_samples": 40, "n_samples_fit": 500}),
     "randomised exact": ("randomised_parafac", {"n_samples": 40, "n_samples_fit": None}),
     "observed": ("observed_parafac", {}),
+    "observed cg": ("observed_parafac", {"cg_steps": 2}),
     "generalized": ("generalized_parafac", {}),
     "generalized masked": ("generalized_parafac", {"mask": _MASK}),
     "tucker": ("tucker", {"rank": [2, 3, 4], "init": "svd"}),

@@ -99,7 +99,7 @@ class CpuEngine(CpuPrimitives, Engine):
         factors: Mapping[int, Array],
         mode: int,
         out: Array,
-        smallest: float,
+        smallest: float | None,
         wants_sum: bool = False,
     ) -> Compute:
         (*arrays, factor), partial_rows = self.allocate_workspace(layout, factors, mode, out)
@@ -112,7 +112,8 @@ class CpuEngine(CpuPrimitives, Engine):
             arguments = _gather_arguments(layout, step, workspace, mode, out, num_lanes)
             num_tiles = arguments[0].carry_rows.shape[0]
             log_sums = np.empty(num_tiles) if wants_sum else None
-            model = ratios.Model(factor, out.dtype.type(smallest), log_sums)
+            least = None if smallest is None else out.dtype.type(smallest)
+            model = ratios.Model(factor, least, log_sums)
             has_steps = None if out.shape[1] == num_lanes else True
             self.log("ratios", layout.name, mode=mode, kernel="ratio_tiles", num_lanes=num_lanes)
             work_ns = 3 * _estimate_ns(layout, step, out)

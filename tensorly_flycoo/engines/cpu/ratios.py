@@ -33,7 +33,7 @@ class Model(NamedTuple):
     """What the ratios need besides the other modes' factors."""
 
     factor: Array  # (I_mode, R), C-contiguous
-    smallest: Any  # smaller values of the model divide as this one
+    smallest: Any  # smaller values of the model divide as this one; None multiplies by all
     log_sums: Array | None  # receives each tile's sum of value * log(model)
 
 
@@ -171,6 +171,14 @@ def _overload_store_total(
 
 
 @kernel
+def _combine(value: Any, modelled: Any, smallest: Any) -> Any:
+    """Divide a value by the model's, or multiply by it if `smallest` is None."""
+    if smallest is None:
+        return value * modelled
+    return value / max(modelled, smallest)
+
+
+@kernel
 def _note(terms: Any, i: int, value: float, model: float) -> None:
     """Note a value and the model's value, if logarithms are wanted."""
     if terms is not None:
@@ -234,7 +242,7 @@ def _compute_tile(
             )  # fmt: skip
         modelled = _sum_row(sums, lanes)
         _note(terms, place - first, value, modelled)
-        ratio = value / max(modelled, smallest)
+        ratio = _combine(value, modelled, smallest)
         for step in range(num_steps):
             part = _take_step(total, step, lanes)
             add_multiple(part, ratio, _take_step(products, step, lanes), lanes)

@@ -121,7 +121,7 @@ class CudaEngine(CudaPrimitives, Engine):
         factors: Mapping[int, Array],
         mode: int,
         out: Array,
-        smallest: float,
+        smallest: float | None,
         wants_sum: bool = False,
     ) -> Compute:
         (*arrays, own), carries = self.allocate_workspace(layout, factors, mode, out)
@@ -131,11 +131,12 @@ class CudaEngine(CudaPrimitives, Engine):
             if num_tiles == 0:
                 out.fill(0)
                 return cupy.zeros(()) if wants_sum else None
-            kernel = _find_kernel(layout, step, mode, [*arrays, own], out, 1 + wants_sum)
+            ratios = 3 if smallest is None else 1 + wants_sum
+            kernel = _find_kernel(layout, step, mode, [*arrays, own], out, ratios)
             self.log("ratios", layout.name, mode=mode, kernel="mttkrp_remap.cu", cut=kernel.cut)
             log_sums = cupy.empty((num_tiles, kernel.block_size // 32)) if wants_sum else None
             address = 0 if log_sums is None else log_sums.data.ptr
-            model = (own.data.ptr, row_pitch(own), smallest, address)
+            model = (own.data.ptr, row_pitch(own), smallest or 0.0, address)
             kernel.launch(step, arrays, None, out, carries, model)
             add_carries(carries, out)
             return None if log_sums is None else log_sums.sum()

@@ -1,4 +1,4 @@
-// Values divided by those of a CP model, and the sum of values times logarithms of the model.
+// Values divided or multiplied by those of a CP model, and the sum of values times logarithms of the model.
 #pragma once
 
 #include "mttkrp.cuh"
@@ -17,7 +17,7 @@ __device__ __forceinline__ double rounded_product(double a, double b) { return _
 // The inner product adds columns in pairs, by the bits of their numbers from the lowest to the
 // highest, and blocks of columns one after the other: an order that does not depend on how lanes
 // load columns.
-template <typename Tile, int NumParts, bool IsWhole, bool WantsLogs>
+template <typename Tile, int NumParts, bool IsWhole, bool WantsLogs, bool Divides>
 struct Ratios {
     using Value = typename Tile::Value;
     using Columns = typename Tile::Columns;
@@ -212,7 +212,8 @@ struct Ratios {
         for (int n = 0; n < num_own; ++n) {
             const int first = start + n * width, place = first + lane() % width;
             const Value value = Tile::Nonzeros::read(slots, place).value();
-            own_ratios[n] = value / (models[n] > smallest ? models[n] : smallest);
+            own_ratios[n] = Divides ? value / (models[n] > smallest ? models[n] : smallest)
+                                    : rounded_product(value, models[n]);
             if (WantsLogs) note_log(place < end, value, models[n], place - begin, first - begin);
         }
 #pragma unroll

@@ -98,6 +98,20 @@ def test_every_layout_and_number_of_threads_gives_the_same_bits(small_tiles):
     assert len(digests) == 1
 
 
+@pytest.mark.parametrize(("dtype", "rank"), [("float64", 3), ("float64", 40), ("float32", 16)])
+def test_multiplied_by_models_of_both_signs(small_tiles, dtype, rank):
+    coords, values, shape, factors = make_counts((30, 20, 10), 700, rank, dtype)
+    factors = [factor - np.dtype(dtype).type(0.6) for factor in factors]
+    x = FlycooTensor(coords, values, shape)
+    for mode in (0, 1, 2, 0):
+        out = np.full((shape[mode], rank), np.nan, dtype)
+        x._layout.apply(
+            "mttkrp_of_ratios", cpu.CPU, dict(enumerate(factors)), mode, out, smallest=None
+        )
+        expected, bound = reference.mttkrp_of_products(coords, values, shape, factors, mode, dtype)
+        assert (np.abs(out - expected) <= bound).all()
+
+
 def test_a_mode_may_stay(small_tiles):
     problem = make_counts((40, 30, 50), 500, 3)
     x = FlycooTensor(*problem[:3], layout="remap")
