@@ -1,5 +1,6 @@
 """Sparse tensor completion: a CP model fitted only to the stored entries of a tensor."""
 
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -121,9 +122,9 @@ def observed_parafac(
         If `confidence` lacks a nonzero of `tensor`, or has a weight that is not above 0 or below
         `unobserved`; if `unobserved` is below 0, or above it without a `confidence`; if
         `non_negative` comes with `cg_steps`; if a shape is not that of `tensor`.
-        If `tensor` or `validation` has no nonzeros, `tensor` has one mode, `rank` is below 1, `l2_reg` is not above 0, `init`
-        is unknown or its shapes do not match, or a checkpoint is of another tensor or
-        decomposition.
+        If `tensor` or `validation` has no nonzeros, `tensor` has one mode, `rank` or `cg_steps` is
+        below 1, `l2_reg` is not above 0, `init` is unknown or its shapes do not match, or a
+        checkpoint is of another tensor or decomposition.
 
     Notes
     -----
@@ -252,11 +253,11 @@ class _Seen:
     weights: Array | None  # None for ones
     unobserved: float
 
-    @property
+    @functools.cached_property
     def targets(self) -> Array:
         return self.values if self.weights is None else self.weights * self.values
 
-    @property
+    @functools.cached_property
     def excess(self) -> Array | None:
         return None if self.weights is None else self.weights - self.unobserved
 
@@ -309,7 +310,8 @@ class _Solutions:
             self._plans[mode] = RowPlan.of(seen.coords[mode], factors[mode].shape[0])
         return fit_rows(
             seen.coords, seen.targets, factors, mode, self._plans[mode], self._ridge,
-            weights=seen.excess, gram=seen.find_common(factors, mode), non_negative=self._non_negative,
+            weights=seen.excess, gram=seen.find_common(factors, mode),
+            non_negative=self._non_negative,
         )  # fmt: skip
 
     def measure(self, factors: list[Array]) -> float:
