@@ -6,7 +6,6 @@ matrices of the factors alone, so nothing is as large as the tensor or an unfold
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,13 +36,6 @@ if TYPE_CHECKING:
 
 #: TensorLy's least numerator and denominator.
 _EPSILON = 10e-12
-
-#: Takes the TTMc of a mode times the core, what the factor is multiplied by in the model's, the
-#: factor and the mode; returns the new factor.
-_UpdateFactor = Callable[[Array, Array, Array, int], Array]
-
-#: Takes the tensor times all factors, their Gram matrices and the core; returns the new core.
-_UpdateCore = Callable[[Array, list[Array], Array], Array]
 
 
 @dense_to_tensorly
@@ -82,8 +74,6 @@ def non_negative_tucker(
 
     Raises
     ------
-    DensifyError
-        If `svd` is any other method.
     RuntimeError
         If TensorLy's backend is not "flycoo".
     TypeError
@@ -113,6 +103,7 @@ def non_negative_tucker(
     >>> core.shape, all((array >= 0).all() for array in (core, *factors))
     ((2, 3, 4), True)
     """
+    x, ranks = _check(tensor, rank)
 
     def update_factor(targets: Array, gram: Array, factor: Array, mode: int) -> Array:
         return _scale(factor, targets, multiply(factor, gram))
@@ -120,14 +111,11 @@ def non_negative_tucker(
     def update_core(targets: Array, grams: list[Array], core: Array) -> Array:
         return _scale(core, targets, multi_mode_dot(core, grams))
 
-    x, ranks = _check(tensor, rank)
-    model = _start(x, ranks, init, "truncated_svd", random_state, "non_negative_tucker")
-    tucker_tensor, errors = _run(
-        x, model, _Iteration(x, range(x.ndim), update_factor, update_core), tol,
-        solver="non_negative_tucker", n_iter_max=n_iter_max, init=init, verbose=verbose,
+    return _decompose(
+        x, ranks, init, "truncated_svd", random_state, range(x.ndim), update_factor, update_core,
+        tol, return_errors, solver="non_negative_tucker", n_iter_max=n_iter_max, verbose=verbose,
         normalize_factors=normalize_factors, callback=callback,
     )  # fmt: skip
-    return (tucker_tensor, errors) if return_errors else tucker_tensor
 
 
 @dense_to_tensorly
@@ -177,24 +165,16 @@ def non_negative_tucker_hals(
 
     Returns
     -------
-    TuckerTensor
-        A core of size `rank` and factors (I_n, R_n) in the dtype and on the device of `tensor`.
-    errors : list of float
-        The relative error after each iteration; only with `return_errors`.
+    TuckerTensor, errors
+        As of `non_negative_tucker`.
 
     Raises
     ------
     DensifyError
         If `svd` is any other method.
-    RuntimeError
-        If TensorLy's backend is not "flycoo".
-    TypeError
-        If `rank` is no integer, such as a fraction, or has one that is none, or an array of `init`
-        has the wrong device or dtype.
     ValueError
-        If a rank is below 1, their number or that of `sparsity_coefficients` is not that of the
-        modes, `init` or `algorithm` is unknown, `init` does not match, or gives no factors to
-        `fixed_modes`, or a checkpoint is of another tensor or decomposition.
+        If `algorithm` is unknown, `sparsity_coefficients` has not one number for each mode, or
+        `init` has no factors for `fixed_modes`. The others are as of `non_negative_tucker`.
 
     Notes
     -----
@@ -225,7 +205,6 @@ def non_negative_tucker_hals(
         raise ValueError(f"sparsity_coefficients has {len(penalties)} numbers, expected {x.ndim}")
     if len(modes) < x.ndim and isinstance(init, str):
         raise ValueError(f"fixed_modes needs factors to keep, but init is {init!r}: pass a model")
-    model = _start(x, ranks, init, svd, random_state, "non_negative_tucker_hals")
     steps = init.saved.state.get("steps", n_iter_max) if isinstance(init, Resumed) else n_iter_max
 
     def update_factor(targets: Array, gram: Array, factor: Array, mode: int) -> Array:
@@ -243,64 +222,17 @@ def non_negative_tucker_hals(
             found = active_set_nnls(targets.ravel(), kronecker(grams), core, int(steps))
         return x._engine.xp.asarray(found.reshape(core.shape))
 
-    tucker_tensor, errors = _run(
-        x, model, _Iteration(x, modes, update_factor, update_core), tol,
-        solver="non_negative_tucker_hals", n_iter_max=n_iter_max, init=init, verbose=verbose,
+    return _decompose(
+        x, ranks, init, svd, random_state, modes, update_factor, update_core, tol, return_errors,
+        solver="non_negative_tucker_hals", n_iter_max=n_iter_max, verbose=verbose,
         normalize_factors=normalize_factors, callback=callback,
         save_state=lambda: {"steps": np.asarray(steps)},
     )  # fmt: skip
-    return (tucker_tensor, errors) if return_errors else tucker_tensor
-
-
-@dataclass
-class _Iteration:
-    """Updates the factors of some modes, the last one among them, and then the core."""
-
-    x: FlycooTensor
-    modes: Sequence[int]
-    update_factor: _UpdateFactor
-    update_core: _UpdateCore
-
-    def __call__(
-        self, iteration: int, core: Array, factors: list[Array], errors: list[float]
-    ) -> tuple[Array, list[Array], float]:
-        grams = [transposed_product(factor, factor) for factor in factors]
-        for mode in self.modes:
-            rows, numbers = _project(self.x, factors, mode)
-            unfolded = tl.unfold(core, mode)
-            gram = tl.unfold(multi_mode_dot(core, grams, skip=mode), mode) @ unfolded.T
-            targets = self.x._engine.xp.zeros_like(factors[mode])
-            targets[numbers] = multiply(rows, unfolded.T)
-            factors[mode] = self.update_factor(targets, gram, factors[mode], mode)
-            grams[mode] = transposed_product(factors[mode], factors[mode])
-        products = _contract(rows, numbers, factors, core.shape)
-        core = self.update_core(products, grams, core)
-        return core, factors, _measure(self.x, core, grams, products)
 
 
 def _scale(array: Array, numerator: Array, denominator: Array) -> Array:
     """Return an array after a multiplicative update."""
     return array * (numerator.clip(_EPSILON, None) / denominator.clip(_EPSILON, None))
-
-
-def _project(x: FlycooTensor, factors: list[Array], mode: int) -> tuple[Array, Array | slice]:
-    return multiply_nonempty_rows(x, mode, {n: f for n, f in enumerate(factors) if n != mode})
-
-
-def _contract(
-    rows: Array, numbers: Array | slice, factors: list[Array], ranks: tuple[int, ...]
-) -> Array:
-    """Return the tensor times all factors, from the TTMc of the last mode."""
-    products = transposed_product(factors[-1][numbers], rows)
-    return products.T.reshape(ranks)
-
-
-def _measure(x: FlycooTensor, core: Array, grams: list[Array], products: Array) -> float:
-    """Compute the relative error from the tensor times all factors."""
-    square, core = float(x.norm()) ** 2, core.astype(np.float64)
-    model = core * multi_mode_dot(core, [gram.astype(np.float64) for gram in grams])
-    distance = abs(square + float(model.sum()) - 2 * float((core * products).sum()))
-    return float(np.sqrt(distance / np.float64(square)))
 
 
 def _check(tensor: Any, rank: Any) -> tuple[FlycooTensor, tuple[int, ...]]:
@@ -311,6 +243,72 @@ def _check(tensor: Any, rank: Any) -> tuple[FlycooTensor, tuple[int, ...]]:
     return x, tuple(int(r) for r in ranks)
 
 
+def _decompose(
+    x: FlycooTensor,
+    ranks: tuple[int, ...],
+    init: Any,
+    svd: str,
+    random_state: Any,
+    modes: Sequence[int],
+    update_factor: Callable[[Array, Array, Array, int], Array],
+    update_core: Callable[[Array, list[Array], Array], Array],
+    tol: float,
+    return_errors: bool,
+    **options: Any,
+) -> Any:
+    """Update the factors of some modes, the last one among them, and then the core.
+
+    `update_factor` takes the mode's TTMc times the core, the Gram matrix of what the factor is
+    multiplied by in the model, the factor, and its mode; `update_core` takes the tensor times all
+    factors, their Gram matrices and the core. They return the new factor or core.
+    """
+    core, factors = _start(x, ranks, init, svd, random_state, options["solver"])
+
+    def project(factors: list[Array], mode: int) -> tuple[Array, Array | slice]:
+        return multiply_nonempty_rows(x, mode, {n: f for n, f in enumerate(factors) if n != mode})
+
+    def contract(rows: Array, numbers: Array | slice, factors: list[Array]) -> Array:
+        """Return the tensor times all factors, from the TTMc of the last mode."""
+        return transposed_product(factors[-1][numbers], rows).T.reshape(ranks)
+
+    def measure(core: Array, grams: list[Array], products: Array) -> float:
+        square, core = np.float64(float(x.norm())) ** 2, core.astype(np.float64)
+        model = core * multi_mode_dot(core, [gram.astype(np.float64) for gram in grams])
+        distance = square + float(model.sum()) - 2 * float((core * products).sum())
+        return float(np.sqrt(abs(distance) / square))
+
+    def find_grams(factors: list[Array]) -> list[Array]:
+        return [transposed_product(factor, factor) for factor in factors]
+
+    def update(
+        iteration: int, core: Array, factors: list[Array], errors: list[float]
+    ) -> tuple[Array, list[Array], float]:
+        grams = find_grams(factors)
+        for mode in modes:
+            rows, numbers = project(factors, mode)
+            unfolded = tl.unfold(core, mode)
+            gram = tl.unfold(multi_mode_dot(core, grams, skip=mode), mode) @ unfolded.T
+            targets = x._engine.xp.zeros_like(factors[mode])
+            targets[numbers] = multiply(rows, unfolded.T)
+            factors[mode] = update_factor(targets, gram, factors[mode], mode)
+            grams[mode] = transposed_product(factors[mode], factors[mode])
+        products = contract(rows, numbers, factors)
+        core = update_core(products, grams, core)
+        return core, factors, measure(core, grams, products)
+
+    tucker_tensor, errors = iterate(
+        (core, factors), update, lambda core, factors, error: error, tensor=x, init=init,
+        start_error=lambda: measure(
+            core, find_grams(factors), contract(*project(factors, x.ndim - 1), factors)
+        ),
+        # As in TensorLy, the first two errors are not compared.
+        is_over=lambda errors: len(errors) > 2 and has_converged(errors, tol, "abs_rec_error"),
+        make=lambda core, factors: TuckerTensor((core, list(factors))),
+        normalize=lambda core, factors: tuple(tucker_normalize((core, factors))), **options,
+    )  # fmt: skip
+    return (tucker_tensor, errors) if return_errors else tucker_tensor
+
+
 def _start(
     x: FlycooTensor, ranks: tuple[int, ...], init: Any, svd: str, random_state: Any, solver: str
 ) -> tuple[Array, list[Array]]:
@@ -318,15 +316,14 @@ def _start(
     if isinstance(init, Resumed):
         return restore(init, x, ranks, solver, x.dtype)
     if isinstance(init, tuple | list | TuckerTensor):
-        factors = list(init if isinstance(init, list) else init[1])
+        core, factors = (None, init) if isinstance(init, list) else init
         if len(factors) != x.ndim:
             raise ValueError(f"init has {len(factors)} factors, expected {x.ndim}, one per mode")
-        for n, factor in enumerate(factors):
-            check_matrix(factor, f"factors[{n}] of init", x.shape[n], x.dtype, x._engine.array_type)
-        core = None if isinstance(init, list) else init[0]
+        named = [(f"factors[{n}] of init", f, x.shape[n]) for n, f in enumerate(factors)]
         if core is not None:
-            unfolded = core.reshape(core.shape[0], -1)
-            check_matrix(unfolded, "the core of init", ranks[0], x.dtype, x._engine.array_type)
+            named.append(("the core of init", core.reshape(core.shape[0], -1), ranks[0]))
+        for name, array, size in named:
+            check_matrix(array, name, size, x.dtype, x._engine.array_type)
         found = tuple(factor.shape[1] for factor in factors)
         if found != ranks or (core is not None and core.shape != ranks):
             shape = "" if core is None else f" and a core of shape {core.shape}"
@@ -336,25 +333,3 @@ def _start(
         x, ranks, range(x.ndim), random_state, init=init, svd=svd, non_negative=True
     )
     return core, list(factors)
-
-
-def _run(
-    x: FlycooTensor,
-    model: tuple[Array, list[Array]],
-    update: _Iteration,
-    tol: float,
-    **options: Any,
-) -> tuple[TuckerTensor, list[float]]:
-    def measure_start() -> float:
-        core, factors = model
-        grams = [transposed_product(factor, factor) for factor in factors]
-        products = _contract(*_project(x, factors, x.ndim - 1), factors, core.shape)
-        return _measure(x, core, grams, products)
-
-    return iterate(
-        model, update, lambda core, factors, error: error, tensor=x, start_error=measure_start,
-        # As in TensorLy, the first two errors are not compared.
-        is_over=lambda errors: len(errors) > 2 and has_converged(errors, tol, "abs_rec_error"),
-        make=lambda core, factors: TuckerTensor((core, list(factors))),
-        normalize=lambda core, factors: tuple(tucker_normalize((core, factors))), **options,
-    )  # fmt: skip
