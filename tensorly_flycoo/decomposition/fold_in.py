@@ -196,7 +196,8 @@ def _fit_observed(
     values = values.astype(np.float64)
     ridge = scale_ridge(l2_reg, measure_scale(values), x.ndim)
     plan = RowPlan.of(coords[mode], x.shape[mode])
-    fitted = fit_rows(coords, values, factors, mode, plan, ridge) * lengths
+    common = ridge * xp.eye(rows.shape[1])
+    fitted = fit_rows(coords, values, factors, mode, plan, common) * lengths
     return fitted.astype(rows.dtype)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorly as tl
 
-from ..base.array_modules import Array
+from ..base.array_modules import Array, array_module
 from ..base.checks import check_count, check_rank
 from ..io.checkpoint import Resumed
 from ..ops.cp_entries import evaluate_model
@@ -136,8 +136,8 @@ def observed_parafac(
     With `cg_steps` an iteration takes ``cg_steps + 2`` passes over the nonzeros per mode, of up to
     ``4 * nnz * ndim * R`` operations each, by the kernels of `mttkrp`; errors cost nothing more.
     They are differences of large sums: below about the square root of the dtype's rounding, they
-    say nothing. The workspace is that of `mttkrp`, a second tensor, with the weights, and five
-    arrays as large as a factor.
+    say nothing. The workspace is that of `mttkrp`, a second tensor with the weights, with a
+    `confidence` a third, and five arrays as large as a factor.
 
     The result is a local minimum. The random guess is non-negative: for values of both signs, try
     several `random_state` and a larger `l2_reg`, and compare the predictions of held-out nonzeros.
@@ -201,7 +201,8 @@ def observed_parafac(
         solver: Any = _Solutions(seen, ridge, non_negative)
     else:
         solver = _ConjugateGradients(x, seen, ridge, check_count(cg_steps, "cg_steps"))
-    wants_errors = tol or return_errors or callback is not None
+    del seen  # conjugate gradients have it in tensors
+    wants_errors = tol or return_errors or callback is not None or held_out is not None
 
     def measure(factors: list[Array]) -> float:
         if held_out is None:
@@ -210,7 +211,7 @@ def observed_parafac(
         residual = evaluate_model(coords, None, factors) - values
         return float(np.linalg.norm(residual) / np.linalg.norm(values))
 
-    best = (np.inf if held_out is None else measure(factors), list(factors))
+    best = None if held_out is None else (measure(factors), list(factors))
 
     def update(
         iteration: int, weights: None, factors: list[Array], errors: list[float]
@@ -221,20 +222,20 @@ def observed_parafac(
 
     def note(weights: None, factors: list[Array], result: None) -> float | None:
         nonlocal best
-        error = measure(factors) if wants_errors or held_out is not None else None
-        if error is not None and error < best[0]:
+        error = measure(factors) if wants_errors else None
+        if best is not None and error is not None and error < best[0]:
             best = (error, list(factors))
         return error
 
     def is_over(errors: list[float]) -> bool:
-        has_risen = held_out is not None and errors[-1] > best[0]
+        has_risen = best is not None and errors[-1] > best[0]
         return has_risen or has_converged(errors, tol, "abs_rec_error")
 
     cp_tensor, errors = iterate(
         (None, factors), update, note, solver="observed_parafac", tensor=x, n_iter_max=n_iter_max,
         init=init, is_over=is_over, callback=callback, start_error=lambda: measure(factors),
     )  # fmt: skip
-    found = cp_tensor.factors if held_out is None else best[1]
+    found = cp_tensor.factors if best is None else best[1]
     cp_tensor = make_cp_tensor(None, [factor.astype(x.dtype) for factor in found])
     if not unobserved:
         cp_tensor.observed_l2_reg = float(l2_reg)
@@ -261,13 +262,8 @@ class _Seen:
     def excess(self) -> Array | None:
         return None if self.weights is None else self.weights - self.unobserved
 
-    def find_common(self, factors: list[Array], mode: int) -> Array | None:
-        """Return what all cells add to the Gram matrix of each row of `mode`, if anything."""
-        if not self.unobserved:
-            return None
-        return self.unobserved * multiply_grams(None, factors, skip=mode)
-
-    def measure_square(self) -> float:
+    @functools.cached_property
+    def square(self) -> float:
         return float((self.targets * self.values).sum())
 
 
@@ -308,11 +304,9 @@ class _Solutions:
         seen = self._seen
         if mode not in self._plans:
             self._plans[mode] = RowPlan.of(seen.coords[mode], factors[mode].shape[0])
-        return fit_rows(
-            seen.coords, seen.targets, factors, mode, self._plans[mode], self._ridge,
-            weights=seen.excess, gram=seen.find_common(factors, mode),
-            non_negative=self._non_negative,
-        )  # fmt: skip
+        common = _find_common(factors, mode, self._ridge, seen.unobserved)
+        own = {"weights": seen.excess, "non_negative": self._non_negative}
+        return fit_rows(seen.coords, seen.targets, factors, mode, self._plans[mode], common, **own)
 
     def measure(self, factors: list[Array]) -> float:
         seen = self._seen
@@ -322,39 +316,42 @@ class _Solutions:
         if seen.unobserved:
             others = float(multiply_grams(None, factors).sum()) - float((model**2).sum())
             square += seen.unobserved * max(0.0, others)
-        return (square / seen.measure_square()) ** 0.5
+        return (square / seen.square) ** 0.5
 
 
 class _ConjugateGradients:
     """Rows that a few steps of conjugate gradients improve."""
 
     def __init__(self, x: FlycooTensor, seen: _Seen, ridge: float, num_steps: int) -> None:
-        self._seen, self._ridge, self._num_steps = seen, ridge, num_steps
-        xp, coords = x._engine.xp, seen.coords
-        excess = xp.ones(coords.shape[1]) if seen.excess is None else seen.excess
-        self._excess = x._rebuild(coords, excess.astype(x.dtype))
-        self._x = x if seen.weights is None else x._rebuild(coords, seen.targets.astype(x.dtype))
-        self._square: float | None = None
+        self._ridge, self._unobserved, self._num_steps = ridge, seen.unobserved, num_steps
+        excess = np.ones_like(seen.values) if seen.excess is None else seen.excess
+        self._excess = x._rebuild(seen.coords, excess.astype(x.dtype))
+        targets = seen.targets.astype(x.dtype)
+        self._targets = x if seen.weights is None else x._rebuild(seen.coords, targets)
+        self._whole, self._square = seen.square, -1.0
 
-    def fit(self, factors: list[Array], mode: int) -> Array:
-        targets = mttkrp(self._x, factors, mode)
-        common = self._ridge * self._x._engine.xp.eye(targets.shape[1], dtype=targets.dtype)
-        of_all = self._seen.find_common(factors, mode)
-        common = common if of_all is None else common + of_all
-        rows, residuals = improve_rows(
-            self._excess, targets, factors, mode, common, self._num_steps
-        )
+    def fit(self, factors: list[Array], mode: int, num_steps: int | None = None) -> Array:
+        targets = mttkrp(self._targets, factors, mode)
+        common = _find_common(factors, mode, self._ridge, self._unobserved)
+        num_steps = self._num_steps if num_steps is None else num_steps
+        rows, residuals = improve_rows(self._excess, targets, factors, mode, common, num_steps)
         if mode == len(factors) - 1:
-            # Of the loss, a quadratic function of these rows, from its gradient and value at 0.
+            # The loss is a quadratic function of these rows: by its gradients here and at 0.
             gradients = targets + residuals + self._ridge * rows
-            change = (rows * gradients).sum(dtype=np.float64)
-            self._square = self._seen.measure_square() - float(change)
+            self._square = self._whole - float((rows * gradients).sum(dtype=np.float64))
         return rows
 
     def measure(self, factors: list[Array]) -> float:
-        if self._square is None:  # of the initial guess
-            return _Solutions(self._seen, 0, False).measure(factors)
-        return (max(0.0, self._square) / self._seen.measure_square()) ** 0.5
+        if self._square < 0:  # of the initial guess, or rounded
+            self.fit(factors, len(factors) - 1, num_steps=0)
+        return (max(0.0, self._square) / self._whole) ** 0.5
+
+
+def _find_common(factors: list[Array], mode: int, ridge: float, unobserved: float) -> Array:
+    """Return what the Gram matrices of all rows of `mode` have in common."""
+    xp, first = array_module(factors[0]), factors[0]
+    common = ridge * xp.eye(first.shape[1], dtype=first.dtype)
+    return common + unobserved * multiply_grams(None, factors, mode) if unobserved else common
 
 
 def _start(

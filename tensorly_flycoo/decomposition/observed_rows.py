@@ -73,21 +73,19 @@ def fit_rows(
     factors: list[Array],
     mode: int,
     plan: RowPlan,
-    ridge: float,
+    common: Array,
     *,
     weights: Array | None = None,
-    gram: Array | None = None,
     non_negative: bool = False,
 ) -> Array:
     """Fit each row of one factor to its nonzeros, with the other factors fixed.
 
-    A nonzero adds ``weight * (model - target / weight)^2``; all `weights` are 1 by default. `gram`
-    (R, R) is added to that of each row. Non-negative rows are not solved for but improved.
+    The system of a row has the Gram matrix `common` (R, R) plus that of the row's nonzeros, each
+    times its weight if there are `weights`. Non-negative rows are not solved for but improved.
     """
     xp, rank = array_module(targets), factors[mode].shape[1]
     fitted = xp.zeros_like(factors[mode])
-    has_dual = weights is None and gram is None and not non_negative
-    common = ridge * xp.eye(rank) + (0 if gram is None else gram)
+    has_dual = weights is None and not non_negative  # then `common` is a ridge
 
     def gather(rows: Array, first: int, last: int) -> tuple[Array, Array, Array]:
         """Gather nonzeros `first` to `last` - 1 of each row, padded with zeros.
@@ -109,7 +107,7 @@ def fit_rows(
         if width < rank and has_dual:  # fewer equations than unknowns
             part, products, _ = gather(rows, 0, width)
             transposed = products.swapaxes(1, 2)
-            own = products @ transposed + ridge * xp.eye(width)
+            own = products @ transposed + common[0, 0] * xp.eye(width)
             fitted[rows] = (transposed @ np.linalg.solve(own, part[:, :, None]))[:, :, 0]
             continue
         own, target = common, xp.zeros((1, rank, 1))
