@@ -305,7 +305,7 @@ class _Solutions:
         if mode not in self._plans:
             self._plans[mode] = RowPlan.of(seen.coords[mode], factors[mode].shape[0])
         common = _find_common(factors, mode, self._ridge, seen.unobserved)
-        own = {"weights": seen.excess, "non_negative": self._non_negative}
+        own: dict[str, Any] = {"weights": seen.excess, "non_negative": self._non_negative}
         return fit_rows(seen.coords, seen.targets, factors, mode, self._plans[mode], common, **own)
 
     def measure(self, factors: list[Array]) -> float:
