@@ -221,6 +221,17 @@ def test_weights_zeros_and_other_cells(small, is_weighted, unobserved, cg_steps)
     assert hasattr(found, "observed_l2_reg") == (unobserved == 0)
 
 
+@pytest.mark.usefixtures("modes_in_groups")
+def test_conjugate_gradients_with_groups():
+    x = make_tensor()
+    assert len(x.groups) < x.ndim
+    options = {"n_iter_max": 2, "random_state": 0, "l2_reg": 0.1, "tol": 0}
+    found = observed_parafac(x, 3, cg_steps=9, **options)
+    expected = observed_parafac(x, 3, **options)
+    for factor, other in zip(found.factors, expected.factors, strict=True):
+        np.testing.assert_allclose(factor, other, rtol=1e-6, atol=1e-8)
+
+
 @pytest.mark.parametrize("layout", ["remap", "replicated", "indexed"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_conjugate_gradients_in_every_layout_and_dtype(layout, dtype):
