@@ -151,7 +151,7 @@ def test_nbytes_is_exact_for_given_groups(groups, slabs, layout):
     [
         ((1200, 900, 700), 50_000, 40_000),
         ((1200, 900, 700), 50_000, 20),
-        ((2, 900, 40), 50_000, 1800),
+        ((2, 4000, 40), 50_000, 1800),
     ],
 )
 def test_estimates_bound_given_groups_that_are_numbered(shape, nnz, num_pairs, dtype, layout):
