@@ -18,6 +18,7 @@ def _small(monkeypatch):
     monkeypatch.setattr(seconds_to_fit, "TENSORS", tensors)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_small")
 def test_ours_reach_the_best_fit(tmp_path, capsys):
     ways = ["flycoo", "momentum", "line search"]
