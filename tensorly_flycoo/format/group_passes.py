@@ -60,10 +60,16 @@ class LastPass:
             or any(map(operator.is_not, others, known_others))
         ):
             del found
-            found = GroupRows(make())
+            found = GroupRows(make(), complete=self.find_completion(factors, mode))
         if mode < group[-1]:
             self._pieces[piece] = found, others, mode
         return found
+
+    def find_completion(
+        self, factors: Sequence[Any], mode: int
+    ) -> Callable[[Array], object] | None:
+        """Return what adds to T of `mode` all that its pass does not know; here nothing."""
+        return None
 
 
 def apply_to_groups(

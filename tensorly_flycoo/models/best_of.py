@@ -142,10 +142,10 @@ def best_of(
     Notes
     -----
     After t iterations, from the 10th on, the best ``ceil(10 n / t)`` of n starts are safe. Any
-    other is dropped if its error would be above the least one even after falling by 2 t times its
-    last decrease. After each 10 iterations, one whose factor match score with a better one is 0.95
-    is dropped too. So the best start may be lost: in simulations never where the tensor has as many
-    components as the model, 5 times in 36 (10 starts) where the model has one for noise.
+    other is dropped if its error, less 2 t times its last decrease, is still above the least one.
+    After each 10 iterations, one whose factor match score with a better one is 0.95 is dropped too.
+    So the best start may be lost: in simulations never where the tensor has as many components as
+    the model, 5 times in 36 (10 starts) where the model has one for noise.
 
     As many starts run together as fit half of the free memory and, on a CPU, its caches. On a CPU
     each run gives the bits that it gives alone, with a mask up to rounding errors. On a GPU the

@@ -8,7 +8,7 @@ import numpy as np
 from ..base.array_modules import Array
 from ..decomposition.masks import MissingEntries
 from ..engines import select_engine
-from ..format.group_passes import GroupRows, LastPass
+from ..format.group_passes import LastPass
 from ..format.layout import Layout
 
 
@@ -44,25 +44,21 @@ class ImputedStarts(LastPass):
         self.values = np.ascontiguousarray(self.values[:, places])
         self._merged = {}
 
-    def find(
-        self,
-        factors: Sequence[Any],
-        mode: int,
-        group: Sequence[int],
-        make: Callable[[], Array],
-        piece: int = 0,
-    ) -> GroupRows:
-        found = super().find(factors, mode, group, make, piece)
-        number = next(n for n, (modes, _) in enumerate(self._units) if mode in modes)
-        if not found.is_known and len(self._units[number][0]) > 1:
-            found.complete = lambda rows: self._add(rows, factors, number)
-        return found
+    def find_completion(
+        self, factors: Sequence[Any], mode: int
+    ) -> Callable[[Array], object] | None:
+        number, is_whole = self._find_unit(mode)
+        return (lambda rows: self._add(rows, factors, number)) if is_whole else None
 
     def complete(self, products: Array, factors: Sequence[Array], mode: int) -> Array:
         """Add the missing entries to the MTTKRP of a mode, unless T has them."""
-        number = next(n for n, (modes, _) in enumerate(self._units) if mode in modes)
-        is_whole = len(self._units[number][0]) > 1
+        number, is_whole = self._find_unit(mode)
         return products if is_whole else self._add(products, factors, number)
+
+    def _find_unit(self, mode: int) -> tuple[int, bool]:
+        """Return the number of a mode's unit, and whether that is a group, whose T is completed."""
+        pairs = enumerate(self._units)
+        return next((n, len(modes) > 1) for n, (modes, _) in pairs if mode in modes)
 
     def _add(self, out: Array, factors: Sequence[Array], number: int) -> Array:
         starts, ids, places = self._orders[number]

@@ -97,10 +97,10 @@ def run_together(
 
     Unless `keep_all`, runs are dropped, by a rule that needs no random number. After t iterations,
     from the 10th on, the best ``ceil(10 n / t)`` of all n runs go on. Any other is dropped if it is
-    hopeless: if its error e would be above the least error so far even after falling by 2 t times
-    its last decrease. (An error that approaches its limit like 1 / t has t times that to go.) After
-    each 10 iterations a run is dropped if it matches a better one that is not dropped: if their
-    `factor_match_score` is at least 0.95.
+    hopeless: if its error, less 2 t times its last decrease, is still above the least so far. (An
+    error that approaches its limit like 1 / t has t times that to go.) After each 10 iterations a
+    run is dropped if it matches a better one that is not dropped: if their `factor_match_score` is
+    at least 0.95.
 
     On a CPU, a run without missing entries gives the bits that `parafac` gives. On a GPU, the
     kernels add the nonzeros of a row in an order that depends on the number of columns, so runs
