@@ -16,6 +16,7 @@ EXAMPLES = {
     "pictures": ["--output", str(FOLDER)],
     "ratings": [],
     "knowledge_graph": [],
+    "aircraft": [],
     "migrating": [],
     "large": ["--scale", "0.005", "--iterations", "30"],
     "cluster": ["--iterations", "20"],
@@ -24,9 +25,11 @@ EXAMPLES = {
     "benchmark_rivals": None,
     "benchmark_ranks": None,
     "benchmark_sparse": None,
+    "benchmark_parafac2": None,
     "counts": None,
     "benchmark_counts": None,
     "seconds_to_fit": None,
+    "completion": None,
 }
 RUN = "|".join(rf"/{name}\.py$" for name, arguments in EXAMPLES.items() if arguments is not None)
 LEFT_OUT = rf"(^|/)(?!({'|'.join(EXAMPLES)})\.py$)[^/]*\.py$"

@@ -25,6 +25,8 @@ from .models.stats import ModeStats, TensorStats, stats
 from .ops.call_memory import MemoryEstimate, estimate_memory
 from .ops.cp_entries import cp_to_entries
 from .ops.mttkrp import mttkrp
+from .ops.ragged import RaggedTensor
+from .profiling import profile
 from .tensor.labelled import LabelledTensor
 from .tensor.tensor import FlycooTensor
 
@@ -38,10 +40,12 @@ __all__ = [
     "ModeStats",
     "OnlineCP",
     "Progress",
+    "RaggedTensor",
     "TensorStats",
     "anomaly_scores",
     "best_of",
     "core_consistency",
+    "coupled_parafac",
     "cp_fit",
     "cp_to_entries",
     "estimate_memory",
@@ -51,7 +55,9 @@ __all__ = [
     "mttkrp",
     "observed_parafac",
     "open_slabs",
+    "profile",
     "read_tns",
+    "replicability",
     "save",
     "save_slabs",
     "select_rank",
@@ -68,10 +74,24 @@ def __dir__() -> list[str]:
     return [*__all__, "decomposition", "models"]
 
 
+def load_ipython_extension(_: object) -> None:
+    """Set the backend: ``%load_ext tensorly_flycoo``."""
+    import tensorly
+
+    tensorly.set_backend("flycoo")
+
+
+def unload_ipython_extension(_: object) -> None:
+    """Go back to TensorLy's default backend."""
+    import tensorly
+
+    tensorly.set_backend("numpy")
+
+
 register()
 
 # Last, since they import TensorLy: `.backend` has to import it first, without a warning.
-from .decomposition import observed_parafac  # noqa: E402
+from .decomposition import coupled_parafac, observed_parafac  # noqa: E402
 from .decomposition.progress import Progress  # noqa: E402
 from .models import (  # noqa: E402
     FlycooCP,
@@ -82,5 +102,6 @@ from .models import (  # noqa: E402
     core_consistency,
     cp_fit,
     fold_in,
+    replicability,
     select_rank,
 )

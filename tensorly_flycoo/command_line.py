@@ -3,9 +3,12 @@
 import argparse
 import contextlib
 import importlib.util
+import inspect
 import os
 import re
+import runpy
 import sys
+import sysconfig
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, SupportsFloat
@@ -21,10 +24,11 @@ from .decomposition.labelled_cp import LabelledCP
 from .decomposition.progress import Progress
 from .engines import set_device
 from .io.dataframe import from_dataframe
-from .io.files import replace_text, try_writing
+from .io.files import replace_file, replace_text, try_writing
 from .io.tns import read_tns
 from .models.best_of import Starts, prefer_momentum
 from .models.match import factor_match_score
+from .profiling import profile
 from .tensor.labelled import LabelledTensor, Labels
 
 #: What can be read, by the ends of names.
@@ -99,14 +103,19 @@ needs: pip install "tensorly-flycoo[tables]", or ".[tables]" in a checkout
 """
 _INFO_DESCRIPTION = """Print the versions of this package and of its dependencies, the CPU and the
 GPU, and where compiled kernels are cached. Paste it into a bug report."""
+_RUN_DESCRIPTION = """Run a Python script with TensorLy's backend "flycoo", unchanged: its sparse
+tensors are decomposed by this package, everything else as before."""
+_AUTOLOAD_DESCRIPTION = """Let TENSORLY_BACKEND=flycoo work in this environment without an import,
+in spawned workers too: "on" writes a .pth file, which Python reads when it starts, "off" removes
+it."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command, by default of the process's arguments, and return its exit code.
-
-    A wrong command line and ``--help`` raise SystemExit, with the codes 2 and 0.
-    """
+    """Run a command and return its exit code; a wrong command line raises SystemExit."""
     arguments = _make_parser().parse_args(argv)
+    if arguments.run is run_script:  # whose exceptions are not ours to explain
+        run_script(arguments)
+        return 0
     try:
         arguments.run(arguments)
     except KeyboardInterrupt:
@@ -125,82 +134,67 @@ def _make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"tensorly-flycoo {__version__}")
     commands = parser.add_subparsers(metavar="command", required=True)
-    fit_parser = commands.add_parser(
+
+    def add(name: str, run: Any, text: str, description: str, **options: Any) -> Any:
+        command = commands.add_parser(name, help=text, description=description, **options)
+        command.set_defaults(run=run)
+        return command
+
+    fit_parser: argparse.ArgumentParser = add(
         "fit",
-        help="decompose a file of events into named components",
-        description=_FIT_DESCRIPTION,
+        lambda arguments: fit(arguments, fit_parser),
+        "decompose a file of events into named components",
+        _FIT_DESCRIPTION,
         epilog=_FIT_EPILOG,
         formatter_class=raw,
     )
-    fit_parser.set_defaults(run=lambda arguments: fit(arguments, fit_parser))
     fit_parser.add_argument("file", type=Path, help=f"a table or tensor: {', '.join(SUFFIXES)}")
     _add_fit_options(fit_parser)
-    info_parser = commands.add_parser(
-        "info", help="print versions, the GPU and the caches", description=_INFO_DESCRIPTION
+    add("info", info, "print versions, the GPU and the caches", _INFO_DESCRIPTION)
+    run_parser = add(
+        "run", run_script, "run a script with the backend, unchanged", _RUN_DESCRIPTION
     )
-    info_parser.set_defaults(run=info)
+    run_parser.add_argument(
+        "--profile", action="store_true", help="print what ran where, and how long"
+    )
+    run_parser.add_argument("script", help="a Python file")
+    run_parser.add_argument("arguments", nargs=argparse.REMAINDER, help="what the script gets")
+    autoload_parser = add(
+        "autoload", autoload, "make TENSORLY_BACKEND=flycoo do", _AUTOLOAD_DESCRIPTION
+    )
+    autoload_parser.add_argument("state", choices=("on", "off"))
     return parser
 
 
 def _add_fit_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("the tensor").add_argument
-    add(
-        "--modes",
-        type=_split,
-        help="columns, separated by commas, times rounded as in time:day; for a .tns, names of its "
-        "modes",
-    )
+    text = "columns, separated by commas, times rounded as in time:day; names for a .tns"
+    add("--modes", type=_split, help=text)
     add("--values", metavar="COLUMN", help="the column of values (default: count rows)")
-    add(
-        "--aggregate",
-        default="sum",
-        choices=("sum", "mean", "last", "max", "count"),
-        help="how to merge rows of one cell (default: sum)",
-    )
-    add(
-        "--missing",
-        default="raise",
-        choices=("raise", "drop"),
-        help="rows with empty entries are an error, or are left out (default: raise)",
-    )
+    merging = ("sum", "mean", "last", "max", "count")
+    add("--aggregate", choices=merging, default="sum", help="of rows of one cell (default: sum)")
+    text = "rows with empty entries are an error, or are left out (default: raise)"
+    add("--missing", default="raise", choices=("raise", "drop"), help=text)
     add("--sep", help="what separates the columns (default: a comma; a tab in .tsv)")
     add("--dtype", default="float64", choices=("float32", "float64"))
     add = parser.add_argument_group("the model").add_argument
     add("--rank", type=_count, required=True, help="the number of components")
-    text = "; ".join(f"{name}: {loss.text}" for name, loss in LOSSES.items())
-    add(
-        "--loss",
-        choices=LOSSES,
-        help=f"what to fit by ({text}; default: poisson_count if rows are counted, else gaussian)",
-    )
+    text = "".join(f"{name}: {loss.text}; " for name, loss in LOSSES.items())
+    text += "default: poisson_count if rows are counted, else gaussian"
+    add("--loss", choices=LOSSES, help=f"what to fit by ({text})")
     add("--non-negative", action="store_true", help="allow no negative element in the model")
     add("--iterations", type=_count, default=100, help="the most to do (default: 100)")
-    add(
-        "--tol",
-        type=float,
-        default=1e-6,
-        help="stop when an iteration improves the fit or loss by less than this part of it "
-        "(default: 1e-6)",
-    )
+    text = "stop when the fit or loss improves by less than this part of it (default: 1e-6)"
+    add("--tol", type=float, default=1e-6, help=text)
     add("--init", default="random", choices=("random", "svd"), help="the start (default: random)")
-    add(
-        "--starts",
-        type=_count,
-        help=f"random starts, of which the best is kept (default: {_NUM_STARTS})",
-    )
+    text = f"random starts, of which the best is kept (default: {_NUM_STARTS})"
+    add("--starts", type=_count, help=text)
     add("--seed", type=int, default=0, help="of the first start; the next adds 1 (default: 0)")
-    add(
-        "--device",
-        choices=("auto", "cpu", "cuda"),
-        help="where to compute (default: on a GPU if there is one)",
-    )
+    text = "where to compute (default: on a GPU if there is one)"
+    add("--device", choices=("auto", "cpu", "cuda"), help=text)
     add = parser.add_argument_group("the results").add_argument
-    add(
-        "--output",
-        type=Path,
-        metavar="FOLDER",
-        help="where to write; files there are replaced (default: the file's name and the rank)",
-    )
+    text = "where to write; files there are replaced (default: the file's name and the rank)"
+    add("--output", type=Path, metavar="FOLDER", help=text)
     add("--top", type=_count, default=6, help="labels to show for each component (default: 6)")
     add("--lines", type=_split, help="modes drawn as lines, not bars (default: numbers and dates)")
     add("--quiet", action="store_true", help="print neither progress nor components")
@@ -269,28 +263,19 @@ def fit(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
 
 def read_tensor(arguments: argparse.Namespace, suffix: str) -> LabelledTensor:
     """Read the file of `fit`; the labels of a .tns are its indices as in the file, from 1."""
-    if suffix.startswith(".tns"):
-        return _read_tns(arguments)
-    table = _read_table(arguments, suffix)
-    try:
-        return from_dataframe(
-            table,
-            arguments.modes,
-            arguments.values,
-            aggregate=arguments.aggregate,
-            missing=arguments.missing,
-            dtype=arguments.dtype,
-        )
-    except (TypeError, ValueError) as error:
-        text = str(error).replace('missing="drop"', "--missing drop")
-        raise ValueError(text.replace("df has", f"{arguments.file} has")) from None
-
-
-def _read_tns(arguments: argparse.Namespace) -> LabelledTensor:
-    if arguments.values is not None:
+    modes, values = arguments.modes, arguments.values
+    if not suffix.startswith(".tns"):
+        table = _read_table(arguments, suffix)
+        options = {name: getattr(arguments, name) for name in ("aggregate", "missing", "dtype")}
+        try:
+            return from_dataframe(table, modes, values, **options)
+        except (TypeError, ValueError) as error:
+            text = str(error).replace('missing="drop"', "--missing drop")
+            raise ValueError(text.replace("df has", f"{arguments.file} has")) from None
+    if values is not None:
         raise ValueError("--values is for tables: a .tns file has its values in the last field")
     x = read_tns(arguments.file, dtype=arguments.dtype)
-    names = arguments.modes or [f"mode {n}" for n in range(x.ndim)]
+    names = modes or [f"mode {n}" for n in range(x.ndim)]
     if len(names) != x.ndim:
         raise ValueError(f"--modes has {len(names)} names, expected {x.ndim}, one for each mode")
     return LabelledTensor(x, Labels([np.arange(1, size + 1) for size in x.shape], names))
@@ -312,7 +297,11 @@ def _read_table(arguments: argparse.Namespace, suffix: str) -> Any:
         parsing = csv.ParseOptions(delimiter=separator)
         with csv.open_csv(path, parse_options=parsing) as reader:
             known = reader.schema.names
-    sources = {name: _split_unit(name, known) for name in modes}
+    sources = {mode: (mode, "") for mode in modes}  # its column, and what to round it to
+    for mode in modes:
+        name, _, unit = mode.rpartition(":")
+        if mode not in known and unit in UNITS:
+            sources[mode] = name, unit
     columns = [name for name, _ in sources.values()] + [arguments.values] * bool(arguments.values)
     columns = list(dict.fromkeys(columns))
     _check_columns(columns, known, path)
@@ -328,12 +317,6 @@ def _read_table(arguments: argparse.Namespace, suffix: str) -> Any:
         if unit:
             table = table.append_column(mode, _round(table[name], name, unit))
     return table
-
-
-def _split_unit(mode: str, known: list[str]) -> tuple[str, str]:
-    """Return the column of a mode, and what to round it to or ""."""
-    name, _, unit = mode.rpartition(":")
-    return (name, unit) if mode not in known and unit in UNITS else (mode, "")
 
 
 def _round(column: Any, name: str, unit: str) -> Any:
@@ -388,18 +371,10 @@ def _decompose(x: LabelledTensor, arguments: argparse.Namespace) -> Starts:
         with _Run(arguments.iterations, show=show, log_every=10) as progress:
             report(f"start {number} of {num_starts}")
             progress.tol = arguments.tol if is_gaussian else 0.0
-            runs.append(
-                solver(
-                    x,
-                    arguments.rank,
-                    n_iter_max=arguments.iterations,
-                    init=arguments.init,
-                    tol=0 if is_gaussian else arguments.tol,
-                    random_state=seed,
-                    callback=progress,
-                    **prefer_momentum(solver, x, {}),
-                )
-            )
+            options = {"init": arguments.init, "n_iter_max": arguments.iterations}
+            options |= {"tol": 0 if is_gaussian else arguments.tol, "random_state": seed}
+            options = prefer_momentum(solver, x, options | {"callback": progress})
+            runs.append(solver(x, arguments.rank, **options))
         errors.append(progress.errors)
         if progress.is_interrupted:
             break
@@ -434,8 +409,7 @@ def describe(cp: LabelledCP, top: int) -> str:
     for number, weight in enumerate(cp.weights.tolist()):
         lines.append(f"\ncomponent {number}, weight {weight:.4g}")
         for name, components in tops.items():
-            labels = components[number].items()
-            entries = [f"{label} {value:.2g}" for label, value in labels]
+            entries = [f"{label} {value:.2g}" for label, value in components[number].items()]
             lines.append(f"  {name:{width}}  {', '.join(entries)}")
     return "\n".join(lines) + "\n"
 
@@ -466,6 +440,71 @@ def _write_text(path: Path, text: str) -> Path:
     return path
 
 
+def run_script(arguments: argparse.Namespace) -> None:
+    """Run a script as Python would, under the backend, also in its workers (see `autoload`)."""
+    os.environ["TENSORLY_BACKEND"] = "flycoo"
+    tl.set_backend("flycoo")
+    sys.argv = [arguments.script, *arguments.arguments]
+    sys.path[0] = str(Path(arguments.script).resolve().parent)
+    with profile() as recorded:
+        try:
+            runpy.run_path(arguments.script, run_name="__main__")
+        finally:
+            if arguments.profile:
+                print(recorded, file=sys.stderr)
+
+
+class AfterTensorly:
+    """Imports `tensorly_flycoo` as soon as TensorLy has been imported; stands alone."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """Let the usual finders find TensorLy, and add to what its loader does."""
+        if name != "tensorly":
+            return None
+        import importlib.util
+        import sys
+        import warnings
+
+        sys.meta_path.remove(self)  # type: ignore[arg-type]
+        spec: Any = importlib.util.find_spec(name)
+        if spec is None:
+            return None
+        load = spec.loader.exec_module
+
+        def exec_module(module: Any) -> None:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="TENSORLY_BACKEND should be one of")
+                load(module)
+            try:
+                importlib.import_module("tensorly_flycoo")
+            except ModuleNotFoundError as error:
+                warnings.warn(f"TENSORLY_BACKEND is flycoo, but {error}", stacklevel=2)
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+
+def autoload(arguments: argparse.Namespace) -> None:
+    """Write or remove a ``.pth`` file of one line, which Python reads when it starts.
+
+    It applies to all Python processes of this environment that start with the variable set, also
+    to spawned workers; others import nothing more. Pip neither writes nor removes it.
+    """
+    path = Path(sysconfig.get_path("purelib")) / "tensorly_flycoo_autoload.pth"
+    if arguments.state == "on":
+        code = f"import sys\nfrom typing import Any\n{inspect.getsource(AfterTensorly)}"
+        code += "sys.meta_path.insert(0, AfterTensorly())"
+        is_wanted = "os.environ.get('TENSORLY_BACKEND') == 'flycoo'"
+        with replace_file(path) as file:
+            file.write(f"import os; {is_wanted} and exec({code!r}, {{}})\n".encode())
+        print(f"wrote {path}: TENSORLY_BACKEND=flycoo now works without an import")
+    elif path.exists():
+        path.unlink()
+        print(f"removed {path}")
+    else:
+        print(f"there is no {path}")
+
+
 def info(arguments: argparse.Namespace) -> None:
     """Print versions, and the folders of the kernels that numba and CuPy have compiled."""
     from .engines.cpu.building import pack_records
@@ -477,12 +516,9 @@ def info(arguments: argparse.Namespace) -> None:
         "GPU kernels": Path(cupy).expanduser(),
     }
     for name, folder in caches.items():
-        print(f"{name:15}  {folder}, {_measure(folder)}")
-
-
-def _measure(folder: Path) -> str:
-    if not folder.is_dir():
-        return "empty"
-    kinds = (".nbi", ".nbc", ".cubin")
-    sizes = [path.stat().st_size for path in folder.iterdir() if path.suffix in kinds]
-    return f"{len(sizes)} files, {sum(sizes) / 1e6:.1f} MB"
+        contents = "empty"
+        if folder.is_dir():
+            files = [file for file in folder.iterdir() if file.suffix in (".nbi", ".nbc", ".cubin")]
+            nbytes = sum(file.stat().st_size for file in files)
+            contents = f"{len(files)} files, {nbytes / 1e6:.1f} MB"
+        print(f"{name:15}  {folder}, {contents}")

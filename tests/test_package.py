@@ -81,7 +81,10 @@ def test_no_module_can_run_code_from_data():
     sources = sorted(PACKAGE.rglob("*.py"))
     assert len(sources) > 60
     found = {str(path.relative_to(ROOT)): list_dangers(path.read_text()) for path in sources}
-    assert {path: dangers for path, dangers in found.items() if dangers} == {}
+    found = {path: [d.partition(": ")[2] for d in dangers] for path, dangers in found.items()}
+    # The command `run` runs the script that its user names.
+    allowed = {"tensorly_flycoo/command_line.py": ["runpy"]}
+    assert {path: dangers for path, dangers in found.items() if dangers} == allowed
 
 
 def test_dependencies_are_pinned_by_range():

@@ -38,6 +38,9 @@ COMMANDS_LEFT_OUT = {
     "python -m sphinx": "tests/test_site.py builds the site",
     "python -m pytest": "needs a GPU",
     "pytest": "runs other tests",
+    "python -m tensorly_flycoo run": "unit/command_line/test_run.py runs scripts",
+    "python -m tensorly_flycoo autoload": "changes the environment",
+    "TENSORLY_BACKEND=flycoo python": "needs autoload",
 }
 
 
@@ -94,8 +97,12 @@ def give_formula():
 
 
 def give_file():
+    """Make a file of nonzeros, and return a table of visits."""
+    import pandas as pd
+
     tensorly_flycoo.write_tns("nell-2.tns.gz", random_tensor((60, 50, 40), 2000, random_state=0))
-    return {}
+    patients, visits, codes = np.random.RandomState(0).randint(0, 12, (3, 600))
+    return {"df": pd.DataFrame({"patient": patients, "visit": visits, "code": codes})}
 
 
 def give_parquet():

@@ -51,7 +51,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_SIZE, MIN_BLOCKS)
     wait_for_copies();
     TileNonzeros::unpack(slots, count, operands);
     __syncthreads();
-    Tile::Columns total = Tile::zeros();
+    Tile::Columns total = {};
     const int begin = threadIdx.x / GROUP_SIZE * Tile::run, end = min(begin + Tile::run, count);
     for (int start = begin; start < end; start += BATCH) {
         Tile::Columns products[BATCH];

@@ -30,8 +30,13 @@ from tensorly_flycoo.base.devices import assign_homes
 from tensorly_flycoo.engines.cuda.devices import CudaDevices
 from tensorly_flycoo.engines.cuda.engine import CUDA
 from tensorly_flycoo.format.layouts import LAYOUT_CLASSES
-from tensorly_flycoo.spread.row_shards import RowShards, gather_each
-from tensorly_flycoo.spread.sharding import Sharding, cut_evenly, find_sharding
+from tensorly_flycoo.spread.row_shards import (
+    RowShards,
+    Sharding,
+    cut_evenly,
+    find_sharding,
+    gather_each,
+)
 from tensorly_flycoo.spread.slab_layout import Slab
 from tensorly_flycoo.spread.spread_layout import SpreadLayout
 

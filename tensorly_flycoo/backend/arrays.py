@@ -16,7 +16,8 @@ from tensorly.backend import BackendManager
 from tensorly.backend.numpy_backend import NumpyBackend
 
 from ..base.array_modules import Array, array_module, as_array, is_cupy, is_on_gpu, move, share
-from ..base.checks import check_device_name, check_dtype, check_place, densify_error
+from ..base.checks import DEVICES, check_choice, check_dtype, check_place, densify_error
+from ..base.reporting import span
 from ..decomposition.initial_guess import as_gpu_random
 from ..decomposition.whole_tensor import CallDevice, WholeTensor
 from ..engines import select_engine
@@ -31,16 +32,16 @@ from ..engines.tall_skinny import (
     transposed_product,
 )
 from ..ops import views
-from ..ops.dense_memory import check_product_fits
 from ..ops.gram_products import GramProduct, find_gram, start_product
 from ..ops.lazy import LazyArray, ModeView
 from ..ops.lazy_svd import LazySVD
 from ..ops.mode_product import ModeProduct
-from ..spread import sharded
+from ..spread import row_shards
 from ..spread.row_shards import RowShards
 from ..start.unfolding import LazyMatrix, Unfolding
 from ..tensor.coo_cache import as_flycoo, find_converter, is_sparse
 from ..tensor.labelled import LabelledTensor
+from ..tensor.memory import check_product_fits
 from ..tensor.tensor import FlycooTensor
 
 _USE_NONZEROS = "use tl.tensor(x).nonzeros() or .to_coo() for the nonzeros"
@@ -116,15 +117,16 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
 
     @staticmethod
     def is_tensor(tensor: Any) -> bool:
-        return is_sparse(tensor) or _is_dense(tensor)
+        return is_sparse(tensor) or isinstance(tensor, np.ndarray) or is_cupy(tensor)
 
     @staticmethod
     def to_numpy(tensor: Any) -> np.ndarray:
         if views.is_lazy_or_sparse(tensor):
             raise densify_error("tl.to_numpy", tensor.shape, _USE_NONZEROS)
-        if isinstance(tensor, RowShards):
-            return tensor.to_numpy()
-        return move(tensor, np) if is_cupy(tensor) else NumpyBackend.to_numpy(tensor)
+        if not isinstance(tensor, RowShards) and not is_cupy(tensor):
+            return NumpyBackend.to_numpy(tensor)
+        with span("way back"):
+            return tensor.to_numpy() if isinstance(tensor, RowShards) else move(tensor, np)
 
     @staticmethod
     def check_random_state(seed: Any) -> Any:
@@ -151,9 +153,9 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
         """Compute a norm; of a sparse tensor only the Frobenius norm of all its elements."""
         if order == 2 and axis == 0 and is_tall(tensor):
             return column_norms(tensor)
-        if isinstance(tensor, ModeView | WholeTensor):
+        if isinstance(tensor, ModeView):
             tensor = tensor.tensor
-        if isinstance(tensor, ModeProduct) and order == 2 and axis is None:
+        if isinstance(tensor, ModeProduct | WholeTensor) and order == 2 and axis is None:
             return tensor.norm()
         if not is_sparse(tensor):
             return super().norm(tensor, order, axis)
@@ -208,8 +210,9 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
     def sum(tensor: Any, axis: Any = None, *args: Any, **kwargs: Any) -> Any:
         if axis == 0 and not (args or kwargs) and is_tall(tensor):
             return sum_rows(tensor)
-        sum_axes = views.sum_axes if views.is_lazy_or_sparse(tensor) else np.sum
-        return sum_axes(tensor, axis, *args, **kwargs)
+        if views.is_lazy_or_sparse(tensor):
+            return views.reduce_axes("sum", tensor, axis, *args, **kwargs)
+        return np.sum(tensor, axis, *args, **kwargs)
 
     @staticmethod
     def dot(a: Any, b: Any) -> Any:
@@ -240,7 +243,7 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
         if isinstance(a, GramProduct):
             return a.solve(b)
         if isinstance(b, RowShards):
-            return sharded.solve(a, b)
+            return row_shards.solve(a, b)
         a, b = as_array(a), as_array(b)
         check_place(b, "b", is_cupy(a), "a")
         return solve(a, b)
@@ -258,27 +261,23 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
         return _special_functions_for(tensor).logsumexp(tensor, axis=axis)
 
 
-def _is_dense(x: Any) -> bool:
-    return isinstance(x, np.ndarray) or is_cupy(x)
-
-
-def _reduce(name: str, of_sparse: Callable) -> Callable:
+def _reduce(name: str) -> Callable:
     @functools.wraps(getattr(np, name))
     def reduce(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        function = of_sparse if views.is_lazy_or_sparse(tensor) else getattr(np, name)
-        return function(tensor, *args, **kwargs)
+        if views.is_lazy_or_sparse(tensor):
+            return views.reduce_axes(name, tensor, *args, **kwargs)
+        return getattr(np, name)(tensor, *args, **kwargs)
 
     return reduce
 
 
-_REDUCTIONS = {"mean": views.average_axes, "max": views.max_axes, "min": views.min_axes}
-for _name, _of_sparse in _REDUCTIONS.items():
-    FlycooBackend.register_method(_name, _reduce(_name, _of_sparse))
+for _name in ("mean", "max", "min"):
+    FlycooBackend.register_method(_name, _reduce(_name))
 
 
 def _module_on(device: str | None) -> ModuleType:
     """Return the array module of a context's device; without one arrays are NumPy's."""
-    if device is None or check_device_name(device) != "cuda":
+    if device is None or check_choice(device, "device", DEVICES) != "cuda":
         return np
     import cupy
 

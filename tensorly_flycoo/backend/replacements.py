@@ -28,14 +28,14 @@ from ..decomposition.initial_guess import (
     randomized_svd,
     spread_factors,
 )
+from ..decomposition.parafac import Continued
 from ..decomposition.ranks import find_tucker_rank
-from ..decomposition.resuming import Continued, State, take_up
 from ..decomposition.whole_tensor import WholeTensor, check_start
 from ..engines.tall_skinny import inner_product
 from ..ops import gram_products
 from ..ops.ttmc import check_free_modes
 from ..ops.views import find_sparse
-from ..spread import sharded
+from ..spread import row_shards
 from ..spread.row_shards import RowShards
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import LabelledTensor
@@ -100,7 +100,8 @@ def _bind(original: Callable, args: tuple, kwargs: dict) -> dict[str, Any]:
         return inspect.signature(original).bind(*args, **kwargs).arguments
     except TypeError as error:
         ours = getattr(decomposition, original.__name__, original)
-        takes_it = "callback" in kwargs and "callback" in inspect.signature(ours).parameters
+        known = inspect.signature(ours).parameters
+        takes_it = any(name in known for name in ("callback", "center_modes") if name in kwargs)
         hint = f": tensorly_flycoo.decomposition.{original.__name__} takes it" if takes_it else ""
         raise TypeError(f"{original.__name__} {error}{hint}") from None
 
@@ -144,8 +145,6 @@ def _initialize_cp(original: Callable, *args: Any, **kwargs: Any) -> Any:
     else:
         _logger.debug("called by a decomposition that was imported before tensorly_flycoo")
     _refuse_mask(given, tensor, "tensorly_flycoo.decomposition.parafac or non_negative_parafac")
-    if isinstance(init, State):
-        return take_up(init, tensor, given["rank"], given["normalize_factors"])
     if isinstance(init, str) and (init == "random" or (init == "svd" and given["svd"] in SVDS)):
         return initialize_cp(tensor, *(given[name] for name in _OPTIONS))
     x = given["tensor"] = as_flycoo(tensor, check_coords=True)
@@ -158,7 +157,8 @@ def _initialize_cp(original: Callable, *args: Any, **kwargs: Any) -> Any:
 def _initialize_tucker(original: Callable, *args: Any, **kwargs: Any) -> Any:
     given = inspect.signature(original).bind(*args, **kwargs).arguments
     if given.get("non_negative"):
-        _refuse("use tl.decomposition.tucker")(original, given["tensor"])
+        instead = "use tl.decomposition.non_negative_tucker, or import tensorly_flycoo before it"
+        raise densify_error("non-negative Tucker", tuple(given["tensor"].shape), instead)
     x = as_flycoo(given["tensor"], check_coords=True)
     if given.get("mask") is not None:
         raise densify_error("mask= of tucker", x.shape, "leave it out")
@@ -197,7 +197,7 @@ def _error_calc(
     if error is None:
         # On several devices all Gram matrices are found with it.
         if all(isinstance(x, RowShards) for x in (mttkrp, *factors)):
-            inner = sharded.inner_product(mttkrp, factors)
+            inner = row_shards.inner_product(mttkrp, factors)
         else:
             inner = inner_product(mttkrp, factors[-1])
         squares = norm_tensor**2 + tl.cp_tensor.cp_norm((weights, factors)) ** 2
@@ -247,8 +247,8 @@ TABLE = (
     ),
     Replacement(
         "parafac2", "decomposition decomposition._parafac2", _call_ours,
-        "it would convert the slices of a raw COO in each iteration",
-        "it passed the slices through tl.tensor",
+        "it multiplies slice by slice, and projects to a dense tensor",
+        "nothing: our loop multiplies all slices at once",
     ),
     Replacement(
         "tensor_train tensor_ring", "decomposition decomposition._tt decomposition._tr_svd",
@@ -260,6 +260,12 @@ TABLE = (
         "tucker partial_tucker", "decomposition decomposition._tucker", _tucker,
         "a checkpoint is not a guess; a fraction is no rank",
         "it took a callback and a state, and refused fractions",
+    ),
+    Replacement(
+        "non_negative_tucker non_negative_tucker_hals", "decomposition decomposition._tucker",
+        _call_ours,
+        "it forms products as long as an unfolding, and the model for its error",
+        "it took both from the core, Gram matrices and multi_mode_dot",
     ),
     Replacement(
         "error_calc", "decomposition._cp decomposition._nn_cp", _error_calc,

@@ -22,11 +22,11 @@ from ..decomposition.whole_tensor import WholeTensor
 from ..format.group_passes import LastPass
 from ..ops import views
 from ..ops.contraction import contract_vectors, inner, khatri_rao_at
-from ..ops.dense_memory import check_khatri_rao_fits
 from ..ops.mode_product import ModeProduct
 from ..ops.mttkrp import mttkrp_in_sweep
 from ..tensor.coo_cache import as_flycoo, is_raw_sparse, is_sparse
-from ..tensor.reductions import check_axes
+from ..tensor.memory import check_khatri_rao_fits
+from ..tensor.tensor import check_axes
 
 
 def install_hooks() -> None:
@@ -143,7 +143,7 @@ def is_ours(name: str, args: tuple, kwargs: Mapping[str, Any]) -> bool:
 
     Refuse a `FlycooTensor` under another backend; a raw `sparse.COO` is left to that backend.
     """
-    x = views.find_sparse((*args, *kwargs.values()))
+    x = views.find_sparse((*args, *kwargs.values()), name)
     if x is None:
         return False
     backend = BackendManager.get_backend()

@@ -23,11 +23,7 @@ _MIN_TOUCHED, _PAGE_NBYTES, _MAX_TOUCHING = 2**26, 2**12, 16
 
 
 def is_cupy(x: object) -> bool:
-    """Return whether `x` is a CuPy array.
-
-    >>> is_cupy(np.ones(3)), is_cupy([1, 2])
-    (False, False)
-    """
+    """Return whether `x` is a CuPy array."""
     kind: type = type(x)
     return "cupy" in sys.modules and _is_of_cupy(kind, sys.modules["cupy"])
 
@@ -69,8 +65,7 @@ def remote_aware(function: Callable[..., Any]) -> Callable[..., Any]:
 def as_array(x: Any) -> Array:
     """Return `x` as an array on its own device: CuPy's if it is on a GPU, else NumPy's.
 
-    An array of another library is shared through DLPack, not copied. NumPy's masked arrays must
-    have no masked entries.
+    Another library's array is shared through DLPack, not copied. No entry may be masked.
     """
     if np.ma.is_masked(x):
         raise ValueError(
@@ -90,9 +85,6 @@ def share(x: Any) -> Any:
     """Return another library's array, such as PyTorch's or JAX's, as NumPy's or CuPy's.
 
     It is shared, not copied. Anything else is returned as it is.
-
-    >>> share(None), share(np.ones(2))
-    (None, array([1., 1.]))
     """
     is_own = is_cupy(x) or isinstance(x, np.ndarray)
     return x if is_own or not hasattr(x, "__dlpack__") else as_array(x)

@@ -1,7 +1,6 @@
 """Checks of user input, and the wording of their errors.
 
-A message gives the argument, what was passed and what was expected. Checks run before anything
-changes.
+A message gives the argument, what was passed and what was expected. Nothing has changed by then.
 """
 
 import math
@@ -14,6 +13,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from .array_modules import Array, as_array, is_cupy, share
+from .reporting import recorder
 
 DEVICES = ("auto", "cpu", "cuda")
 LAYOUTS = ("remap", "replicated", "indexed")
@@ -53,14 +53,15 @@ use x.to_coo() for the nonzeros
 def densify_error(operation: str, shape: Sequence[Any], instead: str) -> DensifyError:
     """Build the `DensifyError` of `operation`; `instead` says what to use.
 
-    The usual cause is a forgotten `set_backend`, so the message ends with a hint if TensorLy's
-    backend is not "flycoo".
+    The usual cause is a forgotten `set_backend`: if so, the message ends with a hint.
     """
     message = f"{operation} would make a dense array of shape {shape}; {instead}"
     backend = current_backend()
     if backend not in (None, "flycoo"):
         hint = 'call tl.set_backend("flycoo")'
         message += f"; TensorLy's backend is {backend!r}: {hint}"
+    if (current := recorder.get()) is not None:
+        current.refusals.append(message)
     return DensifyError(message)
 
 
@@ -118,8 +119,7 @@ def check_inside(coords: Array, shape: Sequence[int]) -> None:
 
 def _check_block(coords: Array, shape: Sequence[int], start: int) -> None:
     for mode, (rows, size) in enumerate(zip(coords, shape, strict=True)):
-        # Viewed as unsigned, a negative index is beyond all signed ones: one comparison finds both
-        # errors.
+        # Viewed as unsigned, a negative index is beyond all signed ones: one comparison does.
         signed_end = 2 ** (8 * rows.dtype.itemsize - 1)
         end = min(size, signed_end) if rows.dtype.kind == "i" else size
         rows = rows.view(rows.dtype.str.replace("i", "u"))
@@ -333,23 +333,17 @@ def check_index_base(index_base: int) -> int:
     return int(index_base)
 
 
-def check_choice(choice: Any, name: str, choices: tuple[str, ...]) -> None:
-    """Refuse an argument that is none of `choices`."""
+def check_choice(choice: Any, name: str, choices: tuple[str, ...]) -> str:
+    """Return an argument; refuse it if it is none of `choices`."""
     if choice not in choices:
         raise ValueError(f"{name} is {choice!r}, expected one of {choices}")
-
-
-def check_layout(layout: str) -> str:
-    """Return `layout`; refuse an unknown name."""
-    check_choice(layout, "layout", LAYOUTS)
-    return layout
+    return choice
 
 
 def check_keep(keep: str, layout: str | None) -> str:
     """Return the layout that `keep` allows, or "auto"; refuse unknown names."""
     check_choice(keep, "keep", PLACES)
-    layout = "auto" if layout is None else layout
-    check_choice(layout, "layout", ("auto", *LAYOUTS))
+    layout = check_choice("auto" if layout is None else layout, "layout", ("auto", *LAYOUTS))
     if keep == "device":
         return layout
     if layout not in ("auto", "replicated"):
@@ -358,12 +352,6 @@ def check_keep(keep: str, layout: str | None) -> str:
             "read: leave it out"
         )
     return "replicated"
-
-
-def check_device_name(device: str, source: str = "device") -> str:
-    """Return `device`; refuse an unknown name."""
-    check_choice(device, source, DEVICES)
-    return device
 
 
 def num_cells(shape: Iterable[int]) -> int:

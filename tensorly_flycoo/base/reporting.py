@@ -1,6 +1,7 @@
 """What a call that takes long says meanwhile: the stage it has reached, and what it compiled.
 
 A stage goes to the listener of the caller's context, such as a `Progress`; without one, to the log.
+A profile that is on is told more: when calls and their parts begin and end, and what is refused.
 """
 
 import contextlib
@@ -8,6 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
+from typing import Protocol
 
 _logger = logging.getLogger("tensorly_flycoo")
 
@@ -41,6 +43,26 @@ def listen(listener: Callable[[str], None]) -> Iterator[None]:
         yield
     finally:
         _listener.set(previous)
+
+
+class Recorder(Protocol):
+    """What a profile does with calls: see `tensorly_flycoo.profile`."""
+
+    refusals: list[str]
+
+    def time(self, name: str, tensor: object) -> contextlib.AbstractContextManager[None]: ...
+
+    def add_compiling(self, seconds: float) -> None: ...
+
+
+#: The profile that is on in this context, if one is.
+recorder: ContextVar[Recorder | None] = ContextVar("recorder", default=None)
+
+
+def span(name: str, tensor: object = None) -> contextlib.AbstractContextManager[None]:
+    """Let a profile time the block: a call with its sparse tensor, or a part of a call."""
+    current = recorder.get()
+    return contextlib.nullcontext() if current is None else current.time(name, tensor)
 
 
 class _Compilation(contextlib.AbstractContextManager):
@@ -84,6 +106,8 @@ class _OfProcess:
         """
         _logger.debug("compiled %d kernels in %.1f s", count, seconds)
         self.count, self.seconds = self.count + count, self.seconds + seconds
+        if (current := recorder.get()) is not None:
+            current.add_compiling(seconds)
         if self.seconds < _SLOW_S or self.is_said or _listener.get() is not None:
             return
         self.is_said = True
@@ -103,8 +127,7 @@ _compilation: ContextVar[_Compilation | None] = ContextVar("compilation", defaul
 def log_compilation() -> contextlib.AbstractContextManager[None]:
     """Log, at the end, how many kernels are compiled inside the block.
 
-    Inside another such block, the outer one logs for both: at its end, or earlier if it goes on for
-    long without compiling.
+    Inside another such block, that one logs for both: at its end, or after 5 s without compiling.
     """
     return _compilation.get() or _log_at_end()
 

@@ -19,9 +19,7 @@ except ImportError as error:
         'tensorly_flycoo.dask needs distributed: pip install "tensorly-flycoo[dask]"'
     ) from error
 
-from . import entries as entries  # these register functions
-from . import unfoldings as unfoldings
-from .handles import WorkerLost
+from .cluster import WorkerLost
 from .readers import from_dask_dataframe, open_slabs, read_parquet, read_tns
 from .tensor import ClusterTensor
 

@@ -6,14 +6,16 @@ import asyncio
 import contextlib
 import itertools
 import threading
+import weakref
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
-from distributed import Client
+import numpy as np
+from distributed import Actor, Client, Future
 
 from ..tensor.memory import out_of_memory
-from .handles import Kind, RemoteObject, WorkerHandle, WorkerLost
-from .messages import Call, Exchange, Join, Message, Receive, Ref, Reply, Sealed, Send, Transfer
+from . import messages as msg
 
 #: Seconds within which a worker must show that it is there; it answers while it computes.
 _PING_TIMEOUT = 60.0
@@ -31,15 +33,99 @@ _MANY_COMMANDS = 256
 #: Numbers of keys, of all clusters of this process.
 _numbers = itertools.count()
 
+#: The shape and the dtype of an array.
+Kind: TypeAlias = tuple[tuple[int, ...], np.dtype]
+
 #: A message's receiver, the keys of the values that it asks for, and the call that is under way.
 _Sent: TypeAlias = "tuple[WorkerHandle, list[int], Any]"
 
 #: Messages that are not under way yet, each with its receiver.
-_Messages: TypeAlias = "list[tuple[WorkerHandle, Message]]"
+_Messages: TypeAlias = "list[tuple[WorkerHandle, msg.Message]]"
 
 #: A worker's replies, each with the keys of the values that it brings; values by key.
-_Replies: TypeAlias = "list[tuple[list[int], Reply]]"
+_Replies: TypeAlias = "list[tuple[list[int], msg.Reply]]"
 _Values: TypeAlias = dict[int, Any]
+
+
+class WorkerLost(ConnectionError):
+    """A worker that held part of a tensor is gone; `ClusterTensor.recover` replaces it.
+
+    Attributes
+    ----------
+    addresses : tuple of str
+        The workers that are lost.
+    """
+
+    def __init__(self, addresses: Iterable[str]) -> None:
+        self.addresses = tuple(addresses)
+        super().__init__(self.addresses)
+
+    def __str__(self) -> str:
+        return (
+            f"lost {', '.join(self.addresses)}, and with it slabs and rows of factors: call "
+            "x.recover(), which loads the slabs on other workers, then start from a checkpoint "
+            "(Progress.resume) or anew"
+        )
+
+
+class RemoteObject:
+    """What a worker holds; freed there when this object is."""
+
+    kind: Kind | None = None  # not known here
+
+    def __init__(self, worker: WorkerHandle, key: int) -> None:
+        self.worker = worker
+        self.key = key
+        weakref.finalize(self, worker.queue.append, msg.Free(key)).atexit = False
+
+    def copy_at(self, worker: WorkerHandle, key: int) -> RemoteObject:
+        """Return what stands for a copy that another worker holds."""
+        return RemoteObject(worker, key)
+
+
+class WorkerHandle:
+    """One worker's actor, and the commands that it has not been sent."""
+
+    def __init__(self, address: str, future: Future, gpu: str | None = None) -> None:
+        self.address = address
+        self.gpu = gpu  # the UUID of its GPU, if that can be linked to others
+        self.actor: Actor = future.result()
+        self.is_lost = False  # whether a call has found that it is gone
+        self._future = future
+        # Finalizers append to it at any time, in any thread.
+        self.queue: deque[msg.Command] = deque()
+        self.num_sent = 0
+
+    @property
+    def is_there(self) -> bool:
+        """Whether neither Dask nor a call has noticed that the actor is gone."""
+        return not self.is_lost and self._future.status == "finished"
+
+    @property
+    def peer(self) -> msg.Peer:
+        return msg.Peer(self.address, str(self.actor.key))
+
+    def call(self, method: str, *args: Any) -> Any:
+        """Begin a call of the actor; raise `WorkerLost` if Dask has noticed that it is gone."""
+        try:
+            return getattr(self.actor, method)(*args)
+        except RuntimeError:
+            self.is_lost = True
+            raise WorkerLost([self.address]) from None
+
+    def drop(self) -> None:
+        """Number from 0 again; drop all commands but `Free`: they may wait for a lost worker."""
+        self.num_sent = 0
+        for _ in range(len(self.queue)):
+            command = self.queue.popleft()
+            if isinstance(command, msg.Free):
+                self.queue.append(command)
+
+    def pack(self, epoch: int, wanted: list[int]) -> msg.Message:
+        """Take all commands from the queue."""
+        commands = [self.queue.popleft() for _ in range(len(self.queue))]
+        self.num_sent += 1
+        return msg.Message(epoch, self.num_sent - 1, commands, wanted)
 
 
 class Cluster:
@@ -96,7 +182,7 @@ class Cluster:
         """
         keys = tuple(next(_numbers) for _ in range(num_results))
         named = {name: _refer(x, worker) for name, x in (kwargs or {}).items()}
-        command = Sealed.of(Call(function, [_refer(x, worker) for x in args], named, keys))
+        command = msg.Sealed.of(msg.Call(function, [_refer(x, worker) for x in args], named, keys))
         with self._lock:
             self.check()
             if len(worker.queue) > _MANY_COMMANDS:
@@ -112,44 +198,30 @@ class Cluster:
         return [RemoteObject(worker, key) for key in keys]
 
     def transfer(self, moves: Sequence[tuple[RemoteObject, WorkerHandle]]) -> list[int]:
-        """Have workers send arrays to others; return the keys there.
-
-        All arrays are sent before a worker waits for any; nobody may write to them any more.
-        """
+        """Have workers send arrays, never written to again, to others; return the keys there."""
         keys = [next(_numbers) for _ in moves]
+        received: list[tuple[WorkerHandle, int]] = []
+        exchanges: dict[WorkerHandle, msg.Exchange] = defaultdict(lambda: msg.Exchange([], []))
         with self._lock:  # both or neither: a worker that receives waits for one that sends
             self.check()
-            direct: list[tuple[RemoteObject, WorkerHandle, int, Kind]] = []
-            received = []
             for (x, target), key in zip(moves, keys, strict=True):
-                if self._can_link and x.kind is not None:
-                    direct.append((x, target, key, x.kind))
+                sender, receiver = self.workers.index(x.worker), self.workers.index(target)
+                if self._can_link and x.kind is not None:  # from device to device, all in one
+                    exchanges[x.worker].sent.append(msg.Transfer(x.key, receiver, *x.kind))
+                    exchanges[target].received.append(msg.Transfer(key, sender, *x.kind))
                 else:
-                    x.worker.queue.append(Send(x.key, self.workers.index(target), key))
-                    received.append((target, Receive(key)))
-            for target, command in received:
-                target.queue.append(command)
-            if direct:
-                self._exchange_directly(direct)
+                    x.worker.queue.append(msg.Send(x.key, receiver, key))
+                    received.append((target, key))
+            for target, key in received:
+                target.queue.append(msg.Receive(key))
+            if exchanges and not self._is_linked:
+                key = next(_numbers)
+                for number, worker in enumerate(self.workers):
+                    worker.queue.append(msg.Join(key, number, len(self.workers)))
+                self._is_linked = True
+            for worker, exchange in exchanges.items():
+                worker.queue.append(exchange)
         return keys
-
-    def _exchange_directly(
-        self, moves: Sequence[tuple[RemoteObject, WorkerHandle, int, Kind]]
-    ) -> None:
-        """Have workers send arrays from device to device, in one exchange of all."""
-        if not self._is_linked:
-            key, count = next(_numbers), len(self.workers)
-            for number, worker in enumerate(self.workers):
-                worker.queue.append(Join(key, number, count))
-            self._is_linked = True
-        exchanges: dict[WorkerHandle, Exchange] = {}
-        for x, target, key, kind in moves:
-            for worker in (x.worker, target):
-                exchanges.setdefault(worker, Exchange([], []))
-            exchanges[x.worker].sent.append(Transfer(x.key, self.workers.index(target), *kind))
-            exchanges[target].received.append(Transfer(key, self.workers.index(x.worker), *kind))
-        for worker, exchange in exchanges.items():
-            worker.queue.append(exchange)
 
     # Messages
 
@@ -177,42 +249,35 @@ class Cluster:
                 "again with another client"
             )
 
-    def _pack(self, wanted: dict[WorkerHandle, list[int]]) -> _Messages:
-        """Take all commands from the queues, if all workers are there."""
-        self.check_there()
-        return [
-            (worker, worker.pack(self._epoch, wanted.get(worker, [])))
-            for worker in self.workers
-            if worker.queue or worker in wanted
-        ]
-
     def _post(self) -> None:
-        """Send all commands, and wait for the replies to what was sent before.
-
-        So the workers have something to do, and this process is never far ahead of them: each call
-        that is under way has a connection of its own.
-        """
+        """Send all commands, so that workers have work; wait for the replies to earlier ones."""
         earlier = self._calls
-        messages: _Messages = []
-        with self._restart_on_error(messages):
-            messages += self._pack({})
+        with self._pack({}) as messages:
             self._calls = self._begin(messages)
             if earlier:
                 self.client.sync(self._gather_replies, earlier, [])
 
     def _converse(self, wanted: dict[WorkerHandle, list[int]]) -> _Values:
         """Send all commands, and wait for the replies to all messages; return values by key."""
-        messages: _Messages = []
-        with self._restart_on_error(messages):
-            messages += self._pack(wanted)
+        with self._pack(wanted) as messages:
             calls, self._calls = self._calls, []
             return self.client.sync(self._gather_replies, calls, messages)
 
     @contextlib.contextmanager
-    def _restart_on_error(self, messages: _Messages) -> Iterator[None]:
-        """Have workers drop what they have not done if something fails; not all may be sent."""
+    def _pack(self, wanted: dict[WorkerHandle, list[int]]) -> Iterator[_Messages]:
+        """Take all commands from the queues, for a block that sends them, if all workers are there.
+
+        If it fails, so that not all may be sent, workers drop what they have not done.
+        """
+        messages: _Messages = []
         try:
-            yield
+            self.check_there()
+            messages += [
+                (worker, worker.pack(self._epoch, wanted.get(worker, [])))
+                for worker in self.workers
+                if worker.queue or worker in wanted
+            ]
+            yield messages
         except BaseException:  # Ctrl-C too
             for worker, message in messages:
                 worker.queue.extend(message.commands)
@@ -230,9 +295,8 @@ class Cluster:
         for worker, keys, call in calls:
             by_worker.setdefault(worker, []).append((keys, call))
         tasks = {asyncio.ensure_future(_take_replies(own)): w for w, own in by_worker.items()}
-        for (
-            task
-        ) in tasks:  # asyncio would report the error of a call that nobody waits for any more
+        for task in tasks:
+            # Else asyncio would report the error of a call that nobody waits for any more.
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
             return await self._wait_for_all(tasks)
@@ -269,16 +333,14 @@ class Cluster:
     def check_there(self, workers: Iterable[WorkerHandle] | None = None) -> None:
         """Raise `WorkerLost` if Dask has noticed that a worker, of all or of some, is gone."""
         workers = self.workers if workers is None else workers
-        lost = [worker for worker in workers if not worker.is_there]
-        if lost:
+        if lost := [worker for worker in workers if not worker.is_there]:
             self._lose(lost)
 
     async def _ping(self, workers: Iterable[WorkerHandle]) -> None:
         """Look whether workers are there that have not answered for a while."""
-        tasks = {w: asyncio.ensure_future(_wait_for(w.call("ping"))) for w in workers}
-        await asyncio.wait(tasks.values(), timeout=_PING_TIMEOUT)
-        lost = [w for w, task in tasks.items() if not task.done() or task.exception()]
-        if lost:
+        calls = {worker: worker.call("ping") for worker in workers}
+        done = await _attempt(calls.values(), _PING_TIMEOUT)
+        if lost := [worker for worker, is_done in zip(calls, done, strict=True) if not is_done]:
             self._lose(lost)
 
     def _lose(self, workers: Iterable[WorkerHandle]) -> None:
@@ -295,7 +357,7 @@ class Cluster:
             if worker.is_there:
                 with contextlib.suppress(WorkerLost):
                     aborts[worker] = worker.call("abort", self._epoch)
-        done = self.client.sync(_attempt, list(aborts.values()))
+        done = self.client.sync(_attempt, aborts.values(), _ABORT_TIMEOUT)
         for worker, is_done in zip(aborts, done, strict=True):
             worker.is_lost = not is_done  # it may wait for ever
 
@@ -305,15 +367,15 @@ def _refer(x: Any, worker: WorkerHandle) -> Any:
     if isinstance(x, RemoteObject):
         if x.worker is not worker:
             raise RuntimeError(f"an array on {x.worker.address} is used on {worker.address}")
-        return Ref(x.key)
+        return msg.Ref(x.key)
     return [_refer(item, worker) for item in x] if isinstance(x, list) else x
 
 
-async def _attempt(calls: Sequence[Any]) -> list[bool]:
-    """Wait until calls are done or fail, but not for long; return whether each is done."""
+async def _attempt(calls: Iterable[Any], timeout: float) -> list[bool]:
+    """Wait until calls are done or fail, but not for longer; return whether each is done."""
     tasks = [asyncio.ensure_future(_wait_for(call)) for call in calls]
     if tasks:
-        await asyncio.wait(tasks, timeout=_ABORT_TIMEOUT)
+        await asyncio.wait(tasks, timeout=timeout)
     return [task.done() and task.exception() is None for task in tasks]
 
 

@@ -5,37 +5,29 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
 from ..base.array_modules import Array
 from ..base.devices import Request
 from ..engines.cpu.engine import CpuEngine
+from ..engines.protocol import Engine
 from ..format.group_passes import FindRows, GroupRows
+from ..format.layout import Layout
 from ..format.primitives import Primitives
 from ..format.tree import Tree, add_parts, count_parts
-from ..spread.row_shards import RowShards
-from ..spread.sharding import find_sharding
+from ..spread.row_shards import RowShards, find_sharding
 from ..spread.slab_layout import Slab
 from ..spread.spread_layout import SpreadLayout
-from .cluster import Cluster
-from .handles import RemoteObject
+from .cluster import Cluster, RemoteObject
+from .machine import SlabFacts
 from .messages import ENGINE, SITE
-from .remote_array import RemoteArray, call_method, send_all
-from .replicated import Replicated
-from .site import SlabFacts
-
-if TYPE_CHECKING:
-    from ..engines.protocol import Engine
-    from ..format.layout import Layout
+from .remote_array import RemoteArray, Replicated, call_method, send_all
 
 
 class WorkerDevices:
-    """The workers of a cluster; implements `tensorly_flycoo.base.devices.Devices`.
-
-    What belongs to no slab is in the client's memory, as NumPy arrays.
-    """
+    """The workers of a cluster as `Devices`; what belongs to no slab is here, as NumPy arrays."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -107,10 +99,7 @@ class WorkerDevices:
 
 
 class RemoteLayout:
-    """The layout of a slab that a worker holds.
-
-    Has those members of `Layout` that do not need the nonzeros here.
-    """
+    """Stands for a worker's layout of a slab; has what does not need the nonzeros here."""
 
     def __init__(self, cluster: Cluster, held: RemoteObject, facts: SlabFacts) -> None:
         self._cluster = cluster
@@ -120,10 +109,10 @@ class RemoteLayout:
         self.groups = facts.record_format.groups
 
     def find_empty_rows(self, mode: int) -> np.ndarray:
-        return self.fetch(call_method, self.held, "find_empty_rows", mode)
+        return self.fetch(call_method, "find_empty_rows", mode)
 
     def count_nonempty_rows(self, mode: int) -> int:
-        return self.fetch(call_method, self.held, "count_nonempty_rows", mode)
+        return self.fetch(call_method, "count_nonempty_rows", mode)
 
     def apply(
         self,
@@ -138,7 +127,7 @@ class RemoteLayout:
     ) -> RemoteArray | None:
         args = [self.held, ENGINE, operation, list(inputs), list(inputs.values()), mode, out]
         record_format, worker = self.record_format, out.worker
-        number, _ = record_format.find_place(mode)
+        number, _ = record_format.places[mode]
         group = record_format.groups[number]
         if find_rows is not None and len(group) > 1:
             # Only here it is known whether the last pass serves. Its result stays on the worker.
@@ -151,13 +140,11 @@ class RemoteLayout:
         keys = self._cluster.call(worker, _apply, args, options, num_results)
         return RemoteArray(self._cluster, worker, keys[0], (), np.float64) if keys else None
 
-    def call(self, function: Callable[..., Any], *args: Any) -> RemoteObject:
-        """Have the worker call a function of remote objects there."""
-        return self._cluster.run(self.held.worker, function, *args)[0]
-
     def fetch(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Wait for the result of `call`, and return it."""
-        return self._cluster.fetch([self.call(function, *args)])[0]
+        """Have the worker call a function of the layout; wait for the result."""
+        return self._cluster.fetch(self._cluster.run(self.held.worker, function, self.held, *args))[
+            0
+        ]
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
@@ -182,28 +169,20 @@ class ClusterLayout(SpreadLayout):
 
     devices: WorkerDevices
 
-    def apply_sharded(
-        self,
-        operation: str,
-        engine: Engine,
-        inputs: Mapping[int, Array | RowShards],
-        mode: int,
-        shape: tuple[int, int],
-        **options: Any,
-    ) -> tuple[RowShards, Array | None]:
+    def _bring_inputs(self, inputs: Mapping[int, Array | RowShards], *others: Any) -> Any:
         # Scattered and then gathered, each row of a plain factor leaves this process once.
         sharded = {
             n: x if isinstance(x, RowShards) else RowShards.scatter(x, find_sharding(self, n))
             for n, x in inputs.items()
         }
-        return super().apply_sharded(operation, engine, sharded, mode, shape, **options)
+        return super()._bring_inputs(sharded, *others)
 
     def get_copies(self) -> list[np.ndarray]:
         return [np.empty(0)]  # none that is here
 
     def _map_slab(self, slab: Slab, function: Callable[[Array], Array], scale: float) -> Slab:
         own: Any = slab.layout
-        mapped = own.call(call_method, own.held, "map_values", function, scale)
+        mapped = self.devices.run(slab.home, call_method, own, "map_values", function, scale)
         facts = own.facts._replace(norm=own.norm * scale)
         layout: Any = RemoteLayout(self.devices.cluster, mapped, facts)
         return slab._replace(layout=layout)

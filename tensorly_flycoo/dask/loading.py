@@ -1,4 +1,4 @@
-"""Load a tensor from partitions: tasks read them, actors exchange the nonzeros and build slabs."""
+"""Load a tensor from partitions, read by tasks or made of other tensors: actors build slabs."""
 
 from __future__ import annotations
 
@@ -6,29 +6,30 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from distributed import Client, Future
 
 from ..base.array_modules import Array, move
 from ..base.checks import check_count, check_dtype, check_keep, check_shape
+from ..engines.protocol import Engine
 from ..format.groups import choose_groups, find_groups, find_longest_mode
+from ..format.layout import Layout
 from ..format.layouts import LAYOUT_CLASSES
-from ..format.packing import RecordFormat
-from ..spread.building import choose_layout
-from ..spread.partition import count_rows
-from ..spread.slab_building import SlabBuilder, sort_records, split_nonzeros
-from .cluster import Cluster
-from .engine import ClusterLayout, WorkerDevices
-from .handles import RemoteObject, WorkerHandle
+from ..format.packing import Groups, RecordFormat
+from ..ops.sampling import NonzeroSampler, split_entries
+from ..spread.building import TensorSizes, choose_layout
+from ..spread.slab_building import SlabBuilder, count_rows, sort_records, split_nonzeros
+from ..start.columns import build_in_slabs
+from ..tensor.pieces import Piece, call_with_piece, map_pieces
+from ..tensor.tensor import FlycooTensor, rebuild
+from .cluster import Cluster, RemoteObject, WorkerHandle
+from .engine import ClusterEngine, ClusterLayout, RemoteLayout, WorkerDevices, as_reference
+from .machine import Site
 from .messages import ENGINE, SITE
 from .partitions import Partition, Summary, keep_partition
-from .site import Site
 from .tensor import ENGINE_HERE, fetch_layouts, find_cut, list_held, make_layout, replace_lost
-
-if TYPE_CHECKING:
-    from ..engines.protocol import Engine
 
 #: The labels of each mode, sorted, or None for indices.
 Labels: TypeAlias = Sequence[np.ndarray] | None
@@ -65,7 +66,7 @@ class PartitionedData:
         nnz, shape, dtype, self.labels = self._read(cluster)
         num_slabs = self.num_slabs or max(_FEWEST_SLABS, -(-nnz // _SLAB_NNZ))
         groups = choose_groups(shape, nnz, num_slabs)
-        args = (ENGINE, self.layout, nnz, shape, dtype, groups)
+        args = (ENGINE, self.layout, TensorSizes(nnz, shape, dtype, groups))
         (layout,) = cluster.fetch(cluster.run(cluster.workers[0], choose_layout, *args))
         sizes = (shape, dtype, num_slabs, layout, self.labels)
         return ClusterBuilder(cluster, *sizes).distribute()
@@ -95,9 +96,11 @@ class PartitionedData:
             arguments = (part, number, self.reader, keys)
             futures.append(client.submit(keep_partition, *arguments, pure=False, **options))
         try:
-            while _is_under_way(futures):
+            states: set[str | None] = {"pending"}
+            while "pending" in states and not states & {"error", "lost", "cancelled"}:
                 cluster.check_there()
                 time.sleep(_CHECK_INTERVAL)
+                states = {future.status for future in futures}
             summaries: list[Summary] = client.gather(futures)
         finally:
             client.cancel(futures)
@@ -123,12 +126,6 @@ class PartitionedData:
         return nnz, check_shape(shape), dtype, labels
 
 
-def _is_under_way(futures: Sequence[Future]) -> bool:
-    """Return whether some futures are pending and none has failed."""
-    states = {future.status for future in futures}
-    return "pending" in states and not states & {"error", "lost", "cancelled"}
-
-
 def _unite(entries: Sequence[np.ndarray]) -> np.ndarray:
     """Return all entries: in their order if it is the same everywhere, else sorted."""
     first = entries[0]
@@ -145,11 +142,7 @@ def load_again(
     builder: ClusterBuilder,
     calls: Iterable[tuple[WorkerHandle, Callable[..., None], Sequence[Any]]],
 ) -> ClusterLayout:
-    """Build a tensor of nonzeros that the workers hold: what they make of other tensors.
-
-    `calls` are workers, functions and arguments: a function gets the worker's site, the number of a
-    partition and the arguments, and keeps that partition.
-    """
+    """Build a tensor of the partitions that `calls` (worker, function, arguments) keep there."""
     with _lock:
         forget_partitions(builder.cluster)
         for number, (worker, function, args) in enumerate(calls):
@@ -160,15 +153,11 @@ def load_again(
 
 def forget_partitions(cluster: Cluster) -> None:
     """Have the workers forget the partitions of a call that has failed, and wait until they do."""
-    there = [x for w in cluster.workers for x in cluster.run(w, clear_partitions, SITE)]
-    cluster.fetch(there)
+    cluster.fetch([x for w in cluster.workers for x in cluster.run(w, clear_partitions, SITE)])
 
 
 def rebuild_lost(cluster: Cluster, layout: ClusterLayout, labels: Labels) -> ClusterLayout:
-    """Build the slabs that no worker holds, of partitions with the data of the whole tensor.
-
-    Raises a RuntimeError if one differs from that which was lost.
-    """
+    """Build the slabs that no worker holds, of all partitions; refuse those that have changed."""
     record_format, num_slabs = layout.record_format, layout.num_slabs
     rows = [range(slab.rows.start, slab.rows.stop) for slab in layout.slabs]
     lost, (homes, held) = list_held(layout), replace_lost(layout, cluster.workers)
@@ -191,10 +180,7 @@ def rebuild_lost(cluster: Cluster, layout: ClusterLayout, labels: Labels) -> Clu
 
 
 class ClusterBuilder(SlabBuilder):
-    """Builds slabs of the partitions that the workers of a cluster hold.
-
-    `labels` number the entries of the whole tensor.
-    """
+    """Builds slabs of the partitions that workers hold; `labels` number the tensor's entries."""
 
     devices: WorkerDevices
 
@@ -329,10 +315,7 @@ def merge_bucket(
     records: Sequence[Array],
     tables: Sequence[Array],
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Make the records of a bucket canonical; count those of each of its rows.
-
-    Values at repeated coordinates are added in the sequence of the partitions.
-    """
+    """Make a bucket's records canonical, in the sequence of the partitions; count each row's."""
     segments: list[tuple[int, np.ndarray]] = []
     for own, table in zip(records, (move(table, np) for table in tables), strict=True):
         parts = np.split(move(own, np), np.cumsum(table[:, 1])[:-1])
@@ -340,3 +323,81 @@ def merge_bucket(
     segments.sort(key=lambda pair: pair[0])
     joined = [_make_empty(record_format), *(part for _, part in segments)]
     return sort_records(np.concatenate(joined), rows, record_format, engine)
+
+
+# Tensors that workers make of others: slices, sums, tensors without some entries, and matrices with
+# few columns of an unfolding
+
+
+@rebuild.register
+def _(
+    layout: ClusterLayout,
+    x: FlycooTensor,
+    find: Callable[..., tuple[Array, Array]],
+    *args: Any,
+    shape: Sequence[int] | None = None,
+    dtype: np.dtype | None = None,
+    groups: Groups | str | None = "auto",
+) -> FlycooTensor:
+    """Load what is found in the slabs as if it were new data."""
+    calls, own_args = [], [as_reference(y) for y in args]
+    for slab in layout.slabs:
+        assert isinstance(slab.layout, RemoteLayout)
+        place = [slab.layout.held, layout.cut_mode, slab.rows.start]
+        calls.append((slab.layout.held.worker, keep_found, [find, *place, *own_args]))
+    sizes = (tuple(shape or x.shape), dtype or x.dtype, x.slabs, x.layout)
+    groups = groups if shape else x.groups
+    builder = ClusterBuilder(layout.devices.cluster, *sizes, groups=groups)
+    return x._replace_layout(load_again(builder, calls))
+
+
+def keep_found(
+    site: Site,
+    number: int,
+    find: Callable[..., tuple[Array, Array]],
+    layout: Layout,
+    cut_mode: int,
+    start: int,
+    *args: Any,
+) -> None:
+    """Take what is found in a slab as a partition, on its worker."""
+    keep_nonzeros(site, number, call_with_piece(find, site.engine, layout, cut_mode, start, *args))
+
+
+@split_entries.register
+def _(layout: ClusterLayout, x: FlycooTensor, coords: np.ndarray) -> tuple[Array, FlycooTensor]:
+    """Look entries up in each slab."""
+    found = map_pieces(find_entries, layout, x._engine, coords, x._engine)
+    entries = np.sum(list(found), axis=0, dtype=x.dtype)  # each is in one slab
+    if not entries.any():
+        return entries, x
+    return entries, rebuild(layout, x, omit_entries, coords, x._engine)
+
+
+def find_entries(piece: Piece, coords: np.ndarray, engine: Engine) -> Array:
+    """Return the entries (count,) of a slab, on its worker; zeros outside."""
+    own, is_own = piece.take_own(coords)
+    entries = engine.xp.zeros(is_own.size, piece.layout.record_format.dtype)
+    entries[is_own] = NonzeroSampler(piece.layout, engine).entries(own)
+    return entries
+
+
+def omit_entries(piece: Piece, coords: np.ndarray, engine: Engine) -> tuple[Array, Array]:
+    """Return the nonzeros of a slab that are not at `coords`, on its worker."""
+    own, _ = piece.take_own(coords)
+    kept, values = NonzeroSampler(piece.layout, engine).omit(own)
+    kept[piece.cut_mode] += kept.dtype.type(piece.start)
+    return kept, values
+
+
+@build_in_slabs.register
+def _(
+    layout: ClusterLayout,
+    parts: Iterable[RemoteObject],
+    shape: tuple[int, int],
+    engine: ClusterEngine,
+) -> ClusterLayout:
+    """Build the matrix on the workers, as a tensor whose partitions are the parts."""
+    calls = ((part.worker, keep_nonzeros, [part]) for part in parts)
+    sizes = (shape, np.dtype(np.float64), layout.num_slabs, "replicated")
+    return load_again(ClusterBuilder(layout.devices.cluster, *sizes), calls)

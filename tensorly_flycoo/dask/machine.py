@@ -1,33 +1,22 @@
-"""A worker's thread, which runs the client's commands in order."""
+"""A worker: its device and memory, and the thread that runs the client's commands in order."""
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..base.array_modules import move
+from ..base.array_modules import Array, move
+from ..engines.protocol import Engine
+from ..format.layout import Layout
+from ..format.packing import RecordFormat
 from ..tensor.memory import format_nbytes
-from .messages import (
-    ENGINE,
-    SITE,
-    Call,
-    Command,
-    Dropped,
-    Exchange,
-    Free,
-    Join,
-    Message,
-    Parcel,
-    Receive,
-    Ref,
-    Reply,
-    Sealed,
-    Send,
-)
-from .site import Site
+from . import messages as msg
+from .partitions import Partition
 
 if TYPE_CHECKING:
     from ..engines.cuda.processes import NcclLink
@@ -41,7 +30,96 @@ _POLL_SECONDS = 2.0
 #: Packages whose errors the client can surely make again.
 _SENDABLE = ("builtins", "numpy", "tensorly_flycoo")
 
-_Answer = Callable[[Reply], None]
+#: Bytes of the smallest array that the C library maps page by page, and of the largest one for
+#: which that takes long: NumPy asks for larger pages beyond it.
+_MIN_NBYTES, _MAX_NBYTES = 2**17, 2**22
+
+_Answer = Callable[[msg.Reply], None]
+
+
+class SpareMemory:
+    """Memory of arrays that nobody holds any more, for new ones of as many bytes.
+
+    Dask has the C library give back to the system what is freed, at once. Mapping it again takes
+    longer than most of what a worker computes in it.
+    """
+
+    def __init__(self) -> None:
+        self._spare: dict[int, list[bytearray]] = {}
+
+    def empty(self, shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
+        """Return an array whose elements are not set."""
+        nbytes = math.prod(shape) * dtype.itemsize
+        if not _MIN_NBYTES <= nbytes <= _MAX_NBYTES:
+            return np.empty(shape, dtype)
+        spare = self._spare.setdefault(nbytes, [])
+        block = spare.pop() if spare else bytearray(nbytes)
+        array = np.frombuffer(block, dtype)  # views hold it, since it does not own its memory
+        weakref.finalize(array, spare.append, block).atexit = False
+        return array.reshape(shape)
+
+    def clear(self) -> None:
+        """Give it back."""
+        self._spare.clear()
+
+
+class Site:
+    """A worker's engine, its memory, and the partitions that are being loaded.
+
+    `count_room` counts the bytes of host memory that it may still use, None if that is unknown;
+    `link_type` connects its device to those of other workers.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        count_room: Callable[[], int | None],
+        link_type: type[NcclLink] | None = None,
+    ) -> None:
+        self.engine = engine
+        self.link_type = link_type
+        self.partitions: dict[int, Partition] = {}
+        self._count_room = count_room
+        self.spare_memory = SpareMemory()
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> Array:
+        """Return an array on the engine's device whose elements are not set."""
+        xp = self.engine.xp
+        return self.spare_memory.empty(shape, dtype) if xp is np else xp.empty(shape, dtype)
+
+    def join(self, arrays: Sequence[Array]) -> Array:
+        """Put matrices on the engine's device below each other."""
+        xp = self.engine.xp
+        if xp is not np:
+            return xp.concatenate(arrays)
+        shape = (sum(x.shape[0] for x in arrays), *arrays[0].shape[1:])
+        return np.concatenate(arrays, out=self.empty(shape, arrays[0].dtype))
+
+    def count_free_nbytes(self) -> int | None:
+        """Count the bytes that may still be allocated; None if that is unknown."""
+        counts = [self.engine.count_free_nbytes(), self._count_room()]
+        return min((count for count in counts if count is not None), default=None)
+
+    def check_room(self, nbytes: int, task: str) -> None:
+        """Refuse to begin what needs more memory than there is."""
+        free = self.count_free_nbytes()
+        if free is not None and nbytes > free:
+            raise MemoryError(f"{task} needs {format_nbytes(nbytes)}")
+
+
+class SlabFacts(NamedTuple):
+    """What the client knows of a slab."""
+
+    name: str
+    nnz: int
+    norm: float
+    nbytes: int
+    record_format: RecordFormat
+
+
+def describe_slab(x: Layout) -> SlabFacts:
+    """Return what the client wants to know of a slab."""
+    return SlabFacts(x.name, x.nnz, x.norm, x.nbytes, x.record_format)
 
 
 class _Awaited(NamedTuple):
@@ -66,31 +144,32 @@ class Machine:
     GPU may wait for other workers' too: then an abort closes the link between them.
     """
 
+    _send: Callable[[int, msg.Parcel], None]  # `connect` gives it
+
     def __init__(
         self, site: Site, start_thread: Callable[[], None], is_held: Callable[[], bool]
     ) -> None:
         self._site = site
-        self._store: dict[int, Any] = {SITE.key: site, ENGINE.key: site.engine}
+        self._store: dict[int, Any] = {msg.SITE.key: site, msg.ENGINE.key: site.engine}
         self._inbox: dict[tuple[int, int], np.ndarray] = {}
-        self._messages: dict[tuple[int, int], tuple[Message, _Answer]] = {}
+        self._messages: dict[tuple[int, int], tuple[msg.Message, _Answer]] = {}
         self._changed = threading.Condition()
         self._epoch = self._running = self._next_number = 0
         self._is_held = is_held
-        self._send: Callable[[int, Parcel], None] = _refuse_to_send
         self._outbox: dict[int, dict[int, np.ndarray]] = {}
         self._link: NcclLink | None = None
         self._unproven: set[int] = set()  # the keys of what an exchange that fails would spoil
-        self._start_thread = start_thread
-        threading.Thread(target=self._run, name="tensorly_flycoo", daemon=True).start()
+        options: dict[str, Any] = {"name": "tensorly_flycoo", "daemon": True}
+        threading.Thread(target=self._run, args=[start_thread], **options).start()
 
     # From the event loop
 
-    def connect(self, send: Callable[[int, Parcel], None], is_held: Callable[[], bool]) -> None:
+    def connect(self, send: Callable[[int, msg.Parcel], None], is_held: Callable[[], bool]) -> None:
         """Give the functions that send to a peer, without waiting, and say who is still there."""
         with self._changed:
             self._send, self._is_held = send, is_held
 
-    def add(self, message: Message, answer: _Answer) -> None:
+    def add(self, message: msg.Message, answer: _Answer) -> None:
         """Run a message when its turn comes, and call ``answer(reply)``."""
         with self._changed:
             self._messages[message.epoch, message.number] = message, answer
@@ -98,7 +177,7 @@ class Machine:
                 self.abort(message.epoch)
             self._changed.notify_all()
 
-    def deliver(self, parcel: Parcel) -> None:
+    def deliver(self, parcel: msg.Parcel) -> None:
         """Keep what a peer has sent."""
         with self._changed:
             if parcel.epoch >= self._epoch:
@@ -116,12 +195,9 @@ class Machine:
 
     # In the thread
 
-    def _run(self) -> None:
-        self._start_thread()
-        while True:
-            taken = self._wait_for_message()
-            if taken is None:
-                break
+    def _run(self, start: Callable[[], None]) -> None:
+        start()
+        while (taken := self._wait_for_message()) is not None:
             message, answer = taken
             answer(self._answer(message))
             del taken, message, answer  # what they hold is freed while this waits
@@ -130,9 +206,9 @@ class Machine:
         self._store.clear()
         self._inbox.clear()
         for _, answer in self._messages.values():
-            answer(Reply(error=Dropped("the tensor was closed")))
+            answer(msg.Reply(error=msg.Dropped("the tensor was closed")))
 
-    def _wait_for_message(self) -> tuple[Message, _Answer] | None:
+    def _wait_for_message(self) -> tuple[msg.Message, _Answer] | None:
         """Wait for the next message, or an outdated one; None if there will be no more."""
         with self._changed:
             while self._is_held():
@@ -145,10 +221,13 @@ class Machine:
                     self._site.spare_memory.clear()
         return None
 
-    def _answer(self, message: Message) -> Reply:
+    def _answer(self, message: msg.Message) -> msg.Reply:
         """Run a message's commands; if one fails, only free what the others would."""
         if message.epoch != self._running:
-            self._forget_unproven()
+            # A failed exchange may have spoilt these, and whatever was computed from them.
+            self._store |= dict.fromkeys(self._unproven & self._store.keys(), _LOST)
+            self._unproven.clear()
+            self._link = None
         self._running, self._outbox = message.epoch, {}
         try:
             for command in message.commands:
@@ -161,35 +240,32 @@ class Machine:
                 self._link.check()
                 self._check()
                 self._unproven.clear()
-            return Reply(values)
+            return msg.Reply(values)
         except Exception as error:
             for command in message.commands:
-                if isinstance(command, Free):
+                if isinstance(command, msg.Free):
                     self._store.pop(command.key, None)
             if isinstance(error, MemoryError):
-                error = MemoryError(self._explain(error))
-            return Reply(error=_strip(error))
-
-    def _explain(self, error: MemoryError) -> str:
-        """Say what is held here and what is free."""
-        held = format_nbytes(sum(getattr(x, "nbytes", 0) for x in self._store.values()))
-        free = format_nbytes(self._site.count_free_nbytes())
-        return f"{error or 'an operation'}; {held} is in use for this tensor, {free} is free"
+                held = format_nbytes(sum(getattr(x, "nbytes", 0) for x in self._store.values()))
+                free = format_nbytes(self._site.count_free_nbytes())
+                task = error or "an operation"
+                error = MemoryError(f"{task}; {held} is in use for this tensor, {free} is free")
+            return msg.Reply(error=_strip(error))
 
     def _check(self) -> None:
         if self._running < self._epoch or not self._is_held():
-            raise Dropped("another call has failed")
+            raise msg.Dropped("another call has failed")
 
-    def _execute(self, command: Command) -> None:
-        if isinstance(command, Sealed):
+    def _execute(self, command: msg.Command) -> None:
+        if isinstance(command, msg.Sealed):
             self._call(command.open())
-        elif isinstance(command, Send):
+        elif isinstance(command, msg.Send):
             self._post(command)
-        elif isinstance(command, Receive):
+        elif isinstance(command, msg.Receive):
             self._store[command.key] = _Awaited(self._running)
-        elif isinstance(command, Join):
+        elif isinstance(command, msg.Join):
             self._join(command)
-        elif isinstance(command, Exchange):
+        elif isinstance(command, msg.Exchange):
             self._exchange(command)
         else:
             value = self._store.pop(command.key, None)
@@ -197,7 +273,7 @@ class Machine:
             if isinstance(value, _Awaited) and value.epoch == self._running:
                 self._take(command.key)  # else it would stay in the inbox
 
-    def _call(self, call: Call) -> None:
+    def _call(self, call: msg.Call) -> None:
         args = [self._resolve(x) for x in call.args]
         kwargs = {name: self._resolve(x) for name, x in call.kwargs.items()}
         result = call.function(*args, **kwargs)
@@ -210,7 +286,7 @@ class Machine:
             self._unproven.update(call.keys if out is None else [out.key])
 
     def _resolve(self, x: Any) -> Any:
-        if isinstance(x, Ref):
+        if isinstance(x, msg.Ref):
             return self._get(x.key)
         if isinstance(x, np.ndarray):
             return move(x, self._site.engine.xp)
@@ -232,7 +308,7 @@ class Machine:
         # A copy: later commands may write to the array while the reply is on its way.
         return np.array(move(value, np)) if hasattr(value, "__array__") else value
 
-    def _post(self, command: Send) -> None:
+    def _post(self, command: msg.Send) -> None:
         parcel = self._outbox.setdefault(command.peer, {})
         parcel[command.key_there] = np.asarray(move(self._get(command.key), np), order="C")
         if sum(array.nbytes for array in parcel.values()) > _PARCEL_NBYTES:
@@ -241,7 +317,7 @@ class Machine:
     def _flush(self) -> None:
         """Send what waits for peers."""
         for peer, arrays in self._outbox.items():
-            self._send(peer, Parcel(self._running, arrays))
+            self._send(peer, msg.Parcel(self._running, arrays))
         self._outbox = {}
 
     def _take(self, key: int) -> np.ndarray:
@@ -255,14 +331,14 @@ class Machine:
 
     # From device to device
 
-    def _join(self, join: Join) -> None:
+    def _join(self, join: msg.Join) -> None:
         """Link the device with those of all workers."""
         link_type, epoch = self._site.link_type, self._running
         assert link_type is not None
         if join.number == 0:
             name = link_type.make_name()
             for peer in range(1, join.num_workers):
-                self._send(peer, Parcel(epoch, {join.key: name}))
+                self._send(peer, msg.Parcel(epoch, {join.key: name}))
         else:
             name = self._take(join.key)
         options = (join.num_workers, name, lambda: self._epoch == epoch and self._is_held())
@@ -270,7 +346,7 @@ class Machine:
         while not self._link.wait(_POLL_SECONDS):
             self._check()
 
-    def _exchange(self, exchange: Exchange) -> None:
+    def _exchange(self, exchange: msg.Exchange) -> None:
         assert self._link is not None
         self._flush()  # a peer may wait for it before it comes
         sent = []
@@ -289,17 +365,6 @@ class Machine:
         keys = [transfer.key for transfer in exchange.received]
         self._store.update(zip(keys, (array for array, _ in received), strict=True))
         self._unproven.update(keys)
-
-    def _forget_unproven(self) -> None:
-        """Forget what a failed exchange may have spoilt, and whatever was computed from it."""
-        for key in self._unproven & self._store.keys():
-            self._store[key] = _LOST
-        self._unproven.clear()
-        self._link = None
-
-
-def _refuse_to_send(peer: int, parcel: Parcel) -> None:
-    raise RuntimeError(f"worker {peer} is not connected")
 
 
 def _strip(error: Exception) -> Exception:

@@ -59,10 +59,7 @@ class Sealed(NamedTuple):
 
 
 class Send(NamedTuple):
-    """Send an array to another worker, which will keep it under another key.
-
-    No later command writes to it: it is on its way.
-    """
+    """Send an array, which no later command writes to, to a worker that keeps it under a key."""
 
     key: int
     peer: int

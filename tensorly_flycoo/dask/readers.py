@@ -6,27 +6,23 @@ import functools
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from distributed import Client, get_client
 from numpy.typing import DTypeLike
 
 from ..base.checks import check_choice, check_index_base, check_shape
+from ..format.layout import Layout
 from ..io.dataframe import MISSING, check_modes
 from ..io.files import FilePath
 from ..io.slab_folder import Index, load_slab
 from ..tensor.labelled import LabelledTensor, Labels
+from .actor import start_workers
 from .loading import PartitionedData
+from .machine import Site
 from .partitions import TableReader, TnsReader, list_files, list_parquet_parts
-from .site import Site
-from .starting import start_workers
 from .tensor import ClusterTensor, SlabSource, Source, list_workers
-
-if TYPE_CHECKING:
-    from ..format.layout import Layout
-
-_PLACES = ("device", "file")
 
 
 def read_parquet(
@@ -217,13 +213,8 @@ def open_slabs(
     ----------
     path : str or os.PathLike
         The folder, which the client and all workers see under this name.
-    client : distributed.Client, optional
-        By default the current one.
-    workers : sequence of str, optional
-        The addresses of the workers to take; by default all. Workers beyond the number of slabs
-        hold nothing.
-    device : {"auto", "cpu", "cuda"}, optional
-        As for `FlycooTensor`, on each worker.
+    client, workers, device
+        As of `read_parquet`. Workers beyond the number of slabs hold nothing.
     keep : {"device", "file"}
         "device" copies slabs to the workers' memory, and checks all data. "file", for CPUs, maps
         the files: Dask counts what is read of them as memory of the worker.
@@ -241,10 +232,8 @@ def open_slabs(
         If the client or a worker cannot read a file.
     ValueError
         If a file is damaged, `keep` is neither of the above, or there is no client.
-    MemoryError
-        If a worker has too little memory. The cluster can be used afterwards.
-    WorkerLost
-        If a worker is gone.
+    MemoryError, WorkerLost
+        As of `read_parquet`.
     RuntimeError
         If the client has no workers.
 
@@ -252,7 +241,7 @@ def open_slabs(
     -----
     Neighbouring slabs are on one worker. Results do not depend on the workers.
     """
-    check_choice(keep, "keep", _PLACES)
+    check_choice(keep, "keep", ("device", "file"))
     folder = Path(os.path.abspath(path))
     index = Index.read(folder)
     rows = [range(entry.start, entry.stop) for entry in index.entries]

@@ -11,9 +11,8 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from ..engines import tall_skinny
 from ..ops import hals
-from ..spread import sharded
-from .cluster import Cluster
-from .handles import Kind, RemoteObject, WorkerHandle
+from ..spread import row_shards
+from .cluster import Cluster, Kind, RemoteObject, WorkerHandle
 from .messages import SITE
 
 
@@ -31,6 +30,7 @@ class RemoteArray(RemoteObject, NDArrayOperatorsMixin):
         self.cluster = cluster
         self.shape = tuple(shape)
         self.dtype = np.dtype(dtype)
+        self.kind = self.shape, self.dtype
 
     @classmethod
     def put(cls, cluster: Cluster, worker: WorkerHandle, array: np.ndarray) -> RemoteArray:
@@ -48,10 +48,6 @@ class RemoteArray(RemoteObject, NDArrayOperatorsMixin):
 
     def copy_at(self, worker: WorkerHandle, key: int) -> RemoteArray:
         return RemoteArray(self.cluster, worker, key, self.shape, self.dtype)
-
-    @property
-    def kind(self) -> Kind:
-        return self.shape, self.dtype
 
     def call_remotely(self, function: Callable, *args: Any, **kwargs: Any) -> Any:
         """Call a function of arrays on the worker: NumPy's, or our own; see `remote_aware`."""
@@ -97,10 +93,6 @@ class RemoteArray(RemoteObject, NDArrayOperatorsMixin):
     def __getitem__(self, index: Any) -> RemoteArray:
         return self.call_remotely(operator.getitem, self, index)
 
-    def __setitem__(self, index: Any, value: Any) -> None:
-        value = value.copy() if isinstance(value, np.ndarray) else value
-        self.cluster.call(self.worker, operator.setitem, [self, index, value], num_results=0)
-
     def __iadd__(self, other: RemoteArray) -> Self:  # type: ignore[misc]
         # By `out`, so that the worker knows what a failed exchange may have spoilt.
         self.cluster.call(self.worker, np.add, [self, other], {"out": self}, num_results=0)
@@ -115,6 +107,69 @@ class RemoteArray(RemoteObject, NDArrayOperatorsMixin):
         return self.call_remotely(_convert, self, np.dtype(dtype))
 
     __hash__ = object.__hash__
+
+
+class Replicated(NDArrayOperatorsMixin):
+    """A small array that the client and each worker compute for themselves, when they use it.
+
+    It is ``function(*args)``, where arguments may be others of this class, or, given by worker,
+    arrays there. Elementwise functions and the transpose make another one; anything else computes
+    it here.
+    """
+
+    def __init__(
+        self,
+        function: Callable,
+        args: Sequence[Any] | dict[WorkerHandle, list[RemoteArray]],
+        shape: tuple,
+        dtype: np.dtype,
+    ) -> None:
+        self._function = function
+        self._args = args
+        self.shape = shape
+        self.dtype = dtype
+
+    def compute_on(self, cluster: Cluster, worker: WorkerHandle) -> RemoteArray:
+        """Have a worker compute it."""
+        (key,) = cluster.call(worker, _evaluate, [self._express(worker)])
+        return RemoteArray(cluster, worker, key, self.shape, self.dtype)
+
+    def _express(self, worker: WorkerHandle | None) -> list[Any]:
+        """Return the function and its arguments on a worker, or here; of these the same."""
+        args = self._args
+        if isinstance(args, dict):
+            first = next(iter(args.values()))
+            args = first[0].cluster.fetch(first) if worker is None else args[worker]
+        expressed = (x._express(worker) if isinstance(x, Replicated) else x for x in args)
+        return [self._function, *expressed]
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def T(self) -> Replicated:
+        return Replicated(np.transpose, [self], self.shape[::-1], self.dtype)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(_evaluate(self._express(None)), dtype)
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        # ``x *= y`` makes another array.
+        if set(options) == {"out"} and all(out is inputs[0] for out in options["out"]):
+            options = {}
+        if ufunc.signature is not None or method != "__call__" or options:
+            inputs = tuple(np.asarray(x) if isinstance(x, Replicated) else x for x in inputs)
+            return getattr(ufunc, method)(*inputs, **options)
+        return Replicated(ufunc, inputs, *find_kind_of_ufunc(ufunc, inputs))
+
+    def transpose(self, axes: None = None) -> Replicated:  # numpy.transpose calls it
+        return self.T
+
+
+def _evaluate(x: Any) -> Any:
+    """Call the function, of evaluated arguments, in a list; return anything else as it is."""
+    return x[0](*map(_evaluate, x[1:])) if isinstance(x, list) else x
 
 
 def call_method(array: Any, name: str, *args: Any, **kwargs: Any) -> Any:
@@ -185,7 +240,7 @@ _KINDS: dict[Callable, Callable[..., Kind | list[Kind]]] = {
         (a.shape[1], b.shape[1]),
         np.result_type(a.dtype, b.dtype),
     ),
-    sharded.solve_rows: lambda rows, matrix: (rows.shape, rows.dtype),
+    row_shards.solve_rows: lambda rows, matrix: (rows.shape, rows.dtype),
     tall_skinny.qr: lambda a: [
         ((a.shape[0], min(a.shape)), a.dtype),
         ((min(a.shape), a.shape[1]), a.dtype),

@@ -13,13 +13,12 @@ from ..base.devices import assign_homes
 from ..format.packing import Groups, RecordFormat
 from ..spread.slab_layout import Slab
 from ..tensor.tensor import FlycooTensor
-from .cluster import Cluster
+from .actor import start_workers
+from .cluster import Cluster, RemoteObject, WorkerHandle
 from .engine import ClusterEngine, ClusterLayout, RemoteLayout, WorkerDevices
-from .handles import RemoteObject, WorkerHandle
+from .machine import Site, describe_slab
 from .messages import ENGINE, SITE, Free
 from .remote_array import call_method
-from .site import Site, describe_slab
-from .starting import start_workers
 
 #: What computes here, for all tensors on clusters.
 ENGINE_HERE = ClusterEngine()
@@ -43,8 +42,7 @@ def make_layout(
     for number, own in enumerate(rows):
         held = layouts[number].held
         layout: Any = RemoteLayout(cluster, held, layouts[number].facts)
-        home = cluster.workers.index(held.worker)
-        slabs.append(Slab(slice(own.start, own.stop), layout, home))
+        slabs.append(Slab(slice(own.start, own.stop), layout, cluster.workers.index(held.worker)))
     return ClusterLayout(record_format, num_slabs, slabs, ENGINE_HERE, WorkerDevices(cluster))
 
 
@@ -56,10 +54,7 @@ def list_held(layout: ClusterLayout) -> dict[int, RemoteLayout]:
 def replace_lost(
     layout: ClusterLayout, workers: Sequence[WorkerHandle]
 ) -> tuple[dict[int, int], dict[int, RemoteLayout]]:
-    """Choose a worker for each slab: its own one, or that with the fewest nonzeros.
-
-    Return also the slabs that workers hold.
-    """
+    """Choose a worker for each slab, its own or the least loaded; return also the held slabs."""
     known = list_held(layout)
     held = {n: own for n, own in known.items() if own.held.worker in workers}
     homes = {n: workers.index(own.held.worker) for n, own in held.items()}
@@ -121,10 +116,7 @@ class SlabSource:
 
 @dataclass(frozen=True)
 class Derived:
-    """What a function makes of another tensor.
-
-    It holds the other one's source, not its slabs: what is lost is loaded and computed again.
-    """
+    """What a function makes of a tensor; holds that one's source, to compute what is lost again."""
 
     source: Source  # of the other tensor
     function: Callable[[FlycooTensor], FlycooTensor]
@@ -133,8 +125,7 @@ class Derived:
     def place(self, client: Client, workers: Sequence[WorkerHandle]) -> ClusterLayout:
         layout = self.source.place(client, workers)
         x = ClusterTensor.of(self.source, client, self.device, layout)
-        made: Any = self.function(x)._layout
-        return made
+        return cast(ClusterLayout, self.function(x)._layout)
 
     def restore(
         self, client: Client, workers: Sequence[WorkerHandle], layout: ClusterLayout
@@ -206,7 +197,7 @@ class ClusterTensor(FlycooTensor):
 
     def _derive(self, function: Callable[[FlycooTensor], FlycooTensor]) -> FlycooTensor:
         source = Derived(self._source, function, self._device)
-        layout: Any = function(self)._layout
+        layout = cast(ClusterLayout, function(self)._layout)
         return ClusterTensor.of(source, self._client, self._device, layout)
 
     def recover(self) -> None:

@@ -1,14 +1,16 @@
 """Decompositions of sparse tensors, with TensorLy's names and parameters.
 
 They work however and whenever TensorLy was imported, and pass dense tensors on to TensorLy. Those
-that run TensorLy's own loop or proximal operators need its backend "flycoo". All that iterate, but
-`parafac2`, take a ``callback=``, such as a `Progress`, where TensorLy's functions have none, too.
+that run TensorLy's own loop or proximal operators need its backend "flycoo". All that iterate take
+a ``callback=``, such as a `Progress`, where TensorLy's functions have none, too.
 """
 
 from .constrained_parafac import constrained_parafac
+from .coupled_parafac import coupled_parafac
 from .generalized_parafac import generalized_parafac
 from .non_negative_parafac import non_negative_parafac
 from .non_negative_parafac_hals import non_negative_parafac_hals
+from .non_negative_tucker import non_negative_tucker, non_negative_tucker_hals
 from .observed_parafac import observed_parafac
 from .parafac import parafac
 from .parafac2 import parafac2
@@ -18,9 +20,12 @@ from .tucker import tucker
 
 __all__ = [
     "constrained_parafac",
+    "coupled_parafac",
     "generalized_parafac",
     "non_negative_parafac",
     "non_negative_parafac_hals",
+    "non_negative_tucker",
+    "non_negative_tucker_hals",
     "observed_parafac",
     "parafac",
     "parafac2",

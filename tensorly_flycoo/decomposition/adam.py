@@ -2,13 +2,9 @@
 
 A sum of g(x, m) over all cells is a sum of g(0, m) over all cells, and of g(x, m) - g(0, m) over
 the nonzeros. Both are estimated from samples, drawn uniformly and with replacement: the
-semi-stratified sampling of [1]_, which need not look up whether a cell is a nonzero. The loss is
-exact where the cells can be enumerated, else an estimate too.
-
-References
-----------
-.. [1] Kolda and Hong, "Stochastic Gradients for Large-Scale Tensor Decomposition", SIAM Journal on
-   Mathematics of Data Science 2, 2020.
+semi-stratified sampling of Kolda and Hong (SIAM Journal on Mathematics of Data Science 2, 2020),
+which need not look up whether a cell is a nonzero. The loss is exact where the cells can be
+enumerated, else an estimate too.
 """
 
 import math
@@ -34,8 +30,7 @@ from .poisson import evaluate_loss
 #: last, which is 1 there.
 _NUM_STEPS, _RATE, _DECAY, _MAX_FAILURES = 1000, 1e-3, 0.1, 2
 
-#: Adam's own.
-_BETA_1, _BETA_2, _EPSILON = 0.9, 0.999, 1e-8
+_BETA_1, _BETA_2, _EPSILON = 0.9, 0.999, 1e-8  # Adam's own
 
 #: The fewest and the most nonzeros, and cells, of a step; and those that an estimate compares.
 _SAMPLES, _NUM_COMPARED = (1000, 100_000), 200_000
@@ -80,7 +75,7 @@ class CellSampler:
             ones = self._xp.ones(missing.count, x.dtype)
             options: dict[str, Any] = {"layout": "indexed", "device": x._engine.local_device}
             cells = FlycooTensor(missing.coords, ones, x.shape, **options, slabs=1)
-            self._missing_cells = NonzeroSampler(cells)
+            self._missing_cells = NonzeroSampler(cells._layout, cells._engine)
 
     def draw(self, random: np.random.RandomState, num_nonzeros: int, num_cells_: int) -> Samples:
         """Draw nonzeros and cells; all nonzeros, if there are no more than `num_nonzeros`."""
@@ -112,9 +107,9 @@ def measure_loss(
     factors: Sequence[Array],
     samples: Samples | None = None,
 ) -> float:
-    """Measure the loss of a model, summed over all observed cells.
+    """Measure the loss of a model over all observed cells, or estimate it from `samples`.
 
-    All cells are enumerated, or only `samples` compared; the loss of counts needs neither.
+    A truncated loss needs the nonzeros alone.
     """
     if loss.is_count:
         return evaluate_loss(sampler.data, weights, factors)
@@ -122,7 +117,13 @@ def measure_loss(
         model = evaluate_model(samples.coords, weights, factors)
         terms = samples.apply(loss, loss.value, model).astype(np.float64) * samples.weights
         return float(terms.sum())
-    total = sum_zeros(loss, factors, weights) + _sum_nonzeros(loss, sampler, weights, factors)
+    change = 0.0  # the loss of the nonzeros, less that of zeros there
+    for start in range(0, sampler.nonzeros.nnz, _NUM_NONZEROS):
+        coords, values = sampler.nonzeros.take(slice(start, start + _NUM_NONZEROS))
+        model = evaluate_model(coords, weights, factors)
+        losses = loss.value(values, model) - loss.value(values * 0, model)
+        change += float(losses.sum(dtype=np.float64))
+    total = change if loss.is_truncated else change + sum_zeros(loss, factors, weights)
     if sampler.data.missing is not None:
         model = sampler.data.missing.evaluate(weights, factors)
         total -= float(loss.value(model * 0, model).sum(dtype=np.float64))
@@ -153,19 +154,6 @@ def sum_zeros(loss: Loss, factors: Sequence[Array], weights: Array | None = None
     return total
 
 
-def _sum_nonzeros(
-    loss: Loss, sampler: CellSampler, weights: Array | None, factors: Sequence[Array]
-) -> float:
-    """Add up the loss of the nonzeros, less that of zeros there."""
-    total = 0.0
-    for start in range(0, sampler.nonzeros.nnz, _NUM_NONZEROS):
-        coords, values = sampler.nonzeros.take(slice(start, start + _NUM_NONZEROS))
-        model = evaluate_model(coords, weights, factors)
-        change = loss.value(values, model) - loss.value(values * 0, model)
-        total += float(change.sum(dtype=np.float64))
-    return total
-
-
 def compute_gradients(
     loss: Loss, samples: Samples, factors: Sequence[Array], modes: Sequence[int]
 ) -> dict[int, Array]:
@@ -189,11 +177,9 @@ def compute_gradients(
 
 
 class Adam:
-    """Epochs of stochastic gradient steps with adaptive rates.
+    """Epochs of stochastic gradient steps with adaptive rates; `value` is the model's loss.
 
-    An epoch that does not lower the loss is undone, and the rate decreases. A step draws `samples`
-    nonzeros and cells, and updates the factors of `modes`; `state` is that of a checkpoint, as
-    `save_state` returned it. `value` is the loss of the model.
+    An epoch that does not lower the loss is undone, and the rate decreases.
     """
 
     def __init__(
@@ -210,24 +196,14 @@ class Adam:
         self._sampler = CellSampler(data)
         if samples is None:
             count = int(np.clip(sum(data.tensor.shape), *_SAMPLES))
-            samples = (count, count)
-        self._num_samples = samples
-        self._restore(factors, state)
-        self._compared = None
-        if not loss.is_count and num_cells(data.tensor.shape) > MAX_CELLS:
-            drawn = np.random.RandomState(self._seed)
-            self._compared = self._sampler.draw(drawn, _NUM_COMPARED, _NUM_COMPARED)
-        self.value = self._measure(factors)
-
-    def _restore(self, factors: list[Array], state: Mapping[str, Array]) -> None:
-        """Begin, or go on from the state of a checkpoint."""
-        xp = self._data.xp
+            samples = (count, 1 if loss.is_truncated else count)
+        self._num_samples, xp = samples, data.xp
         self._moments = {
             n: tuple(
                 xp.asarray(state[f"{name}_{n}"]) if state else xp.zeros_like(factors[n])
                 for name in ("mean", "square")
             )
-            for n in self._modes
+            for n in modes
         }
         if state:
             position, self._seed, self._num_done, self._num_failures = state["numbers"].tolist()
@@ -236,6 +212,12 @@ class Adam:
         else:
             self._seed = int(self._random.randint(2**31))
             self._num_done = self._num_failures = 0
+        self._compared = None
+        is_sum_of_cells = not (loss.is_count or loss.is_truncated)
+        if is_sum_of_cells and num_cells(data.tensor.shape) > MAX_CELLS:
+            drawn = np.random.RandomState(self._seed)
+            self._compared = self._sampler.draw(drawn, _NUM_COMPARED, _NUM_COMPARED)
+        self.value = self._measure(factors)
 
     def save_state(self) -> dict[str, Array]:
         """Return what a resumed run needs besides the factors."""
@@ -291,11 +273,13 @@ def scale_guess(
 ) -> list[Array]:
     """Scale the factors of `modes` so that the mean of the model is about that of the data.
 
-    If the model is a logarithm, it is that of the mean, and the first of the factors takes its
-    sign.
+    A model that is a logarithm gets that of the mean; the first factor takes its sign. A
+    truncated loss takes the mean of the nonzeros.
     """
     means = [factor.mean(axis=0, dtype=np.float64) for factor in factors]
-    mean = sum_values(data.tensor._layout, data.tensor._engine) / num_cells(data.tensor.shape)
+    x = data.tensor
+    count = x.nnz if loss.is_truncated else num_cells(x.shape)
+    mean = sum_values(x._layout, x._engine) / count
     wanted = float(np.log(mean)) if loss.is_log and mean > 0 else mean
     ratio = wanted / float(multiply_all(means).sum())
     if not np.isfinite(ratio) or ratio == 0:

@@ -17,15 +17,12 @@ from ..io.checkpoint import Resumed
 from ..ops.proximal import fit_monotone, fit_unimodal, smooth
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
-from .cp_loop import iterate, list_free_modes, measure_by
+from .cp_loop import Callback, has_converged, iterate, list_free_modes, measure_by, restore
 from .cp_model import make_cp_tensor, multiply_grams
-from .describing import describe_as
+from .guarding import dense_to_tensorly, describe_as, require_flycoo_backend
 from .initial_guess import check_initial_guess, make_initial_guess, spread_factors
 from .parafac import parafac
 from .ranks import find_cp_rank
-from .resuming import Callback, restore
-from .stopping import has_converged
-from .tensorly_loop import dense_to_tensorly, require_flycoo_backend
 from .whole_tensor import WholeTensor
 
 if TYPE_CHECKING:
@@ -85,18 +82,12 @@ def constrained_parafac(
     tol_inner : float
         Stop ADMM when both of its relative residuals are less.
     random_state : int or numpy.random.RandomState, optional
-    fixed_modes : sequence of int, optional
-        Modes whose factors keep their initial values; the last mode cannot be fixed.
     non_negative, unimodality, normalize, monotonicity : bool or dict of int to bool, optional
         Constraints on the factors of all modes, or of some.
     l1_reg, group_lasso, l2_reg, l2_square_reg, smoothness : float, list or dict, optional
         Weights of penalties: one for all modes, one per mode, or a dict for some modes.
     simplex, normalized_sparsity, soft_sparsity, hard_sparsity : number, list or dict, optional
         Parameters of constraints, given in the same way.
-    callback : callable, optional
-        Called with the CPTensor and its error before the first and after each iteration; returns
-        True to stop. For example a `Progress`. Only for sparse tensors.
-        The error may increase: ADMM meets the constraints only in the limit.
 
     Returns
     -------
@@ -126,7 +117,8 @@ def constrained_parafac(
 
     Notes
     -----
-    One MTTKRP per mode and iteration. ADMM solves for all rows of a factor together.
+    One MTTKRP per mode and iteration. ADMM solves for all rows of a factor together, and meets the
+    constraints only in the limit: the error may increase.
 
     References
     ----------
@@ -143,7 +135,7 @@ def constrained_parafac(
     >>> all((factor >= 0).all() for factor in cp_tensor.factors)
     True
     """
-    given = {name: value for name, value in locals().items() if name in _CONSTRAINTS}
+    given = {n: v for n, v in locals().items() if n in _CONSTRAINTS and v is not None}
     require_flycoo_backend()
     x = as_flycoo(tensor, check_coords=True)
     num_components = find_cp_rank(x, rank)
@@ -161,7 +153,7 @@ def constrained_parafac(
         update.restore(init.saved.state)
 
     def is_over(errors: list[float]) -> bool:
-        is_met = len(errors) > 1 and update.violation < tol_outer
+        is_met = len(errors) > 1 and sum(a.violation for a in update.admm.values()) < tol_outer
         return is_met or has_converged(errors, tol_outer, cvg_criterion)
 
     # Not make_cp_tensor's own ones: the weights keep the dtype of x, the factors are float64.
@@ -187,19 +179,16 @@ _CONSTRAINTS = (
 
 def _choose_projections(given: dict[str, Constraint], ndim: int) -> list[Projection]:
     """Return the proximal operator of each mode's constraint."""
-    given = {name: value for name, value in given.items() if value is not None}
     projections: list[Projection] = []
     for mode in range(ndim):
         name, parameter = validate_constraints(**given, n_const=ndim, order=mode)
-        if name == "smoothness":
-            projections.append(functools.partial(smooth, strength=parameter))
-        elif name == "monotonicity":
-            projections.append(fit_monotone)
-        elif name == "unimodality":
-            projections.append(fit_unimodal)
-        else:
-            project = functools.partial(proximal_operator, **given, n_const=ndim, order=mode)
-            projections.append(project)
+        own: dict[str, Projection] = {
+            "smoothness": functools.partial(smooth, strength=parameter),
+            "monotonicity": fit_monotone,
+            "unimodality": fit_unimodal,
+        }
+        theirs = functools.partial(proximal_operator, **given, n_const=ndim, order=mode)
+        projections.append(own.get(name, theirs))
     return projections
 
 
@@ -226,7 +215,7 @@ def _warn_of_zeros(x: FlycooTensor, cp_tensor: CPTensor, given: dict[str, Constr
     square = float(multiply_grams(*cp_tensor).sum())
     if not square <= (np.finfo(x.dtype).eps * float(x.norm())) ** 2:
         return
-    causes = ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)
+    causes = ", ".join(f"{name}={value!r}" for name, value in given.items())
     warnings.warn(
         f"constrained_parafac ended in all zeros: {causes or 'the initial guess'} is too strong "
         "for this tensor. Try a tenth of it, and less until some factors remain; how strong a "
@@ -251,11 +240,6 @@ class _AlternatingAdmm:
             factors[mode] = admm.update(product, multiply_grams(None, factors, skip=mode))
         return None, factors, product
 
-    @property
-    def violation(self) -> Any:
-        """The sum over modes of the violation of the constraints."""
-        return sum(admm.violation for admm in self.admm.values())
-
     def save(self) -> dict[str, Array]:
         """Return what a checkpoint needs besides the factors."""
         duals = {f"dual_{mode}": admm.dual for mode, admm in self.admm.items()}
@@ -274,10 +258,9 @@ class _AlternatingAdmm:
 
 
 class _Admm:
-    """ADMM for one factor, with the state that it keeps between iterations.
+    """ADMM for one factor, with its state between iterations.
 
-    `dual` is float64 (I, R). `violation` is the distance from the factor to the least squares
-    solution, relative to the factor's norm.
+    `violation` is the distance from the factor to the least squares solution, relative to its norm.
     """
 
     def __init__(self, factor: Array, project: Projection, n_iter_max: int, tol: float) -> None:

@@ -18,9 +18,7 @@ _MANY = 16.0
 #: Steps of a continued fraction, which converges the sooner the further out in the tail.
 _MAX_STEPS = 1000
 
-
-#: Takes the number of a step.
-_Term: TypeAlias = Callable[[int], np.ndarray]
+_Term: TypeAlias = Callable[[int], np.ndarray]  # takes the number of a step
 
 
 class CountFit(NamedTuple):
@@ -57,14 +55,15 @@ def check_counts(counts: Array, means: Array) -> None:
 
 
 def sum_counts(counts: Array, model: Array) -> Array:
-    """Sum x, ``x log x``, ``x log m`` and ``log(x!)`` over counts x above zero, with means m.
-
-    `complete_fit` takes these sums, float64 (4,).
-    """
+    """Sum x, ``x log x``, ``x log m`` and ``log(x!)`` for counts x > 0 with means m: (4,)."""
+    if is_cupy(counts):
+        from cupyx.scipy.special import gammaln
+    else:
+        from scipy.special import gammaln
     is_positive = counts > 0
     counts, model = counts[is_positive], model[is_positive]
     with np.errstate(divide="ignore", invalid="ignore"):
-        terms = (counts, counts * np.log(counts), counts * np.log(model), _log_factorial(counts))
+        terms = (counts, counts * np.log(counts), counts * np.log(model), gammaln(counts + 1))
     return array_module(counts).stack([term.sum() for term in terms])
 
 
@@ -77,14 +76,6 @@ def complete_fit(sums: Array, model_sum: float, num_entries: int) -> CountFit:
     of_mean = 2 * (logs - total * math.log(total / num_entries)) if total else 0.0
     explained = 1 - deviance / of_mean if of_mean else float("nan")
     return CountFit(loss, -loss - log_factorials, deviance, explained, num_entries)
-
-
-def _log_factorial(counts: Array) -> Array:
-    if is_cupy(counts):
-        from cupyx.scipy.special import gammaln
-    else:
-        from scipy.special import gammaln
-    return gammaln(counts + 1)
 
 
 def log_upper_tail(counts: np.ndarray, means: np.ndarray) -> np.ndarray:
@@ -118,24 +109,21 @@ def _log_far_upper(counts: np.ndarray, means: np.ndarray) -> np.ndarray:
     by Gauss's continued fraction of that series, 8.9.1 in the DLMF:
     ``1/(1 - m/(k+1 + m/(k+2 - (k+1)m/(k+3 + 2m/(k+4 - ...)))))``.
     """
-
-    def numerator(step: int) -> np.ndarray:
-        half = step // 2
-        return half * means if step % 2 == 0 else -(counts + half) * means
-
-    ratio = _evaluate_fraction(counts, numerator, lambda step: counts + step)
+    ratio = _evaluate_fraction(
+        counts,
+        lambda step: step // 2 * means if step % 2 == 0 else -(counts + step // 2) * means,
+        lambda step: counts + step,
+    )
     return _log_probability(counts, means) + np.log(counts) - np.log(ratio)
 
 
 def _log_far_lower(counts: np.ndarray, means: np.ndarray) -> np.ndarray:
     """Compute `log_lower_tail` of counts far below their means: 8.9.2 in the DLMF."""
     shape = counts + 1
-
-    def numerator(step: int) -> np.ndarray:
-        return -step * (step - shape)
-
     first = means + 1 - shape
-    ratio = _evaluate_fraction(first, numerator, lambda step: first + 2 * step)
+    ratio = _evaluate_fraction(
+        first, lambda step: -step * (step - shape), lambda step: first + 2 * step
+    )
     return _log_probability(counts, means) + np.log(means) - np.log(ratio)
 
 
@@ -156,8 +144,6 @@ def _evaluate_fraction(first: np.ndarray, numerator: _Term, denominator: _Term) 
 def _log_probability(counts: np.ndarray, means: np.ndarray) -> np.ndarray:
     """Compute the logarithms of Poisson probabilities without cancellation between large terms.
 
-    References
-    ----------
     Loader, "Fast and accurate computation of binomial probabilities", 2000.
     """
     from scipy.special import gammaln, xlogy

@@ -9,11 +9,9 @@ from ..engines.tall_skinny import sum_rows
 from .masks import ObservedData
 from .poisson import divide_counts, evaluate_loss, find_scales
 
-#: The most inner steps of a mode, what is added to an inadmissible zero, and what counts as zero.
+#: The most inner steps of a mode, what is added to an inadmissible zero, and what counts as zero;
+#: smaller values of the model divide as the latter.
 _INNER_STEPS, _KAPPA, _ZERO = 10, 1e-2, 1e-10
-
-#: Smaller values of the model divide as this one.
-_SMALLEST = 1e-10
 
 
 class CpApr:
@@ -68,7 +66,7 @@ class CpApr:
         scales = find_scales(self._data, factors, sums, mode)
         for _ in range(_INNER_STEPS):
             inputs[mode] = rows
-            phi, _ = divide_counts(self._data, inputs, mode, smallest=_SMALLEST, stays=True)
+            phi, _ = divide_counts(self._data, inputs, mode, smallest=_ZERO, stays=True)
             phi *= scales
             if float(abs(xp.minimum(rows, 1 - phi)).max()) < self._tol:
                 break

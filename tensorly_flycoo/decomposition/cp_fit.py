@@ -6,16 +6,15 @@ import numpy as np
 
 from ..base.array_modules import Array, as_array, is_on_gpu
 from ..base.checks import check_place, num_cells
-from ..engines.tall_skinny import transposed_product
 from ..ops.cp_entries import cp_to_entries
 from ..ops.mttkrp import mttkrp
-from ..spread.whole_factors import take_model
+from ..spread.row_shards import take_model
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import check_same_labels
 from ..tensor.pieces import Piece, map_pieces
 from ..tensor.tensor import FlycooTensor
 from .counts import CountFit, check_counts, complete_fit, sum_counts
-from .cp_model import multiply_sums
+from .cp_model import multiply_grams, multiply_sums
 from .losses import find_exact
 from .masks import find_missing
 
@@ -80,11 +79,11 @@ def cp_fit(
     held_out : pair of arrays, optional
         Coordinates (ndim, count) and values (count,) of entries, zeros included if they were held
         out too. Only these are compared; of `x` only the shape is used.
+    loss : {"gaussian", "poisson_count"}
 
     Returns
     -------
-    CPFit
-        A named tuple of `fit`, `relative_error`, `rmse` and `num_entries`.
+    CPFit, or CountFit with "poisson_count"
 
     Raises
     ------
@@ -100,10 +99,8 @@ def cp_fit(
     All cells cost one MTTKRP, of the last mode, as do the errors of `parafac`: the squared residual
     is ``|x|^2 + |model|^2 - 2 <x, model>``, whose terms are added in float64. They cancel near an
     exact fit: a relative error below 1e-8 (float64) or 1e-3 (float32) is rounding. Held-out entries
-    cost ``count * R * ndim`` operations, and do not cancel.
-
-    With "poisson_count", all cells cost the model's values at the nonzeros; its sum over all cells
-    is the product of the factors' column sums. The workspace is a few numbers for each nonzero.
+    cost ``count * R * ndim`` operations, and do not cancel. With "poisson_count", all cells cost
+    the model's values at the nonzeros, and a few numbers for each of them.
 
     Examples
     --------
@@ -149,7 +146,9 @@ def cp_fit(
     last_mttkrp = mttkrp(x, factors, x.ndim - 1, weights=weights)
     inner = (last_mttkrp * factors[-1]).sum(dtype=np.float64)
     norm = float(x._layout.norm)
-    square = norm**2 + _square_norm(weights, factors) - 2 * float(inner)
+    weights = None if weights is None else weights.astype(np.float64)
+    model_square = multiply_grams(weights, factors, dtype=np.float64).sum()
+    square = norm**2 + float(model_square) - 2 * float(inner)
     return _make_fit(abs(square) ** 0.5, norm, num_cells(x.shape))
 
 
@@ -161,18 +160,6 @@ def _sum_counts(piece: Piece, engine: "Engine", arrays: list[Array]) -> Array:
     model, values = _evaluate((weights, arrays[:ndim]), coords, values)
     check_counts(values, model)
     return sum_counts(values, model)
-
-
-def _square_norm(weights: Array | None, factors: Any) -> float:
-    """Compute the squared norm of a model in float64, converting one factor at a time."""
-    product: Array = 1.0
-    for factor in factors:
-        exact = factor.astype(np.float64, copy=False)
-        product = product * transposed_product(exact, exact)
-    if weights is not None:
-        exact = weights.astype(np.float64, copy=False)
-        product = exact[:, None] * product * exact
-    return float(product.sum())
 
 
 def _evaluate(cp_tensor: Any, coords: Array, values: Array) -> tuple[Array, Array]:

@@ -1,21 +1,23 @@
-"""The loop that the decompositions of this package share.
-
-An iteration updates a model, measures its error, and calls the callback.
-"""
+"""The loop that decompositions share: start or resume, iterate, stop."""
 
 import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from ..base.array_modules import Array
-from ..io.checkpoint import Origin, Resumed, mark_origin
+from ..base.reporting import span
+from ..io.checkpoint import Origin, Resumed, ResumedTucker, find_digest, mark_origin
 from ..tensor.tensor import FlycooTensor
 from .cp_model import make_cp_tensor, normalize
 from .initial_guess import make_initial_guess, spread_factors
 from .masks import ImputedTensor, MissingEntries
-from .resuming import Callback, restore
 from .whole_tensor import WholeTensor
+
+#: Called with a model and its error; returns True to stop.
+Callback: TypeAlias = Callable[..., bool | None]
 
 #: Weights (R,), None for ones, and factors (I_n, R); or a core and factors.
 Model: TypeAlias = tuple[Array | None, list[Array]]
@@ -26,8 +28,7 @@ Update: TypeAlias = Callable[
     [int, Any, list[Array], list[Any]], tuple[Array | None, list[Array], Any]
 ]
 
-#: Takes the three results of `Update`; returns the error of the new model, or None if nobody needs
-#: it.
+#: Takes the three results of `Update`; returns the error of the new model, None if not needed.
 Measure: TypeAlias = Callable[[Any, list[Array], Any], Any]
 
 
@@ -40,7 +41,7 @@ def start(
     random_state: Any,
     *,
     solver: str,
-    svd_mask_repeats: int = 0,
+    svd_mask_repeats: int = 5,  # TensorLy's
     non_negative: bool = False,
     normalize_factors: bool = False,
     by_blocks: bool = False,
@@ -56,11 +57,47 @@ def start(
         if missing is not None:
             options = {"rank": rank, "num_repeats": svd_mask_repeats}
             unfold = functools.partial(missing.unfold_imputed, **options)
-        weights, factors = make_initial_guess(
-            x, rank, init, svd, random_state, unfold=unfold,
-            non_negative=non_negative, normalize_factors=normalize_factors,
-        )  # fmt: skip
+        with span("start"):
+            weights, factors = make_initial_guess(
+                x, rank, init, svd, random_state, unfold=unfold,
+                non_negative=non_negative, normalize_factors=normalize_factors,
+            )  # fmt: skip
     return weights, spread_factors(x, factors) if by_blocks else factors
+
+
+def restore(
+    init: Any,
+    x: FlycooTensor,
+    rank: int | tuple[int, ...],
+    solver: str,
+    dtype: np.dtype | None = None,
+) -> tuple[Array, list[Array]]:
+    """Return the weights, or core, and factors of a checkpoint on the device of `x`.
+
+    Refuse one of another solver, tensor, rank or, if given, dtype; one that does not name its
+    tensor or solver is checked only for shape, rank and dtype.
+    """
+    is_tucker = isinstance(init, ResumedTucker)
+    if init.saved.solver not in ("", solver) or is_tucker != ("tucker" in solver):
+        written_by = init.saved.solver or ("tucker" if is_tucker else "a CP decomposition")
+        raise ValueError(
+            f"the checkpoint was written by {written_by}, expected {solver}: resume it there, or "
+            "pass a tuple of its weights and factors as an initial guess"
+        )
+    found = (init.shape, init.rank, init.factors[0].dtype)
+    expected = (x.shape, rank, found[2] if dtype is None else dtype)
+    if found != expected:
+        raise ValueError(
+            f"the checkpoint has shape {found[0]}, rank {found[1]} and dtype {found[2]}, expected "
+            f"{expected[0]}, rank {expected[1]} and {expected[2]}"
+        )
+    if init.saved.digest not in ("", find_digest(x)):
+        raise ValueError(
+            f"the checkpoint is of another tensor of shape {x.shape}: its nonzeros differ from "
+            f"those of x, {x!r}; resume with the original tensor, or pass another checkpoint="
+        )
+    xp, (first, factors) = x._engine.xp, init
+    return xp.asarray(first), [xp.asarray(factor) for factor in factors]
 
 
 def measure_by(x: WholeTensor | ImputedTensor, wants_errors: bool) -> Measure:
@@ -108,29 +145,16 @@ def iterate(
     normalize_factors: bool = False,
     verbose: int = 0,
     make: Callable[[Any, list[Array]], Any] = make_cp_tensor,
+    normalize: Callable[[Any, list[Array]], Any] = normalize,
 ) -> tuple[Any, list[Any]]:
     """Update a model until it has converged; return it and its errors.
 
-    Parameters
-    ----------
-    model : tuple
-        The initial guess, or the state in the checkpoint `init`. Its list is emptied, so that each
-        factor is freed as soon as there is a new one.
-    solver, tensor
-        The origin of the models that the callback gets.
-    is_over : callable
-        Takes the errors after each iteration, including those of the checkpoint.
-    init : Resumed, optional
-        The checkpoint to resume. The errors in it count for `is_over`, but are not returned.
-    callback : callable, optional
-        Called with the model and its error before the first and after each iteration. Each call
-        gets a new list of arrays that never change.
-    start_error : callable, optional
-        Computes the error of a model that is not resumed; without it, the first call gets none.
-    save_state : callable, optional
-        Returns the arrays, besides the model, that a resumed run needs.
-    make : callable, optional
-        Makes the model for the callback and the result.
+    `model` is the initial guess, or the state in the checkpoint `init`, whose errors count for
+    `is_over` but are not returned. Its list is emptied, so that each factor is freed as soon as
+    there is a new one. `callback` gets a model that `make` makes, with `solver` and `tensor` as its
+    origin and the arrays of `save_state`, and its error: before the first iteration that of
+    `start_error` or the checkpoint, if there is one. Each call gets a new list of arrays that never
+    change. `normalize` takes and returns weights and factors, if `normalize_factors`.
     """
     weights, factors = model
     past: list[Any] = init.errors[1:] if isinstance(init, Resumed) else []
@@ -142,10 +166,8 @@ def iterate(
         origin = Origin(solver, tensor, save_state())
         return callback(mark_origin(make(weights, factors), origin), *error) is True
 
-    if callback is not None and (past or start_error is None):
-        call(*past[-1:])
-    elif callback is not None and start_error is not None:
-        call(start_error())
+    if callback is not None:
+        call(*(past[-1:] if past or start_error is None else [start_error()]))
     factors = list(factors)
     model[1].clear()
     if past and is_over(errors):
@@ -167,3 +189,26 @@ def iterate(
         if normalize_factors:
             weights, factors = normalize(weights, factors)
     return make(weights, factors), errors[len(past) :]
+
+
+def has_converged(errors: Sequence[float], tol: float, criterion: str) -> bool:
+    """Return whether the last error changed by less than `tol`; False if there is only one.
+
+    With "abs_rec_error" the absolute change counts, with "rec_error" the decrease: then an increase
+    stops the loop too. A `tol` of 0 never stops.
+    """
+    if not tol or len(errors) < 2:
+        return False
+    decrease = float(errors[-2]) - float(errors[-1])
+    if criterion == "abs_rec_error":
+        return bool(abs(decrease) < tol)
+    if criterion == "rec_error":
+        return bool(decrease < tol)
+    raise TypeError(f"cvg_criterion is {criterion!r}, expected 'abs_rec_error' or 'rec_error'")
+
+
+def has_settled(losses: Sequence[float], tol: float) -> bool:
+    """Return whether the last loss decreased by less than `tol`, relative to itself."""
+    if not tol or len(losses) < 2:
+        return False
+    return bool(losses[-2] - losses[-1] < tol * abs(losses[-1]))

@@ -4,16 +4,11 @@ import warnings
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import DTypeLike
 from tensorly.cp_tensor import CPTensor
 
 from ..base.array_modules import Array, array_module
-from ..engines.tall_skinny import (
-    column_norms,
-    is_tall,
-    sum_columns,
-    sum_rows,
-    transposed_product,
-)
+from ..engines.tall_skinny import column_norms, is_tall, sum_columns, sum_rows, transposed_product
 
 
 def multiply_all(arrays: Sequence[Array], skip: int | None = None) -> Array:
@@ -26,16 +21,22 @@ def multiply_all(arrays: Sequence[Array], skip: int | None = None) -> Array:
 
 
 def multiply_grams(
-    weights: Array | None, factors: Sequence[Array], skip: int | None = None, ridge: float = 0
+    weights: Array | None,
+    factors: Sequence[Array],
+    skip: int | None = None,
+    ridge: float = 0,
+    dtype: DTypeLike | None = None,
 ) -> Array:
     """Multiply the factors' Gram matrices elementwise, and by the weights on both sides: (R, R).
 
-    The factor of mode `skip` is left out. `ridge` is added to the diagonal before the weights.
+    The factor of mode `skip` is left out. `ridge` is added to the diagonal before the weights. With
+    a `dtype`, one factor at a time is converted to it.
     """
     xp, rank = array_module(factors[0]), factors[0].shape[1]
-    product = xp.ones((rank, rank), factors[0].dtype)
+    product = xp.ones((rank, rank), dtype or factors[0].dtype)
     for n, factor in enumerate(factors):
         if n != skip:
+            factor = factor if dtype is None else factor.astype(dtype, copy=False)
             product = product * transposed_product(factor, factor)
     if ridge:
         product = product + ridge * xp.eye(rank, dtype=product.dtype)

@@ -10,7 +10,7 @@ from ..engines.tall_skinny import column_norms
 from ..ops.cp_entries import evaluate_model
 from ..ops.hals import solve_nonnegative
 from ..ops.mttkrp import mttkrp
-from ..spread.whole_factors import take_model
+from ..spread.row_shards import take_model
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import check_same_labels
 from ..tensor.tensor import FlycooTensor
@@ -50,65 +50,58 @@ def fold_in(
     .. math:: \min_F |X_{\mathrm{new}} - [w; F_0, \ldots, F, \ldots, F_{N-1}]|
 
     or, with ``loss="poisson_count"``, the likeliest rows if the model gives the means of counts.
-    With `observed`, only the stored nonzeros count, as for `observed_parafac`; else all other cells
-    are zeros, which predicts that new users of a model of ratings rate everything near zero.
+    All other cells are zeros, or with `observed` unknown, as new users' ratings are.
 
     Parameters
     ----------
     cp_tensor : CPTensor or (weights, factors)
-        The model. Weights (R,), or None for ones; factors (I_n, R). The old rows of `mode` are not
-        used.
+        Weights (R,), or None for ones; factors (I_n, R), whose old rows of `mode` are not used.
     x_new : FlycooTensor, LabelledTensor or sparse.COO
-        The data of the new indices: any size in `mode`, and the model's in all others. With the
-        dtype and on the device of the factors.
+        The data of the new indices, in the dtype and on the device of the factors: any size in
+        `mode`, and the model's in all others.
     mode : int
     loss : {"gaussian", "poisson_count"}
     non_negative : bool
-        Whether the rows are non-negative, as those of `non_negative_parafac_hals`. With
-        "poisson_count" they always are.
+        Whether the rows are non-negative; with "poisson_count" they always are.
     observed : bool, optional
-        Whether all cells but the nonzeros are unknown. By default, whether the model has the
+        Whether all cells but the nonzeros are unknown; by default, whether the model has the
         attribute `observed_l2_reg`, as one that `observed_parafac` returned.
     l2_reg : float, optional
-        The ridge, as for `observed_parafac`; only with `observed`. By default that of the model, or
-        1e-6.
+        The ridge of `observed` rows; by default that of the model, or 1e-6.
 
     Returns
     -------
     array (I_new, R)
-        Rows that go with the model's weights. An index without nonzeros has a row of zeros.
+        Rows that go with the model's weights. An index without nonzeros has a row of zeros, or, in
+        a model with `biases` of `observed_parafac`, the one that predicts by the other biases.
 
     Raises
     ------
     TypeError
-        If `x_new` is not sparse, `l2_reg` is not a number, or the model has another dtype or is on
-        another device.
+        If `x_new` is not sparse, `l2_reg` is not a number, or the model has another dtype or
+        device.
     ValueError
-        If `mode` is out of range, a shape does not match, `loss` is unknown, or labels of `x_new`
-        differ from those of a `LabelledCP` in another mode; or, with "poisson_count", if the other
-        factors, the weights or a value are negative; or if `l2_reg` is not above 0, or `observed`
-        comes with another loss or `non_negative`.
+        If `mode` is out of range, a shape does not match, `loss` is unknown, labels differ from
+        those of a `LabelledCP` in another mode, the other factors, the weights or a value are
+        negative with "poisson_count", `l2_reg` is not above 0, or `observed` comes with another
+        loss or `non_negative`.
 
     Notes
     -----
-    One MTTKRP, whatever the number of rows, and one system of R equations for all of them.
-    Proportional components share what they explain.
-    `parafac` with all other modes in ``fixed_modes`` converges to these rows in one iteration. (It
-    never fixes the last mode; here any mode may be the new one.) With `non_negative`, up to
+    One MTTKRP and one system of R equations for all rows: those of `parafac` with all other modes
+    in ``fixed_modes``. Proportional components share what they explain. With `non_negative`, up to
     1000 sweeps of HALS follow, of ``4 * I_new * R**2`` operations each. Results have the same bits
     in every run on one machine.
 
     With "poisson_count", up to 1000 multiplicative updates, extrapolated by SQUAREM, end when F
-    changes by rounding only; each is one pass over the nonzeros, or two. Counts at cells where all
-    components of the other factors are zero cannot be explained by any row, and are left out.
+    changes by rounding only; each is one pass over the nonzeros, or two. Counts where all
+    components of the other factors are zero, which no row can explain, are left out.
 
     References
     ----------
     Chi and Kolda, "On Tensors, Sparsity, and Nonnegative Factorizations", SIAM Journal on Matrix
-    Analysis and Applications 33, 2012.
-
-    Gillis and Glineur, "Accelerated Multiplicative Updates and Hierarchical ALS Algorithms for
-    Nonnegative Matrix Factorization", Neural Computation 24, 2012.
+    Analysis and Applications 33, 2012. Gillis and Glineur, "Accelerated Multiplicative Updates and
+    Hierarchical ALS Algorithms for Nonnegative Matrix Factorization", Neural Computation 24, 2012.
 
     Examples
     --------
@@ -127,8 +120,7 @@ def fold_in(
     x = as_flycoo(x_new, check_coords=True)
     if x.ndim != len(factors):
         raise ValueError(f"x_new has {x.ndim} modes, expected {len(factors)}, as the model has")
-    xp, old = array_module(factors[mode]), factors[mode]
-    factors = list(factors)
+    xp, old, factors = array_module(factors[mode]), factors[mode], list(factors)
     factors[mode] = xp.zeros((x.shape[mode], old.shape[1]), old.dtype)
     if observed is None:
         observed = hasattr(cp_tensor, "observed_l2_reg")
@@ -143,7 +135,8 @@ def fold_in(
         if l2_reg is None:
             l2_reg = getattr(cp_tensor, "observed_l2_reg", L2_REG)
         check_ridge(l2_reg)
-        return _fit_observed(x, weights, factors, mode, old, l2_reg)
+        has_biases = hasattr(cp_tensor, "observed_l2_reg")
+        return _fit_observed(x, weights, factors, mode, old, l2_reg, has_biases)
     if is_count:
         return _fit_counts(x, weights, factors, mode)
     product = mttkrp(x, factors, mode, weights=weights)
@@ -159,8 +152,7 @@ def fold_in(
 def _invert(gram: np.ndarray) -> np.ndarray:
     """Return the pseudo-inverse of a Gram matrix (R, R), whatever the lengths of its vectors.
 
-    What rounding leaves of the directions that depend on others is left out: divided by, it would
-    become the largest part of the rows.
+    Directions that only rounding leaves are dropped: divided by, they would dominate the rows.
     """
     lengths = np.sqrt(gram.diagonal().astype(np.float64))
     lengths[lengths == 0] = 1
@@ -177,26 +169,40 @@ def _fit_observed(
     mode: int,
     old: Array,
     l2_reg: float,
+    has_biases: bool,
 ) -> Array:
-    """Fit the rows of `mode` to the nonzeros; `old` are those of the model."""
-    rows = factors[mode]
+    """Fit the rows of `mode` to the nonzeros; `old` are those of the model.
+
+    If it `has_biases`, a column of `old` that is one number stays so: of other modes' biases.
+    """
+    xp, rows, scales = array_module(old), factors[mode], 1 if weights is None else weights
+    models = [old if n == mode else factor for n, factor in enumerate(factors)]
+    is_same = [(factor == factor[:1]).all(axis=0) & has_biases for factor in models]
+    is_kept = is_same[mode]
+    is_own = multiply_all(is_same, skip=mode) & ~is_kept
+    rows += old[:1] * is_kept
     if x.nnz == 0:
         return rows
     # The ridge of observed_parafac makes the columns of a component equally long in all modes. It
-    # is for rows of that length, whatever the lengths in this model.
+    # is for rows of that length, whatever the lengths in this model; that of biases, for biases.
     others = multiply_all([column_norms(factor) for factor in factors], skip=mode)
-    others = others.astype(np.float64) if weights is None else others * abs(weights)
+    others = others.astype(np.float64) * abs(scales)
     sizes = others * column_norms(old)
-    xp, is_used = array_module(rows), sizes > 0
+    is_used = sizes > 0
     lengths = sizes ** (1 - 1 / x.ndim) / xp.where(is_used, others, 1)
-    lengths = xp.where(is_used, lengths, 1)
+    lengths = xp.where(is_used & ~is_kept, lengths, 1)
     factors = [factor.astype(np.float64) for factor in factors]
-    factors[mode - 1] *= lengths if weights is None else lengths * weights
+    firsts = multiply_all([factor[0] for factor in factors], skip=mode) * scales
+    lengths = xp.where(is_own, 1 / xp.where(is_own, firsts, 1), lengths)
+    mean = float((firsts * old[0])[multiply_all(is_same)].sum())
+    factors[mode - 1] *= lengths * scales
     coords, values = x._sorted_nonzeros()
     values = values.astype(np.float64)
-    ridge = scale_ridge(l2_reg, measure_scale(values), x.ndim)
+    ridge = scale_ridge(l2_reg, measure_scale(values - mean) or 1.0, x.ndim)
+    common = xp.diag(xp.where(is_own, l2_reg, ridge))
     plan = RowPlan.of(coords[mode], x.shape[mode])
-    fitted = fit_rows(coords, values, factors, mode, plan, ridge) * lengths
+    is_free = ~is_kept if is_kept.any() else None
+    fitted = fit_rows(coords, values, factors, mode, plan, common, is_free=is_free) * lengths
     return fitted.astype(rows.dtype)
 
 
@@ -212,7 +218,10 @@ def _fit_counts(x: FlycooTensor, weights: Array | None, factors: list[Array], mo
     # Meanwhile the weights are part of the rows.
     scale = xp.ones(rows.shape[1], rows.dtype) if weights is None else weights
     factors[mode] = xp.ones_like(rows) * scale
-    x = _leave_out_zeros(x, factors)
+    coords, values = x._sorted_nonzeros()
+    is_possible = evaluate_model(coords, None, factors) > 0  # elsewhere the model is zero
+    if not is_possible.all():
+        x = x._rebuild(coords[:, is_possible], values[is_possible])
     if x.nnz == 0:
         return rows
     updates = MultiplicativeUpdates(ObservedData(x), [mode], factors, {})
@@ -222,12 +231,3 @@ def _fit_counts(x: FlycooTensor, weights: Array | None, factors: list[Array], mo
         if not last - loss > _TOLERANCE * abs(loss):
             break
     return factors[mode] * xp.where(scale > 0, 1 / xp.where(scale > 0, scale, 1), 0)
-
-
-def _leave_out_zeros(x: FlycooTensor, factors: list[Array]) -> FlycooTensor:
-    """Leave out the nonzeros at which the model is zero."""
-    coords, values = x._sorted_nonzeros()
-    is_possible = evaluate_model(coords, None, factors) > 0
-    if is_possible.all():
-        return x
-    return x._rebuild(coords[:, is_possible], values[is_possible])

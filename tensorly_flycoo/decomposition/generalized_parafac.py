@@ -14,17 +14,14 @@ from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
 from .adam import Adam, scale_guess
 from .cp_apr import CpApr, spread_sums
-from .cp_loop import iterate, start
+from .cp_loop import Callback, has_settled, iterate, start
 from .cp_model import make_cp_tensor
-from .describing import describe_as
-from .guarding import guard
+from .guarding import describe_as, guard
 from .losses import Loss, check_data, find_loss
 from .masks import ObservedData, find_missing
 from .parafac import parafac
 from .poisson import MultiplicativeUpdates, balance, evaluate_loss, lift_zeros
 from .ranks import find_cp_rank
-from .resuming import Callback
-from .stopping import has_settled
 
 if TYPE_CHECKING:
     from sparse import SparseArray
@@ -56,7 +53,8 @@ def generalized_parafac(
     .. math:: \min F = \sum_{\mathrm{cells}} f(x, m), \quad m = \sum_r \prod_n F_n[c_n, r]
 
     ``loss="poisson_count"`` is exact: the model's sum over all cells is a product of column sums,
-    and its logarithm is needed only at the nonzeros, so no samples are drawn.
+    and its logarithm is needed only at the nonzeros, so no samples are drawn. Cells that `mask`
+    marks as missing do not count.
 
     Parameters
     ----------
@@ -67,16 +65,12 @@ def generalized_parafac(
     init : {"random", "svd", CPTensor, ResumedCP}
         The initial guess, in the dtype and on the device of `tensor`, without negative elements if
         the loss has the lower bound 0; or a checkpoint to resume (`Progress.resume`).
-    mask : sparse.COO, optional
-        In the shape of `tensor`, with fill_value 1; its stored zeros mark the missing entries,
-        which do not count.
-    random_state : int, numpy.random.RandomState or generator of cupy.random, optional
-        For the initial guess and the samples.
     loss : str or tuple
-        "poisson_count", "poisson_log", "bernoulli_odds", "bernoulli_logit", "gaussian", "gamma" or
-        "rayleigh"; or ``(f, df, lower_bound)``: a function of arrays of data and of model values
-        that returns the loss of each entry, its derivative by the model values, and the least value
-        that elements of factors may have, or None.
+        "poisson_count", "poisson_log", "bernoulli_odds", "bernoulli_logit", "gaussian", "gamma",
+        "rayleigh" or "zero_truncated_poisson", to which cells without a nonzero are unobserved; or
+        ``(f, df, lower_bound)``: a function of arrays of data and of model values that returns the
+        loss of each entry, its derivative by the model values, and the least value that elements of
+        factors may have, or None.
     method : {"auto", "mu", "cp_apr", "adam"}
         The first two methods are for "poisson_count". "mu": multiplicative updates, one per mode
         and sweep, extrapolated by SQUAREM if that lowers F; F never increases. "cp_apr": Chi and
@@ -128,16 +122,17 @@ def generalized_parafac(
     1/100 of their column's mean. Once F has settled, "mu" raises zeros, and elements up to 1e-10 of
     that mean, where F would fall if they grew, to at most 1/100 of the mean, and keeps this if F
     falls: up to two passes for each mode with zeros. "cp_apr" raises zeros as Chi and Kolda do, and
-    F may rise. Zeros of fixed modes and of rows without nonzeros stay.
-
-    F is a sum over all cells, and usually has several local minima: try several `random_state`.
+    F may rise. Zeros of fixed modes and of rows without nonzeros stay. F usually has several local
+    minima: try several `random_state`.
 
     References
     ----------
     Chi and Kolda, "On Tensors, Sparsity, and Nonnegative Factorizations", SIAM Journal on Matrix
     Analysis and Applications 33, 2012. Hong, Kolda and Duersch, "Generalized Canonical Polyadic
     Tensor Decomposition", SIAM Review 62, 2020. Kolda and Hong, "Stochastic Gradients for
-    Large-Scale Tensor Decomposition", SIAM Journal on Mathematics of Data Science 2, 2020.
+    Large-Scale Tensor Decomposition", SIAM Journal on Mathematics of Data Science 2, 2020. López,
+    Lehoucq and Dunlavy, "Zero-Truncated Poisson Regression for Sparse Multiway Count Data Corrupted
+    by False Zeros", arXiv 2201.10014.
 
     Examples
     --------
@@ -167,7 +162,7 @@ def generalized_parafac(
     check_data(chosen, data.tensor)
     model = start(
         x if isinstance(init, Resumed) else data.tensor, None, num_components, init, svd, random,
-        solver="generalized_parafac", non_negative=chosen.is_nonnegative,
+        solver="generalized_parafac", non_negative=chosen.lower_bound >= 0,
     )  # fmt: skip
     _check_guess(model[1], chosen)
     wants_losses = return_errors or callback is not None

@@ -1,14 +1,18 @@
-"""What surrounds a whole call: labels, one log line for all kernels, a useful MemoryError."""
+"""What surrounds a decomposition: dense tensors, labels, logs, a useful MemoryError, docstrings."""
 
 from __future__ import annotations
 
 import functools
+import inspect
+import re
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
+import tensorly.decomposition
+from tensorly.backend import BackendManager
 from tensorly.cp_tensor import CPTensor
 
-from ..base.reporting import log_compilation
+from ..base.reporting import log_compilation, span
 from ..ops.views import find_sparse
 from ..tensor.coo_cache import is_table, not_sparse_error
 from ..tensor.labelled import LabelledTensor
@@ -18,19 +22,20 @@ from .labelled_cp import label_result
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def guard(function: Callable[_P, _R], dense: Callable[_P, _R] | None = None) -> Callable[_P, _R]:
     """Let a function log all that it compiles in one line, and explain a MemoryError.
 
     A CP model with components that are zero is returned with a warning. Calls without a sparse
-    tensor go to `dense`, by default `function`, and raise what it raises; but a table is refused.
-    The function gets the tensor of a `LabelledTensor`; `label_result` gives its result the labels.
+    tensor go to `dense`, by default `function`; but a table is refused. The function gets the
+    tensor of a `LabelledTensor`; `label_result` gives its result the labels.
     """
 
     @functools.wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        x = find_sparse((*args, *kwargs.values()))
+        x = find_sparse((*args, *kwargs.values()), function.__name__)
         if x is None:
             for table in filter(is_table, args[:1] or [kwargs.get("tensor")]):
                 raise not_sparse_error(table)
@@ -41,7 +46,7 @@ def guard(function: Callable[_P, _R], dense: Callable[_P, _R] | None = None) -> 
                 plain = [_drop_labels(argument) for argument in args]
                 named = {name: _drop_labels(argument) for name, argument in kwargs.items()}
                 return label_result(call(*plain, **named), labelled.labels)
-        with log_compilation():
+        with span(function.__name__, x), log_compilation():
             result = attempt(function.__name__, lambda: function(*args, **kwargs))
         model = result[0] if isinstance(result, tuple) else result
         if isinstance(model, CPTensor):
@@ -53,3 +58,60 @@ def guard(function: Callable[_P, _R], dense: Callable[_P, _R] | None = None) -> 
 
 def _drop_labels(argument: Any) -> Any:
     return argument.tensor if isinstance(argument, LabelledTensor) else argument
+
+
+def tensorly_loop(name: str) -> Callable[..., Any]:
+    """Return TensorLy's decomposition of that name, as it was before our replacement."""
+    function = getattr(tensorly.decomposition, name)
+    return getattr(function, "_flycoo_original", function)
+
+
+def dense_to_tensorly(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Hand calls without a sparse tensor to TensorLy's function, if it takes a callback given."""
+
+    def dense(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        original = tensorly_loop(function.__name__)
+        if "callback" in kwargs and "callback" not in inspect.signature(original).parameters:
+            raise TypeError(
+                f"callback= of {function.__name__} works for sparse tensors only: TensorLy's own "
+                "function, which decomposes dense ones, has none; leave it out"
+            )
+        return original(*args, **kwargs)
+
+    return guard(function, dense)
+
+
+def require_flycoo_backend() -> None:
+    """Refuse to run TensorLy's loop on a sparse tensor under another backend."""
+    name = BackendManager.get_backend()
+    if name != "flycoo":
+        raise RuntimeError(f'TensorLy\'s backend is {name!r}, call tl.set_backend("flycoo")')
+
+
+def describe_as(known: Callable[..., Any]) -> Callable[[_F], _F]:
+    """Add to a docstring the parameters that it leaves out, as the docstring of `known` has them.
+
+    The parameters are in the order of the signature. One that neither describes is a KeyError.
+    """
+
+    def describe(function: _F) -> _F:
+        if function.__doc__ and known.__doc__:  # "python -OO" has none
+            texts = _split(known.__doc__)[1]
+            before, own, after = _split(function.__doc__)
+            names = inspect.signature(function).parameters
+            listed = dict.fromkeys((texts | own)[name] for name in names)  # some share a text
+            function.__doc__ = before + "\n".join(listed) + after
+        return function
+
+    return describe
+
+
+def _split(docstring: str) -> tuple[str, dict[str, str], str]:
+    """Return a docstring's descriptions by parameter, and the text before and after them."""
+    before, heading, rest = inspect.cleandoc(docstring).partition("Parameters\n----------\n")
+    listed, returns, after = rest.partition("\n\nReturns\n")
+    texts: dict[str, str] = {}
+    for text in re.split(r"\n(?=\w)", listed):
+        names = re.match(r"[\w, ]+", text)
+        texts |= dict.fromkeys(names[0].strip().split(", "), text) if names else {}
+    return before + heading, texts, returns + after

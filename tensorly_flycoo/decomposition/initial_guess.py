@@ -12,9 +12,10 @@ from tensorly.cp_tensor import CPTensor, cp_normalize
 
 from ..base.array_modules import Array
 from ..base.checks import check_factors, check_place, check_weights, densify_error
+from ..base.reporting import span
 from ..ops.lazy_svd import LazySVD
+from ..spread.row_shards import scatter_all, take_model
 from ..spread.spread_layout import SpreadLayout
-from ..spread.whole_factors import scatter_all, take_model
 from ..start.nndsvd import make_left_vectors_non_negative
 from ..start.unfolding import LazyMatrix, Unfolding
 from ..tensor.coo_cache import as_flycoo
@@ -30,10 +31,8 @@ SVDS = ("truncated_svd", "randomized_svd")
 def check_initial_guess(init: Any, dtype: np.dtype, on_gpu: bool, rank: int | None = None) -> Any:
     """Return an initial guess, refused if its device, dtype or given rank is not the factors'.
 
-    Arrays of other libraries, such as PyTorch's, are shared as NumPy's or CuPy's.
-
-    TensorLy uses a guess as it is; ``tl.tensor(a, **tl.context(x))`` moves an array. Anything that
-    is not a pair of weights and factors is left to TensorLy.
+    Arrays of other libraries, such as PyTorch's, are shared as NumPy's or CuPy's. Anything that is
+    not a pair of weights and factors is left to TensorLy.
     """
     if not isinstance(init, tuple | list | CPTensor) or len(init) != 2:
         return init
@@ -84,11 +83,7 @@ def spread_factors(x: FlycooTensor, factors: Iterable[Array]) -> list[Array]:
 
 
 def draw_factors(x: FlycooTensor, rank: int, random: Any) -> list[Array]:
-    """Draw TensorLy's random initial guess: uniform in [0, 1), in the order of the modes.
-
-    The factors are drawn in the dtype and on the device of `x`, from a generator that
-    `tl.check_random_state` returns.
-    """
+    """Draw TensorLy's random initial guess: uniform in [0, 1), in the order of the modes."""
 
     def draw() -> list[Array]:
         check_room(x._engine, sum(x.shape) * rank * x.dtype.itemsize)
@@ -109,9 +104,10 @@ def initialize_cp(
     """Return what TensorLy's `initialize_cp` does for ``init="random"`` and ``init="svd"``."""
     x = as_flycoo(tensor, check_coords=True)
     rank = find_cp_rank(x, rank)
-    weights, factors = make_initial_guess(
-        x, rank, init, svd, random_state, non_negative=non_negative
-    )
+    with span("start"):
+        weights, factors = make_initial_guess(
+            x, rank, init, svd, random_state, non_negative=non_negative
+        )
     start = make_cp_tensor(weights, spread_factors(x, factors))
     return cp_normalize(start) if normalize_factors else start
 
@@ -143,9 +139,8 @@ def make_initial_guess(
 ) -> tuple[Array | None, list[Array]]:
     """Make the initial guess that TensorLy makes from the same arguments.
 
-    The weights (R,) are None for ones; the factors are new arrays in the dtype and on the (first)
-    device of `x`. `random_state` also draws the columns beyond the number of singular vectors.
-    `unfold` returns the unfolding along a mode, by default that of `x`. A computed guess is made
+    The weights are None for ones; the factors are new arrays, on the first device of `x`. `unfold`
+    returns the unfolding along a mode, by default that of `x`. A computed guess is made
     non-negative and normalised; the user's stays as it is.
     """
     random = tl.check_random_state(random_state)
@@ -159,7 +154,7 @@ def make_initial_guess(
         check_svd(svd, "init='svd'", x.shape)
         unfold = unfold or (lambda mode: Unfolding(x, mode))
         factors = [
-            _take_left_vectors(x, unfold(mode), rank, svd, random, non_negative)
+            take_left_vectors(x, unfold(mode), rank, svd, random, non_negative)
             for mode in range(x.ndim)
         ]
         if non_negative:
@@ -169,7 +164,7 @@ def make_initial_guess(
     return normalize(None, factors) if normalize_factors else (None, factors)
 
 
-def _take_left_vectors(
+def take_left_vectors(
     x: FlycooTensor, unfolding: Unfolding, rank: int, svd: str, random: Any, non_negative: bool
 ) -> Array:
     """Make one factor from leading left singular vectors, filled up with random columns."""

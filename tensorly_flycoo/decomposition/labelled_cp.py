@@ -9,12 +9,20 @@ from tensorly.cp_tensor import CPTensor
 from ..base.array_modules import Array, array_module, is_cupy, move
 from ..base.checks import check_count, check_mode
 from ..engines.tall_skinny import column_norms, find_extremes
-from ..io.array_file import FLOATS, MODEL, number, open_arrays, save_arrays
+from ..io.array_file import (
+    FLOATS,
+    MODEL,
+    list_labels,
+    name_modes,
+    number,
+    open_arrays,
+    read_labels,
+    save_arrays,
+)
 from ..io.dataframe import from_dataframe, read_rows
 from ..io.files import FilePath
-from ..io.labels import list_labels, name_modes, read_labels
 from ..ops.cp_entries import cp_to_entries
-from ..spread.whole_factors import gather
+from ..spread.row_shards import gather
 from ..tensor.labelled import Labels
 from .fold_in import fold_in
 
@@ -58,10 +66,8 @@ class LabelledCP(CPTensor):
 
     Attributes
     ----------
-    weights : array (R,)
-    factors : list of array (I_n, R)
-    shape : tuple of int
-    rank : int
+    weights, factors, shape, rank
+        Those of the CPTensor.
     labels : dict of str to numpy.ndarray (I_n,)
     names : tuple of str
     ordered : tuple of str
@@ -73,11 +79,6 @@ class LabelledCP(CPTensor):
     ------
     ValueError
         If the number of labels or names does not match, or a name or label occurs twice.
-
-    See Also
-    --------
-    from_dataframe : Make a tensor of a table.
-    best_of : Find the best model of several starts.
 
     Notes
     -----
@@ -113,8 +114,7 @@ class LabelledCP(CPTensor):
     ) -> None:
         weights, factors = cp_tensor
         factors, labels = list(factors), Labels(labels, names)
-        labels.check_shape([factor.shape[0] for factor in factors])
-        labels.check_distinct()
+        labels.check([factor.shape[0] for factor in factors])
         ridge = getattr(cp_tensor, "observed_l2_reg", None)
         self._set(bring_into_form(weights, factors), factors, labels, ridge)
 
@@ -163,19 +163,14 @@ class LabelledCP(CPTensor):
         Parameters
         ----------
         mode : str or int
-            Its name or its number.
+            Its name or its number; a ValueError if there is no such mode.
         n : int
-            How many labels; fewer if the mode has fewer.
+            How many labels, at least 1; fewer if the mode has fewer.
 
         Returns
         -------
         list of dict
             For each component, its `n` labels of largest magnitude, and their factor elements.
-
-        Raises
-        ------
-        ValueError, TypeError
-            If there is no such mode, or `n` is not an integer of at least 1.
 
         Examples
         --------
@@ -186,13 +181,15 @@ class LabelledCP(CPTensor):
         """
         index, n = self._find_mode(mode), check_count(n, "n")
         factor, labels = move(self.factors[index], np), self.labels[self.names[index]]
-        largest = [_find_largest(np.abs(column), n) for column in factor.T]
         # tolist gives Python's numbers and text, but would turn dates into numbers.
         as_list = list if labels.dtype.kind in "mM" else np.ndarray.tolist
-        return [
-            dict(zip(as_list(labels[rows]), factor[rows, r].tolist(), strict=True))
-            for r, rows in enumerate(largest)
-        ]
+        count, components = min(n, labels.size), []
+        for column in factor.T:
+            sizes = np.abs(column)
+            rows = np.flatnonzero(sizes >= np.partition(sizes, -count)[-count])  # only few to sort
+            rows = rows[np.argsort(-sizes[rows], kind="stable")[:count]]
+            components.append(dict(zip(as_list(labels[rows]), column[rows].tolist(), strict=True)))
+        return components
 
     def to_frames(self) -> tuple[np.ndarray, list["DataFrame"]]:
         """Return the model as tlviz's functions expect it: weights, and factors as DataFrames.
@@ -202,12 +199,7 @@ class LabelledCP(CPTensor):
         weights : numpy.ndarray (R,)
         frames : list of pandas.DataFrame
             For each mode, a column for each component. The index has the labels and the name of
-            the mode.
-
-        Raises
-        ------
-        ImportError
-            If pandas is missing.
+            the mode. Needs pandas.
 
         Examples
         --------
@@ -233,12 +225,8 @@ class LabelledCP(CPTensor):
         Returns
         -------
         pandas.DataFrame
-            With the columns "mode" (the name), "label", "component" (from 0) and "value".
-
-        Raises
-        ------
-        ImportError
-            If pandas is missing.
+            With the columns "mode" (the name), "label", "component" (from 0) and "value". Needs
+            pandas.
 
         Examples
         --------
@@ -347,8 +335,7 @@ class LabelledCP(CPTensor):
         ImportError
             If Matplotlib is missing.
         ValueError, TypeError
-            If there is no such mode, `lines` is a single text, or `top` is not an integer of at
-            least 1.
+            If there is no such mode, `lines` is one text, or `top` is not an integer of 1 or more.
         """
         if isinstance(lines, str):
             raise TypeError(f"lines is {lines!r}, expected a list of modes, like [{lines!r}]")
@@ -372,8 +359,7 @@ class LabelledCP(CPTensor):
         Raises
         ------
         TypeError, ValueError
-            As for `from_dataframe`: for instance if an entry is missing, or not a label of the
-            model.
+            As for `from_dataframe`, for instance if an entry is not a label of the model.
 
         Examples
         --------
@@ -410,14 +396,9 @@ class LabelledCP(CPTensor):
         mode : str or int
         values : str, optional
             The column of the values; by default, each line has the value 1.
-        loss : {"gaussian", "poisson_count"}
-        non_negative : bool
-            Whether the rows are non-negative; with "poisson_count" they always are.
-        observed : bool, optional
-            Whether all cells but those of `frame` are unknown, not zeros; by default, whether
-            `observed_parafac` made the model.
-        l2_reg : float, optional
-            The ridge, only with `observed`; by default that of the model.
+        loss, non_negative, observed, l2_reg
+            As for `fold_in`: whether the model gives the means of counts, the rows must not be
+            negative, and the cells that `frame` lacks are unknown, not zeros.
         **options
             Those of `from_dataframe`, such as ``aggregate``.
 
@@ -428,11 +409,9 @@ class LabelledCP(CPTensor):
 
         Raises
         ------
-        ImportError
-            If pandas is missing.
         ValueError, TypeError
-            If there is no such mode, or as for `from_dataframe`: for instance if an entry of
-            another mode is not a label of the model.
+            If there is no such mode, or as for `from_dataframe` and `fold_in`: for instance if an
+            entry of another mode is not a label of the model.
 
         Examples
         --------
@@ -460,8 +439,7 @@ class LabelledCP(CPTensor):
 def label_result(result: Any, labels: Mapping[str, np.ndarray]) -> Any:
     """Return the result of a decomposition with its CP model, if it has one, as a LabelledCP.
 
-    Errors that come with the model stay; row-sharded factors are gathered. The CPTensor loses its
-    factors, so that no more memory is needed than for one more factor, as while decomposing.
+    Row-sharded factors are gathered. The CPTensor loses its factors: only one is kept twice.
     """
     if isinstance(result, tuple) and result and isinstance(result[0], CPTensor):
         return label_result(result[0], labels), *result[1:]
@@ -474,13 +452,6 @@ def label_result(result: Any, labels: Mapping[str, np.ndarray]) -> Any:
     return LabelledCP.__new__(LabelledCP)._set(weights, factors, Labels(labels), ridge)
 
 
-def _find_largest(magnitudes: np.ndarray, count: int) -> np.ndarray:
-    """Return the places of the `count` largest elements, the largest first; sorts only these."""
-    count = min(count, magnitudes.size)
-    places = np.flatnonzero(magnitudes >= np.partition(magnitudes, -count)[-count])
-    return places[np.argsort(-magnitudes[places], kind="stable")[:count]]
-
-
 def _import_pandas() -> Any:
     try:
         import pandas
@@ -490,10 +461,7 @@ def _import_pandas() -> Any:
 
 
 def bring_into_form(weights: Array | None, factors: list[Array]) -> Array:
-    """Normalise the columns, sort the components and choose the signs; see `LabelledCP`.
-
-    Replaces the factors in their list one by one, and returns the new weights.
-    """
+    """Bring the factors into the form of a `LabelledCP`, in their list; return the new weights."""
     xp, dtype = array_module(factors[0]), factors[0].dtype
     rank = factors[0].shape[1]
     old = np.ones(rank) if weights is None else move(weights, np).astype(np.float64)
@@ -520,10 +488,7 @@ def bring_into_form(weights: Array | None, factors: list[Array]) -> Array:
 
 
 def _choose_signs(weights: np.ndarray, largest: np.ndarray, smallest: np.ndarray) -> np.ndarray:
-    """Return the sign (ndim, R) of each column, by which it is to be multiplied.
-
-    `weights` are (R,), `largest` and `smallest` the extreme elements of the columns, (ndim, R).
-    """
+    """Return the sign (ndim, R) of each column from the weights and its extreme elements."""
     signs = np.where(-smallest > largest, -1, 1)
     peaks = np.maximum(largest, -smallest)
     is_negative = (weights * signs.prod(axis=0) < 0) & (peaks > 0).all(axis=0)
@@ -545,7 +510,6 @@ def make_figure(width: float, height: float) -> "Figure":
 
 
 def _draw_components(cp: LabelledCP, top: int, line_modes: Set[int]) -> "Figure":
-    """Draw a row of panels for each component; see `LabelledCP.plot`."""
     ndim = len(cp.names)
     widths = [_LINE_WIDTH if n in line_modes else _BARS_WIDTH for n in range(ndim)]
     num_bars = min(top, max((cp.shape[n] for n in range(ndim) if n not in line_modes), default=0))

@@ -16,12 +16,13 @@ from ..base.checks import densify_error
 from ..engines.tall_skinny import inner_product
 from ..format.group_passes import LastPass
 from ..format.ordering import compute_norm
+from ..format.primitives import Entries
 from ..ops.cp_entries import choose_block_size, evaluate_model
 from ..ops.mttkrp import mttkrp, mttkrp_in_sweep
 from ..ops.sampling import NonzeroSampler, split_entries
 from ..ops.sparse_matrices import make_csc, multiply_transposed
 from ..spread.slab_layout import SlabLayout
-from ..start.columns import Columns, Entries, list_entries
+from ..start.columns import Columns, list_entries
 from ..start.unfolding import Unfolding
 from ..tensor.coo_cache import as_flycoo, is_raw_sparse, is_sparse
 from ..tensor.labelled import LabelledTensor
@@ -81,10 +82,7 @@ class MissingEntries:
         mode: int,
         weights: Array | None = None,
     ) -> Array:
-        """Add the MTTKRP of the missing entries, with these `values`, to `out` (I_mode, R).
-
-        Return `out`.
-        """
+        """Add the MTTKRP of missing entries with these `values` to `out` (I_mode, R); return it."""
         xp = self.tensor._engine.xp
         # Layout "indexed" keeps its records in one order, here that of `coords`.
         part = self._pattern._map_values(lambda _: values)
@@ -110,10 +108,9 @@ class MissingEntries:
         return numbered, xp.concatenate([values, self.start])
 
     def unfold_imputed(self, mode: int, rank: int, num_repeats: int) -> Unfolding:
-        """Return the unfolding along a mode after imputing its missing entries `num_repeats` times.
+        """Return an unfolding after imputing it `num_repeats` times from its leading vectors.
 
-        Each time from its current leading `rank` singular vectors. A tensor in slabs is built anew
-        each time, in its dtype.
+        A tensor in slabs is built anew each time, in its dtype.
         """
         x, observed = self.tensor, self.observed
         if num_repeats and not isinstance(x._layout, SlabLayout):
@@ -175,11 +172,10 @@ class ImputedTensor:
     def measure(
         self, weights: Array | None, factors: Sequence[Array], last_mttkrp: Array | None = None
     ) -> tuple[float, Array]:
-        """Compute the relative error of a model at the observed entries.
+        """Compute the relative error of a model, and its values at the missing entries (count,).
 
-        It is the norm of the residual there, relative to the norm of the tensor with the model's
-        values at the missing entries. Return these values (count,) too. `last_mttkrp` (I_N, R) is
-        the MTTKRP of the last mode with this model's other factors; computed if not given.
+        The error is the norm of the residual at the observed entries, relative to the norm of the
+        tensor with these values. `last_mttkrp` is that of this model, computed if not given.
         """
         if last_mttkrp is None:
             last_mttkrp = self.mttkrp(weights, factors, len(factors) - 1)
@@ -207,11 +203,7 @@ class ImputedUnfolding(Unfolding):
         return Columns(self.tensor._layout, self.mode, self.tensor._engine, self._entries)
 
     def impute(self, left: Array) -> "ImputedUnfolding":
-        """Impute from the projection onto the span of orthonormal columns `left` (I, R).
-
-        With leading singular vectors the projection is the truncated singular value decomposition.
-        It is computed only in columns with missing entries.
-        """
+        """Impute from the projection onto the span of orthonormal columns `left` (I, R)."""
         is_first, rows, values = self._entries
         columns = np.cumsum(is_first[:-1]) - 1
         is_needed = array_module(left).zeros(int(columns[-1]) + 1, bool)
@@ -222,13 +214,9 @@ class ImputedUnfolding(Unfolding):
         matrix = make_csc(values[chosen], slots, starts, (used.size, starts.size - 1))
         left = left.astype(np.float64, copy=False)
         right = multiply_transposed(matrix, left[used])
-        columns = (np.cumsum(is_needed) - 1)[columns[self._places]]
-        values = values.copy()
-        block_size = choose_block_size(left, left.shape[1])
-        for start in range(0, self._places.size, block_size):
-            block = slice(start, start + block_size)
-            places = self._places[block]
-            values[places] = (left[rows[places]] * right[columns[block]]).sum(axis=1)
+        columns, values = (np.cumsum(is_needed) - 1)[columns[self._places]], values.copy()
+        coords = np.stack([rows[self._places], columns])
+        values[self._places] = evaluate_model(coords, None, [left, right])
         entries = self._entries._replace(values=values)
         return ImputedUnfolding(self.tensor, self.mode, entries, self._places)
 
@@ -238,11 +226,6 @@ def drop_missing(x: Any, mask: Any) -> Any:
 
     A decomposition of `x` itself with that mask begins with the values there, as TensorLy's does,
     and may never forget them.
-
-    >>> import sparse
-    >>> x = FlycooTensor([[0, 1, 2], [2, 0, 1]], [2.0, 3.0, 4.0], shape=(3, 3))
-    >>> drop_missing(x, sparse.COO([[1], [0]], [0.0], (3, 3), fill_value=1.0)).nnz
-    2
     """
     if isinstance(x, LabelledTensor):
         return LabelledTensor(drop_missing(x.tensor, mask), x.labels)
@@ -253,8 +236,7 @@ def drop_missing(x: Any, mask: Any) -> Any:
 def find_missing(x: Any, mask: Any) -> MissingEntries | None:
     """Find the entries of a sparse tensor that a mask marks as missing; None if there are none.
 
-    The mask is a COO in the shape of `x`, with fill_value 1 and stored zeros; stored ones have no
-    effect. A `MissingEntries` of `x`, which runs can share, is returned as it is.
+    A `MissingEntries` of `x`, which runs can share, is returned as it is.
     """
     if isinstance(mask, MissingEntries) and mask.tensor is x:
         return mask
@@ -277,9 +259,7 @@ def find_missing(x: Any, mask: Any) -> MissingEntries | None:
 
 
 def project(x: FlycooTensor, mode: int, coords: Array, left: Array) -> np.ndarray:
-    """Return the entries (count,) at `coords` of the projection of the unfolding of `x`.
-
-    Its columns are projected onto the span of the orthonormal columns `left` (I_mode, R).
+    """Project the unfolding of `x` on the span of `left` (I_mode, R); return entries at `coords`.
 
     >>> x = FlycooTensor([[0, 1, 1], [0, 0, 2]], [3.0, 4.0, 5.0], (2, 3))
     >>> project(x, 0, np.array([[0, 1], [0, 0]]), np.array([[0.6], [0.8]]))
@@ -300,7 +280,7 @@ def _project(piece: Piece, mode: int, engine: "Engine", arrays: Sequence[Array])
     else:
         own, is_own = piece.take_own(coords)
     rows, added = coords[mode][is_own], piece.xp.zeros(coords.shape[1])
-    sampler, parts = NonzeroSampler.of_layout(piece.layout, engine), []
+    sampler, parts = NonzeroSampler(piece.layout, engine), []
     block_size = choose_block_size(left, left.shape[1])
     for start in range(0, rows.size, block_size):
         block = slice(start, start + block_size)

@@ -10,22 +10,16 @@ from ..base.array_modules import Array
 from ..engines.tall_skinny import multiply
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
-from .cp_loop import iterate, list_free_modes, measure_by, start
+from .cp_loop import Callback, has_converged, iterate, list_free_modes, measure_by, start
 from .cp_model import multiply_grams, normalize_updated
-from .describing import describe_as
+from .guarding import dense_to_tensorly, describe_as
 from .masks import ImputedTensor, find_missing
 from .parafac import parafac
 from .ranks import find_cp_rank
-from .resuming import Callback
-from .stopping import has_converged
-from .tensorly_loop import dense_to_tensorly
 from .whole_tensor import WholeTensor
 
 if TYPE_CHECKING:
     from sparse import SparseArray
-
-#: How often TensorLy imputes the missing entries for ``init="svd"``.
-_SVD_MASK_REPEATS = 5
 
 
 @dense_to_tensorly
@@ -48,24 +42,14 @@ def non_negative_parafac(
 ) -> Any:
     """Decompose a sparse tensor into non-negative factors by multiplicative updates.
 
-    Errors and factors are TensorLy's, under any backend.
+    Errors and factors are TensorLy's, under any backend. `tensor` and `init` must be non-negative.
 
     Parameters
     ----------
-    tensor : FlycooTensor or sparse.COO
-        With non-negative values.
-    init : {"svd", "random", CPTensor, ResumedCP}
-        The initial guess, non-negative, in the dtype and on the device of `tensor`; or a checkpoint
-        to resume (`Progress.resume`).
     tol : float
         Stop when the error changes by less; 0 never stops, and computes no errors without a
         callback.
     random_state : int or numpy.random.RandomState, optional
-    fixed_modes : sequence of int, optional
-        Modes whose factors keep their initial values; the last mode cannot be fixed.
-    callback : callable, optional
-        Called with the CPTensor and its error before the first and after each iteration; returns
-        True to stop. For example a `Progress`. Only for sparse tensors.
 
     Returns
     -------
@@ -111,8 +95,7 @@ def non_negative_parafac(
     data = WholeTensor(x) if missing is None else ImputedTensor(missing)
     model = start(
         x, missing, num_components, init, svd, random_state, solver="non_negative_parafac",
-        svd_mask_repeats=_SVD_MASK_REPEATS, non_negative=True, normalize_factors=normalize_factors,
-        by_blocks=missing is None,
+        non_negative=True, normalize_factors=normalize_factors, by_blocks=missing is None,
     )  # fmt: skip
     modes = list_free_modes(x.ndim, fixed_modes)
     cp_tensor, errors = iterate(

@@ -13,15 +13,12 @@ from ..ops.hals import solve_nonnegative
 from ..spread.row_shards import RowShards
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
-from .cp_loop import Update, iterate, measure_by, start
+from .cp_loop import Callback, Update, has_converged, iterate, measure_by, start
 from .cp_model import multiply_grams, normalize_updated
-from .describing import describe_as
+from .guarding import dense_to_tensorly, describe_as
 from .momentum import NESTEROV, add_momentum, check_linesearch
 from .non_negative_parafac import non_negative_parafac
 from .ranks import find_cp_rank
-from .resuming import Callback
-from .stopping import has_converged
-from .tensorly_loop import dense_to_tensorly
 from .whole_tensor import WholeTensor
 
 if TYPE_CHECKING:
@@ -117,18 +114,16 @@ def non_negative_parafac_hals(
     """
     x = as_flycoo(tensor, check_coords=True)
     num_components = find_cp_rank(x, rank)
-    if isinstance(nn_modes, str) and nn_modes != "all":
-        raise ValueError(f"nn_modes is {nn_modes!r}, expected 'all', modes or None")
+    constrained = find_constrained(nn_modes, x.ndim)
     check_linesearch(linesearch, (False, NESTEROV))
-    constrained = set(range(x.ndim) if isinstance(nn_modes, str) else nn_modes or ())
-    penalties = _spread_penalties(sparsity_coefficients, x.ndim, constrained)
+    penalties = spread_penalties(sparsity_coefficients, x.ndim, constrained)
     model = start(
         x, None, num_components, init, svd, random_state, solver="non_negative_parafac_hals",
         non_negative=True, normalize_factors=normalize_factors, by_blocks=True,
     )  # fmt: skip
     modes = [n for n in range(x.ndim) if n not in (fixed_modes or [])]
     data = WholeTensor(x)
-    update: Update = _Hals(data, modes, constrained, penalties, exact, normalize_factors)
+    update: Update = Hals(data, modes, constrained, penalties, exact, normalize_factors)
     measure = measure_by(data, bool(tol or linesearch) or callback is not None)
     save_state: Callable[[], Mapping[str, Array]] = dict
     if linesearch:
@@ -146,10 +141,10 @@ def non_negative_parafac_hals(
 
 
 @dataclass
-class _Hals:
+class Hals:
     """One sweep of HALS, or a system of equations, per mode."""
 
-    data: WholeTensor
+    data: Any  # a WholeTensor, or the projected slices of `parafac2`
     modes: list[int]
     constrained: set[int]
     penalties: list[float | None]
@@ -164,7 +159,7 @@ class _Hals:
             gram = multiply_grams(weights, factors, skip=mode)
             if mode in self.constrained:
                 penalty = self.penalties[mode]
-                factors[mode] = _improve(product, gram, factors[mode], penalty, self.exact)
+                factors[mode] = improve(product, gram, factors[mode], penalty, self.exact)
             else:
                 factors[mode] = solve(gram.T, product.T).T
             if self.normalize_factors and mode != self.modes[-1]:
@@ -176,7 +171,14 @@ class _Hals:
         return weights, factors, product
 
 
-def _spread_penalties(
+def find_constrained(nn_modes: str | Iterable[int] | None, ndim: int) -> set[int]:
+    """Return the modes that are non-negative."""
+    if isinstance(nn_modes, str) and nn_modes != "all":
+        raise ValueError(f"nn_modes is {nn_modes!r}, expected 'all', modes or None")
+    return set(range(ndim) if isinstance(nn_modes, str) else nn_modes or ())
+
+
+def spread_penalties(
     coefficients: float | Sequence[float | None] | None, ndim: int, constrained: set[int]
 ) -> list[float | None]:
     """Return one sparsity coefficient per mode."""
@@ -188,7 +190,7 @@ def _spread_penalties(
     return penalties
 
 
-def _improve(
+def improve(
     targets: Array, gram: Array, factor: Array, sparsity: float | None, exact: bool
 ) -> Array:
     """Return the factor after some sweeps of HALS."""

@@ -1,23 +1,31 @@
 """Sparse tensor completion: a CP model fitted only to the stored entries of a tensor."""
 
-from typing import TYPE_CHECKING, Any
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import tensorly as tl
 
-from ..base.array_modules import Array
-from ..base.checks import check_rank
+from ..base.array_modules import Array, array_module
+from ..base.checks import check_count, check_rank
 from ..io.checkpoint import Resumed
 from ..ops.cp_entries import evaluate_model
+from ..ops.mttkrp import mttkrp
 from ..tensor.coo_cache import as_flycoo
-from ..tensor.tensor import FlycooTensor
-from .cp_loop import iterate
-from .cp_model import make_cp_tensor
+from ..tensor.tensor import FlycooTensor, group_cells
+from .cp_loop import Callback, has_converged, iterate, restore
+from .cp_model import make_cp_tensor, multiply_grams
 from .guarding import guard
 from .initial_guess import draw_factors, take_guess
-from .observed_rows import L2_REG, RowPlan, check_ridge, fit_rows, measure_scale, scale_ridge
-from .resuming import Callback, restore
-from .stopping import has_converged
+from .observed_rows import (
+    L2_REG,
+    RowPlan,
+    check_ridge,
+    fit_rows,
+    improve_rows,
+    measure_scale,
+    scale_ridge,
+)
 
 if TYPE_CHECKING:
     from sparse import SparseArray
@@ -34,76 +42,112 @@ def observed_parafac(
     l2_reg: float = L2_REG,
     return_errors: bool = False,
     callback: Callback | None = None,
+    *,
+    confidence: "FlycooTensor | SparseArray | None" = None,
+    unobserved: float = 0,
+    non_negative: bool = False,
+    biases: bool = False,
+    cg_steps: int | None = None,
+    validation: "FlycooTensor | SparseArray | None" = None,
 ) -> Any:
     r"""Fit a CP decomposition to the stored nonzeros only; all other entries are unknown.
 
-    .. math:: \min \sum_k \Big(v_k - \sum_r \prod_n F_n[c_{n,k}, r]\Big)^2
+    .. math:: \min \sum_k w_k \Big(v_k - \sum_r \prod_n F_n[c_{n,k}, r]\Big)^2
         + \lambda s^{2 - 2/N} \sum_n |F_n|^2
 
-    over the nonzeros :math:`v_k` of `tensor`, whose root mean square is s; TensorLy's `parafac`
-    sums over all cells. Alternating least squares solves a system of R equations for each row of a
-    factor.
+    over the nonzeros :math:`v_k` of `tensor`, whose root mean square is s, by alternating least
+    squares. All :math:`w_k` are 1 without `confidence`.
 
     Parameters
     ----------
     tensor : FlycooTensor or sparse.COO
-        With two modes or more. Zeros are not stored, so a zero cannot be observed: if your data
-        have any, subtract the mean of the values first.
+        With two modes or more. `confidence` says where zeros, which are not stored, were observed.
     rank : int
         R, the number of components.
     n_iter_max : int
     init : {"random", CPTensor, (weights, factors), ResumedCP}
-        "random" gives the guess of TensorLy's `parafac` for the same `random_state`, times
-        :math:`s^{1/N}`. Arrays must have the dtype and device of `tensor`; weights may be None. Or
-        a checkpoint to resume (`Progress.resume`).
+        "random": that of TensorLy's `parafac` for the same `random_state`, times :math:`s^{1/N}`;
+        or a guess in the dtype and on the device of `tensor`, whose weights may be None; or a
+        checkpoint to resume (`Progress.resume`).
     tol : float
         Stop when the error changes by less; 0 never stops.
     random_state : int or numpy.random.RandomState, optional
     l2_reg : float
-        The ridge :math:`\lambda`, above 0. It makes rows with fewer than R nonzeros unique. It
-        suits values of any scale: values times :math:`c` give factors times :math:`c^{1/N}`.
+        The ridge :math:`\lambda`, above 0: it makes rows with fewer than R nonzeros unique. Values
+        times :math:`c` give factors times :math:`c^{1/N}`.
     return_errors : bool
     callback : callable, optional
         Called with the CPTensor, in float64, and its error before the first and after each
         iteration; returns True to stop. For example a `Progress`.
+    confidence : FlycooTensor or sparse.COO, optional
+        The weights :math:`w_k`, above 0, of the observed entries; those that `tensor` lacks are
+        zeros.
+    unobserved : float
+        The weight of all other cells, which then count as zeros; no more than any of `confidence`.
+        With 1, a `tensor` of ones and a `confidence` that grows with counts, this is the model of
+        implicit feedback of Hu, Koren and Volinsky.
+    non_negative : bool
+        Whether five sweeps of coordinate descent, which keep it non-negative, replace the solution
+        of each row. Not together with `biases` or `cg_steps`.
+    biases : bool
+        Whether the model adds the mean of the values and a bias of each index of each mode, which
+        `l2_reg` shrinks too. They are ``ndim + 1`` more components: R + n has the biases of mode n
+        in its factor and ones in all others; the last has the mean in the last factor. s is then
+        that of the differences from the mean, and a guess in `init` has no biases.
+    cg_steps : int, optional
+        How many steps of conjugate gradients, in the dtype of `tensor`, improve each row in place
+        of its solution: 3 is usual. Best for many nonzeros and large ranks on GPUs.
+    validation : FlycooTensor or sparse.COO, optional
+        Entries held out of `tensor`, of which all errors then are, relative to their norm. The
+        first that is not the smallest stops the iterations; the result is the model of the
+        smallest.
 
     Returns
     -------
     CPTensor
         Weights of ones and factors (I_n, R) in the dtype and on the device of `tensor`. Rows
-        without a nonzero are zero. Its attribute `observed_l2_reg`, which a `LabelledCP` has too,
-        tells `fold_in` and `LabelledCP.transform` to take the missing cells of new rows as unknown.
+        without an observed entry are zero, or near it with `cg_steps`. Without `unobserved`, its
+        attribute `observed_l2_reg`, which a `LabelledCP` has too, tells `fold_in` and
+        `LabelledCP.transform` to take the missing cells of new rows as unknown.
     errors : list of float
-        After each iteration, the norm of the residual at the nonzeros relative to the norm of
-        `tensor`; only with `return_errors`.
+        The root of the weighted sum of squared residuals, relative to that of squared values,
+        after each iteration; only with `return_errors`.
 
     Raises
     ------
     TypeError
-        If `tensor` is not sparse, or `rank`, `l2_reg` or an array of `init` has the wrong type.
+        If `tensor` is not sparse, or `rank`, `l2_reg`, `cg_steps` or an array of `init` has the
+        wrong type.
     ValueError
-        If `tensor` has one mode or no nonzeros, `rank` is below 1, `l2_reg` is not above 0, `init`
-        is unknown or its shapes do not match, or a checkpoint is of another tensor or
-        decomposition.
+        If `tensor` or `validation` has no nonzeros, `tensor` has one mode, `rank` or `cg_steps` is
+        below 1, `l2_reg` is not above 0, `init` is unknown, a shape does not match, or a checkpoint
+        is of another tensor or decomposition; if `confidence` lacks a nonzero of `tensor` or has a
+        weight that is 0 or less, or less than `unobserved`; if options exclude each other.
 
     Notes
     -----
     An iteration takes ``nnz * ndim * R**2`` operations and solves, for each row, a system of R
-    equations, or of as many as the row has nonzeros if that is fewer. It computes in float64,
-    whatever the dtype. The workspace holds the nonzeros with coordinates of 8 bytes, a permutation
-    of them for each mode, and blocks of rows of a fixed size.
+    equations, or, without weights or biases, of as many as the row has nonzeros if that is fewer.
+    It computes in float64, whatever the dtype. The workspace holds the nonzeros with coordinates of
+    8 bytes, a permutation of them for each mode, and blocks of rows of a fixed size.
+
+    With `cg_steps` an iteration takes ``cg_steps + 2`` passes over the nonzeros per mode, of up to
+    ``4 * nnz * ndim * R`` operations each. Errors, which cost nothing more, are differences of
+    large sums: below about the root of the dtype's rounding they say nothing. The workspace is that
+    of `mttkrp`, one more tensor, two with a `confidence`, and five arrays as large as a factor.
 
     The result is a local minimum. The random guess is non-negative: for values of both signs, try
     several `random_state` and a larger `l2_reg`, and compare the predictions of held-out nonzeros.
-
-    The order of additions is fixed: results are the same in every run on one machine, but the last
-    bits can change with the number of threads of the BLAS.
+    Results are the same in every run on one machine, but the last bits can change with the number
+    of threads of the BLAS.
 
     References
     ----------
     Tomasi and Bro, "PARAFAC and missing values", Chemometrics and Intelligent Laboratory Systems
     75, 2005. Zhou, Wilkinson, Schreiber and Pan, "Large-scale Parallel Collaborative Filtering for
-    the Netflix Prize", AAIM 2008.
+    the Netflix Prize", AAIM 2008. Hu, Koren and Volinsky, "Collaborative Filtering for Implicit
+    Feedback Datasets", ICDM 2008. Takacs, Pilaszy and Tikk, "Applications of the Conjugate Gradient
+    Method for Implicit Feedback Collaborative Filtering", RecSys 2011.
 
     Examples
     --------
@@ -127,44 +171,221 @@ def observed_parafac(
     if x.nnz == 0:
         raise ValueError("tensor has no nonzeros, expected some: nothing is observed")
     check_ridge(l2_reg)
-    coords, values = x._sorted_nonzeros()
-    values = values.astype(np.float64)
-    scale = measure_scale(values)
-    ridge = scale_ridge(l2_reg, scale, x.ndim)
-    factors = _start(x, rank, init, random_state, scale)
-    plans = [RowPlan.of(rows, size) for rows, size in zip(coords, x.shape, strict=True)]
-    norm = np.linalg.norm(values)
-    wants_errors = tol or return_errors or callback is not None
+    if non_negative and (biases or cg_steps is not None):
+        raise ValueError("non_negative is True, expected biases=False and cg_steps=None with it")
+    if not unobserved >= 0 or (unobserved and confidence is None):
+        raise ValueError(f"unobserved is {unobserved}, expected 0, or more with a confidence")
+    seen = _observe(x, confidence, unobserved)
+    held_out = None if validation is None else _read(validation, x, "validation")
+    mean = seen.find_mean(x.shape) if biases else 0.0
+    scale = measure_scale(x._sorted_nonzeros()[1].astype(np.float64) - mean) or 1.0
+    dtype = np.dtype(np.float64) if cg_steps is None else x.dtype
+    if isinstance(init, Resumed):
+        num_components = rank + (x.ndim + 1) * biases
+        factors = restore(init, x, num_components, "observed_parafac", dtype)[1]
+    else:
+        factors = _start(x, rank, init, random_state, scale, dtype)
+        factors = _append_biases(factors, mean) if biases else factors
+    ridges = np.full(factors[0].shape[1], l2_reg)
+    ridges[:rank] = scale_ridge(l2_reg, scale, x.ndim)
+    rows = _Rows(rank, x._engine.xp.asarray(ridges, dtype), unobserved)
+    if cg_steps is None:
+        solver: Any = _Solutions(seen, rows, non_negative)
+    else:
+        solver = _ConjugateGradients(x, seen, rows, check_count(cg_steps, "cg_steps"))
+    del seen  # conjugate gradients have it in tensors
+    wants_errors = tol or return_errors or callback is not None or held_out is not None
+
+    def measure(factors: list[Array]) -> float:
+        if held_out is None:
+            return solver.measure(factors)
+        coords, values = held_out
+        residual = evaluate_model(coords, None, factors) - values
+        return float(np.linalg.norm(residual) / np.linalg.norm(values))
+
+    best = None if held_out is None else (measure(factors), list(factors))
 
     def update(
         iteration: int, weights: None, factors: list[Array], errors: list[float]
     ) -> tuple[None, list[Array], None]:
-        for mode, plan in enumerate(plans):
-            factors[mode] = fit_rows(coords, values, factors, mode, plan, ridge)
+        for mode in range(x.ndim):
+            factors[mode] = solver.fit(factors, mode)
         return None, factors, None
 
-    def measure(factors: list[Array]) -> float:
-        residual = evaluate_model(coords, None, factors) - values
-        return float(np.linalg.norm(residual) / norm)
+    def note(weights: None, factors: list[Array], result: None) -> float | None:
+        nonlocal best
+        error = measure(factors) if wants_errors else None
+        if best is not None and error is not None and error < best[0]:
+            best = (error, list(factors))
+        return error
+
+    def is_over(errors: list[float]) -> bool:
+        has_risen = best is not None and errors[-1] > best[0]
+        return has_risen or has_converged(errors, tol, "abs_rec_error")
 
     cp_tensor, errors = iterate(
-        (None, factors), update, lambda _, factors, __: measure(factors) if wants_errors else None,
-        solver="observed_parafac", tensor=x, n_iter_max=n_iter_max, init=init,
-        is_over=lambda errors: has_converged(errors, tol, "abs_rec_error"), callback=callback,
-        start_error=lambda: measure(factors),
+        (None, factors), update, note, solver="observed_parafac", tensor=x, n_iter_max=n_iter_max,
+        init=init, is_over=is_over, callback=callback, start_error=lambda: measure(factors),
     )  # fmt: skip
-    cp_tensor = make_cp_tensor(None, [factor.astype(x.dtype) for factor in cp_tensor.factors])
-    cp_tensor.observed_l2_reg = float(l2_reg)
+    found = cp_tensor.factors if best is None else best[1]
+    cp_tensor = make_cp_tensor(None, [factor.astype(x.dtype) for factor in found])
+    if not unobserved:
+        cp_tensor.observed_l2_reg = float(l2_reg)
     return (cp_tensor, errors) if return_errors else cp_tensor
 
 
-def _start(x: FlycooTensor, rank: int, init: Any, random_state: Any, scale: float) -> list[Array]:
-    """Return the factors of the initial guess, or of the checkpoint in `init`, in float64."""
-    if isinstance(init, Resumed):
-        return restore(init, x, rank, "observed_parafac", np.dtype(np.float64))[1]
+class _Seen(NamedTuple):
+    """The observed entries, in float64: what each adds to the Gram matrices and right-hand sides.
+
+    An entry with weight w and value v adds ``w - unobserved`` and ``w * v``.
+    """
+
+    coords: Array
+    values: Array
+    weights: Array | None  # None for ones
+    targets: Array
+    unobserved: float
+
+    @property
+    def excess(self) -> Array | None:
+        return None if self.weights is None else self.weights - self.unobserved
+
+    @property
+    def square(self) -> float:
+        return float((self.targets * self.values).sum())
+
+    def find_mean(self, shape: tuple[int, ...]) -> float:
+        """Return the weighted mean, of all cells if all count."""
+        total = self.values.size if self.excess is None else float(self.excess.sum())
+        return float(self.targets.sum()) / (total + self.unobserved * math.prod(shape))
+
+
+def _read(tensor: Any, x: FlycooTensor, name: str) -> tuple[Array, Array]:
+    """Return the nonzeros of another tensor in the shape of `x`."""
+    other = as_flycoo(tensor, check_coords=True)
+    if other.shape != x.shape or other.nnz == 0 or other.device != x.device:
+        raise ValueError(
+            f"{name} has shape {other.shape}, {other.nnz} nonzeros and device {other.device!r}, "
+            f"expected shape {x.shape}, some nonzeros and device {x.device!r}"
+        )
+    coords, values = other._sorted_nonzeros()
+    return coords, values.astype(np.float64)
+
+
+def _observe(x: FlycooTensor, confidence: Any, unobserved: float) -> _Seen:
+    own_coords, values = _read(x, x, "tensor")
+    if confidence is None:
+        return _Seen(own_coords, values, None, values, 0)
+    coords, weights = _read(confidence, x, "confidence")
+    least = float(weights.min())
+    if not (least > 0 and least >= unobserved):
+        raise ValueError(
+            f"confidence has the weight {least}, expected weights above 0, and unobserved, which "
+            f"is {unobserved}, or more"
+        )
+    xp = x._engine.xp
+    joined = xp.concatenate([coords, own_coords], axis=1)
+    padded = xp.concatenate([xp.zeros_like(weights), values])
+    coords, padded, starts = group_cells(joined, padded, x.shape, x._engine)
+    if num_lacking := starts.size - weights.size:
+        raise ValueError(
+            f"confidence lacks {num_lacking} of the nonzeros of tensor: give a weight to each"
+        )
+    values = x._engine.sum_groups(padded, starts)
+    return _Seen(coords, values, weights, weights * values, unobserved)
+
+
+class _Rows(NamedTuple):
+    """What the systems of all rows of a mode have in common."""
+
+    rank: int  # more components are of biases
+    ridges: Array  # (R,), with those
+    unobserved: float
+
+    def find_gram(self, factors: list[Array], mode: int) -> Array:
+        ridge = array_module(self.ridges).diag(self.ridges)
+        others = multiply_grams(None, factors, mode) if self.unobserved else 0
+        return ridge + self.unobserved * others
+
+    def find_free(self, mode: int) -> Array | None:
+        """Mark the columns to update, None for all: a mode has ones in those of others' biases."""
+        numbers = array_module(self.ridges).arange(self.ridges.size)
+        is_free = (numbers < self.rank) | (numbers == self.rank + mode)
+        return is_free if numbers.size > self.rank else None
+
+
+class _Solutions:
+    """Rows that solve their systems of equations, or non-negative ones."""
+
+    def __init__(self, seen: _Seen, rows: _Rows, non_negative: bool) -> None:
+        self._seen, self._rows, self._non_negative = seen, rows, non_negative
+        self._excess, self._square = seen.excess, seen.square
+        self._plans: dict[int, RowPlan] = {}
+
+    def fit(self, factors: list[Array], mode: int) -> Array:
+        seen = self._seen
+        if mode not in self._plans:
+            self._plans[mode] = RowPlan.of(seen.coords[mode], factors[mode].shape[0])
+        return fit_rows(
+            seen.coords, seen.targets, factors, mode, self._plans[mode],
+            self._rows.find_gram(factors, mode), weights=self._excess,
+            is_free=self._rows.find_free(mode), non_negative=self._non_negative,
+        )  # fmt: skip
+
+    def measure(self, factors: list[Array]) -> float:
+        seen = self._seen
+        model = evaluate_model(seen.coords, None, factors)
+        residual = (model - seen.values) ** 2
+        square = float((residual if seen.weights is None else seen.weights * residual).sum())
+        if seen.unobserved:
+            others = float(multiply_grams(None, factors).sum()) - float((model**2).sum())
+            square += seen.unobserved * max(0.0, others)
+        return (square / self._square) ** 0.5
+
+
+class _ConjugateGradients:
+    """Rows that a few steps of conjugate gradients improve."""
+
+    def __init__(self, x: FlycooTensor, seen: _Seen, rows: _Rows, num_steps: int) -> None:
+        self._rows, self._num_steps = rows, num_steps
+        excess = np.ones_like(seen.values) if seen.excess is None else seen.excess
+        self._excess = x._rebuild(seen.coords, excess.astype(x.dtype))
+        targets = seen.targets.astype(x.dtype)
+        self._targets = x if seen.weights is None else x._rebuild(seen.coords, targets)
+        self._whole, self._square = seen.square, -1.0
+
+    def fit(self, factors: list[Array], mode: int, num_steps: int | None = None) -> Array:
+        targets = mttkrp(self._targets, factors, mode)
+        rows, residuals = improve_rows(
+            self._excess, targets, factors, mode, self._rows.find_gram(factors, mode),
+            self._rows.find_free(mode), self._num_steps if num_steps is None else num_steps,
+        )  # fmt: skip
+        if mode == len(factors) - 1:
+            # The loss is a quadratic function of these rows: by its gradients here and at 0.
+            gradients = targets + residuals + self._rows.ridges * rows
+            self._square = self._whole - float((rows * gradients).sum(dtype=np.float64))
+        return rows
+
+    def measure(self, factors: list[Array]) -> float:
+        if self._square < 0:  # of the initial guess, or rounded
+            self.fit(factors, len(factors) - 1, num_steps=0)
+        return (max(0.0, self._square) / self._whole) ** 0.5
+
+
+def _start(
+    x: FlycooTensor, rank: int, init: Any, random_state: Any, scale: float, dtype: np.dtype
+) -> list[Array]:
+    """Return the factors of the initial guess, in a dtype."""
     random = tl.check_random_state(random_state)
-    is_random = isinstance(init, str) and init == "random"
-    if is_random:
+    if isinstance(init, str) and init == "random":
         guess, root = draw_factors(x, rank, random), scale ** (1 / x.ndim)
-        return [factor.astype(np.float64) * root for factor in guess]
-    return [factor.astype(np.float64) for factor in take_guess(x, rank, init)]
+        return [(factor.astype(np.float64) * root).astype(dtype) for factor in guess]
+    return [factor.astype(dtype) for factor in take_guess(x, rank, init)]
+
+
+def _append_biases(factors: list[Array], mean: float) -> list[Array]:
+    """Append the components of biases, which are zero, and of the mean."""
+    columns = array_module(factors[0]).arange(len(factors) + 1)
+    more = [(columns != mode) + 0 * factor[:, :1] for mode, factor in enumerate(factors)]
+    more[-1][:, -1] = mean
+    return [np.concatenate(pair, axis=1) for pair in zip(factors, more, strict=True)]

@@ -8,10 +8,16 @@ from typing import Any, Self
 import numpy as np
 
 from ..base.array_modules import Array, array_module
+from ..engines.tall_skinny import multiply
 from ..ops.cp_entries import choose_block_size
+from ..ops.mttkrp import mttkrp_of_ratios
+from ..tensor.tensor import FlycooTensor
 
 #: The ridge of `observed_parafac` by default.
 L2_REG = 1e-6
+
+#: Sweeps over the elements of a row that must not be negative: those of TensorLy's HALS.
+_SWEEPS = 5
 
 
 def check_ridge(l2_reg: Any) -> None:
@@ -62,16 +68,33 @@ class RowPlan:
 
 
 def fit_rows(
-    coords: Array, values: Array, factors: list[Array], mode: int, plan: RowPlan, ridge: float
+    coords: Array,
+    targets: Array,
+    factors: list[Array],
+    mode: int,
+    plan: RowPlan,
+    common: Array,
+    *,
+    weights: Array | None = None,
+    is_free: Array | None = None,
+    non_negative: bool = False,
 ) -> Array:
-    """Fit each row of one factor to its nonzeros, with the other factors fixed."""
-    xp, rank = array_module(values), factors[mode].shape[1]
-    fitted = xp.zeros_like(factors[mode])
+    """Fit each row of one factor to its nonzeros, with the other factors fixed.
 
-    def gather(rows: Array, first: int, last: int) -> tuple[Array, Array]:
+    The system of a row has the Gram matrix `common` (R, R) plus that of the row's nonzeros, each
+    times its weight if there are `weights`. Columns that are not in `is_free` (R,) stay as they
+    are. Non-negative rows are not solved for but improved.
+    """
+    xp, rank = array_module(targets), factors[mode].shape[1]
+    fitted = xp.zeros_like(factors[mode]) if is_free is None else factors[mode] * ~is_free
+    # Then `common` is a ridge.
+    has_dual = weights is None and is_free is None and not non_negative
+
+    def gather(rows: Array, first: int, last: int) -> tuple[Array, Array, Array]:
         """Gather nonzeros `first` to `last` - 1 of each row, padded with zeros.
 
-        Return their values (n, w), and the products of the other factors' rows there (n, w, R).
+        Return their targets (n, w), and the products of the other factors' rows there (n, w, R),
+        also times the weights.
         """
         places = plan.starts[rows][:, None] + xp.arange(first, last)
         is_own = places < plan.ends[rows][:, None]
@@ -80,20 +103,77 @@ def fit_rows(
         for n, factor in enumerate(factors):
             if n != mode:
                 products = products * factor[coords[n][places]]
-        return xp.where(is_own, values[places], 0.0), products
+        weighted = products if weights is None else products * weights[places][:, :, None]
+        return xp.where(is_own, targets[places], 0.0), products, weighted
 
     for width, rows in plan.list_blocks(rank):
-        if width < rank:  # fewer equations than unknowns: the dual form
-            targets, products = gather(rows, 0, width)
+        if width < rank and has_dual:  # fewer equations than unknowns
+            part, products, _ = gather(rows, 0, width)
             transposed = products.swapaxes(1, 2)
-            gram = products @ transposed + ridge * xp.eye(width)
-            fitted[rows] = (transposed @ np.linalg.solve(gram, targets[:, :, None]))[:, :, 0]
+            own = products @ transposed + common[0, 0] * xp.eye(width)
+            fitted[rows] = (transposed @ np.linalg.solve(own, part[:, :, None]))[:, :, 0]
             continue
-        gram, target = ridge * xp.eye(rank), 0.0
-        step = max(rank, choose_block_size(values, rank))
+        own, target = common, xp.zeros((1, rank, 1))
+        step = max(rank, choose_block_size(targets, rank))
         for first in range(0, width, step):
-            part, products = gather(rows, first, min(first + step, width))
+            part, products, weighted = gather(rows, first, min(first + step, width))
             transposed = products.swapaxes(1, 2)
-            gram, target = gram + transposed @ products, target + transposed @ part[:, :, None]
-        fitted[rows] = np.linalg.solve(gram, target)[:, :, 0]
+            own, target = own + transposed @ weighted, target + transposed @ part[:, :, None]
+        if non_negative:
+            fitted[rows] = _descend(own, target[:, :, 0], factors[mode][rows])
+            continue
+        if is_free is not None:
+            kept = fitted[rows][:, :, None]
+            target = xp.where(is_free[:, None], target - own @ kept, kept)
+            own = xp.where(is_free[:, None] & is_free, own, xp.eye(rank))
+        fitted[rows] = np.linalg.solve(own, target)[:, :, 0]
     return fitted
+
+
+def _descend(grams: Array, targets: Array, rows: Array) -> Array:
+    """Improve non-negative rows (n, R) element by element, each row with its own Gram matrix."""
+    rows = np.maximum(rows, 0)
+    for _ in range(_SWEEPS):
+        for r in range(rows.shape[1]):
+            slopes = targets[:, r] - (grams[:, r] * rows).sum(axis=1)
+            rows[:, r] = np.maximum(rows[:, r] + slopes / grams[:, r, r], 0)
+    return rows
+
+
+def improve_rows(
+    weights: FlycooTensor,
+    targets: Array,
+    factors: list[Array],
+    mode: int,
+    common: Array,
+    is_free: Array | None,
+    num_steps: int,
+) -> tuple[Array, Array]:
+    """Improve each row of one factor by conjugate gradients, with the other factors fixed.
+
+    The system of row i has the Gram matrix `common` (R, R) plus that of the row's nonzeros of
+    `weights`, and the right-hand side ``targets[i]``. Columns that are not in `is_free` (R,) stay
+    as they are. Return the rows, and the residuals of all columns.
+
+    A step is one pass over the nonzeros, for all rows. It forms no Gram matrix.
+    """
+    xp = array_module(targets)
+
+    def apply(rows: Array, stays: bool) -> Array:
+        model = [rows if n == mode else factor for n, factor in enumerate(factors)]
+        product, _ = mttkrp_of_ratios(weights, model, mode, None, stays=stays)
+        return product + multiply(rows, common)
+
+    def divide(a: Array, b: Array) -> Array:
+        return xp.where(b > 0, a / xp.where(b > 0, b, 1), 0)
+
+    rows, steps, squares = factors[mode], 0, xp.zeros((targets.shape[0], 1), targets.dtype)
+    residuals = targets - apply(rows, stays=True)
+    for number in range(num_steps):
+        slopes = residuals if is_free is None else residuals * is_free
+        before, squares = squares, (slopes**2).sum(axis=1, keepdims=True)
+        steps = slopes + divide(squares, before) * steps
+        changes = apply(steps, stays=number < num_steps - 1)
+        lengths = divide(squares, (steps * changes).sum(axis=1, keepdims=True))
+        rows, residuals = rows + lengths * steps, residuals - lengths * changes
+    return rows, residuals

@@ -1,24 +1,37 @@
 """CP decomposition by alternating least squares, with missing values or from a checkpoint too."""
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
+
+from tensorly.cp_tensor import CPTensor
 
 from ..base.array_modules import Array, array_module
 from ..base.checks import densify_error
 from ..engines.tall_skinny import qr, solve
-from ..io.checkpoint import Resumed
+from ..io.checkpoint import Origin, Resumed, mark_origin
 from ..ops import gram_products
+from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
-from .cp_loop import Measure, Update, iterate, list_free_modes, measure_by, start
+from .cp_loop import (
+    Callback,
+    Measure,
+    Update,
+    has_converged,
+    iterate,
+    list_free_modes,
+    measure_by,
+    start,
+)
 from .cp_model import make_cp_tensor, multiply_grams
+from .guarding import dense_to_tensorly, require_flycoo_backend, tensorly_loop
 from .masks import ImputedTensor, find_missing
 from .momentum import NESTEROV, add_momentum, check_linesearch, take_error
-from .resuming import Callback, Continued, prepare_options, resume_options
-from .stopping import has_converged
-from .tensorly_loop import dense_to_tensorly, require_flycoo_backend, tensorly_loop
-from .whole_tensor import WholeTensor
+from .ranks import find_cp_rank
+from .whole_tensor import CentredTensor, WholeTensor
 
 if TYPE_CHECKING:
     from sparse import SparseArray
@@ -47,6 +60,7 @@ def parafac(
     svd_mask_repeats: int = 5,
     linesearch: bool | str = False,
     callback: Callback | None = None,
+    center_modes: Sequence[int] | None = None,
 ) -> Any:
     """Decompose a sparse tensor by alternating least squares (CP, CANDECOMP/PARAFAC).
 
@@ -87,8 +101,8 @@ def parafac(
     cvg_criterion : {"abs_rec_error", "rec_error"}
         With "rec_error" an increase of the error stops the loop too.
     fixed_modes : sequence of int, optional
-        Modes whose factors keep their initial values; the last mode cannot be fixed, except with
-        all others.
+        Modes whose factors keep their initial values; the last mode cannot be fixed (in `parafac`:
+        except with all others).
     svd_mask_repeats : int
         How often ``init="svd"`` imputes the missing entries.
     linesearch : bool or "nesterov"
@@ -96,8 +110,11 @@ def parafac(
         dense tensor): Nesterov's momentum, which extrapolates before each iteration and takes back
         what raises the error; usually the faster one, see `Notes`.
     callback : callable, optional
-        Called with the CPTensor and its error before the first and after each iteration; returns
-        True to stop.
+        Called with the CPTensor and its error before the first and after each iteration, such as a
+        `Progress`; returns True to stop. For a dense tensor only where TensorLy has it.
+    center_modes : sequence of int, optional
+        Modes to centre across: what is decomposed is the tensor less its means over each of them in
+        turn, as `x - x.mean(axis=n, keepdims=True)` of a dense one, without being formed.
 
     Returns
     -------
@@ -119,8 +136,9 @@ def parafac(
         `cvg_criterion` is unknown.
     ValueError
         If `rank` is below 1, shapes do not match, the mask holds numbers other than 0 and 1,
-        `linesearch` is unknown, or a checkpoint is of another tensor or decomposition, or given
-        together with a mask, ``linesearch=True`` or `orthogonalise`.
+        `linesearch` is unknown, `center_modes` come with a mask or ``init="svd"``, or a checkpoint
+        is of another tensor or decomposition, or given together with a mask, ``linesearch=True`` or
+        `orthogonalise`.
 
     Notes
     -----
@@ -128,13 +146,18 @@ def parafac(
     `MissingEntries`. With momentum the factors are kept twice, errors never rise by a step, the
     fixed points are those of plain iterations, and an iteration whose step is taken back costs two.
 
+    Centring takes a few passes over the factors, and at the start a sum over each subset of
+    `center_modes`. Groups of modes do not share their passes if a mode outside of the group is
+    centred. A checkpoint does not know `center_modes`: pass them again.
+
     References
     ----------
     Kolda and Bader, "Tensor Decompositions and Applications", SIAM Review 51, 2009. Tomasi and Bro,
     "PARAFAC and missing values", Chemometrics and Intelligent Laboratory Systems 75, 2005. Bro,
     "Multi-way Analysis in the Food Industry", University of Amsterdam, 1998. Mitchell, Ye and De
     Sterck, "Nesterov acceleration of alternating least squares for canonical tensor decomposition",
-    Numerical Linear Algebra with Applications 27, 2020, doi 10.1002/nla.2297.
+    Numerical Linear Algebra with Applications 27, 2020, doi 10.1002/nla.2297. Bro and Smilde,
+    "Centering and scaling in component analysis", Journal of Chemometrics 17, 2003.
 
     Examples
     --------
@@ -152,25 +175,43 @@ def parafac(
     >>> cp_tensor, errors = parafac(x, 3, mask=mask, n_iter_max=5, return_errors=True)
     >>> len(errors)
     5
+
+    Less the means over mode 0:
+
+    >>> with tl.backend_context("flycoo"):
+    ...     cp_tensor = parafac(x, 3, init="random", random_state=0, center_modes=[0])
+    >>> bool(abs(cp_tensor.factors[0].mean(axis=0)).max() < 1e-12)
+    True
     """
-    options = prepare_options(locals())
+    options = {name: value for name, value in locals().items() if name != "center_modes"}
+    rank = find_cp_rank(tensor, rank)
     check_linesearch(linesearch, (False, True, NESTEROV))
     has_momentum = linesearch == NESTEROV
-    if isinstance(init, Resumed):  # momentum's state is in a checkpoint
-        options = resume_options(options | ({"linesearch": False} if has_momentum else {}))
-    x = options["tensor"]
-    missing = None if mask is None else find_missing(x, mask)
+    if isinstance(init, Resumed):
+        bro = linesearch and not has_momentum  # momentum's state is in a checkpoint
+        not_saved = {"linesearch": bro, "orthogonalise": orthogonalise, "mask": mask}
+        for name, value in not_saved.items():
+            if value is not None and value is not False:
+                raise ValueError(f"{name}= cannot resume a checkpoint: start anew, or leave it out")
+    if center_modes is not None:
+        if mask is not None:
+            raise ValueError("center_modes are given together with a mask, expected one of them")
+        if isinstance(init, str) and init == "svd":
+            instead = "expected 'random' or a model together with center_modes"
+            raise ValueError(f"init is 'svd', {instead}")
+    missing = None if mask is None else find_missing(tensor, mask)
+    x = as_flycoo(tensor, check_coords=True)
     if missing is None:
         require_flycoo_backend()
         if x.nnz == 0:
             raise ValueError(f"tensor of shape {x.shape} has no nonzeros, expected at least one")
-        if not has_momentum:
-            return _run_tensorly_loop(options | {"mask": None})
+        whole = WholeTensor(x) if center_modes is None else CentredTensor(x, center_modes)
+        if not has_momentum and not isinstance(init, Resumed):
+            return _run_tensorly_loop(whole, options | {"tensor": x, "rank": rank, "mask": None})
     if sparsity:
         raise densify_error("sparsity=", x.shape, "leave it out")
-    x = x if missing is None else missing.tensor
     model = start(
-        x, missing, options["rank"], init, svd, random_state, solver="parafac",
+        x, missing, rank, init, svd, random_state, solver="parafac",
         svd_mask_repeats=svd_mask_repeats, normalize_factors=normalize_factors,
         by_blocks=missing is None,
     )  # fmt: skip
@@ -181,11 +222,11 @@ def parafac(
     update: Update
     measure: Measure
     if missing is None:
-        data = WholeTensor(x)
-        update, measure = _TensorlyIteration(data, modes, l2_reg, orthogonalise), take_error
+        data = whole
+        update, measure = _TensorlyIteration(whole, modes, l2_reg, orthogonalise), take_error
     else:
         data = ImputedTensor(missing)
-        search = _LineSearch(data, verbose) if linesearch and not has_momentum else None
+        search = LineSearch(verbose) if linesearch and not has_momentum else None
         update = LeastSquares(data, modes, l2_reg, orthogonalise, search)
         wants_errors = bool(tol or return_errors or linesearch or callback is not None)
         measure = measure_by(data, wants_errors)
@@ -207,16 +248,25 @@ def parafac(
     return (cp_tensor, errors) if return_errors else cp_tensor
 
 
-def _run_tensorly_loop(options: dict[str, Any]) -> Any:
-    """Decompose a tensor without missing entries, as calls by `backend.replacements` do."""
-    x = options.pop("tensor")
-    whole = WholeTensor(x)
+def _run_tensorly_loop(whole: WholeTensor, options: dict[str, Any]) -> Any:
+    """Decompose a tensor without missing entries by TensorLy's own loop."""
+    x, callback = options.pop("tensor"), options["callback"]
+    origin = Origin("parafac", x)
+    if callback is not None:
+        options["callback"] = lambda cp_tensor, error: callback(
+            mark_origin(cp_tensor, origin), error
+        )
+        options["tol"] = options["tol"] or -math.inf  # never stops; with 0, no errors are computed
     try:
         return tensorly_loop("parafac")(whole, **options)
     finally:
         gram_products.stop()
         if x.device == "cuda" and not whole.device.memory.num_solves:
             _logger.debug("parafac ran without fast Gram products (float32, ranks up to 32)")
+
+
+class Continued(CPTensor):
+    """The model after an iteration, which `initialize_cp` returns as it is."""
 
 
 @dataclass
@@ -248,13 +298,13 @@ class _TensorlyIteration:
 
 @dataclass
 class LeastSquares:
-    """Alternating least squares in our own loop (masks, `OnlineCP`): a system for each mode."""
+    """Alternating least squares in our own loops: a system for each mode."""
 
-    x: ImputedTensor | WholeTensor
+    x: Any  # an ImputedTensor, a WholeTensor, or the projected slices of `parafac2`
     modes: list[int]
     l2_reg: float
     orthogonalise: int
-    search: "_LineSearch | None"
+    search: "LineSearch | None"
 
     def __call__(
         self, iteration: int, weights: Array | None, factors: list[Array], errors: list[float]
@@ -267,45 +317,46 @@ class LeastSquares:
             last_mttkrp = self.x.mttkrp(weights, factors, mode)
             gram = multiply_grams(weights, factors, skip=mode, ridge=self.l2_reg)
             factors[mode] = solve(gram, last_mttkrp.T).T
-        if self.search is None or iteration % 2 or iteration <= _LineSearch.LAST_WITHOUT:
+        if self.search is None or not self.search.is_due(iteration):
             return weights, factors, last_mttkrp
-        return weights, self.search.extrapolate(iteration, weights, before, factors, errors), None
+        self.x.impute(weights, factors)
+        arguments = (iteration, before, factors, errors[-1])
+        factors, found = self.search.extrapolate(*arguments, partial(self.x.measure, weights))
+        if found is not None:
+            self.x.values = found[1]
+        return weights, factors, None
 
 
-class _LineSearch:
+class LineSearch:
     """Bro's line search: extrapolates an iteration's change if that lowers the error.
 
     Iteration t multiplies the change by ``t ** (1 / power)``; repeated failures increase `power`.
     """
 
-    #: After this iteration, every other one is extrapolated.
-    LAST_WITHOUT = 5
     _MAX_FAILURES = 4
 
-    def __init__(self, x: ImputedTensor, verbose: int) -> None:
-        self._x, self._verbose = x, verbose
+    def __init__(self, verbose: int) -> None:
+        self._verbose = verbose
         self._power, self._num_failures = 2, 0
 
+    def is_due(self, iteration: int) -> bool:
+        """Return whether an iteration is extrapolated: every other one after the first six."""
+        return iteration % 2 == 0 and iteration > 5
+
     def extrapolate(
-        self,
-        iteration: int,
-        weights: Array | None,
-        before: list[Array],
-        factors: list[Array],
-        errors: list[float],
-    ) -> list[Array]:
-        """Return the better factors, and impute the missing entries from them."""
-        self._x.impute(weights, factors)
+        self, iteration: int, before: list[Array], factors: list[Array], error: Any, measure: Any
+    ) -> tuple[list[Array], tuple | None]:
+        """Return the better factors; if these are new, also their error and what comes with it."""
         jump = iteration ** (1 / self._power)
         further = [old + (new - old) * jump for old, new in zip(before, factors, strict=True)]
-        error, values = self._x.measure(weights, further)
-        is_better = error < errors[-1]
+        found = measure(further)
+        is_better = found[0] < error
         if self._verbose:
             print(f"Line search of jump {jump} {'accepted' if is_better else 'failed'}")
         if is_better:
-            self._num_failures, self._x.values = 0, values
-            return further
+            self._num_failures = 0
+            return further, found
         self._num_failures += 1
         if self._num_failures == self._MAX_FAILURES:
             self._power, self._num_failures = self._power + 1, 0
-        return factors
+        return factors, None

@@ -1,20 +1,36 @@
 """PARAFAC2 of sparse slices, which may have different numbers of rows."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from ..base.checks import check_rank, densify_error
-from ..tensor.coo_cache import as_flycoo, is_sparse
-from ..tensor.tensor import FlycooTensor
-from .tensorly_loop import dense_to_tensorly, require_flycoo_backend, tensorly_loop
+import numpy as np
+import tensorly as tl
+from tensorly.parafac2_tensor import Parafac2Tensor
 
-if TYPE_CHECKING:
-    from sparse import SparseArray
+from ..base.array_modules import Array, array_module, move
+from ..base.checks import check_count, check_rank, densify_error
+from ..engines.tall_skinny import multiply, qr, sum_columns, transposed_product
+from ..io.checkpoint import Resumed
+from ..ops.contraction import multiply_matricized
+from ..ops.ragged import RaggedTensor
+from ..start.unfolding import Unfolding
+from .cp_loop import Callback, Model, Update, has_converged, iterate, restore
+from .cp_model import normalize
+from .guarding import dense_to_tensorly, describe_as
+from .initial_guess import check_svd, draw_factors, take_guess, take_left_vectors
+from .non_negative_parafac_hals import Hals, find_constrained, spread_penalties
+from .parafac import LeastSquares, LineSearch, parafac
+
+#: Slices with more rows are multiplied one by one, by kernels for tall matrices.
+_MAX_BATCHED_ROWS = 2**12
 
 
 @dense_to_tensorly
+@describe_as(parafac)
 def parafac2(
-    tensor_slices: "FlycooTensor | SparseArray | Sequence[FlycooTensor | SparseArray]",
+    tensor_slices: Any,
     rank: int,
     n_iter_max: int = 2000,
     init: Any = "random",
@@ -28,99 +44,349 @@ def parafac2(
     n_iter_parafac: int = 5,
     linesearch: bool = True,
     mask: None = None,
+    center: bool = False,
+    sparsity_coefficients: float | Sequence[float | None] | None = None,
+    callback: Callback | None = None,
 ) -> Any:
-    """Decompose sparse slices that share all but one of their factors (PARAFAC2).
+    r"""Decompose sparse slices that share all but one of their factors (PARAFAC2).
 
-    This runs TensorLy's own loop, which multiplies slices by factors, and needs its backend
-    "flycoo".
+    .. math:: X_k \approx P_k B \, \mathrm{diag}(a_k) \, C^T, \quad P_k^T P_k = I
+
+    The projected slices :math:`P_k^T X_k`, a dense tensor in TensorLy, are not formed.
 
     Parameters
     ----------
-    tensor_slices : sequence of FlycooTensor or sparse.COO, or one of three modes
-        Slices (J_i, K), or a tensor (I, J, K), which is cut into I slices.
+    tensor_slices : RaggedTensor, sequence of sparse matrix, or tensor of three modes
+        Slices (I_k, J) of SciPy, `sparse.COO` or FlycooTensor; a tensor (K, I, J) is K of them.
     rank : int
-        R, the number of components.
-    n_iter_max : int
-    init : {"random", CPTensor, Parafac2Tensor}
-        The initial guess; "svd" is not supported for sparse slices.
-    svd : {"truncated_svd", "randomized_svd"}
-        The method for small dense matrices.
-    normalize_factors : bool
-        Whether the columns of the factors have norm 1, and the weights hold their norms.
-    tol : float
-        Stop when the squared error decreases by less than this fraction of itself.
+        R, the number of components, at most J.
+    init : {"random", "svd", CPTensor, Parafac2Tensor, ResumedCP}
+        The initial guess, in the dtype and on the device of the slices, or a checkpoint. "svd"
+        takes the leading right singular vectors of all slices.
     nn_modes : "all" or sequence of int, optional
-        Modes whose factors are non-negative.
-    random_state : int or numpy.random.RandomState, optional
-    verbose : bool or int
-    return_errors : bool
+        Modes whose factors are non-negative, by HALS. That of mode 1 is B, not :math:`P_k B`.
     n_iter_parafac : int
-        Iterations of parafac in each iteration.
+        Updates of the factors for each update of the projections.
     linesearch : bool
-        Whether to extrapolate every other iteration.
+        Whether to use Bro's line search, which extrapolates every other iteration.
     mask : None
         Not supported for sparse slices.
+    center : bool
+        Whether to decompose the slices less the mean of each column over the rows of all slices,
+        zeros included, without forming that dense difference.
+    sparsity_coefficients : float or sequence of float, optional
+        Weights of a penalty on the sum of each factor's elements, in the modes of `nn_modes`. Pass
+        ``normalize_factors=True`` too: else the others shrink and B grows. It turns off
+        `linesearch`, which sees the error only.
 
     Returns
     -------
     Parafac2Tensor
-        Weights (R,), factors (I, R), (R, R) and (K, R), and a projection (J_i, R) for each slice,
-        on the device of the slices.
-    errors : list of scalar
-        The relative error after each iteration; only with `return_errors`.
+        Weights (R,), factors A (K, R), B (R, R) and C (J, R), and a projection (I_k, R) for each
+        slice, in the dtype and on the device of the slices.
+    errors : list of float
+        The relative error after each iteration without line search; only with `return_errors`.
 
     Raises
     ------
     DensifyError
-        If `init` is "svd", or a mask is given.
-    RuntimeError
-        If TensorLy's backend is not "flycoo".
+        If a mask is given, or `svd` is any other method.
     TypeError
-        If `rank` is no integer.
+        If `rank` is no integer, a slice is not sparse, or `init` has the wrong device or dtype.
     ValueError
-        If `rank` is below 1, or a single tensor does not have three modes.
+        If `rank` is below 1 or above J, `RaggedTensor` refuses the slices, they have no nonzeros or
+        centring leaves none, `init` or `nn_modes` is unknown or does not fit, no mode is
+        non-negative for `sparsity_coefficients`, or `linesearch` is to resume a checkpoint.
 
     Notes
     -----
-    An iteration multiplies each slice by dense matrices about three times, with ``nnz * R``
-    operations each time.
+    An iteration takes ``2 * n_iter_parafac`` products of all slices, as one sparse matrix, and a
+    dense one: ``nnz * R`` operations each. The workspace is four matrices (sum of I_k, R), with
+    `linesearch` seven. Slices with the same number of rows are multiplied together.
+
+    Projections are orthonormal to rounding. A slice with too few dimensions for them (singular
+    values below about 1e-7 of the largest, 8e-6 in float32; also where a non-negative A has zeros)
+    gets fixed directions in addition, where TensorLy's come from LAPACK: results may then differ.
+    Bits are the same in every run on one machine.
 
     References
     ----------
     Kiers, ten Berge and Bro, "PARAFAC2 - Part I. A direct fitting algorithm for the PARAFAC2
-    model", Journal of Chemometrics 13, 1999.
+    model", Journal of Chemometrics 13, 1999. Perros et al., "SPARTan: Scalable PARAFAC2 for Large &
+    Sparse Data", KDD 2017, does not form projected slices either.
 
     Examples
     --------
-    >>> import tensorly as tl
-    >>> from tensorly_flycoo.testing import random_tensor
-    >>> slices = [random_tensor((size, 10), 40, random_state=0) for size in (8, 9, 12)]
-    >>> with tl.backend_context("flycoo"):
-    ...     decomposition = parafac2(slices, 2, n_iter_max=5, random_state=0)
-    >>> [projection.shape for projection in decomposition.projections]
+    >>> import scipy.sparse
+    >>> slices = [scipy.sparse.random_array((n, 10), density=0.5, rng=n) for n in (8, 9, 12)]
+    >>> [projection.shape for projection in parafac2(slices, 2, n_iter_max=5).projections]
     [(8, 2), (9, 2), (12, 2)]
     """
-    options = dict(locals())
-    del options["mask"]  # TensorLy 0.9 does not have it
-    require_flycoo_backend()
-    options["rank"] = check_rank(rank)
-    slices = options["tensor_slices"] = _list_slices(tensor_slices)
-    if isinstance(init, str) and init == "svd":
-        size = slices[0].shape[1]
-        instead = "use init='random' or your own factors"
-        raise densify_error("init='svd' of tl.decomposition.parafac2", (size, size), instead)
+    rank = check_rank(rank)
+    check_count(n_iter_parafac, "n_iter_parafac")
     if mask is not None:
         instead = "it replaces the missing values in each iteration; leave mask out"
-        raise densify_error("mask= of tl.decomposition.parafac2", slices[0].shape, instead)
-    return tensorly_loop("parafac2")(**options)
+        raise densify_error("mask= of tl.decomposition.parafac2", np.shape(mask), instead)
+    x = tensor_slices if isinstance(tensor_slices, RaggedTensor) else RaggedTensor(tensor_slices)
+    if rank > x.shape[2]:
+        raise ValueError(f"rank is {rank}, expected at most {x.shape[2]}, the number of columns")
+    if x.nnz == 0:
+        raise ValueError("tensor_slices have no nonzeros, expected at least one")
+    if isinstance(init, Resumed) and linesearch:
+        raise ValueError("linesearch= cannot resume a checkpoint: start anew, or pass False")
+    data: Any = _ProjectedSlices(x, rank, center)
+    model = _start(data, rank, init, svd, random_state)
+    constrained = find_constrained(nn_modes, 3)
+    if sparsity_coefficients is not None and not constrained:
+        raise ValueError("sparsity_coefficients is given, expected non-negative modes: nn_modes=")
+    if 1 in constrained:
+        warnings.warn("nn_modes has mode 1: B will be non-negative, but not P_k B", stacklevel=3)
+    inner: Any = LeastSquares(data, [0, 1, 2], 0, False, None)
+    if nn_modes is not None:
+        penalties = spread_penalties(sparsity_coefficients, 3, constrained)
+        inner = Hals(data, [0, 1, 2], constrained, penalties, False, False)
+    search = LineSearch(verbose) if linesearch and sparsity_coefficients is None else None
+    update = _Alternation(data, inner, n_iter_parafac, constrained, search, normalize_factors)
+    cp_tensor, errors = iterate(
+        model, update, lambda weights, factors, error: error, solver="parafac2", tensor=data,
+        n_iter_max=n_iter_max, init=init, callback=callback, verbose=int(verbose),
+        is_over=lambda errors: has_converged(errors, tol, "abs_rec_error"),
+        start_error=lambda: data.fit(*model),
+    )  # fmt: skip
+    if data.projections is None:  # there was no iteration
+        data.fit(cp_tensor.weights, cp_tensor.factors)
+    result = Parafac2Tensor.__new__(Parafac2Tensor)  # its check takes long for many projections
+    result.weights, result.factors, result.rank = cp_tensor.weights, cp_tensor.factors, rank
+    bounds = list(zip(x.starts.tolist(), x.row_counts.tolist(), strict=True))
+    result.projections = [data.projections[start : start + size] for start, size in bounds]
+    result.shape = tuple((size, x.shape[2]) for _, size in bounds)
+    return (result, errors) if return_errors else result
 
 
-def _list_slices(tensor_slices: Any) -> list[Any]:
-    """Convert sparse slices, or cut them out of a sparse tensor, once."""
-    if is_sparse(tensor_slices):
-        if tensor_slices.ndim != 3:
-            raise ValueError(
-                f"tensor_slices has shape {tensor_slices.shape}, expected three modes or a list"
-            )
-        tensor_slices = as_flycoo(tensor_slices, check_coords=True)
-    return [as_flycoo(x, check_coords=True) if is_sparse(x) else x for x in tensor_slices]
+def _start(data: Any, rank: int, init: Any, svd: str, random_state: Any) -> Model:
+    """Make the initial guess that TensorLy makes, or restore a checkpoint."""
+    matrix, engine = data.matrix, data._engine
+    if isinstance(init, Resumed):
+        return restore(init, data, rank, "parafac2", matrix.dtype)
+    random, xp, dtype = tl.check_random_state(random_state), engine.xp, matrix.dtype
+    if isinstance(init, str) and init == "random":
+        # TensorLy begins with random projections, which it does not use.
+        engine.draw_uniform(random, (data.num_rows, rank), dtype)
+        return None, draw_factors(data, rank, random)
+    if isinstance(init, str) and init == "svd":
+        check_svd(svd, "init='svd'", matrix.shape)
+        columns = take_left_vectors(matrix, Unfolding(matrix, 1), rank, svd, random, False)
+        return None, [xp.ones((data.shape[0], rank), dtype), xp.eye(rank, dtype=dtype), columns]
+    if not isinstance(init, str):
+        a, b, c = init[1]
+        # The second factor of a CPTensor is P B, of any slice.
+        init = (init[0], [a, qr(b)[1] if len(init) == 2 else b, c])
+    return None, take_guess(data, rank, init)
+
+
+class _ProjectedSlices:
+    """The tensor (K, R, J) of projected slices, which is not formed, with its MTTKRPs."""
+
+    def __init__(self, x: RaggedTensor, rank: int, center: bool) -> None:
+        self.matrix, self._center, self.shape = x.matrix, center, (x.shape[0], rank, x.shape[2])
+        # As of a FlycooTensor: the initial guess and checkpoints need them.
+        self.device, self.dtype, self.nnz = x.matrix.device, x.dtype, x.nnz
+        self._engine, self._layout = x.matrix._engine, x.matrix._layout
+        self._xp: Any = self._engine.xp
+        self._order = self._xp.asarray(x.order)
+        self._batches = list(_list_batches(x.heights[x.order]))
+        self.num_rows, heights = int(x.row_counts.sum()), x.heights[x.order]
+        places = np.arange(heights.sum()) - np.repeat(x.starts[x.order], heights)
+        is_row = places < np.repeat(x.row_counts[x.order], heights)
+        self._is_row = self._xp.asarray(is_row[:, None])  # and no padding
+        self._cutoff = max(rank * 2.0**-48, (64 * np.finfo(self.dtype).eps) ** 2)
+        self._square = float(self._layout.norm) ** 2
+        if center:
+            ones = self._xp.ones((x.matrix.shape[0], 1), self.dtype)
+            means = multiply_matricized(x.matrix, 1, (0,), ones).astype(np.float64)
+            self._square -= float((means * means).sum()) / self.num_rows
+            if self._square <= float(np.finfo(self.dtype).eps) * float(self._layout.norm) ** 2:
+                raise ValueError("center is True, but all rows of tensor_slices are the same")
+        #: P_k for all slices, (rows, R), and P_k^T X_k C, (K, R, R).
+        self.projections = self._products = None
+        #: C, and X C for all slices (rows, R).
+        self._columns: tuple[Array, Array] = (None, None)
+
+    def __repr__(self) -> str:
+        return f"<slices projected to {self.shape}, nnz={self.nnz}>"
+
+    def fit(self, weights: Array | None, factors: Sequence[Array]) -> float:
+        """Find the projections that suit a model best; return its error."""
+        self.project(factors := _absorb(weights, factors))
+        return self.measure(factors)
+
+    def project(self, factors: Sequence[Array]) -> None:
+        """Find the projections that suit the factors best: polar factors of X_k C diag(a_k) B^T.
+
+        The eigenvectors of their Gram matrices give orthogonal columns, with errors that a second
+        round removes. Directions that a slice lacks are filled in between.
+        """
+        a, b, c = factors
+        rows = self._multiply_columns(c)
+        scaled = a[self._order][:, :, None].astype(np.float64) * b.T[None]
+        self.projections = self._products = None  # frees memory
+        grams = scaled.transpose(0, 2, 1) @ self._cross(rows, rows) @ scaled
+        vectors, scales = self._find_roots(grams)
+        found = self._apply(rows, scaled @ (vectors * scales[:, None, :]))
+        self._fill(found, vectors)
+        inner, scales = self._find_roots(self._cross(found, found))
+        roots = (inner * scales[:, None, :]) @ inner.transpose(0, 2, 1)
+        self.projections = self._apply(found, roots @ vectors.transpose(0, 2, 1))
+
+    def mttkrp(self, weights: None, factors: Sequence[Array], mode: int) -> Array:
+        """Compute the MTTKRP of the projected slices: (K, R), (R, R) or (J, R)."""
+        a, b, c = factors
+        if mode == 2:
+            model = self._center_columns(self._make_model(a, b))
+            return multiply_matricized(self.matrix, 1, (0,), model)
+        rows = self._multiply_columns(c)
+        if self._products is None:
+            self._products = self._cross(self.projections, rows)
+        if mode == 1:
+            weighted = self._products * a[self._order][:, None, :]
+            return sum_columns(weighted.reshape(len(weighted), -1)).reshape(b.shape).astype(b.dtype)
+        product = self._xp.empty_like(a, order="C")
+        product[self._order] = (self._products * b).sum(axis=1)
+        return product
+
+    def measure(self, factors: Sequence[Array]) -> float:
+        """Compute the relative error of a model; X C, which that takes, suits `project` next."""
+        a, b, c = factors
+        model = self._make_model(a, b)
+        inner = (self.mttkrp(None, factors, 1) * b).sum(dtype=np.float64)
+        gram = self._cross(model, model).sum(axis=0) * transposed_product(c, c)
+        square = abs(self._square - 2 * float(inner) + float(gram.sum()))
+        return float(self.dtype.type(np.sqrt(square / self._square)))
+
+    def _make_model(self, a: Array, b: Array) -> Array:
+        """Compute P_k B diag(a_k) for all slices: (rows, R)."""
+        return self._apply(self.projections, b * a[self._order][:, None, :].astype(np.float64))
+
+    def _multiply_columns(self, c: Array) -> Array:
+        """Compute X C, all slices multiplied by one factor: (rows, R)."""
+        if self._columns[0] is not c:
+            self._columns, self._products = (None, None), None  # frees memory
+            self._columns = (c, self._center_columns(multiply_matricized(self.matrix, 0, (1,), c)))
+        return self._columns[1]
+
+    def _center_columns(self, rows: Array) -> Array:
+        """Subtract the means of columns, before a product with the transpose of X or after X C."""
+        if not self._center:
+            return rows
+        return rows - self._is_row * (sum_columns(rows) / self.num_rows).astype(rows.dtype)
+
+    def _split(self, rows: Array) -> Iterator[tuple[slice, slice, Array]]:
+        """Yield slices with the same number I of rows, as (number, I, R) in float64."""
+        for slices, place in self._batches:
+            shape = (slices.stop - slices.start, -1, rows.shape[1])
+            yield slices, place, rows[place].reshape(shape).astype(np.float64, copy=False)
+
+    def _cross(self, left: Array, right: Array) -> Array:
+        """Multiply the transposed rows of each slice by those of another matrix: (K, R, R)."""
+        products = self._xp.zeros((self.shape[0], left.shape[1], right.shape[1]))
+        for (slices, _, a), (_, _, b) in zip(self._split(left), self._split(right), strict=True):
+            columns = a.transpose(0, 2, 1)
+            products[slices] = transposed_product(a[0], b[0]) if len(a) == 1 else columns @ b
+        return products
+
+    def _apply(self, rows: Array, matrices: Array) -> Array:
+        """Multiply the rows of each slice by its matrix (R, R)."""
+        products = self._xp.empty_like(rows)
+        for slices, place, block in self._split(rows):
+            small = matrices[slices]
+            product = multiply(block[0], small[0]) if len(block) == 1 else block @ small
+            products[place] = product.reshape(-1, product.shape[-1])
+        return products
+
+    def _find_roots(self, grams: Array) -> tuple[Array, Array]:
+        """Return eigenvectors (K, R, R) and inverse roots of eigenvalues, 0 for those near 0."""
+        values, vectors = self._xp.linalg.eigh(grams)
+        is_kept = values > self._cutoff * values.max(axis=1, keepdims=True)
+        return vectors, is_kept / np.sqrt(np.where(is_kept, values, 1.0))
+
+    def _fill(self, rows: Array, vectors: Array) -> None:
+        """Replace columns that are zero, but for rounding, by fixed ones made orthogonal."""
+        for slices, place, block in self._split(rows):
+            missing = (block * block).sum(axis=1, keepdims=True) < 0.5  # the others have norm 1
+            if not missing.any():
+                continue
+            block = np.where(missing, 0.0, block)
+            size, rank = block.shape[1:]
+            numbers = self._xp.asarray(np.random.RandomState(0).random_sample((size, rank)))
+            filling = ((2 * numbers - 1) / np.sqrt(size)) @ vectors[slices]
+            filling *= self._is_row[place].reshape(-1, size, 1)
+            filling -= block @ (block.transpose(0, 2, 1) @ filling)
+            rows[place] = np.where(missing, filling, block).reshape(-1, rank)
+
+
+def _absorb(weights: Array | None, factors: Sequence[Array]) -> list[Array]:
+    """Multiply the weights into B."""
+    a, b, c = factors
+    return [a, b if weights is None else b * weights, c]
+
+
+def _balance(factors: list[Array]) -> list[Array]:
+    """Even out, by powers of two, scales that singular systems leave open, lest they overflow."""
+    sums = move(np.stack([sum_columns(abs(factor)) for factor in factors]), np)
+    exponents = np.frexp(np.where(np.all(sums > 0, axis=0), sums, 1.0))[1]
+    is_far = np.ptp(exponents, axis=0) > np.finfo(factors[0].dtype).maxexp // 8
+    shifts = np.where(is_far, exponents.sum(axis=0) // 3 - exponents, 0)
+    shifts[1] -= shifts.sum(axis=0)
+    if not shifts.any():
+        return factors
+    xp = array_module(factors[0])
+    return [xp.ldexp(f, xp.asarray(shift)) for f, shift in zip(factors, shifts, strict=True)]
+
+
+def _list_batches(row_counts: np.ndarray) -> Iterator[tuple[slice, slice]]:
+    """Yield the slices with each number of rows, and their rows; long ones one by one."""
+    first = row = 0
+    for size, count in np.stack(np.unique(row_counts, return_counts=True)).T.tolist():
+        for number in [count] if size <= _MAX_BATCHED_ROWS else [1] * count:
+            if size:
+                yield slice(first, first + number), slice(row, row + number * size)
+            first, row = first + number, row + number * size
+
+
+@dataclass
+class _Alternation:
+    """One iteration: new projections, then factors, which Bro's line search may extrapolate."""
+
+    data: _ProjectedSlices
+    inner: Update
+    n_iter_parafac: int
+    constrained: set[int]
+    search: Any  # a LineSearch, or None
+    normalize_factors: bool
+
+    def __call__(
+        self, iteration: int, weights: Array | None, factors: list[Array], errors: list[float]
+    ) -> tuple[Array | None, list[Array], float | None]:
+        before = factors = _absorb(weights, factors)
+        weights = error = None
+        self.data.project(factors)
+        for _ in range(self.n_iter_parafac):
+            factors = _balance(self.inner(iteration, None, list(factors), errors)[1])
+        is_search = self.search is not None and self.search.is_due(iteration)
+        if is_search:
+            state, arguments = vars(self.data).copy(), (before, factors, errors[-1])
+            factors, found = self.search.extrapolate(iteration, *arguments, self._measure_further)
+            if found is None:
+                vars(self.data).update(state)
+            else:
+                (errors[-1],) = found
+        if self.normalize_factors:
+            weights, factors = normalize(None, factors)
+        if not is_search:
+            error = self.data.measure(_absorb(weights, factors))
+        return weights, factors, error
+
+    def _measure_further(self, factors: list[Array]) -> tuple[float]:
+        for mode in self.constrained & {0, 2}:
+            factors[mode] = factors[mode].clip(0)
+        return (self.data.fit(None, factors),)

@@ -15,14 +15,13 @@ import numpy as np
 
 from ..base.array_modules import Array, array_module, invert_positive, move
 from ..engines.tall_skinny import sum_columns
-from ..ops.ratios import mttkrp_of_ratios
+from ..ops.mttkrp import mttkrp_of_ratios
+from .cp_loop import has_settled
 from .cp_model import multiply_all
 from .masks import ObservedData
-from .stopping import has_settled
 
 if TYPE_CHECKING:
     from ..engines.protocol import Engine
-
 
 #: By how much the longest step grows and shrinks.
 _GROWTH = 4.0
@@ -34,41 +33,36 @@ class Squarem:
     From three models, :math:`r = t_1 - t_0` and :math:`v = t_2 - t_1 - r`, `propose` makes
     :math:`t_0 + 2 a r + a^2 v` with :math:`a = |r| / |v|` between 1, which is no extrapolation, and
     a longest step, which grows as long as proposals are accepted. An element that would not be
-    above 0 stays as it is. The caller accepts a proposal only if it is better. Only the factors of
-    `modes` change; `state` is what `save_state` returned, empty at the start.
-
-    References
-    ----------
-    Varadhan and Roland, "Simple and Globally Convergent Methods for Accelerating the Convergence of
-    Any EM Algorithm", Scandinavian Journal of Statistics 35, 2008.
+    above 0 stays as it is. `state` is what `save_state` returned, empty at the start. Varadhan and
+    Roland, "Simple and Globally Convergent Methods for Accelerating the Convergence of Any EM
+    Algorithm", Scandinavian Journal of Statistics 35, 2008.
     """
 
     def __init__(self, modes: Sequence[int], state: Mapping[str, Array], engine: "Engine") -> None:
         self._modes, self._engine = list(modes), engine
         self._longest = float(state.get("longest_step", 1.0))
-        self._base = {
+        self.base = {
             n: engine.xp.asarray(state[f"base_{n}"]) for n in modes if f"base_{n}" in state
         }
         self._was_longest = False
 
     def save_state(self) -> dict[str, Array]:
         """Return what a resumed run needs besides the factors."""
-        base = {f"base_{n}": factor for n, factor in self._base.items()}
+        base = {f"base_{n}": factor for n, factor in self.base.items()}
         return {"longest_step": np.asarray(self._longest), **base}
 
     def propose(
         self, before: Sequence[Array], after: Sequence[Array], sums: Array
     ) -> tuple[list[Array], Array] | None:
-        """Return factors that may be better, and their column sums; None in every other step.
+        """Return factors that may be better than those after a step, and their column sums.
 
-        `before` and `after` are the factors before and after a step. Sums are float64 (ndim, R);
-        `sums` are those of `after`.
+        None in every other step. `sums`, float64 (ndim, R), are those of `after`.
         """
-        if not self._base:
-            self._base = {n: before[n] for n in self._modes}
+        if not self.base:
+            self.base = {n: before[n] for n in self._modes}
             return None
-        steps = {n: (start, before[n], after[n]) for n, start in self._base.items()}
-        self._base = {}
+        steps = {n: (start, before[n], after[n]) for n, start in self.base.items()}
+        self.base = {}
         step = self._choose_step(steps, sums)
         self._was_longest = step >= self._longest
         if step == 1:
@@ -78,10 +72,6 @@ class Squarem:
         for n, factors in steps.items():
             proposal[n] = self._engine.extrapolate(factors, step, sums[n])
         return proposal, sums
-
-    def restart(self) -> None:
-        """Forget the models so far: the last was changed by something other than a step."""
-        self._base = {}
 
     def note(self, is_better: bool) -> None:
         """Note whether the proposal was accepted."""
@@ -100,12 +90,9 @@ class Squarem:
         return float(min(max(1.0, (change_square / bend_square) ** 0.5), self._longest))
 
 
-#: A zero that is lifted becomes at most this part of the mean of its column.
-_LIFT = 0.01
-
-#: An element up to this part of the mean of its column counts as zero: growing from there would
-#: take too many updates.
-_NEGLIGIBLE = 1e-10
+#: A lifted zero becomes at most the first part of the mean of its column; an element up to the
+#: second counts as zero: growing from there would take too many updates.
+_LIFT, _NEGLIGIBLE = 0.01, 1e-10
 
 #: Every so many sweeps, zeros are lifted if the last sweep lowered F by less than the second
 #: number, relative to F.
@@ -127,10 +114,9 @@ def divide_counts(
 
 
 def find_scales(data: ObservedData, factors: Sequence[Array], sums: Array, mode: int) -> Array:
-    """Return the reciprocals of what a row of ones of `mode` adds to the first sum of F.
+    """Return one over what a row of ones of `mode` adds to the first sum of F; 0 if that is 0.
 
-    All rows share them, (1, R), unless entries are missing: (I_mode, R). Where a row adds nothing
-    they are 0. `sums`, float64 (ndim, R), are the column sums of the factors.
+    All rows share them, (1, R), unless entries are missing: (I_mode, R).
     """
     if data.missing is None:
         return data.tensor._engine.invert_sums(sums, mode, data.dtype)
@@ -169,11 +155,8 @@ class MultiplicativeUpdates:
 
     An update of a mode multiplies its factor by the MTTKRP of ratios, over what a row of ones adds
     to F. It never increases F. The pass over the nonzeros that begins a sweep also gives F of the
-    sweep before, `loss`. It has settled when it decreases by less than `tol`, relative to itself.
-
-    An update cannot change a zero. If its multiplier is above 1, F would fall if it grew (Chi and
-    Kolda call such a zero inadmissible). So once F has settled, these zeros are lifted, mode by
-    mode, where this lowers F.
+    sweep before, `loss`. An update cannot change a zero, though F would fall if one grew whose
+    multiplier is above 1 ("inadmissible"): once F has settled, these are lifted if this lowers F.
     """
 
     loss: float
@@ -230,7 +213,9 @@ class MultiplicativeUpdates:
     def _lift_zeros(self, factors: list[Array]) -> list[Array]:
         """Lift the zeros that should grow, in each mode where this lowers F."""
         for mode in self._modes:
-            if not has_lone_zeros(factors[mode]):
+            is_zero = factors[mode] <= _NEGLIGIBLE * _average_columns(factors[mode])
+            # Rows without nonzeros are all zero, and stay so.
+            if not (is_zero.any(axis=1) & ~is_zero.all(axis=1)).any():
                 continue
             is_first = mode == self._modes[0]
             product = self._product if is_first else divide_counts(self._data, factors, mode)[0]
@@ -239,7 +224,7 @@ class MultiplicativeUpdates:
             proposal[mode] = lift_zeros(factors[mode], product * scales)
             if proposal[mode] is not factors[mode] and self._try(proposal, add_columns(proposal)):
                 factors = proposal
-                self._squarem.restart()
+                self._squarem.base = {}  # these models are not steps from one another
         return factors
 
     def _begin(self, factors: list[Array], sums: Array, stays: bool = False) -> None:
@@ -271,12 +256,6 @@ def balance(factors: list[Array], modes: Sequence[int]) -> list[Array]:
         scales = xp.exp(logs / len(sums)) / xp.where(column_sums > 0, column_sums, 1)
         factors[n] = factors[n] * scales.astype(factors[n].dtype)
     return factors
-
-
-def has_lone_zeros(factor: Array) -> bool:
-    """Return whether a row has zeros and other elements too; rows without nonzeros are all zero."""
-    is_zero = factor <= _NEGLIGIBLE * _average_columns(factor)
-    return bool((is_zero.any(axis=1) & ~is_zero.all(axis=1)).any())
 
 
 def lift_zeros(factor: Array, multipliers: Array | None = None) -> Array:

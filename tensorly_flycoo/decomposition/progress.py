@@ -35,14 +35,13 @@ class Progress:
     """A callback for decompositions: progress, checkpoints and a clean stop.
 
     Pass it as ``callback=`` inside its ``with`` block, to `tensorly.decomposition.parafac` or
-    `randomised_parafac`, or to the function in `tensorly_flycoo.decomposition` where TensorLy's has
-    no callback: `non_negative_parafac`, `non_negative_parafac_hals`, `constrained_parafac`,
-    `observed_parafac` and `tucker`.
+    `randomised_parafac`, or to a function in `tensorly_flycoo.decomposition` that has no callback
+    in TensorLy: all that iterate; to `coupled_parafac` without a checkpoint.
 
     The first Ctrl-C stops the run after the current iteration, and the decomposition returns the
-    factors so far. The second Ctrl-C raises KeyboardInterrupt immediately; `last` and `best` still
-    have the factors. A run that was stopped or killed can resume from its last checkpoint as if it
-    had never stopped.
+    factors so far. The second raises KeyboardInterrupt immediately; `last` and `best` still have
+    the factors. A stopped or killed run can resume from its last checkpoint as if it had never
+    stopped.
 
     Parameters
     ----------
@@ -72,9 +71,8 @@ class Progress:
         The relative errors at the start and after each iteration, including those before a resume.
     last, best : CPTensor, TuckerTensor or None
         The model of the last iteration, and of the one with the smallest error in this run, even if
-        the run failed. They are the same one if no iteration increased the error, as in alternating
-        least squares; `constrained_parafac` and `randomised_parafac` may increase it. They have no
-        labels: ``LabelledCP(progress.best, x.labels)`` adds them.
+        the run failed; the same one if no iteration increased the error. They have no labels:
+        ``LabelledCP(progress.best, x.labels)`` adds them.
 
     Raises
     ------
@@ -89,21 +87,19 @@ class Progress:
 
     Notes
     -----
-    Ctrl-C is handled only inside the block, only in the main thread (as in Python), and not if
-    SIGINT is ignored or its handler is not a Python one. Leaving the block restores the previous
-    handler.
+    Ctrl-C is handled only inside the block, in the main thread, and not if SIGINT is ignored or its
+    handler is not a Python one. Leaving the block restores the previous handler.
 
     The callback costs one MTTKRP at the start, and keeps the arrays of one model, or two if the
     best one is not the last. On a GPU it synchronises in each iteration, as `tol` does. With any
     callback and a dense tensor, TensorLy's parafac needs ``tol`` or ``return_errors=True``.
 
     For sparse tensors on the CPU, with the same machine and number of threads, a resumed run gives
-    the same bits as an uninterrupted one and stops at the same iteration, also with
-    ``normalize_factors=True``. Options of parafac with state beyond the factors cannot resume:
-    ``linesearch``, ``orthogonalise`` and ``mask`` raise a ValueError. A checkpoint of a sparse
-    tensor holds a digest of its nonzeros, and is refused for any other tensor; the digest is the
-    same for every layout, device and order in which distinct nonzeros came. Checkpoints of dense
-    tensors hold none, nor do those of a parafac that was imported before this package.
+    the same bits as an uninterrupted one and stops at the same iteration. Options of parafac with
+    state beyond the factors cannot resume: ``linesearch=True``, ``orthogonalise`` and ``mask``
+    raise a ValueError. A checkpoint of a sparse tensor holds a digest of its nonzeros, the same for
+    every layout, device and order of the nonzeros, and is refused for any other tensor. Checkpoints
+    of dense tensors hold none, nor do those of a parafac that was imported before this package.
 
     For dense tensors, and under other backends, TensorLy uses the checkpoint as an initial guess:
     without those options and ``normalize_factors=True`` the bits are the same too, but `tol` never
@@ -154,9 +150,8 @@ class Progress:
             raise ValueError("every and every_minutes need checkpoint, the path of a file")
         self.n_iter_max = n_iter_max
         self.errors: list[float] = []
-        self._show, self._log_every = show, log_every
+        self._show, self._log_every, self._every = show, log_every, every
         self._path = None if checkpoint is None else os.fspath(checkpoint)
-        self._every = every
         self._every_s = math.inf if every_minutes is None else 60 * every_minutes
         self._bar: Any = None
         self.last: Any = None
@@ -185,8 +180,7 @@ class Progress:
 
         Returns
         -------
-        ResumedCP, ResumedTucker or default
-            The first two are a CPTensor and a TuckerTensor with `errors`.
+        ResumedCP (a CPTensor with `errors`), ResumedTucker (a TuckerTensor with them) or default
 
         Raises
         ------
@@ -248,10 +242,7 @@ class Progress:
         self._resources.close()
 
     def __call__(self, model: Any, error: SupportsFloat = math.nan) -> bool:
-        """Record the factors and relative error of an iteration; return True to stop the run.
-
-        `randomised_parafac` passes no error before its first iteration.
-        """
+        """Record the model and the error, if it is known, of an iteration; return True to stop."""
         if not self._is_running:
             raise RuntimeError("a Progress must be called inside its `with` block")
         if not self._is_started:
@@ -352,8 +343,7 @@ def _show_log() -> Iterator[None]:
     logger = logging.getLogger("tensorly_flycoo")
     handler, level = logging.StreamHandler(), logger.level
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
-    is_set_up = logger.hasHandlers()
-    if not is_set_up:
+    if not logger.hasHandlers():
         logger.addHandler(handler)
     if not logger.isEnabledFor(logging.INFO):
         logger.setLevel(logging.INFO)

@@ -16,13 +16,11 @@ from ..ops.mttkrp import mttkrp
 from ..ops.sampling import NonzeroSampler, fit_fibres
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
-from .cp_loop import iterate, start
+from .cp_loop import Callback, iterate, start
 from .cp_model import residual_square
-from .describing import describe_as
+from .guarding import dense_to_tensorly, describe_as
 from .parafac import parafac
 from .ranks import find_cp_rank
-from .resuming import Callback
-from .tensorly_loop import dense_to_tensorly
 
 if TYPE_CHECKING:
     from sparse import SparseArray
@@ -55,22 +53,16 @@ def randomised_parafac(
     ----------
     n_samples : int
         Fibres in each least squares problem; at least R, preferably many more.
-    init : {"random", "svd", CPTensor, ResumedCP}
-        The initial guess, in the dtype and on the device of `tensor`; or a checkpoint to resume
-        (`Progress.resume`), which holds the state of the random numbers too.
     max_stagnation : int
         Stop after more iterations than this without a new smallest error, unless both this and
         `tol` are 0.
     random_state : int or numpy.random.RandomState, optional
     callback : callable, optional
-        Called with the CPTensor before the first iteration, and with the CPTensor and its error
-        after each; returns True to stop. For example a `Progress`. The error may increase.
+        As for `parafac`, but called without an error before the first iteration. Errors may rise.
     sampling : {"leverage", "uniform"}
         Whether to draw fibres by the leverage scores of the factors' rows, or uniformly.
     n_samples_fit : int, optional
         Entries from which the error is estimated; None for the exact error.
-    return_errors : bool
-        As in TensorLy 0.9.
 
     Returns
     -------
@@ -92,8 +84,11 @@ def randomised_parafac(
 
     Notes
     -----
-    Looking up a sample takes ``log2(nnz)`` steps. The exact error costs one MTTKRP per iteration.
-    `NonzeroSampler` keeps 4 bytes per nonzero and mode.
+    On sparse tensors `parafac` was faster and fitted better wherever it was measured, on GPUs and
+    CPUs: few sampled fibres have a nonzero (docs/performance.md). Looking up a sample takes
+    ``log2(nnz)`` steps. The exact error costs one MTTKRP per iteration.
+    `NonzeroSampler` keeps 4 bytes per nonzero and mode. A checkpoint holds the state of the random
+    numbers too.
 
     References
     ----------
@@ -124,9 +119,8 @@ def randomised_parafac(
     model = start(x, None, num_components, init, svd, random_state, solver="randomised_parafac")
     if isinstance(init, Resumed):
         random.restore(init.saved.state)
-    sampler = NonzeroSampler(x)
+    sampler = NonzeroSampler(x._layout, x._engine)
     measure = _choose_measure(x, sampler, n_samples_fit, random.first)
-    draw = _draw_by_leverage if sampling == "leverage" else _draw_uniformly
     wants_errors = tol or max_stagnation or callback is not None or return_errors
 
     def update(
@@ -134,7 +128,7 @@ def randomised_parafac(
     ) -> tuple[None, list[Array], None]:
         for mode in range(x.ndim):
             others = {n: factor for n, factor in enumerate(factors) if n != mode}
-            coords, weights = draw(others, n_samples, random.current)
+            coords, weights = _draw_rows(others, n_samples, random.current, sampling)
             products = math.prod(others[n][rows] for n, rows in coords.items())
             factors[mode] = fit_fibres(products, sampler.fibres(mode, coords), weights)
         return None, factors, None
@@ -157,8 +151,8 @@ def randomised_parafac(
 class _Random:
     """A generator that a checkpoint can hold.
 
-    `first` is in the state at the start of the run, from which the entries of `_choose_measure` are
-    drawn, `current` in that of the current iteration: the same object unless resumed.
+    `first` draws the entries of `_choose_measure` as at the start of the run, `current` the samples
+    of the current iteration: the same object unless resumed.
     """
 
     def __init__(self, random: np.random.RandomState, is_saved: bool) -> None:
@@ -194,34 +188,24 @@ def _pack_state(random: np.random.RandomState) -> dict[str, np.ndarray]:
     return {"random_key": mersenne["key"], "random_position": np.asarray(mersenne["pos"])}
 
 
-def _draw_uniformly(
-    factors: dict[int, Array], count: int, random: np.random.RandomState
-) -> tuple[dict[int, Array], None]:
-    """Draw rows of factors uniformly, without weights."""
-    coords = {}
-    for n, factor in factors.items():
-        rows = random.randint(0, factor.shape[0], size=count, dtype=int)
-        coords[n] = array_module(factor).asarray(rows)
-    return coords, None
-
-
-def _draw_by_leverage(
-    factors: dict[int, Array], count: int, random: np.random.RandomState
-) -> tuple[dict[int, Array], Array]:
-    """Draw rows of factors by their leverage scores.
-
-    Return their coordinates (count,) by mode, and one over the square root of each sample's
-    expected count.
-    """
+def _draw_rows(
+    factors: dict[int, Array], count: int, random: np.random.RandomState, sampling: str
+) -> tuple[dict[int, Array], Array | None]:
+    """Draw rows; return 1 / sqrt(expected count) of each sample too if by leverage scores."""
     coords, expected = {}, np.full(count, float(count))
     for n, factor in factors.items():
-        basis, _ = qr(factor)
-        scores = move((basis * basis).sum(axis=1), np).astype(np.float64)
-        total = scores.sum()
-        likelihoods = scores / total if total > 0 else np.full(scores.size, 1 / scores.size)
-        rows = random.choice(scores.size, size=count, p=likelihoods)
+        if sampling == "uniform":
+            rows = random.randint(0, factor.shape[0], size=count, dtype=int)
+        else:
+            basis, _ = qr(factor)
+            scores = move((basis * basis).sum(axis=1), np).astype(np.float64)
+            total = scores.sum()
+            likelihoods = scores / total if total > 0 else np.full(scores.size, 1 / scores.size)
+            rows = random.choice(scores.size, size=count, p=likelihoods)
+            expected *= likelihoods[rows]
         coords[n] = array_module(factor).asarray(rows)
-        expected *= likelihoods[rows]
+    if sampling == "uniform":
+        return coords, None
     return coords, array_module(factor).asarray(1 / np.sqrt(expected), factor.dtype)
 
 

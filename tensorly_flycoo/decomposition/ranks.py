@@ -18,10 +18,7 @@ def find_cp_rank(x: Any, rank: Any) -> int:
 
 
 def find_tucker_rank(x: Any, rank: Any, num_modes: int | None = None) -> Any:
-    """Return the rank of a Tucker decomposition: an int, ints, None (each mode's size) or "same".
-
-    A sequence must have `num_modes` ints.
-    """
+    """Return a Tucker rank: an int, `num_modes` ints, None (each mode's size) or "same"."""
     if rank is None:
         _check_same_size(x, rank)
         return None
@@ -34,10 +31,7 @@ def find_train_rank(x: Any, rank: Any) -> int | str | list[int]:
 
 
 def _check(x: Any, rank: Any, num_ranks: int | None = None) -> int | str | list[int]:
-    """Return `rank` with Python's integers.
-
-    A sequence must have `num_ranks` of them, or any number if that is None; 0 allows no sequence.
-    """
+    """Return `rank` with Python's integers: `num_ranks` of them if a sequence; 0 allows none."""
     if isinstance(rank, str) and rank == "same":
         _check_same_size(x, rank)
         return rank

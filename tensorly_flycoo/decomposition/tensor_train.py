@@ -19,10 +19,9 @@ from ..ops.lazy import ModeView
 from ..ops.views import make_tensor, permute, reshape
 from ..start.unfolding import Unfolding
 from ..tensor.tensor import FlycooTensor
-from .describing import describe_as
+from .guarding import dense_to_tensorly, describe_as
 from .initial_guess import check_svd
 from .ranks import find_train_rank
-from .tensorly_loop import dense_to_tensorly
 
 if TYPE_CHECKING:
     from sparse import SparseArray
@@ -114,8 +113,6 @@ def tensor_train_matrix(
     tensor : FlycooTensor or sparse.COO
         With an even number of modes, four or more: first the row modes of the matrix that it
         represents, then the column modes.
-    rank : int, "same" or sequence of int
-        The ranks of the cores; see `tensorly.tt_tensor.validate_tt_rank`.
 
     Returns
     -------
@@ -125,17 +122,10 @@ def tensor_train_matrix(
     Raises
     ------
     DensifyError
-        If `tensor` has two modes, so that its one core is the dense matrix, or `svd` is any other
-        method.
-    TypeError
-        If `rank` is no integer, such as a fraction, or has one that is none.
+        If `tensor` has two modes, so that its one core is the dense matrix.
     ValueError
-        If `tensor` has an odd number of modes, or `rank` has a number below 1 or does not
-        match.
-
-    Notes
-    -----
-    As for `tensor_train`.
+        If `tensor` has an odd number of modes. Other errors, and the cost, are as for
+        `tensor_train`.
 
     References
     ----------
@@ -193,17 +183,9 @@ def tensor_ring(
 
     Raises
     ------
-    DensifyError
-        If `svd` is any other method.
-    TypeError
-        If `rank` is no integer, such as a fraction, or has one that is none.
     ValueError
-        If the tensor has one mode, or `rank` has a number below 1 or does not match: in particular,
-        the product of the first two ranks must not exceed the rows of the first unfolding.
-
-    Notes
-    -----
-    As for `tensor_train`, which is a ring whose first rank is 1.
+        If the product of the first two ranks exceeds the rows or columns of the first unfolding.
+        Other errors, and the cost, are as for `tensor_train`, a ring whose first rank is 1.
 
     References
     ----------
@@ -281,9 +263,8 @@ def _split_mode(
 ) -> tuple[Array, Array, Array]:
     """Decompose the matrix with rows for (previous rank, this mode) and columns for later modes.
 
-    `block` (C, previous rank) has the elements at `coords` (1 + number of later modes, C). Return
-    the left vectors (previous rank * size, rank), the coordinates in the later modes without
-    duplicates, and ``matrix.T @ left`` there.
+    `block` (C, previous rank) has its elements at `coords`. Return the left vectors, the distinct
+    coordinates in the later modes, and ``matrix.T @ left`` there.
     """
     xp = x._engine.xp
     is_new = xp.ones(coords.shape[1], bool)

@@ -1,7 +1,4 @@
-"""Tucker decomposition by TensorLy's own loop.
-
-With a callback or a checkpoint, `iterate` runs `update`: that loop, one iteration at a time.
-"""
+"""Tucker decomposition by TensorLy's own loop, which `iterate` runs step by step for a callback."""
 
 import functools
 from collections.abc import Sequence
@@ -15,13 +12,10 @@ from ..engines.tall_skinny import transposed_product
 from ..io.checkpoint import Resumed
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
-from .cp_loop import iterate
-from .describing import describe_as
+from .cp_loop import Callback, has_converged, iterate, restore
+from .guarding import dense_to_tensorly, describe_as, require_flycoo_backend, tensorly_loop
 from .parafac import parafac
 from .ranks import find_tucker_rank
-from .resuming import Callback, restore
-from .stopping import has_converged
-from .tensorly_loop import dense_to_tensorly, require_flycoo_backend, tensorly_loop
 
 if TYPE_CHECKING:
     from sparse import SparseArray
@@ -50,9 +44,8 @@ def tucker(
     Parameters
     ----------
     rank : int, sequence of int, "same" or None
-        The size of the core: an int for all modes, or one for each. None (the size of the tensor)
-        and "same" (as many parameters as cells) are refused if the nonzeros are fewer numbers; so
-        are fractions (`ranks`).
+        The size of the core, in all modes or each. None (the size of the tensor) and "same" (as
+        many parameters as cells) are refused if the nonzeros are fewer numbers.
     fixed_factors : sequence of int, optional
         Modes whose factors of `init` are kept; not together with `callback`.
     init : {"svd", "random", TuckerTensor, (core, factors), ResumedTucker}
@@ -79,7 +72,7 @@ def tucker(
     RuntimeError
         If TensorLy's backend is not "flycoo".
     TypeError
-        If `rank` is no integer, such as a fraction, or has one that is none.
+        If a rank is no integer, such as a fraction.
     ValueError
         If a rank is below 1, their number is not that of the modes, `init` is unknown or does not
         match, `fixed_factors` comes with `callback`, or a checkpoint is of another tensor.

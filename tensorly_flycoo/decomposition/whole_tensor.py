@@ -1,11 +1,13 @@
 """A sparse tensor as a decomposition sees it: without missing entries, for one call."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from ..base.array_modules import Array
-from ..engines.tall_skinny import inner_product
+from ..base.checks import check_mode
+from ..engines.tall_skinny import inner_product, sum_rows
 from ..format.group_passes import LastPass
 from ..ops import gram_products
 from ..ops.gram_products import GramMemory
@@ -16,11 +18,7 @@ from .cp_model import residual_square
 
 
 def check_start(mttkrp: Array) -> None:
-    """Refuse a start from which alternating least squares can only reach the zero model.
-
-    If the MTTKRP of the first mode is zero, so will be its factor, and then every other one. Dense
-    TensorLy meets a singular matrix there.
-    """
+    """Refuse a start whose first MTTKRP is zero: so would be every factor in turn."""
     if np.max(mttkrp) == 0 == np.min(mttkrp):
         raise np.linalg.LinAlgError(
             "the initial guess has nothing in common with the tensor: the first MTTKRP is zero, "
@@ -30,19 +28,15 @@ def check_start(mttkrp: Array) -> None:
 
 
 class CallDevice(str):
-    """Where a call's own arrays are, "cuda" or "cpu", in the context of its `WholeTensor`.
+    """Where a call's own arrays are, "cuda" or "cpu", in the context of its `WholeTensor`."""
 
-    `memory` is for the products of Gram matrices that begin on this device.
-    """
-
-    memory: GramMemory
+    memory: GramMemory  # for the products of Gram matrices that begin on this device
 
 
 class WholeTensor(LazyArray):
     """A sparse tensor for one call of a decomposition, with the methods of an `ImputedTensor`.
 
-    TensorLy's own parafac gets one in place of the user's tensor: what it calls knows by this type
-    that it is called by parafac, where all uses of a result are known.
+    By this type, what TensorLy's own parafac calls knows that all uses of a result are known.
     """
 
     _instead = "it belongs to one call of parafac"
@@ -56,6 +50,10 @@ class WholeTensor(LazyArray):
         self._last_pass = LastPass()
         self._is_checked = False
 
+    def norm(self) -> np.floating:
+        """Return the norm of the tensor that is decomposed."""
+        return self.tensor.norm()
+
     def impute(self, weights: Array | None, factors: Sequence[Array]) -> None:
         """Do nothing: no entry is missing."""
 
@@ -64,10 +62,7 @@ class WholeTensor(LazyArray):
         return mttkrp_in_sweep(self.tensor, factors, mode, self._last_pass, weights=weights)
 
     def mttkrp_of_als(self, weights: Array | None, factors: Sequence[Array], mode: int) -> Array:
-        """Compute an MTTKRP of TensorLy's parafac, which has just multiplied Gram matrices.
-
-        Refuse a start whose first one is zero: see `check_start`.
-        """
+        """Compute an MTTKRP of TensorLy's parafac, which has just multiplied Gram matrices."""
         gram_products.stop()
         product = self.mttkrp(weights, factors, mode)
         if not self._is_checked:
@@ -81,5 +76,43 @@ class WholeTensor(LazyArray):
         """Compute the relative error of a model, by default with an MTTKRP of the last mode."""
         if last_mttkrp is None:
             last_mttkrp = self.mttkrp(weights, factors, len(factors) - 1)
-        norm, inner = self.tensor.norm(), inner_product(last_mttkrp, factors[-1])
+        norm, inner = self.norm(), inner_product(last_mttkrp, factors[-1])
         return np.sqrt(residual_square(norm**2, weights, factors, inner)) / norm, None
+
+
+class CentredTensor(WholeTensor):
+    """A tensor of which each vector along each of `modes` has mean 0, which is never formed.
+
+    Centring across mode n multiplies it by the projection P = I - ones / I_n. P is symmetric, so in
+    an MTTKRP of another mode the factor of mode n is multiplied, and in that of mode n the result.
+    """
+
+    def __init__(self, x: FlycooTensor, modes: Sequence[int]) -> None:
+        super().__init__(x)
+        self._modes = sorted({check_mode(mode, x.ndim) for mode in modes})
+        self._norm = max(_centred_square(x, self._modes), 0.0) ** 0.5
+
+    def norm(self) -> np.floating:
+        return self.dtype.type(self._norm)
+
+    def mttkrp(self, weights: Array | None, factors: Sequence[Array], mode: int) -> Array:
+        centred = [_centre(f) if n in self._modes else f for n, f in enumerate(factors)]
+        product = super().mttkrp(weights, centred, mode)
+        return _centre(product) if mode in self._modes else product
+
+
+def _centre(matrix: Array) -> Array:
+    """Subtract the mean of each column."""
+    return matrix - sum_rows(matrix) / matrix.shape[0]
+
+
+def _centred_square(x: Any, modes: Sequence[int]) -> float:
+    """Return the squared norm of a centred tensor: ``|P x|^2 = |x|^2 - |sum over n of x|^2 / I_n``.
+
+    With several modes that holds for each of the two terms, in turn.
+    """
+    if modes:
+        *rest, mode = modes
+        of_sums = _centred_square(x.sum(axis=mode), rest) / x.shape[mode]
+        return _centred_square(x, rest) - of_sums
+    return x._layout.norm**2 if isinstance(x, FlycooTensor) else float((x * x).sum())

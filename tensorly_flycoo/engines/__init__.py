@@ -5,11 +5,10 @@ import importlib.util
 import logging
 import os
 from collections.abc import Callable
-from types import TracebackType
 from typing import TYPE_CHECKING, Literal, overload
 
 from ..base.array_modules import Array, is_cupy
-from ..base.checks import check_count, check_device_name
+from ..base.checks import DEVICES, check_choice, check_count
 
 if TYPE_CHECKING:
     from ..base.devices import Devices
@@ -44,12 +43,7 @@ class DeviceChoice:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._restore()
 
 
@@ -104,7 +98,7 @@ def set_device(device: str, *, gpus: int | str | None = None) -> DeviceChoice:
     <device 'auto'>
     """
     global _chosen_device
-    engine, previous = select_engine(check_device_name(device)), _chosen_device
+    engine, previous = select_engine(check_choice(device, "device", DEVICES)), _chosen_device
     devices = None if gpus is None else _choose_gpus(engine, gpus)
     previous_devices = engine.devices
 
@@ -143,11 +137,11 @@ def select_engine(device: str | None = None, *, is_on_gpu: bool = False) -> "Eng
     With "auto", data that are on a GPU (`is_on_gpu`) stay there.
     """
     if device is not None:
-        check_device_name(device)
+        check_choice(device, "device", DEVICES)
     elif _chosen_device is not None:
         device = _chosen_device
     else:
-        device = check_device_name(os.environ.get(DEVICE_VARIABLE, "auto"), DEVICE_VARIABLE)
+        device = check_choice(os.environ.get(DEVICE_VARIABLE, "auto"), DEVICE_VARIABLE, DEVICES)
     if device == "auto":
         device = "cuda" if is_on_gpu or _has_gpu() else "cpu"
     if device == "cuda":

@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import ModuleType
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -18,6 +18,12 @@ from ..format.primitives import Compute, Primitives
 from ..format.tree import Tree, add_parts
 
 _logger = logging.getLogger("tensorly_flycoo")
+
+#: Matrices (I_n, K_n) by their modes.
+Factors: TypeAlias = Mapping[int, Array]
+
+#: The factors of a group of modes; None for a mode that is left out.
+Group: TypeAlias = Sequence[Array | None]
 
 #: Numbers that are drawn before they are rounded to float32: as many as the nearest cache holds.
 _DRAW_BLOCK = 2**12
@@ -93,12 +99,7 @@ class Engine(Primitives, ABC):
 
     @abstractmethod
     def mttkrp(
-        self,
-        layout: Layout,
-        factors: Mapping[int, Array],
-        mode: int,
-        out: Array,
-        weights: Array | None = None,
+        self, layout: Layout, factors: Factors, mode: int, out: Array, weights: Array | None = None
     ) -> Compute:
         """Write the MTTKRP of `mode` to `out`, its columns times the weights."""
 
@@ -106,16 +107,17 @@ class Engine(Primitives, ABC):
     def mttkrp_of_ratios(
         self,
         layout: Layout,
-        factors: Mapping[int, Array],
+        factors: Factors,
         mode: int,
         out: Array,
-        smallest: float,
+        smallest: float | None,
         wants_sum: bool = False,
     ) -> Compute:
         """Write to `out` the MTTKRP of the nonzeros divided by the values of the model there.
 
         `factors` are the CP model, that of `mode` too; `out` is none of them. The model's values
-        divide as `smallest` where they are smaller.
+        divide as `smallest` where they are smaller. If that is None, the nonzeros are multiplied by
+        the model's values instead.
 
         With `wants_sum` returns the sum of ``value * log(model)`` over the nonzeros, on the
         engine's device. It is -inf if the model is zero at a nonzero, nan if it is negative.
@@ -123,18 +125,12 @@ class Engine(Primitives, ABC):
 
     @abstractmethod
     def ttmc(
-        self,
-        layout: Layout,
-        inputs: Mapping[int, Array],
-        mode: int,
-        out: Array,
-        slots: Array | None = None,
+        self, layout: Layout, inputs: Factors, mode: int, out: Array, slots: Array | None = None
     ) -> Compute:
         """Write the TTMc of `mode` to `out` (num_slots, prod K_n), C-contiguous.
 
-        `inputs` are the factors (I_n, K_n) of all other modes; the columns are those of their
-        Kronecker product, the last factor's fastest. Index i has the row ``slots[i]``, by default
-        i; other rows are zero.
+        `inputs` are the factors of all other modes; the columns are those of their Kronecker
+        product, the last factor's fastest. Index i has row ``slots[i]``, or i; other rows are zero.
         """
 
     # Computing
@@ -150,7 +146,7 @@ class Engine(Primitives, ABC):
     def contract_rows(
         self,
         rows: Array,
-        factors: Sequence[Array | None],
+        factors: Group,
         bits: Sequence[int],
         out: Array,
         weights: Array | None = None,
@@ -205,8 +201,7 @@ class Engine(Primitives, ABC):
         """Update each column of `rows` (I, R) once, in place, by hierarchical ALS.
 
         Arrays are C-contiguous and of one dtype. Return the sum of squares that TensorLy compares
-        with its tolerance (of the distances of all columns from each new one), and the number of
-        elements that changed.
+        with its tolerance (columns' distances from each new one), and how many elements changed.
         """
 
     # Counts

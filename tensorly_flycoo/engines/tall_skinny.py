@@ -120,7 +120,8 @@ def transposed_product(a: Array, b: Array) -> Array:
     is_alike = is_tall(a) and is_tall(b) and a.dtype == b.dtype and a.shape[0] == b.shape[0]
     if kernels is None or not is_alike:
         return multiply(a.T, b)
-    if _is_same(a, b) and kernels.suits_tensor_cores(a):
+    is_same = a.data.ptr == b.data.ptr and a.shape == b.shape and a.strides == b.strides
+    if is_same and kernels.suits_tensor_cores(a):
         return kernels.gram_blocks(a).to_array().sum(axis=0).astype(a.dtype)
     split = a.shape[0] - a.shape[0] % NUM_BLOCKS
     products = kernels.multiply_blocks(a[:split], b[:split], NUM_BLOCKS)
@@ -147,10 +148,6 @@ def find_signs(x: Array) -> np.ndarray:
     """Return the sign, 1 or -1, of the element of largest magnitude of each column; on the host."""
     largest, smallest = find_extremes(x)
     return np.where(-smallest > largest, -1, 1)
-
-
-def _is_same(a: Array, b: Array) -> bool:
-    return a.data.ptr == b.data.ptr and a.shape == b.shape and a.strides == b.strides
 
 
 def inner_product(a: Array, b: Array) -> Array:
@@ -219,10 +216,6 @@ def solve(a: Array, b: Array) -> Array:
         inverse, condition = _invert(move(a, np))
         if inverse is not None:
             return _solve_many(a, b, inverse, condition)
-    return _solve_few(a, b)
-
-
-def _solve_few(a: Array, b: Array) -> Array:
     try:
         x = np.linalg.solve(a, b)
     except np.linalg.LinAlgError:

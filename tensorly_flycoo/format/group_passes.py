@@ -85,7 +85,7 @@ def apply_to_groups(
 ) -> Array | None:
     """Run an MTTKRP, also of ratios, on a piece with groups of modes: see `Layout.apply`."""
     record_format = layout.record_format
-    number, _ = record_format.find_place(mode)
+    number, _ = record_format.places[mode]
     group, weights = record_format.groups[number], None
 
     def make_rows() -> Array:
@@ -104,8 +104,15 @@ def apply_to_groups(
         if found.complete is not None:
             found.complete(found.rows)
         found.is_known, found.complete = True, None
-    if len(group) > 1:
-        _contract_rows(layout, engine, inputs, number, mode, found.rows, out, weights)
+    if len(group) == 1:
+        return total
+    own = {n: inputs[n] for n in group if n != mode}
+    if number > 0 or layout.prefixes is None:
+        given, bits = [own.get(n) for n in group], record_format.bits_below[number]
+        engine.contract_rows(found.rows, given, bits, out, weights)
+    else:
+        own[len(group)] = found.rows
+        layout.prefixes.apply("mttkrp", engine, own, mode, out, weights=weights)
     return total
 
 
@@ -126,24 +133,3 @@ def _merge_factors(layout: Layout, engine: Any, factors: Mapping[int, Array]) ->
             layout.prefixes.apply("mttkrp", engine, dict(enumerate(own)), len(own), rows)
             merged[number] = rows
     return merged
-
-
-def _contract_rows(
-    layout: Layout,
-    engine: Any,
-    factors: Mapping[int, Array],
-    number: int,
-    mode: int,
-    rows: Array,
-    out: Array,
-    weights: Array | None,
-) -> None:
-    """Write the MTTKRP of a mode to `out`, from that of its group, `rows`."""
-    record_format = layout.record_format
-    own = {n: factors[n] for n in record_format.groups[number] if n != mode}
-    if number > 0 or layout.prefixes is None:
-        bits, group = record_format.bits_below[number], record_format.groups[number]
-        engine.contract_rows(rows, [own.get(n) for n in group], bits, out, weights)
-    else:
-        own[len(record_format.groups[0])] = rows
-        layout.prefixes.apply("mttkrp", engine, own, mode, out, weights=weights)

@@ -46,7 +46,8 @@ def choose_groups(shape: Sequence[int], nnz: int, num_slabs: int = 1) -> Groups:
     for num_groups in range(len(shape) - 1, 1, -1):
         allowed = {}
         for starts in combinations(modes[1:], num_groups - 1):
-            groups = _divide(len(shape), starts)
+            # Those that begin with mode 0 and with each of `starts`.
+            groups = tuple(tuple(range(*pair)) for pair in pairwise([0, *starts, len(shape)]))
             merged = [group for group in groups if len(group) > 1]
             is_few = all(
                 _count_rows(shape, group) <= _find_limit(shape, group, nnz, num_slabs)
@@ -120,11 +121,6 @@ def check_products(groups: Groups, shape: Sequence[int]) -> None:
                 f"groups has {group} with {_count_rows(shape, group):,} combinations of indices, "
                 f"expected at most {2**32:,}: divide it"
             )
-
-
-def _divide(ndim: int, starts: Sequence[int]) -> Groups:
-    """Return the groups that begin with mode 0 and with each of `starts`."""
-    return tuple(tuple(range(*pair)) for pair in pairwise([0, *starts, ndim]))
 
 
 def _count_rows(shape: Sequence[int], group: Sequence[int]) -> int:

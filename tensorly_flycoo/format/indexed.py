@@ -6,18 +6,14 @@ from typing import Self
 import numpy as np
 
 from ..base.array_modules import Array
-from .layout import Ids, Layout, collect_tilings, count_sort_nbytes, iterate_orders
+from .layout import Ids, Layout, RowTiling, collect_tilings, count_sort_nbytes, iterate_orders
 from .ordering import compute_norm
 from .packing import Cut
 from .primitives import Primitives, Step, index_dtype
-from .tiling import RowTiling
 
 
 class IndexedLayout(Layout):
-    """One copy, in the order of mode 0, and an index for each other mode: the smallest layout.
-
-    For each mode but 0, `pull_ids` (nnz,) are the positions in `records` of the order's records.
-    """
+    """One copy, in the order of mode 0; `pull_ids` (nnz,) are where other orders have records."""
 
     name = "indexed"
 
@@ -44,10 +40,6 @@ class IndexedLayout(Layout):
     def count_build_nbytes(cls, nnz: int, cut: Cut, primitives: Primitives) -> int:
         positions = nnz * index_dtype(nnz).itemsize
         return positions + count_sort_nbytes(nnz, cut, primitives)
-
-    @classmethod
-    def count_copies(cls, ndim: int) -> int:
-        return 1
 
     @classmethod
     def list_ids(

@@ -8,6 +8,11 @@ order d
 tile, bucket
     `tile_size` and `bucket_size` consecutive places of an order. A bucket holds whole tiles and
     fits the cache nearest to a worker.
+
+    A tile ignores where rows end, so a hub row or a mode of size 2 loads all workers equally. It
+    stores the rows that begin in it. Its sum for the row that it inherits from the previous tile
+    is a partial row (a carry-out), added afterwards in the order of the tiles, so no sum depends on
+    timing.
 storage d
     Where the records are in memory while mode d is computed: sorted by (bucket of order d, place in
     order d - 1). So a tile of mode d - 1 writes adjacent records together, and a tile of mode d
@@ -16,8 +21,10 @@ storage d
 """
 
 import contextlib
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 import numpy as np
@@ -25,11 +32,23 @@ import numpy as np
 from ..base.array_modules import Array, array_module
 from .group_passes import FindRows, apply_to_groups
 from .ordering import count_canonical_nbytes, order_records
-from .packing import Cut, Groups
-from .primitives import Compute, Primitives, Step, index_dtype
-from .tiling import RowTiling, count_tiling_nbytes, tile_rows
+from .packing import Cut, RecordFormat
+from .primitives import Compute, ModeRows, Primitives, Step, index_dtype
 
 _Other = TypeVar("_Other", bound="Layout")
+
+
+@dataclass(frozen=True)
+class RowTiling:
+    """The tiles of one mode's order."""
+
+    carry_rows: Array  # int64 (num_tiles,): the row that each tile inherits, or -1 (`NO_ROW`)
+    empty_rows: Array  # those without a nonzero, whose results are zeros
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays."""
+        return self.carry_rows.nbytes + self.empty_rows.nbytes
 
 
 class Ids(NamedTuple):
@@ -56,8 +75,8 @@ class Layout(ABC):
 
     def __init__(self, cut: Cut, tilings: Sequence[RowTiling], norm: float) -> None:
         self.cut = cut
-        self.record_format = cut.record_format
-        self.merged = cut.record_format.merged
+        self.record_format, self.tile_size, *_ = cut
+        self.merged, self.groups = self.record_format.merged, self.record_format.groups
         self.tilings = tilings
         self.norm = norm  # Frobenius, summed in order 0: does not depend on `mode`
         self.mode = 0  # whose storage the records are in; 0 if they never move
@@ -75,16 +94,6 @@ class Layout(ABC):
     # Contents
 
     @property
-    def groups(self) -> Groups:
-        """The groups of modes."""
-        return self.record_format.groups
-
-    @property
-    def tile_size(self) -> int:
-        """The number of nonzeros in a tile."""
-        return self.cut.tile_size
-
-    @property
     def nnz(self) -> int:
         """The number of nonzeros."""
         return self.records.shape[0]
@@ -100,7 +109,7 @@ class Layout(ABC):
     def find_empty_rows(self, mode: int) -> Array:
         """Return the rows of a mode of the tensor that have no nonzeros, ascending."""
         record_format = self.record_format
-        number, place = record_format.find_place(mode)
+        number, place = record_format.places[mode]
         if self.prefixes is not None and number == 0:
             return self.prefixes.find_empty_rows(mode)
         empty_rows = self.tilings[number].empty_rows
@@ -124,9 +133,9 @@ class Layout(ABC):
         return ["records"]
 
     @classmethod
-    @abstractmethod
     def count_copies(cls, ndim: int) -> int:
         """Count the copies of the records, spare memory included."""
+        return len(cls.name_copies(ndim))
 
     def iterate_ids(self, mode: int) -> Iterator[tuple[str, Array]]:
         """Yield the names and arrays (nnz,) of a mode's ids, which are not compact."""
@@ -268,6 +277,31 @@ class Layout(ABC):
         """Make a layout in the same order with ``function(values)`` and `scale` times the norm."""
 
 
+def tile_rows(
+    given: ModeRows, tile_size: int, primitives: Primitives, empty_rows: Array | None = None
+) -> RowTiling:
+    """Find the tiles of records in the order of rows; `empty_rows` if `sort_by_row` did not."""
+    carry_rows = primitives.find_carry_rows(given, tile_size)
+    if empty_rows is None:
+        empty_rows = primitives.find_empty_rows(*given[:3])
+    return RowTiling(carry_rows, empty_rows)
+
+
+def count_tiling_nbytes(nnz: int, record_format: RecordFormat, tile_size: int) -> tuple[int, int]:
+    """Count the bytes of the tilings of all groups, with the fewest and the most empty rows.
+
+    Rows that stand for no indices are always empty. The most includes the temporary arrays of
+    `tile_rows`: the records at the edges of tiles, and five arrays of their numbers or rows.
+    """
+    shape, num_tiles = record_format.merged.shape, -(-nnz // tile_size)
+    used = [math.prod(record_format.shape[n] for n in group) for group in record_format.groups]
+    carries, edges = 8 * len(shape) * num_tiles, (record_format.record_nbytes + 40) * num_tiles
+    pairs = zip(shape, used, strict=True)
+    least = [(size - min(n, nnz)) * index_dtype(size).itemsize for size, n in pairs]
+    most = [(size - min(1, nnz)) * index_dtype(size).itemsize for size in shape]
+    return carries + sum(least), carries + edges + sum(most)
+
+
 def collect_tilings(arrays: Mapping[str, Array], ndim: int) -> list[RowTiling]:
     """Make the tilings of all modes from their arrays."""
     return [RowTiling(arrays[f"carry_rows_{n}"], arrays[f"empty_rows_{n}"]) for n in range(ndim)]
@@ -276,18 +310,16 @@ def collect_tilings(arrays: Mapping[str, Array], ndim: int) -> list[RowTiling]:
 def iterate_orders(
     records: Array, cut: Cut, primitives: Primitives
 ) -> Iterator[tuple[Array | None, RowTiling]]:
-    """Yield each mode's order, as places in order 0 (None for mode 0), and its tiling.
-
-    `cut` has the format `merged`, as in the functions below.
-    """
-    yield None, tile_rows(records, None, cut, 0, primitives)
-    nnz, places = records.shape[0], None
-    positions = primitives.xp.empty(nnz, index_dtype(nnz))
-    for mode in range(1, cut.record_format.ndim):
+    """Yield each mode's order of a merged `cut`, as places in order 0 or None, and its tiling."""
+    record_format, tile_size, *_ = cut
+    given = ModeRows(records, record_format, 0, None)
+    yield None, tile_rows(given, tile_size, primitives)
+    positions = primitives.xp.empty(records.shape[0], index_dtype(records.shape[0]))
+    for mode in range(1, record_format.ndim):
         target = primitives.xp.empty_like(positions)
-        rows = primitives.sort_by_row(records, cut.record_format, mode, places, target, positions)
-        places = target
-        yield places, tile_rows(records, places, cut, mode, primitives, rows)
+        rows = primitives.sort_by_row(given._replace(mode=mode), target, positions)
+        given = given._replace(mode=mode, places=target)
+        yield target, tile_rows(given, tile_size, primitives, rows)
 
 
 def count_sort_nbytes(nnz: int, cut: Cut, primitives: Primitives) -> int:

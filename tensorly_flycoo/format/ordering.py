@@ -45,8 +45,7 @@ def order_records(
 ) -> tuple[Array, Cut]:
     """Make canonical records, with numbered prefixes if `cut` says so; return the final cut too.
 
-    If groups are still to be chosen, they are those for the number of canonical records, whichever
-    the number of `values` has led to.
+    If groups are still to be chosen, they are those for the number of canonical records.
     """
     count, cut = cut.num_numbered, cut._replace(num_numbered=0)
     records = make_canonical_records(coords, values, cut.record_format, primitives)
@@ -150,8 +149,7 @@ def count_canonical_nbytes(nnz: int, record_format: RecordFormat, primitives: Pr
 def compute_norm(values: Array, primitives: Primitives) -> float:
     """Compute the Frobenius norm in float64, in blocks: accurately and in little memory.
 
-    A block whose squares could over- or underflow is scaled by a power of two, which is exact. A
-    norm beyond float64 is inf.
+    Blocks that could over- or underflow are scaled by powers of two. Beyond float64 it is inf.
     """
     exponents, squares = [], []
     for start in range(0, values.shape[0], primitives.block_size):

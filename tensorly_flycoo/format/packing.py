@@ -1,7 +1,7 @@
 """Pack the coordinates and the value of a nonzero into one record of a few machine words."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import NamedTuple, TypeAlias
@@ -78,7 +78,7 @@ class RecordFormat:
         adjacent = ((*((mode,) for mode in groups[0]), *groups[1:])) if num_prefixes else groups
         for group in adjacent:
             if end % word_bits + sum(widths[mode] for mode in group) > WINDOW_BITS:
-                end = _round_up(end, word_bits)
+                end = round_up(end, word_bits)
             for mode in reversed(group):
                 offsets[mode] = end
                 end += widths[mode]
@@ -86,10 +86,10 @@ class RecordFormat:
         if num_prefixes:
             width = field_width(num_prefixes)
             if end % word_bits + width > WINDOW_BITS:
-                end = _round_up(end, word_bits)
+                end = round_up(end, word_bits)
             prefix_field = (end // word_bits, end % word_bits, (1 << width) - 1)
             end += width
-        value_offset = _round_up(end, value_bits)
+        value_offset = round_up(end, value_bits)
         return cls(
             shape=tuple(shape),
             groups=groups,
@@ -99,7 +99,7 @@ class RecordFormat:
             shifts=tuple(offset % word_bits for offset in offsets),
             masks=tuple((1 << width) - 1 for width in widths),
             value_slot=value_offset // value_bits,
-            num_words=_round_up(value_offset + value_bits, _RECORD_BITS) // word_bits,
+            num_words=round_up(value_offset + value_bits, _RECORD_BITS) // word_bits,
             num_prefixes=num_prefixes,
             prefix_field=prefix_field,
         )
@@ -108,6 +108,11 @@ class RecordFormat:
     def ndim(self) -> int:
         """Number of modes."""
         return len(self.shape)
+
+    @functools.cached_property
+    def fields(self) -> list[tuple[int, int, int]]:
+        """The word, the shift and the mask of each mode."""
+        return list(zip(self.words, self.shifts, self.masks, strict=True))
 
     @property
     def num_numbered(self) -> int:
@@ -150,8 +155,7 @@ class RecordFormat:
         """The format of the same records, with the prefixes taken for one more mode."""
         if self.prefix_field is None:
             return self
-        fields = [*zip(self.words, self.shifts, self.masks, strict=True), self.prefix_field]
-        words, shifts, masks = zip(*fields, strict=True)
+        words, shifts, masks = zip(*self.fields, self.prefix_field, strict=True)
         shape = (*self.shape, self.num_prefixes)
         groups = tuple((mode,) for mode in range(len(shape)))
         plain = replace(self, groups=groups, num_prefixes=0, prefix_field=None)
@@ -166,12 +170,9 @@ class RecordFormat:
             for group in self.groups
         )
 
-    def find_place(self, mode: int) -> tuple[int, int]:
-        """Return the number of the group of a mode, and its place in the group."""
-        return self._places[mode]
-
     @functools.cached_property
-    def _places(self) -> list[tuple[int, int]]:
+    def places(self) -> list[tuple[int, int]]:
+        """For each mode, the number of its group, and its place in the group."""
         groups = enumerate(self.groups)
         return [(number, place) for number, group in groups for place in range(len(group))]
 
@@ -183,10 +184,7 @@ class RecordFormat:
     def pack(
         self, coords: Array, values: Array, xp: ModuleType = np, block_size: int = 2**15
     ) -> Array:
-        """Make records (nnz, num_words) from coords (ndim, nnz) and values (nnz,).
-
-        Packs `block_size` nonzeros at a time, to keep temporary arrays small.
-        """
+        """Make records (nnz, num_words) from coords (ndim, nnz) and values (nnz,), in blocks."""
         records = xp.zeros((values.shape[0], self.num_words), self.word_dtype)
         for start in range(0, values.shape[0], block_size):
             block = slice(start, start + block_size)
@@ -221,11 +219,11 @@ class RecordFormat:
             coords[mode] = self.rows(records, mode, xp)
         return coords
 
-    def split_words(self, bits: int) -> tuple[int, ...]:
-        """Split the bits of a window into its one or two words."""
+    def mask_words(self, modes: Iterable[int]) -> list[int]:
+        """Return for each word of a record the bits that the coordinates of some modes take."""
         word_bits = 8 * self.word_dtype.itemsize
-        low, high = bits % (1 << word_bits), bits >> word_bits
-        return (low, high) if high else (low,)
+        bits = sum(self.masks[n] << (self.words[n] * word_bits + self.shifts[n]) for n in modes)
+        return [bits >> (n * word_bits) & ((1 << word_bits) - 1) for n in range(self.num_words)]
 
     def values(self, records: Array) -> Array:
         """View the values (nnz,) inside the records."""
@@ -263,5 +261,10 @@ def field_width(size: int) -> int:
     return (size - 1).bit_length()
 
 
-def _round_up(number: int, multiple: int) -> int:
+def round_up(number: int, multiple: int) -> int:
+    """Return the next multiple.
+
+    >>> round_up(9, 8), round_up(16, 8)
+    (16, 16)
+    """
     return -(-number // multiple) * multiple

@@ -48,6 +48,38 @@ class Step(NamedTuple):
 Compute: TypeAlias = Callable[[Step], Any]
 
 
+class ModeRows(NamedTuple):
+    """Records, the order in which they are read, and the mode of which their rows are."""
+
+    records: Array
+    record_format: RecordFormat
+    mode: int
+    places: Array | None  # the records in that order; None for the order that they are in
+
+
+class Entries(NamedTuple):
+    """The nonzeros of an unfolding, column by column."""
+
+    is_first: Array  # bool (nnz + 1,): whether a nonzero is the first of its column; ends with True
+    rows: Array  # (nnz,)
+    values: Array  # float64 (nnz,)
+
+
+class LeadingPairs(NamedTuple):
+    """Leading singular values, and the parts of their left vectors that are not zero."""
+
+    vectors: Array  # (n, K), orthonormal columns
+    values: np.ndarray  # float64 (R,), descending
+    rows: Array | None  # (n,): which rows of the matrix `vectors` has; None for all
+    sources: np.ndarray  # (R,): columns of `vectors`, or ``~row`` for a row's unit vector
+
+    def are_placed(self, shape: tuple[int, int], dtype: np.dtype) -> bool:
+        """Return whether `Primitives.place_vectors` would return `vectors` but for the signs."""
+        is_alike = self.vectors.shape == shape and self.vectors.dtype == dtype
+        is_in_order = self.rows is None and np.array_equal(self.sources, np.arange(shape[1]))
+        return is_alike and is_in_order and self.vectors.flags.c_contiguous
+
+
 class CompactIds(ABC):
     """Ids that an engine keeps in fewer bytes than an array of them takes."""
 
@@ -66,10 +98,10 @@ def expand(ids: CompactIds | Array) -> Array:
     return ids.expand() if isinstance(ids, CompactIds) else ids
 
 
-class Primitives:
+class Primitives(ABC):
     """Packing, sorting, moving and searching with the functions of an array module.
 
-    Engines override these with faster versions. Results are equal to the bit, since a stable sort
+    Engines override some with faster versions. Results are equal to the bit, since a stable sort
     has only one answer. Many methods write to arrays that the caller passes, to save memory.
 
     Each ``*_nbytes`` method bounds the bytes that the methods above it allocate while they run,
@@ -96,9 +128,9 @@ class Primitives:
         record_format = RecordFormat.of(shape, dtype, self.word_dtype, groups, num_prefixes)
         return Cut(record_format, *self.choose_sizes(record_format))
 
+    @abstractmethod
     def choose_sizes(self, record_format: RecordFormat) -> tuple[int, int]:
         """Choose the numbers of nonzeros in a tile and in a bucket."""
-        raise NotImplementedError("only engines choose")
 
     def pack(
         self, coords: Array, values: Array, record_format: RecordFormat
@@ -110,52 +142,43 @@ class Primitives:
         """
         check_inside(coords, record_format.shape)
         check_finite(values)
-        is_less, _ = compare_neighbours(coords, self.xp)
+        num_pairs = max(coords.shape[1] - 1, 0)
+        is_less, is_equal = self.xp.zeros(num_pairs, bool), self.xp.ones(num_pairs, bool)
+        for rows in coords:
+            is_less |= is_equal & (rows[:-1] < rows[1:])
+            is_equal &= rows[:-1] == rows[1:]
         records = record_format.pack(coords, values, self.xp, self.block_size)
         return records, bool(is_less.all()), not bool(values.all())
 
     # Sorting
 
-    def sort_by_row(
-        self,
-        records: Array,
-        record_format: RecordFormat,
-        mode: int,
-        places: Array | None,
-        target: Array,
-        positions: Array,
-    ) -> Array | None:
-        """Sort the places of records (nnz,) by their row of `mode`, stably.
+    def sort_by_row(self, given: ModeRows, target: Array, positions: Array) -> Array | None:
+        """Sort the places of records (nnz,) by their row, stably.
 
-        `places` is an order of the records; None is the order they are in. `target` receives the
-        sorted places; `positions` the new position of each: ``target[positions] == places``.
-        Returns the result of `find_empty_rows` if it is a by-product, else None.
+        `target` receives the sorted places; `positions` the new position of each:
+        ``target[positions] == places``. Returns the result of `find_empty_rows` if it is a
+        by-product, else None.
         """
-        rows = _narrow(record_format.rows(records, mode, self.xp), record_format.shape[mode])
+        records, record_format, mode, places = given
+        # 16 bits halve the passes of a radix sort.
+        dtype = index_dtype(record_format.shape[mode], smallest="uint16")
+        rows = record_format.rows(records, mode, self.xp)
+        rows = rows.astype(dtype) if dtype.itemsize < rows.itemsize else rows
         order = self.xp.argsort(rows if places is None else rows[places], kind="stable")
         target[...] = order if places is None else places[order]
-        self._invert(order, positions)
+        positions[order] = self.xp.arange(order.size, dtype=positions.dtype)
         return None
 
+    @abstractmethod
     def find_empty_rows(self, records: Array, record_format: RecordFormat, mode: int) -> Array:
         """List the rows of `mode` without nonzeros, ascending."""
-        is_empty = self.xp.ones(record_format.shape[mode], bool)
-        is_empty[record_format.rows(records, mode, self.xp)] = False
-        return self.xp.flatnonzero(is_empty).astype(index_dtype(is_empty.size))
 
-    def find_carry_rows(
-        self,
-        records: Array,
-        record_format: RecordFormat,
-        mode: int,
-        places: Array | None,
-        tile_size: int,
-    ) -> Array:
+    def find_carry_rows(self, given: ModeRows, tile_size: int) -> Array:
         """Find the row that each tile inherits from the previous one: int64 (num_tiles,).
 
-        It is `NO_ROW` for a tile that begins with a new row. In the order of `places` (None: as
-        they are) the records are sorted by their row.
+        It is `NO_ROW` for a tile that begins with a new row. The order is that of rows.
         """
+        records, record_format, mode, places = given
         firsts = self.xp.arange(0, records.shape[0], tile_size)
         rows, rows_before = (
             record_format.rows(
@@ -172,9 +195,9 @@ class Primitives:
         # Rows in two orders and the sort.
         return max(16 * nnz, self.empty_rows_nbytes(nnz, size))
 
+    @abstractmethod
     def empty_rows_nbytes(self, nnz: int, size: int) -> int:
         """Bound the bytes of `find_empty_rows` of a mode of `size` rows."""
-        return 4 * nnz + 9 * size  # rows; a flag for each row of the mode and the int64 empty rows
 
     def sort_places(
         self,
@@ -185,14 +208,13 @@ class Primitives:
     ) -> Array | None:
         """Sort places of records by their rows of `modes`; the last mode is the primary key.
 
-        Ties stay in the order of `places`, by default that of the records. Without modes, `places`
-        are returned.
+        Ties stay in the order of `places` (None: as they are); without modes it is returned.
         """
         nnz = records.shape[0]
         positions = self.xp.empty(nnz, index_dtype(nnz))
         for mode in modes:
             target = self.xp.empty_like(positions)
-            self.sort_by_row(records, record_format, mode, places, target, positions)
+            self.sort_by_row(ModeRows(records, record_format, mode, places), target, positions)
             places = target
         return places
 
@@ -209,14 +231,8 @@ class Primitives:
 
     def find_duplicates(self, records: Array, record_format: RecordFormat) -> Array:
         """Return whether each record but the first has the same coordinates as the previous one."""
-        masks = [0] * record_format.num_words
-        for word, shift, mask in zip(
-            record_format.words, record_format.shifts, record_format.masks, strict=True
-        ):
-            for place, bits in enumerate(record_format.split_words(mask << shift)):
-                masks[word + place] |= bits
         is_equal = self.xp.ones(max(records.shape[0] - 1, 0), bool)
-        for word, mask in enumerate(masks):
+        for word, mask in enumerate(record_format.mask_words(range(record_format.ndim))):
             if mask:
                 column = records[:, word]
                 difference = column[1:] ^ column[:-1]
@@ -235,22 +251,13 @@ class Primitives:
     # Remapping
 
     def plan_remap(
-        self,
-        records: Array,
-        record_format: RecordFormat,
-        mode: int,
-        places: Array | None,
-        bucket_size: int,
-        target: Array,
-        remap_ids: Array,
-        pull_ids: Array,
+        self, given: ModeRows, bucket_size: int, target: Array, remap_ids: Array, pull_ids: Array
     ) -> Array | None:
         """Sort places as `sort_by_row` does, and plan the remapping to the new order.
 
-        `remap_ids` and `pull_ids` receive `stored` and `offsets` of `split_by_bucket` for the new
-        positions.
+        `remap_ids` and `pull_ids` receive `stored` and `offsets` of `split_by_bucket` for it.
         """
-        empty_rows = self.sort_by_row(records, record_format, mode, places, target, remap_ids)
+        empty_rows = self.sort_by_row(given, target, remap_ids)
         self.split_by_bucket(remap_ids, bucket_size, remap_ids, pull_ids)
         return empty_rows
 
@@ -258,6 +265,7 @@ class Primitives:
         """Bound the bytes of `plan_remap`, and of the methods that `split_nbytes` covers."""
         return max(self.sort_nbytes(nnz, size), self.split_nbytes(nnz, bucket_size))
 
+    @abstractmethod
     def split_by_bucket(
         self, positions: Array, bucket_size: int, stored: Array, offsets: Array
     ) -> None:
@@ -266,12 +274,6 @@ class Primitives:
         `stored`, which may be `positions`, receives the place of each item among the sorted ones;
         `offsets` for each position the place of its item, counted from the start of the bucket.
         """
-        buckets = positions // positions.dtype.type(bucket_size)
-        buckets = _narrow(buckets, -(-positions.size // bucket_size))
-        stored_now = self.xp.empty_like(stored)
-        self._invert(self.xp.argsort(buckets, kind="stable"), stored_now)
-        offsets[positions] = stored_now % stored.dtype.type(bucket_size)
-        stored[...] = stored_now
 
     def order_writes(self, remap_ids: Array, tile_size: int) -> Array | None:
         """Sort the ids of each tile in place, so that neighbours in memory are written together.
@@ -291,46 +293,33 @@ class Primitives:
 
     def count_plan_nbytes(self, nnz: int, cut: Cut) -> int:
         """Count the bytes of one mode's ids, as the engine keeps them."""
-        dtypes = [index_dtype(cut.bucket_size, smallest="uint16"), index_dtype(nnz)]
-        if self.write_order_dtype is not None:
-            dtypes.append(self.write_order_dtype)
-        return nnz * sum(dtype.itemsize for dtype in dtypes)
+        pull_dtype = index_dtype(cut.bucket_size, smallest="uint16")
+        return nnz * (pull_dtype.itemsize + index_dtype(nnz).itemsize)
 
     def count_plain_nbytes(self, nnz: int) -> int:
         """Bound the bytes of ids that are not kept as they are, while they are computed."""
         return 0
 
+    @abstractmethod
     def scatter_in_buckets(
         self, records: Array, offsets: Array, bucket_size: int, target: Array
     ) -> None:
         """Copy each record to its offset within its own bucket."""
-        target[self.position_in_buckets(offsets, bucket_size)] = records
 
+    @abstractmethod
     def split_nbytes(self, nnz: int, bucket_size: int) -> int:
         """Bound the bytes of `split_by_bucket`, `order_writes` and `scatter_in_buckets`."""
-        return nnz * (8 + 3 * index_dtype(nnz).itemsize)
 
+    @abstractmethod
     def remap(self, step: Step, cut: Cut) -> None:
         """Copy the records of a mode to ``step.spare``, into the storage of the next mode."""
-        positions = self.position_in_buckets(step.pull_ids, step.bucket_size)
-        step.spare[step.remap_ids] = step.records[positions]
 
+    @abstractmethod
     def position_in_buckets(self, offsets: Array, bucket_size: int) -> Array:
-        """Convert offsets (nnz,) from the starts of buckets to positions.
-
-        `offsets` are as `compact_ids` returns them.
-        """
-        nnz = offsets.shape[0]
-        positions = self.xp.arange(nnz, dtype=index_dtype(nnz))
-        positions -= positions % positions.dtype.type(bucket_size)
-        positions += offsets
-        return positions
+        """Convert offsets (nnz,), as of `compact_ids`, from the starts of buckets to positions."""
 
     def make_lock(self) -> AbstractContextManager:
-        """Make the lock that guards records which move.
-
-        It is Python's own: a KeyboardInterrupt cannot leave it in an inconsistent state.
-        """
+        """Make a lock for records that move: Python's own, which no KeyboardInterrupt breaks."""
         return make_lock()
 
     # Copying
@@ -339,48 +328,22 @@ class Primitives:
         """Copy the records in the order of `places`."""
         return records[places]
 
-    def _invert(self, order: Array, positions: Array) -> None:
-        positions[order] = self.xp.arange(order.size, dtype=positions.dtype)
-
     # Unfoldings, their singular vectors, and sums by row
 
-    def split_columns(
-        self, records: Array, record_format: RecordFormat, mode: int, places: Array | None
-    ) -> tuple[Array, Array, Array]:
-        """Split records, in the order of `places` (None: as they are), into three arrays.
+    @abstractmethod
+    def split_columns(self, given: ModeRows) -> Entries:
+        """Return the unfolding along the mode; records that differ only in it must be adjacent."""
 
-        Records that differ only in `mode` must be adjacent. Returns `is_new` (nnz + 1,): whether a
-        record differs from the one before it in a mode other than `mode`, where the first and the
-        last item are true; the coordinates of `mode` (nnz,); and the values (nnz,) in float64.
-        """
-        records = records if places is None else self.gather(records, places)
-        is_new = self.xp.zeros(records.shape[0] + 1, bool)
-        is_new[0] = is_new[-1] = True
-        for n in range(record_format.ndim):
-            if n != mode:
-                rows = record_format.rows(records, n, self.xp)
-                is_new[1:-1] |= rows[1:] != rows[:-1]
-        rows = record_format.rows(records, mode, self.xp)
-        return is_new, rows, record_format.values(records).astype(np.float64)
-
-    def sum_single_squares(
-        self, is_first: Array, rows: Array, values: Array, num_rows: int, scale: float
-    ) -> Array:
+    @abstractmethod
+    def sum_single_squares(self, entries: Entries, num_rows: int, scale: float) -> Array:
         """Sum the squares of values alone in their column, by sign and row: float64 (2, num_rows).
 
-        `is_first`, `rows` and `values` are as from `split_columns`. Values are divided by `scale`,
-        a power of two that makes the sum of all squares at most 1.
+        Values are divided by `scale`, a power of two that makes the sum of all squares at most 1.
         """
-        is_single, xp = is_first[:-1] & is_first[1:], self.xp
-        sums = xp.empty((2, num_rows))
-        for target, has_sign in zip(sums, (values > 0, values < 0), strict=True):
-            has_sign &= is_single
-            squares = (values[has_sign] / scale) ** 2
-            target[...] = xp.bincount(rows[has_sign], weights=squares, minlength=num_rows)
-        return sums
 
+    @abstractmethod
     def list_shared(
-        self, is_first: Array, rows: Array, values: Array, num_rows: int, scale: float
+        self, entries: Entries, num_rows: int, scale: float
     ) -> tuple[Array, Array, Array]:
         """List the nonzeros that share their column, and the rows with any of them, ascending.
 
@@ -388,13 +351,6 @@ class Primitives:
         and the row of each nonzero as numbers among shared columns and among these rows; and the
         values (n,) divided by `scale`.
         """
-        xp = self.xp
-        shared = xp.flatnonzero(~(is_first[:-1] & is_first[1:]))
-        is_coupled = xp.zeros(num_rows, bool)
-        is_coupled[rows[shared]] = True
-        slots = xp.cumsum(is_coupled) - 1
-        coords = xp.stack([xp.cumsum(is_first[shared]) - 1, slots[rows[shared]]])
-        return xp.flatnonzero(is_coupled), coords, values[shared] / scale
 
     def add_signs(self, squares: Array, rows: Array) -> Array:
         """Add the sums (2, num_rows) of `sum_single_squares` of some rows."""
@@ -415,22 +371,14 @@ class Primitives:
         return rows, sums[rows]
 
     def place_vectors(
-        self,
-        vectors: Array,
-        rows: Array | None,
-        sources: np.ndarray,
-        signs: np.ndarray,
-        shape: tuple[int, int],
-        dtype: np.dtype,
+        self, pairs: LeadingPairs, signs: np.ndarray, shape: tuple[int, int], dtype: np.dtype
     ) -> Array:
-        """Place the rows and columns of `vectors` (n, K) in a new matrix of zeros.
+        """Place the left vectors of some pairs in a new matrix; further columns are zero.
 
-        `vectors` may be overwritten and returned; `rows` (n,) says where each of its rows goes
-        (None: in order). Column j of the matrix is the column ``sources[j]`` of `vectors`, or if
-        that is negative the unit vector of row ``~sources[j]``; it is negated if ``signs[j]`` is
-        -1. Columns beyond `sources` are zero.
+        Vectors are negated where `signs` (R,) are -1. Their memory may be overwritten and returned.
         """
-        if is_whole(vectors, rows, sources, shape, dtype):
+        vectors, _, rows, sources = pairs
+        if pairs.are_placed(shape, dtype):
             vectors *= self.xp.asarray(signs, dtype)
             return vectors
         placed = self.xp.zeros(shape, dtype)
@@ -439,26 +387,6 @@ class Primitives:
         placed[(slice(None) if rows is None else rows[:, None]), columns] = chosen
         placed[~sources[units], units] = 1
         return placed
-
-
-def _narrow(keys: Array, count: int) -> Array:
-    """Convert keys below `count` to 16 bits if they fit: that halves the passes of a radix sort."""
-    dtype = index_dtype(count, smallest="uint16")
-    return keys.astype(dtype) if dtype.itemsize < keys.itemsize else keys
-
-
-def compare_neighbours(coords: Array, xp: ModuleType = np) -> tuple[Array, Array]:
-    """Tell whether each nonzero comes before the next one, and whether the two are duplicates.
-
-    Both are bool (nnz - 1,).
-    """
-    num_pairs = max(coords.shape[1] - 1, 0)
-    is_less = xp.zeros(num_pairs, bool)
-    is_equal = xp.ones(num_pairs, bool)
-    for rows in coords:
-        is_less |= is_equal & (rows[:-1] < rows[1:])
-        is_equal &= rows[:-1] == rows[1:]
-    return is_less, is_equal
 
 
 def index_dtype(count: int, smallest: DTypeLike = "uint32") -> np.dtype:
@@ -476,14 +404,4 @@ def index_dtype(count: int, smallest: DTypeLike = "uint32") -> np.dtype:
         dtype
         for dtype, limit in INDEX_LIMITS.items()
         if dtype.kind == smallest.kind and dtype.itemsize >= smallest.itemsize and count <= limit
-    )
-
-
-def is_whole(
-    vectors: Array, rows: Array | None, sources: np.ndarray, shape: tuple[int, int], dtype: np.dtype
-) -> bool:
-    """Return whether `Primitives.place_vectors` would return `vectors` but for the signs."""
-    is_in_place = rows is None and vectors.shape == shape and vectors.dtype == dtype
-    return (
-        is_in_place and np.array_equal(sources, np.arange(shape[1])) and vectors.flags.c_contiguous
     )

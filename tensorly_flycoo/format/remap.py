@@ -9,11 +9,10 @@ from typing import Any, Self
 import numpy as np
 
 from ..base.array_modules import Array
-from .layout import Ids, Layout, collect_tilings
+from .layout import Ids, Layout, RowTiling, collect_tilings, tile_rows
 from .ordering import compute_norm
 from .packing import Cut
-from .primitives import CompactIds, Compute, Primitives, Step, expand, index_dtype
-from .tiling import RowTiling, tile_rows
+from .primitives import CompactIds, Compute, ModeRows, Primitives, Step, expand, index_dtype
 
 
 @dataclass(frozen=True)
@@ -83,10 +82,7 @@ class RemapLayout(Layout):
     def _plan_modes(
         records: Array, spare: Array, cut: Cut, primitives: Primitives
     ) -> tuple[list[RowTiling], list[RemapPlan]]:
-        """Plan how each mode remaps to the next one, given the records in order 0.
-
-        `spare` receives the records in storage 0.
-        """
+        """Plan how each mode remaps records in order 0 to the next; `spare` receives storage 0."""
         record_format, tile_size, bucket_size = cut[:3]
         xp, nnz, ndim = primitives.xp, records.shape[0], record_format.ndim
         dtype, pull_dtype = index_dtype(nnz), index_dtype(bucket_size, smallest="uint16")
@@ -94,20 +90,20 @@ class RemapLayout(Layout):
         # the last one to the last mode's remap ids, which are computed from it.
         last_ids = xp.empty(nnz, dtype)
         targets = (last_ids, spare.reshape(-1).view(dtype)[:nnz])
-        places, tilings = None, [tile_rows(records, None, cut, 0, primitives)]
+        given = ModeRows(records, record_format, 0, None)
+        tilings = [tile_rows(given, tile_size, primitives)]
         pulls, pushes = [], []
         for mode in range(1, ndim):
             target, remap_ids = targets[(ndim - 1 - mode) % 2], xp.empty(nnz, dtype)
             pull_ids = xp.empty(nnz, pull_dtype)
-            rows = primitives.plan_remap(
-                records, record_format, mode, places, bucket_size, target, remap_ids, pull_ids
-            )
-            places = target
-            tilings.append(tile_rows(records, places, cut, mode, primitives, rows))
+            given = given._replace(mode=mode)
+            rows = primitives.plan_remap(given, bucket_size, target, remap_ids, pull_ids)
+            given = given._replace(places=target)
+            tilings.append(tile_rows(given, tile_size, primitives, rows))
             order = primitives.order_writes(remap_ids, tile_size)
             pushes.append(_compact_push(remap_ids, order, cut, primitives))
             pulls.append(primitives.compact_ids(pull_ids, bucket_size, cut))
-        if places is None:
+        if given.places is None:
             last_ids[...] = xp.arange(nnz, dtype=dtype)
         pull_ids = xp.empty(nnz, pull_dtype)
         primitives.split_by_bucket(last_ids, bucket_size, last_ids, pull_ids)

@@ -7,11 +7,10 @@ from typing import Self
 import numpy as np
 
 from ..base.array_modules import Array, move
-from .layout import Layout, collect_tilings, count_sort_nbytes, iterate_orders
+from .layout import Layout, RowTiling, collect_tilings, count_sort_nbytes, iterate_orders
 from .ordering import compute_norm
 from .packing import Cut, RecordFormat
 from .primitives import Primitives, Step, index_dtype
-from .tiling import RowTiling
 
 
 def build_numbered(
@@ -88,10 +87,6 @@ class ReplicatedLayout(Layout):
 
     def get_copies(self) -> Sequence[Array]:
         return self.copies
-
-    @classmethod
-    def count_copies(cls, ndim: int) -> int:
-        return ndim
 
     @classmethod
     def name_copies(cls, ndim: int) -> list[str]:

@@ -18,6 +18,7 @@ import numpy as np
 
 from ..base.array_modules import Array, move
 from ..spread.row_shards import RowShards
+from ..tensor.labelled import Labels
 from .files import FilePath, replace_file
 
 if TYPE_CHECKING:
@@ -52,6 +53,9 @@ CHECKPOINT = Kind(
 _KINDS = {kind.format: kind for kind in (TENSOR, SLABS, MODEL, ONLINE, CHECKPOINT)}
 
 FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
+
+#: Kinds of labels that are stored as they are: bools, integers, floats, time spans and dates.
+_PLAIN_KINDS = "biufmM"
 
 #: Bytes read at a time: few enough to still be in the cache when their checksum is computed.
 _READ_NBYTES = 2**18
@@ -135,11 +139,7 @@ def check_header(path: FilePath, kind: Kind, header: Any) -> None:
 
 @contextlib.contextmanager
 def open_arrays(path: FilePath, kind: Kind) -> Iterator["ArrayReader"]:
-    """Open a file and check its header.
-
-    A ValueError, TypeError or LookupError of the block, which reads the file, becomes a ValueError
-    that says that the file is damaged.
-    """
+    """Open a file and check its header; errors of the block say that the file is damaged."""
     import zipfile
 
     with open(path, "rb") as file:
@@ -151,11 +151,7 @@ def open_arrays(path: FilePath, kind: Kind) -> Iterator["ArrayReader"]:
 
 
 class ArrayReader:
-    """An open file, whose arrays are read on demand after checking their size.
-
-    Reading an array raises a ValueError that names it if it is missing, damaged, compressed or
-    truncated.
-    """
+    """An open file; reading an array that is damaged or missing raises a ValueError naming it."""
 
     def __init__(self, file: IO[bytes], archive: "zipfile.ZipFile") -> None:
         self._file, self._archive = file, archive
@@ -187,10 +183,7 @@ class ArrayReader:
         shape: tuple[int | None, ...] | None = None,
         dtypes: Sequence[np.dtype] = (),
     ) -> np.ndarray:
-        """Return one array after verifying its checksum, and its shape and dtype if given.
-
-        None in `shape` stands for any size.
-        """
+        """Return an array; verify its checksum and, if given, shape (None: any size) and dtype."""
         with self._open(name) as (file, found, dtype, order):
             array = np.empty(found, dtype, order=order)
             data = array.reshape(-1, order="A").view(np.uint8).data
@@ -211,10 +204,7 @@ class ArrayReader:
             return array
 
     def map(self, name: str) -> np.ndarray:
-        """Return one array, read-only and mapped into memory; its checksum is not verified.
-
-        It stays valid after the file is closed.
-        """
+        """Map an array, unverified and read-only; it stays valid after the file is closed."""
         with self._open(name) as (file, shape, dtype, order):
             if self._mapping is None:
                 self._mapping = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -229,10 +219,7 @@ class ArrayReader:
     def _open(
         self, name: str
     ) -> Iterator[tuple[IO[bytes], tuple[int, ...], np.dtype, Literal["C", "F"]]]:
-        """Open the file of an array behind its header, whose shape, dtype and order are checked.
-
-        Errors of the block name the array.
-        """
+        """Open an array's file behind its checked header; errors of the block name the array."""
         try:
             member = self._archive.getinfo(f"{name}.npy")
             if member.compress_type != 0 or member.compress_size != member.file_size:
@@ -251,3 +238,67 @@ class ArrayReader:
             raise
         except Exception as error:
             raise ValueError(f"{name}: {error}") from None
+
+
+# Labels of modes: plain arrays, and text as UTF-8
+
+
+def name_modes(labels: Labels) -> Header:
+    """Return what a header says of labels; refuse names that are not text."""
+    for name in labels:
+        if not isinstance(name, str):
+            raise TypeError(
+                f"the name of a mode is {name!r}, expected text: LabelledCP(cp, "
+                "list(cp.labels.values()), names) renames the modes"
+            )
+    return {"names": list(labels), "ordered": list(labels.ordered)}
+
+
+def list_labels(labels: Labels) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the arrays that hold labels in a file; refuse those that are no text or numbers."""
+    for n, (name, of) in enumerate(labels.items()):
+        if of.dtype.kind in _PLAIN_KINDS:
+            yield f"labels_{n}", of
+            continue
+        others = [type(label).__name__ for label in of.tolist() if not isinstance(label, str)]
+        if others:
+            raise TypeError(
+                f"labels[{name!r}] holds a {others[0]}, expected text, numbers or dates of NumPy,"
+                " which a file can hold: convert them by .astype(str) or .astype('datetime64[D]')"
+            )
+        encoded = [label.encode("utf-8", "surrogatepass") for label in of.tolist()]
+        yield f"text_{n}", np.frombuffer(b"".join(encoded), np.uint8)
+        yield f"text_ends_{n}", np.cumsum([len(text) for text in encoded], dtype=np.int64)
+
+
+def read_labels(reader: ArrayReader) -> Labels:
+    """Read the labels of the modes that the header names, text as str objects; check no size."""
+    names, ordered = reader.header["names"], reader.header["ordered"]
+    if not (_are_names(names) and names and _are_names(ordered) and {*ordered} <= {*names}):
+        raise ValueError("its header does not name the modes")
+    found, stored = [], reader.names()
+    for n in range(len(names)):
+        is_text = f"labels_{n}" not in stored
+        found.append(_read_text(reader, n) if is_text else reader.read(f"labels_{n}", (None,)))
+        if found[-1].dtype.kind not in _PLAIN_KINDS + "O":
+            raise ValueError(f"labels_{n} has dtype {found[-1].dtype}")
+    return Labels(found, names, ordered)
+
+
+def _are_names(names: Any) -> bool:
+    is_text = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    return is_text and len(set(names)) == len(names)
+
+
+def _read_text(reader: ArrayReader, n: int) -> np.ndarray:
+    encoded = reader.read(f"text_{n}", (None,), (np.dtype(np.uint8),))
+    ends = reader.read(f"text_ends_{n}", (None,), (np.dtype(np.int64),))
+    bounds = np.append(0, ends)
+    if (np.diff(bounds) < 0).any() or bounds[-1] != encoded.size:
+        raise ValueError(f"text_ends_{n} does not match text_{n}")
+    text, labels = encoded.tobytes(), np.empty(ends.size, object)
+    labels[:] = [
+        text[start:end].decode("utf-8", "surrogatepass")
+        for start, end in itertools.pairwise(bounds.tolist())
+    ]
+    return labels

@@ -1,9 +1,7 @@
-"""Checkpoints of a running decomposition: write the state after an iteration to a file, or read it.
+"""Checkpoints: the state of a decomposition after an iteration, written to a file and read."""
 
-A model, as a solver passes it to its callback, may carry its `Origin`: the solver, the tensor, and
-what the solver needs besides the factors to go on.
-"""
-
+import hashlib
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
@@ -13,13 +11,22 @@ from tensorly.cp_tensor import CPTensor
 from tensorly.tucker_tensor import TuckerTensor
 
 from ..base.array_modules import Array
-from ..tensor.digest import find_digest
+from ..tensor.pieces import Piece, map_pieces
 from ..tensor.tensor import FlycooTensor
 from .array_file import CHECKPOINT, Header, number, open_arrays, save_arrays
 from .files import FilePath
 
 Model: TypeAlias = CPTensor | TuckerTensor
 _M = TypeVar("_M", CPTensor, TuckerTensor)
+
+#: Odd multipliers of the coordinates and the value: digits of pi, the golden ratio and others.
+_FIRST, _NEXT = 0x243F6A8885A308D3, 0x9E3779B97F4A7C15
+_MASK = 2**64 - 1
+
+#: Nonzeros hashed at a time: few enough for the cache of a CPU, enough to fill a GPU.
+_CPU_BLOCK, _GPU_BLOCK = 2**14, 2**20
+
+_digests: weakref.WeakKeyDictionary[FlycooTensor, str] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -50,7 +57,7 @@ def find_solver(model: Any) -> str:
 class Saved:
     """What a checkpoint holds besides weights, or core, and factors; see `Resumed` and `Origin`.
 
-    `digest` is `tensor.digest.find_digest` of the tensor; it and `solver` are "" if unknown.
+    `digest` is `find_digest` of the tensor; it and `solver` are "" if unknown.
     """
 
     errors: list[float]
@@ -92,10 +99,7 @@ class ResumedTucker(Resumed, TuckerTensor):
 
 
 def copy_model(model: Any) -> Any:
-    """Return a CP or Tucker tensor with the same arrays in a new list, without its origin.
-
-    A solver may write other factors to the list that it passed. Anything else is returned as it is.
-    """
+    """Copy a model without its origin: a solver may write to the list of factors it passed."""
     if isinstance(model, CPTensor):
         return CPTensor((model.weights, list(model.factors)))
     if isinstance(model, TuckerTensor):
@@ -149,3 +153,40 @@ def load_checkpoint(path: FilePath) -> ResumedCP | ResumedTucker:
         kind, first = (ResumedTucker, "core") if "core" in arrays else (ResumedCP, "weights")
         model = arrays.pop(first), [arrays[f"factor_{n}"] for n in range(len(arrays))]
         return kind(model, saved)
+
+
+def find_digest(x: FlycooTensor) -> str:
+    """Return 32 hexadecimal digits that depend on shape, dtype and nonzeros only.
+
+    They do not depend on the layout, the device or the order of distinct nonzeros. Two different
+    tensors have the same ones with a probability of about 2**-64. One pass over the nonzeros.
+    """
+    if x not in _digests:
+        facts = (x.shape, x.dtype.name, x.nnz, _sum_hashes(x))
+        _digests[x] = hashlib.blake2b(repr(facts).encode(), digest_size=16).hexdigest()
+    return _digests[x]
+
+
+def _sum_hashes(x: FlycooTensor) -> int:
+    """Add the hashes of all nonzeros, in any order, modulo 2**64."""
+    return sum(int(part) for part in map_pieces(_hash_piece, x._layout, x._engine)) & _MASK
+
+
+def _hash_piece(piece: Piece) -> np.ndarray:
+    total, block_size = 0, _CPU_BLOCK if piece.xp is np else _GPU_BLOCK
+    for coords, values in piece.iterate_nonzeros(block_size):
+        total += int(_hash(coords, values).sum())
+    return np.asarray(total & _MASK, np.uint64)
+
+
+def _hash(coords: Array, values: Array) -> Array:
+    """Hash each nonzero to a uint64: a linear function of its words, then a mixing of the bits."""
+    bits = values.copy().view(f"u{values.dtype.itemsize}")
+    hashes: Array = 0
+    multiplier = _FIRST
+    for word in [*coords, bits]:
+        hashes = hashes + word.astype(np.uint64) * np.uint64(multiplier)
+        multiplier = multiplier * _NEXT & _MASK
+    for _ in range(2):
+        hashes = (hashes ^ hashes >> np.uint64(32)) * np.uint64(_NEXT)
+    return hashes ^ hashes >> np.uint64(32)

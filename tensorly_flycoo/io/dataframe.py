@@ -10,8 +10,7 @@ import numpy as np
 from ..base.checks import check_choice, check_values
 from ..engines import select_engine
 from ..tensor.labelled import LabelledTensor, Labels, is_ordered
-from ..tensor.reductions import find_extremes, group_cells
-from ..tensor.tensor import FlycooTensor
+from ..tensor.tensor import FlycooTensor, find_extremes, group_cells
 
 _AGGREGATES = ("sum", "mean", "last", "max", "count")
 MISSING = ("raise", "drop")
@@ -141,10 +140,7 @@ def read_rows(
     labels: Mapping[str, Sequence[Any] | np.ndarray],
     missing: str,
 ) -> tuple[dict[str, tuple[np.ndarray, np.ndarray]], np.ndarray | None]:
-    """Number the entries of a table's modes and read its values, row by row; see `from_dataframe`.
-
-    Returns, for each mode, the number of each row's entry and the entries; and the values, or None.
-    """
+    """Return each mode's codes of the rows, and entries; and the values, or None."""
     check_choice(missing, "missing", MISSING)
     names = list_columns(df)
     columns = {name: _take_column(df, name, names) for name in modes}
@@ -152,8 +148,19 @@ def read_rows(
     for name, of_column in labels.items():
         coded[name] = place_entries(name, *coded[name], of_column)
     numbers = None if values is None else read_values(_take_column(df, values, names), values)
-    kept = _find_complete(coded, numbers, values, missing)
-    if kept is not None:
+    gaps = {name: codes < 0 for name, (codes, _) in coded.items()}
+    if numbers is not None and values is not None:
+        gaps[values] = np.isnan(numbers) | gaps.get(values, False)
+    gaps = {name: is_missing for name, is_missing in gaps.items() if is_missing.any()}
+    if gaps and missing == "raise":
+        name, is_missing = next(iter(gaps.items()))
+        kind = "value" if name == values else "entry"
+        raise ValueError(
+            f"column {name!r} has no {kind} in row {int(np.argmax(is_missing))}, expected one in "
+            'every row; drop or fill the missing ones, or pass missing="drop"'
+        )
+    if gaps:
+        kept = ~np.logical_or.reduce(list(gaps.values()))
         numbers = None if numbers is None else numbers[kept]
         for name, (codes, entries) in coded.items():
             is_fixed = name in labels or _kind_of(columns[name]) in ("CategoricalDtype", "Enum")
@@ -179,28 +186,6 @@ def _take_column(df: Any, name: str, names: list[str]) -> Any:
     if names.count(name) > 1:
         raise ValueError(f"df has {names.count(name)} columns {name!r}, expected one: {names}")
     return df[name]
-
-
-def _find_complete(
-    coded: dict[str, tuple[np.ndarray, np.ndarray]],
-    numbers: np.ndarray | None,
-    values: str | None,
-    missing: str,
-) -> np.ndarray | None:
-    """Return which rows have all entries and a value; None if all have."""
-    gaps = {name: codes < 0 for name, (codes, _) in coded.items()}
-    kinds = dict.fromkeys(gaps, "entry")
-    if numbers is not None and values is not None:
-        gaps[values] = np.isnan(numbers) | gaps.get(values, False)
-        kinds[values] = "value"
-    gaps = {name: is_missing for name, is_missing in gaps.items() if is_missing.any()}
-    if missing == "raise":
-        for name, is_missing in gaps.items():
-            raise ValueError(
-                f"column {name!r} has no {kinds[name]} in row {int(np.argmax(is_missing))}, "
-                'expected one in every row; drop or fill the missing ones, or pass missing="drop"'
-            )
-    return ~np.logical_or.reduce(list(gaps.values())) if gaps else None
 
 
 def _merge(
@@ -239,9 +224,8 @@ def number_entries(column: Any, name: str) -> tuple[np.ndarray, np.ndarray]:
     """Number the distinct entries of a column, called `name` in errors.
 
     Returns the number of each row's entry, int64, -1 if it is missing; and the entries, sorted, or
-    all categories of a pandas categorical or a polars Enum, in their order. They are numbers, text,
-    or dates of NumPy in the coarsest unit that keeps them; a TypeError refuses others, such as
-    lists, bytes or Decimals.
+    all categories of a pandas categorical or a polars Enum, in their order: numbers, text, or dates
+    of NumPy in the coarsest unit that keeps them. A TypeError refuses others.
     """
     expected = "expected numbers, text or dates: convert the others, for instance to text"
     try:
@@ -329,11 +313,7 @@ def _decode(column: Any) -> Any:
 
 
 def drop_unused(codes: np.ndarray, entries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Renumber `codes`, all of at least 0, without the entries that do not occur.
-
-    >>> drop_unused(np.array([2, 0, 2]), np.array(["a", "b", "c"]))
-    (array([1, 0, 1]), array(['a', 'c'], dtype='<U1'))
-    """
+    """Renumber `codes`, all of at least 0, without the entries that do not occur."""
     is_used = np.bincount(codes, minlength=entries.size) > 0
     return (np.cumsum(is_used) - 1)[codes], entries[is_used]
 
@@ -344,9 +324,6 @@ def place_entries(
     """Renumber a column's `codes` by the given labels, and return both; -1 marks a missing entry.
 
     A ValueError refuses labels that repeat, and entries that are not among them.
-
-    >>> place_entries("shop", np.array([1, 0, -1]), np.array(["a", "b"]), ["c", "b", "a"])
-    (array([ 1,  2, -1]), array(['c', 'b', 'a'], dtype=object))
     """
     kind = type(labels).__name__
     if not isinstance(labels, np.ndarray) and np.asarray(labels).dtype.kind in "SU":

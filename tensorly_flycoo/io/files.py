@@ -21,8 +21,6 @@ _COMPRESSED = (".gz", ".zst")
 #: level 19); a decompression bomb expands a thousandfold with gzip, and more with zstd.
 MAX_EXPANSION, SURELY_READ_NBYTES = 256, 2**24
 
-_ZSTD_HINT = 'reading and writing .zst needs pip install "tensorly-flycoo[zstd]"'
-
 #: More than a full disk keeps in reserve for a file without blocks.
 _TRIED_NBYTES = 2**16
 
@@ -36,10 +34,7 @@ class Readable(Protocol):
 
 @contextlib.contextmanager
 def open_text(path: FilePath) -> Iterator[tuple[Readable, Callable[[], int]]]:
-    """Open a file for reading bytes; decompress it if its name ends in .gz or .zst.
-
-    Yields it, and what returns how many bytes of the file on disk have been read so far.
-    """
+    """Yield a file's bytes, decompressed, and what tells how many bytes on disk are read."""
     path = Path(path)
     with open(path, "rb") as raw:
         if path.suffix not in _COMPRESSED:
@@ -99,10 +94,7 @@ def replace_file(path: FilePath) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def make_folder(path: FilePath) -> Iterator[Path]:
-    """Make a new folder; it appears at `path` when the block ends without an error.
-
-    Refuses a `path` that exists and is not an empty folder.
-    """
+    """Make a folder, seen at `path` after the block; `path` must not exist, or be empty."""
     path = Path(os.path.realpath(path))
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fspath(path))
@@ -164,4 +156,5 @@ def _import_compression(suffix: str) -> ModuleType:
     try:
         return importlib.import_module("gzip" if suffix == ".gz" else zstd)
     except ImportError as error:
-        raise ImportError(f"{_ZSTD_HINT} ({error})") from None
+        hint = 'reading and writing .zst needs pip install "tensorly-flycoo[zstd]"'
+        raise ImportError(f"{hint} ({error})") from None

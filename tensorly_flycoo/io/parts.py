@@ -20,7 +20,7 @@ from ..base.checks import (
 )
 from ..tensor.coo_cache import as_flycoo, is_sparse
 from ..tensor.labelled import refuse_labels
-from ..tensor.pieces import iterate_nonzeros
+from ..tensor.pieces import iterate_pieces
 from ..tensor.tensor import FlycooTensor
 from .dataframe import read_indices, read_values
 from .files import FilePath
@@ -31,9 +31,8 @@ if TYPE_CHECKING:
 #: Nonzeros handed on at a time.
 BLOCK_NNZ = 2**20
 
-#: A file, or the coords (ndim, n) and values (n,) of some nonzeros.
-Part: TypeAlias = "FilePath | tuple[Array, Array]"
-Parts: TypeAlias = "FlycooTensor | SparseArray | FilePath | Iterable[Part]"
+#: A tensor, a file, or several files and pairs of the coords (ndim, n) and values (n,) of nonzeros.
+Parts: TypeAlias = "FlycooTensor | SparseArray | FilePath | Iterable[FilePath | tuple]"
 
 
 class Block(NamedTuple):
@@ -57,8 +56,9 @@ class Reading(NamedTuple):
         if is_sparse(parts):
             refuse_labels(parts)
             x = as_flycoo(parts)
-            for coords, values in iterate_nonzeros(x._layout, x._engine.xp, BLOCK_NNZ):
-                yield self._check(coords, values, self.shape or x.shape)
+            for piece in iterate_pieces(x._layout, x._engine.xp):
+                for coords, values in piece.iterate_nonzeros(BLOCK_NNZ):
+                    yield self._check(coords, values, self.shape or x.shape)
             return
         if isinstance(parts, str | os.PathLike):
             parts = [parts]

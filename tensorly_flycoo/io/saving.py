@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from ..base.array_modules import Array, move
-from ..base.checks import check_layout, check_shape
+from ..base.checks import LAYOUTS, check_choice, check_shape
 from ..engines import select_engine
 from ..format.groups import check_groups, check_products
 from ..format.layout import Layout
@@ -22,9 +22,17 @@ from ..spread.slab_layout import SlabLayout
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import LabelledTensor, Labels
 from ..tensor.tensor import FlycooTensor
-from .array_file import TENSOR, ArrayReader, Header, open_arrays, save_arrays
+from .array_file import (
+    TENSOR,
+    ArrayReader,
+    Header,
+    list_labels,
+    name_modes,
+    open_arrays,
+    read_labels,
+    save_arrays,
+)
 from .files import FilePath
-from .labels import list_labels, name_modes, read_labels
 
 if TYPE_CHECKING:
     from sparse import SparseArray
@@ -243,7 +251,7 @@ def read_format(reader: ArrayReader) -> RecordFormat:
         groups,  # version 1 has none
         num_prefixes,
     )
-    check_layout(header["layout"])
+    check_choice(header["layout"], "layout", LAYOUTS)
     sizes = [header["tile_size"], header["bucket_size"]]
     sizes = sizes if LAYOUT_CLASSES[header["layout"]].uses_buckets else sizes[:1]
     if not all(type(size) is int and 0 < size <= 2**32 for size in sizes):
@@ -256,11 +264,7 @@ def read_format(reader: ArrayReader) -> RecordFormat:
 
 
 def check_arrays(layout: str, arrays: dict[str, np.ndarray], cut: Cut) -> None:
-    """Refuse arrays that would make an engine read or write out of bounds.
-
-    Whether they are the right plan is left to the file's checksums: to verify it would cost as much
-    as to build it.
-    """
+    """Refuse what would make an engine leave the arrays; checksums show that the plan is right."""
     check_shapes(layout, arrays, cut)
     record_format, cls = cut.record_format, LAYOUT_CLASSES[layout]
     names = cls.name_copies(record_format.merged.ndim)

@@ -14,11 +14,11 @@ from numpy.typing import DTypeLike
 
 from ..base.array_modules import move
 from ..base.checks import (
+    LAYOUTS,
     check_choice,
     check_count,
     check_dtype,
     check_index_base,
-    check_layout,
     check_shape,
 )
 from ..base.devices import OneDevice, assign_homes
@@ -35,27 +35,16 @@ from ..format.layout import Layout
 from ..format.layouts import LAYOUT_CLASSES
 from ..format.packing import Groups
 from ..format.replicated import build_numbered
-from ..spread.partition import find_slab_shape
-from ..spread.slab_building import SlabBuilder, sort_records, split_nonzeros
+from ..spread.slab_building import SlabBuilder, find_slab_shape, sort_records, split_nonzeros
 from ..spread.slab_layout import Slab, SlabLayout
 from ..spread.spread_layout import SpreadLayout
 from ..spread.streamed import make_keep_aside
 from ..tensor.memory import attempt
 from ..tensor.tensor import FlycooTensor
+from . import saving
 from .array_file import SLABS, TENSOR, check_header, open_arrays, refuse_damage
 from .files import FilePath, make_folder, replace_file
 from .parts import BLOCK_NNZ, Parts, Reading
-from .saving import (
-    check_arrays,
-    check_shapes,
-    choose_same_cut,
-    fits,
-    make_layout,
-    read_format,
-    read_layout,
-    read_records,
-    write_layout,
-)
 
 if TYPE_CHECKING:
     from ..engines.protocol import Engine
@@ -69,8 +58,6 @@ _INDEX, _VALUE = np.dtype(np.uint32), np.dtype(np.float64)
 #: Arrays begin at pages of memory and blocks of disks.
 _ALIGNMENT = 4096
 
-_PLACES = ("device", "host", "file")
-
 #: Layouts whose arrays do not change.
 _FILE_LAYOUTS = ("replicated", "indexed")
 
@@ -78,10 +65,7 @@ _INDEX_NAME = "slabs.json"
 
 
 class Entry(NamedTuple):
-    """What the index says of a slab: its rows of the cut mode, and its file's size and digest.
-
-    `digest` is that of the file's list of arrays, which has their sizes and checksums.
-    """
+    """A slab's rows of the cut mode, its file's size, and the digest of its list of arrays."""
 
     start: int
     stop: int
@@ -91,10 +75,7 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class Index:
-    """What is in a folder, of at least one entry.
-
-    `num_slabs` is as the user gave it: slabs without rows have no file.
-    """
+    """What is in a folder; `num_slabs` is as the user gave it, slabs without rows have no file."""
 
     shape: Sequence[int]
     dtype: str
@@ -150,8 +131,7 @@ class DiskBuilder(SlabBuilder):
     """Builds slabs of nonzeros that come in parts and wait on disk.
 
     They are written as they come, to a file for each mode and one for the values. `split` copies
-    them to a file of records for each bucket. By default their shape is the smallest that holds all
-    nonzeros and the shapes of all files, and their dtype float32 if that of all values is.
+    them to a file of records for each bucket.
     """
 
     def __init__(
@@ -349,7 +329,7 @@ slabs=2>
             report(f"building slab {number + 1} of {len(slab_rows)}")
             built = builder.build(rows, home)
             file = folder / _name_slab(number)
-            write_layout(file, built, alignment=_ALIGNMENT)
+            saving.write_layout(file, built, alignment=_ALIGNMENT)
             with open_arrays(file, TENSOR) as reader:
                 members = digest(reader.list_members())
             entries.append(Entry(rows.start, rows.stop, file.stat().st_size, members))
@@ -361,7 +341,7 @@ slabs=2>
 
 def _check_file_layout(layout: str) -> None:
     """Refuse a layout that files cannot have."""
-    if check_layout(layout) not in _FILE_LAYOUTS:
+    if check_choice(layout, "layout", LAYOUTS) not in _FILE_LAYOUTS:
         raise ValueError(
             f"layout is {layout!r}, expected one of {_FILE_LAYOUTS}: files do not change"
         )
@@ -434,7 +414,7 @@ def open_slabs(
     engine, folder = select_engine(device), Path(path)
     if keep is None:
         keep = "file" if engine.name == "cpu" else "device"
-    check_choice(keep, "keep", _PLACES)
+    check_choice(keep, "keep", ("device", "host", "file"))
     index, keep_aside = Index.read(folder), None
     if keep != "device" and engine.make_stager is not None:
         if index.layout != "replicated":
@@ -462,10 +442,7 @@ def open_slabs(
 def load_slab(
     folder: Path, index: Index, number: int, engine: "Engine", keep: str, verify: bool
 ) -> Layout:
-    """Map a slab's file into memory with ``keep="file"``, else read it to the engine's device.
-
-    The file is compared with the index first; `verify` checks all data that is mapped.
-    """
+    """Read a slab's file, or map it, and compare it with the index; `verify` reads all of a map."""
     path, entry = folder / _name_slab(number), index.entries[number]
     nbytes = path.stat().st_size
     with open_arrays(path, TENSOR) as reader:
@@ -473,31 +450,31 @@ def load_slab(
             raise ValueError(f"it has {nbytes} bytes, expected {entry.nbytes}")
         if digest(reader.list_members()) != entry.digest:
             raise ValueError("its list of arrays is not the one in the index")
-        header, record_format = reader.header, read_format(reader)
+        header, record_format = reader.header, saving.read_format(reader)
         shape = find_slab_shape(index.shape, entry.stop - entry.start)
         count, groups = record_format.num_numbered, record_format.groups
         found = (record_format.shape, groups[count > 0 :], header["dtype"], header["layout"])
         if found != (shape, list_rest(index.groups, count), index.dtype, index.layout):
             raise ValueError("its header does not match the index")
-        cut = choose_same_cut(record_format, engine)
-        if keep != "file" and fits(reader, record_format, cut, engine):
-            return read_layout(reader, cut, engine)
+        cut = saving.choose_same_cut(record_format, engine)
+        if keep != "file" and saving.fits(reader, record_format, cut, engine):
+            return saving.read_layout(reader, cut, engine)
         if keep != "file":
-            coords, values = read_records(reader, record_format)
+            coords, values = saving.read_records(reader, record_format)
             cut = engine.choose_cut(shape, values.dtype, index.groups)
             cut, layout_class = cut._replace(num_numbered=count), LAYOUT_CLASSES[index.layout]
             return build_numbered(layout_class, coords, values.copy(), cut, engine)
-        if fits(reader, record_format, cut, engine):
+        if saving.fits(reader, record_format, cut, engine):
             names = reader.names() - {"header"}
             if verify:
                 for name in names:
                     reader.read(name)
             arrays = {name: reader.map(name) for name in names}
-            (check_arrays if verify else check_shapes)(index.layout, arrays, cut)
+            (saving.check_arrays if verify else saving.check_shapes)(index.layout, arrays, cut)
             if engine.make_stager is not None:  # records wait where they are
                 copies = set(LAYOUT_CLASSES[index.layout].name_copies(record_format.merged.ndim))
                 arrays |= {name: move(arrays[name], engine.xp) for name in names - copies}
-            return make_layout(header, arrays, cut, engine)
+            return saving.make_layout(header, arrays, cut, engine)
     raise ValueError(
         f"{path} has a plan for another kind of device, expected one for {engine.name!r}: pass "
         f"keep='device', or call save_slabs(new_path, open_slabs(path, keep='device'), "

@@ -1,8 +1,4 @@
-"""Loops that read the text of a .tns file, compiled by numba and called by `tns_parsing`.
-
-The text is a block of whole lines, as bytes. Threads read parts of it in parallel, which are whole
-lines too.
-"""
+"""Numba's loops for the text of a .tns file: threads read parts of a block of whole lines."""
 
 import functools
 from typing import Any
@@ -108,20 +104,6 @@ def _skip_blanks(text: np.ndarray, at: np.uint64) -> np.uint64:
 
 
 @_compile
-def _skip_token(text: np.ndarray, at: np.uint64) -> np.uint64:
-    while text[at] > _SPACE:
-        at += np.uint64(1)
-    return at
-
-
-@_compile
-def _skip_line(text: np.ndarray, at: np.uint64) -> np.uint64:
-    while text[at] != _NEWLINE:
-        at += np.uint64(1)
-    return at + np.uint64(1)
-
-
-@_compile
 def _read_digits(text: np.ndarray, at: np.uint64, number: np.uint64) -> tuple[np.uint64, np.uint64]:
     """Append digits to a number; return it and their end."""
     digit = np.uint64(text[at]) - _ZERO
@@ -171,7 +153,9 @@ def _read_value(
         power = np.int64(point) - np.int64(at)
     shift, at = _read_power(text, at)
     if not (has_digits and num_digits <= _MAX_VALUE_DIGITS and text[at] <= _SPACE):
-        return _UNREAD, _skip_token(text, at)
+        while text[at] > _SPACE:
+            at += np.uint64(1)
+        return _UNREAD, at
     bits = _round_decimal(number, power + shift, significands, exponents)
     return bits | np.uint64(is_negative) << np.uint64(63), at
 
@@ -243,7 +227,9 @@ def read_parts(
         while at < end:
             line, at = at, _skip_blanks(text, at)
             if text[at] == _NEWLINE or text[at] == _HASH or text[at] == _PERCENT:
-                at = _skip_line(text, at)
+                while text[at] != _NEWLINE:
+                    at += np.uint64(1)
+                at += np.uint64(1)
                 continue
             at = _read_indices(text, at, index_base, sizes, coords, row, part_largest)
             if at != 0:

@@ -52,12 +52,7 @@ def read_header(block: bytes) -> tuple[tuple[int, ...] | None, int | None, int]:
     The shape is None without a header, the number too if all lines of `block`, the file's first,
     are comments. The end is an offset in bytes.
 
-    FROSTT's own files have no header. Other programs write one of these:
-
-    - a comment, ``# shape: 4 5 6``, as `write_tns` does;
-    - a line with the number of modes and a line with the sizes, optionally followed by a line with
-      the number of nonzeros, and optionally preceded by a line ``sptensor``;
-    - a line with the sizes, one field fewer than in the lines of nonzeros.
+    `read_tns` lists the headers; FROSTT's own files have none.
     """
     if block[:14].lower() == b"%%matrixmarket":
         raise ValueError("a MatrixMarket file: FlycooTensor.from_scipy(scipy.io.mmread(path))")
@@ -85,10 +80,7 @@ def read_header(block: bytes) -> tuple[tuple[int, ...] | None, int | None, int]:
 
 
 class TnsParser:
-    """A parser of one file, block by block.
-
-    A shape of None means that in the file's header; without one, any index below 2**32 is allowed.
-    """
+    """Parses one file; without a shape, given or in its header, it allows any index below 2**32."""
 
     def __init__(self, path: FilePath, shape: tuple[int, ...] | None, index_base: int) -> None:
         self._path = path
@@ -110,10 +102,7 @@ class TnsParser:
     def iterate(
         self, progress: Callable[[int, int], object] | None = None
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield coords (nnz, ndim) and values (nnz,) of the file, block by block.
-
-        The next block is read and decompressed in the background. See `read_tns`.
-        """
+        """Yield coords (nnz, ndim) and values (nnz,) of blocks; the next is read meanwhile."""
         nbytes = os.path.getsize(self._path)
         with open_text(self._path) as (file, tell), ThreadPoolExecutor(1) as pool:
             blocks = iterate_blocks(file)

@@ -4,6 +4,7 @@ What concerns one model, such as `LabelledCP`, is in `decomposition`, which make
 """
 
 from ..decomposition.counts import CountFit
+from ..decomposition.coupled_parafac import CoupledCP
 from ..decomposition.cp_fit import CPFit, cp_fit
 from ..decomposition.fold_in import fold_in
 from ..decomposition.labelled_cp import LabelledCP
@@ -13,16 +14,19 @@ from .core_consistency import core_consistency
 from .estimator import FlycooCP
 from .match import factor_match_score
 from .online_cp import OnlineCP
+from .replicability import Replicability, replicability
 from .select_rank import RankScore, RankSelection, select_rank
 
 __all__ = [
     "CPFit",
     "CountFit",
+    "CoupledCP",
     "FlycooCP",
     "LabelledCP",
     "OnlineCP",
     "RankScore",
     "RankSelection",
+    "Replicability",
     "Starts",
     "anomaly_scores",
     "best_of",
@@ -30,6 +34,7 @@ __all__ = [
     "cp_fit",
     "factor_match_score",
     "fold_in",
+    "replicability",
     "select_rank",
 ]
 

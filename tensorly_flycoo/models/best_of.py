@@ -13,10 +13,10 @@ from ..base.checks import check_count
 from ..base.reporting import report
 from ..decomposition import non_negative_parafac_hals, parafac
 from ..decomposition.cp_fit import cp_fit
+from ..decomposition.guarding import require_flycoo_backend, tensorly_loop
 from ..decomposition.labelled_cp import label_result
 from ..decomposition.masks import find_missing
 from ..decomposition.momentum import NESTEROV
-from ..decomposition.tensorly_loop import require_flycoo_backend, tensorly_loop
 from ..tensor.coo_cache import as_flycoo, is_sparse
 from ..tensor.labelled import LabelledTensor
 from .many_starts import Run, Stopping, run_together
@@ -126,7 +126,6 @@ def best_of(
     Returns
     -------
     Starts
-        With the attributes `best`, `runs`, `errors`, `seeds`, `matches`, `match` and `dropped`.
 
     Raises
     ------

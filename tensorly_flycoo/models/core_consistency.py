@@ -11,7 +11,7 @@ from ..base.array_modules import Array, array_module, move
 from ..base.checks import check_factors, check_weights
 from ..engines.tall_skinny import qr
 from ..ops.ttmc import merge_modes, multiply_nonempty_rows
-from ..spread.whole_factors import take_model
+from ..spread.row_shards import take_model
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import check_same_labels
 from ..tensor.tensor import FlycooTensor

@@ -1,6 +1,7 @@
 """CP decompositions of sparse tensors as an estimator in scikit-learn's style."""
 
 import inspect
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -24,10 +25,7 @@ if TYPE_CHECKING:
 
 
 class Parameters:
-    """An estimator whose constructor only stores its parameters, so that they can be read and set.
-
-    Subclasses have `sklearn.base.clone` work on them without importing scikit-learn.
-    """
+    """An estimator that only stores its parameters, so that scikit-learn can read and set them."""
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """Return the parameters by name."""
@@ -61,6 +59,7 @@ class Parameters:
         return Tags(estimator_type=None, target_tags=TargetTags(required=False))
 
 
+@dataclass(repr=False, eq=False)
 class FlycooCP(Parameters):
     """A CP decomposition of a sparse tensor that scikit-learn can clone and search.
 
@@ -124,28 +123,16 @@ class FlycooCP(Parameters):
     {'rank': 2}
     """
 
-    def __init__(
-        self,
-        rank: int,
-        *,
-        method: str = "parafac",
-        n_iter_max: int = 100,
-        init: Any = "random",
-        n_starts: int = 5,
-        tol: float = 1e-8,
-        random_state: Any = None,
-        mask: "SparseArray | None" = None,
-        options: dict[str, Any] | None = None,
-    ) -> None:
-        self.rank = rank
-        self.method = method
-        self.n_iter_max = n_iter_max
-        self.init = init
-        self.n_starts = n_starts
-        self.tol = tol
-        self.random_state = random_state
-        self.mask = mask
-        self.options = options
+    rank: int
+    _: KW_ONLY
+    method: str = "parafac"
+    n_iter_max: int = 100
+    init: Any = "random"
+    n_starts: int = 5
+    tol: float = 1e-8
+    random_state: Any = None
+    mask: "SparseArray | None" = None
+    options: dict[str, Any] | None = None
 
     def fit(self, x: "FlycooTensor | LabelledTensor | SparseArray", y: None = None) -> Self:
         """Decompose a sparse tensor, or the only one in a list, and return the estimator.

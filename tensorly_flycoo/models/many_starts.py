@@ -17,18 +17,20 @@ from tensorly.cp_tensor import CPTensor
 
 from ..base.array_modules import Array, array_module, is_cupy, move
 from ..base.reporting import report
+from ..decomposition.cp_loop import has_converged
 from ..decomposition.cp_model import make_cp_tensor, multiply_all
 from ..decomposition.initial_guess import draw_factors
 from ..decomposition.masks import MissingEntries
 from ..decomposition.momentum import Pace, extrapolate
-from ..decomposition.stopping import has_converged
+from ..engines import select_engine
 from ..engines.tall_skinny import MANY_RIGHT_HAND_SIDES, column_sum_norm, equilibrate
 from ..format.group_passes import LastPass
+from ..format.layout import Layout
 from ..ops.call_memory import count_iteration_nbytes
 from ..ops.mttkrp import mttkrp_in_sweep
+from ..spread.building import TensorSizes
 from ..spread.spread_layout import SpreadLayout
 from ..tensor.tensor import FlycooTensor
-from .imputed_starts import ImputedStarts
 from .match import match_all
 
 #: Runs that have ended stay in the stack if fewer columns than this would be left: MTTKRP would not
@@ -95,17 +97,10 @@ def run_together(
     singular system of equations, which needs a pseudo-inverse, or two runs together would not be
     faster or not fit.
 
-    Unless `keep_all`, runs are dropped, by a rule that needs no random number. After t iterations,
-    from the 10th on, the best ``ceil(10 n / t)`` of all n runs go on. Any other is dropped if it is
-    hopeless: if its error, less 2 t times its last decrease, is still above the least so far. (An
-    error that approaches its limit like 1 / t has t times that to go.) After each 10 iterations a
-    run is dropped if it matches a better one that is not dropped: if their `factor_match_score` is
-    at least 0.95.
-
-    On a CPU, a run without missing entries gives the bits that `parafac` gives. On a GPU, the
-    kernels add the nonzeros of a row in an order that depends on the number of columns, so runs
-    agree up to rounding errors. The host waits for the GPU once per iteration of all runs, and to
-    compare them.
+    Unless `keep_all`, runs are dropped by the rule of `best_of`, whose notes also say which results
+    are reproduced to the bit. (An error that approaches its limit like 1 / t has t times its last
+    decrease to go; a run that matches a better one that is not dropped is dropped for it.) The host
+    waits for a GPU once per iteration of all runs, and to compare them.
     """
     size = _choose_batch_size(x, rank, 0 if missing is None else missing.count)
     is_lone = size == 1 and missing is None and (keep_all or isinstance(x._layout, SpreadLayout))
@@ -120,15 +115,12 @@ def run_together(
 
 
 def _choose_batch_size(x: FlycooTensor, rank: int, num_missing: int = 0) -> int:
-    """Choose how many runs to iterate together, by the free memory and a CPU's caches.
-
-    It is 0 if the copies of a single run do not fit.
-    """
+    """Choose how many runs fit free memory and a CPU's caches together; 0 if not even one does."""
     free, size = x._engine.count_free_nbytes(), 2**10
     if free is not None:
         num_prefixes = x._layout.record_format.num_prefixes
-        sizes = (x.shape, x.nnz, x.dtype, x.groups, rank, x.slabs, num_prefixes)
-        each = _COPIES * count_iteration_nbytes(x._engine, *sizes)
+        sizes = TensorSizes(x.nnz, x.shape, x.dtype, x.groups)
+        each = _COPIES * count_iteration_nbytes(x._engine, sizes, rank, x.slabs, num_prefixes)
         size = int(_SHARE * free) // (each + num_missing * x.dtype.itemsize)
     if x.device == "cpu":
         column_nbytes = sum(x.shape) * x.dtype.itemsize
@@ -172,13 +164,14 @@ def _run_batch(
             batch.take_back(is_back)
         active = np.flatnonzero(is_active[numbers])
         if earlier is not None and active.size:
-            going = {
-                len(earlier) + number: Run(batch.take(place), errors[number])
-                for place, number in zip(active.tolist(), numbers[active].tolist(), strict=True)
-            }
-            for number, run in _drop(earlier + runs, going).items():
-                runs[number - len(earlier)] = run
-                is_active[number - len(earlier)] = False
+            first = len(earlier)
+            place_of = dict(zip((first + numbers[active]).tolist(), active.tolist(), strict=True))
+            ended = {n: run for n, run in enumerate(earlier + runs) if run is not None}
+            going = {n: errors[n - first] for n in place_of}
+            dropped = _drop(ended, going, lambda n: batch.take(place_of[n]))  # noqa: B023
+            for number, run in dropped.items():
+                runs[number - first] = run
+                is_active[number - first] = False
         active = np.flatnonzero(is_active[numbers])
         size = max(active.size, least)
         if active.size > 0 and 4 * size <= 3 * numbers.size:
@@ -189,29 +182,124 @@ def _run_batch(
     return runs
 
 
-def _drop(ended: Sequence[Run | None], going: dict[int, Run]) -> dict[int, Run]:
-    """Return the runs to drop of those that are going on, by number; see `run_together`."""
-    runs = {n: run for n, run in enumerate(ended) if run is not None and run.errors} | going
-    order = sorted(runs, key=lambda n: (float(runs[n].errors[-1]), n))
-    least, t = float(runs[order[0]].errors[-1]), min(len(run.errors) for run in going.values())
+def _drop(
+    ended: dict[int, Run],
+    going: dict[int, list[np.floating]],
+    take: Callable[[int], CPTensor],
+) -> dict[int, Run]:
+    """Return the runs to drop of those that are going on, by number; see `run_together`.
+
+    `going` has the errors of those; `take` copies a model, which few iterations need.
+    """
+    errors = {n: run.errors for n, run in ended.items() if run.errors} | going
+    order = sorted(errors, key=lambda n: (float(errors[n][-1]), n))
+    least, t = float(errors[order[0]][-1]), min(map(len, going.values()))
     dropped: dict[int, Run] = {}
     if t < _PATIENCE:
         return dropped
     for number in order[-(-_PATIENCE * len(order) // t) :]:
         if number in going:
-            before, last = map(float, runs[number].errors[-2:])
+            before, last = map(float, going[number][-2:])
             if last - 2 * t * max(before - last, 0.0) > least:
-                dropped[number] = runs[number]._replace(is_dropped=True)
-    rivals = [n for n in order if n not in dropped and not runs[n].is_dropped]
+                dropped[number] = Run(take(number), going[number], is_dropped=True)
+    rivals = [n for n in order if n not in dropped and (n in going or not ended[n].is_dropped)]
     if t % _PATIENCE or len(rivals) < 2:
         return dropped
-    scores = match_all([runs[n].cp_tensor.factors for n in rivals])
-    for place, number in enumerate(rivals):
+    models = [take(n) if n in going else ended[n].cp_tensor for n in rivals]
+    scores = match_all([model.factors for model in models])
+    for place, (number, model) in enumerate(zip(rivals, models, strict=True)):
         better = [n for n in range(place) if rivals[n] not in dropped and scores[place, n] >= _SAME]
         if number in going and better:
-            leader = rivals[better[0]]
-            dropped[number] = runs[number]._replace(is_dropped=True, leader=leader)
+            dropped[number] = Run(model, going[number], is_dropped=True, leader=rivals[better[0]])
     return dropped
+
+
+class ImputedStarts(LastPass):
+    """What missing entries add to the MTTKRPs of many models whose columns are side by side.
+
+    It is a `LastPass`, whose T includes them: the observed tensor's groups share their passes too.
+    On the CPU only. `values` (count, n) are those of each model at the end of the last iteration.
+    """
+
+    def __init__(self, missing: MissingEntries, num_models: int) -> None:
+        super().__init__()
+        layout, self._engine = missing.observed._layout, select_engine("cpu")
+        record_format = layout.record_format
+        self._units: list[tuple[Sequence[int], Sequence[int]]] = []  # modes and their bits
+        for group, bits in zip(record_format.groups, record_format.bits_below, strict=True):
+            # T of a slab lacks rows; missing entries may have prefixes that no nonzero has.
+            if isinstance(layout, Layout) and (layout.prefixes is None or group[0] > 0):
+                self._units.append((group, bits))
+            else:
+                self._units += [((mode,), (0,)) for mode in group]
+        rows = [
+            np.bitwise_or.reduce([missing.coords[n] << bit for n, bit in zip(*unit, strict=True)])
+            for unit in self._units
+        ]
+        self._ids, self._norm = np.stack(rows).astype(np.int64), missing.observed._layout.norm
+        self._orders = [_sort_entries(self._ids, number) for number in range(len(rows))]
+        self.values = np.repeat(missing.start[:, None], num_models, axis=1)
+        self._merged: dict[int, tuple[list[Array], Array]] = {}
+
+    def keep(self, places: np.ndarray) -> None:
+        """Drop all models but those at `places`."""
+        self.values = np.ascontiguousarray(self.values[:, places])
+        self._merged = {}
+
+    def find_completion(
+        self, factors: Sequence[Any], mode: int
+    ) -> Callable[[Array], object] | None:
+        number, is_whole = self._find_unit(mode)
+        return (lambda rows: self._add(rows, factors, number)) if is_whole else None
+
+    def complete(self, products: Array, factors: Sequence[Array], mode: int) -> Array:
+        """Add the missing entries to the MTTKRP of a mode, unless T has them."""
+        number, is_whole = self._find_unit(mode)
+        return products if is_whole else self._add(products, factors, number)
+
+    def _find_unit(self, mode: int) -> tuple[int, bool]:
+        """Return the number of a mode's unit, and whether that is a group, whose T is completed."""
+        pairs = enumerate(self._units)
+        return next((n, len(modes) > 1) for n, (modes, _) in pairs if mode in modes)
+
+    def _add(self, out: Array, factors: Sequence[Array], number: int) -> Array:
+        starts, ids, places = self._orders[number]
+        columns = [self._merge(factors, n) for n in range(len(self._units)) if n != number]
+        self._engine.add_entries(starts, ids, places, self.values, tuple(columns), out)
+        return out
+
+    def _merge(self, factors: Sequence[Array], number: int) -> Array:
+        """Return the Khatri-Rao product of the factors of a unit; kept until one is replaced."""
+        modes, bits = self._units[number]
+        given = [factors[mode] for mode in modes]
+        known, merged = self._merged.get(number, ([], None))
+        if merged is None or any(a is not b for a, b in zip(given, known, strict=True)):
+            merged = given[0] if len(given) == 1 else self._engine.combine_rows(given, bits)
+            merged = np.ascontiguousarray(merged)
+            self._merged[number] = given, merged
+        return merged
+
+    def measure(self, factors: Sequence[Array], squares: Array, inner: Array) -> Array:
+        """Impute from the models, and return the relative errors (n,) of `ImputedTensor.measure`.
+
+        `squares` (n,) are of the models' norms, `inner` (n,) with what was imputed before.
+        """
+        columns = [self._merge(factors, number) for number in range(len(self._units))]
+        added, changes = self._engine.evaluate_models(self._ids, tuple(columns), self.values)
+        total = self._norm**2 + added
+        return np.sqrt(np.abs(total + squares - 2 * (inner + changes)) / total)
+
+
+def _sort_entries(ids: np.ndarray, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Sort entries by the rows of one unit.
+
+    Return where each row's entries begin, and the last one's end; the rows of all units, the sorted
+    one's first; and the places of the entries.
+    """
+    places = np.argsort(ids[number], kind="stable")
+    rows = np.concatenate([ids[number : number + 1], np.delete(ids, number, axis=0)])[:, places]
+    starts = np.flatnonzero(np.diff(rows[0], prepend=-1, append=-1))
+    return starts, np.ascontiguousarray(rows), places
 
 
 @dataclass

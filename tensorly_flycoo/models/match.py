@@ -10,7 +10,7 @@ from ..base.array_modules import Array, array_module, is_cupy, move
 from ..base.checks import check_place
 from ..decomposition.cp_model import multiply_all
 from ..engines.tall_skinny import column_norms, transposed_product
-from ..spread.whole_factors import take_model
+from ..spread.row_shards import take_model
 
 
 def factor_match_score(cp_tensor1: Any, cp_tensor2: Any, *, consider_weights: bool = True) -> float:
@@ -73,10 +73,7 @@ def factor_match_score(cp_tensor1: Any, cp_tensor2: Any, *, consider_weights: bo
 
 
 def match_all(models: Sequence[Sequence[Array]]) -> np.ndarray:
-    """Compute the factor match scores (n, n) of all pairs of models of one rank, without weights.
-
-    A model is its factors (I_n, R). Copies from a GPU to the host once.
-    """
+    """Compute the match scores (n, n) of all pairs of models, lists of factors (I_n, R) each."""
     count, rank = len(models), models[0][0].shape[1]
     xp = array_module(models[0][0])
     columns = [xp.concatenate(factors, axis=1) for factors in zip(*models, strict=True)]

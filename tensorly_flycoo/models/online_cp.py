@@ -6,19 +6,19 @@ as much as it would alone.
 
 import copy
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from numbers import Real
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from tensorly.cp_tensor import CPTensor
 
 from ..base.array_modules import Array, array_module, is_cupy
 from ..base.checks import check_count, check_place, check_rank
-from ..decomposition.cp_loop import iterate, measure_by, start
+from ..decomposition.cp_loop import has_converged, iterate, measure_by, start
 from ..decomposition.cp_model import make_cp_tensor, multiply_all
 from ..decomposition.generalized_parafac import generalized_parafac
 from ..decomposition.parafac import LeastSquares
-from ..decomposition.stopping import has_converged
 from ..decomposition.whole_tensor import WholeTensor
 from ..engines.tall_skinny import solve, transposed_product
 from ..io.array_file import FLOATS, ONLINE, number, open_arrays, save_arrays
@@ -38,6 +38,7 @@ _FIRST_SWEEPS, _FIRST_TOLERANCE = 200, 1e-6
 _PRIOR = 1e-3
 
 
+@dataclass
 class LeastSquaresStream:
     r"""A CP model that least squares fit to slices, one after the other.
 
@@ -49,24 +50,16 @@ class LeastSquaresStream:
     The rows enter only as the sum of the :math:`\mu^{t - i} s_i s_i^T`, the history (R, R).
     """
 
-    def __init__(self, factors: Sequence[Array], state: Sequence[Array]) -> None:
-        self.factors = list(factors)  # of all modes but the streaming one
-        self.state = list(state)  # the history
-
-    #: Whether data and model are non-negative.
-    is_nonnegative = False
-
-    @staticmethod
-    def list_shapes(shape: Sequence[int], rank: int) -> list[tuple[int, int]]:
-        """List the shapes of `state`."""
-        return [(rank, rank)]
+    factors: list[Array]  # of all modes but the streaming one
+    state: list[Array]  # the history
+    is_nonnegative: ClassVar[bool] = False  # whether data and model are
 
     @classmethod
     def begin(
         cls, factors: Sequence[Array], rows: Array, forget: float
     ) -> tuple["LeastSquaresStream", Array]:
         """Begin with a model of past slices, the latest one last in `rows`; return these too."""
-        return cls(factors, [transposed_product(discount(rows, forget), rows)]), rows
+        return cls(list(factors), [transposed_product(discount(rows, forget), rows)]), rows
 
     @staticmethod
     def fit(x: FlycooTensor, rank: int, random_state: Any) -> list[Array]:
@@ -89,8 +82,7 @@ class LeastSquaresStream:
     def add(self, x: Slice, forget: float, n_iter_max: int, tol: float) -> Array:
         """Update the model with a slice, and return the slice's row (R,) of the streaming mode.
 
-        Ends when a sweep lowers the squared residual of the slice by less than `tol` times the
-        square of its norm.
+        Ends when a sweep lowers the squared residual by less than `tol` times the squared norm.
         """
         old, factors, history = self.factors, list(self.factors), forget * self.state[0]
         grams = [transposed_product(factor, factor) for factor in factors]
@@ -137,6 +129,7 @@ def as_rows(factor: Array) -> Array:
     return array_module(factor).ascontiguousarray(factor)
 
 
+@dataclass
 class CountStream:
     r"""A CP model of the means of Poisson counts, fitted to one slice after the other.
 
@@ -147,25 +140,15 @@ class CountStream:
     each, like the `factors` of all modes but the streaming one.
     """
 
-    #: Whether data and model are non-negative.
-    is_nonnegative = True
-
-    def __init__(self, factors: Sequence[Array], state: Sequence[Array]) -> None:
-        self.factors, self.state = list(factors), list(state)
-
-    @staticmethod
-    def list_shapes(shape: Sequence[int], rank: int) -> list[tuple[int, int]]:
-        """List the shapes of `state`."""
-        return [(size, rank) for size in shape]
+    factors: list[Array]
+    state: list[Array]
+    is_nonnegative: ClassVar[bool] = True
 
     @classmethod
     def begin(
         cls, factors: Sequence[Array], rows: Array, forget: float
     ) -> tuple["CountStream", Array]:
-        """Begin with a model of past slices, whose latest is the last of `rows`.
-
-        Return the rows too, as they go with factors whose columns have sum 1.
-        """
+        """Begin with a model of past slices, the latest last in `rows`; return scaled rows too."""
         for factor in factors:
             rows = rows * factor.sum(axis=0)
         counts = discount(rows, forget).sum(axis=0)
@@ -181,10 +164,10 @@ class CountStream:
 
     def grow(self, shape: Sequence[int]) -> None:
         """Append indices without counts so far."""
-        for n, size in enumerate(shape):
-            if size > self.state[n].shape[0]:
-                self.state[n] = append_zeros(self.state[n], size)
-                self.factors[n] = _smooth(self.state[n])
+        grown = [append_zeros(sums, size) for sums, size in zip(self.state, shape, strict=True)]
+        triples = zip(self.factors, self.state, grown, strict=True)
+        self.factors = [own if new is old else _smooth(new) for own, old, new in triples]
+        self.state = grown
 
     def add(self, x: Slice, forget: float, n_iter_max: int, tol: float) -> Array:
         """Update the model with a slice, and return the slice's row (R,) of the streaming mode.
@@ -229,6 +212,7 @@ STREAMS: dict[str, type[LeastSquaresStream] | type[CountStream]] = {
 _SAVED = ("rank", "mode", "loss", "forget", "n_iter_max", "tol", "keep")
 
 
+@dataclass(repr=False, eq=False)
 class OnlineCP(Parameters):
     """A CP model of a tensor that grows along one mode, updated by each new slice.
 
@@ -294,28 +278,16 @@ class OnlineCP(Parameters):
     ((10, 2), [(20, 2), (30, 2), (40, 2)])
     """
 
-    def __init__(
-        self,
-        rank: int,
-        mode: int = -1,
-        loss: str = "gaussian",
-        forget: float = 0.99,
-        *,
-        init: Any = "random",
-        n_iter_max: int = 20,
-        tol: float = 1e-3,
-        keep: int = 1000,
-        random_state: Any = None,
-    ) -> None:
-        self.rank = rank
-        self.mode = mode
-        self.loss = loss
-        self.forget = forget
-        self.init = init
-        self.n_iter_max = n_iter_max
-        self.tol = tol
-        self.keep = keep
-        self.random_state = random_state
+    rank: int
+    mode: int = -1
+    loss: str = "gaussian"
+    forget: float = 0.99
+    _: KW_ONLY
+    init: Any = "random"
+    n_iter_max: int = 20
+    tol: float = 1e-3
+    keep: int = 1000
+    random_state: Any = None
 
     def partial_fit(
         self, slices: "FlycooTensor | SparseArray | tuple[Array, ...]", y: None = None
@@ -339,8 +311,7 @@ class OnlineCP(Parameters):
         ValueError
             If a coordinate is outside the shape, a value is not finite, the number of modes
             differs or, in the first slices, is below three, these have no shape or no nonzeros, or
-            a parameter is out of range.
-            The model then stays as it was.
+            a parameter is out of range. The model then stays as it was.
         """
         self._check()
         stream, known = getattr(self, "_stream", None), None
@@ -497,7 +468,8 @@ class OnlineCP(Parameters):
             dtypes = (reader.read("rows", matrix, FLOATS).dtype,)
             names = [f"factor_{n}" for n in range(reader.header["factors"])]
             factors = [reader.read(name, matrix, dtypes) for name in names]
-            shapes = kind.list_shapes([len(factor) for factor in factors], params["rank"])
+            histories = [(params["rank"], params["rank"])]
+            shapes = [f.shape for f in factors] if kind is CountStream else histories
             state = [reader.read(f"state_{n}", shape, dtypes) for n, shape in enumerate(shapes)]
             rows, last_rows = (reader.read(name, matrix, dtypes) for name in ("rows", "last_rows"))
         online = cls(**params)

@@ -13,13 +13,13 @@ from .. import decomposition
 from ..base.array_modules import move
 from ..base.checks import check_count, check_rank
 from ..base.reporting import report
+from ..decomposition.guarding import require_flycoo_backend
 from ..decomposition.labelled_cp import label_result, make_figure
 from ..decomposition.losses import find_exact
 from ..decomposition.masks import MissingEntries
 from ..decomposition.observed_parafac import observed_parafac
-from ..decomposition.tensorly_loop import require_flycoo_backend
 from ..ops.sampling import make_sampler
-from ..spread.whole_factors import take_model
+from ..spread.row_shards import take_model
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import LabelledTensor
 from ..tensor.tensor import FlycooTensor
@@ -246,8 +246,6 @@ def select_rank(
     Returns
     -------
     RankSelection
-        With the attributes `rank`, `best`, `rule`, `warnings`, `table`, `scores`, `errors` and
-        `models`, and the method `plot`.
 
     Warns
     -----
@@ -302,9 +300,7 @@ def select_rank(
     ranks = sorted({check_rank(rank) for rank in ranks})
     if not ranks:
         raise ValueError("ranks is empty, expected at least one rank")
-    if not callable(method) and method not in CP_METHODS:
-        raise ValueError(f"method is {method!r}, expected one of {CP_METHODS}, or a function")
-    function = method if callable(method) else getattr(decomposition, method)
+    function = find_method(method)
     _check_holdout(x, holdout, function, options)
     check_count(n_runs, "n_runs")
     if is_parafac(function):
@@ -337,6 +333,13 @@ def select_rank(
     return RankSelection(scores, errors, models, suggested, rule, texts)
 
 
+def find_method(method: str | Callable[..., Any]) -> Callable[..., Any]:
+    """Return a CP decomposition by its name; a function as it is."""
+    if not callable(method) and method not in CP_METHODS:
+        raise ValueError(f"method is {method!r}, expected one of {CP_METHODS}, or a function")
+    return method if callable(method) else getattr(decomposition, method)
+
+
 def _check_holdout(
     x: FlycooTensor, holdout: Any, method: Callable[..., Any], options: Mapping[str, Any]
 ) -> None:
@@ -360,13 +363,7 @@ def _check_holdout(
 
 
 def loss_of(method: Callable[..., Any], options: Mapping[str, Any]) -> Any:
-    """Return the loss that a decomposition minimises.
-
-    Examples
-    --------
-    >>> loss_of(decomposition.parafac, {}), loss_of(decomposition.generalized_parafac, {})
-    ('gaussian', 'poisson_count')
-    """
+    """Return the loss that a decomposition minimises."""
     return _find_option("loss", method, options, "gaussian")
 
 
@@ -427,11 +424,7 @@ def _fit_rank(
 
 @dataclass(frozen=True)
 class _HeldOut:
-    """Entries that models have to predict.
-
-    `known` is the tensor without them; `options` tell a decomposition that they are not zero but
-    missing.
-    """
+    """Entries to predict: `known` lacks them, and `options` say that they are missing, not zero."""
 
     known: FlycooTensor
     options: dict[str, Any]

@@ -1,6 +1,7 @@
 """Statistics of a tensor: the nonzeros in each mode's rows, and the memory it takes."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -169,6 +170,7 @@ def stats(x: "FlycooTensor | SparseArray") -> TensorStats:
         coords, values = coo.coords, check_values(coo.data, coo.coords.shape[1])
         num_duplicates = _count_duplicates(coords, values, x.shape)
     dtype = check_dtype(values.dtype)
+    estimate = partial(estimate_memory, x.shape, values.size, dtype=dtype, device=device)
     return TensorStats(
         shape=tuple(x.shape),
         dtype=dtype,
@@ -177,12 +179,7 @@ def stats(x: "FlycooTensor | SparseArray") -> TensorStats:
         num_duplicates=num_duplicates,
         num_zeros=values.size - int(np.count_nonzero(values)),
         modes=tuple(_describe_mode(*mode) for mode in zip(coords, x.shape, strict=True)),
-        nbytes={
-            layout: estimate_memory(
-                x.shape, values.size, dtype=dtype, layout=layout, device=device
-            ).nbytes
-            for layout in LAYOUTS
-        },
+        nbytes={name: estimate(layout=name).nbytes for name in LAYOUTS},
     )
 
 

@@ -7,13 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
 from numpy.typing import DTypeLike
 
 from ..base.checks import check_count, check_dtype, check_keep, check_rank, check_shape
 from ..engines import select_engine
 from ..format.groups import find_groups, find_longest_mode, list_rest
-from ..format.packing import Groups
 from ..format.primitives import index_dtype
 from ..format.tree import count_waiting
 from ..spread import building
@@ -104,7 +102,6 @@ def estimate_memory(
     Returns
     -------
     MemoryEstimate
-        With the attributes `nbytes`, `peak_nbytes`, `host_nbytes` and, with a rank, `call_nbytes`.
         On the CPU the peak of building includes coords (int64) and values. Host arrays are copied
         to a GPU in small parts; arrays already on the GPU add to its peak. The peak excludes the
         copies made if coords or values have another type or are not contiguous, or if some values
@@ -156,47 +153,40 @@ def estimate_memory(
     if num_numbered and nnz and is_piece:
         num_prefixes = min(nnz, math.prod(shape[:num_numbered]))
         found = (tuple(range(num_numbered)), *list_rest(found, num_numbered))
-    of_tensor = (nnz, shape, dtype, found)
-    layout = building.choose_layout(engine, layout, *of_tensor, num_prefixes)
-    sizes = (layout, *of_tensor)
+    sizes = building.TensorSizes(nnz, shape, dtype, found)
+    layout = building.choose_layout(engine, layout, sizes, num_prefixes)
     host_nbytes = slots_nbytes = 0
     if is_streamed:
-        num_slabs, num_resident = building.plan_streaming(engine, *sizes, slabs)
+        num_slabs, num_resident = building.plan_streaming(engine, layout, sizes, slabs)
         record_nbytes = engine.choose_cut(shape, dtype, found).record_format.record_nbytes
         copy_nbytes = nnz * record_nbytes // num_slabs  # of a slab
         num_streamed = max(0, num_slabs - num_resident)
         host_nbytes = num_streamed * len(found) * copy_nbytes
         slots_nbytes = min(num_streamed, 2) * copy_nbytes
-    nbytes, peak_nbytes = building.estimate_layout(engine, *sizes, num_slabs, num_prefixes)
+    options = (sizes, num_slabs, num_prefixes)
+    nbytes, peak_nbytes = building.estimate_layout(engine, layout, *options)
     peak_nbytes -= host_nbytes
     if rank is None:
         return MemoryEstimate(nbytes, peak_nbytes, None, host_nbytes)
-    of_call = (nnz, dtype, found, check_rank(rank), num_slabs, num_prefixes)
-    work_nbytes = count_iteration_nbytes(engine, shape, *of_call)
+    rank = check_rank(rank)
+    work_nbytes = count_iteration_nbytes(engine, sizes, rank, num_slabs, num_prefixes)
     row_nbytes = rank * dtype.itemsize
     for mode in range(len(shape)) if init == "svd" else ():
-        of_mode = (shape, nnz, dtype, mode, rank, num_slabs)
-        start_nbytes = sum(shape[:mode]) * row_nbytes + _count_svd_nbytes(engine, *of_mode)
-        work_nbytes = max(work_nbytes, start_nbytes)
+        start_nbytes = _count_svd_nbytes(engine, sizes, mode, rank, num_slabs)
+        work_nbytes = max(work_nbytes, sum(shape[:mode]) * row_nbytes + start_nbytes)
     held_nbytes = _share_nbytes(engine, nbytes - host_nbytes, num_slabs) + slots_nbytes
     return MemoryEstimate(nbytes, peak_nbytes, held_nbytes + work_nbytes, host_nbytes)
 
 
 def count_iteration_nbytes(
-    engine: Engine,
-    shape: Sequence[int],
-    nnz: int,
-    dtype: np.dtype,
-    groups: Groups,
-    rank: int,
-    num_slabs: int,
-    num_prefixes: int,
+    engine: Engine, tensor: building.TensorSizes, rank: int, num_slabs: int, num_prefixes: int
 ) -> int:
     """Count the factors, and what the update of one adds: its MTTKRP and the solution.
 
     Each slab's MTTKRP of a group of modes stays until that of its last mode. Factors of groups are
     made for each pass. For a tensor on several devices, counts the first device only.
     """
+    nnz, shape, dtype, groups = tensor
     row_nbytes = rank * dtype.itemsize
     if engine.tall is not None:  # solutions have rows aligned for the next MTTKRP
         row_nbytes = engine.tall.choose_row_nbytes(row_nbytes)
@@ -228,18 +218,13 @@ def count_iteration_nbytes(
 
 
 def _count_svd_nbytes(
-    engine: Engine,
-    shape: Sequence[int],
-    nnz: int,
-    dtype: np.dtype,
-    mode: int,
-    rank: int,
-    num_slabs: int,
+    engine: Engine, tensor: building.TensorSizes, mode: int, rank: int, num_slabs: int
 ) -> int:
     """Count the bytes at the peak of one unfolding's singular vectors: see `SharedColumns`.
 
     The nonzeros are taken to be spread evenly. The columns of one slab are listed at a time.
     """
+    nnz, shape, dtype, _ = tensor
     size, num_columns = shape[mode], math.prod(shape) // shape[mode]
     num_shared = round(nnz * -math.expm1(-nnz / num_columns))  # nonzeros in shared columns
     num_coupled = round(size * -math.expm1(-num_shared / size))  # rows with some of them
@@ -259,9 +244,9 @@ def _count_svd_nbytes(
         work = engine.gram_nbytes(num_coupled, num_columns)
     else:
         dtype = choose_dtype(num_coupled, dtype)
-        sizes = (num_shared, (num_columns, num_coupled), dtype)
-        of_layout = ("replicated", *sizes, ((0,), (1,)), 1)
-        nbytes, peak_nbytes = building.estimate_layout(engine, *of_layout)
+        shared = (num_columns, num_coupled)
+        sizes = building.TensorSizes(num_shared, shared, dtype, ((0,), (1,)))
+        nbytes, peak_nbytes = building.estimate_layout(engine, "replicated", sizes, 1)
         row_nbytes = choose_width(rank, num_coupled) * dtype.itemsize
         num_blocks = MAX_BLOCKS
         if num_coupled > MAX_GRAM_SIZE:

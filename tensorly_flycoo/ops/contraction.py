@@ -15,8 +15,7 @@ from ..base.array_modules import Array, array_module, share
 from ..base.checks import check_place
 from ..format.packing import RecordFormat
 from ..tensor.coo_cache import as_flycoo
-from ..tensor.reductions import check_axes, total
-from ..tensor.tensor import FlycooTensor
+from ..tensor.tensor import FlycooTensor, check_axes, total
 from .mttkrp import mttkrp
 
 if TYPE_CHECKING:
@@ -33,13 +32,6 @@ def contract_vectors(
     over the nonzeros :math:`v_k` that have these coordinates in the remaining modes. Vectors (I_n,)
     are on the device of `x`. The result is as for `FlycooTensor.sum`, and costs as much as building
     it.
-
-    >>> import numpy as np
-    >>> x = FlycooTensor([[0, 1, 1], [2, 0, 0], [1, 1, 0]], [2.0, 3.0, 4.0], shape=(3, 3, 2))
-    >>> contract_vectors(x, [np.array([1.0, 10.0])], [2]).to_coo().todense()
-    array([[ 0.,  0., 20.],
-           [34.,  0.,  0.],
-           [ 0.,  0.,  0.]])
     """
     x = as_flycoo(x, check_coords=True)
     axes = check_axes(modes, x.ndim)
@@ -54,21 +46,16 @@ def contract_vectors(
     coords, values = x._sorted_nonzeros()
     for vector, mode in zip(vectors, axes, strict=True):
         values = values * vector[coords[mode]]
-    return x._collect(coords, values, axes)
+    kept = [mode for mode in range(x.ndim) if mode not in axes]
+    if not kept:
+        return total(values)
+    return x._rebuild(coords[kept], values, [x.shape[mode] for mode in kept])._flatten()
 
 
 def inner(x: FlycooTensor | SparseArray, y: FlycooTensor | SparseArray | Array) -> Array:
     """Compute the inner product of a sparse tensor with another one or a dense array, in float64.
 
-    Two sparse tensors are sorted together, one pass per mode. An array is read only at the nonzeros
-    of `x`, in a single pass.
-
-    >>> import numpy as np
-    >>> x = FlycooTensor([[0, 1], [2, 0]], [2.0, 3.0], shape=(3, 3))
-    >>> inner(x, FlycooTensor([[0, 2], [2, 2]], [5.0, 7.0], shape=(3, 3)))
-    np.float64(10.0)
-    >>> inner(x, np.full((3, 3), 2.0))
-    np.float64(10.0)
+    Two sparse tensors are sorted together, one pass per mode; an array is read at the nonzeros.
     """
     x = as_flycoo(x, check_coords=True)
     if x.shape != tuple(y.shape):
@@ -80,22 +67,16 @@ def inner(x: FlycooTensor | SparseArray, y: FlycooTensor | SparseArray | Array) 
     y = as_flycoo(y, check_coords=True)
     if x.device != y.device:
         raise TypeError(f"inner: devices {x.device!r} and {y.device!r} differ")
-    return total(_multiply_common(x, y))
-
-
-def _multiply_common(x: FlycooTensor, y: FlycooTensor) -> Array:
-    """Return the products of the values at the coordinates common to both tensors."""
-    xp, primitives = x._engine.xp, x._engine
-    pairs = x._sorted_nonzeros(), y._sorted_nonzeros()
+    xp, engine, pairs = x._engine.xp, x._engine, (x._sorted_nonzeros(), y._sorted_nonzeros())
     coords, values = (xp.concatenate(parts, axis=-1) for parts in zip(*pairs, strict=True))
     word_dtype = x._layout.record_format.word_dtype
     record_format = RecordFormat.of(x.shape, values.dtype, word_dtype)
-    records = record_format.pack(coords, values, xp, primitives.block_size)
-    places = primitives.sort_places(records, record_format, reversed(range(x.ndim)))
-    records = primitives.gather(records, places)
-    is_equal = primitives.find_duplicates(records, record_format)
+    records = record_format.pack(coords, values, xp, engine.block_size)
+    places = engine.sort_places(records, record_format, reversed(range(x.ndim)))
+    records = engine.gather(records, places)
+    is_equal = engine.find_duplicates(records, record_format)
     values = record_format.values(records)
-    return values[:-1][is_equal] * values[1:][is_equal]
+    return total(values[:-1][is_equal] * values[1:][is_equal])
 
 
 def multiply_matricized(
@@ -106,11 +87,6 @@ def multiply_matricized(
     The last of `column_modes`, which are all other modes, varies fastest; `dense` is (C, R) or
     (C,), where C is the product of their sizes. Runs as MTTKRP of a matrix, which is first built
     from `x` unless `x` is a matrix itself.
-
-    >>> import numpy as np
-    >>> x = FlycooTensor([[0, 1], [2, 0], [1, 1]], [2.0, 3.0], shape=(3, 3, 2))
-    >>> multiply_matricized(x, 0, (1, 2), np.arange(6.0))
-    array([10.,  3.,  0.])
     """
     x = as_flycoo(x, check_coords=True)
     check_place(dense, "the multiplier", x.device == "cuda", "x")
@@ -161,13 +137,6 @@ def khatri_rao_at(
     with a matrix (I_n, R) for each mode. The result has the shape ``(*mask.shape, R)``: the modes
     are not joined, so the number of rows has no limit. It has R nonzeros for each of the mask's,
     and takes ``nnz * R * (ndim + 2)`` numbers.
-
-    >>> import numpy as np
-    >>> mask = FlycooTensor([[0], [1]], [1.0], shape=(2, 3))
-    >>> khatri_rao_at(mask, [np.array([[2.0], [5.0]]), np.array([[1.0], [3.0], [4.0]])]).nonzeros()
-    (array([[0],
-           [1],
-           [0]]), array([6.]))
     """
     mask = as_flycoo(mask, check_coords=True)
     sizes = tuple(matrix.shape[0] for matrix in matrices)

@@ -7,7 +7,7 @@ import numpy as np
 
 from ..base.array_modules import Array, array_module, is_cupy
 from ..base.checks import check_coords, check_inside, check_place
-from ..spread.whole_factors import take_model
+from ..spread.row_shards import take_model
 
 #: Numbers in an array with a row for each entry: few enough for a core's caches on a CPU, enough to
 #: fill a GPU.

@@ -26,7 +26,7 @@ import numpy as np
 
 from ..base.array_modules import Array, array_module, is_cupy
 from ..engines.tall_skinny import gpu_kernels, solve
-from ..spread import sharded
+from ..spread import row_shards
 from ..spread.row_shards import RowShards
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ class GramProduct:
         rows, fits = b.T, b.ndim == 2 and b.shape[0] == self.rank
         kernels = _find_kernels(rows) if fits else None
         if kernels is None:
-            return (sharded.solve if isinstance(b, RowShards) else solve)(self.to_array(), b)
+            return (row_shards.solve if isinstance(b, RowShards) else solve)(self.to_array(), b)
         inverse = self._kernels.invert_product(self.grams, self.T.scales, self.rank)
         factor, grams, inner = kernels.solve_rows(rows, inverse)
         known = _keep(factor, grams, self._memory)
@@ -172,18 +172,14 @@ class GramProduct:
 
 
 def find_gram(a: Any, b: Any) -> Any:
-    """Return ``a @ b`` if parafac multiplies Gram matrices on this thread, and that is one.
-
-    Otherwise return None; so too if `b` is neither a CuPy array that the kernels suit nor
-    row-sharded.
-    """
+    """Return ``a @ b`` if it is a Gram matrix that parafac multiplies on this thread, else None."""
     memory = _of_thread.memory
     if memory is None:
         return None
     if isinstance(b, RowShards):
         is_gram = isinstance(a, RowShards) and a.is_transpose_of(b)
         product = GramProduct.of(b, memory) if is_gram else None
-        return sharded.replicate_gram(a, b) if product is None else product
+        return row_shards.replicate_gram(a, b) if product is None else product
     is_alike = is_cupy(b) and type(a) is type(b) and b.ndim == 2 and a.shape == b.shape[::-1]
     if not is_alike or a.strides != b.strides[::-1] or _address(a) != (at := _address(b)):
         return None
@@ -227,17 +223,13 @@ def compute_fit(
     Otherwise the host has waited for the GPU, once.
     """
     own_kernels = _find_kernels(mttkrp)
-    if own_kernels is None:
+    kernels = None if own_kernels is None else gpu_kernels()
+    if own_kernels is None or kernels is None or len(factors) > kernels.MAX_GRAMS:
         return None
-    kernels = gpu_kernels()
-    if kernels is None or len(factors) > kernels.MAX_GRAMS:
+    found = (_find_known(factor, memory) for factor in factors)
+    known = [of_factor for of_factor in found if of_factor is not None]
+    if len(known) < len(factors):
         return None
-    known = []
-    for factor in factors:
-        of_factor = _find_known(factor, memory)
-        if of_factor is None:
-            return None
-        known.append(of_factor)
     rank = factors[0].shape[1]
     scales: tuple[Scale, ...] = ()
     if weights is not None:

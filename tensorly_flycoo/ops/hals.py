@@ -37,13 +37,6 @@ def solve_nonnegative(
     ``4 * I * R**2`` operations per sweep. The result does not depend on the number of threads. On a
     GPU the host waits for each sweep. Gillis and Glineur, "Accelerated Multiplicative Updates and
     Hierarchical ALS Algorithms for Nonnegative Matrix Factorization", Neural Computation 24, 2012.
-
-    >>> import numpy as np
-    >>> rows = np.ones((1, 2))
-    >>> gram = np.array([[2.0, 1.0], [1.0, 2.0]])
-    >>> solve_nonnegative(np.array([[4.0, 1.0]]), gram, rows, 100, 0.0)
-    >>> rows
-    array([[2., 0.]])
     """
     penalties = [rows.dtype.type(x or 0.0) for x in (sparsity, ridge, smallest)]
 

@@ -30,7 +30,12 @@ class LazySVD:
         self._computed: dict[int, tuple[Array, Array]] = {}
 
     def __iter__(self) -> Iterator[Any]:
-        return iter((_LeftVectors(self), _SingularValues(self), _RightVectors(self)))
+        num_rows, num_columns = self.matrix.shape
+        count = min(num_rows, num_columns)
+        num_left, num_right = (num_rows, num_columns) if self.full_matrices else (count, count)
+        yield _LeftVectors(self, num_left, (num_rows, num_left))
+        yield _SingularValues(self, count, (count,))
+        yield _RightVectors(self, num_right, (num_right, num_columns))
 
     def compute(self, rank: int) -> tuple[Array, Array]:
         """Return the leading left vectors and the values, computed once for each rank."""
@@ -39,26 +44,15 @@ class LazySVD:
             self._computed[rank] = attempt(task, lambda: self._decompose(rank))
         return self._computed[rank]
 
-    def compute_left(self, num_columns: int) -> Array:
-        """Return left vectors as a fresh array, completed to an orthonormal basis if needed."""
-        known, _ = self.compute(min(num_columns, *self.matrix.shape))
-        num_known = known.shape[1]
-        if num_columns == num_known:
-            return known.copy()
-        left = array_module(known).zeros((known.shape[0], num_columns))
-        left[:, :num_known] = known
-        return complete_basis(left, num_known).astype(known.dtype)
-
 
 class _SvdPart(LazyArray):
+    """`count` singular vectors or values, of which there are slices."""
+
     _instead = "slice the leading singular vectors first, as tl.svd_interface does"
 
-    #: The number of singular vectors or values in this part.
-    _count: int
-
-    def __init__(self, svd: LazySVD) -> None:
-        self._svd = svd
-        self.dtype = svd.matrix.dtype
+    def __init__(self, svd: LazySVD, count: int, shape: tuple[int, ...]) -> None:
+        self._svd, self._count = svd, count
+        self.shape, self.ndim, self.dtype = shape, len(shape), svd.matrix.dtype
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__[1:]} of {self._svd.matrix!r}>"
@@ -74,26 +68,22 @@ class _SvdPart(LazyArray):
 
 
 class _LeftVectors(_SvdPart):
-    def __init__(self, svd: LazySVD) -> None:
-        super().__init__(svd)
-        num_rows = svd.matrix.shape[0]
-        self._count = num_rows if svd.full_matrices else min(svd.matrix.shape)
-        self.shape = (num_rows, self._count)
+    """Left singular vectors: a slice is a fresh array, completed to a basis if needed."""
 
     def __getitem__(self, index: Any) -> Array:
         if not (isinstance(index, tuple) and len(index) == 2 and index[0] == slice(None)):
             raise self._refuse(index)
-        return self._svd.compute_left(self._count_leading(index[1]))
+        num_columns = self._count_leading(index[1])
+        known, _ = self._svd.compute(min(num_columns, *self._svd.matrix.shape))
+        num_known = known.shape[1]
+        if num_columns == num_known:
+            return known.copy()
+        left = array_module(known).zeros((known.shape[0], num_columns))
+        left[:, :num_known] = known
+        return complete_basis(left, num_known).astype(known.dtype)
 
 
 class _SingularValues(_SvdPart):
-    ndim = 1
-
-    def __init__(self, svd: LazySVD) -> None:
-        super().__init__(svd)
-        self._count = min(svd.matrix.shape)
-        self.shape = (self._count,)
-
     def __getitem__(self, index: Any) -> Array:
         return self._svd.compute(self._count_leading(index))[1].copy()
 
@@ -103,18 +93,12 @@ class _RightVectors(_SvdPart):
 
     _instead = "the right singular vectors of an unfolding have a column for every cell"
 
-    def __init__(self, svd: LazySVD, count: int | None = None) -> None:
-        super().__init__(svd)
-        num_columns = svd.matrix.shape[1]
-        full_count = num_columns if svd.full_matrices else min(svd.matrix.shape)
-        self._count = full_count if count is None else count
-        self.shape = (self._count, num_columns)
-
     def __getitem__(self, index: Any) -> _RightVectors:
         rows, columns = index if isinstance(index, tuple) and len(index) == 2 else (index, None)
         if columns not in (None, slice(None)):
             raise self._refuse(index)
-        return _RightVectors(self._svd, self._count_leading(rows))
+        count = self._count_leading(rows)
+        return _RightVectors(self._svd, count, (count, self.shape[1]))
 
     def __mul__(self, signs: Array) -> _RightVectors:
         return self

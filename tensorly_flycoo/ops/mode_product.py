@@ -13,7 +13,8 @@ import numpy as np
 
 from ..base.array_modules import Array, share
 from ..base.checks import check_matrix, check_mode, densify_error
-from ..start.unfolding import LazyMatrix, LeadingPairs
+from ..format.primitives import LeadingPairs
+from ..start.unfolding import LazyMatrix
 from ..tensor.tensor import FlycooTensor
 from .lazy import LazyArray
 from .ttmc import (
@@ -29,16 +30,6 @@ class ModeProduct(LazyArray):
     """A lazy product of a sparse tensor with the transposed factors (I_n, K_n) of some modes.
 
     Axis i of the product is mode ``axes[i]``, of size K_n if the mode has a factor, else I_n.
-
-    >>> from tensorly_flycoo import FlycooTensor
-    >>> x = FlycooTensor([[0, 1], [2, 0], [1, 1]], [2.0, 3.0], shape=(3, 3, 2))
-    >>> product = ModeProduct(x, {1: np.ones((3, 1)), 2: np.eye(2)})
-    >>> product
-    <ModeProduct of shape (3, 1, 2)>
-    >>> product.to_array()[:, 0]
-    array([[0., 2.],
-           [0., 3.],
-           [0., 0.]])
     """
 
     _instead = "tl.unfold along a mode without a factor, and the SVD of that, do not form it"
@@ -122,10 +113,7 @@ class ModeProduct(LazyArray):
 
 
 class ProductUnfolding(LazyMatrix, LazyArray):
-    """The unfolding of a `ModeProduct` along a mode without a factor.
-
-    Its singular vectors are computed like those of `Unfolding`, with the same precision.
-    """
+    """The unfolding of a `ModeProduct` along a mode without a factor, as precise as `Unfolding`."""
 
     def __init__(self, product: ModeProduct, mode: int) -> None:
         self.product, self.tensor = product, product.tensor

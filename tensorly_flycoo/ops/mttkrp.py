@@ -1,4 +1,4 @@
-"""MTTKRP, where CP decompositions of a sparse tensor spend most of their time."""
+"""MTTKRP, where CP decompositions of a sparse tensor spend most of their time; also of ratios."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from ..base.array_modules import Array, share
 from ..base.checks import check_factors, check_mode, check_out, check_weights
 from ..base.reporting import log_compilation
 from ..format.group_passes import LastPass
-from ..spread.row_shards import RowShards
-from ..spread.sharding import find_sharding
+from ..spread.row_shards import RowShards, find_sharding
 from ..spread.spread_layout import SpreadLayout
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.memory import attempt
@@ -168,3 +167,31 @@ def _check_shards(
                 f"factors[{n}] is sharded otherwise than mode {n} of x: give a plain array, "
                 "such as tl.to_numpy returns"
             )
+
+
+def mttkrp_of_ratios(
+    x: FlycooTensor,
+    factors: Sequence[Array],
+    mode: int,
+    smallest: float | None,
+    *,
+    wants_logs: bool = False,
+    stays: bool = False,
+) -> tuple[Array, Array | None]:
+    r"""Compute the MTTKRP of :math:`v_k / m_k`, with the values m of a CP model at the nonzeros.
+
+    The model divides as `smallest` where it is smaller; if that is None, values are multiplied by
+    the model: :math:`v_k m_k`. With `wants_logs` the second result is the
+    sum of :math:`v_k \log m_k`, a float64 array () on the device. With `stays`, layout "remap"
+    stays in `mode`, which is best if `mode` is computed again.
+
+    One pass over the nonzeros, with the workspace and the reproducible bits of `mttkrp`.
+    """
+    engine, (rank, size) = x._engine, (factors[0].shape[1], x.shape[mode])
+    options: dict[str, Any] = {"smallest": smallest, "wants_sum": wants_logs, "stays": stays}
+
+    def compute() -> tuple[Array, Array | None]:
+        out, inputs = engine.xp.empty((size, rank), x.dtype), dict(enumerate(factors))
+        return out, x._layout.apply("mttkrp_of_ratios", engine, inputs, mode, out, **options)
+
+    return attempt(f"an MTTKRP of ratios of mode {mode} and rank {rank}", compute)

@@ -14,11 +14,6 @@ def fit_monotone(columns: Array, decreasing: bool = False) -> Array:
 
     That is the least-squares fit, clipped below at zero and then above at its largest element, so
     that a fit without positive elements becomes constant. Pool adjacent violators, O(I * R).
-
-    >>> fit_monotone(np.array([[-1.0, 3.0], [3.0, 1.0], [2.0, 5.0]]))
-    array([[0. , 2. ],
-           [2.5, 2. ],
-           [2.5, 5. ]])
     """
     engine, direction = select_engine("cpu"), -1 if decreasing else 1
     on_host = np.ascontiguousarray(move(columns, np)[::direction])
@@ -54,13 +49,7 @@ def fit_unimodal(columns: Array) -> Array:
 
 
 def smooth(columns: Array, strength: float) -> Array:
-    """Solve ``(I + strength * L) x = columns``; L takes second differences along columns.
-
-    L has 2 on its diagonal and -1 beside it. A banded solver, O(I) per column.
-
-    >>> smooth(np.array([[0.0], [8.0], [0.0]]), 1.0).round(3).tolist()
-    [[1.143], [3.429], [1.143]]
-    """
+    """Solve ``(I + strength * L) x = columns`` in O(I) each; L is 2 on its diagonal, -1 beside."""
     from scipy.linalg import solve_banded
 
     bands = np.empty((3, columns.shape[0]), columns.dtype)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,14 +21,15 @@ if TYPE_CHECKING:
 
 
 class NonzeroSampler:
-    """A sampler of entries and fibres of a sparse tensor, by bisection in its sorted nonzeros.
+    """A sampler of entries and fibres of a tensor or slab, by bisection in its sorted nonzeros.
 
     The nonzeros stay packed, sorted by modes 0, 1, ..., ndim - 1: shared with the tensor if its
     layout never moves them, else copied once. The first call of `fibres` also sorts and keeps, for
     each mode but the last, an order in which its fibres are contiguous: 4 bytes per nonzero and
     mode. Each look-up takes ``log2(nnz)`` steps.
 
-    >>> sampler = NonzeroSampler(FlycooTensor([[0, 1, 1], [2, 0, 1]], [1.0, 2.0, 3.0], (2, 3)))
+    >>> x = FlycooTensor([[0, 1, 1], [2, 0, 1]], [1.0, 2.0, 3.0], (2, 3))
+    >>> sampler = make_sampler(x)
     >>> sampler.entries([np.array([1, 0, 1]), np.array([0, 0, 1])])
     array([2., 0., 3.])
     >>> sampler.fibres(1, {0: np.array([1, 0])}).toarray()
@@ -37,17 +38,7 @@ class NonzeroSampler:
            [0., 1.]])
     """
 
-    def __init__(self, x: FlycooTensor) -> None:
-        self._take(x._layout, x._engine)
-
-    @classmethod
-    def of_layout(cls, layout: AnyLayout, engine: Engine) -> Self:
-        """Make the sampler of a tensor's layout, or of a slab's."""
-        sampler = object.__new__(cls)
-        sampler._take(layout, engine)
-        return sampler
-
-    def _take(self, layout: AnyLayout, engine: Engine) -> None:
+    def __init__(self, layout: AnyLayout, engine: Engine) -> None:
         self._record_format = layout.record_format
         self.shape, self.ndim = self._record_format.shape, self._record_format.ndim
         self.nnz, self.dtype = layout.nnz, self._record_format.dtype
@@ -85,10 +76,7 @@ class NonzeroSampler:
         return entries
 
     def omit(self, coords: Sequence[Array]) -> tuple[Array, Array]:
-        """Return the coordinates (ndim, n) and values (n,) of the nonzeros but those at `coords`.
-
-        Their order is by modes 0, 1, ..., ndim - 1.
-        """
+        """Return coords (ndim, n) and values (n,) of all nonzeros but those at `coords`, sorted."""
         first, last = self._find(None, dict(enumerate(coords)))
         is_kept = self._xp.ones(self.nnz, bool)
         is_kept[first[first < last]] = False
@@ -111,10 +99,7 @@ class NonzeroSampler:
         return make_csc(values, rows, starts, (self.shape[mode], first.size))
 
     def _find(self, order: Array | None, wanted: dict[int, Array]) -> tuple[Array, Array]:
-        """Find where the nonzeros with the `wanted` coordinates begin and end in an order.
-
-        The order is by the modes of `wanted`, the first one most significant.
-        """
+        """Find where nonzeros at `wanted` coordinates begin and end in an order by these modes."""
         return self._count_before(order, wanted, False), self._count_before(order, wanted, True)
 
     def _count_before(self, order: Array | None, wanted: dict[int, Array], or_equal: bool) -> Array:
@@ -147,8 +132,7 @@ class SlabSampler:
         self._ends = np.cumsum([slab.layout.nnz for slab in layout.slabs])
         devices = layout.devices
         self._samplers = [
-            devices.run(slab.home, NonzeroSampler.of_layout, slab.layout, engine)
-            for slab in layout.slabs
+            devices.run(slab.home, NonzeroSampler, slab.layout, engine) for slab in layout.slabs
         ]
 
     def take(self, places: Any) -> tuple[Array, Array]:
@@ -160,38 +144,27 @@ class SlabSampler:
         chosen = [xp.flatnonzero(numbers == number) for number in range(len(layout.slabs))]
         coords = xp.empty((layout.record_format.ndim, places.size), np.int64)
         values = xp.empty(places.size, layout.record_format.dtype)
-        parts = self._fetch([places[own] for own in chosen])
-        for slab, own, records in zip(layout.slabs, chosen, parts, strict=True):
+        starts, devices, slabs = [0, *self._ends[:-1].tolist()], layout.devices, layout.slabs
+        wanted = [places[own] - start for own, start in zip(chosen, starts, strict=True)]
+        there = bring_each(devices, wanted, [slab.home for slab in slabs])
+        found = (
+            devices.run(slab.home, NonzeroSampler.take_records, sampler, own)
+            for slab, sampler, own in zip(slabs, self._samplers, there, strict=True)
+        )
+        parts = devices.collect(list(devices.launch(found)))
+        for slab, own, records in zip(slabs, chosen, parts, strict=True):
             record_format = slab.layout.record_format
             own_coords = record_format.coords(records, xp)
             own_coords[layout.cut_mode] += slab.rows.start
             coords[:, own], values[own] = own_coords, record_format.values(records)
         return coords, values
 
-    def _fetch(self, places: Sequence[Array]) -> Sequence[Array]:
-        """Return records of each slab, on the first device."""
-        devices, slabs = self._layout.devices, self._layout.slabs
-        starts = [0, *self._ends[:-1].tolist()]
-        wanted = [own - start for own, start in zip(places, starts, strict=True)]
-        there = bring_each(devices, wanted, [slab.home for slab in slabs])
-        found = (
-            devices.run(slab.home, NonzeroSampler.take_records, sampler, own)
-            for slab, sampler, own in zip(slabs, self._samplers, there, strict=True)
-        )
-        return devices.collect(list(devices.launch(found)))
-
 
 def make_sampler(x: FlycooTensor) -> NonzeroSampler | SlabSampler:
-    """Make what takes nonzeros of a tensor by their places.
-
-    >>> x = FlycooTensor([[0, 1, 1], [2, 0, 1]], [1.0, 2.0, 3.0], (2, 3), slabs=2)
-    >>> make_sampler(x).take(np.array([2, 0]))
-    (array([[1, 1],
-           [1, 0]]), array([3., 2.]))
-    """
+    """Make what takes nonzeros of a tensor by their places."""
     if isinstance(x._layout, SlabLayout):
         return SlabSampler(x._layout, x._engine)
-    return NonzeroSampler(x)
+    return NonzeroSampler(x._layout, x._engine)
 
 
 @functools.singledispatch
@@ -200,7 +173,7 @@ def split_entries(layout: AnyLayout, x: FlycooTensor, coords: Array) -> tuple[Ar
 
     The coords are without duplicates. The second is `x` itself if `x` has no nonzeros there.
     """
-    sampler = NonzeroSampler(x)
+    sampler = NonzeroSampler(x._layout, x._engine)
     entries = sampler.entries(coords)
     if not (entries != 0).any():
         return entries, x
@@ -212,11 +185,6 @@ def fit_fibres(matrix: Array, fibres: Any, weights: Array | None = None) -> Arra
 
     `matrix` (count, R) has the same samples of the Khatri-Rao product's rows. Its singular values
     below ``max(matrix.shape) * eps`` times the largest count as zero.
-
-    >>> x = FlycooTensor([[0, 1], [0, 1]], [2.0, 3.0], (2, 2))
-    >>> fit_fibres(np.eye(2), NonzeroSampler(x).fibres(0, {1: np.array([0, 1])}))
-    array([[2., 0.],
-           [0., 3.]])
     """
     weighted = matrix if weights is None else matrix * weights[:, None]
     left, values, right = np.linalg.svd(weighted, full_matrices=False)

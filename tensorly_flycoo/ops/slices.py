@@ -25,18 +25,14 @@ from ..engines import select_engine
 from ..tensor.coo_cache import not_sparse_error
 from ..tensor.labelled import LabelledTensor
 from ..tensor.tensor import FlycooTensor
-from .mttkrp import mttkrp
-from .ratios import mttkrp_of_ratios
+from .mttkrp import mttkrp, mttkrp_of_ratios
 
 #: A slice with more nonzeros becomes a tensor, whose MTTKRP runs on all threads.
 _MAX_DIRECT = 2**16
 
 
 class Slice:
-    """A slice of a sparse tensor: the nonzeros with one index of the streaming mode.
-
-    `coords` (ndim, nnz) and `shape` are those of the other modes.
-    """
+    """The nonzeros with one index of the streaming mode; `coords` and `shape` are of the others."""
 
     def __init__(self, coords: Array, values: Array, shape: Sequence[int]) -> None:
         self.coords, self.values, self.shape = coords, values, tuple(shape)
@@ -74,8 +70,7 @@ class Slice:
     def share_row(self, factors: Sequence[Array], row: Array) -> tuple[Array, float]:
         """Divide each count among the components, in proportion to their parts of the model.
 
-        `row` (R,) is that of the streaming mode. Returns the sum of the parts of each component
-        (R,), and the sum of ``x log m``.
+        Returns the sum of each component's parts (R,), and of ``x log m``; `row` is of the stream.
         """
         if self.is_direct:
             row_sum = np.zeros_like(row)
@@ -100,10 +95,7 @@ class Slice:
 
 
 class Slices:
-    """Some slices that follow each other along the streaming `mode`, checked.
-
-    `coords` (ndim, nnz) and `shape` are those of all modes.
-    """
+    """Checked slices, one after the other along `mode`; `coords` and `shape` are of all modes."""
 
     def __init__(self, coords: Array, values: Array, shape: Sequence[int], mode: int) -> None:
         self.coords, self.values, self.shape, self.mode = coords, values, tuple(shape), mode
@@ -129,8 +121,7 @@ class Slices:
 def read_slices(x: Any, mode: int, dtype: np.dtype | None, known: Sequence[int] | None) -> Slices:
     """Check slices, given as a tensor, (coords, values, shape) or (coords, values).
 
-    Slices on a GPU stay there, and so do all others on the host. `known` are the sizes of the other
-    modes, if `x` comes without a shape.
+    They stay on their device. `known` are the sizes of other modes, if `x` comes without a shape.
     """
     coords, values, shape = _take_apart(x, mode, known)
     if not -len(shape) <= mode < len(shape):
@@ -141,15 +132,12 @@ def read_slices(x: Any, mode: int, dtype: np.dtype | None, known: Sequence[int] 
     check_inside(coords, shape)
     values = check_values(values, coords.shape[1], check_dtype(dtype or values.dtype))
     check_finite(values)
-    if isinstance(x, tuple) and values.size and _have_repeats(coords):
-        device = "cuda" if is_cupy(coords) else "cpu"
-        coords, values = FlycooTensor(coords, values, shape, device=device)._sorted_nonzeros()
+    if isinstance(x, tuple) and values.size:
+        ordered = coords[:, array_module(coords).lexsort(coords)]
+        if (ordered[:, 1:] == ordered[:, :-1]).all(axis=0).any():
+            device = "cuda" if is_cupy(coords) else "cpu"
+            coords, values = FlycooTensor(coords, values, shape, device=device)._sorted_nonzeros()
     return Slices(coords.astype(np.int64, copy=False), values, shape, mode % len(shape))
-
-
-def _have_repeats(coords: Array) -> bool:
-    ordered = coords[:, array_module(coords).lexsort(coords)]
-    return bool((ordered[:, 1:] == ordered[:, :-1]).all(axis=0).any())
 
 
 def _take_apart(

@@ -37,12 +37,10 @@ def make_csc(values: Array, row_ids: Array, column_starts: Array, shape: tuple[i
 
 
 def multiply(matrix: Any, dense: Array) -> Array:
-    """Multiply a CSC matrix (I, n) by a dense one (n, R), adding the columns in their order.
-
-    On a GPU the additions are ours: cuSPARSE adds in no fixed order.
-    """
+    """Multiply a CSC matrix (I, n) by a dense one (n, R), adding the columns in their order."""
     if not is_cupy(matrix.data):
         return matrix @ dense
+    # cuSPARSE adds in no fixed order.
     xp = array_module(dense)
     order = xp.argsort(matrix.indices)  # a stable sort
     columns = xp.searchsorted(matrix.indptr[1:].astype(np.int64), order, side="right")

@@ -2,8 +2,7 @@
 
 With the factors of all modes but one (TTMc, the tensor-times-matrix chain), the product has a row
 for each index of that mode; only non-empty rows are kept: hypersparse modes have millions of empty
-ones. If more modes have no factor, as in
-`partial_tucker`, the product is an operator that is applied to vectors.
+ones. If more modes have no factor, as in `partial_tucker`, the product is an operator on vectors.
 """
 
 from __future__ import annotations
@@ -42,10 +41,7 @@ _merged = weakref.WeakKeyDictionary()
 
 
 def check_free_modes(x: FlycooTensor, modes: Sequence[int]) -> None:
-    """Refuse an array with a row for each cell of several modes, if these exceed the nonzeros.
-
-    For one mode it is as tall as a factor.
-    """
+    """Refuse an array with a row for each cell of several modes, if these exceed the nonzeros."""
     sizes = [x.shape[n] for n in modes]
     if len(modes) > 1 and math.prod(sizes) > x.nnz:
         names = " and ".join(map(str, modes))
@@ -77,10 +73,7 @@ def merge_modes(
 
 
 def separate_modes(x: FlycooTensor) -> FlycooTensor:
-    """Return a tensor without groups of modes, which TTMc needs.
-
-    It is `x` itself if that has none, else built once and kept as long as `x`.
-    """
+    """Return `x` without groups of modes, which TTMc needs; one built is kept as long as `x`."""
     if len(x.groups) == x.ndim:
         return x
     known = _merged.setdefault(x._layout, {})
@@ -98,12 +91,7 @@ def _merge_modes(
 
 
 def count_nonempty_rows(x: FlycooTensor, mode: int) -> int:
-    """Count the indices of a mode that have nonzeros.
-
-    >>> x = FlycooTensor([[0, 3], [2, 0]], [2.0, 3.0], shape=(5, 3))
-    >>> count_nonempty_rows(x, 0)
-    2
-    """
+    """Count the indices of a mode that have nonzeros."""
     return x.shape[mode] - x._layout.find_empty_rows(mode).size
 
 
@@ -112,11 +100,6 @@ def find_nonempty_rows(x: FlycooTensor, mode: int) -> tuple[Array | slice, Array
 
     Returns these indices, ascending, and `slots` (I_mode,): the position of each index among them,
     undefined for one without nonzeros; ``slice(None)`` and None if all have nonzeros.
-
-    >>> x = FlycooTensor([[0, 3], [2, 0]], [2.0, 3.0], shape=(5, 3))
-    >>> numbers, slots = find_nonempty_rows(x, 0)
-    >>> numbers, slots[numbers]
-    (array([0, 3]), array([0, 1], dtype=uint32))
     """
     xp, empty_rows = x._engine.xp, x._layout.find_empty_rows(mode)
     if empty_rows.size == 0:

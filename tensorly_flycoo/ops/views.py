@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -17,8 +17,7 @@ from ..base.array_modules import Array
 from ..base.checks import current_backend, densify_error, num_cells
 from ..tensor.coo_cache import as_flycoo, find_converter, is_sparse, library_of, not_sparse_error
 from ..tensor.labelled import LabelledTensor
-from ..tensor.reductions import check_axes, check_order
-from ..tensor.tensor import FlycooTensor
+from ..tensor.tensor import FlycooTensor, check_axes, check_order
 from .contraction import inner, join_modes
 from .lazy import LazyArray, LazyUnfolding, ModeView
 
@@ -47,11 +46,11 @@ def _may_hold_sparse(kind: type) -> bool:
     return _may_be_sparse(kind) or issubclass(kind, (list, tuple))
 
 
-def find_sparse(arguments: Iterable[Any]) -> Any:
+def find_sparse(arguments: Iterable[Any], function: str = "") -> Any:
     """Return the first argument that is sparse or a lazy view of a sparse tensor, or None.
 
     The items of lists and tuples count as well. Under the backend "flycoo" raises a TypeError if a
-    sparse tensor of SciPy, CuPy, PyTorch or JAX comes first.
+    sparse tensor of SciPy, CuPy, PyTorch or JAX comes first; but `parafac2` takes lists of SciPy's.
     """
     for argument in arguments:
         kind: type = type(argument)
@@ -63,18 +62,15 @@ def find_sparse(arguments: Iterable[Any]) -> Any:
                 continue
             if is_lazy_or_sparse(x):
                 return x
+            if find_converter(x) == "from_scipy" and function == "parafac2" and x is not argument:
+                return x
             if find_converter(x) and current_backend() == "flycoo":
                 raise not_sparse_error(x)
     return None
 
 
 def permute(x: Viewable, axes: Sequence[int] | None = None) -> FlycooTensor | ModeView:
-    """Reorder the axes of a sparse tensor or view; by default reverse them.
-
-    >>> x = FlycooTensor([[0, 1], [2, 0], [1, 1]], [2.0, 3.0], shape=(3, 4, 2))
-    >>> permute(x, (2, 0, 1)).shape, permute(permute(x)) is x
-    ((2, 3, 4), True)
-    """
+    """Reorder the axes of a sparse tensor or view; by default reverse them."""
     groups = _groups(x, "tl.transpose")
     return _make_view(x, [groups[axis] for axis in check_order(axes, len(groups))])
 
@@ -115,8 +111,7 @@ def reshape(x: Viewable, shape: int | Sequence[int]) -> FlycooTensor | ModeView:
 def dot(a: Any, b: Any) -> Array:
     """Multiply a sparse matrix or view by a dense array, from either side.
 
-    The product of two vectorised tensors is a number; see `inner`. Refuses a product that would be
-    larger than a factor.
+    Two vectorised tensors give a number; see `inner`. Refuses products larger than a factor.
     """
     a, b = (LazyUnfolding(x, 0) if is_sparse(x) and x.ndim == 2 else x for x in (a, b))
     if np.ndim(a) == np.ndim(b) == 1:
@@ -146,29 +141,6 @@ def _dot_vectors(a: Any, b: Any) -> Array:
     return inner(a.tensor, other)
 
 
-def sum_axes(x: Viewable, axis: int | Iterable[int] | None = None) -> Any:
-    """Sum a sparse tensor or view over all axes or some.
-
-    The result is dense if one axis of one mode is left, a number if none is, else sparse.
-    """
-    return _reduce(x, axis, FlycooTensor.sum, "tl.sum")
-
-
-def average_axes(x: Viewable, axis: int | Iterable[int] | None = None) -> Any:
-    """Average a sparse tensor or view over all axes or some; see `sum_axes`."""
-    return _reduce(x, axis, FlycooTensor.mean, "tl.mean")
-
-
-def max_axes(x: Viewable, axis: int | Iterable[int] | None = None) -> Any:
-    """Find the largest elements of a sparse tensor or view; see `sum_axes`."""
-    return _reduce(x, axis, FlycooTensor.max, "tl.max")
-
-
-def min_axes(x: Viewable, axis: int | Iterable[int] | None = None) -> Any:
-    """Find the smallest elements of a sparse tensor or view; see `sum_axes`."""
-    return _reduce(x, axis, FlycooTensor.min, "tl.min")
-
-
 def apply_ufunc(ufunc: np.ufunc, *args: Any, **kwargs: Any) -> FlycooTensor:
     """Apply a ufunc to a sparse tensor and numbers; a lazy view refuses it."""
     args = tuple(as_flycoo(x, check_coords=True) if is_sparse(x) else x for x in args)
@@ -178,12 +150,19 @@ def apply_ufunc(ufunc: np.ufunc, *args: Any, **kwargs: Any) -> FlycooTensor:
     return ufunc(*args, **kwargs)
 
 
-def _reduce(
-    x: Viewable, axis: int | Iterable[int] | None, reduce_modes: Callable[..., Any], name: str
+def reduce_axes(
+    name: str, x: Viewable, /, axis: int | Iterable[int] | None = None, *args: Any, **options: Any
 ) -> Any:
+    """Reduce a sparse tensor or view over all axes or some by a method of `FlycooTensor`: "sum".
+
+    The result is dense if one axis of one mode is left, a number if none is, else sparse.
+    """
+    if args or options:
+        raise TypeError(f"tl.{name} of a sparse tensor has no option {[*options, *args][0]!r}")
+    reduce_modes = getattr(FlycooTensor, name)
     if is_sparse(x):
         return reduce_modes(as_flycoo(x, check_coords=True), axis)
-    groups = _groups(x, name)
+    groups = _groups(x, f"tl.{name}")
     gone = range(len(groups)) if axis is None else check_axes(axis, len(groups))
     result = reduce_modes(_tensor_of(x), [mode for n in gone for mode in groups[n]])
     if not isinstance(result, FlycooTensor):
@@ -194,13 +173,7 @@ def _reduce(
 
 
 def make_tensor(view: Viewable) -> FlycooTensor:
-    """Make a FlycooTensor from a view or a raw COO; no axis may be longer than 2**32.
-
-    >>> x = FlycooTensor([[0, 1], [2, 0], [1, 1]], [2.0, 3.0], shape=(3, 4, 2))
-    >>> make_tensor(reshape(x, (3, -1))).nonzeros()[0]
-    array([[0, 1],
-           [5, 1]])
-    """
+    """Make a FlycooTensor from a view or a raw COO; no axis may be longer than 2**32."""
     if is_sparse(view):
         return as_flycoo(view, check_coords=True)
     groups, x = _groups(view, "tl.tensor"), _tensor_of(view)

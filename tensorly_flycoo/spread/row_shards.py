@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate, pairwise
 from types import ModuleType
 from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from ..base.array_modules import Array, array_module
-from ..base.devices import Devices, bring_to_each
+from ..base.array_modules import Array, array_module, remote_aware, share
+from ..base.devices import Devices, assign_homes, bring_each, bring_to_each
+from ..engines import tall_skinny
 from ..format.tree import fold_tree
-from .sharding import Sharding
+from .slab_layout import SlabLayout
 
 #: Elementwise functions that run block by block.
 _UFUNCS = {
@@ -26,8 +30,46 @@ _UFUNCS = {
     np.greater, np.greater_equal, np.less, np.less_equal, np.equal, np.not_equal,
 }  # fmt: skip
 
-#: NumPy's functions for row-sharded matrices; `sharded` fills it.
-FUNCTIONS: dict[Callable, Callable] = {}
+
+@dataclass(frozen=True)
+class Sharding:
+    """Blocks of rows of a matrix, on which alone results depend, and the device of each."""
+
+    edges: tuple[int, ...]  # of the blocks (num_blocks + 1,): ascending, from 0
+    homes: tuple[int, ...]  # the device of each; the first one holds results of all blocks
+    devices: Devices
+
+    @classmethod
+    def of(cls, edges: Sequence[int], devices: Devices) -> Sharding:
+        """Give each device equally many neighbouring blocks."""
+        return cls(tuple(edges), assign_homes(len(edges) - 1, devices.count), devices)
+
+    def cut(self, array: Array) -> list[Array]:
+        """Return the blocks of a matrix on their devices."""
+        blocks = [array[start:stop] for start, stop in pairwise(self.edges)]
+        return bring_each(self.devices, blocks, self.homes)
+
+
+def cut_evenly(num_rows: int, num_blocks: int) -> tuple[int, ...]:
+    """Return edges of blocks with equally many rows, the last ones with fewer.
+
+    Equal blocks let devices exchange them in one all-gather.
+    """
+    length = -(-num_rows // num_blocks)
+    return tuple(min(block * length, num_rows) for block in range(num_blocks + 1))
+
+
+def find_sharding(layout: SlabLayout, mode: int) -> Sharding:
+    """Return how a factor is sharded: in the cut mode like the slabs, else in equal blocks."""
+    if mode not in layout.shardings:
+        size, devices = layout.record_format.shape[mode], layout.devices
+        if mode != layout.cut_mode:
+            found = Sharding.of(cut_evenly(size, layout.num_slabs), devices)
+        else:
+            edges = (0, *(slab.rows.stop for slab in layout.slabs))
+            found = Sharding(edges, tuple(slab.home for slab in layout.slabs), devices)
+        layout.shardings[mode] = found
+    return layout.shardings[mode]
 
 
 class Memo:
@@ -49,16 +91,6 @@ class RowShards(NDArrayOperatorsMixin):
     arrays of the same shape or that broadcast along the rows, such as (R,), and matrices sharded in
     the same way. Other operations raise a TypeError that names them; `to_numpy` gathers the matrix
     on the host. Blocks must not be changed any more; a transpose shares its matrix's `memo`.
-
-    >>> from tensorly_flycoo.base.devices import OneDevice
-    >>> from tensorly_flycoo.spread.sharding import cut_evenly
-    >>> sharding = Sharding.of(cut_evenly(5, 3), OneDevice(count=2))
-    >>> x = RowShards.scatter(np.arange(10.0).reshape(5, 2), sharding)
-    >>> x, np.dot(x.T, x)
-    (<RowShards: shape=(5, 2), dtype=float64, 3 blocks>, array([[120., 140.],
-           [140., 165.]]))
-    >>> np.linalg.norm(x / x.sum(axis=0), axis=0).round(3)
-    array([0.548, 0.514])
     """
 
     ndim: ClassVar[int] = 2
@@ -127,10 +159,7 @@ class RowShards(NDArrayOperatorsMixin):
     def apply(
         self, function: Callable[..., Any], *others: Any, matrix: Array | None = None
     ) -> list[Any]:
-        """Return what the function of `map_blocks` returns for each block.
-
-        The function's last argument is the whole `matrix`, if there is one.
-        """
+        """Return the results of `map_blocks`; `matrix`, whole, is the function's last argument."""
         devices, homes, results = self.sharding.devices, self.sharding.homes, []
         # First all copies, then all work: a copy waits for the work that is under way.
         parts = [self._split(x) for x in others]
@@ -170,7 +199,7 @@ class RowShards(NDArrayOperatorsMixin):
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
         if ufunc is np.matmul and method == "__call__" and not options:
-            return FUNCTIONS[np.dot](*inputs)
+            return dot(*inputs)
         # ``x += y`` makes another matrix, as for any immutable object.
         if set(options) == {"out"} and all(out is inputs[0] for out in options["out"]):
             options = {}
@@ -187,9 +216,9 @@ class RowShards(NDArrayOperatorsMixin):
     def __array_function__(
         self, function: Callable, types: Any, args: tuple, kwargs: dict[str, Any]
     ) -> Any:
-        if function not in FUNCTIONS:
+        if function not in _FUNCTIONS:
             refuse(f"{function.__module__}.{function.__name__}")
-        return FUNCTIONS[function](*args, **kwargs)
+        return _FUNCTIONS[function](*args, **kwargs)
 
     __array_priority__ = 1000  # above CuPy's: its arrays defer to us
 
@@ -201,10 +230,8 @@ class RowShards(NDArrayOperatorsMixin):
 
     def __getitem__(self, index: Any) -> RowShards:
         """Take columns, by a slice or a list: ``x[:, :3]``."""
-        is_pair = isinstance(index, tuple) and len(index) == 2
-        if self.is_transposed or not is_pair or index[0] != slice(None):
-            refuse(f"indexing with {index!r}")
-        if not isinstance(index[1], slice | list | np.ndarray):
+        is_pair = isinstance(index, tuple) and len(index) == 2 and index[0] == slice(None)
+        if self.is_transposed or not is_pair or not isinstance(index[1], slice | list | np.ndarray):
             refuse(f"indexing with {index!r}")
         return self.map_blocks(lambda block: block[:, index[1]])
 
@@ -239,21 +266,25 @@ class RowShards(NDArrayOperatorsMixin):
     conj = __copy__ = __deepcopy__ = copy
 
     def transpose(self, *axes: Any) -> RowShards:
-        return FUNCTIONS[np.transpose](self, axes or None)
+        return transpose(self, axes or None)
 
     def astype(self, dtype: Any, copy: bool = True) -> RowShards:
         return self.map_blocks(lambda block: block.astype(dtype, copy=copy))
 
     def sum(self, axis: int | None = None) -> Array:
-        return FUNCTIONS[np.sum](self, axis)
+        """Sum over the rows, or everything, in float64; return the dtype of the matrix."""
+        _check_rows(self, axis, "sum")
+        kept = self.dtype if self.dtype.kind == "f" else np.dtype(np.int64)
+        sums = self.reduce(tall_skinny.sum_columns)
+        return sums.sum().astype(kept) if axis is None else sums.astype(kept)
 
     def dot(self, other: Any) -> Any:
-        return FUNCTIONS[np.dot](self, other)
+        return dot(self, other)
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise AttributeError(_describe(name))
+        refuse(name, AttributeError)
 
 
 def gather_each(
@@ -266,18 +297,207 @@ def gather_each(
     matrices = list(matrices)
     found = [x.memo.whole if isinstance(x, RowShards) else {} for x in matrices]
     missing = [(n, home) for n in range(len(found)) for home in homes if home not in found[n]]
-    requests = []
-    for n, home in missing:
-        x = matrices[n]
-        requests.append((x.blocks if isinstance(x, RowShards) else (x,), home))
+    parts = [x.blocks if isinstance(x, RowShards) else (x,) for x in matrices]
+    requests = [(parts[n], home) for n, home in missing]
     for (n, home), array in zip(missing, devices.gather(requests), strict=True):
         found[n][home] = array
     return found
 
 
-def _describe(name: str) -> str:
-    return f"{name} is not done for row-sharded factors: gather them with tl.to_numpy"
+def scatter_all(layout: SlabLayout, factors: Sequence[Array | RowShards]) -> list[RowShards]:
+    """Return factors sharded as a tensor's MTTKRP shards its results."""
+    return [
+        factor
+        if isinstance(factor, RowShards)
+        else RowShards.scatter(factor, find_sharding(layout, n))
+        for n, factor in enumerate(factors)
+    ]
 
 
-def refuse(name: str) -> NoReturn:
-    raise TypeError(_describe(name))
+def gather(array: Any) -> Any:
+    """Return a row-sharded matrix as a plain one, on the first device; else the array itself."""
+    if not isinstance(array, RowShards):
+        return array
+    devices = array.sharding.devices
+    with devices.use(0):
+        (whole,) = devices.collect([gather_each([array], devices, [0])[0][0]])
+    return whole
+
+
+def take_model(cp_tensor: Any) -> tuple[Array | None, list[Array]]:
+    """Return a CP model's weights and factors as arrays of NumPy or CuPy, shared or gathered."""
+    weights, factors = cp_tensor
+    return share(weights), [share(gather(factor)) for factor in factors]
+
+
+def refuse(name: str, error: type[Exception] = TypeError) -> NoReturn:
+    raise error(f"{name} is not done for row-sharded factors: gather them with tl.to_numpy")
+
+
+# NumPy's functions. Blocks are computed as plain matrices are; sums over rows are then added along
+# the tree.
+
+
+def transpose(x: RowShards, axes: Any = None) -> RowShards:
+    """Return the transpose, without copying."""
+    if axes is None or tuple(axes) in {(1, 0), ((1, 0),)}:
+        return x.T
+    return x if tuple(axes) in {(0, 1), ((0, 1),)} else refuse(f"transpose to {axes}")
+
+
+def dot(a: Any, b: Any) -> Any:
+    """Multiply x.T (R, I) by y (I, S), sharded in the same way, or x by a plain matrix."""
+    if isinstance(a, RowShards) and isinstance(b, RowShards):
+        if not a.is_transposed or b.is_transposed:
+            refuse(f"the product of {a} and {b}")
+        if a.is_transpose_of(b):
+            if b.memo.gram is None:
+                collected = b.sharding.devices.collect(_find_products(b))
+                b.memo.gram = _add_products(b.dtype, *collected)
+            return b.memo.gram.copy()
+        product = a.T.reduce(tall_skinny.transposed_product, b)
+        return product.astype(np.result_type(a.dtype, b.dtype))
+    if isinstance(a, RowShards) and not a.is_transposed and b.ndim == 2:
+        return a.replace(a.apply(operator.matmul, matrix=b), False)
+    if isinstance(b, RowShards) and b.is_transposed and a.ndim == 2:
+        return dot(b.T, a.T).T
+    refuse(f"the product of {a!r} and {b!r}")
+
+
+def replicate_gram(a: Any, b: Any) -> Any:
+    """Return ``a @ b`` as `Devices.replicate` does if it is a Gram matrix, else None."""
+    if not (isinstance(a, RowShards) and a.is_transpose_of(b)):
+        return None
+    if b.memo.replicated is None:
+        add = partial(_add_products, b.dtype)
+        b.memo.replicated = b.sharding.devices.replicate(_find_products(b), add)
+    return b.memo.replicated
+
+
+def _find_products(x: RowShards) -> list[Array]:
+    """Return the Gram matrix of each block, in float64, on its device; computed once."""
+    if not x.memo.products:
+        multiply = tall_skinny.transposed_product
+        x.memo.products = x.apply(lambda b: multiply(b, b).astype(np.float64, copy=False))
+    return x.memo.products
+
+
+def _add_products(dtype: np.dtype, *products: Array) -> Array:
+    return fold_tree(products, operator.add).astype(dtype)
+
+
+def inner_product(a: RowShards, factors: Sequence[RowShards]) -> Array:
+    """Return the inner product of `a` and the last factor; find all Gram matrices with it."""
+    product = a * factors[-1]
+    parts = [_find_products(x) for x in factors]
+    parts.append(product.apply(tall_skinny.sum_columns))
+    collected = iter(a.sharding.devices.collect([x for own in parts for x in own]))
+    *grams, sums = (fold_tree([next(collected) for _ in own], operator.add) for own in parts)
+    for factor, gram in zip(factors, grams, strict=True):
+        factor.memo.gram = gram.astype(factor.dtype)
+    return sums.astype(product.dtype).sum()
+
+
+def solve(a: Array, b: RowShards) -> RowShards:
+    """Solve ``a @ x = b`` for b (R, I), block by block."""
+    if not isinstance(b, RowShards) or not b.is_transposed or isinstance(a, RowShards):
+        refuse("numpy.linalg.solve with such arguments")
+    return b.replace(b.apply(solve_rows, matrix=a), True)
+
+
+@remote_aware
+def solve_rows(rows: Array, matrix: Array) -> Array:
+    """Solve ``matrix @ x.T = rows.T``."""
+    return tall_skinny.solve(matrix, rows.T).T
+
+
+def norm(x: RowShards, ord: Any = None, axis: int | None = None) -> Array:
+    """Return the 2-norm of each column, or of everything."""
+    if ord not in (None, 2) or (ord == 2 and axis is None):
+        refuse(f"numpy.linalg.norm with ord={ord}")
+    _check_rows(x, axis, "norm")
+    squares = x.reduce(lambda block: tall_skinny.sum_columns(np.square(block)))
+    squares = squares.sum() if axis is None else squares
+    return np.sqrt(squares).astype(x.dtype)
+
+
+def _check_rows(x: RowShards, axis: Any, name: str) -> None:
+    if axis is not None and axis % 2 != (1 if x.is_transposed else 0):
+        refuse(f"{name} with axis={axis}, along each row,")
+
+
+def qr(x: RowShards, mode: str = "reduced") -> tuple[RowShards, Array]:
+    """Decompose each block, and then the triangles of all blocks together."""
+    if mode != "reduced" or x.is_transposed or x.shape[0] < x.shape[1]:
+        refuse(f"numpy.linalg.qr of {x} with mode={mode!r}")
+    devices, homes = x.sharding.devices, x.sharding.homes
+    bases, triangles = zip(*x.apply(tall_skinny.qr), strict=True)
+    collected = devices.collect(triangles)
+    xp = array_module(collected[0])
+    basis, triangle = xp.linalg.qr(xp.concatenate(collected))
+    edges = accumulate((own.shape[0] for own in triangles), initial=0)
+    parts = [basis[start:stop] for start, stop in pairwise(edges)]
+    blocks = []
+    for own, part, home in zip(bases, bring_each(devices, parts, homes), homes, strict=True):
+        with devices.use(home):
+            blocks.append(own @ part)
+    return x.replace(blocks, False), triangle
+
+
+def _find_extreme(
+    function: Callable, of_two: np.ufunc, x: RowShards, axis: int | None = None
+) -> Array:
+    """Return the largest or smallest element of each column, or of everything."""
+    _check_rows(x, axis, function.__name__)
+    worst = -np.inf if of_two is np.maximum else np.inf
+
+    def find(block: Array) -> Array:
+        if block.shape[0] == 0:
+            return array_module(block).full(block.shape[1], worst)
+        return function(block, axis=0)
+
+    extremes = x.reduce(find, add=of_two).astype(x.dtype)
+    return function(extremes) if axis is None else extremes
+
+
+def clip(x: RowShards, a_min: Any = None, a_max: Any = None) -> RowShards:
+    """Limit the elements to numbers."""
+    if isinstance(x, RowShards) and not any(getattr(n, "ndim", 0) for n in (a_min, a_max)):
+        return x.map_blocks(lambda block: np.clip(block, a_min, a_max))
+    refuse("numpy.clip to arrays")
+
+
+def concatenate(arrays: Sequence[RowShards], axis: int = 0) -> RowShards:
+    """Put matrices side by side."""
+    if axis not in (1, -1) or not all(isinstance(x, RowShards) for x in arrays):
+        refuse("numpy.concatenate, except of columns that are sharded,")
+    if any(x.is_transposed for x in arrays):
+        refuse("numpy.concatenate of transposes")
+
+    return arrays[0].map_blocks(lambda *own: np.concatenate(list(own), axis=1), *arrays[1:])
+
+
+def where(condition: RowShards, x: Any, y: Any) -> RowShards:
+    """Choose elements of `x` where a sharded condition is true, else of `y`."""
+    if not isinstance(condition, RowShards):
+        refuse("numpy.where with a condition that is not sharded")
+    return condition.map_blocks(np.where, x, y)
+
+
+#: NumPy's functions for row-sharded matrices, which may have its parameters.
+_FUNCTIONS: dict[Callable, Callable] = {
+    np.shape: lambda x: x.shape,
+    np.ndim: lambda x: x.ndim,
+    np.copy: lambda x, order="K", subok=False: x.copy(),
+    np.transpose: transpose,
+    np.dot: dot,
+    np.sum: RowShards.sum,
+    np.max: partial(_find_extreme, np.max, np.maximum),
+    np.min: partial(_find_extreme, np.min, np.minimum),
+    np.clip: clip,
+    np.concatenate: concatenate,
+    np.where: where,
+    np.linalg.solve: solve,
+    np.linalg.norm: norm,
+    np.linalg.qr: qr,
+}

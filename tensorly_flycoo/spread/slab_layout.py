@@ -4,24 +4,19 @@ import contextlib
 import functools
 import math
 import operator
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, Self, TypeAlias
 
 from ..base.array_modules import Array
-from ..base.checks import check_finite, check_inside
 from ..base.devices import Devices
 from ..format.group_passes import FindRows
 from ..format.groups import find_longest_mode
 from ..format.layout import Layout
-from ..format.ordering import count_canonical_nbytes
-from ..format.packing import Cut, Groups, RecordFormat
+from ..format.packing import Groups, RecordFormat
 from ..format.primitives import Primitives, index_dtype
 from ..format.tree import count_waiting, fold_tree
-from .partition import find_slab_shape
-from .slab_building import MemoryBuilder
-from .streamed import KeepAside, StreamedLayout, link_copies
+from .streamed import StreamedLayout, link_copies
 
 
 class Slab(NamedTuple):
@@ -64,72 +59,6 @@ class SlabLayout:
             own = [slab.layout for slab in slabs if slab.home == home]
             link_copies([layout for layout in own if isinstance(layout, StreamedLayout)])
 
-    @classmethod
-    def build(
-        cls,
-        layout_class: type[Layout],
-        coords: Array,
-        values: Array,
-        cut: Cut,
-        num_slabs: int,
-        primitives: Primitives,
-        devices: Devices,
-        keep_aside: KeepAside | None = None,
-    ) -> Self:
-        """Build all slabs from checked coords (ndim, nnz) and values (nnz,).
-
-        The nonzeros of one slab at a time are on its device, beside the slabs that are built. Edges
-        are those of the canonical nonzeros, so what is sorted first may be moved to a neighbour.
-        """
-        check_inside(coords, cut.record_format.shape)
-        check_finite(values)
-        options = (layout_class, num_slabs, primitives, devices)
-        builder = MemoryBuilder(coords, values, cut, *options)
-        slabs: list[Slab] = []
-        for rows, home in builder.sort():
-            layout = builder.build(rows, home)
-            if keep_aside is not None:
-                with devices.use(home):
-                    layout = keep_aside(layout, home)
-            slabs.append(Slab(slice(rows.start, rows.stop), layout, home))
-        return cls(cut.record_format, num_slabs, slabs, primitives, devices)
-
-    @classmethod
-    def estimate(
-        cls,
-        layout_class: type[Layout],
-        nnz: int,
-        record_format: RecordFormat,
-        num_slabs: int,
-        primitives: Primitives,
-        num_devices: int = 1,
-    ) -> tuple[int, int]:
-        """Predict the memory of equal slabs, as `Layout.estimate` does; the peak of one device."""
-        shape, longest = record_format.shape, max(record_format.shape)
-        num_held = max(1, min(num_slabs, nnz, longest))
-        shares = Counter(zip(_share(nnz, num_held), _share(longest, num_held), strict=True))
-        kept = peak_nbytes = 0
-        for (slab_nnz, num_rows), count in shares.items():
-            slab_shape = find_slab_shape(shape, num_rows)
-            cut = primitives.choose_cut(slab_shape, record_format.dtype, record_format.groups)
-            nbytes, slab_peak_nbytes = layout_class.estimate(slab_nnz, cut, primitives)
-            kept += count * nbytes
-            peak_nbytes = max(peak_nbytes, slab_peak_nbytes)
-        record_nbytes, per_slab = record_format.record_nbytes, max(_share(nnz, num_held))
-        given = 8 * record_format.ndim + record_format.dtype.itemsize
-        on_device = primitives.staging_size is None  # the nonzeros, and the sorted parts
-        edges = 48 * longest + (8 * nnz if on_device else 0)
-        sorting = count_canonical_nbytes(per_slab, record_format, primitives)
-        sorting += 3 * nnz + 2 * per_slab * given if on_device else 0
-        # All slabs' lists of empty rows may be longer; a slab's records and their nonzeros.
-        sizes = record_format.merged.shape
-        lists = sum(index_dtype(size).itemsize * min(per_slab, size) for size in sizes)
-        own = 1 if on_device else -(-num_held // num_devices) / num_held  # one device's share
-        building = math.ceil(own * (kept + num_held * lists)) + peak_nbytes
-        building += per_slab * (2 * record_nbytes + given + 24)
-        held = nnz * (given + record_nbytes) if on_device else 0
-        return kept, held + max(edges, sorting, building)
-
     # Contents
 
     @property
@@ -155,11 +84,6 @@ class SlabLayout:
     def get_copies(self) -> Sequence[Array]:
         """Return the copies of the records of all slabs, without spare memory."""
         return [copy for slab in self.slabs for copy in slab.layout.get_copies()]
-
-    def iterate_values(self) -> Iterator[Array]:
-        """Yield views of the values of all slabs, in any order."""
-        for slab in self.slabs:
-            yield from slab.layout.iterate_values()
 
     def find_empty_rows(self, mode: int) -> Array:
         """List the rows of `mode` without nonzeros, ascending."""
@@ -245,38 +169,22 @@ class SlabLayout:
 
     def _add_up(self, sums: Sequence[Array | None]) -> Array | None:
         """Add what an operation has returned for each slab, if that is anything."""
-        return (
-            None if sums[0] is None else functools.reduce(operator.add, self.devices.collect(sums))
-        )
-
-    @contextlib.contextmanager
-    def hold_records(self) -> Iterator[Array]:
-        """Yield a copy of all records, in any order."""
-        yield self._merge_records(0)
-
-    @contextlib.contextmanager
-    def hold_order(self, mode: int, primitives: Primitives) -> Iterator[tuple[Array, Array | None]]:
-        """Yield a copy of all records, and their places in the order of `mode`.
-
-        Places are None if the records are in that order. `mode` is 0 or the last mode.
-        """
-        records, ndim = self._merge_records(mode), self.record_format.ndim
-        # Slabs follow each other in the cut mode, and each is in the order of `mode`: sort by the
-        # modes that come before the cut mode in that order. The last one is the primary key.
-        modes = range(self.cut_mode + 1, ndim) if mode else reversed(range(self.cut_mode))
-        yield records, primitives.sort_places(records, self.record_format, modes)
+        if sums[0] is None:
+            return None
+        return functools.reduce(operator.add, self.devices.collect(sums))
 
     def _bring(self, array: Array) -> Array:
         """Return an array on the first device, where what belongs to no slab is."""
         return self.devices.bring(array, 0)
 
-    def _merge_records(self, mode: int) -> Array:
-        """Copy the records of one slab after the other, each in the order of `mode`."""
-        primitives, record_format = self._primitives, self.record_format
-        xp, start = primitives.xp, 0
+    @contextlib.contextmanager
+    def hold_order(self, mode: int, primitives: Primitives) -> Iterator[tuple[Array, Array | None]]:
+        """Yield a copy of all records, and their places in the order of mode 0, or None."""
+        assert mode == 0
+        record_format, xp, start = self.record_format, primitives.xp, 0
         merged = xp.empty((self.nnz, record_format.num_words), record_format.word_dtype)
         for rows, layout, home in self.slabs:
-            with self.devices.use(home), layout.hold_order(mode, primitives) as (records, places):
+            with self.devices.use(home), layout.hold_order(0, primitives) as (records, places):
                 if places is not None:
                     records = primitives.gather(records, places)
                 coords = layout.record_format.coords(records, xp)
@@ -286,7 +194,10 @@ class SlabLayout:
             part = self._bring(part)
             merged[start : start + part.shape[0]] = part
             start += part.shape[0]
-        return merged
+        # Slabs follow each other in the cut mode, and each is in order: sort by the modes before
+        # the cut mode. The last one is the primary key.
+        modes = reversed(range(self.cut_mode))
+        yield merged, primitives.sort_places(merged, record_format, modes)
 
     def map_values(self, function: Callable[[Array], Array], scale: float) -> Self:
         """Make a layout in the same order with ``function(values)`` and `scale` times the norm."""
@@ -302,13 +213,6 @@ class SlabLayout:
 def find_own_rows(find_rows: FindRows | None, number: int) -> dict[str, Any]:
     """Return the option of `Layout.apply` that finds what the last pass has left of a slab."""
     return {} if find_rows is None else {"find_rows": functools.partial(find_rows, piece=number)}
-
-
-def _share(count: int, num_slabs: int) -> list[int]:
-    """Divide a number into nearly equal ones."""
-    return [
-        (slab + 1) * count // num_slabs - slab * count // num_slabs for slab in range(num_slabs)
-    ]
 
 
 #: How a tensor is stored: in one piece or in slabs.

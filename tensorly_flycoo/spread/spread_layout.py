@@ -10,8 +10,7 @@ from ..base.array_modules import Array
 from ..base.devices import bring_each
 from ..format.group_passes import FindRows
 from ..format.tree import Tree, fold_tree, renumber
-from .row_shards import RowShards, gather_each
-from .sharding import Sharding, cut_evenly, find_sharding
+from .row_shards import RowShards, Sharding, cut_evenly, find_sharding, gather_each
 from .slab_layout import SlabLayout, find_own_rows
 
 if TYPE_CHECKING:
@@ -97,10 +96,7 @@ class SpreadLayout(SlabLayout):
         options: dict[str, Any],
         own_slots: Sequence[Array] | None,
     ) -> list[tuple[dict[int, Array], dict[str, Any]]]:
-        """Return the inputs and options of each slab, on its device.
-
-        Of the cut mode's input a slab reads only its own rows.
-        """
+        """Return each slab's inputs and options on its device; of the cut mode's, its own rows."""
         devices, homes, cut_mode = self.devices, [slab.home for slab in self.slabs], self.cut_mode
         whole: dict[Any, Any] = {n: x for n, x in inputs.items() if n != cut_mode}
         whole |= {name: x for name, x in options.items() if getattr(x, "ndim", 0)}

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 import numpy as np
 
 from ..base.array_modules import Array
-from ..format.layout import Layout
+from ..format.layout import Layout, RowTiling
 from ..format.packing import Cut
 from ..format.primitives import Compute, Primitives, Step
 from ..format.replicated import ReplicatedLayout
-from ..format.tiling import RowTiling
 
 if TYPE_CHECKING:
     from ..engines.protocol import Stager
@@ -62,10 +61,7 @@ class StreamedLayout(ReplicatedLayout):
 
 
 def make_keep_aside(make_stager: Callable[[], Stager], num_resident: int) -> KeepAside:
-    """Return a function that moves slabs to the host, but for `num_resident` of each device.
-
-    It runs on the device of a slab, and calls `make_stager` there once.
-    """
+    """Return what moves a slab to the host, on its device, but for `num_resident` of each."""
     stagers: dict[int, Stager] = {}
     num_built: dict[int, int] = {}
 

@@ -3,17 +3,15 @@
 A tensor in one piece is one group. A slab has all nonzeros of its rows of the cut mode. So in the
 unfolding along any other mode a column belongs to one slab, and the slabs are the groups. Along the
 cut mode columns are shared between slabs. There a group has all nonzeros with some rows of the
-longest other mode, which are taken from all slabs when it is needed.
-
-What is computed of a group is computed on its device, which may be in another process: see
-`Devices.run`.
+longest other mode, taken from all slabs when it is needed. All that is computed of a group is
+computed on its device, which may be in another process: see `Devices.run`.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -21,9 +19,10 @@ from numpy.typing import DTypeLike
 from ..base.array_modules import Array, move
 from ..base.devices import Devices, OneDevice
 from ..base.reporting import log_compilation
-from ..format.layouts import LAYOUT_CLASSES
 from ..format.ordering import take_marked
-from ..spread.partition import count_rows, find_edges, list_rows
+from ..format.primitives import Entries, ModeRows
+from ..spread.building import build_slabs
+from ..spread.slab_building import count_rows, find_edges, list_rows
 from ..spread.slab_layout import AnyLayout, Slab, SlabLayout
 from ..tensor.pieces import Piece, call_with_piece, map_pieces
 
@@ -38,24 +37,15 @@ _COLUMNS_AT_ONCE = 2**22
 
 #: A product with a Gram matrix whose intermediate and final results are larger is computed for as
 #: many vectors at a time as fit, in whole steps, but at least one step.
-_MAX_PRODUCT_NBYTES = 2**32
-_VECTORS_STEP = 8
-
-
-class Entries(NamedTuple):
-    """The nonzeros of an unfolding, column by column with ascending rows."""
-
-    is_first: Array  # bool (nnz + 1,): whether a nonzero is the first of its column; ends with True
-    rows: Array  # (nnz,)
-    values: Array  # float64 (nnz,)
+_MAX_PRODUCT_NBYTES, _VECTORS_STEP = 2**32, 8
 
 
 class Columns:
     """The columns of the unfolding of a tensor along one mode: iterates over their groups.
 
     Yields the device of each group, and its `Entries` there: a result of `Devices.run`. Their rows
-    are those of the whole tensor. Groups depend on the nonzeros and the number of slabs only. There
-    is one group at a time, with what it is made from; along the cut mode one on each device.
+    are those of the whole tensor. Groups depend on the nonzeros and the number of slabs only. One
+    exists at a time, or one on each device along the cut mode.
 
     `entries` are those of a tensor in one piece, listed if not given; None for one in slabs.
     """
@@ -124,8 +114,7 @@ def build_in_slabs(
     del found
     coords, values = engine.receive(coords, values)
     cut = engine.choose_cut(shape, values.dtype)
-    options = (cut, layout.num_slabs, engine, layout.devices)
-    return type(layout).build(LAYOUT_CLASSES["replicated"], coords, values, *options)
+    return build_slabs(engine, "replicated", coords, values, cut, layout.num_slabs)
 
 
 def build_matrix(
@@ -175,10 +164,10 @@ def _take_part(
 
 
 def list_entries(engine: Engine, layout: AnyLayout, mode: int) -> Entries:
-    """List the nonzeros column by column, in an order that does not depend on the layout.
+    """List the nonzeros column by column: by modes mode + 1, ..., N - 1, 0, ..., mode.
 
-    The order is by modes mode + 1, ..., N - 1, 0, ..., mode. For mode 0 it is by N - 1, ..., 0
-    instead: the order of mode N - 1, which needs no sort.
+    Rows ascend in each column. For mode 0 it is by N - 1, ..., 0 instead: the order of mode N - 1,
+    which needs no sort.
     """
     record_format = layout.record_format
     ndim = record_format.ndim
@@ -186,7 +175,7 @@ def list_entries(engine: Engine, layout: AnyLayout, mode: int) -> Entries:
         if mode:
             later_modes = range(ndim - 1, mode, -1)
             places = engine.sort_places(records, record_format, later_modes, places)
-        return Entries(*engine.split_columns(records, record_format, mode, places))
+        return engine.split_columns(ModeRows(records, record_format, mode, places))
 
 
 def _count_rows(piece: Piece, mode: int) -> Array:
@@ -209,13 +198,10 @@ def _take_rows(
 def _sort_columns(
     engine: Engine, records: Array, record_format: RecordFormat, mode: int
 ) -> Entries:
-    """List the nonzeros column by column.
-
-    Within a slab the order of the records depends on what was computed before: sort by all modes.
-    """
+    """List the nonzeros column by column, by all modes: their order in a slab varies."""
     others = [n for n in range(record_format.ndim) if n != mode]
     places = engine.sort_places(records, record_format, [mode, *others])
-    return Entries(*engine.split_columns(records, record_format, mode, places))
+    return engine.split_columns(ModeRows(records, record_format, mode, places))
 
 
 def _number_columns(
@@ -236,7 +222,7 @@ class SharedColumns:
 
     def __init__(self, entries: Entries, scale: float, num_rows: int, engine: Engine) -> None:
         self._engine = engine
-        self.rows, self._coords, self._values = engine.list_shared(*entries, num_rows, scale)
+        self.rows, self._coords, self._values = engine.list_shared(entries, num_rows, scale)
         num_shared = int(self._values.size)
         self.num_columns = int(self._coords[0, -1]) + 1 if num_shared else 0
         #: With those that are not shared.
@@ -246,8 +232,7 @@ class SharedColumns:
     def add_singles(self, diagonal: Array, dtype: DTypeLike) -> None:
         """Add to the Gram matrix a diagonal: for each row with an element, a column of its root.
 
-        All columns together then are one matrix, in the layout that takes the least memory; the
-        entries are given up.
+        All columns then are one matrix, in the smallest layout; the entries are given up.
         """
         xp = self._engine.xp
         rows = xp.flatnonzero(diagonal)
@@ -277,35 +262,28 @@ class SharedColumns:
             diagonal = self._engine.xp.zeros(self.rows.size)
         return self._engine.gram(self._coords, self._values, diagonal)
 
-    def multiply_gram(self, block: Array) -> Array:
-        """Return the product of the Gram matrix and a block (size, k)."""
+    def multiply_gram(self, block: Array, mode: int = 0) -> Array:
+        """Return the product of a Gram matrix and a block (size, k); see `add_gram_product`."""
         total = self._engine.xp.zeros(block.shape, block.dtype)
-        self.add_gram_product(total, block)
+        self.add_gram_product(total, block, mode)
         return total
 
-    def add_gram_product(self, total: Array, block: Array) -> None:
-        """Add the product of the Gram matrix and a block (size, k) to `total`, in place."""
+    def add_gram_product(self, total: Array, block: Array, mode: int = 0) -> None:
+        """Add the product of the Gram matrix of the rows and a block to `total`, in place.
+
+        With mode 1 it is that of the columns, after `add_singles`.
+        """
         for columns in self._list_tensors(block.dtype):
-            self._add_product(columns, total, block, 0)
-
-    def multiply_gram_of_columns(self, block: Array) -> Array:
-        """Return the product of the columns' Gram matrix, after `add_singles`, and a block."""
-        total = self._engine.xp.zeros(block.shape, block.dtype)
-        self._add_product(self._tensors[0], total, block, 1)
-        return total
+            step_nbytes = sum(columns.record_format.shape) * _VECTORS_STEP * block.itemsize
+            width = max(1, _MAX_PRODUCT_NBYTES // step_nbytes) * _VECTORS_STEP
+            for first in range(0, block.shape[1], width):
+                own = self._engine.xp.ascontiguousarray(block[:, first : first + width])
+                product = self._multiply(columns, self._multiply(columns, own, mode), 1 - mode)
+                total[:, first : first + width] += product
 
     def multiply(self, block: Array) -> Array:
         """Return the product of the matrix, after `add_singles`, and a block."""
         return self._multiply(self._tensors[0], block, 1)
-
-    def _add_product(self, columns: Layout, total: Array, block: Array, mode: int) -> None:
-        """Add the product with the Gram matrix of the other mode than `mode`, in place."""
-        step_nbytes = sum(columns.record_format.shape) * _VECTORS_STEP * block.itemsize
-        width = max(1, _MAX_PRODUCT_NBYTES // step_nbytes) * _VECTORS_STEP
-        for first in range(0, block.shape[1], width):
-            own = self._engine.xp.ascontiguousarray(block[:, first : first + width])
-            product = self._multiply(columns, self._multiply(columns, own, mode), 1 - mode)
-            total[:, first : first + width] += product
 
     def reduce_right_product(
         self, number: int, block: Array, function: Callable[[Array], Any]

@@ -5,6 +5,7 @@ wanted. For others, block Lanczos iteration multiplies blocks of vectors: one co
 a single vector, and on a GPU the vectors stay there.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from types import ModuleType
@@ -26,11 +27,9 @@ _MOST = 4
 #: Up to this size a Gram matrix on a GPU is decomposed on the host: a GPU would mostly wait.
 _MAX_HOST_SIZE = 2048
 
-#: Relative residual at which ARPACK stops: a smaller one does not improve the singular vectors.
-_TOLERANCE = 1e-12
-
-#: The same, in the search for a missed eigenvalue.
-_SEARCH_TOLERANCE = 1e-2
+#: Relative residuals at which ARPACK stops (a smaller one does not improve the singular vectors),
+#: and its search for a missed eigenvalue.
+_TOLERANCE, _SEARCH_TOLERANCE = 1e-12, 1e-2
 
 #: Vectors multiplied at a time: the intermediate product may be much taller than the result.
 _VECTORS_AT_ONCE = 8
@@ -49,8 +48,7 @@ MAX_BLOCKS = 6
 _ROUNDINGS, _MAX_TOLERANCE = 4, 1e-4
 
 #: Passes of an orthonormalisation, and how little the last one has to correct.
-_MAX_PASSES = 6
-_SMALL = 1e-2
+_MAX_PASSES, _SMALL = 6, 1e-2
 
 #: A column is noise if a projection leaves no more of it than this many rounding units.
 _NOISE = 100
@@ -63,7 +61,6 @@ _ROUNDS_PER_CHECK = 3
 #: that any combination of their vectors is as good an initial guess as another.
 _MAX_ROUNDS = 300
 
-
 #: Degrees of the Chebyshev polynomials by which `filter_leading_vectors` multiplies in turn: on a
 #: spectrum without gaps, values then fall short by 0.7 %, those of 13 rounds of Lanczos by 0.9 %.
 _DEGREES = (1, 2, 4, 8)
@@ -75,21 +72,15 @@ _ROWS_AT_ONCE = 2**20
 class Multipliable(Protocol):
     """A matrix A that can be multiplied with blocks of float64 vectors, (n, k)."""
 
-    @property
-    def shape(self) -> tuple[int, int]: ...
-
-    @property
-    def max_gram_size(self) -> int:
-        """The size of the largest Gram matrix worth forming."""
+    shape: tuple[int, int]
+    max_gram_size: int  # of the largest Gram matrix worth forming
 
     def gram(self, of_rows: bool) -> Array:
         """Return ``A @ A.T`` if `of_rows`, else ``A.T @ A``, to be passed to `decompose`."""
 
-    def multiply(self, block: Array) -> Array:
-        """Return ``A @ block``."""
+    def multiply(self, block: Array) -> Array: ...
 
-    def multiply_transposed(self, block: Array) -> Array:
-        """Return ``A.T @ block``."""
+    def multiply_transposed(self, block: Array) -> Array: ...
 
 
 def find_singular_pairs(
@@ -100,13 +91,6 @@ def find_singular_pairs(
     Values are descending; those below the rounding error of the largest are zero, and their vectors
     need not be orthonormal. Rounding in the Gram matrix leaves each value with an error of about
     ``eps`` times the square of the largest, divided by the value itself.
-
-    >>> class Diagonal:
-    ...     shape, max_gram_size = (2, 2), MAX_GRAM_SIZE
-    ...     def gram(self, of_rows):
-    ...         return np.diag([4.0, 9.0])
-    >>> find_singular_pairs(Diagonal(), 1, np)[1]
-    array([3.])
     """
     if rank == 0:
         return xp.zeros((matrix.shape[0], 0)), np.zeros(0)
@@ -114,10 +98,7 @@ def find_singular_pairs(
     if size <= matrix.max_gram_size or wants_most(rank, size):
         squares, vectors = decompose(matrix.gram(of_rows), rank)
     else:
-
-        def multiply(block: Array) -> Array:
-            return multiply_by_gram(matrix, block, of_rows)
-
+        multiply = functools.partial(multiply_by_gram, matrix, of_rows=of_rows)
         squares, vectors = find_leading_eigenpairs(multiply, size, rank, xp)
     values = root_squares(squares, size)
     if not of_rows:
@@ -157,20 +138,17 @@ def decompose(matrix: Array, rank: int) -> tuple[np.ndarray, Array]:
     xp, size = array_module(matrix), matrix.shape[0]
     if size <= _MAX_HOST_SIZE:
         matrix = move(matrix, np)
-    is_direct = size <= MAX_DIRECT_SIZE or wants_most(rank, size)
-    values, vectors = (_decompose_directly if is_direct else _run_arpack)(matrix, rank)
-    return move(values, np), xp.asarray(vectors)
-
-
-def _decompose_directly(matrix: Array, rank: int) -> tuple[Array, Array]:
-    size = matrix.shape[0]
-    if is_cupy(matrix):
+    if size > MAX_DIRECT_SIZE and not wants_most(rank, size):
+        values, vectors = _run_arpack(matrix, rank)
+    elif is_cupy(matrix):
         values, vectors = np.linalg.eigh(matrix)
-        return values[::-1][:rank], vectors[:, ::-1][:, :rank]
-    from scipy.linalg import eigh
+        values, vectors = values[::-1][:rank], vectors[:, ::-1][:, :rank]
+    else:
+        from scipy.linalg import eigh
 
-    values, vectors = eigh(matrix, subset_by_index=[size - rank, size - 1], overwrite_a=True)
-    return values[::-1], vectors[:, ::-1]
+        values, vectors = eigh(matrix, subset_by_index=[size - rank, size - 1], overwrite_a=True)
+        values, vectors = values[::-1], vectors[:, ::-1]
+    return move(values, np), xp.asarray(vectors)
 
 
 def _run_arpack(matrix: Array, rank: int) -> tuple[np.ndarray, np.ndarray]:
@@ -228,23 +206,14 @@ def find_leading_eigenpairs(
     Block Lanczos iteration with thick restarts: each round adds the image of the last block to the
     basis. A block finds as many copies of an eigenvalue as it has vectors. At most `max_rounds`
     blocks are multiplied; a restart keeps the best two of `max_blocks`, at least 3, in the basis.
-    `size` is at least four times `rank`. Vectors have `dtype`; projections are decomposed in
-    float64.
+    `size` is at least four times `rank`. Vectors have `dtype`, values are descending, in float64.
 
-    Returns the values (rank,), descending, in float64, and the orthonormal vectors (size, rank).
-
-    Without a restart, the i-th value found falls short of the true one by at most
-    ``bound_shortfall(size, rank, rounds)`` times the true one, except with a probability of about
-    1e-3. The bound holds for any eigenvalues, however close together; restarts only raise the
-    values found.
+    Without a restart, values fall short by at most ``bound_shortfall(size, rank, rounds)``, except
+    with a probability of about 1e-3; restarts only raise the values found.
     """
     width = choose_width(rank, size)
     max_blocks = min(max_blocks, size // width)
-    random = np.random.default_rng(SEED) if xp is np else xp.random.RandomState(SEED)
-
-    def draw() -> Array:
-        return random.standard_normal((size, width), dtype)
-
+    draw = _make_draw(size, width, xp, dtype)
     basis = xp.empty((size, max_blocks * width), dtype)
     basis[:, :width] = orthonormalize(draw(), basis[:, :0], draw)
     projected = np.zeros((0, 0))
@@ -274,17 +243,23 @@ def find_leading_eigenpairs(
     return values[:rank], multiply_block(known, coefficients[:, :rank])
 
 
-def bound_shortfall(size: int, rank: int, num_rounds: int) -> float:
-    """Bound how far eigenvalues found in `num_rounds` rounds without a restart may fall short.
+def _make_draw(size: int, width: int, xp: ModuleType, dtype: Any) -> Callable[[], Array]:
+    """Return a function that draws one initial block after another."""
+    random = np.random.default_rng(SEED) if xp is np else xp.random.RandomState(SEED)
+    return lambda: random.standard_normal((size, width), dtype)
 
-    The bound is relative to the true eigenvalue. For any ``e`` in (0, 1), write each initial vector
-    as its part among the i leading eigenvectors and the rest. The Chebyshev polynomial of degree q
-    = ``num_rounds - 1`` on [0, (1 - e) * l_i] is at most 1 on the part of the rest below ``(1 - e)
-    * l_i``, and at least ``exp(2 q sqrt(e)) / 2`` at ``l_i``. So the Rayleigh quotient falls short
-    of ``l_i`` by at most ``e + 4 F**2 exp(-4 q sqrt(e))``, where F is the norm of the rest relative
-    to the part: of a tall normal matrix by the pseudo-inverse of a wide one, bounded as by Halko,
-    Martinsson and Tropp (SIAM Review 53, 2011, propositions 10.1 and 10.4). This is the least bound
-    over ``e``.
+
+def bound_shortfall(size: int, rank: int, num_rounds: int) -> float:
+    """Bound how far eigenvalues found in `num_rounds` rounds may fall short, relative to the true.
+
+    It holds without a restart, however close together the eigenvalues are. For any ``e`` in (0, 1),
+    write each initial vector as its part among the i leading eigenvectors and the rest. The
+    Chebyshev polynomial of degree q = ``num_rounds - 1`` on [0, (1 - e) * l_i] is at most 1 on the
+    part of the rest below ``(1 - e) * l_i``, and at least ``exp(2 q sqrt(e)) / 2`` at ``l_i``. So
+    the Rayleigh quotient falls short of ``l_i`` by at most ``e + 4 F**2 exp(-4 q sqrt(e))``, where
+    F is the norm of the rest relative to the part: of a tall normal matrix by the pseudo-inverse of
+    a wide one, bounded as by Halko, Martinsson and Tropp (SIAM Review 53, 2011, propositions 10.1
+    and 10.4). This is the least bound over ``e``.
 
     >>> [round(bound_shortfall(10**6, 32, rounds), 3) for rounds in (8, 16, 32)]
     [0.615, 0.152, 0.04]
@@ -308,15 +283,9 @@ def filter_leading_vectors(
     small on [0, a] and grows fastest beyond, root by root: `a`, the smallest Ritz value, is at most
     the eigenvalue of its number, so no wanted vector is damped. Vectors are orthonormalised after
     each root, lest the first ones drown the others. Cycles grow longer as `a` becomes better.
-
-    Returns orthonormal vectors (size, `choose_width`) that span approximations of the leading ones.
     """
-    random = np.random.default_rng(SEED) if xp is np else xp.random.RandomState(SEED)
     width = choose_width(rank, size)
-
-    def draw() -> Array:
-        return random.standard_normal((size, width), dtype)
-
+    draw = _make_draw(size, width, xp, dtype)
     block = orthonormalize(draw(), None, draw)
     for degree in _DEGREES:
         roots: list[float] = []
@@ -358,10 +327,7 @@ def gram_of(block: Array) -> np.ndarray:
 
 
 def _project_out(block: Array, known: Array) -> np.ndarray:
-    """Subtract from `block`, in place, its projection on the columns of `known`.
-
-    Return the coefficients in float64, on the host.
-    """
+    """Subtract from `block`, in place, its projection on `known`; return the coefficients."""
     coefficients = transposed_product(known, block)
     add_product(block, known, coefficients, -1)
     return move(coefficients, np).astype(np.float64)
@@ -386,10 +352,7 @@ def _transform(block: Array, coefficients: np.ndarray) -> Array:
 
 
 def correct_orthonormal(block: Array) -> Array:
-    """Make nearly orthonormal columns orthonormal, each changed as little as possible.
-
-    The block may be overwritten.
-    """
+    """Make nearly orthonormal columns orthonormal, each changed little; may overwrite the block."""
     values, vectors = np.linalg.eigh(gram_of(block))
     return _transform(block, vectors / np.sqrt(values) @ vectors.T)
 
@@ -406,9 +369,8 @@ def orthonormalize(
     and Wu, SIAM J. Sci. Comput. 23, 2002), which unlike a QR decomposition does not fail if they
     are dependent. Passes go on until one has little to correct. The block may be overwritten.
 
-    `draw` draws a block of random numbers, for directions that the block lacks; without it these
-    become zero. `projection` is the one on `known` that has been subtracted from the block already
-    (n, k), and the block's Gram matrix since (k, k).
+    `draw` draws directions that the block lacks; without it these become zero. `projection` is the
+    one on `known` that was already subtracted (n, k), and the block's Gram matrix since (k, k).
     """
     eps, width = np.finfo(block.dtype).eps, block.shape[1]
     for _ in range(_MAX_PASSES):

@@ -23,7 +23,8 @@ from numpy.typing import DTypeLike
 
 from ..base.array_modules import Array, move
 from ..engines.tall_skinny import transposed_product
-from .columns import Columns, Entries, SharedColumns
+from ..format.primitives import Entries
+from .columns import Columns, SharedColumns
 from .eigen import (
     MAX_DIRECT_SIZE,
     MAX_GRAM_SIZE,
@@ -62,9 +63,7 @@ class _Group(NamedTuple):
     home: int
     shared: Any  # SharedColumns, or a stand-in for those in another process
     num_parts: int
-    # int64 (n,): which of the coupled rows have nonzeros in these columns; until all are known, of
-    # the unfolding's rows
-    places: Any
+    places: Any  # int64 (n,) of their rows: in the unfolding, then among all coupled rows
 
 
 class UnfoldingGram:
@@ -77,8 +76,8 @@ class UnfoldingGram:
     of products, is float64 up to a size of 8192. `transposed` is the transposed matrix, if A has at
     most 8192 columns and more rows.
 
-    The shared columns are kept, each group's on its device. But a tensor in slabs with up to 8192
-    rows adds each group's Gram matrix to one matrix at once, if that is cheap, and keeps only that.
+    The shared columns are kept on their devices, or, for a tensor in slabs with up to 8192 rows,
+    only the sum of the groups' Gram matrices, if that is cheap.
     """
 
     def __init__(self, columns: Columns, scale: float, dtype: DTypeLike, is_exact: bool) -> None:
@@ -160,10 +159,9 @@ class UnfoldingGram:
         return group._replace(places=slice(None) if has_all else xp.searchsorted(self.rows, places))
 
     def add_free_squares(self, coupled: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray]:
-        """Merge eigenvalues of the coupled rows with those of the free ones, which are not coupled.
+        """Merge eigenvalues of the coupled rows, descending, with those of the other, free ones.
 
-        Both are descending. Returns up to `rank` eigenvalues, and their numbers in `coupled`, or
-        ``~row`` for that of a free row, whose eigenvector is its unit vector.
+        Returns up to `rank`, and their numbers in `coupled`, or ``~row`` for that of a free row.
         """
         sources, num_rows = np.arange(coupled.size), self.squares.shape[1]
         if self.size == num_rows:
@@ -173,8 +171,6 @@ class UnfoldingGram:
         squares, sources = np.append(coupled, free), np.append(sources, ~free_rows)
         order = np.argsort(-squares, kind="stable")[:rank]
         return squares[order], sources[order]
-
-    # Of the coupled rows
 
     def find_leading_pairs(self, rank: int) -> tuple[np.ndarray, Array]:
         """Compute the largest eigenvalues, descending, and orthonormal vectors."""
@@ -215,13 +211,10 @@ class UnfoldingGram:
         return drawn.astype(self.dtype)
 
     def iterate(self, rank: int) -> tuple[np.ndarray, Array]:
-        """Compute the leading eigenpairs by block iteration, which ends early above a size of 8192.
-
-        If the columns are fewer, iterates on these.
-        """
+        """Iterate for the leading eigenpairs, on the columns if these are fewer than the rows."""
         if self._num_columns is not None and not wants_most(rank, self._num_columns):
             assert self._piece is not None
-            multiply = self._piece.multiply_gram_of_columns
+            multiply = functools.partial(self._piece.multiply_gram, mode=1)
             vectors = self._iterate_early(multiply, self._num_columns, rank)
             squares, rotation = _sort_pairs(gram_of(self._piece.multiply(vectors)), rank)
             is_known = squares > rotation.shape[0] * np.finfo(self.dtype).eps * squares[0]
@@ -314,8 +307,7 @@ class UnfoldingGram:
     ) -> Iterator[Array]:
         """Yield ``function(A.T @ block)``, of (num_columns, k), for some shared columns at a time.
 
-        `function` runs on the device of these columns; a result on a device is brought to the first
-        one.
+        `function` runs on the device of these columns; results are brought to the first one.
         """
         devices = self._devices
 
@@ -383,4 +375,4 @@ def _add_values(entries: Entries) -> Array:
 
 
 def _sum_squares(engine: Engine, entries: Entries, num_rows: int, scale: float) -> Array:
-    return engine.sum_single_squares(*entries, num_rows, scale)
+    return engine.sum_single_squares(entries, num_rows, scale)

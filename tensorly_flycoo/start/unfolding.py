@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from ..base.array_modules import Array, array_module, is_cupy, move
 from ..base.checks import check_mode, check_rank, num_cells
 from ..base.reporting import report
 from ..engines.tall_skinny import find_signs, qr
+from ..format.primitives import LeadingPairs
 from ..tensor.coo_cache import as_flycoo
 from .columns import Columns
 from .eigen import SEED, root_squares
@@ -22,17 +23,6 @@ if TYPE_CHECKING:
     from sparse import SparseArray
 
     from ..tensor.tensor import FlycooTensor
-
-
-class LeadingPairs(NamedTuple):
-    """Leading singular values, and the parts of their left vectors that are not zero."""
-
-    vectors: Array  # (n, K), orthonormal columns
-    values: np.ndarray  # float64 (R,), descending
-    # (n,): the row of the matrix of each row of `vectors`; None if they are in order
-    rows: Array | None
-    # (R,): the column of `vectors` for each value, or ``~row`` for a row's unit vector
-    sources: np.ndarray
 
 
 class LazyMatrix:
@@ -59,26 +49,18 @@ class LazyMatrix:
         The largest element of each vector is positive; those of zero singular values are arbitrary.
         Values are descending; those below the rounding error of the largest are zero.
 
-        A column with a single nonzero adds its square to the diagonal of the Gram matrix, and
-        nothing else. So only the other columns are multiplied with, and only their rows iterated
-        on: the coupled rows.
-
-        With up to 8192 coupled rows, or columns, the Gram matrix is decomposed to rounding error in
-        float64: singular values have an error of about ``eps`` times the square of the largest,
-        divided by the value itself. With more, block Lanczos iteration in the tensor's dtype ends
-        after so many rounds (10 to 15) that squared singular values fall short by at most 20 % of
-        themselves, however close together they are: see `start.eigen.bound_shortfall`. They fall
-        short by up to 2 % if there are no gaps, and less by orders of magnitude with gaps. If the
-        blocks of all rounds took more than 4 GiB, `start.eigen.filter_leading_vectors` computes
-        vectors instead: as accurate where we measured, but without that bound. If there are fewer
-        columns than coupled rows, either iterates on the columns.
+        With up to 8192 coupled rows (see `UnfoldingGram`), or columns, the Gram matrix is
+        decomposed to rounding error: see `find_singular_pairs`. With more, block Lanczos iteration
+        in the tensor's dtype ends after so many rounds (10 to 15) that squared singular values fall
+        short by at most 20 % of themselves (`bound_shortfall`): by up to 2 % without gaps, and less
+        by orders of magnitude with gaps. If the blocks of all rounds took more than 4 GiB, it is
+        `filter_leading_vectors`: as accurate where we measured, but without that bound. Either
+        iterates on the columns if these are fewer than the coupled rows.
 
         The workspace is about 30 bytes per nonzero while columns are found, and later up to fifteen
         blocks of `rank` + 8 numbers per coupled row or column; above 4 GiB two blocks, the shared
-        columns (20 to 32 bytes per nonzero), and a product. For a tensor in slabs, the columns of
-        one slab at a time are found, and kept on its device: see `UnfoldingGram`. The initial
-        vectors are fixed: a GPU gives the same bits in every run, and a CPU with the same number of
-        threads of the BLAS.
+        columns (20 to 32 bytes per nonzero), and a product. The initial vectors are fixed: a GPU
+        gives the same bits in every run, and a CPU with the same number of threads of the BLAS.
         """
         rank = self._check_rank(rank)
         return self._assemble(rank, self._find_leading_pairs(rank))
@@ -89,10 +71,9 @@ class LazyMatrix:
         """Compute leading singular vectors from a random sketch, as TensorLy's `randomized_svd`.
 
         ``n_iter + 1`` products with the Gram matrix of the coupled rows; other rows are exact, and
-        so is all of it where that costs less. The random vectors are those of TensorLy if there are
-        up to 4 million numbers, else the device draws them from a seed that `random` draws. A
-        matrix that is not an unfolding gets the exact vectors. Halko, Martinsson, Tropp, SIAM
-        Review 53, 2011, algorithms 4.4 and 5.1.
+        so is all of it where that costs less. Up to 4 million random numbers are TensorLy's, more
+        are drawn on the device from a seed that `random` draws. A matrix that is not an unfolding
+        gets the exact vectors. Halko, Martinsson, Tropp, SIAM Review 53, 2011, algorithms 4.4, 5.1.
         """
         return self.svd(rank)
 
@@ -105,11 +86,10 @@ class LazyMatrix:
 
     def _assemble(self, rank: int, pairs: LeadingPairs) -> tuple[Array, Array]:
         """Return what `svd` does, from what `_find_leading_pairs` does."""
-        engine, (vectors, values, rows, sources) = self.tensor._engine, pairs
+        engine, (vectors, values, _, sources) = self.tensor._engine, pairs
         signs = find_signs(vectors) if vectors.size else np.ones(vectors.shape[1], np.int64)
         signs = np.where(sources < 0, 1, np.append(signs, 1)[np.maximum(sources, -1)])
-        shape = (self.shape[0], rank)
-        left = engine.place_vectors(vectors, rows, sources, signs, shape, self.dtype)
+        left = engine.place_vectors(pairs, signs, (self.shape[0], rank), self.dtype)
         if values.size < rank:
             left = complete_basis(left, values.size)
         known_values = np.zeros(rank, self.dtype)
@@ -139,10 +119,7 @@ class Unfolding(LazyMatrix):
 
     @cached_property
     def gram(self) -> tuple[UnfoldingGram, float]:
-        """The Gram matrix of the unfolding divided by a power of two, and that power.
-
-        The power is above the norm: so no square overflows, and sums of squares are at most 1.
-        """
+        """The Gram matrix of the unfolding divided by a power of two above its norm, and that."""
         scale = 2.0 ** min(math.frexp(self._find_norm())[1], 1023)
         dtype = np.dtype(np.float64) if self._is_exact else self.dtype
         return UnfoldingGram(self._list_columns(), scale, dtype, self._is_exact), scale
@@ -181,10 +158,7 @@ class Unfolding(LazyMatrix):
 
 
 def _find_pairs_from_columns(columns: FlycooTensor, rank: int) -> LeadingPairs:
-    """Compute left singular vectors from the right ones of a matrix with few columns.
-
-    `columns` is the transposed matrix.
-    """
+    """Compute left singular vectors from the right ones of a transposed matrix with few rows."""
     engine = columns._engine
     matrix, rank = Unfolding(columns, 0), min(rank, *columns.shape)
     right, values = matrix._assemble(rank, matrix._find_leading_pairs(rank))

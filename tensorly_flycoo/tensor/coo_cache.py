@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..base.reporting import report
+from ..base.reporting import report, span
 from ..engines import select_engine
 from ..format.locks import make_lock
 from .labelled import LabelledTensor
@@ -23,12 +23,7 @@ _plans: dict[int, "_Plan"] = {}
 
 
 def is_raw_sparse(x: object) -> bool:
-    """Return whether `x` is an array of pydata/sparse, without importing that package.
-
-    >>> import sparse
-    >>> is_raw_sparse(sparse.eye(2)), is_raw_sparse([[1, 0], [0, 1]])
-    (True, False)
-    """
+    """Return whether `x` is an array of pydata/sparse, without importing that package."""
     kind: type = type(x)
     return library_of(kind) == "sparse" and hasattr(x, "fill_value")
 
@@ -40,14 +35,7 @@ def library_of(kind: type) -> str:
 
 
 def find_converter(x: Any) -> str | None:
-    """Return which constructor of `FlycooTensor` takes another library's sparse array.
-
-    The libraries, none of which is imported, are SciPy, CuPy, PyTorch and JAX.
-
-    >>> import scipy.sparse
-    >>> find_converter(scipy.sparse.eye_array(2)), find_converter(np.eye(2))
-    ('from_scipy', None)
-    """
+    """Name the constructor of `FlycooTensor` for a sparse array of SciPy, CuPy, PyTorch or JAX."""
     kind: type = type(x)
     library = library_of(kind)
     if library == "scipy" and hasattr(x, "tocoo"):
@@ -112,6 +100,14 @@ def as_flycoo(x: Any, *, check_coords: bool = False) -> FlycooTensor:
     return plan.find_tensor(x, check_coords)
 
 
+def find_converted(x: Any) -> FlycooTensor | None:
+    """Return what a sparse tensor was last converted to, without a check; or None."""
+    if is_raw_sparse(x):
+        plan = _plans.get(id(x))
+        return None if plan is None else plan.tensor
+    return x.tensor if isinstance(x, LabelledTensor) else x
+
+
 class _Plan:
     """The FlycooTensor of one COO, with fingerprints of the arrays it was built from."""
 
@@ -136,7 +132,8 @@ class _Plan:
             if self.tensor is None or (facts, coords_print) != (self._facts, self._coords_print):
                 report(f"building a tensor of {coo.nnz:,} nonzeros")
                 self.tensor = None  # its memory may be needed
-                self.tensor = FlycooTensor.from_coo(coo)
+                with span("conversion"):
+                    self.tensor = FlycooTensor.from_coo(coo)
                 self._facts, self._coords_print = facts, coords_print
             return self.tensor
 

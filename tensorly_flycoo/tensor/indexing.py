@@ -30,9 +30,6 @@ def parse_index(index: Index, shape: Sequence[int]) -> list[Selector]:
 
     At most one item may be a sequence, and none may select nothing: a FlycooTensor has no mode of
     size 0.
-
-    >>> parse_index((-1, ..., slice(1, None, 2)), (3, 4, 5))
-    [2, range(0, 4), range(1, 5, 2)]
     """
     indices: list[_Item] = list(index) if isinstance(index, tuple) else [index]
     places = [n for n, item in enumerate(indices) if item is Ellipsis]
@@ -107,10 +104,7 @@ def _select_list(numbers: np.ndarray, mode: int, size: int) -> np.ndarray:
 def find_kept(
     piece: Piece, shape: Sequence[int], selectors: Sequence[Selector], kept: Sequence[int]
 ) -> tuple[Array, Array]:
-    """Return the positions of selected nonzeros in the ranges and the array, and their values.
-
-    One scan, skipping modes taken whole.
-    """
+    """Return positions of selected nonzeros in the ranges and the array, and their values."""
     xp, (coords, values) = piece.xp, _select_from_piece(piece, shape, selectors)
     for mode, selector in enumerate(selectors):
         if isinstance(selector, range):
@@ -154,11 +148,7 @@ def _is_in(rows: Array, selector: Selector, xp: ModuleType) -> Array:
 
 
 def _match(rows: Array, numbers: Array, xp: ModuleType) -> tuple[Array, Array]:
-    """Find all pairs of a row and a place in `numbers` with the same value.
-
-    >>> _match(np.array([3, 5]), np.array([5, 3, 5]), np)
-    (array([0, 1, 1]), array([1, 0, 2]))
-    """
+    """Find all pairs of a row and a place in `numbers` with the same value."""
     order = xp.argsort(numbers, kind="stable")
     numbers = numbers[order]
     firsts = xp.searchsorted(numbers, rows)

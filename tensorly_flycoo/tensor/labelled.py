@@ -17,33 +17,10 @@ _ORDERED_KINDS = "iufmM"
 
 
 class Labels(dict[str, np.ndarray]):
-    """The labels of each mode's indices, by the name of the mode.
+    """The labels of each mode's indices, by the name of the mode: "mode 0", "mode 1" by default.
 
-    Parameters
-    ----------
-    labels : dict of str to array (I_n,), or sequence of array (I_n,)
-        Dates of Python become `numpy.datetime64`.
-    names : sequence of str, optional
-        The names of the modes; by default the keys of `labels`, or "mode 0", "mode 1", ...
-    ordered : iterable of str
-        Modes whose labels are ordered categories.
-
-    Attributes
-    ----------
-    ordered : tuple of str
-        The modes whose labels have an order: those given, numbers, dates, and ordered categories of
-        pandas.
-
-    Raises
-    ------
-    ValueError
-        If names and labels do not match, or a name occurs twice.
-
-    Examples
-    --------
-    >>> labels = Labels([["a", "b"], [7, 8]], ["shop", "day"])
-    >>> labels["day"], labels.ordered
-    (array([7, 8]), ('day',))
+    Dates of Python become `numpy.datetime64`. `ordered` are the modes whose labels have an order:
+    those given, numbers, dates, and ordered categories of pandas.
     """
 
     def __init__(
@@ -63,15 +40,12 @@ class Labels(dict[str, np.ndarray]):
             )
         pairs = list(zip(names, labels, strict=True))
         super().__init__({name: _as_array(of) for name, of in pairs})
-        is_category = {name: is_ordered(of) for name, of in pairs}
-        self.ordered = tuple(
-            name
-            for name, of in self.items()
-            if name in known or is_category[name] or of.dtype.kind in _ORDERED_KINDS
-        )
+        known |= {name for name, of in pairs if is_ordered(of)}
+        known |= {name for name, of in self.items() if of.dtype.kind in _ORDERED_KINDS}
+        self.ordered = tuple(name for name in self if name in known)
 
-    def check_shape(self, shape: Sequence[int]) -> None:
-        """Refuse labels that do not fit a tensor of this shape."""
+    def check(self, shape: Sequence[int]) -> None:
+        """Refuse labels that do not fit a tensor of this shape, or occur twice in a mode."""
         if len(self) != len(shape):
             raise ValueError(f"labels names the modes {[*self]}, expected {len(shape)} modes")
         for (name, of), size in zip(self.items(), shape, strict=True):
@@ -80,8 +54,6 @@ class Labels(dict[str, np.ndarray]):
                     f"labels[{name!r}] has shape {of.shape}, expected ({size},), one for each index"
                 )
 
-    def check_distinct(self) -> None:
-        """Refuse a mode in which a label occurs twice."""
         for name, of in self.items():
             if of.dtype != object and (of[1:] > of[:-1]).all():
                 continue  # sorted labels may be many, and are quick to check
@@ -159,8 +131,7 @@ class LabelledTensor(_Fields):
             name = type(tensor).__name__
             raise TypeError(f"tensor is a {name}, expected a FlycooTensor, as from_coo makes")
         labels = Labels(labels)
-        labels.check_shape(tensor.shape)
-        labels.check_distinct()
+        labels.check(tensor.shape)
         return super().__new__(cls, tensor, labels)
 
     def __getattr__(self, name: str) -> Any:
@@ -242,10 +213,7 @@ class LabelledTensor(_Fields):
 
 
 def refuse_labels(x: object) -> None:
-    """Refuse a LabelledTensor, whose labels a file of nonzeros would lose.
-
-    >>> refuse_labels(FlycooTensor([[0], [1]], [3.0], (2, 2)))
-    """
+    """Refuse a LabelledTensor, whose labels a file of nonzeros would lose."""
     if isinstance(x, LabelledTensor):
         raise TypeError("x is a LabelledTensor, whose labels the file would lose: pass x.tensor")
 
@@ -254,9 +222,6 @@ def check_same_labels(x: object, cp_tensor: object, skip: int | None = None) -> 
     """Refuse a LabelledTensor if the labels of a labelled model differ, but for the mode `skip`.
 
     Without labels on either side, or with another number of them, nothing is compared.
-
-    >>> x = LabelledTensor(FlycooTensor([[0], [1]], [3.0], (2, 2)), [["a", "b"], ["c", "d"]])
-    >>> check_same_labels(x, x)
     """
     known = getattr(cp_tensor, "labels", None)
     if not isinstance(x, LabelledTensor) or not isinstance(known, Labels):

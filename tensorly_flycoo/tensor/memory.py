@@ -1,16 +1,21 @@
-"""Memory that runs out: one error for all libraries, and more slabs for a tensor that is built."""
+"""Memory that runs out: one error for all libraries, and more slabs for a tensor that is built.
+
+Dense results of a CP model that exceed the free memory are refused before they are computed.
+"""
 
 from __future__ import annotations
 
 import functools
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
 
 from ..base.array_modules import Array, is_cupy
-from ..base.checks import SURELY_FREE_NBYTES
+from ..base.checks import SURELY_FREE_NBYTES, num_cells
 from ..base.reporting import log_compilation
-from ..engines import select_engine
+from ..engines import engine_of, select_engine
 from ..format.groups import find_groups
 from ..spread import building
 
@@ -35,8 +40,6 @@ _WAYS_OUT = (
 #: How the errors of CUDA's libraries say that memory ran out; they are RuntimeErrors.
 _CUDA_SIGNS = ("ALLOC_FAILED", "cudaErrorMemoryAllocation", "CUDA_ERROR_OUT_OF_MEMORY")
 
-_CXX_SIGN = "std::bad_alloc"
-
 #: The most slabs that are tried, as a multiple of the fewest ones.
 _MOST = 64
 
@@ -44,8 +47,7 @@ _MOST = 64
 def attempt(task: str, function: Callable[[], _Result]) -> _Result:
     """Return ``function()``; if memory runs out, raise a MemoryError that says what needed it.
 
-    Inside another attempt the inner one explains, and the outer one lets go of what its frames
-    hold.
+    Inside another attempt the inner one explains; the outer one lets go of what its frames hold.
     """
     try:
         return function()
@@ -54,7 +56,7 @@ def attempt(task: str, function: Callable[[], _Result]) -> _Result:
         if not isinstance(error, MemoryError) and not any(sign in text for sign in _CUDA_SIGNS):
             raise
         # The C++ libraries below CuPy raise a plain MemoryError.
-        is_of_gpu = type(error).__module__.startswith("cupy") or text == _CXX_SIGN
+        is_of_gpu = type(error).__module__.startswith("cupy") or text == "std::bad_alloc"
     # Not inside the except clause: there the new error would keep the old one alive, and with it
     # the arrays of its frames, which must be freed before the free memory is counted.
     if _NEEDS in text:
@@ -95,17 +97,17 @@ def build_layout(
     Without `num_slabs` there are as few as the engine chooses. If memory runs out, or would, twice
     as many are tried, and so on. `groups` are as a user gives them.
     """
-    nnz, of_tensor = values.size, (values.size, shape, values.dtype)
-    found, _ = find_groups(groups, shape, nnz)
+    found, _ = find_groups(groups, shape, values.size)
+    sizes = building.TensorSizes(values.size, shape, values.dtype, found)
     given = 0 if is_cupy(coords) else values.size * (8 * len(shape) + values.dtype.itemsize)
 
     def build(count: int) -> AnyLayout:
-        found = find_groups(groups, shape, nnz, count)
+        found = find_groups(groups, shape, values.size, count)
         if engine.name == "cpu":  # else arrays on another GPU are refused first
             # Prefixes, which are not counted yet, may change an "auto" layout.
-            name = building.choose_layout(engine, layout, *of_tensor, found[0])
-            sizes = (name, *of_tensor, found[0], count)
-            check_room(engine, building.estimate_layout(engine, *sizes)[1] - given)
+            own = sizes._replace(groups=found[0])
+            name = building.choose_layout(engine, layout, own)
+            check_room(engine, building.estimate_layout(engine, name, own, count)[1] - given)
         with log_compilation():
             arguments = (engine, layout, coords, values, shape, *found, count, keep)
             return building.build_layout(*arguments)
@@ -113,7 +115,7 @@ def build_layout(
     if num_slabs:
         count = num_slabs
     elif keep == "host" and engine.make_stager is not None:
-        count, _ = building.plan_streaming(engine, layout, *of_tensor, found)
+        count, _ = building.plan_streaming(engine, layout, sizes)
     else:
         count = building.choose_num_slabs(values.size, engine.num_devices)
     most = num_slabs or _MOST * count
@@ -129,14 +131,42 @@ def build_layout(
         _logger.info("memory ran out: building the tensor in %d slabs", count)
 
 
-def format_nbytes(nbytes: int | None) -> str:
-    """Format a number of bytes with three digits; None is an unknown number.
+def check_khatri_rao_fits(
+    matrices: Sequence[Array],
+    weights: Array | None = None,
+    skip_matrix: int | None = None,
+    mask: Any = None,
+) -> None:
+    """Refuse a Khatri-Rao product that is too large, given the arguments of TensorLy's function."""
+    multiplied = [matrix for n, matrix in enumerate(matrices) if n != skip_matrix]
+    if len(multiplied) > 1 and all(np.ndim(matrix) == 2 for matrix in matrices):
+        shape = (num_cells(matrix.shape[0] for matrix in multiplied), matrices[0].shape[1])
+        _check_fits("tl.tenalg.khatri_rao", shape, matrices[0])
 
-    Examples
-    --------
-    >>> format_nbytes(12_345_678_901), format_nbytes(12_345)
-    ('12.3 GB', '0.0123 MB')
-    """
+
+def check_product_fits(a: Any, b: Any) -> None:
+    """Refuse a matrix product, as of `tl.cp_to_tensor`, that is larger than both and too large."""
+    is_dense = (isinstance(a, np.ndarray) or is_cupy(a)) and a.ndim == np.ndim(b) == 2
+    if is_dense and a.shape[1] < min(a.shape[0], b.shape[1]):
+        _check_fits("tl.dot", (a.shape[0], b.shape[1]), a)
+
+
+def _check_fits(operation: str, shape: tuple[int, int], array: Array) -> None:
+    """Refuse a result in the dtype and on the device of `array`."""
+    nbytes = num_cells(shape) * array.dtype.itemsize
+    free = engine_of(array).count_free_nbytes() if nbytes > SURELY_FREE_NBYTES else None
+    if free is not None and nbytes > free:
+        place = "the GPU" if is_cupy(array) else "the host"
+        facts = f"{format_nbytes(nbytes)}; {format_nbytes(free)} is free"
+        ways_out = (
+            "tensorly_flycoo.cp_to_entries(cp_tensor, coords) gives the elements that you need, a "
+            "sparse mask= those at its nonzeros"
+        )
+        raise out_of_memory(f"{operation} of shape {shape}", place, facts, ways_out)
+
+
+def format_nbytes(nbytes: int | None) -> str:
+    """Format a number of bytes with three digits; None is an unknown number."""
     if nbytes is None:
         return "an unknown amount"
     size, unit = (1e9, "GB") if nbytes >= 1e9 else (1e6, "MB")

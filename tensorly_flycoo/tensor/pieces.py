@@ -71,10 +71,7 @@ class Piece:
                 yield self.read_coords(block), self.read_values(block)
 
     def take_own(self, coords: Array) -> tuple[Array, Array]:
-        """Return those of coords (ndim, n) that are inside, as the slab's own; and which they are.
-
-        The slab's own rows begin at 0.
-        """
+        """Return the coords (ndim, n) that are inside, with rows from 0; and which they are."""
         rows = coords[self.cut_mode] - self.start
         is_own = (rows >= 0) & (rows < self.layout.record_format.shape[self.cut_mode])
         own = coords[:, is_own]
@@ -85,18 +82,6 @@ class Piece:
         """Copy the records in the order of modes 0, 1, ..., ndim - 1."""
         with self.devices.use(self.home), self.layout.hold_order(0, engine) as (records, places):
             return records.copy() if places is None else engine.gather(records, places)
-
-    def bring(self, array: Array) -> Array:
-        """Return an array on the first device."""
-        return self.devices.bring(array, 0)
-
-
-def iterate_nonzeros(
-    layout: AnyLayout, xp: ModuleType, block_size: int
-) -> Iterator[tuple[Array, Array]]:
-    """Yield what `Piece.iterate_nonzeros` does, of all pieces."""
-    for piece in iterate_pieces(layout, xp):
-        yield from piece.iterate_nonzeros(block_size)
 
 
 def iterate_pieces(layout: AnyLayout, xp: ModuleType) -> Iterator[Piece]:
@@ -183,55 +168,31 @@ def _sum_scaled(piece: Piece, shift: int) -> Array:
         return piece.xp.rint(scaled).astype(np.int64).sum()
 
 
-def check_all_values(layout: AnyLayout, engine: Engine) -> None:
+def check_piece(piece: Piece) -> np.ndarray:
     """Refuse values that are not finite."""
-    for _ in map_pieces(_check_values, layout, engine):
-        pass
-
-
-def _check_values(piece: Piece) -> np.ndarray:
     for values in piece.layout.iterate_values():
         check_sums(values)
     return np.zeros(0)
 
 
-def sum_all(layout: AnyLayout, engine: Engine) -> float:
-    """Add up the values in float64, of each piece in the order of modes 0, 1, ..., ndim - 1."""
-    return sum(float(own) for own in map_pieces(_sum_sorted, layout, engine, engine))
-
-
-def _sum_sorted(piece: Piece, engine: Engine) -> Array:
+def sum_piece(piece: Piece, engine: Engine) -> Array:
+    """Add up the values in float64, in the order of modes 0, 1, ..., ndim - 1."""
     return piece.read_values(piece.sort_records(engine)).sum(dtype=np.float64)
 
 
-def find_extreme(layout: AnyLayout, engine: Engine, name: str) -> float:
-    """Find the "max" or "min" of the nonzeros, of which there must be some."""
-    found = [own for own in map_pieces(_find_extreme, layout, engine, name) if own.size]
-    return float(getattr(np, name)([float(own) for own in found]))
-
-
-def _find_extreme(piece: Piece, name: str) -> Array:
+def find_extreme(piece: Piece, name: str) -> Array:
+    """Find the "max" or "min" of the nonzeros; an empty array if there are none."""
     with piece.hold_records() as records:
         values = piece.read_values(records)
         return getattr(values, name)() if values.size else np.zeros(0)
 
 
-def has_zeros(layout: AnyLayout, engine: Engine) -> bool:
+def has_zeros(piece: Piece) -> np.ndarray:
     """Return whether any stored value is zero."""
-    return any(map_pieces(_has_zeros, layout, engine))
-
-
-def _has_zeros(piece: Piece) -> np.ndarray:
     return np.array(any(has_true(values == 0) for values in piece.layout.iterate_values()))
 
 
-def measure_values(layout: AnyLayout, engine: Engine) -> tuple[float, bool]:
-    """Compute the norm, in the order of `sum_all`; return also whether any value is zero."""
-    norms, are_zero = zip(*map_pieces(_measure_values, layout, engine, engine), strict=True)
-    return math.hypot(*norms), any(are_zero)
-
-
-def _measure_values(piece: Piece, engine: Engine) -> np.ndarray:
-    """Return the norm, and 1 if any value is zero."""
+def measure_piece(piece: Piece, engine: Engine) -> np.ndarray:
+    """Return the norm, in the order of `sum_piece`, and 1 if any value is zero."""
     values = piece.read_values(piece.sort_records(engine))
     return np.array([compute_norm(values, engine), has_true(values == 0)])

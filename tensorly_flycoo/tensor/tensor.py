@@ -8,6 +8,7 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from inspect import signature
 from numbers import Real
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
@@ -33,16 +34,15 @@ from .indexing import Index, find_kept, find_value, is_whole, order_kept, parse_
 from .memory import build_layout
 from .pieces import (
     Piece,
-    check_all_values,
+    check_piece,
     find_extreme,
     has_zeros,
     iterate_pieces,
     map_pieces,
-    measure_values,
+    measure_piece,
     read_nonzeros,
-    sum_all,
+    sum_piece,
 )
-from .reductions import check_axes, check_order, find_extremes, group_cells, total
 
 if TYPE_CHECKING:
     import sparse
@@ -136,9 +136,8 @@ class FlycooTensor:
     ValueError
         If a coordinate lies outside `shape`, lengths do not match, entries are masked, a value is
         not finite, an integer is too large for float64, `layout` or `device` is unknown, `slabs` is
-        less than 1,
-        `groups` do not divide the modes or have over 2**32 combinations of indices, or arrays are
-        on a GPU other than the current one.
+        less than 1, `groups` do not divide the modes or have over 2**32 combinations of indices, or
+        arrays are on a GPU other than the current one.
     ImportError, RuntimeError
         If `device` is "cuda" and cannot be used.
     MemoryError
@@ -197,7 +196,8 @@ class FlycooTensor:
         self._engine = engine
         self._layout = layout
         if not math.isfinite(layout.norm):
-            check_all_values(layout, engine)
+            for _ in map_pieces(check_piece, layout, engine):
+                pass
 
     @classmethod
     def from_coo(cls, coo: Any, **options: Any) -> Self:
@@ -206,8 +206,7 @@ class FlycooTensor:
         Parameters
         ----------
         coo : sparse.SparseArray
-        **options
-            ``dtype``, ``layout`` and ``device`` of `FlycooTensor`.
+        **options : those of `FlycooTensor`, such as ``dtype``, ``layout`` and ``device``
 
         Raises
         ------
@@ -231,13 +230,13 @@ class FlycooTensor:
 
     @classmethod
     def from_scipy(cls, matrix: Any, **options: Any) -> Self:
-        """Make a two-mode tensor from a SciPy sparse matrix or array, or a CuPy sparse matrix.
+        """Make a tensor from a sparse array or matrix of SciPy, or a sparse matrix of CuPy.
 
         Parameters
         ----------
-        matrix : scipy.sparse.spmatrix or sparray, or cupyx.scipy.sparse.spmatrix
-        **options
-            ``dtype``, ``layout`` and ``device`` of `FlycooTensor`.
+        matrix : scipy.sparse.sparray or spmatrix, or cupyx.scipy.sparse.spmatrix
+            Of any number of modes, which a `scipy.sparse.coo_array` may have from SciPy 1.15 on.
+        **options : those of `FlycooTensor`, such as ``dtype``, ``layout`` and ``device``
 
         Raises
         ------
@@ -267,8 +266,7 @@ class FlycooTensor:
         ----------
         tensor : torch.Tensor
             With a sparse layout, on a CPU or a GPU; autograd does not track the result.
-        **options
-            ``dtype``, ``layout`` and ``device`` of `FlycooTensor`.
+        **options : those of `FlycooTensor`, such as ``dtype``, ``layout`` and ``device``
 
         Raises
         ------
@@ -300,8 +298,7 @@ class FlycooTensor:
         ----------
         array : jax.experimental.sparse.BCOO or BCSR
             On a CPU or a GPU, without batch modes and dense modes.
-        **options
-            ``dtype``, ``layout`` and ``device`` of `FlycooTensor`.
+        **options : those of `FlycooTensor`, such as ``dtype``, ``layout`` and ``device``
 
         Raises
         ------
@@ -342,8 +339,7 @@ class FlycooTensor:
         ----------
         array : array_like
             From NumPy, CuPy, or another library that exports DLPack.
-        **options
-            ``dtype``, ``layout`` and ``device`` of `FlycooTensor`.
+        **options : those of `FlycooTensor`, such as ``dtype``, ``layout`` and ``device``
 
         Raises
         ------
@@ -358,12 +354,10 @@ class FlycooTensor:
         >>> FlycooTensor.from_dense(np.eye(3))
         <FlycooTensor: shape=(3, 3), dtype=float64, nnz=3, layout='replicated', device='cpu'>
         """
-        if hasattr(array, "tocoo"):
+        if hasattr(array, "tocoo") or hasattr(array, "n_batch"):
+            instead = "from_scipy" if hasattr(array, "tocoo") else "from_jax"
             name = type(array).__name__
-            raise TypeError(f"array is a {name}, expected a dense array: call from_scipy instead")
-        if hasattr(array, "n_batch"):
-            name = type(array).__name__
-            raise TypeError(f"array is a {name}, expected a dense array: call from_jax instead")
+            raise TypeError(f"array is a {name}, expected a dense array: call {instead} instead")
         array = as_array(array)
         check_shape(array.shape)
         xp = array_module(array)
@@ -499,13 +493,14 @@ class FlycooTensor:
 
     def __reduce__(self) -> tuple[Callable, tuple]:
         # Through host memory; unpickling moves the tensor to the device chosen there.
-        return _unpickle, (*self.nonzeros(), self.shape, self.layout, self.slabs, self.groups)
+        options: dict[str, Any] = {"layout": self.layout, "slabs": self.slabs}
+        make = functools.partial(FlycooTensor, groups=self.groups, **options)
+        return make, (*self.nonzeros(), self.shape)
 
-    def __copy__(self) -> FlycooTensor:
-        return self
+    def __copy__(self, memo: Any = None) -> FlycooTensor:
+        return self  # it is immutable
 
-    def __deepcopy__(self, memo: dict) -> FlycooTensor:
-        return self
+    __deepcopy__ = __pos__ = __copy__
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -555,10 +550,7 @@ class FlycooTensor:
         dtype: DTypeLike | None = None,
         groups: Groups | str | None = "auto",
     ) -> FlycooTensor:
-        """Make a tensor of other nonzeros, with this one's options and, by default, shape.
-
-        In that shape it has the groups of this one.
-        """
+        """Make a tensor of other nonzeros with its options and, by default, shape and groups."""
         if shape is None:
             shape, groups = self.shape, self.groups
         options: dict[str, Any] = {"layout": self.layout, "device": self.device}
@@ -641,7 +633,8 @@ class FlycooTensor:
         """
         modes = self._list_modes(axis)
         if len(modes) == self.ndim:
-            return self._engine.xp.asarray(sum_all(self._layout, self._engine), self.dtype)[()]
+            sums = map_pieces(sum_piece, self._layout, self._engine, self._engine)
+            return self._engine.xp.asarray(sum(map(float, sums)), self.dtype)[()]
         kept = [mode for mode in range(self.ndim) if mode not in modes]
         shape = [self.shape[mode] for mode in kept]
         return self._derive(
@@ -691,10 +684,11 @@ class FlycooTensor:
         gone, xp = self._list_modes(axis), self._engine.xp
         num_cells = math.prod(self.shape[mode] for mode in gone)
         if len(gone) == self.ndim:
-            extreme = find_extreme(self._layout, self._engine, name) if self.nnz else 0.0
+            of_pieces = map_pieces(find_extreme, self._layout, self._engine, name)
+            found = [float(own) for own in of_pieces if own.size]
             if self.nnz < num_cells:
-                extreme = getattr(np, name)([extreme, 0.0])
-            return xp.asarray(extreme, self.dtype)[()]
+                found.append(0.0)
+            return xp.asarray(getattr(np, name)(found), self.dtype)[()]
         coords, values = self._sorted_nonzeros()
         kept = [mode for mode in range(self.ndim) if mode not in gone]
         coords, shape = coords[kept], [self.shape[mode] for mode in kept]
@@ -707,13 +701,6 @@ class FlycooTensor:
 
     def _list_modes(self, axis: int | Iterable[int] | None) -> list[int]:
         return list(range(self.ndim)) if axis is None else check_axes(axis, self.ndim)
-
-    def _collect(self, coords: Array, values: Array, gone: Sequence[int]) -> FlycooTensor | Array:
-        """Sum values (nnz,) at coords (ndim, nnz) over the modes in `gone`."""
-        kept = [mode for mode in range(self.ndim) if mode not in gone]
-        if not kept:
-            return total(values)
-        return self._rebuild(coords[kept], values, [self.shape[mode] for mode in kept])._flatten()
 
     def _flatten(self) -> FlycooTensor | Array:
         """Return a tensor of one mode as a dense vector; return another one as it is."""
@@ -791,9 +778,11 @@ class FlycooTensor:
 
         def apply(x: FlycooTensor) -> FlycooTensor:
             layout = x._layout.map_values(function, 0.0)
-            layout.norm, stores_zeros = measure_values(layout, x._engine)
+            measured = map_pieces(measure_piece, layout, x._engine, x._engine)
+            norms, store_zeros = zip(*measured, strict=True)
+            layout.norm = math.hypot(*norms)
             mapped = x._replace_layout(layout)
-            return rebuild(layout, mapped, read_nonzeros) if stores_zeros else mapped
+            return rebuild(layout, mapped, read_nonzeros) if any(store_zeros) else mapped
 
         return self._derive(apply)
 
@@ -826,7 +815,7 @@ class FlycooTensor:
         def apply(x: FlycooTensor) -> FlycooTensor:
             scaled = x._map_values(lambda values: operation(values, factor), norm_scale)
             # Drop the explicit zeros that a factor of 0, or underflow, leaves.
-            stores_zeros = has_zeros(scaled._layout, scaled._engine)
+            stores_zeros = any(map_pieces(has_zeros, scaled._layout, scaled._engine))
             return rebuild(scaled._layout, scaled, read_nonzeros) if stores_zeros else scaled
 
         return self._derive(apply)
@@ -865,9 +854,6 @@ class FlycooTensor:
 
     def __neg__(self) -> FlycooTensor:
         return self._map_values(operator.neg)
-
-    def __pos__(self) -> FlycooTensor:
-        return self
 
     def __abs__(self) -> FlycooTensor:
         return self._map_values(np.abs)
@@ -937,6 +923,7 @@ class FlycooTensor:
     def __array_ufunc__(self, *arguments: Any, **kwargs: Any) -> FlycooTensor:
         return self._apply_ufunc(*arguments, **kwargs)
 
+    # Tests check that the backend calls this by itself, not through NumPy.
     def _apply_ufunc(
         self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any
     ) -> FlycooTensor:
@@ -979,15 +966,65 @@ class FlycooTensor:
         return ours(*args, **kwargs)
 
 
-def _unpickle(
-    coords: np.ndarray,
-    values: np.ndarray,
-    shape: tuple[int, ...],
-    layout: str,
-    slabs: int = 1,
-    groups: Groups | None = None,
-) -> FlycooTensor:
-    return FlycooTensor(coords, values, shape, layout=layout, slabs=slabs, groups=groups)
+def check_axes(axis: int | Iterable[int], ndim: int) -> list[int]:
+    """Return `axis`, one integer or several, as a list of different modes from 0 to ndim - 1."""
+    try:
+        axes = [operator.index(n) for n in (axis if isinstance(axis, Iterable) else [axis])]
+    except TypeError:
+        raise TypeError(f"axis is {axis!r}, expected integers") from None
+    for n in axes:
+        if not -ndim <= n < ndim:
+            raise ValueError(f"axis {n} is out of bounds for array of dimension {ndim}")
+    modes = [n % ndim for n in axes]
+    if len(set(modes)) < len(modes):
+        raise ValueError(f"axis is {axis!r}, expected each mode once")
+    return modes
+
+
+def check_order(axes: int | Sequence[int] | None, ndim: int) -> list[int]:
+    """Return `axes`, by default reversed, as a list of all modes from 0 to ndim - 1."""
+    if axes is None:
+        return list(reversed(range(ndim)))
+    order = check_axes(axes, ndim)
+    if len(order) != ndim:
+        raise ValueError(f"axes is {tuple(order)}, expected each of the {ndim} axes once")
+    return order
+
+
+def total(values: Array) -> Any:
+    """Sum values in float64; return a scalar of their dtype."""
+    return values.sum(dtype=np.float64).astype(values.dtype)
+
+
+def group_cells(
+    coords: Array, values: Array, shape: Sequence[int], engine: Engine
+) -> tuple[Array, Array, Array]:
+    """Sort entries by their coordinates (ndim, count) in `shape`; group those with the same ones.
+
+    Return the coordinates of each group, the values (count,) sorted by group, in the given order
+    within each, and where each group starts. All are on the device of `engine`.
+    """
+    xp = engine.xp
+    record_format = engine.choose_cut(shape, values.dtype).record_format
+    records = record_format.pack(coords, values, xp, engine.block_size)
+    places = engine.sort_places(records, record_format, reversed(range(len(shape))))
+    records = engine.gather(records, places)
+    is_first = xp.ones(values.shape[0], bool)
+    is_first[1:] = ~engine.find_duplicates(records, record_format)
+    starts = xp.flatnonzero(is_first)
+    return record_format.coords(records[starts], xp), record_format.values(records).copy(), starts
+
+
+def find_extremes(values: Array, starts: Array, name: str, xp: ModuleType) -> Array:
+    """Find the "max" or "min" of the values from each of the `starts` to the next."""
+    if xp is np:
+        return getattr(np, f"{name}imum").reduceat(values, starts)
+    # Sort: CuPy has no `reduceat`, and its `maximum.at` rounds to float32.
+    numbers = xp.zeros(values.shape[0], np.int64)
+    numbers[starts[1:]] = 1
+    order = xp.lexsort(xp.stack([values, xp.cumsum(numbers)]).astype(np.float64, copy=False))
+    ends = xp.append(starts[1:], values.shape[0])
+    return values[order[starts if name == "min" else ends - 1]]
 
 
 def _as_real(scalar: Any) -> Any:
@@ -1017,7 +1054,7 @@ def rebuild(
     for piece in iterate_pieces(layout, x._engine.xp):
         with piece.devices.use(piece.home):
             found = find(piece, *args)
-        parts.append([piece.bring(array) for array in found])
+        parts.append([piece.devices.bring(array, 0) for array in found])
     coords, values = parts[0]
     if len(parts) > 1:
         xp = x._engine.xp

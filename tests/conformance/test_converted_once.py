@@ -27,6 +27,7 @@ _LOOPS = {
     ),
     "randomised_parafac": lambda x: tl.decomposition.randomised_parafac(x, 2, 20, **_FEW),
     "tucker": lambda x: tl.decomposition.tucker(x, [2, 2, 2], **_FEW),
+    "non_negative_tucker": lambda x: tl.decomposition.non_negative_tucker(x, [2] * 3, **_FEW),
     "partial_tucker": lambda x: tl.decomposition.partial_tucker(x, [2, 2], modes=[0, 1], **_FEW),
     "parafac2": lambda x: tl.decomposition.parafac2(x, 2, **_FEW),
     "tensor_train": lambda x: tl.decomposition.tensor_train(x, [1, 2, 2, 1]),

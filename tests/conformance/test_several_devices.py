@@ -20,6 +20,7 @@ from tensorly_flycoo import (
     core_consistency,
     cp_fit,
     cp_to_entries,
+    decomposition,
     fold_in,
     mttkrp,
     observed_parafac,
@@ -29,8 +30,7 @@ from tensorly_flycoo.engines.cpu.engine import CPU
 from tensorly_flycoo.format import groups as groups_module
 from tensorly_flycoo.format.group_passes import LastPass
 from tensorly_flycoo.ops.mttkrp import mttkrp_in_sweep
-from tensorly_flycoo.spread.row_shards import RowShards
-from tensorly_flycoo.spread.sharding import find_sharding
+from tensorly_flycoo.spread.row_shards import RowShards, find_sharding
 from tensorly_flycoo.testing import planted_tensor
 
 SHAPE, RANK, NUM_SLABS = (30, 20, 40), 3, 6
@@ -235,6 +235,9 @@ def fit(x):
 #: What computes with plain factors, on the first device, or gathers them.
 WHOLE = {
     "tucker": lambda x: tl.decomposition.tucker(x, [RANK] * 3, n_iter_max=3),
+    "non_negative_tucker_hals": lambda x: tl.decomposition.non_negative_tucker_hals(
+        x, [RANK] * 3, n_iter_max=3, random_state=0
+    ),
     "masked parafac": lambda x: parafac(
         x, RANK, n_iter_max=3, mask=make_mask(), init="random", random_state=0
     ),
@@ -257,6 +260,9 @@ WHOLE = {
         best_of(parafac, x, RANK, n_starts=2, n_iter_max=3, init="random", random_state=0).best
     ),
     "cp_fit": lambda x: cp_fit(x, fit(x)),
+    "centred parafac": lambda x: decomposition.parafac(
+        x, RANK, n_iter_max=3, tol=0, init="random", random_state=0, center_modes=[0, 1]
+    ),
     "core_consistency": lambda x: core_consistency(x, fit(x)),
     "fold_in": lambda x: fold_in(fit(x), x, 2),
     "cp_to_entries": lambda x: cp_to_entries(fit(x), np.array([[0, 3], [1, 4], [2, 5]])),

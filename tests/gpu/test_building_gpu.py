@@ -3,15 +3,16 @@
 import cupy
 import numpy as np
 import pytest
+from numpy_primitives import NumpyPrimitives
 
 from tensorly_flycoo.engines.cuda import engine
 from tensorly_flycoo.engines.cuda.compact_ids import PackedIds
 from tensorly_flycoo.engines.cuda.engine import CUDA
 from tensorly_flycoo.engines.tall_skinny import find_signs
 from tensorly_flycoo.format.packing import RecordFormat
-from tensorly_flycoo.format.primitives import Primitives
+from tensorly_flycoo.format.primitives import Entries, LeadingPairs, ModeRows
 
-NUMPY = Primitives()
+NUMPY = NumpyPrimitives()
 SHAPES = [(4, 20_000), (2**20, 3), (70_000, 50, 7), (2**32, 2, 2**31, 9)]
 EVERY_SHAPE = pytest.mark.parametrize("shape", SHAPES)
 EVERY_NNZ = pytest.mark.parametrize("nnz", [0, 1, 7, 100_000])
@@ -46,11 +47,10 @@ def test_sort_by_row(shape, mode, nnz, place_dtype):
     record_format, records = make_records(shape, nnz)
     places = make_places(nnz, place_dtype)
     target, positions = np.empty((2, nnz), place_dtype or "uint32")
-    NUMPY.sort_by_row(records, record_format, mode, places, target, positions)
+    NUMPY.sort_by_row(ModeRows(records, record_format, mode, places), target, positions)
     found, found_positions = cupy.empty((2, nnz), target.dtype)
-    empty_rows = CUDA.sort_by_row(
-        to_gpu(records), record_format, mode, to_gpu(places), found, found_positions
-    )
+    given = ModeRows(to_gpu(records), record_format, mode, to_gpu(places))
+    empty_rows = CUDA.sort_by_row(given, found, found_positions)
     check_equal(found, target)
     check_equal(found_positions, positions)
     check_equal(empty_rows, NUMPY.find_empty_rows(records, record_format, mode))
@@ -87,8 +87,10 @@ def test_find_carry_rows(tile_size, shape, nnz, place_dtype):
         records, places = records[places], None
     else:
         places = places.astype(place_dtype)
-    found = CUDA.find_carry_rows(to_gpu(records), record_format, mode, to_gpu(places), tile_size)
-    check_equal(found, NUMPY.find_carry_rows(records, record_format, mode, places, tile_size))
+    given = ModeRows(records, record_format, mode, places)
+    on_gpu = given._replace(records=to_gpu(records), places=to_gpu(places))
+    found = CUDA.find_carry_rows(on_gpu, tile_size)
+    check_equal(found, NUMPY.find_carry_rows(given, tile_size))
 
 
 @EVERY_NNZ
@@ -142,7 +144,7 @@ def make_entries(nnz, num_rows, columns_per_nonzero):
     is_first = np.append(rng.random(nnz) < columns_per_nonzero, True)
     is_first[0] = True
     rows = rng.integers(0, num_rows, nnz).astype(np.uint32)
-    return is_first, rows, rng.standard_normal(nnz)
+    return Entries(is_first, rows, rng.standard_normal(nnz))
 
 
 @EVERY_PLACE_DTYPE
@@ -151,8 +153,8 @@ def make_entries(nnz, num_rows, columns_per_nonzero):
 def test_split_columns(shape, nnz, place_dtype):
     record_format, records = make_records(shape, nnz)
     places, mode = make_places(nnz, place_dtype), len(shape) - 1
-    expected = NUMPY.split_columns(records, record_format, mode, places)
-    found = CUDA.split_columns(to_gpu(records), record_format, mode, to_gpu(places))
+    expected = NUMPY.split_columns(ModeRows(records, record_format, mode, places))
+    found = CUDA.split_columns(ModeRows(to_gpu(records), record_format, mode, to_gpu(places)))
     for found_one, expected_one in zip(found, expected, strict=True):
         np.testing.assert_array_equal(found_one.get(), expected_one)
 
@@ -163,12 +165,13 @@ def test_split_columns(shape, nnz, place_dtype):
 def test_squares_and_shared_columns(num_rows, columns_per_nonzero, nnz):
     entries = make_entries(nnz, num_rows, columns_per_nonzero)
     arguments = (num_rows, 1024.0)
-    squares = NUMPY.sum_single_squares(*entries, *arguments)
-    found = [CUDA.sum_single_squares(*map(to_gpu, entries), *arguments) for _ in range(2)]
+    on_gpu = Entries(*map(to_gpu, entries))
+    squares = NUMPY.sum_single_squares(entries, *arguments)
+    found = [CUDA.sum_single_squares(on_gpu, *arguments) for _ in range(2)]
     np.testing.assert_array_equal(*(one.get() for one in found))
     np.testing.assert_allclose(found[0].get(), squares, rtol=1e-12, atol=1e-25)
-    expected = NUMPY.list_shared(*entries, *arguments)
-    shared = CUDA.list_shared(*map(to_gpu, entries), *arguments)
+    expected = NUMPY.list_shared(entries, *arguments)
+    shared = CUDA.list_shared(on_gpu, *arguments)
     for found_one, expected_one in zip(shared, expected, strict=True):
         check_equal(found_one, expected_one)
     rows = expected[0]
@@ -200,12 +203,14 @@ def test_place_vectors(num_rows, rank, dtype, placed, order):
     sources, rows = np.arange(rank), rng.permutation(2 * num_rows)[:num_rows]
     some = np.append(sources[::2], [~(2 * num_rows), ~0])
     some_signs = np.append(signs[::2], [1, 1])
-    for arguments in (
+    for own_rows, own, *arguments in (
         (None, sources, signs, vectors.shape, np.dtype(placed)),
         (rows, some, some_signs, (2 * num_rows + 1, some.size + 1), np.dtype(placed)),
     ):
-        expected = NUMPY.place_vectors(vectors.copy(), *arguments)
-        found = CUDA.place_vectors(to_gpu(vectors), to_gpu(arguments[0]), *arguments[1:])
+        pairs = LeadingPairs(vectors.copy(), np.ones(own.size), own_rows, own)
+        on_gpu = pairs._replace(vectors=to_gpu(vectors), rows=to_gpu(own_rows))
+        expected = NUMPY.place_vectors(pairs, *arguments)
+        found = CUDA.place_vectors(on_gpu, *arguments)
         check_equal(found, expected)
 
 

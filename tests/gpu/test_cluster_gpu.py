@@ -17,7 +17,7 @@ from tensorly_flycoo import Progress, mttkrp, save_slabs
 from tensorly_flycoo import open_slabs as open_here
 from tensorly_flycoo.base.devices import OneDevice
 from tensorly_flycoo.dask import WorkerLost, open_slabs
-from tensorly_flycoo.dask.handles import RemoteObject
+from tensorly_flycoo.dask.cluster import RemoteObject
 from tensorly_flycoo.decomposition import generalized_parafac
 from tensorly_flycoo.engines.cuda.engine import CUDA
 from tensorly_flycoo.io import slab_folder

@@ -5,10 +5,13 @@ with the CPU engine.
 """
 
 import functools
+import importlib
 
 import cupy
+import cupyx.scipy.sparse
 import numpy as np
 import pytest
+import scipy.sparse
 import tensorly as tl
 from rounding import check_same_as_dense
 from sparse_problems import AS_COO, AS_FLYCOO, BOTH_PRECISIONS, community_coo, random_coo
@@ -28,7 +31,7 @@ from tensorly.decomposition import (
     tensor_train_matrix,
 )
 
-from tensorly_flycoo import DensifyError, FlycooTensor
+from tensorly_flycoo import DensifyError, FlycooTensor, RaggedTensor, decomposition
 from tensorly_flycoo.engines import tall_skinny as linear_algebra
 from tensorly_flycoo.ops.hals import solve_nonnegative
 
@@ -232,6 +235,7 @@ PARAFAC2 = {
     "normalized": {"normalize_factors": True},
     "line search": {"linesearch": True},
     "non-negative": {"nn_modes": {0}},
+    "svd": {"init": "svd"},
 }
 
 
@@ -246,6 +250,61 @@ def test_parafac2_of_slices_of_several_heights(options, kind):
     np.testing.assert_allclose([float(e) for e in errors], expected_errors, rtol=1e-8)
     assert isinstance(found.factors[0], cupy.ndarray)
     assert [p.shape for p in found.projections] == [p.shape for p in expected.projections]
+
+
+@pytest.mark.parametrize("longest", [2**12, 6], ids=["batched", "one by one"])
+@pytest.mark.parametrize("options", [{"center": True}, {"normalize_factors": True}], ids=str)
+def test_parafac2_of_ragged_slices(options, longest, monkeypatch):
+    """Some have fewer rows than the rank, some fewer nonzeros."""
+    module = importlib.import_module("tensorly_flycoo.decomposition.parafac2")
+    monkeypatch.setattr(module, "_MAX_BATCHED_ROWS", longest)
+    slices = [random_coo((n, 7), 1 + 2 * n, seed=k) for k, n in enumerate((5, 8, 2, 11, 8, 1) * 5)]
+    options = {"random_state": 0, "n_iter_max": 6, "return_errors": True, **options}
+    found = {}
+    for device in ("cpu", "cuda", "cuda"):
+        x = RaggedTensor(slices, device=device)
+        model, errors = decomposition.parafac2(x, 4, **options)
+        arrays = [
+            a.get() if isinstance(a, cupy.ndarray) else a
+            for a in (*model.factors, *model.projections)
+        ]
+        if device in found:  # the same bits again
+            assert errors == found[device][0]
+            assert all(map(np.array_equal, arrays, found[device][1]))
+        found[device] = errors, arrays
+    np.testing.assert_allclose(found["cuda"][0], found["cpu"][0], rtol=1e-8)
+    for part in found["cuda"][1][3:]:
+        gram = part.T @ part if len(part) >= 4 else part @ part.T
+        np.testing.assert_allclose(gram, np.eye(len(gram)), atol=1e-10)
+
+
+@pytest.mark.parametrize("is_on_gpu", [False, True], ids=["scipy", "cupyx"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_parafac2_of_rows_divided_by_labels(dtype, is_on_gpu):
+    matrix = scipy.sparse.random_array((40, 9), density=0.5, rng=0, dtype=dtype, format="csr")
+    labels = np.random.default_rng(0).integers(0, 6, 40)
+    given = cupyx.scipy.sparse.csr_matrix(scipy.sparse.csr_matrix(matrix)) if is_on_gpu else matrix
+    options = {"random_state": 0, "n_iter_max": 8, "return_errors": True, "nn_modes": [0, 2]}
+    options |= {"sparsity_coefficients": 0.01, "normalize_factors": True}
+    x = RaggedTensor(given, by=labels, device="cuda")
+    model, errors = decomposition.parafac2(x, 3, **options)
+    expected = RaggedTensor(matrix, by=labels, device="cpu")
+    assert x.labels["slice"].tolist() == expected.labels["slice"].tolist()
+    _, expected_errors = decomposition.parafac2(expected, 3, **options)
+    assert all(isinstance(array, cupy.ndarray) for array in (*model.factors, *model.projections))
+    np.testing.assert_allclose(errors, expected_errors, rtol=1e-8 if dtype == "float64" else 1e-3)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_scales_of_parafac2_of_one_slice_of_lower_rank_stay_finite(dtype):
+    dense = np.zeros((5, 4), dtype)
+    dense[3, 1], dense[1, 1] = 0.99, 0.3
+    x = RaggedTensor([scipy.sparse.csr_array(dense)], device="cuda")
+    options = {"random_state": 0, "n_iter_max": 100, "tol": None, "return_errors": True}
+    model, errors = decomposition.parafac2(x, 2, **options)
+    assert errors[-1] < 1e3 * np.finfo(dtype).eps ** 0.5
+    limit = float(np.finfo(dtype).max) ** 0.5
+    assert all(float(abs(factor).max()) < limit for factor in model.factors)
 
 
 @KINDS

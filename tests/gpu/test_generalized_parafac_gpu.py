@@ -106,6 +106,22 @@ def test_a_mode_may_stay():
         assert x._layout.mode == mode
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("rank", [1, 7, 32, 50, 200])
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: f"{len(shape)} modes")
+def test_values_times_a_model_of_both_signs(shape, rank, dtype):
+    """The same kernel multiplies if there is no smallest number to divide by."""
+    coords, values, shape, factors = make_counts(shape, 20000, rank, dtype)
+    factors = [factor - np.dtype(dtype).type(0.6) for factor in factors]
+    on_gpu = [cupy.asarray(factor) for factor in factors]
+    tensors = [FlycooTensor(coords, values, shape, layout=name, device="cuda") for name in LAYOUTS]
+    for mode in range(len(shape)):
+        results = [compute(x, on_gpu, mode, wants_logs=False, smallest=None)[0] for x in tensors]
+        expected, bound = reference.mttkrp_of_products(coords, values, shape, factors, mode, dtype)
+        assert (np.abs(results[0] - expected) <= bound).all()
+        assert len({out.tobytes() for out in results}) == 1
+
+
 def test_a_model_of_zero_divides_as_the_smallest_number():
     coords, values, shape, factors = make_counts((6, 5, 4), 60, 3, "float32")
     factors[1][:] = 0
@@ -171,7 +187,16 @@ def test_mu_never_increases_the_loss():
 
 
 @pytest.mark.parametrize(
-    "loss", ["poisson_log", "bernoulli_odds", "bernoulli_logit", "gaussian", "gamma", "rayleigh"]
+    "loss",
+    [
+        "poisson_log",
+        "bernoulli_odds",
+        "bernoulli_logit",
+        "gaussian",
+        "gamma",
+        "rayleigh",
+        "zero_truncated_poisson",
+    ],
 )
 def test_an_epoch_of_adam_is_that_of_the_cpu(loss):
     """And two on a GPU have the same bits."""

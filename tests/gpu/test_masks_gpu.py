@@ -123,6 +123,42 @@ def test_completion(rank, dtype):
     assert isinstance(found.weights, cupy.ndarray)
 
 
+@DTYPES
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"cg_steps": 3},
+        {"non_negative": True},
+        {"cg_steps": 3, "unobserved": 0.5},
+        {"unobserved": 0.5},
+        {"biases": True},
+        {"cg_steps": 3, "biases": True},
+    ],
+    ids=str,
+)
+def test_completion_with_weights_and_observed_zeros(own, dtype):
+    results, coo = [], make_coo(dtype)
+    rng = np.random.default_rng(0)
+    zeros = np.stack([rng.integers(0, size, 500) for size in coo.shape])
+    seen = np.unique(np.append(coo.coords, zeros, axis=1), axis=1)
+    weights = 0.5 + rng.random(seen.shape[1])
+    for device in ("cuda", "cpu"):
+        x, confidence, held_out = (
+            FlycooTensor(coords, values, coo.shape, dtype=dtype, device=device)
+            for coords, values in (
+                (coo.coords, coo.data), (seen, weights), (coo.coords[:, ::9], coo.data[::9])
+            )
+        )  # fmt: skip
+        options = {"n_iter_max": 3, "random_state": 0, "l2_reg": 0.1, "return_errors": True}
+        options |= {"confidence": confidence, "tol": 0}
+        results.append(observed_parafac(x, 5, **options, **own))
+        observed_parafac(x, 5, validation=held_out, **options, **own)
+    (found, errors), (expected, expected_errors) = results
+    assert_near(found.factors, expected.factors, dtype)
+    assert np.allclose(errors, expected_errors, rtol=1e-3 if dtype == "float32" else 1e-8)
+    assert all(isinstance(factor, cupy.ndarray) for factor in found.factors)
+
+
 def test_completion_is_the_same_in_every_run():
     x = FlycooTensor.from_coo(make_coo(), device="cuda")
     runs = [observed_parafac(x, 4, n_iter_max=3, random_state=0).factors for _ in range(2)]

@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 
 from tensorly_flycoo import FlycooTensor, Progress, decomposition
-from tensorly_flycoo.io.checkpoint import load_checkpoint
-from tensorly_flycoo.tensor.digest import find_digest
+from tensorly_flycoo.io.checkpoint import find_digest, load_checkpoint
 from tensorly_flycoo.testing import random_tensor
 
 STOP, END = 3, 6

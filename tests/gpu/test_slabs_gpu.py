@@ -9,8 +9,7 @@ from tensorly_flycoo import FlycooTensor, mttkrp
 from tensorly_flycoo.base.devices import OneDevice
 from tensorly_flycoo.format import groups as groups_module
 from tensorly_flycoo.ops.ttmc import multiply_nonempty_rows
-from tensorly_flycoo.spread.row_shards import RowShards
-from tensorly_flycoo.spread.sharding import Sharding, cut_evenly
+from tensorly_flycoo.spread.row_shards import RowShards, Sharding, cut_evenly
 
 SHAPE = (300, 2, 5000)
 

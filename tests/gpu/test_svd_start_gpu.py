@@ -4,11 +4,12 @@ import cupy
 import numpy as np
 import pytest
 import tensorly as tl
+from numpy_primitives import NumpyPrimitives
 from tensorly.decomposition import parafac
 
 from tensorly_flycoo import FlycooTensor
 from tensorly_flycoo.engines import select_engine
-from tensorly_flycoo.format.primitives import Primitives
+from tensorly_flycoo.format.primitives import Entries, ModeRows
 from tensorly_flycoo.start import eigen
 from tensorly_flycoo.start import gram as gram_module
 from tensorly_flycoo.start.unfolding import Unfolding
@@ -93,9 +94,10 @@ def test_sums_of_single_squares(num_rows):
     rows = rng.integers(0, num_rows, nnz).astype(np.uint32)
     values = rng.standard_normal(nnz) * 10.0 ** rng.integers(-6, 1, nnz)
     values /= np.linalg.norm(values)
-    arguments = [cupy.asarray(array) for array in (is_first, rows, values)]
-    found = [engine.sum_single_squares(*arguments, num_rows, 1.0).get() for _ in range(3)]
-    expected = select_engine("cpu").sum_single_squares(is_first, rows, values, num_rows, 1.0)
+    entries = Entries(is_first, rows, values)
+    on_gpu = Entries(*map(cupy.asarray, entries))
+    found = [engine.sum_single_squares(on_gpu, num_rows, 1.0).get() for _ in range(3)]
+    expected = select_engine("cpu").sum_single_squares(entries, num_rows, 1.0)
     np.testing.assert_allclose(found[0], expected, rtol=1e-11, atol=2.0**-80)
     np.testing.assert_array_equal(found[0], found[1])
     np.testing.assert_array_equal(found[0], found[2])
@@ -130,10 +132,9 @@ def test_split_columns(mode, has_places, dtype):
     records = x._layout.records
     order = np.random.default_rng(0).permutation(len(records)).astype(np.uint32)
     places = cupy.asarray(order) if has_places else None
-    found = engine.split_columns(records, record_format, mode, places)
-    host_places = order if has_places else None
-    arguments = (records.get(), record_format, mode, host_places)
-    for array, expected in zip(found, Primitives().split_columns(*arguments), strict=True):
+    found = engine.split_columns(ModeRows(records, record_format, mode, places))
+    given = ModeRows(records.get(), record_format, mode, order if has_places else None)
+    for array, expected in zip(found, NumpyPrimitives().split_columns(given), strict=True):
         np.testing.assert_array_equal(array.get(), expected)
 
 

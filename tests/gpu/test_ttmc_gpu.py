@@ -178,6 +178,33 @@ def decompose(x, modes, init, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("init", ["svd", "random"])
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [
+        ("non_negative_tucker", {}),
+        ("non_negative_tucker", {"normalize_factors": True}),
+        ("non_negative_tucker_hals", {}),
+        ("non_negative_tucker_hals", {"sparsity_coefficients": [0.1, None, 0.2]}),
+    ],
+    ids=str,
+)
+def test_non_negative_tucker_does_what_it_does_on_dense_tensors(name, own, init, dtype):
+    coo = community_coo((60, 50, 40), dtype)
+    dense = np.zeros(coo.shape, dtype)
+    dense[tuple(coo.coords)] = coo.data
+    options = {"init": init, "random_state": 0, "n_iter_max": 6, "tol": 0, "return_errors": True}
+    with tl.backend_context("numpy"):
+        _, expected = getattr(tl.decomposition, name)(dense, [2, 3, 3], **options | own)
+    x = FlycooTensor.from_coo(coo, device="cuda")
+    (core, factors), errors = getattr(tl.decomposition, name)(x, [2, 3, 3], **options | own)
+    assert all(isinstance(array, cupy.ndarray) for array in (core, *factors))
+    assert all((array >= 0).all() for array in (core, *factors))
+    close = 1e-4 if dtype == "float32" else 1e-8
+    np.testing.assert_allclose(errors, [float(error) for error in expected], rtol=close)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("init", ["svd", "random"])
 @pytest.mark.parametrize("modes", [[0, 1, 2], [0, 2], [1, 2]], ids=str)
 @pytest.mark.parametrize("as_coo", [True, False], ids=["COO", "FlycooTensor"])
 def test_tucker_does_what_it_does_on_dense_tensors(as_coo, modes, init, dtype):

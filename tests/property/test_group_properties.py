@@ -14,8 +14,7 @@ from tensorly_flycoo import FlycooTensor, mttkrp
 from tensorly_flycoo.base.checks import LAYOUTS
 from tensorly_flycoo.format.group_passes import LastPass
 from tensorly_flycoo.format.groups import find_groups
-from tensorly_flycoo.ops.mttkrp import mttkrp_in_sweep
-from tensorly_flycoo.ops.ratios import mttkrp_of_ratios
+from tensorly_flycoo.ops.mttkrp import mttkrp_in_sweep, mttkrp_of_ratios
 
 slabs = st.integers(1, 5)
 pytestmark = pytest.mark.usefixtures("small_tiles", "one_thread")

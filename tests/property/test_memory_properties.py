@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy_primitives import NumpyPrimitives
 from strategies import build_layout, dtypes, nonzeros, quick, sizes, tilings, word_dtypes
 
 from tensorly_flycoo import FlycooTensor, estimate_memory
 from tensorly_flycoo.base.checks import LAYOUTS
 from tensorly_flycoo.format.packing import Cut, RecordFormat
-from tensorly_flycoo.format.primitives import Primitives
 
 layout_names = st.sampled_from(LAYOUTS)
 
@@ -41,7 +41,7 @@ def test_a_layout_takes_the_estimated_memory(drawn, name, tiling, dtype, word_dt
     layout = build_layout(name, drawn, tiling, dtype, word_dtype)
     record_format = RecordFormat.of(drawn.shape, dtype, word_dtype)
     cut = Cut(record_format, tiling[0], tiling[0] * tiling[1])
-    nbytes, peak_nbytes = layout.estimate(layout.records.shape[0], cut, Primitives())
+    nbytes, peak_nbytes = layout.estimate(layout.records.shape[0], cut, NumpyPrimitives())
     more = count_more_empty_rows(record_format, layout.records.shape[0], layout.tilings)
     assert layout.nbytes == nbytes + 4 * more
     assert layout.nbytes <= peak_nbytes

@@ -29,7 +29,7 @@ import atheris
 _COMPILED = [
     f"tensorly_flycoo.{name}"
     for name in (
-        "engines.cpu.building", "engines.cpu.kernels", "engines.cpu.solvers", "engines.cpu.ttmc",
+        "engines.cpu.building", "engines.cpu.kernels", "engines.cpu.updates", "engines.cpu.ttmc",
         "io.tns_kernels",
     )
 ]  # fmt: skip

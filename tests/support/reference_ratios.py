@@ -94,3 +94,34 @@ def ratios_error_bound(
     of_logs = len(values) * float(np.finfo(np.float64).eps)
     log_bound = eps * of_model * values.sum() + of_logs * (values * logs).sum()
     return (row_nnz + len(shape) + of_model) * eps * product, float(log_bound)
+
+
+def mttkrp_of_products(
+    coords: Array,
+    values: Values,
+    shape: Shape,
+    factors: list[Array],
+    mode: int,
+    dtype: np.dtype | type | str,
+) -> tuple[Array, Array]:
+    """Compute the MTTKRP of the values times the model's, and bound its rounding errors in `dtype`.
+
+    Each model value is a sum of R products of ndim numbers; see `ratios_error_bound`, whose bound
+    here is relative to the same sums of magnitudes.
+
+    Examples
+    --------
+    >>> factors = [np.array([[1.0], [-2.0]]), np.array([[3.0], [4.0]])]
+    >>> arguments = (np.array([[1], [0]]), [12.0], (2, 2), factors, 0, "float32")
+    >>> product, bound = mttkrp_of_products(*arguments)
+    >>> product.ravel(), bool(bound[1] < 1e-3)
+    (array([   0., -216.]), True)
+    """
+    values = np.asarray(values, dtype=np.float64)
+    product, magnitude = (
+        mttkrp(coords, made(values) * evaluate(coords, of, mode), shape, of, mode)
+        for made, of in ((np.asarray, factors), (np.abs, [np.abs(factor) for factor in factors]))
+    )
+    row_nnz = np.bincount(coords[mode], minlength=shape[mode])[:, np.newaxis]
+    units = row_nnz + 2 * len(shape) + factors[0].shape[1] + 1
+    return product, units * float(np.finfo(np.dtype(dtype)).eps) * magnitude

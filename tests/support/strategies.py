@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
+from numpy_primitives import NumpyPrimitives
 
 from tensorly_flycoo.format.layouts import LAYOUT_CLASSES
 from tensorly_flycoo.format.packing import Cut, RecordFormat
-from tensorly_flycoo.format.primitives import Primitives
 
 #: No deadline, because a first example may compile; no files in the working tree.
 quick = settings(max_examples=60, deadline=None, database=None)
@@ -76,4 +76,4 @@ def build_layout(name, drawn, tiling=(4, 2), dtype="float64", word_dtype="uint64
     record_format = RecordFormat.of(drawn.shape, dtype, word_dtype)
     values, sizes = drawn.values.astype(dtype), (tiling[0], tiling[0] * tiling[1])
     cut = Cut(record_format, *sizes)
-    return LAYOUT_CLASSES[name].build(drawn.coords, values, cut, Primitives())
+    return LAYOUT_CLASSES[name].build(drawn.coords, values, cut, NumpyPrimitives())

@@ -144,9 +144,7 @@ _LEFT_OUT = (
 
 # The rows
 
-_PARAFAC, _TUCKER, _TRAIN, _RING = (
-    f"use `{name}`" for name in ("parafac", "tucker", "tensor_train", "tensor_ring")
-)
+_PARAFAC, _TRAIN, _RING = (f"use `{name}`" for name in ("parafac", "tensor_train", "tensor_ring"))
 
 ROWS = [
     Row(
@@ -166,6 +164,13 @@ ROWS = [
         {"no `mask`": _give_mask(_miss_one, [2, 2, 2]), _LEFT_OUT: _leave_out_two_modes},
     ),
     Row(
+        _alike(
+            "decomposition",
+            "non_negative_tucker non_negative_tucker_hals",
+            _give([2, 2, 2], **_SHORT),
+        )
+    ),
+    Row(
         _alike("decomposition", "tensor_train TensorTrain", _give([1, 2, 2, 1])),
         {_NO_SYMEIG: _give([1, 2, 2, 1], svd="symeig_svd")},
     ),
@@ -177,7 +182,7 @@ ROWS = [
     ),
     Row(
         _alike("decomposition", "parafac2 Parafac2", _give(2, return_errors=True, **_SHORT)),
-        {"no `mask`": _give_mask(_miss_one, 2), 'no `init="svd"`': _give(2, init="svd")},
+        {"no `mask`": _give_mask(_miss_one, 2)},
     ),
     Row(
         {
@@ -231,10 +236,6 @@ ROWS = [
         {"lazy views; a mode cannot be split": lambda f, x: tl.reshape(x, (2, -1))},
     ),
     Row(
-        _alike("decomposition", "non_negative_tucker non_negative_tucker_hals", _give([2, 2, 2])),
-        why_not=f"it forms products as long as an unfolding: {_TUCKER}",
-    ),
-    Row(
         _alike("decomposition", "tensor_ring_als TensorRingALS", _give([2, 2, 2, 2]))
         | _alike(
             "decomposition", "tensor_ring_als_sampled TensorRingALSSampled", _give([2] * 4, 9)
@@ -254,7 +255,7 @@ ROWS = [
     ),
     Row(
         _alike("decomposition", "coupled_matrix_tensor_3d_factorization", _couple),
-        why_not=f"it forms Khatri-Rao products: {_PARAFAC}",
+        why_not="it forms Khatri-Rao products: use `tensorly_flycoo.coupled_parafac`",
     ),
     Row(
         _alike("contrib.decomposition", "tensor_train_cross", _give([1, 2, 2, 1]))

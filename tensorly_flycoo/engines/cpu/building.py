@@ -1,7 +1,6 @@
 """The loops that build a tensor on a CPU: packing, counting sorts, planning the remapping.
 
-Loops run over places `first` to `last`, or over parts: consecutive places with counters of their
-own.
+Loops run over places `first` to `last`, or over parts: consecutive places with own counters.
 """
 
 from typing import Any, NamedTuple
@@ -13,18 +12,17 @@ from .compiling import kernel
 from .records import Field, copy_record, place_of, read_row
 
 
-class Nonzeros(NamedTuple):
-    """Nonzeros to pack. `coords` is flat, so that one kernel serves both orders of its axes."""
+class Packing(NamedTuple):
+    """Nonzeros, the format of records, and where they go.
+
+    `coords` is flat, so that one kernel serves both orders of its axes. `record_values` views
+    `records` in the type of the values.
+    """
 
     coords: Array
     mode_stride: np.uint64
     nonzero_stride: np.uint64
     values: Array
-
-
-class Packing(NamedTuple):
-    """The format and the target; `record_values` views `records` in the type of the values."""
-
     words: tuple[np.uint64, ...]
     shifts: tuple[np.uint64, ...]
     sizes: tuple[np.uint64, ...]
@@ -43,10 +41,10 @@ class Found(NamedTuple):
 
 
 @kernel
-def pack_records(first: int, last: int, nonzeros: Nonzeros, packing: Packing, found: Found) -> None:
+def pack_records(first: int, last: int, packing: Packing, found: Found) -> None:
     """Pack some nonzeros, and set the flags in `found`."""
-    coords, mode_stride, nonzero_stride, values = nonzeros
-    words, shifts, sizes, value_slot, records, record_values = packing
+    coords, mode_stride, nonzero_stride, values = packing[:4]
+    words, shifts, sizes, value_slot, records, record_values = packing[4:]
     descends, is_outside, is_infinite, has_zeros = found
     for i in range(np.uint64(first), np.uint64(last)):
         for word in range(np.uint64(records.shape[1])):
@@ -83,17 +81,11 @@ def read_rows(first: int, last: int, records: Array, field: Field, rows: Array) 
 
 @kernel
 def count_rows(
-    first_part: int,
-    last_part: int,
-    num_parts: int,
-    rows: Array,
-    places: Array,
-    sorted_rows: Array,
-    counts: Array,
+    first_part: int, last_part: int, rows: Array, places: Array, sorted_rows: Array, counts: Array
 ) -> None:
     """Gather the rows of some parts in the order of `places`, and count them part by part."""
     for part in range(first_part, last_part):
-        for i in range(*_part_range(part, num_parts, rows.shape[0])):
+        for i in range(*_part_range(part, counts, rows.shape[0])):
             row = rows[place_of(places, i)]
             sorted_rows[i] = row
             counts[part, np.uint64(row)] += 1
@@ -112,17 +104,11 @@ def start_keys(counts: Array) -> None:
 
 @kernel
 def sort_parts(
-    first_part: int,
-    last_part: int,
-    num_parts: int,
-    starts: Array,
-    places: Array,
-    target: Array,
-    positions: Array,
+    first_part: int, last_part: int, starts: Array, places: Array, target: Array, positions: Array
 ) -> None:
     """Sort the places of some parts; positions replace the rows in `positions`."""
     for part in range(first_part, last_part):
-        for i in range(*_part_range(part, num_parts, positions.shape[0])):
+        for i in range(*_part_range(part, starts, positions.shape[0])):
             row = np.uint64(positions[i])
             position = starts[part, row]
             starts[part, row] = position + 1
@@ -136,16 +122,11 @@ def sort_parts(
 
 @kernel
 def count_buckets(
-    first_part: int,
-    last_part: int,
-    num_parts: int,
-    positions: Array,
-    bucket_size: Any,
-    counts: Array,
+    first_part: int, last_part: int, positions: Array, bucket_size: Any, counts: Array
 ) -> None:
     """Count the buckets of some parts' positions."""
     for part in range(first_part, last_part):
-        for i in range(*_part_range(part, num_parts, positions.shape[0])):
+        for i in range(*_part_range(part, counts, positions.shape[0])):
             counts[part, np.uint64(positions[i]) // bucket_size] += 1
 
 
@@ -169,7 +150,6 @@ def count_buckets_of_rows(row_starts: Array, nnz: int, bucket_size: Any, counts:
 def split_sorted_parts(
     first_part: int,
     last_part: int,
-    num_parts: int,
     places: Array,
     starts: tuple[Array, ...],
     bucket_size: Any,
@@ -181,7 +161,7 @@ def split_sorted_parts(
     """
     (row_starts, bucket_starts), (target, remap_ids, pull_ids) = starts, ids
     for part in range(first_part, last_part):
-        for i in range(*_part_range(part, num_parts, remap_ids.shape[0])):
+        for i in range(*_part_range(part, row_starts, remap_ids.shape[0])):
             row = np.uint64(remap_ids[i])
             position = np.uint64(row_starts[part, row])
             row_starts[part, row] = position + np.uint64(1)
@@ -197,7 +177,6 @@ def split_sorted_parts(
 def split_parts(
     first_part: int,
     last_part: int,
-    num_parts: int,
     positions: Array,
     bucket_size: Any,
     starts: Array,
@@ -206,7 +185,7 @@ def split_parts(
 ) -> None:
     """Write the offsets of some parts' positions to their buckets, unsorted."""
     for part in range(first_part, last_part):
-        for i in range(*_part_range(part, num_parts, positions.shape[0])):
+        for i in range(*_part_range(part, starts, positions.shape[0])):
             position = np.uint64(positions[i])
             bucket = position // bucket_size
             place = starts[part, bucket]
@@ -238,7 +217,9 @@ def order_buckets(
 
 
 @kernel
-def _part_range(part: Any, num_parts: int, count: Any) -> Any:
+def _part_range(part: Any, counters: Array, count: Any) -> Any:
+    """Return the first and the last item of a part; each part has a row of the counters."""
+    num_parts = counters.shape[0]
     return np.uint64(count * part // num_parts), np.uint64(count * (part + 1) // num_parts)
 
 

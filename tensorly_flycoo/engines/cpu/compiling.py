@@ -25,21 +25,26 @@ def kernel(function: Callable[..., Any]) -> Any:
     """
     compiled: Any = njit(nogil=True, error_model="numpy")(function)
     compiled._cache = _FolderCache(function)
-    compiled._compile_for_args = _one_at_a_time(compiled._compile_for_args)
-    return compiled
-
-
-def _one_at_a_time(compile_for: Callable[..., Any]) -> Callable[..., Any]:
-    """Let threads take turns: all of them call a kernel for the first time together.
-
-    numba locks the compilation itself, but not the look-ups around it.
-    """
+    compile_for = compiled._compile_for_args
 
     def compile_in_turn(*args: Any, **kwargs: Any) -> Any:
+        # All threads call a kernel for the first time together. numba locks the compilation itself,
+        # but not the look-ups around it.
         with _turn:
             return compile_for(*args, **kwargs)
 
-    return compile_in_turn
+    compiled._compile_for_args = compile_in_turn
+    return compiled
+
+
+class _CacheFile(IndexDataCacheFile):
+    """numba's index, which is of no use if a class that its signatures name has gone since."""
+
+    def _load_index(self) -> dict[Any, Any]:
+        try:
+            return super()._load_index()
+        except (AttributeError, ImportError):
+            return {}
 
 
 class _FolderCache(FunctionCache):
@@ -54,7 +59,7 @@ class _FolderCache(FunctionCache):
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(function)
         folders = {Path(file).parent for file in (function.__code__.co_filename, __file__)}
-        self._cache_file = IndexDataCacheFile(
+        self._cache_file = _CacheFile(
             cache_path=self._cache_path,
             filename_base=self._impl.filename_base,
             source_stamp=(

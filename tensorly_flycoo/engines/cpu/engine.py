@@ -1,7 +1,6 @@
 """The CPU engine: kernels compiled by numba, run on several threads.
 
-The number of threads is numba's (`numba.set_num_threads`, NUMBA_NUM_THREADS). Results do not
-depend on it.
+Threads: numba's number (`numba.set_num_threads`, NUMBA_NUM_THREADS). Results do not depend on it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,13 +14,13 @@ from ...base.reporting import log_compilation
 from ...format.layout import Layout
 from ...format.packing import RecordFormat
 from ...format.primitives import Compute, Step
-from ..protocol import Engine
-from . import groups, kernels, logarithms, products, ratios, slices, solvers, threads, updates
+from ..protocol import Engine, Factors
+from . import kernels, products, ratios, slices, threads, updates
 from . import ttmc as ttmc_kernels
 from .free_memory import count_free_nbytes
 from .imputing import add_entries, evaluate_models
 from .primitives import CpuPrimitives
-from .records import Field, Fields, Source, Target, Tiles, locate
+from .records import Field, Fields, Storage, Tiles, locate
 
 #: Nonzeros of a tile, and of a bucket (128 KB of 16-byte records: it stays in a core's L2 cache
 #: while records are pulled out of it). Measured on a Xeon with 1 MB of L2.
@@ -58,16 +57,8 @@ class CpuEngine(CpuPrimitives, Engine):
     def check_arrays(self, arrays: Mapping[str, Array]) -> None:
         pass  # the CPU reads every NumPy array
 
-    def count_free_nbytes(self) -> int | None:
-        return count_free_nbytes()
-
     def mttkrp(
-        self,
-        layout: Layout,
-        factors: Mapping[int, Array],
-        mode: int,
-        out: Array,
-        weights: Array | None = None,
+        self, layout: Layout, factors: Factors, mode: int, out: Array, weights: Array | None = None
     ) -> Compute:
         workspace = self.allocate_workspace(layout, factors, mode, out)
 
@@ -90,10 +81,10 @@ class CpuEngine(CpuPrimitives, Engine):
     def mttkrp_of_ratios(
         self,
         layout: Layout,
-        factors: Mapping[int, Array],
+        factors: Factors,
         mode: int,
         out: Array,
-        smallest: float,
+        smallest: float | None,
         wants_sum: bool = False,
     ) -> Compute:
         (*arrays, factor), partial_rows = self.allocate_workspace(layout, factors, mode, out)
@@ -106,7 +97,8 @@ class CpuEngine(CpuPrimitives, Engine):
             arguments = _gather_arguments(layout, step, workspace, mode, out, num_lanes)
             num_tiles = arguments[0].carry_rows.shape[0]
             log_sums = np.empty(num_tiles) if wants_sum else None
-            model = ratios.Model(factor, out.dtype.type(smallest), log_sums)
+            least = None if smallest is None else out.dtype.type(smallest)
+            model = ratios.Model(factor, least, log_sums)
             has_steps = None if out.shape[1] == num_lanes else True
             self.log("ratios", layout.name, mode=mode, kernel="ratio_tiles", num_lanes=num_lanes)
             work_ns = 3 * _estimate_ns(layout, step, out)
@@ -114,12 +106,13 @@ class CpuEngine(CpuPrimitives, Engine):
                 ratios.ratio_tiles, num_tiles, *arguments, model, has_steps, work_ns=work_ns
             )
             kernels.add_partial_rows(layout.tilings[mode].carry_rows, partial_rows, out)
-            return None if log_sums is None else np.asarray(logarithms.add_in_order(log_sums))
+            # Unlike a sum, adds from the first to the last.
+            return None if log_sums is None else np.asarray(0.0 + log_sums.cumsum()[-1])
 
         return compute
 
     def allocate_workspace(
-        self, layout: Layout, factors: Mapping[int, Array], mode: int, out: Array
+        self, layout: Layout, factors: Factors, mode: int, out: Array
     ) -> tuple[tuple[Array, ...], Array]:
         """Return the factors as kernels read them, that of `mode` last, and memory for carries."""
         num_tiles = layout.tilings[mode].carry_rows.size
@@ -137,16 +130,11 @@ class CpuEngine(CpuPrimitives, Engine):
     def extrapolate(self, factors: Sequence[Array], step: float, sums: Array) -> Array:
         moved = np.empty(factors[0].shape, factors[0].dtype)
         powers = np.array([2 * step, step**2], moved.dtype)
-        updates.add_up(updates.extrapolate_blocks, (moved, *factors, powers), sums[None])
+        updates.add_up(updates.extrapolate_blocks, (moved, tuple(factors), powers), sums[None])
         return moved
 
     def ttmc(
-        self,
-        layout: Layout,
-        inputs: Mapping[int, Array],
-        mode: int,
-        out: Array,
-        slots: Array | None = None,
+        self, layout: Layout, inputs: Factors, mode: int, out: Array, slots: Array | None = None
     ) -> Compute:
         assert layout.merged is layout.record_format, "TTMc knows no groups"
         record_format, tiling = layout.record_format, layout.tilings[mode]
@@ -164,11 +152,11 @@ class CpuEngine(CpuPrimitives, Engine):
             if step.records.shape[0] == 0:
                 return
             tiles = Tiles(layout.tile_size, step.bucket_size, tiling.carry_rows)
-            source = Source.of(step, record_format)
-            num_tiles = tiling.carry_rows.shape[0]
-            num_lanes = len(kronecker.lanes)
+            storage = Storage.of(step, record_format)
+            num_tiles, num_lanes = tiling.carry_rows.shape[0], len(kronecker.lanes)
             self.log("ttmc", layout.name, mode=mode, kernel="ttmc_tiles", num_lanes=num_lanes)
-            arguments, work_ns = (tiles, source, kronecker, output), _estimate_ns(layout, step, out)
+            work_ns = _estimate_ns(layout, step, out)
+            arguments = (tiles, storage, kronecker, output)
             threads.launch(ttmc_kernels.ttmc_tiles, num_tiles, *arguments, work_ns=work_ns)
             rows = tiling.carry_rows
             if slots is not None:
@@ -196,21 +184,22 @@ class CpuEngine(CpuPrimitives, Engine):
     ) -> tuple[float, int]:
         num_blocks = -(-rows.shape[0] // _SWEEP_ROWS)
         errors, changes = np.zeros(num_blocks), np.zeros(num_blocks, np.int64)
-        problem = solvers.LeastSquares(targets, gram, shift, ridge, smallest)
-        arguments = (_SWEEP_ROWS, problem, rows, errors, changes)
+        problem = updates.LeastSquares(targets, gram, shift, ridge, smallest, _SWEEP_ROWS)
+        arguments = (problem, rows, errors, changes)
         work_ns = rows.size * rows.shape[1]
-        threads.launch(solvers.sweep_nonnegative, num_blocks, *arguments, work_ns=work_ns)
+        threads.launch(updates.sweep_nonnegative, num_blocks, *arguments, work_ns=work_ns)
         return errors.sum(), changes.sum()
 
     def fit_ascending(self, columns: Array) -> Array:
         """Return the ascending sequence nearest to each column (I, R), by least squares."""
         fitted = np.empty_like(columns)
         arguments, work_ns = (columns, fitted), 10 * columns.size
-        threads.launch(solvers.fit_ascending, columns.shape[1], *arguments, work_ns=work_ns)
+        threads.launch(updates.fit_ascending, columns.shape[1], *arguments, work_ns=work_ns)
         return fitted
 
-    combine_rows = staticmethod(groups.combine_rows)
-    contract_rows = staticmethod(groups.contract_rows)
+    count_free_nbytes = staticmethod(count_free_nbytes)
+    combine_rows = staticmethod(products.combine_rows)
+    contract_rows = staticmethod(products.contract_rows)
     multiply_transposed = staticmethod(products.multiply_transposed)
     multiply_rows = staticmethod(products.multiply_rows)
     evaluate_models = staticmethod(evaluate_models)
@@ -268,16 +257,14 @@ def _choose_lanes(out: Array) -> int:
 
 def _gather_arguments(
     layout: Layout, step: Step, workspace: Any, mode: int, out: Array, num_lanes: int
-) -> tuple[Tiles, Source, Target, kernels.Inputs, kernels.Output]:
+) -> tuple[Tiles, Storage, kernels.Operands]:
     """Return the arguments of the loops that compute MTTKRP."""
     (arrays, partial_rows), tiling = workspace, layout.tilings[mode]
     field, fields = locate(layout.merged, mode)
     return (
         Tiles(layout.tile_size, step.bucket_size, tiling.carry_rows, tiling.empty_rows),
-        Source.of(step, layout.record_format),
-        Target.of(step, layout.record_format),
-        kernels.Inputs(fields, arrays),
-        kernels.Output(field, out, partial_rows, (0,) * num_lanes),
+        Storage.of(step, layout.record_format),
+        kernels.Operands(fields, arrays, field, out, partial_rows, (0,) * num_lanes),
     )
 
 

@@ -1,8 +1,4 @@
-"""The loops that compute MTTKRP and remap or copy records, compiled by numba.
-
-The intrinsics here compute ``len(lanes)`` columns of a row at a time in vector registers, since
-LLVM's loop vectoriser does not.
-"""
+"""The loops that compute MTTKRP and remap or copy records, compiled by numba."""
 
 from typing import Any, NamedTuple
 
@@ -16,8 +12,7 @@ from .records import (
     PREFETCH_DISTANCE,
     Field,
     Fields,
-    Source,
-    Target,
+    Storage,
     Tiles,
     copy_record,
     intrinsic,
@@ -32,24 +27,19 @@ from .records import (
 ROW_NBYTES = 256
 
 
-class Inputs(NamedTuple):
-    """The factors of the other modes, C-contiguous, and where their coordinates are."""
+class Operands(NamedTuple):
+    """What MTTKRP reads and writes; a vector register holds ``len(lanes)`` columns."""
 
-    fields: Fields
-    factors: tuple[Array, ...]
-
-
-class Output(NamedTuple):
-    """Where rows of results go; a vector register holds ``len(lanes)`` columns."""
-
-    field: Field
+    fields: Fields  # of the other modes
+    factors: tuple[Array, ...]  # of the other modes, C-contiguous
+    out_field: Field
     out: Array
     partial_rows: Array
     lanes: tuple[int, ...]
 
 
 # LLVM's loop vectoriser gives up on the short, fixed loops over the columns of a factor (it unrolls
-# them to scalar code first), which costs a factor of four. Each of the four intrinsics below is one
+# them to scalar code first), which costs a factor of four. Each intrinsic for rows below is one
 # operation on an LLVM vector, ``len(lanes)`` columns of a row. Multiplication and addition stay
 # separate (no fused multiply-add), so a column's result depends neither on the lanes nor on the
 # machine's instruction set.
@@ -81,6 +71,16 @@ def point_at_row(typing_context: Any, matrix: Any, row: Any) -> Any:
         return builder.gep(array.data, [builder.mul(args[1], num_columns)])
 
     return types.CPointer(matrix.dtype)(matrix, row), generate
+
+
+@intrinsic
+def advance(typing_context: Any, pointer: Any, offset: Any) -> Any:
+    """Point `offset` items further."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.gep(args[0], [args[1]])
+
+    return pointer(pointer, offset), generate
 
 
 def splat(builder: Any, scalar: Any, vector_type: Any) -> Any:
@@ -204,20 +204,16 @@ def _compute_tile(
     inherits: Any,
     moves: Any,
     column: Any,
-    source: Source,
-    target: Target,
-    inputs: Inputs,
-    output: Output,
+    storage: Storage,
+    operands: Operands,
 ) -> None:
     """Compute ``len(lanes)`` columns, from `column` on, of the rows of places `first` to `last`.
 
-    The records are also remapped if `moves` is true and there is a target.
+    The records are also remapped if `moves` is true and there is a `spare`.
     """
     # Unpacked here, since reading fields inside the loop would count references to arrays.
-    records, values, value_slot, pull_ids = source
-    spare, remap_ids, record_words = target
-    fields, factors = inputs
-    out_field, out, partial_rows, lanes = output
+    records, values, value_slot, pull_ids, spare, remap_ids, record_words = storage
+    fields, factors, out_field, out, partial_rows, lanes = operands
     row = np.uint64(0)
     has_row = False
     total = new_row_of_zeros(values.dtype.type(0), lanes)
@@ -245,19 +241,13 @@ def _compute_tile(
 
 @kernel
 def mttkrp_tiles(
-    first_tile: int,
-    last_tile: int,
-    tiles: Tiles,
-    source: Source,
-    target: Target,
-    inputs: Inputs,
-    output: Output,
+    first_tile: int, last_tile: int, tiles: Tiles, storage: Storage, operands: Operands
 ) -> None:
-    """Compute some tiles of MTTKRP, and remap their records if there is a target."""
-    nnz, num_tiles = source.records.shape[0], tiles.carry_rows.shape[0]
-    carry_rows, empty_rows, out = tiles.carry_rows, tiles.empty_rows, output.out
+    """Compute some tiles of MTTKRP, and remap their records if there is a `spare`."""
+    nnz, num_tiles = storage.records.shape[0], tiles.carry_rows.shape[0]
+    carry_rows, empty_rows, out = tiles.carry_rows, tiles.empty_rows, operands.out
     num_empty = empty_rows.shape[0]
-    rank, num_lanes = out.shape[1], len(output.lanes)
+    rank, num_lanes = out.shape[1], len(operands.lanes)
     for tile in range(first_tile, last_tile):
         first = tile * tiles.size
         for step in range(0, rank, num_lanes):
@@ -267,7 +257,7 @@ def mttkrp_tiles(
                 np.uint64(tile), np.uint64(first), np.uint64(min(first + tiles.size, nnz)),
                 np.uint64(first // tiles.bucket_size * tiles.bucket_size),
                 carry_rows[tile] >= 0, step == 0, np.uint64(min(step, rank - num_lanes)),
-                source, target, inputs, output,
+                storage, operands,
             )  # fmt: skip
         for e in range(tile * num_empty // num_tiles, (tile + 1) * num_empty // num_tiles):
             out[empty_rows[e]] = 0
@@ -283,12 +273,9 @@ def add_partial_rows(carry_rows: Array, partial_rows: Array, out: Array) -> None
 
 
 @kernel
-def remap_tiles(
-    first_tile: int, last_tile: int, tiles: Tiles, source: Source, target: Target
-) -> None:
+def remap_tiles(first_tile: int, last_tile: int, tiles: Tiles, storage: Storage) -> None:
     """Remap some tiles without computing, when modes are visited out of turn."""
-    records, pull_ids = source.records, source.pull_ids
-    spare, remap_ids, record_words = target
+    records, _, _, pull_ids, spare, remap_ids, record_words = storage
     for tile in range(first_tile, last_tile):
         first = tile * tiles.size
         bucket_start = np.uint64(first // tiles.bucket_size * tiles.bucket_size)
@@ -321,13 +308,13 @@ def split_columns(
     first: int,
     last: int,
     places: Array,
-    source: Source,
+    storage: Storage,
     field: Field,
     column_bits: Any,
     columns: tuple[Array, ...],
 ) -> None:
     """Split records into three arrays; `column_bits` masks the bits of all other modes."""
-    records, record_values, value_slot, _ = source
+    records, record_values, value_slot = storage.records, storage.values, storage.value_slot
     is_new, rows, values = columns
     end = np.uint64(last)
     for i in range(np.uint64(first), end):

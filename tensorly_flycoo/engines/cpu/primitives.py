@@ -9,10 +9,10 @@ from ...base.array_modules import Array
 from ...base.checks import check_finite, check_inside
 from ...base.reporting import log_compilation
 from ...format.packing import Cut, RecordFormat
-from ...format.primitives import Primitives, Step, index_dtype
+from ...format.primitives import Entries, ModeRows, Primitives, Step, index_dtype
 from . import building, kernels, threads
 from .compiling import kernel
-from .records import Field, Source, Target, Tiles
+from .records import Field, Storage, Tiles
 
 #: Parts of a counting sort for each thread, so that a delayed thread gets less to do.
 _PARTS_PER_THREAD = 4
@@ -43,12 +43,12 @@ class CpuPrimitives(Primitives):
         )
         found = building.Found(*np.zeros((4, 1), np.bool_))
         flat, values = coords.reshape(-1, order="A"), np.ascontiguousarray(values)
-        nonzeros = building.Nonzeros(flat, mode_stride, nonzero_stride, values)
         sizes = tuple(map(np.uint64, record_format.shape))
         slot = np.uint64(record_format.value_slot)
         record_values = records.view(record_format.dtype)
-        packing = building.Packing(words, shifts, sizes, slot, records, record_values)
-        arguments, work_ns = (nonzeros, packing, found), _NONZERO_NS * values.shape[0]
+        nonzeros = (flat, mode_stride, nonzero_stride, values)
+        packing = building.Packing(*nonzeros, words, shifts, sizes, slot, records, record_values)
+        arguments, work_ns = (packing, found), _NONZERO_NS * values.shape[0]
         threads.launch(building.pack_records, values.shape[0], *arguments, work_ns=work_ns)
         if found.is_outside[0]:
             check_inside(coords, record_format.shape)
@@ -56,22 +56,14 @@ class CpuPrimitives(Primitives):
             check_finite(values)
         return records, not found.descends[0], bool(found.has_zeros[0])
 
-    def sort_by_row(
-        self,
-        records: Array,
-        record_format: RecordFormat,
-        mode: int,
-        places: Array | None,
-        target: Array,
-        positions: Array,
-    ) -> Array | None:
-        starts = _start_rows(records, record_format, mode, places, target, positions)
+    def sort_by_row(self, given: ModeRows, target: Array, positions: Array) -> Array | None:
+        starts = _start_rows(given, target, positions)
         if starts is None:
-            return super().sort_by_row(records, record_format, mode, places, target, positions)
-        empty_rows = _find_empty_rows(starts, record_format.shape[mode])
+            return super().sort_by_row(given, target, positions)
+        empty_rows = _find_empty_rows(starts, given.record_format.shape[given.mode])
         num_parts = starts.shape[0]
-        arguments = (num_parts, starts, places, target, positions)
-        work_ns = _NONZERO_NS * records.shape[0]
+        arguments = (starts, given.places, target, positions)
+        work_ns = _NONZERO_NS * given.records.shape[0]
         threads.launch(building.sort_parts, num_parts, *arguments, work_ns=work_ns)
         return empty_rows
 
@@ -93,29 +85,19 @@ class CpuPrimitives(Primitives):
         return 9 * size  # a flag for each row and the int64 empty rows
 
     def plan_remap(
-        self,
-        records: Array,
-        record_format: RecordFormat,
-        mode: int,
-        places: Array | None,
-        bucket_size: int,
-        target: Array,
-        remap_ids: Array,
-        pull_ids: Array,
+        self, given: ModeRows, bucket_size: int, target: Array, remap_ids: Array, pull_ids: Array
     ) -> Array | None:
-        starts = _start_rows(records, record_format, mode, places, target, remap_ids)
+        starts = _start_rows(given, target, remap_ids)
         if starts is None:
-            return super().plan_remap(
-                records, record_format, mode, places, bucket_size, target, remap_ids, pull_ids
-            )
-        empty_rows = _find_empty_rows(starts, record_format.shape[mode])
-        nnz, num_parts = records.shape[0], starts.shape[0]
+            return super().plan_remap(given, bucket_size, target, remap_ids, pull_ids)
+        empty_rows = _find_empty_rows(starts, given.record_format.shape[given.mode])
+        nnz, num_parts = given.records.shape[0], starts.shape[0]
         num_buckets, size = -(-nnz // bucket_size), np.uint64(bucket_size)
         bucket_starts = np.zeros(_shape_counts(num_parts, num_buckets, starts.dtype), starts.dtype)
         building.count_buckets_of_rows(starts, nnz, size, bucket_starts)
         building.start_keys(bucket_starts)
         ids = (target, remap_ids, pull_ids)
-        arguments = (num_parts, places, (starts, bucket_starts), size, ids)
+        arguments = (given.places, (starts, bucket_starts), size, ids)
         work_ns = _NONZERO_NS * nnz
         threads.launch(building.split_sorted_parts, num_parts, *arguments, work_ns=work_ns)
         buckets = (bucket_size, target, pull_ids)
@@ -133,7 +115,7 @@ class CpuPrimitives(Primitives):
         num_buckets, size = -(-nnz // bucket_size), np.uint64(bucket_size)
         num_parts = _choose_parts(nnz, num_buckets)
         starts = np.zeros(_shape_counts(num_parts, num_buckets, stored.dtype), stored.dtype)
-        counted, work_ns = (num_parts, positions, size, starts), _NONZERO_NS * nnz
+        counted, work_ns = (positions, size, starts), _NONZERO_NS * nnz
         threads.launch(building.count_buckets, num_parts, *counted, work_ns=work_ns)
         building.start_keys(starts)
         arguments = (*counted, stored, offsets)
@@ -159,10 +141,9 @@ class CpuPrimitives(Primitives):
 
     def remap(self, step: Step, cut: Cut) -> None:
         tiles, record_format = Tiles(cut.tile_size, step.bucket_size), cut.record_format
-        source, target = Source.of(step, record_format), Target.of(step, record_format)
-        nnz = step.records.shape[0]
-        arguments, num_tiles = (tiles, source, target), -(-nnz // cut.tile_size)
-        threads.launch(kernels.remap_tiles, num_tiles, *arguments, work_ns=_NONZERO_NS * nnz)
+        nnz, storage = step.records.shape[0], Storage.of(step, record_format)
+        num_tiles, work_ns = -(-nnz // cut.tile_size), _NONZERO_NS * nnz
+        threads.launch(kernels.remap_tiles, num_tiles, tiles, storage, work_ns=work_ns)
 
     def position_in_buckets(self, offsets: Array, bucket_size: int) -> Array:
         nnz = offsets.shape[0]
@@ -177,55 +158,43 @@ class CpuPrimitives(Primitives):
         threads.launch(kernels.gather_records, nnz, *arguments, work_ns=_NONZERO_NS * nnz)
         return target
 
-    def split_columns(
-        self, records: Array, record_format: RecordFormat, mode: int, places: Array | None
-    ) -> tuple[Array, Array, Array]:
+    def split_columns(self, given: ModeRows) -> Entries:
+        records, record_format, mode, places = given
         nnz = records.shape[0]
         is_new, values = np.empty(nnz + 1, np.bool_), np.empty(nnz)
         is_new[nnz] = True
         rows = np.empty(nnz, index_dtype(record_format.shape[mode], smallest="int32"))
-        column_bits = [0] * record_format.num_words
-        for n in range(record_format.ndim):
-            bits = record_format.masks[n] << record_format.shifts[n] if n != mode else 0
-            column_bits[record_format.words[n]] |= bits
-        source, field = Source.of(Step(records), record_format), Field.of(record_format, mode)
-        masks, columns = tuple(map(np.uint64, column_bits)), (is_new, rows, values)
-        arguments = (places, source, field, masks, columns)
+        others = (n for n in range(record_format.ndim) if n != mode)
+        storage, field = Storage.of(Step(records), record_format), Field.of(record_format, mode)
+        masks = tuple(map(np.uint64, record_format.mask_words(others)))
+        arguments = (places, storage, field, masks, (is_new, rows, values))
         threads.launch(kernels.split_columns, nnz, *arguments, work_ns=2 * _NONZERO_NS * nnz)
-        return is_new, rows, values
+        return Entries(is_new, rows, values)
 
-    def sum_single_squares(
-        self, is_first: Array, rows: Array, values: Array, num_rows: int, scale: float
-    ) -> Array:
+    def sum_single_squares(self, entries: Entries, num_rows: int, scale: float) -> Array:
         sums = np.zeros((2, num_rows))
         with log_compilation():
-            _add_single_squares(is_first, rows, values, scale, sums)
+            _add_single_squares(*entries, scale, sums)
         return sums
 
     def list_shared(
-        self, is_first: Array, rows: Array, values: Array, num_rows: int, scale: float
+        self, entries: Entries, num_rows: int, scale: float
     ) -> tuple[Array, Array, Array]:
         is_coupled = np.zeros(num_rows, np.bool_)
         with log_compilation():
-            count = _mark_coupled(is_first, rows, is_coupled)
+            count = _mark_coupled(entries.is_first, entries.rows, is_coupled)
             slots = np.cumsum(is_coupled) - 1
             coords, shared = np.empty((2, count), np.int64), np.empty(count)
-            _copy_shared(is_first, rows, values, scale, slots, coords, shared)
+            _copy_shared(*entries, scale, slots, coords, shared)
         return np.flatnonzero(is_coupled), coords, shared
 
 
-def _start_rows(
-    records: Array,
-    record_format: RecordFormat,
-    mode: int,
-    places: Array | None,
-    target: Array,
-    positions: Array,
-) -> Array | None:
+def _start_rows(given: ModeRows, target: Array, positions: Array) -> Array | None:
     """Return where each part's nonzeros of each row start, or None if there are too many rows.
 
     The rows are left in `positions`, and `target` is overwritten.
     """
+    records, record_format, mode, places = given
     nnz, num_rows = records.shape[0], record_format.shape[mode]
     num_parts = _count_parts(nnz, num_rows)
     if num_parts is None:
@@ -235,7 +204,7 @@ def _start_rows(
     field = Field.of(record_format, mode)
     threads.launch(building.read_rows, nnz, records, field, rows, work_ns=nnz)
     starts = np.zeros(_shape_counts(num_parts, num_rows, positions.dtype), positions.dtype)
-    arguments, work_ns = (num_parts, rows, places, positions, starts), _NONZERO_NS * nnz
+    arguments, work_ns = (rows, places, positions, starts), _NONZERO_NS * nnz
     threads.launch(building.count_rows, num_parts, *arguments, work_ns=work_ns)
     building.start_keys(starts)
     return starts
@@ -248,10 +217,7 @@ def _find_empty_rows(starts: Array, num_rows: int) -> Array:
 
 
 def _count_parts(nnz: int, num_keys: int) -> int | None:
-    """Choose the parts of a counting sort, or None if a comparison sort costs less.
-
-    Each part needs a counter for each key.
-    """
+    """Choose the parts, each with all counters; None if a comparison sort costs less."""
     return None if num_keys > max(4 * nnz, 2**16) else _choose_parts(nnz, num_keys)
 
 

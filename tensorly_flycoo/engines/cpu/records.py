@@ -67,32 +67,23 @@ def locate(record_format: RecordFormat, mode: int) -> tuple[Field, Fields]:
     return Field.of(record_format, mode), Fields.of(record_format, others)
 
 
-class Source(NamedTuple):
-    """The records and pull ids of a `Step`; `values` views the records in the values' type."""
+class Storage(NamedTuple):
+    """The arrays of a `Step`; `values` views the records in the values' type."""
 
     records: Array
     values: Array
     value_slot: np.uint64
     pull_ids: Array
-
-    @classmethod
-    def of(cls, step: Step, record_format: RecordFormat) -> "Source":
-        """Take the records of a step."""
-        values, slot = step.records.view(record_format.dtype), np.uint64(record_format.value_slot)
-        return cls(step.records, values, slot, step.pull_ids)
-
-
-class Target(NamedTuple):
-    """Where remapped records go, or None; a record has ``len(record_words)`` words."""
-
     spare: Array
     remap_ids: Array
-    record_words: tuple[int, ...]
+    record_words: tuple[int, ...]  # a record has ``len(record_words)`` words
 
     @classmethod
-    def of(cls, step: Step, record_format: RecordFormat) -> "Target":
-        """Take the target of a step."""
-        return cls(step.spare, step.remap_ids, (0,) * record_format.num_words)
+    def of(cls, step: Step, record_format: RecordFormat) -> "Storage":
+        """Take the arrays of a step."""
+        values, slot = step.records.view(record_format.dtype), np.uint64(record_format.value_slot)
+        words = (0,) * record_format.num_words
+        return cls(step.records, values, slot, step.pull_ids, step.spare, step.remap_ids, words)
 
 
 class Tiles(NamedTuple):

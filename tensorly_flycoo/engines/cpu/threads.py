@@ -21,15 +21,13 @@ from typing import Any
 import numba
 import numpy as np
 from llvmlite import ir
-from numba import extending
 from numba.core import cgutils, types
 from numba.core.compiler import Flags
 
 from ...base.array_modules import Array
 from ...base.reporting import log_compilation
 from .compiling import kernel
-
-intrinsic: Any = extending.intrinsic
+from .records import intrinsic
 
 #: Work of a thread for which it is worth waking.
 _WORTH_NS = 2e4

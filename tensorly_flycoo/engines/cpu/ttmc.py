@@ -12,8 +12,8 @@ from numba.core import types
 
 from ...base.array_modules import Array
 from .compiling import kernel
-from .kernels import add_multiple, point_at_row
-from .records import Field, Fields, Source, Tiles, intrinsic, place_of, pull, read_row, read_rows
+from .kernels import add_multiple, advance, point_at_row
+from .records import Field, Fields, Storage, Tiles, intrinsic, place_of, pull, read_row, read_rows
 
 #: Bytes of a vector of columns.
 _VECTOR_NBYTES = 64
@@ -68,22 +68,11 @@ def _point_at_rows(typing_context: Any, factors: Any, indices: Any) -> Any:
     return types.UniTuple(pointer_type, factors.count)(factors, indices), generate
 
 
-@intrinsic
-def _advance(typing_context: Any, pointer: Any, offset: Any) -> Any:
-    """Point `offset` items further."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.gep(args[0], [args[1]])
-
-    return pointer(pointer, offset), generate
-
-
 @kernel
 def _multiply_out(prefixes: Array, value: Any, rows: Any, ranks: Any) -> None:
     """Fill `prefixes` with ``value`` times the Kronecker product of all rows but the last.
 
-    In place, from the end: each product with one more row is stored at or after the place of the
-    product that it extends.
+    In place, from the end: each product is stored at or after the place of the one it extends.
     """
     prefixes[0] = value
     size = np.uint64(1)
@@ -105,8 +94,8 @@ def _add_outer_product(total: Array, prefixes: Array, row: Any, width: Any, lane
     target = point_at_row(total, np.uint64(0))
     for p in range(np.uint64(prefixes.shape[0])):
         for column in range(np.uint64(0), width, step):
-            start = _advance(target, p * width + column)
-            add_multiple(start, prefixes[p], _advance(row, column), lanes)
+            start = advance(target, p * width + column)
+            add_multiple(start, prefixes[p], advance(row, column), lanes)
 
 
 @kernel
@@ -124,12 +113,12 @@ def ttmc_tiles(
     first_tile: int,
     last_tile: int,
     tiles: Tiles,
-    source: Source,
+    storage: Storage,
     kronecker: Kronecker,
     output: SlotOutput,
 ) -> None:
     """Compute some tiles of TTMc."""
-    records, values, value_slot, pull_ids = source
+    records, values, value_slot, pull_ids, _, _, _ = storage
     fields, factors, ranks, num_columns, lanes = kronecker
     out_field, slots, out, partial_rows = output
     nnz, carry_rows = records.shape[0], tiles.carry_rows

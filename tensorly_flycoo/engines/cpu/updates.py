@@ -1,7 +1,7 @@
-"""Multiplicative updates of a factor, and their extrapolation, with the sums of its columns."""
+"""Updates of a factor: multiplicative ones, their extrapolation, HALS, and ascending columns."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -65,17 +65,10 @@ def measure_blocks(
 
 @kernel
 def extrapolate_blocks(
-    first_block: int,
-    last_block: int,
-    moved: Array,
-    t0: Array,
-    t1: Array,
-    t2: Array,
-    powers: Array,
-    sums: Array,
+    first_block: int, last_block: int, moved: Array, factors: Any, powers: Array, sums: Array
 ) -> None:
     """Write the extrapolation of some blocks of rows to `moved`; add up its columns."""
-    num_rows, rank = moved.shape
+    (num_rows, rank), (t0, t1, t2) = moved.shape, factors
     for block in range(first_block, last_block):
         for i in _list_rows(block, num_rows):
             for r in range(rank):
@@ -83,3 +76,85 @@ def extrapolate_blocks(
                 number = t0[i, r] + powers[0] * change + powers[1] * bend
                 moved[i, r] = number if number > 0 else t2[i, r]
                 sums[block, 0, r] += moved[i, r]
+
+
+class LeastSquares(NamedTuple):
+    """The problem that a sweep minimises: see `ops.hals.solve_nonnegative`."""
+
+    targets: Array
+    gram: Array
+    shift: float
+    ridge: float
+    smallest: float
+    block_size: int  # rows that are updated together
+
+
+@kernel
+def fit_ascending(first_column: int, last_column: int, columns: Array, fitted: Array) -> None:
+    """Write to `fitted` (I, R) the ascending sequences nearest to some of the columns (I, R).
+
+    Neighbouring blocks of elements, each replaced by its mean, are merged while one is larger than
+    the next (pool adjacent violators): O(I * R). Means are computed in float64.
+    """
+    size = columns.shape[0]
+    sums, counts = np.empty(size, np.float64), np.empty(size, np.int64)
+    for r in range(first_column, last_column):
+        num_blocks = 0
+        for i in range(size):
+            total, count = np.float64(columns[i, r]), 1
+            while num_blocks and sums[num_blocks - 1] * count > total * counts[num_blocks - 1]:
+                num_blocks -= 1
+                total += sums[num_blocks]
+                count += counts[num_blocks]
+            sums[num_blocks], counts[num_blocks] = total, count
+            num_blocks += 1
+        end = 0
+        for block in range(num_blocks):
+            start, end = end, end + counts[block]
+            fitted[start:end, r] = sums[block] / counts[block]
+
+
+@kernel
+def sweep_nonnegative(
+    first: int, last: int, problem: LeastSquares, rows: Array, errors: Array, changes: Array
+) -> None:
+    """Update all columns of some blocks of `rows` (I, R), one after the other, by HALS.
+
+    A block is transposed, so that its rows are computed side by side. `errors` and `changes`
+    receive, for each block, the sum of squares that TensorLy compares with its tolerance (of the
+    distances of all columns from each new one), and the number of elements that changed.
+    """
+    targets, gram, shift, ridge, smallest, block_size = problem
+    rank = rows.shape[1]
+    old = np.empty((rank, block_size), rows.dtype)
+    new = np.empty(block_size, rows.dtype)
+    squares = np.empty(block_size, rows.dtype)
+    for block in range(first, last):
+        start = block * block_size
+        size = min(block_size, rows.shape[0] - start)
+        for b in range(size):
+            for k in range(rank):
+                old[k, b] = rows[start + b, k]
+        squares[:] = 0
+        changes[block] = 0
+        for k in range(rank):
+            if gram[k, k] == 0:
+                continue
+            for b in range(size):
+                new[b] = targets[start + b, k] - shift
+            for other in range(rank):
+                if other != k:
+                    for b in range(size):
+                        new[b] -= gram[k, other] * old[other, b]
+            for b in range(size):
+                new[b] = max(new[b] / (gram[k, k] + 2 * ridge), smallest)
+            for other in range(rank):
+                for b in range(size):
+                    squares[b] += (old[other, b] - new[b]) ** 2
+            for b in range(size):
+                changes[block] += new[b] != old[k, b]
+                old[k, b] = new[b]
+        for b in range(size):
+            for k in range(rank):
+                rows[start + b, k] = old[k, b]
+        errors[block] = np.sum(squares[:size])

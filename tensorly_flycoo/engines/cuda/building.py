@@ -16,7 +16,7 @@ from ...base.array_modules import Array, is_cupy
 from ...base.checks import check_finite, check_inside
 from ...format import packing
 from ...format.packing import Cut, RecordFormat
-from ...format.primitives import Primitives, Step, index_dtype, is_whole
+from ...format.primitives import Entries, LeadingPairs, ModeRows, Primitives, Step, index_dtype
 from ...format.remap import count_runs
 from . import launch, tuning
 from .compact_ids import PackedIds, RunIds, count_plan_nbytes
@@ -76,8 +76,7 @@ class CudaPrimitives(Primitives):
     ) -> tuple[Array, bool, bool]:
         """Make records, as `Primitives.pack` does, from arrays on the GPU or the host.
 
-        Host arrays are copied `staging_size` nonzeros at a time, so that the GPU needs little
-        memory beyond the records.
+        Host arrays are copied `staging_size` nonzeros at a time, which saves memory of the GPU.
         """
         size = values.size if is_cupy(values) else self.staging_size
         records = cupy.empty((values.size, record_format.num_words), record_format.word_dtype)
@@ -116,15 +115,8 @@ class CudaPrimitives(Primitives):
         itemsize = 4 if sum(map(packing.field_width, shape)) <= 32 else 8
         return itemsize * nnz + _argsort_nbytes(nnz, itemsize)  # keys
 
-    def sort_by_row(
-        self,
-        records: Array,
-        record_format: RecordFormat,
-        mode: int,
-        places: Array | None,
-        target: Array,
-        positions: Array,
-    ) -> Array | None:
+    def sort_by_row(self, given: ModeRows, target: Array, positions: Array) -> Array | None:
+        records, record_format, mode, places = given
         size = record_format.shape[mode]
         keys = cupy.empty(records.shape[0], _row_dtype(size))
         is_used = cupy.zeros(size, bool)
@@ -141,21 +133,13 @@ class CudaPrimitives(Primitives):
         _read_keys(records, record_format, [mode], None, _row_dtype(size), is_used=is_used)
         return _list_empty_rows(is_used)
 
-    def find_carry_rows(
-        self,
-        records: Array,
-        record_format: RecordFormat,
-        mode: int,
-        places: Array | None,
-        tile_size: int,
-    ) -> Array:
+    def find_carry_rows(self, given: ModeRows, tile_size: int) -> Array:
+        records, record_format, mode, places = given
         carry_rows = cupy.empty(-(-records.shape[0] // tile_size), np.int64)
         macros = _key_macros(record_format, 1, _row_dtype(record_format.shape[mode]), places)
         kernel = launch.get_kernel("read_keys.cu", "find_carry_rows", **macros)
-        arguments = (
-            make_key_fields(record_format, [mode]), np.int64(carry_rows.size),
-            np.int64(tile_size), records, *launch.pass_none([places]), carry_rows,
-        )  # fmt: skip
+        sizes = np.int64(carry_rows.size), np.int64(tile_size)
+        arguments = (make_key_fields(record_format, [mode]), *sizes, records, places, carry_rows)
         launch.launch_items(kernel, carry_rows.size, arguments)
         return carry_rows
 
@@ -249,9 +233,8 @@ class CudaPrimitives(Primitives):
         shared_nbytes = cut.tile_size * cut.record_format.record_nbytes
         launch.launch_tiles(kernel, num_tiles, 1, block_size, arguments, shared_nbytes)
 
-    def split_columns(
-        self, records: Array, record_format: RecordFormat, mode: int, places: Array | None
-    ) -> tuple[Array, Array, Array]:
+    def split_columns(self, given: ModeRows) -> Entries:
+        records, record_format, mode, places = given
         nnz = records.shape[0]
         is_first, values = cupy.empty(nnz + 1, bool), cupy.empty(nnz)
         rows = cupy.empty(nnz, np.uint32)
@@ -261,41 +244,39 @@ class CudaPrimitives(Primitives):
             COLUMNS_LAYOUT=columns_dtype(record_format.num_words), PLACE=_place_dtype(places),
         )  # fmt: skip
         arguments = (
-            make_columns(record_format, mode), np.int64(nnz), records,
-            *launch.pass_none([places]), is_first, rows, values,
+            make_columns(record_format, mode), np.int64(nnz), records, places, is_first, rows,
+            values,
         )  # fmt: skip
         launch.launch_items(kernel, nnz + 1, arguments)
-        return is_first, rows, values
+        return Entries(is_first, rows, values)
 
-    def sum_single_squares(
-        self, is_first: Array, rows: Array, values: Array, num_rows: int, scale: float
-    ) -> Array:
+    def sum_single_squares(self, entries: Entries, num_rows: int, scale: float) -> Array:
         # Integers: their sums do not depend on the order of additions. With few rows, threads
         # would wait for each other to add; so each adds to one of several copies.
         num_copies = min(max(1, tuning.NUM_SQUARE_SUMS // num_rows), tuning.MAX_SQUARE_COPIES)
         parts = cupy.zeros((num_copies, 2, 2, num_rows), np.uint64)
         sizes = (np.int64(num_rows), np.int64(num_copies))
-        arguments = (is_first, rows, values, np.float64(scale), *sizes, parts)
-        _launch_on_unfolding("sum_single_squares", values.size, *arguments)
+        arguments = (*entries, np.float64(scale), *sizes, parts)
+        launch_on_unfolding("sum_single_squares", entries.values.size, *arguments)
         squares = cupy.empty((2, num_rows))
-        _launch_on_unfolding("add_parts", squares.size, *sizes, parts, squares)
+        launch_on_unfolding("add_parts", squares.size, *sizes, parts, squares)
         return squares
 
     def list_shared(
-        self, is_first: Array, rows: Array, values: Array, num_rows: int, scale: float
+        self, entries: Entries, num_rows: int, scale: float
     ) -> tuple[Array, Array, Array]:
-        kernel = get_unfolding_kernel("list_shared")
-        num_blocks = -(-values.size // tuning.ROWS_PER_BLOCK)
+        kernel, nnz = _get_unfolding_kernel("list_shared"), entries.values.size
+        num_blocks = -(-nnz // tuning.ROWS_PER_BLOCK)
         is_free, starts = cupy.empty(num_rows, bool), cupy.empty((num_blocks, 2), np.int64)
         is_free.data.memset_async(1, is_free.nbytes)
-        nonzeros = (np.int64(values.size), is_first, rows, values, np.float64(scale))
+        nonzeros = (np.int64(nnz), *entries, np.float64(scale))
 
         def launch_all(count: int, *targets: Any) -> None:
             arguments = (*nonzeros, starts, np.int64(count), *targets)
             if num_blocks > 0:
                 launch.launch(kernel, (num_blocks,), tuning.BLOCK_SIZE, arguments)
 
-        launch_all(0, is_free, *launch.pass_none([None] * 3))
+        launch_all(0, is_free, None, None, None)
         counts = starts.get()
         ends = counts.cumsum(axis=0)
         starts.set(ends - counts)
@@ -305,13 +286,13 @@ class CudaPrimitives(Primitives):
         num_shared = int(counts[:, 0].sum())
         coords, shared_values = cupy.empty((2, num_shared), np.int64), cupy.empty(num_shared)
         if num_shared > 0:
-            launch_all(num_shared, *launch.pass_none([None]), slots, coords, shared_values)
+            launch_all(num_shared, None, slots, coords, shared_values)
         return coupled_rows, coords, shared_values
 
     def add_signs(self, squares: Array, rows: Array) -> Array:
         sums = cupy.empty(rows.size)
         num_rows = np.int64(squares.shape[1])
-        _launch_on_unfolding("add_signs", rows.size, rows, num_rows, squares, sums)
+        launch_on_unfolding("add_signs", rows.size, rows, num_rows, squares, sums)
         return sums
 
     def find_largest_sums(
@@ -319,33 +300,26 @@ class CudaPrimitives(Primitives):
     ) -> tuple[np.ndarray, np.ndarray]:
         # Sorting the bits of sums, inverted, is a radix sort, and sorts in descending order.
         keys = cupy.empty(squares.shape[1], np.uint64)
-        _launch_on_unfolding("make_keys", keys.size, squares, keys)
-        _launch_on_unfolding("exclude_keys", excluded.size, excluded, keys)
+        launch_on_unfolding("make_keys", keys.size, squares, keys)
+        launch_on_unfolding("exclude_keys", excluded.size, excluded, keys)
         rows = cupy.argsort(keys, kind="stable")[:count].get()
         keys.sort()  # once more, since CuPy would compile a gather
         sums = np.invert(keys[:count].get()).view(np.float64)
         return rows[sums > 0], sums[sums > 0]
 
     def place_vectors(
-        self,
-        vectors: Array,
-        rows: Array | None,
-        sources: np.ndarray,
-        signs: np.ndarray,
-        shape: tuple[int, int],
-        dtype: np.dtype,
+        self, pairs: LeadingPairs, signs: np.ndarray, shape: tuple[int, int], dtype: np.dtype
     ) -> Array:
-        is_same = is_whole(vectors, rows, sources, shape, dtype)
-        placed = vectors if is_same else cupy.zeros(shape, dtype)
+        vectors, _, rows, sources = pairs
+        placed = vectors if pairs.are_placed(shape, dtype) else cupy.zeros(shape, dtype)
         kernel = launch.get_kernel(
             "place_vectors.cu", "place_vectors",
             VECTOR=vectors.dtype, PLACED=placed.dtype, BLOCK_SIZE=tuning.BLOCK_SIZE,
         )  # fmt: skip
         strides = (np.int64(stride // vectors.itemsize) for stride in vectors.strides)
         arguments = (
-            np.int64(vectors.shape[0]), np.int64(sources.size), vectors, *strides,
-            *launch.pass_none([rows]), cupy.asarray(np.stack([sources, signs])),
-            np.int64(shape[1]), placed,
+            np.int64(vectors.shape[0]), np.int64(sources.size), vectors, *strides, rows,
+            cupy.asarray(np.stack([sources, signs])), np.int64(shape[1]), placed,
         )  # fmt: skip
         launch.launch_items(kernel, (vectors.shape[0] + 1) * sources.size, arguments)
         return placed
@@ -369,8 +343,7 @@ class CudaPrimitives(Primitives):
 def _copy_to_gpu(rows: Array) -> Array:
     """Return rows (n, size) on the GPU, copied one at a time if they are on the host.
 
-    They are copied from pageable memory: pinned memory is no faster, as a thread would first have
-    to copy the rows there (H200).
+    From pageable memory: a thread would take as long to copy them to pinned memory first (H200).
     """
     if is_cupy(rows):
         return rows
@@ -410,11 +383,9 @@ def _read_keys(
     """
     macros = _key_macros(record_format, len(modes), key_dtype, places)
     kernel = launch.get_kernel("read_keys.cu", "read_keys", **macros)
-    arguments = (
-        make_key_fields(record_format, modes), np.int64(records.shape[0]), records,
-        *launch.pass_none([places, keys, is_used]),
-    )  # fmt: skip
-    launch.launch_items(kernel, records.shape[0], arguments)
+    fields, nnz = make_key_fields(record_format, modes), records.shape[0]
+    arguments = (fields, np.int64(nnz), records, places, keys, is_used)
+    launch.launch_items(kernel, nnz, arguments)
 
 
 def _key_macros(
@@ -452,7 +423,7 @@ def _store_places(
     """Write ``places[order]`` (`order` if None) to `target`, and where each went to `positions`."""
     dtype = next(array.dtype for array in (target, positions) if array is not None)
     kernel = launch.get_kernel("store_places.cu", "store_places", PLACE=dtype)
-    arguments = (np.int64(order.size), order, *launch.pass_none([places, target, positions]))
+    arguments = (np.int64(order.size), order, places, target, positions)
     launch.launch_items(kernel, order.size, arguments)
 
 
@@ -464,7 +435,7 @@ def _list_empty_rows(is_used: Array, dtype: np.dtype | None = None) -> Array:
     num_blocks = -(-is_used.size // rows_per_block)
     starts = cupy.empty(num_blocks, np.int64)
     arguments = (np.int64(is_used.size), is_used, starts)
-    launch.launch(kernel, (num_blocks,), tuning.BLOCK_SIZE, (*arguments, np.uint64(0)))
+    launch.launch(kernel, (num_blocks,), tuning.BLOCK_SIZE, (*arguments, None))
     counts = starts.get()
     empty_rows = cupy.empty(counts.sum(), dtype)
     if empty_rows.size > 0:
@@ -495,13 +466,13 @@ def _argsort_nbytes(nnz: int, itemsize: int) -> int:
     return 2 * (itemsize + 8) * nnz + nnz // 2 + 2**20
 
 
-def get_unfolding_kernel(name: str) -> cupy.RawKernel:
+def _get_unfolding_kernel(name: str) -> cupy.RawKernel:
     """Return an entry of `unfoldings.cu`."""
     macros = {"ENTRIES_PER_BLOCK": tuning.ROWS_PER_BLOCK, "BLOCK_SIZE": tuning.BLOCK_SIZE}
     return launch.get_kernel("unfoldings.cu", name, **macros)
 
 
-def _launch_on_unfolding(name: str, num_items: int, *arguments: Any) -> None:
+def launch_on_unfolding(name: str, num_items: int, *arguments: Any) -> None:
     """Launch an entry of `unfoldings.cu` for a number of items."""
-    kernel = get_unfolding_kernel(name)
+    kernel = _get_unfolding_kernel(name)
     launch.launch_items(kernel, num_items, (np.int64(num_items), *arguments))

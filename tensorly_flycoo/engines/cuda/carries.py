@@ -8,6 +8,7 @@ import cupy
 import numpy as np
 
 from ...base.array_modules import Array
+from ...format.packing import round_up
 from . import launch, tuning
 
 #: Arrays begin at multiples of this many bytes.
@@ -53,11 +54,11 @@ def _lay_out(
     """Return the levels, and the bytes of all."""
     levels, nbytes, count, num_warps = [], 0, num_tiles, _count_warps(segment)
     while True:
-        sums = nbytes + _round_up(8 * count)
+        sums = nbytes + round_up(8 * count, _ALIGNMENT)
         # All warps of the last block have tiles, even if there are few.
         run = min(segment, -(-count // num_warps) * num_warps) // num_warps
         levels.append(Level(count, nbytes, sums, run))
-        nbytes = sums + _round_up(count * num_columns * itemsize)
+        nbytes = sums + round_up(count * num_columns * itemsize, _ALIGNMENT)
         if count <= 1:
             return levels, nbytes
         count = -(-count // (run * num_warps))
@@ -65,10 +66,6 @@ def _lay_out(
 
 def _count_warps(segment: int) -> int:
     return min(_MAX_WARPS, segment)
-
-
-def _round_up(nbytes: int) -> int:
-    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
 def add_carries(carries: Carries, out: Array) -> None:

@@ -1,7 +1,7 @@
 """The ids of a remap plan in as few bytes as they need."""
 
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import cupy
 import numpy as np
@@ -31,7 +31,8 @@ class PackedIds(CompactIds):
         num_places = num_tiles * tile_size
         lows = cupy.empty(num_places, bits.low_dtype)
         highs = cupy.empty(num_places * bits.high_bits // 8, np.uint8)
-        kernel = _get_kernel("split_ids", ids.dtype, bits, tile_size)
+        macros = {"ID": ids.dtype, "LOW": bits.low_dtype, "HIGH_BITS": bits.high_bits}
+        kernel = _get_kernel("split_ids.cu", "split_ids", tile_size, **macros)
         arguments = (np.int64(ids.size), np.int64(num_tiles), ids, lows, highs)
         num_threads = num_tiles * tuning.choose_block_size(tile_size)
         launch.launch_items(kernel, num_threads, arguments)
@@ -44,7 +45,8 @@ class PackedIds(CompactIds):
     def expand(self, dtype: np.dtype | None = None, bucket_size: int | None = None) -> Array:
         """Return the ids; or the positions of the offsets that they are in buckets of this size."""
         ids = cupy.empty(self.nnz, self.dtype if dtype is None else dtype)
-        kernel = _get_kernel("join_ids", ids.dtype, self.bits, self.tile_size)
+        macros = {"ID": ids.dtype, "LOW": self.bits.low_dtype, "HIGH_BITS": self.bits.high_bits}
+        kernel = _get_kernel("split_ids.cu", "join_ids", self.tile_size, **macros)
         sizes = (np.int64(self.nnz), np.int64(bucket_size or self.nnz))
         launch.launch_items(kernel, self.nnz, (*sizes, self.lows, self.highs, ids))
         return ids
@@ -67,7 +69,7 @@ class RunIds(CompactIds):
         num_words = num_tiles * tile_size // 32
         starts, counts = cupy.empty(num_words, np.uint32), cupy.empty(num_words, np.uint16)
         shifts = cupy.empty((num_tiles, max_runs), ids.dtype)
-        kernel = _get_run_kernel("find_runs", ids.dtype, tile_size)
+        kernel = _get_kernel("find_runs.cu", "find_runs", tile_size, REMAP_ID=ids.dtype)
         sizes = (np.int64(num_tiles), np.int64(ids.size))
         arguments = (*sizes, ids, starts, counts, shifts, np.int32(max_runs))
         block_size = tuning.choose_block_size(tile_size)
@@ -85,7 +87,7 @@ class RunIds(CompactIds):
 
     def expand(self) -> Array:
         ids = cupy.empty(self.nnz, self.shifts.dtype)
-        kernel = _get_run_kernel("list_ids", ids.dtype, self.tile_size)
+        kernel = _get_kernel("find_runs.cu", "list_ids", self.tile_size, REMAP_ID=ids.dtype)
         arrays = (self.starts, self.counts, self.shifts, np.int32(self.max_runs))
         arguments = (np.int64(ids.size), *arrays, ids)
         launch.launch_items(kernel, ids.size, arguments)
@@ -112,16 +114,6 @@ def find_bits(ids: PackedIds | Array | None) -> IdBits | None:
     return ids.bits if isinstance(ids, PackedIds) else IdBits(ids.dtype)
 
 
-def _get_kernel(name: str, dtype: np.dtype, bits: IdBits, tile_size: int) -> cupy.RawKernel:
-    macros = {"ID": dtype, "LOW": bits.low_dtype, "HIGH_BITS": bits.high_bits}
+def _get_kernel(file: str, name: str, tile_size: int, **macros: Any) -> cupy.RawKernel:
     block_size = tuning.choose_block_size(tile_size)
-    return launch.get_kernel(
-        "split_ids.cu", name, TILE_SIZE=tile_size, BLOCK_SIZE=block_size, **macros
-    )
-
-
-def _get_run_kernel(name: str, dtype: np.dtype, tile_size: int) -> cupy.RawKernel:
-    block_size = tuning.choose_block_size(tile_size)
-    return launch.get_kernel(
-        "find_runs.cu", name, REMAP_ID=dtype, TILE_SIZE=tile_size, BLOCK_SIZE=block_size
-    )
+    return launch.get_kernel(file, name, TILE_SIZE=tile_size, BLOCK_SIZE=block_size, **macros)

@@ -107,8 +107,7 @@ class _Link:
     """A stream for copies to the current GPU from others, and events.
 
     `ready` occurs when the GPU's own arrays are complete, and the memory for new ones is unused;
-    `copied` when all is copied to this GPU. Events may be reused: a wait refers to the latest
-    record before it.
+    `copied` when all is copied to this GPU. Events are reused: a wait refers to the last record.
     """
 
     def __init__(self) -> None:
@@ -215,7 +214,8 @@ class _Exchange:
         """Launch the copies."""
         targets = list(self._targets.values())
         copied: dict[int, Array] = {}
-        small = [t for t in targets if self._is_small(t)]
+        suit = [t for t in targets if t.nbytes <= SMALL_NBYTES and t.suits_kernel]
+        small = suit if self._lets_kernels_read else []
         large = [t for t in targets if t not in small]
         for target in large:
             target.make_contiguous(copied)
@@ -239,16 +239,11 @@ class _Exchange:
                     link.copies.synchronize()
             raise
 
-    def _is_small(self, target: _Copies) -> bool:
-        is_small = target.nbytes <= SMALL_NBYTES
-        return self._lets_kernels_read and is_small and target.suits_kernel
-
 
 def _suits_kernel(array: Array) -> bool:
     """Return whether kernels of all GPUs, and `copy_blocks`, can read an array.
 
-    It has words of 4 bytes, in rows without gaps, in memory that peer access covers: not that of
-    asynchronous allocators.
+    It has words of 4 bytes, rows without gaps, and memory that no asynchronous allocator gave.
     """
     has_rows = array.ndim == 2 and array.strides[1] == array.itemsize and array.strides[0] > 0
     has_words = array.itemsize % 4 == 0 and (has_rows or array.flags.c_contiguous)

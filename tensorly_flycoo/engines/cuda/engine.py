@@ -11,17 +11,15 @@ from typing import Any, NamedTuple
 
 import cupy
 import numpy as np
-from numpy.typing import DTypeLike
 
 from ...base.array_modules import Array, is_cupy
 from ...base.checks import check_current_gpu
 from ...format.layout import Layout
 from ...format.packing import RecordFormat
 from ...format.primitives import Compute, Step
-from ...format.tree import Tree
-from ..protocol import Engine
+from ..protocol import Engine, Factors
 from . import exchange, groups, launch, mersenne_twister, tall, tuning, updates
-from .building import CudaPrimitives, get_unfolding_kernel
+from .building import CudaPrimitives, launch_on_unfolding
 from .carries import Carries, add_carries, allocate_carries
 from .compact_ids import find_bits, list_parts
 from .macros import mttkrp_macros, ttmc_macros
@@ -87,56 +85,53 @@ class CudaEngine(CudaPrimitives, Engine):
         return min(free, limit - pool.used_bytes()) if limit else free
 
     def mttkrp(
-        self,
-        layout: Layout,
-        factors: Mapping[int, Array],
-        mode: int,
-        out: Array,
-        weights: Array | None = None,
+        self, layout: Layout, factors: Factors, mode: int, out: Array, weights: Array | None = None
     ) -> Compute:
-        arrays, pitches, carries = self.allocate_workspace(layout, factors, mode, out)
+        workspace = self.allocate_workspace(layout, factors, mode, out)
 
         def compute(step: Step) -> None:
             if layout.tilings[mode].carry_rows.shape[0] == 0:
                 out.fill(0)
                 return
             scales = None if weights is None else cupy.ascontiguousarray(weights)
-            kernel = _find_kernel(layout, step, mode, arrays, pitches, out)
+            kernel = _find_kernel(layout, step, mode, workspace, out)
             self.log("mttkrp", layout.name, mode=mode, kernel="mttkrp_remap.cu", cut=kernel.cut)
-            kernel.launch(step, arrays, pitches, scales, out, carries)
-            add_carries(carries, out)
+            kernel.launch(step, workspace, scales, out)
+            add_carries(workspace.carries, out)
 
         return compute
 
     def mttkrp_of_ratios(
         self,
         layout: Layout,
-        factors: Mapping[int, Array],
+        factors: Factors,
         mode: int,
         out: Array,
-        smallest: float,
+        smallest: float | None,
         wants_sum: bool = False,
     ) -> Compute:
-        arrays, pitches, carries = self.allocate_workspace(layout, factors, mode, out)
+        arrays, pitches, carries = workspace = self.allocate_workspace(layout, factors, mode, out)
 
         def compute(step: Step) -> Array | None:
             num_tiles = layout.tilings[mode].carry_rows.shape[0]
             if num_tiles == 0:
                 out.fill(0)
                 return cupy.zeros(()) if wants_sum else None
-            kernel = _find_kernel(layout, step, mode, arrays, pitches, out, 1 + wants_sum)
+            ratios = 3 if smallest is None else 1 + wants_sum
+            kernel = _find_kernel(layout, step, mode, workspace, out, ratios)
             self.log("ratios", layout.name, mode=mode, kernel="mttkrp_remap.cu", cut=kernel.cut)
             log_sums = cupy.empty((num_tiles, kernel.block_size // 32)) if wants_sum else None
             address = 0 if log_sums is None else log_sums.data.ptr
-            model = (arrays[-1].data.ptr, pitches[-1], smallest, address)
-            kernel.launch(step, arrays[:-1], pitches[:-1], None, out, carries, model)
+            model = (arrays[-1].data.ptr, pitches[-1], smallest or 0.0, address)
+            inputs = Workspace(arrays[:-1], pitches[:-1], carries)
+            kernel.launch(step, inputs, None, out, model)
             add_carries(carries, out)
             return None if log_sums is None else log_sums.sum()
 
         return compute
 
     def allocate_workspace(
-        self, layout: Layout, factors: Mapping[int, Array], mode: int, out: Array
+        self, layout: Layout, factors: Factors, mode: int, out: Array
     ) -> Workspace:
         """Return the factors as kernels read them, that of `mode` last, and memory for carries."""
         arrays = [factors[n] for n in sorted(factors) if n != mode]
@@ -153,17 +148,10 @@ class CudaEngine(CudaPrimitives, Engine):
 
     combine_rows = staticmethod(groups.combine_rows)
     contract_rows = staticmethod(groups.contract_rows)
-
-    def add_parts(self, rows: Array, tree: Tree) -> Array:
-        return exchange.add_parts(rows, tree)
+    add_parts = staticmethod(exchange.add_parts)
 
     def ttmc(
-        self,
-        layout: Layout,
-        inputs: Mapping[int, Array],
-        mode: int,
-        out: Array,
-        slots: Array | None = None,
+        self, layout: Layout, inputs: Factors, mode: int, out: Array, slots: Array | None = None
     ) -> Compute:
         assert layout.merged is layout.record_format, "TTMc knows no groups"
         record_format, tiling = layout.record_format, layout.tilings[mode]
@@ -188,8 +176,7 @@ class CudaEngine(CudaPrimitives, Engine):
             arguments = (
                 make_operands(record_format, mode, inputs, arrays), make_ranks(arrays),
                 np.int64(step.records.shape[0]), np.int64(step.bucket_size),
-                tiling.carry_rows, *launch.pass_none([slots]),
-                step.records, *launch.pass_none(list_parts(step.pull_ids)),
+                tiling.carry_rows, slots, step.records, *list_parts(step.pull_ids),
                 np.int64(num_columns), out, np.uint64(carries.rows), np.uint64(carries.sums),
             )  # fmt: skip
             shared_nbytes = layout.tile_size * slot_nbytes(record_format)
@@ -204,8 +191,7 @@ class CudaEngine(CudaPrimitives, Engine):
         gram = _add_pairs(coords, values, diagonal.size)
         if gram is None:
             gram = _multiply_dense(coords, values, diagonal.size)
-        kernel = get_unfolding_kernel("add_diagonal")
-        launch.launch_items(kernel, diagonal.size, (np.int64(diagonal.size), diagonal, gram))
+        launch_on_unfolding("add_diagonal", diagonal.size, diagonal, gram)
         return gram
 
     def gram_nbytes(self, size: int, num_columns: int) -> int:
@@ -227,22 +213,11 @@ class CudaEngine(CudaPrimitives, Engine):
             return None
         return tall.invert_products(grams)
 
-    def invert_sums(self, sums: Array, mode: int, dtype: DTypeLike) -> Array:
-        return updates.invert_sums(sums, mode, dtype)
-
-    def scale_rows(self, product: Array, factor: Array, scales: Array, sums: Array) -> None:
-        updates.scale_rows(product, factor, scales, sums)
-
-    def measure_steps(self, factors: Sequence[Array], sums: Array) -> None:
-        updates.measure_steps(factors, sums)
-
-    def extrapolate(self, factors: Sequence[Array], step: float, sums: Array) -> Array:
-        return updates.extrapolate(factors, step, sums)
-
-    def sweep_nonnegative(
-        self, targets: Array, gram: Array, rows: Array, shift: float, ridge: float, smallest: float
-    ) -> tuple[float, int]:
-        return updates.sweep_nonnegative(targets, gram, rows, shift, ridge, smallest)
+    invert_sums = staticmethod(updates.invert_sums)
+    scale_rows = staticmethod(updates.scale_rows)
+    measure_steps = staticmethod(updates.measure_steps)
+    extrapolate = staticmethod(updates.extrapolate)
+    sweep_nonnegative = staticmethod(updates.sweep_nonnegative)
 
 
 def _add_pairs(coords: Array, values: Array, size: int) -> Array | None:
@@ -250,28 +225,25 @@ def _add_pairs(coords: Array, values: Array, size: int) -> Array | None:
     nnz, num_pairs = values.size, cupy.zeros(1, np.uint64)
     if nnz == 0:
         return cupy.zeros((size, size))
-    kernel = get_unfolding_kernel("count_pairs")
-    launch.launch_items(kernel, nnz, (np.int64(nnz), coords, num_pairs))
+    launch_on_unfolding("count_pairs", nnz, coords, num_pairs)
     if int(num_pairs[0]) * _PAIR_COST > size**2 * (int(coords[0, -1]) + 1):
         return None
-    parts, sizes = cupy.zeros((2, size, size), np.uint64), (np.int64(nnz), np.int64(size))
-    kernel = get_unfolding_kernel("add_pairs")
-    launch.launch_items(kernel, nnz, (*sizes, coords, values, parts))
-    launch.launch_items(get_unfolding_kernel("finish_pairs"), size**2, (sizes[1], parts))
+    parts = cupy.zeros((2, size, size), np.uint64)
+    launch_on_unfolding("add_pairs", nnz, np.int64(size), coords, values, parts)
+    launch_on_unfolding("finish_pairs", size**2, np.int64(size), parts)
     return parts[0].view(np.float64)
 
 
 def _multiply_dense(coords: Array, values: Array, size: int) -> Array:
     """Compute a Gram matrix from dense blocks of columns."""
     nnz, num_columns = values.size, int(coords[0, -1]) + 1
-    kernel = get_unfolding_kernel("fill_columns")
     step = _count_columns_at_once(size, num_columns)
     memory, gram = cupy.empty((step, size)), None
     for first in range(0, num_columns, step):
         block = memory[: num_columns - first]
         block.data.memset_async(0, block.nbytes)
-        sizes = map(np.int64, (nnz, first, first + block.shape[0], size))
-        launch.launch_items(kernel, nnz, (*sizes, coords, values, block))
+        sizes = map(np.int64, (first, first + block.shape[0], size))
+        launch_on_unfolding("fill_columns", nnz, *sizes, coords, values, block)
         gram = block.T @ block if gram is None else np.add(gram, block.T @ block, out=gram)
     return gram
 
@@ -289,8 +261,7 @@ def _is_readable(factor: Array) -> bool:
 def _align_rows(arrays: list[Array], pitches: list[int], nnz: int) -> list[Array]:
     """Copy factors to rows aligned for loads, if that pays and memory suffices.
 
-    The result is the same to the bit: the order of additions does not depend on how rows are
-    loaded.
+    No bit of the result changes: the order of additions does not depend on how rows are loaded.
     """
     row_nbytes = [tuning.choose_row_nbytes(a.shape[1] * a.itemsize) for a in arrays]
     is_aligned = [pitch % min(n, 16) == 0 for pitch, n in zip(pitches, row_nbytes, strict=True)]
@@ -311,10 +282,7 @@ def _align_rows(arrays: list[Array], pitches: list[int], nnz: int) -> list[Array
 
 
 def pad_rows(array: Array, row_nbytes: int) -> Array:
-    """Copy a matrix to one whose rows begin `row_nbytes` apart, with zeros in between.
-
-    Loads read the padding, but nothing uses it.
-    """
+    """Copy a matrix to one whose rows begin `row_nbytes` apart, with unused zeros in between."""
     (num_rows, rank), stride = array.shape, row_nbytes // array.itemsize
     padded = cupy.empty((num_rows, stride), array.dtype)
     group_size, batch = min(32, 1 << (stride - 1).bit_length()), 4
@@ -331,8 +299,7 @@ def pad_rows(array: Array, row_nbytes: int) -> Array:
 class MttkrpKernel:
     """A specialisation of `mttkrp_remap.cu`, with all arguments but the arrays.
 
-    It is for factors and results whose rows have these alignments; `ratios` is as for
-    `mttkrp_macros`.
+    Rows of factors and of results have the two `alignments`; `ratios` is as for `mttkrp_macros`.
     """
 
     def __init__(
@@ -373,20 +340,14 @@ class MttkrpKernel:
         self._kernel = launch.DirectKernel(kernel, formats, shared_nbytes)
 
     def launch(
-        self,
-        step: Step,
-        arrays: list[Array],
-        pitches: list[int],
-        weights: Array | None,
-        out: Array,
-        carries: Carries,
-        model: tuple = (),
+        self, step: Step, workspace: Workspace, weights: Array | None, out: Array, model: tuple = ()
     ) -> None:
-        """Launch it, for the factors `arrays` of the other modes, with rows `pitches` bytes apart.
+        """Launch it, for a workspace with the factors of the other modes.
 
         With ratios, `model` has the address and row pitch of the mode's own factor, the smallest
         number to divide by, and the address of the sums of logarithms.
         """
+        arrays, pitches, carries = workspace
         arguments = (
             self._operands[0],
             *[array.data.ptr for array in arrays], *self._no_inputs,
@@ -408,18 +369,12 @@ def _list_pointers(arrays: Iterable[Array | None]) -> tuple[int, ...]:
 
 
 def _find_kernel(
-    layout: Layout,
-    step: Step,
-    mode: int,
-    arrays: list[Array],
-    pitches: list[int],
-    out: Array,
-    ratios: int = 0,
+    layout: Layout, step: Step, mode: int, workspace: Workspace, out: Array, ratios: int = 0
 ) -> MttkrpKernel:
     """Return the kernel for a mode; it is prepared once, and kept while the layout lives."""
     rank = out.shape[1]
     of_out = _common_alignment([out], [rank * out.itemsize])
-    alignments = (_common_alignment(arrays, pitches), of_out)
+    alignments = (_common_alignment(workspace.arrays, workspace.pitches), of_out)
     kernels = _kernels.setdefault(layout, {})
     key = (mode, rank, alignments, step.spare is None, ratios)
     if key not in kernels:

@@ -2,12 +2,20 @@
 
 import functools
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import cupy
 import numpy as np
 
 from ...base.array_modules import Array
+from ..protocol import Group
 from . import launch, tuning
+
+#: The numbers of rows of factors, or the bits of each.
+Sizes: TypeAlias = tuple[int, ...]
+
+#: The types of each kernel's arguments after `Factors`, as `DirectKernel` names them.
+_FORMATS = {"combine_rows": "qiQ", "contract_rows": "qQQQiii"}
 
 #: Terms that each warp of a block has at least, and the most warps of a block.
 _LEAST_TERMS, _MOST_WARPS = 4, 32
@@ -18,8 +26,8 @@ def combine_rows(factors: Sequence[Array], bits: Sequence[int]) -> Array:
     first, rank = factors[0], factors[0].shape[1]
     out = cupy.empty((first.shape[0] << bits[0], rank), first.dtype)
     sizes = tuple([factor.shape[0] for factor in factors])
-    key = ("combine_rows", "qiQ", sizes, tuple(bits), 1, out.dtype)
-    kernel, fields = _prepare(out.data.device_id, *key)
+    key = (sizes, tuple(bits), 1, out.dtype)
+    kernel, fields = _prepare(out.data.device_id, "combine_rows", *key)
     grid = min(-(-out.size // tuning.BLOCK_SIZE), launch.MAX_GRID)
     arguments = (*_locate(factors), *fields, out.size, rank, out.data.ptr)
     kernel((grid, 1), tuning.BLOCK_SIZE, *arguments)
@@ -27,11 +35,7 @@ def combine_rows(factors: Sequence[Array], bits: Sequence[int]) -> Array:
 
 
 def contract_rows(
-    rows: Array,
-    factors: Sequence[Array | None],
-    bits: Sequence[int],
-    out: Array,
-    weights: Array | None = None,
+    rows: Array, factors: Group, bits: Sequence[int], out: Array, weights: Array | None = None
 ) -> None:
     """See `Engine.contract_rows`."""
     others = [factor for factor in factors if factor is not None]
@@ -46,12 +50,12 @@ def contract_rows(
 @functools.lru_cache(maxsize=1024)
 def _cut(
     num_rows: int,
-    sizes: tuple[int, ...],
-    bits: tuple[int, ...],
+    sizes: Sizes,
+    bits: Sizes,
     shape: tuple[int, int],
     dtype: np.dtype,
     device_id: int,
-) -> tuple[launch.DirectKernel, tuple[tuple[int, int], int], tuple[int, ...], int, tuple[int, ...]]:
+) -> tuple[launch.DirectKernel, tuple[tuple[int, int], int], Sizes, int, Sizes]:
     """Return the kernel that contracts, its grid and block, and arguments that are no addresses.
 
     `sizes` are the factors' rows, 0 for the mode that is left.
@@ -64,24 +68,18 @@ def _cut(
     while num_warps < _MOST_WARPS and num_warps * _LEAST_TERMS < num_terms:
         num_warps *= 2
     others, own_bits = ((*x[:place], *x[place + 1 :]) for x in (sizes, bits))
-    key = ("contract_rows", "qQQQiii", others, own_bits, num_warps, dtype)
-    kernel, fields = _prepare(device_id, *key)
+    key = (others, own_bits, num_warps, dtype)
+    kernel, fields = _prepare(device_id, "contract_rows", *key)
     return kernel, ((size, -(-rank // 32)), 32 * num_warps), fields, num_terms, (below, width, rank)
 
 
 @functools.lru_cache(maxsize=1024)
 def _prepare(
-    device_id: int,
-    name: str,
-    formats: str,
-    sizes: tuple[int, ...],
-    bits: tuple[int, ...],
-    num_warps: int,
-    dtype: np.dtype,
-) -> tuple[launch.DirectKernel, tuple[int, ...]]:
+    device_id: int, name: str, sizes: Sizes, bits: Sizes, num_warps: int, dtype: np.dtype
+) -> tuple[launch.DirectKernel, Sizes]:
     """Return a kernel, and the members of `Factors` that do not depend on where factors are."""
     count = len(sizes)
-    formats = f"{count}Q{count}q{count}q{count}i{count}I{count}I{formats}"
+    formats = f"{count}Q{count}q{count}q{count}i{count}I{count}I{_FORMATS[name]}"
     macros = {"VALUE": dtype, "NUM_FACTORS": count, "NUM_WARPS": num_warps}
     kernel = launch.get_direct_kernel("groups.cu", name, formats, device_id, **macros)
     masks = [(1 << (size - 1).bit_length()) - 1 for size in sizes]

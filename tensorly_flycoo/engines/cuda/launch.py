@@ -13,14 +13,14 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import cupy
 import numpy as np
+from cupy import RawKernel
 from cupy.cuda import driver
 
-from ...base.array_modules import Array
 from ...base.reporting import add_compiled
 from . import tuning
 from .source import specialise
@@ -36,12 +36,12 @@ _END, _BUFFER_POINTER, _BUFFER_SIZE = 0, 1, 2
 
 
 @functools.cache
-def get_kernel(file: str, name: str, **macros: Any) -> cupy.RawKernel:
+def get_kernel(file: str, name: str, **macros: Any) -> RawKernel:
     """Return the kernel `name` of `file`, with the macros that `source.specialise` defines.
 
     CuPy compiles it now, or loads it from its cache on disk.
     """
-    kernel = cupy.RawKernel(specialise(file, macros), name, options=_OPTIONS)
+    kernel = RawKernel(specialise(file, macros), name, options=_OPTIONS)
     start_s, log = time.perf_counter(), _CompilerLog()
     kernel.compile(log)
     if log.is_written:
@@ -59,28 +59,21 @@ class _CompilerLog:
 
 
 def launch(
-    kernel: cupy.RawKernel,
+    kernel: RawKernel,
     grid: tuple[int, ...],
     block_size: int,
     arguments: Sequence[Any],
     shared_nbytes: int = 0,
 ) -> None:
-    """Launch on CuPy's current stream."""
+    """Launch on CuPy's current stream; None is passed as a null pointer."""
     if shared_nbytes and kernel.max_dynamic_shared_size_bytes < shared_nbytes:
         kernel.max_dynamic_shared_size_bytes = shared_nbytes
-    kernel(grid, (block_size,), arguments, shared_mem=shared_nbytes)
-
-
-def pass_none(arrays: Iterable[Array | None]) -> list[Array | np.uint64]:
-    """Return kernel arguments for arrays, with a null pointer for None."""
-    return [np.uint64(0) if array is None else array for array in arrays]
+    passed = tuple([np.uint64(0) if value is None else value for value in arguments])
+    kernel(grid, (block_size,), passed, shared_mem=shared_nbytes)
 
 
 def launch_items(
-    kernel: cupy.RawKernel,
-    num_items: int,
-    arguments: Sequence[Any],
-    block_size: int = tuning.BLOCK_SIZE,
+    kernel: RawKernel, num_items: int, arguments: Sequence[Any], block_size: int = tuning.BLOCK_SIZE
 ) -> None:
     """Launch a thread for each item, or as many as a grid may have: the kernel loops."""
     grid = (min(-(-num_items // block_size), MAX_GRID),)
@@ -89,7 +82,7 @@ def launch_items(
 
 
 def launch_tiles(
-    kernel: cupy.RawKernel,
+    kernel: RawKernel,
     num_tiles: int,
     num_parts: int,
     block_size: int,
@@ -127,7 +120,7 @@ class DirectKernel:
     names them; these are aligned as in C. `shared_nbytes` is the dynamic shared memory of a block.
     """
 
-    def __init__(self, kernel: cupy.RawKernel, formats: str, shared_nbytes: int = 0) -> None:
+    def __init__(self, kernel: RawKernel, formats: str, shared_nbytes: int = 0) -> None:
         if kernel.max_dynamic_shared_size_bytes < shared_nbytes:
             kernel.max_dynamic_shared_size_bytes = shared_nbytes
         self._function = kernel.kernel  # its module stays loaded while this lives

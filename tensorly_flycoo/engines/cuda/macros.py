@@ -75,7 +75,8 @@ def mttkrp_macros(
 ) -> Macros:
     """Specialise `mttkrp_remap.cu`; without `pull_bits` or `remap_dtype` it does not pull or remap.
 
-    With `ratios` it divides by a model; if that is 2, it adds up logarithms of the model too.
+    With `ratios` it divides by a model; if that is 2, it adds up logarithms of the model too; if it
+    is 3, it multiplies by the model instead.
     """
     block_size = tuning.choose_block_size(tile_size)
     run = tile_size * cut.group_size // block_size

@@ -61,8 +61,7 @@ class NcclLink:
     """Connects the current GPU to those of other processes, by NCCL.
 
     NCCL only moves bytes. A thread connects the GPUs, which takes as long as the slowest process,
-    and later disconnects them, whatever they do. Then work that waits for others goes on, with
-    whatever is in its arrays.
+    and later disconnects them, whatever they do. Work that waits then goes on, with any numbers.
 
     This is process `number` of `count`; `name` is what `make_name` has returned in process 0.
     Another thread calls `is_needed` every 2 s, which returns False when the link should be closed.
@@ -122,10 +121,7 @@ class NcclLink:
     # In other threads
 
     def wait(self, seconds: float) -> bool:
-        """Wait until all are connected, or for some seconds; return whether they are.
-
-        Raises a RuntimeError if the link is broken.
-        """
+        """Wait for some seconds at most; return whether all are connected; `check` the link."""
         is_connected = self._is_connected.wait(seconds)
         self.check()
         return is_connected
@@ -147,8 +143,7 @@ class NcclLink:
     ) -> None:
         """Send contiguous arrays to processes and receive others, on the current stream.
 
-        Between two processes arrays are sent in the order in which they are received. This does not
-        wait for them.
+        Between two processes they are received in the order of sending. Does not wait for them.
         """
         with self._lock:
             if not self._is_closing.is_set():

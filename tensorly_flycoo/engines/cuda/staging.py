@@ -48,11 +48,12 @@ class CudaStager:
         assert slot is not None
         try:
             stream.wait_event(slot.complete)
-            yield slot.view(array)
+            yield cupy.ndarray(array.shape, array.dtype, memptr=slot.memory)
         finally:
             used = stream.record()
             with self._lock:
-                slot.release(used)
+                slot.used.append(used)
+                slot.num_users -= 1
         if following is not None:
             self._bring(following, is_needed=False)
 
@@ -109,8 +110,7 @@ class _Slot:
     """Memory for one array on the GPU.
 
     `array` is the one that has been copied here, `complete` occurs when it is copied. `num_users`
-    have taken it and not released it. The events `used` occur when nothing uses the memory any
-    more.
+    have taken it and not released it. The events `used` occur when nothing uses the memory.
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -121,13 +121,6 @@ class _Slot:
         # The pool may give out memory that earlier work on this stream still uses.
         self.used = [cupy.cuda.get_current_stream().record()]
         self.complete = self.used[0]
-
-    def view(self, array: np.ndarray) -> Array:
-        return cupy.ndarray(array.shape, array.dtype, memptr=self.memory)
-
-    def release(self, used: cupy.cuda.Event) -> None:
-        self.used.append(used)
-        self.num_users -= 1
 
 
 class _Pieces:
@@ -145,14 +138,21 @@ class _Pieces:
         """Read an array and copy it on a stream; return when the last piece has been read."""
         source = array.reshape(-1).view(np.uint8)
         under_way: deque[tuple[Future[int], int, int]] = deque()
+
+        def send() -> None:
+            reading, buffer, start = under_way.popleft()
+            nbytes, address = reading.result(), self._buffers[buffer].ctypes.data
+            (memory + start).copy_from_host_async(address, nbytes, stream)
+            self._events[buffer] = stream.record()
+
         for number, start in enumerate(range(0, source.size, _PIECE_NBYTES)):
             buffer = number % _NUM_PIECES
             if len(under_way) == _NUM_PIECES:
-                self._send(*under_way.popleft(), memory, stream)
+                send()
             piece = source[start : start + _PIECE_NBYTES]
             under_way.append((self._readers.submit(self._read, buffer, piece), buffer, start))
         while under_way:
-            self._send(*under_way.popleft(), memory, stream)
+            send()
 
     def _read(self, buffer: int, piece: np.ndarray) -> int:
         event = self._events[buffer]
@@ -160,19 +160,6 @@ class _Pieces:
             event.synchronize()
         np.copyto(self._buffers[buffer][: piece.size], piece)
         return piece.size
-
-    def _send(
-        self,
-        reading: "Future[int]",
-        buffer: int,
-        start: int,
-        memory: cupy.cuda.MemoryPointer,
-        stream: cupy.cuda.Stream,
-    ) -> None:
-        nbytes = reading.result()
-        address = self._buffers[buffer].ctypes.data
-        (memory + start).copy_from_host_async(address, nbytes, stream)
-        self._events[buffer] = stream.record()
 
 
 class _PinnedArray(np.ndarray):

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from ...base.array_modules import Array
-from ...format.packing import RecordFormat
+from ...format.packing import RecordFormat, round_up
 from .tuning import RankCut
 
 #: Records and entries move in pieces of 8 or 16 bytes.
@@ -39,7 +39,6 @@ PRODUCT = np.dtype(
 
 #: The most copies of a `Copies`.
 MAX_COPIES = 16
-
 
 #: `Copies` in `copy_blocks.cu`.
 COPIES = np.dtype(
@@ -122,7 +121,7 @@ def slot_nbytes(record_format: RecordFormat) -> int:
     An entry is the nonzero unpacked (`nonzeros.cuh`): the value, and a row for each mode.
     """
     entry_nbytes = record_format.dtype.itemsize + 4 * record_format.ndim
-    return max(record_format.record_nbytes, _round_up(entry_nbytes, _PIECE_NBYTES))
+    return max(record_format.record_nbytes, round_up(entry_nbytes, _PIECE_NBYTES))
 
 
 @functools.cache
@@ -150,7 +149,7 @@ def make_operands(
 
 def _fill_operands(record_format: RecordFormat, mode: int, inputs: Collection[int]) -> np.ndarray:
     """Fill in `Operands`, but for the factors."""
-    fields = list(zip(record_format.words, record_format.shifts, record_format.masks, strict=True))
+    fields = record_format.fields
     operands = np.zeros((), operands_dtype(len(inputs)))
     operands["out_field"] = fields[mode]
     operands["value_slot"] = record_format.value_slot
@@ -164,8 +163,7 @@ def _fill_operands(record_format: RecordFormat, mode: int, inputs: Collection[in
 def operands_format(num_inputs: int) -> str:
     """Return the format of `Operands` for the module `struct`.
 
-    First what `split_operands` returns first, then the address of each factor, then the pitch of
-    its rows, and what `split_operands` returns last.
+    The first part of `split_operands`, the factors' addresses and row pitches, and the last part.
     """
     fields = operands_dtype(num_inputs).fields
     assert fields is not None
@@ -194,9 +192,7 @@ def make_ranks(arrays: Sequence[Array]) -> np.ndarray:
 def make_key_fields(record_format: RecordFormat, modes: Sequence[int]) -> np.ndarray:
     """Fill in `KeyFields` for a key of the rows of `modes`, the most significant first."""
     fields = np.zeros((), key_fields_dtype(len(modes)))
-    for place, mode in enumerate(modes):
-        field = (record_format.words[mode], record_format.shifts[mode], record_format.masks[mode])
-        fields["at"][place] = field
+    fields["at"] = [record_format.fields[mode] for mode in modes]
     return _as_bytes(fields)
 
 
@@ -215,20 +211,16 @@ def make_packing(record_format: RecordFormat, coords: Array) -> np.ndarray:
 
 def make_columns(record_format: RecordFormat, mode: int) -> np.ndarray:
     """Fill in `Columns` for the unfolding along `mode`."""
-    fields = list(zip(record_format.words, record_format.shifts, record_format.masks, strict=True))
     columns = np.zeros((), columns_dtype(record_format.num_words))
-    columns["row_field"], columns["value_slot"] = fields[mode], record_format.value_slot
-    for n, (word, shift, mask) in enumerate(fields):
-        for place, bits in enumerate(record_format.split_words(mask << shift)):
-            columns["masks"][word + place] |= bits if n != mode else 0
+    columns["row_field"] = record_format.fields[mode]
+    columns["value_slot"] = record_format.value_slot
+    others = (n for n in range(record_format.ndim) if n != mode)
+    columns["masks"] = record_format.mask_words(others)
     return _as_bytes(columns)
 
 
 def row_pitch(array: Array) -> int:
-    """Return the bytes from the start of a matrix's row to the next.
-
-    A single row has no next one, and its stride may be anything: its own size is returned.
-    """
+    """Return the bytes from a row to the next; those of a single row, whose stride may be any."""
     return array.strides[0] if array.shape[0] > 1 else array.shape[1] * array.itemsize
 
 
@@ -240,15 +232,7 @@ def _as_bytes(struct: np.ndarray) -> np.ndarray:
 def _pad(dtype: np.dtype, alignment: int) -> np.dtype:
     assert dtype.fields is not None
     formats, offsets = zip(*dtype.fields.values(), strict=True)
+    itemsize = round_up(dtype.itemsize, alignment)
     return np.dtype(
-        {
-            "names": list(dtype.fields),
-            "formats": formats,
-            "offsets": offsets,
-            "itemsize": _round_up(dtype.itemsize, alignment),
-        }
+        {"names": [*dtype.fields], "formats": formats, "offsets": offsets, "itemsize": itemsize}
     )
-
-
-def _round_up(number: int, multiple: int) -> int:
-    return -(-number // multiple) * multiple

@@ -15,24 +15,6 @@ from . import launch, structs, tuning
 from .launch import DirectKernel, get_direct_kernel
 from .tuning import choose_row_nbytes
 
-__all__ = [
-    "MAX_GRAMS",
-    "MAX_SCALES",
-    "add_product",
-    "as_blocks",
-    "choose_row_nbytes",
-    "compute_fit",
-    "find_extremes",
-    "gram_blocks",
-    "inner_blocks",
-    "invert",
-    "invert_product",
-    "multiply_blocks",
-    "solve_rows",
-    "suits_rank",
-    "suits_tensor_cores",
-]
-
 #: A float32 matrix (R, R), or one row or column that repeats; and its strides, in numbers, from row
 #: to row and from column to column: 0 where it repeats.
 Scale: TypeAlias = tuple[Array, int, int]
@@ -96,7 +78,7 @@ def gram_blocks(x: Array) -> Blocks:
     num_blocks = -(-num_rows // rows_per_block)
     memory = cupy.cuda.alloc(8 * num_blocks * rank * rank)
     kernel = _get_gram_kernel(rank, x.data.device_id)
-    arguments = (num_rows, rows_per_block, x.data.ptr, _row_stride(x), memory.ptr)
+    arguments = (num_rows, rows_per_block, x.data.ptr, row_stride(x), memory.ptr)
     kernel((num_blocks, 1), tuning.BLOCK_SIZE, *arguments)
     return _add_grams(Blocks(memory, memory.ptr, (num_blocks, rank, rank)))
 
@@ -123,7 +105,8 @@ def solve_rows(x: Array, inverse: Blocks) -> tuple[Array, Blocks, Blocks]:
     num_rows, rank = x.shape
     rows_per_block = tuning.choose_rows_per_block(num_rows)
     num_blocks, size = -(-num_rows // rows_per_block), rank * rank
-    alignment = _common_power(x.data.ptr | x.strides[0] if num_rows > 1 else x.data.ptr)
+    starts = x.data.ptr | x.strides[0] if num_rows > 1 else x.data.ptr
+    alignment = min(4, (starts & -starts) // 4)  # of all rows, in numbers
     row_numbers = choose_row_nbytes(4 * rank) // 4
     y = cupy.empty((num_rows, row_numbers), np.float32)
     memory = cupy.cuda.alloc(8 * num_blocks * (size + 1))
@@ -131,17 +114,14 @@ def solve_rows(x: Array, inverse: Blocks) -> tuple[Array, Blocks, Blocks]:
     load = math.gcd(rank, alignment)
     kernel = _get_solving_kernel(rank, row_numbers, load, memory.device_id)
     addresses = (inverse.address, y.data.ptr, memory.ptr, inner.address)
-    arguments = (num_rows, rows_per_block, x.data.ptr, _row_stride(x), *addresses)
+    arguments = (num_rows, rows_per_block, x.data.ptr, row_stride(x), *addresses)
     kernel((num_blocks, 1), tuning.BLOCK_SIZE, *arguments)
     grams = _add_grams(Blocks(memory, memory.ptr, (num_blocks, rank, rank)))
     return y if rank == row_numbers else y[:, :rank], grams, inner
 
 
 def invert(matrix: Array) -> Blocks:
-    """Return the float64 inverse of a float32 matrix (R, R), as one block.
-
-    If the matrix is singular to rounding, return its pseudo-inverse.
-    """
+    """Invert a float32 matrix, in float64; pseudo-invert it if it is singular to rounding."""
     row, column = (stride // matrix.itemsize for stride in matrix.strides)
     return invert_product([], [(matrix, row, column)], matrix.shape[0])
 
@@ -203,7 +183,7 @@ def inner_blocks(a: Array, b: Array) -> Blocks:
         "inner_product.cu", "inner_product", VALUE=a.dtype, RANK=rank,
         ROWS_PER_BLOCK=tuning.ROWS_PER_BLOCK, BLOCK_SIZE=tuning.BLOCK_SIZE,
     )  # fmt: skip
-    strides = np.int64(_row_stride(a)), np.int64(_row_stride(b))
+    strides = np.int64(row_stride(a)), np.int64(row_stride(b))
     arguments = (np.int64(num_rows), a, strides[0], b, strides[1], np.uint64(memory.ptr))
     launch.launch(kernel, (num_blocks,), tuning.BLOCK_SIZE, arguments)
     return Blocks(memory, memory.ptr, (num_blocks,))
@@ -266,13 +246,9 @@ def find_extremes(x: Array) -> tuple[np.ndarray, np.ndarray]:
     return largest.max(axis=0), smallest.min(axis=0)
 
 
-def _row_stride(x: Array) -> int:
+def row_stride(x: Array) -> int:
+    """Return the numbers from the start of a row to the next."""
     return x.strides[0] // x.itemsize
-
-
-def _common_power(address: int) -> int:
-    """Return the numbers of 4 bytes, 1, 2 or 4, that an address is a multiple of."""
-    return min(4, (address & -address) // 4)
 
 
 @functools.cache

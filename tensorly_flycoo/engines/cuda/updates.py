@@ -11,6 +11,7 @@ from numpy.typing import DTypeLike
 from ...base.array_modules import Array
 from . import launch, tuning
 from .launch import DirectKernel, get_direct_kernel
+from .tall import row_stride
 
 #: Blocks of rows: enough to fill the largest GPU. Their number decides the order of additions.
 _NUM_BLOCKS = 2**11
@@ -41,9 +42,11 @@ def invert_sums(sums: Array, mode: int, dtype: DTypeLike) -> Array:
 
 def scale_rows(product: Array, factor: Array, scales: Array, sums: Array) -> None:
     """Implement `Engine.scale_rows` for a contiguous product and contiguous sums."""
-    factor, scales = (_align_columns(x) for x in (factor, scales))
-    scale_stride = 0 if scales.shape[0] == 1 else _row_stride(scales)
-    matrices = (product.data.ptr, factor.data.ptr, _row_stride(factor))
+    factor, scales = (
+        x if x.strides[1] == x.itemsize else cupy.ascontiguousarray(x) for x in (factor, scales)
+    )
+    scale_stride = 0 if scales.shape[0] == 1 else row_stride(scales)
+    matrices = (product.data.ptr, factor.data.ptr, row_stride(factor))
     _add_up("scale_rows", product, (*matrices, scales.data.ptr, scale_stride), sums)
 
 
@@ -77,14 +80,6 @@ def _add_up(name: str, like: Array, arguments: Any, sums: Array) -> None:
         kernel, num_parts = _get_kernel("add_blocks", *key)
         arguments = (num_blocks, sums.size, block_sums.data.ptr, sums.data.ptr)
         kernel((1, num_parts * (sums.size // rank)), tuning.BLOCK_SIZE, *arguments)
-
-
-def _align_columns(x: Array) -> Array:
-    return x if x.strides[1] == x.itemsize else cupy.ascontiguousarray(x)
-
-
-def _row_stride(x: Array) -> int:
-    return x.strides[0] // x.itemsize
 
 
 def _get_kernel(name: str, dtype: np.dtype, rank: int, device_id: int) -> tuple[DirectKernel, int]:

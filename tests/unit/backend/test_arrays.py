@@ -457,3 +457,12 @@ def test_the_backend_in_another_thread():
     thread.start()
     thread.join()
     assert found == [True]
+
+
+@pytest.mark.parametrize("name", ["sum", "mean", "max", "min"])
+def test_reductions_name_themselves_when_they_refuse_an_option(x, name):
+    message = rf"^tl.{name} of a sparse tensor has no option 'keepdims'"
+    with pytest.raises(TypeError, match=message):
+        getattr(tl, name)(x, axis=0, keepdims=True)
+    with pytest.raises(TypeError, match=message):
+        getattr(tl, name)(tl.unfold(x, 1), 0, keepdims=True)

@@ -3,7 +3,9 @@
 import sys
 import types
 
-from tensorly_flycoo.base.array_modules import is_cupy
+import numpy as np
+
+from tensorly_flycoo.base.array_modules import is_cupy, share
 
 
 class Array:
@@ -28,3 +30,11 @@ def test_cupy_may_be_loaded_after_the_first_question(monkeypatch):
     assert not is_cupy([arrays[0]])
     monkeypatch.setitem(sys.modules, "cupy", None)  # it cannot be loaded
     assert not any(map(is_cupy, arrays))
+
+
+def test_own_arrays_are_shared_as_they_are():
+    x = np.ones(2)
+    assert share(x) is x
+    assert share(None) is None
+    assert not is_cupy(x)
+    assert not is_cupy([1, 2])

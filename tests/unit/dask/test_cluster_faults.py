@@ -15,8 +15,8 @@ from local_clusters import start_cluster
 from tensorly_flycoo import Progress, mttkrp, save, save_slabs
 from tensorly_flycoo.dask import WorkerLost, open_slabs
 from tensorly_flycoo.dask import cluster as cluster_module
-from tensorly_flycoo.dask.handles import RemoteObject
-from tensorly_flycoo.dask.starting import start_workers
+from tensorly_flycoo.dask.actor import start_workers
+from tensorly_flycoo.dask.cluster import RemoteObject
 from tensorly_flycoo.testing import planted_tensor
 
 RANK = 3

@@ -10,10 +10,10 @@ from simulated_links import SimulatedLink
 
 from tensorly_flycoo import open_slabs, save_slabs
 from tensorly_flycoo.base.devices import OneDevice
-from tensorly_flycoo.dask import actor, starting
+from tensorly_flycoo.dask import actor
 from tensorly_flycoo.dask import open_slabs as open_on_workers
-from tensorly_flycoo.dask.site import Site
-from tensorly_flycoo.dask.starting import Gpus, choose_gpus, list_links
+from tensorly_flycoo.dask.actor import Gpus, choose_gpus, list_links
+from tensorly_flycoo.dask.machine import Site
 from tensorly_flycoo.engines import select_engine
 from tensorly_flycoo.engines.cpu.engine import CPU
 from tensorly_flycoo.testing import planted_tensor
@@ -34,7 +34,7 @@ def linked(folder):
     """The tensor on two workers, threads of this process, with one simulated GPU each."""
     options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": ":0"}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(starting, "list_gpus", lambda device: Gpus([get_worker().address], True))
+        patch.setattr(actor, "list_gpus", lambda device: Gpus([get_worker().address], True))
         patch.setattr(actor, "_make_gpu_site", make_site)
         with LocalCluster(processes=False, **options) as cluster, Client(cluster) as client:
             yield open_on_workers(folder, client=client)
@@ -81,7 +81,7 @@ def test_after_a_call_that_failed_devices_are_linked_again(linked):
     assert decompose(linked, "parafac", options) == expected
 
 
-def refuse():
+def refuse(layout):
     raise TypeError("cannot do that")
 
 
@@ -106,7 +106,7 @@ def test_workers_of_two_kinds_are_refused(client, folder, monkeypatch):
     def list_gpus(device):
         return Gpus(["a"] if get_worker().address == first else [], True)
 
-    monkeypatch.setattr(starting, "list_gpus", list_gpus)
+    monkeypatch.setattr(actor, "list_gpus", list_gpus)
     with pytest.raises(ValueError, match=r"workers \['tcp.* have no GPU, but others have"):
         open_on_workers(folder, client=client)
 

@@ -22,8 +22,8 @@ from tensorly_flycoo.dask import (
     read_parquet,
     read_tns,
 )
+from tensorly_flycoo.io.checkpoint import find_digest
 from tensorly_flycoo.tensor import memory
-from tensorly_flycoo.tensor.digest import find_digest
 from tensorly_flycoo.testing import random_tensor
 
 MODES = ["user", "shop", "day"]

@@ -16,9 +16,9 @@ from tensorly_flycoo.dask.cluster import Cluster
 from tensorly_flycoo.decomposition.initial_guess import spread_factors
 from tensorly_flycoo.engines.cpu.engine import CPU
 from tensorly_flycoo.io import slab_folder
-from tensorly_flycoo.spread import sharded
+from tensorly_flycoo.io.checkpoint import find_digest
+from tensorly_flycoo.spread import row_shards
 from tensorly_flycoo.spread.row_shards import RowShards
-from tensorly_flycoo.tensor.digest import find_digest
 from tensorly_flycoo.testing import planted_tensor
 
 SHAPE, RANK, NUM_SLABS = (30, 20, 40), 3, 5
@@ -189,7 +189,7 @@ def test_gram_matrices_that_workers_compute(tensors, monkeypatch):
     factors = draw_start().factors
     for x in tensors:
         factor = spread_factors(x, factors)[0]
-        gram = sharded.replicate_gram(factor.T, factor)
+        gram = row_shards.replicate_gram(factor.T, factor)
         expected = np.dot(factor.T, factor)
         np.testing.assert_array_equal(gram, expected)
         scale = np.arange(1.0, RANK + 1)
@@ -200,8 +200,10 @@ def test_gram_matrices_that_workers_compute(tensors, monkeypatch):
         np.testing.assert_array_equal(np.linalg.inv(found), np.linalg.inv(expected_product))
         np.testing.assert_array_equal(found @ scale, expected_product @ scale)
         assert np.add.reduce(found, axis=None) == np.add.reduce(expected_product, axis=None)
-        solved = sharded.solve(found, factor.T).to_numpy()
-        np.testing.assert_array_equal(solved, sharded.solve(expected_product, factor.T).to_numpy())
+        solved = row_shards.solve(found, factor.T).to_numpy()
+        np.testing.assert_array_equal(
+            solved, row_shards.solve(expected_product, factor.T).to_numpy()
+        )
 
 
 def test_the_digest_is_that_of_the_whole_tensor(tensors, folder):

@@ -6,11 +6,11 @@ import sparse
 import tensorly as tl
 from local_clusters import wait_for_addresses
 
-from tensorly_flycoo import FlycooTensor, cp_fit, open_slabs, save_slabs, select_rank
+from tensorly_flycoo import FlycooTensor, cp_fit, open_slabs, replicability, save_slabs, select_rank
 from tensorly_flycoo.dask import open_slabs as open_on_workers
 from tensorly_flycoo.decomposition import generalized_parafac, non_negative_parafac, parafac
+from tensorly_flycoo.io.checkpoint import find_digest
 from tensorly_flycoo.models.select_rank import draw_entries
-from tensorly_flycoo.tensor.digest import find_digest
 
 SHAPE, NUM_SLABS = (30, 20, 40), 5
 
@@ -51,7 +51,7 @@ def run_partial_tucker(x, modes):
 
 
 def run_adam(x, **options):
-    options |= {"loss": "poisson_log", "random_state": 0, "n_iter_max": 2}
+    options = {"loss": "poisson_log", "random_state": 0, "n_iter_max": 2} | options
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tensorly_flycoo.decomposition.adam._NUM_STEPS", 3)
         return generalized_parafac(x, 3, **options).factors
@@ -69,6 +69,12 @@ DECOMPOSITIONS = {
     "samples": lambda x: run_adam(x, samples=(20, 30)),
 }
 SLOW = {
+    "replicability": lambda x: [
+        factor
+        for model in replicability(x, 2, 0, 2, 2, random_state=0, n_iter_max=2).models
+        for factor in model.factors
+    ],
+    "truncated": lambda x: run_adam(x.map(np.ceil), samples=(20, 1), loss="zero_truncated_poisson"),
     "partial tucker": lambda x: run_partial_tucker(x.astype(np.float32), [0, 2]),
     "select_rank": lambda x: select_rank(x, [1, 2], n_runs=2, random_state=0, n_iter_max=2).models[
         1
@@ -94,6 +100,18 @@ def test_decompositions(tensors, folder, name):
         expected = [array.tobytes() for array in decompose(open_slabs(folder))]
         for x in tensors:
             assert [tl.to_numpy(array).tobytes() for array in decompose(x)] == expected
+
+
+def test_centred_parafac(tensors, folder):
+    """The means over rows on different workers are added in another order than in one process."""
+    options = {"init": "random", "random_state": 0, "n_iter_max": 2, "center_modes": [0, 2]}
+    with tl.backend_context("flycoo"):
+        expected = parafac(open_slabs(folder), 3, **options).factors
+        found = [[tl.to_numpy(f) for f in parafac(x, 3, **options).factors] for x in tensors]
+    for factors in found:
+        for n, factor in enumerate(factors):
+            np.testing.assert_array_equal(factor, found[0][n])
+            np.testing.assert_allclose(factor, expected[n], rtol=1e-8, atol=1e-12)
 
 
 def test_held_out_entries(tensors, folder):

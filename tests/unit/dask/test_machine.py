@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from simulated_links import SimulatedLink
 
-from tensorly_flycoo.dask.machine import Machine
+from tensorly_flycoo.dask.machine import Machine, Site
 from tensorly_flycoo.dask.messages import (
     Call,
     Dropped,
@@ -20,7 +20,6 @@ from tensorly_flycoo.dask.messages import (
     Send,
     Transfer,
 )
-from tensorly_flycoo.dask.site import Site
 from tensorly_flycoo.engines import select_engine
 
 

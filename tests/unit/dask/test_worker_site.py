@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tensorly_flycoo.dask.site import Site, SpareMemory
+from tensorly_flycoo.dask.machine import Site, SpareMemory
 from tensorly_flycoo.engines.cpu.engine import CPU
 
 SHAPE = (1000, 100)

@@ -1,5 +1,6 @@
 """Rows of new indices against parafac with fixed modes, and against dense solvers."""
 
+import functools
 import sys
 
 import numpy as np
@@ -95,14 +96,17 @@ def test_non_negative_rows_are_those_of_hals_with_fixed_modes():
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("mode", range(3))
-def test_observed_rows_continue_a_model_of_observed_parafac(mode, dtype):
+@pytest.mark.parametrize("biases", [False, True], ids=["plain", "biases"])
+def test_observed_rows_continue_a_model_of_observed_parafac(biases, mode, dtype):
     """Also those with fewer nonzeros than components, and of the model with other weights."""
     x = random_tensor(SHAPE, 150, random_state=1, dtype=dtype)
-    model = observed_parafac(x, RANK, n_iter_max=3000, tol=0, l2_reg=0.5, random_state=0)
+    fit = functools.partial(observed_parafac, x, RANK, n_iter_max=3000, tol=0, l2_reg=0.5)
+    model = fit(random_state=0, biases=biases)
     kept = np.linalg.norm(model.factors[mode])
     labelled = LabelledCP(model, [np.arange(size) for size in SHAPE])
     options = {"observed": True, "l2_reg": 0.5}
-    for cp_tensor, more in [(model, {}), (tuple(model), options), (labelled, {})]:
+    plain = [] if biases else [(tuple(model), options)]
+    for cp_tensor, more in [(model, {}), (labelled, {}), *plain]:
         found = fold_in(cp_tensor, x, mode, **more)
         assert found.dtype == dtype
         _, factors = cp_tensor
@@ -110,6 +114,16 @@ def test_observed_rows_continue_a_model_of_observed_parafac(mode, dtype):
     assert kept == np.linalg.norm(model.factors[mode])
     zeros = fold_in(model, x, mode, observed=False)
     assert np.abs(zeros - model.factors[mode]).max() > 0.1 * np.abs(model.factors[mode]).max()
+
+
+def test_new_indices_without_nonzeros_have_the_other_biases():
+    x = random_tensor(SHAPE, 150, random_state=1)
+    model = observed_parafac(x, RANK, biases=True, random_state=0)
+    none = FlycooTensor(np.zeros((3, 0), int), [], (2, *SHAPE[1:]))
+    _, first, second = model.factors
+    biases = first[:, None, RANK + 1] + second[:, RANK + 2] + second[:, -1]
+    found = tl.cp_to_tensor((None, [fold_in(model, none, 0), first, second]))
+    np.testing.assert_allclose(found, np.stack([biases, biases]), rtol=1e-12)
 
 
 def test_observed_rows_of_exact_data():

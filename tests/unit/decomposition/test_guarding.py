@@ -183,9 +183,9 @@ def test_an_error_keeps_nothing(monkeypatch, x):
     split_columns = cpu.CPU.split_columns
 
     def watch(*arguments):
-        is_first, rows, values = split_columns(*arguments)
-        entries.append(weakref.ref(values))
-        return is_first, rows, values
+        found = split_columns(*arguments)
+        entries.append(weakref.ref(found.values))
+        return found
 
     monkeypatch.setattr(cpu.CPU, "split_columns", watch)
     monkeypatch.setattr(cpu.CPU, "sum_single_squares", run_out)  # needs the entries

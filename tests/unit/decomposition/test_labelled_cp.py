@@ -21,7 +21,7 @@ from tensorly_flycoo import (
     from_dataframe,
     observed_parafac,
 )
-from tensorly_flycoo.decomposition.tensorly_loop import tensorly_loop
+from tensorly_flycoo.decomposition.guarding import tensorly_loop
 from tensorly_flycoo.testing import random_tensor
 
 SHAPE, NAMES = (5, 6, 7), ("user", "item", "day")

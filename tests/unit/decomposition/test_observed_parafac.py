@@ -80,12 +80,15 @@ def test_recovers_planted_factors(shape, kind):
     assert np.linalg.norm(held_out - values[1::2]) < 1e-3 * np.linalg.norm(values[1::2])
 
 
-def test_the_objective_falls():
+@pytest.mark.parametrize("options", [{}, {"cg_steps": 1}, {"non_negative": True}], ids=str)
+def test_the_objective_falls(options):
     x = make_tensor()
     coords, values = x.nonzeros()
     objectives = []
     for n in range(8):
-        cp_tensor = observed_parafac(x, 4, n_iter_max=n, tol=0, random_state=0, l2_reg=0.5)
+        cp_tensor = observed_parafac(
+            x, 4, n_iter_max=n, tol=0, random_state=0, l2_reg=0.5, **options
+        )
         residual = entries.evaluate_model(coords, None, cp_tensor.factors) - values
         ridge = sum((factor**2).sum() for factor in cp_tensor.factors)
         objectives.append(residual @ residual + 0.5 * measure_scale(x) ** 1.5 * ridge)
@@ -155,7 +158,199 @@ def test_more_cells_than_64_bits_count():
         np.testing.assert_array_equal(factor[row], other)
 
 
+# Weights, zeros that were observed, and all other cells
+
+
+def make_confidence(x, num_zeros=60, seed=4):
+    """Make weights of the nonzeros and of some zeros; return them also as a dense array."""
+    rng = np.random.RandomState(seed)
+    zeros = np.stack([rng.randint(0, size, num_zeros) for size in x.shape])
+    coords = np.unique(np.append(x.nonzeros()[0], zeros, axis=1), axis=1)
+    weights = 0.5 + rng.random_sample(coords.shape[1])
+    dense = np.zeros(x.shape)
+    dense[tuple(coords)] = weights
+    return FlycooTensor(coords, weights, x.shape), dense
+
+
+def fit_densely(x, dense_weights, factors, num_iterations, ridge):
+    """Fit all cells, row by row; return the objectives' fits too."""
+    values, factors, errors = x.to_coo().todense().astype(float), list(factors), []
+    for _ in range(num_iterations):
+        for mode in range(x.ndim):
+            others = [factor for n, factor in enumerate(factors) if n != mode]
+            products = tl.tenalg.khatri_rao(others)
+            new = []
+            for value, weight in zip(
+                np.moveaxis(values, mode, 0), np.moveaxis(dense_weights, mode, 0), strict=True
+            ):
+                weighted = products * weight.reshape(-1, 1)
+                gram = weighted.T @ products + ridge * np.eye(products.shape[1])
+                new.append(np.linalg.solve(gram, weighted.T @ value.ravel()))
+            factors[mode] = np.array(new)
+        model = tl.cp_to_tensor((None, factors))
+        squares = [(dense_weights * array**2).sum() for array in (values - model, values)]
+        errors.append((squares[0] / squares[1]) ** 0.5)
+    return factors, errors
+
+
+@pytest.fixture
+def small():
+    x = make_tensor((9, 7, 20), 150)
+    rng, root = np.random.RandomState(1), measure_scale(x) ** (1 / 3)
+    return x, [rng.random_sample((size, 3)) * root for size in x.shape]
+
+
+@pytest.mark.parametrize("cg_steps", [None, 6], ids=["exact", "cg"])
+@pytest.mark.parametrize(("is_weighted", "unobserved"), [(False, 0), (True, 0), (True, 0.25)])
+def test_weights_zeros_and_other_cells(small, is_weighted, unobserved, cg_steps):
+    """More steps than unknowns of a row solve its system: the same numbers as a dense fit."""
+    x, start = small
+    confidence, dense = make_confidence(x)
+    if not is_weighted:
+        confidence, dense = None, (x.to_coo().todense() != 0).astype(float)
+    dense = np.where(dense == 0, unobserved, dense)
+    scale = measure_scale(x)
+    expected, expected_errors = fit_densely(x, dense, start, 3, 0.1 * scale ** (4 / 3))
+    found, errors = observed_parafac(
+        x, 3, n_iter_max=3, tol=0, init=(None, start), l2_reg=0.1, return_errors=True,
+        confidence=confidence, unobserved=unobserved, cg_steps=cg_steps,
+    )  # fmt: skip
+    np.testing.assert_allclose(errors, expected_errors, rtol=1e-8)
+    for factor, other in zip(found.factors, expected, strict=True):
+        np.testing.assert_allclose(factor, other, rtol=1e-7, atol=1e-8)
+    assert hasattr(found, "observed_l2_reg") == (unobserved == 0)
+
+
+@pytest.mark.usefixtures("modes_in_groups")
+def test_conjugate_gradients_with_groups():
+    x = make_tensor()
+    assert len(x.groups) < x.ndim
+    options = {"n_iter_max": 2, "random_state": 0, "l2_reg": 0.1, "tol": 0}
+    found = observed_parafac(x, 3, cg_steps=9, **options)
+    expected = observed_parafac(x, 3, **options)
+    for factor, other in zip(found.factors, expected.factors, strict=True):
+        np.testing.assert_allclose(factor, other, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("layout", ["remap", "replicated", "indexed"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_conjugate_gradients_in_every_layout_and_dtype(layout, dtype):
+    coords, values = make_tensor(dtype=dtype).nonzeros()
+    options = {"n_iter_max": 10, "random_state": 0, "l2_reg": 0.1, "return_errors": True, "tol": 0}
+    runs = [
+        observed_parafac(FlycooTensor(coords, values, SHAPE, layout=name), 4, cg_steps=2, **options)
+        for name in (layout, "replicated")
+    ]
+    (found, errors), (expected, expected_errors) = runs
+    assert errors == expected_errors
+    for factor, other in zip(found.factors, expected.factors, strict=True):
+        assert factor.dtype == dtype
+        np.testing.assert_array_equal(factor, other)
+    residual = entries.evaluate_model(coords, None, found.factors) - values
+    error = np.linalg.norm(residual) / np.linalg.norm(values)
+    # A difference of sums of about 1, each of 400 numbers: its error is that of the square.
+    rounding = 400 * np.finfo(dtype).eps / (2 * error)
+    assert abs(errors[-1] - error) <= rounding
+
+
+def test_non_negative_rows_are_optimal():
+    x = make_tensor((9, 7, 20), 300, skew=1)
+    options = {"n_iter_max": 3000, "tol": 0, "l2_reg": 0.1, "random_state": 1}
+    found = observed_parafac(x, 3, non_negative=True, **options)
+    assert all((factor >= 0).all() for factor in found.factors)
+    assert any((factor == 0).any() for factor in found.factors)
+    coords, values = x.nonzeros()
+    ridge = 0.1 * measure_scale(x) ** (4 / 3)
+    model = [f[c] for f, c in zip(found.factors, coords, strict=True)]
+    residual = np.prod(model, axis=0).sum(axis=1) - values
+    for mode, factor in enumerate(found.factors):
+        products = np.prod([rows for n, rows in enumerate(model) if n != mode], axis=0)
+        slopes = ridge * factor
+        np.add.at(slopes, coords[mode], residual[:, None] * products)
+        assert (slopes > -1e-6).all()
+        assert np.abs(slopes[factor > 0]).max() < 1e-6
+
+
+def fit_biases_densely(x, dense_weights, factors, num_iterations, ridges, mean):
+    """Fit a model of components, biases and the mean to all cells, by least squares of each row."""
+    values, rank = x.to_coo().todense().astype(float), factors[0].shape[1]
+    biases = [np.zeros(size) for size in x.shape]
+
+    def predict(skip):
+        own = [bias if n != skip else 0 * bias for n, bias in enumerate(biases)]
+        return mean + sum(np.ix_(*own))
+
+    for _ in range(num_iterations):
+        for mode in range(x.ndim):
+            products = tl.tenalg.khatri_rao([f for n, f in enumerate(factors) if n != mode])
+            products = np.append(products, np.ones((len(products), 1)), axis=1)
+            rest = tl.unfold(values - predict(skip=mode), mode)
+            new = []
+            for value, weight in zip(rest, tl.unfold(dense_weights, mode), strict=True):
+                gram = products.T @ (weight[:, None] * products) + np.diag(ridges)
+                new.append(np.linalg.solve(gram, products.T @ (weight * value)))
+            factors[mode], biases[mode] = np.array(new)[:, :rank], np.array(new)[:, rank]
+    return factors, biases
+
+
+@pytest.mark.parametrize("cg_steps", [None, 7], ids=["exact", "cg"])
+@pytest.mark.parametrize(("is_weighted", "unobserved"), [(False, 0), (True, 0), (True, 0.25)])
+def test_biases(small, is_weighted, unobserved, cg_steps):
+    """The same numbers as of a dense fit of components, biases and the mean."""
+    x, start = small
+    x = x._map_values(lambda values: values + 3)
+    confidence, dense = make_confidence(x)
+    if not is_weighted:
+        confidence, dense = None, (x.to_coo().todense() != 0).astype(float)
+    dense = np.where(dense == 0, unobserved, dense)
+    mean = (dense * x.to_coo().todense()).sum() / dense.sum()
+    scale = np.sqrt(((x.nonzeros()[1] - mean) ** 2).mean())
+    ridges = [*[0.1 * scale ** (4 / 3)] * 3, 0.1]
+    factors, biases = fit_biases_densely(x, dense, list(start), 3, ridges, mean)
+    found = observed_parafac(
+        x, 3, n_iter_max=3, tol=0, init=(None, start), l2_reg=0.1, biases=True,
+        confidence=confidence, unobserved=unobserved, cg_steps=cg_steps,
+    )  # fmt: skip
+    for mode, factor in enumerate(found.factors):
+        np.testing.assert_allclose(factor[:, :3], factors[mode], rtol=1e-6, atol=1e-7)
+        np.testing.assert_allclose(factor[:, 3 + mode], biases[mode], rtol=1e-6, atol=1e-7)
+        ones = np.delete(factor[:, 3:], mode, axis=1)
+        ones[:, -1] /= mean if mode == x.ndim - 1 else 1
+        np.testing.assert_allclose(ones, 1, rtol=1e-12)
+
+
+@pytest.mark.parametrize("cg_steps", [None, 2], ids=["exact", "cg"])
+def test_biases_of_values_that_are_all_alike(cg_steps):
+    """The mean explains them: every prediction is that."""
+    coords, _ = make_tensor((9, 7, 20), 150).nonzeros()
+    x = FlycooTensor(coords, np.full(coords.shape[1], 4.0), (9, 7, 20))
+    found = observed_parafac(x, 2, biases=True, cg_steps=cg_steps, l2_reg=1.0, random_state=0)
+    np.testing.assert_allclose(tl.cp_to_tensor(found), 4, rtol=1e-6)
+
+
+def test_validation_stops_at_the_best_model():
+    rng, shape = np.random.RandomState(3), (20, 25, 15)
+    factors = [rng.random_sample((size, 2)) for size in shape]
+    coords = np.unique(np.stack([rng.randint(0, size, 900) for size in shape]), axis=1)
+    coords = coords[:, rng.permutation(coords.shape[1])]
+    values = np.prod([f[c] for f, c in zip(factors, coords, strict=True)], axis=0).sum(axis=1)
+    values += 0.3 * rng.standard_normal(values.size)
+    x = FlycooTensor(coords[:, 200:], values[200:], shape)
+    held_out = FlycooTensor(coords[:, :200], values[:200], shape)
+    options = {"random_state": 0, "tol": 0, "return_errors": True, "cg_steps": 3}
+    found, errors = observed_parafac(x, 8, validation=held_out, **options)
+    assert 1 < len(errors) < 100
+    assert errors[-1] > errors[-2] == min(errors)
+    assert (np.diff(errors[:-1]) < 0).all()
+    residual = entries.evaluate_model(coords[:, :200], None, found.factors) - values[:200]
+    assert np.linalg.norm(residual) / held_out.norm() == pytest.approx(errors[-2], rel=1e-12)
+    expected, _ = observed_parafac(x, 8, n_iter_max=len(errors) - 1, **options)
+    for factor, other in zip(found.factors, expected.factors, strict=True):
+        np.testing.assert_array_equal(factor, other)
+
+
 X = make_tensor((4, 5, 6), 40)
+SOME = FlycooTensor([[0], [0], [0]], [1.0], (4, 5, 6))
 ONES = [np.ones((size, 2)) for size in X.shape]
 BAD = {
     "dense": (lambda: observed_parafac(np.ones((3, 3)), 2), TypeError, "x is a ndarray"),
@@ -175,6 +370,31 @@ BAD = {
         ValueError, "no nonzero",
     ),
     "one mode": (lambda: observed_parafac(FlycooTensor([[1]], [1.0], (3,)), 2), ValueError, "two"),
+    "confidence": (
+        lambda: observed_parafac(X, 2, confidence=SOME), ValueError, "confidence lacks [0-9]+ of"
+    ),
+    "weight": (
+        lambda: observed_parafac(X, 2, confidence=X), ValueError, "confidence has the weight -"
+    ),
+    "unobserved": (
+        lambda: observed_parafac(X, 2, confidence=abs(X), unobserved=9), ValueError, "which is 9"
+    ),
+    "no confidence": (
+        lambda: observed_parafac(X, 2, unobserved=1), ValueError, "unobserved is 1"
+    ),
+    "shape of confidence": (
+        lambda: observed_parafac(X, 2, confidence=X.T), ValueError, r"confidence has shape \(6"
+    ),
+    "validation": (
+        lambda: observed_parafac(X, 2, validation=X * 0), ValueError, "validation has .* 0 nonzeros"
+    ),
+    "steps": (lambda: observed_parafac(X, 2, cg_steps=0), ValueError, "cg_steps is 0"),
+    "both": (
+        lambda: observed_parafac(X, 2, cg_steps=2, non_negative=True), ValueError, "non_negative is"
+    ),
+    "biases": (
+        lambda: observed_parafac(X, 2, biases=True, non_negative=True), ValueError, "biases=False"
+    ),
     "fill_value": (
         lambda: observed_parafac(sparse.COO([[1], [2]], [1.0], (3, 3), fill_value=2.0), 2),
         ValueError, "fill_value is 2.0",

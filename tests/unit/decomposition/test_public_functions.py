@@ -10,7 +10,7 @@ import tensorly as tl
 from tensorly.cp_tensor import CPTensor
 
 from tensorly_flycoo import FlycooTensor, cp_fit, decomposition
-from tensorly_flycoo.decomposition.tensorly_loop import tensorly_loop
+from tensorly_flycoo.decomposition.guarding import tensorly_loop
 from tensorly_flycoo.testing import random_tensor
 
 SHAPE = (6, 7, 8, 6)
@@ -22,6 +22,7 @@ OWN_LOOPS = {
     "non_negative_parafac": {"rank": 2, "mask": True, **OPTIONS},
     "non_negative_parafac_hals": {"rank": 2, **OPTIONS},
     "randomised_parafac": {"rank": 2, "n_samples": 50, **OPTIONS},
+    "parafac2": {"rank": 2, **OPTIONS},
     "tensor_train": {"rank": [1, 2, 3, 2, 1]},
     "tensor_ring": {"rank": [2, 2, 3, 2, 2], "mode": 1},
     "tensor_train_matrix": {"rank": [1, 4, 1]},
@@ -30,16 +31,21 @@ OWN_LOOPS = {
 TENSORLY_LOOPS = {
     "parafac": {"rank": 2, **OPTIONS},
     "constrained_parafac": {"rank": 2, "non_negative": True, **OPTIONS},
-    "parafac2": {"rank": 2, **OPTIONS},
     "tucker": {"rank": [2, 2, 2, 2], **OPTIONS},
+    "non_negative_tucker": {"rank": [2, 2, 2, 2], **OPTIONS},
+    "non_negative_tucker_hals": {"rank": [2, 2, 2, 2], **OPTIONS},
 }
 #: Parameters that TensorLy 0.10 does not have come last.
 ADDED = {
     "constrained_parafac": ["callback"],
     "non_negative_parafac": ["callback"],
     "non_negative_parafac_hals": ["callback", "linesearch"],
+    "parafac": ["center_modes"],
+    "parafac2": ["center", "sparsity_coefficients", "callback"],
     "randomised_parafac": ["return_errors"],
     "tucker": ["callback"],
+    "non_negative_tucker": ["callback"],
+    "non_negative_tucker_hals": ["callback"],
 }
 NAMES = sorted(set(OWN_LOOPS) | set(TENSORLY_LOOPS))
 

@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
+from numpy_primitives import NumpyPrimitives
 
 from tensorly_flycoo.base import checks
 from tensorly_flycoo.format.indexed import IndexedLayout
 from tensorly_flycoo.format.layouts import LAYOUT_CLASSES
 from tensorly_flycoo.format.packing import Cut, RecordFormat
-from tensorly_flycoo.format.primitives import CompactIds, Primitives
+from tensorly_flycoo.format.primitives import CompactIds
 from tensorly_flycoo.format.remap import RemapLayout
 from tensorly_flycoo.format.replicated import ReplicatedLayout
 
@@ -20,7 +21,7 @@ SHAPE = (5, 3)
 
 def build(cls, coords=COORDS, values=VALUES, shape=SHAPE, tile_size=2, bucket_size=4):
     record_format = RecordFormat.of(shape, values.dtype, "uint64")
-    return cls.build(coords, values, Cut(record_format, tile_size, bucket_size), Primitives())
+    return cls.build(coords, values, Cut(record_format, tile_size, bucket_size), NumpyPrimitives())
 
 
 def read_values(layout, records):
@@ -30,7 +31,7 @@ def read_values(layout, records):
 def remap_once(layout):
     """Take a step that only remaps."""
     layout.spare[...] = 0
-    mode, primitives = layout.mode, Primitives()
+    mode, primitives = layout.mode, NumpyPrimitives()
     layout.take_step(mode, lambda step: primitives.remap(step, layout.cut), primitives, False)
     assert layout.mode == (mode + 1) % layout.record_format.ndim
 
@@ -104,7 +105,7 @@ def test_remapping_walks_through_the_orders_of_the_replicated_copies(
     shape, bucket_size, monkeypatch
 ):
     # Listing the empty rows of a mode of size 2**32 takes gigabytes; it is not tested here.
-    monkeypatch.setattr(Primitives, "find_empty_rows", lambda *_: np.zeros(0, np.uint32))
+    monkeypatch.setattr(NumpyPrimitives, "find_empty_rows", lambda *_: np.zeros(0, np.uint32))
     rng = np.random.default_rng(0)
     coords = np.stack([rng.integers(0, size, 60) for size in shape])
     arguments = (coords, rng.standard_normal(60), shape, 2)
@@ -151,11 +152,11 @@ def test_hold_order_in_any_resident_mode(name, shape, mode):
     coords = np.unique(np.stack([rng.integers(0, size, 60) for size in shape]), axis=1)
     record_format = RecordFormat.of(shape, "float64", "uint64")
     values = np.arange(1.0, coords.shape[1] + 1)
-    layout = LAYOUT_CLASSES[name].build(coords, values, Cut(record_format, 4, 8), Primitives())
+    layout = LAYOUT_CLASSES[name].build(coords, values, Cut(record_format, 4, 8), NumpyPrimitives())
     keys = coords[::-1] if mode == 0 else coords  # the last key is the first to sort by
     expected = record_format.pack(coords, values)[np.lexsort(keys)]
     for _ in shape:
-        with layout.hold_order(mode % len(shape), Primitives()) as (records, places):
+        with layout.hold_order(mode % len(shape), NumpyPrimitives()) as (records, places):
             ordered = records if places is None else records[places]
             np.testing.assert_array_equal(ordered, expected)
             assert name != "remap" or layout.lock.locked()
@@ -209,7 +210,7 @@ def test_a_layout_is_rebuilt_from_its_arrays(name):
     if name == "remap":
         remap_once(layout)
     arrays = dict(layout.iterate_arrays())
-    primitives = Primitives()
+    primitives = NumpyPrimitives()
     same = type(layout).from_arrays(arrays, layout.cut, layout.norm, layout.mode, primitives)
     assert (same.mode, same.norm, same.nbytes) == (layout.mode, layout.norm, layout.nbytes)
     assert [(key, id(array)) for key, array in same.iterate_arrays()] == [
@@ -238,7 +239,7 @@ class Boxed(CompactIds):
         return self._ids
 
 
-class Boxing(Primitives):
+class Boxing(NumpyPrimitives):
     """An engine that keeps ids in a form of its own, as the one for GPUs does."""
 
     def compact_ids(self, ids, limit, cut):
@@ -271,7 +272,7 @@ def test_an_engine_may_keep_ids_in_a_form_of_its_own():
 @pytest.mark.parametrize("name", LAYOUT_CLASSES)
 def test_a_step_finds_the_order_of_any_mode(name, first, second):
     """A computing step leaves the next mode resident, or its own mode if the layout stays."""
-    rng, shape, primitives = np.random.default_rng(0), (9, 8, 7), Primitives()
+    rng, shape, primitives = np.random.default_rng(0), (9, 8, 7), NumpyPrimitives()
     coords = np.stack([rng.integers(0, size, 60) for size in shape])
     arguments = (coords, np.ones(60), shape)
     layout, replicated = (
@@ -302,7 +303,7 @@ def test_a_step_finds_the_order_of_any_mode(name, first, second):
 
 @pytest.mark.parametrize("fails_after", [False, True])
 def test_a_step_that_fails_leaves_the_layout(fails_after):
-    layout, primitives = build(RemapLayout), Primitives()
+    layout, primitives = build(RemapLayout), NumpyPrimitives()
     before = layout.records.copy()
 
     def fail(step):

@@ -2,13 +2,14 @@
 
 import numpy as np
 import pytest
+from numpy_primitives import NumpyPrimitives
 
 from tensorly_flycoo.engines.cpu.engine import CPU
 from tensorly_flycoo.format.packing import RecordFormat
-from tensorly_flycoo.format.primitives import Primitives, compare_neighbours, index_dtype
+from tensorly_flycoo.format.primitives import Entries, LeadingPairs, ModeRows, index_dtype
 
 
-@pytest.fixture(params=[Primitives(), CPU], ids=["numpy", "cpu"])
+@pytest.fixture(params=[NumpyPrimitives(), CPU], ids=["numpy", "cpu"])
 def primitives(request):
     return request.param
 
@@ -130,7 +131,8 @@ def test_sort_by_row(primitives, make_places, shape, nnz, mode, index_type):
     record_format, records = make_records(shape, nnz)
     before, places = records.copy(), make_places(nnz, index_type)
     target, positions = np.zeros((2, nnz), index_type)
-    rows = primitives.sort_by_row(records, record_format, mode, places, target, positions)
+    given = ModeRows(records, record_format, mode, places)
+    rows = primitives.sort_by_row(given, target, positions)
     expected = sort_by_argsort(record_format, records, mode, places)
     np.testing.assert_array_equal(target, expected[0])
     np.testing.assert_array_equal(positions, expected[1])
@@ -158,9 +160,8 @@ def test_plan_remap(primitives, make_places, bucket_size, shape, nnz, mode):
     places = make_places(nnz, "uint32")
     target, remap_ids = np.zeros((2, nnz), np.uint32)
     pull_ids = np.zeros(nnz, np.uint16)
-    rows = primitives.plan_remap(
-        records, record_format, mode, places, bucket_size, target, remap_ids, pull_ids
-    )
+    given = ModeRows(records, record_format, mode, places)
+    rows = primitives.plan_remap(given, bucket_size, target, remap_ids, pull_ids)
     sorted_places, positions, empty_rows = sort_by_argsort(record_format, records, mode, places)
     stored, offsets = store_by_bucket(positions, bucket_size)
     np.testing.assert_array_equal(target, sorted_places)
@@ -218,7 +219,7 @@ def test_split_columns(primitives, shape, dtype):
         expected = np.r_[True, (others[:, 1:] != others[:, :-1]).any(axis=0), True]
         reverse = np.arange(200, dtype=np.uint32)[::-1]
         for places, ordered in ((None, records), (reverse.copy(), records[::-1].copy())):
-            found = primitives.split_columns(ordered, record_format, mode, places)
+            found = primitives.split_columns(ModeRows(ordered, record_format, mode, places))
             np.testing.assert_array_equal(found[0], expected)
             np.testing.assert_array_equal(found[1], grouped[mode])
             np.testing.assert_array_equal(found[2], np.arange(200.0))
@@ -230,21 +231,22 @@ def make_entries(num_rows):
     rng = np.random.default_rng(num_rows)
     is_first = np.append(rng.random(300) < 0.6, True)
     is_first[0] = True
-    return is_first, rng.integers(0, num_rows, 300).astype(np.uint32), rng.standard_normal(300)
+    rows = rng.integers(0, num_rows, 300).astype(np.uint32)
+    return Entries(is_first, rows, rng.standard_normal(300))
 
 
 @pytest.mark.parametrize("num_rows", [1, 40, 10_000])
 def test_columns_with_one_nonzero_and_with_more(primitives, num_rows):
     """Together they are the unfolding."""
-    is_first, rows, values = make_entries(num_rows)
+    is_first, rows, values = entries = make_entries(num_rows)
     columns = np.cumsum(is_first[:-1]) - 1
     is_single = np.bincount(columns)[columns] == 1
-    squares = primitives.sum_single_squares(is_first, rows, values, num_rows, 4.0)
+    squares = primitives.sum_single_squares(entries, num_rows, 4.0)
     for found, is_chosen in zip(squares, (values > 0, values < 0), strict=True):
         expected = np.zeros(num_rows)
         np.add.at(expected, rows[is_single & is_chosen], (values[is_single & is_chosen] / 4) ** 2)
         np.testing.assert_allclose(found, expected, rtol=1e-14)
-    coupled, coords, shared = primitives.list_shared(is_first, rows, values, num_rows, 4.0)
+    coupled, coords, shared = primitives.list_shared(entries, num_rows, 4.0)
     np.testing.assert_array_equal(coupled, np.unique(rows[~is_single]))
     np.testing.assert_array_equal(coupled[coords[1]], rows[~is_single])
     numbers = np.unique(columns[~is_single], return_inverse=True)[1]
@@ -256,8 +258,8 @@ def test_columns_with_one_nonzero_and_with_more(primitives, num_rows):
 
 
 def test_no_column_is_shared(primitives):
-    arguments = (np.ones(4, bool), np.arange(3, dtype=np.uint32), np.ones(3), 5, 2.0)
-    coupled, coords, values = primitives.list_shared(*arguments)
+    entries = Entries(np.ones(4, bool), np.arange(3, dtype=np.uint32), np.ones(3))
+    coupled, coords, values = primitives.list_shared(entries, 5, 2.0)
     assert (coupled.size, coords.shape, values.size) == (0, (2, 0), 0)
 
 
@@ -273,29 +275,18 @@ def test_find_largest_sums(primitives):
 def test_place_vectors(primitives):
     vectors = np.arange(6.0).reshape(2, 3)
     sources, signs = np.array([2, ~0, 1]), np.array([-1, 1, 1])
-    arguments = (sources, signs, (4, 4), np.dtype(np.float32))
-    placed = primitives.place_vectors(vectors, np.array([3, 1]), *arguments)
+    pairs = LeadingPairs(vectors, np.ones(3), np.array([3, 1]), sources)
+    placed = primitives.place_vectors(pairs, signs, (4, 4), np.dtype(np.float32))
     assert placed.tolist() == [[0, 1, 0, 0], [-5, 0, 4, 0], [0, 0, 0, 0], [-2, 0, 1, 0]]
     assert placed.dtype == np.float32
 
 
 def test_vectors_in_place_are_only_negated(primitives):
     vectors = np.arange(6.0).reshape(2, 3)
-    arguments = (np.arange(3), np.array([1, -1, 1]), (2, 3), vectors.dtype)
-    assert primitives.place_vectors(vectors, None, *arguments) is vectors
+    pairs = LeadingPairs(vectors, np.ones(3), None, np.arange(3))
+    arguments = (np.array([1, -1, 1]), (2, 3), vectors.dtype)
+    assert primitives.place_vectors(pairs, *arguments) is vectors
     assert vectors.tolist() == [[0, -1, 2], [3, -4, 5]]
-
-
-def test_compare_neighbours():
-    is_less, is_equal = compare_neighbours(np.array([[0, 0, 0, 1, 1], [1, 2, 2, 0, 0]]))
-    assert is_less.tolist() == [True, False, True, False]
-    assert is_equal.tolist() == [False, True, False, True]
-
-
-@pytest.mark.parametrize("nnz", [0, 1])
-def test_no_neighbours(nnz):
-    is_less, is_equal = compare_neighbours(np.zeros((2, nnz), np.int64))
-    assert is_less.shape == is_equal.shape == (0,)
 
 
 @pytest.mark.usual_limits("index")
@@ -326,10 +317,10 @@ def test_sort_places_and_find_duplicates(shape, dtype, word):
     values = rng.standard_normal(500).astype(dtype)
     record_format = RecordFormat.of(shape, dtype, word)
     records = record_format.pack(coords, values)
-    places = Primitives().sort_places(records, record_format, reversed(range(len(shape))))
+    places = NumpyPrimitives().sort_places(records, record_format, reversed(range(len(shape))))
     np.testing.assert_array_equal(places, np.lexsort(coords[::-1]))
     ordered = coords[:, places]
-    is_equal = Primitives().find_duplicates(records[places], record_format)
+    is_equal = NumpyPrimitives().find_duplicates(records[places], record_format)
     np.testing.assert_array_equal(is_equal, (ordered[:, 1:] == ordered[:, :-1]).all(axis=0))
     assert is_equal.any()
 
@@ -338,4 +329,4 @@ def test_sorting_by_no_mode_changes_nothing():
     record_format = RecordFormat.of((5, 5), "float32", np.uint32)
     records = record_format.pack(np.zeros((2, 3), int), np.ones(3, np.float32))
     places = np.array([2, 0, 1])
-    assert Primitives().sort_places(records, record_format, (), places) is places
+    assert NumpyPrimitives().sort_places(records, record_format, (), places) is places

@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
+from numpy_primitives import NumpyPrimitives
 
-from tensorly_flycoo.format.packing import Cut, RecordFormat
-from tensorly_flycoo.format.primitives import NO_ROW, Primitives
-from tensorly_flycoo.format.tiling import tile_rows
+from tensorly_flycoo.format.layout import tile_rows
+from tensorly_flycoo.format.packing import RecordFormat
+from tensorly_flycoo.format.primitives import NO_ROW, ModeRows
 
 
 def tile(rows, num_rows, tile_size):
@@ -13,7 +14,7 @@ def tile(rows, num_rows, tile_size):
     record_format = RecordFormat.of((9, num_rows), "float64", "uint64")
     rows = np.array(rows, np.int64)
     records = record_format.pack(np.stack([rows * 0 + 3, rows]), np.ones(rows.size))
-    return tile_rows(records, None, Cut(record_format, tile_size, 0), 1, Primitives())
+    return tile_rows(ModeRows(records, record_format, 1, None), tile_size, NumpyPrimitives())
 
 
 @pytest.mark.parametrize(
@@ -47,7 +48,7 @@ def test_tiles_of_an_order_given_by_places():
     record_format = RecordFormat.of((5,), "float64", "uint64")
     records = record_format.pack(np.array([[4, 2, 0, 2, 2]]), np.ones(5))
     places = np.array([2, 1, 3, 4, 0], np.uint32)
-    tiling = tile_rows(records, places, Cut(record_format, 2, 0), 0, Primitives())
+    tiling = tile_rows(ModeRows(records, record_format, 0, places), 2, NumpyPrimitives())
     assert tiling.carry_rows.tolist() == [NO_ROW, 2, NO_ROW]
     assert tiling.empty_rows.tolist() == [1, 3]
 
@@ -61,10 +62,10 @@ def test_types_and_nbytes():
 
 def test_rows_beyond_32_bit_signed(monkeypatch):
     """The last rows of the largest mode do not become negative, like NO_ROW."""
-    primitives = Primitives()
+    primitives = NumpyPrimitives()
     monkeypatch.setattr(primitives, "find_empty_rows", lambda *_: None)  # it takes gigabytes
     record_format = RecordFormat.of((2**32,), "float64", "uint64")
     rows = np.array([[2**31, 2**32 - 2, 2**32 - 1, 2**32 - 1]])
     records = record_format.pack(rows, np.ones(4))
-    tiling = tile_rows(records, None, Cut(record_format, 3, 0), 0, primitives)
+    tiling = tile_rows(ModeRows(records, record_format, 0, None), 3, primitives)
     assert tiling.carry_rows.tolist() == [NO_ROW, 2**32 - 1]

@@ -12,11 +12,11 @@ from tensorly_flycoo.io.checkpoint import (
     Origin,
     ResumedTucker,
     copy_model,
+    find_digest,
     load_checkpoint,
     mark_origin,
     save_checkpoint,
 )
-from tensorly_flycoo.tensor.digest import find_digest
 
 ERRORS = [1.0, 0.5, 0.25]
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from tensorly_flycoo import LabelledCP, LabelledTensor, from_dataframe
+from tensorly_flycoo.io import dataframe
 
 
 def make_chunked(columns):
@@ -468,3 +469,15 @@ def test_the_log_warns_of_nearly_as_many_labels_as_rows(caplog):
     from_dataframe(table, ["when", "day"], labels=labels)
     from_dataframe(table[:999], ["when", "day"])
     assert len(caplog.messages) == 1
+
+
+def test_codes_are_renumbered():
+    codes, entries = dataframe.drop_unused(np.array([2, 0, 2]), np.array(["a", "b", "c"]))
+    assert (codes.tolist(), entries.tolist()) == ([1, 0, 1], ["a", "c"])
+    given = ("shop", np.array([1, 0, -1]), np.array(["a", "b"]), ["c", "b", "a"])
+    codes, entries = dataframe.place_entries(*given)
+    assert (codes.tolist(), entries.tolist(), entries.dtype) == (
+        [1, 2, -1],
+        ["c", "b", "a"],
+        object,
+    )

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from tensorly_flycoo import FlycooTensor, LabelledCP, OnlineCP, load, open_slabs
-from tensorly_flycoo.io.checkpoint import load_checkpoint
-from tensorly_flycoo.tensor.digest import find_digest
+from tensorly_flycoo.io.checkpoint import find_digest, load_checkpoint
 
 COORDS, VALUES = [[0, 1, 2], [1, 1, 0]], [0.5, 2.0, 3.0]
 LABELS = [["b", "a", "\ud800"], np.array(["2020-01-01", "2020-01-02"], "M8[D]").tolist()]

@@ -8,6 +8,7 @@ import zipfile
 
 import numpy as np
 import pytest
+from numpy_primitives import NumpyPrimitives
 from problems import compute_all, make_factors, make_problem
 
 from tensorly_flycoo import FlycooTensor, load, mttkrp, save
@@ -15,7 +16,6 @@ from tensorly_flycoo.base.checks import LAYOUTS
 from tensorly_flycoo.engines.cpu import engine as cpu
 from tensorly_flycoo.format.layouts import LAYOUT_CLASSES
 from tensorly_flycoo.format.packing import Cut, RecordFormat
-from tensorly_flycoo.format.primitives import Primitives
 from tensorly_flycoo.io.saving import check_arrays
 from tensorly_flycoo.spread import building
 
@@ -135,7 +135,7 @@ def test_saving_while_another_thread_computes(path):
 # Plans of other devices and releases.
 
 
-class WriteOrdering(Primitives):
+class WriteOrdering(NumpyPrimitives):
     """Primitives that order writes, like a GPU's."""
 
     write_order_dtype = np.dtype(np.uint16)
@@ -151,7 +151,9 @@ class WriteOrdering(Primitives):
         return np.concatenate(orders).astype(np.uint16)
 
 
-@pytest.mark.parametrize("primitives", [Primitives(), WriteOrdering()], ids=["plain", "ordered"])
+@pytest.mark.parametrize(
+    "primitives", [NumpyPrimitives(), WriteOrdering()], ids=["plain", "ordered"]
+)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(
     "cut", [(64, 256, "uint32"), (cpu.TILE_SIZE, 2 * cpu.BUCKET_SIZE, "uint64")]

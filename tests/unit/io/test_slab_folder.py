@@ -29,10 +29,10 @@ from tensorly_flycoo import (
 from tensorly_flycoo.engines.cpu import engine as cpu
 from tensorly_flycoo.io import parts, slab_folder
 from tensorly_flycoo.io.array_file import ArrayReader
+from tensorly_flycoo.io.checkpoint import find_digest
 from tensorly_flycoo.io.files import make_folder
 from tensorly_flycoo.spread import slab_building
 from tensorly_flycoo.tensor import memory
-from tensorly_flycoo.tensor.digest import find_digest
 
 pytestmark = pytest.mark.usual_limits("slabs")  # a raw tensor would have three
 
@@ -319,7 +319,7 @@ def test_it_appears_when_it_is_complete(path, monkeypatch):
     def fail(*arguments, **options):
         raise OSError("the disk is full")
 
-    monkeypatch.setattr(slab_folder, "write_layout", fail)
+    monkeypatch.setattr(slab_folder.saving, "write_layout", fail)
     with pytest.raises(OSError, match="disk is full"):
         save_slabs(path, split(problem))
     assert list(path.parent.iterdir()) == []

@@ -181,8 +181,13 @@ def make_run(error, decrease=0.0, num_errors=20, seed=0):
     return Run(tl.cp_tensor.CPTensor(model), [1.0] * (num_errors - 2) + [error + decrease, error])
 
 
+def drop(ended, going):
+    errors = {n: run.errors for n, run in going.items()}
+    return many_starts._drop(ended, errors, lambda n: going[n].cp_tensor)
+
+
 def find_dropped(*runs):
-    return {n: run.leader for n, run in many_starts._drop([], dict(enumerate(runs))).items()}
+    return {n: run.leader for n, run in drop({}, dict(enumerate(runs))).items()}
 
 
 def test_a_run_is_dropped_only_if_it_is_hopeless():
@@ -207,8 +212,8 @@ def test_a_run_is_dropped_for_a_better_one_that_it_matches():
     assert find_dropped(*early) == {}  # they are compared after each 10 iterations
     # A run that was dropped itself is no reason to drop another, one that has ended is.
     ended = first._replace(is_dropped=True)
-    assert many_starts._drop([ended, None], {2: same}) == {}
-    assert many_starts._drop([first, None], {2: same})[2].leader == 0
+    assert drop({0: ended}, {2: same}) == {}
+    assert drop({0: first}, {2: same})[2].leader == 0
 
 
 @pytest.mark.parametrize("size", [1, 4, 12])

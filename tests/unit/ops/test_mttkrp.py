@@ -118,9 +118,11 @@ def test_integers_and_bools_are_counts(dtype):
 def test_the_public_names():
     assert sorted(tensorly_flycoo.__all__) == [
         "DensifyError", "FlycooCP", "FlycooTensor", "LabelledCP", "LabelledTensor",
-        "MemoryEstimate", "ModeStats", "OnlineCP", "Progress", "TensorStats", "anomaly_scores",
-        "best_of", "core_consistency", "cp_fit", "cp_to_entries", "estimate_memory", "fold_in",
-        "from_dataframe", "load", "mttkrp", "observed_parafac", "open_slabs", "read_tns", "save",
-        "save_slabs", "select_rank", "set_device", "show_versions", "stats", "write_tns",
+        "MemoryEstimate", "ModeStats", "OnlineCP", "Progress", "RaggedTensor", "TensorStats",
+        "anomaly_scores",
+        "best_of", "core_consistency", "coupled_parafac", "cp_fit", "cp_to_entries",
+        "estimate_memory", "fold_in", "from_dataframe", "load", "mttkrp", "observed_parafac",
+        "open_slabs", "profile", "read_tns", "replicability", "save", "save_slabs",
+        "select_rank", "set_device", "show_versions", "stats", "write_tns",
     ]  # fmt: skip
     assert issubclass(tensorly_flycoo.DensifyError, TypeError)

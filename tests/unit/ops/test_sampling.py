@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tensorly_flycoo import FlycooTensor, mttkrp
-from tensorly_flycoo.ops.sampling import NonzeroSampler, fit_fibres
+from tensorly_flycoo.ops.sampling import fit_fibres, make_sampler
 from tensorly_flycoo.testing import random_tensor
 
 _SHAPE = (6, 5, 7, 4)
@@ -32,7 +32,7 @@ def _look_up(dense, mode, coords):
 def test_entries(layout):
     x, dense = _make(layout)
     coords = list(_draw(300).values())
-    entries = NonzeroSampler(x).entries(coords)
+    entries = make_sampler(x).entries(coords)
     np.testing.assert_array_equal(entries, dense[tuple(coords)])
     assert 0 < np.count_nonzero(entries) < entries.size  # zeros and nonzeros were sampled
 
@@ -43,7 +43,7 @@ def test_entries(layout):
 def test_fibres(mode, dtype, layout):
     x, dense = _make(layout, dtype)
     coords = _draw(50, without=mode)
-    fibres = NonzeroSampler(x).fibres(mode, coords)
+    fibres = make_sampler(x).fibres(mode, coords)
     assert fibres.dtype == dtype
     np.testing.assert_array_equal(fibres.toarray(), _look_up(dense, mode, coords))
 
@@ -51,7 +51,7 @@ def test_fibres(mode, dtype, layout):
 @_BY_LAYOUT
 def test_samples_do_not_depend_on_the_order_of_records(layout):
     x, dense = _make(layout)
-    sampler, coords = NonzeroSampler(x), _draw(50, without=1)
+    sampler, coords = make_sampler(x), _draw(50, without=1)
     for mode in range(4):
         mttkrp(x, [np.ones((size, 2)) for size in _SHAPE], mode)
         fibres = sampler.fibres(1, coords).toarray()
@@ -59,11 +59,11 @@ def test_samples_do_not_depend_on_the_order_of_records(layout):
 
 
 def test_no_sample_and_no_nonzero():
-    empty = NonzeroSampler(FlycooTensor(np.zeros((4, 0), int), np.zeros(0), _SHAPE))
+    empty = make_sampler(FlycooTensor(np.zeros((4, 0), int), np.zeros(0), _SHAPE))
     np.testing.assert_array_equal(empty.entries(list(_draw(9).values())), np.zeros(9))
     fibres = empty.fibres(2, _draw(9, without=2))
     np.testing.assert_array_equal(fibres.toarray(), np.zeros((7, 9)))
-    sampler = NonzeroSampler(_make()[0])
+    sampler = make_sampler(_make()[0])
     assert sampler.entries(list(_draw(0).values())).shape == (0,)
     assert sampler.fibres(1, _draw(0, without=1)).shape == (5, 0)
 
@@ -72,7 +72,7 @@ def test_more_than_2_to_63_cells():
     """No linear index is formed."""
     shape = (2**22,) * 3
     coords = np.array([[0, 5, 2**22 - 1], [7, 7, 2**22 - 1], [1, 2**21, 2**22 - 1]])
-    sampler = NonzeroSampler(FlycooTensor(coords, [1.0, 2.0, 3.0], shape))
+    sampler = make_sampler(FlycooTensor(coords, [1.0, 2.0, 3.0], shape))
     np.testing.assert_array_equal(sampler.entries(coords), [1, 2, 3])
 
 
@@ -85,7 +85,7 @@ def test_least_squares(is_weighted, count, mode):
     matrix = rng.random_sample((count, 3))
     matrix[:, 2] = matrix[:, 0]  # singular: the smallest solution is expected
     weights = 0.5 + rng.random_sample(count) if is_weighted else None
-    found = fit_fibres(matrix, NonzeroSampler(x).fibres(mode, coords), weights)
+    found = fit_fibres(matrix, make_sampler(x).fibres(mode, coords), weights)
     scale = np.ones((count, 1)) if weights is None else weights[:, None]
     right = scale * _look_up(dense, mode, coords).T
     expected, _, rank, values = np.linalg.lstsq(scale * matrix, right, rcond=None)

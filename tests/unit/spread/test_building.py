@@ -8,7 +8,7 @@ import pytest
 from problems import make_problem
 
 from tensorly_flycoo import FlycooTensor, estimate_memory
-from tensorly_flycoo.spread.building import choose_layout
+from tensorly_flycoo.spread.building import TensorSizes, choose_layout
 from tensorly_flycoo.tensor.coo_cache import as_flycoo
 
 #: Shapes, nonzeros, dtypes, and what is chosen: "replicated" where copies are few or small.
@@ -40,10 +40,11 @@ def test_a_cpu_has_the_fastest_layout_in_the_memory_of_remapping(shape, nnz, dty
 
 def test_a_gpu_remaps_where_that_saves_a_copy():
     sizes, gpu = (500, (40, 30, 50), np.dtype("float32")), SimpleNamespace(name="cuda")
-    assert choose_layout(gpu, "auto", *sizes, ((0,), (1,), (2,))) == "remap"
-    assert choose_layout(gpu, "auto", *sizes, ((0, 1), (2,))) == "replicated"
+    assert choose_layout(gpu, "auto", TensorSizes(*sizes, ((0,), (1,), (2,)))) == "remap"
+    joined = TensorSizes(*sizes, ((0, 1), (2,)))
+    assert choose_layout(gpu, "auto", joined) == "replicated"
     for layout in ("remap", "indexed"):
-        assert choose_layout(gpu, layout, *sizes, ((0, 1), (2,))) == layout
+        assert choose_layout(gpu, layout, joined) == layout
 
 
 @pytest.mark.usual_limits("groups", "index", "prefixes", "record", "remap", "slabs")

@@ -12,9 +12,8 @@ from strategies import quick, seeds
 
 from tensorly_flycoo.base.devices import OneDevice
 from tensorly_flycoo.engines import tall_skinny
-from tensorly_flycoo.spread import sharded
-from tensorly_flycoo.spread.row_shards import RowShards
-from tensorly_flycoo.spread.sharding import Sharding, cut_evenly
+from tensorly_flycoo.spread import row_shards
+from tensorly_flycoo.spread.row_shards import RowShards, Sharding, cut_evenly
 
 NUM_ROWS, RANK = 37, 4
 NUMS_DEVICES = pytest.mark.parametrize("num_devices", [1, 2, 3, 5, 8])
@@ -154,7 +153,7 @@ def test_a_gram_is_computed_once(monkeypatch):
     first[...] = 0  # not what is kept
     np.testing.assert_array_equal(tl.dot(tl.transpose(tl.copy(x)), x), expected)
     np.testing.assert_array_equal((x.T @ x), expected)
-    np.testing.assert_array_equal(sharded.replicate_gram(x.T, x), expected)
+    np.testing.assert_array_equal(row_shards.replicate_gram(x.T, x), expected)
     assert len(calls) == 8
     tl.dot((2 * x).T, 2 * x)
     assert len(calls) == 16
@@ -163,7 +162,7 @@ def test_a_gram_is_computed_once(monkeypatch):
 def test_an_inner_product_is_found_with_the_gram_matrices():
     x, y = draw()
     a, b = scatter((x, y), cut_evenly(NUM_ROWS, 8), 3)
-    found = sharded.inner_product(a, [a, b])
+    found = row_shards.inner_product(a, [a, b])
     assert found == tall_skinny.inner_product(a, b)
     known = [factor.memo.gram for factor in (a, b)]
     for factor, gram in zip(scatter((x, y), cut_evenly(NUM_ROWS, 8), 2), known, strict=True):
@@ -276,3 +275,12 @@ def run_als(tensor, start, place):
         errors.append(float(tl.sum(tl.sum(mttkrp * tl.conj(factor), axis=0))))
         errors.append(float(tl.norm(factor)))
     return errors
+
+
+def test_even_blocks():
+    assert cut_evenly(10, 4) == (0, 3, 6, 9, 10)
+    assert cut_evenly(2, 4) == (0, 1, 2, 2, 2)
+    (x,) = scatter([np.arange(10.0).reshape(5, 2)], cut_evenly(5, 3), 2)
+    assert repr(x) == "<RowShards: shape=(5, 2), dtype=float64, 3 blocks>"
+    np.testing.assert_array_equal(np.dot(x.T, x), [[120, 140], [140, 165]])
+    np.testing.assert_allclose(np.linalg.norm(x / x.sum(axis=0), axis=0), [0.548, 0.514], atol=5e-4)

@@ -8,8 +8,7 @@ from numpy_devices import NumpyDevices
 
 from tensorly_flycoo.ops import gram_products
 from tensorly_flycoo.ops.gram_products import GramProduct
-from tensorly_flycoo.spread.row_shards import RowShards
-from tensorly_flycoo.spread.sharding import Sharding, cut_evenly
+from tensorly_flycoo.spread.row_shards import RowShards, Sharding, cut_evenly
 
 RANK = 5
 

@@ -108,8 +108,8 @@ def test_the_next_copy_of_a_sweep_is_announced(stagers):
 
 def test_what_fits_in_half_of_the_memory_stays(stagers, monkeypatch):
     x = make(slabs=NUM_SLABS)
-    sizes = ("replicated", 3000, SHAPE, x.dtype, x.groups, NUM_SLABS)
-    nbytes, peak_nbytes = building.estimate_layout(CPU, *sizes)
+    sizes = building.TensorSizes(3000, SHAPE, x.dtype, x.groups)
+    nbytes, peak_nbytes = building.estimate_layout(CPU, "replicated", sizes, NUM_SLABS)
     free_nbytes = 2 * (peak_nbytes - nbytes + 5 * nbytes // (2 * NUM_SLABS))
     monkeypatch.setattr(CPU, "count_free_nbytes", lambda: free_nbytes)
     y, factors = make(slabs=NUM_SLABS, keep="host"), draw_factors()

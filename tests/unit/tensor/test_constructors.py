@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 import sparse
+import tensorly as tl
 from small_tensors import make_dense, to_dense
 
 from tensorly_flycoo import FlycooTensor
@@ -38,6 +39,20 @@ def test_from_scipy_with_duplicates_and_zeros():
     matrix = scipy.sparse.coo_array(([1.0, 2.0, 0.0], ([0, 0, 1], [1, 1, 2])), shape=(2, 3))
     x = FlycooTensor.from_scipy(matrix)
     assert to_dense(x).tolist() == [[0, 3, 0], [0, 0, 0]]
+
+
+@DTYPES
+@pytest.mark.skipif(np.lib.NumpyVersion(scipy.__version__) < "1.15.0", reason="matrices only")
+@pytest.mark.parametrize("index", [(), 0, (0, 0)], ids=["3 modes", "2", "1"])
+def test_from_a_scipy_array_of_any_number_of_modes(index, dtype):
+    dense = make_dense(dtype)[index]
+    array = scipy.sparse.coo_array(dense)
+    with tl.backend_context("flycoo"):
+        tensors = FlycooTensor.from_scipy(array), tl.tensor(array)
+    for x in tensors:
+        assert x.shape == dense.shape
+        np.testing.assert_array_equal(to_dense(x), dense)
+        assert x.dtype == dtype
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int16", "bool"])

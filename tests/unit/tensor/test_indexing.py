@@ -6,6 +6,7 @@ from problems import make_exact_problem
 
 import tensorly_flycoo
 from tensorly_flycoo import FlycooTensor
+from tensorly_flycoo.tensor import indexing
 from tensorly_flycoo.tensor.indexing import parse_index
 
 SHAPE = (6, 7, 8)
@@ -122,3 +123,10 @@ def test_iteration(layout, shape):
 
 def test_iteration_over_one_mode():
     assert list(FlycooTensor([[1, 3]], [2.0, 4.0], (5,))) == [0, 2, 0, 4, 0]
+
+
+def test_selectors_and_pairs():
+    found = parse_index((-1, ..., slice(1, None, 2)), (3, 4, 5))
+    assert found == [2, range(0, 4), range(1, 5, 2)]
+    sources, places = indexing._match(np.array([3, 5]), np.array([5, 3, 5]), np)
+    assert (sources.tolist(), places.tolist()) == ([0, 1, 1], [1, 0, 2])

@@ -9,14 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorly as tl
+from numpy_primitives import NumpyPrimitives
 from problems import compute_all, make_exact_problem, make_problem
 
 from tensorly_flycoo import FlycooTensor, estimate_memory, mttkrp
 from tensorly_flycoo.engines.cpu import engine as cpu
 from tensorly_flycoo.format.layouts import LAYOUT_CLASSES
 from tensorly_flycoo.format.packing import Cut, RecordFormat
-from tensorly_flycoo.format.primitives import Primitives
 from tensorly_flycoo.spread import building
+from tensorly_flycoo.tensor.memory import format_nbytes
 
 LAYOUTS = pytest.mark.parametrize("layout", ["remap", "replicated", "indexed"])
 DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -55,7 +56,7 @@ def test_nbytes_is_exact_if_the_fewest_possible_rows_are_empty(nnz, layout):
 def test_nbytes_of_an_engine_with_write_orders(name, unit):
     """Like the engine for GPUs: 32-bit words, buckets of more than 2**16 nonzeros."""
 
-    class Writing(Primitives):
+    class Writing(NumpyPrimitives):
         write_order_dtype = np.dtype(unit)
 
         def order_writes(self, remap_ids, tile_size):
@@ -350,3 +351,8 @@ def test_free_memory_is_less_than_all():
         return
     total = next(line for line in meminfo.read_text().splitlines() if line.startswith("MemTotal"))
     assert 0 < cpu.CPU.count_free_nbytes() < 1024 * int(total.split()[1])
+
+
+def test_formatted_bytes():
+    assert format_nbytes(12_345_678_901) == "12.3 GB"
+    assert format_nbytes(12_345) == "0.0123 MB"

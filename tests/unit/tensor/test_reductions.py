@@ -7,7 +7,7 @@ from small_tensors import make_dense, make_huge, make_tensor
 
 from tensorly_flycoo import FlycooTensor
 from tensorly_flycoo.engines import select_engine
-from tensorly_flycoo.tensor.reductions import check_axes, find_extremes, group_cells
+from tensorly_flycoo.tensor.tensor import check_axes, find_extremes, group_cells
 
 SHAPE = (5, 6, 7)
 DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])

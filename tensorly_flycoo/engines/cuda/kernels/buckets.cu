@@ -1,6 +1,5 @@
 // Entry: sort items by bucket: find the bucket of each position (`number_buckets`); and, after the
-// sort, store where items are, and for each position the offset of its item from the start of the
-// bucket (`store_offsets`).
+// sort, store where items are, and each one's offset from its bucket's start (`store_offsets`).
 //
 // Mapping: a thread has one item, and every num_threads-th after it.
 // Preconditions (the engine's): bucket numbers fit BUCKET; `stored_now` and `positions` are

@@ -20,8 +20,7 @@ struct Factors {
     unsigned masks[NUM_FACTORS];
     unsigned sizes[NUM_FACTORS];
 
-    // Multiplies `product` by a column of the factors' rows for a row of the group; returns false
-    // if that stands for no indices.
+    // Multiplies `product` by a column of a row of the group; returns false if it has no indices.
     __device__ __forceinline__ bool multiply(long long row, int column, VALUE& product) const
     {
         bool is_inside = true;

@@ -4,24 +4,15 @@
 // is stored together, and the last tile is whole, so a few wide loads bring all of it.
 #pragma once
 
+// Zero as an unsigned number of so many bytes.
 template <int NumBytes>
-struct Unsigned;
-template <>
-struct Unsigned<1> {
-    using type = unsigned char;
-};
-template <>
-struct Unsigned<2> {
-    using type = unsigned short;
-};
-template <>
-struct Unsigned<4> {
-    using type = unsigned;
-};
-template <>
-struct Unsigned<8> {
-    using type = unsigned long long;
-};
+__device__ constexpr auto unsigned_zero()
+{
+    if constexpr (NumBytes == 1) return static_cast<unsigned char>(0);
+    if constexpr (NumBytes == 2) return static_cast<unsigned short>(0);
+    if constexpr (NumBytes == 4) return 0u;
+    if constexpr (NumBytes == 8) return 0ull;
+}
 
 // Count numbers that are loaded together.
 template <typename Number, int Count>
@@ -38,8 +29,8 @@ struct PackedIds {
     static constexpr int high_nbytes = HighBits == 0 ? 1 : moves * HighBits / 8;
     using Low = LowBits;
     using Lows = Together<Low, moves>;
-    using Highs = typename Unsigned<high_nbytes>::type;
-    using Id = typename Unsigned<sizeof(Low) == 8 ? 8 : 4>::type;
+    using Highs = decltype(unsigned_zero<high_nbytes>());
+    using Id = decltype(unsigned_zero<sizeof(Low) == 8 ? 8 : 4>());
     static_assert(HighBits == 0 || 8 * high_nbytes == moves * HighBits, "high bits fill bytes");
     static_assert(low_bits + HighBits <= 8 * sizeof(Id), "ids fit their type");
 

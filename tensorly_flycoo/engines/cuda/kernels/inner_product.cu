@@ -1,8 +1,7 @@
 // Entry: the inner product of two tall matrices, one sum for each block of rows.
 //
 // Mapping: a block has ROWS_PER_BLOCK neighbouring rows, a thread every BLOCK_SIZE-th number.
-// Preconditions (the caller's): each row is contiguous; rows are RANK long, and `a_stride` and
-//   `b_stride` numbers apart.
+// Preconditions (the caller's): rows are contiguous, `a_stride` and `b_stride` numbers apart.
 // Bytes: both matrices once. None per nonzero.
 // Writes and determinism: one sum for each block, in double: eight products at a time are added in
 //   their own precision, then the threads' sums in a fixed order.

@@ -6,8 +6,7 @@
 //
 // Mapping: one block squares; a thread moves a word by one exponent. To jump, a block computes
 //   state number `distance` + blockIdx.x from state number blockIdx.x; a thread has a word. To
-//   draw, a block makes the states of its chunk one after the other; a thread draws a number of
-//   each.
+//   draw, a block makes the states of its chunk in order; a thread draws a number of each.
 // Preconditions (the engine's): the first polynomial, of 624 words, is there, and the others follow
 //   it; the polynomial of a jump is that of `distance` chunks, and the known states are the first
 //   `distance` ones; to draw, `states` has the state before each chunk.
@@ -73,37 +72,44 @@ __device__ __forceinline__ unsigned spread_bits(unsigned bits)
     return (bits | bits << 1) & 0x55555555u;
 }
 
-// Squares a polynomial modulo P.
-__device__ __forceinline__ void square(const unsigned* polynomial, unsigned* result)
+// Writes the squares of each polynomial, modulo P, after it.
+extern "C" __global__ void square_polynomial(int num_squares, unsigned* polynomials)
 {
     constexpr int num_exponents = sizeof(exponents) / sizeof(int);
     constexpr int step = 16;  // words reduced at once: P's second term is 623 bits below its first
     __shared__ unsigned bits[2 * state_words];
-    for (int i = threadIdx.x; i < state_words; i += blockDim.x) {
-        bits[2 * i] = spread_bits(polynomial[i] & 0xffffu);
-        bits[2 * i + 1] = spread_bits(polynomial[i] >> 16);
-    }
-    for (int end = 2 * state_words; end > state_words; end -= step) {
-        __syncthreads();
-        for (int item = threadIdx.x; item < step * num_exponents; item += blockDim.x) {
-            const int word = end - 1 - item % step;
-            const int place = 32 * word - degree + exponents[item / step];
-            const unsigned long long moved = static_cast<unsigned long long>(bits[word])
-                                             << place % 32;
-            atomicXor(bits + place / 32, static_cast<unsigned>(moved));
-            atomicXor(bits + place / 32 + 1, static_cast<unsigned>(moved >> 32));
+    for (; num_squares > 0; --num_squares, polynomials += state_words) {
+        for (int i = threadIdx.x; i < state_words; i += blockDim.x) {
+            bits[2 * i] = spread_bits(polynomials[i] & 0xffffu);
+            bits[2 * i + 1] = spread_bits(polynomials[i] >> 16);
         }
+        for (int end = 2 * state_words; end > state_words; end -= step) {
+            __syncthreads();
+            for (int item = threadIdx.x; item < step * num_exponents; item += blockDim.x) {
+                const int word = end - 1 - item % step;
+                const int place = 32 * word - degree + exponents[item / step];
+                const unsigned long long moved = static_cast<unsigned long long>(bits[word])
+                                                 << place % 32;
+                atomicXor(bits + place / 32, static_cast<unsigned>(moved));
+                atomicXor(bits + place / 32 + 1, static_cast<unsigned>(moved >> 32));
+            }
+        }
+        __syncthreads();
+        for (int i = threadIdx.x; i < state_words; i += blockDim.x) {
+            polynomials[state_words + i] = bits[i];
+        }
+        __syncthreads();
     }
-    __syncthreads();
-    for (int i = threadIdx.x; i < state_words; i += blockDim.x) result[i] = bits[i];
-    __syncthreads();
 }
 
-// Writes the state that lies a jump after `state`; `words` has room for `window_states` states.
-// The lowest 31 bits of the first word are not part of a state: there the result is arbitrary.
-__device__ __forceinline__ void jump_ahead(const unsigned* polynomial, const unsigned* state,
-                                           unsigned* words, unsigned* result)
+// Writes the states that lie a jump after known ones. The lowest 31 bits of the first word are not
+// part of a state: there the result is arbitrary.
+extern "C" __global__ void jump_states(const unsigned* polynomial, long long distance,
+                                       unsigned* states)
 {
+    extern __shared__ unsigned words[];  // room for `window_states` states
+    const unsigned* state = states + static_cast<long long>(blockIdx.x) * state_words;
+    unsigned* result = states + (distance + blockIdx.x) * state_words;
     for (int i = threadIdx.x; i < state_words; i += blockDim.x) words[i] = state[i];
     for (int n = 1; n < window_states; ++n) {
         __syncthreads();
@@ -131,83 +137,44 @@ __device__ __forceinline__ unsigned temper(unsigned word)
     return word ^ word >> 18;
 }
 
-// The same number as NumPy's, since 53 bits are exact in a double; rounded once as a float.
-__device__ __forceinline__ void round_uniform(unsigned long long bits, double& number)
+// Writes the numbers, of two words each, whose second word is in state `number`; `words` has its
+// words, after the last one before it. The first number begins at word `position` of state 0.
+__device__ __forceinline__ void write_numbers(int position, long long num_values, VALUE* values,
+                                              long long number, const unsigned* words)
 {
-    number = __ull2double_rn(bits) * 0x1p-53;
-}
-
-__device__ __forceinline__ void round_uniform(unsigned long long bits, float& number)
-{
-    number = __ull2float_rn(bits) * 0x1p-53f;
-}
-
-// What to draw: `num_values` numbers of two words each, from word `position` of the first state on.
-struct Draw {
-    int position;
-    long long num_values;
-    VALUE* values;
-
-    // Writes the numbers whose second word belongs to the state `number`. `words` are this state's,
-    // after the last word of the state before it.
-    __device__ __forceinline__ void write(long long number, const unsigned* words) const
-    {
-        const int is_odd = position % 2;
-        const long long first = number * (state_words / 2) - (position + is_odd) / 2;
-        for (int i = threadIdx.x; i < state_words / 2; i += blockDim.x) {
-            if (first + i < 0 || first + i >= num_values) continue;
-            const unsigned* pair = words + 1 - is_odd + 2 * i;
-            const unsigned long long high = temper(pair[0]) >> 5, low = temper(pair[1]) >> 6;
-            round_uniform(high << 26 | low, values[first + i]);
-        }
+    const int is_odd = position % 2;
+    const long long first = number * (state_words / 2) - (position + is_odd) / 2;
+    for (int i = threadIdx.x; i < state_words / 2; i += blockDim.x) {
+        if (first + i < 0 || first + i >= num_values) continue;
+        const unsigned* pair = words + 1 - is_odd + 2 * i;
+        const unsigned long long high = temper(pair[0]) >> 5, low = temper(pair[1]) >> 6;
+        // The same number as NumPy's, since 53 bits are exact in a double; rounded once as a float.
+        values[first + i] = static_cast<VALUE>(high << 26 | low) * VALUE(0x1p-53);
     }
-};
+}
 
-// Draws from the states after `state`, number `first`, up to number `end`; and from number 0, of
-// which NumPy has not yet used all. Writes state number `last`, if `end` is it, to `last_state`.
-__device__ __forceinline__ void draw_chunk(const Draw& draw, const unsigned* state,
-                                           long long first, long long end, long long last,
-                                           unsigned* last_state)
+// Draws from the `chunk` states after a known one, number `first`, or fewer; and from number 0, of
+// which NumPy has not yet used all. Writes state number `num_states` to `last_state`.
+extern "C" __global__ void draw_uniform(int position, long long num_values, long long num_states,
+                                        long long chunk, const unsigned* states, VALUE* values,
+                                        unsigned* last_state)
 {
-    __shared__ unsigned states[2][1 + state_words];
-    unsigned *words = states[0], *next = states[1];
+    __shared__ unsigned buffers[2][1 + state_words];
+    unsigned *words = buffers[0], *next = buffers[1];
+    const unsigned* state = states + static_cast<long long>(blockIdx.x) * state_words;
+    const long long first = chunk * blockIdx.x, end = min(first + chunk, num_states);
     for (int i = threadIdx.x; i < state_words; i += blockDim.x) words[1 + i] = state[i];
     __syncthreads();
-    if (first == 0) draw.write(0, words);
+    if (first == 0) write_numbers(position, num_values, values, 0, words);
     for (long long number = first + 1; number <= end; ++number) {
         make_next_state(words + 1, next + 1);
         if (threadIdx.x == blockDim.x - 1) next[0] = words[state_words];
         __syncthreads();
         unsigned* swapped = words;
         words = next, next = swapped;
-        draw.write(number, words);
+        write_numbers(position, num_values, values, number, words);
     }
-    if (end == last) {
+    if (end == num_states) {
         for (int i = threadIdx.x; i < state_words; i += blockDim.x) last_state[i] = words[1 + i];
     }
-}
-
-extern "C" __global__ void square_polynomial(int num_squares, unsigned* polynomials)
-{
-    for (; num_squares > 0; --num_squares, polynomials += state_words) {
-        square(polynomials, polynomials + state_words);
-    }
-}
-
-extern "C" __global__ void jump_states(const unsigned* polynomial, long long distance,
-                                       unsigned* states)
-{
-    extern __shared__ unsigned window[];
-    const unsigned* state = states + static_cast<long long>(blockIdx.x) * state_words;
-    jump_ahead(polynomial, state, window, states + (distance + blockIdx.x) * state_words);
-}
-
-extern "C" __global__ void draw_uniform(int position, long long num_values, long long num_states,
-                                        long long chunk, const unsigned* states, VALUE* values,
-                                        unsigned* last_state)
-{
-    const long long first = chunk * blockIdx.x, end = min(first + chunk, num_states);
-    const Draw draw{position, num_values, values};
-    draw_chunk(draw, states + static_cast<long long>(blockIdx.x) * state_words, first, end,
-               num_states, last_state);
 }

@@ -113,32 +113,6 @@ struct Mttkrp {
         }
     }
 
-    // Multiplies a lane's columns by their weights, if there are any.
-    static __device__ __forceinline__ void scale(Columns& columns, const Value* weights, int column,
-                                                 int rank)
-    {
-        if (weights == nullptr) return;
-#pragma unroll
-        for (int c = 0; c < lane_columns; ++c) {
-            const int place = column + c / LoadColumns * group_load_columns + c % LoadColumns;
-            columns.at[c] *= weights[min(place, rank - 1)];
-        }
-    }
-
-    static __device__ __forceinline__ Columns zeros()
-    {
-        Columns columns;
-#pragma unroll
-        for (int c = 0; c < lane_columns; ++c) columns.at[c] = 0;
-        return columns;
-    }
-
-    static __device__ __forceinline__ void add(Columns& total, const Columns& columns)
-    {
-#pragma unroll
-        for (int c = 0; c < lane_columns; ++c) total.at[c] += columns.at[c];
-    }
-
     // Clears this tile's share of the empty rows.
     template <typename EmptyRow>
     static __device__ __forceinline__ void clear_rows(const EmptyRow* empty_rows,
@@ -149,8 +123,7 @@ struct Mttkrp {
         const long long end = min((tile + 1) * share, num_empty);
         for (long long e = tile * share + threadIdx.x / group_size; e < end; e += num_groups) {
             ASSERT(empty_rows[e] <= operands.last_out_row);
-            write_columns(out + static_cast<long long>(empty_rows[e]) * rank, column, rank,
-                          zeros());
+            write_columns(out + static_cast<long long>(empty_rows[e]) * rank, column, rank, {});
         }
     }
 
@@ -160,7 +133,9 @@ struct Mttkrp {
     {
         const int lane = threadIdx.x % group_size;
         for (int next = group + 1; next < num_groups && carries.inherits[next]; ++next) {
-            add(total, carries.sums[next * group_size + lane]);
+            const Columns columns = carries.sums[next * group_size + lane];
+#pragma unroll
+            for (int c = 0; c < lane_columns; ++c) total.at[c] += columns.at[c];
             if (!carries.is_one_row[next]) break;
         }
     }
@@ -216,7 +191,14 @@ struct Mttkrp {
         const char* factors[max_inputs];
         point_at_columns(factors, operands, column, rank);
         const auto store = [&](Value* target, long long row, Columns columns) {
-            scale(columns, weights, column, rank);
+            if (weights != nullptr) {
+#pragma unroll
+                for (int c = 0; c < lane_columns; ++c) {
+                    const int place =
+                        column + c / LoadColumns * group_load_columns + c % LoadColumns;
+                    columns.at[c] *= weights[min(place, rank - 1)];
+                }
+            }
             write_columns(target + row * rank, column, rank, columns);
         };
 
@@ -228,7 +210,7 @@ struct Mttkrp {
                 group == 0 ? tile_inherits : row == Nonzeros::read(slots, begin - 1).out_row();
             values.begin_row(row);
         }
-        Columns total = zeros();
+        Columns total = {};
         const auto add_product = [&](const Entry& entry, const Columns& product, int b) {
             const Value value = values.read(entry, b);
 #pragma unroll
@@ -263,7 +245,7 @@ struct Mttkrp {
                     } else {
                         store(out, row, total);
                     }
-                    total = zeros();
+                    total = {};
                     row = entry.out_row();
                     is_first_row = false;
                 }

@@ -1,25 +1,23 @@
 // Entry: MTTKRP of one mode; with REMAP also dynamic remapping to the next mode's storage. With
 //   RATIOS values are first divided by those of a CP model (`ratios.cuh`); if it is 2, values times
-//   logarithms of the model are added up too.
+//   logarithms of the model are added up too; if it is 3, values are multiplied by the model's.
 //
 // Mapping: a block has a tile, and its share of the rows without a nonzero. Thread t moves the
 //   records t, t + BLOCK_SIZE, ... of the tile. A group of GROUP_SIZE lanes has a run of
 //   consecutive places; a lane has LANE_LOADS times LOAD_COLUMNS of the R columns. If a group holds
 //   fewer than R, blocks along y have the remaining columns.
 // Preconditions. The layout's: pull ids are positions inside the tile's bucket, or in the whole
-//   copy; the write order is a permutation of each tile's places; remap ids are unique, and
-//   ascend in a tile;
-//   `carry_rows` has the row that a tile inherits, or -1. The engine's: a bucket's size is a power
-//   of two; rows of factors are aligned to a load, and readable up to whole loads (the contents
-//   past the last column do not matter); rows of `out` and `partial_rows` are contiguous and
-//   aligned to a store; `weights` has R numbers, or is null; `factor`, that of the output's mode,
-//   is as the others, and non-negative; `log_sums` has a number for each tile and warp. A debug
-//   build (`assertions.cuh`) checks ids and rows.
+//   copy; the write order is a permutation of a tile's places; remap ids are unique, and ascend in
+//   a tile; `carry_rows` has the row that a tile inherits, or -1. The engine's: a bucket's size is
+//   a power of two; rows of factors are aligned to a load, and readable up to whole loads (the
+//   contents past the last column do not matter); rows of `out` and `partial_rows` are contiguous
+//   and aligned to a store; `weights` has R numbers, or is null; `factor`, that of the output's
+//   mode, is as the others, and non-negative if it divides; `log_sums` has a number for each tile
+//   and warp. A debug build (`assertions.cuh`) checks ids and rows.
 // Bytes per nonzero: a record in, and NUM_INPUTS rows of R values; without PLACES a pull id (18
 //   bits for buckets of 2^18); with REMAP a record out, a place of the write order (12 bits for
 //   tiles of 2048), 1.5 bits, and sizeof(REMAP_ID) for each run. In addition, each row of `out`
-//   once, and with RATIOS each row of `factor`; if blocks along y share the columns, each then
-//   reads all.
+//   once, and with RATIOS each row of `factor`; if blocks along y share columns, each reads all.
 // Writes and determinism: no atomics. A row is written by the group in which it begins, which adds
 //   the carry-outs of the groups after it in their order; the carry-out of a row of an earlier tile
 //   goes to `partial_rows`. The order of all additions follows from the order of the nonzeros,
@@ -49,7 +47,8 @@
 // MACRO EMPTY_ROW: unsigned type of the list of empty rows
 // MACRO PULL: PLACES, IN_ORDER or PACKED, the pull ids (see ids.cuh)
 // MACRO REMAP: 1 or 0, whether records are pushed to the next mode's storage
-// MACRO RATIOS: 0, 1 to divide values by a model, or 2 to add up logarithms of the model too
+// MACRO RATIOS: 0, 1 to divide values by a model, 2 to add up logarithms of the model too, or 3 to
+//   multiply by the model
 // MACRO SLOT_NBYTES: bytes of a place in shared memory, as Python reserves them
 // MACRO FIELD_LAYOUT: how Python fills struct Field (see structs.py)
 // MACRO OPERANDS_LAYOUT: how Python fills struct Operands (see structs.py)
@@ -115,7 +114,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_SIZE, MIN_BLOCKS)
     TileNonzeros::unpack(slots, count, operands);
     __syncthreads();
 #if RATIOS
-    Ratios<Tile, NUM_PARTS, IS_WHOLE, RATIOS == 2> values{
+    Ratios<Tile, NUM_PARTS, IS_WHOLE, RATIOS == 2, RATIOS != 3> values{
         operands, factor, factor_row_nbytes, smallest, rank, column};
 #else
     EntryValues values;

@@ -27,8 +27,7 @@ struct Nonzeros {
     static constexpr int entry_pieces = (entry_nbytes + sizeof(SlotPiece) - 1) / sizeof(SlotPiece);
     static_assert(entry_pieces <= Slots::slot_pieces, "an entry fits its slot");
 
-    // An entry: the value, the output row and the input rows. With three modes and floats it takes
-    // 16 bytes and one load.
+    // An entry: the value, the output row, the input rows. Three modes and floats take one load.
     union Entry {
         unsigned words[entry_pieces * sizeof(SlotPiece) / 4];
         SlotPiece pieces[entry_pieces];
@@ -53,8 +52,7 @@ struct Nonzeros {
         return entry;
     }
 
-    // Unpacks the records that this thread pulled, each in its slot. Places past the end of the
-    // order get entries of zeros.
+    // Unpacks the records that this thread pulled, each in its slot; past the end it puts zeros.
     static __device__ __forceinline__ void unpack(Slots slots, int count, const Operands& operands)
     {
 #pragma unroll
@@ -62,24 +60,21 @@ struct Nonzeros {
             const int place = threadIdx.x + m * BlockSize;
             SlotPiece* slot = slots.at(place);
             Entry entry = {};
-            if (place < count) unpack_record(entry, slot, operands);
+            if (place < count) {
+                const unsigned* record = reinterpret_cast<const unsigned*>(slot);
+                *reinterpret_cast<Value*>(entry.words) =
+                    read_value<Value>(record, operands.value_slot);
+                entry.words[value_words] = read_row<NumWords>(record, operands.out_field);
+                ASSERT(entry.out_row() <= operands.last_out_row);
+#pragma unroll
+                for (int n = 0; n < NumInputs; ++n) {
+                    entry.words[value_words + 1 + n] =
+                        read_row<NumWords>(record, operands.input_fields[n]);
+                    ASSERT(entry.input_row(n) <= operands.last_input_rows[n]);
+                }
+            }
 #pragma unroll
             for (int p = 0; p < entry_pieces; ++p) slot[p] = entry.pieces[p];
-        }
-    }
-
-    static __device__ __forceinline__ void unpack_record(Entry& entry, const SlotPiece* slot,
-                                                         const Operands& operands)
-    {
-        const unsigned* record = reinterpret_cast<const unsigned*>(slot);
-        *reinterpret_cast<Value*>(entry.words) = read_value<Value>(record, operands.value_slot);
-        entry.words[value_words] = read_row<NumWords>(record, operands.out_field);
-        ASSERT(entry.out_row() <= operands.last_out_row);
-#pragma unroll
-        for (int n = 0; n < NumInputs; ++n) {
-            entry.words[value_words + 1 + n] =
-                read_row<NumWords>(record, operands.input_fields[n]);
-            ASSERT(entry.input_row(n) <= operands.last_input_rows[n]);
         }
     }
 };

@@ -3,8 +3,7 @@
 //
 // Mapping: a thread has one nonzero, and every num_threads-th after it.
 // Preconditions (the engine's): `found` holds four zeros. The engine raises if a flag is an error.
-// Bytes per nonzero: its coordinates, its value and the previous coordinates (cached) in, a record
-//   out.
+// Bytes per nonzero: its coordinates and value, and cached ones before it, in; a record out.
 // Writes and determinism: each record once; all blocks write the same value to a flag.
 // Source: none.
 // MACRO COORD: signed or unsigned type of coordinates

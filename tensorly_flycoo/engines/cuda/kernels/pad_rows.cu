@@ -9,8 +9,8 @@
 // MACRO GROUP_SIZE: lanes of a group, a power of two up to 32
 // MACRO BATCH: rows that a group loads before it stores the first
 
-__device__ __forceinline__ void copy_padded(long long num_rows, int rank, long long source_stride,
-                                            const VALUE* source, int target_stride, VALUE* target)
+extern "C" __global__ void pad_rows(long long num_rows, int rank, long long source_stride,
+                                    const VALUE* source, int target_stride, VALUE* target)
 {
     static_assert(32 % GROUP_SIZE == 0, "a group lies inside a warp");
     static_assert(BATCH > 0, "a group has rows on their way");
@@ -32,10 +32,4 @@ __device__ __forceinline__ void copy_padded(long long num_rows, int rank, long l
             }
         }
     }
-}
-
-extern "C" __global__ void pad_rows(long long num_rows, int rank, long long source_stride,
-                                    const VALUE* source, int target_stride, VALUE* target)
-{
-    copy_padded(num_rows, rank, source_stride, source, target_stride, target);
 }

@@ -1,5 +1,4 @@
-// Entry: what ALS does with the product, element by element, of Gram matrices and small matrices
-// (R, R):
+// Entry: what ALS does with elementwise products of Gram matrices and small matrices (R, R):
 //
 //   add_grams: adds the Gram matrices of many blocks of rows, SEGMENT consecutive ones to one.
 //   invert: inverts products, or pseudo-inverts those that are singular to rounding.
@@ -10,12 +9,10 @@
 //   the square of the model's norm; it also has every 1024th part of the inner product.
 // Preconditions (the caller's): matrices may have any strides. To invert more than one product,
 //   each of `grams` is a stack with a matrix for each.
-// Bytes: the blocks once, otherwise almost none; none per nonzero. A launch takes less time than a
-//   round trip to the host.
+// Bytes: the blocks once; none per nonzero. A launch takes less time than a trip to the host.
 // Writes and determinism: one matrix (R, R) for each segment, whose blocks are added in their
 //   order; the inverse in double precision, in C order, nan if the matrix is not finite; one number
-//   in double precision, to memory of the GPU or to pinned memory of the host. The order of all
-//   additions is fixed.
+//   in double precision, to memory of the GPU or pinned memory of the host. All orders are fixed.
 // Source: Hestenes, Journal of the SIAM 6(1), 1958 (one-sided rotations).
 // MACRO RANK: rows and columns of the matrices, 32 or fewer
 // MACRO SEGMENT: blocks that `add_grams` adds to one
@@ -68,8 +65,7 @@ __device__ __forceinline__ double read_product(const Product& product, int row, 
         number *= add_blocks(blocks, product.num_blocks[g], RANK * RANK);
     }
     for (int m = 0; m < product.num_matrices; ++m) {
-        const long long place =
-            row * product.row_strides[m] + column * product.column_strides[m];
+        const long long place = row * product.row_strides[m] + column * product.column_strides[m];
         number *= product.matrices[m][place];
     }
     return number;

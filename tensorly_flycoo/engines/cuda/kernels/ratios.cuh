@@ -1,4 +1,4 @@
-// Values divided by those of a CP model, and the sum of values times logarithms of the model.
+// Values divided or multiplied by those of a CP model, and the sum of values times logarithms of the model.
 #pragma once
 
 #include "mttkrp.cuh"
@@ -15,9 +15,8 @@ __device__ __forceinline__ double rounded_product(double a, double b) { return _
 // lanes of a warp stay in step for that: exchanges among some of them take more instructions.
 //
 // The inner product adds columns in pairs, by the bits of their numbers from the lowest to the
-// highest, and blocks of columns one after the other: an order that does not depend on how lanes
-// load columns.
-template <typename Tile, int NumParts, bool IsWhole, bool WantsLogs>
+// highest, and blocks of columns one after the other, however lanes load columns.
+template <typename Tile, int NumParts, bool IsWhole, bool WantsLogs, bool Divides>
 struct Ratios {
     using Value = typename Tile::Value;
     using Columns = typename Tile::Columns;
@@ -75,8 +74,7 @@ struct Ratios {
     __device__ __forceinline__ Columns read_columns(const char* start, int first) const
     {
         const int readable = Tile::readable_column(first, rank);
-        Columns columns =
-            Tile::read_columns(start + sizeof(Value) * readable, first, rank);
+        Columns columns = Tile::read_columns(start + sizeof(Value) * readable, first, rank);
         clear_past(columns, first);
         return columns;
     }
@@ -157,37 +155,6 @@ struct Ratios {
         return product;
     }
 
-    // Adds up the inner products of a batch for the columns of this block.
-    __device__ __forceinline__ void multiply_own(Value (&sums)[batch][lane_loads], Slots slots,
-                                                 Columns (&products)[batch], int start,
-                                                 bool stays_in_row)
-    {
-#pragma unroll
-        for (int b = 0; b < batch; ++b) clear_past(products[b], column);
-        if (stays_in_row) {
-#pragma unroll
-            for (int b = 0; b < batch; ++b) multiply_columns(sums[b], products[b], own);
-        } else {
-#pragma unroll
-            for (int b = 0; b < batch; ++b) {
-                begin_row(Tile::Nonzeros::read(slots, start + b).out_row());
-                multiply_columns(sums[b], products[b], own);
-            }
-        }
-    }
-
-    // Adds up the inner products of a batch for columns that other blocks have, from `first` on.
-    __device__ __forceinline__ void multiply_elsewhere(Value (&sums)[batch][lane_loads],
-                                                       Slots slots, int start, int first) const
-    {
-#pragma unroll
-        for (int b = 0; b < batch; ++b) {
-            const Entry entry = Tile::Nonzeros::read(slots, start + b);
-            const Columns columns = read_columns(find_row(entry.out_row()), first);
-            multiply_columns(sums[b], multiply_rows(entry, first), columns);
-        }
-    }
-
     // Computes the ratios of the nonzeros from `start` on, given the products of their rows for the
     // columns of this block. Those past the last column may be anything; they become 0.
     __device__ __forceinline__ void find(Slots slots, Columns (&products)[batch], int begin,
@@ -199,10 +166,26 @@ struct Ratios {
             Value sums[batch][lane_loads];
             const int parts_on = NumParts == 1 ? 0 : part - static_cast<int>(blockIdx.y);
             if (parts_on == 0 && Tile::num_inputs > 0) {
-                multiply_own(sums, slots, products, start, stays_in_row);
-            } else {
+#pragma unroll
+                for (int b = 0; b < batch; ++b) clear_past(products[b], column);
+                if (stays_in_row) {
+#pragma unroll
+                    for (int b = 0; b < batch; ++b) multiply_columns(sums[b], products[b], own);
+                } else {
+#pragma unroll
+                    for (int b = 0; b < batch; ++b) {
+                        begin_row(Tile::Nonzeros::read(slots, start + b).out_row());
+                        multiply_columns(sums[b], products[b], own);
+                    }
+                }
+            } else {  // for columns that other blocks have
                 const int first = column + parts_on * group_size * Tile::lane_columns;
-                multiply_elsewhere(sums, slots, start, first);
+#pragma unroll
+                for (int b = 0; b < batch; ++b) {
+                    const Entry entry = Tile::Nonzeros::read(slots, start + b);
+                    const Columns columns = read_columns(find_row(entry.out_row()), first);
+                    multiply_columns(sums[b], multiply_rows(entry, first), columns);
+                }
             }
             add_lanes(sums);
 #pragma unroll
@@ -212,7 +195,8 @@ struct Ratios {
         for (int n = 0; n < num_own; ++n) {
             const int first = start + n * width, place = first + lane() % width;
             const Value value = Tile::Nonzeros::read(slots, place).value();
-            own_ratios[n] = value / (models[n] > smallest ? models[n] : smallest);
+            own_ratios[n] = Divides ? value / (models[n] > smallest ? models[n] : smallest)
+                                    : rounded_product(value, models[n]);
             if (WantsLogs) note_log(place < end, value, models[n], place - begin, first - begin);
         }
 #pragma unroll

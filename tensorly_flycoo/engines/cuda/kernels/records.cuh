@@ -3,16 +3,12 @@
 
 #include "architecture.cuh"
 
-template <int NumBytes>
-struct PieceType;
-template <>
-struct PieceType<8> {
-    using type = uint2;
-};
-template <>
-struct PieceType<16> {
-    using type = uint4;
-};
+template <bool IsWide>
+__device__ auto zero_piece()
+{
+    if constexpr (IsWide) return uint4{};
+    if constexpr (!IsWide) return uint2{};
+}
 
 // A tile in shared memory: a slot for each place.
 //
@@ -30,9 +26,8 @@ struct Slots {
     static_assert(TileSize <= 65536, "places within a tile are 16-bit numbers");
 
     // The largest pieces that divide every record, and every slot.
-    using Piece = typename PieceType<record_nbytes % 16 == 0 ? 16 : 8>::type;
-    using SlotPiece =
-        typename PieceType<record_nbytes % 16 == 0 && slot_nbytes % 16 == 0 ? 16 : 8>::type;
+    using Piece = decltype(zero_piece<record_nbytes % 16 == 0>());
+    using SlotPiece = decltype(zero_piece<record_nbytes % 16 == 0 && slot_nbytes % 16 == 0>());
     static constexpr int record_pieces = record_nbytes / sizeof(Piece);
     static constexpr int record_slot_pieces = record_nbytes / sizeof(SlotPiece);
     static constexpr int slot_pieces = slot_nbytes / sizeof(SlotPiece);

@@ -32,8 +32,7 @@ __device__ __forceinline__ void for_own_places(int count, Use use)
 }
 
 // Starts copying the tile's records to their slots. After `wait_for_copies` a thread may use those
-// that it copied; after a barrier, all. `num_records` is the number of records at `records`, from
-// which `sources` count.
+// that it copied; after a barrier, all. `sources` count from `records`, where `num_records` are.
 template <typename Slots, typename Id>
 __device__ __forceinline__ void pull_records(Slots slots, const typename Slots::Piece* records,
                                              long long num_records,

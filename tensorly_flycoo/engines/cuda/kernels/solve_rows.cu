@@ -1,6 +1,5 @@
 // Entry: the product y = x @ matrix of a tall and a small matrix; and y.T @ y, and the inner
-// product of x and y, of each block of rows. The small matrix is an inverse, and y the new factor
-// of ALS.
+// product of x and y, of each block of rows. The small matrix is an inverse, y ALS's new factor.
 //
 // Mapping: a block has `rows_per_block` neighbouring rows, a warp 32 of them at a time.
 // Preconditions (the caller's): each row is contiguous, and rows are `row_stride` numbers apart;
@@ -61,8 +60,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_SIZE, 2)
                 const int column = column_of(l * LOAD);
                 const bool is_there = from < rows.end && column < rank;
                 const float* place = x + from * row_stride + column;
-                numbers[step][l] =
-                    is_there ? *reinterpret_cast<const Numbers*>(place) : Numbers{};
+                numbers[step][l] = is_there ? *reinterpret_cast<const Numbers*>(place) : Numbers{};
             }
         }
 #pragma unroll

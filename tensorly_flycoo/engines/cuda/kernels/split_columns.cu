@@ -15,8 +15,7 @@
 #include "layout.cuh"
 #include "operands.cuh"
 
-// How records hold the rows and the columns of an unfolding. Filled by Python (`structs.py`) and
-// passed by value.
+// How records hold an unfolding's rows and columns. Filled by Python (`structs.py`).
 struct Columns {
     Field row_field;
     unsigned value_slot;       // counted in values

@@ -1,8 +1,7 @@
 // Entry: pack ids in the order in which the threads of tiles read them; and read them back, or the
 // positions that they stand for if they are offsets from the start of a bucket.
 //
-// Mapping: a thread has the ids of a thread of a tile (split), or one id (join), and every
-//   num_threads-th after it.
+// Mapping: a thread has a tile's thread's ids (split) or one id (join), and each num_threads-th.
 // Preconditions (the engine's): ids fit the bits of LOW and HIGH_BITS, positions fit ID; arrays
 //   hold whole tiles. `bucket_size` is `count` if ids are no offsets.
 // Bytes per nonzero: sizeof(ID), sizeof(LOW), and HIGH_BITS / 8.

@@ -1,11 +1,9 @@
 // Entry: sum the squares of each block of values in double precision (`sum_squares`); and sum
 // groups of consecutive values, such as the duplicates of a nonzero (`sum_groups`).
 //
-// Mapping: a block has VALUES_PER_BLOCK neighbouring values; a thread has a group, and every
-//   num_threads-th after it.
+// Mapping: a block has VALUES_PER_BLOCK neighbouring values; a thread every num_threads-th group.
 // Preconditions (the engine's): `starts` ascends from 0 to the number of values.
-// Bytes per nonzero: the record of its value; or each value and each sum once, and 8 for each
-// group.
+// Bytes per nonzero: the record of its value; or each value and sum once, and 8 for each group.
 // Writes and determinism: each sum once. A thread adds in order, then a block adds its threads'
 //   sums in a fixed tree. (CuPy's add.reduceat subtracts running sums of all values, which loses
 //   the digits of small ones.)

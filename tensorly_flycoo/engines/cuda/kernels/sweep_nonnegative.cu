@@ -2,8 +2,7 @@
 //
 // Mapping: a thread has a row: in registers if it has few columns, otherwise in local memory.
 // Preconditions (the caller's): `targets` and `rows` (I, R) and `gram` (R, R) are C-contiguous.
-// Bytes: the targets once, the rows in and out; the Gram matrix stays in the cache. None per
-//   nonzero.
+// Bytes: the targets once, the rows in and out; the Gram matrix is cached. None per nonzero.
 // Writes and determinism: each row depends only on its old value, target and the Gram matrix. Each
 //   block writes to `found` its sum of squares and number of changes, added in double in a fixed
 //   order; from these the host decides whether to continue.
@@ -46,31 +45,7 @@ __device__ __forceinline__ void store_row(VALUE* to, const VALUE (&row)[RANK])
     }
 }
 
-// Sets each column to its minimiser while the others are fixed.
-__device__ __forceinline__ void sweep_row(VALUE (&row)[RANK], const VALUE (&target)[RANK],
-                                          const VALUE* gram, VALUE shift, VALUE ridge,
-                                          VALUE smallest, VALUE& squares, int& num_changes)
-{
-#pragma unroll unroll
-    for (int k = 0; k < RANK; ++k) {
-        const VALUE diagonal = gram[k * RANK + k];
-        if (diagonal == 0) continue;
-        VALUE number = target[k] - shift;
-#pragma unroll unroll
-        for (int other = 0; other < RANK; ++other) {
-            if (other != k) number -= gram[k * RANK + other] * row[other];
-        }
-        number /= diagonal + 2 * ridge;
-        if (number < smallest) number = smallest;  // nan stays nan
-#pragma unroll unroll
-        for (int other = 0; other < RANK; ++other) {
-            squares += (row[other] - number) * (row[other] - number);
-        }
-        num_changes += number != row[k];
-        row[k] = number;
-    }
-}
-
+// Sets each column of a row to its minimiser while the others are fixed.
 extern "C" __global__ void __launch_bounds__(BLOCK_SIZE)
     sweep_nonnegative(long long num_rows, const VALUE* targets, const VALUE* gram, VALUE* rows,
                       VALUE shift, VALUE ridge, VALUE smallest, double* found)
@@ -82,7 +57,24 @@ extern "C" __global__ void __launch_bounds__(BLOCK_SIZE)
         VALUE row[RANK], target[RANK];
         load_row(row, rows + number * RANK);
         load_row(target, targets + number * RANK);
-        sweep_row(row, target, gram, shift, ridge, smallest, squares, num_changes);
+#pragma unroll unroll
+        for (int k = 0; k < RANK; ++k) {
+            const VALUE diagonal = gram[k * RANK + k];
+            if (diagonal == 0) continue;
+            VALUE updated = target[k] - shift;
+#pragma unroll unroll
+            for (int other = 0; other < RANK; ++other) {
+                if (other != k) updated -= gram[k * RANK + other] * row[other];
+            }
+            updated /= diagonal + 2 * ridge;
+            if (updated < smallest) updated = smallest;  // nan stays nan
+#pragma unroll unroll
+            for (int other = 0; other < RANK; ++other) {
+                squares += (row[other] - updated) * (row[other] - updated);
+            }
+            num_changes += updated != row[k];
+            row[k] = updated;
+        }
         store_row(rows + number * RANK, row);
     }
     const double error = sum_of_block<BLOCK_SIZE>(squares);

@@ -8,8 +8,7 @@
 //   row are contiguous; `columns` is the product of the ranks; `slots` is null, or maps each index
 //   that has nonzeros to a row of `out`. A debug build (`assertions.cuh`) checks ids and rows.
 // Bytes per nonzero: for each block along y a record, and with PULL sizeof(PULL_ID); for each
-//   column NUM_INPUTS values, which neighbouring threads share. In addition, each row of `out`
-//   once.
+//   column NUM_INPUTS values, which neighbouring threads share. And each row of `out` once.
 // Writes and determinism: no atomics. A row is written by the group in which it begins. The other
 //   groups write their sums for it to `partial_rows`, one row for each run, and its row of `out` to
 //   `run_rows` (-1 if a run inherits nothing); `partial_rows.cu` adds them in the order of the
@@ -57,21 +56,10 @@ struct Ttmc {
     static constexpr int run = Nonzeros::run;
     static_assert(LaneColumns > 0, "a thread has a column");
 
-    // For each of a thread's columns, the column of each factor. Columns past the last one read the
-    // first one and are not written.
+    // For each of a thread's columns, that of each factor; past the last column, the first.
     struct FactorColumns {
         int at[LaneColumns][Operands::max_inputs];
     };
-
-    struct Totals {
-        Value at[LaneColumns];
-    };
-
-    static __device__ __forceinline__ long long first_column()
-    {
-        return static_cast<long long>(blockIdx.y) * (group_size * LaneColumns) +
-               threadIdx.x % group_size;
-    }
 
     static __device__ __forceinline__ FactorColumns split_columns(long long column,
                                                                   long long columns,
@@ -89,41 +77,6 @@ struct Ttmc {
             }
         }
         return split;
-    }
-
-    static __device__ __forceinline__ void add_nonzero(Totals& totals, const Entry& entry,
-                                                       const Operands& operands,
-                                                       const FactorColumns& split)
-    {
-        Totals products;
-#pragma unroll
-        for (int c = 0; c < LaneColumns; ++c) products.at[c] = 1;
-#pragma unroll
-        for (int n = 0; n < num_inputs; ++n) {
-            const unsigned long long offset =
-                static_cast<unsigned long long>(entry.input_row(n)) * operands.row_nbytes[n];
-            const Value* row = reinterpret_cast<const Value*>(
-                reinterpret_cast<const char*>(operands.factors[n]) + offset);
-#pragma unroll
-            for (int c = 0; c < LaneColumns; ++c) products.at[c] *= row[split.at[c][n]];
-        }
-#pragma unroll
-        for (int c = 0; c < LaneColumns; ++c) {
-            // Explicit, so that the result does not depend on what a compiler contracts.
-            totals.at[c] = fma(entry.value(), products.at[c], totals.at[c]);
-        }
-    }
-
-    // Writes the totals to a row, and clears them.
-    static __device__ __forceinline__ void store(Value* target, long long column,
-                                                 long long columns, Totals& totals)
-    {
-#pragma unroll
-        for (int c = 0; c < LaneColumns; ++c) {
-            const long long own = column + c * group_size;
-            if (own < columns) target[own] = totals.at[c];
-            totals.at[c] = 0;
-        }
     }
 
     // Computes the tile's rows: writes a run's sum for a row that began before it to
@@ -148,11 +101,16 @@ struct Ttmc {
                                   : index == Nonzeros::read(slots, begin - 1).out_row();
         }
         if (blockIdx.y == 0 && lane == 0) run_rows[run_number] = inherits ? row_of(index) : -1;
-        Totals totals = {};
+        Value totals[LaneColumns] = {};
         const auto flush = [&]() {
             Value* target =
                 inherits ? partial_rows + run_number * columns : out + row_of(index) * columns;
-            store(target, column, columns, totals);
+#pragma unroll
+            for (int c = 0; c < LaneColumns; ++c) {
+                const long long own = column + c * group_size;
+                if (own < columns) target[own] = totals[c];
+                totals[c] = 0;
+            }
             inherits = false;
         };
         for (int place = begin; place < end; ++place) {
@@ -162,7 +120,23 @@ struct Ttmc {
                 flush();
                 index = entry.out_row();
             }
-            add_nonzero(totals, entry, operands, split);
+            Value products[LaneColumns];
+#pragma unroll
+            for (int c = 0; c < LaneColumns; ++c) products[c] = 1;
+#pragma unroll
+            for (int n = 0; n < num_inputs; ++n) {
+                const unsigned long long offset =
+                    static_cast<unsigned long long>(entry.input_row(n)) * operands.row_nbytes[n];
+                const Value* row = reinterpret_cast<const Value*>(
+                    reinterpret_cast<const char*>(operands.factors[n]) + offset);
+#pragma unroll
+                for (int c = 0; c < LaneColumns; ++c) products[c] *= row[split.at[c][n]];
+            }
+#pragma unroll
+            for (int c = 0; c < LaneColumns; ++c) {
+                // Explicit, so that the result does not depend on what a compiler contracts.
+                totals[c] = fma(entry.value(), products[c], totals[c]);
+            }
         }
         if (begin < end) flush();
     }
@@ -194,7 +168,8 @@ extern "C" __global__ void __launch_bounds__(BLOCK_SIZE, MIN_BLOCKS)
     TileSources{pull_ids, pull_highs}.read(sources, tile, count);
     pull_records(places, records + base * TileSlots::record_pieces, nnz - base, sources, count);
 
-    const long long column = Tile::first_column();
+    const long long column =
+        static_cast<long long>(blockIdx.y) * (GROUP_SIZE * LANE_COLUMNS) + threadIdx.x % GROUP_SIZE;
     const Tile::FactorColumns split = Tile::split_columns(column, columns, ranks);
     const auto row_of = [&](unsigned index) {
         return slots ? static_cast<long long>(slots[index]) : static_cast<long long>(index);

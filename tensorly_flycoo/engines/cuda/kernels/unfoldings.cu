@@ -18,8 +18,7 @@
 //   columns, and `is_free` held true; else `starts` holds the sums of the counts of all previous
 //   blocks, whose total is `count`, and `slots` numbers the marked rows. Of `fill_columns`:
 //   `coords` is (column, row) of each entry, columns ascending; `block` held zeros. Of `add_pairs`:
-//   the same, rows of a column ascending, the squares of all entries add up to at most 1, and
-//   `parts` held zeros.
+//   the same, rows of a column ascending, all squares add up to at most 1, `parts` held zeros.
 // Bytes per nonzero: for its square 13 in, two additions of 8 bytes in the second-level cache; 2 to
 //   list it, if it is shared 4, and later 12 and a slot in, 24 out; in a dense block 24 in, 8 out
 //   at random; for each pair in a column 24 in from the nearest cache, and two additions.
@@ -206,9 +205,10 @@ extern "C" __global__ void add_pairs(long long nnz, long long size, const long l
 }
 
 // The matrix takes the place of the high parts.
-extern "C" __global__ void finish_pairs(long long size, unsigned long long* parts)
+extern "C" __global__ void finish_pairs(long long count, long long size,
+                                        unsigned long long* parts)
 {
-    for_own_items(size * size, [=](long long i) {
+    for_own_items(count, [=](long long i) {
         const long long row = i / size, column = i % size;
         if (column > row) return;
         const double sum = read_sum(parts[i], parts[size * size + i]);

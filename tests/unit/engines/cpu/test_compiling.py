@@ -82,6 +82,31 @@ def test_a_cached_kernel_of_another_signature_is_not_used(tmp_path, monkeypatch)
     assert run(tmp_path)[:2] == ["1", "2"]
 
 
+NAMED = """
+from typing import NamedTuple
+from tensorly_flycoo.engines.cpu.compiling import kernel
+
+class {name}(NamedTuple):
+    size: int
+
+@kernel
+def double(pair):
+    return 2 * pair.size
+
+print(double({name}(3)), sum(double.stats.cache_misses.values()))
+"""
+
+
+def test_a_cache_that_names_a_class_of_an_older_version(tmp_path):
+    """numba's index then cannot be read; it is written anew."""
+    (tmp_path / "named.py").write_text(NAMED.format(name="Old"))
+    (tmp_path / "caller.py").write_text("import named")
+    assert run(tmp_path)[:2] == ["6", "1"]
+    (tmp_path / "named.py").write_text(NAMED.format(name="New"))
+    assert run(tmp_path)[:2] == ["6", "1"]
+    assert run(tmp_path)[:2] == ["6", "0"]
+
+
 FIRST_TOGETHER = """
 import sys, threading
 from tensorly_flycoo.engines.cpu.compiling import kernel

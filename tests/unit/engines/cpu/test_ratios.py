@@ -13,7 +13,7 @@ import reference_ratios as reference
 
 from tensorly_flycoo import FlycooTensor
 from tensorly_flycoo.engines.cpu import engine as cpu
-from tensorly_flycoo.engines.cpu import logarithms
+from tensorly_flycoo.engines.cpu import ratios
 
 LAYOUTS = ("remap", "replicated", "indexed")
 SIZES = (7, 5, 6, 4, 3)
@@ -98,6 +98,20 @@ def test_every_layout_and_number_of_threads_gives_the_same_bits(small_tiles):
     assert len(digests) == 1
 
 
+@pytest.mark.parametrize(("dtype", "rank"), [("float64", 3), ("float64", 40), ("float32", 16)])
+def test_multiplied_by_models_of_both_signs(small_tiles, dtype, rank):
+    coords, values, shape, factors = make_counts((30, 20, 10), 700, rank, dtype)
+    factors = [factor - np.dtype(dtype).type(0.6) for factor in factors]
+    x = FlycooTensor(coords, values, shape)
+    for mode in (0, 1, 2, 0):
+        out = np.full((shape[mode], rank), np.nan, dtype)
+        x._layout.apply(
+            "mttkrp_of_ratios", cpu.CPU, dict(enumerate(factors)), mode, out, smallest=None
+        )
+        expected, bound = reference.mttkrp_of_products(coords, values, shape, factors, mode, dtype)
+        assert (np.abs(out - expected) <= bound).all()
+
+
 def test_a_mode_may_stay(small_tiles):
     problem = make_counts((40, 30, 50), 500, 3)
     x = FlycooTensor(*problem[:3], layout="remap")
@@ -111,7 +125,7 @@ def test_a_mode_may_stay(small_tiles):
 def test_logarithms_are_right_to_one_unit_in_the_last_place():
     rng = np.random.default_rng(0)
     numbers = np.concatenate([10 ** rng.uniform(-300, 300, 3000), 1 + rng.normal(0, 1e-3, 3000)])
-    results = np.array([logarithms.log(number) for number in numbers])
+    results = np.array([ratios.log(number) for number in numbers])
     expected = np.log(numbers)
     assert (np.abs(results - expected) <= np.spacing(np.abs(expected))).all()
 
@@ -120,7 +134,7 @@ def test_logarithms_are_right_to_one_unit_in_the_last_place():
 def test_logarithms_of_odd_numbers(odd):
     terms = np.array([[1.0, 2.0], [odd, 3.0]])
     with np.errstate(divide="ignore"):
-        assert logarithms.sum_logs(terms, 2) == np.log(odd) + 2 * np.log(3.0)
+        assert ratios.sum_logs(terms, 2) == np.log(odd) + 2 * np.log(3.0)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -197,7 +197,7 @@ def test_mttkrp_of_ratios_compiles(ndim, dtype, architecture):
         tile_size = choose_tile_size(record_format, architecture)
         occupancy = choose_occupancy(record_format, architecture, rank)
         bits = IdBits.of(2**18, tile_size)
-        for loads, ratios in itertools.product({alignment, 16}, (1, 2)):
+        for loads, ratios in itertools.product({alignment, 16}, (1, 2, 3)):
             cut = tuning.cut_rank(rank, itemsize, loads, alignment)
             remaps = ratios == 2 or (ndim in (3, 4) and loads == 16)
             ids = [U32, bits, U32] if remaps else [U32, None, None]

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy_primitives import NumpyPrimitives
 
 from tensorly_flycoo.engines import cuda
 from tensorly_flycoo.format.packing import Cut, RecordFormat
-from tensorly_flycoo.format.primitives import Primitives
 from tensorly_flycoo.format.remap import RemapLayout
 
 FOLDER = Path(cuda.__file__).parent / "kernels"
@@ -16,7 +16,7 @@ README = (FOLDER / "README.md").read_text()
 # The nonzeros a to h, numbered by their values from 1, in tiles of two and buckets of four.
 COORDS = np.array([[0, 1, 2, 3, 4, 5, 6, 7], [1, 5, 0, 4, 6, 3, 1, 2]])
 
-PRIMITIVES = Primitives()
+PRIMITIVES = NumpyPrimitives()
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensorly_flycoo import FlycooTensor, mttkrp
-from tensorly_flycoo.tensor import digest
-from tensorly_flycoo.tensor.digest import find_digest
+from tensorly_flycoo.io import checkpoint as digest
+from tensorly_flycoo.io.checkpoint import find_digest
 
 SHAPE = (5, 7, 40)
 

@@ -1,0 +1,241 @@
+"""The data of a coupled decomposition: tensors and matrices whose modes have names."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..base.array_modules import Array, array_module, as_array, is_on_gpu
+from ..base.checks import check_dtype, check_finite
+from ..engines import select_engine
+from ..engines.tall_skinny import sum_squares
+from ..tensor.coo_cache import as_flycoo, find_converter, is_raw_sparse, is_table
+from ..tensor.labelled import LabelledTensor, Labels
+from ..tensor.tensor import FlycooTensor
+from .whole_tensor import WholeTensor
+
+
+class DenseTensor:
+    """A dense array with the MTTKRP of a `WholeTensor`."""
+
+    def __init__(self, array: Array) -> None:
+        self._array = array
+
+    def mttkrp(self, weights: None, factors: Sequence[Array], mode: int) -> Array:
+        """Multiply by the longest other factor, then by one after the other: (I_mode, R)."""
+        array, xp = self._array, array_module(self._array)
+        others = sorted({*range(array.ndim)} - {mode}, key=lambda n: array.shape[n])
+        product = xp.tensordot(array.transpose(mode, *others), factors[others[-1]], 1)
+        for n in reversed(others[:-1]):
+            product = xp.einsum("...ir,ir->...r", product, factors[n])
+        return product
+
+
+@dataclass
+class Block:
+    """One tensor or matrix: its data, the names of its axes, and their labels, if any.
+
+    `read_blocks` adds the places of the rows that move, by axis, its weight, the numbers of its
+    modes in the model, and |data|^2.
+    """
+
+    data: Any
+    names: list[Any]
+    labels: Labels | None
+    places: dict[int, np.ndarray] = field(default_factory=dict)
+    weight: float = 1.0
+    modes: Sequence[int] = ()
+    square: float = 0.0
+
+    def mttkrp(self, mode: int, factors: Sequence[Array]) -> Array:
+        """Compute the MTTKRP of a mode of the model, with all factors of the model."""
+        own = [factors[n] for n in self.modes]
+        return self.data.mttkrp(None, own, self.modes.index(mode))
+
+
+@dataclass
+class Blocks:
+    """All blocks, and the modes of the model: their names, sizes, and labels where there are any.
+
+    `device` is "cpu" or "cuda", `dtype` that of the factors.
+    """
+
+    blocks: list[Block]
+    sizes: dict[Any, int]
+    labels: Labels
+    device: str
+    dtype: np.dtype
+
+
+def read_blocks(items: Iterable[Any], block_weights: Iterable[float] | None) -> Blocks:
+    """Check blocks as `coupled_parafac` takes them, and join their modes."""
+    blocks = [_read_item(n, item) for n, item in enumerate(items)]
+    if not blocks:
+        raise ValueError("blocks is empty, expected at least one (data, modes)")
+    weights = [1.0] * len(blocks) if block_weights is None else [float(w) for w in block_weights]
+    if len(weights) != len(blocks) or not all(0 < weight < np.inf for weight in weights):
+        raise ValueError(
+            f"block_weights is {weights}, expected {len(blocks)} finite numbers above 0, one for "
+            "each block"
+        )
+    device = _find_device(blocks)
+    for n, block in enumerate(blocks):
+        block.data = _convert(n, block.data, device)
+        _check_names(n, blocks)
+    sizes: dict[Any, int] = {}
+    labels: dict[Any, np.ndarray] = {}
+    for name in dict.fromkeys(name for block in blocks for name in block.names):
+        users = {n: block for n, block in enumerate(blocks) if name in block.names}
+        sizes[name], joined = _join(name, users)
+        if joined is not None:
+            labels[name] = joined
+    ordered = {name for block in blocks if block.labels for name in block.labels.ordered}
+    known, numbers = Labels(labels, ordered=ordered), {name: n for n, name in enumerate(sizes)}
+    dtype = np.result_type(*(block.data.dtype for block in blocks))
+    for n, (block, weight) in enumerate(zip(blocks, weights, strict=True)):
+        x = block.data if block.data.dtype == dtype else block.data.astype(dtype)
+        x = _move_rows(x, block.places, tuple(sizes[name] for name in block.names))
+        is_sparse = isinstance(x, FlycooTensor)
+        block.square = float(x._layout.norm) ** 2 if is_sparse else float(sum_squares(x))
+        if block.square == 0:
+            raise ValueError(f"blocks[{n}] has no nonzeros, expected at least one: leave it out")
+        block.data = WholeTensor(x) if is_sparse else DenseTensor(x)
+        block.weight, block.modes = weight, [numbers[name] for name in block.names]
+        if block.labels is not None:
+            own = {name: known[name] for name in block.names}
+            block.labels = Labels(own, ordered=ordered)
+    return Blocks(blocks, sizes, known, device, dtype)
+
+
+def _read_item(n: int, item: Any) -> Block:
+    if isinstance(item, LabelledTensor):
+        item = (item, tuple(item.labels))
+    if not isinstance(item, tuple | list) or len(item) != 2 or isinstance(item[1], str):
+        raise TypeError(
+            f"blocks[{n}] is a {type(item).__name__}, expected (data, names of its modes) such as "
+            '(x, ("user", "item")), or a LabelledTensor'
+        )
+    data, modes = item
+    names, known = list(modes), None
+    if isinstance(data, LabelledTensor):
+        data, known = data
+    if isinstance(modes, Mapping):
+        labels = Labels(modes)
+        labels.check(data.shape if hasattr(data, "shape") else np.shape(data))
+        return Block(data, names, labels)
+    if known is None or not len({*names}) == len(names) == len(known):
+        return Block(data, names, None)
+    ordered = [name for name, old in zip(names, known, strict=True) if old in known.ordered]
+    return Block(data, names, Labels(list(known.values()), names, ordered))
+
+
+def _check_names(n: int, given: Sequence[Block]) -> None:
+    own, shape = given[n].names, given[n].data.shape
+    if not len({*own}) == len(own) == len(shape) >= 2:
+        raise ValueError(
+            f"blocks[{n}] has shape {shape} and the modes {own}, expected a distinct name for each "
+            "of two or more axes"
+        )
+    others = [name for block in given if block is not given[n] for name in block.names]
+    if len(given) > 1 and not {*own} & {*others}:
+        raise ValueError(
+            f"blocks[{n}] has the modes {own}, expected one that another block has too: without "
+            "it, decompose this block on its own"
+        )
+
+
+def _find_device(given: Sequence[Block]) -> str:
+    """Return the device of the blocks that are on one; those in host memory go there."""
+    place: dict[str, int] = {}
+    for n, block in enumerate(given):
+        x = block.data
+        if isinstance(x, FlycooTensor):
+            place.setdefault(x.device, n)
+        elif is_on_gpu(x) or type(x).__module__.startswith("cupyx."):
+            place.setdefault("cuda", n)
+    if len(place) > 1:
+        (first, n), (second, other) = place.items()
+        raise TypeError(
+            f"blocks[{other}] is on the device {second!r}, expected {first!r}, that of blocks[{n}]:"
+            " FlycooTensor(..., device=) chooses it"
+        )
+    return next(iter(place), select_engine().name)
+
+
+def _convert(n: int, x: Any, device: str) -> Any:
+    """Return a block's data as a FlycooTensor, or if it is dense as a float array."""
+    if isinstance(x, FlycooTensor):
+        return x
+    if is_raw_sparse(x):
+        if select_engine().name == device:
+            return as_flycoo(x, check_coords=True)
+        return FlycooTensor.from_coo(x, device=device)
+    if converter := find_converter(x):
+        return getattr(FlycooTensor, converter)(x, device=device)
+    if is_table(x):
+        raise TypeError(
+            f"blocks[{n}] is a {type(x).__name__}, expected an array or a sparse tensor: pass "
+            "tensorly_flycoo.from_dataframe(x, columns), or for a table with a column for each "
+            "index (x.to_numpy(), labels by mode)"
+        )
+    array = as_array(x)
+    dtype = check_dtype(array.dtype, f"the dtype of blocks[{n}]")
+    check_finite(array.reshape(-1), f"blocks[{n}].reshape(-1)")
+    return select_engine(device).xp.asarray(array, dtype)
+
+
+def _join(name: Any, users: Mapping[int, Block]) -> tuple[int, np.ndarray | None]:
+    """Return a mode's size and labels, the first block's first; note where the others' rows go."""
+    sizes = {n: block.data.shape[block.names.index(name)] for n, block in users.items()}
+    labels = {n: block.labels[name] for n, block in users.items() if block.labels is not None}
+    (first, expected), *_ = sizes.items()
+    hint = "give a dict of labels by mode in place of the names"
+    for n, size in sizes.items():
+        if labels and n not in labels:
+            raise ValueError(
+                f"blocks[{n}] has no labels of mode {name!r}, expected some, as "
+                f"blocks[{next(iter(labels))}] has: {hint}"
+            )
+        if size != expected and not labels:
+            raise ValueError(
+                f"blocks[{n}] has size {size} in mode {name!r}, expected {expected}, as "
+                f"blocks[{first}] has: if its rows have labels, {hint}"
+            )
+    arrays = list(labels.values())
+    if all(own is arrays[0] or np.array_equal(own, arrays[0]) for own in arrays):
+        return expected, labels.get(first)
+    if len({own.dtype.kind for own in arrays}) > 1:  # Python compares 3 with 3.0, not with "3"
+        arrays = [own.astype(object) for own in arrays]
+    joined = np.concatenate(arrays)
+    places: dict[Any, int] = {}
+    codes = np.array([places.setdefault(label, len(places)) for label in joined.tolist()])
+    firsts = np.unique(codes, return_index=True)[1]
+    split = np.split(codes, np.cumsum([len(own) for own in arrays])[:-1])
+    for n, rows in list(zip(labels, split, strict=True))[1:]:
+        if not any(np.isin(rows, other).any() for other in split if other is not rows):
+            raise ValueError(
+                f"blocks[{n}] has labels of mode {name!r} such as {joined[firsts[rows[0]]]!r}, "
+                "expected one that another block has too"
+            )
+    for block, rows in zip(users.values(), split, strict=True):
+        if not np.array_equal(rows, np.arange(len(places))):
+            block.places[block.names.index(name)] = rows
+    return len(places), joined[firsts]
+
+
+def _move_rows(x: Any, places: Mapping[int, np.ndarray], shape: tuple[int, ...]) -> Any:
+    """Return a block in the shape of the model, index i of an axis at ``places[axis][i]``."""
+    if not places:
+        return x
+    if isinstance(x, FlycooTensor):
+        coords, values = x._sorted_nonzeros()
+        xp, coords = array_module(values), list(coords)
+        for axis, rows in places.items():
+            coords[axis] = xp.asarray(rows)[coords[axis]]
+        return x._rebuild(xp.stack(coords), values, shape)
+    xp = array_module(x)
+    moved = xp.zeros(shape, x.dtype)
+    every = [xp.asarray(places.get(n, np.arange(size))) for n, size in enumerate(x.shape)]
+    moved[xp.ix_(*every)] = x
+    return moved

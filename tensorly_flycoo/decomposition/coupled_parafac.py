@@ -1,0 +1,341 @@
+"""Coupled CP decomposition: tensors and matrices that share modes, and so factors."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import tensorly as tl
+from tensorly.cp_tensor import CPTensor
+
+from ..base.array_modules import Array, array_module, move
+from ..base.checks import check_factors, check_rank, check_weights
+from ..base.reporting import log_compilation
+from ..engines import select_engine
+from ..engines.tall_skinny import (
+    column_norms,
+    find_signs,
+    solve,
+    sum_columns,
+    transposed_product,
+)
+from ..ops.hals import solve_nonnegative
+from ..tensor.labelled import Labels
+from ..tensor.memory import attempt, check_room
+from .coupled_blocks import Blocks, read_blocks
+from .cp_loop import Callback, has_converged, iterate
+from .cp_model import multiply_all
+from .labelled_cp import LabelledCP
+
+#: Sweeps of HALS over a factor, and the tolerance that ends them: those of TensorLy.
+_SWEEPS = (5, 1e-8)
+
+
+@dataclass(eq=False, repr=False)
+class CoupledCP:
+    """CP models of several tensors and matrices that share factors.
+
+    The columns of the factors have norm 1; the weights of a block say how much of each component is
+    in it. Components are sorted by the norm of their weights over all blocks, times the roots of
+    `block_weights`. In each column the element of largest magnitude is positive, but the last mode
+    that a block alone has takes the sign with which its weights are positive; those of a block that
+    shares all of its modes may be negative.
+
+    Attributes
+    ----------
+    factors : dict of str to array (I, R)
+    cp_tensors : list of CPTensor
+        The model of each block, of these factors. That of a block with labels is a `LabelledCP`,
+        whose components are in the order above.
+    labels : dict of str to numpy.ndarray (I,)
+        What the rows of the factors stand for, in modes with labels.
+    errors, block_errors : list of float
+        The relative errors: of all blocks after each iteration, of each after the last one.
+
+    Examples
+    --------
+    >>> from tensorly_flycoo.decomposition import coupled_parafac
+    >>> coupled_parafac([(np.ones((4, 3)), ("user", "item")), (np.eye(4), ("user", "tag"))], 1)
+    <CoupledCP of rank 1: user (4), item (3), tag (4); 2 blocks>
+    """
+
+    factors: dict[Any, Array]
+    cp_tensors: list[CPTensor]
+    labels: Labels = field(default_factory=lambda: Labels({}))
+    errors: list[float] = field(default_factory=list)
+    block_errors: list[float] = field(default_factory=list)
+
+    @property
+    def rank(self) -> int:
+        return len(self.cp_tensors[0].weights)
+
+    def __repr__(self) -> str:
+        listed = ", ".join(f"{name} ({len(factor)})" for name, factor in self.factors.items())
+        return f"<CoupledCP of rank {self.rank}: {listed}; {len(self.cp_tensors)} blocks>"
+
+
+def coupled_parafac(
+    blocks: Iterable[Any],
+    rank: int,
+    n_iter_max: int = 100,
+    init: Any = "random",
+    tol: float = 1e-8,
+    random_state: Any = None,
+    block_weights: Iterable[float] | None = None,
+    nn_modes: str | Iterable[str] | None = None,
+    callback: Callback | None = None,
+) -> CoupledCP:
+    r"""Decompose tensors and matrices that share modes, by alternating least squares.
+
+    .. math:: \min \sum_b \omega_b \, |X_b - [w_b; F_n : n \in \mathrm{modes}(b)]|^2
+
+    Each mode has one factor, whichever blocks have it; each block has weights of its own. No sparse
+    block is made dense, and no Khatri-Rao product is formed. Any backend of TensorLy will do.
+
+    Parameters
+    ----------
+    blocks : sequence of (data, modes)
+        The data: a FlycooTensor, sparse.COO, sparse matrix of SciPy or CuPy, or a dense array, with
+        two modes or more. The modes: a name for each axis, such as ``("user", "item", "day")``, or
+        a dict of the labels of its rows, such as ``{"user": users, "tag": tags}``. A LabelledTensor
+        is a block by itself; in a pair its modes get other names.
+    rank : int
+        R, the number of components.
+    n_iter_max : int
+    init : {"random", dict of str to array (I, R), CoupledCP}
+        "random" draws factors uniform in [0, 1), in the order in which `blocks` names the modes.
+        Arrays have the dtype and are on the device of the result.
+    tol : float
+        Stop when the error changes by less; 0 never stops.
+    random_state : int or numpy.random.RandomState, optional
+    block_weights : sequence of float, optional
+        :math:`\omega_b`, by default 1. With ``1 / norm**2`` relative errors count alike.
+    nn_modes : "all", iterable of str, or None
+        The modes whose factors are non-negative, by HALS; with all of a block, its weights are too.
+    callback : callable, optional
+        Called with the CoupledCP and its error before the first and after each iteration; returns
+        True to stop. For example a `Progress`, without a checkpoint.
+
+    Returns
+    -------
+    CoupledCP
+        With the errors :math:`\sqrt{\sum \omega_b |X_b - M_b|^2 / \sum \omega_b |X_b|^2}` for the
+        models :math:`M_b`. Float32 if all blocks are, else float64.
+
+    Raises
+    ------
+    TypeError
+        If a block is no pair, a table, of another type of numbers or on another device than
+        another block; if `rank` is no integer, or an array of `init` has the wrong type or dtype.
+    ValueError
+        If a block does not have a name for each of two or more axes, shares no mode with another
+        block, or has no nonzeros, nan or infinity; if the sizes of a shared mode differ without
+        labels, only some blocks label it, or a block shares none of its labels; if `rank` is below
+        1, `block_weights` are not positive, or `init` or `nn_modes` do not fit.
+
+    Notes
+    -----
+    Rows of a shared mode are joined by label if it has labels: its factor has a row for each label
+    of any block, and a label that a block lacks is a row of zeros there. Otherwise they are joined
+    by position. A block whose rows move is built anew, as is one that becomes float64. Data in host
+    memory, but for a FlycooTensor, go to the GPU if another block is there, or else to the device
+    that `set_device` chose.
+
+    An iteration updates the modes of a single block first, then those that blocks share, each by
+    the exact minimiser: one MTTKRP for each mode of each block, and one system of R equations for
+    each mode. Errors never rise but by rounding. With one matrix that shares the first mode of a
+    tensor of three modes the factors are those of TensorLy's
+    `coupled_matrix_tensor_3d_factorization` from the same start.
+
+    References
+    ----------
+    Acar, Kolda and Dunlavy, "All-at-once Optimization for Coupled Matrix and Tensor
+    Factorizations", arXiv 1105.3422, 2011. Singh and Gordon, "Relational learning via collective
+    matrix factorization", KDD 2008.
+
+    Examples
+    --------
+    >>> import scipy.sparse
+    >>> from tensorly_flycoo.decomposition import coupled_parafac
+    >>> from tensorly_flycoo.testing import random_tensor
+    >>> events = random_tensor((30, 20, 10), 500, random_state=0)
+    >>> tags = scipy.sparse.random_array((30, 8), density=0.3, rng=0)
+    >>> model = coupled_parafac(
+    ...     [(events, ("user", "item", "day")), (tags, ("user", "tag"))], rank=3, random_state=0
+    ... )
+    >>> model
+    <CoupledCP of rank 3: user (30), item (20), day (10), tag (8); 2 blocks>
+    >>> model.factors["user"] is model.cp_tensors[1].factors[0]
+    True
+    """
+    data, rank = read_blocks(blocks, block_weights), check_rank(rank)
+    constrained = _find_modes(nn_modes, data)
+
+    def run() -> CoupledCP:
+        weights, factors = _start(data, rank, init, random_state, constrained)
+        als = _CoupledALS(data, constrained)
+        model, errors = iterate(
+            (weights, factors), als, als.measure, solver="coupled_parafac",
+            tensor=als.blocks[0].data,  # type: ignore[arg-type]  # only a checkpoint reads it
+            n_iter_max=n_iter_max, callback=callback, make=als.make,
+            is_over=lambda errors: has_converged(errors, tol, "abs_rec_error"),
+            start_error=lambda: als.measure(weights, factors, als.find_sums(factors)),
+        )  # fmt: skip
+        return als.finish(model, errors)
+
+    with log_compilation():
+        return attempt("coupled_parafac", run)
+
+
+def _find_modes(nn_modes: Any, data: Blocks) -> set[int]:
+    """Return the numbers of the non-negative modes."""
+    names, is_all = list(data.sizes), isinstance(nn_modes, str) and nn_modes == "all"
+    wanted = names if is_all else list(nn_modes or ())
+    if (isinstance(nn_modes, str) and not is_all) or not {*wanted} <= {*names}:
+        raise ValueError(f"nn_modes is {nn_modes!r}, expected 'all', None or some of {names}")
+    return {names.index(name) for name in wanted}
+
+
+def _start(
+    data: Blocks, rank: int, init: Any, random_state: Any, constrained: set[int]
+) -> tuple[Array, list[Array]]:
+    """Return the weights (number of blocks, R) and the factors of the initial guess."""
+    engine, dtype = select_engine(data.device), data.dtype
+    names, sizes = list(data.sizes), list(data.sizes.values())
+    weights = engine.xp.ones((len(data.blocks), rank), dtype)
+    if isinstance(init, str) and init == "random":
+        check_room(engine, sum(sizes) * rank * dtype.itemsize)
+        random = tl.check_random_state(random_state)
+        return weights, [engine.draw_uniform(random, (size, rank), dtype) for size in sizes]
+    given = init.factors if isinstance(init, CoupledCP) else init
+    if not isinstance(given, Mapping) or {*given} != {*names}:
+        got = list(given) if isinstance(given, Mapping) else repr(given)
+        raise ValueError(f"init is {got}, expected 'random', a CoupledCP, or a factor for {names}")
+    factors = check_factors([given[name] for name in names], sizes, dtype, engine.array_type)
+    if factors[0].shape[1] != rank:
+        raise ValueError(f"factors of init have {factors[0].shape[1]} columns, expected {rank}")
+    for n in constrained:
+        if not (smallest := float(factors[n].min())) >= 0:
+            raise ValueError(
+                f"the factor of mode {names[n]!r} of init has {smallest}, expected 0 or more, as "
+                "nn_modes has this mode"
+            )
+    if isinstance(init, CoupledCP):
+        own = [cp_tensor.weights for cp_tensor in init.cp_tensors]
+        if len(own) != len(data.blocks):
+            expected = len(data.blocks)
+            raise ValueError(f"init has models of {len(own)} blocks, expected {expected}")
+        for array in own:
+            check_weights(array, rank, dtype, engine.array_type)
+        weights = engine.xp.stack(own)
+    return weights, factors
+
+
+class _CoupledALS:
+    """Iterations of alternating least squares on factors (I, R) of norm 1 and weights (B, R)."""
+
+    def __init__(self, data: Blocks, constrained: set[int]) -> None:
+        self._data, self.blocks, self._constrained = data, data.blocks, constrained
+        self._block_errors: list[float] = []
+        modes = range(len(data.sizes))
+        # For each mode the numbers of the blocks that have it.
+        self._uses = [[b for b, block in enumerate(data.blocks) if n in block.modes] for n in modes]
+        self._order = sorted(modes, key=lambda n: len(self._uses[n]) > 1)
+        self._last = [max(block.modes, key=self._order.index) for block in data.blocks]
+
+    def __call__(
+        self, iteration: int, weights: Array, factors: list[Array], errors: list[float]
+    ) -> tuple[Array, list[Array], tuple[list[Array], list[Array]]]:
+        xp, weights, constrained = array_module(weights), weights.copy(), self._constrained
+        grams = [transposed_product(factor, factor) for factor in factors]
+        sums: list[Array] = [None] * len(self.blocks)
+        for mode in self._order:
+            uses, factor = self._uses[mode], factors[mode]
+            if len(uses) == 1:  # of one block: its factor takes up the weights
+                factor = factor * weights[uses[0]]
+                weights[uses[0]] = 1
+            products = {b: self.blocks[b].mttkrp(mode, factors) for b in uses}
+            target: Array = 0.0
+            gram: Array = 0.0
+            for b, product in products.items():
+                scale = self.blocks[b].weight * weights[b]
+                target = target + product * scale
+                others = multiply_all([grams[n] for n in self.blocks[b].modes if n != mode])
+                gram = gram + scale[:, None] * others * weights[b]
+            factor = _solve(gram, target, factor, mode in constrained)
+            norms = column_norms(factor)
+            factors[mode] = factor = factor / xp.where(norms == 0, 1, norms)
+            grams[mode] = transposed_product(factor, factor)
+            for b, product in products.items():
+                weights[b] *= norms
+                if self._last[b] == mode:
+                    sums[b] = sum_columns(product * factor)
+        for b, block in enumerate(self.blocks):
+            # Weights that no factor can take up, since the block shares all of its modes.
+            if all(len(self._uses[n]) > 1 for n in block.modes):
+                gram = multiply_all([grams[n] for n in block.modes])
+                target, is_constrained = sums[b].astype(gram.dtype), {*block.modes} <= constrained
+                weights[b] = _solve(gram, target[None], weights[b][None], is_constrained)[0]
+        return weights, factors, (grams, sums)
+
+    def find_sums(self, factors: list[Array]) -> tuple[list[Array], list[Array]]:
+        """Return the Gram matrices, and for each block the inner product with each component."""
+        grams = [transposed_product(factor, factor) for factor in factors]
+        pairs = zip(self.blocks, self._last, strict=True)
+        sums = [sum_columns(block.mttkrp(last, factors) * factors[last]) for block, last in pairs]
+        return grams, sums
+
+    def measure(
+        self, weights: Array, factors: list[Array], found: tuple[list[Array], list[Array]]
+    ) -> float:
+        """Compute the relative error of all blocks, and keep those of each."""
+        (grams, sums), exact, squares = found, weights.astype(np.float64), []
+        self._block_errors = []
+        for block, own, inner in zip(self.blocks, exact, sums, strict=True):
+            gram = multiply_all([grams[n] for n in block.modes])
+            square = abs(block.square + float(own @ gram @ own) - 2 * float(own @ inner))
+            squares.append(block.weight * square)
+            self._block_errors.append((square / block.square) ** 0.5)
+        return (sum(squares) / sum(block.weight * block.square for block in self.blocks)) ** 0.5
+
+    def make(self, weights: Array, factors: list[Array]) -> CoupledCP:
+        """Make the model of an iteration."""
+        cp_tensors = []
+        for block, own in zip(self.blocks, weights, strict=True):
+            shared = [factors[n] for n in block.modes]
+            cp_tensor = CPTensor((own, shared))
+            if block.labels is not None:  # the constructor would sort by this block's weights alone
+                cp_tensor = LabelledCP.__new__(LabelledCP)._set(own, shared, block.labels, None)
+            cp_tensors.append(cp_tensor)
+        names = self._data.sizes
+        return CoupledCP(dict(zip(names, factors, strict=True)), cp_tensors, self._data.labels)
+
+    def finish(self, model: CoupledCP, errors: list[float]) -> CoupledCP:
+        """Sort the components, choose their signs, and add the errors."""
+        xp = array_module(model.cp_tensors[0].weights)
+        weights = np.stack([move(cp.weights, np) for cp in model.cp_tensors])
+        scales = np.array([block.weight for block in self.blocks])[:, None]
+        order = np.argsort(-(scales * weights.astype(np.float64) ** 2).sum(axis=0), kind="stable")
+        weights = weights[:, order]
+        factors = [factor.take(xp.asarray(order), axis=1) for factor in model.factors.values()]
+        signs = [find_signs(factor) for factor in factors]
+        for b, block in enumerate(self.blocks):
+            weights[b] *= np.prod([signs[n] for n in block.modes], axis=0)
+            if alone := [n for n in block.modes if len(self._uses[n]) == 1]:
+                signs[alone[-1]] *= np.where(weights[b] < 0, -1, 1)
+                weights[b] = abs(weights[b])
+        pairs = zip(factors, signs, strict=True)
+        factors = [factor * xp.asarray(sign, factor.dtype) for factor, sign in pairs]
+        model = self.make(xp.asarray(weights), factors)
+        model.errors, model.block_errors = errors, self._block_errors
+        return model
+
+
+def _solve(gram: Array, targets: Array, rows: Array, is_constrained: bool) -> Array:
+    """Return the rows (I, R) of least squares; with a constraint, by sweeps of HALS from `rows`."""
+    if not is_constrained:
+        return solve(gram, targets.T).T
+    xp = array_module(gram)
+    rows = xp.array(rows, order="C")  # a copy: a callback may hold them
+    solve_nonnegative(xp.ascontiguousarray(targets), xp.ascontiguousarray(gram), rows, *_SWEEPS)
+    return rows

@@ -1,0 +1,16 @@
+"""The fleets of aircraft: PARAFAC2 of a table with a column for the slice."""
+
+import aircraft
+
+
+def test_fleets():
+    found = aircraft.main(["--iterations", "12"])
+    assert (found["x"].shape, found["x"].nnz) == ((4043, 336, 223), 314_645)
+    assert found["errors"][-1] < found["errors"][0] < 1
+    assert (found["by_carrier"].max() > 0.3).all()  # of 16 carriers
+    months = found["months"]
+    assert len(months) == 12
+    # The aircraft changed its airport in September.
+    before, after = months[:"2013-08-01"].sum(), months["2013-09-01":].sum()
+    change = after / after.sum() - before / before.sum()
+    assert change.max() > 0.2

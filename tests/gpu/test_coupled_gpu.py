@@ -1,0 +1,72 @@
+"""Coupled CP on a GPU gives what it gives on a CPU."""
+
+import cupy
+import numpy as np
+import pytest
+import scipy.sparse
+
+from tensorly_flycoo import FlycooTensor, coupled_parafac
+from tensorly_flycoo.testing import random_tensor
+
+EVENTS, TAGS, REGIONS = ("user", "item", "day"), ("user", "tag"), ("day", "region", "user")
+#: More rows than `tall_skinny.MIN_TALL_ROWS`.
+SHAPE = (40_000, 300, 50)
+
+
+def make_blocks(device, dtype=np.float64):
+    x = random_tensor(SHAPE, 30_000, random_state=0, device="cpu").astype(dtype)
+    tags = scipy.sparse.random_array((SHAPE[0], 20), density=0.05, rng=0, dtype=dtype)
+    regions = np.random.RandomState(0).random_sample((50, 4, SHAPE[0])).astype(dtype)
+    x = FlycooTensor(*x.nonzeros(), SHAPE, device=device)
+    return [(x, EVENTS), (tags, TAGS), (regions, REGIONS)]  # the last two are in host memory
+
+
+@pytest.mark.parametrize("nn_modes", [None, "all"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_gpu_finds_the_model_of_a_cpu(dtype, nn_modes):
+    options = {"n_iter_max": 3, "random_state": 0, "nn_modes": nn_modes, "tol": 0}
+    found, expected = (
+        coupled_parafac(make_blocks(device, dtype), 4, **options) for device in ("cuda", "cpu")
+    )
+    tolerance = 1e-3 if dtype == np.float32 else 1e-8
+    assert found.errors == pytest.approx(expected.errors, rel=tolerance)
+    for name, factor in found.factors.items():
+        assert isinstance(factor, cupy.ndarray)
+        assert factor.dtype == dtype
+        assert abs(factor.get() - expected.factors[name]).max() <= tolerance
+    for cp, other in zip(found.cp_tensors, expected.cp_tensors, strict=True):
+        assert isinstance(cp.weights, cupy.ndarray)
+        assert cp.weights.get() == pytest.approx(other.weights, rel=tolerance)
+
+
+def test_a_triangle_of_cupy_arrays_from_a_model():
+    random = cupy.random.default_rng(0)
+    sizes = {"a": 30, "b": 20, "c": 10}
+    blocks = [
+        (random.random((sizes[first], sizes[second])), (first, second))
+        for first, second in ("ab", "bc", "ca")
+    ]
+    whole = coupled_parafac(blocks, 3, random_state=0, n_iter_max=6, tol=0)
+    half = coupled_parafac(blocks, 3, random_state=0, n_iter_max=3, tol=0)
+    rest = coupled_parafac(blocks, 3, init=half, n_iter_max=3, tol=0)
+    assert half.errors + rest.errors == pytest.approx(whole.errors, rel=1e-9)
+
+
+def test_labels_move_rows_on_a_gpu():
+    users = np.arange(SHAPE[0])
+    (x, _), (tags, _), _ = make_blocks("cuda")
+    labels = {"user": users, "item": range(SHAPE[1]), "day": range(SHAPE[2])}
+    found = coupled_parafac(
+        [(x, labels), (tags.tocsr()[::-1], {"user": users[::-1], "tag": range(20)})],
+        3, random_state=0, n_iter_max=3,
+    )  # fmt: skip
+    expected = coupled_parafac([(x, EVENTS), (tags, TAGS)], 3, random_state=0, n_iter_max=3)
+    assert found.errors == pytest.approx(expected.errors, rel=1e-9)
+    assert found.cp_tensors[1].names == TAGS
+
+
+def test_blocks_on_two_devices_are_refused():
+    (x, _), *_ = make_blocks("cuda")
+    (other, _), *_ = make_blocks("cpu")
+    with pytest.raises(TypeError, match=r"blocks\[1\] is on the device 'cpu', expected 'cuda'"):
+        coupled_parafac([(x, EVENTS), (other, EVENTS)], 2)

@@ -1,0 +1,78 @@
+"""What engines must do for a layout to be built, in a few lines of NumPy: their specification."""
+
+import numpy as np
+
+from tensorly_flycoo.format.primitives import Entries, Primitives, index_dtype
+
+
+class NumpyPrimitives(Primitives):
+    """The primitives that both engines have of their own; results are equal to the bit."""
+
+    def choose_sizes(self, record_format):
+        raise NotImplementedError("only engines choose")
+
+    def find_empty_rows(self, records, record_format, mode):
+        is_empty = np.ones(record_format.shape[mode], bool)
+        is_empty[record_format.rows(records, mode)] = False
+        return np.flatnonzero(is_empty).astype(index_dtype(is_empty.size))
+
+    def empty_rows_nbytes(self, nnz, size):
+        return 4 * nnz + 9 * size  # rows; a flag for each row of the mode and the int64 empty rows
+
+    def split_by_bucket(self, positions, bucket_size, stored, offsets):
+        stored_now = np.empty_like(stored)
+        order = np.argsort(positions // positions.dtype.type(bucket_size), kind="stable")
+        stored_now[order] = np.arange(order.size, dtype=stored.dtype)
+        offsets[positions] = stored_now % stored.dtype.type(bucket_size)
+        stored[...] = stored_now
+
+    def split_nbytes(self, nnz, bucket_size):
+        return nnz * (8 + 3 * index_dtype(nnz).itemsize)
+
+    def count_plan_nbytes(self, nnz, cut):
+        order = 0 if self.write_order_dtype is None else self.write_order_dtype.itemsize
+        return super().count_plan_nbytes(nnz, cut) + nnz * order
+
+    def scatter_in_buckets(self, records, offsets, bucket_size, target):
+        target[self.position_in_buckets(offsets, bucket_size)] = records
+
+    def remap(self, step, cut):
+        positions = self.position_in_buckets(step.pull_ids, step.bucket_size)
+        step.spare[step.remap_ids] = step.records[positions]
+
+    def position_in_buckets(self, offsets, bucket_size):
+        nnz = offsets.shape[0]
+        positions = np.arange(nnz, dtype=index_dtype(nnz))
+        positions -= positions % positions.dtype.type(bucket_size)
+        positions += offsets
+        return positions
+
+    def split_columns(self, given):
+        records, record_format, mode, places = given
+        records = records if places is None else self.gather(records, places)
+        is_new = np.zeros(records.shape[0] + 1, bool)
+        is_new[0] = is_new[-1] = True
+        for n in range(record_format.ndim):
+            if n != mode:
+                rows = record_format.rows(records, n)
+                is_new[1:-1] |= rows[1:] != rows[:-1]
+        rows = record_format.rows(records, mode)
+        return Entries(is_new, rows, record_format.values(records).astype(np.float64))
+
+    def sum_single_squares(self, entries, num_rows, scale):
+        is_first, rows, values = entries
+        is_single, sums = is_first[:-1] & is_first[1:], np.empty((2, num_rows))
+        for target, has_sign in zip(sums, (values > 0, values < 0), strict=True):
+            has_sign &= is_single
+            squares = (values[has_sign] / scale) ** 2
+            target[...] = np.bincount(rows[has_sign], weights=squares, minlength=num_rows)
+        return sums
+
+    def list_shared(self, entries, num_rows, scale):
+        is_first, rows, values = entries
+        shared = np.flatnonzero(~(is_first[:-1] & is_first[1:]))
+        is_coupled = np.zeros(num_rows, bool)
+        is_coupled[rows[shared]] = True
+        slots = np.cumsum(is_coupled) - 1
+        coords = np.stack([np.cumsum(is_first[shared]) - 1, slots[rows[shared]]])
+        return np.flatnonzero(is_coupled), coords, values[shared] / scale

@@ -1,0 +1,348 @@
+"""Coupled CP against least squares on dense arrays, TensorLy's coupled function, and parafac."""
+
+import numpy as np
+import pytest
+import scipy.sparse
+import sparse
+import tensorly as tl
+from tensorly.decomposition import coupled_matrix_tensor_3d_factorization
+from tensorly.decomposition._cp import initialize_cp
+
+from tensorly_flycoo import FlycooTensor, Progress, coupled_parafac
+from tensorly_flycoo.decomposition.guarding import tensorly_loop
+from tensorly_flycoo.models import CoupledCP
+from tensorly_flycoo.testing import random_tensor
+
+RANK = 3
+SIZES = {"user": 12, "item": 9, "day": 7, "tag": 8, "region": 5}
+EVENTS, TAGS = ("user", "item", "day"), ("user", "tag")
+#: Blocks by their modes: all kinds of sharing. The blocks of the last two share all of their modes.
+CASES = {
+    "a matrix": [EVENTS, TAGS],
+    "a matrix first": [("tag", "user"), EVENTS],
+    "two modes": [EVENTS, ("day", "tag", "item", "region")],
+    "a chain": [EVENTS, ("day", "region"), TAGS],
+    "two of one shape": [EVENTS, EVENTS],
+    "a triangle": [("user", "item"), ("item", "day"), ("day", "user")],
+}
+#: How a dense array becomes a block.
+KINDS = {
+    "dense": lambda x: x,
+    "FlycooTensor": FlycooTensor.from_dense,
+    "COO": sparse.COO.from_numpy,
+    "SciPy": lambda x: scipy.sparse.csr_array(x) if x.ndim == 2 else FlycooTensor.from_dense(x),
+}
+
+
+def make_arrays(case, seed=0, noise=0.3, non_negative=False):
+    """Make dense data that are coupled, with noise, and a third of the cells zero."""
+    rng = np.random.RandomState(seed)
+    draw = rng.random_sample if non_negative else rng.standard_normal
+    factors = {name: draw((size, RANK)) for name, size in SIZES.items()}
+    arrays = []
+    for modes in CASES[case]:
+        model = evaluate(rng.random_sample(RANK) + 0.5, [factors[name] for name in modes])
+        x = model + noise * draw(model.shape)
+        arrays.append(np.where(rng.random_sample(x.shape) < 1 / 3, 0, x))
+    return arrays
+
+
+def make_start(case, seed=1):
+    rng = np.random.RandomState(seed)
+    names = dict.fromkeys(name for modes in CASES[case] for name in modes)
+    return {name: rng.random_sample((SIZES[name], RANK)) for name in names}
+
+
+def evaluate(weights, factors):
+    return tl.cp_to_tensor((np.asarray(weights), factors))
+
+
+def measure(arrays, models, omegas):
+    squares = [np.sum((x - m) ** 2) for x, m in zip(arrays, models, strict=True)]
+    norms = [np.sum(x**2) for x in arrays]
+    return np.sqrt(np.dot(omegas, squares) / np.dot(omegas, norms))
+
+
+def khatri_rao(factors, weights):
+    product = weights[None]
+    for factor in factors:
+        product = (product[:, None] * factor[None]).reshape(-1, factor.shape[1])
+    return product
+
+
+def solve_dense(case, arrays, start, omegas, n_iter_max):
+    """Run alternating least squares with Khatri-Rao products and `lstsq`, without normalising."""
+    blocks, factors = CASES[case], dict(start)
+    counts = {name: sum(name in modes for modes in blocks) for name in factors}
+    weights, errors = [np.ones(RANK) for _ in blocks], []
+    for _ in range(n_iter_max):
+        for name in sorted(factors, key=lambda name: counts[name] > 1):
+            designs, targets = [], []
+            for modes, x, own, omega in zip(blocks, arrays, weights, omegas, strict=True):
+                if name in modes:
+                    others = [factors[other] for other in modes if other != name]
+                    designs.append(omega**0.5 * khatri_rao(others, own))
+                    rows = np.moveaxis(x, modes.index(name), 0).reshape(SIZES[name], -1)
+                    targets.append(omega**0.5 * rows.T)
+            solution = np.linalg.lstsq(np.concatenate(designs), np.concatenate(targets), rcond=None)
+            factors[name] = solution[0].T
+        for b, modes in enumerate(blocks):
+            if all(counts[name] > 1 for name in modes):
+                design = khatri_rao([factors[name] for name in modes], np.ones(RANK))
+                weights[b] = np.linalg.lstsq(design, arrays[b].reshape(-1), rcond=None)[0]
+        models = [
+            evaluate(w, [factors[m] for m in b]) for w, b in zip(weights, blocks, strict=True)
+        ]
+        errors.append(measure(arrays, models, omegas))
+    return models, errors
+
+
+def fit(case, arrays, kind="dense", **options):
+    make = KINDS[kind]
+    pairs = zip(map(make, arrays), CASES[case], strict=True)
+    return coupled_parafac(list(pairs), RANK, **{"tol": 0, **options})
+
+
+def rebuild(model):
+    return [evaluate(cp.weights, cp.factors) for cp in model.cp_tensors]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("case", CASES)
+def test_each_iteration_is_that_of_dense_least_squares(case, kind):
+    arrays, start = make_arrays(case), make_start(case)
+    omegas = [0.5, 3.0, 1.5][: len(arrays)]
+    models, errors = solve_dense(case, arrays, start, omegas, 6)
+    found = fit(case, arrays, kind, init=start, n_iter_max=6, block_weights=omegas)
+    np.testing.assert_allclose(found.errors, errors, rtol=1e-9)
+    for own, expected in zip(rebuild(found), models, strict=True):
+        np.testing.assert_allclose(own, expected, atol=1e-8 * abs(expected).max())
+    assert list(found.factors) == list(start)
+
+
+def test_errors_are_those_of_tensorly():
+    x, y = make_arrays("a matrix")
+    *_, expected = coupled_matrix_tensor_3d_factorization(x, y, RANK, n_iter_max=20, tol=0)
+    # TensorLy's start; it updates the last mode first, and the shared one last.
+    factors = initialize_cp(x, RANK, init="svd").factors
+    both = np.concatenate([tl.unfold(x, 0), y], axis=1)
+    start = {"user": initialize_cp(both, RANK, init="svd").factors[0]}
+    start |= {"day": factors[2], "item": factors[1], "tag": np.ones((SIZES["tag"], RANK))}
+    swapped = (x.transpose(0, 2, 1), ("user", "day", "item"))
+    found = coupled_parafac([swapped, (y, TAGS)], RANK, init=start, n_iter_max=20, tol=0)
+    norm = np.sqrt(np.sum(x**2) + np.sum(y**2))
+    np.testing.assert_allclose(found.errors, np.sqrt(expected) / norm, rtol=1e-9)
+
+
+def test_one_block_is_parafac():
+    x = random_tensor((9, 8, 7), 200, random_state=0)
+    options = {"n_iter_max": 8, "init": "random", "random_state": 4, "tol": 0}
+    with tl.backend_context("numpy"):
+        dense, dense_options = x.to_coo().todense(), {**options, "tol": 1e-30}
+        _, expected = tensorly_loop("parafac")(dense, RANK, return_errors=True, **dense_options)
+    found = coupled_parafac([(x, EVENTS)], RANK, **options)
+    np.testing.assert_allclose(found.errors, expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("nn_modes", [None, "all", ["user", "item"]])
+@pytest.mark.parametrize("case", CASES)
+def test_errors_never_rise(case, nn_modes, dtype):
+    arrays = [x.astype(dtype) for x in make_arrays(case, non_negative=nn_modes is not None)]
+    found = fit(case, arrays, "SciPy", random_state=0, nn_modes=nn_modes, n_iter_max=60)
+    assert np.diff(found.errors).max() < 10 * np.finfo(dtype).eps / found.errors[-1]
+    assert found.errors[-1] < found.errors[0]
+    assert all(factor.dtype == dtype for factor in found.factors.values())
+    assert all(cp.weights.dtype == dtype for cp in found.cp_tensors)
+    for name in found.factors if nn_modes == "all" else nn_modes or ():
+        assert found.factors[name].min() >= 0
+    if nn_modes == "all":
+        assert all(cp.weights.min() >= 0 for cp in found.cp_tensors)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_form_of_a_model(case):
+    arrays, omegas = make_arrays(case), [2.0, 1.0, 0.1]
+    omegas = omegas[: len(arrays)]
+    found = fit(case, arrays, random_state=0, n_iter_max=30, block_weights=omegas)
+    for factor in found.factors.values():
+        np.testing.assert_allclose(np.linalg.norm(factor, axis=0), 1)
+    strength = sum(w * cp.weights**2 for w, cp in zip(omegas, found.cp_tensors, strict=True))
+    assert (np.diff(strength) <= 0).all()
+    users = [sum(name in modes for modes in CASES[case]) for name in found.factors]
+    has_own = [any(users[[*found.factors].index(n)] == 1 for n in modes) for modes in CASES[case]]
+    for cp, modes, is_free, x, error in zip(
+        found.cp_tensors, CASES[case], has_own, arrays, found.block_errors, strict=True
+    ):
+        assert all(a is found.factors[name] for a, name in zip(cp.factors, modes, strict=True))
+        assert not is_free or (cp.weights > 0).all()
+        residual = np.linalg.norm(x - evaluate(cp.weights, cp.factors))
+        np.testing.assert_allclose(error, residual / np.linalg.norm(x), rtol=1e-9)
+    for factor, count in zip(found.factors.values(), users, strict=True):
+        if count > 1:
+            assert (factor.max(axis=0) >= -factor.min(axis=0)).all()
+    np.testing.assert_allclose(found.errors[-1], measure(arrays, rebuild(found), omegas), rtol=1e-9)
+
+
+def test_a_weight_scales_a_block():
+    x, y = make_arrays("a matrix")
+    options = {"init": make_start("a matrix"), "n_iter_max": 15}
+    weighted = fit("a matrix", [x, y], block_weights=[1, 100], **options)
+    scaled = fit("a matrix", [x, 10 * y], **options)
+    np.testing.assert_allclose(weighted.errors, scaled.errors, rtol=1e-9)
+    np.testing.assert_allclose(weighted.factors["user"], scaled.factors["user"], atol=1e-9)
+    np.testing.assert_allclose(10 * weighted.cp_tensors[1].weights, scaled.cp_tensors[1].weights)
+    plain = fit("a matrix", [x, y], **options)
+    assert weighted.block_errors[1] < plain.block_errors[1]
+    assert weighted.block_errors[0] > plain.block_errors[0]
+
+
+@pytest.mark.parametrize("nn_modes", [None, "all"])
+@pytest.mark.parametrize("case", ["a matrix", "a triangle"])
+def test_a_planted_model_is_found(case, nn_modes):
+    arrays = make_arrays(case, noise=0, non_negative=True)
+    rng = np.random.RandomState(3)
+    factors = {name: rng.gamma(0.5, size=(size, RANK)) for name, size in SIZES.items()}
+    arrays = [evaluate(np.ones(RANK), [factors[n] for n in modes]) for modes in CASES[case]]
+    found = [
+        fit(case, arrays, random_state=seed, n_iter_max=1000, tol=1e-10, nn_modes=nn_modes)
+        for seed in range(4)
+    ]
+    assert min(model.errors[-1] for model in found) < 1e-4
+
+
+@pytest.mark.parametrize("case", ["a matrix", "a triangle"])
+def test_a_model_is_an_initial_guess(case):
+    arrays = make_arrays(case)
+    whole = fit(case, arrays, random_state=0, n_iter_max=9)
+    half = fit(case, arrays, random_state=0, n_iter_max=4)
+    rest = fit(case, arrays, init=half, n_iter_max=5)
+    np.testing.assert_allclose(half.errors + rest.errors, whole.errors, rtol=1e-9)
+
+
+def test_random_starts_are_numpys_numbers_in_the_order_of_the_modes():
+    arrays, rng = make_arrays("a matrix"), np.random.RandomState(5)
+    start = {name: rng.random_sample((SIZES[name], RANK)) for name in (*EVENTS, "tag")}
+    drawn = fit("a matrix", arrays, random_state=5, n_iter_max=2)
+    assert drawn.errors == fit("a matrix", arrays, init=start, n_iter_max=2).errors
+    assert all(start[name] is not drawn.factors[name] for name in start)
+
+
+def test_results_have_the_same_bits_in_every_run():
+    arrays = make_arrays("a chain")
+    a, b = (fit("a chain", arrays, "FlycooTensor", random_state=0, n_iter_max=5) for _ in range(2))
+    for name, factor in a.factors.items():
+        np.testing.assert_array_equal(factor, b.factors[name])
+
+
+def test_integers_are_counts_and_float32_meets_float64():
+    rng = np.random.RandomState(0)
+    x, y = rng.poisson(1, (12, 9, 7)), rng.random_sample((12, 8)).astype(np.float32)
+    found = fit("a matrix", [x, y], n_iter_max=2, random_state=0)
+    assert found.factors["user"].dtype == np.float64
+    sparse_y = fit("a matrix", [x, y], "SciPy", n_iter_max=2, random_state=0)
+    np.testing.assert_allclose(sparse_y.errors, found.errors, rtol=1e-9)
+
+
+def test_large_sparse_blocks_stay_sparse():
+    sizes = (300_000, 200_000, 100_000)  # 6e15 cells, and 3e10 in the matrix
+    x = random_tensor(sizes, 2000, random_state=0)
+    y = scipy.sparse.random_array((300_000, 100_000), density=1e-7, rng=0)
+    found = coupled_parafac([(x, EVENTS), (y, TAGS)], 2, n_iter_max=2, random_state=0)
+    assert [factor.shape[0] for factor in found.factors.values()] == [*sizes, 100_000]
+
+
+def test_a_callback_sees_each_model_and_may_stop():
+    arrays, seen = make_arrays("a triangle"), []
+
+    def callback(model, error):
+        seen.append((model, [f.copy() for f in model.factors.values()], error))
+        return len(seen) == 4
+
+    found = fit("a triangle", arrays, random_state=0, n_iter_max=10, callback=callback)
+    assert [error for *_, error in seen[1:]] == found.errors
+    assert len(seen) == 4
+    for model, copies, error in seen:
+        assert isinstance(model, CoupledCP)
+        np.testing.assert_allclose(error, measure(arrays, rebuild(model), np.ones(3)), rtol=1e-9)
+        for factor, copy in zip(model.factors.values(), copies, strict=True):
+            np.testing.assert_array_equal(factor, copy)  # never changed afterwards
+
+
+def test_progress_keeps_the_best_model(tmp_path):
+    arrays = make_arrays("a matrix")
+    with Progress(6, show=None) as progress:
+        found = fit("a matrix", arrays, random_state=0, n_iter_max=6, callback=progress)
+    assert progress.errors[1:] == found.errors
+    models = [evaluate(cp.weights, cp.factors) for cp in progress.best.cp_tensors]
+    for own, expected in zip(models, rebuild(found), strict=True):
+        np.testing.assert_allclose(own, expected, atol=1e-12)
+    with (
+        Progress(6, show=None, checkpoint=tmp_path / "run.npz") as progress,
+        pytest.raises(TypeError, match="the model is a CoupledCP, expected a CPTensor"),
+    ):
+        fit("a matrix", arrays, callback=progress)
+
+
+def test_the_tolerance_ends_the_run():
+    found = fit("a matrix", make_arrays("a matrix"), random_state=0, tol=1e-3)
+    changes = -np.diff(found.errors)
+    assert changes[-1] < 1e-3 <= changes[:-1].min()
+
+
+def test_a_component_that_a_block_lacks_has_weight_zero_there():
+    rng = np.random.RandomState(0)
+    users = np.linalg.qr(rng.standard_normal((12, 2)))[0]
+    x = evaluate(np.ones(2), [users, rng.random_sample((9, 2)), rng.random_sample((7, 2))])
+    y = users[:, :1] @ rng.random_sample((1, 8))
+    found = coupled_parafac([(x, EVENTS), (y, TAGS)], 2, random_state=0, n_iter_max=500, tol=0)
+    assert found.errors[-1] < 1e-6
+    weights = found.cp_tensors[1].weights
+    assert weights.min() < 1e-6 * weights.max()
+
+
+BAD_OPTIONS = [
+    ({"rank": 0}, ValueError, "rank is 0, expected at least 1"),
+    ({"rank": 2.5}, TypeError, "rank is 2.5, expected an integer"),
+    ({"init": "svd"}, ValueError, "init is 'svd', expected 'random', a CoupledCP, or a factor for"),
+    ({"init": {"user": 1}}, ValueError, r"init is \['user'\], expected"),
+    (
+        {"init": make_start("a triangle")},
+        ValueError,
+        r"init is \['user', 'item', 'day'\], expected",
+    ),
+    ({"rank": 2, "init": make_start("a matrix")}, ValueError, "have 3 columns, expected 2"),
+    ({"block_weights": [1]}, ValueError, r"block_weights is \[1.0\], expected 2 finite numbers"),
+    ({"block_weights": [1, 0]}, ValueError, "expected 2 finite numbers above 0"),
+    ({"block_weights": [1, np.nan]}, ValueError, "expected 2 finite numbers above 0"),
+    ({"nn_modes": "user"}, ValueError, "nn_modes is 'user', expected 'all', None or some of"),
+    (
+        {"nn_modes": ["shop"]},
+        ValueError,
+        r"nn_modes is \['shop'\], expected 'all', None or some of",
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "kind", "message"), BAD_OPTIONS)
+def test_bad_options(options, kind, message):
+    x, y = make_arrays("a matrix")
+    with pytest.raises(kind, match=message):
+        coupled_parafac([(x, EVENTS), (y, TAGS)], **{"rank": RANK, **options})
+
+
+def test_a_start_must_fit():
+    arrays, start = make_arrays("a matrix"), make_start("a matrix")
+    other = fit("a triangle", make_arrays("a triangle"), random_state=0, n_iter_max=1)
+    cases = [
+        (start | {"day": start["day"].astype(np.float32)}, None, TypeError, "has dtype float32"),
+        (start | {"day": start["item"]}, None, ValueError, r"has shape \(9, 3\), expected \(7"),
+        (start | {"day": -start["day"]}, "all", ValueError, "mode 'day' of init has -"),
+        (other, None, ValueError, "init is"),
+    ]
+    for init, nn_modes, kind, message in cases:
+        with pytest.raises(kind, match=message):
+            fit("a matrix", arrays, init=init, nn_modes=nn_modes)
+    one = coupled_parafac([(arrays[0], EVENTS)], RANK, random_state=0, n_iter_max=1)
+    with pytest.raises(ValueError, match="init has models of 1 blocks, expected 2"):
+        coupled_parafac([(arrays[0], EVENTS)] * 2, RANK, init=one)
