@@ -111,7 +111,7 @@ def test_names_in_docstrings_are_links(site):
     pages = {
         path.name: _Page(path.read_text()).links for path in (site / "generated").glob("*.html")
     }
-    for name, link in {"select_rank": "best_of", "Progress": "decomposition.tucker"}.items():
+    for name, link in {"select_rank": "best_of", "Progress": "coupled_parafac"}.items():
         target = f"tensorly_flycoo.{link}"
         assert f"{target}.html#{target}" in pages[f"tensorly_flycoo.{name}.html"]
 
