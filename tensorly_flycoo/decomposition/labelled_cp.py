@@ -19,7 +19,7 @@ from ..io.array_file import (
     read_labels,
     save_arrays,
 )
-from ..io.dataframe import from_dataframe, read_rows
+from ..io.dataframe import from_dataframe, open_table, read_rows
 from ..io.files import FilePath
 from ..ops.cp_entries import cp_to_entries
 from ..spread.row_shards import gather
@@ -348,7 +348,7 @@ class LabelledCP(CPTensor):
 
         Parameters
         ----------
-        frame : pandas.DataFrame, polars.DataFrame or pyarrow.Table
+        frame : table, as for `from_dataframe`
             With a column for each mode; other columns are ignored. Rows may repeat.
 
         Returns
@@ -370,7 +370,8 @@ class LabelledCP(CPTensor):
         >>> cp.predict(new).round(6)
         array([6., 3., 8.])
         """
-        coded, _ = read_rows(frame, self.names, None, self.labels, "raise")
+        table = open_table(frame, self.names)
+        coded, _ = read_rows(table, self.names, None, self.labels, "raise")
         coords = np.stack([codes for codes, _ in coded.values()])
         return move(cp_to_entries(self, array_module(self.weights).asarray(coords)), np)
 

@@ -11,6 +11,7 @@ from .tensor import FlycooTensor
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+    from xarray import DataArray
 
 #: Kinds of labels that have an order: numbers, time spans and dates, but not bools.
 _ORDERED_KINDS = "iufmM"
@@ -195,6 +196,15 @@ class LabelledTensor(_Fields):
         coords, numbers = self.tensor.nonzeros()
         columns = {n: of[rows] for (n, of), rows in zip(self.labels.items(), coords, strict=True)}
         return pandas.DataFrame({**columns, values: numbers})
+
+    def to_xarray(self) -> "DataArray":
+        """Return an `xarray.DataArray` of a `sparse.COO`, with the labels as coordinates.
+
+        `from_xarray` goes back. Needs xarray.
+        """
+        import xarray
+
+        return xarray.DataArray(self.tensor.to_coo(), dict(self.labels), list(self.labels))
 
     def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refuse an operator, which for a tuple might even have a meaning."""
