@@ -231,7 +231,7 @@ DataArray.__module__ = "xarray.core.dataarray"
 @pytest.mark.parametrize(
     ("x", "instead"),
     [
-        (DataArray(), r"pass x\.data"),
+        (DataArray(), r"pass .*from_xarray\(x\)"),
         (pd.Series([1.0], [("a", "b")]), r"from_dataframe\(x\.reset_index\(\), columns, values\)"),
     ],
 )
