@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
 
 import numpy as np
 
+from ..base.notebooks import make_table
 from .tensor import FlycooTensor
 
 if TYPE_CHECKING:
@@ -148,9 +149,7 @@ class LabelledTensor(_Fields):
         return f"<LabelledTensor: {self._list_modes()}; dtype={self.dtype}, nnz={self.nnz}>"
 
     def _repr_html_(self) -> str:
-        import html
-
-        return f"<p>{html.escape(self._list_modes())}</p>{self.tensor._repr_html_()}"
+        return make_table([["modes", self._list_modes()]]) + self.tensor._repr_html_()
 
     def _list_modes(self) -> str:
         modes = zip(self.labels, self.shape, strict=True)

@@ -216,7 +216,7 @@ def test_a_table_is_refused_at_once(name):
 
 def test_an_array_of_finch_is_refused():
     array = type("Tensor", (), {"__module__": "finch.tensor"})()  # Finch needs Julia
-    with tl.backend_context("flycoo"), pytest.raises(TypeError, match="without .*SPARSE_BACKEND"):
+    with tl.backend_context("flycoo"), pytest.raises(TypeError, match=r"without .*SPARSE_BACKEND"):
         tl.decomposition.parafac(array, 2)
 
 
