@@ -1,4 +1,4 @@
-"""Tables of HTML, as notebooks show them."""
+"""Tables: of text, as `print` shows them, and of HTML, as notebooks do."""
 
 import html
 from collections.abc import Iterable, Sequence
@@ -14,6 +14,14 @@ class Html(str):
     """Text that is HTML already; any other text of a table is escaped."""
 
     __slots__ = ()
+
+
+def format_table(rows: Iterable[Sequence[str]], align: str = ">") -> str:
+    """Return lines of text whose columns are aligned to the left, "<", or to the right."""
+    rows = list(rows)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    form = "  ".join(f"{{:{align}{width}}}" for width in widths)
+    return "\n".join(form.format(*row).rstrip() for row in rows)
 
 
 def make_table(
