@@ -247,7 +247,7 @@ class Cluster:
     def check_client(self) -> None:
         """Refuse a client that is closed: its workers seem to be gone, and may be there."""
         if self.client.status == "closed":
-            raise RuntimeError("the client of this tensor is closed: load it again with another")
+            raise RuntimeError("the client of this tensor is closed: load it with another client")
 
     def _post(self) -> None:
         """Send all commands, so that workers have work; wait for the replies to earlier ones."""

@@ -63,8 +63,8 @@ class Reading(NamedTuple):
         if isinstance(parts, str | os.PathLike):
             parts = [parts]
         elif not isinstance(parts, Iterable):
-            kind = type(parts).__name__
-            raise TypeError(f"parts is a {kind}, expected a sparse tensor, paths or tuples")
+            name = type(parts).__name__
+            raise TypeError(f"parts is a {name}, expected a sparse tensor, paths or tuples")
         for number, part in enumerate(parts):
             try:
                 yield from self._iterate_part(part)
