@@ -38,8 +38,8 @@ class CoupledCP:
     The columns of the factors have norm 1; the weights of a block say how much of each component is
     in it. Components are sorted by the norm of their weights over all blocks, times the roots of
     `block_weights`. In each column the element of largest magnitude is positive, but the last mode
-    that a block alone has takes the sign with which its weights are positive; those of a block that
-    shares all of its modes may be negative.
+    that a block alone has, and that may be negative, takes the sign with which the block's weights
+    are positive. Weights of a block without such a mode may be negative.
 
     Attributes
     ----------
@@ -321,8 +321,9 @@ class _CoupledALS:
         signs = [find_signs(factor) for factor in factors]
         for b, block in enumerate(self.blocks):
             weights[b] *= np.prod([signs[n] for n in block.modes], axis=0)
-            if alone := [n for n in block.modes if len(self._uses[n]) == 1]:
-                signs[alone[-1]] *= np.where(weights[b] < 0, -1, 1)
+            alone = [n for n in block.modes if len(self._uses[n]) == 1]
+            if free := [n for n in alone if n not in self._constrained]:
+                signs[free[-1]] *= np.where(weights[b] < 0, -1, 1)
                 weights[b] = abs(weights[b])
         pairs = zip(factors, signs, strict=True)
         factors = [factor * xp.asarray(sign, factor.dtype) for factor, sign in pairs]
