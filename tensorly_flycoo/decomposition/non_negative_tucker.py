@@ -23,7 +23,7 @@ from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
 from .cp_loop import Callback, has_converged, iterate, list_free_modes, restore
 from .guarding import dense_to_tensorly, describe_as, require_flycoo_backend
-from .non_negative_parafac_hals import improve
+from .non_negative_parafac_hals import improve, spread_penalties
 from .ranks import find_tucker_rank
 from .tucker import tucker
 
@@ -178,13 +178,7 @@ def non_negative_tucker_hals(
     ((2, 3, 4), True)
     """
     check_choice(algorithm, "algorithm", ("fista", "active_set"))
-    penalties = sparsity_coefficients
-    if penalties is None or isinstance(penalties, float | int):
-        penalties = [penalties] * tensor.ndim
-    if len(penalties) != tensor.ndim:
-        raise ValueError(
-            f"sparsity_coefficients has {len(penalties)} numbers, expected {tensor.ndim}"
-        )
+    penalties = spread_penalties(sparsity_coefficients, tensor.ndim, {*range(tensor.ndim)})
     if fixed_modes and isinstance(init, str):
         raise ValueError(f"fixed_modes needs factors to keep, but init is {init!r}: pass a model")
     steps = init.saved.state.get("steps", n_iter_max) if isinstance(init, Resumed) else n_iter_max
