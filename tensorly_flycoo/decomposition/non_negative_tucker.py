@@ -75,8 +75,8 @@ def non_negative_tucker(
         If a rank is no integer, such as a fraction, or an array of `init` has the wrong device or
         dtype.
     ValueError
-        If a rank is below 1, their number is not that of the modes, `init` is unknown or does not
-        match, or a checkpoint is of another tensor or decomposition.
+        If `tensor` has no nonzeros, a rank is below 1, their number is not that of the modes,
+        `init` is unknown or does not match, or a checkpoint is of another tensor or decomposition.
 
     Notes
     -----
@@ -188,7 +188,8 @@ def non_negative_tucker_hals(
         xp, targets, core = array_module(core), move(targets, np), move(core, np)
         grams = [move(gram, np) for gram in grams]
         if algorithm == "fista":
-            step = float(1 / np.prod([np.linalg.norm(gram, 2) for gram in grams]))
+            # With a factor that is zero, so is the model: the core stays.
+            step = float(1 / (np.prod([np.linalg.norm(gram, 2) for gram in grams]) or np.inf))
             options = {"lr": step, "sparsity_coef": core_sparsity_coefficient}
             found = fista(targets, grams, x=core, n_iter_max=int(steps), **options)
         else:
@@ -228,6 +229,8 @@ def _decompose(
     x = as_flycoo(tensor, check_coords=True)
     ranks = validate_tucker_rank(x.shape, find_tucker_rank(x, rank, x.ndim))
     ranks = tuple(int(r) for r in ranks)
+    if x.nnz == 0:
+        raise ValueError(f"tensor of shape {x.shape} has no nonzeros, expected at least one")
     modes = list_free_modes(x.ndim, fixed_modes)
     core, factors = _start(x, ranks, init, svd, random_state, options["solver"])
 
