@@ -136,9 +136,9 @@ def parafac(
         `cvg_criterion` is unknown.
     ValueError
         If `rank` is below 1, shapes do not match, the mask holds numbers other than 0 and 1,
-        `linesearch` is unknown, `center_modes` come with a mask or ``init="svd"``, or a checkpoint
-        is of another tensor or decomposition, or given together with a mask, ``linesearch=True`` or
-        `orthogonalise`.
+        `linesearch` is unknown, `center_modes` come with a mask or ``init="svd"`` or leave nothing
+        of the tensor, or a checkpoint is of another tensor or decomposition, or given together with
+        a mask, ``linesearch=True`` or `orthogonalise`.
 
     Notes
     -----
