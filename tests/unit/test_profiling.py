@@ -9,6 +9,7 @@ import tensorly as tl
 
 import tensorly_flycoo
 from tensorly_flycoo import FlycooTensor, profile
+from tensorly_flycoo.decomposition import parafac2
 from tensorly_flycoo.testing import random_tensor
 
 RUN = {"n_iter_max": 3, "init": "random", "random_state": 0}
@@ -44,6 +45,14 @@ def test_a_flycoo_tensor_is_not_converted():
     (call,) = p.calls
     assert (call.name, call.given) == ("non_negative_parafac", "FlycooTensor")
     assert (call.parts["conversion"], call.groups) == (0, x.groups)
+
+
+def test_ragged_slices():
+    x = tensorly_flycoo.RaggedTensor(make_coo())
+    with profile() as p:
+        parafac2(x, 2, n_iter_max=2)
+    (call,) = p.calls
+    assert (call.name, call.given, call.device) == ("parafac2", "RaggedTensor", "cpu")
 
 
 def test_calls_inside_a_call_are_parts_of_it():
