@@ -370,7 +370,7 @@ class _ConjugateGradients:
     def measure(self, factors: list[Array]) -> float:
         if self._square < 0:  # of the initial guess, or rounded
             self.fit(factors, len(factors) - 1, num_steps=0)
-        return (max(0.0, self._square) / self._whole) ** 0.5
+        return float(np.maximum(self._square, 0.0) / self._whole) ** 0.5  # or nan
 
 
 def _start(

@@ -370,6 +370,14 @@ def test_biases_of_rows_without_an_observed_entry(cg_steps):
     assert abs(row[4]) > 0.1
 
 
+def test_an_overflow_is_not_an_error_of_zero():
+    coords, values = X.nonzeros()
+    x = FlycooTensor(coords, values * 1e15, X.shape, dtype="float32")
+    with np.errstate(all="ignore"):
+        _, errors = observed_parafac(x, 2, cg_steps=3, n_iter_max=2, return_errors=True)
+    assert np.isnan(errors).any()
+
+
 BAD = {
     "dense": (lambda: observed_parafac(np.ones((3, 3)), 2), TypeError, "x is a ndarray"),
     "rank 0": (lambda: observed_parafac(X, 0), ValueError, "rank is 0"),
