@@ -7,7 +7,7 @@ import tensorly as tl
 from tensorly.cp_tensor import CPTensor
 from tensorly.decomposition._cp import initialize_cp
 
-from tensorly_flycoo import DensifyError, FlycooTensor, observed_parafac
+from tensorly_flycoo import DensifyError, FlycooTensor, LabelledTensor, observed_parafac
 from tensorly_flycoo.ops import cp_entries as entries
 
 SHAPE = (9, 7, 90, 6)
@@ -368,6 +368,15 @@ def test_biases_of_rows_without_an_observed_entry(cg_steps):
     slopes = (gram @ row + ridges * row)[[0, 1, 4]]
     np.testing.assert_allclose(slopes, 0, atol=1e-8)
     assert abs(row[4]) > 0.1
+
+
+def test_labels_of_other_tensors_must_match():
+    x = LabelledTensor(X, [list("abcd"), range(5), range(6)])
+    other = LabelledTensor(abs(X), [list("bcda"), range(5), range(6)])
+    for name in ("confidence", "validation"):
+        with pytest.raises(ValueError, match=f"label 0 of mode 'mode 0' is b in {name} and a in"):
+            observed_parafac(x, 2, **{name: other})
+    assert observed_parafac(x, 2, confidence=LabelledTensor(abs(X), x.labels)).names == (*x.labels,)
 
 
 def test_an_overflow_is_not_an_error_of_zero():
