@@ -149,7 +149,7 @@ def non_negative_tucker_hals(
         Whether to sweep over a factor until it stops changing, instead of at most five times.
     algorithm : {"fista", "active_set"}
         Updates the core in up to `n_iter_max` steps (a checkpoint keeps that number);
-        "active_set" forms a square matrix with a row for each of its elements.
+        "active_set" forms a square matrix with a row for each element of the core.
 
     Returns
     -------

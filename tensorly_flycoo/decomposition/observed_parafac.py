@@ -87,8 +87,8 @@ def observed_parafac(
         With 1, a `tensor` of ones and a `confidence` that grows with counts, this is the model of
         implicit feedback of Hu, Koren and Volinsky.
     non_negative : bool
-        Whether five sweeps of coordinate descent, which keep it non-negative, replace the solution
-        of each row. Not together with `biases` or `cg_steps`.
+        Whether the factors are non-negative: five sweeps of coordinate descent then replace the
+        solution of each row. Not together with `biases` or `cg_steps`.
     biases : bool
         Whether the model adds the mean of the values and a bias of each index of each mode, which
         `l2_reg` shrinks too. They are ``ndim + 1`` more components: R + n has the biases of mode n
@@ -121,9 +121,10 @@ def observed_parafac(
         wrong type.
     ValueError
         If `tensor` or `validation` has no nonzeros, `tensor` has one mode, `rank` or `cg_steps` is
-        below 1, `l2_reg` is not above 0, `init` is unknown, a shape does not match, or a checkpoint
-        is of another tensor or decomposition; if `confidence` lacks a nonzero of `tensor` or has a
-        weight that is 0 or less, or less than `unobserved`; if options exclude each other.
+        below 1, `l2_reg` is not above 0, `init` is unknown, a shape or the labels of another tensor
+        do not match, or a checkpoint is of another tensor or decomposition; if `confidence` lacks a
+        nonzero of `tensor` or has a weight that is 0 or less, or less than `unobserved`; if options
+        exclude each other.
 
     Notes
     -----

@@ -113,8 +113,8 @@ def parafac(
         Called with the CPTensor and its error before the first and after each iteration, such as a
         `Progress`; returns True to stop. For a dense tensor only where TensorLy has it.
     center_modes : sequence of int, optional
-        Modes to centre across: what is decomposed is the tensor less its means over each of them in
-        turn, as `x - x.mean(axis=n, keepdims=True)` of a dense one, without being formed.
+        Modes to centre across: decompose the tensor less its means over each of them in turn, as
+        ``x - x.mean(axis=n, keepdims=True)`` of a dense one. That difference is never formed.
 
     Returns
     -------
