@@ -173,14 +173,10 @@ class Hals:
 
 def find_constrained(nn_modes: str | Iterable[int] | None, ndim: int) -> set[int]:
     """Return the modes that are non-negative."""
-    if nn_modes is None:
-        return set()
     is_all = isinstance(nn_modes, str) and nn_modes == "all"
-    modes: set[Any] = {*(range(ndim) if is_all else nn_modes)}
+    modes: set[Any] = {*(range(ndim) if is_all else () if nn_modes is None else nn_modes)}
     if not modes <= {*range(ndim)}:
-        raise ValueError(
-            f"nn_modes is {nn_modes!r}, expected 'all', None or some of 0 to {ndim - 1}"
-        )
+        raise ValueError(f"nn_modes is {nn_modes!r}, expected 'all', None or modes 0 to {ndim - 1}")
     return modes
 
 
