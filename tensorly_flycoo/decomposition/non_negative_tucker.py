@@ -16,6 +16,7 @@ from tensorly.tucker_tensor import TuckerTensor, tucker_normalize, validate_tuck
 
 from ..base.array_modules import Array, array_module, move
 from ..base.checks import check_choice, check_matrix
+from ..base.reporting import span
 from ..engines.tall_skinny import multiply, transposed_product
 from ..io.checkpoint import Resumed
 from ..ops.ttmc import multiply_nonempty_rows
@@ -232,7 +233,8 @@ def _decompose(
     if x.nnz == 0:
         raise ValueError(f"tensor of shape {x.shape} has no nonzeros, expected at least one")
     modes = list_free_modes(x.ndim, fixed_modes)
-    core, factors = _start(x, ranks, init, svd, random_state, options["solver"])
+    with span("start"):
+        core, factors = _start(x, ranks, init, svd, random_state, options["solver"])
 
     def project(factors: list[Array], mode: int) -> tuple[Array, Array | slice]:
         return multiply_nonempty_rows(x, mode, {n: f for n, f in enumerate(factors) if n != mode})

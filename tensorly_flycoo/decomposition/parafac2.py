@@ -11,6 +11,7 @@ from tensorly.parafac2_tensor import Parafac2Tensor
 
 from ..base.array_modules import Array, array_module, move
 from ..base.checks import check_count, check_rank, densify_error
+from ..base.reporting import span
 from ..engines.tall_skinny import multiply, qr, sum_columns, transposed_product
 from ..io.checkpoint import Resumed
 from ..ops.contraction import multiply_matricized
@@ -137,7 +138,8 @@ def parafac2(
     if isinstance(init, Resumed) and linesearch:
         raise ValueError("linesearch= cannot resume a checkpoint: start anew, or pass False")
     data: Any = _ProjectedSlices(x, rank, center)
-    model = _start(data, rank, init, svd, random_state)
+    with span("start"):
+        model = _start(data, rank, init, svd, random_state)
     constrained = find_constrained(nn_modes, 3)
     if sparsity_coefficients is not None and not constrained:
         raise ValueError("sparsity_coefficients is given, expected non-negative modes: nn_modes=")
