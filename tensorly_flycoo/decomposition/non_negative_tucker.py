@@ -228,8 +228,8 @@ def _decompose(
     """
     require_flycoo_backend()
     x = as_flycoo(tensor, check_coords=True)
-    ranks = validate_tucker_rank(x.shape, find_tucker_rank(x, rank, x.ndim))
-    ranks = tuple(int(r) for r in ranks)
+    found = find_tucker_rank(x, rank, x.ndim) or x.shape
+    ranks = tuple(int(r) for r in validate_tucker_rank(x.shape, found))
     if x.nnz == 0:
         raise ValueError(f"tensor of shape {x.shape} has no nonzeros, expected at least one")
     modes = list_free_modes(x.ndim, fixed_modes)
