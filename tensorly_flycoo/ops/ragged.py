@@ -49,8 +49,8 @@ class RaggedTensor(LazyArray):
         If a slice is not sparse.
     ValueError
         If there is no slice, the slices differ in their number of columns, a slice has not two
-        modes or a tensor not three, `by` does not have a label for each row, or a fill_value is not
-        0.
+        modes or a tensor not three, `by` does not have a label for each row, `drop_empty` is given
+        for slices or with `by`, or a fill_value is not 0.
 
     Examples
     --------
@@ -74,6 +74,8 @@ class RaggedTensor(LazyArray):
         self, slices: Any, *, by: Any = None, drop_empty: bool = False, **options: Any
     ) -> None:
         self.labels: dict[str, Any] = dict(getattr(slices, "labels", {}))
+        if drop_empty and (by is not None or not is_sparse(slices)):
+            raise ValueError("drop_empty is True, expected False but for a tensor of three modes")
         if by is not None:
             parts = self._divide(slices, by)
         else:

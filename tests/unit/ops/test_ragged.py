@@ -143,6 +143,13 @@ def test_what_is_refused(slices, error, text):
         RaggedTensor(slices)
 
 
+@pytest.mark.parametrize("options", [{"by": [0, 1]}, {}])
+def test_rows_are_dropped_of_one_tensor_alone(options):
+    slices = scipy.sparse.eye_array(2) if options else [scipy.sparse.eye_array(2)]
+    with pytest.raises(ValueError, match="drop_empty is True, expected False"):
+        RaggedTensor(slices, drop_empty=True, **options)
+
+
 def test_only_parafac2_takes_it():
     x = RaggedTensor([scipy.sparse.eye_array(3)])
     with (
