@@ -21,6 +21,7 @@ from .base.versions import show_versions
 from .engines import set_device
 from .io import load, open_slabs, read_tns, save, save_slabs, write_tns
 from .io.dataframe import from_dataframe
+from .io.labelled_arrays import from_anndata, from_xarray
 from .models.stats import ModeStats, TensorStats, stats
 from .ops.call_memory import MemoryEstimate, estimate_memory
 from .ops.cp_entries import cp_to_entries
@@ -50,7 +51,9 @@ __all__ = [
     "cp_to_entries",
     "estimate_memory",
     "fold_in",
+    "from_anndata",
     "from_dataframe",
+    "from_xarray",
     "load",
     "mttkrp",
     "observed_parafac",

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from .base.notebooks import make_table
 from .base.reporting import recorder
 from .tensor.coo_cache import find_converted
 
@@ -97,7 +98,8 @@ class Profile:
         if self._open is not None:
             self._open.compiling += seconds
 
-    def __str__(self) -> str:
+    def _table(self) -> list[list[str]]:
+        """Return the rows of the table of calls, headings first."""
         columns = ["calls", "function", "tensor", "ran on", "seconds", *PARTS, "rest", "compiling"]
         rows: dict[tuple[str, str, str], list[list[float]]] = {}
         for call in self.calls:
@@ -113,15 +115,25 @@ class Profile:
         for key, calls in rows.items():
             sums = map(sum, zip(*calls, strict=True))
             table.append([str(len(calls)), *key, *(f"{seconds:.3g}" for seconds in sums)])
+        return table
+
+    def _list_refusals(self) -> list[str]:
+        counts = Counter(self.refusals)
+        none = ['no call took a sparse tensor: is TensorLy\'s backend "flycoo"?'] * (not self.calls)
+        return [*none, *(f"refused, {n} x: {text}" for text, n in counts.items())]
+
+    def _repr_html_(self) -> str:
+        head, *rows = self._table()
+        return make_table(rows, head) + make_table([["", text] for text in self._list_refusals()])
+
+    def __str__(self) -> str:
+        table = self._table()
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         lines = [
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
             for row in table
         ]
-        if not self.calls:
-            lines = ['no call took a sparse tensor: is TensorLy\'s backend "flycoo"?']
-        refused = Counter(self.refusals)
-        return "\n".join([*lines, *(f"refused, {n} x: {text}" for text, n in refused.items())])
+        return "\n".join([*lines[: len(lines) * bool(self.calls)], *self._list_refusals()])
 
 
 @contextlib.contextmanager

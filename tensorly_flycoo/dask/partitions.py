@@ -12,7 +12,7 @@ import numpy as np
 from distributed import get_worker
 
 from ..base.checks import check_finite, check_inside, check_shape
-from ..io.dataframe import read_indices, read_rows
+from ..io.dataframe import open_table, read_indices, read_rows
 from ..io.parts import Reading
 
 #: Rows of a partition of a .parquet file, at least, but for the last: whole row groups.
@@ -52,6 +52,7 @@ class TableReader:
     def __call__(self, part: Any) -> Partition:
         if isinstance(part, ParquetPart):
             part = part.read([*self.modes, *([] if self.values is None else [self.values])])
+        part = open_table(part, self.modes, self.values)
         if self.are_indices:
             _, values = read_rows(part, (), self.values, {}, "raise")
             coords = np.stack([read_indices(part[name], name) for name in self.modes])

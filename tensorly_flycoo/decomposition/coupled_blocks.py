@@ -10,7 +10,7 @@ from ..base.array_modules import Array, array_module, as_array, is_on_gpu
 from ..base.checks import check_dtype, check_finite
 from ..engines import select_engine
 from ..engines.tall_skinny import sum_squares
-from ..tensor.coo_cache import as_flycoo, find_converter, is_raw_sparse, is_table
+from ..tensor.coo_cache import as_flycoo, find_converter, find_instead, is_raw_sparse
 from ..tensor.labelled import LabelledTensor, Labels
 from ..tensor.tensor import FlycooTensor
 from .whole_tensor import WholeTensor
@@ -173,7 +173,7 @@ def _convert(n: int, x: Any, device: str) -> Any:
         return FlycooTensor.from_coo(x, device=device)
     if converter := find_converter(x):
         return getattr(FlycooTensor, converter)(x, device=device)
-    if is_table(x):
+    if find_instead(x):
         raise TypeError(
             f"blocks[{n}] is a {type(x).__name__}, expected an array or a sparse tensor: pass "
             "tensorly_flycoo.from_dataframe(x, columns), or for a table with a column for each "

@@ -8,25 +8,23 @@ import tensorly as tl
 
 from ..base.array_modules import Array
 from ..base.checks import check_mode
-from ..engines.tall_skinny import sum_rows
 from ..io.checkpoint import Resumed
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
 from .adam import Adam, scale_guess
-from .cp_apr import CpApr, spread_sums
 from .cp_loop import Callback, has_settled, iterate, start
 from .cp_model import make_cp_tensor
 from .guarding import describe_as, guard
 from .losses import Loss, check_data, find_loss
 from .masks import ObservedData, find_missing
 from .parafac import parafac
-from .poisson import MultiplicativeUpdates, balance, evaluate_loss, lift_zeros
+from .poisson import MultiplicativeUpdates, balance, lift_zeros
 from .ranks import find_cp_rank
 
 if TYPE_CHECKING:
     from sparse import SparseArray
 
-_METHODS = ("auto", "mu", "cp_apr", "adam")
+_METHODS = ("auto", "mu", "adam")
 
 
 @guard
@@ -71,14 +69,13 @@ def generalized_parafac(
         ``(f, df, lower_bound)``: a function of arrays of data and of model values that returns the
         loss of each entry, its derivative by the model values, and the least value that elements of
         factors may have, or None.
-    method : {"auto", "mu", "cp_apr", "adam"}
-        The first two methods are for "poisson_count". "mu": multiplicative updates, one per mode
-        and sweep, extrapolated by SQUAREM if that lowers F; F never increases. "cp_apr": Chi and
-        Kolda's algorithm, up to 10 updates per mode. "adam": stochastic gradients from samples of
-        the nonzeros and of all cells. "auto" is "mu" for "poisson_count", else "adam".
+    method : {"auto", "mu", "adam"}
+        "mu", for "poisson_count" alone: multiplicative updates, one per mode and sweep,
+        extrapolated by SQUAREM if that lowers F; F never increases. "adam": stochastic gradients
+        from samples of the nonzeros and of all cells. "auto" is "mu" for "poisson_count", else
+        "adam".
     tol : float
-        "mu" and "adam" stop when F decreases by less, relative to F; "cp_apr" when it violates the
-        optimality conditions by less. 0 never stops.
+        Stop when F decreases by less, relative to F; 0 never stops.
     fixed_modes : sequence of int, optional
         Modes whose factors keep their initial values; any mode.
     callback : callable, optional
@@ -90,9 +87,8 @@ def generalized_parafac(
     Returns
     -------
     CPTensor
-        Weights (R,) and factors (I_n, R) in the dtype and on the device of `tensor`. "cp_apr" gives
-        columns of sum 1, the others weights of ones. Rows without nonzeros are zero if the loss is
-        "poisson_count".
+        Weights (R,) of ones and factors (I_n, R), in the dtype and on the device of `tensor`. Rows
+        without nonzeros are zero if the loss is "poisson_count".
     errors : list of float
         F after each sweep; only with `return_errors`. Constants that depend on the data alone, such
         as ``log(x!)``, are left out.
@@ -121,9 +117,8 @@ def generalized_parafac(
     of the guess is infinite, since its model is 0 at a nonzero, "mu" first raises all zeros to
     1/100 of their column's mean. Once F has settled, "mu" raises zeros, and elements up to 1e-10 of
     that mean, where F would fall if they grew, to at most 1/100 of the mean, and keeps this if F
-    falls: up to two passes for each mode with zeros. "cp_apr" raises zeros as Chi and Kolda do, and
-    F may rise. Zeros of fixed modes and of rows without nonzeros stay. F usually has several local
-    minima: try several `random_state`.
+    falls: up to two passes for each mode with zeros. Zeros of fixed modes and of rows without
+    nonzeros stay. F usually has several local minima: try several `random_state`.
 
     References
     ----------
@@ -165,7 +160,6 @@ def generalized_parafac(
         solver="generalized_parafac", non_negative=chosen.lower_bound >= 0,
     )  # fmt: skip
     _check_guess(model[1], chosen)
-    wants_losses = return_errors or callback is not None
     options = {
         "solver": "generalized_parafac", "tensor": x, "n_iter_max": n_iter_max, "init": init,
         "callback": callback,
@@ -174,8 +168,6 @@ def generalized_parafac(
         cp_tensor, errors = make_cp_tensor(*model), []
     elif method == "mu":
         cp_tensor, errors = _run_updates(data, model, modes, tol, options)
-    elif method == "cp_apr":
-        cp_tensor, errors = _run_cp_apr(data, model, modes, tol, wants_losses, options)
     else:
         cp_tensor, errors = _run_adam(chosen, data, model, modes, tol, samples, random, options)
     return (cp_tensor, errors) if return_errors else cp_tensor
@@ -196,33 +188,6 @@ def _run_updates(data: ObservedData, model: Any, modes: list[int], tol: float, o
         (None, factors), solver, lambda _, __, loss: loss, save_state=solver.save_state,
         is_over=lambda errors: has_settled(errors, tol), start_error=lambda: solver.loss,
         **options,
-    )  # fmt: skip
-
-
-def _run_cp_apr(
-    data: ObservedData, model: Any, modes: list[int], tol: float, wants_losses: bool, options: Any
-) -> Any:
-    init, given = options["init"], list(model[1])
-    state = init.saved.state if isinstance(init, Resumed) else {}
-    fixed = {n: (given[n], sum_rows(given[n])) for n in range(len(given)) if n not in modes}
-    # A checkpoint's columns have sum 1, but for those of fixed modes.
-    weights, factors = spread_sums(model[0], given, [*fixed] if state else range(len(given)))
-    model[1].clear()
-    solver = CpApr(data, modes, tol, wants_losses, state)
-    del given
-
-    def make(weights: Array, factors: list[Array]) -> Any:
-        factors = list(factors)
-        for n, (factor, sums) in fixed.items():
-            factors[n] = factor
-            weights = weights / data.xp.where(sums > 0, sums, data.xp.ones_like(sums))
-        return make_cp_tensor(weights, factors)
-
-    begin = (weights, list(factors))
-    return iterate(
-        (weights, factors), solver, lambda _, __, loss: loss, save_state=solver.save_state,
-        is_over=lambda _: solver.has_converged, start_error=lambda: evaluate_loss(data, *begin),
-        make=make, **options,
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from tensorly.cp_tensor import CPTensor
 
 from ..base.reporting import log_compilation, span
 from ..ops.views import find_sparse
-from ..tensor.coo_cache import is_table, not_sparse_error
+from ..tensor.coo_cache import find_instead, not_sparse_error
 from ..tensor.labelled import LabelledTensor, check_same_labels
 from ..tensor.memory import attempt
 from .cp_model import warn_of_zeros
@@ -37,7 +37,7 @@ def guard(function: Callable[_P, _R], dense: Callable[_P, _R] | None = None) -> 
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         x = find_sparse((*args, *kwargs.values()), function.__name__)
         if x is None:
-            for table in filter(is_table, args[:1] or [kwargs.get("tensor")]):
+            for table in filter(find_instead, args[:1] or [kwargs.get("tensor")]):
                 raise not_sparse_error(table)
             with log_compilation():
                 return (dense or function)(*args, **kwargs)

@@ -8,6 +8,7 @@ from tensorly.cp_tensor import CPTensor
 
 from ..base.array_modules import Array, array_module, is_cupy, move
 from ..base.checks import check_count, check_mode
+from ..base.notebooks import make_bars, make_line, make_table
 from ..engines.tall_skinny import column_norms, find_extremes
 from ..io.array_file import (
     FLOATS,
@@ -19,7 +20,7 @@ from ..io.array_file import (
     read_labels,
     save_arrays,
 )
-from ..io.dataframe import from_dataframe, read_rows
+from ..io.dataframe import from_dataframe, open_table, read_rows
 from ..io.files import FilePath
 from ..ops.cp_entries import cp_to_entries
 from ..spread.row_shards import gather
@@ -41,6 +42,9 @@ _TICKS: dict[str, Any] = {"fontsize": 8, "parse_math": False}
 
 #: Longer names are cut, and lines with more points have no markers.
 _MAX_NAME_LENGTH, _MAX_MARKERS = 28, 40
+
+#: What a notebook shows at most: components, and labels of each.
+_MAX_ROWS, _MAX_LABELS = 20, 5
 
 
 class LabelledCP(CPTensor):
@@ -140,6 +144,25 @@ class LabelledCP(CPTensor):
         modes = zip(self.names, self.shape, strict=True)
         listed = ", ".join(f"{name} ({size})" for name, size in modes)
         return f"<LabelledCP of rank {self.rank}: {listed}>"
+
+    def _repr_html_(self) -> str:
+        """Return a table with a row for each component: bars for names, lines for an order."""
+        weights, rows = move(self.weights, np), []
+        for r, weight in enumerate(weights[:_MAX_ROWS].tolist()):
+            rows.append([f"{r}", make_bars([weight], [f"{weight:.3g}"], float(weights[0]))])
+        for n, name in enumerate(self.names):
+            factor = move(self.factors[n], np)
+            limits = _find_limits(factor)
+            tops = [] if name in self.ordered else self.top(n, _MAX_LABELS)
+            for r, row in enumerate(rows):
+                if name in self.ordered:
+                    row.append(make_line(factor[:, r], *limits))
+                else:
+                    labels = map(_shorten, tops[r])
+                    row.append(make_bars(tops[r].values(), labels, max(map(abs, limits))))
+        if self.rank > _MAX_ROWS:
+            rows.append(["...", f"{self.rank - _MAX_ROWS} more"])
+        return make_table(rows, ["", "weight", *self.names], repr(self)[1:-1])
 
     def __eq__(self, other: object) -> bool:
         """Return whether weights, factors and labels are the same, to the bit."""
@@ -348,7 +371,7 @@ class LabelledCP(CPTensor):
 
         Parameters
         ----------
-        frame : pandas.DataFrame, polars.DataFrame or pyarrow.Table
+        frame : table, as for `from_dataframe`
             With a column for each mode; other columns are ignored. Rows may repeat.
 
         Returns
@@ -370,7 +393,8 @@ class LabelledCP(CPTensor):
         >>> cp.predict(new).round(6)
         array([6., 3., 8.])
         """
-        coded, _ = read_rows(frame, self.names, None, self.labels, "raise")
+        table = open_table(frame, self.names)
+        coded, _ = read_rows(table, self.names, None, self.labels, "raise")
         coords = np.stack([codes for codes, _ in coded.values()])
         return move(cp_to_entries(self, array_module(self.weights).asarray(coords)), np)
 

@@ -100,16 +100,11 @@ _PERIOD, _SETTLED = 10, 1e-6
 
 
 def divide_counts(
-    data: ObservedData,
-    factors: Sequence[Array],
-    mode: int,
-    *,
-    smallest: float | None = None,
-    **options: bool,
+    data: ObservedData, factors: Sequence[Array], mode: int, **options: bool
 ) -> tuple[Array, Array | None]:
     """Call `mttkrp_of_ratios` for the observed nonzeros."""
-    if smallest is None:  # its reciprocal times a count, and a sum of such, is finite
-        smallest = float(np.sqrt(np.finfo(data.dtype).tiny))
+    # The reciprocal of this, times a count, is finite, and so is a sum of such.
+    smallest = float(np.sqrt(np.finfo(data.dtype).tiny))
     return mttkrp_of_ratios(data.tensor, factors, mode, smallest, **options)
 
 

@@ -1,4 +1,4 @@
-"""Make a tensor from a pandas, polars or Arrow table: columns become modes, entries indices."""
+"""Make a tensor from a table: columns become modes, entries indices."""
 
 import datetime
 import logging
@@ -9,6 +9,7 @@ import numpy as np
 
 from ..base.checks import check_choice, check_values
 from ..engines import select_engine
+from ..tensor.coo_cache import library_of
 from ..tensor.labelled import LabelledTensor, Labels, is_ordered
 from ..tensor.tensor import FlycooTensor, find_extremes, group_cells
 
@@ -31,7 +32,7 @@ def from_dataframe(
     missing: str = "raise",
     **options: Any,
 ) -> LabelledTensor:
-    """Make a tensor from a pandas, polars or Arrow table, with one mode per given column.
+    """Make a tensor from a table, with one mode per given column.
 
     The distinct entries of a column (numbers, text or dates) are sorted and numbered. Times with a
     time zone become UTC, periods their starts, and intervals text. `labels` numbers entries as
@@ -40,7 +41,9 @@ def from_dataframe(
 
     Parameters
     ----------
-    df : pandas.DataFrame, polars.DataFrame or pyarrow.Table
+    df : DataFrame or LazyFrame of pandas or polars, pyarrow.Table, or DuckDB relation
+        Or whatever has Arrow's stream interface (``__arrow_c_stream__``); of that and of a
+        LazyFrame, only the named columns are read.
     modes : sequence of str
         The column of each mode.
     values : str, optional
@@ -107,6 +110,7 @@ def from_dataframe(
         raise TypeError(f"labels is a {type(given).__name__}, expected a dict by column")
     if others := [name for name in given if name not in modes]:
         raise ValueError(f"labels has {others}, expected only columns of modes: {modes}")
+    df = open_table(df, modes, values)
     coded, numbers = read_rows(df, modes, values, given, missing)
     coords = np.stack([codes for codes, _ in coded.values()])
     if coords.shape[1] == 0:
@@ -140,14 +144,13 @@ def read_rows(
     labels: Mapping[str, Sequence[Any] | np.ndarray],
     missing: str,
 ) -> tuple[dict[str, tuple[np.ndarray, np.ndarray]], np.ndarray | None]:
-    """Return each mode's codes of the rows, and entries; and the values, or None."""
+    """Return each mode's codes of the rows of an open table, and entries; the values, or None."""
     check_choice(missing, "missing", MISSING)
-    names = list_columns(df)
-    columns = {name: _take_column(df, name, names) for name in modes}
+    columns = {name: df[name] for name in modes}
     coded = {name: number_entries(column, name) for name, column in columns.items()}
     for name, of_column in labels.items():
         coded[name] = place_entries(name, *coded[name], of_column)
-    numbers = None if values is None else read_values(_take_column(df, values, names), values)
+    numbers = None if values is None else read_values(df[values], values)
     gaps = {name: codes < 0 for name, (codes, _) in coded.items()}
     if numbers is not None and values is not None:
         gaps[values] = np.isnan(numbers) | gaps.get(values, False)
@@ -180,12 +183,35 @@ def check_modes(modes: Iterable[str]) -> list[str]:
     return modes
 
 
-def _take_column(df: Any, name: str, names: list[str]) -> Any:
-    if name not in names:
-        raise ValueError(f"df has no column {name!r}, expected one of {names}")
-    if names.count(name) > 1:
-        raise ValueError(f"df has {names.count(name)} columns {name!r}, expected one: {names}")
-    return df[name]
+def open_table(df: Any, modes: Sequence[str], values: str | None = None) -> Any:
+    """Return a table that gives these columns by name; refuse what is no table, or lacks one."""
+    columns = list(dict.fromkeys([*modes, *([] if values is None else [values])]))
+    is_lazy = hasattr(df, "collect") and hasattr(df, "collect_schema")  # of polars
+    is_stream = hasattr(df, "__arrow_c_stream__") and not is_lazy
+    kind: type = type(df)
+    if any(library_of(base) in ("pandas", "polars", "pyarrow") for base in kind.__mro__):
+        is_stream &= not hasattr(df, "__getitem__")
+    if is_stream:
+        import pyarrow
+
+        df = pyarrow.RecordBatchReader.from_stream(df)
+        names = df.schema.names
+    elif is_lazy:
+        names = df.collect_schema().names()
+    else:
+        names = getattr(df, "column_names", getattr(df, "columns", None))
+        if names is None or not hasattr(df, "__getitem__"):
+            expected = "a table of pandas, polars, Arrow or DuckDB"
+            raise TypeError(f"df is a {kind.__name__}, expected {expected}")
+        names = list(names)
+    for name in columns:
+        if (count := names.count(name)) != 1:
+            found = f"{count} columns {name!r}" if count else f"no column {name!r}"
+            raise ValueError(f"df has {found}, expected one of {names}")
+    if is_stream:
+        schema = pyarrow.schema([df.schema.field(name) for name in columns])
+        return pyarrow.Table.from_batches((batch.select(columns) for batch in df), schema)
+    return df.select(columns).collect() if is_lazy else df
 
 
 def _merge(
@@ -200,20 +226,6 @@ def _merge(
         return coords, find_extremes(numbers, starts, "max", np)
     sums = np.add.reduceat(numbers, starts, dtype=np.float64)
     return coords, (sums / (ends - starts)).astype(numbers.dtype)
-
-
-def list_columns(df: Any) -> list[str]:
-    """Return the names of a table's columns; refuse what is no table."""
-    names = getattr(df, "column_names", None)
-    is_lazy = hasattr(df, "collect") and hasattr(df, "collect_schema")
-    if names is None and not is_lazy:
-        names = getattr(df, "columns", None)
-    if names is None or not hasattr(df, "__getitem__"):
-        hint = ": call df.collect() first" if is_lazy else ""
-        raise TypeError(
-            f"df is a {type(df).__name__}, expected a pandas, polars or Arrow table{hint}"
-        )
-    return list(names)
 
 
 def _kind_of(column: Any) -> str:
@@ -241,7 +253,7 @@ def number_entries(column: Any, name: str) -> tuple[np.ndarray, np.ndarray]:
         is_missing = np.append(np.isnan(entries), True)
         if is_missing[:-1].any():
             codes = np.where(is_missing[codes], -1, codes)
-    return codes, _coarsen(entries) if entries.dtype.kind == "M" else entries
+    return codes, coarsen(entries) if entries.dtype.kind == "M" else entries
 
 
 def _number_entries(column: Any) -> tuple[Any, Any]:
@@ -279,7 +291,7 @@ def _take_pandas_entries(entries: Any) -> np.ndarray:
     return entries.to_numpy()
 
 
-def _coarsen(dates: np.ndarray) -> np.ndarray:
+def coarsen(dates: np.ndarray) -> np.ndarray:
     """Return dates in the coarsest unit that keeps them: days print without a time."""
     for unit in ("D", "s", "ms"):
         coarse = dates.astype(f"M8[{unit}]")

@@ -12,6 +12,7 @@ from tensorly.cp_tensor import CPTensor
 from .. import decomposition
 from ..base.array_modules import move
 from ..base.checks import check_count, check_rank
+from ..base.notebooks import make_bars, make_table
 from ..base.reporting import report
 from ..decomposition.guarding import require_flycoo_backend
 from ..decomposition.labelled_cp import label_result, make_figure
@@ -137,17 +138,30 @@ class RankSelection:
             return records
         return DataFrame(records).set_index("rank")
 
+    def _repr_html_(self) -> str:
+        losses = np.nan_to_num([score.heldout_loss for score in self.scores], posinf=np.inf)
+        largest, rows = max(losses[losses < np.inf], default=0.0), []
+        for score, loss in zip(self.scores, losses, strict=True):
+            rank = f"{score.rank} (suggested)" if score.rank == self.rank else score.rank
+            bar = make_bars([loss], [f"{score.heldout_loss:.4f} ({score.heldout_se:.4f})"], largest)
+            others = _show_core(score.core_consistency), f"{score.match:.2f}"
+            rows.append([rank, f"{score.error:.4f}", bar, *others])
+        head = ["rank", "error", "held-out loss (se)", "core consistency", "match"]
+        return make_table(rows, head) + make_table([["", text] for text in self._list_remarks()])
+
+    def _list_remarks(self) -> list[str]:
+        rule = [f"rank {self.rank} is {self.rule}"] if self.rank is not None else []
+        return [*rule, *(f"warning: {text}" for text in self.warnings)]
+
     def __repr__(self) -> str:
         lines = ["rank     error  held-out loss (se)      core consistency  match"]
         for score in self.scores:
             mark = "  <- suggested" if score.rank == self.rank else ""
-            core = "< -999" if score.core_consistency < -999 else f"{score.core_consistency:.0f}"
+            core = _show_core(score.core_consistency)
             loss = f"{score.heldout_loss:8.4f} ({score.heldout_se:.4f})"
             text = f"{score.rank:4} {score.error:9.4f}  {loss:22}  {core:>16}"
             lines.append(f"{text}  {score.match:5.2f}{mark}")
-        if self.rank is not None:
-            lines.append(f"rank {self.rank} is {self.rule}")
-        return "\n".join([*lines, *(f"warning: {text}" for text in self.warnings)])
+        return "\n".join([*lines, *self._list_remarks()])
 
     def plot(self) -> "Figure":
         """Draw the scores of all ranks, with the suggested one marked.
@@ -196,6 +210,10 @@ class RankSelection:
         if self.rank is not None:
             figure.suptitle(f"Suggested rank: {self.rank} (dashed)", fontsize=11)
         return figure
+
+
+def _show_core(consistency: float) -> str:
+    return "< -999" if consistency < -999 else f"{consistency:.0f}"
 
 
 def select_rank(

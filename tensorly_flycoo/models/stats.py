@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..base.checks import LAYOUTS, check_dtype, check_fill_value, check_values, num_cells
+from ..base.notebooks import make_table
 from ..engines import select_engine
 from ..format.packing import RecordFormat
 from ..ops.call_memory import estimate_memory
@@ -106,14 +107,8 @@ class TensorStats:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        facts = "".join(
-            f"<tr><th>{name}</th><td>{fact}</td></tr>" for name, fact in self._facts().items()
-        )
         head, *rows = self._table()
-        modes = "<tr>" + "".join(f"<th>{cell}</th>" for cell in head) + "</tr>"
-        for row in rows:
-            modes += "<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>"
-        return f"<table>{facts}</table><table>{modes}</table>"
+        return make_table(self._facts().items()) + make_table(rows, head)
 
 
 def stats(x: "FlycooTensor | SparseArray") -> TensorStats:

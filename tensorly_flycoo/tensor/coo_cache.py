@@ -46,22 +46,25 @@ def find_converter(x: Any) -> str | None:
     return "from_torch" if is_torch else None
 
 
-def is_table(x: object) -> bool:
-    """Return whether `x` is a table of pandas, polars, Arrow or xarray, without importing them."""
+def find_instead(x: object) -> str | None:
+    """Say what to pass in place of a table, a DataArray or an array of Finch; else return None."""
     kind: type = type(x)
-    is_library = library_of(kind) in ("pandas", "polars", "pyarrow", "xarray")
-    names = ("DataFrame", "LazyFrame", "Series", "Table", "DataArray")
-    return is_library and kind.__name__ in names
+    if library_of(kind) == "finch":
+        return "a sparse.COO, which sparse makes without the environment variable SPARSE_BACKEND"
+    if library_of(kind) not in ("pandas", "polars", "pyarrow", "xarray", "duckdb", "_duckdb"):
+        return None
+    table = "tensorly_flycoo.from_dataframe(x, columns)"
+    return {
+        "DataArray": "tensorly_flycoo.from_xarray(x)",
+        "Series": "tensorly_flycoo.from_dataframe(x.reset_index(), columns, values)",
+        **dict.fromkeys(("DataFrame", "LazyFrame", "Table", "DuckDBPyRelation"), table),
+    }.get(kind.__name__)
 
 
 def not_sparse_error(x: object) -> TypeError:
     """Build the error for an `x` that is no sparse tensor; say how to convert it, if possible."""
     kind = type(x)
-    if is_table(x):
-        instead = {
-            "DataArray": "x.data",
-            "Series": "tensorly_flycoo.from_dataframe(x.reset_index(), columns, values)",
-        }.get(kind.__name__, "tensorly_flycoo.from_dataframe(x, columns)")
+    if instead := find_instead(x):
         return TypeError(
             f"x is a {kind.__name__}, expected a FlycooTensor or a sparse.COO: pass {instead}"
         )

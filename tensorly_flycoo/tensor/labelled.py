@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
 
 import numpy as np
 
+from ..base.notebooks import make_table
 from .tensor import FlycooTensor
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+    from xarray import DataArray
 
 #: Kinds of labels that have an order: numbers, time spans and dates, but not bools.
 _ORDERED_KINDS = "iufmM"
@@ -147,9 +149,7 @@ class LabelledTensor(_Fields):
         return f"<LabelledTensor: {self._list_modes()}; dtype={self.dtype}, nnz={self.nnz}>"
 
     def _repr_html_(self) -> str:
-        import html
-
-        return f"<p>{html.escape(self._list_modes())}</p>{self.tensor._repr_html_()}"
+        return make_table([["modes", self._list_modes()]]) + self.tensor._repr_html_()
 
     def _list_modes(self) -> str:
         modes = zip(self.labels, self.shape, strict=True)
@@ -195,6 +195,15 @@ class LabelledTensor(_Fields):
         coords, numbers = self.tensor.nonzeros()
         columns = {n: of[rows] for (n, of), rows in zip(self.labels.items(), coords, strict=True)}
         return pandas.DataFrame({**columns, values: numbers})
+
+    def to_xarray(self) -> "DataArray":
+        """Return an `xarray.DataArray` of a `sparse.COO`, with the labels as coordinates.
+
+        `from_xarray` goes back. Needs xarray.
+        """
+        import xarray
+
+        return xarray.DataArray(self.tensor.to_coo(), dict(self.labels), list(self.labels))
 
     def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refuse an operator, which for a tuple might even have a meaning."""

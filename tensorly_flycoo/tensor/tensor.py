@@ -27,6 +27,7 @@ from ..base.checks import (
     densify_error,
     num_cells,
 )
+from ..base.notebooks import make_table
 from ..engines import select_engine
 from ..format.packing import Groups
 from ..spread.slab_layout import AnyLayout, SlabLayout
@@ -488,8 +489,7 @@ class FlycooTensor:
             facts["groups of modes"] = self.groups
         if self.keep != "device":
             facts["kept on"] = self.keep
-        rows = "".join(f"<tr><th>{name}</th><td>{fact}</td></tr>" for name, fact in facts.items())
-        return f"<table><caption>FlycooTensor</caption>{rows}</table>"
+        return make_table(facts.items(), caption="FlycooTensor")
 
     def __reduce__(self) -> tuple[Callable, tuple]:
         # Through host memory; unpickling moves the tensor to the device chosen there.

@@ -214,6 +214,12 @@ def test_a_table_is_refused_at_once(name):
             call(table, [2])
 
 
+def test_an_array_of_finch_is_refused():
+    array = type("Tensor", (), {"__module__": "finch.tensor"})()  # Finch needs Julia
+    with tl.backend_context("flycoo"), pytest.raises(TypeError, match=r"without .*SPARSE_BACKEND"):
+        tl.decomposition.parafac(array, 2)
+
+
 class DataArray:
     """Stands for that of xarray, which is not installed."""
 
@@ -225,7 +231,7 @@ DataArray.__module__ = "xarray.core.dataarray"
 @pytest.mark.parametrize(
     ("x", "instead"),
     [
-        (DataArray(), r"pass x\.data"),
+        (DataArray(), r"pass .*from_xarray\(x\)"),
         (pd.Series([1.0], [("a", "b")]), r"from_dataframe\(x\.reset_index\(\), columns, values\)"),
     ],
 )

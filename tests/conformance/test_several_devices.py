@@ -252,10 +252,7 @@ WHOLE = {
         x, RANK, n_samples=50, n_iter_max=3, random_state=0
     ),
     "observed_parafac": lambda x: observed_parafac(x, RANK, n_iter_max=3, random_state=0),
-    "generalized_parafac, mu": lambda x: generalized_parafac(abs(x), RANK, 5, random_state=0),
-    "generalized_parafac, cp_apr": lambda x: generalized_parafac(
-        abs(x), RANK, 2, random_state=0, method="cp_apr"
-    ),
+    "generalized_parafac": lambda x: generalized_parafac(abs(x), RANK, 5, random_state=0),
     "best_of": lambda x: (
         best_of(parafac, x, RANK, n_starts=2, n_iter_max=3, init="random", random_state=0).best
     ),

@@ -140,9 +140,8 @@ def draw_counts(seed=0):
     return coords, dense[tuple(coords)].astype("float64"), dense.shape
 
 
-@pytest.mark.parametrize("method", ["mu", "cp_apr"])
 @pytest.mark.parametrize("has_mask", [False, True])
-def test_a_run_is_that_of_the_cpu(method, has_mask):
+def test_a_run_is_that_of_the_cpu(has_mask):
     """Few sweeps: later, rounding errors grow."""
     nonzeros, mask = draw_counts(), None
     if has_mask:
@@ -150,7 +149,7 @@ def test_a_run_is_that_of_the_cpu(method, has_mask):
         mask = sparse.COO(coords, np.zeros(coords.shape[1]), nonzeros[2], fill_value=1.0)
     runs = [
         generalized_parafac(
-            FlycooTensor(*nonzeros, device=device), 3, 5, random_state=0, method=method, mask=mask,
+            FlycooTensor(*nonzeros, device=device), 3, 5, random_state=0, mask=mask,
             return_errors=True,
         )
         for device in ("cpu", "cuda")
@@ -161,15 +160,14 @@ def test_a_run_is_that_of_the_cpu(method, has_mask):
         np.testing.assert_allclose(ours.get(), theirs, rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize("method", ["mu", "cp_apr"])
-def test_runs_have_the_same_bits_and_resume(method, tmp_path):
+def test_runs_have_the_same_bits_and_resume(tmp_path):
     x = FlycooTensor(*draw_counts(), device="cuda")
 
     def run(n_iter_max, name):
         with Progress(n_iter_max, show=None, checkpoint=tmp_path / name, every=1) as progress:
             init = progress.resume(default="random")
             cp = generalized_parafac(
-                x, 3, progress.n_iter_left, init, random_state=0, method=method, tol=0,
+                x, 3, progress.n_iter_left, init, random_state=0, tol=0,
                 callback=progress,
             )  # fmt: skip
             return [factor.get() for factor in cp.factors]

@@ -80,8 +80,8 @@ SLOW = {
         1
     ][1],
     "samples with a mask": lambda x: run_adam(x, samples=(20, 30), mask=make_mask()),
-    "cp_apr": lambda x: (
-        generalized_parafac(x, 3, init="svd", method="cp_apr", random_state=0, n_iter_max=1).factors
+    "counts from svd": lambda x: (
+        generalized_parafac(x, 3, init="svd", random_state=0, n_iter_max=1).factors
     ),
     "non-negative with a mask": lambda x: (
         non_negative_parafac(

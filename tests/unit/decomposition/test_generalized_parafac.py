@@ -1,4 +1,4 @@
-"""Poisson CP by multiplicative updates and by CP-APR."""
+"""Poisson CP by multiplicative updates."""
 
 import numpy as np
 import pytest
@@ -17,9 +17,6 @@ from tensorly_flycoo.decomposition.poisson import (
 )
 from tensorly_flycoo.engines.cpu.engine import CPU
 from tensorly_flycoo.models.match import factor_match_score
-
-METHODS = ("mu", "cp_apr")
-BOTH_METHODS = pytest.mark.parametrize("method", METHODS)
 
 
 def draw_counts(shape=(12, 15, 10), rank=3, mean=0.5, seed=0):
@@ -53,9 +50,8 @@ def make_mask(shape, count, seed=1):
     return sparse.COO(coords, np.zeros(count), shape, fill_value=1.0), observed
 
 
-@BOTH_METHODS
 @pytest.mark.parametrize("has_mask", [False, True])
-def test_the_loss_is_the_dense_formula(method, has_mask):
+def test_the_loss_is_the_dense_formula(has_mask):
     x, dense, _ = draw_counts()
     mask, observed = make_mask(x.shape, 200) if has_mask else (None, None)
     seen = []
@@ -64,7 +60,7 @@ def test_the_loss_is_the_dense_formula(method, has_mask):
         seen.append(loss)
         assert loss == pytest.approx(measure_densely(cp_tensor, dense, observed), rel=1e-12)
 
-    options = {"method": method, "mask": mask, "n_iter_max": 6, "random_state": 0, "tol": 0}
+    options = {"mask": mask, "n_iter_max": 6, "random_state": 0, "tol": 0}
     _, losses = generalized_parafac(x, 3, callback=see, return_errors=True, **options)
     assert len(seen) == 7
     assert seen[1:] == losses
@@ -112,30 +108,6 @@ def test_mu_finds_a_stationary_point():
         assert (step < 1 + 1e-3).all()
 
 
-@pytest.mark.parametrize(("num_outer", "mean"), [(1, 0.5), (3, 6.0), (5, 30.0)])
-def test_cp_apr_is_that_of_pyttb(num_outer, mean):
-    """With counts so large that pyttb meets no zeros, which it lifts by another rule than [1]_."""
-    ttb = pytest.importorskip("pyttb")
-    x, _, _ = draw_counts(mean=mean)
-    rng = np.random.default_rng(5)
-    factors = [0.5 + rng.random((size, 3)) for size in x.shape]
-    coords, values = x.nonzeros()
-    data = ttb.sptensor(coords.T.astype(int), values[:, None], x.shape)
-    theirs, _, report = ttb.cp_apr(
-        data, 3, init=ttb.ktensor([f.copy() for f in factors]), maxiters=num_outer, printitn=0
-    )
-    assert report["nViolations"].sum() == 0
-    ours, losses = generalized_parafac(
-        x, 3, num_outer, (None, factors), method="cp_apr", tol=1e-4, return_errors=True
-    )
-    theirs.normalize(normtype=1)
-    order = np.argsort(-ours.weights)
-    for n in range(3):
-        assert np.abs(ours.factors[n][:, order] - theirs.factor_matrices[n]).max() < 1e-8
-    np.testing.assert_allclose(ours.weights[order], theirs.weights, rtol=1e-8)
-    assert losses[-1] == pytest.approx(-report["obj"], rel=1e-12)
-
-
 def test_inadmissible_zeros_are_lifted():
     """An element that is zero, although the loss would decrease with it, does not stay zero."""
     x, _, _ = draw_counts(mean=3.0)
@@ -143,11 +115,10 @@ def test_inadmissible_zeros_are_lifted():
     factors = [rng.random((size, 2)) for size in x.shape]
     factors[0][:4] = 0
     options = {"init": (None, factors), "return_errors": True, "n_iter_max": 20}
-    for method in METHODS:
-        cp, losses = generalized_parafac(x, 2, method=method, **options)
-        assert np.isfinite(losses[-1])
-        assert (cp.factors[0][:4].sum(axis=1) > 0).all()
-        assert all(np.isfinite(factor).all() for factor in cp.factors)
+    cp, losses = generalized_parafac(x, 2, **options)
+    assert np.isfinite(losses[-1])
+    assert (cp.factors[0][:4].sum(axis=1) > 0).all()
+    assert all(np.isfinite(factor).all() for factor in cp.factors)
 
 
 def make_blocks():
@@ -194,37 +165,22 @@ def test_zeros_are_lifted_alike_in_a_resumed_run(tmp_path, monkeypatch):
         assert (a == b).all()
 
 
-@BOTH_METHODS
-def test_a_zero_that_cannot_be_lifted_makes_no_nan(method):
+def test_a_zero_that_cannot_be_lifted_makes_no_nan():
     x, _, _ = draw_counts()
     rng = np.random.default_rng(0)
     factors = [rng.random((size, 2)) for size in x.shape]
     factors[1][3] = 0
-    cp, losses = generalized_parafac(
-        x, 2, 5, (None, factors), method=method, fixed_modes=[1], return_errors=True
-    )
+    cp, losses = generalized_parafac(x, 2, 5, (None, factors), fixed_modes=[1], return_errors=True)
     assert losses[-1] == np.inf
     assert all(np.isfinite(factor).all() for factor in cp.factors)
 
 
-@BOTH_METHODS
-def test_empty_rows_are_zero(method):
+def test_empty_rows_are_zero():
     x = FlycooTensor([[0, 2, 4], [1, 3, 3], [0, 0, 5]], [1, 2, 3], shape=(6, 5, 7))
-    cp = generalized_parafac(x, 4, 30, random_state=0, method=method)
+    cp = generalized_parafac(x, 4, 30, random_state=0)
     for mode, factor in enumerate(cp.factors):
         assert np.isfinite(factor).all()
         assert (np.delete(factor, x.nonzeros()[0][mode], axis=0) == 0).all()
-
-
-@pytest.mark.parametrize("seed", range(9))
-def test_cp_apr_raises_inadmissible_zeros_in_float32(seed):
-    counts = np.random.RandomState(0).poisson(0.3, (7, 8, 9)).astype(np.float32)
-    counts[::2] = 0
-    x = FlycooTensor.from_dense(counts)
-    options = {"method": "cp_apr", "random_state": seed, "return_errors": True}
-    cp, losses = generalized_parafac(x, 3, 30, **options)
-    assert all(factor.dtype == np.float32 for factor in cp.factors)
-    assert losses[-1] == pytest.approx(measure_densely(cp, counts), rel=1e-4)
 
 
 @pytest.mark.parametrize("init", ["random", "svd"])
@@ -238,14 +194,13 @@ def test_initial_guesses(init, dtype):
     assert losses[-1] == pytest.approx(measure_densely(cp, dense), rel=1e-5)
 
 
-@BOTH_METHODS
 @pytest.mark.parametrize("fixed", [[0], [2], [0, 2], [0, 1, 2]])
-def test_fixed_modes_stay(method, fixed):
+def test_fixed_modes_stay(fixed):
     x, dense, _ = draw_counts()
     rng = np.random.default_rng(0)
     factors = [rng.random((size, 2)) for size in x.shape]
     cp, losses = generalized_parafac(
-        x, 2, 5, (None, factors), fixed_modes=fixed, method=method, return_errors=True
+        x, 2, 5, (None, factors), fixed_modes=fixed, return_errors=True
     )
     for mode in range(3):
         assert (cp.factors[mode] == factors[mode]).all() == (mode in fixed)
@@ -253,16 +208,15 @@ def test_fixed_modes_stay(method, fixed):
         assert losses[-1] == pytest.approx(measure_densely(cp, dense), rel=1e-12)
 
 
-@BOTH_METHODS
 @pytest.mark.parametrize("first", [1, 2, 3])
-def test_a_resumed_run_gives_the_same_bits(method, first, tmp_path):
+def test_a_resumed_run_gives_the_same_bits(first, tmp_path):
     x, *_ = draw_counts()
 
     def run(n_iter_max, name):
         with Progress(n_iter_max, show=None, checkpoint=tmp_path / name, every=1) as progress:
             init = progress.resume(default="random")
             return generalized_parafac(
-                x, 3, progress.n_iter_left, init, random_state=0, method=method, tol=0,
+                x, 3, progress.n_iter_left, init, random_state=0, tol=0,
                 callback=progress,
             ), progress.errors  # fmt: skip
 
@@ -389,11 +343,10 @@ def test_missing_entries_only_lose_what_the_model_says_there():
     assert evaluate_loss(data, weights, factors) == pytest.approx(expected, rel=1e-12)
 
 
-@BOTH_METHODS
-def test_slabs(method):
+def test_slabs():
     x, *_ = draw_counts()
     pieces = FlycooTensor(*x.nonzeros(), x.shape, slabs=3)
-    options = {"random_state": 0, "method": method, "tol": 0, "return_errors": True}
+    options = {"random_state": 0, "tol": 0, "return_errors": True}
     (cp, losses), (other, other_losses) = (
         generalized_parafac(z, 3, 5, **options) for z in (x, pieces)
     )
@@ -402,13 +355,12 @@ def test_slabs(method):
         np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-12)
 
 
-@BOTH_METHODS
-def test_on_several_devices_bits_depend_on_the_slabs_only(method, monkeypatch):
+def test_on_several_devices_bits_depend_on_the_slabs_only(monkeypatch):
     whole, results = draw_counts()[0], set()
     for count in (1, 2, 4):
         with monkeypatch.context() as patch:
             patch.setattr(CPU, "devices", OneDevice(count=count))
             x = FlycooTensor(*whole.nonzeros(), whole.shape, slabs=4)
-        cp, losses = generalized_parafac(x, 3, 5, random_state=0, method=method, return_errors=True)
+        cp, losses = generalized_parafac(x, 3, 5, random_state=0, return_errors=True)
         results.add((*losses, *(factor.tobytes() for factor in cp.factors)))
     assert len(results) == 1

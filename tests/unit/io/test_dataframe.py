@@ -332,11 +332,45 @@ def test_wrong_arguments(make):
         from_dataframe(table, ["shop"], missing="ignore")
 
 
+class _Stream:
+    """Has Arrow's stream interface alone, as relations of DuckDB have it."""
+
+    def __init__(self, table):
+        self.__arrow_c_stream__ = table.__arrow_c_stream__
+
+
+#: Tables that are not in memory, or not as columns.
+LAZY = {
+    "polars": pl.LazyFrame,
+    "stream": lambda columns: _Stream(pa.table(columns)),
+    "two batches": lambda columns: _Stream(make_chunked(columns)),
+    "reader": lambda columns: pa.table(columns).to_reader(),
+    "no batch": lambda columns: _Stream(pa.table(columns).slice(0, 0)),
+}
+
+
+@pytest.mark.parametrize("make", LAZY.values(), ids=LAZY)
+def test_lazy_tables_are_read_by_the_columns_that_are_needed(make):
+    columns = COLUMNS | {"other": [object.__name__] * len(COLUMNS["shop"])}
+    expected = make(columns)
+    if isinstance(expected, _Stream) and make is LAZY["no batch"]:
+        with pytest.raises(ValueError, match="df has no rows"):
+            from_dataframe(expected, ["shop"])
+        return
+    x = from_dataframe(make(columns), ["shop", "number"])
+    y = from_dataframe(pd.DataFrame(COLUMNS), ["shop", "number"])
+    np.testing.assert_array_equal(x.tensor.to_coo().todense(), y.tensor.to_coo().todense())
+    for name in x.labels:
+        np.testing.assert_array_equal(x.labels[name], y.labels[name])
+    with pytest.raises(ValueError, match=r"df has no column 'absent', expected one of \['shop'"):
+        from_dataframe(make(columns), ["shop", "absent"])
+
+
 def test_other_tables():
-    with pytest.raises(TypeError, match="df is a dict, expected a pandas, polars or Arrow table"):
+    with pytest.raises(
+        TypeError, match="df is a dict, expected a table of pandas, polars, Arrow or"
+    ):
         from_dataframe(COLUMNS, ["shop"])
-    with pytest.raises(TypeError, match=r"df is a LazyFrame, .* call df.collect\(\) first"):
-        from_dataframe(pl.LazyFrame(COLUMNS), ["shop"])
     with pytest.raises(ValueError, match="df has no rows"):
         from_dataframe(pd.DataFrame({"k": []}), ["k"])
     twice = pd.DataFrame([[1, 2]], columns=["k", "k"])

@@ -1,0 +1,55 @@
+"""Tables of HTML, as notebooks show them."""
+
+import html
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+#: Of positive and negative numbers.
+_COLOURS = ("#4c78a8", "#e45756")
+_WIDTH, _HEIGHT = 160, 40
+
+
+class Html(str):
+    """Text that is HTML already; any other text of a table is escaped."""
+
+    __slots__ = ()
+
+
+def make_table(
+    rows: Iterable[Sequence[object]], head: Sequence[object] = (), caption: str = ""
+) -> str:
+    """Return a table whose rows begin with a heading; `head` has the headings of columns."""
+
+    def make_cell(kind: str, content: object) -> str:
+        text = content if isinstance(content, Html) else html.escape(str(content))
+        return f"<{kind}>{text}</{kind}>"
+
+    lines = ["".join(make_cell("th", cell) for cell in head)] if head else []
+    for first, *others in rows:
+        lines.append(make_cell("th", first) + "".join(make_cell("td", cell) for cell in others))
+    title = f"<caption>{html.escape(caption)}</caption>" if caption else ""
+    return f"<table>{title}{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
+
+
+def make_bars(values: Iterable[float], texts: Iterable[object], largest: float) -> Html:
+    """Return lines of a bar and its text; the longest has the `largest` magnitude, or more."""
+    lines = []
+    for value, text in zip(values, texts, strict=True):
+        width = round(60 * min(abs(value) / largest, 1)) if largest else 0
+        colour = _COLOURS[int(value < 0)]
+        style = f"display:inline-block;height:.7em;width:{width}px;background:{colour}"
+        lines.append(f'<span style="{style}"></span> {html.escape(str(text))}')
+    return Html('<div style="text-align:left">' + "<br/>".join(lines) + "</div>")
+
+
+def make_line(values: np.ndarray, low: float, high: float) -> Html:
+    """Return a line through values on a scale from `low` to `high`, which contains 0."""
+    steps = np.linspace(0, values.size - 1, min(values.size, 2 * _WIDTH)).round().astype(int)
+    x = _WIDTH * (steps + 0.5) / values.size
+    scale = _HEIGHT / ((high - low) or 1)
+    y, zero = scale * (high - values[steps]), scale * high
+    points = " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(x, y, strict=True))
+    axis = f'<path d="M0 {zero:.1f}H{_WIDTH}" stroke="silver"/>'
+    line = f'<polyline points="{points}" fill="none" stroke="{_COLOURS[0]}"/>'
+    return Html(f'<svg width="{_WIDTH}" height="{_HEIGHT}">{axis}{line}</svg>')

@@ -1,0 +1,106 @@
+"""Tensors from arrays of xarray, and from AnnData."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse
+import sparse
+import tensorly as tl
+import xarray
+
+from tensorly_flycoo import LabelledCP, from_anndata, from_xarray
+
+DAYS = pd.date_range("2020-01-01", periods=4)
+
+
+def make_array(data):
+    return xarray.DataArray(
+        data, dims=("shop", "day", "item"), coords={"shop": [3, 1, 2], "day": DAYS}
+    )
+
+
+@pytest.mark.parametrize("kind", [sparse.COO.from_numpy, sparse.GCXS.from_numpy, np.asarray])
+def test_an_array_of_xarray_there_and_back(kind):
+    dense = np.random.default_rng(0).random((3, 4, 2)).round()
+    array = make_array(kind(dense))
+    x = from_xarray(array, dtype="float32")
+    assert x.dtype == np.float32
+    assert {name: of.tolist() for name, of in x.labels.items() if name != "day"} == {
+        "shop": [3, 1, 2],
+        "item": [0, 1],
+    }
+    assert x.labels["day"].dtype == "M8[D]"
+    back = x.to_xarray()
+    np.testing.assert_array_equal(back.data.todense(), dense)
+    assert back.dims == array.dims
+    assert back.indexes["day"].equals(array.indexes["day"])
+
+
+def test_ordered_categories_of_an_array():
+    sizes = pd.CategoricalIndex(["S", "L"], ["S", "L"], ordered=True)
+    x = from_xarray(xarray.DataArray(np.eye(2), {"size": sizes, "shop": ["a", "b"]}))
+    assert x.labels.ordered == ("size",)
+
+
+def test_what_is_no_array_of_xarray():
+    with pytest.raises(TypeError, match=r"array is a COO, expected an xarray\.DataArray"):
+        from_xarray(sparse.eye(3))
+    with pytest.raises(TypeError, match=r"array is a Dataset, expected an xarray\.DataArray"):
+        from_xarray(xarray.Dataset({"a": make_array(np.ones((3, 4, 2)))}))
+    with pytest.raises(ValueError, match=r"labels\['a'\] holds 'x' twice"):
+        from_xarray(xarray.DataArray(np.eye(2), {"a": ["x", "x"], "b": [1, 2]}))
+    with tl.backend_context("flycoo"), pytest.raises(TypeError, match=r"pass .*from_xarray\(x\)"):
+        tl.decomposition.parafac(make_array(np.ones((3, 4, 2))), 2)
+
+
+def make_cells():
+    """Make what is read of an AnnData: 12 cells and 5 genes."""
+    counts = scipy.sparse.random_array((12, 5), density=0.5, format="csr", rng=0)
+    obs = pd.DataFrame(
+        {
+            "donor": pd.Categorical(["ann", "bob", "cy"] * 4, ["cy", "bob", "ann"], ordered=True),
+            "type": ["B", "T"] * 6,
+        },
+        index=[f"cell {n}" for n in range(12)],
+    )
+    layers = {"raw": 2 * counts, "dense": counts.toarray()}
+    names = {"obs_names": obs.index, "var_names": pd.Index(list("vwxyz"))}
+    return SimpleNamespace(X=counts, obs=obs, layers=layers, **names)
+
+
+def test_cells_and_genes():
+    adata = make_cells()
+    x = from_anndata(adata)
+    np.testing.assert_array_equal(x.to_coo().todense(), adata.X.toarray())
+    assert x.labels["obs"].tolist() == [*adata.obs_names]
+    assert x.labels["var"].tolist() == list("vwxyz")
+
+
+def test_groups_of_cells_and_layers():
+    adata = make_cells()
+    x = from_anndata(adata, ["donor", "type"], layers=["raw", "dense"])
+    assert [*x.labels] == ["donor", "type", "var", "layer"]
+    assert x.labels.ordered == ("donor",)
+    found, counts = x.to_coo().todense(), adata.X.toarray()
+    for i, donor in enumerate(["cy", "bob", "ann"]):
+        for j, kind in enumerate(["B", "T"]):
+            rows = ((adata.obs["donor"] == donor) & (adata.obs["type"] == kind)).to_numpy()
+            for k, scale in enumerate([2, 1]):
+                expected = scale * counts[rows].sum(axis=0)
+                np.testing.assert_allclose(found[i, j, :, k], expected, rtol=1e-15)
+    with tl.backend_context("flycoo"):
+        cp = tl.decomposition.parafac(x, 2, n_iter_max=2, init="random", random_state=0)
+    assert isinstance(cp, LabelledCP)
+
+
+def test_cells_that_do_not_fit():
+    adata = make_cells()
+    with pytest.raises(ValueError, match=r"obs has \['batch'\], expected some of \['donor', 't"):
+        from_anndata(adata, "batch")
+    with pytest.raises(ValueError, match=r"layers has \['X'\], expected some of \['raw', 'dense"):
+        from_anndata(adata, layers=["raw", "X"])
+    adata.obs.loc["cell 3", "type"] = None
+    with pytest.raises(ValueError, match=r"obs\['type'\] has no entry for 'cell 3'"):
+        from_anndata(adata, "type")
