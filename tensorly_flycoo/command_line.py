@@ -160,7 +160,7 @@ def _make_parser() -> argparse.ArgumentParser:
     run_parser.add_argument("script", help="a Python file")
     run_parser.add_argument("arguments", nargs=argparse.REMAINDER, help="what the script gets")
     autoload_parser = add(
-        "autoload", autoload, "make TENSORLY_BACKEND=flycoo do", _AUTOLOAD_DESCRIPTION
+        "autoload", autoload, "make TENSORLY_BACKEND=flycoo work", _AUTOLOAD_DESCRIPTION
     )
     autoload_parser.add_argument("state", choices=("on", "off"))
     return parser

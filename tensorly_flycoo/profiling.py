@@ -43,7 +43,7 @@ class Profile:
         Each outermost call of a decomposition with a sparse tensor: its function, tensor, device,
         layout, groups of modes, seconds in all and by part, how many of them compiled kernels, and
         failure, if it raised an exception. Seconds in ``"way back"``, which come after a call, are
-        not among its own.
+        not among its own. `coupled_parafac` and starts that run together are not recorded.
     refusals : list of str
         What the `DensifyError` of each refused operation says, with what to use instead.
     """

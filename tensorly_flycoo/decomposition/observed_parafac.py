@@ -87,28 +87,29 @@ def observed_parafac(
         With 1, a `tensor` of ones and a `confidence` that grows with counts, this is the model of
         implicit feedback of Hu, Koren and Volinsky.
     non_negative : bool
-        Whether five sweeps of coordinate descent, which keep it non-negative, replace the solution
-        of each row. Not together with `biases` or `cg_steps`.
+        Whether the factors are non-negative: five sweeps of coordinate descent then replace the
+        solution of each row. Not together with `biases` or `cg_steps`.
     biases : bool
         Whether the model adds the mean of the values and a bias of each index of each mode, which
         `l2_reg` shrinks too. They are ``ndim + 1`` more components: R + n has the biases of mode n
-        in its factor and ones in all others; the last has the mean in the last factor. s is then
+        in its factor and ones in all others; the last has the mean in the last factor (that is the
+        order of a CPTensor: a `LabelledCP` sorts its components by weight). s is then
         that of the differences from the mean, and a guess in `init` has no biases.
     cg_steps : int, optional
         How many steps of conjugate gradients, in the dtype of `tensor`, improve each row in place
         of its solution: 3 is usual. Best for many nonzeros and large ranks on GPUs.
     validation : FlycooTensor or sparse.COO, optional
-        Entries held out of `tensor`, of which all errors then are, relative to their norm. The
-        first that is not the smallest stops the iterations; the result is the model of the
-        smallest.
+        Entries held out of `tensor`: all errors are then of these, relative to their norm. The
+        first error above the smallest so far, which may be that of the initial guess, stops the
+        iterations; the result is the model of the smallest.
 
     Returns
     -------
     CPTensor
         Weights of ones and factors (I_n, R) in the dtype and on the device of `tensor`. Rows
-        without an observed entry are zero, or near it with `cg_steps`. Without `unobserved`, its
-        attribute `observed_l2_reg`, which a `LabelledCP` has too, tells `fold_in` and
-        `LabelledCP.transform` to take the missing cells of new rows as unknown.
+        without an observed entry are zero, but for their biases; with `cg_steps` they are near it.
+        Without `unobserved`, its attribute `observed_l2_reg`, which a `LabelledCP` has too, tells
+        `fold_in` and `LabelledCP.transform` to take the missing cells of new rows as unknown.
     errors : list of float
         The root of the weighted sum of squared residuals, relative to that of squared values,
         after each iteration; only with `return_errors`.
@@ -120,9 +121,10 @@ def observed_parafac(
         wrong type.
     ValueError
         If `tensor` or `validation` has no nonzeros, `tensor` has one mode, `rank` or `cg_steps` is
-        below 1, `l2_reg` is not above 0, `init` is unknown, a shape does not match, or a checkpoint
-        is of another tensor or decomposition; if `confidence` lacks a nonzero of `tensor` or has a
-        weight that is 0 or less, or less than `unobserved`; if options exclude each other.
+        below 1, `l2_reg` is not above 0, `init` is unknown, a shape or the labels of another tensor
+        do not match, or a checkpoint is of another tensor or decomposition; if `confidence` lacks a
+        nonzero of `tensor` or has a weight that is 0 or less, or less than `unobserved`; if options
+        exclude each other.
 
     Notes
     -----
@@ -369,7 +371,7 @@ class _ConjugateGradients:
     def measure(self, factors: list[Array]) -> float:
         if self._square < 0:  # of the initial guess, or rounded
             self.fit(factors, len(factors) - 1, num_steps=0)
-        return (max(0.0, self._square) / self._whole) ** 0.5
+        return float(np.maximum(self._square, 0.0) / self._whole) ** 0.5  # or nan
 
 
 def _start(

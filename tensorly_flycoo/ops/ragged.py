@@ -39,8 +39,9 @@ class RaggedTensor(LazyArray):
     row_counts, starts : int64 array (K,)
         The number of rows of each slice, and its first row in `matrix`, on the host.
     labels : dict
-        Those of a LabelledTensor; with `drop_empty` those of the rows are a list of arrays (I_k,).
-        With `by` those of "slice", sorted, and "row"; of an AnnData's "column" too.
+        Those of a LabelledTensor; with `drop_empty` or `by` those of the rows are a list of arrays
+        (I_k,). With `by` also those of "slice", sorted, of an AnnData "row" and "column", of
+        matrices without labels "row": the numbers of their rows.
 
     Raises
     ------
@@ -48,8 +49,8 @@ class RaggedTensor(LazyArray):
         If a slice is not sparse.
     ValueError
         If there is no slice, the slices differ in their number of columns, a slice has not two
-        modes or a tensor not three, `by` does not have a label for each row, or a fill_value is not
-        0.
+        modes or a tensor not three, `by` does not have a label for each row, `drop_empty` is given
+        for slices or with `by`, or a fill_value is not 0.
 
     Examples
     --------
@@ -73,6 +74,8 @@ class RaggedTensor(LazyArray):
         self, slices: Any, *, by: Any = None, drop_empty: bool = False, **options: Any
     ) -> None:
         self.labels: dict[str, Any] = dict(getattr(slices, "labels", {}))
+        if drop_empty and (by is not None or not is_sparse(slices)):
+            raise ValueError("drop_empty is True, expected False but for a tensor of three modes")
         if by is not None:
             parts = self._divide(slices, by)
         else:
@@ -105,8 +108,9 @@ class RaggedTensor(LazyArray):
             raise ValueError(f"by has shape {ids.shape}, expected ({num_rows},), one per row")
         order, row_counts = np.argsort(ids, kind="stable"), np.bincount(ids)
         numbers = np.argsort(order).astype(index_dtype(num_rows, "int32"))
-        names = np.asarray(self.labels.get("row", np.arange(num_rows)))[order]
-        self.labels |= {"slice": labels, "row": np.split(names, _starts(row_counts)[1:])}
+        name = next(iter(self.labels), "row")
+        names = np.asarray(self.labels.get(name, np.arange(num_rows)))[order]
+        self.labels |= {"slice": labels, name: np.split(names, _starts(row_counts)[1:])}
         rows = array_module(values).asarray(numbers)[rows]
         return rows, columns, values, row_counts, width, device
 

@@ -108,7 +108,9 @@ def find_converted(x: Any) -> FlycooTensor | None:
     if is_raw_sparse(x):
         plan = _plans.get(id(x))
         return None if plan is None else plan.tensor
-    return x.tensor if isinstance(x, LabelledTensor) else x
+    if isinstance(x, LabelledTensor):
+        return x.tensor
+    return getattr(x, "matrix", x)  # of a RaggedTensor
 
 
 class _Plan:

@@ -8,7 +8,7 @@ import sparse
 import tensorly as tl
 
 import tensorly_flycoo
-from tensorly_flycoo import FlycooTensor, profile
+from tensorly_flycoo import FlycooTensor, decomposition, profile
 from tensorly_flycoo.testing import random_tensor
 
 RUN = {"n_iter_max": 3, "init": "random", "random_state": 0}
@@ -44,6 +44,22 @@ def test_a_flycoo_tensor_is_not_converted():
     (call,) = p.calls
     assert (call.name, call.given) == ("non_negative_parafac", "FlycooTensor")
     assert (call.parts["conversion"], call.groups) == (0, x.groups)
+
+
+def test_ragged_slices():
+    x = tensorly_flycoo.RaggedTensor(make_coo())
+    with profile() as p:
+        decomposition.parafac2(x, 2, n_iter_max=2)
+    (call,) = p.calls
+    assert (call.name, call.given, call.device) == ("parafac2", "RaggedTensor", "cpu")
+    assert call.seconds > call.parts["start"] > 0
+
+
+def test_the_start_of_a_non_negative_tucker_decomposition():
+    with profile() as p:
+        decomposition.non_negative_tucker(make_coo(), [2, 2, 2], n_iter_max=2)
+    (call,) = p.calls
+    assert call.parts["start"] > 0
 
 
 def test_calls_inside_a_call_are_parts_of_it():

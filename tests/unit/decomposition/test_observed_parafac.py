@@ -7,7 +7,7 @@ import tensorly as tl
 from tensorly.cp_tensor import CPTensor
 from tensorly.decomposition._cp import initialize_cp
 
-from tensorly_flycoo import DensifyError, FlycooTensor, observed_parafac
+from tensorly_flycoo import DensifyError, FlycooTensor, LabelledTensor, observed_parafac
 from tensorly_flycoo.ops import cp_entries as entries
 
 SHAPE = (9, 7, 90, 6)
@@ -352,6 +352,41 @@ def test_validation_stops_at_the_best_model():
 X = make_tensor((4, 5, 6), 40)
 SOME = FlycooTensor([[0], [0], [0]], [1.0], (4, 5, 6))
 ONES = [np.ones((size, 2)) for size in X.shape]
+
+
+@pytest.mark.parametrize("cg_steps", [None, 12], ids=["exact", "cg"])
+def test_biases_of_rows_without_an_observed_entry(cg_steps):
+    """All their cells count as zeros: the bias takes back the mean."""
+    coords, _ = make_tensor((9, 7, 20), 150).nonzeros()
+    x = FlycooTensor(coords, np.full(coords.shape[1], 4.0), (9, 7, 21))
+    options = {"confidence": x, "unobserved": 1.0, "biases": True, "cg_steps": cg_steps}
+    found = observed_parafac(x, 2, l2_reg=1e-3, tol=0, n_iter_max=50, random_state=0, **options)
+    scale = 4 - found.factors[2][0, -1]
+    gram = np.prod([f.T @ f for f in found.factors[:2]], axis=0)
+    ridges = 1e-3 * np.array([scale ** (4 / 3)] * 2 + [0, 0, 1, 0])
+    row = found.factors[2][20]
+    slopes = (gram @ row + ridges * row)[[0, 1, 4]]
+    np.testing.assert_allclose(slopes, 0, atol=1e-8)
+    assert abs(row[4]) > 0.1
+
+
+def test_labels_of_other_tensors_must_match():
+    x = LabelledTensor(X, [list("abcd"), range(5), range(6)])
+    other = LabelledTensor(abs(X), [list("bcda"), range(5), range(6)])
+    for name in ("confidence", "validation"):
+        with pytest.raises(ValueError, match=f"label 0 of mode 'mode 0' is b in {name} and a in"):
+            observed_parafac(x, 2, **{name: other})
+    assert observed_parafac(x, 2, confidence=LabelledTensor(abs(X), x.labels)).names == (*x.labels,)
+
+
+def test_an_overflow_is_not_an_error_of_zero():
+    coords, values = X.nonzeros()
+    x = FlycooTensor(coords, values * 1e15, X.shape, dtype="float32")
+    with np.errstate(all="ignore"):
+        _, errors = observed_parafac(x, 2, cg_steps=3, n_iter_max=2, return_errors=True)
+    assert np.isnan(errors).any()
+
+
 BAD = {
     "dense": (lambda: observed_parafac(np.ones((3, 3)), 2), TypeError, "x is a ndarray"),
     "rank 0": (lambda: observed_parafac(X, 0), ValueError, "rank is 0"),
