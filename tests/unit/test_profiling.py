@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+import scipy.sparse
 import sparse
 import tensorly as tl
 
@@ -44,6 +45,17 @@ def test_a_flycoo_tensor_is_not_converted():
     (call,) = p.calls
     assert (call.name, call.given) == ("non_negative_parafac", "FlycooTensor")
     assert (call.parts["conversion"], call.groups) == (0, x.groups)
+
+
+def test_slices_in_a_list_are_converted():
+    slices = [scipy.sparse.random(9, 7, 0.3, random_state=n) for n in range(4)]
+    for kind in (list, lambda own: [sparse.COO.from_scipy_sparse(part) for part in own]):
+        with profile() as p:
+            tl.decomposition.parafac2(kind(slices), 2, n_iter_max=2, random_state=0)
+        (call,) = p.calls
+        assert (call.name, call.device) == ("parafac2", "")
+        assert call.parts["conversion"] > 0
+        assert "parafac2" in str(p)
 
 
 def test_ragged_slices():
@@ -102,7 +114,7 @@ def test_dense_calls_are_not_recorded():
     with profile() as p:
         tl.decomposition.parafac(np.ones((3, 4, 5)), 2, **RUN)
     assert p.calls == []
-    assert "no call took a sparse tensor" in str(p)
+    assert "no decomposition took a sparse tensor" in str(p)
 
 
 def test_to_dict_is_json():

@@ -70,4 +70,4 @@ def test_tensors_and_profiles():
     assert "2 x 2" in read(stats(x)._repr_html_())[1]
     with profile() as p:
         pass
-    assert "no call took a sparse tensor" in read(p._repr_html_())[1][-1]
+    assert "no decomposition took a sparse tensor" in read(p._repr_html_())[1][-1]
