@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from sparse import SparseArray
 
 
+#: The iterations without a better model for held-out entries that end a run.
+_PATIENCE = 10
+
+
 @guard
 def observed_parafac(
     tensor: "FlycooTensor | SparseArray",
@@ -99,9 +103,9 @@ def observed_parafac(
         How many steps of conjugate gradients, in the dtype of `tensor`, improve each row in place
         of its solution: 3 is usual. Best for many nonzeros and large ranks on GPUs.
     validation : FlycooTensor or sparse.COO, optional
-        Entries held out of `tensor`: all errors are then of these, relative to their norm. The
-        first error above the smallest so far, which may be that of the initial guess, stops the
-        iterations; the result is the model of the smallest.
+        Entries held out of `tensor`: all errors are then of these, relative to their norm. Ten
+        iterations without a new smallest error end the run; the result is the model of the
+        smallest, of those after a checkpoint if the run is resumed.
 
     Returns
     -------
@@ -205,7 +209,7 @@ def observed_parafac(
         residual = evaluate_model(coords, None, factors) - values
         return float(np.linalg.norm(residual) / np.linalg.norm(values))
 
-    best = None if held_out is None else (measure(factors), list(factors))
+    best: tuple[float, list[Array]] | None = None  # by the held-out entries
 
     def update(
         iteration: int, weights: None, factors: list[Array], errors: list[float]
@@ -217,13 +221,13 @@ def observed_parafac(
     def note(weights: None, factors: list[Array], result: None) -> float | None:
         nonlocal best
         error = measure(factors) if wants_errors else None
-        if best is not None and error is not None and error < best[0]:
+        if held_out is not None and error is not None and (best is None or error < best[0]):
             best = (error, list(factors))
         return error
 
     def is_over(errors: list[float]) -> bool:
-        has_risen = best is not None and errors[-1] > best[0]
-        return has_risen or has_converged(errors, tol, "abs_rec_error")
+        is_late = held_out is not None and len(errors) > int(np.argmin(errors)) + _PATIENCE
+        return is_late or has_converged(errors, tol, "abs_rec_error")
 
     cp_tensor, errors = iterate(
         (None, factors), update, note, solver="observed_parafac", tensor=x, n_iter_max=n_iter_max,
