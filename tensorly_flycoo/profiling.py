@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from .base.notebooks import make_table
+from .base.tables import make_table
 from .base.reporting import recorder
 from .tensor.coo_cache import find_converted
 

@@ -20,17 +20,7 @@ from ..base.checks import DEVICES, check_choice, check_dtype, check_place, densi
 from ..base.reporting import span
 from ..decomposition.initial_guess import as_gpu_random
 from ..decomposition.whole_tensor import CallDevice, WholeTensor
-from ..engines import select_engine
-from ..engines.tall_skinny import (
-    column_norms,
-    is_own,
-    is_tall,
-    multiply,
-    qr,
-    solve,
-    sum_rows,
-    transposed_product,
-)
+from ..engines import select_engine, tall_skinny
 from ..ops import views
 from ..ops.gram_products import GramProduct, find_gram, start_product
 from ..ops.lazy import LazyArray, ModeView
@@ -151,8 +141,8 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
 
     def norm(self, tensor: Any, order: Any = 2, axis: Any = None) -> Any:
         """Compute a norm; of a sparse tensor only the Frobenius norm of all its elements."""
-        if order == 2 and axis == 0 and is_tall(tensor):
-            return column_norms(tensor)
+        if order == 2 and axis == 0 and tall_skinny.is_tall(tensor):
+            return tall_skinny.column_norms(tensor)
         if isinstance(tensor, ModeView):
             tensor = tensor.tensor
         if isinstance(tensor, ModeProduct | WholeTensor) and order == 2 and axis is None:
@@ -160,10 +150,8 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
         if not is_sparse(tensor):
             return super().norm(tensor, order, axis)
         if order != 2 or axis is not None:
-            raise ValueError(
-                f"tl.norm of a sparse tensor has order={order!r} and axis={axis!r}, expected 2 and "
-                "None"
-            )
+            given = f"order={order!r} and axis={axis!r}"
+            raise ValueError(f"tl.norm of a sparse tensor has {given}, expected 2 and None")
         return as_flycoo(tensor, check_coords=True).norm()
 
     @staticmethod
@@ -208,8 +196,8 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
 
     @staticmethod
     def sum(tensor: Any, axis: Any = None, *args: Any, **kwargs: Any) -> Any:
-        if axis == 0 and not (args or kwargs) and is_tall(tensor):
-            return sum_rows(tensor)
+        if axis == 0 and not (args or kwargs) and tall_skinny.is_tall(tensor):
+            return tall_skinny.sum_rows(tensor)
         if views.is_lazy_or_sparse(tensor):
             return views.reduce_axes("sum", tensor, axis, *args, **kwargs)
         return np.sum(tensor, axis, *args, **kwargs)
@@ -221,10 +209,10 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
             return gram
         if views.is_lazy_or_sparse(a) or views.is_lazy_or_sparse(b):
             return views.dot(a, b)
-        if is_cupy(a) and a.ndim == 2 and is_tall(a.T) and is_tall(b):
-            return transposed_product(a.T, b)
+        if is_cupy(a) and a.ndim == 2 and tall_skinny.is_tall(a.T) and tall_skinny.is_tall(b):
+            return tall_skinny.transposed_product(a.T, b)
         check_product_fits(a, b)
-        return multiply(a, b) if is_own(a, b) else np.dot(a, b)
+        return tall_skinny.multiply(a, b) if tall_skinny.is_own(a, b) else np.dot(a, b)
 
     @staticmethod
     def matmul(a: Any, b: Any) -> Any:
@@ -233,8 +221,8 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
 
     @staticmethod
     def qr(a: Array, *args: Any, **kwargs: Any) -> Any:
-        if is_tall(a) and not (args or kwargs):
-            return qr(a)
+        if tall_skinny.is_tall(a) and not (args or kwargs):
+            return tall_skinny.qr(a)
         return np.linalg.qr(a, *args, **kwargs)
 
     @staticmethod
@@ -246,7 +234,7 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
             return row_shards.solve(a, b)
         a, b = as_array(a), as_array(b)
         check_place(b, "b", is_cupy(a), "a")
-        return solve(a, b)
+        return tall_skinny.solve(a, b)
 
     def eps(self, dtype: Any) -> Any:
         """Return the rounding unit; of integers, which are counts, that of float64."""

@@ -11,23 +11,16 @@ import inspect
 import logging
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorly as tl
 
 from .. import decomposition
 from ..base.array_modules import Array
 from ..base.checks import densify_error
+from ..decomposition import initial_guess
 from ..decomposition.guarding import guard
-from ..decomposition.initial_guess import (
-    SVDS,
-    check_initial_guess,
-    initialize_cp,
-    make_svd_non_negative,
-    randomized_svd,
-    spread_factors,
-)
+from ..decomposition.initial_guess import SVDS
 from ..decomposition.parafac import Continued
 from ..decomposition.ranks import find_tucker_rank
 from ..decomposition.whole_tensor import WholeTensor, check_start
@@ -44,8 +37,7 @@ from .tensor_algebra import is_ours, unfolding_dot_khatri_rao
 _logger = logging.getLogger("tensorly_flycoo")
 
 
-@dataclass(frozen=True)
-class Replacement:
+class Replacement(NamedTuple):
     """One row of the table."""
 
     names: str  # of TensorLy's functions
@@ -146,11 +138,12 @@ def _initialize_cp(original: Callable, *args: Any, **kwargs: Any) -> Any:
         _logger.debug("called by a decomposition that was imported before tensorly_flycoo")
     _refuse_mask(given, tensor, "tensorly_flycoo.decomposition.parafac or non_negative_parafac")
     if isinstance(init, str) and (init == "random" or (init == "svd" and given["svd"] in SVDS)):
-        return initialize_cp(tensor, *(given[name] for name in _OPTIONS))
+        return initial_guess.initialize_cp(tensor, *(given[name] for name in _OPTIONS))
     x = given["tensor"] = as_flycoo(tensor, check_coords=True)
-    given["init"] = check_initial_guess(init, x.dtype, x.device == "cuda", given["rank"])
+    on_gpu = x.device == "cuda"
+    given["init"] = initial_guess.check_initial_guess(init, x.dtype, on_gpu, given["rank"])
     start = original(**given)
-    start.factors = spread_factors(x, start.factors)
+    start.factors = initial_guess.spread_factors(x, start.factors)
     return start
 
 
@@ -283,12 +276,12 @@ TABLE = (
         "nothing: a sparse tensor is refused here before anything is computed",
     ),
     Replacement(
-        "randomized_svd", "tenalg.svd", _instead(randomized_svd),
+        "randomized_svd", "tenalg.svd", _instead(initial_guess.randomized_svd),
         "it draws a random row for each column of an unfolding",
         "truncated_svd and randomized_svd passed n_eigenvecs to the backend (docs/upstream.md)",
     ),
     Replacement(
-        "make_svd_non_negative", "tenalg.svd", _instead(make_svd_non_negative),
+        "make_svd_non_negative", "tenalg.svd", _instead(initial_guess.make_svd_non_negative),
         "it reads right singular vectors, as long as an unfolding",
         "it took the norms of their positive and negative parts from the backend",
     ),

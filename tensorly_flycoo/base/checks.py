@@ -137,10 +137,7 @@ def check_dtype(dtype: DTypeLike, name: str = "dtype") -> np.dtype:
     if dtype.kind in "biu":
         return np.dtype(np.float64)
     if dtype not in (np.float32, np.float64):
-        raise TypeError(
-            f"{name} is {dtype}, expected float32, float64, an integer type or bool; "
-            "convert the values first"
-        )
+        raise TypeError(f"{name} is {dtype}, expected float32, float64, an integer type or bool")
     return dtype
 
 
@@ -153,19 +150,14 @@ def check_values(values: Array, nnz: int, dtype: DTypeLike | None = None) -> Arr
     own_dtype = check_dtype(values.dtype, "the dtype of values")
     dtype = own_dtype if dtype is None else check_dtype(dtype)
     if values.shape != (nnz,):
-        raise ValueError(
-            f"values has shape {values.shape}, expected ({nnz},): coords holds {nnz} nonzeros"
-        )
+        raise ValueError(f"values has shape {values.shape}, expected ({nnz},): coords holds {nnz}")
     if values.dtype.kind in "iu" and values.dtype.itemsize == 8 and nnz:
         is_wrong = values > _MAX_EXACT_INTEGER
         if values.dtype.kind == "i":
             is_wrong |= values < -_MAX_EXACT_INTEGER
         if is_wrong.any():
             wrong = int(np.argmax(is_wrong))
-            raise ValueError(
-                f"values[{wrong}] is {values[wrong]}, expected integers up to 2**53, "
-                "which float64 holds exactly"
-            )
+            raise ValueError(f"values[{wrong}] is {values[wrong]}, expected integers up to 2**53")
     converted = values.astype(dtype, copy=False)
     if converted.dtype.itemsize < values.dtype.itemsize:
         check_finite(values)
@@ -260,28 +252,16 @@ def check_factors(
         )
     for n, factor in enumerate(factors):
         if not isinstance(factor, array_types):
-            factor = factors[n] = share(factor)
-            if not isinstance(factor, array_types):
-                got, expected = type(factor), array_types[0]
-                raise TypeError(
-                    f"factors[{n}] is a {got.__module__}.{got.__name__}, expected a "
-                    f"{expected.__module__}.{expected.__name__} on the device of x"
-                )
-        if factor.ndim != 2 or factor.shape[0] != shape[n]:
-            raise ValueError(f"factors[{n}] has shape {factor.shape}, expected ({shape[n]}, rank)")
+            factor = share(factor)
+        if converts and getattr(factor, "dtype", dtype) != dtype and factor.dtype.kind == "f":
+            factor = factor.astype(dtype)
+        check_matrix(factor, f"factors[{n}]", shape[n], dtype, *array_types)
+        factors[n] = factor
         if factor.shape[1] != factors[0].shape[1]:
             raise ValueError(
                 f"factors[{n}] has shape {factor.shape}, expected "
                 f"({shape[n]}, {factors[0].shape[1]}), the rank of factors[0]"
             )
-        if factor.dtype != dtype and converts and factor.dtype.kind == "f":
-            factors[n] = factor.astype(dtype)
-        elif factor.dtype != dtype:
-            raise TypeError(
-                f"factors[{n}] has dtype {factor.dtype}, expected {dtype}, the dtype of x"
-            )
-    if factors[0].shape[1] == 0:
-        check_rank(0)
     return factors
 
 
@@ -310,9 +290,7 @@ def check_out(
         expected = f"{array_type.__module__}.{array_type.__name__}"
         raise TypeError(f"out is a {type_name}, expected a {expected} on the device of x")
     if out.shape != shape or out.dtype != dtype:
-        raise ValueError(
-            f"out has shape {out.shape} and dtype {out.dtype}, expected {shape} and {dtype}"
-        )
+        raise ValueError(f"out has shape {out.shape}, {out.dtype}, expected {shape}, {dtype}")
     if not out.flags.c_contiguous or not getattr(out.flags, "writeable", True):
         raise ValueError("out is read-only or not C-contiguous, expected writable and C order")
     for name, array in inputs:
@@ -347,10 +325,7 @@ def check_keep(keep: str, layout: str | None) -> str:
     if keep == "device":
         return layout
     if layout not in ("auto", "replicated"):
-        raise ValueError(
-            f"layout is {layout!r}, but keep='host' needs 'replicated', whose records are only "
-            "read: leave it out"
-        )
+        raise ValueError(f"layout is {layout!r}, but keep='host' needs 'replicated': leave it out")
     return "replicated"
 
 
@@ -360,15 +335,17 @@ def num_cells(shape: Iterable[int]) -> int:
 
 
 def check_matrix(
-    matrix: Array, name: str, num_rows: int, dtype: np.dtype, array_type: type[Array]
+    matrix: Array, name: str, num_rows: int, dtype: np.dtype, *array_types: type[Array]
 ) -> None:
     """Refuse anything but a matrix with `num_rows` rows in the dtype of x."""
-    if not isinstance(matrix, array_type):
+    if not isinstance(matrix, array_types):
+        got, expected = type(matrix), array_types[0]
         raise TypeError(
-            f"{name} is a {type(matrix).__module__}.{type(matrix).__name__}, expected a "
-            f"{array_type.__module__}.{array_type.__name__} on the device of x"
+            f"{name} is a {got.__module__}.{got.__name__}, expected a "
+            f"{expected.__module__}.{expected.__name__} on the device of x"
         )
-    if matrix.ndim != 2 or matrix.shape[0] != num_rows or matrix.shape[1] < 1:
+    if matrix.ndim != 2 or matrix.shape[0] != num_rows:
         raise ValueError(f"{name} has shape {matrix.shape}, expected ({num_rows}, rank)")
+    check_rank(matrix.shape[1])
     if matrix.dtype != dtype:
         raise TypeError(f"{name} has dtype {matrix.dtype}, expected {dtype}, the dtype of x")

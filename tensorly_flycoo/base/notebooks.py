@@ -1,4 +1,4 @@
-"""Tables of HTML, as notebooks show them."""
+"""Tables: of text, as `print` shows them, and of HTML, as notebooks do."""
 
 from collections.abc import Iterable, Sequence
 
@@ -19,6 +19,14 @@ def _escape(content: object) -> str:
     import html
 
     return html.escape(str(content))
+
+
+def format_table(rows: Iterable[Sequence[str]], align: str = ">") -> str:
+    """Return lines of text whose columns are aligned to the left, "<", or to the right."""
+    rows = list(rows)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    form = "  ".join(f"{{:{align}{width}}}" for width in widths)
+    return "\n".join(form.format(*row).rstrip() for row in rows)
 
 
 def make_table(

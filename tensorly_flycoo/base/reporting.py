@@ -37,12 +37,11 @@ def report(stage: str) -> None:
 @contextlib.contextmanager
 def listen(listener: Callable[[str], None]) -> Iterator[None]:
     """Pass each stage reported inside the block, by the same thread, to `listener`."""
-    previous = _listener.get()
-    _listener.set(listener)
+    token = _listener.set(listener)
     try:
         yield
     finally:
-        _listener.set(previous)
+        _listener.reset(token)
 
 
 class Recorder(Protocol):
@@ -87,10 +86,8 @@ class _Compilation(contextlib.AbstractContextManager):
         """Log it, unless something was compiled less than `quiet_s` seconds ago."""
         if not self._spans or time.perf_counter() - self._spans[-1][1] < quiet_s:
             return
-        _of_process.log(
-            sum(count for _, _, count in self._spans),
-            sum(end_s - start_s for start_s, end_s, _ in self._spans),
-        )
+        starts_s, ends_s, counts = zip(*self._spans, strict=True)
+        _of_process.log(sum(counts), sum(ends_s) - sum(starts_s))
         self._spans = []
 
 

@@ -6,6 +6,8 @@ import os
 import platform
 import sys
 
+from .notebooks import format_table
+
 _MISSING = "not installed"
 
 
@@ -42,9 +44,7 @@ def show_versions() -> None:
         "CPUs": str(os.cpu_count()),
         "numba threads": num_threads,
     }
-    width = max(map(len, rows))
-    for name, text in rows.items():
-        print(f"{name:{width}}  {text}")
+    print(format_table(rows.items(), "<"))
 
 
 def _find_version(name: str) -> str:

@@ -145,12 +145,9 @@ def start_workers(
 ) -> list[WorkerHandle]:
     """Start an actor on each worker."""
     addresses = list(addresses)
-    if device == "cpu":
-        gpus = [Gpus([], False) for _ in addresses]
-    else:
-        tasks = {a: _submit(client, a, list_gpus, device) for a in addresses}
-        _wait_for_all(client, tasks)
-        gpus = [task.result() for task in tasks.values()]
+    tasks = {address: _submit(client, address, list_gpus, device) for address in addresses}
+    _wait_for_all(client, tasks)
+    gpus = [task.result() for task in tasks.values()]
     without = [address for address, own in zip(addresses, gpus, strict=True) if not own.uuids]
     if 0 < len(without) < len(addresses):  # their records would differ
         raise ValueError(

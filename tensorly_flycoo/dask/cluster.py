@@ -33,6 +33,9 @@ _MANY_COMMANDS = 256
 #: Numbers of keys, of all clusters of this process.
 _numbers = itertools.count()
 
+#: The workers that hold a tensor, or are to.
+Workers: TypeAlias = "Sequence[WorkerHandle]"
+
 #: The shape and the dtype of an array.
 Kind: TypeAlias = tuple[tuple[int, ...], np.dtype]
 
@@ -135,7 +138,7 @@ class Cluster:
     any thread; threads wait for each other.
     """
 
-    def __init__(self, client: Client, workers: Sequence[WorkerHandle]) -> None:
+    def __init__(self, client: Client, workers: Workers) -> None:
         self.client = client
         self.workers = list(workers)
         self._lock = threading.RLock()
@@ -244,10 +247,7 @@ class Cluster:
     def check_client(self) -> None:
         """Refuse a client that is closed: its workers seem to be gone, and may be there."""
         if self.client.status == "closed":
-            raise RuntimeError(
-                "the client that loaded this tensor is closed, and the tensor with it: load it "
-                "again with another client"
-            )
+            raise RuntimeError("the client of this tensor is closed: load it again with another")
 
     def _post(self) -> None:
         """Send all commands, so that workers have work; wait for the replies to earlier ones."""

@@ -142,9 +142,8 @@ class RemoteLayout:
 
     def fetch(self, function: Callable[..., Any], *args: Any) -> Any:
         """Have the worker call a function of the layout; wait for the result."""
-        return self._cluster.fetch(self._cluster.run(self.held.worker, function, self.held, *args))[
-            0
-        ]
+        cluster, held = self._cluster, self.held
+        return cluster.fetch(cluster.run(held.worker, function, held, *args))[0]
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):

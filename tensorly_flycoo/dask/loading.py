@@ -24,7 +24,7 @@ from ..spread.slab_building import SlabBuilder, count_rows, sort_records, split_
 from ..start.columns import build_in_slabs
 from ..tensor.pieces import Piece, call_with_piece, map_pieces
 from ..tensor.tensor import FlycooTensor, rebuild
-from .cluster import Cluster, RemoteObject, WorkerHandle
+from .cluster import Cluster, RemoteObject, WorkerHandle, Workers
 from .engine import ClusterEngine, ClusterLayout, RemoteLayout, WorkerDevices, as_reference
 from .machine import Site
 from .messages import ENGINE, SITE
@@ -54,14 +54,14 @@ class PartitionedData:
     num_slabs: int | None = None
     dtype: Any = None
     layout: str | None = None
-    labels: list[np.ndarray] | None = None  # of each mode, once they are known
+    labels: Labels = None  # once they are known
 
     def __post_init__(self) -> None:
         self.num_slabs = None if self.num_slabs is None else check_count(self.num_slabs, "slabs")
         self.dtype = None if self.dtype is None else check_dtype(self.dtype)
         self.layout = check_keep("device", self.layout)
 
-    def place(self, client: Client, workers: Sequence[WorkerHandle]) -> ClusterLayout:
+    def place(self, client: Client, workers: Workers) -> ClusterLayout:
         cluster = Cluster(client, workers)
         nnz, shape, dtype, self.labels = self._read(cluster)
         num_slabs = self.num_slabs or max(_FEWEST_SLABS, -(-nnz // _SLAB_NNZ))
@@ -71,9 +71,7 @@ class PartitionedData:
         sizes = (shape, dtype, num_slabs, layout, self.labels)
         return ClusterBuilder(cluster, *sizes).distribute()
 
-    def restore(
-        self, client: Client, workers: Sequence[WorkerHandle], layout: ClusterLayout
-    ) -> ClusterLayout:
+    def restore(self, client: Client, workers: Workers, layout: ClusterLayout) -> ClusterLayout:
         """Read all data again, but keep only the nonzeros of lost slabs."""
         cluster, record_format = Cluster(client, workers), layout.record_format
         _, shape, dtype, labels = self._read(cluster)
@@ -82,9 +80,7 @@ class PartitionedData:
             raise RuntimeError(_CHANGED)
         return rebuild_lost(cluster, layout, labels)
 
-    def _read(
-        self, cluster: Cluster
-    ) -> tuple[int, tuple[int, ...], np.dtype, list[np.ndarray] | None]:
+    def _read(self, cluster: Cluster) -> tuple[int, tuple[int, ...], np.dtype, Labels]:
         """Have tasks read the data; return the tensor's rows, shape, dtype and labels."""
         forget_partitions(cluster)
         client, keys = cluster.client, {w.address: w.peer.key for w in cluster.workers}

@@ -353,10 +353,8 @@ class Machine:
         for x in exchange.sent:
             array = self._get(x.key)
             if (array.shape, array.dtype) != (x.shape, x.dtype):  # the receiver would not expect it
-                expected = f"shape {x.shape} and dtype {x.dtype}"
-                raise RuntimeError(
-                    f"an array has {array.shape}, {array.dtype}, expected {expected}"
-                )
+                found = f"{array.shape}, {array.dtype}"
+                raise RuntimeError(f"an array has {found}, expected {x.shape}, {x.dtype}")
             array = self._site.engine.xp.ascontiguousarray(array).reshape(array.shape)
             sent.append((array, x.peer))
         received = [(self._site.empty(x.shape, x.dtype), x.peer) for x in exchange.received]

@@ -17,7 +17,7 @@ from ..format.layout import Layout
 from ..io.dataframe import MISSING, check_modes
 from ..io.files import FilePath
 from ..io.slab_folder import Index, load_slab
-from ..tensor.labelled import LabelledTensor, Labels
+from ..tensor.labelled import LabelledTensor, Labels, is_ordered
 from .actor import start_workers
 from .loading import PartitionedData
 from .machine import Site
@@ -59,16 +59,12 @@ def read_parquet(
     slabs : int, optional
         As of `FlycooTensor`; by default one for each 2**25 rows, but at least 8. Results depend on
         it. Workers beyond this number hold nothing.
-    dtype : {float32, float64}, optional
-        By default that of the values.
-    layout : {"auto", "remap", "replicated", "indexed"}, optional
-        As of `FlycooTensor`; "auto", the default, goes by the workers' device.
+    dtype, layout, device
+        As of `FlycooTensor`, on each worker.
     client : distributed.Client, optional
         By default the current one.
     workers : sequence of str, optional
         The addresses of the workers to take; by default all.
-    device : {"auto", "cpu", "cuda"}, optional
-        As of `FlycooTensor`, on each worker.
 
     Returns
     -------
@@ -102,29 +98,20 @@ def read_parquet(
     The client holds the labels, and 8 bytes for each row of the longest mode.
     """
     modes = check_modes(modes)
-    parts = list_parquet_parts(path)
+    df: Any = path if hasattr(path, "to_delayed") else None  # given by `from_dask_dataframe`
+    parts = list_parquet_parts(path) if df is None else list(df.to_delayed())
     check_choice(missing, "missing", MISSING)
     reader = TableReader(tuple(modes), values, indices, missing)
     source = PartitionedData(parts, reader, None, slabs, dtype, layout)
     x = _place(source, client, workers, device)
     if source.labels is None:
         return x
-    return LabelledTensor(x, dict(zip(modes, source.labels, strict=True)))
+    ordered = [name for name in modes if hasattr(df, "dtypes") and is_ordered(df[name])]
+    return LabelledTensor(x, Labels(source.labels, modes, ordered))
 
 
 def from_dask_dataframe(
-    df: Any,
-    modes: Sequence[str],
-    values: str | None = None,
-    *,
-    indices: bool = False,
-    missing: str = "raise",
-    slabs: int | None = None,
-    dtype: DTypeLike | None = None,
-    layout: str | None = None,
-    client: Client | None = None,
-    workers: Sequence[str] | None = None,
-    device: str | None = None,
+    df: Any, modes: Sequence[str], values: str | None = None, **options: Any
 ) -> LabelledTensor | ClusterTensor:
     """Make a tensor of a dask DataFrame, on the workers of a cluster.
 
@@ -136,26 +123,19 @@ def from_dask_dataframe(
     df : dask.dataframe.DataFrame
         Or any object with a method `to_delayed` that returns partitions as tables of pandas, polars
         or Arrow.
-    modes, values, indices, missing, slabs, dtype, layout, client, workers, device
+    modes, values
         As of `read_parquet`.
+    **options
+        ``indices``, ``missing``, ``slabs``, ``dtype``, ``layout``, ``client``, ``workers`` and
+        ``device`` of `read_parquet`.
 
     Returns
     -------
     LabelledTensor or ClusterTensor
     """
-    modes = check_modes(modes)
     if not hasattr(df, "to_delayed"):
         raise TypeError(f"df is a {type(df).__name__}, expected a dask DataFrame")
-    check_choice(missing, "missing", MISSING)
-    reader = TableReader(tuple(modes), values, indices, missing)
-    source = PartitionedData(list(df.to_delayed()), reader, None, slabs, dtype, layout)
-    x = _place(source, client, workers, device)
-    if source.labels is None:
-        return x
-    columns = modes if hasattr(df, "dtypes") else []
-    ordered = [name for name in columns if getattr(df.dtypes[name], "ordered", False) is True]
-    labels = dict(zip(modes, source.labels, strict=True))
-    return LabelledTensor(x, Labels(labels, ordered=ordered))
+    return read_parquet(df, modes, values, **options)
 
 
 def read_tns(

@@ -60,10 +60,8 @@ class RemoteArray(RemoteObject, NDArrayOperatorsMixin):
         kinds = found if isinstance(found, list) else [found]
         args = tuple(x.copy() if isinstance(x, np.ndarray) else x for x in args)
         keys = self.cluster.call(self.worker, function, args, kwargs, num_results=len(kinds))
-        results = [
-            RemoteArray(self.cluster, self.worker, key, *kind)
-            for key, kind in zip(keys, kinds, strict=True)
-        ]
+        there = (self.cluster, self.worker)
+        results = [RemoteArray(*there, key, *kind) for key, kind in zip(keys, kinds, strict=True)]
         return results[0] if len(results) == 1 else tuple(results)
 
     # NumPy's protocols
@@ -73,9 +71,7 @@ class RemoteArray(RemoteObject, NDArrayOperatorsMixin):
             _refuse(f"{ufunc.__name__}.{method} with {', '.join(options)}")
         return self.call_remotely(ufunc, *inputs)
 
-    def __array_function__(
-        self, function: Callable, types: Any, args: tuple, kwargs: dict[str, Any]
-    ) -> Any:
+    def __array_function__(self, function: Callable, types: Any, args: tuple, kwargs: dict) -> Any:
         return self.call_remotely(function, *args, **kwargs)
 
     def __array__(self, *_: Any, **__: Any) -> NoReturn:

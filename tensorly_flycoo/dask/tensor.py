@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 from distributed import Client
@@ -14,7 +13,7 @@ from ..format.packing import Groups, RecordFormat
 from ..spread.slab_layout import Slab
 from ..tensor.tensor import FlycooTensor
 from .actor import start_workers
-from .cluster import Cluster, RemoteObject, WorkerHandle
+from .cluster import Cluster, RemoteObject, Workers
 from .engine import ClusterEngine, ClusterLayout, RemoteLayout, WorkerDevices
 from .machine import Site, describe_slab
 from .messages import ENGINE, SITE, Free
@@ -52,7 +51,7 @@ def list_held(layout: ClusterLayout) -> dict[int, RemoteLayout]:
 
 
 def replace_lost(
-    layout: ClusterLayout, workers: Sequence[WorkerHandle]
+    layout: ClusterLayout, workers: Workers
 ) -> tuple[dict[int, int], dict[int, RemoteLayout]]:
     """Choose a worker for each slab, its own or the least loaded; return also the held slabs."""
     known = list_held(layout)
@@ -69,17 +68,14 @@ def replace_lost(
 class Source(Protocol):
     """Where a tensor comes from."""
 
-    def place(self, client: Client, workers: Sequence[WorkerHandle]) -> ClusterLayout:
+    def place(self, client: Client, workers: Workers) -> ClusterLayout:
         """Load all slabs on workers, neighbours together."""
 
-    def restore(
-        self, client: Client, workers: Sequence[WorkerHandle], layout: ClusterLayout
-    ) -> ClusterLayout:
+    def restore(self, client: Client, workers: Workers, layout: ClusterLayout) -> ClusterLayout:
         """Load the slabs that none of these workers holds; some workers of `layout` are lost."""
 
 
-@dataclass(frozen=True)
-class SlabSource:
+class SlabSource(NamedTuple):
     """Slabs that can be loaded one by one."""
 
     shape: tuple[int, ...]
@@ -89,22 +85,16 @@ class SlabSource:
     rows: Sequence[range]  # of the cut mode, for each slab
     load: Callable[[Site, int], Any]  # makes the slab of a number, on its worker
 
-    def place(self, client: Client, workers: Sequence[WorkerHandle]) -> ClusterLayout:
+    def place(self, client: Client, workers: Workers) -> ClusterLayout:
         workers = workers[: len(self.rows)]
         homes = dict(enumerate(assign_homes(len(self.rows), len(workers))))
         return self._load_missing(client, workers, homes, {})
 
-    def restore(
-        self, client: Client, workers: Sequence[WorkerHandle], layout: ClusterLayout
-    ) -> ClusterLayout:
+    def restore(self, client: Client, workers: Workers, layout: ClusterLayout) -> ClusterLayout:
         return self._load_missing(client, workers, *replace_lost(layout, workers))
 
     def _load_missing(
-        self,
-        client: Client,
-        workers: Sequence[WorkerHandle],
-        homes: dict[int, int],
-        held: dict[int, RemoteLayout],
+        self, client: Client, workers: Workers, homes: dict[int, int], held: dict[int, RemoteLayout]
     ) -> ClusterLayout:
         """Load the slabs that are not held."""
         cluster, missing = Cluster(client, workers), sorted(homes.keys() - held.keys())
@@ -114,22 +104,19 @@ class SlabSource:
         return make_layout(cluster, self.rows, cut.record_format, self.num_slabs, held)
 
 
-@dataclass(frozen=True)
-class Derived:
+class Derived(NamedTuple):
     """What a function makes of a tensor; holds that one's source, to compute what is lost again."""
 
     source: Source  # of the other tensor
     function: Callable[[FlycooTensor], FlycooTensor]
     device: str | None
 
-    def place(self, client: Client, workers: Sequence[WorkerHandle]) -> ClusterLayout:
+    def place(self, client: Client, workers: Workers) -> ClusterLayout:
         layout = self.source.place(client, workers)
         x = ClusterTensor.of(self.source, client, self.device, layout)
         return cast(ClusterLayout, self.function(x)._layout)
 
-    def restore(
-        self, client: Client, workers: Sequence[WorkerHandle], layout: ClusterLayout
-    ) -> ClusterLayout:
+    def restore(self, client: Client, workers: Workers, layout: ClusterLayout) -> ClusterLayout:
         for own in list_held(layout).values():  # room for those to come
             own.held.worker.queue.append(Free(own.held.key))
         # Actors of its own: the others may be those of the tensor that it was made of.
@@ -232,8 +219,5 @@ def list_workers(client: Client) -> list[str]:
     """List the addresses of a client's workers; raises a RuntimeError if there are none."""
     addresses = sorted(client.nthreads())
     if not addresses:
-        raise RuntimeError(
-            "the client has no workers, expected at least one: wait for them by "
-            "client.wait_for_workers(1)"
-        )
+        raise RuntimeError("the client has no workers: call client.wait_for_workers(1) first")
     return addresses

@@ -42,9 +42,7 @@ class Kind(NamedTuple):
 
 
 TENSOR = Kind("tensorly-flycoo", 2, "a saved tensor", "tensorly_flycoo.load(path)")
-SLABS = Kind(
-    "tensorly-flycoo slabs", 2, "the index of a folder of slabs", "tensorly_flycoo.open_slabs"
-)
+SLABS = Kind("tensorly-flycoo slabs", 2, "the index of a slab folder", "tensorly_flycoo.open_slabs")
 MODEL = Kind("tensorly-flycoo CP model", 1, "a saved LabelledCP", "LabelledCP.load(path)")
 ONLINE = Kind("tensorly-flycoo online CP model", 1, "a saved OnlineCP", "OnlineCP.load(path)")
 CHECKPOINT = Kind(
@@ -297,8 +295,6 @@ def _read_text(reader: ArrayReader, n: int) -> np.ndarray:
     if (np.diff(bounds) < 0).any() or bounds[-1] != encoded.size:
         raise ValueError(f"text_ends_{n} does not match text_{n}")
     text, labels = encoded.tobytes(), np.empty(ends.size, object)
-    labels[:] = [
-        text[start:end].decode("utf-8", "surrogatepass")
-        for start, end in itertools.pairwise(bounds.tolist())
-    ]
+    pairs = itertools.pairwise(bounds.tolist())
+    labels[:] = [text[start:end].decode("utf-8", "surrogatepass") for start, end in pairs]
     return labels

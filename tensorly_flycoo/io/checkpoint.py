@@ -4,7 +4,7 @@ import hashlib
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from tensorly.cp_tensor import CPTensor
@@ -29,8 +29,7 @@ _CPU_BLOCK, _GPU_BLOCK = 2**14, 2**20
 _digests: weakref.WeakKeyDictionary[FlycooTensor, str] = weakref.WeakKeyDictionary()
 
 
-@dataclass(frozen=True)
-class Origin:
+class Origin(NamedTuple):
     """Where a model comes from: the decomposition's name and tensor.
 
     `state` is what the solver needs besides the weights, or core, and factors to go on.
@@ -38,7 +37,7 @@ class Origin:
 
     solver: str
     tensor: FlycooTensor
-    state: Mapping[str, Array] = field(default_factory=dict)
+    state: Mapping[str, Array] = {}
 
 
 def mark_origin(model: _M, origin: Origin) -> _M:
@@ -110,10 +109,8 @@ def copy_model(model: Any) -> Any:
 def check_saveable(model: object) -> None:
     """Refuse anything but a CP or Tucker tensor: tensor rings have no checkpoints."""
     if not isinstance(model, CPTensor | TuckerTensor):
-        raise TypeError(
-            f"the model is a {type(model).__name__}, expected a CPTensor or a TuckerTensor: others "
-            "have no checkpoints"
-        )
+        name = type(model).__name__
+        raise TypeError(f"the model is a {name}, expected a CPTensor or a TuckerTensor")
 
 
 def save_checkpoint(path: FilePath, model: Model, errors: Sequence[float]) -> None:

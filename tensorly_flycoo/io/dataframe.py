@@ -75,9 +75,9 @@ def from_dataframe(
 
     Notes
     -----
-    Warnings in the log say how many rows are left out, how many values are 0, which a sparse tensor
-    does not keep, and which modes have nearly as many labels as the table has rows, such as times
-    to the second; rounded times make better modes: ``df["time"].dt.floor("D")``.
+    Warnings in the log say how many rows are left out, how many values are 0, and which modes have
+    nearly as many labels as the table has rows: rounded times (``df["time"].dt.floor("D")``) make
+    better modes.
 
     The table's own library numbers the entries; polars is several times as fast where pyarrow is
     installed. Beside coords and values, this takes two temporary columns of 8 bytes per row. All
@@ -342,10 +342,7 @@ def place_entries(
         labels = np.array(list(labels), object)  # NumPy turns numbers beside texts into texts
     labels = np.asarray(labels)
     if labels.ndim != 1:
-        raise ValueError(
-            f"labels[{name!r}] is a {kind} of shape {labels.shape}, expected a list or array of "
-            "one dimension"
-        )
+        raise ValueError(f"labels[{name!r}] is a {kind} of shape {labels.shape}, expected a list")
     known, given = labels, entries
     if entries.dtype.kind in "mM":  # the units of dates and spans of time may differ
         is_same = labels.dtype.kind == entries.dtype.kind
@@ -354,7 +351,7 @@ def place_entries(
     numbers: dict[Any, int] = {}
     for number, label in enumerate(known.tolist()):
         if numbers.setdefault(label, number) != number:
-            raise ValueError(f"labels[{name!r}] holds {label!r} twice, expected distinct labels")
+            raise ValueError(f"labels[{name!r}] holds {label!r} twice, expected distinct ones")
     found = [numbers.get(entry, -1) for entry in given.tolist()]
     places = np.array([*found, -1], np.int64)[codes]
     is_unknown = (places < 0) & (codes >= 0)

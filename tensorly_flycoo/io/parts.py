@@ -63,10 +63,8 @@ class Reading(NamedTuple):
         if isinstance(parts, str | os.PathLike):
             parts = [parts]
         elif not isinstance(parts, Iterable):
-            raise TypeError(
-                f"parts is a {type(parts).__name__}, expected a sparse tensor, or paths or tuples "
-                "(coords, values)"
-            )
+            kind = type(parts).__name__
+            raise TypeError(f"parts is a {kind}, expected a sparse tensor, paths or tuples")
         for number, part in enumerate(parts):
             try:
                 yield from self._iterate_part(part)
@@ -109,12 +107,10 @@ class Reading(NamedTuple):
         except ImportError as error:
             raise ImportError(f"reading .parquet needs pip install pyarrow ({error})") from None
         with pyarrow.parquet.ParquetFile(path) as file:
-            names = list(self.columns or file.schema_arrow.names)
-            missing = [name for name in names if name not in file.schema_arrow.names]
-            if missing:
-                raise ValueError(
-                    f"{path} has no columns {missing}, expected some of {file.schema_arrow.names}"
-                )
+            known = file.schema_arrow.names
+            names = list(self.columns or known)
+            if missing := [name for name in names if name not in known]:
+                raise ValueError(f"{path} has no columns {missing}, expected some of {known}")
             if len(names) < 2:
                 raise ValueError(f"columns is {names}, expected those of modes, and of values")
             for batch in file.iter_batches(BLOCK_NNZ, columns=names):

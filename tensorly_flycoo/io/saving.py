@@ -22,16 +22,8 @@ from ..spread.slab_layout import SlabLayout
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import LabelledTensor, Labels
 from ..tensor.tensor import FlycooTensor
-from .array_file import (
-    TENSOR,
-    ArrayReader,
-    Header,
-    list_labels,
-    name_modes,
-    open_arrays,
-    read_labels,
-    save_arrays,
-)
+from . import array_file
+from .array_file import TENSOR, ArrayReader, Header, open_arrays, save_arrays
 from .files import FilePath
 
 if TYPE_CHECKING:
@@ -117,17 +109,16 @@ def write_layout(
         }
         arrays = layout.iterate_arrays()
         if labels is not None:
-            header |= name_modes(labels)
-            arrays = itertools.chain(list_labels(labels), arrays)
+            header |= array_file.name_modes(labels)
+            arrays = itertools.chain(array_file.list_labels(labels), arrays)
         save_arrays(path, TENSOR, header, arrays, alignment)
 
 
 def load(path: FilePath, *, device: str | None = None) -> FlycooTensor | LabelledTensor:
     """Load a tensor that `save` wrote, on any device.
 
-    The saved plan is used if it is as it would be built here. Otherwise the plan is rebuilt: the
-    file may come from another kind of device, or from a release that tiles tensors differently.
-    Results are the same either way.
+    A plan that would be built otherwise here, on another kind of device or by another release, is
+    rebuilt. Results are the same either way.
 
     Parameters
     ----------
@@ -154,11 +145,9 @@ def load(path: FilePath, *, device: str | None = None) -> FlycooTensor | Labelle
 
     Notes
     -----
-    Damage is detected by the CRC-32 checksum that a .npz has for each array. A malicious file may
-    hold any tensor or a wrong plan, but cannot run code, read or write out of bounds, or allocate
-    more than its own size: array sizes are checked against the file's size before memory is
-    allocated, and indices against the arrays that they point into. This takes one pass over the
-    file.
+    Damage is detected by the CRC-32 checksum of each array. A malicious file may hold any tensor or
+    a wrong plan, but cannot run code, read or write out of bounds, or allocate more than its own
+    size: all sizes and indices are checked, in one pass over the file.
 
     Examples
     --------
@@ -186,7 +175,7 @@ def load(path: FilePath, *, device: str | None = None) -> FlycooTensor | Labelle
             x = FlycooTensor(*read_records(reader, record_format), record_format.shape, **options)
         if "names" not in reader.header:
             return x
-        return LabelledTensor(x, read_labels(reader))
+        return LabelledTensor(x, array_file.read_labels(reader))
 
 
 def read_layout(reader: ArrayReader, cut: Cut, engine: "Engine") -> Layout:

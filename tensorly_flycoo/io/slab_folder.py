@@ -13,24 +13,11 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from ..base.array_modules import move
-from ..base.checks import (
-    LAYOUTS,
-    check_choice,
-    check_count,
-    check_dtype,
-    check_index_base,
-    check_shape,
-)
+from ..base.checks import check_choice, check_count, check_dtype, check_index_base, check_shape
 from ..base.devices import OneDevice, assign_homes
 from ..base.reporting import report
 from ..engines import select_engine
-from ..format.groups import (
-    check_groups,
-    check_products,
-    find_groups,
-    find_longest_mode,
-    list_rest,
-)
+from ..format.groups import check_groups, check_products, find_groups, find_longest_mode, list_rest
 from ..format.layout import Layout
 from ..format.layouts import LAYOUT_CLASSES
 from ..format.packing import Groups
@@ -107,7 +94,7 @@ class Index:
             groups = check_groups(groups, shape)
             check_products(groups, shape)
             index = cls(shape, entries=entries, groups=groups, **facts)
-            _check_file_layout(index.layout)
+            check_choice(index.layout, "layout", _FILE_LAYOUTS)
             edges = [0, *(entry.stop for entry in entries)]
             is_joined = edges[:-1] == [entry.start for entry in entries]
             is_joined = is_joined and edges == sorted(set(edges)) and len(edges) > 1
@@ -146,12 +133,10 @@ class DiskBuilder(SlabBuilder):
         self._folder, self._nnz, self._engine = folder, 0, engine
         shape, dtypes = reading.shape or (), set[np.dtype]()
         for block in reading.iterate(parts):
-            sizes = shape or block.shape
-            if len(block.shape) != len(sizes):
-                raise ValueError(
-                    f"parts have {len(sizes)} and {len(block.shape)} modes, expected one number"
-                )
-            shape = tuple(max(pair) for pair in zip(sizes, block.shape, strict=True))
+            shape, ndim = shape or block.shape, len(block.shape)
+            if len(shape) != ndim:
+                raise ValueError(f"parts have {len(shape)} and {ndim} modes, expected one number")
+            shape = tuple(max(pair) for pair in zip(shape, block.shape, strict=True))
             self._nnz += block.values.size
             dtypes.add(block.values.dtype)
             for number, rows in enumerate(block.coords):
@@ -286,13 +271,12 @@ def save_slabs(
 
     Notes
     -----
-    Parts are read once, and copied to temporary files in a hidden folder beside `path`; then their
-    nonzeros are counted by rows of the longest mode, distributed, sorted, and built slab by slab.
-    Memory holds one slab while it is built (about 150 bytes per nonzero, if there are three modes),
-    and 32 bytes per row of the longest mode. Rows are not split: one with many nonzeros makes a
-    long slab. The disk holds, beside the final folder, one copy of the records, and before that
-    another ``4 * ndim + 8`` bytes per given nonzero. A call that fails removes its files; a process
-    that is killed leaves the hidden folder, whose name ends with ".part".
+    Parts are read once, and copied to temporary files in a hidden folder beside `path`; then slabs
+    are built one by one. Memory holds one slab (about 150 bytes per nonzero, if there are three
+    modes), and 32 bytes per row of the longest mode. Rows are not split: one with many nonzeros
+    makes a long slab. The disk holds, beside the final folder, one copy of the records, and before
+    that another ``4 * ndim + 8`` bytes per given nonzero. A call that fails removes its files; a
+    process that is killed leaves the hidden folder, whose name ends with ".part".
 
     The folder has a file "slabs.json" and, for each slab, a file as of `save`, in which arrays
     begin at multiples of 4096 bytes.
@@ -318,7 +302,7 @@ slabs=2>
         check_index_base(index_base),
     )
     slabs = None if slabs is None else check_count(slabs, "slabs")
-    _check_file_layout(layout)
+    check_choice(layout, "layout", _FILE_LAYOUTS)
     engine = select_engine(device)
     with make_folder(path) as folder:
         temporary = folder / "temporary"
@@ -337,14 +321,6 @@ slabs=2>
         record_format = builder.record_format
         facts = (record_format.shape, record_format.dtype.name, layout, builder.num_slabs)
         Index(*facts, entries, record_format.groups).write(folder)
-
-
-def _check_file_layout(layout: str) -> None:
-    """Refuse a layout that files cannot have."""
-    if check_choice(layout, "layout", LAYOUTS) not in _FILE_LAYOUTS:
-        raise ValueError(
-            f"layout is {layout!r}, expected one of {_FILE_LAYOUTS}: files do not change"
-        )
 
 
 def _name_slab(number: int) -> str:
@@ -391,10 +367,9 @@ def open_slabs(
     Notes
     -----
     Opening reads a few KB for each slab, and compares the files' sizes, formats and lists of
-    checksums with the folder's index, which has a digest of its own. Only ``verify=True`` compares
-    the data with their checksums, and indices with what they point into: use it once for a folder
-    that was copied or comes from elsewhere. A malicious folder that is opened without it may crash
-    the process.
+    checksums with the folder's index. Only ``verify=True`` compares the data with their checksums,
+    and indices with what they point into: use it once for a folder that was copied or comes from
+    elsewhere. A malicious folder that is opened without it may crash the process.
 
     Files must not change while a tensor uses them. Several processes may open a folder, and share
     the system's memory for it. `nbytes` counts the mapped files. MTTKRP, and so `parafac`, reads

@@ -151,9 +151,8 @@ def write_tns(path: FilePath, x: "FlycooTensor | SparseArray", *, index_base: in
 
     Notes
     -----
-    Values are written as float64. Those of a float32 tensor get more digits than float32 needs, so
-    that readers that only use float64 get the same numbers. Nonzeros on a GPU are copied to host
-    memory.
+    Values are written as float64: those of a float32 tensor get more digits than it needs, and
+    readers that only use float64 get the same numbers.
 
     Examples
     --------

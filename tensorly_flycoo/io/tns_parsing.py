@@ -187,10 +187,7 @@ class TnsParser:
         ndim, base = self._sizes.size, self._index_base
         *indices, value = _TOKEN.findall(line)
         if len(indices) != ndim:
-            return (
-                f"{len(indices) + 1} fields, expected {ndim + 1}: "
-                f"the indices of {ndim} modes and a value"
-            )
+            return f"{len(indices) + 1} fields, expected {ndim + 1}: {ndim} indices and a value"
         for mode, (index, size) in enumerate(zip(indices, self._sizes.tolist(), strict=True)):
             shown = repr(index[:_SHOWN].decode(errors="backslashreplace"))[1:-1]
             name = f"index {shown} of mode {mode}"

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..base.array_modules import Array, array_module, as_array, is_on_gpu, move
-from ..base.checks import check_finite, check_place
+from ..base.checks import check_choice, check_finite, check_place
 from ..decomposition.counts import check_counts, log_lower_tail, log_upper_tail
 from ..ops.cp_entries import cp_to_entries
 from ..tensor.coo_cache import as_flycoo
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from sparse import SparseArray
 
     from ..tensor.tensor import FlycooTensor
-
-TAILS = ("upper", "lower", "both")
 
 
 def anomaly_scores(
@@ -79,8 +77,7 @@ def anomaly_scores(
     >>> anomaly_scores(([[0, 1, 1], [0, 0, 1]], [3, 30, 4]), means).round(1)
     array([ 0.2, 11.6,  4.2])
     """
-    if tail not in TAILS:
-        raise ValueError(f"tail is {tail!r}, expected one of {TAILS}")
+    check_choice(tail, "tail", ("upper", "lower", "both"))
     on_gpu = is_on_gpu(cp_tensor[1][0])
     if isinstance(x_new, tuple) and not isinstance(x_new, LabelledTensor):
         if len(x_new) != 2:
@@ -98,14 +95,8 @@ def anomaly_scores(
     check_finite(counts)
     check_finite(means, "the model's values")
     check_counts(counts, means)
-    return xp.asarray(_find_logs(counts, means, tail) / -np.log(10) + 0.0)
-
-
-def _find_logs(counts: np.ndarray, means: np.ndarray, tail: str) -> np.ndarray:
-    """Return the logarithms of the probabilities."""
-    if tail == "upper":
-        return log_upper_tail(counts, means)
-    if tail == "lower":
-        return log_lower_tail(counts, means)
-    both = np.minimum(log_upper_tail(counts, means), log_lower_tail(counts, means))
-    return np.minimum(both + np.log(2), 0)
+    find_logs = log_lower_tail if tail == "lower" else log_upper_tail
+    logs = find_logs(counts, means)
+    if tail == "both":
+        logs = np.minimum(np.minimum(logs, log_lower_tail(counts, means)) + np.log(2), 0)
+    return xp.asarray(logs / -np.log(10) + 0.0)

@@ -95,8 +95,8 @@ def best_of(
 ) -> Starts:
     """Run a decomposition from several random starts, and find the best run.
 
-    The starts are random since singular vectors of sparse data often belong to single rows, such as
-    one day, and a run from them can stay there; several, since one may end in a poor local minimum.
+    One start may end in a poor local minimum, and singular vectors of sparse data, another start,
+    often belong to single rows, such as one day.
 
     Each run is ``decomposition(x, rank, init="random", random_state=seed, **options)`` with a seed
     of its own. `parafac` of a sparse tensor runs all starts together, which takes far less time if
@@ -117,11 +117,10 @@ def best_of(
     keep_all : bool
         Whether no run is dropped. Then all end by themselves, as they would alone.
     **options
-        For each run. `init` may only be "random", since with ``init="svd"`` every start would be
-        the same. `parafac`, and `non_negative_parafac_hals` of this package, of a sparse tensor get
-        ``linesearch="nesterov"`` if you pass neither another one nor a mask. `parafac` runs
-        together only with `n_iter_max`, `tol`, `cvg_criterion` and ``linesearch=False`` or
-        "nesterov"; with a `mask` on a CPU only, and without momentum.
+        For each run; `init` may only be "random". `parafac`, and `non_negative_parafac_hals` of
+        this package, of a sparse tensor get ``linesearch="nesterov"`` if you pass neither another
+        one nor a mask. `parafac` runs together only with `n_iter_max`, `tol`, `cvg_criterion` and
+        ``linesearch=False`` or "nesterov"; with a `mask` on a CPU only, and without momentum.
 
     Returns
     -------
@@ -216,10 +215,7 @@ def name_of(function: Callable) -> str:
 def _check(decomposition: Callable, n_starts: Any, options: dict[str, Any]) -> Any:
     """Check the arguments of `best_of`; return the decomposition's parameters by name."""
     if not callable(decomposition) or inspect.isclass(decomposition):
-        raise TypeError(
-            f"decomposition is {decomposition!r}, expected a function, such as "
-            "tl.decomposition.parafac"
-        )
+        raise TypeError(f"decomposition is {decomposition!r}, expected a function")
     names, name = inspect.signature(decomposition).parameters, name_of(decomposition)
     check_count(n_starts, "n_starts")
     if "random_state" not in names:
@@ -231,9 +227,7 @@ def _check(decomposition: Callable, n_starts: Any, options: dict[str, Any]) -> A
     if not isinstance(init, str) or init != "random":
         raise ValueError(f"init is {init!r}, expected 'random': every start would be the same")
     if hasattr(options.get("callback"), "n_iter_left"):
-        raise ValueError(
-            "callback is a Progress, which is for one run: pass another, or leave it out"
-        )
+        raise ValueError("callback is a Progress, which is for one run: pass another, or none")
     return names
 
 
@@ -273,8 +267,6 @@ def run_once(
         return decomposition(x, rank, random_state=seed, **{**options, "return_errors": True})
     result = decomposition(x, rank, random_state=seed, **options)
     if not isinstance(result, CPTensor) or not is_sparse(x):
-        raise TypeError(
-            f"{name_of(decomposition)} returns neither errors nor a CP model of a sparse tensor, "
-            "expected either, to compare the runs"
-        )
+        name = name_of(decomposition)
+        raise TypeError(f"{name} returns neither errors nor a CP model of a sparse tensor")
     return result, [cp_fit(x, result).relative_error]

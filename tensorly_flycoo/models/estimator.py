@@ -43,9 +43,8 @@ class Parameters:
         known = self.get_params()
         for name, value in params.items():
             if name not in known:
-                raise ValueError(
-                    f"{type(self).__name__} has no parameter {name!r}, expected one of {[*known]}"
-                )
+                own = type(self).__name__
+                raise ValueError(f"{own} has no parameter {name!r}, expected one of {[*known]}")
             setattr(self, name, value)
         return self
 
@@ -63,8 +62,7 @@ class Parameters:
 class FlycooCP(Parameters):
     """A CP decomposition of a sparse tensor that scikit-learn can clone and search.
 
-    The class has the methods that `sklearn.base.clone` and `GridSearchCV` need, and does not import
-    scikit-learn.
+    It does not import scikit-learn.
 
     Parameters
     ----------
@@ -73,8 +71,7 @@ class FlycooCP(Parameters):
         The name of a decomposition in `tensorly_flycoo.decomposition` that returns a CP model.
     n_iter_max : int
     init : {"random", "svd", CPTensor}
-        With "random", the best of `n_starts` runs is kept: one start may end in a poor local
-        minimum, and singular vectors of sparse data often belong to single rows.
+        With "random", the best of `n_starts` runs is kept: see `best_of`.
     n_starts : int
         Only for ``init="random"``.
     tol : float
@@ -154,9 +151,8 @@ class FlycooCP(Parameters):
         is_random = isinstance(self.init, str) and self.init == "random"
         with tl.backend_context("flycoo", local_threadsafe=True):
             if is_random and self.n_starts != 1:
-                starts = best_of(
-                    decompose, x, self.rank, self.n_starts, self.random_state, **options
-                )
+                given = (x, self.rank, self.n_starts, self.random_state)
+                starts = best_of(decompose, *given, **options)
                 self.cp_tensor_, self.errors_ = starts.best, starts.errors[starts.best_number]
             else:
                 options = prefer_momentum(decompose, x, options)

@@ -2,8 +2,7 @@
 
 The columns of an MTTKRP do not depend on each other. So one MTTKRP with the columns of all runs
 updates a mode of every run, and the small matrices of all runs are multiplied and inverted as a
-stack (n, R, R). Runs that have ended leave the stack: those that have converged, and those that
-`run_together` drops.
+stack (n, R, R). Runs that have converged or are dropped leave the stack.
 """
 
 import contextlib
@@ -183,9 +182,7 @@ def _run_batch(
 
 
 def _drop(
-    ended: dict[int, Run],
-    going: dict[int, list[np.floating]],
-    take: Callable[[int], CPTensor],
+    ended: dict[int, Run], going: dict[int, list[np.floating]], take: Callable[[int], CPTensor]
 ) -> dict[int, Run]:
     """Return the runs to drop of those that are going on, by number; see `run_together`.
 

@@ -1,8 +1,4 @@
-"""CP models of a tensor that grows by slices: least squares (CP-stream), and counts (online EM).
-
-The history of all slices is a matrix (R, R), or an array as large as each factor, so a slice costs
-as much as it would alone.
-"""
+"""CP models of a tensor that grows by slices: least squares (CP-stream), and counts (online EM)."""
 
 import copy
 from collections.abc import Sequence
@@ -55,9 +51,7 @@ class LeastSquaresStream:
     is_nonnegative: ClassVar[bool] = False  # whether data and model are
 
     @classmethod
-    def begin(
-        cls, factors: Sequence[Array], rows: Array, forget: float
-    ) -> tuple["LeastSquaresStream", Array]:
+    def begin(cls, factors: Sequence[Array], rows: Array, forget: float) -> tuple[Self, Array]:
         """Begin with a model of past slices, the latest one last in `rows`; return these too."""
         return cls(list(factors), [transposed_product(discount(rows, forget), rows)]), rows
 
@@ -75,9 +69,7 @@ class LeastSquaresStream:
 
     def grow(self, shape: Sequence[int]) -> None:
         """Append rows of zeros to the factors: all cells of new indices were zeros so far."""
-        self.factors = [
-            append_zeros(factor, size) for factor, size in zip(self.factors, shape, strict=True)
-        ]
+        self.factors = list(map(append_zeros, self.factors, shape))
 
     def add(self, x: Slice, forget: float, n_iter_max: int, tol: float) -> Array:
         """Update the model with a slice, and return the slice's row (R,) of the streaming mode.
@@ -145,9 +137,7 @@ class CountStream:
     is_nonnegative: ClassVar[bool] = True
 
     @classmethod
-    def begin(
-        cls, factors: Sequence[Array], rows: Array, forget: float
-    ) -> tuple["CountStream", Array]:
+    def begin(cls, factors: Sequence[Array], rows: Array, forget: float) -> tuple[Self, Array]:
         """Begin with a model of past slices, the latest last in `rows`; return scaled rows too."""
         for factor in factors:
             rows = rows * factor.sum(axis=0)
@@ -164,7 +154,7 @@ class CountStream:
 
     def grow(self, shape: Sequence[int]) -> None:
         """Append indices without counts so far."""
-        grown = [append_zeros(sums, size) for sums, size in zip(self.state, shape, strict=True)]
+        grown = list(map(append_zeros, self.state, shape))
         triples = zip(self.factors, self.state, grown, strict=True)
         self.factors = [own if new is old else _smooth(new) for own, old, new in triples]
         self.state = grown
@@ -324,10 +314,8 @@ class OnlineCP(Parameters):
             known = [factor.shape[0] for factor in stream.factors]
         new = read_slices(slices, self.mode, dtype, known)
         if STREAMS[self.loss].is_nonnegative and not (new.values >= 0).all():
-            raise ValueError(
-                f"slices holds {float(new.values.min())}, expected numbers of 0 or more for "
-                f"loss={self.loss!r}"
-            )
+            least = float(new.values.min())
+            raise ValueError(f"slices holds {least}, expected 0 or more for loss={self.loss!r}")
         if stream is None:
             return self._fit_first(new)
         if len(new.shape) != len(stream.factors) + 1:

@@ -12,7 +12,7 @@ from tensorly.cp_tensor import CPTensor
 from .. import decomposition
 from ..base.array_modules import move
 from ..base.checks import check_count, check_rank
-from ..base.notebooks import make_bars, make_table
+from ..base.tables import make_bars, make_table
 from ..base.reporting import report
 from ..decomposition.guarding import require_flycoo_backend
 from ..decomposition.labelled_cp import label_result, make_figure
@@ -238,8 +238,7 @@ def select_rank(
     the loss differs by at most one standard error of the difference, or by so little that fits
     which ended here cannot tell. Ranks whose runs agree go first: on average they differ in less
     than half a component, ``rank * (1 - match) < 0.5``. If there is none, one whose loss is within
-    one standard error of the least loss itself may take their place. Core consistency has no part
-    in it; near 100 it says that components do not interact.
+    one standard error of the least loss itself may take their place.
 
     Parameters
     ----------
@@ -288,10 +287,9 @@ def select_rank(
     Notes
     -----
     The runs of `best_of` take most of the time. Those of `parafac` run together, on a GPU only
-    without held-out entries; others take turns. Each rank is logged at level INFO. Core consistency
-    takes up to ``nnz * R**(ndim - 1)`` operations and is left out (nan) above ten billion, and for
-    `observed_parafac`, whose unknown cells it would take for zeros. All models are kept. The same
-    `random_state` gives the same result on one machine.
+    without held-out entries. Each rank is logged at level INFO. Core consistency takes up to
+    ``nnz * R**(ndim - 1)`` operations and is left out (nan) above ten billion, and for
+    `observed_parafac`. The same `random_state` gives the same result on one machine.
 
     References
     ----------
@@ -422,9 +420,7 @@ def _fit_rank(
     starts = best_of(method, known, rank, n_runs, seed, keep_all, **masked)
     model, error = starts.best, float(starts.final_errors.min())
     if not isinstance(model, CPTensor):
-        raise TypeError(
-            f"{name_of(method)} returns a {type(model).__name__}, expected a CP decomposition"
-        )
+        raise TypeError(f"{name_of(method)} returns a {type(model).__name__}, expected a CP model")
     core, terms = float("nan"), None
     if held_out is not None:
         terms = held_out.list_terms(model)

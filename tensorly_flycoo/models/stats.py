@@ -1,19 +1,19 @@
 """Statistics of a tensor: the nonzeros in each mode's rows, and the memory it takes."""
 
+import math
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..base.checks import LAYOUTS, check_dtype, check_fill_value, check_values, num_cells
-from ..base.notebooks import make_table
+from ..base.checks import LAYOUTS, check_fill_value, check_finite, check_inside, check_values
+from ..base.tables import format_table, make_table
 from ..engines import select_engine
-from ..format.packing import RecordFormat
 from ..ops.call_memory import estimate_memory
 from ..tensor.coo_cache import is_raw_sparse, not_sparse_error
 from ..tensor.labelled import LabelledTensor
-from ..tensor.tensor import FlycooTensor
+from ..tensor.tensor import FlycooTensor, group_cells
 
 if TYPE_CHECKING:
     from sparse import SparseArray
@@ -96,15 +96,7 @@ class TensorStats:
         return rows
 
     def __str__(self) -> str:
-        facts = self._facts()
-        width = max(map(len, facts))
-        lines = [f"{name:{width}}  {fact}" for name, fact in facts.items()]
-        table = self._table()
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        for row in table:
-            cells = (f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True))
-            lines.append("  ".join(cells))
-        return "\n".join(lines)
+        return f"{format_table(self._facts().items(), '<')}\n{format_table(self._table())}"
 
     def _repr_html_(self) -> str:
         head, *rows = self._table()
@@ -163,30 +155,21 @@ def stats(x: "FlycooTensor | SparseArray") -> TensorStats:
         device, coo = None, x if hasattr(x, "coords") else x.asformat("coo")
         check_fill_value(coo.fill_value)
         coords, values = coo.coords, check_values(coo.data, coo.coords.shape[1])
-        num_duplicates = _count_duplicates(coords, values, x.shape)
-    dtype = check_dtype(values.dtype)
-    estimate = partial(estimate_memory, x.shape, values.size, dtype=dtype, device=device)
+        check_inside(coords, x.shape)
+        check_finite(values)
+        *_, starts = group_cells(coords, values, x.shape, select_engine("cpu"))
+        num_duplicates = values.size - starts.size
+    estimate = partial(estimate_memory, x.shape, values.size, dtype=values.dtype, device=device)
     return TensorStats(
         shape=tuple(x.shape),
-        dtype=dtype,
+        dtype=values.dtype,
         nnz=values.size,
-        density=values.size / num_cells(x.shape),
+        density=values.size / math.prod(x.shape),
         num_duplicates=num_duplicates,
         num_zeros=values.size - int(np.count_nonzero(values)),
         modes=tuple(_describe_mode(*mode) for mode in zip(coords, x.shape, strict=True)),
         nbytes={name: estimate(layout=name).nbytes for name in LAYOUTS},
     )
-
-
-def _count_duplicates(coords: np.ndarray, values: np.ndarray, shape: tuple[int, ...]) -> int:
-    engine = select_engine("cpu")
-    record_format = RecordFormat.of(shape, values.dtype, np.uint64)
-    records, is_ascending, _ = engine.pack(coords, values, record_format)
-    if is_ascending:
-        return 0
-    places = engine.sort_places(records, record_format, reversed(range(len(shape))))
-    records = engine.gather(records, places)
-    return int(np.count_nonzero(engine.find_duplicates(records, record_format)))
 
 
 def _describe_mode(rows: np.ndarray, size: int) -> ModeStats:

@@ -81,9 +81,7 @@ def estimate_memory(
     nnz : int
         Nonzeros passed to the constructor, including duplicates.
     dtype : {float32, float64}
-    layout : {"auto", "remap", "replicated", "indexed"}
-        By default "auto", as for `FlycooTensor`.
-    device : {"auto", "cpu", "cuda"}, optional
+    layout, device
         As for `FlycooTensor`.
     rank : int, optional
         Of a decomposition by `parafac`.
@@ -122,22 +120,17 @@ def estimate_memory(
     `call_nbytes` is within 15 % of the peak in tests with one slab, and rougher with more. An
     iteration takes the factors and twice the longest one. The start with ``init="svd"`` is as large
     as that or larger if the tensor has many nonzeros for the lengths of its modes: it takes at
-    least 21 bytes per nonzero, and more for rows of an unfolding that share a column. How many do
-    depends on the data; the estimate takes the nonzeros to be spread evenly. Nonzeros in clusters
-    share more columns. A tensor that a call first builds from a COO needs `peak_nbytes` for a
-    while.
+    least 21 bytes per nonzero, and more for rows of an unfolding that share a column. The estimate
+    takes the nonzeros to be spread evenly; in clusters, they share more columns. A tensor that a
+    call first builds from a COO needs `peak_nbytes` for a while.
 
     Examples
     --------
     >>> from tensorly_flycoo import estimate_memory
     >>> nell1 = (2902330, 2143368, 25495389)
-    >>> for layout in ("remap", "replicated", "indexed"):
-    ...     estimate = estimate_memory(nell1, 143599552, layout=layout, device="cpu", rank=32)
-    ...     sizes = (estimate.nbytes, estimate.call_nbytes)
-    ...     print(f"{layout:10}  {sizes[0] / 1e9:.1f} GB, with parafac {sizes[1] / 1e9:.1f} GB")
-    remap       9.5 GB, with parafac 30.4 GB
-    replicated  10.3 GB, with parafac 31.2 GB
-    indexed     4.6 GB, with parafac 25.5 GB
+    >>> estimate = estimate_memory(nell1, 143599552, layout="indexed", device="cpu", rank=32)
+    >>> f"{estimate.nbytes / 1e9:.1f} GB, with parafac {estimate.call_nbytes / 1e9:.1f} GB"
+    '4.6 GB, with parafac 25.5 GB'
     """
     shape, nnz, dtype = check_shape(shape), check_count(nnz, "nnz", 0), check_dtype(dtype)
     layout = check_keep(keep, layout)

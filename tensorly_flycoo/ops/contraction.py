@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 
 from ..base.array_modules import Array, array_module, share
 from ..base.checks import check_place
-from ..format.packing import RecordFormat
 from ..tensor.coo_cache import as_flycoo
-from ..tensor.tensor import FlycooTensor, check_axes, total
+from ..tensor.tensor import FlycooTensor, check_axes, group_cells, total
 from .mttkrp import mttkrp
 
 if TYPE_CHECKING:
@@ -30,19 +29,16 @@ def contract_vectors(
     .. math:: Y[c_{\mathrm{rest}}] = \sum_k v_k \prod_{n \in \mathrm{modes}} u_n[c_{n,k}]
 
     over the nonzeros :math:`v_k` that have these coordinates in the remaining modes. Vectors (I_n,)
-    are on the device of `x`. The result is as for `FlycooTensor.sum`, and costs as much as building
-    it.
+    are on the device of `x`.
     """
     x = as_flycoo(x, check_coords=True)
     axes = check_axes(modes, x.ndim)
     vectors = [share(vector) for vector in vectors]
     for vector, mode in zip(vectors, axes, strict=True):
-        check_place(vector, f"the vector of mode {mode}", x.device == "cuda", "x")
+        name = f"the vector of mode {mode}"
+        check_place(vector, name, x.device == "cuda", "x")
         if vector.shape != (x.shape[mode],):
-            raise ValueError(
-                f"the vector of mode {mode} has shape {vector.shape}, expected ({x.shape[mode]},): "
-                f"x has shape {x.shape}"
-            )
+            raise ValueError(f"{name} has shape {vector.shape}, expected ({x.shape[mode]},)")
     coords, values = x._sorted_nonzeros()
     for vector, mode in zip(vectors, axes, strict=True):
         values = values * vector[coords[mode]]
@@ -67,16 +63,11 @@ def inner(x: FlycooTensor | SparseArray, y: FlycooTensor | SparseArray | Array) 
     y = as_flycoo(y, check_coords=True)
     if x.device != y.device:
         raise TypeError(f"inner: devices {x.device!r} and {y.device!r} differ")
-    xp, engine, pairs = x._engine.xp, x._engine, (x._sorted_nonzeros(), y._sorted_nonzeros())
+    xp, pairs = x._engine.xp, (x._sorted_nonzeros(), y._sorted_nonzeros())
     coords, values = (xp.concatenate(parts, axis=-1) for parts in zip(*pairs, strict=True))
-    word_dtype = x._layout.record_format.word_dtype
-    record_format = RecordFormat.of(x.shape, values.dtype, word_dtype)
-    records = record_format.pack(coords, values, xp, engine.block_size)
-    places = engine.sort_places(records, record_format, reversed(range(x.ndim)))
-    records = engine.gather(records, places)
-    is_equal = engine.find_duplicates(records, record_format)
-    values = record_format.values(records)
-    return total(values[:-1][is_equal] * values[1:][is_equal])
+    _, values, starts = group_cells(coords, values, x.shape, x._engine)
+    shared = starts[xp.diff(xp.append(starts, values.size)) == 2]
+    return total(values[shared] * values[shared + 1])
 
 
 def multiply_matricized(
@@ -96,9 +87,7 @@ def multiply_matricized(
             f"the multiplier has shape {dense.shape}, expected ({num_rows}, rank) or ({num_rows},)"
         )
     if dense.dtype != x.dtype:
-        raise TypeError(
-            f"the multiplier has dtype {dense.dtype}, expected {x.dtype}, the dtype of x"
-        )
+        raise TypeError(f"the multiplier has dtype {dense.dtype}, expected {x.dtype}, that of x")
     if dense.ndim == 1:
         return multiply_matricized(x, row_mode, column_modes, dense[:, None])[:, 0]
     if dense.shape[1] == 0:

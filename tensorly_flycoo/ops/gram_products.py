@@ -59,8 +59,7 @@ class GramMemory:
         if known is None or known.shape != factor.shape or known.strides != factor.strides:
             return None
         # Another array may have got the memory of one that is gone.
-        owner = factor if factor.base is None else factor.base
-        return known if known.owner() is owner else None
+        return known if known.owner() is _owner(factor) else None
 
     def keep(self, factor: Array, known: _CachedGram) -> None:
         """Keep what is known of a factor while that lives."""
@@ -138,9 +137,7 @@ class GramProduct:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.to_array(), name)
 
-    def __array_function__(
-        self, function: Any, types: Any, args: tuple, kwargs: dict[str, Any]
-    ) -> Any:
+    def __array_function__(self, function: Any, types: Any, args: tuple, kwargs: dict) -> Any:
         args = tuple(a.to_array() if isinstance(a, GramProduct) else a for a in args)
         return function(*args, **kwargs)
 

@@ -16,14 +16,8 @@ from ..base.checks import check_matrix, check_mode, densify_error
 from ..format.primitives import LeadingPairs
 from ..start.unfolding import LazyMatrix
 from ..tensor.tensor import FlycooTensor
+from . import ttmc
 from .lazy import LazyArray
-from .ttmc import (
-    check_free_modes,
-    count_nonempty_rows,
-    find_leading_pairs,
-    merge_modes,
-    multiply_nonempty_rows,
-)
 
 
 class ModeProduct(LazyArray):
@@ -76,7 +70,7 @@ class ModeProduct(LazyArray):
         """Return the Frobenius norm; with one free mode, only its non-empty rows are formed."""
         if len(self.free_modes) != 1:
             return np.linalg.norm(self.to_array())
-        rows, _ = multiply_nonempty_rows(self.tensor, self.free_modes[0], self.factors)
+        rows, _ = ttmc.multiply_nonempty_rows(self.tensor, self.free_modes[0], self.factors)
         return np.linalg.norm(rows)
 
     def to_array(self) -> Array:
@@ -87,10 +81,10 @@ class ModeProduct(LazyArray):
         has nonzeros.
         """
         x, free_modes = self.tensor, self.free_modes
-        check_free_modes(x, free_modes)
+        ttmc.check_free_modes(x, free_modes)
         if not free_modes:
             return self._contract()
-        merged, mode, places = merge_modes(x, free_modes, x.dtype)
+        merged, mode, places = ttmc.merge_modes(x, free_modes, x.dtype)
         inputs = {places[n]: factor for n, factor in self.factors.items()}
         num_columns = math.prod(self._sizes[n] for n in self.factors)
         array = x._engine.xp.empty((merged.shape[mode], num_columns), x.dtype)
@@ -99,11 +93,11 @@ class ModeProduct(LazyArray):
 
     def _contract(self) -> Array:
         """Multiply by the factors of all modes but one, and then by the last factor."""
-        x, num_cells = self.tensor, math.prod(self._sizes)
-        sizes = [count_nonempty_rows(x, n) * (num_cells // self._sizes[n]) for n in range(x.ndim)]
-        mode = int(np.argmin(sizes))
+        x = self.tensor
+        shares = [ttmc.count_nonempty_rows(x, n) / size for n, size in enumerate(self._sizes)]
+        mode = int(np.argmin(shares))  # the smallest workspace
         inputs = {n: factor for n, factor in self.factors.items() if n != mode}
-        rows, numbers = multiply_nonempty_rows(x, mode, inputs)
+        rows, numbers = ttmc.multiply_nonempty_rows(x, mode, inputs)
         return self._order_axes(np.dot(self.factors[mode][numbers].T, rows), [mode, *inputs])
 
     def _order_axes(self, array: Array, modes: list[int]) -> Array:
@@ -128,6 +122,6 @@ class ProductUnfolding(LazyMatrix, LazyArray):
     def _find_leading_pairs(self, rank: int) -> LeadingPairs:
         others = [n for n in self.product.free_modes if n != self.mode]
         arguments = (self.tensor, self.mode, others, self.product.factors, rank)
-        vectors, values, rows = find_leading_pairs(*arguments)
+        vectors, values, rows = ttmc.find_leading_pairs(*arguments)
         rows = None if isinstance(rows, slice) else rows
         return LeadingPairs(vectors, values, rows, np.arange(values.size))

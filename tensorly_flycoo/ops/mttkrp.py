@@ -163,10 +163,7 @@ def _check_shards(
         raise TypeError("out is given, but x is on several devices: the result is a new RowShards")
     for n, factor in enumerate(factors):
         if isinstance(factor, RowShards) and factor.sharding != find_sharding(layout, n):
-            raise ValueError(
-                f"factors[{n}] is sharded otherwise than mode {n} of x: give a plain array, "
-                "such as tl.to_numpy returns"
-            )
+            raise ValueError(f"factors[{n}] is sharded otherwise than mode {n} of x: gather it")
 
 
 def mttkrp_of_ratios(
@@ -181,9 +178,8 @@ def mttkrp_of_ratios(
     r"""Compute the MTTKRP of :math:`v_k / m_k`, with the values m of a CP model at the nonzeros.
 
     The model divides as `smallest` where it is smaller; if that is None, values are multiplied by
-    the model: :math:`v_k m_k`. With `wants_logs` the second result is the
-    sum of :math:`v_k \log m_k`, a float64 array () on the device. With `stays`, layout "remap"
-    stays in `mode`, which is best if `mode` is computed again.
+    it: :math:`v_k m_k`. With `wants_logs` the second result is the sum of :math:`v_k \log m_k`, a
+    float64 array () on the device. With `stays`, layout "remap" stays in `mode`.
 
     One pass over the nonzeros, with the workspace and the reproducible bits of `mttkrp`.
     """

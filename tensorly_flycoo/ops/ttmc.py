@@ -17,14 +17,7 @@ import numpy as np
 from ..base.array_modules import Array, array_module, is_cupy
 from ..base.checks import densify_error
 from ..format.primitives import index_dtype
-from ..start.eigen import (
-    MAX_DIRECT_SIZE,
-    MAX_GRAM_SIZE,
-    Multipliable,
-    find_singular_pairs,
-    multiply_by_gram,
-    split_columns,
-)
+from ..start import eigen
 from ..tensor.pieces import Piece, read_nonzeros
 from ..tensor.tensor import FlycooTensor, rebuild
 from .contraction import join_modes
@@ -136,7 +129,7 @@ def find_leading_pairs(
     rows, R) and the values (R,), descending, in float64, with R at most the unfolding's smaller
     size; and the index of each row, ``slice(None)`` if none is empty.
     """
-    matrix: Multipliable
+    matrix: eigen.Multipliable
     if other_modes:
         check_free_modes(x, other_modes)
         numbers, _ = find_nonempty_rows(x, mode)
@@ -144,13 +137,13 @@ def find_leading_pairs(
     else:
         array, numbers = multiply_nonempty_rows(x, mode, factors)
         matrix = _Matrix(array)
-    return *find_singular_pairs(matrix, min(rank, *matrix.shape), x._engine.xp), numbers
+    return *eigen.find_singular_pairs(matrix, min(rank, *matrix.shape), x._engine.xp), numbers
 
 
 class _Matrix:
     """An array of any precision, multiplied in float64 without converting all of it at once."""
 
-    max_gram_size = MAX_GRAM_SIZE
+    max_gram_size = eigen.MAX_GRAM_SIZE
 
     def __init__(self, array: Array) -> None:
         self._array = array
@@ -193,7 +186,7 @@ class _Operator:
     Everything is in float64, so that iterations with it converge.
     """
 
-    max_gram_size = MAX_DIRECT_SIZE
+    max_gram_size = eigen.MAX_DIRECT_SIZE
 
     def __init__(
         self,
@@ -231,7 +224,7 @@ class _Operator:
         return out.transpose(0, 2, 1).reshape(-1, num_vectors)
 
     def multiply(self, block: Array) -> Array:
-        return np.concatenate([self._multiply(part) for part in split_columns(block)], axis=1)
+        return np.concatenate([self._multiply(part) for part in eigen.split_columns(block)], axis=1)
 
     def _multiply(self, block: Array) -> Array:
         """Multiply the unfolding by a few vectors: sums of columns of an MTTKRP."""
@@ -245,4 +238,4 @@ class _Operator:
 
     def gram(self, of_rows: bool) -> Array:
         size = self.shape[0 if of_rows else 1]
-        return multiply_by_gram(self, self._engine.xp.eye(size), of_rows)
+        return eigen.multiply_by_gram(self, self._engine.xp.eye(size), of_rows)

@@ -213,9 +213,7 @@ def _estimate_slabs(
 
 def _share(count: int, num_slabs: int) -> list[int]:
     """Divide a number into nearly equal ones."""
-    return [
-        (slab + 1) * count // num_slabs - slab * count // num_slabs for slab in range(num_slabs)
-    ]
+    return [(n + 1) * count // num_slabs - n * count // num_slabs for n in range(num_slabs)]
 
 
 def warn_of_long_slabs(layout: SlabLayout) -> None:

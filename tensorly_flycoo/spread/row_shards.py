@@ -213,9 +213,7 @@ class RowShards(NDArrayOperatorsMixin):
         others = [x for n, x in enumerate(inputs) if n != place]
         return first.map_blocks(lambda x, *y: ufunc(*y[:place], x, *y[place:]), *others)
 
-    def __array_function__(
-        self, function: Callable, types: Any, args: tuple, kwargs: dict[str, Any]
-    ) -> Any:
+    def __array_function__(self, function: Callable, types: Any, args: tuple, kwargs: dict) -> Any:
         if function not in _FUNCTIONS:
             refuse(f"{function.__module__}.{function.__name__}")
         return _FUNCTIONS[function](*args, **kwargs)
@@ -252,9 +250,7 @@ class RowShards(NDArrayOperatorsMixin):
 
         The sum is where what belongs to no slab is.
         """
-        parts = self.apply(
-            lambda *blocks: function(*blocks).astype(np.float64, copy=False), *others
-        )
+        parts = self.apply(lambda *own: function(*own).astype(np.float64, copy=False), *others)
         return fold_tree(self.sharding.devices.collect(parts), add)
 
     # Methods of arrays

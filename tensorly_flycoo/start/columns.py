@@ -44,10 +44,8 @@ class Columns:
     """The columns of the unfolding of a tensor along one mode: iterates over their groups.
 
     Yields the device of each group, and its `Entries` there: a result of `Devices.run`. Their rows
-    are those of the whole tensor. Groups depend on the nonzeros and the number of slabs only. One
-    exists at a time, or one on each device along the cut mode.
-
-    `entries` are those of a tensor in one piece, listed if not given; None for one in slabs.
+    are those of the whole tensor. One group exists at a time, or, along the cut mode, one on each
+    device. `entries` are those of a tensor in one piece, listed if not given; else None.
     """
 
     def __init__(

@@ -5,9 +5,8 @@ to the diagonal of the Gram matrix, and nothing else. A row with no other column
 of its own. What remains, the shared columns and the coupled rows, is often a small part of the
 tensor; it is a sparse tensor of two modes, and multiplying by it is MTTKRP.
 
-Squares of values alone in their columns, Gram matrices and products with them add over the groups
-of columns. They are added on the first device, one group after the other, so that results depend on
-the number of slabs only.
+All of this adds over the groups of columns. Their parts are added on the first device, one group
+after the other, so that results depend on the number of slabs only.
 """
 
 from __future__ import annotations
@@ -24,21 +23,9 @@ from numpy.typing import DTypeLike
 from ..base.array_modules import Array, move
 from ..engines.tall_skinny import transposed_product
 from ..format.primitives import Entries
+from . import eigen
 from .columns import Columns, SharedColumns
-from .eigen import (
-    MAX_DIRECT_SIZE,
-    MAX_GRAM_SIZE,
-    bound_shortfall,
-    choose_width,
-    correct_orthonormal,
-    decompose,
-    filter_leading_vectors,
-    find_leading_eigenpairs,
-    gram_of,
-    multiply_block,
-    orthonormalize,
-    wants_most,
-)
+from .eigen import MAX_DIRECT_SIZE, MAX_GRAM_SIZE
 
 if TYPE_CHECKING:
     from ..engines.protocol import Engine
@@ -174,8 +161,8 @@ class UnfoldingGram:
 
     def find_leading_pairs(self, rank: int) -> tuple[np.ndarray, Array]:
         """Compute the largest eigenvalues, descending, and orthonormal vectors."""
-        if self.is_cheap_to_form() or wants_most(rank, self.size):
-            return decompose(self.form(), rank)
+        if self.is_cheap_to_form() or eigen.wants_most(rank, self.size):
+            return eigen.decompose(self.form(), rank)
         return self.iterate(rank)
 
     def sketch_leading_pairs(
@@ -189,16 +176,16 @@ class UnfoldingGram:
         """
         sketch = self._draw_normal(num_vectors, random)
         for _ in range(num_iterations):
-            sketch = orthonormalize(self.multiply(sketch))
+            sketch = eigen.orthonormalize(self.multiply(sketch))
         image = self.multiply(sketch)
         gram = move(transposed_product(sketch, image), np).astype(np.float64)
         values, vectors = np.linalg.eigh((gram + gram.T) / 2)
         is_known = values > gram.shape[0] * np.finfo(self.dtype).eps * values[-1]
         inverse_root = vectors[:, is_known] / np.sqrt(values[is_known])
-        squares, rotation = np.linalg.eigh(inverse_root.T @ gram_of(image) @ inverse_root)
+        squares, rotation = np.linalg.eigh(inverse_root.T @ eigen.gram_of(image) @ inverse_root)
         transform = inverse_root @ (rotation / np.sqrt(np.maximum(squares, squares[-1] * 1e-300)))
         transform = transform[:, ::-1][:, :rank]
-        return squares[::-1][:rank], multiply_block(image, transform)
+        return squares[::-1][:rank], eigen.multiply_block(image, transform)
 
     def _draw_normal(self, num_vectors: int, random: Any) -> Array:
         """Draw normal numbers (size, num_vectors): TensorLy's, unless these are too many."""
@@ -212,29 +199,30 @@ class UnfoldingGram:
 
     def iterate(self, rank: int) -> tuple[np.ndarray, Array]:
         """Iterate for the leading eigenpairs, on the columns if these are fewer than the rows."""
-        if self._num_columns is not None and not wants_most(rank, self._num_columns):
+        if self._num_columns is not None and not eigen.wants_most(rank, self._num_columns):
             assert self._piece is not None
             multiply = functools.partial(self._piece.multiply_gram, mode=1)
             vectors = self._iterate_early(multiply, self._num_columns, rank)
-            squares, rotation = _sort_pairs(gram_of(self._piece.multiply(vectors)), rank)
+            squares, rotation = _sort_pairs(eigen.gram_of(self._piece.multiply(vectors)), rank)
             is_known = squares > rotation.shape[0] * np.finfo(self.dtype).eps * squares[0]
             squares, rotation = squares[is_known], rotation[:, is_known]
             # Multiplied once more: two blocks with a row for each of `rows` would be too large.
-            vectors = multiply_block(vectors, rotation / np.sqrt(squares))
-            return squares, correct_orthonormal(self._piece.multiply(vectors))
+            vectors = eigen.multiply_block(vectors, rotation / np.sqrt(squares))
+            return squares, eigen.correct_orthonormal(self._piece.multiply(vectors))
         if self._ends_early:
             vectors = self._iterate_early(self.multiply, self.size, rank)
         else:
-            _, vectors = find_leading_eigenpairs(self.multiply, self.size, rank, self._engine.xp)
+            operator = (self.multiply, self.size, rank, self._engine.xp)
+            _, vectors = eigen.find_leading_eigenpairs(*operator)
         squares, rotation = _sort_pairs(self.project(vectors), rank)
-        return squares, multiply_block(vectors, rotation)
+        return squares, eigen.multiply_block(vectors, rotation)
 
     def _iterate_early(self, multiply: Callable[[Array], Array], size: int, rank: int) -> Array:
         """Approximate the leading vectors of an operator."""
         xp, dtype, num_rounds = self._engine.xp, self.dtype, count_rounds(size, rank)
         if not fits_basis(size, rank, dtype):
-            return filter_leading_vectors(multiply, size, rank, xp, dtype)
-        _, vectors = find_leading_eigenpairs(
+            return eigen.filter_leading_vectors(multiply, size, rank, xp, dtype)
+        _, vectors = eigen.find_leading_eigenpairs(
             multiply, size, rank, xp, dtype=dtype, max_rounds=num_rounds, max_blocks=num_rounds
         )
         return vectors
@@ -289,9 +277,8 @@ class UnfoldingGram:
 
     def _bring_rows(self, group: _Group, block: Array) -> Array:
         """Return the rows of a group, on its device."""
-        return self._devices.bring(
-            self._engine.xp.ascontiguousarray(block[group.places]), group.home
-        )
+        rows = self._engine.xp.ascontiguousarray(block[group.places])
+        return self._devices.bring(rows, group.home)
 
     def project(self, block: Array) -> np.ndarray:
         """Compute ``block.T @ (A @ A.T) @ block`` (k, k) in float64 on the host.
@@ -299,8 +286,8 @@ class UnfoldingGram:
         The Gram matrix of ``A.T @ block`` loses less to rounding than a product with ``A @ A.T``.
         """
         weighted = block * np.sqrt(self._diagonal).astype(self.dtype)[:, None]
-        parts = self.reduce_right_products(block, gram_of)
-        return np.sum([gram_of(weighted), *parts], axis=0)
+        parts = self.reduce_right_products(block, eigen.gram_of)
+        return np.sum([eigen.gram_of(weighted), *parts], axis=0)
 
     def reduce_right_products(
         self, block: Array, function: Callable[[Array], Array]
@@ -343,7 +330,7 @@ def is_cheap_to_form(engine: Engine, size: int, num_columns: int) -> bool:
 
 def fits_basis(size: int, rank: int, dtype: np.dtype) -> bool:
     """Say whether a basis of all blocks of block Lanczos iteration is small enough."""
-    block_nbytes = size * choose_width(rank, size) * dtype.itemsize
+    block_nbytes = size * eigen.choose_width(rank, size) * dtype.itemsize
     return count_rounds(size, rank) * block_nbytes <= _MAX_BASIS_NBYTES
 
 
@@ -356,7 +343,7 @@ def _sort_pairs(matrix: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray]:
 def count_rounds(size: int, rank: int) -> int:
     """Return the least number of rounds for which `bound_shortfall` is below `MAX_SHORTFALL`."""
     counts = itertools.count(2)
-    return next(n for n in counts if bound_shortfall(size, rank, n) <= MAX_SHORTFALL)
+    return next(n for n in counts if eigen.bound_shortfall(size, rank, n) <= MAX_SHORTFALL)
 
 
 def _unite(rows: list[Array], num_rows: int, xp: ModuleType) -> Array:

@@ -64,18 +64,13 @@ def find_instead(x: object) -> str | None:
 def not_sparse_error(x: object) -> TypeError:
     """Build the error for an `x` that is no sparse tensor; say how to convert it, if possible."""
     kind = type(x)
+    name, hint = kind.__name__, f"; {x._instead}" if hasattr(x, "_instead") else ""  # lazy views
     if instead := find_instead(x):
-        return TypeError(
-            f"x is a {kind.__name__}, expected a FlycooTensor or a sparse.COO: pass {instead}"
-        )
-    converter = find_converter(x)
-    if converter is None:
-        hint = f"; {x._instead}" if hasattr(x, "_instead") else ""  # of a lazy view
-        return TypeError(f"x is a {kind.__name__}, expected a FlycooTensor or a sparse.COO{hint}")
-    return TypeError(
-        f"x is a sparse {kind.__module__.partition('._')[0]}.{kind.__name__}, expected a "
-        f"FlycooTensor or a sparse.COO: pass FlycooTensor.{converter}(x)"
-    )
+        hint = f": pass {instead}"
+    elif converter := find_converter(x):
+        name = f"sparse {kind.__module__.partition('._')[0]}.{name}"
+        hint = f": pass FlycooTensor.{converter}(x)"
+    return TypeError(f"x is a {name}, expected a FlycooTensor or a sparse.COO{hint}")
 
 
 def is_sparse(x: object) -> bool:

@@ -12,10 +12,7 @@ import numpy as np
 from ..base.array_modules import Array, is_cupy, move
 from .pieces import Piece
 
-_VALID = (
-    "only integers, slices (`:`), ellipsis (`...`) and one list of integers are valid indices of a "
-    "sparse tensor"
-)
+_VALID = "only integers, slices (`:`), ellipsis (`...`) and one list of integers are valid indices"
 
 #: An index, or one item of an index.
 _Item: TypeAlias = SupportsIndex | slice | EllipsisType | Sequence[int] | Array

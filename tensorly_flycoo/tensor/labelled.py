@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
 
 import numpy as np
 
-from ..base.notebooks import make_table
+from ..base.tables import make_table
 from .tensor import FlycooTensor
 
 if TYPE_CHECKING:
@@ -36,10 +36,7 @@ class Labels(dict[str, np.ndarray]):
             names, labels = list(labels) if names is None else names, list(labels.values())
         names = [f"mode {n}" for n in range(len(labels))] if names is None else list(names)
         if not len(set(names)) == len(names) == len(labels):
-            raise ValueError(
-                f"names is {names}, expected {len(labels)} distinct names, one for each array of "
-                "labels"
-            )
+            raise ValueError(f"names is {names}, expected {len(labels)} distinct names")
         pairs = list(zip(names, labels, strict=True))
         super().__init__({name: _as_array(of) for name, of in pairs})
         known |= {name for name, of in pairs if is_ordered(of)}
@@ -55,15 +52,12 @@ class Labels(dict[str, np.ndarray]):
                 raise ValueError(
                     f"labels[{name!r}] has shape {of.shape}, expected ({size},), one for each index"
                 )
-
         for name, of in self.items():
             if of.dtype != object and (of[1:] > of[:-1]).all():
                 continue  # sorted labels may be many, and are quick to check
             ((label, count),) = Counter(of.tolist()).most_common(1)
             if count > 1:
-                raise ValueError(
-                    f"labels[{name!r}] holds {label!r} twice, expected distinct labels"
-                )
+                raise ValueError(f"labels[{name!r}] holds {label!r} twice, expected distinct ones")
 
 
 def _as_array(labels: Any) -> np.ndarray:
@@ -120,10 +114,6 @@ class LabelledTensor(_Fields):
     <LabelledTensor: shop (2), day (2); dtype=float64, nnz=2>
     >>> labelled.norm()
     np.float64(5.0)
-    >>> labelled * 2
-    Traceback (most recent call last):
-        ...
-    TypeError: this operation does not take a LabelledTensor: use its .tensor
     """
 
     __slots__ = ()
@@ -209,10 +199,8 @@ class LabelledTensor(_Fields):
         """Refuse an operator, which for a tuple might even have a meaning."""
         raise TypeError("this operation does not take a LabelledTensor: use its .tensor")
 
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __matmul__ = __rmatmul__ = (
-        _refuse
-    )
-    __truediv__ = __rtruediv__ = __pow__ = __rpow__ = __neg__ = __abs__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __pow__ = __rpow__ = _refuse
+    __matmul__ = __rmatmul__ = __truediv__ = __rtruediv__ = __neg__ = __abs__ = _refuse
     __array__ = __array_ufunc__ = _refuse
 
     def __array_function__(self, function: Any, types: Any, args: tuple, kwargs: dict) -> Any:

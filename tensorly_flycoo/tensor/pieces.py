@@ -16,7 +16,7 @@ from ..base.checks import check_sums
 from ..base.devices import Devices, OneDevice, bring_to_each
 from ..format.layout import Layout
 from ..format.ordering import compute_norm, has_true
-from ..spread.slab_layout import AnyLayout, SlabLayout
+from ..spread.slab_layout import AnyLayout, Slab, SlabLayout
 
 if TYPE_CHECKING:
     from ..engines.protocol import Engine
@@ -86,12 +86,16 @@ class Piece:
 
 def iterate_pieces(layout: AnyLayout, xp: ModuleType) -> Iterator[Piece]:
     """Yield the slabs of a tensor in the order of their rows, or the tensor as one piece."""
-    if not isinstance(layout, SlabLayout):
-        yield Piece(layout, xp, OneDevice(xp))
-        return
-    for slab in layout.slabs:
-        start = slab.rows.start
-        yield Piece(slab.layout, xp, layout.devices, slab.home, layout.cut_mode, start)
+    devices, cut_mode, slabs = _list_slabs(layout, xp)
+    for slab in slabs:
+        yield Piece(slab.layout, xp, devices, slab.home, cut_mode, slab.rows.start)
+
+
+def _list_slabs(layout: AnyLayout, xp: ModuleType) -> tuple[Devices, int, Sequence[Slab]]:
+    """Return the devices, the cut mode and the slabs: one if the tensor is in one piece."""
+    if isinstance(layout, SlabLayout):
+        return layout.devices, layout.cut_mode, layout.slabs
+    return OneDevice(xp), 0, [Slab(slice(0, None), layout)]
 
 
 def map_pieces(
@@ -107,11 +111,7 @@ def map_pieces(
     brought to the first device unless it is on the host. `arrays`, if given, are one more argument,
     a list; each of them is brought to each device once.
     """
-    if not isinstance(layout, SlabLayout):
-        more = () if arrays is None else (list(arrays),)
-        yield function(Piece(layout, engine.xp, OneDevice(engine.xp)), *args, *more)
-        return
-    devices, cut_mode, slabs = layout.devices, layout.cut_mode, layout.slabs
+    devices, cut_mode, slabs = _list_slabs(layout, engine.xp)
     there = [bring_to_each(devices, x, [slab.home for slab in slabs]) for x in arrays or ()]
 
     def start() -> Iterator[Array]:

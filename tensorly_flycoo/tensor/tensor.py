@@ -27,23 +27,14 @@ from ..base.checks import (
     densify_error,
     num_cells,
 )
-from ..base.notebooks import make_table
+from ..base.tables import make_table
 from ..engines import select_engine
 from ..format.packing import Groups
 from ..spread.slab_layout import AnyLayout, SlabLayout
+from . import pieces
 from .indexing import Index, find_kept, find_value, is_whole, order_kept, parse_index
 from .memory import build_layout
-from .pieces import (
-    Piece,
-    check_piece,
-    find_extreme,
-    has_zeros,
-    iterate_pieces,
-    map_pieces,
-    measure_piece,
-    read_nonzeros,
-    sum_piece,
-)
+from .pieces import Piece, iterate_pieces, map_pieces, read_nonzeros
 
 if TYPE_CHECKING:
     import sparse
@@ -97,10 +88,9 @@ class FlycooTensor:
         "remap" keeps two copies of the nonzeros and remaps them from mode to mode while computing
         (the FLYCOO algorithm); "replicated" keeps one sorted copy for each mode; "indexed" keeps
         one copy and, for each mode but the first, an index into it: the least memory. "auto", the
-        default, is "replicated" with ``keep="host"``, and where at most two modes or groups are
-        left, since remapping would keep two copies as well. Else it is "remap" on a GPU; on a CPU
-        "replicated" where its copies take no more memory than remap's two copies and ids would,
-        else "indexed".
+        default, is "replicated" with ``keep="host"``, or with at most two modes or groups; else
+        "remap" on a GPU, and on a CPU "replicated" where it takes no more memory than "remap"
+        would, else "indexed".
     device : {"auto", "cpu", "cuda"}, optional
         By default the one set by `set_device`, initially "auto". With "auto", data on a GPU stay
         there; "cpu" and "cuda" copy data from elsewhere. A "cuda" tensor is on CuPy's current
@@ -197,7 +187,7 @@ class FlycooTensor:
         self._engine = engine
         self._layout = layout
         if not math.isfinite(layout.norm):
-            for _ in map_pieces(check_piece, layout, engine):
+            for _ in map_pieces(pieces.check_piece, layout, engine):
                 pass
 
     @classmethod
@@ -322,10 +312,8 @@ class FlycooTensor:
         if not hasattr(array, "n_batch"):
             raise TypeError(f"array is a {type(array).__name__}, expected a sparse JAX array")
         if array.n_batch or array.n_dense:
-            raise ValueError(
-                f"array has {array.n_batch} batch modes and {array.n_dense} dense modes, "
-                "expected none"
-            )
+            kinds = f"{array.n_batch} batch modes and {array.n_dense} dense modes"
+            raise ValueError(f"array has {kinds}, expected none")
         bcoo = array.to_bcoo() if hasattr(array, "to_bcoo") else array
         coords, values = as_array(bcoo.indices).T, as_array(bcoo.data)
         sizes = array_module(coords).asarray(bcoo.shape)
@@ -633,7 +621,7 @@ class FlycooTensor:
         """
         modes = self._list_modes(axis)
         if len(modes) == self.ndim:
-            sums = map_pieces(sum_piece, self._layout, self._engine, self._engine)
+            sums = map_pieces(pieces.sum_piece, self._layout, self._engine, self._engine)
             return self._engine.xp.asarray(sum(map(float, sums)), self.dtype)[()]
         kept = [mode for mode in range(self.ndim) if mode not in modes]
         shape = [self.shape[mode] for mode in kept]
@@ -684,7 +672,7 @@ class FlycooTensor:
         gone, xp = self._list_modes(axis), self._engine.xp
         num_cells = math.prod(self.shape[mode] for mode in gone)
         if len(gone) == self.ndim:
-            of_pieces = map_pieces(find_extreme, self._layout, self._engine, name)
+            of_pieces = map_pieces(pieces.find_extreme, self._layout, self._engine, name)
             found = [float(own) for own in of_pieces if own.size]
             if self.nnz < num_cells:
                 found.append(0.0)
@@ -778,7 +766,7 @@ class FlycooTensor:
 
         def apply(x: FlycooTensor) -> FlycooTensor:
             layout = x._layout.map_values(function, 0.0)
-            measured = map_pieces(measure_piece, layout, x._engine, x._engine)
+            measured = map_pieces(pieces.measure_piece, layout, x._engine, x._engine)
             norms, store_zeros = zip(*measured, strict=True)
             layout.norm = math.hypot(*norms)
             mapped = x._replace_layout(layout)
@@ -815,7 +803,7 @@ class FlycooTensor:
         def apply(x: FlycooTensor) -> FlycooTensor:
             scaled = x._map_values(lambda values: operation(values, factor), norm_scale)
             # Drop the explicit zeros that a factor of 0, or underflow, leaves.
-            stores_zeros = any(map_pieces(has_zeros, scaled._layout, scaled._engine))
+            stores_zeros = any(map_pieces(pieces.has_zeros, scaled._layout, scaled._engine))
             return rebuild(scaled._layout, scaled, read_nonzeros) if stores_zeros else scaled
 
         return self._derive(apply)

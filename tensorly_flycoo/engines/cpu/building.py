@@ -121,11 +121,9 @@ def sort_parts(
 
 
 @kernel
-def count_buckets(
-    first_part: int, last_part: int, positions: Array, bucket_size: Any, counts: Array
-) -> None:
+def count_buckets(first: int, last: int, positions: Array, bucket_size: Any, counts: Array) -> None:
     """Count the buckets of some parts' positions."""
-    for part in range(first_part, last_part):
+    for part in range(first, last):
         for i in range(*_part_range(part, counts, positions.shape[0])):
             counts[part, np.uint64(positions[i]) // bucket_size] += 1
 
@@ -195,14 +193,12 @@ def split_parts(
 
 
 @kernel
-def order_buckets(
-    first_bucket: int, last_bucket: int, bucket_size: Any, target: Array, offsets: Array
-) -> None:
+def order_buckets(first: int, last: int, bucket_size: Any, target: Array, offsets: Array) -> None:
     """Sort `target` by `offsets` within each bucket, and replace `offsets` by their inverse."""
     most = min(bucket_size, offsets.shape[0])
     old_offsets = np.empty(most, offsets.dtype)
     old_target = np.empty(0 if target is None else most, np.uint64)
-    for bucket in range(first_bucket, last_bucket):
+    for bucket in range(first, last):
         start = np.uint64(bucket * bucket_size)
         count = min(np.uint64(bucket_size), np.uint64(offsets.shape[0]) - start)
         for i in range(count):

@@ -51,9 +51,8 @@ class _FolderCache(FunctionCache):
     """numba's cache, valid as long as no source file in the function's folder or in ours changes.
 
     numba itself checks only the function's own file. A helper in another file could change, and the
-    old machine code of its callers would still run.
-
-    numba compiles a signature between a `load_overload` that finds nothing and `save_overload`.
+    old machine code of its callers would still run. It compiles a signature between a
+    `load_overload` that finds nothing and `save_overload`.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:

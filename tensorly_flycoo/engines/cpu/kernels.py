@@ -136,9 +136,8 @@ def add_product(
         vector_type = make_vector_type(context, row.dtype, lanes)
         product, num_columns = splat(builder, value_, vector_type), None
         for w in range(factors.count):
-            array = context.make_array(factors.dtype)(
-                context, builder, builder.extract_value(factors_, w)
-            )
+            factor = builder.extract_value(factors_, w)
+            array = context.make_array(factors.dtype)(context, builder, factor)
             if num_columns is None:  # all factors have the same, which takes one register
                 num_columns = builder.extract_value(array.shape, 1)
             index = builder.extract_value(indices_, w)

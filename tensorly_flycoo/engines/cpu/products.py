@@ -1,6 +1,4 @@
-"""Products of tall matrices (I, R) with each other and with small ones, compiled by numba.
-
-And Khatri-Rao products of the factors of a group of modes, and contractions with them.
+"""Products of tall matrices, and of the factors of a group of modes, compiled by numba.
 
 NumPy's BLAS splits products among threads of its own, which spin for a while after each one
 and take the cores from the engine's. Here a product's bits depend on no number of threads.

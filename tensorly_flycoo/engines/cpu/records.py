@@ -95,22 +95,18 @@ class Tiles(NamedTuple):
     empty_rows: Array = None
 
 
-# numba requires an overload and its implementations to have equal signatures and annotations.
+# If an argument is None, numba does not compile the branch for anything else.
 
 
-def _read_word(records: Any, position: Any, word: Any) -> Any:
-    """Read a word of a record, the first if `word` is None; a stand-in for the overload below."""
-
-
-@overload(_read_word, jit_options={"error_model": "numpy"})
-def _overload_read_word(records: Any, position: Any, word: Any) -> Any:
-    def read_first(records: Any, position: Any, word: Any) -> Any:
+@kernel
+def _read_word(records: Array, position: Any, word: Any) -> Any:
+    """Read a word of a record, the first if `word` is None."""
+    if word is None:
         return records[position, np.uint64(0)]
+    return records[position, word]
 
-    def read_any(records: Any, position: Any, word: Any) -> Any:
-        return records[position, word]
 
-    return read_first if isinstance(word, types.NoneType) else read_any
+# numba requires an overload and its implementations to have equal signatures and annotations.
 
 
 def _read_rows(records: Any, position: Any, words: Any, shifts: Any, masks: Any) -> Any:
@@ -174,9 +170,6 @@ def prefetch_record(typing_context: Any, records: Any, position: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(records, position), generate
-
-
-# If an argument is None, numba does not compile the branch for arrays.
 
 
 @kernel

@@ -42,6 +42,8 @@ _INTERRUPTIBLE_NS = 1e8
 #: helper; 1000 take 5 to 50 us.
 _HELPER_TURNS, _TURNS = 1000, 1000
 
+_WORD = ir.IntType(64)
+
 # The words of a helper, in a cache line of its own (a processor fetches two at a time).
 _STATE, _FUNCTION, _DATA, _WAKES, _IS_DONE = range(5)
 _NUM_WORDS = 16
@@ -73,8 +75,8 @@ def _address(typing_context: Any, words: Any) -> Any:
     """Return the address of an array of words."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        pointer = _point_at(context, builder, words, args[0], ir.IntType(64)(0))
-        return builder.ptrtoint(pointer, ir.IntType(64))
+        pointer = _point_at(context, builder, words, args[0], _WORD(0))
+        return builder.ptrtoint(pointer, _WORD)
 
     return types.int64(words), generate
 
@@ -133,9 +135,7 @@ def _rest(typing_context: Any) -> Any:
     return types.void(), generate
 
 
-_TAKE_PARTS = ir.FunctionType(
-    ir.VoidType(), [ir.IntType(8).as_pointer(), ir.IntType(64).as_pointer()]
-)
+_TAKE_PARTS = ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer(), _WORD.as_pointer()])
 
 
 @intrinsic
@@ -153,14 +153,12 @@ def _bind(typing_context: Any, loop: Any, arguments: Any) -> Any:
         compiled = context.compile_subroutine(
             builder, loop.dispatcher.py_func, loop_signature, flags=flags
         )
-        function = ir.Function(
-            builder.module, _TAKE_PARTS, builder.module.get_unique_name("take_parts")
-        )
+        name = builder.module.get_unique_name("take_parts")
+        function = ir.Function(builder.module, _TAKE_PARTS, name)
         function.linkage = "internal"
         _generate_parts(context, function, args[1].type, compiled.fndesc, loop_signature)
         data = cgutils.alloca_once_value(builder, args[1])
-        word = ir.IntType(64)
-        addresses = [builder.ptrtoint(pointer, word) for pointer in (function, data)]
+        addresses = [builder.ptrtoint(pointer, _WORD) for pointer in (function, data)]
         return context.make_tuple(builder, signature.return_type, addresses)
 
     return types.UniTuple(types.int64, 2)(loop, arguments), generate
@@ -170,12 +168,11 @@ def _generate_parts(
     context: Any, function: Any, arguments_type: Any, description: Any, signature: Any
 ) -> None:
     """Generate ``while (first = next += part_size) < last: loop(first, ..., *arguments)``."""
-    builder, word = ir.IRBuilder(function.append_basic_block("entry")), ir.IntType(64)
+    builder = ir.IRBuilder(function.append_basic_block("entry"))
     data, job = function.args
-    arguments = cgutils.unpack_tuple(
-        builder, builder.load(builder.bitcast(data, arguments_type.as_pointer()))
-    )
-    pointers = [builder.gep(job, [word(place)]) for place in range(4)]
+    packed = builder.load(builder.bitcast(data, arguments_type.as_pointer()))
+    arguments = cgutils.unpack_tuple(builder, packed)
+    pointers = [builder.gep(job, [_WORD(place)]) for place in range(4)]
     last, part_size = builder.load(pointers[_LAST]), builder.load(pointers[_PART_SIZE])
     take = builder.append_basic_block("take")
     builder.branch(take)
@@ -188,7 +185,7 @@ def _generate_parts(
             builder, description, signature, [first, end, *arguments]
         )
         with builder.if_then(status.is_error, likely=False):
-            builder.store_atomic(word(1), pointers[_HAS_FAILED], "monotonic", 8)
+            builder.store_atomic(_WORD(1), pointers[_HAS_FAILED], "monotonic", 8)
             builder.store_atomic(last, pointers[_NEXT], "monotonic", 8)
         builder.branch(take)
     builder.ret_void()
@@ -314,11 +311,10 @@ _turn = threading.Lock()
 def _get_helpers() -> Array:
     """Return the words of all helpers, which are started by the first call."""
     global _helpers
-    if _helpers is None:
-        with _turn:
-            if _helpers is None:
-                _helpers = _start_helpers(numba.config.NUMBA_NUM_THREADS - 1)  # type: ignore[attr-defined]
-    return _helpers
+    with _turn:
+        if _helpers is None:
+            _helpers = _start_helpers(numba.config.NUMBA_NUM_THREADS - 1)  # type: ignore[attr-defined]
+        return _helpers
 
 
 def _start_helpers(count: int) -> Array:

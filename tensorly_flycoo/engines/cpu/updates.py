@@ -50,12 +50,10 @@ def scale_blocks(
 
 
 @kernel
-def measure_blocks(
-    first_block: int, last_block: int, t0: Array, t1: Array, t2: Array, sums: Array
-) -> None:
+def measure_blocks(first: int, last: int, t0: Array, t1: Array, t2: Array, sums: Array) -> None:
     """Add up the squares of the columns of t1 - t0 and of t2 - 2 t1 + t0 in some blocks of rows."""
     num_rows, rank = t0.shape
-    for block in range(first_block, last_block):
+    for block in range(first, last):
         for i in _list_rows(block, num_rows):
             for r in range(rank):
                 change, bend = _find_steps(t0, t1, t2, i, r)

@@ -279,7 +279,7 @@ def test_ordered_categories_of_a_table(library):
         (
             lambda cp: LabelledCP((None, [np.ones((2, 1))]), [["a", "a"]]),
             ValueError,
-            r"labels\['mode 0'\] holds 'a' twice, expected distinct labels",
+            r"labels\['mode 0'\] holds 'a' twice, expected distinct ones",
         ),
         (
             lambda cp: LabelledCP(cp, cp.labels, ["a", "b"]),

@@ -173,7 +173,7 @@ def test_labels_renumber_categories():
     ("labels", "message"),
     [
         ({"shop": ["b", "a"]}, "column 'shop' is 'c' in row 0, .* its 2 labels, such as 'b'"),
-        ({"shop": ["b", "c", "b"]}, r"labels\['shop'\] holds 'b' twice, expected distinct labels"),
+        ({"shop": ["b", "c", "b"]}, r"labels\['shop'\] holds 'b' twice, expected distinct ones"),
         ({"shop": [["b", "c"]]}, r"labels\['shop'\] is a list of shape \(1, 2\), expected"),
         ({"shop": {"c"}}, r"labels\['shop'\] is a set of shape \(\), expected a list"),
         ({"shop": []}, "column 'shop' is 'c' in row 0, expected one of its 0 labels; drop"),

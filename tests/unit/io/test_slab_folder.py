@@ -233,7 +233,7 @@ def test_sums_of_float32_are_those_in_memory(path):
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
-        (3, TypeError, "parts is a int, expected a sparse tensor, or paths or tuples"),
+        (3, TypeError, "parts is a int, expected a sparse tensor, paths or tuples"),
         ([3], TypeError, r"parts\[0\]: a int, expected a path or a tuple \(coords, values\)"),
         (([[0]], [1.0]), TypeError, r"parts\[0\]: a list, expected a path"),
         ([([[9]], [1.0]), ([[0], [1]], [1.0])], ValueError, "expected one number"),
@@ -279,7 +279,7 @@ def test_wrong_files(path, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"layout": "remap"}, "layout is 'remap', expected one of .*: files do not change"),
+        ({"layout": "remap"}, "layout is .remap., expected one of"),
         ({"layout": "x"}, "layout is 'x'"),
         ({"slabs": 0}, "slabs is 0, expected at least 1"),
         ({"index_base": 2}, "index_base is 2, expected 1 or 0"),

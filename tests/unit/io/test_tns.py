@@ -83,7 +83,7 @@ def test_no_nonzeros(tmp_path):
 
 
 WRONG = [
-    pytest.param("1 2 3", "3 fields, expected 4: the indices of 3 modes and a value", id="short"),
+    pytest.param("1 2 3", "3 fields, expected 4: 3 indices and a value", id="short"),
     pytest.param("1 2 3 4 5", "5 fields, expected 4", id="long"),
     pytest.param("0 1 1 1", "index 0 of mode 0, expected at least 1; index_base=0", id="0"),
     pytest.param("1 -1 1 1", "index -1 of mode 1 is not an integer from 1 up", id="negative"),

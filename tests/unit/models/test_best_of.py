@@ -154,7 +154,7 @@ def test_labels_stay(x):
     [
         ({"n_starts": 0}, ValueError, "n_starts is 0, expected at least 1"),
         ({"callback": Progress(3, show=None)}, ValueError, "callback is a Progress, which is for"),
-        ({"decomposition": "parafac"}, TypeError, "is 'parafac', expected a function, such as"),
+        ({"decomposition": "parafac"}, TypeError, "is 'parafac', expected a function"),
         ({"decomposition": tl.decomposition.CP}, TypeError, "CP'>, expected a function"),
         ({"n_starts": 2.5}, TypeError, "n_starts is 2.5, expected an integer"),
         ({"n_starts": True}, TypeError, "n_starts is True"),

@@ -148,7 +148,7 @@ def test_saved_and_loaded_it_goes_on_the_same(tmp_path):
 
 def test_negative_numbers_are_refused():
     data, _ = stream_of(3)
-    with pytest.raises(ValueError, match=r"slices holds -\d+\.0, expected numbers of 0 or more"):
+    with pytest.raises(ValueError, match=r"slices holds -\d+\.0, expected 0 or more"):
         fit(-data)
     with pytest.raises(ValueError, match="init has negative elements"):
         fit(data, init=(None, [-np.ones((size, RANK)) for size in (*SHAPE, 1)]))

@@ -303,7 +303,7 @@ def _return_no_cp(x, rank, init="random", random_state=None, return_errors=False
         (
             {"method": _return_no_cp, "holdout": 0},
             TypeError,
-            "_return_no_cp returns a tuple, expected a CP decomposition",
+            "_return_no_cp returns a tuple, expected a CP model",
         ),
         ({"mask": "any"}, ValueError, "mask is given, but .* pass holdout=0"),
     ],

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tensorly_flycoo import FlycooTensor, LabelledCP, LabelledTensor, profile, stats
-from tensorly_flycoo.base.notebooks import make_bars, make_line, make_table
+from tensorly_flycoo.base.tables import make_bars, make_line, make_table
 from tensorly_flycoo.models import RankSelection
 from tensorly_flycoo.models.select_rank import RankScore
 
