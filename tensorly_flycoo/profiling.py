@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from .base.tables import make_table
 from .base.reporting import recorder
+from .base.tables import format_table, make_table
 from .tensor.coo_cache import find_converted
 
 #: The parts of a call that are timed; the rest is iterations.
@@ -130,13 +130,8 @@ class Profile:
         return make_table(rows, head) + make_table([["", text] for text in self._list_refusals()])
 
     def __str__(self) -> str:
-        table = self._table()
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        lines = [
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-            for row in table
-        ]
-        return "\n".join([*lines[: len(lines) * bool(self.calls)], *self._list_refusals()])
+        table = [format_table(self._table(), "<")] if self.calls else []
+        return "\n".join([*table, *self._list_refusals()])
 
 
 @contextlib.contextmanager
