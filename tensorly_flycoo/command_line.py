@@ -114,6 +114,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code; a wrong command line raises SystemExit."""
     arguments = _make_parser().parse_args(argv)
     if arguments.run is run_script:  # whose exceptions are not ours to explain
+        if not Path(arguments.script).exists():
+            print(f"error: there is no file {arguments.script}", file=sys.stderr)
+            return 2
         run_script(arguments)
         return 0
     try:

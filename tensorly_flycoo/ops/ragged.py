@@ -49,8 +49,8 @@ class RaggedTensor(LazyArray):
         If a slice is not sparse.
     ValueError
         If there is no slice, the slices differ in their number of columns, a slice has not two
-        modes or a tensor not three, `by` does not have a label for each row, `drop_empty` is given
-        for slices or with `by`, or a fill_value is not 0.
+        modes or a tensor not three, `by` is no column of the AnnData or does not have a label for
+        each row, `drop_empty` is given for slices or with `by`, or a fill_value is not 0.
 
     Examples
     --------
@@ -76,7 +76,7 @@ class RaggedTensor(LazyArray):
         self.labels: dict[str, Any] = dict(getattr(slices, "labels", {}))
         if drop_empty and (by is not None or not is_sparse(slices)):
             raise ValueError("drop_empty is True, expected False but for a tensor of three modes")
-        if by is not None:
+        if by is not None or hasattr(slices, "obs_names"):
             parts = self._divide(slices, by)
         else:
             parts = self._cut(slices, drop_empty) if is_sparse(slices) else _join(slices)
@@ -100,6 +100,8 @@ class RaggedTensor(LazyArray):
     def _divide(self, matrix: Any, by: Any) -> tuple:
         """Number the rows of a matrix slice by slice, and keep their labels."""
         if hasattr(matrix, "obs_names"):
+            if not isinstance(by, str) or by not in matrix.obs:
+                raise ValueError(f"by is {by!r}, expected a column of obs: {[*matrix.obs]}")
             self.labels = {"row": matrix.obs_names, "column": np.asarray(matrix.var_names)}
             matrix, by = matrix.X, matrix.obs[by]
         rows, columns, values, (num_rows, width), device = _read_slice(matrix, 0)

@@ -111,6 +111,9 @@ def test_an_annotated_matrix():
     assert x.labels["slice"].tolist() == ["C", "T"]
     assert [names.tolist() for names in x.labels["row"]] == [["c2"], ["c1", "c3", "c4"]]
     assert x.labels["column"].tolist() == list(genes)
+    for by in (None, "donor", ["C", "T", "T", "T"]):
+        with pytest.raises(ValueError, match=r"by is .*, expected a column of obs: \['condition'"):
+            RaggedTensor(data, by=by)
 
 
 def test_a_labelled_matrix_keeps_the_labels_of_its_rows():
