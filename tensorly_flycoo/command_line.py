@@ -114,6 +114,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code; a wrong command line raises SystemExit."""
     arguments = _make_parser().parse_args(argv)
     if arguments.run is run_script:  # whose exceptions are not ours to explain
+        if not Path(arguments.script).exists():
+            print(f"error: there is no file {arguments.script}", file=sys.stderr)
+            return 2
         run_script(arguments)
         return 0
     try:
@@ -160,7 +163,7 @@ def _make_parser() -> argparse.ArgumentParser:
     run_parser.add_argument("script", help="a Python file")
     run_parser.add_argument("arguments", nargs=argparse.REMAINDER, help="what the script gets")
     autoload_parser = add(
-        "autoload", autoload, "make TENSORLY_BACKEND=flycoo do", _AUTOLOAD_DESCRIPTION
+        "autoload", autoload, "make TENSORLY_BACKEND=flycoo work", _AUTOLOAD_DESCRIPTION
     )
     autoload_parser.add_argument("state", choices=("on", "off"))
     return parser

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from .base.notebooks import make_table
 from .base.reporting import recorder
+from .base.tables import format_table, make_table
 from .tensor.coo_cache import find_converted
 
 #: The parts of a call that are timed; the rest is iterations.
@@ -43,7 +43,8 @@ class Profile:
         Each outermost call of a decomposition with a sparse tensor: its function, tensor, device,
         layout, groups of modes, seconds in all and by part, how many of them compiled kernels, and
         failure, if it raised an exception. Seconds in ``"way back"``, which come after a call, are
-        not among its own.
+        not among its own. Where slices in a list were is not recorded (a RaggedTensor's place is),
+        nor are `coupled_parafac` and starts that run together.
     refusals : list of str
         What the `DensifyError` of each refused operation says, with what to use instead.
     """
@@ -106,7 +107,7 @@ class Profile:
             shape = " x ".join(map(str, call.shape))
             merged = ["+".join(map(str, group)) for group in call.groups or () if len(group) > 1]
             groups = f", modes {' '.join(merged)} merged" if merged else ""
-            where = call.failure or f"{call.device}, {call.layout}{groups}"
+            where = call.failure or (f"{call.device}, {call.layout}{groups}" if call.device else "")
             key = call.name, f"{call.given} {shape}, {call.nnz:,} {call.dtype}", where[:60]
             rest = call.seconds - call.parts["conversion"] - call.parts["start"]
             times = [call.seconds, *(call.parts[part] for part in PARTS), rest, call.compiling]
@@ -119,7 +120,9 @@ class Profile:
 
     def _list_refusals(self) -> list[str]:
         counts = Counter(self.refusals)
-        none = ['no call took a sparse tensor: is TensorLy\'s backend "flycoo"?'] * (not self.calls)
+        none = ['no decomposition took a sparse tensor under the backend "flycoo"'] * (
+            not self.calls
+        )
         return [*none, *(f"refused, {n} x: {text}" for text, n in counts.items())]
 
     def _repr_html_(self) -> str:
@@ -127,13 +130,8 @@ class Profile:
         return make_table(rows, head) + make_table([["", text] for text in self._list_refusals()])
 
     def __str__(self) -> str:
-        table = self._table()
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        lines = [
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-            for row in table
-        ]
-        return "\n".join([*lines[: len(lines) * bool(self.calls)], *self._list_refusals()])
+        table = [format_table(self._table(), "<")] if self.calls else []
+        return "\n".join([*table, *self._list_refusals()])
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ class Setting:
     tile_size: int
     batch: int
     num_threads: int
+    capability: tuple[int, int] = (9, 0)
 
 
 #: The fastest of these settings on a tensor is its floor.

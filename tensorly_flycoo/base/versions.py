@@ -6,7 +6,7 @@ import os
 import platform
 import sys
 
-from .notebooks import format_table
+from .tables import format_table
 
 _MISSING = "not installed"
 

@@ -36,10 +36,10 @@ class CoupledCP:
     """CP models of several tensors and matrices that share factors.
 
     The columns of the factors have norm 1; the weights of a block say how much of each component is
-    in it. Components are sorted by the norm of their weights over all blocks, times the roots of
-    `block_weights`. In each column the element of largest magnitude is positive, but the last mode
-    that a block alone has takes the sign with which its weights are positive; those of a block that
-    shares all of its modes may be negative.
+    in it. Components are sorted by the norm of their weights over all blocks, each times the root
+    of its `block_weights`. In each column the element of largest magnitude is positive, but the
+    last mode that a block alone has, and that may be negative, takes the sign with which the
+    block's weights are positive. Weights of a block without such a mode may be negative.
 
     Attributes
     ----------
@@ -50,7 +50,7 @@ class CoupledCP:
     labels : dict of str to numpy.ndarray (I,)
         What the rows of the factors stand for, in modes with labels.
     errors, block_errors : list of float
-        The relative errors: of all blocks after each iteration, of each after the last one.
+        The relative error of all blocks after each iteration; that of each block after the last.
 
     Examples
     --------
@@ -111,7 +111,8 @@ def coupled_parafac(
     block_weights : sequence of float, optional
         :math:`\omega_b`, by default 1. With ``1 / norm**2`` relative errors count alike.
     nn_modes : "all", iterable of str, or None
-        The modes whose factors are non-negative, by HALS; with all of a block, its weights are too.
+        The modes whose factors are non-negative, by HALS. If they are all modes of a block, its
+        weights are non-negative too.
     callback : callable, optional
         Called with the CoupledCP and its error before the first and after each iteration; returns
         True to stop. For example a `Progress`, without a checkpoint.
@@ -125,8 +126,8 @@ def coupled_parafac(
     Raises
     ------
     TypeError
-        If a block is no pair, a table, of another type of numbers or on another device than
-        another block; if `rank` is no integer, or an array of `init` has the wrong type or dtype.
+        If a block is no pair, is a table, holds complex numbers or is on another device than the
+        others; if `rank` is no integer, or an array of `init` has the wrong type or dtype.
     ValueError
         If a block does not have a name for each of two or more axes, shares no mode with another
         block, or has no nonzeros, nan or infinity; if the sizes of a shared mode differ without
@@ -321,8 +322,9 @@ class _CoupledALS:
         signs = [find_signs(factor) for factor in factors]
         for b, block in enumerate(self.blocks):
             weights[b] *= np.prod([signs[n] for n in block.modes], axis=0)
-            if alone := [n for n in block.modes if len(self._uses[n]) == 1]:
-                signs[alone[-1]] *= np.where(weights[b] < 0, -1, 1)
+            alone = [n for n in block.modes if len(self._uses[n]) == 1]
+            if free := [n for n in alone if n not in self._constrained]:
+                signs[free[-1]] *= np.where(weights[b] < 0, -1, 1)
                 weights[b] = abs(weights[b])
         pairs = zip(factors, signs, strict=True)
         factors = [factor * xp.asarray(sign, factor.dtype) for factor, sign in pairs]

@@ -15,7 +15,7 @@ from tensorly.cp_tensor import CPTensor
 from ..base.reporting import log_compilation, span
 from ..ops.views import find_sparse
 from ..tensor.coo_cache import find_instead, not_sparse_error
-from ..tensor.labelled import LabelledTensor
+from ..tensor.labelled import LabelledTensor, check_same_labels
 from ..tensor.memory import attempt
 from .cp_model import warn_of_zeros
 from .labelled_cp import label_result
@@ -43,6 +43,8 @@ def guard(function: Callable[_P, _R], dense: Callable[_P, _R] | None = None) -> 
                 return (dense or function)(*args, **kwargs)
         for labelled in (*args, *kwargs.values()):
             if isinstance(labelled, LabelledTensor):
+                for name, other in kwargs.items():
+                    check_same_labels(other, labelled, names=(name, "the tensor"))
                 plain = [_drop_labels(argument) for argument in args]
                 named = {name: _drop_labels(argument) for name, argument in kwargs.items()}
                 return label_result(call(*plain, **named), labelled.labels)

@@ -8,7 +8,7 @@ from tensorly.cp_tensor import CPTensor
 
 from ..base.array_modules import Array, array_module, is_cupy, move
 from ..base.checks import check_count, check_mode
-from ..base.notebooks import make_bars, make_line, make_table
+from ..base.tables import make_bars, make_line, make_table
 from ..engines.tall_skinny import column_norms, find_extremes
 from ..io.array_file import (
     FLOATS,

@@ -173,17 +173,21 @@ class Hals:
 
 def find_constrained(nn_modes: str | Iterable[int] | None, ndim: int) -> set[int]:
     """Return the modes that are non-negative."""
-    if isinstance(nn_modes, str) and nn_modes != "all":
-        raise ValueError(f"nn_modes is {nn_modes!r}, expected 'all', modes or None")
-    return set(range(ndim) if isinstance(nn_modes, str) else nn_modes or ())
+    is_all = isinstance(nn_modes, str) and nn_modes == "all"
+    modes: set[Any] = {*(range(ndim) if is_all else () if nn_modes is None else nn_modes)}
+    if not modes <= {*range(ndim)}:
+        raise ValueError(f"nn_modes is {nn_modes!r}, expected 'all', None or modes 0 to {ndim - 1}")
+    return modes
 
 
 def spread_penalties(
     coefficients: float | Sequence[float | None] | None, ndim: int, constrained: set[int]
 ) -> list[float | None]:
     """Return one sparsity coefficient per mode."""
-    if coefficients is None or isinstance(coefficients, float):
+    if coefficients is None or isinstance(coefficients, float | int | np.number):
         return [coefficients] * ndim
+    if len(coefficients) != ndim:
+        raise ValueError(f"sparsity_coefficients has {len(coefficients)} numbers, expected {ndim}")
     penalties = list(coefficients)
     if any(penalties[n] is not None for n in range(ndim) if n not in constrained):
         warnings.warn("sparsity_coefficients are ignored in unconstrained modes", stacklevel=4)

@@ -16,6 +16,7 @@ from tensorly.tucker_tensor import TuckerTensor, tucker_normalize, validate_tuck
 
 from ..base.array_modules import Array, array_module, move
 from ..base.checks import check_choice, check_matrix
+from ..base.reporting import span
 from ..engines.tall_skinny import multiply, transposed_product
 from ..io.checkpoint import Resumed
 from ..ops.ttmc import multiply_nonempty_rows
@@ -23,7 +24,7 @@ from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
 from .cp_loop import Callback, has_converged, iterate, list_free_modes, restore
 from .guarding import dense_to_tensorly, describe_as, require_flycoo_backend
-from .non_negative_parafac_hals import improve
+from .non_negative_parafac_hals import improve, spread_penalties
 from .ranks import find_tucker_rank
 from .tucker import tucker
 
@@ -75,8 +76,8 @@ def non_negative_tucker(
         If a rank is no integer, such as a fraction, or an array of `init` has the wrong device or
         dtype.
     ValueError
-        If a rank is below 1, their number is not that of the modes, `init` is unknown or does not
-        match, or a checkpoint is of another tensor or decomposition.
+        If `tensor` has no nonzeros, a rank is below 1, their number is not that of the modes,
+        `init` is unknown or does not match, or a checkpoint is of another tensor or decomposition.
 
     Notes
     -----
@@ -149,7 +150,7 @@ def non_negative_tucker_hals(
         Whether to sweep over a factor until it stops changing, instead of at most five times.
     algorithm : {"fista", "active_set"}
         Updates the core in up to `n_iter_max` steps (a checkpoint keeps that number);
-        "active_set" forms a square matrix with a row for each of its elements.
+        "active_set" forms a square matrix with a row for each element of the core.
 
     Returns
     -------
@@ -178,13 +179,7 @@ def non_negative_tucker_hals(
     ((2, 3, 4), True)
     """
     check_choice(algorithm, "algorithm", ("fista", "active_set"))
-    penalties = sparsity_coefficients
-    if penalties is None or isinstance(penalties, float | int):
-        penalties = [penalties] * tensor.ndim
-    if len(penalties) != tensor.ndim:
-        raise ValueError(
-            f"sparsity_coefficients has {len(penalties)} numbers, expected {tensor.ndim}"
-        )
+    penalties = spread_penalties(sparsity_coefficients, tensor.ndim, {*range(tensor.ndim)})
     if fixed_modes and isinstance(init, str):
         raise ValueError(f"fixed_modes needs factors to keep, but init is {init!r}: pass a model")
     steps = init.saved.state.get("steps", n_iter_max) if isinstance(init, Resumed) else n_iter_max
@@ -194,7 +189,8 @@ def non_negative_tucker_hals(
         xp, targets, core = array_module(core), move(targets, np), move(core, np)
         grams = [move(gram, np) for gram in grams]
         if algorithm == "fista":
-            step = float(1 / np.prod([np.linalg.norm(gram, 2) for gram in grams]))
+            # With a factor that is zero, so is the model: the core stays.
+            step = float(1 / (np.prod([np.linalg.norm(gram, 2) for gram in grams]) or np.inf))
             options = {"lr": step, "sparsity_coef": core_sparsity_coefficient}
             found = fista(targets, grams, x=core, n_iter_max=int(steps), **options)
         else:
@@ -232,10 +228,13 @@ def _decompose(
     """
     require_flycoo_backend()
     x = as_flycoo(tensor, check_coords=True)
-    ranks = validate_tucker_rank(x.shape, find_tucker_rank(x, rank, x.ndim))
-    ranks = tuple(int(r) for r in ranks)
+    found = find_tucker_rank(x, rank, x.ndim) or x.shape
+    ranks = tuple(int(r) for r in validate_tucker_rank(x.shape, found))
+    if x.nnz == 0:
+        raise ValueError(f"tensor of shape {x.shape} has no nonzeros, expected at least one")
     modes = list_free_modes(x.ndim, fixed_modes)
-    core, factors = _start(x, ranks, init, svd, random_state, options["solver"])
+    with span("start"):
+        core, factors = _start(x, ranks, init, svd, random_state, options["solver"])
 
     def project(factors: list[Array], mode: int) -> tuple[Array, Array | slice]:
         return multiply_nonempty_rows(x, mode, {n: f for n, f in enumerate(factors) if n != mode})

@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from sparse import SparseArray
 
 
+#: The iterations without a better model for held-out entries that end a run.
+_PATIENCE = 10
+
+
 @guard
 def observed_parafac(
     tensor: "FlycooTensor | SparseArray",
@@ -87,28 +91,29 @@ def observed_parafac(
         With 1, a `tensor` of ones and a `confidence` that grows with counts, this is the model of
         implicit feedback of Hu, Koren and Volinsky.
     non_negative : bool
-        Whether five sweeps of coordinate descent, which keep it non-negative, replace the solution
-        of each row. Not together with `biases` or `cg_steps`.
+        Whether the factors are non-negative: five sweeps of coordinate descent then replace the
+        solution of each row. Not together with `biases` or `cg_steps`.
     biases : bool
         Whether the model adds the mean of the values and a bias of each index of each mode, which
         `l2_reg` shrinks too. They are ``ndim + 1`` more components: R + n has the biases of mode n
-        in its factor and ones in all others; the last has the mean in the last factor. s is then
+        in its factor and ones in all others; the last has the mean in the last factor (that is the
+        order of a CPTensor: a `LabelledCP` sorts its components by weight). s is then
         that of the differences from the mean, and a guess in `init` has no biases.
     cg_steps : int, optional
         How many steps of conjugate gradients, in the dtype of `tensor`, improve each row in place
         of its solution: 3 is usual. Best for many nonzeros and large ranks on GPUs.
     validation : FlycooTensor or sparse.COO, optional
-        Entries held out of `tensor`, of which all errors then are, relative to their norm. The
-        first that is not the smallest stops the iterations; the result is the model of the
-        smallest.
+        Entries held out of `tensor`: all errors are then of these, relative to their norm. Ten
+        iterations without a new smallest error end the run; the result is the model of the
+        smallest, of those after a checkpoint if the run is resumed.
 
     Returns
     -------
     CPTensor
         Weights of ones and factors (I_n, R) in the dtype and on the device of `tensor`. Rows
-        without an observed entry are zero, or near it with `cg_steps`. Without `unobserved`, its
-        attribute `observed_l2_reg`, which a `LabelledCP` has too, tells `fold_in` and
-        `LabelledCP.transform` to take the missing cells of new rows as unknown.
+        without an observed entry are zero, but for their biases; with `cg_steps` they are near it.
+        Without `unobserved`, its attribute `observed_l2_reg`, which a `LabelledCP` has too, tells
+        `fold_in` and `LabelledCP.transform` to take the missing cells of new rows as unknown.
     errors : list of float
         The root of the weighted sum of squared residuals, relative to that of squared values,
         after each iteration; only with `return_errors`.
@@ -120,9 +125,10 @@ def observed_parafac(
         wrong type.
     ValueError
         If `tensor` or `validation` has no nonzeros, `tensor` has one mode, `rank` or `cg_steps` is
-        below 1, `l2_reg` is not above 0, `init` is unknown, a shape does not match, or a checkpoint
-        is of another tensor or decomposition; if `confidence` lacks a nonzero of `tensor` or has a
-        weight that is 0 or less, or less than `unobserved`; if options exclude each other.
+        below 1, `l2_reg` is not above 0, `init` is unknown, a shape or the labels of another tensor
+        do not match, or a checkpoint is of another tensor or decomposition; if `confidence` lacks a
+        nonzero of `tensor` or has a weight that is 0 or less, or less than `unobserved`; if options
+        exclude each other.
 
     Notes
     -----
@@ -203,7 +209,7 @@ def observed_parafac(
         residual = evaluate_model(coords, None, factors) - values
         return float(np.linalg.norm(residual) / np.linalg.norm(values))
 
-    best = None if held_out is None else (measure(factors), list(factors))
+    best: tuple[float, list[Array]] | None = None  # by the held-out entries
 
     def update(
         iteration: int, weights: None, factors: list[Array], errors: list[float]
@@ -215,13 +221,13 @@ def observed_parafac(
     def note(weights: None, factors: list[Array], result: None) -> float | None:
         nonlocal best
         error = measure(factors) if wants_errors else None
-        if best is not None and error is not None and error < best[0]:
+        if held_out is not None and error is not None and (best is None or error < best[0]):
             best = (error, list(factors))
         return error
 
     def is_over(errors: list[float]) -> bool:
-        has_risen = best is not None and errors[-1] > best[0]
-        return has_risen or has_converged(errors, tol, "abs_rec_error")
+        is_late = held_out is not None and len(errors) > int(np.argmin(errors)) + _PATIENCE
+        return is_late or has_converged(errors, tol, "abs_rec_error")
 
     cp_tensor, errors = iterate(
         (None, factors), update, note, solver="observed_parafac", tensor=x, n_iter_max=n_iter_max,
@@ -369,7 +375,7 @@ class _ConjugateGradients:
     def measure(self, factors: list[Array]) -> float:
         if self._square < 0:  # of the initial guess, or rounded
             self.fit(factors, len(factors) - 1, num_steps=0)
-        return (max(0.0, self._square) / self._whole) ** 0.5
+        return float(np.maximum(self._square, 0.0) / self._whole) ** 0.5  # or nan
 
 
 def _start(

@@ -113,8 +113,8 @@ def parafac(
         Called with the CPTensor and its error before the first and after each iteration, such as a
         `Progress`; returns True to stop. For a dense tensor only where TensorLy has it.
     center_modes : sequence of int, optional
-        Modes to centre across: what is decomposed is the tensor less its means over each of them in
-        turn, as `x - x.mean(axis=n, keepdims=True)` of a dense one, without being formed.
+        Modes to centre across: decompose the tensor less its means over each of them in turn, as
+        ``x - x.mean(axis=n, keepdims=True)`` of a dense one. That difference is never formed.
 
     Returns
     -------
@@ -136,9 +136,9 @@ def parafac(
         `cvg_criterion` is unknown.
     ValueError
         If `rank` is below 1, shapes do not match, the mask holds numbers other than 0 and 1,
-        `linesearch` is unknown, `center_modes` come with a mask or ``init="svd"``, or a checkpoint
-        is of another tensor or decomposition, or given together with a mask, ``linesearch=True`` or
-        `orthogonalise`.
+        `linesearch` is unknown, `center_modes` come with a mask or ``init="svd"`` or leave nothing
+        of the tensor, or a checkpoint is of another tensor or decomposition, or given together with
+        a mask, ``linesearch=True`` or `orthogonalise`.
 
     Notes
     -----

@@ -11,6 +11,7 @@ from tensorly.parafac2_tensor import Parafac2Tensor
 
 from ..base.array_modules import Array, array_module, move
 from ..base.checks import check_count, check_rank, densify_error
+from ..base.reporting import span
 from ..engines.tall_skinny import multiply, qr, sum_columns, transposed_product
 from ..io.checkpoint import Resumed
 from ..ops.contraction import multiply_matricized
@@ -76,8 +77,8 @@ def parafac2(
         zeros included, without forming that dense difference.
     sparsity_coefficients : float or sequence of float, optional
         Weights of a penalty on the sum of each factor's elements, in the modes of `nn_modes`. Pass
-        ``normalize_factors=True`` too: else the others shrink and B grows. It turns off
-        `linesearch`, which sees the error only.
+        ``normalize_factors=True`` too: without it the penalised factors only shrink, and B grows. A
+        penalty turns off `linesearch`, which compares errors alone.
 
     Returns
     -------
@@ -85,7 +86,8 @@ def parafac2(
         Weights (R,), factors A (K, R), B (R, R) and C (J, R), and a projection (I_k, R) for each
         slice, in the dtype and on the device of the slices.
     errors : list of float
-        The relative error after each iteration without line search; only with `return_errors`.
+        The relative error after each iteration that makes no line search; only with
+        `return_errors`.
 
     Raises
     ------
@@ -95,8 +97,9 @@ def parafac2(
         If `rank` is no integer, a slice is not sparse, or `init` has the wrong device or dtype.
     ValueError
         If `rank` is below 1 or above J, `RaggedTensor` refuses the slices, they have no nonzeros or
-        centring leaves none, `init` or `nn_modes` is unknown or does not fit, no mode is
-        non-negative for `sparsity_coefficients`, or `linesearch` is to resume a checkpoint.
+        centring leaves none, `init` or `nn_modes` is unknown or does not fit,
+        `sparsity_coefficients` are not one for each mode or no mode is non-negative for them, or
+        `linesearch` is to resume a checkpoint.
 
     Notes
     -----
@@ -127,7 +130,10 @@ def parafac2(
     if mask is not None:
         instead = "it replaces the missing values in each iteration; leave mask out"
         raise densify_error("mask= of tl.decomposition.parafac2", np.shape(mask), instead)
-    x = tensor_slices if isinstance(tensor_slices, RaggedTensor) else RaggedTensor(tensor_slices)
+    x = tensor_slices
+    if not isinstance(x, RaggedTensor):
+        with span("conversion"):
+            x = RaggedTensor(x)
     if rank > x.shape[2]:
         raise ValueError(f"rank is {rank}, expected at most {x.shape[2]}, the number of columns")
     if x.nnz == 0:
@@ -135,7 +141,8 @@ def parafac2(
     if isinstance(init, Resumed) and linesearch:
         raise ValueError("linesearch= cannot resume a checkpoint: start anew, or pass False")
     data: Any = _ProjectedSlices(x, rank, center)
-    model = _start(data, rank, init, svd, random_state)
+    with span("start"):
+        model = _start(data, rank, init, svd, random_state)
     constrained = find_constrained(nn_modes, 3)
     if sparsity_coefficients is not None and not constrained:
         raise ValueError("sparsity_coefficients is given, expected non-negative modes: nn_modes=")

@@ -90,7 +90,10 @@ class CentredTensor(WholeTensor):
     def __init__(self, x: FlycooTensor, modes: Sequence[int]) -> None:
         super().__init__(x)
         self._modes = sorted({check_mode(mode, x.ndim) for mode in modes})
-        self._norm = max(_centred_square(x, self._modes), 0.0) ** 0.5
+        square = _centred_square(x, self._modes)
+        if square <= np.finfo(x.dtype).eps * float(x._layout.norm) ** 2:
+            raise ValueError(f"center_modes is {self._modes}, but centring leaves only rounding")
+        self._norm = square**0.5
 
     def norm(self) -> np.floating:
         return self.dtype.type(self._norm)

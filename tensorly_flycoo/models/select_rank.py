@@ -12,8 +12,8 @@ from tensorly.cp_tensor import CPTensor
 from .. import decomposition
 from ..base.array_modules import move
 from ..base.checks import check_count, check_rank
-from ..base.notebooks import make_bars, make_table
 from ..base.reporting import report
+from ..base.tables import make_bars, make_table
 from ..decomposition.guarding import require_flycoo_backend
 from ..decomposition.labelled_cp import label_result, make_figure
 from ..decomposition.losses import find_exact

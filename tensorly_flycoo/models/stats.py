@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..base.checks import LAYOUTS, check_fill_value, check_finite, check_inside, check_values
-from ..base.notebooks import format_table, make_table
+from ..base.tables import format_table, make_table
 from ..engines import select_engine
 from ..ops.call_memory import estimate_memory
 from ..tensor.coo_cache import is_raw_sparse, not_sparse_error

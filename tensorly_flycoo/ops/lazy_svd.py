@@ -91,7 +91,10 @@ class _SingularValues(_SvdPart):
 class _RightVectors(_SvdPart):
     """Right singular vectors without elements: they allow only slicing and sign flips."""
 
-    _instead = "the right singular vectors of an unfolding have a column for every cell"
+    _instead = (
+        "the right singular vectors of an unfolding have a column for every cell; parafac2 takes "
+        "sparse slices as they are, without compression"
+    )
 
     def __getitem__(self, index: Any) -> _RightVectors:
         rows, columns = index if isinstance(index, tuple) and len(index) == 2 else (index, None)

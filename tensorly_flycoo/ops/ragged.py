@@ -39,8 +39,9 @@ class RaggedTensor(LazyArray):
     row_counts, starts : int64 array (K,)
         The number of rows of each slice, and its first row in `matrix`, on the host.
     labels : dict
-        Those of a LabelledTensor; with `drop_empty` those of the rows are a list of arrays (I_k,).
-        With `by` those of "slice", sorted, and "row"; of an AnnData's "column" too.
+        Those of a LabelledTensor; with `drop_empty` or `by` those of the rows are a list of arrays
+        (I_k,). With `by` also those of "slice", sorted, of an AnnData "row" and "column", of
+        matrices without labels "row": the numbers of their rows.
 
     Raises
     ------
@@ -48,8 +49,8 @@ class RaggedTensor(LazyArray):
         If a slice is not sparse.
     ValueError
         If there is no slice, the slices differ in their number of columns, a slice has not two
-        modes or a tensor not three, `by` does not have a label for each row, or a fill_value is not
-        0.
+        modes or a tensor not three, `by` is no column of the AnnData or does not have a label for
+        each row, `drop_empty` is given for slices or with `by`, or a fill_value is not 0.
 
     Examples
     --------
@@ -73,7 +74,9 @@ class RaggedTensor(LazyArray):
         self, slices: Any, *, by: Any = None, drop_empty: bool = False, **options: Any
     ) -> None:
         self.labels: dict[str, Any] = dict(getattr(slices, "labels", {}))
-        if by is not None:
+        if drop_empty and (by is not None or not is_sparse(slices)):
+            raise ValueError("drop_empty is True, expected False but for a tensor of three modes")
+        if by is not None or hasattr(slices, "obs_names"):
             parts = self._divide(slices, by)
         else:
             parts = self._cut(slices, drop_empty) if is_sparse(slices) else _join(slices)
@@ -97,6 +100,8 @@ class RaggedTensor(LazyArray):
     def _divide(self, matrix: Any, by: Any) -> tuple:
         """Number the rows of a matrix slice by slice, and keep their labels."""
         if hasattr(matrix, "obs_names"):
+            if not isinstance(by, str) or by not in matrix.obs:
+                raise ValueError(f"by is {by!r}, expected a column of obs: {[*matrix.obs]}")
             self.labels = {"row": matrix.obs_names, "column": np.asarray(matrix.var_names)}
             matrix, by = matrix.X, matrix.obs[by]
         rows, columns, values, (num_rows, width), device = _read_slice(matrix, 0)
@@ -105,8 +110,9 @@ class RaggedTensor(LazyArray):
             raise ValueError(f"by has shape {ids.shape}, expected ({num_rows},), one per row")
         order, row_counts = np.argsort(ids, kind="stable"), np.bincount(ids)
         numbers = np.argsort(order).astype(index_dtype(num_rows, "int32"))
-        names = np.asarray(self.labels.get("row", np.arange(num_rows)))[order]
-        self.labels |= {"slice": labels, "row": np.split(names, _starts(row_counts)[1:])}
+        name = next(iter(self.labels), "row")
+        names = np.asarray(self.labels.get(name, np.arange(num_rows)))[order]
+        self.labels |= {"slice": labels, name: np.split(names, _starts(row_counts)[1:])}
         rows = array_module(values).asarray(numbers)[rows]
         return rows, columns, values, row_counts, width, device
 

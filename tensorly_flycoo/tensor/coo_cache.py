@@ -103,7 +103,8 @@ def find_converted(x: Any) -> FlycooTensor | None:
     if is_raw_sparse(x):
         plan = _plans.get(id(x))
         return None if plan is None else plan.tensor
-    return x.tensor if isinstance(x, LabelledTensor) else x
+    x = x.tensor if isinstance(x, LabelledTensor) else getattr(x, "matrix", x)  # of a RaggedTensor
+    return x if isinstance(x, FlycooTensor) else None
 
 
 class _Plan:

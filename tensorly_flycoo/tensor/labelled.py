@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
 
 import numpy as np
 
-from ..base.notebooks import make_table
+from ..base.tables import make_table
 from .tensor import FlycooTensor
 
 if TYPE_CHECKING:
@@ -215,19 +215,22 @@ def refuse_labels(x: object) -> None:
         raise TypeError("x is a LabelledTensor, whose labels the file would lose: pass x.tensor")
 
 
-def check_same_labels(x: object, cp_tensor: object, skip: int | None = None) -> None:
-    """Refuse a LabelledTensor if the labels of a labelled model differ, but for the mode `skip`.
+def check_same_labels(
+    x: object, known: object, skip: int | None = None, names: Sequence[str] = ("x", "the model")
+) -> None:
+    """Refuse a LabelledTensor if the labels of another or of a model differ, but for mode `skip`.
 
     Without labels on either side, or with another number of them, nothing is compared.
     """
-    known = getattr(cp_tensor, "labels", None)
-    if not isinstance(x, LabelledTensor) or not isinstance(known, Labels):
+    labels = getattr(known, "labels", None)
+    if not isinstance(x, LabelledTensor) or not isinstance(labels, Labels):
         return
-    for mode, ((name, of), own) in enumerate(zip(x.labels.items(), known.values(), strict=False)):
+    for mode, ((name, of), own) in enumerate(zip(x.labels.items(), labels.values(), strict=False)):
         if mode == skip or of is own or of.shape != own.shape or np.array_equal(of, own):
             continue
         place = int(np.argmax(of != own))
         raise ValueError(
-            f"label {place} of mode {name!r} is {of[place]} in x and {own[place]} in the model: "
-            "make x with from_dataframe(..., labels=), or pass x.tensor to ignore labels"
+            f"label {place} of mode {name!r} is {of[place]} in {names[0]} and {own[place]} in "
+            f"{names[1]}: make {names[0]} with from_dataframe(..., labels=), or pass "
+            f"{names[0]}.tensor to ignore labels"
         )

@@ -27,7 +27,7 @@ from ..base.checks import (
     densify_error,
     num_cells,
 )
-from ..base.notebooks import make_table
+from ..base.tables import make_table
 from ..engines import select_engine
 from ..format.packing import Groups
 from ..spread.slab_layout import AnyLayout, SlabLayout

@@ -21,6 +21,7 @@ from sparse_problems import (
     reconstruct,
 )
 from tensorly.decomposition import CP, parafac
+from tensorly.preprocessing import svd_compress_tensor_slices
 
 import tensorly_flycoo
 from tensorly_flycoo import DensifyError, FlycooTensor
@@ -503,3 +504,8 @@ def test_rows_without_a_nonzero_are_zero(init):
         empty = np.setdiff1d(np.arange(len(factor)), rows)
         assert empty.size
         assert (factor[empty] == 0).all()
+
+
+def test_slices_are_not_compressed():
+    with pytest.raises(DensifyError, match="parafac2 takes sparse slices as they are"):
+        svd_compress_tensor_slices([random_coo((9, 5), 20)])

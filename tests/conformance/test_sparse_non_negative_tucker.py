@@ -160,6 +160,30 @@ def test_bad_input_is_named(method, options, error, text):
 
 
 @pytest.mark.usefixtures("flycoo_backend")
+@_BY_METHOD
+def test_a_tensor_without_nonzeros_is_refused(method):
+    with pytest.raises(ValueError, match="no nonzeros"):
+        getattr(decomposition, _NAMES[method])(X * 0, [2, 3, 4])
+
+
+@pytest.mark.usefixtures("flycoo_backend")
+@_BY_METHOD
+def test_rank_none_is_the_size_of_the_tensor(method):
+    x = FlycooTensor.from_dense(np.ones((2, 3, 4)))
+    found = getattr(decomposition, _NAMES[method])(x, None, init="random", n_iter_max=2)
+    assert found.core.shape == x.shape
+
+
+@pytest.mark.usefixtures("flycoo_backend")
+def test_a_penalty_that_leaves_no_factor_gives_a_model_of_zeros():
+    found, errors = decomposition.non_negative_tucker_hals(
+        X, [2, 3, 4], n_iter_max=3, sparsity_coefficients=10**6, return_errors=True
+    )
+    assert errors[-1] == 1
+    assert not found.factors[0].any()
+
+
+@pytest.mark.usefixtures("flycoo_backend")
 def test_the_last_mode_is_updated_although_it_is_fixed():
     with pytest.warns(UserWarning, match="the last one, which cannot be fixed"):
         found = decomposition.non_negative_tucker_hals(

@@ -1,8 +1,10 @@
-"""The patches proposed in docs/upstream.md apply to the TensorLy they were written for.
+"""The patches proposed in docs/upstream.md apply to what they were written for.
 
-They are for TensorLy 0.10: with another version conftest.py makes pytest ignore this module.
+Three are for TensorLy 0.10: with another version conftest.py makes pytest ignore this module. The
+fourth is for cell2cell 0.9.0, whose wheel has no tests.
 """
 
+import importlib.metadata
 import os
 import shutil
 import subprocess
@@ -25,20 +27,40 @@ def tensorly_copy(tmp_path_factory):
 
 
 def test_every_patch_is_tested():
-    assert {path.name for path in FOLDER.iterdir()} == {f"{name}.patch" for name in NAMES}
+    names = {path.name for path in FOLDER.iterdir()}
+    assert names == {f"{name}.patch" for name in (*NAMES, "cell2cell_sparse")}
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_patch_applies(name, tensorly_copy):
     """The patches touch different files, so they apply one after the other to one copy."""
+    apply(name, tensorly_copy)
+
+
+def test_patch_of_cell2cell_applies(tmp_path):
+    try:
+        files = importlib.metadata.distribution("cell2cell")
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("cell2cell is not installed")
+    if files.version != "0.9.0":
+        pytest.skip(f"the patch is for cell2cell 0.9.0, installed is {files.version}")
+    path = "cell2cell/tensor/tensor.py"
+    (tmp_path / path).parent.mkdir(parents=True)
+    shutil.copy(files.locate_file(path), tmp_path / path)
+    apply("cell2cell_sparse", tmp_path, "--include=cell2cell/*")
+
+
+def apply(name, folder, *arguments):
+    """Apply a patch to the files in a folder, and compile those that it changes."""
     # If the folder is inside a repository, git would skip files.
-    environment = {**os.environ, "GIT_CEILING_DIRECTORIES": str(tensorly_copy.parent)}
-    command = ["git", "apply", "--verbose", str(FOLDER / f"{name}.patch")]
-    options = {"cwd": tensorly_copy, "env": environment, "capture_output": True, "text": True}
+    environment = {**os.environ, "GIT_CEILING_DIRECTORIES": str(folder.parent)}
+    command = ["git", "apply", "--verbose", *arguments, str(FOLDER / f"{name}.patch")]
+    options = {"cwd": folder, "env": environment, "capture_output": True, "text": True}
     done = subprocess.run(command, **options)
     assert done.returncode == 0, done.stderr
-    assert "Skipped" not in done.stderr
-    for line in done.stderr.splitlines():
-        if line.startswith("Applied patch "):
-            path = tensorly_copy / line.split()[2]
-            compile(path.read_text(), path, "exec")
+    lines = done.stderr.splitlines()
+    applied = [line.split()[2] for line in lines if line.startswith("Applied patch ")]
+    assert applied
+    assert arguments or "Skipped" not in done.stderr
+    for path in applied:
+        compile((folder / path).read_text(), path, "exec")

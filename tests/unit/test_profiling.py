@@ -4,11 +4,12 @@ import json
 
 import numpy as np
 import pytest
+import scipy.sparse
 import sparse
 import tensorly as tl
 
 import tensorly_flycoo
-from tensorly_flycoo import FlycooTensor, profile
+from tensorly_flycoo import FlycooTensor, decomposition, profile
 from tensorly_flycoo.testing import random_tensor
 
 RUN = {"n_iter_max": 3, "init": "random", "random_state": 0}
@@ -44,6 +45,33 @@ def test_a_flycoo_tensor_is_not_converted():
     (call,) = p.calls
     assert (call.name, call.given) == ("non_negative_parafac", "FlycooTensor")
     assert (call.parts["conversion"], call.groups) == (0, x.groups)
+
+
+def test_slices_in_a_list_are_converted():
+    slices = [scipy.sparse.random(9, 7, 0.3, random_state=n) for n in range(4)]
+    for kind in (list, lambda own: [sparse.COO.from_scipy_sparse(part) for part in own]):
+        with profile() as p:
+            tl.decomposition.parafac2(kind(slices), 2, n_iter_max=2, random_state=0)
+        (call,) = p.calls
+        assert (call.name, call.device) == ("parafac2", "")
+        assert call.parts["conversion"] > 0
+        assert "parafac2" in str(p)
+
+
+def test_ragged_slices():
+    x = tensorly_flycoo.RaggedTensor(make_coo())
+    with profile() as p:
+        decomposition.parafac2(x, 2, n_iter_max=2)
+    (call,) = p.calls
+    assert (call.name, call.given, call.device) == ("parafac2", "RaggedTensor", "cpu")
+    assert call.seconds > call.parts["start"] > 0
+
+
+def test_the_start_of_a_non_negative_tucker_decomposition():
+    with profile() as p:
+        decomposition.non_negative_tucker(make_coo(), [2, 2, 2], n_iter_max=2)
+    (call,) = p.calls
+    assert call.parts["start"] > 0
 
 
 def test_calls_inside_a_call_are_parts_of_it():
@@ -86,7 +114,7 @@ def test_dense_calls_are_not_recorded():
     with profile() as p:
         tl.decomposition.parafac(np.ones((3, 4, 5)), 2, **RUN)
     assert p.calls == []
-    assert "no call took a sparse tensor" in str(p)
+    assert "no decomposition took a sparse tensor" in str(p)
 
 
 def test_to_dict_is_json():

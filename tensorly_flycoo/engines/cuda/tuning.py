@@ -107,7 +107,6 @@ OCCUPANCIES = (
     Occupancy((9, 0), 3, _ANY, 4, 640, 1024, "H200, rank 32: delicious, uber"),
     Occupancy((9, 0), 4, _ANY, 2, 1024, 1024, "H200, rank 32: vast"),
     Occupancy((9, 0), _ANY, _ANY, 2, 512, 1024, _SPILLS),
-    Occupancy((10, 0), 1, _ANY, 8, 1024, 2048, _AS_9),
     Occupancy((10, 0), 2, _ANY, 4, 1024, 2048, _AS_9),
     Occupancy((10, 0), 3, _ANY, 4, 640, 1024, _AS_9),
     Occupancy((10, 0), 4, _ANY, 2, 1024, 1024, _AS_9),

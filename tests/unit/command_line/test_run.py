@@ -49,6 +49,11 @@ def test_run_imports_what_is_beside_the_script(script):
     assert python("-m", "tensorly_flycoo", "run", str(script))[1] == "found\n"
 
 
+def test_a_script_that_does_not_exist(capsys):
+    assert command_line.main(["run", "nowhere.py"]) == 2
+    assert capsys.readouterr().err == "error: there is no file nowhere.py\n"
+
+
 def test_errors_of_a_script_are_its_own(script):
     script.write_text("def fail():\n    raise ValueError('mine')\nfail()")
     code, _, err = python("-m", "tensorly_flycoo", "run", str(script))

@@ -6,7 +6,7 @@ import sparse
 import tensorly as tl
 from reference import mttkrp, mttkrp_error_bound
 
-from tensorly_flycoo import LabelledTensor, best_of
+from tensorly_flycoo import FlycooTensor, LabelledTensor, best_of
 from tensorly_flycoo.decomposition import parafac
 from tensorly_flycoo.decomposition.whole_tensor import CentredTensor
 from tensorly_flycoo.testing import planted_tensor, random_tensor
@@ -96,6 +96,13 @@ def test_errors(changes, error, message):
     x = random_tensor(SHAPE, 200, random_state=0)
     with pytest.raises(error, match=message):
         parafac(x, 2, **{"init": "random", "center_modes": [0], **changes})
+
+
+@pytest.mark.parametrize("shape", [(3, 4, 5), (1, 4, 5)])
+def test_a_tensor_of_which_centring_leaves_nothing(shape):
+    x = FlycooTensor.from_dense(np.full(shape, 0.1))
+    with tl.backend_context("flycoo"), pytest.raises(ValueError, match=r"center_modes is \[0\]"):
+        parafac(x, 2, init="random", center_modes=[0])
 
 
 def test_tensorlys_name_says_which_function_takes_it():

@@ -184,6 +184,20 @@ def test_the_form_of_a_model(case):
     np.testing.assert_allclose(found.errors[-1], measure(arrays, rebuild(found), omegas), rtol=1e-9)
 
 
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("name", SIZES)
+def test_a_non_negative_mode_stays_so_beside_others(case, name):
+    """Also where the sign of another mode turns that of a block's weights."""
+    if name not in make_start(case):
+        return
+    arrays = [-x for x in make_arrays(case)]
+    found = fit(case, arrays, random_state=0, n_iter_max=20, nn_modes=[name])
+    assert found.factors[name].min() >= 0
+    np.testing.assert_allclose(
+        found.errors[-1], measure(arrays, rebuild(found), [1.0] * len(arrays)), rtol=1e-9
+    )
+
+
 def test_a_weight_scales_a_block():
     x, y = make_arrays("a matrix")
     options = {"init": make_start("a matrix"), "n_iter_max": 15}

@@ -7,7 +7,7 @@ import tensorly as tl
 from tensorly.cp_tensor import CPTensor
 from tensorly.decomposition._cp import initialize_cp
 
-from tensorly_flycoo import DensifyError, FlycooTensor, observed_parafac
+from tensorly_flycoo import DensifyError, FlycooTensor, LabelledTensor, observed_parafac
 from tensorly_flycoo.ops import cp_entries as entries
 
 SHAPE = (9, 7, 90, 6)
@@ -339,19 +339,66 @@ def test_validation_stops_at_the_best_model():
     held_out = FlycooTensor(coords[:, :200], values[:200], shape)
     options = {"random_state": 0, "tol": 0, "return_errors": True, "cg_steps": 3}
     found, errors = observed_parafac(x, 8, validation=held_out, **options)
-    assert 1 < len(errors) < 100
-    assert errors[-1] > errors[-2] == min(errors)
-    assert (np.diff(errors[:-1]) < 0).all()
+    best = int(np.argmin(errors))
+    assert best == len(errors) - 11
     residual = entries.evaluate_model(coords[:, :200], None, found.factors) - values[:200]
-    assert np.linalg.norm(residual) / held_out.norm() == pytest.approx(errors[-2], rel=1e-12)
-    expected, _ = observed_parafac(x, 8, n_iter_max=len(errors) - 1, **options)
+    assert np.linalg.norm(residual) / held_out.norm() == pytest.approx(errors[best], rel=1e-12)
+    expected, _ = observed_parafac(x, 8, n_iter_max=best + 1, **options)
     for factor, other in zip(found.factors, expected.factors, strict=True):
         np.testing.assert_array_equal(factor, other)
+
+
+def test_validation_does_not_stop_at_the_first_rise():
+    x = make_tensor((9, 8, 7), 200)
+    coords, values = x.nonzeros()
+    held_out, seen = (FlycooTensor(coords[:, n::2], values[n::2], x.shape) for n in (0, 1))
+    options = {"tol": 0, "return_errors": True, "validation": held_out, "n_iter_max": 60}
+    for seed in range(5):
+        found, errors = observed_parafac(seen, 3, random_state=seed, **options)
+        best = int(np.argmin(errors))
+        assert len(errors) == min(60, best + 11)
+        once, _ = observed_parafac(seen, 3, random_state=seed, **options | {"n_iter_max": best + 1})
+        np.testing.assert_array_equal(found.factors[0], once.factors[0])
 
 
 X = make_tensor((4, 5, 6), 40)
 SOME = FlycooTensor([[0], [0], [0]], [1.0], (4, 5, 6))
 ONES = [np.ones((size, 2)) for size in X.shape]
+
+
+@pytest.mark.parametrize("cg_steps", [None, 12], ids=["exact", "cg"])
+def test_biases_of_rows_without_an_observed_entry(cg_steps):
+    """All their cells count as zeros: the bias takes back the mean."""
+    coords, _ = make_tensor((9, 7, 20), 150).nonzeros()
+    x = FlycooTensor(coords, np.full(coords.shape[1], 4.0), (9, 7, 21))
+    options = {"confidence": x, "unobserved": 1.0, "biases": True, "cg_steps": cg_steps}
+    found = observed_parafac(x, 2, l2_reg=1e-3, tol=0, n_iter_max=50, random_state=0, **options)
+    scale = 4 - found.factors[2][0, -1]
+    gram = np.prod([f.T @ f for f in found.factors[:2]], axis=0)
+    ridges = 1e-3 * np.array([scale ** (4 / 3)] * 2 + [0, 0, 1, 0])
+    row = found.factors[2][20]
+    slopes = (gram @ row + ridges * row)[[0, 1, 4]]
+    np.testing.assert_allclose(slopes, 0, atol=1e-8)
+    assert abs(row[4]) > 0.1
+
+
+def test_labels_of_other_tensors_must_match():
+    x = LabelledTensor(X, [list("abcd"), range(5), range(6)])
+    other = LabelledTensor(abs(X), [list("bcda"), range(5), range(6)])
+    for name in ("confidence", "validation"):
+        with pytest.raises(ValueError, match=f"label 0 of mode 'mode 0' is b in {name} and a in"):
+            observed_parafac(x, 2, **{name: other})
+    assert observed_parafac(x, 2, confidence=LabelledTensor(abs(X), x.labels)).names == (*x.labels,)
+
+
+def test_an_overflow_is_not_an_error_of_zero():
+    coords, values = X.nonzeros()
+    x = FlycooTensor(coords, values * 1e15, X.shape, dtype="float32")
+    with np.errstate(all="ignore"):
+        _, errors = observed_parafac(x, 2, cg_steps=3, n_iter_max=2, return_errors=True)
+    assert np.isnan(errors).any()
+
+
 BAD = {
     "dense": (lambda: observed_parafac(np.ones((3, 3)), 2), TypeError, "x is a ndarray"),
     "rank 0": (lambda: observed_parafac(X, 0), ValueError, "rank is 0"),

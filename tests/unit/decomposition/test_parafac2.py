@@ -282,6 +282,16 @@ def test_a_cp_tensor_starts_as_tensorlys():
         ({"init": (None, [np.ones((7, 2))] * 3)}, ValueError, "factors"),
         ({"n_iter_parafac": 0}, ValueError, "n_iter_parafac is 0"),
         ({"nn_modes": "some"}, ValueError, "nn_modes is 'some'"),
+        (
+            {"nn_modes": [-1]},
+            ValueError,
+            r"nn_modes is \[-1\], expected 'all', None or modes 0 to 2",
+        ),
+        (
+            {"nn_modes": [0], "sparsity_coefficients": [1, None]},
+            ValueError,
+            "sparsity_coefficients has 2 numbers, expected 3",
+        ),
         ({"init": "svd", "svd": "symeig_svd"}, DensifyError, "symeig_svd"),
     ],
 )

@@ -9,7 +9,7 @@ import scipy.sparse
 import sparse
 import tensorly as tl
 
-from tensorly_flycoo import DensifyError, FlycooTensor, RaggedTensor, from_dataframe
+from tensorly_flycoo import DensifyError, FlycooTensor, LabelledTensor, RaggedTensor, from_dataframe
 from tensorly_flycoo.testing import random_tensor
 
 HEIGHTS = (5, 0, 3, 5, 8)
@@ -111,6 +111,18 @@ def test_an_annotated_matrix():
     assert x.labels["slice"].tolist() == ["C", "T"]
     assert [names.tolist() for names in x.labels["row"]] == [["c2"], ["c1", "c3", "c4"]]
     assert x.labels["column"].tolist() == list(genes)
+    for by in (None, "donor", ["C", "T", "T", "T"]):
+        with pytest.raises(ValueError, match=r"by is .*, expected a column of obs: \['condition'"):
+            RaggedTensor(data, by=by)
+
+
+def test_a_labelled_matrix_keeps_the_labels_of_its_rows():
+    (matrix,) = make_slices((3,))
+    names = {"cell": ["c1", "c2", "c3"], "gene": list("abcdef")}
+    x = RaggedTensor(LabelledTensor(FlycooTensor.from_dense(matrix), names), by=["T", "C", "T"])
+    assert [own.tolist() for own in x.labels["cell"]] == [["c2"], ["c1", "c3"]]
+    assert x.labels["gene"].tolist() == names["gene"]
+    assert x.labels["slice"].tolist() == ["C", "T"]
 
 
 def test_options_reach_the_tensor():
@@ -132,6 +144,13 @@ def test_options_reach_the_tensor():
 def test_what_is_refused(slices, error, text):
     with pytest.raises(error, match=text):
         RaggedTensor(slices)
+
+
+@pytest.mark.parametrize("options", [{"by": [0, 1]}, {}])
+def test_rows_are_dropped_of_one_tensor_alone(options):
+    slices = scipy.sparse.eye_array(2) if options else [scipy.sparse.eye_array(2)]
+    with pytest.raises(ValueError, match="drop_empty is True, expected False"):
+        RaggedTensor(slices, drop_empty=True, **options)
 
 
 def test_only_parafac2_takes_it():

@@ -1,6 +1,5 @@
 """Tables: of text, as `print` shows them, and of HTML, as notebooks do."""
 
-import html
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -14,6 +13,12 @@ class Html(str):
     """Text that is HTML already; any other text of a table is escaped."""
 
     __slots__ = ()
+
+
+def _escape(content: object) -> str:
+    import html
+
+    return html.escape(str(content))
 
 
 def format_table(rows: Iterable[Sequence[str]], align: str = ">") -> str:
@@ -30,13 +35,13 @@ def make_table(
     """Return a table whose rows begin with a heading; `head` has the headings of columns."""
 
     def make_cell(kind: str, content: object) -> str:
-        text = content if isinstance(content, Html) else html.escape(str(content))
+        text = content if isinstance(content, Html) else _escape(content)
         return f"<{kind}>{text}</{kind}>"
 
     lines = ["".join(make_cell("th", cell) for cell in head)] if head else []
     for first, *others in rows:
         lines.append(make_cell("th", first) + "".join(make_cell("td", cell) for cell in others))
-    title = f"<caption>{html.escape(caption)}</caption>" if caption else ""
+    title = f"<caption>{_escape(caption)}</caption>" if caption else ""
     return f"<table>{title}{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
 
 
@@ -47,7 +52,7 @@ def make_bars(values: Iterable[float], texts: Iterable[object], largest: float) 
         width = round(60 * min(abs(value) / largest, 1)) if largest else 0
         colour = _COLOURS[int(value < 0)]
         style = f"display:inline-block;height:.7em;width:{width}px;background:{colour}"
-        lines.append(f'<span style="{style}"></span> {html.escape(str(text))}')
+        lines.append(f'<span style="{style}"></span> {_escape(text)}')
     return Html('<div style="text-align:left">' + "<br/>".join(lines) + "</div>")
 
 

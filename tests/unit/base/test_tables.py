@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tensorly_flycoo import FlycooTensor, LabelledCP, LabelledTensor, profile, stats
-from tensorly_flycoo.base.notebooks import make_bars, make_line, make_table
+from tensorly_flycoo.base.tables import make_bars, make_line, make_table
 from tensorly_flycoo.models import RankSelection
 from tensorly_flycoo.models.select_rank import RankScore
 
@@ -70,4 +70,4 @@ def test_tensors_and_profiles():
     assert "2 x 2" in read(stats(x)._repr_html_())[1]
     with profile() as p:
         pass
-    assert "no call took a sparse tensor" in read(p._repr_html_())[1][-1]
+    assert "no decomposition took a sparse tensor" in read(p._repr_html_())[1][-1]
