@@ -137,7 +137,10 @@ def check_dtype(dtype: DTypeLike, name: str = "dtype") -> np.dtype:
     if dtype.kind in "biu":
         return np.dtype(np.float64)
     if dtype not in (np.float32, np.float64):
-        raise TypeError(f"{name} is {dtype}, expected float32, float64, an integer type or bool")
+        raise TypeError(
+            f"{name} is {dtype}, expected float32, float64, an integer type or bool; "
+            "convert the values first"
+        )
     return dtype
 
 
@@ -150,14 +153,19 @@ def check_values(values: Array, nnz: int, dtype: DTypeLike | None = None) -> Arr
     own_dtype = check_dtype(values.dtype, "the dtype of values")
     dtype = own_dtype if dtype is None else check_dtype(dtype)
     if values.shape != (nnz,):
-        raise ValueError(f"values has shape {values.shape}, expected ({nnz},): coords holds {nnz}")
+        raise ValueError(
+            f"values has shape {values.shape}, expected ({nnz},): coords holds {nnz} nonzeros"
+        )
     if values.dtype.kind in "iu" and values.dtype.itemsize == 8 and nnz:
         is_wrong = values > _MAX_EXACT_INTEGER
         if values.dtype.kind == "i":
             is_wrong |= values < -_MAX_EXACT_INTEGER
         if is_wrong.any():
             wrong = int(np.argmax(is_wrong))
-            raise ValueError(f"values[{wrong}] is {values[wrong]}, expected integers up to 2**53")
+            raise ValueError(
+                f"values[{wrong}] is {values[wrong]}, expected integers up to 2**53, "
+                "which float64 holds exactly"
+            )
     converted = values.astype(dtype, copy=False)
     if converted.dtype.itemsize < values.dtype.itemsize:
         check_finite(values)

@@ -64,7 +64,9 @@ class Reading(NamedTuple):
             parts = [parts]
         elif not isinstance(parts, Iterable):
             name = type(parts).__name__
-            raise TypeError(f"parts is a {name}, expected a sparse tensor, paths or tuples")
+            raise TypeError(
+                f"parts is a {name}, expected a sparse tensor, paths or (coords, values)"
+            )
         for number, part in enumerate(parts):
             try:
                 yield from self._iterate_part(part)

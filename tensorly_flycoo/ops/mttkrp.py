@@ -163,7 +163,10 @@ def _check_shards(
         raise TypeError("out is given, but x is on several devices: the result is a new RowShards")
     for n, factor in enumerate(factors):
         if isinstance(factor, RowShards) and factor.sharding != find_sharding(layout, n):
-            raise ValueError(f"factors[{n}] is sharded otherwise than mode {n} of x: gather it")
+            raise ValueError(
+                f"factors[{n}] is sharded otherwise than mode {n} of x: give a plain array, "
+                "such as tl.to_numpy returns"
+            )
 
 
 def mttkrp_of_ratios(

@@ -311,10 +311,11 @@ _turn = threading.Lock()
 def _get_helpers() -> Array:
     """Return the words of all helpers, which are started by the first call."""
     global _helpers
-    with _turn:
-        if _helpers is None:
-            _helpers = _start_helpers(numba.config.NUMBA_NUM_THREADS - 1)  # type: ignore[attr-defined]
-        return _helpers
+    if _helpers is None:  # later calls need no lock
+        with _turn:
+            if _helpers is None:
+                _helpers = _start_helpers(numba.config.NUMBA_NUM_THREADS - 1)  # type: ignore[attr-defined]
+    return _helpers
 
 
 def _start_helpers(count: int) -> Array:
