@@ -352,8 +352,7 @@ def check_matrix(
             f"{name} is a {got.__module__}.{got.__name__}, expected a "
             f"{expected.__module__}.{expected.__name__} on the device of x"
         )
-    if matrix.ndim != 2 or matrix.shape[0] != num_rows:
+    if matrix.ndim != 2 or matrix.shape[0] != num_rows or matrix.shape[1] < 1:
         raise ValueError(f"{name} has shape {matrix.shape}, expected ({num_rows}, rank)")
-    check_rank(matrix.shape[1])
     if matrix.dtype != dtype:
         raise TypeError(f"{name} has dtype {matrix.dtype}, expected {dtype}, the dtype of x")

@@ -284,7 +284,7 @@ BAD_ARGUMENTS = [
         "expected (20, 4)", factors=replaced(1, np.ones((20, 5))),
     ),
     case(
-        "rank 0", ValueError, "rank is 0", "expected at least 1",
+        "rank 0", ValueError, "factors[0] has shape", ", 0), expected (",
         factors=[np.ones((size, 0)) for size in PROBLEM.shape],
     ),
     case(
