@@ -27,7 +27,6 @@ from .ops.call_memory import MemoryEstimate, estimate_memory
 from .ops.cp_entries import cp_to_entries
 from .ops.mttkrp import mttkrp
 from .ops.ragged import RaggedTensor
-from .profiling import profile
 from .tensor.labelled import LabelledTensor
 from .tensor.tensor import FlycooTensor
 
@@ -95,6 +94,7 @@ register()
 
 # Last, since they import TensorLy: `.backend` has to import it first, without a warning.
 from .decomposition import coupled_parafac, observed_parafac  # noqa: E402
+from .decomposition.profiling import profile  # noqa: E402
 from .decomposition.progress import Progress  # noqa: E402
 from .models import (  # noqa: E402
     FlycooCP,

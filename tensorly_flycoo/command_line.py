@@ -21,6 +21,7 @@ from .base.reporting import report
 from .base.versions import show_versions
 from .decomposition import generalized_parafac, non_negative_parafac_hals, parafac
 from .decomposition.labelled_cp import LabelledCP
+from .decomposition.profiling import profile
 from .decomposition.progress import Progress
 from .engines import set_device
 from .io.dataframe import from_dataframe
@@ -28,7 +29,6 @@ from .io.files import replace_file, replace_text, try_writing
 from .io.tns import read_tns
 from .models.best_of import Starts, prefer_momentum
 from .models.match import factor_match_score
-from .profiling import profile
 from .tensor.labelled import LabelledTensor, Labels
 
 #: What can be read, by the ends of names.

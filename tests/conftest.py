@@ -27,6 +27,17 @@ def each_limit_lowered(request, monkeypatch):
 
 
 @pytest.fixture
+def flycoo_backend():
+    """Run the test under the backend "flycoo"."""
+    import tensorly as tl
+
+    import tensorly_flycoo  # noqa: F401 (registers the backend)
+
+    with tl.backend_context("flycoo"):
+        yield
+
+
+@pytest.fixture
 def modes_in_groups(monkeypatch):
     """Let small tensors have groups of modes."""
     lowered_limits.lower_limit("groups", monkeypatch)

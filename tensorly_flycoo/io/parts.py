@@ -71,8 +71,8 @@ class Reading(NamedTuple):
             try:
                 yield from self._iterate_part(part)
             except (TypeError, ValueError) as error:
-                known = TypeError if isinstance(error, TypeError) else ValueError
-                raise known(f"parts[{number}]: {error}") from None
+                kind = TypeError if isinstance(error, TypeError) else ValueError
+                raise kind(f"parts[{number}]: {error}") from None
 
     def _iterate_part(self, part: Any) -> Iterator[Block]:
         if isinstance(part, tuple) and len(part) == 2:

@@ -1,14 +1,6 @@
-import pytest
 import tensorly as tl
 
 import tensorly_flycoo  # noqa: F401 (registers the backend)
 
 # The patches in docs/upstream are for TensorLy 0.10.
 collect_ignore = [] if tl.__version__.startswith("0.10.") else ["test_upstream_patches.py"]
-
-
-@pytest.fixture
-def flycoo_backend():
-    """Run the test under the backend "flycoo"."""
-    with tl.backend_context("flycoo"):
-        yield

@@ -15,10 +15,7 @@ SHAPE = (9, 8, 7)
 MODES = pytest.mark.parametrize("modes", [[0], [1], [2], [0, 2], [0, 1, 2]], ids=str)
 
 
-@pytest.fixture(autouse=True)
-def _backend():
-    with tl.backend_context("flycoo"):
-        yield
+pytestmark = pytest.mark.usefixtures("flycoo_backend")
 
 
 def centre_densely(x, modes):

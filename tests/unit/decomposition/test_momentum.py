@@ -13,10 +13,7 @@ from tensorly_flycoo.testing import planted_tensor, random_tensor
 RANK, STOP, END = 4, 7, 16
 
 
-@pytest.fixture(autouse=True)
-def _backend():
-    with tl.backend_context("flycoo"):
-        yield
+pytestmark = pytest.mark.usefixtures("flycoo_backend")
 
 
 class Data:

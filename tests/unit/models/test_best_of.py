@@ -22,18 +22,8 @@ from tensorly_flycoo import (
 )
 from tensorly_flycoo.models import many_starts
 from tensorly_flycoo.models.match import factor_match_score
-from tensorly_flycoo.testing import planted_tensor
 
-
-@pytest.fixture(autouse=True)
-def _backend():
-    with tl.backend_context("flycoo"):
-        yield
-
-
-@pytest.fixture
-def x():
-    return planted_tensor((20, 30, 40), 3, 300, noise=0.1, random_state=0)[0]
+pytestmark = pytest.mark.usefixtures("flycoo_backend")
 
 
 def run_without_a_seed(tensor, rank):

@@ -15,10 +15,7 @@ from tensorly_flycoo.testing import planted_tensor, random_tensor
 SEEDS = [3, 1, 4, 15]
 
 
-@pytest.fixture(autouse=True)
-def _backend():
-    with tl.backend_context("flycoo"):
-        yield
+pytestmark = pytest.mark.usefixtures("flycoo_backend")
 
 
 def run_alone(x, rank, seed, stopping, **options):

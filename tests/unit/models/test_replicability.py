@@ -14,18 +14,8 @@ from tensorly_flycoo import (
     decomposition,
     replicability,
 )
-from tensorly_flycoo.testing import planted_tensor
 
-
-@pytest.fixture(autouse=True)
-def _backend():
-    with tl.backend_context("flycoo"):
-        yield
-
-
-@pytest.fixture
-def x():
-    return planted_tensor((20, 30, 40), 3, 300, noise=0.1, random_state=0)[0]
+pytestmark = pytest.mark.usefixtures("flycoo_backend")
 
 
 @pytest.mark.parametrize(("mode", "n_folds"), [(0, 2), (1, 3), (2, 4)])

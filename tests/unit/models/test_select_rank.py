@@ -7,7 +7,6 @@ import sys
 import numpy as np
 import pytest
 import sparse
-import tensorly as tl
 
 from tensorly_flycoo import (
     FlycooTensor,
@@ -27,10 +26,7 @@ from tensorly_flycoo.testing import planted_tensor
 module = sys.modules[_function.__module__]
 
 
-@pytest.fixture(autouse=True)
-def _backend():
-    with tl.backend_context("flycoo"):
-        yield
+pytestmark = pytest.mark.usefixtures("flycoo_backend")
 
 
 @pytest.fixture(scope="module")

@@ -15,10 +15,7 @@ from tensorly_flycoo.testing import random_tensor
 RUN = {"n_iter_max": 3, "init": "random", "random_state": 0}
 
 
-@pytest.fixture(autouse=True)
-def flycoo():
-    with tl.backend_context("flycoo"):
-        yield
+pytestmark = pytest.mark.usefixtures("flycoo_backend")
 
 
 def make_coo(seed=0):

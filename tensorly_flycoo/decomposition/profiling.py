@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from .base.reporting import recorder
-from .base.tables import format_table, make_table
-from .tensor.coo_cache import find_converted
+from ..base.reporting import recorder
+from ..base.tables import format_table, make_table
+from ..tensor.coo_cache import find_converted
 
 #: The parts of a call that are timed; the rest is iterations.
 PARTS = ("conversion", "start", "way back")
