@@ -88,10 +88,12 @@ def fit_rows(
     xp, rank = array_module(targets), factors[mode].shape[1]
     fitted = xp.zeros_like(factors[mode])
     if is_free is not None:
-        # Rows without nonzeros have `common` alone, with the same columns that stay.
         fitted, free = factors[mode] * ~is_free, xp.flatnonzero(is_free)
-        empty, slopes = (plan.starts == plan.ends)[:, None], (fitted @ common)[:, free]
-        fitted[:, free] -= empty * np.linalg.solve(common[free][:, free], slopes.T).T
+        empty = xp.flatnonzero(plan.starts == plan.ends)
+        if empty.size:
+            # Their systems are `common` alone, with the same columns that stay.
+            slopes = (fitted[empty] @ common)[:, free]
+            fitted[empty[:, None], free] -= np.linalg.solve(common[free][:, free], slopes.T).T
     # Then `common` is a ridge.
     has_dual = weights is None and is_free is None and not non_negative
 

@@ -1,27 +1,31 @@
 """MTTKRP of a tensor of Reddit-2015's shape: 4.69e9 nonzeros in slabs; needs 139 GB on a GPU.
 
     python tests/gpu/reddit_run.py
-    python tests/gpu/reddit_run.py --rank 100 --slabs 8 --iterations 80
+    python tests/gpu/reddit_run.py --rank 100 --iterations 80 --gpus 1 2
 
-The second line times a whole call of parafac on the built tensor. In one piece, ids would take 8
-bytes, and the tensor 150 GB. The nonzeros are drawn on the GPU, slab by slab, and never are in one
-place. Without --iterations some rows of each mode are compared with sums in float64. It is not part
-of the test suite, whose tests share a GPU.
+The second line times whole calls of parafac: build, iterations, the way back; its factors must have
+the same bits on any number of GPUs. In one piece, ids would take 8 bytes, and the tensor 150 GB.
+The nonzeros are drawn on their GPU, slab by slab, and never are in one place. Without --iterations
+some rows of each mode are compared with sums in float64. It is not part of the test suite, whose
+tests share a GPU.
 """
 
 import argparse
-import itertools
+import hashlib
 import time
 
 import cupy
 import numpy as np
 import tensorly as tl
 
+import tensorly_flycoo
 from tensorly_flycoo import FlycooTensor, mttkrp
-from tensorly_flycoo.base.devices import OneDevice
+from tensorly_flycoo.base.devices import OneDevice, assign_homes
+from tensorly_flycoo.engines.cuda.devices import CudaDevices
 from tensorly_flycoo.engines.cuda.engine import CUDA
 from tensorly_flycoo.format.indexed import IndexedLayout
 from tensorly_flycoo.spread.slab_layout import Slab, SlabLayout
+from tensorly_flycoo.spread.spread_layout import SpreadLayout
 
 SHAPE, NNZ = (8_211_298, 176_962, 8_116_559), 4_687_474_081
 NUM_CHECKED = 1000
@@ -46,20 +50,21 @@ def find_edges(number, num_slabs):
     return slice(number * SHAPE[0] // num_slabs, (number + 1) * SHAPE[0] // num_slabs)
 
 
-def build(nnz, num_slabs):
-    """Build the slabs, one after the other."""
-    slabs = []
-    for number in range(num_slabs):
+def build(nnz, num_slabs, gpus=None):
+    """Build the slabs, one after the other, on the current GPU or spread over some."""
+    devices, slabs = CudaDevices(gpus) if gpus else OneDevice(cupy), []
+    for number, home in enumerate(assign_homes(num_slabs, devices.count)):
         edges = find_edges(number, num_slabs)
-        coords, values = draw(number, nnz, num_slabs)
-        cut = CUDA.choose_cut((edges.stop - edges.start, *SHAPE[1:]), values.dtype)
-        slabs.append(Slab(edges, IndexedLayout.build(coords, values, cut, CUDA)))
-        del coords, values
-        cupy.get_default_memory_pool().free_all_blocks()
+        with devices.use(home):
+            coords, values = draw(number, nnz, num_slabs)
+            cut = CUDA.choose_cut((edges.stop - edges.start, *SHAPE[1:]), values.dtype)
+            slabs.append(Slab(edges, IndexedLayout.build(coords, values, cut, CUDA), home))
+            del coords, values
+            cupy.get_default_memory_pool().free_all_blocks()
     record_format = CUDA.choose_cut(SHAPE, np.dtype(np.float32)).record_format
-    layout = SlabLayout(record_format, num_slabs, slabs, CUDA, OneDevice(cupy))
+    layout_class = SpreadLayout if gpus else SlabLayout
     x = object.__new__(FlycooTensor)
-    x._set(CUDA, layout)
+    x._set(CUDA, layout_class(record_format, num_slabs, slabs, CUDA, devices))
     return x
 
 
@@ -84,26 +89,37 @@ def add_up(nnz, num_slabs, factors, mode, rows):
     return expected, counts
 
 
-def time_parafac(x, rank, num_iterations):
-    """Time a call of parafac, and the median of its iterations."""
-    ends, pool = [], cupy.get_default_memory_pool()
+def time_parafac(nnz, num_slabs, rank, num_iterations, gpus):
+    """Time a call of parafac and its stages, and return the digest of its factors."""
 
-    def note(*_):
-        cupy.cuda.Device().synchronize()
-        ends.append(time.perf_counter())
+    def synchronise():
+        for number in range(gpus):
+            cupy.cuda.Device(number).synchronize()
+        return time.perf_counter()
 
-    start = time.perf_counter()
-    random = cupy.random.RandomState(0)
-    options = {"init": "random", "random_state": random, "tol": -1.0, "callback": note}
+    times, ends = [time.perf_counter()], []
+    x = build(nnz, num_slabs, gpus)
+    times.append(synchronise())
+    options = {"init": "random", "random_state": 0, "tol": -1.0}
+    options["callback"] = lambda *_: ends.append(synchronise())
     with tl.backend_context("flycoo"):
-        tl.decomposition.parafac(x, rank, n_iter_max=num_iterations, **options)
-    note()
-    iteration_s = np.median([after - before for before, after in itertools.pairwise(ends[:-1])])
+        cp = tl.decomposition.parafac(x, rank, n_iter_max=num_iterations, **options)
+        times.append(synchronise())
+        factors = [tl.to_numpy(factor) for factor in cp.factors]
+    times.append(time.perf_counter())
+    build_s, parafac_s, back_s = np.diff(times)
+    peaks = []
+    for number in range(gpus):
+        with cupy.cuda.Device(number):
+            peaks.append(cupy.get_default_memory_pool().total_bytes() / 1e9)
     print(
-        f"parafac of rank {rank}, {num_iterations} iterations: {ends[-1] - start:.1f} s, "
-        f"{iteration_s:.3f} s an iteration; the pool grew to {pool.total_bytes() / 1e9:.1f} GB",
+        f"{gpus} GPUs, rank {rank}: {times[-1] - times[0]:.1f} s; {x.nbytes / 1e9:.1f} GB built in "
+        f"{build_s:.1f} s, {num_iterations} iterations in {parafac_s:.1f} s, "
+        f"{np.median(np.diff(ends)):.3f} s each, back in {back_s:.1f} s; the pools grew to "
+        f"{', '.join(f'{peak:.1f}' for peak in peaks)} GB",
         flush=True,
     )
+    return hashlib.sha256(b"".join(factor.tobytes() for factor in factors)).hexdigest()
 
 
 def check_sweep(x, nnz, num_slabs, rank):
@@ -132,23 +148,35 @@ def check_sweep(x, nnz, num_slabs, rank):
         print(f"mode {mode}: {NUM_CHECKED} rows, largest relative error {largest:.1e}", flush=True)
 
 
+def check_bits(nnz, options):
+    """Time parafac on each number of GPUs; the factors must have the same bits."""
+    digests = set()
+    for gpus in options.gpus:
+        with tensorly_flycoo.set_device("cuda", gpus=gpus):
+            fixed = (nnz, options.slabs, options.rank, options.iterations)
+            digests.add(time_parafac(*fixed, gpus))
+        cupy.get_default_memory_pool().free_all_blocks()
+    print(f"digests: {', '.join(digest[:16] for digest in digests)}", flush=True)
+    assert len(digests) == 1
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--share", type=float, default=1, help="of the nonzeros")
     parser.add_argument("--slabs", type=int, default=16)
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--iterations", type=int, help="of parafac, in place of the check")
+    parser.add_argument("--gpus", type=int, nargs="+", default=[1], help="for --iterations")
     options = parser.parse_args()
     nnz, start = int(options.share * NNZ), time.perf_counter()
-    x = build(nnz, options.slabs)
-    cupy.cuda.Device().synchronize()
-    print(f"{x}: {x.nbytes / 1e9:.1f} GB, built in {time.perf_counter() - start:.1f} s", flush=True)
     if options.iterations:
-        time_parafac(x, options.rank, options.iterations)
-    else:
-        held = [x]
-        del x
-        check_sweep(held, nnz, options.slabs, options.rank)
+        check_bits(nnz, options)
+        return
+    held = [build(nnz, options.slabs)]
+    cupy.cuda.Device().synchronize()
+    seconds, nbytes = time.perf_counter() - start, held[0].nbytes
+    print(f"{held[0]}: {nbytes / 1e9:.1f} GB, built in {seconds:.1f} s", flush=True)
+    check_sweep(held, nnz, options.slabs, options.rank)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from . import tuning
 from .source import specialise
 
 _HAS_ASSERTIONS = os.environ.get("TENSORLY_FLYCOO_ASSERTIONS") == "1"
-_OPTIONS = ("-std=c++17", *(["-DASSERTIONS"] if _HAS_ASSERTIONS else []))
+_OPTIONS = ("--std=c++17", *(["-DASSERTIONS"] if _HAS_ASSERTIONS else []))
 
 #: The most blocks along x of one launch.
 MAX_GRID = 2**31 - 1
