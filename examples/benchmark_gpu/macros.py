@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
@@ -17,7 +18,7 @@ class Setting:
     tile_size: int
     batch: int
     num_threads: int
-    capability: tuple[int, int] = (9, 0)
+    capability: ClassVar[tuple[int, int]] = (9, 0)
 
 
 #: The fastest of these settings on a tensor is its floor.

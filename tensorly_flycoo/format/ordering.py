@@ -94,7 +94,7 @@ def _find_prefixes(
     xp, nnz, found = primitives.xp, records.shape[0], None
     is_new = xp.zeros(nnz, bool)
     for mode in range(count or given.ndim - 1):
-        rows = given.rows(records, mode, xp)
+        rows = primitives.read_rows(records, given, mode)
         is_new[1:] |= rows[1:] != rows[:-1]
         del rows
         numbers = xp.cumsum(is_new, dtype=index_dtype(nnz))
@@ -130,6 +130,11 @@ def take_marked(records: Array, is_marked: Array) -> Array:
 def has_true(flags: Array) -> bool:
     """Return ``flags.any()``, for which CuPy would compile two kernels in 2 s each."""
     return flags.size > 0 and bool(flags.view(np.uint8).max())
+
+
+def count_true(flags: Array) -> int:
+    """Return ``flags.sum()``, for which CuPy would compile as many."""
+    return int(flags.astype(np.int64).sum())
 
 
 def count_canonical_nbytes(nnz: int, record_format: RecordFormat, primitives: Primitives) -> int:

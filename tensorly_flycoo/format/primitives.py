@@ -152,6 +152,10 @@ class Primitives(ABC):
 
     # Sorting
 
+    def read_rows(self, records: Array, record_format: RecordFormat, mode: int) -> Array:
+        """Read the coordinates (nnz,) of one mode, in some unsigned type."""
+        return record_format.rows(records, mode, self.xp)
+
     def sort_by_row(self, given: ModeRows, target: Array, positions: Array) -> Array | None:
         """Sort the places of records (nnz,) by their row, stably.
 

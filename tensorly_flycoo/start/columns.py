@@ -19,7 +19,7 @@ from numpy.typing import DTypeLike
 from ..base.array_modules import Array, move
 from ..base.devices import Devices, OneDevice
 from ..base.reporting import log_compilation
-from ..format.ordering import take_marked
+from ..format.ordering import count_true, take_marked
 from ..format.primitives import Entries, ModeRows
 from ..spread.building import build_slabs
 from ..spread.slab_building import count_rows, find_edges, list_rows
@@ -77,7 +77,7 @@ class Columns:
             return self.num_rows - int(self.layout.find_empty_rows(self.mode).size)
         is_used = self.engine.xp.zeros(self.num_rows, bool)
         is_used[self.entries.rows] = True
-        return int(is_used.sum())
+        return count_true(is_used)
 
     def transpose(self, counts: list[int], scale: float) -> AnyLayout:
         """Build the transposed matrix, divided by `scale`; the groups have `counts` columns."""

@@ -22,6 +22,7 @@ from numpy.typing import DTypeLike
 
 from ..base.array_modules import Array, move
 from ..engines.tall_skinny import transposed_product
+from ..format.ordering import count_true
 from ..format.primitives import Entries
 from . import eigen
 from .columns import Columns, SharedColumns
@@ -110,7 +111,7 @@ class UnfoldingGram:
     def _fold_columns(self) -> int | None:
         """Merge single nonzeros by row; if the columns then are fewer than the rows, count them."""
         assert self._piece is not None
-        num_columns = self._num_shared + int((self._diagonal > 0).sum())
+        num_columns = self._num_shared + count_true(self._diagonal > 0)
         if not max(MAX_GRAM_SIZE, MAX_DIRECT_SIZE) < num_columns < self.size:
             return None
         self._piece.add_singles(self._diagonal, self.dtype)

@@ -115,6 +115,11 @@ class CudaPrimitives(Primitives):
         itemsize = 4 if sum(map(packing.field_width, shape)) <= 32 else 8
         return itemsize * nnz + _argsort_nbytes(nnz, itemsize)  # keys
 
+    def read_rows(self, records: Array, record_format: RecordFormat, mode: int) -> Array:
+        rows = cupy.empty(records.shape[0], _row_dtype(record_format.shape[mode]))
+        _read_keys(records, record_format, [mode], None, rows.dtype, rows)
+        return rows
+
     def sort_by_row(self, given: ModeRows, target: Array, positions: Array) -> Array | None:
         records, record_format, mode, places = given
         size = record_format.shape[mode]
