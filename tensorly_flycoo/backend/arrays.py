@@ -176,6 +176,12 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
         return transpose(tensor, *args, **kwargs)
 
     @staticmethod
+    def concatenate(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        if views.find_sparse([tensors]) is not None:
+            tensors = [as_flycoo(x) if is_sparse(x) else x for x in tensors]
+        return np.concatenate(tensors, *args, **kwargs)
+
+    @staticmethod
     def svd(matrix: Any, full_matrices: bool = True, **kwargs: Any) -> Any:
         """Decompose a matrix; of an unfolding only the leading vectors, when they are sliced."""
         if is_sparse(matrix) and matrix.ndim == 2:
@@ -279,8 +285,9 @@ def _special_functions_for(x: Any) -> ModuleType:
 #: The functions that take a sparse tensor or a view. So do ufuncs that keep zeros zero; every other
 #: one refuses it, by name.
 _TAKES_SPARSE = {
-    "conj", "context", "copy", "dot", "matmul", "max", "mean", "min", "moveaxis", "ndim", "norm",
-    "reshape", "shape", "sum", "svd", "tensor", "is_tensor", "to_numpy", "transpose", "zeros_like",
+    "concatenate", "conj", "context", "copy", "dot", "matmul", "max", "mean", "min", "moveaxis",
+    "ndim", "norm", "reshape", "shape", "sum", "svd", "tensor", "is_tensor", "to_numpy",
+    "transpose", "zeros_like",
 }  # fmt: skip
 
 

@@ -943,7 +943,8 @@ class FlycooTensor:
         ours = _FUNCTIONS.get(function)
         if not args and "a" in kwargs:
             args = (kwargs.pop("a"),)
-        if ours is None or not args or not isinstance(args[0], type(self)):
+        first = args[0] if args and function is not np.concatenate else self
+        if ours is None or not args or not isinstance(first, type(self)):
             name = f"{function.__module__}.{function.__name__}"
             instead = "x.map(function) does if it keeps zeros, and x.to_coo() gives the nonzeros"
             raise densify_error(name, self.shape, instead)
@@ -1082,6 +1083,28 @@ def _round(x: FlycooTensor, decimals: int = 0) -> FlycooTensor:
     return x.map(lambda values: np.round(values, decimals), "numpy.round")
 
 
+def _concatenate(tensors: Sequence[Any], axis: int = 0) -> FlycooTensor:
+    first = next(x for x in tensors if isinstance(x, FlycooTensor))
+    (mode,) = check_axes(axis, first.ndim)
+    before, after = first.shape[:mode], first.shape[mode + 1 :]
+    for n, x in enumerate(tensors):
+        if not isinstance(x, FlycooTensor):
+            raise densify_error("numpy.concatenate", np.shape(x), "make all of them sparse")
+        if (x.shape[:mode], x.shape[mode + 1 :]) != (before, after):
+            expected = f"expected {first.shape}, but for the size of mode {mode}"
+            raise ValueError(f"numpy.concatenate: tensor {n} has shape {x.shape}, {expected}")
+        if x.device != first.device:
+            raise TypeError(f"numpy.concatenate: devices {first.device!r} and {x.device!r} differ")
+    xp, start, parts = first._engine.xp, 0, []
+    for x in tensors:
+        coords, values = x._sorted_nonzeros()
+        parts.append(([rows + start * (n == mode) for n, rows in enumerate(coords)], values))
+        start += x.shape[mode]
+    coords = [xp.concatenate(rows) for rows in zip(*(own for own, _ in parts), strict=True)]
+    values = xp.concatenate([own for _, own in parts])
+    return first._rebuild(xp.stack(coords), values, (*before, start, *after))
+
+
 _OPERATORS: dict[np.ufunc, Callable[..., Any]] = {
     np.add: operator.add,
     np.subtract: operator.sub,
@@ -1105,6 +1128,7 @@ _FUNCTIONS: dict[Callable, Callable[..., Any]] = {
     np.amin: FlycooTensor.min,
     np.transpose: lambda x, axes=None: x.T if axes is None else x.transpose(axes),
     np.clip: _clip,
+    np.concatenate: _concatenate,
     np.round: _round,
     np.around: _round,
     np.linalg.norm: lambda x: x.norm(),
