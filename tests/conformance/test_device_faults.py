@@ -24,10 +24,7 @@ SHAPE, RANK = (30, 40, 12), 3
 SMALL_NBYTES = 2**16
 
 
-@pytest.fixture(autouse=True)
-def backend():
-    with tl.backend_context("flycoo"):
-        yield
+pytestmark = pytest.mark.usefixtures("flycoo_backend")
 
 
 def make_nonzeros(shape=SHAPE, nnz=900, seed=0):

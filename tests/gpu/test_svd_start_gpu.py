@@ -3,7 +3,6 @@
 import cupy
 import numpy as np
 import pytest
-import tensorly as tl
 from numpy_primitives import NumpyPrimitives
 from tensorly.decomposition import parafac
 
@@ -15,12 +14,6 @@ from tensorly_flycoo.start import gram as gram_module
 from tensorly_flycoo.start.unfolding import Unfolding
 
 EPS = np.finfo(np.float64).eps
-
-
-@pytest.fixture(autouse=True)
-def _backend():
-    with tl.backend_context("flycoo"):
-        yield
 
 
 def make_tensor(shape, nnz, dtype="float64", device="cuda", power=1, seed=0):

@@ -15,10 +15,7 @@ from tensorly_flycoo.backend import register
 DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])
 
 
-@pytest.fixture(autouse=True)
-def flycoo_backend():
-    with tl.backend_context("flycoo"):
-        yield
+pytestmark = pytest.mark.usefixtures("flycoo_backend")
 
 
 @pytest.fixture

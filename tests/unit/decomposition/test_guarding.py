@@ -28,10 +28,7 @@ SMALL_NBYTES = 2**18
 ALLOCATORS = ("empty", "zeros", "ones", "concatenate", "stack", "flatnonzero", "cumsum", "append")
 
 
-@pytest.fixture(autouse=True)
-def backend():
-    with tl.backend_context("flycoo"):
-        yield
+pytestmark = pytest.mark.usefixtures("flycoo_backend")
 
 
 @pytest.fixture

@@ -32,10 +32,7 @@ LABELS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def backend():
-    with tl.backend_context("flycoo"):
-        yield
+pytestmark = pytest.mark.usefixtures("flycoo_backend")
 
 
 @pytest.fixture

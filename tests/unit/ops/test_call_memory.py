@@ -5,7 +5,6 @@ import tracemalloc
 
 import numpy as np
 import pytest
-import tensorly as tl
 from tensorly.decomposition import parafac
 
 from tensorly_flycoo import FlycooTensor, estimate_memory
@@ -21,10 +20,7 @@ PROBLEMS = {
 EACH_PROBLEM = pytest.mark.parametrize("name", PROBLEMS)
 
 
-@pytest.fixture(autouse=True)
-def backend():
-    with tl.backend_context("flycoo"):
-        yield
+pytestmark = pytest.mark.usefixtures("flycoo_backend")
 
 
 def make_tensor(shape, nnz, dtype="float64"):

@@ -31,10 +31,7 @@ SHAPE = (5, 6, 7)
 FACTORS = [np.random.RandomState(n).random_sample((size, 2)) for n, size in enumerate(SHAPE)]
 
 
-@pytest.fixture(autouse=True)
-def backend():
-    with tl.backend_context("flycoo"):
-        yield
+pytestmark = pytest.mark.usefixtures("flycoo_backend")
 
 
 @pytest.fixture
