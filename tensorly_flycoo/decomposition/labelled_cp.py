@@ -492,14 +492,14 @@ def bring_into_form(weights: Array | None, factors: list[Array]) -> Array:
     extremes = [find_extremes(factor) for factor in factors]
     signs = _choose_signs(old, *(np.array(of) for of in zip(*extremes, strict=True)))
     # Powers of two, exact, bring very large and small columns to where squares are accurate.
-    shifts = np.frexp([np.maximum(largest, -smallest) for largest, smallest in extremes])[1]
+    shifts = np.frexp([np.maximum(largest, -smallest) for largest, smallest in extremes])[1] - 1
     shifts[np.abs(shifts) <= np.finfo(dtype).maxexp // 4] = 0
     scales, powers = np.frexp(np.abs(old))
     norms = []
     for n, shift in enumerate(shifts):
         if shift.any():
-            factors[n] = factors[n] / xp.asarray(np.ldexp(1.0, shift - 1), dtype)
-            powers += np.where(shift, shift - 1, 0)
+            factors[n] = factors[n] / xp.asarray(np.ldexp(1.0, shift), dtype)
+            powers += shift
         norms.append(move(column_norms(factors[n]), np).astype(np.float64))
         mantissas, exponents = np.frexp(norms[n])
         scales, powers = scales * mantissas, powers + exponents

@@ -137,16 +137,25 @@ def test_a_last_mode_of_one_sign_is_positive():
         ("float64", (1e200, 1e200, 1e-300)), ("float64", (1e307, 1e-307, 1e-8)),
     ],
 )  # fmt: skip
-def test_the_form_of_very_large_and_small_columns(dtype, scales):
-    """Each element of the model stays, within rounding."""
+@pytest.mark.parametrize("has_ordinary", [False, True], ids=["all", "beside an ordinary one"])
+def test_the_form_of_very_large_and_small_columns(dtype, scales, has_ordinary):
+    """Each element of each component stays, within rounding."""
     rng = np.random.RandomState(0)
     factors = [rng.standard_normal((len(of), 2)) for of in LABELS.values()]
-    scaled = [(f * scale).astype(dtype) for f, scale in zip(factors, scales, strict=True)]
-    exact = [f.astype(np.longdouble) for f in scaled]
-    expected = np.einsum("ir,jr,kr->ijk", *exact)
+    scaled = [
+        (factor * [scale, 1 if has_ordinary else scale]).astype(dtype)
+        for factor, scale in zip(factors, scales, strict=True)
+    ]
     cp = LabelledCP((None, scaled), LABELS)
-    found = np.einsum("r,ir,jr,kr->ijk", cp.weights.astype(np.longdouble), *cp.factors)
-    assert np.abs(found - expected).max() <= 100 * np.finfo(dtype).eps * np.abs(expected).max()
+
+    def expand(weights, factors):
+        exact = [f.astype(np.longdouble) for f in (weights, *factors)]
+        return np.einsum("r,ir,jr,kr->rijk", *exact)
+
+    expected, found = expand(np.ones(2, dtype), scaled), expand(*cp)
+    order = np.argsort(-np.abs(expected).max(axis=(1, 2, 3)))
+    for one, other in zip(expected[order], found, strict=True):
+        assert np.abs(one - other).max() <= 100 * np.finfo(dtype).eps * np.abs(one).max()
     assert np.allclose([np.linalg.norm(f, axis=0) for f in cp.factors], 1, atol=1e-5)
 
 
