@@ -72,7 +72,8 @@ def cp_fit(
     ----------
     x : FlycooTensor, LabelledTensor or sparse.COO
     cp_tensor : CPTensor or (weights, factors)
-        Any model of the shape of `x`, with its dtype and on its device.
+        Any model of the shape of `x`, with its dtype and on its device. One of `observed_parafac`
+        is compared with the nonzeros of `x` alone: the other cells are unknown to it.
     mask : sparse.COO, optional
         As for `parafac`: its stored zeros mark the missing entries. Only these are compared, with
         their values in `x`.
@@ -124,6 +125,8 @@ def cp_fit(
         held_out = None if missing is None else (missing.coords, missing.start)
         if held_out is None:
             raise ValueError("mask marks no entry as missing, expected at least one")
+    if held_out is None and hasattr(cp_tensor, "observed_l2_reg"):
+        held_out = x._sorted_nonzeros()
     shape = tuple(factor.shape[0] for factor in factors)
     if (held_out is not None or loss != "gaussian") and shape != x.shape:
         raise ValueError(f"cp_tensor has shape {shape}, expected {x.shape}, that of x")

@@ -57,8 +57,8 @@ def core_consistency(
     TypeError
         If `x` is not sparse, or weights or factors have the wrong array type or dtype.
     ValueError
-        If `x` has one mode, a shape does not match, or the labels of `x` differ from those of a
-        `LabelledCP`.
+        If `x` has one mode, a shape does not match, the labels of `x` differ from those of a
+        `LabelledCP`, or the model is one of `observed_parafac`, to which missing cells are unknown.
 
     Notes
     -----
@@ -85,6 +85,8 @@ def core_consistency(
     100.0
     """
     check_same_labels(x, cp_tensor)
+    if hasattr(cp_tensor, "observed_l2_reg"):
+        raise ValueError("cp_tensor is a model of observed_parafac, expected one of all cells of x")
     x = as_flycoo(x, check_coords=True)
     if x.ndim < 2:
         raise ValueError(f"x has shape {x.shape}, expected two modes or more")

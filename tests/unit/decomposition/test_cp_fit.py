@@ -8,7 +8,7 @@ from scipy.special import xlogy
 from scipy.stats import poisson
 from tensorly.decomposition import parafac
 
-from tensorly_flycoo import FlycooTensor, LabelledTensor, cp_fit
+from tensorly_flycoo import FlycooCP, FlycooTensor, LabelledTensor, core_consistency, cp_fit
 from tensorly_flycoo.testing import random_tensor
 
 SHAPE, RANK = (7, 8, 9), 3
@@ -73,6 +73,19 @@ def test_a_mask_compares_the_missing_entries_with_the_tensor():
     assert (values == 0).any()
     found = cp_fit(x.to_coo(), model, mask=mask)
     assert found == pytest.approx(cp_fit(x, model, held_out=(coords, values)), rel=1e-12)
+
+
+def test_a_model_of_observed_entries_is_compared_with_these():
+    """By `cp_fit` and `FlycooCP.score`; `core_consistency` needs a model of all cells."""
+    x = random_tensor((9, 8, 7), 60, random_state=0)
+    estimator = FlycooCP(2, method="observed_parafac", random_state=0).fit(x)
+    cp = estimator.cp_tensor_
+    expected = cp_fit(x, tuple(cp), held_out=x.nonzeros())
+    assert cp_fit(x, cp) == expected
+    assert expected.num_entries == x.nnz
+    assert estimator.score(x) == expected.fit
+    with pytest.raises(ValueError, match="model of observed_parafac, expected one of all cells"):
+        core_consistency(x, cp)
 
 
 def test_zeros():
