@@ -314,9 +314,10 @@ class Progress:
             self._bar.update()
         done = self.iteration - self._first
         if self._show == "log" and (is_last or done == 1 or self.iteration % self._log_every == 0):
-            # Iterations that compile or write a checkpoint take longer than those that are left.
+            # Iterations that compile or write a checkpoint take longer than those that are left. Up
+            # to two thirds of the first ones compile.
             took = sorted(b - a for a, b in itertools.pairwise(self._times))
-            each_s = took[(len(took) - 1) // 2]  # the median
+            each_s = took[(len(took) - 1) // 4]
             text = f"{each_s:.3g} s"
             if done > 1:
                 left = datetime.timedelta(seconds=round(each_s * self.n_iter_left))

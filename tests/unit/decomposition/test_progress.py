@@ -65,6 +65,17 @@ def test_log_lines(caplog, clock):
     ]
 
 
+def test_the_time_left_leaves_out_iterations_that_compile(caplog, clock):
+    """Three of the first five, as in `generalized_parafac`."""
+    caplog.set_level(logging.INFO, "tensorly_flycoo")
+    with Progress(100, show="log", log_every=5) as shown:
+        call(shown, [1.0])
+        for seconds in (400, 410, 3, 420, 3):
+            clock.now += seconds
+            call(shown, [0.5])
+    assert caplog.records[-1].message.endswith("3 s each, at most 0:04:45 left")
+
+
 def test_bar(capsys):
     pytest.importorskip("tqdm")
     with Progress(5) as shown:
