@@ -809,7 +809,7 @@ class FlycooTensor:
         return self._derive(apply)
 
     def __mul__(self, other: Any) -> FlycooTensor:
-        if isinstance(other, FlycooTensor):
+        if isinstance(self._take_coo(other), FlycooTensor):
             raise TypeError(
                 "FlycooTensor * FlycooTensor is not provided: x.to_coo() * y.to_coo() is the "
                 "elementwise product, tl.tenalg.inner(x, y) its sum, and x**2 the square"
@@ -848,8 +848,7 @@ class FlycooTensor:
 
     def _add(self, other: Any, sign: int, operation: str) -> FlycooTensor:
         """Compute ``self + sign * other``; errors name the `operation`."""
-        if hasattr(other, "fill_value") and hasattr(other, "coords"):  # a sparse.COO
-            other = FlycooTensor.from_coo(other, device=self.device)
+        other = self._take_coo(other)
         if not isinstance(other, FlycooTensor):
             raise densify_error(operation, self.shape, _USE_FIT)
         if other.shape != self.shape:
@@ -866,6 +865,11 @@ class FlycooTensor:
         return self._rebuild(
             xp.concatenate([coords, coords2], axis=1), xp.concatenate([values, sign * values2])
         )
+
+    def _take_coo(self, other: Any) -> Any:
+        """Return a sparse.COO as a tensor on the same device, and anything else as it is."""
+        is_coo = hasattr(other, "fill_value") and hasattr(other, "coords")
+        return FlycooTensor.from_coo(other, device=self.device) if is_coo else other
 
     def __add__(self, other: Any) -> FlycooTensor:
         return self._add(other, 1, "FlycooTensor + array")
@@ -918,7 +922,9 @@ class FlycooTensor:
         """Apply a ufunc to one tensor and numbers, or add or subtract two tensors."""
         # Convert NumPy scalars to Python's, or the operators would call NumPy again. The item of a
         # longdouble is another one.
-        operands = [x.item() if getattr(x, "ndim", None) == 0 else x for x in inputs]
+        operands = [
+            x.item() if getattr(x, "ndim", None) == 0 else self._take_coo(x) for x in inputs
+        ]
         operands = [float(x) if isinstance(x, np.longdouble) else x for x in operands]
         is_tensor = [isinstance(operand, type(self)) for operand in operands]
         is_ours = all(n or isinstance(a, Real) for n, a in zip(is_tensor, operands, strict=True))

@@ -4,6 +4,7 @@ import operator
 
 import numpy as np
 import pytest
+import sparse
 from problems import Problem
 from small_tensors import make_dense, make_huge, make_tensor, to_dense
 
@@ -156,3 +157,17 @@ def test_powers_that_are_not_finite(x, exponent):
 def test_powers_that_underflow_are_dropped():
     x = FlycooTensor([[0, 1]], [1e-200, 2.0], (2,))
     assert (x**2).nonzeros()[1].tolist() == [4]
+
+
+def test_a_coo_on_either_side():
+    dense, other = make_dense(), 2 * make_dense()[::-1]
+    x, coo = make_tensor(dense), sparse.COO.from_numpy(other)
+    for found, expected in [
+        (x + coo, dense + other), (coo + x, dense + other), (np.add(coo, x), dense + other),
+        (x - coo, dense - other), (coo - x, other - dense),
+    ]:  # fmt: skip
+        assert isinstance(found, FlycooTensor)
+        np.testing.assert_array_equal(to_dense(found), expected)
+    for multiply in (lambda: x * coo, lambda: coo * x):
+        with pytest.raises(TypeError, match="is the elementwise product"):
+            multiply()
