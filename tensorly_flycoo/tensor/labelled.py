@@ -145,6 +145,17 @@ class LabelledTensor(_Fields):
         modes = zip(self.labels, self.shape, strict=True)
         return ", ".join(f"{name} ({size})" for name, size in modes)
 
+    def map(self, *args: Any, **kwargs: Any) -> Self:
+        """Apply a function to the nonzeros, as `FlycooTensor.map` does; labels stay."""
+        return type(self)(self.tensor.map(*args, **kwargs), self.labels)
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Self:
+        """Apply a function of one tensor and numbers, such as `np.log1p`; labels stay."""
+        if sum(np.ndim(x) > 0 for x in inputs) != 1:
+            self._refuse()
+        plain = [x.tensor if isinstance(x, LabelledTensor) else x for x in inputs]
+        return type(self)(getattr(ufunc, method)(*plain, **kwargs), self.labels)
+
     def to_frame(self, values: str = "value") -> "DataFrame":
         """Return the nonzeros as a table, in the sequence of `FlycooTensor.nonzeros`.
 
@@ -201,7 +212,7 @@ class LabelledTensor(_Fields):
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __pow__ = __rpow__ = _refuse
     __matmul__ = __rmatmul__ = __truediv__ = __rtruediv__ = __neg__ = __abs__ = _refuse
-    __array__ = __array_ufunc__ = _refuse
+    __array__ = _refuse
 
     def __array_function__(self, function: Any, types: Any, args: tuple, kwargs: dict) -> Any:
         if function is np.shape or function is np.ndim:

@@ -87,7 +87,7 @@ REFUSES_IT = {
     "power": lambda x: x**2,
     "minus it": lambda x: -x,
     "abs": abs,
-    "a ufunc": np.sqrt,
+    "a ufunc of two": lambda x: np.add(x, x),
     "an array times it": lambda x: np.ones(SHAPE) * x,
     "asarray": np.asarray,
     "sum": np.sum,
@@ -99,6 +99,14 @@ REFUSES_IT = {
 def test_refused(use, labelled):
     with pytest.raises(TypeError, match=r"LabelledTensor.*\.tensor"):
         use(labelled)
+
+
+@pytest.mark.parametrize("use", [np.log1p, lambda x: np.minimum(x, 2), lambda x: x.map(np.sqrt)])
+def test_functions_that_keep_zero_keep_the_labels(use, labelled):
+    found = use(labelled)
+    assert isinstance(found, LabelledTensor)
+    assert found.labels == labelled.labels
+    assert np.array_equal(found.nonzeros()[1], use(labelled.tensor).nonzeros()[1])
 
 
 def test_it_stays_a_pair(labelled):
