@@ -257,7 +257,8 @@ def fit(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     if num_zero == arguments.rank:
         raise ValueError(f"the model is zero, and nothing is written: {advice}")
     if num_zero:
-        print(f"warning: {num_zero} of {arguments.rank} components are zero: {advice}")
+        verb = "is" if num_zero == 1 else "are"
+        print(f"warning: {num_zero} of {arguments.rank} components {verb} zero: {advice}")
     if not arguments.quiet:
         print(describe(cp, arguments.top))
     for path in write_results(cp, folder, arguments):

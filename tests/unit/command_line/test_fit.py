@@ -248,7 +248,7 @@ def test_a_zero_model_is_an_error_and_zero_components_a_warning(
     assert main(["fit", "events.csv", "--modes", "user,item", "--rank", "2"]) == code
     out, error = capsys.readouterr()
     assert ("the model is zero, and nothing is written" in error) == (code == 1)
-    assert ("warning: 1 of 2 components are zero" in out) == (code == 0)
+    assert ("warning: 1 of 2 components is zero" in out) == (code == 0)
 
 
 def test_starts_find_planted_groups_that_the_svd_start_misses(folder, capsys):
