@@ -19,6 +19,10 @@ MISSING = ("raise", "drop")
 #: A mode of a table with at least so many rows should not have a label for every second row.
 _MANY_ROWS = 1000
 
+#: What to do about it, by the kind of the entries' dtype.
+_ADVICE = dict.fromkeys("mM", "round times (--modes {0}:day, or .dt.floor('D') in pandas)")
+_ADVICE |= dict.fromkeys("iuf", "bin numbers (pandas.cut), or leave rare ones out")
+
 _logger = logging.getLogger(__name__)
 
 
@@ -121,13 +125,11 @@ def from_dataframe(
     elif num_zeros := numbers.size - np.count_nonzero(numbers):
         _logger.warning("%d of %d values are 0, and not kept", num_zeros, numbers.size)
     shape = [entries.size for _, entries in coded.values()]
-    for name, size in zip(coded, shape, strict=True):
-        if not given and 2 * size > coords.shape[1] >= _MANY_ROWS:
-            _logger.warning(
-                "column %r has %d labels in %d rows, too many to find patterns: round times "
-                "(--modes %s:day, or .dt.floor('D') in pandas), or group other entries",
-                name, size, coords.shape[1], name,
-            )  # fmt: skip
+    for name, (_, entries) in coded.items():
+        if not given and 2 * entries.size > coords.shape[1] >= _MANY_ROWS:
+            advice = _ADVICE.get(entries.dtype.kind, "group labels, or leave rare ones out")
+            text = "column %r has %d labels in %d rows, too many to find patterns: %s"
+            _logger.warning(text, name, entries.size, coords.shape[1], advice.format(name))
     if aggregate in ("mean", "last", "max"):
         coords, numbers = _merge(coords, numbers, shape, aggregate)
     tensor = FlycooTensor(coords, numbers, shape, **options)

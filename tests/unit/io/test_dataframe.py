@@ -506,6 +506,24 @@ def test_the_log_warns_of_nearly_as_many_labels_as_rows(caplog):
     assert len(caplog.messages) == 1
 
 
+@pytest.mark.parametrize(
+    ("make", "advice"),
+    [
+        (pd.to_datetime, "round times (--modes k{x}:day, or .dt.floor('D') in pandas)"),
+        (pd.to_timedelta, "round times (--modes k{x}:day, or .dt.floor('D') in pandas)"),
+        (
+            lambda numbers: pd.PeriodIndex.from_ordinals(numbers, freq="h"),
+            "round times (--modes k{x}:day, or .dt.floor('D') in pandas)",
+        ),
+        (np.asarray, "bin numbers (pandas.cut), or leave rare ones out"),
+        (lambda numbers: numbers.astype(str), "group labels, or leave rare ones out"),
+    ],
+)
+def test_the_advice_fits_the_entries(make, advice, caplog):
+    from_dataframe(pd.DataFrame({"k{x}": make(np.arange(1000))}), ["k{x}"])
+    assert [text.partition("patterns: ")[2] for text in caplog.messages] == [advice]
+
+
 def test_codes_are_renumbered():
     codes, entries = dataframe.drop_unused(np.array([2, 0, 2]), np.array(["a", "b", "c"]))
     assert (codes.tolist(), entries.tolist()) == ([1, 0, 1], ["a", "c"])
