@@ -60,6 +60,9 @@ def cp_to_entries(cp_tensor: Any, coords: Array) -> Array:
     >>> cp_to_entries((None, factors), [[0, 1], [0, 1]])
     array([ 3., 15.])
     """
+    if hasattr(coords, "columns") or hasattr(coords, "labels"):
+        found = type(coords).__name__
+        raise TypeError(f"coords is a {found}, expected integers: LabelledCP.predict takes a table")
     weights, factors = take_model(cp_tensor)
     shape = tuple(factor.shape[0] for factor in factors)
     coords = check_coords(coords, shape)
