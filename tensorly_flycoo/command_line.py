@@ -257,8 +257,7 @@ def fit(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     if num_zero == arguments.rank:
         raise ValueError(f"the model is zero, and nothing is written: {advice}")
     if num_zero:
-        verb = "is" if num_zero == 1 else "are"
-        print(f"warning: {num_zero} of {arguments.rank} components {verb} zero: {advice}")
+        print(f"warning: the weight of {num_zero} of {arguments.rank} components is zero: {advice}")
     if not arguments.quiet:
         print(describe(cp, arguments.top))
     for path in write_results(cp, folder, arguments):

@@ -3,6 +3,7 @@
 import datetime
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -18,10 +19,6 @@ MISSING = ("raise", "drop")
 
 #: A mode of a table with at least so many rows should not have a label for every second row.
 _MANY_ROWS = 1000
-
-#: What to do about it, by the kind of the entries' dtype.
-_ADVICE = dict.fromkeys("mM", "round times (--modes {0}:day, or .dt.floor('D') in pandas)")
-_ADVICE |= dict.fromkeys("iuf", "bin numbers (pandas.cut), or leave rare ones out")
 
 _logger = logging.getLogger(__name__)
 
@@ -127,9 +124,11 @@ def from_dataframe(
     shape = [entries.size for _, entries in coded.values()]
     for name, (_, entries) in coded.items():
         if not given and 2 * entries.size > coords.shape[1] >= _MANY_ROWS:
-            advice = _ADVICE.get(entries.dtype.kind, "group labels, or leave rare ones out")
+            advice = "leave rare labels out, or bin numbers (pandas.cut)"
+            if entries.dtype.kind in "mM":
+                advice = f"round times (--modes {name}:day, or .dt.floor('D') in pandas)"
             text = "column %r has %d labels in %d rows, too many to find patterns: %s"
-            _logger.warning(text, name, entries.size, coords.shape[1], advice.format(name))
+            _logger.warning(text, name, entries.size, coords.shape[1], advice)
     if aggregate in ("mean", "last", "max"):
         coords, numbers = _merge(coords, numbers, shape, aggregate)
     tensor = FlycooTensor(coords, numbers, shape, **options)
@@ -390,13 +389,14 @@ def read_indices(column: Any, name: str) -> np.ndarray:
 def read_values(column: Any, name: str) -> np.ndarray:
     """Return the numbers of a column, with nan for missing ones; refuse other and infinite ones."""
     if hasattr(column, "dictionary_encode"):
-        column = _decode(column)
-        values, kind = column.to_numpy(zero_copy_only=False), str(column.type)
+        values = _decode(column).to_numpy(zero_copy_only=False)
     else:
-        values, kind = column.to_numpy(), str(column.dtype)
+        if str(kind := column.dtype).endswith("Int128"):  # of polars
+            raise TypeError(f"column {name!r} is of {kind}, expected numbers: cast it to Int64")
+        values = column.to_numpy()
         if values.dtype == object and getattr(column.dtype, "kind", "O") in "biuf":
             values = column.to_numpy(dtype=np.float64, na_value=np.nan)  # pandas' nullable numbers
-    if values.dtype == object and kind.lower().startswith(("bool", "decimal")):
+    if values.dtype == object and {*map(type, values)} <= {bool, float, Decimal, type(None)}:
         values = values.astype(np.float64)  # missing ones become nan
     if values.dtype == object:
         found = next((entry for entry in values if entry is not None), None)
