@@ -61,8 +61,7 @@ def cp_to_entries(cp_tensor: Any, coords: Array) -> Array:
     array([ 3., 15.])
     """
     if hasattr(coords, "columns") or hasattr(coords, "labels"):
-        found = type(coords).__name__
-        raise TypeError(f"coords is a {found}, expected integers: LabelledCP.predict takes a table")
+        raise TypeError("coords has labels, expected integers: pass a table to LabelledCP.predict")
     weights, factors = take_model(cp_tensor)
     shape = tuple(factor.shape[0] for factor in factors)
     coords = check_coords(coords, shape)

@@ -54,7 +54,7 @@ def test_bad_coords(coords, error, text):
 def test_tables_are_for_predict(make):
     table = {"user": ["ann"], "item": ["tea"]}
     given = make(pd.DataFrame(table), [*table]) if make is from_dataframe else make(table)
-    with pytest.raises(TypeError, match=r"coords is a \w+, expected integers: LabelledCP.predict"):
+    with pytest.raises(TypeError, match=r"expected integers: pass a table to LabelledCP\.predict"):
         cp_to_entries((None, [np.ones((3, 2))] * 2), given)
 
 
