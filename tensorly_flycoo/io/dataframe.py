@@ -132,9 +132,8 @@ def from_dataframe(
     if aggregate in ("mean", "last", "max"):
         coords, numbers = _merge(coords, numbers, shape, aggregate)
     tensor = FlycooTensor(coords, numbers, shape, **options)
-    ordered = {name for name in modes if is_ordered(df[name])}
+    ordered = [*(name for name in modes if is_ordered(df[name])), *getattr(labels, "ordered", ())]
     of_modes = {name: entries for name, (_, entries) in coded.items()}
-    ordered.update(getattr(labels, "ordered", ()))
     return LabelledTensor(tensor, Labels(of_modes, ordered=ordered))
 
 

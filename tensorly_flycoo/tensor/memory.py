@@ -111,12 +111,9 @@ def build_layout(
             arguments = (engine, layout, coords, values, shape, *found, count, keep)
             return building.build_layout(*arguments)
 
-    if num_slabs:
-        count = num_slabs
-    elif keep == "host" and engine.make_stager is not None:
+    count = num_slabs or building.choose_num_slabs(values.size, engine.num_devices)
+    if not num_slabs and keep == "host" and engine.make_stager is not None:
         count, _ = building.plan_streaming(engine, layout, sizes)
-    else:
-        count = building.choose_num_slabs(values.size, engine.num_devices)
     most = num_slabs or _MOST * count
     task = f"building a FlycooTensor of {values.size:,} nonzeros"
     smaller = [_GAPS, _SMALLER] if max(shape) > values.size else [_SMALLER, _GAPS]
