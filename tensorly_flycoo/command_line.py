@@ -125,7 +125,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("interrupted", file=sys.stderr)
         return 130
     except _ERRORS as error:
-        print(f"error: {error}", file=sys.stderr)
+        text = str(error).replace("Expected 1 columns", "expected 1 column (or give --sep ';')")
+        text = text.replace("df has", "the file has").replace("init='random'", "--init random")
+        print("error:", text.replace('missing="drop"', "--missing drop"), file=sys.stderr)
         return 1
     return 0
 
@@ -231,6 +233,8 @@ def fit(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
         parser.error("--modes is missing: which columns, such as --modes user,item,day")
     if arguments.init == "svd" and (arguments.starts or 1) > 1:
         parser.error("--init svd is one start, the same each time: leave out --starts")
+    if not arguments.file.exists():
+        raise FileNotFoundError(f"{arguments.file} does not exist")
     are_counts = is_table and (arguments.values is None or arguments.aggregate == "count")
     arguments.loss = arguments.loss or ("poisson_count" if are_counts else "gaussian")
     folder = arguments.output or Path(f"{name.removesuffix(suffix)}_rank{arguments.rank}")
@@ -257,7 +261,7 @@ def fit(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     if num_zero == arguments.rank:
         raise ValueError(f"the model is zero, and nothing is written: {advice}")
     if num_zero:
-        print(f"warning: {num_zero} of {arguments.rank} components are zero: {advice}")
+        print(f"warning: the weight of {num_zero} of {arguments.rank} components is zero: {advice}")
     if not arguments.quiet:
         print(describe(cp, arguments.top))
     for path in write_results(cp, folder, arguments):
@@ -270,11 +274,7 @@ def read_tensor(arguments: argparse.Namespace, suffix: str) -> LabelledTensor:
     if not suffix.startswith(".tns"):
         table = _read_table(arguments, suffix)
         options = {name: getattr(arguments, name) for name in ("aggregate", "missing", "dtype")}
-        try:
-            return from_dataframe(table, modes, values, **options)
-        except (TypeError, ValueError) as error:
-            text = str(error).replace('missing="drop"', "--missing drop")
-            raise ValueError(text.replace("df has", f"{arguments.file} has")) from None
+        return from_dataframe(table, modes, values, **options)
     if values is not None:
         raise ValueError("--values is for tables: a .tns file has its values in the last field")
     x = read_tns(arguments.file, dtype=arguments.dtype)
@@ -328,7 +328,8 @@ def _round(column: Any, name: str, unit: str) -> Any:
     import pyarrow.compute
 
     if not pyarrow.types.is_temporal(column.type):
-        raise ValueError(f"column {name!r} is of {column.type}, expected times to round to {unit}s")
+        kind = "text" if "string" in str(column.type) else f"of {column.type}"
+        raise ValueError(f"column {name!r} is {kind}, expected times to round to {unit}s")
     if getattr(column.type, "tz", None):
         column = pyarrow.compute.local_timestamp(column)
     return pyarrow.compute.floor_temporal(column, unit=unit)
@@ -339,7 +340,7 @@ def _check_columns(columns: list[str], found: list[str], path: str) -> None:
         if found.count(column) > 1:
             raise ValueError(f"{path} has {found.count(column)} columns {column!r}, expected one")
         if column not in found:
-            hint = "; if it is more than one column, give --sep" if len(found) == 1 else ""
+            hint = "; if there are more, give --sep, as in --sep ';'" if len(found) == 1 else ""
             hint = f"; times can be rounded to {', '.join(UNITS)}" if ":" in column else hint
             raise ValueError(
                 f"{path} has no column {column!r}, expected one of {', '.join(found)}{hint}"

@@ -102,9 +102,9 @@ def warn_of_zeros(cp_tensor: CPTensor) -> None:
     factors: list[Array] = cp_tensor.factors
     smallest = np.abs(min(factors, key=lambda factor: factor.shape[0]))
     sums = sum_rows(smallest) if is_tall(smallest) else np.sum(smallest, axis=0)
-    if num_zero := int((sums == 0).sum()):
+    if count := int((sums == 0).sum()):
         warnings.warn(
-            f"{num_zero} of {smallest.shape[1]} components are zero. The initial guess may have "
-            "nothing in common with the tensor there: pass init='random', or a lower rank",
+            f"{count} of {smallest.shape[1]} components {'is' if count == 1 else 'are'} zero. "
+            "The start may share nothing with the tensor there: pass init='random' or a lower rank",
             stacklevel=3,
         )

@@ -3,6 +3,7 @@
 import datetime
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -121,19 +122,18 @@ def from_dataframe(
     elif num_zeros := numbers.size - np.count_nonzero(numbers):
         _logger.warning("%d of %d values are 0, and not kept", num_zeros, numbers.size)
     shape = [entries.size for _, entries in coded.values()]
-    for name, size in zip(coded, shape, strict=True):
-        if not given and 2 * size > coords.shape[1] >= _MANY_ROWS:
-            _logger.warning(
-                "column %r has %d labels in %d rows, too many to find patterns: round times "
-                "(--modes %s:day, or .dt.floor('D') in pandas), or group other entries",
-                name, size, coords.shape[1], name,
-            )  # fmt: skip
+    for name, (_, entries) in coded.items():
+        if not given and 2 * entries.size > coords.shape[1] >= _MANY_ROWS:
+            advice = "leave rare labels out, or bin numbers (pandas.cut)"
+            if entries.dtype.kind in "mM":
+                advice = f"round times (--modes {name}:day, or .dt.floor('D') in pandas)"
+            text = "column %r has %d labels in %d rows, too many to find patterns: %s"
+            _logger.warning(text, name, entries.size, coords.shape[1], advice)
     if aggregate in ("mean", "last", "max"):
         coords, numbers = _merge(coords, numbers, shape, aggregate)
     tensor = FlycooTensor(coords, numbers, shape, **options)
-    ordered = {name for name in modes if is_ordered(df[name])}
+    ordered = [*(name for name in modes if is_ordered(df[name])), *getattr(labels, "ordered", ())]
     of_modes = {name: entries for name, (_, entries) in coded.items()}
-    ordered.update(getattr(labels, "ordered", ()))
     return LabelledTensor(tensor, Labels(of_modes, ordered=ordered))
 
 
@@ -388,13 +388,14 @@ def read_indices(column: Any, name: str) -> np.ndarray:
 def read_values(column: Any, name: str) -> np.ndarray:
     """Return the numbers of a column, with nan for missing ones; refuse other and infinite ones."""
     if hasattr(column, "dictionary_encode"):
-        column = _decode(column)
-        values, kind = column.to_numpy(zero_copy_only=False), str(column.type)
+        values = _decode(column).to_numpy(zero_copy_only=False)
     else:
-        values, kind = column.to_numpy(), str(column.dtype)
+        if str(kind := column.dtype).endswith("Int128"):  # of polars
+            raise TypeError(f"column {name!r} is of {kind}, expected numbers: cast it to Int64")
+        values = column.to_numpy()
         if values.dtype == object and getattr(column.dtype, "kind", "O") in "biuf":
             values = column.to_numpy(dtype=np.float64, na_value=np.nan)  # pandas' nullable numbers
-    if values.dtype == object and kind.lower().startswith(("bool", "decimal")):
+    if values.dtype == object and {*map(type, values)} <= {bool, float, Decimal, type(None)}:
         values = values.astype(np.float64)  # missing ones become nan
     if values.dtype == object:
         found = next((entry for entry in values if entry is not None), None)

@@ -9,6 +9,7 @@ import numpy as np
 import tensorly as tl
 from tensorly.cp_tensor import CPTensor
 
+from .. import decomposition
 from ..base.checks import check_count
 from ..base.reporting import report
 from ..decomposition import non_negative_parafac_hals, parafac
@@ -24,6 +25,18 @@ from .match import factor_match_score
 
 #: Below this match, more than half of a model's components are not found again by other runs.
 LOW_MATCH = 0.5
+
+
+#: The decompositions that return a CP model.
+CP_METHODS = (
+    "parafac",
+    "non_negative_parafac",
+    "non_negative_parafac_hals",
+    "constrained_parafac",
+    "randomised_parafac",
+    "observed_parafac",
+    "generalized_parafac",
+)
 
 
 @dataclass(frozen=True)
@@ -52,6 +65,7 @@ class Starts:
     seeds: list[int]
     matches: np.ndarray | None
     dropped: list[int] = field(default_factory=list)
+    _error: str = "error"  # what `errors` are
 
     @property
     def final_errors(self) -> np.ndarray:
@@ -81,11 +95,11 @@ class Starts:
         if self.match < LOW_MATCH:
             match += ": the runs found different components"
         error = f"{self.final_errors[best]:.6g}"
-        return f"<Starts: {len(self.runs)} runs, least error {error} of run {best}{match}>"
+        return f"<Starts: {len(self.runs)} runs, least {self._error} {error} of run {best}{match}>"
 
 
 def best_of(
-    decomposition: Callable[..., Any],
+    decomposition: str | Callable[..., Any],
     x: Any,
     rank: Any,
     n_starts: int = 10,
@@ -105,9 +119,9 @@ def best_of(
 
     Parameters
     ----------
-    decomposition : callable
+    decomposition : str or callable
         A function of `tensorly.decomposition` or `tensorly_flycoo.decomposition` with a parameter
-        `random_state`.
+        `random_state`, or the name of one, as for `select_rank`.
     x : FlycooTensor, LabelledTensor, sparse.COO or array
         Whatever the decomposition takes. CP models of a LabelledTensor are `LabelledCP`.
     rank : int, or whatever the decomposition takes
@@ -131,11 +145,11 @@ def best_of(
     RuntimeError
         If a sparse tensor is decomposed by TensorLy's loop and the backend is not "flycoo".
     TypeError
-        If `decomposition` is not a function, `n_starts` is not an integer, `random_state` is a
+        If `decomposition` is a class, `n_starts` is not an integer, `random_state` is a
         generator of CuPy, or an option is unknown.
     ValueError
         If `n_starts` is below 1, `init` is not "random", `callback` is a `Progress`, or the
-        decomposition has no `random_state`. Other errors are the decomposition's.
+        decomposition is unknown or has no `random_state`. Other errors are the decomposition's.
 
     Notes
     -----
@@ -163,6 +177,7 @@ def best_of(
     >>> len(starts.runs), starts.best.rank, bool(starts.match > 0.5)
     (5, 3, True)
     """
+    decomposition = find_method(decomposition, "decomposition")
     names = _check(decomposition, n_starts, options)
     options = prefer_momentum(decomposition, x, options)
     if is_parafac(decomposition) and is_sparse(x):
@@ -186,7 +201,7 @@ def best_of(
             runs[number] = Run(*run_once(decomposition, x, rank, seed, options))
     results, errors = [run.cp_tensor for run in runs], [list(run.errors) for run in runs]
     dropped = [number for number, run in enumerate(runs) if run.is_dropped]
-    starts = Starts(results, errors, seeds, None, dropped)
+    starts = Starts(results, errors, seeds, None, dropped, "loss" if "loss" in names else "error")
     if all(isinstance(result, CPTensor) for result in results):
         scores = np.array([factor_match_score(starts.best, result) for result in results])
         leaders = np.array([n if run.leader is None else run.leader for n, run in enumerate(runs)])
@@ -196,6 +211,13 @@ def best_of(
     if labels is not None:
         starts = replace(starts, runs=[label_result(result, labels) for result in results])
     return starts
+
+
+def find_method(method: str | Callable[..., Any], name: str = "method") -> Callable[..., Any]:
+    """Return a CP decomposition by its name; a function as it is."""
+    if not callable(method) and method not in CP_METHODS:
+        raise ValueError(f"{name} is {method!r}, expected one of {CP_METHODS}, or a function")
+    return method if callable(method) else getattr(decomposition, method)
 
 
 def as_random_state(random_state: Any) -> np.random.RandomState:
@@ -214,7 +236,7 @@ def name_of(function: Callable) -> str:
 
 def _check(decomposition: Callable, n_starts: Any, options: dict[str, Any]) -> Any:
     """Check the arguments of `best_of`; return the decomposition's parameters by name."""
-    if not callable(decomposition) or inspect.isclass(decomposition):
+    if inspect.isclass(decomposition):
         raise TypeError(f"decomposition is {decomposition!r}, expected a function")
     names, name = inspect.signature(decomposition).parameters, name_of(decomposition)
     check_count(n_starts, "n_starts")

@@ -1,13 +1,13 @@
 """CP decompositions of sparse tensors as an estimator in scikit-learn's style."""
 
 import inspect
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import tensorly as tl
 
-from .. import decomposition
 from ..decomposition.counts import CountFit
 from ..decomposition.cp_fit import cp_fit
 from ..decomposition.fold_in import fold_in
@@ -15,8 +15,8 @@ from ..decomposition.losses import EXACT_LOSSES
 from ..decomposition.masks import drop_missing
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import LabelledTensor
-from .best_of import best_of, prefer_momentum
-from .select_rank import CP_METHODS, loss_of
+from .best_of import best_of, find_method, name_of, prefer_momentum, run_once
+from .select_rank import loss_of
 
 if TYPE_CHECKING:
     from sparse import SparseArray
@@ -67,8 +67,8 @@ class FlycooCP(Parameters):
     Parameters
     ----------
     rank : int
-    method : str
-        The name of a decomposition in `tensorly_flycoo.decomposition` that returns a CP model.
+    method : str or callable
+        A CP decomposition of `tensorly_flycoo.decomposition`, by its name, or another function.
     n_iter_max : int
     init : {"random", "svd", CPTensor}
         With "random", the best of `n_starts` runs is kept: see `best_of`.
@@ -122,7 +122,7 @@ class FlycooCP(Parameters):
 
     rank: int
     _: KW_ONLY
-    method: str = "parafac"
+    method: str | Callable[..., Any] = "parafac"
     n_iter_max: int = 100
     init: Any = "random"
     n_starts: int = 5
@@ -139,15 +139,13 @@ class FlycooCP(Parameters):
         ValueError
             If there is no CP decomposition `method`. Other errors are the decomposition's.
         """
-        if self.method not in CP_METHODS:
-            raise ValueError(f"method is {self.method!r}, expected one of {CP_METHODS}")
+        decompose = find_method(self.method)
         x = _take_only(x)
         self._origin = _describe(x)
         options = {"tol": self.tol, "n_iter_max": self.n_iter_max, **(self.options or {})}
         if self.mask is not None:
             options["mask"] = self.mask
             x = drop_missing(x, self.mask)
-        decompose = getattr(decomposition, self.method)
         is_random = isinstance(self.init, str) and self.init == "random"
         with tl.backend_context("flycoo", local_threadsafe=True):
             if is_random and self.n_starts != 1:
@@ -155,9 +153,8 @@ class FlycooCP(Parameters):
                 starts = best_of(decompose, *given, **options)
                 self.cp_tensor_, self.errors_ = starts.best, starts.errors[starts.best_number]
             else:
-                options = prefer_momentum(decompose, x, options)
-                options |= {"init": self.init, "random_state": self.random_state}
-                run = decompose(x, self.rank, **options, return_errors=True)
+                options = prefer_momentum(decompose, x, options) | {"init": self.init}
+                run: Any = run_once(decompose, x, self.rank, self.random_state, options)
                 self.cp_tensor_, self.errors_ = run
         return self
 
@@ -172,7 +169,7 @@ class FlycooCP(Parameters):
             If `x` is not the tensor of `fit` (by its shape, number of nonzeros and norm), or the
             loss has no score. For other tensors there is `cp_fit`.
         """
-        loss = loss_of(getattr(decomposition, self.method), self.options or {})
+        loss = loss_of(find_method(self.method), self.options or {})
         if loss not in EXACT_LOSSES:
             raise ValueError(f"loss is {loss!r}, which has no score")
         x = _take_only(x)
@@ -188,8 +185,8 @@ class FlycooCP(Parameters):
 
     def transform(self, x: "FlycooTensor | LabelledTensor | SparseArray") -> Any:
         """Return a factor row for each index of the first mode of `x`: (I, R); see `fold_in`."""
-        loss = loss_of(getattr(decomposition, self.method), self.options or {})
-        is_non_negative = self.method.startswith("non_negative")
+        loss = loss_of(find_method(self.method), self.options or {})
+        is_non_negative = name_of(find_method(self.method)).startswith("non_negative")
         x = _take_only(x)
         return fold_in(self.cp_tensor_, x, 0, loss=loss, non_negative=is_non_negative)
 

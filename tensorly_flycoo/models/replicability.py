@@ -12,9 +12,8 @@ from ..base.checks import check_count, check_mode
 from ..base.reporting import report
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import LabelledTensor, Labels
-from .best_of import as_random_state, best_of, name_of
+from .best_of import as_random_state, best_of, find_method, name_of
 from .match import factor_match_score
-from .select_rank import find_method
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from .best_of import (
     LOW_MATCH,
     as_random_state,
     best_of,
+    find_method,
     is_parafac,
     name_of,
     prefer_momentum,
@@ -40,17 +41,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
     from sparse import SparseArray
-
-#: The decompositions that return a CP model.
-CP_METHODS = (
-    "parafac",
-    "non_negative_parafac",
-    "non_negative_parafac_hals",
-    "constrained_parafac",
-    "randomised_parafac",
-    "observed_parafac",
-    "generalized_parafac",
-)
 
 #: With counts, held-out entries are compared with the model plus this part of their mean. A model
 #: that calls a held-out count impossible would be infinitely bad otherwise.
@@ -103,7 +93,7 @@ class RankSelection:
     scores : list of RankScore
         In ascending order of the ranks.
     errors : list of array (n_runs,)
-        For each rank, the relative errors of all runs.
+        For each rank, the `error` of all runs, at the entries that were not held out.
     models : list of CPTensor
         For each rank, the model.
     rank : int or None
@@ -120,6 +110,7 @@ class RankSelection:
     rank: int | None
     rule: str
     warnings: list[str]
+    _error: str = "error"  # what `RankScore.error` is
 
     @property
     def best(self) -> CPTensor:
@@ -146,7 +137,7 @@ class RankSelection:
             bar = make_bars([loss], [f"{score.heldout_loss:.4f} ({score.heldout_se:.4f})"], largest)
             others = _show_core(score.core_consistency), f"{score.match:.2f}"
             rows.append([rank, f"{score.error:.4f}", bar, *others])
-        head = ["rank", "error", "held-out loss (se)", "core consistency", "match"]
+        head = ["rank", self._error, "held-out loss (se)", "core consistency", "match"]
         return make_table(rows, head) + make_table([["", text] for text in self._list_remarks()])
 
     def _list_remarks(self) -> list[str]:
@@ -154,12 +145,12 @@ class RankSelection:
         return [*rule, *(f"warning: {text}" for text in self.warnings)]
 
     def __repr__(self) -> str:
-        lines = ["rank     error  held-out loss (se)      core consistency  match"]
+        lines = [f"rank {self._error:>14}  held-out loss (se)      core consistency  match"]
         for score in self.scores:
-            mark = "  <- suggested" if score.rank == self.rank else ""
             core = _show_core(score.core_consistency)
             loss = f"{score.heldout_loss:8.4f} ({score.heldout_se:.4f})"
-            text = f"{score.rank:4} {score.error:9.4f}  {loss:22}  {core:>16}"
+            text = f"{score.rank:4} {score.error:14.4f}  {loss:22}  {core:>16}"
+            mark = "  <- suggested" if score.rank == self.rank else ""
             lines.append(f"{text}  {score.match:5.2f}{mark}")
         return "\n".join([*lines, *self._list_remarks()])
 
@@ -191,7 +182,8 @@ class RankSelection:
 
         for rank, of_rank in zip(ranks, self.errors, strict=True):
             top[0].plot([rank] * len(of_rank), of_rank, ".", color="0.7", markersize=5)
-        draw(top[0], [score.error for score in self.scores], "relative error (gray: all runs)")
+        which = "all runs" if self.rank is None else "runs without the held-out entries"
+        draw(top[0], [score.error for score in self.scores], f"{self._error} (gray: {which})")
         losses = [score.heldout_loss for score in self.scores]
         spreads = [score.heldout_se for score in self.scores]
         draw(top[1], losses, "held-out loss, with standard errors")
@@ -346,14 +338,8 @@ def select_rank(
     for text in texts:
         warnings.warn(text, stacklevel=2)
     suggested = None if chosen is None else chosen.rank
-    return RankSelection(scores, errors, models, suggested, rule, texts)
-
-
-def find_method(method: str | Callable[..., Any]) -> Callable[..., Any]:
-    """Return a CP decomposition by its name; a function as it is."""
-    if not callable(method) and method not in CP_METHODS:
-        raise ValueError(f"method is {method!r}, expected one of {CP_METHODS}, or a function")
-    return method if callable(method) else getattr(decomposition, method)
+    error_name = "loss" if "loss" in inspect.signature(function).parameters else "error"
+    return RankSelection(scores, errors, models, suggested, rule, texts, error_name)
 
 
 def _check_holdout(
@@ -421,7 +407,7 @@ def _fit_rank(
     model, error = starts.best, float(starts.final_errors.min())
     if not isinstance(model, CPTensor):
         raise TypeError(f"{name_of(method)} returns a {type(model).__name__}, expected a CP model")
-    core, terms = float("nan"), None
+    core, terms = np.nan, None
     if held_out is not None:
         terms = held_out.list_terms(model)
         begin = prefer_momentum(method, x, options) | {"init": model}
@@ -431,8 +417,7 @@ def _fit_rank(
     if x.ndim > 1 and is_affordable and method is not observed_parafac:
         core = core_consistency(x, model)
     tolerance = _find_tolerance(x.dtype, method, options, starts.errors[starts.best_number])
-    nan = float("nan")
-    score = RankScore(rank, error, nan, nan, nan, core, starts.match)
+    score = RankScore(rank, error, np.nan, np.nan, np.nan, core, starts.match)
     return score, terms, starts.final_errors, model, tolerance
 
 

@@ -17,6 +17,7 @@ from ..format.tree import count_waiting
 from ..spread import building
 from ..start.eigen import MAX_BLOCKS, MAX_GRAM_SIZE, choose_width
 from ..start.gram import choose_dtype, count_rounds, fits_basis, is_cheap_to_form
+from ..tensor.memory import format_nbytes
 
 if TYPE_CHECKING:
     from ..engines.protocol import Engine
@@ -58,6 +59,10 @@ class MemoryEstimate:
     peak_nbytes: int
     call_nbytes: int | None = None
     host_nbytes: int = 0
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{name}={format_nbytes(n)}" for name, n in vars(self).items() if n)
+        return f"MemoryEstimate({sizes})"
 
 
 def estimate_memory(

@@ -60,6 +60,8 @@ def cp_to_entries(cp_tensor: Any, coords: Array) -> Array:
     >>> cp_to_entries((None, factors), [[0, 1], [0, 1]])
     array([ 3., 15.])
     """
+    if hasattr(coords, "columns") or hasattr(coords, "labels"):
+        raise TypeError("coords has labels, expected integers: pass a table to LabelledCP.predict")
     weights, factors = take_model(cp_tensor)
     shape = tuple(factor.shape[0] for factor in factors)
     coords = check_coords(coords, shape)

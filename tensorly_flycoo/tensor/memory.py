@@ -30,12 +30,11 @@ _logger = logging.getLogger("tensorly_flycoo")
 #: Stands in each error that is explained already.
 _NEEDS = " needs more memory than "
 
-#: The last sentence of each error.
-_WAYS_OUT = (
-    "Ways out: layout='indexed', dtype='float32', init='random', a smaller rank, more slabs=, "
-    "indices without gaps (as from_dataframe numbers them), keep='host' or device='cpu' instead of "
-    "a GPU's memory, or more GPUs or workers"
-)
+#: The last sentence of each error, in parts.
+_GAPS = "indices without gaps (as from_dataframe numbers them)"
+_PLACES = "keep='host' or device='cpu' instead of a GPU's memory, or more GPUs or workers"
+_SMALLER = "layout='indexed', dtype='float32'"
+_WAYS_OUT = f"Ways out: {_SMALLER}, init='random', a smaller rank, more slabs=, {_GAPS}, {_PLACES}"
 
 #: How the errors of CUDA's libraries say that memory ran out; they are RuntimeErrors.
 _CUDA_SIGNS = ("ALLOC_FAILED", "cudaErrorMemoryAllocation", "CUDA_ERROR_OUT_OF_MEMORY")
@@ -44,7 +43,7 @@ _CUDA_SIGNS = ("ALLOC_FAILED", "cudaErrorMemoryAllocation", "CUDA_ERROR_OUT_OF_M
 _MOST = 64
 
 
-def attempt(task: str, function: Callable[[], _Result]) -> _Result:
+def attempt(task: str, function: Callable[[], _Result], ways_out: str = _WAYS_OUT) -> _Result:
     """Return ``function()``; if memory runs out, raise a MemoryError that says what needed it.
 
     Inside another attempt the inner one explains; the outer one lets go of what its frames hold.
@@ -62,8 +61,8 @@ def attempt(task: str, function: Callable[[], _Result]) -> _Result:
     if _NEEDS in text:
         raise MemoryError(text)
     free = format_nbytes(select_engine("cuda" if is_of_gpu else "cpu").count_free_nbytes())
-    asked = f"{text.rstrip('.')}; " if text else ""
-    raise out_of_memory(task, "the GPU" if is_of_gpu else "the host", f"{asked}{free} is free")
+    facts = f"{text.rstrip('.')}; {free} is free" if text else f"{free} is free"
+    raise out_of_memory(task, "the GPU" if is_of_gpu else "the host", facts, ways_out)
 
 
 def out_of_memory(task: str, place: str, facts: str, ways_out: str = _WAYS_OUT) -> MemoryError:
@@ -94,8 +93,8 @@ def build_layout(
 ) -> AnyLayout:
     """Build a layout on the device of `engine` from checked coords and values on any device.
 
-    Without `num_slabs` there are as few as the engine chooses. If memory runs out, or would, twice
-    as many are tried, and so on. `groups` are as a user gives them.
+    Without `num_slabs` there are as few as the engine chooses; if memory runs out, twice as many
+    are tried, and so on. An error tells the least need. `groups` are as a user gives them.
     """
     found, _ = find_groups(groups, shape, values.size)
     sizes = building.TensorSizes(values.size, shape, values.dtype, found)
@@ -112,23 +111,24 @@ def build_layout(
             arguments = (engine, layout, coords, values, shape, *found, count, keep)
             return building.build_layout(*arguments)
 
-    if num_slabs:
-        count = num_slabs
-    elif keep == "host" and engine.make_stager is not None:
+    count = num_slabs or building.choose_num_slabs(values.size, engine.num_devices)
+    if not num_slabs and keep == "host" and engine.make_stager is not None:
         count, _ = building.plan_streaming(engine, layout, sizes)
-    else:
-        count = building.choose_num_slabs(values.size, engine.num_devices)
     most = num_slabs or _MOST * count
     task = f"building a FlycooTensor of {values.size:,} nonzeros"
-    while True:
+    smaller = [_GAPS, _SMALLER] if max(shape) > values.size else [_SMALLER, _GAPS]
+    ways_out = f"Ways out: {', '.join(smaller)}, {_PLACES}"
+    name, texts = building.choose_layout(engine, layout, sizes), dict[int, str]()
+    while count <= most:
+        if texts:
+            _logger.info("memory ran out: building the tensor in %d slabs", count)
         try:
             slabs = f" in {count} slabs" if count > 1 else ""
-            return attempt(task + slabs, functools.partial(build, count))
-        except MemoryError:
-            if count >= most:
-                raise
+            return attempt(task + slabs, functools.partial(build, count), ways_out)
+        except MemoryError as error:
+            texts[building.estimate_layout(engine, name, sizes, count)[1]] = str(error)
         count *= 2
-        _logger.info("memory ran out: building the tensor in %d slabs", count)
+    raise MemoryError(texts[min(texts)])
 
 
 def check_khatri_rao_fits(

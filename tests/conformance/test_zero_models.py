@@ -76,7 +76,7 @@ def make_corner(shape):
 def test_components_that_are_zero(name):
     shape = (5, 6, 7)
     start = make_disjoint_start(shape)
-    with pytest.warns(UserWarning, match="1 of 2 components are zero. .* pass init='random'"):
+    with pytest.warns(UserWarning, match="1 of 2 components is zero. .* pass init='random'"):
         getattr(tl.decomposition, name)(make_corner(shape), 2, init=(None, start), n_iter_max=3)
 
 

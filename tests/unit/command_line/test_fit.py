@@ -95,7 +95,8 @@ def test_indices_of_a_tns_are_labels(folder):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["none.csv", "--modes", "user"], "none.csv"),
+        (["none.csv", "--modes", "user"], "error: none.csv does not exist\n"),
+        (["none.tns"], "error: none.tns does not exist\n"),
         (
             ["events.csv", "--modes", "user,film"],
             "has no column 'film', expected one of user, item",
@@ -106,17 +107,22 @@ def test_indices_of_a_tns_are_labels(folder):
             ["events.csv", "--modes", "user,item", "--values", "item"],
             "holds text, expected numbers",
         ),
-        (["events.csv", "--modes", "user,item:day"], "'item' is of string, expected times"),
+        (
+            ["events.csv", "--modes", "user,item:day"],
+            "'item' is text, expected times to round to days",
+        ),
         (
             ["events.csv", "--modes", "user,day:hours"],
             "times can be rounded to second, minute, hour",
         ),
         (["gaps.csv", "--modes", "a,b"], "or pass --missing drop"),
         (["gaps.csv", "--modes", "a;b"], "has no column 'a;b'"),
-        (["semicolons.csv", "--modes", "a,b"], "give --sep"),
+        (["semicolons.csv", "--modes", "a,b"], "has no column 'a', expected one of a;b; if there"),
+        (["semicolons.csv", "--modes", "a,b"], "give --sep, as in --sep ';'"),
+        (["commas.csv", "--modes", "a,b"], "expected 1 column (or give --sep ';'), got 2"),
         (["twice.csv", "--modes", "a,b"], "has 2 columns 'a', expected one"),
         (["latin.csv", "--modes", "a,b"], "column 'a' is not UTF-8 text"),
-        (["empty.csv", "--modes", "a,b"], "empty.csv has no rows"),
+        (["empty.csv", "--modes", "a,b"], "error: the file has no rows"),
         (["bad.parquet", "--modes", "user"], "parquet"),
         (["bad.tns"], "line 1"),
     ],
@@ -127,6 +133,7 @@ def test_what_fails_has_exit_code_1(arguments, message, folder, table, capsys):
         (folder / name).write_text("nothing of this kind\n")
     (folder / "gaps.csv").write_text("a,b\nx,y\n,z\n")
     (folder / "semicolons.csv").write_text("a;b\nx;y\n")
+    (folder / "commas.csv").write_text("a;b;v\nx;y;1,5\n")
     (folder / "twice.csv").write_text("a,a,b\nx,y,z\n")
     (folder / "latin.csv").write_bytes("a,b\nGrün,y\n".encode("latin-1"))
     (folder / "empty.csv").write_text("a,b\n")
@@ -248,7 +255,16 @@ def test_a_zero_model_is_an_error_and_zero_components_a_warning(
     assert main(["fit", "events.csv", "--modes", "user,item", "--rank", "2"]) == code
     out, error = capsys.readouterr()
     assert ("the model is zero, and nothing is written" in error) == (code == 1)
-    assert ("warning: 1 of 2 components are zero" in out) == (code == 0)
+    assert ("1 of 2 components is zero: try --init random" in out) == (code == 0)
+
+
+def test_an_svd_start_that_fails_names_the_option(folder, capsys):
+    """Each row has entries of its own, so singular vectors of different modes do not meet."""
+    events = pandas.DataFrame({"a": range(50), "b": range(50, 0, -1), "c": np.arange(50) * 7 % 50})
+    write(events, folder / "events.parquet")
+    command = "fit events.parquet --modes a,b,c --rank 2 --init svd --loss gaussian"
+    assert main(command.split()) == 1
+    assert "is very sparse: pass --init random\n" in capsys.readouterr().err
 
 
 def test_starts_find_planted_groups_that_the_svd_start_misses(folder, capsys):

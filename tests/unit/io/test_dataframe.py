@@ -405,6 +405,20 @@ def test_booleans_and_decimals_with_nulls_are_values(make):
         assert x.nonzeros()[1].tolist() == [float(values[0]), float(values[2])]
 
 
+@pytest.mark.parametrize("missing", [None, np.nan])
+def test_booleans_as_objects_are_values(missing):
+    table = pd.DataFrame({"k": ["a", "b", "c"], "v": [True, missing, True]})
+    assert table["v"].dtype == object
+    assert from_dataframe(table, ["k"], "v", missing="drop").nonzeros()[1].tolist() == [1, 1]
+
+
+def test_numbers_of_128_bits_are_refused():
+    table = pl.DataFrame({"k": ["a"], "v": pl.Series([1], dtype=pl.Int128)})
+    message = "column 'v' is of Int128, expected numbers: cast it to Int64"
+    with pytest.raises(TypeError, match=message):
+        from_dataframe(table, ["k"], "v")
+
+
 class Thing:
     pass
 
@@ -504,6 +518,24 @@ def test_the_log_warns_of_nearly_as_many_labels_as_rows(caplog):
     from_dataframe(table, ["when", "day"], labels=labels)
     from_dataframe(table[:999], ["when", "day"])
     assert len(caplog.messages) == 1
+
+
+@pytest.mark.parametrize(
+    ("make", "advice"),
+    [
+        (pd.to_datetime, "round times (--modes k{x}:day, or .dt.floor('D') in pandas)"),
+        (pd.to_timedelta, "round times (--modes k{x}:day, or .dt.floor('D') in pandas)"),
+        (
+            lambda numbers: pd.PeriodIndex.from_ordinals(numbers, freq="h"),
+            "round times (--modes k{x}:day, or .dt.floor('D') in pandas)",
+        ),
+        (np.asarray, "leave rare labels out, or bin numbers (pandas.cut)"),
+        (lambda numbers: numbers.astype(str), "leave rare labels out, or bin numbers (pandas.cut)"),
+    ],
+)
+def test_the_advice_fits_the_entries(make, advice, caplog):
+    from_dataframe(pd.DataFrame({"k{x}": make(np.arange(1000))}), ["k{x}"])
+    assert [text.partition("patterns: ")[2] for text in caplog.messages] == [advice]
 
 
 def test_codes_are_renumbered():

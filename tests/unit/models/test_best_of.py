@@ -20,6 +20,7 @@ from tensorly_flycoo import (
     cp_fit,
     decomposition,
 )
+from tensorly_flycoo.decomposition import generalized_parafac
 from tensorly_flycoo.models import many_starts
 from tensorly_flycoo.models.match import factor_match_score
 
@@ -68,6 +69,15 @@ def test_the_best_run_is_the_one_with_the_least_error(x):
     np.testing.assert_array_equal(starts.matches, scores)
     assert starts.match == pytest.approx((sum(scores) - scores[least]) / 5)
     assert repr(starts).startswith("<Starts: 6 runs, least error 0.")
+
+
+def test_a_method_by_name_and_its_loss(x):
+    counts = FlycooTensor(*x.nonzeros(), x.shape).map(lambda v: np.ceil(abs(v)))
+    options = {"random_state": 0, "n_iter_max": 5}
+    starts = best_of("generalized_parafac", counts, 2, 2, **options)
+    expected = best_of(generalized_parafac, counts, 2, 2, **options)
+    assert starts.errors == expected.errors
+    assert repr(starts).startswith("<Starts: 2 runs, least loss ")
 
 
 def test_a_low_match_is_shown(x):
@@ -144,7 +154,8 @@ def test_labels_stay(x):
     [
         ({"n_starts": 0}, ValueError, "n_starts is 0, expected at least 1"),
         ({"callback": Progress(3, show=None)}, ValueError, "callback is a Progress, which is for"),
-        ({"decomposition": "parafac"}, TypeError, "is 'parafac', expected a function"),
+        ({"decomposition": "hosvd"}, ValueError, "decomposition is 'hosvd', expected one of"),
+        ({"decomposition": 3}, ValueError, "decomposition is 3, .*, or a function"),
         ({"decomposition": tl.decomposition.CP}, TypeError, "CP'>, expected a function"),
         ({"n_starts": 2.5}, TypeError, "n_starts is 2.5, expected an integer"),
         ({"n_starts": True}, TypeError, "n_starts is True"),

@@ -67,7 +67,9 @@ def test_other_tensors_are_not_scored(x):
         GridSearchCV(FlycooCP(1), {"rank": [1, 2]}, cv=2).fit(x.to_coo())
 
 
-@pytest.mark.parametrize("method", ["parafac", "non_negative_parafac", "generalized_parafac"])
+@pytest.mark.parametrize(
+    "method", ["parafac", "non_negative_parafac", "generalized_parafac", non_negative_parafac_hals]
+)
 def test_new_rows(x, method):
     estimator = FlycooCP(2, method=method, n_iter_max=300, random_state=0).fit(x)
     rows = estimator.transform(x[:7])
@@ -86,6 +88,8 @@ def test_other_decompositions_and_options(x):
     settings = {"tol": 1e-8, "random_state": 0, "linesearch": "nesterov", **options}
     with tl.backend_context("flycoo"):
         plain = non_negative_parafac_hals(labelled, 2, 3, "random", **settings)
+    assert all(map(np.array_equal, cp.factors, plain.factors))
+    cp = estimator.set_params(method=non_negative_parafac_hals).fit(labelled).cp_tensor_
     assert all(map(np.array_equal, cp.factors, plain.factors))
     for method in ("pca", "tucker"):
         with pytest.raises(ValueError, match=f"method is '{method}', expected one of"):

@@ -3,6 +3,7 @@
 import logging
 import re
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -243,11 +244,25 @@ def test_the_table(x, monkeypatch):
     assert selection.table == [score._asdict() for score in selection.scores]
 
 
+def test_losses_are_headed_loss(x):
+    """Also large ones stay in their column."""
+    counts = FlycooTensor(*x.nonzeros(), x.shape).map(lambda v: np.ceil(1e3 * abs(v)))
+    options = {"random_state": 0, "n_iter_max": 5, "method": "generalized_parafac"}
+    selection = select_rank(counts, [1, 2], 2, **options)
+    head, *rows = repr(selection).splitlines()[:3]
+    assert head.startswith("rank           loss  held-out loss (se)")
+    assert {row[19:21] for row in rows} == {"  "}
+    assert "<th>rank</th><th>loss</th>" in selection._repr_html_()
+    assert "(gray: all runs)" in replace(selection, rank=None).plot().axes[0].get_title(loc="left")
+
+
 def test_the_picture(x, monkeypatch):
     selection = select_rank(x, [1, 2, 3], 2, random_state=0, n_iter_max=20)
     figure = selection.plot()
     assert len(figure.axes) == 4
     np.testing.assert_array_equal(figure.axes[1].lines[0].get_xdata(), [1, 2, 3])
+    title = figure.axes[0].get_title(loc="left")
+    assert title == "error (gray: runs without the held-out entries)"
     for core, is_cut in ((-40.0, False), (-60.0, True)):
         scores = [score(2, 0.1)._replace(core_consistency=core)]
         drawn = RankSelection(scores, [np.ones(2)], [], None, "", []).plot()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tensorly.decomposition import parafac
 
-from tensorly_flycoo import FlycooTensor, estimate_memory
+from tensorly_flycoo import FlycooTensor, MemoryEstimate, estimate_memory
 
 #: Shape, nonzeros and rank of tensors whose nonzeros are spread evenly.
 PROBLEMS = {
@@ -72,6 +72,12 @@ def test_a_layout_changes_only_the_bytes_of_the_tensor(layout):
     estimate = estimate_memory((300, 200, 100), 10_000, layout=layout, rank=8)
     other = estimate_memory((300, 200, 100), 10_000, rank=8)
     assert estimate.call_nbytes - estimate.nbytes == other.call_nbytes - other.nbytes
+
+
+def test_an_estimate_shows_its_sizes():
+    estimate = MemoryEstimate(48_011_736, 2_345_678_900, None)
+    assert str(estimate) == repr(estimate) == "MemoryEstimate(nbytes=48 MB, peak_nbytes=2.35 GB)"
+    assert estimate.nbytes == 48_011_736
 
 
 @pytest.mark.parametrize("shape", [(1,), (5,), (1, 1, 1), (2**31, 3, 2), (2**32, 2**32)])

@@ -1,10 +1,13 @@
 """Values of a CP model at given entries, in blocks of any size."""
 
 import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
 import pytest
 import tensorly as tl
 
-from tensorly_flycoo import FlycooTensor, cp_to_entries
+from tensorly_flycoo import FlycooTensor, cp_to_entries, from_dataframe
 from tensorly_flycoo.ops import cp_entries
 from tensorly_flycoo.ops.cp_entries import choose_block_size
 
@@ -45,6 +48,14 @@ def test_no_entries():
 def test_bad_coords(coords, error, text):
     with pytest.raises(error, match=text):
         cp_to_entries((None, [np.ones((3, 2))] * 2), coords)
+
+
+@pytest.mark.parametrize("make", [pd.DataFrame, pl.DataFrame, pa.table, from_dataframe])
+def test_tables_are_for_predict(make):
+    table = {"user": ["ann"], "item": ["tea"]}
+    given = make(pd.DataFrame(table), [*table]) if make is from_dataframe else make(table)
+    with pytest.raises(TypeError, match=r"expected integers: pass a table to LabelledCP\.predict"):
+        cp_to_entries((None, [np.ones((3, 2))] * 2), given)
 
 
 def test_of_a_decomposition():
