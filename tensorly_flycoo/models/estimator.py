@@ -48,6 +48,10 @@ class Parameters:
             setattr(self, name, value)
         return self
 
+    def __getattr__(self, name: str) -> Any:
+        hint = "" if name.startswith("__") else ": it comes with the first fit or partial_fit"
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{hint}")
+
     def __repr__(self) -> str:
         params = ", ".join(f"{name}={value!r}" for name, value in self.get_params().items())
         return f"{type(self).__name__}({params})"
@@ -157,6 +161,10 @@ class FlycooCP(Parameters):
                 run: Any = run_once(decompose, x, self.rank, self.random_state, options)
                 self.cp_tensor_, self.errors_ = run
         return self
+
+    def fit_transform(self, x: Any, y: None = None) -> Any:
+        """Return what `fit`, then `transform` of the same tensor do."""
+        return self.fit(x).transform(x)
 
     def score(self, x: "FlycooTensor | LabelledTensor | SparseArray", y: None = None) -> float:
         """Return the model's fit, 1 - relative error, at the entries of `mask` if one is given.

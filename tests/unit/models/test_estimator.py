@@ -12,6 +12,7 @@ from tensorly_flycoo import (
     FlycooTensor,
     LabelledCP,
     LabelledTensor,
+    OnlineCP,
     best_of,
     cp_fit,
 )
@@ -120,3 +121,20 @@ def test_a_search_for_the_rank_by_held_out_entries(x, convert, n_jobs):
     search.fit([convert(x)])
     assert search.best_params_ == {"rank": 2}
     assert search.best_score_ == search.best_estimator_.score(x) > 0.9
+
+
+@pytest.mark.parametrize("name", ["cp_tensor_", "rows_"])
+@pytest.mark.parametrize("kind", [FlycooCP, OnlineCP])
+def test_what_comes_with_a_fit_is_named(kind, name):
+    with pytest.raises(AttributeError, match="it comes with the first fit or partial_fit"):
+        getattr(kind(2), name)
+
+
+def test_scores_before_a_fit(x):
+    with pytest.raises(AttributeError, match="comes with the first fit"):
+        FlycooCP(2).score(x)
+
+
+def test_fit_transform(x):
+    found = FlycooCP(2, random_state=0).fit_transform(x)
+    np.testing.assert_array_equal(found, FlycooCP(2, random_state=0).fit(x).transform(x))
