@@ -177,8 +177,10 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
 
     @staticmethod
     def concatenate(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        if views.find_sparse([tensors]) is not None:
-            tensors = [as_flycoo(x) if is_sparse(x) else x for x in tensors]
+        if (sparse := views.find_sparse([tensors])) is not None:
+            if not all(map(is_sparse, tensors)):  # a dense array, or a view
+                raise densify_error("tl.concatenate", sparse.shape, _USE_NONZEROS)
+            tensors = [as_flycoo(x) for x in tensors]
         return np.concatenate(tensors, *args, **kwargs)
 
     @staticmethod
