@@ -156,6 +156,23 @@ class LabelledTensor(_Fields):
         plain = [x.tensor if isinstance(x, LabelledTensor) else x for x in inputs]
         return type(self)(getattr(ufunc, method)(*plain, **kwargs), self.labels)
 
+    def __mul__(self, number: Any) -> Any:
+        return np.multiply(self, number)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, number: Any) -> Any:
+        return np.divide(self, number)
+
+    def __pow__(self, number: Any) -> Any:
+        return np.power(self, number)
+
+    def __neg__(self) -> Any:
+        return np.negative(self)
+
+    def __abs__(self) -> Any:
+        return np.absolute(self)
+
     def to_frame(self, values: str = "value") -> "DataFrame":
         """Return the nonzeros as a table, in the sequence of `FlycooTensor.nonzeros`.
 
@@ -210,8 +227,8 @@ class LabelledTensor(_Fields):
         """Refuse an operator, which for a tuple might even have a meaning."""
         raise TypeError("this operation does not take a LabelledTensor: use its .tensor")
 
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __pow__ = __rpow__ = _refuse
-    __matmul__ = __rmatmul__ = __truediv__ = __rtruediv__ = __neg__ = __abs__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __rpow__ = __rtruediv__ = _refuse
+    __matmul__ = __rmatmul__ = _refuse
     __array__ = _refuse
 
     def __array_function__(self, function: Any, types: Any, args: tuple, kwargs: dict) -> Any:
