@@ -809,7 +809,7 @@ class FlycooTensor:
         return self._derive(apply)
 
     def __mul__(self, other: Any) -> FlycooTensor:
-        if isinstance(self._take_coo(other), FlycooTensor):
+        if isinstance(other, FlycooTensor) or hasattr(other, "fill_value"):
             raise TypeError(
                 "FlycooTensor * FlycooTensor is not provided: x.to_coo() * y.to_coo() is the "
                 "elementwise product, tl.tenalg.inner(x, y) its sum, and x**2 the square"
@@ -1093,6 +1093,7 @@ def _concatenate(tensors: Sequence[Any], axis: int = 0) -> FlycooTensor:
     first = next(x for x in tensors if isinstance(x, FlycooTensor))
     (mode,) = check_axes(axis, first.ndim)
     before, after = first.shape[:mode], first.shape[mode + 1 :]
+    tensors = [first._take_coo(x) for x in tensors]
     for n, x in enumerate(tensors):
         if not isinstance(x, FlycooTensor):
             raise densify_error("numpy.concatenate", np.shape(x), "make all of them sparse")

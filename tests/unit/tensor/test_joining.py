@@ -39,6 +39,8 @@ def test_by_tensorly_from_coos():
     coo = sparse.COO.from_numpy(dense)
     joined = tl.concatenate([coo, FlycooTensor.from_dense(dense)], axis=2)
     np.testing.assert_array_equal(to_dense(joined), np.concatenate([dense, dense], axis=2))
+    joined = np.concatenate([FlycooTensor.from_dense(dense), coo])
+    np.testing.assert_array_equal(to_dense(joined), np.concatenate([dense, dense]))
     np.testing.assert_array_equal(tl.concatenate([dense, dense]), np.concatenate([dense, dense]))
 
 
