@@ -65,7 +65,7 @@ def find_sparse(arguments: Iterable[Any], function: str = "") -> Any:
             if find_converter(x) == "from_scipy" and function == "parafac2" and x is not argument:
                 return x
             if find_converter(x) and current_backend() == "flycoo":
-                raise not_sparse_error(x)
+                raise not_sparse_error(argument)
     return None
 
 

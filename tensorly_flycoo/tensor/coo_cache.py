@@ -70,6 +70,8 @@ def not_sparse_error(x: object) -> TypeError:
     elif converter := find_converter(x):
         name = f"sparse {kind.__module__.partition('._')[0]}.{name}"
         hint = f": pass FlycooTensor.{converter}(x)"
+    elif isinstance(x, list | tuple) and any(map(find_converter, x)):
+        hint = ": pass sparse.stack([sparse.COO(a), sparse.COO(b), ...])"
     return TypeError(f"x is a {name}, expected a FlycooTensor or a sparse.COO{hint}")
 
 

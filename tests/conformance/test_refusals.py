@@ -509,3 +509,10 @@ def test_rows_without_a_nonzero_are_zero(init):
 def test_slices_are_not_compressed():
     with pytest.raises(DensifyError, match="parafac2 takes sparse slices as they are"):
         svd_compress_tensor_slices([random_coo((9, 5), 20)])
+
+
+@pytest.mark.usefixtures("flycoo_backend")
+def test_a_list_of_scipys_matrices_is_told_to_stack_them():
+    slices = [scipy.sparse.random(5, 6, 0.3, format="csr", random_state=n) for n in range(3)]
+    with pytest.raises(TypeError, match=r"x is a list, .*: pass sparse\.stack\(\[sparse\.COO\(a\)"):
+        tl.decomposition.parafac(slices, 2)
