@@ -171,5 +171,8 @@ def test_other_libraries_are_found_under_the_backend():
     matrix = scipy.sparse.eye_array(2)
     with tl.backend_context("numpy"):
         assert find_sparse([np.ones(2), [matrix]]) is None
-    with tl.backend_context("flycoo"), pytest.raises(TypeError, match="from_scipy"):
-        find_sparse([np.ones(2), [matrix]])
+    with tl.backend_context("flycoo"):
+        with pytest.raises(TypeError, match="from_scipy"):
+            find_sparse([np.ones(2), matrix])
+        with pytest.raises(TypeError, match=r"sparse\.stack"):
+            find_sparse([np.ones(2), [matrix]])
