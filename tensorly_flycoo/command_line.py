@@ -110,6 +110,15 @@ in spawned workers too: "on" writes a .pth file, which Python reads when it star
 it."""
 
 
+#: What errors of Python's functions and of pyarrow say, as the command line does.
+_SPELLINGS = {
+    "Expected 1 columns": "expected 1 column (or give --sep ';')",
+    "df has": "the file has",
+    "init='random'": "--init random",
+    'missing="drop"': "--missing drop",
+}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code; a wrong command line raises SystemExit."""
     arguments = _make_parser().parse_args(argv)
@@ -125,9 +134,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("interrupted", file=sys.stderr)
         return 130
     except _ERRORS as error:
-        text = str(error).replace("Expected 1 columns", "expected 1 column (or give --sep ';')")
-        text = text.replace("df has", "the file has").replace("init='random'", "--init random")
-        print("error:", text.replace('missing="drop"', "--missing drop"), file=sys.stderr)
+        text = str(error)
+        for in_python, here in _SPELLINGS.items():
+            text = text.replace(in_python, here)
+        print("error:", text, file=sys.stderr)
         return 1
     return 0
 

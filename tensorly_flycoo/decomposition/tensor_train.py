@@ -14,6 +14,7 @@ from tensorly.tt_tensor import TTTensor, validate_tt_rank
 
 from ..base.array_modules import Array
 from ..base.checks import densify_error
+from ..format.ordering import count_true
 from ..ops.contraction import multiply_matricized
 from ..ops.lazy import ModeView
 from ..ops.views import make_tensor, permute, reshape
@@ -272,7 +273,7 @@ def _split_mode(
     columns = xp.cumsum(is_new) - 1
     rows = coords[0][:, None] + size * xp.arange(block.shape[1])
     columns = xp.broadcast_to(columns[:, None], rows.shape)
-    num_columns = int(is_new.sum())
+    num_columns = count_true(is_new)
     matrix = FlycooTensor(
         xp.stack([rows.reshape(-1), columns.reshape(-1)]), block.reshape(-1),
         (size * block.shape[1], max(num_columns, rank)), device=x.device,

@@ -133,7 +133,7 @@ def has_true(flags: Array) -> bool:
 
 
 def count_true(flags: Array) -> int:
-    """Return ``flags.sum()``, for which CuPy would compile as many."""
+    """Return ``flags.sum()``, for which CuPy would compile two kernels in 2 s each."""
     return int(flags.astype(np.int64).sum())
 
 

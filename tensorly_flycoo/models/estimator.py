@@ -193,8 +193,9 @@ class FlycooCP(Parameters):
 
     def transform(self, x: "FlycooTensor | LabelledTensor | SparseArray") -> Any:
         """Return a factor row for each index of the first mode of `x`: (I, R); see `fold_in`."""
-        loss = loss_of(find_method(self.method), self.options or {})
-        is_non_negative = name_of(find_method(self.method)).startswith("non_negative")
+        method = find_method(self.method)
+        loss = loss_of(method, self.options or {})
+        is_non_negative = name_of(method).startswith("non_negative")
         x = _take_only(x)
         return fold_in(self.cp_tensor_, x, 0, loss=loss, non_negative=is_non_negative)
 

@@ -118,7 +118,7 @@ def build_layout(
     task = f"building a FlycooTensor of {values.size:,} nonzeros"
     smaller = [_GAPS, _SMALLER] if max(shape) > values.size else [_SMALLER, _GAPS]
     ways_out = f"Ways out: {', '.join(smaller)}, {_PLACES}"
-    name, texts = building.choose_layout(engine, layout, sizes), dict[int, str]()
+    texts: dict[int, str] = {}  # by the need of an attempt
     while count <= most:
         if texts:
             _logger.info("memory ran out: building the tensor in %d slabs", count)
@@ -126,6 +126,7 @@ def build_layout(
             slabs = f" in {count} slabs" if count > 1 else ""
             return attempt(task + slabs, functools.partial(build, count), ways_out)
         except MemoryError as error:
+            name = building.choose_layout(engine, layout, sizes)
             texts[building.estimate_layout(engine, name, sizes, count)[1]] = str(error)
         count *= 2
     raise MemoryError(texts[min(texts)])

@@ -1104,12 +1104,11 @@ def _concatenate(tensors: Sequence[Any], axis: int = 0) -> FlycooTensor:
             raise TypeError(f"numpy.concatenate: devices {first.device!r} and {x.device!r} differ")
     xp, start, parts = first._engine.xp, 0, []
     for x in tensors:
-        coords, values = x._sorted_nonzeros()
-        parts.append(([rows + start * (n == mode) for n, rows in enumerate(coords)], values))
+        parts.append(x._sorted_nonzeros())
+        parts[-1][0][mode] += start
         start += x.shape[mode]
-    coords = [xp.concatenate(rows) for rows in zip(*(own for own, _ in parts), strict=True)]
-    values = xp.concatenate([own for _, own in parts])
-    return first._rebuild(xp.stack(coords), values, (*before, start, *after))
+    coords, values = (xp.concatenate(own, axis=-1) for own in zip(*parts, strict=True))
+    return first._rebuild(coords, values, (*before, start, *after))
 
 
 _OPERATORS: dict[np.ufunc, Callable[..., Any]] = {
