@@ -9,11 +9,13 @@ import functools
 import importlib
 import inspect
 import logging
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import tensorly as tl
+from tensorly.cp_tensor import CPTensor
 
 from .. import decomposition
 from ..base.array_modules import Array
@@ -30,8 +32,9 @@ from ..ops.ttmc import check_free_modes
 from ..ops.views import find_sparse
 from ..spread import row_shards
 from ..spread.row_shards import RowShards
-from ..tensor.coo_cache import as_flycoo
+from ..tensor.coo_cache import as_flycoo, is_raw_sparse
 from ..tensor.labelled import LabelledTensor
+from ..tensor.tensor import FlycooTensor
 from .tensor_algebra import is_ours, unfolding_dot_khatri_rao
 
 _logger = logging.getLogger("tensorly_flycoo")
@@ -45,6 +48,7 @@ class Replacement(NamedTuple):
     ours: Callable  # takes TensorLy's function, then what that takes
     reason: str  # why TensorLy's function does not do for a sparse tensor
     needless_if: str  # the change in TensorLy that would make the row needless
+    takes: Callable[[str, tuple, dict], bool] = is_ours  # name, args, kwargs: which calls are ours
 
 
 def install_replacements() -> None:
@@ -74,7 +78,7 @@ def install_replacements() -> None:
 def _replace(original: Callable, row: Replacement) -> Callable:
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if is_ours(original.__name__, args, kwargs):
+        if row.takes(original.__name__, args, kwargs):
             return row.ours(original, *args, **kwargs)
         return original(*args, **kwargs)
 
@@ -112,7 +116,27 @@ def _tucker(original: Callable, *args: Any, **kwargs: Any) -> Any:
     if isinstance(rank, list | tuple):
         rank = rank[:num_modes]  # tucker with fixed_factors passes more
     rank = find_tucker_rank(tensor, rank, num_modes)
-    return original(**given | {"tensor": as_flycoo(tensor, check_coords=True), "rank": rank})
+    given |= {"tensor": as_flycoo(tensor, check_coords=True), "rank": rank}
+    return inspect.unwrap(original)(**given)  # contrib.sparse's would change the backend
+
+
+def _contrib_algebra(original: Callable, *args: Any, **kwargs: Any) -> Any:
+    """Compute what contrib.sparse would by pydata/sparse, which alone takes sparse operands."""
+    given = _bind(original, args, kwargs)
+    x, operands = given.get("tensor", given.get("mask")), []
+    for operand in (own for own in given.values() if own is not x):
+        operands += operand if isinstance(operand, list | tuple | CPTensor) else [operand]
+    if find_sparse(operands) is not None:
+        return original(**given)
+    found = getattr(tl.tenalg, original.__name__)(**given)
+    return found.to_coo() if is_raw_sparse(x) and isinstance(found, FlycooTensor) else found
+
+
+def _register_sparse_backend(original: Callable, name: str) -> None:
+    """Make contrib.sparse's functions of arrays under "flycoo" those that it has under "numpy"."""
+    original("numpy")
+    loaded = sys.modules[original.__module__]._LOADED_BACKENDS
+    loaded[name] = loaded["numpy"]
 
 
 _LOST_LABELS = (
@@ -213,13 +237,15 @@ def _refuse(instead: str) -> Callable:
 
 TABLE = (
     Replacement(
-        "parafac", "decomposition decomposition._cp", _call_ours,
+        "parafac", "decomposition decomposition._cp contrib.sparse.decomposition",
+        _call_ours,
         "with a mask it forms tensor * mask + model * (1 - mask); a checkpoint is not a guess; a "
         "fraction is no rank",
         "error_calc imputed the entries that a mask leaves out; init took a state",
     ),
     Replacement(
-        "non_negative_parafac", "decomposition decomposition._nn_cp", _call_ours,
+        "non_negative_parafac", "decomposition decomposition._nn_cp contrib.sparse.decomposition",
+        _call_ours,
         "as for parafac", "as for parafac; it took a callback",
     ),
     Replacement(
@@ -250,13 +276,14 @@ TABLE = (
         "it multiplied the unfolding by the left vectors instead",
     ),
     Replacement(
-        "tucker partial_tucker", "decomposition decomposition._tucker", _tucker,
+        "tucker partial_tucker",
+        "decomposition decomposition._tucker contrib.sparse.decomposition", _tucker,
         "a checkpoint is not a guess; a fraction is no rank",
         "it took a callback and a state, and refused fractions",
     ),
     Replacement(
-        "non_negative_tucker non_negative_tucker_hals", "decomposition decomposition._tucker",
-        _call_ours,
+        "non_negative_tucker non_negative_tucker_hals",
+        "decomposition decomposition._tucker contrib.sparse.decomposition", _call_ours,
         "it forms products as long as an unfolding, and the model for its error",
         "it took both from the core, Gram matrices and multi_mode_dot",
     ),
@@ -303,5 +330,16 @@ TABLE = (
         _refuse("use tensorly_flycoo.mttkrp for the part of the gradient that has the tensor"),
         "pydata/sparse subtracts the model from a COO, and densifies it",
         "it took the gradient from an MTTKRP",
+    ),
+    Replacement(
+        "mode_dot multi_mode_dot khatri_rao unfolding_dot_khatri_rao",
+        "contrib.sparse.tenalg contrib.sparse.cp_tensor", _contrib_algebra,
+        "it enters the backend numpy.sparse, where our hooks let a COO pass",
+        "contrib.sparse left the current backend as it is if that takes sparse tensors",
+    ),
+    Replacement(
+        "register_sparse_backend", "contrib.sparse.backend", _register_sparse_backend,
+        "it knows no sparse backend but that of numpy", "it had a table that plugins may add to",
+        takes=lambda name, args, kwargs: args == ("flycoo",),
     ),
 )  # fmt: skip

@@ -18,7 +18,7 @@ from ..spread.row_shards import scatter_all, take_model
 from ..spread.spread_layout import SpreadLayout
 from ..start.nndsvd import make_left_vectors_non_negative
 from ..start.unfolding import LazyMatrix, Unfolding
-from ..tensor.coo_cache import as_flycoo
+from ..tensor.coo_cache import as_flycoo, is_raw_sparse
 from ..tensor.memory import attempt, check_room
 from ..tensor.tensor import FlycooTensor
 from .cp_model import make_cp_tensor, normalize
@@ -40,6 +40,9 @@ def check_initial_guess(init: Any, dtype: np.dtype, on_gpu: bool, rank: int | No
     if weights is not None:
         check_place(weights, "the weights of init", on_gpu, "x")
     for n, factor in enumerate(factors):
+        if is_raw_sparse(factor):
+            name = f"factors[{n}] of init is a {type(factor).__name__}"
+            raise TypeError(f"{name}, expected a dense array: pass its todense()")
         check_place(factor, f"factors[{n}] of init", on_gpu, "x")
         if factor.dtype != dtype:
             raise TypeError(

