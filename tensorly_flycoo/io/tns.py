@@ -43,7 +43,8 @@ def read_tns(
         By default the shape in the file's header, or without one the smallest that holds all
         indices. A header is ``# shape: 4 5 6``; or a line with the number of modes and a line with
         the sizes, optionally preceded by "sptensor" and followed by the number of nonzeros; or only
-        a line with the sizes.
+        a line with the sizes; or MatrixMarket's first line (.mtx, or TACO's .ttx with "tensor" for
+        "matrix"), and a line with the sizes and the number of nonzeros.
     index_base : {1, 0}
         The first index of each mode in the file.
     progress : callable, optional
@@ -67,7 +68,8 @@ def read_tns(
         shape or is 0 in a file whose indices begin with 1, or a value that is not a finite number;
         the message gives the line's number. If a compressed file is damaged, truncated, or expands
         to more than 256 times its size (and 16 MiB). If the file has neither a nonzero nor a shape,
-        or more than 64 modes and `shape` is not given.
+        other nonzeros than its header counts, or more than 64 modes and `shape` is not given; or
+        is a MatrixMarket file but of the kind "coordinate real general" or "integer".
     ImportError
         If the file is .zst and the module for it is missing.
     MemoryError

@@ -5,7 +5,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import numba
 import numpy as np
@@ -27,6 +27,12 @@ _TOKEN = re.compile(rb"[^ \t\r\n]+")
 #: number of modes (20 s for 400 modes), and 64 is NumPy's own limit too.
 MAX_FILE_NDIM = 64
 
+#: The first line of a MatrixMarket file, which TACO uses for tensors (.ttx) too.
+_MARKET = re.compile(
+    rb"%%matrixmarket\s+(matrix|tensor|vector)\s+coordinate\s+(real|double|integer)\s+general\s*\n",
+    re.IGNORECASE,
+)
+
 _SHAPE_COMMENT = re.compile(rb"#\s*shape:\s*(\d+(?:\s+\d+)*)\s*$")
 
 #: Characters of a faulty line that an error shows.
@@ -46,16 +52,26 @@ def iterate_blocks(file: Readable, block_nbytes: int = BLOCK_NBYTES) -> Iterator
         yield b"".join([*pieces, b"\n"])
 
 
-def read_header(block: bytes) -> tuple[tuple[int, ...] | None, int | None, int]:
-    """Return the shape in a file's header, the number of modes, and where the header ends.
+class Header(NamedTuple):
+    """What a file's header says, or its first line; None where it does not."""
 
-    The shape is None without a header, the number too if all lines of `block`, the file's first,
-    are comments. The end is an offset in bytes.
+    shape: tuple[int, ...] | None
+    ndim: int | None
+    nnz: int | None
+    end: int  # an offset in bytes
 
-    `read_tns` lists the headers; FROSTT's own files have none.
+
+def read_header(block: bytes) -> Header:
+    """Read the header in `block`, the file's first: `read_tns` lists those that there are.
+
+    FROSTT's own files have none. Without one, the first nonzero shows the number of modes.
     """
-    if block[:14].lower() == b"%%matrixmarket":
-        raise ValueError("a MatrixMarket file: FlycooTensor.from_scipy(scipy.io.mmread(path))")
+    is_market = block[:14].lower() == b"%%matrixmarket"
+    if is_market and not _MARKET.match(block):
+        raise ValueError(
+            f"{_show(block.splitlines()[0])!r}, expected 'coordinate', 'real' or 'integer', "
+            "'general'; FlycooTensor.from_scipy(scipy.io.mmread(path)) reads other matrices"
+        )
     shape: tuple[int, ...] | None = None
     lines: list[tuple[list[bytes], int]] = []
     end = 0
@@ -68,15 +84,31 @@ def read_header(block: bytes) -> tuple[tuple[int, ...] | None, int | None, int]:
         elif line and line[:1] not in b"#%" and line != b"sptensor":
             lines.append((line.split(), end))
     (first, first_end), (second, second_end), (third, third_end) = (lines + [([], 0)] * 3)[:3]
+    if is_market:
+        *sizes, nnz = map(int, first) if all(map(bytes.isdigit, first)) and first else [0]
+        if not sizes:
+            shown = _show(b" ".join(first))
+            raise ValueError(f"{shown!r}, expected the sizes of modes and the number of nonzeros")
+        return Header(tuple(sizes), len(sizes), nnz, first_end)
     if shape is None and first and all(field.isdigit() for field in first):
         if [len(second)] == [int(field) for field in first] and all(s.isdigit() for s in second):
-            end = third_end if len(third) == 1 else second_end
-            return tuple(map(int, second)), len(second), end
+            shape = tuple(map(int, second))
+            if len(third) != 1:
+                return Header(shape, len(second), None, second_end)
+            if not third[0].isdigit():
+                raise ValueError(f"{_show(third[0])!r}, expected the number of nonzeros")
+            return Header(shape, len(second), int(third[0]), third_end)
         if len(second) == len(first) + 1:
-            return tuple(map(int, first)), len(first), first_end
+            return Header(tuple(map(int, first)), len(first), None, first_end)
     if shape is not None:
-        return shape, len(shape), 0
-    return None, max(1, len(first) - 1) if first else None, 0
+        return Header(shape, len(shape), None, 0)
+    return Header(None, max(1, len(first) - 1) if first else None, None, 0)
+
+
+def _show(text: bytes) -> str:
+    """Return the beginning of a part of a file for an error."""
+    shown = text[:_SHOWN].decode(errors="backslashreplace")
+    return shown + "..." if len(text) > _SHOWN else shown
 
 
 class TnsParser:
@@ -89,7 +121,8 @@ class TnsParser:
         # Size (2**32 if unknown) and largest index so far of each mode; empty until a header or a
         # nonzero shows the number of modes.
         self._sizes = self._largest = np.empty(0, np.uint64)
-        self._num_lines = 0
+        self._num_lines = self._nnz = 0
+        self._announced: int | None = None  # the number of nonzeros, by the header
         self._powers = tns_kernels.make_powers()
 
     @property
@@ -112,6 +145,11 @@ class TnsParser:
                 yield self.parse(block)
                 if progress is not None:
                     progress(tell(), nbytes)
+        if self._announced not in (None, self._nnz):
+            raise ValueError(
+                f"{self._path}, header: {self._announced} nonzeros, expected {self._nnz}, as many "
+                "as there are lines of them: the file is not whole, or two were joined"
+            )
 
     def parse(self, block: bytes) -> tuple[np.ndarray, np.ndarray]:
         """Return coords (nnz, ndim) and values (nnz,) of the next block of whole lines."""
@@ -145,12 +183,13 @@ class TnsParser:
         self._read_slowly(block, values, unread)
         self._largest = np.maximum(self._largest, largest.max(axis=0, initial=0))
         self._num_lines += num_lines.sum()
+        self._nnz += values.size
         return coords, values
 
     def _start(self, block: bytes) -> bytes:
         """Strip the header off the first block, and set the number of modes if it is known."""
         try:
-            header_shape, ndim, end = read_header(block)
+            header_shape, ndim, self._announced, end = read_header(block)
             if self._shape is None and (ndim or 0) > MAX_FILE_NDIM:
                 raise ValueError(f"{ndim} modes, expected at most {MAX_FILE_NDIM}: give the shape")
             if self._shape is None and header_shape is not None:
@@ -179,9 +218,7 @@ class TnsParser:
         """Raise an error that explains what is wrong with the line at offset `start`."""
         line = block[start : block.index(b"\n", start)].strip(b" \t\r")
         number = self._num_lines + block.count(b"\n", 0, start) + 1
-        shown = line[:_SHOWN].decode(errors="backslashreplace")
-        shown += "..." if len(line) > _SHOWN else ""
-        raise ValueError(f"{self._path}, line {number}: {self._explain(line)}: {shown!r}")
+        raise ValueError(f"{self._path}, line {number}: {self._explain(line)}: {_show(line)!r}")
 
     def _explain(self, line: bytes) -> str:
         ndim, base = self._sizes.size, self._index_base

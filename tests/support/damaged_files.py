@@ -24,6 +24,7 @@ _TEXTS = [
     b"3\n4 5 6\n2\n1 1 2 +.5E-7\r\n4\t5 6 123456789012345678901234567890\n",
     b"sptensor\n2\n4294967296 5\n1 1 inf\n",
     b"4 5\n1 5 1\n4 1 2\n",
+    b"%%MatrixMarket tensor coordinate real general\n% a\n4 5 6 2\n1 1 2 3.5\n4 5 6 -1e-2\n",
 ]
 #: Bytes to insert: special in one of the formats or in many programs.
 _TOKENS = [

@@ -10,9 +10,10 @@ import weakref
 import numba
 import numpy as np
 import pytest
+import scipy.io
 import sparse
 
-from tensorly_flycoo import FlycooTensor, read_tns, write_tns
+from tensorly_flycoo import FlycooTensor, read_tns, save_slabs, write_tns
 from tensorly_flycoo.io import files as tns_files
 from tensorly_flycoo.io import tns, tns_parsing
 from tensorly_flycoo.io.files import replace_file
@@ -148,10 +149,49 @@ def test_wrong_header(tmp_path):
             read_tns(write(tmp_path, text))
 
 
-def test_a_matrix_market_file_is_not_a_tns_file(tmp_path):
-    path = write(tmp_path, "%%MatrixMarket matrix coordinate real general\n2 2 1\n1 2 5.0\n")
-    with pytest.raises(ValueError, match=r"x\.tns, header: a MatrixMarket file: .*mmread"):
+@pytest.mark.parametrize("kind", ["array real general", "coordinate pattern symmetric", "?"])
+def test_other_matrix_market_files(tmp_path, kind):
+    path = write(tmp_path, f"%%MatrixMarket matrix {kind}\n2 2 1\n1 2 5.0\n")
+    with pytest.raises(ValueError, match=r"x\.tns, header: '%%Matrix.* expected 'coord.*mmread"):
         read_tns(path)
+
+
+MARKET = "%%MatrixMarket tensor coordinate real general\n"
+
+#: Headers with the number of the nonzeros that follow.
+COUNTED = {
+    "number of modes, sizes": "3\n4 5 6\n{}\n",
+    "the Tensor Toolbox": "sptensor\n3\n4 5 6\n{}\n",
+    "MatrixMarket": MARKET + "4 5 6 {}\n",
+    "with comments": MARKET.upper() + "% a\n\n4 5 6\t{}\n",
+}
+
+
+@pytest.mark.parametrize("block_nbytes", [128, 2**20])
+@pytest.mark.parametrize("header", COUNTED.values(), ids=COUNTED)
+def test_the_number_of_nonzeros_in_a_header_is_checked(tmp_path, monkeypatch, header, block_nbytes):
+    monkeypatch.setattr(tns_parsing.iterate_blocks, "__defaults__", (block_nbytes,))
+    lines = [f"1 1 {n} {n}\n" for n in range(1, 7)] * 10
+    body = "# a\n".join(lines)
+    expected = FlycooTensor([[0] * 6, [0] * 6, range(6)], 10.0 * np.arange(1, 7), (4, 5, 6))
+    x = read_tns(write(tmp_path, header.format(60) + body))
+    np.testing.assert_array_equal(x.nonzeros()[1], expected.nonzeros()[1])
+    assert x.shape == expected.shape
+    for announced in (0, 59, 61, 2**31, 10**18):
+        path = write(tmp_path, header.format(announced) + body)
+        message = rf"x\.tns, header: {announced} nonzeros, expected 60"
+        for read in (read_tns, lambda path: save_slabs(tmp_path / "folder", path)):
+            with pytest.raises(ValueError, match=message):
+                read(path)
+    for announced in ("-1", "1.5", "many"):
+        with pytest.raises(ValueError, match=r"x\.tns, header: .*expected the"):
+            read_tns(write(tmp_path, header.format(announced) + body))
+
+
+def test_matrices_of_scipy(tmp_path):
+    matrix = scipy.sparse.random_array((30, 20), density=0.2, rng=0)
+    scipy.io.mmwrite(tmp_path / "x.mtx", matrix)
+    np.testing.assert_array_equal(read_dense(tmp_path / "x.mtx"), matrix.toarray())
 
 
 @pytest.mark.parametrize("header", ["", f"# shape: {'2 ' * 65}\n"])
