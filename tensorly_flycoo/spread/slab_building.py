@@ -142,7 +142,8 @@ def find_edges(counts: Array, num_slabs: int) -> tuple[int, ...]:
     Each edge is the row before which the number of nonzeros is nearest to its share. Rows are not
     split. Empty rows belong to the slab of the next row with nonzeros; those at the end to the last
     slab that has rows. Equal neighbours enclose a slab without rows: there are some if rows or
-    nonzeros are fewer than slabs, or if a row has more nonzeros than a slab should.
+    nonzeros are fewer than slabs, or if a row has more nonzeros than a slab should. More slabs than
+    nonzeros divide the rows as that many do, and only so many edges are returned.
 
     >>> find_edges(np.array([2, 1, 0, 1, 2, 0]), 3)
     (0, 1, 4, 6)
@@ -153,8 +154,11 @@ def find_edges(counts: Array, num_slabs: int) -> tuple[int, ...]:
     before[1:] = xp.cumsum(counts)
     nnz = int(before[-1])
     if nnz == 0:
-        return (0,) * num_slabs + (size,)
-    shares = xp.asarray([slab * nnz // num_slabs for slab in range(num_slabs)], np.int64)
+        return (0, size)
+    num_slabs = min(num_slabs, nnz)
+    share, more_by_one = divmod(nnz, num_slabs)
+    slabs = xp.arange(num_slabs)
+    shares = slabs * share + slabs * more_by_one // num_slabs
     above = xp.searchsorted(before, shares)  # the first row that has the share before it
     more, less = before[above], before[xp.maximum(above - 1, 0)]
     nearest = xp.where(more - shares < shares - less, more, less)

@@ -97,8 +97,9 @@ class FlycooTensor:
         device, and its factors are CuPy arrays there.
     slabs : int, optional
         Cuts the longest mode into so many parts with about equally many nonzeros. Results depend
-        on this number within rounding errors. By default 1, or one for each 2**32 nonzeros; if
-        memory runs out while the tensor is built, or would, 2 times as many, 4 times, and so on.
+        on this number within rounding errors. Rows are not split, so there are never more slabs
+        than rows. By default 1, or one for each 2**32 nonzeros; if memory runs out while the tensor
+        is built, or would, 2 times as many, 4 times, and so on.
     keep : {"device", "host"}
         "host" is for tensors larger than a GPU: slabs that do not fit in half of its free memory
         stay in pinned host memory and visit it in turn. On a CPU both are the same.

@@ -31,11 +31,24 @@ def assert_same_bits(found, expected):
     assert [array.tobytes() for array in found] == [array.tobytes() for array in expected]
 
 
+def compare_edges(rows, num_slabs, edges):
+    """Compare the slabs that have rows with those of a search for each edge."""
+    before = [0, *np.cumsum(np.bincount(rows, minlength=8)).tolist()]
+    expected = {0, 8}
+    for slab in range(1, num_slabs):
+        share = slab * len(rows) // num_slabs
+        edge = before.index(min(before, key=lambda count: (abs(count - share), count)))
+        expected |= {edge} if edge < before.index(len(rows)) else set()
+    assert {*edges} == expected
+
+
 @quick
-@given(st.lists(st.integers(0, 7), max_size=60), st.integers(1, 12))
+@given(st.lists(st.integers(0, 7), max_size=60), st.integers(1, 100))
 def test_edges_are_nearest_to_equal_shares(rows, num_slabs):
     """Each edge differs from its share of nonzeros by half of a row at most."""
     edges = find_edges(count_rows(np.array(rows, np.uint32), 8), num_slabs)
+    compare_edges(rows, num_slabs, edges)
+    num_slabs = max(1, min(num_slabs, len(rows)))
     assert (edges[0], edges[-1], len(edges)) == (0, 8, num_slabs + 1)
     assert list(edges) == sorted(edges)
     counts, nnz = np.bincount(rows, minlength=8), len(rows)

@@ -17,7 +17,7 @@ from problems import make_problem
 from tensorly.decomposition import parafac, tucker
 
 import tensorly_flycoo
-from tensorly_flycoo import FlycooTensor, estimate_memory, mttkrp, save
+from tensorly_flycoo import FlycooTensor, estimate_memory, mttkrp, open_slabs, save, save_slabs
 from tensorly_flycoo.engines.cpu import engine as cpu
 
 LAYOUTS = pytest.mark.parametrize("layout", ["remap", "replicated", "indexed"])
@@ -358,3 +358,15 @@ def test_gpus_share_the_memory_of_slabs(monkeypatch):
     assert four.nbytes == one.nbytes
     assert one.peak_nbytes / 4 < four.peak_nbytes < one.peak_nbytes / 2
     assert one.call_nbytes / 4 < four.call_nbytes < one.call_nbytes
+
+
+@pytest.mark.parametrize("slabs", [10**7, 10**9, 10**30])
+def test_more_slabs_than_nonzeros_are_one_for_each_row(slabs, tmp_path):
+    problem = make_problem((5, 4), 15, 2, seed=0)
+    x = FlycooTensor(problem.coords, problem.values, problem.shape, slabs=slabs)
+    assert x.slabs == (x * 2)[:3].slabs == slabs
+    assert [slab.rows for slab in x._layout.slabs] == [slice(n, n + 1) for n in range(5)]
+    save_slabs(tmp_path / "folder", x, slabs=slabs)
+    again = open_slabs(tmp_path / "folder")
+    assert (again.slabs, compute(again, problem)) == (slabs, compute(x, problem))
+    assert estimate_memory(x.shape, x.nnz, slabs=slabs).nbytes >= x.nbytes
