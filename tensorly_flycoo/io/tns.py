@@ -33,8 +33,9 @@ def read_tns(
 ) -> FlycooTensor:
     """Read a tensor from a .tns file; each line holds the indices of one nonzero and its value.
 
-    Lines are parsed in parallel. Comments (lines that begin with "#" or "%") and empty lines are
-    skipped. A header may give the shape. Files whose names end in .gz or .zst are decompressed.
+    pyarrow, if it is installed, parses lines in parallel, otherwise NumPy. Comments (lines that
+    begin with "#" or "%") and empty lines are skipped. A header may give the shape. Files whose
+    names end in .gz or .zst are decompressed.
 
     Parameters
     ----------

@@ -1,31 +1,40 @@
-"""Parse the text of a .tns file block by block, on all threads, and explain its errors."""
+"""Parse the text of a .tns file block by block, by pyarrow or NumPy, and explain its errors."""
 
+import contextlib
+import importlib.util
+import io
+import logging
 import math
 import os
 import re
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
-import numba
 import numpy as np
 
 from ..base.checks import MAX_MODE_SIZE, check_shape
-from ..engines.cpu.threads import launch
-from . import tns_kernels
 from .files import FilePath, Readable, open_text
 
 #: Bytes read and parsed at a time.
 BLOCK_NBYTES = 2**24
 
-#: Parts of a block per thread: several, so that a delayed thread can take fewer.
-_PARTS_PER_THREAD = 4
-
 _TOKEN = re.compile(rb"[^ \t\r\n]+")
 
-#: The most modes a file may have unless the user gives the shape. Kernels are compiled for each
-#: number of modes (20 s for 400 modes), and 64 is NumPy's own limit too.
+#: What changes nothing: comments and empty lines, and blanks but for one between two fields.
+_COMMENTS = re.compile(rb"^ *([#%].*)?\n", re.MULTILINE)
+_MARGINS = re.compile(rb"^ +| +$", re.MULTILINE)
+_BLANKS = bytes.maketrans(b"\t\r", b"  ")
+
+#: All that a line needs: pyarrow and NumPy read other numbers too, such as 0x10.
+_PLAIN = b"0123456789.+-eE \n"
+
+#: The most modes a file may have unless the user gives the shape: NumPy's own limit.
 MAX_FILE_NDIM = 64
+
+#: The most digits of an index: such numbers fit in 64 bits.
+_MAX_INDEX_DIGITS = 18
 
 #: The first line of a MatrixMarket file, which TACO uses for tensors (.ttx) too.
 _MARKET = re.compile(
@@ -37,6 +46,10 @@ _SHAPE_COMMENT = re.compile(rb"#\s*shape:\s*(\d+(?:\s+\d+)*)\s*$")
 
 #: Characters of a faulty line that an error shows.
 _SHOWN = 80
+
+_HAS_PYARROW = importlib.util.find_spec("pyarrow") is not None
+
+_logger = logging.getLogger(__name__)
 
 
 def iterate_blocks(file: Readable, block_nbytes: int = BLOCK_NBYTES) -> Iterator[bytes]:
@@ -120,10 +133,9 @@ class TnsParser:
         self._index_base = index_base
         # Size (2**32 if unknown) and largest index so far of each mode; empty until a header or a
         # nonzero shows the number of modes.
-        self._sizes = self._largest = np.empty(0, np.uint64)
+        self._sizes = self._largest = np.empty(0, np.int64)
         self._num_lines = self._nnz = 0
         self._announced: int | None = None  # the number of nonzeros, by the header
-        self._powers = tns_kernels.make_powers()
 
     @property
     def shape(self) -> tuple[int, ...] | None:
@@ -137,6 +149,8 @@ class TnsParser:
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield coords (nnz, ndim) and values (nnz,) of blocks; the next is read meanwhile."""
         nbytes = os.path.getsize(self._path)
+        if nbytes > BLOCK_NBYTES and not _HAS_PYARROW:
+            _logger.warning("%s is read several times as fast if pyarrow is installed", self._path)
         with open_text(self._path) as (file, tell), ThreadPoolExecutor(1) as pool:
             blocks = iterate_blocks(file)
             ahead = pool.submit(next, blocks, None)
@@ -157,34 +171,23 @@ class TnsParser:
             block = self._start(block)
             if self._sizes.size == 0:
                 return np.empty((0, 0), np.int64), np.empty(0)
-        wanted = _PARTS_PER_THREAD * numba.get_num_threads()
-        targets = (len(block) * part // wanted for part in range(1, wanted))
-        cuts = {block.find(b"\n", target) + 1 for target in targets}  # parts are whole lines
-        edges = np.array(sorted({0, len(block)} | cuts), np.int64)
-        num_parts, ndim = edges.size - 1, self._sizes.size
-        text, num_lines = np.frombuffer(block, np.uint8), np.zeros(num_parts, np.int64)
-        launch(tns_kernels.count_lines, num_parts, text, edges, num_lines, work_ns=text.size)
-        nnz, first_rows = num_lines.sum(), np.cumsum(num_lines) - num_lines
-        coords, values = np.empty((nnz, ndim), np.int64), np.empty(nnz)
-        unread, largest = np.empty(nnz, np.int64), np.zeros((num_parts, ndim), np.uint64)
-        num_rows, wrong_lines = np.zeros(num_parts, np.int64), np.full(num_parts, -1)
-        launch(
-            tns_kernels.read_parts, num_parts, text, edges, first_rows,
-            np.uint64(self._index_base), self._sizes, *self._powers,
-            coords, values.view(np.uint64), unread, largest, num_rows, wrong_lines,
-            work_ns=5 * text.size,
-        )  # fmt: skip
-        if wrong_lines.max(initial=-1) >= 0:
-            self._refuse(block, min(wrong_lines[wrong_lines >= 0]))
-        if num_rows.sum() < nnz:  # comments and empty lines leave gaps
-            parts = zip(first_rows, first_rows + num_rows, strict=True)
-            rows = np.concatenate([np.arange(*part) for part in parts])
-            coords, values, unread = coords[rows], values[rows], unread[rows]
-        self._read_slowly(block, values, unread)
-        self._largest = np.maximum(self._largest, largest.max(axis=0, initial=0))
-        self._num_lines += num_lines.sum()
+        read = _read_table(block, self._sizes.size)
+        if read is None or not self._is_right(*read):
+            read = self._read_lines(block)
+        coords, values = read
+        coords -= self._index_base
+        self._largest = np.maximum(self._largest, coords.max(axis=0, initial=0))
+        self._num_lines += block.count(b"\n")
         self._nnz += values.size
         return coords, values
+
+    def _is_right(self, coords: np.ndarray, values: np.ndarray) -> bool:
+        largest, base = self._sizes - 1 + self._index_base, self._index_base
+        return bool(
+            (coords.min(axis=0, initial=base) >= base).all()
+            and (coords.max(axis=0, initial=base) <= largest).all()
+            and np.isfinite(values).all()
+        )
 
     def _start(self, block: bytes) -> bytes:
         """Strip the header off the first block, and set the number of modes if it is known."""
@@ -197,54 +200,94 @@ class TnsParser:
         except ValueError as error:
             raise ValueError(f"{self._path}, header: {error}") from None
         if self._shape is not None:
-            self._sizes = np.array(self._shape, np.uint64)
+            self._sizes = np.array(self._shape, np.int64)
         elif ndim is not None:
-            self._sizes = np.full(ndim, MAX_MODE_SIZE, np.uint64)
+            self._sizes = np.full(ndim, MAX_MODE_SIZE, np.int64)
         else:  # only comments so far
             end = len(block)
-        self._largest = np.zeros(self._sizes.size, np.uint64)
+        self._largest = np.zeros(self._sizes.size, np.int64)
         self._num_lines += block.count(b"\n", 0, end)
         return block[end:]
 
-    def _read_slowly(self, block: bytes, values: np.ndarray, unread: np.ndarray) -> None:
-        """Read the values that are still nan; `unread` has their offsets in the block."""
-        for row in np.flatnonzero(np.isnan(values)):
-            token = next(_TOKEN.finditer(block, unread[row]))[0]
-            values[row] = _read_float(token)
-            if not math.isfinite(values[row]):
-                self._refuse(block, block.rfind(b"\n", 0, unread[row]) + 1)
+    def _read_lines(self, block: bytes) -> tuple[np.ndarray, np.ndarray]:
+        """Read a block line by line; a ValueError explains what is wrong with the first bad one."""
+        rows, values = [], []
+        for number, line in enumerate(block.split(b"\n"), self._num_lines + 1):
+            fields = _TOKEN.findall(line)
+            if not fields or fields[0][:1] in b"#%":
+                continue
+            if reason := self._explain(fields):
+                shown = _show(line.strip(b" \t\r"))
+                raise ValueError(f"{self._path}, line {number}: {reason}: {shown!r}")
+            rows.append(fields[:-1])
+            values.append(float(fields[-1]))
+        coords = np.array([list(map(int, row)) for row in rows], np.int64)
+        return coords.reshape(-1, self._sizes.size), np.array(values)
 
-    def _refuse(self, block: bytes, start: int) -> NoReturn:
-        """Raise an error that explains what is wrong with the line at offset `start`."""
-        line = block[start : block.index(b"\n", start)].strip(b" \t\r")
-        number = self._num_lines + block.count(b"\n", 0, start) + 1
-        raise ValueError(f"{self._path}, line {number}: {self._explain(line)}: {_show(line)!r}")
-
-    def _explain(self, line: bytes) -> str:
+    def _explain(self, fields: list[bytes]) -> str:
+        """Say what is wrong with the fields of a line, if anything is."""
         ndim, base = self._sizes.size, self._index_base
-        *indices, value = _TOKEN.findall(line)
+        *indices, value = fields
         if len(indices) != ndim:
-            return f"{len(indices) + 1} fields, expected {ndim + 1}: {ndim} indices and a value"
+            return f"{len(fields)} fields, expected {ndim + 1}: {ndim} indices and a value"
         for mode, (index, size) in enumerate(zip(indices, self._sizes.tolist(), strict=True)):
-            shown = repr(index[:_SHOWN].decode(errors="backslashreplace"))[1:-1]
-            name = f"index {shown} of mode {mode}"
+            is_number = index.isdigit() and len(index) <= _MAX_INDEX_DIGITS
+            if is_number and base <= int(index) < size + base:
+                continue
+            name = f"index {repr(index[:_SHOWN].decode(errors='backslashreplace'))[1:-1]}"
+            name += f" of mode {mode}"
             if not index.isdigit():
                 return f"{name} is not an integer from {base} up"
-            if len(index) > tns_kernels.MAX_INDEX_DIGITS:
-                return f"{name}, expected at most {tns_kernels.MAX_INDEX_DIGITS} digits"
+            if len(index) > _MAX_INDEX_DIGITS:
+                return f"{name}, expected at most {_MAX_INDEX_DIGITS} digits"
             if int(index) < base:
                 return f"{name}, expected at least 1; index_base=0 reads indices that begin with 0"
-            if int(index) - base >= size:
-                limit = f"the shape is {self._shape}" if self._shape else "modes end at 2**32"
-                return f"{name}, expected {base} to {size - 1 + base}: {limit}"
-        if math.isnan(number := _read_float(value)) and value.lower().lstrip(b"+-") != b"nan":
+            limit = f"the shape is {self._shape}" if self._shape else "modes end at 2**32"
+            return f"{name}, expected {base} to {size - 1 + base}: {limit}"
+        try:
+            number = math.nan if b"_" in value else float(value)
+        except ValueError:
+            number = math.nan
+        if math.isnan(number) and value.lower().lstrip(b"+-") != b"nan":
             return "the value is not a number"
-        return f"the value is {number}, expected a finite number"
+        return "" if math.isfinite(number) else f"the value is {number}, expected a finite number"
 
 
-def _read_float(token: bytes) -> float:
-    """Return the float64 nearest to a number, or nan if the token is not a number."""
-    try:
-        return math.nan if b"_" in token else float(token)
-    except ValueError:
-        return math.nan
+def _read_table(block: bytes, ndim: int) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return the indices (nnz, ndim) and values (nnz,) of whole lines, or None if some are odd."""
+    read = _read_by_pyarrow if _HAS_PYARROW else _read_by_numpy
+    for tidy in (bytes, _tidy):
+        text = tidy(block)
+        if not text.translate(None, _PLAIN):
+            with contextlib.suppress(ValueError, Warning):
+                return read(text, ndim)
+    return None
+
+
+def _tidy(block: bytes) -> bytes:
+    text = _MARGINS.sub(b"", _COMMENTS.sub(b"", block.translate(_BLANKS)))
+    return re.sub(b"  +", b" ", text) if b"  " in text else text
+
+
+def _read_by_pyarrow(text: bytes, ndim: int) -> tuple[np.ndarray, np.ndarray]:
+    import pyarrow
+    from pyarrow import csv
+
+    names = [str(mode) for mode in range(ndim + 1)]
+    types = [(name, pyarrow.int64()) for name in names[:-1]] + [(names[-1], pyarrow.float64())]
+    table = csv.read_csv(
+        pyarrow.BufferReader(text),
+        csv.ReadOptions(column_names=names),
+        csv.ParseOptions(delimiter=" ", quote_char=False),
+        csv.ConvertOptions(column_types=pyarrow.schema(types), null_values=[]),
+    )
+    *indices, values = (column.to_numpy() for column in table.columns)
+    return np.stack(indices, axis=1), values
+
+
+def _read_by_numpy(text: bytes, ndim: int) -> tuple[np.ndarray, np.ndarray]:
+    fields = [("indices", np.int64, (ndim,)), ("value", np.float64)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # of indices such as 1.0
+        table = np.loadtxt(io.BytesIO(text), fields, comments=None, ndmin=1)
+    return np.array(table["indices"]), np.array(table["value"])

@@ -30,7 +30,6 @@ _COMPILED = [
     f"tensorly_flycoo.{name}"
     for name in (
         "engines.cpu.building", "engines.cpu.kernels", "engines.cpu.updates", "engines.cpu.ttmc",
-        "io.tns_kernels",
     )
 ]  # fmt: skip
 with atheris.instrument_imports(["tensorly_flycoo"], _COMPILED):

@@ -7,7 +7,6 @@ import sys
 import threading
 import weakref
 
-import numba
 import numpy as np
 import pytest
 import scipy.io
@@ -27,6 +26,14 @@ def write(tmp_path, text, name="x.tns"):
 
 def read_dense(path, **options):
     return read_tns(path, device="cpu", **options).to_coo().todense()
+
+
+@pytest.fixture(params=["pyarrow", "numpy", "line by line"])
+def reader(request, monkeypatch):
+    """Each of the ways to read: they have other rules for numbers, blanks and empty lines."""
+    monkeypatch.setattr(tns_parsing, "_HAS_PYARROW", request.param == "pyarrow")
+    if request.param == "line by line":
+        monkeypatch.setattr(tns_parsing, "_read_table", lambda *_: None)
 
 
 PLAIN = "1 1 2 3.5\n4 5 6 -1e-2\n"
@@ -54,6 +61,7 @@ PLAIN = "1 1 2 3.5\n4 5 6 -1e-2\n"
         pytest.param("1 1 2 3.5000000000000000000000\n4 5 6 -1e-2", id="many digits"),
     ],
 )
+@pytest.mark.usefixtures("reader")
 def test_accepted_files(tmp_path, text):
     expected = np.zeros((4, 5, 6))
     expected[0, 0, 1], expected[3, 4, 5] = 3.5, -0.01
@@ -111,6 +119,7 @@ WRONG = [
 
 @pytest.mark.parametrize(("line", "message"), WRONG)
 @pytest.mark.parametrize("block_nbytes", [16, 2**20])
+@pytest.mark.usefixtures("reader")
 def test_wrong_lines(tmp_path, monkeypatch, line, message, block_nbytes):
     """In any block and any part of a block; the error names the first of several wrong lines."""
     monkeypatch.setattr(tns_parsing.iterate_blocks, "__defaults__", (block_nbytes,))
@@ -251,10 +260,12 @@ TIES = [
 ]  # fmt: skip
 
 
+@pytest.mark.usefixtures("reader")
 def test_values_that_are_hard_to_round(tmp_path):
     assert_same_bits(read_values(tmp_path, TIES), TIES)
 
 
+@pytest.mark.usefixtures("reader")
 def test_random_values(tmp_path):
     random = np.random.default_rng(0)
     bits = random.integers(0, 2**64, 20_000, np.uint64).view(np.float64)
@@ -269,16 +280,6 @@ def test_random_values(tmp_path):
     for value in random.integers(2**52, 2**53, 500).tolist():
         tokens += [f"{value}.5", f"{value}.50000000001", f"{value}.49999999999", f"{2 * value + 1}"]
     assert_same_bits(read_values(tmp_path, tokens), tokens)
-
-
-def test_few_values_need_the_slow_method():
-    """The kernel leaves 2 values in 1024 or 2048 to Python, as its interval implies."""
-    block = "".join(f"1 {v!r}\n" for v in np.random.default_rng(0).random(50_000).tolist()).encode()
-    parser = tns_parsing.TnsParser("x", None, 1)
-    unread = []
-    parser._read_slowly = lambda block, values, places: unread.append(np.isnan(values).sum())
-    parser.parse(block)
-    assert 0 < unread[0] < 200
 
 
 # Many lines, many blocks, many threads.
@@ -299,18 +300,23 @@ def write_many(tmp_path, many):
 
 
 @pytest.mark.parametrize("block_nbytes", [20, 1000, 10**5, 2**24])
-def test_blocks_and_threads(tmp_path, monkeypatch, many, block_nbytes):
+@pytest.mark.usefixtures("reader")
+def test_blocks(tmp_path, monkeypatch, many, block_nbytes):
     monkeypatch.setattr(tns_parsing.iterate_blocks, "__defaults__", (block_nbytes,))
-    path, num_threads = write_many(tmp_path, many), numba.get_num_threads()
-    try:
-        for count in {1, num_threads}:
-            numba.set_num_threads(count)
-            coords, values, shape = tns.read_nonzeros(path, None, 1, None)
-            np.testing.assert_array_equal(coords, many[0])
-            np.testing.assert_array_equal(values, many[1])
-            assert shape == (50, 60, 70)
-    finally:
-        numba.set_num_threads(num_threads)
+    coords, values, shape = tns.read_nonzeros(write_many(tmp_path, many), None, 1, None)
+    np.testing.assert_array_equal(coords, many[0])
+    np.testing.assert_array_equal(values, many[1])
+    assert shape == (50, 60, 70)
+
+
+def test_a_large_file_without_pyarrow_says_what_would_be_faster(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(tns_parsing, "_HAS_PYARROW", False)
+    path = write(tmp_path, PLAIN)
+    assert read_tns(path).shape == (4, 5, 6)
+    assert not caplog.text
+    monkeypatch.setattr(tns_parsing, "BLOCK_NBYTES", 8)
+    assert read_tns(path).shape == (4, 5, 6)
+    assert "x.tns is read several times as fast if pyarrow is installed" in caplog.text
 
 
 def test_progress(tmp_path, monkeypatch, many):
