@@ -210,10 +210,7 @@ def check_current_gpu(arrays: Mapping[str, Array | list[Array]], gpu: int) -> No
 
 def check_mode(mode: Any, ndim: int) -> int:
     """Return `mode` as an int from 0 to ndim - 1."""
-    try:
-        index = operator.index(mode)
-    except TypeError:
-        raise TypeError(f"mode is {mode!r}, expected an integer") from None
+    index = check_integer(mode, "mode")
     if not 0 <= index < ndim:
         raise ValueError(f"mode is {index}, expected 0 to {ndim - 1}")
     return index
@@ -229,14 +226,17 @@ def check_rank(rank: Any, name: str = "rank") -> int:
     return check_count(rank, name)
 
 
+def check_integer(number: Any, name: str) -> int:
+    """Return `number` as an int; `name` is the argument's."""
+    try:
+        return operator.index(None if isinstance(number, bool) else number)
+    except TypeError:
+        raise TypeError(f"{name} is {number!r}, expected an integer") from None
+
+
 def check_count(count: Any, name: str, least: int = 1) -> int:
     """Return `count` as an int of at least `least`; `name` is the argument's."""
-    if isinstance(count, bool):
-        raise TypeError(f"{name} is {count}, expected an integer")
-    try:
-        count = operator.index(count)
-    except TypeError:
-        raise TypeError(f"{name} is {count!r}, expected an integer") from None
+    count = check_integer(count, name)
     if count < least:
         raise ValueError(f"{name} is {count}, expected at least {least}")
     return count
