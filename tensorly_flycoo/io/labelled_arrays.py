@@ -31,7 +31,8 @@ def from_xarray(array: Any, **options: Any) -> LabelledTensor:
     TypeError
         If `array` is not a DataArray, such as a Dataset.
     ValueError
-        If a coordinate occurs twice in a dimension, or `FlycooTensor` refuses the values.
+        If a coordinate is missing or occurs twice in a dimension, or `FlycooTensor` refuses the
+        values, such as nan.
 
     Examples
     --------
@@ -46,6 +47,14 @@ def from_xarray(array: Any, **options: Any) -> LabelledTensor:
     if not (hasattr(array, "dims") and hasattr(array, "data")):
         raise TypeError(f"array is a {type(array).__name__}, expected an xarray.DataArray")
     data = array.compute().data  # it may be on disk
+    stored = data.data if is_raw_sparse(data) else data
+    fill_value = getattr(data, "fill_value", 0)
+    if stored.dtype.kind == "f" and (np.isnan(fill_value) or np.isnan(stored).any()):
+        raise ValueError(
+            "array holds nan, expected finite values: pass array.fillna(0) if they are zeros; if "
+            "they are unknown, do so too, and pass mask=sparse.COO.from_numpy(array.notnull().values"
+            " * 1.0, fill_value=1) to parafac"
+        )
     make = FlycooTensor.from_coo if is_raw_sparse(data) else FlycooTensor.from_dense
     labels, ordered = {}, []
     for name, size in zip(array.dims, array.shape, strict=True):

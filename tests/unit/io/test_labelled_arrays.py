@@ -55,6 +55,30 @@ def test_what_is_no_array_of_xarray():
         tl.decomposition.parafac(make_array(np.ones((3, 4, 2))), 2)
 
 
+@pytest.mark.parametrize("kind", ["dense", "sparse", "of a table"])
+@pytest.mark.usefixtures("flycoo_backend")
+def test_nan_is_filled_or_masked(kind):
+    dense = np.random.default_rng(0).random((5, 6, 7))
+    dense[dense < 0.3] = np.nan
+    array = xarray.DataArray(dense, dims=["a", "b", "c"])
+    if kind == "sparse":
+        array = array.copy(data=sparse.COO.from_numpy(dense))
+    elif kind == "of a table":  # its fill_value is nan
+        table = array.to_series().dropna().to_frame("v")
+        array = xarray.Dataset.from_dataframe(table, sparse=True)["v"]
+        assert np.isnan(array.data.fill_value)
+    with pytest.raises(ValueError, match="array holds nan, expected .*: pass array.fillna"):
+        from_xarray(array)
+    x = from_xarray(array.fillna(0))
+    np.testing.assert_array_equal(x.tensor.to_coo().todense(), np.nan_to_num(dense))
+    if kind == "dense":
+        mask = sparse.COO.from_numpy(array.notnull().values * 1.0, fill_value=1)
+        errors = tl.decomposition.parafac(
+            x, 2, mask=mask, init="random", random_state=0, n_iter_max=5, return_errors=True
+        )[1]
+        assert errors[-1] < errors[0]
+
+
 def make_cells():
     """Make what is read of an AnnData: 12 cells and 5 genes."""
     counts = scipy.sparse.random_array((12, 5), density=0.5, format="csr", rng=0)
