@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from ..base.array_modules import Array, array_module, move
+from ..base.array_modules import Array, array_module, move, read_into_memory
 from ..base.checks import check_fill_value
 from ..format.primitives import index_dtype
 from ..tensor.coo_cache import as_flycoo, find_converter, is_sparse
@@ -100,11 +100,14 @@ class RaggedTensor(LazyArray):
 
     def _divide(self, matrix: Any, by: Any) -> tuple:
         """Number the rows of a matrix slice by slice, and keep their labels."""
+        from scipy.sparse import coo_array
+
         if hasattr(matrix, "obs_names"):
             if not isinstance(by, str) or by not in matrix.obs:
                 raise ValueError(f"by is {by!r}, expected a column of obs: {[*matrix.obs]}")
             self.labels = {"row": matrix.obs_names, "column": np.asarray(matrix.var_names)}
-            matrix, by = matrix.X, matrix.obs[by]
+            matrix, by = read_into_memory(matrix.X), read_into_memory(matrix.obs)[by]
+            matrix = coo_array(matrix) if isinstance(matrix, np.ndarray) else matrix
         rows, columns, values, (num_rows, width), device = _read_slice(matrix, 0)
         of_rows = as_labels(by)
         if of_rows.shape != (num_rows,):

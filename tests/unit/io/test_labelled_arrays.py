@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import dask.array
 import numpy as np
 import pandas as pd
 import pytest
@@ -10,7 +11,7 @@ import sparse
 import tensorly as tl
 import xarray
 
-from tensorly_flycoo import LabelledCP, from_anndata, from_xarray
+from tensorly_flycoo import LabelledCP, RaggedTensor, from_anndata, from_xarray
 
 DAYS = pd.date_range("2020-01-01", periods=4)
 
@@ -100,6 +101,77 @@ def test_cells_and_genes():
     np.testing.assert_array_equal(x.to_coo().todense(), adata.X.toarray())
     assert x.labels["obs"].tolist() == [*adata.obs_names]
     assert x.labels["var"].tolist() == list("vwxyz")
+
+
+class OnDisk:
+    """Has what is used of a matrix of a backed AnnData, and of the table of a lazy one."""
+
+    def __init__(self, matrix):
+        self.to_memory = lambda: matrix
+
+    def __iter__(self):
+        return iter(self.to_memory())
+
+
+#: The same matrix, as an AnnData may have it.
+HOLDERS = {
+    "backed": OnDisk,
+    "lazy": lambda m: dask.array.from_array(m.toarray(), 5).map_blocks(scipy.sparse.csr_matrix),
+    "dense": lambda m: m.toarray(),
+    "lazy, dense": lambda m: dask.array.from_array(m.toarray(), 5),
+}
+
+
+@pytest.mark.parametrize("hold", HOLDERS.values(), ids=HOLDERS)
+def test_backed_lazy_and_dense_matrices(hold):
+    plain, adata = make_cells(), make_cells()
+    adata.X, adata.layers = hold(plain.X), {"raw": hold(plain.layers["raw"])}
+    if hold is HOLDERS["lazy"]:
+        adata.obs = OnDisk(plain.obs)
+    for options in ({}, {"obs": "donor"}, {"layers": "raw"}, {"layers": ["raw"]}):
+        found, expected = from_anndata(adata, **options), from_anndata(plain, **options)
+        assert found.to_frame().equals(expected.to_frame())
+        assert found.labels.ordered == expected.labels.ordered
+    found, expected = (RaggedTensor(of, by="donor") for of in (adata, plain))
+    assert found.matrix.nonzeros()[1].tolist() == expected.matrix.nonzeros()[1].tolist()
+    assert found.labels["slice"].tolist() == expected.labels["slice"].tolist()
+
+
+def test_one_layer_in_place_of_the_matrix():
+    adata = make_cells()
+    x = from_anndata(adata, layers="raw")
+    assert [*x.labels] == ["obs", "var"]
+    np.testing.assert_array_equal(x.to_coo().todense(), adata.layers["raw"].toarray())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"obs": "var"}, r"obs has \['var'\], expected some of \['donor', 'type'\]"),
+        ({"obs": ["donor", "donor"]}, "expected one or more different names"),
+        ({"obs": []}, r"obs is \[\], expected one or more different names"),
+        ({"obs": 3}, r"obs has \[3\], expected some of"),
+        ({"layers": []}, r"layers is \[\], expected one or more"),
+        ({"layers": "counts"}, r"layers has \['counts'\], expected some of \['raw', 'dense'\]"),
+        ({"layer": "raw"}, "from_anndata has no option 'layer': pass layers="),
+    ],
+)
+def test_options_of_anndata_that_are_refused(options, message):
+    with pytest.raises(TypeError if "layer" in options else ValueError, match=message):
+        from_anndata(make_cells(), **options)
+
+
+def test_cells_that_are_refused():
+    adata = make_cells()
+    with pytest.raises(TypeError, match="adata is a csr_array, expected an anndata.AnnData"):
+        from_anndata(adata.X)
+    adata.obs = adata.obs.rename(columns={"donor": "var", "type": "layer"})
+    for options in ({"obs": "var"}, {"obs": "layer", "layers": ["raw"]}):
+        with pytest.raises(ValueError, match="expected different ones: rename columns of obs"):
+            from_anndata(adata, **options)
+    adata.X = None
+    with pytest.raises(ValueError, match=r"adata has no X, expected one, or layers=.*'raw'"):
+        from_anndata(adata)
 
 
 def test_groups_of_cells_and_layers():
