@@ -91,7 +91,9 @@ def check_coords(coords: Array, shape: Sequence[int]) -> Array:
     if coords.size == 0 and coords.dtype == np.float64:  # NumPy's dtype for an empty list
         coords = coords.astype(np.int64)
     if coords.dtype.kind not in "iu":
-        raise TypeError(f"coords has dtype {coords.dtype}, expected integers")
+        instead = "FlycooTensor(subs.T.astype(int) - 1, vals.ravel(), size.ravel().astype(int))"
+        hint = f": convert it; of a sptensor of MATLAB make {instead}"
+        raise TypeError(f"coords has dtype {coords.dtype}, expected integers{hint}")
     coords = coords.astype(coords.dtype.newbyteorder("="), copy=False)  # as kernels read it
     if coords.ndim != 2:
         raise ValueError(f"coords has shape {coords.shape}, expected (ndim, nnz)")
@@ -128,6 +130,7 @@ def _check_block(coords: Array, shape: Sequence[int], start: int) -> None:
             raise ValueError(
                 f"coords[{mode}, {start + wrong}] is {coords[mode, wrong]} (nonzero "
                 f"{start + wrong}, mode {mode}), expected 0 to {size - 1}"
+                + ("; if the first index is 1, pass coords - 1" if int(rows[wrong]) == size else "")
             )
 
 
@@ -155,6 +158,7 @@ def check_values(values: Array, nnz: int, dtype: DTypeLike | None = None) -> Arr
     if values.shape != (nnz,):
         raise ValueError(
             f"values has shape {values.shape}, expected ({nnz},): coords holds {nnz} nonzeros"
+            + (", pass values.ravel()" if values.size == nnz else "")
         )
     if values.dtype.kind in "iu" and values.dtype.itemsize == 8 and nnz:
         is_wrong = values > _MAX_EXACT_INTEGER

@@ -52,9 +52,9 @@ def from_xarray(array: Any, **options: Any) -> LabelledTensor:
     fill_value = getattr(data, "fill_value", 0)
     if stored.dtype.kind == "f" and (np.isnan(fill_value) or np.isnan(stored).any()):
         raise ValueError(
-            "array holds nan, expected finite values: pass array.fillna(0) if they are zeros; if "
-            "they are unknown, do so too, and pass mask=sparse.COO.from_numpy(array.notnull().values"
-            " * 1.0, fill_value=1) to parafac"
+            "array holds nan, expected finite values: pass array.fillna(0); if they are unknown and no"
+            " zeros, give parafac mask=sparse.COO.from_numpy(array.notnull().values * 1.0, "
+            "fill_value=1) too"
         )
     make = FlycooTensor.from_coo if is_raw_sparse(data) else FlycooTensor.from_dense
     labels, ordered = {}, []
@@ -82,7 +82,8 @@ def from_anndata(
         Columns of ``adata.obs``, such as donor and cell type. Each becomes a mode, and cells with
         the same entries are added up. By default each cell is a row of the mode "obs".
     layers : str or sequence of str, optional
-        One of ``adata.layers`` in place of ``adata.X``; or several, the rows of a last mode "layer".
+        A name in ``adata.layers``, to take in place of ``adata.X``; or several, the rows of a last
+        mode "layer".
     **options
         ``dtype``, ``layout`` and ``device`` of `FlycooTensor`.
 

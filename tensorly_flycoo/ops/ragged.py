@@ -51,7 +51,8 @@ class RaggedTensor(LazyArray):
     ValueError
         If there is no slice, the slices differ in their number of columns, a slice has not two
         modes or a tensor not three, `by` is no column of the AnnData or does not have a label for
-        each row (nan, NaT and None are none), `drop_empty` is given for slices or with `by`, or a fill_value is not 0.
+        each row (nan, NaT and None are none), `drop_empty` is given for slices or with `by`, or a
+        fill_value is not 0.
 
     Examples
     --------

@@ -78,8 +78,8 @@ def find_missing(labels: np.ndarray) -> np.ndarray:
     """Return the places of labels that are missing: nan, NaT, None, or NA of pandas."""
     if labels.dtype != object:
         return np.flatnonzero(np.isnan(labels)) if labels.dtype.kind in "fmM" else np.arange(0)
-    is_na = (label is None or type(label).__name__ == "NAType" or label != label for label in labels)
-    return np.flatnonzero(np.fromiter(is_na, bool, labels.size))
+    is_na = [of is None or type(of).__name__ == "NAType" or of != of for of in labels.tolist()]
+    return np.flatnonzero(is_na)
 
 
 def is_ordered(column: Any) -> bool:

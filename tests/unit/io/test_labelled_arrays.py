@@ -68,7 +68,7 @@ def test_nan_is_filled_or_masked(kind):
         table = array.to_series().dropna().to_frame("v")
         array = xarray.Dataset.from_dataframe(table, sparse=True)["v"]
         assert np.isnan(array.data.fill_value)
-    with pytest.raises(ValueError, match="array holds nan, expected .*: pass array.fillna"):
+    with pytest.raises(ValueError, match=r"array holds nan, expected .*: pass array\.fillna"):
         from_xarray(array)
     x = from_xarray(array.fillna(0))
     np.testing.assert_array_equal(x.tensor.to_coo().todense(), np.nan_to_num(dense))
@@ -163,7 +163,7 @@ def test_options_of_anndata_that_are_refused(options, message):
 
 def test_cells_that_are_refused():
     adata = make_cells()
-    with pytest.raises(TypeError, match="adata is a csr_array, expected an anndata.AnnData"):
+    with pytest.raises(TypeError, match=r"adata is a csr_array, expected an anndata\.AnnData"):
         from_anndata(adata.X)
     adata.obs = adata.obs.rename(columns={"donor": "var", "type": "layer"})
     for options in ({"obs": "var"}, {"obs": "layer", "layers": ["raw"]}):

@@ -122,11 +122,15 @@ MISSING = {
 @pytest.mark.parametrize("labels", MISSING.values(), ids=MISSING)
 def test_missing_labels_are_refused(labels):
     matrix = scipy.sparse.eye_array(3)
-    cells = pandas.DataFrame({"condition": getattr(labels, "array", labels)}, index=["c1", "c2", "c3"])
+    cells = pandas.DataFrame(
+        {"condition": getattr(labels, "array", labels)}, index=["c1", "c2", "c3"]
+    )
     names = pandas.Index(["g1", "g2", "g3"])
     data = types.SimpleNamespace(X=matrix, obs=cells, obs_names=cells.index, var_names=names)
     for slices, by in ((matrix, labels), (data, "condition")):
-        with pytest.raises(ValueError, match="by is (nan|None|NaT|<NA>) for row 1, exp.*: leave 1 such"):
+        with pytest.raises(
+            ValueError, match=r"by is (nan|None|NaT|<NA>) for row 1, exp.*: leave 1 such"
+        ):
             RaggedTensor(slices, by=by)
     x, plain = FlycooTensor.from_scipy(matrix), as_labels(labels)
     message = r"labels\['b'\] is (nan|None|NaT|<NA>) at index 1, expected a label for each index"
