@@ -7,6 +7,7 @@ import math
 import operator
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -212,12 +213,29 @@ def check_current_gpu(arrays: Mapping[str, Array | list[Array]], gpu: int) -> No
                 )
 
 
-def check_mode(mode: Any, ndim: int) -> int:
-    """Return `mode` as an int from 0 to ndim - 1."""
-    index = check_integer(mode, "mode")
+def check_mode(mode: Any, ndim: int, name: str = "mode") -> int:
+    """Return `mode` as an int from 0 to ndim - 1; `name` is the argument's."""
+    index = check_integer(mode, name)
     if not 0 <= index < ndim:
-        raise ValueError(f"mode is {index}, expected 0 to {ndim - 1}")
+        raise ValueError(f"{name} is {index}, expected 0 to {ndim - 1}")
     return index
+
+
+def check_modes(modes: Any, ndim: int, name: str) -> None:
+    """Refuse anything but a sequence of modes from 0 to ndim - 1; `name` is the argument's."""
+    if isinstance(modes, str) or not isinstance(modes, Iterable):
+        raise TypeError(f"{name} is {modes!r}, expected a sequence of integers")
+    for mode in modes:
+        check_mode(mode, ndim, f"a mode of {name}")
+
+
+def check_real(number: Any, name: str, least: float = -math.inf) -> None:
+    """Refuse anything but a finite number of at least `least`; `name` is the argument's."""
+    if not isinstance(number, Real):
+        raise TypeError(f"{name} is {number!r}, expected a number")
+    if not (math.isfinite(number) and number >= least):
+        expected = "a finite number" + (f", {least:g} or more" if least > -math.inf else "")
+        raise ValueError(f"{name} is {number}, expected {expected}")
 
 
 def check_rank(rank: Any, name: str = "rank") -> int:

@@ -52,8 +52,8 @@ def from_xarray(array: Any, **options: Any) -> LabelledTensor:
     fill_value = getattr(data, "fill_value", 0)
     if stored.dtype.kind == "f" and (np.isnan(fill_value) or np.isnan(stored).any()):
         raise ValueError(
-            "array holds nan, expected finite values: pass array.fillna(0); if they are unknown and no"
-            " zeros, give parafac mask=sparse.COO.from_numpy(array.notnull().values * 1.0, "
+            "array holds nan, expected finite values: pass array.fillna(0); if they are unknown and"
+            " not zeros, give parafac mask=sparse.COO.from_numpy(array.notnull().values * 1.0, "
             "fill_value=1) too"
         )
     make = FlycooTensor.from_coo if is_raw_sparse(data) else FlycooTensor.from_dense

@@ -3,14 +3,13 @@
 import copy
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from numbers import Real
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from tensorly.cp_tensor import CPTensor
 
 from ..base.array_modules import Array, array_module, is_cupy
-from ..base.checks import check_count, check_integer, check_place, check_rank
+from ..base.checks import check_count, check_integer, check_place, check_rank, check_real
 from ..decomposition.cp_loop import has_converged, iterate, measure_by, start
 from ..decomposition.cp_model import make_cp_tensor, multiply_all
 from ..decomposition.generalized_parafac import generalized_parafac
@@ -340,13 +339,10 @@ class OnlineCP(Parameters):
         check_count(self.keep, "keep")
         if self.loss not in STREAMS:
             raise ValueError(f"loss is {self.loss!r}, expected one of {list(STREAMS)}")
-        for name, value in (("forget", self.forget), ("tol", self.tol)):
-            if not isinstance(value, Real) or isinstance(value, bool):
-                raise TypeError(f"{name} is {value!r}, expected a number")
+        check_real(self.forget, "forget")
+        check_real(self.tol, "tol", 0)
         if not 0 < self.forget <= 1:
             raise ValueError(f"forget is {self.forget}, expected a number above 0 and at most 1")
-        if not self.tol >= 0:
-            raise ValueError(f"tol is {self.tol}, expected 0 or more")
         if isinstance(self.init, str) and self.init != "random":
             raise ValueError(f"init is {self.init!r}, expected 'random' or a CP tensor")
 
