@@ -233,7 +233,7 @@ def check_real(number: Any, name: str, least: float = -math.inf) -> None:
     """Refuse anything but a finite number of at least `least`; `name` is the argument's."""
     if not isinstance(number, Real):
         raise TypeError(f"{name} is {number!r}, expected a number")
-    if not (math.isfinite(number) and number >= least):
+    if not (math.isfinite(number) and float(number) >= least):
         expected = "a finite number" + (f", {least:g} or more" if least > -math.inf else "")
         raise ValueError(f"{name} is {number}, expected {expected}")
 
@@ -250,8 +250,9 @@ def check_rank(rank: Any, name: str = "rank") -> int:
 
 def check_integer(number: Any, name: str) -> int:
     """Return `number` as an int; `name` is the argument's."""
+    given: Any = None if isinstance(number, bool) else number
     try:
-        return operator.index(None if isinstance(number, bool) else number)
+        return operator.index(given)
     except TypeError:
         raise TypeError(f"{name} is {number!r}, expected an integer") from None
 

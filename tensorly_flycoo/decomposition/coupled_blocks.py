@@ -73,9 +73,8 @@ def read_blocks(items: Iterable[Any], block_weights: Iterable[float] | None) -> 
     blocks = [_read_item(n, item) for n, item in enumerate(items)]
     if not blocks:
         raise ValueError("blocks is empty, expected at least one (data, modes)")
-    weights = [1.0] * len(blocks)
-    if block_weights is not None:
-        weights = np.atleast_1d(block_weights).tolist()
+    weights: list[Any] = [1.0] * len(blocks) if block_weights is None else [block_weights]
+    weights = [*block_weights] if isinstance(block_weights, Iterable) else weights
     for weight in weights:
         check_real(weight, "a number of block_weights")
     if len(weights) != len(blocks) or not all(0 < weight < np.inf for weight in weights):

@@ -186,8 +186,9 @@ def spread_penalties(
     coefficients: float | Sequence[float | None] | None, ndim: int, constrained: set[int]
 ) -> list[float | None]:
     """Return one sparsity coefficient per mode."""
-    is_one = coefficients is None or isinstance(coefficients, float | int | np.number)
-    penalties = [coefficients] * ndim if is_one else list(coefficients)
+    given: Any = coefficients
+    is_one = given is None or isinstance(given, float | int | np.number)
+    penalties = [given] * ndim if is_one else list(given)
     if len(penalties) != ndim:
         raise ValueError(f"sparsity_coefficients has {len(penalties)} numbers, expected {ndim}")
     for penalty in penalties:

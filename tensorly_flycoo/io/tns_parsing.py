@@ -92,7 +92,8 @@ def read_header(block: bytes) -> Header:
             shape = tuple(map(int, second))
             if len(third) != 1:
                 return Header(shape, len(second), None, second_end)
-            return Header(shape, len(second), *_read_sizes(third), third_end)
+            (nnz,) = _read_sizes(third)
+            return Header(shape, len(second), nnz, third_end)
         if len(second) == len(first) + 1:
             return Header(tuple(map(int, first)), len(first), None, first_end)
     if shape is not None:

@@ -67,8 +67,7 @@ class Labels(dict[str, np.ndarray]):
 
 def as_labels(labels: Any) -> np.ndarray:
     """Return labels as an array; dates of Python become NumPy's, and masked labels None."""
-    if isinstance(labels, np.ma.MaskedArray):
-        labels = np.where(labels.mask, None, labels.data) if labels.mask.any() else labels.data
+    labels = labels.tolist() if np.ma.is_masked(labels) and np.ma.isMaskedArray(labels) else labels
     array = np.asarray(labels)
     is_dates = array.dtype == object and all(type(label) is datetime.date for label in array.flat)
     return array.astype("datetime64[D]") if is_dates and array.size else array
