@@ -77,6 +77,7 @@ def read_blocks(items: Iterable[Any], block_weights: Iterable[float] | None) -> 
     weights = [*block_weights] if isinstance(block_weights, Iterable) else weights
     for weight in weights:
         check_real(weight, "a number of block_weights")
+    weights = [float(weight) for weight in weights]
     if len(weights) != len(blocks) or not all(0 < weight < np.inf for weight in weights):
         raise ValueError(
             f"block_weights is {weights}, expected {len(blocks)} finite numbers above 0, one for "
