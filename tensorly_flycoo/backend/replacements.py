@@ -123,9 +123,9 @@ def _tucker(original: Callable, *args: Any, **kwargs: Any) -> Any:
 def _contrib_algebra(original: Callable, *args: Any, **kwargs: Any) -> Any:
     """Compute what contrib.sparse would by pydata/sparse, which alone takes sparse operands."""
     given = _bind(original, args, kwargs)
-    x, operands = given.get("tensor", given.get("mask")), []
-    for operand in (own for own in given.values() if own is not x):
-        operands += operand if isinstance(operand, list | tuple | CPTensor) else [operand]
+    x = given.get("tensor", given.get("mask"))
+    operands = [own for own in given.values() if own is not x]
+    operands += [part for own in operands if isinstance(own, tuple | CPTensor) for part in own]
     if find_sparse(operands) is not None:
         return original(**given)
     found = getattr(tl.tenalg, original.__name__)(**given)

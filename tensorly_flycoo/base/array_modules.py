@@ -81,6 +81,14 @@ def as_array(x: Any) -> Array:
     return cupy.array(x) if isinstance(x, list | tuple) else cupy.from_dlpack(x)
 
 
+def read_into_memory(x: Any) -> Any:
+    """Return what an array of Dask, or in a file of AnnData or HDF5, holds; others as they are."""
+    for method in ("to_memory", "compute"):
+        if hasattr(x, method):
+            return getattr(x, method)()
+    return x[...] if type(x).__module__.startswith("h5py") else x
+
+
 def share(x: Any) -> Any:
     """Return another library's array, such as PyTorch's or JAX's, as NumPy's or CuPy's.
 

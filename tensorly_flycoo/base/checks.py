@@ -7,6 +7,7 @@ import math
 import operator
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -91,7 +92,9 @@ def check_coords(coords: Array, shape: Sequence[int]) -> Array:
     if coords.size == 0 and coords.dtype == np.float64:  # NumPy's dtype for an empty list
         coords = coords.astype(np.int64)
     if coords.dtype.kind not in "iu":
-        raise TypeError(f"coords has dtype {coords.dtype}, expected integers")
+        instead = "FlycooTensor(subs.T.astype(int) - 1, vals.ravel(), size.ravel().astype(int))"
+        hint = f": convert it; of a sptensor of MATLAB make {instead}"
+        raise TypeError(f"coords has dtype {coords.dtype}, expected integers{hint}")
     coords = coords.astype(coords.dtype.newbyteorder("="), copy=False)  # as kernels read it
     if coords.ndim != 2:
         raise ValueError(f"coords has shape {coords.shape}, expected (ndim, nnz)")
@@ -128,6 +131,7 @@ def _check_block(coords: Array, shape: Sequence[int], start: int) -> None:
             raise ValueError(
                 f"coords[{mode}, {start + wrong}] is {coords[mode, wrong]} (nonzero "
                 f"{start + wrong}, mode {mode}), expected 0 to {size - 1}"
+                + ("; if the first index is 1, pass coords - 1" if int(rows[wrong]) == size else "")
             )
 
 
@@ -155,6 +159,7 @@ def check_values(values: Array, nnz: int, dtype: DTypeLike | None = None) -> Arr
     if values.shape != (nnz,):
         raise ValueError(
             f"values has shape {values.shape}, expected ({nnz},): coords holds {nnz} nonzeros"
+            + (", pass values.ravel()" if values.size == nnz else "")
         )
     if values.dtype.kind in "iu" and values.dtype.itemsize == 8 and nnz:
         is_wrong = values > _MAX_EXACT_INTEGER
@@ -208,15 +213,29 @@ def check_current_gpu(arrays: Mapping[str, Array | list[Array]], gpu: int) -> No
                 )
 
 
-def check_mode(mode: Any, ndim: int) -> int:
-    """Return `mode` as an int from 0 to ndim - 1."""
-    try:
-        index = operator.index(mode)
-    except TypeError:
-        raise TypeError(f"mode is {mode!r}, expected an integer") from None
+def check_mode(mode: Any, ndim: int, name: str = "mode") -> int:
+    """Return `mode` as an int from 0 to ndim - 1; `name` is the argument's."""
+    index = check_integer(mode, name)
     if not 0 <= index < ndim:
-        raise ValueError(f"mode is {index}, expected 0 to {ndim - 1}")
+        raise ValueError(f"{name} is {index}, expected 0 to {ndim - 1}")
     return index
+
+
+def check_modes(modes: Any, ndim: int, name: str) -> None:
+    """Refuse anything but a sequence of modes from 0 to ndim - 1; `name` is the argument's."""
+    if isinstance(modes, str) or not isinstance(modes, Iterable):
+        raise TypeError(f"{name} is {modes!r}, expected a sequence of integers")
+    for mode in modes:
+        check_mode(mode, ndim, f"a mode of {name}")
+
+
+def check_real(number: Any, name: str, least: float = -math.inf) -> None:
+    """Refuse anything but a finite number of at least `least`; `name` is the argument's."""
+    if not isinstance(number, Real):
+        raise TypeError(f"{name} is {number!r}, expected a number")
+    if not (math.isfinite(number) and float(number) >= least):
+        expected = "a finite number" + (f", {least:g} or more" if least > -math.inf else "")
+        raise ValueError(f"{name} is {number}, expected {expected}")
 
 
 def check_rank(rank: Any, name: str = "rank") -> int:
@@ -229,14 +248,18 @@ def check_rank(rank: Any, name: str = "rank") -> int:
     return check_count(rank, name)
 
 
+def check_integer(number: Any, name: str) -> int:
+    """Return `number` as an int; `name` is the argument's."""
+    given: Any = None if isinstance(number, bool) else number
+    try:
+        return operator.index(given)
+    except TypeError:
+        raise TypeError(f"{name} is {number!r}, expected an integer") from None
+
+
 def check_count(count: Any, name: str, least: int = 1) -> int:
     """Return `count` as an int of at least `least`; `name` is the argument's."""
-    if isinstance(count, bool):
-        raise TypeError(f"{name} is {count}, expected an integer")
-    try:
-        count = operator.index(count)
-    except TypeError:
-        raise TypeError(f"{name} is {count!r}, expected an integer") from None
+    count = check_integer(count, name)
     if count < least:
         raise ValueError(f"{name} is {count}, expected at least {least}")
     return count

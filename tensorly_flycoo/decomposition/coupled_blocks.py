@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..base.array_modules import Array, array_module, as_array, is_on_gpu
-from ..base.checks import check_dtype, check_finite
+from ..base.checks import check_dtype, check_finite, check_real
 from ..engines import select_engine
 from ..engines.tall_skinny import sum_squares
 from ..tensor.coo_cache import as_flycoo, find_converter, find_instead, is_raw_sparse
@@ -73,7 +73,11 @@ def read_blocks(items: Iterable[Any], block_weights: Iterable[float] | None) -> 
     blocks = [_read_item(n, item) for n, item in enumerate(items)]
     if not blocks:
         raise ValueError("blocks is empty, expected at least one (data, modes)")
-    weights = [1.0] * len(blocks) if block_weights is None else [float(w) for w in block_weights]
+    weights: list[Any] = [1.0] * len(blocks) if block_weights is None else [block_weights]
+    weights = [*block_weights] if isinstance(block_weights, Iterable) else weights
+    for weight in weights:
+        check_real(weight, "a number of block_weights")
+    weights = [float(weight) for weight in weights]
     if len(weights) != len(blocks) or not all(0 < weight < np.inf for weight in weights):
         raise ValueError(
             f"block_weights is {weights}, expected {len(blocks)} finite numbers above 0, one for "

@@ -25,6 +25,7 @@ from ..tensor.memory import attempt, check_room
 from .coupled_blocks import Blocks, read_blocks
 from .cp_loop import Callback, has_converged, iterate
 from .cp_model import multiply_all
+from .guarding import check_options
 from .labelled_cp import LabelledCP
 
 #: Sweeps of HALS over a factor, and the tolerance that ends them: those of TensorLy.
@@ -169,6 +170,7 @@ def coupled_parafac(
     >>> model.factors["user"] is model.cp_tensors[1].factors[0]
     True
     """
+    check_options({"n_iter_max": n_iter_max, "tol": tol}, 0)
     data, rank = read_blocks(blocks, block_weights), check_rank(rank)
     constrained = _find_modes(nn_modes, data)
 

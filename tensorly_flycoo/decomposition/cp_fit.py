@@ -168,7 +168,8 @@ def _sum_counts(piece: Piece, engine: "Engine", arrays: list[Array]) -> Array:
 def _evaluate(cp_tensor: Any, coords: Array, values: Array) -> tuple[Array, Array]:
     """Return the model's values at some entries, and the entries' own, checked and in float64."""
     values = as_array(values)
-    check_place(values, "the values of held_out", is_on_gpu(cp_tensor[1][0]), "the factors")
+    on_gpu = is_on_gpu(take_model(cp_tensor)[1][0])
+    check_place(values, "the values of held_out", on_gpu, "the factors")
     model = cp_to_entries(cp_tensor, coords).astype(np.float64)
     if values.shape != model.shape:
         raise ValueError(

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..base.array_modules import Array, array_module, move
-from ..base.checks import check_factors, check_mode
+from ..base.checks import check_factors, check_mode, check_real
 from ..engines.tall_skinny import column_norms
 from ..ops.cp_entries import evaluate_model
 from ..ops.hals import solve_nonnegative
@@ -122,6 +122,8 @@ def fold_in(
         raise ValueError(f"x_new has {x.ndim} modes, expected {len(factors)}, as the model has")
     xp, old, factors = array_module(factors[mode]), factors[mode], list(factors)
     factors[mode] = xp.zeros((x.shape[mode], old.shape[1]), old.dtype)
+    if l2_reg is not None:
+        check_real(l2_reg, "l2_reg", 0)
     if observed is None:
         observed = hasattr(cp_tensor, "observed_l2_reg")
     if observed or is_count:

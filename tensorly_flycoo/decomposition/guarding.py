@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
 import tensorly.decomposition
 from tensorly.backend import BackendManager
 from tensorly.cp_tensor import CPTensor
 
+from ..base.checks import check_count, check_modes, check_real
 from ..base.reporting import log_compilation, span
 from ..ops.views import find_sparse
 from ..tensor.coo_cache import find_instead, not_sparse_error
@@ -25,6 +26,44 @@ _R = TypeVar("_R")
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
+#: Options that several decompositions have: the least of integers, finite numbers, and modes. A
+#: `tol` below 0 never stops a run, but computes the errors.
+_INTEGERS = {
+    "n_iter_max": 0,
+    "n_iter_max_inner": 1,
+    "n_iter_parafac": 1,
+    "n_samples": 1,
+    "n_samples_fit": 1,
+    "max_stagnation": 0,
+    "svd_mask_repeats": 0,
+}
+_NUMBERS = ("tol", "tol_inner", "tol_outer")
+_MODES = ("fixed_modes", "fixed_factors", "center_modes")
+_OPTIONAL = ("tol", "n_samples_fit", *_MODES)
+
+
+def check_options(given: Mapping[str, Any], ndim: int) -> None:
+    """Refuse options of the wrong type, or out of range; `ndim` is the tensor's."""
+    known = {name: of for name, of in given.items() if of is not None or name not in _OPTIONAL}
+    for name in filter(known.__contains__, _INTEGERS):
+        check_count(known[name], name, _INTEGERS[name])
+    for name in filter(known.__contains__, _NUMBERS):
+        check_real(known[name], name)
+    for name in filter(known.__contains__, _MODES):
+        check_modes(known[name], ndim, name)
+    init = known.get("init", "")
+    if isinstance(init, str) or hasattr(init, "factors") or hasattr(init, "factor_matrices"):
+        return
+    factors = init[1] if isinstance(init, tuple | list) and init[1:] else None
+    if not isinstance(factors, tuple | list):
+        raise TypeError(f"init is {init!r}, expected the name of a start or (weights, factors)")
+    for n, factor in enumerate(factors):
+        if getattr(factor, "ndim", None) != 2:
+            raise TypeError(f"factors[{n}] of init is a {type(factor).__name__}, expected a matrix")
+    if len(factors) != ndim and "modes" not in given:
+        raise ValueError(f"init has {len(factors)} factors, expected {ndim}")
+
+
 def guard(function: Callable[_P, _R], dense: Callable[_P, _R] | None = None) -> Callable[_P, _R]:
     """Let a function log all that it compiles in one line, and explain a MemoryError.
 
@@ -32,6 +71,8 @@ def guard(function: Callable[_P, _R], dense: Callable[_P, _R] | None = None) -> 
     tensor go to `dense`, by default `function`; but a table is refused. The function gets the
     tensor of a `LabelledTensor`; `label_result` gives its result the labels.
     """
+
+    parameters = list(inspect.signature(function).parameters)
 
     @functools.wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -48,6 +89,8 @@ def guard(function: Callable[_P, _R], dense: Callable[_P, _R] | None = None) -> 
                 plain = [_drop_labels(argument) for argument in args]
                 named = {name: _drop_labels(argument) for name, argument in kwargs.items()}
                 return label_result(call(*plain, **named), labelled.labels)
+        ndim = 3 if function.__name__ == "parafac2" else x.ndim  # x may be its first slice
+        check_options(dict(zip(parameters, args, strict=False)) | kwargs, ndim)
         with span(function.__name__, x), log_compilation():
             result = attempt(function.__name__, lambda: function(*args, **kwargs))
         model = result[0] if isinstance(result, tuple) else result

@@ -34,7 +34,8 @@ def check_initial_guess(init: Any, dtype: np.dtype, on_gpu: bool, rank: int | No
     Arrays of other libraries, such as PyTorch's, are shared as NumPy's or CuPy's. Anything that is
     not a pair of weights and factors is left to TensorLy.
     """
-    if not isinstance(init, tuple | list | CPTensor) or len(init) != 2:
+    is_pair = isinstance(init, tuple | list | CPTensor) and len(init) == 2
+    if not is_pair and not hasattr(init, "factor_matrices"):  # a ktensor of pyttb has them
         return init
     weights, factors = take_model(init)
     if weights is not None:

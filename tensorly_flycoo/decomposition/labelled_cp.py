@@ -23,7 +23,7 @@ from ..io.array_file import (
 from ..io.dataframe import from_dataframe, open_table, read_rows
 from ..io.files import FilePath
 from ..ops.cp_entries import cp_to_entries
-from ..spread.row_shards import gather
+from ..spread.row_shards import gather, take_model
 from ..tensor.labelled import Labels
 from .fold_in import fold_in
 
@@ -116,7 +116,7 @@ class LabelledCP(CPTensor):
         labels: Mapping[str, Any] | Sequence[Any],
         names: Sequence[str] | None = None,
     ) -> None:
-        weights, factors = cp_tensor
+        weights, factors = take_model(cp_tensor)
         factors, labels = list(factors), Labels(labels, names)
         labels.check([factor.shape[0] for factor in factors])
         ridge = getattr(cp_tensor, "observed_l2_reg", None)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..base.array_modules import Array, array_module
+from ..base.checks import check_real
 from ..engines.tall_skinny import solve
 from ..ops.hals import solve_nonnegative
 from ..spread.row_shards import RowShards
@@ -174,8 +175,9 @@ class Hals:
 def find_constrained(nn_modes: str | Iterable[int] | None, ndim: int) -> set[int]:
     """Return the modes that are non-negative."""
     is_all = isinstance(nn_modes, str) and nn_modes == "all"
-    modes: set[Any] = {*(range(ndim) if is_all else () if nn_modes is None else nn_modes)}
-    if not modes <= {*range(ndim)}:
+    modes: Any = range(ndim) if is_all else () if nn_modes is None else nn_modes
+    modes = {*modes} if isinstance(modes, Iterable) else {modes}
+    if not modes <= {*range(ndim)} or not isinstance(nn_modes, Iterable | None):
         raise ValueError(f"nn_modes is {nn_modes!r}, expected 'all', None or modes 0 to {ndim - 1}")
     return modes
 
@@ -184,12 +186,14 @@ def spread_penalties(
     coefficients: float | Sequence[float | None] | None, ndim: int, constrained: set[int]
 ) -> list[float | None]:
     """Return one sparsity coefficient per mode."""
-    if coefficients is None or isinstance(coefficients, float | int | np.number):
-        return [coefficients] * ndim
-    if len(coefficients) != ndim:
-        raise ValueError(f"sparsity_coefficients has {len(coefficients)} numbers, expected {ndim}")
-    penalties = list(coefficients)
-    if any(penalties[n] is not None for n in range(ndim) if n not in constrained):
+    given: Any = coefficients
+    is_one = given is None or isinstance(given, float | int | np.number)
+    penalties = [given] * ndim if is_one else list(given)
+    if len(penalties) != ndim:
+        raise ValueError(f"sparsity_coefficients has {len(penalties)} numbers, expected {ndim}")
+    for penalty in penalties:
+        check_real(penalty or 0, "a number of sparsity_coefficients", 0)
+    if not is_one and any(penalties[n] is not None for n in range(ndim) if n not in constrained):
         warnings.warn("sparsity_coefficients are ignored in unconstrained modes", stacklevel=4)
     return penalties
 

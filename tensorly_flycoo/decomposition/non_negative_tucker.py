@@ -15,7 +15,7 @@ from tensorly.tenalg import kronecker, multi_mode_dot
 from tensorly.tucker_tensor import TuckerTensor, tucker_normalize, validate_tucker_rank
 
 from ..base.array_modules import Array, array_module, move
-from ..base.checks import check_choice, check_matrix
+from ..base.checks import check_choice, check_matrix, check_real
 from ..base.reporting import span
 from ..engines.tall_skinny import multiply, transposed_product
 from ..io.checkpoint import Resumed
@@ -179,6 +179,8 @@ def non_negative_tucker_hals(
     ((2, 3, 4), True)
     """
     check_choice(algorithm, "algorithm", ("fista", "active_set"))
+    if core_sparsity_coefficient is not None:
+        check_real(core_sparsity_coefficient, "core_sparsity_coefficient", 0)
     penalties = spread_penalties(sparsity_coefficients, tensor.ndim, {*range(tensor.ndim)})
     if fixed_modes and isinstance(init, str):
         raise ValueError(f"fixed_modes needs factors to keep, but init is {init!r}: pass a model")

@@ -7,7 +7,7 @@ import numpy as np
 import tensorly as tl
 
 from ..base.array_modules import Array, array_module
-from ..base.checks import check_count, check_rank
+from ..base.checks import check_count, check_rank, check_real
 from ..io.checkpoint import Resumed
 from ..ops.cp_entries import evaluate_model
 from ..ops.mttkrp import mttkrp
@@ -179,7 +179,8 @@ def observed_parafac(
     check_ridge(l2_reg)
     if non_negative and (biases or cg_steps is not None):
         raise ValueError("non_negative is True, expected biases=False and cg_steps=None with it")
-    if not unobserved >= 0 or (unobserved and confidence is None):
+    check_real(unobserved, "unobserved", 0)
+    if unobserved and confidence is None:
         raise ValueError(f"unobserved is {unobserved}, expected 0, or more with a confidence")
     seen = _observe(x, confidence, unobserved)
     held_out = None if validation is None else _read(validation, x, "validation")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tensorly.cp_tensor import CPTensor
 
 from ..base.array_modules import Array, array_module
-from ..base.checks import densify_error
+from ..base.checks import check_count, check_real, densify_error
 from ..engines.tall_skinny import qr, solve
 from ..io.checkpoint import Origin, Resumed, mark_origin
 from ..ops import gram_products
@@ -199,6 +199,9 @@ def parafac(
         if isinstance(init, str) and init == "svd":
             instead = "expected 'random' or a model together with center_modes"
             raise ValueError(f"init is 'svd', {instead}")
+    check_real(l2_reg, "l2_reg", 0)
+    if not isinstance(orthogonalise, bool):
+        check_count(orthogonalise, "orthogonalise", 0)
     missing = None if mask is None else find_missing(tensor, mask)
     x = as_flycoo(tensor, check_coords=True)
     if missing is None:

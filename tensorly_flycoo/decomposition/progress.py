@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any, Self, SupportsFloat
 
-from ..base.checks import check_count
+from ..base.checks import check_count, check_real
 from ..base.reporting import listen
 from ..io.checkpoint import (
     check_saveable,
@@ -142,6 +142,8 @@ class Progress:
             raise ValueError(f"show is {show!r}, expected one of {_SHOWN}")
         if every is not None:
             check_count(every, "every")
+        if every_minutes is not None:
+            check_real(every_minutes, "every_minutes")
         if every_minutes is not None and not every_minutes > 0:
             raise ValueError(f"every_minutes is {every_minutes!r}, expected more than 0")
         if every is None and every_minutes is None:

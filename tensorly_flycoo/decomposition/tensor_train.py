@@ -13,7 +13,7 @@ from tensorly.tt_matrix import TTMatrix
 from tensorly.tt_tensor import TTTensor, validate_tt_rank
 
 from ..base.array_modules import Array
-from ..base.checks import densify_error
+from ..base.checks import check_mode, densify_error
 from ..format.ordering import count_true
 from ..ops.contraction import multiply_matricized
 from ..ops.lazy import ModeView
@@ -201,6 +201,7 @@ def tensor_ring(
     """
     check_svd(svd, "tl.decomposition.tensor_ring", input_tensor.shape)
     ndim = len(input_tensor.shape)
+    mode = check_mode(mode, ndim)
     rank = find_train_rank(input_tensor, rank)
     ranks = [int(r) for r in validate_tr_rank(input_tensor.shape, rank=rank)]
     x = permute(input_tensor, [*range(mode, ndim), *range(mode)]) if mode else input_tensor

@@ -142,7 +142,12 @@ def open_arrays(path: FilePath, kind: Kind) -> Iterator["ArrayReader"]:
 
     with open(path, "rb") as file:
         with refuse_damage(path, kind, (Exception,)):
-            reader = ArrayReader(file, zipfile.ZipFile(file))
+            archive = zipfile.ZipFile(file)
+            if {"data.npy", "shape.npy"} <= (names := {*archive.namelist()}):
+                is_coo = "fill_value.npy" in names
+                call = "from_coo(sparse" if is_coo else "from_scipy(scipy.sparse"
+                raise ValueError(f"call FlycooTensor.{call}.load_npz(path))")
+            reader = ArrayReader(file, archive)
         check_header(path, kind, reader.header)
         with refuse_damage(path, kind):
             yield reader

@@ -145,8 +145,15 @@ def load_checkpoint(path: FilePath) -> ResumedCP | ResumedTucker:
             del arrays["format"]
         names = [name for name in arrays if name.startswith("state_")]
         state = {name.removeprefix("state_"): arrays.pop(name) for name in names}
-        errors = [float(error) for error in header["errors"]]
-        saved = Saved(errors, header.get("solver", ""), header.get("digest", ""), state)
+        errors, solver, digest = (
+            header["errors"],
+            header.get("solver", ""),
+            header.get("digest", ""),
+        )
+        is_right = isinstance(errors, list) and errors and {type(solver), type(digest)} == {str}
+        if not is_right or not {type(error) for error in errors} <= {int, float}:
+            raise ValueError("its header does not have errors, as numbers, a solver and a digest")
+        saved = Saved([float(error) for error in errors], solver, digest, state)
         kind, first = (ResumedTucker, "core") if "core" in arrays else (ResumedCP, "weights")
         model = arrays.pop(first), [arrays[f"factor_{n}"] for n in range(len(arrays))]
         return kind(model, saved)

@@ -1,10 +1,11 @@
 """Make a tensor from an array that knows its labels: of xarray, or AnnData."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
+from ..base.array_modules import read_into_memory
 from ..tensor.coo_cache import is_raw_sparse
 from ..tensor.labelled import LabelledTensor, Labels, is_ordered
 from ..tensor.tensor import FlycooTensor
@@ -31,7 +32,8 @@ def from_xarray(array: Any, **options: Any) -> LabelledTensor:
     TypeError
         If `array` is not a DataArray, such as a Dataset.
     ValueError
-        If a coordinate occurs twice in a dimension, or `FlycooTensor` refuses the values.
+        If a coordinate is missing or occurs twice in a dimension, or `FlycooTensor` refuses the
+        values, such as nan.
 
     Examples
     --------
@@ -46,6 +48,14 @@ def from_xarray(array: Any, **options: Any) -> LabelledTensor:
     if not (hasattr(array, "dims") and hasattr(array, "data")):
         raise TypeError(f"array is a {type(array).__name__}, expected an xarray.DataArray")
     data = array.compute().data  # it may be on disk
+    stored = data.data if is_raw_sparse(data) else data
+    fill_value = getattr(data, "fill_value", 0)
+    if stored.dtype.kind == "f" and (np.isnan(fill_value) or np.isnan(stored).any()):
+        raise ValueError(
+            "array holds nan, expected finite values: pass array.fillna(0); if they are unknown and"
+            " not zeros, give parafac mask=sparse.COO.from_numpy(array.notnull().values * 1.0, "
+            "fill_value=1) too"
+        )
     make = FlycooTensor.from_coo if is_raw_sparse(data) else FlycooTensor.from_dense
     labels, ordered = {}, []
     for name, size in zip(array.dims, array.shape, strict=True):
@@ -59,7 +69,7 @@ def from_xarray(array: Any, **options: Any) -> LabelledTensor:
 def from_anndata(
     adata: Any,
     obs: str | Sequence[str] | None = None,
-    layers: Sequence[str] | None = None,
+    layers: str | Sequence[str] | None = None,
     **options: Any,
 ) -> LabelledTensor:
     """Make a tensor from an AnnData: cells, or groups of cells, x genes, and x layers.
@@ -67,26 +77,28 @@ def from_anndata(
     Parameters
     ----------
     adata : anndata.AnnData
+        In memory, backed by a file, or lazy.
     obs : str or sequence of str, optional
         Columns of ``adata.obs``, such as donor and cell type. Each becomes a mode, and cells with
         the same entries are added up. By default each cell is a row of the mode "obs".
-    layers : sequence of str, optional
-        Names in ``adata.layers``, the rows of a last mode "layer"; by default only ``adata.X``.
+    layers : str or sequence of str, optional
+        A name in ``adata.layers``, to take in place of ``adata.X``; or several, the rows of a last
+        mode "layer".
     **options
         ``dtype``, ``layout`` and ``device`` of `FlycooTensor`.
 
     Returns
     -------
     LabelledTensor
-        With the modes "obs" or those columns, "var", and "layer" if there are `layers`.
+        With the modes "obs" or those columns, "var", and "layer" if `layers` are a sequence.
 
     Raises
     ------
     TypeError
-        If the entries of a column are neither numbers, text nor dates.
+        If `adata` is no AnnData, or the entries of a column are neither numbers, text nor dates.
     ValueError
-        If there is no such column or layer, a cell has no entry in a column, a name occurs twice,
-        or `FlycooTensor` refuses the values.
+        If there is no such column or layer, or none at all, a cell has no entry in a column, a name
+        occurs twice, a column has the name of a mode, or `FlycooTensor` refuses the values.
 
     See Also
     --------
@@ -94,7 +106,7 @@ def from_anndata(
 
     Notes
     -----
-    A matrix in host memory is read once; sparse ones stay sparse.
+    A matrix is read once, into host memory; sparse ones stay sparse.
 
     Examples
     --------
@@ -110,29 +122,50 @@ def from_anndata(
     """
     from scipy.sparse import coo_array
 
-    columns = [obs] if isinstance(obs, str) else obs
-    for what, names, known in (("obs", columns, adata.obs), ("layers", layers, adata.layers)):
-        if missing := [name for name in names or () if name not in known]:
-            raise ValueError(f"{what} has {missing}, expected some of {[*known]}")
+    if not (hasattr(adata, "obs_names") and hasattr(adata, "layers")):
+        raise TypeError(f"adata is a {type(adata).__name__}, expected an anndata.AnnData")
+    if "layer" in options:
+        raise TypeError("from_anndata has no option 'layer': pass layers=, a name or several")
+    columns = _list_names("obs", obs, adata.obs)
+    names = _list_names("layers", layers, adata.layers)
+    modes = [*(columns or ["obs"]), "var", *["layer"][: not isinstance(layers, str | None)]]
+    if len({*modes}) < len(modes):
+        raise ValueError(f"the modes are {modes}, expected different ones: rename columns of obs")
+    ordered: list[str] = []
     if columns is None:
         coded = {"obs": (np.arange(len(adata.obs_names)), np.asarray(adata.obs_names))}
     else:
-        coded = {name: number_entries(adata.obs[name], name) for name in columns}
+        table = read_into_memory(adata.obs)
+        coded = {name: number_entries(table[name], name) for name in columns}
+        ordered = [name for name in columns if is_ordered(table[name])]
     for name, (codes, _) in coded.items():
         if (codes < 0).any():
             cell = adata.obs_names[int(np.argmin(codes))]
             raise ValueError(f"obs[{name!r}] has no entry for {cell!r}: leave such cells out")
-    matrices = [adata.X] if layers is None else [adata.layers[name] for name in layers]
-    parts = [coo_array(matrix) for matrix in matrices]
+    matrices = [adata.X] if names is None else [adata.layers[name] for name in names]
+    if matrices[0] is None:
+        raise ValueError(f"adata has no X, expected one, or layers=, some of {[*adata.layers]}")
+    parts = [coo_array(read_into_memory(matrix)) for matrix in matrices]
     rows = np.concatenate([part.row for part in parts])
     genes = np.concatenate([part.col for part in parts])
     coords = [*(codes[rows] for codes, _ in coded.values()), genes]
     labels = {name: entries for name, (_, entries) in coded.items()}
     labels["var"] = np.asarray(adata.var_names)
-    if layers is not None:
+    if "layer" in modes:
         coords.append(np.repeat(np.arange(len(parts)), [part.nnz for part in parts]))
-        labels["layer"] = np.array(layers)
+        labels["layer"] = np.array(names)
     values, shape = np.concatenate([part.data for part in parts]), [*map(len, labels.values())]
-    ordered = [name for name in columns or () if is_ordered(adata.obs[name])]
     tensor = FlycooTensor(np.stack(coords), values, shape, **options)
     return LabelledTensor(tensor, Labels(labels, ordered=ordered))
+
+
+def _list_names(what: str, given: Any, known: Any) -> list[str] | None:
+    """Return one name or several as a list; refuse unknown ones, repeated ones, and none."""
+    if given is None:
+        return None
+    names = [*given] if isinstance(given, Iterable) and not isinstance(given, str) else [given]
+    if missing := [name for name in names if name not in known]:
+        raise ValueError(f"{what} has {missing}, expected some of {[*known]}")
+    if not names or len({*names}) < len(names):
+        raise ValueError(f"{what} is {given!r}, expected one or more different names")
+    return names

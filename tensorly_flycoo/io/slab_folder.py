@@ -295,6 +295,8 @@ def save_slabs(
     <FlycooTensor: shape=(3, 2, 3), dtype=float64, nnz=6, layout='replicated', device='cpu', \
 slabs=2>
     """
+    if shape is None:  # that of a tensor, which may be empty
+        shape, dtype = getattr(parts, "shape", None), dtype or getattr(parts, "dtype", None)
     reading = Reading(
         None if shape is None else check_shape(shape),
         None if dtype is None else check_dtype(dtype),

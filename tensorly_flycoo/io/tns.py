@@ -12,6 +12,7 @@ from ..base.checks import (
     check_shape,
     check_values,
 )
+from ..tensor.coo_cache import not_sparse_error
 from ..tensor.labelled import refuse_labels
 from ..tensor.tensor import FlycooTensor
 from .files import FilePath, replace_text
@@ -178,7 +179,7 @@ def write_tns(path: FilePath, x: "FlycooTensor | SparseArray", *, index_base: in
         coords, values = x.coords, check_values(x.data, x.coords.shape[1])
         check_finite(values)
     else:
-        raise TypeError(f"x is a {type(x).__name__}, expected a FlycooTensor or a sparse.COO")
+        raise not_sparse_error(x)
     shape = x.shape
     template = "%d " * len(shape) + "%r\n"
     with replace_text(path) as file:

@@ -42,7 +42,7 @@ _MARKET = re.compile(
     re.IGNORECASE,
 )
 
-_SHAPE_COMMENT = re.compile(rb"#\s*shape:\s*(\d+(?:\s+\d+)*)\s*$")
+_SHAPE_COMMENT = re.compile(rb"#\s*shape:(.*)")
 
 #: Characters of a faulty line that an error shows.
 _SHOWN = 80
@@ -93,29 +93,33 @@ def read_header(block: bytes) -> Header:
         line = block[start:end].strip()
         comment = _SHAPE_COMMENT.match(line)
         if comment and not lines:
-            shape = tuple(map(int, comment[1].split()))
+            shape = _read_sizes(comment[1].split())
         elif line and line[:1] not in b"#%" and line != b"sptensor":
             lines.append((line.split(), end))
     (first, first_end), (second, second_end), (third, third_end) = (lines + [([], 0)] * 3)[:3]
     if is_market:
-        *sizes, nnz = map(int, first) if all(map(bytes.isdigit, first)) and first else [0]
-        if not sizes:
-            shown = _show(b" ".join(first))
-            raise ValueError(f"{shown!r}, expected the sizes of modes and the number of nonzeros")
+        *sizes, nnz = _read_sizes(first)
         return Header(tuple(sizes), len(sizes), nnz, first_end)
     if shape is None and first and all(field.isdigit() for field in first):
         if [len(second)] == [int(field) for field in first] and all(s.isdigit() for s in second):
             shape = tuple(map(int, second))
             if len(third) != 1:
                 return Header(shape, len(second), None, second_end)
-            if not third[0].isdigit():
-                raise ValueError(f"{_show(third[0])!r}, expected the number of nonzeros")
-            return Header(shape, len(second), int(third[0]), third_end)
+            (nnz,) = _read_sizes(third)
+            return Header(shape, len(second), nnz, third_end)
         if len(second) == len(first) + 1:
             return Header(tuple(map(int, first)), len(first), None, first_end)
     if shape is not None:
         return Header(shape, len(shape), None, 0)
     return Header(None, max(1, len(first) - 1) if first else None, None, 0)
+
+
+def _read_sizes(fields: list[bytes]) -> tuple[int, ...]:
+    """Return sizes of modes, the number of nonzeros, or both, which a header must have here."""
+    if not fields or not all(map(bytes.isdigit, fields)):
+        shown = _show(b" ".join(fields))
+        raise ValueError(f"{shown!r}, expected integers: sizes of modes, or a number of nonzeros")
+    return tuple(map(int, fields))
 
 
 def _show(text: bytes) -> str:

@@ -8,6 +8,7 @@ from ..base.array_modules import Array, array_module, as_array, is_on_gpu, move
 from ..base.checks import check_choice, check_finite, check_place
 from ..decomposition.counts import check_counts, log_lower_tail, log_upper_tail
 from ..ops.cp_entries import cp_to_entries
+from ..spread.row_shards import take_model
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import LabelledTensor, check_same_labels
 
@@ -78,7 +79,7 @@ def anomaly_scores(
     array([ 0.2, 11.6,  4.2])
     """
     check_choice(tail, "tail", ("upper", "lower", "both"))
-    on_gpu = is_on_gpu(cp_tensor[1][0])
+    on_gpu = is_on_gpu(take_model(cp_tensor)[1][0])
     if isinstance(x_new, tuple) and not isinstance(x_new, LabelledTensor):
         if len(x_new) != 2:
             raise ValueError(f"x_new has {len(x_new)} items, expected (coords, values)")

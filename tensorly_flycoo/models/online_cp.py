@@ -3,14 +3,13 @@
 import copy
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from numbers import Real
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from tensorly.cp_tensor import CPTensor
 
 from ..base.array_modules import Array, array_module, is_cupy
-from ..base.checks import check_count, check_place, check_rank
+from ..base.checks import check_count, check_integer, check_place, check_rank, check_real
 from ..decomposition.cp_loop import has_converged, iterate, measure_by, start
 from ..decomposition.cp_model import make_cp_tensor, multiply_all
 from ..decomposition.generalized_parafac import generalized_parafac
@@ -335,17 +334,15 @@ class OnlineCP(Parameters):
 
     def _check(self) -> None:
         check_rank(self.rank)
+        check_integer(self.mode, "mode")
         check_count(self.n_iter_max, "n_iter_max")
         check_count(self.keep, "keep")
         if self.loss not in STREAMS:
             raise ValueError(f"loss is {self.loss!r}, expected one of {list(STREAMS)}")
-        for name, value in (("forget", self.forget), ("tol", self.tol)):
-            if not isinstance(value, Real) or isinstance(value, bool):
-                raise TypeError(f"{name} is {value!r}, expected a number")
+        check_real(self.forget, "forget")
+        check_real(self.tol, "tol", 0)
         if not 0 < self.forget <= 1:
             raise ValueError(f"forget is {self.forget}, expected a number above 0 and at most 1")
-        if not self.tol >= 0:
-            raise ValueError(f"tol is {self.tol}, expected 0 or more")
         if isinstance(self.init, str) and self.init != "random":
             raise ValueError(f"init is {self.init!r}, expected 'random' or a CP tensor")
 
@@ -452,14 +449,19 @@ class OnlineCP(Parameters):
             params, num_slices = reader.header["params"], reader.header["slices"]
             if {*params} != {*_SAVED} or type(num_slices) is not int or num_slices < 0:
                 raise ValueError("its header does not have the parameters and the number of slices")
+            online = cls(**params)
+            online._check()
             kind, matrix = STREAMS[params["loss"]], (None, params["rank"])
             dtypes = (reader.read("rows", matrix, FLOATS).dtype,)
-            names = [f"factor_{n}" for n in range(reader.header["factors"])]
+            names = [f"factor_{n}" for n in range(len(reader.names()))]
+            names = [name for name in names if name in reader.names()]
+            ndim = len(names) + 1
+            if reader.header["factors"] != ndim - 1 or not -ndim <= params["mode"] < ndim:
+                raise ValueError("its header does not have the number of factors, or a mode")
             factors = [reader.read(name, matrix, dtypes) for name in names]
             histories = [(params["rank"], params["rank"])]
             shapes = [f.shape for f in factors] if kind is CountStream else histories
             state = [reader.read(f"state_{n}", shape, dtypes) for n, shape in enumerate(shapes)]
             rows, last_rows = (reader.read(name, matrix, dtypes) for name in ("rows", "last_rows"))
-        online = cls(**params)
         online._set(kind(factors, state), rows, last_rows, num_slices)
         return online

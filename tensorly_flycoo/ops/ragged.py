@@ -5,10 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from ..base.array_modules import Array, array_module, move
+from ..base.array_modules import Array, array_module, move, read_into_memory
 from ..base.checks import check_fill_value
 from ..format.primitives import index_dtype
 from ..tensor.coo_cache import as_flycoo, find_converter, is_sparse
+from ..tensor.labelled import as_labels, find_missing
 from ..tensor.tensor import FlycooTensor
 from .lazy import LazyArray
 
@@ -46,11 +47,12 @@ class RaggedTensor(LazyArray):
     Raises
     ------
     TypeError
-        If a slice is not sparse.
+        If a slice is not sparse, or labels of `by` are of several types.
     ValueError
         If there is no slice, the slices differ in their number of columns, a slice has not two
         modes or a tensor not three, `by` is no column of the AnnData or does not have a label for
-        each row, `drop_empty` is given for slices or with `by`, or a fill_value is not 0.
+        each row (nan, NaT and None are none), `drop_empty` is given for slices or with `by`, or a
+        fill_value is not 0.
 
     Examples
     --------
@@ -99,15 +101,24 @@ class RaggedTensor(LazyArray):
 
     def _divide(self, matrix: Any, by: Any) -> tuple:
         """Number the rows of a matrix slice by slice, and keep their labels."""
+        from scipy.sparse import coo_array
+
         if hasattr(matrix, "obs_names"):
             if not isinstance(by, str) or by not in matrix.obs:
                 raise ValueError(f"by is {by!r}, expected a column of obs: {[*matrix.obs]}")
             self.labels = {"row": matrix.obs_names, "column": np.asarray(matrix.var_names)}
-            matrix, by = matrix.X, matrix.obs[by]
+            matrix, by = read_into_memory(matrix.X), read_into_memory(matrix.obs)[by]
+            matrix = coo_array(matrix) if isinstance(matrix, np.ndarray) else matrix
         rows, columns, values, (num_rows, width), device = _read_slice(matrix, 0)
-        labels, ids = np.unique(np.asarray(by), return_inverse=True)
-        if ids.shape != (num_rows,):
-            raise ValueError(f"by has shape {ids.shape}, expected ({num_rows},), one per row")
+        of_rows = as_labels(by)
+        if of_rows.shape != (num_rows,):
+            raise ValueError(f"by has shape {of_rows.shape}, expected ({num_rows},), one per row")
+        if (places := find_missing(of_rows)).size:
+            first = f"by is {of_rows[places[0]]} for row {places[0]}, expected a label for each row"
+            raise ValueError(f"{first}: leave {places.size} such rows out")
+        if of_rows.dtype == object and len(kinds := {type(of).__name__ for of in of_rows}) > 1:
+            raise TypeError(f"by holds {sorted(kinds)}, expected labels of one type")
+        labels, ids = np.unique(of_rows, return_inverse=True)
         order, row_counts = np.argsort(ids, kind="stable"), np.bincount(ids)
         numbers = np.argsort(order).astype(index_dtype(num_rows, "int32"))
         name = next(iter(self.labels), "row")

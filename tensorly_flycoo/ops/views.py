@@ -15,7 +15,14 @@ import numpy as np
 
 from ..base.array_modules import Array
 from ..base.checks import current_backend, densify_error, num_cells
-from ..tensor.coo_cache import as_flycoo, find_converter, is_sparse, library_of, not_sparse_error
+from ..tensor.coo_cache import (
+    CONVERTERS,
+    as_flycoo,
+    find_converter,
+    is_sparse,
+    library_of,
+    not_sparse_error,
+)
 from ..tensor.labelled import LabelledTensor
 from ..tensor.tensor import FlycooTensor, check_axes, check_order
 from .contraction import inner, join_modes
@@ -38,7 +45,7 @@ def is_lazy_or_sparse(x: object) -> bool:
 def _may_be_sparse(kind: type) -> bool:
     """Return whether a class may be one of sparse tensors, of any library, or of lazy arrays."""
     is_ours = issubclass(kind, (FlycooTensor, LabelledTensor, LazyArray))
-    return is_ours or library_of(kind) in ("sparse", "scipy", "torch", "jax")
+    return is_ours or library_of(kind) in ("sparse", *CONVERTERS)
 
 
 @functools.cache
@@ -50,7 +57,7 @@ def find_sparse(arguments: Iterable[Any], function: str = "") -> Any:
     """Return the first argument that is sparse or a lazy view of a sparse tensor, or None.
 
     The items of lists and tuples count as well. Under the backend "flycoo" raises a TypeError if a
-    sparse tensor of SciPy, CuPy, PyTorch or JAX comes first; but `parafac2` takes lists of SciPy's.
+    sparse tensor of a library in `CONVERTERS` comes first; but `parafac2` takes lists of SciPy's.
     """
     for argument in arguments:
         kind: type = type(argument)

@@ -321,7 +321,12 @@ def gather(array: Any) -> Any:
 
 
 def take_model(cp_tensor: Any) -> tuple[Array | None, list[Array]]:
-    """Return a CP model's weights and factors as arrays of NumPy or CuPy, shared or gathered."""
+    """Return a CP model's weights and factors as arrays of NumPy or CuPy, shared or gathered.
+
+    The model is TensorLy's, a pair, or a ktensor of pyttb.
+    """
+    if hasattr(cp_tensor, "factor_matrices"):
+        cp_tensor = cp_tensor.weights, cp_tensor.factor_matrices
     weights, factors = cp_tensor
     return share(weights), [share(gather(factor)) for factor in factors]
 

@@ -7,6 +7,7 @@ wait for one of them to build; different ones are built side by side.
 
 import functools
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -34,27 +35,34 @@ def library_of(kind: type) -> str:
     return kind.__module__.removeprefix("cupyx.").partition(".")[0]
 
 
+#: For the sparse arrays of each library: how to know one, and the constructor of `FlycooTensor`.
+CONVERTERS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "scipy": (lambda x: hasattr(x, "tocoo"), "from_scipy"),
+    "torch": (lambda x: str(getattr(x, "layout", "")).startswith("torch.sparse"), "from_torch"),
+    "jax": (lambda x: hasattr(x, "n_batch"), "from_jax"),
+    "pyttb": (lambda x: hasattr(x, "subs") and hasattr(x, "vals"), "from_coo"),
+}
+
+
 def find_converter(x: Any) -> str | None:
-    """Name the constructor of `FlycooTensor` for a sparse array of SciPy, CuPy, PyTorch or JAX."""
+    """Name the constructor of `FlycooTensor` for a sparse array of a library in `CONVERTERS`."""
     kind: type = type(x)
-    library = library_of(kind)
-    if library == "scipy" and hasattr(x, "tocoo"):
-        return "from_scipy"
-    if library == "jax" and hasattr(x, "n_batch"):
-        return "from_jax"
-    is_torch = library == "torch" and str(getattr(x, "layout", "")).startswith("torch.sparse")
-    return "from_torch" if is_torch else None
+    is_known, converter = CONVERTERS.get(library_of(kind), (None, ""))
+    return converter if is_known and is_known(x) else None
 
 
 def find_instead(x: object) -> str | None:
-    """Say what to pass in place of a table, a DataArray or an array of Finch; else return None."""
+    """Say what to pass in place of a table or an array of another library; else return None."""
     kind: type = type(x)
     if library_of(kind) == "finch":
         return "a sparse.COO, which sparse makes without the environment variable SPARSE_BACKEND"
-    if library_of(kind) not in ("pandas", "polars", "pyarrow", "xarray", "duckdb", "_duckdb"):
+    known = ("pandas", "polars", "pyarrow", "xarray", "duckdb", "_duckdb", "dask", "pyttb")
+    if library_of(kind) not in known:
         return None
     table = "tensorly_flycoo.from_dataframe(x, columns)"
     return {
+        "Array": "x.compute()",
+        "tensor": "x.data",
         "DataArray": "tensorly_flycoo.from_xarray(x)",
         "Series": "tensorly_flycoo.from_dataframe(x.reset_index(), columns, values)",
         **dict.fromkeys(("DataFrame", "LazyFrame", "Table", "DuckDBPyRelation"), table),

@@ -38,13 +38,13 @@ class Labels(dict[str, np.ndarray]):
         if not len(set(names)) == len(names) == len(labels):
             raise ValueError(f"names is {names}, expected {len(labels)} distinct names")
         pairs = list(zip(names, labels, strict=True))
-        super().__init__({name: _as_array(of) for name, of in pairs})
+        super().__init__({name: as_labels(of) for name, of in pairs})
         known |= {name for name, of in pairs if is_ordered(of)}
         known |= {name for name, of in self.items() if of.dtype.kind in _ORDERED_KINDS}
         self.ordered = tuple(name for name in self if name in known)
 
     def check(self, shape: Sequence[int]) -> None:
-        """Refuse labels that do not fit a tensor of this shape, or occur twice in a mode."""
+        """Refuse labels that do not fit a tensor of this shape, are missing or occur twice."""
         if len(self) != len(shape):
             raise ValueError(f"labels names the modes {[*self]}, expected {len(shape)} modes")
         for (name, of), size in zip(self.items(), shape, strict=True):
@@ -53,6 +53,11 @@ class Labels(dict[str, np.ndarray]):
                     f"labels[{name!r}] has shape {of.shape}, expected ({size},), one for each index"
                 )
         for name, of in self.items():
+            if (places := find_missing(of)).size:
+                raise ValueError(
+                    f"labels[{name!r}] is {of[places[0]]} at index {places[0]}, expected a label "
+                    "for each index: leave such rows out, or name them"
+                )
             if of.dtype != object and (of[1:] > of[:-1]).all():
                 continue  # sorted labels may be many, and are quick to check
             ((label, count),) = Counter(of.tolist()).most_common(1)
@@ -60,11 +65,20 @@ class Labels(dict[str, np.ndarray]):
                 raise ValueError(f"labels[{name!r}] holds {label!r} twice, expected distinct ones")
 
 
-def _as_array(labels: Any) -> np.ndarray:
-    """Return labels as an array; dates of Python become NumPy's."""
+def as_labels(labels: Any) -> np.ndarray:
+    """Return labels as an array; dates of Python become NumPy's, and masked labels None."""
+    labels = labels.tolist() if np.ma.is_masked(labels) and np.ma.isMaskedArray(labels) else labels
     array = np.asarray(labels)
     is_dates = array.dtype == object and all(type(label) is datetime.date for label in array.flat)
     return array.astype("datetime64[D]") if is_dates and array.size else array
+
+
+def find_missing(labels: np.ndarray) -> np.ndarray:
+    """Return the places of labels that are missing: nan, NaT, None, or NA of pandas."""
+    if labels.dtype != object:
+        return np.flatnonzero(np.isnan(labels)) if labels.dtype.kind in "fmM" else np.arange(0)
+    is_na = [of is None or type(of).__name__ == "NAType" or of != of for of in labels.tolist()]
+    return np.flatnonzero(is_na)
 
 
 def is_ordered(column: Any) -> bool:
@@ -98,7 +112,8 @@ class LabelledTensor(_Fields):
     TypeError
         If `tensor` is not a FlycooTensor.
     ValueError
-        If there is not one label for each index, or a label occurs twice in a mode.
+        If there is not one label for each index, or a label is missing (nan, NaT, None) or occurs
+        twice in a mode.
 
     See Also
     --------

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 import numpy as np
 from numpy.typing import DTypeLike
 
-from ..base.array_modules import Array, array_module, as_array, is_cupy, move
+from ..base.array_modules import Array, array_module, as_array, is_cupy, move, read_into_memory
 from ..base.checks import (
     check_coords,
     check_count,
@@ -197,7 +197,7 @@ class FlycooTensor:
 
         Parameters
         ----------
-        coo : sparse.SparseArray
+        coo : sparse.SparseArray, dask.array.Array of these, or pyttb.sptensor
         **options : those of `FlycooTensor`, such as ``dtype``, ``layout`` and ``device``
 
         Raises
@@ -213,6 +213,10 @@ class FlycooTensor:
         >>> FlycooTensor.from_coo(sparse.eye(3))
         <FlycooTensor: shape=(3, 3), dtype=float64, nnz=3, layout='replicated', device='cpu'>
         """
+        if hasattr(coo, "subs") and hasattr(coo, "vals"):
+            coords = coo.subs.reshape(-1, len(coo.shape)).T
+            return cls(coords.astype(np.int64), coo.vals.reshape(-1), coo.shape, **options)
+        coo = read_into_memory(coo)
         if not hasattr(coo, "coords") and hasattr(coo, "asformat"):
             coo = coo.asformat("coo")
         if not (hasattr(coo, "coords") and hasattr(coo, "data") and hasattr(coo, "fill_value")):

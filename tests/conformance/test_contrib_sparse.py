@@ -22,9 +22,7 @@ RANDOM = {"init": "random", "random_state": 0, "n_iter_max": 3}
 #: Its functions that run under "numpy", with a COO.
 CALLS = {
     "parafac": lambda: decomposition.parafac(X, 3, **RANDOM),
-    "parafac from a guess": lambda: decomposition.parafac(
-        X, 3, init=(None, FACTORS), n_iter_max=2
-    ),
+    "parafac from a guess": lambda: decomposition.parafac(X, 3, init=(None, FACTORS), n_iter_max=2),
     "non_negative_parafac": lambda: decomposition.non_negative_parafac(X, 3, **RANDOM),
     "non_negative_tucker": lambda: decomposition.non_negative_tucker(X, [2, 2, 2], **RANDOM),
     "robust_pca": lambda: decomposition.robust_pca(X, n_iter_max=3, verbose=0),
@@ -33,9 +31,7 @@ CALLS = {
     "mode_dot, sparse": lambda: tenalg.mode_dot(X, SPARSE_FACTORS[1].T, 1),
     "multi_mode_dot": lambda: tenalg.multi_mode_dot(X, [f.T for f in FACTORS]),
     "multi_mode_dot, sparse": lambda: tenalg.multi_mode_dot(X, [f.T for f in SPARSE_FACTORS]),
-    "of a dense tensor": lambda: tenalg.multi_mode_dot(
-        X.todense(), [f.T for f in SPARSE_FACTORS]
-    ),
+    "of a dense tensor": lambda: tenalg.multi_mode_dot(X.todense(), [f.T for f in SPARSE_FACTORS]),
     "kronecker": lambda: tenalg.kronecker(SPARSE_FACTORS),
     "khatri_rao": lambda: tenalg.khatri_rao(FACTORS),
     "khatri_rao, sparse": lambda: tenalg.khatri_rao(SPARSE_FACTORS),

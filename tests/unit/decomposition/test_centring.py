@@ -79,8 +79,8 @@ def test_momentum_starts_and_labels():
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"center_modes": [3]}, ValueError, "mode is 3, expected 0 to 2"),
-        ({"center_modes": 0}, TypeError, "not iterable"),
+        ({"center_modes": [3]}, ValueError, "a mode of center_modes is 3, expected 0 to 2"),
+        ({"center_modes": 0}, TypeError, "center_modes is 0, expected a sequence"),
         ({"init": "svd"}, ValueError, "init is 'svd', expected 'random' or a model together"),
         (
             {"mask": sparse.COO([[0], [1], [2]], [0.0], SHAPE, fill_value=1.0)},

@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import dask.array
 import numpy as np
 import pandas as pd
 import pytest
@@ -10,7 +11,7 @@ import sparse
 import tensorly as tl
 import xarray
 
-from tensorly_flycoo import LabelledCP, from_anndata, from_xarray
+from tensorly_flycoo import LabelledCP, RaggedTensor, from_anndata, from_xarray
 
 DAYS = pd.date_range("2020-01-01", periods=4)
 
@@ -55,6 +56,30 @@ def test_what_is_no_array_of_xarray():
         tl.decomposition.parafac(make_array(np.ones((3, 4, 2))), 2)
 
 
+@pytest.mark.parametrize("kind", ["dense", "sparse", "of a table"])
+@pytest.mark.usefixtures("flycoo_backend")
+def test_nan_is_filled_or_masked(kind):
+    dense = np.random.default_rng(0).random((5, 6, 7))
+    dense[dense < 0.3] = np.nan
+    array = xarray.DataArray(dense, dims=["a", "b", "c"])
+    if kind == "sparse":
+        array = array.copy(data=sparse.COO.from_numpy(dense))
+    elif kind == "of a table":  # its fill_value is nan
+        table = array.to_series().dropna().to_frame("v")
+        array = xarray.Dataset.from_dataframe(table, sparse=True)["v"]
+        assert np.isnan(array.data.fill_value)
+    with pytest.raises(ValueError, match=r"array holds nan, expected .*: pass array\.fillna"):
+        from_xarray(array)
+    x = from_xarray(array.fillna(0))
+    np.testing.assert_array_equal(x.tensor.to_coo().todense(), np.nan_to_num(dense))
+    if kind == "dense":
+        mask = sparse.COO.from_numpy(array.notnull().values * 1.0, fill_value=1)
+        errors = tl.decomposition.parafac(
+            x, 2, mask=mask, init="random", random_state=0, n_iter_max=5, return_errors=True
+        )[1]
+        assert errors[-1] < errors[0]
+
+
 def make_cells():
     """Make what is read of an AnnData: 12 cells and 5 genes."""
     counts = scipy.sparse.random_array((12, 5), density=0.5, format="csr", rng=0)
@@ -76,6 +101,77 @@ def test_cells_and_genes():
     np.testing.assert_array_equal(x.to_coo().todense(), adata.X.toarray())
     assert x.labels["obs"].tolist() == [*adata.obs_names]
     assert x.labels["var"].tolist() == list("vwxyz")
+
+
+class OnDisk:
+    """Has what is used of a matrix of a backed AnnData, and of the table of a lazy one."""
+
+    def __init__(self, matrix):
+        self.to_memory = lambda: matrix
+
+    def __iter__(self):
+        return iter(self.to_memory())
+
+
+#: The same matrix, as an AnnData may have it.
+HOLDERS = {
+    "backed": OnDisk,
+    "lazy": lambda m: dask.array.from_array(m.toarray(), 5).map_blocks(scipy.sparse.csr_matrix),
+    "dense": lambda m: m.toarray(),
+    "lazy, dense": lambda m: dask.array.from_array(m.toarray(), 5),
+}
+
+
+@pytest.mark.parametrize("hold", HOLDERS.values(), ids=HOLDERS)
+def test_backed_lazy_and_dense_matrices(hold):
+    plain, adata = make_cells(), make_cells()
+    adata.X, adata.layers = hold(plain.X), {"raw": hold(plain.layers["raw"])}
+    if hold is HOLDERS["lazy"]:
+        adata.obs = OnDisk(plain.obs)
+    for options in ({}, {"obs": "donor"}, {"layers": "raw"}, {"layers": ["raw"]}):
+        found, expected = from_anndata(adata, **options), from_anndata(plain, **options)
+        assert found.to_frame().equals(expected.to_frame())
+        assert found.labels.ordered == expected.labels.ordered
+    found, expected = (RaggedTensor(of, by="donor") for of in (adata, plain))
+    assert found.matrix.nonzeros()[1].tolist() == expected.matrix.nonzeros()[1].tolist()
+    assert found.labels["slice"].tolist() == expected.labels["slice"].tolist()
+
+
+def test_one_layer_in_place_of_the_matrix():
+    adata = make_cells()
+    x = from_anndata(adata, layers="raw")
+    assert [*x.labels] == ["obs", "var"]
+    np.testing.assert_array_equal(x.to_coo().todense(), adata.layers["raw"].toarray())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"obs": "var"}, r"obs has \['var'\], expected some of \['donor', 'type'\]"),
+        ({"obs": ["donor", "donor"]}, "expected one or more different names"),
+        ({"obs": []}, r"obs is \[\], expected one or more different names"),
+        ({"obs": 3}, r"obs has \[3\], expected some of"),
+        ({"layers": []}, r"layers is \[\], expected one or more"),
+        ({"layers": "counts"}, r"layers has \['counts'\], expected some of \['raw', 'dense'\]"),
+        ({"layer": "raw"}, "from_anndata has no option 'layer': pass layers="),
+    ],
+)
+def test_options_of_anndata_that_are_refused(options, message):
+    with pytest.raises(TypeError if "layer" in options else ValueError, match=message):
+        from_anndata(make_cells(), **options)
+
+
+def test_cells_that_are_refused():
+    adata = make_cells()
+    with pytest.raises(TypeError, match=r"adata is a csr_array, expected an anndata\.AnnData"):
+        from_anndata(adata.X)
+    adata.obs = adata.obs.rename(columns={"donor": "var", "type": "layer"})
+    for options in ({"obs": "var"}, {"obs": "layer", "layers": ["raw"]}):
+        with pytest.raises(ValueError, match="expected different ones: rename columns of obs"):
+            from_anndata(adata, **options)
+    adata.X = None
+    with pytest.raises(ValueError, match=r"adata has no X, expected one, or layers=.*'raw'"):
+        from_anndata(adata)
 
 
 def test_groups_of_cells_and_layers():

@@ -193,7 +193,7 @@ def test_the_number_of_nonzeros_in_a_header_is_checked(tmp_path, monkeypatch, he
             with pytest.raises(ValueError, match=message):
                 read(path)
     for announced in ("-1", "1.5", "many"):
-        with pytest.raises(ValueError, match=r"x\.tns, header: .*expected the"):
+        with pytest.raises(ValueError, match=r"x\.tns, header: .*expected integers"):
             read_tns(write(tmp_path, header.format(announced) + body))
 
 

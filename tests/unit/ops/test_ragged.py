@@ -8,8 +8,18 @@ import pytest
 import scipy.sparse
 import sparse
 import tensorly as tl
+import xarray
 
-from tensorly_flycoo import DensifyError, FlycooTensor, LabelledTensor, RaggedTensor, from_dataframe
+from tensorly_flycoo import (
+    DensifyError,
+    FlycooTensor,
+    LabelledCP,
+    LabelledTensor,
+    RaggedTensor,
+    from_dataframe,
+    from_xarray,
+)
+from tensorly_flycoo.tensor.labelled import as_labels
 from tensorly_flycoo.testing import random_tensor
 
 HEIGHTS = (5, 0, 3, 5, 8)
@@ -94,6 +104,49 @@ def test_rows_are_divided_by_their_labels(kind):
     assert [rows.tolist() for rows in x.labels["row"]] == [*expected.values()]
     with pytest.raises(ValueError, match=r"by has shape \(6,\), expected \(7,\), one per row"):
         RaggedTensor(kind(matrix), by=labels[1:])
+
+
+MISSING = {
+    "nan": [1.5, np.nan, 2.5],
+    "None": ["b", None, "a"],
+    "nan of text": np.array(["b", np.nan, "a"], object),
+    "NaT": np.array(["2024-01-01", "NaT", "2024-01-02"], "M8[D]"),
+    "pandas.NA": pandas.array([3, None, 2], "Int64"),
+    "a Series": pandas.Series(["b", None, "a"]),
+    "a categorical": pandas.Categorical(["b", None, "a"]),
+    "a masked array": np.ma.masked_array([2, 3, 1], [False, True, False]),
+    "zoned times": pandas.to_datetime(["2024-01-01", None, "2024-01-02"]).tz_localize("UTC"),
+}
+
+
+@pytest.mark.parametrize("labels", MISSING.values(), ids=MISSING)
+def test_missing_labels_are_refused(labels):
+    matrix = scipy.sparse.eye_array(3)
+    cells = pandas.DataFrame(
+        {"condition": getattr(labels, "array", labels)}, index=["c1", "c2", "c3"]
+    )
+    names = pandas.Index(["g1", "g2", "g3"])
+    data = types.SimpleNamespace(X=matrix, obs=cells, obs_names=cells.index, var_names=names)
+    for slices, by in ((matrix, labels), (data, "condition")):
+        with pytest.raises(
+            ValueError, match=r"by is (nan|None|NaT|<NA>) for row 1, exp.*: leave 1 such"
+        ):
+            RaggedTensor(slices, by=by)
+    x, plain = FlycooTensor.from_scipy(matrix), as_labels(labels)
+    message = r"labels\['b'\] is (nan|None|NaT|<NA>) at index 1, expected a label for each index"
+    with pytest.raises(ValueError, match=message):
+        LabelledTensor(x, {"a": [1, 2, 3], "b": labels})
+    with pytest.raises(ValueError, match=message):
+        LabelledCP((None, [np.ones((3, 2))] * 2), {"a": [1, 2, 3], "b": labels})
+    with pytest.raises(ValueError, match=message):
+        from_xarray(xarray.DataArray(np.eye(3), {"a": [1, 2, 3], "b": plain}))
+    keep = [0, 2]
+    assert RaggedTensor(scipy.sparse.eye_array(2), by=plain[keep]).shape == (2, 1, 2)
+
+
+def test_labels_of_several_types_are_refused():
+    with pytest.raises(TypeError, match=r"by holds \['int', 'str'\], expected labels of one type"):
+        RaggedTensor(scipy.sparse.eye_array(2), by=np.array([1, "a"], object))
 
 
 def test_an_annotated_matrix():

@@ -2,14 +2,28 @@
 
 import importlib
 
+import dask.array
 import numpy as np
 import pytest
+import pyttb
+import scipy.io
 import scipy.sparse
 import sparse
 import tensorly as tl
 from small_tensors import make_dense, to_dense
 
-from tensorly_flycoo import FlycooTensor
+from tensorly_flycoo import (
+    FlycooTensor,
+    LabelledCP,
+    OnlineCP,
+    cp_fit,
+    cp_to_entries,
+    load,
+    mttkrp,
+    write_tns,
+)
+from tensorly_flycoo.io.checkpoint import load_checkpoint
+from tensorly_flycoo.models.match import factor_match_score
 
 LAYOUTS = pytest.mark.parametrize("layout", ["remap", "replicated", "indexed"])
 DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -143,3 +157,80 @@ def test_from_torch():
         FlycooTensor.from_torch(dense)
     with pytest.raises(ValueError, match="1 dense modes"):
         FlycooTensor.from_torch(dense.to_sparse(2))
+
+
+# Objects of other libraries
+
+
+@pytest.mark.usefixtures("flycoo_backend")
+def test_tensors_and_models_of_pyttb():
+    dense = np.random.default_rng(0).random((5, 6, 7)) * (np.arange(7) % 2)
+    theirs = pyttb.tensor(dense).to_sptensor()
+    for x in (FlycooTensor.from_coo(theirs), tl.tensor(theirs)):
+        np.testing.assert_array_equal(to_dense(x), dense)
+    assert FlycooTensor.from_coo(pyttb.sptensor(shape=(2, 3))).nnz == 0
+    x, model = FlycooTensor.from_coo(theirs), pyttb.cp_als(theirs, 2, printitn=0)[0]
+    error = np.linalg.norm(dense - model.full().data) / np.linalg.norm(dense)
+    np.testing.assert_allclose(cp_fit(x, model).relative_error, error)
+    np.testing.assert_allclose(
+        cp_to_entries(model, np.zeros((3, 1), int)), model.full().data[0, 0, 0]
+    )
+    labels = [range(size) for size in x.shape]
+    np.testing.assert_allclose(tl.cp_to_tensor(LabelledCP(model, labels)), model.full().data)
+    _, errors = tl.decomposition.parafac(x, 2, init=model, n_iter_max=3, return_errors=True)
+    assert errors[-1] <= error + 1e-9
+    assert factor_match_score(model, model) == pytest.approx(1)
+    for call in (lambda: tl.decomposition.parafac(theirs, 2), lambda: write_tns("x", theirs)):
+        with pytest.raises(
+            TypeError, match=r"sptensor, expected .*: pass FlycooTensor.from_coo\(x"
+        ):
+            call()
+    with pytest.raises(TypeError, match=r"x is a tensor, expected .*: pass x.data"):
+        tl.decomposition.parafac(pyttb.tensor(dense), 2)
+
+
+@pytest.mark.usefixtures("flycoo_backend")
+def test_dask_arrays_of_sparse_blocks():
+    coo = sparse.random((8, 6, 4), density=0.2, random_state=0)
+    array = dask.array.from_array(coo.todense(), 4).map_blocks(sparse.COO.from_numpy)
+    assert FlycooTensor.from_coo(array).nnz == coo.nnz
+    np.testing.assert_array_equal(to_dense(FlycooTensor.from_coo(array)), coo.todense())
+    for call in (lambda: tl.decomposition.parafac(array, 2), lambda: mttkrp(array, [], 0)):
+        with pytest.raises(TypeError, match=r"x is a Array, expected .*: pass x.compute\(\)"):
+            call()
+
+
+def test_a_sptensor_of_matlab(tmp_path):
+    """Each error on the way names what to do; the first one all of it."""
+    coo = sparse.random((5, 6, 7), density=0.2, random_state=0)
+    path = tmp_path / "x.mat"
+    facts = {"subs": coo.coords.T + 1.0, "vals": coo.data[:, None], "size": [[5.0, 6.0, 7.0]]}
+    scipy.io.savemat(path, facts)
+    subs, vals, size = (scipy.io.loadmat(path)[name] for name in facts)
+    assert (subs.dtype, vals.shape, size.shape) == (float, (coo.nnz, 1), (1, 3))
+    with pytest.raises(
+        TypeError, match=r"coords has dtype float64, .* sptensor of MATLAB"
+    ) as caught:
+        FlycooTensor(subs.T, vals, coo.shape)
+    make = str(caught.value).partition("make ")[2]
+    x = eval(make, {"FlycooTensor": FlycooTensor, "subs": subs, "vals": vals, "size": size})
+    np.testing.assert_array_equal(to_dense(x), coo.todense())
+    with pytest.raises(ValueError, match=r"values has shape .*, pass values.ravel\(\)"):
+        FlycooTensor(subs.T.astype(int), vals, coo.shape)
+    with pytest.raises(
+        ValueError, match=r"expected 0 to [456]; if the first index is 1, .*coords - 1"
+    ):
+        FlycooTensor(subs.T.astype(int), vals.ravel(), coo.shape)
+
+
+@pytest.mark.parametrize("library", ["sparse", "scipy.sparse"])
+@pytest.mark.parametrize("compressed", [True, False])
+def test_files_of_other_libraries(library, compressed, tmp_path):
+    coo, path = sparse.random((5, 6), density=0.5, random_state=0), tmp_path / "x.npz"
+    of = coo if library == "sparse" else coo.to_scipy_sparse()
+    importlib.import_module(library).save_npz(path, of, compressed=compressed)
+    constructor = "from_coo" if library == "sparse" else "from_scipy"
+    call = rf"call FlycooTensor.{constructor}\({library}.load_npz\(path\)\)"
+    for read in (load, OnlineCP.load, LabelledCP.load, load_checkpoint):
+        with pytest.raises(ValueError, match=rf"x\.npz is .*not a .*: {call}"):
+            read(path)
