@@ -40,10 +40,11 @@ def from_dataframe(
 ) -> LabelledTensor:
     """Make a tensor from a table, with one mode per given column.
 
-    The distinct entries of a column (numbers, text or dates) are sorted and numbered. Times with a
-    time zone become UTC, periods their starts, and intervals text. `labels` numbers entries as
-    another tensor does, so that new data fits a model of old data; so do the categories of a pandas
-    categorical or a polars Enum. Labels that do not occur are kept.
+    The distinct entries of a column (numbers, text or dates) are sorted and numbered; whatever
+    library holds a table, its labels are the same. Ordered categories keep their order, and those
+    that do not occur are left out. Times with a time zone become its local times, periods their
+    starts, and intervals text. `labels` numbers entries as another tensor does, so that new data
+    fits a model of old data; labels that do not occur are kept.
 
     Parameters
     ----------
@@ -71,6 +72,8 @@ def from_dataframe(
 
     Raises
     ------
+    ImportError
+        If pyarrow is missing.
     TypeError
         If `df` is not such a table, `modes` is a single text, `labels` is not a dict, the entries
         of a column are neither numbers, text nor dates, or the values are not numbers.
@@ -85,9 +88,8 @@ def from_dataframe(
     nearly as many labels as the table has rows: rounded times (``df["time"].dt.floor("D")``) make
     better modes.
 
-    The table's own library numbers the entries; polars is several times as fast where pyarrow is
-    installed. Beside coords and values, this takes two temporary columns of 8 bytes per row. All
-    aggregates but "sum" and "count" sort the rows.
+    Needs pyarrow. Beside coords and values, this takes two temporary columns of 8 bytes per row.
+    All aggregates but "sum" and "count" sort the rows.
 
     Examples
     --------
