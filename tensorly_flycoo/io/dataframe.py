@@ -203,37 +203,26 @@ def open_table(df: Any, modes: Sequence[str], values: str | None = None) -> dict
     """Return these columns of a table, as Arrow's; refuse what is no table, or lacks one."""
     pa = require_pyarrow()
     columns = list(dict.fromkeys([*modes, *([] if values is None else [values])]))
-    is_pandas = hasattr(df, "iloc") and hasattr(df, "columns")
-    is_polars = hasattr(df, "collect_schema")
-    if is_pandas:
-        names = list(df.columns)
-    elif is_polars:
+    is_pandas, is_polars = hasattr(df, "iloc"), hasattr(df, "collect_schema")
+    if is_polars:
         names = df.collect_schema().names()
-    elif hasattr(df, "__arrow_c_stream__") and not hasattr(df, "iloc"):
-        df = _open_stream(df)
+    elif is_pandas and hasattr(df, "columns"):
+        names = list(df.columns)
+    elif hasattr(df, "__arrow_c_stream__") and not is_pandas:
+        df = pa.RecordBatchReader.from_stream(df)
         names = df.schema.names
     else:
-        hint = ": pass df.reset_index()" if hasattr(df, "reset_index") else ""
+        hint = ": pass df.reset_index()" if is_pandas else ""
         expected = f"a table of pandas, polars, Arrow or DuckDB{hint}"
         raise TypeError(f"df is a {type(df).__name__}, expected {expected}")
     is_index = is_pandas and not {*columns}.isdisjoint(df.index.names)
     check_columns(columns, names, "df", "; pass df.reset_index()" if is_index else "")
-    if is_pandas:
+    if is_pandas or is_polars:
+        df = df.lazy().select(columns).collect() if is_polars else df
         return {name: convert_column(df[name], name) for name in columns}
-    if is_polars:
-        df = _open_stream(df.lazy().select(columns).collect())
     schema = pa.schema([df.schema.field(name) for name in columns])
     table = pa.Table.from_batches((batch.select(columns) for batch in df), schema)
     return {name: table[name] for name in columns}
-
-
-def _open_stream(df: Any) -> Any:
-    pa = require_pyarrow()
-    try:
-        return pa.RecordBatchReader.from_stream(df)
-    except (NotImplementedError, ValueError) as error:
-        expected = "types of columns that Arrow has: cast others, such as Int128"
-        raise TypeError(f"df: {error}, expected {expected}") from None
 
 
 def _merge(

@@ -49,11 +49,13 @@ def require_pyarrow() -> Any:
 
 
 def convert_column(column: Any, name: str) -> Any:
-    """Return a column of pandas as Arrow's: periods as their starts, intervals as text."""
-    import pandas
-
+    """Return a column of pandas or polars as one of Arrow; periods are starts, intervals text."""
     pa, kind = require_pyarrow(), column.dtype
     try:
+        if hasattr(column, "to_arrow"):  # of polars
+            return column.to_arrow()
+        import pandas
+
         column = _convert_objects(column) if column.dtype == object else column
         if isinstance(column.dtype, pandas.IntervalDtype):
             column = column.astype(pandas.CategoricalDtype(ordered=True))
@@ -99,11 +101,11 @@ def number_entries(column: Any, name: str) -> tuple[np.ndarray, ColumnLabels]:
     pa = require_pyarrow()
     try:
         if not pa.types.is_dictionary(column.type):
-            column = _widen(column).dictionary_encode()
+            column = column.dictionary_encode()
         chunks = [chunk.dictionary for chunk in getattr(column, "chunks", ()) if len(chunk)]
         is_ordered = column.type.ordered and all(chunk.equals(chunks[0]) for chunk in chunks)
         column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-        distinct = _normalise(_widen(column.dictionary)).dictionary_encode()
+        distinct = _normalise(column.dictionary).dictionary_encode()
         order = pa.array(np.arange(len(distinct.dictionary)))
         order = order if is_ordered else pa.compute.sort_indices(distinct.dictionary)
         entries = distinct.dictionary.take(order).to_numpy(zero_copy_only=False)
@@ -119,16 +121,13 @@ def number_entries(column: Any, name: str) -> tuple[np.ndarray, ColumnLabels]:
     return drop_unused(places, ColumnLabels(entries, zone, entries if is_ordered else None))
 
 
-def _widen(values: Any) -> Any:
-    """Return text of a type that few functions of Arrow take, and nulls, as large_string."""
-    return values.cast("large_string") if str(values.type) in ("null", "string_view") else values
-
-
 def _normalise(values: Any) -> Any:
     """Give equal entries one spelling, and missing ones none."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
+    if str(values.type) in ("null", "string_view"):  # which few functions take
+        return values.cast("large_string")
     if pa.types.is_floating(values.type):
         return pc.if_else(pc.is_nan(values), None, pc.add(values, pa.scalar(0.0, values.type)))
     if pa.types.is_integer(values.type):
@@ -176,7 +175,8 @@ def unite_labels(parts: Iterable[ColumnLabels], name: str) -> ColumnLabels:
         raise TypeError(
             f"column {name!r} holds {' and '.join(sorted(kinds))} in different parts, expected one"
         )
-    if first is not None and all(np.array_equal(first, part.categories) for part in parts):
+    categories = [part.categories if part.categories is not None else () for part in parts]
+    if first is not None and all(np.array_equal(first, others) for others in categories):
         is_used = np.zeros(first.size, bool)
         is_used[find_places(np.concatenate(arrays), first)] = True
         return ColumnLabels(first[is_used], zone, first)

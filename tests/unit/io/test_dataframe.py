@@ -440,7 +440,7 @@ def test_booleans_as_objects_are_values(missing):
 
 def test_numbers_of_128_bits_are_refused():
     table = pl.DataFrame({"k": ["a"], "v": pl.Series([1], dtype=pl.Int128)})
-    message = "df: .*, expected types of columns that Arrow has: cast others, such as Int128"
+    message = "column 'v' of Int128: .*, expected numbers.*: convert the others"
     with pytest.raises(TypeError, match=message):
         from_dataframe(table, ["k"], "v")
 
