@@ -12,7 +12,7 @@ import numpy as np
 from distributed import get_worker
 
 from ..base.checks import check_finite, check_inside, check_shape
-from ..io.dataframe import open_table, read_indices, read_rows
+from ..io.dataframe import check_columns, open_table, read_indices, read_rows
 from ..io.entries import ColumnLabels
 from ..io.parts import Reading
 
@@ -98,9 +98,7 @@ class ParquetPart(NamedTuple):
         import pyarrow.parquet
 
         with pyarrow.parquet.ParquetFile(self.path) as file:
-            known = file.schema_arrow.names
-            if missing := [name for name in names if name not in known]:
-                raise ValueError(f"the file has no columns {missing}, expected some of {known}")
+            check_columns(names, file.schema_arrow.names, "the file")
             return file.read_row_groups(list(self.groups), columns=list(dict.fromkeys(names)))
 
 
