@@ -12,7 +12,8 @@ import numpy as np
 from distributed import get_worker
 
 from ..base.checks import check_finite, check_inside, check_shape
-from ..io.dataframe import open_table, read_indices, read_rows
+from ..io.dataframe import check_columns, open_table, read_indices, read_rows
+from ..io.entries import ColumnLabels
 from ..io.parts import Reading
 
 #: Rows of a partition of a .parquet file, at least, but for the last: whole row groups.
@@ -28,7 +29,7 @@ class Partition(NamedTuple):
     coords: np.ndarray  # uint32 (ndim, n): indices, or numbers of entries
     values: np.ndarray  # (n,)
     shape: tuple[int, ...]  # the least that holds the indices, and what a file's header says
-    entries: tuple[np.ndarray, ...] | None  # the distinct ones of each mode; None with indices
+    entries: tuple[ColumnLabels, ...] | None  # the distinct ones of each mode; None with indices
 
 
 class Summary(NamedTuple):
@@ -37,7 +38,7 @@ class Summary(NamedTuple):
     nnz: int
     dtype: np.dtype
     shape: tuple[int, ...]
-    entries: tuple[np.ndarray, ...] | None
+    entries: tuple[ColumnLabels, ...] | None
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class TableReader:
             coded, values = read_rows(part, self.modes, self.values, {}, self.missing)
             coords = np.stack([codes for codes, _ in coded.values()])
             entries = tuple(own for _, own in coded.values())
-            shape = tuple(own.size for own in entries)
+            shape = tuple(own.entries.size for own in entries)
         values = np.ones(coords.shape[1]) if values is None else values
         return Partition(coords.astype(_INDEX), values, shape, entries)
 
@@ -97,9 +98,7 @@ class ParquetPart(NamedTuple):
         import pyarrow.parquet
 
         with pyarrow.parquet.ParquetFile(self.path) as file:
-            known = file.schema_arrow.names
-            if missing := [name for name in names if name not in known]:
-                raise ValueError(f"the file has no columns {missing}, expected some of {known}")
+            check_columns(names, file.schema_arrow.names, "the file")
             return file.read_row_groups(list(self.groups), columns=list(dict.fromkeys(names)))
 
 

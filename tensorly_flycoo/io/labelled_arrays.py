@@ -9,7 +9,7 @@ from ..base.array_modules import read_into_memory
 from ..tensor.coo_cache import is_raw_sparse
 from ..tensor.labelled import LabelledTensor, Labels, is_ordered
 from ..tensor.tensor import FlycooTensor
-from .dataframe import coarsen, number_entries
+from .entries import coarsen, convert_column, number_entries
 
 
 def from_xarray(array: Any, **options: Any) -> LabelledTensor:
@@ -94,6 +94,8 @@ def from_anndata(
 
     Raises
     ------
+    ImportError
+        If `obs` is given and pyarrow is missing.
     TypeError
         If `adata` is no AnnData, or the entries of a column are neither numbers, text nor dates.
     ValueError
@@ -136,8 +138,10 @@ def from_anndata(
         coded = {"obs": (np.arange(len(adata.obs_names)), np.asarray(adata.obs_names))}
     else:
         table = read_into_memory(adata.obs)
-        coded = {name: number_entries(table[name], name) for name in columns}
-        ordered = [name for name in columns if is_ordered(table[name])]
+        arrow = {name: convert_column(table[name], name) for name in columns}
+        numbered = {name: number_entries(column, name) for name, column in arrow.items()}
+        coded = {name: (codes, own.entries) for name, (codes, own) in numbered.items()}
+        ordered = [name for name, (_, own) in numbered.items() if own.categories is not None]
     for name, (codes, _) in coded.items():
         if (codes < 0).any():
             cell = adata.obs_names[int(np.argmin(codes))]

@@ -173,7 +173,7 @@ def test_errors_name_the_partition(client, table, tmp_path):
     match = r"partition 0 of .*x\.parquet: column 'price' has no value in row 3000"
     with pytest.raises(ValueError, match=match):
         read_parquet(tmp_path, MODES, "price", client=client)
-    with pytest.raises(ValueError, match=r"no columns \['sum'\], expected some of .*'price'"):
+    with pytest.raises(ValueError, match=r"no column 'sum', expected one of .*'price'"):
         read_parquet(tmp_path, MODES, "sum", client=client)
     with pytest.raises(ValueError, match="missing is 'ignore', expected one of"):
         read_parquet(tmp_path, MODES, missing="ignore", client=client)
