@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +22,8 @@ _PARTITION_ROWS = 2**21
 
 #: An index or the number of an entry.
 _INDEX = np.dtype(np.uint32)
+
+_logger = logging.getLogger("tensorly_flycoo")
 
 
 class Partition(NamedTuple):
@@ -49,9 +53,14 @@ class TableReader:
     are_indices: bool  # whether columns of modes hold indices, not labels
     missing: str  # as of `from_dataframe`
 
+    @property
+    def columns(self) -> list[str]:
+        """The names of all columns that are read."""
+        return list(dict.fromkeys([*self.modes, *([] if self.values is None else [self.values])]))
+
     def __call__(self, part: Any) -> Partition:
         if isinstance(part, ParquetPart):
-            part = part.read([*self.modes, *([] if self.values is None else [self.values])])
+            part = part.read(self.columns)
         part = open_table(part, self.modes, self.values)
         if self.are_indices:
             _, values = read_rows(part, (), self.values, {}, "raise")
@@ -97,19 +106,26 @@ class ParquetPart(NamedTuple):
         import pyarrow.parquet
 
         with pyarrow.parquet.ParquetFile(self.path) as file:
-            known = file.schema_arrow.names
-            if missing := [name for name in names if name not in known]:
-                raise ValueError(f"the file has no columns {missing}, expected some of {known}")
-            return file.read_row_groups(list(self.groups), columns=list(dict.fromkeys(names)))
+            return file.read_row_groups(list(self.groups), columns=list(names))
 
 
-def list_parquet_parts(path: Any) -> list[ParquetPart]:
-    """Divide .parquet files into partitions, of neighbouring row groups with enough rows."""
+def list_parquet_parts(path: Any, reader: TableReader) -> list[ParquetPart]:
+    """Divide .parquet files into partitions, of neighbouring row groups with enough rows.
+
+    Columns that `reader` cannot take are refused here, by the files' footers.
+    """
     import pyarrow.parquet
 
     parts = []
     for name in list_files(path, (".parquet", ".pq")):
-        with pyarrow.parquet.ParquetFile(name) as file:
+        with _name_errors(name), pyarrow.parquet.ParquetFile(name) as file:
+            known = file.schema_arrow.names
+            if absent := [c for c in reader.columns if c not in known and f"{os.sep}{c}=" in name]:
+                raise ValueError(
+                    f"columns {absent} are in the names of folders, not in the file: give "
+                    "from_dask_dataframe what dask.dataframe.read_parquet returns"
+                )
+            reader(file.schema_arrow.empty_table())
             first = num_rows = 0
             for group in range(file.num_row_groups):
                 num_rows += file.metadata.row_group(group).num_rows
@@ -120,27 +136,51 @@ def list_parquet_parts(path: Any) -> list[ParquetPart]:
 
 
 def list_files(path: Any, suffixes: tuple[str, ...]) -> list[str]:
-    """List the files that a path, or several, name; those of a folder in order of their names."""
-    found: list[Path] = []
-    for one in map(Path, [path] if isinstance(path, str | os.PathLike) else path):
-        if one.is_dir():
-            found += sorted(inner for inner in one.rglob("*") if inner.name.endswith(suffixes))
-        else:
-            found.append(one)
+    """List the files that a path, or several, name; those of a folder in order of their names.
+
+    As for Arrow and Spark, what begins with "_" or "." in a folder is not part of the data.
+    """
+    found: list[str | Path] = []
+    for one in map(os.fspath, [path] if isinstance(path, str | os.PathLike) else path):
+        name = os.path.expanduser(one.removeprefix("file://"))
+        if "://" in name or ({*"*?["} & {*name} and not os.path.exists(name)):
+            raise ValueError(
+                f"path is {one!r}, expected files or folders that all workers see: list those of a "
+                "pattern by sorted(glob.glob(path)); give from_dask_dataframe what "
+                "dask.dataframe.read_parquet returns for other places"
+            )
+        if not os.path.isdir(name):
+            found.append(name)
+            continue
+        inner = [file.relative_to(name) for file in sorted(Path(name).rglob("*")) if file.is_file()]
+        inner = [file for file in inner if not any(part[0] in "_." for part in file.parts)]
+        taken = [name / file for file in inner if file.name.endswith(suffixes)]
+        if len(taken) < len(inner):
+            text = "left out %d of %d files of %s: their names do not end with %s"
+            others = (len(inner) - len(taken), len(inner), name, " or ".join(suffixes))
+            _logger.warning(text, *others)
+        found += taken
     if not found:
         raise FileNotFoundError(f"{path} has no files that end with {' or '.join(suffixes)}")
     return [os.path.abspath(name) for name in found]
 
 
+@contextlib.contextmanager
+def _name_errors(place: str) -> Iterator[None]:
+    """Have the errors of a block that reads data name the place."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"{place}: {error}") from None
+
+
 def keep_partition(part: Any, number: int, reader: Any, actor_keys: dict[str, str]) -> Summary:
     """Read a partition, in a task, and leave it with the actor on the same worker."""
     worker = get_worker()
-    try:
+    file = part if isinstance(part, str) else getattr(part, "path", "")
+    with _name_errors(f"partition {number}{file and f' of {file}'}"):
         partition = reader(part)
-    except (TypeError, ValueError) as error:
-        file = part if isinstance(part, str) else getattr(part, "path", "")
-        kind = TypeError if isinstance(error, TypeError) else ValueError
-        raise kind(f"partition {number}{file and f' of {file}'}: {error}") from None
     actor: Any = worker.state.actors[actor_keys[worker.address]]
     actor.keep(number, partition)
     values, shape = partition.values, partition.shape

@@ -14,7 +14,7 @@ from numpy.typing import DTypeLike
 
 from ..base.checks import check_choice, check_index_base, check_shape
 from ..format.layout import Layout
-from ..io.dataframe import MISSING, check_modes
+from ..io.dataframe import MISSING, check_modes, open_table
 from ..io.files import FilePath
 from ..io.slab_folder import Index, load_slab
 from ..tensor.labelled import LabelledTensor, Labels, is_ordered
@@ -99,9 +99,11 @@ def read_parquet(
     """
     modes = check_modes(modes)
     df: Any = path if hasattr(path, "to_delayed") else None  # given by `from_dask_dataframe`
-    parts = list_parquet_parts(path) if df is None else list(df.to_delayed())
     check_choice(missing, "missing", MISSING)
     reader = TableReader(tuple(modes), values, indices, missing)
+    if hasattr(df, "columns"):
+        open_table(df, modes, values)  # refuses other columns before anything is computed
+    parts = list_parquet_parts(path, reader) if df is None else list(df.to_delayed())
     source = PartitionedData(parts, reader, None, slabs, dtype, layout)
     x = _place(source, client, workers, device)
     if source.labels is None:
