@@ -59,15 +59,18 @@ class WorkerLost(ConnectionError):
         The workers that are lost.
     """
 
-    def __init__(self, addresses: Iterable[str]) -> None:
+    def __init__(self, addresses: Iterable[str], was_loading: bool = False) -> None:
         self.addresses = tuple(addresses)
+        self._was_loading = was_loading  # so that there is no tensor yet
         super().__init__(self.addresses)
 
     def __str__(self) -> str:
+        lost = ", ".join(self.addresses)
+        if self._was_loading:
+            return f"lost {lost} while the tensor was loaded: load it again, on other workers"
         return (
-            f"lost {', '.join(self.addresses)}, and with it slabs and rows of factors: call "
-            "x.recover(), which loads the slabs on other workers, then start from a checkpoint "
-            "(Progress.resume) or anew"
+            f"lost {lost}, and with it slabs and rows of factors: call x.recover(), which loads "
+            "the slabs on other workers, then start from a checkpoint (Progress.resume) or anew"
         )
 
 

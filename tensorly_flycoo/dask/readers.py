@@ -19,6 +19,7 @@ from ..io.files import FilePath
 from ..io.slab_folder import Index, load_slab
 from ..tensor.labelled import LabelledTensor, Labels, is_ordered
 from .actor import start_workers
+from .cluster import WorkerLost
 from .loading import PartitionedData
 from .machine import Site
 from .partitions import TableReader, TnsReader, list_files, list_parquet_parts
@@ -254,5 +255,8 @@ def _place(
     if client.asynchronous:
         raise ValueError("client is asynchronous, expected one with asynchronous=False")
     addresses = list_workers(client) if workers is None else list(workers)
-    layout = source.place(client, start_workers(client, addresses, device))
+    try:
+        layout = source.place(client, start_workers(client, addresses, device))
+    except WorkerLost as lost:
+        raise WorkerLost(lost.addresses, was_loading=True) from None
     return ClusterTensor.of(source, client, device, layout)

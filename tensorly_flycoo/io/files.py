@@ -79,17 +79,27 @@ def replace_file(path: FilePath) -> Iterator[IO[bytes]]:
     path = Path(os.path.realpath(path))
     part = path.with_name(f".{path.name}.{os.urandom(8).hex()}.part")
     try:
-        with open(part, "xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    except OSError as error:
-        if error.filename == os.fspath(part):
-            error.filename, error.filename2 = os.fspath(path), None
-        raise
+        with _name_errors(part, path):
+            with open(part, "xb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _name_errors(part: Path, path: Path) -> Iterator[None]:
+    """Have errors name `path`, not what is written in its place; a full disk's name nothing."""
+    try:
+        yield
+    except OSError as error:
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        name = error.filename
+        if is_full if name is None else str(name).startswith(os.fspath(part)):
+            error.filename, error.filename2 = os.fspath(path), None
+        raise
 
 
 @contextlib.contextmanager
@@ -100,8 +110,9 @@ def make_folder(path: FilePath) -> Iterator[Path]:
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fspath(path))
     part = path.with_name(f".{path.name}.{os.urandom(8).hex()}.part")
     try:
-        part.mkdir()
-        yield part
+        with _name_errors(part, path):
+            part.mkdir()
+            yield part
         _sync_names(part)
         try:
             os.replace(part, path)

@@ -47,7 +47,9 @@ def test_hidden_and_temporary_files_are_no_data(table, tmp_path, hidden):
     assert found == [str(folder / name) for name in ("b.parquet", "day=1/a.parquet")]
     assert len(pd.read_parquet(folder, columns=["a"])) == len(table) * len(found)
     assert [part.path for part in list_parquet_parts(folder, make_reader())] == found
-    assert list_files(folder / hidden, (".parquet",)) == [str(folder / hidden)]  # a file by its name
+    assert list_files(folder / hidden, (".parquet",)) == [
+        str(folder / hidden)
+    ]  # a file by its name
 
 
 def test_files_with_other_names_are_counted_in_a_warning(tmp_path, caplog):
