@@ -18,6 +18,7 @@ from ..format.groups import choose_groups, find_groups, find_longest_mode
 from ..format.layout import Layout
 from ..format.layouts import LAYOUT_CLASSES
 from ..format.packing import Groups, RecordFormat
+from ..io.entries import find_places, unite_labels
 from ..ops.sampling import NonzeroSampler, split_entries
 from ..spread.building import TensorSizes, choose_layout
 from ..spread.slab_building import SlabBuilder, count_rows, sort_records, split_nonzeros
@@ -55,6 +56,7 @@ class PartitionedData:
     dtype: Any = None
     layout: str | None = None
     labels: Labels = None  # once they are known
+    ordered: Sequence[str] = ()  # the columns of ordered categories
 
     def __post_init__(self) -> None:
         self.num_slabs = None if self.num_slabs is None else check_count(self.num_slabs, "slabs")
@@ -113,21 +115,16 @@ class PartitionedData:
         entries = [summary.entries for summary in found if summary.entries is not None]
         labels = None
         if entries:
-            labels = [_unite(of_mode) for of_mode in zip(*entries, strict=True)]
+            modes = zip(self.reader.modes, zip(*entries, strict=True), strict=True)
+            united = {name: unite_labels(of_mode, name) for name, of_mode in modes}
+            self.ordered = [name for name, of in united.items() if of.categories is not None]
+            labels = [of.entries for of in united.values()]
             shape = tuple(of_mode.size for of_mode in labels)
         elif self.shape is not None:
             if len(self.shape) != len(shape) or any(map(int.__gt__, shape, self.shape)):
                 raise ValueError(f"shape is {self.shape}, expected at least {shape}")
             shape = self.shape
         return nnz, check_shape(shape), dtype, labels
-
-
-def _unite(entries: Sequence[np.ndarray]) -> np.ndarray:
-    """Return all entries: in their order if it is the same everywhere, else sorted."""
-    first = entries[0]
-    if all(own.shape == first.shape and (own == first).all() for own in entries):
-        return first
-    return np.unique(np.concatenate(entries))
 
 
 #: Held while workers have partitions that were made of other tensors' slabs.
@@ -262,10 +259,7 @@ def _place(partition: Partition, mode: int, labels: Labels) -> np.ndarray:
     rows = partition.coords[mode]
     if labels is None or partition.entries is None:
         return rows
-    own, known = partition.entries[mode], labels[mode]
-    if own.shape == known.shape and (own == known).all():
-        return rows
-    return np.searchsorted(known, own).astype(rows.dtype)[rows]
+    return find_places(partition.entries[mode].entries, labels[mode]).astype(rows.dtype)[rows]
 
 
 def split_partitions(

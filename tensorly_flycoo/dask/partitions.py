@@ -15,6 +15,7 @@ from distributed import get_worker
 
 from ..base.checks import check_finite, check_inside, check_shape
 from ..io.dataframe import open_table, read_indices, read_rows
+from ..io.entries import ColumnLabels
 from ..io.parts import Reading
 
 #: Rows of a partition of a .parquet file, at least, but for the last: whole row groups.
@@ -32,7 +33,7 @@ class Partition(NamedTuple):
     coords: np.ndarray  # uint32 (ndim, n): indices, or numbers of entries
     values: np.ndarray  # (n,)
     shape: tuple[int, ...]  # the least that holds the indices, and what a file's header says
-    entries: tuple[np.ndarray, ...] | None  # the distinct ones of each mode; None with indices
+    entries: tuple[ColumnLabels, ...] | None  # the distinct ones of each mode; None with indices
 
 
 class Summary(NamedTuple):
@@ -41,7 +42,7 @@ class Summary(NamedTuple):
     nnz: int
     dtype: np.dtype
     shape: tuple[int, ...]
-    entries: tuple[np.ndarray, ...] | None
+    entries: tuple[ColumnLabels, ...] | None
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class TableReader:
             coded, values = read_rows(part, self.modes, self.values, {}, self.missing)
             coords = np.stack([codes for codes, _ in coded.values()])
             entries = tuple(own for _, own in coded.values())
-            shape = tuple(own.size for own in entries)
+            shape = tuple(own.entries.size for own in entries)
         values = np.ones(coords.shape[1]) if values is None else values
         return Partition(coords.astype(_INDEX), values, shape, entries)
 

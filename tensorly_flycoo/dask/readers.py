@@ -17,7 +17,7 @@ from ..format.layout import Layout
 from ..io.dataframe import MISSING, check_modes, open_table
 from ..io.files import FilePath
 from ..io.slab_folder import Index, load_slab
-from ..tensor.labelled import LabelledTensor, Labels, is_ordered
+from ..tensor.labelled import LabelledTensor, Labels
 from .actor import start_workers
 from .cluster import WorkerLost
 from .loading import PartitionedData
@@ -109,8 +109,7 @@ def read_parquet(
     x = _place(source, client, workers, device)
     if source.labels is None:
         return x
-    ordered = [name for name in modes if hasattr(df, "dtypes") and is_ordered(df[name])]
-    return LabelledTensor(x, Labels(source.labels, modes, ordered))
+    return LabelledTensor(x, Labels(source.labels, modes, source.ordered))
 
 
 def from_dask_dataframe(

@@ -1,6 +1,5 @@
 """Make a tensor from a table: columns become modes, entries indices."""
 
-import datetime
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
@@ -11,8 +10,16 @@ import numpy as np
 from ..base.checks import MAX_MODE_SIZE, check_choice, check_values
 from ..engines import select_engine
 from ..tensor.coo_cache import library_of
-from ..tensor.labelled import LabelledTensor, Labels, is_ordered
+from ..tensor.labelled import LabelledTensor, Labels
 from ..tensor.tensor import FlycooTensor, find_extremes, group_cells
+from .entries import (
+    ColumnLabels,
+    convert_column,
+    drop_unused,
+    number_entries,
+    place_entries,
+    require_pyarrow,
+)
 
 _AGGREGATES = ("sum", "mean", "last", "max", "count")
 MISSING = ("raise", "drop")
@@ -111,18 +118,19 @@ def from_dataframe(
         raise TypeError(f"labels is a {type(given).__name__}, expected a dict by column")
     if others := [name for name in given if name not in modes]:
         raise ValueError(f"labels has {others}, expected only columns of modes: {modes}")
-    df = open_table(df, modes, values)
-    coded, numbers = read_rows(df, modes, values, given, missing)
+    columns = open_table(df, modes, values)
+    coded, numbers = read_rows(columns, modes, values, given, missing)
     coords = np.stack([codes for codes, _ in coded.values()])
     if coords.shape[1] == 0:
-        reason = "no row without a missing entry" if len(df) else "no rows"
+        reason = "no row without a missing entry" if len(columns[modes[0]]) else "no rows"
         raise ValueError(f"df has {reason}, expected at least one")
     if numbers is None or aggregate == "count":
         numbers = np.ones(coords.shape[1])
     elif num_zeros := numbers.size - np.count_nonzero(numbers):
         _logger.warning("%d of %d values are 0, and not kept", num_zeros, numbers.size)
-    shape = [entries.size for _, entries in coded.values()]
-    for name, (_, entries) in coded.items():
+    of_modes = {name: own.entries for name, (_, own) in coded.items()}
+    shape = [entries.size for entries in of_modes.values()]
+    for name, entries in of_modes.items():
         if not given and 2 * entries.size > coords.shape[1] >= _MANY_ROWS:
             advice = "leave rare labels out, or bin numbers (pandas.cut)"
             if entries.dtype.kind in "mM":
@@ -132,25 +140,26 @@ def from_dataframe(
     if aggregate in ("mean", "last", "max"):
         coords, numbers = _merge(coords, numbers, shape, aggregate)
     tensor = FlycooTensor(coords, numbers, shape, **options)
-    ordered = [*(name for name in modes if is_ordered(df[name])), *getattr(labels, "ordered", ())]
-    of_modes = {name: entries for name, (_, entries) in coded.items()}
+    ordered = [name for name, (_, own) in coded.items() if own.categories is not None]
+    ordered += getattr(labels, "ordered", ())
     return LabelledTensor(tensor, Labels(of_modes, ordered=ordered))
 
 
 def read_rows(
-    df: Any,
+    columns: Mapping[str, Any],
     modes: Sequence[str],
     values: str | None,
     labels: Mapping[str, Sequence[Any] | np.ndarray],
     missing: str,
-) -> tuple[dict[str, tuple[np.ndarray, np.ndarray]], np.ndarray | None]:
-    """Return each mode's codes of the rows of an open table, and entries; the values, or None."""
+) -> tuple[dict[str, tuple[np.ndarray, ColumnLabels]], np.ndarray | None]:
+    """Return each mode's codes of the rows of an open table, and labels; the values, or None."""
     check_choice(missing, "missing", MISSING)
-    columns = {name: df[name] for name in modes}
-    coded = {name: number_entries(column, name) for name, column in columns.items()}
+    coded = {name: number_entries(columns[name], name) for name in modes}
     for name, of_column in labels.items():
-        coded[name] = place_entries(name, *coded[name], of_column)
-    numbers = None if values is None else read_values(df[values], values)
+        codes, own = coded[name]
+        codes, entries = place_entries(name, codes, own.entries, of_column)
+        coded[name] = codes, ColumnLabels(entries, own.zone)
+    numbers = None if values is None else read_values(columns[values], values)
     gaps = {name: codes < 0 for name, (codes, _) in coded.items()}
     if numbers is not None and values is not None:
         gaps[values] = np.isnan(numbers) | gaps.get(values, False)
@@ -165,9 +174,8 @@ def read_rows(
     if gaps:
         kept = ~np.logical_or.reduce(list(gaps.values()))
         numbers = None if numbers is None else numbers[kept]
-        for name, (codes, entries) in coded.items():
-            is_fixed = name in labels or _kind_of(columns[name]) in ("CategoricalDtype", "Enum")
-            coded[name] = (codes[kept], entries) if is_fixed else drop_unused(codes[kept], entries)
+        for name, (codes, own) in coded.items():
+            coded[name] = (codes[kept], own) if name in labels else drop_unused(codes[kept], own)
         num_left = kept.size - int(kept.sum())
         _logger.warning("left out %d of %d rows: an entry or value is missing", num_left, kept.size)
     return coded, numbers
@@ -183,35 +191,39 @@ def check_modes(modes: Iterable[str]) -> list[str]:
     return modes
 
 
-def open_table(df: Any, modes: Sequence[str], values: str | None = None) -> Any:
-    """Return a table that gives these columns by name; refuse what is no table, or lacks one."""
+def open_table(df: Any, modes: Sequence[str], values: str | None = None) -> dict[str, Any]:
+    """Return these columns of a table, as Arrow's; refuse what is no table, or lacks one."""
     columns = list(dict.fromkeys([*modes, *([] if values is None else [values])]))
     is_lazy = hasattr(df, "collect") and hasattr(df, "collect_schema")  # of polars
-    is_stream = hasattr(df, "__arrow_c_stream__") and not is_lazy
+    is_stream = not is_lazy and hasattr(df, "__arrow_c_stream__")
     kind: type = type(df)
     if any(library_of(base) in ("pandas", "polars", "pyarrow") for base in kind.__mro__):
         is_stream &= not hasattr(df, "__getitem__")
     if is_stream:
-        import pyarrow
-
-        df = pyarrow.RecordBatchReader.from_stream(df)
+        df = require_pyarrow().RecordBatchReader.from_stream(df)
         names = df.schema.names
     elif is_lazy:
         names = df.collect_schema().names()
     else:
         names = getattr(df, "column_names", getattr(df, "columns", None))
         if names is None or not hasattr(df, "__getitem__"):
-            expected = "a table of pandas, polars, Arrow or DuckDB"
+            hint = ": pass df.reset_index()" if hasattr(df, "reset_index") else ""
+            expected = f"a table of pandas, polars, Arrow or DuckDB{hint}"
             raise TypeError(f"df is a {kind.__name__}, expected {expected}")
         names = list(names)
     for name in columns:
         if (count := names.count(name)) != 1:
             found = f"{count} columns {name!r}" if count else f"no column {name!r}"
-            raise ValueError(f"df has {found}, expected one of {names}")
+            is_index = not count and name in getattr(getattr(df, "index", None), "names", ())
+            hint = ", but an index of that name: pass df.reset_index()" if is_index else ""
+            raise ValueError(f"df has {found}, expected one of {names}{hint}")
     if is_stream:
-        schema = pyarrow.schema([df.schema.field(name) for name in columns])
-        return pyarrow.Table.from_batches((batch.select(columns) for batch in df), schema)
-    return df.select(columns).collect() if is_lazy else df
+        pa = require_pyarrow()
+        schema = pa.schema([df.schema.field(name) for name in columns])
+        df = pa.Table.from_batches((batch.select(columns) for batch in df), schema)
+    elif is_lazy:
+        df = df.select(columns).collect()
+    return {name: convert_column(df[name], name) for name in columns}
 
 
 def _merge(
@@ -228,154 +240,11 @@ def _merge(
     return coords, (sums / (ends - starts)).astype(numbers.dtype)
 
 
-def _kind_of(column: Any) -> str:
-    return type(column.dtype).__name__ if hasattr(column, "dtype") else ""
-
-
-def number_entries(column: Any, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Number the distinct entries of a column, called `name` in errors.
-
-    Returns the number of each row's entry, int64, -1 if it is missing; and the entries, sorted, or
-    all categories of a pandas categorical or a polars Enum, in their order: numbers, text, or dates
-    of NumPy in the coarsest unit that keeps them. A TypeError refuses others.
-    """
-    expected = "expected numbers, text or dates: convert the others, for instance to text"
-    try:
-        codes, entries = _number_entries(column)
-    except (TypeError, ValueError, NotImplementedError) as error:  # also Arrow's
-        raise TypeError(f"column {name!r}: {error}, {expected}") from None
-    codes, entries = np.asarray(codes, np.int64), np.asarray(entries)
-    types = {type(entry) for entry in entries.tolist()} if entries.dtype == object else set()
-    if entries.dtype.kind not in "biufmMUO" or not (types <= {str} or types == {datetime.date}):
-        kinds = " and ".join(sorted(of.__name__ for of in types)) or entries.dtype
-        raise TypeError(f"column {name!r} holds {kinds}, {expected}")
-    if entries.dtype.kind in "fmM":  # missing floats and dates are nan and NaT
-        is_missing = np.append(np.isnan(entries), True)
-        if is_missing[:-1].any():
-            codes = np.where(is_missing[codes], -1, codes)
-    return codes, coarsen(entries) if entries.dtype.kind == "M" else entries
-
-
-def _number_entries(column: Any) -> tuple[Any, Any]:
-    kind = _kind_of(column)
-    if kind == "CategoricalDtype":
-        return column.cat.codes, _take_pandas_entries(column.dtype.categories)
-    if kind == "Enum":
-        codes = column.to_physical().cast(int).fill_null(-1).to_numpy()
-        return codes, column.dtype.categories.to_numpy()
-    if hasattr(column, "factorize"):  # pandas
-        codes, entries = column.factorize(sort=True)
-        return codes, _take_pandas_entries(entries)
-    if hasattr(column, "dictionary_encode"):
-        return _number_arrow_entries(column)
-    if kind == "Object":  # which Arrow would take as pointers
-        raise TypeError("its dtype is Object")
-    try:
-        return _number_arrow_entries(column.to_arrow())  # several times as fast
-    except ImportError:
-        codes = (column.rank("dense").cast(int) - 1).fill_null(-1)
-        return codes.to_numpy(), column.drop_nulls().unique().sort().to_numpy()
-
-
-def _take_pandas_entries(entries: Any) -> np.ndarray:
-    import pandas
-
-    entries = pandas.Index(entries.to_numpy()).infer_objects()
-    kind = type(entries.dtype).__name__
-    if kind == "DatetimeTZDtype":
-        entries = entries.tz_convert(None)
-    elif kind == "PeriodDtype":
-        entries = entries.to_timestamp()
-    elif kind == "IntervalDtype":
-        entries = entries.astype(str)
-    return entries.to_numpy()
-
-
-def coarsen(dates: np.ndarray) -> np.ndarray:
-    """Return dates in the coarsest unit that keeps them: days print without a time."""
-    for unit in ("D", "s", "ms"):
-        coarse = dates.astype(f"M8[{unit}]")
-        if np.array_equal(coarse, dates, equal_nan=True):
-            return coarse
-    return dates
-
-
-def _number_arrow_entries(column: Any) -> tuple[np.ndarray, np.ndarray]:
-    import pyarrow.compute
-
-    column = _decode(column)  # a dictionary may have unused entries
-    if str(column.type) == "string_view":
-        column = column.cast(pyarrow.large_string())
-    if hasattr(column, "combine_chunks"):
-        column = column.combine_chunks()
-    encoded = column.dictionary_encode()
-    codes = encoded.indices.fill_null(-1).to_numpy()
-    order = pyarrow.compute.sort_indices(encoded.dictionary)
-    entries = encoded.dictionary.take(order).to_numpy(zero_copy_only=False)
-    places = np.append(np.argsort(order.to_numpy()), -1)  # code -1 (missing) selects the last
-    return places[codes], entries
-
-
-def _decode(column: Any) -> Any:
-    """Decode an Arrow column of a dictionary type."""
-    import pyarrow
-
-    is_dictionary = pyarrow.types.is_dictionary(column.type)
-    return column.cast(column.type.value_type) if is_dictionary else column
-
-
-def drop_unused(codes: np.ndarray, entries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Renumber `codes`, all of at least 0, without the entries that do not occur."""
-    is_used = np.bincount(codes, minlength=entries.size) > 0
-    return (np.cumsum(is_used) - 1)[codes], entries[is_used]
-
-
-def place_entries(
-    name: str, codes: np.ndarray, entries: np.ndarray, labels: Sequence[Any] | np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Renumber a column's `codes` by the given labels, and return both; -1 marks a missing entry.
-
-    A ValueError refuses labels that repeat, and entries that are not among them.
-    """
-    kind = type(labels).__name__
-    if not isinstance(labels, np.ndarray) and np.asarray(labels).dtype.kind in "SU":
-        labels = np.array(list(labels), object)  # NumPy turns numbers beside texts into texts
-    labels = np.asarray(labels)
-    if labels.ndim != 1:
-        raise ValueError(f"labels[{name!r}] is a {kind} of shape {labels.shape}, expected a list")
-    known, given = labels, entries
-    if entries.dtype.kind in "mM":  # the units of dates and spans of time may differ
-        is_same = labels.dtype.kind == entries.dtype.kind
-        dtype = np.promote_types(labels.dtype, entries.dtype) if is_same else entries.dtype
-        known, given = labels.astype(dtype), entries.astype(dtype)
-    numbers: dict[Any, int] = {}
-    for number, label in enumerate(known.tolist()):
-        if numbers.setdefault(label, number) != number:
-            raise ValueError(f"labels[{name!r}] holds {label!r} twice, expected distinct ones")
-    found = [numbers.get(entry, -1) for entry in given.tolist()]
-    places = np.array([*found, -1], np.int64)[codes]
-    is_unknown = (places < 0) & (codes >= 0)
-    if is_unknown.any():
-        row = int(np.argmax(is_unknown))
-        example = f", such as {_show(labels[0])}" if labels.size else ""
-        raise ValueError(
-            f"column {name!r} is {_show(entries[codes[row]])} in row {row}, expected one of its "
-            f"{labels.size} labels{example}; drop such rows, or extend the labels"
-        )
-    return places, labels
-
-
-def _show(entry: Any) -> str:
-    """Show an entry so that text differs from a number or date; others without NumPy's names."""
-    return repr(str(entry)) if isinstance(entry, str) else str(entry)
-
-
 def read_indices(column: Any, name: str) -> np.ndarray:
-    """Return the integers of a column as int64; refuse other entries, and missing ones."""
-    is_arrow = hasattr(column, "dictionary_encode")
-    if is_arrow and column.null_count:
+    """Return the integers of a column of Arrow as int64; refuse other entries, and missing ones."""
+    if column.null_count:
         raise ValueError(f"column {name!r} has {column.null_count} missing entries, expected none")
-    indices = _decode(column).to_numpy(zero_copy_only=False) if is_arrow else column.to_numpy()
+    indices = _decode(column).to_numpy(zero_copy_only=False)
     if indices.dtype.kind not in "iu":
         raise TypeError(
             f"column {name!r} is of {indices.dtype}, expected integers without missing ones; other "
@@ -388,15 +257,8 @@ def read_indices(column: Any, name: str) -> np.ndarray:
 
 
 def read_values(column: Any, name: str) -> np.ndarray:
-    """Return the numbers of a column, with nan for missing ones; refuse other and infinite ones."""
-    if hasattr(column, "dictionary_encode"):
-        values = _decode(column).to_numpy(zero_copy_only=False)
-    else:
-        if str(kind := column.dtype).endswith("Int128"):  # of polars
-            raise TypeError(f"column {name!r} is of {kind}, expected numbers: cast it to Int64")
-        values = column.to_numpy()
-        if values.dtype == object and getattr(column.dtype, "kind", "O") in "biuf":
-            values = column.to_numpy(dtype=np.float64, na_value=np.nan)  # pandas' nullable numbers
+    """Return the numbers of a column of Arrow, nan if missing; refuse others, and infinite ones."""
+    values = _decode(column).to_numpy(zero_copy_only=False)
     if values.dtype == object and {*map(type, values)} <= {bool, float, Decimal, type(None)}:
         values = values.astype(np.float64)  # missing ones become nan
     if values.dtype == object:
@@ -412,3 +274,9 @@ def read_values(column: Any, name: str) -> np.ndarray:
         row = int(np.argmax(is_infinite))
         raise ValueError(f"column {name!r} is {values[row]} in row {row}, expected finite numbers")
     return values
+
+
+def _decode(column: Any) -> Any:
+    """Decode an Arrow column of a dictionary type."""
+    values = getattr(column.type, "value_type", column.type)
+    return column if values is column.type else column.cast(values)

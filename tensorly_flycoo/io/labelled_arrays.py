@@ -8,7 +8,7 @@ import numpy as np
 from ..tensor.coo_cache import is_raw_sparse
 from ..tensor.labelled import LabelledTensor, Labels, is_ordered
 from ..tensor.tensor import FlycooTensor
-from .dataframe import coarsen, number_entries
+from .entries import coarsen, number_entries
 
 
 def from_xarray(array: Any, **options: Any) -> LabelledTensor:
@@ -117,7 +117,8 @@ def from_anndata(
     if columns is None:
         coded = {"obs": (np.arange(len(adata.obs_names)), np.asarray(adata.obs_names))}
     else:
-        coded = {name: number_entries(adata.obs[name], name) for name in columns}
+        numbered = {name: number_entries(adata.obs[name], name) for name in columns}
+        coded = {name: (codes, own.entries) for name, (codes, own) in numbered.items()}
     for name, (codes, _) in coded.items():
         if (codes < 0).any():
             cell = adata.obs_names[int(np.argmin(codes))]
