@@ -15,7 +15,7 @@ from distributed import get_worker
 
 from ..base.checks import check_finite, check_inside, check_shape
 from ..io.dataframe import open_table, read_indices, read_rows
-from ..io.entries import ColumnLabels
+from ..io.entries import ColumnLabels, require_pyarrow
 from ..io.parts import Reading
 
 #: Rows of a partition of a .parquet file, at least, but for the last: whole row groups.
@@ -34,6 +34,10 @@ class Partition(NamedTuple):
     values: np.ndarray  # (n,)
     shape: tuple[int, ...]  # the least that holds the indices, and what a file's header says
     entries: tuple[ColumnLabels, ...] | None  # the distinct ones of each mode; None with indices
+
+    def summarise(self) -> Summary:
+        """Return what the client knows of it."""
+        return Summary(self.values.size, self.values.dtype, self.shape, self.entries)
 
 
 class Summary(NamedTuple):
@@ -115,6 +119,7 @@ def list_parquet_parts(path: Any, reader: TableReader) -> list[ParquetPart]:
 
     Columns that `reader` cannot take are refused here, by the files' footers.
     """
+    require_pyarrow()
     import pyarrow.parquet
 
     parts = []
@@ -184,5 +189,4 @@ def keep_partition(part: Any, number: int, reader: Any, actor_keys: dict[str, st
         partition = reader(part)
     actor: Any = worker.state.actors[actor_keys[worker.address]]
     actor.keep(number, partition)
-    values, shape = partition.values, partition.shape
-    return Summary(values.size, values.dtype, shape, partition.entries)
+    return partition.summarise()

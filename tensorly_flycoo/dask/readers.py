@@ -45,10 +45,13 @@ def read_parquet(
     Parameters
     ----------
     path : str, os.PathLike or iterable of these
-        Files, or folders with files, that all workers see under the same name. Local ones: for
-        object stores give `from_dask_dataframe` what ``dask.dataframe.read_parquet`` returns.
+        Files, or folders with files, that all workers see under the same name. In a folder, what
+        begins with "_" or "." is left out, as by Arrow and Spark. Object stores, patterns, and
+        columns in the names of folders are refused: give `from_dask_dataframe` what
+        ``dask.dataframe.read_parquet`` returns for these.
     modes : sequence of str
-        The columns of the modes. Their distinct entries are numbered in sorted order.
+        The columns of the modes. Their distinct entries are numbered as `from_dataframe` numbers
+        those of one table with all rows.
     values : str, optional
         The column of the values; by default each row counts as 1. Values at repeated coordinates
         are added, in the sequence of the rows.
@@ -77,15 +80,18 @@ def read_parquet(
     OSError
         If there are no files, or a worker cannot read one.
     TypeError
-        If values are not numbers, entries cannot be sorted, or `indices` is given and a column does
-        not hold integers.
+        If values are not numbers; a column holds entries that `from_dataframe` refuses, or of
+        several kinds, or numbers that no type holds exactly; or `indices` is given and a column
+        does not hold integers.
     ValueError
-        If a column is missing, an entry or a value is, an index is negative, there are no rows, or
-        `missing`, `slabs`, `dtype` or `layout` is not as described; or there is no client.
+        If `path` is no place that workers see, or a pattern; a column is missing, an entry or a
+        value is, or an index is negative or too large; times have several zones, or some have none;
+        there are no rows; `missing`, `slabs`, `dtype` or `layout` is not as described; or there is
+        no client.
     MemoryError
         If a worker has too little memory. The cluster can be used afterwards.
     WorkerLost
-        If a worker is gone.
+        If a worker is gone: load the data again.
     ImportError
         If pyarrow is missing.
 
@@ -102,8 +108,8 @@ def read_parquet(
     df: Any = path if hasattr(path, "to_delayed") else None  # given by `from_dask_dataframe`
     check_choice(missing, "missing", MISSING)
     reader = TableReader(tuple(modes), values, indices, missing)
-    if hasattr(df, "columns"):
-        open_table(df, modes, values)  # refuses other columns before anything is computed
+    if hasattr(df, "_meta"):
+        open_table(df._meta, modes, values)  # refuses others before anything is computed
     parts = list_parquet_parts(path, reader) if df is None else list(df.to_delayed())
     source = PartitionedData(parts, reader, None, slabs, dtype, layout)
     x = _place(source, client, workers, device)

@@ -124,6 +124,8 @@ def number_entries(column: Any, name: str) -> tuple[np.ndarray, ColumnLabels]:
     )
     try:
         column = _check_type(column)
+        if len(column) == 0:  # Arrow combines no chunks of some types only
+            return np.empty(0, np.int64), ColumnLabels(np.empty(0, object))
         if not pa.types.is_dictionary(column.type):
             column = column.dictionary_encode()
         if isinstance(column, pa.ChunkedArray):

@@ -7,8 +7,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-pytest.importorskip("distributed")
-
 from tensorly_flycoo.dask.partitions import TableReader, list_files, list_parquet_parts
 from tensorly_flycoo.dask.readers import read_parquet, read_tns
 
