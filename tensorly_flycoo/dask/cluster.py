@@ -65,12 +65,12 @@ class WorkerLost(ConnectionError):
         super().__init__(self.addresses)
 
     def __str__(self) -> str:
-        lost = ", ".join(self.addresses)
+        lost = f"lost {', '.join(self.addresses)}"
         if self._was_loading:
-            return f"lost {lost} while the tensor was loaded: load it again, on other workers"
+            return f"{lost} while the tensor was loaded: load it again, on other workers"
         return (
-            f"lost {lost}, and with it slabs and rows of factors: call x.recover(), which loads "
-            "the slabs on other workers, then start from a checkpoint (Progress.resume) or anew"
+            f"{lost}, and with it slabs and rows of factors: call x.recover(), which loads the "
+            "slabs on other workers, then start from a checkpoint (Progress.resume) or anew"
         )
 
 
@@ -376,14 +376,10 @@ def _refer(x: Any, worker: WorkerHandle) -> Any:
 
 async def _attempt(calls: Iterable[Any], timeout: float) -> list[bool]:
     """Wait until calls are done or fail, but not for longer; return whether each is done."""
-    tasks = [asyncio.ensure_future(_wait_for(call)) for call in calls]
+    tasks = [asyncio.ensure_future(call) for call in calls]
     if tasks:
         await asyncio.wait(tasks, timeout=timeout)
     return [task.done() and task.exception() is None for task in tasks]
-
-
-async def _wait_for(call: Any) -> Any:
-    return await call
 
 
 async def _take_replies(calls: Sequence[tuple[list[int], Any]]) -> _Replies:

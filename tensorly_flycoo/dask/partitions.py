@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,7 +23,9 @@ _PARTITION_ROWS = 2**21
 #: An index or the number of an entry.
 _INDEX = np.dtype(np.uint32)
 
-_logger = logging.getLogger("tensorly_flycoo")
+#: Signs of places and patterns that are not read here, and what to do instead.
+_SIGNS = ("://", "*", "?", "[")
+_INSTEAD = ": give from_dask_dataframe what dask.dataframe.read_parquet returns"
 
 
 class Partition(NamedTuple):
@@ -34,10 +35,6 @@ class Partition(NamedTuple):
     values: np.ndarray  # (n,)
     shape: tuple[int, ...]  # the least that holds the indices, and what a file's header says
     entries: tuple[ColumnLabels, ...] | None  # the distinct ones of each mode; None with indices
-
-    def summarise(self) -> Summary:
-        """Return what the client knows of it."""
-        return Summary(self.values.size, self.values.dtype, self.shape, self.entries)
 
 
 class Summary(NamedTuple):
@@ -123,14 +120,11 @@ def list_parquet_parts(path: Any, reader: TableReader) -> list[ParquetPart]:
     import pyarrow.parquet
 
     parts = []
-    for name in list_files(path, (".parquet", ".pq")):
+    for name in list_files(path):
         with _name_errors(name), pyarrow.parquet.ParquetFile(name) as file:
-            known = file.schema_arrow.names
-            if absent := [c for c in reader.columns if c not in known and f"{os.sep}{c}=" in name]:
-                raise ValueError(
-                    f"columns {absent} are in the names of folders, not in the file: give "
-                    "from_dask_dataframe what dask.dataframe.read_parquet returns"
-                )
+            absent = {*reader.columns} - {*file.schema_arrow.names}
+            if any(f"{os.sep}{column}=" in name for column in absent):
+                raise ValueError(f"{absent} are in names of folders, not in the file{_INSTEAD}")
             reader(file.schema_arrow.empty_table())
             first = num_rows = 0
             for group in range(file.num_row_groups):
@@ -141,33 +135,22 @@ def list_parquet_parts(path: Any, reader: TableReader) -> list[ParquetPart]:
     return parts
 
 
-def list_files(path: Any, suffixes: tuple[str, ...]) -> list[str]:
+def list_files(path: Any) -> list[str]:
     """List the files that a path, or several, name; those of a folder in order of their names.
 
     As for Arrow and Spark, what begins with "_" or "." in a folder is not part of the data.
     """
-    found: list[str | Path] = []
+    found: list[Path] = []
     for one in map(os.fspath, [path] if isinstance(path, str | os.PathLike) else path):
-        name = os.path.expanduser(one.removeprefix("file://"))
-        if "://" in name or ({*"*?["} & {*name} and not os.path.exists(name)):
-            raise ValueError(
-                f"path is {one!r}, expected files or folders that all workers see: list those of a "
-                "pattern by sorted(glob.glob(path)); give from_dask_dataframe what "
-                "dask.dataframe.read_parquet returns for other places"
-            )
-        if not os.path.isdir(name):
-            found.append(name)
-            continue
-        inner = [file.relative_to(name) for file in sorted(Path(name).rglob("*")) if file.is_file()]
-        inner = [file for file in inner if not any(part[0] in "_." for part in file.parts)]
-        taken = [name / file for file in inner if file.name.endswith(suffixes)]
-        if len(taken) < len(inner):
-            text = "left out %d of %d files of %s: their names do not end with %s"
-            others = (len(inner) - len(taken), len(inner), name, " or ".join(suffixes))
-            _logger.warning(text, *others)
-        found += taken
+        file = Path(one.removeprefix("file://")).expanduser()
+        if not file.exists() and any(sign in one.removeprefix("file://") for sign in _SIGNS):
+            expected = "files or folders that all workers see, and no pattern"
+            raise ValueError(f"path is {one!r}, expected {expected}{_INSTEAD}")
+        inner = [own.relative_to(file) for own in sorted(file.rglob("*")) if own.is_file()]
+        found += [file / own for own in inner if not any(part[0] in "_." for part in own.parts)]
+        found += [] if file.is_dir() else [file]
     if not found:
-        raise FileNotFoundError(f"{path} has no files that end with {' or '.join(suffixes)}")
+        raise FileNotFoundError(f"{path} has no files")
     return [os.path.abspath(name) for name in found]
 
 
@@ -189,4 +172,5 @@ def keep_partition(part: Any, number: int, reader: Any, actor_keys: dict[str, st
         partition = reader(part)
     actor: Any = worker.state.actors[actor_keys[worker.address]]
     actor.keep(number, partition)
-    return partition.summarise()
+    values, shape = partition.values, partition.shape
+    return Summary(values.size, values.dtype, shape, partition.entries)

@@ -14,7 +14,7 @@ from numpy.typing import DTypeLike
 
 from ..base.checks import check_choice, check_index_base, check_shape
 from ..format.layout import Layout
-from ..io.dataframe import MISSING, check_modes, open_table
+from ..io.dataframe import MISSING, check_modes
 from ..io.files import FilePath
 from ..io.slab_folder import Index, load_slab
 from ..tensor.labelled import LabelledTensor, Labels
@@ -80,14 +80,12 @@ def read_parquet(
     OSError
         If there are no files, or a worker cannot read one.
     TypeError
-        If values are not numbers; a column holds entries that `from_dataframe` refuses, or of
-        several kinds, or numbers that no type holds exactly; or `indices` is given and a column
-        does not hold integers.
+        If `from_dataframe` refuses the entries or values, a column has entries of several kinds,
+        or `indices` is given and a column does not hold integers.
     ValueError
-        If `path` is no place that workers see, or a pattern; a column is missing, an entry or a
-        value is, or an index is negative or too large; times have several zones, or some have none;
-        there are no rows; `missing`, `slabs`, `dtype` or `layout` is not as described; or there is
-        no client.
+        If a column is missing, an entry or a value is, an index is negative or too large, times are
+        of several zones, there are no rows, `path` is a pattern or no local place, or another
+        argument is not as described; or there is no client.
     MemoryError
         If a worker has too little memory. The cluster can be used afterwards.
     WorkerLost
@@ -109,7 +107,7 @@ def read_parquet(
     check_choice(missing, "missing", MISSING)
     reader = TableReader(tuple(modes), values, indices, missing)
     if hasattr(df, "_meta"):
-        open_table(df._meta, modes, values)  # refuses others before anything is computed
+        reader(df._meta)  # refuses wrong columns before anything is computed
     parts = list_parquet_parts(path, reader) if df is None else list(df.to_delayed())
     source = PartitionedData(parts, reader, None, slabs, dtype, layout)
     x = _place(source, client, workers, device)
@@ -180,9 +178,8 @@ def read_tns(
     OSError, ValueError, TypeError, MemoryError, WorkerLost
         As of `tensorly_flycoo.read_tns` and `read_parquet`.
     """
-    files = list_files(paths, (".tns", ".tns.gz", ".tns.zst"))
     reader = TnsReader(None if shape is None else check_shape(shape), check_index_base(index_base))
-    source = PartitionedData(files, reader, reader.shape, slabs, dtype, layout)
+    source = PartitionedData(list_files(paths), reader, reader.shape, slabs, dtype, layout)
     return _place(source, client, workers, device)
 
 

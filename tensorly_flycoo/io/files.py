@@ -77,26 +77,25 @@ def replace_file(path: FilePath) -> Iterator[IO[bytes]]:
     Until then, and if writing fails, `path` stays unchanged. Errors name `path`, not the new file.
     """
     path = Path(os.path.realpath(path))
-    part = path.with_name(f".{path.name}.{os.urandom(8).hex()}.part")
-    try:
-        with _name_errors(part, path):
+    with _take_place(path) as part:
+        try:
             with open(part, "xb") as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+        finally:
+            part.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
-def _name_errors(part: Path, path: Path) -> Iterator[None]:
-    """Have errors name `path`, not what is written in its place; a full disk's name nothing."""
+def _take_place(path: Path) -> Iterator[Path]:
+    """Yield what to write in place of `path`, which errors name instead, also of a full disk."""
+    part = path.with_name(f".{path.name}.{os.urandom(8).hex()}.part")
     try:
-        yield
+        yield part
     except OSError as error:
-        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        name = error.filename
+        name, is_full = error.filename, error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         if is_full if name is None else str(name).startswith(os.fspath(part)):
             error.filename, error.filename2 = os.fspath(path), None
         raise
@@ -108,21 +107,21 @@ def make_folder(path: FilePath) -> Iterator[Path]:
     path = Path(os.path.realpath(path))
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fspath(path))
-    part = path.with_name(f".{path.name}.{os.urandom(8).hex()}.part")
-    try:
-        with _name_errors(part, path):
+    with _take_place(path) as part:
+        try:
             part.mkdir()
             yield part
-        _sync_names(part)
-        try:
-            os.replace(part, path)
-        except OSError as error:
-            if error.errno in (errno.ENOTEMPTY, errno.EEXIST):  # another run was faster
-                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from None
-            raise
-        _sync_names(path.parent)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
+            _sync_names(part)
+            try:
+                os.replace(part, path)
+            except OSError as error:
+                if error.errno in (errno.ENOTEMPTY, errno.EEXIST):  # another run was faster
+                    exists = (errno.EEXIST, os.strerror(errno.EEXIST))
+                    raise FileExistsError(*exists, os.fspath(path)) from None
+                raise
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+    _sync_names(path.parent)
 
 
 def _sync_names(folder: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from tensorly_flycoo import FlycooTensor, from_dataframe
 from tensorly_flycoo.dask import loading, partitions
 from tensorly_flycoo.dask.loading import PartitionedData
-from tensorly_flycoo.dask.partitions import TableReader, list_parquet_parts
+from tensorly_flycoo.dask.partitions import Summary, TableReader, list_parquet_parts
 
 BIG = 2**60
 WEEKDAYS = pd.CategoricalDtype(["Mon", "Tue", "Wed", "Thu", "Fri"], ordered=True)
@@ -74,6 +74,11 @@ DOORS = {
 }
 
 
+def summarise(partition):
+    values = partition.values
+    return Summary(values.size, values.dtype, partition.shape, partition.entries)
+
+
 def read_parts(parts, modes, values="value"):
     """Do here what a cluster does; return the tensor, its labels and the ordered modes."""
     reader = TableReader(tuple(modes), values, False, "drop")
@@ -81,7 +86,7 @@ def read_parts(parts, modes, values="value"):
         parts = list_parquet_parts(parts, reader)
     data = PartitionedData(parts, reader)
     found = [reader(part) for part in parts]
-    _, shape, dtype, labels = data.unite(partition.summarise() for partition in found)
+    _, shape, dtype, labels = data.unite(map(summarise, found))
     placed = [[loading._place(part, n, labels) for n in range(len(modes))] for part in found]
     coords = np.concatenate([np.stack(rows) for rows in placed], axis=1)
     values = np.concatenate([partition.values for partition in found])
