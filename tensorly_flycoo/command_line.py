@@ -26,6 +26,7 @@ from .decomposition.progress import Progress
 from .engines import set_device
 from .io.dataframe import from_dataframe
 from .io.files import replace_file, replace_text, try_writing
+from .io.table_files import read_table
 from .io.tns import read_tns
 from .models.best_of import Starts, prefer_momentum
 from .models.match import factor_match_score
@@ -33,9 +34,6 @@ from .tensor.labelled import LabelledTensor, Labels
 
 #: What can be read, by the ends of names.
 SUFFIXES = (".parquet", ".csv", ".csv.gz", ".tsv", ".tsv.gz", ".tns", ".tns.gz", ".tns.zst")
-
-#: What times can be rounded to.
-UNITS = ("second", "minute", "hour", "day", "week", "month", "quarter", "year")
 
 
 class Loss(NamedTuple):
@@ -114,6 +112,7 @@ it."""
 _SPELLINGS = {
     "Expected 1 columns": "expected 1 column (or give --sep ';')",
     "df has": "the file has",
+    "text, expected numbers": "text, expected numbers (or empty: --missing-text NA)",
     "init='random'": "--init random",
     'missing="drop"': "--missing drop",
 }
@@ -190,7 +189,12 @@ def _add_fit_options(parser: argparse.ArgumentParser) -> None:
     add("--aggregate", choices=merging, default="sum", help="of rows of one cell (default: sum)")
     text = "rows with empty entries are an error, or are left out (default: raise)"
     add("--missing", default="raise", choices=("raise", "drop"), help=text)
-    add("--sep", help="what separates the columns (default: a comma; a tab in .tsv)")
+    text = "texts, separated by commas, that mean an empty entry too, such as NA,null"
+    add("--missing-text", type=_split, default=[], metavar="TEXTS", help=text)
+    text = "the character that separates the columns (default: a comma; a tab in .tsv)"
+    add("--sep", type=_separator, help=text)
+    text = "the first line of the text file is a row; the columns are called 1, 2, ..."
+    add("--no-header", action="store_true", help=text)
     add("--dtype", default="float64", choices=("float32", "float64"))
     add = parser.add_argument_group("the model").add_argument
     add("--rank", type=_count, required=True, help="the number of components")
@@ -220,6 +224,13 @@ def _split(text: str) -> list[str]:
     if "" in names or len(set(names)) < len(names):
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of distinct names like user,item")
     return names
+
+
+def _separator(text: str) -> str:
+    if len(text) != 1 or not text.isascii() or text in '"\r\n':
+        hint = "replace longer ones in the file, as with sed 's/::/;/g'"
+        raise argparse.ArgumentTypeError(f"{text!r} is not a single character like ';': {hint}")
+    return text
 
 
 def _count(text: str) -> int:
@@ -282,7 +293,11 @@ def read_tensor(arguments: argparse.Namespace, suffix: str) -> LabelledTensor:
     """Read the file of `fit`; the labels of a .tns are its indices as in the file, from 1."""
     modes, values = arguments.modes, arguments.values
     if not suffix.startswith(".tns"):
-        table = _read_table(arguments, suffix)
+        table = read_table(
+            arguments.file, modes, values,
+            separator=arguments.sep or ("\t" if suffix.startswith(".tsv") else ","),
+            has_header=not arguments.no_header, missing_text=arguments.missing_text,
+        )  # fmt: skip
         options = {name: getattr(arguments, name) for name in ("aggregate", "missing", "dtype")}
         return from_dataframe(table, modes, values, **options)
     if values is not None:
@@ -292,69 +307,6 @@ def read_tensor(arguments: argparse.Namespace, suffix: str) -> LabelledTensor:
     if len(names) != x.ndim:
         raise ValueError(f"--modes has {len(names)} names, expected {x.ndim}, one for each mode")
     return LabelledTensor(x, Labels([np.arange(1, size + 1) for size in x.shape], names))
-
-
-def _read_table(arguments: argparse.Namespace, suffix: str) -> Any:
-    """Read the needed columns only, and round times."""
-    path, modes = str(arguments.file), arguments.modes
-    try:
-        import pyarrow
-        from pyarrow import csv, parquet
-    except ImportError as error:
-        need = 'tables need pyarrow: pip install "tensorly-flycoo[tables]"'
-        raise ImportError(f"{need} ({error})") from None
-    if suffix == ".parquet":
-        known = parquet.read_schema(path).names
-    else:
-        separator = arguments.sep or ("\t" if suffix.startswith(".tsv") else ",")
-        parsing = csv.ParseOptions(delimiter=separator)
-        with csv.open_csv(path, parse_options=parsing) as reader:
-            known = reader.schema.names
-    sources = {mode: (mode, "") for mode in modes}  # its column, and what to round it to
-    for mode in modes:
-        name, _, unit = mode.rpartition(":")
-        if mode not in known and unit in UNITS:
-            sources[mode] = name, unit
-    columns = [name for name, _ in sources.values()] + [arguments.values] * bool(arguments.values)
-    columns = list(dict.fromkeys(columns))
-    _check_columns(columns, known, path)
-    if suffix == ".parquet":
-        table = parquet.read_table(path, columns=columns)
-    else:
-        converting = csv.ConvertOptions(include_columns=columns, strings_can_be_null=True)
-        table = csv.read_csv(path, parse_options=parsing, convert_options=converting)
-        for field in table.schema:
-            if pyarrow.types.is_binary(field.type):
-                raise ValueError(f"column {field.name!r} is not UTF-8 text: convert {path} to it")
-    for mode, (name, unit) in sources.items():
-        if unit:
-            table = table.append_column(mode, _round(table[name], name, unit))
-    return table
-
-
-def _round(column: Any, name: str, unit: str) -> Any:
-    """Return when the days or other units of a column of times begin, in local time."""
-    import pyarrow
-    import pyarrow.compute
-
-    if not pyarrow.types.is_temporal(column.type):
-        kind = "text" if "string" in str(column.type) else f"of {column.type}"
-        raise ValueError(f"column {name!r} is {kind}, expected times to round to {unit}s")
-    if getattr(column.type, "tz", None):
-        column = pyarrow.compute.local_timestamp(column)
-    return pyarrow.compute.floor_temporal(column, unit=unit)
-
-
-def _check_columns(columns: list[str], found: list[str], path: str) -> None:
-    for column in columns:
-        if found.count(column) > 1:
-            raise ValueError(f"{path} has {found.count(column)} columns {column!r}, expected one")
-        if column not in found:
-            hint = "; if there are more, give --sep, as in --sep ';'" if len(found) == 1 else ""
-            hint = f"; times can be rounded to {', '.join(UNITS)}" if ":" in column else hint
-            raise ValueError(
-                f"{path} has no column {column!r}, expected one of {', '.join(found)}{hint}"
-            )
 
 
 class _Run(Progress):

@@ -2,14 +2,12 @@
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from decimal import Decimal
 from typing import Any
 
 import numpy as np
 
 from ..base.checks import MAX_MODE_SIZE, check_choice, check_values
 from ..engines import select_engine
-from ..tensor.coo_cache import library_of
 from ..tensor.labelled import LabelledTensor, Labels
 from ..tensor.tensor import FlycooTensor, find_extremes, group_cells
 from .entries import (
@@ -191,39 +189,49 @@ def check_modes(modes: Iterable[str]) -> list[str]:
     return modes
 
 
+def check_columns(columns: Iterable[str], names: Sequence[str], what: Any, hint: str = "") -> None:
+    """Refuse columns that are not exactly once among the `names` of a table."""
+    for name in columns:
+        if (count := list(names).count(name)) != 1:
+            found = f"{count} columns {name!r}" if count else f"no column {name!r}"
+            raise ValueError(f"{what} has {found}, expected one of {list(names)}{hint}")
+
+
 def open_table(df: Any, modes: Sequence[str], values: str | None = None) -> dict[str, Any]:
     """Return these columns of a table, as Arrow's; refuse what is no table, or lacks one."""
+    pa = require_pyarrow()
     columns = list(dict.fromkeys([*modes, *([] if values is None else [values])]))
-    is_lazy = hasattr(df, "collect") and hasattr(df, "collect_schema")  # of polars
-    is_stream = not is_lazy and hasattr(df, "__arrow_c_stream__")
-    kind: type = type(df)
-    if any(library_of(base) in ("pandas", "polars", "pyarrow") for base in kind.__mro__):
-        is_stream &= not hasattr(df, "__getitem__")
-    if is_stream:
-        df = require_pyarrow().RecordBatchReader.from_stream(df)
-        names = df.schema.names
-    elif is_lazy:
+    is_pandas = hasattr(df, "iloc") and hasattr(df, "columns")
+    is_polars = hasattr(df, "collect_schema")
+    if is_pandas:
+        names = list(df.columns)
+    elif is_polars:
         names = df.collect_schema().names()
+    elif hasattr(df, "__arrow_c_stream__") and not hasattr(df, "iloc"):
+        df = _open_stream(df)
+        names = df.schema.names
     else:
-        names = getattr(df, "column_names", getattr(df, "columns", None))
-        if names is None or not hasattr(df, "__getitem__"):
-            hint = ": pass df.reset_index()" if hasattr(df, "reset_index") else ""
-            expected = f"a table of pandas, polars, Arrow or DuckDB{hint}"
-            raise TypeError(f"df is a {kind.__name__}, expected {expected}")
-        names = list(names)
-    for name in columns:
-        if (count := names.count(name)) != 1:
-            found = f"{count} columns {name!r}" if count else f"no column {name!r}"
-            is_index = not count and name in getattr(getattr(df, "index", None), "names", ())
-            hint = ", but an index of that name: pass df.reset_index()" if is_index else ""
-            raise ValueError(f"df has {found}, expected one of {names}{hint}")
-    if is_stream:
-        pa = require_pyarrow()
-        schema = pa.schema([df.schema.field(name) for name in columns])
-        df = pa.Table.from_batches((batch.select(columns) for batch in df), schema)
-    elif is_lazy:
-        df = df.select(columns).collect()
-    return {name: convert_column(df[name], name) for name in columns}
+        hint = ": pass df.reset_index()" if hasattr(df, "reset_index") else ""
+        expected = f"a table of pandas, polars, Arrow or DuckDB{hint}"
+        raise TypeError(f"df is a {type(df).__name__}, expected {expected}")
+    is_index = is_pandas and not {*columns}.isdisjoint(df.index.names)
+    check_columns(columns, names, "df", "; pass df.reset_index()" if is_index else "")
+    if is_pandas:
+        return {name: convert_column(df[name], name) for name in columns}
+    if is_polars:
+        df = _open_stream(df.lazy().select(columns).collect())
+    schema = pa.schema([df.schema.field(name) for name in columns])
+    table = pa.Table.from_batches((batch.select(columns) for batch in df), schema)
+    return {name: table[name] for name in columns}
+
+
+def _open_stream(df: Any) -> Any:
+    pa = require_pyarrow()
+    try:
+        return pa.RecordBatchReader.from_stream(df)
+    except (NotImplementedError, ValueError) as error:
+        expected = "types of columns that Arrow has: cast others, such as Int128"
+        raise TypeError(f"df: {error}, expected {expected}") from None
 
 
 def _merge(
@@ -258,22 +266,21 @@ def read_indices(column: Any, name: str) -> np.ndarray:
 
 def read_values(column: Any, name: str) -> np.ndarray:
     """Return the numbers of a column of Arrow, nan if missing; refuse others, and infinite ones."""
-    values = _decode(column).to_numpy(zero_copy_only=False)
-    if values.dtype == object and {*map(type, values)} <= {bool, float, Decimal, type(None)}:
-        values = values.astype(np.float64)  # missing ones become nan
-    if values.dtype == object:
-        found = next((entry for entry in values if entry is not None), None)
-        held = "text" if isinstance(found, str) else f"entries of type {type(found).__name__}"
+    from pyarrow import types
+
+    column = _decode(column)
+    kinds = ("floating", "integer", "boolean", "decimal", "null")
+    if not any(getattr(types, f"is_{kind}")(column.type) for kind in kinds):
+        held = "text" if "string" in str(column.type) else f"entries of type {column.type}"
         raise TypeError(f"column {name!r} holds {held}, expected numbers")
-    try:
-        values = check_values(values, values.size)
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"column {name!r}: {error}") from None
+    if not types.is_floating(column.type):
+        column = column.cast("float64", safe=False)
+    values = column.to_numpy(zero_copy_only=False)
     is_infinite = np.isinf(values)
     if is_infinite.any():
         row = int(np.argmax(is_infinite))
         raise ValueError(f"column {name!r} is {values[row]} in row {row}, expected finite numbers")
-    return values
+    return check_values(values, values.size)
 
 
 def _decode(column: Any) -> Any:

@@ -18,33 +18,25 @@ would merge different entries, or cannot be told, is an error.
 
 import contextlib
 import datetime
-import decimal
 from collections.abc import Iterable, Sequence
+from decimal import Decimal
 from typing import Any, NamedTuple
 
 import numpy as np
 
 _EXPECTED = "expected numbers, text or dates: convert the others, for instance to text"
 
-#: How a number may be spelt: no sign or zero that says nothing, but for a last ".0".
-_INTEGER = r"^(0|-?[1-9][0-9]*)$"
+#: A number without signs and zeros that say nothing, but for a last ".0"; and what ends a time.
 _NUMBER = r"^-?(0|[1-9][0-9]*)(\.(0|[0-9]*[1-9]))?(e[+-]?[0-9]+)?$"
-
-#: A date, or a time; and what may follow it, its offset from UTC.
-_TIME = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,9})?)?)?"
-_OFFSET = r"(Z|[+-][0-9]{2}:?[0-9]{2})$"
+_OFFSET = r"(:[0-9.]+)(Z|[+-][0-9]{2}:?[0-9]{2})$"
 
 
 class ColumnLabels(NamedTuple):
-    """The labels of a column, or of one part of its rows."""
+    """The labels of a column, or of one part of its rows, and what decides whether parts fit."""
 
-    #: The distinct entries that occur, sorted, or in the order of their categories: of int64,
-    #: uint64, float, bool, text (objects), or dates of NumPy in the coarsest unit that keeps them.
-    entries: np.ndarray
-    #: The time zone whose wall time they are.
-    zone: str | None = None
-    #: All categories, if they are ordered.
-    categories: np.ndarray | None = None
+    entries: np.ndarray  # those that occur; text as objects, dates in the coarsest unit
+    zone: str | None = None  # whose wall times they are
+    categories: np.ndarray | None = None  # all of them, if they are ordered
 
 
 def require_pyarrow() -> Any:
@@ -58,52 +50,40 @@ def require_pyarrow() -> Any:
 
 
 def convert_column(column: Any, name: str) -> Any:
-    """Return a column of pandas or polars as Arrow's; one of Arrow stays."""
-    pa = require_pyarrow()
-    if isinstance(column, pa.Array | pa.ChunkedArray):
-        return column
-    try:
-        if hasattr(column, "array"):
-            return _convert_pandas(column)
-        if str(column.dtype) == "Object":  # which Arrow would take as pointers
-            raise TypeError("its dtype is Object")
-        return column.to_arrow()
-    except (TypeError, ValueError, OverflowError, NotImplementedError) as error:
-        raise TypeError(f"column {name!r} of {column.dtype}: {error}, {_EXPECTED}") from None
-
-
-def _convert_pandas(column: Any) -> Any:
+    """Return a column of pandas as Arrow's: periods as their starts, intervals as text."""
     import pandas
-    import pyarrow
 
-    column = _convert_objects(column) if column.dtype == object else column
-    kind = type(column.dtype).__name__
-    if kind == "IntervalDtype":
-        column, kind = column.astype(pandas.CategoricalDtype(ordered=True)), "CategoricalDtype"
-    if kind == "CategoricalDtype":
-        of = type(column.dtype.categories.dtype).__name__
-        if of == "PeriodDtype":
-            column = column.cat.rename_categories(column.dtype.categories.to_timestamp())
-        elif of == "IntervalDtype":
-            column = column.cat.rename_categories(column.dtype.categories.astype(str))
-    elif kind == "PeriodDtype":
-        column = column.dt.to_timestamp()
-    elif kind == "SparseDtype":
-        column = column.sparse.to_dense()
-    return pyarrow.array(column, from_pandas=True)
+    pa, kind = require_pyarrow(), column.dtype
+    try:
+        column = _convert_objects(column) if column.dtype == object else column
+        if isinstance(column.dtype, pandas.IntervalDtype):
+            column = column.astype(pandas.CategoricalDtype(ordered=True))
+        if isinstance(column.dtype, pandas.CategoricalDtype):
+            categories = column.dtype.categories
+            if isinstance(categories.dtype, pandas.PeriodDtype):
+                column = column.cat.rename_categories(categories.to_timestamp())
+            elif isinstance(categories.dtype, pandas.IntervalDtype):
+                column = column.cat.rename_categories(categories.astype(str))
+        elif isinstance(column.dtype, pandas.PeriodDtype):
+            column = column.dt.to_timestamp()
+        elif isinstance(column.dtype, pandas.SparseDtype):
+            column = column.sparse.to_dense()
+        return pa.array(column, from_pandas=True)
+    except (TypeError, ValueError, OverflowError, NotImplementedError) as error:
+        raise TypeError(f"column {name!r} of {kind}: {error}, {_EXPECTED}") from None
 
 
 def _convert_objects(column: Any) -> Any:
     """Convert objects of one type, or numbers; refuse what pandas or Arrow would cut or merge."""
     present = column.dropna()
     types = set(map(type, present))
-    are_numbers = all(issubclass(of, int | float | np.number) and of is not bool for of in types)
-    if len(types) > 1 and not are_numbers:
-        raise TypeError(f"it holds {' and '.join(sorted(of.__name__ for of in types))}")
     if types == {int}:
         return column.astype("UInt64" if present.max() >= 2**63 else "Int64")
-    if types <= {str} or are_numbers:
+    are_numbers = all(issubclass(of, int | float | np.number) and of is not bool for of in types)
+    if types <= {str} or are_numbers:  # Arrow refuses numbers that it cannot keep
         return column
+    if len(types) > 1:
+        raise TypeError(f"it holds {' and '.join(sorted(of.__name__ for of in types))}")
     converted = column.infer_objects()
     if converted.dtype == object and issubclass(types.pop(), datetime.datetime):
         raise TypeError("it holds times of several zones")
@@ -111,55 +91,39 @@ def _convert_objects(column: Any) -> Any:
 
 
 def number_entries(column: Any, name: str) -> tuple[np.ndarray, ColumnLabels]:
-    """Number the distinct entries of a column, called `name` in errors.
+    """Number the distinct entries of a column of Arrow, called `name` in errors.
 
     Returns the number of each row's label, int64, -1 if its entry is missing; and the labels. A
     TypeError refuses entries that cannot be labels.
     """
-    column = convert_column(column, name)
     pa = require_pyarrow()
-    chunks = [chunk for chunk in getattr(column, "chunks", [column]) if len(chunk)]
-    is_ordered = getattr(column.type, "ordered", False) and all(
-        chunk.dictionary.equals(chunks[0].dictionary) for chunk in chunks[1:]
-    )
     try:
-        column = _check_type(column)
-        if len(column) == 0:  # Arrow combines no chunks of some types only
-            return np.empty(0, np.int64), ColumnLabels(np.empty(0, object))
         if not pa.types.is_dictionary(column.type):
-            column = column.dictionary_encode()
-        if isinstance(column, pa.ChunkedArray):
-            column = column.combine_chunks()
-        zone = getattr(column.type.value_type, "tz", None)
-        distinct = _normalise(column.dictionary).dictionary_encode()
+            column = _widen(column).dictionary_encode()
+        if len(column) == 0:  # of which Arrow combines some types only
+            return np.empty(0, np.int64), ColumnLabels(np.empty(0, object))
+        chunks = [chunk.dictionary for chunk in getattr(column, "chunks", ()) if len(chunk)]
+        is_ordered = column.type.ordered and all(chunk.equals(chunks[0]) for chunk in chunks)
+        column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+        distinct = _normalise(_widen(column.dictionary)).dictionary_encode()
+        order = pa.array(np.arange(len(distinct.dictionary)))
+        order = order if is_ordered else pa.compute.sort_indices(distinct.dictionary)
+        entries = distinct.dictionary.take(order).to_numpy(zero_copy_only=False)
+        if entries.dtype == object and {*map(type, entries)} - {str}:
+            raise TypeError(f"it holds {type(entries[0]).__name__}")
     except (TypeError, ValueError, NotImplementedError) as error:  # also Arrow's
         raise TypeError(f"column {name!r}: {error}, {_EXPECTED}") from None
-    order = np.arange(len(distinct.dictionary))
-    if not is_ordered:
-        order = pa.compute.sort_indices(distinct.dictionary).to_numpy()
-    entries = distinct.dictionary.take(pa.array(order)).to_numpy(zero_copy_only=False)
+    places = np.argsort(order)
+    for encoded in (distinct, column):
+        places = np.append(places, -1)[encoded.indices.cast("int64").fill_null(-1).to_numpy()]
     entries = coarsen(entries) if entries.dtype.kind == "M" else entries
-    places = np.append(np.argsort(order), -1)[_take_indices(distinct)]
-    codes = np.append(places, -1)[_take_indices(column)]
-    return drop_unused(codes, ColumnLabels(entries, zone, entries if is_ordered else None))
+    zone = getattr(column.type.value_type, "tz", None)
+    return drop_unused(places, ColumnLabels(entries, zone, entries if is_ordered else None))
 
 
-def _take_indices(column: Any) -> np.ndarray:
-    """Return the indices of a dictionary array, -1 for null."""
-    return column.indices.cast("int64").fill_null(-1).to_numpy()
-
-
-def _check_type(column: Any) -> Any:
-    """Refuse entries that cannot be labels; make text of types that few functions of Arrow take."""
-    from pyarrow import large_string, types
-
-    of = getattr(column.type, "value_type", column.type)
-    if types.is_null(of) or str(of) == "string_view":
-        return column.cast(large_string())
-    kinds = ("integer", "floating", "boolean", "string", "large_string", "date", "timestamp")
-    if not any(getattr(types, f"is_{kind}")(of) for kind in (*kinds, "duration")):
-        raise TypeError(f"it holds {of}")
-    return column
+def _widen(values: Any) -> Any:
+    """Return text of a type that few functions of Arrow take, and nulls, as large_string."""
+    return values.cast("large_string") if str(values.type) in ("null", "string_view") else values
 
 
 def _normalise(values: Any) -> Any:
@@ -167,14 +131,19 @@ def _normalise(values: Any) -> Any:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    of = values.type
-    if pa.types.is_floating(of):
-        of = pa.float32() if pa.types.is_float16(of) else of
-        return pc.if_else(pc.is_nan(values), None, pc.add(values.cast(of), pa.scalar(0.0, of)))
-    if pa.types.is_integer(of):
-        is_wide = of == pa.uint64() and (pc.max(values).as_py() or 0) >= 2**63
-        return values if is_wide else values.cast(pa.int64())
-    return pc.local_timestamp(values) if getattr(of, "tz", None) else values
+    if pa.types.is_floating(values.type):
+        return pc.if_else(pc.is_nan(values), None, pc.add(values, pa.scalar(0.0, values.type)))
+    if pa.types.is_integer(values.type):
+        with contextlib.suppress(pa.ArrowInvalid):  # some of uint64
+            return values.cast("int64")
+    return take_wall_times(values)
+
+
+def take_wall_times(times: Any) -> Any:
+    """Return the local times of an Arrow array with a zone; others as they are."""
+    import pyarrow.compute as pc
+
+    return pc.local_timestamp(times) if getattr(times.type, "tz", None) else times
 
 
 def coarsen(dates: np.ndarray) -> np.ndarray:
@@ -196,61 +165,49 @@ def drop_unused(codes: np.ndarray, labels: ColumnLabels) -> tuple[np.ndarray, Co
 
 
 def unite_labels(parts: Iterable[ColumnLabels], name: str) -> ColumnLabels:
-    """Return the labels of a column from those of its parts, exactly; parts without any are equal.
+    """Return the labels of a column from those of its parts, exactly; empty parts do not count.
 
     Numbers of different types are united as numbers. The order of categories is kept if it is the
-    same in all parts. A TypeError refuses parts of different kinds, such as text and numbers, and
-    numbers that no type holds exactly; a ValueError refuses times of different zones.
+    same in all parts. A TypeError refuses parts of different kinds, such as text and numbers, or
+    times of two zones, and numbers or dates that no type holds exactly.
     """
-    parts = [part for part in parts if part.entries.size] or list(parts)[:1]
-    arrays = [part.entries for part in parts]
-    zones = {part.zone for part in parts}
-    if len(zones) > 1:
-        found = " and ".join(sorted(zone or "no zone" for zone in zones))
-        raise ValueError(f"column {name!r} has times of {found}, expected one zone in all parts")
-    (zone,) = zones
-    first = parts[0].categories
-    if first is not None and all(_is_same(first, part.categories) for part in parts):
+    parts = list(parts)
+    parts = [part for part in parts if part.entries.size] or parts[:1]
+    arrays, zone, first = [part.entries for part in parts], parts[0].zone, parts[0].categories
+    if len(kinds := {_describe(part) for part in parts}) > 1:
+        raise TypeError(
+            f"column {name!r} holds {' and '.join(sorted(kinds))} in different parts, expected one"
+        )
+    if first is not None and all(np.array_equal(first, part.categories) for part in parts):
         is_used = np.zeros(first.size, bool)
-        for array in arrays:
-            is_used[find_places(array, first)] = True
+        is_used[find_places(np.concatenate(arrays), first)] = True
         return ColumnLabels(first[is_used], zone, first)
-    kinds = {"number" if array.dtype.kind in "iuf" else array.dtype.kind for array in arrays}
-    if len(kinds) > 1:
-        found = " and ".join(sorted({_name_type(array) for array in arrays}))
-        raise TypeError(f"column {name!r} is of {found} in different parts, expected one kind")
-    if kinds == {"O"}:
-        texts = sorted(set().union(*(array.tolist() for array in arrays)))
-        return ColumnLabels(np.array(texts, object), zone)
-    if kinds == {"number"}:
-        return ColumnLabels(_unite_numbers(arrays, name), zone)
-    united = np.unique(np.concatenate(_share_unit(arrays)))
-    return ColumnLabels(coarsen(united) if kinds == {"M"} else united, zone)
+    try:
+        united = _unite(arrays)
+    except ValueError as error:
+        raise TypeError(f"column {name!r} in parts: {error}, store one type") from None
+    return ColumnLabels(coarsen(united) if united.dtype.kind == "M" else united, zone)
 
 
-def _name_type(array: np.ndarray) -> str:
-    return "text" if array.dtype == object else str(array.dtype)
+def _describe(part: ColumnLabels) -> str:
+    kinds = {"b": "booleans", "O": "text", "m": "spans of time", "M": "times of "}
+    kind = kinds.get(part.entries.dtype.kind, "numbers")
+    return kind + (part.zone or "no zone") * (kind == "times of ")
 
 
-def _is_same(categories: np.ndarray, others: np.ndarray | None) -> bool:
-    return others is not None and np.array_equal(categories, others)
-
-
-def _unite_numbers(arrays: Sequence[np.ndarray], name: str) -> np.ndarray:
-    if len({array.dtype for array in arrays}) == 1 or {a.dtype.kind for a in arrays} == {"f"}:
+def _unite(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """Unite entries of one kind, sorted."""
+    if arrays[0].dtype.kind in "mM":
+        return np.unique(np.concatenate(_share_unit(arrays)))
+    if arrays[0].dtype != object and len({array.dtype for array in arrays}) == 1:
         return np.unique(np.concatenate(arrays))
     found = sorted(set().union(*(array.tolist() for array in arrays)))  # Python compares exactly
-    for dtype in (np.int64, np.uint64, np.float64):
-        try:
-            numbers = np.array(found, dtype)
-        except (OverflowError, ValueError):
-            continue
-        if numbers.tolist() == found:
-            return numbers
-    raise TypeError(
-        f"column {name!r} holds numbers of different types in its parts, from {found[0]} to "
-        f"{found[-1]}, which no type of numbers holds exactly: store one type"
-    )
+    for dtype in (object,) if arrays[0].dtype == object else (np.int64, np.uint64, np.float64):
+        with contextlib.suppress(OverflowError, ValueError):
+            united = np.array(found, dtype)
+            if united.tolist() == found:
+                return united
+    raise ValueError(f"no type has all numbers from {found[0]} to {found[-1]} exactly")
 
 
 def find_places(entries: np.ndarray, labels: np.ndarray) -> np.ndarray:
@@ -262,9 +219,8 @@ def find_places(entries: np.ndarray, labels: np.ndarray) -> np.ndarray:
         found = np.searchsorted(labels, entries, sorter=order)
         places = order[np.minimum(found, labels.size - 1)]
         return np.where(labels[places] == entries, places, -1)
-    numbers: dict[Any, int] = {}
-    for number, label in enumerate(labels.tolist()):
-        numbers.setdefault(label, number)
+    known = labels.tolist()
+    numbers = dict(zip(reversed(known), reversed(range(len(known))), strict=True))
     return np.array([numbers.get(entry, -1) for entry in entries.tolist()], np.int64)
 
 
@@ -273,8 +229,8 @@ def _share_unit(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
     dtype = np.result_type(*arrays)
     cast = [array.astype(dtype) for array in arrays]
     for array, own in zip(arrays, cast, strict=True):
-        if not np.array_equal(own.astype(array.dtype), array, equal_nan=array.dtype.kind in "mM"):
-            raise ValueError(f"dates from {array.min()} to {array.max()} do not fit {dtype}")
+        if not np.array_equal(own.astype(array.dtype), array, equal_nan=True):
+            raise ValueError(f"times from {array.min()} to {array.max()} do not fit {dtype}")
     return cast
 
 
@@ -288,10 +244,9 @@ def place_entries(
     kind = type(labels).__name__
     if not isinstance(labels, np.ndarray) and np.asarray(labels).dtype.kind in "SU":
         labels = np.array(list(labels), object)  # NumPy turns numbers beside texts into texts
-    labels = np.asarray(labels)
+    labels = known = np.asarray(labels)
     if labels.ndim != 1:
         raise ValueError(f"labels[{name!r}] is a {kind} of shape {labels.shape}, expected a list")
-    known = labels
     if entries.dtype.kind in "mM" and labels.dtype.kind not in "mM":
         with contextlib.suppress(ValueError):  # dates of Python, or text
             known = np.array(labels.tolist(), f"{entries.dtype.kind}8")
@@ -316,73 +271,55 @@ def _show(entry: Any) -> str:
     return repr(str(entry)) if isinstance(entry, str) else str(entry)
 
 
-# Text files
-
-
 def interpret_text(column: Any) -> Any:
-    """Return a column of text, with null for missing, as numbers or times if it is spelt so.
+    """Return an encoded column of text as numbers or times, if each entry is spelt so, else as is.
 
-    Else it stays text. Then no two different texts become one label, but for 0.0 and -0.0, and
-    times that differ in their offsets from UTC only: these are local times, as written.
+    No two different texts become one label, but for 0.0 and -0.0, and for times that differ only in
+    their offset from UTC: these are local times, as written.
     """
     import pyarrow as pa
 
-    column = column.combine_chunks().dictionary_encode()
+    column = column.combine_chunks()
     texts = column.dictionary
-    for read in (_read_integers, _read_floats, read_times):
-        values = read(texts)
-        if values is not None:
-            return pa.DictionaryArray.from_arrays(column.indices, values)
-    return column
+    values = cast_text(texts, "int64", "uint64")
+    if values is None or not values.cast(texts.type).equals(texts):
+        values = _read_floats(texts)
+    values = read_times(texts) if values is None else values
+    if values is None or len(values.unique()) < len(_drop_offsets(texts).unique()):
+        return column
+    return pa.DictionaryArray.from_arrays(column.indices, values)
 
 
-def _match_all(texts: Any, pattern: str) -> bool:
-    import pyarrow.compute as pc
-
-    return len(texts) > 0 and pc.all(pc.match_substring_regex(texts, pattern)).as_py()
-
-
-def _read_integers(texts: Any) -> Any:
+def cast_text(texts: Any, *types: Any) -> Any:
+    """Return texts as the first of these types of Arrow that takes all of them, or None."""
     import pyarrow as pa
 
-    if _match_all(texts, _INTEGER):
-        for dtype in (pa.int64(), pa.uint64()):
-            try:
-                return texts.cast(dtype)
-            except pa.ArrowInvalid:
-                continue
+    for of in types:
+        with contextlib.suppress(pa.ArrowInvalid):
+            return texts.cast(of)
     return None
 
 
 def _read_floats(texts: Any) -> Any:
-    import pyarrow as pa
-
-    if not _match_all(texts, _NUMBER):
-        return None
-    spelt = texts.to_pylist()
-    numbers = [float(text) for text in spelt]
-    is_exact = all(
-        decimal.Decimal(text) == decimal.Decimal(repr(number))
-        for text, number in zip(spelt, numbers, strict=True)
-    )
-    is_distinct = np.unique(np.array(numbers).view(np.int64)).size == len(spelt)
-    return pa.array(numbers) if is_exact and is_distinct else None
-
-
-def read_times(texts: Any, are_distinct: bool = True) -> Any:
-    """Return texts as times, as written, without a zone; None if one is no time, or two are one."""
-    import pyarrow as pa
     import pyarrow.compute as pc
 
-    if _match_all(texts, _TIME + _OFFSET):
-        texts = pc.replace_substring_regex(texts, _OFFSET, "")
-    if not _match_all(texts, _TIME + "$"):
+    numbers = cast_text(texts, "float64")
+    if numbers is None or not pc.all(pc.match_substring_regex(texts, _NUMBER)).as_py():
         return None
-    for unit in ("s", "ms", "us", "ns"):
-        try:
-            times = texts.cast(pa.timestamp(unit))
-        except pa.ArrowInvalid:
-            continue
-        is_distinct = len(times.unique()) == len(texts.unique())
-        return times if is_distinct or not are_distinct else None
-    return None
+    pairs = zip(texts.to_pylist(), map(repr, numbers.to_pylist()), strict=True)
+    return numbers if all(Decimal(text) == Decimal(shortest) for text, shortest in pairs) else None
+
+
+def read_times(texts: Any) -> Any:
+    """Return texts as times, as written, without offsets from UTC, or None if one is no time."""
+    import pyarrow as pa
+
+    return cast_text(_drop_offsets(texts), *map(pa.timestamp, ("s", "ms", "us", "ns")))
+
+
+def _drop_offsets(texts: Any) -> Any:
+    """Return times without their offsets from UTC, if all have one; other texts as they are."""
+    import pyarrow.compute as pc
+
+    have_offsets = pc.all(pc.match_substring_regex(texts, _OFFSET)).as_py()
+    return pc.replace_substring_regex(texts, _OFFSET, r"\1") if have_offsets else texts

@@ -8,7 +8,7 @@ import numpy as np
 from ..tensor.coo_cache import is_raw_sparse
 from ..tensor.labelled import LabelledTensor, Labels, is_ordered
 from ..tensor.tensor import FlycooTensor
-from .entries import coarsen, number_entries
+from .entries import coarsen, convert_column, number_entries
 
 
 def from_xarray(array: Any, **options: Any) -> LabelledTensor:
@@ -117,7 +117,8 @@ def from_anndata(
     if columns is None:
         coded = {"obs": (np.arange(len(adata.obs_names)), np.asarray(adata.obs_names))}
     else:
-        numbered = {name: number_entries(adata.obs[name], name) for name in columns}
+        arrow = {name: convert_column(adata.obs[name], name) for name in columns}
+        numbered = {name: number_entries(column, name) for name, column in arrow.items()}
         coded = {name: (codes, own.entries) for name, (codes, own) in numbered.items()}
     for name, (codes, _) in coded.items():
         if (codes < 0).any():

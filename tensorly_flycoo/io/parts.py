@@ -22,7 +22,8 @@ from ..tensor.coo_cache import as_flycoo, is_sparse
 from ..tensor.labelled import refuse_labels
 from ..tensor.pieces import iterate_pieces
 from ..tensor.tensor import FlycooTensor
-from .dataframe import read_indices, read_values
+from .dataframe import check_columns, read_indices, read_values
+from .entries import require_pyarrow
 from .files import FilePath
 
 if TYPE_CHECKING:
@@ -104,15 +105,13 @@ class Reading(NamedTuple):
                 yield Block(coords.reshape(-1, len(parser.shape)).T, values, parser.shape)
 
     def _iterate_parquet(self, path: Path) -> Iterator[Block]:
-        try:
-            import pyarrow.parquet
-        except ImportError as error:
-            raise ImportError(f"reading .parquet needs pip install pyarrow ({error})") from None
+        require_pyarrow()
+        import pyarrow.parquet
+
         with pyarrow.parquet.ParquetFile(path) as file:
             known = file.schema_arrow.names
             names = list(self.columns or known)
-            if missing := [name for name in names if name not in known]:
-                raise ValueError(f"{path} has no columns {missing}, expected some of {known}")
+            check_columns(names, known, path)
             if len(names) < 2:
                 raise ValueError(f"columns is {names}, expected those of modes, and of values")
             for batch in file.iter_batches(BLOCK_NNZ, columns=names):
