@@ -379,6 +379,8 @@ async def _attempt(calls: Iterable[Any], timeout: float) -> list[bool]:
     tasks = [asyncio.ensure_future(call) for call in calls]
     if tasks:
         await asyncio.wait(tasks, timeout=timeout)
+    for task in tasks:
+        task.cancel()  # unless it is done: nobody waits for it any more
     return [task.done() and task.exception() is None for task in tasks]
 
 

@@ -78,14 +78,11 @@ def replace_file(path: FilePath) -> Iterator[IO[bytes]]:
     """
     path = Path(os.path.realpath(path))
     with _take_place(path) as part:
-        try:
-            with open(part, "xb") as file:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(part, path)
-        finally:
-            part.unlink(missing_ok=True)
+        with open(part, "xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
 
 
 @contextlib.contextmanager
@@ -99,6 +96,8 @@ def _take_place(path: Path) -> Iterator[Path]:
         if is_full if name is None else str(name).startswith(os.fspath(part)):
             error.filename, error.filename2 = os.fspath(path), None
         raise
+    finally:
+        shutil.rmtree(part, ignore_errors=True) if part.is_dir() else part.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -108,20 +107,16 @@ def make_folder(path: FilePath) -> Iterator[Path]:
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fspath(path))
     with _take_place(path) as part:
+        part.mkdir()
+        yield part
+        _sync_names(part)
         try:
-            part.mkdir()
-            yield part
-            _sync_names(part)
-            try:
-                os.replace(part, path)
-            except OSError as error:
-                if error.errno in (errno.ENOTEMPTY, errno.EEXIST):  # another run was faster
-                    exists = (errno.EEXIST, os.strerror(errno.EEXIST))
-                    raise FileExistsError(*exists, os.fspath(path)) from None
-                raise
-        finally:
-            shutil.rmtree(part, ignore_errors=True)
-    _sync_names(path.parent)
+            os.replace(part, path)
+        except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST):  # another run was faster
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from None
+            raise
+        _sync_names(path.parent)
 
 
 def _sync_names(folder: Path) -> None:
