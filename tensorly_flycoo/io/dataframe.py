@@ -40,10 +40,11 @@ def from_dataframe(
 ) -> LabelledTensor:
     """Make a tensor from a table, with one mode per given column.
 
-    The distinct entries of a column (numbers, text or dates) are sorted and numbered. Times with a
-    time zone become UTC, periods their starts, and intervals text. `labels` numbers entries as
-    another tensor does, so that new data fits a model of old data; so do the categories of a pandas
-    categorical or a polars Enum. Labels that do not occur are kept.
+    The distinct entries of a column (numbers, text or dates) are sorted and numbered; whatever
+    library holds a table, its labels are the same. Ordered categories keep their order, and those
+    that do not occur are left out. Times with a time zone become its local times, periods their
+    starts, and intervals text. `labels` numbers entries as another tensor does, so that new data
+    fits a model of old data; labels that do not occur are kept.
 
     Parameters
     ----------
@@ -71,6 +72,8 @@ def from_dataframe(
 
     Raises
     ------
+    ImportError
+        If pyarrow is missing.
     TypeError
         If `df` is not such a table, `modes` is a single text, `labels` is not a dict, the entries
         of a column are neither numbers, text nor dates, or the values are not numbers.
@@ -85,9 +88,8 @@ def from_dataframe(
     nearly as many labels as the table has rows: rounded times (``df["time"].dt.floor("D")``) make
     better modes.
 
-    The table's own library numbers the entries; polars is several times as fast where pyarrow is
-    installed. Beside coords and values, this takes two temporary columns of 8 bytes per row. All
-    aggregates but "sum" and "count" sort the rows.
+    Needs pyarrow. Beside coords and values, this takes two temporary columns of 8 bytes per row.
+    All aggregates but "sum" and "count" sort the rows.
 
     Examples
     --------
@@ -201,37 +203,26 @@ def open_table(df: Any, modes: Sequence[str], values: str | None = None) -> dict
     """Return these columns of a table, as Arrow's; refuse what is no table, or lacks one."""
     pa = require_pyarrow()
     columns = list(dict.fromkeys([*modes, *([] if values is None else [values])]))
-    is_pandas = hasattr(df, "iloc") and hasattr(df, "columns")
-    is_polars = hasattr(df, "collect_schema")
-    if is_pandas:
-        names = list(df.columns)
-    elif is_polars:
+    is_pandas, is_polars = hasattr(df, "iloc"), hasattr(df, "collect_schema")
+    if is_polars:
         names = df.collect_schema().names()
-    elif hasattr(df, "__arrow_c_stream__") and not hasattr(df, "iloc"):
-        df = _open_stream(df)
+    elif is_pandas and hasattr(df, "columns"):
+        names = list(df.columns)
+    elif hasattr(df, "__arrow_c_stream__") and not is_pandas:
+        df = pa.RecordBatchReader.from_stream(df)
         names = df.schema.names
     else:
-        hint = ": pass df.reset_index()" if hasattr(df, "reset_index") else ""
+        hint = ": pass df.reset_index()" if is_pandas else ""
         expected = f"a table of pandas, polars, Arrow or DuckDB{hint}"
         raise TypeError(f"df is a {type(df).__name__}, expected {expected}")
     is_index = is_pandas and not {*columns}.isdisjoint(df.index.names)
     check_columns(columns, names, "df", "; pass df.reset_index()" if is_index else "")
-    if is_pandas:
+    if is_pandas or is_polars:
+        df = df.lazy().select(columns).collect() if is_polars else df
         return {name: convert_column(df[name], name) for name in columns}
-    if is_polars:
-        df = _open_stream(df.lazy().select(columns).collect())
     schema = pa.schema([df.schema.field(name) for name in columns])
     table = pa.Table.from_batches((batch.select(columns) for batch in df), schema)
     return {name: table[name] for name in columns}
-
-
-def _open_stream(df: Any) -> Any:
-    pa = require_pyarrow()
-    try:
-        return pa.RecordBatchReader.from_stream(df)
-    except (NotImplementedError, ValueError) as error:
-        expected = "types of columns that Arrow has: cast others, such as Int128"
-        raise TypeError(f"df: {error}, expected {expected}") from None
 
 
 def _merge(

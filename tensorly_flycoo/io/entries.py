@@ -17,7 +17,6 @@ would merge different entries, or cannot be told, is an error.
 """
 
 import contextlib
-import datetime
 from collections.abc import Iterable, Sequence
 from decimal import Decimal
 from typing import Any, NamedTuple
@@ -50,11 +49,13 @@ def require_pyarrow() -> Any:
 
 
 def convert_column(column: Any, name: str) -> Any:
-    """Return a column of pandas as Arrow's: periods as their starts, intervals as text."""
-    import pandas
-
+    """Return a column of pandas or polars as one of Arrow; periods are starts, intervals text."""
     pa, kind = require_pyarrow(), column.dtype
     try:
+        if hasattr(column, "to_arrow"):  # of polars
+            return column.to_arrow()
+        import pandas
+
         column = _convert_objects(column) if column.dtype == object else column
         if isinstance(column.dtype, pandas.IntervalDtype):
             column = column.astype(pandas.CategoricalDtype(ordered=True))
@@ -74,20 +75,21 @@ def convert_column(column: Any, name: str) -> Any:
 
 
 def _convert_objects(column: Any) -> Any:
-    """Convert objects of one type, or numbers; refuse what pandas or Arrow would cut or merge."""
-    present = column.dropna()
-    types = set(map(type, present))
-    if types == {int}:
-        return column.astype("UInt64" if present.max() >= 2**63 else "Int64")
-    are_numbers = all(issubclass(of, int | float | np.number) and of is not bool for of in types)
-    if types <= {str} or are_numbers:  # Arrow refuses numbers that it cannot keep
-        return column
-    if len(types) > 1:
-        raise TypeError(f"it holds {' and '.join(sorted(of.__name__ for of in types))}")
-    converted = column.infer_objects()
-    if converted.dtype == object and issubclass(types.pop(), datetime.datetime):
-        raise TypeError("it holds times of several zones")
-    return converted
+    """Give objects a type if they have one; refuse what pandas or Arrow would cut or merge."""
+    import pandas
+
+    kind = pandas.api.types.infer_dtype(column, skipna=True)
+    if kind == "integer":
+        return column.astype("UInt64" if column.dropna().max() >= 2**63 else "Int64")
+    if kind in ("date", "mixed", "mixed-integer"):  # a date may be a time, too
+        types = sorted({type(entry).__name__ for entry in column.dropna()})
+        if len(types) > 1:
+            raise TypeError(f"it holds {' and '.join(types)}")
+    elif kind in ("datetime", "period", "interval"):
+        column = column.infer_objects()
+        if column.dtype == object:
+            raise TypeError(f"it holds {kind}s of several kinds or zones")
+    return column
 
 
 def number_entries(column: Any, name: str) -> tuple[np.ndarray, ColumnLabels]:
@@ -99,13 +101,13 @@ def number_entries(column: Any, name: str) -> tuple[np.ndarray, ColumnLabels]:
     pa = require_pyarrow()
     try:
         if not pa.types.is_dictionary(column.type):
-            column = _widen(column).dictionary_encode()
+            column = column.dictionary_encode()
         if len(column) == 0:  # of which Arrow combines some types only
             return np.empty(0, np.int64), ColumnLabels(np.empty(0, object))
         chunks = [chunk.dictionary for chunk in getattr(column, "chunks", ()) if len(chunk)]
         is_ordered = column.type.ordered and all(chunk.equals(chunks[0]) for chunk in chunks)
         column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-        distinct = _normalise(_widen(column.dictionary)).dictionary_encode()
+        distinct = _normalise(column.dictionary).dictionary_encode()
         order = pa.array(np.arange(len(distinct.dictionary)))
         order = order if is_ordered else pa.compute.sort_indices(distinct.dictionary)
         entries = distinct.dictionary.take(order).to_numpy(zero_copy_only=False)
@@ -121,16 +123,13 @@ def number_entries(column: Any, name: str) -> tuple[np.ndarray, ColumnLabels]:
     return drop_unused(places, ColumnLabels(entries, zone, entries if is_ordered else None))
 
 
-def _widen(values: Any) -> Any:
-    """Return text of a type that few functions of Arrow take, and nulls, as large_string."""
-    return values.cast("large_string") if str(values.type) in ("null", "string_view") else values
-
-
 def _normalise(values: Any) -> Any:
     """Give equal entries one spelling, and missing ones none."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
+    if str(values.type) in ("null", "string_view"):  # which few functions take
+        return values.cast("large_string")
     if pa.types.is_floating(values.type):
         return pc.if_else(pc.is_nan(values), None, pc.add(values, pa.scalar(0.0, values.type)))
     if pa.types.is_integer(values.type):
@@ -178,7 +177,8 @@ def unite_labels(parts: Iterable[ColumnLabels], name: str) -> ColumnLabels:
         raise TypeError(
             f"column {name!r} holds {' and '.join(sorted(kinds))} in different parts, expected one"
         )
-    if first is not None and all(np.array_equal(first, part.categories) for part in parts):
+    categories = [part.categories if part.categories is not None else () for part in parts]
+    if first is not None and all(np.array_equal(first, others) for others in categories):
         is_used = np.zeros(first.size, bool)
         is_used[find_places(np.concatenate(arrays), first)] = True
         return ColumnLabels(first[is_used], zone, first)
@@ -211,16 +211,15 @@ def _unite(arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def find_places(entries: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Return the number of each entry in an array of labels, the first if it repeats, else -1."""
+    """Return the number of each entry in an array of distinct labels, -1 for others."""
     if {entries.dtype.kind, labels.dtype.kind} in ({"m"}, {"M"}):
         entries, labels = _share_unit([entries, labels])
     if entries.dtype == labels.dtype != object and labels.size:
-        order = np.argsort(labels, kind="stable")
+        order = np.argsort(labels)
         found = np.searchsorted(labels, entries, sorter=order)
         places = order[np.minimum(found, labels.size - 1)]
         return np.where(labels[places] == entries, places, -1)
-    known = labels.tolist()
-    numbers = dict(zip(reversed(known), reversed(range(len(known))), strict=True))
+    numbers = {label: number for number, label in enumerate(labels.tolist())}
     return np.array([numbers.get(entry, -1) for entry in entries.tolist()], np.int64)
 
 
@@ -239,7 +238,7 @@ def place_entries(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Renumber a column's `codes` by the given labels, and return both; -1 marks a missing entry.
 
-    A ValueError refuses labels that repeat, and entries that are not among them.
+    A ValueError refuses entries that are not among the labels.
     """
     kind = type(labels).__name__
     if not isinstance(labels, np.ndarray) and np.asarray(labels).dtype.kind in "SU":
@@ -250,10 +249,6 @@ def place_entries(
     if entries.dtype.kind in "mM" and labels.dtype.kind not in "mM":
         with contextlib.suppress(ValueError):  # dates of Python, or text
             known = np.array(labels.tolist(), f"{entries.dtype.kind}8")
-    places = find_places(known, known)
-    if (is_repeated := (places >= 0) & (places < np.arange(places.size))).any():
-        label = labels.tolist()[int(np.argmax(is_repeated))]
-        raise ValueError(f"labels[{name!r}] holds {label!r} twice, expected distinct ones")
     places = np.append(find_places(entries, known), -1)[codes]
     is_unknown = (places < 0) & (codes >= 0)
     if is_unknown.any():

@@ -117,7 +117,9 @@ def test_indices_of_a_tns_are_labels(folder):
         ),
         (["gaps.csv", "--modes", "a,b"], "or pass --missing drop"),
         (["gaps.csv", "--modes", "a;b"], "has no column 'a;b'"),
-        (["semicolons.csv", "--modes", "a,b"], "has no column 'a', expected one of ['a;b']; if there"),
+        (["gaps.csv", "--modes", "a,b", "--no-header"], "has no column 'a', expected one of ['1'"),
+        (["unrated.csv", "--modes", "a", "--values", "b"], "numbers (or empty: --missing-text NA)"),
+        (["semicolons.csv", "--modes", "a,b"], "has no column 'a', expected one of ['a;b']; if"),
         (["semicolons.csv", "--modes", "a,b"], "give --sep, as in --sep ';'"),
         (["commas.csv", "--modes", "a,b"], "expected 1 column (or give --sep ';'), got 2"),
         (["twice.csv", "--modes", "a,b"], "has 2 columns 'a', expected one"),
@@ -132,6 +134,7 @@ def test_what_fails_has_exit_code_1(arguments, message, folder, table, capsys):
     for name in ("bad.parquet", "bad.tns"):
         (folder / name).write_text("nothing of this kind\n")
     (folder / "gaps.csv").write_text("a,b\nx,y\n,z\n")
+    (folder / "unrated.csv").write_text("a,b\nx,5\ny,NA\n")
     (folder / "semicolons.csv").write_text("a;b\nx;y\n")
     (folder / "commas.csv").write_text("a;b;v\nx;y;1,5\n")
     (folder / "twice.csv").write_text("a,a,b\nx,y,z\n")
@@ -152,6 +155,9 @@ def test_what_fails_has_exit_code_1(arguments, message, folder, table, capsys):
         ["fit", "events.csv", "--rank", "2"],  # without --modes
         ["fit", "events.xlsx", "--rank", "2", "--modes", "user,item"],
         ["fit", "events.csv", "--rank", "0", "--modes", "user,item"],
+        ["fit", "events.csv", "--rank", "2", "--modes", "user,item", "--sep", "::"],
+        ["fit", "events.csv", "--rank", "2", "--modes", "user,item", "--sep", "§"],
+        ["fit", "events.csv", "--rank", "2", "--modes", "user,item", "--missing-text", "NA,NA"],
         ["fit", "events.csv", "--rank", "2", "--modes", "user,user"],
         ["fit", "events.csv", "--rank", "2", "--modes", "user,item", "--loss", "unknown"],
         ["fit", "x.csv", "--rank", "2", "--modes", "a,b", "--init", "svd", "--starts", "2"],
@@ -318,6 +324,17 @@ def test_separators(folder, table):
         command = ["fit", name, "--modes", "user,item", "--rank", "1", "--quiet", *options]
         assert main(command) == 0
         assert LabelledCP.load(folder / "events_rank1" / "model.npz").shape == (20, 4)
+
+
+def test_texts_stay_apart_and_the_first_line_may_be_a_row(folder):
+    rows = ["007;NA;2024-07-01 00:00:00+02:00", "7;x;2024-07-01 23:59:59+02:00", "010;-;"]
+    (folder / "events.csv").write_text("\n".join(rows * 3))
+    options = "--sep ; --no-header --missing-text - --missing drop --rank 1 --quiet --device cpu"
+    assert main(["fit", "events.csv", "--modes", "1,2,3:day", *options.split()]) == 0
+    labels = LabelledCP.load(folder / "events_rank1" / "model.npz").labels
+    assert {name: of.astype(str).tolist() for name, of in labels.items()} == {
+        "1": ["007", "7"], "2": ["NA", "x"], "3:day": ["2024-07-01"],
+    }  # fmt: skip
 
 
 def test_long_names_of_columns(folder, table):

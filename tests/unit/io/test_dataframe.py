@@ -257,6 +257,20 @@ def test_incomplete_rows_are_dropped(make):
     assert x.nonzeros()[1].tolist() == [2, 3, 1]
 
 
+@make_table
+def test_new_rows_are_folded_in_from_any_table(make):
+    """The factor row of a new label: least squares, by hand."""
+    days = np.array(["2024-07-01", "2024-07-02", "2024-07-03"], "M8[D]")
+    factor = np.array([[1.0, 2.0], [3.0, 4.0], [0.0, 1.0]])
+    cp = LabelledCP((None, [np.eye(2), factor]), {"user": ["a", "b"], "day": days})
+    new = {"user": ["z", "z", "y"], "day": days[[2, 0, 0]].tolist(), "v": [1.0, 2.0, 4.0]}
+    rows = cp.transform(make(new), "user", "v")
+    targets = np.array([[4.0, 2.0], [0.0, 0.0], [0.0, 1.0]])
+    expected = np.linalg.lstsq(cp.factors[1] * cp.weights, targets)[0].T
+    assert rows.index.tolist() == ["y", "z"]
+    np.testing.assert_allclose(rows.to_numpy(), expected, rtol=1e-10)
+
+
 def test_dropping_rows_keeps_fixed_labels():
     table = pd.DataFrame({"k": ["a", "z"], "n": [1, 2], "v": [1.0, None]})
     fixed = {"labels": {"n": [1, 2]}, "missing": "drop"}
@@ -368,6 +382,15 @@ def test_a_stream_without_rows():
         from_dataframe(_Stream(pa.table(COLUMNS).slice(0, 0)), ["shop"])
 
 
+def test_an_index_is_no_column():
+    frame = pd.DataFrame(REPEATED).groupby(["k", "n"]).sum()
+    with pytest.raises(ValueError, match=r"no column 'k', .*; pass df.reset_index\(\)"):
+        from_dataframe(frame, ["k", "n"], "v")
+    with pytest.raises(TypeError, match=r"df is a Series, expected .*: pass df.reset_index\(\)"):
+        from_dataframe(frame["v"], ["k", "n"], "v")
+    assert from_dataframe(frame.reset_index(), ["k", "n"], "v").shape == (3, 2)
+
+
 def test_other_tables():
     with pytest.raises(
         TypeError, match="df is a dict, expected a table of pandas, polars, Arrow or"
@@ -417,7 +440,7 @@ def test_booleans_as_objects_are_values(missing):
 
 def test_numbers_of_128_bits_are_refused():
     table = pl.DataFrame({"k": ["a"], "v": pl.Series([1], dtype=pl.Int128)})
-    message = "df: .*, expected types of columns that Arrow has: cast others, such as Int128"
+    message = "column 'v' of Int128: .*, expected numbers.*: convert the others"
     with pytest.raises(TypeError, match=message):
         from_dataframe(table, ["k"], "v")
 

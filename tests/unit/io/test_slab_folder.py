@@ -267,7 +267,7 @@ def test_wrong_files(path, tmp_path):
         ("none.tns", FileNotFoundError, r"none\.tns", None),
         ("x.parquet", ValueError, "column 'i' has 1 missing entries", None),
         ("y.parquet", TypeError, r"column .i. is of object, expected integers", None),
-        ("y.parquet", ValueError, r"no columns \['m'\], expected some of \['i', 'n'\]", ["i", "m"]),
+        ("y.parquet", ValueError, r"no column 'm', expected one of \['i', 'n'\]", ["i", "m"]),
         ("z.parquet", ValueError, r"columns is \['n'\]", None),
         ("w.parquet", ValueError, r"parts\[0\]: ", None),
     ]:
