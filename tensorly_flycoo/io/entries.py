@@ -87,7 +87,7 @@ def _convert_objects(column: Any) -> Any:
             raise TypeError(f"it holds {' and '.join(types)}")
     elif kind in ("datetime", "period", "interval"):
         column = column.infer_objects()
-        if column.dtype == object:
+        if column.dtype == object and column.notna().any():
             raise TypeError(f"it holds {kind}s of several kinds or zones")
     return column
 
