@@ -13,7 +13,7 @@ import numpy as np
 from distributed import get_worker
 
 from ..base.checks import check_finite, check_inside, check_shape
-from ..io.dataframe import open_table, read_indices, read_rows
+from ..io.dataframe import check_columns, open_table, read_indices, read_rows
 from ..io.entries import ColumnLabels, require_pyarrow
 from ..io.parts import Reading
 
@@ -122,9 +122,8 @@ def list_parquet_parts(path: Any, reader: TableReader) -> list[ParquetPart]:
     parts = []
     for name in list_files(path):
         with _name_errors(name), pyarrow.parquet.ParquetFile(name) as file:
-            absent = {*reader.columns} - {*file.schema_arrow.names}
-            if any(f"{os.sep}{column}=" in name for column in absent):
-                raise ValueError(f"{absent} are in names of folders, not in the file{_INSTEAD}")
+            hint = _INSTEAD if "=" in name else ""  # columns may be in the names of folders
+            check_columns(reader.columns, file.schema_arrow.names, "the file", hint)
             reader(file.schema_arrow.empty_table())
             first = num_rows = 0
             for group in range(file.num_row_groups):

@@ -17,6 +17,7 @@ would merge different entries, or cannot be told, is an error.
 """
 
 import contextlib
+import datetime
 from collections.abc import Iterable, Sequence
 from decimal import Decimal
 from typing import Any, NamedTuple
@@ -140,9 +141,16 @@ def _normalise(values: Any) -> Any:
 
 def take_wall_times(times: Any) -> Any:
     """Return the local times of an Arrow array with a zone; others as they are."""
+    import pyarrow as pa
     import pyarrow.compute as pc
 
-    return pc.local_timestamp(times) if getattr(times.type, "tz", None) else times
+    zone = (getattr(times.type, "tz", None) or "").replace(":", "")
+    if not zone.startswith(("+", "-")):
+        return pc.local_timestamp(times) if zone else times
+    # An offset such as +0530, which older versions of Arrow do not know.
+    offset = datetime.timedelta(hours=int(zone[:3]), minutes=int(zone[0] + zone[3:]))
+    unit = times.type.unit
+    return pc.add(times.cast(pa.timestamp(unit)), pa.scalar(offset, pa.duration(unit)))
 
 
 def coarsen(dates: np.ndarray) -> np.ndarray:

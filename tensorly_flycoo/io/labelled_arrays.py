@@ -82,6 +82,8 @@ def from_anndata(
 
     Raises
     ------
+    ImportError
+        If `obs` is given and pyarrow is missing.
     TypeError
         If the entries of a column are neither numbers, text nor dates.
     ValueError

@@ -186,7 +186,7 @@ def test_errors_name_the_partition(client, table, tmp_path):
         read_parquet(tmp_path, MODES, "price", client=client)
     df = dask.dataframe.from_pandas(table, npartitions=2, sort=False)
     for read, data in ((read_parquet, tmp_path), (from_dask_dataframe, df)):
-        with pytest.raises(ValueError, match=r"df has no column 'sum', expected one of .*'price'"):
+        with pytest.raises(ValueError, match=r"has no column 'sum', expected one of .*'price'"):
             read(data, MODES, "sum", client=client)
     with pytest.raises(ValueError, match="missing is 'ignore', expected one of"):
         read_parquet(tmp_path, MODES, missing="ignore", client=client)

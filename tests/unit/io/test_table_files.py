@@ -199,7 +199,7 @@ ROUNDED = {
 
 
 @pytest.mark.parametrize("unit", UNITS)
-@pytest.mark.parametrize("zone", [None, "Europe/Warsaw", "+05:30"])
+@pytest.mark.parametrize("zone", [None, "Europe/Warsaw", "+05:30", "-03:30"])
 def test_times_are_rounded_to_local_units(zone, unit, tmp_path):
     """The wall time of the column's zone, in a file of either kind."""
     times = pd.to_datetime(pd.Series(INSTANTS), format="ISO8601").dt.tz_localize(zone)
