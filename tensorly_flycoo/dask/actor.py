@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import psutil
 from distributed import Client, Future, get_worker
+from distributed.core import Status
 from distributed.protocol import to_serialize
 from distributed.worker import Worker
 
@@ -106,8 +107,9 @@ async def _deliver(worker: Worker, peer: Peer, parcel: Parcel) -> None:
     call = {"function": "deliver", "actor": peer.key, "args": [to_serialize(parcel)], "kwargs": {}}
     try:
         await worker.rpc(peer.address).actor_execute(**call, reply=False)
-    except OSError as error:
-        _logger.warning("worker %s did not receive an array: %s", peer.address, error)
+    except (OSError, RuntimeError) as error:
+        if worker.status == Status.running:  # one that closes has no connections any more
+            _logger.warning("worker %s did not receive an array: %s", peer.address, error)
 
 
 def _make_gpu_site(gpu: int) -> tuple[Site, Callable[[], None]]:

@@ -59,15 +59,18 @@ class WorkerLost(ConnectionError):
         The workers that are lost.
     """
 
-    def __init__(self, addresses: Iterable[str]) -> None:
+    def __init__(self, addresses: Iterable[str], was_loading: bool = False) -> None:
         self.addresses = tuple(addresses)
+        self._was_loading = was_loading  # so that there is no tensor yet
         super().__init__(self.addresses)
 
     def __str__(self) -> str:
+        lost = f"lost {', '.join(self.addresses)}"
+        if self._was_loading:
+            return f"{lost} while the tensor was loaded: load it again, on other workers"
         return (
-            f"lost {', '.join(self.addresses)}, and with it slabs and rows of factors: call "
-            "x.recover(), which loads the slabs on other workers, then start from a checkpoint "
-            "(Progress.resume) or anew"
+            f"{lost}, and with it slabs and rows of factors: call x.recover(), which loads the "
+            "slabs on other workers, then start from a checkpoint (Progress.resume) or anew"
         )
 
 
@@ -373,14 +376,12 @@ def _refer(x: Any, worker: WorkerHandle) -> Any:
 
 async def _attempt(calls: Iterable[Any], timeout: float) -> list[bool]:
     """Wait until calls are done or fail, but not for longer; return whether each is done."""
-    tasks = [asyncio.ensure_future(_wait_for(call)) for call in calls]
+    tasks = [asyncio.ensure_future(call) for call in calls]
     if tasks:
         await asyncio.wait(tasks, timeout=timeout)
+    for task in tasks:
+        task.cancel()  # unless it is done: nobody waits for it any more
     return [task.done() and task.exception() is None for task in tasks]
-
-
-async def _wait_for(call: Any) -> Any:
-    return await call
 
 
 async def _take_replies(calls: Sequence[tuple[list[int], Any]]) -> _Replies:

@@ -102,6 +102,10 @@ class PartitionedData:
             summaries: list[Summary] = client.gather(futures)
         finally:
             client.cancel(futures)
+        return self.unite(summaries)
+
+    def unite(self, summaries: Iterable[Summary]) -> tuple[int, tuple[int, ...], np.dtype, Labels]:
+        """Return the number of rows, shape, dtype and labels that all partitions have together."""
         found = [summary for summary in summaries if summary.shape]
         nnz = sum(summary.nnz for summary in found)
         if nnz == 0:
@@ -109,7 +113,7 @@ class PartitionedData:
         ndims = sorted({len(summary.shape) for summary in found})
         if len(ndims) > 1:
             raise ValueError(f"partitions have {ndims} modes, expected one number")
-        dtype = np.result_type(*(summary.dtype for summary in found))
+        dtype = np.result_type(*(summary.dtype for summary in found if summary.nnz))
         dtype = check_dtype(dtype if self.dtype is None else self.dtype)
         shape = tuple(max(sizes) for sizes in zip(*(s.shape for s in found), strict=True))
         entries = [summary.entries for summary in found if summary.entries is not None]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
+import cloudpickle
 import numpy as np
-from distributed.protocol import pickle
 
 
 class Ref(NamedTuple):
@@ -42,13 +44,12 @@ class Sealed(NamedTuple):
     @classmethod
     def of(cls, call: Call) -> Sealed:
         """Pickle a call; refuse what cannot be pickled."""
-        arrays: list[Any] = []
         try:
-            return cls(pickle.dumps(call, buffer_callback=arrays.append), arrays)
+            return cls(*_pickle(call))
         except Exception:
             for x in (call.function, *call.args, *call.kwargs.values()):
                 try:
-                    pickle.dumps(x)
+                    _pickle(x)
                 except Exception as error:
                     raise TypeError(f"{x!r:.200} cannot be sent to workers: {error}") from None
             raise
@@ -56,6 +57,17 @@ class Sealed(NamedTuple):
     def open(self) -> Call:
         """Unpickle the call, on a worker."""
         return pickle.loads(self.pickled, buffers=self.arrays)
+
+
+def _pickle(x: Any) -> tuple[bytes, list[Any]]:
+    """Pickle as Dask does, which would log what cannot be pickled; arrays come apart."""
+    arrays: list[Any] = []
+    with contextlib.suppress(Exception):
+        pickled = pickle.dumps(x, 5, buffer_callback=arrays.append)
+        if b"__main__" not in pickled:  # which is another module on workers
+            return pickled, arrays
+    arrays = []
+    return cloudpickle.dumps(x, 5, buffer_callback=arrays.append), arrays
 
 
 class Send(NamedTuple):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ from distributed import get_worker
 
 from ..base.checks import check_finite, check_inside, check_shape
 from ..io.dataframe import check_columns, open_table, read_indices, read_rows
-from ..io.entries import ColumnLabels
+from ..io.entries import ColumnLabels, require_pyarrow
 from ..io.parts import Reading
 
 #: Rows of a partition of a .parquet file, at least, but for the last: whole row groups.
@@ -21,6 +22,10 @@ _PARTITION_ROWS = 2**21
 
 #: An index or the number of an entry.
 _INDEX = np.dtype(np.uint32)
+
+#: Signs of places and patterns that are not read here, and what to do instead.
+_SIGNS = ("://", "*", "?", "[")
+_INSTEAD = ": give from_dask_dataframe what dask.dataframe.read_parquet returns"
 
 
 class Partition(NamedTuple):
@@ -50,9 +55,14 @@ class TableReader:
     are_indices: bool  # whether columns of modes hold indices, not labels
     missing: str  # as of `from_dataframe`
 
+    @property
+    def columns(self) -> list[str]:
+        """The names of all columns that are read."""
+        return list(dict.fromkeys([*self.modes, *([] if self.values is None else [self.values])]))
+
     def __call__(self, part: Any) -> Partition:
         if isinstance(part, ParquetPart):
-            part = part.read([*self.modes, *([] if self.values is None else [self.values])])
+            part = part.read(self.columns)
         part = open_table(part, self.modes, self.values)
         if self.are_indices:
             _, values = read_rows(part, (), self.values, {}, "raise")
@@ -98,17 +108,23 @@ class ParquetPart(NamedTuple):
         import pyarrow.parquet
 
         with pyarrow.parquet.ParquetFile(self.path) as file:
-            check_columns(names, file.schema_arrow.names, "the file")
-            return file.read_row_groups(list(self.groups), columns=list(dict.fromkeys(names)))
+            return file.read_row_groups(list(self.groups), columns=list(names))
 
 
-def list_parquet_parts(path: Any) -> list[ParquetPart]:
-    """Divide .parquet files into partitions, of neighbouring row groups with enough rows."""
+def list_parquet_parts(path: Any, reader: TableReader) -> list[ParquetPart]:
+    """Divide .parquet files into partitions, of neighbouring row groups with enough rows.
+
+    Columns that `reader` cannot take are refused here, by the files' footers.
+    """
+    require_pyarrow()
     import pyarrow.parquet
 
     parts = []
-    for name in list_files(path, (".parquet", ".pq")):
-        with pyarrow.parquet.ParquetFile(name) as file:
+    for name in list_files(path):
+        with _name_errors(name), pyarrow.parquet.ParquetFile(name) as file:
+            hint = _INSTEAD if "=" in name else ""  # columns may be in the names of folders
+            check_columns(reader.columns, file.schema_arrow.names, "the file", hint)
+            reader(file.schema_arrow.empty_table())
             first = num_rows = 0
             for group in range(file.num_row_groups):
                 num_rows += file.metadata.row_group(group).num_rows
@@ -118,28 +134,41 @@ def list_parquet_parts(path: Any) -> list[ParquetPart]:
     return parts
 
 
-def list_files(path: Any, suffixes: tuple[str, ...]) -> list[str]:
-    """List the files that a path, or several, name; those of a folder in order of their names."""
+def list_files(path: Any) -> list[str]:
+    """List the files that a path, or several, name; those of a folder in order of their names.
+
+    As for Arrow and Spark, what begins with "_" or "." in a folder is not part of the data.
+    """
     found: list[Path] = []
-    for one in map(Path, [path] if isinstance(path, str | os.PathLike) else path):
-        if one.is_dir():
-            found += sorted(inner for inner in one.rglob("*") if inner.name.endswith(suffixes))
-        else:
-            found.append(one)
+    for one in map(os.fspath, [path] if isinstance(path, str | os.PathLike) else path):
+        file = Path(one.removeprefix("file://")).expanduser()
+        if not file.exists() and any(sign in one.removeprefix("file://") for sign in _SIGNS):
+            expected = "files or folders that all workers see, and no pattern"
+            raise ValueError(f"path is {one!r}, expected {expected}{_INSTEAD}")
+        inner = [own.relative_to(file) for own in sorted(file.rglob("*")) if own.is_file()]
+        found += [file / own for own in inner if not any(part[0] in "_." for part in own.parts)]
+        found += [] if file.is_dir() else [file]
     if not found:
-        raise FileNotFoundError(f"{path} has no files that end with {' or '.join(suffixes)}")
+        raise FileNotFoundError(f"{path} has no files")
     return [os.path.abspath(name) for name in found]
+
+
+@contextlib.contextmanager
+def _name_errors(place: str) -> Iterator[None]:
+    """Have the errors of a block that reads data name the place."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"{place}: {error}") from None
 
 
 def keep_partition(part: Any, number: int, reader: Any, actor_keys: dict[str, str]) -> Summary:
     """Read a partition, in a task, and leave it with the actor on the same worker."""
     worker = get_worker()
-    try:
+    file = part if isinstance(part, str) else getattr(part, "path", "")
+    with _name_errors(f"partition {number}{file and f' of {file}'}"):
         partition = reader(part)
-    except (TypeError, ValueError) as error:
-        file = part if isinstance(part, str) else getattr(part, "path", "")
-        kind = TypeError if isinstance(error, TypeError) else ValueError
-        raise kind(f"partition {number}{file and f' of {file}'}: {error}") from None
     actor: Any = worker.state.actors[actor_keys[worker.address]]
     actor.keep(number, partition)
     values, shape = partition.values, partition.shape

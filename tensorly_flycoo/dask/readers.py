@@ -19,6 +19,7 @@ from ..io.files import FilePath
 from ..io.slab_folder import Index, load_slab
 from ..tensor.labelled import LabelledTensor, Labels
 from .actor import start_workers
+from .cluster import WorkerLost
 from .loading import PartitionedData
 from .machine import Site
 from .partitions import TableReader, TnsReader, list_files, list_parquet_parts
@@ -44,10 +45,13 @@ def read_parquet(
     Parameters
     ----------
     path : str, os.PathLike or iterable of these
-        Files, or folders with files, that all workers see under the same name. Local ones: for
-        object stores give `from_dask_dataframe` what ``dask.dataframe.read_parquet`` returns.
+        Files, or folders with files, that all workers see under the same name. In a folder, what
+        begins with "_" or "." is left out, as by Arrow and Spark. Object stores, patterns, and
+        columns in the names of folders are refused: give `from_dask_dataframe` what
+        ``dask.dataframe.read_parquet`` returns for these.
     modes : sequence of str
-        The columns of the modes. Their distinct entries are numbered in sorted order.
+        The columns of the modes. Their distinct entries are numbered as `from_dataframe` numbers
+        those of one table with all rows.
     values : str, optional
         The column of the values; by default each row counts as 1. Values at repeated coordinates
         are added, in the sequence of the rows.
@@ -76,15 +80,16 @@ def read_parquet(
     OSError
         If there are no files, or a worker cannot read one.
     TypeError
-        If values are not numbers, entries cannot be sorted, or `indices` is given and a column does
-        not hold integers.
+        If `from_dataframe` refuses the entries or values, a column has entries of several kinds,
+        or `indices` is given and a column does not hold integers.
     ValueError
-        If a column is missing, an entry or a value is, an index is negative, there are no rows, or
-        `missing`, `slabs`, `dtype` or `layout` is not as described; or there is no client.
+        If a column is missing, an entry or a value is, an index is negative or too large, times are
+        of several zones, there are no rows, `path` is a pattern or no local place, or another
+        argument is not as described; or there is no client.
     MemoryError
         If a worker has too little memory. The cluster can be used afterwards.
     WorkerLost
-        If a worker is gone.
+        If a worker is gone: load the data again.
     ImportError
         If pyarrow is missing.
 
@@ -99,9 +104,11 @@ def read_parquet(
     """
     modes = check_modes(modes)
     df: Any = path if hasattr(path, "to_delayed") else None  # given by `from_dask_dataframe`
-    parts = list_parquet_parts(path) if df is None else list(df.to_delayed())
     check_choice(missing, "missing", MISSING)
     reader = TableReader(tuple(modes), values, indices, missing)
+    if hasattr(df, "_meta"):
+        reader(df._meta)  # refuses wrong columns before anything is computed
+    parts = list_parquet_parts(path, reader) if df is None else list(df.to_delayed())
     source = PartitionedData(parts, reader, None, slabs, dtype, layout)
     x = _place(source, client, workers, device)
     if source.labels is None:
@@ -171,9 +178,8 @@ def read_tns(
     OSError, ValueError, TypeError, MemoryError, WorkerLost
         As of `tensorly_flycoo.read_tns` and `read_parquet`.
     """
-    files = list_files(paths, (".tns", ".tns.gz", ".tns.zst"))
     reader = TnsReader(None if shape is None else check_shape(shape), check_index_base(index_base))
-    source = PartitionedData(files, reader, reader.shape, slabs, dtype, layout)
+    source = PartitionedData(list_files(paths), reader, reader.shape, slabs, dtype, layout)
     return _place(source, client, workers, device)
 
 
@@ -251,5 +257,8 @@ def _place(
     if client.asynchronous:
         raise ValueError("client is asynchronous, expected one with asynchronous=False")
     addresses = list_workers(client) if workers is None else list(workers)
-    layout = source.place(client, start_workers(client, addresses, device))
+    try:
+        layout = source.place(client, start_workers(client, addresses, device))
+    except WorkerLost as lost:
+        raise WorkerLost(lost.addresses, was_loading=True) from None
     return ClusterTensor.of(source, client, device, layout)

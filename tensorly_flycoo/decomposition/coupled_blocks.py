@@ -155,7 +155,7 @@ def _find_device(given: Sequence[Block]) -> str:
     for n, block in enumerate(given):
         x = block.data
         if isinstance(x, FlycooTensor):
-            place.setdefault(x.device, n)
+            place.setdefault(x._engine.local_device, n)
         elif is_on_gpu(x) or type(x).__module__.startswith("cupyx."):
             place.setdefault("cuda", n)
     if len(place) > 1:

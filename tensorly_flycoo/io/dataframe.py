@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..base.checks import check_choice, check_values
+from ..base.checks import MAX_MODE_SIZE, check_choice, check_values
 from ..engines import select_engine
 from ..tensor.labelled import LabelledTensor, Labels
 from ..tensor.tensor import FlycooTensor, find_extremes, group_cells
@@ -250,6 +250,8 @@ def read_indices(column: Any, name: str) -> np.ndarray:
             "labels are numbered by tensorly_flycoo.from_dataframe, on a cluster by "
             "tensorly_flycoo.dask.read_parquet without indices=True"
         )
+    if (most := indices.max(initial=0)) >= MAX_MODE_SIZE:  # uint64 may not fit int64
+        raise ValueError(f"column {name!r} holds the index {most}, expected less than 2**32")
     return indices.astype(np.int64, copy=False)
 
 

@@ -88,7 +88,7 @@ def _convert_objects(column: Any) -> Any:
             raise TypeError(f"it holds {' and '.join(types)}")
     elif kind in ("datetime", "period", "interval"):
         column = column.infer_objects()
-        if column.dtype == object:
+        if column.dtype == object and column.notna().any():
             raise TypeError(f"it holds {kind}s of several kinds or zones")
     return column
 
@@ -103,6 +103,8 @@ def number_entries(column: Any, name: str) -> tuple[np.ndarray, ColumnLabels]:
     try:
         if not pa.types.is_dictionary(column.type):
             column = column.dictionary_encode()
+        if len(column) == 0:  # of which Arrow combines some types only
+            return np.empty(0, np.int64), ColumnLabels(np.empty(0, object))
         chunks = [chunk.dictionary for chunk in getattr(column, "chunks", ()) if len(chunk)]
         is_ordered = column.type.ordered and all(chunk.equals(chunks[0]) for chunk in chunks)
         column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column

@@ -77,19 +77,27 @@ def replace_file(path: FilePath) -> Iterator[IO[bytes]]:
     Until then, and if writing fails, `path` stays unchanged. Errors name `path`, not the new file.
     """
     path = Path(os.path.realpath(path))
-    part = path.with_name(f".{path.name}.{os.urandom(8).hex()}.part")
-    try:
+    with _take_place(path) as part:
         with open(part, "xb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)
+
+
+@contextlib.contextmanager
+def _take_place(path: Path) -> Iterator[Path]:
+    """Yield what to write in place of `path`, which errors name instead, also of a full disk."""
+    part = path.with_name(f".{path.name}.{os.urandom(8).hex()}.part")
+    try:
+        yield part
     except OSError as error:
-        if error.filename == os.fspath(part):
+        name, is_full = error.filename, error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        if is_full if name is None else str(name).startswith(os.fspath(part)):
             error.filename, error.filename2 = os.fspath(path), None
         raise
     finally:
-        part.unlink(missing_ok=True)
+        shutil.rmtree(part, ignore_errors=True) if part.is_dir() else part.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -98,8 +106,7 @@ def make_folder(path: FilePath) -> Iterator[Path]:
     path = Path(os.path.realpath(path))
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fspath(path))
-    part = path.with_name(f".{path.name}.{os.urandom(8).hex()}.part")
-    try:
+    with _take_place(path) as part:
         part.mkdir()
         yield part
         _sync_names(part)
@@ -110,8 +117,6 @@ def make_folder(path: FilePath) -> Iterator[Path]:
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from None
             raise
         _sync_names(path.parent)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
 
 
 def _sync_names(folder: Path) -> None:

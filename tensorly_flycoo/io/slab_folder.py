@@ -186,7 +186,7 @@ class DiskBuilder(SlabBuilder):
 
         def sort() -> np.ndarray:
             records, counts = sort_records(self.read(path), rows, self.record_format, self._engine)
-            records.tofile(path)
+            path.write_bytes(np.ascontiguousarray(records).data)  # tofile's errors do not say why
             return counts
 
         return path, attempt(self._name_task(), sort)
@@ -209,7 +209,7 @@ class DiskBuilder(SlabBuilder):
 
 def _append(path: Path, numbers: np.ndarray) -> None:
     with open(path, "ab") as file:
-        numbers.tofile(file)
+        file.write(np.ascontiguousarray(numbers).data)
 
 
 def save_slabs(

@@ -760,8 +760,8 @@ class FlycooTensor:
         zero = apply(self._engine.xp.zeros(1, self.dtype))[0]
         if zero != 0:
             instead = (
-                f"{name}(0) is {zero}, not 0; for the stored nonzeros alone take coords, values = "
-                "x.nonzeros() and make FlycooTensor(coords, function(values), x.shape)"
+                f"{name}(0) is {zero}, not 0; for the stored nonzeros alone, x.map(lambda values: "
+                "numpy.where(values, function(values), 0))"
             )
             raise densify_error(name, self.shape, instead)
         return self._map_nonzeros(apply)
@@ -874,7 +874,7 @@ class FlycooTensor:
     def _take_coo(self, other: Any) -> Any:
         """Return a sparse.COO as a tensor on the same device, and anything else as it is."""
         is_coo = hasattr(other, "fill_value") and hasattr(other, "coords")
-        return FlycooTensor.from_coo(other, device=self.device) if is_coo else other
+        return FlycooTensor.from_coo(other, device=self._engine.local_device) if is_coo else other
 
     def __add__(self, other: Any) -> FlycooTensor:
         return self._add(other, 1, "FlycooTensor + array")

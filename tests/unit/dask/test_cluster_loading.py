@@ -4,6 +4,7 @@ import os
 import signal
 import time
 
+import dask.dataframe
 import numpy as np
 import pandas as pd
 import pytest
@@ -108,14 +109,24 @@ def test_dask_dataframe(client, table):
     check_same(found.tensor, expected.tensor)
 
 
-def test_ordered_categories_of_a_dask_dataframe(client):
-    dataframe = pytest.importorskip("dask.dataframe")
+def test_ordered_categories(client, tmp_path):
     sizes = pd.CategoricalDtype(["S", "M", "L"], ordered=True)
     table = pd.DataFrame({"size": pd.Series(list("LSMSLM"), dtype=sizes), "shop": list("abcabc")})
-    df = dataframe.from_pandas(table, npartitions=2, sort=False)
-    labels = from_dask_dataframe(df, ["size", "shop"], slabs=2, client=client).labels
-    assert labels["size"].tolist() == ["S", "M", "L"]
-    assert labels.ordered == ("size",)
+    for number in range(2):
+        table[3 * number :][:3].to_parquet(tmp_path / f"{number}.parquet")
+    df = dask.dataframe.from_pandas(table, npartitions=2, sort=False)
+    options = {"modes": ["size", "shop"], "slabs": 2, "client": client}
+    for found in (from_dask_dataframe(df, **options), read_parquet(tmp_path, **options)):
+        assert found.labels["size"].tolist() == ["S", "M", "L"]
+        assert found.labels.ordered == ("size",)
+
+
+def test_large_ids_beside_a_file_without_rows(client, tmp_path):
+    table = pd.DataFrame({"a": np.arange(2**60, 2**60 + 5), "b": 0, "n": 1.0})
+    table.to_parquet(tmp_path / "0.parquet")
+    table[:0].astype({"a": float}).to_parquet(tmp_path / "1.parquet")
+    found = read_parquet(tmp_path, ["a", "b"], "n", client=client)
+    assert (found.labels["a"].tolist(), found.nnz) == (table["a"].tolist(), 5)
 
 
 def test_incomplete_rows_are_dropped(client, table, tmp_path):
@@ -173,8 +184,10 @@ def test_errors_name_the_partition(client, table, tmp_path):
     match = r"partition 0 of .*x\.parquet: column 'price' has no value in row 3000"
     with pytest.raises(ValueError, match=match):
         read_parquet(tmp_path, MODES, "price", client=client)
-    with pytest.raises(ValueError, match=r"no column 'sum', expected one of .*'price'"):
-        read_parquet(tmp_path, MODES, "sum", client=client)
+    df = dask.dataframe.from_pandas(table, npartitions=2, sort=False)
+    for read, data in ((read_parquet, tmp_path), (from_dask_dataframe, df)):
+        with pytest.raises(ValueError, match=r"has no column 'sum', expected one of .*'price'"):
+            read(data, MODES, "sum", client=client)
     with pytest.raises(ValueError, match="missing is 'ignore', expected one of"):
         read_parquet(tmp_path, MODES, missing="ignore", client=client)
     with pytest.raises(TypeError, match="column 'user' is of object, expected integers"):

@@ -1,6 +1,7 @@
 """TensorLy's loops on a cluster: the bits of one process, for any number of workers."""
 
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -8,7 +9,22 @@ import tensorly as tl
 from local_clusters import wait_for_addresses
 from tensorly.cp_tensor import CPTensor
 
-from tensorly_flycoo import FlycooTensor, Progress, decomposition, mttkrp, open_slabs, save_slabs
+from tensorly_flycoo import (
+    DensifyError,
+    FlycooTensor,
+    LabelledTensor,
+    OnlineCP,
+    Progress,
+    anomaly_scores,
+    decomposition,
+    fold_in,
+    mttkrp,
+    open_slabs,
+    save,
+    save_slabs,
+    stats,
+    write_tns,
+)
 from tensorly_flycoo.base.devices import OneDevice
 from tensorly_flycoo.dask import ClusterTensor
 from tensorly_flycoo.dask import open_slabs as open_on_workers
@@ -19,6 +35,7 @@ from tensorly_flycoo.io import slab_folder
 from tensorly_flycoo.io.checkpoint import find_digest
 from tensorly_flycoo.spread import row_shards
 from tensorly_flycoo.spread.row_shards import RowShards
+from tensorly_flycoo.tensor.labelled import Labels
 from tensorly_flycoo.testing import planted_tensor
 
 SHAPE, RANK, NUM_SLABS = (30, 20, 40), 3, 5
@@ -254,9 +271,52 @@ def test_empty_rows(tmp_path, client):
         np.testing.assert_array_equal(there._layout.find_empty_rows(mode), expected)
 
 
-@pytest.mark.parametrize(
-    "operation", [lambda x: x + x, lambda x: x.nonzeros(), lambda x: x.max(axis=0)]
-)
-def test_what_reads_the_nonzeros_is_refused(tensors, operation):
-    with pytest.raises(TypeError, match="the nonzeros of this tensor are on a cluster"):
-        operation(tensors[1])
+def make_model():
+    return CPTensor((None, draw_start().factors))
+
+
+#: What docs/clusters.md says is refused.
+REFUSED = {
+    "nonzeros": lambda x: x.nonzeros(),
+    "to_coo": lambda x: x.to_coo(),
+    "iteration": list,
+    "pickle": pickle.dumps,
+    "sum of tensors": lambda x: x + x,
+    "concatenate": lambda x: np.concatenate([x, x]),
+    "inner product": lambda x: tl.tenalg.inner(x, x),
+    "extremes over a mode": lambda x: x.max(axis=0),
+    "write_tns": lambda x: write_tns("x.tns", x),
+    "save_slabs": lambda x: save_slabs("x.flycoo", x),
+    "to_frame": lambda x: LabelledTensor(x, Labels([*map(np.arange, x.shape)])).to_frame(),
+    "stats": stats,
+    "anomaly_scores": lambda x: anomaly_scores(x, make_model()),
+    "fold_in": lambda x: fold_in(make_model(), x, 0, loss="poisson_count"),
+    "OnlineCP": lambda x: OnlineCP(2).partial_fit(x),
+    "observed_parafac": lambda x: decomposition.observed_parafac(x, 2),
+    "parafac2": lambda x: decomposition.parafac2(x, 2),
+    "randomised_parafac": lambda x: decomposition.randomised_parafac(x, 2, 9),
+    "tensor_train": lambda x: decomposition.tensor_train(x, 2),
+    "tensor_ring": lambda x: decomposition.tensor_ring(x, 2),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_reads_the_nonzeros_is_refused(tensors, name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with (
+        tl.backend_context("flycoo"),
+        pytest.raises(TypeError, match="the nonzeros of this tensor are on a cluster"),
+    ):
+        REFUSED[name](tensors[1])
+    assert not any(tmp_path.iterdir())
+
+
+def test_other_refusals(tensors, tmp_path):
+    x, here = tensors[1], FlycooTensor([[0], [0], [0]], [1.0], SHAPE)
+    with pytest.raises(ValueError, match="keep the data that it was loaded from"):
+        save(tmp_path / "x.npz", x)
+    for other in (here, here.to_coo()):
+        with pytest.raises(TypeError, match="devices 'dask' and 'cpu' differ"):
+            x + other
+    with pytest.raises(DensifyError, match="leave sparsity out"), tl.backend_context("flycoo"):
+        decomposition.parafac(x, 2, sparsity=0.1, n_iter_max=1)

@@ -8,7 +8,12 @@ from local_clusters import wait_for_addresses
 
 from tensorly_flycoo import FlycooTensor, cp_fit, open_slabs, replicability, save_slabs, select_rank
 from tensorly_flycoo.dask import open_slabs as open_on_workers
-from tensorly_flycoo.decomposition import generalized_parafac, non_negative_parafac, parafac
+from tensorly_flycoo.decomposition import (
+    coupled_parafac,
+    generalized_parafac,
+    non_negative_parafac,
+    parafac,
+)
 from tensorly_flycoo.io.checkpoint import find_digest
 from tensorly_flycoo.models.select_rank import draw_entries
 
@@ -57,6 +62,11 @@ def run_adam(x, **options):
         return generalized_parafac(x, 3, **options).factors
 
 
+def run_coupled(x):
+    blocks = [(x, ["a", "b", "c"]), (np.arange(30.0).reshape(-1, 1), ["a", "d"])]
+    return coupled_parafac(blocks, 2, random_state=0, n_iter_max=2)
+
+
 DECOMPOSITIONS = {
     "poisson": lambda x: generalized_parafac(x, 3, random_state=0, n_iter_max=3).factors,
     "tucker": run_tucker,
@@ -67,6 +77,7 @@ DECOMPOSITIONS = {
         generalized_parafac(x, 3, mask=make_mask(), random_state=0, n_iter_max=2).factors
     ),
     "samples": lambda x: run_adam(x, samples=(20, 30)),
+    "coupled": lambda x: [*run_coupled(x).factors.values()],
 }
 SLOW = {
     "replicability": lambda x: [

@@ -1,5 +1,7 @@
 """Functions and arguments that workers cannot be sent, or cannot unpickle."""
 
+import logging
+import sys
 import threading
 
 import numpy as np
@@ -47,6 +49,28 @@ def test_what_cannot_be_sent_is_refused_at_once(x):
         cluster.call(worker, str, [[1, lock]])
     assert cluster.fetch(before) == [5]  # no other command was dropped
     assert (2 * x).norm() == 2 * x.norm()
+
+
+def test_what_cannot_be_pickled_is_one_error_without_a_log(caplog, capfd):
+    lock = threading.Lock()
+    logger = logging.getLogger("distributed")
+    logger.addHandler(caplog.handler)  # Dask's do not propagate
+    try:
+        with pytest.raises(TypeError, match=r"<lambda> .* cannot be sent to workers: .*lock"):
+            Sealed.of(Call(np.add, [lambda: lock], {}, (1,)))
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert (caplog.text, *capfd.readouterr()) == ("", "", "")
+
+
+def test_functions_of_a_script_are_sent_by_value(monkeypatch):
+    function = eval("lambda x: x + 1", {"__name__": "__main__"})
+    monkeypatch.setattr(sys.modules["__main__"], "function", function, raising=False)
+    function.__qualname__ = "function"
+    sealed = Sealed.of(Call(function, [np.arange(3)], {}, (1,)))
+    monkeypatch.delattr(sys.modules["__main__"], "function")  # as on a worker
+    opened = sealed.open()
+    np.testing.assert_array_equal(opened.function(*opened.args), [1, 2, 3])
 
 
 def test_a_function_of_a_module_that_workers_lack(x, tmp_path, monkeypatch):

@@ -133,6 +133,16 @@ def test_solve(edges, num_devices):
 
 
 @NUMS_DEVICES
+@pytest.mark.parametrize("matrix", [np.diag([1.0, 2, 4, 8]), np.diag([1.0, 2, 0, 8])])
+def test_solve_for_few_rows(matrix, num_devices):
+    """With as few, an inverse does not pay; a singular matrix takes the pseudo-inverse."""
+    rows = np.arange(12.0).reshape(3, 4)
+    (shards,) = scatter([rows], (0, 1, 3), num_devices)
+    found = tall_skinny.solve(matrix, shards.T).T
+    np.testing.assert_array_equal(found.to_numpy(), rows @ np.linalg.pinv(matrix))
+
+
+@NUMS_DEVICES
 @EDGES
 def test_qr(edges, num_devices):
     x, _ = draw()

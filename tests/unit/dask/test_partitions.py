@@ -1,0 +1,108 @@
+"""What tasks read on workers, called here: files of folders, and columns."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from tensorly_flycoo.dask.partitions import TableReader, list_files, list_parquet_parts
+from tensorly_flycoo.dask.readers import read_parquet, read_tns
+
+MODES = ("a", "b")
+
+
+def make_reader(values="n", are_indices=False):
+    return TableReader(MODES, values, are_indices, "raise")
+
+
+@pytest.fixture
+def table():
+    return pd.DataFrame({"a": [0, 1, 2], "b": [1, 1, 0], "n": [1.0, 2.0, 4.0]})
+
+
+# Files of folders
+
+
+@pytest.mark.parametrize(
+    "hidden",
+    [
+        "_temporary/0/part.parquet",
+        ".x.parquet",
+        "_x.parquet",
+        "day=1/.part.crc.parquet",
+        ".staging/day=1/part.parquet",
+        "day=1/_delta_log/part.parquet",
+    ],
+)
+def test_hidden_and_temporary_files_are_no_data(table, tmp_path, hidden):
+    folder = tmp_path / "_not.hidden"  # what is above does not matter
+    for name in ("b.parquet", "day=1/a.parquet", hidden):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        table.to_parquet(folder / name)
+    found = list_files(folder)
+    assert found == [str(folder / name) for name in ("b.parquet", "day=1/a.parquet")]
+    assert len(pd.read_parquet(folder, columns=["a"])) == len(table) * len(found)
+    assert [part.path for part in list_parquet_parts(folder, make_reader())] == found
+    assert list_files(folder / hidden) == [str(folder / hidden)]  # a file by its name
+
+
+def test_all_other_files_are_data(tmp_path):
+    """As for Arrow: what is left out for its name would be missing silently."""
+    for name in ("part-0", "b.tns.gz", "_SUCCESS", ".b.tns.gz.crc"):
+        (tmp_path / name).touch()
+    assert [Path(name).name for name in list_files(tmp_path)] == ["b.tns.gz", "part-0"]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FileNotFoundError, match="empty has no files"):
+        list_files(tmp_path / "empty")
+
+
+def test_ways_to_write_a_path(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "[1].tns").touch()
+    expected = [str(tmp_path / "[1].tns")]
+    for path in (tmp_path, f"file://{tmp_path}", "~", "~/[1].tns", [f"file://{tmp_path}/[1].tns"]):
+        assert list_files(path) == expected
+
+
+@pytest.mark.parametrize("path", ["memory://x.parquet", "s3://bucket/x", "x/*.parquet", "[ab].pq"])
+@pytest.mark.parametrize("read", [read_tns, lambda path: read_parquet(path, MODES)])
+def test_places_that_are_not_local_and_patterns_are_refused(read, path):
+    with pytest.raises(ValueError, match="expected files or folders that all workers see") as error:
+        read([path])
+    assert repr(path) in str(error.value)
+
+
+# Columns are looked at before tasks are sent
+
+
+@pytest.mark.parametrize(
+    ("reader", "error", "match"),
+    [
+        (make_reader("sum"), ValueError, r"x\.parquet: the file has no column 'sum', expected one"),
+        (make_reader(None, True), TypeError, r"x\.parquet: column 'b' is of object, expected int"),
+    ],
+)
+def test_a_wrong_column_is_found_by_the_footer(tmp_path, table, reader, error, match):
+    table.assign(b=list("xyz")).to_parquet(tmp_path / "x.parquet")
+    with pytest.raises(error, match=match):
+        list_parquet_parts(tmp_path, reader)
+
+
+def test_columns_that_are_names_of_folders_are_refused(tmp_path, table):
+    table.to_parquet(tmp_path, partition_cols=["b"])
+    with pytest.raises(ValueError, match=r"has no column 'b', .*: give from_dask_dataframe"):
+        list_parquet_parts(tmp_path, make_reader())
+
+
+def test_a_damaged_file_is_named(tmp_path):
+    (tmp_path / "x.parquet").write_bytes(b"no parquet at all")
+    with pytest.raises(ValueError, match=r"x\.parquet: "):
+        list_parquet_parts(tmp_path, make_reader())
+
+
+@pytest.mark.parametrize("most", [2**32, 2**63, 2**64 - 1])
+def test_an_index_that_is_too_large_is_shown_as_it_is(table, most):
+    table = table.assign(a=np.array([0, 1, most], np.uint64))
+    with pytest.raises(ValueError, match=f"column 'a' holds the index {most}, expected less than"):
+        make_reader(are_indices=True)(table)
