@@ -144,7 +144,7 @@ class TnsParser:
             coords, values, unread = coords[rows], values[rows], unread[rows]
         self._read_slowly(block, values, unread)
         self._largest = np.maximum(self._largest, largest.max(axis=0, initial=0))
-        self._num_lines += num_lines.sum()
+        self._num_lines += int(num_lines.sum())
         return coords, values
 
     def _start(self, block: bytes) -> bytes:

@@ -100,7 +100,8 @@ def test_indices(client, tmp_path):
 
 
 def test_dask_dataframe(client, table):
-    dataframe = pytest.importorskip("dask.dataframe")
+    from dask import dataframe
+
     df = dataframe.from_pandas(table, npartitions=5, sort=False)
     found = from_dask_dataframe(df, MODES, "price", slabs=4, client=client)
     expected = from_dataframe(table, MODES, "price", slabs=4)
@@ -109,7 +110,8 @@ def test_dask_dataframe(client, table):
 
 
 def test_ordered_categories_of_a_dask_dataframe(client):
-    dataframe = pytest.importorskip("dask.dataframe")
+    from dask import dataframe
+
     sizes = pd.CategoricalDtype(["S", "M", "L"], ordered=True)
     table = pd.DataFrame({"size": pd.Series(list("LSMSLM"), dtype=sizes), "shop": list("abcabc")})
     df = dataframe.from_pandas(table, npartitions=2, sort=False)
