@@ -193,6 +193,7 @@ def test_scaling_times_a_tensor_on_several_devices(monkeypatch):
             vars(module).update(vars(np) if name == "cupy" else {}, **members)
             patch.setitem(sys.modules, name, module)
         scaling = load_module("scaling")
+    digests = set()
     for gpus in (1, 2):
         random.seed(0)
         found, factors = scaling.run(SlabsOnTheHost(), "remap", 4, gpus, 3)
@@ -200,5 +201,5 @@ def test_scaling_times_a_tensor_on_several_devices(monkeypatch):
             "build_s", "iteration_ms", "kernels_ms", "exchange_ms", "rest_ms",
         ]  # fmt: skip
         assert all(map(math.isfinite, found.values()))
-        expected = factors if gpus == 1 else expected
-        np.testing.assert_array_equal(np.vstack(factors), np.vstack(expected))
+        digests.add(np.vstack(factors).tobytes())
+    assert len(digests) == 1
