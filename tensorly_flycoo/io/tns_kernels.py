@@ -5,8 +5,10 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
+
+from ..engines.cpu.compiling import kernel
 
 _NEWLINE, _SPACE, _TAB, _RETURN = (np.uint8(ord(c)) for c in "\n \t\r")
 _HASH, _PERCENT, _POINT = (np.uint8(ord(c)) for c in "#%.")
@@ -25,9 +27,7 @@ _LEAST_POWER, _LARGEST_POWER = -300, 288
 # `_nrt=False` turns off reference counting, which is not needed as nothing is allocated here. With
 # it, each call that passes an array updates an atomic counter shared by all threads, which took a
 # third of the time.
-_compile = njit(  # type: ignore[call-overload]  # `_nrt` is in no stub
-    cache=True, nogil=True, error_model="numpy", _nrt=False
-)
+_compile = functools.partial(kernel, _nrt=False)
 
 
 @functools.cache  # building them takes as long as reading a small file
