@@ -161,9 +161,7 @@ command_line.main(["info"])
 """
 
 
-@pytest.mark.parametrize(
-    "cause", ["no folder", pytest.param("no space", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("cause", ["no folder", pytest.param("no space", marks=pytest.mark.slow)])
 def test_without_a_place_for_the_cache_one_line_says_what_to_do(tmp_path, cause, monkeypatch):
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
     (tmp_path / "caller.py").write_text(UNCACHED)
