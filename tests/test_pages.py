@@ -145,7 +145,6 @@ def test_python(page, tmp_path):
     places = {'"/shared': f'"{tmp_path}/shared'}
     with contextlib.ExitStack() as stack:
         if page in NEED_CLUSTER:
-            pytest.importorskip("distributed")
             from local_clusters import start_cluster
 
             address = stack.enter_context(start_cluster(2))

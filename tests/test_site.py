@@ -76,7 +76,6 @@ class _Page(HTMLParser):
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     """Build the site, without running the examples of the gallery."""
-    pytest.importorskip("sphinx")
     folder = tmp_path_factory.mktemp("site")
     command = [
         sys.executable,

@@ -8,6 +8,7 @@ import functools
 import importlib
 import inspect
 from collections.abc import Callable
+from numbers import Real
 from types import ModuleType
 from typing import Any
 
@@ -112,7 +113,8 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
     @staticmethod
     def to_numpy(tensor: Any) -> np.ndarray:
         if views.is_lazy_or_sparse(tensor):
-            raise densify_error("tl.to_numpy", tensor.shape, _USE_NONZEROS)
+            dense = "a small tensor fits as tl.tensor(x).to_coo().todense()"
+            raise densify_error("tl.to_numpy", tensor.shape, f"{_USE_NONZEROS}; {dense}")
         if not isinstance(tensor, RowShards) and not is_cupy(tensor):
             return NumpyBackend.to_numpy(tensor)
         with span("way back"):
@@ -140,7 +142,7 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
         return np.zeros_like(tensor, *args, **kwargs)
 
     def norm(self, tensor: Any, order: Any = 2, axis: Any = None) -> Any:
-        """Compute a norm; of a sparse tensor only the Frobenius norm of all its elements."""
+        """Compute a norm; of a sparse tensor over all its elements, for an order above 0."""
         if order == 2 and axis == 0 and tall_skinny.is_tall(tensor):
             return tall_skinny.column_norms(tensor)
         if isinstance(tensor, ModeView):
@@ -149,10 +151,23 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
             return tensor.norm()
         if not is_sparse(tensor):
             return super().norm(tensor, order, axis)
-        if order != 2 or axis is not None:
+        is_largest = order in ("inf", np.inf)
+        if axis is not None or not (is_largest or (isinstance(order, Real) and order > 0)):
             given = f"order={order!r} and axis={axis!r}"
-            raise ValueError(f"tl.norm of a sparse tensor has {given}, expected 2 and None")
-        return as_flycoo(tensor, check_coords=True).norm()
+            expected = 'expected a number above 0 or "inf", and None'
+            raise ValueError(f"tl.norm of a sparse tensor has {given}, {expected}")
+        x = as_flycoo(tensor, check_coords=True)
+        if order == 2:
+            return x.norm()
+        x = abs(x)
+        if order == 1:
+            return x.sum()
+        largest = x.max()
+        if is_largest or largest == 0:
+            return largest
+        # Scaled, so that powers neither overflow nor vanish.
+        total = (x / largest).map(lambda values: values**order).sum()
+        return largest * total ** (1 / order)
 
     @staticmethod
     def moveaxis(tensor: Any, source: int, destination: int) -> Any:
@@ -289,7 +304,7 @@ def _special_functions_for(x: Any) -> ModuleType:
 _TAKES_SPARSE = {
     "concatenate", "conj", "context", "copy", "dot", "matmul", "max", "mean", "min", "moveaxis",
     "ndim", "norm", "reshape", "shape", "sum", "svd", "tensor", "is_tensor", "to_numpy",
-    "transpose", "zeros_like",
+    "transpose", "zeros_like", "partial_svd",
 }  # fmt: skip
 
 

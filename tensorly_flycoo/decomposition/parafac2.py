@@ -12,17 +12,17 @@ from tensorly.parafac2_tensor import Parafac2Tensor
 from ..base.array_modules import Array, array_module, move
 from ..base.checks import check_count, check_rank, densify_error
 from ..base.reporting import span
-from ..engines.tall_skinny import multiply, qr, sum_columns, transposed_product
+from ..engines.tall_skinny import multiply, qr, solve, sum_columns, transposed_product
 from ..io.checkpoint import Resumed
 from ..ops.contraction import multiply_matricized
 from ..ops.ragged import RaggedTensor
 from ..start.unfolding import Unfolding
-from .cp_loop import Callback, Model, Update, has_converged, iterate, restore
-from .cp_model import normalize
+from .cp_loop import Callback, Model, has_converged, iterate, restore
+from .cp_model import multiply_grams, normalize
 from .guarding import dense_to_tensorly, describe_as
 from .initial_guess import check_svd, draw_factors, take_guess, take_left_vectors
-from .non_negative_parafac_hals import Hals, find_constrained, spread_penalties
-from .parafac import LeastSquares, LineSearch, parafac
+from .non_negative_parafac_hals import find_constrained, improve, spread_penalties
+from .parafac import LineSearch, parafac
 
 #: Slices with more rows are multiplied one by one, by kernels for tall matrices.
 _MAX_BATCHED_ROWS = 2**12
@@ -148,12 +148,9 @@ def parafac2(
         raise ValueError("sparsity_coefficients is given, expected non-negative modes: nn_modes=")
     if 1 in constrained:
         warnings.warn("nn_modes has mode 1: B will be non-negative, but not P_k B", stacklevel=3)
-    inner: Any = LeastSquares(data, [0, 1, 2], 0, False, None)
-    if nn_modes is not None:
-        penalties = spread_penalties(sparsity_coefficients, 3, constrained)
-        inner = Hals(data, [0, 1, 2], constrained, penalties, False, False)
+    penalties = spread_penalties(sparsity_coefficients, 3, constrained)
     search = LineSearch(verbose) if linesearch and sparsity_coefficients is None else None
-    update = _Alternation(data, inner, n_iter_parafac, constrained, search, normalize_factors)
+    update = _Alternation(data, n_iter_parafac, constrained, penalties, search, normalize_factors)
     cp_tensor, errors = iterate(
         model, update, lambda weights, factors, error: error, solver="parafac2", tensor=data,
         n_iter_max=n_iter_max, init=init, callback=callback, verbose=int(verbose),
@@ -337,17 +334,24 @@ def _absorb(weights: Array | None, factors: Sequence[Array]) -> list[Array]:
     return [a, b if weights is None else b * weights, c]
 
 
-def _balance(factors: list[Array]) -> list[Array]:
-    """Even out, by powers of two, scales that singular systems leave open, lest they overflow."""
-    sums = move(np.stack([sum_columns(abs(factor)) for factor in factors]), np)
+def _sum_magnitudes(factor: Array) -> np.ndarray:
+    return move(sum_columns(abs(factor)), np).astype(np.float64)
+
+
+def _balance(factors: list[Array], sums: np.ndarray) -> tuple[list[Array], np.ndarray]:
+    """Even out, by powers of two, scales that singular systems leave open, lest they overflow.
+
+    `sums` are those of the magnitudes in each column: (ndim, R).
+    """
     exponents = np.frexp(np.where(np.all(sums > 0, axis=0), sums, 1.0))[1]
     is_far = np.ptp(exponents, axis=0) > np.finfo(factors[0].dtype).maxexp // 8
     shifts = np.where(is_far, exponents.sum(axis=0) // 3 - exponents, 0)
     shifts[1] -= shifts.sum(axis=0)
     if not shifts.any():
-        return factors
+        return factors, sums
     xp = array_module(factors[0])
-    return [xp.ldexp(f, xp.asarray(shift)) for f, shift in zip(factors, shifts, strict=True)]
+    found = [xp.ldexp(f, xp.asarray(shift)) for f, shift in zip(factors, shifts, strict=True)]
+    return found, np.ldexp(sums, shifts)
 
 
 def _list_batches(row_counts: np.ndarray) -> Iterator[tuple[slice, slice]]:
@@ -365,9 +369,9 @@ class _Alternation:
     """One iteration: new projections, then factors, which Bro's line search may extrapolate."""
 
     data: _ProjectedSlices
-    inner: Update
     n_iter_parafac: int
     constrained: set[int]
+    penalties: list[float | None]
     search: Any  # a LineSearch, or None
     normalize_factors: bool
 
@@ -377,8 +381,7 @@ class _Alternation:
         before = factors = _absorb(weights, factors)
         weights = error = None
         self.data.project(factors)
-        for _ in range(self.n_iter_parafac):
-            factors = _balance(self.inner(iteration, None, list(factors), errors)[1])
+        factors = self._update(factors)
         is_search = self.search is not None and self.search.is_due(iteration)
         if is_search:
             state, arguments = vars(self.data).copy(), (before, factors, errors[-1])
@@ -392,6 +395,22 @@ class _Alternation:
         if not is_search:
             error = self.data.measure(_absorb(weights, factors))
         return weights, factors, error
+
+    def _update(self, factors: list[Array]) -> list[Array]:
+        """Update each factor by least squares, or one sweep of HALS, `n_iter_parafac` times."""
+        factors, sums = list(factors), np.stack([_sum_magnitudes(factor) for factor in factors])
+        for mode in self.n_iter_parafac * (0, 1, 2):
+            product = self.data.mttkrp(None, factors, mode)
+            gram = multiply_grams(None, factors, skip=mode)
+            if mode in self.constrained:
+                penalty = self.penalties[mode]
+                factors[mode] = improve(product, gram, factors[mode], penalty, False)
+            else:
+                factors[mode] = solve(gram, product.T).T
+            sums[mode] = _sum_magnitudes(factors[mode])
+            # At once: where a column is zero but for rounding, the next one may overflow.
+            factors, sums = _balance(factors, sums)
+        return factors
 
     def _measure_further(self, factors: list[Array]) -> tuple[float]:
         for mode in self.constrained & {0, 2}:

@@ -383,9 +383,21 @@ def test_init_of_another_precision_is_an_error():
 
 
 def test_order_of_norm_is_named():
-    for kwargs in ({"order": 1}, {"axis": 0}):
-        with pytest.raises(ValueError, match="norm"):
+    for kwargs in ({"order": 0}, {"order": -np.inf}, {"order": "fro"}, {"axis": 0}):
+        with pytest.raises(ValueError, match="tl.norm .* expected a number above 0"):
             tl.norm(_small_coo(), **kwargs)
+
+
+def test_tensorlys_own_refusal_of_partial_svd():
+    with pytest.raises(NotImplementedError, match="use tensorly.tenalg.svd_interface instead"):
+        tl.partial_svd(_small_coo(), 2)
+
+
+def test_to_numpy_names_the_way_to_a_small_dense_array():
+    small = tl.sum(_small_coo(), axis=0)
+    with pytest.raises(DensifyError, match=r"tl\.tensor\(x\)\.to_coo\(\)\.todense\(\)"):
+        tl.to_numpy(small)
+    assert tl.tensor(small).to_coo().todense().shape == small.shape
 
 
 def test_an_unknown_device_in_the_environment_is_named(monkeypatch):

@@ -82,6 +82,7 @@ _ON_ALL = {
     "minimum": lambda x: tl.minimum(x, 0.1),
     "norm": tl.norm,
     "norm of an unfolding": lambda x: tl.norm(tl.unfold(x, 1)),
+    "norms of unfoldings": lambda x: tl.norm(tl.unfold(x, 1), 1) + tl.norm(tl.unfold(x, 0), "inf"),
     "abs": tl.abs,
     "conj": lambda x: tl.tensor(tl.conj(x)),
     "inner with itself": lambda x: tl.tenalg.inner(x, x),
@@ -148,6 +149,23 @@ def test_inner_of_two_tensors(kind):
     with densification_alarm():
         _check(tl.tenalg.inner(kind(first), kind(second)), expected)
         _check(tl.tenalg.inner(kind(second), kind(first)), expected)
+
+
+@BOTH_KINDS
+@pytest.mark.parametrize("order", [0.5, 1, 2, 3, 400, "inf", np.inf])
+@pytest.mark.parametrize("scale", [1.0, 1e-30, 1e30])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_norms_of_any_order(dtype, scale, order, kind):
+    coo = (random_coo(_SHAPE, 90) * scale).astype(dtype)
+    values = np.abs(coo.data.astype(np.longdouble))
+    largest = expected = values.max()
+    if order not in ("inf", np.inf):
+        expected = largest * ((values / largest) ** order).sum() ** (1 / np.longdouble(order))
+    with densification_alarm():
+        found = tl.norm(kind(coo), order)
+    assert found.dtype == dtype
+    np.testing.assert_allclose(float(found), float(expected), rtol=100 * np.finfo(dtype).eps)
+    assert tl.norm(kind(coo * 0), order) == 0
 
 
 @BOTH_KINDS

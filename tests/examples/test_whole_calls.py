@@ -9,9 +9,8 @@ import pytest
 import sparse
 import whole_calls
 from benchmark_gpu.stages import COLUMNS, STAGES, draw_panel, make_call, print_calls
-
-image = pytest.importorskip("matplotlib.image")
-Figure = pytest.importorskip("matplotlib.figure").Figure
+from matplotlib import image
+from matplotlib.figure import Figure
 
 
 @pytest.fixture(scope="module")

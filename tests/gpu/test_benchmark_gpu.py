@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import cupy
 import pytest
 
 PROGRAM = Path(__file__).parents[2] / "examples" / "benchmark_gpu"
@@ -113,3 +114,23 @@ def test_what_does_not_fit_in_time_is_skipped_and_named(tmp_path):
     page = run("--tensors", "uber", "--time-limit", "0", "--json", str(path))
     assert "uber: skipped all: the time is over" in page
     assert json.loads(path.read_text())["rows"][0]["skipped"]
+
+
+def test_scaling(tmp_path):
+    """Tensors in one piece, on one GPU and, if there are two, on both; one is drawn by slab."""
+    gpus = list(range(1, 1 + min(2, cupy.cuda.runtime.getDeviceCount())))
+    options = ["--tensors", "tiny", "nell-2", "amazon-reviews", "--gpus", *map(str, gpus)]
+    options += ["--share", "1e-4", "--iterations", "4", "--json", str(tmp_path / "scaling.json")]
+    command = [sys.executable, PROGRAM / "scaling.py", *options]
+    process = subprocess.run(command, capture_output=True, text=True)
+    assert process.returncode == 0, process.stdout + process.stderr
+    *links, tiny, nell, amazon = json.loads((tmp_path / "scaling.json").read_text())
+    assert len(links) == len(gpus) - 1
+    assert [row["tensor"] for row in (tiny, nell, amazon)] == ["tiny", "nell-2", "amazon-reviews"]
+    for row in (tiny, nell, amazon):
+        assert row["same bits"]
+        assert ("one" in row) == (row is not amazon)
+        for count in gpus:
+            found = row[f"{count} gpus"]
+            assert_positive([found[part] for part in ("build_s", "iteration_ms", "kernels_ms")])
+            assert math.isfinite(found["exchange_ms"] + found["rest_ms"])

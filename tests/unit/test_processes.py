@@ -112,7 +112,8 @@ def test_a_fork_while_another_thread_computes():
 @pytest.mark.usual_limits("tiles")  # new processes have the usual limits
 @pytest.mark.parametrize("backend", ["threading", "loky"])
 def test_joblib(backend):
-    joblib = pytest.importorskip("joblib")
+    import joblib
+
     x, factors = make_tensor()
     results = joblib.Parallel(n_jobs=2, backend=backend)(
         joblib.delayed(compute_here)(x, factors) for _ in range(4)
@@ -124,7 +125,8 @@ def test_joblib(backend):
 @pytest.mark.parametrize("scheduler", ["threads", "processes"])
 def test_dask(scheduler):
     """Several tasks share one tensor; in processes, it is pickled."""
-    dask = pytest.importorskip("dask")
+    import dask
+
     x, factors = make_tensor()
     sent = dask.delayed(x)
     tasks = [dask.delayed(mttkrp)(sent, factors, mode) for mode in (0, 1, 2, 1, 0)]

@@ -1,11 +1,13 @@
 """The decorator of the engine's compiled loops, with a cache on disk that is never stale."""
 
+import contextlib
 import functools
 import hashlib
+import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +16,22 @@ from numba.core.caching import FunctionCache, IndexDataCacheFile
 
 from ...base.reporting import add_compiled
 
+_logger = logging.getLogger("tensorly_flycoo")
+
 #: Held while a kernel is looked up or compiled.
 _turn = threading.RLock()
 
 
-def kernel(function: Callable[..., Any]) -> Any:
+def kernel(function: Callable[..., Any], **options: Any) -> Any:
     """Compile a function at its first call, to run without the GIL; cache it on disk.
 
-    Division by zero raises nothing, as in NumPy.
+    Division by zero raises nothing, as in NumPy. Other `options` are numba's.
     """
-    compiled: Any = njit(nogil=True, error_model="numpy")(function)
-    compiled._cache = _FolderCache(function)
+    compiled: Any = njit(nogil=True, error_model="numpy", **options)(function)
+    try:
+        compiled._cache = _FolderCache(function)
+    except RuntimeError:  # numba finds no folder for it
+        _warn_uncached()
     compile_for = compiled._compile_for_args
 
     def compile_in_turn(*args: Any, **kwargs: Any) -> Any:
@@ -35,6 +42,14 @@ def kernel(function: Callable[..., Any]) -> Any:
 
     compiled._compile_for_args = compile_in_turn
     return compiled
+
+
+@functools.cache  # once
+def _warn_uncached() -> None:
+    _logger.warning(
+        "numba cannot write its cache, so each process compiles all kernels anew: let the "
+        "environment variable NUMBA_CACHE_DIR name a folder that can be written"
+    )
 
 
 class _CacheFile(IndexDataCacheFile):
@@ -79,7 +94,18 @@ class _FolderCache(FunctionCache):
 
     def save_overload(self, sig: Any, data: Any) -> None:
         super().save_overload(sig, data)
-        add_compiled(self._starts_s.pop(sig))
+        start_s = self._starts_s.pop(sig)
+        if self._enabled:
+            add_compiled(start_s)
+
+    @contextlib.contextmanager
+    def _guard_against_spurious_io_errors(self) -> Iterator[None]:
+        """Go on without the cache if it cannot be read or written."""
+        try:
+            yield
+        except OSError:
+            self.disable()
+            _warn_uncached()
 
 
 @functools.cache

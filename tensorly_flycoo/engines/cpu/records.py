@@ -23,6 +23,8 @@ from .compiling import kernel
 intrinsic: Any = extending.intrinsic
 overload: Any = extending.overload
 
+_WORD = ir.IntType(64)
+
 #: Nonzeros between prefetching a record and using it.
 PREFETCH_DISTANCE = 16
 
@@ -95,6 +97,29 @@ class Tiles(NamedTuple):
     empty_rows: Array = None
 
 
+@intrinsic
+def _read_rows(
+    typing_context: Any, records: Any, position: Any, words: Any, shifts: Any, masks: Any
+) -> Any:
+    """Unpack coordinates of one record into a tuple, by code of the tuple's length."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        matrix = context.make_array(records)(context, builder, args[0])
+        start = builder.mul(args[1], builder.extract_value(matrix.shape, 1))
+
+        is_first = isinstance(words, types.NoneType)
+        offsets = [_WORD(0)] * len(shifts) if is_first else cgutils.unpack_tuple(builder, args[2])
+        columns = [cgutils.unpack_tuple(builder, column) for column in args[3:]]
+        rows = []
+        for offset, shift, mask in zip(offsets, *columns, strict=True):
+            word = builder.load(builder.gep(matrix.data, [builder.add(start, offset)]))
+            rows.append(builder.and_(builder.lshr(builder.zext(word, _WORD), shift), mask))
+        return context.make_tuple(builder, signature.return_type, rows)
+
+    rows = types.BaseTuple.from_types([types.uint64] * len(shifts))
+    return rows(records, position, words, shifts, masks), generate
+
+
 # If an argument is None, numba does not compile the branch for anything else.
 
 
@@ -104,33 +129,6 @@ def _read_word(records: Array, position: Any, word: Any) -> Any:
     if word is None:
         return records[position, np.uint64(0)]
     return records[position, word]
-
-
-# numba requires an overload and its implementations to have equal signatures and annotations.
-
-
-def _read_rows(records: Any, position: Any, words: Any, shifts: Any, masks: Any) -> Any:
-    """Unpack coordinates of one record into a tuple; a stand-in for the overload below."""
-
-
-@overload(_read_rows, jit_options={"error_model": "numpy"})
-def _overload_read_rows(records: Any, position: Any, words: Any, shifts: Any, masks: Any) -> Any:
-    def read_none(records: Any, position: Any, words: Any, shifts: Any, masks: Any) -> Any:
-        return ()
-
-    def read_first_word(records: Any, position: Any, words: Any, shifts: Any, masks: Any) -> Any:
-        row = (_read_word(records, position, None) >> shifts[0]) & masks[0]
-        others = _read_rows(records, position, None, shifts[1:], masks[1:])
-        return (row,) + others  # noqa: RUF005 (numba does not unpack into a tuple)
-
-    def read_all(records: Any, position: Any, words: Any, shifts: Any, masks: Any) -> Any:
-        row = (_read_word(records, position, words[0]) >> shifts[0]) & masks[0]
-        others = _read_rows(records, position, words[1:], shifts[1:], masks[1:])
-        return (row,) + others  # noqa: RUF005 (numba does not unpack into a tuple)
-
-    if len(shifts) == 0:
-        return read_none
-    return read_first_word if isinstance(words, types.NoneType) else read_all
 
 
 @kernel

@@ -5,17 +5,15 @@ import signal
 import time
 
 import numpy as np
+import pandas
 import pytest
 import tensorly as tl
+from matplotlib import image
 
 import tensorly_flycoo
 from tensorly_flycoo import FlycooTensor, LabelledCP, write_tns
 from tensorly_flycoo.command_line import LOSSES, main
 from tensorly_flycoo.decomposition import generalized_parafac
-
-pandas = pytest.importorskip("pandas")
-pytest.importorskip("pyarrow")
-image = pytest.importorskip("matplotlib.image")
 
 
 @pytest.fixture

@@ -2,8 +2,6 @@
 
 import pytest
 
-pytest.importorskip("distributed")
-
 
 @pytest.fixture(scope="session")
 def client():

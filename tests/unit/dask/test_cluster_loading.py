@@ -101,8 +101,7 @@ def test_indices(client, tmp_path):
 
 
 def test_dask_dataframe(client, table):
-    dataframe = pytest.importorskip("dask.dataframe")
-    df = dataframe.from_pandas(table, npartitions=5, sort=False)
+    df = dask.dataframe.from_pandas(table, npartitions=5, sort=False)
     found = from_dask_dataframe(df, MODES, "price", slabs=4, client=client)
     expected = from_dataframe(table, MODES, "price", slabs=4)
     assert found.labels["user"].tolist() == expected.labels["user"].tolist()

@@ -77,7 +77,6 @@ def test_the_time_left_leaves_out_iterations_that_compile(caplog, clock):
 
 
 def test_bar(capsys):
-    pytest.importorskip("tqdm")
     with Progress(5) as shown:
         run_dense(shown)
     captured = capsys.readouterr()
@@ -102,7 +101,6 @@ def test_stages_before_the_first_iteration_are_logged(caplog):
 
 
 def test_a_bar_shows_stages_until_the_first_iteration(capsys):
-    pytest.importorskip("tqdm")
     with Progress(1) as shown:
         report("singular vectors of mode 1 of 3")
         assert "\rsingular vectors of mode 1 of 3: 0it [" in capsys.readouterr().err
@@ -113,7 +111,6 @@ def test_a_bar_shows_stages_until_the_first_iteration(capsys):
 
 @pytest.mark.parametrize("show", ["bar", "log"])
 def test_stages_are_shown_only_inside_the_block(caplog, capsys, show):
-    pytest.importorskip("tqdm")
     caplog.set_level(logging.INFO, "tensorly_flycoo")
     with Progress(1, show=show):
         pass
@@ -124,7 +121,6 @@ def test_stages_are_shown_only_inside_the_block(caplog, capsys, show):
 
 
 def test_a_resumed_bar_starts_where_it_stopped(path, capsys):
-    pytest.importorskip("tqdm")
     with Progress(3, show=None, checkpoint=path) as shown:
         run_dense(shown, 3)
     with Progress(5, checkpoint=path) as shown:
@@ -194,7 +190,6 @@ def test_ctrl_c_returns_the_factors_so_far(path, caplog):
 
 
 def test_ctrl_c_with_a_bar_says_so_on_standard_error(capsys):
-    pytest.importorskip("tqdm")
     with Progress(100) as shown:
         run_dense(InterruptAt(shown, 3), 100)
     captured = capsys.readouterr()

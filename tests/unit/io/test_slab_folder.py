@@ -162,8 +162,9 @@ def test_parafac_from_files(path):
 
 
 def test_text_and_parquet(path, tmp_path):
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
+    import pyarrow
+    from pyarrow import parquet
+
     problem = make_problem(SHAPE, 900)
     pieces = list(split(problem))
     files = [tmp_path / "a.tns", str(tmp_path / "b.tns.gz"), tmp_path / "c.parquet"]
@@ -253,8 +254,9 @@ def test_wrong_parts(path, given, error, message):
 
 
 def test_wrong_files(path, tmp_path):
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
+    import pyarrow
+    from pyarrow import parquet
+
     folder = tmp_path / "given"
     folder.mkdir()
     (folder / "x.tns").write_text("1 1 2.0\n1 x 3.0\n")

@@ -37,9 +37,9 @@ with log_compilation():
 """
 
 
-def run(folder):
+def run(folder, *arguments):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
-    command = [sys.executable, str(folder / "caller.py")]
+    command = [sys.executable, str(folder / "caller.py"), *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return [*done.stdout.split(), *done.stderr.splitlines()]
@@ -132,3 +132,42 @@ def test_threads_that_call_a_kernel_first_together(tmp_path):
     *results, num_signatures, num_misses = run(tmp_path)[:10]
     assert [float(result) for result in results] == [2.0 * n for n in range(8)]
     assert (num_signatures, num_misses) == ("1", "1")
+
+
+UNCACHED = """
+import os, sys
+import numba.core.caching as caching
+
+def refuse(*_):
+    raise OSError(28, "No space left on device")
+
+if sys.argv[1] == "no folder":
+    caching._CacheLocator.ensure_cache_path = refuse  # numba then finds no place
+else:
+    caching.IndexDataCacheFile.save = refuse
+
+from tensorly_flycoo import command_line
+from tensorly_flycoo.base.reporting import log_compilation
+from tensorly_flycoo.engines.cpu.compiling import kernel
+from tensorly_flycoo.io import tns_kernels
+
+@kernel
+def double(x):
+    return 2 * x
+
+with log_compilation():
+    print(double(4))
+command_line.main(["info"])
+"""
+
+
+@pytest.mark.parametrize("cause", ["no folder", pytest.param("no space", marks=pytest.mark.slow)])
+def test_without_a_place_for_the_cache_one_line_says_what_to_do(tmp_path, cause, monkeypatch):
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    (tmp_path / "caller.py").write_text(UNCACHED)
+    lines = run(tmp_path, cause)
+    assert lines[0] == "8"
+    said = [line for line in lines if "NUMBA_CACHE_DIR" in line]
+    assert len(said) == 1
+    assert "so each process compiles all kernels anew" in said[0]
+    assert not any("cached on disk" in line for line in lines)
