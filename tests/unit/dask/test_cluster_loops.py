@@ -8,7 +8,15 @@ import tensorly as tl
 from local_clusters import wait_for_addresses
 from tensorly.cp_tensor import CPTensor
 
-from tensorly_flycoo import FlycooTensor, Progress, decomposition, mttkrp, open_slabs, save_slabs
+from tensorly_flycoo import (
+    FlycooTensor,
+    Progress,
+    decomposition,
+    mttkrp,
+    mttkrps,
+    open_slabs,
+    save_slabs,
+)
 from tensorly_flycoo.base.devices import OneDevice
 from tensorly_flycoo.dask import ClusterTensor
 from tensorly_flycoo.dask import open_slabs as open_on_workers
@@ -63,6 +71,8 @@ def test_mttkrp(tensors, folder, mode):
         sharded = spread_factors(x, factors)
         found = mttkrp(x, sharded, mode, weights=weights)
         assert isinstance(found, RowShards)
+        np.testing.assert_array_equal(found.to_numpy(), expected)
+        found = mttkrps(x, sharded, weights=weights)[mode]
         np.testing.assert_array_equal(found.to_numpy(), expected)
 
 
