@@ -73,7 +73,9 @@ class Multipliable(Protocol):
     """A matrix A that can be multiplied with blocks of float64 vectors, (n, k)."""
 
     shape: tuple[int, int]
-    max_gram_size: int  # of the largest Gram matrix worth forming
+
+    def is_gram_cheap(self, rank: int) -> bool:
+        """Say whether the smaller Gram matrix costs less than to iterate for `rank` pairs."""
 
     def gram(self, of_rows: bool) -> Array:
         """Return ``A @ A.T`` if `of_rows`, else ``A.T @ A``, to be passed to `decompose`."""
@@ -95,7 +97,7 @@ def find_singular_pairs(
     if rank == 0:
         return xp.zeros((matrix.shape[0], 0)), np.zeros(0)
     size, of_rows = min(matrix.shape), matrix.shape[0] <= matrix.shape[1]
-    if size <= matrix.max_gram_size or wants_most(rank, size):
+    if wants_most(rank, size) or matrix.is_gram_cheap(rank):
         squares, vectors = decompose(matrix.gram(of_rows), rank)
     else:
         multiply = functools.partial(multiply_by_gram, matrix, of_rows=of_rows)

@@ -91,8 +91,8 @@ def path(request, monkeypatch):
         monkeypatch.setattr(eigen, "MAX_DIRECT_SIZE", 0)
         monkeypatch.setattr(eigen, "_MOST", 1)
     if request.param == "Lanczos":
-        monkeypatch.setattr(ttmc._Matrix, "max_gram_size", 0)
-        monkeypatch.setattr(ttmc._Operator, "max_gram_size", 0)
+        for matrix in (ttmc._Matrix, ttmc._Operator):
+            monkeypatch.setattr(matrix, "is_gram_cheap", lambda *_: False)
     monkeypatch.setattr(ttmc, "_BLOCK_SIZE", 40)  # several blocks
 
 
