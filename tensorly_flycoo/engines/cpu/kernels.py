@@ -338,9 +338,9 @@ def add_gram(
     gram: Array,
     diagonal: Array,
 ) -> None:
-    """Add ``values[:, a] @ values[:, b]`` to ``gram[id_a, id_b]`` for pairs of a group, id_a > id_b.
+    """Add ``values[:, a] @ values[:, b]`` to ``gram[id_a, id_b]`` for the pairs of each group.
 
-    The ids of a group ascend. A band is the rows ``edges[band]`` to ``edges[band + 1]``. The
+    The ids of a group ascend, and id_a > id_b. A band is the rows ``edges[band]`` to ``edges[band + 1]``. The
     first band also adds the squares to `diagonal`, which fits a cache.
     """
     if first_band == 0:
