@@ -190,13 +190,6 @@ class CpuEngine(CpuPrimitives, Engine):
         threads.launch(updates.sweep_nonnegative, num_blocks, *arguments, work_ns=work_ns)
         return errors.sum(), changes.sum()
 
-    def fit_ascending(self, columns: Array) -> Array:
-        """Return the ascending sequence nearest to each column (I, R), by least squares."""
-        fitted = np.empty_like(columns)
-        arguments, work_ns = (columns, fitted), 10 * columns.size
-        threads.launch(updates.fit_ascending, columns.shape[1], *arguments, work_ns=work_ns)
-        return fitted
-
     count_free_nbytes = staticmethod(count_free_nbytes)
     combine_rows = staticmethod(products.combine_rows)
     contract_rows = staticmethod(products.contract_rows)

@@ -340,8 +340,8 @@ def add_gram(
 ) -> None:
     """Add ``values[:, a] @ values[:, b]`` to ``gram[id_a, id_b]`` for the pairs of each group.
 
-    The ids of a group ascend, and id_a > id_b. A band is the rows ``edges[band]`` to ``edges[band + 1]``. The
-    first band also adds the squares to `diagonal`, which fits a cache.
+    The ids of a group ascend, and id_a > id_b. A band is the rows ``edges[band]`` to
+    ``edges[band + 1]``. The first band also adds the squares to `diagonal`, which fits a cache.
     """
     if first_band == 0:
         for k in range(np.uint64(values.shape[0])):
