@@ -25,7 +25,7 @@ from .io.labelled_arrays import from_anndata, from_xarray
 from .models.stats import ModeStats, TensorStats, stats
 from .ops.call_memory import MemoryEstimate, estimate_memory
 from .ops.cp_entries import cp_to_entries
-from .ops.mttkrp import mttkrp
+from .ops.mttkrp import mttkrp, mttkrps
 from .ops.ragged import RaggedTensor
 from .tensor.labelled import LabelledTensor
 from .tensor.tensor import FlycooTensor
@@ -55,6 +55,7 @@ __all__ = [
     "from_xarray",
     "load",
     "mttkrp",
+    "mttkrps",
     "observed_parafac",
     "open_slabs",
     "profile",

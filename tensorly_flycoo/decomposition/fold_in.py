@@ -6,7 +6,7 @@ import numpy as np
 
 from ..base.array_modules import Array, array_module, move
 from ..base.checks import check_factors, check_mode, check_real
-from ..engines.tall_skinny import column_norms
+from ..engines.tall_skinny import column_norms, eigh
 from ..ops.cp_entries import evaluate_model
 from ..ops.hals import solve_nonnegative
 from ..ops.mttkrp import mttkrp
@@ -158,7 +158,7 @@ def _invert(gram: np.ndarray) -> np.ndarray:
     """
     lengths = np.sqrt(gram.diagonal().astype(np.float64))
     lengths[lengths == 0] = 1
-    values, vectors = np.linalg.eigh(gram / lengths[:, None] / lengths)
+    values, vectors = eigh(gram / lengths[:, None] / lengths)
     is_large = values > _ROUNDING * values.size * np.finfo(gram.dtype).eps * values[-1]
     vectors = vectors[:, is_large] / lengths[:, None]
     return vectors / values[is_large] @ vectors.T

@@ -12,7 +12,14 @@ from tensorly.parafac2_tensor import Parafac2Tensor
 from ..base.array_modules import Array, array_module, move
 from ..base.checks import check_count, check_rank, densify_error
 from ..base.reporting import span
-from ..engines.tall_skinny import multiply, qr, solve, sum_columns, transposed_product
+from ..engines.tall_skinny import (
+    eigh,
+    multiply,
+    qr,
+    solve,
+    sum_columns,
+    transposed_product,
+)
 from ..io.checkpoint import Resumed
 from ..ops.contraction import multiply_matricized
 from ..ops.ragged import RaggedTensor
@@ -309,7 +316,7 @@ class _ProjectedSlices:
 
     def _find_roots(self, grams: Array) -> tuple[Array, Array]:
         """Return eigenvectors (K, R, R) and inverse roots of eigenvalues, 0 for those near 0."""
-        values, vectors = self._xp.linalg.eigh(grams)
+        values, vectors = eigh(grams)
         is_kept = values > self._cutoff * values.max(axis=1, keepdims=True)
         return vectors, is_kept / np.sqrt(np.where(is_kept, values, 1.0))
 

@@ -254,21 +254,6 @@ class Primitives(ABC):
 
     # Remapping
 
-    def plan_remap(
-        self, given: ModeRows, bucket_size: int, target: Array, remap_ids: Array, pull_ids: Array
-    ) -> Array | None:
-        """Sort places as `sort_by_row` does, and plan the remapping to the new order.
-
-        `remap_ids` and `pull_ids` receive `stored` and `offsets` of `split_by_bucket` for it.
-        """
-        empty_rows = self.sort_by_row(given, target, remap_ids)
-        self.split_by_bucket(remap_ids, bucket_size, remap_ids, pull_ids)
-        return empty_rows
-
-    def plan_nbytes(self, nnz: int, size: int, bucket_size: int) -> int:
-        """Bound the bytes of `plan_remap`, and of the methods that `split_nbytes` covers."""
-        return max(self.sort_nbytes(nnz, size), self.split_nbytes(nnz, bucket_size))
-
     @abstractmethod
     def split_by_bucket(
         self, positions: Array, bucket_size: int, stored: Array, offsets: Array

@@ -97,7 +97,8 @@ class RemapLayout(Layout):
             target, remap_ids = targets[(ndim - 1 - mode) % 2], xp.empty(nnz, dtype)
             pull_ids = xp.empty(nnz, pull_dtype)
             given = given._replace(mode=mode)
-            rows = primitives.plan_remap(given, bucket_size, target, remap_ids, pull_ids)
+            rows = primitives.sort_by_row(given, target, remap_ids)
+            primitives.split_by_bucket(remap_ids, bucket_size, remap_ids, pull_ids)
             given = given._replace(places=target)
             tilings.append(tile_rows(given, tile_size, primitives, rows))
             order = primitives.order_writes(remap_ids, tile_size)
@@ -116,8 +117,9 @@ class RemapLayout(Layout):
     @classmethod
     def count_build_nbytes(cls, nnz: int, cut: Cut, primitives: Primitives) -> int:
         sizes = cut.record_format.shape
-        planning = max(primitives.plan_nbytes(nnz, size, cut.bucket_size) for size in sizes)
-        return primitives.count_plain_nbytes(nnz) + planning
+        sorting = max(primitives.sort_nbytes(nnz, size) for size in sizes)
+        splitting = primitives.split_nbytes(nnz, cut.bucket_size)
+        return primitives.count_plain_nbytes(nnz) + max(sorting, splitting)
 
     @classmethod
     def count_ids_nbytes(cls, nnz: int, cut: Cut, primitives: Primitives) -> int:

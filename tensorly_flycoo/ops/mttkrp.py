@@ -74,6 +74,9 @@ def mttkrp(
     order 0, 1, ..., ndim - 1, 0, ...: any other mode is reached by remapping through the modes in
     between, one pass over the nonzeros each. The other layouts have no preferred order.
 
+    A mode in a group (``x.groups``) takes a pass for the group, of which nothing is kept, and a
+    product with the group's other factors. For all modes from the same factors take `mttkrps`.
+
     The workspace is at most ndim rows of `out` for every 512 nonzeros. Each element has an error of
     at most ``(row_nnz + ndim) * eps`` times the sum of its terms' absolute values. The result is
     the same to the bit for any number of threads, in every run and in every layout.
@@ -99,7 +102,60 @@ def mttkrp(
            [3., 3.],
            [0., 0.]])
     """
-    return mttkrp_in_sweep(x, factors, mode, None, weights=weights, out=out)
+    return mttkrp_in_sweep(x, factors, mode, None, weights=weights, out=out, converts=False)
+
+
+def mttkrps(
+    x: FlycooTensor | SparseArray, factors: Sequence[Array], *, weights: Array | None = None
+) -> list[Array]:
+    """Compute the MTTKRPs of all modes from one set of factors, as a gradient needs them.
+
+    The results are those of `mttkrp` for each mode, to the bit. Modes of one group share a pass
+    over the nonzeros (``x.groups``), where single calls of `mttkrp` make one pass each.
+
+    Parameters
+    ----------
+    x : FlycooTensor or sparse.COO
+        As for `mttkrp`.
+    factors : sequence of array (I_n, R)
+        As for `mttkrp`, but all of them are read.
+    weights : array (R,), optional
+        Scales of the columns; on the device of `x`.
+
+    Returns
+    -------
+    list of array (I_n, R)
+        A new array for each mode; `RowShards` if a factor is. Rows without nonzeros are zero.
+
+    Raises
+    ------
+    TypeError, ValueError, MemoryError
+        As `mttkrp` does.
+
+    Notes
+    -----
+    One pass over the nonzeros for each of the G groups, ``nnz * R * G`` floating-point operations
+    each, and the products inside the groups. The workspace is that of `mttkrp`, and the MTTKRP of
+    one group at a time: a row for each combination of its indices.
+
+    Examples
+    --------
+    The gradient of ``0.5 * norm(x - model)**2`` by the first factor:
+
+    >>> import numpy as np
+    >>> from tensorly_flycoo import FlycooTensor, mttkrps
+    >>> x = FlycooTensor([[0, 1], [2, 0], [1, 1]], [2.0, 3.0], shape=(3, 3, 2))
+    >>> factors = [np.ones((size, 2)) for size in x.shape]
+    >>> grams = [factor.T @ factor for factor in factors]
+    >>> products = mttkrps(x, factors)
+    >>> factors[0] @ (grams[1] * grams[2]) - products[0]
+    array([[10., 10.],
+           [ 9.,  9.],
+           [12., 12.]])
+    """
+    x, factors, last_pass = as_flycoo(x, check_coords=True), list(factors), LastPass()
+    options: dict[str, Any] = {"weights": weights, "converts": False}
+    return [mttkrp_in_sweep(x, factors, mode, last_pass, **options) for mode in range(x.ndim)]
 
 
 def mttkrp_in_sweep(
@@ -110,10 +166,11 @@ def mttkrp_in_sweep(
     *,
     weights: Array | None = None,
     out: Array | None = None,
+    converts: bool = True,
 ) -> Array | RowShards:
     """Compute what `mttkrp` does, from the last pass over the nonzeros if it serves this mode.
 
-    With a last pass, factors may have any precision: ADMM's dual variables are float64 whatever the
+    With `converts` factors may have any precision: ADMM's dual variables are float64 whatever the
     tensor is, and its factors become so too.
     """
     x, given = as_flycoo(x, check_coords=True), factors
@@ -123,7 +180,7 @@ def mttkrp_in_sweep(
     mode = check_mode(mode, len(sizes))
     spread = layout if isinstance(layout, SpreadLayout) else None
     types = (array_type,) if spread is None else (array_type, RowShards)
-    factors = check_factors(factors, sizes, dtype, *types, converts=last_pass is not None)
+    factors = check_factors(factors, sizes, dtype, *types, converts=converts)
     shape = (sizes[mode], factors[0].shape[1])
     if weights is not None:
         weights = share(weights)

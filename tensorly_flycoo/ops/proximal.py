@@ -6,7 +6,6 @@ The sequential steps run on the host; columns on a GPU are copied there and back
 import numpy as np
 
 from ..base.array_modules import Array, array_module, move
-from ..engines import select_engine
 
 
 def fit_monotone(columns: Array, decreasing: bool = False) -> Array:
@@ -15,14 +14,24 @@ def fit_monotone(columns: Array, decreasing: bool = False) -> Array:
     That is the least-squares fit, clipped below at zero and then above at its largest element, so
     that a fit without positive elements becomes constant. Pool adjacent violators, O(I * R).
     """
-    engine, direction = select_engine("cpu"), -1 if decreasing else 1
-    on_host = np.ascontiguousarray(move(columns, np)[::direction])
+    direction = -1 if decreasing else 1
+    on_host = move(columns, np)[::direction]
     # TensorLy takes, for each l, the maximum over i of the mean of elements i to l, which it sets
     # to zero if i > l. No i is greater than the last l, so the last element is not clipped at zero.
-    ends = engine.fit_ascending(on_host)[-1:]
-    starts = np.minimum(np.maximum(engine.fit_ascending(on_host[:-1]), 0), ends)
+    ends = _fit_ascending(on_host)[-1:]
+    starts = np.minimum(np.maximum(_fit_ascending(on_host[:-1]), 0), ends)
     fitted = np.concatenate([starts, ends])[::direction]
     return move(np.ascontiguousarray(fitted), array_module(columns))
+
+
+def _fit_ascending(columns: np.ndarray) -> np.ndarray:
+    """Return the ascending sequence nearest to each column, by least squares."""
+    from scipy.optimize import isotonic_regression
+
+    fitted = np.empty_like(columns)
+    for r in range(columns.shape[1] if columns.size else 0):
+        fitted[:, r] = isotonic_regression(columns[:, r]).x
+    return fitted
 
 
 def fit_unimodal(columns: Array) -> Array:

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..base.array_modules import Array, array_module, is_cupy
+from ..base.array_modules import Array, array_module, is_cupy, move
 from ..base.checks import densify_error
 from ..format.primitives import index_dtype
 from ..start import eigen
-from ..tensor.pieces import Piece, read_nonzeros
+from ..tensor.pieces import Piece, map_pieces, read_nonzeros
 from ..tensor.tensor import FlycooTensor, rebuild
 from .contraction import join_modes
 
@@ -28,9 +28,17 @@ if TYPE_CHECKING:
 #: Elements of a matrix converted to float64 at a time.
 _BLOCK_SIZE = 2**22
 
+#: Rounds of an iteration that a Gram matrix may cost: gaps in the spectrum end one after about 10,
+#: a flat spectrum after 300. And what LAPACK's or ARPACK's work on an element of it costs for each
+#: vector of a block, in multiplications.
+_MAX_ROUNDS, _ELEMENT_COST = 32, 4
+
 #: The results of `merge_modes`, kept as long as the layouts they were made from.
 _merged: weakref.WeakKeyDictionary[AnyLayout, dict[tuple, FlycooTensor]]
 _merged = weakref.WeakKeyDictionary()
+
+#: Those of `list_cells`, likewise.
+_cells: weakref.WeakKeyDictionary[AnyLayout, dict[tuple, np.ndarray]] = weakref.WeakKeyDictionary()
 
 
 def check_free_modes(x: FlycooTensor, modes: Sequence[int]) -> None:
@@ -46,20 +54,23 @@ def check_free_modes(x: FlycooTensor, modes: Sequence[int]) -> None:
 
 
 def merge_modes(
-    x: FlycooTensor, modes: Sequence[int], dtype: Any
+    x: FlycooTensor, modes: Sequence[int], dtype: Any, cells: np.ndarray | None = None
 ) -> tuple[FlycooTensor, int, dict[int, int]]:
     """Join some modes of a tensor into one, the last of them varying fastest.
+
+    `cells` are those of these modes that have nonzeros, ascending: if given, only they are indices.
 
     Returns the tensor, which is `x` itself if nothing changes, else built once and kept as long as
     `x`; the number of the merged mode there; and the number there of each other mode of `x`.
     """
     others = [n for n in range(x.ndim) if n not in modes]
-    if len(modes) == 1 and dtype == x.dtype:
+    if len(modes) == 1 and dtype == x.dtype and cells is None:
         return separate_modes(x), modes[0], {n: n for n in others}
-    known, key = _merged.setdefault(x._layout, {}), (*modes, np.dtype(dtype))
+    known, key = _merged.setdefault(x._layout, {}), (*modes, np.dtype(dtype), cells is None)
     if key not in known:
-        shape = (math.prod(x.shape[n] for n in modes), *(x.shape[n] for n in others))
-        args = (x.shape, modes, others)
+        size = math.prod(x.shape[n] for n in modes) if cells is None else cells.size
+        shape = (size, *(x.shape[n] for n in others))
+        args = (x.shape, modes, others, cells)
         options: dict[str, Any] = {"shape": shape, "dtype": dtype, "groups": None}
         known[key] = rebuild(x._layout, x, _merge_modes, *args, **options)
     return known[key], 0, {n: place for place, n in enumerate(others, start=1)}
@@ -76,11 +87,31 @@ def separate_modes(x: FlycooTensor) -> FlycooTensor:
 
 
 def _merge_modes(
-    piece: Piece, shape: Sequence[int], modes: Sequence[int], others: Sequence[int]
+    piece: Piece,
+    shape: Sequence[int],
+    modes: Sequence[int],
+    others: Sequence[int],
+    cells: np.ndarray | None,
 ) -> tuple[Array, Array]:
     coords, values = read_nonzeros(piece)
     rows = join_modes(shape, coords, modes)
+    if cells is not None:
+        rows = piece.xp.searchsorted(piece.xp.asarray(cells), rows)
     return piece.xp.stack([rows, *(coords[n] for n in others)]), values
+
+
+def list_cells(x: FlycooTensor, modes: Sequence[int]) -> np.ndarray:
+    """List the cells of some modes that have nonzeros, ascending, on the host; kept with `x`."""
+    known, key = _cells.setdefault(x._layout, {}), tuple(modes)
+    if key not in known:
+        parts = map_pieces(_list_cells, x._layout, x._engine, x.shape, modes)
+        known[key] = np.unique(np.concatenate([move(part, np) for part in parts]))
+    return known[key]
+
+
+def _list_cells(piece: Piece, shape: Sequence[int], modes: Sequence[int]) -> Array:
+    coords, _ = read_nonzeros(piece)
+    return piece.xp.unique(join_modes(shape, coords, modes))
 
 
 def count_nonempty_rows(x: FlycooTensor, mode: int) -> int:
@@ -143,11 +174,12 @@ def find_leading_pairs(
 class _Matrix:
     """An array of any precision, multiplied in float64 without converting all of it at once."""
 
-    max_gram_size = eigen.MAX_GRAM_SIZE
-
     def __init__(self, array: Array) -> None:
         self._array = array
         self.shape: tuple[int, int] = array.shape
+
+    def is_gram_cheap(self, rank: int) -> bool:
+        return min(self.shape) <= eigen.MAX_GRAM_SIZE
 
     def _blocks(self, axis: int = 0) -> Iterator[tuple[slice, Array]]:
         """Yield slices of an axis, and their parts of the array, float64 and C-contiguous."""
@@ -185,8 +217,6 @@ class _Operator:
     the merged mode and, fastest, over the columns of the factors from the narrowest to the widest.
     Everything is in float64, so that iterations with it converge.
     """
-
-    max_gram_size = eigen.MAX_DIRECT_SIZE
 
     def __init__(
         self,
@@ -236,6 +266,36 @@ class _Operator:
         self._x._layout.apply("mttkrp", self._engine, factors, self._mode, out)
         return out.reshape(-1, num_vectors, self._num_columns).sum(axis=2)[self._rows]
 
+    def is_gram_cheap(self, rank: int) -> bool:
+        """Say so if it costs no more than some rounds of an iteration, and takes 512 MB at most."""
+        size, width = min(self.shape), eigen.choose_width(rank, min(self.shape))
+        if size <= eigen.MAX_DIRECT_SIZE:
+            return True
+        if size > eigen.MAX_GRAM_SIZE or not self._engine.is_gram_cheap(size, max(self.shape)):
+            return False
+        num_pairs: Any = self._x.nnz * size
+        if size == self.shape[0]:
+            columns = list_cells(self._x, (self._other, self._mode)) // self._num_indices
+            num_pairs = (np.unique(columns, return_counts=True)[1] ** 2.0).sum() / 2
+        most = width * (_MAX_ROUNDS * self._x.nnz * self._num_columns - _ELEMENT_COST * size**2)
+        return num_pairs * self._num_columns <= most
+
     def gram(self, of_rows: bool) -> Array:
-        size = self.shape[0 if of_rows else 1]
-        return eigen.multiply_by_gram(self, self._engine.xp.eye(size), of_rows)
+        """Compute the Gram matrix, that of the rows from the columns' few nonzeros."""
+        xp, size = self._engine.xp, self.shape[0 if of_rows else 1]
+        if not of_rows:
+            return eigen.multiply_by_gram(self, xp.eye(size), of_rows)
+        cells = list_cells(self._x, (self._other, self._mode))
+        pair = np.divmod(cells, self._num_indices)
+        columns, rows = (xp.asarray(np.unique(ids, return_inverse=True)[1]) for ids in pair)
+        x, mode, places = merge_modes(self._x, (self._other, self._mode), np.float64, cells)
+        *narrow, (last, widest) = ((places[n], factor) for n, factor in self._inputs.items())
+        most = max(_BLOCK_SIZE, size**2 // 4) * widest.shape[1]
+        step, gram = max(1, most // (cells.size * self._num_columns)), xp.zeros((size, size))
+        for first in range(0, widest.shape[1], step):
+            inputs = {**dict(narrow), last: xp.ascontiguousarray(widest[:, first : first + step])}
+            lines = xp.empty((cells.size, math.prod(f.shape[1] for f in inputs.values())))
+            x._layout.apply("ttmc", self._engine, inputs, mode, lines, stays=True)
+            values = xp.ascontiguousarray(lines.T)
+            gram += self._engine.gram(xp.stack([columns, rows]), values, xp.zeros(size))
+        return gram

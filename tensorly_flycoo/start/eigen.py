@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..base.array_modules import Array, array_module, is_cupy, move
-from ..engines.tall_skinny import add_product, transposed_product
+from ..engines.tall_skinny import add_product, call_lapack, eigh, transposed_product
 
 #: Gram matrices of up to this size are decomposed to rounding error: dense TensorLy could check it.
 MAX_GRAM_SIZE = 8192
@@ -73,7 +73,9 @@ class Multipliable(Protocol):
     """A matrix A that can be multiplied with blocks of float64 vectors, (n, k)."""
 
     shape: tuple[int, int]
-    max_gram_size: int  # of the largest Gram matrix worth forming
+
+    def is_gram_cheap(self, rank: int) -> bool:
+        """Say whether the smaller Gram matrix costs less than to iterate for `rank` pairs."""
 
     def gram(self, of_rows: bool) -> Array:
         """Return ``A @ A.T`` if `of_rows`, else ``A.T @ A``, to be passed to `decompose`."""
@@ -95,7 +97,7 @@ def find_singular_pairs(
     if rank == 0:
         return xp.zeros((matrix.shape[0], 0)), np.zeros(0)
     size, of_rows = min(matrix.shape), matrix.shape[0] <= matrix.shape[1]
-    if size <= matrix.max_gram_size or wants_most(rank, size):
+    if wants_most(rank, size) or matrix.is_gram_cheap(rank):
         squares, vectors = decompose(matrix.gram(of_rows), rank)
     else:
         multiply = functools.partial(multiply_by_gram, matrix, of_rows=of_rows)
@@ -141,12 +143,13 @@ def decompose(matrix: Array, rank: int) -> tuple[np.ndarray, Array]:
     if size > MAX_DIRECT_SIZE and not wants_most(rank, size):
         values, vectors = _run_arpack(matrix, rank)
     elif is_cupy(matrix):
-        values, vectors = np.linalg.eigh(matrix)
+        values, vectors = eigh(matrix)
         values, vectors = values[::-1][:rank], vectors[:, ::-1][:, :rank]
     else:
-        from scipy.linalg import eigh
+        from scipy.linalg import eigh as scipy_eigh
 
-        values, vectors = eigh(matrix, subset_by_index=[size - rank, size - 1], overwrite_a=True)
+        options = {"subset_by_index": [size - rank, size - 1], "overwrite_a": True}
+        values, vectors = call_lapack(scipy_eigh, matrix, **options)
         values, vectors = values[::-1], vectors[:, ::-1]
     return move(values, np), xp.asarray(vectors)
 
@@ -228,7 +231,7 @@ def find_leading_eigenpairs(
         is_last = num_rounds == max_rounds
         if is_last or count == basis.shape[1] or num_rounds % _ROUNDS_PER_CHECK == 0:
             # NumPy's BLAS throughout: the idle threads of a second one would spin.
-            values, vectors = np.linalg.eigh(projected)
+            values, vectors = eigh(projected)
             values = values[::-1][: 2 * width]
             coefficients = np.ascontiguousarray(vectors[:, ::-1][:, : 2 * width])
             tails = coefficients[-width:, :rank]
@@ -292,7 +295,7 @@ def filter_leading_vectors(
         for number in range(degree):
             image = multiply(block)
             projected = move(transposed_product(block, image), np).astype(np.float64)
-            values, rotation = np.linalg.eigh((projected + projected.T) / 2)
+            values, rotation = eigh((projected + projected.T) / 2)
             if number == 0:
                 roots = list_roots(degree, max(float(values[0]), 0.0))
             add_product(image, block, xp.asarray(-roots[number] * np.eye(width), dtype))
@@ -353,7 +356,7 @@ def _transform(block: Array, coefficients: np.ndarray) -> Array:
 
 def correct_orthonormal(block: Array) -> Array:
     """Make nearly orthonormal columns orthonormal, each changed little; may overwrite the block."""
-    values, vectors = np.linalg.eigh(gram_of(block))
+    values, vectors = eigh(gram_of(block))
     return _transform(block, vectors / np.sqrt(values) @ vectors.T)
 
 
@@ -382,7 +385,7 @@ def orthonormalize(
         # What is left after much has been subtracted is rounding error.
         is_noise = squares <= (_NOISE * eps) ** 2 * np.sum(removed**2, axis=0)
         scales = np.where(is_noise, 0, 1 / np.sqrt(np.where(is_noise, 1, squares)))
-        values, vectors = np.linalg.eigh(gram * np.outer(scales, scales))
+        values, vectors = eigh(gram * np.outer(scales, scales))
         is_known = values > width * eps
         roots = np.where(is_known, np.sqrt(np.where(is_known, values, 1)), np.inf)
         block, projection = _transform(block, scales[:, None] * vectors / roots), None

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from ..base.array_modules import Array, move
-from ..engines.tall_skinny import transposed_product
+from ..engines.tall_skinny import eigh, transposed_product
 from ..format.ordering import count_true
 from ..format.primitives import Entries
 from . import eigen
@@ -180,10 +180,10 @@ class UnfoldingGram:
             sketch = eigen.orthonormalize(self.multiply(sketch))
         image = self.multiply(sketch)
         gram = move(transposed_product(sketch, image), np).astype(np.float64)
-        values, vectors = np.linalg.eigh((gram + gram.T) / 2)
+        values, vectors = eigh((gram + gram.T) / 2)
         is_known = values > gram.shape[0] * np.finfo(self.dtype).eps * values[-1]
         inverse_root = vectors[:, is_known] / np.sqrt(values[is_known])
-        squares, rotation = np.linalg.eigh(inverse_root.T @ eigen.gram_of(image) @ inverse_root)
+        squares, rotation = eigh(inverse_root.T @ eigen.gram_of(image) @ inverse_root)
         transform = inverse_root @ (rotation / np.sqrt(np.maximum(squares, squares[-1] * 1e-300)))
         transform = transform[:, ::-1][:, :rank]
         return squares[::-1][:rank], eigen.multiply_block(image, transform)
@@ -337,7 +337,7 @@ def fits_basis(size: int, rank: int, dtype: np.dtype) -> bool:
 
 def _sort_pairs(matrix: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the largest eigenvalues of a small matrix, descending, and their vectors."""
-    values, vectors = np.linalg.eigh(matrix)
+    values, vectors = eigh(matrix)
     return values[::-1][:rank], vectors[:, ::-1][:, :rank]
 
 

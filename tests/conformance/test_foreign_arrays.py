@@ -79,6 +79,7 @@ _USES = {
         tensorly_flycoo.observed_parafac(x, 2, init=model, n_iter_max=3).factors
     ),
     "mttkrp": lambda x, model: [tensorly_flycoo.mttkrp(x, model[1], 1, weights=model[0])],
+    "mttkrps": lambda x, model: tensorly_flycoo.mttkrps(x, model[1], weights=model[0]),
     "unfolding_dot_khatri_rao": lambda x, model: [tl.tenalg.unfolding_dot_khatri_rao(x, model, 0)],
     "mode_dot": lambda x, model: [tl.tenalg.multi_mode_dot(x, model[1], transpose=True)],
     "vectors": lambda x, model: tl.tenalg.mode_dot(x, model[0], 0).nonzeros(),

@@ -28,8 +28,7 @@ from tensorly_flycoo import (
 from tensorly_flycoo.decomposition import generalized_parafac
 from tensorly_flycoo.engines.cpu.engine import CPU
 from tensorly_flycoo.format import groups as groups_module
-from tensorly_flycoo.format.group_passes import LastPass
-from tensorly_flycoo.ops.mttkrp import mttkrp_in_sweep
+from tensorly_flycoo.ops.mttkrp import mttkrps
 from tensorly_flycoo.spread.row_shards import RowShards, find_sharding
 from tensorly_flycoo.testing import planted_tensor
 
@@ -82,13 +81,14 @@ def test_mttkrp_with_groups(layout, monkeypatch):
             patch.setattr(CPU, "devices", NumpyDevices(count))
             x = problem.tensor(slabs=NUM_SLABS, layout=layout, groups=[(0,), (1, 2), (3, 4)])
         pairs = [(f, find_sharding(x._layout, n)) for n, f in enumerate(problem.factors)]
-        sharded, last_pass = [RowShards.scatter(*pair) for pair in pairs], LastPass()
+        together = mttkrps(x, problem.factors)
+        of_shards = mttkrps(x, [RowShards.scatter(*pair) for pair in pairs])
         for mode in range(5):
             found = mttkrp(x, problem.factors, mode)
             problem.check(found, mode)
-            again = mttkrp_in_sweep(x, sharded, mode, last_pass)
-            assert isinstance(again, RowShards)
-            assert again.to_numpy().tobytes() == found.tobytes()
+            assert together[mode].tobytes() == found.tobytes()
+            assert isinstance(of_shards[mode], RowShards)
+            assert of_shards[mode].to_numpy().tobytes() == found.tobytes()
             results.add((mode, found.tobytes()))
     assert len(results) == 5
 

@@ -10,7 +10,7 @@ from tensorly.cp_tensor import CPTensor
 from tensorly.decomposition import non_negative_parafac_hals, parafac
 
 import tensorly_flycoo
-from tensorly_flycoo import FlycooTensor, mttkrp
+from tensorly_flycoo import FlycooTensor, mttkrp, mttkrps
 from tensorly_flycoo.base.devices import OneDevice
 from tensorly_flycoo.decomposition import generalized_parafac
 from tensorly_flycoo.decomposition.initial_guess import spread_factors
@@ -71,6 +71,10 @@ def test_groups_of_modes():
     for devices in list_devices():
         x = spread(devices, groups=[(0, 1), (2,)])
         assert x.groups == ((0, 1), (2,))
+        factors = draw_factors()
+        expected = [mttkrp(x, factors, mode).get().tobytes() for mode in range(3)]
+        for given in (factors, spread_factors(x, factors)):
+            assert [tl.to_numpy(m).tobytes() for m in mttkrps(x, given)] == expected
         with tl.backend_context("flycoo"):
             cp = parafac(x, RANK, n_iter_max=3, tol=0, init="random", random_state=0)
             results.add(b"".join(tl.to_numpy(factor).tobytes() for factor in cp.factors))

@@ -14,7 +14,7 @@ from tensorly_flycoo import FlycooTensor, mttkrp
 from tensorly_flycoo.base.checks import LAYOUTS
 from tensorly_flycoo.format.group_passes import LastPass
 from tensorly_flycoo.format.groups import find_groups
-from tensorly_flycoo.ops.mttkrp import mttkrp_in_sweep, mttkrp_of_ratios
+from tensorly_flycoo.ops.mttkrp import mttkrp_in_sweep, mttkrp_of_ratios, mttkrps
 
 slabs = st.integers(1, 5)
 pytestmark = pytest.mark.usefixtures("small_tiles", "one_thread")
@@ -50,6 +50,8 @@ def test_the_oracle_agrees(given_, layout, num_slabs, dtype, data):
         assert (np.abs(found - reference.mttkrp(*arguments)) <= limit).all()
         assert found.tobytes() == mttkrp(x, factors, mode).tobytes()
         factors[mode] = data.draw(st.sampled_from([factors[mode], -factors[mode]]))
+    single = [mttkrp(x, factors, mode).tobytes() for mode in modes]
+    assert [product.tobytes() for product in mttkrps(x, factors)] == single
 
 
 @for_all

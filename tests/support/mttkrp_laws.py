@@ -13,7 +13,7 @@ import tensorly as tl
 from tensorly.cp_tensor import CPTensor
 from tensorly.decomposition import parafac
 
-from tensorly_flycoo import FlycooTensor, mttkrp
+from tensorly_flycoo import FlycooTensor, mttkrp, mttkrps
 from tensorly_flycoo.base.array_modules import move
 from tensorly_flycoo.testing import planted_tensor
 
@@ -129,6 +129,20 @@ def check_modes_may_be_permuted(device, layout, dtype):
         found = compute_all(x, [factors[n] for n in order])
         for result, mode in zip(found, order, strict=True):
             assert_within_bound(result, coords, values, factors, mode, device)
+
+
+def check_all_modes_together(device, layout, dtype):
+    """`mttkrps` gives what single calls do, whatever the groups and slabs are."""
+    shape = (6, 5, 4, 7)
+    coords, values, factors = draw_problem(dtype, shape)
+    for groups, slabs in itertools.product([None, [(0, 1), (2, 3)], [(0, 1, 2), (3,)]], [1, 3]):
+        options = {"layout": layout, "device": device, "groups": groups, "slabs": slabs}
+        x = FlycooTensor(coords, values, shape, **options)
+        on_device = [move(factor, x._engine.xp) for factor in factors]
+        found = [move(product, np) for product in mttkrps(x, on_device)]
+        assert_same_bits(found, compute_all(x, factors))
+        for mode, product in enumerate(found):
+            assert_within_bound(product, coords, values, factors, mode, device)
 
 
 def check_nonzeros_may_be_permuted(device, layout, dtype):

@@ -1,4 +1,4 @@
-"""The loops that build a tensor on a CPU: packing, counting sorts, planning the remapping.
+"""The loops that build a tensor on a CPU: packing, and counting sorts.
 
 Loops run over places `first` to `last`, or over parts: consecutive places with own counters.
 """
@@ -9,7 +9,7 @@ import numpy as np
 
 from ...base.array_modules import Array
 from .compiling import kernel
-from .records import Field, copy_record, place_of, read_row
+from .records import Field, place_of, read_row
 
 
 class Packing(NamedTuple):
@@ -116,132 +116,11 @@ def sort_parts(
             target[np.uint64(position)] = place_of(places, i)
 
 
-# Planning has two levels, as remapping has: each part writes its items to their buckets, unsorted,
-# and each bucket is then sorted within a cache.
-
-
-@kernel
-def count_buckets(first: int, last: int, positions: Array, bucket_size: Any, counts: Array) -> None:
-    """Count the buckets of some parts' positions."""
-    for part in range(first, last):
-        for i in range(*_part_range(part, counts, positions.shape[0])):
-            counts[part, np.uint64(positions[i]) // bucket_size] += 1
-
-
-@kernel
-def count_buckets_of_rows(row_starts: Array, nnz: int, bucket_size: Any, counts: Array) -> None:
-    """Count the buckets of all parts' positions, given the first position of each part's rows."""
-    end = np.uint64(nnz)
-    for row in range(row_starts.shape[1] - 1, -1, -1):
-        for part in range(row_starts.shape[0] - 1, -1, -1):
-            start = np.uint64(row_starts[part, row])
-            position = start
-            while position < end:
-                bucket = position // bucket_size
-                bucket_end = min(end, (bucket + np.uint64(1)) * bucket_size)
-                counts[part, bucket] += bucket_end - position
-                position = bucket_end
-            end = start
-
-
-@kernel
-def split_sorted_parts(
-    first_part: int,
-    last_part: int,
-    places: Array,
-    starts: tuple[Array, ...],
-    bucket_size: Any,
-    ids: tuple[Array, ...],
-) -> None:
-    """Sort as `sort_parts` does, and split the positions as `split_parts` does.
-
-    `starts` are those of rows and of buckets, and `ids` are `target`, `remap_ids` and `pull_ids`.
-    """
-    (row_starts, bucket_starts), (target, remap_ids, pull_ids) = starts, ids
-    for part in range(first_part, last_part):
-        for i in range(*_part_range(part, row_starts, remap_ids.shape[0])):
-            row = np.uint64(remap_ids[i])
-            position = np.uint64(row_starts[part, row])
-            row_starts[part, row] = position + np.uint64(1)
-            bucket = position // bucket_size
-            stored = np.uint64(bucket_starts[part, bucket])
-            bucket_starts[part, bucket] = stored + np.uint64(1)
-            remap_ids[i] = stored
-            pull_ids[stored] = position - bucket * bucket_size
-            target[stored] = place_of(places, i)
-
-
-@kernel
-def split_parts(
-    first_part: int,
-    last_part: int,
-    positions: Array,
-    bucket_size: Any,
-    starts: Array,
-    stored: Array,
-    offsets: Array,
-) -> None:
-    """Write the offsets of some parts' positions to their buckets, unsorted."""
-    for part in range(first_part, last_part):
-        for i in range(*_part_range(part, starts, positions.shape[0])):
-            position = np.uint64(positions[i])
-            bucket = position // bucket_size
-            place = starts[part, bucket]
-            starts[part, bucket] = place + 1
-            stored[i] = place
-            offsets[np.uint64(place)] = position - bucket * bucket_size
-
-
-@kernel
-def order_buckets(first: int, last: int, bucket_size: Any, target: Array, offsets: Array) -> None:
-    """Sort `target` by `offsets` within each bucket, and replace `offsets` by their inverse."""
-    most = min(bucket_size, offsets.shape[0])
-    old_offsets = np.empty(most, offsets.dtype)
-    old_target = np.empty(0 if target is None else most, np.uint64)
-    for bucket in range(first, last):
-        start = np.uint64(bucket * bucket_size)
-        count = min(np.uint64(bucket_size), np.uint64(offsets.shape[0]) - start)
-        for i in range(count):
-            old_offsets[i] = offsets[start + i]
-        if target is not None:
-            for i in range(count):
-                old_target[i] = target[start + i]
-            for i in range(count):
-                target[start + np.uint64(old_offsets[i])] = old_target[i]
-        for i in range(count):
-            offsets[start + np.uint64(old_offsets[i])] = i
-
-
 @kernel
 def _part_range(part: Any, counters: Array, count: Any) -> Any:
     """Return the first and the last item of a part; each part has a row of the counters."""
     num_parts = counters.shape[0]
     return np.uint64(count * part // num_parts), np.uint64(count * (part + 1) // num_parts)
-
-
-@kernel
-def scatter_in_buckets(
-    first: int,
-    last: int,
-    source: Array,
-    offsets: Array,
-    bucket_size: Any,
-    target: Array,
-    record_words: Any,
-) -> None:
-    """Copy records to their offsets within their buckets."""
-    for i in range(np.uint64(first), np.uint64(last)):
-        position = i // bucket_size * bucket_size + np.uint64(offsets[i])
-        copy_record(source, i, target, position, record_words)
-
-
-@kernel
-def position_in_buckets(
-    first: int, last: int, offsets: Array, bucket_size: Any, positions: Array
-) -> None:
-    """Turn offsets from the starts of buckets into positions."""
-    for i in range(np.uint64(first), np.uint64(last)):
-        positions[i] = i // bucket_size * bucket_size + np.uint64(offsets[i])
 
 
 @kernel

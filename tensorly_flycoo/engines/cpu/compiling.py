@@ -22,12 +22,12 @@ _logger = logging.getLogger("tensorly_flycoo")
 _turn = threading.RLock()
 
 
-def kernel(function: Callable[..., Any], **options: Any) -> Any:
+def kernel(function: Callable[..., Any]) -> Any:
     """Compile a function at its first call, to run without the GIL; cache it on disk.
 
-    Division by zero raises nothing, as in NumPy. Other `options` are numba's.
+    Division by zero raises nothing, as in NumPy.
     """
-    compiled: Any = njit(nogil=True, error_model="numpy", **options)(function)
+    compiled: Any = njit(nogil=True, error_model="numpy")(function)
     try:
         compiled._cache = _FolderCache(function)
     except RuntimeError:  # numba finds no folder for it

@@ -166,7 +166,7 @@ class CpuEngine(CpuPrimitives, Engine):
         return compute
 
     def gram(self, coords: Array, values: Array, diagonal: Array) -> Array:
-        (columns, ids), size = coords, diagonal.size
+        (columns, ids), size, values = coords, diagonal.size, np.atleast_2d(values)
         starts = np.append(np.flatnonzero(np.diff(columns, prepend=-1)), columns.size)
         gram, own_diagonal = np.zeros((size, size)), np.zeros(size)
         # Each band reads all entries, so use only one for each thread. Edges that grow like a
@@ -174,8 +174,8 @@ class CpuEngine(CpuPrimitives, Engine):
         num_bands = numba.get_num_threads()
         edges = np.sqrt(np.linspace(0, 1, num_bands + 1)) * size
         arguments = (edges.astype(np.uint64), starts, ids, values, gram, own_diagonal)
-        num_pairs = np.square(np.diff(starts)).sum() / 2
-        threads.launch(kernels.add_gram, num_bands, *arguments, work_ns=num_pairs)
+        num_products = len(values) * np.square(np.diff(starts)).sum() / 2
+        threads.launch(kernels.add_gram, num_bands, *arguments, work_ns=num_products)
         np.fill_diagonal(gram, own_diagonal + diagonal)
         return gram
 
@@ -189,13 +189,6 @@ class CpuEngine(CpuPrimitives, Engine):
         work_ns = rows.size * rows.shape[1]
         threads.launch(updates.sweep_nonnegative, num_blocks, *arguments, work_ns=work_ns)
         return errors.sum(), changes.sum()
-
-    def fit_ascending(self, columns: Array) -> Array:
-        """Return the ascending sequence nearest to each column (I, R), by least squares."""
-        fitted = np.empty_like(columns)
-        arguments, work_ns = (columns, fitted), 10 * columns.size
-        threads.launch(updates.fit_ascending, columns.shape[1], *arguments, work_ns=work_ns)
-        return fitted
 
     count_free_nbytes = staticmethod(count_free_nbytes)
     combine_rows = staticmethod(products.combine_rows)

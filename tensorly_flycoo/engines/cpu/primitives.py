@@ -84,60 +84,33 @@ class CpuPrimitives(Primitives):
     def empty_rows_nbytes(self, nnz: int, size: int) -> int:
         return 9 * size  # a flag for each row and the int64 empty rows
 
-    def plan_remap(
-        self, given: ModeRows, bucket_size: int, target: Array, remap_ids: Array, pull_ids: Array
-    ) -> Array | None:
-        starts = _start_rows(given, target, remap_ids)
-        if starts is None:
-            return super().plan_remap(given, bucket_size, target, remap_ids, pull_ids)
-        empty_rows = _find_empty_rows(starts, given.record_format.shape[given.mode])
-        nnz, num_parts = given.records.shape[0], starts.shape[0]
-        num_buckets, size = -(-nnz // bucket_size), np.uint64(bucket_size)
-        bucket_starts = np.zeros(_shape_counts(num_parts, num_buckets, starts.dtype), starts.dtype)
-        building.count_buckets_of_rows(starts, nnz, size, bucket_starts)
-        building.start_keys(bucket_starts)
-        ids = (target, remap_ids, pull_ids)
-        arguments = (given.places, (starts, bucket_starts), size, ids)
-        work_ns = _NONZERO_NS * nnz
-        threads.launch(building.split_sorted_parts, num_parts, *arguments, work_ns=work_ns)
-        buckets = (bucket_size, target, pull_ids)
-        threads.launch(building.order_buckets, num_buckets, *buckets, work_ns=work_ns)
-        return empty_rows
-
-    def plan_nbytes(self, nnz: int, size: int, bucket_size: int) -> int:
-        # Counters of rows stay allocated while buckets are sorted.
-        return self.sort_nbytes(nnz, size) + self.split_nbytes(nnz, bucket_size)
-
     def split_by_bucket(
         self, positions: Array, bucket_size: int, stored: Array, offsets: Array
     ) -> None:
-        nnz = positions.shape[0]
-        num_buckets, size = -(-nnz // bucket_size), np.uint64(bucket_size)
-        num_parts = _choose_parts(nnz, num_buckets)
+        nnz, size = positions.shape[0], positions.dtype.type(bucket_size)
+        num_buckets, work_ns = -(-nnz // bucket_size), _NONZERO_NS * nnz
+        num_parts, buckets = _choose_parts(nnz, num_buckets), positions // size
         starts = np.zeros(_shape_counts(num_parts, num_buckets, stored.dtype), stored.dtype)
-        counted, work_ns = (positions, size, starts), _NONZERO_NS * nnz
-        threads.launch(building.count_buckets, num_parts, *counted, work_ns=work_ns)
+        places = np.empty_like(stored)
+        arguments = (buckets, None, places, starts)
+        threads.launch(building.count_rows, num_parts, *arguments, work_ns=work_ns)
         building.start_keys(starts)
-        arguments = (*counted, stored, offsets)
-        threads.launch(building.split_parts, num_parts, *arguments, work_ns=work_ns)
-        buckets = (bucket_size, None, offsets)
-        threads.launch(building.order_buckets, num_buckets, *buckets, work_ns=work_ns)
+        arguments = (starts, None, buckets, places)
+        threads.launch(building.sort_parts, num_parts, *arguments, work_ns=work_ns)
+        np.remainder(places, size, out=buckets)
+        offsets[positions] = buckets
+        stored[...] = places
 
     def scatter_in_buckets(
         self, records: Array, offsets: Array, bucket_size: int, target: Array
     ) -> None:
-        nnz, size = records.shape[0], np.uint64(bucket_size)
-        arguments = (records, offsets, size, target, (0,) * records.shape[1])
-        threads.launch(building.scatter_in_buckets, nnz, *arguments, work_ns=_NONZERO_NS * nnz)
+        target[self.position_in_buckets(offsets, bucket_size)] = records
 
     def split_nbytes(self, nnz: int, bucket_size: int) -> int:
         num_buckets, dtype = -(-nnz // bucket_size), index_dtype(nnz)
-        num_threads = numba.get_num_threads()
-        shape = _shape_counts(_PARTS_PER_THREAD * num_threads, num_buckets, dtype)
-        # Each thread copies the bucket that it sorts.
-        itemsize = 8 + index_dtype(bucket_size, smallest="uint16").itemsize
-        copied = min(num_threads, num_buckets) * min(nnz, bucket_size) * itemsize
-        return math.prod(shape) * dtype.itemsize + copied
+        num_parts = _PARTS_PER_THREAD * numba.get_num_threads()
+        counters = math.prod(_shape_counts(num_parts, num_buckets, dtype))
+        return (3 * nnz + counters) * dtype.itemsize
 
     def remap(self, step: Step, cut: Cut) -> None:
         tiles, record_format = Tiles(cut.tile_size, step.bucket_size), cut.record_format
@@ -146,10 +119,9 @@ class CpuPrimitives(Primitives):
         threads.launch(kernels.remap_tiles, num_tiles, tiles, storage, work_ns=work_ns)
 
     def position_in_buckets(self, offsets: Array, bucket_size: int) -> Array:
-        nnz = offsets.shape[0]
-        positions = np.empty(nnz, index_dtype(nnz))
-        arguments = (offsets, np.uint64(bucket_size), positions)
-        threads.launch(building.position_in_buckets, nnz, *arguments, work_ns=nnz)
+        positions = np.arange(offsets.shape[0], dtype=index_dtype(offsets.shape[0]))
+        positions -= positions % positions.dtype.type(bucket_size)
+        positions += offsets
         return positions
 
     def gather(self, records: Array, places: Array) -> Array:

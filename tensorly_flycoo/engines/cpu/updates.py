@@ -1,4 +1,4 @@
-"""Updates of a factor: multiplicative ones, their extrapolation, HALS, and ascending columns."""
+"""Updates of a factor: multiplicative ones, their extrapolation, and HALS."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -85,31 +85,6 @@ class LeastSquares(NamedTuple):
     ridge: float
     smallest: float
     block_size: int  # rows that are updated together
-
-
-@kernel
-def fit_ascending(first_column: int, last_column: int, columns: Array, fitted: Array) -> None:
-    """Write to `fitted` (I, R) the ascending sequences nearest to some of the columns (I, R).
-
-    Neighbouring blocks of elements, each replaced by its mean, are merged while one is larger than
-    the next (pool adjacent violators): O(I * R). Means are computed in float64.
-    """
-    size = columns.shape[0]
-    sums, counts = np.empty(size, np.float64), np.empty(size, np.int64)
-    for r in range(first_column, last_column):
-        num_blocks = 0
-        for i in range(size):
-            total, count = np.float64(columns[i, r]), 1
-            while num_blocks and sums[num_blocks - 1] * count > total * counts[num_blocks - 1]:
-                num_blocks -= 1
-                total += sums[num_blocks]
-                count += counts[num_blocks]
-            sums[num_blocks], counts[num_blocks] = total, count
-            num_blocks += 1
-        end = 0
-        for block in range(num_blocks):
-            start, end = end, end + counts[block]
-            fitted[start:end, r] = sums[block] / counts[block]
 
 
 @kernel

@@ -19,6 +19,7 @@ from tensorly_flycoo import (
     decomposition,
     fold_in,
     mttkrp,
+    mttkrps,
     open_slabs,
     save,
     save_slabs,
@@ -80,6 +81,8 @@ def test_mttkrp(tensors, folder, mode):
         sharded = spread_factors(x, factors)
         found = mttkrp(x, sharded, mode, weights=weights)
         assert isinstance(found, RowShards)
+        np.testing.assert_array_equal(found.to_numpy(), expected)
+        found = mttkrps(x, sharded, weights=weights)[mode]
         np.testing.assert_array_equal(found.to_numpy(), expected)
 
 

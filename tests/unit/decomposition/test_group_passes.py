@@ -5,7 +5,7 @@ import sparse
 import tensorly as tl
 from problems import make_factors, make_problem
 
-from tensorly_flycoo import best_of, mttkrp
+from tensorly_flycoo import best_of, mttkrp, mttkrps
 from tensorly_flycoo.format.group_passes import LastPass
 from tensorly_flycoo.format.layout import Layout
 from tensorly_flycoo.ops.mttkrp import mttkrp_in_sweep
@@ -74,6 +74,13 @@ def test_starts_together(count_passes):
     with tl.backend_context("flycoo"):
         run = lambda n: best_of(tl.decomposition.parafac, x, RANK, n_iter_max=n, **options)  # noqa: E731
         assert count_passes(lambda: run(7)) - count_passes(lambda: run(4)) == 3 * 2
+
+
+@pytest.mark.parametrize("groups", [GROUPS, None], ids=["groups", "plain"])
+def test_all_modes_from_one_set_of_factors(groups, count_passes):
+    x, factors = make(groups)
+    assert count_passes(lambda: mttkrps(x, factors)) == len(x.groups)
+    assert count_passes(lambda: [mttkrp(x, factors, mode) for mode in range(5)]) == 5
 
 
 def test_what_the_last_pass_serves(count_passes):

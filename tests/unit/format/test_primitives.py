@@ -151,26 +151,6 @@ def store_by_bucket(positions, bucket_size):
     return stored, offsets
 
 
-@pytest.mark.parametrize("mode", [0, 1])
-@pytest.mark.parametrize("nnz", [0, 1, 7, 5000])
-@pytest.mark.parametrize("shape", [(4, 20000), (2**20, 3)])
-@pytest.mark.parametrize("bucket_size", [1, 5, 1024])
-def test_plan_remap(primitives, make_places, bucket_size, shape, nnz, mode):
-    record_format, records = make_records(shape, nnz)
-    places = make_places(nnz, "uint32")
-    target, remap_ids = np.zeros((2, nnz), np.uint32)
-    pull_ids = np.zeros(nnz, np.uint16)
-    given = ModeRows(records, record_format, mode, places)
-    rows = primitives.plan_remap(given, bucket_size, target, remap_ids, pull_ids)
-    sorted_places, positions, empty_rows = sort_by_argsort(record_format, records, mode, places)
-    stored, offsets = store_by_bucket(positions, bucket_size)
-    np.testing.assert_array_equal(target, sorted_places)
-    np.testing.assert_array_equal(remap_ids, stored)
-    np.testing.assert_array_equal(pull_ids, offsets)
-    if rows is not None:
-        np.testing.assert_array_equal(rows, empty_rows)
-
-
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("nnz", [0, 1, 7, 5000])
 @pytest.mark.parametrize("bucket_size", [1, 5, 1024])

@@ -6,7 +6,7 @@ import sparse
 from problems import Problem, make_problem
 
 import tensorly_flycoo
-from tensorly_flycoo import FlycooTensor, mttkrp
+from tensorly_flycoo import FlycooTensor, mttkrp, mttkrps
 
 DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])
 KINDS = pytest.mark.parametrize("kind", ["remap", "replicated", "indexed", "COO", "GCXS", "DOK"])
@@ -46,6 +46,25 @@ def test_weights(kind, dtype):
     for mode in range(3):
         weighted.check(mttkrp(x, problem.factors, mode, weights=weights), mode)
     assert weights.tolist() == np.array([0.5, -3.7, 0.0], dtype).tolist()
+
+
+@KINDS
+@DTYPES
+def test_all_modes_together(kind, dtype):
+    problem = make_problem((30, 20, 10), 500, dtype=dtype)
+    x, weights = make_kind(problem, kind), np.array([0.5, -3.7, 0.0], dtype)
+    for mode, product in enumerate(mttkrps(x, iter(problem.factors))):
+        problem.check(product, mode)
+    for mode, product in enumerate(mttkrps(x, problem.factors, weights=weights)):
+        expected = mttkrp(x, problem.factors, mode, weights=weights)
+        assert product.tobytes() == expected.tobytes()
+
+
+def test_all_modes_together_change_no_precision():
+    problem = make_problem((30, 20, 10), 500)
+    factors = [factor.astype("float32") for factor in problem.factors]
+    with pytest.raises(TypeError, match=r"factors\[0\] has dtype float32, expected float64"):
+        mttkrps(problem.tensor(), factors)
 
 
 def test_weights_of_one_change_no_bit():
@@ -119,10 +138,10 @@ def test_the_public_names():
     assert sorted(tensorly_flycoo.__all__) == [
         "DensifyError", "FlycooCP", "FlycooTensor", "LabelledCP", "LabelledTensor",
         "MemoryEstimate", "ModeStats", "OnlineCP", "Progress", "RaggedTensor", "TensorStats",
-        "anomaly_scores",
-        "best_of", "core_consistency", "coupled_parafac", "cp_fit", "cp_to_entries",
-        "estimate_memory", "fold_in", "from_anndata", "from_dataframe", "from_xarray", "load",
-        "mttkrp", "observed_parafac", "open_slabs", "profile", "read_tns", "replicability",
-        "save", "save_slabs", "select_rank", "set_device", "show_versions", "stats", "write_tns",
+        "anomaly_scores", "best_of", "core_consistency", "coupled_parafac", "cp_fit",
+        "cp_to_entries", "estimate_memory", "fold_in", "from_anndata", "from_dataframe",
+        "from_xarray", "load", "mttkrp", "mttkrps", "observed_parafac", "open_slabs", "profile",
+        "read_tns", "replicability", "save", "save_slabs", "select_rank", "set_device",
+        "show_versions", "stats", "write_tns",
     ]  # fmt: skip
     assert issubclass(tensorly_flycoo.DensifyError, TypeError)

@@ -5,7 +5,8 @@ import pytest
 from mode_products import make_dense, make_product, multiply
 from problems import make_problem
 
-from tensorly_flycoo import DensifyError
+from tensorly_flycoo import DensifyError, FlycooTensor
+from tensorly_flycoo.format.layout import Layout
 from tensorly_flycoo.ops import ttmc
 from tensorly_flycoo.ops.ttmc import (
     check_free_modes,
@@ -91,8 +92,8 @@ def path(request, monkeypatch):
         monkeypatch.setattr(eigen, "MAX_DIRECT_SIZE", 0)
         monkeypatch.setattr(eigen, "_MOST", 1)
     if request.param == "Lanczos":
-        monkeypatch.setattr(ttmc._Matrix, "max_gram_size", 0)
-        monkeypatch.setattr(ttmc._Operator, "max_gram_size", 0)
+        for matrix in (ttmc._Matrix, ttmc._Operator):
+            monkeypatch.setattr(matrix, "is_gram_cheap", lambda *_: False)
     monkeypatch.setattr(ttmc, "_BLOCK_SIZE", 40)  # several blocks
 
 
@@ -146,3 +147,57 @@ def test_svd_of_few_nonzeros(nnz, modes):
     left, values = make_product(dense, modes).unfold(0).svd(4)
     np.testing.assert_allclose(left.T @ left, np.eye(4), atol=1e-14)
     assert np.count_nonzero(values) == nnz
+
+
+# The Gram matrix of a projected unfolding, if other modes are left out
+
+
+@pytest.mark.parametrize("modes", [(1,), (1, 3), (3, 2)], ids=str)
+@pytest.mark.parametrize("slabs", [1, 3])
+@pytest.mark.parametrize("layout", ["remap", "replicated", "indexed"])
+def test_gram_matrix_of_the_rows(layout, slabs, modes, monkeypatch):
+    """In several parts, from several slabs, with an empty row; its upper triangle is arbitrary."""
+    monkeypatch.setattr(ttmc, "_BLOCK_SIZE", 40)
+    dense = make_dense((9, 7, 8, 5), density=0.2)
+    dense[3] = 0
+    product = make_product(dense, modes)
+    x = FlycooTensor(*product.tensor.nonzeros(), dense.shape, slabs=slabs, layout=layout)
+    others = [n for n in range(1, 4) if n not in modes]
+    matrix = ttmc._Operator(x, 0, find_nonempty_rows(x, 0)[0], others, product.factors)
+    rows = multiply(dense, product).reshape(9, -1)[[0, 1, 2, 4, 5, 6, 7, 8]]
+    found, expected = np.tril(matrix.gram(of_rows=True)), np.tril(rows @ rows.T)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-13 * expected.max())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_flat_spectrum_takes_few_passes(dtype, monkeypatch):
+    """Iterations with products took hundreds; vectors are those of dense NumPy."""
+    problem = make_problem((400, 300, 60), 6000, rank=5, dtype=dtype)
+    x, passes, take_step = problem.tensor(), [], Layout.take_step
+    monkeypatch.setattr(Layout, "take_step", lambda *args: passes.append(1) or take_step(*args))
+    vectors, values, _ = find_leading_pairs(x, 0, [1], {2: problem.factors[2]}, 5)
+    assert len(passes) <= 2
+    dense = np.zeros(problem.shape)
+    np.add.at(dense, tuple(problem.coords), problem.values)
+    product = np.tensordot(dense, problem.factors[2].astype(float), (2, 0)).reshape(400, -1)
+    left, expected, _ = np.linalg.svd(product, full_matrices=False)
+    np.testing.assert_allclose(values, expected[:5], rtol=10 * float(np.finfo(dtype).eps))
+    np.testing.assert_allclose(np.abs(left[:, :5].T @ vectors), np.eye(5), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("shape", "nnz", "rank", "is_cheap"),
+    [
+        ((600, 900, 4), 40_000, 2, True),
+        ((3000, 900, 4), 2000, 2, False),  # the matrix is large for the nonzeros
+        ((9000, 9000, 4), 200_000, 2, False),  # larger than any that is formed
+        ((9000, 300, 4), 60_000, 1, True),  # of the columns, which are fewer
+        ((9000, 2000, 4), 60_000, 1, False),  # a product for each column
+    ],
+)
+def test_gram_matrices_that_cost_less_than_iterations(shape, nnz, rank, is_cheap):
+    problem = make_problem(shape, nnz, rank=rank)
+    x = problem.tensor()
+    rows, _ = find_nonempty_rows(x, 0)
+    matrix = ttmc._Operator(x, 0, rows, [1], {2: problem.factors[2]})
+    assert matrix.is_gram_cheap(rank) == is_cheap

@@ -24,6 +24,9 @@ class DenseMatrix:
         self.array, self.shape, self.max_gram_size = array, array.shape, max_gram_size
         self.num_grams = self.num_products = 0
 
+    def is_gram_cheap(self, rank):
+        return min(self.shape) <= self.max_gram_size
+
     def gram(self, of_rows):
         self.num_grams += 1
         return np.tril(self.array @ self.array.T if of_rows else self.array.T @ self.array)
