@@ -19,6 +19,7 @@ from ..tensor.labelled import LabelledTensor, check_same_labels
 from ..tensor.memory import attempt
 from .cp_model import warn_of_zeros
 from .labelled_cp import label_result
+from .scaling import near_one
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -49,7 +50,7 @@ def guard(function: Callable[_P, _R], dense: Callable[_P, _R] | None = None) -> 
                 named = {name: _drop_labels(argument) for name, argument in kwargs.items()}
                 return label_result(call(*plain, **named), labelled.labels)
         with span(function.__name__, x), log_compilation():
-            result = attempt(function.__name__, lambda: function(*args, **kwargs))
+            result = attempt(function.__name__, functools.partial(function, *args, **kwargs))
         model = result[0] if isinstance(result, tuple) else result
         if isinstance(model, CPTensor):
             warn_of_zeros(model)
@@ -80,7 +81,7 @@ def dense_to_tensorly(function: Callable[_P, _R]) -> Callable[_P, _R]:
             )
         return original(*args, **kwargs)
 
-    return guard(function, dense)
+    return guard(near_one(function), dense)
 
 
 def require_flycoo_backend() -> None:

@@ -130,10 +130,7 @@ def parafac2(
     if mask is not None:
         instead = "it replaces the missing values in each iteration; leave mask out"
         raise densify_error("mask= of tl.decomposition.parafac2", np.shape(mask), instead)
-    x = tensor_slices
-    if not isinstance(x, RaggedTensor):
-        with span("conversion"):
-            x = RaggedTensor(x)
+    x: RaggedTensor = tensor_slices
     if rank > x.shape[2]:
         raise ValueError(f"rank is {rank}, expected at most {x.shape[2]}, the number of columns")
     if x.nnz == 0:

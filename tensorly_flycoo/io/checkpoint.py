@@ -164,6 +164,11 @@ def find_digest(x: FlycooTensor) -> str:
     return _digests[x]
 
 
+def share_digest(x: FlycooTensor, other: FlycooTensor) -> None:
+    """Give another tensor the digest of `x`, in place of its own."""
+    _digests[other] = find_digest(x)
+
+
 def _sum_hashes(x: FlycooTensor) -> int:
     """Add the hashes of all nonzeros, in any order, modulo 2**64."""
     return sum(int(part) for part in map_pieces(_hash_piece, x._layout, x._engine)) & _MASK
