@@ -334,8 +334,8 @@ class _CoupledALS:
             if free := [n for n in alone if n not in self._constrained]:
                 signs[free[-1]] *= np.where(weights[b] < 0, -1, 1)
                 weights[b] = abs(weights[b])
-        pairs = zip(factors, signs, strict=True)
-        factors = [factor * xp.asarray(sign, factor.dtype) for factor, sign in pairs]
+        signed = zip(factors, signs, strict=True)
+        factors = [factor * xp.asarray(sign, factor.dtype) for factor, sign in signed]
         model = self.make(xp.asarray(weights), factors)
         model.errors, model.block_errors = errors, self._block_errors
         return model

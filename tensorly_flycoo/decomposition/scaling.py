@@ -9,7 +9,7 @@ import copy
 import functools
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
@@ -50,7 +50,7 @@ class Scaling(NamedTuple):
     or of weights that are not ones, else of the factor of mode `carrier`.
     """
 
-    shares: Sequence[Any]
+    shares: Any
     rest: int
     carrier: int = 0
     has_core: bool = False
@@ -145,7 +145,7 @@ def near_one(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 def _shift_companions(options: dict[str, Any], x: Any, shifted: Any, scaling: Scaling) -> None:
     """Change the guess, the callback and the mask of a tensor for the shifted one."""
-    init, callback, mask = (options.get(name) for name in ("init", "callback", "mask"))
+    init, callback, mask = options.get("init"), options.get("callback"), options.get("mask")
     is_model = isinstance(init, tuple | Mapping) or (
         isinstance(init, list) and not scaling.has_core
     )

@@ -392,10 +392,10 @@ def test_labels_of_other_tensors_must_match():
 
 
 def test_an_overflow_is_not_an_error_of_zero():
-    coords, values = X.nonzeros()
-    x = FlycooTensor(coords, values * 1e15, X.shape, dtype="float32")
+    guess = [np.full((size, 2), 1e15, np.float32) for size in X.shape]
+    options = {"cg_steps": 3, "n_iter_max": 2, "return_errors": True, "init": (None, guess)}
     with np.errstate(all="ignore"):
-        _, errors = observed_parafac(x, 2, cg_steps=3, n_iter_max=2, return_errors=True)
+        _, errors = observed_parafac(X.astype("float32"), 2, **options)
     assert np.isnan(errors).any()
 
 
