@@ -165,7 +165,7 @@ def make_initial_guess(
 
 
 def take_left_vectors(
-    x: FlycooTensor, unfolding: Unfolding, rank: int, svd: str, random: Any, non_negative: bool
+    x: FlycooTensor, unfolding: Any, rank: int, svd: str, random: Any, non_negative: bool
 ) -> Array:
     """Make one factor from leading left singular vectors, filled up with random columns."""
     num_vectors = min(rank, *unfolding.shape)

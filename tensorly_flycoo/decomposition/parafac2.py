@@ -334,11 +334,12 @@ class _ProjectedSlices:
 class _CentredColumns(LazyMatrix):
     """The transpose (J, rows) of all slices less the means of their columns."""
 
+    shape: tuple[int, int]
     mode, max_gram_size = 1, MAX_DIRECT_SIZE
 
     def __init__(self, data: _ProjectedSlices) -> None:
         self._data, self.tensor, self.dtype = data, data.matrix, data.dtype
-        self.shape = data.matrix.shape[::-1]
+        self.shape = (data.matrix.shape[1], data.matrix.shape[0])
 
     def multiply(self, block: Array) -> Array:
         rows = self._data.center_columns((block * self._data.is_row).astype(self.dtype))
@@ -349,11 +350,12 @@ class _CentredColumns(LazyMatrix):
         return self._data.center_columns(rows).astype(np.float64)
 
     def gram(self, of_rows: bool) -> Array:
-        return multiply_by_gram(self, array_module(self._data.is_row).eye(min(self.shape)), of_rows)
+        identity = array_module(self._data.is_row).eye(min(self.shape))
+        return multiply_by_gram(self, identity, of_rows)
 
     def _find_leading_pairs(self, rank: int) -> LeadingPairs:
         xp = array_module(self._data.is_row)
-        vectors, values = find_singular_pairs(self, rank, xp)  # type: ignore[arg-type]
+        vectors, values = find_singular_pairs(self, rank, xp)
         values = values[values > 0]
         return LeadingPairs(vectors[:, : values.size], values, None, np.arange(values.size))
 

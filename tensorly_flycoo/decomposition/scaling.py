@@ -92,8 +92,8 @@ def find_exponent(
     least, most = interval or _RANGES[dtype.itemsize]
     if least <= exponent <= most:
         return 0
-    limit = np.finfo(dtype).maxexp - 2  # of powers that the dtype holds
-    return int(np.clip(exponent, -limit, limit) / ndim) * ndim
+    limit = np.finfo(dtype).maxexp - 2 - ndim  # of powers that the dtype holds
+    return max(-limit, min(limit, exponent)) // ndim * ndim
 
 
 def shift_values(x: Any, exponent: int) -> Any:
@@ -134,7 +134,7 @@ def near_one(function: Callable[_P, _R]) -> Callable[_P, _R]:
         options[first] = shift_values(x, -exponent)
         if is_sparse(held_out := options.get("validation")):
             options["validation"] = shift_values(as_flycoo(held_out), -exponent)
-        _shift_companions(options, x, options[first], scaling)
+        scaling = _shift_companions(options, x, options[first], scaling)
         result: Any = function(*given.args, **given.kwargs)
         if isinstance(result, tuple):
             return (scaling.scale(result[0], 1), *result[1:])  # type: ignore[return-value]
@@ -143,13 +143,20 @@ def near_one(function: Callable[_P, _R]) -> Callable[_P, _R]:
     return call
 
 
-def _shift_companions(options: dict[str, Any], x: Any, shifted: Any, scaling: Scaling) -> None:
-    """Change the guess, the callback and the mask of a tensor for the shifted one."""
-    init, callback, mask = options.get("init"), options.get("callback"), options.get("mask")
-    is_model = isinstance(init, tuple | Mapping) or (
-        isinstance(init, list) and not scaling.has_core
-    )
-    if is_model and len(init) > 1 and len(init[1]) == x.ndim:  # anything else the solver refuses
+def _shift_companions(options: dict[str, Any], x: Any, shifted: Any, scaling: Scaling) -> Scaling:
+    """Change the guess, the callback and the mask of a tensor for the shifted one.
+
+    Factors of a guess that are far from 1 themselves take what that is, and return with it.
+    """
+    init: Any = options.get("init")
+    callback, mask = options.get("callback"), options.get("mask")
+    is_model = isinstance(init, tuple | list | Mapping) and len(init) > 1  # else refused, or a name
+    are_factors = scaling.has_core and isinstance(init, list)
+    if is_model and not are_factors and len(init[1]) == x.ndim:
+        if scaling.rest and not scaling.has_core and not isinstance(init, Resumed):
+            norms = [float(np.abs(factor).max()) for factor in init[1]]
+            exponents = [find_exponent(norm, 1, x.dtype, 1, _OBSERVED) for norm in norms]
+            scaling = scaling._replace(shares=exponents, rest=scaling.rest - sum(exponents))
         options["init"] = scaling.scale(init, -1)
     if callback is not None:
         options["callback"] = lambda model, *error: callback(scaling.scale(model, 1), *error)
@@ -157,6 +164,7 @@ def _shift_companions(options: dict[str, Any], x: Any, shifted: Any, scaling: Sc
         share_digest(x, shifted)
     if isinstance(mask, MissingEntries):
         options["mask"] = MissingEntries(shifted, mask.coords)
+    return scaling
 
 
 def _shift_coefficients(options: dict[str, Any], name: str, exponent: int) -> None:

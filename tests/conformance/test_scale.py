@@ -1,0 +1,158 @@
+"""Values times c: the same models times c, the same errors and stops, whatever c the dtype holds.
+
+A tensor far from 1 is decomposed near 1. `SOLVERS` has every exported decomposition, so a new one
+fails until it is listed. What is no power law is tested for what it promises instead: the loss of
+counts, and coefficients of penalties, which are absolute.
+"""
+
+import numpy as np
+import pytest
+import tensorly as tl
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensorly.cp_tensor import CPTensor
+
+from tensorly_flycoo import FlycooTensor, Progress, best_of, cp_fit, decomposition, fold_in
+from tensorly_flycoo.decomposition import coupled_parafac, generalized_parafac, parafac
+
+_RANDOM = np.random.RandomState(0)
+_TRUE = [_RANDOM.random_sample((size, 3)) for size in (6, 5, 4, 3)]
+X = np.einsum("ir,jr,kr->ijk", *_TRUE[:3]) * (_RANDOM.random_sample((6, 5, 4)) < 0.7)
+X4 = np.einsum("ir,jr,kr,lr->ijkl", *_TRUE)
+GUESS = [_RANDOM.random_sample((size, 2)) for size in X.shape]
+CORE = _RANDOM.random_sample((2, 2, 2))
+
+#: Each solver's options; "guess" stands for a model that is multiplied by c too. Random and
+#: non-negative starts are TensorLy's and do not grow with the values: some never forget them.
+SOLVERS = {
+    "constrained_parafac": {"non_negative": True, "init": "guess"},
+    "coupled_parafac": {"random_state": 0},
+    "generalized_parafac": {"random_state": 0, "tol": 0},
+    "non_negative_parafac": {"init": "guess"},
+    "non_negative_parafac_hals": {"init": "guess"},
+    "non_negative_tucker": {"init": "guess", "rank": [2, 2, 2]},
+    "non_negative_tucker_hals": {"init": "guess", "rank": [2, 2, 2]},
+    "observed_parafac": {"random_state": 0, "biases": True},
+    "parafac": {"random_state": 0, "init": "random"},
+    "parafac2": {"random_state": 0},
+    "randomised_parafac": {"random_state": 0, "n_samples": 20},
+    "tensor_ring": {"rank": [2, 2, 2, 2]},
+    "tensor_train": {"rank": [1, 2, 2, 1]},
+    "tensor_train_matrix": {"rank": [1, 2, 1]},
+    "tucker": {"rank": [2, 2, 2]},
+}
+VARIANTS = [
+    *SOLVERS.items(),
+    ("parafac", {"init": "svd", "normalize_factors": True}),
+    ("parafac", {"init": "guess", "linesearch": "nesterov"}),
+    ("parafac", {"init": "random", "random_state": 0, "center_modes": [1]}),
+    ("parafac", {"init": "guess", "fixed_modes": [0]}),
+    ("observed_parafac", {"random_state": 0, "cg_steps": 3, "l2_reg": 0.1}),
+    ("observed_parafac", {"init": "guess", "l2_reg": 0.1}),
+    ("parafac2", {"init": "svd", "center": True, "normalize_factors": True}),
+    ("non_negative_parafac", {"init": "random", "random_state": 0}),
+]
+_TRAINS = ("tensor_ring", "tensor_train", "tensor_train_matrix")
+
+#: The largest exponents of 10 and of 2 that are tried.
+LARGEST = {"float64": (150, 492), "float32": (15, 48)}
+
+each_dtype = pytest.mark.parametrize("dtype", LARGEST)
+each_variant = pytest.mark.parametrize(("name", "options"), VARIANTS)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def flycoo():
+    with tl.backend_context("flycoo"):
+        yield
+
+
+def test_every_solver_is_listed():
+    assert {*SOLVERS} == {*decomposition.__all__}
+
+
+def make(array, dtype):
+    return FlycooTensor.from_dense(np.asarray(array, dtype))
+
+
+def run(name, c, dtype, options):
+    """Return the errors, and the cells of the model divided by c, of a decomposition of c X."""
+    options = {"rank": 2, "n_iter_max": 6} | options
+    if options.get("init") == "guess":
+        root, core = 2 ** (np.log2(c) / 3), None
+        if "tucker" in name:
+            root, core = 1, (CORE * c).astype(dtype)
+        options["init"] = (core, [(factor * root).astype(dtype) for factor in GUESS])
+    if name == "coupled_parafac":
+        blocks = [(make(X * c, dtype), tuple("abc")), ((X[:, 0] * c).astype(dtype), tuple("ad"))]
+        result = coupled_parafac(blocks, tol=1e-3, **options)
+        cells = [read_cells(model, c).ravel() for model in result.cp_tensors]
+        return np.array(result.errors), np.concatenate(cells)
+    x = make((X4 if name == "tensor_train_matrix" else X) * c, dtype)
+    if name in _TRAINS:
+        return np.zeros(1), read_cells(getattr(decomposition, name)(x, options["rank"]), c)
+    options = {"tol_outer" if name == "constrained_parafac" else "tol": 1e-3} | options
+    model, errors = getattr(decomposition, name)(x, return_errors=True, **options)
+    return np.array(errors, float), read_cells(model, c)
+
+
+def read_cells(model, c):
+    """Return the cells of any model divided by c, in numbers of more range than float64."""
+    factors = [np.asarray(factor, np.longdouble) for factor in model.factors]
+    if hasattr(model, "projections"):
+        a, b, columns = factors
+        rows = [p @ (b * row) for p, row in zip(model.projections, a * model.weights, strict=True)]
+        cells = np.stack(rows) @ columns.T
+    elif hasattr(model, "core"):
+        cells = np.einsum("abc,ia,jb,kc->ijk", np.asarray(model.core, np.longdouble), *factors)
+    elif isinstance(model, CPTensor):
+        letters = "ijk"[: len(factors)]
+        terms = ",".join(f"{letter}r" for letter in letters)
+        cells = np.einsum(f"r,{terms}->{letters}", np.asarray(model[0], np.longdouble), *factors)
+    else:
+        cells = factors[0].reshape(factors[0].shape[0], -1, factors[0].shape[-1])
+        for core in factors[1:]:
+            core = core.reshape(core.shape[0], -1, core.shape[-1])
+            cells = np.einsum("aib,bjc->aijc", cells, core).reshape(len(cells), -1, core.shape[-1])
+        cells = np.einsum("aia->i", cells)
+    return (cells / np.longdouble(c)).astype(float)
+
+
+@each_variant
+@each_dtype
+def test_a_power_of_two_changes_no_bit(name, options, dtype):
+    if name == "generalized_parafac":
+        return  # exponentials of logarithms are rounded: see below
+    errors, cells = run(name, 1.0, dtype, options)
+    for exponent in (LARGEST[dtype][1], -LARGEST[dtype][1]):
+        found, found_cells = run(name, 2.0**exponent, dtype, options)
+        np.testing.assert_array_equal(found_cells, cells)
+        np.testing.assert_array_equal(found, errors)
+
+
+def check_scale(name, options, c, dtype):
+    """Compare with c of 1, but for rounding that iterations may amplify."""
+    tolerance = 1e-7 if dtype == "float64" else 5e-3
+    errors, cells = run(name, 1.0, dtype, options)
+    found, found_cells = run(name, c, dtype, options)
+    np.testing.assert_allclose(found_cells, cells, atol=tolerance * abs(cells).max())
+    if name == "generalized_parafac":  # F(c x, c m) = c (F(x, m) - log(c) sum(x))
+        errors = c * (errors - np.log(c) * X.sum())
+    np.testing.assert_allclose(found, errors, rtol=tolerance, atol=tolerance * abs(errors[0]))
+
+
+@each_variant
+@each_dtype
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_values_times_any_number(name, options, dtype, sign):
+    check_scale(name, options, 10.0 ** (sign * LARGEST[dtype][0]), dtype)
+
+
+@pytest.mark.slow
+@settings(max_examples=500, deadline=None)
+@given(
+    variant=st.sampled_from(VARIANTS), dtype=st.sampled_from([*LARGEST]),
+    part=st.floats(-1, 1), digits=st.floats(1, 9.99),
+)  # fmt: skip
+def test_values_times_every_number(variant, dtype, part, digits):
+    check_scale(*variant, digits * 10 ** (part * LARGEST[dtype][0]), dtype)
