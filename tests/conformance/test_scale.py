@@ -10,7 +10,7 @@ import pytest
 import tensorly as tl
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tensorly.cp_tensor import CPTensor
+from model_cells import read_cells
 
 from tensorly_flycoo import FlycooTensor, Progress, best_of, cp_fit, decomposition, fold_in
 from tensorly_flycoo.decomposition import coupled_parafac
@@ -94,28 +94,6 @@ def run(name, c, dtype, options):
     options = {"tol_outer" if name == "constrained_parafac" else "tol": 1e-3} | options
     model, errors = getattr(decomposition, name)(x, return_errors=True, **options)
     return np.array(errors, float), read_cells(model, c)
-
-
-def read_cells(model, c):
-    """Return the cells of any model divided by c, in numbers of more range than float64."""
-    factors = [np.asarray(factor, np.longdouble) for factor in model.factors]
-    if hasattr(model, "projections"):
-        a, b, columns = factors
-        rows = [p @ (b * row) for p, row in zip(model.projections, a * model.weights, strict=True)]
-        cells = np.stack(rows) @ columns.T
-    elif hasattr(model, "core"):
-        cells = np.einsum("abc,ia,jb,kc->ijk", np.asarray(model.core, np.longdouble), *factors)
-    elif isinstance(model, CPTensor):
-        letters = "ijk"[: len(factors)]
-        terms = ",".join(f"{letter}r" for letter in letters)
-        cells = np.einsum(f"r,{terms}->{letters}", np.asarray(model[0], np.longdouble), *factors)
-    else:
-        cells = factors[0].reshape(factors[0].shape[0], -1, factors[0].shape[-1])
-        for core in factors[1:]:
-            core = core.reshape(core.shape[0], -1, core.shape[-1])
-            cells = np.einsum("aib,bjc->aijc", cells, core).reshape(len(cells), -1, core.shape[-1])
-        cells = np.einsum("aia->i", cells)
-    return (cells / np.longdouble(c)).astype(float)
 
 
 @each_variant
