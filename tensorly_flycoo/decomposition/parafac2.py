@@ -342,11 +342,11 @@ class _CentredColumns(LazyMatrix):
         self.shape = (data.matrix.shape[1], data.matrix.shape[0])
 
     def multiply(self, block: Array) -> Array:
-        rows = self._data.center_columns((block * self._data.is_row).astype(self.dtype))
+        rows = self._data.center_columns((block * self._data.is_row).astype(self.dtype, order="C"))
         return multiply_matricized(self.tensor, 1, (0,), rows).astype(np.float64)
 
     def multiply_transposed(self, block: Array) -> Array:
-        rows = multiply_matricized(self.tensor, 0, (1,), block.astype(self.dtype))
+        rows = multiply_matricized(self.tensor, 0, (1,), block.astype(self.dtype, order="C"))
         return self._data.center_columns(rows).astype(np.float64)
 
     def gram(self, of_rows: bool) -> Array:

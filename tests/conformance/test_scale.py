@@ -1,8 +1,8 @@
 """Values times c: the same models times c, the same errors and stops, whatever c the dtype holds.
 
-A tensor far from 1 is decomposed near 1. `SOLVERS` has every exported decomposition, so a new one
-fails until it is listed. What is no power law is tested for what it promises instead: the loss of
-counts, and coefficients of penalties, which are absolute.
+A tensor far from 1 is decomposed near 1. `scale_laws.SOLVERS` has every exported decomposition: a
+new one fails until it is listed. What is no power law is tested for what it promises instead: the
+loss of counts, and coefficients of penalties, which are absolute.
 """
 
 import numpy as np
@@ -11,51 +11,10 @@ import tensorly as tl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_cells import read_cells
+from scale_laws import LARGEST, SOLVERS, VARIANTS, X, check_scale, make, run
 
-from tensorly_flycoo import FlycooTensor, Progress, best_of, cp_fit, decomposition, fold_in
+from tensorly_flycoo import Progress, best_of, cp_fit, decomposition, fold_in
 from tensorly_flycoo.decomposition import coupled_parafac
-
-_RANDOM = np.random.RandomState(0)
-_TRUE = [_RANDOM.random_sample((size, 3)) for size in (6, 5, 4, 3)]
-X = np.einsum("ir,jr,kr->ijk", *_TRUE[:3]) * (_RANDOM.random_sample((6, 5, 4)) < 0.7)
-X4 = np.einsum("ir,jr,kr,lr->ijkl", *_TRUE)
-GUESS = [_RANDOM.random_sample((size, 2)) for size in X.shape]
-CORE = _RANDOM.random_sample((2, 2, 2))
-
-#: Each solver's options; "guess" stands for a model that is multiplied by c too. Random and
-#: non-negative starts are TensorLy's and do not grow with the values: some never forget them.
-SOLVERS = {
-    "constrained_parafac": {"non_negative": True, "init": "guess"},
-    "coupled_parafac": {"random_state": 0},
-    "generalized_parafac": {"init": "guess", "tol": 0},
-    "non_negative_parafac": {"init": "guess"},
-    "non_negative_parafac_hals": {"init": "guess"},
-    "non_negative_tucker": {"init": "guess", "rank": [2, 2, 2]},
-    "non_negative_tucker_hals": {"init": "guess", "rank": [2, 2, 2]},
-    "observed_parafac": {"random_state": 0, "biases": True},
-    "parafac": {"random_state": 0, "init": "random"},
-    "parafac2": {"random_state": 0},
-    "randomised_parafac": {"random_state": 0, "n_samples": 20},
-    "tensor_ring": {"rank": [2, 2, 2, 2]},
-    "tensor_train": {"rank": [1, 2, 2, 1]},
-    "tensor_train_matrix": {"rank": [1, 2, 1]},
-    "tucker": {"rank": [2, 2, 2]},
-}
-VARIANTS = [
-    *SOLVERS.items(),
-    ("parafac", {"init": "svd", "normalize_factors": True}),
-    ("parafac", {"init": "guess", "linesearch": "nesterov"}),
-    ("parafac", {"init": "random", "random_state": 0, "center_modes": [1]}),
-    ("parafac", {"init": "guess", "fixed_modes": [0]}),
-    ("observed_parafac", {"random_state": 0, "cg_steps": 3, "l2_reg": 0.1}),
-    ("observed_parafac", {"init": "guess", "l2_reg": 0.1}),
-    ("parafac2", {"init": "svd", "center": True, "normalize_factors": True}),
-    ("non_negative_parafac", {"init": "random", "random_state": 0}),
-]
-_TRAINS = ("tensor_ring", "tensor_train", "tensor_train_matrix")
-
-#: The largest exponents of 10 and of 2 that are tried.
-LARGEST = {"float64": (150, 492), "float32": (15, 48)}
 
 each_dtype = pytest.mark.parametrize("dtype", LARGEST)
 each_variant = pytest.mark.parametrize(("name", "options"), VARIANTS)
@@ -71,31 +30,6 @@ def test_every_solver_is_listed():
     assert {*SOLVERS} == {*decomposition.__all__}
 
 
-def make(array, dtype):
-    return FlycooTensor.from_dense(np.asarray(array, dtype))
-
-
-def run(name, c, dtype, options):
-    """Return the errors, and the cells of the model divided by c, of a decomposition of c X."""
-    options = {"rank": 2, "n_iter_max": 6} | options
-    if options.get("init") == "guess":
-        root, core = 2 ** (np.log2(c) / 3), None
-        if "tucker" in name:
-            root, core = 1, (CORE * c).astype(dtype)
-        options["init"] = (core, [(factor * root).astype(dtype) for factor in GUESS])
-    if name == "coupled_parafac":
-        blocks = [(make(X * c, dtype), tuple("abc")), ((X[:, 0] * c).astype(dtype), tuple("ad"))]
-        result = coupled_parafac(blocks, tol=1e-3, **options)
-        cells = [read_cells(model, c).ravel() for model in result.cp_tensors]
-        return np.array(result.errors), np.concatenate(cells)
-    x = make((X4 if name == "tensor_train_matrix" else X) * c, dtype)
-    if name in _TRAINS:
-        return np.zeros(1), read_cells(getattr(decomposition, name)(x, options["rank"]), c)
-    options = {"tol_outer" if name == "constrained_parafac" else "tol": 1e-3} | options
-    model, errors = getattr(decomposition, name)(x, return_errors=True, **options)
-    return np.array(errors, float), read_cells(model, c)
-
-
 @each_variant
 @each_dtype
 def test_a_power_of_two_changes_no_bit(name, options, dtype):
@@ -106,17 +40,6 @@ def test_a_power_of_two_changes_no_bit(name, options, dtype):
         found, found_cells = run(name, 2.0**exponent, dtype, options)
         np.testing.assert_array_equal(found_cells, cells)
         np.testing.assert_array_equal(found, errors)
-
-
-def check_scale(name, options, c, dtype):
-    """Compare with c of 1, but for rounding that iterations may amplify."""
-    tolerance = 1e-7 if dtype == "float64" else 5e-3
-    errors, cells = run(name, 1.0, dtype, options)
-    found, found_cells = run(name, c, dtype, options)
-    np.testing.assert_allclose(found_cells, cells, atol=tolerance * abs(cells).max())
-    if name == "generalized_parafac":  # F(c x, c m) = c (F(x, m) - log(c) sum(x))
-        errors = c * (errors - np.log(c) * X.sum())
-    np.testing.assert_allclose(found, errors, rtol=tolerance, atol=tolerance * abs(errors[0]))
 
 
 @each_variant
