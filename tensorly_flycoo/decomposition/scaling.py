@@ -17,7 +17,7 @@ from tensorly.tenalg.proximal import validate_constraints
 
 from ..base.array_modules import Array, array_module
 from ..base.reporting import span
-from ..io.checkpoint import Resumed, share_digest
+from ..io.checkpoint import Resumed, digests, find_digest
 from ..ops.ragged import RaggedTensor
 from ..tensor.coo_cache import as_flycoo, is_sparse
 from ..tensor.tensor import FlycooTensor
@@ -35,11 +35,7 @@ _RANGES = {4: (-32, 32), 8: (-128, 128)}
 _NON_NEGATIVE, _OBSERVED = (-4, 16), (-8, 8)
 
 #: TensorLy's constraints, and those of them that hold for a multiple of a factor too.
-CONSTRAINTS = (
-    "non_negative", "l1_reg", "group_lasso", "l2_reg", "l2_square_reg", "unimodality", "normalize",
-    "simplex", "normalized_sparsity", "soft_sparsity", "smoothness", "monotonicity",
-    "hard_sparsity",
-)  # fmt: skip
+CONSTRAINTS = {*inspect.signature(validate_constraints).parameters} - {"n_const", "order"}
 _CONES = ("non_negative", "unimodality", "monotonicity")
 
 
@@ -73,7 +69,7 @@ class Scaling(NamedTuple):
 
 def _shift(array: Array, exponents: Any, sign: int) -> Array:
     """Multiply by powers of two: one, or one for each of the columns."""
-    if not np.any(exponents):
+    if array is None or not np.any(exponents):
         return array
     if np.ndim(exponents) == 0:
         return array * array.dtype.type(2.0 ** (sign * exponents))
@@ -123,14 +119,17 @@ def near_one(function: Callable[_P, _R]) -> Callable[_P, _R]:
             x = as_flycoo(x, check_coords=True)
         else:
             return function(*args, **kwargs)
+        if args:
+            args = (x, *args[1:])  # type: ignore[assignment]
+        else:
+            kwargs[first] = x
+        norm = getattr(x, "matrix", x)._layout.norm  # of a RaggedTensor
+        if not (exponent := find_exponent(norm, x.nnz, x.dtype, x.ndim, interval)):
+            return function(*args, **kwargs)
         given = signature.bind(*args, **kwargs)
         options = given.arguments
-        options[first] = x
-        norm = getattr(x, "matrix", x)._layout.norm  # of a RaggedTensor
-        exponent = find_exponent(norm, x.nnz, x.dtype, x.ndim, interval)
-        scaling = find_scaling(options, x.ndim, exponent) if exponent else None
-        if scaling is None:
-            return function(*given.args, **given.kwargs)
+        if (scaling := find_scaling(options, x.ndim, exponent)) is None:
+            return function(*args, **kwargs)
         options[first] = shift_values(x, -exponent)
         if is_sparse(held_out := options.get("validation")):
             options["validation"] = shift_values(as_flycoo(held_out), -exponent)
@@ -161,7 +160,7 @@ def _shift_companions(options: dict[str, Any], x: Any, shifted: Any, scaling: Sc
     if callback is not None:
         options["callback"] = lambda model, *error: callback(scaling.scale(model, 1), *error)
     if isinstance(x, FlycooTensor) and (callback is not None or isinstance(init, Resumed)):
-        share_digest(x, shifted)
+        digests[shifted] = find_digest(x)
     if isinstance(mask, MissingEntries):
         options["mask"] = MissingEntries(shifted, mask.coords)
     return scaling
