@@ -186,13 +186,9 @@ def _choose_projections(given: dict[str, Constraint], ndim: int) -> list[Project
 
 
 def _start(
-    x: FlycooTensor,
-    rank: int,
-    init: Any,
-    svd: str,
-    random_state: Any,
+    x: FlycooTensor, rank: int, init: Any, svd: str, random_state: Any,
     projections: list[Projection],
-) -> list[Array]:
+) -> list[Array]:  # fmt: skip
     """Make an initial guess and apply the proximal operators, or scale the user's guess."""
     if not isinstance(init, str):
         weights, factors = CPTensor(check_initial_guess(init, x.dtype, x.device == "cuda"))

@@ -107,14 +107,10 @@ class Momentum:
     """
 
     def __init__(
-        self,
-        update: Update,
-        measure: Measure,
-        data: WholeTensor | ImputedTensor,
-        modes: Sequence[int],
-        find_loss: Callable[[Any], Any] = lambda error: error,
+        self, update: Update, measure: Measure, data: WholeTensor | ImputedTensor,
+        modes: Sequence[int], find_loss: Callable[[Any], Any] = lambda error: error,
         project: Callable[[int, Array], Array] = lambda mode, factor: factor,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._update, self._measure, self._data = update, measure, data
         self._modes, self._find_loss, self._project = list(modes), find_loss, project
         self._pace, self._before = Pace(), dict[int, Array]()
@@ -173,14 +169,9 @@ class Momentum:
 
 
 def add_momentum(
-    update: Update,
-    measure: Measure,
-    data: WholeTensor | ImputedTensor,
-    modes: Sequence[int],
-    init: Any,
-    factors: list[Array],
-    **options: Any,
-) -> tuple[Momentum, Measure, Callable[[], Mapping[str, Array]]]:
+    update: Update, measure: Measure, data: WholeTensor | ImputedTensor, modes: Sequence[int],
+    init: Any, factors: list[Array], **options: Any,
+) -> tuple[Momentum, Measure, Callable[[], Mapping[str, Array]]]:  # fmt: skip
     """Return what `iterate` takes for an update with momentum, from a start or a checkpoint."""
     momentum = Momentum(update, measure, data, modes, **options)
     if isinstance(init, Resumed) and isinstance(data, WholeTensor):
