@@ -202,6 +202,11 @@ def _scale_constrained(options: dict[str, Any], ndim: int, exponent: int) -> Sca
         name = validate_constraints(**given, n_const=ndim, order=mode)[0]
         if mode not in fixed and (name is None or name in _CONES):
             return Scaling([0] * ndim, exponent, mode)
+    if 2 * abs(exponent) > np.finfo(options["tensor"].dtype).maxexp - 32:  # of sums of squares
+        raise ValueError(
+            f"tensor has values of about 2**{exponent}, and each mode a constraint or penalty with "
+            f"a number, which says how large its factor is: pass tensor * 2.0**{-exponent}"
+        )
     return None
 
 

@@ -111,6 +111,21 @@ def test_coefficients_are_of_the_values_as_they_are(name, option, power, dtype):
     np.testing.assert_allclose(found_cells, cells, rtol=1e-4, atol=1e-6)
 
 
+def test_constraints_with_numbers_in_every_mode_keep_values_from_being_scaled():
+    for option in ({"simplex": 1.0}, {"l1_reg": 0.1}):
+        for exponent in (500, -500):
+            with pytest.raises(
+                ValueError, match=r"each mode a constraint .*pass tensor \* 2.0\*\*"
+            ):
+                decomposition.constrained_parafac(make(X * 2.0**exponent, "float64"), 2, **option)
+        # One mode without a number takes what the others cannot.
+        free = {key: {0: value, 1: value} for key, value in option.items()}
+        errors, cells = run("constrained_parafac", 1.0, "float64", free)
+        found, found_cells = run("constrained_parafac", 2.0**492, "float64", free)
+        np.testing.assert_allclose(found, errors, rtol=1e-10)
+        np.testing.assert_allclose(found_cells, cells, rtol=1e-8)
+
+
 @each_dtype
 def test_blocks_of_any_two_scales(dtype):
     c = 10.0 ** LARGEST[dtype][0]
