@@ -2,7 +2,8 @@
 
 They work however and whenever TensorLy was imported, and pass dense tensors on to TensorLy. Those
 that run TensorLy's own loop or proximal operators need its backend "flycoo". All that iterate take
-a ``callback=``, such as a `Progress`, where TensorLy's functions have none, too.
+a ``callback=``, such as a `Progress`, where TensorLy's functions have none, too. Values times c
+give models times c and the same errors, but for what `scaling` and docs/accuracy.md except.
 """
 
 from .constrained_parafac import constrained_parafac

@@ -101,12 +101,9 @@ class CellSampler:
 
 
 def measure_loss(
-    loss: Loss,
-    sampler: CellSampler,
-    weights: Array | None,
-    factors: Sequence[Array],
+    loss: Loss, sampler: CellSampler, weights: Array | None, factors: Sequence[Array],
     samples: Samples | None = None,
-) -> float:
+) -> float:  # fmt: skip
     """Measure the loss of a model over all observed cells, or estimate it from `samples`.
 
     A truncated loss needs the nonzeros alone.
@@ -183,15 +180,9 @@ class Adam:
     """
 
     def __init__(
-        self,
-        loss: Loss,
-        data: ObservedData,
-        modes: list[int],
-        factors: list[Array],
-        samples: tuple[int, int] | None,
-        random: np.random.RandomState,
-        state: Mapping[str, Array],
-    ) -> None:
+        self, loss: Loss, data: ObservedData, modes: list[int], factors: list[Array],
+        samples: tuple[int, int] | None, random: np.random.RandomState, state: Mapping[str, Array],
+    ) -> None:  # fmt: skip
         self._loss, self._data, self._modes, self._random = loss, data, modes, random
         self._sampler = CellSampler(data)
         if samples is None:

@@ -23,6 +23,7 @@ from .guarding import dense_to_tensorly, describe_as, require_flycoo_backend
 from .initial_guess import check_initial_guess, make_initial_guess, spread_factors
 from .parafac import parafac
 from .ranks import find_cp_rank
+from .scaling import CONSTRAINTS
 from .whole_tensor import WholeTensor
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ def constrained_parafac(
     >>> all((factor >= 0).all() for factor in cp_tensor.factors)
     True
     """
-    given = {n: v for n, v in locals().items() if n in _CONSTRAINTS and v is not None}
+    given = {n: v for n, v in locals().items() if n in CONSTRAINTS and v is not None}
     require_flycoo_backend()
     x = as_flycoo(tensor, check_coords=True)
     num_components = find_cp_rank(x, rank)
@@ -169,14 +170,6 @@ def constrained_parafac(
     return (cp_tensor, errors) if return_errors else cp_tensor
 
 
-#: The names of TensorLy's constraints.
-_CONSTRAINTS = (
-    "non_negative", "l1_reg", "group_lasso", "l2_reg", "l2_square_reg", "unimodality", "normalize",
-    "simplex", "normalized_sparsity", "soft_sparsity", "smoothness", "monotonicity",
-    "hard_sparsity",
-)  # fmt: skip
-
-
 def _choose_projections(given: dict[str, Constraint], ndim: int) -> list[Projection]:
     """Return the proximal operator of each mode's constraint."""
     projections: list[Projection] = []
@@ -193,13 +186,9 @@ def _choose_projections(given: dict[str, Constraint], ndim: int) -> list[Project
 
 
 def _start(
-    x: FlycooTensor,
-    rank: int,
-    init: Any,
-    svd: str,
-    random_state: Any,
+    x: FlycooTensor, rank: int, init: Any, svd: str, random_state: Any,
     projections: list[Projection],
-) -> list[Array]:
+) -> list[Array]:  # fmt: skip
     """Make an initial guess and apply the proximal operators, or scale the user's guess."""
     if not isinstance(init, str):
         weights, factors = CPTensor(check_initial_guess(init, x.dtype, x.device == "cuda"))

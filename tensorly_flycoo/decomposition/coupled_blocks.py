@@ -1,5 +1,6 @@
 """The data of a coupled decomposition: tensors and matrices whose modes have names."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,11 +10,15 @@ import numpy as np
 from ..base.array_modules import Array, array_module, as_array, is_on_gpu
 from ..base.checks import check_dtype, check_finite, check_real
 from ..engines import select_engine
-from ..engines.tall_skinny import sum_squares
+from ..format.ordering import compute_norm
 from ..tensor.coo_cache import as_flycoo, find_converter, find_instead, is_raw_sparse
 from ..tensor.labelled import LabelledTensor, Labels
 from ..tensor.tensor import FlycooTensor
+from .scaling import find_exponent
 from .whole_tensor import WholeTensor
+
+#: The binary logarithm of the ratio of two weights below which the smaller one is rounding.
+_LEAST = -100.0
 
 
 class DenseTensor:
@@ -37,7 +42,7 @@ class Block:
     """One tensor or matrix: its data, the names of its axes, and their labels, if any.
 
     `read_blocks` adds the places of the rows that move, by axis, its weight, the numbers of its
-    modes in the model, and |data|^2.
+    modes in the model, the power of two by which data far from 1 were divided, and |data|^2 then.
     """
 
     data: Any
@@ -46,6 +51,7 @@ class Block:
     places: dict[int, np.ndarray] = field(default_factory=dict)
     weight: float = 1.0
     modes: Sequence[int] = ()
+    power: float = 1.0
     square: float = 0.0
 
     def mttkrp(self, mode: int, factors: Sequence[Array]) -> Array:
@@ -100,15 +106,26 @@ def read_blocks(items: Iterable[Any], block_weights: Iterable[float] | None) -> 
     for n, (block, weight) in enumerate(zip(blocks, weights, strict=True)):
         x = block.data if block.data.dtype == dtype else block.data.astype(dtype)
         x = _move_rows(x, block.places, tuple(sizes[name] for name in block.names))
-        is_sparse = isinstance(x, FlycooTensor)
-        block.square = float(x._layout.norm) ** 2 if is_sparse else float(sum_squares(x))
-        if block.square == 0:
+        is_sparse, engine = isinstance(x, FlycooTensor), select_engine(device)
+        norm = float(x._layout.norm) if is_sparse else compute_norm(x.reshape(-1), engine)
+        if norm == 0:
             raise ValueError(f"blocks[{n}] has no nonzeros, expected at least one: leave it out")
+        count = x.nnz if is_sparse else x.size
+        block.power = 2.0 ** find_exponent(norm, count, dtype)
+        if block.power != 1:
+            x = x * dtype.type(1 / block.power)
+        block.square = (norm / block.power) ** 2
         block.data = WholeTensor(x) if is_sparse else DenseTensor(x)
         block.weight, block.modes = weight, [numbers[name] for name in block.names]
         if block.labels is not None:
             own = {name: known[name] for name in block.names}
             block.labels = Labels(own, ordered=ordered)
+    if any(block.power != 1 for block in blocks):
+        # What the weights of the data themselves are in proportion to.
+        pairs = [(block, math.log2(block.weight) + 2 * math.log2(block.power)) for block in blocks]
+        most = max(logarithm for _, logarithm in pairs)
+        for block, logarithm in pairs:
+            block.weight = 2.0 ** max(logarithm - most, _LEAST)
     return Blocks(blocks, sizes, known, device, dtype)
 
 

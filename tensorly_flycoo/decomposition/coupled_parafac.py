@@ -230,7 +230,9 @@ def _start(
             raise ValueError(f"init has models of {len(own)} blocks, expected {expected}")
         for array in own:
             check_weights(array, rank, dtype, engine.array_type)
-        weights = engine.xp.stack(own)
+        weights = engine.xp.stack(
+            [array / dtype.type(block.power) for array, block in zip(own, data.blocks, strict=True)]
+        )
     return weights, factors
 
 
@@ -250,7 +252,7 @@ class _CoupledALS:
         self, iteration: int, weights: Array, factors: list[Array], errors: list[float]
     ) -> tuple[Array, list[Array], tuple[list[Array], list[Array]]]:
         xp, weights, constrained = array_module(weights), weights.copy(), self._constrained
-        grams = [transposed_product(factor, factor) for factor in factors]
+        grams = [_multiply_exactly(factor) for factor in factors]
         sums: list[Array] = [None] * len(self.blocks)
         for mode in self._order:
             uses, factor = self._uses[mode], factors[mode]
@@ -265,28 +267,30 @@ class _CoupledALS:
                 target = target + product * scale
                 others = multiply_all([grams[n] for n in self.blocks[b].modes if n != mode])
                 gram = gram + scale[:, None] * others * weights[b]
-            factor = _solve(gram, target, factor, mode in constrained)
+            factor = _solve(gram.astype(factor.dtype), target, factor, mode in constrained)
             norms = column_norms(factor)
             factors[mode] = factor = factor / xp.where(norms == 0, 1, norms)
-            grams[mode] = transposed_product(factor, factor)
+            grams[mode] = _multiply_exactly(factor)
             for b, product in products.items():
                 weights[b] *= norms
                 if self._last[b] == mode:
-                    sums[b] = sum_columns(product * factor)
+                    sums[b] = _add_products(product, factor)
         for b, block in enumerate(self.blocks):
             # Weights that no factor can take up, since the block shares all of its modes.
             if all(len(self._uses[n]) > 1 for n in block.modes):
                 gram = multiply_all([grams[n] for n in block.modes])
-                target, is_constrained = sums[b].astype(gram.dtype), {*block.modes} <= constrained
-                weights[b] = _solve(gram, target[None], weights[b][None], is_constrained)[0]
+                own, is_constrained = (
+                    weights[b][None].astype(np.float64),
+                    {*block.modes} <= constrained,
+                )
+                weights[b] = _solve(gram, sums[b][None], own, is_constrained)[0]
         return weights, factors, (grams, sums)
 
     def find_sums(self, factors: list[Array]) -> tuple[list[Array], list[Array]]:
         """Return the Gram matrices, and for each block the inner product with each component."""
-        grams = [transposed_product(factor, factor) for factor in factors]
         pairs = zip(self.blocks, self._last, strict=True)
-        sums = [sum_columns(block.mttkrp(last, factors) * factors[last]) for block, last in pairs]
-        return grams, sums
+        sums = [_add_products(block.mttkrp(last, factors), factors[last]) for block, last in pairs]
+        return [_multiply_exactly(factor) for factor in factors], sums
 
     def measure(
         self, weights: Array, factors: list[Array], found: tuple[list[Array], list[Array]]
@@ -304,7 +308,8 @@ class _CoupledALS:
     def make(self, weights: Array, factors: list[Array]) -> CoupledCP:
         """Make the model of an iteration."""
         cp_tensors = []
-        for block, own in zip(self.blocks, weights, strict=True):
+        for block, near_one in zip(self.blocks, weights, strict=True):
+            own = near_one * near_one.dtype.type(block.power)
             shared = [factors[n] for n in block.modes]
             cp_tensor = CPTensor((own, shared))
             if block.labels is not None:  # the constructor would sort by this block's weights alone
@@ -316,7 +321,10 @@ class _CoupledALS:
     def finish(self, model: CoupledCP, errors: list[float]) -> CoupledCP:
         """Sort the components, choose their signs, and add the errors."""
         xp = array_module(model.cp_tensors[0].weights)
-        weights = np.stack([move(cp.weights, np) for cp in model.cp_tensors])
+        pairs = zip(model.cp_tensors, self.blocks, strict=True)
+        weights = np.stack(
+            [move(cp.weights, np) / cp.weights.dtype.type(b.power) for cp, b in pairs]
+        )
         scales = np.array([block.weight for block in self.blocks])[:, None]
         order = np.argsort(-(scales * weights.astype(np.float64) ** 2).sum(axis=0), kind="stable")
         weights = weights[:, order]
@@ -328,11 +336,22 @@ class _CoupledALS:
             if free := [n for n in alone if n not in self._constrained]:
                 signs[free[-1]] *= np.where(weights[b] < 0, -1, 1)
                 weights[b] = abs(weights[b])
-        pairs = zip(factors, signs, strict=True)
-        factors = [factor * xp.asarray(sign, factor.dtype) for factor, sign in pairs]
+        signed = zip(factors, signs, strict=True)
+        factors = [factor * xp.asarray(sign, factor.dtype) for factor, sign in signed]
         model = self.make(xp.asarray(weights), factors)
         model.errors, model.block_errors = errors, self._block_errors
         return model
+
+
+def _multiply_exactly(factor: Array) -> Array:
+    """Compute a Gram matrix in float64: errors are differences of sums of its elements."""
+    exact = factor.astype(np.float64, copy=False)
+    return transposed_product(exact, exact)
+
+
+def _add_products(product: Array, factor: Array) -> Array:
+    """Compute the inner product with each component, (R,), in float64."""
+    return sum_columns(product.astype(np.float64, copy=False) * factor)
 
 
 def _solve(gram: Array, targets: Array, rows: Array, is_constrained: bool) -> Array:

@@ -17,6 +17,7 @@ from .counts import CountFit, check_counts, complete_fit, sum_counts
 from .cp_model import multiply_grams, multiply_sums
 from .losses import find_exact
 from .masks import find_missing
+from .scaling import find_exponent
 
 if TYPE_CHECKING:
     from sparse import SparseArray
@@ -146,13 +147,15 @@ def cp_fit(
         parts = map_pieces(_sum_counts, x._layout, x._engine, x._engine, arrays=arrays)
         model_sum = float(multiply_sums(weights, factors).sum())
         return complete_fit(sum(parts), model_sum, num_cells(x.shape))
+    norm = float(x._layout.norm)
+    power = 2.0 ** find_exponent(norm, x.nnz, x.dtype)  # of values far from 1
+    factors = [factors[0] * x.dtype.type(1 / power), *factors[1:]] if power != 1 else factors
     last_mttkrp = mttkrp(x, factors, x.ndim - 1, weights=weights)
     inner = (last_mttkrp * factors[-1]).sum(dtype=np.float64)
-    norm = float(x._layout.norm)
     weights = None if weights is None else weights.astype(np.float64)
     model_square = multiply_grams(weights, factors, dtype=np.float64).sum()
-    square = norm**2 + float(model_square) - 2 * float(inner)
-    return _make_fit(abs(square) ** 0.5, norm, num_cells(x.shape))
+    square = (norm / power) ** 2 + float(model_square) - 2 * float(inner) / power
+    return _make_fit(power * abs(square) ** 0.5, norm, num_cells(x.shape))
 
 
 def _sum_counts(piece: Piece, engine: "Engine", arrays: list[Array]) -> Array:

@@ -66,12 +66,9 @@ def start(
 
 
 def restore(
-    init: Any,
-    x: FlycooTensor,
-    rank: int | tuple[int, ...],
-    solver: str,
+    init: Any, x: FlycooTensor, rank: int | tuple[int, ...], solver: str,
     dtype: np.dtype | None = None,
-) -> tuple[Array, list[Array]]:
+) -> tuple[Array, list[Array]]:  # fmt: skip
     """Return the weights, or core, and factors of a checkpoint on the device of `x`.
 
     Refuse one of another solver, tensor, rank or, if given, dtype; one that does not name its
@@ -130,23 +127,13 @@ def list_free_modes(ndim: int, fixed_modes: Sequence[int] | None) -> list[int]:
 
 
 def iterate(
-    model: Model,
-    update: Update,
-    measure: Measure,
-    *,
-    solver: str,
-    tensor: FlycooTensor,
-    n_iter_max: int,
-    is_over: Callable[[list[Any]], bool],
-    init: Any = None,
-    callback: Callback | None = None,
-    start_error: Callable[[], Any] | None = None,
-    save_state: Callable[[], Mapping[str, Array]] = dict,
-    normalize_factors: bool = False,
-    verbose: int = 0,
-    make: Callable[[Any, list[Array]], Any] = make_cp_tensor,
+    model: Model, update: Update, measure: Measure, *, solver: str, tensor: FlycooTensor,
+    n_iter_max: int, is_over: Callable[[list[Any]], bool], init: Any = None,
+    callback: Callback | None = None, start_error: Callable[[], Any] | None = None,
+    save_state: Callable[[], Mapping[str, Array]] = dict, normalize_factors: bool = False,
+    verbose: int = 0, make: Callable[[Any, list[Array]], Any] = make_cp_tensor,
     normalize: Callable[[Any, list[Array]], Any] = normalize,
-) -> tuple[Any, list[Any]]:
+) -> tuple[Any, list[Any]]:  # fmt: skip
     """Update a model until it has converged; return it and its errors.
 
     `model` is the initial guess, or the state in the checkpoint `init`, whose errors count for

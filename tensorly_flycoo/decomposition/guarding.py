@@ -20,6 +20,7 @@ from ..tensor.labelled import LabelledTensor, check_same_labels
 from ..tensor.memory import attempt
 from .cp_model import warn_of_zeros
 from .labelled_cp import label_result
+from .scaling import near_one
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -92,7 +93,7 @@ def guard(function: Callable[_P, _R], dense: Callable[_P, _R] | None = None) -> 
         ndim = 3 if function.__name__ == "parafac2" else x.ndim  # x may be its first slice
         check_options(dict(zip(parameters, args, strict=False)) | kwargs, ndim)
         with span(function.__name__, x), log_compilation():
-            result = attempt(function.__name__, lambda: function(*args, **kwargs))
+            result = attempt(function.__name__, functools.partial(function, *args, **kwargs))
         model = result[0] if isinstance(result, tuple) else result
         if isinstance(model, CPTensor):
             warn_of_zeros(model)
@@ -123,7 +124,7 @@ def dense_to_tensorly(function: Callable[_P, _R]) -> Callable[_P, _R]:
             )
         return original(*args, **kwargs)
 
-    return guard(function, dense)
+    return guard(near_one(function), dense)
 
 
 def require_flycoo_backend() -> None:

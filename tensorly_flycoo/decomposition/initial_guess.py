@@ -97,14 +97,9 @@ def draw_factors(x: FlycooTensor, rank: int, random: Any) -> list[Array]:
 
 
 def initialize_cp(
-    tensor: Any,
-    rank: Any,
-    init: str,
-    svd: str,
-    random_state: Any,
-    non_negative: bool,
+    tensor: Any, rank: Any, init: str, svd: str, random_state: Any, non_negative: bool,
     normalize_factors: bool,
-) -> CPTensor:
+) -> CPTensor:  # fmt: skip
     """Return what TensorLy's `initialize_cp` does for ``init="random"`` and ``init="svd"``."""
     x = as_flycoo(tensor, check_coords=True)
     rank = find_cp_rank(x, rank)
@@ -131,16 +126,10 @@ def take_guess(x: FlycooTensor, rank: int, init: Any) -> list[Array]:
 
 
 def make_initial_guess(
-    x: FlycooTensor,
-    rank: int,
-    init: Any,
-    svd: str,
-    random_state: Any,
-    *,
-    unfold: Callable[[int], Unfolding] | None = None,
-    non_negative: bool = False,
+    x: FlycooTensor, rank: int, init: Any, svd: str, random_state: Any, *,
+    unfold: Callable[[int], Unfolding] | None = None, non_negative: bool = False,
     normalize_factors: bool = False,
-) -> tuple[Array | None, list[Array]]:
+) -> tuple[Array | None, list[Array]]:  # fmt: skip
     """Make the initial guess that TensorLy makes from the same arguments.
 
     The weights are None for ones; the factors are new arrays, on the first device of `x`. `unfold`
@@ -169,7 +158,7 @@ def make_initial_guess(
 
 
 def take_left_vectors(
-    x: FlycooTensor, unfolding: Unfolding, rank: int, svd: str, random: Any, non_negative: bool
+    x: FlycooTensor, unfolding: Any, rank: int, svd: str, random: Any, non_negative: bool
 ) -> Array:
     """Make one factor from leading left singular vectors, filled up with random columns."""
     num_vectors = min(rank, *unfolding.shape)
@@ -196,13 +185,9 @@ def check_svd(svd: object, operation: str, shape: tuple[int, ...]) -> None:
 
 
 def randomized_svd(
-    matrix: Any,
-    n_eigenvecs: int | None = None,
-    n_oversamples: int = 5,
-    n_iter: int = 2,
-    random_state: Any = None,
-    **ignored: Any,
-) -> tuple:
+    matrix: Any, n_eigenvecs: int | None = None, n_oversamples: int = 5, n_iter: int = 2,
+    random_state: Any = None, **ignored: Any,
+) -> tuple:  # fmt: skip
     """Sketch leading singular vectors as TensorLy does, without drawing a row for each column."""
     if matrix.ndim != 2:
         raise ValueError(f"matrix has shape {matrix.shape}, expected two axes: unfold the tensor")

@@ -75,13 +75,9 @@ class MissingEntries:
         return evaluate_model(self.coords, weights, factors).astype(self.dtype, copy=False)
 
     def add_mttkrp(
-        self,
-        out: Array,
-        values: Array,
-        factors: Sequence[Array],
-        mode: int,
+        self, out: Array, values: Array, factors: Sequence[Array], mode: int,
         weights: Array | None = None,
-    ) -> Array:
+    ) -> Array:  # fmt: skip
         """Add the MTTKRP of missing entries with these `values` to `out` (I_mode, R); return it."""
         xp = self.tensor._engine.xp
         # Layout "indexed" keeps its records in one order, here that of `coords`.

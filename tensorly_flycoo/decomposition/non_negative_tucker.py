@@ -210,18 +210,11 @@ def non_negative_tucker_hals(
 
 
 def _decompose(
-    tensor: Any,
-    rank: Any,
-    init: Any,
-    svd: str,
-    random_state: Any,
-    fixed_modes: Sequence[int] | None,
-    tol: float,
-    return_errors: bool,
-    update_factor: Callable[..., Array],
-    update_core: Callable[[Array, list[Array], Array], Array],
+    tensor: Any, rank: Any, init: Any, svd: str, random_state: Any,
+    fixed_modes: Sequence[int] | None, tol: float, return_errors: bool,
+    update_factor: Callable[..., Array], update_core: Callable[[Array, list[Array], Array], Array],
     **options: Any,
-) -> Any:
+) -> Any:  # fmt: skip
     """Update the factors of the modes that are not fixed, and then the core.
 
     `update_factor` takes the mode's TTMc times the core, the Gram matrix of what multiplies the

@@ -26,6 +26,7 @@ from .observed_rows import (
     measure_scale,
     scale_ridge,
 )
+from .scaling import near_one
 
 if TYPE_CHECKING:
     from sparse import SparseArray
@@ -36,6 +37,7 @@ _PATIENCE = 10
 
 
 @guard
+@near_one
 def observed_parafac(
     tensor: "FlycooTensor | SparseArray",
     rank: int,

@@ -95,7 +95,7 @@ def parafac(
     sparsity : None
         Not supported for a sparse tensor.
     l2_reg : float
-        Added to the diagonal of each system of equations.
+        Added to the diagonal of each system of equations, whatever the size of the values.
     mask : sparse.COO, optional
         In the shape of `tensor`, with fill_value 1; its stored zeros mark the missing entries.
     cvg_criterion : {"abs_rec_error", "rec_error"}

@@ -20,10 +20,12 @@ from ..engines.tall_skinny import (
     sum_columns,
     transposed_product,
 )
+from ..format.primitives import LeadingPairs
 from ..io.checkpoint import Resumed
 from ..ops.contraction import multiply_matricized
 from ..ops.ragged import RaggedTensor
-from ..start.unfolding import Unfolding
+from ..start.eigen import MAX_DIRECT_SIZE, find_singular_pairs, multiply_by_gram
+from ..start.unfolding import LazyMatrix, Unfolding
 from .cp_loop import Callback, Model, has_converged, iterate, restore
 from .cp_model import multiply_grams, normalize
 from .guarding import dense_to_tensorly, describe_as
@@ -70,7 +72,7 @@ def parafac2(
         R, the number of components, at most J.
     init : {"random", "svd", CPTensor, Parafac2Tensor, ResumedCP}
         The initial guess, in the dtype and on the device of the slices, or a checkpoint. "svd"
-        takes the leading right singular vectors of all slices.
+        takes the leading right singular vectors of all slices, centred if they are.
     nn_modes : "all" or sequence of int, optional
         Modes whose factors are non-negative, by HALS. That of mode 1 is B, not :math:`P_k B`.
     n_iter_parafac : int
@@ -137,10 +139,7 @@ def parafac2(
     if mask is not None:
         instead = "it replaces the missing values in each iteration; leave mask out"
         raise densify_error("mask= of tl.decomposition.parafac2", np.shape(mask), instead)
-    x = tensor_slices
-    if not isinstance(x, RaggedTensor):
-        with span("conversion"):
-            x = RaggedTensor(x)
+    x: RaggedTensor = tensor_slices
     if rank > x.shape[2]:
         raise ValueError(f"rank is {rank}, expected at most {x.shape[2]}, the number of columns")
     if x.nnz == 0:
@@ -186,7 +185,8 @@ def _start(data: Any, rank: int, init: Any, svd: str, random_state: Any) -> Mode
         return None, draw_factors(data, rank, random)
     if isinstance(init, str) and init == "svd":
         check_svd(svd, "init='svd'", matrix.shape)
-        columns = take_left_vectors(matrix, Unfolding(matrix, 1), rank, svd, random, False)
+        unfolding = _CentredColumns(data) if data.is_centred else Unfolding(matrix, 1)
+        columns = take_left_vectors(matrix, unfolding, rank, svd, random, False)
         return None, [xp.ones((data.shape[0], rank), dtype), xp.eye(rank, dtype=dtype), columns]
     if not isinstance(init, str):
         a, b, c = init[1]
@@ -199,7 +199,7 @@ class _ProjectedSlices:
     """The tensor (K, R, J) of projected slices, which is not formed, with its MTTKRPs."""
 
     def __init__(self, x: RaggedTensor, rank: int, center: bool) -> None:
-        self.matrix, self._center, self.shape = x.matrix, center, (x.shape[0], rank, x.shape[2])
+        self.matrix, self.is_centred, self.shape = x.matrix, center, (x.shape[0], rank, x.shape[2])
         # As of a FlycooTensor: the initial guess and checkpoints need them.
         self.device, self.dtype, self.nnz = x.matrix.device, x.dtype, x.nnz
         self._engine, self._layout = x.matrix._engine, x.matrix._layout
@@ -209,7 +209,7 @@ class _ProjectedSlices:
         self.num_rows, heights = int(x.row_counts.sum()), x.heights[x.order]
         places = np.arange(heights.sum()) - np.repeat(x.starts[x.order], heights)
         is_row = places < np.repeat(x.row_counts[x.order], heights)
-        self._is_row = self._xp.asarray(is_row[:, None])  # and no padding
+        self.is_row = self._xp.asarray(is_row[:, None])  # and no padding
         self._cutoff = max(rank * 2.0**-48, (64 * np.finfo(self.dtype).eps) ** 2)
         self._square = float(self._layout.norm) ** 2
         if center:
@@ -253,7 +253,7 @@ class _ProjectedSlices:
         """Compute the MTTKRP of the projected slices: (K, R), (R, R) or (J, R)."""
         a, b, c = factors
         if mode == 2:
-            model = self._center_columns(self._make_model(a, b))
+            model = self.center_columns(self._make_model(a, b))
             return multiply_matricized(self.matrix, 1, (0,), model)
         rows = self._multiply_columns(c)
         if self._products is None:
@@ -282,14 +282,14 @@ class _ProjectedSlices:
         """Compute X C, all slices multiplied by one factor: (rows, R)."""
         if self._columns[0] is not c:
             self._columns, self._products = (None, None), None  # frees memory
-            self._columns = (c, self._center_columns(multiply_matricized(self.matrix, 0, (1,), c)))
+            self._columns = (c, self.center_columns(multiply_matricized(self.matrix, 0, (1,), c)))
         return self._columns[1]
 
-    def _center_columns(self, rows: Array) -> Array:
+    def center_columns(self, rows: Array) -> Array:
         """Subtract the means of columns, before a product with the transpose of X or after X C."""
-        if not self._center:
+        if not self.is_centred:
             return rows
-        return rows - self._is_row * (sum_columns(rows) / self.num_rows).astype(rows.dtype)
+        return rows - self.is_row * (sum_columns(rows) / self.num_rows).astype(rows.dtype)
 
     def _split(self, rows: Array) -> Iterator[tuple[slice, slice, Array]]:
         """Yield slices with the same number I of rows, as (number, I, R) in float64."""
@@ -330,9 +330,38 @@ class _ProjectedSlices:
             size, rank = block.shape[1:]
             numbers = self._xp.asarray(np.random.RandomState(0).random_sample((size, rank)))
             filling = ((2 * numbers - 1) / np.sqrt(size)) @ vectors[slices]
-            filling *= self._is_row[place].reshape(-1, size, 1)
+            filling *= self.is_row[place].reshape(-1, size, 1)
             filling -= block @ (block.transpose(0, 2, 1) @ filling)
             rows[place] = np.where(missing, filling, block).reshape(-1, rank)
+
+
+class _CentredColumns(LazyMatrix):
+    """The transpose (J, rows) of all slices less the means of their columns."""
+
+    shape: tuple[int, int]
+    mode, max_gram_size = 1, MAX_DIRECT_SIZE
+
+    def __init__(self, data: _ProjectedSlices) -> None:
+        self._data, self.tensor, self.dtype = data, data.matrix, data.dtype
+        self.shape = (data.matrix.shape[1], data.matrix.shape[0])
+
+    def multiply(self, block: Array) -> Array:
+        rows = self._data.center_columns((block * self._data.is_row).astype(self.dtype, order="C"))
+        return multiply_matricized(self.tensor, 1, (0,), rows).astype(np.float64)
+
+    def multiply_transposed(self, block: Array) -> Array:
+        rows = multiply_matricized(self.tensor, 0, (1,), block.astype(self.dtype, order="C"))
+        return self._data.center_columns(rows).astype(np.float64)
+
+    def gram(self, of_rows: bool) -> Array:
+        identity = array_module(self._data.is_row).eye(min(self.shape))
+        return multiply_by_gram(self, identity, of_rows)
+
+    def _find_leading_pairs(self, rank: int) -> LeadingPairs:
+        xp = array_module(self._data.is_row)
+        vectors, values = find_singular_pairs(self, rank, xp)
+        values = values[values > 0]
+        return LeadingPairs(vectors[:, : values.size], values, None, np.arange(values.size))
 
 
 def _absorb(weights: Array | None, factors: Sequence[Array]) -> list[Array]:

@@ -159,13 +159,9 @@ class MultiplicativeUpdates:
     _product: Array  # of the first mode
 
     def __init__(
-        self,
-        data: ObservedData,
-        modes: list[int],
-        factors: list[Array],
-        state: Mapping[str, Array],
-        tol: float = 0,
-    ) -> None:
+        self, data: ObservedData, modes: list[int], factors: list[Array],
+        state: Mapping[str, Array], tol: float = 0,
+    ) -> None:  # fmt: skip
         self._data, self._modes, self._tol = data, modes, tol
         self._squarem = Squarem(modes, state, data.tensor._engine)
         # Not summed again from a checkpoint: updates add rows in another order.

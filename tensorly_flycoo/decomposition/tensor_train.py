@@ -23,6 +23,7 @@ from ..tensor.tensor import FlycooTensor
 from .guarding import dense_to_tensorly, describe_as
 from .initial_guess import check_svd
 from .ranks import find_train_rank
+from .scaling import find_exponent, shift_values
 
 if TYPE_CHECKING:
     from sparse import SparseArray
@@ -224,6 +225,8 @@ def decompose_ring(x: FlycooTensor, ranks: Sequence[int]) -> list[Array]:
     if x.ndim < 2:
         raise ValueError(f"x has shape {x.shape}, expected two modes or more")
     xp, first_rank = x._engine.xp, ranks[0]
+    exponent = find_exponent(x._layout.norm, x.nnz, x.dtype)
+    x = shift_values(x, -exponent) if exponent else x
     coords, values = x._sorted_nonzeros()
     # In this order, nonzeros with equal indices in the remaining modes are always neighbours.
     order = xp.lexsort(coords)
@@ -251,7 +254,7 @@ def decompose_ring(x: FlycooTensor, ranks: Sequence[int]) -> list[Array]:
         block = block.reshape(-1, rank // first_rank)
     last = xp.zeros((block.shape[1], x.shape[-1], first_rank), x.dtype)
     last[:, coords[0], coords[1]] = block.T
-    return [*cores, last]
+    return [*cores, last * x.dtype.type(2.0**exponent)]
 
 
 def print_shapes(kind: str, cores: Sequence[Array], first_mode: int = 0) -> None:

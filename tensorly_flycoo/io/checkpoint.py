@@ -26,7 +26,7 @@ _MASK = 2**64 - 1
 #: Nonzeros hashed at a time: few enough for the cache of a CPU, enough to fill a GPU.
 _CPU_BLOCK, _GPU_BLOCK = 2**14, 2**20
 
-_digests: weakref.WeakKeyDictionary[FlycooTensor, str] = weakref.WeakKeyDictionary()
+digests: weakref.WeakKeyDictionary[FlycooTensor, str] = weakref.WeakKeyDictionary()
 
 
 class Origin(NamedTuple):
@@ -165,10 +165,10 @@ def find_digest(x: FlycooTensor) -> str:
     They do not depend on the layout, the device or the order of distinct nonzeros. Two different
     tensors have the same ones with a probability of about 2**-64. One pass over the nonzeros.
     """
-    if x not in _digests:
+    if x not in digests:
         facts = (x.shape, x.dtype.name, x.nnz, _sum_hashes(x))
-        _digests[x] = hashlib.blake2b(repr(facts).encode(), digest_size=16).hexdigest()
-    return _digests[x]
+        digests[x] = hashlib.blake2b(repr(facts).encode(), digest_size=16).hexdigest()
+    return digests[x]
 
 
 def _sum_hashes(x: FlycooTensor) -> int:

@@ -18,6 +18,7 @@ from ..decomposition.guarding import require_flycoo_backend, tensorly_loop
 from ..decomposition.labelled_cp import label_result
 from ..decomposition.masks import find_missing
 from ..decomposition.momentum import NESTEROV
+from ..decomposition.scaling import find_exponent
 from ..tensor.coo_cache import as_flycoo, is_sparse
 from ..tensor.labelled import LabelledTensor
 from .many_starts import Run, Stopping, run_together
@@ -277,8 +278,9 @@ def _suits_batch(
         is_plain = is_plain and is_sparse(x) and x.device == "cpu" and not options.get("linesearch")
     is_countable = isinstance(rank, int | np.integer) and not isinstance(rank, bool) and rank >= 1
     is_iterated = n_starts > 1 and options.get("n_iter_max", 1) >= 1
-    is_suitable = is_plain and is_countable and is_iterated
-    return bool(is_parafac(decomposition) and is_suitable and is_sparse(x))
+    is_suitable = is_plain and is_countable and is_iterated and is_sparse(x)
+    is_suitable = is_suitable and not find_exponent(x._layout.norm, x.nnz, x.dtype, x.ndim)
+    return bool(is_parafac(decomposition) and is_suitable)
 
 
 def run_once(

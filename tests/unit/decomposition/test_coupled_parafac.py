@@ -5,6 +5,7 @@ import pytest
 import scipy.sparse
 import sparse
 import tensorly as tl
+from model_cells import read_cells
 from tensorly.decomposition import coupled_matrix_tensor_3d_factorization
 from tensorly.decomposition._cp import initialize_cp
 
@@ -360,3 +361,24 @@ def test_a_start_must_fit():
     one = coupled_parafac([(arrays[0], EVENTS)], RANK, random_state=0, n_iter_max=1)
     with pytest.raises(ValueError, match="init has models of 1 blocks, expected 2"):
         coupled_parafac([(arrays[0], EVENTS)] * 2, RANK, init=one)
+
+
+@pytest.mark.parametrize("seed", [1, 3, 4])
+def test_errors_in_float32_are_those_of_the_models(seed):
+    """Of components that cancel: a tensor of border rank 2, and a matrix."""
+    a, b = np.random.RandomState(seed).random_sample((2, 3, 12))
+    triples = [(a[0], a[1], b[2]), (a[0], b[1], a[2]), (b[0], a[1], a[2])]
+    cube = sum(np.einsum("i,j,k->ijk", *triple) for triple in triples).astype(np.float32)
+    blocks = [cube, np.outer(a[0], b[2]).astype(np.float32)]
+    square, seen = sum((x.astype(np.float64) ** 2).sum() for x in blocks), []
+
+    def compare(model, error):
+        cells = [read_cells(cp_tensor) for cp_tensor in model.cp_tensors]
+        residual = sum(((x - y) ** 2).sum() for x, y in zip(blocks, cells, strict=True))
+        seen.append((error, (residual / square) ** 0.5))
+
+    pairs = list(zip(blocks, (tuple("abc"), tuple("ad")), strict=True))
+    coupled_parafac(pairs, 3, random_state=0, n_iter_max=200, tol=0, callback=compare)
+    reported, true = np.array(seen).T
+    np.testing.assert_allclose(reported, true, atol=1e-3)
+    assert np.diff(reported).max() < 2e-3

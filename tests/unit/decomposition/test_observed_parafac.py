@@ -391,11 +391,23 @@ def test_labels_of_other_tensors_must_match():
     assert observed_parafac(x, 2, confidence=LabelledTensor(abs(X), x.labels)).names == (*x.labels,)
 
 
+@pytest.mark.parametrize("scale", [1e-15, 1e-8, 1e5, 1e7, 1e11, 1e15])
+def test_gradients_in_float32_find_what_exact_rows_find_at_any_scale(scale):
+    random = np.random.RandomState(0)
+    coords = [random.randint(0, n, 6000) for n in (200, 60, 30, 12)]
+    coords = np.unique(np.array(coords), axis=1)
+    values = (random.poisson(3, coords.shape[1]) + 1.0) * scale
+    x = FlycooTensor(coords, values.astype("float32"), (200, 60, 30, 12))
+    options = {"n_iter_max": 10, "random_state": 0, "return_errors": True, "tol": 0}
+    exact, improved = (observed_parafac(x, 4, cg_steps=n, **options)[1][-1] for n in (None, 3))
+    assert abs(exact - improved) < 0.02
+
+
 def test_an_overflow_is_not_an_error_of_zero():
-    coords, values = X.nonzeros()
-    x = FlycooTensor(coords, values * 1e15, X.shape, dtype="float32")
+    guess = [np.full((size, 2), 1e15, np.float32) for size in X.shape]
+    options = {"cg_steps": 3, "n_iter_max": 2, "return_errors": True, "init": (None, guess)}
     with np.errstate(all="ignore"):
-        _, errors = observed_parafac(x, 2, cg_steps=3, n_iter_max=2, return_errors=True)
+        _, errors = observed_parafac(X.astype("float32"), 2, **options)
     assert np.isnan(errors).any()
 
 

@@ -1,0 +1,241 @@
+"""Values far from 1, whose squares and products over- or underflow: decomposed near 1 instead.
+
+A solver gets ``2**-k x`` in place of x, with a guess, held-out entries and coefficients to match;
+what it returns, or passes to its callback, is multiplied by powers of two in turn. All that is
+exact. Values in a solver's range are left alone.
+"""
+
+import copy
+import functools
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, ParamSpec, TypeVar
+
+import numpy as np
+from tensorly.tenalg.proximal import validate_constraints
+
+from ..base.array_modules import Array, array_module
+from ..base.reporting import span
+from ..io.checkpoint import Resumed, digests, find_digest
+from ..ops.ragged import RaggedTensor
+from ..tensor.coo_cache import as_flycoo, is_sparse
+from ..tensor.tensor import FlycooTensor
+from .masks import MissingEntries
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+#: By the size of a number, between which exponents of the root mean square fourth powers of values,
+#: or squares in float32, times sums over nonzeros neither over- nor underflow.
+_RANGES = {4: (-32, 32), 8: (-128, 128)}
+
+#: The same for non-negative models, whose updates and start have TensorLy's absolute constants; and
+#: for conjugate gradients in float32, whose steps have higher powers.
+_NON_NEGATIVE, _OBSERVED = (-4, 16), (-8, 8)
+
+#: TensorLy's constraints, and those of them that hold for a multiple of a factor too.
+CONSTRAINTS = {*inspect.signature(validate_constraints).parameters} - {"n_const", "order"}
+_CONES = ("non_negative", "unimodality", "monotonicity")
+
+
+class Scaling(NamedTuple):
+    """How the parts of a model change if the values are multiplied by a power of two.
+
+    `shares` has an exponent for each factor, or for each of its columns. `rest` is that of the core
+    or of weights that are not ones, else of the factor of mode `carrier`.
+    """
+
+    shares: Any
+    rest: int
+    carrier: int = 0
+    has_core: bool = False
+
+    def scale(self, model: Any, sign: int) -> Any:
+        """Return the model for the values themselves (1), or for those near 1 (-1)."""
+        first, factors = model[0], list(model[1])
+        factors = [_shift(f, s, sign) for f, s in zip(factors, self.shares, strict=True)]
+        if self.has_core or (first is not None and bool((first != 1).any())):
+            first = _shift(first, self.rest, sign)
+        else:
+            factors[self.carrier] = _shift(factors[self.carrier], self.rest, sign)
+        if isinstance(model, tuple | list):
+            return first, factors
+        scaled = copy.copy(model)  # with its attributes, such as its origin
+        setattr(scaled, "core" if self.has_core else "weights", first)
+        scaled.factors = factors
+        return scaled
+
+
+def _shift(array: Array, exponents: Any, sign: int) -> Array:
+    """Multiply by powers of two: one, or one for each of the columns."""
+    if array is None or not np.any(exponents):
+        return array
+    if np.ndim(exponents) == 0:
+        return array * array.dtype.type(2.0 ** (sign * exponents))
+    powers = 2.0 ** (sign * exponents[: array.shape[1]])
+    return array * array_module(array).asarray(powers, array.dtype)
+
+
+def find_exponent(
+    norm: float, nnz: int, dtype: np.dtype, ndim: int = 1, interval: tuple[int, int] | None = None
+) -> int:
+    """Return the exponent of the root mean square of nonzeros, a multiple of the number of modes.
+
+    0 if it is in the interval, by default that of the dtype.
+    """
+    exponent = math.frexp(norm / max(nnz, 1) ** 0.5)[1]
+    least, most = interval or _RANGES[dtype.itemsize]
+    if least <= exponent <= most:
+        return 0
+    limit = np.finfo(dtype).maxexp - 2 - ndim  # of powers that the dtype holds
+    return max(-limit, min(limit, exponent)) // ndim * ndim
+
+
+def shift_values(x: Any, exponent: int) -> Any:
+    """Return a tensor, or the slices of a `RaggedTensor`, times a power of two."""
+    if not isinstance(x, RaggedTensor):
+        return x * 2.0**exponent
+    shifted = copy.copy(x)
+    shifted.matrix = x.matrix * 2.0**exponent
+    return shifted
+
+
+def near_one(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Give a decomposition values near 1 in place of those that are out of its range."""
+    if function.__name__ not in _RULES:
+        return function
+    find_scaling, interval = _RULES[function.__name__]
+    signature = inspect.signature(function)
+    first = next(iter(signature.parameters))
+
+    @functools.wraps(function)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        x: Any = args[0] if args else kwargs.get(first)
+        if first == "tensor_slices" and not isinstance(x, RaggedTensor):
+            with span("conversion"):
+                x = RaggedTensor(x)
+        elif is_sparse(x):
+            x = as_flycoo(x, check_coords=True)
+        else:
+            return function(*args, **kwargs)
+        if args:
+            args = (x, *args[1:])  # type: ignore[assignment]
+        else:
+            kwargs[first] = x
+        norm = getattr(x, "matrix", x)._layout.norm  # of a RaggedTensor
+        if not (exponent := find_exponent(norm, x.nnz, x.dtype, x.ndim, interval)):
+            return function(*args, **kwargs)
+        given = signature.bind(*args, **kwargs)
+        options = given.arguments
+        if (scaling := find_scaling(options, x.ndim, exponent)) is None:
+            return function(*args, **kwargs)
+        options[first] = shift_values(x, -exponent)
+        if is_sparse(held_out := options.get("validation")):
+            options["validation"] = shift_values(as_flycoo(held_out), -exponent)
+        scaling = _shift_companions(options, x, options[first], scaling)
+        result: Any = function(*given.args, **given.kwargs)
+        if isinstance(result, tuple):
+            return (scaling.scale(result[0], 1), *result[1:])  # type: ignore[return-value]
+        return scaling.scale(result, 1)
+
+    return call
+
+
+def _shift_companions(options: dict[str, Any], x: Any, shifted: Any, scaling: Scaling) -> Scaling:
+    """Change the guess, the callback and the mask of a tensor for the shifted one.
+
+    Factors of a guess that are far from 1 themselves take what that is, and return with it.
+    """
+    init: Any = options.get("init")
+    callback, mask = options.get("callback"), options.get("mask")
+    is_model = isinstance(init, tuple | list | Mapping) and len(init) > 1  # else refused, or a name
+    are_factors = scaling.has_core and isinstance(init, list)
+    if is_model and not are_factors and len(init[1]) == x.ndim:
+        if scaling.rest and not scaling.has_core and not isinstance(init, Resumed):
+            norms = [float(np.abs(factor).max()) for factor in init[1]]
+            exponents = [find_exponent(norm, 1, x.dtype, 1, _OBSERVED) for norm in norms]
+            scaling = scaling._replace(shares=exponents, rest=scaling.rest - sum(exponents))
+        options["init"] = scaling.scale(init, -1)
+    if callback is not None:
+        options["callback"] = lambda model, *error: callback(scaling.scale(model, 1), *error)
+    if isinstance(x, FlycooTensor) and (callback is not None or isinstance(init, Resumed)):
+        digests[shifted] = find_digest(x)
+    if isinstance(mask, MissingEntries):
+        options["mask"] = MissingEntries(shifted, mask.coords)
+    return scaling
+
+
+def _shift_coefficients(options: dict[str, Any], name: str, exponent: int) -> None:
+    """Multiply a coefficient, or one for each mode, by a power of two, as far as float32 goes."""
+    limit = float(np.finfo(np.float32).max) ** 0.5
+
+    def shift(coefficient: float | None) -> float | None:
+        with np.errstate(over="ignore"):
+            return coefficient and min(float(np.ldexp(coefficient, exponent)), limit)
+
+    if (given := options.get(name)) is not None:
+        is_one = isinstance(given, float | int | np.number)
+        options[name] = shift(given) if is_one else [shift(number) for number in given]
+
+
+def _scale_cp(options: dict[str, Any], ndim: int, exponent: int) -> Scaling:
+    """Scale the weights or the factor that is updated first, as least squares do.
+
+    With coefficients of penalties, which are of the squared residual, all factors alike.
+    """
+    fixed = [*(options.get("fixed_modes") or ())]
+    carrier = next((n for n in range(ndim) if n not in fixed), ndim - 1)
+    is_even = options.get("l2_reg") or options.get("sparsity_coefficients") is not None
+    share = 0 if options.get("normalize_factors") or not is_even else exponent // ndim
+    if share:
+        _shift_coefficients(options, "l2_reg", 2 * (share - exponent))
+    _shift_coefficients(options, "sparsity_coefficients", share - 2 * exponent)
+    return Scaling([share] * ndim, exponent - ndim * share, carrier)
+
+
+def _scale_constrained(options: dict[str, Any], ndim: int, exponent: int) -> Scaling | None:
+    """Scale the first factor whose constraint holds for multiples too; None without one."""
+    fixed = [*(options.get("fixed_modes") or ())]
+    for mode in range(ndim):
+        given = {name: options[name] for name in CONSTRAINTS if options.get(name) is not None}
+        name = validate_constraints(**given, n_const=ndim, order=mode)[0]
+        if mode not in fixed and (name is None or name in _CONES):
+            return Scaling([0] * ndim, exponent, mode)
+    if 2 * abs(exponent) > np.finfo(options["tensor"].dtype).maxexp - 32:  # of sums of squares
+        raise ValueError(
+            f"tensor has values of about 2**{exponent}, and each mode a constraint or penalty with "
+            f"a number, which says how large its factor is: pass tensor * 2.0**{-exponent}"
+        )
+    return None
+
+
+def _scale_observed(options: dict[str, Any], ndim: int, exponent: int) -> Scaling:
+    """Scale all factors alike, but for biases: each in one factor, beside ones in the others."""
+    rank = options["rank"]
+    shares = np.full((ndim, rank + ndim + 1), exponent // ndim)
+    shares[:, rank:] = 0
+    shares[range(ndim), range(rank, rank + ndim)] = shares[-1, -1] = exponent
+    return Scaling(shares, 0)
+
+
+def _scale_core(options: dict[str, Any], ndim: int, exponent: int) -> Scaling:
+    """Scale the core alone."""
+    _shift_coefficients(options, "sparsity_coefficients", -2 * exponent)
+    _shift_coefficients(options, "core_sparsity_coefficient", -exponent)
+    return Scaling([0] * ndim, exponent, has_core=True)
+
+
+#: For each decomposition how its models are scaled, and from which exponents on.
+_RULES: dict[str, tuple[Callable[..., Scaling | None], tuple[int, int] | None]] = {
+    "constrained_parafac": (_scale_constrained, None),
+    "non_negative_parafac": (_scale_cp, _NON_NEGATIVE),
+    "non_negative_parafac_hals": (_scale_cp, _NON_NEGATIVE),
+    "non_negative_tucker": (_scale_core, _NON_NEGATIVE),
+    "non_negative_tucker_hals": (_scale_core, _NON_NEGATIVE),
+    "observed_parafac": (_scale_observed, _OBSERVED),
+    "parafac": (_scale_cp, None),
+    "parafac2": (_scale_cp, None),
+    "randomised_parafac": (_scale_cp, None),
+    "tucker": (_scale_core, None),
+}
