@@ -15,7 +15,12 @@ from tensorly.cp_tensor import CPTensor
 from ..base.reporting import log_compilation, span
 from ..ops.views import find_sparse
 from ..tensor.coo_cache import find_instead, not_sparse_error
-from ..tensor.labelled import LabelledTensor, check_same_labels
+from ..tensor.labelled import (
+    LabelledTensor,
+    check_same_labels,
+    drop_labels,
+    number_options,
+)
 from ..tensor.memory import attempt
 from .cp_model import warn_of_zeros
 from .labelled_cp import label_result
@@ -30,7 +35,7 @@ def guard(function: Callable[_P, _R], dense: Callable[_P, _R] | None = None) -> 
 
     A CP model with components that are zero is returned with a warning. Calls without a sparse
     tensor go to `dense`, by default `function`; but a table is refused. The function gets the
-    tensor of a `LabelledTensor`; `label_result` gives its result the labels.
+    tensor of a `LabelledTensor`, and modes by number; `label_result` gives its result the labels.
     """
 
     @functools.wraps(function)
@@ -45,8 +50,11 @@ def guard(function: Callable[_P, _R], dense: Callable[_P, _R] | None = None) -> 
             if isinstance(labelled, LabelledTensor):
                 for name, other in kwargs.items():
                     check_same_labels(other, labelled, names=(name, "the tensor"))
-                plain = [_drop_labels(argument) for argument in args]
-                named = {name: _drop_labels(argument) for name, argument in kwargs.items()}
+                plain = [drop_labels(argument) for argument in args]
+                named = {name: drop_labels(argument) for name, argument in kwargs.items()}
+                first = dict(zip(inspect.signature(function).parameters, plain, strict=False))
+                plain[: len(first)] = number_options(labelled, first).values()
+                named = number_options(labelled, named)
                 return label_result(call(*plain, **named), labelled.labels)
         with span(function.__name__, x), log_compilation():
             result = attempt(function.__name__, lambda: function(*args, **kwargs))
@@ -56,10 +64,6 @@ def guard(function: Callable[_P, _R], dense: Callable[_P, _R] | None = None) -> 
         return result
 
     return call
-
-
-def _drop_labels(argument: Any) -> Any:
-    return argument.tensor if isinstance(argument, LabelledTensor) else argument
 
 
 def tensorly_loop(name: str) -> Callable[..., Any]:

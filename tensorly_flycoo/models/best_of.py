@@ -13,13 +13,14 @@ from .. import decomposition
 from ..base.checks import check_count
 from ..base.reporting import report
 from ..decomposition import non_negative_parafac_hals, parafac
+from ..decomposition.coupled_parafac import CoupledCP
 from ..decomposition.cp_fit import cp_fit
 from ..decomposition.guarding import require_flycoo_backend, tensorly_loop
 from ..decomposition.labelled_cp import label_result
 from ..decomposition.masks import find_missing
 from ..decomposition.momentum import NESTEROV
 from ..tensor.coo_cache import as_flycoo, is_sparse
-from ..tensor.labelled import LabelledTensor
+from ..tensor.labelled import LabelledTensor, number_options
 from .many_starts import Run, Stopping, run_together
 from .match import factor_match_score
 
@@ -54,8 +55,8 @@ class Starts:
         The `random_state` of each run.
     matches : array (n,) or None
         The factor match score of each run with the best one: near 1 if they found the same
-        components. None if the runs are not CP tensors. A run that was dropped since it matched
-        another has the score of that one.
+        components; biases do not count. None if the runs are no CP models. A run that was dropped
+        since it matched another has the score of that one.
     dropped : list of int
         The numbers of the runs that were dropped before they ended by themselves; see `best_of`.
     """
@@ -123,7 +124,8 @@ def best_of(
         A function of `tensorly.decomposition` or `tensorly_flycoo.decomposition` with a parameter
         `random_state`, or the name of one, as for `select_rank`.
     x : FlycooTensor, LabelledTensor, sparse.COO or array
-        Whatever the decomposition takes. CP models of a LabelledTensor are `LabelledCP`.
+        Whatever the decomposition takes, such as the blocks of `coupled_parafac`. CP models of a
+        LabelledTensor are `LabelledCP`.
     rank : int, or whatever the decomposition takes
     n_starts : int
     random_state : int or numpy.random.RandomState, optional
@@ -179,10 +181,10 @@ def best_of(
     """
     decomposition = find_method(decomposition, "decomposition")
     names = _check(decomposition, n_starts, options)
-    options = prefer_momentum(decomposition, x, options)
+    labels = x.labels if isinstance(x, LabelledTensor) else None
+    options = prefer_momentum(decomposition, x, number_options(x, options))
     if is_parafac(decomposition) and is_sparse(x):
         decomposition = parafac  # one imported from TensorLy before this package has no momentum
-    labels = x.labels if isinstance(x, LabelledTensor) else None
     x = as_flycoo(x, check_coords=True) if is_sparse(x) else x
     seeds = as_random_state(random_state).randint(2**31 - 1, size=n_starts).tolist()
     runs: list[Any] = [None] * n_starts
@@ -202,8 +204,10 @@ def best_of(
     results, errors = [run.cp_tensor for run in runs], [list(run.errors) for run in runs]
     dropped = [number for number, run in enumerate(runs) if run.is_dropped]
     starts = Starts(results, errors, seeds, None, dropped, "loss" if "loss" in names else "error")
-    if all(isinstance(result, CPTensor) for result in results):
-        scores = np.array([factor_match_score(starts.best, result) for result in results])
+    if all(isinstance(result, CPTensor | CoupledCP) for result in results):
+        models = [take_components(result, rank) for result in results]
+        best = models[starts.best_number]
+        scores = np.array([factor_match_score(best, model) for model in models])
         leaders = np.array([n if run.leader is None else run.leader for n, run in enumerate(runs)])
         for _ in runs:  # a leader may have been dropped for another one
             leaders = leaders[leaders]
@@ -218,6 +222,16 @@ def find_method(method: str | Callable[..., Any], name: str = "method") -> Calla
     if not callable(method) and method not in CP_METHODS:
         raise ValueError(f"{name} is {method!r}, expected one of {CP_METHODS}, or a function")
     return method if callable(method) else getattr(decomposition, method)
+
+
+def take_components(model: CPTensor | CoupledCP, rank: Any) -> tuple[Any, list[Any]]:
+    """Return weights and factors of the first `rank` components: all that are no biases."""
+    if isinstance(model, CoupledCP):
+        return None, [*model.factors.values()]
+    weights, factors = model
+    if not isinstance(rank, int | np.integer) or model.rank <= rank:
+        return weights, factors
+    return weights[:rank], [factor[:, :rank] for factor in factors]
 
 
 def as_random_state(random_state: Any) -> np.random.RandomState:
@@ -288,6 +302,8 @@ def run_once(
     if "return_errors" in inspect.signature(decomposition).parameters:
         return decomposition(x, rank, random_state=seed, **{**options, "return_errors": True})
     result = decomposition(x, rank, random_state=seed, **options)
+    if isinstance(result, CoupledCP):
+        return result, result.errors
     if not isinstance(result, CPTensor) or not is_sparse(x):
         name = name_of(decomposition)
         raise TypeError(f"{name} returns neither errors nor a CP model of a sparse tensor")

@@ -1,18 +1,22 @@
 """A tensor that remembers what its indices stand for."""
 
 import datetime
+import functools
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
 from ..base.tables import make_table
-from .tensor import FlycooTensor
+from .tensor import FlycooTensor, check_axes, check_order
 
 if TYPE_CHECKING:
     from pandas import DataFrame
     from xarray import DataArray
+
+#: Parameters that take modes: of decompositions, and of functions of TensorLy.
+_MODE_OPTIONS = ("mode", "modes", "center_modes", "fixed_modes", "fixed_factors", "nn_modes")
 
 #: Kinds of labels that have an order: numbers, time spans and dates, but not bools.
 _ORDERED_KINDS = "iufmM"
@@ -73,18 +77,69 @@ def is_ordered(column: Any) -> bool:
     return getattr(dtype, "ordered", False) is True or type(dtype).__name__ == "Enum"
 
 
+def number_modes(x: Any, modes: Any) -> Any:
+    """Return a mode of `x`, or several, by number where given by name; whatever else as it is."""
+    if isinstance(modes, list | tuple | set):
+        return [number_modes(x, mode) for mode in modes]
+    labels = getattr(x, "labels", None)
+    if not isinstance(modes, str) or modes == "all" or not labels:
+        return modes
+    if modes not in labels:
+        raise ValueError(f"mode {modes!r} is unknown, expected one of {[*labels]}, or a number")
+    return [*labels].index(modes)
+
+
+def number_options(x: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a function of `x`, its modes by number (see `number_modes`)."""
+    return {
+        name: number_modes(x, option) if name in _MODE_OPTIONS else option
+        for name, option in options.items()
+    }
+
+
 class _Fields(NamedTuple):
     tensor: FlycooTensor
     labels: Labels
+
+
+def _make_operator(name: str) -> Callable[..., Any]:
+    """Make an operator of a LabelledTensor: that of its tensor, with the labels if one results."""
+    operate = getattr(FlycooTensor, name)
+
+    @functools.wraps(operate)
+    def call(x: "LabelledTensor", *others: Any) -> Any:
+        return x._keep_labels(operate(x.tensor, *map(drop_labels, others)), others)
+
+    return call
+
+
+def _make_reduction(name: str) -> Callable[..., Any]:
+    """Make a method that reduces the modes of a LabelledTensor, also by their names."""
+    operate = getattr(FlycooTensor, name)
+
+    @functools.wraps(operate)
+    def reduce(x: "LabelledTensor", axis: Any = None) -> Any:
+        axes = range(x.ndim) if axis is None else number_modes(x, axis)
+        gone = check_axes(axes, x.ndim)
+        return x._take_labels(operate(x.tensor, gone), [n for n in range(x.ndim) if n not in gone])
+
+    return reduce
+
+
+def drop_labels(x: Any) -> Any:
+    """Return the tensor of a LabelledTensor, and anything else as it is."""
+    return x.tensor if isinstance(x, LabelledTensor) else x
 
 
 class LabelledTensor(_Fields):
     """A tensor together with the labels of its indices.
 
     TensorLy and this package take it wherever they take a sparse tensor, and compute with its
-    `tensor`. A CP decomposition of it is a `LabelledCP`. It has the attributes and methods of its
-    tensor, whose results have no labels; operators and NumPy's functions refuse it. It is a named
-    tuple of two items, for ``tensor, labels = x``; to index the tensor, write ``x.tensor[...]``.
+    `tensor`. A CP decomposition of it is a `LabelledCP`; other ones have its `labels`. It has the
+    attributes, methods and operators of its tensor. A tensor that results keeps the labels of its
+    modes, but for slices and `astype`; two tensors are added if their labels are the same. Where
+    functions take a mode, they take its name: ``x.sum("day")``. It is a named tuple of two items,
+    for ``tensor, labels = x``; to index the tensor, write ``x.tensor[...]``.
 
     Attributes
     ----------
@@ -145,33 +200,57 @@ class LabelledTensor(_Fields):
         modes = zip(self.labels, self.shape, strict=True)
         return ", ".join(f"{name} ({size})" for name, size in modes)
 
+    def _take_labels(self, found: Any, modes: Iterable[int]) -> Any:
+        """Return a tensor of some of the modes with their labels, and anything else as it is."""
+        if not isinstance(found, FlycooTensor):
+            return found
+        names = [*self.labels]
+        taken = {names[mode]: self.labels[names[mode]] for mode in modes}
+        return type(self)(found, Labels(taken, ordered=self.labels.ordered))
+
+    def _keep_labels(self, found: Any, others: Iterable[Any] = ()) -> Any:
+        """Return a tensor of all modes with labels, which those of `others` have to equal."""
+        if not isinstance(found, FlycooTensor):
+            return found
+        for other in others:
+            if isinstance(other, LabelledTensor) and [*other.labels] != [*self.labels]:
+                both = f"{[*self.labels]} and {[*other.labels]}"
+                raise ValueError(f"the modes are {both}, expected the same in both tensors")
+            check_same_labels(other, self, names=("one tensor", "the other"))
+        return type(self)(found, self.labels)
+
     def map(self, *args: Any, **kwargs: Any) -> Self:
         """Apply a function to the nonzeros, as `FlycooTensor.map` does; labels stay."""
-        return type(self)(self.tensor.map(*args, **kwargs), self.labels)
+        return self._keep_labels(self.tensor.map(*args, **kwargs))
 
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Self:
-        """Apply a function of one tensor and numbers, such as `np.log1p`; labels stay."""
-        if sum(np.ndim(x) > 0 for x in inputs) != 1:
-            self._refuse()
-        plain = [x.tensor if isinstance(x, LabelledTensor) else x for x in inputs]
-        return type(self)(getattr(ufunc, method)(*plain, **kwargs), self.labels)
+    def transpose(self, *axes: Any) -> Self:
+        """Reorder the modes, by number or name, as `FlycooTensor.transpose` does."""
+        order = number_modes(self, axes[0] if len(axes) == 1 else axes or None)
+        order = check_order(order, self.ndim)
+        return self._take_labels(self.tensor.transpose(order), order)
 
-    def __mul__(self, number: Any) -> Any:
-        return np.multiply(self, number)
+    @property
+    def T(self) -> Self:
+        """The tensor with its modes reversed."""
+        return self.transpose()
 
-    __rmul__ = __mul__
+    #: As that of FlycooTensor.
+    __array_priority__ = 1000
+    __hash__ = object.__hash__
 
-    def __truediv__(self, number: Any) -> Any:
-        return np.divide(self, number)
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        return self.tensor.__array__(dtype, copy)
 
-    def __pow__(self, number: Any) -> Any:
-        return np.power(self, number)
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        found = getattr(ufunc, method)(*map(drop_labels, inputs), **kwargs)
+        return self._keep_labels(found, inputs)
 
-    def __neg__(self) -> Any:
-        return np.negative(self)
-
-    def __abs__(self) -> Any:
-        return np.absolute(self)
+    def __array_function__(self, function: Any, types: Any, args: tuple, kwargs: dict) -> Any:
+        if not args or args[0] is not self:
+            raise TypeError(f"numpy.{function.__name__} takes no LabelledTensor: use its .tensor")
+        if function.__name__ in ("sum", "mean", "max", "min", "transpose"):
+            return getattr(self, function.__name__)(*args[1:], **kwargs)
+        return self._keep_labels(function(self.tensor, *args[1:], **kwargs))
 
     def to_frame(self, values: str = "value") -> "DataFrame":
         """Return the nonzeros as a table, in the sequence of `FlycooTensor.nonzeros`.
@@ -223,18 +302,15 @@ class LabelledTensor(_Fields):
 
         return xarray.DataArray(self.tensor.to_coo(), dict(self.labels), list(self.labels))
 
-    def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse an operator, which for a tuple might even have a meaning."""
-        raise TypeError("this operation does not take a LabelledTensor: use its .tensor")
 
-    __add__ = __radd__ = __sub__ = __rsub__ = __rpow__ = __rtruediv__ = _refuse
-    __matmul__ = __rmatmul__ = _refuse
-    __array__ = _refuse
-
-    def __array_function__(self, function: Any, types: Any, args: tuple, kwargs: dict) -> Any:
-        if function is np.shape or function is np.ndim:
-            return function(self.tensor)
-        self._refuse()
+for _name in (
+    "__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__", "__truediv__",
+    "__rtruediv__", "__floordiv__", "__mod__", "__pow__", "__rpow__", "__neg__", "__pos__",
+    "__abs__", "__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__", "__bool__",
+):  # fmt: skip
+    setattr(LabelledTensor, _name, _make_operator(_name))
+for _name in ("sum", "mean", "max", "min"):
+    setattr(LabelledTensor, _name, _make_reduction(_name))
 
 
 def refuse_labels(x: object) -> None:

@@ -848,6 +848,8 @@ class FlycooTensor:
 
     def _add(self, other: Any, sign: int, operation: str) -> FlycooTensor:
         """Compute ``self + sign * other``; errors name the `operation`."""
+        if hasattr(other, "labels"):  # a LabelledTensor, which checks and keeps them
+            return NotImplemented
         other = self._take_coo(other)
         if not isinstance(other, FlycooTensor):
             raise densify_error(operation, self.shape, _USE_FIT)

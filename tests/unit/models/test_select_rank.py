@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import sparse
+from tensorly.cp_tensor import CPTensor
 
 from tensorly_flycoo import (
     FlycooTensor,
@@ -43,6 +44,71 @@ def test_a_planted_rank_is_found(seed):
     assert selection.best.rank == 3
 
 
+def weigh(x, coords, share):
+    """Return one over the probability of holding out each of these entries."""
+    dense = x.to_coo().todense()
+    counts = [(dense != 0).sum(axis=tuple({0, 1, 2} - {mode})) for mode in range(3)]
+    chances = np.einsum("i,j,k->ijk", *counts)[tuple(coords)] / x.nnz**3
+    number = round(share * x.nnz)
+    missed = (1 - chances) ** number
+    missed[dense[tuple(coords)] != 0] *= 1 - number / x.nnz
+    return 1 / (1 - missed)
+
+
+def make_counts(rank, mean, seed, shape=(60, 50, 40)):
+    """Draw sparse counts of a planted rank; return them and their means."""
+    random = np.random.default_rng(seed)
+    means = np.einsum("ir,jr,kr->ijk", *(random.gamma(0.5, 1, (n, rank)) for n in shape))
+    means *= mean / means.mean()
+    return FlycooTensor.from_dense(random.poisson(means).astype(float)), means
+
+
+@pytest.mark.parametrize(("rank", "mean", "seed"), [(3, 0.03, 0), (3, 0.03, 4), (2, 0.01, 1)])
+def test_the_rank_of_sparse_counts_is_found(rank, mean, seed):
+    x, _ = make_counts(rank, mean, seed)
+    selection = select_rank(x, range(1, 5), 4, "generalized_parafac", random_state=0)
+    assert selection.rank == rank
+    assert selection.warnings == []
+
+
+def test_counts_too_few_to_tell_are_said_to_be():
+    x, _ = make_counts(4, 0.003, 0)
+    with pytest.warns(UserWarning, match="held-out entries are too few to tell"):
+        select_rank(x, [1, 2], 4, "generalized_parafac", random_state=0)
+
+
+def deviance(counts, means):
+    return 2 * (means - counts + counts * np.log(np.where(counts > 0, counts, 1) / means)).sum()
+
+
+@pytest.mark.parametrize("loss", ["gaussian", "poisson_count"])
+def test_the_loss_of_a_sample_is_that_of_all_cells(loss):
+    """Half of the held-out entries are nonzeros, as 3 % of the cells are."""
+    x, means = make_counts(2, 0.03, 0, (12, 14, 16))
+    counts = x.to_coo().todense()
+    factors = [np.random.RandomState(n).random_sample((size, 2)) for n, size in enumerate(x.shape)]
+    model = CPTensor((np.full(2, 0.02), factors))
+    found = []
+    for seed in range(200):
+        random = np.random.RandomState(seed)
+        options = {"loss": loss}
+        draws = (x, 0.2, decomposition.generalized_parafac, options, random)
+        held_out = module._HeldOut.draw(*draws)
+        found.append([held_out._whole, held_out._whole * held_out.list_terms(model).sum()])
+    predicted = model.to_tensor()
+    if loss == "gaussian":
+        expected = [(counts**2).sum(), ((counts - predicted) ** 2).sum()]
+    else:
+        sums = [(counts != 0).sum(axis=tuple({0, 1, 2} - {mode})) for mode in range(3)]
+        independent = np.einsum("i,j,k->ijk", *sums) * (counts.sum() / x.nnz**3)
+        mixed = 0.9 * predicted + 0.1 * independent
+        # No zero is held out of a row without nonzeros.
+        mixed[independent == 0] = 1e-300
+        expected = [deviance(counts, counts.mean()), deviance(counts, mixed)]
+    error = np.std(found, axis=0) / np.sqrt(len(found))
+    np.testing.assert_array_less(abs(np.mean(found, axis=0) - expected), 4 * error)
+
+
 def test_the_scores(x):
     options = {"n_iter_max": 30}
     selection = select_rank(x, [3, 1, 2, 2], n_runs=3, random_state=5, **options)
@@ -58,7 +124,10 @@ def test_the_scores(x):
         starts = best_of(decomposition.parafac, known, score.rank, 3, seed, mask=mask, **options)
         np.testing.assert_array_equal(errors, starts.final_errors)
         assert score.match == starts.match
-        expected = cp_fit(x, starts.best, mask=mask).relative_error
+        cells = tuple(coords)
+        values, weights = x.to_coo().todense()[cells], weigh(x, coords, 0.2)
+        residual = values - starts.best.to_tensor()[cells]
+        expected = np.sqrt(weights @ residual**2 / (weights @ values**2))
         assert score.heldout_loss == pytest.approx(expected)
         refit = {"init": starts.best, "linesearch": "nesterov", **options}
         whole = decomposition.parafac(x, score.rank, **refit)
@@ -175,7 +244,8 @@ def test_how_near_fits_end(method, options, errors, expected):
 def test_doubts_are_warned_of_and_shown(x):
     with pytest.warns(UserWarning, match="rank 2 is the highest one tried"):
         selection = select_rank(x, [1, 2], 2, random_state=0, n_iter_max=20)
-    assert "warning: the suggested rank 2 is the highest one tried" in repr(selection)
+    assert selection.warnings == ["the suggested rank 2 is the highest one tried: try higher ones"]
+    assert "; see .warnings, of which there is 1" in repr(selection)  # they were shown once
     doubts = module._list_doubts(
         [score(1, 0.2, match=0.4), score(2, 0.2)], score(1, 0.2, match=0.4)
     )
