@@ -12,6 +12,7 @@ from tensorly.cp_tensor import CPTensor
 from .. import decomposition
 from ..base.checks import check_count
 from ..base.reporting import report
+from ..decomposition import __all__ as SOLVERS
 from ..decomposition import non_negative_parafac_hals, parafac
 from ..decomposition.coupled_parafac import CoupledCP
 from ..decomposition.cp_fit import cp_fit
@@ -179,7 +180,7 @@ def best_of(
     >>> len(starts.runs), starts.best.rank, bool(starts.match > 0.5)
     (5, 3, True)
     """
-    decomposition = find_method(decomposition, "decomposition")
+    decomposition = find_method(decomposition, "decomposition", SOLVERS)
     names = _check(decomposition, n_starts, options)
     labels = x.labels if isinstance(x, LabelledTensor) else None
     options = prefer_momentum(decomposition, x, number_options(x, options))
@@ -217,10 +218,12 @@ def best_of(
     return starts
 
 
-def find_method(method: str | Callable[..., Any], name: str = "method") -> Callable[..., Any]:
-    """Return a CP decomposition by its name; a function as it is."""
-    if not callable(method) and method not in CP_METHODS:
-        raise ValueError(f"{name} is {method!r}, expected one of {CP_METHODS}, or a function")
+def find_method(
+    method: str | Callable[..., Any], name: str = "method", known: Sequence[str] = CP_METHODS
+) -> Callable[..., Any]:
+    """Return a decomposition by its name, one of `known`; a function as it is."""
+    if not callable(method) and method not in known:
+        raise ValueError(f"{name} is {method!r}, expected one of {tuple(known)}, or a function")
     return method if callable(method) else getattr(decomposition, method)
 
 
@@ -306,5 +309,6 @@ def run_once(
         return result, result.errors
     if not isinstance(result, CPTensor) or not is_sparse(x):
         name = name_of(decomposition)
-        raise TypeError(f"{name} returns neither errors nor a CP model of a sparse tensor")
+        text = "returns neither errors, to compare runs by, nor a CP model of a sparse tensor"
+        raise TypeError(f"{name} {text}")
     return result, [cp_fit(x, result).relative_error]

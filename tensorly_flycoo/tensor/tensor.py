@@ -848,8 +848,8 @@ class FlycooTensor:
 
     def _add(self, other: Any, sign: int, operation: str) -> FlycooTensor:
         """Compute ``self + sign * other``; errors name the `operation`."""
-        if hasattr(other, "labels"):  # a LabelledTensor, which checks and keeps them
-            return NotImplemented
+        if hasattr(other, "labels"):  # a LabelledTensor
+            return other._keep_labels(self._add(other.tensor, sign, operation))
         other = self._take_coo(other)
         if not isinstance(other, FlycooTensor):
             raise densify_error(operation, self.shape, _USE_FIT)
@@ -915,6 +915,8 @@ class FlycooTensor:
         raise densify_error("numpy.asarray", self.shape, _USE_NONZEROS)
 
     def __array_ufunc__(self, *arguments: Any, **kwargs: Any) -> FlycooTensor:
+        if any(hasattr(argument, "labels") for argument in arguments):
+            return NotImplemented  # a LabelledTensor comes next
         return self._apply_ufunc(*arguments, **kwargs)
 
     # Tests check that the backend calls this by itself, not through NumPy.
