@@ -15,12 +15,7 @@ from tensorly.cp_tensor import CPTensor
 from ..base.reporting import log_compilation, span
 from ..ops.views import find_sparse
 from ..tensor.coo_cache import find_instead, not_sparse_error
-from ..tensor.labelled import (
-    LabelledTensor,
-    check_same_labels,
-    drop_labels,
-    number_options,
-)
+from ..tensor.labelled import LabelledTensor, check_same_labels, drop_labels, number_modes
 from ..tensor.memory import attempt
 from .cp_model import warn_of_zeros
 from .labelled_cp import label_result
@@ -50,11 +45,11 @@ def guard(function: Callable[_P, _R], dense: Callable[_P, _R] | None = None) -> 
             if isinstance(labelled, LabelledTensor):
                 for name, other in kwargs.items():
                     check_same_labels(other, labelled, names=(name, "the tensor"))
-                plain = [drop_labels(argument) for argument in args]
-                named = {name: drop_labels(argument) for name, argument in kwargs.items()}
-                first = dict(zip(inspect.signature(function).parameters, plain, strict=False))
-                plain[: len(first)] = number_options(labelled, first).values()
-                named = number_options(labelled, named)
+                names = inspect.signature(function).parameters
+                first = number_modes(labelled, dict(zip(names, args, strict=False)))
+                plain = map(drop_labels, [*first.values(), *args[len(first) :]])
+                named = number_modes(labelled, kwargs)
+                named = {name: drop_labels(argument) for name, argument in named.items()}
                 return label_result(call(*plain, **named), labelled.labels)
         with span(function.__name__, x), log_compilation():
             result = attempt(function.__name__, lambda: function(*args, **kwargs))

@@ -21,7 +21,7 @@ from ..decomposition.labelled_cp import label_result
 from ..decomposition.masks import find_missing
 from ..decomposition.momentum import NESTEROV
 from ..tensor.coo_cache import as_flycoo, is_sparse
-from ..tensor.labelled import LabelledTensor, number_options
+from ..tensor.labelled import LabelledTensor, number_modes
 from .many_starts import Run, Stopping, run_together
 from .match import factor_match_score
 
@@ -31,14 +31,9 @@ LOW_MATCH = 0.5
 
 #: The decompositions that return a CP model.
 CP_METHODS = (
-    "parafac",
-    "non_negative_parafac",
-    "non_negative_parafac_hals",
-    "constrained_parafac",
-    "randomised_parafac",
-    "observed_parafac",
-    "generalized_parafac",
-)
+    "parafac", "non_negative_parafac", "non_negative_parafac_hals", "constrained_parafac",
+    "randomised_parafac", "observed_parafac", "generalized_parafac",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -111,13 +106,11 @@ def best_of(
 ) -> Starts:
     """Run a decomposition from several random starts, and find the best run.
 
-    One start may end in a poor local minimum, and singular vectors of sparse data, another start,
-    often belong to single rows, such as one day.
-
-    Each run is ``decomposition(x, rank, init="random", random_state=seed, **options)`` with a seed
-    of its own. `parafac` of a sparse tensor runs all starts together, which takes far less time if
-    the tensor is small, and drops those that are hopeless or on the way to a solution that another
-    one finds (see Notes). Other decompositions run one start after another, each to its end.
+    One start may end in a poor local minimum. Each run is ``decomposition(x, rank, init="random",
+    random_state=seed, **options)`` with a seed of its own. `parafac` of a sparse tensor runs all
+    starts together, which takes far less time if the tensor is small, and drops those that are
+    hopeless or on the way to a solution that another one finds (see Notes). Other decompositions
+    run one start after another, each to its end.
 
     Parameters
     ----------
@@ -163,11 +156,10 @@ def best_of(
     the model, 5 times in 36 (10 starts) where the model has one for noise.
 
     As many starts run together as fit half of the free memory and, on a CPU, its caches. On a CPU
-    each run gives the bits that it gives alone, with a mask up to rounding errors. On a GPU the
-    order of additions in an MTTKRP depends on the number of columns, so runs differ from lone ones
-    by rounding errors, which iterations amplify: after six of them, in tests, by less than 1e-10
-    (float64) or 1e-3 (float32) of the largest element. Every call gives the same bits. A run that
-    meets a singular system of equations is repeated alone.
+    each run gives the bits that it gives alone, with a mask up to rounding errors. On a GPU runs
+    differ from lone ones by rounding errors, which iterations amplify: after six of them, in tests,
+    by less than 1e-10 (float64) or 1e-3 (float32) of the largest element. Every call gives the same
+    bits. A run that meets a singular system of equations is repeated alone.
 
     Examples
     --------
@@ -183,7 +175,7 @@ def best_of(
     decomposition = find_method(decomposition, "decomposition", SOLVERS)
     names = _check(decomposition, n_starts, options)
     labels = x.labels if isinstance(x, LabelledTensor) else None
-    options = prefer_momentum(decomposition, x, number_options(x, options))
+    options = prefer_momentum(decomposition, x, number_modes(x, options))
     if is_parafac(decomposition) and is_sparse(x):
         decomposition = parafac  # one imported from TensorLy before this package has no momentum
     x = as_flycoo(x, check_coords=True) if is_sparse(x) else x

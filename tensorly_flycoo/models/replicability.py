@@ -11,7 +11,7 @@ from tensorly.cp_tensor import CPTensor
 from ..base.checks import check_count, check_mode
 from ..base.reporting import report
 from ..tensor.coo_cache import as_flycoo
-from ..tensor.labelled import LabelledTensor, Labels, number_modes, number_options
+from ..tensor.labelled import LabelledTensor, Labels, number_modes
 from .best_of import as_random_state, best_of, find_method, name_of
 from .match import factor_match_score
 
@@ -107,7 +107,7 @@ def replicability(
     [True, False]
     """
     labels = x.labels if isinstance(x, LabelledTensor) else None
-    options, mode = number_options(x, options), number_modes(x, mode)
+    options, mode = number_modes(x, options), number_modes(x, mode)
     x, function = as_flycoo(x, check_coords=True), find_method(method)
     if x.ndim < 2:
         raise ValueError(f"x has shape {x.shape}, expected two modes or more")

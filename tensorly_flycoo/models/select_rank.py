@@ -22,7 +22,7 @@ from ..decomposition.observed_parafac import observed_parafac
 from ..ops.sampling import find_chances, make_sampler
 from ..spread.row_shards import take_model
 from ..tensor.coo_cache import as_flycoo
-from ..tensor.labelled import LabelledTensor, number_options
+from ..tensor.labelled import LabelledTensor, number_modes
 from ..tensor.pieces import sum_values
 from ..tensor.tensor import FlycooTensor
 from .best_of import (
@@ -44,14 +44,12 @@ if TYPE_CHECKING:
     from pandas import DataFrame
     from sparse import SparseArray
 
-#: With counts, this share of what is compared with held-out entries comes not from the model but
-#: from the nonzeros of each index alone. A model that calls a held-out count impossible would be
-#: infinitely bad otherwise; and with few counts, many of a good model's zeros are only chance.
+#: The share of counts' means that comes not from a model but from the nonzeros of each index alone.
+#: A model that calls a held-out count impossible would be infinitely bad otherwise.
 _INDEPENDENT_SHARE = 0.1
 
-#: Held-out entries are too few to tell ranks apart if the standard error of the least loss is a
-#: larger share of what that rank explains. (Of counts with 3 to 5 planted components, 2 in 24 were
-#: found where it was larger, and all but one in 60 where it was smaller.)
+#: Held-out entries are too few if the standard error of the least loss is a larger share of what
+#: its rank explains: of planted ranks, hardly any is found then, and nearly all are else.
 _LARGE_ERROR = 0.1
 
 #: Core consistency is left out if it would take more operations than this.
@@ -72,10 +70,8 @@ class RankScore(NamedTuple):
     heldout_loss : float
         What the best run, which was fitted without the held-out entries, does not explain there:
         the norm of the residual, relative to that of the values; of ``loss="poisson_count"``, the
-        deviance, relative to that of the tensor's mean. An entry counts as often as its kind is
-        rarer among those held out than in the tensor, so the loss is that of all cells. Of
-        `observed_parafac` all entries count alike, and their differences from their mean are what
-        is to be explained.
+        share of the deviance of the mean. Entries have weights: the loss is that of all cells. Of
+        `observed_parafac`, values are less their mean, and have no weights.
     heldout_se : float
         The standard error of that loss, over the held-out entries.
     difference_se : float
@@ -153,10 +149,8 @@ class RankSelection:
 
     def _explain(self) -> list[str]:
         """Say why the rank is suggested; the warnings were shown when it was."""
-        count = len(self.warnings)
-        doubts = f"; see .warnings, of which there {'is 1' if count == 1 else f'are {count}'}"
-        rule = f"rank {self.rank} is {self.rule}{doubts if count else ''}"
-        return [] if self.rank is None else [rule]
+        doubts = "; see .warnings for what speaks against it" if self.warnings else ""
+        return [] if self.rank is None else [f"rank {self.rank} is {self.rule}{doubts}"]
 
     def __repr__(self) -> str:
         lines = [f"rank {self._error:>14}  held-out loss (se)      core consistency  match"]
@@ -317,7 +311,7 @@ def select_rank(
     (2, 2)
     """
     labels = x.labels if isinstance(x, LabelledTensor) else None
-    options = number_options(x, options)
+    options = number_modes(x, options)
     x = as_flycoo(x, check_coords=True)
     if not isinstance(ranks, Iterable):
         raise TypeError(f"ranks is {ranks!r}, expected several integers, such as range(1, 11)")
@@ -361,10 +355,10 @@ def select_rank(
 def _check_holdout(
     x: FlycooTensor, holdout: Any, method: Callable[..., Any], options: Mapping[str, Any]
 ) -> None:
-    if not isinstance(holdout, int | float | np.number) or isinstance(holdout, bool):
-        raise TypeError(f"holdout is {holdout!r}, expected a number from 0 to below 1")
-    if not 0 <= holdout < 1:
-        raise ValueError(f"holdout is {holdout}, expected a number from 0 to below 1")
+    is_number = isinstance(holdout, int | float | np.number) and not isinstance(holdout, bool)
+    if not is_number or not 0 <= holdout < 1:
+        error = ValueError if is_number else TypeError
+        raise error(f"holdout is {holdout!r}, expected a number from 0 to below 1")
     if not holdout:
         return
     if method is not observed_parafac and "mask" not in inspect.signature(method).parameters:
@@ -530,9 +524,9 @@ def draw_entries(
 
 
 def _weigh(values: np.ndarray, chances: np.ndarray, count: int, nnz: int) -> np.ndarray:
-    """Return one over the probability that `draw_entries` holds out each of its entries.
+    """Return weights with which sums over drawn entries are, on average, sums over all cells.
 
-    Sums with these weights are, on average, those over all cells (Horvitz and Thompson).
+    They are one over the probabilities of being drawn (Horvitz and Thompson).
     """
     with np.errstate(divide="ignore"):  # a chance of 1
         as_other = -np.expm1(count * np.log1p(-chances))

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 #: Parameters that take modes: of decompositions, and of functions of TensorLy.
 _MODE_OPTIONS = ("mode", "modes", "center_modes", "fixed_modes", "fixed_factors", "nn_modes")
 
+_REDUCTIONS = ("sum", "mean", "max", "min")
+
 #: Kinds of labels that have an order: numbers, time spans and dates, but not bools.
 _ORDERED_KINDS = "iufmM"
 
@@ -30,11 +32,9 @@ class Labels(dict[str, np.ndarray]):
     """
 
     def __init__(
-        self,
-        labels: Mapping[str, Any] | Sequence[Any],
-        names: Sequence[str] | None = None,
+        self, labels: Mapping[str, Any] | Sequence[Any], names: Sequence[str] | None = None,
         ordered: Iterable[str] = (),
-    ) -> None:
+    ) -> None:  # fmt: skip
         known = {*ordered, *getattr(labels, "ordered", ())}
         if isinstance(labels, Mapping):
             names, labels = list(labels) if names is None else names, list(labels.values())
@@ -78,7 +78,12 @@ def is_ordered(column: Any) -> bool:
 
 
 def number_modes(x: Any, modes: Any) -> Any:
-    """Return a mode of `x`, or several, by number where given by name; whatever else as it is."""
+    """Return a mode of `x`, or several, by number where given by name; whatever else as it is.
+
+    Of a dict of options, those that are modes.
+    """
+    if isinstance(modes, dict):
+        return {k: number_modes(x, v) if k in _MODE_OPTIONS else v for k, v in modes.items()}
     if isinstance(modes, list | tuple | set):
         return [number_modes(x, mode) for mode in modes]
     labels = getattr(x, "labels", None)
@@ -89,39 +94,30 @@ def number_modes(x: Any, modes: Any) -> Any:
     return [*labels].index(modes)
 
 
-def number_options(x: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a function of `x`, its modes by number (see `number_modes`)."""
-    return {
-        name: number_modes(x, option) if name in _MODE_OPTIONS else option
-        for name, option in options.items()
-    }
-
-
 class _Fields(NamedTuple):
     tensor: FlycooTensor
     labels: Labels
 
 
-def _make_operator(name: str) -> Callable[..., Any]:
-    """Make an operator of a LabelledTensor: that of its tensor, with the labels if one results."""
-    operate = getattr(FlycooTensor, name)
+def _make_method(name: str) -> Callable[..., Any]:
+    """Make a method of a LabelledTensor: its tensor's, with all labels if a tensor results."""
+    method = getattr(FlycooTensor, name)
 
-    @functools.wraps(operate)
-    def call(x: "LabelledTensor", *others: Any) -> Any:
-        return x._keep_labels(operate(x.tensor, *map(drop_labels, others)), others)
+    @functools.wraps(method)
+    def call(x: "LabelledTensor", *others: Any, **options: Any) -> Any:
+        return x._label(method(x.tensor, *map(drop_labels, others), **options), others=others)
 
     return call
 
 
 def _make_reduction(name: str) -> Callable[..., Any]:
-    """Make a method that reduces the modes of a LabelledTensor, also by their names."""
-    operate = getattr(FlycooTensor, name)
+    """Make a method that reduces modes, also by name; a tensor that results has other labels."""
+    method = getattr(FlycooTensor, name)
 
-    @functools.wraps(operate)
+    @functools.wraps(method)
     def reduce(x: "LabelledTensor", axis: Any = None) -> Any:
-        axes = range(x.ndim) if axis is None else number_modes(x, axis)
-        gone = check_axes(axes, x.ndim)
-        return x._take_labels(operate(x.tensor, gone), [n for n in range(x.ndim) if n not in gone])
+        gone = check_axes(range(x.ndim) if axis is None else number_modes(x, axis), x.ndim)
+        return x._label(method(x.tensor, gone), [n for n in range(x.ndim) if n not in gone])
 
     return reduce
 
@@ -137,9 +133,9 @@ class LabelledTensor(_Fields):
     TensorLy and this package take it wherever they take a sparse tensor, and compute with its
     `tensor`. A CP decomposition of it is a `LabelledCP`; other ones have its `labels`. It has the
     attributes, methods and operators of its tensor. A tensor that results keeps the labels of its
-    modes, but for slices and `astype`; two tensors are added if their labels are the same. Where
-    functions take a mode, they take its name: ``x.sum("day")``. It is a named tuple of two items,
-    for ``tensor, labels = x``; to index the tensor, write ``x.tensor[...]``.
+    modes; two tensors are added if their labels are the same. Where functions take a mode, they
+    take its name: ``x.sum("day")``. It is a named tuple of two items, for ``tensor, labels = x``;
+    to index the tensor, write ``x.tensor[...]``.
 
     Attributes
     ----------
@@ -200,57 +196,43 @@ class LabelledTensor(_Fields):
         modes = zip(self.labels, self.shape, strict=True)
         return ", ".join(f"{name} ({size})" for name, size in modes)
 
-    def _take_labels(self, found: Any, modes: Iterable[int]) -> Any:
-        """Return a tensor of some of the modes with their labels, and anything else as it is."""
+    def _label(self, found: Any, modes: Any = None, others: Iterable[Any] = ()) -> Any:
+        """Return a tensor of these or all modes with their labels, and anything else as it is.
+
+        Those of `others`, from which it is computed too, have to be the same.
+        """
         if not isinstance(found, FlycooTensor):
             return found
         names = [*self.labels]
-        taken = {names[mode]: self.labels[names[mode]] for mode in modes}
-        return type(self)(found, Labels(taken, ordered=self.labels.ordered))
-
-    def _keep_labels(self, found: Any, others: Iterable[Any] = ()) -> Any:
-        """Return a tensor of all modes with labels, which those of `others` have to equal."""
-        if not isinstance(found, FlycooTensor):
-            return found
         for other in others:
-            if isinstance(other, LabelledTensor) and [*other.labels] != [*self.labels]:
-                both = f"{[*self.labels]} and {[*other.labels]}"
+            if isinstance(other, LabelledTensor) and [*other.labels] != names:
+                both = f"{names} and {[*other.labels]}"
                 raise ValueError(f"the modes are {both}, expected the same in both tensors")
             check_same_labels(other, self, names=("one tensor", "the other"))
-        return type(self)(found, self.labels)
+        kept = names if modes is None else [names[mode] for mode in modes]
+        taken = {name: self.labels[name] for name in kept}
+        return type(self)(found, Labels(taken, ordered=self.labels.ordered))
 
-    def map(self, *args: Any, **kwargs: Any) -> Self:
-        """Apply a function to the nonzeros, as `FlycooTensor.map` does; labels stay."""
-        return self._keep_labels(self.tensor.map(*args, **kwargs))
-
-    def transpose(self, *axes: Any) -> Self:
+    def transpose(self, *axes: Any) -> Any:
         """Reorder the modes, by number or name, as `FlycooTensor.transpose` does."""
         order = number_modes(self, axes[0] if len(axes) == 1 else axes or None)
         order = check_order(order, self.ndim)
-        return self._take_labels(self.tensor.transpose(order), order)
+        return self._label(self.tensor.transpose(order), order)
 
-    @property
-    def T(self) -> Self:
-        """The tensor with its modes reversed."""
-        return self.transpose()
-
-    #: As that of FlycooTensor.
-    __array_priority__ = 1000
+    T = property(transpose)
+    __array_priority__ = FlycooTensor.__array_priority__
     __hash__ = object.__hash__
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        return self.tensor.__array__(dtype, copy)
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
         found = getattr(ufunc, method)(*map(drop_labels, inputs), **kwargs)
-        return self._keep_labels(found, inputs)
+        return self._label(found, others=inputs)
 
     def __array_function__(self, function: Any, types: Any, args: tuple, kwargs: dict) -> Any:
         if not args or args[0] is not self:
             raise TypeError(f"numpy.{function.__name__} takes no LabelledTensor: use its .tensor")
-        if function.__name__ in ("sum", "mean", "max", "min", "transpose"):
+        if function.__name__ in (*_REDUCTIONS, "transpose"):
             return getattr(self, function.__name__)(*args[1:], **kwargs)
-        return self._keep_labels(function(self.tensor, *args[1:], **kwargs))
+        return self._label(function(self.tensor, *args[1:], **kwargs))
 
     def to_frame(self, values: str = "value") -> "DataFrame":
         """Return the nonzeros as a table, in the sequence of `FlycooTensor.nonzeros`.
@@ -304,12 +286,13 @@ class LabelledTensor(_Fields):
 
 
 for _name in (
-    "__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__", "__truediv__",
-    "__rtruediv__", "__floordiv__", "__mod__", "__pow__", "__rpow__", "__neg__", "__pos__",
-    "__abs__", "__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__", "__bool__",
+    "map", "astype", "__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__",
+    "__truediv__", "__rtruediv__", "__floordiv__", "__mod__", "__pow__", "__rpow__", "__neg__",
+    "__pos__", "__abs__", "__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__", "__bool__",
+    "__array__",
 ):  # fmt: skip
-    setattr(LabelledTensor, _name, _make_operator(_name))
-for _name in ("sum", "mean", "max", "min"):
+    setattr(LabelledTensor, _name, _make_method(_name))
+for _name in _REDUCTIONS:
     setattr(LabelledTensor, _name, _make_reduction(_name))
 
 

@@ -291,7 +291,7 @@ def test_doubts_are_warned_of_and_shown(x):
     with pytest.warns(UserWarning, match="rank 2 is the highest one tried"):
         selection = select_rank(x, [1, 2], 2, random_state=0, n_iter_max=20)
     assert selection.warnings == ["the suggested rank 2 is the highest one tried: try higher ones"]
-    assert "; see .warnings, of which there is 1" in repr(selection)  # they were shown once
+    assert "; see .warnings for what speaks against it" in repr(selection)  # they were shown once
     doubts = module._list_doubts(
         [score(1, 0.2, match=0.4), score(2, 0.2)], score(1, 0.2, match=0.4)
     )
