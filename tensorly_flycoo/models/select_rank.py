@@ -13,7 +13,7 @@ from .. import decomposition
 from ..base.array_modules import move
 from ..base.checks import check_count, check_rank, num_cells
 from ..base.reporting import report
-from ..base.tables import make_bars, make_table
+from ..base.tables import format_table, make_bars, make_table
 from ..decomposition.guarding import require_flycoo_backend
 from ..decomposition.labelled_cp import label_result, make_figure
 from ..decomposition.losses import find_exact
@@ -39,18 +39,17 @@ from .best_of import (
 from .core_consistency import core_consistency
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from pandas import DataFrame
     from sparse import SparseArray
 
-#: The share of counts' means that comes not from a model but from the nonzeros of each index alone.
-#: A model that calls a held-out count impossible would be infinitely bad otherwise.
-_INDEPENDENT_SHARE = 0.1
+#: Means of counts are moved so much of the way to what the nonzeros of each index alone predict, or
+#: of a count, if that is less: a model that calls a count impossible would be infinitely bad else.
+_SHRINKAGE = 0.1
 
 #: Held-out entries are too few if the standard error of the least loss is a larger share of what
 #: its rank explains: of planted ranks, hardly any is found then, and nearly all are else.
-_LARGE_ERROR = 0.1
+_LARGE_ERROR = 0.06
 
 #: Core consistency is left out if it would take more operations than this.
 _MAX_CORE_OPERATIONS = 10**10
@@ -136,31 +135,31 @@ class RankSelection:
             return records
         return DataFrame(records).set_index("rank")
 
-    def _repr_html_(self) -> str:
-        losses = np.nan_to_num([score.heldout_loss for score in self.scores], posinf=np.inf)
-        largest, rows = max(losses[losses < np.inf], default=0.0), []
-        for score, loss in zip(self.scores, losses, strict=True):
-            rank = f"{score.rank} (suggested)" if score.rank == self.rank else score.rank
-            bar = make_bars([loss], [f"{score.heldout_loss:.4f} ({score.heldout_se:.4f})"], largest)
-            others = _show_core(score.core_consistency), f"{score.match:.2f}"
-            rows.append([rank, f"{score.error:.4f}", bar, *others])
-        head = ["rank", self._error, "held-out loss (se)", "core consistency", "match"]
-        return make_table(rows, head) + make_table([["", text] for text in self._explain()])
+    def _list_rows(self) -> list[list[Any]]:
+        """Return the scores as texts, headings first."""
+        rows = [["rank", self._error, "held-out loss (se)", "core consistency", "match", ""]]
+        for score in self.scores:
+            core = score.core_consistency
+            texts = f"{score.heldout_loss:.4f} ({score.heldout_se:.4f})", f"{score.match:.2f}"
+            mark = "<- suggested" if score.rank == self.rank else ""
+            shown = "< -999" if core < -999 else f"{core:.0f}"
+            rows.append([str(score.rank), f"{score.error:.4f}", texts[0], shown, texts[1], mark])
+        return rows
 
     def _explain(self) -> list[str]:
         """Say why the rank is suggested; the warnings were shown when it was."""
         doubts = "; see .warnings for what speaks against it" if self.warnings else ""
         return [] if self.rank is None else [f"rank {self.rank} is {self.rule}{doubts}"]
 
+    def _repr_html_(self) -> str:
+        losses = np.nan_to_num([score.heldout_loss for score in self.scores], posinf=np.inf)
+        (head, *rows), largest = self._list_rows(), max(losses[losses < np.inf], default=0.0)
+        for row, loss in zip(rows, losses, strict=True):
+            row[2] = make_bars([loss], [row[2]], largest)
+        return make_table(rows, head) + make_table([["", text] for text in self._explain()])
+
     def __repr__(self) -> str:
-        lines = [f"rank {self._error:>14}  held-out loss (se)      core consistency  match"]
-        for score in self.scores:
-            core = _show_core(score.core_consistency)
-            loss = f"{score.heldout_loss:8.4f} ({score.heldout_se:.4f})"
-            text = f"{score.rank:4} {score.error:14.4f}  {loss:22}  {core:>16}"
-            mark = "  <- suggested" if score.rank == self.rank else ""
-            lines.append(f"{text}  {score.match:5.2f}{mark}")
-        return "\n".join([*lines, *self._explain()])
+        return "\n".join([format_table(self._list_rows()), *self._explain()])
 
     def plot(self) -> "Figure":
         """Draw the scores of all ranks, with the suggested one marked.
@@ -178,42 +177,36 @@ class RankSelection:
         figure = make_figure(9, 6)
         from matplotlib.ticker import MaxNLocator
 
+        which = "all runs" if self.rank is None else "runs without the held-out entries"
+        errors, losses, spreads, _, cores, matches = np.array(self.scores).T[1:]
+        is_cut = (cores < _LEAST_CONSISTENCY).any()
+        panels = {
+            f"{self._error} (gray: {which})": errors,
+            "held-out loss, with standard errors": losses,
+            f"core consistency, %{f' (cut at {_LEAST_CONSISTENCY})' if is_cut else ''}":
+                np.maximum(cores, _LEAST_CONSISTENCY),
+            "match of the runs": matches,
+        }  # fmt: skip
         ranks = [score.rank for score in self.scores]
-        top, bottom = figure.subplots(2, 2, sharex=True)
-
-        def draw(axes: "Axes", values: Sequence[float], title: str) -> None:
+        all_axes = figure.subplots(2, 2, sharex=True).ravel()
+        for rank, of_rank in zip(ranks, self.errors, strict=True):
+            all_axes[0].plot([rank] * len(of_rank), of_rank, ".", color="0.7", markersize=5)
+        for axes, (title, values) in zip(all_axes, panels.items(), strict=True):
             axes.plot(ranks, values, marker="o", color="C0")
             axes.set_title(title, fontsize=10, loc="left")
             axes.spines[["top", "right"]].set_visible(False)
             if self.rank is not None:
                 axes.axvline(self.rank, color="C1", linestyle="--", linewidth=1, zorder=0)
-
-        for rank, of_rank in zip(ranks, self.errors, strict=True):
-            top[0].plot([rank] * len(of_rank), of_rank, ".", color="0.7", markersize=5)
-        which = "all runs" if self.rank is None else "runs without the held-out entries"
-        draw(top[0], [score.error for score in self.scores], f"{self._error} (gray: {which})")
-        losses = [score.heldout_loss for score in self.scores]
-        spreads = [score.heldout_se for score in self.scores]
-        draw(top[1], losses, "held-out loss, with standard errors")
-        top[1].errorbar(ranks, losses, spreads, fmt="none", ecolor="C0")
-        cores = np.array([score.core_consistency for score in self.scores])
-        is_cut = (cores < _LEAST_CONSISTENCY).any()
-        title = f"core consistency, %{f' (cut at {_LEAST_CONSISTENCY})' if is_cut else ''}"
-        draw(bottom[0], np.maximum(cores, _LEAST_CONSISTENCY), title)
-        bottom[0].set_ylim(_LEAST_CONSISTENCY - 5, 105)
-        draw(bottom[1], [score.match for score in self.scores], "match of the runs")
-        bottom[1].set_ylim(-0.03, 1.05)
-        for axes in bottom:
+        all_axes[1].errorbar(ranks, losses, spreads, fmt="none", ecolor="C0")
+        all_axes[2].set_ylim(_LEAST_CONSISTENCY - 5, 105)
+        all_axes[3].set_ylim(-0.03, 1.05)
+        for axes in all_axes[2:]:
             axes.set_xlabel("rank")
             axes.xaxis.set_major_locator(MaxNLocator(12, integer=True))
             axes.set_xlim(min(ranks) - 0.5, max(ranks) + 0.5)
         if self.rank is not None:
             figure.suptitle(f"Suggested rank: {self.rank} (dashed)", fontsize=11)
         return figure
-
-
-def _show_core(consistency: float) -> str:
-    return "< -999" if consistency < -999 else f"{consistency:.0f}"
 
 
 def select_rank(
@@ -481,7 +474,7 @@ class _HeldOut:
         found = move(self._missing.evaluate(*take_model(model)), np).astype(np.float64)
         if self._independent is None:
             return self._weights * (values - found) ** 2 / self._whole
-        found += _INDEPENDENT_SHARE * (self._independent - found)
+        found += _SHRINKAGE * np.clip(self._independent - found, -1, 1)
         return self._weights * _deviance(values, found) / self._whole
 
     def judge(self, scores: list[RankScore], terms: list[np.ndarray]) -> list[RankScore]:
