@@ -243,7 +243,7 @@ def select_rank(
         A CP decomposition with the parameters `random_state` and `init`: the name of a function of
         `tensorly_flycoo.decomposition`, or a function. To hold entries out it needs `mask`, as
         "parafac", "non_negative_parafac" and "generalized_parafac" (its losses "gaussian" and
-        "poisson_count") have it, or it is "observed_parafac".
+        "poisson_count") have it, or it is "observed_parafac", whose biases no rank counts.
     holdout : float
         The share of the nonzeros to hold out; 0 holds out nothing and suggests nothing.
     random_state : int or numpy.random.RandomState, optional
@@ -251,7 +251,7 @@ def select_rank(
     keep_all : bool
         Whether `best_of` drops no run of `parafac` before its end.
     **options
-        For each run, such as `n_iter_max` and `tol`; but no `mask` if entries are held out.
+        For each run, such as `n_iter_max`; but no `mask` or `confidence` if entries are held out.
 
     Returns
     -------
@@ -280,10 +280,10 @@ def select_rank(
 
     Notes
     -----
-    The runs of `best_of` take most of the time. Those of `parafac` run together, on a GPU only
-    without held-out entries. Each rank is logged at level INFO. Core consistency takes up to
-    ``nnz * R**(ndim - 1)`` operations and is left out (nan) above ten billion, and for
-    `observed_parafac`. The same `random_state` gives the same result on one machine.
+    Runs take most of the time; those of `parafac` run together, on a GPU only without held-out
+    entries. Each rank is logged at level INFO. Core consistency takes up to ``nnz * R**(ndim - 1)``
+    operations; it is left out (nan) above ten billion, and for `observed_parafac`. The same
+    `random_state` gives the same result on one machine.
 
     References
     ----------

@@ -537,16 +537,13 @@ class FlycooTensor:
         Returns
         -------
         FlycooTensor
-            With this one's layout and device; this tensor itself if the order is unchanged.
+            With this one's layout and device; this tensor itself if the order is unchanged. Costs
+            as much as building it.
 
         Raises
         ------
         TypeError, ValueError
             If `axes` are not all modes, each once.
-
-        Notes
-        -----
-        Costs as much as building the tensor.
 
         Examples
         --------
@@ -690,7 +687,8 @@ class FlycooTensor:
         Returns
         -------
         FlycooTensor
-            With this one's layout, device and dtype. Elements that have become zero are not stored.
+            With this one's layout, device and dtype. Elements that have become zero are not stored;
+            else nothing is sorted.
 
         Raises
         ------
@@ -700,11 +698,6 @@ class FlycooTensor:
             If the function returns anything but an array (count,) of real numbers.
         ValueError
             If a result is not finite.
-
-        Notes
-        -----
-        Copies the records, and sorts nothing unless some elements become zero. The result is the
-        same in every run if the function's is.
 
         Examples
         --------

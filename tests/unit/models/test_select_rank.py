@@ -1,7 +1,9 @@
 """Choosing a rank."""
 
 import logging
+import pickle
 import re
+import struct
 import sys
 from dataclasses import replace
 
@@ -64,12 +66,18 @@ def make_counts(rank, mean, seed, shape=(60, 50, 40)):
     return FlycooTensor.from_dense(random.poisson(means).astype(float)), means
 
 
-@pytest.mark.parametrize(("rank", "mean", "seed"), [(3, 0.03, 0), (3, 0.03, 4), (2, 0.01, 0)])
-def test_the_rank_of_sparse_counts_is_found(rank, mean, seed):
+@pytest.mark.parametrize(
+    ("rank", "mean", "seed", "doubts"),
+    [
+        (3, 0.03, 0, []),
+        (2, 0.01, 0, ["the held-out entries are too few to "]),
+    ],
+)
+def test_the_rank_of_sparse_counts_is_found(rank, mean, seed, doubts):
     x, _ = make_counts(rank, mean, seed)
     selection = select_rank(x, range(1, 5), 4, "generalized_parafac", random_state=0)
     assert selection.rank == rank
-    assert selection.warnings == []
+    assert [text[:37] for text in selection.warnings] == doubts
 
 
 def test_counts_too_few_to_tell_are_said_to_be():
@@ -376,6 +384,10 @@ def test_the_picture(x, monkeypatch):
     selection = select_rank(x, [1, 2, 3], 2, random_state=0, n_iter_max=20)
     figure = selection.plot()
     assert len(figure.axes) == 4
+    for own in (figure, pickle.loads(pickle.dumps(figure))):
+        png = own._repr_png_()  # which a notebook shows, "%matplotlib inline" or not
+        assert png[:8] == b"\x89PNG\r\n\x1a\n"
+        assert struct.unpack(">II", png[16:24]) == (900, 600)
     np.testing.assert_array_equal(figure.axes[1].lines[0].get_xdata(), [1, 2, 3])
     title = figure.axes[0].get_title(loc="left")
     assert title == "error (gray: runs without the held-out entries)"
