@@ -7,6 +7,7 @@ Run it::
 
     python examples/benchmark_ranks.py starts             # 20 starts against one
     python examples/benchmark_ranks.py planted --seeds 30 --processes 16
+    python examples/benchmark_ranks.py sparse --seeds 30 --runs 4
     python examples/benchmark_ranks.py search --ranks 5 15 25
 
 "search" compares `select_rank` with a loop over TensorLy on the dense array, which is how
@@ -19,6 +20,9 @@ chooses another.
 variables with a mean of 5 at the nonzeros of the planted model, whose zeros stay zero. Methods for
 non-negative data get no negative values. Seeds begin at 1000; none of these tensors was used to
 choose the rule.
+
+"sparse" plants ranks of 2 to 5 in counts of 60 x 50 x 40, few of which are not 0: their means come
+from factors that are Gamma variables of shape 0.5. It chooses among ranks 1 to 6.
 """
 
 import argparse
@@ -131,6 +135,39 @@ def count_found(args):
     return counts
 
 
+def find_sparse_rank(task):
+    """Return the rank that is suggested for sparse counts, and whether they are said to be few."""
+    mean, rank, seed, runs = task
+    random = np.random.default_rng(seed)
+    means = np.einsum("ir,jr,kr->ijk", *(random.gamma(0.5, 1, (n, rank)) for n in (60, 50, 40)))
+    counts = random.poisson(means * (mean / means.mean())).astype(float)
+    warnings.simplefilter("ignore")
+    with tl.backend_context("flycoo"):
+        options = {"method": "generalized_parafac", "random_state": seed}
+        found = select_rank(FlycooTensor.from_dense(counts), range(1, 7), runs, **options)
+    return found.rank, any("too few to tell" in text for text in found.warnings)
+
+
+def count_sparse(args):
+    """Print how often each planted rank of sparse counts is found; return the counts."""
+    os.environ.update(dict.fromkeys(THREADS, "1"))
+    print("| mean | planted rank | right | too low | too high | said to be too few: right, wrong |")
+    print("|---|---|---|---|---|---|")
+    counts, context = {}, multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(args.processes, context) as pool:
+        for mean in args.means:
+            for rank in range(2, 6):
+                tasks = [(mean, rank, seed, args.runs) for seed in range(args.seeds)]
+                found = list(pool.map(find_sparse_rank, tasks))
+                own = [sum(f == rank for f, _ in found), sum(f < rank for f, _ in found)]
+                own += [sum(f > rank for f, _ in found)]
+                said = [sum(few and (f == rank) == good for f, few in found) for good in (1, 0)]
+                cells = " | ".join(map(str, [mean, rank, *own]))
+                print(f"| {cells} | {said[0]}, {said[1]} |", flush=True)
+                counts[mean, rank] = own[0]
+    return counts
+
+
 def search(args):
     """Return how many times as long as ours the dense search takes."""
     shape = (args.size,) * 3
@@ -152,13 +189,19 @@ def search(args):
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parts = {"starts": compare_starts, "planted": count_found, "search": search}
+    parts = {
+        "starts": compare_starts,
+        "planted": count_found,
+        "sparse": count_sparse,
+        "search": search,
+    }
     parser.add_argument("part", choices=parts)
     parser.add_argument("--iterations", type=int, default=100)
     parser.add_argument("--seeds", type=int, default=30)
     parser.add_argument("--first", type=int, default=1000, help="the first seed")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--size", type=int, default=100)
+    parser.add_argument("--means", type=float, nargs="+", default=[0.003, 0.01, 0.03, 0.1, 0.3])
     parser.add_argument("--ranks", type=int, nargs="+", default=list(range(1, 26)))
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--dtype", default="float64")

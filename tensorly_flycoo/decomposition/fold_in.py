@@ -12,7 +12,7 @@ from ..ops.hals import solve_nonnegative
 from ..ops.mttkrp import mttkrp
 from ..spread.row_shards import take_model
 from ..tensor.coo_cache import as_flycoo
-from ..tensor.labelled import check_same_labels
+from ..tensor.labelled import check_same_labels, number_modes
 from ..tensor.tensor import FlycooTensor
 from .cp_model import multiply_all, multiply_grams
 from .losses import check_data, find_exact, find_loss
@@ -38,7 +38,7 @@ _TOLERANCE = 1e-12
 def fold_in(
     cp_tensor: Any,
     x_new: "FlycooTensor | LabelledTensor | SparseArray",
-    mode: int,
+    mode: int | str,
     *,
     loss: str = "gaussian",
     non_negative: bool = False,
@@ -59,7 +59,8 @@ def fold_in(
     x_new : FlycooTensor, LabelledTensor or sparse.COO
         The data of the new indices, in the dtype and on the device of the factors: any size in
         `mode`, and the model's in all others.
-    mode : int
+    mode : int or str
+        Its name, if `cp_tensor` or `x_new` has labels, or its number.
     loss : {"gaussian", "poisson_count"}
     non_negative : bool
         Whether the rows are non-negative; with "poisson_count" they always are.
@@ -115,7 +116,7 @@ def fold_in(
     """
     is_count = find_exact(loss).is_count
     weights, factors = take_model(cp_tensor)
-    mode = check_mode(mode, len(factors))
+    mode = check_mode(number_modes(x_new, number_modes(cp_tensor, mode)), len(factors))
     check_same_labels(x_new, cp_tensor, skip=mode)
     x = as_flycoo(x_new, check_coords=True)
     if x.ndim != len(factors):

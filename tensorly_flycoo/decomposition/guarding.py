@@ -16,7 +16,7 @@ from ..base.checks import check_count, check_modes, check_real
 from ..base.reporting import log_compilation, span
 from ..ops.views import find_sparse
 from ..tensor.coo_cache import find_instead, not_sparse_error
-from ..tensor.labelled import LabelledTensor, check_same_labels
+from ..tensor.labelled import LabelledTensor, check_same_labels, drop_labels, number_modes
 from ..tensor.memory import attempt
 from .cp_model import warn_of_zeros
 from .labelled_cp import label_result
@@ -70,7 +70,7 @@ def guard(function: Callable[_P, _R], dense: Callable[_P, _R] | None = None) -> 
 
     A CP model with components that are zero is returned with a warning. Calls without a sparse
     tensor go to `dense`, by default `function`; but a table is refused. The function gets the
-    tensor of a `LabelledTensor`; `label_result` gives its result the labels.
+    tensor of a `LabelledTensor`, and modes by number; `label_result` gives its result the labels.
     """
 
     parameters = list(inspect.signature(function).parameters)
@@ -87,8 +87,11 @@ def guard(function: Callable[_P, _R], dense: Callable[_P, _R] | None = None) -> 
             if isinstance(labelled, LabelledTensor):
                 for name, other in kwargs.items():
                     check_same_labels(other, labelled, names=(name, "the tensor"))
-                plain = [_drop_labels(argument) for argument in args]
-                named = {name: _drop_labels(argument) for name, argument in kwargs.items()}
+                names = inspect.signature(function).parameters
+                first = number_modes(labelled, dict(zip(names, args, strict=False)))
+                plain = map(drop_labels, [*first.values(), *args[len(first) :]])
+                named = number_modes(labelled, kwargs)
+                named = {name: drop_labels(argument) for name, argument in named.items()}
                 return label_result(call(*plain, **named), labelled.labels)
         ndim = 3 if function.__name__ == "parafac2" else x.ndim  # x may be its first slice
         check_options(dict(zip(parameters, args, strict=False)) | kwargs, ndim)
@@ -100,10 +103,6 @@ def guard(function: Callable[_P, _R], dense: Callable[_P, _R] | None = None) -> 
         return result
 
     return call
-
-
-def _drop_labels(argument: Any) -> Any:
-    return argument.tensor if isinstance(argument, LabelledTensor) else argument
 
 
 def tensorly_loop(name: str) -> Callable[..., Any]:

@@ -1,5 +1,7 @@
 """A CP model whose rows have names: tables, files, pictures and rows for new data."""
 
+import functools
+import io
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any, Self
 
@@ -463,11 +465,14 @@ class LabelledCP(CPTensor):
 def label_result(result: Any, labels: Mapping[str, np.ndarray]) -> Any:
     """Return the result of a decomposition with its CP model, if it has one, as a LabelledCP.
 
-    Row-sharded factors are gathered. The CPTensor loses its factors: only one is kept twice.
+    A decomposition of another kind gets the attribute `labels`. Row-sharded factors are gathered.
+    The CPTensor loses its factors: only one is kept twice.
     """
-    if isinstance(result, tuple) and result and isinstance(result[0], CPTensor):
+    if isinstance(result, tuple) and result and hasattr(result[0], "__dict__"):
         return label_result(result[0], labels), *result[1:]
     if not isinstance(result, CPTensor):
+        if hasattr(result, "__dict__"):  # such as a TuckerTensor
+            result.labels = Labels(labels)
         return result
     # A callback may have kept the list, but not the CPTensor.
     factors, result.factors = [gather(factor) for factor in result.factors], []
@@ -530,7 +535,16 @@ def make_figure(width: float, height: float) -> "Figure":
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError(f"plot needs Matplotlib: pip install matplotlib ({error})") from None
-    return Figure(figsize=(width, height), layout="constrained")
+    figure = Figure(figsize=(width, height), layout="constrained")
+    # A notebook knows how to show pyplot's figures, or any after "%matplotlib inline".
+    figure._repr_png_ = functools.partial(_draw_png, figure)  # type: ignore[attr-defined]
+    return figure
+
+
+def _draw_png(figure: "Figure") -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    return buffer.getvalue()
 
 
 def _draw_components(cp: LabelledCP, top: int, line_modes: Set[int]) -> "Figure":

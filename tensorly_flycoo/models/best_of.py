@@ -12,7 +12,9 @@ from tensorly.cp_tensor import CPTensor
 from .. import decomposition
 from ..base.checks import check_count
 from ..base.reporting import report
+from ..decomposition import __all__ as SOLVERS
 from ..decomposition import non_negative_parafac_hals, parafac
+from ..decomposition.coupled_parafac import CoupledCP
 from ..decomposition.cp_fit import cp_fit
 from ..decomposition.guarding import require_flycoo_backend, tensorly_loop
 from ..decomposition.labelled_cp import label_result
@@ -20,7 +22,7 @@ from ..decomposition.masks import find_missing
 from ..decomposition.momentum import NESTEROV
 from ..decomposition.scaling import find_exponent
 from ..tensor.coo_cache import as_flycoo, is_sparse
-from ..tensor.labelled import LabelledTensor
+from ..tensor.labelled import LabelledTensor, number_modes
 from .many_starts import Run, Stopping, run_together
 from .match import factor_match_score
 
@@ -30,14 +32,9 @@ LOW_MATCH = 0.5
 
 #: The decompositions that return a CP model.
 CP_METHODS = (
-    "parafac",
-    "non_negative_parafac",
-    "non_negative_parafac_hals",
-    "constrained_parafac",
-    "randomised_parafac",
-    "observed_parafac",
-    "generalized_parafac",
-)
+    "parafac", "non_negative_parafac", "non_negative_parafac_hals", "constrained_parafac",
+    "randomised_parafac", "observed_parafac", "generalized_parafac",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -55,8 +52,8 @@ class Starts:
         The `random_state` of each run.
     matches : array (n,) or None
         The factor match score of each run with the best one: near 1 if they found the same
-        components. None if the runs are not CP tensors. A run that was dropped since it matched
-        another has the score of that one.
+        components; biases do not count. None if the runs are no CP models. A run that was dropped
+        since it matched another has the score of that one.
     dropped : list of int
         The numbers of the runs that were dropped before they ended by themselves; see `best_of`.
     """
@@ -110,13 +107,11 @@ def best_of(
 ) -> Starts:
     """Run a decomposition from several random starts, and find the best run.
 
-    One start may end in a poor local minimum, and singular vectors of sparse data, another start,
-    often belong to single rows, such as one day.
-
-    Each run is ``decomposition(x, rank, init="random", random_state=seed, **options)`` with a seed
-    of its own. `parafac` of a sparse tensor runs all starts together, which takes far less time if
-    the tensor is small, and drops those that are hopeless or on the way to a solution that another
-    one finds (see Notes). Other decompositions run one start after another, each to its end.
+    One start may end in a poor local minimum. Each run is ``decomposition(x, rank, init="random",
+    random_state=seed, **options)`` with a seed of its own. `parafac` of a sparse tensor runs all
+    starts together, which takes far less time if the tensor is small, and drops those that are
+    hopeless or on the way to a solution that another one finds (see Notes). Other decompositions
+    run one start after another, each to its end.
 
     Parameters
     ----------
@@ -124,7 +119,8 @@ def best_of(
         A function of `tensorly.decomposition` or `tensorly_flycoo.decomposition` with a parameter
         `random_state`, or the name of one, as for `select_rank`.
     x : FlycooTensor, LabelledTensor, sparse.COO or array
-        Whatever the decomposition takes. CP models of a LabelledTensor are `LabelledCP`.
+        Whatever the decomposition takes, such as the blocks of `coupled_parafac`. CP models of a
+        LabelledTensor are `LabelledCP`.
     rank : int, or whatever the decomposition takes
     n_starts : int
     random_state : int or numpy.random.RandomState, optional
@@ -161,11 +157,10 @@ def best_of(
     the model, 5 times in 36 (10 starts) where the model has one for noise.
 
     As many starts run together as fit half of the free memory and, on a CPU, its caches. On a CPU
-    each run gives the bits that it gives alone, with a mask up to rounding errors. On a GPU the
-    order of additions in an MTTKRP depends on the number of columns, so runs differ from lone ones
-    by rounding errors, which iterations amplify: after six of them, in tests, by less than 1e-10
-    (float64) or 1e-3 (float32) of the largest element. Every call gives the same bits. A run that
-    meets a singular system of equations is repeated alone.
+    each run gives the bits that it gives alone, with a mask up to rounding errors. On a GPU runs
+    differ from lone ones by rounding errors, which iterations amplify: after six of them, in tests,
+    by less than 1e-10 (float64) or 1e-3 (float32) of the largest element. Every call gives the same
+    bits. A run that meets a singular system of equations is repeated alone.
 
     Examples
     --------
@@ -178,12 +173,12 @@ def best_of(
     >>> len(starts.runs), starts.best.rank, bool(starts.match > 0.5)
     (5, 3, True)
     """
-    decomposition = find_method(decomposition, "decomposition")
+    decomposition = find_method(decomposition, "decomposition", SOLVERS)
     names = _check(decomposition, n_starts, options)
-    options = prefer_momentum(decomposition, x, options)
+    labels = x.labels if isinstance(x, LabelledTensor) else None
+    options = prefer_momentum(decomposition, x, number_modes(x, options))
     if is_parafac(decomposition) and is_sparse(x):
         decomposition = parafac  # one imported from TensorLy before this package has no momentum
-    labels = x.labels if isinstance(x, LabelledTensor) else None
     x = as_flycoo(x, check_coords=True) if is_sparse(x) else x
     seeds = as_random_state(random_state).randint(2**31 - 1, size=n_starts).tolist()
     runs: list[Any] = [None] * n_starts
@@ -203,8 +198,10 @@ def best_of(
     results, errors = [run.cp_tensor for run in runs], [list(run.errors) for run in runs]
     dropped = [number for number, run in enumerate(runs) if run.is_dropped]
     starts = Starts(results, errors, seeds, None, dropped, "loss" if "loss" in names else "error")
-    if all(isinstance(result, CPTensor) for result in results):
-        scores = np.array([factor_match_score(starts.best, result) for result in results])
+    if all(isinstance(result, CPTensor | CoupledCP) for result in results):
+        models = [take_components(result, rank) for result in results]
+        best = models[starts.best_number]
+        scores = np.array([factor_match_score(best, model) for model in models])
         leaders = np.array([n if run.leader is None else run.leader for n, run in enumerate(runs)])
         for _ in runs:  # a leader may have been dropped for another one
             leaders = leaders[leaders]
@@ -214,11 +211,23 @@ def best_of(
     return starts
 
 
-def find_method(method: str | Callable[..., Any], name: str = "method") -> Callable[..., Any]:
-    """Return a CP decomposition by its name; a function as it is."""
-    if not callable(method) and method not in CP_METHODS:
-        raise ValueError(f"{name} is {method!r}, expected one of {CP_METHODS}, or a function")
+def find_method(
+    method: str | Callable[..., Any], name: str = "method", known: Sequence[str] = CP_METHODS
+) -> Callable[..., Any]:
+    """Return a decomposition by its name, one of `known`; a function as it is."""
+    if not callable(method) and method not in known:
+        raise ValueError(f"{name} is {method!r}, expected one of {tuple(known)}, or a function")
     return method if callable(method) else getattr(decomposition, method)
+
+
+def take_components(model: CPTensor | CoupledCP, rank: Any) -> tuple[Any, list[Any]]:
+    """Return weights and factors of the first `rank` components: all that are no biases."""
+    if isinstance(model, CoupledCP):
+        return None, [*model.factors.values()]
+    weights, factors = model
+    if not isinstance(rank, int | np.integer) or model.rank <= rank:
+        return weights, factors
+    return weights[:rank], [factor[:, :rank] for factor in factors]
 
 
 def as_random_state(random_state: Any) -> np.random.RandomState:
@@ -290,7 +299,10 @@ def run_once(
     if "return_errors" in inspect.signature(decomposition).parameters:
         return decomposition(x, rank, random_state=seed, **{**options, "return_errors": True})
     result = decomposition(x, rank, random_state=seed, **options)
+    if isinstance(result, CoupledCP):
+        return result, result.errors
     if not isinstance(result, CPTensor) or not is_sparse(x):
         name = name_of(decomposition)
-        raise TypeError(f"{name} returns neither errors nor a CP model of a sparse tensor")
+        text = "returns neither errors, to compare runs by, nor a CP model of a sparse tensor"
+        raise TypeError(f"{name} {text}")
     return result, [cp_fit(x, result).relative_error]

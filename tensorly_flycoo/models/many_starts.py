@@ -38,8 +38,7 @@ from .match import match_all
 _LEAST_COLUMNS = 16
 
 #: Bytes of the factors of all runs together, on a CPU, that suit its caches: with three times as
-#: many, each column of an MTTKRP took twice as long (an EPYC with 1 MB of L2 cache for each core,
-#: 2000^3, 300K nonzeros).
+#: many, each column of an MTTKRP took twice as long (1 MB of L2 a core, 2000^3, 300K nonzeros).
 _CPU_CACHE_NBYTES = 2**22
 
 #: Bytes of a row that MTTKRP reads together on a CPU; filling them pays even beyond the caches.

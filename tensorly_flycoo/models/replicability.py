@@ -11,7 +11,7 @@ from tensorly.cp_tensor import CPTensor
 from ..base.checks import check_count, check_mode
 from ..base.reporting import report
 from ..tensor.coo_cache import as_flycoo
-from ..tensor.labelled import LabelledTensor, Labels
+from ..tensor.labelled import LabelledTensor, Labels, number_modes
 from .best_of import as_random_state, best_of, find_method, name_of
 from .match import factor_match_score
 
@@ -42,7 +42,7 @@ class Replicability:
 def replicability(
     x: Any,
     rank: int,
-    mode: int,
+    mode: int | str,
     n_folds: int = 5,
     n_starts: int = 10,
     method: str | Callable[..., Any] = "parafac",
@@ -59,7 +59,10 @@ def replicability(
     ----------
     x : FlycooTensor, LabelledTensor or sparse.COO
         The models of a LabelledTensor are `LabelledCP`.
-    rank, mode, n_folds : int
+    rank : int
+    mode : int or str
+        Its name, if `x` is a LabelledTensor, or its number.
+    n_folds : int
     n_starts : int
         Random starts for each subset; the one with the least error counts.
     method : str or callable
@@ -104,6 +107,7 @@ def replicability(
     [True, False]
     """
     labels = x.labels if isinstance(x, LabelledTensor) else None
+    options, mode = number_modes(x, options), number_modes(x, mode)
     x, function = as_flycoo(x, check_coords=True), find_method(method)
     if x.ndim < 2:
         raise ValueError(f"x has shape {x.shape}, expected two modes or more")

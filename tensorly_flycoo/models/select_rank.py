@@ -11,18 +11,19 @@ from tensorly.cp_tensor import CPTensor
 
 from .. import decomposition
 from ..base.array_modules import move
-from ..base.checks import check_count, check_rank
+from ..base.checks import check_count, check_rank, num_cells
 from ..base.reporting import report
-from ..base.tables import make_bars, make_table
+from ..base.tables import format_table, make_bars, make_table
 from ..decomposition.guarding import require_flycoo_backend
 from ..decomposition.labelled_cp import label_result, make_figure
 from ..decomposition.losses import find_exact
 from ..decomposition.masks import MissingEntries
 from ..decomposition.observed_parafac import observed_parafac
-from ..ops.sampling import make_sampler
+from ..ops.sampling import find_chances, make_sampler
 from ..spread.row_shards import take_model
 from ..tensor.coo_cache import as_flycoo
-from ..tensor.labelled import LabelledTensor
+from ..tensor.labelled import LabelledTensor, number_modes
+from ..tensor.pieces import sum_values
 from ..tensor.tensor import FlycooTensor
 from .best_of import (
     LOW_MATCH,
@@ -33,18 +34,22 @@ from .best_of import (
     name_of,
     prefer_momentum,
     run_once,
+    take_components,
 )
 from .core_consistency import core_consistency
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from pandas import DataFrame
     from sparse import SparseArray
 
-#: With counts, held-out entries are compared with the model plus this part of their mean. A model
-#: that calls a held-out count impossible would be infinitely bad otherwise.
-_FLOOR = 1e-3
+#: Means of counts are moved so much of the way to what the nonzeros of each index alone predict, or
+#: of a count, if that is less: a model that calls a count impossible would be infinitely bad else.
+_SHRINKAGE = 0.1
+
+#: Held-out entries are too few if the standard error of the least loss is a larger share of what
+#: its rank explains: of planted ranks, hardly any is found then, and nearly all are else.
+_LARGE_ERROR = 0.06
 
 #: Core consistency is left out if it would take more operations than this.
 _MAX_CORE_OPERATIONS = 10**10
@@ -62,9 +67,10 @@ class RankScore(NamedTuple):
     error : float
         The relative error of the model; of `generalized_parafac`, the loss F.
     heldout_loss : float
-        The norm of the residual at the held-out entries, relative to the norm of their values, for
-        the best run, which was fitted without them. Of ``loss="poisson_count"``, the share of their
-        deviance that the run, plus a thousandth of their mean, does not explain.
+        What the best run, which was fitted without the held-out entries, does not explain there:
+        the norm of the residual, relative to that of the values; of ``loss="poisson_count"``, the
+        share of the deviance of the mean. Entries have weights: the loss is that of all cells. Of
+        `observed_parafac`, values are less their mean, and have no weights.
     heldout_se : float
         The standard error of that loss, over the held-out entries.
     difference_se : float
@@ -129,30 +135,31 @@ class RankSelection:
             return records
         return DataFrame(records).set_index("rank")
 
+    def _list_rows(self) -> list[list[Any]]:
+        """Return the scores as texts, headings first."""
+        rows = [["rank", self._error, "held-out loss (se)", "core consistency", "match", ""]]
+        for score in self.scores:
+            core = score.core_consistency
+            texts = f"{score.heldout_loss:.4f} ({score.heldout_se:.4f})", f"{score.match:.2f}"
+            mark = "<- suggested" if score.rank == self.rank else ""
+            shown = "< -999" if core < -999 else f"{core:.0f}"
+            rows.append([str(score.rank), f"{score.error:.4f}", texts[0], shown, texts[1], mark])
+        return rows
+
+    def _explain(self) -> list[str]:
+        """Say why the rank is suggested; the warnings were shown when it was."""
+        doubts = "; see .warnings for what speaks against it" if self.warnings else ""
+        return [] if self.rank is None else [f"rank {self.rank} is {self.rule}{doubts}"]
+
     def _repr_html_(self) -> str:
         losses = np.nan_to_num([score.heldout_loss for score in self.scores], posinf=np.inf)
-        largest, rows = max(losses[losses < np.inf], default=0.0), []
-        for score, loss in zip(self.scores, losses, strict=True):
-            rank = f"{score.rank} (suggested)" if score.rank == self.rank else score.rank
-            bar = make_bars([loss], [f"{score.heldout_loss:.4f} ({score.heldout_se:.4f})"], largest)
-            others = _show_core(score.core_consistency), f"{score.match:.2f}"
-            rows.append([rank, f"{score.error:.4f}", bar, *others])
-        head = ["rank", self._error, "held-out loss (se)", "core consistency", "match"]
-        return make_table(rows, head) + make_table([["", text] for text in self._list_remarks()])
-
-    def _list_remarks(self) -> list[str]:
-        rule = [f"rank {self.rank} is {self.rule}"] if self.rank is not None else []
-        return [*rule, *(f"warning: {text}" for text in self.warnings)]
+        (head, *rows), largest = self._list_rows(), max(losses[losses < np.inf], default=0.0)
+        for row, loss in zip(rows, losses, strict=True):
+            row[2] = make_bars([loss], [row[2]], largest)
+        return make_table(rows, head) + make_table([["", text] for text in self._explain()])
 
     def __repr__(self) -> str:
-        lines = [f"rank {self._error:>14}  held-out loss (se)      core consistency  match"]
-        for score in self.scores:
-            core = _show_core(score.core_consistency)
-            loss = f"{score.heldout_loss:8.4f} ({score.heldout_se:.4f})"
-            text = f"{score.rank:4} {score.error:14.4f}  {loss:22}  {core:>16}"
-            mark = "  <- suggested" if score.rank == self.rank else ""
-            lines.append(f"{text}  {score.match:5.2f}{mark}")
-        return "\n".join([*lines, *self._list_remarks()])
+        return "\n".join([format_table(self._list_rows()), *self._explain()])
 
     def plot(self) -> "Figure":
         """Draw the scores of all ranks, with the suggested one marked.
@@ -170,42 +177,36 @@ class RankSelection:
         figure = make_figure(9, 6)
         from matplotlib.ticker import MaxNLocator
 
+        which = "all runs" if self.rank is None else "runs without the held-out entries"
+        errors, losses, spreads, _, cores, matches = np.array(self.scores).T[1:]
+        is_cut = (cores < _LEAST_CONSISTENCY).any()
+        panels = {
+            f"{self._error} (gray: {which})": errors,
+            "held-out loss, with standard errors": losses,
+            f"core consistency, %{f' (cut at {_LEAST_CONSISTENCY})' if is_cut else ''}":
+                np.maximum(cores, _LEAST_CONSISTENCY),
+            "match of the runs": matches,
+        }  # fmt: skip
         ranks = [score.rank for score in self.scores]
-        top, bottom = figure.subplots(2, 2, sharex=True)
-
-        def draw(axes: "Axes", values: Sequence[float], title: str) -> None:
+        all_axes = figure.subplots(2, 2, sharex=True).ravel()
+        for rank, of_rank in zip(ranks, self.errors, strict=True):
+            all_axes[0].plot([rank] * len(of_rank), of_rank, ".", color="0.7", markersize=5)
+        for axes, (title, values) in zip(all_axes, panels.items(), strict=True):
             axes.plot(ranks, values, marker="o", color="C0")
             axes.set_title(title, fontsize=10, loc="left")
             axes.spines[["top", "right"]].set_visible(False)
             if self.rank is not None:
                 axes.axvline(self.rank, color="C1", linestyle="--", linewidth=1, zorder=0)
-
-        for rank, of_rank in zip(ranks, self.errors, strict=True):
-            top[0].plot([rank] * len(of_rank), of_rank, ".", color="0.7", markersize=5)
-        which = "all runs" if self.rank is None else "runs without the held-out entries"
-        draw(top[0], [score.error for score in self.scores], f"{self._error} (gray: {which})")
-        losses = [score.heldout_loss for score in self.scores]
-        spreads = [score.heldout_se for score in self.scores]
-        draw(top[1], losses, "held-out loss, with standard errors")
-        top[1].errorbar(ranks, losses, spreads, fmt="none", ecolor="C0")
-        cores = np.array([score.core_consistency for score in self.scores])
-        is_cut = (cores < _LEAST_CONSISTENCY).any()
-        title = f"core consistency, %{f' (cut at {_LEAST_CONSISTENCY})' if is_cut else ''}"
-        draw(bottom[0], np.maximum(cores, _LEAST_CONSISTENCY), title)
-        bottom[0].set_ylim(_LEAST_CONSISTENCY - 5, 105)
-        draw(bottom[1], [score.match for score in self.scores], "match of the runs")
-        bottom[1].set_ylim(-0.03, 1.05)
-        for axes in bottom:
+        all_axes[1].errorbar(ranks, losses, spreads, fmt="none", ecolor="C0")
+        all_axes[2].set_ylim(_LEAST_CONSISTENCY - 5, 105)
+        all_axes[3].set_ylim(-0.03, 1.05)
+        for axes in all_axes[2:]:
             axes.set_xlabel("rank")
             axes.xaxis.set_major_locator(MaxNLocator(12, integer=True))
             axes.set_xlim(min(ranks) - 0.5, max(ranks) + 0.5)
         if self.rank is not None:
             figure.suptitle(f"Suggested rank: {self.rank} (dashed)", fontsize=11)
         return figure
-
-
-def _show_core(consistency: float) -> str:
-    return "< -999" if consistency < -999 else f"{consistency:.0f}"
 
 
 def select_rank(
@@ -242,7 +243,7 @@ def select_rank(
         A CP decomposition with the parameters `random_state` and `init`: the name of a function of
         `tensorly_flycoo.decomposition`, or a function. To hold entries out it needs `mask`, as
         "parafac", "non_negative_parafac" and "generalized_parafac" (its losses "gaussian" and
-        "poisson_count") have it, or it is "observed_parafac".
+        "poisson_count") have it, or it is "observed_parafac", whose biases no rank counts.
     holdout : float
         The share of the nonzeros to hold out; 0 holds out nothing and suggests nothing.
     random_state : int or numpy.random.RandomState, optional
@@ -250,7 +251,7 @@ def select_rank(
     keep_all : bool
         Whether `best_of` drops no run of `parafac` before its end.
     **options
-        For each run, such as `n_iter_max` and `tol`; but no `mask` if entries are held out.
+        For each run, such as `n_iter_max`; but no `mask` or `confidence` if entries are held out.
 
     Returns
     -------
@@ -260,7 +261,8 @@ def select_rank(
     -----
     UserWarning
         If the suggested rank is the highest one tried, its match is below 0.5, no rank predicts
-        the held-out entries, or Ctrl-C stopped the search, which then returns the finished ranks.
+        the held-out entries, these are too few to tell, or Ctrl-C stopped the search, which then
+        returns the finished ranks.
 
     Raises
     ------
@@ -278,10 +280,10 @@ def select_rank(
 
     Notes
     -----
-    The runs of `best_of` take most of the time. Those of `parafac` run together, on a GPU only
-    without held-out entries. Each rank is logged at level INFO. Core consistency takes up to
-    ``nnz * R**(ndim - 1)`` operations and is left out (nan) above ten billion, and for
-    `observed_parafac`. The same `random_state` gives the same result on one machine.
+    Runs take most of the time; those of `parafac` run together, on a GPU only without held-out
+    entries. Each rank is logged at level INFO. Core consistency takes up to ``nnz * R**(ndim - 1)``
+    operations; it is left out (nan) above ten billion, and for `observed_parafac`. The same
+    `random_state` gives the same result on one machine.
 
     References
     ----------
@@ -302,6 +304,7 @@ def select_rank(
     (2, 2)
     """
     labels = x.labels if isinstance(x, LabelledTensor) else None
+    options = number_modes(x, options)
     x = as_flycoo(x, check_coords=True)
     if not isinstance(ranks, Iterable):
         raise TypeError(f"ranks is {ranks!r}, expected several integers, such as range(1, 11)")
@@ -345,10 +348,10 @@ def select_rank(
 def _check_holdout(
     x: FlycooTensor, holdout: Any, method: Callable[..., Any], options: Mapping[str, Any]
 ) -> None:
-    if not isinstance(holdout, int | float | np.number) or isinstance(holdout, bool):
-        raise TypeError(f"holdout is {holdout!r}, expected a number from 0 to below 1")
-    if not 0 <= holdout < 1:
-        raise ValueError(f"holdout is {holdout}, expected a number from 0 to below 1")
+    is_number = isinstance(holdout, int | float | np.number) and not isinstance(holdout, bool)
+    if not is_number or not 0 <= holdout < 1:
+        error = ValueError if is_number else TypeError
+        raise error(f"holdout is {holdout!r}, expected a number from 0 to below 1")
     if not holdout:
         return
     if method is not observed_parafac and "mask" not in inspect.signature(method).parameters:
@@ -358,8 +361,10 @@ def _check_holdout(
             "'observed_parafac' (ratings)"
         )
     find_exact(loss_of(method, options), " to hold entries out: pass holdout=0")
-    if options.get("mask") is not None:
-        raise ValueError("mask is given, but select_rank holds entries out itself: pass holdout=0")
+    for name in ("mask", "confidence"):
+        if options.get(name) is not None:
+            text = "is given, but select_rank holds entries out itself: pass holdout=0"
+            raise ValueError(f"{name} {text}")
     if x.nnz < 2:
         raise ValueError(f"x has {x.nnz} nonzeros, expected two or more: pass holdout=0")
 
@@ -410,7 +415,8 @@ def _fit_rank(
     core, terms = np.nan, None
     if held_out is not None:
         terms = held_out.list_terms(model)
-        begin = prefer_momentum(method, x, options) | {"init": model}
+        init = CPTensor(take_components(model, rank))  # biases are fitted anew
+        begin = prefer_momentum(method, x, options) | {"init": init}
         model, errors = run_once(method, x, rank, starts.seeds[starts.best_number], begin)
         error = float(errors[-1]) if len(errors) else error
     is_affordable = x.nnz * rank ** (x.ndim - 1) <= _MAX_CORE_OPERATIONS
@@ -428,7 +434,9 @@ class _HeldOut:
     known: FlycooTensor
     options: dict[str, Any]
     _missing: MissingEntries
-    _is_count: bool
+    _weights: np.ndarray  # how many cells of the tensor each entry stands for
+    _independent: np.ndarray | None  # of counts: their means if modes were independent
+    _whole: float  # what is to be explained
 
     @classmethod
     def draw(
@@ -446,42 +454,58 @@ class _HeldOut:
             cells = move(missing.coords, np)  # sorted, as the mask has to be
             attributes = {"fill_value": 1.0, "sorted": True, "has_duplicates": False}
             mask["mask"] = sparse.COO(cells, np.zeros(missing.count), x.shape, **attributes)
-        is_count = find_exact(loss_of(method, options)).is_count
-        return cls(missing.observed, mask, missing, is_count)
+        values = move(missing.start, np).astype(np.float64)
+        if not with_zeros:
+            whole = float(((values - values.mean()) ** 2).sum() or (values**2).sum())
+            return cls(missing.observed, mask, missing, np.ones(values.size), None, whole)
+        chances = find_chances(x, missing.coords)
+        weights = _weigh(values, chances, _count_drawn(x, share), x.nnz)
+        if not find_exact(loss_of(method, options)).is_count:
+            return cls(missing.observed, mask, missing, weights, None, weights @ values**2)
+        total = sum_values(x._layout, x._engine)
+        # The deviance of the mean; over all cells, what it adds and what it misses cancel out.
+        logs = np.log(np.where(values > 0, values, 1.0)) - np.log(total / num_cells(x.shape))
+        whole = max(2 * weights @ (values * logs), np.finfo(np.float64).tiny)
+        return cls(missing.observed, mask, missing, weights, total * chances, whole)
 
     def list_terms(self, model: CPTensor) -> np.ndarray:
         """Return what each entry adds to the held-out loss of a model, or to its square."""
         values = move(self._missing.start, np).astype(np.float64)
         found = move(self._missing.evaluate(*take_model(model)), np).astype(np.float64)
-        if not self._is_count:
-            return (values - found) ** 2 / (values @ values)
-        of_mean = _deviance(values, values.mean()).sum()
-        return _deviance(values, found + _FLOOR * values.mean()) / of_mean
+        if self._independent is None:
+            return self._weights * (values - found) ** 2 / self._whole
+        found += _SHRINKAGE * np.clip(self._independent - found, -1, 1)
+        return self._weights * _deviance(values, found) / self._whole
 
     def judge(self, scores: list[RankScore], terms: list[np.ndarray]) -> list[RankScore]:
         """Return the scores with their held-out losses and standard errors."""
-        power = 1.0 if self._is_count else 0.5
+        power = 0.5 if self._independent is None else 1.0
         least, judged = min(terms, key=np.sum), []
         for score, of_rank in zip(scores, terms, strict=True):
             total = float(of_rank.sum())
-            loss, above = total**power, (total + _spread(of_rank)) ** power
+            loss, above = total**power, (total + self._spread(of_rank)) ** power
             # The entries are the same for all ranks.
-            below = max(total - _spread(of_rank - least), 0.0) ** power
+            below = max(total - self._spread(of_rank - least), 0.0) ** power
             errors = {"heldout_se": above - loss, "difference_se": loss - below}
             judged.append(score._replace(heldout_loss=loss, **errors))
         return judged
 
+    def _spread(self, terms: np.ndarray) -> float:
+        """Return the standard error of a sum of terms: nonzeros and zeros are drawn apart."""
+        is_zero = move(self._missing.start == 0, np)
+        parts = (terms[is_zero], terms[~is_zero])
+        return float(sum(part.var() * part.size for part in parts if part.size)) ** 0.5
 
-def _spread(terms: np.ndarray) -> float:
-    """Return the standard error of a sum of terms."""
-    return float(terms.std()) * terms.size**0.5
+
+def _count_drawn(x: FlycooTensor, share: float) -> int:
+    return min(max(1, round(share * x.nnz)), x.nnz - 1)
 
 
 def draw_entries(
     x: FlycooTensor, share: float, random: np.random.RandomState, with_zeros: bool = True
 ) -> np.ndarray:
     """Draw a share of the nonzeros, and as many cells whose indices come from separate nonzeros."""
-    count = min(max(1, round(share * x.nnz)), x.nnz - 1)
+    count = _count_drawn(x, share)
     numbers = random.choice(x.nnz, count, replace=False)
     others = random.randint(x.nnz, size=(x.ndim if with_zeros else 0, count))
     places = x._engine.xp.asarray(np.append(numbers, others))
@@ -492,7 +516,18 @@ def draw_entries(
     return np.unique(np.stack(rows), axis=1)
 
 
-def _deviance(counts: np.ndarray, means: Any) -> np.ndarray:
+def _weigh(values: np.ndarray, chances: np.ndarray, count: int, nnz: int) -> np.ndarray:
+    """Return weights with which sums over drawn entries are, on average, sums over all cells.
+
+    They are one over the probabilities of being drawn (Horvitz and Thompson).
+    """
+    with np.errstate(divide="ignore"):  # a chance of 1
+        as_other = -np.expm1(count * np.log1p(-chances))
+    as_nonzero = np.where(values == 0, 0.0, count / nnz)
+    return 1 / (as_nonzero + (1 - as_nonzero) * as_other)
+
+
+def _deviance(counts: np.ndarray, means: np.ndarray) -> np.ndarray:
     """Return what each count adds to the deviance of means above 0."""
     logs = np.log(np.where(counts > 0, counts, 1.0) / means)
     return 2 * (means - counts + counts * logs)
@@ -537,8 +572,15 @@ def _list_doubts(scores: Sequence[RankScore], chosen: RankScore | None) -> list[
     if chosen is None:
         return []
     doubts = []
-    if chosen.heldout_loss >= 1:
+    least = min(scores, key=lambda score: score.heldout_loss)
+    if least.heldout_loss >= 1:
         doubts.append("no rank predicts the held-out entries better than zeros or their mean do")
+    if least.heldout_se > _LARGE_ERROR * abs(1 - least.heldout_loss):
+        doubts.append(
+            f"the held-out entries are too few to tell: the least loss is {least.heldout_loss:.2f} "
+            f"with a standard error of {least.heldout_se:.2f}, so higher ranks than {chosen.rank} "
+            "may go unseen; pass more data, or merge rows"
+        )
     if chosen.rank == scores[-1].rank and len(scores) > 1:
         doubts.append(f"the suggested rank {chosen.rank} is the highest one tried: try higher ones")
     if chosen.match < LOW_MATCH:

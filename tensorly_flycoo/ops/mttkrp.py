@@ -13,6 +13,7 @@ from ..format.group_passes import LastPass
 from ..spread.row_shards import RowShards, find_sharding
 from ..spread.spread_layout import SpreadLayout
 from ..tensor.coo_cache import as_flycoo
+from ..tensor.labelled import number_modes
 from ..tensor.memory import attempt
 from ..tensor.tensor import FlycooTensor
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 def mttkrp(
     x: FlycooTensor | SparseArray,
     factors: Sequence[Array],
-    mode: int,
+    mode: int | str,
     *,
     weights: Array | None = None,
     out: Array | None = None,
@@ -44,8 +45,8 @@ def mttkrp(
         One for each mode, with the dtype and on the device of `x`: CuPy arrays for a tensor on a
         GPU, else NumPy arrays. The factor of `mode` is not read. If `x` is on several GPUs, they
         are on the first, or some are `RowShards`, such as those of a decomposition.
-    mode : int
-        From 0 to ndim - 1.
+    mode : int or str
+        From 0 to ndim - 1; or its name, if `x` is a LabelledTensor.
     weights : array (R,), optional
         Scales of the columns; on the device of `x`.
     out : array (I_mode, R), optional
@@ -102,6 +103,7 @@ def mttkrp(
            [3., 3.],
            [0., 0.]])
     """
+    mode = number_modes(x, mode)
     return mttkrp_in_sweep(x, factors, mode, None, weights=weights, out=out, converts=False)
 
 

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..base.array_modules import Array
+from ..base.array_modules import Array, move
 from ..base.devices import bring_each
 from ..spread.slab_layout import SlabLayout
 from ..spread.streamed import StreamedLayout
+from ..tensor.pieces import Piece, map_pieces
 from ..tensor.tensor import FlycooTensor
 from .sparse_matrices import make_csc, multiply
 
@@ -165,6 +166,27 @@ def make_sampler(x: FlycooTensor) -> NonzeroSampler | SlabSampler:
     if isinstance(x._layout, SlabLayout):
         return SlabSampler(x._layout, x._engine)
     return NonzeroSampler(x._layout, x._engine)
+
+
+def find_chances(x: FlycooTensor, coords: Array) -> np.ndarray:
+    """Return the probability of each cell (count,), if indices come from separate nonzeros.
+
+    >>> x = FlycooTensor([[0, 1, 1], [0, 0, 2]], [1.0, 1.0, 1.0], (2, 3))
+    >>> (9 * find_chances(x, np.array([[0, 1], [1, 0]]))).round(9)
+    array([0., 4.])
+    """
+    chances = np.ones(coords.shape[1])
+    for mode, rows in enumerate(move(coords, np)):
+        of_pieces = map_pieces(_count_rows, x._layout, x._engine, mode, x.shape[mode])
+        chances *= sum(move(counts, np) for counts in of_pieces)[rows] / x.nnz
+    return chances
+
+
+def _count_rows(piece: Piece, mode: int, size: int) -> Array:
+    """Count the nonzeros of each row of a mode: (size,)."""
+    with piece.hold_records() as records:
+        rows = piece.read_rows(records, mode).astype(np.int64)
+        return piece.xp.bincount(rows, minlength=size)
 
 
 @functools.singledispatch

@@ -1,18 +1,24 @@
 """A tensor that remembers what its indices stand for."""
 
 import datetime
+import functools
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
 from ..base.tables import make_table
-from .tensor import FlycooTensor
+from .tensor import FlycooTensor, check_axes, check_order
 
 if TYPE_CHECKING:
     from pandas import DataFrame
     from xarray import DataArray
+
+#: Parameters that take modes: of decompositions, and of functions of TensorLy.
+_MODE_OPTIONS = ("mode", "modes", "center_modes", "fixed_modes", "fixed_factors", "nn_modes")
+
+_REDUCTIONS = ("sum", "mean", "max", "min")
 
 #: Kinds of labels that have an order: numbers, time spans and dates, but not bools.
 _ORDERED_KINDS = "iufmM"
@@ -26,11 +32,9 @@ class Labels(dict[str, np.ndarray]):
     """
 
     def __init__(
-        self,
-        labels: Mapping[str, Any] | Sequence[Any],
-        names: Sequence[str] | None = None,
+        self, labels: Mapping[str, Any] | Sequence[Any], names: Sequence[str] | None = None,
         ordered: Iterable[str] = (),
-    ) -> None:
+    ) -> None:  # fmt: skip
         known = {*ordered, *getattr(labels, "ordered", ())}
         if isinstance(labels, Mapping):
             names, labels = list(labels) if names is None else names, list(labels.values())
@@ -87,18 +91,65 @@ def is_ordered(column: Any) -> bool:
     return getattr(dtype, "ordered", False) is True or type(dtype).__name__ == "Enum"
 
 
+def number_modes(x: Any, modes: Any) -> Any:
+    """Return a mode of `x`, or several, by number where given by name; whatever else as it is.
+
+    Of a dict of options, those that are modes.
+    """
+    if isinstance(modes, dict):
+        return {k: number_modes(x, v) if k in _MODE_OPTIONS else v for k, v in modes.items()}
+    if isinstance(modes, list | tuple | set):
+        return [number_modes(x, mode) for mode in modes]
+    labels = getattr(x, "labels", None)
+    if not isinstance(modes, str) or modes == "all" or not labels:
+        return modes
+    if modes not in labels:
+        raise ValueError(f"mode {modes!r} is unknown, expected one of {[*labels]}, or a number")
+    return [*labels].index(modes)
+
+
 class _Fields(NamedTuple):
     tensor: FlycooTensor
     labels: Labels
+
+
+def _make_method(name: str) -> Callable[..., Any]:
+    """Make a method of a LabelledTensor: its tensor's, with all labels if a tensor results."""
+    method = getattr(FlycooTensor, name)
+
+    @functools.wraps(method)
+    def call(x: "LabelledTensor", *others: Any, **options: Any) -> Any:
+        return x._label(method(x.tensor, *map(drop_labels, others), **options), others=others)
+
+    return call
+
+
+def _make_reduction(name: str) -> Callable[..., Any]:
+    """Make a method that reduces modes, also by name; a tensor that results has other labels."""
+    method = getattr(FlycooTensor, name)
+
+    @functools.wraps(method)
+    def reduce(x: "LabelledTensor", axis: Any = None) -> Any:
+        gone = check_axes(range(x.ndim) if axis is None else number_modes(x, axis), x.ndim)
+        return x._label(method(x.tensor, gone), [n for n in range(x.ndim) if n not in gone])
+
+    return reduce
+
+
+def drop_labels(x: Any) -> Any:
+    """Return the tensor of a LabelledTensor, and anything else as it is."""
+    return x.tensor if isinstance(x, LabelledTensor) else x
 
 
 class LabelledTensor(_Fields):
     """A tensor together with the labels of its indices.
 
     TensorLy and this package take it wherever they take a sparse tensor, and compute with its
-    `tensor`. A CP decomposition of it is a `LabelledCP`. It has the attributes and methods of its
-    tensor, whose results have no labels; operators and NumPy's functions refuse it. It is a named
-    tuple of two items, for ``tensor, labels = x``; to index the tensor, write ``x.tensor[...]``.
+    `tensor`. A CP decomposition of it is a `LabelledCP`; other ones have its `labels`. It has the
+    attributes, methods and operators of its tensor. A tensor that results keeps the labels of its
+    modes; two tensors are added if their labels are the same. Where functions take a mode, they
+    take its name: ``x.sum("day")``. It is a named tuple of two items, for ``tensor, labels = x``;
+    to index the tensor, write ``x.tensor[...]``.
 
     Attributes
     ----------
@@ -160,33 +211,43 @@ class LabelledTensor(_Fields):
         modes = zip(self.labels, self.shape, strict=True)
         return ", ".join(f"{name} ({size})" for name, size in modes)
 
-    def map(self, *args: Any, **kwargs: Any) -> Self:
-        """Apply a function to the nonzeros, as `FlycooTensor.map` does; labels stay."""
-        return type(self)(self.tensor.map(*args, **kwargs), self.labels)
+    def _label(self, found: Any, modes: Any = None, others: Iterable[Any] = ()) -> Any:
+        """Return a tensor of these or all modes with their labels, and anything else as it is.
 
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Self:
-        """Apply a function of one tensor and numbers, such as `np.log1p`; labels stay."""
-        if sum(np.ndim(x) > 0 for x in inputs) != 1:
-            self._refuse()
-        plain = [x.tensor if isinstance(x, LabelledTensor) else x for x in inputs]
-        return type(self)(getattr(ufunc, method)(*plain, **kwargs), self.labels)
+        Those of `others`, from which it is computed too, have to be the same.
+        """
+        if not isinstance(found, FlycooTensor):
+            return found
+        names = [*self.labels]
+        for other in others:
+            if isinstance(other, LabelledTensor) and [*other.labels] != names:
+                both = f"{names} and {[*other.labels]}"
+                raise ValueError(f"the modes are {both}, expected the same in both tensors")
+            check_same_labels(other, self, names=("one tensor", "the other"))
+        kept = names if modes is None else [names[mode] for mode in modes]
+        taken = {name: self.labels[name] for name in kept}
+        return type(self)(found, Labels(taken, ordered=self.labels.ordered))
 
-    def __mul__(self, number: Any) -> Any:
-        return np.multiply(self, number)
+    def transpose(self, *axes: Any) -> Any:
+        """Reorder the modes, by number or name, as `FlycooTensor.transpose` does."""
+        order = number_modes(self, axes[0] if len(axes) == 1 else axes or None)
+        order = check_order(order, self.ndim)
+        return self._label(self.tensor.transpose(order), order)
 
-    __rmul__ = __mul__
+    T = property(transpose)
+    __array_priority__ = FlycooTensor.__array_priority__
+    __hash__ = object.__hash__
 
-    def __truediv__(self, number: Any) -> Any:
-        return np.divide(self, number)
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        found = getattr(ufunc, method)(*map(drop_labels, inputs), **kwargs)
+        return self._label(found, others=inputs)
 
-    def __pow__(self, number: Any) -> Any:
-        return np.power(self, number)
-
-    def __neg__(self) -> Any:
-        return np.negative(self)
-
-    def __abs__(self) -> Any:
-        return np.absolute(self)
+    def __array_function__(self, function: Any, types: Any, args: tuple, kwargs: dict) -> Any:
+        if not args or args[0] is not self:
+            raise TypeError(f"numpy.{function.__name__} takes no LabelledTensor: use its .tensor")
+        if function.__name__ in (*_REDUCTIONS, "transpose"):
+            return getattr(self, function.__name__)(*args[1:], **kwargs)
+        return self._label(function(self.tensor, *args[1:], **kwargs))
 
     def to_frame(self, values: str = "value") -> "DataFrame":
         """Return the nonzeros as a table, in the sequence of `FlycooTensor.nonzeros`.
@@ -238,18 +299,16 @@ class LabelledTensor(_Fields):
 
         return xarray.DataArray(self.tensor.to_coo(), dict(self.labels), list(self.labels))
 
-    def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse an operator, which for a tuple might even have a meaning."""
-        raise TypeError("this operation does not take a LabelledTensor: use its .tensor")
 
-    __add__ = __radd__ = __sub__ = __rsub__ = __rpow__ = __rtruediv__ = _refuse
-    __matmul__ = __rmatmul__ = _refuse
-    __array__ = _refuse
-
-    def __array_function__(self, function: Any, types: Any, args: tuple, kwargs: dict) -> Any:
-        if function is np.shape or function is np.ndim:
-            return function(self.tensor)
-        self._refuse()
+for _name in (
+    "map", "astype", "__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__",
+    "__truediv__", "__rtruediv__", "__floordiv__", "__mod__", "__pow__", "__rpow__", "__neg__",
+    "__pos__", "__abs__", "__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__", "__bool__",
+    "__array__",
+):  # fmt: skip
+    setattr(LabelledTensor, _name, _make_method(_name))
+for _name in _REDUCTIONS:
+    setattr(LabelledTensor, _name, _make_reduction(_name))
 
 
 def refuse_labels(x: object) -> None:

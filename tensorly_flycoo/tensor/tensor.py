@@ -48,15 +48,11 @@ _USE_FIT = f"{_USE_NONZEROS}, and tensorly_flycoo.cp_fit(x, cp) for the error of
 
 #: What to use instead of attributes that arrays have.
 _INSTEAD = {
-    "coords": "x.nonzeros()[0]",
-    "data": "x.nonzeros()[1]",
-    "values": "x.nonzeros()[1]",
-    "todense": "x.to_coo().todense()",
-    "toarray": "x.to_coo().todense()",
+    "coords": "x.nonzeros()[0]", "data": "x.nonzeros()[1]", "values": "x.nonzeros()[1]",
+    "todense": "x.to_coo().todense()", "toarray": "x.to_coo().todense()",
     "size": "x.nnz, or math.prod(x.shape)",
-    "std": "x.to_coo().std()",
-    "var": "x.to_coo().var()",
-}
+    "std": "x.to_coo().std()", "var": "x.to_coo().var()",
+}  # fmt: skip
 
 
 def _make_operator(ufunc: np.ufunc) -> Callable[[FlycooTensor, Any], Any]:
@@ -270,12 +266,6 @@ class FlycooTensor:
             If `tensor` is not sparse; `from_dense` takes dense ones.
         ValueError
             If some of its modes are dense.
-
-        Examples
-        --------
-        >>> import torch  # doctest: +SKIP
-        >>> FlycooTensor.from_torch(torch.eye(3).to_sparse())  # doctest: +SKIP
-        <FlycooTensor: shape=(3, 3), dtype=float32, nnz=3, layout='replicated', device='cpu'>
         """
         layout = str(getattr(tensor, "layout", ""))
         if not layout.startswith("torch.sparse"):
@@ -293,7 +283,8 @@ class FlycooTensor:
         Parameters
         ----------
         array : jax.experimental.sparse.BCOO or BCSR
-            On a CPU or a GPU, without batch modes and dense modes.
+            On a CPU or a GPU, without batch modes and dense modes. Its padding, entries outside of
+            the shape, is left out.
         **options : those of `FlycooTensor`, such as ``dtype``, ``layout`` and ``device``
 
         Raises
@@ -302,17 +293,6 @@ class FlycooTensor:
             If `array` is not such an array; `from_dense` takes dense ones.
         ValueError
             If some of its modes are batch modes or dense.
-
-        Notes
-        -----
-        Entries outside of the shape are JAX's padding, and are left out.
-
-        Examples
-        --------
-        >>> import jax  # doctest: +SKIP
-        >>> eye = jax.experimental.sparse.eye(3)  # doctest: +SKIP
-        >>> FlycooTensor.from_jax(eye)  # doctest: +SKIP
-        <FlycooTensor: shape=(3, 3), dtype=float32, nnz=3, layout='replicated', device='cpu'>
         """
         if not hasattr(array, "n_batch"):
             raise TypeError(f"array is a {type(array).__name__}, expected a sparse JAX array")
@@ -468,14 +448,10 @@ class FlycooTensor:
     def _repr_html_(self) -> str:
         """Return a table of facts."""
         facts = {
-            "shape": " x ".join(str(size) for size in self.shape),
-            "dtype": self.dtype,
-            "nonzeros": f"{self.nnz:,}",
-            "density": f"{self.density:.3g}",
-            "memory": f"{self.nbytes / 1e6:,.1f} MB",
-            "layout": self.layout,
-            "device": self.device,
-        }
+            "shape": " x ".join(map(str, self.shape)), "dtype": self.dtype,
+            "nonzeros": f"{self.nnz:,}", "density": f"{self.density:.3g}",
+            "memory": f"{self.nbytes / 1e6:,.1f} MB", "layout": self.layout, "device": self.device,
+        }  # fmt: skip
         if self.slabs > 1:
             facts["slabs"] = self.slabs
         if len(self.groups) < self.ndim:
@@ -566,16 +542,13 @@ class FlycooTensor:
         Returns
         -------
         FlycooTensor
-            With this one's layout and device; this tensor itself if the order is unchanged.
+            With this one's layout and device; this tensor itself if the order is unchanged. Costs
+            as much as building it.
 
         Raises
         ------
         TypeError, ValueError
             If `axes` are not all modes, each once.
-
-        Notes
-        -----
-        Costs as much as building the tensor.
 
         Examples
         --------
@@ -719,7 +692,8 @@ class FlycooTensor:
         Returns
         -------
         FlycooTensor
-            With this one's layout, device and dtype. Elements that have become zero are not stored.
+            With this one's layout, device and dtype. Elements that have become zero are not stored;
+            else nothing is sorted.
 
         Raises
         ------
@@ -729,11 +703,6 @@ class FlycooTensor:
             If the function returns anything but an array (count,) of real numbers.
         ValueError
             If a result is not finite.
-
-        Notes
-        -----
-        Copies the records, and sorts nothing unless some elements become zero. The result is the
-        same in every run if the function's is.
 
         Examples
         --------
@@ -853,6 +822,8 @@ class FlycooTensor:
 
     def _add(self, other: Any, sign: int, operation: str) -> FlycooTensor:
         """Compute ``self + sign * other``; errors name the `operation`."""
+        if hasattr(other, "labels"):  # a LabelledTensor
+            return other._label(self._add(other.tensor, sign, operation))
         other = self._take_coo(other)
         if not isinstance(other, FlycooTensor):
             raise densify_error(operation, self.shape, _USE_FIT)
@@ -918,6 +889,8 @@ class FlycooTensor:
         raise densify_error("numpy.asarray", self.shape, _USE_NONZEROS)
 
     def __array_ufunc__(self, *arguments: Any, **kwargs: Any) -> FlycooTensor:
+        if any(hasattr(argument, "labels") for argument in arguments):
+            return NotImplemented  # a LabelledTensor comes next
         return self._apply_ufunc(*arguments, **kwargs)
 
     # Tests check that the backend calls this by itself, not through NumPy.
@@ -1117,30 +1090,16 @@ def _concatenate(tensors: Sequence[Any], axis: int = 0) -> FlycooTensor:
 
 
 _OPERATORS: dict[np.ufunc, Callable[..., Any]] = {
-    np.add: operator.add,
-    np.subtract: operator.sub,
-    np.multiply: operator.mul,
-    np.divide: operator.truediv,
-    np.power: operator.pow,
-    np.square: lambda x: x**2,
-    np.negative: operator.neg,
-    np.positive: operator.pos,
-    np.absolute: operator.abs,
-}
+    np.add: operator.add, np.subtract: operator.sub, np.multiply: operator.mul,
+    np.divide: operator.truediv, np.power: operator.pow, np.square: lambda x: x**2,
+    np.negative: operator.neg, np.positive: operator.pos, np.absolute: operator.abs,
+}  # fmt: skip
 
 _FUNCTIONS: dict[Callable, Callable[..., Any]] = {
-    np.shape: lambda x: x.shape,
-    np.ndim: lambda x: x.ndim,
-    np.sum: FlycooTensor.sum,
-    np.mean: FlycooTensor.mean,
-    np.max: FlycooTensor.max,
-    np.amax: FlycooTensor.max,
-    np.min: FlycooTensor.min,
-    np.amin: FlycooTensor.min,
+    np.shape: lambda x: x.shape, np.ndim: lambda x: x.ndim, np.linalg.norm: lambda x: x.norm(),
+    np.sum: FlycooTensor.sum, np.mean: FlycooTensor.mean,
+    np.max: FlycooTensor.max, np.amax: FlycooTensor.max,
+    np.min: FlycooTensor.min, np.amin: FlycooTensor.min,
     np.transpose: lambda x, axes=None: x.T if axes is None else x.transpose(axes),
-    np.clip: _clip,
-    np.concatenate: _concatenate,
-    np.round: _round,
-    np.around: _round,
-    np.linalg.norm: lambda x: x.norm(),
-}
+    np.clip: _clip, np.concatenate: _concatenate, np.round: _round, np.around: _round,
+}  # fmt: skip

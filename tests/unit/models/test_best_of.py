@@ -23,6 +23,7 @@ from tensorly_flycoo import (
 from tensorly_flycoo.decomposition import generalized_parafac
 from tensorly_flycoo.models import many_starts
 from tensorly_flycoo.models.match import factor_match_score
+from tensorly_flycoo.testing import random_tensor
 
 pytestmark = pytest.mark.usefixtures("flycoo_backend")
 
@@ -57,6 +58,55 @@ def test_each_run_equals_the_lone_run(x, function, monkeypatch):
         assert [float(e) for e in errors] == [float(e) for e in expected]
         for found, factor in zip(run.factors, factors, strict=True):
             np.testing.assert_array_equal(found, factor)
+
+
+#: What the solvers take besides a tensor and a rank, and the options of a run.
+SOLVERS = {
+    "parafac2": {"x": lambda x: [x[n] for n in range(x.shape[0])]},
+    "coupled_parafac": {"x": lambda x: [(x, list("abc")), (np.ones((x.shape[0], 4)), ["a", "d"])]},
+    "constrained_parafac": {"options": {"non_negative": True}},
+    "randomised_parafac": {"options": {"n_samples": 50}},
+    "tucker": {"rank": [2, 2, 2]},
+    "non_negative_tucker": {"rank": [2, 2, 2]},
+    "non_negative_tucker_hals": {"rank": [2, 2, 2]},
+}
+#: Nothing is random in these.
+REFUSED = ("tensor_ring", "tensor_train", "tensor_train_matrix")
+
+
+@pytest.mark.parametrize("name", decomposition.__all__)
+def test_each_solver_has_a_best_run_or_is_refused(name, x):
+    x = abs(x)
+    own = SOLVERS.get(name, {})
+    solve, options = getattr(decomposition, name), {"n_iter_max": 3, **own.get("options", {})}
+    if name in REFUSED:
+        x = x if name != "tensor_train_matrix" else random_tensor((4, 5, 6, 7), 200)
+        with pytest.raises(TypeError, match=f"{name} returns neither errors, to compare runs by"):
+            best_of(name, x, [1, 2, 1] if x.ndim == 4 else [1, 2, 2, 1], 2, random_state=0)
+        return
+    data, rank = own.get("x", lambda x: x)(x), own.get("rank", 2)
+    starts = best_of(name, data, rank, 3, random_state=0, keep_all=True, **options)
+    assert len(starts.runs) == 3
+    ours = "parafac" in name
+    assert (starts.matches is not None) == (ours and name != "parafac2")
+    alone = {"init": "random", **options}
+    if name in ("parafac", "non_negative_parafac_hals"):
+        alone["linesearch"] = "nesterov"
+    for seed, errors in zip(starts.seeds, starts.errors, strict=True):
+        if name == "coupled_parafac":
+            expected = solve(data, rank, random_state=seed, **alone).errors
+        else:
+            expected = solve(data, rank, random_state=seed, return_errors=True, **alone)[1]
+        np.testing.assert_allclose(errors, expected, rtol=1e-9)
+    assert starts.final_errors[starts.best_number] == starts.final_errors.min()
+
+
+def test_coupled_models_are_matched_by_their_factors(x):
+    blocks = [(x, list("abc")), (np.ones((x.shape[0], 4)), ["a", "d"])]
+    starts = best_of("coupled_parafac", blocks, 3, 4, random_state=0, n_iter_max=5)
+    models = [(None, [run.factors[mode] for mode in "abcd"]) for run in starts.runs]
+    best = models[starts.best_number]
+    np.testing.assert_allclose(starts.matches, [factor_match_score(best, own) for own in models])
 
 
 def test_the_best_run_is_the_one_with_the_least_error(x):

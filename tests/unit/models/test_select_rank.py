@@ -1,13 +1,16 @@
 """Choosing a rank."""
 
 import logging
+import pickle
 import re
+import struct
 import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import sparse
+from tensorly.cp_tensor import CPTensor
 
 from tensorly_flycoo import (
     FlycooTensor,
@@ -22,6 +25,7 @@ from tensorly_flycoo import (
 from tensorly_flycoo.decomposition.masks import drop_missing
 from tensorly_flycoo.models import RankScore, RankSelection
 from tensorly_flycoo.models import select_rank as _function
+from tensorly_flycoo.models.match import factor_match_score
 from tensorly_flycoo.testing import planted_tensor
 
 module = sys.modules[_function.__module__]
@@ -43,6 +47,77 @@ def test_a_planted_rank_is_found(seed):
     assert selection.best.rank == 3
 
 
+def weigh(x, coords, share):
+    """Return one over the probability of holding out each of these entries."""
+    dense = x.to_coo().todense()
+    counts = [(dense != 0).sum(axis=tuple({0, 1, 2} - {mode})) for mode in range(3)]
+    chances = np.einsum("i,j,k->ijk", *counts)[tuple(coords)] / x.nnz**3
+    number = round(share * x.nnz)
+    missed = (1 - chances) ** number
+    missed[dense[tuple(coords)] != 0] *= 1 - number / x.nnz
+    return 1 / (1 - missed)
+
+
+def make_counts(rank, mean, seed, shape=(60, 50, 40)):
+    """Draw sparse counts of a planted rank; return them and their means."""
+    random = np.random.default_rng(seed)
+    means = np.einsum("ir,jr,kr->ijk", *(random.gamma(0.5, 1, (n, rank)) for n in shape))
+    means *= mean / means.mean()
+    return FlycooTensor.from_dense(random.poisson(means).astype(float)), means
+
+
+@pytest.mark.parametrize(
+    ("rank", "mean", "seed", "doubts"),
+    [
+        (3, 0.03, 0, []),
+        (2, 0.01, 0, ["the held-out entries are too few to "]),
+    ],
+)
+def test_the_rank_of_sparse_counts_is_found(rank, mean, seed, doubts):
+    x, _ = make_counts(rank, mean, seed)
+    selection = select_rank(x, range(1, 5), 4, "generalized_parafac", random_state=0)
+    assert selection.rank == rank
+    assert [text[:37] for text in selection.warnings] == doubts
+
+
+def test_counts_too_few_to_tell_are_said_to_be():
+    x, _ = make_counts(4, 0.003, 0)
+    with pytest.warns(UserWarning, match="held-out entries are too few to tell"):
+        select_rank(x, [1, 2], 4, "generalized_parafac", random_state=0)
+
+
+def deviance(counts, means):
+    return 2 * (means - counts + counts * np.log(np.where(counts > 0, counts, 1) / means)).sum()
+
+
+@pytest.mark.parametrize("loss", ["gaussian", "poisson_count"])
+def test_the_loss_of_a_sample_is_that_of_all_cells(loss):
+    """Half of the held-out entries are nonzeros, as 3 % of the cells are."""
+    x, _ = make_counts(2, 0.03, 0, (12, 14, 16))
+    counts = x.to_coo().todense()
+    factors = [np.random.RandomState(n).random_sample((size, 2)) for n, size in enumerate(x.shape)]
+    model = CPTensor((np.full(2, 0.02), factors))
+    found = []
+    for seed in range(60):
+        random = np.random.RandomState(seed)
+        options = {"loss": loss}
+        draws = (x, 0.2, decomposition.generalized_parafac, options, random)
+        held_out = module._HeldOut.draw(*draws)
+        found.append([held_out._whole, held_out._whole * held_out.list_terms(model).sum()])
+    predicted = model.to_tensor()
+    if loss == "gaussian":
+        expected = [(counts**2).sum(), ((counts - predicted) ** 2).sum()]
+    else:
+        sums = [(counts != 0).sum(axis=tuple({0, 1, 2} - {mode})) for mode in range(3)]
+        independent = np.einsum("i,j,k->ijk", *sums) * (counts.sum() / x.nnz**3)
+        mixed = predicted + 0.1 * np.clip(independent - predicted, -1, 1)
+        # No zero is held out of a row without nonzeros.
+        mixed[independent == 0] = 1e-300
+        expected = [deviance(counts, counts.mean()), deviance(counts, mixed)]
+    error = np.std(found, axis=0) / np.sqrt(len(found))
+    np.testing.assert_array_less(abs(np.mean(found, axis=0) - expected), 4 * error)
+
+
 def test_the_scores(x):
     options = {"n_iter_max": 30}
     selection = select_rank(x, [3, 1, 2, 2], n_runs=3, random_state=5, **options)
@@ -58,7 +133,10 @@ def test_the_scores(x):
         starts = best_of(decomposition.parafac, known, score.rank, 3, seed, mask=mask, **options)
         np.testing.assert_array_equal(errors, starts.final_errors)
         assert score.match == starts.match
-        expected = cp_fit(x, starts.best, mask=mask).relative_error
+        cells = tuple(coords)
+        values, weights = x.to_coo().todense()[cells], weigh(x, coords, 0.2)
+        residual = values - starts.best.to_tensor()[cells]
+        expected = np.sqrt(weights @ residual**2 / (weights @ values**2))
         assert score.heldout_loss == pytest.approx(expected)
         refit = {"init": starts.best, "linesearch": "nesterov", **options}
         whole = decomposition.parafac(x, score.rank, **refit)
@@ -132,6 +210,51 @@ def test_the_rank_of_ratings_is_found():
     assert all(np.isnan(score.core_consistency) for score in selection.scores)
 
 
+def make_ratings(seed):
+    """Draw ratings of rank 2 with biases, and give them with those of the components alone."""
+    random, shape = np.random.RandomState(seed), (30, 25, 20)
+    factors = [random.normal(size=(size, 2)) for size in shape]
+    coords = np.unique(np.stack([random.randint(size, size=3000) for size in shape]), axis=1)
+    pairs = list(zip(factors, coords, strict=True))
+    values = np.prod([factor[rows] for factor, rows in pairs], axis=0).sum(axis=1)
+    values += random.normal(scale=0.2, size=values.size)
+    biases = [random.normal(scale=0.7, size=size) for size in shape]
+    whole = values + 3.5 + sum(bias[rows] for bias, rows in zip(biases, coords, strict=True))
+    return FlycooTensor(coords, whole, shape), FlycooTensor(coords, values, shape)
+
+
+@pytest.mark.parametrize(
+    "options", [{"biases": True}, {"l2_reg": 0.1}, {"cg_steps": 3}, {"biases": True, "cg_steps": 3}]
+)
+def test_the_rank_of_ratings_is_found_with_each_option(options):
+    with_biases, without = make_ratings(0)
+    x = with_biases if "biases" in options else without
+    method = "observed_parafac"
+    selection = select_rank(x, [1, 2, 3], 3, method, random_state=0, n_iter_max=30, **options)
+    assert selection.rank == 2
+    random = np.random.RandomState(0)
+    seed = random.randint(2**31 - 1)
+    cells = tuple(module.draw_entries(x, 0.2, random, with_zeros=False))
+    known = x.to_coo().todense()
+    values, known[cells] = known[cells].copy(), 0
+    starts = best_of(method, FlycooTensor.from_dense(known), 2, 3, seed, n_iter_max=30, **options)
+    residual = values - starts.best.to_tensor()[cells]
+    expected = np.linalg.norm(residual) / np.linalg.norm(values - values.mean())
+    found = selection.scores[1]
+    assert found.heldout_loss == pytest.approx(expected)
+    components = [(None, [factor[:, :2] for factor in run.factors]) for run in starts.runs]
+    others = np.delete(np.arange(3), starts.best_number)
+    matches = [factor_match_score(components[starts.best_number], components[n]) for n in others]
+    assert found.match == pytest.approx(np.mean(matches))  # biases do not count
+
+
+def test_the_rank_of_non_negative_ratings(recwarn):
+    x = make_ratings(0)[1].map(abs)
+    options = {"random_state": 0, "n_iter_max": 5, "non_negative": True}
+    selection = select_rank(x, [1, 2], 2, "observed_parafac", **options)
+    assert all(factor.min() >= 0 for factor in selection.best.factors)
+
+
 def score(rank, loss, of_difference=0.01, match=1.0, se=0.02):
     return RankScore(rank, 0.1, loss, se, of_difference, 100.0, match)
 
@@ -175,7 +298,8 @@ def test_how_near_fits_end(method, options, errors, expected):
 def test_doubts_are_warned_of_and_shown(x):
     with pytest.warns(UserWarning, match="rank 2 is the highest one tried"):
         selection = select_rank(x, [1, 2], 2, random_state=0, n_iter_max=20)
-    assert "warning: the suggested rank 2 is the highest one tried" in repr(selection)
+    assert selection.warnings == ["the suggested rank 2 is the highest one tried: try higher ones"]
+    assert "; see .warnings for what speaks against it" in repr(selection)  # they were shown once
     doubts = module._list_doubts(
         [score(1, 0.2, match=0.4), score(2, 0.2)], score(1, 0.2, match=0.4)
     )
@@ -250,8 +374,8 @@ def test_losses_are_headed_loss(x):
     options = {"random_state": 0, "n_iter_max": 5, "method": "generalized_parafac"}
     selection = select_rank(counts, [1, 2], 2, **options)
     head, *rows = repr(selection).splitlines()[:3]
-    assert head.startswith("rank           loss  held-out loss (se)")
-    assert {row[19:21] for row in rows} == {"  "}
+    assert head.split()[:2] == ["rank", "loss"]
+    assert {row[head.index("loss") + 4] for row in rows} == {" "}
     assert "<th>rank</th><th>loss</th>" in selection._repr_html_()
     assert "(gray: all runs)" in replace(selection, rank=None).plot().axes[0].get_title(loc="left")
 
@@ -260,6 +384,10 @@ def test_the_picture(x, monkeypatch):
     selection = select_rank(x, [1, 2, 3], 2, random_state=0, n_iter_max=20)
     figure = selection.plot()
     assert len(figure.axes) == 4
+    for own in (figure, pickle.loads(pickle.dumps(figure))):
+        png = own._repr_png_()  # which a notebook shows, "%matplotlib inline" or not
+        assert png[:8] == b"\x89PNG\r\n\x1a\n"
+        assert struct.unpack(">II", png[16:24]) == (900, 600)
     np.testing.assert_array_equal(figure.axes[1].lines[0].get_xdata(), [1, 2, 3])
     title = figure.axes[0].get_title(loc="left")
     assert title == "error (gray: runs without the held-out entries)"
@@ -317,6 +445,11 @@ def _return_no_cp(x, rank, init="random", random_state=None, return_errors=False
             "_return_no_cp returns a tuple, expected a CP model",
         ),
         ({"mask": "any"}, ValueError, "mask is given, but .* pass holdout=0"),
+        (
+            {"method": "observed_parafac", "confidence": "any"},
+            ValueError,
+            "confidence is given, but .* pass holdout=0",
+        ),
     ],
 )
 def test_errors(x, changes, error, message):

@@ -2,12 +2,15 @@
 
 import copy
 import datetime
+import inspect
+import operator
 import pickle
 
 import numpy as np
 import pandas as pd
 import pytest
 import tensorly as tl
+from tensorly.cp_tensor import CPTensor
 
 import tensorly_flycoo
 from tensorly_flycoo import (
@@ -16,15 +19,17 @@ from tensorly_flycoo import (
     LabelledTensor,
     core_consistency,
     cp_fit,
+    decomposition,
     fold_in,
     from_dataframe,
     load,
     mttkrp,
+    replicability,
     save,
     stats,
     write_tns,
 )
-from tensorly_flycoo.tensor.labelled import Labels
+from tensorly_flycoo.tensor.labelled import _MODE_OPTIONS, Labels
 from tensorly_flycoo.testing import random_tensor
 
 SHAPE = (5, 6, 7)
@@ -79,13 +84,7 @@ def test_computed_with(use, labelled):
 
 
 REFUSES_IT = {
-    "plus": lambda x: x + x,
-    "times itself": lambda x: x * x,
-    "minus": lambda x: x - 1,
-    "a ufunc of two": lambda x: np.add(x, x),
-    "an array times it": lambda x: np.ones(SHAPE) * x,
-    "asarray": np.asarray,
-    "sum": np.sum,
+    "concatenate": lambda x: np.concatenate([x, x]),
     "write_tns": lambda x: write_tns("never.tns", x),
 }
 
@@ -94,6 +93,188 @@ REFUSES_IT = {
 def test_refused(use, labelled):
     with pytest.raises(TypeError, match=r"LabelledTensor.*\.tensor"):
         use(labelled)
+
+
+OPERATORS = [
+    operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod,
+    operator.pow, operator.matmul, operator.lt, operator.le, operator.gt, operator.ge, operator.eq,
+    operator.ne, divmod, np.add, np.subtract, np.multiply, np.divide, np.power, np.minimum,
+    np.greater, np.equal,
+]  # fmt: skip
+OTHERS = {
+    "2": lambda x: 2,
+    "0": lambda x: 0,
+    "-0.5": lambda x: -0.5,
+    "float64": lambda x: np.float64(3),
+    "float32": lambda x: np.float32(0.5),
+    "array()": lambda x: np.array(2.0),
+    "its double": lambda x: 2 * x,
+    "itself": lambda x: x,
+    "a tensor": lambda x: 3 * getattr(x, "tensor", x),
+    "a COO": lambda x: x if isinstance(x, np.ndarray) else x.to_coo(),
+    "an array": lambda x: np.ones(SHAPE),
+    "an object": lambda x: int,
+    "None": lambda x: None,
+}
+
+
+def attempt(use, x):
+    """Return the result, or that it is refused."""
+    try:
+        return use(x)
+    except (TypeError, ValueError, AttributeError, ZeroDivisionError):
+        return "refused"
+
+
+@pytest.mark.parametrize("step", [1, -1], ids=["left", "right"])
+@pytest.mark.parametrize("operate", OPERATORS, ids=lambda f: f.__name__)
+def test_operators_are_those_of_its_tensor_and_of_numpy(operate, step, labelled):
+    for name, other in OTHERS.items():
+
+        def use(x):
+            return operate(*(x, other(x))[::step])  # noqa: B023
+
+        found, expected = attempt(use, labelled), attempt(use, labelled.tensor)
+        if isinstance(expected, FlycooTensor):
+            assert list(found.labels) == ["a", "b", "c"], name
+            dense = found.to_coo().todense()
+            np.testing.assert_array_equal(dense, expected.to_coo().todense())
+            np.testing.assert_allclose(dense, use(labelled.to_coo().todense()), rtol=1e-15)
+        else:
+            assert found == expected, name
+
+
+def test_no_operator_is_left_out():
+    own = {name for name, of in vars(FlycooTensor).items() if name[:2] == "__" and callable(of)}
+    kept = {"__init__", "__repr__", "__reduce__", "__copy__", "__deepcopy__", "__len__"}
+    assert own - kept - {"__getitem__", "__iter__", "__getattr__"} <= {*vars(LabelledTensor)}
+
+
+@pytest.mark.parametrize(
+    "use", [operator.neg, operator.pos, abs, bool, np.sqrt, np.exp, np.asarray, operator.invert]
+)
+def test_what_takes_it_alone(use, labelled):
+    found, expected = attempt(use, labelled), attempt(use, labelled.tensor)
+    if isinstance(expected, FlycooTensor):
+        assert list(found.labels) == ["a", "b", "c"]
+        dense = use(labelled.to_coo().todense())
+        np.testing.assert_array_equal(found.to_coo().todense(), dense)
+    else:
+        assert found is expected
+
+
+def test_labelled_tensors_are_compared_by_identity(labelled):
+    other = LabelledTensor(labelled.tensor, labelled.labels)
+    assert labelled == labelled
+    assert labelled != other
+    assert labelled in [other, labelled]
+    assert {labelled: 1}[labelled] == 1
+
+
+def test_tensors_of_other_labels_are_not_added(labelled):
+    other = LabelledTensor(labelled.tensor, labelled.labels | {"b": list("uvwxyz")})
+    with pytest.raises(ValueError, match="label 0 of mode 'b' is u in one tensor and 0 in"):
+        labelled + other
+    renamed = dict(zip("abd", labelled.labels.values(), strict=True))
+    with pytest.raises(ValueError, match=r"the modes are \['a', 'b', 'c'\] and \['a', 'b', 'd'\]"):
+        labelled - LabelledTensor(labelled.tensor, renamed)
+    with pytest.raises(ValueError, match="label 0 of mode 'b'"):
+        np.add(labelled, other)
+
+
+#: Functions that take a mode, or several: called with numbers or names.
+BY_MODE = {
+    "sum": lambda x, mode: x.sum(mode),
+    "mean": lambda x, mode: x.mean(axis=[mode]),
+    "max": lambda x, mode: np.max(x, axis=mode),
+    "min": lambda x, mode: x.min((mode,)),
+    "transpose": lambda x, mode: x.transpose(mode, 0, 2),
+    "mttkrp": lambda x, mode: mttkrp(x, FACTORS, mode),
+    "fold_in": lambda x, mode: fold_in((None, FACTORS), x, mode),
+    "replicability": lambda x, mode: replicability(x, 1, mode, 2, 1, random_state=0).scores,
+    "tensor_ring": lambda x, mode: decomposition.tensor_ring(x, [1, 2, 2, 1], mode).factors[0],
+}
+#: Of decompositions, by the name of the parameter.
+SOLVERS_BY_MODE = [
+    (solver, name)
+    for solver in decomposition.__all__
+    for name in inspect.signature(getattr(decomposition, solver)).parameters
+    if name.endswith(("modes", "fixed_factors")) and solver not in ("parafac2", "coupled_parafac")
+]
+
+
+def as_arrays(found):
+    names = [*getattr(found, "labels", {})]
+    return [*found.nonzeros(), names] if hasattr(found, "nonzeros") else [np.asarray(found)]
+
+
+@pytest.mark.parametrize("use", BY_MODE.values(), ids=BY_MODE)
+def test_a_mode_goes_by_name_too(use, labelled):
+    by_name, by_number = (as_arrays(use(labelled, mode)) for mode in ("b", 1))
+    for found, expected in zip(by_name, by_number, strict=True):
+        np.testing.assert_array_equal(found, expected)
+    plain = as_arrays(use(labelled.tensor, 1))
+    np.testing.assert_allclose(by_name[0], plain[0], rtol=1e-12)
+    with pytest.raises(ValueError, match=r"mode 'd' is unknown, expected one of \['a', 'b', 'c'\]"):
+        use(labelled, "d")
+
+
+def test_no_function_of_modes_is_left_out():
+    known = {*BY_MODE, *(solver for solver, _ in SOLVERS_BY_MODE)}
+    # Blocks have names; slices of rows have none; a table has only names.
+    known |= {"coupled_parafac", "parafac2", "from_dataframe"}
+    for home in (tensorly_flycoo, decomposition):
+        for name in home.__all__:
+            if inspect.isfunction(getattr(home, name)):
+                parameters = {*inspect.signature(getattr(home, name)).parameters}
+                assert name in known or not parameters & {"axis", "mode", "modes", *_MODE_OPTIONS}
+
+
+@pytest.mark.parametrize(("solver", "name"), SOLVERS_BY_MODE)
+def test_solvers_take_modes_by_name(solver, name, labelled):
+    x = abs(labelled)
+    if "tucker" in solver:
+        guess = decomposition.tucker(x.tensor, [2, 2, 2], n_iter_max=0)
+        options = {"rank": [2, 2, 2], "init": guess}
+    else:
+        weights = None if solver == "constrained_parafac" else np.ones(2)
+        init = "random" if name == "center_modes" else CPTensor((weights, FACTORS))
+        options = {"rank": 2, "init": init, "random_state": 0}
+    if solver == "constrained_parafac":
+        options["non_negative"] = True
+    solve = getattr(decomposition, solver)
+    by_name, by_number = (
+        solve(x, n_iter_max=2, **options, **{name: modes}) for modes in (["b"], [1])
+    )
+    for found, expected in zip(by_name.factors, by_number.factors, strict=True):
+        np.testing.assert_array_equal(found, expected)
+    with pytest.raises(ValueError, match="mode 'd' is unknown"):
+        solve(x, **options, **{name: ["a", "d"]})
+
+
+def test_reductions_keep_the_other_labels(labelled):
+    dense = labelled.to_coo().todense()
+    found = labelled.sum("b")
+    assert {name: of.tolist() for name, of in found.labels.items()} == {
+        "a": [*range(5)],
+        "c": [*range(7)],
+    }
+    np.testing.assert_allclose(found.to_coo().todense(), dense.sum(axis=1))
+    np.testing.assert_allclose(labelled.sum(["a", "c"]), dense.sum(axis=(0, 2)))
+    assert labelled.sum() == pytest.approx(dense.sum())
+    assert list(labelled.T.labels) == ["c", "b", "a"]
+    turned = labelled.transpose(["b", "c", "a"])
+    np.testing.assert_array_equal(turned.to_coo().todense(), dense.transpose(1, 2, 0))
+    assert [len(of) for of in turned.labels.values()] == [6, 7, 5]
+
+
+@pytest.mark.parametrize("name", ["tucker", "non_negative_tucker", "tensor_train", "tensor_ring"])
+def test_other_decompositions_have_the_labels(name, labelled):
+    options = {"n_iter_max": 2} if "tucker" in name else {}
+    found = getattr(decomposition, name)(
+        abs(labelled), [2] * 3 if options else [1, 2, 2, 1], **options
+    )
+    assert found.labels == labelled.labels
 
 
 KEEPS_LABELS = [
