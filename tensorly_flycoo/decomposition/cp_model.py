@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -97,9 +98,32 @@ def make_cp_tensor(weights: Array | None, factors: Sequence[Array]) -> CPTensor:
     return CPTensor((weights, list(factors)))
 
 
-def warn_of_zeros(cp_tensor: CPTensor) -> None:
+#: What `observed_parafac` says of its models besides weights and factors: `bias_modes` has for each
+#: component the mode of which it is a bias, ndim for the mean, -1 for others.
+MARKS = ("observed_l2_reg", "observed_scale", "bias_modes")
+
+#: A component of `observed_parafac` whose entries are below this part of the scale is nothing.
+_NOTHING = 1e-6
+
+
+def read_marks(cp_tensor: Any) -> dict[str, Any]:
+    """Return the attributes of a model of `observed_parafac`; those of other models are none."""
+    return {name: getattr(cp_tensor, name) for name in MARKS if hasattr(cp_tensor, name)}
+
+
+def warn_of_zeros(cp_tensor: Any) -> None:
     """Warn if components are zero: they are so in every factor after an iteration."""
     factors: list[Array] = cp_tensor.factors
+    if modes := getattr(cp_tensor, "bias_modes", ()):
+        peaks = multiply_all([np.abs(factor).max(axis=0) for factor in factors])
+        count = int((peaks[: modes.count(-1)] < _NOTHING * cp_tensor.observed_scale).sum())
+        if count:
+            warnings.warn(
+                f"{count} of {modes.count(-1)} components {'is' if count == 1 else 'are'} zero by "
+                "the ridge: pass a smaller l2_reg, or a lower rank if they are not needed",
+                stacklevel=3,
+            )
+        return
     smallest = np.abs(min(factors, key=lambda factor: factor.shape[0]))
     sums = sum_rows(smallest) if is_tall(smallest) else np.sum(smallest, axis=0)
     if count := int((sums == 0).sum()):

@@ -1,20 +1,24 @@
 """Sparse tensor completion: a CP model fitted only to the stored entries of a tensor."""
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 import tensorly as tl
 
 from ..base.array_modules import Array, array_module
 from ..base.checks import check_count, check_rank
+from ..base.reporting import report
+from ..io.array_file import number
 from ..io.checkpoint import Resumed
 from ..ops.cp_entries import evaluate_model
 from ..ops.mttkrp import mttkrp
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor, group_cells
 from .cp_loop import Callback, has_converged, iterate, restore
-from .cp_model import make_cp_tensor, multiply_grams
+from .cp_model import make_cp_tensor, multiply_all, multiply_grams
 from .guarding import guard
 from .initial_guess import draw_factors, take_guess
 from .observed_rows import (
@@ -34,6 +38,19 @@ if TYPE_CHECKING:
 #: The iterations without a better model for held-out entries that end a run.
 _PATIENCE = 10
 
+#: The ridges that "validation" tries, and the entries it holds out, one in so many.
+_RIDGES = (100.0, 30.0, 10.0, 3.0, 1.0, 0.3, 0.1, 1e-2, 1e-4, 1e-6)
+_ONE_IN = 10
+
+#: The iterations of each of these runs at most, and the relative change of the error that ends one.
+_NUM_TRIED, _TRIED_TOL = 100, 3e-3
+
+#: The part by which an error is clearly less.
+_CLARITY = 5e-3
+
+#: The ridge where all cells count: no part of them can be held out.
+_L2_REG_OF_ALL = 1.0
+
 
 @guard
 def observed_parafac(
@@ -43,7 +60,7 @@ def observed_parafac(
     init: Any = "random",
     tol: float = 1e-8,
     random_state: Any = None,
-    l2_reg: float = L2_REG,
+    l2_reg: float | str = "validation",
     return_errors: bool = False,
     callback: Callback | None = None,
     *,
@@ -176,46 +193,65 @@ def observed_parafac(
         raise ValueError(f"tensor has shape {x.shape}, expected two modes or more")
     if x.nnz == 0:
         raise ValueError("tensor has no nonzeros, expected some: nothing is observed")
-    check_ridge(l2_reg)
+    if l2_reg != "validation":
+        check_ridge(l2_reg)
     if non_negative and (biases or cg_steps is not None):
         raise ValueError("non_negative is True, expected biases=False and cg_steps=None with it")
     if not unobserved >= 0 or (unobserved and confidence is None):
         raise ValueError(f"unobserved is {unobserved}, expected 0, or more with a confidence")
+    num_steps = None if cg_steps is None else check_count(cg_steps, "cg_steps")
     seen = _observe(x, confidence, unobserved)
-    held_out = None if validation is None else _read(validation, x, "validation")
-    mean = seen.find_mean(x.shape) if biases else 0.0
-    scale = measure_scale(x._sorted_nonzeros()[1].astype(np.float64) - mean) or 1.0
+    held_out = None
+    if validation is not None:
+        coords, values = _read(validation, x, "validation")
+        held_out = _Seen(coords, values, None, values, 0)
+    mean = seen.find_mean(x.shape)
+    scale = measure_scale(x._sorted_nonzeros()[1].astype(np.float64) - mean * biases) or 1.0
+    bias_modes = (-1,) * rank + tuple(range(x.ndim + 1)) * biases
     dtype = np.dtype(np.float64) if cg_steps is None else x.dtype
-    if isinstance(init, Resumed):
-        num_components = rank + (x.ndim + 1) * biases
-        factors = restore(init, x, num_components, "observed_parafac", dtype)[1]
-    else:
+
+    def start(random_state: Any) -> list[Array]:
         factors = _start(x, rank, init, random_state, scale, dtype)
-        factors = _append_biases(factors, mean) if biases else factors
-    ridges = np.full(factors[0].shape[1], l2_reg)
-    ridges[:rank] = scale_ridge(l2_reg, scale, x.ndim)
-    rows = _Rows(rank, x._engine.xp.asarray(ridges, dtype), unobserved)
-    if cg_steps is None:
-        solver: Any = _Solutions(seen, rows, non_negative)
+        return _append_biases(factors, init, mean) if biases else factors
+
+    def solve(seen: _Seen, l2_reg: float) -> Any:
+        ridges = np.full(len(bias_modes), float(l2_reg))
+        ridges[:rank] = scale_ridge(l2_reg, scale, x.ndim)
+        rows = _Rows(rank, x._engine.xp.asarray(ridges, dtype), unobserved)
+        if num_steps is None:
+            return _Solutions(seen, rows, non_negative)
+        return _ConjugateGradients(x, seen, rows, num_steps)
+
+    best: tuple[float, list[Array]] | None = None  # by the held-out entries
+    of_mean = math.inf if held_out is None else held_out.compare(mean)
+    if isinstance(init, Resumed):
+        factors = restore(init, x, len(bias_modes), "observed_parafac", dtype)[1]
+        state, names = init.saved.state, [f"best_{n}" for n in range(x.ndim)]
+        if held_out is not None and state.keys() >= {*names}:
+            best = min(init.errors[1:]), [x._engine.xp.asarray(state[name]) for name in names]
+        l2_reg = float(state.get("l2_reg", L2_REG)) if l2_reg == "validation" else l2_reg
+        check_ridge(l2_reg)
     else:
-        solver = _ConjugateGradients(x, seen, rows, check_count(cg_steps, "cg_steps"))
+        factors = start(random_state)
+    least = 0.0
+    if l2_reg == "validation" and unobserved:
+        l2_reg = _L2_REG_OF_ALL
+    elif l2_reg == "validation":
+        known, judge = seen.divide() if held_out is None else (seen, held_out)
+        of_mean = judge.compare(mean)
+        l2_reg, least = _choose_ridge(lambda ridge: solve(known, ridge), start(0), judge, of_mean)
+        del known, judge
+    solver = solve(seen, float(l2_reg))
     del seen  # conjugate gradients have it in tensors
     wants_errors = tol or return_errors or callback is not None or held_out is not None
 
     def measure(factors: list[Array]) -> float:
-        if held_out is None:
-            return solver.measure(factors)
-        coords, values = held_out
-        residual = evaluate_model(coords, None, factors) - values
-        return float(np.linalg.norm(residual) / np.linalg.norm(values))
-
-    best: tuple[float, list[Array]] | None = None  # by the held-out entries
+        return solver.measure(factors) if held_out is None else held_out.measure(factors)
 
     def update(
         iteration: int, weights: None, factors: list[Array], errors: list[float]
     ) -> tuple[None, list[Array], None]:
-        for mode in range(x.ndim):
-            factors[mode] = solver.fit(factors, mode)
+        _fit_all(solver, factors)
         return None, factors, None
 
     def note(weights: None, factors: list[Array], result: None) -> float | None:
@@ -226,18 +262,74 @@ def observed_parafac(
         return error
 
     def is_over(errors: list[float]) -> bool:
-        is_late = held_out is not None and len(errors) > int(np.argmin(errors)) + _PATIENCE
-        return is_late or has_converged(errors, tol, "abs_rec_error")
+        return (held_out is not None and _is_late(errors)) or has_converged(
+            errors, tol, "abs_rec_error"
+        )
+
+    def make(weights: None, factors: list[Array]) -> Any:
+        cp_tensor = make_cp_tensor(None, factors)
+        cp_tensor.observed_scale, cp_tensor.bias_modes = scale, bias_modes
+        if not unobserved:
+            cp_tensor.observed_l2_reg = float(l2_reg)
+        return cp_tensor
+
+    def save_state() -> dict[str, Array]:
+        models = {} if best is None else dict(number("best", best[1]))
+        return {"l2_reg": np.array(float(l2_reg)), **models}
 
     cp_tensor, errors = iterate(
         (None, factors), update, note, solver="observed_parafac", tensor=x, n_iter_max=n_iter_max,
         init=init, is_over=is_over, callback=callback, start_error=lambda: measure(factors),
+        save_state=save_state, make=make,
     )  # fmt: skip
+    if best is not None:
+        least = best[0]
+    if least > of_mean:
+        warnings.warn(
+            f"the error at held-out entries is {least:.3g} and that of the mean {of_mean:.3g}: "
+            f"pass biases=True, a larger l2_reg than {l2_reg:g} or a lower rank",
+            stacklevel=5,
+        )
     found = cp_tensor.factors if best is None else best[1]
-    cp_tensor = make_cp_tensor(None, [factor.astype(x.dtype) for factor in found])
-    if not unobserved:
-        cp_tensor.observed_l2_reg = float(l2_reg)
+    cp_tensor.factors = [factor.astype(x.dtype) for factor in found]
+    cp_tensor.weights = cp_tensor.weights.astype(x.dtype)
     return (cp_tensor, errors) if return_errors else cp_tensor
+
+
+def _choose_ridge(
+    solve: Callable[[float], Any], start: list[Array], held_out: "_Seen", of_mean: float
+) -> tuple[float, float]:
+    """Return the ridge by which some iterations predict best, and their error.
+
+    A smaller one has to be clearly better, unless runs still improve when they are cut off, as they
+    do without noise. Two that are not end the search, once one is clearly better than the mean and
+    than zeros.
+    """
+    chosen, least, num_worse = _RIDGES[0], math.inf, 0
+    for l2_reg in _RIDGES:
+        report(f"trying l2_reg {l2_reg:g}")
+        solver, factors, errors = solve(l2_reg), list(start), [math.inf]
+        while len(errors) <= _NUM_TRIED:
+            _fit_all(solver, factors)
+            errors.append(held_out.measure(factors))
+            if abs(errors[-2] - errors[-1]) < _TRIED_TOL * errors[-1]:
+                break
+        is_cut_off = len(errors) > _NUM_TRIED
+        num_worse += 1
+        if errors[-1] < least * (1 - _CLARITY) or (is_cut_off and errors[-1] < least):
+            chosen, least, num_worse = l2_reg, errors[-1], 0
+        if num_worse == 2 and least < min(of_mean, 1.0) * (1 - _CLARITY):
+            break
+    return chosen, least
+
+
+def _fit_all(solver: Any, factors: list[Array]) -> None:
+    for mode in range(len(factors)):
+        factors[mode] = solver.fit(factors, mode)
+
+
+def _is_late(errors: list[float]) -> bool:
+    return len(errors) > int(np.argmin(errors)) + _PATIENCE
 
 
 class _Seen(NamedTuple):
@@ -264,6 +356,38 @@ class _Seen(NamedTuple):
         """Return the weighted mean, of all cells if all count."""
         total = self.values.size if self.excess is None else float(self.excess.sum())
         return float(self.targets.sum()) / (total + self.unobserved * math.prod(shape))
+
+    def measure(self, factors: list[Array]) -> float:
+        """Return the relative error of a model."""
+        model, others = evaluate_model(self.coords, None, factors), 0.0
+        if self.unobserved:
+            others = float(multiply_grams(None, factors).sum()) - float((model**2).sum())
+        return self.compare(model, self.unobserved * max(0.0, others))
+
+    def compare(self, model: Array | float, others: float = 0.0) -> float:
+        """Return the relative error of a model's values here, and the square of all others'."""
+        residual = (self.values - model) ** 2
+        square = float((residual if self.weights is None else self.weights * residual).sum())
+        return ((square + others) / (self.square or 1.0)) ** 0.5
+
+    def take(self, places: Array) -> Self:
+        weights = None if self.weights is None else self.weights[places]
+        parts = self.coords[:, places], self.values[places], weights, self.targets[places]
+        return type(self)(*parts, self.unobserved)
+
+    def divide(self) -> tuple[Self, Self]:
+        """Return most entries, and others to judge by: the same ones for each rank and start.
+
+        These are in rows that have entries among the first, if there are such.
+        """
+        xp, count = array_module(self.values), self.values.size
+        is_out = xp.zeros(count, bool)
+        is_out[xp.asarray(np.random.RandomState(0).permutation(count)[: count // _ONE_IN or 1])] = 1
+        known = self.take(xp.flatnonzero(~is_out)) if count > 1 else self
+        is_fair = is_out.copy()
+        for ids, own in zip(self.coords, known.coords, strict=True):
+            is_fair &= xp.bincount(own, minlength=int(ids.max()) + 1)[ids] > 0
+        return known, self.take(xp.flatnonzero(is_fair if is_fair.any() else is_out))
 
 
 def _read(tensor: Any, x: FlycooTensor, name: str) -> tuple[Array, Array]:
@@ -325,7 +449,7 @@ class _Solutions:
 
     def __init__(self, seen: _Seen, rows: _Rows, non_negative: bool) -> None:
         self._seen, self._rows, self._non_negative = seen, rows, non_negative
-        self._excess, self._square = seen.excess, seen.square
+        self._excess = seen.excess
         self._plans: dict[int, RowPlan] = {}
 
     def fit(self, factors: list[Array], mode: int) -> Array:
@@ -339,14 +463,7 @@ class _Solutions:
         )  # fmt: skip
 
     def measure(self, factors: list[Array]) -> float:
-        seen = self._seen
-        model = evaluate_model(seen.coords, None, factors)
-        residual = (model - seen.values) ** 2
-        square = float((residual if seen.weights is None else seen.weights * residual).sum())
-        if seen.unobserved:
-            others = float(multiply_grams(None, factors).sum()) - float((model**2).sum())
-            square += seen.unobserved * max(0.0, others)
-        return (square / self._square) ** 0.5
+        return self._seen.measure(factors)
 
 
 class _ConjugateGradients:
@@ -357,7 +474,8 @@ class _ConjugateGradients:
         excess = np.ones_like(seen.values) if seen.excess is None else seen.excess
         self._excess = x._rebuild(seen.coords, excess.astype(x.dtype))
         targets = seen.targets.astype(x.dtype)
-        self._targets = x if seen.weights is None else x._rebuild(seen.coords, targets)
+        is_whole = seen.weights is None and seen.values.size == x.nnz
+        self._targets = x if is_whole else x._rebuild(seen.coords, targets)
         self._whole, self._square = seen.square, -1.0
 
     def fit(self, factors: list[Array], mode: int, num_steps: int | None = None) -> Array:
@@ -386,12 +504,22 @@ def _start(
     if isinstance(init, str) and init == "random":
         guess, root = draw_factors(x, rank, random), scale ** (1 / x.ndim)
         return [(factor.astype(np.float64) * root).astype(dtype) for factor in guess]
+    rank = len(getattr(init, "bias_modes", ())) or rank
     return [factor.astype(dtype) for factor in take_guess(x, rank, init)]
 
 
-def _append_biases(factors: list[Array], mean: float) -> list[Array]:
-    """Append the components of biases, which are zero, and of the mean."""
-    columns = array_module(factors[0]).arange(len(factors) + 1)
+def _append_biases(factors: list[Array], init: Any, mean: float) -> list[Array]:
+    """Append the components of biases, those of a guess or zero, and of the mean."""
+    ndim, old = len(factors), np.array(getattr(init, "bias_modes", (-1,) * factors[0].shape[1]))
+    columns = array_module(factors[0]).arange(ndim + 1)
     more = [(columns != mode) + 0 * factor[:, :1] for mode, factor in enumerate(factors)]
+    for mode in old[(old >= 0) & (old < ndim)].tolist():
+        column = int(np.flatnonzero(old == mode)[0])
+        constants = multiply_all([factor[0, column] for factor in factors], skip=mode)
+        more[mode][:, mode] = factors[mode][:, column] * constants
     more[-1][:, -1] = mean
-    return [np.concatenate(pair, axis=1) for pair in zip(factors, more, strict=True)]
+    own = np.flatnonzero(old < 0)
+    return [
+        np.concatenate([factor[:, own], of], axis=1)
+        for factor, of in zip(factors, more, strict=True)
+    ]

@@ -13,7 +13,7 @@ from ..ops.cp_entries import choose_block_size
 from ..ops.mttkrp import mttkrp_of_ratios
 from ..tensor.tensor import FlycooTensor
 
-#: The ridge of `observed_parafac` by default.
+#: The ridge for rows of a model that names none.
 L2_REG = 1e-6
 
 #: Sweeps over the elements of a row that must not be negative: those of TensorLy's HALS.
