@@ -131,7 +131,8 @@ class LabelledCP(CPTensor):
     ) -> Self:
         super().__init__((weights, factors))
         self.labels = labels
-        vars(self).update(marks)
+        for name, mark in marks.items():
+            setattr(self, name, mark)
         return self
 
     @property
@@ -159,7 +160,8 @@ class LabelledCP(CPTensor):
         """Return a table with a row for each component: bars for names, lines for an order."""
         weights, rows = move(self.weights, np), []
         for r, weight in enumerate(weights[:_MAX_ROWS].tolist()):
-            rows.append([f"{self.components[r]}", make_bars([weight], [f"{weight:.3g}"], float(weights[0]))])
+            bar = make_bars([weight], [f"{weight:.3g}"], float(weights[0]))
+            rows.append([f"{self.components[r]}", bar])
         for n, name in enumerate(self.names):
             factor = move(self.factors[n], np)
             limits = _find_limits(factor)
@@ -336,8 +338,7 @@ class LabelledCP(CPTensor):
                 reader.read(f"factor_{n}", shape, (weights.dtype,))
                 for n, shape in enumerate(shapes)
             ]
-            marks = {name: reader.header[name] for name in MARKS if name in reader.header}
-            _check_marks(marks, len(factors), weights.size)
+            marks = _read_marks(reader.header, len(factors), weights.size)
         # The model is in form already; bringing it into form again would change the last bits.
         return cls.__new__(cls)._set(weights, factors, labels, marks)
 
@@ -483,16 +484,15 @@ def label_result(result: Any, labels: Mapping[str, np.ndarray]) -> Any:
     return LabelledCP.__new__(LabelledCP)._set(weights, factors, Labels(labels), marks)
 
 
-def _check_marks(marks: dict[str, Any], ndim: int, rank: int) -> None:
-    """Refuse wrong marks of a file; make the list in them a tuple."""
-    modes = marks.get("bias_modes", [-1] * rank)
-    numbers = [marks[name] for name in MARKS[:2] if name in marks]
-    is_right = all(type(of) is float and 0 < of < np.inf for of in numbers)
-    is_right &= type(modes) is list and len(modes) == rank and {type(n) for n in modes} <= {int}
-    if not (is_right and all(-1 <= n <= ndim for n in modes)):
-        raise ValueError(f"its header has {marks}")
-    if "bias_modes" in marks:
-        marks["bias_modes"] = tuple(modes)
+def _read_marks(header: Mapping[str, Any], ndim: int, rank: int) -> dict[str, Any]:
+    """Return the marks in the header of a file, and refuse wrong ones."""
+    marks = {name: header[name] for name in MARKS if name in header}
+    modes = marks.pop("bias_modes", [-1] * rank)
+    is_right = all(type(number) is float and 0 < number < np.inf for number in marks.values())
+    is_right &= type(modes) is list and len(modes) == rank
+    if not (is_right and all(type(n) is int and -1 <= n <= ndim for n in modes)):
+        raise ValueError(f"its header has {marks} and the bias_modes {modes}")
+    return marks | ({"bias_modes": tuple(modes)} if "bias_modes" in header else {})
 
 
 def _import_pandas() -> Any:
