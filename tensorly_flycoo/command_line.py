@@ -20,7 +20,10 @@ from . import __version__
 from .base.reporting import report
 from .base.versions import show_versions
 from .decomposition import generalized_parafac, non_negative_parafac_hals, parafac
+from .decomposition.cp_fit import cp_fit
+from .decomposition.cp_model import count_zeros
 from .decomposition.labelled_cp import LabelledCP
+from .decomposition.observed_parafac import observed_parafac
 from .decomposition.profiling import profile
 from .decomposition.progress import Progress
 from .engines import set_device
@@ -74,7 +77,7 @@ _FIT_DESCRIPTION = """Decompose a file of events into RANK components.
 
 A component is a pattern: some users who bought some items on some days. Each column in
 --modes becomes a mode of a sparse tensor. Each row of the file adds to one cell: 1, or its
-entry in the column --values. Cells without a row are zeros.
+entry in the column --values. Cells without a row are zeros, or unknown with --observed.
 """
 _FIT_EPILOG = """what you get, in the folder --output:
   components.png     a row of panels for each component: bars for names, lines for
@@ -86,11 +89,13 @@ _FIT_EPILOG = """what you get, in the folder --output:
 examples:
   python -m tensorly_flycoo fit events.parquet --modes user,item,time:day --rank 8
   python -m tensorly_flycoo fit ratings.csv --modes user,film --values stars \\
-      --aggregate mean --rank 5
+      --aggregate mean --rank 5 --observed --biases
   python -m tensorly_flycoo fit events.csv --modes user,item --rank 4 --non-negative
   python -m tensorly_flycoo fit nell-2.tns.gz --rank 16 --output nell
 
 how to go on:
+  Are cells without a row unknown, as ratings not given are? --observed; with --biases it also
+  learns who rates high. Compare its error at held-out entries with that of the mean.
   Are the --values counts? --loss poisson_count fits them better than squared errors do.
   Is a component hard to read? --non-negative leaves out minus signs, which cancel in pairs.
   Which rank? Try several, or tensorly_flycoo.select_rank in Python.
@@ -202,6 +207,12 @@ def _add_fit_options(parser: argparse.ArgumentParser) -> None:
     text += "default: poisson_count if rows are counted, else gaussian"
     add("--loss", choices=LOSSES, help=f"what to fit by ({text})")
     add("--non-negative", action="store_true", help="allow no negative element in the model")
+    text = "cells without a row are unknown, not zeros; a tenth of the others is held out"
+    add("--observed", action="store_true", help=text)
+    text = "with --observed: a mean, and a bias for each label of each mode"
+    add("--biases", action="store_true", help=text)
+    text = "with --observed: the ridge (default: the best for the held-out entries)"
+    add("--l2-reg", type=float, metavar="RIDGE", help=text)
     add("--iterations", type=_count, default=100, help="the most to do (default: 100)")
     text = "stop when the fit or loss improves by less than this part of it (default: 1e-6)"
     add("--tol", type=float, default=1e-6, help=text)
@@ -254,10 +265,14 @@ def fit(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
         parser.error("--modes is missing: which columns, such as --modes user,item,day")
     if arguments.init == "svd" and (arguments.starts or 1) > 1:
         parser.error("--init svd is one start, the same each time: leave out --starts")
-    if not arguments.file.exists():
-        raise FileNotFoundError(f"{arguments.file} does not exist")
+    if not arguments.observed and (arguments.biases or arguments.l2_reg is not None):
+        parser.error("--biases and --l2-reg are for --observed, which is missing")
     are_counts = is_table and (arguments.values is None or arguments.aggregate == "count")
     arguments.loss = arguments.loss or ("poisson_count" if are_counts else "gaussian")
+    if arguments.observed and (arguments.loss == "poisson_count" or arguments.init == "svd"):
+        parser.error("--observed is for --values, by --loss gaussian and --init random")
+    if not arguments.file.exists():
+        raise FileNotFoundError(f"{arguments.file} does not exist")
     folder = arguments.output or Path(f"{name.removesuffix(suffix)}_rank{arguments.rank}")
     device = set_device(arguments.device) if arguments.device else contextlib.nullcontext()
     with device, tl.backend_context("flycoo"):
@@ -268,18 +283,32 @@ def fit(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
                 raise ValueError(f"--lines has {mode!r}, expected some of {', '.join(x.labels)}")
         if not arguments.quiet:
             print(f"{arguments.file}: {x!r}, loss {arguments.loss}", flush=True)
-        starts = _decompose(x, arguments)
+        own: dict[str, Any] = {}
+        if arguments.observed:
+            x, held_out = _hold_out(x, arguments.seed)
+            own = {name: getattr(arguments, name) for name in ("biases", "non_negative")}
+            own |= {"validation": held_out}
+            own |= {} if arguments.l2_reg is None else {"l2_reg": arguments.l2_reg}
+        starts = _decompose(x, arguments, own)
     errors, cp = starts.errors[starts.best_number], starts.best
     quality, num_starts = LOSSES[arguments.loss].describe(errors[-1]), len(starts.runs)
+    if arguments.observed:
+        known, values = (of.tensor._sorted_nonzeros()[1] for of in (x, held_out))
+        of_mean = float(((values - known.mean()) ** 2).mean()) ** 0.5
+        quality = (
+            f"l2_reg {cp.observed_l2_reg:g}, a root mean squared error of "
+            f"{cp_fit(held_out, cp).rmse:.4g} at held-out entries ({of_mean:.4g} by their mean)"
+        )
     print(f"{quality} after {len(errors) - 1} iterations")
     if num_starts > 1:
         print(
             f"the best of {num_starts} starts, with --seed {starts.seeds[starts.best_number]}; the "
             f"others match it by {starts.match:.2f} (1: the same components)"
         )
-    num_zero = int((cp.weights == 0).sum())
-    advice = "try --init random, another --seed or a smaller --rank"
-    if num_zero == arguments.rank:
+    num_zero = count_zeros(cp) if arguments.observed else int((cp.weights == 0).sum())
+    advice = "a smaller --l2-reg" if arguments.observed else "--init random, another --seed"
+    advice = f"try {advice} or a smaller --rank"
+    if num_zero == cp.rank:  # which counts biases too
         raise ValueError(f"the model is zero, and nothing is written: {advice}")
     if num_zero:
         print(f"warning: the weight of {num_zero} of {arguments.rank} components is zero: {advice}")
@@ -322,11 +351,21 @@ class _Run(Progress):
         return self.errors[-2] - self.errors[-1] < self.tol * (1 - self.errors[-1])
 
 
-def _decompose(x: LabelledTensor, arguments: argparse.Namespace) -> Starts:
-    """Run all starts, or until Ctrl-C those so far."""
+def _hold_out(x: LabelledTensor, seed: int) -> Iterator[LabelledTensor]:
+    """Yield nine tenths of the entries, and one to judge by."""
+    coords, values = x.tensor._sorted_nonzeros()
+    places = x.tensor._engine.xp.asarray(np.random.RandomState(seed).permutation(x.nnz))
+    count = max(1, x.nnz // 10)
+    for own in (places[count:], places[:count]):
+        yield LabelledTensor(x.tensor._rebuild(coords[:, own], values[own]), x.labels)
+
+
+def _decompose(x: LabelledTensor, arguments: argparse.Namespace, own: dict[str, Any]) -> Starts:
+    """Run all starts, or until Ctrl-C those so far; with `own` options by `observed_parafac`."""
     loss = LOSSES[arguments.loss]
     solver = loss.non_negative_solver if arguments.non_negative else loss.solver
-    is_gaussian = arguments.loss == "gaussian"
+    solver = observed_parafac if own else solver
+    is_gaussian = arguments.loss == "gaussian" and not own
     num_starts = arguments.starts or (_NUM_STARTS if arguments.init == "random" else 1)
     has_bar = sys.stderr.isatty() and importlib.util.find_spec("tqdm") is not None
     show = None if arguments.quiet else "bar" if has_bar else "log"
@@ -339,9 +378,12 @@ def _decompose(x: LabelledTensor, arguments: argparse.Namespace) -> Starts:
             progress.tol = arguments.tol if is_gaussian else 0.0
             options = {"init": arguments.init, "n_iter_max": arguments.iterations}
             options |= {"tol": 0 if is_gaussian else arguments.tol, "random_state": seed}
-            options = prefer_momentum(solver, x, options | {"callback": progress})
+            options = prefer_momentum(solver, x, options | own | {"callback": progress})
             runs.append(solver(x, arguments.rank, **options))
         errors.append(progress.errors)
+        if own:  # the ridge is chosen once, and the iteration by the held-out entries
+            own["l2_reg"] = runs[-1].observed_l2_reg
+            errors[-1] = progress.errors[: 2 + int(np.argmin(progress.errors[1:]))]
         if progress.is_interrupted:
             break
     starts = Starts(runs, errors, list(seeds)[: len(runs)], None)
@@ -373,8 +415,11 @@ def describe(cp: LabelledCP, top: int) -> str:
     width = max(map(len, tops))
     lines = []
     for number, weight in enumerate(cp.weights.tolist()):
-        lines.append(f"\ncomponent {number}, weight {weight:.4g}")
+        title = cp.components[number]
+        lines.append(f"\n{'component ' if title == number else ''}{title}, weight {weight:.4g}")
         for name, components in tops.items():
+            if title not in (number, f"{name} bias"):
+                continue  # it is one number there
             entries = [f"{label} {value:.2g}" for label, value in components[number].items()]
             lines.append(f"  {name:{width}}  {', '.join(entries)}")
     return "\n".join(lines) + "\n"
@@ -389,7 +434,8 @@ def write_results(cp: LabelledCP, folder: Path, arguments: argparse.Namespace) -
     for number, frame in enumerate(frames):
         name = re.sub(r"[^\w.-]+", "_", str(frame.index.name))[:_MAX_NAME_LENGTH]
         yield _write_text(folder / f"mode{number}_{name}.csv", frame.to_csv())
-    lines = [f"{number},{weight!r}\n" for number, weight in enumerate(weights.tolist())]
+    pairs = zip(cp.components, weights.tolist(), strict=True)
+    lines = [f"{component},{weight!r}\n" for component, weight in pairs]
     yield _write_text(folder / "weights.csv", "component,weight\n" + "".join(lines))
     try:
         cp.plot(arguments.top, arguments.lines).savefig(folder / "components.png", dpi=100)

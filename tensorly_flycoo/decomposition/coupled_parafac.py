@@ -313,7 +313,7 @@ class _CoupledALS:
             shared = [factors[n] for n in block.modes]
             cp_tensor = CPTensor((own, shared))
             if block.labels is not None:  # the constructor would sort by this block's weights alone
-                cp_tensor = LabelledCP.__new__(LabelledCP)._set(own, shared, block.labels, None)
+                cp_tensor = LabelledCP.__new__(LabelledCP)._set(own, shared, block.labels, {})
             cp_tensors.append(cp_tensor)
         names = self._data.sizes
         return CoupledCP(dict(zip(names, factors, strict=True)), cp_tensors, self._data.labels)

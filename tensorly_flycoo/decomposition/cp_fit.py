@@ -77,7 +77,7 @@ def cp_fit(
         is compared with the nonzeros of `x` alone: the other cells are unknown to it.
     mask : sparse.COO, optional
         As for `parafac`: its stored zeros mark the missing entries. Only these are compared, with
-        their values in `x`.
+        their values in `x`; with a model of `observed_parafac`, those that `x` stores.
     held_out : pair of arrays, optional
         Coordinates (ndim, count) and values (count,) of entries, zeros included if they were held
         out too. Only these are compared; of `x` only the shape is used.
@@ -123,10 +123,13 @@ def cp_fit(
     weights, factors = take_model(cp_tensor)
     if mask is not None:
         missing = find_missing(x, mask)
-        held_out = None if missing is None else (missing.coords, missing.start)
-        if held_out is None:
+        if missing is None:
             raise ValueError("mask marks no entry as missing, expected at least one")
-    if held_out is None and hasattr(cp_tensor, "observed_l2_reg"):
+        held_out = missing.coords, missing.start
+        if hasattr(cp_tensor, "observed_l2_reg"):
+            is_stored = missing.start != 0
+            held_out = missing.coords[:, is_stored], missing.start[is_stored]
+    elif held_out is None and hasattr(cp_tensor, "observed_l2_reg"):
         held_out = x._sorted_nonzeros()
     shape = tuple(factor.shape[0] for factor in factors)
     if (held_out is not None or loss != "gaussian") and shape != x.shape:

@@ -2,12 +2,13 @@
 
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
 from tensorly.cp_tensor import CPTensor
 
-from ..base.array_modules import Array, array_module
+from ..base.array_modules import Array, array_module, move
 from ..engines.tall_skinny import column_norms, is_tall, sum_columns, sum_rows, transposed_product
 
 
@@ -97,14 +98,40 @@ def make_cp_tensor(weights: Array | None, factors: Sequence[Array]) -> CPTensor:
     return CPTensor((weights, list(factors)))
 
 
-def warn_of_zeros(cp_tensor: CPTensor) -> None:
-    """Warn if components are zero: they are so in every factor after an iteration."""
+#: What `observed_parafac`, whose docstring explains it, says of its models.
+MARKS = ("observed_l2_reg", "observed_scale", "bias_modes")
+
+#: A component of `observed_parafac` whose entries are below this part of the scale is nothing.
+_NOTHING = 1e-6
+
+
+def read_marks(cp_tensor: Any) -> dict[str, Any]:
+    """Return the attributes of a model of `observed_parafac`; those of other models are none."""
+    return {name: getattr(cp_tensor, name) for name in MARKS if hasattr(cp_tensor, name)}
+
+
+def count_zeros(cp_tensor: Any) -> int:
+    """Count the components that are zero: they are so in every factor after an iteration.
+
+    A ridge of `observed_parafac` makes them small first. Biases are not counted.
+    """
     factors: list[Array] = cp_tensor.factors
+    if hasattr(cp_tensor, "bias_modes"):
+        peaks = multiply_all([cp_tensor.weights, *(abs(factor).max(axis=0) for factor in factors)])
+        is_zero = move(peaks, np) < _NOTHING * cp_tensor.observed_scale
+        return int(is_zero[np.less(cp_tensor.bias_modes, 0)].sum())
     smallest = np.abs(min(factors, key=lambda factor: factor.shape[0]))
     sums = sum_rows(smallest) if is_tall(smallest) else np.sum(smallest, axis=0)
-    if count := int((sums == 0).sum()):
+    return int((sums == 0).sum())
+
+
+def warn_of_zeros(cp_tensor: Any) -> None:
+    """Warn if components are zero."""
+    if count := count_zeros(cp_tensor):
+        advice = "The start may share nothing with the tensor there: pass init='random'"
+        if hasattr(cp_tensor, "bias_modes"):
+            advice = "The ridge leaves nothing of them: pass a smaller l2_reg"
+        rank, are = cp_tensor.factors[0].shape[1], "is" if count == 1 else "are"
         warnings.warn(
-            f"{count} of {smallest.shape[1]} components {'is' if count == 1 else 'are'} zero. "
-            "The start may share nothing with the tensor there: pass init='random' or a lower rank",
-            stacklevel=3,
+            f"{count} of {rank} components {are} zero. {advice} or a lower rank", stacklevel=3
         )

@@ -14,7 +14,7 @@ from ..spread.row_shards import take_model
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import check_same_labels, number_modes
 from ..tensor.tensor import FlycooTensor
-from .cp_model import multiply_all, multiply_grams
+from .cp_model import multiply_all, multiply_grams, read_marks
 from .losses import check_data, find_exact, find_loss
 from .masks import ObservedData
 from .observed_rows import L2_REG, RowPlan, check_ridge, fit_rows, measure_scale, scale_ridge
@@ -138,8 +138,7 @@ def fold_in(
         if l2_reg is None:
             l2_reg = getattr(cp_tensor, "observed_l2_reg", L2_REG)
         check_ridge(l2_reg)
-        has_biases = hasattr(cp_tensor, "observed_l2_reg")
-        return _fit_observed(x, weights, factors, mode, old, l2_reg, has_biases)
+        return _fit_observed(x, weights, factors, mode, old, l2_reg, read_marks(cp_tensor))
     if is_count:
         return _fit_counts(x, weights, factors, mode)
     product = mttkrp(x, factors, mode, weights=weights)
@@ -172,17 +171,16 @@ def _fit_observed(
     mode: int,
     old: Array,
     l2_reg: float,
-    has_biases: bool,
+    marks: dict[str, Any],
 ) -> Array:
-    """Fit the rows of `mode` to the nonzeros; `old` are those of the model.
+    """Fit the rows of `mode` to the nonzeros; `old` are those of the model with these `marks`.
 
-    If it `has_biases`, a column of `old` that is one number stays so: of other modes' biases.
+    Its columns of other modes' biases are one number, and stay so.
     """
     xp, rows, scales = array_module(old), factors[mode], 1 if weights is None else weights
-    models = [old if n == mode else factor for n, factor in enumerate(factors)]
-    is_same = [(factor == factor[:1]).all(axis=0) & has_biases for factor in models]
-    is_kept = is_same[mode]
-    is_own = multiply_all(is_same, skip=mode) & ~is_kept
+    bias_modes = xp.asarray(marks.get("bias_modes", (-1,) * old.shape[1]))
+    is_own = bias_modes == mode
+    is_kept = (bias_modes >= 0) & ~is_own
     rows += old[:1] * is_kept
     if x.nnz == 0:
         return rows
@@ -197,11 +195,11 @@ def _fit_observed(
     factors = [factor.astype(np.float64) for factor in factors]
     firsts = multiply_all([factor[0] for factor in factors], skip=mode) * scales
     lengths = xp.where(is_own, 1 / xp.where(is_own, firsts, 1), lengths)
-    mean = float((firsts * old[0])[multiply_all(is_same)].sum())
     factors[mode - 1] *= lengths * scales
     coords, values = x._sorted_nonzeros()
     values = values.astype(np.float64)
-    ridge = scale_ridge(l2_reg, measure_scale(values - mean) or 1.0, x.ndim)
+    scale = marks.get("observed_scale") or measure_scale(values) or 1.0
+    ridge = scale_ridge(l2_reg, scale, x.ndim)
     common = xp.diag(xp.where(is_own, l2_reg, ridge))
     plan = RowPlan.of(coords[mode], x.shape[mode])
     is_free = ~is_kept if is_kept.any() else None

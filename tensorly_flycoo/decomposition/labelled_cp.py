@@ -27,6 +27,7 @@ from ..io.files import FilePath
 from ..ops.cp_entries import cp_to_entries
 from ..spread.row_shards import gather, take_model
 from ..tensor.labelled import Labels
+from .cp_model import MARKS, read_marks
 from .fold_in import fold_in
 
 if TYPE_CHECKING:
@@ -78,8 +79,11 @@ class LabelledCP(CPTensor):
     names : tuple of str
     ordered : tuple of str
         The modes whose labels have an order: numbers, dates, and ordered categories of pandas.
-    observed_l2_reg : float
-        Only of models of `observed_parafac`: their `l2_reg`.
+    components : tuple of int or str
+        The names of the components, by which tables and pictures show them: their numbers, or in a
+        model of `observed_parafac` with biases also "item bias" and "mean".
+    observed_l2_reg, observed_scale, bias_modes
+        Only of models of `observed_parafac`, which describes them.
 
     Raises
     ------
@@ -121,16 +125,16 @@ class LabelledCP(CPTensor):
         weights, factors = take_model(cp_tensor)
         factors, labels = list(factors), Labels(labels, names)
         labels.check([factor.shape[0] for factor in factors])
-        ridge = getattr(cp_tensor, "observed_l2_reg", None)
-        self._set(bring_into_form(weights, factors), factors, labels, ridge)
+        weights, marks = bring_into_form(weights, factors, read_marks(cp_tensor))
+        self._set(weights, factors, labels, marks)
 
     def _set(
-        self, weights: Array, factors: list[Array], labels: Labels, observed_l2_reg: float | None
+        self, weights: Array, factors: list[Array], labels: Labels, marks: dict[str, Any]
     ) -> Self:
         super().__init__((weights, factors))
         self.labels = labels
-        if observed_l2_reg is not None:
-            self.observed_l2_reg = observed_l2_reg
+        for name, mark in marks.items():
+            setattr(self, name, mark)
         return self
 
     @property
@@ -142,6 +146,13 @@ class LabelledCP(CPTensor):
         """The modes whose labels have an order."""
         return self.labels.ordered
 
+    @property
+    def components(self) -> tuple[int | str, ...]:
+        """The numbers of the components, or what a bias is of."""
+        modes = getattr(self, "bias_modes", (-1,) * self.rank)
+        biases = [*(f"{name} bias" for name in self.names), "mean"]
+        return tuple(r if n < 0 else biases[n] for r, n in enumerate(modes))
+
     def __repr__(self) -> str:
         modes = zip(self.names, self.shape, strict=True)
         listed = ", ".join(f"{name} ({size})" for name, size in modes)
@@ -151,7 +162,8 @@ class LabelledCP(CPTensor):
         """Return a table with a row for each component: bars for names, lines for an order."""
         weights, rows = move(self.weights, np), []
         for r, weight in enumerate(weights[:_MAX_ROWS].tolist()):
-            rows.append([f"{r}", make_bars([weight], [f"{weight:.3g}"], float(weights[0]))])
+            bar = make_bars([weight], [f"{weight:.3g}"], float(weights[0]))
+            rows.append([f"{self.components[r]}", bar])
         for n, name in enumerate(self.names):
             factor = move(self.factors[n], np)
             limits = _find_limits(factor)
@@ -195,7 +207,8 @@ class LabelledCP(CPTensor):
         Returns
         -------
         list of dict
-            For each component, its `n` labels of largest magnitude, and their factor elements.
+            For each of `components`, its `n` labels of largest magnitude, and their factor
+            elements.
 
         Examples
         --------
@@ -239,7 +252,7 @@ class LabelledCP(CPTensor):
         """
         pandas = _import_pandas()
         frames = [
-            pandas.DataFrame(move(factor, np), index=pandas.Index(labels, name=name))
+            pandas.DataFrame(move(factor, np), pandas.Index(labels, name=name), self.components)
             for factor, (name, labels) in zip(self.factors, self.labels.items(), strict=True)
         ]
         return move(self.weights, np), frames
@@ -269,7 +282,7 @@ class LabelledCP(CPTensor):
                 {
                     "mode": frame.index.name,
                     "label": np.tile(frame.index.to_numpy(), self.rank),
-                    "component": np.repeat(np.arange(self.rank), len(frame)),
+                    "component": frame.columns.repeat(len(frame)),
                     "value": frame.to_numpy().T.reshape(-1),
                 }
             )
@@ -304,10 +317,7 @@ class LabelledCP(CPTensor):
         """
         arrays = [("weights", self.weights), *number("factor", self.factors)]
         arrays += list_labels(self.labels)
-        ridge = getattr(self, "observed_l2_reg", None)
-        header = name_modes(self.labels)
-        header |= {} if ridge is None else {"observed_l2_reg": ridge}
-        save_arrays(path, MODEL, header, arrays)
+        save_arrays(path, MODEL, name_modes(self.labels) | read_marks(self), arrays)
 
     @classmethod
     def load(cls, path: FilePath) -> Self:
@@ -330,11 +340,9 @@ class LabelledCP(CPTensor):
                 reader.read(f"factor_{n}", shape, (weights.dtype,))
                 for n, shape in enumerate(shapes)
             ]
-            ridge = reader.header.get("observed_l2_reg")
-            if not isinstance(ridge, float | None):
-                raise ValueError("its header has a wrong observed_l2_reg")
+            marks = _read_marks(reader.header, len(factors), weights.size)
         # The model is in form already; bringing it into form again would change the last bits.
-        return cls.__new__(cls)._set(weights, factors, labels, ridge)
+        return cls.__new__(cls)._set(weights, factors, labels, marks)
 
     def plot(self, top: int = 8, lines: Iterable[str | int] | None = None) -> "Figure":
         """Draw the components: a row of panels for each, with a panel for each mode.
@@ -459,7 +467,8 @@ class LabelledCP(CPTensor):
             self, x_new, index,
             loss=loss, non_negative=non_negative, observed=observed, l2_reg=l2_reg,
         )  # fmt: skip
-        return pandas.DataFrame(move(rows, np), index=pandas.Index(x_new.labels[name], name=name))
+        new = pandas.Index(x_new.labels[name], name=name)
+        return pandas.DataFrame(move(rows, np), new, self.components)
 
 
 def label_result(result: Any, labels: Mapping[str, np.ndarray]) -> Any:
@@ -476,9 +485,19 @@ def label_result(result: Any, labels: Mapping[str, np.ndarray]) -> Any:
         return result
     # A callback may have kept the list, but not the CPTensor.
     factors, result.factors = [gather(factor) for factor in result.factors], []
-    weights = bring_into_form(result.weights, factors)
-    ridge = getattr(result, "observed_l2_reg", None)
-    return LabelledCP.__new__(LabelledCP)._set(weights, factors, Labels(labels), ridge)
+    weights, marks = bring_into_form(result.weights, factors, read_marks(result))
+    return LabelledCP.__new__(LabelledCP)._set(weights, factors, Labels(labels), marks)
+
+
+def _read_marks(header: Mapping[str, Any], ndim: int, rank: int) -> dict[str, Any]:
+    """Return the marks in the header of a file, and refuse wrong ones."""
+    marks = {name: header[name] for name in MARKS if name in header}
+    modes = marks.pop("bias_modes", [-1] * rank)
+    is_right = all(type(number) is float and 0 < number < np.inf for number in marks.values())
+    is_right &= type(modes) is list and len(modes) == rank
+    if not (is_right and all(type(n) is int and -1 <= n <= ndim for n in modes)):
+        raise ValueError(f"its header has {marks} and the bias_modes {modes}")
+    return marks | ({"bias_modes": tuple(modes)} if "bias_modes" in header else {})
 
 
 def _import_pandas() -> Any:
@@ -489,8 +508,13 @@ def _import_pandas() -> Any:
     return pandas
 
 
-def bring_into_form(weights: Array | None, factors: list[Array]) -> Array:
-    """Bring the factors into the form of a `LabelledCP`, in their list; return the new weights."""
+def bring_into_form(
+    weights: Array | None, factors: list[Array], marks: dict[str, Any]
+) -> tuple[Array, dict[str, Any]]:
+    """Bring the factors into the form of a `LabelledCP`, in their list.
+
+    Return the new weights, and the marks of the model for the new order of its components.
+    """
     xp, dtype = array_module(factors[0]), factors[0].dtype
     rank = factors[0].shape[1]
     old = np.ones(rank) if weights is None else move(weights, np).astype(np.float64)
@@ -513,7 +537,9 @@ def bring_into_form(weights: Array | None, factors: list[Array]) -> Array:
     for n, norm in enumerate(norms):
         factors[n] = factors[n].take(xp.asarray(order), axis=1)
         factors[n] /= xp.asarray((signs[n] * np.where(norm == 0, 1, norm))[order], dtype)
-    return xp.asarray(sizes[order], dtype)
+    if "bias_modes" in marks:
+        marks = marks | {"bias_modes": tuple(marks["bias_modes"][r] for r in order)}
+    return xp.asarray(sizes[order], dtype), marks
 
 
 def _choose_signs(weights: np.ndarray, largest: np.ndarray, smallest: np.ndarray) -> np.ndarray:
@@ -562,7 +588,9 @@ def _draw_components(cp: LabelledCP, top: int, line_modes: Set[int]) -> "Figure"
             _draw_bars(column, cp.top(n, num_bars), num_bars, _find_limits(factor))
         column[0].set_title(cp.names[n], weight="bold", parse_math=False)
     for r, row in enumerate(grid):
-        heading = f"component {r}\nweight {float(cp.weights[r]):.3g}"
+        name = cp.components[r]
+        name = f"component {name}" if name == r else name
+        heading = f"{name}\nweight {float(cp.weights[r]):.3g}"
         row[0].set_ylabel(heading, rotation=0, ha="right", va="center", labelpad=12, weight="bold")
         row[0].yaxis.label.set_color(f"C{r % 10}")
         for axes in row:

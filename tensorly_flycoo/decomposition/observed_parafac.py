@@ -1,13 +1,17 @@
 """Sparse tensor completion: a CP model fitted only to the stored entries of a tensor."""
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 import tensorly as tl
 
 from ..base.array_modules import Array, array_module
 from ..base.checks import check_count, check_rank, check_real
+from ..base.reporting import report
+from ..io.array_file import number
 from ..io.checkpoint import Resumed
 from ..ops.cp_entries import evaluate_model
 from ..ops.mttkrp import mttkrp
@@ -35,6 +39,13 @@ if TYPE_CHECKING:
 #: The iterations without a better model for held-out entries that end a run.
 _PATIENCE = 10
 
+#: The ridges that "validation" tries; 1 where all cells count and no part can be held out.
+_RIDGES = (100.0, 30.0, 10.0, 3.0, 1.0, 0.3, 0.1, 1e-2, 1e-4, 1e-6)
+
+#: Of a run that tries one: the most iterations, the relative change of the error that ends it, and
+#: the part by which an error is clearly less than another.
+_NUM_TRIED, _TRIED_TOL, _CLARITY = 100, 3e-3, 5e-3
+
 
 @guard
 @near_one
@@ -45,7 +56,7 @@ def observed_parafac(
     init: Any = "random",
     tol: float = 1e-8,
     random_state: Any = None,
-    l2_reg: float = L2_REG,
+    l2_reg: float | str = "validation",
     return_errors: bool = False,
     callback: Callback | None = None,
     *,
@@ -78,9 +89,12 @@ def observed_parafac(
     tol : float
         Stop when the error changes by less; 0 never stops.
     random_state : int or numpy.random.RandomState, optional
-    l2_reg : float
-        The ridge :math:`\lambda`, above 0: it makes rows with fewer than R nonzeros unique. Values
-        times :math:`c` give factors times :math:`c^{1/N}`.
+    l2_reg : float or "validation"
+        The ridge :math:`\lambda`, above 0, the same for all rows, however many nonzeros they have.
+        Values times :math:`c` give factors times :math:`c^{1/N}`. "validation" takes that of 100,
+        30, 10, 3, 1, 0.3, 0.1, 0.01, 1e-4 and 1e-6 which predicts held-out entries best: those of
+        `validation`, or a tenth of the observed ones, which the run then gets back. It is the same
+        for each `random_state`. With `unobserved` it is 1.
     return_errors : bool
     callback : callable, optional
         Called with the CPTensor, in float64, and its error before the first and after each
@@ -107,18 +121,26 @@ def observed_parafac(
     validation : FlycooTensor or sparse.COO, optional
         Entries held out of `tensor`: all errors are then of these, relative to their norm. Ten
         iterations without a new smallest error end the run; the result is the model of the
-        smallest, of those after a checkpoint if the run is resumed.
+        smallest, also in a run that is resumed.
 
     Returns
     -------
     CPTensor
         Weights of ones and factors (I_n, R) in the dtype and on the device of `tensor`. Rows
         without an observed entry are zero, but for their biases; with `cg_steps` they are near it.
-        Without `unobserved`, its attribute `observed_l2_reg`, which a `LabelledCP` has too, tells
-        `fold_in` and `LabelledCP.transform` to take the missing cells of new rows as unknown.
+        Its attributes, which a `LabelledCP` and its file have too, are `bias_modes`, for each
+        component the mode of which it is a bias, N for the mean and -1 for others;
+        `observed_scale`, which is s; and without `unobserved` `observed_l2_reg`, the ridge. Where
+        that is, `fold_in` and `LabelledCP.transform` take missing cells of new rows as unknown.
     errors : list of float
         The root of the weighted sum of squared residuals, relative to that of squared values,
         after each iteration; only with `return_errors`.
+
+    Warns
+    -----
+    UserWarning
+        If held-out entries are predicted worse than by the mean, or the ridge leaves nothing of a
+        component.
 
     Raises
     ------
@@ -137,7 +159,9 @@ def observed_parafac(
     An iteration takes ``nnz * ndim * R**2`` operations and solves, for each row, a system of R
     equations, or, without weights or biases, of as many as the row has nonzeros if that is fewer.
     It computes in float64, whatever the dtype. The workspace holds the nonzeros with coordinates of
-    8 bytes, a permutation of them for each mode, and blocks of rows of a fixed size.
+    8 bytes, a permutation of them for each mode, and blocks of rows of a fixed size. To choose the
+    ridge takes about as long as 100 iterations, without noise five times as long, and another
+    workspace.
 
     With `cg_steps` an iteration takes ``cg_steps + 2`` passes over the nonzeros per mode, of up to
     ``4 * nnz * ndim * R`` operations each. Errors, which cost nothing more, are differences of
@@ -178,47 +202,68 @@ def observed_parafac(
         raise ValueError(f"tensor has shape {x.shape}, expected two modes or more")
     if x.nnz == 0:
         raise ValueError("tensor has no nonzeros, expected some: nothing is observed")
-    check_ridge(l2_reg)
+    is_open = isinstance(l2_reg, str) and l2_reg == "validation"
+    if not is_open:
+        check_ridge(l2_reg)
     if non_negative and (biases or cg_steps is not None):
         raise ValueError("non_negative is True, expected biases=False and cg_steps=None with it")
     check_real(unobserved, "unobserved", 0)
     if unobserved and confidence is None:
         raise ValueError(f"unobserved is {unobserved}, expected 0, or more with a confidence")
+    num_steps = None if cg_steps is None else check_count(cg_steps, "cg_steps")
     seen = _observe(x, confidence, unobserved)
-    held_out = None if validation is None else _read(validation, x, "validation")
-    mean = seen.find_mean(x.shape) if biases else 0.0
-    scale = measure_scale(x._sorted_nonzeros()[1].astype(np.float64) - mean) or 1.0
+    held_out = None
+    if validation is not None:
+        coords, values = _read(validation, x, "validation")
+        held_out = _Seen(coords, values, None, values, 0)
+    mean = seen.find_mean(x.shape)
+    scale = measure_scale(x._sorted_nonzeros()[1].astype(np.float64) - mean * biases) or 1.0
+    bias_modes = (-1,) * rank + tuple(range(x.ndim + 1)) * biases
     dtype = np.dtype(np.float64) if cg_steps is None else x.dtype
-    if isinstance(init, Resumed):
-        num_components = rank + (x.ndim + 1) * biases
-        factors = restore(init, x, num_components, "observed_parafac", dtype)[1]
-    else:
+
+    def start(random_state: Any) -> list[Array]:
         factors = _start(x, rank, init, random_state, scale, dtype)
-        factors = _append_biases(factors, mean) if biases else factors
-    ridges = np.full(factors[0].shape[1], l2_reg)
-    ridges[:rank] = scale_ridge(l2_reg, scale, x.ndim)
-    rows = _Rows(rank, x._engine.xp.asarray(ridges, dtype), unobserved)
-    if cg_steps is None:
-        solver: Any = _Solutions(seen, rows, non_negative)
+        return _append_biases(factors, mean) if biases else factors
+
+    def solve(seen: _Seen, l2_reg: float) -> Any:
+        ridges = np.full(len(bias_modes), float(l2_reg))
+        ridges[:rank] = scale_ridge(l2_reg, scale, x.ndim)
+        rows = _Rows(rank, x._engine.xp.asarray(ridges, dtype), unobserved)
+        if num_steps is None:
+            return _Solutions(seen, rows, non_negative)
+        return _ConjugateGradients(x, seen, rows, num_steps)
+
+    best: tuple[float, list[Array]] | None = None  # by the held-out entries
+    of_mean, least = 0.0 if held_out is None else held_out.compare(mean), 0.0
+    if isinstance(init, Resumed):
+        factors = restore(init, x, len(bias_modes), "observed_parafac", dtype)[1]
+        state, names = init.saved.state, [f"best_{n}" for n in range(x.ndim)]
+        if held_out is not None and state.keys() >= {*names}:
+            best = min(init.errors[1:]), [x._engine.xp.asarray(state[name]) for name in names]
+        l2_reg = float(state.get("l2_reg", L2_REG)) if is_open else l2_reg
+        check_ridge(l2_reg)
     else:
-        solver = _ConjugateGradients(x, seen, rows, check_count(cg_steps, "cg_steps"))
+        factors = start(random_state)
+    if l2_reg == "validation" and unobserved:
+        l2_reg = 1.0
+    elif l2_reg == "validation":
+        known, others = seen.divide() if held_out is None else (seen, held_out)
+        judge = known.find_fair(others)
+        of_mean = judge.compare(mean) if held_out is None else of_mean
+        l2_reg, least = _choose_ridge(lambda ridge: solve(known, ridge), start(0), judge, of_mean)
+        del known, others, judge
+    ridge = float(l2_reg)
+    solver = solve(seen, ridge)
     del seen  # conjugate gradients have it in tensors
     wants_errors = tol or return_errors or callback is not None or held_out is not None
 
     def measure(factors: list[Array]) -> float:
-        if held_out is None:
-            return solver.measure(factors)
-        coords, values = held_out
-        residual = evaluate_model(coords, None, factors) - values
-        return float(np.linalg.norm(residual) / np.linalg.norm(values))
-
-    best: tuple[float, list[Array]] | None = None  # by the held-out entries
+        return solver.measure(factors) if held_out is None else held_out.measure(factors)
 
     def update(
         iteration: int, weights: None, factors: list[Array], errors: list[float]
     ) -> tuple[None, list[Array], None]:
-        for mode in range(x.ndim):
-            factors[mode] = solver.fit(factors, mode)
+        _fit_all(solver, factors)
         return None, factors, None
 
     def note(weights: None, factors: list[Array], result: None) -> float | None:
@@ -232,15 +277,67 @@ def observed_parafac(
         is_late = held_out is not None and len(errors) > int(np.argmin(errors)) + _PATIENCE
         return is_late or has_converged(errors, tol, "abs_rec_error")
 
+    def make(weights: None, factors: list[Array]) -> Any:
+        cp_tensor = make_cp_tensor(None, factors)
+        cp_tensor.observed_scale, cp_tensor.bias_modes = scale, bias_modes
+        if not unobserved:
+            cp_tensor.observed_l2_reg = ridge
+        return cp_tensor
+
+    def save_state() -> dict[str, Array]:
+        models = {} if best is None else dict(number("best", best[1]))
+        return {"l2_reg": np.array(ridge), **models}
+
     cp_tensor, errors = iterate(
         (None, factors), update, note, solver="observed_parafac", tensor=x, n_iter_max=n_iter_max,
         init=init, is_over=is_over, callback=callback, start_error=lambda: measure(factors),
+        save_state=save_state, make=make,
     )  # fmt: skip
+    if best is not None:
+        least = best[0]
+    if least > of_mean:
+        advice = "" if is_open else f'l2_reg="validation" (it is {ridge:g}), '
+        warnings.warn(
+            f"held-out entries are predicted with an error of {least:.3g}, and of {of_mean:.3g} by "
+            f"the mean: pass {advice}a lower rank or biases=True",
+            stacklevel=5,
+        )
     found = cp_tensor.factors if best is None else best[1]
-    cp_tensor = make_cp_tensor(None, [factor.astype(x.dtype) for factor in found])
-    if not unobserved:
-        cp_tensor.observed_l2_reg = float(l2_reg)
+    cp_tensor.factors = [factor.astype(x.dtype) for factor in found]
+    cp_tensor.weights = cp_tensor.weights.astype(x.dtype)
     return (cp_tensor, errors) if return_errors else cp_tensor
+
+
+def _choose_ridge(
+    solve: Callable[[float], Any], start: list[Array], held_out: "_Seen", of_mean: float
+) -> tuple[float, float]:
+    """Return the ridge by which some iterations predict best, and their error.
+
+    A smaller one has to be clearly better, unless runs still improve when they are cut off, as they
+    do without noise. Two that are not end the search, once one is clearly better than the mean and
+    than zeros.
+    """
+    chosen, least, num_worse = _RIDGES[0], math.inf, 0
+    for l2_reg in _RIDGES:
+        report(f"trying l2_reg {l2_reg:g}")
+        solver, factors, errors = solve(l2_reg), list(start), [math.inf]
+        while len(errors) <= _NUM_TRIED:
+            _fit_all(solver, factors)
+            errors.append(held_out.measure(factors))
+            if abs(errors[-2] - errors[-1]) < _TRIED_TOL * errors[-1]:
+                break
+        is_cut_off = len(errors) > _NUM_TRIED
+        num_worse += 1
+        if errors[-1] < least * (1 - _CLARITY) or (is_cut_off and errors[-1] < least):
+            chosen, least, num_worse = l2_reg, errors[-1], 0
+        if num_worse == 2 and least < min(of_mean, 1.0) * (1 - _CLARITY):
+            break
+    return chosen, least
+
+
+def _fit_all(solver: Any, factors: list[Array]) -> None:
+    for mode in range(len(factors)):
+        factors[mode] = solver.fit(factors, mode)
 
 
 class _Seen(NamedTuple):
@@ -267,6 +364,39 @@ class _Seen(NamedTuple):
         """Return the weighted mean, of all cells if all count."""
         total = self.values.size if self.excess is None else float(self.excess.sum())
         return float(self.targets.sum()) / (total + self.unobserved * math.prod(shape))
+
+    def measure(self, factors: list[Array]) -> float:
+        """Return the relative error of a model."""
+        model, others = evaluate_model(self.coords, None, factors), 0.0
+        if self.unobserved:
+            others = float(multiply_grams(None, factors).sum()) - float((model**2).sum())
+        return self.compare(model, self.unobserved * max(0.0, others))
+
+    def compare(self, model: Array | float, others: float = 0.0) -> float:
+        """Return the relative error of a model's values here, and the square of all others'."""
+        residual = (self.values - model) ** 2
+        square = float((residual if self.weights is None else self.weights * residual).sum())
+        return ((square + others) / (self.square or 1.0)) ** 0.5
+
+    def take(self, places: Array) -> Self:
+        weights = None if self.weights is None else self.weights[places]
+        parts = self.coords[:, places], self.values[places], weights, self.targets[places]
+        return type(self)(*parts, self.unobserved)
+
+    def divide(self) -> tuple[Self, Self]:
+        """Return most entries, and others to judge by: the same ones for each rank and start."""
+        xp, count = array_module(self.values), self.values.size
+        places = xp.asarray(np.random.RandomState(0).permutation(count))
+        num_out = max(1, count // 10)
+        known = self.take(xp.sort(places[num_out:])) if count > 1 else self
+        return known, self.take(xp.sort(places[:num_out]))
+
+    def find_fair(self, others: Self) -> Self:
+        """Return those of other entries all of whose rows have entries here, if there are such."""
+        is_fair = array_module(self.values).ones(others.values.size, bool)
+        for own, ids in zip(self.coords, others.coords, strict=True):
+            is_fair &= array_module(own).bincount(own, minlength=int(ids.max()) + 1)[ids] > 0
+        return others.take(is_fair) if is_fair.any() else others
 
 
 def _read(tensor: Any, x: FlycooTensor, name: str) -> tuple[Array, Array]:
@@ -328,7 +458,7 @@ class _Solutions:
 
     def __init__(self, seen: _Seen, rows: _Rows, non_negative: bool) -> None:
         self._seen, self._rows, self._non_negative = seen, rows, non_negative
-        self._excess, self._square = seen.excess, seen.square
+        self._excess = seen.excess
         self._plans: dict[int, RowPlan] = {}
 
     def fit(self, factors: list[Array], mode: int) -> Array:
@@ -342,14 +472,7 @@ class _Solutions:
         )  # fmt: skip
 
     def measure(self, factors: list[Array]) -> float:
-        seen = self._seen
-        model = evaluate_model(seen.coords, None, factors)
-        residual = (model - seen.values) ** 2
-        square = float((residual if seen.weights is None else seen.weights * residual).sum())
-        if seen.unobserved:
-            others = float(multiply_grams(None, factors).sum()) - float((model**2).sum())
-            square += seen.unobserved * max(0.0, others)
-        return (square / self._square) ** 0.5
+        return self._seen.measure(factors)
 
 
 class _ConjugateGradients:
@@ -360,7 +483,8 @@ class _ConjugateGradients:
         excess = np.ones_like(seen.values) if seen.excess is None else seen.excess
         self._excess = x._rebuild(seen.coords, excess.astype(x.dtype))
         targets = seen.targets.astype(x.dtype)
-        self._targets = x if seen.weights is None else x._rebuild(seen.coords, targets)
+        is_whole = seen.weights is None and seen.values.size == x.nnz
+        self._targets = x if is_whole else x._rebuild(seen.coords, targets)
         self._whole, self._square = seen.square, -1.0
 
     def fit(self, factors: list[Array], mode: int, num_steps: int | None = None) -> Array:

@@ -13,7 +13,7 @@ from ..ops.cp_entries import choose_block_size
 from ..ops.mttkrp import mttkrp_of_ratios
 from ..tensor.tensor import FlycooTensor
 
-#: The ridge of `observed_parafac` by default.
+#: The ridge for rows of a model that names none.
 L2_REG = 1e-6
 
 #: Sweeps over the elements of a row that must not be negative: those of TensorLy's HALS.
@@ -23,7 +23,7 @@ _SWEEPS = 5
 def check_ridge(l2_reg: Any) -> None:
     """Refuse a ridge that is not a finite number above 0."""
     if not isinstance(l2_reg, Real):
-        raise TypeError(f"l2_reg is {l2_reg!r}, expected a number above 0")
+        raise TypeError(f"l2_reg is {l2_reg!r}, expected a number above 0, not text or None")
     if not 0 < float(l2_reg) < np.inf:
         raise ValueError(f"l2_reg is {l2_reg}, expected a number above 0")
 

@@ -1,5 +1,6 @@
 """Checkpoints: the state of a decomposition after an iteration, written to a file and read."""
 
+import copy
 import hashlib
 import weakref
 from collections.abc import Mapping, Sequence
@@ -99,10 +100,10 @@ class ResumedTucker(Resumed, TuckerTensor):
 
 def copy_model(model: Any) -> Any:
     """Copy a model without its origin: a solver may write to the list of factors it passed."""
-    if isinstance(model, CPTensor):
-        return CPTensor((model.weights, list(model.factors)))
-    if isinstance(model, TuckerTensor):
-        return TuckerTensor((model.core, list(model.factors)))
+    if isinstance(model, CPTensor | TuckerTensor):
+        model = copy.copy(model)
+        model.factors = list(model.factors)
+        vars(model).pop("_flycoo_origin", None)
     return model
 
 

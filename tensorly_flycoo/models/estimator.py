@@ -13,6 +13,7 @@ from ..decomposition.cp_fit import cp_fit
 from ..decomposition.fold_in import fold_in
 from ..decomposition.losses import EXACT_LOSSES
 from ..decomposition.masks import drop_missing
+from ..decomposition.observed_parafac import observed_parafac
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import LabelledTensor
 from .best_of import best_of, find_method, name_of, prefer_momentum, run_once
@@ -82,7 +83,7 @@ class FlycooCP(Parameters):
     random_state : int or numpy.random.RandomState, optional
     mask : sparse.COO, optional
         The entries to hold out, as for `parafac`; `fit` does not read their values, and `score`
-        compares only these.
+        compares only these; with "observed_parafac" only those that are stored.
     options : dict, optional
         Further options of the decomposition.
 
@@ -122,6 +123,13 @@ class FlycooCP(Parameters):
     >>> search = GridSearchCV(estimator, {"rank": [1, 2]}, cv=[([0], [0])]).fit([x])
     >>> search.best_params_
     {'rank': 2}
+
+    Of ratings, the better of two ridges:
+
+    >>> ratings = FlycooCP(2, method="observed_parafac", mask=mask, random_state=0)
+    >>> grid = {"options": [{"l2_reg": 0.1}, {"l2_reg": 100.0}]}
+    >>> GridSearchCV(ratings, grid, cv=[([0], [0])]).fit([x]).best_params_
+    {'options': {'l2_reg': 0.1}}
     """
 
     rank: int
@@ -148,8 +156,9 @@ class FlycooCP(Parameters):
         self._origin = _describe(x)
         options = {"tol": self.tol, "n_iter_max": self.n_iter_max, **(self.options or {})}
         if self.mask is not None:
-            options["mask"] = self.mask
             x = drop_missing(x, self.mask)
+            if decompose is not observed_parafac:  # to which cells that are not stored are unknown
+                options["mask"] = self.mask
         is_random = isinstance(self.init, str) and self.init == "random"
         with tl.backend_context("flycoo", local_threadsafe=True):
             if is_random and self.n_starts != 1:

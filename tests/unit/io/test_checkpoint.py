@@ -70,11 +70,13 @@ def test_a_copied_model_has_the_same_arrays_in_a_new_list():
     cp_tensor = make_cp()
     tucker = TuckerTensor((np.ones((2, 1)), [np.ones((3, 2)), np.ones((4, 1))]))
     for model in (cp_tensor, tucker):
+        model.observed_scale = 2.0
         copy = copy_model(mark_origin(model, Origin("hals", None)))
         assert type(copy) is type(model)
         assert copy.factors is not model.factors
         assert all(a is b for a, b in zip(copy.factors, model.factors, strict=True))
         assert not hasattr(copy, "_flycoo_origin")
+        assert copy.observed_scale == 2
     assert copy_model("ring") == "ring"
 
 

@@ -138,3 +138,25 @@ def test_scores_before_a_fit(x):
 def test_fit_transform(x):
     found = FlycooCP(2, random_state=0).fit_transform(x)
     np.testing.assert_array_equal(found, FlycooCP(2, random_state=0).fit(x).transform(x))
+
+
+@pytest.mark.parametrize("convert", [lambda x: x, lambda x: x.to_coo()], ids=["ours", "raw"])
+def test_a_search_for_the_ridge_of_ratings(convert):
+    """The score is the fit at the held-out ratings alone: a mask has other cells too."""
+    rng = np.random.default_rng(0)
+    cells = np.unique(np.stack([rng.integers(0, size, 900) for size in (30, 20, 5)]), axis=1)
+    values = 3.5 + rng.normal(0, 0.5, 30)[cells[0]] + rng.normal(0, 0.5, cells.shape[1])
+    x, held_out = FlycooTensor(cells, values, (30, 20, 5)), cells[:, ::7]
+    others = np.stack([rng.integers(0, size, 50) for size in x.shape])
+    marked = np.unique(np.append(held_out, others, axis=1), axis=1)
+    mask = sparse.COO(marked, np.zeros(marked.shape[1]), x.shape, fill_value=1.0)
+    options = {"method": "observed_parafac", "mask": mask, "random_state": 0, "n_starts": 2}
+    estimator = FlycooCP(2, n_iter_max=10, **options)
+    grid = {"options": [{"biases": True, "l2_reg": ridge} for ridge in (1e-6, 3.0, 1e6)]}
+    search = GridSearchCV(estimator, grid, cv=[([0], [0])]).fit([convert(x)])
+    assert search.best_params_["options"]["l2_reg"] == 3.0
+    is_marked = (cells[:, :, None] == marked[:, None]).all(axis=0).any(axis=1)
+    predicted = tl.cp_to_tensor(search.best_estimator_.cp_tensor_)[tuple(cells[:, is_marked])]
+    error = np.linalg.norm(values[is_marked] - predicted) / np.linalg.norm(values[is_marked])
+    assert search.best_score_ == pytest.approx(1 - error)
+    assert search.best_estimator_.transform(x).shape == (30, 6)
