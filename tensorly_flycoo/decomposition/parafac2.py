@@ -339,7 +339,7 @@ class _CentredColumns(LazyMatrix):
     """The transpose (J, rows) of all slices less the means of their columns."""
 
     shape: tuple[int, int]
-    mode, max_gram_size = 1, MAX_DIRECT_SIZE
+    mode = 1
 
     def __init__(self, data: _ProjectedSlices) -> None:
         self._data, self.tensor, self.dtype = data, data.matrix, data.dtype
@@ -352,6 +352,9 @@ class _CentredColumns(LazyMatrix):
     def multiply_transposed(self, block: Array) -> Array:
         rows = multiply_matricized(self.tensor, 0, (1,), block.astype(self.dtype, order="C"))
         return self._data.center_columns(rows).astype(np.float64)
+
+    def is_gram_cheap(self, rank: int) -> bool:
+        return min(self.shape) <= MAX_DIRECT_SIZE
 
     def gram(self, of_rows: bool) -> Array:
         identity = array_module(self._data.is_row).eye(min(self.shape))

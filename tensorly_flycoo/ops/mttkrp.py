@@ -103,8 +103,8 @@ def mttkrp(
            [3., 3.],
            [0., 0.]])
     """
-    mode = number_modes(x, mode)
-    return mttkrp_in_sweep(x, factors, mode, None, weights=weights, out=out, converts=False)
+    number = number_modes(x, mode)
+    return mttkrp_in_sweep(x, factors, number, None, weights=weights, out=out, converts=False)
 
 
 def mttkrps(
