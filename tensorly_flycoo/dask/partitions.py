@@ -124,6 +124,8 @@ def list_parquet_parts(path: Any, reader: TableReader) -> list[ParquetPart]:
         with _name_errors(name), pyarrow.parquet.ParquetFile(name) as file:
             hint = _INSTEAD if "=" in name else ""  # columns may be in the names of folders
             check_columns(reader.columns, file.schema_arrow.names, "the file", hint)
+            if file.metadata.num_rows == 0:  # types do not count either
+                continue
             reader(file.schema_arrow.empty_table())
             first = num_rows = 0
             for group in range(file.num_row_groups):

@@ -89,6 +89,13 @@ def test_a_wrong_column_is_found_by_the_footer(tmp_path, table, reader, error, m
         list_parquet_parts(tmp_path, reader)
 
 
+def test_a_file_without_rows_is_no_part(tmp_path, table):
+    table[:0].astype({"a": object, "b": float}).to_parquet(tmp_path / "0.parquet")
+    table.to_parquet(tmp_path / "1.parquet")
+    parts = list_parquet_parts(tmp_path, make_reader(are_indices=True))
+    assert [Path(part.path).name for part in parts] == ["1.parquet"]
+
+
 def test_columns_that_are_names_of_folders_are_refused(tmp_path, table):
     table.to_parquet(tmp_path, partition_cols=["b"])
     with pytest.raises(ValueError, match=r"has no column 'b', .*: give from_dask_dataframe"):
