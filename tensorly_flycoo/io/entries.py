@@ -101,7 +101,7 @@ def number_entries(column: Any, name: str) -> tuple[np.ndarray, ColumnLabels]:
     """
     pa = require_pyarrow()
     try:
-        if not pa.types.is_dictionary(column.type):
+        if all_occur := not pa.types.is_dictionary(column.type):
             column = column.dictionary_encode()
         chunks = [chunk.dictionary for chunk in getattr(column, "chunks", ()) if len(chunk)]
         is_ordered = column.type.ordered and all(chunk.equals(chunks[0]) for chunk in chunks)
@@ -119,7 +119,8 @@ def number_entries(column: Any, name: str) -> tuple[np.ndarray, ColumnLabels]:
         places = np.append(places, -1)[encoded.indices.cast("int64").fill_null(-1).to_numpy()]
     entries = coarsen(entries) if entries.dtype.kind == "M" else entries
     zone = getattr(column.type.value_type, "tz", None)
-    return drop_unused(places, ColumnLabels(entries, zone, entries if is_ordered else None))
+    labels = ColumnLabels(entries, zone, entries if is_ordered else None)
+    return (places, labels) if all_occur else drop_unused(places, labels)
 
 
 def _normalise(values: Any) -> Any:
