@@ -58,7 +58,7 @@ def convert_column(column: Any, name: str) -> Any:
         import pandas
 
         column = _convert_objects(column) if column.dtype == object else column
-        if isinstance(column.dtype, pandas.IntervalDtype):
+        if isinstance(column.dtype, pandas.IntervalDtype | pandas.PeriodDtype):
             column = column.astype(pandas.CategoricalDtype(ordered=True))
         if isinstance(column.dtype, pandas.CategoricalDtype):
             categories = column.dtype.categories
@@ -66,8 +66,6 @@ def convert_column(column: Any, name: str) -> Any:
                 column = column.cat.rename_categories(categories.to_timestamp())
             elif isinstance(categories.dtype, pandas.IntervalDtype):
                 column = column.cat.rename_categories(categories.astype(str))
-        elif isinstance(column.dtype, pandas.PeriodDtype):
-            column = column.dt.to_timestamp()
         elif isinstance(column.dtype, pandas.SparseDtype):
             column = column.sparse.to_dense()
         return pa.array(column, from_pandas=True)
