@@ -58,7 +58,7 @@ def convert_column(column: Any, name: str) -> Any:
         import pandas
 
         column = _convert_objects(column) if column.dtype == object else column
-        if isinstance(column.dtype, pandas.IntervalDtype):
+        if isinstance(column.dtype, pandas.IntervalDtype | pandas.PeriodDtype):
             column = column.astype(pandas.CategoricalDtype(ordered=True))
         if isinstance(column.dtype, pandas.CategoricalDtype):
             categories = column.dtype.categories
@@ -66,8 +66,6 @@ def convert_column(column: Any, name: str) -> Any:
                 column = column.cat.rename_categories(categories.to_timestamp())
             elif isinstance(categories.dtype, pandas.IntervalDtype):
                 column = column.cat.rename_categories(categories.astype(str))
-        elif isinstance(column.dtype, pandas.PeriodDtype):
-            column = column.dt.to_timestamp()
         elif isinstance(column.dtype, pandas.SparseDtype):
             column = column.sparse.to_dense()
         return pa.array(column, from_pandas=True)
@@ -101,7 +99,7 @@ def number_entries(column: Any, name: str) -> tuple[np.ndarray, ColumnLabels]:
     """
     pa = require_pyarrow()
     try:
-        if not pa.types.is_dictionary(column.type):
+        if all_occur := not pa.types.is_dictionary(column.type):
             column = column.dictionary_encode()
         if len(column) == 0:  # of which Arrow combines some types only
             return np.empty(0, np.int64), ColumnLabels(np.empty(0, object))
@@ -121,7 +119,8 @@ def number_entries(column: Any, name: str) -> tuple[np.ndarray, ColumnLabels]:
         places = np.append(places, -1)[encoded.indices.cast("int64").fill_null(-1).to_numpy()]
     entries = coarsen(entries) if entries.dtype.kind == "M" else entries
     zone = getattr(column.type.value_type, "tz", None)
-    return drop_unused(places, ColumnLabels(entries, zone, entries if is_ordered else None))
+    labels = ColumnLabels(entries, zone, entries if is_ordered else None)
+    return (places, labels) if all_occur else drop_unused(places, labels)
 
 
 def _normalise(values: Any) -> Any:
