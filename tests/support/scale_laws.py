@@ -71,7 +71,7 @@ def run(name, c, dtype, options, xp=np):
         return np.zeros(1), read_cells(getattr(decomposition, name)(x, options["rank"]), c)
     options = {"tol_outer" if name == "constrained_parafac" else "tol": 1e-3} | options
     model, errors = getattr(decomposition, name)(x, return_errors=True, **options)
-    return np.array(errors, float), read_cells(model, c)
+    return np.array([float(error) for error in errors]), read_cells(model, c)
 
 
 def check_scale(name, options, c, dtype, xp=np):
