@@ -323,14 +323,20 @@ class Primitives(ABC):
     def split_columns(self, given: ModeRows) -> Entries:
         """Return the unfolding along the mode; records that differ only in it must be adjacent."""
 
-    @abstractmethod
     def sum_single_squares(self, entries: Entries, num_rows: int, scale: float) -> Array:
         """Sum the squares of values alone in their column, by sign and row: float64 (2, num_rows).
 
         Values are divided by `scale`, a power of two that makes the sum of all squares at most 1.
+        Each sum runs in the order of the columns.
         """
+        is_first, rows, values = entries
+        is_single, sums = is_first[:-1] & is_first[1:], self.xp.empty((2, num_rows))
+        for target, has_sign in zip(sums, (values > 0, values < 0), strict=True):
+            has_sign &= is_single
+            squares = (values[has_sign] / scale) ** 2
+            target[...] = self.xp.bincount(rows[has_sign], squares, minlength=num_rows)
+        return sums
 
-    @abstractmethod
     def list_shared(
         self, entries: Entries, num_rows: int, scale: float
     ) -> tuple[Array, Array, Array]:
@@ -340,6 +346,15 @@ class Primitives(ABC):
         and the row of each nonzero as numbers among shared columns and among these rows; and the
         values (n,) divided by `scale`.
         """
+        is_first, rows, values = entries
+        is_shared, is_coupled = ~(is_first[:-1] & is_first[1:]), self.xp.zeros(num_rows, bool)
+        shared_rows = rows[is_shared]
+        is_coupled[shared_rows] = True
+        coords = self.xp.empty((2, shared_rows.size), np.int64)
+        coords[0] = is_first[:-1][is_shared]
+        coords[0] = coords[0].cumsum() - 1
+        coords[1] = (self.xp.cumsum(is_coupled) - 1)[shared_rows]
+        return self.xp.flatnonzero(is_coupled), coords, values[is_shared] / scale
 
     def add_signs(self, squares: Array, rows: Array) -> Array:
         """Add the sums (2, num_rows) of `sum_single_squares` of some rows."""

@@ -6,7 +6,6 @@ a single vector, and on a GPU the vectors stay there.
 """
 
 import functools
-import math
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Protocol
@@ -291,32 +290,18 @@ def filter_leading_vectors(
     draw = _make_draw(size, width, xp, dtype)
     block = orthonormalize(draw(), None, draw)
     for degree in _DEGREES:
-        roots: list[float] = []
+        angles = np.pi * (np.arange(degree) + 0.5) / degree
+        roots = (1 - np.cos(angles)) / 2  # of the polynomial on [0, 1]
         for number in range(degree):
             image = multiply(block)
             projected = move(transposed_product(block, image), np).astype(np.float64)
             values, rotation = eigh((projected + projected.T) / 2)
             if number == 0:
-                roots = list_roots(degree, max(float(values[0]), 0.0))
+                roots *= max(float(values[0]), 0.0)
             add_product(image, block, xp.asarray(-roots[number] * np.eye(width), dtype))
             # Images of Ritz vectors are nearly orthogonal, however different their lengths.
             block = orthonormalize(_transform(image, rotation), None, draw)
     return block
-
-
-def list_roots(degree: int, end: float) -> list[float]:
-    """List the roots of the Chebyshev polynomial on [0, end], each far from those before it.
-
-    >>> [round(root, 3) for root in list_roots(4, 2.0)]
-    [0.617, 1.924, 0.076, 1.383]
-    """
-    roots = end * (1 - np.cos(np.pi * (np.arange(degree) + 0.5) / degree)) / 2
-    rest = list(roots / (end or 1.0))
-    chosen = [rest.pop((degree - 1) // 2)]
-    while rest:
-        distances = [math.prod(abs(root - other) for other in chosen) for root in rest]
-        chosen.append(rest.pop(int(np.argmax(distances))))
-    return [float(end * root) for root in chosen]
 
 
 def choose_width(rank: int, size: int) -> int:

@@ -58,21 +58,3 @@ class NumpyPrimitives(Primitives):
                 is_new[1:-1] |= rows[1:] != rows[:-1]
         rows = record_format.rows(records, mode)
         return Entries(is_new, rows, record_format.values(records).astype(np.float64))
-
-    def sum_single_squares(self, entries, num_rows, scale):
-        is_first, rows, values = entries
-        is_single, sums = is_first[:-1] & is_first[1:], np.empty((2, num_rows))
-        for target, has_sign in zip(sums, (values > 0, values < 0), strict=True):
-            has_sign &= is_single
-            squares = (values[has_sign] / scale) ** 2
-            target[...] = np.bincount(rows[has_sign], weights=squares, minlength=num_rows)
-        return sums
-
-    def list_shared(self, entries, num_rows, scale):
-        is_first, rows, values = entries
-        shared = np.flatnonzero(~(is_first[:-1] & is_first[1:]))
-        is_coupled = np.zeros(num_rows, bool)
-        is_coupled[rows[shared]] = True
-        slots = np.cumsum(is_coupled) - 1
-        coords = np.stack([np.cumsum(is_first[shared]) - 1, slots[rows[shared]]])
-        return np.flatnonzero(is_coupled), coords, values[shared] / scale

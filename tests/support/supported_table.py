@@ -270,7 +270,7 @@ ROWS = [
     ),
     Row(
         {"cp_tensor.cp_lstsq_grad": lambda f, x: f((None, _factors(x)), x)},
-        why_not="it subtracts the model from the tensor: `tensorly_flycoo.mttkrp` gives the part "
+        why_not="it subtracts the model from the tensor: `tensorly_flycoo.mttkrps` gives the part "
         "of the gradient that has the tensor",
     ),
     Row(

@@ -7,11 +7,9 @@ import numpy as np
 
 from ...base.array_modules import Array
 from ...base.checks import check_finite, check_inside
-from ...base.reporting import log_compilation
 from ...format.packing import Cut, RecordFormat
 from ...format.primitives import Entries, ModeRows, Primitives, Step, index_dtype
 from . import building, kernels, threads
-from .compiling import kernel
 from .records import Field, Storage, Tiles
 
 #: Parts of a counting sort for each thread, so that a delayed thread gets less to do.
@@ -24,10 +22,7 @@ _NONZERO_NS = 5
 
 
 class CpuPrimitives(Primitives):
-    """Counting sorts and copies on all threads; unfoldings in one pass over the nonzeros.
-
-    Sums run in the order of the columns: they do not depend on the number of threads.
-    """
+    """Counting sorts and copies on all threads; unfoldings in one pass over the nonzeros."""
 
     def pack(
         self, coords: Array, values: Array, record_format: RecordFormat
@@ -143,23 +138,6 @@ class CpuPrimitives(Primitives):
         threads.launch(kernels.split_columns, nnz, *arguments, work_ns=2 * _NONZERO_NS * nnz)
         return Entries(is_new, rows, values)
 
-    def sum_single_squares(self, entries: Entries, num_rows: int, scale: float) -> Array:
-        sums = np.zeros((2, num_rows))
-        with log_compilation():
-            _add_single_squares(*entries, scale, sums)
-        return sums
-
-    def list_shared(
-        self, entries: Entries, num_rows: int, scale: float
-    ) -> tuple[Array, Array, Array]:
-        is_coupled = np.zeros(num_rows, np.bool_)
-        with log_compilation():
-            count = _mark_coupled(entries.is_first, entries.rows, is_coupled)
-            slots = np.cumsum(is_coupled) - 1
-            coords, shared = np.empty((2, count), np.int64), np.empty(count)
-            _copy_shared(*entries, scale, slots, coords, shared)
-        return np.flatnonzero(is_coupled), coords, shared
-
 
 def _start_rows(given: ModeRows, target: Array, positions: Array) -> Array | None:
     """Return where each part's nonzeros of each row start, or None if there are too many rows.
@@ -200,44 +178,3 @@ def _choose_parts(nnz: int, num_keys: int) -> int:
 def _shape_counts(num_parts: int, num_keys: int, dtype: np.dtype) -> tuple[int, int]:
     """Return the shape of all counters; the parts share no cache line."""
     return num_parts, num_keys + _CACHE_LINE_NBYTES // dtype.itemsize
-
-
-@kernel
-def _add_single_squares(
-    is_first: Array, rows: Array, values: Array, scale: float, sums: Array
-) -> None:
-    for i in range(np.uint64(values.shape[0])):
-        if is_first[i] and is_first[i + np.uint64(1)]:
-            value = values[i] / scale
-            sums[int(value < 0), np.uint64(rows[i])] += value * value
-
-
-@kernel
-def _mark_coupled(is_first: Array, rows: Array, is_coupled: Array) -> int:
-    """Mark the rows with nonzeros that share their column, and count these nonzeros."""
-    count = 0
-    for i in range(np.uint64(rows.shape[0])):
-        if not (is_first[i] and is_first[i + np.uint64(1)]):
-            is_coupled[np.uint64(rows[i])] = True
-            count += 1
-    return count
-
-
-@kernel
-def _copy_shared(
-    is_first: Array,
-    rows: Array,
-    values: Array,
-    scale: float,
-    slots: Array,
-    coords: Array,
-    shared: Array,
-) -> None:
-    """Copy the nonzeros that share their column, with the numbers of their columns and rows."""
-    place, column = np.uint64(0), -1
-    for i in range(np.uint64(rows.shape[0])):
-        if not (is_first[i] and is_first[i + np.uint64(1)]):
-            column += int(is_first[i])
-            coords[0, place], coords[1, place] = column, slots[np.uint64(rows[i])]
-            shared[place] = values[i] / scale
-            place += np.uint64(1)
