@@ -152,7 +152,7 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
         if not is_sparse(tensor):
             return super().norm(tensor, order, axis)
         is_largest = order in ("inf", np.inf)
-        if axis is not None or not (is_largest or (isinstance(order, Real) and order > 0)):
+        if axis is not None or not (is_largest or (isinstance(order, Real) and float(order) > 0)):
             given = f"order={order!r} and axis={axis!r}"
             expected = 'expected a number above 0 or "inf", and None'
             raise ValueError(f"tl.norm of a sparse tensor has {given}, {expected}")

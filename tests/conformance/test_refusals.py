@@ -384,12 +384,12 @@ def test_init_of_another_precision_is_an_error():
 
 def test_order_of_norm_is_named():
     for kwargs in ({"order": 0}, {"order": -np.inf}, {"order": "fro"}, {"axis": 0}):
-        with pytest.raises(ValueError, match="tl.norm .* expected a number above 0"):
+        with pytest.raises(ValueError, match=r"tl\.norm .* expected a number above 0"):
             tl.norm(_small_coo(), **kwargs)
 
 
 def test_tensorlys_own_refusal_of_partial_svd():
-    with pytest.raises(NotImplementedError, match="use tensorly.tenalg.svd_interface instead"):
+    with pytest.raises(NotImplementedError, match=r"use tensorly\.tenalg\.svd_interface instead"):
         tl.partial_svd(_small_coo(), 2)
 
 
