@@ -23,8 +23,6 @@ from .compiling import kernel
 intrinsic: Any = extending.intrinsic
 overload: Any = extending.overload
 
-_WORD = ir.IntType(64)
-
 #: Nonzeros between prefetching a record and using it.
 PREFETCH_DISTANCE = 16
 
@@ -93,12 +91,14 @@ def _read_rows(
         matrix = context.make_array(records)(context, builder, args[0])
         start = builder.mul(args[1], builder.extract_value(matrix.shape, 1))
         is_first = isinstance(words, types.NoneType)
-        offsets = [_WORD(0)] * len(shifts) if is_first else cgutils.unpack_tuple(builder, args[2])
+        offsets = (
+            [start.type(0)] * len(shifts) if is_first else cgutils.unpack_tuple(builder, args[2])
+        )
         columns = [cgutils.unpack_tuple(builder, column) for column in args[3:]]
         rows = []
         for offset, shift, mask in zip(offsets, *columns, strict=True):
             word = builder.load(builder.gep(matrix.data, [builder.add(start, offset)]))
-            rows.append(builder.and_(builder.lshr(builder.zext(word, _WORD), shift), mask))
+            rows.append(builder.and_(builder.lshr(builder.zext(word, shift.type), shift), mask))
         return context.make_tuple(builder, signature.return_type, rows)
 
     rows = types.BaseTuple.from_types([types.uint64] * len(shifts))
