@@ -222,6 +222,18 @@ def test_scripts_exist_and_take_the_options(command):
     check_script(*shlex.split(command))
 
 
+def test_each_published_example_runs_in_a_test():
+    """A test imports its module or names its file; those of `benchmark_gpu` in tests/gpu."""
+    files = [*(ROOT / "tests/examples").glob("*.py"), *(ROOT / "tests/gpu").glob("test_*.py")]
+    tests = "".join(map(Path.read_text, files))
+    published = {*SCRIPTS, *(command.partition(" ")[2] for _, command in COMMANDS)}
+    programs = {command.partition(" ")[0] for command in published}
+    programs |= {str(path.relative_to(ROOT)) for path in (ROOT / "examples").glob("*.py")}
+    for path in programs:
+        if path.startswith("examples/") and path != "examples/wheels.py":  # which is no program
+            assert re.search(rf"\b{Path(path).stem}\b", tests), path
+
+
 def test_what_is_left_out_is_there():
     for page, start in LEFT_OUT:
         blocks = list_blocks(page, "python")

@@ -134,3 +134,17 @@ def test_scaling(tmp_path):
             found = row[f"{count} gpus"]
             assert_positive([found[part] for part in ("build_s", "iteration_ms", "kernels_ms")])
             assert math.isfinite(found["exchange_ms"] + found["rest_ms"])
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("streaming", ["--tensor", "nell-2", "--share", "1e-3", "--slabs", "4"]),
+        ("poisson", ["uber"]),
+    ],
+)
+def test_other_programs_run(name, options):
+    command = [sys.executable, PROGRAM / f"{name}.py", *options]
+    process = subprocess.run(command, capture_output=True, text=True)
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert "sweep" in process.stdout

@@ -312,3 +312,18 @@ def test_nbytes_is_what_the_arrays_take():
             num_tiles = -(-x.nnz // 2048)
             others += 3 * num_tiles * (2048 * (18 + 12) // 8 + 2048 * 3 // 16 + 4)
         assert x.nbytes == per_nonzero * x.nnz + others
+
+
+@pytest.mark.parametrize("ndim", [33, 70])
+def test_many_modes(ndim):
+    """Nothing limits their number but the time that a kernel compiles."""
+    random = np.random.RandomState(0)
+    coords, factors = random.randint(0, 2, (ndim, 20)), random.rand(ndim, 2, 2)
+    x = FlycooTensor(coords, random.rand(20), (2,) * ndim, device="cuda", layout="remap")
+    coords, values = x.nonzeros()
+    for mode in (0, ndim - 1):
+        rows = [factors[n][own] for n, own in enumerate(coords) if n != mode]
+        expected = np.zeros((2, 2))
+        np.add.at(expected, coords[mode], values[:, None] * np.prod(rows, axis=0))
+        found = mttkrp(x, [cupy.asarray(factor) for factor in factors], mode)
+        np.testing.assert_allclose(found.get(), expected, rtol=1e-13)

@@ -9,7 +9,7 @@ import numpy as np
 
 from ...base.array_modules import Array
 from .compiling import kernel
-from .records import Field, place_of, read_row
+from .records import Fields, place_of, read_row
 
 
 class Packing(NamedTuple):
@@ -73,7 +73,7 @@ def pack_records(first: int, last: int, packing: Packing, found: Found) -> None:
 
 
 @kernel
-def read_rows(first: int, last: int, records: Array, field: Field, rows: Array) -> None:
+def read_rows(first: int, last: int, records: Array, field: Fields, rows: Array) -> None:
     """Read the rows of the records."""
     for i in range(np.uint64(first), np.uint64(last)):
         rows[i] = read_row(records, i, field)
@@ -124,7 +124,7 @@ def _part_range(part: Any, counters: Array, count: Any) -> Any:
 
 
 @kernel
-def mark_rows(first: int, last: int, records: Array, field: Field, is_empty: Array) -> None:
+def mark_rows(first: int, last: int, records: Array, field: Fields, is_empty: Array) -> None:
     """Clear the flag of each row that has a record."""
     for i in range(np.uint64(first), np.uint64(last)):
         is_empty[read_row(records, i, field)] = False

@@ -4,8 +4,6 @@ import contextlib
 import functools
 import hashlib
 import logging
-import os
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,13 +11,11 @@ from typing import Any
 
 from numba import njit
 from numba.core.caching import FunctionCache, IndexDataCacheFile
+from numba.core.compiler_lock import global_compiler_lock
 
 from ...base.reporting import add_compiled
 
 _logger = logging.getLogger("tensorly_flycoo")
-
-#: Held while a kernel is looked up or compiled.
-_turn = threading.RLock()
 
 
 def kernel(function: Callable[..., Any]) -> Any:
@@ -32,15 +28,9 @@ def kernel(function: Callable[..., Any]) -> Any:
         compiled._cache = _FolderCache(function)
     except RuntimeError:  # numba finds no folder for it
         _warn_uncached()
-    compile_for = compiled._compile_for_args
-
-    def compile_in_turn(*args: Any, **kwargs: Any) -> Any:
-        # All threads call a kernel for the first time together. numba locks the compilation itself,
-        # but not the look-ups around it.
-        with _turn:
-            return compile_for(*args, **kwargs)
-
-    compiled._compile_for_args = compile_in_turn
+    # All threads call a kernel for the first time together. numba locks the compilation itself, but
+    # not the look-ups around it.
+    compiled._compile_for_args = global_compiler_lock(compiled._compile_for_args)
     return compiled
 
 
@@ -114,13 +104,3 @@ def _hash_folder(folder: Path) -> str:
     for path in sorted(folder.glob("*.py")):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
-
-
-def _renew_turn() -> None:
-    """Forget a lock that a thread held which a child process lacks."""
-    global _turn
-    _turn = threading.RLock()
-
-
-if hasattr(os, "register_at_fork"):  # Windows has no fork
-    os.register_at_fork(after_in_child=_renew_turn)

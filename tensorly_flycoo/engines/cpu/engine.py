@@ -20,7 +20,7 @@ from . import ttmc as ttmc_kernels
 from .free_memory import count_free_nbytes
 from .imputing import add_entries, evaluate_models
 from .primitives import CpuPrimitives
-from .records import Field, Fields, Storage, Tiles, locate
+from .records import Fields, Storage, Tiles, locate
 
 #: Nonzeros of a tile, and of a bucket (128 KB of 16-byte records: it stays in a core's L2 cache
 #: while records are pulled out of it). Measured on a Xeon with 1 MB of L2.
@@ -144,7 +144,7 @@ class CpuEngine(CpuPrimitives, Engine):
         fields = Fields.of(record_format, inputs) if inputs else Fields(zero, zero, zero)
         factors = list(inputs.values()) or [np.ones((1, 1), out.dtype)]
         kronecker = ttmc_kernels.lay_out_factors(fields, factors)
-        output = ttmc_kernels.SlotOutput(Field.of(record_format, mode), slots, out, partial_rows)
+        output = ttmc_kernels.SlotOutput(Fields.of(record_format, [mode]), slots, out, partial_rows)
 
         def compute(step: Step) -> None:
             if len(out) > layout.count_nonempty_rows(mode):

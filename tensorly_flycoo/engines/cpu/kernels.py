@@ -10,7 +10,6 @@ from ...base.array_modules import Array
 from .compiling import kernel
 from .records import (
     PREFETCH_DISTANCE,
-    Field,
     Fields,
     Storage,
     Tiles,
@@ -32,7 +31,7 @@ class Operands(NamedTuple):
 
     fields: Fields  # of the other modes
     factors: tuple[Array, ...]  # of the other modes, C-contiguous
-    out_field: Field
+    out_field: Fields
     out: Array
     partial_rows: Array
     lanes: tuple[int, ...]
@@ -308,7 +307,7 @@ def split_columns(
     last: int,
     places: Array,
     storage: Storage,
-    field: Field,
+    field: Fields,
     column_bits: Any,
     columns: tuple[Array, ...],
 ) -> None:

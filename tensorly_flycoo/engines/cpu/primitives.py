@@ -10,7 +10,7 @@ from ...base.checks import check_finite, check_inside
 from ...format.packing import Cut, RecordFormat
 from ...format.primitives import Entries, ModeRows, Primitives, Step, index_dtype
 from . import building, kernels, threads
-from .records import Field, Storage, Tiles
+from .records import Fields, Storage, Tiles
 
 #: Parts of a counting sort for each thread, so that a delayed thread gets less to do.
 _PARTS_PER_THREAD = 4
@@ -64,7 +64,7 @@ class CpuPrimitives(Primitives):
 
     def find_empty_rows(self, records: Array, record_format: RecordFormat, mode: int) -> Array:
         is_empty = np.ones(record_format.shape[mode], np.bool_)
-        arguments = (records, Field.of(record_format, mode), is_empty)
+        arguments = (records, Fields.of(record_format, [mode]), is_empty)
         work_ns = _NONZERO_NS * records.shape[0]
         threads.launch(building.mark_rows, records.shape[0], *arguments, work_ns=work_ns)
         return np.flatnonzero(is_empty).astype(index_dtype(is_empty.size))
@@ -132,7 +132,7 @@ class CpuPrimitives(Primitives):
         is_new[nnz] = True
         rows = np.empty(nnz, index_dtype(record_format.shape[mode], smallest="int32"))
         others = (n for n in range(record_format.ndim) if n != mode)
-        storage, field = Storage.of(Step(records), record_format), Field.of(record_format, mode)
+        storage, field = Storage.of(Step(records), record_format), Fields.of(record_format, [mode])
         masks = tuple(map(np.uint64, record_format.mask_words(others)))
         arguments = (places, storage, field, masks, (is_new, rows, values))
         threads.launch(kernels.split_columns, nnz, *arguments, work_ns=2 * _NONZERO_NS * nnz)
@@ -151,7 +151,7 @@ def _start_rows(given: ModeRows, target: Array, positions: Array) -> Array | Non
         return None
     # With `places`, rows are gathered: from `target`, which spans fewer pages than `records`.
     rows = positions if places is None else target
-    field = Field.of(record_format, mode)
+    field = Fields.of(record_format, [mode])
     threads.launch(building.read_rows, nnz, records, field, rows, work_ns=nnz)
     starts = np.zeros(_shape_counts(num_parts, num_rows, positions.dtype), positions.dtype)
     arguments, work_ns = (rows, places, positions, starts), _NONZERO_NS * nnz

@@ -23,31 +23,15 @@ from .compiling import kernel
 intrinsic: Any = extending.intrinsic
 overload: Any = extending.overload
 
-_WORD = ir.IntType(64)
-
 #: Nonzeros between prefetching a record and using it.
 PREFETCH_DISTANCE = 16
 
 
-class Field(NamedTuple):
-    """Where the coordinate of one mode is in a record.
-
-    The word is None if all coordinates are in the first: code for that reads it only once.
-    """
-
-    word: np.uint64 | None
-    shift: np.uint64
-    mask: np.uint64
-
-    @classmethod
-    def of(cls, record_format: RecordFormat, mode: int) -> "Field":
-        """Find the coordinate of `mode`."""
-        words, shifts, masks = Fields.of(record_format, [mode])
-        return cls(None if words is None else words[0], shifts[0], masks[0])
-
-
 class Fields(NamedTuple):
-    """Where the coordinates of several modes are in a record; see `Field`."""
+    """Where the coordinates of some modes are in a record.
+
+    Words are None if all coordinates are in the first: code for that reads it only once.
+    """
 
     words: tuple[np.uint64, ...] | None
     shifts: tuple[np.uint64, ...]
@@ -63,10 +47,10 @@ class Fields(NamedTuple):
 
 
 @functools.lru_cache(maxsize=256)
-def locate(record_format: RecordFormat, mode: int) -> tuple[Field, Fields]:
+def locate(record_format: RecordFormat, mode: int) -> tuple[Fields, Fields]:
     """Find the coordinate of `mode`, and those of the other modes."""
     others = [n for n in range(record_format.ndim) if n != mode]
-    return Field.of(record_format, mode), Fields.of(record_format, others)
+    return Fields.of(record_format, [mode]), Fields.of(record_format, others)
 
 
 class Storage(NamedTuple):
@@ -106,29 +90,19 @@ def _read_rows(
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         matrix = context.make_array(records)(context, builder, args[0])
         start = builder.mul(args[1], builder.extract_value(matrix.shape, 1))
-
         is_first = isinstance(words, types.NoneType)
-        offsets = [_WORD(0)] * len(shifts) if is_first else cgutils.unpack_tuple(builder, args[2])
+        offsets = (
+            [start.type(0)] * len(shifts) if is_first else cgutils.unpack_tuple(builder, args[2])
+        )
         columns = [cgutils.unpack_tuple(builder, column) for column in args[3:]]
         rows = []
         for offset, shift, mask in zip(offsets, *columns, strict=True):
             word = builder.load(builder.gep(matrix.data, [builder.add(start, offset)]))
-            rows.append(builder.and_(builder.lshr(builder.zext(word, _WORD), shift), mask))
+            rows.append(builder.and_(builder.lshr(builder.zext(word, shift.type), shift), mask))
         return context.make_tuple(builder, signature.return_type, rows)
 
     rows = types.BaseTuple.from_types([types.uint64] * len(shifts))
     return rows(records, position, words, shifts, masks), generate
-
-
-# If an argument is None, numba does not compile the branch for anything else.
-
-
-@kernel
-def _read_word(records: Array, position: Any, word: Any) -> Any:
-    """Read a word of a record, the first if `word` is None."""
-    if word is None:
-        return records[position, np.uint64(0)]
-    return records[position, word]
 
 
 @kernel
@@ -138,9 +112,9 @@ def read_rows(records: Array, position: Any, fields: Fields) -> Any:
 
 
 @kernel
-def read_row(records: Array, position: Any, field: Field) -> Any:
-    """Unpack one coordinate of one record."""
-    return (_read_word(records, position, field.word) >> field.shift) & field.mask
+def read_row(records: Array, position: Any, field: Fields) -> Any:
+    """Unpack the coordinate of one mode of one record."""
+    return read_rows(records, position, field)[0]
 
 
 @kernel

@@ -13,7 +13,7 @@ from numba.core import types
 from ...base.array_modules import Array
 from .compiling import kernel
 from .kernels import add_multiple, advance, point_at_row
-from .records import Field, Fields, Storage, Tiles, intrinsic, place_of, pull, read_row, read_rows
+from .records import Fields, Storage, Tiles, intrinsic, place_of, pull, read_row, read_rows
 
 #: Bytes of a vector of columns.
 _VECTOR_NBYTES = 64
@@ -32,7 +32,7 @@ class Kronecker(NamedTuple):
 class SlotOutput(NamedTuple):
     """Where rows of results go: row i to ``slots[i]``, or to row i if `slots` is None."""
 
-    field: Field
+    field: Fields
     slots: Array | None
     out: Array
     partial_rows: Array

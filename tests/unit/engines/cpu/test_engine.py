@@ -21,6 +21,8 @@ from problems import Problem, compute_all, make_exact_problem, make_factors, mak
 from tensorly_flycoo import FlycooTensor, mttkrp
 from tensorly_flycoo.engines.cpu import engine as cpu
 from tensorly_flycoo.engines.cpu import primitives, threads
+from tensorly_flycoo.engines.cpu.compiling import kernel
+from tensorly_flycoo.engines.cpu.records import Fields, read_rows
 
 LAYOUTS = ("remap", "replicated", "indexed")
 BOTH_LAYOUTS = pytest.mark.parametrize("layout", LAYOUTS)
@@ -349,3 +351,37 @@ def test_subnormals_are_kept():
     tiny = np.finfo(np.float64).smallest_subnormal
     x = FlycooTensor([[0, 1]], [tiny, 1.0], (2,))
     assert mttkrp(x, make_factors((2,), 3), 0)[0].tolist() == [tiny] * 3
+
+
+@kernel
+def read_first(records, fields):
+    return read_rows(records, np.uint64(0), fields)
+
+
+@pytest.mark.parametrize("ndim", [1, 64])
+def test_records_of_many_modes_are_read(ndim):
+    """numba recursed once for each mode, which ended at 31."""
+    coords = np.random.default_rng(0).integers(0, 9, (ndim, 5))
+    x = FlycooTensor(coords, np.ones(5), (9,) * ndim, device="cpu", layout="replicated")
+    fields = Fields.of(x._layout.record_format, range(ndim))
+    found = read_first(x._layout.get_copies()[0], fields)
+    assert list(found) == x.nonzeros()[0][:, 0].tolist()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ndim", [31, 65])
+def test_mttkrp_of_many_modes(ndim):
+    """As many as one likes; a kernel for 64 modes compiles for some ten seconds."""
+    random = np.random.RandomState(0)
+    x = FlycooTensor(random.randint(0, 2, (ndim, 20)), random.rand(20), (2,) * ndim, device="cpu")
+    factors = [random.rand(2, 2) for _ in range(ndim)]
+    coords, values = x.nonzeros()
+    for mode in (0, ndim - 1):
+        rows = [
+            factor[own]
+            for n, (factor, own) in enumerate(zip(factors, coords, strict=True))
+            if n != mode
+        ]
+        expected = np.zeros((2, 2))
+        np.add.at(expected, coords[mode], values[:, None] * np.prod(rows, axis=0))
+        np.testing.assert_allclose(mttkrp(x, factors, mode), expected, rtol=1e-13)
