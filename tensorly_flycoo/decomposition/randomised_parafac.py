@@ -28,21 +28,11 @@ if TYPE_CHECKING:
 @dense_to_tensorly
 @describe_as(parafac)
 def randomised_parafac(
-    tensor: "FlycooTensor | SparseArray",
-    rank: int | str,
-    n_samples: int,
-    n_iter_max: int = 100,
-    init: Any = "random",
-    svd: str = "truncated_svd",
-    tol: float = 10e-9,
-    max_stagnation: int = 20,
-    random_state: Any = None,
-    verbose: int = 0,
-    callback: Callback | None = None,
-    sampling: str = "leverage",
-    n_samples_fit: int | None = 2**14,
-    return_errors: bool = False,
-) -> Any:
+    tensor: "FlycooTensor | SparseArray", rank: int | str, n_samples: int, n_iter_max: int = 100,
+    init: Any = "random", svd: str = "truncated_svd", tol: float = 10e-9, max_stagnation: int = 20,
+    random_state: Any = None, verbose: int = 0, callback: Callback | None = None,
+    sampling: str = "leverage", n_samples_fit: int | None = 2**14, return_errors: bool = False,
+) -> Any:  # fmt: skip
     """Decompose a sparse tensor by alternating least squares on sampled fibres (CP).
 
     The samples are those that TensorLy 0.10 draws from the same `random_state`. Any backend of
