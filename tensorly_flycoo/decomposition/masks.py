@@ -6,7 +6,6 @@ and added up.
 """
 
 from collections.abc import Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,14 +14,10 @@ from ..base.array_modules import Array, array_module, move
 from ..base.checks import densify_error
 from ..engines.tall_skinny import inner_product
 from ..format.group_passes import LastPass
-from ..format.ordering import compute_norm
-from ..format.primitives import Entries
 from ..ops.cp_entries import choose_block_size, evaluate_model
 from ..ops.mttkrp import mttkrp, mttkrp_in_sweep
 from ..ops.sampling import NonzeroSampler, split_entries
-from ..ops.sparse_matrices import make_csc, multiply_transposed
-from ..spread.slab_layout import SlabLayout
-from ..start.columns import Columns, list_entries
+from ..ops.sparse_matrices import multiply_transposed
 from ..start.unfolding import Unfolding
 from ..tensor.coo_cache import as_flycoo, is_raw_sparse, is_sparse
 from ..tensor.labelled import LabelledTensor
@@ -92,28 +87,9 @@ class MissingEntries:
         out[self._rows[mode]] += mttkrp(part, rows, mode, weights=weights)
         return out
 
-    @cached_property
-    def _union(self) -> tuple[FlycooTensor, Array]:
-        """A tensor that numbers the observed and missing entries from 1, and their values."""
-        xp = self.tensor._engine.xp
-        coords, values = self.observed._sorted_nonzeros()
-        coords = xp.concatenate([coords, self.coords], axis=1)
-        numbers = xp.arange(1.0, coords.shape[1] + 1)
-        options: dict[str, Any] = {"layout": "indexed", "device": self.tensor.device, "slabs": 1}
-        numbered = FlycooTensor(coords, numbers, self.shape, **options)
-        return numbered, xp.concatenate([values, self.start])
-
     def unfold_imputed(self, mode: int, rank: int, num_repeats: int) -> Unfolding:
-        """Return an unfolding after imputing it `num_repeats` times from its leading vectors.
-
-        A tensor in slabs is built anew each time, in its dtype.
-        """
+        """Return an unfolding after imputing it `num_repeats` times from its leading vectors."""
         x, observed = self.tensor, self.observed
-        if num_repeats and not isinstance(x._layout, SlabLayout):
-            matrix = self.unfold(mode)
-            for _ in range(num_repeats):
-                matrix = matrix.impute(matrix.svd(min(rank, *matrix.shape))[0])
-            return matrix
         for _ in range(num_repeats):
             unfolding = Unfolding(x, mode)
             left, _ = unfolding.svd(min(rank, *unfolding.shape))
@@ -122,15 +98,6 @@ class MissingEntries:
             given = move(self.coords, np), values.astype(x.dtype)
             x = rebuild(observed._layout, observed, add_entries, *given)
         return Unfolding(x, mode)
-
-    def unfold(self, mode: int) -> "ImputedUnfolding":
-        """Return the unfolding of the tensor along one mode, with entries that can be imputed."""
-        numbered, values = self._union
-        entries = list_entries(numbered._engine, numbered._layout, mode)
-        numbers = entries.values.astype(np.int64) - 1
-        entries = entries._replace(values=values[numbers].astype(np.float64))
-        places = np.flatnonzero(numbers >= self.observed.nnz)
-        return ImputedUnfolding(self.tensor, mode, entries, places)
 
 
 class ObservedData:
@@ -183,38 +150,6 @@ class ImputedTensor:
         inner = inner_product(last_mttkrp, factors[-1]) + change
         self.residual = residual_square(square, weights, factors, inner)
         return float(np.sqrt(self.residual / square)), values
-
-
-class ImputedUnfolding(Unfolding):
-    """An unfolding whose missing entries, at `places` of `entries`, can be replaced."""
-
-    def __init__(self, x: FlycooTensor, mode: int, entries: Entries, places: Array) -> None:
-        super().__init__(x, mode)
-        self._entries, self._places = entries, places
-
-    def _find_norm(self) -> float:
-        return compute_norm(self._entries.values, self.tensor._engine)
-
-    def _list_columns(self) -> Columns:
-        return Columns(self.tensor._layout, self.mode, self.tensor._engine, self._entries)
-
-    def impute(self, left: Array) -> "ImputedUnfolding":
-        """Impute from the projection onto the span of orthonormal columns `left` (I, R)."""
-        is_first, rows, values = self._entries
-        columns = np.cumsum(is_first[:-1]) - 1
-        is_needed = array_module(left).zeros(int(columns[-1]) + 1, bool)
-        is_needed[columns[self._places]] = True
-        chosen = np.flatnonzero(is_needed[columns])
-        used, slots = np.unique(rows[chosen], return_inverse=True)
-        starts = np.flatnonzero(np.append(is_first[chosen], True))
-        matrix = make_csc(values[chosen], slots, starts, (used.size, starts.size - 1))
-        left = left.astype(np.float64, copy=False)
-        right = multiply_transposed(matrix, left[used])
-        columns, values = (np.cumsum(is_needed) - 1)[columns[self._places]], values.copy()
-        coords = np.stack([rows[self._places], columns])
-        values[self._places] = evaluate_model(coords, None, [left, right])
-        entries = self._entries._replace(values=values)
-        return ImputedUnfolding(self.tensor, self.mode, entries, self._places)
 
 
 def drop_missing(x: Any, mask: Any) -> Any:

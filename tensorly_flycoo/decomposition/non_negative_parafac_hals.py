@@ -33,24 +33,14 @@ _EXACT_SWEEPS = (50_000, 1e-16)
 @dense_to_tensorly
 @describe_as(non_negative_parafac)
 def non_negative_parafac_hals(
-    tensor: "FlycooTensor | SparseArray",
-    rank: int | str,
-    n_iter_max: int = 100,
-    init: Any = "svd",
-    svd: str = "truncated_svd",
-    tol: float = 10e-8,
-    random_state: Any = None,
+    tensor: "FlycooTensor | SparseArray", rank: int | str, n_iter_max: int = 100, init: Any = "svd",
+    svd: str = "truncated_svd", tol: float = 10e-8, random_state: Any = None,
     sparsity_coefficients: float | Sequence[float | None] | None = None,
-    fixed_modes: Sequence[int] | None = None,
-    nn_modes: str | Iterable[int] | None = "all",
-    exact: bool = False,
-    normalize_factors: bool = False,
-    verbose: bool = False,
-    return_errors: bool = False,
-    cvg_criterion: str = "abs_rec_error",
-    callback: Callback | None = None,
-    linesearch: bool | str = False,
-) -> Any:
+    fixed_modes: Sequence[int] | None = None, nn_modes: str | Iterable[int] | None = "all",
+    exact: bool = False, normalize_factors: bool = False, verbose: bool = False,
+    return_errors: bool = False, cvg_criterion: str = "abs_rec_error",
+    callback: Callback | None = None, linesearch: bool | str = False,
+) -> Any:  # fmt: skip
     """Decompose a sparse tensor into non-negative CP factors by HALS.
 
     A kernel updates each factor column by column, many rows in parallel. Any backend of TensorLy

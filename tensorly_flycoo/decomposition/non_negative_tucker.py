@@ -114,23 +114,14 @@ def non_negative_tucker(
 @dense_to_tensorly
 @describe_as(non_negative_tucker)
 def non_negative_tucker_hals(
-    tensor: "FlycooTensor | SparseArray",
-    rank: int | str | Sequence[int] | None,
-    n_iter_max: int = 100,
-    init: Any = "svd",
-    svd: str = "truncated_svd",
-    tol: float = 1e-8,
+    tensor: "FlycooTensor | SparseArray", rank: int | str | Sequence[int] | None,
+    n_iter_max: int = 100, init: Any = "svd", svd: str = "truncated_svd", tol: float = 1e-8,
     sparsity_coefficients: float | Sequence[float | None] | None = None,
-    core_sparsity_coefficient: float | None = None,
-    fixed_modes: Sequence[int] | None = None,
-    random_state: Any = None,
-    verbose: bool = False,
-    normalize_factors: bool = False,
-    return_errors: bool = False,
-    exact: bool = False,
-    algorithm: str = "fista",
+    core_sparsity_coefficient: float | None = None, fixed_modes: Sequence[int] | None = None,
+    random_state: Any = None, verbose: bool = False, normalize_factors: bool = False,
+    return_errors: bool = False, exact: bool = False, algorithm: str = "fista",
     callback: Callback | None = None,
-) -> Any:
+) -> Any:  # fmt: skip
     """Decompose a sparse tensor into a non-negative core and factors by hierarchical ALS.
 
     TensorLy's own non-negative least squares update the core, on the host. All that is not said

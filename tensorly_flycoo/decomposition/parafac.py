@@ -41,27 +41,14 @@ _logger = logging.getLogger("tensorly_flycoo")
 
 @dense_to_tensorly
 def parafac(
-    tensor: "FlycooTensor | SparseArray",
-    rank: int | str,
-    n_iter_max: int = 100,
-    init: Any = "svd",
-    svd: str = "truncated_svd",
-    normalize_factors: bool = False,
-    orthogonalise: bool | int = False,
-    tol: float = 1e-8,
-    random_state: Any = None,
-    verbose: int = 0,
-    return_errors: bool = False,
-    sparsity: int | float | None = None,
-    l2_reg: float = 0,
-    mask: "SparseArray | None" = None,
-    cvg_criterion: str = "abs_rec_error",
-    fixed_modes: Sequence[int] | None = None,
-    svd_mask_repeats: int = 5,
-    linesearch: bool | str = False,
-    callback: Callback | None = None,
+    tensor: "FlycooTensor | SparseArray", rank: int | str, n_iter_max: int = 100, init: Any = "svd",
+    svd: str = "truncated_svd", normalize_factors: bool = False, orthogonalise: bool | int = False,
+    tol: float = 1e-8, random_state: Any = None, verbose: int = 0, return_errors: bool = False,
+    sparsity: int | float | None = None, l2_reg: float = 0, mask: "SparseArray | None" = None,
+    cvg_criterion: str = "abs_rec_error", fixed_modes: Sequence[int] | None = None,
+    svd_mask_repeats: int = 5, linesearch: bool | str = False, callback: Callback | None = None,
     center_modes: Sequence[int] | None = None,
-) -> Any:
+) -> Any:  # fmt: skip
     """Decompose a sparse tensor by alternating least squares (CP, CANDECOMP/PARAFAC).
 
     Without a mask this runs TensorLy's own loop and needs its backend "flycoo". With a mask it runs

@@ -40,24 +40,14 @@ _MAX_BATCHED_ROWS = 2**12
 @dense_to_tensorly
 @describe_as(parafac)
 def parafac2(
-    tensor_slices: Any,
-    rank: int,
-    n_iter_max: int = 2000,
-    init: Any = "random",
-    svd: str = "truncated_svd",
-    normalize_factors: bool = False,
-    tol: float = 1e-8,
-    nn_modes: Any = None,
-    random_state: Any = None,
-    verbose: bool | int = False,
-    return_errors: bool = False,
-    n_iter_parafac: int = 5,
-    linesearch: bool = True,
-    mask: None = None,
-    center: bool = False,
+    tensor_slices: Any, rank: int, n_iter_max: int = 2000, init: Any = "random",
+    svd: str = "truncated_svd", normalize_factors: bool = False, tol: float = 1e-8,
+    nn_modes: Any = None, random_state: Any = None, verbose: bool | int = False,
+    return_errors: bool = False, n_iter_parafac: int = 5, linesearch: bool = True,
+    mask: None = None, center: bool = False,
     sparsity_coefficients: float | Sequence[float | None] | None = None,
     callback: Callback | None = None,
-) -> Any:
+) -> Any:  # fmt: skip
     r"""Decompose sparse slices that share all but one of their factors (PARAFAC2).
 
     .. math:: X_k \approx P_k B \, \mathrm{diag}(a_k) \, C^T, \quad P_k^T P_k = I

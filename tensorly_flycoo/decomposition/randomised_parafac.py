@@ -9,18 +9,17 @@ import tensorly as tl
 
 from ..base.array_modules import Array, array_module, move
 from ..base.checks import num_cells
-from ..engines.tall_skinny import inner_product, qr
+from ..engines.tall_skinny import qr
 from ..io.checkpoint import Resumed
 from ..ops.cp_entries import evaluate_model
-from ..ops.mttkrp import mttkrp
 from ..ops.sampling import NonzeroSampler, fit_fibres
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
 from .cp_loop import Callback, iterate, start
-from .cp_model import residual_square
 from .guarding import dense_to_tensorly, describe_as
 from .parafac import parafac
 from .ranks import find_cp_rank
+from .whole_tensor import WholeTensor
 
 if TYPE_CHECKING:
     from sparse import SparseArray
@@ -29,21 +28,11 @@ if TYPE_CHECKING:
 @dense_to_tensorly
 @describe_as(parafac)
 def randomised_parafac(
-    tensor: "FlycooTensor | SparseArray",
-    rank: int | str,
-    n_samples: int,
-    n_iter_max: int = 100,
-    init: Any = "random",
-    svd: str = "truncated_svd",
-    tol: float = 10e-9,
-    max_stagnation: int = 20,
-    random_state: Any = None,
-    verbose: int = 0,
-    callback: Callback | None = None,
-    sampling: str = "leverage",
-    n_samples_fit: int | None = 2**14,
-    return_errors: bool = False,
-) -> Any:
+    tensor: "FlycooTensor | SparseArray", rank: int | str, n_samples: int, n_iter_max: int = 100,
+    init: Any = "random", svd: str = "truncated_svd", tol: float = 10e-9, max_stagnation: int = 20,
+    random_state: Any = None, verbose: int = 0, callback: Callback | None = None,
+    sampling: str = "leverage", n_samples_fit: int | None = 2**14, return_errors: bool = False,
+) -> Any:  # fmt: skip
     """Decompose a sparse tensor by alternating least squares on sampled fibres (CP).
 
     The samples are those that TensorLy 0.10 draws from the same `random_state`. Any backend of
@@ -216,16 +205,10 @@ def _choose_measure(
     random: np.random.RandomState,
 ) -> Callable[[list[Array]], float]:
     """Return a function that computes the relative error of factors, or estimates it."""
-    norm = np.float64(x._layout.norm)  # NumPy's, so that an error over 0 is nan
-
-    def measure(factors: list[Array]) -> float:
-        inner = inner_product(mttkrp(x, factors, x.ndim - 1), factors[-1])
-        residual = residual_square(x._layout.norm**2, None, factors, inner)
-        return float(float(np.sqrt(residual)) / norm)
-
-    cells = num_cells(x.shape)
+    cells, whole = num_cells(x.shape), WholeTensor(x)
     if n_samples_fit is None or n_samples_fit >= cells:
-        return measure
+        return lambda factors: float(whole.measure(None, factors)[0])
+    norm = np.float64(x._layout.norm)  # NumPy's, so that an error over 0 is nan
     drawn = [random.randint(0, size, size=n_samples_fit, dtype=int) for size in x.shape]
     coords = x._engine.xp.asarray(np.stack(drawn))
     entries, scale = sampler.entries(coords), (cells / n_samples_fit) ** 0.5

@@ -153,7 +153,7 @@ def _shift_companions(options: dict[str, Any], x: Any, shifted: Any, scaling: Sc
     are_factors = scaling.has_core and isinstance(init, list)
     if is_model and not are_factors and len(init[1]) == x.ndim:
         if scaling.rest and not scaling.has_core and not isinstance(init, Resumed):
-            norms = [float(np.abs(factor).max()) for factor in init[1]]
+            norms = [float(np.max(np.abs(factor))) for factor in init[1]]
             exponents = [find_exponent(norm, 1, x.dtype, 1, _OBSERVED) for norm in norms]
             scaling = scaling._replace(shares=exponents, rest=scaling.rest - sum(exponents))
         options["init"] = scaling.scale(init, -1)

@@ -312,3 +312,18 @@ def test_an_mttkrp_takes_few_exchanges(x, count, monkeypatch):
     }
     # The weights, and factors that are not there yet: a factor is gathered once.
     assert [sizes[0] for sizes in found.values()] == [2 * count, 2 * count, count]
+
+
+@pytest.mark.parametrize("name", ["parafac", "non_negative_parafac_hals", "constrained_parafac"])
+def test_values_far_from_one(x, name, monkeypatch):
+    """Row-sharded factors and guesses are multiplied by powers of two, too."""
+    options = {"n_iter_max": 3, "return_errors": True}
+    options |= {"non_negative": True} if name == "constrained_parafac" else {}
+    power = 2.0**480 * 2.0 ** -np.floor(np.log2(x.norm() / x.nnz**0.5))  # so values are near 1
+    far, decompose = spread(x * power, 2, monkeypatch), getattr(decomposition, name)
+    with tl.backend_context("flycoo"):
+        model, errors = decompose(far, RANK, **options)
+        _, expected = decompose(spread(x * (power / 2.0**480), 2, monkeypatch), RANK, **options)
+        np.testing.assert_allclose(errors, expected, rtol=1e-8)
+        _, more = decompose(far, RANK, init=model, **options)
+    assert more[-1] < errors[-1]
