@@ -70,7 +70,7 @@ def make_counts(rank, mean, seed, shape=(60, 50, 40)):
     ("rank", "mean", "seed", "doubts"),
     [
         (3, 0.03, 0, []),
-        (2, 0.01, 0, ["the held-out entries are too few to "]),
+        (2, 0.01, 0, ["the held-out entries are too few to t"]),
     ],
 )
 def test_the_rank_of_sparse_counts_is_found(rank, mean, seed, doubts):
