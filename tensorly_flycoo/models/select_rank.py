@@ -415,8 +415,8 @@ def _fit_rank(
     core, terms = np.nan, None
     if held_out is not None:
         terms = held_out.list_terms(model)
-        init = CPTensor(take_components(model, rank))  # biases are fitted anew
-        begin = prefer_momentum(method, x, options) | {"init": init}
+        # Biases are fitted anew.
+        begin = prefer_momentum(method, x, options) | {"init": take_components(model, rank)}
         model, errors = run_once(method, x, rank, starts.seeds[starts.best_number], begin)
         error = float(errors[-1]) if len(errors) else error
     is_affordable = x.nnz * rank ** (x.ndim - 1) <= _MAX_CORE_OPERATIONS
