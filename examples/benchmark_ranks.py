@@ -50,6 +50,7 @@ COLUMNS = {0.0: "noise 0", 0.05: "noise 5 %", 0.5: "noise 50 %", "counts": "coun
 #: Set the number of threads of numba and of libraries for linear algebra.
 THREADS = ("NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 PLANTED_RANKS, TRIED_RANKS = range(2, 7), range(1, 9)
+SPARSE_RANKS = range(2, 6)
 
 
 def measure(function):
@@ -156,7 +157,7 @@ def count_sparse(args):
     counts, context = {}, multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(args.processes, context) as pool:
         for mean in args.means:
-            for rank in range(2, 6):
+            for rank in SPARSE_RANKS:
                 tasks = [(mean, rank, seed, args.runs) for seed in range(args.seeds)]
                 found = list(pool.map(find_sparse_rank, tasks))
                 own = [sum(f == rank for f, _ in found), sum(f < rank for f, _ in found)]

@@ -49,6 +49,9 @@ _MAX_NAME_LENGTH, _MAX_MARKERS = 28, 40
 #: What a notebook shows at most: components, and labels of each.
 _MAX_ROWS, _MAX_LABELS = 20, 5
 
+#: TensorLy's class of a TuckerTensor, a TTTensor and so on.
+_FACTORIZED: Any = CPTensor.__base__
+
 
 class LabelledCP(CPTensor):
     """A CP model with a name for each mode and a label for each row of its factors.
@@ -477,10 +480,10 @@ def label_result(result: Any, labels: Mapping[str, np.ndarray]) -> Any:
     A decomposition of another kind gets the attribute `labels`. Row-sharded factors are gathered.
     The CPTensor loses its factors: only one is kept twice.
     """
-    if isinstance(result, tuple) and result and hasattr(result[0], "__dict__"):
+    if isinstance(result, tuple) and result and isinstance(result[0], _FACTORIZED):
         return label_result(result[0], labels), *result[1:]
     if not isinstance(result, CPTensor):
-        if hasattr(result, "__dict__"):  # such as a TuckerTensor
+        if isinstance(result, _FACTORIZED):
             result.labels = Labels(labels)
         return result
     # A callback may have kept the list, but not the CPTensor.

@@ -220,14 +220,13 @@ def find_method(
     return method if callable(method) else getattr(decomposition, method)
 
 
-def take_components(model: CPTensor | CoupledCP, rank: Any) -> tuple[Any, list[Any]]:
-    """Return weights and factors of the first `rank` components: all that are no biases."""
+def take_components(model: CPTensor | CoupledCP, rank: Any) -> Any:
+    """Return the CP model of the first `rank` components: all that are no biases."""
     if isinstance(model, CoupledCP):
         return None, [*model.factors.values()]
-    weights, factors = model
     if not isinstance(rank, int | np.integer) or model.rank <= rank:
-        return weights, factors
-    return weights[:rank], [factor[:, :rank] for factor in factors]
+        return model
+    return model.weights[:rank], [factor[:, :rank] for factor in model.factors]
 
 
 def as_random_state(random_state: Any) -> np.random.RandomState:

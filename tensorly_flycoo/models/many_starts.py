@@ -80,14 +80,9 @@ class Stopping(NamedTuple):
 
 
 def run_together(
-    x: FlycooTensor,
-    rank: int,
-    seeds: Sequence[int],
-    stopping: Stopping,
-    has_momentum: bool = False,
-    missing: MissingEntries | None = None,
-    keep_all: bool = True,
-) -> list[Run | None]:
+    x: FlycooTensor, rank: int, seeds: Sequence[int], stopping: Stopping,
+    has_momentum: bool = False, missing: MissingEntries | None = None, keep_all: bool = True,
+) -> list[Run | None]:  # fmt: skip
     """Run ``parafac(x, rank, init="random", random_state=seed)`` for each of the seeds.
 
     With `has_momentum`, also with ``linesearch="nesterov"``. With `missing`, those entries of `x`

@@ -54,6 +54,9 @@ _LARGE_ERROR = 0.06
 #: Core consistency is left out if it would take more operations than this.
 _MAX_CORE_OPERATIONS = 10**10
 
+#: Runs that agree are worth this share of what is explained: much data make any gain significant.
+_SMALL_GAIN = 0.01
+
 #: The lowest core consistency shown: those of far too many components are hugely negative.
 _LEAST_CONSISTENCY = -50
 
@@ -231,7 +234,8 @@ def select_rank(
     the loss differs by at most one standard error of the difference, or by so little that fits
     which ended here cannot tell. Ranks whose runs agree go first: on average they differ in less
     than half a component, ``rank * (1 - match) < 0.5``. If there is none, one whose loss is within
-    one standard error of the least loss itself may take their place.
+    one standard error of the least loss itself, or explains less by at most a hundredth, may take
+    their place.
 
     Parameters
     ----------
@@ -415,8 +419,8 @@ def _fit_rank(
     core, terms = np.nan, None
     if held_out is not None:
         terms = held_out.list_terms(model)
-        init = CPTensor(take_components(model, rank))  # biases are fitted anew
-        begin = prefer_momentum(method, x, options) | {"init": init}
+        # Biases are fitted anew.
+        begin = prefer_momentum(method, x, options) | {"init": take_components(model, rank)}
         model, errors = run_once(method, x, rank, starts.seeds[starts.best_number], begin)
         error = float(errors[-1]) if len(errors) else error
     is_affordable = x.nnz * rank ** (x.ndim - 1) <= _MAX_CORE_OPERATIONS
@@ -549,14 +553,18 @@ def _suggest(
         if gaps[score] <= max(score.difference_se, tolerance)
     ]
     stable = [score for score in scores if score.rank * (1 - score.match) < 0.5]
-    near = [score for score in stable if gaps[score] <= least.heldout_se]
+    near = [
+        score
+        for score in stable
+        if gaps[score] <= max(least.heldout_se, _SMALL_GAIN * (1 - least.heldout_loss))
+    ]
     both = [score for score in good if score in stable]
     of_least = f"of the least, that of rank {least.rank}"
     if near and not both:
         chosen = min(near, key=lambda score: gaps[score])
         return chosen, (
             f"the best whose runs agree (those of rank {good[0].rank} do not), with a held-out "
-            f"loss within one standard error {of_least}"
+            f"loss within one standard error, or a hundredth of what is explained, {of_least}"
         )
     chosen = (both or good)[0]
     is_close = gaps[chosen] <= chosen.difference_se

@@ -512,13 +512,9 @@ class FlycooTensor:
             yield self._rebuild(coords[1:, start:end], values[start:end], self.shape[1:])
 
     def _rebuild(
-        self,
-        coords: Array,
-        values: Array,
-        shape: Sequence[int] | None = None,
-        dtype: DTypeLike | None = None,
-        groups: Groups | str | None = "auto",
-    ) -> FlycooTensor:
+        self, coords: Array, values: Array, shape: Sequence[int] | None = None,
+        dtype: DTypeLike | None = None, groups: Groups | str | None = "auto",
+    ) -> FlycooTensor:  # fmt: skip
         """Make a tensor of other nonzeros with its options and, by default, shape and groups."""
         if shape is None:
             shape, groups = self.shape, self.groups
@@ -1009,14 +1005,10 @@ def _as_real(scalar: Any) -> Any:
 
 @functools.singledispatch
 def rebuild(
-    layout: AnyLayout,
-    x: FlycooTensor,
-    find: Callable[..., tuple[Array, Array]],
-    *args: Any,
-    shape: Sequence[int] | None = None,
-    dtype: np.dtype | None = None,
+    layout: AnyLayout, x: FlycooTensor, find: Callable[..., tuple[Array, Array]], *args: Any,
+    shape: Sequence[int] | None = None, dtype: np.dtype | None = None,
     groups: Groups | str | None = "auto",
-) -> FlycooTensor:
+) -> FlycooTensor:  # fmt: skip
     """Make a tensor of the coords (ndim, n) and values (n,) that ``find(piece, *args)`` returns.
 
     It is called where each piece of `x`, whose layout is `layout`, is: maybe in another process.

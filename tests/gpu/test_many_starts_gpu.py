@@ -8,6 +8,7 @@ from tensorly.decomposition import parafac
 from tensorly_flycoo import FlycooTensor, best_of, core_consistency, select_rank
 from tensorly_flycoo.models import factor_match_score, many_starts
 from tensorly_flycoo.models.many_starts import Stopping, run_together
+from tensorly_flycoo.ops.sampling import find_chances
 from tensorly_flycoo.testing import planted_tensor, random_tensor
 
 SEEDS = [3, 1, 4, 15, 9]
@@ -115,6 +116,22 @@ def test_scores_are_those_of_the_cpu():
             factor_match_score(*pair, consider_weights=consider_weights) for pair in (models, moved)
         ]
         assert scores[0] == pytest.approx(scores[1], abs=1e-12)
+
+
+def test_the_rank_of_sparse_counts_is_found():
+    """Held-out entries weigh the same as on the CPU."""
+    random = np.random.default_rng(0)
+    means = np.einsum("ir,jr,kr->ijk", *(random.gamma(0.5, 1, (n, 3)) for n in (60, 50, 40)))
+    counts = random.poisson(means * (0.03 / means.mean())).astype(float)
+    x = FlycooTensor.from_dense(counts, device="cuda")
+    selection = select_rank(x, range(1, 5), 4, "generalized_parafac", random_state=0)
+    assert selection.rank == 3
+    cells = np.stack(np.unravel_index(np.arange(500), counts.shape))
+    chances = [
+        find_chances(FlycooTensor.from_dense(counts, device=device), xp.asarray(cells))
+        for device, xp in (("cpu", np), ("cuda", cupy))
+    ]
+    np.testing.assert_array_equal(*chances)
 
 
 def test_a_planted_rank_is_found():

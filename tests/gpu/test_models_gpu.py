@@ -118,6 +118,10 @@ def test_a_labelled_tensor_is_computed_with():
     assert float(tl.norm(labelled)) == float(tl.norm(x))
     assert stats(labelled).nnz == x.nnz
     assert tl.unfold(labelled, 1).shape == (40, 2_000_000)
+    for found in (cupy.float64(2) * labelled, labelled + labelled, labelled.tensor + labelled):
+        assert found.labels == labelled.labels
+        assert float(found.norm()) == pytest.approx(2 * float(x.norm()))
+    assert bool((labelled.sum([*LABELS][1:]) == x.sum((1, 2))).all())
 
 
 def test_a_model_on_the_other_device_is_refused():

@@ -70,7 +70,7 @@ def make_counts(rank, mean, seed, shape=(60, 50, 40)):
     ("rank", "mean", "seed", "doubts"),
     [
         (3, 0.03, 0, []),
-        (2, 0.01, 0, ["the held-out entries are too few to "]),
+        (2, 0.01, 0, ["the held-out entries are too few to t"]),
     ],
 )
 def test_the_rank_of_sparse_counts_is_found(rank, mean, seed, doubts):
@@ -270,6 +270,8 @@ def score(rank, loss, of_difference=0.01, match=1.0, se=0.02):
         ([score(2, 0.2, match=0.7), score(3, 0.2, match=0.8)], 0, 2, "one standard error"),
         ([score(2, 0.219), score(3, 0.2, match=0.8)], 0, 2, "whose runs agree"),
         ([score(2, 0.221), score(3, 0.2, match=0.8)], 0, 3, "one standard error"),
+        ([score(2, 0.207, 0, 1, 0), score(3, 0.2, 0, 0.8, 0)], 0, 2, "a hundredth of what is expl"),
+        ([score(2, 0.209, 0, 1, 0), score(3, 0.2, 0, 0.8, 0)], 0, 3, "one standard error"),
         ([score(1, 1.2), score(2, 1.0)], 0, 1, "no rank predicts"),
     ],
 )

@@ -277,6 +277,11 @@ def test_other_decompositions_have_the_labels(name, labelled):
     assert found.labels == labelled.labels
 
 
+def test_products_with_it_have_no_labels(labelled):
+    found = tl.tenalg.multi_mode_dot(labelled, [np.ones((2, 5))], modes=["a"])
+    assert not hasattr(found, "labels")
+
+
 KEEPS_LABELS = [
     np.log1p, lambda x: np.minimum(x, 2), lambda x: x.map(np.sqrt), lambda x: x * 2,
     lambda x: np.float64(2) * x, lambda x: x / 2, lambda x: x**2, lambda x: -x, abs,
