@@ -209,10 +209,7 @@ def observed_parafac(
         raise ValueError(f"unobserved is {unobserved}, expected 0, or more with a confidence")
     num_steps = None if cg_steps is None else check_count(cg_steps, "cg_steps")
     seen = _observe(x, confidence, unobserved)
-    held_out = None
-    if validation is not None:
-        coords, values = _read(validation, x, "validation")
-        held_out = _Seen(coords, values, None, values, 0)
+    held_out = None if validation is None else _read(validation, x, "validation")
     mean = seen.find_mean(x.shape)
     scale = measure_scale(x._sorted_nonzeros()[1].astype(np.float64) - mean * biases) or 1.0
     bias_modes = (-1,) * rank + tuple(range(x.ndim + 1)) * biases
@@ -399,8 +396,8 @@ class _Seen(NamedTuple):
         return others.take(is_fair) if is_fair.any() else others
 
 
-def _read(tensor: Any, x: FlycooTensor, name: str) -> tuple[Array, Array]:
-    """Return the nonzeros of another tensor in the shape of `x`."""
+def _read(tensor: Any, x: FlycooTensor, name: str) -> _Seen:
+    """Return the nonzeros of another tensor in the shape of `x`, all of weight 1."""
     other = as_flycoo(tensor, check_coords=True)
     if other.shape != x.shape or other.nnz == 0 or other.device != x.device:
         raise ValueError(
@@ -408,14 +405,15 @@ def _read(tensor: Any, x: FlycooTensor, name: str) -> tuple[Array, Array]:
             f"expected shape {x.shape}, some nonzeros and device {x.device!r}"
         )
     coords, values = other._sorted_nonzeros()
-    return coords, values.astype(np.float64)
+    values = values.astype(np.float64)
+    return _Seen(coords, values, None, values, 0)
 
 
 def _observe(x: FlycooTensor, confidence: Any, unobserved: float) -> _Seen:
-    own_coords, values = _read(x, x, "tensor")
+    own = _read(x, x, "tensor")
     if confidence is None:
-        return _Seen(own_coords, values, None, values, 0)
-    coords, weights = _read(confidence, x, "confidence")
+        return own
+    coords, weights, *_ = _read(confidence, x, "confidence")
     least = float(weights.min())
     if not (least > 0 and least >= unobserved):
         raise ValueError(
@@ -423,8 +421,8 @@ def _observe(x: FlycooTensor, confidence: Any, unobserved: float) -> _Seen:
             f"is {unobserved}, or more"
         )
     xp = x._engine.xp
-    joined = xp.concatenate([coords, own_coords], axis=1)
-    padded = xp.concatenate([xp.zeros_like(weights), values])
+    joined = xp.concatenate([coords, own.coords], axis=1)
+    padded = xp.concatenate([xp.zeros_like(weights), own.values])
     coords, padded, starts = group_cells(joined, padded, x.shape, x._engine)
     if num_lacking := starts.size - weights.size:
         raise ValueError(
