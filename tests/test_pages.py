@@ -96,13 +96,23 @@ def give_formula():
     return given | {"a": 1, "T": np.ones((2, 4, 3))}
 
 
+def give_ratings():
+    """Return a table of ratings, and the same users, items and months as new ones."""
+    import pandas as pd
+
+    random, names = np.random.RandomState(0), ["user", "item", "month"]
+    table = pd.DataFrame(random.randint(0, 12, (400, 3)), columns=names).drop_duplicates()
+    return {"ratings": table.assign(stars=1 + table["item"] % 5), "new": table}
+
+
 def give_file():
-    """Make a file of nonzeros, and return a table of visits."""
+    """Make a file of nonzeros, and return a table of visits, and ratings."""
     import pandas as pd
 
     tensorly_flycoo.write_tns("nell-2.tns.gz", random_tensor((60, 50, 40), 2000, random_state=0))
     patients, visits, codes = np.random.RandomState(0).randint(0, 12, (3, 600))
-    return {"df": pd.DataFrame({"patient": patients, "visit": visits, "code": codes})}
+    df = pd.DataFrame({"patient": patients, "visit": visits, "code": codes})
+    return {"df": df, **give_ratings()}
 
 
 def give_parquet():
@@ -117,6 +127,8 @@ def give_parquet():
 
 #: What the reader has, for each page whose code takes something.
 STAND_INS = {
+    "README.md": give_ratings,
+    "docs/answer.md": give_ratings,
     "docs/counts.md": give_counts,
     "docs/how_it_works.md": give_formula,
     "docs/larger.md": give_slabs,

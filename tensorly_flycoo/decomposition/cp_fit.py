@@ -125,10 +125,8 @@ def cp_fit(
         missing = find_missing(x, mask)
         if missing is None:
             raise ValueError("mask marks no entry as missing, expected at least one")
-        held_out = missing.coords, missing.start
-        if hasattr(cp_tensor, "observed_l2_reg"):
-            is_stored = missing.start != 0
-            held_out = missing.coords[:, is_stored], missing.start[is_stored]
+        is_known = (missing.start != 0) | (not hasattr(cp_tensor, "observed_l2_reg"))
+        held_out = missing.coords[:, is_known], missing.start[is_known]
     elif held_out is None and hasattr(cp_tensor, "observed_l2_reg"):
         held_out = x._sorted_nonzeros()
     shape = tuple(factor.shape[0] for factor in factors)

@@ -212,10 +212,7 @@ def observed_parafac(
         raise ValueError(f"unobserved is {unobserved}, expected 0, or more with a confidence")
     num_steps = None if cg_steps is None else check_count(cg_steps, "cg_steps")
     seen = _observe(x, confidence, unobserved)
-    held_out = None
-    if validation is not None:
-        coords, values = _read(validation, x, "validation")
-        held_out = _Seen(coords, values, None, values, 0)
+    held_out = None if validation is None else _read(validation, x, "validation")
     mean = seen.find_mean(x.shape)
     scale = measure_scale(x._sorted_nonzeros()[1].astype(np.float64) - mean * biases) or 1.0
     bias_modes = (-1,) * rank + tuple(range(x.ndim + 1)) * biases
@@ -225,13 +222,15 @@ def observed_parafac(
         factors = _start(x, rank, init, random_state, scale, dtype)
         return _append_biases(factors, mean) if biases else factors
 
-    def solve(seen: _Seen, l2_reg: float) -> Any:
+    def solve(seen: _Seen) -> Any:
+        if num_steps is None:
+            return _Solutions(seen, non_negative)
+        return _ConjugateGradients(x, seen, num_steps)
+
+    def find_rows(l2_reg: float) -> _Rows:
         ridges = np.full(len(bias_modes), float(l2_reg))
         ridges[:rank] = scale_ridge(l2_reg, scale, x.ndim)
-        rows = _Rows(rank, x._engine.xp.asarray(ridges, dtype), unobserved)
-        if num_steps is None:
-            return _Solutions(seen, rows, non_negative)
-        return _ConjugateGradients(x, seen, rows, num_steps)
+        return _Rows(rank, x._engine.xp.asarray(ridges, dtype), unobserved)
 
     best: tuple[float, list[Array]] | None = None  # by the held-out entries
     of_mean, least = 0.0 if held_out is None else held_out.compare(mean), 0.0
@@ -250,10 +249,10 @@ def observed_parafac(
         known, others = seen.divide() if held_out is None else (seen, held_out)
         judge = known.find_fair(others)
         of_mean = judge.compare(mean) if held_out is None else of_mean
-        l2_reg, least = _choose_ridge(lambda ridge: solve(known, ridge), start(0), judge, of_mean)
+        l2_reg, least = _choose_ridge(solve(known), find_rows, start(0), judge, of_mean)
         del known, others, judge
-    ridge = float(l2_reg)
-    solver = solve(seen, ridge)
+    ridge, solver = float(l2_reg), solve(seen)
+    solver.rows = find_rows(ridge)
     del seen  # conjugate gradients have it in tensors
     wants_errors = tol or return_errors or callback is not None or held_out is not None
 
@@ -309,8 +308,9 @@ def observed_parafac(
 
 
 def _choose_ridge(
-    solve: Callable[[float], Any], start: list[Array], held_out: "_Seen", of_mean: float
-) -> tuple[float, float]:
+    solver: Any, find_rows: Callable[[float], "_Rows"], start: list[Array], held_out: "_Seen",
+    of_mean: float,
+) -> tuple[float, float]:  # fmt: skip
     """Return the ridge by which some iterations predict best, and their error.
 
     A smaller one has to be clearly better, unless runs still improve when they are cut off, as they
@@ -320,7 +320,7 @@ def _choose_ridge(
     chosen, least, num_worse = _RIDGES[0], math.inf, 0
     for l2_reg in _RIDGES:
         report(f"trying l2_reg {l2_reg:g}")
-        solver, factors, errors = solve(l2_reg), list(start), [math.inf]
+        solver.rows, factors, errors = find_rows(l2_reg), list(start), [math.inf]
         while len(errors) <= _NUM_TRIED:
             _fit_all(solver, factors)
             errors.append(held_out.measure(factors))
@@ -399,8 +399,8 @@ class _Seen(NamedTuple):
         return others.take(is_fair) if is_fair.any() else others
 
 
-def _read(tensor: Any, x: FlycooTensor, name: str) -> tuple[Array, Array]:
-    """Return the nonzeros of another tensor in the shape of `x`."""
+def _read(tensor: Any, x: FlycooTensor, name: str) -> _Seen:
+    """Return the nonzeros of another tensor in the shape of `x`, all of weight 1."""
     other = as_flycoo(tensor, check_coords=True)
     if other.shape != x.shape or other.nnz == 0 or other.device != x.device:
         raise ValueError(
@@ -408,14 +408,15 @@ def _read(tensor: Any, x: FlycooTensor, name: str) -> tuple[Array, Array]:
             f"expected shape {x.shape}, some nonzeros and device {x.device!r}"
         )
     coords, values = other._sorted_nonzeros()
-    return coords, values.astype(np.float64)
+    values = values.astype(np.float64)
+    return _Seen(coords, values, None, values, 0)
 
 
 def _observe(x: FlycooTensor, confidence: Any, unobserved: float) -> _Seen:
-    own_coords, values = _read(x, x, "tensor")
+    own = _read(x, x, "tensor")
     if confidence is None:
-        return _Seen(own_coords, values, None, values, 0)
-    coords, weights = _read(confidence, x, "confidence")
+        return own
+    coords, weights, *_ = _read(confidence, x, "confidence")
     least = float(weights.min())
     if not (least > 0 and least >= unobserved):
         raise ValueError(
@@ -423,8 +424,8 @@ def _observe(x: FlycooTensor, confidence: Any, unobserved: float) -> _Seen:
             f"is {unobserved}, or more"
         )
     xp = x._engine.xp
-    joined = xp.concatenate([coords, own_coords], axis=1)
-    padded = xp.concatenate([xp.zeros_like(weights), values])
+    joined = xp.concatenate([coords, own.coords], axis=1)
+    padded = xp.concatenate([xp.zeros_like(weights), own.values])
     coords, padded, starts = group_cells(joined, padded, x.shape, x._engine)
     if num_lacking := starts.size - weights.size:
         raise ValueError(
@@ -456,9 +457,10 @@ class _Rows(NamedTuple):
 class _Solutions:
     """Rows that solve their systems of equations, or non-negative ones."""
 
-    def __init__(self, seen: _Seen, rows: _Rows, non_negative: bool) -> None:
-        self._seen, self._rows, self._non_negative = seen, rows, non_negative
-        self._excess = seen.excess
+    rows: _Rows
+
+    def __init__(self, seen: _Seen, non_negative: bool) -> None:
+        self._seen, self._excess, self._non_negative = seen, seen.excess, non_negative
         self._plans: dict[int, RowPlan] = {}
 
     def fit(self, factors: list[Array], mode: int) -> Array:
@@ -467,8 +469,8 @@ class _Solutions:
             self._plans[mode] = RowPlan.of(seen.coords[mode], factors[mode].shape[0])
         return fit_rows(
             seen.coords, seen.targets, factors, mode, self._plans[mode],
-            self._rows.find_gram(factors, mode), weights=self._excess,
-            is_free=self._rows.find_free(mode), non_negative=self._non_negative,
+            self.rows.find_gram(factors, mode), weights=self._excess,
+            is_free=self.rows.find_free(mode), non_negative=self._non_negative,
         )  # fmt: skip
 
     def measure(self, factors: list[Array]) -> float:
@@ -478,8 +480,10 @@ class _Solutions:
 class _ConjugateGradients:
     """Rows that a few steps of conjugate gradients improve."""
 
-    def __init__(self, x: FlycooTensor, seen: _Seen, rows: _Rows, num_steps: int) -> None:
-        self._rows, self._num_steps = rows, num_steps
+    rows: _Rows
+
+    def __init__(self, x: FlycooTensor, seen: _Seen, num_steps: int) -> None:
+        self._num_steps = num_steps
         excess = np.ones_like(seen.values) if seen.excess is None else seen.excess
         self._excess = x._rebuild(seen.coords, excess.astype(x.dtype))
         targets = seen.targets.astype(x.dtype)
@@ -490,12 +494,12 @@ class _ConjugateGradients:
     def fit(self, factors: list[Array], mode: int, num_steps: int | None = None) -> Array:
         targets = mttkrp(self._targets, factors, mode)
         rows, residuals = improve_rows(
-            self._excess, targets, factors, mode, self._rows.find_gram(factors, mode),
-            self._rows.find_free(mode), self._num_steps if num_steps is None else num_steps,
+            self._excess, targets, factors, mode, self.rows.find_gram(factors, mode),
+            self.rows.find_free(mode), self._num_steps if num_steps is None else num_steps,
         )  # fmt: skip
         if mode == len(factors) - 1:
             # The loss is a quadratic function of these rows: by its gradients here and at 0.
-            gradients = targets + residuals + self._rows.ridges * rows
+            gradients = targets + residuals + self.rows.ridges * rows
             self._square = self._whole - float((rows * gradients).sum(dtype=np.float64))
         return rows
 

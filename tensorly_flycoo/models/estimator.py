@@ -123,13 +123,6 @@ class FlycooCP(Parameters):
     >>> search = GridSearchCV(estimator, {"rank": [1, 2]}, cv=[([0], [0])]).fit([x])
     >>> search.best_params_
     {'rank': 2}
-
-    Of ratings, the better of two ridges:
-
-    >>> ratings = FlycooCP(2, method="observed_parafac", mask=mask, random_state=0)
-    >>> grid = {"options": [{"l2_reg": 0.1}, {"l2_reg": 100.0}]}
-    >>> GridSearchCV(ratings, grid, cv=[([0], [0])]).fit([x]).best_params_
-    {'options': {'l2_reg': 0.1}}
     """
 
     rank: int
