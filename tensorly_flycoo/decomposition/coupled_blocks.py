@@ -3,12 +3,13 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any
 
 import numpy as np
 
 from ..base.array_modules import Array, array_module, as_array, is_on_gpu
-from ..base.checks import check_dtype, check_finite, check_real
+from ..base.checks import check_dtype, check_finite
 from ..engines import select_engine
 from ..format.ordering import compute_norm
 from ..tensor.coo_cache import as_flycoo, find_converter, find_instead, is_raw_sparse
@@ -81,10 +82,8 @@ def read_blocks(items: Iterable[Any], block_weights: Iterable[float] | None) -> 
         raise ValueError("blocks is empty, expected at least one (data, modes)")
     weights: list[Any] = [1.0] * len(blocks) if block_weights is None else [block_weights]
     weights = [*block_weights] if isinstance(block_weights, Iterable) else weights
-    for weight in weights:
-        check_real(weight, "a number of block_weights")
-    weights = [float(weight) for weight in weights]
-    if len(weights) != len(blocks) or not all(0 < weight < np.inf for weight in weights):
+    are_right = all(isinstance(weight, Real) and 0 < float(weight) < np.inf for weight in weights)
+    if len(weights) != len(blocks) or not are_right:
         raise ValueError(
             f"block_weights is {weights}, expected {len(blocks)} finite numbers above 0, one for "
             "each block"

@@ -29,15 +29,8 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 #: Options that several decompositions have: the least of integers, finite numbers, and modes. A
 #: `tol` below 0 never stops a run, but computes the errors.
-_INTEGERS = {
-    "n_iter_max": 0,
-    "n_iter_max_inner": 1,
-    "n_iter_parafac": 1,
-    "n_samples": 1,
-    "n_samples_fit": 1,
-    "max_stagnation": 0,
-    "svd_mask_repeats": 0,
-}
+_INTEGERS = dict.fromkeys(("n_iter_max", "max_stagnation", "svd_mask_repeats"), 0)
+_INTEGERS |= dict.fromkeys(("n_iter_max_inner", "n_iter_parafac", "n_samples", "n_samples_fit"), 1)
 _NUMBERS = ("tol", "tol_inner", "tol_outer")
 _MODES = ("fixed_modes", "fixed_factors", "center_modes")
 _OPTIONAL = ("tol", "n_samples_fit", *_MODES)

@@ -10,7 +10,7 @@ import tensorly as tl
 from tensorly.parafac2_tensor import Parafac2Tensor
 
 from ..base.array_modules import Array, array_module, move
-from ..base.checks import check_count, check_rank, densify_error
+from ..base.checks import check_rank, densify_error
 from ..base.reporting import span
 from ..engines.tall_skinny import (
     eigh,
@@ -125,7 +125,6 @@ def parafac2(
     [(8, 2), (9, 2), (12, 2)]
     """
     rank = check_rank(rank)
-    check_count(n_iter_parafac, "n_iter_parafac")
     if mask is not None:
         instead = "it replaces the missing values in each iteration; leave mask out"
         raise densify_error("mask= of tl.decomposition.parafac2", np.shape(mask), instead)

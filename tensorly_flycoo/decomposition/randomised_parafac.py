@@ -101,8 +101,6 @@ def randomised_parafac(
         raise ValueError(f"n_samples is {n_samples}, expected at least the rank, {num_components}")
     if sampling not in ("leverage", "uniform"):
         raise ValueError(f"sampling is {sampling!r}, expected 'leverage' or 'uniform'")
-    if n_samples_fit is not None and n_samples_fit < 1:
-        raise ValueError(f"n_samples_fit is {n_samples_fit}, expected at least 1, or None")
     random = _Random(tl.check_random_state(random_state), is_saved=callback is not None)
     # As in TensorLy: for an int, this and the sampling below draw the same numbers.
     model = start(x, None, num_components, init, svd, random_state, solver="randomised_parafac")

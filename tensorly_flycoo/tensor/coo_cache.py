@@ -44,6 +44,11 @@ CONVERTERS: dict[str, tuple[Callable[[Any], bool], str]] = {
 }
 
 
+def knows_library(kind: type) -> bool:
+    """Return whether a class is of a library that has sparse arrays."""
+    return library_of(kind) in ("sparse", *CONVERTERS)
+
+
 def find_converter(x: Any) -> str | None:
     """Name the constructor of `FlycooTensor` for a sparse array of a library in `CONVERTERS`."""
     kind: type = type(x)

@@ -327,7 +327,7 @@ BAD_OPTIONS = [
         r"init is \['user', 'item', 'day'\], expected",
     ),
     ({"rank": 2, "init": make_start("a matrix")}, ValueError, "have 3 columns, expected 2"),
-    ({"block_weights": [1]}, ValueError, r"block_weights is \[1.0\], expected 2 finite numbers"),
+    ({"block_weights": [1]}, ValueError, r"block_weights is \[1\], expected 2 finite numbers"),
     ({"block_weights": [1, 0]}, ValueError, "expected 2 finite numbers above 0"),
     ({"block_weights": [1, np.nan]}, ValueError, "expected 2 finite numbers above 0"),
     ({"nn_modes": "user"}, ValueError, "nn_modes is 'user', expected 'all', None or some of"),

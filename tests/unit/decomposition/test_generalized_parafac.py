@@ -310,7 +310,7 @@ def _tensor(*values):
     (_tensor(1.0), {"method": "sgd"}, ValueError, "method is 'sgd', expected one of"),
     (_tensor(1.0), {"method": "mu", "loss": "gamma"}, ValueError, "for loss='gamma'"),
     (_tensor(1.0), {"samples": (3, 3)}, ValueError, "samples is .*, expected None"),
-    (_tensor(1.0), {"fixed_modes": [2]}, ValueError, "mode is 2, expected"),
+    (_tensor(1.0), {"fixed_modes": [2]}, ValueError, "mode of fixed_modes is 2, exp"),
     (_tensor(1.0), {"rank": 0}, ValueError, "rank is 0"),
     (_tensor(1.0), {"init": "svdd"}, ValueError, "init is 'svdd'"),
     (_tensor(1.0), {"init": (None, [np.full((9, 2), -1.0)] * 2)}, ValueError,

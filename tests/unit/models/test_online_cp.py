@@ -280,7 +280,7 @@ def test_the_estimator_follows_scikit_learn():
         ({"loss": "poison"}, ValueError, "loss is 'poison', expected one of"),
         ({"forget": 0.0}, ValueError, "forget is 0.0, expected a number above 0"),
         ({"forget": "1"}, TypeError, "forget is '1', expected a number"),
-        ({"tol": float("nan")}, ValueError, "tol is nan, expected 0 or more"),
+        ({"tol": float("nan")}, ValueError, "tol is nan, expected a finite number, 0 or"),
         ({"keep": 0}, ValueError, "keep is 0, expected at least 1"),
         ({"rank": 0}, ValueError, "rank is 0, expected at least 1"),
         ({"mode": 3}, ValueError, "mode is 3, expected -3 to 2"),
