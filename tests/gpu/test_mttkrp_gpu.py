@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import reference
 
-from tensorly_flycoo import FlycooTensor, mttkrp
+from tensorly_flycoo import FlycooTensor, mttkrp, mttkrps
 from tensorly_flycoo.engines.cuda import engine as cuda
 from tensorly_flycoo.engines.cuda import launch, tuning
 from tensorly_flycoo.format import primitives, remap
@@ -327,3 +327,14 @@ def test_many_modes(ndim):
         np.add.at(expected, coords[mode], values[:, None] * np.prod(rows, axis=0))
         found = mttkrp(x, [cupy.asarray(factor) for factor in factors], mode)
         np.testing.assert_allclose(found.get(), expected, rtol=1e-13)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_all_modes_together_in_groups(layout):
+    rng = np.random.default_rng(0)
+    coords = np.stack([rng.integers(0, size, 5000) for size in (60, 5, 40, 7)])
+    options = {"layout": layout, "device": "cuda", "groups": [(0, 1), (2, 3)]}
+    x = FlycooTensor(coords, rng.random(5000), (60, 5, 40, 7), **options)
+    factors = [cupy.asarray(rng.random((size, 8))) for size in x.shape]
+    for mode, product in enumerate(mttkrps(x, factors)):
+        assert product.get().tobytes() == mttkrp(x, factors, mode).get().tobytes()

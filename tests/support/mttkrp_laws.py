@@ -132,11 +132,11 @@ def check_modes_may_be_permuted(device, layout, dtype):
 
 
 def check_all_modes_together(device, layout, dtype):
-    """`mttkrps` gives what single calls do, whatever the groups and slabs are."""
+    """`mttkrps` gives what single calls do, also in slabs."""
     shape = (6, 5, 4, 7)
     coords, values, factors = draw_problem(dtype, shape)
-    for groups, slabs in itertools.product([None, [(0, 1), (2, 3)], [(0, 1, 2), (3,)]], [1, 3]):
-        options = {"layout": layout, "device": device, "groups": groups, "slabs": slabs}
+    for slabs in (1, 3):  # groups, where a limit is lowered that makes them
+        options = {"layout": layout, "device": device, "slabs": slabs}
         x = FlycooTensor(coords, values, shape, **options)
         on_device = [move(factor, x._engine.xp) for factor in factors]
         found = [move(product, np) for product in mttkrps(x, on_device)]
