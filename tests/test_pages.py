@@ -127,7 +127,6 @@ def give_parquet():
 
 #: What the reader has, for each page whose code takes something.
 STAND_INS = {
-    "README.md": give_ratings,
     "docs/answer.md": give_ratings,
     "docs/counts.md": give_counts,
     "docs/how_it_works.md": give_formula,

@@ -135,6 +135,8 @@ def test_the_unit_of_the_values_does_not_matter(unit):
     expected, errors = observed_parafac(x, 3, **options)
     found, found_errors = observed_parafac(x * unit, 3, **options)
     np.testing.assert_allclose(found_errors, errors, rtol=1e-9)
+    assert found.observed_scale == pytest.approx(unit * expected.observed_scale, rel=1e-12)
+    assert found.observed_l2_reg == expected.observed_l2_reg
     for factor, other in zip(found.factors, expected.factors, strict=True):
         np.testing.assert_allclose(factor, other * unit**0.25, rtol=1e-6, atol=1e-9 * unit**0.25)
 
