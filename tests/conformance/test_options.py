@@ -229,7 +229,6 @@ def test_an_option_acts(name, option, capsys):
 
 #: Options that no run can resume with, and runs whose results depend on when they end.
 _UNRESUMED = {
-    "observed_parafac": ("validation",),  # the best model so far is lost
     "parafac": ("mask", "svd_mask_repeats", "orthogonalise"),
     "parafac2": ("linesearch",),
     "tucker": ("fixed_factors",),
