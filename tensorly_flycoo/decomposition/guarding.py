@@ -48,9 +48,11 @@ def check_options(given: Mapping[str, Any], ndim: int) -> None:
     init = known.get("init", "")
     if isinstance(init, str) or hasattr(init, "factors") or hasattr(init, "factor_matrices"):
         return
-    factors = init[1] if isinstance(init, tuple | list) and init[1:] else None
-    if not isinstance(factors, tuple | list):
-        raise TypeError(f"init is {init!r}, expected the name of a start or (weights, factors)")
+    if not isinstance(init, tuple | list):
+        kind = f"init is a {type(init).__name__}"
+        raise TypeError(f"{kind}, expected the name of a start or (weights, factors)")
+    # Tucker takes its factors alone.
+    factors = init[1] if len(init) == 2 and isinstance(init[1], tuple | list) else init
     for n, factor in enumerate(factors):
         if getattr(factor, "ndim", None) != 2:
             raise TypeError(f"factors[{n}] of init is a {type(factor).__name__}, expected a matrix")

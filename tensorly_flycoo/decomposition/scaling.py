@@ -64,6 +64,8 @@ class Scaling(NamedTuple):
         scaled = copy.copy(model)  # with its attributes, such as its origin
         setattr(scaled, "core" if self.has_core else "weights", first)
         scaled.factors = factors
+        if hasattr(scaled, "observed_scale"):
+            scaled.observed_scale *= 2.0 ** (sign * int(self.shares[-1, -1]))
         return scaled
 
 

@@ -57,10 +57,10 @@ def test_ranks_show_what_was_computed():
         RankScore(3, 0.4, np.nan, np.nan, np.nan, np.nan, np.nan),
     ]
     heads, cells = read(RankSelection(scores, [], [], 1, "the <best>", ["few"])._repr_html_())
-    assert heads[5:8] == ["1 (suggested)", "2", "3"]
-    assert cells[:4] == ["0.5000", " 0.2500 (0.0100)", "100", "1.00"]
-    assert cells[6] == "< -999"
-    assert cells[-2:] == ["rank 1 is the <best>", "warning: few"]
+    assert heads[6:9] == ["1", "2", "3"]
+    assert cells[:5] == ["0.5000", " 0.2500 (0.0100)", "100", "1.00", "<- suggested"]
+    assert cells[7] == "< -999"
+    assert cells[-1] == "rank 1 is the <best>; see .warnings for what speaks against it"
 
 
 def test_tensors_and_profiles():

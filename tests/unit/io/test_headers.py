@@ -41,7 +41,8 @@ FREE = {
     "norm": [1.5],
     "num_slabs": [2**31, 10**18, 10**30],
     "slices": [0, 2**31, 10**18, 10**30],
-    "observed_l2_reg": [1.5, None],
+    "observed_l2_reg": [1.5],
+    "observed_scale": [1.5],
     "errors": [0, -1, 2**31, 10**18, 10**30, 1.5],
     "n_iter_max": [2**31, 10**18, 10**30],
     "keep": [2**31, 10**18, 10**30],
@@ -70,7 +71,7 @@ def save_stream(path, loss):
 
 def save_model(path):
     cp = LabelledCP((None, [np.ones((3, 2))] * 2), {"a": list("xyz"), "b": [1, 2, 3]})
-    cp.observed_l2_reg = 0.5
+    cp.observed_l2_reg, cp.observed_scale = 0.5, 2.0
     cp.save(path)
 
 
