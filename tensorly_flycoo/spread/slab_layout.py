@@ -90,19 +90,13 @@ class SlabLayout:
         if mode in self._empty_rows:
             return self._empty_rows[mode]
         xp, size = self._primitives.xp, self.record_format.shape[mode]
-        empty_rows = [self._bring(slab.layout.find_empty_rows(mode)) for slab in self.slabs]
-        if mode == self.cut_mode:
-            starts = [slab.rows.start for slab in self.slabs]
-            parts = [rows + start for rows, start in zip(empty_rows, starts, strict=True)]
-            found = xp.concatenate(parts)
-        else:
-            is_empty = xp.ones(size, bool)
-            for rows in empty_rows:
-                is_empty_here = xp.zeros(size, bool)
-                is_empty_here[rows] = True
-                is_empty &= is_empty_here
-            found = xp.flatnonzero(is_empty)
-        self._empty_rows[mode] = found.astype(index_dtype(size), copy=False)
+        is_empty = xp.ones(size, bool)
+        for slab in self.slabs:
+            own = is_empty[slab.rows] if mode == self.cut_mode else is_empty
+            is_empty_here = xp.zeros(own.size, bool)
+            is_empty_here[self._bring(slab.layout.find_empty_rows(mode))] = True
+            own &= is_empty_here
+        self._empty_rows[mode] = xp.flatnonzero(is_empty).astype(index_dtype(size), copy=False)
         return self._empty_rows[mode]
 
     # Use

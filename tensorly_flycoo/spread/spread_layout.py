@@ -102,11 +102,8 @@ class SpreadLayout(SlabLayout):
         whole |= {name: x for name, x in options.items() if getattr(x, "ndim", 0)}
         parts: dict[Any, Sequence[Array]] = {}
         if cut_mode in inputs:
-            x, slabs = inputs[cut_mode], self.slabs
-            rows = () if isinstance(x, RowShards) else (x[slab.rows] for slab in slabs)
-            parts[cut_mode] = (
-                x.blocks if isinstance(x, RowShards) else bring_each(devices, rows, homes)
-            )
+            x, sharding = inputs[cut_mode], find_sharding(self, cut_mode)
+            parts[cut_mode] = x.blocks if isinstance(x, RowShards) else sharding.cut(x)
         if own_slots is not None:
             del whole["slots"]
             parts["slots"] = bring_each(devices, own_slots, homes)
