@@ -121,11 +121,9 @@ class WorkerHandle:
 
     def drop(self) -> None:
         """Number from 0 again; drop all commands but `Free`: they may wait for a lost worker."""
+        commands = self.pack(0, []).commands
         self.num_sent = 0
-        for _ in range(len(self.queue)):
-            command = self.queue.popleft()
-            if isinstance(command, msg.Free):
-                self.queue.append(command)
+        self.queue.extend(command for command in commands if isinstance(command, msg.Free))
 
     def pack(self, epoch: int, wanted: list[int]) -> msg.Message:
         """Take all commands from the queue."""
@@ -187,8 +185,8 @@ class Cluster:
         Raises what an earlier command has raised, and a WorkerLost if a worker is gone.
         """
         keys = tuple(next(_numbers) for _ in range(num_results))
-        named = {name: _refer(x, worker) for name, x in (kwargs or {}).items()}
-        command = msg.Sealed.of(msg.Call(function, [_refer(x, worker) for x in args], named, keys))
+        own_args, own_kwargs = _refer([*args], worker), _refer(kwargs or {}, worker)
+        command = msg.Sealed.of(msg.Call(function, own_args, own_kwargs, keys))
         with self._lock:
             self.check()
             if len(worker.queue) > _MANY_COMMANDS:
@@ -371,6 +369,8 @@ def _refer(x: Any, worker: WorkerHandle) -> Any:
         if x.worker is not worker:
             raise RuntimeError(f"an array on {x.worker.address} is used on {worker.address}")
         return msg.Ref(x.key)
+    if isinstance(x, dict):
+        return {name: _refer(item, worker) for name, item in x.items()}
     return [_refer(item, worker) for item in x] if isinstance(x, list) else x
 
 

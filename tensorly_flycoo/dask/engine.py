@@ -12,12 +12,11 @@ import numpy as np
 from ..base.array_modules import Array
 from ..base.devices import Request
 from ..engines.cpu.engine import CpuEngine
-from ..engines.protocol import Engine
 from ..format.group_passes import FindRows, GroupRows
 from ..format.layout import Layout
 from ..format.primitives import Primitives
 from ..format.tree import Tree, add_parts, count_parts
-from ..spread.row_shards import RowShards, find_sharding
+from ..spread.row_shards import RowShards, scatter
 from ..spread.slab_layout import Slab
 from ..spread.spread_layout import SpreadLayout
 from .cluster import Cluster, RemoteObject
@@ -59,14 +58,12 @@ class WorkerDevices:
             for array in arrays
         ]
         there = iter(send_all(self.cluster, wanted))
-        gathered: list[RemoteObject] = []
-        for arrays, device in requests:
-            own = [next(there) for _ in arrays]
-            gathered.append(own[0] if len(own) == 1 else self._join(own, device))
-        return gathered
+        return [self._join([next(there) for _ in arrays], device) for arrays, device in requests]
 
     def _join(self, arrays: list[Any], device: int) -> RemoteObject:
         first = arrays[0]
+        if len(arrays) == 1:
+            return first
         if not all(isinstance(array, RemoteArray) for array in arrays):
             return self.run(device, np.concatenate, arrays)
         (key,) = self.cluster.call(first.worker, call_method, [SITE, "join", arrays])
@@ -84,7 +81,7 @@ class WorkerDevices:
 
     def collect(self, arrays: Sequence[Array]) -> list[np.ndarray]:
         there = [array for array in arrays if isinstance(array, RemoteObject)]
-        found = iter(self.cluster.fetch(there)) if there else iter(())
+        found = iter(self.cluster.fetch(there) if there else ())
         return [next(found) if isinstance(x, RemoteObject) else x for x in arrays]
 
     fetch = collect
@@ -125,7 +122,7 @@ class RemoteLayout:
         find_rows: FindRows | None = None,
         **options: Any,
     ) -> RemoteArray | None:
-        args = [self.held, ENGINE, operation, list(inputs), list(inputs.values()), mode, out]
+        args = [self.held, operation, ENGINE, inputs, mode, out]
         record_format, worker = self.record_format, out.worker
         number, _ = record_format.places[mode]
         group = record_format.groups[number]
@@ -170,10 +167,7 @@ class ClusterLayout(SpreadLayout):
 
     def _bring_inputs(self, inputs: Mapping[int, Array | RowShards], *others: Any) -> Any:
         # Scattered and then gathered, each row of a plain factor leaves this process once.
-        sharded = {
-            n: x if isinstance(x, RowShards) else RowShards.scatter(x, find_sharding(self, n))
-            for n, x in inputs.items()
-        }
+        sharded = {n: scatter(self, x, n) for n, x in inputs.items()}
         return super()._bring_inputs(sharded, *others)
 
     def get_copies(self) -> list[np.ndarray]:
@@ -203,19 +197,9 @@ class ClusterEngine(CpuEngine):
 
 
 def _apply(
-    layout: Layout,
-    engine: Engine,
-    operation: str,
-    modes: list[int],
-    matrices: list[Array],
-    mode: int,
-    out: Array,
-    rows: Array = None,
-    is_known: bool = False,
-    **options: Any,
+    layout: Layout, *args: Any, rows: Array = None, is_known: bool = False, **options: Any
 ) -> Array | None:
     """Run an operation on the nonzeros of a slab, on its worker."""
-    inputs = dict(zip(modes, matrices, strict=True))
     if rows is not None:
         options["find_rows"] = lambda *_: GroupRows(rows, is_known)
-    return layout.apply(operation, engine, inputs, mode, out, **options)
+    return layout.apply(*args, **options)

@@ -15,7 +15,6 @@ from ..base.array_modules import Array, move
 from ..base.checks import check_count, check_dtype, check_keep, check_shape
 from ..engines.protocol import Engine
 from ..format.groups import choose_groups, find_groups, find_longest_mode
-from ..format.layout import Layout
 from ..format.layouts import LAYOUT_CLASSES
 from ..format.packing import Groups, RecordFormat
 from ..io.entries import find_places, unite_labels
@@ -30,7 +29,7 @@ from .engine import ClusterEngine, ClusterLayout, RemoteLayout, WorkerDevices, a
 from .machine import Site
 from .messages import ENGINE, SITE
 from .partitions import Partition, Summary, keep_partition
-from .tensor import ENGINE_HERE, fetch_layouts, find_cut, list_held, make_layout, replace_lost
+from .tensor import ENGINE_HERE, fetch_layouts, find_format, list_held, make_layout, replace_lost
 
 #: The labels of each mode, sorted, or None for indices.
 Labels: TypeAlias = Sequence[np.ndarray] | None
@@ -213,8 +212,7 @@ class ClusterBuilder(SlabBuilder):
         counts = np.sum(cluster.fetch(there), axis=0)
         sizes = (self._shape, int(counts.sum()), self.num_slabs)
         groups, self.num_numbered = find_groups(self._groups, *sizes)
-        (cut,) = cluster.fetch([find_cut(cluster, self._shape, self._dtype, groups)])
-        self.record_format = cut.record_format
+        self.record_format = find_format(cluster, self._shape, self._dtype, groups)
         return counts
 
     def split(self, buckets: Sequence[range], wanted: Sequence[int] | None = None) -> None:
@@ -346,16 +344,10 @@ def _(
 
 
 def keep_found(
-    site: Site,
-    number: int,
-    find: Callable[..., tuple[Array, Array]],
-    layout: Layout,
-    cut_mode: int,
-    start: int,
-    *args: Any,
+    site: Site, number: int, find: Callable[..., tuple[Array, Array]], *args: Any
 ) -> None:
-    """Take what is found in a slab as a partition, on its worker."""
-    keep_nonzeros(site, number, call_with_piece(find, site.engine, layout, cut_mode, start, *args))
+    """Take what is found in a slab as a partition, on its worker; see `call_with_piece`."""
+    keep_nonzeros(site, number, call_with_piece(find, site.engine, *args))
 
 
 @split_entries.register

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,8 +24,7 @@ _PARTITION_ROWS = 2**21
 #: An index or the number of an entry.
 _INDEX = np.dtype(np.uint32)
 
-#: Signs of places and patterns that are not read here, and what to do instead.
-_SIGNS = ("://", "*", "?", "[")
+#: What to do with places and patterns that are not read here.
 _INSTEAD = ": give from_dask_dataframe what dask.dataframe.read_parquet returns"
 
 
@@ -143,8 +143,9 @@ def list_files(path: Any) -> list[str]:
     """
     found: list[Path] = []
     for one in map(os.fspath, [path] if isinstance(path, str | os.PathLike) else path):
-        file = Path(one.removeprefix("file://")).expanduser()
-        if not file.exists() and any(sign in one.removeprefix("file://") for sign in _SIGNS):
+        place = one.removeprefix("file://")
+        file = Path(place).expanduser()
+        if not file.exists() and ("://" in place or glob.has_magic(place)):
             expected = "files or folders that all workers see, and no pattern"
             raise ValueError(f"path is {one!r}, expected {expected}{_INSTEAD}")
         inner = [own.relative_to(file) for own in sorted(file.rglob("*")) if own.is_file()]

@@ -293,14 +293,10 @@ def gather_each(
     return found
 
 
-def scatter_all(layout: SlabLayout, factors: Sequence[Array | RowShards]) -> list[RowShards]:
-    """Return factors sharded as a tensor's MTTKRP shards its results."""
-    return [
-        factor
-        if isinstance(factor, RowShards)
-        else RowShards.scatter(factor, find_sharding(layout, n))
-        for n, factor in enumerate(factors)
-    ]
+def scatter(layout: SlabLayout, factor: Array | RowShards, mode: int) -> RowShards:
+    """Return a factor sharded as a tensor's MTTKRP shards its results."""
+    is_sharded = isinstance(factor, RowShards)
+    return factor if is_sharded else RowShards.scatter(factor, find_sharding(layout, mode))
 
 
 def gather(array: Any) -> Any:
@@ -361,7 +357,7 @@ def replicate_gram(a: Any, b: Any) -> Any:
     return b.memo.replicated
 
 
-def _find_products(x: RowShards) -> list[Array]:
+def _find_products(x: RowShards) -> Sequence[Array]:
     """Return the Gram matrix of each block, in float64, on its device; computed once."""
     if not x.memo.products:
         multiply = tall_skinny.transposed_product

@@ -51,6 +51,11 @@ class SlabLayout:
         self.num_slabs = num_slabs
         self.cut_mode = find_longest_mode(record_format.shape)
         self.slabs = slabs
+        self.nnz = sum(slab.layout.nnz for slab in slabs)
+        # Each slab numbers its own prefixes, so that it may have more groups than others.
+        self.groups: Groups = min((slab.layout.groups for slab in slabs), key=len)
+        #: The number of slabs whose records are on the host.
+        self.num_streamed = sum(isinstance(slab.layout, StreamedLayout) for slab in slabs)
         self.norm = math.hypot(*(slab.layout.norm for slab in slabs)) if norm is None else norm
         self._primitives = primitives
         self._empty_rows: dict[int, Array] = {}
@@ -62,24 +67,9 @@ class SlabLayout:
     # Contents
 
     @property
-    def groups(self) -> Groups:
-        """The groups of modes of the slab with the fewest: each numbers its own prefixes."""
-        return min((slab.layout.groups for slab in self.slabs), key=len)
-
-    @property
-    def nnz(self) -> int:
-        """The number of nonzeros."""
-        return sum(slab.layout.nnz for slab in self.slabs)
-
-    @property
     def nbytes(self) -> int:
         """Bytes of all arrays, those on the host too."""
         return sum(slab.layout.nbytes for slab in self.slabs)
-
-    @property
-    def num_streamed(self) -> int:
-        """The number of slabs whose records are on the host."""
-        return sum(isinstance(slab.layout, StreamedLayout) for slab in self.slabs)
 
     def get_copies(self) -> Sequence[Array]:
         """Return the copies of the records of all slabs, without spare memory."""
