@@ -96,6 +96,7 @@ class WorkerHandle:
         self.address = address
         self.gpu = gpu  # the UUID of its GPU, if that can be linked to others
         self.actor: Actor = future.result()
+        self.peer = msg.Peer(address, str(self.actor.key))
         self.is_lost = False  # whether a call has found that it is gone
         self._future = future
         # Finalizers append to it at any time, in any thread.
@@ -106,10 +107,6 @@ class WorkerHandle:
     def is_there(self) -> bool:
         """Whether neither Dask nor a call has noticed that the actor is gone."""
         return not self.is_lost and self._future.status == "finished"
-
-    @property
-    def peer(self) -> msg.Peer:
-        return msg.Peer(self.address, str(self.actor.key))
 
     def call(self, method: str, *args: Any) -> Any:
         """Begin a call of the actor; raise `WorkerLost` if Dask has noticed that it is gone."""

@@ -77,7 +77,8 @@ class WorkerDevices:
         worker = self.cluster.workers[device]
         if isinstance(array, Replicated):
             return array.compute_on(self.cluster, worker)
-        return RemoteArray.put(self.cluster, worker, np.asarray(array))
+        (key,) = self.cluster.call(worker, np.copy, [np.array(array, order="C")])
+        return RemoteArray(self.cluster, worker, key, array.shape, array.dtype)
 
     def collect(self, arrays: Sequence[Array]) -> list[np.ndarray]:
         there = [array for array in arrays if isinstance(array, RemoteObject)]

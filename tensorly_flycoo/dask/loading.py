@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -274,10 +275,11 @@ def split_partitions(
     """Distribute the nonzeros to buckets of rows; forget the partitions.
 
     Returns for each wanted bucket its records, partition by partition, and a table (n, 2) of the
-    partitions and how many of the records are theirs.
+    partitions and how many of the records are theirs; the first is -1, which has none.
     """
-    found: dict[int, list[np.ndarray]] = {number: [_make_empty(record_format)] for number in wanted}
-    tables: dict[int, list[tuple[int, int]]] = {number: [] for number in wanted}
+    nothing = np.empty((0, record_format.num_words), record_format.word_dtype)
+    found = {number: [nothing] for number in wanted}
+    tables = {number: [(-1, 0)] for number in wanted}
     for number in sorted(site.partitions):
         partition = site.partitions.pop(number)
         if partition.values.size == 0:
@@ -291,13 +293,8 @@ def split_partitions(
                 tables[bucket].append((number, parts[bucket].shape[0]))
     results = []
     for bucket in wanted:
-        results.append(np.concatenate(found.pop(bucket)))
-        results.append(np.array(tables[bucket], np.int64).reshape(-1, 2))
+        results += [np.concatenate(found.pop(bucket)), np.array(tables[bucket], np.int64)]
     return results
-
-
-def _make_empty(record_format: RecordFormat) -> np.ndarray:
-    return np.empty((0, record_format.num_words), record_format.word_dtype)
 
 
 def merge_bucket(
@@ -311,10 +308,10 @@ def merge_bucket(
     segments: list[tuple[int, np.ndarray]] = []
     for own, table in zip(records, (move(table, np) for table in tables), strict=True):
         parts = np.split(move(own, np), np.cumsum(table[:, 1])[:-1])
-        segments += zip(table[:, 0].tolist(), parts, strict=False)
-    segments.sort(key=lambda pair: pair[0])
-    joined = [_make_empty(record_format), *(part for _, part in segments)]
-    return sort_records(np.concatenate(joined), rows, record_format, engine)
+        segments += zip(table[:, 0].tolist(), parts, strict=True)
+    segments.sort(key=operator.itemgetter(0))
+    sorted_parts = [part for _, part in segments]
+    return sort_records(np.concatenate(sorted_parts), rows, record_format, engine)
 
 
 # Tensors that workers make of others: slices, sums, tensors without some entries, and matrices with

@@ -352,9 +352,9 @@ class Machine:
         received = [(self._site.empty(x.shape, x.dtype), x.peer) for x in exchange.received]
         self._link.check()
         self._link.exchange(sent, received)
-        keys = [transfer.key for transfer in exchange.received]
-        self._store.update(zip(keys, (array for array, _ in received), strict=True))
-        self._unproven.update(keys)
+        arrays = {x.key: array for x, (array, _) in zip(exchange.received, received, strict=True)}
+        self._store |= arrays
+        self._unproven |= arrays.keys()
 
 
 def _strip(error: Exception) -> Exception:

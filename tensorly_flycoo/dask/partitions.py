@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -62,7 +62,10 @@ class TableReader:
 
     def __call__(self, part: Any) -> Partition:
         if isinstance(part, ParquetPart):
-            part = part.read(self.columns)
+            import pyarrow.parquet
+
+            with pyarrow.parquet.ParquetFile(part.path) as file:
+                part = file.read_row_groups(list(part.groups), columns=self.columns)
         part = open_table(part, self.modes, self.values)
         if self.are_indices:
             _, values = read_rows(part, (), self.values, {}, "raise")
@@ -102,13 +105,6 @@ class ParquetPart(NamedTuple):
 
     path: str
     groups: tuple[int, ...]
-
-    def read(self, names: Sequence[str]) -> Any:
-        """Read columns as an Arrow table."""
-        import pyarrow.parquet
-
-        with pyarrow.parquet.ParquetFile(self.path) as file:
-            return file.read_row_groups(list(self.groups), columns=list(names))
 
 
 def list_parquet_parts(path: Any, reader: TableReader) -> list[ParquetPart]:

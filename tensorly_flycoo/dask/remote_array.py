@@ -35,12 +35,6 @@ class RemoteArray(RemoteObject, NDArrayOperatorsMixin):
         self.kind = self.shape, self.dtype
 
     @classmethod
-    def put(cls, cluster: Cluster, worker: WorkerHandle, array: np.ndarray) -> RemoteArray:
-        """Copy a NumPy array to a worker."""
-        (key,) = cluster.call(worker, np.copy, [array.copy()])
-        return cls(cluster, worker, key, array.shape, array.dtype)
-
-    @classmethod
     def empty(
         cls, cluster: Cluster, worker: WorkerHandle, shape: tuple[int, int], dtype: np.dtype
     ) -> RemoteArray:
@@ -54,7 +48,7 @@ class RemoteArray(RemoteObject, NDArrayOperatorsMixin):
     def call_remotely(self, function: Callable, *args: Any, **kwargs: Any) -> Any:
         """Call a function of arrays on the worker: NumPy's, or our own; see `remote_aware`."""
         if isinstance(function, np.ufunc):
-            found: Kind | list[Kind] = find_kind_of_ufunc(function, args)
+            found: Kind | list[Kind] = _find_kind(function, *args)
         elif function in _KINDS:
             found = _KINDS[function](*args, **kwargs)
         else:
@@ -153,7 +147,7 @@ class Replicated(NDArrayOperatorsMixin):
         if ufunc.signature is not None or method != "__call__" or options:
             inputs = tuple(np.asarray(x) if isinstance(x, Replicated) else x for x in inputs)
             return getattr(ufunc, method)(*inputs, **options)
-        return Replicated(ufunc, inputs, *find_kind_of_ufunc(ufunc, inputs))
+        return Replicated(ufunc, inputs, *_find_kind(ufunc, *inputs))
 
     def transpose(self, axes: None = None) -> Replicated:  # numpy.transpose calls it
         return self.T
@@ -187,17 +181,13 @@ def _stand_in(x: Any) -> Any:
     return np.empty(0 if x.ndim else (), x.dtype) if hasattr(x, "ndim") else x
 
 
-def find_kind_of_ufunc(ufunc: np.ufunc, inputs: Sequence[Any]) -> Kind:
-    """Find the shape and the dtype of a result."""
-    if ufunc is np.matmul:
+def _find_kind(function: Callable, *inputs: Any) -> Kind:
+    """Find the shape and the dtype that an elementwise function, or `numpy.matmul`, returns."""
+    if function is np.matmul:
         first, second = inputs
         return first.shape[:-1] + second.shape[1:], np.result_type(first.dtype, second.dtype)
-    return _find_kind(ufunc, *inputs)
-
-
-def _find_kind(elementwise: Callable, *inputs: Any) -> Kind:
     with np.errstate(all="ignore"):
-        dtype = elementwise(*map(_stand_in, inputs)).dtype
+        dtype = function(*map(_stand_in, inputs)).dtype
     return np.broadcast_shapes(*(getattr(x, "shape", ()) for x in inputs)), dtype
 
 
