@@ -140,7 +140,6 @@ class Cluster:
         self.client = client
         self.workers = list(workers)
         self._lock = threading.RLock()
-        self._of_thread = threading.local()
         self._epoch = next(_numbers)
         self._calls: list[_Sent] = []
         self._is_linked = False
@@ -150,21 +149,6 @@ class Cluster:
         with self._lock:
             self._calls = [(w, [], w.call("connect", peers, n)) for n, w in enumerate(workers)]
             self._converse({})
-
-    @property
-    def current(self) -> WorkerHandle:
-        """The worker on which this thread makes new arrays."""
-        return self.workers[getattr(self._of_thread, "number", 0)]
-
-    @contextlib.contextmanager
-    def use(self, number: int) -> Iterator[None]:
-        """Make a worker the current one."""
-        previous = getattr(self._of_thread, "number", 0)
-        self._of_thread.number = number
-        try:
-            yield
-        finally:
-            self._of_thread.number = previous
 
     # Commands
 

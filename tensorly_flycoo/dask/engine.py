@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn
 
 import numpy as np
@@ -36,10 +36,10 @@ class WorkerDevices:
         self.cluster.check()
 
     def use(self, device: int) -> AbstractContextManager[object]:
-        return self.cluster.use(device)
+        return nullcontext()  # arrays know their worker
 
-    def empty(self, shape: tuple[int, int], dtype: np.dtype) -> RemoteArray:
-        return RemoteArray.empty(self.cluster, self.cluster.current, shape, dtype)
+    def empty(self, device: int, shape: tuple[int, int], dtype: np.dtype) -> RemoteArray:
+        return RemoteArray.empty(self.cluster, self.cluster.workers[device], shape, dtype)
 
     def run(self, device: int, function: Callable[..., Any], *args: Any) -> RemoteObject:
         worker = self.cluster.workers[device]
@@ -77,7 +77,8 @@ class WorkerDevices:
         worker = self.cluster.workers[device]
         if isinstance(array, Replicated):
             return array.compute_on(self.cluster, worker)
-        (key,) = self.cluster.call(worker, np.copy, [np.array(array, order="C")])
+        array = np.array(array, order="C")
+        (key,) = self.cluster.call(worker, np.copy, [array])
         return RemoteArray(self.cluster, worker, key, array.shape, array.dtype)
 
     def collect(self, arrays: Sequence[Array]) -> list[np.ndarray]:

@@ -67,8 +67,8 @@ class SpreadLayout(SlabLayout):
         def compute(number: int) -> Tree:
             slab, (own_inputs, own_options) = slabs[number], own[number]
             num_rows = edges[number + 1] - edges[number] if is_cut else shape[0]
+            target = devices.empty(slab.home, (num_rows, shape[1]), self.record_format.dtype)
             with devices.use(slab.home):
-                target = devices.empty((num_rows, shape[1]), self.record_format.dtype)
                 last = (own_inputs, mode, target)
                 own_options |= find_own_rows(find_rows, number)
                 sums.append(slab.layout.apply(operation, engine, *last, **own_options))
