@@ -100,18 +100,11 @@ class WorkerDevices:
 class RemoteLayout:
     """Stands for a worker's layout of a slab; has what does not need the nonzeros here."""
 
-    def __init__(self, cluster: Cluster, held: RemoteObject, facts: SlabFacts) -> None:
-        self._cluster = cluster
+    def __init__(self, held: RemoteObject, facts: SlabFacts) -> None:
         self.held = held
         self.facts = facts
         self.name, self.nnz, self.norm, self.nbytes, self.record_format = facts
         self.groups = facts.record_format.groups
-
-    def find_empty_rows(self, mode: int) -> np.ndarray:
-        return self.fetch(call_method, "find_empty_rows", mode)
-
-    def count_nonempty_rows(self, mode: int) -> int:
-        return self.fetch(call_method, "count_nonempty_rows", mode)
 
     def apply(
         self,
@@ -125,24 +118,19 @@ class RemoteLayout:
         **options: Any,
     ) -> RemoteArray | None:
         args = [self.held, operation, ENGINE, inputs, mode, out]
-        record_format, worker = self.record_format, out.worker
+        record_format, cluster, worker = self.record_format, out.cluster, out.worker
         number, _ = record_format.places[mode]
         group = record_format.groups[number]
         if find_rows is not None and len(group) > 1:
             # Only here it is known whether the last pass serves. Its result stays on the worker.
             size = (record_format.merged.shape[number], out.shape[1])
-            make = functools.partial(RemoteArray.empty, self._cluster, worker, size, out.dtype)
+            make = functools.partial(RemoteArray.empty, cluster, worker, size, out.dtype)
             found = find_rows(group, make)
             options |= {"rows": found.rows, "is_known": found.is_known}
             found.is_known = True
         num_results = int(options.get("wants_sum", False))
-        keys = self._cluster.call(worker, _apply, args, options, num_results)
-        return RemoteArray(self._cluster, worker, keys[0], (), np.float64) if keys else None
-
-    def fetch(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Have the worker call a function of the layout; wait for the result."""
-        cluster, held = self._cluster, self.held
-        return cluster.fetch(cluster.run(held.worker, function, held, *args))[0]
+        keys = cluster.call(worker, _apply, args, options, num_results)
+        return RemoteArray(cluster, worker, keys[0], (), np.float64) if keys else None
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
@@ -179,11 +167,8 @@ class ClusterLayout(SpreadLayout):
         own: Any = slab.layout
         mapped = self.devices.run(slab.home, call_method, own, "map_values", function, scale)
         facts = own.facts._replace(norm=own.norm * scale)
-        layout: Any = RemoteLayout(self.devices.cluster, mapped, facts)
+        layout: Any = RemoteLayout(mapped, facts)
         return slab._replace(layout=layout)
-
-    def _bring(self, array: Array) -> np.ndarray:
-        return self.devices.fetch([array])[0]
 
 
 class ClusterEngine(CpuEngine):

@@ -30,7 +30,7 @@ ENGINE_HERE = ClusterEngine()
 def fetch_layouts(cluster: Cluster, slabs: Sequence[RemoteObject]) -> list[RemoteLayout]:
     """Wait until slabs are made; return their layouts."""
     facts = cluster.fetch([cluster.run(x.worker, describe_slab, x)[0] for x in slabs])
-    return [RemoteLayout(cluster, *of_slab) for of_slab in zip(slabs, facts, strict=True)]
+    return list(map(RemoteLayout, slabs, facts))
 
 
 def make_layout(
@@ -43,9 +43,9 @@ def make_layout(
     """Make the layout of a tensor from the rows and the layouts of its slabs."""
     slabs = []
     for number, own in enumerate(rows):
-        held = layouts[number].held
-        layout: Any = RemoteLayout(cluster, held, layouts[number].facts)
-        slabs.append(Slab(slice(own.start, own.stop), layout, cluster.workers.index(held.worker)))
+        layout: Any = layouts[number]
+        home = cluster.workers.index(layout.held.worker)
+        slabs.append(Slab(slice(own.start, own.stop), layout, home))
     return ClusterLayout(record_format, num_slabs, slabs, ENGINE_HERE, WorkerDevices(cluster))
 
 
