@@ -125,7 +125,7 @@ def time_products(x, factors, gpus):
     def multiply(mode):
         # As in parafac, where one factor is new and is gathered.
         new = (mode - 1) % x.ndim
-        own = [s.replace(s.blocks, False) if n == new else s for n, s in enumerate(shards)]
+        own = [RowShards(s.blocks, s.sharding) if n == new else s for n, s in enumerate(shards)]
         mttkrp(x, own, mode)
 
     def sweep(function):
@@ -153,7 +153,7 @@ def time_mover(gpus, num_rows=2**23):
     factor = RowShards.scatter(cupy.ones((num_rows, RANK), np.float32), sharding)
 
     def gather():
-        fresh = factor.replace(factor.blocks, False)
+        fresh = RowShards(factor.blocks, factor.sharding)
         gather_each([fresh], sharding.devices, range(gpus))
 
     return (gpus - 1) * factor.blocks[0].nbytes / time_calls(gather, gpus, 6)

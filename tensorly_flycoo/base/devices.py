@@ -24,8 +24,8 @@ class Devices(Protocol):
     def use(self, device: int) -> AbstractContextManager[object]:
         """Make a device current: what is computed inside is computed there."""
 
-    def empty(self, shape: tuple[int, int], dtype: np.dtype) -> Array:
-        """Allocate a matrix on the current device."""
+    def empty(self, device: int, shape: tuple[int, int], dtype: np.dtype) -> Array:
+        """Allocate a matrix on a device."""
 
     def run(self, device: int, function: Callable[..., Any], *args: Any) -> Any:
         """Call a function on a device; return its result, which stays there.
@@ -76,7 +76,7 @@ class OneDevice:
     def use(self, device: int) -> AbstractContextManager[object]:
         return nullcontext()
 
-    def empty(self, shape: tuple[int, int], dtype: np.dtype) -> Array:
+    def empty(self, device: int, shape: tuple[int, int], dtype: np.dtype) -> Array:
         return self._xp.empty(shape, dtype)
 
     def run(self, device: int, function: Callable[..., Any], *args: Any) -> Any:

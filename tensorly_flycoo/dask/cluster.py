@@ -96,6 +96,7 @@ class WorkerHandle:
         self.address = address
         self.gpu = gpu  # the UUID of its GPU, if that can be linked to others
         self.actor: Actor = future.result()
+        self.peer = msg.Peer(address, str(self.actor.key))
         self.is_lost = False  # whether a call has found that it is gone
         self._future = future
         # Finalizers append to it at any time, in any thread.
@@ -107,10 +108,6 @@ class WorkerHandle:
         """Whether neither Dask nor a call has noticed that the actor is gone."""
         return not self.is_lost and self._future.status == "finished"
 
-    @property
-    def peer(self) -> msg.Peer:
-        return msg.Peer(self.address, str(self.actor.key))
-
     def call(self, method: str, *args: Any) -> Any:
         """Begin a call of the actor; raise `WorkerLost` if Dask has noticed that it is gone."""
         try:
@@ -121,11 +118,9 @@ class WorkerHandle:
 
     def drop(self) -> None:
         """Number from 0 again; drop all commands but `Free`: they may wait for a lost worker."""
+        commands = self.pack(0, []).commands
         self.num_sent = 0
-        for _ in range(len(self.queue)):
-            command = self.queue.popleft()
-            if isinstance(command, msg.Free):
-                self.queue.append(command)
+        self.queue.extend(command for command in commands if isinstance(command, msg.Free))
 
     def pack(self, epoch: int, wanted: list[int]) -> msg.Message:
         """Take all commands from the queue."""
@@ -145,7 +140,6 @@ class Cluster:
         self.client = client
         self.workers = list(workers)
         self._lock = threading.RLock()
-        self._of_thread = threading.local()
         self._epoch = next(_numbers)
         self._calls: list[_Sent] = []
         self._is_linked = False
@@ -155,21 +149,6 @@ class Cluster:
         with self._lock:
             self._calls = [(w, [], w.call("connect", peers, n)) for n, w in enumerate(workers)]
             self._converse({})
-
-    @property
-    def current(self) -> WorkerHandle:
-        """The worker on which this thread makes new arrays."""
-        return self.workers[getattr(self._of_thread, "number", 0)]
-
-    @contextlib.contextmanager
-    def use(self, number: int) -> Iterator[None]:
-        """Make a worker the current one."""
-        previous = getattr(self._of_thread, "number", 0)
-        self._of_thread.number = number
-        try:
-            yield
-        finally:
-            self._of_thread.number = previous
 
     # Commands
 
@@ -187,8 +166,8 @@ class Cluster:
         Raises what an earlier command has raised, and a WorkerLost if a worker is gone.
         """
         keys = tuple(next(_numbers) for _ in range(num_results))
-        named = {name: _refer(x, worker) for name, x in (kwargs or {}).items()}
-        command = msg.Sealed.of(msg.Call(function, [_refer(x, worker) for x in args], named, keys))
+        own_args, own_kwargs = _refer([*args], worker), _refer(kwargs or {}, worker)
+        command = msg.Sealed.of(msg.Call(function, own_args, own_kwargs, keys))
         with self._lock:
             self.check()
             if len(worker.queue) > _MANY_COMMANDS:
@@ -371,6 +350,8 @@ def _refer(x: Any, worker: WorkerHandle) -> Any:
         if x.worker is not worker:
             raise RuntimeError(f"an array on {x.worker.address} is used on {worker.address}")
         return msg.Ref(x.key)
+    if isinstance(x, dict):
+        return {name: _refer(item, worker) for name, item in x.items()}
     return [_refer(item, worker) for item in x] if isinstance(x, list) else x
 
 

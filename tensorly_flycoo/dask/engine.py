@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn
 
 import numpy as np
@@ -12,12 +12,11 @@ import numpy as np
 from ..base.array_modules import Array
 from ..base.devices import Request
 from ..engines.cpu.engine import CpuEngine
-from ..engines.protocol import Engine
 from ..format.group_passes import FindRows, GroupRows
 from ..format.layout import Layout
 from ..format.primitives import Primitives
 from ..format.tree import Tree, add_parts, count_parts
-from ..spread.row_shards import RowShards, find_sharding
+from ..spread.row_shards import RowShards, scatter
 from ..spread.slab_layout import Slab
 from ..spread.spread_layout import SpreadLayout
 from .cluster import Cluster, RemoteObject
@@ -37,10 +36,10 @@ class WorkerDevices:
         self.cluster.check()
 
     def use(self, device: int) -> AbstractContextManager[object]:
-        return self.cluster.use(device)
+        return nullcontext()  # arrays know their worker
 
-    def empty(self, shape: tuple[int, int], dtype: np.dtype) -> RemoteArray:
-        return RemoteArray.empty(self.cluster, self.cluster.current, shape, dtype)
+    def empty(self, device: int, shape: tuple[int, int], dtype: np.dtype) -> RemoteArray:
+        return RemoteArray.empty(self.cluster, self.cluster.workers[device], shape, dtype)
 
     def run(self, device: int, function: Callable[..., Any], *args: Any) -> RemoteObject:
         worker = self.cluster.workers[device]
@@ -59,14 +58,12 @@ class WorkerDevices:
             for array in arrays
         ]
         there = iter(send_all(self.cluster, wanted))
-        gathered: list[RemoteObject] = []
-        for arrays, device in requests:
-            own = [next(there) for _ in arrays]
-            gathered.append(own[0] if len(own) == 1 else self._join(own, device))
-        return gathered
+        return [self._join([next(there) for _ in arrays], device) for arrays, device in requests]
 
     def _join(self, arrays: list[Any], device: int) -> RemoteObject:
         first = arrays[0]
+        if len(arrays) == 1:
+            return first
         if not all(isinstance(array, RemoteArray) for array in arrays):
             return self.run(device, np.concatenate, arrays)
         (key,) = self.cluster.call(first.worker, call_method, [SITE, "join", arrays])
@@ -80,11 +77,13 @@ class WorkerDevices:
         worker = self.cluster.workers[device]
         if isinstance(array, Replicated):
             return array.compute_on(self.cluster, worker)
-        return RemoteArray.put(self.cluster, worker, np.asarray(array))
+        array = np.array(array, order="C")
+        (key,) = self.cluster.call(worker, np.copy, [array])
+        return RemoteArray(self.cluster, worker, key, array.shape, array.dtype)
 
     def collect(self, arrays: Sequence[Array]) -> list[np.ndarray]:
         there = [array for array in arrays if isinstance(array, RemoteObject)]
-        found = iter(self.cluster.fetch(there)) if there else iter(())
+        found = iter(self.cluster.fetch(there) if there else ())
         return [next(found) if isinstance(x, RemoteObject) else x for x in arrays]
 
     fetch = collect
@@ -101,18 +100,11 @@ class WorkerDevices:
 class RemoteLayout:
     """Stands for a worker's layout of a slab; has what does not need the nonzeros here."""
 
-    def __init__(self, cluster: Cluster, held: RemoteObject, facts: SlabFacts) -> None:
-        self._cluster = cluster
+    def __init__(self, held: RemoteObject, facts: SlabFacts) -> None:
         self.held = held
         self.facts = facts
         self.name, self.nnz, self.norm, self.nbytes, self.record_format = facts
         self.groups = facts.record_format.groups
-
-    def find_empty_rows(self, mode: int) -> np.ndarray:
-        return self.fetch(call_method, "find_empty_rows", mode)
-
-    def count_nonempty_rows(self, mode: int) -> int:
-        return self.fetch(call_method, "count_nonempty_rows", mode)
 
     def apply(
         self,
@@ -125,25 +117,20 @@ class RemoteLayout:
         find_rows: FindRows | None = None,
         **options: Any,
     ) -> RemoteArray | None:
-        args = [self.held, ENGINE, operation, list(inputs), list(inputs.values()), mode, out]
-        record_format, worker = self.record_format, out.worker
+        args = [self.held, operation, ENGINE, inputs, mode, out]
+        record_format, cluster, worker = self.record_format, out.cluster, out.worker
         number, _ = record_format.places[mode]
         group = record_format.groups[number]
         if find_rows is not None and len(group) > 1:
             # Only here it is known whether the last pass serves. Its result stays on the worker.
             size = (record_format.merged.shape[number], out.shape[1])
-            make = functools.partial(RemoteArray.empty, self._cluster, worker, size, out.dtype)
+            make = functools.partial(RemoteArray.empty, cluster, worker, size, out.dtype)
             found = find_rows(group, make)
             options |= {"rows": found.rows, "is_known": found.is_known}
             found.is_known = True
         num_results = int(options.get("wants_sum", False))
-        keys = self._cluster.call(worker, _apply, args, options, num_results)
-        return RemoteArray(self._cluster, worker, keys[0], (), np.float64) if keys else None
-
-    def fetch(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Have the worker call a function of the layout; wait for the result."""
-        cluster, held = self._cluster, self.held
-        return cluster.fetch(cluster.run(held.worker, function, held, *args))[0]
+        keys = cluster.call(worker, _apply, args, options, num_results)
+        return RemoteArray(cluster, worker, keys[0], (), np.float64) if keys else None
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
@@ -170,10 +157,7 @@ class ClusterLayout(SpreadLayout):
 
     def _bring_inputs(self, inputs: Mapping[int, Array | RowShards], *others: Any) -> Any:
         # Scattered and then gathered, each row of a plain factor leaves this process once.
-        sharded = {
-            n: x if isinstance(x, RowShards) else RowShards.scatter(x, find_sharding(self, n))
-            for n, x in inputs.items()
-        }
+        sharded = {n: scatter(self, x, n) for n, x in inputs.items()}
         return super()._bring_inputs(sharded, *others)
 
     def get_copies(self) -> list[np.ndarray]:
@@ -183,11 +167,8 @@ class ClusterLayout(SpreadLayout):
         own: Any = slab.layout
         mapped = self.devices.run(slab.home, call_method, own, "map_values", function, scale)
         facts = own.facts._replace(norm=own.norm * scale)
-        layout: Any = RemoteLayout(self.devices.cluster, mapped, facts)
+        layout: Any = RemoteLayout(mapped, facts)
         return slab._replace(layout=layout)
-
-    def _bring(self, array: Array) -> np.ndarray:
-        return self.devices.fetch([array])[0]
 
 
 class ClusterEngine(CpuEngine):
@@ -203,19 +184,9 @@ class ClusterEngine(CpuEngine):
 
 
 def _apply(
-    layout: Layout,
-    engine: Engine,
-    operation: str,
-    modes: list[int],
-    matrices: list[Array],
-    mode: int,
-    out: Array,
-    rows: Array = None,
-    is_known: bool = False,
-    **options: Any,
+    layout: Layout, *args: Any, rows: Array = None, is_known: bool = False, **options: Any
 ) -> Array | None:
     """Run an operation on the nonzeros of a slab, on its worker."""
-    inputs = dict(zip(modes, matrices, strict=True))
     if rows is not None:
         options["find_rows"] = lambda *_: GroupRows(rows, is_known)
-    return layout.apply(operation, engine, inputs, mode, out, **options)
+    return layout.apply(*args, **options)

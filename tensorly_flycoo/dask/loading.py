@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -15,7 +16,6 @@ from ..base.array_modules import Array, move
 from ..base.checks import check_count, check_dtype, check_keep, check_shape
 from ..engines.protocol import Engine
 from ..format.groups import choose_groups, find_groups, find_longest_mode
-from ..format.layout import Layout
 from ..format.layouts import LAYOUT_CLASSES
 from ..format.packing import Groups, RecordFormat
 from ..io.entries import find_places, unite_labels
@@ -30,7 +30,7 @@ from .engine import ClusterEngine, ClusterLayout, RemoteLayout, WorkerDevices, a
 from .machine import Site
 from .messages import ENGINE, SITE
 from .partitions import Partition, Summary, keep_partition
-from .tensor import ENGINE_HERE, fetch_layouts, find_cut, list_held, make_layout, replace_lost
+from .tensor import ENGINE_HERE, fetch_layouts, find_format, list_held, make_layout, replace_lost
 
 #: The labels of each mode, sorted, or None for indices.
 Labels: TypeAlias = Sequence[np.ndarray] | None
@@ -213,8 +213,7 @@ class ClusterBuilder(SlabBuilder):
         counts = np.sum(cluster.fetch(there), axis=0)
         sizes = (self._shape, int(counts.sum()), self.num_slabs)
         groups, self.num_numbered = find_groups(self._groups, *sizes)
-        (cut,) = cluster.fetch([find_cut(cluster, self._shape, self._dtype, groups)])
-        self.record_format = cut.record_format
+        self.record_format = find_format(cluster, self._shape, self._dtype, groups)
         return counts
 
     def split(self, buckets: Sequence[range], wanted: Sequence[int] | None = None) -> None:
@@ -276,10 +275,11 @@ def split_partitions(
     """Distribute the nonzeros to buckets of rows; forget the partitions.
 
     Returns for each wanted bucket its records, partition by partition, and a table (n, 2) of the
-    partitions and how many of the records are theirs.
+    partitions and how many of the records are theirs; the first is -1, which has none.
     """
-    found: dict[int, list[np.ndarray]] = {number: [_make_empty(record_format)] for number in wanted}
-    tables: dict[int, list[tuple[int, int]]] = {number: [] for number in wanted}
+    nothing = np.empty((0, record_format.num_words), record_format.word_dtype)
+    found = {number: [nothing] for number in wanted}
+    tables = {number: [(-1, 0)] for number in wanted}
     for number in sorted(site.partitions):
         partition = site.partitions.pop(number)
         if partition.values.size == 0:
@@ -293,13 +293,8 @@ def split_partitions(
                 tables[bucket].append((number, parts[bucket].shape[0]))
     results = []
     for bucket in wanted:
-        results.append(np.concatenate(found.pop(bucket)))
-        results.append(np.array(tables[bucket], np.int64).reshape(-1, 2))
+        results += [np.concatenate(found.pop(bucket)), np.array(tables[bucket], np.int64)]
     return results
-
-
-def _make_empty(record_format: RecordFormat) -> np.ndarray:
-    return np.empty((0, record_format.num_words), record_format.word_dtype)
 
 
 def merge_bucket(
@@ -313,10 +308,10 @@ def merge_bucket(
     segments: list[tuple[int, np.ndarray]] = []
     for own, table in zip(records, (move(table, np) for table in tables), strict=True):
         parts = np.split(move(own, np), np.cumsum(table[:, 1])[:-1])
-        segments += zip(table[:, 0].tolist(), parts, strict=False)
-    segments.sort(key=lambda pair: pair[0])
-    joined = [_make_empty(record_format), *(part for _, part in segments)]
-    return sort_records(np.concatenate(joined), rows, record_format, engine)
+        segments += zip(table[:, 0].tolist(), parts, strict=True)
+    segments.sort(key=operator.itemgetter(0))
+    sorted_parts = [part for _, part in segments]
+    return sort_records(np.concatenate(sorted_parts), rows, record_format, engine)
 
 
 # Tensors that workers make of others: slices, sums, tensors without some entries, and matrices with
@@ -346,16 +341,10 @@ def _(
 
 
 def keep_found(
-    site: Site,
-    number: int,
-    find: Callable[..., tuple[Array, Array]],
-    layout: Layout,
-    cut_mode: int,
-    start: int,
-    *args: Any,
+    site: Site, number: int, find: Callable[..., tuple[Array, Array]], *args: Any
 ) -> None:
-    """Take what is found in a slab as a partition, on its worker."""
-    keep_nonzeros(site, number, call_with_piece(find, site.engine, layout, cut_mode, start, *args))
+    """Take what is found in a slab as a partition, on its worker; see `call_with_piece`."""
+    keep_nonzeros(site, number, call_with_piece(find, site.engine, *args))
 
 
 @split_entries.register

@@ -6,6 +6,7 @@ import math
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -63,24 +64,15 @@ class SpareMemory:
         self._spare.clear()
 
 
+@dataclass(eq=False)
 class Site:
-    """A worker's engine, its memory, and the partitions that are being loaded.
+    """A worker's engine, its memory, and the partitions that are being loaded."""
 
-    `count_room` counts the bytes of host memory that it may still use, None if that is unknown;
-    `link_type` connects its device to those of other workers.
-    """
-
-    def __init__(
-        self,
-        engine: Engine,
-        count_room: Callable[[], int | None],
-        link_type: type[NcclLink] | None = None,
-    ) -> None:
-        self.engine = engine
-        self.link_type = link_type
-        self.partitions: dict[int, Partition] = {}
-        self._count_room = count_room
-        self.spare_memory = SpareMemory()
+    engine: Engine
+    count_room: Callable[[], int | None]  # bytes of host memory that may still be used, if known
+    link_type: type[NcclLink] | None = None  # connects its device to those of other workers
+    partitions: dict[int, Partition] = field(default_factory=dict)
+    spare_memory: SpareMemory = field(default_factory=SpareMemory)
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> Array:
         """Return an array on the engine's device whose elements are not set."""
@@ -97,7 +89,7 @@ class Site:
 
     def count_free_nbytes(self) -> int | None:
         """Count the bytes that may still be allocated; None if that is unknown."""
-        counts = [self.engine.count_free_nbytes(), self._count_room()]
+        counts = [self.engine.count_free_nbytes(), self.count_room()]
         return min((count for count in counts if count is not None), default=None)
 
     def check_room(self, nbytes: int, task: str) -> None:
@@ -274,9 +266,7 @@ class Machine:
                 self._take(command.key)  # else it would stay in the inbox
 
     def _call(self, call: msg.Call) -> None:
-        args = [self._resolve(x) for x in call.args]
-        kwargs = {name: self._resolve(x) for name, x in call.kwargs.items()}
-        result = call.function(*args, **kwargs)
+        result = call.function(*self._resolve(call.args), **self._resolve(call.kwargs))
         if len(call.keys) == 1:
             self._store[call.keys[0]] = result
         elif call.keys:
@@ -290,6 +280,8 @@ class Machine:
             return self._get(x.key)
         if isinstance(x, np.ndarray):
             return move(x, self._site.engine.xp)
+        if isinstance(x, dict):
+            return {name: self._resolve(item) for name, item in x.items()}
         return [self._resolve(item) for item in x] if isinstance(x, list) else x
 
     def _get(self, key: int) -> Any:
@@ -360,9 +352,9 @@ class Machine:
         received = [(self._site.empty(x.shape, x.dtype), x.peer) for x in exchange.received]
         self._link.check()
         self._link.exchange(sent, received)
-        keys = [transfer.key for transfer in exchange.received]
-        self._store.update(zip(keys, (array for array, _ in received), strict=True))
-        self._unproven.update(keys)
+        arrays = {x.key: array for x, (array, _) in zip(exchange.received, received, strict=True)}
+        self._store |= arrays
+        self._unproven |= arrays.keys()
 
 
 def _strip(error: Exception) -> Exception:

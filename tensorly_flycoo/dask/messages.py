@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
@@ -26,7 +26,7 @@ class Call(NamedTuple):
     """Call a function; keep its result, or each of its results, under the keys."""
 
     function: Callable[..., Any]
-    args: Sequence[Any]
+    args: list[Any]
     kwargs: dict[str, Any]
     keys: tuple[int, ...]
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,8 +24,7 @@ _PARTITION_ROWS = 2**21
 #: An index or the number of an entry.
 _INDEX = np.dtype(np.uint32)
 
-#: Signs of places and patterns that are not read here, and what to do instead.
-_SIGNS = ("://", "*", "?", "[")
+#: What to do with places and patterns that are not read here.
 _INSTEAD = ": give from_dask_dataframe what dask.dataframe.read_parquet returns"
 
 
@@ -62,7 +62,10 @@ class TableReader:
 
     def __call__(self, part: Any) -> Partition:
         if isinstance(part, ParquetPart):
-            part = part.read(self.columns)
+            import pyarrow.parquet
+
+            with pyarrow.parquet.ParquetFile(part.path) as file:
+                part = file.read_row_groups(list(part.groups), columns=self.columns)
         part = open_table(part, self.modes, self.values)
         if self.are_indices:
             _, values = read_rows(part, (), self.values, {}, "raise")
@@ -103,13 +106,6 @@ class ParquetPart(NamedTuple):
     path: str
     groups: tuple[int, ...]
 
-    def read(self, names: Sequence[str]) -> Any:
-        """Read columns as an Arrow table."""
-        import pyarrow.parquet
-
-        with pyarrow.parquet.ParquetFile(self.path) as file:
-            return file.read_row_groups(list(self.groups), columns=list(names))
-
 
 def list_parquet_parts(path: Any, reader: TableReader) -> list[ParquetPart]:
     """Divide .parquet files into partitions, of neighbouring row groups with enough rows.
@@ -143,8 +139,9 @@ def list_files(path: Any) -> list[str]:
     """
     found: list[Path] = []
     for one in map(os.fspath, [path] if isinstance(path, str | os.PathLike) else path):
-        file = Path(one.removeprefix("file://")).expanduser()
-        if not file.exists() and any(sign in one.removeprefix("file://") for sign in _SIGNS):
+        place = one.removeprefix("file://")
+        file = Path(place).expanduser()
+        if not file.exists() and ("://" in place or glob.has_magic(place)):
             expected = "files or folders that all workers see, and no pattern"
             raise ValueError(f"path is {one!r}, expected {expected}{_INSTEAD}")
         inner = [own.relative_to(file) for own in sorted(file.rglob("*")) if own.is_file()]

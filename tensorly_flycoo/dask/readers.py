@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from distributed import Client, get_client
 from numpy.typing import DTypeLike
 
 from ..base.checks import check_choice, check_index_base, check_shape
-from ..format.layout import Layout
 from ..io.dataframe import MISSING, check_modes
 from ..io.files import FilePath
-from ..io.slab_folder import Index, load_slab
+from ..io.slab_folder import Index
 from ..tensor.labelled import LabelledTensor, Labels
 from .actor import start_workers
 from .cluster import WorkerLost
 from .loading import PartitionedData
-from .machine import Site
 from .partitions import TableReader, TnsReader, list_files, list_parquet_parts
 from .tensor import ClusterTensor, SlabSource, Source, list_workers
 
@@ -228,19 +224,8 @@ def open_slabs(
     """
     check_choice(keep, "keep", ("device", "file"))
     folder = Path(os.path.abspath(path))
-    index = Index.read(folder)
-    rows = [range(entry.start, entry.stop) for entry in index.entries]
-    load = functools.partial(_load_slab, folder, index, keep, verify)
-    facts = (tuple(index.shape), np.dtype(index.dtype), index.groups, index.num_slabs)
-    return _place(SlabSource(*facts, rows, load), client, workers, device)
-
-
-def _load_slab(
-    folder: Path, index: Index, keep: str, verify: bool, site: Site, number: int
-) -> Layout:
-    if keep == "device":
-        site.check_room(index.entries[number].nbytes, f"slab {number} of {folder}")
-    return load_slab(folder, index, number, site.engine, keep, verify)
+    source = SlabSource(folder, Index.read(folder), keep, verify)
+    return _place(source, client, workers, device)
 
 
 def _place(

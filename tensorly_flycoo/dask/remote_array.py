@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn, Self
 
 import numpy as np
@@ -33,12 +35,6 @@ class RemoteArray(RemoteObject, NDArrayOperatorsMixin):
         self.kind = self.shape, self.dtype
 
     @classmethod
-    def put(cls, cluster: Cluster, worker: WorkerHandle, array: np.ndarray) -> RemoteArray:
-        """Copy a NumPy array to a worker."""
-        (key,) = cluster.call(worker, np.copy, [array.copy()])
-        return cls(cluster, worker, key, array.shape, array.dtype)
-
-    @classmethod
     def empty(
         cls, cluster: Cluster, worker: WorkerHandle, shape: tuple[int, int], dtype: np.dtype
     ) -> RemoteArray:
@@ -52,7 +48,7 @@ class RemoteArray(RemoteObject, NDArrayOperatorsMixin):
     def call_remotely(self, function: Callable, *args: Any, **kwargs: Any) -> Any:
         """Call a function of arrays on the worker: NumPy's, or our own; see `remote_aware`."""
         if isinstance(function, np.ufunc):
-            found: Kind | list[Kind] = find_kind_of_ufunc(function, args)
+            found: Kind | list[Kind] = _find_kind(function, *args)
         elif function in _KINDS:
             found = _KINDS[function](*args, **kwargs)
         else:
@@ -105,6 +101,7 @@ class RemoteArray(RemoteObject, NDArrayOperatorsMixin):
     __hash__ = object.__hash__
 
 
+@dataclass(eq=False, repr=False)
 class Replicated(NDArrayOperatorsMixin):
     """A small array that the client and each worker compute for themselves, when they use it.
 
@@ -113,17 +110,10 @@ class Replicated(NDArrayOperatorsMixin):
     it here.
     """
 
-    def __init__(
-        self,
-        function: Callable,
-        args: Sequence[Any] | dict[WorkerHandle, list[RemoteArray]],
-        shape: tuple,
-        dtype: np.dtype,
-    ) -> None:
-        self._function = function
-        self._args = args
-        self.shape = shape
-        self.dtype = dtype
+    function: Callable
+    args: Sequence[Any] | dict[WorkerHandle, list[RemoteArray]]
+    shape: tuple
+    dtype: np.dtype
 
     def compute_on(self, cluster: Cluster, worker: WorkerHandle) -> RemoteArray:
         """Have a worker compute it."""
@@ -132,12 +122,12 @@ class Replicated(NDArrayOperatorsMixin):
 
     def _express(self, worker: WorkerHandle | None) -> list[Any]:
         """Return the function and its arguments on a worker, or here; of these the same."""
-        args = self._args
+        args = self.args
         if isinstance(args, dict):
             first = next(iter(args.values()))
             args = first[0].cluster.fetch(first) if worker is None else args[worker]
         expressed = (x._express(worker) if isinstance(x, Replicated) else x for x in args)
-        return [self._function, *expressed]
+        return [self.function, *expressed]
 
     @property
     def ndim(self) -> int:
@@ -157,7 +147,7 @@ class Replicated(NDArrayOperatorsMixin):
         if ufunc.signature is not None or method != "__call__" or options:
             inputs = tuple(np.asarray(x) if isinstance(x, Replicated) else x for x in inputs)
             return getattr(ufunc, method)(*inputs, **options)
-        return Replicated(ufunc, inputs, *find_kind_of_ufunc(ufunc, inputs))
+        return Replicated(ufunc, inputs, *_find_kind(ufunc, *inputs))
 
     def transpose(self, axes: None = None) -> Replicated:  # numpy.transpose calls it
         return self.T
@@ -191,13 +181,13 @@ def _stand_in(x: Any) -> Any:
     return np.empty(0 if x.ndim else (), x.dtype) if hasattr(x, "ndim") else x
 
 
-def find_kind_of_ufunc(ufunc: np.ufunc, inputs: Sequence[Any]) -> Kind:
-    """Find the shape and the dtype of a result."""
-    if ufunc is np.matmul:
+def _find_kind(function: Callable, *inputs: Any) -> Kind:
+    """Find the shape and the dtype that an elementwise function, or `numpy.matmul`, returns."""
+    if function is np.matmul:
         first, second = inputs
         return first.shape[:-1] + second.shape[1:], np.result_type(first.dtype, second.dtype)
     with np.errstate(all="ignore"):
-        dtype = ufunc(*map(_stand_in, inputs)).dtype
+        dtype = function(*map(_stand_in, inputs)).dtype
     return np.broadcast_shapes(*(getattr(x, "shape", ()) for x in inputs)), dtype
 
 
@@ -215,12 +205,6 @@ def _concatenate(arrays: Sequence[Any], axis: int = 0) -> Kind:
     return tuple(shape), np.result_type(*(x.dtype for x in arrays))
 
 
-def _where(condition: Any, x: Any, y: Any) -> Kind:
-    shapes = (getattr(operand, "shape", ()) for operand in (condition, x, y))
-    dtype = np.where(*map(_stand_in, (condition, x, y))).dtype
-    return np.broadcast_shapes(*shapes), dtype
-
-
 #: NumPy's functions and our own, and what they return.
 _KINDS: dict[Callable, Callable[..., Kind | list[Kind]]] = {
     operator.getitem: _take,
@@ -229,7 +213,7 @@ _KINDS: dict[Callable, Callable[..., Kind | list[Kind]]] = {
     np.max: _reduce,
     np.min: _reduce,
     np.concatenate: _concatenate,
-    np.where: _where,
+    np.where: functools.partial(_find_kind, np.where),
     _convert: lambda x, dtype: (x.shape, dtype),
     tall_skinny.sum_columns: lambda x: ((x.shape[1],), np.dtype(np.float64)),
     tall_skinny.transposed_product: lambda a, b: (

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 from distributed import Client
 
 from ..base.devices import assign_homes
+from ..format.layout import Layout
 from ..format.packing import Groups, RecordFormat
+from ..io.slab_folder import Index, load_slab
 from ..spread.slab_layout import Slab
 from ..tensor.tensor import FlycooTensor
 from .actor import start_workers
@@ -26,7 +30,7 @@ ENGINE_HERE = ClusterEngine()
 def fetch_layouts(cluster: Cluster, slabs: Sequence[RemoteObject]) -> list[RemoteLayout]:
     """Wait until slabs are made; return their layouts."""
     facts = cluster.fetch([cluster.run(x.worker, describe_slab, x)[0] for x in slabs])
-    return [RemoteLayout(cluster, *of_slab) for of_slab in zip(slabs, facts, strict=True)]
+    return list(map(RemoteLayout, slabs, facts))
 
 
 def make_layout(
@@ -39,15 +43,15 @@ def make_layout(
     """Make the layout of a tensor from the rows and the layouts of its slabs."""
     slabs = []
     for number, own in enumerate(rows):
-        held = layouts[number].held
-        layout: Any = RemoteLayout(cluster, held, layouts[number].facts)
-        slabs.append(Slab(slice(own.start, own.stop), layout, cluster.workers.index(held.worker)))
+        layout: Any = layouts[number]
+        home = cluster.workers.index(layout.held.worker)
+        slabs.append(Slab(slice(own.start, own.stop), layout, home))
     return ClusterLayout(record_format, num_slabs, slabs, ENGINE_HERE, WorkerDevices(cluster))
 
 
-def list_held(layout: ClusterLayout) -> dict[int, RemoteLayout]:
+def list_held(layout: ClusterLayout) -> list[RemoteLayout]:
     """List the slabs that the workers hold, or held before they were lost."""
-    return dict(enumerate(cast(RemoteLayout, slab.layout) for slab in layout.slabs))
+    return [cast(RemoteLayout, slab.layout) for slab in layout.slabs]
 
 
 def replace_lost(
@@ -55,13 +59,13 @@ def replace_lost(
 ) -> tuple[dict[int, int], dict[int, RemoteLayout]]:
     """Choose a worker for each slab, its own or the least loaded; return also the held slabs."""
     known = list_held(layout)
-    held = {n: own for n, own in known.items() if own.held.worker in workers}
-    homes = {n: workers.index(own.held.worker) for n, own in held.items()}
-    loads = dict.fromkeys(range(len(workers)), 0)
-    for number in [*held, *sorted(known.keys() - held.keys())]:
-        if number not in held:
-            homes[number] = min(loads, key=lambda n: loads[n])
-        loads[homes[number]] += known[number].facts.nnz
+    held = {n: own for n, own in enumerate(known) if own.held.worker in workers}
+    homes, loads = {}, [0] * len(workers)
+    for number in sorted(range(len(known)), key=lambda n: n not in held):  # those that stay first
+        worker = known[number].held.worker
+        home = workers.index(worker) if number in held else loads.index(min(loads))
+        homes[number] = home
+        loads[home] += known[number].nnz
     return homes, held
 
 
@@ -75,19 +79,26 @@ class Source(Protocol):
         """Load the slabs that none of these workers holds; some workers of `layout` are lost."""
 
 
-class SlabSource(NamedTuple):
-    """Slabs that can be loaded one by one."""
+@dataclass(frozen=True)
+class SlabSource:
+    """A folder of slabs, which are loaded one by one."""
 
-    shape: tuple[int, ...]
-    dtype: np.dtype
-    groups: Groups
-    num_slabs: int
-    rows: Sequence[range]  # of the cut mode, for each slab
-    load: Callable[[Site, int], Any]  # makes the slab of a number, on its worker
+    folder: Path
+    index: Index
+    keep: str
+    verify: bool
+
+    def load(self, site: Site, number: int) -> Layout:
+        """Load a slab, on its worker."""
+        if self.keep == "device":
+            nbytes = self.index.entries[number].nbytes
+            site.check_room(nbytes, f"slab {number} of {self.folder}")
+        return load_slab(self.folder, self.index, number, site.engine, self.keep, self.verify)
 
     def place(self, client: Client, workers: Workers) -> ClusterLayout:
-        workers = workers[: len(self.rows)]
-        homes = dict(enumerate(assign_homes(len(self.rows), len(workers))))
+        num_slabs = len(self.index.entries)
+        workers = workers[:num_slabs]
+        homes = dict(enumerate(assign_homes(num_slabs, len(workers))))
         return self._load_missing(client, workers, homes, {})
 
     def restore(self, client: Client, workers: Workers, layout: ClusterLayout) -> ClusterLayout:
@@ -97,11 +108,13 @@ class SlabSource(NamedTuple):
         self, client: Client, workers: Workers, homes: dict[int, int], held: dict[int, RemoteLayout]
     ) -> ClusterLayout:
         """Load the slabs that are not held."""
-        cluster, missing = Cluster(client, workers), sorted(homes.keys() - held.keys())
+        cluster, index = Cluster(client, workers), self.index
+        missing = sorted(homes.keys() - held.keys())
         new = [cluster.run(workers[homes[n]], self.load, SITE, n)[0] for n in missing]
         held |= zip(missing, fetch_layouts(cluster, new), strict=True)
-        (cut,) = cluster.fetch([find_cut(cluster, self.shape, self.dtype, self.groups)])
-        return make_layout(cluster, self.rows, cut.record_format, self.num_slabs, held)
+        rows = [range(entry.start, entry.stop) for entry in index.entries]
+        record_format = find_format(cluster, index.shape, np.dtype(index.dtype), index.groups)
+        return make_layout(cluster, rows, record_format, index.num_slabs, held)
 
 
 class Derived(NamedTuple):
@@ -117,19 +130,19 @@ class Derived(NamedTuple):
         return cast(ClusterLayout, self.function(x)._layout)
 
     def restore(self, client: Client, workers: Workers, layout: ClusterLayout) -> ClusterLayout:
-        for own in list_held(layout).values():  # room for those to come
+        for own in list_held(layout):  # room for those to come
             own.held.worker.queue.append(Free(own.held.key))
         # Actors of its own: the others may be those of the tensor that it was made of.
         addresses = [worker.address for worker in workers]
         return self.place(client, start_workers(client, addresses, self.device))
 
 
-def find_cut(
-    cluster: Cluster, shape: tuple[int, ...], dtype: np.dtype, groups: Groups
-) -> RemoteObject:
-    """Have a worker choose the cut of a whole tensor; all have the same kind of device."""
-    args = (call_method, ENGINE, "choose_cut", shape, dtype, groups)
-    return cluster.run(cluster.workers[0], *args)[0]
+def find_format(
+    cluster: Cluster, shape: Sequence[int], dtype: np.dtype, groups: Groups
+) -> RecordFormat:
+    """Have a worker choose the format of a whole tensor; all have the same kind of device."""
+    args = (call_method, ENGINE, "choose_cut", tuple(shape), dtype, groups)
+    return cluster.fetch(cluster.run(cluster.workers[0], *args))[0].record_format
 
 
 class ClusterTensor(FlycooTensor):

@@ -14,7 +14,7 @@ from ..base.array_modules import Array
 from ..base.checks import check_factors, check_place, check_weights, densify_error
 from ..base.reporting import span
 from ..ops.lazy_svd import LazySVD
-from ..spread.row_shards import scatter_all, take_model
+from ..spread.row_shards import scatter, take_model
 from ..spread.spread_layout import SpreadLayout
 from ..start.nndsvd import make_left_vectors_non_negative
 from ..start.unfolding import LazyMatrix, Unfolding
@@ -82,8 +82,10 @@ def spread_factors(x: FlycooTensor, factors: Iterable[Array]) -> list[Array]:
 
     A resumed run then adds in the same order as an uninterrupted one.
     """
-    layout, factors = x._layout, list(factors)
-    return scatter_all(layout, factors) if isinstance(layout, SpreadLayout) else factors
+    layout = x._layout
+    if not isinstance(layout, SpreadLayout):
+        return list(factors)
+    return [scatter(layout, factor, mode) for mode, factor in enumerate(factors)]
 
 
 def draw_factors(x: FlycooTensor, rank: int, random: Any) -> list[Array]:

@@ -320,7 +320,7 @@ class ShardedKernels:
 
         solved = x.apply(solve, matrix=inverse.to_array())
         rows, grams, inner = zip(*solved, strict=True)
-        return x.replace(rows, False), *self._collect(x, grams, inner)
+        return RowShards(rows, x.sharding), *self._collect(x, grams, inner)
 
     def _collect(self, x: RowShards, *results: Sequence[Any]) -> list[Any]:
         """Return `Blocks` of all blocks of rows, one after the other, on the first device."""

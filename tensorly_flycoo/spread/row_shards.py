@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, pairwise
 from types import ModuleType
@@ -72,16 +72,16 @@ def find_sharding(layout: SlabLayout, mode: int) -> Sharding:
     return layout.shardings[mode]
 
 
+@dataclass(eq=False)
 class Memo:
     """What has been computed of a matrix, which never changes; shared with its transpose."""
 
-    def __init__(self) -> None:
-        self.gram: Array = None  # (R, R)
-        self.products: list[Array] = []  # Gram matrices of all blocks, on their devices
-        self.replicated: Any = None  # the Gram matrix as `Devices.replicate` returns it
-        self.known: Any = None  # the same, and more, as `ops.gram_products` needs it
-        self.suits: bool | None = None  # whether an engine's kernels suit all blocks
-        self.whole: dict[int, Array] = {}  # (I, R), by the devices where it is gathered
+    gram: Array = None  # (R, R)
+    products: Sequence[Array] = ()  # Gram matrices of all blocks, on their devices
+    replicated: Any = None  # the Gram matrix as `Devices.replicate` returns it
+    known: Any = None  # the same, and more, as `ops.gram_products` needs it
+    suits: bool | None = None  # whether an engine's kernels suit all blocks
+    whole: dict[int, Array] = field(default_factory=dict)  # (I, R), by the devices that have it
 
 
 class RowShards(NDArrayOperatorsMixin):
@@ -116,11 +116,7 @@ class RowShards(NDArrayOperatorsMixin):
         """Copy the rows of a matrix (I, R) to their devices."""
         if array.ndim != 2 or array.shape[0] != sharding.edges[-1]:
             raise ValueError(f"array has shape {array.shape}, expected ({sharding.edges[-1]}, R)")
-        blocks = []
-        for block, home in zip(sharding.cut(array), sharding.homes, strict=True):
-            with sharding.devices.use(home):
-                blocks.append(block.copy())
-        return cls(blocks, sharding)
+        return cls(sharding.cut(array), sharding).map_blocks(lambda block: block.copy())
 
     def to_numpy(self) -> np.ndarray:
         """Gather all rows in host memory."""
@@ -136,10 +132,6 @@ class RowShards(NDArrayOperatorsMixin):
         """The array module of the blocks."""
         return array_module(self.blocks[0])
 
-    def replace(self, blocks: Sequence[Array], is_transposed: bool) -> RowShards:
-        """Make a matrix of other blocks that is sharded in the same way."""
-        return RowShards(blocks, self.sharding, is_transposed)
-
     def __len__(self) -> int:
         return self.shape[0]
 
@@ -154,7 +146,7 @@ class RowShards(NDArrayOperatorsMixin):
         The function is called on the block's device with arrays (rows, R), where numbers and arrays
         that broadcast are passed as they are, and returns an array (rows, any).
         """
-        return self.replace(self.apply(function, *others), self.is_transposed)
+        return RowShards(self.apply(function, *others), self.sharding, self.is_transposed)
 
     def apply(
         self, function: Callable[..., Any], *others: Any, matrix: Array | None = None
@@ -209,9 +201,7 @@ class RowShards(NDArrayOperatorsMixin):
         if ufunc is np.conjugate:
             return self  # values are real
         first = next(x for x in inputs if isinstance(x, RowShards))
-        place = next(n for n, x in enumerate(inputs) if x is first)
-        others = [x for n, x in enumerate(inputs) if n != place]
-        return first.map_blocks(lambda x, *y: ufunc(*y[:place], x, *y[place:]), *others)
+        return first.map_blocks(lambda _, *own: ufunc(*own), *inputs)
 
     def __array_function__(self, function: Callable, types: Any, args: tuple, kwargs: dict) -> Any:
         if function not in _FUNCTIONS:
@@ -261,8 +251,11 @@ class RowShards(NDArrayOperatorsMixin):
 
     conj = __copy__ = __deepcopy__ = copy
 
-    def transpose(self, *axes: Any) -> RowShards:
-        return transpose(self, axes or None)
+    def transpose(self, axes: Any = None, *more: int) -> RowShards:
+        order = (axes, *more) if more else axes
+        if order is None or tuple(order) == (1, 0):
+            return self.T
+        return self if tuple(order) == (0, 1) else refuse(f"transpose to {order}")
 
     def astype(self, dtype: Any, copy: bool = True) -> RowShards:
         return self.map_blocks(lambda block: block.astype(dtype, copy=copy))
@@ -300,14 +293,10 @@ def gather_each(
     return found
 
 
-def scatter_all(layout: SlabLayout, factors: Sequence[Array | RowShards]) -> list[RowShards]:
-    """Return factors sharded as a tensor's MTTKRP shards its results."""
-    return [
-        factor
-        if isinstance(factor, RowShards)
-        else RowShards.scatter(factor, find_sharding(layout, n))
-        for n, factor in enumerate(factors)
-    ]
+def scatter(layout: SlabLayout, factor: Array | RowShards, mode: int) -> RowShards:
+    """Return a factor sharded as a tensor's MTTKRP shards its results."""
+    is_sharded = isinstance(factor, RowShards)
+    return factor if is_sharded else RowShards.scatter(factor, find_sharding(layout, mode))
 
 
 def gather(array: Any) -> Any:
@@ -339,13 +328,6 @@ def refuse(name: str, error: type[Exception] = TypeError) -> NoReturn:
 # the tree.
 
 
-def transpose(x: RowShards, axes: Any = None) -> RowShards:
-    """Return the transpose, without copying."""
-    if axes is None or tuple(axes) in {(1, 0), ((1, 0),)}:
-        return x.T
-    return x if tuple(axes) in {(0, 1), ((0, 1),)} else refuse(f"transpose to {axes}")
-
-
 def dot(a: Any, b: Any) -> Any:
     """Multiply x.T (R, I) by y (I, S), sharded in the same way, or x by a plain matrix."""
     if isinstance(a, RowShards) and isinstance(b, RowShards):
@@ -359,7 +341,7 @@ def dot(a: Any, b: Any) -> Any:
         product = a.T.reduce(tall_skinny.transposed_product, b)
         return product.astype(np.result_type(a.dtype, b.dtype))
     if isinstance(a, RowShards) and not a.is_transposed and b.ndim == 2:
-        return a.replace(a.apply(operator.matmul, matrix=b), False)
+        return RowShards(a.apply(operator.matmul, matrix=b), a.sharding)
     if isinstance(b, RowShards) and b.is_transposed and a.ndim == 2:
         return dot(b.T, a.T).T
     refuse(f"the product of {a!r} and {b!r}")
@@ -375,7 +357,7 @@ def replicate_gram(a: Any, b: Any) -> Any:
     return b.memo.replicated
 
 
-def _find_products(x: RowShards) -> list[Array]:
+def _find_products(x: RowShards) -> Sequence[Array]:
     """Return the Gram matrix of each block, in float64, on its device; computed once."""
     if not x.memo.products:
         multiply = tall_skinny.transposed_product
@@ -403,7 +385,7 @@ def solve(a: Array, b: RowShards) -> RowShards:
     """Solve ``a @ x = b`` for b (R, I), block by block."""
     if not isinstance(b, RowShards) or not b.is_transposed or isinstance(a, RowShards):
         refuse("numpy.linalg.solve with such arguments")
-    return b.replace(b.apply(solve_rows, matrix=a), True)
+    return RowShards(b.apply(solve_rows, matrix=a), b.sharding, is_transposed=True)
 
 
 @remote_aware
@@ -431,18 +413,15 @@ def qr(x: RowShards, mode: str = "reduced") -> tuple[RowShards, Array]:
     """Decompose each block, and then the triangles of all blocks together."""
     if mode != "reduced" or x.is_transposed or x.shape[0] < x.shape[1]:
         refuse(f"numpy.linalg.qr of {x} with mode={mode!r}")
-    devices, homes = x.sharding.devices, x.sharding.homes
+    sharding = x.sharding
     bases, triangles = zip(*x.apply(tall_skinny.qr), strict=True)
-    collected = devices.collect(triangles)
+    collected = sharding.devices.collect(triangles)
     xp = array_module(collected[0])
     basis, triangle = xp.linalg.qr(xp.concatenate(collected))
-    edges = accumulate((own.shape[0] for own in triangles), initial=0)
-    parts = [basis[start:stop] for start, stop in pairwise(edges)]
-    blocks = []
-    for own, part, home in zip(bases, bring_each(devices, parts, homes), homes, strict=True):
-        with devices.use(home):
-            blocks.append(own @ part)
-    return x.replace(blocks, False), triangle
+    edges = tuple(accumulate((own.shape[0] for own in triangles), initial=0))
+    parts = Sharding(edges, sharding.homes, sharding.devices).cut(basis)
+    product = RowShards(bases, sharding).map_blocks(operator.matmul, RowShards(parts, sharding))
+    return product, triangle
 
 
 def _find_extreme(
@@ -470,11 +449,9 @@ def clip(x: RowShards, a_min: Any = None, a_max: Any = None) -> RowShards:
 
 def concatenate(arrays: Sequence[RowShards], axis: int = 0) -> RowShards:
     """Put matrices side by side."""
-    if axis not in (1, -1) or not all(isinstance(x, RowShards) for x in arrays):
+    are_columns = all(isinstance(x, RowShards) and not x.is_transposed for x in arrays)
+    if axis not in (1, -1) or not are_columns:
         refuse("numpy.concatenate, except of columns that are sharded,")
-    if any(x.is_transposed for x in arrays):
-        refuse("numpy.concatenate of transposes")
-
     return arrays[0].map_blocks(lambda *own: np.concatenate(list(own), axis=1), *arrays[1:])
 
 
@@ -490,7 +467,7 @@ _FUNCTIONS: dict[Callable, Callable] = {
     np.shape: lambda x: x.shape,
     np.ndim: lambda x: x.ndim,
     np.copy: lambda x, order="K", subok=False: x.copy(),
-    np.transpose: transpose,
+    np.transpose: RowShards.transpose,
     np.dot: dot,
     np.sum: RowShards.sum,
     np.max: partial(_find_extreme, np.max, np.maximum),

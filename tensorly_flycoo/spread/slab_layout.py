@@ -51,6 +51,11 @@ class SlabLayout:
         self.num_slabs = num_slabs
         self.cut_mode = find_longest_mode(record_format.shape)
         self.slabs = slabs
+        self.nnz = sum(slab.layout.nnz for slab in slabs)
+        # Each slab numbers its own prefixes, so that it may have more groups than others.
+        self.groups: Groups = min((slab.layout.groups for slab in slabs), key=len)
+        # The number of slabs whose records are on the host.
+        self.num_streamed = sum(isinstance(slab.layout, StreamedLayout) for slab in slabs)
         self.norm = math.hypot(*(slab.layout.norm for slab in slabs)) if norm is None else norm
         self._primitives = primitives
         self._empty_rows: dict[int, Array] = {}
@@ -62,24 +67,9 @@ class SlabLayout:
     # Contents
 
     @property
-    def groups(self) -> Groups:
-        """The groups of modes of the slab with the fewest: each numbers its own prefixes."""
-        return min((slab.layout.groups for slab in self.slabs), key=len)
-
-    @property
-    def nnz(self) -> int:
-        """The number of nonzeros."""
-        return sum(slab.layout.nnz for slab in self.slabs)
-
-    @property
     def nbytes(self) -> int:
         """Bytes of all arrays, those on the host too."""
         return sum(slab.layout.nbytes for slab in self.slabs)
-
-    @property
-    def num_streamed(self) -> int:
-        """The number of slabs whose records are on the host."""
-        return sum(isinstance(slab.layout, StreamedLayout) for slab in self.slabs)
 
     def get_copies(self) -> Sequence[Array]:
         """Return the copies of the records of all slabs, without spare memory."""
@@ -90,19 +80,13 @@ class SlabLayout:
         if mode in self._empty_rows:
             return self._empty_rows[mode]
         xp, size = self._primitives.xp, self.record_format.shape[mode]
-        empty_rows = [self._bring(slab.layout.find_empty_rows(mode)) for slab in self.slabs]
-        if mode == self.cut_mode:
-            starts = [slab.rows.start for slab in self.slabs]
-            parts = [rows + start for rows, start in zip(empty_rows, starts, strict=True)]
-            found = xp.concatenate(parts)
-        else:
-            is_empty = xp.ones(size, bool)
-            for rows in empty_rows:
-                is_empty_here = xp.zeros(size, bool)
-                is_empty_here[rows] = True
-                is_empty &= is_empty_here
-            found = xp.flatnonzero(is_empty)
-        self._empty_rows[mode] = found.astype(index_dtype(size), copy=False)
+        is_empty = xp.ones(size, bool)
+        for slab, rows in zip(self.slabs, self._ask(Layout.find_empty_rows, mode), strict=True):
+            own = is_empty[slab.rows] if mode == self.cut_mode else is_empty
+            is_empty_here = xp.zeros(own.size, bool)
+            is_empty_here[rows] = True
+            own &= is_empty_here
+        self._empty_rows[mode] = xp.flatnonzero(is_empty).astype(index_dtype(size), copy=False)
         return self._empty_rows[mode]
 
     # Use
@@ -164,18 +148,19 @@ class SlabLayout:
 
     @functools.cached_property
     def _edges_without_empty_rows(self) -> list[int]:
-        counts = (slab.layout.count_nonempty_rows(self.cut_mode) for slab in self.slabs)
-        return [0, *accumulate(counts)]
+        return [0, *accumulate(self._ask(Layout.count_nonempty_rows, self.cut_mode))]
+
+    def _ask(self, function: Callable[..., Any], mode: int) -> list[Any]:
+        """Call a function of each slab's layout, on its device; collect the results."""
+        run = self.devices.run
+        asked = [run(slab.home, function, slab.layout, mode) for slab in self.slabs]
+        return self.devices.collect(asked)
 
     def _add_up(self, sums: Sequence[Array | None]) -> Array | None:
         """Add what an operation has returned for each slab, if that is anything."""
         if sums[0] is None:
             return None
         return functools.reduce(operator.add, self.devices.collect(sums))
-
-    def _bring(self, array: Array) -> Array:
-        """Return an array on the first device, where what belongs to no slab is."""
-        return self.devices.bring(array, 0)
 
     @contextlib.contextmanager
     def hold_order(self, mode: int, primitives: Primitives) -> Iterator[tuple[Array, Array | None]]:
@@ -191,7 +176,7 @@ class SlabLayout:
                 coords[self.cut_mode] += rows.start
                 values = layout.record_format.values(records)
                 part = record_format.pack(coords, values, xp, primitives.block_size)
-            part = self._bring(part)
+            part = self.devices.bring(part, 0)
             merged[start : start + part.shape[0]] = part
             start += part.shape[0]
         # Slabs follow each other in the cut mode, and each is in order: sort by the modes before

@@ -67,8 +67,8 @@ class SpreadLayout(SlabLayout):
         def compute(number: int) -> Tree:
             slab, (own_inputs, own_options) = slabs[number], own[number]
             num_rows = edges[number + 1] - edges[number] if is_cut else shape[0]
+            target = devices.empty(slab.home, (num_rows, shape[1]), self.record_format.dtype)
             with devices.use(slab.home):
-                target = devices.empty((num_rows, shape[1]), self.record_format.dtype)
                 last = (own_inputs, mode, target)
                 own_options |= find_own_rows(find_rows, number)
                 sums.append(slab.layout.apply(operation, engine, *last, **own_options))
@@ -102,11 +102,8 @@ class SpreadLayout(SlabLayout):
         whole |= {name: x for name, x in options.items() if getattr(x, "ndim", 0)}
         parts: dict[Any, Sequence[Array]] = {}
         if cut_mode in inputs:
-            x, slabs = inputs[cut_mode], self.slabs
-            rows = () if isinstance(x, RowShards) else (x[slab.rows] for slab in slabs)
-            parts[cut_mode] = (
-                x.blocks if isinstance(x, RowShards) else bring_each(devices, rows, homes)
-            )
+            x, sharding = inputs[cut_mode], find_sharding(self, cut_mode)
+            parts[cut_mode] = x.blocks if isinstance(x, RowShards) else sharding.cut(x)
         if own_slots is not None:
             del whole["slots"]
             parts["slots"] = bring_each(devices, own_slots, homes)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import numpy as np
@@ -39,7 +41,7 @@ class StreamedLayout(ReplicatedLayout):
     ) -> None:
         super().__init__(cut, copies, tilings, norm)
         self.stager = stager
-        self.following: list[np.ndarray | None] = [None] * len(copies)
+        self.following: Sequence[np.ndarray | None] = [None] * len(copies)
 
     def take_step(self, mode: int, compute: Compute, engine: Primitives, stays: bool) -> Any:
         with self.stager.take(self.copies[mode], self.following[mode]) as records:
@@ -62,15 +64,13 @@ class StreamedLayout(ReplicatedLayout):
 
 def make_keep_aside(make_stager: Callable[[], Stager], num_resident: int) -> KeepAside:
     """Return what moves a slab to the host, on its device, but for `num_resident` of each."""
-    stagers: dict[int, Stager] = {}
-    num_built: dict[int, int] = {}
+    stagers: dict[int, Stager] = defaultdict(make_stager)
+    num_built: dict[int, int] = defaultdict(int)
 
     def keep_aside(layout: Layout, home: int) -> Layout:
-        num_built[home] = num_built.get(home, 0) + 1
+        num_built[home] += 1
         if num_built[home] <= num_resident:
             return layout
-        if home not in stagers:
-            stagers[home] = make_stager()
         assert isinstance(layout, ReplicatedLayout)
         copies = [stagers[home].put_aside(copy) for copy in layout.copies]
         arguments = (layout.cut, copies, layout.tilings, layout.norm, stagers[home])
@@ -81,8 +81,8 @@ def make_keep_aside(make_stager: Callable[[], Stager], num_resident: int) -> Kee
 
 def link_copies(layouts: Sequence[StreamedLayout]) -> None:
     """Tell layouts of one device, in the order of their slabs, which copy follows each."""
-    for n, layout in enumerate(layouts):
-        for mode in range(len(layout.copies)):
-            is_last = n + 1 == len(layouts)
-            next_mode = (mode + 1) % len(layout.copies) if is_last else mode
-            layout.following[mode] = layouts[(n + 1) % len(layouts)].copies[next_mode]
+    for layout, after in pairwise(layouts):
+        layout.following = after.copies
+    if layouts:  # after the last one a sweep goes on with the next mode
+        first, *others = layouts[0].copies
+        layouts[-1].following = [*others, first]

@@ -80,8 +80,8 @@ class NumpyDevices:
         finally:
             _current.device = previous
 
-    def empty(self, shape, dtype):
-        return place(np.empty(shape, dtype), current_device())
+    def empty(self, device, shape, dtype):
+        return place(np.empty(shape, dtype), device)
 
     def run(self, device, function, *args):
         with self.use(device):

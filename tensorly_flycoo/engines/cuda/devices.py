@@ -59,8 +59,9 @@ class CudaDevices:
     def use(self, device: int) -> AbstractContextManager[Any]:
         return cupy.cuda.Device(device)
 
-    def empty(self, shape: tuple[int, int], dtype: np.dtype) -> Array:
-        return cupy.empty(shape, dtype)
+    def empty(self, device: int, shape: tuple[int, int], dtype: np.dtype) -> Array:
+        with self.use(device):
+            return cupy.empty(shape, dtype)
 
     def run(self, device: int, function: Callable[..., Any], *args: Any) -> Any:
         with self.use(device):

@@ -75,9 +75,9 @@ def decompose(x, name, options):
 def test_after_a_call_that_failed_devices_are_linked_again(linked):
     options = {"rank": RANK, "init": "random", "random_state": 0, "n_iter_max": 2}
     expected = decompose(linked, "parafac", options)
-    layout = linked._layout.slabs[0].layout
+    slab = linked._layout.slabs[0].layout.held
     with pytest.raises(TypeError, match="cannot do that"):
-        layout.fetch(refuse)
+        linked._cluster.fetch(linked._cluster.run(slab.worker, refuse, slab))
     assert decompose(linked, "parafac", options) == expected
 
 
