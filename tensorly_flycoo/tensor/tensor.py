@@ -733,24 +733,24 @@ class FlycooTensor:
                 "numpy.where(values, function(values), 0))"
             )
             raise densify_error(name, self.shape, instead)
-        return self._map_nonzeros(apply)
+        return self._map_values(apply)
 
-    def _map_nonzeros(self, function: Callable[[Array], Array]) -> FlycooTensor:
-        """Apply a function to the values (count,) of nonzeros, and drop the zeros that it gives."""
+    def _map_values(self, function: Callable[[Array], Array], scale: float = 0.0) -> FlycooTensor:
+        """Apply a function to the values (count,) of nonzeros, and drop the zeros that it gives.
+
+        If it is known to, it multiplies the norm by `scale`.
+        """
 
         def apply(x: FlycooTensor) -> FlycooTensor:
-            layout = x._layout.map_values(function, 0.0)
-            measured = map_pieces(pieces.measure_piece, layout, x._engine, x._engine)
-            norms, store_zeros = zip(*measured, strict=True)
-            layout.norm = math.hypot(*norms)
+            layout = x._layout.map_values(function, scale)
+            if not scale:
+                norms = map_pieces(pieces.find_norm, layout, x._engine, x._engine)
+                layout.norm = math.hypot(*map(float, norms))
             mapped = x._replace_layout(layout)
-            return rebuild(layout, mapped, read_nonzeros) if any(store_zeros) else mapped
+            stores_zeros = any(map_pieces(pieces.has_zeros, layout, x._engine))
+            return rebuild(layout, mapped, read_nonzeros) if stores_zeros else mapped
 
         return self._derive(apply)
-
-    def _map_values(self, function: Callable[[Array], Array], scale: float = 1.0) -> FlycooTensor:
-        """Apply `function`, which multiplies the norm by `scale`; keep the zeros that it gives."""
-        return self._derive(lambda x: x._replace_layout(x._layout.map_values(function, scale)))
 
     #: Above CuPy's, so that its scalars defer ``scalar * x``; NumPy's call `__array_ufunc__`.
     __array_priority__ = 1000
@@ -772,15 +772,8 @@ class FlycooTensor:
         if operation is operator.truediv and number == 0:
             raise ZeroDivisionError("FlycooTensor / 0 would make every stored value infinite")
         factor = self.dtype.type(number)
-        norm_scale = abs(operation(1.0, float(number)))
-
-        def apply(x: FlycooTensor) -> FlycooTensor:
-            scaled = x._map_values(lambda values: operation(values, factor), norm_scale)
-            # Drop the explicit zeros that a factor of 0, or underflow, leaves.
-            stores_zeros = any(map_pieces(pieces.has_zeros, scaled._layout, scaled._engine))
-            return rebuild(scaled._layout, scaled, read_nonzeros) if stores_zeros else scaled
-
-        return self._derive(apply)
+        scale = abs(operation(1.0, float(number)))
+        return self._map_values(lambda values: operation(values, factor), scale)
 
     def __mul__(self, other: Any) -> FlycooTensor:
         if isinstance(other, FlycooTensor) or hasattr(other, "fill_value"):
@@ -809,16 +802,16 @@ class FlycooTensor:
             instead = "only positive exponents keep zeros zero"
             raise densify_error(f"FlycooTensor ** {number}", self.shape, instead)
         power = self.dtype.type(number)
-        return self._map_nonzeros(lambda values: values**power)
+        return self._map_values(lambda values: values**power)
 
     def __rpow__(self, other: Any) -> NoReturn:
         raise densify_error("number ** FlycooTensor", self.shape, _USE_NONZEROS)
 
     def __neg__(self) -> FlycooTensor:
-        return self._map_values(operator.neg)
+        return self._map_values(operator.neg, 1.0)
 
     def __abs__(self) -> FlycooTensor:
-        return self._map_values(np.abs)
+        return self._map_values(np.abs, 1.0)
 
     def _add(self, other: Any, sign: int, operation: str) -> FlycooTensor:
         """Compute ``self + sign * other``; errors name the `operation`."""
