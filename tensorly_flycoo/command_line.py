@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import importlib.util
-import inspect
 import os
 import re
 import runpy
@@ -466,49 +465,17 @@ def run_script(arguments: argparse.Namespace) -> None:
                 print(recorded, file=sys.stderr)
 
 
-class AfterTensorly:
-    """Imports `tensorly_flycoo` as soon as TensorLy has been imported; stands alone."""
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Let the usual finders find TensorLy, and add to what its loader does."""
-        if name != "tensorly":
-            return None
-        import importlib.util
-        import sys
-        import warnings
-
-        sys.meta_path.remove(self)  # type: ignore[arg-type]
-        spec: Any = importlib.util.find_spec(name)
-        if spec is None:
-            return None
-        load = spec.loader.exec_module
-
-        def exec_module(module: Any) -> None:
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message="TENSORLY_BACKEND should be one of")
-                load(module)
-            try:
-                importlib.import_module("tensorly_flycoo")
-            except ModuleNotFoundError as error:
-                warnings.warn(f"TENSORLY_BACKEND is flycoo, but {error}", stacklevel=2)
-
-        spec.loader.exec_module = exec_module
-        return spec
-
-
 def autoload(arguments: argparse.Namespace) -> None:
     """Write or remove a ``.pth`` file of one line, which Python reads when it starts.
 
     It applies to all Python processes of this environment that start with the variable set, also
-    to spawned workers; others import nothing more. Pip neither writes nor removes it.
+    to spawned workers; these import the package at once. Pip neither writes nor removes it.
     """
     path = Path(sysconfig.get_path("purelib")) / "tensorly_flycoo_autoload.pth"
     if arguments.state == "on":
-        code = f"import sys\nfrom typing import Any\n{inspect.getsource(AfterTensorly)}"
-        code += "sys.meta_path.insert(0, AfterTensorly())"
         is_wanted = "os.environ.get('TENSORLY_BACKEND') == 'flycoo'"
         with replace_file(path) as file:
-            file.write(f"import os; {is_wanted} and exec({code!r}, {{}})\n".encode())
+            file.write(f"import os; {is_wanted} and __import__('tensorly_flycoo')\n".encode())
         print(f"wrote {path}: TENSORLY_BACKEND=flycoo now works without an import")
     elif path.exists():
         path.unlink()
