@@ -285,7 +285,7 @@ def fit(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
         own: dict[str, Any] = {}
         if arguments.observed:
             x, held_out = _hold_out(x, arguments.seed)
-            own = {name: getattr(arguments, name) for name in ("biases", "non_negative")}
+            own = {"biases": arguments.biases, "non_negative": arguments.non_negative}
             own |= {"validation": held_out}
             own |= {} if arguments.l2_reg is None else {"l2_reg": arguments.l2_reg}
         starts = _decompose(x, arguments, own)
@@ -495,9 +495,7 @@ def info(arguments: argparse.Namespace) -> None:
         "GPU kernels": Path(cupy).expanduser(),
     }
     for name, folder in caches.items():
-        contents = "empty"
-        if folder.is_dir():
-            files = [file for file in folder.iterdir() if file.suffix in (".nbi", ".nbc", ".cubin")]
-            nbytes = sum(file.stat().st_size for file in files)
-            contents = f"{len(files)} files, {nbytes / 1e6:.1f} MB"
+        files = [*folder.glob("*.nb[ic]"), *folder.glob("*.cubin")]
+        nbytes = sum(file.stat().st_size for file in files)
+        contents = f"{len(files)} files, {nbytes / 1e6:.1f} MB" if files else "empty"
         print(f"{name:15}  {folder}, {contents}")

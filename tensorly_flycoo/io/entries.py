@@ -109,7 +109,7 @@ def number_entries(column: Any, name: str) -> tuple[np.ndarray, ColumnLabels]:
         distinct = _normalise(column.dictionary).dictionary_encode()
         order = pa.array(np.arange(len(distinct.dictionary)))
         order = order if is_ordered else pa.compute.sort_indices(distinct.dictionary)
-        entries = distinct.dictionary.take(order).to_numpy(zero_copy_only=False)
+        entries = coarsen(distinct.dictionary.take(order).to_numpy(zero_copy_only=False))
         if entries.dtype == object and {*map(type, entries)} - {str}:
             raise TypeError(f"it holds {type(entries[0]).__name__}")
     except (TypeError, ValueError, NotImplementedError) as error:  # also Arrow's
@@ -117,7 +117,6 @@ def number_entries(column: Any, name: str) -> tuple[np.ndarray, ColumnLabels]:
     places = np.argsort(order)
     for encoded in (distinct, column):
         places = np.append(places, -1)[encoded.indices.cast("int64").fill_null(-1).to_numpy()]
-    entries = coarsen(entries) if entries.dtype.kind == "M" else entries
     zone = getattr(column.type.value_type, "tz", None)
     labels = ColumnLabels(entries, zone, entries if is_ordered else None)
     return (places, labels) if all_occur else drop_unused(places, labels)
@@ -153,8 +152,8 @@ def take_wall_times(times: Any) -> Any:
 
 
 def coarsen(dates: np.ndarray) -> np.ndarray:
-    """Return dates in the coarsest unit that keeps them: days print without a time."""
-    for unit in ("D", "s", "ms"):
+    """Return dates in the coarsest unit that keeps them, as days print without a time."""
+    for unit in ("D", "s", "ms") if dates.dtype.kind == "M" else ():
         coarse = dates.astype(f"M8[{unit}]")
         if np.array_equal(coarse, dates, equal_nan=True):
             return coarse
@@ -193,7 +192,7 @@ def unite_labels(parts: Iterable[ColumnLabels], name: str) -> ColumnLabels:
         united = _unite(arrays)
     except ValueError as error:
         raise TypeError(f"column {name!r} in parts: {error}, store one type") from None
-    return ColumnLabels(coarsen(united) if united.dtype.kind == "M" else united, zone)
+    return ColumnLabels(coarsen(united), zone)
 
 
 def _describe(part: ColumnLabels) -> str:
@@ -204,8 +203,7 @@ def _describe(part: ColumnLabels) -> str:
 
 def _unite(arrays: Sequence[np.ndarray]) -> np.ndarray:
     """Unite entries of one kind, sorted."""
-    if arrays[0].dtype.kind in "mM":
-        return np.unique(np.concatenate(_share_unit(arrays)))
+    arrays = _share_unit(arrays) if arrays[0].dtype.kind in "mM" else arrays
     if arrays[0].dtype != object and len({array.dtype for array in arrays}) == 1:
         return np.unique(np.concatenate(arrays))
     found = sorted(set().union(*(array.tolist() for array in arrays)))  # Python compares exactly

@@ -129,19 +129,14 @@ def _sync_names(folder: Path) -> None:
             os.close(number)
 
 
-class _Undone(Exception):
-    """Ends a block of `replace_file` without replacing the file."""
-
-
 def try_writing(path: FilePath) -> None:
     """Write a small file beside `path` and remove it, as `replace_file` would; `path` stays."""
     if Path(path).is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
-    with contextlib.suppress(_Undone), replace_file(path) as file:
+    with _take_place(Path(os.path.realpath(path))) as part, open(part, "xb") as file:
         file.write(bytes(_TRIED_NBYTES))
         file.flush()
         os.fsync(file.fileno())
-        raise _Undone
 
 
 @contextlib.contextmanager

@@ -60,8 +60,7 @@ def from_xarray(array: Any, **options: Any) -> LabelledTensor:
     labels, ordered = {}, []
     for name, size in zip(array.dims, array.shape, strict=True):
         index = array.indexes.get(name)
-        of = np.arange(size) if index is None else index.to_numpy()
-        labels[name] = coarsen(of) if of.dtype.kind == "M" else of
+        labels[name] = coarsen(np.arange(size) if index is None else index.to_numpy())
         ordered += [name] * is_ordered(index)
     return LabelledTensor(make(data, **options), Labels(labels, ordered=ordered))
 

@@ -177,8 +177,7 @@ class FlycooTensor:
         layout = check_keep(keep, layout)
         slabs = None if slabs is None else check_count(slabs, "slabs")
         engine = select_engine(device, is_on_gpu=is_cupy(coords))
-        arguments = (engine, layout, coords, values, shape, groups, slabs, keep)
-        self._set(engine, build_layout(*arguments))
+        self._set(engine, build_layout(engine, layout, coords, values, shape, groups, slabs, keep))
 
     def _set(self, engine: Engine, layout: AnyLayout) -> None:
         self._engine = engine
@@ -791,9 +790,6 @@ class FlycooTensor:
             raise densify_error("FlycooTensor / FlycooTensor", self.shape, instead)
         return self._scale(operator.truediv, other)
 
-    def __rtruediv__(self, other: Any) -> NoReturn:
-        raise densify_error("number / FlycooTensor", self.shape, _USE_NONZEROS)
-
     def __pow__(self, exponent: Any) -> FlycooTensor:
         number = _as_real(exponent)
         if number is None:
@@ -804,14 +800,8 @@ class FlycooTensor:
         power = self.dtype.type(number)
         return self._map_values(lambda values: values**power)
 
-    def __rpow__(self, other: Any) -> NoReturn:
-        raise densify_error("number ** FlycooTensor", self.shape, _USE_NONZEROS)
-
-    def __neg__(self) -> FlycooTensor:
-        return self._map_values(operator.neg, 1.0)
-
-    def __abs__(self) -> FlycooTensor:
-        return self._map_values(np.abs, 1.0)
+    __neg__ = functools.partialmethod(_map_values, operator.neg, 1.0)
+    __abs__ = functools.partialmethod(_map_values, np.abs, 1.0)
 
     def _add(self, other: Any, sign: int, operation: str) -> FlycooTensor:
         """Compute ``self + sign * other``; errors name the `operation`."""
@@ -840,17 +830,17 @@ class FlycooTensor:
         is_coo = hasattr(other, "fill_value") and hasattr(other, "coords")
         return FlycooTensor.from_coo(other, device=self._engine.local_device) if is_coo else other
 
-    def __add__(self, other: Any) -> FlycooTensor:
-        return self._add(other, 1, "FlycooTensor + array")
+    __add__ = functools.partialmethod(_add, sign=1, operation="FlycooTensor + array")
+    __radd__ = functools.partialmethod(_add, sign=1, operation="array + FlycooTensor")
+    __sub__ = functools.partialmethod(_add, sign=-1, operation="FlycooTensor - array")
 
-    def __radd__(self, other: Any) -> FlycooTensor:
-        return self._add(other, 1, "array + FlycooTensor")
+    def _refuse(self, operation: str, instead: str, *_: Any, **__: Any) -> NoReturn:
+        raise densify_error(operation, self.shape, instead)
 
-    def __sub__(self, other: Any) -> FlycooTensor:
-        return self._add(other, -1, "FlycooTensor - array")
-
-    def __rsub__(self, other: Any) -> NoReturn:
-        raise densify_error("array - FlycooTensor", self.shape, _USE_FIT)
+    __rsub__ = functools.partialmethod(_refuse, "array - FlycooTensor", _USE_FIT)
+    __rtruediv__ = functools.partialmethod(_refuse, "number / FlycooTensor", _USE_NONZEROS)
+    __rpow__ = functools.partialmethod(_refuse, "number ** FlycooTensor", _USE_NONZEROS)
+    __array__ = functools.partialmethod(_refuse, "numpy.asarray", _USE_NONZEROS)
 
     # Comparisons with numbers are elementwise, as NumPy's functions are; tensors are not compared.
 
@@ -877,9 +867,6 @@ class FlycooTensor:
     def reshape(self, *shape: Any) -> NoReturn:
         """Refuse NumPy's method: `tl.reshape` makes a lazy view, which is no tensor."""
         raise densify_error("FlycooTensor.reshape", self.shape, "use tl.reshape for a lazy view")
-
-    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NoReturn:
-        raise densify_error("numpy.asarray", self.shape, _USE_NONZEROS)
 
     def __array_ufunc__(self, *arguments: Any, **kwargs: Any) -> FlycooTensor:
         if any(hasattr(argument, "labels") for argument in arguments):
