@@ -124,31 +124,27 @@ def number_entries(column: Any, name: str) -> tuple[np.ndarray, ColumnLabels]:
 
 def _normalise(values: Any) -> Any:
     """Give equal entries one spelling, and missing ones none."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
+    pa = require_pyarrow()
+    pc = pa.compute
     if str(values.type) in ("null", "string_view"):  # which few functions take
         return values.cast("large_string")
     if pa.types.is_floating(values.type):
         return pc.if_else(pc.is_nan(values), None, pc.add(values, pa.scalar(0.0, values.type)))
     if pa.types.is_integer(values.type):
-        with contextlib.suppress(pa.ArrowInvalid):  # some of uint64
-            return values.cast("int64")
+        values = cast_all(values, "int64", values.type)  # some of uint64 do not fit
     return take_wall_times(values)
 
 
 def take_wall_times(times: Any) -> Any:
     """Return the local times of an Arrow array with a zone; others as they are."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
+    pa = require_pyarrow()
     zone = (getattr(times.type, "tz", None) or "").replace(":", "")
     if not zone.startswith(("+", "-")):
-        return pc.local_timestamp(times) if zone else times
+        return pa.compute.local_timestamp(times) if zone else times
     # An offset such as +0530, which older versions of Arrow do not know.
     offset = datetime.timedelta(hours=int(zone[:3]), minutes=int(zone[0] + zone[3:]))
     unit = times.type.unit
-    return pc.add(times.cast(pa.timestamp(unit)), pa.scalar(offset, pa.duration(unit)))
+    return pa.compute.add(times.cast(pa.timestamp(unit)), pa.scalar(offset, pa.duration(unit)))
 
 
 def coarsen(dates: np.ndarray) -> np.ndarray:
@@ -196,9 +192,9 @@ def unite_labels(parts: Iterable[ColumnLabels], name: str) -> ColumnLabels:
 
 
 def _describe(part: ColumnLabels) -> str:
-    kinds = {"b": "booleans", "O": "text", "m": "spans of time", "M": "times of "}
-    kind = kinds.get(part.entries.dtype.kind, "numbers")
-    return kind + (part.zone or "no zone") * (kind == "times of ")
+    times = f"times of {part.zone or 'no zone'}"
+    kinds = {"b": "booleans", "O": "text", "m": "spans of time", "M": times}
+    return kinds.get(part.entries.dtype.kind, "numbers")
 
 
 def _unite(arrays: Sequence[np.ndarray]) -> np.ndarray:
@@ -277,11 +273,10 @@ def interpret_text(column: Any) -> Any:
     No two different texts become one label, but for 0.0 and -0.0, and for times that differ only in
     their offset from UTC: these are local times, as written.
     """
-    import pyarrow as pa
-
+    pa = require_pyarrow()
     column = column.combine_chunks()
     texts = column.dictionary
-    values = cast_text(texts, "int64", "uint64")
+    values = cast_all(texts, "int64", "uint64")
     if values is None or not values.cast(texts.type).equals(texts):
         values = _read_floats(texts)
     values = read_times(texts) if values is None else values
@@ -290,20 +285,16 @@ def interpret_text(column: Any) -> Any:
     return pa.DictionaryArray.from_arrays(column.indices, values)
 
 
-def cast_text(texts: Any, *types: Any) -> Any:
-    """Return texts as the first of these types of Arrow that takes all of them, or None."""
-    import pyarrow as pa
-
+def cast_all(values: Any, *types: Any) -> Any:
+    """Return values as the first of these types of Arrow that takes all of them, or None."""
     for of in types:
-        with contextlib.suppress(pa.ArrowInvalid):
-            return texts.cast(of)
+        with contextlib.suppress(ValueError):  # Arrow's, too
+            return values.cast(of)
     return None
 
 
 def _read_floats(texts: Any) -> Any:
-    import pyarrow.compute as pc
-
-    numbers = cast_text(texts, "float64")
+    pc, numbers = require_pyarrow().compute, cast_all(texts, "float64")
     if numbers is None or not pc.all(pc.match_substring_regex(texts, _NUMBER)).as_py():
         return None
     pairs = zip(texts.to_pylist(), map(repr, numbers.to_pylist()), strict=True)
@@ -312,14 +303,12 @@ def _read_floats(texts: Any) -> Any:
 
 def read_times(texts: Any) -> Any:
     """Return texts as times, as written, without offsets from UTC, or None if one is no time."""
-    import pyarrow as pa
-
-    return cast_text(_drop_offsets(texts), *map(pa.timestamp, ("s", "ms", "us", "ns")))
+    units = ("timestamp[s]", "timestamp[ms]", "timestamp[us]", "timestamp[ns]")
+    return cast_all(_drop_offsets(texts), *units)
 
 
 def _drop_offsets(texts: Any) -> Any:
     """Return times without their offsets from UTC, if all have one; other texts as they are."""
-    import pyarrow.compute as pc
-
+    pc = require_pyarrow().compute
     have_offsets = pc.all(pc.match_substring_regex(texts, _OFFSET)).as_py()
     return pc.replace_substring_regex(texts, _OFFSET, r"\1") if have_offsets else texts
