@@ -331,10 +331,9 @@ def read_tensor(arguments: argparse.Namespace, suffix: str) -> LabelledTensor:
     if values is not None:
         raise ValueError("--values is for tables: a .tns file has its values in the last field")
     x = read_tns(arguments.file, dtype=arguments.dtype)
-    names = modes or [f"mode {n}" for n in range(x.ndim)]
-    if len(names) != x.ndim:
-        raise ValueError(f"--modes has {len(names)} names, expected {x.ndim}, one for each mode")
-    return LabelledTensor(x, Labels([np.arange(1, size + 1) for size in x.shape], names))
+    if modes and len(modes) != x.ndim:
+        raise ValueError(f"--modes has {len(modes)} names, expected {x.ndim}, one for each mode")
+    return LabelledTensor(x, Labels([np.arange(1, size + 1) for size in x.shape], modes))
 
 
 class _Run(Progress):

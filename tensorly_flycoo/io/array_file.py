@@ -268,7 +268,8 @@ def list_labels(labels: Labels) -> Iterator[tuple[str, np.ndarray]]:
 def read_labels(reader: ArrayReader) -> Labels:
     """Read the labels of the modes that the header names, text as str objects; check no size."""
     names, ordered = reader.header["names"], reader.header["ordered"]
-    if not (_are_names(names) and names and _are_names(ordered) and {*ordered} <= {*names}):
+    are_lists = isinstance(names, list) and isinstance(ordered, list) and {*ordered} <= {*names}
+    if not (are_lists and names and all(isinstance(name, str) for name in names)):
         raise ValueError("its header does not name the modes")
     found, stored = [], reader.names()
     for n in range(len(names)):
@@ -277,11 +278,6 @@ def read_labels(reader: ArrayReader) -> Labels:
         if found[-1].dtype.kind not in _PLAIN_KINDS + "O":
             raise ValueError(f"labels_{n} has dtype {found[-1].dtype}")
     return Labels(found, names, ordered)
-
-
-def _are_names(names: Any) -> bool:
-    is_text = isinstance(names, list) and all(isinstance(name, str) for name in names)
-    return is_text and len(set(names)) == len(names)
 
 
 def _read_text(reader: ArrayReader, n: int) -> np.ndarray:
