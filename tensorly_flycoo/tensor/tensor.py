@@ -55,13 +55,6 @@ _INSTEAD = {
 }  # fmt: skip
 
 
-def _make_operator(ufunc: np.ufunc) -> Callable[[FlycooTensor, Any], Any]:
-    def operate(x: FlycooTensor, other: Any) -> Any:
-        return ufunc(x, other) if isinstance(other, Real) else NotImplemented
-
-    return operate
-
-
 class FlycooTensor:
     """A sparse tensor ready for MTTKRP of any mode, and never made dense.
 
@@ -844,14 +837,17 @@ class FlycooTensor:
 
     # Comparisons with numbers are elementwise, as NumPy's functions are; tensors are not compared.
 
-    __lt__ = _make_operator(np.less)
-    __le__ = _make_operator(np.less_equal)
-    __gt__ = _make_operator(np.greater)
-    __ge__ = _make_operator(np.greater_equal)
-    __eq__ = _make_operator(np.equal)
-    __ne__ = _make_operator(np.not_equal)
-    __floordiv__ = _make_operator(np.floor_divide)
-    __mod__ = _make_operator(np.remainder)
+    def _operate(self, ufunc: np.ufunc, other: Any) -> Any:
+        return ufunc(self, other) if isinstance(other, Real) else NotImplemented
+
+    __lt__ = functools.partialmethod(_operate, np.less)
+    __le__ = functools.partialmethod(_operate, np.less_equal)
+    __gt__ = functools.partialmethod(_operate, np.greater)
+    __ge__ = functools.partialmethod(_operate, np.greater_equal)
+    __eq__ = functools.partialmethod(_operate, np.equal)
+    __ne__ = functools.partialmethod(_operate, np.not_equal)
+    __floordiv__ = functools.partialmethod(_operate, np.floor_divide)
+    __mod__ = functools.partialmethod(_operate, np.remainder)
     __hash__ = object.__hash__
 
     def __bool__(self) -> NoReturn:
