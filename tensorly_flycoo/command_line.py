@@ -10,7 +10,7 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, SupportsFloat
+from typing import Any, NamedTuple, NoReturn, SupportsFloat
 
 import numpy as np
 import tensorly as tl
@@ -155,31 +155,22 @@ def _make_parser() -> argparse.ArgumentParser:
 
     def add(name: str, run: Any, text: str, description: str, **options: Any) -> Any:
         command = commands.add_parser(name, help=text, description=description, **options)
-        command.set_defaults(run=run)
+        command.set_defaults(run=run, refuse=command.error)
         return command
 
-    fit_parser: argparse.ArgumentParser = add(
-        "fit",
-        lambda arguments: fit(arguments, fit_parser),
-        "decompose a file of events into named components",
-        _FIT_DESCRIPTION,
-        epilog=_FIT_EPILOG,
-        formatter_class=raw,
-    )
+    text = "decompose a file of events into named components"
+    fit_parser = add("fit", fit, text, _FIT_DESCRIPTION, epilog=_FIT_EPILOG, formatter_class=raw)
     fit_parser.add_argument("file", type=Path, help=f"a table or tensor: {', '.join(SUFFIXES)}")
     _add_fit_options(fit_parser)
     add("info", info, "print versions, the GPU and the caches", _INFO_DESCRIPTION)
-    run_parser = add(
-        "run", run_script, "run a script with the backend, unchanged", _RUN_DESCRIPTION
-    )
-    run_parser.add_argument(
-        "--profile", action="store_true", help="print what ran where, and how long"
-    )
+    text = "run a script with the backend, unchanged"
+    run_parser = add("run", run_script, text, _RUN_DESCRIPTION)
+    text = "print what ran where, and how long"
+    run_parser.add_argument("--profile", action="store_true", help=text)
     run_parser.add_argument("script", help="a Python file")
     run_parser.add_argument("arguments", nargs=argparse.REMAINDER, help="what the script gets")
-    autoload_parser = add(
-        "autoload", autoload, "make TENSORLY_BACKEND=flycoo work", _AUTOLOAD_DESCRIPTION
-    )
+    text = "make TENSORLY_BACKEND=flycoo work"
+    autoload_parser = add("autoload", autoload, text, _AUTOLOAD_DESCRIPTION)
     autoload_parser.add_argument("state", choices=("on", "off"))
     return parser
 
@@ -253,23 +244,24 @@ def _count(text: str) -> int:
     return number
 
 
-def fit(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+def fit(arguments: argparse.Namespace) -> None:
     """Read the file, decompose it, and write the results."""
+    refuse: Callable[[str], NoReturn] = arguments.refuse
     name = arguments.file.name
     suffix = next((suffix for suffix in SUFFIXES if name.lower().endswith(suffix)), None)
     if suffix is None:
-        parser.error(f"{arguments.file} is not one of {', '.join(SUFFIXES)}")
+        refuse(f"{arguments.file} is not one of {', '.join(SUFFIXES)}")
     is_table = not suffix.startswith(".tns")
     if not arguments.modes and is_table:
-        parser.error("--modes is missing: which columns, such as --modes user,item,day")
+        refuse("--modes is missing: which columns, such as --modes user,item,day")
     if arguments.init == "svd" and (arguments.starts or 1) > 1:
-        parser.error("--init svd is one start, the same each time: leave out --starts")
+        refuse("--init svd is one start, the same each time: leave out --starts")
     if not arguments.observed and (arguments.biases or arguments.l2_reg is not None):
-        parser.error("--biases and --l2-reg are for --observed, which is missing")
+        refuse("--biases and --l2-reg are for --observed, which is missing")
     are_counts = is_table and (arguments.values is None or arguments.aggregate == "count")
     arguments.loss = arguments.loss or ("poisson_count" if are_counts else "gaussian")
     if arguments.observed and (arguments.loss == "poisson_count" or arguments.init == "svd"):
-        parser.error("--observed is for --values, by --loss gaussian and --init random")
+        refuse("--observed is for --values, by --loss gaussian and --init random")
     if not arguments.file.exists():
         raise FileNotFoundError(f"{arguments.file} does not exist")
     folder = arguments.output or Path(f"{name.removesuffix(suffix)}_rank{arguments.rank}")
