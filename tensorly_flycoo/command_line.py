@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import importlib.util
-import inspect
 import os
 import re
 import runpy
@@ -11,7 +10,7 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, SupportsFloat
+from typing import Any, NamedTuple, NoReturn, SupportsFloat
 
 import numpy as np
 import tensorly as tl
@@ -156,31 +155,22 @@ def _make_parser() -> argparse.ArgumentParser:
 
     def add(name: str, run: Any, text: str, description: str, **options: Any) -> Any:
         command = commands.add_parser(name, help=text, description=description, **options)
-        command.set_defaults(run=run)
+        command.set_defaults(run=run, refuse=command.error)
         return command
 
-    fit_parser: argparse.ArgumentParser = add(
-        "fit",
-        lambda arguments: fit(arguments, fit_parser),
-        "decompose a file of events into named components",
-        _FIT_DESCRIPTION,
-        epilog=_FIT_EPILOG,
-        formatter_class=raw,
-    )
+    text = "decompose a file of events into named components"
+    fit_parser = add("fit", fit, text, _FIT_DESCRIPTION, epilog=_FIT_EPILOG, formatter_class=raw)
     fit_parser.add_argument("file", type=Path, help=f"a table or tensor: {', '.join(SUFFIXES)}")
     _add_fit_options(fit_parser)
     add("info", info, "print versions, the GPU and the caches", _INFO_DESCRIPTION)
-    run_parser = add(
-        "run", run_script, "run a script with the backend, unchanged", _RUN_DESCRIPTION
-    )
-    run_parser.add_argument(
-        "--profile", action="store_true", help="print what ran where, and how long"
-    )
+    text = "run a script with the backend, unchanged"
+    run_parser = add("run", run_script, text, _RUN_DESCRIPTION)
+    text = "print what ran where, and how long"
+    run_parser.add_argument("--profile", action="store_true", help=text)
     run_parser.add_argument("script", help="a Python file")
     run_parser.add_argument("arguments", nargs=argparse.REMAINDER, help="what the script gets")
-    autoload_parser = add(
-        "autoload", autoload, "make TENSORLY_BACKEND=flycoo work", _AUTOLOAD_DESCRIPTION
-    )
+    text = "make TENSORLY_BACKEND=flycoo work"
+    autoload_parser = add("autoload", autoload, text, _AUTOLOAD_DESCRIPTION)
     autoload_parser.add_argument("state", choices=("on", "off"))
     return parser
 
@@ -254,23 +244,24 @@ def _count(text: str) -> int:
     return number
 
 
-def fit(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+def fit(arguments: argparse.Namespace) -> None:
     """Read the file, decompose it, and write the results."""
+    refuse: Callable[[str], NoReturn] = arguments.refuse
     name = arguments.file.name
     suffix = next((suffix for suffix in SUFFIXES if name.lower().endswith(suffix)), None)
     if suffix is None:
-        parser.error(f"{arguments.file} is not one of {', '.join(SUFFIXES)}")
+        refuse(f"{arguments.file} is not one of {', '.join(SUFFIXES)}")
     is_table = not suffix.startswith(".tns")
     if not arguments.modes and is_table:
-        parser.error("--modes is missing: which columns, such as --modes user,item,day")
+        refuse("--modes is missing: which columns, such as --modes user,item,day")
     if arguments.init == "svd" and (arguments.starts or 1) > 1:
-        parser.error("--init svd is one start, the same each time: leave out --starts")
+        refuse("--init svd is one start, the same each time: leave out --starts")
     if not arguments.observed and (arguments.biases or arguments.l2_reg is not None):
-        parser.error("--biases and --l2-reg are for --observed, which is missing")
+        refuse("--biases and --l2-reg are for --observed, which is missing")
     are_counts = is_table and (arguments.values is None or arguments.aggregate == "count")
     arguments.loss = arguments.loss or ("poisson_count" if are_counts else "gaussian")
     if arguments.observed and (arguments.loss == "poisson_count" or arguments.init == "svd"):
-        parser.error("--observed is for --values, by --loss gaussian and --init random")
+        refuse("--observed is for --values, by --loss gaussian and --init random")
     if not arguments.file.exists():
         raise FileNotFoundError(f"{arguments.file} does not exist")
     folder = arguments.output or Path(f"{name.removesuffix(suffix)}_rank{arguments.rank}")
@@ -286,7 +277,7 @@ def fit(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
         own: dict[str, Any] = {}
         if arguments.observed:
             x, held_out = _hold_out(x, arguments.seed)
-            own = {name: getattr(arguments, name) for name in ("biases", "non_negative")}
+            own = {"biases": arguments.biases, "non_negative": arguments.non_negative}
             own |= {"validation": held_out}
             own |= {} if arguments.l2_reg is None else {"l2_reg": arguments.l2_reg}
         starts = _decompose(x, arguments, own)
@@ -332,10 +323,9 @@ def read_tensor(arguments: argparse.Namespace, suffix: str) -> LabelledTensor:
     if values is not None:
         raise ValueError("--values is for tables: a .tns file has its values in the last field")
     x = read_tns(arguments.file, dtype=arguments.dtype)
-    names = modes or [f"mode {n}" for n in range(x.ndim)]
-    if len(names) != x.ndim:
-        raise ValueError(f"--modes has {len(names)} names, expected {x.ndim}, one for each mode")
-    return LabelledTensor(x, Labels([np.arange(1, size + 1) for size in x.shape], names))
+    if modes and len(modes) != x.ndim:
+        raise ValueError(f"--modes has {len(modes)} names, expected {x.ndim}, one for each mode")
+    return LabelledTensor(x, Labels([np.arange(1, size + 1) for size in x.shape], modes))
 
 
 class _Run(Progress):
@@ -466,49 +456,17 @@ def run_script(arguments: argparse.Namespace) -> None:
                 print(recorded, file=sys.stderr)
 
 
-class AfterTensorly:
-    """Imports `tensorly_flycoo` as soon as TensorLy has been imported; stands alone."""
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Let the usual finders find TensorLy, and add to what its loader does."""
-        if name != "tensorly":
-            return None
-        import importlib.util
-        import sys
-        import warnings
-
-        sys.meta_path.remove(self)  # type: ignore[arg-type]
-        spec: Any = importlib.util.find_spec(name)
-        if spec is None:
-            return None
-        load = spec.loader.exec_module
-
-        def exec_module(module: Any) -> None:
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message="TENSORLY_BACKEND should be one of")
-                load(module)
-            try:
-                importlib.import_module("tensorly_flycoo")
-            except ModuleNotFoundError as error:
-                warnings.warn(f"TENSORLY_BACKEND is flycoo, but {error}", stacklevel=2)
-
-        spec.loader.exec_module = exec_module
-        return spec
-
-
 def autoload(arguments: argparse.Namespace) -> None:
     """Write or remove a ``.pth`` file of one line, which Python reads when it starts.
 
     It applies to all Python processes of this environment that start with the variable set, also
-    to spawned workers; others import nothing more. Pip neither writes nor removes it.
+    to spawned workers; these import the package at once. Pip neither writes nor removes it.
     """
     path = Path(sysconfig.get_path("purelib")) / "tensorly_flycoo_autoload.pth"
     if arguments.state == "on":
-        code = f"import sys\nfrom typing import Any\n{inspect.getsource(AfterTensorly)}"
-        code += "sys.meta_path.insert(0, AfterTensorly())"
         is_wanted = "os.environ.get('TENSORLY_BACKEND') == 'flycoo'"
         with replace_file(path) as file:
-            file.write(f"import os; {is_wanted} and exec({code!r}, {{}})\n".encode())
+            file.write(f"import os; {is_wanted} and __import__('tensorly_flycoo')\n".encode())
         print(f"wrote {path}: TENSORLY_BACKEND=flycoo now works without an import")
     elif path.exists():
         path.unlink()
@@ -528,9 +486,7 @@ def info(arguments: argparse.Namespace) -> None:
         "GPU kernels": Path(cupy).expanduser(),
     }
     for name, folder in caches.items():
-        contents = "empty"
-        if folder.is_dir():
-            files = [file for file in folder.iterdir() if file.suffix in (".nbi", ".nbc", ".cubin")]
-            nbytes = sum(file.stat().st_size for file in files)
-            contents = f"{len(files)} files, {nbytes / 1e6:.1f} MB"
+        files = [*folder.glob("*.nb[ic]"), *folder.glob("*.cubin")]
+        nbytes = sum(file.stat().st_size for file in files)
+        contents = f"{len(files)} files, {nbytes / 1e6:.1f} MB" if files else "empty"
         print(f"{name:15}  {folder}, {contents}")

@@ -76,7 +76,8 @@ class MissingEntries:
         """Add the MTTKRP of missing entries with these `values` to `out` (I_mode, R); return it."""
         xp = self.tensor._engine.xp
         # Layout "indexed" keeps its records in one order, here that of `coords`.
-        part = self._pattern._map_values(lambda _: values)
+        layout = self._pattern._layout.map_values(lambda _: values, 1.0)
+        part = self._pattern._replace_layout(layout)
         rows = [
             # The factor of `mode` is not read: only its shape matters.
             xp.empty((ids.size, factor.shape[1]), self.dtype)

@@ -55,9 +55,6 @@ FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 #: Kinds of labels that are stored as they are: bools, integers, floats, time spans and dates.
 _PLAIN_KINDS = "biufmM"
 
-#: Bytes read at a time: few enough to still be in the cache when their checksum is computed.
-_READ_NBYTES = 2**18
-
 #: Of a zip file: the bytes of a local header before the member's name, where in it the lengths of
 #: the name and of the extra fields are, and the size of the extra field with 64-bit sizes.
 _LOCAL_NBYTES, _LENGTHS_OFFSET, _ZIP64_NBYTES = 30, 26, 20
@@ -187,14 +184,8 @@ class ArrayReader:
         dtypes: Sequence[np.dtype] = (),
     ) -> np.ndarray:
         """Return an array; verify its checksum and, if given, shape (None: any size) and dtype."""
-        with self._open(name) as (file, found, dtype, order):
-            array = np.empty(found, dtype, order=order)
-            data = array.reshape(-1, order="A").view(np.uint8).data
-            read_into = file.readinto  # type: ignore[attr-defined]  # it is a ZipExtFile
-            while data and (num_read := read_into(data[:_READ_NBYTES])):
-                data = data[num_read:]
-            if data or file.read(1):
-                raise ValueError("it is truncated")
+        with self._open(name) as (_, found, dtype, _), self._archive.open(f"{name}.npy") as file:
+            array: np.ndarray = np.lib.format.read_array(file, allow_pickle=False)
             wanted, of = found if shape is None else shape, dtypes or (dtype,)
             is_fitting = len(wanted) == len(found) and all(
                 size in (None, own) for size, own in zip(wanted, found, strict=True)
@@ -277,7 +268,8 @@ def list_labels(labels: Labels) -> Iterator[tuple[str, np.ndarray]]:
 def read_labels(reader: ArrayReader) -> Labels:
     """Read the labels of the modes that the header names, text as str objects; check no size."""
     names, ordered = reader.header["names"], reader.header["ordered"]
-    if not (_are_names(names) and names and _are_names(ordered) and {*ordered} <= {*names}):
+    are_lists = isinstance(names, list) and isinstance(ordered, list) and {*ordered} <= {*names}
+    if not (are_lists and names and all(isinstance(name, str) for name in names)):
         raise ValueError("its header does not name the modes")
     found, stored = [], reader.names()
     for n in range(len(names)):
@@ -286,11 +278,6 @@ def read_labels(reader: ArrayReader) -> Labels:
         if found[-1].dtype.kind not in _PLAIN_KINDS + "O":
             raise ValueError(f"labels_{n} has dtype {found[-1].dtype}")
     return Labels(found, names, ordered)
-
-
-def _are_names(names: Any) -> bool:
-    is_text = isinstance(names, list) and all(isinstance(name, str) for name in names)
-    return is_text and len(set(names)) == len(names)
 
 
 def _read_text(reader: ArrayReader, n: int) -> np.ndarray:

@@ -146,11 +146,7 @@ def load_checkpoint(path: FilePath) -> ResumedCP | ResumedTucker:
             del arrays["format"]
         names = [name for name in arrays if name.startswith("state_")]
         state = {name.removeprefix("state_"): arrays.pop(name) for name in names}
-        errors, solver, digest = (
-            header["errors"],
-            header.get("solver", ""),
-            header.get("digest", ""),
-        )
+        errors, solver, digest = (header.get(name, "") for name in ("errors", "solver", "digest"))
         is_right = isinstance(errors, list) and errors and {type(solver), type(digest)} == {str}
         if not is_right or not {type(error) for error in errors} <= {int, float}:
             raise ValueError("its header does not have errors, as numbers, a solver and a digest")

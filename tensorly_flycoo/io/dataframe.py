@@ -257,8 +257,7 @@ def read_indices(column: Any, name: str) -> np.ndarray:
 
 def read_values(column: Any, name: str) -> np.ndarray:
     """Return the numbers of a column of Arrow, nan if missing; refuse others, and infinite ones."""
-    from pyarrow import types
-
+    types = require_pyarrow().types
     column = _decode(column)
     kinds = ("floating", "integer", "boolean", "decimal", "null")
     if not any(getattr(types, f"is_{kind}")(column.type) for kind in kinds):

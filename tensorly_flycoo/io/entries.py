@@ -109,7 +109,7 @@ def number_entries(column: Any, name: str) -> tuple[np.ndarray, ColumnLabels]:
         distinct = _normalise(column.dictionary).dictionary_encode()
         order = pa.array(np.arange(len(distinct.dictionary)))
         order = order if is_ordered else pa.compute.sort_indices(distinct.dictionary)
-        entries = distinct.dictionary.take(order).to_numpy(zero_copy_only=False)
+        entries = coarsen(distinct.dictionary.take(order).to_numpy(zero_copy_only=False))
         if entries.dtype == object and {*map(type, entries)} - {str}:
             raise TypeError(f"it holds {type(entries[0]).__name__}")
     except (TypeError, ValueError, NotImplementedError) as error:  # also Arrow's
@@ -117,7 +117,6 @@ def number_entries(column: Any, name: str) -> tuple[np.ndarray, ColumnLabels]:
     places = np.argsort(order)
     for encoded in (distinct, column):
         places = np.append(places, -1)[encoded.indices.cast("int64").fill_null(-1).to_numpy()]
-    entries = coarsen(entries) if entries.dtype.kind == "M" else entries
     zone = getattr(column.type.value_type, "tz", None)
     labels = ColumnLabels(entries, zone, entries if is_ordered else None)
     return (places, labels) if all_occur else drop_unused(places, labels)
@@ -125,36 +124,32 @@ def number_entries(column: Any, name: str) -> tuple[np.ndarray, ColumnLabels]:
 
 def _normalise(values: Any) -> Any:
     """Give equal entries one spelling, and missing ones none."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
+    pa = require_pyarrow()
+    pc = pa.compute
     if str(values.type) in ("null", "string_view"):  # which few functions take
         return values.cast("large_string")
     if pa.types.is_floating(values.type):
         return pc.if_else(pc.is_nan(values), None, pc.add(values, pa.scalar(0.0, values.type)))
     if pa.types.is_integer(values.type):
-        with contextlib.suppress(pa.ArrowInvalid):  # some of uint64
-            return values.cast("int64")
+        values = cast_all(values, "int64", values.type)  # some of uint64 do not fit
     return take_wall_times(values)
 
 
 def take_wall_times(times: Any) -> Any:
     """Return the local times of an Arrow array with a zone; others as they are."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
+    pa = require_pyarrow()
     zone = (getattr(times.type, "tz", None) or "").replace(":", "")
     if not zone.startswith(("+", "-")):
-        return pc.local_timestamp(times) if zone else times
+        return pa.compute.local_timestamp(times) if zone else times
     # An offset such as +0530, which older versions of Arrow do not know.
     offset = datetime.timedelta(hours=int(zone[:3]), minutes=int(zone[0] + zone[3:]))
     unit = times.type.unit
-    return pc.add(times.cast(pa.timestamp(unit)), pa.scalar(offset, pa.duration(unit)))
+    return pa.compute.add(times.cast(pa.timestamp(unit)), pa.scalar(offset, pa.duration(unit)))
 
 
 def coarsen(dates: np.ndarray) -> np.ndarray:
-    """Return dates in the coarsest unit that keeps them: days print without a time."""
-    for unit in ("D", "s", "ms"):
+    """Return dates in the coarsest unit that keeps them, as days print without a time."""
+    for unit in ("D", "s", "ms") if dates.dtype.kind == "M" else ():
         coarse = dates.astype(f"M8[{unit}]")
         if np.array_equal(coarse, dates, equal_nan=True):
             return coarse
@@ -193,19 +188,18 @@ def unite_labels(parts: Iterable[ColumnLabels], name: str) -> ColumnLabels:
         united = _unite(arrays)
     except ValueError as error:
         raise TypeError(f"column {name!r} in parts: {error}, store one type") from None
-    return ColumnLabels(coarsen(united) if united.dtype.kind == "M" else united, zone)
+    return ColumnLabels(coarsen(united), zone)
 
 
 def _describe(part: ColumnLabels) -> str:
-    kinds = {"b": "booleans", "O": "text", "m": "spans of time", "M": "times of "}
-    kind = kinds.get(part.entries.dtype.kind, "numbers")
-    return kind + (part.zone or "no zone") * (kind == "times of ")
+    times = f"times of {part.zone or 'no zone'}"
+    kinds = {"b": "booleans", "O": "text", "m": "spans of time", "M": times}
+    return kinds.get(part.entries.dtype.kind, "numbers")
 
 
 def _unite(arrays: Sequence[np.ndarray]) -> np.ndarray:
     """Unite entries of one kind, sorted."""
-    if arrays[0].dtype.kind in "mM":
-        return np.unique(np.concatenate(_share_unit(arrays)))
+    arrays = _share_unit(arrays) if arrays[0].dtype.kind in "mM" else arrays
     if arrays[0].dtype != object and len({array.dtype for array in arrays}) == 1:
         return np.unique(np.concatenate(arrays))
     found = sorted(set().union(*(array.tolist() for array in arrays)))  # Python compares exactly
@@ -279,11 +273,10 @@ def interpret_text(column: Any) -> Any:
     No two different texts become one label, but for 0.0 and -0.0, and for times that differ only in
     their offset from UTC: these are local times, as written.
     """
-    import pyarrow as pa
-
+    pa = require_pyarrow()
     column = column.combine_chunks()
     texts = column.dictionary
-    values = cast_text(texts, "int64", "uint64")
+    values = cast_all(texts, "int64", "uint64")
     if values is None or not values.cast(texts.type).equals(texts):
         values = _read_floats(texts)
     values = read_times(texts) if values is None else values
@@ -292,20 +285,16 @@ def interpret_text(column: Any) -> Any:
     return pa.DictionaryArray.from_arrays(column.indices, values)
 
 
-def cast_text(texts: Any, *types: Any) -> Any:
-    """Return texts as the first of these types of Arrow that takes all of them, or None."""
-    import pyarrow as pa
-
+def cast_all(values: Any, *types: Any) -> Any:
+    """Return values as the first of these types of Arrow that takes all of them, or None."""
     for of in types:
-        with contextlib.suppress(pa.ArrowInvalid):
-            return texts.cast(of)
+        with contextlib.suppress(ValueError):  # Arrow's, too
+            return values.cast(of)
     return None
 
 
 def _read_floats(texts: Any) -> Any:
-    import pyarrow.compute as pc
-
-    numbers = cast_text(texts, "float64")
+    pc, numbers = require_pyarrow().compute, cast_all(texts, "float64")
     if numbers is None or not pc.all(pc.match_substring_regex(texts, _NUMBER)).as_py():
         return None
     pairs = zip(texts.to_pylist(), map(repr, numbers.to_pylist()), strict=True)
@@ -314,14 +303,12 @@ def _read_floats(texts: Any) -> Any:
 
 def read_times(texts: Any) -> Any:
     """Return texts as times, as written, without offsets from UTC, or None if one is no time."""
-    import pyarrow as pa
-
-    return cast_text(_drop_offsets(texts), *map(pa.timestamp, ("s", "ms", "us", "ns")))
+    units = ("timestamp[s]", "timestamp[ms]", "timestamp[us]", "timestamp[ns]")
+    return cast_all(_drop_offsets(texts), *units)
 
 
 def _drop_offsets(texts: Any) -> Any:
     """Return times without their offsets from UTC, if all have one; other texts as they are."""
-    import pyarrow.compute as pc
-
+    pc = require_pyarrow().compute
     have_offsets = pc.all(pc.match_substring_regex(texts, _OFFSET)).as_py()
     return pc.replace_substring_regex(texts, _OFFSET, r"\1") if have_offsets else texts

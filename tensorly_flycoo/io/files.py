@@ -10,9 +10,12 @@ import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import IO, Protocol, TypeAlias
+from typing import IO, TypeAlias
 
 FilePath: TypeAlias = str | os.PathLike[str]
+
+#: Returns up to so many bytes of a file, b"" at its end.
+Read: TypeAlias = Callable[[int], bytes]
 
 _COMPRESSED = (".gz", ".zst")
 
@@ -25,49 +28,42 @@ MAX_EXPANSION, SURELY_READ_NBYTES = 256, 2**24
 _TRIED_NBYTES = 2**16
 
 
-class Readable(Protocol):
-    """A binary file open for reading."""
-
-    def read(self, nbytes: int, /) -> bytes:
-        """Return up to `nbytes` bytes; b"" at the end of the file."""
-
-
 @contextlib.contextmanager
-def open_text(path: FilePath) -> Iterator[tuple[Readable, Callable[[], int]]]:
-    """Yield a file's bytes, decompressed, and what tells how many bytes on disk are read."""
+def open_text(path: FilePath) -> Iterator[tuple[Read, Callable[[], int]]]:
+    """Yield what reads a file, decompressed, and what tells how many bytes on disk are read."""
     path = Path(path)
     with open(path, "rb") as raw:
         if path.suffix not in _COMPRESSED:
-            yield raw, raw.tell
+            yield raw.read, raw.tell
             return
         module = _import_compression(path.suffix)
         is_gzip = path.suffix == ".gz"
         errors = (module.BadGzipFile, zlib.error) if is_gzip else (module.ZstdError,)
         try:
             with module.open(raw, "rb") as file:
-                yield _CappedFile(path, file, os.fstat(raw.fileno()).st_size), raw.tell
+                yield _cap(path, file.read, os.fstat(raw.fileno()).st_size), raw.tell
         except EOFError as error:
             raise ValueError(f"{path} is truncated: {error}") from None
         except errors as error:
             raise ValueError(f"{path} is damaged, or not {path.suffix}: {error}") from None
 
 
-class _CappedFile:
-    """A decompressed file that refuses to yield too many times its compressed size."""
+def _cap(path: Path, read: Read, nbytes: int) -> Read:
+    """Refuse to decompress too many times the `nbytes` that a file has."""
+    left = max(SURELY_READ_NBYTES, MAX_EXPANSION * nbytes)
 
-    def __init__(self, path: Path, file: Readable, nbytes: int) -> None:
-        self._path, self._file = path, file
-        self._left = max(SURELY_READ_NBYTES, MAX_EXPANSION * nbytes)
-
-    def read(self, nbytes: int) -> bytes:
-        data = self._file.read(min(nbytes, self._left + 1))
-        self._left -= len(data)
-        if self._left < 0:
+    def read_capped(count: int) -> bytes:
+        nonlocal left
+        data = read(min(count, left + 1))
+        left -= len(data)
+        if left < 0:
             raise ValueError(
-                f"{self._path} expands to more than {MAX_EXPANSION} times its size, more than any "
-                "tensor should; if it is one, decompress it yourself"
+                f"{path} expands to more than {MAX_EXPANSION} times its size, more than any tensor "
+                "should; if it is one, decompress it yourself"
             )
         return data
+
+    return read_capped
 
 
 @contextlib.contextmanager
@@ -129,19 +125,14 @@ def _sync_names(folder: Path) -> None:
             os.close(number)
 
 
-class _Undone(Exception):
-    """Ends a block of `replace_file` without replacing the file."""
-
-
 def try_writing(path: FilePath) -> None:
     """Write a small file beside `path` and remove it, as `replace_file` would; `path` stays."""
     if Path(path).is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
-    with contextlib.suppress(_Undone), replace_file(path) as file:
+    with _take_place(Path(os.path.realpath(path))) as part, open(part, "xb") as file:
         file.write(bytes(_TRIED_NBYTES))
         file.flush()
         os.fsync(file.fileno())
-        raise _Undone
 
 
 @contextlib.contextmanager

@@ -9,7 +9,8 @@ from ..base.array_modules import read_into_memory
 from ..tensor.coo_cache import is_raw_sparse
 from ..tensor.labelled import LabelledTensor, Labels, is_ordered
 from ..tensor.tensor import FlycooTensor
-from .entries import coarsen, convert_column, number_entries
+from .dataframe import open_table
+from .entries import ColumnLabels, coarsen, number_entries
 
 
 def from_xarray(array: Any, **options: Any) -> LabelledTensor:
@@ -60,8 +61,7 @@ def from_xarray(array: Any, **options: Any) -> LabelledTensor:
     labels, ordered = {}, []
     for name, size in zip(array.dims, array.shape, strict=True):
         index = array.indexes.get(name)
-        of = np.arange(size) if index is None else index.to_numpy()
-        labels[name] = coarsen(of) if of.dtype.kind == "M" else of
+        labels[name] = coarsen(np.arange(size) if index is None else index.to_numpy())
         ordered += [name] * is_ordered(index)
     return LabelledTensor(make(data, **options), Labels(labels, ordered=ordered))
 
@@ -133,15 +133,12 @@ def from_anndata(
     modes = [*(columns or ["obs"]), "var", *["layer"][: not isinstance(layers, str | None)]]
     if len({*modes}) < len(modes):
         raise ValueError(f"the modes are {modes}, expected different ones: rename columns of obs")
-    ordered: list[str] = []
     if columns is None:
-        coded = {"obs": (np.arange(len(adata.obs_names)), np.asarray(adata.obs_names))}
+        cells = np.asarray(adata.obs_names)
+        coded = {"obs": (np.arange(cells.size), ColumnLabels(cells))}
     else:
-        table = read_into_memory(adata.obs)
-        arrow = {name: convert_column(table[name], name) for name in columns}
-        numbered = {name: number_entries(column, name) for name, column in arrow.items()}
-        coded = {name: (codes, own.entries) for name, (codes, own) in numbered.items()}
-        ordered = [name for name, (_, own) in numbered.items() if own.categories is not None]
+        table = open_table(read_into_memory(adata.obs), columns)
+        coded = {name: number_entries(column, name) for name, column in table.items()}
     for name, (codes, _) in coded.items():
         if (codes < 0).any():
             cell = adata.obs_names[int(np.argmin(codes))]
@@ -153,7 +150,8 @@ def from_anndata(
     rows = np.concatenate([part.row for part in parts])
     genes = np.concatenate([part.col for part in parts])
     coords = [*(codes[rows] for codes, _ in coded.values()), genes]
-    labels = {name: entries for name, (_, entries) in coded.items()}
+    labels = {name: own.entries for name, (_, own) in coded.items()}
+    ordered = [name for name, (_, own) in coded.items() if own.categories is not None]
     labels["var"] = np.asarray(adata.var_names)
     if "layer" in modes:
         coords.append(np.repeat(np.arange(len(parts)), [part.nnz for part in parts]))

@@ -1,6 +1,5 @@
 """Folders of slabs: tensors larger than memory, built part by part and opened without reading."""
 
-import functools
 import hashlib
 import json
 import shutil
@@ -196,8 +195,8 @@ class DiskBuilder(SlabBuilder):
         return numbers.reshape(-1, self.record_format.num_words)
 
     def build(self, rows: range, home: int) -> Layout:
-        layout: Layout = attempt(self._name_task(), functools.partial(super().build, rows, home))
-        return layout
+        build = super().build
+        return attempt(self._name_task(), lambda: build(rows, home))
 
     def _name_task(self) -> str:
         mode = find_longest_mode(self.record_format.shape)

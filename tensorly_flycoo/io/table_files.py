@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from .dataframe import check_columns
-from .entries import cast_text, interpret_text, read_times, require_pyarrow, take_wall_times
+from .entries import cast_all, interpret_text, read_times, require_pyarrow, take_wall_times
 from .files import FilePath
 
 #: What times can be rounded to.
@@ -82,22 +82,18 @@ def read_table(
 
 def _read_values(column: Any) -> Any:
     """Return a column of text as numbers or booleans, if it is of these."""
-    import pyarrow.compute as pc
-
-    texts = pc.utf8_trim_whitespace(column.cast("string"))
-    values = cast_text(texts, "float64", "bool")
+    texts = require_pyarrow().compute.utf8_trim_whitespace(column.cast("string"))
+    values = cast_all(texts, "float64", "bool")
     return texts if values is None else values
 
 
 def _round(column: Any, name: str, unit: str) -> Any:
     """Return when the days or other units of a column of times begin, in local time."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
+    pa = require_pyarrow()
     values = getattr(column.type, "value_type", column.type)
     is_text = pa.types.is_string(values) or pa.types.is_large_string(values)
     times = read_times(column.cast(values)) if is_text else column
     if times is None or not pa.types.is_temporal(times.type):
         kind = "text" if is_text else f"of {values}"
         raise ValueError(f"column {name!r} is {kind}, expected times to round to {unit}s")
-    return pc.floor_temporal(take_wall_times(times), unit=unit)
+    return pa.compute.floor_temporal(take_wall_times(times), unit=unit)

@@ -5,14 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..base.checks import (
-    check_fill_value,
-    check_finite,
-    check_index_base,
-    check_shape,
-    check_values,
-)
-from ..tensor.coo_cache import not_sparse_error
+from ..base.checks import check_index_base, check_shape
+from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import refuse_labels
 from ..tensor.tensor import FlycooTensor
 from .files import FilePath, replace_text
@@ -156,7 +150,8 @@ def write_tns(path: FilePath, x: "FlycooTensor | SparseArray", *, index_base: in
     Notes
     -----
     Values are written as float64: those of a float32 tensor get more digits than it needs, and
-    readers that only use float64 get the same numbers.
+    readers that only use float64 get the same numbers. A COO is converted first, and the result
+    is kept as long as the COO lives, as by decompositions.
 
     Examples
     --------
@@ -172,15 +167,8 @@ def write_tns(path: FilePath, x: "FlycooTensor | SparseArray", *, index_base: in
     """
     index_base = check_index_base(index_base)
     refuse_labels(x)
-    if isinstance(x, FlycooTensor):
-        coords, values = x.nonzeros()
-    elif hasattr(x, "coords") and hasattr(x, "data") and hasattr(x, "fill_value"):
-        check_fill_value(x.fill_value)
-        coords, values = x.coords, check_values(x.data, x.coords.shape[1])
-        check_finite(values)
-    else:
-        raise not_sparse_error(x)
-    shape = x.shape
+    x = as_flycoo(x)
+    shape, (coords, values) = x.shape, x.nonzeros()
     template = "%d " * len(shape) + "%r\n"
     with replace_text(path) as file:
         file.write(f"# shape: {' '.join(map(str, shape))}\n".encode())

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..base.checks import MAX_MODE_SIZE, check_shape
-from .files import FilePath, Readable, open_text
+from .files import FilePath, Read, open_text
 
 #: Bytes read and parsed at a time.
 BLOCK_NBYTES = 2**24
@@ -52,10 +52,10 @@ _HAS_PYARROW = importlib.util.find_spec("pyarrow") is not None
 _logger = logging.getLogger(__name__)
 
 
-def iterate_blocks(file: Readable, block_nbytes: int = BLOCK_NBYTES) -> Iterator[bytes]:
+def iterate_blocks(read: Read, block_nbytes: int = BLOCK_NBYTES) -> Iterator[bytes]:
     """Yield blocks of whole lines; every block, even the last, ends with a newline."""
     pieces: list[bytes] = []
-    while data := file.read(block_nbytes):
+    while data := read(block_nbytes):
         cut = data.rfind(b"\n") + 1
         if cut:
             yield b"".join([*pieces, data[:cut]])
@@ -155,8 +155,8 @@ class TnsParser:
         nbytes = os.path.getsize(self._path)
         if nbytes > BLOCK_NBYTES and not _HAS_PYARROW:
             _logger.warning("%s is read several times as fast if pyarrow is installed", self._path)
-        with open_text(self._path) as (file, tell), ThreadPoolExecutor(1) as pool:
-            blocks = iterate_blocks(file)
+        with open_text(self._path) as (read, tell), ThreadPoolExecutor(1) as pool:
+            blocks = iterate_blocks(read)
             ahead = pool.submit(next, blocks, None)
             while (block := ahead.result()) is not None:
                 ahead = pool.submit(next, blocks, None)

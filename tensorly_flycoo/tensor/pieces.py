@@ -192,7 +192,6 @@ def has_zeros(piece: Piece) -> np.ndarray:
     return np.array(any(has_true(values == 0) for values in piece.layout.iterate_values()))
 
 
-def measure_piece(piece: Piece, engine: Engine) -> np.ndarray:
-    """Return the norm, in the order of `sum_piece`, and 1 if any value is zero."""
-    values = piece.read_values(piece.sort_records(engine))
-    return np.array([compute_norm(values, engine), has_true(values == 0)])
+def find_norm(piece: Piece, engine: Engine) -> np.ndarray:
+    """Return the norm, summed in the order of `sum_piece`."""
+    return np.array(compute_norm(piece.read_values(piece.sort_records(engine)), engine))

@@ -55,13 +55,6 @@ _INSTEAD = {
 }  # fmt: skip
 
 
-def _make_operator(ufunc: np.ufunc) -> Callable[[FlycooTensor, Any], Any]:
-    def operate(x: FlycooTensor, other: Any) -> Any:
-        return ufunc(x, other) if isinstance(other, Real) else NotImplemented
-
-    return operate
-
-
 class FlycooTensor:
     """A sparse tensor ready for MTTKRP of any mode, and never made dense.
 
@@ -177,8 +170,7 @@ class FlycooTensor:
         layout = check_keep(keep, layout)
         slabs = None if slabs is None else check_count(slabs, "slabs")
         engine = select_engine(device, is_on_gpu=is_cupy(coords))
-        arguments = (engine, layout, coords, values, shape, groups, slabs, keep)
-        self._set(engine, build_layout(*arguments))
+        self._set(engine, build_layout(engine, layout, coords, values, shape, groups, slabs, keep))
 
     def _set(self, engine: Engine, layout: AnyLayout) -> None:
         self._engine = engine
@@ -729,24 +721,24 @@ class FlycooTensor:
                 "numpy.where(values, function(values), 0))"
             )
             raise densify_error(name, self.shape, instead)
-        return self._map_nonzeros(apply)
+        return self._map_values(apply)
 
-    def _map_nonzeros(self, function: Callable[[Array], Array]) -> FlycooTensor:
-        """Apply a function to the values (count,) of nonzeros, and drop the zeros that it gives."""
+    def _map_values(self, function: Callable[[Array], Array], scale: float = 0.0) -> FlycooTensor:
+        """Apply a function to the values (count,) of nonzeros, and drop the zeros that it gives.
+
+        If it is known to, it multiplies the norm by `scale`.
+        """
 
         def apply(x: FlycooTensor) -> FlycooTensor:
-            layout = x._layout.map_values(function, 0.0)
-            measured = map_pieces(pieces.measure_piece, layout, x._engine, x._engine)
-            norms, store_zeros = zip(*measured, strict=True)
-            layout.norm = math.hypot(*norms)
+            layout = x._layout.map_values(function, scale)
+            if not scale:
+                norms = map_pieces(pieces.find_norm, layout, x._engine, x._engine)
+                layout.norm = math.hypot(*map(float, norms))
             mapped = x._replace_layout(layout)
-            return rebuild(layout, mapped, read_nonzeros) if any(store_zeros) else mapped
+            stores_zeros = any(map_pieces(pieces.has_zeros, layout, x._engine))
+            return rebuild(layout, mapped, read_nonzeros) if stores_zeros else mapped
 
         return self._derive(apply)
-
-    def _map_values(self, function: Callable[[Array], Array], scale: float = 1.0) -> FlycooTensor:
-        """Apply `function`, which multiplies the norm by `scale`; keep the zeros that it gives."""
-        return self._derive(lambda x: x._replace_layout(x._layout.map_values(function, scale)))
 
     #: Above CuPy's, so that its scalars defer ``scalar * x``; NumPy's call `__array_ufunc__`.
     __array_priority__ = 1000
@@ -768,15 +760,8 @@ class FlycooTensor:
         if operation is operator.truediv and number == 0:
             raise ZeroDivisionError("FlycooTensor / 0 would make every stored value infinite")
         factor = self.dtype.type(number)
-        norm_scale = abs(operation(1.0, float(number)))
-
-        def apply(x: FlycooTensor) -> FlycooTensor:
-            scaled = x._map_values(lambda values: operation(values, factor), norm_scale)
-            # Drop the explicit zeros that a factor of 0, or underflow, leaves.
-            stores_zeros = any(map_pieces(pieces.has_zeros, scaled._layout, scaled._engine))
-            return rebuild(scaled._layout, scaled, read_nonzeros) if stores_zeros else scaled
-
-        return self._derive(apply)
+        scale = abs(operation(1.0, float(number)))
+        return self._map_values(lambda values: operation(values, factor), scale)
 
     def __mul__(self, other: Any) -> FlycooTensor:
         if isinstance(other, FlycooTensor) or hasattr(other, "fill_value"):
@@ -794,9 +779,6 @@ class FlycooTensor:
             raise densify_error("FlycooTensor / FlycooTensor", self.shape, instead)
         return self._scale(operator.truediv, other)
 
-    def __rtruediv__(self, other: Any) -> NoReturn:
-        raise densify_error("number / FlycooTensor", self.shape, _USE_NONZEROS)
-
     def __pow__(self, exponent: Any) -> FlycooTensor:
         number = _as_real(exponent)
         if number is None:
@@ -805,16 +787,10 @@ class FlycooTensor:
             instead = "only positive exponents keep zeros zero"
             raise densify_error(f"FlycooTensor ** {number}", self.shape, instead)
         power = self.dtype.type(number)
-        return self._map_nonzeros(lambda values: values**power)
+        return self._map_values(lambda values: values**power)
 
-    def __rpow__(self, other: Any) -> NoReturn:
-        raise densify_error("number ** FlycooTensor", self.shape, _USE_NONZEROS)
-
-    def __neg__(self) -> FlycooTensor:
-        return self._map_values(operator.neg)
-
-    def __abs__(self) -> FlycooTensor:
-        return self._map_values(np.abs)
+    __neg__ = functools.partialmethod(_map_values, operator.neg, 1.0)
+    __abs__ = functools.partialmethod(_map_values, np.abs, 1.0)
 
     def _add(self, other: Any, sign: int, operation: str) -> FlycooTensor:
         """Compute ``self + sign * other``; errors name the `operation`."""
@@ -843,28 +819,31 @@ class FlycooTensor:
         is_coo = hasattr(other, "fill_value") and hasattr(other, "coords")
         return FlycooTensor.from_coo(other, device=self._engine.local_device) if is_coo else other
 
-    def __add__(self, other: Any) -> FlycooTensor:
-        return self._add(other, 1, "FlycooTensor + array")
+    __add__ = functools.partialmethod(_add, sign=1, operation="FlycooTensor + array")
+    __radd__ = functools.partialmethod(_add, sign=1, operation="array + FlycooTensor")
+    __sub__ = functools.partialmethod(_add, sign=-1, operation="FlycooTensor - array")
 
-    def __radd__(self, other: Any) -> FlycooTensor:
-        return self._add(other, 1, "array + FlycooTensor")
+    def _refuse(self, operation: str, instead: str, *_: Any, **__: Any) -> NoReturn:
+        raise densify_error(operation, self.shape, instead)
 
-    def __sub__(self, other: Any) -> FlycooTensor:
-        return self._add(other, -1, "FlycooTensor - array")
-
-    def __rsub__(self, other: Any) -> NoReturn:
-        raise densify_error("array - FlycooTensor", self.shape, _USE_FIT)
+    __rsub__ = functools.partialmethod(_refuse, "array - FlycooTensor", _USE_FIT)
+    __rtruediv__ = functools.partialmethod(_refuse, "number / FlycooTensor", _USE_NONZEROS)
+    __rpow__ = functools.partialmethod(_refuse, "number ** FlycooTensor", _USE_NONZEROS)
+    __array__ = functools.partialmethod(_refuse, "numpy.asarray", _USE_NONZEROS)
 
     # Comparisons with numbers are elementwise, as NumPy's functions are; tensors are not compared.
 
-    __lt__ = _make_operator(np.less)
-    __le__ = _make_operator(np.less_equal)
-    __gt__ = _make_operator(np.greater)
-    __ge__ = _make_operator(np.greater_equal)
-    __eq__ = _make_operator(np.equal)
-    __ne__ = _make_operator(np.not_equal)
-    __floordiv__ = _make_operator(np.floor_divide)
-    __mod__ = _make_operator(np.remainder)
+    def _operate(self, ufunc: np.ufunc, other: Any) -> Any:
+        return ufunc(self, other) if isinstance(other, Real) else NotImplemented
+
+    __lt__ = functools.partialmethod(_operate, np.less)
+    __le__ = functools.partialmethod(_operate, np.less_equal)
+    __gt__ = functools.partialmethod(_operate, np.greater)
+    __ge__ = functools.partialmethod(_operate, np.greater_equal)
+    __eq__ = functools.partialmethod(_operate, np.equal)
+    __ne__ = functools.partialmethod(_operate, np.not_equal)
+    __floordiv__ = functools.partialmethod(_operate, np.floor_divide)
+    __mod__ = functools.partialmethod(_operate, np.remainder)
     __hash__ = object.__hash__
 
     def __bool__(self) -> NoReturn:
@@ -880,9 +859,6 @@ class FlycooTensor:
     def reshape(self, *shape: Any) -> NoReturn:
         """Refuse NumPy's method: `tl.reshape` makes a lazy view, which is no tensor."""
         raise densify_error("FlycooTensor.reshape", self.shape, "use tl.reshape for a lazy view")
-
-    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NoReturn:
-        raise densify_error("numpy.asarray", self.shape, _USE_NONZEROS)
 
     def __array_ufunc__(self, *arguments: Any, **kwargs: Any) -> FlycooTensor:
         if any(hasattr(argument, "labels") for argument in arguments):

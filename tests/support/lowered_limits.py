@@ -54,7 +54,6 @@ LOWERED = {
         "ops.cp_entries._CPU_BLOCK_NUMBERS": 100,
         "ops.cp_entries._GPU_BLOCK_NUMBERS": 3000,
         "engines.cpu.engine._SWEEP_ROWS": 3,
-        "io.array_file._READ_NBYTES": 100,
         "io.saving._CHECK_BLOCK": 7,
         "io.tns._WRITE_BLOCK": 7,
         "start.eigen._VECTORS_AT_ONCE": 1,
