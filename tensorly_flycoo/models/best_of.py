@@ -280,15 +280,19 @@ def _suits_batch(
     decomposition: Callable, x: Any, rank: Any, n_starts: int, options: dict[str, Any]
 ) -> bool:
     """Return whether `run_together` gives the same results."""
-    is_plain = set(options) <= {"init", "mask", "return_errors", "linesearch", *Stopping._fields}
-    is_plain = is_plain and options.get("linesearch", False) in (False, NESTEROV)
-    if options.get("mask") is not None:
-        is_plain = is_plain and is_sparse(x) and x.device == "cpu" and not options.get("linesearch")
+    linesearch, mask = options.get("linesearch", False), options.get("mask")
     is_countable = isinstance(rank, int | np.integer) and not isinstance(rank, bool) and rank >= 1
-    is_iterated = n_starts > 1 and options.get("n_iter_max", 1) >= 1
-    is_suitable = is_plain and is_countable and is_iterated and is_sparse(x)
-    is_suitable = is_suitable and not find_exponent(x._layout.norm, x.nnz, x.dtype, x.ndim)
-    return bool(is_parafac(decomposition) and is_suitable)
+    return bool(
+        is_parafac(decomposition)
+        and is_sparse(x)
+        and set(options) <= {"init", "mask", "return_errors", "linesearch", *Stopping._fields}
+        and linesearch in (False, NESTEROV)
+        and (mask is None or (x.device == "cpu" and not linesearch))
+        and is_countable
+        and n_starts > 1
+        and options.get("n_iter_max", 1) >= 1
+        and not find_exponent(x._layout.norm, x.nnz, x.dtype, x.ndim)
+    )
 
 
 def run_once(
