@@ -29,7 +29,6 @@ from .match import factor_match_score
 #: Below this match, more than half of a model's components are not found again by other runs.
 LOW_MATCH = 0.5
 
-
 #: The decompositions that return a CP model.
 CP_METHODS = (
     "parafac", "non_negative_parafac", "non_negative_parafac_hals", "constrained_parafac",
@@ -181,14 +180,14 @@ def best_of(
         decomposition = parafac  # one imported from TensorLy before this package has no momentum
     x = as_flycoo(x, check_coords=True) if is_sparse(x) else x
     seeds = as_random_state(random_state).randint(2**31 - 1, size=n_starts).tolist()
-    runs: list[Any] = [None] * n_starts
+    runs: list[Run | None] = [None] * n_starts
     if _suits_batch(decomposition, x, rank, n_starts, options):
         require_flycoo_backend()
         stopping = {name: options[name] for name in Stopping._fields if name in options}
         has_momentum = options.get("linesearch") == NESTEROV
         missing = None if options.get("mask") is None else find_missing(x, options["mask"])
-        together = (x, rank, seeds, Stopping(**stopping), has_momentum, missing, keep_all)
-        runs = list(run_together(*together))
+        ends = Stopping(**stopping)
+        runs = run_together(x, rank, seeds, ends, has_momentum, missing, keep_all)
     if "init" in names:
         options = options | {"init": "random"}
     for number, seed in enumerate(seeds):

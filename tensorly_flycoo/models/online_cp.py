@@ -108,11 +108,8 @@ def discount(rows: Array, forget: float) -> Array:
 
 def append_zeros(array: Array, num_rows: int) -> Array:
     """Return an array with `num_rows` rows, the new ones zeros; the array itself if it has them."""
-    if num_rows <= array.shape[0]:
-        return array
-    longer = array_module(array).zeros((num_rows, *array.shape[1:]), array.dtype)
-    longer[: array.shape[0]] = array
-    return longer
+    added = num_rows - array.shape[0]
+    return array_module(array).pad(array, ((0, added), (0, 0))) if added > 0 else array
 
 
 def as_rows(factor: Array) -> Array:

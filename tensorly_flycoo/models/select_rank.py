@@ -14,7 +14,6 @@ from ..base.array_modules import move
 from ..base.checks import check_count, check_rank, num_cells
 from ..base.reporting import report
 from ..base.tables import format_table, make_bars, make_table
-from ..decomposition.guarding import require_flycoo_backend
 from ..decomposition.labelled_cp import label_result, make_figure
 from ..decomposition.losses import find_exact
 from ..decomposition.masks import MissingEntries
@@ -181,16 +180,14 @@ class RankSelection:
         from matplotlib.ticker import MaxNLocator
 
         which = "all runs" if self.rank is None else "runs without the held-out entries"
-        errors, losses, spreads, _, cores, matches = np.array(self.scores).T[1:]
-        is_cut = (cores < _LEAST_CONSISTENCY).any()
+        ranks, errors, losses, spreads, _, cores, matches = np.array(self.scores).T
+        cut = f" (cut at {_LEAST_CONSISTENCY})" if (cores < _LEAST_CONSISTENCY).any() else ""
         panels = {
             f"{self._error} (gray: {which})": errors,
             "held-out loss, with standard errors": losses,
-            f"core consistency, %{f' (cut at {_LEAST_CONSISTENCY})' if is_cut else ''}":
-                np.maximum(cores, _LEAST_CONSISTENCY),
+            f"core consistency, %{cut}": np.maximum(cores, _LEAST_CONSISTENCY),
             "match of the runs": matches,
-        }  # fmt: skip
-        ranks = [score.rank for score in self.scores]
+        }
         all_axes = figure.subplots(2, 2, sharex=True).ravel()
         for rank, of_rank in zip(ranks, self.errors, strict=True):
             all_axes[0].plot([rank] * len(of_rank), of_rank, ".", color="0.7", markersize=5)
@@ -319,7 +316,6 @@ def select_rank(
     _check_holdout(x, holdout, function, options)
     check_count(n_runs, "n_runs")
     if is_parafac(function):
-        require_flycoo_backend()
         function = decomposition.parafac
     options.pop("return_errors", None)  # best_of takes them in any case
     random = as_random_state(random_state)
@@ -367,8 +363,7 @@ def _check_holdout(
     find_exact(loss_of(method, options), " to hold entries out: pass holdout=0")
     for name in ("mask", "confidence"):
         if options.get(name) is not None:
-            text = "is given, but select_rank holds entries out itself: pass holdout=0"
-            raise ValueError(f"{name} {text}")
+            raise ValueError(f"{name} is given, but entries are held out: pass holdout=0")
     if x.nnz < 2:
         raise ValueError(f"x has {x.nnz} nonzeros, expected two or more: pass holdout=0")
 
@@ -395,8 +390,7 @@ def _find_tolerance(
     """
     tol = _find_option("tol", method, options, 0.0) or 0.0
     nearness = float(max(tol, np.finfo(dtype).eps) ** 0.5)
-    is_relative = "loss" not in inspect.signature(method).parameters
-    if len(errors) < 2 or not is_relative:
+    if len(errors) < 2 or "loss" in inspect.signature(method).parameters:
         return nearness
     return max(nearness, len(errors) * abs(float(errors[-2]) - float(errors[-1])))
 
