@@ -180,7 +180,7 @@ def best_of(
         decomposition = parafac  # one imported from TensorLy before this package has no momentum
     x = as_flycoo(x, check_coords=True) if is_sparse(x) else x
     seeds = as_random_state(random_state).randint(2**31 - 1, size=n_starts).tolist()
-    runs: list[Run | None] = [None] * n_starts
+    runs: list[Any] = [None] * n_starts
     if _suits_batch(decomposition, x, rank, n_starts, options):
         require_flycoo_backend()
         stopping = {name: options[name] for name in Stopping._fields if name in options}

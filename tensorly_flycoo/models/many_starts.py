@@ -157,7 +157,7 @@ def _run_batch(
         if active and not keep_all:
             place_of = {n: place for place, n in enumerate(stacked) if n in active}
             going = {n: errors[n] for n in place_of}
-            dropped = _drop(runs, going, lambda n, place_of=place_of: batch.take(place_of[n]))
+            dropped = _drop(runs, going, lambda n: batch.take(place_of[n]))  # noqa: B023
             runs |= dropped
             active -= dropped.keys()
         size = max(len(active), least)
