@@ -7,7 +7,6 @@ stack (n, R, R). Runs that have converged or are dropped leave the stack.
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -286,24 +285,22 @@ def _sort_entries(ids: np.ndarray, number: int) -> tuple[np.ndarray, np.ndarray,
     return starts, np.ascontiguousarray(rows), places
 
 
-@dataclass
 class _Batch:
-    """Runs of one rank, iterated together; the lists have an array for each mode."""
+    """Runs of one rank, iterated together; the lists have an array for each mode.
 
-    x: FlycooTensor
-    stacks: list[Array]  # the factors of all runs, (n, I, R)
-    columns: list[Array] = field(init=False)  # as MTTKRP reads them, (I, n * R)
-    grams: list[Array] = field(init=False)  # their Gram matrices (n, R, R)
-    imputed: ImputedStarts | None = None
-    last_pass: LastPass = field(init=False)
-    before: list[Array] = field(init=False, default_factory=list)  # the stacks before the last step
-    refines: bool = True  # whether a system of the last iteration was ill-conditioned
+    These are the factors of all runs (n, I, R), now and before the last step; their columns as
+    MTTKRP reads them (I, n * R); and their Gram matrices (n, R, R).
+    """
 
-    def __post_init__(self) -> None:
-        self.last_pass = self.imputed or LastPass()
-        self.columns, self.grams = [*self.stacks], [*self.stacks]
-        for mode, stack in enumerate(self.stacks):
+    def __init__(
+        self, x: FlycooTensor, stacks: list[Array], imputed: ImputedStarts | None = None
+    ) -> None:
+        self.x, self.imputed, self.last_pass = x, imputed, imputed or LastPass()
+        self.stacks, self.columns, self.grams = stacks, [*stacks], [*stacks]
+        for mode, stack in enumerate(stacks):
             self._replace(mode, stack)
+        self.before: list[Array] = []
+        self.refines = True  # whether a system of the last iteration was ill-conditioned
 
     def _replace(self, mode: int, stack: Array) -> None:
         """Replace the factors of a mode, and what is computed from them."""
