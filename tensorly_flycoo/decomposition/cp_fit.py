@@ -135,7 +135,7 @@ def cp_fit(
     if held_out is not None:
         if len(held_out) != 2:
             raise ValueError(f"held_out has {len(held_out)} items, expected (coords, values)")
-        model, values = _evaluate(cp_tensor, *held_out)
+        model, values = compare_entries(cp_tensor, *held_out, "held_out[1]")
         if values.size == 0:
             raise ValueError("held_out has no entries, expected at least one")
         if loss != "gaussian":
@@ -164,22 +164,18 @@ def _sum_counts(piece: Piece, engine: "Engine", arrays: list[Array]) -> Array:
     records, ndim = piece.sort_records(engine), piece.layout.record_format.ndim
     coords, values = piece.read_coords(records), piece.read_values(records)
     weights = arrays[ndim] if len(arrays) > ndim else None
-    model, values = _evaluate((weights, arrays[:ndim]), coords, values)
+    model, values = compare_entries((weights, arrays[:ndim]), coords, values, "values")
     check_counts(values, model)
     return sum_counts(values, model)
 
 
-def _evaluate(cp_tensor: Any, coords: Array, values: Array) -> tuple[Array, Array]:
+def compare_entries(cp_tensor: Any, coords: Array, values: Array, name: str) -> tuple[Array, Array]:
     """Return the model's values at some entries, and the entries' own, checked and in float64."""
     values = as_array(values)
-    on_gpu = is_on_gpu(take_model(cp_tensor)[1][0])
-    check_place(values, "the values of held_out", on_gpu, "the factors")
+    check_place(values, name, is_on_gpu(take_model(cp_tensor)[1][0]), "the factors")
     model = cp_to_entries(cp_tensor, coords).astype(np.float64)
     if values.shape != model.shape:
-        raise ValueError(
-            f"the values of held_out have shape {values.shape}, expected {model.shape}, one for "
-            "each of its coordinates"
-        )
+        raise ValueError(f"{name} has shape {values.shape}, expected {model.shape}, as its coords")
     return model, values.astype(np.float64, copy=False)
 
 

@@ -66,16 +66,15 @@ class Profile:
     def time(self, name: str, tensor: Any) -> Iterator[None]:
         """Time a call that has a tensor, or a part of one that has none."""
         call, is_part = self._open, tensor is None
-        if is_part and call is None:  # what comes back belongs to the call before
-            call = self.calls[-1] if self.calls else None
-        if call is None and not is_part:
-            call = self._open = ProfiledCall(
-                name, tuple(tensor.shape), int(tensor.nnz), type(tensor).__name__
-            )
-            self.calls.append(call)
-        elif call is None or not is_part:  # a call inside another one
+        if is_part and call is None and self.calls:  # what comes back belongs to the call before
+            call = self.calls[-1]
+        if is_part == (call is None):  # a part of no call, or a call inside another one
             yield
             return
+        if call is None:
+            sizes = tuple(tensor.shape), int(tensor.nnz)
+            call = self._open = ProfiledCall(name, *sizes, type(tensor).__name__)
+            self.calls.append(call)
         start = time.perf_counter()
         try:
             yield
@@ -95,7 +94,7 @@ class Profile:
                     call.groups = x.groups
 
     def add_compiling(self, seconds: float) -> None:
-        """Add what a call has compiled; without a call, nobody asks."""
+        """Add what a call has compiled; ignored outside a call."""
         if self._open is not None:
             self._open.compiling += seconds
 
@@ -119,11 +118,9 @@ class Profile:
         return table
 
     def _list_refusals(self) -> list[str]:
-        counts = Counter(self.refusals)
-        none = ['no decomposition took a sparse tensor under the backend "flycoo"'] * (
-            not self.calls
-        )
-        return [*none, *(f"refused, {n} x: {text}" for text, n in counts.items())]
+        none = 'no decomposition took a sparse tensor under the backend "flycoo"'
+        refused = [f"refused, {n} x: {text}" for text, n in Counter(self.refusals).items()]
+        return refused if self.calls else [none, *refused]
 
     def _repr_html_(self) -> str:
         head, *rows = self._table()

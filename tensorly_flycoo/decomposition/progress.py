@@ -26,8 +26,6 @@ from ..io.checkpoint import (
 )
 from ..io.files import FilePath, try_writing
 
-_SHOWN = ("bar", "log", None)
-
 _logger = logging.getLogger(__name__)
 
 
@@ -138,8 +136,8 @@ class Progress:
     ) -> None:
         check_count(n_iter_max, "n_iter_max")
         check_count(log_every, "log_every")
-        if show not in _SHOWN:
-            raise ValueError(f"show is {show!r}, expected one of {_SHOWN}")
+        if show not in ("bar", "log", None):
+            raise ValueError(f"show is {show!r}, expected one of 'bar', 'log' and None")
         if every is not None:
             check_count(every, "every")
         if every_minutes is not None:

@@ -4,11 +4,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..base.array_modules import Array, array_module, as_array, is_on_gpu, move
-from ..base.checks import check_choice, check_finite, check_place
+from ..base.array_modules import Array, array_module, move
+from ..base.checks import check_choice, check_finite
 from ..decomposition.counts import check_counts, log_lower_tail, log_upper_tail
-from ..ops.cp_entries import cp_to_entries
-from ..spread.row_shards import take_model
+from ..decomposition.cp_fit import compare_entries
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import LabelledTensor, check_same_labels
 
@@ -79,20 +78,15 @@ def anomaly_scores(
     array([ 0.2, 11.6,  4.2])
     """
     check_choice(tail, "tail", ("upper", "lower", "both"))
-    on_gpu = is_on_gpu(take_model(cp_tensor)[1][0])
     if isinstance(x_new, tuple) and not isinstance(x_new, LabelledTensor):
         if len(x_new) != 2:
             raise ValueError(f"x_new has {len(x_new)} items, expected (coords, values)")
-        coords, values = (as_array(part) for part in x_new)
+        coords, values = x_new
     else:
         check_same_labels(x_new, cp_tensor)
         coords, values = as_flycoo(x_new, check_coords=True)._sorted_nonzeros()
-    check_place(values, "x_new", on_gpu, "the factors")
-    means = cp_to_entries(cp_tensor, coords)
-    if values.shape != means.shape:
-        raise ValueError(f"values has shape {values.shape}, expected {means.shape}")
-    xp = array_module(means)
-    counts, means = (move(array, np).astype(np.float64) for array in (values, means))
+    found = compare_entries(cp_tensor, coords, values, "values")
+    means, counts = (move(array, np) for array in found)
     check_finite(counts)
     check_finite(means, "the model's values")
     check_counts(counts, means)
@@ -100,4 +94,4 @@ def anomaly_scores(
     logs = find_logs(counts, means)
     if tail == "both":
         logs = np.minimum(np.minimum(logs, log_lower_tail(counts, means)) + np.log(2), 0)
-    return xp.asarray(logs / -np.log(10) + 0.0)
+    return array_module(found[0]).asarray(logs / -np.log(10) + 0.0)

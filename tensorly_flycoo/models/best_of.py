@@ -29,7 +29,6 @@ from .match import factor_match_score
 #: Below this match, more than half of a model's components are not found again by other runs.
 LOW_MATCH = 0.5
 
-
 #: The decompositions that return a CP model.
 CP_METHODS = (
     "parafac", "non_negative_parafac", "non_negative_parafac_hals", "constrained_parafac",
@@ -187,8 +186,8 @@ def best_of(
         stopping = {name: options[name] for name in Stopping._fields if name in options}
         has_momentum = options.get("linesearch") == NESTEROV
         missing = None if options.get("mask") is None else find_missing(x, options["mask"])
-        together = (x, rank, seeds, Stopping(**stopping), has_momentum, missing, keep_all)
-        runs = list(run_together(*together))
+        ends = Stopping(**stopping)
+        runs = run_together(x, rank, seeds, ends, has_momentum, missing, keep_all)
     if "init" in names:
         options = options | {"init": "random"}
     for number, seed in enumerate(seeds):
@@ -280,15 +279,19 @@ def _suits_batch(
     decomposition: Callable, x: Any, rank: Any, n_starts: int, options: dict[str, Any]
 ) -> bool:
     """Return whether `run_together` gives the same results."""
-    is_plain = set(options) <= {"init", "mask", "return_errors", "linesearch", *Stopping._fields}
-    is_plain = is_plain and options.get("linesearch", False) in (False, NESTEROV)
-    if options.get("mask") is not None:
-        is_plain = is_plain and is_sparse(x) and x.device == "cpu" and not options.get("linesearch")
+    linesearch, mask = options.get("linesearch", False), options.get("mask")
     is_countable = isinstance(rank, int | np.integer) and not isinstance(rank, bool) and rank >= 1
-    is_iterated = n_starts > 1 and options.get("n_iter_max", 1) >= 1
-    is_suitable = is_plain and is_countable and is_iterated and is_sparse(x)
-    is_suitable = is_suitable and not find_exponent(x._layout.norm, x.nnz, x.dtype, x.ndim)
-    return bool(is_parafac(decomposition) and is_suitable)
+    return bool(
+        is_parafac(decomposition)
+        and is_sparse(x)
+        and set(options) <= {"init", "mask", "return_errors", "linesearch", *Stopping._fields}
+        and linesearch in (False, NESTEROV)
+        and (mask is None or (x.device == "cpu" and not linesearch))
+        and is_countable
+        and n_starts > 1
+        and options.get("n_iter_max", 1) >= 1
+        and not find_exponent(x._layout.norm, x.nnz, x.dtype, x.ndim)
+    )
 
 
 def run_once(

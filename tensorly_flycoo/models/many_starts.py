@@ -7,7 +7,6 @@ stack (n, R, R). Runs that have converged or are dropped leave the stack.
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -99,12 +98,13 @@ def run_together(
     is_lone = size == 1 and missing is None and (keep_all or isinstance(x._layout, SpreadLayout))
     if size == 0 or is_lone:
         return [None] * len(seeds)
-    runs: list[Run | None] = []
+    runs: dict[int, Run] = {}
     for start in range(0, len(seeds), size):
-        report(f"runs {start + 1} to {min(start + size, len(seeds))} of {len(seeds)} together")
+        numbers = range(len(seeds))[start : start + size]
+        report(f"runs {start + 1} to {numbers[-1] + 1} of {len(seeds)} together")
         batch = _Batch.draw(x, rank, seeds[start : start + size], missing)
-        runs += _run_batch(batch, stopping, has_momentum, None if keep_all else runs)
-    return runs
+        _run_batch(batch, numbers, runs, stopping, has_momentum, keep_all)
+    return [runs.get(number) for number in range(len(seeds))]
 
 
 def _choose_batch_size(x: FlycooTensor, rank: int, num_missing: int = 0) -> int:
@@ -123,56 +123,48 @@ def _choose_batch_size(x: FlycooTensor, rank: int, num_missing: int = 0) -> int:
 
 
 def _run_batch(
-    batch: "_Batch", stopping: Stopping, has_momentum: bool, earlier: list[Run | None] | None
-) -> list[Run | None]:
-    """Iterate runs until all have ended; compare them with `earlier` ones, or drop none if None."""
-    count, rank = len(batch.stacks[0]), batch.stacks[0].shape[2]
-    least = 1 if batch.imputed is not None else -(-_LEAST_COLUMNS // rank)
-    runs: list[Run | None] = [None] * count
-    errors: list[list[np.floating]] = [[] for _ in range(count)]
-    numbers, is_active = np.arange(count), np.ones(count, bool)
-    paces = [Pace() for _ in range(count)]
-    while is_active.any():
-        steps = [paces[number].step if is_active[number] else 0.0 for number in numbers]
+    batch: "_Batch", numbers: Sequence[int], runs: dict[int, Run], stopping: Stopping,
+    has_momentum: bool, keep_all: bool,
+) -> None:  # fmt: skip
+    """Iterate the runs of these numbers until all have ended, and add them to `runs`."""
+    least = 1 if batch.imputed is not None else -(-_LEAST_COLUMNS // batch.stacks[0].shape[2])
+    errors: dict[int, list[np.floating]] = {n: [] for n in numbers}
+    paces = {n: Pace() for n in numbers}
+    stacked, active = [*numbers], {*numbers}
+    while active:
+        steps = [paces[n].step if n in active else 0.0 for n in stacked]
         if has_momentum:
             batch.extrapolate(steps)
-        is_back = np.zeros(numbers.size, bool)
-        for place, error in enumerate(batch.iterate()):
-            number = numbers[place]
-            if not is_active[number]:
+        is_back = np.zeros(len(stacked), bool)
+        for place, (n, error) in enumerate(zip(stacked, batch.iterate(), strict=True)):
+            if n not in active:
                 continue
-            past, pace = errors[number], paces[number]
-            if error is not None and steps[place] and not error <= past[-1]:
-                pace.take_back()
+            if error is None:
+                active.remove(n)
+            elif steps[place] and not error <= errors[n][-1]:
+                paces[n].take_back()
                 is_back[place] = True
-                continue
-            if error is not None:
-                if has_momentum and past:
-                    pace.advance()
-                past.append(error)
-            is_active[number] = error is not None and not stopping.ends(past)
-            if error is not None and not is_active[number]:
-                runs[number] = Run(batch.take(place), past)
+            else:
+                if has_momentum and errors[n]:
+                    paces[n].advance()
+                errors[n].append(error)
+                if stopping.ends(errors[n]):
+                    active.remove(n)
+                    runs[n] = Run(batch.take(place), errors[n])
         if is_back.any():
             batch.take_back(is_back)
-        active = np.flatnonzero(is_active[numbers])
-        if earlier is not None and active.size:
-            first = len(earlier)
-            place_of = dict(zip((first + numbers[active]).tolist(), active.tolist(), strict=True))
-            ended = {n: run for n, run in enumerate(earlier + runs) if run is not None}
-            going = {n: errors[n - first] for n in place_of}
-            dropped = _drop(ended, going, lambda n: batch.take(place_of[n]))  # noqa: B023
-            for number, run in dropped.items():
-                runs[number - first] = run
-                is_active[number - first] = False
-        active = np.flatnonzero(is_active[numbers])
-        size = max(active.size, least)
-        if active.size > 0 and 4 * size <= 3 * numbers.size:
-            others = np.flatnonzero(~is_active[numbers])[: size - active.size]
-            places = np.sort(np.append(active, others))
-            numbers = numbers[places]
-            batch.keep(places)
-    return runs
+        if active and not keep_all:
+            place_of = {n: place for place, n in enumerate(stacked) if n in active}
+            going = {n: errors[n] for n in place_of}
+            dropped = _drop(runs, going, lambda n: batch.take(place_of[n]))  # noqa: B023
+            runs |= dropped
+            active -= dropped.keys()
+        size = max(len(active), least)
+        if active and 4 * size <= 3 * len(stacked):
+            others = [n for n in stacked if n not in active]
+            kept = active.union(others[: size - len(active)])
+            batch.keep(np.flatnonzero([n in kept for n in stacked]))
+            stacked = [n for n in stacked if n in kept]
 
 
 def _drop(
@@ -293,23 +285,28 @@ def _sort_entries(ids: np.ndarray, number: int) -> tuple[np.ndarray, np.ndarray,
     return starts, np.ascontiguousarray(rows), places
 
 
-@dataclass
 class _Batch:
-    """Runs of one rank, iterated together; the lists have an array for each mode."""
+    """Runs of one rank, iterated together; the lists have an array for each mode.
 
-    x: FlycooTensor
-    stacks: list[Array]  # the factors of all runs, (n, I, R)
-    columns: list[Array] = field(init=False)  # as MTTKRP reads them, (I, n * R)
-    grams: list[Array] = field(init=False)  # their Gram matrices (n, R, R)
-    imputed: ImputedStarts | None = None
-    last_pass: LastPass = field(init=False)
-    before: list[Array] = field(init=False, default_factory=list)  # the stacks before the last step
-    refines: bool = True  # whether a system of the last iteration was ill-conditioned
+    These are the factors of all runs (n, I, R), now and before the last step; their columns as
+    MTTKRP reads them (I, n * R); and their Gram matrices (n, R, R).
+    """
 
-    def __post_init__(self) -> None:
-        self.last_pass = self.imputed or LastPass()
-        self.columns = [_lay_out(stack) for stack in self.stacks]
-        self.grams = [_multiply_grams(stack) for stack in self.stacks]
+    def __init__(
+        self, x: FlycooTensor, stacks: list[Array], imputed: ImputedStarts | None = None
+    ) -> None:
+        self.x, self.imputed, self.last_pass = x, imputed, imputed or LastPass()
+        self.stacks, self.columns, self.grams = stacks, [*stacks], [*stacks]
+        for mode, stack in enumerate(stacks):
+            self._replace(mode, stack)
+        self.before: list[Array] = []
+        self.refines = True  # whether a system of the last iteration was ill-conditioned
+
+    def _replace(self, mode: int, stack: Array) -> None:
+        """Replace the factors of a mode, and what is computed from them."""
+        self.stacks[mode], self.columns[mode] = stack, _lay_out(stack)
+        wide = stack.astype(np.float64, copy=False) if is_cupy(stack) else stack
+        self.grams[mode] = wide.swapaxes(1, 2) @ wide
 
     @classmethod
     def draw(
@@ -343,9 +340,7 @@ class _Batch:
             return
         each = array_module(before[0]).asarray(steps, before[0].dtype)[:, None, None]
         for mode in range(1, self.x.ndim):
-            stack = extrapolate(self.stacks[mode], before[mode], each)
-            self.stacks[mode], self.columns[mode] = stack, _lay_out(stack)
-            self.grams[mode] = _multiply_grams(stack)
+            self._replace(mode, extrapolate(self.stacks[mode], before[mode], each))
 
     def take_back(self, is_back: np.ndarray) -> None:
         """Give some runs the factors that they had before they were extrapolated."""
@@ -372,8 +367,7 @@ class _Batch:
                 conditions.append(condition)
             else:
                 stack = (rows @ inverses).astype(rows.dtype)
-            self.stacks[mode], self.columns[mode] = stack, _lay_out(stack)
-            self.grams[mode] = _multiply_grams(stack)
+            self._replace(mode, stack)
         return self._measure(rows * stack, conditions)
 
     def _solve(self, matrices: Array, rows: Array) -> tuple[Array, Array]:
@@ -422,12 +416,6 @@ class _Batch:
 def _lay_out(stack: Array) -> Array:
     """Lay the factors of all runs side by side: (I, n * R)."""
     return stack.transpose(1, 0, 2).reshape(stack.shape[1], -1)
-
-
-def _multiply_grams(stack: Array) -> Array:
-    """Compute the Gram matrices, on a GPU in float64: (n, R, R)."""
-    wide = stack.astype(np.float64, copy=False) if is_cupy(stack) else stack
-    return wide.swapaxes(1, 2) @ wide
 
 
 def _invert(matrices: Array) -> tuple[Array, Array]:

@@ -62,13 +62,12 @@ def factor_match_score(cp_tensor1: Any, cp_tensor2: Any, *, consider_weights: bo
     >>> round(factor_match_score((None, factors), (np.array([0.5, 1.0]), factors)), 9)
     0.75
     """
-    weights1, factors1 = take_model(cp_tensor1)
-    weights2, factors2 = take_model(cp_tensor2)
+    models = take_model(cp_tensor1), take_model(cp_tensor2)
+    (_, factors1), (_, factors2) = models
     shapes = [tuple(factor.shape[0] for factor in factors) for factors in (factors1, factors2)]
     if shapes[0] != shapes[1]:
         raise ValueError(f"cp_tensor2 has shape {shapes[1]}, expected {shapes[0]} as cp_tensor1")
     check_place(factors2[0], "cp_tensor2", is_cupy(factors1[0]), "cp_tensor1")
-    models = (weights1, factors1), (weights2, factors2)
     return _match(_score_components(*models, consider_weights))
 
 

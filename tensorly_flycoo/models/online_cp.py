@@ -108,11 +108,8 @@ def discount(rows: Array, forget: float) -> Array:
 
 def append_zeros(array: Array, num_rows: int) -> Array:
     """Return an array with `num_rows` rows, the new ones zeros; the array itself if it has them."""
-    if num_rows <= array.shape[0]:
-        return array
-    longer = array_module(array).zeros((num_rows, *array.shape[1:]), array.dtype)
-    longer[: array.shape[0]] = array
-    return longer
+    added = num_rows - array.shape[0]
+    return array_module(array).pad(array, ((0, added), (0, 0))) if added > 0 else array
 
 
 def as_rows(factor: Array) -> Array:
@@ -303,27 +300,33 @@ class OnlineCP(Parameters):
             a parameter is out of range. The model then stays as it was.
         """
         self._check()
-        stream, known = getattr(self, "_stream", None), None
-        if stream is None and not isinstance(self.init, str):
-            factors, rows = self._take_guess()
-            stream, rows = STREAMS[self.loss].begin(factors, rows, self.forget)
-            self._set(stream, rows, rows[:0], 0)
-        dtype = None if stream is None else stream.factors[0].dtype
+        if not hasattr(self, "_stream") and not isinstance(self.init, str):
+            begun, rows = STREAMS[self.loss].begin(*self._take_guess(), self.forget)
+            self._set(begun, rows, rows[:0], 0)
+        stream, dtype = getattr(self, "_stream", None), None
+        known: Any = None
         if stream is not None:
-            known = [factor.shape[0] for factor in stream.factors]
+            dtype, known = stream.factors[0].dtype, [len(factor) for factor in stream.factors]
         new = read_slices(slices, self.mode, dtype, known)
         if STREAMS[self.loss].is_nonnegative and not (new.values >= 0).all():
             least = float(new.values.min())
             raise ValueError(f"slices holds {least}, expected 0 or more for loss={self.loss!r}")
         if stream is None:
             return self._fit_first(new)
-        if len(new.shape) != len(stream.factors) + 1:
+        sizes = [size for n, size in enumerate(new.shape) if n != new.mode]
+        if len(sizes) != len(known):
             raise ValueError(
-                f"slices has {len(new.shape)} modes, expected {len(stream.factors) + 1}: a single "
-                "slice has size 1 in the streaming mode"
+                f"slices has {len(new.shape)} modes, expected {len(known) + 1}: a single slice has "
+                "size 1 in the streaming mode"
             )
         check_place(new.values, "slices", is_cupy(stream.factors[0]), "the model")
-        return self._update(stream, new)
+        shape = [*map(max, sizes, known)]
+        stream = copy.copy(stream)  # the old one stays if a slice fails
+        stream.grow(shape)
+        options = (self.forget, self.n_iter_max, self.tol)
+        added = np.stack([stream.add(x, *options) for x in new.iterate(shape)])
+        self._set(stream, np.concatenate([self._rows, added]), added, self.n_slices_ + len(new))
+        return self
 
     @property
     def cp_tensor_(self) -> CPTensor:
@@ -378,19 +381,6 @@ class OnlineCP(Parameters):
         rows = factors.pop(new.mode)
         stream, rows = kind.begin(factors, rows, self.forget)
         self._set(stream, rows, rows, len(new))
-        return self
-
-    def _update(self, stream: Any, new: Slices) -> Self:
-        """Update the model with one slice after the other."""
-        sizes = [size for n, size in enumerate(new.shape) if n != new.mode]
-        known = [factor.shape[0] for factor in stream.factors]
-        shape = [max(pair) for pair in zip(sizes, known, strict=True)]
-        stream = copy.copy(stream)  # the old one stays if a slice fails
-        stream.grow(shape)
-        options = (self.forget, self.n_iter_max, self.tol)
-        rows = [stream.add(x, *options) for x in new.iterate(shape)]
-        added = array_module(stream.factors[0]).stack(rows)
-        self._set(stream, np.concatenate([self._rows, added]), added, self.n_slices_ + len(new))
         return self
 
     def _set(self, stream: Any, rows: Array, added: Array, num_slices: int) -> None:
@@ -453,12 +443,10 @@ class OnlineCP(Parameters):
             online._check()
             kind, matrix = STREAMS[params["loss"]], (None, params["rank"])
             dtypes = (reader.read("rows", matrix, FLOATS).dtype,)
-            names = [f"factor_{n}" for n in range(len(reader.names()))]
-            names = [name for name in names if name in reader.names()]
-            ndim = len(names) + 1
+            ndim = 1 + sum(name.startswith("factor_") for name in reader.names())
             if reader.header["factors"] != ndim - 1 or not -ndim <= params["mode"] < ndim:
                 raise ValueError("its header does not have the number of factors, or a mode")
-            factors = [reader.read(name, matrix, dtypes) for name in names]
+            factors = [reader.read(f"factor_{n}", matrix, dtypes) for n in range(ndim - 1)]
             histories = [(params["rank"], params["rank"])]
             shapes = [f.shape for f in factors] if kind is CountStream else histories
             state = [reader.read(f"state_{n}", shape, dtypes) for n, shape in enumerate(shapes)]

@@ -14,7 +14,6 @@ from ..base.array_modules import move
 from ..base.checks import check_count, check_rank, num_cells
 from ..base.reporting import report
 from ..base.tables import format_table, make_bars, make_table
-from ..decomposition.guarding import require_flycoo_backend
 from ..decomposition.labelled_cp import label_result, make_figure
 from ..decomposition.losses import find_exact
 from ..decomposition.masks import MissingEntries
@@ -181,16 +180,14 @@ class RankSelection:
         from matplotlib.ticker import MaxNLocator
 
         which = "all runs" if self.rank is None else "runs without the held-out entries"
-        errors, losses, spreads, _, cores, matches = np.array(self.scores).T[1:]
-        is_cut = (cores < _LEAST_CONSISTENCY).any()
+        ranks, errors, losses, spreads, _, cores, matches = np.array(self.scores).T
+        cut = f" (cut at {_LEAST_CONSISTENCY})" if (cores < _LEAST_CONSISTENCY).any() else ""
         panels = {
             f"{self._error} (gray: {which})": errors,
             "held-out loss, with standard errors": losses,
-            f"core consistency, %{f' (cut at {_LEAST_CONSISTENCY})' if is_cut else ''}":
-                np.maximum(cores, _LEAST_CONSISTENCY),
+            f"core consistency, %{cut}": np.maximum(cores, _LEAST_CONSISTENCY),
             "match of the runs": matches,
-        }  # fmt: skip
-        ranks = [score.rank for score in self.scores]
+        }
         all_axes = figure.subplots(2, 2, sharex=True).ravel()
         for rank, of_rank in zip(ranks, self.errors, strict=True):
             all_axes[0].plot([rank] * len(of_rank), of_rank, ".", color="0.7", markersize=5)
@@ -319,7 +316,6 @@ def select_rank(
     _check_holdout(x, holdout, function, options)
     check_count(n_runs, "n_runs")
     if is_parafac(function):
-        require_flycoo_backend()
         function = decomposition.parafac
     options.pop("return_errors", None)  # best_of takes them in any case
     random = as_random_state(random_state)
@@ -367,8 +363,7 @@ def _check_holdout(
     find_exact(loss_of(method, options), " to hold entries out: pass holdout=0")
     for name in ("mask", "confidence"):
         if options.get(name) is not None:
-            text = "is given, but select_rank holds entries out itself: pass holdout=0"
-            raise ValueError(f"{name} {text}")
+            raise ValueError(f"{name} is given, but entries are held out: pass holdout=0")
     if x.nnz < 2:
         raise ValueError(f"x has {x.nnz} nonzeros, expected two or more: pass holdout=0")
 
@@ -395,8 +390,7 @@ def _find_tolerance(
     """
     tol = _find_option("tol", method, options, 0.0) or 0.0
     nearness = float(max(tol, np.finfo(dtype).eps) ** 0.5)
-    is_relative = "loss" not in inspect.signature(method).parameters
-    if len(errors) < 2 or not is_relative:
+    if len(errors) < 2 or "loss" in inspect.signature(method).parameters:
         return nearness
     return max(nearness, len(errors) * abs(float(errors[-2]) - float(errors[-1])))
 
@@ -451,26 +445,26 @@ class _HeldOut:
 
         with_zeros = method is not observed_parafac  # to which only nonzeros are known
         missing = MissingEntries(x, draw_entries(x, share, random, with_zeros))
-        mask: dict[str, Any] = {}
-        if with_zeros and method.__module__.startswith(decomposition.__name__):
-            mask["mask"] = MissingEntries(missing.observed, missing.coords)  # planned once
-        elif with_zeros:
-            cells = move(missing.coords, np)  # sorted, as the mask has to be
-            attributes = {"fill_value": 1.0, "sorted": True, "has_duplicates": False}
-            mask["mask"] = sparse.COO(cells, np.zeros(missing.count), x.shape, **attributes)
         values = move(missing.start, np).astype(np.float64)
         if not with_zeros:
             whole = float(((values - values.mean()) ** 2).sum() or (values**2).sum())
-            return cls(missing.observed, mask, missing, np.ones(values.size), None, whole)
+            return cls(missing.observed, {}, missing, np.ones(values.size), None, whole)
+        if method.__module__.startswith(decomposition.__name__):
+            mask: Any = MissingEntries(missing.observed, missing.coords)  # planned once
+        else:
+            cells = move(missing.coords, np)  # sorted, as the mask has to be
+            attributes = {"fill_value": 1.0, "sorted": True, "has_duplicates": False}
+            mask = sparse.COO(cells, np.zeros(missing.count), x.shape, **attributes)
+        known = missing.observed, {"mask": mask}, missing
         chances = find_chances(x, missing.coords)
         weights = _weigh(values, chances, _count_drawn(x, share), x.nnz)
         if not find_exact(loss_of(method, options)).is_count:
-            return cls(missing.observed, mask, missing, weights, None, weights @ values**2)
+            return cls(*known, weights, None, weights @ values**2)
         total = sum_values(x._layout, x._engine)
         # The deviance of the mean; over all cells, what it adds and what it misses cancel out.
         logs = np.log(np.where(values > 0, values, 1.0)) - np.log(total / num_cells(x.shape))
         whole = max(2 * weights @ (values * logs), np.finfo(np.float64).tiny)
-        return cls(missing.observed, mask, missing, weights, total * chances, whole)
+        return cls(*known, weights, total * chances, whole)
 
     def list_terms(self, model: CPTensor) -> np.ndarray:
         """Return what each entry adds to the held-out loss of a model, or to its square."""
@@ -479,7 +473,9 @@ class _HeldOut:
         if self._independent is None:
             return self._weights * (values - found) ** 2 / self._whole
         found += _SHRINKAGE * np.clip(self._independent - found, -1, 1)
-        return self._weights * _deviance(values, found) / self._whole
+        logs = np.log(np.where(values > 0, values, 1.0) / found)
+        deviances = 2 * (found - values + values * logs)
+        return self._weights * deviances / self._whole
 
     def judge(self, scores: list[RankScore], terms: list[np.ndarray]) -> list[RankScore]:
         """Return the scores with their held-out losses and standard errors."""
@@ -531,12 +527,6 @@ def _weigh(values: np.ndarray, chances: np.ndarray, count: int, nnz: int) -> np.
     return 1 / (as_nonzero + (1 - as_nonzero) * as_other)
 
 
-def _deviance(counts: np.ndarray, means: np.ndarray) -> np.ndarray:
-    """Return what each count adds to the deviance of means above 0."""
-    logs = np.log(np.where(counts > 0, counts, 1.0) / means)
-    return 2 * (means - counts + counts * logs)
-
-
 def _suggest(
     scores: Sequence[RankScore], tolerances: Sequence[float]
 ) -> tuple[RankScore | None, str]:
@@ -547,17 +537,11 @@ def _suggest(
     if least.heldout_loss >= 1:
         return scores[0], "the lowest: no rank predicts the held-out entries"
     gaps = {score: score.heldout_loss - least.heldout_loss for score in scores}
-    good = [
-        score
-        for score, tolerance in zip(scores, tolerances, strict=True)
-        if gaps[score] <= max(score.difference_se, tolerance)
-    ]
+    pairs = zip(scores, tolerances, strict=True)
+    good = [score for score, nearness in pairs if gaps[score] <= max(score.difference_se, nearness)]
     stable = [score for score in scores if score.rank * (1 - score.match) < 0.5]
-    near = [
-        score
-        for score in stable
-        if gaps[score] <= max(least.heldout_se, _SMALL_GAIN * (1 - least.heldout_loss))
-    ]
+    margin = max(least.heldout_se, _SMALL_GAIN * (1 - least.heldout_loss))
+    near = [score for score in stable if gaps[score] <= margin]
     both = [score for score in good if score in stable]
     of_least = f"of the least, that of rank {least.rank}"
     if near and not both:

@@ -180,11 +180,6 @@ def _describe_mode(rows: np.ndarray, size: int) -> ModeStats:
         return ModeStats(size, num_empty_rows, 0, 0.0, 0, 0.0)
     places = np.arange(1, counts.size + 1)
     spread = 2 * float(places @ counts.astype(np.float64)) / (counts.size * float(counts.sum()))
-    return ModeStats(
-        size=size,
-        num_empty_rows=num_empty_rows,
-        min_row_nnz=int(counts[0]),
-        median_row_nnz=float(np.median(counts)),
-        max_row_nnz=int(counts[-1]),
-        gini=max(0.0, spread - (counts.size + 1) / counts.size),
-    )
+    gini = max(0.0, spread - (counts.size + 1) / counts.size)
+    least, median, most = int(counts[0]), float(np.median(counts)), int(counts[-1])
+    return ModeStats(size, num_empty_rows, least, median, most, gini)
