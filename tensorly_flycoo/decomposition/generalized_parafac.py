@@ -7,7 +7,7 @@ import numpy as np
 import tensorly as tl
 
 from ..base.array_modules import Array
-from ..base.checks import check_mode
+from ..base.checks import check_choice, check_mode
 from ..io.checkpoint import Resumed
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
@@ -214,9 +214,7 @@ def _run_adam(
 
 
 def _choose_method(method: str, loss: Loss, samples: Any) -> str:
-    if method not in _METHODS:
-        raise ValueError(f"method is {method!r}, expected one of {_METHODS}")
-    if method == "auto":
+    if check_choice(method, "method", _METHODS) == "auto":
         method = "mu" if loss.is_count else "adam"
     if method != "adam" and not loss.is_count:
         raise ValueError(

@@ -65,7 +65,6 @@ def guard(function: Callable[_P, _R], dense: Callable[_P, _R] | None = None) -> 
     tensor go to `dense`, by default `function`; but a table is refused. The function gets the
     tensor of a `LabelledTensor`, and modes by number; `label_result` gives its result the labels.
     """
-
     parameters = list(inspect.signature(function).parameters)
 
     @functools.wraps(function)
@@ -80,14 +79,16 @@ def guard(function: Callable[_P, _R], dense: Callable[_P, _R] | None = None) -> 
             if isinstance(labelled, LabelledTensor):
                 for name, other in kwargs.items():
                     check_same_labels(other, labelled, names=(name, "the tensor"))
-                names = inspect.signature(function).parameters
-                first = number_modes(labelled, dict(zip(names, args, strict=False)))
+                first = number_modes(labelled, dict(zip(parameters, args, strict=False)))
                 plain = map(drop_labels, [*first.values(), *args[len(first) :]])
                 named = number_modes(labelled, kwargs)
                 named = {name: drop_labels(argument) for name, argument in named.items()}
                 return label_result(call(*plain, **named), labelled.labels)
         ndim = 3 if function.__name__ == "parafac2" else x.ndim  # x may be its first slice
-        check_options(dict(zip(parameters, args, strict=False)) | kwargs, ndim)
+        options: dict[str, Any] = dict(zip(parameters, args, strict=False)) | kwargs
+        if "tucker" in function.__name__ and isinstance(options.get("init"), list):
+            options["init"] = (None, options["init"])  # factors alone
+        check_options(options, ndim)
         with span(function.__name__, x), log_compilation():
             result = attempt(function.__name__, functools.partial(function, *args, **kwargs))
         model = result[0] if isinstance(result, tuple) else result

@@ -72,12 +72,9 @@ def non_negative_tucker(
     ------
     RuntimeError
         If TensorLy's backend is not "flycoo".
-    TypeError
-        If a rank is no integer, such as a fraction, or an array of `init` has the wrong device or
-        dtype.
-    ValueError
-        If `tensor` has no nonzeros, a rank is below 1, their number is not that of the modes,
-        `init` is unknown or does not match, or a checkpoint is of another tensor or decomposition.
+    TypeError, ValueError
+        As of `tucker`; and if `tensor` has no nonzeros, or an array of `init` has the wrong device
+        or dtype.
 
     Notes
     -----

@@ -12,14 +12,7 @@ from tensorly.parafac2_tensor import Parafac2Tensor
 from ..base.array_modules import Array, array_module, move
 from ..base.checks import check_rank, densify_error
 from ..base.reporting import span
-from ..engines.tall_skinny import (
-    eigh,
-    multiply,
-    qr,
-    solve,
-    sum_columns,
-    transposed_product,
-)
+from ..engines.tall_skinny import eigh, multiply, qr, solve, sum_columns, transposed_product
 from ..format.primitives import LeadingPairs
 from ..io.checkpoint import Resumed
 from ..ops.contraction import multiply_matricized
