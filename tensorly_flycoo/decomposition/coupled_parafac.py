@@ -346,4 +346,4 @@ def _solve(gram: Array, targets: Array, rows: Array, is_constrained: bool) -> Ar
     """Return the rows (I, R) of least squares; with a constraint, by sweeps of HALS from `rows`."""
     if not is_constrained:
         return solve(gram, targets.T).T
-    return improve(targets, gram, rows, sparsity=None, exact=False)
+    return improve(targets, gram, rows)

@@ -96,15 +96,13 @@ def generalized_parafac(
     Raises
     ------
     DensifyError
-        If `svd` is any other method, or the mask marks what is observed (fill_value 0).
+        As of `parafac`.
     TypeError
-        If `tensor` is not sparse, `rank` is no integer, or `loss`, `mask` or `init` has the wrong
-        type, device or dtype.
+        As of `parafac`; and if `tensor` is not sparse, or `loss` has the wrong type.
     ValueError
-        If `loss`, `method` or `init` is unknown, `method` does not suit the loss, `tensor` has no
-        nonzeros or values that the loss is not defined for, `init` has elements below the lower
-        bound, shapes do not match, or a checkpoint is of another tensor or decomposition; or if a
-        user's loss returns nan.
+        As of `parafac`; and if `loss` or `method` is unknown, they do not suit each other, `tensor`
+        has no nonzeros or values that the loss is not defined for, `init` has elements below the
+        lower bound, or a user's loss returns nan.
 
     Notes
     -----

@@ -53,11 +53,8 @@ def non_negative_parafac(
 
     Returns
     -------
-    CPTensor
-        Weights (R,) and factors (I_n, R) in the dtype and on the device of `tensor`.
-    errors : list of float
-        The relative error after each iteration, with the model's values at missing entries; only
-        with `return_errors`, and empty if no errors are computed.
+    CPTensor, errors
+        As of `parafac`; the list is empty if no errors are computed.
 
     Raises
     ------

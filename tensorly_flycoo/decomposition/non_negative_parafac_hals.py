@@ -140,7 +140,7 @@ class Hals:
             gram = multiply_grams(weights, factors, skip=mode)
             if mode in self.constrained:
                 penalty = self.penalties[mode]
-                factors[mode] = improve(product, gram, factors[mode], penalty, self.exact)
+                factors[mode] = improve(product, gram, factors[mode], penalty, exact=self.exact)
             else:
                 factors[mode] = solve(gram.T, product.T).T
             if self.normalize_factors and mode != self.modes[-1]:
@@ -179,7 +179,7 @@ def spread_penalties(
 
 
 def improve(
-    targets: Array, gram: Array, factor: Array, sparsity: float | None, exact: bool
+    targets: Array, gram: Array, factor: Array, sparsity: float | None = None, exact: bool = False
 ) -> Array:
     """Return the factor after some sweeps of HALS."""
     xp = array_module(gram)
@@ -188,7 +188,6 @@ def improve(
         rows = targets.map_blocks(lambda _, part: np.copy(part, order="C"), factor)
     else:
         rows, targets = xp.array(factor, order="C"), xp.ascontiguousarray(targets)
-    arrays = (targets, xp.ascontiguousarray(gram), rows)
     sweeps = _EXACT_SWEEPS if exact else _SWEEPS
-    solve_nonnegative(*arrays, *sweeps, sparsity=sparsity)
+    solve_nonnegative(targets, xp.ascontiguousarray(gram), rows, *sweeps, sparsity=sparsity)
     return rows

@@ -63,10 +63,8 @@ def non_negative_tucker(
 
     Returns
     -------
-    TuckerTensor
-        A core of size `rank` and factors (I_n, R_n) in the dtype and on the device of `tensor`.
-    errors : list of float
-        The relative error after each iteration; only with `return_errors`.
+    TuckerTensor, errors
+        As of `tucker`, in the dtype of `tensor`.
 
     Raises
     ------

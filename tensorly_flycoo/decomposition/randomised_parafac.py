@@ -55,10 +55,8 @@ def randomised_parafac(
 
     Returns
     -------
-    CPTensor
-        Weights of ones (R,) and factors (I_n, R) in the dtype and on the device of `tensor`.
-    errors : list of float
-        The relative error after each iteration, or its estimate; only with `return_errors`.
+    CPTensor, errors
+        As of `parafac`, with weights of ones, and errors or their estimates.
 
     Raises
     ------
