@@ -15,16 +15,18 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import tensorly as tl
-from tensorly.cp_tensor import CPTensor
+from tensorly.cp_tensor import CPTensor, cp_normalize
 
 from .. import decomposition
 from ..base.array_modules import Array
 from ..base.checks import densify_error
+from ..base.reporting import span
 from ..decomposition import initial_guess
+from ..decomposition.cp_model import make_cp_tensor
 from ..decomposition.guarding import guard
-from ..decomposition.initial_guess import SVDS
+from ..decomposition.initial_guess import SVDS, make_initial_guess
 from ..decomposition.parafac import Continued
-from ..decomposition.ranks import find_tucker_rank
+from ..decomposition.ranks import find_cp_rank, find_tucker_rank
 from ..decomposition.whole_tensor import WholeTensor, check_start
 from ..engines.tall_skinny import inner_product
 from ..ops import gram_products
@@ -144,8 +146,6 @@ _LOST_LABELS = (
     "tensorly_flycoo does not keep those of a LabelledTensor; call tl.decomposition.NAME instead"
 )
 
-_OPTIONS = ("rank", "init", "svd", "random_state", "non_negative", "normalize_factors")
-
 
 def _initialize_cp(original: Callable, *args: Any, **kwargs: Any) -> Any:
     bound = inspect.signature(original).bind(*args, **kwargs)
@@ -161,9 +161,13 @@ def _initialize_cp(original: Callable, *args: Any, **kwargs: Any) -> Any:
     else:
         _logger.debug("called by a decomposition that was imported before tensorly_flycoo")
     _refuse_mask(given, tensor, "tensorly_flycoo.decomposition.parafac or non_negative_parafac")
-    if isinstance(init, str) and (init == "random" or (init == "svd" and given["svd"] in SVDS)):
-        return initial_guess.initialize_cp(tensor, *(given[name] for name in _OPTIONS))
     x = given["tensor"] = as_flycoo(tensor, check_coords=True)
+    if isinstance(init, str) and (init == "random" or (init == "svd" and given["svd"] in SVDS)):
+        options = {name: given[name] for name in ("init", "svd", "random_state", "non_negative")}
+        with span("start"):
+            weights, factors = make_initial_guess(x, find_cp_rank(x, given["rank"]), **options)
+        start = make_cp_tensor(weights, initial_guess.spread_factors(x, factors))
+        return cp_normalize(start) if given["normalize_factors"] else start
     on_gpu = x.device == "cuda"
     given["init"] = initial_guess.check_initial_guess(init, x.dtype, on_gpu, given["rank"])
     start = original(**given)

@@ -342,7 +342,7 @@ def check_index_base(index_base: int) -> int:
     return int(index_base)
 
 
-def check_choice(choice: Any, name: str, choices: tuple[str, ...]) -> str:
+def check_choice(choice: Any, name: str, choices: tuple[Any, ...]) -> Any:
     """Return an argument; refuse it if it is none of `choices`."""
     if choice not in choices:
         raise ValueError(f"{name} is {choice!r}, expected one of {choices}")

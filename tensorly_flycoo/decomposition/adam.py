@@ -20,6 +20,7 @@ from ..ops.sampling import NonzeroSampler, make_sampler
 from ..ops.sparse_matrices import make_csc, multiply
 from ..tensor.pieces import sum_values
 from ..tensor.tensor import FlycooTensor
+from .cp_loop import pack_random, unpack_random
 from .cp_model import multiply_all
 from .losses import Elementwise, Loss
 from .masks import ObservedData
@@ -183,7 +184,7 @@ class Adam:
         self, loss: Loss, data: ObservedData, modes: list[int], factors: list[Array],
         samples: tuple[int, int] | None, random: np.random.RandomState, state: Mapping[str, Array],
     ) -> None:  # fmt: skip
-        self._loss, self._data, self._modes, self._random = loss, data, modes, random
+        self._loss, self._modes, self._random = loss, modes, random
         self._sampler = CellSampler(data)
         if samples is None:
             count = int(np.clip(sum(data.tensor.shape), *_SAMPLES))
@@ -197,9 +198,8 @@ class Adam:
             for n in modes
         }
         if state:
-            position, self._seed, self._num_done, self._num_failures = state["numbers"].tolist()
-            self._random = np.random.RandomState()
-            self._random.set_state(("MT19937", state["random_keys"], position, 0, 0.0))
+            self._seed, self._num_done, self._num_failures = state["numbers"].tolist()
+            self._random = unpack_random(state)
         else:
             self._seed = int(self._random.randint(2**31))
             self._num_done = self._num_failures = 0
@@ -208,13 +208,12 @@ class Adam:
         if is_sum_of_cells and num_cells(data.tensor.shape) > MAX_CELLS:
             drawn = np.random.RandomState(self._seed)
             self._compared = self._sampler.draw(drawn, _NUM_COMPARED, _NUM_COMPARED)
-        self.value = self._measure(factors)
+        self.value = measure_loss(loss, self._sampler, None, factors, self._compared)
 
     def save_state(self) -> dict[str, Array]:
         """Return what a resumed run needs besides the factors."""
-        _, keys, position, *_ = self._random.get_state(legacy=True)
-        numbers = [position, self._seed, self._num_done, self._num_failures]
-        state = {"random_keys": keys, "numbers": np.array(numbers, np.int64)}
+        numbers = [self._seed, self._num_done, self._num_failures]
+        state = {**pack_random(self._random), "numbers": np.array(numbers, np.int64)}
         for n, (mean, square) in self._moments.items():
             state |= {f"mean_{n}": mean, f"square_{n}": square}
         return state
@@ -235,7 +234,7 @@ class Adam:
             self._num_done += 1
             for n, gradient in gradients.items():
                 factors[n] = self._step(n, factors[n], gradient, rate)
-        value = self._measure(factors)
+        value = measure_loss(self._loss, self._sampler, None, factors, self._compared)
         if value <= self.value:
             self.value = value
             return None, factors, value
@@ -249,14 +248,11 @@ class Adam:
         square = _BETA_2 * square + (1 - _BETA_2) * gradient * gradient
         self._moments[mode] = (mean, square)
         first, second = (1 - beta**self._num_done for beta in (_BETA_1, _BETA_2))
-        xp = self._data.xp
+        xp = array_module(factor)
         moved = factor - rate / first * mean / (xp.sqrt(square / second) + _EPSILON)
         if self._loss.lower_bound > -np.inf:
             moved = xp.maximum(moved, self._loss.lower_bound)
         return moved.astype(factor.dtype, copy=False)
-
-    def _measure(self, factors: list[Array]) -> float:
-        return measure_loss(self._loss, self._sampler, None, factors, self._compared)
 
 
 def scale_guess(

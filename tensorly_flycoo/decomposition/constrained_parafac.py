@@ -84,16 +84,12 @@ def constrained_parafac(
 
     Raises
     ------
-    DensifyError
-        If `svd` is any other method.
+    DensifyError, TypeError
+        As of `parafac`.
     RuntimeError
         If TensorLy's backend is not "flycoo": its proximal operators would not run on a GPU.
-    TypeError
-        If `rank` is no integer, `init` has the wrong device or dtype, or `cvg_criterion` is
-        unknown.
     ValueError
-        If `rank` is below 1, a mode has two constraints, `init` is unknown, its shapes do not
-        match, or a checkpoint is of another tensor or decomposition.
+        As of `parafac`; and if a mode has two constraints, or a checkpoint other free modes.
 
     Warns
     -----

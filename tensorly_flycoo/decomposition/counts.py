@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
+from scipy import special
 
 from ..base.array_modules import Array, array_module, is_cupy
 
@@ -59,7 +60,7 @@ def sum_counts(counts: Array, model: Array) -> Array:
     if is_cupy(counts):
         from cupyx.scipy.special import gammaln
     else:
-        from scipy.special import gammaln
+        gammaln = special.gammaln
     is_positive = counts > 0
     counts, model = counts[is_positive], model[is_positive]
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -80,11 +81,9 @@ def complete_fit(sums: Array, model_sum: float, num_entries: int) -> CountFit:
 
 def log_upper_tail(counts: np.ndarray, means: np.ndarray) -> np.ndarray:
     """Compute ``log P(X >= count)`` of Poisson variables, in float64."""
-    from scipy.special import gammainc
-
     counts = np.ceil(counts)
     with np.errstate(divide="ignore"):
-        tails = np.log(gammainc(np.maximum(counts, 1), means))
+        tails = np.log(special.gammainc(np.maximum(counts, 1), means))
     is_far = (tails < np.log(_LEAST_PROBABILITY)) & (means > 0) & (counts > 0)
     tails[is_far] = _log_far_upper(counts[is_far], means[is_far])
     return np.where(counts <= 0, 0.0, tails)
@@ -92,11 +91,9 @@ def log_upper_tail(counts: np.ndarray, means: np.ndarray) -> np.ndarray:
 
 def log_lower_tail(counts: np.ndarray, means: np.ndarray) -> np.ndarray:
     """Compute ``log P(X <= count)`` of Poisson variables, in float64."""
-    from scipy.special import gammaincc
-
     counts = np.floor(counts)
     with np.errstate(divide="ignore"):
-        tails = np.log(gammaincc(counts + 1, means))
+        tails = np.log(special.gammaincc(counts + 1, means))
     is_far = tails < np.log(_LEAST_PROBABILITY)
     tails[is_far] = _log_far_lower(counts[is_far], means[is_far])
     return tails
@@ -146,8 +143,6 @@ def _log_probability(counts: np.ndarray, means: np.ndarray) -> np.ndarray:
 
     Loader, "Fast and accurate computation of binomial probabilities", 2000.
     """
-    from scipy.special import gammaln, xlogy
-
     many = np.maximum(counts, _MANY)
     distance = (means - many) / many
     squares = 1 / many**2
@@ -156,5 +151,5 @@ def _log_probability(counts: np.ndarray, means: np.ndarray) -> np.ndarray:
     near = np.abs(distance) < 0.5
     logs[near] = np.log1p(distance[near])
     by_series = many * (logs - distance) - series - 0.5 * np.log(2 * np.pi * many)
-    directly = xlogy(counts, means) - means - gammaln(counts + 1)
+    directly = special.xlogy(counts, means) - means - special.gammaln(counts + 1)
     return np.where(counts < _MANY, directly, by_series)

@@ -80,8 +80,8 @@ def read_blocks(items: Iterable[Any], block_weights: Iterable[float] | None) -> 
     blocks = [_read_item(n, item) for n, item in enumerate(items)]
     if not blocks:
         raise ValueError("blocks is empty, expected at least one (data, modes)")
-    weights: list[Any] = [1.0] * len(blocks) if block_weights is None else [block_weights]
-    weights = [*block_weights] if isinstance(block_weights, Iterable) else weights
+    given: Any = [1.0] * len(blocks) if block_weights is None else block_weights
+    weights = [*given] if isinstance(given, Iterable) else [given]
     are_right = all(isinstance(weight, Real) and 0 < float(weight) < np.inf for weight in weights)
     if len(weights) != len(blocks) or not are_right:
         raise ValueError(

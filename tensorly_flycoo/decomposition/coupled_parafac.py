@@ -12,14 +12,7 @@ from ..base.array_modules import Array, array_module, move
 from ..base.checks import check_factors, check_rank, check_weights
 from ..base.reporting import log_compilation
 from ..engines import select_engine
-from ..engines.tall_skinny import (
-    column_norms,
-    find_signs,
-    solve,
-    sum_columns,
-    transposed_product,
-)
-from ..ops.hals import solve_nonnegative
+from ..engines.tall_skinny import column_norms, find_signs, solve, sum_columns, transposed_product
 from ..tensor.labelled import Labels
 from ..tensor.memory import attempt, check_room
 from .coupled_blocks import Blocks, read_blocks
@@ -27,9 +20,7 @@ from .cp_loop import Callback, has_converged, iterate
 from .cp_model import multiply_all
 from .guarding import check_options
 from .labelled_cp import LabelledCP
-
-#: Sweeps of HALS over a factor, and the tolerance that ends them: those of TensorLy.
-_SWEEPS = (5, 1e-8)
+from .non_negative_parafac_hals import improve
 
 
 @dataclass(eq=False, repr=False)
@@ -279,11 +270,8 @@ class _CoupledALS:
             # Weights that no factor can take up, since the block shares all of its modes.
             if all(len(self._uses[n]) > 1 for n in block.modes):
                 gram = multiply_all([grams[n] for n in block.modes])
-                own, is_constrained = (
-                    weights[b][None].astype(np.float64),
-                    {*block.modes} <= constrained,
-                )
-                weights[b] = _solve(gram, sums[b][None], own, is_constrained)[0]
+                own = weights[b][None].astype(np.float64)
+                weights[b] = _solve(gram, sums[b][None], own, {*block.modes} <= constrained)[0]
         return weights, factors, (grams, sums)
 
     def find_sums(self, factors: list[Array]) -> tuple[list[Array], list[Array]]:
@@ -358,7 +346,4 @@ def _solve(gram: Array, targets: Array, rows: Array, is_constrained: bool) -> Ar
     """Return the rows (I, R) of least squares; with a constraint, by sweeps of HALS from `rows`."""
     if not is_constrained:
         return solve(gram, targets.T).T
-    xp = array_module(gram)
-    rows = xp.array(rows, order="C")  # a copy: a callback may hold them
-    solve_nonnegative(xp.ascontiguousarray(targets), xp.ascontiguousarray(gram), rows, *_SWEEPS)
-    return rows
+    return improve(targets, gram, rows)

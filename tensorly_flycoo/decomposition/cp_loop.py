@@ -97,6 +97,27 @@ def restore(
     return xp.asarray(first), [xp.asarray(factor) for factor in factors]
 
 
+def pack_random(random: np.random.RandomState, name: str = "random") -> dict[str, np.ndarray]:
+    """Return the state of a Mersenne Twister for a checkpoint; {} for another generator."""
+    state: Any = random.get_state(legacy=False)
+    if state["bit_generator"] != "MT19937":
+        return {}
+    key, position = state["state"]["key"], state["state"]["pos"]
+    return {f"{name}_key": key, f"{name}_position": np.asarray(position)}
+
+
+def unpack_random(state: Mapping[str, Array], name: str = "random") -> np.random.RandomState:
+    """Return the generator of which `pack_random` returned the state."""
+    if f"{name}_key" not in state:
+        raise ValueError(
+            "the checkpoint has no random state: it is of another decomposition, or of a "
+            "random_state other than NumPy's Mersenne Twister"
+        )
+    random, position = np.random.RandomState(), int(state[f"{name}_position"])
+    random.set_state(("MT19937", state[f"{name}_key"], position, 0, 0.0))
+    return random
+
+
 def measure_by(x: WholeTensor | ImputedTensor, wants_errors: bool) -> Measure:
     """Return a `Measure` that takes the MTTKRP of the last mode, and imputes missing entries.
 

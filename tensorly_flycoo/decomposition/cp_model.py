@@ -2,6 +2,8 @@
 
 import warnings
 from collections.abc import Sequence
+from functools import reduce
+from operator import mul
 from typing import Any
 
 import numpy as np
@@ -14,11 +16,8 @@ from ..engines.tall_skinny import column_norms, is_tall, sum_columns, sum_rows, 
 
 def multiply_all(arrays: Sequence[Array], skip: int | None = None) -> Array:
     """Multiply arrays elementwise, all but that of mode `skip`; ones if none is left."""
-    product: Array = None
-    for n, array in enumerate(arrays):
-        if n != skip:
-            product = array if product is None else product * array
-    return array_module(arrays[0]).ones_like(arrays[0]) if product is None else product
+    kept = [array for n, array in enumerate(arrays) if n != skip]
+    return reduce(mul, kept) if kept else array_module(arrays[0]).ones_like(arrays[0])
 
 
 def multiply_grams(
@@ -74,9 +73,9 @@ def normalize(weights: Array | None, factors: Sequence[Array]) -> tuple[Array, l
 def normalize_updated(
     weights: Array | None, factors: list[Array], mode: int
 ) -> tuple[Array, list[Array]]:
-    """Do what `normalize` does to a model of which one factor is new, and leave the others alone.
+    """Normalise one updated factor, and all if there are no weights yet.
 
-    They are normalised already if there are weights, and a `LastPass` knows them by identity.
+    The others stay the same objects: a `LastPass` knows them by identity.
     """
     if weights is None:
         return normalize(weights, factors)

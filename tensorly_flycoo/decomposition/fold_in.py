@@ -138,7 +138,7 @@ def fold_in(
         if l2_reg is None:
             l2_reg = getattr(cp_tensor, "observed_l2_reg", L2_REG)
         check_ridge(l2_reg)
-        return _fit_observed(x, weights, factors, mode, old, l2_reg, read_marks(cp_tensor))
+        return _fit_observed(x, cp_tensor, factors, mode, l2_reg)
     if is_count:
         return _fit_counts(x, weights, factors, mode)
     product = mttkrp(x, factors, mode, weights=weights)
@@ -165,18 +165,11 @@ def _invert(gram: np.ndarray) -> np.ndarray:
 
 
 def _fit_observed(
-    x: FlycooTensor,
-    weights: Array | None,
-    factors: list[Array],
-    mode: int,
-    old: Array,
-    l2_reg: float,
-    marks: dict[str, Any],
+    x: FlycooTensor, cp_tensor: Any, factors: list[Array], mode: int, l2_reg: float
 ) -> Array:
-    """Fit the rows of `mode` to the nonzeros; `old` are those of the model with these `marks`.
-
-    Its columns of other modes' biases are one number, and stay so.
-    """
+    """Fit the rows of `mode` to the nonzeros; columns of other modes' biases, one number, stay."""
+    (weights, before), marks = take_model(cp_tensor), read_marks(cp_tensor)
+    old = before[mode]
     xp, rows, scales = array_module(old), factors[mode], 1 if weights is None else weights
     bias_modes = xp.asarray(marks.get("bias_modes", (-1,) * old.shape[1]))
     is_own = bias_modes == mode

@@ -7,7 +7,7 @@ import numpy as np
 import tensorly as tl
 
 from ..base.array_modules import Array
-from ..base.checks import check_mode
+from ..base.checks import check_choice, check_mode
 from ..io.checkpoint import Resumed
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
@@ -96,15 +96,13 @@ def generalized_parafac(
     Raises
     ------
     DensifyError
-        If `svd` is any other method, or the mask marks what is observed (fill_value 0).
+        As of `parafac`.
     TypeError
-        If `tensor` is not sparse, `rank` is no integer, or `loss`, `mask` or `init` has the wrong
-        type, device or dtype.
+        As of `parafac`; and if `tensor` is not sparse, or `loss` has the wrong type.
     ValueError
-        If `loss`, `method` or `init` is unknown, `method` does not suit the loss, `tensor` has no
-        nonzeros or values that the loss is not defined for, `init` has elements below the lower
-        bound, shapes do not match, or a checkpoint is of another tensor or decomposition; or if a
-        user's loss returns nan.
+        As of `parafac`; and if `loss` or `method` is unknown, they do not suit each other, `tensor`
+        has no nonzeros or values that the loss is not defined for, `init` has elements below the
+        lower bound, or a user's loss returns nan.
 
     Notes
     -----
@@ -214,9 +212,7 @@ def _run_adam(
 
 
 def _choose_method(method: str, loss: Loss, samples: Any) -> str:
-    if method not in _METHODS:
-        raise ValueError(f"method is {method!r}, expected one of {_METHODS}")
-    if method == "auto":
+    if check_choice(method, "method", _METHODS) == "auto":
         method = "mu" if loss.is_count else "adam"
     if method != "adam" and not loss.is_count:
         raise ValueError(

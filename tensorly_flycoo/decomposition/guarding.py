@@ -67,7 +67,6 @@ def guard(function: Callable[_P, _R], dense: Callable[_P, _R] | None = None) -> 
     tensor go to `dense`, by default `function`; but a table is refused. The function gets the
     tensor of a `LabelledTensor`, and modes by number; `label_result` gives its result the labels.
     """
-
     parameters = list(inspect.signature(function).parameters)
 
     @functools.wraps(function)
@@ -78,18 +77,21 @@ def guard(function: Callable[_P, _R], dense: Callable[_P, _R] | None = None) -> 
                 raise not_sparse_error(table)
             with log_compilation():
                 return (dense or function)(*args, **kwargs)
-        for labelled in (*args, *kwargs.values()):
+        given: dict[str, Any] = dict(zip(parameters, args, strict=False)) | kwargs
+        if len(given) < len(args) + len(kwargs):
+            return function(*args, **kwargs)  # a TypeError
+        for labelled in given.values():
             if isinstance(labelled, LabelledTensor):
-                for name, other in kwargs.items():
+                for name, other in given.items():
                     check_same_labels(other, labelled, names=(name, "the tensor"))
-                names = inspect.signature(function).parameters
-                first = number_modes(labelled, dict(zip(names, args, strict=False)))
-                plain = map(drop_labels, [*first.values(), *args[len(first) :]])
-                named = number_modes(labelled, kwargs)
-                named = {name: drop_labels(argument) for name, argument in named.items()}
-                return label_result(call(*plain, **named), labelled.labels)
+                numbered = number_modes(labelled, given).items()
+                plain: Any = {name: drop_labels(argument) for name, argument in numbered}
+                return label_result(call(**plain), labelled.labels)
         ndim = 3 if function.__name__ == "parafac2" else x.ndim  # x may be its first slice
-        check_options(dict(zip(parameters, args, strict=False)) | kwargs, ndim)
+        takes_factors = function.__name__.startswith("non_negative_tucker")
+        if takes_factors and isinstance(given.get("init"), list):
+            given["init"] = (None, given["init"])
+        check_options(given, ndim)
         with span(function.__name__, x), log_compilation():
             result = attempt(function.__name__, functools.partial(function, *args, **kwargs))
         model = result[0] if isinstance(result, tuple) else result

@@ -8,21 +8,19 @@ from typing import Any
 import numpy as np
 import tensorly as tl
 from numpy.typing import DTypeLike
-from tensorly.cp_tensor import CPTensor, cp_normalize
+from tensorly.cp_tensor import CPTensor
 
 from ..base.array_modules import Array
 from ..base.checks import check_factors, check_place, check_weights, densify_error
-from ..base.reporting import span
 from ..ops.lazy_svd import LazySVD
 from ..spread.row_shards import scatter, take_model
 from ..spread.spread_layout import SpreadLayout
 from ..start.nndsvd import make_left_vectors_non_negative
 from ..start.unfolding import LazyMatrix, Unfolding
-from ..tensor.coo_cache import as_flycoo, is_raw_sparse
+from ..tensor.coo_cache import is_raw_sparse
 from ..tensor.memory import attempt, check_room
 from ..tensor.tensor import FlycooTensor
-from .cp_model import make_cp_tensor, normalize
-from .ranks import find_cp_rank
+from .cp_model import normalize
 
 #: The methods for singular vectors that work for a sparse tensor: they find only the leading ones.
 SVDS = ("truncated_svd", "randomized_svd")
@@ -96,21 +94,6 @@ def draw_factors(x: FlycooTensor, rank: int, random: Any) -> list[Array]:
         return [x._engine.draw_uniform(random, (size, rank), x.dtype) for size in x.shape]
 
     return attempt(f"a random start of rank {rank}", draw)
-
-
-def initialize_cp(
-    tensor: Any, rank: Any, init: str, svd: str, random_state: Any, non_negative: bool,
-    normalize_factors: bool,
-) -> CPTensor:  # fmt: skip
-    """Return what TensorLy's `initialize_cp` does for ``init="random"`` and ``init="svd"``."""
-    x = as_flycoo(tensor, check_coords=True)
-    rank = find_cp_rank(x, rank)
-    with span("start"):
-        weights, factors = make_initial_guess(
-            x, rank, init, svd, random_state, non_negative=non_negative
-        )
-    start = make_cp_tensor(weights, spread_factors(x, factors))
-    return cp_normalize(start) if normalize_factors else start
 
 
 def take_guess(x: FlycooTensor, rank: int, init: Any) -> list[Array]:

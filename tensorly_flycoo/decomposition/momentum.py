@@ -17,12 +17,6 @@ from .whole_tensor import WholeTensor
 NESTEROV = "nesterov"
 
 
-def check_linesearch(linesearch: Any, choices: Sequence[Any]) -> None:
-    """Refuse a value of ``linesearch=`` that a decomposition does not know."""
-    if linesearch not in choices:
-        raise ValueError(f"linesearch is {linesearch!r}, expected one of {tuple(choices)}")
-
-
 class Pace:
     """Nesterov's sequence of steps: t' = (1 + sqrt(1 + 4 t^2)) / 2, and a step of (t - 1) / t'.
 

@@ -53,22 +53,13 @@ def non_negative_parafac(
 
     Returns
     -------
-    CPTensor
-        Weights (R,) and factors (I_n, R) in the dtype and on the device of `tensor`.
-    errors : list of float
-        The relative error after each iteration, with the model's values at missing entries; only
-        with `return_errors`, and empty if no errors are computed.
+    CPTensor, errors
+        As of `parafac`; the list is empty if no errors are computed.
 
     Raises
     ------
-    DensifyError
-        If `svd` is any other method, or the mask marks what is observed (fill_value 0).
-    TypeError
-        If `rank` is no integer, `mask` or `init` has the wrong type, device or dtype, or
-        `cvg_criterion` is unknown.
-    ValueError
-        If `rank` is below 1, shapes do not match, the mask holds numbers other than 0 and 1, or a
-        checkpoint is of another tensor or decomposition.
+    DensifyError, TypeError, ValueError
+        As of `parafac`, for the same parameters; but a run with a mask can be resumed.
 
     Notes
     -----

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..base.array_modules import Array, array_module
-from ..base.checks import check_real
+from ..base.checks import check_choice, check_real
 from ..engines.tall_skinny import solve
 from ..ops.hals import solve_nonnegative
 from ..spread.row_shards import RowShards
@@ -17,7 +17,7 @@ from ..tensor.tensor import FlycooTensor
 from .cp_loop import Callback, Update, has_converged, iterate, measure_by, start
 from .cp_model import multiply_grams, normalize_updated
 from .guarding import dense_to_tensorly, describe_as
-from .momentum import NESTEROV, add_momentum, check_linesearch
+from .momentum import NESTEROV, add_momentum
 from .non_negative_parafac import non_negative_parafac
 from .ranks import find_cp_rank
 from .whole_tensor import WholeTensor
@@ -48,10 +48,6 @@ def non_negative_parafac_hals(
 
     Parameters
     ----------
-    tensor : FlycooTensor or sparse.COO
-    init : {"svd", "random", CPTensor, ResumedCP}
-        The initial guess, in the dtype and on the device of `tensor`; or a checkpoint to resume
-        (`Progress.resume`).
     sparsity_coefficients : float or sequence of float, optional
         Weights of a penalty on the sum of each factor's elements.
     fixed_modes : sequence of int, optional
@@ -66,22 +62,16 @@ def non_negative_parafac_hals(
 
     Returns
     -------
-    CPTensor
-        Weights (R,) and factors (I_n, R) in the dtype and on the device of `tensor`.
-    errors : list of float
-        The relative error after each iteration; only with `return_errors`, and empty if no errors
-        are computed.
+    CPTensor, errors
+        As of `non_negative_parafac`.
 
     Raises
     ------
-    DensifyError
-        If `svd` is any other method.
-    TypeError
-        If `rank` is no integer, `init` has the wrong device or dtype, or `cvg_criterion` is
-        unknown.
+    DensifyError, TypeError
+        As of `non_negative_parafac`.
     ValueError
-        If `rank` is below 1, `init`, `nn_modes` or `linesearch` is unknown, the shapes of `init` do
-        not match, or a checkpoint is of another tensor or decomposition.
+        So too, and if `nn_modes`, `sparsity_coefficients` or `linesearch` is unknown or does not
+        fit.
 
     Notes
     -----
@@ -106,7 +96,7 @@ def non_negative_parafac_hals(
     x = as_flycoo(tensor, check_coords=True)
     num_components = find_cp_rank(x, rank)
     constrained = find_constrained(nn_modes, x.ndim)
-    check_linesearch(linesearch, (False, NESTEROV))
+    check_choice(linesearch, "linesearch", (False, NESTEROV))
     penalties = spread_penalties(sparsity_coefficients, x.ndim, constrained)
     model = start(
         x, None, num_components, init, svd, random_state, solver="non_negative_parafac_hals",
@@ -150,7 +140,7 @@ class Hals:
             gram = multiply_grams(weights, factors, skip=mode)
             if mode in self.constrained:
                 penalty = self.penalties[mode]
-                factors[mode] = improve(product, gram, factors[mode], penalty, self.exact)
+                factors[mode] = improve(product, gram, factors[mode], penalty, exact=self.exact)
             else:
                 factors[mode] = solve(gram.T, product.T).T
             if self.normalize_factors and mode != self.modes[-1]:
@@ -189,7 +179,7 @@ def spread_penalties(
 
 
 def improve(
-    targets: Array, gram: Array, factor: Array, sparsity: float | None, exact: bool
+    targets: Array, gram: Array, factor: Array, sparsity: float | None = None, exact: bool = False
 ) -> Array:
     """Return the factor after some sweeps of HALS."""
     xp = array_module(gram)
@@ -198,7 +188,6 @@ def improve(
         rows = targets.map_blocks(lambda _, part: np.copy(part, order="C"), factor)
     else:
         rows, targets = xp.array(factor, order="C"), xp.ascontiguousarray(targets)
-    arrays = (targets, xp.ascontiguousarray(gram), rows)
     sweeps = _EXACT_SWEEPS if exact else _SWEEPS
-    solve_nonnegative(*arrays, *sweeps, sparsity=sparsity)
+    solve_nonnegative(targets, xp.ascontiguousarray(gram), rows, *sweeps, sparsity=sparsity)
     return rows

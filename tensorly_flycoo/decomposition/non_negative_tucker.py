@@ -63,21 +63,16 @@ def non_negative_tucker(
 
     Returns
     -------
-    TuckerTensor
-        A core of size `rank` and factors (I_n, R_n) in the dtype and on the device of `tensor`.
-    errors : list of float
-        The relative error after each iteration; only with `return_errors`.
+    TuckerTensor, errors
+        As of `tucker`, in the dtype of `tensor`.
 
     Raises
     ------
     RuntimeError
         If TensorLy's backend is not "flycoo".
-    TypeError
-        If a rank is no integer, such as a fraction, or an array of `init` has the wrong device or
-        dtype.
-    ValueError
-        If `tensor` has no nonzeros, a rank is below 1, their number is not that of the modes,
-        `init` is unknown or does not match, or a checkpoint is of another tensor or decomposition.
+    TypeError, ValueError
+        As of `tucker`; and if `tensor` has no nonzeros, or an array of `init` has the wrong device
+        or dtype.
 
     Notes
     -----

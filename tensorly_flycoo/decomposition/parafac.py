@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tensorly.cp_tensor import CPTensor
 
 from ..base.array_modules import Array, array_module
-from ..base.checks import check_count, check_real, densify_error
+from ..base.checks import check_choice, check_count, check_real, densify_error
 from ..engines.tall_skinny import qr, solve
 from ..io.checkpoint import Origin, Resumed, mark_origin
 from ..ops import gram_products
@@ -29,7 +29,7 @@ from .cp_loop import (
 from .cp_model import make_cp_tensor, multiply_grams
 from .guarding import dense_to_tensorly, require_flycoo_backend, tensorly_loop
 from .masks import ImputedTensor, find_missing
-from .momentum import NESTEROV, add_momentum, check_linesearch, take_error
+from .momentum import NESTEROV, add_momentum, take_error
 from .ranks import find_cp_rank
 from .whole_tensor import CentredTensor, WholeTensor
 
@@ -97,7 +97,7 @@ def parafac(
         dense tensor): Nesterov's momentum, which extrapolates before each iteration and takes back
         what raises the error; usually the faster one, see `Notes`.
     callback : callable, optional
-        Called with the CPTensor and its error before the first and after each iteration, such as a
+        Called with the model and its error before the first and after each iteration, such as a
         `Progress`; returns True to stop. For a dense tensor only where TensorLy has it.
     center_modes : sequence of int, optional
         Modes to centre across: decompose the tensor less its means over each of them in turn, as
@@ -172,20 +172,19 @@ def parafac(
     """
     options = {name: value for name, value in locals().items() if name != "center_modes"}
     rank = find_cp_rank(tensor, rank)
-    check_linesearch(linesearch, (False, True, NESTEROV))
+    check_choice(linesearch, "linesearch", (False, True, NESTEROV))
     has_momentum = linesearch == NESTEROV
     if isinstance(init, Resumed):
         bro = linesearch and not has_momentum  # momentum's state is in a checkpoint
-        not_saved = {"linesearch": bro, "orthogonalise": orthogonalise, "mask": mask}
-        for name, value in not_saved.items():
+        not_saved = ("linesearch", bro), ("orthogonalise", orthogonalise), ("mask", mask)
+        for name, value in not_saved:
             if value is not None and value is not False:
                 raise ValueError(f"{name}= cannot resume a checkpoint: start anew, or leave it out")
     if center_modes is not None:
         if mask is not None:
             raise ValueError("center_modes are given together with a mask, expected one of them")
         if isinstance(init, str) and init == "svd":
-            instead = "expected 'random' or a model together with center_modes"
-            raise ValueError(f"init is 'svd', {instead}")
+            raise ValueError("init is 'svd', expected 'random' or a model with center_modes")
     check_real(l2_reg, "l2_reg", 0)
     if not isinstance(orthogonalise, bool):
         check_count(orthogonalise, "orthogonalise", 0)

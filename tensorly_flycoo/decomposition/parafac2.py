@@ -12,14 +12,7 @@ from tensorly.parafac2_tensor import Parafac2Tensor
 from ..base.array_modules import Array, array_module, move
 from ..base.checks import check_rank, densify_error
 from ..base.reporting import span
-from ..engines.tall_skinny import (
-    eigh,
-    multiply,
-    qr,
-    solve,
-    sum_columns,
-    transposed_product,
-)
+from ..engines.tall_skinny import eigh, multiply, qr, solve, sum_columns, transposed_product
 from ..format.primitives import LeadingPairs
 from ..io.checkpoint import Resumed
 from ..ops.contraction import multiply_matricized
@@ -192,17 +185,17 @@ class _ProjectedSlices:
         # As of a FlycooTensor: the initial guess and checkpoints need them.
         self.device, self.dtype, self.nnz = x.matrix.device, x.dtype, x.nnz
         self._engine, self._layout = x.matrix._engine, x.matrix._layout
-        self._xp: Any = self._engine.xp
-        self._order = self._xp.asarray(x.order)
+        self.xp: Any = self._engine.xp
+        self._order = self.xp.asarray(x.order)
         self._batches = list(_list_batches(x.heights[x.order]))
         self.num_rows, heights = int(x.row_counts.sum()), x.heights[x.order]
         places = np.arange(heights.sum()) - np.repeat(x.starts[x.order], heights)
         is_row = places < np.repeat(x.row_counts[x.order], heights)
-        self.is_row = self._xp.asarray(is_row[:, None])  # and no padding
+        self.is_row = self.xp.asarray(is_row[:, None])  # and no padding
         self._cutoff = max(rank * 2.0**-48, (64 * np.finfo(self.dtype).eps) ** 2)
         self._square = float(self._layout.norm) ** 2
         if center:
-            ones = self._xp.ones((x.matrix.shape[0], 1), self.dtype)
+            ones = self.xp.ones((x.matrix.shape[0], 1), self.dtype)
             means = multiply_matricized(x.matrix, 1, (0,), ones).astype(np.float64)
             self._square -= float((means * means).sum()) / self.num_rows
             if self._square <= float(np.finfo(self.dtype).eps) * float(self._layout.norm) ** 2:
@@ -250,7 +243,7 @@ class _ProjectedSlices:
         if mode == 1:
             weighted = self._products * a[self._order][:, None, :]
             return sum_columns(weighted.reshape(len(weighted), -1)).reshape(b.shape).astype(b.dtype)
-        product = self._xp.empty_like(a, order="C")
+        product = self.xp.empty_like(a, order="C")
         product[self._order] = (self._products * b).sum(axis=1)
         return product
 
@@ -288,7 +281,7 @@ class _ProjectedSlices:
 
     def _cross(self, left: Array, right: Array) -> Array:
         """Multiply the transposed rows of each slice by those of another matrix: (K, R, R)."""
-        products = self._xp.zeros((self.shape[0], left.shape[1], right.shape[1]))
+        products = self.xp.zeros((self.shape[0], left.shape[1], right.shape[1]))
         for (slices, _, a), (_, _, b) in zip(self._split(left), self._split(right), strict=True):
             columns = a.transpose(0, 2, 1)
             products[slices] = transposed_product(a[0], b[0]) if len(a) == 1 else columns @ b
@@ -296,7 +289,7 @@ class _ProjectedSlices:
 
     def _apply(self, rows: Array, matrices: Array) -> Array:
         """Multiply the rows of each slice by its matrix (R, R)."""
-        products = self._xp.empty_like(rows)
+        products = self.xp.empty_like(rows)
         for slices, place, block in self._split(rows):
             small = matrices[slices]
             product = multiply(block[0], small[0]) if len(block) == 1 else block @ small
@@ -317,7 +310,7 @@ class _ProjectedSlices:
                 continue
             block = np.where(missing, 0.0, block)
             size, rank = block.shape[1:]
-            numbers = self._xp.asarray(np.random.RandomState(0).random_sample((size, rank)))
+            numbers = self.xp.asarray(np.random.RandomState(0).random_sample((size, rank)))
             filling = ((2 * numbers - 1) / np.sqrt(size)) @ vectors[slices]
             filling *= self.is_row[place].reshape(-1, size, 1)
             filling -= block @ (block.transpose(0, 2, 1) @ filling)
@@ -346,12 +339,10 @@ class _CentredColumns(LazyMatrix):
         return min(self.shape) <= MAX_DIRECT_SIZE
 
     def gram(self, of_rows: bool) -> Array:
-        identity = array_module(self._data.is_row).eye(min(self.shape))
-        return multiply_by_gram(self, identity, of_rows)
+        return multiply_by_gram(self, self._data.xp.eye(min(self.shape)), of_rows)
 
     def _find_leading_pairs(self, rank: int) -> LeadingPairs:
-        xp = array_module(self._data.is_row)
-        vectors, values = find_singular_pairs(self, rank, xp)
+        vectors, values = find_singular_pairs(self, rank, self._data.xp)
         values = values[values > 0]
         return LeadingPairs(vectors[:, : values.size], values, None, np.arange(values.size))
 
@@ -431,8 +422,7 @@ class _Alternation:
             product = self.data.mttkrp(None, factors, mode)
             gram = multiply_grams(None, factors, skip=mode)
             if mode in self.constrained:
-                penalty = self.penalties[mode]
-                factors[mode] = improve(product, gram, factors[mode], penalty, False)
+                factors[mode] = improve(product, gram, factors[mode], self.penalties[mode])
             else:
                 factors[mode] = solve(gram, product.T).T
             sums[mode] = _sum_magnitudes(factors[mode])

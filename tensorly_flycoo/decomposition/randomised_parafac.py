@@ -8,14 +8,14 @@ import numpy as np
 import tensorly as tl
 
 from ..base.array_modules import Array, array_module, move
-from ..base.checks import num_cells
+from ..base.checks import check_choice, num_cells
 from ..engines.tall_skinny import qr
 from ..io.checkpoint import Resumed
 from ..ops.cp_entries import evaluate_model
 from ..ops.sampling import NonzeroSampler, fit_fibres
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
-from .cp_loop import Callback, iterate, start
+from .cp_loop import Callback, iterate, pack_random, start, unpack_random
 from .guarding import dense_to_tensorly, describe_as
 from .parafac import parafac
 from .ranks import find_cp_rank
@@ -55,21 +55,16 @@ def randomised_parafac(
 
     Returns
     -------
-    CPTensor
-        Weights of ones (R,) and factors (I_n, R) in the dtype and on the device of `tensor`.
-    errors : list of float
-        The relative error after each iteration, or its estimate; only with `return_errors`.
+    CPTensor, errors
+        As of `parafac`, with weights of ones, and errors or their estimates.
 
     Raises
     ------
-    DensifyError
-        If `svd` is any other method.
-    TypeError
-        If `rank` is no integer, or `init` has the wrong device or dtype.
+    DensifyError, TypeError
+        As of `parafac`.
     ValueError
-        If `rank` is below 1, `tensor` has one mode, `n_samples` is below the rank, `n_samples_fit`
-        is below 1, `sampling` or `init` is unknown, the shapes of `init` do not match, or a
-        checkpoint is of another tensor or decomposition.
+        As of `parafac`; and if `tensor` has one mode, `n_samples` is below the rank,
+        `n_samples_fit` is below 1, or `sampling` is unknown.
 
     Notes
     -----
@@ -99,15 +94,18 @@ def randomised_parafac(
         raise ValueError(f"tensor has shape {x.shape}, expected two modes or more")
     if n_samples < num_components:
         raise ValueError(f"n_samples is {n_samples}, expected at least the rank, {num_components}")
-    if sampling not in ("leverage", "uniform"):
-        raise ValueError(f"sampling is {sampling!r}, expected 'leverage' or 'uniform'")
-    random = _Random(tl.check_random_state(random_state), is_saved=callback is not None)
-    # As in TensorLy: for an int, this and the sampling below draw the same numbers.
+    check_choice(sampling, "sampling", ("leverage", "uniform"))
+    # As in TensorLy: for an int, the start and the sampling below draw the same numbers.
     model = start(x, None, num_components, init, svd, random_state, solver="randomised_parafac")
     if isinstance(init, Resumed):
-        random.restore(init.saved.state)
+        state = init.saved.state
+        first, random = unpack_random(state, "first"), unpack_random(state)
+    else:
+        first = random = tl.check_random_state(random_state)
     sampler = NonzeroSampler(x._layout, x._engine)
-    measure = _choose_measure(x, sampler, n_samples_fit, random.first)
+    # A resumed run measures the same entries.
+    kept = {} if callback is None else pack_random(first, "first")
+    measure = _choose_measure(x, sampler, n_samples_fit, first)
     wants_errors = tol or max_stagnation or callback is not None or return_errors
 
     def update(
@@ -115,7 +113,7 @@ def randomised_parafac(
     ) -> tuple[None, list[Array], None]:
         for mode in range(x.ndim):
             others = {n: factor for n, factor in enumerate(factors) if n != mode}
-            coords, weights = _draw_rows(others, n_samples, random.current, sampling)
+            coords, weights = _draw_rows(others, n_samples, random, sampling)
             products = math.prod(others[n][rows] for n, rows in coords.items())
             factors[mode] = fit_fibres(products, sampler.fibres(mode, coords), weights)
         return None, factors, None
@@ -130,49 +128,9 @@ def randomised_parafac(
     cp_tensor, errors = iterate(
         (None, model[1]), update, lambda _, factors, __: measure(factors) if wants_errors else None,
         solver="randomised_parafac", tensor=x, n_iter_max=n_iter_max, is_over=is_over, init=init,
-        callback=callback, save_state=random.save, verbose=verbose,
+        callback=callback, save_state=lambda: kept | pack_random(random), verbose=verbose,
     )  # fmt: skip
     return (cp_tensor, errors) if return_errors else cp_tensor
-
-
-class _Random:
-    """A generator that a checkpoint can hold.
-
-    `first` draws the entries of `_choose_measure` as at the start of the run, `current` the samples
-    of the current iteration: the same object unless resumed.
-    """
-
-    def __init__(self, random: np.random.RandomState, is_saved: bool) -> None:
-        self.first = self.current = random
-        self._first_state = _pack_state(random) if is_saved else {}
-
-    def save(self) -> dict[str, np.ndarray]:
-        """Return what a checkpoint needs besides the factors; nothing for other generators."""
-        first = {f"first_{name}": array for name, array in self._first_state.items()}
-        return first | _pack_state(self.current)
-
-    def restore(self, state: dict[str, np.ndarray]) -> None:
-        """Restore what `save` returned, if it is there."""
-        names = ("random_key", "random_position")
-        if not {*names, *(f"first_{name}" for name in names)} <= state.keys():
-            raise ValueError(
-                "the checkpoint has no random state: it is of another decomposition, or of a "
-                "random_state other than NumPy's Mersenne Twister"
-            )
-        self.first, self.current = np.random.RandomState(), np.random.RandomState()
-        self._first_state = {name: state[f"first_{name}"] for name in names}
-        for random, packed in ((self.first, self._first_state), (self.current, state)):
-            key, position = (packed[name] for name in names)
-            random.set_state(("MT19937", key, int(position), 0, 0.0))
-
-
-def _pack_state(random: np.random.RandomState) -> dict[str, np.ndarray]:
-    """Return the key and position of a Mersenne Twister; {} for another generator."""
-    state: Any = random.get_state(legacy=False)
-    if state["bit_generator"] != "MT19937":
-        return {}
-    mersenne = state["state"]
-    return {"random_key": mersenne["key"], "random_position": np.asarray(mersenne["pos"])}
 
 
 def _draw_rows(

@@ -14,7 +14,7 @@ from ..base.checks import check_rank, num_cells
 
 def find_cp_rank(x: Any, rank: Any) -> int:
     """Return the rank of a CP decomposition, an integer of Python or NumPy or "same", as an int."""
-    return int(validate_cp_rank(x.shape, _check(x, rank, num_ranks=0)))
+    return int(validate_cp_rank(x.shape, find_ranks(x, rank, num_ranks=0)))
 
 
 def find_tucker_rank(x: Any, rank: Any, num_modes: int | None = None) -> Any:
@@ -22,16 +22,11 @@ def find_tucker_rank(x: Any, rank: Any, num_modes: int | None = None) -> Any:
     if rank is None:
         _check_same_size(x, rank)
         return None
-    return _check(x, rank, num_modes)
+    return find_ranks(x, rank, num_modes)
 
 
-def find_train_rank(x: Any, rank: Any) -> int | str | list[int]:
-    """Return the rank of a tensor train or ring: an int, a list of ints or "same"."""
-    return _check(x, rank)
-
-
-def _check(x: Any, rank: Any, num_ranks: int | None = None) -> int | str | list[int]:
-    """Return `rank` with Python's integers: `num_ranks` of them if a sequence; 0 allows none."""
+def find_ranks(x: Any, rank: Any, num_ranks: int | None = None) -> int | str | list[int]:
+    """Return any ranks with Python's integers: `num_ranks` of them if a sequence; 0 allows none."""
     if isinstance(rank, str) and rank == "same":
         _check_same_size(x, rank)
         return rank

@@ -113,7 +113,9 @@ def near_one(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
     @functools.wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        x: Any = args[0] if args else kwargs.get(first)
+        given = signature.bind(*args, **kwargs)
+        options = given.arguments
+        x: Any = options.get(first)
         if first == "tensor_slices" and not isinstance(x, RaggedTensor):
             with span("conversion"):
                 x = RaggedTensor(x)
@@ -121,17 +123,12 @@ def near_one(function: Callable[_P, _R]) -> Callable[_P, _R]:
             x = as_flycoo(x, check_coords=True)
         else:
             return function(*args, **kwargs)
-        if args:
-            args = (x, *args[1:])  # type: ignore[assignment]
-        else:
-            kwargs[first] = x
+        options[first] = x
         norm = getattr(x, "matrix", x)._layout.norm  # of a RaggedTensor
-        if not (exponent := find_exponent(norm, x.nnz, x.dtype, x.ndim, interval)):
-            return function(*args, **kwargs)
-        given = signature.bind(*args, **kwargs)
-        options = given.arguments
-        if (scaling := find_scaling(options, x.ndim, exponent)) is None:
-            return function(*args, **kwargs)
+        exponent = find_exponent(norm, x.nnz, x.dtype, x.ndim, interval)
+        scaling = find_scaling(options, x.ndim, exponent) if exponent else None
+        if scaling is None:
+            return function(*given.args, **given.kwargs)
         options[first] = shift_values(x, -exponent)
         if is_sparse(held_out := options.get("validation")):
             options["validation"] = shift_values(as_flycoo(held_out), -exponent)

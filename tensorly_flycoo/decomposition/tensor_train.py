@@ -22,7 +22,7 @@ from ..start.unfolding import Unfolding
 from ..tensor.tensor import FlycooTensor
 from .guarding import dense_to_tensorly, describe_as
 from .initial_guess import check_svd
-from .ranks import find_train_rank
+from .ranks import find_ranks
 from .scaling import find_exponent, shift_values
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def tensor_train(
     [(1, 3, 2), (2, 3, 2), (2, 2, 1)]
     """
     check_svd(svd, "tl.decomposition.tensor_train", input_tensor.shape)
-    rank = find_train_rank(input_tensor, rank)
+    rank = find_ranks(input_tensor, rank)
     x = make_tensor(input_tensor)
     ranks = [int(r) for r in validate_tt_rank(x.shape, rank=rank)]
     cores = decompose_ring(x, ranks)
@@ -203,7 +203,7 @@ def tensor_ring(
     check_svd(svd, "tl.decomposition.tensor_ring", input_tensor.shape)
     ndim = len(input_tensor.shape)
     mode = check_mode(mode, ndim)
-    rank = find_train_rank(input_tensor, rank)
+    rank = find_ranks(input_tensor, rank)
     ranks = [int(r) for r in validate_tr_rank(input_tensor.shape, rank=rank)]
     x = permute(input_tensor, [*range(mode, ndim), *range(mode)]) if mode else input_tensor
     # TensorLy rotates all ndim + 1 ranks, in which the first one occurs twice.

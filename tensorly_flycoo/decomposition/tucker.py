@@ -54,9 +54,6 @@ def tucker(
     random_state : int or numpy.random.RandomState, optional
     mask : None
         Not supported for a sparse tensor.
-    callback : callable, optional
-        Called with the TuckerTensor and its error before the first and after each iteration;
-        returns True to stop. For example a `Progress`. Only for sparse tensors.
 
     Returns
     -------
