@@ -85,7 +85,7 @@ def anomaly_scores(
     else:
         check_same_labels(x_new, cp_tensor)
         coords, values = as_flycoo(x_new, check_coords=True)._sorted_nonzeros()
-    found = compare_entries(cp_tensor, coords, values, "values")
+    found = compare_entries(cp_tensor, coords, values, "x_new's values")
     means, counts = (move(array, np) for array in found)
     check_finite(counts)
     check_finite(means, "the model's values")

@@ -363,7 +363,8 @@ def _check_holdout(
     find_exact(loss_of(method, options), " to hold entries out: pass holdout=0")
     for name in ("mask", "confidence"):
         if options.get(name) is not None:
-            raise ValueError(f"{name} is given, but entries are held out: pass holdout=0")
+            text = "is given, but select_rank holds entries out itself: pass holdout=0"
+            raise ValueError(f"{name} {text}")
     if x.nnz < 2:
         raise ValueError(f"x has {x.nnz} nonzeros, expected two or more: pass holdout=0")
 
