@@ -291,9 +291,9 @@ class LeastSquares:
 
     x: Any  # an ImputedTensor, a WholeTensor, or the projected slices of `parafac2`
     modes: list[int]
-    l2_reg: float
-    orthogonalise: int
-    search: "LineSearch | None"
+    l2_reg: float = 0
+    orthogonalise: int = 0
+    search: "LineSearch | None" = None
 
     def __call__(
         self, iteration: int, weights: Array | None, factors: list[Array], errors: list[float]
