@@ -20,7 +20,7 @@ from ..ops.sampling import NonzeroSampler, make_sampler
 from ..ops.sparse_matrices import make_csc, multiply
 from ..tensor.pieces import sum_values
 from ..tensor.tensor import FlycooTensor
-from .cp_loop import pack_random, unpack_random
+from .cp_loop import has_settled, pack_random, unpack_random
 from .cp_model import multiply_all
 from .losses import Elementwise, Loss
 from .masks import ObservedData
@@ -175,7 +175,7 @@ def compute_gradients(
 
 
 class Adam:
-    """Epochs of stochastic gradient steps with adaptive rates; `value` is the model's loss.
+    """Epochs of stochastic gradient steps with adaptive rates; `loss` is the model's.
 
     An epoch that does not lower the loss is undone, and the rate decreases.
     """
@@ -184,7 +184,7 @@ class Adam:
         self, loss: Loss, data: ObservedData, modes: list[int], factors: list[Array],
         samples: tuple[int, int] | None, random: np.random.RandomState, state: Mapping[str, Array],
     ) -> None:  # fmt: skip
-        self._loss, self._modes, self._random = loss, modes, random
+        self._function, self._modes, self._random = loss, modes, random
         self._sampler = CellSampler(data)
         if samples is None:
             count = int(np.clip(sum(data.tensor.shape), *_SAMPLES))
@@ -208,7 +208,7 @@ class Adam:
         if is_sum_of_cells and num_cells(data.tensor.shape) > MAX_CELLS:
             drawn = np.random.RandomState(self._seed)
             self._compared = self._sampler.draw(drawn, _NUM_COMPARED, _NUM_COMPARED)
-        self.value = measure_loss(loss, self._sampler, None, factors, self._compared)
+        self.loss = measure_loss(loss, self._sampler, None, factors, self._compared)
 
     def save_state(self) -> dict[str, Array]:
         """Return what a resumed run needs besides the factors."""
@@ -218,10 +218,11 @@ class Adam:
             state |= {f"mean_{n}": mean, f"square_{n}": square}
         return state
 
-    @property
-    def has_failed(self) -> bool:
-        """Whether so many epochs did not lower the loss that the run stops."""
-        return self._num_failures > _MAX_FAILURES
+    def is_over(self, losses: Sequence[float], tol: float) -> bool:
+        """Return whether too many epochs were undone, or the loss hardly fell in the last one."""
+        is_undone = len(losses) > 1 and losses[-1] == losses[-2]
+        has_failed = self._num_failures > _MAX_FAILURES
+        return has_failed or (not is_undone and has_settled(losses, tol))
 
     def __call__(
         self, iteration: int, weights: None, factors: list[Array], errors: list[float]
@@ -230,17 +231,17 @@ class Adam:
         rate = _RATE * _DECAY**self._num_failures
         for _ in range(_NUM_STEPS):
             samples = self._sampler.draw(self._random, *self._num_samples)
-            gradients = compute_gradients(self._loss, samples, factors, self._modes)
+            gradients = compute_gradients(self._function, samples, factors, self._modes)
             self._num_done += 1
             for n, gradient in gradients.items():
                 factors[n] = self._step(n, factors[n], gradient, rate)
-        value = measure_loss(self._loss, self._sampler, None, factors, self._compared)
-        if value <= self.value:
-            self.value = value
-            return None, factors, value
+        loss = measure_loss(self._function, self._sampler, None, factors, self._compared)
+        if loss <= self.loss:
+            self.loss = loss
+            return None, factors, loss
         self._num_failures += 1
         self._moments, self._num_done = moments, num_done
-        return None, before, self.value
+        return None, before, self.loss
 
     def _step(self, mode: int, factor: Array, gradient: Array, rate: float) -> Array:
         mean, square = self._moments[mode]
@@ -250,8 +251,8 @@ class Adam:
         first, second = (1 - beta**self._num_done for beta in (_BETA_1, _BETA_2))
         xp = array_module(factor)
         moved = factor - rate / first * mean / (xp.sqrt(square / second) + _EPSILON)
-        if self._loss.lower_bound > -np.inf:
-            moved = xp.maximum(moved, self._loss.lower_bound)
+        if self._function.lower_bound > -np.inf:
+            moved = xp.maximum(moved, self._function.lower_bound)
         return moved.astype(factor.dtype, copy=False)
 
 

@@ -127,14 +127,15 @@ def constrained_parafac(
         factors = _start(x, num_components, init, svd, random_state, projections)
     factors = spread_factors(x, factors)
     modes, data = list_free_modes(x.ndim, fixed_modes), WholeTensor(x)
-    update = _AlternatingAdmm(
-        data, {n: _Admm(factors[n], projections[n], n_iter_max_inner, tol_inner) for n in modes}
-    )
+    # Float64, as in TensorLy.
+    duals = {n: array_module(factors[n]).zeros(factors[n].shape) for n in modes}
+    violations: dict[int, Any] = dict.fromkeys(modes, math.inf)
+    update = _Admm(data, projections, n_iter_max_inner, tol_inner, duals, violations)
     if isinstance(init, Resumed):
         update.restore(init.saved.state)
 
     def is_over(errors: list[float]) -> bool:
-        is_met = len(errors) > 1 and sum(a.violation for a in update.admm.values()) < tol_outer
+        is_met = len(errors) > 1 and sum(violations.values()) < tol_outer
         return is_met or has_converged(errors, tol_outer, cvg_criterion)
 
     # Not make_cp_tensor's own ones: the weights keep the dtype of x, the factors are float64.
@@ -195,24 +196,32 @@ def _warn_of_zeros(x: FlycooTensor, cp_tensor: CPTensor, given: dict[str, Constr
 
 
 @dataclass
-class _AlternatingAdmm:
-    """One run of ADMM per mode; `admm` maps each free mode to its state."""
+class _Admm:
+    """ADMM for each free mode in turn, with its state between iterations.
+
+    A violation is the distance from a factor to the least squares solution, relative to its norm.
+    """
 
     data: WholeTensor
-    admm: dict[int, "_Admm"]
+    projections: Sequence[Projection]
+    n_iter_max: int
+    tol: float
+    duals: dict[int, Array]  # by free mode
+    violations: dict[int, Any]
 
     def __call__(
         self, iteration: int, weights: Array | None, factors: list[Array], errors: list[float]
     ) -> tuple[None, list[Array], Array]:
-        for mode, admm in self.admm.items():
+        for mode in self.duals:
             product = self.data.mttkrp(None, factors, mode)
-            factors[mode] = admm.update(product, multiply_grams(None, factors, skip=mode))
+            gram = multiply_grams(None, factors, skip=mode)
+            factors[mode] = self._update(mode, factors[mode], product, gram)
         return None, factors, product
 
     def save(self) -> dict[str, Array]:
         """Return what a checkpoint needs besides the factors."""
-        duals = {f"dual_{mode}": admm.dual for mode, admm in self.admm.items()}
-        return duals | {f"violation_{mode}": a.violation for mode, a in self.admm.items()}
+        duals = {f"dual_{mode}": dual for mode, dual in self.duals.items()}
+        return duals | {f"violation_{mode}": own for mode, own in self.violations.items()}
 
     def restore(self, state: dict[str, np.ndarray]) -> None:
         """Restore what `save` returned, if it is of these modes."""
@@ -221,38 +230,24 @@ class _AlternatingAdmm:
                 "the checkpoint has other free modes than this call, or was written by another "
                 "decomposition: resume with the same fixed_modes"
             )
-        for mode, admm in self.admm.items():
-            admm.dual = array_module(admm.dual).asarray(state[f"dual_{mode}"])
-            admm.violation = float(state[f"violation_{mode}"])
+        for mode, dual in self.duals.items():
+            self.duals[mode] = array_module(dual).asarray(state[f"dual_{mode}"])
+            self.violations[mode] = float(state[f"violation_{mode}"])
 
-
-class _Admm:
-    """ADMM for one factor, with its state between iterations.
-
-    `violation` is the distance from the factor to the least squares solution, relative to its norm.
-    """
-
-    def __init__(self, factor: Array, project: Projection, n_iter_max: int, tol: float) -> None:
-        self._factor, self._project = factor, project
-        self._n_iter_max, self._tol = n_iter_max, tol
-        self.dual = array_module(factor).zeros(factor.shape)  # float64, as in TensorLy
-        self.violation: Any = math.inf
-
-    def update(self, product: Array, gram: Array) -> Array:
+    def _update(self, mode: int, factor: Array, product: Array, gram: Array) -> Array:
         """Return the factor for an MTTKRP (I, R) and the other factors' Gram product (R, R)."""
-        factor, norm = self._factor, np.linalg.norm
-        rank = gram.shape[0]
-        step = gram.trace() / rank
-        shifted = gram + step * array_module(gram).eye(rank)
-        for _ in range(self._n_iter_max):
+        dual, project, norm = self.duals[mode], self.projections[mode], np.linalg.norm
+        step = gram.trace() / gram.shape[0]
+        shifted = gram + step * array_module(gram).eye(gram.shape[0])
+        for _ in range(self.n_iter_max):
             before = factor
-            split = solve(shifted.T, (product + step * (factor + self.dual)).T).T
-            factor = self._project(split - self.dual)
-            self.dual = self.dual + factor - split
-            is_split = norm(factor - split) < self._tol * norm(factor)
-            if is_split and norm(factor - before) < self._tol * norm(self.dual):
+            split = solve(shifted.T, (product + step * (factor + dual)).T).T
+            factor = project(split - dual)
+            dual = dual + factor - split
+            is_split = norm(factor - split) < self.tol * norm(factor)
+            if is_split and norm(factor - before) < self.tol * norm(dual):
                 break
-        self._factor = factor
+        self.duals[mode] = dual
         with np.errstate(divide="ignore", invalid="ignore"):  # of zeros, which are warned of
-            self.violation = norm(factor - split) / norm(factor)
+            self.violations[mode] = norm(factor - split) / norm(factor)
         return factor

@@ -12,7 +12,7 @@ from ..io.checkpoint import Resumed
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
 from .adam import Adam, scale_guess
-from .cp_loop import Callback, has_settled, iterate, start
+from .cp_loop import Callback, iterate, start
 from .cp_model import make_cp_tensor
 from .guarding import describe_as, guard
 from .losses import Loss, check_data, find_loss
@@ -158,57 +158,40 @@ def generalized_parafac(
         solver="generalized_parafac", non_negative=chosen.lower_bound >= 0,
     )  # fmt: skip
     _check_guess(model[1], chosen)
-    options = {
-        "solver": "generalized_parafac", "tensor": x, "n_iter_max": n_iter_max, "init": init,
-        "callback": callback,
-    }  # fmt: skip
     if not modes:
-        cp_tensor, errors = make_cp_tensor(*model), []
-    elif method == "mu":
-        cp_tensor, errors = _run_updates(data, model, modes, tol, options)
+        cp_tensor = make_cp_tensor(*model)
+        return (cp_tensor, []) if return_errors else cp_tensor
+    solver: MultiplicativeUpdates | Adam
+    if method == "mu":
+        solver = _begin_updates(data, model[1], modes, init, tol)
     else:
-        cp_tensor, errors = _run_adam(chosen, data, model, modes, tol, samples, random, options)
+        if isinstance(init, str):
+            model[1][:] = scale_guess(chosen, data, model[1], modes)
+        if not isinstance(random, np.random.RandomState):  # CuPy's: it has no state to save
+            random = np.random.RandomState(int(random.random_sample(1)[0] * 2**31))
+        state = init.saved.state if isinstance(init, Resumed) else {}
+        solver = Adam(chosen, data, modes, model[1], samples, random, state)
+    cp_tensor, errors = iterate(
+        (None, model[1]), solver, lambda _, __, loss: loss, solver="generalized_parafac", tensor=x,
+        n_iter_max=n_iter_max, is_over=lambda losses: solver.is_over(losses, tol), init=init,
+        callback=callback, start_error=lambda: solver.loss, save_state=solver.save_state,
+    )  # fmt: skip
     return (cp_tensor, errors) if return_errors else cp_tensor
 
 
-def _run_updates(data: ObservedData, model: Any, modes: list[int], tol: float, options: Any) -> Any:
-    init, factors = options["init"], model[1]
-    is_resumed = isinstance(init, Resumed)
-    if not is_resumed:
-        factors[:] = balance(factors, modes)
-    state = init.saved.state if is_resumed else {}
-    solver = MultiplicativeUpdates(data, modes, factors, state, tol)
-    if solver.loss == float("inf") and not is_resumed:
-        factors[:] = [lift_zeros(f) if n in modes else f for n, f in enumerate(factors)]
-        factors[:] = balance(factors, modes)
-        solver = MultiplicativeUpdates(data, modes, factors, {}, tol)
-    return iterate(
-        (None, factors), solver, lambda _, __, loss: loss, save_state=solver.save_state,
-        is_over=lambda errors: has_settled(errors, tol), start_error=lambda: solver.loss,
-        **options,
-    )  # fmt: skip
-
-
-def _run_adam(
-    loss: Loss, data: ObservedData, model: Any, modes: list[int], tol: float,
-    samples: tuple[int, int] | None, random: Any, options: Any,
-) -> Any:  # fmt: skip
-    init, factors = options["init"], model[1]
-    state = init.saved.state if isinstance(init, Resumed) else {}
-    if isinstance(init, str):
-        factors[:] = scale_guess(loss, data, factors, modes)
-    if not isinstance(random, np.random.RandomState):  # CuPy's: it has no state to save
-        random = np.random.RandomState(int(random.random_sample(1)[0] * 2**31))
-    solver = Adam(loss, data, modes, factors, samples, random, state)
-
-    def is_over(losses: list[float]) -> bool:
-        is_undone = len(losses) > 1 and losses[-1] == losses[-2]
-        return solver.has_failed or (not is_undone and has_settled(losses, tol))
-
-    return iterate(
-        (None, factors), solver, lambda _, __, loss: loss, save_state=solver.save_state,
-        is_over=is_over, start_error=lambda: solver.value, **options,
-    )  # fmt: skip
+def _begin_updates(
+    data: ObservedData, factors: list[Array], modes: list[int], init: Any, tol: float
+) -> MultiplicativeUpdates:
+    """Balance a guess in place, and lift its zeros if its loss is infinite; resume a checkpoint."""
+    if isinstance(init, Resumed):
+        return MultiplicativeUpdates(data, modes, factors, init.saved.state, tol)
+    factors[:] = balance(factors, modes)
+    solver = MultiplicativeUpdates(data, modes, factors, {}, tol)
+    if solver.loss != float("inf"):
+        return solver
+    factors[:] = [lift_zeros(f) if n in modes else f for n, f in enumerate(factors)]
+    factors[:] = balance(factors, modes)
+    return MultiplicativeUpdates(data, modes, factors, {}, tol)
 
 
 def _choose_method(method: str, loss: Loss, samples: Any) -> str:

@@ -85,8 +85,9 @@ def guard(function: Callable[_P, _R], dense: Callable[_P, _R] | None = None) -> 
                 for name, other in given.items():
                     check_same_labels(other, labelled, names=(name, "the tensor"))
                 numbered = number_modes(labelled, given).items()
-                plain: Any = {name: drop_labels(argument) for name, argument in numbered}
-                return label_result(call(**plain), labelled.labels)
+                plain = {name: drop_labels(argument) for name, argument in numbered}
+                result = call(**plain)  # type: ignore[call-arg]
+                return label_result(result, labelled.labels)
         ndim = 3 if function.__name__ == "parafac2" else x.ndim  # x may be its first slice
         takes_factors = function.__name__.startswith("non_negative_tucker")
         if takes_factors and isinstance(given.get("init"), list):

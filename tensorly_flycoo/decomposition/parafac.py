@@ -184,7 +184,8 @@ def parafac(
         if mask is not None:
             raise ValueError("center_modes are given together with a mask, expected one of them")
         if isinstance(init, str) and init == "svd":
-            raise ValueError("init is 'svd', expected 'random' or a model with center_modes")
+            instead = "expected 'random' or a model together with center_modes"
+            raise ValueError(f"init is 'svd', {instead}")
     check_real(l2_reg, "l2_reg", 0)
     if not isinstance(orthogonalise, bool):
         check_count(orthogonalise, "orthogonalise", 0)
@@ -291,9 +292,9 @@ class LeastSquares:
 
     x: Any  # an ImputedTensor, a WholeTensor, or the projected slices of `parafac2`
     modes: list[int]
-    l2_reg: float
-    orthogonalise: int
-    search: "LineSearch | None"
+    l2_reg: float = 0
+    orthogonalise: int = 0
+    search: "LineSearch | None" = None
 
     def __call__(
         self, iteration: int, weights: Array | None, factors: list[Array], errors: list[float]

@@ -173,6 +173,10 @@ class MultiplicativeUpdates:
         sums = self._sums.copy()  # the next sweep writes to them
         return {**self._squarem.save_state(), "sums": sums}
 
+    def is_over(self, losses: Sequence[float], tol: float) -> bool:
+        """Return whether the last sweep lowered F too little."""
+        return has_settled(losses, tol)
+
     def __call__(
         self, iteration: int, weights: None, factors: list[Array], errors: list[float]
     ) -> tuple[None, list[Array], float]:

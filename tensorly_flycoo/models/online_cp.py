@@ -60,7 +60,7 @@ class LeastSquaresStream:
         model = start(x, None, rank, "random", "", random_state, solver="parafac")
         data = WholeTensor(x)
         cp_tensor, _ = iterate(
-            model, LeastSquares(data, list(range(x.ndim)), 0, 0, None), measure_by(data, True),
+            model, LeastSquares(data, list(range(x.ndim))), measure_by(data, True),
             solver="parafac", tensor=x, n_iter_max=_FIRST_SWEEPS,
             is_over=lambda errors: has_converged(errors, _FIRST_TOLERANCE, "abs_rec_error"),
         )  # fmt: skip
