@@ -149,7 +149,6 @@ else:
 from tensorly_flycoo import command_line
 from tensorly_flycoo.base.reporting import log_compilation
 from tensorly_flycoo.engines.cpu.compiling import kernel
-from tensorly_flycoo.io import tns_kernels
 
 @kernel
 def double(x):
