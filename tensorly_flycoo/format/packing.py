@@ -182,18 +182,15 @@ class RecordFormat:
         records = xp.zeros((values.shape[0], self.num_words), self.word_dtype)
         for start in range(0, values.shape[0], block_size):
             block = slice(start, start + block_size)
-            self._pack_coords(coords[:, block], records[block])
+            for mode, (word, shift, _) in enumerate(self.fields):
+                field = coords[mode][block].astype(np.uint64)
+                low = field << np.uint64(shift)
+                records[block, word] |= low.astype(self.word_dtype, copy=False)
+                if self._crosses_word(mode):
+                    high = field >> np.uint64(8 * self.word_dtype.itemsize - shift)
+                    records[block, word + 1] |= high.astype(self.word_dtype, copy=False)
         self.values(records)[...] = values
         return records
-
-    def _pack_coords(self, coords: Array, records: Array) -> None:
-        for mode in range(self.ndim):
-            word, shift = self.words[mode], self.shifts[mode]
-            field = coords[mode].astype(np.uint64)
-            records[:, word] |= (field << np.uint64(shift)).astype(self.word_dtype, copy=False)
-            if self._crosses_word(mode):
-                high = field >> np.uint64(8 * self.word_dtype.itemsize - shift)
-                records[:, word + 1] |= high.astype(self.word_dtype, copy=False)
 
     def rows(self, records: Array, mode: int, xp: ModuleType = np) -> Array:
         """Read the coordinates (nnz,) of one mode, as uint32."""
