@@ -5,14 +5,13 @@ import importlib.util
 import logging
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal, overload
+from typing import TYPE_CHECKING
 
 from ..base.array_modules import Array, is_cupy
 from ..base.checks import DEVICES, check_choice, check_count
 
 if TYPE_CHECKING:
     from ..base.devices import Devices
-    from .cpu.engine import CpuEngine
     from .protocol import Engine
 
 #: The environment variable that names the device until `set_device` is called.
@@ -123,14 +122,6 @@ def _choose_gpus(engine: "Engine", gpus: int | str) -> "Devices":
     return CudaDevices(count)
 
 
-@overload
-def select_engine(device: Literal["cpu"], *, is_on_gpu: bool = False) -> "CpuEngine": ...
-
-
-@overload
-def select_engine(device: str | None = None, *, is_on_gpu: bool = False) -> "Engine": ...
-
-
 def select_engine(device: str | None = None, *, is_on_gpu: bool = False) -> "Engine":
     """Return the engine of `device`, by default of the chosen device; see `set_device`.
 
@@ -145,7 +136,10 @@ def select_engine(device: str | None = None, *, is_on_gpu: bool = False) -> "Eng
     if device == "auto":
         device = "cuda" if is_on_gpu or _has_gpu() else "cpu"
     if device == "cuda":
-        _check_cuda()
+        if importlib.util.find_spec("cupy") is None:
+            raise ImportError(f'device "cuda" needs CuPy, which is not installed: {_CUDA_HINT}')
+        if _count_gpus() == 0:
+            raise RuntimeError('device "cuda" needs a GPU; CuPy finds none')
         from .cuda.engine import CUDA
 
         return CUDA
@@ -174,13 +168,6 @@ def _has_gpu() -> bool:
     except (ImportError, RuntimeError) as error:
         _warn_once(f"CuPy is installed but cannot use a GPU, so the CPU is used: {error}")
         return False
-
-
-def _check_cuda() -> None:
-    if importlib.util.find_spec("cupy") is None:
-        raise ImportError(f'device "cuda" needs CuPy, which is not installed: {_CUDA_HINT}')
-    if _count_gpus() == 0:
-        raise RuntimeError('device "cuda" needs a GPU; CuPy finds none')
 
 
 def _count_gpus() -> int:

@@ -90,9 +90,10 @@ def multiply(a: Array, b: Array) -> Array:
     """Compute ``a @ b``, by the CPU engine if `is_own` says so."""
     if not is_own(a, b):
         return a @ b
-    engine = select_engine("cpu")
+    from .cpu.products import multiply_rows, multiply_transposed
+
     is_tall = a.shape[0] > a.shape[1]
-    return engine.multiply_rows(a, b) if is_tall else engine.multiply_transposed(a.T, b)
+    return multiply_rows(a, b) if is_tall else multiply_transposed(a.T, b)
 
 
 def sum_rows(x: Array) -> Array:
@@ -224,23 +225,19 @@ def solve(a: Array, b: Array) -> Array:
     if (is_wide or is_cupy(b)) and a.dtype.kind in "fc" and a.dtype == b.dtype:
         inverse, condition = _invert(move(a, np))
         if inverse is not None:
-            return _solve_many(a, b, inverse, condition)
+            # Multiply the transposes, so that the factor is C-contiguous.
+            rows, inverse = b.T, array_module(a).asarray(inverse)
+            x = _multiply_rows(rows, inverse.T)
+            if condition**2 * np.finfo(a.dtype).eps > 1:
+                # The residual is condition * eps: one step of refinement removes it.
+                x += multiply(rows - multiply(x, a.T), inverse.T)
+            return x.T
     try:
         x = np.linalg.solve(a, b)
     except np.linalg.LinAlgError:
         return np.linalg.pinv(a) @ b
     is_done = not hasattr(x, "all")  # row shards, each of which was solved by this function
     return x if is_done or np.isfinite(x).all() else np.linalg.pinv(a) @ b
-
-
-def _solve_many(a: Array, b: Array, inverse: np.ndarray, condition: float) -> Array:
-    # Multiply the transposes, so that the factor is C-contiguous.
-    rows, inverse = b.T, array_module(a).asarray(inverse)
-    x = _multiply_rows(rows, inverse.T)
-    if condition**2 * np.finfo(a.dtype).eps > 1:
-        # The inverse leaves a residual of condition * eps: one step of refinement removes it.
-        x += multiply(rows - multiply(x, a.T), inverse.T)
-    return x.T
 
 
 def _multiply_rows(rows: Array, matrix: Array) -> Array:

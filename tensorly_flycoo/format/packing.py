@@ -138,28 +138,22 @@ class RecordFormat:
         ]
         if self.prefix_field is not None:
             sizes[0], fields[0] = self.num_prefixes, self.prefix_field
-        words, shifts, masks = zip(*fields, strict=True)
-        return replace(
-            self,
-            shape=tuple(sizes),
-            groups=tuple((n,) for n in range(len(sizes))),
-            words=words,
-            shifts=shifts,
-            masks=masks,
-            num_prefixes=0,
-            prefix_field=None,
-        )
+        return self._ungroup(sizes, fields)
 
     @property
     def flat(self) -> "RecordFormat":
         """The format of the same records, with the prefixes taken for one more mode."""
         if self.prefix_field is None:
             return self
-        words, shifts, masks = zip(*self.fields, self.prefix_field, strict=True)
-        shape = (*self.shape, self.num_prefixes)
+        fields = [*self.fields, self.prefix_field]
+        return self._ungroup([*self.shape, self.num_prefixes], fields)
+
+    def _ungroup(self, shape: list[int], fields: list[tuple[int, int, int]]) -> "RecordFormat":
+        """Return the format of the same records for modes without groups that have these fields."""
+        words, shifts, masks = zip(*fields, strict=True)
         groups = tuple((mode,) for mode in range(len(shape)))
         plain = replace(self, groups=groups, num_prefixes=0, prefix_field=None)
-        return replace(plain, shape=shape, words=words, shifts=shifts, masks=masks)
+        return replace(plain, shape=tuple(shape), words=words, shifts=shifts, masks=masks)
 
     @functools.cached_property
     def bits_below(self) -> Groups:
@@ -188,18 +182,15 @@ class RecordFormat:
         records = xp.zeros((values.shape[0], self.num_words), self.word_dtype)
         for start in range(0, values.shape[0], block_size):
             block = slice(start, start + block_size)
-            self._pack_coords(coords[:, block], records[block])
+            for mode, (word, shift, _) in enumerate(self.fields):
+                field = coords[mode][block].astype(np.uint64)
+                low = field << np.uint64(shift)
+                records[block, word] |= low.astype(self.word_dtype, copy=False)
+                if self._crosses_word(mode):
+                    high = field >> np.uint64(8 * self.word_dtype.itemsize - shift)
+                    records[block, word + 1] |= high.astype(self.word_dtype, copy=False)
         self.values(records)[...] = values
         return records
-
-    def _pack_coords(self, coords: Array, records: Array) -> None:
-        for mode in range(self.ndim):
-            word, shift = self.words[mode], self.shifts[mode]
-            field = coords[mode].astype(np.uint64)
-            records[:, word] |= (field << np.uint64(shift)).astype(self.word_dtype, copy=False)
-            if self._crosses_word(mode):
-                high = field >> np.uint64(8 * self.word_dtype.itemsize - shift)
-                records[:, word + 1] |= high.astype(self.word_dtype, copy=False)
 
     def rows(self, records: Array, mode: int, xp: ModuleType = np) -> Array:
         """Read the coordinates (nnz,) of one mode, as uint32."""

@@ -16,11 +16,8 @@ from .packing import Cut, Groups, RecordFormat
 
 #: How many items each type can number from 0, narrow types first.
 INDEX_LIMITS: dict[np.dtype, int] = {
-    np.dtype(np.uint16): 2**16,
-    np.dtype(np.uint32): 2**32,
-    np.dtype(np.uint64): 2**64,
-    np.dtype(np.int32): 2**31,
-    np.dtype(np.int64): 2**63,
+    np.dtype(name): np.iinfo(name).max + 1
+    for name in ("uint16", "uint32", "uint64", "int32", "int64")
 }
 
 #: Marks in the result of `Primitives.find_carry_rows` a tile that inherits no row.

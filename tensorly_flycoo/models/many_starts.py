@@ -246,9 +246,11 @@ class ImputedStarts(LastPass):
         return next((n, len(modes) > 1) for n, (modes, _) in pairs if mode in modes)
 
     def _add(self, out: Array, factors: Sequence[Array], number: int) -> Array:
+        from ..engines.cpu.imputing import add_entries
+
         starts, ids, places = self._orders[number]
         columns = [self._merge(factors, n) for n in range(len(self._units)) if n != number]
-        self._engine.add_entries(starts, ids, places, self.values, tuple(columns), out)
+        add_entries(starts, ids, places, self.values, tuple(columns), out)
         return out
 
     def _merge(self, factors: Sequence[Array], number: int) -> Array:
@@ -267,8 +269,10 @@ class ImputedStarts(LastPass):
 
         `squares` (n,) are of the models' norms, `inner` (n,) with what was imputed before.
         """
+        from ..engines.cpu.imputing import evaluate_models
+
         columns = [self._merge(factors, number) for number in range(len(self._units))]
-        added, changes = self._engine.evaluate_models(self._ids, tuple(columns), self.values)
+        added, changes = evaluate_models(self._ids, tuple(columns), self.values)
         total = self._norm**2 + added
         return np.sqrt(np.abs(total + squares - 2 * (inner + changes)) / total)
 

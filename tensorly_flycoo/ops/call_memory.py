@@ -22,9 +22,6 @@ from ..tensor.memory import format_nbytes
 if TYPE_CHECKING:
     from ..engines.protocol import Engine
 
-#: The initial guesses whose memory is known.
-INITS = ("svd", "random")
-
 #: Bytes for each nonzero of an unfolding that is split into columns: a flag, its row and its value;
 #: and for each in a shared column.
 _ENTRY_NBYTES, _SHARED_NBYTES = 13, 24
@@ -139,7 +136,7 @@ def estimate_memory(
     """
     shape, nnz, dtype = check_shape(shape), check_count(nnz, "nnz", 0), check_dtype(dtype)
     layout = check_keep(keep, layout)
-    if init not in INITS:
+    if init not in ("svd", "random"):
         raise ValueError(f"init is {init!r}, expected 'svd' or 'random'")
     slabs = None if slabs is None else check_count(slabs, "slabs")
     engine = select_engine(device)

@@ -21,7 +21,7 @@ from ..base.checks import (
     check_shape,
     check_values,
 )
-from ..engines import select_engine
+from ..base.reporting import log_compilation
 from ..tensor.coo_cache import not_sparse_error
 from ..tensor.labelled import LabelledTensor
 from ..tensor.tensor import FlycooTensor
@@ -53,7 +53,7 @@ class Slice:
             return mttkrp(self._tensor, factors, mode, weights=row)
         out = np.zeros((self.shape[mode], row.size), row.dtype)
         arguments = (self.coords, self.values, tuple(factors), row, mode, out)
-        select_engine("cpu").add_products(*arguments)
+        _run("add_products", *arguments)
         return out
 
     def multiply_all(self, factors: Sequence[Array]) -> Array:
@@ -64,7 +64,7 @@ class Slice:
             return (self.mttkrp(factors, ones, 0) * factors[0]).sum(axis=0)
         out, ndim = np.zeros((1, rank), ones.dtype), len(self.shape)
         arguments = (self.coords, self.values, tuple(factors), ones, ndim, out)
-        select_engine("cpu").add_products(*arguments)
+        _run("add_products", *arguments)
         return out[0]
 
     def share_row(self, factors: Sequence[Array], row: Array) -> tuple[Array, float]:
@@ -91,7 +91,15 @@ class Slice:
 
     def _share(self, factors: Sequence[Array], row: Array, sums: Any, *rest: Any) -> float:
         arguments = (self.coords, self.values, tuple(factors), row, sums, *rest)
-        return select_engine("cpu").share_counts(*arguments)
+        return float(_run("share_counts", *arguments))
+
+
+def _run(name: str, *arguments: Any) -> Any:
+    """Run a compiled loop, whose module is imported when it is needed."""
+    from ..engines.cpu import slices
+
+    with log_compilation():
+        return getattr(slices, name)(*arguments)
 
 
 class Slices:

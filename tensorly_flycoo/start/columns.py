@@ -23,7 +23,7 @@ from ..format.ordering import count_true, take_marked
 from ..format.primitives import Entries, ModeRows
 from ..spread.building import build_slabs
 from ..spread.slab_building import count_rows, find_edges, list_rows
-from ..spread.slab_layout import AnyLayout, Slab, SlabLayout
+from ..spread.slab_layout import AnyLayout, SlabLayout
 from ..tensor.pieces import Piece, call_with_piece, map_pieces
 
 if TYPE_CHECKING:
@@ -135,7 +135,11 @@ def _iterate_across_slabs(layout: SlabLayout, engine: Engine) -> Iterator[tuple[
     for first in range(0, len(groups), devices.count):
         requests = []
         for home, rows in enumerate(groups[first : first + devices.count]):
-            parts = [_take_part(layout, slab, split_mode, rows, engine) for slab in layout.slabs]
+            options = (engine, record_format, split_mode, rows)
+            parts = []
+            for slab in layout.slabs:
+                place = (engine, slab.layout, mode, slab.rows.start)
+                parts.append(devices.run(slab.home, call_with_piece, _take_rows, *place, *options))
             requests.append((parts, home))
             del parts
         gathered = devices.gather(requests)
@@ -147,15 +151,6 @@ def _iterate_across_slabs(layout: SlabLayout, engine: Engine) -> Iterator[tuple[
             del arguments
             yield home, entries
             del entries
-
-
-def _take_part(
-    layout: SlabLayout, slab: Slab, mode: int | None, rows: range | None, engine: Engine
-) -> Array:
-    """Copy the nonzeros of a slab that have one of `rows`, on its device."""
-    place = (slab.layout, layout.cut_mode, slab.rows.start)
-    options = (engine, layout.record_format, mode, rows)
-    return layout.devices.run(slab.home, call_with_piece, _take_rows, engine, *place, *options)
 
 
 # On the device of a slab or a group

@@ -120,15 +120,11 @@ class Unfolding(LazyMatrix):
     @cached_property
     def gram(self) -> tuple[UnfoldingGram, float]:
         """The Gram matrix of the unfolding divided by a power of two above its norm, and that."""
-        scale = 2.0 ** min(math.frexp(self._find_norm())[1], 1023)
+        layout, engine = self.tensor._layout, self.tensor._engine
+        scale = 2.0 ** min(math.frexp(float(layout.norm))[1], 1023)
         dtype = np.dtype(np.float64) if self._is_exact else self.dtype
-        return UnfoldingGram(self._list_columns(), scale, dtype, self._is_exact), scale
-
-    def _find_norm(self) -> float:
-        return float(self.tensor._layout.norm)
-
-    def _list_columns(self) -> Columns:
-        return Columns(self.tensor._layout, self.mode, self.tensor._engine)
+        columns = Columns(layout, self.mode, engine)
+        return UnfoldingGram(columns, scale, dtype, self._is_exact), scale
 
     def _find_leading_pairs(self, rank: int) -> LeadingPairs:
         gram, scale = self.gram

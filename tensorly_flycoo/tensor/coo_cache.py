@@ -154,5 +154,9 @@ class _Plan:
 
 def _fingerprint(array: np.ndarray) -> int:
     """Hash the bits of a host array; arrays that differ in one element have different hashes."""
-    words = np.ascontiguousarray(array).reshape(-1)
-    return select_engine("cpu").hash_words(words.view(f"u{array.dtype.itemsize}"))
+    from ..engines.cpu import kernels, threads
+
+    words = np.ascontiguousarray(array).reshape(-1).view(f"u{array.dtype.itemsize}")
+    hashes = np.zeros(-(-words.size // kernels.HASHED_WORDS), np.uint64)
+    threads.launch(kernels.hash_words, hashes.size, words, hashes, work_ns=words.size)
+    return int(hashes.sum())

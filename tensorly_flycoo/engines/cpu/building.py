@@ -3,7 +3,7 @@
 Loops run over places `first` to `last`, or over parts: consecutive places with own counters.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -12,40 +12,19 @@ from .compiling import kernel
 from .records import Fields, place_of, read_row
 
 
-class Packing(NamedTuple):
-    """Nonzeros, the format of records, and where they go.
+@kernel
+def pack_records(
+    first: int, last: int, nonzeros: Any, fields: Any, packed: Any, flags: tuple[Array, ...]
+) -> None:
+    """Pack some nonzeros, and set flags (1,); `descends` if they are unsorted or repeated.
 
     `coords` is flat, so that one kernel serves both orders of its axes. `record_values` views
     `records` in the type of the values.
     """
-
-    coords: Array
-    mode_stride: np.uint64
-    nonzero_stride: np.uint64
-    values: Array
-    words: tuple[np.uint64, ...]
-    shifts: tuple[np.uint64, ...]
-    sizes: tuple[np.uint64, ...]
-    value_slot: np.uint64
-    records: Array
-    record_values: Array
-
-
-class Found(NamedTuple):
-    """Flags (1,) that packing sets; `descends` if nonzeros are unsorted or repeated."""
-
-    descends: Array
-    is_outside: Array
-    is_infinite: Array
-    has_zeros: Array
-
-
-@kernel
-def pack_records(first: int, last: int, packing: Packing, found: Found) -> None:
-    """Pack some nonzeros, and set the flags in `found`."""
-    coords, mode_stride, nonzero_stride, values = packing[:4]
-    words, shifts, sizes, value_slot, records, record_values = packing[4:]
-    descends, is_outside, is_infinite, has_zeros = found
+    coords, mode_stride, nonzero_stride, values = nonzeros
+    words, shifts, sizes = fields
+    records, record_values, value_slot = packed
+    descends, is_outside, is_infinite, has_zeros = flags
     for i in range(np.uint64(first), np.uint64(last)):
         for word in range(np.uint64(records.shape[1])):
             records[i, word] = 0

@@ -10,15 +10,13 @@ import numba
 import numpy as np
 
 from ...base.array_modules import Array, move
-from ...base.reporting import log_compilation
 from ...format.layout import Layout
 from ...format.packing import RecordFormat
 from ...format.primitives import Compute, Step
 from ..protocol import Engine, Factors
-from . import kernels, products, ratios, slices, threads, updates
+from . import kernels, products, ratios, threads, updates
 from . import ttmc as ttmc_kernels
 from .free_memory import count_free_nbytes
-from .imputing import add_entries, evaluate_models
 from .primitives import CpuPrimitives
 from .records import Fields, Storage, Tiles, locate
 
@@ -37,9 +35,6 @@ _SWEEP_ROWS = 64
 _READS_A_COPY = 512
 
 _CACHE_LINE_NBYTES = 64
-
-#: Words that a thread hashes at a time.
-_HASHED_WORDS = 2**16
 
 
 class CpuEngine(CpuPrimitives, Engine):
@@ -144,7 +139,7 @@ class CpuEngine(CpuPrimitives, Engine):
         fields = Fields.of(record_format, inputs) if inputs else Fields(zero, zero, zero)
         factors = list(inputs.values()) or [np.ones((1, 1), out.dtype)]
         kronecker = ttmc_kernels.lay_out_factors(fields, factors)
-        output = ttmc_kernels.SlotOutput(Fields.of(record_format, [mode]), slots, out, partial_rows)
+        output = (Fields.of(record_format, [mode]), slots, out, partial_rows)
 
         def compute(step: Step) -> None:
             if len(out) > layout.count_nonempty_rows(mode):
@@ -184,7 +179,7 @@ class CpuEngine(CpuPrimitives, Engine):
     ) -> tuple[float, int]:
         num_blocks = -(-rows.shape[0] // _SWEEP_ROWS)
         errors, changes = np.zeros(num_blocks), np.zeros(num_blocks, np.int64)
-        problem = updates.LeastSquares(targets, gram, shift, ridge, smallest, _SWEEP_ROWS)
+        problem = (targets, gram, shift, ridge, smallest, _SWEEP_ROWS)
         arguments = (problem, rows, errors, changes)
         work_ns = rows.size * rows.shape[1]
         threads.launch(updates.sweep_nonnegative, num_blocks, *arguments, work_ns=work_ns)
@@ -193,27 +188,6 @@ class CpuEngine(CpuPrimitives, Engine):
     count_free_nbytes = staticmethod(count_free_nbytes)
     combine_rows = staticmethod(products.combine_rows)
     contract_rows = staticmethod(products.contract_rows)
-    multiply_transposed = staticmethod(products.multiply_transposed)
-    multiply_rows = staticmethod(products.multiply_rows)
-    evaluate_models = staticmethod(evaluate_models)
-    add_entries = staticmethod(add_entries)
-
-    def add_products(self, *arguments: Any) -> None:
-        """Add the MTTKRP of nonzeros in any sequence: see `slices.add_products`."""
-        with log_compilation():
-            slices.add_products(*arguments)
-
-    def share_counts(self, *arguments: Any) -> float:
-        """Divide counts among the components of a model: see `slices.share_counts`."""
-        with log_compilation():
-            return float(slices.share_counts(*arguments))
-
-    def hash_words(self, words: Array) -> int:
-        """Hash unsigned words and their places to 64 bits."""
-        hashes = np.zeros(-(-words.size // _HASHED_WORDS), np.uint64)
-        arguments = (words, _HASHED_WORDS, hashes)
-        threads.launch(kernels.hash_words, hashes.size, *arguments, work_ns=words.size)
-        return int(hashes.sum())
 
 
 def _align(factor: Array, most: int) -> Array:

@@ -11,7 +11,7 @@ from numba.cpython.unsafe.tuple import tuple_setitem
 from ...base.array_modules import Array
 from . import threads
 from .compiling import kernel
-from .kernels import add_product, clear_row, count_lanes, new_row_of_zeros
+from .kernels import add_product, count_lanes, fill_row, new_row_of_zeros
 
 #: Entries whose squares are added up together.
 _BLOCK_SIZE = 2048
@@ -89,7 +89,7 @@ def _add(
             for step in range(np.uint64(0), rank, num_lanes):
                 # The last step may overlap the one before, and then adds only what is new.
                 own = min(step, rank - num_lanes)
-                clear_row(total, lanes)
+                fill_row(total, 0.0, lanes)
                 for k in range(begin, end):
                     for n in range(len(columns)):
                         row_id = np.uint64(ids[n + 1, k])

@@ -13,7 +13,9 @@ from .records import (
     Fields,
     Storage,
     Tiles,
+    clear_empty_rows,
     copy_record,
+    find_places,
     intrinsic,
     place_of,
     prefetch_record,
@@ -24,6 +26,9 @@ from .records import (
 
 #: Bytes of a row of results that are computed at once: nearly all are in AVX2's registers.
 ROW_NBYTES = 256
+
+#: Words that a thread hashes at a time.
+HASHED_WORDS = 2**16
 
 
 class Operands(NamedTuple):
@@ -109,16 +114,17 @@ def new_row_of_zeros(typing_context: Any, zero: Any, lanes: Any) -> Any:
 
 
 @intrinsic
-def clear_row(typing_context: Any, row: Any, lanes: Any) -> Any:
-    """Set all columns of `row` to zero."""
+def fill_row(typing_context: Any, row: Any, number: Any, lanes: Any) -> Any:
+    """Set all columns of `row` to a number."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         vector_type = make_vector_type(context, row.dtype, lanes)
         pointer = builder.bitcast(args[0], vector_type.as_pointer())
-        builder.store(ir.Constant(vector_type, None), pointer, align=row.dtype.bitwidth // 8)
+        numbers = splat(builder, args[1], vector_type)
+        builder.store(numbers, pointer, align=row.dtype.bitwidth // 8)
         return context.get_dummy_value()
 
-    return types.void(row, lanes), generate
+    return types.void(row, row.dtype, lanes), generate
 
 
 @intrinsic
@@ -229,7 +235,7 @@ def _compute_tile(
                     store_row(total, out, row, column, lanes)
                 inherits = False
             row, has_row = new_row, True
-            clear_row(total, lanes)
+            fill_row(total, 0.0, lanes)
         add_product(total, values[position, value_slot], factors, indices, column, lanes)
     if inherits:
         store_row(total, partial_rows, tile, column, lanes)
@@ -242,23 +248,18 @@ def mttkrp_tiles(
     first_tile: int, last_tile: int, tiles: Tiles, storage: Storage, operands: Operands
 ) -> None:
     """Compute some tiles of MTTKRP, and remap their records if there is a `spare`."""
-    nnz, num_tiles = storage.records.shape[0], tiles.carry_rows.shape[0]
-    carry_rows, empty_rows, out = tiles.carry_rows, tiles.empty_rows, operands.out
-    num_empty = empty_rows.shape[0]
+    carry_rows, out = tiles.carry_rows, operands.out
     rank, num_lanes = out.shape[1], len(operands.lanes)
     for tile in range(first_tile, last_tile):
-        first = tile * tiles.size
+        first, last, bucket_start = find_places(tiles, tile, storage.records.shape[0])
         for step in range(0, rank, num_lanes):
             # If the rank is not a multiple of the lanes, the last step overlaps the one before:
             # some columns are computed twice, to the same bits.
             _compute_tile(
-                np.uint64(tile), np.uint64(first), np.uint64(min(first + tiles.size, nnz)),
-                np.uint64(first // tiles.bucket_size * tiles.bucket_size),
-                carry_rows[tile] >= 0, step == 0, np.uint64(min(step, rank - num_lanes)),
-                storage, operands,
+                np.uint64(tile), first, last, bucket_start, carry_rows[tile] >= 0, step == 0,
+                np.uint64(min(step, rank - num_lanes)), storage, operands,
             )  # fmt: skip
-        for e in range(tile * num_empty // num_tiles, (tile + 1) * num_empty // num_tiles):
-            out[empty_rows[e]] = 0
+        clear_empty_rows(tiles, tile, out)
 
 
 @kernel
@@ -275,10 +276,8 @@ def remap_tiles(first_tile: int, last_tile: int, tiles: Tiles, storage: Storage)
     """Remap some tiles without computing, when modes are visited out of turn."""
     records, _, _, pull_ids, spare, remap_ids, record_words = storage
     for tile in range(first_tile, last_tile):
-        first = tile * tiles.size
-        bucket_start = np.uint64(first // tiles.bucket_size * tiles.bucket_size)
-        last = np.uint64(min(first + tiles.size, records.shape[0]))
-        for place in range(np.uint64(first), last):
+        first, last, bucket_start = find_places(tiles, tile, records.shape[0])
+        for place in range(first, last):
             position = bucket_start + np.uint64(pull_ids[place])
             move_record(records, position, spare, remap_ids, place, record_words)
 
@@ -364,17 +363,17 @@ def add_gram(
 
 
 @kernel
-def hash_words(first: int, last: int, words: Array, block_size: int, hashes: Array) -> None:
+def hash_words(first: int, last: int, words: Array, hashes: Array) -> None:
     """Hash each block of unsigned words, and their places, to 64 bits.
 
     Each word is mixed with its place (as SplitMix64 mixes its state) before they are added up: a
     mere weighted sum would miss changes such as two flipped signs, which cancel modulo 2**64.
     """
     for block in range(first, last):
-        start = block * block_size
+        start = block * HASHED_WORDS
         total = np.uint64(0)
         place = np.uint64(start) * np.uint64(0x9E3779B97F4A7C15)
-        for i in range(start, min(start + block_size, words.shape[0])):
+        for i in range(start, min(start + HASHED_WORDS, words.shape[0])):
             place += np.uint64(0x9E3779B97F4A7C15)
             mixed = np.uint64(words[i]) ^ place
             mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

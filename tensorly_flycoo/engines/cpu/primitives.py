@@ -33,33 +33,35 @@ class CpuPrimitives(Primitives):
         coords = coords if coords.flags.forc else np.ascontiguousarray(coords)
         mode_stride, nonzero_stride = (np.uint64(n // coords.itemsize) for n in coords.strides)
         records = np.empty((values.shape[0], record_format.num_words), record_format.word_dtype)
-        words, shifts = (
-            tuple(map(np.uint64, column)) for column in (record_format.words, record_format.shifts)
-        )
-        found = building.Found(*np.zeros((4, 1), np.bool_))
+        columns = (record_format.words, record_format.shifts, record_format.shape)
+        fields = tuple(tuple(map(np.uint64, column)) for column in columns)
         flat, values = coords.reshape(-1, order="A"), np.ascontiguousarray(values)
-        sizes = tuple(map(np.uint64, record_format.shape))
-        slot = np.uint64(record_format.value_slot)
-        record_values = records.view(record_format.dtype)
         nonzeros = (flat, mode_stride, nonzero_stride, values)
-        packing = building.Packing(*nonzeros, words, shifts, sizes, slot, records, record_values)
-        arguments, work_ns = (packing, found), _NONZERO_NS * values.shape[0]
+        slot = np.uint64(record_format.value_slot)
+        packed = (records, records.view(record_format.dtype), slot)
+        flags = tuple(np.zeros((4, 1), np.bool_))
+        arguments, work_ns = (nonzeros, fields, packed, flags), _NONZERO_NS * values.shape[0]
         threads.launch(building.pack_records, values.shape[0], *arguments, work_ns=work_ns)
-        if found.is_outside[0]:
+        descends, is_outside, is_infinite, has_zeros = (bool(flag[0]) for flag in flags)
+        if is_outside:
             check_inside(coords, record_format.shape)
-        if found.is_infinite[0]:
+        if is_infinite:
             check_finite(values)
-        return records, not found.descends[0], bool(found.has_zeros[0])
+        return records, not descends, has_zeros
 
     def sort_by_row(self, given: ModeRows, target: Array, positions: Array) -> Array | None:
-        starts = _start_rows(given, target, positions)
-        if starts is None:
+        records, record_format, mode, places = given
+        nnz, num_rows = records.shape[0], record_format.shape[mode]
+        num_parts = _count_parts(nnz, num_rows)
+        if num_parts is None:
             return super().sort_by_row(given, target, positions)
-        empty_rows = _find_empty_rows(starts, given.record_format.shape[given.mode])
-        num_parts = starts.shape[0]
-        arguments = (starts, given.places, target, positions)
-        work_ns = _NONZERO_NS * given.records.shape[0]
-        threads.launch(building.sort_parts, num_parts, *arguments, work_ns=work_ns)
+        # With `places`, rows are gathered: from `target`, which spans fewer pages than `records`.
+        rows, field = positions if places is None else target, Fields.of(record_format, [mode])
+        threads.launch(building.read_rows, nnz, records, field, rows, work_ns=nnz)
+        starts = _start_keys(rows, places, positions, num_parts, num_rows)
+        is_empty = starts[0, 1 : num_rows + 1] == starts[0, :num_rows]  # ends where it starts
+        empty_rows = np.flatnonzero(is_empty).astype(index_dtype(num_rows))
+        _sort_parts(starts, places, target, positions)
         return empty_rows
 
     def find_empty_rows(self, records: Array, record_format: RecordFormat, mode: int) -> Array:
@@ -83,15 +85,14 @@ class CpuPrimitives(Primitives):
         self, positions: Array, bucket_size: int, stored: Array, offsets: Array
     ) -> None:
         nnz, size = positions.shape[0], positions.dtype.type(bucket_size)
-        num_buckets, work_ns = -(-nnz // bucket_size), _NONZERO_NS * nnz
-        num_parts, buckets = _choose_parts(nnz, num_buckets), positions // size
-        starts = np.zeros(_shape_counts(num_parts, num_buckets, stored.dtype), stored.dtype)
-        places = np.empty_like(stored)
-        arguments = (buckets, None, places, starts)
-        threads.launch(building.count_rows, num_parts, *arguments, work_ns=work_ns)
-        building.start_keys(starts)
-        arguments = (starts, None, buckets, places)
-        threads.launch(building.sort_parts, num_parts, *arguments, work_ns=work_ns)
+        num_buckets, buckets, places = (
+            -(-nnz // bucket_size),
+            positions // size,
+            np.empty_like(stored),
+        )
+        num_parts = _choose_parts(nnz, num_buckets)
+        starts = _start_keys(buckets, None, places, num_parts, num_buckets)
+        _sort_parts(starts, None, buckets, places)
         np.remainder(places, size, out=buckets)
         offsets[positions] = buckets
         stored[...] = places
@@ -139,31 +140,21 @@ class CpuPrimitives(Primitives):
         return Entries(is_new, rows, values)
 
 
-def _start_rows(given: ModeRows, target: Array, positions: Array) -> Array | None:
-    """Return where each part's nonzeros of each row start, or None if there are too many rows.
-
-    The rows are left in `positions`, and `target` is overwritten.
-    """
-    records, record_format, mode, places = given
-    nnz, num_rows = records.shape[0], record_format.shape[mode]
-    num_parts = _count_parts(nnz, num_rows)
-    if num_parts is None:
-        return None
-    # With `places`, rows are gathered: from `target`, which spans fewer pages than `records`.
-    rows = positions if places is None else target
-    field = Fields.of(record_format, [mode])
-    threads.launch(building.read_rows, nnz, records, field, rows, work_ns=nnz)
-    starts = np.zeros(_shape_counts(num_parts, num_rows, positions.dtype), positions.dtype)
-    arguments, work_ns = (rows, places, positions, starts), _NONZERO_NS * nnz
+def _start_keys(
+    keys: Array, places: Array | None, gathered: Array, num_parts: int, num_keys: int
+) -> Array:
+    """Gather keys in the order of `places`; return where each part's items of each key start."""
+    starts = np.zeros(_shape_counts(num_parts, num_keys, gathered.dtype), gathered.dtype)
+    arguments, work_ns = (keys, places, gathered, starts), _NONZERO_NS * keys.shape[0]
     threads.launch(building.count_rows, num_parts, *arguments, work_ns=work_ns)
     building.start_keys(starts)
     return starts
 
 
-def _find_empty_rows(starts: Array, num_rows: int) -> Array:
-    """List the empty rows: each ends where it starts."""
-    is_empty = starts[0, 1 : num_rows + 1] == starts[0, :num_rows]
-    return np.flatnonzero(is_empty).astype(index_dtype(num_rows))
+def _sort_parts(starts: Array, places: Array | None, target: Array, positions: Array) -> None:
+    """Run `building.sort_parts` for all parts."""
+    arguments, work_ns = (starts, places, target, positions), _NONZERO_NS * positions.shape[0]
+    threads.launch(building.sort_parts, starts.shape[0], *arguments, work_ns=work_ns)
 
 
 def _count_parts(nnz: int, num_keys: int) -> int | None:

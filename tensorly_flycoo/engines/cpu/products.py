@@ -13,7 +13,7 @@ from ...base.array_modules import Array
 from ..protocol import Group
 from . import threads
 from .compiling import kernel
-from .kernels import add_product, clear_row, count_lanes, new_row_of_zeros, store_row
+from .kernels import add_product, count_lanes, fill_row, new_row_of_zeros, store_row
 
 #: Rows of a block. Sums over it are in the matrices' own precision, those over blocks in float64.
 _BLOCK_ROWS = 2048
@@ -62,7 +62,7 @@ def _multiply_blocks(
                 for step in range(0, num_columns, len(lanes)):
                     # The last step may overlap the one before, and then adds only what is new.
                     column = np.uint64(min(step, num_columns - len(lanes)))
-                    clear_row(total, lanes)
+                    fill_row(total, 0.0, lanes)
                     for i in range(np.uint64(start), stop):
                         add_product(total, a[i, j], factors, (i,), column, lanes)
                     for lane in range(np.uint64(step) - column, np.uint64(len(lanes))):
@@ -81,7 +81,7 @@ def _multiply_rows(
         # The last step may overlap the one before: it computes columns twice, to the same bits.
         column = np.uint64(min(step, num_columns - len(lanes)))
         for i in range(np.uint64(first), np.uint64(last)):
-            clear_row(total, lanes)
+            fill_row(total, 0.0, lanes)
             for j in range(np.uint64(rows.shape[1])):
                 add_product(total, rows[i, j], factors, (j,), column, lanes)
             store_row(total, product, i, column, lanes)

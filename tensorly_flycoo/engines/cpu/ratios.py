@@ -16,7 +16,7 @@ from .kernels import (
     Operands,
     add_multiple,
     advance,
-    clear_row,
+    fill_row,
     make_vector_type,
     move_record,
     new_row_of_zeros,
@@ -25,7 +25,17 @@ from .kernels import (
     store_row,
     vector_pointer,
 )
-from .records import Storage, Tiles, intrinsic, overload, pull, read_row, read_rows
+from .records import (
+    Storage,
+    Tiles,
+    clear_empty_rows,
+    find_places,
+    intrinsic,
+    overload,
+    pull,
+    read_row,
+    read_rows,
+)
 
 
 class Model(NamedTuple):
@@ -173,19 +183,6 @@ def _multiply_rows(
 
 
 @intrinsic
-def _clear_terms(typing_context: Any, row: Any, lanes: Any) -> Any:
-    """Set a row to -0, to which the first addition is left out: unlike 0, it changes no number."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        vector_type = make_vector_type(context, row.dtype, lanes)
-        zeros = ir.Constant(vector_type, [-0.0] * lanes.count)
-        builder.store(zeros, builder.bitcast(args[0], vector_type.as_pointer()))
-        return context.get_dummy_value()
-
-    return types.void(row, lanes), generate
-
-
-@intrinsic
 def _sum_row(typing_context: Any, row: Any, lanes: Any) -> Any:
     """Add up ``len(lanes)`` numbers, a power of two of them, by halving their number."""
 
@@ -278,7 +275,7 @@ def _compute_tile(
     sums = new_row_of_zeros(zero, lanes)
     num_steps, last_column = _count_steps(scratch, lanes), out.shape[1] - len(lanes)
     for step in range(num_steps):
-        clear_row(advance(total, step * len(lanes)), lanes)
+        fill_row(advance(total, step * len(lanes)), 0.0, lanes)
     for place in range(first, last):
         position = pull(records, pull_ids, bucket_start, place, last)
         move_record(records, position, spare, remap_ids, place, record_words)
@@ -286,12 +283,12 @@ def _compute_tile(
         if has_row and new_row != row:
             _store_total(total, scratch, tile, row, inherits, operands)
             for step in range(num_steps):
-                clear_row(advance(total, step * len(lanes)), lanes)
+                fill_row(advance(total, step * len(lanes)), 0.0, lanes)
             inherits = False
         row, has_row = new_row, True
         indices = read_rows(records, position, fields)
         value = values[position, value_slot]
-        _clear_terms(sums, lanes)
+        fill_row(sums, -0.0, lanes)  # to which the first addition is left out: it changes no number
         for step in range(num_steps):
             start = step * len(lanes)
             first_column = _find_column(scratch, start, last_column)
@@ -338,20 +335,15 @@ def ratio_tiles(
 
     `has_steps` is None if a row is one step.
     """
-    nnz, num_tiles = storage.records.shape[0], tiles.carry_rows.shape[0]
-    carry_rows, empty_rows, out = tiles.carry_rows, tiles.empty_rows, operands.out
-    num_empty = empty_rows.shape[0]
-    num_lanes = len(operands.lanes)
+    out, num_lanes = operands.out, len(operands.lanes)
     length = (out.shape[1] + num_lanes - 1) // num_lanes * num_lanes
     scratch = _make_rows(has_steps, length, storage.values.dtype.type(0))
     # For the values and the model's values of a tile.
     terms = _make_rows(model.log_sums, tiles.size, 0.0)
     for tile in range(first_tile, last_tile):
-        first = tile * tiles.size
-        _compute_tile(
-            np.uint64(tile), np.uint64(first), np.uint64(min(first + tiles.size, nnz)),
-            np.uint64(first // tiles.bucket_size * tiles.bucket_size), carry_rows[tile] >= 0,
-            storage, operands, model, scratch, terms,
-        )  # fmt: skip
-        for e in range(tile * num_empty // num_tiles, (tile + 1) * num_empty // num_tiles):
-            out[empty_rows[e]] = 0
+        places, inherits = (
+            find_places(tiles, tile, storage.records.shape[0]),
+            tiles.carry_rows[tile] >= 0,
+        )
+        _compute_tile(np.uint64(tile), *places, inherits, storage, operands, model, scratch, terms)
+        clear_empty_rows(tiles, tile, out)

@@ -81,6 +81,22 @@ class Tiles(NamedTuple):
     empty_rows: Array = None
 
 
+@kernel
+def find_places(tiles: Tiles, tile: Any, nnz: Any) -> Any:
+    """Return the first place of a tile, the end of its places, and the start of its bucket."""
+    first = tile * tiles.size
+    bucket_start = first // tiles.bucket_size * tiles.bucket_size
+    return np.uint64(first), np.uint64(min(first + tiles.size, nnz)), np.uint64(bucket_start)
+
+
+@kernel
+def clear_empty_rows(tiles: Tiles, tile: Any, out: Array) -> None:
+    """Clear a tile's share of the rows without nonzeros."""
+    num_tiles, num_empty = tiles.carry_rows.shape[0], tiles.empty_rows.shape[0]
+    for e in range(tile * num_empty // num_tiles, (tile + 1) * num_empty // num_tiles):
+        out[tiles.empty_rows[e]] = 0
+
+
 @intrinsic
 def _read_rows(
     typing_context: Any, records: Any, position: Any, words: Any, shifts: Any, masks: Any

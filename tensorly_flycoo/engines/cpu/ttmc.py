@@ -13,7 +13,17 @@ from numba.core import types
 from ...base.array_modules import Array
 from .compiling import kernel
 from .kernels import add_multiple, advance, point_at_row
-from .records import Fields, Storage, Tiles, intrinsic, place_of, pull, read_row, read_rows
+from .records import (
+    Fields,
+    Storage,
+    Tiles,
+    find_places,
+    intrinsic,
+    place_of,
+    pull,
+    read_row,
+    read_rows,
+)
 
 #: Bytes of a vector of columns.
 _VECTOR_NBYTES = 64
@@ -27,15 +37,6 @@ class Kronecker(NamedTuple):
     ranks: tuple[np.uint64, ...]  # the columns of each factor, padding included
     num_columns: np.uint64  # of the last factor, without padding
     lanes: tuple[int, ...]  # a vector holds ``len(lanes)`` columns
-
-
-class SlotOutput(NamedTuple):
-    """Where rows of results go: row i to ``slots[i]``, or to row i if `slots` is None."""
-
-    field: Fields
-    slots: Array | None
-    out: Array
-    partial_rows: Array
 
 
 def lay_out_factors(fields: Fields, given: Sequence[Array]) -> Kronecker:
@@ -115,22 +116,19 @@ def ttmc_tiles(
     tiles: Tiles,
     storage: Storage,
     kronecker: Kronecker,
-    output: SlotOutput,
+    output: tuple[Fields, Array | None, Array, Array],
 ) -> None:
-    """Compute some tiles of TTMc."""
+    """Compute some tiles of TTMc: row i goes to row ``slots[i]``, or i if `slots` is None."""
     records, values, value_slot, pull_ids, _, _, _ = storage
     fields, factors, ranks, num_columns, lanes = kronecker
     out_field, slots, out, partial_rows = output
-    nnz, carry_rows = records.shape[0], tiles.carry_rows
     width = ranks[len(factors) - 1]
     num_prefixes = np.uint64(out.shape[1]) // num_columns
     prefixes = np.empty(num_prefixes, values.dtype)
     total = np.zeros((1, num_prefixes * width), values.dtype)
     for tile in range(first_tile, last_tile):
-        first = np.uint64(tile * tiles.size)
-        last = np.uint64(min(tile * tiles.size + tiles.size, nnz))
-        bucket_start = np.uint64(tile * tiles.size // tiles.bucket_size * tiles.bucket_size)
-        inherits = carry_rows[tile] >= 0
+        first, last, bucket_start = find_places(tiles, tile, records.shape[0])
+        inherits = tiles.carry_rows[tile] >= 0
         row, has_row = np.uint64(0), False
         for place in range(first, last):
             position = pull(records, pull_ids, bucket_start, place, last)

@@ -1,7 +1,7 @@
 """Updates of a factor: multiplicative ones, their extrapolation, and HALS."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -76,20 +76,9 @@ def extrapolate_blocks(
                 sums[block, 0, r] += moved[i, r]
 
 
-class LeastSquares(NamedTuple):
-    """The problem that a sweep minimises: see `ops.hals.solve_nonnegative`."""
-
-    targets: Array
-    gram: Array
-    shift: float
-    ridge: float
-    smallest: float
-    block_size: int  # rows that are updated together
-
-
 @kernel
 def sweep_nonnegative(
-    first: int, last: int, problem: LeastSquares, rows: Array, errors: Array, changes: Array
+    first: int, last: int, problem: Any, rows: Array, errors: Array, changes: Array
 ) -> None:
     """Update all columns of some blocks of `rows` (I, R), one after the other, by HALS.
 
