@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..base.array_modules import Array, array_module, move
-from ..base.checks import check_factors, check_mode, check_real
+from ..base.checks import check_factors, check_mode
 from ..engines.tall_skinny import column_norms, eigh
 from ..ops.cp_entries import evaluate_model
 from ..ops.hals import solve_nonnegative
@@ -123,10 +123,11 @@ def fold_in(
         raise ValueError(f"x_new has {x.ndim} modes, expected {len(factors)}, as the model has")
     xp, old, factors = array_module(factors[mode]), factors[mode], list(factors)
     factors[mode] = xp.zeros((x.shape[mode], old.shape[1]), old.dtype)
-    if l2_reg is not None:
-        check_real(l2_reg, "l2_reg", 0)
     if observed is None:
         observed = hasattr(cp_tensor, "observed_l2_reg")
+    if l2_reg is None:
+        l2_reg = getattr(cp_tensor, "observed_l2_reg", L2_REG)
+    check_ridge(l2_reg)
     if observed or is_count:
         check_factors(factors, x.shape, x.dtype, x._engine.array_type)
     if observed:
@@ -135,9 +136,6 @@ def fold_in(
                 "observed rows, as of a model of observed_parafac, are of least squares without "
                 'constraints: expected loss="gaussian" and non_negative=False, or observed=False'
             )
-        if l2_reg is None:
-            l2_reg = getattr(cp_tensor, "observed_l2_reg", L2_REG)
-        check_ridge(l2_reg)
         return _fit_observed(x, cp_tensor, factors, mode, l2_reg)
     if is_count:
         return _fit_counts(x, weights, factors, mode)

@@ -2,7 +2,7 @@
 
 import functools
 import io
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -279,19 +279,12 @@ class LabelledCP(CPTensor):
         1  shop     b          0    0.8
         2  item   tea          0    1.0
         """
-        pandas = _import_pandas()
-        tables = [
-            pandas.DataFrame(
-                {
-                    "mode": frame.index.name,
-                    "label": np.tile(frame.index.to_numpy(), self.rank),
-                    "component": frame.columns.repeat(len(frame)),
-                    "value": frame.to_numpy().T.reshape(-1),
-                }
-            )
-            for frame in self.to_frames()[1]
-        ]
-        return pandas.concat(tables, ignore_index=True)
+        tables = []
+        for frame in self.to_frames()[1]:
+            series = frame.unstack().rename_axis(["component", "label"])
+            tables.append(series.reset_index(name="value").assign(mode=frame.index.name))
+        table = _import_pandas().concat(tables, ignore_index=True)
+        return table[["mode", "label", "component", "value"]]
 
     def save(self, path: FilePath) -> None:
         """Save the model with its labels to one ``.npz`` file, without pickles.
@@ -338,10 +331,9 @@ class LabelledCP(CPTensor):
         with open_arrays(path, MODEL) as reader:
             labels = read_labels(reader)
             weights = reader.read("weights", (None,), FLOATS)
-            shapes = [(of.size, weights.size) for of in labels.values()]
             factors = [
-                reader.read(f"factor_{n}", shape, (weights.dtype,))
-                for n, shape in enumerate(shapes)
+                reader.read(f"factor_{n}", (of.size, weights.size), (weights.dtype,))
+                for n, of in enumerate(labels.values())
             ]
             marks = _read_marks(reader.header, len(factors), weights.size)
         # The model is in form already; bringing it into form again would change the last bits.
@@ -376,8 +368,28 @@ class LabelledCP(CPTensor):
         if isinstance(lines, str):
             raise TypeError(f"lines is {lines!r}, expected a list of modes, like [{lines!r}]")
         chosen = self.ordered if lines is None else lines
-        line_modes = {self._find_mode(mode) for mode in chosen}
-        return _draw_components(self, check_count(top, "top"), line_modes)
+        line_modes, top = {self._find_mode(mode) for mode in chosen}, check_count(top, "top")
+        widths = [_LINE_WIDTH if n in line_modes else _BARS_WIDTH for n in range(len(self.names))]
+        sizes = [size for n, size in enumerate(self.shape) if n not in line_modes]
+        num_bars = min(top, max(sizes, default=0))
+        height = max(1.4, _ROW_HEIGHT + _BAR_HEIGHT * num_bars)
+        figure = make_figure(_HEADING_WIDTH + sum(widths), 0.8 + height * self.rank)
+        grid = figure.subplots(self.rank, len(widths), squeeze=False, width_ratios=widths)
+        for n, (name, column) in enumerate(zip(self.names, grid.T, strict=True)):
+            factor = move(self.factors[n], np)
+            if n in line_modes:
+                _draw_lines(column, self.labels[name], factor)
+            else:
+                _draw_bars(column, self.top(n, num_bars), num_bars, _find_limits(factor))
+            column[0].set_title(name, weight="bold", parse_math=False)
+        place: dict[str, Any] = {"rotation": 0, "ha": "right", "va": "center", "labelpad": 12}
+        for r, (name, row) in enumerate(zip(self.components, grid, strict=True)):
+            heading = f"component {name}" if name == r else name
+            heading = f"{heading}\nweight {float(self.weights[r]):.3g}"
+            row[0].set_ylabel(heading, weight="bold", color=f"C{r % 10}", **place)
+            for axes in row:
+                axes.spines[["top", "right"]].set_visible(False)
+        return figure
 
     def predict(self, frame: Any) -> np.ndarray:
         """Compute the model's entry for each row of a table, such as ratings not yet given.
@@ -574,31 +586,6 @@ def _draw_png(figure: "Figure") -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
     return buffer.getvalue()
-
-
-def _draw_components(cp: LabelledCP, top: int, line_modes: Set[int]) -> "Figure":
-    ndim = len(cp.names)
-    widths = [_LINE_WIDTH if n in line_modes else _BARS_WIDTH for n in range(ndim)]
-    num_bars = min(top, max((cp.shape[n] for n in range(ndim) if n not in line_modes), default=0))
-    height = max(1.4, _ROW_HEIGHT + _BAR_HEIGHT * num_bars)
-    figure = make_figure(_HEADING_WIDTH + sum(widths), 0.8 + height * cp.rank)
-    grid = figure.subplots(cp.rank, ndim, squeeze=False, width_ratios=widths)
-    for n, column in enumerate(grid.T):
-        factor = move(cp.factors[n], np)
-        if n in line_modes:
-            _draw_lines(column, cp.labels[cp.names[n]], factor)
-        else:
-            _draw_bars(column, cp.top(n, num_bars), num_bars, _find_limits(factor))
-        column[0].set_title(cp.names[n], weight="bold", parse_math=False)
-    for r, row in enumerate(grid):
-        name = cp.components[r]
-        name = f"component {name}" if name == r else name
-        heading = f"{name}\nweight {float(cp.weights[r]):.3g}"
-        row[0].set_ylabel(heading, rotation=0, ha="right", va="center", labelpad=12, weight="bold")
-        row[0].yaxis.label.set_color(f"C{r % 10}")
-        for axes in row:
-            axes.spines[["top", "right"]].set_visible(False)
-    return figure
 
 
 def _draw_bars(

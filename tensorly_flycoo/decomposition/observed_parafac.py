@@ -219,7 +219,12 @@ def observed_parafac(
     dtype = np.dtype(np.float64) if cg_steps is None else x.dtype
 
     def start(random_state: Any) -> list[Array]:
-        factors = _start(x, rank, init, random_state, scale, dtype)
+        random = tl.check_random_state(random_state)
+        if isinstance(init, str) and init == "random":
+            guess, root = draw_factors(x, rank, random), scale ** (1 / x.ndim)
+            factors = [(factor.astype(np.float64) * root).astype(dtype) for factor in guess]
+        else:
+            factors = [factor.astype(dtype) for factor in take_guess(x, rank, init)]
         return _append_biases(factors, mean) if biases else factors
 
     def solve(seen: _Seen) -> Any:
@@ -254,10 +259,8 @@ def observed_parafac(
     ridge, solver = float(l2_reg), solve(seen)
     solver.rows = find_rows(ridge)
     del seen  # conjugate gradients have it in tensors
+    measure = solver.measure if held_out is None else held_out.measure
     wants_errors = tol or return_errors or callback is not None or held_out is not None
-
-    def measure(factors: list[Array]) -> float:
-        return solver.measure(factors) if held_out is None else held_out.measure(factors)
 
     def update(
         iteration: int, weights: None, factors: list[Array], errors: list[float]
@@ -461,6 +464,7 @@ class _Solutions:
 
     def __init__(self, seen: _Seen, non_negative: bool) -> None:
         self._seen, self._excess, self._non_negative = seen, seen.excess, non_negative
+        self.measure = seen.measure
         self._plans: dict[int, RowPlan] = {}
 
     def fit(self, factors: list[Array], mode: int) -> Array:
@@ -472,9 +476,6 @@ class _Solutions:
             self.rows.find_gram(factors, mode), weights=self._excess,
             is_free=self.rows.find_free(mode), non_negative=self._non_negative,
         )  # fmt: skip
-
-    def measure(self, factors: list[Array]) -> float:
-        return self._seen.measure(factors)
 
 
 class _ConjugateGradients:
@@ -507,17 +508,6 @@ class _ConjugateGradients:
         if self._square < 0:  # of the initial guess, or rounded
             self.fit(factors, len(factors) - 1, num_steps=0)
         return float(np.maximum(self._square, 0.0) / self._whole) ** 0.5  # or nan
-
-
-def _start(
-    x: FlycooTensor, rank: int, init: Any, random_state: Any, scale: float, dtype: np.dtype
-) -> list[Array]:
-    """Return the factors of the initial guess, in a dtype."""
-    random = tl.check_random_state(random_state)
-    if isinstance(init, str) and init == "random":
-        guess, root = draw_factors(x, rank, random), scale ** (1 / x.ndim)
-        return [(factor.astype(np.float64) * root).astype(dtype) for factor in guess]
-    return [factor.astype(dtype) for factor in take_guess(x, rank, init)]
 
 
 def _append_biases(factors: list[Array], mean: float) -> list[Array]:
