@@ -587,8 +587,8 @@ class FlycooTensor:
         """
         modes = check_axes(axis, self.ndim)
         if len(modes) == self.ndim:
-            sums = map_pieces(pieces.sum_piece, self._layout, self._engine, self._engine)
-            return self._engine.xp.asarray(sum(map(float, sums)), self.dtype)[()]
+            total_sum = pieces.sum_values(self._layout, self._engine)
+            return self._engine.xp.asarray(total_sum, self.dtype)[()]
         kept = [mode for mode in range(self.ndim) if mode not in modes]
         shape = [self.shape[mode] for mode in kept]
         return self._derive(
