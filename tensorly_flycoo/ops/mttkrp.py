@@ -192,7 +192,15 @@ def mttkrp_in_sweep(
         if not any(isinstance(factor, RowShards) for factor in factors):
             spread = None  # the result is a plain array
     if spread is not None:
-        _check_shards(spread, factors, out)
+        if out is not None:
+            on = "x is on several devices"
+            raise TypeError(f"out is given, but {on}: the result is a new RowShards")
+        for n, factor in enumerate(factors):
+            if isinstance(factor, RowShards) and factor.sharding != find_sharding(spread, n):
+                raise ValueError(
+                    f"factors[{n}] is sharded otherwise than mode {n} of x: give a plain array, "
+                    "such as tl.to_numpy returns"
+                )
     else:
         if out is not None:
             read = {f"factors[{n}]": factor for n, factor in enumerate(factors) if n != mode}
@@ -213,19 +221,6 @@ def mttkrp_in_sweep(
 
     with log_compilation():
         return attempt(f"mttkrp of mode {mode} and rank {shape[1]}", multiply)
-
-
-def _check_shards(
-    layout: SpreadLayout, factors: Sequence[Array | RowShards], out: Array | None
-) -> None:
-    if out is not None:
-        raise TypeError("out is given, but x is on several devices: the result is a new RowShards")
-    for n, factor in enumerate(factors):
-        if isinstance(factor, RowShards) and factor.sharding != find_sharding(layout, n):
-            raise ValueError(
-                f"factors[{n}] is sharded otherwise than mode {n} of x: give a plain array, "
-                "such as tl.to_numpy returns"
-            )
 
 
 def mttkrp_of_ratios(

@@ -33,12 +33,8 @@ _BLOCK_SIZE = 2**22
 #: vector of a block, in multiplications.
 _MAX_ROUNDS, _ELEMENT_COST = 32, 4
 
-#: The results of `merge_modes`, kept as long as the layouts they were made from.
-_merged: weakref.WeakKeyDictionary[AnyLayout, dict[tuple, FlycooTensor]]
-_merged = weakref.WeakKeyDictionary()
-
-#: Those of `list_cells`, likewise.
-_cells: weakref.WeakKeyDictionary[AnyLayout, dict[tuple, np.ndarray]] = weakref.WeakKeyDictionary()
+#: Merged tensors, and lists of cells, kept as long as the layouts they were made from.
+_kept: weakref.WeakKeyDictionary[AnyLayout, dict[tuple, Any]] = weakref.WeakKeyDictionary()
 
 
 def check_free_modes(x: FlycooTensor, modes: Sequence[int]) -> None:
@@ -66,7 +62,7 @@ def merge_modes(
     others = [n for n in range(x.ndim) if n not in modes]
     if len(modes) == 1 and dtype == x.dtype and cells is None:
         return separate_modes(x), modes[0], {n: n for n in others}
-    known, key = _merged.setdefault(x._layout, {}), (*modes, np.dtype(dtype), cells is None)
+    known, key = _kept.setdefault(x._layout, {}), (*modes, np.dtype(dtype), cells is None)
     if key not in known:
         size = math.prod(x.shape[n] for n in modes) if cells is None else cells.size
         shape = (size, *(x.shape[n] for n in others))
@@ -80,7 +76,7 @@ def separate_modes(x: FlycooTensor) -> FlycooTensor:
     """Return `x` without groups of modes, which TTMc needs; one built is kept as long as `x`."""
     if len(x.groups) == x.ndim:
         return x
-    known = _merged.setdefault(x._layout, {})
+    known = _kept.setdefault(x._layout, {})
     if () not in known:
         known[()] = rebuild(x._layout, x, read_nonzeros, shape=x.shape, groups=None)
     return known[()]
@@ -102,7 +98,7 @@ def _merge_modes(
 
 def list_cells(x: FlycooTensor, modes: Sequence[int]) -> np.ndarray:
     """List the cells of some modes that have nonzeros, ascending, on the host; kept with `x`."""
-    known, key = _cells.setdefault(x._layout, {}), tuple(modes)
+    known, key = _kept.setdefault(x._layout, {}), tuple(modes)
     if key not in known:
         parts = map_pieces(_list_cells, x._layout, x._engine, x.shape, modes)
         known[key] = np.unique(np.concatenate([move(part, np) for part in parts]))

@@ -163,7 +163,7 @@ def reduce_axes(
     if is_sparse(x):
         return reduce_modes(as_flycoo(x, check_coords=True), axis)
     groups = _groups(x, f"tl.{name}")
-    gone = range(len(groups)) if axis is None else check_axes(axis, len(groups))
+    gone = check_axes(axis, len(groups))
     result = reduce_modes(_tensor_of(x), [mode for n in gone for mode in groups[n]])
     if not isinstance(result, FlycooTensor):
         return result

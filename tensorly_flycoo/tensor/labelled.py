@@ -56,7 +56,6 @@ class Labels(dict[str, np.ndarray]):
                 raise ValueError(
                     f"labels[{name!r}] has shape {of.shape}, expected ({size},), one for each index"
                 )
-        for name, of in self.items():
             if (places := find_missing(of)).size:
                 raise ValueError(
                     f"labels[{name!r}] is {of[places[0]]} at index {places[0]}, expected a label "
@@ -130,7 +129,7 @@ def _make_reduction(name: str) -> Callable[..., Any]:
 
     @functools.wraps(method)
     def reduce(x: "LabelledTensor", axis: Any = None) -> Any:
-        gone = check_axes(range(x.ndim) if axis is None else number_modes(x, axis), x.ndim)
+        gone = check_axes(number_modes(x, axis), x.ndim)
         return x._label(method(x.tensor, gone), [n for n in range(x.ndim) if n not in gone])
 
     return reduce

@@ -149,16 +149,11 @@ def sum_values(layout: AnyLayout, engine: Engine) -> float:
     They are rounded to multiples of a power of 2, about ``2**-62`` of the largest value times their
     number. The sum of these is exact.
     """
-    largest = max(float(value) for value in map_pieces(_find_largest, layout, engine))
+    extremes = (map_pieces(find_extreme, layout, engine, name) for name in ("max", "min"))
+    largest = max((abs(float(own)) for found in extremes for own in found if own.size), default=0)
     shift = 62 - math.frexp(largest)[1] - layout.nnz.bit_length()
     total = sum(int(part) for part in map_pieces(_sum_scaled, layout, engine, shift))
     return float(np.ldexp(float(total), -shift))
-
-
-def _find_largest(piece: Piece) -> Array:
-    with piece.hold_records() as records:
-        values = piece.read_values(records)
-        return abs(values).max() if values.size else np.zeros(())
 
 
 def _sum_scaled(piece: Piece, shift: int) -> Array:
@@ -175,11 +170,6 @@ def check_piece(piece: Piece) -> np.ndarray:
     return np.zeros(0)
 
 
-def sum_piece(piece: Piece, engine: Engine) -> Array:
-    """Add up the values in float64, in the order of modes 0, 1, ..., ndim - 1."""
-    return piece.read_values(piece.sort_records(engine)).sum(dtype=np.float64)
-
-
 def find_extreme(piece: Piece, name: str) -> Array:
     """Find the "max" or "min" of the nonzeros; an empty array if there are none."""
     with piece.hold_records() as records:
@@ -193,5 +183,5 @@ def has_zeros(piece: Piece) -> np.ndarray:
 
 
 def find_norm(piece: Piece, engine: Engine) -> np.ndarray:
-    """Return the norm, summed in the order of `sum_piece`."""
+    """Return the norm, summed in the order of modes 0, 1, ..., ndim - 1."""
     return np.array(compute_norm(piece.read_values(piece.sort_records(engine)), engine))

@@ -585,10 +585,10 @@ class FlycooTensor:
         >>> x.sum(axis=2).nonzeros()[1]
         array([2., 7.])
         """
-        modes = self._list_modes(axis)
+        modes = check_axes(axis, self.ndim)
         if len(modes) == self.ndim:
-            sums = map_pieces(pieces.sum_piece, self._layout, self._engine, self._engine)
-            return self._engine.xp.asarray(sum(map(float, sums)), self.dtype)[()]
+            total_sum = pieces.sum_values(self._layout, self._engine)
+            return self._engine.xp.asarray(total_sum, self.dtype)[()]
         kept = [mode for mode in range(self.ndim) if mode not in modes]
         shape = [self.shape[mode] for mode in kept]
         return self._derive(
@@ -605,7 +605,7 @@ class FlycooTensor:
         >>> FlycooTensor([[0, 1], [2, 0]], [2.0, 4.0], shape=(3, 4)).mean()
         np.float64(0.5)
         """
-        modes = self._list_modes(axis)
+        modes = check_axes(axis, self.ndim)
         return self.sum(modes) / float(math.prod(self.shape[mode] for mode in modes))
 
     def max(self, axis: int | Iterable[int] | None = None) -> FlycooTensor | Array:
@@ -635,7 +635,7 @@ class FlycooTensor:
 
     def _find_extremes(self, axis: int | Iterable[int] | None, name: str) -> Any:
         """Reduce by "max" or "min", whose ufuncs are "maximum" and "minimum"."""
-        gone, xp = self._list_modes(axis), self._engine.xp
+        gone, xp = check_axes(axis, self.ndim), self._engine.xp
         num_cells = math.prod(self.shape[mode] for mode in gone)
         if len(gone) == self.ndim:
             of_pieces = map_pieces(pieces.find_extreme, self._layout, self._engine, name)
@@ -652,9 +652,6 @@ class FlycooTensor:
             has_zero = xp.append(starts[1:], self.nnz) - starts < num_cells
             values = xp.where(has_zero, getattr(xp, f"{name}imum")(extremes, 0), extremes)
         return self._rebuild(coords, values, shape)._flatten()
-
-    def _list_modes(self, axis: int | Iterable[int] | None) -> list[int]:
-        return list(range(self.ndim)) if axis is None else check_axes(axis, self.ndim)
 
     def _flatten(self) -> FlycooTensor | Array:
         """Return a tensor of one mode as a dense vector; return another one as it is."""
@@ -911,8 +908,10 @@ class FlycooTensor:
         return ours(*args, **kwargs)
 
 
-def check_axes(axis: int | Iterable[int], ndim: int) -> list[int]:
-    """Return `axis`, one integer or several, as a list of different modes from 0 to ndim - 1."""
+def check_axes(axis: int | Iterable[int] | None, ndim: int) -> list[int]:
+    """Return `axis`, one integer, several or None for all, as a list of different modes."""
+    if axis is None:
+        return list(range(ndim))
     try:
         axes = [operator.index(n) for n in (axis if isinstance(axis, Iterable) else [axis])]
     except TypeError:
@@ -996,11 +995,8 @@ def rebuild(
         with piece.devices.use(piece.home):
             found = find(piece, *args)
         parts.append([piece.devices.bring(array, 0) for array in found])
-    coords, values = parts[0]
-    if len(parts) > 1:
-        xp = x._engine.xp
-        coords = xp.concatenate([part_coords for part_coords, _ in parts], axis=1)
-        values = xp.concatenate([part_values for _, part_values in parts])
+    join = functools.partial(x._engine.xp.concatenate, axis=-1)
+    coords, values = parts[0] if len(parts) == 1 else map(join, zip(*parts, strict=True))
     return x._rebuild(coords, values, shape, dtype, groups)
 
 
