@@ -136,8 +136,7 @@ class LabelledCP(CPTensor):
     ) -> Self:
         super().__init__((weights, factors))
         self.labels = labels
-        for name, mark in marks.items():
-            setattr(self, name, mark)
+        self.__dict__.update(marks)
         return self
 
     @property
@@ -380,11 +379,11 @@ class LabelledCP(CPTensor):
             if n in line_modes:
                 _draw_lines(column, self.labels[name], factor)
             else:
-                _draw_bars(column, self.top(n, num_bars), num_bars, _find_limits(factor))
+                _draw_bars(column, self.top(n, num_bars), num_bars, factor)
             column[0].set_title(name, weight="bold", parse_math=False)
         place: dict[str, Any] = {"rotation": 0, "ha": "right", "va": "center", "labelpad": 12}
-        for r, (name, row) in enumerate(zip(self.components, grid, strict=True)):
-            heading = f"component {name}" if name == r else name
+        for r, (component, row) in enumerate(zip(self.components, grid, strict=True)):
+            heading = f"component {component}" if component == r else component
             heading = f"{heading}\nweight {float(self.weights[r]):.3g}"
             row[0].set_ylabel(heading, weight="bold", color=f"C{r % 10}", **place)
             for axes in row:
@@ -589,12 +588,10 @@ def _draw_png(figure: "Figure") -> bytes:
 
 
 def _draw_bars(
-    column: "list[Axes]",
-    components: list[dict[Any, float]],
-    num_bars: int,
-    limits: tuple[float, float],
+    column: "list[Axes]", components: list[dict[Any, float]], num_bars: int, factor: np.ndarray
 ) -> None:
     """Draw the largest elements of each component, the largest on top."""
+    limits = _find_limits(factor)
     for r, (axes, component) in enumerate(zip(column, components, strict=True)):
         places = range(len(component))
         axes.barh(places, list(component.values()), color=f"C{r % 10}")
