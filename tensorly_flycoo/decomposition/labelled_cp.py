@@ -604,34 +604,29 @@ def _draw_bars(
 
 def _draw_lines(column: "list[Axes]", labels: np.ndarray, factor: np.ndarray) -> None:
     """Draw each column of a factor along its labels."""
-    is_scale = labels.dtype.kind in "iufM" and labels.size > 1
+    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+    from matplotlib.ticker import MaxNLocator
+
+    kind = labels.dtype.kind
+    is_scale = kind in "iufM" and labels.size > 1
     order = np.argsort(labels, kind="stable") if is_scale else np.arange(labels.size)
     x = labels[order] if is_scale else order
+    places = np.unique(np.linspace(0, labels.size - 1, 5).round().astype(int))
+    names = [_shorten(of) for of in (labels[places] if kind == "M" else labels[places].tolist())]
     limits, marker = _find_limits(factor), "." if labels.size <= _MAX_MARKERS else ""
     for r, axes in enumerate(column):
         axes.plot(x, factor[order, r], marker=marker, color=f"C{r % 10}", linewidth=1)
         axes.axhline(0, color="gray", linewidth=0.8)
         axes.set_ylim(*limits)
         axes.tick_params("x", labelbottom=axes is column[-1])
-        _set_ticks(axes, labels, is_scale)
-
-
-def _set_ticks(axes: "Axes", labels: np.ndarray, is_scale: bool) -> None:
-    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
-    from matplotlib.ticker import MaxNLocator
-
-    if not is_scale:
-        places = np.unique(np.linspace(0, labels.size - 1, 5).round().astype(int))
-        shown = labels[places] if labels.dtype.kind == "M" else labels[places].tolist()
-        axes.set_xticks(
-            places, [_shorten(label) for label in shown], rotation=20, ha="right", **_TICKS
-        )
-    elif labels.dtype.kind == "M":
-        locator = AutoDateLocator(maxticks=7)
-        axes.xaxis.set_major_locator(locator)
-        axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))
-    else:
-        axes.xaxis.set_major_locator(MaxNLocator(7, integer=labels.dtype.kind in "iu"))
+        if not is_scale:
+            axes.set_xticks(places, names, rotation=20, ha="right", **_TICKS)
+        elif kind == "M":
+            locator = AutoDateLocator(maxticks=7)
+            axes.xaxis.set_major_locator(locator)
+            axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))
+        else:
+            axes.xaxis.set_major_locator(MaxNLocator(7, integer=kind in "iu"))
 
 
 def _find_limits(factor: np.ndarray) -> tuple[float, float]:
