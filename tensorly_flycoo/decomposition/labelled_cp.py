@@ -136,8 +136,7 @@ class LabelledCP(CPTensor):
     ) -> Self:
         super().__init__((weights, factors))
         self.labels = labels
-        for name, mark in marks.items():
-            setattr(self, name, mark)
+        self.__dict__.update(marks)
         return self
 
     @property
@@ -380,11 +379,11 @@ class LabelledCP(CPTensor):
             if n in line_modes:
                 _draw_lines(column, self.labels[name], factor)
             else:
-                _draw_bars(column, self.top(n, num_bars), num_bars, _find_limits(factor))
+                _draw_bars(column, self.top(n, num_bars), num_bars, factor)
             column[0].set_title(name, weight="bold", parse_math=False)
         place: dict[str, Any] = {"rotation": 0, "ha": "right", "va": "center", "labelpad": 12}
-        for r, (name, row) in enumerate(zip(self.components, grid, strict=True)):
-            heading = f"component {name}" if name == r else name
+        for r, (component, row) in enumerate(zip(self.components, grid, strict=True)):
+            heading = f"component {component}" if component == r else component
             heading = f"{heading}\nweight {float(self.weights[r]):.3g}"
             row[0].set_ylabel(heading, weight="bold", color=f"C{r % 10}", **place)
             for axes in row:
@@ -589,12 +588,10 @@ def _draw_png(figure: "Figure") -> bytes:
 
 
 def _draw_bars(
-    column: "list[Axes]",
-    components: list[dict[Any, float]],
-    num_bars: int,
-    limits: tuple[float, float],
+    column: "list[Axes]", components: list[dict[Any, float]], num_bars: int, factor: np.ndarray
 ) -> None:
     """Draw the largest elements of each component, the largest on top."""
+    limits = _find_limits(factor)
     for r, (axes, component) in enumerate(zip(column, components, strict=True)):
         places = range(len(component))
         axes.barh(places, list(component.values()), color=f"C{r % 10}")
@@ -607,34 +604,29 @@ def _draw_bars(
 
 def _draw_lines(column: "list[Axes]", labels: np.ndarray, factor: np.ndarray) -> None:
     """Draw each column of a factor along its labels."""
-    is_scale = labels.dtype.kind in "iufM" and labels.size > 1
+    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+    from matplotlib.ticker import MaxNLocator
+
+    kind = labels.dtype.kind
+    is_scale = kind in "iufM" and labels.size > 1
     order = np.argsort(labels, kind="stable") if is_scale else np.arange(labels.size)
     x = labels[order] if is_scale else order
+    places = np.unique(np.linspace(0, labels.size - 1, 5).round().astype(int))
+    names = [_shorten(of) for of in (labels[places] if kind == "M" else labels[places].tolist())]
     limits, marker = _find_limits(factor), "." if labels.size <= _MAX_MARKERS else ""
     for r, axes in enumerate(column):
         axes.plot(x, factor[order, r], marker=marker, color=f"C{r % 10}", linewidth=1)
         axes.axhline(0, color="gray", linewidth=0.8)
         axes.set_ylim(*limits)
         axes.tick_params("x", labelbottom=axes is column[-1])
-        _set_ticks(axes, labels, is_scale)
-
-
-def _set_ticks(axes: "Axes", labels: np.ndarray, is_scale: bool) -> None:
-    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
-    from matplotlib.ticker import MaxNLocator
-
-    if not is_scale:
-        places = np.unique(np.linspace(0, labels.size - 1, 5).round().astype(int))
-        shown = labels[places] if labels.dtype.kind == "M" else labels[places].tolist()
-        axes.set_xticks(
-            places, [_shorten(label) for label in shown], rotation=20, ha="right", **_TICKS
-        )
-    elif labels.dtype.kind == "M":
-        locator = AutoDateLocator(maxticks=7)
-        axes.xaxis.set_major_locator(locator)
-        axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))
-    else:
-        axes.xaxis.set_major_locator(MaxNLocator(7, integer=labels.dtype.kind in "iu"))
+        if not is_scale:
+            axes.set_xticks(places, names, rotation=20, ha="right", **_TICKS)
+        elif kind == "M":
+            locator = AutoDateLocator(maxticks=7)
+            axes.xaxis.set_major_locator(locator)
+            axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))
+        else:
+            axes.xaxis.set_major_locator(MaxNLocator(7, integer=kind in "iu"))
 
 
 def _find_limits(factor: np.ndarray) -> tuple[float, float]:

@@ -34,13 +34,7 @@ class Parameters:
         return {name: getattr(self, name) for name in names}
 
     def set_params(self, **params: Any) -> Self:
-        """Set parameters by name, and return the estimator.
-
-        Raises
-        ------
-        ValueError
-            If there is no such parameter.
-        """
+        """Set parameters by name, and return the estimator; a ValueError if one is unknown."""
         known = self.get_params()
         for name, value in params.items():
             if name not in known:
@@ -197,9 +191,8 @@ class FlycooCP(Parameters):
         """Return a factor row for each index of the first mode of `x`: (I, R); see `fold_in`."""
         method = find_method(self.method)
         loss = loss_of(method, self.options or {})
-        is_non_negative = name_of(method).startswith("non_negative")
-        x = _take_only(x)
-        return fold_in(self.cp_tensor_, x, 0, loss=loss, non_negative=is_non_negative)
+        options = {"loss": loss, "non_negative": name_of(method).startswith("non_negative")}
+        return fold_in(self.cp_tensor_, _take_only(x), 0, **options)
 
 
 def _describe(x: Any) -> tuple[tuple[int, ...], int, float]:

@@ -169,12 +169,7 @@ class RankSelection:
         Returns
         -------
         matplotlib.figure.Figure
-            ``figure.savefig(path)`` writes it; a notebook shows it.
-
-        Raises
-        ------
-        ImportError
-            If Matplotlib is not installed.
+            ``figure.savefig(path)`` writes it; a notebook shows it. Needs Matplotlib.
         """
         figure = make_figure(9, 6)
         from matplotlib.ticker import MaxNLocator
@@ -453,12 +448,17 @@ class _HeldOut:
         if method.__module__.startswith(decomposition.__name__):
             mask: Any = MissingEntries(missing.observed, missing.coords)  # planned once
         else:
-            cells = move(missing.coords, np)  # sorted, as the mask has to be
-            attributes = {"fill_value": 1.0, "sorted": True, "has_duplicates": False}
-            mask = sparse.COO(cells, np.zeros(missing.count), x.shape, **attributes)
+            cells = move(missing.coords, np)
+            mask = sparse.COO(cells, np.zeros(missing.count), x.shape, fill_value=1.0)
         known = missing.observed, {"mask": mask}, missing
         chances = find_chances(x, missing.coords)
-        weights = _weigh(values, chances, _count_drawn(x, share), x.nnz)
+        # One over the probabilities of being drawn (Horvitz and Thompson): sums with these weights
+        # are, on average, sums over all cells.
+        count = _count_drawn(x, share)
+        with np.errstate(divide="ignore"):  # a chance of 1
+            as_other = -np.expm1(count * np.log1p(-chances))
+        as_nonzero = np.where(values == 0, 0.0, count / x.nnz)
+        weights = 1 / (as_nonzero + (1 - as_nonzero) * as_other)
         if not find_exact(loss_of(method, options)).is_count:
             return cls(*known, weights, None, weights @ values**2)
         total = sum_values(x._layout, x._engine)
@@ -515,17 +515,6 @@ def draw_entries(
         return coords[:, 0]
     rows = [np.append(of[0], of[1 + mode]) for mode, of in enumerate(coords)]
     return np.unique(np.stack(rows), axis=1)
-
-
-def _weigh(values: np.ndarray, chances: np.ndarray, count: int, nnz: int) -> np.ndarray:
-    """Return weights with which sums over drawn entries are, on average, sums over all cells.
-
-    They are one over the probabilities of being drawn (Horvitz and Thompson).
-    """
-    with np.errstate(divide="ignore"):  # a chance of 1
-        as_other = -np.expm1(count * np.log1p(-chances))
-    as_nonzero = np.where(values == 0, 0.0, count / nnz)
-    return 1 / (as_nonzero + (1 - as_nonzero) * as_other)
 
 
 def _suggest(
