@@ -158,8 +158,7 @@ def estimate_memory(
         num_streamed = max(0, num_slabs - num_resident)
         host_nbytes = num_streamed * len(found) * copy_nbytes
         slots_nbytes = min(num_streamed, 2) * copy_nbytes
-    options = (sizes, num_slabs, num_prefixes)
-    nbytes, peak_nbytes = building.estimate_layout(engine, layout, *options)
+    nbytes, peak_nbytes = building.estimate_layout(engine, layout, sizes, num_slabs, num_prefixes)
     peak_nbytes -= host_nbytes
     if rank is None:
         return MemoryEstimate(nbytes, peak_nbytes, None, host_nbytes)

@@ -117,12 +117,8 @@ def mttkrps(
 
     Parameters
     ----------
-    x : FlycooTensor or sparse.COO
-        As for `mttkrp`.
-    factors : sequence of array (I_n, R)
-        As for `mttkrp`, but all of them are read.
-    weights : array (R,), optional
-        Scales of the columns; on the device of `x`.
+    x, factors, weights
+        As for `mttkrp`, but all factors are read.
 
     Returns
     -------

@@ -141,9 +141,8 @@ def multiply_nonempty_rows(
     num_columns = math.prod(factor.shape[1] for factor in factors.values())
     rows = x._engine.xp.empty((count_nonempty_rows(x, mode), num_columns), x.dtype)
     numbers, slots = find_nonempty_rows(x, mode)
-    options = {} if slots is None else {"slots": slots}
     layout = separate_modes(x)._layout
-    layout.apply("ttmc", x._engine, factors, mode, rows, stays=True, **options)
+    layout.apply("ttmc", x._engine, factors, mode, rows, stays=True, slots=slots)
     return rows, numbers
 
 

@@ -66,15 +66,24 @@ def is_whole(selector: Selector, size: int) -> bool:
 
 
 def _select(item: Any, mode: int, size: int) -> Selector:
+    place = f"mode {mode}, which has size {size}"
+    outside = f"is out of bounds for axis {mode} with size {size}"
     if isinstance(item, slice):
         selected = range(size)[item]
         if not selected:
-            raise ValueError(f"{item} selects nothing from mode {mode}, which has size {size}")
+            raise ValueError(f"{item} selects nothing from {place}")
         return selected
     if isinstance(item, list | tuple | range | np.ndarray) or is_cupy(item):
         numbers = np.asarray(move(item, np) if is_cupy(item) else item)
         if numbers.ndim == 1:
-            return _select_list(numbers, mode, size)
+            if numbers.size == 0:
+                raise ValueError(f"an empty list selects nothing from {place}")
+            if numbers.dtype.kind not in "iu":
+                raise IndexError(f"{_VALID}: got a list of {numbers.dtype}")
+            is_outside = (numbers < -size) | (numbers >= size)
+            if is_outside.any():
+                raise IndexError(f"index {numbers[np.argmax(is_outside)]} {outside}")
+            return numbers.astype(np.int64) % size
     try:
         if isinstance(item, bool | EllipsisType):
             raise TypeError
@@ -82,20 +91,8 @@ def _select(item: Any, mode: int, size: int) -> Selector:
     except TypeError:
         raise IndexError(f"{_VALID}: got a {type(item).__name__}") from None
     if not -size <= number < size:
-        raise IndexError(f"index {number} is out of bounds for axis {mode} with size {size}")
+        raise IndexError(f"index {number} {outside}")
     return number % size
-
-
-def _select_list(numbers: np.ndarray, mode: int, size: int) -> np.ndarray:
-    if numbers.size == 0:
-        raise ValueError(f"an empty list selects nothing from mode {mode}, which has size {size}")
-    if numbers.dtype.kind not in "iu":
-        raise IndexError(f"{_VALID}: got a list of {numbers.dtype}")
-    is_outside = (numbers < -size) | (numbers >= size)
-    if is_outside.any():
-        number = numbers[np.argmax(is_outside)]
-        raise IndexError(f"index {number} is out of bounds for axis {mode} with size {size}")
-    return numbers.astype(np.int64) % size
 
 
 def find_kept(
