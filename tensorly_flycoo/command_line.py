@@ -35,7 +35,8 @@ from .models.match import factor_match_score
 from .tensor.labelled import LabelledTensor, Labels
 
 #: What can be read, by the ends of names.
-SUFFIXES = (".parquet", ".csv", ".csv.gz", ".tsv", ".tsv.gz", ".tns", ".tns.gz", ".tns.zst")
+_TENSORS = (".tns", ".tns.gz", ".tns.zst", ".ttx", ".mtx")
+SUFFIXES = (".parquet", ".csv", ".csv.gz", ".tsv", ".tsv.gz", *_TENSORS)
 
 
 class Loss(NamedTuple):
@@ -251,7 +252,7 @@ def fit(arguments: argparse.Namespace) -> None:
     suffix = next((suffix for suffix in SUFFIXES if name.lower().endswith(suffix)), None)
     if suffix is None:
         refuse(f"{arguments.file} is not one of {', '.join(SUFFIXES)}")
-    is_table = not suffix.startswith(".tns")
+    is_table = suffix not in _TENSORS
     if not arguments.modes and is_table:
         refuse("--modes is missing: which columns, such as --modes user,item,day")
     if arguments.init == "svd" and (arguments.starts or 1) > 1:
@@ -312,7 +313,7 @@ def fit(arguments: argparse.Namespace) -> None:
 def read_tensor(arguments: argparse.Namespace, suffix: str) -> LabelledTensor:
     """Read the file of `fit`; the labels of a .tns are its indices as in the file, from 1."""
     modes, values = arguments.modes, arguments.values
-    if not suffix.startswith(".tns"):
+    if suffix not in _TENSORS:
         table = read_table(
             arguments.file, modes, values,
             separator=arguments.sep or ("\t" if suffix.startswith(".tsv") else ","),

@@ -255,9 +255,12 @@ def place_entries(
     if is_unknown.any():
         row = int(np.argmax(is_unknown))
         example = f", such as {_show(labels[0])}" if labels.size else ""
+        advice = "drop such rows, or extend the labels"
+        if entries.dtype == object and labels.dtype.kind == "M":
+            advice = "these are dates: convert the text, as by pandas.to_datetime"
         raise ValueError(
             f"column {name!r} is {_show(entries[codes[row]])} in row {row}, expected one of its "
-            f"{labels.size} labels{example}; drop such rows, or extend the labels"
+            f"{labels.size} labels{example}; {advice}"
         )
     return places, labels
 

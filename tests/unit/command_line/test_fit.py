@@ -81,6 +81,13 @@ def test_values_are_merged(folder, table, capsys):
     assert "component 0" not in capsys.readouterr().out
 
 
+def test_files_of_matrix_market(folder):
+    header = "%%MatrixMarket tensor coordinate real general\n3 3 2\n"
+    (folder / "small.ttx").write_text(header.replace("3 3 2", "3 3 3 2") + "1 1 1 5\n2 3 3 4\n")
+    assert main(["fit", "small.ttx", "--rank", "1", "--quiet", "--output", "out"]) == 0
+    assert len(LabelledCP.load(folder / "out" / "model.npz").factors) == 3
+
+
 def test_indices_of_a_tns_are_labels(folder):
     x = FlycooTensor([[0, 1, 1], [2, 0, 2]], [5.0, 1.0, 2.0], (2, 3))
     write_tns(folder / "small.tns", x)

@@ -182,6 +182,10 @@ def test_labels_renumber_categories():
         ({"shop": {"c"}}, r"labels\['shop'\] is a set of shape \(\), expected a list"),
         ({"shop": []}, "column 'shop' is 'c' in row 0, expected one of its 0 labels; drop"),
         ({"day": np.array(["2020-01-01"], "M8[D]")}, "column 'day' is 2020-01-09.* in row 0"),
+        (
+            {"shop": np.array(["2020-01-01"], "M8[D]")},
+            r"'shop' is 'c' in row 0, .*such as 2020-01-01; these are dates: .*pandas\.to_datetime",
+        ),
         ({"number": ["20", "30", "-10"]}, "column 'number' is 20 in row 0, .*, such as '20'"),
         ({"size": [1, 2]}, r"labels has \['size'\], expected only columns of modes: \['shop', "),
     ],
