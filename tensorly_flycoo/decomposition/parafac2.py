@@ -353,24 +353,17 @@ def _absorb(weights: Array | None, factors: Sequence[Array]) -> list[Array]:
     return [a, b if weights is None else b * weights, c]
 
 
-def _sum_magnitudes(factor: Array) -> np.ndarray:
-    return move(sum_columns(abs(factor)), np).astype(np.float64)
-
-
-def _balance(factors: list[Array], sums: np.ndarray) -> tuple[list[Array], np.ndarray]:
-    """Even out, by powers of two, scales that singular systems leave open, lest they overflow.
-
-    `sums` are those of the magnitudes in each column: (ndim, R).
-    """
+def _balance(factors: list[Array]) -> list[Array]:
+    """Even out, by powers of two, scales that singular systems leave open, lest they overflow."""
+    xp = array_module(factors[0])
+    sums = move(xp.stack([sum_columns(abs(factor)) for factor in factors]), np).astype(np.float64)
     exponents = np.frexp(np.where(np.all(sums > 0, axis=0), sums, 1.0))[1]
     is_far = np.ptp(exponents, axis=0) > np.finfo(factors[0].dtype).maxexp // 8
     shifts = np.where(is_far, exponents.sum(axis=0) // 3 - exponents, 0)
     shifts[1] -= shifts.sum(axis=0)
     if not shifts.any():
-        return factors, sums
-    xp = array_module(factors[0])
-    found = [xp.ldexp(f, xp.asarray(shift)) for f, shift in zip(factors, shifts, strict=True)]
-    return found, np.ldexp(sums, shifts)
+        return factors
+    return [xp.ldexp(f, xp.asarray(shift)) for f, shift in zip(factors, shifts, strict=True)]
 
 
 def _list_batches(row_counts: np.ndarray) -> Iterator[tuple[slice, slice]]:
@@ -417,7 +410,7 @@ class _Alternation:
 
     def _update(self, factors: list[Array]) -> list[Array]:
         """Update each factor by least squares, or one sweep of HALS, `n_iter_parafac` times."""
-        factors, sums = list(factors), np.stack([_sum_magnitudes(factor) for factor in factors])
+        factors = list(factors)
         for mode in self.n_iter_parafac * (0, 1, 2):
             product = self.data.mttkrp(None, factors, mode)
             gram = multiply_grams(None, factors, skip=mode)
@@ -425,9 +418,8 @@ class _Alternation:
                 factors[mode] = improve(product, gram, factors[mode], self.penalties[mode])
             else:
                 factors[mode] = solve(gram, product.T).T
-            sums[mode] = _sum_magnitudes(factors[mode])
             # At once: where a column is zero but for rounding, the next one may overflow.
-            factors, sums = _balance(factors, sums)
+            factors = _balance(factors)
         return factors
 
     def _measure_further(self, factors: list[Array]) -> tuple[float]:

@@ -176,8 +176,7 @@ class FlycooTensor:
         self._engine = engine
         self._layout = layout
         if not math.isfinite(layout.norm):
-            for _ in map_pieces(pieces.check_piece, layout, engine):
-                pass
+            list(map_pieces(pieces.check_piece, layout, engine))
 
     @classmethod
     def from_coo(cls, coo: Any, **options: Any) -> Self:
