@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import tensorly as tl
 
 from .base.checks import check_rank, check_shape
 from .tensor.tensor import FlycooTensor
@@ -48,8 +49,9 @@ def random_tensor(
     >>> random_tensor((10**6, 10**7, 10**8), 1000, random_state=0).nnz
     1000
     """
-    random = _as_random_state(random_state)
-    coords = _random_coords(check_shape(shape), nnz, skew, random)
+    random, sizes = tl.check_random_state(random_state), np.array(check_shape(shape))[:, None]
+    uniform = random.random_sample((sizes.size, nnz))
+    coords = np.minimum((sizes * uniform**skew).astype(np.int64), sizes - 1)
     return FlycooTensor(coords, 1.0 - random.random_sample(nnz), shape, **options)
 
 
@@ -101,7 +103,7 @@ def planted_tensor(
     >>> [factor.shape for factor in factors]
     [(50, 2), (60, 2), (70, 2)]
     """
-    shape, rank, random = check_shape(shape), check_rank(rank), _as_random_state(random_state)
+    shape, rank, random = check_shape(shape), check_rank(rank), tl.check_random_state(random_state)
     extent = max(1, round(nnz_per_component ** (1 / len(shape))))
     factors = [np.zeros((size, rank)) for size in shape]
     coord_parts, value_parts = [], []
@@ -121,17 +123,3 @@ def planted_tensor(
         scale = noise * np.sqrt(np.mean(values**2))
         values = values + scale * random.standard_normal(values.size)
     return FlycooTensor(coords, values, shape, **options), factors
-
-
-def _random_coords(
-    shape: tuple[int, ...], nnz: int, skew: float, random: np.random.RandomState
-) -> np.ndarray:
-    uniform = random.random_sample((len(shape), nnz))
-    sizes = np.array(shape)[:, None]
-    return np.minimum((sizes * uniform**skew).astype(np.int64), sizes - 1)
-
-
-def _as_random_state(random_state: int | np.random.RandomState | None) -> np.random.RandomState:
-    if isinstance(random_state, np.random.RandomState):
-        return random_state
-    return np.random.RandomState(random_state)
