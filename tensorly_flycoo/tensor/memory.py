@@ -108,8 +108,7 @@ def build_layout(
             name = building.choose_layout(engine, layout, own)
             check_room(engine, building.estimate_layout(engine, name, own, count)[1] - given)
         with log_compilation():
-            arguments = (engine, layout, coords, values, shape, *found, count, keep)
-            return building.build_layout(*arguments)
+            return building.build_layout(engine, layout, coords, values, shape, *found, count, keep)
 
     count = num_slabs or building.choose_num_slabs(values.size, engine.num_devices)
     if not num_slabs and keep == "host" and engine.make_stager is not None:
