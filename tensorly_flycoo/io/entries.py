@@ -226,11 +226,13 @@ def find_places(entries: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
 def _share_unit(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Return dates or spans of time in one unit; refuse those that it cannot hold."""
-    dtype = np.result_type(*arrays)
-    cast = [array.astype(dtype) for array in arrays]
-    for array, own in zip(arrays, cast, strict=True):
-        if not np.array_equal(own.astype(array.dtype), array, equal_nan=True):
-            raise ValueError(f"times from {array.min()} to {array.max()} do not fit {dtype}")
+    dtype, cast = np.result_type(*arrays), []
+    for array in arrays:
+        with contextlib.suppress(OverflowError):  # NumPy 2.5 raises it
+            cast.append(array.astype(dtype))
+            if np.array_equal(cast[-1].astype(array.dtype), array, equal_nan=True):
+                continue
+        raise ValueError(f"times from {array.min()} to {array.max()} do not fit {dtype}")
     return cast
 
 
