@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
@@ -56,17 +54,12 @@ class Sealed(NamedTuple):
 
     def open(self) -> Call:
         """Unpickle the call, on a worker."""
-        return pickle.loads(self.pickled, buffers=self.arrays)
+        return cloudpickle.loads(self.pickled, buffers=self.arrays)
 
 
 def _pickle(x: Any) -> tuple[bytes, list[Any]]:
-    """Pickle as Dask does, which would log what cannot be pickled; arrays come apart."""
+    """Pickle without Dask, which would log what cannot be pickled; arrays come apart."""
     arrays: list[Any] = []
-    with contextlib.suppress(Exception):
-        pickled = pickle.dumps(x, 5, buffer_callback=arrays.append)
-        if b"__main__" not in pickled:  # which is another module on workers
-            return pickled, arrays
-    arrays = []
     return cloudpickle.dumps(x, 5, buffer_callback=arrays.append), arrays
 
 

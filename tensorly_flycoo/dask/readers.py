@@ -23,19 +23,11 @@ from .tensor import ClusterTensor, SlabSource, Source, list_workers
 
 
 def read_parquet(
-    path: FilePath | Iterable[FilePath],
-    modes: Sequence[str],
-    values: str | None = None,
-    *,
-    indices: bool = False,
-    missing: str = "raise",
-    slabs: int | None = None,
-    dtype: DTypeLike | None = None,
-    layout: str | None = None,
-    client: Client | None = None,
-    workers: Sequence[str] | None = None,
-    device: str | None = None,
-) -> LabelledTensor | ClusterTensor:
+    path: FilePath | Iterable[FilePath], modes: Sequence[str], values: str | None = None, *,
+    indices: bool = False, missing: str = "raise", slabs: int | None = None,
+    dtype: DTypeLike | None = None, layout: str | None = None, client: Client | None = None,
+    workers: Sequence[str] | None = None, device: str | None = None,
+) -> LabelledTensor | ClusterTensor:  # fmt: skip
     """Read .parquet files to a tensor on the workers of a cluster.
 
     Parameters

@@ -30,22 +30,12 @@ _METHODS = ("auto", "mu", "adam")
 @guard
 @describe_as(parafac)
 def generalized_parafac(
-    tensor: "FlycooTensor | SparseArray",
-    rank: int | str,
-    n_iter_max: int = 100,
-    init: Any = "random",
-    svd: str = "truncated_svd",
-    mask: "SparseArray | None" = None,
-    random_state: Any = None,
-    return_errors: bool = False,
-    loss: Any = "poisson_count",
-    *,
-    method: str = "auto",
-    tol: float = 1e-6,
-    fixed_modes: Sequence[int] | None = None,
-    callback: Callback | None = None,
-    samples: tuple[int, int] | None = None,
-) -> Any:
+    tensor: "FlycooTensor | SparseArray", rank: int | str, n_iter_max: int = 100,
+    init: Any = "random", svd: str = "truncated_svd", mask: "SparseArray | None" = None,
+    random_state: Any = None, return_errors: bool = False, loss: Any = "poisson_count", *,
+    method: str = "auto", tol: float = 1e-6, fixed_modes: Sequence[int] | None = None,
+    callback: Callback | None = None, samples: tuple[int, int] | None = None,
+) -> Any:  # fmt: skip
     r"""Decompose a sparse tensor by CP with any loss: counts, binary data, positive data.
 
     .. math:: \min F = \sum_{\mathrm{cells}} f(x, m), \quad m = \sum_r \prod_n F_n[c_n, r]

@@ -25,21 +25,12 @@ if TYPE_CHECKING:
 @dense_to_tensorly
 @describe_as(parafac)
 def non_negative_parafac(
-    tensor: "FlycooTensor | SparseArray",
-    rank: int | str,
-    n_iter_max: int = 100,
-    init: Any = "svd",
-    svd: str = "truncated_svd",
-    tol: float = 10e-7,
-    random_state: Any = None,
-    verbose: int = 0,
-    normalize_factors: bool = False,
-    return_errors: bool = False,
-    mask: "SparseArray | None" = None,
-    cvg_criterion: str = "abs_rec_error",
-    fixed_modes: Sequence[int] | None = None,
+    tensor: "FlycooTensor | SparseArray", rank: int | str, n_iter_max: int = 100, init: Any = "svd",
+    svd: str = "truncated_svd", tol: float = 10e-7, random_state: Any = None, verbose: int = 0,
+    normalize_factors: bool = False, return_errors: bool = False, mask: "SparseArray | None" = None,
+    cvg_criterion: str = "abs_rec_error", fixed_modes: Sequence[int] | None = None,
     callback: Callback | None = None,
-) -> Any:
+) -> Any:  # fmt: skip
     """Decompose a sparse tensor into non-negative factors by multiplicative updates.
 
     Errors and factors are TensorLy's, under any backend. `tensor` and `init` must be non-negative.

@@ -50,23 +50,13 @@ _NUM_TRIED, _TRIED_TOL, _CLARITY = 100, 3e-3, 5e-3
 @guard
 @near_one
 def observed_parafac(
-    tensor: "FlycooTensor | SparseArray",
-    rank: int,
-    n_iter_max: int = 100,
-    init: Any = "random",
-    tol: float = 1e-8,
-    random_state: Any = None,
-    l2_reg: float | str = "validation",
-    return_errors: bool = False,
-    callback: Callback | None = None,
-    *,
-    confidence: "FlycooTensor | SparseArray | None" = None,
-    unobserved: float = 0,
-    non_negative: bool = False,
-    biases: bool = False,
-    cg_steps: int | None = None,
+    tensor: "FlycooTensor | SparseArray", rank: int, n_iter_max: int = 100, init: Any = "random",
+    tol: float = 1e-8, random_state: Any = None, l2_reg: float | str = "validation",
+    return_errors: bool = False, callback: Callback | None = None, *,
+    confidence: "FlycooTensor | SparseArray | None" = None, unobserved: float = 0,
+    non_negative: bool = False, biases: bool = False, cg_steps: int | None = None,
     validation: "FlycooTensor | SparseArray | None" = None,
-) -> Any:
+) -> Any:  # fmt: skip
     r"""Fit a CP decomposition to the stored nonzeros only; all other entries are unknown.
 
     .. math:: \min \sum_k w_k \Big(v_k - \sum_r \prod_n F_n[c_{n,k}, r]\Big)^2

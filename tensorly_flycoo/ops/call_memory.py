@@ -63,18 +63,10 @@ class MemoryEstimate:
 
 
 def estimate_memory(
-    shape: Sequence[int],
-    nnz: int,
-    *,
-    dtype: DTypeLike = "float64",
-    layout: str | None = None,
-    device: str | None = None,
-    rank: int | None = None,
-    init: str = "svd",
-    slabs: int | None = None,
-    keep: str = "device",
-    groups: Sequence[Sequence[int]] | str | None = "auto",
-) -> MemoryEstimate:
+    shape: Sequence[int], nnz: int, *, dtype: DTypeLike = "float64", layout: str | None = None,
+    device: str | None = None, rank: int | None = None, init: str = "svd", slabs: int | None = None,
+    keep: str = "device", groups: Sequence[Sequence[int]] | str | None = "auto",
+) -> MemoryEstimate:  # fmt: skip
     """Predict how much memory a `FlycooTensor`, or a decomposition of it, takes.
 
     Parameters
