@@ -28,8 +28,12 @@ def show_versions() -> None:
     """
     get_backend = getattr(sys.modules.get("tensorly"), "get_backend", None)
     backend = "" if get_backend is None else f", backend {get_backend()!r}"
-    import numba
-
+    try:
+        import numba
+    except ImportError:
+        num_threads = _MISSING
+    else:
+        num_threads = str(numba.get_num_threads())
     rows = {
         "tensorly-flycoo": _find_version("tensorly_flycoo"),
         "Python": platform.python_version(),
@@ -38,7 +42,7 @@ def show_versions() -> None:
         **{name: _find_version(name) for name in ("numpy", "scipy", "sparse", "numba")},
         **_describe_gpus(),
         "CPUs": str(os.cpu_count()),
-        "numba threads": str(numba.get_num_threads()),
+        "numba threads": num_threads,
     }
     print(format_table(rows.items(), "<"))
 
