@@ -157,6 +157,7 @@ def _fingerprint(array: np.ndarray) -> int:
     from ..engines.cpu import kernels, threads
 
     words = np.ascontiguousarray(array).reshape(-1).view(f"u{array.dtype.itemsize}")
-    hashes = np.zeros(-(-words.size // kernels.HASHED_WORDS), np.uint64)
-    threads.launch(kernels.hash_words, hashes.size, words, hashes, work_ns=words.size)
+    block_size = 2**16  # that a thread hashes at a time
+    hashes = np.zeros(-(-words.size // block_size), np.uint64)
+    threads.launch(kernels.hash_words, hashes.size, words, block_size, hashes, work_ns=words.size)
     return int(hashes.sum())

@@ -27,9 +27,6 @@ from .records import (
 #: Bytes of a row of results that are computed at once: nearly all are in AVX2's registers.
 ROW_NBYTES = 256
 
-#: Words that a thread hashes at a time.
-HASHED_WORDS = 2**16
-
 
 class Operands(NamedTuple):
     """What MTTKRP reads and writes; a vector register holds ``len(lanes)`` columns."""
@@ -363,17 +360,17 @@ def add_gram(
 
 
 @kernel
-def hash_words(first: int, last: int, words: Array, hashes: Array) -> None:
+def hash_words(first: int, last: int, words: Array, block_size: int, hashes: Array) -> None:
     """Hash each block of unsigned words, and their places, to 64 bits.
 
     Each word is mixed with its place (as SplitMix64 mixes its state) before they are added up: a
     mere weighted sum would miss changes such as two flipped signs, which cancel modulo 2**64.
     """
     for block in range(first, last):
-        start = block * HASHED_WORDS
+        start = block * block_size
         total = np.uint64(0)
         place = np.uint64(start) * np.uint64(0x9E3779B97F4A7C15)
-        for i in range(start, min(start + HASHED_WORDS, words.shape[0])):
+        for i in range(start, min(start + block_size, words.shape[0])):
             place += np.uint64(0x9E3779B97F4A7C15)
             mixed = np.uint64(words[i]) ^ place
             mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
