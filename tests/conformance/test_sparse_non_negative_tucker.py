@@ -95,7 +95,11 @@ def test_same_as_dense_with_empty_rows(method):
 
 
 @pytest.mark.usefixtures("flycoo_backend")
-@pytest.mark.parametrize("own", [{"exact": True}, {"algorithm": "active_set"}], ids=str)
+@pytest.mark.parametrize(
+    "own",
+    [pytest.param({"exact": True}, marks=pytest.mark.slow), {"algorithm": "active_set"}],
+    ids=str,
+)
 def test_discontinuous_updates_are_the_same_as_on_dense_tensors(own):
     """They stop, or leave a set, by comparing rounded numbers: some tensors are too close."""
     coo = random_coo(_SHAPES[3], 300, seed=1)
