@@ -89,9 +89,6 @@ def guard(function: Callable[_P, _R], dense: Callable[_P, _R] | None = None) -> 
                 result = call(**plain)  # type: ignore[call-arg]
                 return label_result(result, labelled.labels)
         ndim = 3 if function.__name__ == "parafac2" else x.ndim  # x may be its first slice
-        takes_factors = function.__name__.startswith("non_negative_tucker")
-        if takes_factors and isinstance(given.get("init"), list):
-            given["init"] = (None, given["init"])
         check_options(given, ndim)
         with span(function.__name__, x), log_compilation():
             result = attempt(function.__name__, functools.partial(function, *args, **kwargs))
