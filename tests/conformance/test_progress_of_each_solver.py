@@ -215,8 +215,15 @@ def test_a_checkpoint_without_a_state_is_refused(path, solver):
 
 
 def test_the_best_of_a_run_that_gets_worse():
-    with Progress(20, show=None) as progress:
-        run("randomised", make_tensor(), 20, progress, n_samples=3, max_stagnation=0)
+    """The run stops at an error above an earlier one: errors of few samples rise and fall."""
+    with Progress(100, show=None) as progress:
+
+        def stop_above_the_best(*call):
+            progress(*call)
+            return progress.iteration > 1 and progress.errors[-1] > min(progress.errors[1:])
+
+        run("randomised", make_tensor(), 100, stop_above_the_best, n_samples=3, max_stagnation=0)
+    assert progress.iteration < 100
     assert min(progress.errors[1:]) < progress.errors[-1]
     assert progress.best is not progress.last
 
