@@ -25,6 +25,8 @@ from tensorly.preprocessing import svd_compress_tensor_slices
 
 import tensorly_flycoo
 from tensorly_flycoo import DensifyError, FlycooTensor
+from tensorly_flycoo.engines.cpu.engine import CpuEngine
+from tensorly_flycoo.tensor import memory
 
 _MAX_SECONDS = 1.0
 
@@ -149,8 +151,16 @@ def test_dense_tensors_are_not_refused():
 def test_a_huge_khatri_rao_product_is_refused():
     with pytest.raises(MemoryError, match=r"khatri_rao of shape .*cp_to_entries"):
         tl.tenalg.khatri_rao([np.ones((2**14, 2))] * 5)
-    with tl.backend_context("numpy"), pytest.raises((MemoryError, ValueError)):
-        tl.cp_to_tensor((None, [np.ones((2**20, 2))] * 4))
+
+
+def test_products_under_another_backend_are_left_alone(monkeypatch):
+    matrices = [np.ones((9, 2))] * 3
+    monkeypatch.setattr(memory, "SURELY_FREE_NBYTES", 0)
+    monkeypatch.setattr(CpuEngine, "count_free_nbytes", lambda engine: 1)
+    with pytest.raises(MemoryError, match="khatri_rao of shape"):
+        tl.tenalg.khatri_rao(matrices)
+    with tl.backend_context("numpy"):
+        assert tl.tenalg.khatri_rao(matrices).shape == (729, 2)
 
 
 @pytest.mark.parametrize("tenalg", ["core", "einsum"])
