@@ -4,9 +4,10 @@ Launches go to CuPy's current stream, memory comes from CuPy's pool, and all arr
 on the GPU that was current when it was built.
 """
 
+import ctypes
 import math
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import cupy
@@ -22,16 +23,15 @@ from . import exchange, groups, launch, mersenne_twister, tall, tuning, updates
 from .building import CudaPrimitives, launch_on_unfolding
 from .carries import Carries, add_carries, allocate_carries
 from .compact_ids import find_bits, list_parts
-from .macros import mttkrp_macros, ttmc_macros
+from .macros import Ratios, mttkrp_macros, ttmc_macros
 from .staging import CudaStager
 from .structs import (
     carries_dtype,
+    make_launch_arguments,
     make_operands,
     make_ranks,
-    operands_format,
     row_pitch,
     slot_nbytes,
-    split_operands,
 )
 
 
@@ -117,14 +117,17 @@ class CudaEngine(CudaPrimitives, Engine):
             if num_tiles == 0:
                 out.fill(0)
                 return cupy.zeros(()) if wants_sum else None
-            ratios = 3 if smallest is None else 1 + wants_sum
+            ratios = Ratios.DIVIDE_AND_LOG if wants_sum else Ratios.DIVIDE
+            if smallest is None:
+                ratios = Ratios.MULTIPLY
             kernel = _find_kernel(layout, step, mode, workspace, out, ratios)
             self.log("ratios", layout.name, mode=mode, kernel="mttkrp_remap.cu", cut=kernel.cut)
             log_sums = cupy.empty((num_tiles, kernel.block_size // 32)) if wants_sum else None
-            address = 0 if log_sums is None else log_sums.data.ptr
-            model = (arrays[-1].data.ptr, pitches[-1], smallest or 0.0, address)
+            model = {"model_factor": arrays[-1].data.ptr, "model_row_nbytes": pitches[-1]}
+            if log_sums is not None:
+                model["log_sums"] = log_sums.data.ptr
             inputs = Workspace(arrays[:-1], pitches[:-1], carries)
-            kernel.launch(step, inputs, None, out, model)
+            kernel.launch(step, inputs, None, out, smallest=smallest or 0.0, **model)
             add_carries(carries, out)
             return None if log_sums is None else log_sums.sum()
 
@@ -303,7 +306,7 @@ def pad_rows(array: Array, row_nbytes: int) -> Array:
 class MttkrpKernel:
     """A specialisation of `mttkrp_remap.cu`, with all arguments but the arrays.
 
-    Rows of factors and of results have the two `alignments`; `ratios` is as for `mttkrp_macros`.
+    Rows of factors and of results have the two `alignments`.
     """
 
     def __init__(
@@ -313,67 +316,73 @@ class MttkrpKernel:
         mode: int,
         rank: int,
         alignments: tuple[int, int],
-        ratios: int,
+        ratios: Ratios,
     ) -> None:
         record_format, tiling = layout.merged, layout.tilings[mode]
         inputs = [n for n in range(record_format.ndim) if n != mode]
         self.cut = cut = tuning.cut_rank(rank, record_format.dtype.itemsize, *alignments)
         self.block_size = tuning.choose_block_size(layout.tile_size)
         self._num_tiles, num_empty = tiling.carry_rows.shape[0], tiling.empty_rows.shape[0]
-        self._operands = split_operands(record_format, mode, inputs)
-        self._no_inputs = [] if inputs else [0]  # stands for the factors of a tensor of one mode
-        self._tiling = (
-            step.records.shape[0], num_empty, -(-num_empty // self._num_tiles), step.bucket_size,
-            tiling.carry_rows.data.ptr, tiling.empty_rows.data.ptr,
-        )  # fmt: skip
-        self._pull_ids = _list_pointers(list_parts(step.pull_ids))
-        runs, self._targets, remap_dtype = step.remap_ids, (0,) * 6, None
+        # All of them but those that a launch sets.
+        same = self._arguments = make_launch_arguments(record_format, mode, inputs)
+        same.rank, same.nnz, same.bucket_size = rank, step.records.shape[0], int(step.bucket_size)
+        same.num_empty, same.empty_share = num_empty, -(-num_empty // self._num_tiles)
+        same.carry_rows, same.empty_rows = _point_at(tiling.carry_rows, tiling.empty_rows)
+        same.pull_ids, same.pull_highs = _point_at(*list_parts(step.pull_ids))
+        runs, remap_dtype = step.remap_ids, None
         if runs is not None:
-            order, remap_dtype = list_parts(step.write_order), runs.shifts.dtype
-            arrays = (runs.starts, runs.counts, runs.shifts)
-            self._targets = (*_list_pointers(arrays), runs.max_runs, *_list_pointers(order))
+            remap_dtype, same.max_runs = runs.shifts.dtype, runs.max_runs
+            same.run_starts, same.run_counts = _point_at(runs.starts, runs.counts)
+            same.run_shifts = runs.shifts.data.ptr
+            same.write_lows, same.write_highs = _point_at(*list_parts(step.write_order))
         occupancy = tuning.choose_occupancy(launch.current_gpu(), len(inputs), rank)
         types = (tiling.empty_rows.dtype, find_bits(step.pull_ids), remap_dtype)
         macros = mttkrp_macros(record_format, layout.tile_size, cut, occupancy, *types, ratios)
         kernel = launch.get_kernel("mttkrp_remap.cu", "mttkrp", **macros)
-        of_model = f"QI{record_format.dtype.char}Q" if ratios else ""
-        formats = f"q{operands_format(len(inputs))}4q9Qi2Qi3Q{of_model}"
         # The tile, and the carry-outs between its groups of threads.
         carries_nbytes = carries_dtype(record_format.dtype, cut, self.block_size).itemsize
         shared_nbytes = layout.tile_size * slot_nbytes(record_format) + carries_nbytes
-        self._kernel = launch.DirectKernel(kernel, formats, shared_nbytes)
+        self._kernel = launch.DirectKernel(kernel, f"{ctypes.sizeof(same)}sQ", shared_nbytes)
 
     def launch(
-        self, step: Step, workspace: Workspace, weights: Array | None, out: Array, model: tuple = ()
+        self,
+        step: Step,
+        workspace: Workspace,
+        weights: Array | None,
+        out: Array,
+        **model: Any,
     ) -> None:
-        """Launch it, for a workspace with the factors of the other modes.
-
-        With ratios, `model` has the address and row pitch of the mode's own factor, the smallest
-        number to divide by, and the address of the sums of logarithms.
-        """
+        """Launch it, for a workspace with the other modes' factors; `model` is more arguments."""
         arrays, pitches, carries = workspace
-        arguments = (
-            self._operands[0],
-            *[array.data.ptr for array in arrays], *self._no_inputs,
-            *pitches, *self._no_inputs,
-            self._operands[1], *self._tiling,
-            step.records.data.ptr, *self._pull_ids,
-            0 if step.spare is None else step.spare.data.ptr, *self._targets,
-            out.shape[1], 0 if weights is None else weights.data.ptr, out.data.ptr,
-            carries.sums, *model,
-        )  # fmt: skip
-        # The kernel's first argument is the first tile: see `launch.launch_tiles`.
+        arguments = type(self._arguments).from_buffer_copy(self._arguments)
+        operands = arguments.operands
+        operands.factors[: len(arrays)] = [array.data.ptr for array in arrays]
+        operands.row_nbytes[: len(arrays)] = pitches
+        arguments.records, arguments.out = step.records.data.ptr, out.data.ptr
+        arguments.spare = 0 if step.spare is None else step.spare.data.ptr
+        arguments.partial_rows = carries.sums
+        scales = 0 if weights is None else weights.data.ptr
+        for name, value in model.items():
+            setattr(arguments, name, value)
+        # Launched as by `launch.launch_tiles`.
         for first_tile in range(0, self._num_tiles, launch.MAX_GRID):
+            arguments.first_tile = first_tile
             grid = (min(self._num_tiles - first_tile, launch.MAX_GRID), self.cut.num_parts)
-            self._kernel(grid, self.block_size, first_tile, *arguments)
+            self._kernel(grid, self.block_size, bytes(arguments), scales)
 
 
-def _list_pointers(arrays: Iterable[Array | None]) -> tuple[int, ...]:
-    return tuple(0 if array is None else array.data.ptr for array in arrays)
+def _point_at(*arrays: Array | None) -> list[int]:
+    """Return the addresses of arrays, 0 for None."""
+    return [0 if array is None else array.data.ptr for array in arrays]
 
 
 def _find_kernel(
-    layout: Layout, step: Step, mode: int, workspace: Workspace, out: Array, ratios: int = 0
+    layout: Layout,
+    step: Step,
+    mode: int,
+    workspace: Workspace,
+    out: Array,
+    ratios: Ratios = Ratios.NONE,
 ) -> MttkrpKernel:
     """Return the kernel for a mode; it is prepared once, and kept while the layout lives."""
     rank = out.shape[1]

@@ -3,6 +3,7 @@
 The macros of all others are arguments of `launch.get_kernel`, where these kernels are launched.
 """
 
+import enum
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -21,6 +22,12 @@ _HIGH_BITS = (0, 1, 2, 4, 8)
 
 #: The type of ids where there are none.
 _NO_ID = np.dtype(np.uint32)
+
+
+class Ratios(enum.IntEnum):
+    """`RatioKind` in `ratios.cuh`: what MTTKRP does with the values of a model."""
+
+    NONE, DIVIDE, DIVIDE_AND_LOG, MULTIPLY = range(4)
 
 
 @dataclass(frozen=True)
@@ -71,25 +78,27 @@ def mttkrp_macros(
     empty_dtype: np.dtype,
     pull_bits: IdBits | None = None,
     remap_dtype: np.dtype | None = None,
-    ratios: int = 0,
+    ratios: Ratios = Ratios.NONE,
 ) -> Macros:
-    """Specialise `mttkrp_remap.cu`; without `pull_bits` or `remap_dtype` it does not pull or remap.
+    """Specialise `mttkrp_remap.cu`.
 
-    With `ratios` it divides by a model; if that is 2, it adds up logarithms of the model too; if it
-    is 3, it multiplies by the model instead.
+    Without `pull_bits` it does not pull, without `remap_dtype` it does not remap.
     """
     block_size = tuning.choose_block_size(tile_size)
     run = tile_size * cut.group_size // block_size
-    itemsize = record_format.dtype.itemsize
+    dtype, itemsize = record_format.dtype, record_format.dtype.itemsize
     batch = tuning.limit_batch(occupancy, itemsize, cut)
     num_threads = tuning.limit_threads(occupancy, itemsize)
     if ratios:
         sizes = (occupancy, record_format.ndim - 1, cut, itemsize)
-        batch, num_threads = tuning.choose_ratio_occupancy(*sizes, adds_logs=ratios == 2)
+        batch, num_threads = tuning.choose_ratio_occupancy(
+            *sizes, adds_logs=ratios is Ratios.DIVIDE_AND_LOG
+        )
     return {
         **remap_macros(record_format, tile_size, pull_bits, remap_dtype),
         **_operands_macros(record_format, pull_bits),
-        "CARRIES_LAYOUT": structs.carries_dtype(record_format.dtype, cut, block_size),
+        "LAUNCH_ARGUMENTS_LAYOUT": structs.launch_arguments_dtype(record_format.ndim - 1, dtype),
+        "CARRIES_LAYOUT": structs.carries_dtype(dtype, cut, block_size),
         "MIN_BLOCKS": max(1, num_threads // block_size),
         "LOAD_COLUMNS": cut.load_columns,
         "STORE_COLUMNS": cut.store_columns,

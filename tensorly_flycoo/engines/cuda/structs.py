@@ -7,6 +7,7 @@ each member. If they differ, the kernel does not compile.
 
 import functools
 from collections.abc import Collection, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -65,6 +66,39 @@ def operands_dtype(num_inputs: int) -> np.dtype:
         ("row_nbytes", np.uint32, max_inputs),
         ("last_out_row", np.uint32),
         ("last_input_rows", np.uint32, max_inputs),
+    ]
+    return np.dtype(fields, align=True)
+
+
+@functools.cache
+def launch_arguments_dtype(num_inputs: int, dtype: np.dtype) -> np.dtype:
+    """Return the dtype of `LaunchArguments` (`mttkrp_remap.cu`)."""
+    fields = [
+        ("operands", operands_dtype(num_inputs)),
+        ("first_tile", np.int64),
+        ("nnz", np.int64),
+        ("num_empty", np.int64),
+        ("empty_share", np.int64),
+        ("bucket_size", np.int64),
+        ("carry_rows", np.uint64),
+        ("empty_rows", np.uint64),
+        ("records", np.uint64),
+        ("pull_ids", np.uint64),
+        ("pull_highs", np.uint64),
+        ("spare", np.uint64),
+        ("run_starts", np.uint64),
+        ("run_counts", np.uint64),
+        ("run_shifts", np.uint64),
+        ("write_lows", np.uint64),
+        ("write_highs", np.uint64),
+        ("out", np.uint64),
+        ("partial_rows", np.uint64),
+        ("max_runs", np.int32),
+        ("rank", np.int32),
+        ("model_factor", np.uint64),
+        ("log_sums", np.uint64),
+        ("model_row_nbytes", np.uint32),
+        ("smallest", dtype),
     ]
     return np.dtype(fields, align=True)
 
@@ -137,18 +171,9 @@ def layout_macro(dtype: np.dtype) -> str:
 
 
 def make_operands(
-    record_format: RecordFormat, mode: int, inputs: Collection[int], arrays: Sequence[Array]
+    record_format: RecordFormat, mode: int, inputs: Collection[int], arrays: Sequence[Array] = ()
 ) -> np.ndarray:
-    """Fill in `Operands`: `arrays` are the factors of the modes `inputs`, on the GPU."""
-    operands = _fill_operands(record_format, mode, inputs)
-    for place, array in enumerate(arrays):
-        operands["factors"][place] = array.data.ptr
-        operands["row_nbytes"][place] = row_pitch(array)
-    return _as_bytes(operands)
-
-
-def _fill_operands(record_format: RecordFormat, mode: int, inputs: Collection[int]) -> np.ndarray:
-    """Fill in `Operands`, but for the factors."""
+    """Fill in `Operands`: `arrays`, if known, are the factors of the modes `inputs`, on the GPU."""
     fields = record_format.fields
     operands = np.zeros((), operands_dtype(len(inputs)))
     operands["out_field"] = fields[mode]
@@ -157,29 +182,25 @@ def _fill_operands(record_format: RecordFormat, mode: int, inputs: Collection[in
     for place, n in enumerate(inputs):
         operands["input_fields"][place] = fields[n]
         operands["last_input_rows"][place] = record_format.shape[n] - 1
-    return operands
+    for place, array in enumerate(arrays):
+        operands["factors"][place] = array.data.ptr
+        operands["row_nbytes"][place] = row_pitch(array)
+    return _as_bytes(operands)
 
 
-def operands_format(num_inputs: int) -> str:
-    """Return the format of `Operands` for the module `struct`.
+def make_launch_arguments(record_format: RecordFormat, mode: int, inputs: Collection[int]) -> Any:
+    """Return `LaunchArguments` with all operands but the factors, zero otherwise.
 
-    The first part of `split_operands`, the factors' addresses and row pitches, and the last part.
+    The members are attributes, which take less time to set than NumPy's fields.
     """
-    fields = operands_dtype(num_inputs).fields
-    assert fields is not None
-    max_inputs, head = max(1, num_inputs), fields["factors"][1]
-    tail = operands_dtype(num_inputs).itemsize - fields["last_out_row"][1]
-    return f"{head}s{max_inputs}Q{max_inputs}I{tail}s"
+    dtype = launch_arguments_dtype(len(inputs), record_format.dtype)
+    arguments = _as_ctypes(dtype)()
+    operands = make_operands(record_format, mode, inputs)
+    arguments.operands = type(arguments.operands).from_buffer_copy(operands.tobytes())
+    return arguments
 
 
-def split_operands(
-    record_format: RecordFormat, mode: int, inputs: Collection[int]
-) -> tuple[bytes, bytes]:
-    """Return the bytes of `Operands` before and after those that depend on the factors."""
-    dtype = operands_dtype(len(inputs))
-    assert dtype.fields is not None
-    whole = _fill_operands(record_format, mode, inputs).tobytes()
-    return whole[: dtype.fields["factors"][1]], whole[dtype.fields["last_out_row"][1] :]
+_as_ctypes = functools.cache(np.ctypeslib.as_ctypes_type)
 
 
 def make_ranks(arrays: Sequence[Array]) -> np.ndarray:

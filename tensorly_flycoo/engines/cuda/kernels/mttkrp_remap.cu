@@ -1,6 +1,5 @@
 // Entry: MTTKRP of one mode; with REMAP also dynamic remapping to the next mode's storage. With
-//   RATIOS values are first divided by those of a CP model (`ratios.cuh`); if it is 2, values times
-//   logarithms of the model are added up too; if it is 3, values are multiplied by the model's.
+//   RATIOS values are first divided or multiplied by those of a CP model (`ratios.cuh`).
 //
 // Mapping: a block has a tile, and its share of the rows without a nonzero. Thread t moves the
 //   records t, t + BLOCK_SIZE, ... of the tile. A group of GROUP_SIZE lanes has a run of
@@ -11,13 +10,13 @@
 //   a tile; `carry_rows` has the row that a tile inherits, or -1. The engine's: a bucket's size is
 //   a power of two; rows of factors are aligned to a load, and readable up to whole loads (the
 //   contents past the last column do not matter); rows of `out` and `partial_rows` are contiguous
-//   and aligned to a store; `weights` has R numbers, or is null; `factor`, that of the output's
-//   mode, is as the others, and non-negative if it divides; `log_sums` has a number for each tile
-//   and warp. A debug build (`assertions.cuh`) checks ids and rows.
+//   and aligned to a store; `weights` has R numbers, or is null; `model_factor`, that of the
+//   output's mode, is as the others, and non-negative if it divides; `log_sums` has a number for
+//   each tile and warp. A debug build (`assertions.cuh`) checks ids and rows.
 // Bytes per nonzero: a record in, and NUM_INPUTS rows of R values; without PLACES a pull id (18
 //   bits for buckets of 2^18); with REMAP a record out, a place of the write order (12 bits for
 //   tiles of 2048), 1.5 bits, and sizeof(REMAP_ID) for each run. In addition, each row of `out`
-//   once, and with RATIOS each row of `factor`; if blocks along y share columns, each reads all.
+//   once, and with RATIOS each row of `model_factor`; if blocks along y share columns, each reads all.
 // Writes and determinism: no atomics. A row is written by the group in which it begins, which adds
 //   the carry-outs of the groups after it in their order; the carry-out of a row of an earlier tile
 //   goes to `partial_rows`. The order of all additions follows from the order of the nonzeros,
@@ -47,11 +46,11 @@
 // MACRO EMPTY_ROW: unsigned type of the list of empty rows
 // MACRO PULL: PLACES, IN_ORDER or PACKED, the pull ids (see ids.cuh)
 // MACRO REMAP: 1 or 0, whether records are pushed to the next mode's storage
-// MACRO RATIOS: 0, 1 to divide values by a model, 2 to add up logarithms of the model too, or 3 to
-//   multiply by the model
+// MACRO RATIOS: a RatioKind, what is done with the values of a model (see ratios.cuh)
 // MACRO SLOT_NBYTES: bytes of a place in shared memory, as Python reserves them
 // MACRO FIELD_LAYOUT: how Python fills struct Field (see structs.py)
 // MACRO OPERANDS_LAYOUT: how Python fills struct Operands (see structs.py)
+// MACRO LAUNCH_ARGUMENTS_LAYOUT: how Python fills struct LaunchArguments (see structs.py)
 // MACRO CARRIES_LAYOUT: how Python sees struct Carries (see structs.py)
 
 #include "layout.cuh"
@@ -72,20 +71,44 @@ CHECK_LAYOUT(Field, FIELD_LAYOUT)
 CHECK_LAYOUT(TileOperands, OPERANDS_LAYOUT)
 CHECK_LAYOUT(TileCarries, CARRIES_LAYOUT)
 
+// Filled by Python (`structs.py`) and passed by value, so it is in constant memory. (If the weights
+// were in it, registers would spill.)
+struct LaunchArguments {
+    TileOperands operands;
+    long long first_tile;
+    long long nnz;
+    long long num_empty;
+    long long empty_share;  // the most empty rows of a tile
+    long long bucket_size;
+    const long long* carry_rows;
+    const EMPTY_ROW* empty_rows;
+    const TileSlots::Piece* records;
+    const void* pull_ids;
+    const void* pull_highs;
+    TileSlots::Piece* spare;
+    const RemapIds::Words* run_starts;
+    const RemapIds::Counts* run_counts;
+    const REMAP_ID* run_shifts;
+    const WriteOrder::Lows* write_lows;
+    const WriteOrder::Highs* write_highs;
+    VALUE* out;
+    VALUE* partial_rows;
+    int max_runs;
+    int rank;
+    // With RATIOS:
+    const VALUE* model_factor;
+    double* log_sums;
+    unsigned model_row_nbytes;
+    VALUE smallest;
+};
+CHECK_LAYOUT(LaunchArguments, LAUNCH_ARGUMENTS_LAYOUT)
+
 extern "C" __global__ void __launch_bounds__(BLOCK_SIZE, MIN_BLOCKS)
-    mttkrp(long long first_tile, const TileOperands operands, long long nnz, long long num_empty,
-           long long empty_share, long long bucket_size, const long long* carry_rows,
-           const EMPTY_ROW* empty_rows, const TileSlots::Piece* records, const void* pull_ids,
-           const void* pull_highs, TileSlots::Piece* spare, const RemapIds::Words* run_starts,
-           const RemapIds::Counts* run_counts, const REMAP_ID* run_shifts, int max_runs,
-           const WriteOrder::Lows* write_lows, const WriteOrder::Highs* write_highs, int rank,
-           const VALUE* weights, VALUE* out, VALUE* partial_rows
-#if RATIOS
-           ,
-           const VALUE* factor, unsigned factor_row_nbytes, VALUE smallest, double* log_sums
-#endif
-    )
+    mttkrp(const LaunchArguments arguments, const VALUE* weights)
 {
+    const TileOperands operands = arguments.operands;
+    const long long nnz = arguments.nnz;
+    const int rank = arguments.rank;
     extern __shared__ uint4 shared[];
     const TileSlots slots{reinterpret_cast<TileSlots::SlotPiece*>(shared)};
     TileCarries& carries =
@@ -93,36 +116,41 @@ extern "C" __global__ void __launch_bounds__(BLOCK_SIZE, MIN_BLOCKS)
     const int column = Tile::first_column();
     const bool remaps = REMAP && blockIdx.y == 0;
 
-    const long long tile = first_tile + blockIdx.x, first = tile * TILE_SIZE;
+    const long long tile = arguments.first_tile + blockIdx.x, first = tile * TILE_SIZE;
     const int count = count_places<TILE_SIZE>(first, nnz);
-    const long long base = PULL == PLACES ? first : bucket_start(first, bucket_size);
-    const TileSources pull{pull_ids, pull_highs};
-    const RemapIds remap_ids{run_starts, run_counts, run_shifts, max_runs};
+    const long long base = PULL == PLACES ? first : bucket_start(first, arguments.bucket_size);
+    const TileSources pull{arguments.pull_ids, arguments.pull_highs};
+    const RemapIds remap_ids{arguments.run_starts, arguments.run_counts, arguments.run_shifts,
+                             arguments.max_runs};
+    const WriteOrder write_order{arguments.write_lows, arguments.write_highs};
     TileSources::Id sources[TileSources::moves];
     Targets<TileSlots, RemapIds, WriteOrder> targets;
     pull.read(sources, tile, count);
-    if (remaps) targets.find(remap_ids, WriteOrder{write_lows, write_highs}, tile);
-    pull_records(slots, records + base * TileSlots::record_pieces, nnz - base, sources, count);
+    if (remaps) targets.find(remap_ids, write_order, tile);
+    pull_records(slots, arguments.records + base * TileSlots::record_pieces, nnz - base, sources,
+                 count);
     if (remaps) targets.read(remap_ids, tile, nnz, count);
-    Tile::clear_rows(empty_rows, num_empty, empty_share, tile, column, rank, out, operands);
+    Tile::clear_rows(arguments.empty_rows, arguments.num_empty, arguments.empty_share, tile, column,
+                     rank, arguments.out, operands);
     wait_for_copies();
     if (remaps) {
         __syncthreads();
-        push_records(spare, slots, targets, count);
+        push_records(arguments.spare, slots, targets, count);
         __syncthreads();  // before any of them is unpacked
     }
     TileNonzeros::unpack(slots, count, operands);
     __syncthreads();
 #if RATIOS
-    Ratios<Tile, NUM_PARTS, IS_WHOLE, RATIOS == 2, RATIOS != 3> values{
-        operands, factor, factor_row_nbytes, smallest, rank, column};
+    Ratios<Tile, NUM_PARTS, IS_WHOLE, RatioKind(RATIOS)> values{
+        operands, arguments.model_factor, arguments.model_row_nbytes, arguments.smallest, rank,
+        column};
 #else
     EntryValues values;
 #endif
     const VALUE* own_weights = RATIOS ? nullptr : weights;  // known to the compiler
-    Tile::compute_tile(slots, carries, operands, carry_rows[tile] >= 0, tile, count, rank, column,
-                       own_weights, out, partial_rows, values);
+    Tile::compute_tile(slots, carries, operands, arguments.carry_rows[tile] >= 0, tile, count, rank,
+                       column, own_weights, arguments.out, arguments.partial_rows, values);
 #if RATIOS
-    values.write_logs(log_sums, tile);
+    values.write_logs(arguments.log_sums, tile);
 #endif
 }

@@ -7,6 +7,10 @@
 __device__ __forceinline__ float rounded_product(float a, float b) { return __fmul_rn(a, b); }
 __device__ __forceinline__ double rounded_product(double a, double b) { return __dmul_rn(a, b); }
 
+// What is done with the model's values (`macros.Ratios`). DIVIDE_AND_LOG also adds up the values
+// times the logarithms of the model.
+enum RatioKind { NONE, DIVIDE, DIVIDE_AND_LOG, MULTIPLY };
+
 // What `Mttkrp::compute_tile` multiplies by: the value over the model's, which is the inner product
 // of the other modes' rows, multiplied, with the row of the output's own factor.
 //
@@ -16,7 +20,7 @@ __device__ __forceinline__ double rounded_product(double a, double b) { return _
 //
 // The inner product adds columns in pairs, by the bits of their numbers from the lowest to the
 // highest, and blocks of columns one after the other, however lanes load columns.
-template <typename Tile, int NumParts, bool IsWhole, bool WantsLogs, bool Divides>
+template <typename Tile, int NumParts, bool IsWhole, RatioKind Kind>
 struct Ratios {
     using Value = typename Tile::Value;
     using Columns = typename Tile::Columns;
@@ -195,9 +199,10 @@ struct Ratios {
         for (int n = 0; n < num_own; ++n) {
             const int first = start + n * width, place = first + lane() % width;
             const Value value = Tile::Nonzeros::read(slots, place).value();
-            own_ratios[n] = Divides ? value / (models[n] > smallest ? models[n] : smallest)
-                                    : rounded_product(value, models[n]);
-            if (WantsLogs) note_log(place < end, value, models[n], place - begin, first - begin);
+            own_ratios[n] = Kind == MULTIPLY
+                                ? rounded_product(value, models[n])
+                                : value / (models[n] > smallest ? models[n] : smallest);
+            if (Kind == DIVIDE_AND_LOG) note_log(place < end, value, models[n], place - begin, first - begin);
         }
 #pragma unroll
         for (int b = 0; b < batch; ++b) {
@@ -228,7 +233,7 @@ struct Ratios {
     // Writes the sum of each warp to its place of `log_sums` (num_tiles, num_warps).
     __device__ __forceinline__ void write_logs(double* log_sums, long long tile)
     {
-        if (!WantsLogs || blockIdx.y > 0) return;
+        if (Kind != DIVIDE_AND_LOG || blockIdx.y > 0) return;
         add_log();
         double sum = log_sum;
 #pragma unroll

@@ -12,7 +12,13 @@ from cuda_sources import ON_LINUX, compile_all, compile_source, compile_text, ma
 
 from tensorly_flycoo.engines import cuda
 from tensorly_flycoo.engines.cuda import structs, tuning
-from tensorly_flycoo.engines.cuda.macros import IdBits, mttkrp_macros, remap_macros, ttmc_macros
+from tensorly_flycoo.engines.cuda.macros import (
+    IdBits,
+    Ratios,
+    mttkrp_macros,
+    remap_macros,
+    ttmc_macros,
+)
 from tensorly_flycoo.engines.cuda.source import load_source, specialise
 from tensorly_flycoo.format.packing import RecordFormat
 from tensorly_flycoo.format.tree import express
@@ -197,9 +203,9 @@ def test_mttkrp_of_ratios_compiles(ndim, dtype, architecture):
         tile_size = choose_tile_size(record_format, architecture)
         occupancy = choose_occupancy(record_format, architecture, rank)
         bits = IdBits.of(2**18, tile_size)
-        for loads, ratios in itertools.product({alignment, 16}, (1, 2, 3)):
+        for loads, ratios in itertools.product({alignment, 16}, list(Ratios)[1:]):
             cut = tuning.cut_rank(rank, itemsize, loads, alignment)
-            remaps = ratios == 2 or (ndim in (3, 4) and loads == 16)
+            remaps = ratios is Ratios.DIVIDE_AND_LOG or (ndim in (3, 4) and loads == 16)
             ids = [U32, bits, U32] if remaps else [U32, None, None]
             macros = mttkrp_macros(record_format, tile_size, cut, occupancy, *ids, ratios)
             jobs.append(("mttkrp_remap.cu", architecture, macros))

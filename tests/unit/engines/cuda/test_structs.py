@@ -30,6 +30,7 @@ def specialise(file, ndim, dtype):
 LAYOUTS = [
     ("mttkrp_remap.cu", "FIELD_LAYOUT"),
     ("mttkrp_remap.cu", "OPERANDS_LAYOUT"),
+    ("mttkrp_remap.cu", "LAUNCH_ARGUMENTS_LAYOUT"),
     ("mttkrp_remap.cu", "CARRIES_LAYOUT"),
     ("ttmc.cu", "FIELD_LAYOUT"),
     ("ttmc.cu", "OPERANDS_LAYOUT"),
@@ -107,18 +108,22 @@ def test_operands():
 
 @pytest.mark.parametrize("ndim", [1, 2, 3, 5])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_operands_packed_by_struct(ndim, dtype):
-    """The bytes are those of the structure, and arguments that follow are aligned."""
+def test_launch_arguments(ndim, dtype):
+    """Their attributes are the members of the structure, with all operands but the factors."""
     record_format, mode = make_format(ndim, dtype, bits=20), ndim // 2
     inputs = [n for n in range(ndim) if n != mode]
+    arguments = structs.make_launch_arguments(record_format, mode, inputs)
+    as_dtype = structs.launch_arguments_dtype(len(inputs), record_format.dtype)
+    for number, name in enumerate(as_dtype.names):
+        if name != "operands":
+            setattr(arguments, name, number)
     factors = [Factor((n + 2, 4), dtype, 2**40 + n) for n in inputs]
-    head, tail = structs.split_operands(record_format, mode, inputs)
-    addresses = [factor.data.ptr for factor in factors] or [0]
-    pitches = [structs.row_pitch(factor) for factor in factors] or [0]
-    layout = struct.Struct(f"q{structs.operands_format(len(inputs))}q")
-    packed = layout.pack(7, head, *addresses, *pitches, tail, 8)
-    made = structs.make_operands(record_format, mode, inputs, factors).tobytes()
-    assert packed == struct.pack("q", 7) + made + struct.pack("q", 8)
+    arguments.operands.factors[: len(factors)] = [factor.data.ptr for factor in factors]
+    arguments.operands.row_nbytes[: len(factors)] = [structs.row_pitch(f) for f in factors]
+    made = np.frombuffer(bytes(arguments), as_dtype)[0]
+    operands = structs.make_operands(record_format, mode, inputs, factors)
+    assert made["operands"].tobytes() == operands.tobytes()
+    assert [made[name] for name in as_dtype.names[1:]] == [*range(1, len(as_dtype.names))]
 
 
 def test_the_members_of_a_product():
