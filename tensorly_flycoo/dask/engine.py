@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn
 
@@ -14,6 +14,7 @@ from ..base.devices import Request
 from ..engines.cpu.engine import CpuEngine
 from ..format.group_passes import FindRows, GroupRows
 from ..format.layout import Layout
+from ..format.packing import Groups
 from ..format.primitives import Primitives
 from ..format.tree import Tree, add_parts, count_parts
 from ..spread.row_shards import RowShards, scatter
@@ -169,6 +170,19 @@ class ClusterLayout(SpreadLayout):
         facts = own.facts._replace(norm=own.norm * scale)
         layout: Any = RemoteLayout(mapped, facts)
         return slab._replace(layout=layout)
+
+    def build_elsewhere(
+        self,
+        parts: Iterable[RemoteObject],
+        name: str,
+        shape: Sequence[int],
+        dtype: np.dtype,
+        groups: Groups | str | None = "auto",
+    ) -> ClusterLayout:
+        from .loading import ClusterBuilder, load_parts  # which makes such layouts
+
+        sizes = (tuple(shape), dtype, self.num_slabs, name)
+        return load_parts(ClusterBuilder(self.devices.cluster, *sizes, groups=groups), parts)
 
 
 class ClusterEngine(CpuEngine):

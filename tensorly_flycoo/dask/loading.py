@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -17,16 +17,12 @@ from ..base.checks import check_count, check_dtype, check_keep, check_shape
 from ..engines.protocol import Engine
 from ..format.groups import choose_groups, find_groups, find_longest_mode
 from ..format.layouts import LAYOUT_CLASSES
-from ..format.packing import Groups, RecordFormat
+from ..format.packing import RecordFormat
 from ..io.entries import find_places, unite_labels
-from ..ops.sampling import NonzeroSampler, split_entries
 from ..spread.building import TensorSizes, choose_layout
 from ..spread.slab_building import SlabBuilder, count_rows, sort_records, split_nonzeros
-from ..start.columns import build_in_slabs
-from ..tensor.pieces import Piece, call_with_piece, map_pieces
-from ..tensor.tensor import FlycooTensor, rebuild
-from .cluster import Cluster, RemoteObject, WorkerHandle, Workers
-from .engine import ClusterEngine, ClusterLayout, RemoteLayout, WorkerDevices, as_reference
+from .cluster import Cluster, RemoteObject, Workers
+from .engine import ClusterLayout, WorkerDevices
 from .machine import Site
 from .messages import ENGINE, SITE
 from .partitions import Partition, Summary, keep_partition
@@ -135,16 +131,14 @@ class PartitionedData:
 _lock = threading.Lock()
 
 
-def load_again(
-    builder: ClusterBuilder,
-    calls: Iterable[tuple[WorkerHandle, Callable[..., None], Sequence[Any]]],
-) -> ClusterLayout:
-    """Build a tensor of the partitions that `calls` (worker, function, arguments) keep there."""
+def load_parts(builder: ClusterBuilder, parts: Iterable[RemoteObject]) -> ClusterLayout:
+    """Build a tensor of coords and values that are on workers, as if they were new data."""
     with _lock:
         forget_partitions(builder.cluster)
-        for number, (worker, function, args) in enumerate(calls):
-            builder.cluster.call(worker, function, [SITE, number, *args], num_results=0)
-            del args
+        for number, part in enumerate(parts):
+            args = [SITE, number, part]
+            builder.cluster.call(part.worker, keep_nonzeros, args, num_results=0)
+            del part, args
         return builder.distribute()
 
 
@@ -312,75 +306,3 @@ def merge_bucket(
     segments.sort(key=operator.itemgetter(0))
     sorted_parts = [part for _, part in segments]
     return sort_records(np.concatenate(sorted_parts), rows, record_format, engine)
-
-
-# Tensors that workers make of others: slices, sums, tensors without some entries, and matrices with
-# few columns of an unfolding
-
-
-@rebuild.register
-def _(
-    layout: ClusterLayout,
-    x: FlycooTensor,
-    find: Callable[..., tuple[Array, Array]],
-    *args: Any,
-    shape: Sequence[int] | None = None,
-    dtype: np.dtype | None = None,
-    groups: Groups | str | None = "auto",
-) -> FlycooTensor:
-    """Load what is found in the slabs as if it were new data."""
-    calls, own_args = [], [as_reference(y) for y in args]
-    for slab in layout.slabs:
-        assert isinstance(slab.layout, RemoteLayout)
-        place = [slab.layout.held, layout.cut_mode, slab.rows.start]
-        calls.append((slab.layout.held.worker, keep_found, [find, *place, *own_args]))
-    sizes = (tuple(shape or x.shape), dtype or x.dtype, x.slabs, x.layout)
-    groups = groups if shape else x.groups
-    builder = ClusterBuilder(layout.devices.cluster, *sizes, groups=groups)
-    return x._replace_layout(load_again(builder, calls))
-
-
-def keep_found(
-    site: Site, number: int, find: Callable[..., tuple[Array, Array]], *args: Any
-) -> None:
-    """Take what is found in a slab as a partition, on its worker; see `call_with_piece`."""
-    keep_nonzeros(site, number, call_with_piece(find, site.engine, *args))
-
-
-@split_entries.register
-def _(layout: ClusterLayout, x: FlycooTensor, coords: np.ndarray) -> tuple[Array, FlycooTensor]:
-    """Look entries up in each slab."""
-    found = map_pieces(find_entries, layout, x._engine, coords, x._engine)
-    entries = np.sum(list(found), axis=0, dtype=x.dtype)  # each is in one slab
-    if not entries.any():
-        return entries, x
-    return entries, rebuild(layout, x, omit_entries, coords, x._engine)
-
-
-def find_entries(piece: Piece, coords: np.ndarray, engine: Engine) -> Array:
-    """Return the entries (count,) of a slab, on its worker; zeros outside."""
-    own, is_own = piece.take_own(coords)
-    entries = engine.xp.zeros(is_own.size, piece.layout.record_format.dtype)
-    entries[is_own] = NonzeroSampler(piece.layout, engine).entries(own)
-    return entries
-
-
-def omit_entries(piece: Piece, coords: np.ndarray, engine: Engine) -> tuple[Array, Array]:
-    """Return the nonzeros of a slab that are not at `coords`, on its worker."""
-    own, _ = piece.take_own(coords)
-    kept, values = NonzeroSampler(piece.layout, engine).omit(own)
-    kept[piece.cut_mode] += kept.dtype.type(piece.start)
-    return kept, values
-
-
-@build_in_slabs.register
-def _(
-    layout: ClusterLayout,
-    parts: Iterable[RemoteObject],
-    shape: tuple[int, int],
-    engine: ClusterEngine,
-) -> ClusterLayout:
-    """Build the matrix on the workers, as a tensor whose partitions are the parts."""
-    calls = ((part.worker, keep_nonzeros, [part]) for part in parts)
-    sizes = (shape, np.dtype(np.float64), layout.num_slabs, "replicated")
-    return load_again(ClusterBuilder(layout.devices.cluster, *sizes), calls)

@@ -53,7 +53,7 @@ class MissingEntries:
         # Building a tensor checks and sorts the coordinates, and drops duplicates.
         self.coords, _ = FlycooTensor(coords, ones, x.shape, **options)._sorted_nonzeros()
         self.count = self.coords.shape[1]
-        self.start, self.observed = split_entries(x._layout, x, self.coords)
+        self.start, self.observed = split_entries(x, self.coords)
         pairs = [np.unique(rows, return_inverse=True) for rows in self.coords]
         self._rows = [rows for rows, _ in pairs]
         # Rows are renumbered, so that MTTKRP reads only the factors' rows with missing entries.

@@ -8,7 +8,7 @@ from typing import Any, Self
 import numpy as np
 
 from ..base.array_modules import Array, array_module
-from ..engines.tall_skinny import multiply
+from ..engines.tall_skinny import call_lapack, multiply
 from ..ops.cp_entries import choose_block_size
 from ..ops.mttkrp import mttkrp_of_ratios
 from ..tensor.tensor import FlycooTensor
@@ -93,7 +93,9 @@ def fit_rows(
         if empty.size:
             # Their systems are `common` alone, with the same columns that stay.
             slopes = (fitted[empty] @ common)[:, free]
-            fitted[empty[:, None], free] -= np.linalg.solve(common[free][:, free], slopes.T).T
+            fitted[empty[:, None], free] -= call_lapack(
+                np.linalg.solve, common[free][:, free], slopes.T
+            ).T
     # Then `common` is a ridge.
     has_dual = weights is None and is_free is None and not non_negative
 
@@ -118,7 +120,9 @@ def fit_rows(
             part, products, _ = gather(rows, 0, width)
             transposed = products.swapaxes(1, 2)
             own = products @ transposed + common[0, 0] * xp.eye(width)
-            fitted[rows] = (transposed @ np.linalg.solve(own, part[:, :, None]))[:, :, 0]
+            fitted[rows] = (transposed @ call_lapack(np.linalg.solve, own, part[:, :, None]))[
+                :, :, 0
+            ]
             continue
         own, target = common, xp.zeros((1, rank, 1))
         step = max(rank, choose_block_size(targets, rank))
@@ -133,7 +137,7 @@ def fit_rows(
             kept = fitted[rows][:, :, None]
             target = xp.where(is_free[:, None], target - own @ kept, kept)
             own = xp.where(is_free[:, None] & is_free, own, xp.eye(rank))
-        fitted[rows] = np.linalg.solve(own, target)[:, :, 0]
+        fitted[rows] = call_lapack(np.linalg.solve, own, target)[:, :, 0]
     return fitted
 
 

@@ -272,16 +272,16 @@ def column_sum_norm(matrices: Array) -> Array:
     return np.abs(matrices).sum(axis=-2).max(axis=-1)
 
 
-def call_lapack(function: Callable[..., Any], a: Array, **options: Any) -> Any:
+def call_lapack(function: Callable[..., Any], a: Array, *others: Array, **options: Any) -> Any:
     """Call a function of matrices (..., n, n); small ones on the host without the BLAS's threads.
 
     Where other programs use the cores, these wait for each other: `eigh` of 32 rows takes 59 ms on
     two threads of a busy machine, 0.09 ms on one.
     """
     if is_cupy(a) or a.shape[-1] > _MAX_ALONE_SIZE:
-        return function(a, **options)
+        return function(a, *others, **options)
     with _limiting, _find_blas().limit(limits=1):
-        return function(a, **options)
+        return function(a, *others, **options)
 
 
 @functools.cache

@@ -21,7 +21,12 @@ from ..decomposition.initial_guess import draw_factors
 from ..decomposition.masks import MissingEntries
 from ..decomposition.momentum import Pace, extrapolate
 from ..engines import select_engine
-from ..engines.tall_skinny import MANY_RIGHT_HAND_SIDES, column_sum_norm, equilibrate
+from ..engines.tall_skinny import (
+    MANY_RIGHT_HAND_SIDES,
+    call_lapack,
+    column_sum_norm,
+    equilibrate,
+)
 from ..format.group_passes import LastPass
 from ..format.layout import Layout
 from ..ops.call_memory import count_iteration_nbytes
@@ -440,7 +445,7 @@ def _invert(matrices: Array) -> tuple[Array, Array]:
 def _for_each(function: Callable[..., Array], *stacks: np.ndarray) -> np.ndarray:
     """Call a function of `numpy.linalg` on stacks; results for singular matrices are nan."""
     try:
-        return function(*stacks)
+        return call_lapack(function, *stacks)
     except np.linalg.LinAlgError:
         pass
     results = np.full_like(stacks[-1], np.nan)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from ..base.devices import bring_each
 from ..spread.slab_layout import SlabLayout
 from ..spread.streamed import StreamedLayout
 from ..tensor.pieces import Piece, map_pieces
-from ..tensor.tensor import FlycooTensor
+from ..tensor.tensor import FlycooTensor, rebuild
 from .sparse_matrices import make_csc, multiply
 
 if TYPE_CHECKING:
@@ -189,17 +190,32 @@ def _count_rows(piece: Piece, mode: int, size: int) -> Array:
         return piece.xp.bincount(rows, minlength=size)
 
 
-@functools.singledispatch
-def split_entries(layout: AnyLayout, x: FlycooTensor, coords: Array) -> tuple[Array, FlycooTensor]:
+def split_entries(x: FlycooTensor, coords: Array) -> tuple[Array, FlycooTensor]:
     """Return the entries (count,) of a tensor at coords (ndim, count), and the tensor without them.
 
     The coords are without duplicates. The second is `x` itself if `x` has no nonzeros there.
     """
-    sampler = NonzeroSampler(x._layout, x._engine)
-    entries = sampler.entries(coords)
+    found = map_pieces(_find_entries, x._layout, x._engine, x._engine, arrays=[coords])
+    entries = functools.reduce(operator.add, found)  # each is in one piece
     if not (entries != 0).any():
         return entries, x
-    return entries, x._rebuild(*sampler.omit(coords))
+    return entries, rebuild(x._layout, x, _omit_entries, x._engine, move(coords, np))
+
+
+def _find_entries(piece: Piece, engine: Engine, arrays: Sequence[Array]) -> Array:
+    """Return the entries (count,) of a piece; zeros outside."""
+    own, is_own = piece.take_own(arrays[0])
+    entries = engine.xp.zeros(is_own.size, piece.layout.record_format.dtype)
+    entries[is_own] = NonzeroSampler(piece.layout, engine).entries(own)
+    return entries
+
+
+def _omit_entries(piece: Piece, engine: Engine, coords: np.ndarray) -> tuple[Array, Array]:
+    """Return the nonzeros of a piece that are not at `coords`."""
+    own, _ = piece.take_own(engine.xp.asarray(coords))
+    kept, values = NonzeroSampler(piece.layout, engine).omit(own)
+    kept[piece.cut_mode] += kept.dtype.type(piece.start)
+    return kept, values
 
 
 def fit_fibres(matrix: Array, fibres: Any, weights: Array | None = None) -> Array:

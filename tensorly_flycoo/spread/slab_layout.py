@@ -4,9 +4,11 @@ import contextlib
 import functools
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, Self, TypeAlias
+
+import numpy as np
 
 from ..base.array_modules import Array
 from ..base.devices import Devices
@@ -193,6 +195,17 @@ class SlabLayout:
     def _map_slab(self, slab: Slab, function: Callable[[Array], Array], scale: float) -> Slab:
         with self.devices.use(slab.home):
             return slab._replace(layout=slab.layout.map_values(function, scale))
+
+    def build_elsewhere(
+        self,
+        parts: Iterable[Any],
+        name: str,
+        shape: Sequence[int],
+        dtype: np.dtype,
+        groups: Groups | str | None = "auto",
+    ) -> Self | None:
+        """Build another tensor of coords and values, if these are not in this process."""
+        return None
 
 
 def find_own_rows(find_rows: FindRows | None, number: int) -> dict[str, Any]:

@@ -9,7 +9,6 @@ computed on its device, which may be in another process: see `Devices.run`.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -91,19 +90,21 @@ class Columns:
 
         shape = (sum(counts), self.num_rows)
         if isinstance(self.layout, SlabLayout):
-            return build_in_slabs(self.layout, number(), shape, self.engine)
+            return _build_in_slabs(self.layout, number(), shape, self.engine)
         ((coords, values),) = number()
         return build_matrix(coords, values, shape, self.engine)
 
 
-@functools.singledispatch
-def build_in_slabs(
+def _build_in_slabs(
     layout: SlabLayout, parts: Iterable[tuple[Array, Array]], shape: tuple[int, int], engine: Engine
 ) -> SlabLayout:
     """Build a matrix from coords (2, n) and values (n,), in as many slabs as another tensor.
 
-    The arrays pass through the host.
+    The arrays pass through the host, unless the slabs are in other processes.
     """
+    made = layout.build_elsewhere(parts, "replicated", shape, np.dtype(np.float64))
+    if made is not None:
+        return made
     found = []
     for part in parts:
         found.append(layout.devices.fetch(part))

@@ -98,6 +98,14 @@ def _list_slabs(layout: AnyLayout, xp: ModuleType) -> tuple[Devices, int, Sequen
     return OneDevice(xp), 0, [Slab(slice(0, None), layout)]
 
 
+def run(function: Callable[..., Any], layout: AnyLayout, engine: Engine, *args: Any) -> Iterator:
+    """Yield ``function(piece, *args)`` for each piece of a tensor; it stays where the piece is."""
+    devices, cut_mode, slabs = _list_slabs(layout, engine.xp)
+    for slab in slabs:
+        place = (slab.layout, cut_mode, slab.rows.start)
+        yield devices.run(slab.home, call_with_piece, function, engine, *place, *args)
+
+
 def map_pieces(
     function: Callable[..., Array],
     layout: AnyLayout,

@@ -34,7 +34,7 @@ from ..spread.slab_layout import AnyLayout, SlabLayout
 from . import pieces
 from .indexing import Index, find_kept, find_value, is_whole, order_kept, parse_index
 from .memory import build_layout
-from .pieces import Piece, iterate_pieces, map_pieces, read_nonzeros
+from .pieces import Piece, map_pieces, read_nonzeros
 
 if TYPE_CHECKING:
     import sparse
@@ -977,7 +977,6 @@ def _as_real(scalar: Any) -> Any:
     return scalar if isinstance(scalar, Real) else None
 
 
-@functools.singledispatch
 def rebuild(
     layout: AnyLayout, x: FlycooTensor, find: Callable[..., tuple[Array, Array]], *args: Any,
     shape: Sequence[int] | None = None, dtype: np.dtype | None = None,
@@ -989,13 +988,17 @@ def rebuild(
     Values at repeated coordinates are added in the sequence in which they are returned, piece by
     piece. The tensor has the options of `x` and, by default, its shape and dtype.
     """
-    parts = []
-    for piece in iterate_pieces(layout, x._engine.xp):
-        with piece.devices.use(piece.home):
-            found = find(piece, *args)
-        parts.append([piece.devices.bring(array, 0) for array in found])
-    join = functools.partial(x._engine.xp.concatenate, axis=-1)
-    coords, values = parts[0] if len(parts) == 1 else map(join, zip(*parts, strict=True))
+    parts = pieces.run(find, layout, x._engine, *args)
+    if isinstance(layout, SlabLayout):
+        options = (x.layout, shape or x.shape, dtype or x.dtype, groups if shape else x.groups)
+        made = layout.build_elsewhere(parts, *options)
+        if made is not None:
+            return x._replace_layout(made)
+        parts = ([layout.devices.bring(own, 0) for own in part] for part in parts)
+    (coords, values), *others = parts
+    if others:
+        join = functools.partial(x._engine.xp.concatenate, axis=-1)
+        coords, values = map(join, zip((coords, values), *others, strict=True))
     return x._rebuild(coords, values, shape, dtype, groups)
 
 

@@ -20,15 +20,8 @@ from ...format.primitives import Entries, LeadingPairs, ModeRows, Primitives, St
 from ...format.remap import count_runs
 from . import launch, tuning
 from .compact_ids import PackedIds, RunIds, count_plan_nbytes
-from .macros import Macros, remap_macros
-from .structs import (
-    columns_dtype,
-    key_fields_dtype,
-    make_columns,
-    make_key_fields,
-    make_packing,
-    packing_dtype,
-)
+from .macros import pack_macros, read_keys_macros, remap_macros, split_columns_macros
+from .structs import make_columns, make_key_fields, make_packing
 
 
 class _StreamLock:
@@ -141,7 +134,8 @@ class CudaPrimitives(Primitives):
     def find_carry_rows(self, given: ModeRows, tile_size: int) -> Array:
         records, record_format, mode, places = given
         carry_rows = cupy.empty(-(-records.shape[0] // tile_size), np.int64)
-        macros = _key_macros(record_format, 1, _row_dtype(record_format.shape[mode]), places)
+        row_dtype = _row_dtype(record_format.shape[mode])
+        macros = read_keys_macros(record_format, 1, row_dtype, _find_dtype(places))
         kernel = launch.get_kernel("read_keys.cu", "find_carry_rows", **macros)
         sizes = np.int64(carry_rows.size), np.int64(tile_size)
         arguments = (make_key_fields(record_format, [mode]), *sizes, records, places, carry_rows)
@@ -243,11 +237,8 @@ class CudaPrimitives(Primitives):
         nnz = records.shape[0]
         is_first, values = cupy.empty(nnz + 1, bool), cupy.empty(nnz)
         rows = cupy.empty(nnz, np.uint32)
-        kernel = launch.get_kernel(
-            "split_columns.cu", "split_columns", VALUE=record_format.dtype,
-            NUM_WORDS=record_format.num_words, HAS_PLACES=places is not None,
-            COLUMNS_LAYOUT=columns_dtype(record_format.num_words), PLACE=_place_dtype(places),
-        )  # fmt: skip
+        macros = split_columns_macros(record_format, _find_dtype(places))
+        kernel = launch.get_kernel("split_columns.cu", "split_columns", **macros)
         arguments = (
             make_columns(record_format, mode), np.int64(nnz), records, places, is_first, rows,
             values,
@@ -362,10 +353,7 @@ def _pack_block(
     coords: Array, values: Array, record_format: RecordFormat, records: Array, found: Array
 ) -> None:
     """Launch the packing of nonzeros on the GPU; it sets the flags in `found`."""
-    kernel = launch.get_kernel(
-        "pack.cu", "pack", COORD=coords.dtype, VALUE=record_format.dtype, NDIM=record_format.ndim,
-        NUM_WORDS=record_format.num_words, PACKING_LAYOUT=packing_dtype(record_format.ndim),
-    )  # fmt: skip
+    kernel = launch.get_kernel("pack.cu", "pack", **pack_macros(record_format, coords.dtype))
     arguments = (
         make_packing(record_format, coords), np.int64(values.size), coords,
         cupy.ascontiguousarray(values), records, found,
@@ -386,27 +374,15 @@ def _read_keys(
 
     They are written to `keys` as one number, and set flags in `is_used`.
     """
-    macros = _key_macros(record_format, len(modes), key_dtype, places)
+    macros = read_keys_macros(record_format, len(modes), key_dtype, _find_dtype(places))
     kernel = launch.get_kernel("read_keys.cu", "read_keys", **macros)
     fields, nnz = make_key_fields(record_format, modes), records.shape[0]
     arguments = (fields, np.int64(nnz), records, places, keys, is_used)
     launch.launch_items(kernel, nnz, arguments)
 
 
-def _key_macros(
-    record_format: RecordFormat, num_fields: int, key_dtype: np.dtype, places: Array | None
-) -> Macros:
-    return {
-        "NUM_WORDS": record_format.num_words,
-        "NUM_FIELDS": num_fields,
-        "KEY": key_dtype,
-        "PLACE": _place_dtype(places),
-        "KEY_FIELDS_LAYOUT": key_fields_dtype(num_fields),
-    }
-
-
-def _place_dtype(places: Array | None) -> np.dtype:
-    return np.dtype(np.uint32) if places is None else places.dtype
+def _find_dtype(places: Array | None) -> np.dtype | None:
+    return None if places is None else places.dtype
 
 
 def _row_dtype(size: int) -> np.dtype:

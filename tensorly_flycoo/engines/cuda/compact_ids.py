@@ -1,7 +1,7 @@
 """The ids of a remap plan in as few bytes as they need."""
 
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import cupy
 import numpy as np
@@ -10,7 +10,7 @@ from ...base.array_modules import Array
 from ...format.primitives import CompactIds
 from ...format.remap import count_runs
 from . import launch, tuning
-from .macros import IdBits
+from .macros import IdBits, cut_tile, split_ids_macros
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class PackedIds(CompactIds):
         num_places = num_tiles * tile_size
         lows = cupy.empty(num_places, bits.low_dtype)
         highs = cupy.empty(num_places * bits.high_bits // 8, np.uint8)
-        macros = {"ID": ids.dtype, "LOW": bits.low_dtype, "HIGH_BITS": bits.high_bits}
-        kernel = _get_kernel("split_ids.cu", "split_ids", tile_size, **macros)
+        macros = split_ids_macros(ids.dtype, bits, tile_size)
+        kernel = launch.get_kernel("split_ids.cu", "split_ids", **macros)
         arguments = (np.int64(ids.size), np.int64(num_tiles), ids, lows, highs)
         num_threads = num_tiles * tuning.choose_block_size(tile_size)
         launch.launch_items(kernel, num_threads, arguments)
@@ -45,8 +45,8 @@ class PackedIds(CompactIds):
     def expand(self, dtype: np.dtype | None = None, bucket_size: int | None = None) -> Array:
         """Return the ids; or the positions of the offsets that they are in buckets of this size."""
         ids = cupy.empty(self.nnz, self.dtype if dtype is None else dtype)
-        macros = {"ID": ids.dtype, "LOW": self.bits.low_dtype, "HIGH_BITS": self.bits.high_bits}
-        kernel = _get_kernel("split_ids.cu", "join_ids", self.tile_size, **macros)
+        macros = split_ids_macros(ids.dtype, self.bits, self.tile_size)
+        kernel = launch.get_kernel("split_ids.cu", "join_ids", **macros)
         sizes = (np.int64(self.nnz), np.int64(bucket_size or self.nnz))
         launch.launch_items(kernel, self.nnz, (*sizes, self.lows, self.highs, ids))
         return ids
@@ -69,7 +69,7 @@ class RunIds(CompactIds):
         num_words = num_tiles * tile_size // 32
         starts, counts = cupy.empty(num_words, np.uint32), cupy.empty(num_words, np.uint16)
         shifts = cupy.empty((num_tiles, max_runs), ids.dtype)
-        kernel = _get_kernel("find_runs.cu", "find_runs", tile_size, REMAP_ID=ids.dtype)
+        kernel = _get_runs_kernel("find_runs", tile_size, ids.dtype)
         sizes = (np.int64(num_tiles), np.int64(ids.size))
         arguments = (*sizes, ids, starts, counts, shifts, np.int32(max_runs))
         block_size = tuning.choose_block_size(tile_size)
@@ -87,7 +87,7 @@ class RunIds(CompactIds):
 
     def expand(self) -> Array:
         ids = cupy.empty(self.nnz, self.shifts.dtype)
-        kernel = _get_kernel("find_runs.cu", "list_ids", self.tile_size, REMAP_ID=ids.dtype)
+        kernel = _get_runs_kernel("list_ids", self.tile_size, ids.dtype)
         arrays = (self.starts, self.counts, self.shifts, np.int32(self.max_runs))
         arguments = (np.int64(ids.size), *arrays, ids)
         launch.launch_items(kernel, ids.size, arguments)
@@ -114,6 +114,5 @@ def find_bits(ids: PackedIds | Array | None) -> IdBits | None:
     return ids.bits if isinstance(ids, PackedIds) else IdBits(ids.dtype)
 
 
-def _get_kernel(file: str, name: str, tile_size: int, **macros: Any) -> cupy.RawKernel:
-    block_size = tuning.choose_block_size(tile_size)
-    return launch.get_kernel(file, name, TILE_SIZE=tile_size, BLOCK_SIZE=block_size, **macros)
+def _get_runs_kernel(name: str, tile_size: int, dtype: np.dtype) -> cupy.RawKernel:
+    return launch.get_kernel("find_runs.cu", name, REMAP_ID=dtype, **cut_tile(tile_size))

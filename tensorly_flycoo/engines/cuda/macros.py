@@ -1,9 +1,10 @@
-"""The macros of the kernels that move tiles, and the bits of ids. This module needs no GPU.
+"""The macros of kernels, and the bits of ids. This module needs no GPU, so tests compile all of it.
 
-The macros of all others are arguments of `launch.get_kernel`, where these kernels are launched.
+Macros that follow from nothing are given where `launch.get_kernel` is called.
 """
 
 import enum
+import math
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -150,13 +151,17 @@ def remap_macros(
     }
 
 
+def cut_tile(tile_size: int) -> Macros:
+    """Return the macros of kernels whose blocks have tiles."""
+    return {"TILE_SIZE": tile_size, "BLOCK_SIZE": tuning.choose_block_size(tile_size)}
+
+
 def _tile_macros(record_format: RecordFormat, tile_size: int, pull_bits: IdBits | None) -> Macros:
     """Return the macros of kernels that pull the records of tiles."""
     pull_bits = IdBits(_NO_ID) if pull_bits is None else pull_bits
     return {
+        **cut_tile(tile_size),
         "NUM_WORDS": record_format.num_words,
-        "TILE_SIZE": tile_size,
-        "BLOCK_SIZE": tuning.choose_block_size(tile_size),
         "PULL_ID": pull_bits.low_dtype,
         "PULL_HIGH_BITS": pull_bits.high_bits,
     }
@@ -174,3 +179,66 @@ def _operands_macros(record_format: RecordFormat, pull_bits: IdBits | None) -> M
         "OPERANDS_LAYOUT": structs.operands_dtype(num_inputs),
         "PULL": how,
     }
+
+
+def split_ids_macros(dtype: np.dtype, bits: IdBits, tile_size: int) -> Macros:
+    """Specialise `split_ids.cu` for ids of a dtype."""
+    return {"ID": dtype, "LOW": bits.low_dtype, "HIGH_BITS": bits.high_bits, **cut_tile(tile_size)}
+
+
+def pack_macros(record_format: RecordFormat, coord_dtype: np.dtype) -> Macros:
+    """Specialise `pack.cu`."""
+    return {
+        "COORD": coord_dtype,
+        "VALUE": record_format.dtype,
+        "NDIM": record_format.ndim,
+        "NUM_WORDS": record_format.num_words,
+        "PACKING_LAYOUT": structs.packing_dtype(record_format.ndim),
+    }
+
+
+def read_keys_macros(
+    record_format: RecordFormat, num_fields: int, key_dtype: np.dtype, place_dtype: np.dtype | None
+) -> Macros:
+    """Specialise `read_keys.cu`; without `place_dtype` it reads all records in order."""
+    return {
+        "NUM_WORDS": record_format.num_words,
+        "NUM_FIELDS": num_fields,
+        "KEY": key_dtype,
+        "PLACE": place_dtype or _NO_ID,
+        "KEY_FIELDS_LAYOUT": structs.key_fields_dtype(num_fields),
+    }
+
+
+def split_columns_macros(record_format: RecordFormat, place_dtype: np.dtype | None) -> Macros:
+    """Specialise `split_columns.cu`; without `place_dtype` records are in order."""
+    return {
+        "VALUE": record_format.dtype,
+        "NUM_WORDS": record_format.num_words,
+        "COLUMNS_LAYOUT": structs.columns_dtype(record_format.num_words),
+        "HAS_PLACES": place_dtype is not None,
+        "PLACE": place_dtype or _NO_ID,
+    }
+
+
+def pad_rows_macros(dtype: np.dtype, num_columns: int) -> Macros:
+    """Specialise `pad_rows.cu`; `num_columns` are those of the padded rows."""
+    return {"VALUE": dtype, "GROUP_SIZE": min(32, 1 << (num_columns - 1).bit_length()), "BATCH": 4}
+
+
+def sweep_macros(dtype: np.dtype, rank: int) -> Macros:
+    """Specialise `sweep_nonnegative.cu`."""
+    load = math.gcd(rank, 16 // dtype.itemsize)
+    return {"VALUE": dtype, "RANK": rank, "LOAD": load, "BLOCK_SIZE": tuning.BLOCK_SIZE}
+
+
+def solve_rows_macros(rank: int, alignment: int) -> Macros:
+    """Specialise `solve_rows.cu` for rows aligned to so many numbers."""
+    row_numbers, load = tuning.choose_row_nbytes(4 * rank) // 4, math.gcd(rank, alignment)
+    sizes = {"RANK": rank, "ROW_NUMBERS": row_numbers, "LOAD": load}
+    return {**sizes, "BLOCK_SIZE": tuning.BLOCK_SIZE}
+
+
+def products_macros(rank: int) -> Macros:
+    """Specialise `products.cu`."""
+    return {"RANK": rank, "SEGMENT": tuning.GRAM_SEGMENT, "PRODUCT_LAYOUT": structs.PRODUCT}

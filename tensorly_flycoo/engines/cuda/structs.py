@@ -73,30 +73,18 @@ def operands_dtype(num_inputs: int) -> np.dtype:
 @functools.cache
 def launch_arguments_dtype(num_inputs: int, dtype: np.dtype) -> np.dtype:
     """Return the dtype of `LaunchArguments` (`mttkrp_remap.cu`)."""
-    fields = [
+    numbers = ("first_tile", "nnz", "num_empty", "empty_share", "bucket_size")
+    pointers = (
+        "carry_rows", "empty_rows", "records", "pull_ids", "pull_highs", "spare", "run_starts",
+        "run_counts", "run_shifts", "write_lows", "write_highs", "out", "partial_rows",
+        "model_factor", "log_sums",
+    )  # fmt: skip
+    fields: list[tuple] = [
         ("operands", operands_dtype(num_inputs)),
-        ("first_tile", np.int64),
-        ("nnz", np.int64),
-        ("num_empty", np.int64),
-        ("empty_share", np.int64),
-        ("bucket_size", np.int64),
-        ("carry_rows", np.uint64),
-        ("empty_rows", np.uint64),
-        ("records", np.uint64),
-        ("pull_ids", np.uint64),
-        ("pull_highs", np.uint64),
-        ("spare", np.uint64),
-        ("run_starts", np.uint64),
-        ("run_counts", np.uint64),
-        ("run_shifts", np.uint64),
-        ("write_lows", np.uint64),
-        ("write_highs", np.uint64),
-        ("out", np.uint64),
-        ("partial_rows", np.uint64),
+        *[(name, np.int64) for name in numbers],
+        *[(name, np.uint64) for name in pointers],
         ("max_runs", np.int32),
         ("rank", np.int32),
-        ("model_factor", np.uint64),
-        ("log_sums", np.uint64),
         ("model_row_nbytes", np.uint32),
         ("smallest", dtype),
     ]

@@ -1,7 +1,6 @@
 """Products of tall matrices (I_n, R) on a GPU, faster than CuPy's: the engine's `tall`."""
 
 import functools
-import math
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import numpy as np
 from ...base.array_modules import Array
 from . import launch, structs, tuning
 from .launch import DirectKernel, get_direct_kernel
+from .macros import products_macros, solve_rows_macros
 from .tuning import choose_row_nbytes
 
 #: A float32 matrix (R, R), or one row or column that repeats; and its strides, in numbers, from row
@@ -111,8 +111,7 @@ def solve_rows(x: Array, inverse: Blocks) -> tuple[Array, Blocks, Blocks]:
     y = cupy.empty((num_rows, row_numbers), np.float32)
     memory = cupy.cuda.alloc(8 * num_blocks * (size + 1))
     inner = Blocks(memory, memory.ptr + 8 * num_blocks * size, (num_blocks,))
-    load = math.gcd(rank, alignment)
-    kernel = _get_solving_kernel(rank, row_numbers, load, memory.device_id)
+    kernel = _get_solving_kernel(rank, alignment, memory.device_id)
     addresses = (inverse.address, y.data.ptr, memory.ptr, inner.address)
     arguments = (num_rows, rows_per_block, x.data.ptr, row_stride(x), *addresses)
     kernel((num_blocks, 1), tuning.BLOCK_SIZE, *arguments)
@@ -258,13 +257,11 @@ def _get_gram_kernel(rank: int, device_id: int) -> DirectKernel:
 
 
 @functools.cache
-def _get_solving_kernel(rank: int, row_numbers: int, load: int, device_id: int) -> DirectKernel:
-    macros = {"RANK": rank, "BLOCK_SIZE": tuning.BLOCK_SIZE, "ROW_NUMBERS": row_numbers}
-    formats = "qiQqQQQQ"
-    return get_direct_kernel("solve_rows.cu", "solve_rows", formats, device_id, LOAD=load, **macros)
+def _get_solving_kernel(rank: int, alignment: int, device_id: int) -> DirectKernel:
+    macros = solve_rows_macros(rank, alignment)
+    return get_direct_kernel("solve_rows.cu", "solve_rows", "qiQqQQQQ", device_id, **macros)
 
 
 @functools.cache
 def _get_product_kernel(name: str, formats: str, rank: int, device_id: int) -> DirectKernel:
-    macros = {"RANK": rank, "SEGMENT": tuning.GRAM_SEGMENT, "PRODUCT_LAYOUT": structs.PRODUCT}
-    return get_direct_kernel("products.cu", name, formats, device_id, **macros)
+    return get_direct_kernel("products.cu", name, formats, device_id, **products_macros(rank))

@@ -1,6 +1,5 @@
 """Updates of a factor: multiplicative ones, their extrapolation, and those of HALS."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ from numpy.typing import DTypeLike
 from ...base.array_modules import Array
 from . import launch, tuning
 from .launch import DirectKernel, get_direct_kernel
+from .macros import sweep_macros
 from .tall import row_stride
 
 #: Blocks of rows: enough to fill the largest GPU. Their number decides the order of additions.
@@ -97,10 +97,8 @@ def sweep_nonnegative(
 ) -> tuple[float, int]:
     """Implement `Engine.sweep_nonnegative`; waits for the GPU."""
     num_rows, rank = rows.shape
-    kernel = launch.get_kernel(
-        "sweep_nonnegative.cu", "sweep_nonnegative", VALUE=rows.dtype, RANK=rank,
-        LOAD=math.gcd(rank, 16 // rows.itemsize), BLOCK_SIZE=tuning.BLOCK_SIZE,
-    )  # fmt: skip
+    macros = sweep_macros(rows.dtype, rank)
+    kernel = launch.get_kernel("sweep_nonnegative.cu", "sweep_nonnegative", **macros)
     num_blocks = -(-num_rows // tuning.BLOCK_SIZE)
     found = cupy.empty((2, num_blocks), np.float64)
     arguments = (np.int64(num_rows), targets, gram, rows, shift, ridge, smallest, found)

@@ -75,29 +75,23 @@ CHECK_LAYOUT(TileCarries, CARRIES_LAYOUT)
 // were in it, registers would spill.)
 struct LaunchArguments {
     TileOperands operands;
-    long long first_tile;
-    long long nnz;
-    long long num_empty;
-    long long empty_share;  // the most empty rows of a tile
+    long long first_tile, nnz, num_empty;
+    long long empty_share;  // the most empty rows that a tile clears
     long long bucket_size;
     const long long* carry_rows;
     const EMPTY_ROW* empty_rows;
     const TileSlots::Piece* records;
-    const void* pull_ids;
-    const void* pull_highs;
+    const void *pull_ids, *pull_highs;
     TileSlots::Piece* spare;
     const RemapIds::Words* run_starts;
     const RemapIds::Counts* run_counts;
     const REMAP_ID* run_shifts;
     const WriteOrder::Lows* write_lows;
     const WriteOrder::Highs* write_highs;
-    VALUE* out;
-    VALUE* partial_rows;
-    int max_runs;
-    int rank;
-    // With RATIOS:
-    const VALUE* model_factor;
+    VALUE *out, *partial_rows;
+    const VALUE* model_factor;  // this and others of the model only with RATIOS
     double* log_sums;
+    int max_runs, rank;
     unsigned model_row_nbytes;
     VALUE smallest;
 };

@@ -15,8 +15,17 @@ from tensorly_flycoo.engines.cuda import structs, tuning
 from tensorly_flycoo.engines.cuda.macros import (
     IdBits,
     Ratios,
+    cut_tile,
     mttkrp_macros,
+    pack_macros,
+    pad_rows_macros,
+    products_macros,
+    read_keys_macros,
     remap_macros,
+    solve_rows_macros,
+    split_columns_macros,
+    split_ids_macros,
+    sweep_macros,
     ttmc_macros,
 )
 from tensorly_flycoo.engines.cuda.source import load_source, specialise
@@ -51,63 +60,6 @@ def choose_tile_size(record_format, architecture):
 
 def choose_occupancy(record_format, architecture, rank=32):
     return tuning.choose_occupancy(GPUS[architecture], record_format.ndim - 1, rank)
-
-
-def cut_tile(tile_size):
-    return {"TILE_SIZE": tile_size, "BLOCK_SIZE": tuning.choose_block_size(tile_size)}
-
-
-def split_ids_macros(dtype, bits, tile_size):
-    return {"ID": dtype, "LOW": bits.low_dtype, "HIGH_BITS": bits.high_bits, **cut_tile(tile_size)}
-
-
-def pack_macros(record_format, coord_dtype):
-    return {
-        "COORD": coord_dtype,
-        "VALUE": record_format.dtype,
-        "NDIM": record_format.ndim,
-        "NUM_WORDS": record_format.num_words,
-        "PACKING_LAYOUT": structs.packing_dtype(record_format.ndim),
-    }
-
-
-def read_keys_macros(record_format, num_fields, key_dtype, place_dtype):
-    return {
-        "NUM_WORDS": record_format.num_words,
-        "NUM_FIELDS": num_fields,
-        "KEY": key_dtype,
-        "PLACE": place_dtype,
-        "KEY_FIELDS_LAYOUT": structs.key_fields_dtype(num_fields),
-    }
-
-
-def split_columns_macros(record_format, place_dtype):
-    return {
-        "VALUE": record_format.dtype,
-        "NUM_WORDS": record_format.num_words,
-        "COLUMNS_LAYOUT": structs.columns_dtype(record_format.num_words),
-        "HAS_PLACES": place_dtype is not None,
-        "PLACE": U32 if place_dtype is None else place_dtype,
-    }
-
-
-def pad_rows_macros(dtype, num_columns):
-    group_size = min(32, 1 << (num_columns - 1).bit_length())
-    return {"VALUE": dtype, "GROUP_SIZE": group_size, "BATCH": 4}
-
-
-def sweep_macros(dtype, rank):
-    return {"VALUE": dtype, "RANK": rank, "LOAD": math.gcd(rank, 16 // dtype.itemsize), **BLOCK}
-
-
-def solve_rows_macros(rank, alignment):
-    row_numbers = tuning.choose_row_nbytes(4 * rank) // 4
-    load = math.gcd(rank, alignment)
-    return {"RANK": rank, "ROW_NUMBERS": row_numbers, "LOAD": load, **BLOCK}
-
-
-def products_macros(rank):
-    return {"RANK": rank, "SEGMENT": tuning.GRAM_SEGMENT, "PRODUCT_LAYOUT": structs.PRODUCT}
 
 
 def specialise_all():
