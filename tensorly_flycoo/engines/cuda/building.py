@@ -135,7 +135,7 @@ class CudaPrimitives(Primitives):
         records, record_format, mode, places = given
         carry_rows = cupy.empty(-(-records.shape[0] // tile_size), np.int64)
         row_dtype = _row_dtype(record_format.shape[mode])
-        macros = read_keys_macros(record_format, 1, row_dtype, _find_dtype(places))
+        macros = read_keys_macros(record_format, 1, row_dtype, getattr(places, "dtype", None))
         kernel = launch.get_kernel("read_keys.cu", "find_carry_rows", **macros)
         sizes = np.int64(carry_rows.size), np.int64(tile_size)
         arguments = (make_key_fields(record_format, [mode]), *sizes, records, places, carry_rows)
@@ -237,7 +237,7 @@ class CudaPrimitives(Primitives):
         nnz = records.shape[0]
         is_first, values = cupy.empty(nnz + 1, bool), cupy.empty(nnz)
         rows = cupy.empty(nnz, np.uint32)
-        macros = split_columns_macros(record_format, _find_dtype(places))
+        macros = split_columns_macros(record_format, getattr(places, "dtype", None))
         kernel = launch.get_kernel("split_columns.cu", "split_columns", **macros)
         arguments = (
             make_columns(record_format, mode), np.int64(nnz), records, places, is_first, rows,
@@ -374,15 +374,11 @@ def _read_keys(
 
     They are written to `keys` as one number, and set flags in `is_used`.
     """
-    macros = read_keys_macros(record_format, len(modes), key_dtype, _find_dtype(places))
+    macros = read_keys_macros(record_format, len(modes), key_dtype, getattr(places, "dtype", None))
     kernel = launch.get_kernel("read_keys.cu", "read_keys", **macros)
     fields, nnz = make_key_fields(record_format, modes), records.shape[0]
     arguments = (fields, np.int64(nnz), records, places, keys, is_used)
     launch.launch_items(kernel, nnz, arguments)
-
-
-def _find_dtype(places: Array | None) -> np.dtype | None:
-    return None if places is None else places.dtype
 
 
 def _row_dtype(size: int) -> np.dtype:

@@ -9,10 +9,7 @@ from ...base.array_modules import Array
 from ...format import tree as trees
 from . import tuning
 from .launch import get_direct_kernel
-from .structs import COPIES, MAX_COPIES
-
-#: `structs.COPIES`, as the module `struct` names its members.
-_COPIES = f"{2 * MAX_COPIES}Q{3 * MAX_COPIES}I"
+from .structs import COPIES, MAX_COPIES, make_struct
 
 _express = functools.cache(trees.express)
 
@@ -22,23 +19,18 @@ def copy_blocks(copies: Sequence[tuple[cupy.cuda.MemoryPointer, Array]]) -> None
 
     They are contiguous, or matrices whose rows are; elements have a multiple of 4 bytes.
     """
-    device_id = cupy.cuda.runtime.getDevice()
-    kernel = get_direct_kernel(
-        "copy_blocks.cu", "copy_blocks", _COPIES, device_id, COPIES_LAYOUT=COPIES
-    )
+    gpu, layout = cupy.cuda.runtime.getDevice(), f"{COPIES.itemsize}s"
+    kernel = get_direct_kernel("copy_blocks.cu", "copy_blocks", layout, gpu, COPIES_LAYOUT=COPIES)
     for start in range(0, len(copies), MAX_COPIES):
-        own = copies[start : start + MAX_COPIES]
+        own, given = copies[start : start + MAX_COPIES], make_struct(COPIES)
         sizes = [_count_words(array) for _, array in own]
-        unused = [0] * (MAX_COPIES - len(own))
+        given.sources[: len(own)] = [array.data.ptr for _, array in own]
+        given.targets[: len(own)] = [target.ptr for target, _ in own]
+        members = (given.num_words, given.row_words, given.pitches)
+        for member, numbers in zip(members, zip(*sizes, strict=True), strict=True):
+            member[: len(own)] = numbers
         grid = (-(-max(num_words for num_words, _, _ in sizes) // tuning.BLOCK_SIZE), len(own))
-        kernel(
-            grid, tuning.BLOCK_SIZE,
-            *[array.data.ptr for _, array in own], *unused,
-            *[target.ptr for target, _ in own], *unused,
-            *[num_words for num_words, _, _ in sizes], *unused,
-            *[row_words for _, row_words, _ in sizes], *unused,
-            *[pitch for _, _, pitch in sizes], *unused,
-        )  # fmt: skip
+        kernel(grid, tuning.BLOCK_SIZE, bytes(given))
 
 
 def _count_words(array: Array) -> tuple[int, int, int]:

@@ -135,15 +135,6 @@ def test_the_members_of_a_product():
     ]
 
 
-def test_the_members_of_copies():
-    """`exchange` packs them in this order."""
-    assert structs.COPIES.itemsize == struct.calcsize("32Q48I")
-    assert [structs.COPIES[n] for n in range(5)] == [
-        (np.dtype(kind), (structs.MAX_COPIES,))
-        for kind in ("uint64", "uint64", "uint32", "uint32", "uint32")
-    ]
-
-
 def test_ranks():
     factors = [Factor((5, 4), "float64", 0), Factor((6, 7), "float64", 0)]
     assert structs.make_ranks(factors).view(structs.ranks_dtype(2))["at"].tolist() == [4, 7]
