@@ -23,7 +23,7 @@ from . import exchange, groups, launch, mersenne_twister, tall, tuning, updates
 from .building import CudaPrimitives, launch_on_unfolding
 from .carries import Carries, add_carries, allocate_carries
 from .compact_ids import find_bits, list_parts
-from .macros import Ratios, mttkrp_macros, pad_rows_macros, ttmc_macros
+from .macros import Ratios, mttkrp_macros, ttmc_macros
 from .staging import CudaStager
 from .structs import (
     carries_dtype,
@@ -290,16 +290,9 @@ def _align_rows(arrays: list[Array], pitches: list[int], nnz: int) -> list[Array
 
 def pad_rows(array: Array, row_nbytes: int) -> Array:
     """Copy a matrix to one whose rows begin `row_nbytes` apart, with unused zeros in between."""
-    (num_rows, rank), stride = array.shape, row_nbytes // array.itemsize
-    padded = cupy.empty((num_rows, stride), array.dtype)
-    macros = pad_rows_macros(array.dtype, stride)
-    kernel = launch.get_kernel("pad_rows.cu", "pad_rows", **macros)
-    arguments = (
-        np.int64(num_rows), np.int32(rank), np.int64(row_pitch(array) // array.itemsize), array,
-        np.int32(stride), padded,
-    )  # fmt: skip
-    num_threads = -(-num_rows // macros["BATCH"]) * macros["GROUP_SIZE"]
-    launch.launch_items(kernel, num_threads, arguments)
+    num_rows, rank = array.shape
+    padded = cupy.zeros((num_rows, row_nbytes // array.itemsize), array.dtype)
+    padded[:, :rank] = array
     return padded[:, :rank]
 
 

@@ -221,11 +221,6 @@ def split_columns_macros(record_format: RecordFormat, place_dtype: np.dtype | No
     }
 
 
-def pad_rows_macros(dtype: np.dtype, num_columns: int) -> Macros:
-    """Specialise `pad_rows.cu`; `num_columns` are those of the padded rows."""
-    return {"VALUE": dtype, "GROUP_SIZE": min(32, 1 << (num_columns - 1).bit_length()), "BATCH": 4}
-
-
 def sweep_macros(dtype: np.dtype, rank: int) -> Macros:
     """Specialise `sweep_nonnegative.cu`."""
     load = math.gcd(rank, 16 // dtype.itemsize)

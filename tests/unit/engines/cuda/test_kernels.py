@@ -18,7 +18,6 @@ from tensorly_flycoo.engines.cuda.macros import (
     cut_tile,
     mttkrp_macros,
     pack_macros,
-    pad_rows_macros,
     products_macros,
     read_keys_macros,
     remap_macros,
@@ -86,7 +85,6 @@ def specialise_all():
         "split_columns.cu": split_columns_macros(record_format, U32),
         "unfoldings.cu": {"ENTRIES_PER_BLOCK": tuning.ROWS_PER_BLOCK, **BLOCK},
         "place_vectors.cu": {"VECTOR": np.dtype(np.float64), "PLACED": dtype, **BLOCK},
-        "pad_rows.cu": pad_rows_macros(dtype, 32),
         "gram.cu": {"RANK": 8, **BLOCK},
         "groups.cu": {"VALUE": dtype, "NUM_FACTORS": 2, "NUM_WARPS": 8},
         "solve_rows.cu": solve_rows_macros(8, 4),
@@ -250,8 +248,6 @@ def test_kernels_on_rows_compile(architecture):
         ("partial_rows.cu", architecture, {"VALUE": np.dtype(dtype), "NUM_WARPS": num_warps})
         for dtype, num_warps in itertools.product(DTYPES, (2, 16))
     ]
-    for dtype, num_columns in itertools.product(map(np.dtype, DTYPES), (1, 2, 3, 32, 208)):
-        jobs.append(("pad_rows.cu", architecture, pad_rows_macros(dtype, num_columns)))
     for dtype in map(np.dtype, DTYPES):
         macros = {"VALUE": dtype, "RANK": 25, **ROWS, **BLOCK}
         jobs.append(("inner_product.cu", architecture, macros))
