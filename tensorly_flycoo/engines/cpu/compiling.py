@@ -63,14 +63,8 @@ class _FolderCache(FunctionCache):
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(function)
         folders = {Path(file).parent for file in (function.__code__.co_filename, __file__)}
-        self._cache_file = _CacheFile(
-            cache_path=self._cache_path,
-            filename_base=self._impl.filename_base,
-            source_stamp=(
-                self._impl.locator.get_source_stamp(),
-                *map(_hash_folder, sorted(folders)),
-            ),
-        )
+        stamp = tuple(map(_hash_folder, sorted(folders)))
+        self._cache_file = _CacheFile(self._cache_path, self._impl.filename_base, stamp)
         self._starts_s: dict[Any, float] = {}
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:

@@ -85,11 +85,8 @@ class CpuPrimitives(Primitives):
         self, positions: Array, bucket_size: int, stored: Array, offsets: Array
     ) -> None:
         nnz, size = positions.shape[0], positions.dtype.type(bucket_size)
-        num_buckets, buckets, places = (
-            -(-nnz // bucket_size),
-            positions // size,
-            np.empty_like(stored),
-        )
+        num_buckets = -(-nnz // bucket_size)
+        buckets, places = positions // size, np.empty_like(stored)
         num_parts = _choose_parts(nnz, num_buckets)
         starts = _start_keys(buckets, None, places, num_parts, num_buckets)
         _sort_parts(starts, None, buckets, places)

@@ -287,9 +287,7 @@ def ratio_tiles(
     # For the values and the model's values of a tile.
     terms = _make_rows(model.log_sums, tiles.size, 0.0)
     for tile in range(first_tile, last_tile):
-        places, inherits = (
-            find_places(tiles, tile, storage.records.shape[0]),
-            tiles.carry_rows[tile] >= 0,
-        )
+        places = find_places(tiles, tile, storage.records.shape[0])
+        inherits = tiles.carry_rows[tile] >= 0
         _compute_tile(np.uint64(tile), *places, inherits, storage, operands, model, scratch, terms)
         clear_empty_rows(tiles, tile, out)

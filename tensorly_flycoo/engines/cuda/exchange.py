@@ -9,7 +9,7 @@ from ...base.array_modules import Array
 from ...format import tree as trees
 from . import tuning
 from .launch import get_direct_kernel
-from .structs import COPIES, MAX_COPIES, make_struct
+from .structs import COPIES, MAX_COPIES, allocate_struct
 
 _express = functools.cache(trees.express)
 
@@ -22,7 +22,7 @@ def copy_blocks(copies: Sequence[tuple[cupy.cuda.MemoryPointer, Array]]) -> None
     gpu, layout = cupy.cuda.runtime.getDevice(), f"{COPIES.itemsize}s"
     kernel = get_direct_kernel("copy_blocks.cu", "copy_blocks", layout, gpu, COPIES_LAYOUT=COPIES)
     for start in range(0, len(copies), MAX_COPIES):
-        own, given = copies[start : start + MAX_COPIES], make_struct(COPIES)
+        own, given = copies[start : start + MAX_COPIES], allocate_struct(COPIES)
         sizes = [_count_words(array) for _, array in own]
         given.sources[: len(own)] = [array.data.ptr for _, array in own]
         given.targets[: len(own)] = [target.ptr for target, _ in own]
