@@ -32,7 +32,7 @@ def loop(first, last):
     helper.add(first)
 
 with log_compilation():
-    launch(loop, 100)
+    launch(loop, 100, work_ns=1)
     print(call(1), sum(call.stats.cache_misses.values()))
 """
 
