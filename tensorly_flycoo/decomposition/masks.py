@@ -97,7 +97,7 @@ class MissingEntries:
             values = project(x, mode, self.coords, left)
             # In host memory, from where each device takes its own.
             given = move(self.coords, np), values.astype(x.dtype)
-            x = rebuild(observed._layout, observed, add_entries, *given)
+            x = rebuild(observed, add_entries, *given)
         return Unfolding(x, mode)
 
 

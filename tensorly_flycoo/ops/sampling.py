@@ -199,7 +199,7 @@ def split_entries(x: FlycooTensor, coords: Array) -> tuple[Array, FlycooTensor]:
     entries = functools.reduce(operator.add, found)  # each is in one piece
     if not (entries != 0).any():
         return entries, x
-    return entries, rebuild(x._layout, x, _omit_entries, x._engine, move(coords, np))
+    return entries, rebuild(x, _omit_entries, x._engine, move(coords, np))
 
 
 def _find_entries(piece: Piece, engine: Engine, arrays: Sequence[Array]) -> Array:

@@ -68,7 +68,7 @@ def merge_modes(
         shape = (size, *(x.shape[n] for n in others))
         args = (x.shape, modes, others, cells)
         options: dict[str, Any] = {"shape": shape, "dtype": dtype, "groups": None}
-        known[key] = rebuild(x._layout, x, _merge_modes, *args, **options)
+        known[key] = rebuild(x, _merge_modes, *args, **options)
     return known[key], 0, {n: place for place, n in enumerate(others, start=1)}
 
 
@@ -78,7 +78,7 @@ def separate_modes(x: FlycooTensor) -> FlycooTensor:
         return x
     known = _kept.setdefault(x._layout, {})
     if () not in known:
-        known[()] = rebuild(x._layout, x, read_nonzeros, shape=x.shape, groups=None)
+        known[()] = rebuild(x, read_nonzeros, shape=x.shape, groups=None)
     return known[()]
 
 

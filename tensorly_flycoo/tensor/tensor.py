@@ -426,7 +426,7 @@ class FlycooTensor:
         dtype = check_dtype(dtype)
         if dtype == self.dtype:
             return self
-        return self._derive(lambda x: rebuild(x._layout, x, read_nonzeros, dtype=dtype))
+        return self._derive(lambda x: rebuild(x, read_nonzeros, dtype=dtype))
 
     def __repr__(self) -> str:
         slabs = f", slabs={self.slabs}" if self.slabs > 1 else ""
@@ -489,7 +489,7 @@ class FlycooTensor:
         if not kept:
             return sum(map_pieces(find_value, self._layout, self._engine, *args))
         shape = [len(selectors[mode]) for mode in kept]  # type: ignore[arg-type]  # no int is kept
-        return self._derive(lambda x: rebuild(x._layout, x, find_kept, *args, kept, shape=shape))
+        return self._derive(lambda x: rebuild(x, find_kept, *args, kept, shape=shape))
 
     def __iter__(self) -> Iterator[FlycooTensor | Array]:
         """Yield ``x[0]``, ``x[1]``, ...; the nonzeros are sorted once for all of them."""
@@ -547,7 +547,7 @@ class FlycooTensor:
         if order == list(range(self.ndim)):
             return self
         shape = [self.shape[mode] for mode in order]
-        return self._derive(lambda x: rebuild(x._layout, x, _permute, order, shape=shape))
+        return self._derive(lambda x: rebuild(x, _permute, order, shape=shape))
 
     # Over all modes or some
 
@@ -591,7 +591,7 @@ class FlycooTensor:
         kept = [mode for mode in range(self.ndim) if mode not in modes]
         shape = [self.shape[mode] for mode in kept]
         return self._derive(
-            lambda x: rebuild(x._layout, x, _keep_modes, kept, x._engine, shape=shape)
+            lambda x: rebuild(x, _keep_modes, kept, x._engine, shape=shape)
         )._flatten()
 
     def mean(self, axis: int | Iterable[int] | None = None) -> FlycooTensor | Array:
@@ -732,7 +732,7 @@ class FlycooTensor:
                 layout.norm = math.hypot(*map(float, norms))
             mapped = x._replace_layout(layout)
             stores_zeros = any(map_pieces(pieces.has_zeros, layout, x._engine))
-            return rebuild(layout, mapped, read_nonzeros) if stores_zeros else mapped
+            return rebuild(mapped, read_nonzeros) if stores_zeros else mapped
 
         return self._derive(apply)
 
@@ -978,16 +978,17 @@ def _as_real(scalar: Any) -> Any:
 
 
 def rebuild(
-    layout: AnyLayout, x: FlycooTensor, find: Callable[..., tuple[Array, Array]], *args: Any,
+    x: FlycooTensor, find: Callable[..., tuple[Array, Array]], *args: Any,
     shape: Sequence[int] | None = None, dtype: np.dtype | None = None,
     groups: Groups | str | None = "auto",
 ) -> FlycooTensor:  # fmt: skip
     """Make a tensor of the coords (ndim, n) and values (n,) that ``find(piece, *args)`` returns.
 
-    It is called where each piece of `x`, whose layout is `layout`, is: maybe in another process.
-    Values at repeated coordinates are added in the sequence in which they are returned, piece by
-    piece. The tensor has the options of `x` and, by default, its shape and dtype.
+    It is called where each piece of `x` is: maybe in another process. Values at repeated
+    coordinates are added in the sequence in which they are returned, piece by piece. The tensor has
+    the options of `x` and, by default, its shape and dtype.
     """
+    layout = x._layout
     parts = pieces.run(find, layout, x._engine, *args)
     if isinstance(layout, SlabLayout):
         options = (x.layout, shape or x.shape, dtype or x.dtype, groups if shape else x.groups)
