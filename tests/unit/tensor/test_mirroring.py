@@ -132,7 +132,11 @@ class TestOnAGpu:
     def test_a_shown_model_is_copied_as_a_plain_one(self):
         seen = []
         decompose(COO, callback=lambda model, error: seen.append(model))
-        for twin in (copy.copy(seen[0]), copy.deepcopy(seen[0]), pickle.loads(pickle.dumps(seen[0]))):
+        for twin in (
+            copy.copy(seen[0]),
+            copy.deepcopy(seen[0]),
+            pickle.loads(pickle.dumps(seen[0])),
+        ):
             assert type(twin) is CPTensor
             assert kinds_of(twin) == {np.ndarray}
 
