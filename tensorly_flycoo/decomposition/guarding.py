@@ -1,4 +1,4 @@
-"""What surrounds a decomposition: dense tensors, labels, logs, a useful MemoryError, docstrings."""
+"""What surrounds a decomposition: dense tensors, logs, a useful MemoryError, docstrings."""
 
 from __future__ import annotations
 
@@ -16,11 +16,8 @@ from ..base.checks import check_count, check_modes, check_real
 from ..base.reporting import log_compilation, span
 from ..ops.views import find_sparse
 from ..tensor.coo_cache import find_instead, not_sparse_error
-from ..tensor.labelled import LabelledTensor, check_same_labels, drop_labels, number_modes
 from ..tensor.memory import attempt
 from .cp_model import warn_of_zeros
-from .labelled_cp import label_result
-from .scaling import near_one
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -64,8 +61,7 @@ def guard(function: Callable[_P, _R], dense: Callable[_P, _R] | None = None) -> 
     """Let a function log all that it compiles in one line, and explain a MemoryError.
 
     A CP model with components that are zero is returned with a warning. Calls without a sparse
-    tensor go to `dense`, by default `function`; but a table is refused. The function gets the
-    tensor of a `LabelledTensor`, and modes by number; `label_result` gives its result the labels.
+    tensor go to `dense`, by default `function`; but a table is refused.
     """
     parameters = list(inspect.signature(function).parameters)
 
@@ -80,14 +76,6 @@ def guard(function: Callable[_P, _R], dense: Callable[_P, _R] | None = None) -> 
         given: dict[str, Any] = dict(zip(parameters, args, strict=False)) | kwargs
         if len(given) < len(args) + len(kwargs):
             return function(*args, **kwargs)  # a TypeError
-        for labelled in given.values():
-            if isinstance(labelled, LabelledTensor):
-                for name, other in given.items():
-                    check_same_labels(other, labelled, names=(name, "the tensor"))
-                numbered = number_modes(labelled, given).items()
-                plain = {name: drop_labels(argument) for name, argument in numbered}
-                result = call(**plain)  # type: ignore[call-arg]
-                return label_result(result, labelled.labels)
         ndim = 3 if function.__name__ == "parafac2" else x.ndim  # x may be its first slice
         check_options(given, ndim)
         with span(function.__name__, x), log_compilation():
@@ -106,8 +94,11 @@ def tensorly_loop(name: str) -> Callable[..., Any]:
     return getattr(function, "_flycoo_original", function)
 
 
-def dense_to_tensorly(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Hand calls without a sparse tensor to TensorLy's function, if it takes a callback given."""
+def guard_tensorlys(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Guard a decomposition of TensorLy's name: dense tensors go to TensorLy's function.
+
+    It gets a callback only if it takes one.
+    """
 
     def dense(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         original = tensorly_loop(function.__name__)
@@ -118,7 +109,7 @@ def dense_to_tensorly(function: Callable[_P, _R]) -> Callable[_P, _R]:
             )
         return original(*args, **kwargs)
 
-    return guard(near_one(function), dense)
+    return guard(function, dense)
 
 
 def require_flycoo_backend() -> None:

@@ -1,9 +1,10 @@
 """A CP model whose rows have names: tables, files, pictures and rows for new data."""
 
 import functools
+import inspect
 import io
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
 import numpy as np
 from tensorly.cp_tensor import CPTensor
@@ -26,7 +27,13 @@ from ..io.dataframe import from_dataframe, open_table, read_rows
 from ..io.files import FilePath
 from ..ops.cp_entries import cp_to_entries
 from ..spread.row_shards import gather, take_model
-from ..tensor.labelled import Labels
+from ..tensor.labelled import (
+    LabelledTensor,
+    Labels,
+    check_same_labels,
+    drop_labels,
+    number_modes,
+)
 from .cp_model import MARKS, read_marks
 from .fold_in import fold_in
 
@@ -34,6 +41,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from pandas import DataFrame
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 #: Inches of a panel with bars or with a line, and of the headings at the left.
 _BARS_WIDTH, _LINE_WIDTH, _HEADING_WIDTH = 3.4, 4.2, 1.2
@@ -133,11 +143,19 @@ class LabelledCP(CPTensor):
 
     def _set(
         self, weights: Array, factors: list[Array], labels: Labels, marks: dict[str, Any]
-    ) -> Self:
+    ) -> None:
         super().__init__((weights, factors))
         self.labels = labels
         self.__dict__.update(marks)
-        return self
+
+    @classmethod
+    def _from_parts(
+        cls, weights: Array, factors: list[Array], labels: Labels, marks: dict[str, Any]
+    ) -> Self:
+        """Make a model whose components stay in their order, with their signs."""
+        model = cls.__new__(cls)
+        model._set(weights, factors, labels, marks)
+        return model
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -336,7 +354,7 @@ class LabelledCP(CPTensor):
             ]
             marks = _read_marks(reader.header, len(factors), weights.size)
         # The model is in form already; bringing it into form again would change the last bits.
-        return cls.__new__(cls)._set(weights, factors, labels, marks)
+        return cls._from_parts(weights, factors, labels, marks)
 
     def plot(self, top: int = 8, lines: Iterable[str | int] | None = None) -> "Figure":
         """Draw the components: a row of panels for each, with a panel for each mode.
@@ -485,6 +503,27 @@ class LabelledCP(CPTensor):
         return pandas.DataFrame(move(rows, np), new, self.components)
 
 
+def labelled(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Let a decomposition take a `LabelledTensor`, and give its result the labels.
+
+    The function gets the tensor itself, and modes by number.
+    """
+    parameters = list(inspect.signature(function).parameters)
+
+    @functools.wraps(function)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        given: dict[str, Any] = dict(zip(parameters, args, strict=False)) | kwargs
+        x = next((own for own in given.values() if isinstance(own, LabelledTensor)), None)
+        if x is None or len(given) < len(args) + len(kwargs):  # a TypeError
+            return function(*args, **kwargs)
+        for name, other in given.items():
+            check_same_labels(other, x, names=(name, "the tensor"))
+        plain = {name: drop_labels(own) for name, own in number_modes(x, given).items()}
+        return label_result(function(**plain), x.labels)  # type: ignore[call-arg]
+
+    return call
+
+
 def label_result(result: Any, labels: Mapping[str, np.ndarray]) -> Any:
     """Return the result of a decomposition with its CP model, if it has one, as a LabelledCP.
 
@@ -500,7 +539,7 @@ def label_result(result: Any, labels: Mapping[str, np.ndarray]) -> Any:
     # A callback may have kept the list, but not the CPTensor.
     factors, result.factors = [gather(factor) for factor in result.factors], []
     weights, marks = bring_into_form(result.weights, factors, read_marks(result))
-    return LabelledCP.__new__(LabelledCP)._set(weights, factors, Labels(labels), marks)
+    return LabelledCP._from_parts(weights, factors, Labels(labels), marks)
 
 
 def _read_marks(header: Mapping[str, Any], ndim: int, rank: int) -> dict[str, Any]:
