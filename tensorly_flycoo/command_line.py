@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, NoReturn, SupportsFloat
 import numpy as np
 import tensorly as tl
 
-from . import __version__
+from . import LabelledCP, Progress, __version__, cp_fit, profile
 from .base.reporting import report
 from .base.versions import show_versions
 from .decomposition import (
@@ -24,11 +24,7 @@ from .decomposition import (
     observed_parafac,
     parafac,
 )
-from .decomposition.cp_fit import cp_fit
 from .decomposition.cp_model import count_zeros
-from .decomposition.labelled_cp import LabelledCP
-from .decomposition.profiling import profile
-from .decomposition.progress import Progress
 from .engines import set_device
 from .io.dataframe import from_dataframe
 from .io.files import replace_file, replace_text, try_writing

@@ -18,13 +18,13 @@ from tensorly.cp_tensor import CPTensor, cp_normalize
 
 from .. import decomposition
 from ..base.array_modules import Array
-from ..base.checks import densify_error
-from ..base.reporting import span, warn
+from ..base.checks import densify_error, warn
+from ..base.reporting import span
 from ..decomposition import initial_guess
 from ..decomposition.cp_model import make_cp_tensor
 from ..decomposition.guarding import guard
 from ..decomposition.initial_guess import SVDS, make_initial_guess
-from ..decomposition.labelled_cp import labelled
+from ..decomposition.labelled_cp import label_result
 from ..decomposition.parafac import Continued
 from ..decomposition.ranks import find_cp_rank, find_tucker_rank
 from ..decomposition.whole_tensor import WholeTensor, check_start
@@ -85,7 +85,7 @@ def _replace(original: Callable, row: Replacement) -> Callable:
         return original(*args, **kwargs)
 
     is_public = "decomposition" in row.modules.split()
-    replacement = labelled(guard(call, original)) if is_public else call
+    replacement = guard(call, original, label_result) if is_public else call
     replacement._flycoo_original = original  # type: ignore[attr-defined]
     # inspect.getfullargspec, which TensorLy's tests call, does not look below a wrapper.
     replacement.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]

@@ -18,7 +18,6 @@ from tensorly.tenalg.einsum_tenalg import EinsumTenalgBackend
 from ..base.array_modules import Array, is_cupy, share
 from ..base.checks import densify_error
 from ..decomposition.guarding import guard
-from ..decomposition.labelled_cp import labelled
 from ..decomposition.whole_tensor import WholeTensor
 from ..format.group_passes import LastPass
 from ..ops import views
@@ -69,7 +68,6 @@ def mode_dot(tensor: Any, matrix_or_vector: Array, mode: int, transpose: bool = 
     return multi_mode_dot(tensor, [matrix_or_vector], [mode], transpose=transpose)
 
 
-@labelled
 @guard
 def multi_mode_dot(
     tensor: Any,

@@ -6,9 +6,7 @@ A profile that is on is told more: when calls and their parts begin and end, and
 
 import contextlib
 import logging
-import sys
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Protocol
@@ -34,14 +32,6 @@ def report(stage: str) -> None:
         _logger.info(stage)
     else:
         listener(stage)
-
-
-def warn(text: str) -> None:
-    """Warn of the user's line, which called this package, or TensorLy, which called it."""
-    frame, level = sys._getframe(), 1
-    while frame.f_back and frame.f_globals.get("__name__", "").startswith("tensorly"):
-        frame, level = frame.f_back, level + 1
-    warnings.warn(text, stacklevel=level)
 
 
 @contextlib.contextmanager

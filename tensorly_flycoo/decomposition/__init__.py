@@ -6,16 +6,11 @@ a ``callback=``, such as a `Progress`, where TensorLy's functions have none, too
 give models times c and the same errors, but for what `scaling` and docs/accuracy.md except.
 """
 
-from collections.abc import Callable
-from typing import Any
-
-import tensorly.decomposition
-
 from .constrained_parafac import constrained_parafac
 from .coupled_parafac import coupled_parafac
 from .generalized_parafac import generalized_parafac
-from .guarding import guard, guard_tensorlys
-from .labelled_cp import labelled
+from .guarding import guard
+from .labelled_cp import label_result
 from .non_negative_parafac import non_negative_parafac
 from .non_negative_parafac_hals import non_negative_parafac_hals
 from .non_negative_tucker import non_negative_tucker, non_negative_tucker_hals
@@ -27,38 +22,18 @@ from .scaling import near_one
 from .tensor_train import tensor_ring, tensor_train, tensor_train_matrix
 from .tucker import tucker
 
-#: All but `coupled_parafac`, which reads its blocks itself. What users call is made of them below.
-UNGUARDED = {
-    function.__name__: near_one(function)
-    for function in (
-        constrained_parafac,
-        generalized_parafac,
-        non_negative_parafac,
-        non_negative_parafac_hals,
-        non_negative_tucker,
-        non_negative_tucker_hals,
-        observed_parafac,
-        parafac,
-        parafac2,
-        randomised_parafac,
-        tensor_ring,
-        tensor_train,
-        tensor_train_matrix,
-        tucker,
-    )
-}
+#: Decompositions without the labels and the guard that users' have: all but `coupled_parafac`.
+UNGUARDED = {function.__name__: near_one(function) for function in (
+    constrained_parafac, generalized_parafac, non_negative_parafac, non_negative_parafac_hals,
+    non_negative_tucker, non_negative_tucker_hals, observed_parafac, parafac, parafac2,
+    randomised_parafac, tensor_ring, tensor_train, tensor_train_matrix, tucker,
+)}  # fmt: skip
 
 __all__ = sorted(UNGUARDED | {"coupled_parafac": coupled_parafac})
 
-
-def _open(function: Callable[..., Any]) -> Callable[..., Any]:
-    has_dense = hasattr(tensorly.decomposition, function.__name__)
-    opened = labelled((guard_tensorlys if has_dense else guard)(function))
-    opened.__module__ = __name__  # where pickle looks for it
-    return opened
-
-
-globals().update({name: _open(function) for name, function in UNGUARDED.items()})
+for _name, _function in UNGUARDED.items():
+    globals()[_name] = guard(_function, label=label_result)
+    globals()[_name].__module__ = __name__  # where pickle looks for it
 
 
 def __dir__() -> list[str]:

@@ -11,7 +11,7 @@ from tensorly.cp_tensor import CPTensor
 from tensorly.tenalg.proximal import proximal_operator, validate_constraints
 
 from ..base.array_modules import Array, array_module
-from ..base.reporting import warn
+from ..base.checks import warn
 from ..engines.tall_skinny import solve
 from ..io.checkpoint import Resumed
 from ..ops.proximal import fit_monotone, fit_unimodal, smooth

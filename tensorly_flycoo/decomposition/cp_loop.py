@@ -7,7 +7,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ..base.array_modules import Array
-from ..base.reporting import span, warn
+from ..base.checks import warn
+from ..base.reporting import span
 from ..io.checkpoint import Origin, Resumed, ResumedTucker, find_digest, mark_origin
 from ..tensor.tensor import FlycooTensor
 from .cp_model import make_cp_tensor, normalize

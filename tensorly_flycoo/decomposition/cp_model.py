@@ -10,7 +10,7 @@ from numpy.typing import DTypeLike
 from tensorly.cp_tensor import CPTensor
 
 from ..base.array_modules import Array, array_module, move
-from ..base.reporting import warn
+from ..base.checks import warn
 from ..engines.tall_skinny import column_norms, is_tall, sum_columns, sum_rows, transposed_product
 
 

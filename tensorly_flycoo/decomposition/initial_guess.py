@@ -10,8 +10,7 @@ from numpy.typing import DTypeLike
 from tensorly.cp_tensor import CPTensor
 
 from ..base.array_modules import Array
-from ..base.checks import check_factors, check_place, check_weights, densify_error
-from ..base.reporting import warn
+from ..base.checks import check_factors, check_place, check_weights, densify_error, warn
 from ..ops.lazy_svd import LazySVD
 from ..spread.row_shards import scatter, take_model
 from ..spread.spread_layout import SpreadLayout

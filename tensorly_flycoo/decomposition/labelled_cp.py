@@ -1,10 +1,9 @@
 """A CP model whose rows have names: tables, files, pictures and rows for new data."""
 
 import functools
-import inspect
 import io
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from tensorly.cp_tensor import CPTensor
@@ -27,13 +26,7 @@ from ..io.dataframe import from_dataframe, open_table, read_rows
 from ..io.files import FilePath
 from ..ops.cp_entries import cp_to_entries
 from ..spread.row_shards import gather, take_model
-from ..tensor.labelled import (
-    LabelledTensor,
-    Labels,
-    check_same_labels,
-    drop_labels,
-    number_modes,
-)
+from ..tensor.labelled import Labels
 from .cp_model import MARKS, read_marks
 from .fold_in import fold_in
 
@@ -41,9 +34,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from pandas import DataFrame
-
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
 
 #: Inches of a panel with bars or with a line, and of the headings at the left.
 _BARS_WIDTH, _LINE_WIDTH, _HEADING_WIDTH = 3.4, 4.2, 1.2
@@ -501,27 +491,6 @@ class LabelledCP(CPTensor):
         )  # fmt: skip
         new = pandas.Index(x_new.labels[name], name=name)
         return pandas.DataFrame(move(rows, np), new, self.components)
-
-
-def labelled(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Let a decomposition take a `LabelledTensor`, and give its result the labels.
-
-    The function gets the tensor itself, and modes by number.
-    """
-    parameters = list(inspect.signature(function).parameters)
-
-    @functools.wraps(function)
-    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        given: dict[str, Any] = dict(zip(parameters, args, strict=False)) | kwargs
-        x = next((own for own in given.values() if isinstance(own, LabelledTensor)), None)
-        if x is None or len(given) < len(args) + len(kwargs):  # a TypeError
-            return function(*args, **kwargs)
-        for name, other in given.items():
-            check_same_labels(other, x, names=(name, "the tensor"))
-        plain = {name: drop_labels(own) for name, own in number_modes(x, given).items()}
-        return label_result(function(**plain), x.labels)  # type: ignore[call-arg]
-
-    return call
 
 
 def label_result(result: Any, labels: Mapping[str, np.ndarray]) -> Any:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..base.array_modules import Array, array_module
-from ..base.checks import check_choice, check_real
-from ..base.reporting import warn
+from ..base.checks import check_choice, check_real, warn
 from ..engines.tall_skinny import solve
 from ..ops.hals import solve_nonnegative
 from ..spread.row_shards import RowShards

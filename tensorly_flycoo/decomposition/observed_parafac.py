@@ -8,8 +8,8 @@ import numpy as np
 import tensorly as tl
 
 from ..base.array_modules import Array, array_module
-from ..base.checks import check_count, check_rank, check_real
-from ..base.reporting import report, warn
+from ..base.checks import check_count, check_rank, check_real, warn
+from ..base.reporting import report
 from ..io.array_file import number
 from ..io.checkpoint import Resumed
 from ..ops.cp_entries import evaluate_model

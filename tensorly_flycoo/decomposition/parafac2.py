@@ -9,8 +9,8 @@ import tensorly as tl
 from tensorly.parafac2_tensor import Parafac2Tensor
 
 from ..base.array_modules import Array, array_module, move
-from ..base.checks import check_rank, densify_error
-from ..base.reporting import span, warn
+from ..base.checks import check_rank, densify_error, warn
+from ..base.reporting import span
 from ..engines.tall_skinny import eigh, multiply, qr, solve, sum_columns, transposed_product
 from ..format.primitives import LeadingPairs
 from ..io.checkpoint import Resumed

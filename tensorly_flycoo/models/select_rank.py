@@ -10,8 +10,8 @@ from tensorly.cp_tensor import CPTensor
 
 from .. import decomposition
 from ..base.array_modules import move
-from ..base.checks import check_count, check_rank, num_cells
-from ..base.reporting import report, warn
+from ..base.checks import check_count, check_rank, num_cells, warn
+from ..base.reporting import report
 from ..base.tables import format_table, make_bars, make_table
 from ..decomposition import observed_parafac
 from ..decomposition.labelled_cp import label_result, make_figure
