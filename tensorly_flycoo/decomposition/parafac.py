@@ -27,7 +27,7 @@ from .cp_loop import (
     start,
 )
 from .cp_model import make_cp_tensor, multiply_grams
-from .guarding import dense_to_tensorly, require_flycoo_backend, tensorly_loop
+from .guarding import require_flycoo_backend, tensorly_loop
 from .masks import ImputedTensor, find_missing
 from .momentum import NESTEROV, add_momentum, take_error
 from .ranks import find_cp_rank
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("tensorly_flycoo")
 
 
-@dense_to_tensorly
 def parafac(
     tensor: "FlycooTensor | SparseArray", rank: int | str, n_iter_max: int = 100, init: Any = "svd",
     svd: str = "truncated_svd", normalize_factors: bool = False, orthogonalise: bool | int = False,

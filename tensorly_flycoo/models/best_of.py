@@ -14,7 +14,7 @@ from ..base.checks import check_count
 from ..base.reporting import report
 from ..decomposition import __all__ as SOLVERS
 from ..decomposition import non_negative_parafac_hals, parafac
-from ..decomposition.coupled_parafac import CoupledCP
+from ..decomposition.coupled_cp import CoupledCP
 from ..decomposition.cp_fit import cp_fit
 from ..decomposition.guarding import require_flycoo_backend, tensorly_loop
 from ..decomposition.labelled_cp import label_result

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import tensorly as tl
 
+from ..decomposition import observed_parafac
 from ..decomposition.counts import CountFit
 from ..decomposition.cp_fit import cp_fit
 from ..decomposition.fold_in import fold_in
 from ..decomposition.losses import EXACT_LOSSES
 from ..decomposition.masks import drop_missing
-from ..decomposition.observed_parafac import observed_parafac
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import LabelledTensor
 from .best_of import best_of, find_method, name_of, prefer_momentum, run_once

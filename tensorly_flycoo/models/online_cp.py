@@ -10,9 +10,9 @@ from tensorly.cp_tensor import CPTensor
 
 from ..base.array_modules import Array, array_module, is_cupy
 from ..base.checks import check_count, check_integer, check_place, check_rank, check_real
+from ..decomposition import generalized_parafac
 from ..decomposition.cp_loop import has_converged, iterate, measure_by, start
 from ..decomposition.cp_model import make_cp_tensor, multiply_all
-from ..decomposition.generalized_parafac import generalized_parafac
 from ..decomposition.parafac import LeastSquares
 from ..decomposition.whole_tensor import WholeTensor
 from ..engines.tall_skinny import solve, transposed_product

@@ -13,6 +13,7 @@ from tensorly_flycoo import FlycooTensor, estimate_memory
 from tensorly_flycoo.base.checks import LAYOUTS
 from tensorly_flycoo.format.groups import choose_groups
 from tensorly_flycoo.format.packing import Cut, RecordFormat
+from tensorly_flycoo.spread.building import choose_num_slabs
 
 layout_names = st.sampled_from(LAYOUTS)
 
@@ -56,9 +57,12 @@ def test_a_layout_takes_the_estimated_memory(drawn, name, tiling, dtype, word_dt
     layout_names,
 )
 @example([1, 1, 1], 26_984, 5_784, "remap")
+@example([2], 2_486_745_893, 1_808_221_404, "remap")
 def test_more_nonzeros_take_more_and_float32_no_more_than_float64(shape, nnz, more, name):
-    # With more nonzeros, modes could go in larger groups, which take less.
+    # With more nonzeros, modes could go in larger groups, and slabs have fewer rows, whose numbers
+    # take fewer bits: so groups and slabs are the same.
     options = {"layout": name, "device": "cpu", "groups": choose_groups(shape, nnz)}
+    options |= {"slabs": choose_num_slabs(nnz + more)}
     small, large, narrow = (
         estimate_memory(shape, count, dtype=dtype, **options)
         for count, dtype in [(nnz, "float64"), (nnz + more, "float64"), (nnz, "float32")]
