@@ -3,7 +3,7 @@
 import logging
 import threading
 import types
-from contextvars import copy_context
+from contextvars import ContextVar, copy_context
 
 import pytest
 
@@ -20,6 +20,8 @@ def messages(caplog):
 @pytest.fixture
 def clock(monkeypatch):
     monkeypatch.setattr(reporting, "_of_process", reporting._OfProcess())
+    # Ctrl-C in an earlier test may have left a call open.
+    monkeypatch.setattr(reporting, "_compilation", ContextVar("compilation", default=None))
     clock = types.SimpleNamespace(now=0.0, perf_counter=lambda: clock.now)
     monkeypatch.setattr(reporting, "time", clock)
     return clock
