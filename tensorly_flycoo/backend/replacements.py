@@ -36,6 +36,7 @@ from ..spread import row_shards
 from ..spread.row_shards import RowShards
 from ..tensor.coo_cache import as_flycoo, is_raw_sparse
 from ..tensor.labelled import LabelledTensor
+from ..tensor.mirroring import mirror
 from ..tensor.tensor import FlycooTensor
 from .tensor_algebra import is_ours, unfolding_dot_khatri_rao
 
@@ -78,10 +79,12 @@ def install_replacements() -> None:
 
 
 def _replace(original: Callable, row: Replacement) -> Callable:
+    ours = mirror(row.ours)
+
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
         if row.takes(original.__name__, args, kwargs):
-            return row.ours(original, *args, **kwargs)
+            return ours(original, *args, **kwargs)
         return original(*args, **kwargs)
 
     is_public = "decomposition" in row.modules.split()

@@ -24,6 +24,7 @@ from ..tensor.labelled import (
     number_modes,
 )
 from ..tensor.memory import attempt
+from ..tensor.mirroring import mirror
 from .cp_model import warn_of_zeros
 
 _P = ParamSpec("_P")
@@ -74,7 +75,7 @@ def guard(
     A CP model with components that are zero is returned with a warning. Calls without a sparse
     tensor go to `dense`, by default TensorLy's function of that name, if any; a table is refused.
     The function gets the tensor of a `LabelledTensor`, and modes by number; `label` gives its
-    result the labels.
+    result the labels. Arrays go where `mirror` says.
     """
     dense = dense or _find_dense(function)
     parameters = list(inspect.signature(function).parameters)
@@ -82,11 +83,15 @@ def guard(
     @functools.wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         x = find_sparse((*args, *kwargs.values()), function.__name__)
-        if x is None:
-            for table in filter(find_instead, args[:1] or [kwargs.get("tensor")]):
-                raise not_sparse_error(table)
-            with log_compilation():
-                return dense(*args, **kwargs)
+        if x is not None:
+            return call_sparse(*args, **kwargs)
+        for table in filter(find_instead, args[:1] or [kwargs.get("tensor")]):
+            raise not_sparse_error(table)
+        with log_compilation():
+            return dense(*args, **kwargs)
+
+    @mirror
+    def call_sparse(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         given: dict[str, Any] = dict(zip(parameters, args, strict=False)) | kwargs
         if len(given) < len(args) + len(kwargs):
             return function(*args, **kwargs)  # a TypeError
@@ -97,6 +102,7 @@ def guard(
                 numbered = number_modes(labelled, given).items()
                 plain = {name: drop_labels(argument) for name, argument in numbered}
                 return label(call(**plain), labelled.labels)  # type: ignore[call-arg]
+        x = find_sparse(given.values(), function.__name__)
         ndim = 3 if function.__name__ == "parafac2" else x.ndim  # x may be its first slice
         check_options(given, ndim)
         with span(function.__name__, x), log_compilation():

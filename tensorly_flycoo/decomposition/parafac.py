@@ -82,8 +82,9 @@ def parafac(
         Not supported for a sparse tensor.
     l2_reg : float
         Added to the diagonal of each system of equations, whatever the size of the values.
-    mask : sparse.COO, optional
-        In the shape of `tensor`, with fill_value 1; its stored zeros mark the missing entries.
+    mask : sparse.COO or array, optional
+        In the shape of `tensor`: 1, or True, but 0 at the missing entries. A COO has fill_value 1
+        and stores these zeros; a dense array suits small tensors.
     cvg_criterion : {"abs_rec_error", "rec_error"}
         With "rec_error" an increase of the error stops the loop too.
     fixed_modes : sequence of int, optional

@@ -21,6 +21,7 @@ from ..ops.sampling import find_chances, make_sampler
 from ..spread.row_shards import take_model
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import LabelledTensor, number_modes
+from ..tensor.mirroring import mirror
 from ..tensor.pieces import sum_values
 from ..tensor.tensor import FlycooTensor
 from .best_of import (
@@ -203,6 +204,7 @@ class RankSelection:
         return figure
 
 
+@mirror
 def select_rank(
     x: "FlycooTensor | LabelledTensor | SparseArray",
     ranks: Iterable[int],

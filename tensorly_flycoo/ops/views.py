@@ -17,6 +17,7 @@ from ..base.array_modules import Array
 from ..base.checks import current_backend, densify_error, num_cells
 from ..tensor.coo_cache import as_flycoo, find_converter, is_sparse, knows_library, not_sparse_error
 from ..tensor.labelled import LabelledTensor
+from ..tensor.mirroring import mirror
 from ..tensor.tensor import FlycooTensor, check_axes, check_order
 from .contraction import inner, join_modes
 from .lazy import LazyArray, LazyUnfolding, ModeView
@@ -108,6 +109,7 @@ def reshape(x: Viewable, shape: int | Sequence[int]) -> FlycooTensor | ModeView:
     return _make_view(x, regrouped, prefers_unfolding=is_matrix)
 
 
+@mirror
 def dot(a: Any, b: Any) -> Array:
     """Multiply a sparse matrix or view by a dense array, from either side.
 
@@ -150,6 +152,7 @@ def apply_ufunc(ufunc: np.ufunc, *args: Any, **kwargs: Any) -> FlycooTensor:
     return ufunc(*args, **kwargs)
 
 
+@mirror
 def reduce_axes(
     name: str, x: Viewable, /, axis: int | Iterable[int] | None = None, *args: Any, **options: Any
 ) -> Any:

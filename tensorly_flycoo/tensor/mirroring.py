@@ -36,8 +36,8 @@ def mirror(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """
 
     @functools.wraps(function)
-    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        given: tuple[Any, Any] = args, kwargs
+    def call(*args: Any, **kwargs: Any) -> Any:
+        given = args, kwargs
         x = _find_tensor(given)
         is_on_host = isinstance(x, LabelledTensor) or is_raw_sparse(x)
         if x is None or not (is_on_host or "cupy" in sys.modules):
@@ -59,7 +59,7 @@ def mirror(function: Callable[_P, _R]) -> Callable[_P, _R]:
         give_back = _to_gpu if has_cupy else _to_host
         callback = kwargs.get("callback")
         if callable(callback):
-            kwargs |= {"callback": _show(callback, give_back)}  # type: ignore[operator]
+            kwargs |= {"callback": _show(callback, give_back)}
         result = function(*args, **kwargs)
         with span("way back"):
             return map_arrays(give_back, result)
@@ -97,8 +97,9 @@ def map_arrays(change: Callable[[Array], Array], x: Any) -> Any:
 @functools.cache
 def _is_model(kind: type) -> bool:
     """Return whether objects of a class hold results: TensorLy's models, and records of ours."""
-    is_own = library_of(kind) == "tensorly_flycoo" and dataclasses.is_dataclass(kind)
-    return is_own or issubclass(kind, FactorizedTensor)
+    is_record = library_of(kind) == "tensorly_flycoo" and dataclasses.is_dataclass(kind)
+    is_estimator = hasattr(kind, "get_params")
+    return issubclass(kind, FactorizedTensor) or (is_record and not is_estimator)
 
 
 def _find_tensor(given: Any) -> Any:
@@ -142,15 +143,12 @@ class _Held:
     _shown: Any
     _give_back: Callable[[Array], Array]
 
-    @staticmethod
-    @functools.cache
-    def kind_of(kind: type) -> type:
-        return type(kind.__name__, (_Held, kind), {"__module__": kind.__module__})
-
     @classmethod
     def of(cls, model: Any, give_back: Callable[[Array], Array]) -> Any:
-        kind = cls.kind_of(type(model))
-        shown = kind.__new__(kind)
+        own: type = type(model)
+        bases: Any = (cls, own)
+        kind: Any = type(own.__name__, bases, {"__module__": own.__module__})
+        shown: Any = kind.__new__(kind)
         vars(shown).update(_shown=model, _give_back=give_back)
         return shown
 
