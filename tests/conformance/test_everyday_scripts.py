@@ -1,4 +1,4 @@
-"""Scripts that users write for TensorLy run on a sparse tensor, and give what they give on a dense."""
+"""Scripts that users write for TensorLy: a sparse tensor gives what its dense twin gives."""
 
 import everyday_scripts
 import numpy as np
