@@ -63,7 +63,7 @@ class ModeView(LazyArray):
     _instead = "tl.tensor makes it a sparse tensor, if no axis is longer than 2**32"
 
     def __init__(self, x: FlycooTensor | SparseArray, groups: Iterable[Iterable[int]]) -> None:
-        self.tensor = as_flycoo(x, check_coords=True)
+        self.source, self.tensor = x, as_flycoo(x, check_coords=True)
         self.groups = tuple(map(tuple, groups))
         sizes = self.tensor.shape
         self.shape = tuple(num_cells([sizes[mode] for mode in group]) for group in self.groups)

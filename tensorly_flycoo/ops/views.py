@@ -167,7 +167,7 @@ def reduce_axes(
         return reduce_modes(as_flycoo(x, check_coords=True), axis)
     groups = _groups(x, f"tl.{name}")
     gone = check_axes(axis, len(groups))
-    result = reduce_modes(_tensor_of(x), [mode for n in gone for mode in groups[n]])
+    result = reduce_modes(as_flycoo(_tensor_of(x)), [mode for n in gone for mode in groups[n]])
     if not isinstance(result, FlycooTensor):
         return result
     kept = [group for n, group in enumerate(groups) if n not in gone]
@@ -179,7 +179,7 @@ def make_tensor(view: Viewable) -> FlycooTensor:
     """Make a FlycooTensor from a view or a raw COO; no axis may be longer than 2**32."""
     if is_sparse(view):
         return as_flycoo(view, check_coords=True)
-    groups, x = _groups(view, "tl.tensor"), _tensor_of(view)
+    groups, x = _groups(view, "tl.tensor"), as_flycoo(_tensor_of(view))
     coords, values = x._sorted_nonzeros()
     joined = x._engine.xp.zeros((view.ndim, x.nnz), coords.dtype)
     if max(view.shape) <= 2**32:  # else FlycooTensor refuses the shape
@@ -189,7 +189,8 @@ def make_tensor(view: Viewable) -> FlycooTensor:
 
 
 def _tensor_of(x: Any) -> FlycooTensor | SparseArray:
-    return getattr(x, "tensor", x)  # of a view or a LabelledTensor
+    x = getattr(x, "source", x)  # of a view
+    return x.tensor if isinstance(x, LabelledTensor) else x
 
 
 def _groups(x: Any, name: str) -> Sequence[tuple[int, ...]]:

@@ -24,6 +24,7 @@ from ..engines import select_engine
 from ..spread.row_shards import RowShards
 from .coo_cache import is_raw_sparse, is_sparse, library_of
 from .labelled import LabelledTensor
+from .tensor import FlycooTensor
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -50,7 +51,7 @@ def mirror(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
         def bring(array: Array) -> Array:
             nonlocal has_cupy
-            has_cupy = has_cupy or is_cupy(array)
+            has_cupy = has_cupy or is_cupy(array) or isinstance(array, RowShards)
             return move(array, engine.xp) if _is_companion(array) else array
 
         args, kwargs = map_arrays(bring, given)
@@ -64,17 +65,16 @@ def mirror(function: Callable[_P, _R]) -> Callable[_P, _R]:
         with span("way back"):
             return map_arrays(give_back, result)
 
-    call._mirrors = True  # type: ignore[attr-defined]
     return call
 
 
 def map_arrays(change: Callable[[Array], Array], x: Any) -> Any:
-    """Return `x` with its arrays changed: those in lists, tuples, dicts and models.
+    """Return `x` with its arrays and tensors changed: those in lists, tuples, dicts and models.
 
-    An object none of whose arrays changes is returned itself.
+    An object in which nothing changes is returned itself.
     """
     kind: type = type(x)
-    if isinstance(x, np.ndarray | RowShards) or is_cupy(x):
+    if isinstance(x, np.ndarray | RowShards | FlycooTensor) or is_cupy(x):
         return change(x)
     if kind is dict or _is_model(kind):
         parts = x if kind is dict else vars(x)
@@ -103,8 +103,12 @@ def _is_model(kind: type) -> bool:
 
 
 def _find_tensor(given: Any) -> Any:
-    """Return the first sparse tensor among arguments, also in lists, tuples and dicts."""
+    """Return the first sparse tensor among arguments, also in lists, tuples and dicts.
+
+    Of a view it is what the view was made of.
+    """
     for x in given.values() if isinstance(given, dict) else given:
+        x = getattr(x, "source", x)
         if is_sparse(x):
             return x
         if isinstance(x, list | tuple | dict) and (found := _find_tensor(x)) is not None:
@@ -114,11 +118,15 @@ def _find_tensor(given: Any) -> Any:
 
 def _is_companion(array: Array) -> bool:
     """Return whether an array belongs on the device: numbers of an option and modes do not."""
-    return array.ndim > 0 and (array.dtype.kind in "fb" or array.ndim > 1)
+    is_plain = isinstance(array, np.ndarray) or is_cupy(array)
+    return is_plain and array.ndim > 0 and (array.dtype.kind in "fb" or array.ndim > 1)
 
 
 def _to_host(array: Array) -> Array:
-    """Return an array in host memory, whole; a scalar as NumPy's."""
+    """Return an array in host memory, whole, or a tensor; a scalar as NumPy's."""
+    if isinstance(array, FlycooTensor):
+        is_there = array.device == "cpu"
+        return array if is_there else FlycooTensor.from_coo(array.to_coo(), device="cpu")
     if isinstance(array, RowShards):
         return array.to_numpy()
     return move(array, np)[()] if is_cupy(array) and array.ndim == 0 else move(array, np)
@@ -145,6 +153,8 @@ class _Held:
 
     @classmethod
     def of(cls, model: Any, give_back: Callable[[Array], Array]) -> Any:
+        if isinstance(model, cls):  # by a function inside
+            return model
         own: type = type(model)
         bases: Any = (cls, own)
         kind: Any = type(own.__name__, bases, {"__module__": own.__module__})
