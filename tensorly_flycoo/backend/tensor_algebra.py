@@ -100,7 +100,7 @@ def multi_mode_dot(
         modes = [mode - sum(gone < mode for gone in vectors) for mode in matrices]
         return tl.tenalg.multi_mode_dot(rest, list(matrices.values()), modes, transpose=transpose)
     factors = matrices if transpose else {mode: m.T for mode, m in matrices.items()}
-    product = ModeProduct(as_flycoo(tensor), factors)
+    product = ModeProduct(tensor, factors)
     return product.to_array() if skip is None else product
 
 

@@ -118,3 +118,4 @@ class LazyUnfolding(Unfolding, ModeView):
         Unfolding.__init__(self, x, mode)
         others = [n for n in range(self.tensor.ndim) if n != mode]
         ModeView.__init__(self, self.tensor, [(mode,), others])
+        self.source = x

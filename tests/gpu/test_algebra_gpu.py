@@ -121,7 +121,7 @@ def test_host_arrays_are_moved():
         FUNCTIONS["unfolding @ dense"],
         FUNCTIONS["dense @ transposed"],
     ):
-        np.testing.assert_array_equal(to_host(use(x, np)), to_host(use(x, cupy)))
+        np.testing.assert_allclose(to_host(use(x, np)), to_host(use(x, cupy)), atol=BOUND)
 
 
 @pytest.mark.parametrize("name", ["sum over one", "inner", "mode_dot", "multi_mode_dot", "dot"])

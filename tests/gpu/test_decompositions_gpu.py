@@ -214,7 +214,7 @@ ON_BOTH = {
     "one skipped": lambda x: [
         abs(tl.svd_interface(tl.unfold(multiply(x, 0, skip=1), 1), n_eigenvecs=2)[0])
     ],
-    "one matrix": lambda x: [tl.tenalg.mode_dot(tl.tensor(x)[0, 1], matrices(x)[2].T, 0)],
+    "one matrix": lambda x: [tl.tenalg.mode_dot(x[0, 1], matrices(x)[2].T, 0)],
 }
 
 
