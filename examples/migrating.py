@@ -16,10 +16,9 @@ What changes
     ran out of memory; pydata/sparse may make an array dense silently.
     Factors have the tensor's dtype. float32 stays float32; integers and bools are counts and
     become float64. An initial guess (``init=``) must have the same dtype.
-    Factors are NumPy arrays for a tensor on the CPU, and CuPy arrays for one on a GPU. Tensors go
-    to a GPU by default if there is one; `tensorly_flycoo.set_device("cpu")` keeps them on the CPU,
-    and `tl.to_numpy(factor)` brings a factor back. Nothing is copied between the two silently: an
-    array in the wrong place is a TypeError.
+    Where results are: those of a `sparse.COO` are NumPy arrays, also if a GPU computes them, as one
+    does by default; those of a `FlycooTensor` are where it is, CuPy arrays on a GPU. Arrays that you
+    pass beside a tensor may be either.
 
 What does not change
     TensorLy's functions, classes and options, and what they return. The random start for a seed:

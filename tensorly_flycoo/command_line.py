@@ -15,16 +15,16 @@ from typing import Any, NamedTuple, NoReturn, SupportsFloat
 import numpy as np
 import tensorly as tl
 
-from . import __version__
+from . import LabelledCP, Progress, __version__, cp_fit, profile
 from .base.reporting import report
 from .base.versions import show_versions
-from .decomposition import generalized_parafac, non_negative_parafac_hals, parafac
-from .decomposition.cp_fit import cp_fit
+from .decomposition import (
+    generalized_parafac,
+    non_negative_parafac_hals,
+    observed_parafac,
+    parafac,
+)
 from .decomposition.cp_model import count_zeros
-from .decomposition.labelled_cp import LabelledCP
-from .decomposition.observed_parafac import observed_parafac
-from .decomposition.profiling import profile
-from .decomposition.progress import Progress
 from .engines import set_device
 from .io.dataframe import from_dataframe
 from .io.files import replace_file, replace_text, try_writing

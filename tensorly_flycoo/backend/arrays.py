@@ -20,7 +20,7 @@ from ..base.checks import DEVICES, check_choice, check_dtype, check_place, densi
 from ..base.reporting import span
 from ..decomposition.initial_guess import as_gpu_random
 from ..decomposition.whole_tensor import CallDevice, WholeTensor
-from ..engines import select_engine, tall_skinny
+from ..engines import tall_skinny
 from ..ops import views
 from ..ops.gram_products import GramProduct, find_gram, start_product
 from ..ops.lazy import LazyArray, ModeView
@@ -32,6 +32,7 @@ from ..start.unfolding import LazyMatrix, Unfolding
 from ..tensor.coo_cache import as_flycoo, find_converter, is_sparse
 from ..tensor.labelled import LabelledTensor
 from ..tensor.memory import check_product_fits
+from ..tensor.mirroring import mirror
 from ..tensor.tensor import FlycooTensor
 
 _USE_NONZEROS = "use tl.tensor(x).nonzeros() or .to_coo() for the nonzeros"
@@ -54,13 +55,12 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
         """
         if isinstance(tensor, WholeTensor):
             return {"dtype": tensor.dtype, "device": tensor.device}
-        if isinstance(tensor, ModeView | ModeProduct | LazyMatrix | LabelledTensor):
+        if isinstance(tensor, ModeView | ModeProduct | LazyMatrix):
             tensor = tensor.tensor
         if isinstance(tensor, FlycooTensor):
             dtype, on_gpu = tensor.dtype, tensor.device == "cuda"
-        elif is_sparse(tensor):
-            dtype = check_dtype(tensor.dtype, "the dtype of tensor")
-            on_gpu = select_engine().name == "cuda"
+        elif is_sparse(tensor):  # the caller's own, on the host
+            dtype, on_gpu = check_dtype(tensor.dtype, "the dtype of tensor"), False
         else:
             array = share(tensor)
             dtype, on_gpu = array.dtype, array_module(array) is not np
@@ -150,23 +150,7 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
             return tensor.norm()
         if not is_sparse(tensor):
             return super().norm(tensor, order, axis)
-        is_largest = order in ("inf", np.inf)
-        if axis is not None or not (is_largest or (isinstance(order, int | float) and order > 0)):
-            given = f"order={order!r} and axis={axis!r}"
-            expected = 'expected a number above 0 or "inf", and None'
-            raise ValueError(f"tl.norm of a sparse tensor has {given}, {expected}")
-        x = as_flycoo(tensor, check_coords=True)
-        if order == 2:
-            return x.norm()
-        x = abs(x)
-        if order == 1:
-            return x.sum()
-        largest = x.max()
-        if is_largest or largest == 0:
-            return largest
-        # Scaled, so that powers neither overflow nor vanish.
-        total = (x / largest).map(lambda values: values**order).sum()
-        return largest * total ** (1 / order)
+        return _measure_sparse(tensor, order, axis)
 
     @staticmethod
     def moveaxis(tensor: Any, source: int, destination: int) -> Any:
@@ -269,6 +253,28 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
     @staticmethod
     def logsumexp(tensor: Any, axis: Any = 0) -> Any:
         return _special_functions_for(tensor).logsumexp(tensor, axis=axis)
+
+
+@mirror
+def _measure_sparse(tensor: Any, order: Any, axis: Any) -> Any:
+    """Compute a norm of all elements of a sparse tensor."""
+    is_largest = order in ("inf", np.inf)
+    if axis is not None or not (is_largest or (isinstance(order, int | float) and order > 0)):
+        given = f"order={order!r} and axis={axis!r}"
+        expected = 'expected a number above 0 or "inf", and None'
+        raise ValueError(f"tl.norm of a sparse tensor has {given}, {expected}")
+    x = as_flycoo(tensor, check_coords=True)
+    if order == 2:
+        return x.norm()
+    x = abs(x)
+    if order == 1:
+        return x.sum()
+    largest = x.max()
+    if is_largest or largest == 0:
+        return largest
+    # Scaled, so that powers neither overflow nor vanish.
+    total = (x / largest).map(lambda values: values**order).sum()
+    return largest * total ** (1 / order)
 
 
 def _reduce(name: str) -> Callable:

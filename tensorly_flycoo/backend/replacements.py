@@ -10,7 +10,6 @@ import importlib
 import inspect
 import logging
 import sys
-import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -19,12 +18,13 @@ from tensorly.cp_tensor import CPTensor, cp_normalize
 
 from .. import decomposition
 from ..base.array_modules import Array
-from ..base.checks import densify_error
+from ..base.checks import densify_error, warn
 from ..base.reporting import span
 from ..decomposition import initial_guess
 from ..decomposition.cp_model import make_cp_tensor
 from ..decomposition.guarding import guard
 from ..decomposition.initial_guess import SVDS, make_initial_guess
+from ..decomposition.labelled_cp import label_result
 from ..decomposition.parafac import Continued
 from ..decomposition.ranks import find_cp_rank, find_tucker_rank
 from ..decomposition.whole_tensor import WholeTensor, check_start
@@ -36,6 +36,7 @@ from ..spread import row_shards
 from ..spread.row_shards import RowShards
 from ..tensor.coo_cache import as_flycoo, is_raw_sparse
 from ..tensor.labelled import LabelledTensor
+from ..tensor.mirroring import mirror
 from ..tensor.tensor import FlycooTensor
 from .tensor_algebra import is_ours, unfolding_dot_khatri_rao
 
@@ -78,14 +79,16 @@ def install_replacements() -> None:
 
 
 def _replace(original: Callable, row: Replacement) -> Callable:
+    is_public = "decomposition" in row.modules.split()
+    ours = row.ours if is_public else mirror(row.ours)
+
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
         if row.takes(original.__name__, args, kwargs):
-            return row.ours(original, *args, **kwargs)
+            return ours(original, *args, **kwargs)
         return original(*args, **kwargs)
 
-    is_public = "decomposition" in row.modules.split()
-    replacement = guard(call, original) if is_public else call
+    replacement = guard(call, original, label_result) if is_public else call
     replacement._flycoo_original = original  # type: ignore[attr-defined]
     # inspect.getfullargspec, which TensorLy's tests call, does not look below a wrapper.
     replacement.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
@@ -105,8 +108,7 @@ def _bind(original: Callable, args: tuple, kwargs: dict) -> dict[str, Any]:
 
 
 def _call_ours(original: Callable, *args: Any, **kwargs: Any) -> Any:
-    ours = getattr(decomposition, original.__name__).__wrapped__  # guarded already
-    return ours(**_bind(original, args, kwargs))
+    return decomposition.UNGUARDED[original.__name__](**_bind(original, args, kwargs))
 
 
 def _tucker(original: Callable, *args: Any, **kwargs: Any) -> Any:
@@ -155,7 +157,7 @@ def _initialize_cp(original: Callable, *args: Any, **kwargs: Any) -> Any:
     if isinstance(init, Continued):
         return init
     if isinstance(tensor, LabelledTensor):
-        warnings.warn(_LOST_LABELS, stacklevel=3)
+        warn(_LOST_LABELS)
     if isinstance(tensor, WholeTensor):
         tensor = given["tensor"] = tensor.tensor
     else:

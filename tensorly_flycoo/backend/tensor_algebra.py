@@ -26,6 +26,7 @@ from ..ops.mode_product import ModeProduct
 from ..ops.mttkrp import mttkrp_in_sweep
 from ..tensor.coo_cache import as_flycoo, is_raw_sparse, is_sparse
 from ..tensor.memory import check_khatri_rao_fits
+from ..tensor.mirroring import mirror
 from ..tensor.tensor import check_axes
 
 
@@ -39,11 +40,13 @@ def install_hooks() -> None:
 
 
 def _hook(original: Callable, ours: Callable) -> Callable:
+    ours = mirror(ours)
+
     @functools.wraps(original)
     def hooked(*args: Any, **kwargs: Any) -> Any:
         if is_ours(original.__name__, args, kwargs):
             return ours(*args, **kwargs)
-        if ours is khatri_rao and tl.get_backend() == "flycoo":
+        if original.__name__ == "khatri_rao" and tl.get_backend() == "flycoo":
             check_khatri_rao_fits(*args, **kwargs)
         return original(*args, **kwargs)
 
@@ -97,7 +100,7 @@ def multi_mode_dot(
         modes = [mode - sum(gone < mode for gone in vectors) for mode in matrices]
         return tl.tenalg.multi_mode_dot(rest, list(matrices.values()), modes, transpose=transpose)
     factors = matrices if transpose else {mode: m.T for mode, m in matrices.items()}
-    product = ModeProduct(as_flycoo(tensor), factors)
+    product = ModeProduct(tensor, factors)
     return product.to_array() if skip is None else product
 
 

@@ -7,6 +7,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -18,8 +19,8 @@ Array: TypeAlias = Any
 #: DLPack's codes for CUDA device memory and CUDA managed memory.
 _GPU_DEVICE_TYPES = (2, 13)
 
-#: The pages of larger arrays are touched by several threads.
-_MIN_TOUCHED, _PAGE_NBYTES, _MAX_TOUCHING = 2**26, 2**12, 16
+#: Larger arrays come from a GPU in parts, by several threads.
+_MIN_PARTED, _PART_NBYTES, _MAX_THREADS = 2**23, 2**22, 16
 
 
 def is_cupy(x: object) -> bool:
@@ -104,23 +105,36 @@ def move(array: Array, xp: ModuleType) -> Array:
         return xp.asarray(array)
     if not is_cupy(array):
         return array
-    return array.get(out=_touched(array.shape, array.dtype))
+    out = np.empty(array.shape, array.dtype)
+    if array.nbytes >= _MIN_PARTED:
+        _copy_parts(array, out)
+        return out
+    return array.get(out=out)
 
 
-def _touched(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Return a new array whose pages the system has provided, if it is large.
+def _copy_parts(array: Array, out: np.ndarray) -> None:
+    """Copy a GPU array to new host memory, whose pages the system provides to one thread slowly.
 
-    A copy from the GPU would wait for one page after the other: 3 GB/s instead of 11 [H100].
+    Each thread copies rows through pinned memory of its own: 32 GB/s instead of 10 [H100].
     """
-    array = np.empty(shape, dtype)
-    if array.nbytes >= _MIN_TOUCHED:
-        from concurrent.futures import ThreadPoolExecutor
+    import cupy
+    import cupyx
 
-        firsts = array.reshape(-1)[:: _PAGE_NBYTES // array.itemsize]
-        num_threads = min(_MAX_TOUCHING, os.cpu_count() or 1)
-        with ThreadPoolExecutor(num_threads) as pool:
-            list(pool.map(lambda part: part.fill(0), np.array_split(firsts, num_threads)))
-    return array
+    num_rows = max(1, _PART_NBYTES // max(1, array.nbytes // len(array)))
+    starts = iter(range(0, len(array), num_rows))
+    is_computed = cupy.cuda.get_current_stream().record()
+
+    def copy_rows(_: int) -> None:
+        with array.device, cupy.cuda.Stream(non_blocking=True) as stream:
+            stream.wait_event(is_computed)
+            pinned = cupyx.empty_pinned((num_rows, *array.shape[1:]), array.dtype)
+            for start in starts:  # each is taken by one thread
+                rows = cupy.ascontiguousarray(array[start : start + num_rows])
+                out[start : start + num_rows] = rows.get(out=pinned[: len(rows)])
+
+    num_threads = min(_MAX_THREADS, os.cpu_count() or 1)
+    with ThreadPoolExecutor(num_threads) as pool:
+        list(pool.map(copy_rows, range(num_threads)))
 
 
 def invert_positive(numbers: Array, smallest: Any) -> Array:

@@ -6,8 +6,10 @@ A message gives the argument, what was passed and what was expected. Nothing has
 import math
 import operator
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Real
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -70,6 +72,19 @@ def current_backend() -> str | None:
     """Return the name of TensorLy's backend, or None if TensorLy is not (fully) imported."""
     get_backend = getattr(sys.modules.get("tensorly"), "get_backend", None)
     return None if get_backend is None else get_backend()
+
+
+def warn(message: str) -> None:
+    """Warn at the line of the user: the first one outside this package and TensorLy."""
+    # From Python 3.12 on, `skip_file_prefixes` does this.
+    frame, level = sys._getframe(1), 2
+    while _root(frame) in ("tensorly_flycoo", "tensorly") and frame.f_back is not None:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, stacklevel=level)
+
+
+def _root(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
 def check_shape(shape: Iterable[Any]) -> tuple[int, ...]:

@@ -256,7 +256,8 @@ def _place(partition: Partition, mode: int, labels: Labels) -> np.ndarray:
     rows = partition.coords[mode]
     if labels is None or partition.entries is None:
         return rows
-    return find_places(partition.entries[mode].entries, labels[mode]).astype(rows.dtype)[rows]
+    known = move(labels[mode], np)  # numbers were brought to a worker's GPU
+    return find_places(partition.entries[mode].entries, known).astype(rows.dtype)[rows]
 
 
 def split_partitions(

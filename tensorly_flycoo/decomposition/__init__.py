@@ -9,6 +9,8 @@ give models times c and the same errors, but for what `scaling` and docs/accurac
 from .constrained_parafac import constrained_parafac
 from .coupled_parafac import coupled_parafac
 from .generalized_parafac import generalized_parafac
+from .guarding import guard
+from .labelled_cp import label_result
 from .non_negative_parafac import non_negative_parafac
 from .non_negative_parafac_hals import non_negative_parafac_hals
 from .non_negative_tucker import non_negative_tucker, non_negative_tucker_hals
@@ -16,26 +18,22 @@ from .observed_parafac import observed_parafac
 from .parafac import parafac
 from .parafac2 import parafac2
 from .randomised_parafac import randomised_parafac
+from .scaling import near_one
 from .tensor_train import tensor_ring, tensor_train, tensor_train_matrix
 from .tucker import tucker
 
-__all__ = [
-    "constrained_parafac",
-    "coupled_parafac",
-    "generalized_parafac",
-    "non_negative_parafac",
-    "non_negative_parafac_hals",
-    "non_negative_tucker",
-    "non_negative_tucker_hals",
-    "observed_parafac",
-    "parafac",
-    "parafac2",
-    "randomised_parafac",
-    "tensor_ring",
-    "tensor_train",
-    "tensor_train_matrix",
-    "tucker",
-]
+#: Decompositions without the labels and the guard that users' have: all but `coupled_parafac`.
+UNGUARDED = {function.__name__: near_one(function) for function in (
+    constrained_parafac, generalized_parafac, non_negative_parafac, non_negative_parafac_hals,
+    non_negative_tucker, non_negative_tucker_hals, observed_parafac, parafac, parafac2,
+    randomised_parafac, tensor_ring, tensor_train, tensor_train_matrix, tucker,
+)}  # fmt: skip
+
+__all__ = sorted(UNGUARDED | {"coupled_parafac": coupled_parafac})
+
+for _name, _function in UNGUARDED.items():
+    globals()[_name] = guard(_function, label=label_result)
+    globals()[_name].__module__ = __name__  # where pickle looks for it
 
 
 def __dir__() -> list[str]:

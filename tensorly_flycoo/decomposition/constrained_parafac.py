@@ -2,7 +2,6 @@
 
 import functools
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from tensorly.cp_tensor import CPTensor
 from tensorly.tenalg.proximal import proximal_operator, validate_constraints
 
 from ..base.array_modules import Array, array_module
+from ..base.checks import warn
 from ..engines.tall_skinny import solve
 from ..io.checkpoint import Resumed
 from ..ops.proximal import fit_monotone, fit_unimodal, smooth
@@ -19,7 +19,7 @@ from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
 from .cp_loop import Callback, has_converged, iterate, list_free_modes, measure_by, restore
 from .cp_model import make_cp_tensor, multiply_grams
-from .guarding import dense_to_tensorly, describe_as, require_flycoo_backend
+from .guarding import describe_as, require_flycoo_backend
 from .initial_guess import check_initial_guess, make_initial_guess, spread_factors
 from .parafac import parafac
 from .ranks import find_cp_rank
@@ -36,7 +36,6 @@ Constraint = Any
 Projection = Callable[[Array], Array]
 
 
-@dense_to_tensorly
 @describe_as(parafac)
 def constrained_parafac(
     tensor: "FlycooTensor | SparseArray", rank: int | str, n_iter_max: int = 100,
@@ -186,12 +185,11 @@ def _warn_of_zeros(x: FlycooTensor, cp_tensor: CPTensor, given: dict[str, Constr
     if not square <= (np.finfo(x.dtype).eps * float(x.norm())) ** 2:
         return
     causes = ", ".join(f"{name}={value!r}" for name, value in given.items())
-    warnings.warn(
+    warn(
         f"constrained_parafac ended in all zeros: {causes or 'the initial guess'} is too strong "
         "for this tensor. Try a tenth of it, and less until some factors remain; how strong a "
         "penalty is depends on the size of the tensor's values. For a very sparse tensor "
-        "init='svd' may be the cause: pass init='random'",
-        stacklevel=6,
+        "init='svd' may be the cause: pass init='random'"
     )
 
 

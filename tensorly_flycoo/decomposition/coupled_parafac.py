@@ -1,69 +1,23 @@
 """Coupled CP decomposition: tensors and matrices that share modes, and so factors."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import tensorly as tl
-from tensorly.cp_tensor import CPTensor
 
 from ..base.array_modules import Array, array_module, move
 from ..base.checks import check_factors, check_rank, check_weights
 from ..base.reporting import log_compilation
 from ..engines import select_engine
 from ..engines.tall_skinny import column_norms, find_signs, solve, sum_columns, transposed_product
-from ..tensor.labelled import Labels
 from ..tensor.memory import attempt, check_room
 from .coupled_blocks import Blocks, read_blocks
+from .coupled_cp import CoupledCP, make_coupled_cp
 from .cp_loop import Callback, has_converged, iterate
 from .cp_model import multiply_all
 from .guarding import check_options
-from .labelled_cp import LabelledCP
 from .non_negative_parafac_hals import improve
-
-
-@dataclass(eq=False, repr=False)
-class CoupledCP:
-    """CP models of several tensors and matrices that share factors.
-
-    The columns of the factors have norm 1; the weights of a block say how much of each component is
-    in it. Components are sorted by the norm of their weights over all blocks, each times the root
-    of its `block_weights`. In each column the element of largest magnitude is positive, but the
-    last mode that a block alone has, and that may be negative, takes the sign with which the
-    block's weights are positive. Weights of a block without such a mode may be negative.
-
-    Attributes
-    ----------
-    factors : dict of str to array (I, R)
-    cp_tensors : list of CPTensor
-        The model of each block, of these factors. That of a block with labels is a `LabelledCP`,
-        whose components are in the order above.
-    labels : dict of str to numpy.ndarray (I,)
-        What the rows of the factors stand for, in modes with labels.
-    errors, block_errors : list of float
-        The relative error of all blocks after each iteration; that of each block after the last.
-
-    Examples
-    --------
-    >>> from tensorly_flycoo.decomposition import coupled_parafac
-    >>> coupled_parafac([(np.ones((4, 3)), ("user", "item")), (np.eye(4), ("user", "tag"))], 1)
-    <CoupledCP of rank 1: user (4), item (3), tag (4); 2 blocks>
-    """
-
-    factors: dict[Any, Array]
-    cp_tensors: list[CPTensor]
-    labels: Labels = field(default_factory=lambda: Labels({}))
-    errors: list[float] = field(default_factory=list)
-    block_errors: list[float] = field(default_factory=list)
-
-    @property
-    def rank(self) -> int:
-        return len(self.cp_tensors[0].weights)
-
-    def __repr__(self) -> str:
-        listed = ", ".join(f"{name} ({len(factor)})" for name, factor in self.factors.items())
-        return f"<CoupledCP of rank {self.rank}: {listed}; {len(self.cp_tensors)} blocks>"
 
 
 def coupled_parafac(
@@ -295,16 +249,12 @@ class _CoupledALS:
 
     def make(self, weights: Array, factors: list[Array]) -> CoupledCP:
         """Make the model of an iteration."""
-        cp_tensors = []
-        for block, near_one in zip(self.blocks, weights, strict=True):
-            own = near_one * near_one.dtype.type(block.power)
-            shared = [factors[n] for n in block.modes]
-            cp_tensor = CPTensor((own, shared))
-            if block.labels is not None:  # the constructor would sort by this block's weights alone
-                cp_tensor = LabelledCP.__new__(LabelledCP)._set(own, shared, block.labels, {})
-            cp_tensors.append(cp_tensor)
-        names = self._data.sizes
-        return CoupledCP(dict(zip(names, factors, strict=True)), cp_tensors, self._data.labels)
+        parts = [
+            (own * own.dtype.type(block.power), block.names, block.labels)
+            for block, own in zip(self.blocks, weights, strict=True)
+        ]
+        named = dict(zip(self._data.sizes, factors, strict=True))
+        return make_coupled_cp(named, parts, self._data.labels)
 
     def finish(self, model: CoupledCP, errors: list[float]) -> CoupledCP:
         """Sort the components, choose their signs, and add the errors."""

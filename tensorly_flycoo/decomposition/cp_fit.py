@@ -4,13 +4,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, overload
 
 import numpy as np
 
-from ..base.array_modules import Array, as_array, is_on_gpu
-from ..base.checks import check_place, num_cells
+from ..base.array_modules import Array, array_module, as_array, move
+from ..base.checks import num_cells
 from ..ops.cp_entries import cp_to_entries
 from ..ops.mttkrp import mttkrp
 from ..spread.row_shards import take_model
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import check_same_labels
+from ..tensor.mirroring import mirror
 from ..tensor.pieces import Piece, map_pieces
 from ..tensor.tensor import FlycooTensor
 from .counts import CountFit, check_counts, complete_fit, sum_counts
@@ -57,6 +58,7 @@ def cp_fit(x: _Data, cp_tensor: Any, *, mask: Any = ..., held_out: Any = ...) ->
 def cp_fit(x: _Data, cp_tensor: Any, *, mask: Any = ..., held_out: Any = ..., loss: str) -> Any: ...
 
 
+@mirror
 def cp_fit(
     x: _Data,
     cp_tensor: Any,
@@ -171,9 +173,8 @@ def _sum_counts(piece: Piece, engine: "Engine", arrays: list[Array]) -> Array:
 
 def compare_entries(cp_tensor: Any, coords: Array, values: Array, name: str) -> tuple[Array, Array]:
     """Return the model's values at some entries, and the entries' own, checked and in float64."""
-    values = as_array(values)
-    check_place(values, name, is_on_gpu(take_model(cp_tensor)[1][0]), "the factors")
     model = cp_to_entries(cp_tensor, coords).astype(np.float64)
+    values = move(as_array(values), array_module(model))
     if values.shape != model.shape:
         raise ValueError(f"{name} has shape {values.shape}, expected {model.shape}, as its coords")
     return model, values.astype(np.float64, copy=False)

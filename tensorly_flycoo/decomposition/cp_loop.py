@@ -1,13 +1,13 @@
 """The loop that decompositions share: start or resume, iterate, stop."""
 
 import functools
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from ..base.array_modules import Array
+from ..base.checks import warn
 from ..base.reporting import span
 from ..io.checkpoint import Origin, Resumed, ResumedTucker, find_digest, mark_origin
 from ..tensor.tensor import FlycooTensor
@@ -139,10 +139,9 @@ def list_free_modes(ndim: int, fixed_modes: Sequence[int] | None) -> list[int]:
     """List the modes whose factors are updated: those not fixed, and always the last."""
     fixed = list(fixed_modes or [])
     if ndim - 1 in fixed:
-        warnings.warn(
+        warn(
             f"fixed_modes has mode {ndim - 1}, the last one, which cannot be fixed and is updated: "
-            "transpose the tensor to fix it",
-            stacklevel=4,
+            "transpose the tensor to fix it"
         )
     return [mode for mode in range(ndim) if mode not in fixed or mode == ndim - 1]
 

@@ -1,6 +1,5 @@
 """Dense algebra of a CP model: weights (R,), or None for ones, and factors (I_n, R)."""
 
-import warnings
 from collections.abc import Sequence
 from functools import reduce
 from operator import mul
@@ -11,6 +10,7 @@ from numpy.typing import DTypeLike
 from tensorly.cp_tensor import CPTensor
 
 from ..base.array_modules import Array, array_module, move
+from ..base.checks import warn
 from ..engines.tall_skinny import column_norms, is_tall, sum_columns, sum_rows, transposed_product
 
 
@@ -131,6 +131,4 @@ def warn_of_zeros(cp_tensor: Any) -> None:
         if hasattr(cp_tensor, "bias_modes"):
             advice = "The ridge leaves nothing of them: pass a smaller l2_reg"
         rank, are = cp_tensor.factors[0].shape[1], "is" if count == 1 else "are"
-        warnings.warn(
-            f"{count} of {rank} components {are} zero. {advice} or a lower rank", stacklevel=3
-        )
+        warn(f"{count} of {rank} components {are} zero. {advice} or a lower rank")

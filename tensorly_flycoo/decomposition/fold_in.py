@@ -13,6 +13,7 @@ from ..ops.mttkrp import mttkrp
 from ..spread.row_shards import take_model
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import check_same_labels, number_modes
+from ..tensor.mirroring import mirror
 from ..tensor.tensor import FlycooTensor
 from .cp_model import multiply_all, multiply_grams, read_marks
 from .losses import check_data, find_exact, find_loss
@@ -35,6 +36,7 @@ _ROUNDING = 10
 _TOLERANCE = 1e-12
 
 
+@mirror
 def fold_in(
     cp_tensor: Any,
     x_new: "FlycooTensor | LabelledTensor | SparseArray",

@@ -14,7 +14,7 @@ from ..tensor.tensor import FlycooTensor
 from .adam import Adam, scale_guess
 from .cp_loop import Callback, iterate, start
 from .cp_model import make_cp_tensor
-from .guarding import describe_as, guard
+from .guarding import describe_as
 from .losses import Loss, check_data, find_loss
 from .masks import ObservedData, find_missing
 from .parafac import parafac
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 _METHODS = ("auto", "mu", "adam")
 
 
-@guard
 @describe_as(parafac)
 def generalized_parafac(
     tensor: "FlycooTensor | SparseArray", rank: int | str, n_iter_max: int = 100,

@@ -16,11 +16,16 @@ from ..base.checks import check_count, check_modes, check_real
 from ..base.reporting import log_compilation, span
 from ..ops.views import find_sparse
 from ..tensor.coo_cache import find_instead, not_sparse_error
-from ..tensor.labelled import LabelledTensor, check_same_labels, drop_labels, number_modes
+from ..tensor.labelled import (
+    LabelledTensor,
+    Labels,
+    check_same_labels,
+    drop_labels,
+    number_modes,
+)
 from ..tensor.memory import attempt
+from ..tensor.mirroring import mirror
 from .cp_model import warn_of_zeros
-from .labelled_cp import label_result
-from .scaling import near_one
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -60,23 +65,33 @@ def check_options(given: Mapping[str, Any], ndim: int) -> None:
         raise ValueError(f"init has {len(factors)} factors, expected {ndim}")
 
 
-def guard(function: Callable[_P, _R], dense: Callable[_P, _R] | None = None) -> Callable[_P, _R]:
+def guard(
+    function: Callable[_P, _R],
+    dense: Callable[_P, _R] | None = None,
+    label: Callable[[_R, Labels], _R] = lambda result, labels: result,
+) -> Callable[_P, _R]:
     """Let a function log all that it compiles in one line, and explain a MemoryError.
 
     A CP model with components that are zero is returned with a warning. Calls without a sparse
-    tensor go to `dense`, by default `function`; but a table is refused. The function gets the
-    tensor of a `LabelledTensor`, and modes by number; `label_result` gives its result the labels.
+    tensor go to `dense`, by default TensorLy's function of that name, if any; a table is refused.
+    The function gets the tensor of a `LabelledTensor`, and modes by number; `label` gives its
+    result the labels. Arrays go where `mirror` says.
     """
+    dense = dense or _find_dense(function)
     parameters = list(inspect.signature(function).parameters)
 
     @functools.wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         x = find_sparse((*args, *kwargs.values()), function.__name__)
-        if x is None:
-            for table in filter(find_instead, args[:1] or [kwargs.get("tensor")]):
-                raise not_sparse_error(table)
-            with log_compilation():
-                return (dense or function)(*args, **kwargs)
+        if x is not None:
+            return call_sparse(*args, **kwargs)
+        for table in filter(find_instead, args[:1] or [kwargs.get("tensor")]):
+            raise not_sparse_error(table)
+        with log_compilation():
+            return dense(*args, **kwargs)
+
+    @mirror
+    def call_sparse(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         given: dict[str, Any] = dict(zip(parameters, args, strict=False)) | kwargs
         if len(given) < len(args) + len(kwargs):
             return function(*args, **kwargs)  # a TypeError
@@ -86,8 +101,8 @@ def guard(function: Callable[_P, _R], dense: Callable[_P, _R] | None = None) -> 
                     check_same_labels(other, labelled, names=(name, "the tensor"))
                 numbered = number_modes(labelled, given).items()
                 plain = {name: drop_labels(argument) for name, argument in numbered}
-                result = call(**plain)  # type: ignore[call-arg]
-                return label_result(result, labelled.labels)
+                return label(call(**plain), labelled.labels)  # type: ignore[call-arg]
+        x = find_sparse(given.values(), function.__name__)
         ndim = 3 if function.__name__ == "parafac2" else x.ndim  # x may be its first slice
         check_options(given, ndim)
         with span(function.__name__, x), log_compilation():
@@ -106,19 +121,22 @@ def tensorly_loop(name: str) -> Callable[..., Any]:
     return getattr(function, "_flycoo_original", function)
 
 
-def dense_to_tensorly(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Hand calls without a sparse tensor to TensorLy's function, if it takes a callback given."""
+def _find_dense(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Return TensorLy's function of that name, which gets a callback only if it takes one."""
+    name = function.__name__
+    if not hasattr(tensorly.decomposition, name):
+        return function
 
     def dense(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        original = tensorly_loop(function.__name__)
+        original = tensorly_loop(name)
         if "callback" in kwargs and "callback" not in inspect.signature(original).parameters:
             raise TypeError(
-                f"callback= of {function.__name__} works for sparse tensors only: TensorLy's own "
-                "function, which decomposes dense ones, has none; leave it out"
+                f"callback= of {name} works for sparse tensors only: TensorLy's own function, "
+                "which decomposes dense ones, has none; leave it out"
             )
         return original(*args, **kwargs)
 
-    return guard(near_one(function), dense)
+    return dense
 
 
 def require_flycoo_backend() -> None:

@@ -1,7 +1,6 @@
 """Initial guesses of CP decompositions: random, from singular vectors, or the user's own."""
 
 import functools
-import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -11,7 +10,7 @@ from numpy.typing import DTypeLike
 from tensorly.cp_tensor import CPTensor
 
 from ..base.array_modules import Array
-from ..base.checks import check_factors, check_place, check_weights, densify_error
+from ..base.checks import check_factors, check_place, check_weights, densify_error, warn
 from ..ops.lazy_svd import LazySVD
 from ..spread.row_shards import scatter, take_model
 from ..spread.spread_layout import SpreadLayout
@@ -124,7 +123,7 @@ def make_initial_guess(
     random = tl.check_random_state(random_state)
     if not isinstance(init, str):
         if normalize_factors:
-            warnings.warn("init is taken as it is, although normalize_factors=True", stacklevel=5)
+            warn("init is taken as it is, although normalize_factors=True")
         return None, take_guess(x, rank, init)
     if init == "random":
         factors = draw_factors(x, rank, random)  # none is negative

@@ -133,11 +133,19 @@ class LabelledCP(CPTensor):
 
     def _set(
         self, weights: Array, factors: list[Array], labels: Labels, marks: dict[str, Any]
-    ) -> Self:
+    ) -> None:
         super().__init__((weights, factors))
         self.labels = labels
         self.__dict__.update(marks)
-        return self
+
+    @classmethod
+    def _from_parts(
+        cls, weights: Array, factors: list[Array], labels: Labels, marks: dict[str, Any]
+    ) -> Self:
+        """Make a model whose components stay in their order, with their signs."""
+        model = cls.__new__(cls)
+        model._set(weights, factors, labels, marks)
+        return model
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -336,7 +344,7 @@ class LabelledCP(CPTensor):
             ]
             marks = _read_marks(reader.header, len(factors), weights.size)
         # The model is in form already; bringing it into form again would change the last bits.
-        return cls.__new__(cls)._set(weights, factors, labels, marks)
+        return cls._from_parts(weights, factors, labels, marks)
 
     def plot(self, top: int = 8, lines: Iterable[str | int] | None = None) -> "Figure":
         """Draw the components: a row of panels for each, with a panel for each mode.
@@ -500,7 +508,7 @@ def label_result(result: Any, labels: Mapping[str, np.ndarray]) -> Any:
     # A callback may have kept the list, but not the CPTensor.
     factors, result.factors = [gather(factor) for factor in result.factors], []
     weights, marks = bring_into_form(result.weights, factors, read_marks(result))
-    return LabelledCP.__new__(LabelledCP)._set(weights, factors, Labels(labels), marks)
+    return LabelledCP._from_parts(weights, factors, Labels(labels), marks)
 
 
 def _read_marks(header: Mapping[str, Any], ndim: int, rank: int) -> dict[str, Any]:

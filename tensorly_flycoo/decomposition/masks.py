@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..base.array_modules import Array, array_module, move
+from ..base.array_modules import Array, array_module, is_cupy, move
 from ..base.checks import densify_error
 from ..engines.tall_skinny import inner_product
 from ..format.group_passes import LastPass
@@ -174,19 +174,21 @@ def find_missing(x: Any, mask: Any) -> MissingEntries | None:
         return mask
     if not is_sparse(x):
         raise TypeError(f"tensor is a {type(x).__name__}, expected a sparse one: mask is sparse")
-    if not is_sparse(mask):
-        raise TypeError(f"mask is a {type(mask).__name__}, {_EXPECTED}")
+    is_dense = isinstance(mask, np.ndarray) or is_cupy(mask)
+    if not is_dense and not is_sparse(mask):
+        raise TypeError(f"mask is a {type(mask).__name__}, {_EXPECTED}, or a dense array")
     if tuple(mask.shape) != tuple(x.shape):
         raise ValueError(f"mask has shape {tuple(mask.shape)}, expected {tuple(x.shape)}")
-    if not is_raw_sparse(mask) or mask.fill_value == 0:
+    if not is_dense and (not is_raw_sparse(mask) or mask.fill_value == 0):
         instead = f"{_EXPECTED}; tensorly_flycoo.observed_parafac fits to stored entries only"
         raise densify_error("a mask that stores what is observed", tuple(x.shape), instead)
-    mask = mask if hasattr(mask, "coords") else mask.asformat("coo")
-    is_missing = mask.data == 0
-    for value in (mask.fill_value, *mask.data[~is_missing & (mask.data != 1)][:1]):
+    mask = mask if is_dense or hasattr(mask, "coords") else mask.asformat("coo")
+    values = mask if is_dense else mask.data
+    is_missing = values == 0
+    for value in (getattr(mask, "fill_value", 1), *values[~is_missing & (values != 1)][:1]):
         if value != 1:
             raise ValueError(f"mask holds {value}, {_EXPECTED}")
-    coords = mask.coords[:, is_missing]
+    coords = np.stack(is_missing.nonzero()) if is_dense else mask.coords[:, is_missing]
     return MissingEntries(as_flycoo(x, check_coords=True), coords) if coords.size else None
 
 

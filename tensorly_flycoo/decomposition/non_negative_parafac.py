@@ -12,7 +12,7 @@ from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
 from .cp_loop import Callback, has_converged, iterate, list_free_modes, measure_by, start
 from .cp_model import multiply_grams, normalize_updated
-from .guarding import dense_to_tensorly, describe_as
+from .guarding import describe_as
 from .masks import ImputedTensor, find_missing
 from .parafac import parafac
 from .ranks import find_cp_rank
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from sparse import SparseArray
 
 
-@dense_to_tensorly
 @describe_as(parafac)
 def non_negative_parafac(
     tensor: "FlycooTensor | SparseArray", rank: int | str, n_iter_max: int = 100, init: Any = "svd",

@@ -1,6 +1,5 @@
 """Non-negative CP decomposition by hierarchical alternating least squares (HALS)."""
 
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..base.array_modules import Array, array_module
-from ..base.checks import check_choice, check_real
+from ..base.checks import check_choice, check_real, warn
 from ..engines.tall_skinny import solve
 from ..ops.hals import solve_nonnegative
 from ..spread.row_shards import RowShards
@@ -16,7 +15,7 @@ from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
 from .cp_loop import Callback, Update, has_converged, iterate, measure_by, start
 from .cp_model import multiply_grams, normalize_updated
-from .guarding import dense_to_tensorly, describe_as
+from .guarding import describe_as
 from .momentum import NESTEROV, add_momentum
 from .non_negative_parafac import non_negative_parafac
 from .ranks import find_cp_rank
@@ -30,7 +29,6 @@ _SWEEPS = (5, 1e-8)
 _EXACT_SWEEPS = (50_000, 1e-16)
 
 
-@dense_to_tensorly
 @describe_as(non_negative_parafac)
 def non_negative_parafac_hals(
     tensor: "FlycooTensor | SparseArray", rank: int | str, n_iter_max: int = 100, init: Any = "svd",
@@ -174,7 +172,7 @@ def spread_penalties(
     for penalty in penalties:
         check_real(penalty or 0, "a number of sparsity_coefficients", 0)
     if not is_one and any(penalties[n] is not None for n in range(ndim) if n not in constrained):
-        warnings.warn("sparsity_coefficients are ignored in unconstrained modes", stacklevel=4)
+        warn("sparsity_coefficients are ignored in unconstrained modes")
     return penalties
 
 

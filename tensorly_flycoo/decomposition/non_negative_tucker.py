@@ -23,7 +23,7 @@ from ..ops.ttmc import multiply_nonempty_rows
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
 from .cp_loop import Callback, has_converged, iterate, list_free_modes, restore
-from .guarding import dense_to_tensorly, describe_as, require_flycoo_backend
+from .guarding import describe_as, require_flycoo_backend
 from .non_negative_parafac_hals import improve, spread_penalties
 from .ranks import find_tucker_rank
 from .tucker import tucker
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 _EPSILON = 10e-12
 
 
-@dense_to_tensorly
 @describe_as(tucker)
 def non_negative_tucker(
     tensor: "FlycooTensor | SparseArray",
@@ -106,7 +105,6 @@ def non_negative_tucker(
     )  # fmt: skip
 
 
-@dense_to_tensorly
 @describe_as(non_negative_tucker)
 def non_negative_tucker_hals(
     tensor: "FlycooTensor | SparseArray", rank: int | str | Sequence[int] | None,

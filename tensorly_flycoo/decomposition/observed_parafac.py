@@ -1,7 +1,6 @@
 """Sparse tensor completion: a CP model fitted only to the stored entries of a tensor."""
 
 import math
-import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -9,7 +8,7 @@ import numpy as np
 import tensorly as tl
 
 from ..base.array_modules import Array, array_module
-from ..base.checks import check_count, check_rank, check_real
+from ..base.checks import check_count, check_rank, check_real, warn
 from ..base.reporting import report
 from ..io.array_file import number
 from ..io.checkpoint import Resumed
@@ -19,7 +18,6 @@ from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor, group_cells
 from .cp_loop import Callback, has_converged, iterate, restore
 from .cp_model import make_cp_tensor, multiply_grams
-from .guarding import guard
 from .initial_guess import draw_factors, take_guess
 from .observed_rows import (
     L2_REG,
@@ -30,7 +28,6 @@ from .observed_rows import (
     measure_scale,
     scale_ridge,
 )
-from .scaling import near_one
 
 if TYPE_CHECKING:
     from sparse import SparseArray
@@ -47,8 +44,6 @@ _RIDGES = (100.0, 30.0, 10.0, 3.0, 1.0, 0.3, 0.1, 1e-2, 1e-4, 1e-6)
 _NUM_TRIED, _TRIED_TOL, _CLARITY = 100, 3e-3, 5e-3
 
 
-@guard
-@near_one
 def observed_parafac(
     tensor: "FlycooTensor | SparseArray", rank: int, n_iter_max: int = 100, init: Any = "random",
     tol: float = 1e-8, random_state: Any = None, l2_reg: float | str = "validation",
@@ -289,10 +284,9 @@ def observed_parafac(
         least = best[0]
     if least > of_mean:
         advice = "" if is_open else f'l2_reg="validation" (it is {ridge:g}), '
-        warnings.warn(
+        warn(
             f"held-out entries are predicted with an error of {least:.3g}, and of {of_mean:.3g} by "
-            f"the mean: pass {advice}a lower rank or biases=True",
-            stacklevel=5,
+            f"the mean: pass {advice}a lower rank or biases=True"
         )
     found = cp_tensor.factors if best is None else best[1]
     cp_tensor.factors = [factor.astype(x.dtype) for factor in found]

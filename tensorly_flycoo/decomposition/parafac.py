@@ -27,7 +27,7 @@ from .cp_loop import (
     start,
 )
 from .cp_model import make_cp_tensor, multiply_grams
-from .guarding import dense_to_tensorly, require_flycoo_backend, tensorly_loop
+from .guarding import require_flycoo_backend, tensorly_loop
 from .masks import ImputedTensor, find_missing
 from .momentum import NESTEROV, add_momentum, take_error
 from .ranks import find_cp_rank
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("tensorly_flycoo")
 
 
-@dense_to_tensorly
 def parafac(
     tensor: "FlycooTensor | SparseArray", rank: int | str, n_iter_max: int = 100, init: Any = "svd",
     svd: str = "truncated_svd", normalize_factors: bool = False, orthogonalise: bool | int = False,
@@ -83,8 +82,9 @@ def parafac(
         Not supported for a sparse tensor.
     l2_reg : float
         Added to the diagonal of each system of equations, whatever the size of the values.
-    mask : sparse.COO, optional
-        In the shape of `tensor`, with fill_value 1; its stored zeros mark the missing entries.
+    mask : sparse.COO or array, optional
+        In the shape of `tensor`: 1, or True, but 0 at the missing entries. A COO has fill_value 1
+        and stores these zeros; a dense array suits small tensors.
     cvg_criterion : {"abs_rec_error", "rec_error"}
         With "rec_error" an increase of the error stops the loop too.
     fixed_modes : sequence of int, optional

@@ -1,6 +1,5 @@
 """PARAFAC2 of sparse slices, which may have different numbers of rows."""
 
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +9,7 @@ import tensorly as tl
 from tensorly.parafac2_tensor import Parafac2Tensor
 
 from ..base.array_modules import Array, array_module, move
-from ..base.checks import check_rank, densify_error
+from ..base.checks import check_rank, densify_error, warn
 from ..base.reporting import span
 from ..engines.tall_skinny import eigh, multiply, qr, solve, sum_columns, transposed_product
 from ..format.primitives import LeadingPairs
@@ -21,7 +20,7 @@ from ..start.eigen import MAX_DIRECT_SIZE, find_singular_pairs, multiply_by_gram
 from ..start.unfolding import LazyMatrix, Unfolding
 from .cp_loop import Callback, Model, has_converged, iterate, restore
 from .cp_model import multiply_grams, normalize
-from .guarding import dense_to_tensorly, describe_as
+from .guarding import describe_as
 from .initial_guess import check_svd, draw_factors, take_guess, take_left_vectors
 from .non_negative_parafac_hals import find_constrained, improve, spread_penalties
 from .parafac import LineSearch, parafac
@@ -30,7 +29,6 @@ from .parafac import LineSearch, parafac
 _MAX_BATCHED_ROWS = 2**12
 
 
-@dense_to_tensorly
 @describe_as(parafac)
 def parafac2(
     tensor_slices: Any, rank: int, n_iter_max: int = 2000, init: Any = "random",
@@ -113,6 +111,7 @@ def parafac2(
     Examples
     --------
     >>> import scipy.sparse
+    >>> from tensorly_flycoo.decomposition import parafac2
     >>> slices = [scipy.sparse.random_array((n, 10), density=0.5, rng=n) for n in (8, 9, 12)]
     >>> [projection.shape for projection in parafac2(slices, 2, n_iter_max=5).projections]
     [(8, 2), (9, 2), (12, 2)]
@@ -135,7 +134,7 @@ def parafac2(
     if sparsity_coefficients is not None and not constrained:
         raise ValueError("sparsity_coefficients is given, expected non-negative modes: nn_modes=")
     if 1 in constrained:
-        warnings.warn("nn_modes has mode 1: B will be non-negative, but not P_k B", stacklevel=3)
+        warn("nn_modes has mode 1: B will be non-negative, but not P_k B")
     penalties = spread_penalties(sparsity_coefficients, 3, constrained)
     search = LineSearch(verbose) if linesearch and sparsity_coefficients is None else None
     update = _Alternation(data, n_iter_parafac, constrained, penalties, search, normalize_factors)

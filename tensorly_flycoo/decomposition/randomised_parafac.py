@@ -16,7 +16,7 @@ from ..ops.sampling import NonzeroSampler, fit_fibres
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
 from .cp_loop import Callback, iterate, pack_random, start, unpack_random
-from .guarding import dense_to_tensorly, describe_as
+from .guarding import describe_as
 from .parafac import parafac
 from .ranks import find_cp_rank
 from .whole_tensor import WholeTensor
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from sparse import SparseArray
 
 
-@dense_to_tensorly
 @describe_as(parafac)
 def randomised_parafac(
     tensor: "FlycooTensor | SparseArray", rank: int | str, n_samples: int, n_iter_max: int = 100,

@@ -20,7 +20,7 @@ from ..ops.lazy import ModeView
 from ..ops.views import make_tensor, permute, reshape
 from ..start.unfolding import Unfolding
 from ..tensor.tensor import FlycooTensor
-from .guarding import dense_to_tensorly, describe_as
+from .guarding import describe_as
 from .initial_guess import check_svd
 from .ranks import find_ranks
 from .scaling import find_exponent, shift_values
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from sparse import SparseArray
 
 
-@dense_to_tensorly
 def tensor_train(
     input_tensor: "FlycooTensor | SparseArray | ModeView",
     rank: int | str | Sequence[int],
@@ -97,7 +96,6 @@ def tensor_train(
     return TTTensor(cores)
 
 
-@dense_to_tensorly
 @describe_as(tensor_train)
 def tensor_train_matrix(
     tensor: "FlycooTensor | SparseArray",
@@ -157,7 +155,6 @@ def tensor_train_matrix(
     return TTMatrix(cores)
 
 
-@dense_to_tensorly
 @describe_as(tensor_train)
 def tensor_ring(
     input_tensor: "FlycooTensor | SparseArray | ModeView",

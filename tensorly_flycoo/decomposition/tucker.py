@@ -13,7 +13,7 @@ from ..io.checkpoint import Resumed
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
 from .cp_loop import Callback, has_converged, iterate, restore
-from .guarding import dense_to_tensorly, describe_as, require_flycoo_backend, tensorly_loop
+from .guarding import describe_as, require_flycoo_backend, tensorly_loop
 from .parafac import parafac
 from .ranks import find_tucker_rank
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from sparse import SparseArray
 
 
-@dense_to_tensorly
 @describe_as(parafac)
 def tucker(
     tensor: "FlycooTensor | SparseArray",

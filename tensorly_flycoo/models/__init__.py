@@ -4,7 +4,7 @@ What concerns one model, such as `LabelledCP`, is in `decomposition`, which make
 """
 
 from ..decomposition.counts import CountFit
-from ..decomposition.coupled_parafac import CoupledCP
+from ..decomposition.coupled_cp import CoupledCP
 from ..decomposition.cp_fit import CPFit, cp_fit
 from ..decomposition.fold_in import fold_in
 from ..decomposition.labelled_cp import LabelledCP

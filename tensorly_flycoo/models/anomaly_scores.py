@@ -10,6 +10,7 @@ from ..decomposition.counts import check_counts, log_lower_tail, log_upper_tail
 from ..decomposition.cp_fit import compare_entries
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import LabelledTensor, check_same_labels
+from ..tensor.mirroring import mirror
 
 if TYPE_CHECKING:
     from sparse import SparseArray
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from ..tensor.tensor import FlycooTensor
 
 
+@mirror
 def anomaly_scores(
     x_new: "FlycooTensor | LabelledTensor | SparseArray | tuple[Array, Array]",
     cp_tensor: Any,

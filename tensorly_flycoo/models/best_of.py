@@ -14,7 +14,7 @@ from ..base.checks import check_count
 from ..base.reporting import report
 from ..decomposition import __all__ as SOLVERS
 from ..decomposition import non_negative_parafac_hals, parafac
-from ..decomposition.coupled_parafac import CoupledCP
+from ..decomposition.coupled_cp import CoupledCP
 from ..decomposition.cp_fit import cp_fit
 from ..decomposition.guarding import require_flycoo_backend, tensorly_loop
 from ..decomposition.labelled_cp import label_result
@@ -23,6 +23,7 @@ from ..decomposition.momentum import NESTEROV
 from ..decomposition.scaling import find_exponent
 from ..tensor.coo_cache import as_flycoo, is_sparse
 from ..tensor.labelled import LabelledTensor, number_modes
+from ..tensor.mirroring import mirror
 from .many_starts import Run, Stopping, run_together
 from .match import factor_match_score
 
@@ -95,6 +96,7 @@ class Starts:
         return f"<Starts: {len(self.runs)} runs, least {self._error} {error} of run {best}{match}>"
 
 
+@mirror
 def best_of(
     decomposition: str | Callable[..., Any],
     x: Any,

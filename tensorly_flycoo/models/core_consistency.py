@@ -14,6 +14,7 @@ from ..ops.ttmc import merge_modes, multiply_nonempty_rows
 from ..spread.row_shards import take_model
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import check_same_labels
+from ..tensor.mirroring import mirror
 from ..tensor.tensor import FlycooTensor
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 _BLOCK_NUMBERS = 2**25
 
 
+@mirror
 def core_consistency(
     x: "FlycooTensor | LabelledTensor | SparseArray", cp_tensor: Any, *, normalised: bool = False
 ) -> float:

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import tensorly as tl
 
+from ..decomposition import observed_parafac
 from ..decomposition.counts import CountFit
 from ..decomposition.cp_fit import cp_fit
 from ..decomposition.fold_in import fold_in
 from ..decomposition.losses import EXACT_LOSSES
 from ..decomposition.masks import drop_missing
-from ..decomposition.observed_parafac import observed_parafac
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import LabelledTensor
+from ..tensor.mirroring import mirror
 from .best_of import best_of, find_method, name_of, prefer_momentum, run_once
 from .select_rank import loss_of
 
@@ -138,9 +139,15 @@ class FlycooCP(Parameters):
         ValueError
             If there is no CP decomposition `method`. Other errors are the decomposition's.
         """
-        decompose = find_method(self.method)
+        find_method(self.method)
         x = _take_only(x)
         self._origin = _describe(x)
+        self.cp_tensor_, self.errors_ = self._fit(x)
+        return self
+
+    @mirror
+    def _fit(self, x: Any) -> tuple[Any, Any]:
+        decompose = find_method(self.method)
         options = {"tol": self.tol, "n_iter_max": self.n_iter_max, **(self.options or {})}
         if self.mask is not None:
             x = drop_missing(x, self.mask)
@@ -151,12 +158,9 @@ class FlycooCP(Parameters):
             if is_random and self.n_starts != 1:
                 given = (x, self.rank, self.n_starts, self.random_state)
                 starts = best_of(decompose, *given, **options)
-                self.cp_tensor_, self.errors_ = starts.best, starts.errors[starts.best_number]
-            else:
-                options = prefer_momentum(decompose, x, options) | {"init": self.init}
-                run: Any = run_once(decompose, x, self.rank, self.random_state, options)
-                self.cp_tensor_, self.errors_ = run
-        return self
+                return starts.best, starts.errors[starts.best_number]
+            options = prefer_momentum(decompose, x, options) | {"init": self.init}
+            return run_once(decompose, x, self.rank, self.random_state, options)
 
     def fit_transform(self, x: Any, y: None = None) -> Any:
         """Return what `fit`, then `transform` of the same tensor do."""

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-from ..base.array_modules import Array, array_module, is_cupy, move
-from ..base.checks import check_place
+from ..base.array_modules import Array, array_module, move
 from ..decomposition.cp_model import multiply_all
 from ..engines.tall_skinny import column_norms, transposed_product
 from ..spread.row_shards import take_model
+from ..tensor.mirroring import map_arrays
 
 
 def factor_match_score(cp_tensor1: Any, cp_tensor2: Any, *, consider_weights: bool = True) -> float:
@@ -67,8 +67,9 @@ def factor_match_score(cp_tensor1: Any, cp_tensor2: Any, *, consider_weights: bo
     shapes = [tuple(factor.shape[0] for factor in factors) for factors in (factors1, factors2)]
     if shapes[0] != shapes[1]:
         raise ValueError(f"cp_tensor2 has shape {shapes[1]}, expected {shapes[0]} as cp_tensor1")
-    check_place(factors2[0], "cp_tensor2", is_cupy(factors1[0]), "cp_tensor1")
-    return _match(_score_components(*models, consider_weights))
+    xp = array_module(factors1[0])
+    second = map_arrays(lambda array: move(array, xp), models[1])
+    return _match(_score_components(models[0], second, consider_weights))
 
 
 def match_all(models: Sequence[Sequence[Array]]) -> np.ndarray:

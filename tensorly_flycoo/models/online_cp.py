@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 from tensorly.cp_tensor import CPTensor
 
-from ..base.array_modules import Array, array_module, is_cupy
-from ..base.checks import check_count, check_integer, check_place, check_rank, check_real
+from ..base.array_modules import Array, array_module, is_cupy, move
+from ..base.checks import check_count, check_integer, check_rank, check_real
+from ..decomposition import generalized_parafac
 from ..decomposition.cp_loop import has_converged, iterate, measure_by, start
 from ..decomposition.cp_model import make_cp_tensor, multiply_all
-from ..decomposition.generalized_parafac import generalized_parafac
 from ..decomposition.parafac import LeastSquares
 from ..decomposition.whole_tensor import WholeTensor
 from ..engines.tall_skinny import solve, transposed_product
@@ -292,8 +292,7 @@ class OnlineCP(Parameters):
         Raises
         ------
         TypeError
-            If `slices` is of another type, or not on the device of the model; or a parameter is of
-            the wrong type.
+            If `slices` or a parameter is of the wrong type.
         ValueError
             If a coordinate is outside the shape, a value is not finite, the number of modes
             differs or, in the first slices, is below three, these have no shape or no nonzeros, or
@@ -319,7 +318,8 @@ class OnlineCP(Parameters):
                 f"slices has {len(new.shape)} modes, expected {len(known) + 1}: a single slice has "
                 "size 1 in the streaming mode"
             )
-        check_place(new.values, "slices", is_cupy(stream.factors[0]), "the model")
+        xp = array_module(stream.factors[0])
+        new = Slices(move(new.coords, xp), move(new.values, xp), new.shape, new.mode)
         shape = [*map(max, sizes, known)]
         stream = copy.copy(stream)  # the old one stays if a slice fails
         stream.grow(shape)

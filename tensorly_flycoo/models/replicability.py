@@ -12,6 +12,7 @@ from ..base.checks import check_count, check_mode
 from ..base.reporting import report
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import LabelledTensor, Labels, number_modes
+from ..tensor.mirroring import mirror
 from .best_of import as_random_state, best_of, find_method, name_of
 from .match import factor_match_score
 
@@ -39,6 +40,7 @@ class Replicability:
         return f"<Replicability of rank {self.models[0].rank}: {len(self.models)} folds, {numbers}>"
 
 
+@mirror
 def replicability(
     x: Any,
     rank: int,

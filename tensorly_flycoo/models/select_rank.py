@@ -1,7 +1,6 @@
 """Compare CP models of several ranks."""
 
 import inspect
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -11,17 +10,18 @@ from tensorly.cp_tensor import CPTensor
 
 from .. import decomposition
 from ..base.array_modules import move
-from ..base.checks import check_count, check_rank, num_cells
+from ..base.checks import check_count, check_rank, num_cells, warn
 from ..base.reporting import report
 from ..base.tables import format_table, make_bars, make_table
+from ..decomposition import observed_parafac
 from ..decomposition.labelled_cp import label_result, make_figure
 from ..decomposition.losses import find_exact
 from ..decomposition.masks import MissingEntries
-from ..decomposition.observed_parafac import observed_parafac
 from ..ops.sampling import find_chances, make_sampler
 from ..spread.row_shards import take_model
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import LabelledTensor, number_modes
+from ..tensor.mirroring import mirror
 from ..tensor.pieces import sum_values
 from ..tensor.tensor import FlycooTensor
 from .best_of import (
@@ -204,6 +204,7 @@ class RankSelection:
         return figure
 
 
+@mirror
 def select_rank(
     x: "FlycooTensor | LabelledTensor | SparseArray",
     ranks: Iterable[int],
@@ -334,7 +335,7 @@ def select_rank(
     texts = [f"Ctrl-C stopped the search before rank {missing[0]}"] if missing else []
     texts += _list_doubts(scores, chosen)
     for text in texts:
-        warnings.warn(text, stacklevel=2)
+        warn(text)
     suggested = None if chosen is None else chosen.rank
     error_name = "loss" if "loss" in inspect.signature(function).parameters else "error"
     return RankSelection(scores, errors, models, suggested, rule, texts, error_name)

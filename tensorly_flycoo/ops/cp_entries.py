@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from ..base.array_modules import Array, array_module, is_cupy
-from ..base.checks import check_coords, check_inside, check_place
+from ..base.array_modules import Array, array_module, is_cupy, move
+from ..base.checks import check_coords, check_inside
 from ..spread.row_shards import take_model
 
 #: Numbers in an array with a row for each entry: few enough for a core's caches on a CPU, enough to
@@ -65,7 +65,7 @@ def cp_to_entries(cp_tensor: Any, coords: Array) -> Array:
     weights, factors = take_model(cp_tensor)
     shape = tuple(factor.shape[0] for factor in factors)
     coords = check_coords(coords, shape)
-    check_place(coords, "coords", is_cupy(factors[0]), "the factors")
+    coords = move(coords, array_module(factors[0]))
     check_inside(coords, shape)
     return evaluate_model(coords, weights, factors)
 

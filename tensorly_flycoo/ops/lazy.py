@@ -13,6 +13,7 @@ from ..base.array_modules import Array
 from ..base.checks import densify_error, num_cells
 from ..start.unfolding import Unfolding
 from ..tensor.coo_cache import as_flycoo
+from ..tensor.mirroring import mirror
 from ..tensor.tensor import FlycooTensor
 from .contraction import multiply_matricized
 
@@ -63,7 +64,7 @@ class ModeView(LazyArray):
     _instead = "tl.tensor makes it a sparse tensor, if no axis is longer than 2**32"
 
     def __init__(self, x: FlycooTensor | SparseArray, groups: Iterable[Iterable[int]]) -> None:
-        self.tensor = as_flycoo(x, check_coords=True)
+        self.source, self.tensor = x, as_flycoo(x, check_coords=True)
         self.groups = tuple(map(tuple, groups))
         sizes = self.tensor.shape
         self.shape = tuple(num_cells([sizes[mode] for mode in group]) for group in self.groups)
@@ -78,12 +79,14 @@ class ModeView(LazyArray):
         """Refuse NumPy's method: `tl.reshape` makes a view."""
         raise densify_error(f"reshape of {self!r}", self.shape, "use tl.reshape")
 
+    @mirror
     def __matmul__(self, dense: Array) -> Array:
         """Multiply by a dense array (C, R) or (C,); see `multiply_matricized`."""
         self._check_product(0, dense)
         (mode,), columns = self.groups
         return multiply_matricized(self.tensor, mode, columns, dense)
 
+    @mirror
     def __rmatmul__(self, dense: Array) -> Array:
         self._check_product(1, dense)
         rows, (mode,) = self.groups
@@ -115,3 +118,4 @@ class LazyUnfolding(Unfolding, ModeView):
         Unfolding.__init__(self, x, mode)
         others = [n for n in range(self.tensor.ndim) if n != mode]
         ModeView.__init__(self, self.tensor, [(mode,), others])
+        self.source = x

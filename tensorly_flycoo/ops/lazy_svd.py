@@ -9,6 +9,7 @@ from ..base.array_modules import Array, array_module
 from ..base.checks import densify_error
 from ..start.unfolding import LazyMatrix, complete_basis
 from ..tensor.memory import attempt
+from ..tensor.mirroring import mirror
 from .lazy import LazyArray
 
 
@@ -24,7 +25,7 @@ class LazySVD:
     def __init__(
         self, matrix: LazyMatrix, full_matrices: bool = False, decompose: Any = None
     ) -> None:
-        self.matrix = matrix
+        self.matrix, self.source = matrix, getattr(matrix, "source", None)
         self.full_matrices = full_matrices
         self._decompose = decompose or matrix.svd
         self._computed: dict[int, tuple[Array, Array]] = {}
@@ -37,6 +38,7 @@ class LazySVD:
         yield _SingularValues(self, count, (count,))
         yield _RightVectors(self, num_right, (num_right, num_columns))
 
+    @mirror
     def compute(self, rank: int) -> tuple[Array, Array]:
         """Return the leading left vectors and the values, computed once for each rank."""
         if rank not in self._computed:

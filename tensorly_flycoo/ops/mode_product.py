@@ -15,6 +15,7 @@ from ..base.array_modules import Array, share
 from ..base.checks import check_matrix, check_mode, densify_error
 from ..format.primitives import LeadingPairs
 from ..start.unfolding import LazyMatrix
+from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
 from . import ttmc
 from .lazy import LazyArray
@@ -31,6 +32,7 @@ class ModeProduct(LazyArray):
     def __init__(
         self, x: FlycooTensor, factors: Mapping[int, Array], axes: Sequence[int] | None = None
     ) -> None:
+        self.source, x = x, as_flycoo(x)
         self.tensor = x
         self.factors = {n: share(factors[n]) for n in sorted(factors)}
         array_type = x._engine.array_type
@@ -55,7 +57,7 @@ class ModeProduct(LazyArray):
         mode = self._axes[check_mode(source, self.ndim)]
         if destination == 0 and mode in self.free_modes:
             return ModeProduct(
-                self.tensor, self.factors, [mode, *(n for n in self._axes if n != mode)]
+                self.source, self.factors, [mode, *(n for n in self._axes if n != mode)]
             )
         return np.moveaxis(self.to_array(), source, destination)
 
@@ -110,7 +112,7 @@ class ProductUnfolding(LazyMatrix, LazyArray):
     """The unfolding of a `ModeProduct` along a mode without a factor, as precise as `Unfolding`."""
 
     def __init__(self, product: ModeProduct, mode: int) -> None:
-        self.product, self.tensor = product, product.tensor
+        self.product, self.source, self.tensor = product, product.source, product.tensor
         self.mode = product.free_modes[product.free_modes.index(mode)]
         size = self.tensor.shape[mode]
         self.shape = (size, math.prod(product.shape) // size)

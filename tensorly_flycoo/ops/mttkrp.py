@@ -15,12 +15,14 @@ from ..spread.spread_layout import SpreadLayout
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import number_modes
 from ..tensor.memory import attempt
+from ..tensor.mirroring import mirror
 from ..tensor.tensor import FlycooTensor
 
 if TYPE_CHECKING:
     from sparse import SparseArray
 
 
+@mirror
 def mttkrp(
     x: FlycooTensor | SparseArray,
     factors: Sequence[Array],
@@ -107,6 +109,7 @@ def mttkrp(
     return mttkrp_in_sweep(x, factors, number, None, weights=weights, out=out, converts=False)
 
 
+@mirror
 def mttkrps(
     x: FlycooTensor | SparseArray, factors: Sequence[Array], *, weights: Array | None = None
 ) -> list[Array]:

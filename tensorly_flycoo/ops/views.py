@@ -17,6 +17,7 @@ from ..base.array_modules import Array
 from ..base.checks import current_backend, densify_error, num_cells
 from ..tensor.coo_cache import as_flycoo, find_converter, is_sparse, knows_library, not_sparse_error
 from ..tensor.labelled import LabelledTensor
+from ..tensor.mirroring import mirror
 from ..tensor.tensor import FlycooTensor, check_axes, check_order
 from .contraction import inner, join_modes
 from .lazy import LazyArray, LazyUnfolding, ModeView
@@ -108,6 +109,7 @@ def reshape(x: Viewable, shape: int | Sequence[int]) -> FlycooTensor | ModeView:
     return _make_view(x, regrouped, prefers_unfolding=is_matrix)
 
 
+@mirror
 def dot(a: Any, b: Any) -> Array:
     """Multiply a sparse matrix or view by a dense array, from either side.
 
@@ -150,6 +152,7 @@ def apply_ufunc(ufunc: np.ufunc, *args: Any, **kwargs: Any) -> FlycooTensor:
     return ufunc(*args, **kwargs)
 
 
+@mirror
 def reduce_axes(
     name: str, x: Viewable, /, axis: int | Iterable[int] | None = None, *args: Any, **options: Any
 ) -> Any:
@@ -164,7 +167,7 @@ def reduce_axes(
         return reduce_modes(as_flycoo(x, check_coords=True), axis)
     groups = _groups(x, f"tl.{name}")
     gone = check_axes(axis, len(groups))
-    result = reduce_modes(_tensor_of(x), [mode for n in gone for mode in groups[n]])
+    result = reduce_modes(as_flycoo(_tensor_of(x)), [mode for n in gone for mode in groups[n]])
     if not isinstance(result, FlycooTensor):
         return result
     kept = [group for n, group in enumerate(groups) if n not in gone]
@@ -176,7 +179,7 @@ def make_tensor(view: Viewable) -> FlycooTensor:
     """Make a FlycooTensor from a view or a raw COO; no axis may be longer than 2**32."""
     if is_sparse(view):
         return as_flycoo(view, check_coords=True)
-    groups, x = _groups(view, "tl.tensor"), _tensor_of(view)
+    groups, x = _groups(view, "tl.tensor"), as_flycoo(_tensor_of(view))
     coords, values = x._sorted_nonzeros()
     joined = x._engine.xp.zeros((view.ndim, x.nnz), coords.dtype)
     if max(view.shape) <= 2**32:  # else FlycooTensor refuses the shape
@@ -186,7 +189,8 @@ def make_tensor(view: Viewable) -> FlycooTensor:
 
 
 def _tensor_of(x: Any) -> FlycooTensor | SparseArray:
-    return getattr(x, "tensor", x)  # of a view or a LabelledTensor
+    x = getattr(x, "source", x)  # of a view
+    return x.tensor if isinstance(x, LabelledTensor) else x
 
 
 def _groups(x: Any, name: str) -> Sequence[tuple[int, ...]]:

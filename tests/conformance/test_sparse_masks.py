@@ -242,7 +242,9 @@ _BAD_MASKS = {
     "FlycooTensor": (
         lambda m: FlycooTensor(m.coords, m.data + 1, m.shape), DensifyError, "observed_parafac"
     ),
-    "dense": (lambda m: np.ones(m.shape), TypeError, "mask is a ndarray, expected a sparse.COO"),
+    "a list": (lambda m: [1, 0], TypeError, "mask is a list, expected a sparse.COO"),
+    "dense, shape": (lambda m: np.ones((4, 5)), ValueError, "shape"),
+    "dense, a half": (lambda m: np.full(m.shape, 0.5), ValueError, "0.5"),
 }  # fmt: skip
 
 
@@ -255,6 +257,21 @@ def test_a_bad_mask_is_named(make, error, text, function, kind):
     mask, _ = make_mask(coo, 2, 2)
     with pytest.raises(error, match=text):
         function(kind(coo), 2, mask=make(mask))
+
+
+@BOTH_KINDS
+@pytest.mark.parametrize("function", _FUNCTIONS.values(), ids=_FUNCTIONS)
+@pytest.mark.parametrize("dtype", [bool, int, np.float64])
+@pytest.mark.usefixtures("flycoo_backend")
+def test_a_dense_mask_marks_the_same_entries(dtype, function, kind):
+    coo = random_coo((4, 5, 6), 40)
+    mask, _ = make_mask(coo, 2, 2)
+    (_, factors), expected = (
+        function(kind(coo), 2, mask=given, random_state=0, init="random", n_iter_max=2)
+        for given in (mask.todense().astype(dtype), mask)
+    )
+    for factor, other in zip(factors, expected[1], strict=True):
+        np.testing.assert_array_equal(factor, other)
 
 
 @pytest.mark.usefixtures("flycoo_backend")

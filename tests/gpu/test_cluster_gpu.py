@@ -7,16 +7,17 @@ import time
 
 import cupy
 import numpy as np
+import pandas as pd
 import pytest
 import tensorly as tl
 from distributed import Client
 from local_clusters import start_cluster
 from tensorly.cp_tensor import CPTensor
 
-from tensorly_flycoo import Progress, mttkrp, save_slabs
+from tensorly_flycoo import Progress, from_dataframe, mttkrp, save_slabs
 from tensorly_flycoo import open_slabs as open_here
 from tensorly_flycoo.base.devices import OneDevice
-from tensorly_flycoo.dask import WorkerLost, open_slabs
+from tensorly_flycoo.dask import WorkerLost, open_slabs, read_parquet
 from tensorly_flycoo.dask.cluster import RemoteObject
 from tensorly_flycoo.decomposition import generalized_parafac
 from tensorly_flycoo.engines.cuda.engine import CUDA
@@ -131,6 +132,22 @@ def test_groups_of_modes(client, folder, tmp_path, monkeypatch):
     x = open_slabs(tmp_path / "x", client=client, device="cuda")
     assert x.groups == ((0, 1), (2,))
     assert decompose(x, "parafac") == expected
+
+
+def test_tables_with_numbers_and_text_as_labels(client, tmp_path):
+    random = np.random.default_rng(0)
+    frame = pd.DataFrame({
+        "user": random.integers(10**9, 10**9 + 40, 2000),
+        "item": random.choice([f"item {n}" for n in range(30)], 2000),
+        "day": random.integers(0, 20, 2000),
+    })  # fmt: skip
+    for part in range(4):
+        frame[part::4].to_parquet(tmp_path / f"part{part}.parquet")
+    x = read_parquet(str(tmp_path / "*.parquet"), [*frame], client=client, device="cuda")
+    expected = from_dataframe(frame, [*frame])
+    for name, labels in x.labels.items():
+        np.testing.assert_array_equal(labels, expected.labels[name])
+    assert float(tl.norm(x)) == pytest.approx(float(tl.norm(expected)), rel=1e-12)
 
 
 @pytest.mark.parametrize("mode", range(3))

@@ -7,13 +7,14 @@ finds: after a change to one of them the cache would return stale machine code.
 import functools
 import re
 from collections.abc import Iterator
-from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from .structs import layout_macro
 
+_ROOT = Path(__file__).parents[3]  # the folder that holds the package
 _INCLUDE = re.compile(r'^#include "([^"]+)"$')
 _MACRO = re.compile(r"^// MACRO ((\w+): .+)$", re.MULTILINE)
 
@@ -60,9 +61,9 @@ def express(value: Any) -> str:
 def load_source(name: str) -> str:
     """Return the text of a CUDA source with its headers inlined where they are first included.
 
-    `name` is that of a file in `kernels/`, or the absolute path of one elsewhere, which may include
-    the headers of `kernels/`. ``#line`` gives the file and number of the next line; paths start at
-    the folder that holds the package.
+    `name` is that of a file in a folder of `kernels/`, or the absolute path of one elsewhere, which
+    may include the headers of `kernels/`. ``#line`` gives the file and number of the next line;
+    paths start at the folder that holds the package.
 
     >>> print(load_source("sum_values.cu").splitlines()[0])
     #line 1 "tensorly_flycoo/engines/cuda/kernels/sum_values.cu"
@@ -72,10 +73,10 @@ def load_source(name: str) -> str:
 
 def _inline(name: str, seen: set[str]) -> Iterator[str]:
     seen.add(name)
-    label = name if name.startswith("/") else f"{__package__.replace('.', '/')}/kernels/{name}"
-    text = resources.files(__package__).joinpath("kernels", name).read_text()
+    path = list_files().get(name, Path(name))
+    label = path.relative_to(_ROOT).as_posix() if path.is_relative_to(_ROOT) else name
     yield f'#line 1 "{label}"'
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(path.read_text().splitlines(), start=1):
         match = _INCLUDE.match(line)
         if match is None:
             yield line
@@ -83,3 +84,9 @@ def _inline(name: str, seen: set[str]) -> Iterator[str]:
         if match[1] not in seen:
             yield from _inline(match[1], seen)
         yield f'#line {number + 1} "{label}"'
+
+
+@functools.cache
+def list_files() -> dict[str, Path]:
+    """Return the paths of all sources and headers by their names, which are distinct."""
+    return {path.name: path for path in sorted(Path(__file__).parent.glob("kernels/**/*.cu*"))}

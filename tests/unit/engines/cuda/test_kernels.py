@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from cuda_sources import ON_LINUX, compile_all, compile_source, compile_text, make_format
 
-from tensorly_flycoo.engines import cuda
 from tensorly_flycoo.engines.cuda import structs, tuning
 from tensorly_flycoo.engines.cuda.macros import (
     IdBits,
@@ -27,13 +26,13 @@ from tensorly_flycoo.engines.cuda.macros import (
     sweep_macros,
     ttmc_macros,
 )
-from tensorly_flycoo.engines.cuda.source import load_source, specialise
+from tensorly_flycoo.engines.cuda.source import list_files, load_source, specialise
 from tensorly_flycoo.format.packing import RecordFormat
 from tensorly_flycoo.format.tree import express
 
-FOLDER = Path(cuda.__file__).parent / "kernels"
-ENTRIES = sorted(path.name for path in FOLDER.glob("*.cu"))
-HEADERS = sorted(path.name for path in FOLDER.glob("*.cuh"))
+ENTRIES = sorted(name for name in list_files() if name.endswith(".cu"))
+HEADERS = sorted(name for name in list_files() if name.endswith(".cuh"))
+INCLUDE_PATHS = sorted({f"--include-path={path.parent}" for path in list_files().values()})
 BENCHMARK = Path(__file__).parents[4] / "examples" / "benchmark_gpu"
 RANKS = (1, 7, 10, 16, 25, 32, 50, 64, 100, 128, 200)
 DTYPES = ("float32", "float64")
@@ -360,7 +359,7 @@ def test_each_header_compiles_alone(header):
     """Without any macro, and with includes resolved by the compiler."""
     for macros in ({}, {"ASSERTIONS": 1}):
         text = f'#include "{header}"\n'
-        compile_text(text, "alone.cu", "sm_90", macros, f"--include-path={FOLDER}")
+        compile_text(text, "alone.cu", "sm_90", macros, *INCLUDE_PATHS)
 
 
 @ON_LINUX
@@ -370,8 +369,8 @@ def test_each_entry_compiles_as_it_is_on_disk(entry, macros):
 
     For the oldest GPUs, which other tests leave to --every-gpu.
     """
-    text = (FOLDER / entry).read_text()
-    compile_text(text, entry, "sm_80", macros, f"--include-path={FOLDER}")
+    text = list_files()[entry].read_text()
+    compile_text(text, entry, "sm_80", macros, *INCLUDE_PATHS)
 
 
 @pytest.mark.parametrize(("entry", "macros"), specialise_all().items())

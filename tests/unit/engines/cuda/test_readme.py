@@ -51,5 +51,5 @@ def test_the_diagram_of_remapping(layout):
 
 
 def test_every_file_is_named():
-    for path in FOLDER.glob("*.cu*"):
+    for path in FOLDER.rglob("*.cu*"):
         assert f"`{path.stem}" in README, path.name

@@ -1,0 +1,71 @@
+"""The CP models of tensors and matrices that share factors."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tensorly.cp_tensor import CPTensor
+
+from ..base.array_modules import Array
+from ..tensor.labelled import Labels
+from .labelled_cp import LabelledCP
+
+
+@dataclass(eq=False, repr=False)
+class CoupledCP:
+    """CP models of several tensors and matrices that share factors.
+
+    The columns of the factors have norm 1; the weights of a block say how much of each component is
+    in it. Components are sorted by the norm of their weights over all blocks, each times the root
+    of its `block_weights`. In each column the element of largest magnitude is positive, but the
+    last mode that a block alone has, and that may be negative, takes the sign with which the
+    block's weights are positive. Weights of a block without such a mode may be negative.
+
+    Attributes
+    ----------
+    factors : dict of str to array (I, R)
+    cp_tensors : list of CPTensor
+        The model of each block, of these factors. That of a block with labels is a `LabelledCP`,
+        whose components are in the order above.
+    labels : dict of str to numpy.ndarray (I,)
+        What the rows of the factors stand for, in modes with labels.
+    errors, block_errors : list of float
+        The relative error of all blocks after each iteration; that of each block after the last.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from tensorly_flycoo.decomposition import coupled_parafac
+    >>> coupled_parafac([(np.ones((4, 3)), ("user", "item")), (np.eye(4), ("user", "tag"))], 1)
+    <CoupledCP of rank 1: user (4), item (3), tag (4); 2 blocks>
+    """
+
+    factors: dict[Any, Array]
+    cp_tensors: list[CPTensor]
+    labels: Labels = field(default_factory=lambda: Labels({}))
+    errors: list[float] = field(default_factory=list)
+    block_errors: list[float] = field(default_factory=list)
+
+    @property
+    def rank(self) -> int:
+        return len(self.cp_tensors[0].weights)
+
+    def __repr__(self) -> str:
+        listed = ", ".join(f"{name} ({len(factor)})" for name, factor in self.factors.items())
+        return f"<CoupledCP of rank {self.rank}: {listed}; {len(self.cp_tensors)} blocks>"
+
+
+def make_coupled_cp(
+    factors: dict[Any, Array],
+    blocks: Iterable[tuple[Array, Sequence[Any], Labels | None]],
+    labels: Labels,
+) -> CoupledCP:
+    """Make a model of the factors and of the weights, names of modes and labels of each block."""
+    cp_tensors: list[CPTensor] = []
+    for weights, names, own in blocks:
+        shared = [factors[name] for name in names]
+        if own is None:
+            cp_tensors.append(CPTensor((weights, shared)))
+        else:  # the constructor would sort by this block's weights alone
+            cp_tensors.append(LabelledCP._from_parts(weights, shared, own, {}))
+    return CoupledCP(factors, cp_tensors, labels)

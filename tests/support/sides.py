@@ -1,0 +1,16 @@
+"""Where the results of a tensor on a GPU are: see `tensorly_flycoo.tensor.mirroring`."""
+
+import cupy
+import numpy as np
+
+from tensorly_flycoo import FlycooTensor
+
+
+def fetch(array, x=None):
+    """Return a result as a NumPy array; fail if it is not on the side of its tensor.
+
+    That is the GPU for a FlycooTensor, and by default.
+    """
+    on_gpu = x is None or isinstance(x, FlycooTensor)
+    assert isinstance(array, cupy.ndarray) == on_gpu
+    return array.get() if on_gpu else np.asarray(array)

@@ -1,0 +1,154 @@
+"""Results mirror the input, with a stand-in for CuPy's arrays."""
+
+import copy
+import pickle
+import sys
+import types
+
+import numpy as np
+import pytest
+from numpy.testing import assert_array_equal
+from sparse_problems import random_coo
+from tensorly.cp_tensor import CPTensor
+
+from tensorly_flycoo import FlycooTensor, LabelledTensor
+from tensorly_flycoo.engines.cpu.engine import CpuEngine
+from tensorly_flycoo.tensor import mirroring
+from tensorly_flycoo.tensor.mirroring import map_arrays, mirror
+
+COO = random_coo((4, 5, 6), 20)
+
+
+class GpuArray:
+    """An array that NumPy functions refuse, as they refuse CuPy's."""
+
+    num_copies = 0
+
+    def __init__(self, array):
+        self.array = np.asarray(array)
+        self.shape, self.ndim, self.dtype = self.array.shape, self.array.ndim, self.array.dtype
+        self.nbytes = self.array.nbytes
+
+    def get(self, out):
+        GpuArray.num_copies += 1
+        out[...] = self.array
+        return out
+
+    def __array__(self, *_, **__):
+        raise TypeError("Implicit conversion to a NumPy array is not allowed")
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """Make the chosen device a GPU, whose engine no test uses; tensors stay where they are."""
+    cupy = types.ModuleType("cupy")
+    cupy.ndarray = GpuArray
+    cupy.asarray = lambda x: x if isinstance(x, GpuArray) else GpuArray(x)
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    engine = CpuEngine()
+    engine.xp = cupy
+    monkeypatch.setattr(mirroring, "select_engine", lambda: engine)
+    monkeypatch.setattr(GpuArray, "num_copies", 0)
+    return engine
+
+
+def on_gpu(*shape):
+    return GpuArray(np.ones(shape))
+
+
+@mirror
+def decompose(x, init=None, callback=None, modes=None):
+    """Return a model on the GPU, of the same shape as a COO, and what the function got."""
+    model = CPTensor.__new__(CPTensor)
+    factors = [on_gpu(size, 2) for size in x.shape]
+    vars(model).update(weights=on_gpu(2), factors=factors, shape=x.shape, rank=2)
+    if callback is not None:
+        callback(model, on_gpu())
+    return model, [on_gpu(), 0.5], init, modes
+
+
+def kinds_of(x):
+    kinds = []
+    map_arrays(lambda array: kinds.append(type(array)), x)
+    return set(kinds)
+
+
+@pytest.mark.usefixtures("gpu")
+class TestOnAGpu:
+    def test_results_of_a_coo_are_numpys(self):
+        model, errors, *_ = decompose(COO)
+        assert kinds_of(model) == {np.ndarray}
+        assert type(errors[0]) is np.float64
+        assert errors == [1, 0.5]
+        assert_array_equal(model.factors[1], np.ones((5, 2)))
+
+    def test_companions_go_to_the_gpu(self):
+        init = np.ones(2), [np.ones((size, 2)) for size in COO.shape]
+        inside = []
+
+        @mirror
+        def look(x, init, mask, ids):
+            inside.extend([kinds_of(init), type(mask), type(ids)])
+
+        look(COO, init, np.ones(COO.shape, bool), np.arange(3))
+        assert inside == [{GpuArray}, GpuArray, np.ndarray]
+        assert kinds_of(init) == {np.ndarray}
+
+    def test_cupy_beside_a_coo_gives_cupy(self):
+        model, errors, *_ = decompose(COO, init=[on_gpu(4, 2)])
+        assert kinds_of(model) == {GpuArray}
+        assert GpuArray.num_copies == 0
+        assert kinds_of(errors[0]) == {GpuArray}
+
+    def test_a_labelled_tensor_is_on_the_host(self, gpu):
+        tensor = FlycooTensor.from_coo(COO, device="cpu")
+        tensor._engine = gpu
+        labels = [list(map(str, range(size))) for size in COO.shape]
+        assert kinds_of(decompose(LabelledTensor(tensor, labels))[0]) == {np.ndarray}
+
+    def test_results_of_a_flycoo_tensor_stay(self, gpu):
+        tensor = FlycooTensor.from_coo(COO, device="cpu")
+        tensor._engine = gpu
+        model, _, init, _ = decompose(tensor, init=np.ones((4, 2)))
+        assert kinds_of(model) == kinds_of(init) == {GpuArray}
+
+    def test_a_callback_copies_what_it_looks_at(self):
+        seen = []
+
+        def look(model, error):
+            assert GpuArray.num_copies == 1  # the error
+            assert error == 1
+            assert isinstance(model, CPTensor)
+            assert model.rank == 2
+            seen.append(model)
+
+        decompose(COO, callback=look)
+        (model,), before = seen, GpuArray.num_copies
+        weights, factors = model
+        assert kinds_of([weights, factors]) == {np.ndarray}
+        assert model.factors is factors
+        assert GpuArray.num_copies == before + 4
+
+    def test_a_shown_model_is_copied_as_a_plain_one(self):
+        seen = []
+        decompose(COO, callback=lambda model, error: seen.append(model))
+        for twin in (
+            copy.copy(seen[0]),
+            copy.deepcopy(seen[0]),
+            pickle.loads(pickle.dumps(seen[0])),
+        ):
+            assert type(twin) is CPTensor
+            assert kinds_of(twin) == {np.ndarray}
+
+
+def test_a_call_on_the_cpu_is_left_alone(monkeypatch):
+    monkeypatch.delitem(sys.modules, "cupy", raising=False)
+    monkeypatch.setattr(mirroring, "map_arrays", None)
+    model = mirror(lambda x: x)(COO)
+    assert model is COO
+    assert mirror(lambda x: x)(3) == 3
+
+
+def test_objects_without_changes_are_themselves():
+    x = {"a": [CPTensor((None, [np.ones((2, 1))] * 2)), (1, "text")]}
+    assert map_arrays(lambda array: array, x) is x
