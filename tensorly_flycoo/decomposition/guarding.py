@@ -16,13 +16,7 @@ from ..base.checks import check_count, check_modes, check_real
 from ..base.reporting import log_compilation, span
 from ..ops.views import find_sparse
 from ..tensor.coo_cache import find_instead, not_sparse_error
-from ..tensor.labelled import (
-    LabelledTensor,
-    Labels,
-    check_same_labels,
-    drop_labels,
-    number_modes,
-)
+from ..tensor.labelled import LabelledTensor, Labels, check_same_labels, drop_labels, number_modes
 from ..tensor.memory import attempt
 from ..tensor.mirroring import mirror
 from .cp_model import warn_of_zeros

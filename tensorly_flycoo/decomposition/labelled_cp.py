@@ -129,14 +129,7 @@ class LabelledCP(CPTensor):
         factors, labels = list(factors), Labels(labels, names)
         labels.check([factor.shape[0] for factor in factors])
         weights, marks = bring_into_form(weights, factors, read_marks(cp_tensor))
-        self._set(weights, factors, labels, marks)
-
-    def _set(
-        self, weights: Array, factors: list[Array], labels: Labels, marks: dict[str, Any]
-    ) -> None:
-        super().__init__((weights, factors))
-        self.labels = labels
-        self.__dict__.update(marks)
+        self.__dict__.update(vars(self._from_parts(weights, factors, labels, marks)))
 
     @classmethod
     def _from_parts(
@@ -144,7 +137,9 @@ class LabelledCP(CPTensor):
     ) -> Self:
         """Make a model whose components stay in their order, with their signs."""
         model = cls.__new__(cls)
-        model._set(weights, factors, labels, marks)
+        CPTensor.__init__(model, (weights, factors))
+        model.labels = labels
+        model.__dict__.update(marks)
         return model
 
     @property
