@@ -47,7 +47,7 @@ class Replacement(NamedTuple):
 
     names: str  # of TensorLy's functions
     modules: str  # with attributes of these names, below `tensorly`
-    ours: Callable  # takes TensorLy's function, then what that takes
+    ours: Callable  # called as ours(original, *args, **kwargs)
     reason: str  # why TensorLy's function does not do for a sparse tensor
     needless_if: str  # the change in TensorLy that would make the row needless
     takes: Callable[[str, tuple, dict], bool] = is_ours  # name, args, kwargs: which calls are ours

@@ -26,7 +26,7 @@ from .remote_array import RemoteArray, Replicated, call_method, send_all
 
 
 class WorkerDevices:
-    """The workers of a cluster as `Devices`; what belongs to no slab is here, as NumPy arrays."""
+    """The workers of a cluster as `Devices`; the home device is the client, with NumPy arrays."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster

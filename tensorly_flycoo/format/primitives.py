@@ -29,7 +29,7 @@ ONE_BUCKET = 2**62
 
 
 class Step(NamedTuple):
-    """Where the records of one mode are, and where they go for the next mode."""
+    """The places of the records in one mode, and those they move to for the next mode."""
 
     records: Array
     # For each place of the mode's order the position of its record, counted from the start of the

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class _CachedGram:
-    """What is known of a factor: its Gram matrix, and blocks of an inner product with it."""
+    """A factor's Gram matrix, and blocks of an inner product with it."""
 
     product: "GramProduct"
     owner: "weakref.ref[Any]"  # of the factor's memory
@@ -46,7 +46,7 @@ class _CachedGram:
 
 
 class GramMemory:
-    """What one call of parafac remembers of its factors, from their updates to the error."""
+    """The memory of one call of parafac for its factors, from their updates to the error."""
 
     def __init__(self) -> None:
         #: By address; to be cleared where factors may change.

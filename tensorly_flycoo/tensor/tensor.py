@@ -310,8 +310,7 @@ class FlycooTensor:
         Raises
         ------
         TypeError
-            If `array` is a sparse one of another library, or its values are complex or of another
-            unsupported type.
+            If `array` is sparse, or its values are complex or of another unsupported type.
         ValueError
             If `array` has no modes or one of size 0, or a value is not finite.
 

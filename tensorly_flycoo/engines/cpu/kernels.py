@@ -29,7 +29,7 @@ ROW_NBYTES = 256
 
 
 class Operands(NamedTuple):
-    """What MTTKRP reads and writes; a vector register holds ``len(lanes)`` columns."""
+    """The arrays that MTTKRP reads and writes; a vector register holds ``len(lanes)`` columns."""
 
     fields: Fields  # of the other modes
     factors: tuple[Array, ...]  # of the other modes, C-contiguous

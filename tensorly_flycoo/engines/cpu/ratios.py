@@ -39,7 +39,7 @@ from .records import (
 
 
 class Model(NamedTuple):
-    """What the ratios need besides the other modes' factors."""
+    """The arrays that ratios need besides the other modes' factors."""
 
     factor: Array  # (I_mode, R), C-contiguous
     smallest: Any  # smaller values of the model divide as this one; None multiplies by all

@@ -28,7 +28,7 @@ PREFETCH_DISTANCE = 16
 
 
 class Fields(NamedTuple):
-    """Where the coordinates of some modes are in a record.
+    """The places of some modes' coordinates in a record.
 
     Words are None if all coordinates are in the first: code for that reads it only once.
     """

@@ -234,7 +234,7 @@ def _serve(words: Array) -> None:
 
 @kernel
 def _run(helpers: Array, num_helpers: int, parts: Array, function: int, data: int) -> None:
-    """Take parts together with so many helpers, or with those that no other caller needs."""
+    """Run the loop here and on up to `num_helpers` idle threads."""
     job, num_called = _address(parts), 0
     for h in range(helpers.shape[0]):
         if num_called == num_helpers:

@@ -117,7 +117,7 @@ class _Link:
 
 
 class _Copies:
-    """What is copied to one GPU."""
+    """Copies to one GPU."""
 
     def __init__(self, device: int) -> None:
         self.device = device
