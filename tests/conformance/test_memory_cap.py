@@ -125,7 +125,8 @@ def _measure(function, shape_name):
 
 #: The function, the name of the shape, and the way.
 CALLS = [
-    *(("parafac", shape_name, way) for way in _OPTIONS for shape_name in _SHAPES),
+    *(("parafac", "2.4e19 cells", way) for way in _OPTIONS),
+    *(pytest.param("parafac", "160 GB", way, marks=pytest.mark.slow) for way in _OPTIONS),
     ("tucker", "2.4e19 cells", ""),
     ("partial_tucker", "communities", ""),
 ]
