@@ -200,7 +200,7 @@ def _error_calc(
     factors: list,
     sparsity: Any,
     mask: Any,
-    mttkrp: Array | None = None,
+    mttkrp: Any = None,
 ) -> tuple:
     """Compute the error from the last mode's MTTKRP, where TensorLy forms the full model."""
     _refuse_mask({"mask": mask}, tensor, "tensorly_flycoo.decomposition.parafac")

@@ -8,12 +8,18 @@ import os
 import sys
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 import numpy as np
 
-#: A NumPy or CuPy array. `Any`, because type checkers must not need CuPy.
-Array: TypeAlias = Any
+if TYPE_CHECKING:
+    import cupy
+
+    #: A NumPy or CuPy array. Without CuPy, type checkers know NumPy's half alone.
+    Array: TypeAlias = np.ndarray | cupy.ndarray
+    GpuArray: TypeAlias = cupy.ndarray
+else:
+    Array = GpuArray = Any
 
 #: DLPack's codes for CUDA device memory and CUDA managed memory.
 _GPU_DEVICE_TYPES = (2, 13)
@@ -22,7 +28,7 @@ _GPU_DEVICE_TYPES = (2, 13)
 _MIN_TOUCHED, _PAGE_NBYTES, _MAX_TOUCHING = 2**26, 2**12, 16
 
 
-def is_cupy(x: object) -> bool:
+def is_cupy(x: object) -> "TypeGuard[cupy.ndarray]":
     """Return whether `x` is a CuPy array."""
     kind: type = type(x)
     return "cupy" in sys.modules and _is_of_cupy(kind, sys.modules["cupy"])
@@ -102,9 +108,7 @@ def move(array: Array, xp: ModuleType) -> Array:
     """Return a NumPy or CuPy array as an array of the module `xp`; copy only between devices."""
     if xp is not np:
         return xp.asarray(array)
-    if not is_cupy(array):
-        return array
-    return array.get(out=_touched(array.shape, array.dtype))
+    return array.get(out=_touched(array.shape, array.dtype)) if is_cupy(array) else array
 
 
 def _touched(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

@@ -51,7 +51,7 @@ class WorkerDevices:
     def bring(self, array: Array, device: int) -> RemoteObject:
         return self.gather([((array,), device)])[0]
 
-    def gather(self, requests: Sequence[Request]) -> list[RemoteObject]:
+    def gather(self, requests: Sequence[Request]) -> list[Any]:
         wanted = [
             (self._take(array, device), self.cluster.workers[device])
             for arrays, device in requests
@@ -88,7 +88,7 @@ class WorkerDevices:
 
     fetch = collect
 
-    def replicate(self, arrays: Sequence[Array], function: Callable[..., Array]) -> Replicated:
+    def replicate(self, arrays: Sequence[Any], function: Callable[..., Array]) -> Replicated:
         # Each worker sends its own arrays to all others.
         dtype = function(*(np.empty(0, x.dtype) for x in arrays)).dtype
         workers = self.cluster.workers
@@ -177,7 +177,7 @@ class ClusterEngine(CpuEngine):
     name = "dask"
     local_device = CpuEngine.name
 
-    def add_parts(self, rows: RemoteArray, tree: Tree) -> RemoteArray:
+    def add_parts(self, rows: Any, tree: Tree) -> RemoteArray:
         (key,) = rows.cluster.call(rows.worker, add_parts, [rows, tree])
         shape = (rows.shape[0] // count_parts(tree), *rows.shape[1:])
         return RemoteArray(rows.cluster, rows.worker, key, shape, rows.dtype)

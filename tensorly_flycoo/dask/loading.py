@@ -329,7 +329,8 @@ def _(
     groups: Groups | str | None = "auto",
 ) -> FlycooTensor:
     """Load what is found in the slabs as if it were new data."""
-    calls, own_args = [], [as_reference(y) for y in args]
+    calls: list[Any] = []
+    own_args = [as_reference(y) for y in args]
     for slab in layout.slabs:
         assert isinstance(slab.layout, RemoteLayout)
         place = [slab.layout.held, layout.cut_mode, slab.rows.start]

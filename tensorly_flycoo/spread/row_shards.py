@@ -292,8 +292,9 @@ def gather_each(
 
 def scatter(layout: SlabLayout, factor: Array | RowShards, mode: int) -> RowShards:
     """Return a factor sharded as a tensor's MTTKRP shards its results."""
-    is_sharded = isinstance(factor, RowShards)
-    return factor if is_sharded else RowShards.scatter(factor, find_sharding(layout, mode))
+    if isinstance(factor, RowShards):
+        return factor
+    return RowShards.scatter(factor, find_sharding(layout, mode))
 
 
 def gather(array: Any) -> Any:

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
+from numpy import ndarray as Array
 
-from ...base.array_modules import Array
 from .compiling import kernel
 from .records import (
     PREFETCH_DISTANCE,

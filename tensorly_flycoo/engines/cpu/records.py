@@ -13,8 +13,8 @@ import numpy as np
 from llvmlite import ir
 from numba import extending
 from numba.core import cgutils, types
+from numpy import ndarray as Array
 
-from ...base.array_modules import Array
 from ...format.packing import RecordFormat
 from ...format.primitives import Step
 from .compiling import kernel
@@ -77,8 +77,8 @@ class Tiles(NamedTuple):
 
     size: int
     bucket_size: int
-    carry_rows: Array = None
-    empty_rows: Array = None
+    carry_rows: Any = None
+    empty_rows: Any = None
 
 
 @kernel

@@ -23,8 +23,8 @@ import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.core.compiler import Flags
+from numpy import ndarray as Array
 
-from ...base.array_modules import Array
 from ...base.reporting import log_compilation
 from .compiling import kernel
 from .records import intrinsic

@@ -10,7 +10,8 @@ from typing import Any
 import cupy
 import numpy as np
 
-from ...base.array_modules import Array, is_cupy, move
+from ...base.array_modules import GpuArray as Array
+from ...base.array_modules import is_cupy, move
 from ...base.devices import Request
 from .exchange import copy_blocks
 

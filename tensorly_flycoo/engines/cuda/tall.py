@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import cupy
 import numpy as np
 
-from ...base.array_modules import Array
+from ...base.array_modules import GpuArray as Array
 from . import launch, structs, tuning
 from .launch import DirectKernel, get_direct_kernel
 from .tuning import choose_row_nbytes
