@@ -29,7 +29,8 @@ from ..ops.mode_product import ModeProduct
 from ..spread import row_shards
 from ..spread.row_shards import RowShards
 from ..start.unfolding import LazyMatrix, Unfolding
-from ..tensor.coo_cache import as_flycoo, find_converter, is_sparse
+from ..tensor.converters import find_converter
+from ..tensor.coo_cache import as_flycoo, is_sparse
 from ..tensor.labelled import LabelledTensor
 from ..tensor.memory import check_product_fits
 from ..tensor.mirroring import mirror

@@ -48,7 +48,7 @@ class Replacement(NamedTuple):
 
     names: str  # of TensorLy's functions
     modules: str  # with attributes of these names, below `tensorly`
-    ours: Callable  # takes TensorLy's function, then what that takes
+    ours: Callable  # called as ours(original, *args, **kwargs)
     reason: str  # why TensorLy's function does not do for a sparse tensor
     needless_if: str  # the change in TensorLy that would make the row needless
     takes: Callable[[str, tuple, dict], bool] = is_ours  # name, args, kwargs: which calls are ours
@@ -202,7 +202,7 @@ def _error_calc(
     factors: list,
     sparsity: Any,
     mask: Any,
-    mttkrp: Array | None = None,
+    mttkrp: Any = None,
 ) -> tuple:
     """Compute the error from the last mode's MTTKRP, where TensorLy forms the full model."""
     _refuse_mask({"mask": mask}, tensor, "tensorly_flycoo.decomposition.parafac")

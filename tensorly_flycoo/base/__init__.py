@@ -1,1 +1,1 @@
-"""What every room uses: checks and their errors, array modules, devices, reports, versions."""
+"""Tools of every room: checks and their errors, array modules, devices, reports, versions."""

@@ -9,12 +9,18 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 import numpy as np
 
-#: A NumPy or CuPy array. `Any`, because type checkers must not need CuPy.
-Array: TypeAlias = Any
+if TYPE_CHECKING:
+    import cupy
+
+    #: A NumPy or CuPy array. Without CuPy, type checkers know NumPy's half alone.
+    Array: TypeAlias = np.ndarray | cupy.ndarray
+    GpuArray: TypeAlias = cupy.ndarray
+else:
+    Array = GpuArray = Any
 
 #: DLPack's codes for CUDA device memory and CUDA managed memory.
 _GPU_DEVICE_TYPES = (2, 13)
@@ -23,7 +29,7 @@ _GPU_DEVICE_TYPES = (2, 13)
 _MIN_PARTED, _PART_NBYTES, _MAX_THREADS = 2**23, 2**22, 16
 
 
-def is_cupy(x: object) -> bool:
+def is_cupy(x: object) -> "TypeGuard[cupy.ndarray]":
     """Return whether `x` is a CuPy array."""
     kind: type = type(x)
     return "cupy" in sys.modules and _is_of_cupy(kind, sys.modules["cupy"])

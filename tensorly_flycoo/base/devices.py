@@ -1,4 +1,4 @@
-"""What several devices of one kind can do for each other."""
+"""Several devices of one kind, and the arrays that they exchange."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -14,12 +14,12 @@ Request: TypeAlias = tuple[Sequence[Array], int]
 
 
 class Devices(Protocol):
-    """Devices of one kind, numbered from 0."""
+    """Devices of one kind, numbered from 0. The first is the home device: it has all but slabs."""
 
     count: int
 
     def check_current(self) -> None:
-        """Refuse a current device other than the first, where what belongs to no slab is."""
+        """Refuse a current device other than the home device."""
 
     def use(self, device: int) -> AbstractContextManager[object]:
         """Make a device current: what is computed inside is computed there."""
@@ -51,7 +51,7 @@ class Devices(Protocol):
         """
 
     def collect(self, arrays: Sequence[Array]) -> list[Array]:
-        """Bring small arrays, from any devices, to where what belongs to no slab is."""
+        """Bring small arrays, from any devices, to the home device."""
 
     def replicate(self, arrays: Sequence[Array], function: Callable[..., Array]) -> Any:
         """Return ``function(*arrays)``, which adds small arrays of any devices, for all devices.

@@ -1,4 +1,4 @@
-"""What a call that takes long says meanwhile: the stage it has reached, and what it compiled.
+"""Reports of a call that takes long: the stage it has reached, and the kernels it compiled.
 
 A stage goes to the listener of the caller's context, such as a `Progress`; without one, to the log.
 A profile that is on is told more: when calls and their parts begin and end, and what is refused.
@@ -45,7 +45,7 @@ def listen(listener: Callable[[str], None]) -> Iterator[None]:
 
 
 class Recorder(Protocol):
-    """What a profile does with calls: see `tensorly_flycoo.profile`."""
+    """The part of a profile that calls report to: see `tensorly_flycoo.profile`."""
 
     refusals: list[str]
 
@@ -65,7 +65,7 @@ def span(name: str, tensor: object = None) -> contextlib.AbstractContextManager[
 
 
 class _Compilation(contextlib.AbstractContextManager):
-    """What a call has compiled: when each compilation began and ended, and how many kernels.
+    """The compilations of a call: when each began and ended, and how many kernels it made.
 
     Its context is that of a call inside this one.
     """
@@ -92,7 +92,7 @@ class _Compilation(contextlib.AbstractContextManager):
 
 
 class _OfProcess:
-    """How much the process has compiled, and whether it has said so."""
+    """The compilations of the process, and whether a log line has named them."""
 
     count, seconds, is_said = 0, 0.0, False
 

@@ -75,7 +75,7 @@ class WorkerLost(ConnectionError):
 
 
 class RemoteObject:
-    """What a worker holds; freed there when this object is."""
+    """A stand-in for an object that a worker holds, and frees when the stand-in is freed."""
 
     kind: Kind | None = None  # not known here
 
@@ -249,7 +249,7 @@ class Cluster:
     def _pack(self, wanted: dict[WorkerHandle, list[int]]) -> Iterator[_Messages]:
         """Take all commands from the queues, for a block that sends them, if all workers are there.
 
-        If it fails, so that not all may be sent, workers drop what they have not done.
+        If it fails, so that not all may be sent, workers drop pending commands.
         """
         messages: _Messages = []
         try:
@@ -331,7 +331,7 @@ class Cluster:
         self.check()
 
     def _start_epoch(self) -> None:
-        """Have all workers drop what they have not done, except to free what would be freed."""
+        """Have all workers drop pending commands, but still free released objects."""
         self._epoch, self._calls, self._is_linked = next(_numbers), [], False
         aborts = {}
         for worker in self.workers:

@@ -27,7 +27,7 @@ from .remote_array import RemoteArray, Replicated, call_method, send_all
 
 
 class WorkerDevices:
-    """The workers of a cluster as `Devices`; what belongs to no slab is here, as NumPy arrays."""
+    """The workers of a cluster as `Devices`; the home device is the client, with NumPy arrays."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -52,7 +52,7 @@ class WorkerDevices:
     def bring(self, array: Array, device: int) -> RemoteObject:
         return self.gather([((array,), device)])[0]
 
-    def gather(self, requests: Sequence[Request]) -> list[RemoteObject]:
+    def gather(self, requests: Sequence[Request]) -> list[Any]:
         wanted = [
             (self._take(array, device), self.cluster.workers[device])
             for arrays, device in requests
@@ -89,7 +89,7 @@ class WorkerDevices:
 
     fetch = collect
 
-    def replicate(self, arrays: Sequence[Array], function: Callable[..., Array]) -> Replicated:
+    def replicate(self, arrays: Sequence[Any], function: Callable[..., Array]) -> Replicated:
         # Each worker sends its own arrays to all others.
         dtype = function(*(np.empty(0, x.dtype) for x in arrays)).dtype
         workers = self.cluster.workers
@@ -191,7 +191,7 @@ class ClusterEngine(CpuEngine):
     name = "dask"
     local_device = CpuEngine.name
 
-    def add_parts(self, rows: RemoteArray, tree: Tree) -> RemoteArray:
+    def add_parts(self, rows: Any, tree: Tree) -> RemoteArray:
         (key,) = rows.cluster.call(rows.worker, add_parts, [rows, tree])
         shape = (rows.shape[0] // count_parts(tree), *rows.shape[1:])
         return RemoteArray(rows.cluster, rows.worker, key, shape, rows.dtype)

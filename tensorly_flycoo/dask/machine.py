@@ -100,7 +100,7 @@ class Site:
 
 
 class SlabFacts(NamedTuple):
-    """What the client knows of a slab."""
+    """Facts of a slab that the client keeps."""
 
     name: str
     nnz: int

@@ -1,4 +1,4 @@
-"""What client and workers send each other."""
+"""Messages between the client and workers."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Reply:
-    """What a worker answers to a message: values, or an error."""
+    """A worker's answer to a message: values, or an error."""
 
     values: list[Any] = field(default_factory=list)
     error: Exception | None = None
@@ -137,7 +137,7 @@ class Parcel:
 
 
 class Peer(NamedTuple):
-    """Where an actor is."""
+    """The address of an actor."""
 
     address: str
     key: str

@@ -38,7 +38,7 @@ class Partition(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """What the client knows of a partition."""
+    """Facts of a partition that the client keeps."""
 
     nnz: int
     dtype: np.dtype

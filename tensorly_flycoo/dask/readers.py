@@ -1,4 +1,4 @@
-"""What users call: data that a cluster reads in parallel, and folders of slabs."""
+"""Public readers: data that a cluster reads in parallel, and folders of slabs."""
 
 from __future__ import annotations
 

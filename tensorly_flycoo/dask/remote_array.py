@@ -230,4 +230,4 @@ _KINDS: dict[Callable, Callable[..., Kind | list[Kind]]] = {
 
 
 def _refuse(name: str) -> NoReturn:
-    raise TypeError(f"numpy.{name} is not done for arrays on workers")
+    raise TypeError(f"numpy.{name} is not supported for arrays on workers")

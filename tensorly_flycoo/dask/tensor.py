@@ -70,7 +70,7 @@ def replace_lost(
 
 
 class Source(Protocol):
-    """Where a tensor comes from."""
+    """The origin of a tensor."""
 
     def place(self, client: Client, workers: Workers) -> ClusterLayout:
         """Load all slabs on workers, neighbours together."""
@@ -118,7 +118,7 @@ class SlabSource:
 
 
 class Derived(NamedTuple):
-    """What a function makes of a tensor; holds that one's source, to compute what is lost again."""
+    """A function of a tensor; it holds the tensor's source, to compute lost slabs again."""
 
     source: Source  # of the other tensor
     function: Callable[[FlycooTensor], FlycooTensor]

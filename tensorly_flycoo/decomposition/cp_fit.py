@@ -1,4 +1,4 @@
-"""How well a CP model fits a sparse tensor, or entries that were held out of it."""
+"""The fit of a CP model to a sparse tensor, or to entries that were held out of it."""
 
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, overload
 

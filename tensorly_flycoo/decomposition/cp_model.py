@@ -14,7 +14,7 @@ from ..base.checks import warn
 from ..engines.tall_skinny import column_norms, is_tall, sum_columns, sum_rows, transposed_product
 
 
-def multiply_all(arrays: Sequence[Array], skip: int | None = None) -> Array:
+def multiply_all(arrays: Array | Sequence[Array], skip: int | None = None) -> Array:
     """Multiply arrays elementwise, all but that of mode `skip`; ones if none is left."""
     kept = [array for n, array in enumerate(arrays) if n != skip]
     return reduce(mul, kept) if kept else array_module(arrays[0]).ones_like(arrays[0])

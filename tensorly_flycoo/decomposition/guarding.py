@@ -1,4 +1,4 @@
-"""What surrounds a decomposition: dense tensors, labels, logs, a useful MemoryError, docstrings."""
+"""The guard around a decomposition: dense tensors, labels, logs, MemoryError, docstrings."""
 
 from __future__ import annotations
 

@@ -192,7 +192,7 @@ def find_missing(x: Any, mask: Any) -> MissingEntries | None:
     return MissingEntries(as_flycoo(x, check_coords=True), coords) if coords.size else None
 
 
-def project(x: FlycooTensor, mode: int, coords: Array, left: Array) -> np.ndarray:
+def project(x: FlycooTensor, mode: int, coords: Array, left: Array) -> Any:
     """Project the unfolding of `x` on the span of `left` (I_mode, R); return entries at `coords`.
 
     >>> x = FlycooTensor([[0, 1, 1], [0, 0, 2]], [3.0, 4.0, 5.0], (2, 3))
@@ -207,7 +207,8 @@ def project(x: FlycooTensor, mode: int, coords: Array, left: Array) -> np.ndarra
 def _project(piece: Piece, mode: int, engine: "Engine", arrays: Sequence[Array]) -> Array:
     """Return what the nonzeros of a slab add to the entries of the projection."""
     coords, left = arrays
-    own_left, is_own = left, slice(None)
+    own_left = left
+    is_own: Any = slice(None)
     if mode == piece.cut_mode:  # its columns are shared between slabs
         num_rows = piece.layout.record_format.shape[mode]
         own_left, own = left[piece.start : piece.start + num_rows], coords

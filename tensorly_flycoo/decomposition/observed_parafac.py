@@ -423,7 +423,7 @@ def _observe(x: FlycooTensor, confidence: Any, unobserved: float) -> _Seen:
 
 
 class _Rows(NamedTuple):
-    """What the systems of all rows of a mode have in common."""
+    """The part that the systems of all rows of a mode have in common."""
 
     rank: int  # more components are of biases
     ridges: Array  # (R,), with those

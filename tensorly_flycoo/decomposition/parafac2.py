@@ -200,7 +200,8 @@ class _ProjectedSlices:
             if self._square <= float(np.finfo(self.dtype).eps) * float(self._layout.norm) ** 2:
                 raise ValueError("center is True, but all rows of tensor_slices are the same")
         #: P_k for all slices, (rows, R), and P_k^T X_k C, (K, R, R).
-        self.projections = self._products = None
+        self.projections: Any = None
+        self._products: Any = None
         #: C, and X C for all slices (rows, R).
         self._columns: tuple[Array, Array] = (None, None)
 

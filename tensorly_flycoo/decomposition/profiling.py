@@ -35,7 +35,7 @@ class ProfiledCall:
 
 
 class Profile:
-    """What `profile` records. `print` shows it as a table, `to_dict` returns it.
+    """The record of a `profile`. `print` shows it as a table, `to_dict` returns it.
 
     Attributes
     ----------

@@ -112,9 +112,9 @@ def randomised_parafac(
     ) -> tuple[None, list[Array], None]:
         for mode in range(x.ndim):
             others = {n: factor for n, factor in enumerate(factors) if n != mode}
-            coords, weights = _draw_rows(others, n_samples, random, sampling)
+            coords, own_weights = _draw_rows(others, n_samples, random, sampling)
             products = math.prod(others[n][rows] for n, rows in coords.items())
-            factors[mode] = fit_fibres(products, sampler.fibres(mode, coords), weights)
+            factors[mode] = fit_fibres(products, sampler.fibres(mode, coords), own_weights)
         return None, factors, None
 
     def is_over(errors: list[float]) -> bool:

@@ -40,7 +40,7 @@ _CONES = ("non_negative", "unimodality", "monotonicity")
 
 
 class Scaling(NamedTuple):
-    """How the parts of a model change if the values are multiplied by a power of two.
+    """The change of a model's parts if the values are multiplied by a power of two.
 
     `shares` has an exponent for each factor, or for each of its columns. `rest` is that of the core
     or of weights that are not ones, else of the factor of mode `carrier`.

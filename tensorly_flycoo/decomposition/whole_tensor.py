@@ -28,7 +28,7 @@ def check_start(mttkrp: Array) -> None:
 
 
 class CallDevice(str):
-    """Where a call's own arrays are, "cuda" or "cpu", in the context of its `WholeTensor`."""
+    """The device of a call's own arrays, "cuda" or "cpu", in the context of its `WholeTensor`."""
 
     memory: GramMemory  # for the products of Gram matrices that begin on this device
 

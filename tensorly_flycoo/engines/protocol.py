@@ -53,7 +53,7 @@ class Engine(Primitives, ABC):
     name: ClassVar[str]  # what users call the device: "cpu" or "cuda"
     array_type: type
     tall: ModuleType | None = None  # as `cuda.tall`; None if the functions of `xp` are as fast
-    # Makes what brings records from the host to the current device; None if they are always there.
+    # Factory of the Stager that copies host records to the current device; None on the CPU.
     make_stager: Callable[[], Stager] | None = None
     devices: Devices | None = None  # that new tensors are spread over; None for the current one
 

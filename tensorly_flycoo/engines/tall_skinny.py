@@ -120,7 +120,7 @@ def _sum_blocks(x: Array) -> Array:
 
 
 @remote_aware
-def transposed_product(a: Array, b: Array) -> Array:
+def transposed_product(a: Any, b: Any) -> Array:
     """Compute ``a.T @ b``, in blocks of rows if both are tall and of one dtype.
 
     Blocks are multiplied in their own precision, and the products summed in float64. As with
@@ -298,7 +298,7 @@ def eigh(a: Array) -> tuple[Array, Array]:
     return call_lapack(np.linalg.eigh, a)
 
 
-def _invert(a: np.ndarray) -> tuple[np.ndarray | None, float]:
+def _invert(a: np.ndarray) -> tuple[np.ndarray | None, Any]:
     """Invert a small matrix in float64; pseudo-invert it if it is singular in its own precision.
 
     Return the inverse, or None if it overflows the matrix's own precision, and the condition number

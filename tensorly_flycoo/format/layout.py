@@ -42,8 +42,8 @@ _Other = TypeVar("_Other", bound="Layout")
 class RowTiling:
     """The tiles of one mode's order."""
 
-    carry_rows: Array  # int64 (num_tiles,): the row that each tile inherits, or -1 (`NO_ROW`)
-    empty_rows: Array  # those without a nonzero, whose results are zeros
+    carry_rows: Any  # int64 (num_tiles,): the row that each tile inherits, or -1 (`NO_ROW`)
+    empty_rows: Any  # those without a nonzero, whose results are zeros
 
     @property
     def nbytes(self) -> int:

@@ -23,7 +23,7 @@ _RECORD_BITS = 64
 
 @dataclass(frozen=True)
 class RecordFormat:
-    """Where each coordinate and the value are in a record.
+    """The places of the coordinates and of the value in a record.
 
     Records are the rows of an array (nnz, num_words) of unsigned words. Coordinates come first, the
     first group in the lowest bits. Each group fits the `WINDOW_BITS` that start at its word, so it

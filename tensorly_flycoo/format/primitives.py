@@ -29,16 +29,16 @@ ONE_BUCKET = 2**62
 
 
 class Step(NamedTuple):
-    """Where the records of one mode are, and where they go for the next mode."""
+    """The places of the records in one mode, and those they move to for the next mode."""
 
-    records: Array
+    records: Any
     # For each place of the mode's order the position of its record, counted from the start of the
     # place's bucket; CompactIds or (nnz,). None if the position is the place itself.
-    pull_ids: Array = None
+    pull_ids: Any = None
     bucket_size: int = ONE_BUCKET
-    spare: Array = None  # receives the records for the next mode; None if nothing is remapped
-    remap_ids: Array = None  # for each place the position of its record in `spare`
-    write_order: Array = None  # the order of each tile's `remap_ids`: see `Primitives.order_writes`
+    spare: Any = None  # receives the records for the next mode; None if nothing is remapped
+    remap_ids: Any = None  # for each place the position of its record in `spare`
+    write_order: Any = None  # the order of each tile's `remap_ids`: see `Primitives.order_writes`
 
 
 #: An operation on the nonzeros that has all the memory that it takes, and waits for the records.
@@ -301,7 +301,7 @@ class Primitives(ABC):
         """Copy the records of a mode to ``step.spare``, into the storage of the next mode."""
 
     @abstractmethod
-    def position_in_buckets(self, offsets: Array, bucket_size: int) -> Array:
+    def position_in_buckets(self, offsets: Any, bucket_size: int) -> Array:
         """Convert offsets (nnz,), as of `compact_ids`, from the starts of buckets to positions."""
 
     def make_lock(self) -> AbstractContextManager:

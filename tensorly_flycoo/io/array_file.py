@@ -29,7 +29,7 @@ Header: TypeAlias = dict[str, Any]
 
 
 class Kind(NamedTuple):
-    """What a file may hold; its name and its reader are for messages.
+    """A kind of file; its name and its reader are for messages.
 
     The version goes up when a release cannot read, or would misread, files of the previous one.
     Every version from 1 up is read.

@@ -31,7 +31,7 @@ digests: weakref.WeakKeyDictionary[FlycooTensor, str] = weakref.WeakKeyDictionar
 
 
 class Origin(NamedTuple):
-    """Where a model comes from: the decomposition's name and tensor.
+    """The origin of a model: the decomposition's name and tensor.
 
     `state` is what the solver needs besides the weights, or core, and factors to go on.
     """
@@ -55,7 +55,7 @@ def find_solver(model: Any) -> str:
 
 @dataclass(frozen=True)
 class Saved:
-    """What a checkpoint holds besides weights, or core, and factors; see `Resumed` and `Origin`.
+    """The rest of a checkpoint, beside weights, or core, and factors; see `Resumed` and `Origin`.
 
     `digest` is `find_digest` of the tensor; it and `solver` are "" if unknown.
     """

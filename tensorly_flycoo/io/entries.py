@@ -1,4 +1,4 @@
-"""What the entries of a table's columns become as labels: the rules, in one place.
+"""Rules by which the entries of a table's columns become labels.
 
 Every table, of whatever library or file, gives its columns as Arrow's. Then one rule holds:
 

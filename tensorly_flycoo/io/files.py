@@ -137,7 +137,7 @@ def try_writing(path: FilePath) -> None:
 
 @contextlib.contextmanager
 def replace_text(path: FilePath) -> Iterator[IO[bytes]]:
-    """Do what `replace_file` does, and compress the file if its name ends in .gz or .zst."""
+    """Replace a file as `replace_file` does, compressed if its name ends in .gz or .zst."""
     suffix = Path(path).suffix
     with replace_file(path) as raw:
         if suffix not in _COMPRESSED:

@@ -45,7 +45,7 @@ class Block(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """How to read parts; `columns` are those of .parquet files, `index_base` that of .tns files."""
+    """Options of reading parts: `columns` of .parquet files, `index_base` of .tns files."""
 
     shape: tuple[int, ...] | None
     dtype: DTypeLike | None

@@ -61,7 +61,7 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class Index:
-    """What is in a folder; `num_slabs` is as the user gave it, slabs without rows have no file."""
+    """The contents of a folder; `num_slabs` is the user's, slabs without rows have no file."""
 
     shape: Sequence[int]
     dtype: str

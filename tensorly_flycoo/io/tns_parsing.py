@@ -66,7 +66,7 @@ def iterate_blocks(read: Read, block_nbytes: int = BLOCK_NBYTES) -> Iterator[byt
 
 
 class Header(NamedTuple):
-    """What a file's header says, or its first line; None where it does not."""
+    """Facts from a file's header or first line; None for those it does not state."""
 
     shape: tuple[int, ...] | None
     ndim: int | None

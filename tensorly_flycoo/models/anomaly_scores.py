@@ -1,4 +1,4 @@
-"""How unlikely counts are under a CP model of their means."""
+"""Anomaly scores: the improbability of counts under a CP model of their means."""
 
 from typing import TYPE_CHECKING, Any
 

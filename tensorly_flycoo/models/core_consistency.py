@@ -1,4 +1,4 @@
-"""Whether a CP model suits a tensor, judged by the Tucker core that its factors would have."""
+"""Core consistency: a CP model judged by the Tucker core that its factors would have."""
 
 import math
 from collections.abc import Iterator, Sequence

@@ -203,7 +203,7 @@ def _drop(
 
 
 class ImputedStarts(LastPass):
-    """What missing entries add to the MTTKRPs of many models whose columns are side by side.
+    """The share of missing entries in MTTKRPs of many models whose columns are side by side.
 
     It is a `LastPass`, whose T includes them: the observed tensor's groups share their passes too.
     On the CPU only. `values` (count, n) are those of each model at the end of the last iteration.

@@ -1,4 +1,4 @@
-"""How alike two CP models are."""
+"""The similarity of two CP models."""
 
 from collections.abc import Sequence
 from typing import Any

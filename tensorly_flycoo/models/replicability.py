@@ -1,4 +1,4 @@
-"""Whether a model's components are found again in other parts of the data."""
+"""Replicability: a model's components, sought again in other parts of the data."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -61,7 +61,7 @@ _LEAST_CONSISTENCY = -50
 
 
 class RankScore(NamedTuple):
-    """How well the CP model of one rank does; nan stands for a score that was not computed.
+    """The scores of one rank's CP model; nan stands for a score that was not computed.
 
     Attributes
     ----------
@@ -94,7 +94,7 @@ class RankScore(NamedTuple):
 
 @dataclass(frozen=True)
 class RankSelection:
-    """What `select_rank` returns.
+    """The result of `select_rank`.
 
     Attributes
     ----------

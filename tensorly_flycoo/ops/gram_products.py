@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class _CachedGram:
-    """What is known of a factor: its Gram matrix, and blocks of an inner product with it."""
+    """A factor's Gram matrix, and blocks of an inner product with it."""
 
     product: "GramProduct"
     owner: "weakref.ref[Any]"  # of the factor's memory
@@ -46,7 +46,7 @@ class _CachedGram:
 
 
 class GramMemory:
-    """What one call of parafac remembers of its factors, from their updates to the error."""
+    """The memory of one call of parafac for its factors, from their updates to the error."""
 
     def __init__(self) -> None:
         #: By address; to be cleared where factors may change.
@@ -153,7 +153,7 @@ class GramProduct:
             product *= cupy.lib.stride_tricks.as_strided(array, product.shape, strides)
         return product.astype(np.float32)
 
-    def solve(self, b: Array) -> Array:
+    def solve(self, b: Any) -> Array:
         """Solve ``self @ x = b``; see `tall_skinny.solve`."""
         rows, fits = b.T, b.ndim == 2 and b.shape[0] == self.rank
         kernels = _find_kernels(rows) if fits else None
@@ -210,8 +210,8 @@ def _as_scales(array: Any, rank: int) -> "tuple[Scale, ...]":
 def compute_fit(
     norm: float,
     weights: Array | None,
-    factors: Sequence[Array],
-    mttkrp: Array,
+    factors: Sequence[Any],
+    mttkrp: Any,
     memory: GramMemory | None = None,
 ) -> float | None:
     """Compute the norm of the difference of a tensor and a CP model, in float64.
@@ -254,7 +254,7 @@ def _is_on_gpu(x: Any) -> bool:
     return array_module(x) is not np
 
 
-def _find_known(factor: Array, memory: GramMemory | None) -> _CachedGram | None:
+def _find_known(factor: Any, memory: GramMemory | None) -> _CachedGram | None:
     """Return what is known of a factor, at least its Gram matrix; None if no kernels suit."""
     if isinstance(factor, RowShards):
         known = factor.memo.known

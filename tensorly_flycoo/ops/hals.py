@@ -12,7 +12,7 @@ from ..spread.row_shards import RowShards
 
 
 def solve_nonnegative(
-    targets: Array,
+    targets: Any,
     gram: Array,
     rows: Array,
     num_sweeps: int,

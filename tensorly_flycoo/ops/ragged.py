@@ -8,7 +8,8 @@ import numpy as np
 from ..base.array_modules import Array, array_module, move, read_into_memory
 from ..base.checks import check_fill_value
 from ..format.primitives import index_dtype
-from ..tensor.coo_cache import as_flycoo, find_converter, is_sparse
+from ..tensor.converters import find_converter
+from ..tensor.coo_cache import as_flycoo, is_sparse
 from ..tensor.labelled import as_labels, find_missing
 from ..tensor.tensor import FlycooTensor
 from .lazy import LazyArray

@@ -51,9 +51,9 @@ class NonzeroSampler:
             self._records = records.copy() if isinstance(layout, StreamedLayout) else records
 
     @functools.cached_property
-    def _orders(self) -> list[Array]:
+    def _orders(self) -> list[Array | None]:
         """For each mode, the order by the modes after it, cyclically, and last by itself."""
-        orders = [None]  # for the last mode, the order of the records
+        orders: list[Array | None] = [None]  # for the last mode, the order of the records
         for mode in range(self.ndim - 1, 0, -1):
             arguments = (self._records, self._record_format, [mode], orders[0])
             orders.insert(0, self._primitives.sort_places(*arguments))
@@ -69,7 +69,7 @@ class NonzeroSampler:
         """Return the records (count, num_words) of some nonzeros, as `take` does."""
         return self._records[places]
 
-    def entries(self, coords: Sequence[Array]) -> Array:
+    def entries(self, coords: Array | Sequence[Array]) -> Array:
         """Return the entries (count,) at `coords`, one integer array (count,) per mode."""
         first, last = self._find(None, dict(enumerate(coords)))
         entries, is_stored = self._xp.zeros(first.shape, self.dtype), first < last
@@ -77,7 +77,7 @@ class NonzeroSampler:
         entries[is_stored] = self._record_format.values(records)
         return entries
 
-    def omit(self, coords: Sequence[Array]) -> tuple[Array, Array]:
+    def omit(self, coords: Array | Sequence[Array]) -> tuple[Array, Array]:
         """Return coords (ndim, n) and values (n,) of all nonzeros but those at `coords`, sorted."""
         first, last = self._find(None, dict(enumerate(coords)))
         is_kept = self._xp.ones(self.nnz, bool)
@@ -179,7 +179,8 @@ def find_chances(x: FlycooTensor, coords: Array) -> np.ndarray:
     chances = np.ones(coords.shape[1])
     for mode, rows in enumerate(move(coords, np)):
         of_pieces = map_pieces(_count_rows, x._layout, x._engine, mode, x.shape[mode])
-        chances *= sum(move(counts, np) for counts in of_pieces)[rows] / x.nnz
+        found: Any = sum(move(counts, np) for counts in of_pieces)
+        chances *= found[rows] / x.nnz
     return chances
 
 

@@ -15,7 +15,8 @@ import numpy as np
 
 from ..base.array_modules import Array
 from ..base.checks import current_backend, densify_error, num_cells
-from ..tensor.coo_cache import as_flycoo, find_converter, is_sparse, knows_library, not_sparse_error
+from ..tensor.converters import CONVERTERS, find_converter, library_of
+from ..tensor.coo_cache import as_flycoo, is_sparse, not_sparse_error
 from ..tensor.labelled import LabelledTensor
 from ..tensor.mirroring import mirror
 from ..tensor.tensor import FlycooTensor, check_axes, check_order
@@ -39,7 +40,7 @@ def is_lazy_or_sparse(x: object) -> bool:
 def _may_be_sparse(kind: type) -> bool:
     """Return whether a class may be one of sparse tensors, of any library, or of lazy arrays."""
     is_ours = issubclass(kind, (FlycooTensor, LabelledTensor, LazyArray))
-    return is_ours or knows_library(kind)
+    return is_ours or library_of(kind) in ("sparse", *CONVERTERS)
 
 
 @functools.cache

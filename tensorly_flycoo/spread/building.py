@@ -37,7 +37,7 @@ STREAMED_NBYTES = 2**30
 
 
 class TensorSizes(NamedTuple):
-    """What layouts and their memory are chosen by."""
+    """The sizes by which layouts and their memory are chosen."""
 
     nnz: int
     shape: Sequence[int]

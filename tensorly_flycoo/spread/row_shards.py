@@ -74,7 +74,7 @@ def find_sharding(layout: SlabLayout, mode: int) -> Sharding:
 
 @dataclass(eq=False)
 class Memo:
-    """What has been computed of a matrix, which never changes; shared with its transpose."""
+    """Results computed of a matrix, which never changes; shared with its transpose."""
 
     gram: Array = None  # (R, R)
     products: Sequence[Array] = ()  # Gram matrices of all blocks, on their devices
@@ -236,10 +236,7 @@ class RowShards(NDArrayOperatorsMixin):
         *others: RowShards,
         add: Callable[[Array, Array], Array] = operator.add,
     ) -> Array:
-        """Add ``function(block, ...)`` of all blocks, in float64, along the tree.
-
-        The sum is where what belongs to no slab is.
-        """
+        """Add ``function(block, ...)`` of blocks in float64, along the tree, on the home device."""
         parts = self.apply(lambda *own: function(*own).astype(np.float64, copy=False), *others)
         return fold_tree(self.sharding.devices.collect(parts), add)
 
@@ -295,8 +292,9 @@ def gather_each(
 
 def scatter(layout: SlabLayout, factor: Array | RowShards, mode: int) -> RowShards:
     """Return a factor sharded as a tensor's MTTKRP shards its results."""
-    is_sharded = isinstance(factor, RowShards)
-    return factor if is_sharded else RowShards.scatter(factor, find_sharding(layout, mode))
+    if isinstance(factor, RowShards):
+        return factor
+    return RowShards.scatter(factor, find_sharding(layout, mode))
 
 
 def gather(array: Any) -> Any:
@@ -321,7 +319,7 @@ def take_model(cp_tensor: Any) -> tuple[Array | None, list[Array]]:
 
 
 def refuse(name: str, error: type[Exception] = TypeError) -> NoReturn:
-    raise error(f"{name} is not done for row-sharded factors: gather them with tl.to_numpy")
+    raise error(f"{name} is not supported for row-sharded factors: gather them with tl.to_numpy")
 
 
 # NumPy's functions. Blocks are computed as plain matrices are; sums over rows are then added along

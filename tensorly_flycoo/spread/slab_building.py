@@ -1,4 +1,4 @@
-"""How the slabs of a tensor are built, wherever its nonzeros are.
+"""Building the slabs of a tensor, wherever its nonzeros are.
 
 1. The given nonzeros of each row of the longest mode are counted, and the mode is cut into buckets
    with equally many of them.
@@ -57,7 +57,7 @@ class SlabBuilder(ABC):
 
     @abstractmethod
     def sort_bucket(self, number: int, rows: range, home: int) -> tuple[Any, Any]:
-        """Return what `sort_nonzeros` makes of a bucket on a device, or what stands for it."""
+        """Sort a bucket on its device; return its records and row counts, or references to them."""
 
     def read(self, records: Any) -> Array:
         """Return the records that `sort_bucket` has returned, where they are."""
@@ -192,7 +192,7 @@ def split_nonzeros(
 def sort_records(
     records: np.ndarray, rows: range, record_format: RecordFormat, primitives: Primitives
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Do what `sort_nonzeros` does with the records of a bucket."""
+    """Sort the records of a bucket as `sort_nonzeros` sorts nonzeros."""
     coords, values = record_format.coords(records), record_format.values(records).copy()
     del records
     return sort_nonzeros(coords, values, rows, record_format, primitives)

@@ -34,8 +34,7 @@ class SlabLayout:
 
     It has those members of `Layout` that do not belong to a single order of the nonzeros.
     `num_slabs` is as the user gave it: slabs without rows are not kept. `record_format` is for
-    records of the whole tensor; those of a slab may be shorter. `devices` hold the slabs; what
-    belongs to no slab is on the first one.
+    records of the whole tensor; those of a slab may be shorter. The home device has all else.
     """
 
     def __init__(

@@ -85,7 +85,7 @@ class LazyMatrix:
         return rank
 
     def _assemble(self, rank: int, pairs: LeadingPairs) -> tuple[Array, Array]:
-        """Return what `svd` does, from what `_find_leading_pairs` does."""
+        """Turn eigenpairs into left singular vectors and values: signs, scale, padding."""
         engine, (vectors, values, _, sources) = self.tensor._engine, pairs
         signs = find_signs(vectors) if vectors.size else np.ones(vectors.shape[1], np.int64)
         signs = np.where(sources < 0, 1, np.append(signs, 1)[np.maximum(sources, -1)])

@@ -5,9 +5,7 @@ coordinates. If either has changed, the FlycooTensor is rebuilt. Threads that as
 wait for one of them to build; different ones are built side by side.
 """
 
-import functools
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,6 +13,7 @@ import numpy as np
 from ..base.reporting import report, span
 from ..engines import select_engine
 from ..format.locks import make_lock
+from .converters import find_converter, library_of
 from .labelled import LabelledTensor
 from .tensor import FlycooTensor
 
@@ -27,33 +26,6 @@ def is_raw_sparse(x: object) -> bool:
     """Return whether `x` is an array of pydata/sparse, without importing that package."""
     kind: type = type(x)
     return library_of(kind) == "sparse" and hasattr(x, "fill_value")
-
-
-@functools.cache
-def library_of(kind: type) -> str:
-    """Return the package that defines a class; "scipy" for CuPy's twin of SciPy too."""
-    return kind.__module__.removeprefix("cupyx.").partition(".")[0]
-
-
-#: For the sparse arrays of each library: how to know one, and the constructor of `FlycooTensor`.
-CONVERTERS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "scipy": (lambda x: hasattr(x, "tocoo"), "from_scipy"),
-    "torch": (lambda x: str(getattr(x, "layout", "")).startswith("torch.sparse"), "from_torch"),
-    "jax": (lambda x: hasattr(x, "n_batch"), "from_jax"),
-    "pyttb": (lambda x: hasattr(x, "subs") and hasattr(x, "vals"), "from_coo"),
-}
-
-
-def knows_library(kind: type) -> bool:
-    """Return whether a class is of a library that has sparse arrays."""
-    return library_of(kind) in ("sparse", *CONVERTERS)
-
-
-def find_converter(x: Any) -> str | None:
-    """Name the constructor of `FlycooTensor` for a sparse array of a library in `CONVERTERS`."""
-    kind: type = type(x)
-    is_known, converter = CONVERTERS.get(library_of(kind), (None, ""))
-    return converter if is_known and is_known(x) else None
 
 
 def find_instead(x: object) -> str | None:

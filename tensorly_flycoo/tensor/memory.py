@@ -46,7 +46,7 @@ _MOST = 64
 def attempt(task: str, function: Callable[[], _Result], ways_out: str = _WAYS_OUT) -> _Result:
     """Return ``function()``; if memory runs out, raise a MemoryError that says what needed it.
 
-    Inside another attempt the inner one explains; the outer one lets go of what its frames hold.
+    Inside another attempt the inner one explains; the outer one raises its text, and frees frames.
     """
     try:
         return function()

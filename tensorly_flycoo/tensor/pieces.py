@@ -139,7 +139,7 @@ def call_with_piece(
     cut_mode: int,
     start: int,
     *args: Any,
-) -> Array:
+) -> Any:
     """Call a function of a slab, on the slab's device, which is the current one."""
     piece = Piece(layout, engine.xp, OneDevice(engine.xp), 0, cut_mode, start)
     return function(piece, *args)

@@ -32,6 +32,7 @@ from ..engines import select_engine
 from ..format.packing import Groups
 from ..spread.slab_layout import AnyLayout, SlabLayout
 from . import pieces
+from .converters import CONVERTERS
 from .indexing import Index, find_kept, find_value, is_whole, order_kept, parse_index
 from .memory import build_layout
 from .pieces import Piece, map_pieces, read_nonzeros
@@ -309,8 +310,7 @@ class FlycooTensor:
         Raises
         ------
         TypeError
-            If `array` is a sparse one of SciPy or JAX, or its values are complex or of another
-            unsupported type.
+            If `array` is sparse, or its values are complex or of another unsupported type.
         ValueError
             If `array` has no modes or one of size 0, or a value is not finite.
 
@@ -319,10 +319,10 @@ class FlycooTensor:
         >>> FlycooTensor.from_dense(np.eye(3))
         <FlycooTensor: shape=(3, 3), dtype=float64, nnz=3, layout='replicated', device='cpu'>
         """
-        if hasattr(array, "tocoo") or hasattr(array, "n_batch"):
-            instead = "from_scipy" if hasattr(array, "tocoo") else "from_jax"
-            name = type(array).__name__
-            raise TypeError(f"array is a {name}, expected a dense array: call {instead} instead")
+        for is_known, instead in CONVERTERS.values():
+            if is_known(array):
+                found = f"array is a {type(array).__name__}, expected a dense array"
+                raise TypeError(f"{found}: call {instead} instead")
         array = as_array(array)
         check_shape(array.shape)
         xp = array_module(array)

@@ -43,13 +43,6 @@ def test_largest_partition_agrees_with_the_specification(num_rows, nnz, skew, nu
     assert balance.largest_partition(sizes, counts, num_partitions) == expected
 
 
-@pytest.mark.parametrize(
-    ("nnz", "expected"), [(1, 1), (2048, 2048), (2049, 2048), (3 * 2048 + 1, 4096)]
-)
-def test_largest_share_of_tiles(nnz, expected):
-    assert balance.largest_share_of_tiles(nnz, 2048, num_workers=3) == expected
-
-
 def make_row(tensor, **seconds):
     return {
         "tensor": tensor,
@@ -70,13 +63,6 @@ def test_a_bad_mean_or_one_bad_tensor_misses_the_target():
         assert verdict["is_met"] is is_met
         assert verdict["mean"] == pytest.approx(math.sqrt(ratios[0] * ratios[1]))
         assert verdict["missing"] == ["delicious", "nell-1", "amazon", "twitch"]
-
-
-def test_the_floor_is_all_reads_and_one_write():
-    row = make_row("vast", gather_only=1.0, write=0.25, replicated=1.5, remap=1.6, remap_off=1.2)
-    verdicts = {verdict["name"]: verdict["mean"] for verdict in report.judge([row])}
-    assert verdicts["replicated / (gather only + write)"] == pytest.approx(1.2)
-    assert report.remapping_share(row) == pytest.approx(0.25)
 
 
 def test_the_table_of_groups(capsys):
@@ -131,33 +117,6 @@ def test_prefixes_are_as_many_as_published(name, alpha, is_scattered):
     assert counts[-1].sum() == coords.shape[1]
     for size, wanted, found in zip(structure.shape, structure.num_prefixes, counts, strict=True):
         assert found.sum() == wanted or (found.max() == size and found.sum() > 0.99 * wanted)
-
-
-def test_repeats_vary_as_published():
-    """Means are exact; deviations are within four standard errors of their estimate."""
-    structure = structured.Structure((5000, 5000, 10**6), (5000, 40_000, 800_000), (0, 0.5, 0.9))
-    _, *counts = count_prefixes(draw(structure), structure.shape)
-    for found, variation in zip(counts, structure.variations[1:], strict=True):
-        deviations = (found - found.mean()) ** 2
-        error = deviations.std() / deviations.mean() / math.sqrt(4 * found.size)
-        assert found.std() / found.mean() == pytest.approx(variation, rel=4 * error)
-
-
-def test_indices_below_a_prefix_are_skewed():
-    """With alpha 3 half of the nonzeros lie in an eighth of the mode, with 1 in half of it."""
-    structure = structured.Structure((50, 60, 4000), (50, 1000, 20_000), (0, 0, 1))
-    for alpha in (1.0, 3.0):
-        rows = draw(structure, alpha, is_scattered=False)[-1]
-        assert np.mean(rows < 4000 * 0.5**alpha) == pytest.approx(0.5, abs=0.02)
-        scattered = draw(structure, alpha)[-1]
-        sizes = [np.sort(np.bincount(r, minlength=4000)) for r in (rows, scattered)]
-        assert np.array_equal(*sizes)
-
-
-def test_a_seed_gives_the_same_nonzeros():
-    structure = structured.STRUCTURES["nell-2"].shrink(1e-3)
-    assert np.array_equal(draw(structure), draw(structure))
-    assert not np.array_equal(draw(structure), draw(structure, seed=1))
 
 
 class SlabsOnTheHost:

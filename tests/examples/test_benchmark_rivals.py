@@ -72,8 +72,3 @@ def test_a_wrong_output_is_found(options, capsys):
     rows = benchmark_rivals.main([options[0].replace("plain", "broken"), *options[1:]])
     assert "broken" not in {row["tool"] for row in rows}
     assert "mode 0: an error of" in capsys.readouterr().out
-
-
-def test_nothing_runs_after_the_limit(options, capsys):
-    assert benchmark_rivals.main([*options, "--limit-s", "0"]) == []
-    assert "uber, real pairs, plain, threads [1, 2]: no time left" in capsys.readouterr().out

@@ -6,8 +6,8 @@ Loops run over places `first` to `last`, or over parts: consecutive places with 
 from typing import Any
 
 import numpy as np
+from numpy import ndarray as Array
 
-from ...base.array_modules import Array
 from .compiling import kernel
 from .records import Fields, place_of, read_row
 

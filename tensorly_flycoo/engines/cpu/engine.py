@@ -8,8 +8,9 @@ from typing import Any
 
 import numba
 import numpy as np
+from numpy import ndarray as Array
 
-from ...base.array_modules import Array, move
+from ...base.array_modules import move
 from ...format.layout import Layout
 from ...format.packing import RecordFormat
 from ...format.primitives import Compute, Step

@@ -1,4 +1,4 @@
-"""How much memory of the host is free."""
+"""The free memory of the host."""
 
 from collections.abc import Iterator
 from pathlib import Path

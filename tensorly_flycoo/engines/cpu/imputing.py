@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 from numba.cpython.unsafe.tuple import tuple_setitem
+from numpy import ndarray as Array
 
-from ...base.array_modules import Array
 from . import threads
 from .compiling import kernel
 from .kernels import add_product, count_lanes, fill_row, new_row_of_zeros

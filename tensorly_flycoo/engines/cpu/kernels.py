@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
+from numpy import ndarray as Array
 
-from ...base.array_modules import Array
 from .compiling import kernel
 from .records import (
     PREFETCH_DISTANCE,
@@ -29,7 +29,7 @@ ROW_NBYTES = 256
 
 
 class Operands(NamedTuple):
-    """What MTTKRP reads and writes; a vector register holds ``len(lanes)`` columns."""
+    """The arrays that MTTKRP reads and writes; a vector register holds ``len(lanes)`` columns."""
 
     fields: Fields  # of the other modes
     factors: tuple[Array, ...]  # of the other modes, C-contiguous

@@ -4,8 +4,8 @@ import math
 
 import numba
 import numpy as np
+from numpy import ndarray as Array
 
-from ...base.array_modules import Array
 from ...base.checks import check_finite, check_inside
 from ...format.packing import Cut, RecordFormat
 from ...format.primitives import Entries, ModeRows, Primitives, Step, index_dtype

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy import ndarray as Array
 
-from ...base.array_modules import Array
 from ..protocol import Group
 from . import threads
 from .compiling import kernel

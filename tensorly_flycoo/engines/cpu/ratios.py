@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from llvmlite import ir
 from numba.core import types
+from numpy import ndarray as Array
 
-from ...base.array_modules import Array
 from .compiling import kernel
 from .kernels import (
     Operands,
@@ -39,7 +39,7 @@ from .records import (
 
 
 class Model(NamedTuple):
-    """What the ratios need besides the other modes' factors."""
+    """The arrays that ratios need besides the other modes' factors."""
 
     factor: Array  # (I_mode, R), C-contiguous
     smallest: Any  # smaller values of the model divide as this one; None multiplies by all

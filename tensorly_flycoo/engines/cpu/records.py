@@ -13,8 +13,8 @@ import numpy as np
 from llvmlite import ir
 from numba import extending
 from numba.core import cgutils, types
+from numpy import ndarray as Array
 
-from ...base.array_modules import Array
 from ...format.packing import RecordFormat
 from ...format.primitives import Step
 from .compiling import kernel
@@ -28,7 +28,7 @@ PREFETCH_DISTANCE = 16
 
 
 class Fields(NamedTuple):
-    """Where the coordinates of some modes are in a record.
+    """The places of some modes' coordinates in a record.
 
     Words are None if all coordinates are in the first: code for that reads it only once.
     """
@@ -77,8 +77,8 @@ class Tiles(NamedTuple):
 
     size: int
     bucket_size: int
-    carry_rows: Array = None
-    empty_rows: Array = None
+    carry_rows: Any = None
+    empty_rows: Any = None
 
 
 @kernel

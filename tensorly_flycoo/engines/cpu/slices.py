@@ -4,8 +4,8 @@ They run in one thread: a slice of a thousand nonzeros takes less time than to w
 """
 
 import numpy as np
+from numpy import ndarray as Array
 
-from ...base.array_modules import Array
 from .compiling import kernel
 
 

@@ -23,8 +23,8 @@ import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.core.compiler import Flags
+from numpy import ndarray as Array
 
-from ...base.array_modules import Array
 from ...base.reporting import log_compilation
 from .compiling import kernel
 from .records import intrinsic
@@ -234,7 +234,7 @@ def _serve(words: Array) -> None:
 
 @kernel
 def _run(helpers: Array, num_helpers: int, parts: Array, function: int, data: int) -> None:
-    """Take parts together with so many helpers, or with those that no other caller needs."""
+    """Run the loop here and on up to `num_helpers` idle threads."""
     job, num_called = _address(parts), 0
     for h in range(helpers.shape[0]):
         if num_called == num_helpers:

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numba.core import types
+from numpy import ndarray as Array
 
-from ...base.array_modules import Array
 from .compiling import kernel
 from .kernels import add_multiple, advance, point_at_row
 from .records import (

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from numpy import ndarray as Array
 
-from ...base.array_modules import Array
 from . import threads
 from .compiling import kernel
 

@@ -12,7 +12,8 @@ from typing import Any
 import cupy
 import numpy as np
 
-from ...base.array_modules import Array, is_cupy
+from ...base.array_modules import GpuArray as Array
+from ...base.array_modules import is_cupy
 from ...base.checks import check_finite, check_inside
 from ...format import packing
 from ...format.packing import Cut, RecordFormat

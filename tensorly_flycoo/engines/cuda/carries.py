@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import cupy
 import numpy as np
 
-from ...base.array_modules import Array
+from ...base.array_modules import GpuArray as Array
 from ...format.packing import round_up
 from . import launch, tuning
 

@@ -6,7 +6,7 @@ from typing import Self
 import cupy
 import numpy as np
 
-from ...base.array_modules import Array
+from ...base.array_modules import GpuArray as Array
 from ...format.primitives import CompactIds
 from ...format.remap import count_runs
 from . import launch, tuning

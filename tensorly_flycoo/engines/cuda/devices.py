@@ -10,7 +10,8 @@ from typing import Any
 import cupy
 import numpy as np
 
-from ...base.array_modules import Array, is_cupy, move
+from ...base.array_modules import GpuArray as Array
+from ...base.array_modules import is_cupy, move
 from ...base.devices import Request
 from .exchange import copy_blocks
 
@@ -117,7 +118,7 @@ class _Link:
 
 
 class _Copies:
-    """What is copied to one GPU."""
+    """Copies to one GPU."""
 
     def __init__(self, device: int) -> None:
         self.device = device

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import cupy
 import numpy as np
 
-from ...base.array_modules import Array, is_cupy
+from ...base.array_modules import GpuArray as Array
+from ...base.array_modules import is_cupy
 from ...base.checks import check_current_gpu
 from ...format.layout import Layout
 from ...format.packing import RecordFormat

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import cupy
 
-from ...base.array_modules import Array
+from ...base.array_modules import GpuArray as Array
 from ...format import tree as trees
 from . import tuning
 from .launch import get_direct_kernel

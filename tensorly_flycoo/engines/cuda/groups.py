@@ -7,7 +7,7 @@ from typing import TypeAlias
 import cupy
 import numpy as np
 
-from ...base.array_modules import Array
+from ...base.array_modules import GpuArray as Array
 from ..protocol import Group
 from . import launch, tuning
 

@@ -10,7 +10,7 @@ from typing import Any
 import cupy
 import numpy as np
 
-from ...base.array_modules import Array
+from ...base.array_modules import GpuArray as Array
 from . import launch
 
 _STATE_WORDS = 624

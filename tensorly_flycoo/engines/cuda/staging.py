@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import cupy
 import numpy as np
 
-from ...base.array_modules import Array
+from ...base.array_modules import GpuArray as Array
 
 #: An array that is used, and the next one, which is copied at the same time.
 _NUM_SLOTS = 2

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ...base.array_modules import Array
+from ...base.array_modules import GpuArray as Array
 from ...format.packing import RecordFormat, round_up
 from .tuning import RankCut
 

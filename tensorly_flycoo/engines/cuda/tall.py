@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import cupy
 import numpy as np
 
-from ...base.array_modules import Array
+from ...base.array_modules import GpuArray as Array
 from . import launch, structs, tuning
 from .launch import DirectKernel, get_direct_kernel
 from .macros import products_macros, solve_rows_macros

@@ -1,4 +1,4 @@
-"""How work is cut for the kernels: tables of the best sizes, with what they were measured on.
+"""Sizes into which work is cut for the kernels: tables of the best, and where they were measured.
 
 To add a GPU, measure with `examples/benchmark_gpu` and add rows. The cut fixes the order of
 additions: another cut changes the last bits of results.
@@ -79,7 +79,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Occupancy:
-    """How much a multiprocessor has in flight: a row of `OCCUPANCIES`.
+    """The work that a multiprocessor has in flight: a row of `OCCUPANCIES`.
 
     A row is for GPUs of its compute capability, and of higher ones up to the next row's. The larger
     a tile, the more of its records go to the same bucket, and the less room for other blocks. All
@@ -172,7 +172,7 @@ def choose_block_size(tile_size: int) -> int:
 
 @dataclass(frozen=True)
 class RankCut:
-    """How the columns of a row are distributed over lanes."""
+    """The distribution of a row's columns over lanes."""
 
     load_columns: int  # neighbouring columns that one load reads
     store_columns: int  # neighbouring columns that one store writes
@@ -289,7 +289,7 @@ def choose_rows_per_block(num_rows: int) -> int:
 
 @dataclass(frozen=True)
 class ColumnCut:
-    """How the columns of TTMc are distributed over threads."""
+    """The distribution of TTMc's columns over threads."""
 
     lane_columns: int  # of a thread, `group_size` apart: it reads a nonzero once for all of them
     group_size: int  # threads of a group, a power of two

@@ -7,7 +7,7 @@ import cupy
 import numpy as np
 from numpy.typing import DTypeLike
 
-from ...base.array_modules import Array
+from ...base.array_modules import GpuArray as Array
 from . import launch, tuning
 from .launch import DirectKernel, get_direct_kernel
 from .macros import sweep_macros

@@ -243,8 +243,17 @@ def test_conjugate_gradients_with_groups():
         np.testing.assert_allclose(factor, other, rtol=1e-6, atol=1e-8)
 
 
-@pytest.mark.parametrize("layout", ["remap", "replicated", "indexed"])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(
+    ("layout", "dtype"),
+    [
+        ("remap", "float64"),
+        ("replicated", "float32"),
+        ("indexed", "float64"),
+        pytest.param("remap", "float32", marks=pytest.mark.slow),
+        pytest.param("replicated", "float64", marks=pytest.mark.slow),
+        pytest.param("indexed", "float32", marks=pytest.mark.slow),
+    ],
+)
 def test_conjugate_gradients_in_every_layout_and_dtype(layout, dtype):
     coords, values = make_tensor(dtype=dtype).nonzeros()
     options = {"n_iter_max": 10, "random_state": 0, "l2_reg": 0.1, "return_errors": True, "tol": 0}

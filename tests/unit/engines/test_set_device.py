@@ -1,4 +1,4 @@
-"""`set_device` as a call and in a ``with`` block; test_checks.py tests its errors."""
+"""`set_device` as a call and in a ``with`` block; test_bad_input.py tests its errors."""
 
 import pytest
 

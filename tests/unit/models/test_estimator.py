@@ -64,8 +64,14 @@ def test_other_tensors_are_not_scored(x):
         with pytest.raises(ValueError, match=r"expected .* the tensor of fit: folds of"):
             estimator.score(other)
     assert estimator.score(x.to_coo()) == estimator.score(x)
+
+
+# Indexing a COO compiles for five seconds.
+@pytest.mark.parametrize("is_coo", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_folds_of_rows_give_a_warning(x, is_coo):
+    search = GridSearchCV(FlycooCP(1), {"rank": [1, 2]}, cv=2)
     with pytest.warns(UserWarning, match="folds of rows cannot judge a model of other rows"):
-        GridSearchCV(FlycooCP(1), {"rank": [1, 2]}, cv=2).fit(x.to_coo())
+        search.fit(x.to_coo() if is_coo else x)
 
 
 @pytest.mark.parametrize(

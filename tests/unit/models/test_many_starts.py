@@ -1,5 +1,7 @@
 """Runs from many starts at once are the same to the bit as runs one by one."""
 
+import itertools
+
 import numpy as np
 import pytest
 import sparse
@@ -35,10 +37,23 @@ def assert_same(run, expected):
         np.testing.assert_array_equal(found, array)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("rank", [1, 9, pytest.param(4, marks=pytest.mark.slow)])
 # Modes of at most 4 * rank rows are solved for without the inverse.
-@pytest.mark.parametrize("shape", [(30, 40, 50), (5, 9, 20, 60)], ids=str)
+CASES = [
+    *itertools.product([(30, 40, 50)], [1, 9], ["float32", "float64"]),
+    ((5, 9, 20, 60), 1, "float32"),
+    ((5, 9, 20, 60), 9, "float64"),
+]
+SLOW_CASES = [
+    ((5, 9, 20, 60), 1, "float64"),
+    ((5, 9, 20, 60), 9, "float32"),
+    *itertools.product([(30, 40, 50), (5, 9, 20, 60)], [4], ["float32", "float64"]),
+]
+
+
+@pytest.mark.parametrize(
+    ("shape", "rank", "dtype"),
+    [*CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW_CASES)],
+)
 def test_each_run_equals_the_lone_run(shape, rank, dtype):
     x, stopping = random_tensor(shape, 3000, random_state=0, dtype=dtype), Stopping(12)
     runs = run_together(x, rank, SEEDS, stopping)
@@ -151,8 +166,18 @@ def make_grouped(groups, dtype):
     return FlycooTensor(coords, values, (300, 250, 5, 6), groups=groups)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("groups", [None, ((0,), (1, 2), (3,)), ((0, 1), (2, 3))], ids=str)
+@pytest.mark.parametrize(
+    ("groups", "dtype"),
+    [
+        (None, "float64"),
+        (((0,), (1, 2), (3,)), "float32"),
+        (((0, 1), (2, 3)), "float64"),
+        pytest.param(None, "float32", marks=pytest.mark.slow),
+        pytest.param(((0,), (1, 2), (3,)), "float64", marks=pytest.mark.slow),
+        pytest.param(((0, 1), (2, 3)), "float32", marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
 def test_runs_with_missing_entries_are_near_the_lone_runs(groups, dtype):
     x, stopping = make_grouped(groups, dtype), Stopping(5, 0)
     assert (x._layout.prefixes is not None) == (groups == ((0, 1), (2, 3)))

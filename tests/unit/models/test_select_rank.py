@@ -39,7 +39,7 @@ def x():
     return planted_tensor((20, 30, 40), 2, 300, noise=0.1, random_state=0)[0]
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_planted_rank_is_found(seed):
     x, _ = planted_tensor((30, 40, 50), 3, 300, noise=0.2, random_state=seed)
     selection = select_rank(x, range(1, 6), n_runs=4, random_state=seed)
@@ -69,7 +69,7 @@ def make_counts(rank, mean, seed, shape=(60, 50, 40)):
 @pytest.mark.parametrize(
     ("rank", "mean", "seed", "doubts"),
     [
-        (3, 0.03, 0, []),
+        pytest.param(3, 0.03, 0, [], marks=pytest.mark.slow),
         (2, 0.01, 0, ["the held-out entries are too few to t"]),
     ],
 )
@@ -180,7 +180,7 @@ def test_held_out_values_are_unknown_to_starts_and_updates(method, x):
     assert first.scores[0].match == second.scores[0].match
 
 
-@pytest.mark.parametrize("method", METHODS[:3])
+@pytest.mark.parametrize("method", [*METHODS[:2], pytest.param(METHODS[2], marks=pytest.mark.slow)])
 def test_a_diagonal_tensor_cannot_be_predicted(method):
     x = FlycooTensor([np.arange(20)] * 3, np.linspace(10, 5, 20), (20, 20, 20))
     with pytest.warns(UserWarning, match="no rank predicts the held-out entries"):
@@ -189,8 +189,15 @@ def test_a_diagonal_tensor_cannot_be_predicted(method):
     assert selection.rank == 1
 
 
-@pytest.mark.parametrize("method", METHODS[:2])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(
+    ("method", "dtype"),
+    [
+        (METHODS[0], "float32"),
+        (METHODS[1], "float64"),
+        pytest.param(METHODS[0], "float64", marks=pytest.mark.slow),
+        pytest.param(METHODS[1], "float32", marks=pytest.mark.slow),
+    ],
+)
 def test_the_rank_without_noise_is_found(method, dtype):
     x, _ = planted_tensor((25, 30, 35), 3, 300, random_state=0, dtype=dtype)
     selection = select_rank(x, range(2, 6), 6, method, random_state=0)
@@ -224,7 +231,13 @@ def make_ratings(seed):
 
 
 @pytest.mark.parametrize(
-    "options", [{"biases": True}, {"l2_reg": 0.1}, {"cg_steps": 3}, {"biases": True, "cg_steps": 3}]
+    "options",
+    [
+        {"l2_reg": 0.1},
+        {"biases": True, "cg_steps": 3},
+        pytest.param({"biases": True}, marks=pytest.mark.slow),
+        pytest.param({"cg_steps": 3}, marks=pytest.mark.slow),
+    ],
 )
 def test_the_rank_of_ratings_is_found_with_each_option(options):
     with_biases, without = make_ratings(0)

@@ -228,7 +228,7 @@ def test_matrices_that_are_not_sharded():
 
 def test_other_attributes_are_refused_by_name():
     (x,) = scatter(draw()[:1], cut_evenly(NUM_ROWS, 3), 2)
-    with pytest.raises(AttributeError, match=r"ravel is not done .* tl\.to_numpy"):
+    with pytest.raises(AttributeError, match=r"ravel is not supported .* tl\.to_numpy"):
         x.ravel()
 
 

@@ -89,6 +89,8 @@ def test_from_dense_of_bad_arguments():
         FlycooTensor.from_dense(3.0)
     with pytest.raises(TypeError, match=r"array is a dia_array, .* call from_scipy"):
         FlycooTensor.from_dense(scipy.sparse.dia_array(np.eye(3)))
+    with pytest.raises(TypeError, match=r"array is a sptensor, .* call from_coo"):
+        FlycooTensor.from_dense(pyttb.sptensor(np.array([[0, 1]]), np.ones((1, 1)), (2, 2)))
 
 
 class SparseStandIn:
@@ -112,6 +114,8 @@ def test_from_torch_by_a_stand_in():
         FlycooTensor.from_torch(SparseStandIn(1))
     with pytest.raises(TypeError, match=r"tensor is a ndarray, expected a sparse torch\.Tensor"):
         FlycooTensor.from_torch(np.eye(3))
+    with pytest.raises(TypeError, match="expected a dense array: call from_torch instead"):
+        FlycooTensor.from_dense(SparseStandIn())
 
 
 class JaxStandIn:

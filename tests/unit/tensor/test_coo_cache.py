@@ -11,12 +11,8 @@ from problems import make_factors, make_problem
 
 from tensorly_flycoo import FlycooTensor, engines, mttkrp
 from tensorly_flycoo.tensor import coo_cache
-from tensorly_flycoo.tensor.coo_cache import (
-    as_flycoo,
-    find_converter,
-    is_raw_sparse,
-    is_sparse,
-)
+from tensorly_flycoo.tensor.converters import find_converter
+from tensorly_flycoo.tensor.coo_cache import as_flycoo, is_raw_sparse, is_sparse
 
 PROBLEM = make_problem((30, 20, 10), 500)
 

@@ -1,4 +1,7 @@
-"""Bad input to the public functions: the error, its message, and no side effects."""
+"""Bad input to public functions: the error, its message, and no side effects.
+
+test_bad_options.py passes bad values of each numeric option.
+"""
 
 import contextlib
 import importlib.machinery
