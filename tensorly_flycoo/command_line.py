@@ -321,12 +321,10 @@ class _Run(Progress):
     """Progress that also ends the run once a fit, however small, hardly improves."""
 
     tol = 0.0
-    is_interrupted = False
 
     def __call__(self, model: Any, error: SupportsFloat = np.nan) -> bool:
-        self.is_interrupted = super().__call__(model, error)
-        if self.is_interrupted or not self.tol or len(self.errors) < 3:
-            return self.is_interrupted
+        if super().__call__(model, error) or not self.tol or len(self.errors) < 3:
+            return self._is_interrupted
         return self.errors[-2] - self.errors[-1] < self.tol * (1 - self.errors[-1])
 
 
@@ -370,7 +368,7 @@ def _decompose(
         if own:  # the ridge is chosen once, and the iteration by the held-out entries
             own["l2_reg"] = runs[-1].observed_l2_reg
             errors[-1] = progress.errors[: 2 + int(np.argmin(progress.errors[1:]))]
-        if progress.is_interrupted:
+        if progress._is_interrupted:
             break
     starts = Starts(runs, errors, list(seeds)[: len(runs)], None)
     matches = np.array([factor_match_score(starts.best, run) for run in runs])

@@ -15,38 +15,17 @@ from .momentum import NESTEROV
 
 @dataclass(frozen=True)
 class Method:
-    """A decomposition, and what it can do.
-
-    Attributes
-    ----------
-    function : callable
-    loss : str
-        What it minimises, a name of `LOSSES`; the default if it has an option `loss`.
-    makes_cp : bool
-        Whether it makes a CP model of one tensor.
-    non_negative : bool
-        Whether the model is non-negative without further options.
-    takes_mask : bool
-        Whether the option `mask` holds entries out.
-    knows_zeros : bool
-        Whether cells that the tensor does not store are zeros to it, not unknown.
-    has_momentum : bool
-        Whether it has ``linesearch="nesterov"``.
-    runs_together : bool
-        Whether `run_together` iterates many of its runs at once.
-    is_ours : bool
-        Whether it is of this package: then it takes a `MissingEntries` for a mask.
-    """
+    """A decomposition, and what it can do without further options."""
 
     function: Callable[..., Any]
-    loss: str = "gaussian"
-    makes_cp: bool = True
-    non_negative: bool = False
-    takes_mask: bool = False
-    knows_zeros: bool = True
-    has_momentum: bool = False
-    runs_together: bool = False
-    is_ours: bool = True
+    loss: str = "gaussian"  # what it minimises; the default if it has an option `loss`
+    makes_cp: bool = True  # whether it makes a CP model of one tensor
+    non_negative: bool = False  # whether its model is
+    takes_mask: bool = False  # whether `mask` holds entries out
+    knows_zeros: bool = True  # whether cells that are not stored are zeros to it, not unknown
+    has_momentum: bool = False  # whether it has ``linesearch="nesterov"``
+    runs_together: bool = False  # whether `run_together` iterates many of its runs at once
+    is_ours: bool = True  # whether it takes a `MissingEntries` for a mask
 
     @property
     def name(self) -> str:
@@ -114,7 +93,7 @@ def find_method(
     """
     if not callable(method):
         if method not in known:
-            raise ValueError(f"{name} is {method!r}, expected one of {(*known,)}, or a function")
+            raise ValueError(f"{name} is {method!r}, expected one of {known}, or a function")
         return METHODS[method]
     other = Method(method, is_ours=False)
     row = METHODS.get(other.name)

@@ -9,7 +9,7 @@ import numpy as np
 from tensorly.cp_tensor import CPTensor
 
 from ..base.array_modules import move
-from ..base.checks import check_count, check_rank, num_cells
+from ..base.checks import check_count, check_rank, check_real, num_cells
 from ..base.reporting import report
 from ..base.tables import format_table, make_bars, make_table
 from ..decomposition.labelled_cp import label_result, make_figure
@@ -118,12 +118,11 @@ class RankSelection:
     @property
     def table(self) -> "DataFrame | list[dict[str, Any]]":
         """The scores as a DataFrame with a row for each rank; without pandas, a list of dicts."""
-        records = [score._asdict() for score in self.scores]
         try:
             from pandas import DataFrame
         except ImportError:
-            return records
-        return DataFrame(records).set_index("rank")
+            return [score._asdict() for score in self.scores]
+        return DataFrame(self.scores).set_index("rank")
 
     def _list_rows(self) -> list[list[Any]]:
         """Return the scores as texts, headings first."""
@@ -142,8 +141,8 @@ class RankSelection:
         return [] if self.rank is None else [f"rank {self.rank} is {self.rule}{doubts}"]
 
     def _repr_html_(self) -> str:
-        losses = np.nan_to_num([score.heldout_loss for score in self.scores], posinf=np.inf)
-        (head, *rows), largest = self._list_rows(), max(losses[losses < np.inf], default=0.0)
+        (head, *rows), losses = self._list_rows(), [score.heldout_loss for score in self.scores]
+        largest = max((loss for loss in losses if loss < np.inf), default=0.0)
         for row, loss in zip(rows, losses, strict=True):
             row[2] = make_bars([loss], [row[2]], largest)
         return make_table(rows, head) + make_table([["", text] for text in self._explain()])
@@ -328,10 +327,9 @@ def select_rank(
 def _check_holdout(
     x: FlycooTensor, holdout: Any, method: Method, options: Mapping[str, Any]
 ) -> None:
-    is_number = isinstance(holdout, int | float | np.number) and not isinstance(holdout, bool)
-    if not is_number or not 0 <= holdout < 1:
-        error = ValueError if is_number else TypeError
-        raise error(f"holdout is {holdout!r}, expected a number from 0 to below 1")
+    check_real(holdout, "holdout", 0)
+    if holdout >= 1:
+        raise ValueError(f"holdout is {holdout!r}, expected a number from 0 to below 1")
     if not holdout:
         return
     if not method.can_hold_out:

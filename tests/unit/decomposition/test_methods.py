@@ -3,6 +3,8 @@
 import functools
 import inspect
 import pickle
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ import sparse
 import tensorly as tl
 from tensorly.cp_tensor import CPTensor
 
-from tensorly_flycoo import FlycooTensor, decomposition, select_rank
+from tensorly_flycoo import FlycooTensor, best_of, decomposition, select_rank
 from tensorly_flycoo.decomposition.losses import LOSSES
 from tensorly_flycoo.decomposition.methods import METHODS, find_method
 from tensorly_flycoo.testing import random_tensor
@@ -140,3 +142,19 @@ def test_select_rank_describes_the_methods_that_hold_entries_out():
     described = inspect.getdoc(select_rank).partition("method : ")[2].partition("holdout : ")[0]
     for name, method in METHODS.items():
         assert (f'"{name}"' in described) == method.can_hold_out
+
+
+def test_pages_and_docstrings_name_the_methods():
+    docs = Path(__file__).parents[3] / "docs"
+    for name in [name for name, method in METHODS.items() if method.has_momentum]:
+        assert f"`{name}`" in best_of.__doc__
+        assert f"{name}`" in (docs / "answer.md").read_text()
+    lacking = {
+        name
+        for name, method in METHODS.items()
+        if "callback" in method.defaults
+        and hasattr(tl.decomposition, name)
+        and "callback" not in inspect.signature(getattr(tl.decomposition, name)).parameters
+    }
+    listed = (docs / "uses.md").read_text().partition("takes no callback: ")[2].partition(".\n")[0]
+    assert {*re.findall(r"`(\w+)`", listed)} == lacking
