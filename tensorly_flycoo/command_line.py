@@ -349,7 +349,7 @@ def _decompose(
     x: LabelledTensor, method: Method, arguments: argparse.Namespace, own: dict[str, Any]
 ) -> Starts:
     """Run all starts, or until Ctrl-C those so far, with `own` options for `observed_parafac`."""
-    is_gaussian = arguments.loss == "gaussian" and not own
+    is_fit = method.knows_zeros and method.error_name == "error"  # of which `tol` is a part
     num_starts = arguments.starts or (_NUM_STARTS if arguments.init == "random" else 1)
     has_bar = sys.stderr.isatty() and importlib.util.find_spec("tqdm") is not None
     show = None if arguments.quiet else "bar" if has_bar else "log"
@@ -359,9 +359,9 @@ def _decompose(
     for number, seed in enumerate(seeds, 1):
         with _Run(arguments.iterations, show=show, log_every=10) as progress:
             report(f"start {number} of {num_starts}")
-            progress.tol = arguments.tol if is_gaussian else 0.0
+            progress.tol = arguments.tol if is_fit else 0.0
             options = {"init": arguments.init, "n_iter_max": arguments.iterations}
-            options |= {"tol": 0 if is_gaussian else arguments.tol, "random_state": seed}
+            options |= {"tol": 0 if is_fit else arguments.tol, "random_state": seed}
             options = method.prefer_momentum(x, options | own | {"callback": progress})
             runs.append(method.function(x, arguments.rank, **options))
         errors.append(progress.errors)

@@ -151,7 +151,8 @@ def best_of(
     each run gives the bits that it gives alone, with a mask up to rounding errors. On a GPU runs
     differ from lone ones by rounding errors, which iterations amplify: after six of them, in tests,
     by less than 1e-10 (float64) or 1e-3 (float32) of the largest element. Every call gives the same
-    bits. A run that meets a singular system of equations is repeated alone.
+    bits. A run that meets a singular system of equations is repeated alone. `observed_parafac`
+    chooses its ridge in the first run, for all.
 
     Examples
     --------
@@ -185,7 +186,7 @@ def best_of(
             report(f"run {number + 1} of {n_starts}")
             runs[number] = run = Run(*run_once(method, x, rank, seed, options))
             if hasattr(run.cp_tensor, "observed_l2_reg") and not method.knows_zeros:
-                # Chosen by the nonzeros and the rank alone: the others would choose it too.
+                # It depends on no start: the others would choose it too.
                 options["l2_reg"] = run.cp_tensor.observed_l2_reg
     results, errors = [run.cp_tensor for run in runs], [list(run.errors) for run in runs]
     dropped = [number for number, run in enumerate(runs) if run.is_dropped]

@@ -124,15 +124,20 @@ class RankSelection:
             return [score._asdict() for score in self.scores]
         return DataFrame(self.scores).set_index("rank")
 
-    def _list_rows(self) -> list[list[Any]]:
-        """Return the scores as texts, headings first."""
+    def _list_rows(self, largest: float | None = None) -> list[list[str]]:
+        """Return the scores as texts, headings first; with the `largest` loss, losses as bars."""
         rows = [["rank", self._error, "held-out loss (se)", "core consistency", "match", ""]]
         for score in self.scores:
-            core = score.core_consistency
-            texts = f"{score.heldout_loss:.4f} ({score.heldout_se:.4f})", f"{score.match:.2f}"
-            mark = "<- suggested" if score.rank == self.rank else ""
-            shown = "< -999" if core < -999 else f"{core:.0f}"
-            rows.append([str(score.rank), f"{score.error:.4f}", texts[0], shown, texts[1], mark])
+            core, loss = score.core_consistency, score.heldout_loss
+            text = f"{loss:.4f} ({score.heldout_se:.4f})"
+            rows.append([
+                str(score.rank),
+                f"{score.error:.4f}",
+                text if largest is None else make_bars([loss], [text], largest),
+                "< -999" if core < -999 else f"{core:.0f}",
+                f"{score.match:.2f}",
+                "<- suggested" if score.rank == self.rank else "",
+            ])  # fmt: skip
         return rows
 
     def _explain(self) -> list[str]:
@@ -141,10 +146,8 @@ class RankSelection:
         return [] if self.rank is None else [f"rank {self.rank} is {self.rule}{doubts}"]
 
     def _repr_html_(self) -> str:
-        (head, *rows), losses = self._list_rows(), [score.heldout_loss for score in self.scores]
-        largest = max((loss for loss in losses if loss < np.inf), default=0.0)
-        for row, loss in zip(rows, losses, strict=True):
-            row[2] = make_bars([loss], [row[2]], largest)
+        losses = [score.heldout_loss for score in self.scores if score.heldout_loss < np.inf]
+        head, *rows = self._list_rows(max(losses, default=0.0))
         return make_table(rows, head) + make_table([["", text] for text in self._explain()])
 
     def __repr__(self) -> str:
