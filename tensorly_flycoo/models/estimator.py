@@ -46,17 +46,13 @@ class Parameters:
         hint = "" if name.startswith("__") else ": it comes with the first fit or partial_fit"
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{hint}")
 
-    def __repr__(self) -> str:
-        params = ", ".join(f"{name}={value!r}" for name, value in self.get_params().items())
-        return f"{type(self).__name__}({params})"
-
     def __sklearn_tags__(self) -> Any:
         from sklearn.utils import Tags, TargetTags
 
         return Tags(estimator_type=None, target_tags=TargetTags(required=False))
 
 
-@dataclass(repr=False, eq=False)
+@dataclass(eq=False)
 class FlycooCP(Parameters):
     """A CP decomposition of a sparse tensor that scikit-learn can clone and search.
 

@@ -205,7 +205,7 @@ STREAMS: dict[str, type[LeastSquaresStream] | type[CountStream]] = {
 _SAVED = ("rank", "mode", "loss", "forget", "n_iter_max", "tol", "keep")
 
 
-@dataclass(repr=False, eq=False)
+@dataclass(eq=False)
 class OnlineCP(Parameters):
     """A CP model of a tensor that grows along one mode, updated by each new slice.
 
