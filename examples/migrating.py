@@ -17,8 +17,8 @@ What changes
     Factors have the tensor's dtype. float32 stays float32; integers and bools are counts and
     become float64. An initial guess (``init=``) must have the same dtype.
     Where results are: those of a `sparse.COO` are NumPy arrays, also if a GPU computes them, as one
-    does by default; those of a `FlycooTensor` are where it is, CuPy arrays on a GPU. Arrays that you
-    pass beside a tensor may be either.
+    does by default. Those of a `FlycooTensor` are where it is: CuPy arrays on a GPU. Arrays beside
+    a tensor may be either.
 
 What does not change
     TensorLy's functions, classes and options, and what they return. The random start for a seed:

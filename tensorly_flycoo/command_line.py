@@ -10,7 +10,7 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, SupportsFloat
+from typing import Any, NoReturn, SupportsFloat
 
 import numpy as np
 import tensorly as tl
@@ -18,19 +18,14 @@ import tensorly as tl
 from . import LabelledCP, Progress, __version__, cp_fit, profile
 from .base.reporting import report
 from .base.versions import show_versions
-from .decomposition import (
-    generalized_parafac,
-    non_negative_parafac_hals,
-    observed_parafac,
-    parafac,
-)
 from .decomposition.cp_model import count_zeros
+from .decomposition.methods import METHODS, Method
 from .engines import set_device
 from .io.dataframe import from_dataframe
 from .io.files import replace_file, replace_text, try_writing
 from .io.table_files import read_table
 from .io.tns import read_tns
-from .models.best_of import Starts, prefer_momentum
+from .models.best_of import Starts
 from .models.match import factor_match_score
 from .tensor.labelled import LabelledTensor, Labels
 
@@ -38,24 +33,11 @@ from .tensor.labelled import LabelledTensor, Labels
 _TENSORS = (".tns", ".tns.gz", ".tns.zst", ".ttx", ".mtx")
 SUFFIXES = (".parquet", ".csv", ".csv.gz", ".tsv", ".tsv.gz", *_TENSORS)
 
-
-class Loss(NamedTuple):
-    """A loss that `fit` can minimise: when to choose it, its solvers, and how to tell the error."""
-
-    text: str
-    solver: Callable[..., Any]
-    non_negative_solver: Callable[..., Any]
-    describe: Callable[[float], str] = lambda error: f"fit {1 - error:.4g}"
-
-
-#: By the names that `generalized_parafac` gives them.
+#: What each loss is for, by the names of `generalized_parafac`.
 LOSSES = {
-    "gaussian": Loss("the squared error, for any values", parafac, non_negative_parafac_hals),
-    "poisson_count": Loss(
-        "the likelihood of counts, with a non-negative model", generalized_parafac,
-        generalized_parafac, lambda error: f"loss {error:.6g}",
-    ),
-}  # fmt: skip
+    "gaussian": "the squared error, for any values",
+    "poisson_count": "the likelihood of counts, with a non-negative model",
+}
 
 #: What a command reports in one line: the data, the disk or a missing package is to blame.
 _ERRORS = (ImportError, LookupError, MemoryError, OSError, RuntimeError, TypeError, ValueError)
@@ -194,7 +176,7 @@ def _add_fit_options(parser: argparse.ArgumentParser) -> None:
     add("--dtype", default="float64", choices=("float32", "float64"))
     add = parser.add_argument_group("the model").add_argument
     add("--rank", type=_count, required=True, help="the number of components")
-    text = "".join(f"{name}: {loss.text}; " for name, loss in LOSSES.items())
+    text = "".join(f"{name}: {purpose}; " for name, purpose in LOSSES.items())
     text += "default: poisson_count if rows are counted, else gaussian"
     add("--loss", choices=LOSSES, help=f"what to fit by ({text})")
     add("--non-negative", action="store_true", help="allow no negative element in the model")
@@ -265,6 +247,7 @@ def fit(arguments: argparse.Namespace) -> None:
         refuse("--observed is for --values, by --loss gaussian and --init random")
     if not arguments.file.exists():
         raise FileNotFoundError(f"{arguments.file} does not exist")
+    method = _choose_method(arguments)
     folder = arguments.output or Path(f"{name.removesuffix(suffix)}_rank{arguments.rank}")
     device = set_device(arguments.device) if arguments.device else contextlib.nullcontext()
     with device, tl.backend_context("flycoo"):
@@ -281,9 +264,10 @@ def fit(arguments: argparse.Namespace) -> None:
             own = {"biases": arguments.biases, "non_negative": arguments.non_negative}
             own |= {"validation": held_out}
             own |= {} if arguments.l2_reg is None else {"l2_reg": arguments.l2_reg}
-        starts = _decompose(x, arguments, own)
-    errors, cp = starts.errors[starts.best_number], starts.best
-    quality, num_starts = LOSSES[arguments.loss].describe(errors[-1]), len(starts.runs)
+        starts = _decompose(x, method, arguments, own)
+    errors, cp, num_starts = starts.errors[starts.best_number], starts.best, len(starts.runs)
+    is_loss = method.error_name == "loss"
+    quality = f"loss {errors[-1]:.6g}" if is_loss else f"fit {1 - errors[-1]:.4g}"
     if arguments.observed:
         known, values = (of.tensor._sorted_nonzeros()[1] for of in (x, held_out))
         of_mean = float(((values - known.mean()) ** 2).mean()) ** 0.5
@@ -333,12 +317,10 @@ class _Run(Progress):
     """Progress that also ends the run once a fit, however small, hardly improves."""
 
     tol = 0.0
-    is_interrupted = False
 
     def __call__(self, model: Any, error: SupportsFloat = np.nan) -> bool:
-        self.is_interrupted = super().__call__(model, error)
-        if self.is_interrupted or not self.tol or len(self.errors) < 3:
-            return self.is_interrupted
+        if super().__call__(model, error) or not self.tol or len(self.errors) < 3:
+            return self._is_interrupted
         return self.errors[-2] - self.errors[-1] < self.tol * (1 - self.errors[-1])
 
 
@@ -351,12 +333,19 @@ def _hold_out(x: LabelledTensor, seed: int) -> Iterator[LabelledTensor]:
         yield LabelledTensor(x.tensor._rebuild(coords[:, own], values[own]), x.labels)
 
 
-def _decompose(x: LabelledTensor, arguments: argparse.Namespace, own: dict[str, Any]) -> Starts:
-    """Run all starts, or until Ctrl-C those so far; with `own` options by `observed_parafac`."""
-    loss = LOSSES[arguments.loss]
-    solver = loss.non_negative_solver if arguments.non_negative else loss.solver
-    solver = observed_parafac if own else solver
-    is_gaussian = arguments.loss == "gaussian" and not own
+def _choose_method(arguments: argparse.Namespace) -> Method:
+    if arguments.observed:
+        return METHODS["observed_parafac"]
+    if arguments.loss == "poisson_count":
+        return METHODS["generalized_parafac"]
+    return METHODS["non_negative_parafac_hals" if arguments.non_negative else "parafac"]
+
+
+def _decompose(
+    x: LabelledTensor, method: Method, arguments: argparse.Namespace, own: dict[str, Any]
+) -> Starts:
+    """Run all starts, or until Ctrl-C those so far, with `own` options for `observed_parafac`."""
+    is_fit = method.knows_zeros and method.error_name == "error"  # of which `tol` is a part
     num_starts = arguments.starts or (_NUM_STARTS if arguments.init == "random" else 1)
     has_bar = sys.stderr.isatty() and importlib.util.find_spec("tqdm") is not None
     show = None if arguments.quiet else "bar" if has_bar else "log"
@@ -366,16 +355,16 @@ def _decompose(x: LabelledTensor, arguments: argparse.Namespace, own: dict[str, 
     for number, seed in enumerate(seeds, 1):
         with _Run(arguments.iterations, show=show, log_every=10) as progress:
             report(f"start {number} of {num_starts}")
-            progress.tol = arguments.tol if is_gaussian else 0.0
+            progress.tol = arguments.tol if is_fit else 0.0
             options = {"init": arguments.init, "n_iter_max": arguments.iterations}
-            options |= {"tol": 0 if is_gaussian else arguments.tol, "random_state": seed}
-            options = prefer_momentum(solver, x, options | own | {"callback": progress})
-            runs.append(solver(x, arguments.rank, **options))
+            options |= {"tol": 0 if is_fit else arguments.tol, "random_state": seed}
+            options = method.prefer_momentum(x, options | own | {"callback": progress})
+            runs.append(method.function(x, arguments.rank, **options))
         errors.append(progress.errors)
         if own:  # the ridge is chosen once, and the iteration by the held-out entries
             own["l2_reg"] = runs[-1].observed_l2_reg
             errors[-1] = progress.errors[: 2 + int(np.argmin(progress.errors[1:]))]
-        if progress.is_interrupted:
+        if progress._is_interrupted:
             break
     starts = Starts(runs, errors, list(seeds)[: len(runs)], None)
     matches = np.array([factor_match_score(starts.best, run) for run in runs])

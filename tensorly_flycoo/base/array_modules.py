@@ -118,7 +118,7 @@ def move(array: Array, xp: ModuleType) -> Array:
     return array.get(out=out)
 
 
-def _copy_parts(array: Array, out: np.ndarray) -> None:
+def _copy_parts(array: Any, out: np.ndarray) -> None:
     """Copy a GPU array to new host memory, whose pages the system provides to one thread slowly.
 
     Each thread copies rows through pinned memory of its own: 32 GB/s instead of 10 [H100].

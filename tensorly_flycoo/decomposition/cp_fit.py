@@ -117,7 +117,7 @@ def cp_fit(
     >>> cp_fit(x, model, held_out=([[1, 1], [0, 1]], [0.0, 8.0]))
     CPFit(fit=0.5, relative_error=0.5, rmse=2.82842712474619, num_entries=2)
     """
-    find_exact(loss)
+    is_count = find_exact(loss).is_count
     if mask is not None and held_out is not None:
         raise ValueError("mask and held_out are both given, expected at most one of them")
     check_same_labels(x, cp_tensor)
@@ -132,7 +132,7 @@ def cp_fit(
     elif held_out is None and hasattr(cp_tensor, "observed_l2_reg"):
         held_out = x._sorted_nonzeros()
     shape = tuple(factor.shape[0] for factor in factors)
-    if (held_out is not None or loss != "gaussian") and shape != x.shape:
+    if (held_out is not None or is_count) and shape != x.shape:
         raise ValueError(f"cp_tensor has shape {shape}, expected {x.shape}, that of x")
     if held_out is not None:
         if len(held_out) != 2:
@@ -140,12 +140,12 @@ def cp_fit(
         model, values = compare_entries(cp_tensor, *held_out, "held_out[1]")
         if values.size == 0:
             raise ValueError("held_out has no entries, expected at least one")
-        if loss != "gaussian":
+        if is_count:
             check_counts(values, model)
             return complete_fit(sum_counts(values, model), float(model.sum()), values.size)
         residual = float(np.linalg.norm(values - model))
         return _make_fit(residual, float(np.linalg.norm(values)), values.size)
-    if loss != "gaussian":
+    if is_count:
         arrays = [*factors, *([] if weights is None else [weights])]
         parts = map_pieces(_sum_counts, x._layout, x._engine, x._engine, arrays=arrays)
         model_sum = float(multiply_sums(weights, factors).sum())

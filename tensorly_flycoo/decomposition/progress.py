@@ -25,6 +25,7 @@ from ..io.checkpoint import (
     save_checkpoint,
 )
 from ..io.files import FilePath, try_writing
+from .methods import METHODS
 
 _logger = logging.getLogger(__name__)
 
@@ -304,7 +305,8 @@ class Progress:
     def _report(self, model: Any, is_last: bool) -> None:
         change = self.errors[-2] - self.errors[-1]
         state = f"fit {1 - self.errors[-1]:.6f}"
-        if find_solver(model) == "generalized_parafac":  # its error is a loss, not relative
+        method = METHODS.get(find_solver(model))
+        if method is not None and method.error_name == "loss":
             change, state = -change, f"loss {self.errors[-1]:.8g}"
         if not math.isnan(change):  # randomised_parafac has no error at the start
             state += f", change {change:+.1e}"

@@ -1,7 +1,7 @@
 """The best run of a decomposition from several starts."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -9,16 +9,14 @@ import numpy as np
 import tensorly as tl
 from tensorly.cp_tensor import CPTensor
 
-from .. import decomposition
 from ..base.checks import check_count
 from ..base.reporting import report
-from ..decomposition import __all__ as SOLVERS
-from ..decomposition import non_negative_parafac_hals, parafac
 from ..decomposition.coupled_cp import CoupledCP
 from ..decomposition.cp_fit import cp_fit
-from ..decomposition.guarding import require_flycoo_backend, tensorly_loop
+from ..decomposition.guarding import require_flycoo_backend
 from ..decomposition.labelled_cp import label_result
 from ..decomposition.masks import find_missing
+from ..decomposition.methods import METHODS, Method, find_method
 from ..decomposition.momentum import NESTEROV
 from ..decomposition.scaling import find_exponent
 from ..tensor.coo_cache import as_flycoo, is_sparse
@@ -29,12 +27,6 @@ from .match import factor_match_score
 
 #: Below this match, more than half of a model's components are not found again by other runs.
 LOW_MATCH = 0.5
-
-#: The decompositions that return a CP model.
-CP_METHODS = (
-    "parafac", "non_negative_parafac", "non_negative_parafac_hals", "constrained_parafac",
-    "randomised_parafac", "observed_parafac", "generalized_parafac",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -161,7 +153,8 @@ def best_of(
     each run gives the bits that it gives alone, with a mask up to rounding errors. On a GPU runs
     differ from lone ones by rounding errors, which iterations amplify: after six of them, in tests,
     by less than 1e-10 (float64) or 1e-3 (float32) of the largest element. Every call gives the same
-    bits. A run that meets a singular system of equations is repeated alone.
+    bits. A run that meets a singular system of equations is repeated alone. `observed_parafac`
+    chooses its ridge in the first run, for all.
 
     Examples
     --------
@@ -174,31 +167,32 @@ def best_of(
     >>> len(starts.runs), starts.best.rank, bool(starts.match > 0.5)
     (5, 3, True)
     """
-    decomposition = find_method(decomposition, "decomposition", SOLVERS)
-    names = _check(decomposition, n_starts, options)
+    method = find_method(decomposition, "decomposition", tuple(METHODS))
+    _check(method, n_starts, options)
     labels = x.labels if isinstance(x, LabelledTensor) else None
-    options = prefer_momentum(decomposition, x, number_modes(x, options))
-    if is_parafac(decomposition) and is_sparse(x):
-        decomposition = parafac  # one imported from TensorLy before this package has no momentum
+    options = method.prefer_momentum(x, number_modes(x, options))
     x = as_flycoo(x, check_coords=True) if is_sparse(x) else x
     seeds = as_random_state(random_state).randint(2**31 - 1, size=n_starts).tolist()
     runs: list[Any] = [None] * n_starts
-    if _suits_batch(decomposition, x, rank, n_starts, options):
+    if _suits_batch(method, x, rank, n_starts, options):
         require_flycoo_backend()
         stopping = {name: options[name] for name in Stopping._fields if name in options}
         has_momentum = options.get("linesearch") == NESTEROV
         missing = None if options.get("mask") is None else find_missing(x, options["mask"])
         ends = Stopping(**stopping)
         runs = run_together(x, rank, seeds, ends, has_momentum, missing, keep_all)
-    if "init" in names:
+    if "init" in method.defaults:
         options = options | {"init": "random"}
     for number, seed in enumerate(seeds):
         if runs[number] is None:
             report(f"run {number + 1} of {n_starts}")
-            runs[number] = Run(*run_once(decomposition, x, rank, seed, options))
+            runs[number] = run = Run(*run_once(method, x, rank, seed, options))
+            if hasattr(run.cp_tensor, "observed_l2_reg") and not method.knows_zeros:
+                # It depends on no start: the others would choose it too.
+                options["l2_reg"] = run.cp_tensor.observed_l2_reg
     results, errors = [run.cp_tensor for run in runs], [list(run.errors) for run in runs]
     dropped = [number for number, run in enumerate(runs) if run.is_dropped]
-    starts = Starts(results, errors, seeds, None, dropped, "loss" if "loss" in names else "error")
+    starts = Starts(results, errors, seeds, None, dropped, method.error_name)
     if all(isinstance(result, CPTensor | CoupledCP) for result in results):
         models = [take_components(result, rank) for result in results]
         best = models[starts.best_number]
@@ -210,15 +204,6 @@ def best_of(
     if labels is not None:
         starts = replace(starts, runs=[label_result(result, labels) for result in results])
     return starts
-
-
-def find_method(
-    method: str | Callable[..., Any], name: str = "method", known: Sequence[str] = CP_METHODS
-) -> Callable[..., Any]:
-    """Return a decomposition by its name, one of `known`; a function as it is."""
-    if not callable(method) and method not in known:
-        raise ValueError(f"{name} is {method!r}, expected one of {tuple(known)}, or a function")
-    return method if callable(method) else getattr(decomposition, method)
 
 
 def take_components(model: CPTensor | CoupledCP, rank: Any) -> Any:
@@ -239,16 +224,11 @@ def as_random_state(random_state: Any) -> np.random.RandomState:
     return random
 
 
-def name_of(function: Callable) -> str:
-    """Return the name of a function; a `functools.partial` has none."""
-    return str(getattr(function, "__name__", repr(function)))
-
-
-def _check(decomposition: Callable, n_starts: Any, options: dict[str, Any]) -> Any:
-    """Check the arguments of `best_of`; return the decomposition's parameters by name."""
-    if inspect.isclass(decomposition):
-        raise TypeError(f"decomposition is {decomposition!r}, expected a function")
-    names, name = inspect.signature(decomposition).parameters, name_of(decomposition)
+def _check(method: Method, n_starts: Any, options: dict[str, Any]) -> None:
+    """Check the arguments of `best_of`."""
+    if inspect.isclass(method.function):
+        raise TypeError(f"decomposition is {method.function!r}, expected a function")
+    names, name = method.defaults, method.name
     check_count(n_starts, "n_starts")
     if "random_state" not in names:
         raise ValueError(f"{name} has no random_state, expected one: every start would be the same")
@@ -260,31 +240,14 @@ def _check(decomposition: Callable, n_starts: Any, options: dict[str, Any]) -> A
         raise ValueError(f"init is {init!r}, expected 'random': every start would be the same")
     if hasattr(options.get("callback"), "n_iter_left"):
         raise ValueError("callback is a Progress, which is for one run: pass another, or none")
-    return names
 
 
-def is_parafac(decomposition: Callable) -> bool:
-    """Return whether a function is TensorLy's `parafac` or ours, which runs TensorLy's loop."""
-    own = inspect.unwrap(decomposition)
-    return own is tensorly_loop("parafac") or own is inspect.unwrap(parafac)
-
-
-def prefer_momentum(decomposition: Callable, x: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options that choose momentum, where the decomposition has it and they do not say."""
-    is_ours = inspect.unwrap(decomposition) is inspect.unwrap(non_negative_parafac_hals)
-    has_momentum = is_sparse(x) and (is_ours or is_parafac(decomposition))
-    has_momentum = has_momentum and options.get("mask") is None  # runs with one go together plain
-    return ({"linesearch": NESTEROV} if has_momentum else {}) | dict(options)
-
-
-def _suits_batch(
-    decomposition: Callable, x: Any, rank: Any, n_starts: int, options: dict[str, Any]
-) -> bool:
+def _suits_batch(method: Method, x: Any, rank: Any, n_starts: int, options: dict[str, Any]) -> bool:
     """Return whether `run_together` gives the same results."""
     linesearch, mask = options.get("linesearch", False), options.get("mask")
     is_countable = isinstance(rank, int | np.integer) and not isinstance(rank, bool) and rank >= 1
     return bool(
-        is_parafac(decomposition)
+        method.runs_together
         and is_sparse(x)
         and set(options) <= {"init", "mask", "return_errors", "linesearch", *Stopping._fields}
         and linesearch in (False, NESTEROV)
@@ -297,16 +260,15 @@ def _suits_batch(
 
 
 def run_once(
-    decomposition: Callable, x: Any, rank: Any, seed: int, options: dict[str, Any]
+    method: Method, x: Any, rank: Any, seed: int, options: dict[str, Any]
 ) -> tuple[Any, Sequence[Any]]:
     """Run a decomposition once; return its result and errors."""
-    if "return_errors" in inspect.signature(decomposition).parameters:
-        return decomposition(x, rank, random_state=seed, **{**options, "return_errors": True})
-    result = decomposition(x, rank, random_state=seed, **options)
+    if "return_errors" in method.defaults:
+        return method.function(x, rank, random_state=seed, **{**options, "return_errors": True})
+    result = method.function(x, rank, random_state=seed, **options)
     if isinstance(result, CoupledCP):
         return result, result.errors
     if not isinstance(result, CPTensor) or not is_sparse(x):
-        name = name_of(decomposition)
         text = "returns neither errors, to compare runs by, nor a CP model of a sparse tensor"
-        raise TypeError(f"{name} {text}")
+        raise TypeError(f"{method.name} {text}")
     return result, [cp_fit(x, result).relative_error]

@@ -8,17 +8,16 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import tensorly as tl
 
-from ..decomposition import observed_parafac
 from ..decomposition.counts import CountFit
 from ..decomposition.cp_fit import cp_fit
 from ..decomposition.fold_in import fold_in
 from ..decomposition.losses import EXACT_LOSSES
 from ..decomposition.masks import drop_missing
+from ..decomposition.methods import find_method
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import LabelledTensor
 from ..tensor.mirroring import mirror
-from .best_of import best_of, find_method, name_of, prefer_momentum, run_once
-from .select_rank import loss_of
+from .best_of import best_of, run_once
 
 if TYPE_CHECKING:
     from sparse import SparseArray
@@ -48,17 +47,13 @@ class Parameters:
         hint = "" if name.startswith("__") else ": it comes with the first fit or partial_fit"
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{hint}")
 
-    def __repr__(self) -> str:
-        params = ", ".join(f"{name}={value!r}" for name, value in self.get_params().items())
-        return f"{type(self).__name__}({params})"
-
     def __sklearn_tags__(self) -> Any:
         from sklearn.utils import Tags, TargetTags
 
         return Tags(estimator_type=None, target_tags=TargetTags(required=False))
 
 
-@dataclass(repr=False, eq=False)
+@dataclass(eq=False)
 class FlycooCP(Parameters):
     """A CP decomposition of a sparse tensor that scikit-learn can clone and search.
 
@@ -147,20 +142,20 @@ class FlycooCP(Parameters):
 
     @mirror
     def _fit(self, x: Any) -> tuple[Any, Any]:
-        decompose = find_method(self.method)
+        method = find_method(self.method)
         options = {"tol": self.tol, "n_iter_max": self.n_iter_max, **(self.options or {})}
         if self.mask is not None:
             x = drop_missing(x, self.mask)
-            if decompose is not observed_parafac:  # to which cells that are not stored are unknown
+            if method.knows_zeros:  # else cells that are not stored are unknown already
                 options["mask"] = self.mask
         is_random = isinstance(self.init, str) and self.init == "random"
         with tl.backend_context("flycoo", local_threadsafe=True):
             if is_random and self.n_starts != 1:
                 given = (x, self.rank, self.n_starts, self.random_state)
-                starts = best_of(decompose, *given, **options)
+                starts = best_of(method.function, *given, **options)
                 return starts.best, starts.errors[starts.best_number]
-            options = prefer_momentum(decompose, x, options) | {"init": self.init}
-            return run_once(decompose, x, self.rank, self.random_state, options)
+            options = method.prefer_momentum(x, options) | {"init": self.init}
+            return run_once(method, x, self.rank, self.random_state, options)
 
     def fit_transform(self, x: Any, y: None = None) -> Any:
         """Return what `fit`, then `transform` of the same tensor do."""
@@ -177,7 +172,7 @@ class FlycooCP(Parameters):
             If `x` is not the tensor of `fit` (by its shape, number of nonzeros and norm), or the
             loss has no score. For other tensors there is `cp_fit`.
         """
-        loss = loss_of(find_method(self.method), self.options or {})
+        loss = find_method(self.method).find_loss(self.options or {})
         if loss not in EXACT_LOSSES:
             raise ValueError(f"loss is {loss!r}, which has no score")
         x = _take_only(x)
@@ -194,9 +189,9 @@ class FlycooCP(Parameters):
     def transform(self, x: "FlycooTensor | LabelledTensor | SparseArray") -> Any:
         """Return a factor row for each index of the first mode of `x`: (I, R); see `fold_in`."""
         method = find_method(self.method)
-        loss = loss_of(method, self.options or {})
-        options = {"loss": loss, "non_negative": name_of(method).startswith("non_negative")}
-        return fold_in(self.cp_tensor_, _take_only(x), 0, **options)
+        loss = method.find_loss(self.options or {})
+        new, own = _take_only(x), method.non_negative
+        return fold_in(self.cp_tensor_, new, 0, loss=loss, non_negative=own)
 
 
 def _describe(x: Any) -> tuple[tuple[int, ...], int, float]:

@@ -7,6 +7,7 @@ stack (n, R, R). Runs that have converged or are dropped leave the stack.
 
 import contextlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -127,78 +128,87 @@ def _choose_batch_size(x: FlycooTensor, rank: int, num_missing: int = 0) -> int:
     return size
 
 
+@dataclass
+class _Running:
+    """A run in the stack of a batch; those that have ended may stay there."""
+
+    number: int
+    errors: list[np.floating] = field(default_factory=list)
+    pace: Pace = field(default_factory=Pace)
+    is_active: bool = True
+
+
 def _run_batch(
-    batch: "_Batch", numbers: Sequence[int], runs: dict[int, Run], stopping: Stopping,
+    batch: "_Batch", numbers: Sequence[int], ended: dict[int, Run], stopping: Stopping,
     has_momentum: bool, keep_all: bool,
 ) -> None:  # fmt: skip
-    """Iterate the runs of these numbers until all have ended, and add them to `runs`."""
+    """Iterate the runs of these numbers until all have ended, and add them to `ended`."""
     least = 1 if batch.imputed is not None else -(-_LEAST_COLUMNS // batch.stacks[0].shape[2])
-    errors: dict[int, list[np.floating]] = {n: [] for n in numbers}
-    paces = {n: Pace() for n in numbers}
-    stacked, active = [*numbers], {*numbers}
-    while active:
-        steps = [paces[n].step if n in active else 0.0 for n in stacked]
+    stack = [_Running(number) for number in numbers]
+    while num_active := sum(run.is_active for run in stack):
+        size = max(num_active, least)
+        if 4 * size <= 3 * len(stack):
+            kept = np.sort(np.argsort([not run.is_active for run in stack], kind="stable")[:size])
+            batch.keep(kept)
+            stack = [stack[place] for place in kept]
+        steps = [run.pace.step if run.is_active else 0.0 for run in stack]
         if has_momentum:
             batch.extrapolate(steps)
-        is_back = np.zeros(len(stacked), bool)
-        for place, (n, error) in enumerate(zip(stacked, batch.iterate(), strict=True)):
-            if n not in active:
+        is_back = np.zeros(len(stack), bool)
+        for place, (run, error) in enumerate(zip(stack, batch.iterate(), strict=True)):
+            if not run.is_active:
                 continue
             if error is None:
-                active.remove(n)
-            elif steps[place] and not error <= errors[n][-1]:
-                paces[n].take_back()
+                run.is_active = False
+            elif steps[place] and not error <= run.errors[-1]:
+                run.pace.take_back()
                 is_back[place] = True
             else:
-                if has_momentum and errors[n]:
-                    paces[n].advance()
-                errors[n].append(error)
-                if stopping.ends(errors[n]):
-                    active.remove(n)
-                    runs[n] = Run(batch.take(place), errors[n])
+                if has_momentum and run.errors:
+                    run.pace.advance()
+                run.errors.append(error)
+                if stopping.ends(run.errors):
+                    run.is_active = False
+                    ended[run.number] = Run(batch.take(place), run.errors)
         if is_back.any():
             batch.take_back(is_back)
-        if active and not keep_all:
-            place_of = {n: place for place, n in enumerate(stacked) if n in active}
-            going = {n: errors[n] for n in place_of}
-            dropped = _drop(runs, going, lambda n: batch.take(place_of[n]))  # noqa: B023
-            runs |= dropped
-            active -= dropped.keys()
-        size = max(len(active), least)
-        if active and 4 * size <= 3 * len(stacked):
-            others = [n for n in stacked if n not in active]
-            kept = active.union(others[: size - len(active)])
-            batch.keep(np.flatnonzero([n in kept for n in stacked]))
-            stacked = [n for n in stacked if n in kept]
+        dropped = {} if keep_all else _drop(ended, stack, batch.take)
+        ended |= dropped
+        for run in stack:
+            run.is_active &= run.number not in dropped
 
 
 def _drop(
-    ended: dict[int, Run], going: dict[int, list[np.floating]], take: Callable[[int], CPTensor]
+    ended: dict[int, Run], stack: Sequence[_Running], take: Callable[[int], CPTensor]
 ) -> dict[int, Run]:
-    """Return the runs to drop of those that are going on, by number; see `run_together`.
+    """Return the active runs to drop, by number; see `run_together`.
 
-    `going` has the errors of those; `take` copies a model, which few iterations need.
+    `take` copies the model at a place of the stack, which few iterations need.
     """
-    errors = {n: run.errors for n, run in ended.items() if run.errors} | going
-    order = sorted(errors, key=lambda n: (float(errors[n][-1]), n))
-    least, t = float(errors[order[0]][-1]), min(map(len, going.values()))
+    going = {run.number: place for place, run in enumerate(stack) if run.is_active}
+    errors = {number: run.errors for number, run in ended.items() if run.errors}
+    errors |= {number: stack[place].errors for number, place in going.items()}
+    order = sorted(errors, key=lambda number: (float(errors[number][-1]), number))
+    t = min((len(errors[number]) for number in going), default=0)
     dropped: dict[int, Run] = {}
     if t < _PATIENCE:
         return dropped
+    least = float(errors[order[0]][-1])
     for number in order[-(-_PATIENCE * len(order) // t) :]:
         if number in going:
-            before, last = map(float, going[number][-2:])
+            before, last = map(float, errors[number][-2:])
             if last - 2 * t * max(before - last, 0.0) > least:
-                dropped[number] = Run(take(number), going[number], is_dropped=True)
+                dropped[number] = Run(take(going[number]), errors[number], is_dropped=True)
     rivals = [n for n in order if n not in dropped and (n in going or not ended[n].is_dropped)]
     if t % _PATIENCE or len(rivals) < 2:
         return dropped
-    models = [take(n) if n in going else ended[n].cp_tensor for n in rivals]
+    models = [take(going[n]) if n in going else ended[n].cp_tensor for n in rivals]
     scores = match_all([model.factors for model in models])
     for place, (number, model) in enumerate(zip(rivals, models, strict=True)):
         better = [n for n in range(place) if rivals[n] not in dropped and scores[place, n] >= _SAME]
         if number in going and better:
-            dropped[number] = Run(model, going[number], is_dropped=True, leader=rivals[better[0]])
+            leader = rivals[better[0]]
+            dropped[number] = Run(model, errors[number], is_dropped=True, leader=leader)
     return dropped
 
 

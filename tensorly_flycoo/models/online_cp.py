@@ -9,7 +9,7 @@ import numpy as np
 from tensorly.cp_tensor import CPTensor
 
 from ..base.array_modules import Array, array_module, is_cupy, move
-from ..base.checks import check_count, check_integer, check_rank, check_real
+from ..base.checks import check_choice, check_count, check_integer, check_rank, check_real
 from ..decomposition import generalized_parafac
 from ..decomposition.cp_loop import has_converged, iterate, measure_by, start
 from ..decomposition.cp_model import make_cp_tensor, multiply_all
@@ -198,7 +198,7 @@ STREAMS: dict[str, type[LeastSquaresStream] | type[CountStream]] = {
 _SAVED = ("rank", "mode", "loss", "forget", "n_iter_max", "tol", "keep")
 
 
-@dataclass(repr=False, eq=False)
+@dataclass(eq=False)
 class OnlineCP(Parameters):
     """A CP model of a tensor that grows along one mode, updated by each new slice.
 
@@ -340,8 +340,7 @@ class OnlineCP(Parameters):
         check_integer(self.mode, "mode")
         check_count(self.n_iter_max, "n_iter_max")
         check_count(self.keep, "keep")
-        if self.loss not in STREAMS:
-            raise ValueError(f"loss is {self.loss!r}, expected one of {list(STREAMS)}")
+        check_choice(self.loss, "loss", tuple(STREAMS))
         check_real(self.forget, "forget")
         check_real(self.tol, "tol", 0)
         if not 0 < self.forget <= 1:

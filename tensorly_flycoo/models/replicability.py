@@ -10,10 +10,11 @@ from tensorly.cp_tensor import CPTensor
 
 from ..base.checks import check_count, check_mode
 from ..base.reporting import report
+from ..decomposition.methods import find_method
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import LabelledTensor, Labels, number_modes
 from ..tensor.mirroring import mirror
-from .best_of import as_random_state, best_of, find_method, name_of
+from .best_of import as_random_state, best_of
 from .match import factor_match_score
 
 
@@ -110,7 +111,7 @@ def replicability(
     """
     labels = x.labels if isinstance(x, LabelledTensor) else None
     options, mode = number_modes(x, options), number_modes(x, mode)
-    x, function = as_flycoo(x, check_coords=True), find_method(method)
+    x, solver = as_flycoo(x, check_coords=True), find_method(method)
     if x.ndim < 2:
         raise ValueError(f"x has shape {x.shape}, expected two modes or more")
     mode = check_mode(mode, x.ndim)
@@ -126,9 +127,9 @@ def replicability(
         if labels is not None:
             own = [of[kept] if n == mode else of for n, of in enumerate(labels.values())]
             subset = LabelledTensor(subset, Labels(own, [*labels], labels.ordered))
-        starts = best_of(function, subset, rank, n_starts, random, **options)
+        starts = best_of(solver.function, subset, rank, n_starts, random, **options)
         if starts.matches is None:
-            raise TypeError(f"{name_of(function)} returns no CP model, expected a CP decomposition")
+            raise TypeError(f"{solver.name} returns no CP model, expected a CP decomposition")
         models.append(starts.best)
     others = [(None, [*cp.factors[:mode], *cp.factors[mode + 1 :]]) for cp in models]
     scores = [factor_match_score(*pair, consider_weights=False) for pair in combinations(others, 2)]

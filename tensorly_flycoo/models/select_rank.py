@@ -1,6 +1,5 @@
 """Compare CP models of several ranks."""
 
-import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -8,15 +7,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import numpy as np
 from tensorly.cp_tensor import CPTensor
 
-from .. import decomposition
 from ..base.array_modules import move
-from ..base.checks import check_count, check_rank, num_cells, warn
+from ..base.checks import check_count, check_rank, check_real, num_cells, warn
 from ..base.reporting import report
 from ..base.tables import format_table, make_bars, make_table
-from ..decomposition import observed_parafac
 from ..decomposition.labelled_cp import label_result, make_figure
 from ..decomposition.losses import find_exact
 from ..decomposition.masks import MissingEntries
+from ..decomposition.methods import METHODS, Method, find_method
 from ..ops.sampling import find_chances, make_sampler
 from ..spread.row_shards import take_model
 from ..tensor.coo_cache import as_flycoo
@@ -24,17 +22,7 @@ from ..tensor.labelled import LabelledTensor, number_modes
 from ..tensor.mirroring import mirror
 from ..tensor.pieces import sum_values
 from ..tensor.tensor import FlycooTensor
-from .best_of import (
-    LOW_MATCH,
-    as_random_state,
-    best_of,
-    find_method,
-    is_parafac,
-    name_of,
-    prefer_momentum,
-    run_once,
-    take_components,
-)
+from .best_of import LOW_MATCH, as_random_state, best_of, run_once, take_components
 from .core_consistency import core_consistency
 
 if TYPE_CHECKING:
@@ -130,22 +118,26 @@ class RankSelection:
     @property
     def table(self) -> "DataFrame | list[dict[str, Any]]":
         """The scores as a DataFrame with a row for each rank; without pandas, a list of dicts."""
-        records = [score._asdict() for score in self.scores]
         try:
             from pandas import DataFrame
         except ImportError:
-            return records
-        return DataFrame(records).set_index("rank")
+            return [score._asdict() for score in self.scores]
+        return DataFrame(self.scores).set_index("rank")
 
-    def _list_rows(self) -> list[list[Any]]:
-        """Return the scores as texts, headings first."""
+    def _list_rows(self, largest: float | None = None) -> list[list[str]]:
+        """Return the scores as texts, headings first; with the `largest` loss, losses as bars."""
         rows = [["rank", self._error, "held-out loss (se)", "core consistency", "match", ""]]
         for score in self.scores:
-            core = score.core_consistency
-            texts = f"{score.heldout_loss:.4f} ({score.heldout_se:.4f})", f"{score.match:.2f}"
-            mark = "<- suggested" if score.rank == self.rank else ""
-            shown = "< -999" if core < -999 else f"{core:.0f}"
-            rows.append([str(score.rank), f"{score.error:.4f}", texts[0], shown, texts[1], mark])
+            core, loss = score.core_consistency, score.heldout_loss
+            text = f"{loss:.4f} ({score.heldout_se:.4f})"
+            rows.append([
+                str(score.rank),
+                f"{score.error:.4f}",
+                text if largest is None else make_bars([loss], [text], largest),
+                "< -999" if core < -999 else f"{core:.0f}",
+                f"{score.match:.2f}",
+                "<- suggested" if score.rank == self.rank else "",
+            ])  # fmt: skip
         return rows
 
     def _explain(self) -> list[str]:
@@ -154,10 +146,8 @@ class RankSelection:
         return [] if self.rank is None else [f"rank {self.rank} is {self.rule}{doubts}"]
 
     def _repr_html_(self) -> str:
-        losses = np.nan_to_num([score.heldout_loss for score in self.scores], posinf=np.inf)
-        (head, *rows), largest = self._list_rows(), max(losses[losses < np.inf], default=0.0)
-        for row, loss in zip(rows, losses, strict=True):
-            row[2] = make_bars([loss], [row[2]], largest)
+        losses = [score.heldout_loss for score in self.scores if score.heldout_loss < np.inf]
+        head, *rows = self._list_rows(max(losses, default=0.0))
         return make_table(rows, head) + make_table([["", text] for text in self._explain()])
 
     def __repr__(self) -> str:
@@ -308,20 +298,18 @@ def select_rank(
     ranks = sorted({check_rank(rank) for rank in ranks})
     if not ranks:
         raise ValueError("ranks is empty, expected at least one rank")
-    function = find_method(method)
-    _check_holdout(x, holdout, function, options)
+    solver = find_method(method)
+    _check_holdout(x, holdout, solver, options)
     check_count(n_runs, "n_runs")
-    if is_parafac(function):
-        function = decomposition.parafac
     options.pop("return_errors", None)  # best_of takes them in any case
     random = as_random_state(random_state)
     seed = random.randint(2**31 - 1)
-    held_out = _HeldOut.draw(x, holdout, function, options, random) if holdout else None
+    held_out = _HeldOut.draw(x, holdout, solver, options, random) if holdout else None
     results: list[tuple[RankScore, Any, np.ndarray, CPTensor, float]] = []
     try:
         for number, rank in enumerate(ranks):
             report(f"rank {rank} ({number + 1} of {len(ranks)}): {n_runs} runs")
-            results.append(_fit_rank(x, rank, n_runs, function, held_out, seed, keep_all, options))
+            results.append(_fit_rank(x, rank, n_runs, solver, held_out, seed, keep_all, options))
     except KeyboardInterrupt:
         if not results:
             raise
@@ -337,26 +325,23 @@ def select_rank(
     for text in texts:
         warn(text)
     suggested = None if chosen is None else chosen.rank
-    error_name = "loss" if "loss" in inspect.signature(function).parameters else "error"
-    return RankSelection(scores, errors, models, suggested, rule, texts, error_name)
+    return RankSelection(scores, errors, models, suggested, rule, texts, solver.error_name)
 
 
 def _check_holdout(
-    x: FlycooTensor, holdout: Any, method: Callable[..., Any], options: Mapping[str, Any]
+    x: FlycooTensor, holdout: Any, method: Method, options: Mapping[str, Any]
 ) -> None:
-    is_number = isinstance(holdout, int | float | np.number) and not isinstance(holdout, bool)
-    if not is_number or not 0 <= holdout < 1:
-        error = ValueError if is_number else TypeError
-        raise error(f"holdout is {holdout!r}, expected a number from 0 to below 1")
+    check_real(holdout, "holdout", 0)
+    if holdout >= 1:
+        raise ValueError(f"holdout is {holdout!r}, expected a number from 0 to below 1")
     if not holdout:
         return
-    if method is not observed_parafac and "mask" not in inspect.signature(method).parameters:
+    if not method.can_hold_out:
         raise ValueError(
-            f"{name_of(method)} has no mask, so nothing can be held out: pass holdout=0, or the "
-            "method 'parafac', 'non_negative_parafac', 'generalized_parafac' (counts) or "
-            "'observed_parafac' (ratings)"
+            f"{method.name} has no mask, so nothing can be held out: pass holdout=0, or one of the "
+            f"methods {[name for name, known in METHODS.items() if known.can_hold_out]}"
         )
-    find_exact(loss_of(method, options), " to hold entries out: pass holdout=0")
+    find_exact(method.find_loss(options), " to hold entries out: pass holdout=0")
     for name in ("mask", "confidence"):
         if options.get(name) is not None:
             text = "is given, but select_rank holds entries out itself: pass holdout=0"
@@ -365,19 +350,8 @@ def _check_holdout(
         raise ValueError(f"x has {x.nnz} nonzeros, expected two or more: pass holdout=0")
 
 
-def loss_of(method: Callable[..., Any], options: Mapping[str, Any]) -> Any:
-    """Return the loss that a decomposition minimises."""
-    return _find_option("loss", method, options, "gaussian")
-
-
-def _find_option(name: str, method: Callable, options: Mapping[str, Any], other: Any) -> Any:
-    """Return an option of a decomposition, by default its own; `other` if it has none."""
-    parameter = inspect.signature(method).parameters.get(name)
-    return other if parameter is None else options.get(name, parameter.default)
-
-
 def _find_tolerance(
-    dtype: np.dtype, method: Callable, options: Mapping[str, Any], errors: Sequence[Any]
+    dtype: np.dtype, method: Method, options: Mapping[str, Any], errors: Sequence[Any]
 ) -> float:
     """Return by how much losses may differ for no other reason than that the fits ended.
 
@@ -385,15 +359,15 @@ def _find_tolerance(
     of `tol` above, and by d after n iterations when it is n * d above. Rounding in errors, which
     are roots of differences of squares, has the root of eps.
     """
-    tol = _find_option("tol", method, options, 0.0) or 0.0
+    tol = options.get("tol", method.defaults.get("tol")) or 0.0
     nearness = float(max(tol, np.finfo(dtype).eps) ** 0.5)
-    if len(errors) < 2 or "loss" in inspect.signature(method).parameters:
+    if len(errors) < 2 or method.error_name == "loss":
         return nearness
     return max(nearness, len(errors) * abs(float(errors[-2]) - float(errors[-1])))
 
 
 def _fit_rank(
-    x: FlycooTensor, rank: int, n_runs: int, method: Callable[..., Any],
+    x: FlycooTensor, rank: int, n_runs: int, method: Method,
     held_out: "_HeldOut | None", seed: int, keep_all: bool, options: Mapping[str, Any],
 ) -> tuple[RankScore, Any, np.ndarray, CPTensor, float]:  # fmt: skip
     """Fit the models of one rank.
@@ -403,19 +377,19 @@ def _fit_rank(
     """
     known = x if held_out is None else held_out.known
     masked = options if held_out is None else {**options, **held_out.options}
-    starts = best_of(method, known, rank, n_runs, seed, keep_all, **masked)
+    starts = best_of(method.function, known, rank, n_runs, seed, keep_all, **masked)
     model, error = starts.best, float(starts.final_errors.min())
     if not isinstance(model, CPTensor):
-        raise TypeError(f"{name_of(method)} returns a {type(model).__name__}, expected a CP model")
+        raise TypeError(f"{method.name} returns a {type(model).__name__}, expected a CP model")
     core, terms = np.nan, None
     if held_out is not None:
         terms = held_out.list_terms(model)
         # Biases are fitted anew.
-        begin = prefer_momentum(method, x, options) | {"init": take_components(model, rank)}
+        begin = method.prefer_momentum(x, options) | {"init": take_components(model, rank)}
         model, errors = run_once(method, x, rank, starts.seeds[starts.best_number], begin)
         error = float(errors[-1]) if len(errors) else error
     is_affordable = x.nnz * rank ** (x.ndim - 1) <= _MAX_CORE_OPERATIONS
-    if x.ndim > 1 and is_affordable and method is not observed_parafac:
+    if x.ndim > 1 and is_affordable and method.knows_zeros:
         core = core_consistency(x, model)
     tolerance = _find_tolerance(x.dtype, method, options, starts.errors[starts.best_number])
     score = RankScore(rank, error, np.nan, np.nan, np.nan, core, starts.match)
@@ -435,18 +409,17 @@ class _HeldOut:
 
     @classmethod
     def draw(
-        cls, x: FlycooTensor, share: float, method: Callable[..., Any],
+        cls, x: FlycooTensor, share: float, method: Method,
         options: Mapping[str, Any], random: np.random.RandomState,
     ) -> Self:  # fmt: skip
         import sparse
 
-        with_zeros = method is not observed_parafac  # to which only nonzeros are known
-        missing = MissingEntries(x, draw_entries(x, share, random, with_zeros))
+        missing = MissingEntries(x, draw_entries(x, share, random, method.knows_zeros))
         values = move(missing.start, np).astype(np.float64)
-        if not with_zeros:
+        if not method.knows_zeros:
             whole = float(((values - values.mean()) ** 2).sum() or (values**2).sum())
             return cls(missing.observed, {}, missing, np.ones(values.size), None, whole)
-        if method.__module__.startswith(decomposition.__name__):
+        if method.is_ours:
             mask: Any = MissingEntries(missing.observed, missing.coords)  # planned once
         else:
             cells = move(missing.coords, np)
@@ -460,7 +433,7 @@ class _HeldOut:
             as_other = -np.expm1(count * np.log1p(-chances))
         as_nonzero = np.where(values == 0, 0.0, count / x.nnz)
         weights = 1 / (as_nonzero + (1 - as_nonzero) * as_other)
-        if not find_exact(loss_of(method, options)).is_count:
+        if not find_exact(method.find_loss(options)).is_count:
             return cls(*known, weights, None, weights @ values**2)
         total = sum_values(x._layout, x._engine)
         # The deviance of the mean; over all cells, what it adds and what it misses cancel out.

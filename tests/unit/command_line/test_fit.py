@@ -14,7 +14,8 @@ from matplotlib import image
 import tensorly_flycoo
 from tensorly_flycoo import FlycooTensor, LabelledCP, write_tns
 from tensorly_flycoo.command_line import LOSSES, main
-from tensorly_flycoo.decomposition import generalized_parafac
+from tensorly_flycoo.decomposition import generalized_parafac, parafac
+from tensorly_flycoo.decomposition.methods import METHODS, Method
 
 
 @pytest.fixture
@@ -206,10 +207,9 @@ def test_ctrl_c(count, code, folder, table, monkeypatch):
                 time.sleep(0.05)  # a second signal at once would be the same as one
             return callback(model, error)
 
-        return gaussian.solver(x, rank, callback=interrupt, **options)
+        return parafac(x, rank, callback=interrupt, **options)
 
-    gaussian = LOSSES["gaussian"]
-    monkeypatch.setitem(LOSSES, "gaussian", gaussian._replace(solver=stop))
+    monkeypatch.setitem(METHODS, "parafac", Method(stop))
     command = "fit events.parquet --modes user,item,day --rank 2 --tol 0 --loss gaussian"
     assert main(command.split()) == code
     assert (folder / "events_rank2").exists() == (code == 0)
@@ -226,8 +226,7 @@ def test_without_pyarrow_it_says_what_to_install(folder, table, monkeypatch, cap
 def test_what_cannot_be_written_is_found_before_the_fit(output, folder, table, capsys, monkeypatch):
     write(table, folder / "events.csv")
     (folder / "a file").write_text("kept")
-    poisson = LOSSES["poisson_count"]
-    monkeypatch.setitem(LOSSES, "poisson_count", poisson._replace(solver=None))
+    monkeypatch.setitem(METHODS, "generalized_parafac", None)
     command = ["fit", "events.csv", "--modes", "user,item", "--rank", "2", "--output", output]
     assert main(command) == 1
     assert f"--output is {output}, where nothing can be written" in capsys.readouterr().err
@@ -306,8 +305,7 @@ def test_a_zero_model_is_an_error_and_zero_components_a_warning(
         cp = generalized_parafac(x, rank, callback=callback, **options)
         return LabelledCP((np.array(scale), cp.factors), cp.labels)
 
-    poisson = LOSSES["poisson_count"]
-    monkeypatch.setitem(LOSSES, "poisson_count", poisson._replace(solver=solve))
+    monkeypatch.setitem(METHODS, "generalized_parafac", Method(solve))
     assert main(["fit", "events.csv", "--modes", "user,item", "--rank", "2"]) == code
     out, error = capsys.readouterr()
     assert ("the model is zero, and nothing is written" in error) == (code == 1)

@@ -1,5 +1,7 @@
 """The best of several starts."""
 
+import importlib
+
 import numpy as np
 import pytest
 import sparse
@@ -21,9 +23,12 @@ from tensorly_flycoo import (
     decomposition,
 )
 from tensorly_flycoo.decomposition import generalized_parafac
+from tensorly_flycoo.decomposition.methods import METHODS
 from tensorly_flycoo.models import many_starts
 from tensorly_flycoo.models.match import factor_match_score
 from tensorly_flycoo.testing import random_tensor
+
+observed_parafac = importlib.import_module("tensorly_flycoo.decomposition.observed_parafac")
 
 pytestmark = pytest.mark.usefixtures("flycoo_backend")
 
@@ -87,11 +92,8 @@ def test_each_solver_has_a_best_run_or_is_refused(name, x):
     data, rank = own.get("x", lambda x: x)(x), own.get("rank", 2)
     starts = best_of(name, data, rank, 3, random_state=0, keep_all=True, **options)
     assert len(starts.runs) == 3
-    ours = "parafac" in name
-    assert (starts.matches is not None) == (ours and name != "parafac2")
-    alone = {"init": "random", **options}
-    if name in ("parafac", "non_negative_parafac_hals"):
-        alone["linesearch"] = "nesterov"
+    assert (starts.matches is not None) == (METHODS[name].makes_cp or name == "coupled_parafac")
+    alone = METHODS[name].prefer_momentum(x, {"init": "random", **options})
     for seed, errors in zip(starts.seeds, starts.errors, strict=True):
         if name == "coupled_parafac":
             expected = solve(data, rank, random_state=seed, **alone).errors
@@ -173,6 +175,26 @@ def test_other_decompositions_run_one_by_one(x, function, options, monkeypatch):
         expected = function(x, 2, init="random", random_state=seed, n_iter_max=3, **options)
         np.testing.assert_array_equal(run.factors[1], expected.factors[1])
     assert starts.matches.max() == pytest.approx(1)
+
+
+@pytest.mark.parametrize("options", [{}, {"biases": True}, {"cg_steps": 2}], ids=str)
+@pytest.mark.parametrize("scale", [1.0, 1e9])
+def test_the_ridge_is_chosen_once_for_all_starts(x, options, scale, monkeypatch):
+    """It depends on no start, so each run gives the bits of the lone run."""
+    x, searches = x * scale, []
+    search = observed_parafac._choose_ridge
+    lone = {"init": "random", "return_errors": True, "n_iter_max": 5, **options}
+    monkeypatch.setattr(
+        observed_parafac, "_choose_ridge", lambda *args: searches.append(1) or search(*args)
+    )
+    starts = best_of("observed_parafac", x, 2, 3, random_state=0, n_iter_max=5, **options)
+    assert len(searches) == 1
+    for seed, run, errors in zip(starts.seeds, starts.runs, starts.errors, strict=True):
+        expected, of_lone = decomposition.observed_parafac(x, 2, random_state=seed, **lone)
+        assert errors == of_lone
+        assert run.observed_l2_reg == expected.observed_l2_reg
+        for found, factor in zip(run.factors, expected.factors, strict=True):
+            np.testing.assert_array_equal(found, factor)
 
 
 def test_models_that_are_no_cp_tensors_are_not_matched(x):

@@ -6,8 +6,7 @@ import pytest
 import sparse
 
 from tensorly_flycoo import FlycooCP, LabelledCP, best_of, cp_fit, fold_in, select_rank
-from tensorly_flycoo.decomposition import generalized_parafac, parafac
-from tensorly_flycoo.models.select_rank import loss_of
+from tensorly_flycoo.decomposition import generalized_parafac
 
 
 def planted_counts(rank, seed=0, shape=(12, 14, 16), scale=6000):
@@ -64,8 +63,3 @@ def test_a_labelled_model_transforms_counts():
     x = sparse.COO([[0, 0, 0], [0, 1, 2]], [6.0, 4.0, 1.0], (1, 3))
     np.testing.assert_array_equal(rows, fold_in(cp, x, 0, loss="poisson_count"))
     assert (rows.to_numpy() > 0).all()
-
-
-def test_the_loss_of_a_decomposition_is_its_default_one():
-    assert loss_of(parafac, {}) == "gaussian"
-    assert loss_of(generalized_parafac, {}) == "poisson_count"

@@ -204,8 +204,8 @@ def make_run(error, decrease=0.0, num_errors=20, seed=0):
 
 
 def drop(ended, going):
-    errors = {n: run.errors for n, run in going.items()}
-    return many_starts._drop(ended, errors, lambda n: going[n].cp_tensor)
+    stack = [many_starts._Running(number, run.errors) for number, run in going.items()]
+    return many_starts._drop(ended, stack, lambda place: [*going.values()][place].cp_tensor)
 
 
 def find_dropped(*runs):

@@ -23,6 +23,7 @@ from tensorly_flycoo import (
     select_rank,
 )
 from tensorly_flycoo.decomposition.masks import drop_missing
+from tensorly_flycoo.decomposition.methods import METHODS
 from tensorly_flycoo.models import RankScore, RankSelection
 from tensorly_flycoo.models import select_rank as _function
 from tensorly_flycoo.models.match import factor_match_score
@@ -101,7 +102,7 @@ def test_the_loss_of_a_sample_is_that_of_all_cells(loss):
     for seed in range(60):
         random = np.random.RandomState(seed)
         options = {"loss": loss}
-        draws = (x, 0.2, decomposition.generalized_parafac, options, random)
+        draws = (x, 0.2, METHODS["generalized_parafac"], options, random)
         held_out = module._HeldOut.draw(*draws)
         found.append([held_out._whole, held_out._whole * held_out.list_terms(model).sum()])
     predicted = model.to_tensor()
@@ -148,7 +149,7 @@ def test_the_scores(x):
 
 def test_the_standard_error_is_that_of_the_difference(x):
     random = np.random.RandomState(0)
-    held_out = module._HeldOut.draw(x, 0.3, decomposition.parafac, {}, random)
+    held_out = module._HeldOut.draw(x, 0.3, METHODS["parafac"], {}, random)
     starts = {"init": "random", "random_state": 0}
     terms = [held_out.list_terms(decomposition.parafac(x, rank, **starts)) for rank in (1, 2)]
     worse, better = held_out.judge([score(1, np.nan), score(2, np.nan)], terms)
@@ -160,10 +161,7 @@ def test_the_standard_error_is_that_of_the_difference(x):
     assert worse.difference_se == pytest.approx(worse.heldout_loss - below, rel=0.1)
 
 
-METHODS = ["parafac", "non_negative_parafac", "generalized_parafac", "observed_parafac"]
-
-
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [name for name in METHODS if METHODS[name].can_hold_out])
 def test_held_out_values_are_unknown_to_starts_and_updates(method, x):
     """Other values at the held-out entries change no run."""
     x = FlycooTensor(x.nonzeros()[0], abs(x.nonzeros()[1]), x.shape)
@@ -180,7 +178,14 @@ def test_held_out_values_are_unknown_to_starts_and_updates(method, x):
     assert first.scores[0].match == second.scores[0].match
 
 
-@pytest.mark.parametrize("method", [*METHODS[:2], pytest.param(METHODS[2], marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (name == "generalized_parafac"))
+        for name in METHODS
+        if METHODS[name].takes_mask
+    ],
+)
 def test_a_diagonal_tensor_cannot_be_predicted(method):
     x = FlycooTensor([np.arange(20)] * 3, np.linspace(10, 5, 20), (20, 20, 20))
     with pytest.warns(UserWarning, match="no rank predicts the held-out entries"):
@@ -192,10 +197,10 @@ def test_a_diagonal_tensor_cannot_be_predicted(method):
 @pytest.mark.parametrize(
     ("method", "dtype"),
     [
-        (METHODS[0], "float32"),
-        (METHODS[1], "float64"),
-        pytest.param(METHODS[0], "float64", marks=pytest.mark.slow),
-        pytest.param(METHODS[1], "float32", marks=pytest.mark.slow),
+        ("parafac", "float32"),
+        ("non_negative_parafac", "float64"),
+        pytest.param("parafac", "float64", marks=pytest.mark.slow),
+        pytest.param("non_negative_parafac", "float32", marks=pytest.mark.slow),
     ],
 )
 def test_the_rank_without_noise_is_found(method, dtype):
@@ -304,10 +309,8 @@ def test_the_rule(scores, tolerance, rank, text):
     ],
 )
 def test_how_near_fits_end(method, options, errors, expected):
-    function = getattr(decomposition, method)
-    assert module._find_tolerance(np.dtype(float), function, options, errors) == pytest.approx(
-        expected
-    )
+    found = module._find_tolerance(np.dtype(float), METHODS[method], options, errors)
+    assert found == pytest.approx(expected)
 
 
 def test_doubts_are_warned_of_and_shown(x):

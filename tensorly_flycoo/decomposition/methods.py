@@ -1,0 +1,108 @@
+"""One table of what each decomposition can do, for all that choose, compare or describe them."""
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import tensorly.decomposition
+
+from .. import decomposition
+from ..tensor.coo_cache import is_sparse
+from .momentum import NESTEROV
+
+
+@dataclass(frozen=True)
+class Method:
+    """A decomposition, and what it can do without further options."""
+
+    function: Callable[..., Any]
+    loss: str = "gaussian"  # what it minimises; the default if it has an option `loss`
+    makes_cp: bool = True  # whether it makes a CP model of one tensor
+    non_negative: bool = False  # whether its model is
+    takes_mask: bool = False  # whether `mask` holds entries out
+    knows_zeros: bool = True  # whether cells that are not stored are zeros to it, not unknown
+    has_momentum: bool = False  # whether it has ``linesearch="nesterov"``
+    runs_together: bool = False  # whether `run_together` iterates many of its runs at once
+    is_ours: bool = True  # whether it takes a `MissingEntries` for a mask
+
+    @property
+    def name(self) -> str:
+        """The name of the function; a `functools.partial` has none."""
+        return str(getattr(self.function, "__name__", repr(self.function)))
+
+    @functools.cached_property
+    def defaults(self) -> dict[str, Any]:
+        """All parameters and their default values."""
+        parameters = inspect.signature(self.function).parameters.values()
+        return {parameter.name: parameter.default for parameter in parameters}
+
+    @property
+    def can_hold_out(self) -> bool:
+        """Whether entries can be held out of a tensor that it decomposes."""
+        return self.takes_mask or not self.knows_zeros
+
+    @property
+    def error_name(self) -> str:
+        """What `return_errors` returns: the "loss", where that is an option, else the "error"."""
+        return "loss" if "loss" in self.defaults else "error"
+
+    def find_loss(self, options: Mapping[str, Any]) -> Any:
+        """Return the loss that these options choose."""
+        return options.get("loss", self.loss) if "loss" in self.defaults else self.loss
+
+    def prefer_momentum(self, x: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return options with momentum, where there is some and they do not say."""
+        # Runs with a mask go together without.
+        is_wanted = self.has_momentum and is_sparse(x) and options.get("mask") is None
+        return ({"linesearch": NESTEROV} if is_wanted else {}) | dict(options)
+
+
+#: All decompositions by name.
+METHODS = {
+    method.name: method
+    for method in (
+        Method(decomposition.parafac, takes_mask=True, has_momentum=True, runs_together=True),
+        Method(decomposition.non_negative_parafac, non_negative=True, takes_mask=True),
+        Method(decomposition.non_negative_parafac_hals, non_negative=True, has_momentum=True),
+        Method(decomposition.constrained_parafac),
+        Method(decomposition.randomised_parafac),
+        Method(decomposition.observed_parafac, knows_zeros=False),
+        Method(decomposition.generalized_parafac, loss="poisson_count", takes_mask=True),
+        Method(decomposition.coupled_parafac, makes_cp=False),
+        Method(decomposition.parafac2, makes_cp=False),
+        Method(decomposition.tucker, makes_cp=False),
+        Method(decomposition.non_negative_tucker, makes_cp=False, non_negative=True),
+        Method(decomposition.non_negative_tucker_hals, makes_cp=False, non_negative=True),
+        Method(decomposition.tensor_train, makes_cp=False),
+        Method(decomposition.tensor_train_matrix, makes_cp=False),
+        Method(decomposition.tensor_ring, makes_cp=False),
+    )
+}
+
+CP_METHODS = tuple(name for name, method in METHODS.items() if method.makes_cp)
+
+
+def find_method(
+    method: str | Callable[..., Any], name: str = "method", known: Sequence[str] = CP_METHODS
+) -> Method:
+    """Return a method by its name, one of `known`, or that of a function.
+
+    A function that is not in the table takes what its signature says.
+    """
+    if not callable(method):
+        if method not in known:
+            raise ValueError(f"{name} is {method!r}, expected one of {known}, or a function")
+        return METHODS[method]
+    other = Method(method, is_ours=False)
+    row = METHODS.get(other.name)
+    if row is not None and method is row.function:
+        return row
+    theirs = getattr(tensorly.decomposition, other.name, None)
+    if row is not None and theirs is not None and inspect.unwrap(method) is inspect.unwrap(theirs):
+        if row.runs_together:  # ours runs TensorLy's loop, with momentum
+            return row
+        return replace(row, function=method, has_momentum=False, is_ours=False)
+    loss, takes_mask = other.defaults.get("loss", "gaussian"), "mask" in other.defaults
+    return replace(other, loss=loss, takes_mask=takes_mask)

@@ -1,0 +1,160 @@
+"""The table of methods says what they can do; here they do it."""
+
+import functools
+import inspect
+import pickle
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sparse
+import tensorly as tl
+from tensorly.cp_tensor import CPTensor
+
+from tensorly_flycoo import FlycooTensor, best_of, decomposition, select_rank
+from tensorly_flycoo.decomposition.losses import LOSSES
+from tensorly_flycoo.decomposition.methods import METHODS, find_method
+from tensorly_flycoo.testing import random_tensor
+
+pytestmark = pytest.mark.usefixtures("flycoo_backend")
+
+#: What some take besides a tensor and a rank of 2.
+_RANKS = {
+    "tensor_train": [1, 2, 2, 1],
+    "tensor_ring": [2, 2, 2, 2],
+    "tensor_train_matrix": [1, 2, 1],
+}
+_OPTIONS = {"constrained_parafac": {"non_negative": True}, "randomised_parafac": {"n_samples": 50}}
+
+
+def run(name, x, **options):
+    """Run a method on a tensor of three modes, or what it takes in place of one."""
+    if name == "tensor_train_matrix":
+        x = random_tensor((4, 5, 6, 7), 200, random_state=0)
+    if name == "coupled_parafac":
+        x = [(x, list("abc")), (np.ones((x.shape[0], 4)), ["a", "d"])]
+    if name not in _RANKS:
+        options |= {"n_iter_max": 3, "random_state": 0, **_OPTIONS.get(name, {})}
+    return METHODS[name].function(x, _RANKS.get(name, 2), **options)
+
+
+@pytest.fixture(scope="module")
+def x():
+    return random_tensor((8, 9, 10), 200, random_state=0)
+
+
+def test_each_decomposition_has_a_row():
+    missing = {*decomposition.__all__} - {*METHODS}
+    assert not missing, (
+        f"{missing} is missing in METHODS of tensorly_flycoo/decomposition/methods.py, which says "
+        "what best_of, select_rank, FlycooCP and the command line may do with a decomposition"
+    )
+    assert {*METHODS} == {*decomposition.__all__}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_row_says_what_the_signature_does(name):
+    method = METHODS[name]
+    assert method.function is getattr(decomposition, name)
+    assert method.loss == method.defaults.get("loss", "gaussian")
+    assert method.loss in LOSSES
+    assert not method.takes_mask or "mask" in method.defaults
+    assert not method.has_momentum or "linesearch" in method.defaults
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_makes_what_its_row_says(name, x):
+    model = run(name, x)
+    assert isinstance(model, CPTensor) == METHODS[name].makes_cp
+    factors = model.factors if hasattr(model, "factors") else [*model]
+    factors = [*factors.values()] if isinstance(factors, dict) else factors
+    is_non_negative = all((factor >= 0).all() for factor in factors)
+    assert is_non_negative or not METHODS[name].non_negative
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if METHODS[name].makes_cp])
+def test_cells_that_are_not_stored_are_zeros_or_unknown(name):
+    """Ones in half of the cells: a model that ignores the others is one everywhere."""
+    random = np.random.RandomState(0)
+    x = FlycooTensor.from_dense((random.random_sample((8, 9, 10)) < 0.5).astype(float))
+    model = METHODS[name].function(x, 1, init="random", random_state=0, **_OPTIONS.get(name, {}))
+    assert (tl.cp_to_tensor(model).mean() < 0.7) == METHODS[name].knows_zeros
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if "mask" in METHODS[name].defaults])
+def test_a_mask_is_taken_or_refused(name, x):
+    mask = sparse.COO([[0], [0], [0]], [0.0], x.shape, fill_value=1.0)
+    if METHODS[name].takes_mask:
+        run(name, x, mask=mask)
+        return
+    with pytest.raises(TypeError, match="mask"):
+        run(name, x, mask=mask)
+
+
+def test_momentum_is_chosen_where_there_is_some(x):
+    wanted = {"linesearch": "nesterov"}
+    for name, method in METHODS.items():
+        assert method.prefer_momentum(x, {}) == (wanted if method.has_momentum else {}), name
+    prefer = METHODS["parafac"].prefer_momentum
+    for options in ({"linesearch": False}, {"mask": "any"}):
+        assert prefer(x, options) == options
+    assert prefer(np.ones((2, 3)), {}) == {}
+
+
+def own_method(tensor, rank, random_state=None, mask=None, loss="gamma"):
+    raise AssertionError("this is not called")
+
+
+def test_functions_have_the_row_of_their_name():
+    for name, method in METHODS.items():
+        assert find_method(method.function) is method
+        assert pickle.loads(pickle.dumps(method.function)) is method.function, name
+    # TensorLy's, whenever it was imported.
+    theirs = tl.decomposition.parafac
+    assert find_method(theirs) is find_method(inspect.unwrap(theirs)) is METHODS["parafac"]
+    theirs = tl.decomposition.non_negative_parafac_hals
+    found = find_method(theirs)
+    assert found.function is theirs
+    assert found.non_negative
+    assert not found.has_momentum
+    assert not found.is_ours
+
+
+def test_other_functions_take_what_their_signature_says():
+    found = find_method(own_method)
+    assert (found.function, found.loss, found.error_name) == (own_method, "gamma", "loss")
+    assert found.can_hold_out
+    assert not found.is_ours
+    partial = find_method(functools.partial(own_method, mask=None))
+    assert partial.name.startswith("functools.partial")
+    with pytest.raises(ValueError, match=r"method is 'tucker', expected one of .*'parafac'"):
+        find_method("tucker")
+
+
+def test_the_loss_is_an_option_or_the_default():
+    assert METHODS["generalized_parafac"].find_loss({}) == "poisson_count"
+    assert METHODS["generalized_parafac"].find_loss({"loss": "gamma"}) == "gamma"
+    assert METHODS["parafac"].find_loss({"loss": "gamma"}) == "gaussian"
+
+
+def test_select_rank_describes_the_methods_that_hold_entries_out():
+    described = inspect.getdoc(select_rank).partition("method : ")[2].partition("holdout : ")[0]
+    for name, method in METHODS.items():
+        assert (f'"{name}"' in described) == method.can_hold_out
+
+
+def test_pages_and_docstrings_name_the_methods():
+    docs = Path(__file__).parents[3] / "docs"
+    for name in [name for name, method in METHODS.items() if method.has_momentum]:
+        assert f"`{name}`" in best_of.__doc__
+        assert f"{name}`" in (docs / "answer.md").read_text()
+    lacking = {
+        name
+        for name, method in METHODS.items()
+        if "callback" in method.defaults
+        and hasattr(tl.decomposition, name)
+        and "callback" not in inspect.signature(getattr(tl.decomposition, name)).parameters
+    }
+    listed = (docs / "uses.md").read_text().partition("takes no callback: ")[2].partition(".\n")[0]
+    assert {*re.findall(r"`(\w+)`", listed)} == lacking
