@@ -22,7 +22,8 @@ from whole import WAYS, measure_calls, prepare_call
 from tensorly_flycoo.engines.cuda import engine as cuda
 from tensorly_flycoo.engines.cuda import tuning
 from tensorly_flycoo.format.group_passes import LastPass
-from tensorly_flycoo.ops.mttkrp import mttkrp_in_sweep
+from tensorly_flycoo.format.primitives import MTTKRP
+from tensorly_flycoo.ops.mttkrp import multiply
 
 LAYOUTS = ("replicated", "indexed", "remap")
 
@@ -222,7 +223,7 @@ class Experiments:
         outs = [cupy.empty((size, RANK), x.dtype) for size in x.shape]
         last_pass = LastPass()
         steps = [
-            functools.partial(mttkrp_in_sweep, x, factors, mode, last_pass, out=out)
+            functools.partial(multiply, x._layout, x._engine, factors, mode, last_pass, out=out)
             for mode, out in enumerate(outs)
         ]
         sweep_s = float(time_steps(steps, self.options.repeats).sum())
@@ -263,9 +264,7 @@ def make_sweep(x, rank, factors=None):
     factors = draw_factors(x.shape, rank, x.dtype) if factors is None else factors
     outs = [cupy.empty((size, rank), x.dtype) for size in x.shape]
     steps = [
-        functools.partial(
-            x._layout.apply, "mttkrp", cuda.CUDA, list_others(factors, mode), mode, out
-        )
+        functools.partial(x._layout.apply, MTTKRP, cuda.CUDA, list_others(factors, mode), mode, out)
         for mode, out in enumerate(outs)
     ]
     return factors, outs, steps
@@ -286,7 +285,7 @@ def time_remap_off(layout, factors, outs, steps, repeats):
     def compute(mode):
         assert layout.mode == mode
         others = list_others(factors, mode)
-        layout.apply("mttkrp", cuda.CUDA, others, mode, outs[mode], stays=True)
+        layout.apply(MTTKRP, cuda.CUDA, others, mode, outs[mode], stays=True)
 
     both = [
         step for mode, on in enumerate(steps) for step in (functools.partial(compute, mode), on)

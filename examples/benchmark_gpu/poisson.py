@@ -19,6 +19,7 @@ from tensors import SMALL_SHAPES, Problem, build, draw_factors, free_memory
 from timing import seconds_between, time_steps
 
 from tensorly_flycoo.decomposition import generalized_parafac
+from tensorly_flycoo.format.primitives import MTTKRP, MTTKRP_OF_RATIOS
 
 RANK = 32
 
@@ -29,10 +30,10 @@ def time_kernels(x, factors):
 
     def multiply(n):
         others = {other: factor for other, factor in model.items() if other != n}
-        x._layout.apply("mttkrp", x._engine, others, n, outs[n])
+        x._layout.apply(MTTKRP, x._engine, others, n, outs[n])
 
     def divide(n):
-        arguments = ("mttkrp_of_ratios", x._engine, model, n, outs[n])
+        arguments = (MTTKRP_OF_RATIOS, x._engine, model, n, outs[n])
         x._layout.apply(*arguments, smallest=1e-19, wants_sum=n == 0)
 
     plain = [lambda n=n: multiply(n) for n in range(x.ndim)]

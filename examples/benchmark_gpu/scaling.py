@@ -30,11 +30,11 @@ from tensorly_flycoo.base.devices import assign_homes
 from tensorly_flycoo.engines.cuda.devices import CudaDevices
 from tensorly_flycoo.engines.cuda.engine import CUDA
 from tensorly_flycoo.format.layouts import LAYOUT_CLASSES
+from tensorly_flycoo.format.primitives import MTTKRP
 from tensorly_flycoo.spread.row_shards import (
     RowShards,
     Sharding,
     cut_evenly,
-    find_sharding,
     gather_each,
 )
 from tensorly_flycoo.spread.slab_layout import Slab
@@ -101,7 +101,7 @@ def time_calls(function, gpus, repeats=4):
 def time_products(x, factors, gpus):
     """Return the seconds of the MTTKRPs of all modes without copies, and with them."""
     layout, engine = x._layout, x._engine
-    shards = [RowShards.scatter(f, find_sharding(layout, n)) for n, f in enumerate(factors)]
+    shards = [RowShards.scatter(f, layout.shardings[n]) for n, f in enumerate(factors)]
 
     slab_homes = [slab.home for slab in layout.slabs]
 
@@ -117,7 +117,7 @@ def time_products(x, factors, gpus):
             with layout.devices.use(slab.home):
                 own = {n: read(number, n) for n in range(x.ndim) if n != mode}
                 target = cupy.empty((slab.layout.record_format.shape[mode], RANK), x.dtype)
-                slab.layout.apply("mttkrp", engine, own, mode, target)
+                slab.layout.apply(MTTKRP, engine, own, mode, target)
                 if mode != layout.cut_mode and slab.home in slab_homes[:number]:
                     target += before
                 before = target

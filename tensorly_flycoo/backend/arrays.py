@@ -19,10 +19,10 @@ from ..base.array_modules import Array, array_module, as_array, is_cupy, is_on_g
 from ..base.checks import DEVICES, check_choice, check_dtype, check_place, densify_error
 from ..base.reporting import span
 from ..decomposition.initial_guess import as_gpu_random
-from ..decomposition.whole_tensor import CallDevice, WholeTensor
+from ..decomposition.whole_tensor import WholeTensor
 from ..engines import tall_skinny
 from ..ops import views
-from ..ops.gram_products import GramProduct, find_gram, start_product
+from ..ops.gram_products import GramMemory, GramProduct, find_gram, start_product
 from ..ops.lazy import LazyArray, ModeView
 from ..ops.lazy_svd import LazySVD
 from ..ops.mode_product import ModeProduct
@@ -55,7 +55,7 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
         Integers and bools in a sparse tensor are counts, whose factors are float64.
         """
         if isinstance(tensor, WholeTensor):
-            return {"dtype": tensor.dtype, "device": tensor.device}
+            return {"dtype": tensor.dtype, "device": tensor.device, "memory": tensor.memory}
         if isinstance(tensor, ModeView | ModeProduct | LazyMatrix):
             tensor = tensor.tensor
         if isinstance(tensor, FlycooTensor):
@@ -90,10 +90,13 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
         return moved.copy() if moved is data else moved
 
     @staticmethod
-    def ones(shape: Any, dtype: Any = None, *, device: str | None = None, **kwargs: Any) -> Any:
+    def ones(
+        shape: Any, dtype: Any = None, *, device: str | None = None,
+        memory: GramMemory | None = None, **kwargs: Any,
+    ) -> Any:  # fmt: skip
         """Make ones; or begin the product of Gram matrices that parafac starts with them."""
-        if isinstance(device, CallDevice) and not kwargs:
-            product = start_product(device.memory, shape[0], dtype, device == "cuda")
+        if memory is not None:
+            product = start_product(memory, shape[0], dtype, device == "cuda")
             if product is not None:
                 return product
         return _module_on(device).ones(shape, dtype, **kwargs)
@@ -103,7 +106,7 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
         return _module_on(device).zeros(*args, **kwargs)
 
     @staticmethod
-    def eye(*args: Any, device: str | None = None, **kwargs: Any) -> Any:
+    def eye(*args: Any, device: str | None = None, memory: Any = None, **kwargs: Any) -> Any:
         return _module_on(device).eye(*args, **kwargs)
 
     @staticmethod
@@ -162,14 +165,15 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
 
     @staticmethod
     def reshape(tensor: Any, newshape: Any) -> Any:
-        if is_cupy(tensor) or isinstance(tensor, ModeProduct):
+        if type(tensor) is np.ndarray or is_cupy(tensor) or isinstance(tensor, ModeProduct):
             return tensor.reshape(newshape)
         reshape = views.reshape if views.is_lazy_or_sparse(tensor) else np.reshape
         return reshape(tensor, newshape)
 
     @staticmethod
     def transpose(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        if not (args or kwargs) and (is_cupy(tensor) or isinstance(tensor, GramProduct)):
+        is_dense = isinstance(tensor, (np.ndarray, GramProduct)) or is_cupy(tensor)
+        if is_dense and not (args or kwargs):
             return tensor.T
         transpose = views.permute if views.is_lazy_or_sparse(tensor) else np.transpose
         return transpose(tensor, *args, **kwargs)
@@ -196,7 +200,7 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
     @staticmethod
     def conj(x: Any, *args: Any, **kwargs: Any) -> Any:
         # TensorLy conjugates every factor before every product; NumPy copies real arrays too.
-        is_dense = is_cupy(x) or isinstance(x, (np.ndarray, GramProduct))
+        is_dense = isinstance(x, (np.ndarray, GramProduct)) or is_cupy(x)
         is_known = is_dense or views.is_lazy_or_sparse(x)
         is_real = is_known and x.dtype.kind != "c" and not (args or kwargs)
         return x if is_real else np.conj(x, *args, **kwargs)
@@ -214,12 +218,15 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
         """Multiply; tall factors as `engines.tall_skinny` does."""
         if (gram := find_gram(a, b)) is not None:
             return gram
+        if type(a) is type(b) is np.ndarray:
+            check_product_fits(a, b)
+            return tall_skinny.multiply(a, b) if tall_skinny.is_own(a, b) else np.dot(a, b)
         if views.is_lazy_or_sparse(a) or views.is_lazy_or_sparse(b):
             return views.dot(a, b)
         if is_cupy(a) and a.ndim == 2 and tall_skinny.is_tall(a.T) and tall_skinny.is_tall(b):
             return tall_skinny.transposed_product(a.T, b)
         check_product_fits(a, b)
-        return tall_skinny.multiply(a, b) if tall_skinny.is_own(a, b) else np.dot(a, b)
+        return np.dot(a, b)
 
     @staticmethod
     def matmul(a: Any, b: Any) -> Any:
@@ -239,8 +246,9 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
             return a.solve(b)
         if isinstance(b, RowShards):
             return row_shards.solve(a, b)
-        a, b = as_array(a), as_array(b)
-        check_place(b, "b", is_cupy(a), "a")
+        if not type(a) is type(b) is np.ndarray:
+            a, b = as_array(a), as_array(b)
+            check_place(b, "b", is_cupy(a), "a")
         return tall_skinny.solve(a, b)
 
     def eps(self, dtype: Any) -> Any:

@@ -13,13 +13,14 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorly as tl
 from tensorly.cp_tensor import CPTensor, cp_normalize
 
 from .. import decomposition
 from ..base.array_modules import Array
 from ..base.checks import densify_error, warn
-from ..base.reporting import span
+from ..base.reporting import log_compilation, span
 from ..decomposition import initial_guess
 from ..decomposition.cp_model import make_cp_tensor
 from ..decomposition.guarding import guard
@@ -38,6 +39,7 @@ from ..tensor.coo_cache import as_flycoo, is_raw_sparse
 from ..tensor.labelled import LabelledTensor
 from ..tensor.mirroring import mirror
 from ..tensor.tensor import FlycooTensor
+from .arrays import FlycooBackend
 from .tensor_algebra import is_ours, unfolding_dot_khatri_rao
 
 _logger = logging.getLogger("tensorly_flycoo")
@@ -214,8 +216,10 @@ def _error_calc(
         # Of a parafac that was imported before this package: it goes on with this one.
         check_start(mttkrp)
         tensor = WholeTensor(as_flycoo(tensor))
-    memory = tensor.device.memory
-    error = gram_products.compute_fit(norm_tensor, weights, factors, mttkrp, memory)
+    gram_products.stop()
+    memory = tensor.memory
+    with log_compilation():  # a long call says now what it has compiled
+        error = gram_products.compute_fit(norm_tensor, weights, factors, mttkrp, memory)
     memory.known.clear()  # a callback may change factors
     if error is None:
         # On several devices all Gram matrices are found with it.
@@ -223,10 +227,19 @@ def _error_calc(
             inner = row_shards.inner_product(mttkrp, factors)
         else:
             inner = inner_product(mttkrp, factors[-1])
-        squares = norm_tensor**2 + tl.cp_tensor.cp_norm((weights, factors)) ** 2
-        error = tl.sqrt(tl.abs(squares - 2 * inner))
+        error = np.sqrt(np.abs(norm_tensor**2 + _find_norm(weights, factors) ** 2 - 2 * inner))
     # On the host: TensorLy compares errors, and each comparison on a GPU would wait for it.
     return mttkrp.dtype.type(float(error)), tensor, norm_tensor
+
+
+def _find_norm(weights: Array | None, factors: list) -> Array:
+    """Compute what `cp_norm` does, to the bit, without its checks: small tensors wait for them."""
+    product: Any = 1
+    for factor in factors:
+        product = product * FlycooBackend.dot(factor.T, factor)
+    if weights is not None:
+        product = product * (weights[:, None] * weights)
+    return np.sqrt(np.sum(product))
 
 
 def _instead(function: Callable) -> Callable:

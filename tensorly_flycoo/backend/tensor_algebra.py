@@ -9,21 +9,19 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import tensorly as tl
 from tensorly.backend import BackendManager
 from tensorly.tenalg.core_tenalg import CoreTenalgBackend
 from tensorly.tenalg.einsum_tenalg import EinsumTenalgBackend
 
-from ..base.array_modules import Array, is_cupy, share
+from ..base.array_modules import Array
 from ..base.checks import densify_error
 from ..decomposition.guarding import guard
 from ..decomposition.whole_tensor import WholeTensor
-from ..format.group_passes import LastPass
 from ..ops import views
 from ..ops.contraction import contract_vectors, inner, khatri_rao_at
 from ..ops.mode_product import ModeProduct
-from ..ops.mttkrp import mttkrp_in_sweep
+from ..ops.mttkrp import check_operands, mttkrp
 from ..tensor.coo_cache import as_flycoo, is_raw_sparse, is_sparse
 from ..tensor.memory import check_khatri_rao_fits
 from ..tensor.mirroring import mirror
@@ -44,7 +42,8 @@ def _hook(original: Callable, ours: Callable) -> Callable:
 
     @functools.wraps(original)
     def hooked(*args: Any, **kwargs: Any) -> Any:
-        if is_ours(original.__name__, args, kwargs):
+        # In our parafac: small tensors would wait for a look at all other arguments.
+        if (args and isinstance(args[0], WholeTensor)) or is_ours(original.__name__, args, kwargs):
             return ours(*args, **kwargs)
         if original.__name__ == "khatri_rao" and tl.get_backend() == "flycoo":
             check_khatri_rao_fits(*args, **kwargs)
@@ -57,13 +56,12 @@ def _hook(original: Callable, ours: Callable) -> Callable:
 def unfolding_dot_khatri_rao(tensor: Any, cp_tensor: Any, mode: int) -> Array:
     """Compute the MTTKRP of a sparse tensor."""
     weights, factors = cp_tensor
-    # The host would wait for a GPU to look at weights there.
-    if weights is not None and not is_cupy(weights) and np.all(share(weights) == 1):
-        weights = None
     if isinstance(tensor, WholeTensor):
         return tensor.mttkrp_of_als(weights, factors, mode)
     # A decomposition starts with tl.norm, which checks the coordinates of a raw COO as well.
-    return mttkrp_in_sweep(as_flycoo(tensor), factors, mode, LastPass(), weights=weights)
+    x = as_flycoo(tensor)
+    factors, weights = check_operands(x, factors, weights, converts=True)
+    return mttkrp(x, factors, mode, weights=weights)
 
 
 def mode_dot(tensor: Any, matrix_or_vector: Array, mode: int, transpose: bool = False) -> Any:

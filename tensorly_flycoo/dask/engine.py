@@ -15,9 +15,9 @@ from ..engines.cpu.engine import CpuEngine
 from ..format.group_passes import FindRows, GroupRows
 from ..format.layout import Layout
 from ..format.packing import Groups
-from ..format.primitives import Primitives
+from ..format.primitives import Operation, Primitives
 from ..format.tree import Tree, add_parts, count_parts
-from ..spread.row_shards import RowShards, scatter
+from ..spread.row_shards import RowShards
 from ..spread.slab_layout import Slab
 from ..spread.spread_layout import SpreadLayout
 from .cluster import Cluster, RemoteObject
@@ -109,7 +109,7 @@ class RemoteLayout:
 
     def apply(
         self,
-        operation: str,
+        operation: Operation,
         engine: Primitives,
         inputs: Mapping[int, RemoteArray],
         mode: int,
@@ -158,7 +158,7 @@ class ClusterLayout(SpreadLayout):
 
     def _bring_inputs(self, inputs: Mapping[int, Array | RowShards], *others: Any) -> Any:
         # Scattered and then gathered, each row of a plain factor leaves this process once.
-        sharded = {n: scatter(self, x, n) for n, x in inputs.items()}
+        sharded = {n: self.scatter(x, n) for n, x in inputs.items()}
         return super()._bring_inputs(sharded, *others)
 
     def get_copies(self) -> list[np.ndarray]:

@@ -12,7 +12,7 @@ from tensorly.cp_tensor import CPTensor
 from ..base.array_modules import Array
 from ..base.checks import check_factors, check_place, check_weights, densify_error, warn
 from ..ops.lazy_svd import LazySVD
-from ..spread.row_shards import scatter, take_model
+from ..spread.row_shards import take_model
 from ..spread.spread_layout import SpreadLayout
 from ..start.nndsvd import make_left_vectors_non_negative
 from ..start.unfolding import LazyMatrix, Unfolding
@@ -82,7 +82,7 @@ def spread_factors(x: FlycooTensor, factors: Iterable[Array]) -> list[Array]:
     layout = x._layout
     if not isinstance(layout, SpreadLayout):
         return list(factors)
-    return [scatter(layout, factor, mode) for mode, factor in enumerate(factors)]
+    return [layout.scatter(factor, mode) for mode, factor in enumerate(factors)]
 
 
 def draw_factors(x: FlycooTensor, rank: int, random: Any) -> list[Array]:

@@ -13,9 +13,8 @@ import numpy as np
 from ..base.array_modules import Array, array_module, is_cupy, move
 from ..base.checks import densify_error
 from ..engines.tall_skinny import inner_product
-from ..format.group_passes import LastPass
 from ..ops.cp_entries import choose_block_size, evaluate_model
-from ..ops.mttkrp import mttkrp, mttkrp_in_sweep
+from ..ops.mttkrp import multiply
 from ..ops.sampling import NonzeroSampler, split_entries
 from ..ops.sparse_matrices import multiply_transposed
 from ..start.unfolding import Unfolding
@@ -24,6 +23,7 @@ from ..tensor.labelled import LabelledTensor
 from ..tensor.pieces import Piece, map_pieces, read_nonzeros
 from ..tensor.tensor import FlycooTensor, rebuild
 from .cp_model import residual_square
+from .whole_tensor import WholeTensor
 
 if TYPE_CHECKING:
     from ..engines.protocol import Engine
@@ -77,7 +77,6 @@ class MissingEntries:
         xp = self.tensor._engine.xp
         # Layout "indexed" keeps its records in one order, here that of `coords`.
         layout = self._pattern._layout.map_values(lambda _: values, 1.0)
-        part = self._pattern._replace_layout(layout)
         rows = [
             # The factor of `mode` is not read: only its shape matters.
             xp.empty((ids.size, factor.shape[1]), self.dtype)
@@ -85,7 +84,8 @@ class MissingEntries:
             else factor[ids].astype(self.dtype, copy=False)
             for n, (factor, ids) in enumerate(zip(factors, self._rows, strict=True))
         ]
-        out[self._rows[mode]] += mttkrp(part, rows, mode, weights=weights)
+        engine = self._pattern._engine
+        out[self._rows[mode]] += multiply(layout, engine, rows, mode, weights=weights)
         return out
 
     def unfold_imputed(self, mode: int, rank: int, num_repeats: int) -> Unfolding:
@@ -121,7 +121,7 @@ class ImputedTensor:
 
     def __init__(self, missing: MissingEntries) -> None:
         self.missing, self.values = missing, missing.start
-        self._last_pass = LastPass()
+        self._observed = WholeTensor(missing.observed)
 
     def impute(self, weights: Array | None, factors: Sequence[Array]) -> None:
         """Set the missing entries to the values of a model."""
@@ -129,8 +129,7 @@ class ImputedTensor:
 
     def mttkrp(self, weights: Array | None, factors: Sequence[Array], mode: int) -> Array:
         """Compute the MTTKRP of observed and missing entries: (I_mode, R)."""
-        x, last_pass = self.missing.observed, self._last_pass
-        observed = mttkrp_in_sweep(x, factors, mode, last_pass, weights=weights)
+        observed = self._observed.mttkrp(weights, factors, mode)
         return self.missing.add_mttkrp(observed, self.values, factors, mode, weights)
 
     def measure(

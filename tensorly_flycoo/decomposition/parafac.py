@@ -251,7 +251,7 @@ def _run_tensorly_loop(whole: WholeTensor, options: dict[str, Any]) -> Any:
         return tensorly_loop("parafac")(whole, **options)
     finally:
         gram_products.stop()
-        if x.device == "cuda" and not whole.device.memory.num_solves:
+        if x.device == "cuda" and not whole.memory.num_solves:
             _logger.debug("parafac ran without fast Gram products (float32, ranks up to 32)")
 
 

@@ -9,10 +9,9 @@ from ..base.array_modules import Array
 from ..base.checks import check_mode
 from ..engines.tall_skinny import inner_product, sum_rows
 from ..format.group_passes import LastPass
-from ..ops import gram_products
 from ..ops.gram_products import GramMemory
 from ..ops.lazy import LazyArray
-from ..ops.mttkrp import mttkrp_in_sweep
+from ..ops.mttkrp import check_operands, multiply
 from ..tensor.tensor import FlycooTensor
 from .cp_model import residual_square
 
@@ -27,12 +26,6 @@ def check_start(mttkrp: Array) -> None:
         )
 
 
-class CallDevice(str):
-    """The device of a call's own arrays, "cuda" or "cpu", in the context of its `WholeTensor`."""
-
-    memory: GramMemory  # for the products of Gram matrices that begin on this device
-
-
 class WholeTensor(LazyArray):
     """A sparse tensor for one call of a decomposition, with the methods of an `ImputedTensor`.
 
@@ -42,13 +35,13 @@ class WholeTensor(LazyArray):
     _instead = "it belongs to one call of parafac"
     values = residual = None
 
-    def __init__(self, x: FlycooTensor) -> None:
+    def __init__(self, x: FlycooTensor, last_pass: LastPass | None = None) -> None:
         self.tensor = x
         self.shape, self.ndim, self.dtype = x.shape, x.ndim, x.dtype
-        self.device = CallDevice("cuda" if x.device == "cuda" else "cpu")
-        self.device.memory = GramMemory()
-        self._last_pass = LastPass()
-        self._is_checked = False
+        self.device = "cuda" if x.device == "cuda" else "cpu"  # of the call's own arrays
+        self.memory = GramMemory()
+        self.last_pass = last_pass or LastPass()
+        self._has_begun = self._is_checked = False
 
     def norm(self) -> np.floating:
         """Return the norm of the tensor that is decomposed."""
@@ -59,11 +52,17 @@ class WholeTensor(LazyArray):
 
     def mttkrp(self, weights: Array | None, factors: Sequence[Array], mode: int) -> Array:
         """Compute the MTTKRP of factors in any precision: (I_mode, R), in that of the tensor."""
-        return mttkrp_in_sweep(self.tensor, factors, mode, self._last_pass, weights=weights)
+        x = self.tensor
+        if not self._has_begun:
+            check_operands(x, factors, weights, converts=True)
+            self._has_begun = True
+        # The host would wait for a GPU to look at weights there.
+        if isinstance(weights, np.ndarray) and (weights == 1).all():
+            weights = None
+        return multiply(x._layout, x._engine, factors, mode, self.last_pass, weights)
 
     def mttkrp_of_als(self, weights: Array | None, factors: Sequence[Array], mode: int) -> Array:
-        """Compute an MTTKRP of TensorLy's parafac, which has just multiplied Gram matrices."""
-        gram_products.stop()
+        """Compute an MTTKRP of TensorLy's parafac."""
         product = self.mttkrp(weights, factors, mode)
         if not self._is_checked:
             check_start(product)

@@ -1,5 +1,6 @@
 """The interface of an engine, which computes everything on one kind of device."""
 
+import functools
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +15,7 @@ from ..base.array_modules import Array, invert_positive, move
 from ..base.devices import Devices
 from ..format.layout import Layout
 from ..format.layouts import LAYOUT_CLASSES
-from ..format.primitives import Compute, Primitives
+from ..format.primitives import Primitives
 from ..format.tree import Tree, add_parts
 
 _logger = logging.getLogger("tensorly_flycoo")
@@ -87,20 +88,30 @@ class Engine(Primitives, ABC):
     def count_free_nbytes(self) -> int | None:
         """Count the bytes that could still be allocated; None if that is unknown."""
 
+    #: Whether calls are logged. Small tensors would wait for the arguments of `log`.
+    is_logging = staticmethod(functools.partial(_logger.isEnabledFor, logging.DEBUG))
+
     def log(self, function: str, layout: str, **details: object) -> None:
         """Log the details of a call at level DEBUG."""
-        if _logger.isEnabledFor(logging.DEBUG):
+        if self.is_logging():
             used = {"engine": self.name, "layout": layout, **details}
             text = ", ".join(f"{name}={value!r}" for name, value in used.items())
             _logger.debug("%s: %s", function, text)
 
-    # Operations on nonzeros, called by `Layout.apply`. Each allocates memory and returns a function
-    # that computes the result from a step's records, and remaps these if the step has a `spare`.
+    # Operations on nonzeros, called by `Layout.apply`. Each allocates its memory, and then, inside
+    # `layout.step`, computes the result, and remaps the records if the step has a `spare`. With
+    # `stays` the mode remains the resident one.
 
     @abstractmethod
     def mttkrp(
-        self, layout: Layout, factors: Factors, mode: int, out: Array, weights: Array | None = None
-    ) -> Compute:
+        self,
+        layout: Layout,
+        factors: Factors,
+        mode: int,
+        out: Array,
+        weights: Array | None = None,
+        stays: bool = False,
+    ) -> None:
         """Write the MTTKRP of `mode` to `out`, its columns times the weights."""
 
     @abstractmethod
@@ -112,7 +123,8 @@ class Engine(Primitives, ABC):
         out: Array,
         smallest: float | None,
         wants_sum: bool = False,
-    ) -> Compute:
+        stays: bool = False,
+    ) -> Array | None:
         """Write to `out` the MTTKRP of the nonzeros divided by the values of the model there.
 
         `factors` are the CP model, that of `mode` too; `out` is none of them. The model's values
@@ -126,11 +138,12 @@ class Engine(Primitives, ABC):
     @abstractmethod
     def ttmc(
         self, layout: Layout, inputs: Factors, mode: int, out: Array, slots: Array | None = None
-    ) -> Compute:
+    ) -> None:
         """Write the TTMc of `mode` to `out` (num_slots, prod K_n), C-contiguous.
 
         `inputs` are the factors of all other modes; the columns are those of their Kronecker
         product, the last factor's fastest. Index i has row ``slots[i]``, or i; other rows are zero.
+        The mode remains the resident one.
         """
 
     # Computing

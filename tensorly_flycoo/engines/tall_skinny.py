@@ -261,8 +261,8 @@ def equilibrate(matrices: Array) -> tuple[Array, Array]:
     So a component much smaller than another does not make a matrix singular.
     """
     exact = matrices.astype(np.result_type(matrices.dtype, np.float64), copy=False)
-    scale = np.sqrt(np.abs(np.diagonal(exact, axis1=-2, axis2=-1)))
-    scale = np.where((scale == 0) | ~np.isfinite(scale), 1.0, scale)
+    scale = np.sqrt(np.abs(exact.diagonal(axis1=-2, axis2=-1)))
+    scale = np.where((scale > 0) & (scale < np.inf), scale, 1.0)
     scales = scale[..., :, None] * scale[..., None, :]
     return exact / scales, scales
 

@@ -7,6 +7,7 @@ or all of it) makes its own T, and contracts it where it is.
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -51,7 +52,7 @@ class LastPass:
         piece: int = 0,
     ) -> GroupRows:
         """Return T of a piece for `mode`; if the last one does not serve, free it, `make` one."""
-        others = [factor for n, factor in enumerate(factors) if n not in group]
+        others = [*factors[: group[0]], *factors[group[-1] + 1 :]]
         found, known_others, last_mode = self._pieces.pop(piece, (None, [], -1))
         if (
             found is None
@@ -72,64 +73,65 @@ class LastPass:
         return None
 
 
-def apply_to_groups(
-    layout: Layout,
-    operation: str,
-    engine: Any,
-    inputs: Mapping[int, Array],
-    mode: int,
-    out: Array,
-    find_rows: FindRows | None,
-    stays: bool,
-    options: dict[str, Any],
-) -> Array | None:
-    """Run an MTTKRP, also of ratios, on a piece with groups of modes: see `Layout.apply`."""
-    record_format = layout.record_format
-    number, _ = record_format.places[mode]
-    group, weights = record_format.groups[number], None
+class GroupPass:
+    """An operation on a piece with groups of modes, such as an MTTKRP: see `Layout.apply`."""
 
-    def make_rows() -> Array:
-        return engine.xp.empty((layout.merged.shape[number], out.shape[1]), out.dtype)
+    def __init__(
+        self, layout: Layout, engine: Any, operation: Callable[..., Array | None], **options: Any
+    ) -> None:
+        self.layout, self.engine = layout, engine
+        self.operation = operation  # a method of the engine
+        self.options = options
 
-    if len(group) == 1:
-        found = GroupRows(out)
-    else:
-        found = GroupRows(make_rows()) if find_rows is None else find_rows(group, make_rows)
-        weights = options.pop("weights", None)
-    total = None
-    if not found.is_known:
-        merged = _merge_factors(layout, engine, inputs)
-        compute = getattr(engine, operation)(layout, merged, number, found.rows, **options)
-        total = layout.take_step(number, compute, engine, stays)
-        if found.complete is not None:
-            found.complete(found.rows)
-        found.is_known, found.complete = True, None
-    if len(group) == 1:
-        return total
-    own = {n: inputs[n] for n in group if n != mode}
-    if number > 0 or layout.prefixes is None:
-        given, bits = [own.get(n) for n in group], record_format.bits_below[number]
-        engine.contract_rows(found.rows, given, bits, out, weights)
-    else:
-        own[len(group)] = found.rows
-        layout.prefixes.apply("mttkrp", engine, own, mode, out, weights=weights)
-    return total
-
-
-def _merge_factors(layout: Layout, engine: Any, factors: Mapping[int, Array]) -> dict[int, Array]:
-    """Return the factor of each group all of whose modes have one: for several a product."""
-    record_format, merged = layout.record_format, {}
-    for number, group in enumerate(record_format.groups):
-        own = [factors[mode] for mode in group if mode in factors]
-        if len(own) < len(group):
-            continue
-        merged[number] = own[0]
+    def run(
+        self,
+        mode: int,
+        inputs: Mapping[int, Array],
+        out: Array,
+        find_rows: FindRows | None,
+        weights: Array | None = None,
+    ) -> Array | None:
+        """Compute T of the group of `mode`, unless the last pass serves; contract it to `out`."""
+        layout, engine, record_format = self.layout, self.engine, self.layout.record_format
+        number, _ = record_format.places[mode]
+        group, total = record_format.groups[number], None
         if len(group) == 1:
-            continue
+            if weights is not None:
+                self.options["weights"] = weights
+            return self.operation(layout, self.merge(inputs), number, out, **self.options)
+        shape = (layout.merged.shape[number], out.shape[1])
+        make_rows = functools.partial(engine.xp.empty, shape, out.dtype)
+        found = GroupRows(make_rows()) if find_rows is None else find_rows(group, make_rows)
+        if not found.is_known:
+            merged = self.merge(inputs)
+            total = self.operation(layout, merged, number, found.rows, **self.options)
+            if found.complete is not None:
+                found.complete(found.rows)
+            found.is_known, found.complete = True, None
         if number > 0 or layout.prefixes is None:
-            merged[number] = engine.combine_rows(own, record_format.bits_below[number])
+            given = [None if n == mode else inputs[n] for n in group]
+            engine.contract_rows(found.rows, given, record_format.bits_below[number], out, weights)
         else:
-            rows = engine.xp.empty((record_format.num_prefixes, own[0].shape[1]), own[0].dtype)
-            layout.prefixes.apply("mttkrp", engine, dict(enumerate(own)), len(own), rows)
-            merged[number] = rows
-    return merged
+            own = {n: inputs[n] for n in group if n != mode}
+            own[len(group)] = found.rows
+            engine.mttkrp(layout.prefixes, own, mode, out, weights)
+        return total
+
+    def merge(self, factors: Mapping[int, Array]) -> dict[int, Array]:
+        """Return the factor of each group all of whose modes have one: for several a product."""
+        layout, engine, merged = self.layout, self.engine, {}
+        record_format = layout.record_format
+        for number, group in enumerate(record_format.groups):
+            if not factors.keys() >= set(group):
+                continue
+            if len(group) == 1:
+                merged[number] = factors[group[0]]
+                continue
+            own = [factors[mode] for mode in group]
+            if number > 0 or layout.prefixes is None:
+                merged[number] = engine.combine_rows(own, record_format.bits_below[number])
+            else:
+                rows = engine.xp.empty((record_format.num_prefixes, own[0].shape[1]), own[0].dtype)
+                engine.mttkrp(layout.prefixes, dict(enumerate(own)), len(own), rows)
+                merged[number] = rows
+        return merged

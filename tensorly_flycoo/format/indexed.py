@@ -28,6 +28,7 @@ class IndexedLayout(Layout):
         super().__init__(cut, tilings, norm)
         self.records = records
         self.pull_ids = pull_ids
+        self.steps = [Step(records, ids) for ids in pull_ids]
 
     @classmethod
     def arrange(cls, records: Array, cut: Cut, primitives: Primitives) -> Self:
@@ -59,9 +60,6 @@ class IndexedLayout(Layout):
         ndim = cut.record_format.merged.ndim
         pull_ids = [arrays.get(f"pull_ids_{n}") for n in range(ndim)]
         return cls(cut, arrays["records"], pull_ids, collect_tilings(arrays, ndim), norm)
-
-    def find_step(self, mode: int) -> Step:
-        return Step(self.records, self.pull_ids[mode])
 
     def find_places(self, mode: int, primitives: Primitives) -> Array | None:
         return self.pull_ids[mode]

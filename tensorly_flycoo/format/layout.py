@@ -24,16 +24,17 @@ import contextlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 import numpy as np
 
 from ..base.array_modules import Array, array_module
-from .group_passes import FindRows, apply_to_groups
+from .group_passes import FindRows, GroupPass
 from .ordering import count_canonical_nbytes, order_records
 from .packing import Cut, RecordFormat
-from .primitives import Compute, ModeRows, Primitives, Step, index_dtype
+from .primitives import ModeRows, Operation, Primitives, Step, index_dtype
 
 _Other = TypeVar("_Other", bound="Layout")
 
@@ -69,6 +70,7 @@ class Layout(ABC):
 
     name: ClassVar[str]  # the name that users give
     records: Array  # (nnz, num_words): one copy, in any order
+    steps: Sequence[Step]  # of each mode, if nothing moves
     prefixes: "Layout | None" = None  # see `number_prefixes`
     uses_buckets: ClassVar[bool] = False  # whether it depends on `bucket_size`
     num_slabs: ClassVar[int] = 1  # see `SlabLayout` for more
@@ -80,6 +82,7 @@ class Layout(ABC):
         self.tilings = tilings
         self.norm = norm  # Frobenius, summed in order 0: does not depend on `mode`
         self.mode = 0  # whose storage the records are in; 0 if they never move
+        self.prepared: dict[Any, Any] = {}  # what the engine prepares once for its kernels
 
     @classmethod
     def build(cls, coords: Array, values: Array, cut: Cut, primitives: Primitives) -> Self:
@@ -205,43 +208,42 @@ class Layout(ABC):
 
     def apply(
         self,
-        operation: str,
+        operation: Operation,
         engine: Primitives,
         inputs: Mapping[int, Array],
         mode: int,
         out: Array,
         *,
-        stays: bool = False,
         find_rows: FindRows | None = None,
         **options: Any,
     ) -> Array | None:
-        """Run an operation on the nonzeros, a method of the engine, which writes rows of `mode`.
+        """Run an operation on the nonzeros, which writes rows of `mode`.
 
         `inputs` are the matrices (I_n, K_n) that it reads, by mode; both are modes of the tensor.
-        Afterwards a `RemapLayout` is resident in the next mode, with `stays` in `mode`; if memory
-        runs out, it has not moved. `find_rows` may know the MTTKRP of the group of `mode`.
+        Afterwards a `RemapLayout` is resident in the next mode, with the option `stays` of some
+        operations in `mode`; if memory runs out, it has not moved. `find_rows` may know the MTTKRP
+        of the group of `mode`.
 
         A tensor in slabs knows these options: `slots`, an array (I_mode,) with the row of `out` for
         each index with nonzeros, ascending from 0; `wants_sum`, with which the operation returns a
         small array, and such a tensor the sum of those of its slabs. It brings arrays to devices.
         """
-        if self.merged is not self.record_format and operation != "ttmc":
-            arguments = (operation, engine, inputs, mode, out, find_rows, stays, options)
-            return apply_to_groups(self, *arguments)
-        compute = getattr(engine, operation)(self, inputs, mode, out, **options)
-        return self.take_step(mode, compute, engine, stays)
+        run = getattr(engine, operation.name)
+        if operation.merges and self.merged is not self.record_format:
+            weights = options.pop("weights", None)
+            group_pass = GroupPass(self, engine, run, **options)
+            return group_pass.run(mode, inputs, out, find_rows, weights)
+        return run(self, inputs, mode, out, **options)
 
-    @abstractmethod
-    def find_step(self, mode: int) -> Step:
-        """Return the step of a mode: only the resident mode, if the layout moves its records."""
+    def step(
+        self, mode: int, primitives: Primitives, stays: bool = False
+    ) -> AbstractContextManager[Step]:
+        """Hold the records of `mode` in place while an operation reads them.
 
-    def take_step(self, mode: int, compute: Compute, engine: Primitives, stays: bool) -> Any:
-        """Return ``compute(step)``, called with the records of `mode`.
-
-        If the step has a `spare`, `compute` must remap the records to it; the next mode is resident
-        afterwards. With `stays` it has none.
+        If the step has a `spare`, the operation must remap the records to it; at the end the next
+        mode is resident, unless the operation failed. With `stays` it has none.
         """
-        return compute(self.find_step(mode))
+        return contextlib.nullcontext(self.steps[mode])
 
     @contextlib.contextmanager
     def hold_records(self, mode: int = 0) -> Iterator[Array]:
@@ -249,22 +251,30 @@ class Layout(ABC):
         yield self.records
 
     @contextlib.contextmanager
-    def hold_order(self, mode: int, primitives: Primitives) -> Iterator[tuple[Array, Array | None]]:
-        """Keep the records in place; yield them, and their places in the order of `mode`.
+    def hold_first_order(self, primitives: Primitives) -> Iterator[tuple[Array, Array | None]]:
+        """Keep the records in place; yield them, and their places in the order of mode 0.
 
-        Places are None if the records are in that order. `mode` is 0 or the last mode of the
-        tensor, whose orders do not depend on groups; other orders can be made from these two.
+        Places are None if the records are in that order, which does not depend on groups.
         """
-        is_other = mode and self.merged is not self.record_format
-        with self.hold_records(0 if is_other else mode) as records:
-            if is_other:
+        with self.hold_records() as records:
+            yield records, self.find_places(0, primitives)
+
+    @contextlib.contextmanager
+    def hold_last_order(self, primitives: Primitives) -> Iterator[tuple[Array, Array | None]]:
+        """Yield what `hold_first_order` does for the order of the tensor's last mode."""
+        last, is_grouped = self.merged.ndim - 1, self.merged is not self.record_format
+        with self.hold_records(0 if is_grouped else last) as records:
+            if is_grouped:
                 modes = range(self.record_format.ndim)  # the last one is the first key
                 yield records, primitives.sort_places(records, self.record_format, modes)
             else:
-                yield records, self.find_places(mode, primitives)
+                yield records, self.find_places(last, primitives)
 
     def find_places(self, mode: int, primitives: Primitives) -> Array | None:
-        """Return places as `hold_order` does, of records as `hold_records` yields them."""
+        """Return the places of the records of `hold_records` in the order of a mode.
+
+        The mode is the first or the last one: other orders can be made from these two.
+        """
         return None
 
     def share_prefixes(self, other: _Other) -> _Other:

@@ -104,7 +104,7 @@ class RecordFormat:
             prefix_field=prefix_field,
         )
 
-    @property
+    @functools.cached_property
     def ndim(self) -> int:
         """Number of modes."""
         return len(self.shape)

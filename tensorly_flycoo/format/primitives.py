@@ -1,10 +1,10 @@
 """The operations on arrays of nonzeros from which layouts are built, and singular vectors found."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from types import ModuleType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -41,8 +41,16 @@ class Step(NamedTuple):
     write_order: Any = None  # the order of each tile's `remap_ids`: see `Primitives.order_writes`
 
 
-#: An operation on the nonzeros that has all the memory that it takes, and waits for the records.
-Compute: TypeAlias = Callable[[Step], Any]
+class Operation(NamedTuple):
+    """An operation on the nonzeros: a method of the engine, which `engines.protocol` describes."""
+
+    name: str
+    merges: bool = False  # whether the result for a group of modes gives that for each of its modes
+
+
+MTTKRP = Operation("mttkrp", merges=True)
+MTTKRP_OF_RATIOS = Operation("mttkrp_of_ratios", merges=True)
+TTMC = Operation("ttmc")
 
 
 class ModeRows(NamedTuple):

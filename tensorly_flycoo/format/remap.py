@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from ..base.array_modules import Array
 from .layout import Ids, Layout, RowTiling, collect_tilings, tile_rows
 from .ordering import compute_norm
 from .packing import Cut
-from .primitives import CompactIds, Compute, ModeRows, Primitives, Step, expand, index_dtype
+from .primitives import CompactIds, ModeRows, Primitives, Step, expand, index_dtype
 
 
 @dataclass(frozen=True)
@@ -174,21 +174,23 @@ class RemapLayout(Layout):
 
     # Changing the resident mode
 
-    def find_step(self, mode: int) -> Step:
-        plan = self.plans[mode]
-        ids = (plan.remap_ids, plan.write_order)
-        return Step(self.records, plan.pull_ids, self.cut.bucket_size, self.spare, *ids)
-
-    def take_step(self, mode: int, compute: Compute, engine: Primitives, stays: bool) -> Any:
+    @contextlib.contextmanager
+    def step(self, mode: int, primitives: Primitives, stays: bool = False) -> Iterator[Step]:
         with self.lock:
             while self.mode != mode:  # remap without computing
-                engine.remap(self.find_step(self.mode), self.cut)
+                primitives.remap(self._find_step(), self.cut)
                 self.swap()
             if stays:
-                return compute(Step(self.records, self.plans[mode].pull_ids, self.cut.bucket_size))
-            result = compute(self.find_step(mode))
-            self.swap()
-            return result
+                yield Step(self.records, self.plans[mode].pull_ids, self.cut.bucket_size)
+            else:
+                yield self._find_step()
+                self.swap()
+
+    def _find_step(self) -> Step:
+        """Return the step of the resident mode."""
+        plan = self.plans[self.mode]
+        ids = (plan.remap_ids, plan.write_order)
+        return Step(self.records, plan.pull_ids, self.cut.bucket_size, self.spare, *ids)
 
     def swap(self) -> None:
         """Swap T_in and T_out, which must be complete: the next mode is resident."""

@@ -67,6 +67,7 @@ class ReplicatedLayout(Layout):
         super().__init__(cut, tilings, norm)
         self.copies = copies
         self.records = copies[0]
+        self.steps = [Step(copy) for copy in copies]
 
     @classmethod
     def arrange(cls, records: Array, cut: Cut, primitives: Primitives) -> Self:
@@ -99,9 +100,6 @@ class ReplicatedLayout(Layout):
         ndim = cut.record_format.merged.ndim
         copies = [arrays[name] for name in cls.name_copies(ndim)]
         return cls(cut, copies, collect_tilings(arrays, ndim), norm)
-
-    def find_step(self, mode: int) -> Step:
-        return Step(self.copies[mode])
 
     @contextlib.contextmanager
     def hold_records(self, mode: int = 0) -> Iterator[Array]:

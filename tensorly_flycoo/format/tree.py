@@ -1,6 +1,7 @@
 """The order in which the results of parts are added: a fixed binary tree."""
 
-from collections.abc import Callable, Iterable, Mapping
+import functools
+from collections.abc import Callable, Iterable
 from typing import TypeAlias, TypeVar
 
 from ..base.array_modules import Array
@@ -43,18 +44,20 @@ def count_waiting(num_parts: int) -> int:
     return num_parts.bit_length() - 1
 
 
-def renumber(tree: Tree, numbers: Mapping[int, int]) -> Tree:
-    """Return a tree of other numbers.
+@functools.cache
+def renumber(tree: Tree, numbers: tuple[int, ...]) -> Tree:
+    """Return the tree of the places of its numbers.
 
-    >>> renumber(((0, 3), 5), {0: 0, 3: 1, 5: 2})
+    >>> renumber(((0, 3), 5), (0, 3, 5))
     ((0, 1), 2)
     """
     if isinstance(tree, int):
-        return numbers[tree]
+        return numbers.index(tree)
     left, right = tree
     return renumber(left, numbers), renumber(right, numbers)
 
 
+@functools.cache
 def count_parts(tree: Tree) -> int:
     """Count the parts of a tree."""
     return 1 if isinstance(tree, int) else sum(map(count_parts, tree))

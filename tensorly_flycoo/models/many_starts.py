@@ -21,6 +21,7 @@ from ..decomposition.cp_model import make_cp_tensor, multiply_all
 from ..decomposition.initial_guess import draw_factors
 from ..decomposition.masks import MissingEntries
 from ..decomposition.momentum import Pace, extrapolate
+from ..decomposition.whole_tensor import WholeTensor
 from ..engines import select_engine
 from ..engines.tall_skinny import (
     MANY_RIGHT_HAND_SIDES,
@@ -31,7 +32,6 @@ from ..engines.tall_skinny import (
 from ..format.group_passes import LastPass
 from ..format.layout import Layout
 from ..ops.call_memory import count_iteration_nbytes
-from ..ops.mttkrp import mttkrp_in_sweep
 from ..spread.building import TensorSizes
 from ..spread.spread_layout import SpreadLayout
 from ..tensor.tensor import FlycooTensor
@@ -314,7 +314,7 @@ class _Batch:
     def __init__(
         self, x: FlycooTensor, stacks: list[Array], imputed: ImputedStarts | None = None
     ) -> None:
-        self.x, self.imputed, self.last_pass = x, imputed, imputed or LastPass()
+        self.x, self.imputed, self.data = x, imputed, WholeTensor(x, imputed)
         self.stacks, self.columns, self.grams = stacks, [*stacks], [*stacks]
         for mode, stack in enumerate(stacks):
             self._replace(mode, stack)
@@ -372,7 +372,7 @@ class _Batch:
         conditions = []
         for mode in range(self.x.ndim):
             num_runs, size, rank = self.stacks[mode].shape
-            products = mttkrp_in_sweep(self.x, self.columns, mode, self.last_pass)
+            products = self.data.mttkrp(None, self.columns, mode)
             if self.imputed is not None:
                 products = self.imputed.complete(products, self.columns, mode)
             products = products.reshape(size, num_runs, rank)

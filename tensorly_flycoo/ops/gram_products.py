@@ -53,9 +53,9 @@ class GramMemory:
         self.known: dict[int, _CachedGram] = {}
         self.num_solves = 0  # systems that were solved with a `GramProduct`
 
-    def find(self, factor: Array, address: int) -> _CachedGram | None:
+    def find(self, factor: Array) -> _CachedGram | None:
         """Return what is known of a factor, which may be another view of the same numbers."""
-        known = self.known.get(address)
+        known = self.known.get(_address(factor))
         if known is None or known.shape != factor.shape or known.strides != factor.strides:
             return None
         # Another array may have got the memory of one that is gone.
@@ -178,10 +178,9 @@ def find_gram(a: Any, b: Any) -> Any:
         product = GramProduct.of(b, memory) if is_gram else None
         return row_shards.replicate_gram(a, b) if product is None else product
     is_alike = is_cupy(b) and type(a) is type(b) and b.ndim == 2 and a.shape == b.shape[::-1]
-    if not is_alike or a.strides != b.strides[::-1] or _address(a) != (at := _address(b)):
+    if not is_alike or a.strides != b.strides[::-1] or _address(a) != _address(b):
         return None
-    known = memory.find(b, at)
-    return GramProduct.of(b, memory) if known is None else known.product
+    return GramProduct.of(b, memory)
 
 
 def start_product(memory: GramMemory, rank: int, dtype: Any, on_gpu: bool) -> GramProduct | None:
@@ -259,7 +258,7 @@ def _find_known(factor: Any, memory: GramMemory | None) -> _CachedGram | None:
     if isinstance(factor, RowShards):
         known = factor.memo.known
     else:
-        known = None if memory is None else memory.find(factor, _address(factor))
+        known = None if memory is None else memory.find(factor)
     if known is None and (kernels := _find_kernels(factor)) is not None:
         known = _keep(factor, kernels.gram_blocks(factor), memory)
     return known

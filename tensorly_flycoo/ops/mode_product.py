@@ -13,7 +13,7 @@ import numpy as np
 
 from ..base.array_modules import Array, share
 from ..base.checks import check_matrix, check_mode, densify_error
-from ..format.primitives import LeadingPairs
+from ..format.primitives import TTMC, LeadingPairs
 from ..start.unfolding import LazyMatrix
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
@@ -90,7 +90,7 @@ class ModeProduct(LazyArray):
         inputs = {places[n]: factor for n, factor in self.factors.items()}
         num_columns = math.prod(self._sizes[n] for n in self.factors)
         array = x._engine.xp.empty((merged.shape[mode], num_columns), x.dtype)
-        merged._layout.apply("ttmc", x._engine, inputs, mode, array, stays=True)
+        merged._layout.apply(TTMC, x._engine, inputs, mode, array)
         return self._order_axes(array, [*free_modes, *self.factors])
 
     def _contract(self) -> Array:

@@ -10,7 +10,8 @@ from ..base.array_modules import Array, share
 from ..base.checks import check_factors, check_mode, check_out, check_weights
 from ..base.reporting import log_compilation
 from ..format.group_passes import LastPass
-from ..spread.row_shards import RowShards, find_sharding
+from ..format.primitives import MTTKRP, MTTKRP_OF_RATIOS
+from ..spread.row_shards import RowShards
 from ..spread.spread_layout import SpreadLayout
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import number_modes
@@ -20,6 +21,8 @@ from ..tensor.tensor import FlycooTensor
 
 if TYPE_CHECKING:
     from sparse import SparseArray
+
+    from ..engines.protocol import Engine
 
 
 @mirror
@@ -106,7 +109,19 @@ def mttkrp(
            [0., 0.]])
     """
     number = number_modes(x, mode)
-    return mttkrp_in_sweep(x, factors, number, None, weights=weights, out=out, converts=False)
+    x = as_flycoo(x, check_coords=True)
+    number = check_mode(number, x.ndim)
+    factors, weights = check_operands(x, factors, weights)
+    if out is not None:
+        if RowShards in map(type, factors):
+            on = "x is on several devices"
+            raise TypeError(f"out is given, but {on}: the result is a new RowShards")
+        read = {f"factors[{n}]": factor for n, factor in enumerate(factors) if n != number}
+        read_too = [*read.items(), *([] if weights is None else [("weights", weights)])]
+        engine, shape = x._engine, (x.shape[number], factors[0].shape[1])
+        check_out(out, shape, x.dtype, engine.array_type, read_too, engine.xp.may_share_memory)
+        engine.check_arrays({"out": out})
+    return _explain_memory(x, factors, number, weights=weights, out=out)
 
 
 @mirror
@@ -154,72 +169,78 @@ def mttkrps(
            [ 9.,  9.],
            [12., 12.]])
     """
-    x, factors, last_pass = as_flycoo(x, check_coords=True), list(factors), LastPass()
-    options: dict[str, Any] = {"weights": weights, "converts": False}
-    return [mttkrp_in_sweep(x, factors, mode, last_pass, **options) for mode in range(x.ndim)]
+    x = as_flycoo(x, check_coords=True)
+    factors, weights = check_operands(x, factors, weights)
+    options = {"last_pass": LastPass(), "weights": weights}
+    return [_explain_memory(x, factors, mode, **options) for mode in range(x.ndim)]
 
 
-def mttkrp_in_sweep(
-    x: FlycooTensor | SparseArray,
-    factors: Sequence[Array | RowShards],
-    mode: int,
-    last_pass: LastPass | None,
-    *,
-    weights: Array | None = None,
-    out: Array | None = None,
-    converts: bool = True,
-) -> Array | RowShards:
-    """Compute what `mttkrp` does, from the last pass over the nonzeros if it serves this mode.
+def check_operands(
+    x: FlycooTensor, factors: Sequence[Any], weights: Array | None = None, converts: bool = False
+) -> tuple[list[Any], Array | None]:
+    """Return factors and weights as `multiply` takes them; refuse those that do not fit `x`.
 
-    With `converts` factors may have any precision: ADMM's dual variables are float64 whatever the
-    tensor is, and its factors become so too.
+    With `converts` factors may have any precision.
     """
-    x, given = as_flycoo(x, check_coords=True), factors
-    engine, layout = x._engine, x._layout
-    record_format, array_type = layout.record_format, engine.array_type
-    sizes, dtype = record_format.shape, record_format.dtype
-    mode = check_mode(mode, len(sizes))
-    spread = layout if isinstance(layout, SpreadLayout) else None
-    types = (array_type,) if spread is None else (array_type, RowShards)
-    factors = check_factors(factors, sizes, dtype, *types, converts=converts)
-    shape = (sizes[mode], factors[0].shape[1])
+    engine, layout, kind = x._engine, x._layout, x._engine.array_type
+    types = (kind, RowShards) if isinstance(layout, SpreadLayout) else (kind,)
+    factors = check_factors(factors, x.shape, x.dtype, *types, converts=converts)
     if weights is not None:
         weights = share(weights)
-        check_weights(weights, shape[1], dtype, array_type)
-    if spread is not None:
-        spread.devices.check_current()
-        if not any(isinstance(factor, RowShards) for factor in factors):
-            spread = None  # the result is a plain array
-    if spread is not None:
-        if out is not None:
-            on = "x is on several devices"
-            raise TypeError(f"out is given, but {on}: the result is a new RowShards")
-        for n, factor in enumerate(factors):
-            if isinstance(factor, RowShards) and factor.sharding != find_sharding(spread, n):
-                raise ValueError(
-                    f"factors[{n}] is sharded otherwise than mode {n} of x: give a plain array, "
-                    "such as tl.to_numpy returns"
-                )
-    else:
-        if out is not None:
-            read = {f"factors[{n}]": factor for n, factor in enumerate(factors) if n != mode}
-            read_too = [*read.items(), *([] if weights is None else [("weights", weights)])]
-            check_out(out, shape, dtype, array_type, read_too, engine.xp.may_share_memory)
-        arrays = {"x": layout.get_copies()[0], "factors": factors}
-        engine.check_arrays(arrays if out is None else {**arrays, "out": out})
+        check_weights(weights, factors[0].shape[1], x.dtype, kind)
+    if not isinstance(layout, SpreadLayout):
+        engine.check_arrays({"x": layout.get_copies()[0], "factors": factors})
+        return factors, weights
+    layout.devices.check_current()
+    for n, factor in enumerate(factors):
+        if isinstance(factor, RowShards) and factor.sharding != layout.shardings[n]:
+            raise ValueError(
+                f"factors[{n}] is sharded otherwise than mode {n} of x: give a plain array, "
+                "such as tl.to_numpy returns"
+            )
+    return factors, weights
+
+
+def _explain_memory(x: FlycooTensor, factors: Sequence[Any], mode: int, **options: Any) -> Any:
+    """Call `multiply`; a MemoryError says what needed the memory."""
+    compute = functools.partial(multiply, x._layout, x._engine, factors, mode, **options)
+    with log_compilation():
+        return attempt(f"mttkrp of mode {mode} and rank {factors[0].shape[1]}", compute)
+
+
+def multiply(
+    layout: Any,
+    engine: Engine,
+    factors: Sequence[Any],
+    mode: int,
+    last_pass: LastPass | None = None,
+    weights: Array | None = None,
+    out: Array | None = None,
+) -> Array | RowShards:
+    """Compute what `mttkrp` does, in a loop: from the last pass over the nonzeros if it serves.
+
+    The loop has called `check_operands` for its start. Of later factors only shapes and dtypes are
+    looked at, lest kernels read past the end of an array that a callback put there; those in
+    another precision are converted, as ADMM's are, whose dual variables are float64.
+    """
+    record_format = layout.record_format
+    sizes, dtype, rank = record_format.shape, record_format.dtype, factors[0].shape[-1]
+    types: Any = (engine.array_type, RowShards)
+    given = factors
+    for factor, size in zip(factors, sizes, strict=True):
+        is_alike = isinstance(factor, types) and factor.shape == (size, rank)
+        if not is_alike or factor.dtype != dtype:
+            factors = check_factors(factors, sizes, dtype, *types, converts=True)
+            break
     inputs = {n: factor for n, factor in enumerate(factors) if n != mode}
     find_rows = None if last_pass is None else functools.partial(last_pass.find, given, mode)
     options: dict[str, Any] = {"weights": weights, "find_rows": find_rows}
-
-    def multiply() -> Array | RowShards:
-        if spread is not None:
-            return spread.apply_sharded("mttkrp", engine, inputs, mode, shape, **options)[0]
-        result = engine.xp.empty(shape, dtype) if out is None else out
-        layout.apply("mttkrp", engine, inputs, mode, result, **options)
-        return result
-
-    with log_compilation():
-        return attempt(f"mttkrp of mode {mode} and rank {shape[1]}", multiply)
+    shape = (sizes[mode], rank)
+    if RowShards in map(type, factors):
+        return layout.apply_sharded(MTTKRP, engine, inputs, mode, shape, **options)[0]
+    out = engine.xp.empty(shape, dtype) if out is None else out
+    layout.apply(MTTKRP, engine, inputs, mode, out, **options)
+    return out
 
 
 def mttkrp_of_ratios(
@@ -244,6 +265,6 @@ def mttkrp_of_ratios(
 
     def compute() -> tuple[Array, Array | None]:
         out, inputs = engine.xp.empty((size, rank), x.dtype), dict(enumerate(factors))
-        return out, x._layout.apply("mttkrp_of_ratios", engine, inputs, mode, out, **options)
+        return out, x._layout.apply(MTTKRP_OF_RATIOS, engine, inputs, mode, out, **options)
 
     return attempt(f"an MTTKRP of ratios of mode {mode} and rank {rank}", compute)

@@ -45,7 +45,7 @@ class NonzeroSampler:
         self.shape, self.ndim = self._record_format.shape, self._record_format.ndim
         self.nnz, self.dtype = layout.nnz, self._record_format.dtype
         self._xp, self._primitives = engine.xp, engine
-        with layout.hold_order(0, engine) as (records, places):
+        with layout.hold_first_order(engine) as (records, places):
             records = records if places is None else engine.gather(records, places)
             # A streamed layout yields memory that the next records take.
             self._records = records.copy() if isinstance(layout, StreamedLayout) else records

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..base.array_modules import Array, array_module, is_cupy, move
 from ..base.checks import densify_error
-from ..format.primitives import index_dtype
+from ..format.primitives import MTTKRP, TTMC, index_dtype
 from ..start import eigen
 from ..tensor.pieces import Piece, map_pieces, read_nonzeros
 from ..tensor.tensor import FlycooTensor, rebuild
@@ -142,7 +142,7 @@ def multiply_nonempty_rows(
     rows = x._engine.xp.empty((count_nonempty_rows(x, mode), num_columns), x.dtype)
     numbers, slots = find_nonempty_rows(x, mode)
     layout = separate_modes(x)._layout
-    layout.apply("ttmc", x._engine, factors, mode, rows, stays=True, slots=slots)
+    layout.apply(TTMC, x._engine, factors, mode, rows, slots=slots)
     return rows, numbers
 
 
@@ -244,7 +244,7 @@ class _Operator:
         vectors[self._rows] = block
         out = xp.empty((self._x.shape[self._other], num_vectors * self._num_columns))
         inputs = {self._mode: vectors, **self._inputs}
-        self._x._layout.apply("ttmc", self._engine, inputs, self._other, out, stays=True)
+        self._x._layout.apply(TTMC, self._engine, inputs, self._other, out)
         out = out.reshape(-1, num_vectors, self._num_columns)
         return out.transpose(0, 2, 1).reshape(-1, num_vectors)
 
@@ -258,7 +258,7 @@ class _Operator:
         out = xp.empty((self._num_indices, num_vectors * self._num_columns))
         factors = {n: np.tile(factor, (1, num_vectors)) for n, factor in self._spread.items()}
         factors[self._other] = columns.reshape(-1, out.shape[1])
-        self._x._layout.apply("mttkrp", self._engine, factors, self._mode, out)
+        self._x._layout.apply(MTTKRP, self._engine, factors, self._mode, out)
         return out.reshape(-1, num_vectors, self._num_columns).sum(axis=2)[self._rows]
 
     def is_gram_cheap(self, rank: int) -> bool:
@@ -290,7 +290,7 @@ class _Operator:
         for first in range(0, widest.shape[1], step):
             inputs = {**dict(narrow), last: xp.ascontiguousarray(widest[:, first : first + step])}
             lines = xp.empty((cells.size, math.prod(f.shape[1] for f in inputs.values())))
-            x._layout.apply("ttmc", self._engine, inputs, mode, lines, stays=True)
+            x._layout.apply(TTMC, self._engine, inputs, mode, lines)
             values = xp.ascontiguousarray(lines.T)
             gram += self._engine.gram(xp.stack([columns, rows]), values, xp.zeros(size))
         return gram

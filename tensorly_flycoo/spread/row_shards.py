@@ -18,10 +18,9 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from ..base.array_modules import Array, array_module, remote_aware, share
-from ..base.devices import Devices, assign_homes, bring_each, bring_to_each
+from ..base.devices import Devices, Request, assign_homes, bring_each, bring_to_each
 from ..engines import tall_skinny
 from ..format.tree import fold_tree
-from .slab_layout import SlabLayout
 
 #: Elementwise functions that run block by block.
 _UFUNCS = {
@@ -57,19 +56,6 @@ def cut_evenly(num_rows: int, num_blocks: int) -> tuple[int, ...]:
     """
     length = -(-num_rows // num_blocks)
     return tuple(min(block * length, num_rows) for block in range(num_blocks + 1))
-
-
-def find_sharding(layout: SlabLayout, mode: int) -> Sharding:
-    """Return how a factor is sharded: in the cut mode like the slabs, else in equal blocks."""
-    if mode not in layout.shardings:
-        size, devices = layout.record_format.shape[mode], layout.devices
-        if mode != layout.cut_mode:
-            found = Sharding.of(cut_evenly(size, layout.num_slabs), devices)
-        else:
-            edges = (0, *(slab.rows.stop for slab in layout.slabs))
-            found = Sharding(edges, tuple(slab.home for slab in layout.slabs), devices)
-        layout.shardings[mode] = found
-    return layout.shardings[mode]
 
 
 @dataclass(eq=False)
@@ -280,21 +266,19 @@ def gather_each(
 
     Missing copies are made in one exchange; gathered copies of row-sharded matrices are cached.
     """
-    matrices = list(matrices)
-    found = [x.memo.whole if isinstance(x, RowShards) else {} for x in matrices]
-    missing = [(n, home) for n in range(len(found)) for home in homes if home not in found[n]]
-    parts = [x.blocks if isinstance(x, RowShards) else (x,) for x in matrices]
-    requests = [(parts[n], home) for n, home in missing]
-    for (n, home), array in zip(missing, devices.gather(requests), strict=True):
-        found[n][home] = array
+    found: list[dict[int, Array]] = []
+    missing: list[tuple[dict[int, Array], int]] = []
+    requests: list[Request] = []
+    for x in matrices:
+        own, blocks = (x.memo.whole, x.blocks) if isinstance(x, RowShards) else ({}, (x,))
+        found.append(own)
+        for home in homes:
+            if home not in own:
+                missing.append((own, home))
+                requests.append((blocks, home))
+    for (own, home), array in zip(missing, devices.gather(requests), strict=True):
+        own[home] = array
     return found
-
-
-def scatter(layout: SlabLayout, factor: Array | RowShards, mode: int) -> RowShards:
-    """Return a factor sharded as a tensor's MTTKRP shards its results."""
-    if isinstance(factor, RowShards):
-        return factor
-    return RowShards.scatter(factor, find_sharding(layout, mode))
 
 
 def gather(array: Any) -> Any:

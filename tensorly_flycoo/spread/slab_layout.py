@@ -16,7 +16,7 @@ from ..format.group_passes import FindRows
 from ..format.groups import find_longest_mode
 from ..format.layout import Layout
 from ..format.packing import Groups, RecordFormat
-from ..format.primitives import Primitives, index_dtype
+from ..format.primitives import Operation, Primitives, index_dtype
 from ..format.tree import count_waiting, fold_tree
 from .streamed import StreamedLayout, link_copies
 
@@ -52,6 +52,8 @@ class SlabLayout:
         self.num_slabs = num_slabs
         self.cut_mode = find_longest_mode(record_format.shape)
         self.slabs = slabs
+        self.edges = [0, *(slab.rows.stop for slab in slabs)]  # of their rows
+        self.homes = tuple(slab.home for slab in slabs)
         self.nnz = sum(slab.layout.nnz for slab in slabs)
         # Each slab numbers its own prefixes, so that it may have more groups than others.
         self.groups: Groups = min((slab.layout.groups for slab in slabs), key=len)
@@ -60,7 +62,6 @@ class SlabLayout:
         self.norm = math.hypot(*(slab.layout.norm for slab in slabs)) if norm is None else norm
         self._primitives = primitives
         self._empty_rows: dict[int, Array] = {}
-        self.shardings: dict[int, Any] = {}  # `find_sharding` fills it
         for home in range(devices.count):
             own = [slab.layout for slab in slabs if slab.home == home]
             link_copies([layout for layout in own if isinstance(layout, StreamedLayout)])
@@ -94,7 +95,7 @@ class SlabLayout:
 
     def apply(
         self,
-        operation: str,
+        operation: Operation,
         engine: Primitives,
         inputs: Mapping[int, Array],
         mode: int,
@@ -142,7 +143,7 @@ class SlabLayout:
         With `slots` the result has no empty rows. In other modes all slabs have the same slots.
         """
         if mode != self.cut_mode or slots is None:
-            return [0, *(slab.rows.stop for slab in self.slabs)], None
+            return self.edges, None
         edges = self._edges_without_empty_rows
         firsts = zip(self.slabs, edges, strict=False)
         return edges, [slots[slab.rows] - slots.dtype.type(first) for slab, first in firsts]
@@ -164,13 +165,12 @@ class SlabLayout:
         return functools.reduce(operator.add, self.devices.collect(sums))
 
     @contextlib.contextmanager
-    def hold_order(self, mode: int, primitives: Primitives) -> Iterator[tuple[Array, Array | None]]:
+    def hold_first_order(self, primitives: Primitives) -> Iterator[tuple[Array, Array | None]]:
         """Yield a copy of all records, and their places in the order of mode 0, or None."""
-        assert mode == 0
         record_format, xp, start = self.record_format, primitives.xp, 0
         merged = xp.empty((self.nnz, record_format.num_words), record_format.word_dtype)
         for rows, layout, home in self.slabs:
-            with self.devices.use(home), layout.hold_order(0, primitives) as (records, places):
+            with self.devices.use(home), layout.hold_first_order(primitives) as (records, places):
                 if places is not None:
                     records = primitives.gather(records, places)
                 coords = layout.record_format.coords(records, xp)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -9,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from ..base.array_modules import Array
 from ..base.devices import bring_each
 from ..format.group_passes import FindRows
+from ..format.primitives import Operation
 from ..format.tree import Tree, fold_tree, renumber
-from .row_shards import RowShards, Sharding, cut_evenly, find_sharding, gather_each
+from .row_shards import RowShards, Sharding, cut_evenly, gather_each
 from .slab_layout import SlabLayout, find_own_rows
 
 if TYPE_CHECKING:
@@ -20,9 +22,23 @@ if TYPE_CHECKING:
 class SpreadLayout(SlabLayout):
     """Slabs on several devices, and factors that are plain arrays or `RowShards`."""
 
+    @functools.cached_property
+    def shardings(self) -> list[Sharding]:
+        """How the factor of each mode is sharded: in the cut mode like the slabs, else evenly."""
+        edges = [cut_evenly(size, self.num_slabs) for size in self.record_format.shape]
+        shardings = [Sharding.of(own, self.devices) for own in edges]
+        shardings[self.cut_mode] = Sharding(tuple(self.edges), self.homes, self.devices)
+        return shardings
+
+    def scatter(self, factor: Array | RowShards, mode: int) -> RowShards:
+        """Return a factor sharded as the results of an MTTKRP are."""
+        if isinstance(factor, RowShards):
+            return factor
+        return RowShards.scatter(factor, self.shardings[mode])
+
     def apply(
         self,
-        operation: str,
+        operation: Operation,
         engine: Any,
         inputs: Mapping[int, Array | RowShards],
         mode: int,
@@ -38,7 +54,7 @@ class SpreadLayout(SlabLayout):
 
     def apply_sharded(
         self,
-        operation: str,
+        operation: Operation,
         engine: Engine,
         inputs: Mapping[int, Array | RowShards],
         mode: int,
@@ -54,7 +70,7 @@ class SpreadLayout(SlabLayout):
         """
         devices, slabs, is_cut = self.devices, self.slabs, mode == self.cut_mode
         edges, own_slots = self._divide_rows(mode, options.get("slots"))
-        sharding = find_sharding(self, mode)
+        sharding = self.shardings[mode]
         if own_slots is not None:
             sharding = Sharding(tuple(edges), sharding.homes, devices)
         elif shape[0] != sharding.edges[-1]:
@@ -97,25 +113,26 @@ class SpreadLayout(SlabLayout):
         own_slots: Sequence[Array] | None,
     ) -> list[tuple[dict[int, Array], dict[str, Any]]]:
         """Return each slab's inputs and options on its device; of the cut mode's, its own rows."""
-        devices, homes, cut_mode = self.devices, [slab.home for slab in self.slabs], self.cut_mode
-        whole: dict[Any, Any] = {n: x for n, x in inputs.items() if n != cut_mode}
-        whole |= {name: x for name, x in options.items() if getattr(x, "ndim", 0)}
+        devices, cut_mode = self.devices, self.cut_mode
         parts: dict[Any, Sequence[Array]] = {}
-        if cut_mode in inputs:
-            x, sharding = inputs[cut_mode], find_sharding(self, cut_mode)
-            parts[cut_mode] = x.blocks if isinstance(x, RowShards) else sharding.cut(x)
         if own_slots is not None:
-            del whole["slots"]
-            parts["slots"] = bring_each(devices, own_slots, homes)
-        gathered = gather_each(whole.values(), devices, dict.fromkeys(homes))
-        on_each = dict(zip(whole, gathered, strict=True))
+            parts["slots"] = bring_each(devices, own_slots, self.homes)
+        if cut_mode in inputs:
+            x = inputs[cut_mode]
+            cut = self.shardings[cut_mode].cut
+            parts[cut_mode] = x.blocks if isinstance(x, RowShards) else cut(x)
+        given: Any = (*inputs.items(), *options.items())
+        whole = {key: x for key, x in given if key not in parts and getattr(x, "ndim", 0) > 0}
+        gathered = gather_each(whole.values(), devices, dict.fromkeys(self.homes))
         found = []
-        for number, home in enumerate(homes):
-            own = {key: arrays[home] for key, arrays in on_each.items()}
-            own |= {key: blocks[number] for key, blocks in parts.items()}
+        for number, home in enumerate(self.homes):
             # In the order of the inputs: TTMc's columns follow it.
-            own_options = {name: own.get(name, x) for name, x in options.items()}
-            found.append(({n: own[n] for n in inputs}, own_options))
+            own_inputs, own_options = dict(inputs), dict(options)
+            for key, arrays in zip(whole, gathered, strict=True):
+                (own_options if key in options else own_inputs)[key] = arrays[home]
+            for key, blocks in parts.items():
+                (own_options if key in options else own_inputs)[key] = blocks[number]
+            found.append((own_inputs, own_options))
         return found
 
 
@@ -124,12 +141,11 @@ def _add_blocks(
 ) -> list[Array]:
     """Add matrices on several devices, which `tree` numbers; the device of a block adds it."""
     devices, homes = sharding.devices, sharding.homes
-    places = {number: place for place, number in enumerate(results)}
     requests = [
         ([matrix[start:stop] for matrix in results.values()], home)
         for (start, stop), home in zip(pairwise(sharding.edges), homes, strict=True)
     ]
-    blocks, placed = [], renumber(tree, places)
+    blocks, placed = [], renumber(tree, tuple(results))
     for parts, home in zip(devices.gather(requests), homes, strict=True):
         with devices.use(home):
             blocks.append(engine.add_parts(parts, placed))

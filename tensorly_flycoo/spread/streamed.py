@@ -6,14 +6,14 @@ import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Self, TypeAlias
 
 import numpy as np
 
 from ..base.array_modules import Array
 from ..format.layout import Layout, RowTiling
 from ..format.packing import Cut
-from ..format.primitives import Compute, Primitives, Step
+from ..format.primitives import Primitives, Step
 from ..format.replicated import ReplicatedLayout
 
 if TYPE_CHECKING:
@@ -43,9 +43,10 @@ class StreamedLayout(ReplicatedLayout):
         self.stager = stager
         self.following: Sequence[np.ndarray | None] = [None] * len(copies)
 
-    def take_step(self, mode: int, compute: Compute, engine: Primitives, stays: bool) -> Any:
+    @contextlib.contextmanager
+    def step(self, mode: int, primitives: Primitives, stays: bool = False) -> Iterator[Step]:
         with self.stager.take(self.copies[mode], self.following[mode]) as records:
-            return compute(Step(records))
+            yield Step(records)
 
     @contextlib.contextmanager
     def hold_records(self, mode: int = 0) -> Iterator[Array]:

@@ -19,7 +19,7 @@ from ..base.array_modules import Array, move
 from ..base.devices import Devices, OneDevice
 from ..base.reporting import log_compilation
 from ..format.ordering import count_true, take_marked
-from ..format.primitives import Entries, ModeRows
+from ..format.primitives import MTTKRP, Entries, ModeRows
 from ..spread.building import build_slabs
 from ..spread.slab_building import count_rows, find_edges, list_rows
 from ..spread.slab_layout import AnyLayout, SlabLayout
@@ -157,7 +157,7 @@ def _iterate_across_slabs(layout: SlabLayout, engine: Engine) -> Iterator[tuple[
 # On the device of a slab or a group
 
 
-def list_entries(engine: Engine, layout: AnyLayout, mode: int) -> Entries:
+def list_entries(engine: Engine, layout: Layout, mode: int) -> Entries:
     """List the nonzeros column by column: by modes mode + 1, ..., N - 1, 0, ..., mode.
 
     Rows ascend in each column. For mode 0 it is by N - 1, ..., 0 instead: the order of mode N - 1,
@@ -165,7 +165,8 @@ def list_entries(engine: Engine, layout: AnyLayout, mode: int) -> Entries:
     """
     record_format = layout.record_format
     ndim = record_format.ndim
-    with layout.hold_order(0 if mode else ndim - 1, engine) as (records, places):
+    hold_order = layout.hold_first_order if mode else layout.hold_last_order
+    with hold_order(engine) as (records, places):
         if mode:
             later_modes = range(ndim - 1, mode, -1)
             places = engine.sort_places(records, record_format, later_modes, places)
@@ -290,7 +291,7 @@ class SharedColumns:
         """Multiply columns by a block with a row for each row of theirs (mode 0), or back."""
         shape = (columns.record_format.shape[mode], block.shape[1])
         out = self._engine.xp.empty(shape, block.dtype)
-        columns.apply("mttkrp", self._engine, {1 - mode: block}, mode, out)
+        columns.apply(MTTKRP, self._engine, {1 - mode: block}, mode, out)
         return out
 
     def _list_tensors(self, dtype: DTypeLike) -> list[Layout]:

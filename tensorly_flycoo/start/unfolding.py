@@ -13,7 +13,7 @@ from ..base.array_modules import Array, array_module, is_cupy, move
 from ..base.checks import check_mode, check_rank, num_cells
 from ..base.reporting import report
 from ..engines.tall_skinny import find_signs, qr
-from ..format.primitives import LeadingPairs
+from ..format.primitives import MTTKRP, LeadingPairs
 from ..tensor.coo_cache import as_flycoo
 from .columns import Columns
 from .eigen import SEED, root_squares
@@ -161,7 +161,7 @@ def _find_pairs_from_columns(columns: FlycooTensor, rank: int) -> LeadingPairs:
     count = int(np.count_nonzero(values))
     left = engine.xp.empty((columns.shape[1], count), columns.dtype)
     right = engine.xp.ascontiguousarray(right[:, :count])
-    columns._layout.apply("mttkrp", engine, {0: right}, 1, left)
+    columns._layout.apply(MTTKRP, engine, {0: right}, 1, left)
     # Rounding leaves the vectors of small values less than orthonormal.
     vectors = complete_basis(left / values[:count], count)
     known_values = move(values[:count], np).astype(np.float64)

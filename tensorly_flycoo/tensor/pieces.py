@@ -80,7 +80,7 @@ class Piece:
 
     def sort_records(self, engine: Engine) -> Array:
         """Copy the records in the order of modes 0, 1, ..., ndim - 1."""
-        with self.devices.use(self.home), self.layout.hold_order(0, engine) as (records, places):
+        with self.devices.use(self.home), self.layout.hold_first_order(engine) as (records, places):
             return records.copy() if places is None else engine.gather(records, places)
 
 

@@ -405,7 +405,7 @@ class FlycooTensor:
     def _sorted_nonzeros(self) -> tuple[Array, Array]:
         """Return what `nonzeros` does, as arrays on the tensor's device."""
         primitives, record_format = self._engine, self._layout.record_format
-        with self._layout.hold_order(0, primitives) as (records, places):
+        with self._layout.hold_first_order(primitives) as (records, places):
             records = records if places is None else primitives.gather(records, places)
             values = record_format.values(records).copy()
             return record_format.coords(records, primitives.xp), values

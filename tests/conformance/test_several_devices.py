@@ -29,7 +29,7 @@ from tensorly_flycoo.decomposition import generalized_parafac
 from tensorly_flycoo.engines.cpu.engine import CPU
 from tensorly_flycoo.format import groups as groups_module
 from tensorly_flycoo.ops.mttkrp import mttkrps
-from tensorly_flycoo.spread.row_shards import RowShards, find_sharding
+from tensorly_flycoo.spread.row_shards import RowShards
 from tensorly_flycoo.testing import planted_tensor
 
 SHAPE, RANK, NUM_SLABS = (30, 20, 40), 3, 6
@@ -80,7 +80,7 @@ def test_mttkrp_with_groups(layout, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(CPU, "devices", NumpyDevices(count))
             x = problem.tensor(slabs=NUM_SLABS, layout=layout, groups=[(0,), (1, 2), (3, 4)])
-        pairs = [(f, find_sharding(x._layout, n)) for n, f in enumerate(problem.factors)]
+        pairs = [(f, x._layout.shardings[n]) for n, f in enumerate(problem.factors)]
         together = mttkrps(x, problem.factors)
         of_shards = mttkrps(x, [RowShards.scatter(*pair) for pair in pairs])
         for mode in range(5):
@@ -128,7 +128,7 @@ def test_groups_move_no_more(groups, is_numbered, x, monkeypatch):
 
 
 def list_pairs(x, factors):
-    return [(factor, find_sharding(x._layout, n)) for n, factor in enumerate(factors)]
+    return [(factor, x._layout.shardings[n]) for n, factor in enumerate(factors)]
 
 
 OPTIONS = [

@@ -11,6 +11,7 @@ import sparse
 from tensorly_flycoo import FlycooTensor, Progress
 from tensorly_flycoo.decomposition import generalized_parafac
 from tensorly_flycoo.engines.cuda import engine as cuda
+from tensorly_flycoo.format.primitives import MTTKRP_OF_RATIOS
 
 LAYOUTS = ("remap", "replicated", "indexed")
 SHAPES = (
@@ -36,7 +37,7 @@ def make_counts(shape, nnz, rank, dtype, skew=2.0, seed=0):
 
 def compute(x, factors, mode, wants_logs=True, stays=False, smallest=1e-30):
     out = cupy.full((x.shape[mode], factors[0].shape[1]), np.nan, x.dtype)
-    arguments = ("mttkrp_of_ratios", cuda.CUDA, dict(enumerate(factors)), mode, out)
+    arguments = (MTTKRP_OF_RATIOS, cuda.CUDA, dict(enumerate(factors)), mode, out)
     options = {"smallest": smallest, "wants_sum": wants_logs, "stays": stays}
     log_sum = x._layout.apply(*arguments, **options)
     assert (log_sum is not None) == wants_logs

@@ -173,7 +173,7 @@ def test_remapping_waits_for_a_copy_on_another_stream(read):
     def copy_records():
         if read == "map_values":
             return x._layout.map_values(cupy.negative, 1.0).records
-        with x._layout.hold_order(0, cuda.CUDA) as (records, places):
+        with x._layout.hold_first_order(cuda.CUDA) as (records, places):
             return cuda.CUDA.gather(records, places)
 
     def sort(records):

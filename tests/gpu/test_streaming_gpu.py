@@ -118,19 +118,15 @@ def test_an_exception_in_the_middle(monkeypatch, num_resident):
     x, expected, calls = make(keep="host"), None, []
     expected, original = compute(x), CUDA.mttkrp
 
-    def prepare(*arguments, **options):
-        own = original(*arguments, **options)
-
-        def fail(step):
-            calls.append(1)
-            if len(calls) == 3:
+    def fail(layout, *arguments, **options):
+        calls.append(1)
+        if len(calls) == 3:
+            with layout.step(arguments[1], CUDA):
                 raise KeyboardInterrupt
-            own(step)
-
-        return fail
+        original(layout, *arguments, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(CUDA, "mttkrp", prepare)
+        patch.setattr(CUDA, "mttkrp", fail)
         with pytest.raises(KeyboardInterrupt):
             compute(x)
     for found, other in zip(compute(x), expected, strict=True):

@@ -16,6 +16,7 @@ from tensorly_flycoo import FlycooTensor
 from tensorly_flycoo.engines.cuda import engine as cuda
 from tensorly_flycoo.engines.cuda import launch, tuning
 from tensorly_flycoo.format import primitives, remap
+from tensorly_flycoo.format.primitives import TTMC
 from tensorly_flycoo.ops.mode_product import ModeProduct
 
 LAYOUTS = ("remap", "replicated", "indexed")
@@ -54,7 +55,7 @@ def compute(x, factors, mode, slots=None, num_rows=None):
     num_columns = int(np.prod([factor.shape[1] for factor in inputs.values()]))
     out = cupy.full((num_rows or x.shape[mode], num_columns), np.nan, x.dtype)
     options = {} if slots is None else {"slots": slots}
-    x._layout.apply("ttmc", cuda.CUDA, inputs, mode, out, stays=True, **options)
+    x._layout.apply(TTMC, cuda.CUDA, inputs, mode, out, **options)
     return out.get()
 
 

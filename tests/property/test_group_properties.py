@@ -12,9 +12,9 @@ from strategies import dtypes, nonzeros, quick
 
 from tensorly_flycoo import FlycooTensor, mttkrp
 from tensorly_flycoo.base.checks import LAYOUTS
-from tensorly_flycoo.format.group_passes import LastPass
+from tensorly_flycoo.decomposition.whole_tensor import WholeTensor
 from tensorly_flycoo.format.groups import find_groups
-from tensorly_flycoo.ops.mttkrp import mttkrp_in_sweep, mttkrp_of_ratios, mttkrps
+from tensorly_flycoo.ops.mttkrp import mttkrp_of_ratios, mttkrps
 
 slabs = st.integers(1, 5)
 pytestmark = pytest.mark.usefixtures("small_tiles", "one_thread")
@@ -42,11 +42,11 @@ def test_the_oracle_agrees(given_, layout, num_slabs, dtype, data):
     # Prefixes are numbered only if there are any.
     found, _ = find_groups(groups, x.shape, values.size, num_slabs)
     assert x.groups == (groups if x.nnz > 0 else found)
-    last_pass, modes = LastPass(), range(x.ndim)
+    whole, modes = WholeTensor(x), range(x.ndim)
     for mode in [*modes, *data.draw(st.lists(st.sampled_from(modes), max_size=6))]:
         arguments = (drawn.coords, values, drawn.shape, factors, mode)
         limit = reference.mttkrp_error_bound(*arguments, dtype)
-        found = mttkrp_in_sweep(x, factors, mode, last_pass)
+        found = whole.mttkrp(None, factors, mode)
         assert (np.abs(found - reference.mttkrp(*arguments)) <= limit).all()
         assert found.tobytes() == mttkrp(x, factors, mode).tobytes()
         factors[mode] = data.draw(st.sampled_from([factors[mode], -factors[mode]]))
@@ -86,8 +86,10 @@ def test_nonzeros_orders_and_empty_rows_are_those_without_groups(given_, layout,
         assert found.dtype == expected.dtype
     coords = []
     for z in (x, plain):
-        mode = 0 if z.slabs > 1 else z.ndim - 1  # slabs have the order of mode 0 alone
-        with z._layout.hold_order(mode, z._engine) as (records, places):
+        # Slabs have the order of mode 0 alone.
+        layout = z._layout
+        hold_order = layout.hold_first_order if z.slabs > 1 else layout.hold_last_order
+        with hold_order(z._engine) as (records, places):
             records = records if places is None else records[places]
             coords.append(z._layout.record_format.coords(records))
     np.testing.assert_array_equal(*coords)

@@ -133,9 +133,9 @@ def test_slabs_hold_the_same_tensor(drawn, layout, num_slabs):
     assert (y.nnz, y.slabs, y.layout) == (x.nnz, num_slabs, layout)
     for found, expected in zip(y.nonzeros(), x.nonzeros(), strict=True):
         np.testing.assert_array_equal(found, expected)
-    with y._layout.hold_order(0, y._engine) as (records, places):
+    with y._layout.hold_first_order(y._engine) as (records, places):
         records = records if places is None else records[places]
-    with x._layout.hold_order(0, x._engine) as (expected, places):
+    with x._layout.hold_first_order(x._engine) as (expected, places):
         expected = expected if places is None else expected[places]
         np.testing.assert_array_equal(records, expected)
     for mode in range(x.ndim):

@@ -13,7 +13,7 @@ from numba import njit
 from numba.core.caching import FunctionCache, IndexDataCacheFile
 from numba.core.compiler_lock import global_compiler_lock
 
-from ...base.reporting import add_compiled
+from ...base.reporting import add_compiled, log_compilation
 
 _logger = logging.getLogger("tensorly_flycoo")
 
@@ -28,9 +28,16 @@ def kernel(function: Callable[..., Any]) -> Any:
         compiled._cache = _FolderCache(function)
     except RuntimeError:  # numba finds no folder for it
         _warn_uncached()
+    compile_for_args = compiled._compile_for_args
+
     # All threads call a kernel for the first time together. numba locks the compilation itself, but
     # not the look-ups around it.
-    compiled._compile_for_args = global_compiler_lock(compiled._compile_for_args)
+    @global_compiler_lock
+    def compile_and_log(*args: Any, **kwargs: Any) -> Any:
+        with log_compilation():
+            return compile_for_args(*args, **kwargs)
+
+    compiled._compile_for_args = compile_and_log
     return compiled
 
 

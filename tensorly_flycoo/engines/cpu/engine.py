@@ -13,7 +13,7 @@ from numpy import ndarray as Array
 from ...base.array_modules import move
 from ...format.layout import Layout
 from ...format.packing import RecordFormat
-from ...format.primitives import Compute, Step
+from ...format.primitives import Step
 from ..protocol import Engine, Factors
 from . import kernels, products, ratios, threads, updates
 from . import ttmc as ttmc_kernels
@@ -54,25 +54,30 @@ class CpuEngine(CpuPrimitives, Engine):
         pass  # the CPU reads every NumPy array
 
     def mttkrp(
-        self, layout: Layout, factors: Factors, mode: int, out: Array, weights: Array | None = None
-    ) -> Compute:
-        workspace = self.allocate_workspace(layout, factors, mode, out)
-
-        def compute(step: Step) -> None:
+        self,
+        layout: Layout,
+        factors: Factors,
+        mode: int,
+        out: Array,
+        weights: Array | None = None,
+        stays: bool = False,
+    ) -> None:
+        arrays, partial_rows = self.allocate_workspace(layout, factors, mode, out)
+        carry_rows, num_lanes = layout.tilings[mode].carry_rows, kernels.count_lanes(out)
+        with layout.step(mode, self, stays) as step:
             if step.records.shape[0] == 0:
                 out[...] = 0
                 return
-            num_lanes = kernels.count_lanes(out)
-            arguments = _gather_arguments(layout, step, workspace, mode, out, num_lanes)
-            num_tiles = arguments[0].carry_rows.shape[0]
-            self.log("mttkrp", layout.name, mode=mode, kernel="mttkrp_tiles", num_lanes=num_lanes)
+            if self.is_logging():
+                used = {"kernel": "mttkrp_tiles", "num_lanes": num_lanes}
+                self.log("mttkrp", layout.name, mode=mode, **used)
+            operands = (arrays, out, partial_rows)
+            arguments = _gather_arguments(layout, step, mode, operands, num_lanes)
             work_ns = _estimate_ns(layout, step, out)
-            threads.launch(kernels.mttkrp_tiles, num_tiles, *arguments, work_ns=work_ns)
-            kernels.add_partial_rows(layout.tilings[mode].carry_rows, workspace[1], out)
+            threads.launch(kernels.mttkrp_tiles, carry_rows.size, *arguments, work_ns=work_ns)
+            kernels.add_partial_rows(carry_rows, partial_rows, out)
             if weights is not None:
                 np.multiply(out, weights, out=out)
-
-        return compute
 
     def mttkrp_of_ratios(
         self,
@@ -82,16 +87,17 @@ class CpuEngine(CpuPrimitives, Engine):
         out: Array,
         smallest: float | None,
         wants_sum: bool = False,
-    ) -> Compute:
+        stays: bool = False,
+    ) -> Array | None:
         (*arrays, factor), partial_rows = self.allocate_workspace(layout, factors, mode, out)
-
-        def compute(step: Step) -> Array | None:
+        carry_rows, num_lanes = layout.tilings[mode].carry_rows, _choose_lanes(out)
+        num_tiles = carry_rows.size
+        with layout.step(mode, self, stays) as step:
             if step.records.shape[0] == 0:
                 out[...] = 0
                 return np.zeros(()) if wants_sum else None
-            num_lanes, workspace = _choose_lanes(out), (tuple(arrays), partial_rows)
-            arguments = _gather_arguments(layout, step, workspace, mode, out, num_lanes)
-            num_tiles = arguments[0].carry_rows.shape[0]
+            operands = (tuple(arrays), out, partial_rows)
+            arguments = _gather_arguments(layout, step, mode, operands, num_lanes)
             log_sums = np.empty(num_tiles) if wants_sum else None
             least = None if smallest is None else out.dtype.type(smallest)
             model = ratios.Model(factor, least, log_sums)
@@ -101,11 +107,9 @@ class CpuEngine(CpuPrimitives, Engine):
             threads.launch(
                 ratios.ratio_tiles, num_tiles, *arguments, model, has_steps, work_ns=work_ns
             )
-            kernels.add_partial_rows(layout.tilings[mode].carry_rows, partial_rows, out)
+            kernels.add_partial_rows(carry_rows, partial_rows, out)
             # Unlike a sum, adds from the first to the last.
             return None if log_sums is None else np.asarray(0.0 + log_sums.cumsum()[-1])
-
-        return compute
 
     def allocate_workspace(
         self, layout: Layout, factors: Factors, mode: int, out: Array
@@ -113,9 +117,10 @@ class CpuEngine(CpuPrimitives, Engine):
         """Return the factors as kernels read them, that of `mode` last, and memory for carries."""
         num_tiles = layout.tilings[mode].carry_rows.size
         most = num_tiles * layout.tile_size // _READS_A_COPY
-        inputs = [factors[n] for n in sorted(factors, key=lambda n: (n == mode, n))]
-        arrays = tuple(_align(factor, most) for factor in inputs)
-        return arrays, np.empty((num_tiles, out.shape[1]), out.dtype)
+        arrays = [_align(factors[n], most) for n in sorted(factors) if n != mode]
+        if mode in factors:
+            arrays.append(_align(factors[mode], most))
+        return tuple(arrays), np.empty((num_tiles, out.shape[1]), out.dtype)
 
     def scale_rows(self, product: Array, factor: Array, scales: Array, sums: Array) -> None:
         updates.add_up(updates.scale_blocks, (product, factor, scales), sums[None])
@@ -131,7 +136,7 @@ class CpuEngine(CpuPrimitives, Engine):
 
     def ttmc(
         self, layout: Layout, inputs: Factors, mode: int, out: Array, slots: Array | None = None
-    ) -> Compute:
+    ) -> None:
         assert layout.merged is layout.record_format, "TTMc knows no groups"
         record_format, tiling = layout.record_format, layout.tilings[mode]
         partial_rows = np.empty((tiling.carry_rows.size, out.shape[1]), out.dtype)
@@ -141,8 +146,7 @@ class CpuEngine(CpuPrimitives, Engine):
         factors = list(inputs.values()) or [np.ones((1, 1), out.dtype)]
         kronecker = ttmc_kernels.lay_out_factors(fields, factors)
         output = (Fields.of(record_format, [mode]), slots, out, partial_rows)
-
-        def compute(step: Step) -> None:
+        with layout.step(mode, self, stays=True) as step:
             if len(out) > layout.count_nonempty_rows(mode):
                 out[...] = 0
             if step.records.shape[0] == 0:
@@ -158,8 +162,6 @@ class CpuEngine(CpuPrimitives, Engine):
             if slots is not None:
                 rows = np.where(rows >= 0, slots[rows].astype(np.int64), rows)
             kernels.add_partial_rows(rows, partial_rows, out)
-
-        return compute
 
     def gram(self, coords: Array, values: Array, diagonal: Array) -> Array:
         (columns, ids), size, values = coords, diagonal.size, np.atleast_2d(values)
@@ -197,9 +199,11 @@ def _align(factor: Array, most: int) -> Array:
     NumPy aligns to 16 bytes only. A row in one line more takes up to 1.4 times as long to read. A
     factor of more than `most` rows is not copied.
     """
-    factor = np.require(factor, requirements=("C", "A", "W"))
-    excess = factor.__array_interface__["data"][0] % _CACHE_LINE_NBYTES
-    if excess == 0 or factor[:1].nbytes % _CACHE_LINE_NBYTES or len(factor) > most:
+    if not factor.flags.carray:
+        factor = np.require(factor, requirements=("C", "A", "W"))
+    if factor.shape[1] * factor.itemsize % _CACHE_LINE_NBYTES or len(factor) > most:
+        return factor
+    if factor.__array_interface__["data"][0] % _CACHE_LINE_NBYTES == 0:
         return factor
     memory = np.empty(factor.nbytes + _CACHE_LINE_NBYTES, np.uint8)
     start = -memory.__array_interface__["data"][0] % _CACHE_LINE_NBYTES
@@ -224,16 +228,17 @@ def _choose_lanes(out: Array) -> int:
 
 
 def _gather_arguments(
-    layout: Layout, step: Step, workspace: Any, mode: int, out: Array, num_lanes: int
+    layout: Layout, step: Step, mode: int, operands: Any, num_lanes: int
 ) -> tuple[Tiles, Storage, kernels.Operands]:
     """Return the arguments of the loops that compute MTTKRP."""
-    (arrays, partial_rows), tiling = workspace, layout.tilings[mode]
-    field, fields = locate(layout.merged, mode)
-    return (
-        Tiles(layout.tile_size, step.bucket_size, tiling.carry_rows, tiling.empty_rows),
-        Storage.of(step, layout.record_format),
-        kernels.Operands(fields, arrays, field, out, partial_rows, (0,) * num_lanes),
-    )
+    (arrays, out, partial_rows), tiling = operands, layout.tilings[mode]
+    if mode not in layout.prepared:
+        sizes = (layout.tile_size, step.bucket_size)
+        tiles = Tiles(*sizes, tiling.carry_rows, tiling.empty_rows)
+        layout.prepared[mode] = (tiles, *locate(layout.merged, mode))
+    tiles, field, fields = layout.prepared[mode]
+    operands = kernels.Operands(fields, arrays, field, out, partial_rows, (0,) * num_lanes)
+    return tiles, Storage.of(step, layout.record_format), operands
 
 
 #: The only instance.

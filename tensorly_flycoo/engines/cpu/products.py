@@ -102,22 +102,19 @@ def contract_rows(
     rows: Array, factors: Group, bits: Sequence[int], out: Array, weights: Array | None = None
 ) -> None:
     """See `Engine.contract_rows`."""
-    place = next(n for n, factor in enumerate(factors) if factor is None)
-    before, after = factors[:place], factors[place + 1 :]
+    place = list(map(type, factors)).index(type(None))
+    before: Any = factors[:place]
+    after: Any = factors[place + 1 :]
     rank, ones = out.shape[1], np.ones((1, out.shape[1]), out.dtype)
-    outer = _combine(before, [b - bits[place - 1] for b in bits[:place]]) if before else ones
-    inner = _combine(after, bits[place + 1 :]) if after else ones
+    outer = combine_rows(before, [b - bits[place - 1] for b in bits[:place]]) if before else ones
+    inner = combine_rows(after, bits[place + 1 :]) if after else ones
+    outer, inner = map(np.ascontiguousarray, (outer, inner))
     size = 1 << (bits[place - 1] - bits[place]) if before else out.shape[0]
     blocks = rows.reshape(-1, size, 1 << bits[place], rank)
     work_ns = rows.size / 4  # four multiplications and additions in a nanosecond
     threads.launch(_contract, out.shape[0], blocks, outer, inner, out, work_ns=work_ns)
     if weights is not None:
         np.multiply(out, weights, out=out)
-
-
-def _combine(factors: Sequence[Array | None], bits: Sequence[int]) -> Array:
-    given = [factor for factor in factors if factor is not None]
-    return np.ascontiguousarray(combine_rows(given, bits))
 
 
 @kernel

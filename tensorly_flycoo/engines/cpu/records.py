@@ -5,7 +5,6 @@ tuples and so part of a kernel's type; nothing is compiled for one rank or shape
 None is part of the type too: the code for it is not compiled.
 """
 
-import functools
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -46,7 +45,6 @@ class Fields(NamedTuple):
         return cls(words if any(record_format.words) else None, *others)
 
 
-@functools.lru_cache(maxsize=256)
 def locate(record_format: RecordFormat, mode: int) -> tuple[Fields, Fields]:
     """Find the coordinate of `mode`, and those of the other modes."""
     others = [n for n in range(record_format.ndim) if n != mode]

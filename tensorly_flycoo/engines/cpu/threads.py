@@ -291,17 +291,18 @@ def launch(loop: Callable[..., None], count: int, *arguments: Any, work_ns: floa
 
     As many threads take part as the work is worth; `work_ns` says roughly how long one would take.
     """
-    num_threads = max(1, min(numba.get_num_threads(), count, int(work_ns / _WORTH_NS)))
+    num_threads = min(count, int(work_ns / _WORTH_NS))
+    num_threads = min(numba.get_num_threads(), num_threads) if num_threads > 1 else 1
     num_parts = num_threads * _PARTS_PER_THREAD
     step = max(num_parts, int(count / max(1, work_ns / (num_threads * _INTERRUPTIBLE_NS))))
-    with log_compilation():
-        driver, helpers = _make_driver(loop), _get_helpers()
-        for first in range(0, count, step):
-            last = min(first + step, count)
-            job = np.array([first, last, -(-(last - first) // num_parts), 0], np.int64)
-            driver(helpers, num_threads - 1, job, *arguments)
-            if job[_HAS_FAILED]:
-                raise MemoryError(f"a part of {loop.__name__} found no memory for its work")
+    driver = _make_driver(loop)
+    helpers = _get_helpers() if _helpers is None else _helpers
+    for first in range(0, count, step):
+        last = min(first + step, count)
+        job = np.array([first, last, -(-(last - first) // num_parts), 0], np.int64)
+        driver(helpers, num_threads - 1, job, *arguments)
+        if job[_HAS_FAILED]:
+            raise MemoryError(f"a part of {loop.__name__} found no memory for its work")
 
 
 _helpers: Array | None = None
@@ -311,11 +312,10 @@ _turn = threading.Lock()
 def _get_helpers() -> Array:
     """Return the words of all helpers, which are started by the first call."""
     global _helpers
-    if _helpers is None:  # later calls need no lock
-        with _turn:
-            if _helpers is None:
-                _helpers = _start_helpers(numba.config.NUMBA_NUM_THREADS - 1)  # type: ignore[attr-defined]
-    return _helpers
+    with _turn, log_compilation():
+        if _helpers is None:
+            _helpers = _start_helpers(numba.config.NUMBA_NUM_THREADS - 1)  # type: ignore[attr-defined]
+        return _helpers
 
 
 def _start_helpers(count: int) -> Array:

@@ -6,7 +6,6 @@ on the GPU that was current when it was built.
 
 import ctypes
 import math
-import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -18,7 +17,7 @@ from ...base.array_modules import is_cupy
 from ...base.checks import check_current_gpu
 from ...format.layout import Layout
 from ...format.packing import RecordFormat
-from ...format.primitives import Compute, Step
+from ...format.primitives import Step
 from ..protocol import Engine, Factors
 from . import exchange, groups, launch, mersenne_twister, tall, tuning, updates
 from .building import CudaPrimitives, launch_on_unfolding
@@ -86,21 +85,26 @@ class CudaEngine(CudaPrimitives, Engine):
         return min(free, limit - pool.used_bytes()) if limit else free
 
     def mttkrp(
-        self, layout: Layout, factors: Factors, mode: int, out: Array, weights: Array | None = None
-    ) -> Compute:
+        self,
+        layout: Layout,
+        factors: Factors,
+        mode: int,
+        out: Array,
+        weights: Array | None = None,
+        stays: bool = False,
+    ) -> None:
         workspace = self.allocate_workspace(layout, factors, mode, out)
-
-        def compute(step: Step) -> None:
+        with layout.step(mode, self, stays) as step:
             if layout.tilings[mode].carry_rows.shape[0] == 0:
                 out.fill(0)
                 return
             scales = None if weights is None else cupy.ascontiguousarray(weights)
             kernel = _find_kernel(layout, step, mode, workspace, out)
-            self.log("mttkrp", layout.name, mode=mode, kernel="mttkrp_remap.cu", cut=kernel.cut)
+            if self.is_logging():
+                used = {"kernel": "mttkrp_remap.cu", "cut": kernel.cut}
+                self.log("mttkrp", layout.name, mode=mode, **used)
             kernel.launch(step, workspace, scales, out)
             add_carries(workspace.carries, out)
-
-        return compute
 
     def mttkrp_of_ratios(
         self,
@@ -110,10 +114,10 @@ class CudaEngine(CudaPrimitives, Engine):
         out: Array,
         smallest: float | None,
         wants_sum: bool = False,
-    ) -> Compute:
+        stays: bool = False,
+    ) -> Array | None:
         arrays, pitches, carries = workspace = self.allocate_workspace(layout, factors, mode, out)
-
-        def compute(step: Step) -> Array | None:
+        with layout.step(mode, self, stays) as step:
             num_tiles = layout.tilings[mode].carry_rows.shape[0]
             if num_tiles == 0:
                 out.fill(0)
@@ -131,8 +135,6 @@ class CudaEngine(CudaPrimitives, Engine):
             kernel.launch(step, inputs, None, out, smallest=smallest or 0.0, **model)
             add_carries(carries, out)
             return None if log_sums is None else log_sums.sum()
-
-        return compute
 
     def allocate_workspace(
         self, layout: Layout, factors: Factors, mode: int, out: Array
@@ -156,12 +158,13 @@ class CudaEngine(CudaPrimitives, Engine):
 
     def ttmc(
         self, layout: Layout, inputs: Factors, mode: int, out: Array, slots: Array | None = None
-    ) -> Compute:
+    ) -> None:
         assert layout.merged is layout.record_format, "TTMc knows no groups"
         record_format, tiling = layout.record_format, layout.tilings[mode]
         num_tiles, num_columns = tiling.carry_rows.shape[0], out.shape[1]
         if num_tiles == 0:
-            return lambda step: out.fill(0)
+            out.fill(0)
+            return
         cut = tuning.cut_columns(num_columns, len(inputs))
         block_size = tuning.choose_block_size(layout.tile_size)
         num_runs = num_tiles * (block_size // cut.group_size)
@@ -169,8 +172,7 @@ class CudaEngine(CudaPrimitives, Engine):
         arrays = [f if _is_readable(f) else cupy.ascontiguousarray(f) for f in inputs.values()]
         occupancy = tuning.choose_occupancy(launch.current_gpu(), len(inputs))
         slot_dtype = np.dtype(np.uint32) if slots is None else slots.dtype
-
-        def compute(step: Step) -> None:
+        with layout.step(mode, self, stays=True) as step:
             if len(out) > layout.count_nonempty_rows(mode):
                 out.fill(0)
             types = (slot_dtype, find_bits(step.pull_ids))
@@ -187,8 +189,6 @@ class CudaEngine(CudaPrimitives, Engine):
             sizes = (num_tiles, cut.num_parts, block_size)
             launch.launch_tiles(kernel, *sizes, arguments, shared_nbytes)
             add_carries(carries, out)
-
-        return compute
 
     def gram(self, coords: Array, values: Array, diagonal: Array) -> Array:
         if values.ndim == 2:  # one matrix beside the other
@@ -382,11 +382,10 @@ def _find_kernel(
     rank = out.shape[1]
     of_out = _common_alignment([out], [rank * out.itemsize])
     alignments = (_common_alignment(workspace.arrays, workspace.pitches), of_out)
-    kernels = _kernels.setdefault(layout, {})
     key = (mode, rank, alignments, step.spare is None, ratios)
-    if key not in kernels:
-        kernels[key] = MttkrpKernel(layout, step, mode, rank, alignments, ratios)
-    return kernels[key]
+    if key not in layout.prepared:
+        layout.prepared[key] = MttkrpKernel(layout, step, mode, rank, alignments, ratios)
+    return layout.prepared[key]
 
 
 def _common_alignment(arrays: list[Array], pitches: list[int]) -> int:
@@ -396,9 +395,6 @@ def _common_alignment(arrays: list[Array], pitches: list[int]) -> int:
         bits |= array.data.ptr | pitch
     return bits & -bits
 
-
-_kernels: "weakref.WeakKeyDictionary[Layout, dict[tuple, MttkrpKernel]]"
-_kernels = weakref.WeakKeyDictionary()
 
 #: The only instance.
 CUDA = CudaEngine()

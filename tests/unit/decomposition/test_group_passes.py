@@ -1,14 +1,14 @@
 """Decompositions make one pass over the nonzeros for each group of modes, and give the same."""
 
+import numpy as np
 import pytest
 import sparse
 import tensorly as tl
 from problems import make_factors, make_problem
 
 from tensorly_flycoo import best_of, mttkrp, mttkrps
-from tensorly_flycoo.format.group_passes import LastPass
+from tensorly_flycoo.decomposition.whole_tensor import WholeTensor
 from tensorly_flycoo.format.layout import Layout
-from tensorly_flycoo.ops.mttkrp import mttkrp_in_sweep
 
 SHAPE, NNZ, RANK = (6, 5, 4, 7, 3), 800, 2
 GROUPS = [(0, 1, 2), (3, 4)]
@@ -37,13 +37,13 @@ def make(groups=GROUPS, dtype="float64"):
 @pytest.fixture
 def count_passes(monkeypatch):
     """Return a function that counts the passes over all nonzeros which a call makes."""
-    passes, take_step = [], Layout.take_step
+    passes, step = [], Layout.step
 
     def counted(layout, *args):
         passes.append(layout.nnz)
-        return take_step(layout, *args)
+        return step(layout, *args)
 
-    monkeypatch.setattr(Layout, "take_step", counted)
+    monkeypatch.setattr(Layout, "step", counted)
 
     def count(function):
         passes.clear()
@@ -86,11 +86,11 @@ def test_all_modes_from_one_set_of_factors(groups, count_passes):
 def test_what_the_last_pass_serves(count_passes):
     """Later modes of its group in the same sweep, while no factor outside of the group changes."""
     x, factors = make()
-    last_pass = LastPass()
+    whole = WholeTensor(x)
 
     def multiply(mode):
         found = []
-        number = count_passes(lambda: found.append(mttkrp_in_sweep(x, factors, mode, last_pass)))
+        number = count_passes(lambda: found.append(whole.mttkrp(None, factors, mode)))
         assert found[0].tobytes() == mttkrp(x, factors, mode).tobytes()
         return number
 
@@ -104,22 +104,33 @@ def test_what_the_last_pass_serves(count_passes):
     factors[3] = 2 * factors[3]
     assert multiply(2) == 1
     assert [multiply(mode) for mode in (3, 3, 4, 4)] == [1, 1, 0, 1]
-    assert not last_pass._pieces
+    assert not whole.last_pass._pieces
 
 
 def test_a_failed_pass_is_no_last_pass(monkeypatch):
     x, factors = make()
-    last_pass = LastPass()
+    whole = WholeTensor(x)
 
     def fail(*args, **options):
         raise RuntimeError
 
-    mttkrp_in_sweep(x, factors, 0, last_pass)
+    whole.mttkrp(None, factors, 0)
     with monkeypatch.context() as patch:
         patch.setattr(type(x._engine), "mttkrp", fail)
         with pytest.raises(RuntimeError):
-            mttkrp_in_sweep(x, factors, 0, last_pass)
+            whole.mttkrp(None, factors, 0)
         with pytest.raises(RuntimeError):
-            mttkrp_in_sweep(x, factors, 1, last_pass)
-    found = mttkrp_in_sweep(x, factors, 2, last_pass)
+            whole.mttkrp(None, factors, 1)
+    found = whole.mttkrp(None, factors, 2)
     assert found.tobytes() == mttkrp(x, factors, 2).tobytes()
+
+
+@pytest.mark.parametrize("wrong", [np.ones((5, RANK + 1)), np.ones((4, RANK)), [[1.0]]])
+def test_factors_of_a_loop_that_do_not_fit_are_refused(wrong):
+    """A callback may put anything there, and kernels would read past its end."""
+    x, factors = make()
+    whole = WholeTensor(x)
+    whole.mttkrp(None, factors, 0)
+    factors[1] = wrong
+    with pytest.raises((TypeError, ValueError), match=r"factors\[1\]"):
+        whole.mttkrp(None, factors, 0)

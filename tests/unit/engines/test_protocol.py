@@ -9,6 +9,7 @@ from tensorly_flycoo import FlycooTensor, mttkrp
 from tensorly_flycoo.base.checks import LAYOUTS
 from tensorly_flycoo.engines import engine_of, protocol, select_engine
 from tensorly_flycoo.engines.cpu.engine import BUCKET_SIZE, CPU, TILE_SIZE
+from tensorly_flycoo.format.primitives import TTMC
 
 
 def test_one_engine_a_device():
@@ -27,7 +28,7 @@ def test_calls_are_logged_at_debug(caplog, layout):
     with caplog.at_level(logging.DEBUG, "tensorly_flycoo"):
         x = make_tensor(layout)
         mttkrp(x, [np.ones((3, 4))] * 2, 1)
-        x._layout.apply("ttmc", CPU, {1: np.ones((3, 2))}, 0, np.empty((3, 2)), stays=True)
+        x._layout.apply(TTMC, CPU, {1: np.ones((3, 2))}, 0, np.empty((3, 2)))
     lines = [r.getMessage() for r in caplog.records if r.levelno == logging.DEBUG]
     lines = [line for line in lines if not line.startswith("compiled")]
     used = f"engine='cpu', layout='{layout}'"

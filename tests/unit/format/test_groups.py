@@ -10,11 +10,11 @@ from problems import make_problem
 
 from tensorly_flycoo import FlycooTensor, load, mttkrp, save
 from tensorly_flycoo.base.checks import LAYOUTS
+from tensorly_flycoo.decomposition.whole_tensor import WholeTensor
 from tensorly_flycoo.format import groups as groups_module
-from tensorly_flycoo.format.group_passes import LastPass
 from tensorly_flycoo.format.groups import choose_groups, find_groups
 from tensorly_flycoo.format.packing import RecordFormat
-from tensorly_flycoo.ops.mttkrp import mttkrp_in_sweep
+from tensorly_flycoo.format.primitives import TTMC
 from tensorly_flycoo.ops.ttmc import separate_modes
 
 SHAPE = (4, 3, 11, 30, 7)
@@ -239,9 +239,9 @@ def test_some_slabs_number_theirs(monkeypatch):
     assert [slab.layout.groups for slab in x._layout.slabs] == [((0, 1), (2,)), ((0,), (1,), (2,))]
     assert x.groups == ((0, 1), (2,))
     problem.check_tensor(x)
-    last_pass = LastPass()
+    whole = WholeTensor(x)
     for mode in (0, 1, 2, 2, 1):
-        found = mttkrp_in_sweep(x, problem.factors, mode, last_pass)
+        found = whole.mttkrp(None, problem.factors, mode)
         assert found.tobytes() == mttkrp(x, problem.factors, mode).tobytes()
     assert len(separate_modes(x).groups) == 3
 
@@ -302,3 +302,12 @@ def test_slabs_cut_any_mode_of_a_group(groups, slabs):
     for other in (x + x, 2 * x, pickle.loads(pickle.dumps(x))):
         assert other.groups == x.groups == tuple(groups)
     problem.check_tensor(x)
+
+
+def test_an_operation_that_does_not_merge_gets_no_groups():
+    """TTMc refuses a grouped layout, lest it be run on groups as an MTTKRP is."""
+    problem = make_problem((6, 5, 4), 60)
+    x = problem.tensor(groups=[(0,), (1, 2)])
+    inputs, out = dict(enumerate(problem.factors[1:], start=1)), np.empty((6, 9))
+    with pytest.raises(AssertionError, match="knows no groups"):
+        x._layout.apply(TTMC, x._engine, inputs, 0, out)

@@ -32,7 +32,8 @@ def remap_once(layout):
     """Take a step that only remaps."""
     layout.spare[...] = 0
     mode, primitives = layout.mode, NumpyPrimitives()
-    layout.take_step(mode, lambda step: primitives.remap(step, layout.cut), primitives, False)
+    with layout.step(mode, primitives) as step:
+        primitives.remap(step, layout.cut)
     assert layout.mode == (mode + 1) % layout.record_format.ndim
 
 
@@ -147,7 +148,7 @@ def test_nbytes_is_exact():
 @pytest.mark.parametrize("mode", [0, -1])
 @pytest.mark.parametrize("shape", [(9,), (9, 8), (9, 8, 7), (4, 5, 3, 2)])
 @pytest.mark.parametrize("name", ["remap", "replicated", "indexed"])
-def test_hold_order_in_any_resident_mode(name, shape, mode):
+def test_orders_are_held_in_any_resident_mode(name, shape, mode):
     rng = np.random.default_rng(0)
     coords = np.unique(np.stack([rng.integers(0, size, 60) for size in shape]), axis=1)
     record_format = RecordFormat.of(shape, "float64", "uint64")
@@ -155,8 +156,9 @@ def test_hold_order_in_any_resident_mode(name, shape, mode):
     layout = LAYOUT_CLASSES[name].build(coords, values, Cut(record_format, 4, 8), NumpyPrimitives())
     keys = coords[::-1] if mode == 0 else coords  # the last key is the first to sort by
     expected = record_format.pack(coords, values)[np.lexsort(keys)]
+    hold_order = layout.hold_first_order if mode == 0 else layout.hold_last_order
     for _ in shape:
-        with layout.hold_order(mode % len(shape), NumpyPrimitives()) as (records, places):
+        with hold_order(NumpyPrimitives()) as (records, places):
             ordered = records if places is None else records[places]
             np.testing.assert_array_equal(ordered, expected)
             assert name != "remap" or layout.lock.locked()
@@ -286,18 +288,14 @@ def test_a_step_finds_the_order_of_any_mode(name, first, second):
             return step.records[places]
         return step.records[places // step.bucket_size * step.bucket_size + step.pull_ids]
 
-    def compute(step):
+    with layout.step(first, primitives) as step:
         np.testing.assert_array_equal(read(step), replicated.copies[first])
         if step.spare is not None:
             primitives.remap(step, layout.cut)
-
-    def compute_in_place(step):
+    assert layout.mode == ((first + 1) % 3 if name == "remap" else 0)
+    with layout.step(second, primitives, stays=True) as step:
         np.testing.assert_array_equal(read(step), replicated.copies[second])
         assert step.spare is None
-
-    layout.take_step(first, compute, primitives, False)
-    assert layout.mode == ((first + 1) % 3 if name == "remap" else 0)
-    layout.take_step(second, compute_in_place, primitives, True)
     assert layout.mode == (second if name == "remap" else 0)
 
 
@@ -306,12 +304,13 @@ def test_a_step_that_fails_leaves_the_layout(fails_after):
     layout, primitives = build(RemapLayout), NumpyPrimitives()
     before = layout.records.copy()
 
-    def fail(step):
-        if fails_after:
-            primitives.remap(step, layout.cut)
-        raise KeyboardInterrupt
+    def fail():
+        with layout.step(0, primitives) as step:
+            if fails_after:
+                primitives.remap(step, layout.cut)
+            raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        layout.take_step(0, fail, primitives, False)
+        fail()
     assert (layout.mode, layout.lock.locked()) == (0, False)
     np.testing.assert_array_equal(layout.records, before)

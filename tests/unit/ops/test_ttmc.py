@@ -173,8 +173,8 @@ def test_gram_matrix_of_the_rows(layout, slabs, modes, monkeypatch):
 def test_a_flat_spectrum_takes_few_passes(dtype, monkeypatch):
     """Iterations with products took hundreds; vectors are those of dense NumPy."""
     problem = make_problem((400, 300, 60), 6000, rank=5, dtype=dtype)
-    x, passes, take_step = problem.tensor(), [], Layout.take_step
-    monkeypatch.setattr(Layout, "take_step", lambda *args: passes.append(1) or take_step(*args))
+    x, passes, step = problem.tensor(), [], Layout.step
+    monkeypatch.setattr(Layout, "step", lambda *args: passes.append(1) or step(*args))
     vectors, values, _ = find_leading_pairs(x, 0, [1], {2: problem.factors[2]}, 5)
     assert len(passes) <= 2
     dense = np.zeros(problem.shape)

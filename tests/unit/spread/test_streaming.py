@@ -176,18 +176,14 @@ def test_a_failure_in_the_middle_leaves_nothing_held(stagers, monkeypatch):
     x, factors = make(slabs=NUM_SLABS, keep="host"), draw_factors()
     expected, original, count = mttkrp(x, factors, 0), CPU.mttkrp, []
 
-    def prepare(*arguments, **options):
-        compute = original(*arguments, **options)
-
-        def fail(step):
-            count.append(1)
-            if len(count) == 3:
+    def fail(layout, *arguments, **options):
+        count.append(1)
+        if len(count) == 3:
+            with layout.step(arguments[1], CPU):
                 raise KeyboardInterrupt
-            compute(step)
+        original(layout, *arguments, **options)
 
-        return fail
-
-    monkeypatch.setattr(CPU, "mttkrp", prepare)
+    monkeypatch.setattr(CPU, "mttkrp", fail)
     with pytest.raises(KeyboardInterrupt):
         mttkrp(x, factors, 0)
     assert stagers[0].num_held == 0

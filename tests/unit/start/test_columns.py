@@ -33,7 +33,7 @@ def never_merged(monkeypatch):
     def fail(*arguments):
         raise AssertionError("the slabs were merged")
 
-    monkeypatch.setattr(SlabLayout, "hold_order", fail)
+    monkeypatch.setattr(SlabLayout, "hold_first_order", fail)
 
 
 @pytest.fixture(params=["formed at once", "formed", "iterated", "iterated by parts"])

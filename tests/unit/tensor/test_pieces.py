@@ -25,7 +25,7 @@ def pair(request, monkeypatch):
         monkeypatch.setattr(CPU, "devices", NumpyDevices(request.param))
     x = FlycooTensor(coords, values, SHAPE, slabs=5)
     monkeypatch.setattr(CPU, "devices", None)
-    monkeypatch.delattr(SlabLayout, "hold_order")
+    monkeypatch.delattr(SlabLayout, "hold_first_order")
     return whole, x
 
 

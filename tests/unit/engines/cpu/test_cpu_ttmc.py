@@ -10,6 +10,7 @@ import reference
 from problems import make_problem, poison_spare
 
 from tensorly_flycoo.engines.cpu import engine as cpu
+from tensorly_flycoo.format.primitives import TTMC
 
 LAYOUTS = ("remap", "replicated", "indexed")
 SHAPE = (7, 30, 6, 3, 5)
@@ -36,7 +37,7 @@ def compute(x, factors, mode):
     num_columns = int(np.prod([factor.shape[1] for factor in inputs.values()]))
     out = np.full((x.shape[mode], num_columns), np.nan, x.dtype)
     poison_spare(x)
-    x._layout.apply("ttmc", cpu.CPU, inputs, mode, out, stays=True)
+    x._layout.apply(TTMC, cpu.CPU, inputs, mode, out)
     return out
 
 
@@ -124,7 +125,7 @@ def test_inputs_may_come_in_any_order(small_tiles):
     x, shape = problem.tensor(), (8, 5, 2, 4)
     out = np.full((8, 40), np.nan)
     inputs = {n: factors[n] for n in (3, 0, 2)}
-    x._layout.apply("ttmc", cpu.CPU, inputs, 1, out, stays=True)
+    x._layout.apply(TTMC, cpu.CPU, inputs, 1, out)
     columns = out.reshape(shape).transpose(0, 2, 3, 1).reshape(8, -1)
     check(columns, problem, factors, 1)
 
@@ -137,7 +138,7 @@ def test_slots_keep_only_nonempty_rows(small_tiles):
     slots[used] = np.arange(used.size)
     out = np.full((used.size, 12), np.nan)
     inputs = {1: factors[1], 2: factors[2]}
-    x._layout.apply("ttmc", cpu.CPU, inputs, 0, out, stays=True, slots=slots)
+    x._layout.apply(TTMC, cpu.CPU, inputs, 0, out, slots=slots)
     spread = np.zeros((4000, 12))
     spread[used] = out
     check(spread, problem, factors, 0)

@@ -14,6 +14,7 @@ import reference_ratios as reference
 from tensorly_flycoo import FlycooTensor
 from tensorly_flycoo.engines.cpu import engine as cpu
 from tensorly_flycoo.engines.cpu import ratios
+from tensorly_flycoo.format.primitives import MTTKRP_OF_RATIOS
 
 LAYOUTS = ("remap", "replicated", "indexed")
 SIZES = (7, 5, 6, 4, 3)
@@ -39,7 +40,7 @@ def make_counts(shape, nnz, rank, dtype="float64", seed=0):
 
 def compute(x, factors, mode, smallest=1e-30, **options):
     out = np.full((x.shape[mode], factors[0].shape[1]), np.nan, x.dtype)
-    arguments = ("mttkrp_of_ratios", cpu.CPU, dict(enumerate(factors)), mode, out)
+    arguments = (MTTKRP_OF_RATIOS, cpu.CPU, dict(enumerate(factors)), mode, out)
     log_sum = x._layout.apply(*arguments, smallest=smallest, wants_sum=True, **options)
     return out, float(log_sum)
 
@@ -106,7 +107,7 @@ def test_multiplied_by_models_of_both_signs(small_tiles, dtype, rank):
     for mode in (0, 1, 2, 0):
         out = np.full((shape[mode], rank), np.nan, dtype)
         x._layout.apply(
-            "mttkrp_of_ratios", cpu.CPU, dict(enumerate(factors)), mode, out, smallest=None
+            MTTKRP_OF_RATIOS, cpu.CPU, dict(enumerate(factors)), mode, out, smallest=None
         )
         expected, bound = reference.mttkrp_of_products(coords, values, shape, factors, mode, dtype)
         assert (np.abs(out - expected) <= bound).all()

@@ -46,7 +46,8 @@ def test_the_diagram_of_remapping(layout):
         assert read_lines("remap ids")[mode] == plan.remap_ids.astype(str).tolist()
         places = np.arange(8) // 4 * 4 + plan.pull_ids.astype(int)
         assert read_names(layout, layout.records[places]) == slots[mode]
-        layout.take_step(mode, lambda step: PRIMITIVES.remap(step, layout.cut), PRIMITIVES, False)
+        with layout.step(mode, PRIMITIVES) as step:
+            PRIMITIVES.remap(step, layout.cut)
     assert layout.tilings[1].carry_rows.tolist() == [-1, 1, -1, -1]
 
 
