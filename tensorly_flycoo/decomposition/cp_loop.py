@@ -2,7 +2,8 @@
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from dataclasses import InitVar, dataclass, field
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
@@ -13,23 +14,13 @@ from ..io.checkpoint import Origin, Resumed, ResumedTucker, find_digest, mark_or
 from ..tensor.tensor import FlycooTensor
 from .cp_model import make_cp_tensor, normalize
 from .initial_guess import make_initial_guess, spread_factors
-from .masks import ImputedTensor, MissingEntries
-from .whole_tensor import WholeTensor
+from .masks import MissingEntries
 
 #: Called with a model and its error; returns True to stop.
 Callback: TypeAlias = Callable[..., bool | None]
 
 #: Weights (R,), None for ones, and factors (I_n, R); or a core and factors.
 Model: TypeAlias = tuple[Array | None, list[Array]]
-
-#: One iteration: takes its number, the weights (or core), the factors and the errors so far;
-#: returns the new weights and factors, in any list, and what `Measure` takes.
-Update: TypeAlias = Callable[
-    [int, Any, list[Array], list[Any]], tuple[Array | None, list[Array], Any]
-]
-
-#: Takes the three results of `Update`; returns the error of the new model, None if not needed.
-Measure: TypeAlias = Callable[[Any, list[Array], Any], Any]
 
 
 def start(
@@ -118,23 +109,6 @@ def unpack_random(state: Mapping[str, Array], name: str = "random") -> np.random
     return random
 
 
-def measure_by(x: WholeTensor | ImputedTensor, wants_errors: bool) -> Measure:
-    """Return a `Measure` that takes the MTTKRP of the last mode, and imputes missing entries.
-
-    The MTTKRP is None if they are already imputed from the new model.
-    """
-
-    def measure(weights: Array | None, factors: list[Array], last_mttkrp: Array | None) -> Any:
-        if last_mttkrp is None:
-            return None
-        if not wants_errors:
-            return x.impute(weights, factors)
-        error, x.values = x.measure(weights, factors, last_mttkrp)
-        return error
-
-    return measure
-
-
 def list_free_modes(ndim: int, fixed_modes: Sequence[int] | None) -> list[int]:
     """List the modes whose factors are updated: those not fixed, and always the last."""
     fixed = list(fixed_modes or [])
@@ -146,56 +120,132 @@ def list_free_modes(ndim: int, fixed_modes: Sequence[int] | None) -> list[int]:
     return [mode for mode in range(ndim) if mode not in fixed or mode == ndim - 1]
 
 
-def iterate(
-    model: Model, update: Update, measure: Measure, *, solver: str, tensor: FlycooTensor,
-    n_iter_max: int, is_over: Callable[[list[Any]], bool], init: Any = None,
-    callback: Callback | None = None, start_error: Callable[[], Any] | None = None,
-    save_state: Callable[[], Mapping[str, Array]] = dict, normalize_factors: bool = False,
-    verbose: int = 0, make: Callable[[Any, list[Array]], Any] = make_cp_tensor,
-    normalize: Callable[[Any, list[Array]], Any] = normalize,
-) -> tuple[Any, list[Any]]:  # fmt: skip
-    """Update a model until it has converged; return it and its errors.
+@dataclass(kw_only=True)
+class Run:
+    """A run of a decomposition: a model that `update` improves until it has converged.
 
-    `model` is the initial guess, or the state in the checkpoint `init`, whose errors count for
-    `is_over` but are not returned. Its list is emptied, so that each factor is freed as soon as
-    there is a new one. `callback` gets a model that `make` makes, with `solver` and `tensor` as its
-    origin and the arrays of `save_state`, and its error: before the first iteration that of
-    `start_error` or the checkpoint, if there is one. Each call gets a new list of arrays that never
-    change. `normalize` takes and returns weights and factors, if `normalize_factors`.
+    A solver derives from this class, writes `update`, and overrides what it does in another way.
+    `model` is the initial guess, or the state in the checkpoint `init`. Its list of factors stays
+    the run's: new factors replace the old ones in it, which are then free.
     """
-    weights, factors = model
-    past: list[Any] = init.errors[1:] if isinstance(init, Resumed) else []
-    errors = list(past)
 
-    def call(*error: Any) -> bool:
-        if callback is None:
+    solver: ClassVar[str]
+    tensor: Any  # what checkpoints are of
+    model: InitVar[Model]
+    n_iter_max: int
+    init: Any = None
+    callback: Callback | None = None
+    tol: float = 0
+    cvg_criterion: str = "abs_rec_error"
+    normalize_factors: bool = False
+    verbose: int = 0
+    return_errors: bool = False
+    weights: Any = field(init=False)  # or Tucker's core
+    factors: list[Array] = field(init=False)
+    errors: list[Any] = field(init=False)  # those of the checkpoint first
+
+    def __post_init__(self, model: Model) -> None:
+        self.weights, self.factors = model
+        self.errors = self.init.errors[1:] if isinstance(self.init, Resumed) else []
+
+    @property
+    def state(self) -> Mapping[str, np.ndarray]:
+        """What `save_state` returned for the checkpoint; empty without one."""
+        return self.init.saved.state if isinstance(self.init, Resumed) else {}
+
+    def update(self, iteration: int) -> Any:
+        """Update the weights and factors; return what `measure` takes."""
+        raise NotImplementedError
+
+    def measure(self, result: Any) -> Any:
+        """Return the error of the updated model, None if it is not needed."""
+        return result
+
+    def measure_start(self) -> Any:
+        """Return the error of the initial guess, None if it is not known."""
+        return None
+
+    def step(self, iteration: int) -> Any:
+        """Update the model; return its error."""
+        return self.measure(self.update(iteration))
+
+    def is_over(self) -> bool:
+        return has_converged(self.errors, self.tol, self.cvg_criterion)
+
+    def normalize(self) -> None:
+        self.weights, self.factors[:] = normalize(self.weights, self.factors)
+
+    def save_state(self) -> Mapping[str, Array]:
+        """Return what a resumed run needs besides the weights and factors."""
+        return {}
+
+    def make(self) -> Any:
+        """Make the model of an iteration, with a list of its own."""
+        return make_cp_tensor(self.weights, self.factors)
+
+    def finish(self) -> Any:
+        """Make the result."""
+        return self.make()
+
+    def iterate(self) -> Any:
+        """Update the model until it has converged; return it, and its errors if `return_errors`.
+
+        The errors in a checkpoint count for `is_over`, but are not returned. The callback gets the
+        model, with the solver, tensor and state as its origin, and its error: before the first
+        iteration that of the start or checkpoint, if there is one. The arrays never change.
+        """
+        num_past = len(self.errors)
+        if self.callback is not None:
+            error = self.errors[-1] if num_past else self.measure_start()
+            self._call(*([] if error is None else [error]))
+        is_done = num_past > 0 and self.is_over()
+        if num_past and self.normalize_factors and not is_done:
+            self.normalize()
+        for iteration in range(0 if is_done else self.n_iter_max):
+            if self.verbose > 1:
+                print(f"iteration {iteration} begins")
+            error = self.step(iteration)
+            if error is not None:
+                self.errors.append(error)
+                if self.verbose:
+                    print(f"iteration {iteration}, reconstruction error: {error}")
+            if self._call(*self.errors[-1:]) or self.is_over():
+                break
+            if self.normalize_factors:
+                self.normalize()
+        result = self.finish()
+        return (result, self.errors[num_past:]) if self.return_errors else result
+
+    def _call(self, *error: Any) -> bool:
+        if self.callback is None:
             return False
-        origin = Origin(solver, tensor, save_state())
-        return callback(mark_origin(make(weights, factors), origin), *error) is True
+        origin = Origin(self.solver, self.tensor, self.save_state())
+        return self.callback(mark_origin(self.make(), origin), *error) is True
 
-    if callback is not None:
-        call(*(past[-1:] if past or start_error is None else [start_error()]))
-    factors = list(factors)
-    model[1].clear()
-    if past and is_over(errors):
-        return make(weights, factors), []
-    if past and normalize_factors:
-        weights, factors = normalize(weights, factors)
-    for iteration in range(n_iter_max):
-        if verbose > 1:
-            print(f"iteration {iteration} begins")
-        weights, factors, result = update(iteration, weights, factors, errors)
-        error = measure(weights, factors, result)
-        del result  # an MTTKRP, which the next iteration need not hold
-        if error is not None:
-            errors.append(error)
-            if verbose:
-                print(f"iteration {iteration}, reconstruction error: {error}")
-        if call(*errors[-1:]) or is_over(errors):
-            break
-        if normalize_factors:
-            weights, factors = normalize(weights, factors)
-    return make(weights, factors), errors[len(past) :]
+
+@dataclass
+class AlternatingRun(Run):
+    """A run that updates one factor after the other, from their MTTKRPs.
+
+    `update` returns the MTTKRP of the last mode, from which the error follows; None if the missing
+    entries are already imputed from the new model.
+    """
+
+    data: Any  # a WholeTensor or an ImputedTensor
+    modes: list[int]
+    wants_errors: bool = field(default=True, kw_only=True)
+
+    def measure(self, result: Array | None) -> Any:
+        if result is None:
+            return None
+        if not self.wants_errors:
+            self.data.impute(self.weights, self.factors)
+            return None
+        error, self.data.values = self.data.measure(self.weights, self.factors, result)
+        return error
+
+    def measure_start(self) -> Any:
+        return self.data.measure(self.weights, self.factors)[0]
 
 
 def has_converged(errors: Sequence[float], tol: float, criterion: str) -> bool:

@@ -218,10 +218,12 @@ def _fit_counts(x: FlycooTensor, weights: Array | None, factors: list[Array], mo
         x = x._rebuild(coords[:, is_possible], values[is_possible])
     if x.nnz == 0:
         return rows
-    updates = MultiplicativeUpdates(ObservedData(x), [mode], factors, {})
+    run = MultiplicativeUpdates(
+        ObservedData(x), [mode], tensor=x, model=(None, factors), n_iter_max=_MAX_SWEEPS
+    )
     for sweep in range(_MAX_SWEEPS):
-        last = updates.loss
-        _, factors, loss = updates(sweep, None, factors, [])
+        last = run.loss
+        loss = run.update(sweep)
         if not last - loss > _TOLERANCE * abs(loss):
             break
-    return factors[mode] * xp.where(scale > 0, 1 / xp.where(scale > 0, scale, 1), 0)
+    return run.factors[mode] * xp.where(scale > 0, 1 / xp.where(scale > 0, scale, 1), 0)

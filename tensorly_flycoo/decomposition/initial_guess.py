@@ -131,7 +131,7 @@ def make_initial_guess(
         check_svd(svd, "init='svd'", x.shape)
         unfold = unfold or (lambda mode: Unfolding(x, mode))
         factors = [
-            take_left_vectors(x, unfold(mode), rank, svd, random, non_negative)
+            take_left_vectors(x, unfold(mode), rank, svd, random, non_negative=non_negative)
             for mode in range(x.ndim)
         ]
         if non_negative:
@@ -142,7 +142,7 @@ def make_initial_guess(
 
 
 def take_left_vectors(
-    x: FlycooTensor, unfolding: Any, rank: int, svd: str, random: Any, non_negative: bool
+    x: FlycooTensor, unfolding: Any, rank: int, svd: str, random: Any, *, non_negative: bool = False
 ) -> Array:
     """Make one factor from leading left singular vectors, filled up with random columns."""
     num_vectors = min(rank, *unfolding.shape)

@@ -1,17 +1,15 @@
 """Nesterov's momentum: iterations that begin at extrapolated factors and never raise the error."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from ..base.array_modules import Array
 from ..io.checkpoint import Resumed
-from ..tensor.tensor import FlycooTensor
-from .cp_loop import Measure, Update
+from .cp_loop import AlternatingRun, Model
 from .initial_guess import spread_factors
-from .masks import ImputedTensor
-from .whole_tensor import WholeTensor
 
 #: What `linesearch=` is called for momentum.
 NESTEROV = "nesterov"
@@ -47,94 +45,90 @@ def extrapolate(after: Array, before: Array, step: Any) -> Array:
     return after + step * (after - before)
 
 
-class Momentum:
-    r"""An `Update` that runs another one from extrapolated factors.
+@dataclass
+class MomentumRun(AlternatingRun):
+    r"""A run that, with `has_momentum`, begins its iterations at extrapolated factors.
 
     Iteration k updates :math:`y = x_k + b_k (x_k - x_{k-1})`, with the steps of `Pace`. The MTTKRP
     of the last mode gives the error of the result, so the test takes no pass over the nonzeros. If
     it is above that of :math:`x_k`, the result is dropped and :math:`x_k` itself is updated. So
-    errors never rise where those of the other update do not, and what that one leaves unchanged,
-    this one does too. (`parafac` names the paper. There t begins anew at 1 where the error rises;
-    half of it needs up to a tenth fewer iterations.) Two models are kept.
+    errors never rise where those of plain iterations do not, and what these leave unchanged, this
+    one does too. (`parafac` names the paper. There t begins anew at 1 where the error rises; half
+    of it needs up to a tenth fewer iterations.) Two models are kept.
 
-    The factors of `modes` are extrapolated, and entries that `data` lacks imputed from them.
-    `find_loss` takes the error that was measured last, and returns what must not rise. `project`
-    takes a mode and an extrapolated factor, and makes it one that is allowed.
+    Entries that `data` lacks are imputed from the extrapolated factors.
     """
 
-    def __init__(
-        self, update: Update, measure: Measure, data: WholeTensor | ImputedTensor,
-        modes: Sequence[int], find_loss: Callable[[Any], Any] = lambda error: error,
-        project: Callable[[int, Array], Array] = lambda mode, factor: factor,
-    ) -> None:  # fmt: skip
-        self._update, self._measure, self._data = update, measure, data
-        self._modes, self._find_loss, self._project = list(modes), find_loss, project
+    has_momentum: bool = field(default=False, kw_only=True)
+
+    def __post_init__(self, model: Model) -> None:
+        super().__post_init__(model)
         self._pace, self._before = Pace(), dict[int, Array]()
         self._loss: Any = None  # of the last model
+        if self.has_momentum and isinstance(self.init, Resumed):
+            self._restore(self.init)
 
-    def save_state(self) -> dict[str, Array]:
-        """Return what a resumed run needs besides the factors."""
+    @property
+    def moved(self) -> list[int]:
+        """The modes whose factors are extrapolated."""
+        return self.modes
+
+    def find_loss(self, error: Any) -> Any:
+        """Take the error that was measured last; return what must not rise."""
+        return error
+
+    def project(self, mode: int, factor: Array) -> Array:
+        """Make an extrapolated factor one that is allowed."""
+        return factor
+
+    def save_state(self) -> Mapping[str, Array]:
+        if not self.has_momentum:
+            return {}
         before = {f"before_{n}": factor for n, factor in self._before.items()}
         return {"pace": np.asarray(self._pace.t), **before}
 
-    def restore(self, init: Resumed, x: FlycooTensor, factors: list[Array]) -> None:
-        """Restore what `save_state` returned, if it is in a checkpoint; `factors` are its own."""
-        state, self._loss = init.saved.state, init.errors[-1]
-        if "pace" not in state or any(f"before_{n}" not in state for n in self._modes):
+    def _restore(self, init: Resumed) -> None:
+        """Restore what `save_state` returned, if it is in the checkpoint."""
+        state, self._loss = self.state, init.errors[-1]
+        if "pace" not in state or any(f"before_{n}" not in state for n in self.moved):
             return
-        before = factors.copy()
-        for n in self._modes:
-            before[n] = x._engine.xp.asarray(state[f"before_{n}"])
-        before = spread_factors(x, before)
-        self._pace, self._before = Pace(float(state["pace"])), {n: before[n] for n in self._modes}
+        before = self.factors.copy()
+        for n in self.moved:
+            before[n] = self.tensor._engine.xp.asarray(state[f"before_{n}"])
+        before = spread_factors(self.tensor, before)
+        self._pace, self._before = Pace(float(state["pace"])), {n: before[n] for n in self.moved}
 
-    def __call__(
-        self, iteration: int, weights: Any, factors: list[Array], errors: list[Any]
-    ) -> tuple[Any, list[Array], Any]:
-        start, is_first = list(factors), not self._before
+    def step(self, iteration: int) -> Any:
+        if not self.has_momentum:
+            return super().step(iteration)
+        weights, start, is_first = self.weights, self.factors.copy(), not self._before
         further = self._extrapolate(start)
-        self._before = {n: start[n] for n in self._modes}
+        self._before = {n: start[n] for n in self.moved}
         if further is not None:
-            values = self._data.values
-            self._data.impute(weights, further)
-            new_weights, further, result = self._update(iteration, weights, further, errors)
-            error = self._measure(new_weights, further, result)
-            loss = self._find_loss(error)
+            values = self.data.values
+            self.data.impute(weights, further)
+            self.factors[:] = further
+            del further  # to be freed factor by factor
+            error = super().step(iteration)
+            loss = self.find_loss(error)
             if loss <= self._loss:
                 self._pace.advance()
                 self._loss = loss
-                return new_weights, further, error
-            del further, result  # to be freed before the other update
+                return error
             self._pace.take_back()
-            self._data.values = values
+            self.weights, self.data.values = weights, values
         if not is_first:
             self._pace.advance()
-        weights, factors, result = self._update(iteration, weights, start.copy(), errors)
-        error = self._measure(weights, factors, result)
-        self._loss = self._find_loss(error)
-        return weights, factors, error
+        self.factors[:] = start
+        error = super().step(iteration)
+        self._loss = self.find_loss(error)
+        return error
 
     def _extrapolate(self, factors: list[Array]) -> list[Array] | None:
         """Return extrapolated factors, and drop the model before; None where the step is 0."""
         before, step, further = self._before, self._pace.step, list(factors)
         if not before or not step:
             return None
-        for n in self._modes:
-            further[n] = self._project(n, extrapolate(factors[n], before.pop(n), step))
+        for n in self.moved:
+            further[n] = self.project(n, extrapolate(factors[n], before.pop(n), step))
         return further
-
-
-def add_momentum(
-    update: Update, measure: Measure, data: WholeTensor | ImputedTensor, modes: Sequence[int],
-    init: Any, factors: list[Array], **options: Any,
-) -> tuple[Momentum, Measure, Callable[[], Mapping[str, Array]]]:  # fmt: skip
-    """Return what `iterate` takes for an update with momentum, from a start or a checkpoint."""
-    momentum = Momentum(update, measure, data, modes, **options)
-    if isinstance(init, Resumed) and isinstance(data, WholeTensor):
-        momentum.restore(init, data.tensor, factors)
-    return momentum, take_error, momentum.save_state
-
-
-def take_error(weights: Any, factors: list[Array], error: Any) -> Any:
-    """Measure a model whose `Update` has measured it."""
-    return error

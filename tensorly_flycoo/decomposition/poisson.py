@@ -9,6 +9,7 @@ entries are subtracted from the first.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy as np
 from ..base.array_modules import Array, array_module, invert_positive, move
 from ..engines.tall_skinny import sum_columns
 from ..ops.mttkrp import mttkrp_of_ratios
-from .cp_loop import has_settled
+from .cp_loop import Model, Run, has_settled
 from .cp_model import multiply_all
 from .masks import ObservedData
 
@@ -66,14 +67,14 @@ class Squarem:
         step = self._choose_step(steps, sums)
         self._was_longest = step >= self._longest
         if step == 1:
-            self.note(True)
+            self.note(is_better=True)
             return None
         proposal, sums = list(after), sums.copy()
         for n, factors in steps.items():
             proposal[n] = self._engine.extrapolate(factors, step, sums[n])
         return proposal, sums
 
-    def note(self, is_better: bool) -> None:
+    def note(self, *, is_better: bool) -> None:
         """Note whether the proposal was accepted."""
         if not is_better:
             self._longest = max(1.0, self._longest / _GROWTH)
@@ -145,7 +146,8 @@ def add_columns(factors: Sequence[Array]) -> Array:
     return array_module(factors[0]).stack([sum_columns(factor) for factor in factors])
 
 
-class MultiplicativeUpdates:
+@dataclass
+class MultiplicativeUpdates(Run):
     """Sweeps of one multiplicative update per mode, with SQUAREM.
 
     An update of a mode multiplies its factor by the MTTKRP of ratios, over what a row of ones adds
@@ -154,47 +156,50 @@ class MultiplicativeUpdates:
     multiplier is above 1 ("inadmissible"): once F has settled, these are lifted if this lowers F.
     """
 
-    loss: float
-    _sums: Array
-    _product: Array  # of the first mode
+    solver = "generalized_parafac"
+    data: ObservedData
+    modes: list[int]
+    loss: float = field(init=False)
+    _sums: Array = field(init=False)
+    _product: Array = field(init=False)  # of the first mode
 
-    def __init__(
-        self, data: ObservedData, modes: list[int], factors: list[Array],
-        state: Mapping[str, Array], tol: float = 0,
-    ) -> None:  # fmt: skip
-        self._data, self._modes, self._tol = data, modes, tol
-        self._squarem = Squarem(modes, state, data.tensor._engine)
+    def __post_init__(self, model: Model) -> None:
+        super().__post_init__(model)
+        state = self.state
+        self._squarem = Squarem(self.modes, state, self.data.tensor._engine)
         # Not summed again from a checkpoint: updates add rows in another order.
-        sums = data.xp.asarray(state["sums"]) if "sums" in state else add_columns(factors)
-        self._begin(factors, sums)
+        has_sums = "sums" in state
+        sums = self.data.xp.asarray(state["sums"]) if has_sums else add_columns(self.factors)
+        self._begin(self.factors, sums)
 
     def save_state(self) -> dict[str, Array]:
-        """Return what a resumed run needs besides the factors."""
         sums = self._sums.copy()  # the next sweep writes to them
         return {**self._squarem.save_state(), "sums": sums}
 
-    def is_over(self, losses: Sequence[float], tol: float) -> bool:
-        """Return whether the last sweep lowered F too little."""
-        return has_settled(losses, tol)
+    def measure_start(self) -> float:
+        return self.loss
 
-    def __call__(
-        self, iteration: int, weights: None, factors: list[Array], errors: list[float]
-    ) -> tuple[None, list[Array], float]:
-        before = list(factors)
-        for mode in self._modes:
+    def is_over(self) -> bool:
+        """Return whether the last sweep lowered F too little."""
+        return has_settled(self.errors, self.tol)
+
+    def update(self, iteration: int) -> float:
+        before, factors = list(self.factors), self.factors
+        for mode in self.modes:
             self._update(factors, mode)
         proposal = self._squarem.propose(before, factors, self._sums)
         # A proposal is measured in the same mode next: layout "remap" leaves the nonzeros in place.
         self._begin(factors, self._sums, stays=proposal is not None)
         if proposal is not None:
             is_better = self._try(*proposal)
-            self._squarem.note(is_better)
-            factors = proposal[0] if is_better else factors
-        losses = [*errors, self.loss]
+            self._squarem.note(is_better=is_better)
+            if is_better:
+                factors[:] = proposal[0]
+        losses = [*self.errors, self.loss]
         is_slow = len(losses) % _PERIOD == 0 and has_settled(losses, _SETTLED)
-        if is_slow or has_settled(losses, self._tol):
-            factors = self._lift_zeros(factors)
-        return None, factors, self.loss
+        if is_slow or has_settled(losses, self.tol):
+            factors[:] = self._lift_zeros(factors)
+        return self.loss
 
     def _try(self, proposal: list[Array], sums: Array) -> bool:
         """Take up a model unless it has a higher F; return whether it was taken up."""
@@ -207,14 +212,14 @@ class MultiplicativeUpdates:
 
     def _lift_zeros(self, factors: list[Array]) -> list[Array]:
         """Lift the zeros that should grow, in each mode where this lowers F."""
-        for mode in self._modes:
+        for mode in self.modes:
             is_zero = factors[mode] <= _NEGLIGIBLE * _average_columns(factors[mode])
             # Rows without nonzeros are all zero, and stay so.
             if not (is_zero.any(axis=1) & ~is_zero.all(axis=1)).any():
                 continue
-            is_first = mode == self._modes[0]
-            product = self._product if is_first else divide_counts(self._data, factors, mode)[0]
-            scales = find_scales(self._data, factors, self._sums, mode)
+            is_first = mode == self.modes[0]
+            product = self._product if is_first else divide_counts(self.data, factors, mode)[0]
+            scales = find_scales(self.data, factors, self._sums, mode)
             proposal = list(factors)
             proposal[mode] = lift_zeros(factors[mode], product * scales)
             if proposal[mode] is not factors[mode] and self._try(proposal, add_columns(proposal)):
@@ -226,18 +231,18 @@ class MultiplicativeUpdates:
         """Measure a model, and compute what the first update needs in the same pass."""
         self._sums = sums
         self._product, log_sum = divide_counts(
-            self._data, factors, self._modes[0], wants_logs=True, stays=stays
+            self.data, factors, self.modes[0], wants_logs=True, stays=stays
         )
-        self.loss = complete_loss(self._data, factors, self._sums, log_sum)
+        self.loss = complete_loss(self.data, factors, self._sums, log_sum)
 
     def _update(self, factors: list[Array], mode: int) -> None:
-        if mode == self._modes[0]:
+        if mode == self.modes[0]:
             product = self._product
             del self._product  # it becomes the factor
         else:
-            product, _ = divide_counts(self._data, factors, mode)
-        scales = find_scales(self._data, factors, self._sums, mode)
-        engine = self._data.tensor._engine
+            product, _ = divide_counts(self.data, factors, mode)
+        scales = find_scales(self.data, factors, self._sums, mode)
+        engine = self.data.tensor._engine
         engine.scale_rows(product, factors[mode], scales, self._sums[mode])
         factors[mode] = product
 

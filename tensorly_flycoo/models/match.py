@@ -77,7 +77,7 @@ def match_all(models: Sequence[Sequence[Array]]) -> np.ndarray:
     count, rank = len(models), models[0][0].shape[1]
     xp = array_module(models[0][0])
     columns = [xp.concatenate(factors, axis=1) for factors in zip(*models, strict=True)]
-    score = _score_components((None, columns), (None, columns), True)
+    score = _score_components((None, columns), (None, columns), consider_weights=True)
     blocks = score.reshape(count, rank, count, rank).swapaxes(1, 2)
     return np.array([[_match(block) for block in row] for row in blocks])
 

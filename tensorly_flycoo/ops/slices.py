@@ -74,7 +74,7 @@ class Slice:
         """
         if self.is_direct:
             row_sum = np.zeros_like(row)
-            return row_sum, self._share(factors, row, tuple(factors), row_sum, False)
+            return row_sum, self._share(factors, row, tuple(factors), row_sum, takes_all=False)
         weighted = [factors[0] * row, *factors[1:]]
         product, log_sum = mttkrp_of_ratios(self._tensor, weighted, 0, 0.0, wants_logs=True)
         assert log_sum is not None  # it was asked for
@@ -83,14 +83,16 @@ class Slice:
     def share_all(self, factors: Sequence[Array], row: Array, sums: Sequence[Array]) -> None:
         """Divide each count as `share_row`, and add the parts to the rows of `sums` (I_n, R)."""
         if self.is_direct:
-            self._share(factors, row, tuple(sums), np.zeros_like(row), True)
+            self._share(factors, row, tuple(sums), np.zeros_like(row), takes_all=True)
             return
         weighted = [factors[0] * row, *factors[1:]]
         for n, target in enumerate(sums):
             target += weighted[n] * mttkrp_of_ratios(self._tensor, weighted, n, 0.0)[0]
 
-    def _share(self, factors: Sequence[Array], row: Array, sums: Any, *rest: Any) -> float:
-        arguments = (self.coords, self.values, tuple(factors), row, sums, *rest)
+    def _share(
+        self, factors: Sequence[Array], row: Array, sums: Any, row_sum: Array, *, takes_all: bool
+    ) -> float:
+        arguments = (self.coords, self.values, tuple(factors), row, sums, row_sum, takes_all)
         return float(_run("share_counts", *arguments))
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import traceback
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -27,9 +28,6 @@ _Result = TypeVar("_Result")
 
 _logger = logging.getLogger("tensorly_flycoo")
 
-#: Stands in each error that is explained already.
-_NEEDS = " needs more memory than "
-
 #: The last sentence of each error, in parts.
 _GAPS = "indices without gaps (as from_dataframe numbers them)"
 _PLACES = "keep='host' or device='cpu' instead of a GPU's memory, or more GPUs or workers"
@@ -46,7 +44,7 @@ _MOST = 64
 def attempt(task: str, function: Callable[[], _Result], ways_out: str = _WAYS_OUT) -> _Result:
     """Return ``function()``; if memory runs out, raise a MemoryError that says what needed it.
 
-    Inside another attempt the inner one explains; the outer one raises its text, and frees frames.
+    Inside another attempt the inner one explains; the outer one only frees its frames' arrays.
     """
     try:
         return function()
@@ -54,12 +52,13 @@ def attempt(task: str, function: Callable[[], _Result], ways_out: str = _WAYS_OU
         text = str(error)
         if not isinstance(error, MemoryError) and not any(sign in text for sign in _CUDA_SIGNS):
             raise
+        if hasattr(error, "is_explained"):
+            traceback.clear_frames(error.__traceback__)
+            raise
         # The C++ libraries below CuPy raise a plain MemoryError.
         is_of_gpu = type(error).__module__.startswith("cupy") or text == "std::bad_alloc"
     # Not inside the except clause: there the new error would keep the old one alive, and with it
     # the arrays of its frames, which must be freed before the free memory is counted.
-    if _NEEDS in text:
-        raise MemoryError(text)
     free = format_nbytes(select_engine("cuda" if is_of_gpu else "cpu").count_free_nbytes())
     facts = f"{text.rstrip('.')}; {free} is free" if text else f"{free} is free"
     raise out_of_memory(task, "the GPU" if is_of_gpu else "the host", facts, ways_out)
@@ -67,7 +66,13 @@ def attempt(task: str, function: Callable[[], _Result], ways_out: str = _WAYS_OU
 
 def out_of_memory(task: str, place: str, facts: str, ways_out: str = _WAYS_OUT) -> MemoryError:
     """Build the MemoryError of a task; the facts are what was asked for, and what is free."""
-    return MemoryError(f"{task}{_NEEDS}{place} has: {facts}. {ways_out}")
+    return _explain(f"{task} needs more memory than {place} has: {facts}. {ways_out}")
+
+
+def _explain(text: str) -> MemoryError:
+    error: Any = MemoryError(text)
+    error.is_explained = True
+    return error
 
 
 def check_room(engine: Engine, nbytes: int) -> None:
@@ -128,7 +133,7 @@ def build_layout(
             name = building.choose_layout(engine, layout, sizes)
             texts[building.estimate_layout(engine, name, sizes, count)[1]] = str(error)
         count *= 2
-    raise MemoryError(texts[min(texts)])
+    raise _explain(texts[min(texts)])
 
 
 def check_khatri_rao_fits(

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 import sparse
 import tensorly as tl
+from momentum_runs import FunctionRun
 
 from tensorly_flycoo import FlycooCP, Progress, best_of, decomposition
 from tensorly_flycoo.decomposition import non_negative_parafac_hals, parafac
-from tensorly_flycoo.decomposition.momentum import Momentum, Pace, extrapolate, take_error
+from tensorly_flycoo.decomposition.momentum import Pace, extrapolate
 from tensorly_flycoo.testing import planted_tensor, random_tensor
 
 RANK, STOP, END = 4, 7, 16
@@ -16,36 +17,23 @@ RANK, STOP, END = 4, 7, 16
 pytestmark = pytest.mark.usefixtures("flycoo_backend")
 
 
-class Data:
-    """Values of missing entries, which are always those of the model imputed last."""
-
-    values = None
-
-    def impute(self, weights, factors):
-        self.values = [float(factor[0]) for factor in factors]
-
-
-def run(update, start, num_iterations, momentum=None):
-    """Iterate, and return the factors and errors after each iteration, and the data."""
-    data = Data()
-    momentum = momentum or Momentum(update, take_error, data, range(len(start)))
-    models, errors = [], []
-    weights, factors = None, start
+def run(update, start, num_iterations):
+    """Iterate, and return the factors and errors after each iteration."""
+    own, models, errors = FunctionRun.begin(update, start), [], []
     for iteration in range(num_iterations):
-        weights, factors, error = momentum(iteration, weights, factors, errors)
-        models.append([float(factor[0]) for factor in factors])
-        errors.append(error)
-    return models, errors, data
+        errors.append(own.step(iteration))
+        models.append([float(factor[0]) for factor in own.factors])
+    return models, errors
 
 
-def shrink(iteration, weights, factors, errors):
+def shrink(factors):
     """Halve the distance to 0; the error is what is left."""
     factors = [factor / 2 for factor in factors]
-    return weights, factors, sum(float(np.abs(factor).sum()) for factor in factors)
+    return factors, sum(float(np.abs(factor).sum()) for factor in factors)
 
 
 def test_steps_follow_the_pace():
-    models, _, _ = run(shrink, [np.array([64.0])], 4)
+    models, _ = run(shrink, [np.array([64.0])], 4)
     expected, pace = [64.0, 32.0], Pace()  # the first iteration has no change to extrapolate
     for _ in range(3):
         expected.append(extrapolate(expected[-1], expected[-2], pace.step) / 2)
@@ -57,13 +45,13 @@ def test_a_step_that_raises_the_error_is_taken_back():
     """The iteration is then that of the other update, from the same factors."""
     calls = []
 
-    def update(iteration, weights, factors, errors):
+    def update(factors):
         calls.append(float(factors[0][0]))
         value = calls[-1]
         error = 9.0 if len(calls) == 3 else 1 / len(calls)  # the third call begins at a step
-        return weights, [np.array([value + 1])], error
+        return [np.array([value + 1])], error
 
-    models, errors, _ = run(update, [np.array([0.0])], 4)
+    models, errors = run(update, [np.array([0.0])], 4)
     assert calls[:2] == [0, 1]
     assert calls[2] > 2  # extrapolated
     assert calls[3] == 2  # taken back
@@ -75,29 +63,27 @@ def test_a_step_that_raises_the_error_is_taken_back():
 def test_an_error_that_is_no_number_is_taken_back():
     calls = []
 
-    def update(iteration, weights, factors, errors):
+    def update(factors):
         calls.append(1)
-        return weights, [factors[0] / 2], np.nan if len(calls) == 3 else 1 / len(calls)
+        return [factors[0] / 2], np.nan if len(calls) == 3 else 1 / len(calls)
 
     assert np.isfinite(run(update, [np.array([1.0])], 5)[1]).all()
 
 
 def test_missing_entries_are_imputed_from_what_is_updated():
-    data, seen = Data(), []
+    seen = []
 
-    def update(iteration, weights, factors, errors):
-        seen.append((data.values, float(factors[0][0])))
-        return weights, [factors[0] / 2], 9.0 if len(seen) == 3 else 1 / len(seen)
+    def update(factors):
+        seen.append((own.data.values, [factor.tolist() for factor in factors]))
+        return [factors[0] / 2], 9.0 if len(seen) == 3 else 1 / len(seen)
 
-    momentum = Momentum(update, take_error, data, [0])
-    data.impute(None, [np.array([1.0])])
-    errors, factors = [], [np.array([1.0])]
+    own = FunctionRun.begin(update, [np.array([1.0])])
+    own.data.impute(None, own.factors)
     for iteration in range(4):
-        _, factors, error = momentum(iteration, None, factors, errors)
-        data.impute(None, factors)
-        errors.append(error)
+        own.step(iteration)
+        own.data.impute(None, own.factors)
     assert len(seen) == 5
-    assert all(values == [start] for values, start in seen)
+    assert all(values == start for values, start in seen)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
