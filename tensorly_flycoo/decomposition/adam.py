@@ -16,16 +16,16 @@ import numpy as np
 
 from ..base.array_modules import Array, array_module
 from ..base.checks import num_cells
+from ..loop.cp_loop import Model, Run, has_settled, pack_random, unpack_random
+from ..loop.cp_model import multiply_all
+from ..loop.losses import Elementwise, Loss
+from ..loop.masks import ObservedData
+from ..loop.poisson import evaluate_loss
 from ..ops.cp_entries import choose_block_size, evaluate_model
 from ..ops.sampling import NonzeroSampler, make_sampler
 from ..ops.sparse_matrices import make_csc, multiply
 from ..tensor.pieces import sum_values
 from ..tensor.tensor import FlycooTensor
-from .cp_loop import Model, Run, has_settled, pack_random, unpack_random
-from .cp_model import multiply_all
-from .losses import Elementwise, Loss
-from .masks import ObservedData
-from .poisson import evaluate_loss
 
 #: Steps of an epoch, the first learning rate, by what it decreases after an epoch that did not
 #: lower the loss, and how often it does before the run stops: those of Kolda and Hong, but for the

@@ -12,19 +12,19 @@ from tensorly.tenalg.proximal import proximal_operator, validate_constraints
 
 from ..base.array_modules import Array, array_module
 from ..base.checks import warn
-from ..engines.tall_skinny import solve
+from ..engines.tall import solve
 from ..io.checkpoint import Resumed
-from ..ops.proximal import fit_monotone, fit_unimodal, smooth
+from ..loop.cp_loop import AlternatingRun, Callback, Model, list_free_modes, restore
+from ..loop.cp_model import make_cp_tensor, multiply_grams
+from ..loop.guarding import describe_as, require_flycoo_backend
+from ..loop.initial_guess import check_initial_guess, make_initial_guess, spread_factors
+from ..loop.ranks import find_cp_rank
+from ..loop.scaling import CONSTRAINTS
+from ..loop.whole_tensor import WholeTensor
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
-from .cp_loop import AlternatingRun, Callback, Model, list_free_modes, restore
-from .cp_model import make_cp_tensor, multiply_grams
-from .guarding import describe_as, require_flycoo_backend
-from .initial_guess import check_initial_guess, make_initial_guess, spread_factors
 from .parafac import parafac
-from .ranks import find_cp_rank
-from .scaling import CONSTRAINTS
-from .whole_tensor import WholeTensor
+from .proximal import fit_monotone, fit_unimodal, smooth
 
 if TYPE_CHECKING:
     from sparse import SparseArray

@@ -11,13 +11,13 @@ from ..base.array_modules import Array, array_module, move
 from ..base.checks import check_factors, check_rank, check_weights
 from ..base.reporting import log_compilation
 from ..engines import select_engine
-from ..engines.tall_skinny import column_norms, find_signs, solve, sum_columns, transposed_product
+from ..engines.tall import column_norms, find_signs, solve, sum_columns, transposed_product
+from ..loop.cp_loop import Callback, Model, Run
+from ..loop.cp_model import multiply_all
+from ..loop.guarding import check_options
+from ..results.coupled_cp import CoupledCP, make_coupled_cp
 from ..tensor.memory import attempt, check_room
 from .coupled_blocks import Blocks, read_blocks
-from .coupled_cp import CoupledCP, make_coupled_cp
-from .cp_loop import Callback, Model, Run
-from .cp_model import multiply_all
-from .guarding import check_options
 from .non_negative_parafac_hals import improve
 
 

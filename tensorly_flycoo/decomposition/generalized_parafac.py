@@ -9,17 +9,17 @@ import tensorly as tl
 from ..base.array_modules import Array
 from ..base.checks import check_choice, check_mode
 from ..io.checkpoint import Resumed
+from ..loop.cp_loop import Callback, start
+from ..loop.cp_model import make_cp_tensor
+from ..loop.guarding import describe_as
+from ..loop.losses import Loss, check_data, find_loss
+from ..loop.masks import ObservedData, find_missing
+from ..loop.poisson import MultiplicativeUpdates, balance, lift_zeros
+from ..loop.ranks import find_cp_rank
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
 from .adam import Adam, scale_guess
-from .cp_loop import Callback, start
-from .cp_model import make_cp_tensor
-from .guarding import describe_as
-from .losses import Loss, check_data, find_loss
-from .masks import ObservedData, find_missing
 from .parafac import parafac
-from .poisson import MultiplicativeUpdates, balance, lift_zeros
-from .ranks import find_cp_rank
 
 if TYPE_CHECKING:
     from sparse import SparseArray

@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..base.array_modules import Array
-from ..engines.tall_skinny import multiply
+from ..engines.tall import multiply
+from ..loop.cp_loop import AlternatingRun, Callback, list_free_modes, start
+from ..loop.cp_model import multiply_grams, normalize_updated
+from ..loop.guarding import describe_as
+from ..loop.masks import ImputedTensor, find_missing
+from ..loop.ranks import find_cp_rank
+from ..loop.whole_tensor import WholeTensor
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
-from .cp_loop import AlternatingRun, Callback, list_free_modes, start
-from .cp_model import multiply_grams, normalize_updated
-from .guarding import describe_as
-from .masks import ImputedTensor, find_missing
 from .parafac import parafac
-from .ranks import find_cp_rank
-from .whole_tensor import WholeTensor
 
 if TYPE_CHECKING:
     from sparse import SparseArray

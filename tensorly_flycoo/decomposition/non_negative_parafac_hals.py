@@ -8,18 +8,18 @@ import numpy as np
 
 from ..base.array_modules import Array, array_module
 from ..base.checks import check_choice, check_real, warn
-from ..engines.tall_skinny import solve
-from ..ops.hals import solve_nonnegative
+from ..engines.tall import solve
+from ..loop.cp_loop import Callback, start
+from ..loop.cp_model import multiply_grams, normalize_updated
+from ..loop.guarding import describe_as
+from ..loop.hals import solve_nonnegative
+from ..loop.momentum import NESTEROV, MomentumRun
+from ..loop.ranks import find_cp_rank
+from ..loop.whole_tensor import WholeTensor
 from ..spread.row_shards import RowShards
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
-from .cp_loop import Callback, start
-from .cp_model import multiply_grams, normalize_updated
-from .guarding import describe_as
-from .momentum import NESTEROV, MomentumRun
 from .non_negative_parafac import non_negative_parafac
-from .ranks import find_cp_rank
-from .whole_tensor import WholeTensor
 
 if TYPE_CHECKING:
     from sparse import SparseArray

@@ -18,15 +18,15 @@ from tensorly.tucker_tensor import TuckerTensor, tucker_normalize, validate_tuck
 from ..base.array_modules import Array, array_module, move
 from ..base.checks import check_choice, check_matrix, check_real
 from ..base.reporting import span
-from ..engines.tall_skinny import multiply, transposed_product
+from ..engines.tall import multiply, transposed_product
 from ..io.checkpoint import Resumed
+from ..loop.cp_loop import Callback, list_free_modes, restore
+from ..loop.guarding import describe_as, require_flycoo_backend
+from ..loop.ranks import find_tucker_rank
 from ..ops.ttmc import multiply_nonempty_rows
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
-from .cp_loop import Callback, list_free_modes, restore
-from .guarding import describe_as, require_flycoo_backend
 from .non_negative_parafac_hals import improve, spread_penalties
-from .ranks import find_tucker_rank
 from .tucker import TuckerRun, tucker
 
 if TYPE_CHECKING:

@@ -14,14 +14,10 @@ from ..base.checks import check_count, check_rank, check_real, warn
 from ..base.reporting import report
 from ..io.array_file import number
 from ..io.checkpoint import Resumed
-from ..ops.cp_entries import evaluate_model
-from ..ops.mttkrp import mttkrp
-from ..tensor.coo_cache import as_flycoo
-from ..tensor.tensor import FlycooTensor, group_cells
-from .cp_loop import Callback, Run, restore
-from .cp_model import make_cp_tensor, multiply_grams
-from .initial_guess import draw_factors, take_guess
-from .observed_rows import (
+from ..loop.cp_loop import Callback, Run, restore
+from ..loop.cp_model import make_cp_tensor, multiply_grams
+from ..loop.initial_guess import draw_factors, take_guess
+from ..loop.observed_rows import (
     L2_REG,
     RowPlan,
     check_ridge,
@@ -30,6 +26,10 @@ from .observed_rows import (
     measure_scale,
     scale_ridge,
 )
+from ..ops.cp_entries import evaluate_model
+from ..ops.mttkrp import mttkrp
+from ..tensor.coo_cache import as_flycoo
+from ..tensor.tensor import FlycooTensor, group_cells
 
 if TYPE_CHECKING:
     from sparse import SparseArray

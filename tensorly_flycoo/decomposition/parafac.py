@@ -11,18 +11,18 @@ from tensorly.cp_tensor import CPTensor
 
 from ..base.array_modules import Array
 from ..base.checks import check_choice, check_count, check_real, densify_error
-from ..engines.tall_skinny import qr, solve
+from ..engines.tall import qr, solve
 from ..io.checkpoint import Origin, Resumed, mark_origin
-from ..ops import gram_products
+from ..loop import gram_products
+from ..loop.cp_loop import Callback, list_free_modes, start
+from ..loop.cp_model import make_cp_tensor, multiply_grams
+from ..loop.guarding import require_flycoo_backend, tensorly_loop
+from ..loop.masks import ImputedTensor, find_missing
+from ..loop.momentum import NESTEROV, MomentumRun
+from ..loop.ranks import find_cp_rank
+from ..loop.whole_tensor import CentredTensor, WholeTensor
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
-from .cp_loop import Callback, list_free_modes, start
-from .cp_model import make_cp_tensor, multiply_grams
-from .guarding import require_flycoo_backend, tensorly_loop
-from .masks import ImputedTensor, find_missing
-from .momentum import NESTEROV, MomentumRun
-from .ranks import find_cp_rank
-from .whole_tensor import CentredTensor, WholeTensor
 
 if TYPE_CHECKING:
     from sparse import SparseArray

@@ -11,17 +11,17 @@ from tensorly.parafac2_tensor import Parafac2Tensor
 from ..base.array_modules import Array, array_module, move
 from ..base.checks import check_rank, densify_error, warn
 from ..base.reporting import span
-from ..engines.tall_skinny import eigh, multiply, qr, solve, sum_columns, transposed_product
+from ..engines.tall import eigh, multiply, qr, solve, sum_columns, transposed_product
 from ..format.primitives import LeadingPairs
 from ..io.checkpoint import Resumed
+from ..loop.cp_loop import Callback, Model, Run, restore
+from ..loop.cp_model import multiply_grams, normalize
+from ..loop.guarding import describe_as
+from ..loop.initial_guess import check_svd, draw_factors, take_guess, take_left_vectors
 from ..ops.contraction import multiply_matricized
 from ..ops.ragged import RaggedTensor
-from ..start.eigen import MAX_DIRECT_SIZE, find_singular_pairs, multiply_by_gram
-from ..start.unfolding import LazyMatrix, Unfolding
-from .cp_loop import Callback, Model, Run, restore
-from .cp_model import multiply_grams, normalize
-from .guarding import describe_as
-from .initial_guess import check_svd, draw_factors, take_guess, take_left_vectors
+from ..svd.eigen import MAX_DIRECT_SIZE, find_singular_pairs, multiply_by_gram
+from ..svd.unfolding import LazyMatrix, Unfolding
 from .non_negative_parafac_hals import find_constrained, improve, spread_penalties
 from .parafac import LineSearch, parafac
 

@@ -10,17 +10,17 @@ import tensorly as tl
 
 from ..base.array_modules import Array, array_module, move
 from ..base.checks import check_choice, num_cells
-from ..engines.tall_skinny import qr
+from ..engines.tall import qr
 from ..io.checkpoint import Resumed
+from ..loop.cp_loop import Callback, Run, pack_random, start, unpack_random
+from ..loop.guarding import describe_as
+from ..loop.ranks import find_cp_rank
+from ..loop.whole_tensor import WholeTensor
 from ..ops.cp_entries import evaluate_model
 from ..ops.sampling import NonzeroSampler, fit_fibres
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
-from .cp_loop import Callback, Run, pack_random, start, unpack_random
-from .guarding import describe_as
 from .parafac import parafac
-from .ranks import find_cp_rank
-from .whole_tensor import WholeTensor
 
 if TYPE_CHECKING:
     from sparse import SparseArray

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import tensorly as tl
 from tensorly.tucker_tensor import TuckerTensor, validate_tucker_rank
 
-from ..engines.tall_skinny import transposed_product
+from ..engines.tall import transposed_product
 from ..io.checkpoint import Resumed
+from ..loop.cp_loop import Callback, Run, restore
+from ..loop.guarding import describe_as, require_flycoo_backend, tensorly_loop
+from ..loop.ranks import find_tucker_rank
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
-from .cp_loop import Callback, Run, restore
-from .guarding import describe_as, require_flycoo_backend, tensorly_loop
 from .parafac import parafac
-from .ranks import find_tucker_rank
 
 if TYPE_CHECKING:
     from sparse import SparseArray

@@ -7,8 +7,8 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from ..base.array_modules import Array, array_module, move
-from ..decomposition.cp_model import multiply_all
-from ..engines.tall_skinny import column_norms, transposed_product
+from ..engines.tall import column_norms, transposed_product
+from ..loop.cp_model import multiply_all
 from ..spread.row_shards import take_model
 from ..tensor.mirroring import map_arrays
 

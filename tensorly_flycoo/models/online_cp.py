@@ -11,16 +11,16 @@ from tensorly.cp_tensor import CPTensor
 from ..base.array_modules import Array, array_module, is_cupy, move
 from ..base.checks import check_choice, check_count, check_integer, check_rank, check_real
 from ..decomposition import generalized_parafac
-from ..decomposition.cp_loop import start
-from ..decomposition.cp_model import make_cp_tensor, multiply_all
 from ..decomposition.parafac import LeastSquares
-from ..decomposition.whole_tensor import WholeTensor
-from ..engines.tall_skinny import solve, transposed_product
+from ..engines.tall import solve, transposed_product
 from ..io.array_file import FLOATS, ONLINE, number, open_arrays, save_arrays
 from ..io.files import FilePath
-from ..ops.slices import Slice, Slices, read_slices
+from ..loop.cp_loop import start
+from ..loop.cp_model import make_cp_tensor, multiply_all
+from ..loop.whole_tensor import WholeTensor
 from ..tensor.tensor import FlycooTensor
 from .estimator import Parameters
+from .online_slices import Slice, Slices, read_slices
 
 if TYPE_CHECKING:
     from sparse import SparseArray

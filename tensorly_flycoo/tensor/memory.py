@@ -18,7 +18,7 @@ from ..base.checks import SURELY_FREE_NBYTES, num_cells
 from ..base.reporting import log_compilation
 from ..engines import engine_of, select_engine
 from ..format.groups import find_groups
-from ..spread import building
+from ..spread import choosing
 
 if TYPE_CHECKING:
     from ..engines.protocol import Engine
@@ -102,7 +102,7 @@ def build_layout(
     are tried, and so on. An error tells the least need. `groups` are as a user gives them.
     """
     found, _ = find_groups(groups, shape, values.size)
-    sizes = building.TensorSizes(values.size, shape, values.dtype, found)
+    sizes = choosing.TensorSizes(values.size, shape, values.dtype, found)
     given = 0 if is_cupy(coords) else values.size * (8 * len(shape) + values.dtype.itemsize)
 
     def build(count: int) -> AnyLayout:
@@ -110,14 +110,14 @@ def build_layout(
         if engine.name == "cpu":  # else arrays on another GPU are refused first
             # Prefixes, which are not counted yet, may change an "auto" layout.
             own = sizes._replace(groups=found[0])
-            name = building.choose_layout(engine, layout, own)
-            check_room(engine, building.estimate_layout(engine, name, own, count)[1] - given)
+            name = choosing.choose_layout(engine, layout, own)
+            check_room(engine, choosing.estimate_layout(engine, name, own, count)[1] - given)
         with log_compilation():
-            return building.build_layout(engine, layout, coords, values, shape, *found, count, keep)
+            return choosing.build_layout(engine, layout, coords, values, shape, *found, count, keep)
 
-    count = num_slabs or building.choose_num_slabs(values.size, engine.num_devices)
+    count = num_slabs or choosing.choose_num_slabs(values.size, engine.num_devices)
     if not num_slabs and keep == "host" and engine.make_stager is not None:
-        count, _ = building.plan_streaming(engine, layout, sizes)
+        count, _ = choosing.plan_streaming(engine, layout, sizes)
     most = num_slabs or _MOST * count
     task = f"building a FlycooTensor of {values.size:,} nonzeros"
     smaller = [_GAPS, _SMALLER] if max(shape) > values.size else [_SMALLER, _GAPS]
@@ -130,8 +130,8 @@ def build_layout(
             slabs = f" in {count} slabs" if count > 1 else ""
             return attempt(task + slabs, functools.partial(build, count), ways_out)
         except MemoryError as error:
-            name = building.choose_layout(engine, layout, sizes)
-            texts[building.estimate_layout(engine, name, sizes, count)[1]] = str(error)
+            name = choosing.choose_layout(engine, layout, sizes)
+            texts[choosing.estimate_layout(engine, name, sizes, count)[1]] = str(error)
         count *= 2
     raise _explain(texts[min(texts)])
 

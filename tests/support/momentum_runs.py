@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tensorly_flycoo.decomposition.momentum import MomentumRun
+from tensorly_flycoo.loop.momentum import MomentumRun
 
 
 class Data:

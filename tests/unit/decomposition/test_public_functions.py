@@ -11,7 +11,7 @@ import tensorly as tl
 from tensorly.cp_tensor import CPTensor
 
 from tensorly_flycoo import FlycooTensor, cp_fit, decomposition
-from tensorly_flycoo.decomposition.guarding import tensorly_loop
+from tensorly_flycoo.loop.guarding import tensorly_loop
 from tensorly_flycoo.testing import random_tensor
 
 SHAPE = (6, 7, 8, 6)
