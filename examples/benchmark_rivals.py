@@ -114,7 +114,7 @@ def measure_flycoo(arrays, counts):
     import numba
 
     from tensorly_flycoo import FlycooTensor
-    from tensorly_flycoo.decomposition.whole_tensor import WholeTensor
+    from tensorly_flycoo.loop.whole_tensor import WholeTensor
 
     shape = tuple(arrays["shape"].tolist())
     factors = [arrays[f"factor{mode}"] for mode in range(len(shape))]

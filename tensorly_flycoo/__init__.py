@@ -95,8 +95,6 @@ register()
 
 # Last, since they import TensorLy: `.backend` has to import it first, without a warning.
 from .decomposition import coupled_parafac, observed_parafac  # noqa: E402
-from .decomposition.profiling import profile  # noqa: E402
-from .decomposition.progress import Progress  # noqa: E402
 from .models import (  # noqa: E402
     FlycooCP,
     LabelledCP,
@@ -109,3 +107,5 @@ from .models import (  # noqa: E402
     replicability,
     select_rank,
 )
+from .models.profiling import profile  # noqa: E402
+from .models.progress import Progress  # noqa: E402

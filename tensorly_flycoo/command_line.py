@@ -18,13 +18,13 @@ import tensorly as tl
 from . import LabelledCP, Progress, __version__, cp_fit, profile
 from .base.reporting import report
 from .base.versions import show_versions
-from .decomposition.cp_model import count_zeros
 from .decomposition.methods import METHODS, Method
 from .engines import set_device
 from .io.dataframe import from_dataframe
 from .io.files import replace_file, replace_text, try_writing
 from .io.table_files import read_table
 from .io.tns import read_tns
+from .loop.cp_model import count_zeros
 from .models.best_of import Starts
 from .models.match import factor_match_score
 from .tensor.labelled import LabelledTensor, Labels
@@ -467,7 +467,7 @@ def autoload(arguments: argparse.Namespace) -> None:
 
 def info(arguments: argparse.Namespace) -> None:
     """Print versions, and the folders of the kernels that numba and CuPy have compiled."""
-    from .engines.cpu.building import pack_records
+    from .engines.cpu.sorting import pack_records
 
     show_versions()
     cupy = os.environ.get("CUPY_CACHE_DIR") or "~/.cupy/kernel_cache"

@@ -27,8 +27,8 @@ from tensors import LARGE_SHAPES, SHAPES, Problem, draw_factors, free_memory, re
 import tensorly_flycoo
 from tensorly_flycoo import FlycooTensor, mttkrp
 from tensorly_flycoo.base.devices import assign_homes
-from tensorly_flycoo.engines.cuda.devices import CudaDevices
 from tensorly_flycoo.engines.cuda.engine import CUDA
+from tensorly_flycoo.engines.cuda.gpus import CudaDevices
 from tensorly_flycoo.format.layouts import LAYOUT_CLASSES
 from tensorly_flycoo.format.primitives import MTTKRP
 from tensorly_flycoo.spread.row_shards import (

@@ -18,17 +18,17 @@ from tensorly.backend.numpy_backend import NumpyBackend
 from ..base.array_modules import Array, array_module, as_array, is_cupy, is_on_gpu, move, share
 from ..base.checks import DEVICES, check_choice, check_dtype, check_place, densify_error
 from ..base.reporting import span
-from ..decomposition.initial_guess import as_gpu_random
-from ..decomposition.whole_tensor import WholeTensor
-from ..engines import tall_skinny
+from ..engines import tall
+from ..loop.gram_products import GramMemory, GramProduct, find_gram, start_product
+from ..loop.initial_guess import as_gpu_random
+from ..loop.whole_tensor import WholeTensor
 from ..ops import views
-from ..ops.gram_products import GramMemory, GramProduct, find_gram, start_product
 from ..ops.lazy import LazyArray, ModeView
 from ..ops.lazy_svd import LazySVD
 from ..ops.mode_product import ModeProduct
 from ..spread import row_shards
 from ..spread.row_shards import RowShards
-from ..start.unfolding import LazyMatrix, Unfolding
+from ..svd.unfolding import LazyMatrix, Unfolding
 from ..tensor.converters import find_converter
 from ..tensor.coo_cache import as_flycoo, is_sparse
 from ..tensor.labelled import LabelledTensor
@@ -146,8 +146,8 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
 
     def norm(self, tensor: Any, order: Any = 2, axis: Any = None) -> Any:
         """Compute a norm; of a sparse tensor over all its elements, for an order above 0."""
-        if order == 2 and axis == 0 and tall_skinny.is_tall(tensor):
-            return tall_skinny.column_norms(tensor)
+        if order == 2 and axis == 0 and tall.is_tall(tensor):
+            return tall.column_norms(tensor)
         if isinstance(tensor, ModeView):
             tensor = tensor.tensor
         if isinstance(tensor, ModeProduct | WholeTensor) and order == 2 and axis is None:
@@ -207,24 +207,24 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
 
     @staticmethod
     def sum(tensor: Any, axis: Any = None, *args: Any, **kwargs: Any) -> Any:
-        if axis == 0 and not (args or kwargs) and tall_skinny.is_tall(tensor):
-            return tall_skinny.sum_rows(tensor)
+        if axis == 0 and not (args or kwargs) and tall.is_tall(tensor):
+            return tall.sum_rows(tensor)
         if views.is_lazy_or_sparse(tensor):
             return views.reduce_axes("sum", tensor, axis, *args, **kwargs)
         return np.sum(tensor, axis, *args, **kwargs)
 
     @staticmethod
     def dot(a: Any, b: Any) -> Any:
-        """Multiply; tall factors as `engines.tall_skinny` does."""
+        """Multiply; tall factors as `engines.tall` does."""
         if (gram := find_gram(a, b)) is not None:
             return gram
         if type(a) is type(b) is np.ndarray:
             check_product_fits(a, b)
-            return tall_skinny.multiply(a, b) if tall_skinny.is_own(a, b) else np.dot(a, b)
+            return tall.multiply(a, b) if tall.is_own(a, b) else np.dot(a, b)
         if views.is_lazy_or_sparse(a) or views.is_lazy_or_sparse(b):
             return views.dot(a, b)
-        if is_cupy(a) and a.ndim == 2 and tall_skinny.is_tall(a.T) and tall_skinny.is_tall(b):
-            return tall_skinny.transposed_product(a.T, b)
+        if is_cupy(a) and a.ndim == 2 and tall.is_tall(a.T) and tall.is_tall(b):
+            return tall.transposed_product(a.T, b)
         check_product_fits(a, b)
         return np.dot(a, b)
 
@@ -235,8 +235,8 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
 
     @staticmethod
     def qr(a: Array, *args: Any, **kwargs: Any) -> Any:
-        if tall_skinny.is_tall(a) and not (args or kwargs):
-            return tall_skinny.qr(a)
+        if tall.is_tall(a) and not (args or kwargs):
+            return tall.qr(a)
         return np.linalg.qr(a, *args, **kwargs)
 
     @staticmethod
@@ -249,7 +249,7 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
         if not type(a) is type(b) is np.ndarray:
             a, b = as_array(a), as_array(b)
             check_place(b, "b", is_cupy(a), "a")
-        return tall_skinny.solve(a, b)
+        return tall.solve(a, b)
 
     def eps(self, dtype: Any) -> Any:
         """Return the rounding unit; of integers, which are counts, that of float64."""

@@ -21,18 +21,17 @@ from .. import decomposition
 from ..base.array_modules import Array
 from ..base.checks import densify_error, warn
 from ..base.reporting import log_compilation, span
-from ..decomposition import initial_guess
-from ..decomposition.cp_model import make_cp_tensor
-from ..decomposition.guarding import guard
-from ..decomposition.initial_guess import SVDS, make_initial_guess
-from ..decomposition.labelled_cp import label_result
 from ..decomposition.parafac import Continued
-from ..decomposition.ranks import find_cp_rank, find_tucker_rank
-from ..decomposition.whole_tensor import WholeTensor, check_start
-from ..engines.tall_skinny import inner_product
-from ..ops import gram_products
+from ..engines.tall import inner_product
+from ..loop import gram_products, initial_guess
+from ..loop.cp_model import make_cp_tensor
+from ..loop.guarding import guard
+from ..loop.initial_guess import SVDS, make_initial_guess
+from ..loop.ranks import find_cp_rank, find_tucker_rank
+from ..loop.whole_tensor import WholeTensor, check_start
 from ..ops.ttmc import check_free_modes
 from ..ops.views import find_sparse
+from ..results.labelled_cp import label_result
 from ..spread import row_shards
 from ..spread.row_shards import RowShards
 from ..tensor.coo_cache import as_flycoo, is_raw_sparse

@@ -16,8 +16,8 @@ from tensorly.tenalg.einsum_tenalg import EinsumTenalgBackend
 
 from ..base.array_modules import Array
 from ..base.checks import densify_error
-from ..decomposition.guarding import guard
-from ..decomposition.whole_tensor import WholeTensor
+from ..loop.guarding import guard
+from ..loop.whole_tensor import WholeTensor
 from ..ops import views
 from ..ops.contraction import contract_vectors, inner, khatri_rao_at
 from ..ops.mode_product import ModeProduct

@@ -9,7 +9,6 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Real
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -77,14 +76,11 @@ def current_backend() -> str | None:
 def warn(message: str) -> None:
     """Warn at the line of the user: the first one outside this package and TensorLy."""
     # From Python 3.12 on, `skip_file_prefixes` does this.
-    frame, level = sys._getframe(1), 2
-    while _root(frame) in ("tensorly_flycoo", "tensorly") and frame.f_back is not None:
+    frame: Any = sys._getframe(1)
+    level, ours = 2, ("tensorly_flycoo", "tensorly")
+    while frame and str(frame.f_globals.get("__name__")).partition(".")[0] in ours:
         frame, level = frame.f_back, level + 1
     warnings.warn(message, stacklevel=level)
-
-
-def _root(frame: FrameType) -> str:
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
 def check_shape(shape: Iterable[Any]) -> tuple[int, ...]:

@@ -20,8 +20,8 @@ except ImportError as error:
     ) from error
 
 from .cluster import WorkerLost
+from .cluster_tensor import ClusterTensor
 from .readers import from_dask_dataframe, open_slabs, read_parquet, read_tns
-from .tensor import ClusterTensor
 
 __all__ = [
     "ClusterTensor",

@@ -196,7 +196,7 @@ def _wait_for_all(client: Client, futures: Mapping[str, Future]) -> None:
 def list_gpus(device: str | None) -> Gpus:
     """List the GPUs of a worker, there; none if its device is a CPU."""
     if select_engine(device).name == "cpu":
-        return Gpus([], False)
+        return Gpus([], has_nccl=False)
     from ..engines.cuda import processes
 
     return Gpus(processes.list_gpus(), processes.has_nccl())

@@ -19,14 +19,21 @@ from ..format.groups import choose_groups, find_groups, find_longest_mode
 from ..format.layouts import LAYOUT_CLASSES
 from ..format.packing import RecordFormat
 from ..io.entries import find_places, unite_labels
-from ..spread.building import TensorSizes, choose_layout
-from ..spread.slab_building import SlabBuilder, count_rows, sort_records, split_nonzeros
+from ..spread.building import SlabBuilder, count_rows, sort_records, split_nonzeros
+from ..spread.choosing import TensorSizes, choose_layout
 from .cluster import Cluster, RemoteObject, Workers
-from .engine import ClusterLayout, WorkerDevices
+from .cluster_engine import ClusterLayout, WorkerDevices
+from .cluster_tensor import (
+    ENGINE_HERE,
+    fetch_layouts,
+    find_format,
+    list_held,
+    make_layout,
+    replace_lost,
+)
 from .machine import Site
 from .messages import ENGINE, SITE
 from .partitions import Partition, Summary, keep_partition
-from .tensor import ENGINE_HERE, fetch_layouts, find_format, list_held, make_layout, replace_lost
 
 #: The labels of each mode, sorted, or None for indices.
 Labels: TypeAlias = Sequence[np.ndarray] | None

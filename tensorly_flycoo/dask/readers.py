@@ -17,9 +17,9 @@ from ..io.slab_folder import Index
 from ..tensor.labelled import LabelledTensor, Labels
 from .actor import start_workers
 from .cluster import WorkerLost
+from .cluster_tensor import ClusterTensor, SlabSource, Source, list_workers
 from .loading import PartitionedData
 from .partitions import TableReader, TnsReader, list_files, list_parquet_parts
-from .tensor import ClusterTensor, SlabSource, Source, list_workers
 
 
 def read_parquet(

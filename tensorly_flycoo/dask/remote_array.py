@@ -11,8 +11,8 @@ from typing import Any, NoReturn, Self
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from ..engines import tall_skinny
-from ..ops import hals
+from ..engines import tall
+from ..loop import hals
 from ..spread import row_shards
 from .cluster import Cluster, Kind, RemoteObject, WorkerHandle
 from .messages import SITE
@@ -215,13 +215,13 @@ _KINDS: dict[Callable, Callable[..., Kind | list[Kind]]] = {
     np.concatenate: _concatenate,
     np.where: functools.partial(_find_kind, np.where),
     _convert: lambda x, dtype: (x.shape, dtype),
-    tall_skinny.sum_columns: lambda x: ((x.shape[1],), np.dtype(np.float64)),
-    tall_skinny.transposed_product: lambda a, b: (
+    tall.sum_columns: lambda x: ((x.shape[1],), np.dtype(np.float64)),
+    tall.transposed_product: lambda a, b: (
         (a.shape[1], b.shape[1]),
         np.result_type(a.dtype, b.dtype),
     ),
     row_shards.solve_rows: lambda rows, matrix: (rows.shape, rows.dtype),
-    tall_skinny.qr: lambda a: [
+    tall.qr: lambda a: [
         ((a.shape[0], min(a.shape)), a.dtype),
         ((min(a.shape), a.shape[1]), a.dtype),
     ],

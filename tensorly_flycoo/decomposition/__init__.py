@@ -6,11 +6,12 @@ a ``callback=``, such as a `Progress`, where TensorLy's functions have none, too
 give models times c and the same errors, but for what `scaling` and docs/accuracy.md except.
 """
 
+from ..loop.guarding import guard
+from ..loop.scaling import near_one
+from ..results.labelled_cp import label_result
 from .constrained_parafac import constrained_parafac
 from .coupled_parafac import coupled_parafac
 from .generalized_parafac import generalized_parafac
-from .guarding import guard
-from .labelled_cp import label_result
 from .non_negative_parafac import non_negative_parafac
 from .non_negative_parafac_hals import non_negative_parafac_hals
 from .non_negative_tucker import non_negative_tucker, non_negative_tucker_hals
@@ -18,7 +19,6 @@ from .observed_parafac import observed_parafac
 from .parafac import parafac
 from .parafac2 import parafac2
 from .randomised_parafac import randomised_parafac
-from .scaling import near_one
 from .tensor_train import tensor_ring, tensor_train, tensor_train_matrix
 from .tucker import tucker
 

@@ -8,23 +8,24 @@ enumerated, else an estimate too.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..base.array_modules import Array, array_module
 from ..base.checks import num_cells
+from ..loop.cp_loop import Model, Run, has_settled, pack_random, unpack_random
+from ..loop.cp_model import multiply_all
+from ..loop.losses import Elementwise, Loss
+from ..loop.masks import ObservedData
+from ..loop.poisson import evaluate_loss
 from ..ops.cp_entries import choose_block_size, evaluate_model
 from ..ops.sampling import NonzeroSampler, make_sampler
 from ..ops.sparse_matrices import make_csc, multiply
 from ..tensor.pieces import sum_values
 from ..tensor.tensor import FlycooTensor
-from .cp_loop import has_settled, pack_random, unpack_random
-from .cp_model import multiply_all
-from .losses import Elementwise, Loss
-from .masks import ObservedData
-from .poisson import evaluate_loss
 
 #: Steps of an epoch, the first learning rate, by what it decreases after an epoch that did not
 #: lower the loss, and how often it does before the run stops: those of Kolda and Hong, but for the
@@ -174,74 +175,81 @@ def compute_gradients(
     return gradients
 
 
-class Adam:
+@dataclass
+class Adam(Run):
     """Epochs of stochastic gradient steps with adaptive rates; `loss` is the model's.
 
     An epoch that does not lower the loss is undone, and the rate decreases.
     """
 
-    def __init__(
-        self, loss: Loss, data: ObservedData, modes: list[int], factors: list[Array],
-        samples: tuple[int, int] | None, random: np.random.RandomState, state: Mapping[str, Array],
-    ) -> None:  # fmt: skip
-        self._function, self._modes, self._random = loss, modes, random
+    solver = "generalized_parafac"
+    function: Loss
+    data: ObservedData
+    modes: list[int]
+    samples: tuple[int, int] | None  # the numbers of nonzeros and cells of a step
+    random: np.random.RandomState
+
+    def __post_init__(self, model: Model) -> None:
+        super().__post_init__(model)
+        loss, data, state, xp = self.function, self.data, self.state, self.data.xp
         self._sampler = CellSampler(data)
-        if samples is None:
+        if self.samples is None:
             count = int(np.clip(sum(data.tensor.shape), *_SAMPLES))
-            samples = (count, 1 if loss.is_truncated else count)
-        self._num_samples, xp = samples, data.xp
+            self.samples = (count, 1 if loss.is_truncated else count)
         self._moments = {
             n: tuple(
-                xp.asarray(state[f"{name}_{n}"]) if state else xp.zeros_like(factors[n])
+                xp.asarray(state[f"{name}_{n}"]) if state else xp.zeros_like(self.factors[n])
                 for name in ("mean", "square")
             )
-            for n in modes
+            for n in self.modes
         }
         if state:
             self._seed, self._num_done, self._num_failures = state["numbers"].tolist()
-            self._random = unpack_random(state)
+            self.random = unpack_random(state)
         else:
-            self._seed = int(self._random.randint(2**31))
+            self._seed = int(self.random.randint(2**31))
             self._num_done = self._num_failures = 0
         self._compared = None
         is_sum_of_cells = not (loss.is_count or loss.is_truncated)
         if is_sum_of_cells and num_cells(data.tensor.shape) > MAX_CELLS:
             drawn = np.random.RandomState(self._seed)
             self._compared = self._sampler.draw(drawn, _NUM_COMPARED, _NUM_COMPARED)
-        self.loss = measure_loss(loss, self._sampler, None, factors, self._compared)
+        self.loss = measure_loss(loss, self._sampler, None, self.factors, self._compared)
 
     def save_state(self) -> dict[str, Array]:
-        """Return what a resumed run needs besides the factors."""
         numbers = [self._seed, self._num_done, self._num_failures]
-        state = {**pack_random(self._random), "numbers": np.array(numbers, np.int64)}
+        state = {**pack_random(self.random), "numbers": np.array(numbers, np.int64)}
         for n, (mean, square) in self._moments.items():
             state |= {f"mean_{n}": mean, f"square_{n}": square}
         return state
 
-    def is_over(self, losses: Sequence[float], tol: float) -> bool:
+    def measure_start(self) -> float:
+        return self.loss
+
+    def is_over(self) -> bool:
         """Return whether too many epochs were undone, or the loss hardly fell in the last one."""
+        losses = self.errors
         is_undone = len(losses) > 1 and losses[-1] == losses[-2]
         has_failed = self._num_failures > _MAX_FAILURES
-        return has_failed or (not is_undone and has_settled(losses, tol))
+        return has_failed or (not is_undone and has_settled(losses, self.tol))
 
-    def __call__(
-        self, iteration: int, weights: None, factors: list[Array], errors: list[float]
-    ) -> tuple[None, list[Array], float]:
-        before, moments, num_done = list(factors), dict(self._moments), self._num_done
+    def update(self, iteration: int) -> float:
+        factors, moments, num_done = self.factors, dict(self._moments), self._num_done
+        before = list(factors)
         rate = _RATE * _DECAY**self._num_failures
         for _ in range(_NUM_STEPS):
-            samples = self._sampler.draw(self._random, *self._num_samples)
-            gradients = compute_gradients(self._function, samples, factors, self._modes)
+            samples = self._sampler.draw(self.random, *self.samples)  # type: ignore[misc]
+            gradients = compute_gradients(self.function, samples, factors, self.modes)
             self._num_done += 1
             for n, gradient in gradients.items():
                 factors[n] = self._step(n, factors[n], gradient, rate)
-        loss = measure_loss(self._function, self._sampler, None, factors, self._compared)
+        loss = measure_loss(self.function, self._sampler, None, factors, self._compared)
         if loss <= self.loss:
             self.loss = loss
-            return None, factors, loss
-        self._num_failures += 1
-        self._moments, self._num_done = moments, num_done
-        return None, before, self.loss
+        else:
+            self._num_failures += 1
+            factors[:], self._moments, self._num_done = before, moments, num_done
+        return self.loss
 
     def _step(self, mode: int, factor: Array, gradient: Array, rate: float) -> Array:
         mean, square = self._moments[mode]
@@ -251,8 +259,8 @@ class Adam:
         first, second = (1 - beta**self._num_done for beta in (_BETA_1, _BETA_2))
         xp = array_module(factor)
         moved = factor - rate / first * mean / (xp.sqrt(square / second) + _EPSILON)
-        if self._function.lower_bound > -np.inf:
-            moved = xp.maximum(moved, self._function.lower_bound)
+        if self.function.lower_bound > -np.inf:
+            moved = xp.maximum(moved, self.function.lower_bound)
         return moved.astype(factor.dtype, copy=False)
 
 

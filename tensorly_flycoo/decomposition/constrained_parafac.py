@@ -12,19 +12,19 @@ from tensorly.tenalg.proximal import proximal_operator, validate_constraints
 
 from ..base.array_modules import Array, array_module
 from ..base.checks import warn
-from ..engines.tall_skinny import solve
+from ..engines.tall import solve
 from ..io.checkpoint import Resumed
-from ..ops.proximal import fit_monotone, fit_unimodal, smooth
+from ..loop.cp_loop import AlternatingRun, Callback, Model, list_free_modes, restore
+from ..loop.cp_model import make_cp_tensor, multiply_grams
+from ..loop.guarding import describe_as, require_flycoo_backend
+from ..loop.initial_guess import check_initial_guess, make_initial_guess, spread_factors
+from ..loop.ranks import find_cp_rank
+from ..loop.scaling import CONSTRAINTS
+from ..loop.whole_tensor import WholeTensor
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
-from .cp_loop import Callback, has_converged, iterate, list_free_modes, measure_by, restore
-from .cp_model import make_cp_tensor, multiply_grams
-from .guarding import describe_as, require_flycoo_backend
-from .initial_guess import check_initial_guess, make_initial_guess, spread_factors
 from .parafac import parafac
-from .ranks import find_cp_rank
-from .scaling import CONSTRAINTS
-from .whole_tensor import WholeTensor
+from .proximal import fit_monotone, fit_unimodal, smooth
 
 if TYPE_CHECKING:
     from sparse import SparseArray
@@ -125,29 +125,16 @@ def constrained_parafac(
     else:
         factors = _start(x, num_components, init, svd, random_state, projections)
     factors = spread_factors(x, factors)
-    modes, data = list_free_modes(x.ndim, fixed_modes), WholeTensor(x)
-    # Float64, as in TensorLy.
-    duals = {n: array_module(factors[n]).zeros(factors[n].shape) for n in modes}
-    violations: dict[int, Any] = dict.fromkeys(modes, math.inf)
-    update = _Admm(data, projections, n_iter_max_inner, tol_inner, duals, violations)
-    if isinstance(init, Resumed):
-        update.restore(init.saved.state)
-
-    def is_over(errors: list[float]) -> bool:
-        is_met = len(errors) > 1 and sum(violations.values()) < tol_outer
-        return is_met or has_converged(errors, tol_outer, cvg_criterion)
-
-    # Not make_cp_tensor's own ones: the weights keep the dtype of x, the factors are float64.
-    weights = x._engine.xp.ones(num_components, x.dtype)
-    cp_tensor, errors = iterate(
-        (None, factors), update, measure_by(data, wants_errors=True),
-        solver="constrained_parafac", tensor=x, n_iter_max=n_iter_max, is_over=is_over, init=init,
-        callback=callback, start_error=lambda: data.measure(None, factors)[0],
-        save_state=update.save, verbose=verbose, make=lambda _, f: make_cp_tensor(weights, f),
+    run = _Admm(
+        WholeTensor(x), list_free_modes(x.ndim, fixed_modes), projections, n_iter_max_inner,
+        tol_inner, tensor=x, model=(None, factors), n_iter_max=n_iter_max,
+        init=init, callback=callback, tol=tol_outer, cvg_criterion=cvg_criterion,
+        return_errors=return_errors, verbose=verbose,
     )  # fmt: skip
+    result = run.iterate()
     if x.nnz:
-        _warn_of_zeros(x, cp_tensor, given)
-    return (cp_tensor, errors) if return_errors else cp_tensor
+        _warn_of_zeros(x, result[0] if return_errors else result, given)
+    return result
 
 
 def _choose_projections(given: dict[str, Constraint], ndim: int) -> list[Projection]:
@@ -194,56 +181,66 @@ def _warn_of_zeros(x: FlycooTensor, cp_tensor: CPTensor, given: dict[str, Constr
 
 
 @dataclass
-class _Admm:
+class _Admm(AlternatingRun):
     """ADMM for each free mode in turn, with its state between iterations.
 
     A violation is the distance from a factor to the least squares solution, relative to its norm.
     """
 
-    data: WholeTensor
+    solver = "constrained_parafac"
     projections: Sequence[Projection]
-    n_iter_max: int
-    tol: float
-    duals: dict[int, Array]  # by free mode
-    violations: dict[int, Any]
+    n_iter_max_inner: int
+    tol_inner: float
 
-    def __call__(
-        self, iteration: int, weights: Array | None, factors: list[Array], errors: list[float]
-    ) -> tuple[None, list[Array], Array]:
-        for mode in self.duals:
-            product = self.data.mttkrp(None, factors, mode)
-            gram = multiply_grams(None, factors, skip=mode)
-            factors[mode] = self._update(mode, factors[mode], product, gram)
-        return None, factors, product
-
-    def save(self) -> dict[str, Array]:
-        """Return what a checkpoint needs besides the factors."""
-        duals = {f"dual_{mode}": dual for mode, dual in self.duals.items()}
-        return duals | {f"violation_{mode}": own for mode, own in self.violations.items()}
-
-    def restore(self, state: dict[str, np.ndarray]) -> None:
-        """Restore what `save` returned, if it is of these modes."""
-        if state.keys() != self.save().keys():
+    def __post_init__(self, model: Model) -> None:
+        super().__post_init__(model)
+        factors = self.factors
+        # Float64, as in TensorLy.
+        self.duals = {n: array_module(factors[n]).zeros(factors[n].shape) for n in self.modes}
+        self.violations: dict[int, Any] = dict.fromkeys(self.modes, math.inf)
+        if not isinstance(self.init, Resumed):
+            return
+        if self.state.keys() != self.save_state().keys():
             raise ValueError(
                 "the checkpoint has other free modes than this call, or was written by another "
                 "decomposition: resume with the same fixed_modes"
             )
         for mode, dual in self.duals.items():
-            self.duals[mode] = array_module(dual).asarray(state[f"dual_{mode}"])
-            self.violations[mode] = float(state[f"violation_{mode}"])
+            self.duals[mode] = array_module(dual).asarray(self.state[f"dual_{mode}"])
+            self.violations[mode] = float(self.state[f"violation_{mode}"])
+
+    def update(self, iteration: int) -> Array:
+        for mode in self.modes:
+            product = self.data.mttkrp(None, self.factors, mode)
+            gram = multiply_grams(None, self.factors, skip=mode)
+            self.factors[mode] = self._update(mode, self.factors[mode], product, gram)
+        return product
+
+    def is_over(self) -> bool:
+        is_met = len(self.errors) > 1 and sum(self.violations.values()) < self.tol
+        return is_met or super().is_over()
+
+    def save_state(self) -> dict[str, Array]:
+        duals = {f"dual_{mode}": dual for mode, dual in self.duals.items()}
+        return duals | {f"violation_{mode}": own for mode, own in self.violations.items()}
+
+    def make(self) -> CPTensor:
+        # Weights in the dtype of x, though the factors are float64.
+        weights = self.tensor._engine.xp.ones(self.factors[0].shape[1], self.tensor.dtype)
+        return make_cp_tensor(weights, self.factors)
 
     def _update(self, mode: int, factor: Array, product: Array, gram: Array) -> Array:
         """Return the factor for an MTTKRP (I, R) and the other factors' Gram product (R, R)."""
         dual, project, norm = self.duals[mode], self.projections[mode], np.linalg.norm
         step = gram.trace() / gram.shape[0]
         shifted = gram + step * array_module(gram).eye(gram.shape[0])
-        for _ in range(self.n_iter_max):
+        for _ in range(self.n_iter_max_inner):
             before = factor
             split = solve(shifted.T, (product + step * (factor + dual)).T).T
             factor = project(split - dual)
             dual = dual + factor - split
-            is_split = norm(factor - split) < self.tol * norm(factor)
-            if is_split and norm(factor - before) < self.tol * norm(dual):
+            is_split = norm(factor - split) < self.tol_inner * norm(factor)
+            if is_split and norm(factor - before) < self.tol_inner * norm(dual):
                 break
         self.duals[mode] = dual
         with np.errstate(divide="ignore", invalid="ignore"):  # of zeros, which are warned of

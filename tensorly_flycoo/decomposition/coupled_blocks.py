@@ -12,12 +12,12 @@ from ..base.array_modules import Array, array_module, as_array, is_on_gpu
 from ..base.checks import check_dtype, check_finite
 from ..engines import select_engine
 from ..format.ordering import compute_norm
+from ..loop.scaling import find_exponent
+from ..loop.whole_tensor import WholeTensor
 from ..tensor.converters import find_converter
 from ..tensor.coo_cache import as_flycoo, find_instead, is_raw_sparse
 from ..tensor.labelled import LabelledTensor, Labels
 from ..tensor.tensor import FlycooTensor
-from .scaling import find_exponent
-from .whole_tensor import WholeTensor
 
 #: The binary logarithm of the ratio of two weights below which the smaller one is rounding.
 _LEAST = -100.0

@@ -1,6 +1,7 @@
 """Coupled CP decomposition: tensors and matrices that share modes, and so factors."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,13 +11,13 @@ from ..base.array_modules import Array, array_module, move
 from ..base.checks import check_factors, check_rank, check_weights
 from ..base.reporting import log_compilation
 from ..engines import select_engine
-from ..engines.tall_skinny import column_norms, find_signs, solve, sum_columns, transposed_product
+from ..engines.tall import column_norms, find_signs, solve, sum_columns, transposed_product
+from ..loop.cp_loop import Callback, Model, Run
+from ..loop.cp_model import multiply_all
+from ..loop.guarding import check_options
+from ..results.coupled_cp import CoupledCP, make_coupled_cp
 from ..tensor.memory import attempt, check_room
 from .coupled_blocks import Blocks, read_blocks
-from .coupled_cp import CoupledCP, make_coupled_cp
-from .cp_loop import Callback, has_converged, iterate
-from .cp_model import multiply_all
-from .guarding import check_options
 from .non_negative_parafac_hals import improve
 
 
@@ -120,16 +121,9 @@ def coupled_parafac(
     constrained = _find_modes(nn_modes, data)
 
     def run() -> CoupledCP:
-        weights, factors = _start(data, rank, init, random_state, constrained)
-        als = _CoupledALS(data, constrained)
-        model, errors = iterate(
-            (weights, factors), als, als.measure, solver="coupled_parafac",
-            tensor=als.blocks[0].data,  # type: ignore[arg-type]  # only a checkpoint reads it
-            n_iter_max=n_iter_max, callback=callback, make=als.make,
-            is_over=lambda errors: has_converged(errors, tol, "abs_rec_error"),
-            start_error=lambda: als.measure(weights, factors, als.find_sums(factors)),
-        )  # fmt: skip
-        return als.finish(model, errors)
+        model = _start(data, rank, init, random_state, constrained)
+        options: dict[str, Any] = {"n_iter_max": n_iter_max, "callback": callback, "tol": tol}
+        return _CoupledALS(data, constrained, tensor=None, model=model, **options).iterate()
 
     with log_compilation():
         return attempt("coupled_parafac", run)
@@ -181,11 +175,17 @@ def _start(
     return weights, factors
 
 
-class _CoupledALS:
+@dataclass
+class _CoupledALS(Run):
     """Iterations of alternating least squares on factors (I, R) of norm 1 and weights (B, R)."""
 
-    def __init__(self, data: Blocks, constrained: set[int]) -> None:
-        self._data, self.blocks, self._constrained = data, data.blocks, constrained
+    solver = "coupled_parafac"
+    data: Blocks
+    constrained: set[int]
+
+    def __post_init__(self, model: Model) -> None:
+        super().__post_init__(model)
+        data, self.blocks = self.data, self.data.blocks
         self._block_errors: list[float] = []
         modes = range(len(data.sizes))
         # For each mode the numbers of the blocks that have it.
@@ -193,10 +193,10 @@ class _CoupledALS:
         self._order = sorted(modes, key=lambda n: len(self._uses[n]) > 1)
         self._last = [max(block.modes, key=self._order.index) for block in data.blocks]
 
-    def __call__(
-        self, iteration: int, weights: Array, factors: list[Array], errors: list[float]
-    ) -> tuple[Array, list[Array], tuple[list[Array], list[Array]]]:
-        xp, weights, constrained = array_module(weights), weights.copy(), self._constrained
+    def update(self, iteration: int) -> tuple[list[Array], list[Array]]:
+        """Update the model; return what `_find_sums` does."""
+        factors, weights, constrained = self.factors, self.weights.copy(), self.constrained
+        xp = array_module(weights)
         grams = [_multiply_exactly(factor) for factor in factors]
         sums: list[Array] = [None] * len(self.blocks)
         for mode in self._order:
@@ -226,19 +226,22 @@ class _CoupledALS:
                 gram = multiply_all([grams[n] for n in block.modes])
                 own = weights[b][None].astype(np.float64)
                 weights[b] = _solve(gram, sums[b][None], own, {*block.modes} <= constrained)[0]
-        return weights, factors, (grams, sums)
+        self.weights = weights
+        return grams, sums
 
-    def find_sums(self, factors: list[Array]) -> tuple[list[Array], list[Array]]:
+    def _find_sums(self) -> tuple[list[Array], list[Array]]:
         """Return the Gram matrices, and for each block the inner product with each component."""
+        factors = self.factors
         pairs = zip(self.blocks, self._last, strict=True)
         sums = [_add_products(block.mttkrp(last, factors), factors[last]) for block, last in pairs]
         return [_multiply_exactly(factor) for factor in factors], sums
 
-    def measure(
-        self, weights: Array, factors: list[Array], found: tuple[list[Array], list[Array]]
-    ) -> float:
+    def measure_start(self) -> float:
+        return self.measure(self._find_sums())
+
+    def measure(self, result: tuple[list[Array], list[Array]]) -> float:
         """Compute the relative error of all blocks, and keep those of each."""
-        (grams, sums), exact, squares = found, weights.astype(np.float64), []
+        (grams, sums), exact, squares = result, self.weights.astype(np.float64), []
         self._block_errors = []
         for block, own, inner in zip(self.blocks, exact, sums, strict=True):
             gram = multiply_all([grams[n] for n in block.modes])
@@ -247,37 +250,33 @@ class _CoupledALS:
             self._block_errors.append((square / block.square) ** 0.5)
         return (sum(squares) / sum(block.weight * block.square for block in self.blocks)) ** 0.5
 
-    def make(self, weights: Array, factors: list[Array]) -> CoupledCP:
-        """Make the model of an iteration."""
+    def make(self) -> CoupledCP:
         parts = [
             (own * own.dtype.type(block.power), block.names, block.labels)
-            for block, own in zip(self.blocks, weights, strict=True)
+            for block, own in zip(self.blocks, self.weights, strict=True)
         ]
-        named = dict(zip(self._data.sizes, factors, strict=True))
-        return make_coupled_cp(named, parts, self._data.labels)
+        named = dict(zip(self.data.sizes, self.factors, strict=True))
+        return make_coupled_cp(named, parts, self.data.labels)
 
-    def finish(self, model: CoupledCP, errors: list[float]) -> CoupledCP:
+    def finish(self) -> CoupledCP:
         """Sort the components, choose their signs, and add the errors."""
-        xp = array_module(model.cp_tensors[0].weights)
-        pairs = zip(model.cp_tensors, self.blocks, strict=True)
-        weights = np.stack(
-            [move(cp.weights, np) / cp.weights.dtype.type(b.power) for cp, b in pairs]
-        )
+        xp, weights = array_module(self.weights), move(self.weights, np)
         scales = np.array([block.weight for block in self.blocks])[:, None]
         order = np.argsort(-(scales * weights.astype(np.float64) ** 2).sum(axis=0), kind="stable")
         weights = weights[:, order]
-        factors = [factor.take(xp.asarray(order), axis=1) for factor in model.factors.values()]
+        factors = [factor.take(xp.asarray(order), axis=1) for factor in self.factors]
         signs = [find_signs(factor) for factor in factors]
         for b, block in enumerate(self.blocks):
             weights[b] *= np.prod([signs[n] for n in block.modes], axis=0)
             alone = [n for n in block.modes if len(self._uses[n]) == 1]
-            if free := [n for n in alone if n not in self._constrained]:
+            if free := [n for n in alone if n not in self.constrained]:
                 signs[free[-1]] *= np.where(weights[b] < 0, -1, 1)
                 weights[b] = abs(weights[b])
         signed = zip(factors, signs, strict=True)
-        factors = [factor * xp.asarray(sign, factor.dtype) for factor, sign in signed]
-        model = self.make(xp.asarray(weights), factors)
-        model.errors, model.block_errors = errors, self._block_errors
+        self.factors[:] = [factor * xp.asarray(sign, factor.dtype) for factor, sign in signed]
+        self.weights = xp.asarray(weights)
+        model = self.make()
+        model.errors, model.block_errors = self.errors, self._block_errors
         return model
 
 

@@ -9,17 +9,17 @@ import tensorly as tl
 from ..base.array_modules import Array
 from ..base.checks import check_choice, check_mode
 from ..io.checkpoint import Resumed
+from ..loop.cp_loop import Callback, start
+from ..loop.cp_model import make_cp_tensor
+from ..loop.guarding import describe_as
+from ..loop.losses import Loss, check_data, find_loss
+from ..loop.masks import ObservedData, find_missing
+from ..loop.poisson import MultiplicativeUpdates, balance, lift_zeros
+from ..loop.ranks import find_cp_rank
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
 from .adam import Adam, scale_guess
-from .cp_loop import Callback, iterate, start
-from .cp_model import make_cp_tensor
-from .guarding import describe_as
-from .losses import Loss, check_data, find_loss
-from .masks import ObservedData, find_missing
 from .parafac import parafac
-from .poisson import MultiplicativeUpdates, balance, lift_zeros
-from .ranks import find_cp_rank
 
 if TYPE_CHECKING:
     from sparse import SparseArray
@@ -142,45 +142,41 @@ def generalized_parafac(
     missing = None if mask is None else find_missing(tensor, mask)
     data = ObservedData(x, missing)
     check_data(chosen, data.tensor)
-    model = start(
+    weights, factors = start(
         x if isinstance(init, Resumed) else data.tensor, None, num_components, init, svd, random,
         solver="generalized_parafac", non_negative=chosen.lower_bound >= 0,
     )  # fmt: skip
-    _check_guess(model[1], chosen)
+    _check_guess(factors, chosen)
     if not modes:
-        cp_tensor = make_cp_tensor(*model)
+        cp_tensor = make_cp_tensor(weights, factors)
         return (cp_tensor, []) if return_errors else cp_tensor
-    solver: MultiplicativeUpdates | Adam
+    options: dict[str, Any] = {
+        "tensor": x, "n_iter_max": n_iter_max, "init": init, "callback": callback, "tol": tol,
+        "return_errors": return_errors,
+    }  # fmt: skip
     if method == "mu":
-        solver = _begin_updates(data, model[1], modes, init, tol)
-    else:
-        if isinstance(init, str):
-            model[1][:] = scale_guess(chosen, data, model[1], modes)
-        if not isinstance(random, np.random.RandomState):  # CuPy's: it has no state to save
-            random = np.random.RandomState(int(random.random_sample(1)[0] * 2**31))
-        state = init.saved.state if isinstance(init, Resumed) else {}
-        solver = Adam(chosen, data, modes, model[1], samples, random, state)
-    cp_tensor, errors = iterate(
-        (None, model[1]), solver, lambda _, __, loss: loss, solver="generalized_parafac", tensor=x,
-        n_iter_max=n_iter_max, is_over=lambda losses: solver.is_over(losses, tol), init=init,
-        callback=callback, start_error=lambda: solver.loss, save_state=solver.save_state,
-    )  # fmt: skip
-    return (cp_tensor, errors) if return_errors else cp_tensor
+        return _begin_updates(data, modes, factors, options).iterate()
+    if isinstance(init, str):
+        factors[:] = scale_guess(chosen, data, factors, modes)
+    if not isinstance(random, np.random.RandomState):  # CuPy's: it has no state to save
+        random = np.random.RandomState(int(random.random_sample(1)[0] * 2**31))
+    run = Adam(chosen, data, modes, samples, random, model=(None, factors), **options)
+    return run.iterate()
 
 
 def _begin_updates(
-    data: ObservedData, factors: list[Array], modes: list[int], init: Any, tol: float
+    data: ObservedData, modes: list[int], factors: list[Array], options: dict[str, Any]
 ) -> MultiplicativeUpdates:
-    """Balance a guess in place, and lift its zeros if its loss is infinite; resume a checkpoint."""
-    if isinstance(init, Resumed):
-        return MultiplicativeUpdates(data, modes, factors, init.saved.state, tol)
-    factors[:] = balance(factors, modes)
-    solver = MultiplicativeUpdates(data, modes, factors, {}, tol)
-    if solver.loss != float("inf"):
-        return solver
+    """Balance a guess, and lift its zeros if its loss is infinite; resume a checkpoint."""
+    is_resumed = isinstance(options["init"], Resumed)
+    if not is_resumed:
+        factors[:] = balance(factors, modes)
+    run = MultiplicativeUpdates(data, modes, model=(None, factors), **options)
+    if is_resumed or run.loss != float("inf"):
+        return run
     factors[:] = [lift_zeros(f) if n in modes else f for n, f in enumerate(factors)]
     factors[:] = balance(factors, modes)
-    return MultiplicativeUpdates(data, modes, factors, {}, tol)
+    return MultiplicativeUpdates(data, modes, model=(None, factors), **options)
 
 
 def _choose_method(method: str, loss: Loss, samples: Any) -> str:

@@ -9,8 +9,8 @@ from typing import Any
 import tensorly.decomposition
 
 from .. import decomposition
+from ..loop.momentum import NESTEROV
 from ..tensor.coo_cache import is_sparse
-from .momentum import NESTEROV
 
 
 @dataclass(frozen=True)

@@ -1,22 +1,21 @@
 """Non-negative CP decomposition by multiplicative updates, with or without missing values."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..base.array_modules import Array
-from ..engines.tall_skinny import multiply
+from ..engines.tall import multiply
+from ..loop.cp_loop import AlternatingRun, Callback, list_free_modes, start
+from ..loop.cp_model import multiply_grams, normalize_updated
+from ..loop.guarding import describe_as
+from ..loop.masks import ImputedTensor, find_missing
+from ..loop.ranks import find_cp_rank
+from ..loop.whole_tensor import WholeTensor
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
-from .cp_loop import Callback, has_converged, iterate, list_free_modes, measure_by, start
-from .cp_model import multiply_grams, normalize_updated
-from .guarding import describe_as
-from .masks import ImputedTensor, find_missing
 from .parafac import parafac
-from .ranks import find_cp_rank
-from .whole_tensor import WholeTensor
 
 if TYPE_CHECKING:
     from sparse import SparseArray
@@ -78,36 +77,29 @@ def non_negative_parafac(
         x, missing, num_components, init, svd, random_state, solver="non_negative_parafac",
         non_negative=True, normalize_factors=normalize_factors, by_blocks=missing is None,
     )  # fmt: skip
-    modes = list_free_modes(x.ndim, fixed_modes)
-    cp_tensor, errors = iterate(
-        model, _MultiplicativeUpdate(data, modes, normalize_factors),
-        measure_by(data, wants_errors=bool(tol) or callback is not None),
-        solver="non_negative_parafac", tensor=x, n_iter_max=n_iter_max, init=init,
-        is_over=lambda errors: has_converged(errors, tol, cvg_criterion), callback=callback,
-        start_error=lambda: data.measure(*model)[0], normalize_factors=normalize_factors,
-        verbose=verbose,
+    run = _MultiplicativeUpdates(
+        data, list_free_modes(x.ndim, fixed_modes), tensor=x, model=model, n_iter_max=n_iter_max,
+        init=init, callback=callback, tol=tol, cvg_criterion=cvg_criterion,
+        normalize_factors=normalize_factors, verbose=verbose, return_errors=return_errors,
+        wants_errors=bool(tol) or callback is not None,
     )  # fmt: skip
-    return (cp_tensor, errors) if return_errors else cp_tensor
+    return run.iterate()
 
 
-@dataclass
-class _MultiplicativeUpdate:
-    """Multiplicative updates: each factor is multiplied by a ratio that is 1 at a local optimum."""
+class _MultiplicativeUpdates(AlternatingRun):
+    """Each factor is multiplied by a ratio that is 1 at a local optimum."""
 
-    x: WholeTensor | ImputedTensor
-    modes: list[int]
-    normalize_factors: bool
+    solver = "non_negative_parafac"
 
-    def __call__(
-        self, iteration: int, weights: Array | None, factors: list[Array], errors: list[float]
-    ) -> tuple[Array | None, list[Array], Array | None]:
-        eps = float(np.finfo(factors[0].dtype).eps)
+    def update(self, iteration: int) -> Array:
+        eps = float(np.finfo(self.factors[0].dtype).eps)
+        factors = self.factors
         for mode in self.modes:
-            self.x.impute(weights, factors)
-            last_mttkrp = self.x.mttkrp(weights, factors, mode)
+            weights = self.weights
+            self.data.impute(weights, factors)
+            last_mttkrp = self.data.mttkrp(weights, factors, mode)
             expected = multiply(factors[mode], multiply_grams(weights, factors, skip=mode))
             factors[mode] = factors[mode] * np.maximum(last_mttkrp, eps) / np.maximum(expected, eps)
             if self.normalize_factors and mode != self.modes[-1]:
-                # In place: frees the old one.
-                weights, factors[:] = normalize_updated(weights, factors, mode)
-        return weights, factors, last_mttkrp
+                self.weights, factors[:] = normalize_updated(weights, factors, mode)
+        return last_mttkrp

@@ -1,6 +1,6 @@
 """Non-negative CP decomposition by hierarchical alternating least squares (HALS)."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -8,18 +8,18 @@ import numpy as np
 
 from ..base.array_modules import Array, array_module
 from ..base.checks import check_choice, check_real, warn
-from ..engines.tall_skinny import solve
-from ..ops.hals import solve_nonnegative
+from ..engines.tall import solve
+from ..loop.cp_loop import Callback, start
+from ..loop.cp_model import multiply_grams, normalize_updated
+from ..loop.guarding import describe_as
+from ..loop.hals import solve_nonnegative
+from ..loop.momentum import NESTEROV, MomentumRun
+from ..loop.ranks import find_cp_rank
+from ..loop.whole_tensor import WholeTensor
 from ..spread.row_shards import RowShards
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
-from .cp_loop import Callback, Update, has_converged, iterate, measure_by, start
-from .cp_model import multiply_grams, normalize_updated
-from .guarding import describe_as
-from .momentum import NESTEROV, add_momentum
 from .non_negative_parafac import non_negative_parafac
-from .ranks import find_cp_rank
-from .whole_tensor import WholeTensor
 
 if TYPE_CHECKING:
     from sparse import SparseArray
@@ -101,39 +101,29 @@ def non_negative_parafac_hals(
         non_negative=True, normalize_factors=normalize_factors, by_blocks=True,
     )  # fmt: skip
     modes = [n for n in range(x.ndim) if n not in (fixed_modes or [])]
-    data = WholeTensor(x)
-    update: Update = Hals(data, modes, constrained, penalties, exact, normalize_factors)
-    measure = measure_by(data, bool(tol or linesearch) or callback is not None)
-    save_state: Callable[[], Mapping[str, Array]] = dict
-    if linesearch:
-        update, measure, save_state = add_momentum(
-            update, measure, data, modes, init, model[1],
-            project=lambda n, factor: np.maximum(factor, 0) if n in constrained else factor,
-        )  # fmt: skip
-    cp_tensor, errors = iterate(
-        model, update, measure, solver="non_negative_parafac_hals", tensor=x, n_iter_max=n_iter_max,
-        init=init, is_over=lambda errors: has_converged(errors, tol, cvg_criterion),
-        callback=callback, start_error=lambda: data.measure(*model)[0], save_state=save_state,
-        normalize_factors=normalize_factors, verbose=verbose,
+    run = _Hals(
+        WholeTensor(x), modes, constrained, penalties, exact, tensor=x, model=model,
+        n_iter_max=n_iter_max, init=init, callback=callback, tol=tol, cvg_criterion=cvg_criterion,
+        normalize_factors=normalize_factors, verbose=verbose, return_errors=return_errors,
+        has_momentum=linesearch == NESTEROV,
+        wants_errors=bool(tol or linesearch) or callback is not None,
     )  # fmt: skip
-    return (cp_tensor, errors) if return_errors else cp_tensor
+    return run.iterate()
 
 
 @dataclass
-class Hals:
+class _Hals(MomentumRun):
     """One sweep of HALS, or a system of equations, per mode."""
 
-    data: Any  # a WholeTensor, or the projected slices of `parafac2`
-    modes: list[int]
+    solver = "non_negative_parafac_hals"
     constrained: set[int]
     penalties: list[float | None]
     exact: bool
-    normalize_factors: bool
 
-    def __call__(
-        self, iteration: int, weights: Array | None, factors: list[Array], errors: list[float]
-    ) -> tuple[Array | None, list[Array], Array]:
+    def update(self, iteration: int) -> Array:
+        factors = self.factors
         for mode in self.modes:
+            weights = self.weights
             product = self.data.mttkrp(weights, factors, mode)
             gram = multiply_grams(weights, factors, skip=mode)
             if mode in self.constrained:
@@ -142,12 +132,14 @@ class Hals:
             else:
                 factors[mode] = solve(gram.T, product.T).T
             if self.normalize_factors and mode != self.modes[-1]:
-                # In place: frees the old one.
-                weights, factors[:] = normalize_updated(weights, factors, mode)
+                self.weights, factors[:] = normalize_updated(weights, factors, mode)
         last = len(factors) - 1
         if last not in self.modes:
-            product = self.data.mttkrp(weights, factors, last)
-        return weights, factors, product
+            product = self.data.mttkrp(self.weights, factors, last)
+        return product
+
+    def project(self, mode: int, factor: Array) -> Array:
+        return np.maximum(factor, 0) if mode in self.constrained else factor
 
 
 def find_constrained(nn_modes: str | Iterable[int] | None, ndim: int) -> set[int]:

@@ -4,7 +4,8 @@ An update takes the tensor's TTMc, the core and Gram matrices: nothing as large 
 """
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,16 +18,16 @@ from tensorly.tucker_tensor import TuckerTensor, tucker_normalize, validate_tuck
 from ..base.array_modules import Array, array_module, move
 from ..base.checks import check_choice, check_matrix, check_real
 from ..base.reporting import span
-from ..engines.tall_skinny import multiply, transposed_product
+from ..engines.tall import multiply, transposed_product
 from ..io.checkpoint import Resumed
+from ..loop.cp_loop import Callback, list_free_modes, restore
+from ..loop.guarding import describe_as, require_flycoo_backend
+from ..loop.ranks import find_tucker_rank
 from ..ops.ttmc import multiply_nonempty_rows
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
-from .cp_loop import Callback, has_converged, iterate, list_free_modes, restore
-from .guarding import describe_as, require_flycoo_backend
 from .non_negative_parafac_hals import improve, spread_penalties
-from .ranks import find_tucker_rank
-from .tucker import tucker
+from .tucker import TuckerRun, tucker
 
 if TYPE_CHECKING:
     from sparse import SparseArray
@@ -92,17 +93,12 @@ def non_negative_tucker(
     >>> core.shape, all((array >= 0).all() for array in (core, *factors))
     ((2, 3, 4), True)
     """
-
-    def scale(array: Array, numerator: Array, denominator: Array) -> Array:
-        return array * (numerator.clip(_EPSILON, None) / denominator.clip(_EPSILON, None))
-
-    return _decompose(
-        tensor, rank, init, "truncated_svd", random_state, None, tol, return_errors,
-        lambda targets, gram, factor, mode: scale(factor, targets, multiply(factor, gram)),
-        lambda targets, grams, core: scale(core, targets, multi_mode_dot(core, grams)),
-        solver="non_negative_tucker", n_iter_max=n_iter_max, verbose=verbose,
+    run = _begin(
+        _MultiplicativeRun, tensor, rank, init, "truncated_svd", random_state, None, tol=tol,
+        n_iter_max=n_iter_max, verbose=verbose, return_errors=return_errors,
         normalize_factors=normalize_factors, callback=callback,
     )  # fmt: skip
+    return run.iterate()
 
 
 @describe_as(non_negative_tucker)
@@ -168,43 +164,19 @@ def non_negative_tucker_hals(
     penalties = spread_penalties(sparsity_coefficients, tensor.ndim, {*range(tensor.ndim)})
     if fixed_modes and isinstance(init, str):
         raise ValueError(f"fixed_modes needs factors to keep, but init is {init!r}: pass a model")
-    steps = init.saved.state.get("steps", n_iter_max) if isinstance(init, Resumed) else n_iter_max
-
-    def update_core(targets: Array, grams: list[Array], core: Array) -> Array:
-        # On the host: the arrays are small, and a step there takes less than a launch.
-        xp, targets, core = array_module(core), move(targets, np), move(core, np)
-        grams = [move(gram, np) for gram in grams]
-        if algorithm == "fista":
-            # With a factor that is zero, so is the model: the core stays.
-            step = float(1 / (np.prod([np.linalg.norm(gram, 2) for gram in grams]) or np.inf))
-            options = {"lr": step, "sparsity_coef": core_sparsity_coefficient}
-            found = fista(targets, grams, x=core, n_iter_max=int(steps), **options)
-        else:
-            found = active_set_nnls(targets.ravel(), kronecker(grams), core, int(steps))
-        return xp.asarray(found.reshape(core.shape))
-
-    return _decompose(
-        tensor, rank, init, svd, random_state, fixed_modes, tol, return_errors,
-        lambda targets, gram, factor, mode: improve(targets, gram, factor, penalties[mode], exact),
-        update_core,
-        solver="non_negative_tucker_hals", n_iter_max=n_iter_max, verbose=verbose,
+    run = _begin(
+        _Hals, tensor, rank, init, svd, random_state, fixed_modes, penalties=penalties,
+        core_penalty=core_sparsity_coefficient, exact=exact, algorithm=algorithm, tol=tol,
+        n_iter_max=n_iter_max, verbose=verbose, return_errors=return_errors,
         normalize_factors=normalize_factors, callback=callback,
-        save_state=lambda: {"steps": np.asarray(steps)},
     )  # fmt: skip
+    return run.iterate()
 
 
-def _decompose(
-    tensor: Any, rank: Any, init: Any, svd: str, random_state: Any,
-    fixed_modes: Sequence[int] | None, tol: float, return_errors: bool,
-    update_factor: Callable[..., Array], update_core: Callable[[Array, list[Array], Array], Array],
-    **options: Any,
-) -> Any:  # fmt: skip
-    """Update the factors of the modes that are not fixed, and then the core.
-
-    `update_factor` takes the mode's TTMc times the core, the Gram matrix of what multiplies the
-    factor in the model, the factor and its mode; `update_core` takes the tensor times all factors,
-    their Gram matrices and the core.
-    """
+def _begin(
+    solver: "type[_MultiplicativeRun]", tensor: Any, rank: Any, init: Any, svd: str,
+    random_state: Any, fixed_modes: Sequence[int] | None, **options: Any,
+) -> "_MultiplicativeRun":  # fmt: skip
     require_flycoo_backend()
     x = as_flycoo(tensor, check_coords=True)
     found = find_tucker_rank(x, rank, x.ndim) or x.shape
@@ -213,46 +185,98 @@ def _decompose(
         raise ValueError(f"tensor of shape {x.shape} has no nonzeros, expected at least one")
     modes = list_free_modes(x.ndim, fixed_modes)
     with span("start"):
-        core, factors = _start(x, ranks, init, svd, random_state, options["solver"])
+        model = _start(x, ranks, init, svd, random_state, solver.solver)
+    return solver(modes, tensor=x, model=model, init=init, **options)
 
-    def project(factors: list[Array], mode: int) -> tuple[Array, Array | slice]:
-        return multiply_nonempty_rows(x, mode, {n: f for n, f in enumerate(factors) if n != mode})
 
-    def contract(factors: list[Array], projected: tuple[Array, Array | slice]) -> Array:
-        """Return the tensor times all factors, from the TTMc of the last mode."""
-        rows, numbers = projected
-        return transposed_product(factors[-1][numbers], rows).T.reshape(ranks)
+@dataclass
+class _MultiplicativeRun(TuckerRun):
+    """Updates the factors of the modes that are not fixed, and then the core."""
 
-    def update(
-        iteration: int, core: Array, factors: list[Array], errors: list[float]
-    ) -> tuple[Array, list[Array], Array]:
+    solver = "non_negative_tucker"
+    modes: list[int]
+
+    def update_factor(self, targets: Array, gram: Array, mode: int) -> Array:
+        """Update a factor by the mode's TTMc times the core, and the Gram matrix of its systems."""
+        return _scale(self.factors[mode], targets, multiply(self.factors[mode], gram))
+
+    def update_core(self, targets: Array, grams: list[Array]) -> Array:
+        """Update the core by the tensor times all factors, and their Gram matrices."""
+        return _scale(self.weights, targets, multi_mode_dot(self.weights, grams))
+
+    def update(self, iteration: int) -> Array:
+        core, factors = self.weights, self.factors
         grams = [transposed_product(factor, factor) for factor in factors]
-        for mode in modes:
-            rows, numbers = project(factors, mode)
+        for mode in self.modes:
+            rows, numbers = self._project(mode)
             unfolded = tl.unfold(core, mode)
             gram = tl.unfold(multi_mode_dot(core, grams, skip=mode), mode) @ unfolded.T
-            targets = x._engine.xp.zeros_like(factors[mode])
+            targets = array_module(core).zeros_like(factors[mode])
             targets[numbers] = multiply(rows, unfolded.T)
-            factors[mode] = update_factor(targets, gram, factors[mode], mode)
+            factors[mode] = self.update_factor(targets, gram, mode)
             grams[mode] = transposed_product(factors[mode], factors[mode])
-        products = contract(factors, (rows, numbers))
-        return update_core(products, grams, core), factors, products
+        products = self._contract(rows, numbers)
+        self.weights = self.update_core(products, grams)
+        return products
 
-    def measure(core: Array, factors: list[Array], products: Array) -> float:
-        core, square = core.astype(np.float64), np.float64(float(x.norm())) ** 2
-        grams = [transposed_product(factor, factor).astype(np.float64) for factor in factors]
+    def _project(self, mode: int) -> tuple[Array, Array | slice]:
+        others = {n: factor for n, factor in enumerate(self.factors) if n != mode}
+        return multiply_nonempty_rows(self.tensor, mode, others)
+
+    def _contract(self, rows: Array, numbers: Array | slice) -> Array:
+        """Return the tensor times all factors, from the TTMc of the last mode."""
+        product = transposed_product(self.factors[-1][numbers], rows)
+        return product.T.reshape(self.weights.shape)
+
+    def measure(self, result: Array) -> float:
+        core, square = self.weights.astype(np.float64), np.float64(float(self.tensor.norm())) ** 2
+        grams = [transposed_product(factor, factor).astype(np.float64) for factor in self.factors]
         model = float((core * multi_mode_dot(core, grams)).sum())
-        return float(np.sqrt(abs(square + model - 2 * float((core * products).sum())) / square))
+        return float(np.sqrt(abs(square + model - 2 * float((core * result).sum())) / square))
 
-    tucker_tensor, errors = iterate(
-        (core, factors), update, measure, tensor=x, init=init,
-        start_error=lambda: measure(core, factors, contract(factors, project(factors, x.ndim - 1))),
-        # As in TensorLy, the first two errors are not compared.
-        is_over=lambda errors: len(errors) > 2 and has_converged(errors, tol, "abs_rec_error"),
-        make=lambda core, factors: TuckerTensor((core, list(factors))),
-        normalize=lambda core, factors: tuple(tucker_normalize((core, factors))), **options,
-    )  # fmt: skip
-    return (tucker_tensor, errors) if return_errors else tucker_tensor
+    def measure_start(self) -> float:
+        return self.measure(self._contract(*self._project(len(self.factors) - 1)))
+
+    def normalize(self) -> None:
+        self.weights, self.factors[:] = tucker_normalize((self.weights, self.factors))
+
+
+def _scale(array: Array, numerator: Array, denominator: Array) -> Array:
+    return array * (numerator.clip(_EPSILON, None) / denominator.clip(_EPSILON, None))
+
+
+@dataclass(kw_only=True)
+class _Hals(_MultiplicativeRun):
+    """The same, but by HALS, and non-negative least squares for the core."""
+
+    solver = "non_negative_tucker_hals"
+    penalties: list[float | None]
+    core_penalty: float | None
+    exact: bool
+    algorithm: str
+
+    def update_factor(self, targets: Array, gram: Array, mode: int) -> Array:
+        return improve(targets, gram, self.factors[mode], self.penalties[mode], exact=self.exact)
+
+    def update_core(self, targets: Array, grams: list[Array]) -> Array:
+        # On the host: the arrays are small, and a step there takes less than a launch.
+        xp, targets, core = array_module(targets), move(targets, np), move(self.weights, np)
+        grams = [move(gram, np) for gram in grams]
+        if self.algorithm == "fista":
+            # With a factor that is zero, so is the model: the core stays.
+            step = float(1 / (np.prod([np.linalg.norm(gram, 2) for gram in grams]) or np.inf))
+            options = {"lr": step, "sparsity_coef": self.core_penalty}
+            found = fista(targets, grams, x=core, n_iter_max=self.num_steps, **options)
+        else:
+            found = active_set_nnls(targets.ravel(), kronecker(grams), core, self.num_steps)
+        return xp.asarray(found.reshape(core.shape))
+
+    @property
+    def num_steps(self) -> int:
+        return int(self.state.get("steps", self.n_iter_max))
+
+    def save_state(self) -> dict[str, Array]:
+        return {"steps": np.asarray(self.num_steps)}
 
 
 def _start(

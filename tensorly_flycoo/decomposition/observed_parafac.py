@@ -1,25 +1,23 @@
 """Sparse tensor completion: a CP model fitted only to the stored entries of a tensor."""
 
+import functools
 import math
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 import tensorly as tl
+from tensorly.cp_tensor import CPTensor
 
 from ..base.array_modules import Array, array_module
 from ..base.checks import check_count, check_rank, check_real, warn
 from ..base.reporting import report
 from ..io.array_file import number
 from ..io.checkpoint import Resumed
-from ..ops.cp_entries import evaluate_model
-from ..ops.mttkrp import mttkrp
-from ..tensor.coo_cache import as_flycoo
-from ..tensor.tensor import FlycooTensor, group_cells
-from .cp_loop import Callback, has_converged, iterate, restore
-from .cp_model import make_cp_tensor, multiply_grams
-from .initial_guess import draw_factors, take_guess
-from .observed_rows import (
+from ..loop.cp_loop import Callback, Run, restore
+from ..loop.cp_model import make_cp_tensor, multiply_grams
+from ..loop.initial_guess import draw_factors, take_guess
+from ..loop.observed_rows import (
     L2_REG,
     RowPlan,
     check_ridge,
@@ -28,6 +26,10 @@ from .observed_rows import (
     measure_scale,
     scale_ridge,
 )
+from ..ops.cp_entries import evaluate_model
+from ..ops.mttkrp import mttkrp
+from ..tensor.coo_cache import as_flycoo
+from ..tensor.tensor import FlycooTensor, group_cells
 
 if TYPE_CHECKING:
     from sparse import SparseArray
@@ -196,120 +198,182 @@ def observed_parafac(
     if unobserved and confidence is None:
         raise ValueError(f"unobserved is {unobserved}, expected 0, or more with a confidence")
     num_steps = None if cg_steps is None else check_count(cg_steps, "cg_steps")
-    seen = _observe(x, confidence, unobserved)
+    entries = _observe(x, confidence, unobserved)
     held_out = None if validation is None else _read(validation, x, "validation")
-    mean = seen.find_mean(x.shape)
-    scale = measure_scale(x._sorted_nonzeros()[1].astype(np.float64) - mean * biases) or 1.0
-    bias_modes = (-1,) * rank + tuple(range(x.ndim + 1)) * biases
-    dtype = np.dtype(np.float64) if cg_steps is None else x.dtype
-
-    def start(random_state: Any) -> list[Array]:
-        random = tl.check_random_state(random_state)
-        if isinstance(init, str) and init == "random":
-            guess, root = draw_factors(x, rank, random), scale ** (1 / x.ndim)
-            factors = [(factor.astype(np.float64) * root).astype(dtype) for factor in guess]
-        else:
-            factors = [factor.astype(dtype) for factor in take_guess(x, rank, init)]
-        return _append_biases(factors, mean) if biases else factors
-
-    def solve(seen: _Seen) -> Any:
-        if num_steps is None:
-            return _Solutions(seen, non_negative)
-        return _ConjugateGradients(x, seen, num_steps)
-
-    def find_rows(l2_reg: float) -> _Rows:
-        ridges = np.full(len(bias_modes), float(l2_reg))
-        ridges[:rank] = scale_ridge(l2_reg, scale, x.ndim)
-        return _Rows(rank, x._engine.xp.asarray(ridges, dtype), unobserved)
-
-    best: tuple[float, list[Array]] | None = None  # by the held-out entries
+    mean = entries.find_mean(x.shape)
+    problem = _Problem(x, rank, init, mean, biases, unobserved, non_negative, num_steps)
+    best = None if held_out is None else BestOnValidation(held_out)
+    # The errors of held-out entries: those of the mean, and of the model.
     of_mean, least = 0.0 if held_out is None else held_out.compare(mean), 0.0
     if isinstance(init, Resumed):
-        factors = restore(init, x, len(bias_modes), "observed_parafac", dtype)[1]
-        state, names = init.saved.state, [f"best_{n}" for n in range(x.ndim)]
-        if held_out is not None and state.keys() >= {*names}:
-            best = min(init.errors[1:]), [x._engine.xp.asarray(state[name]) for name in names]
-        l2_reg = float(state.get("l2_reg", L2_REG)) if is_open else l2_reg
+        num_columns = len(problem.bias_modes)
+        factors = restore(init, x, num_columns, "observed_parafac", problem.dtype)[1]
+        if best is not None:
+            best.restore(init, x)
+        l2_reg = float(init.saved.state.get("l2_reg", L2_REG)) if is_open else l2_reg
         check_ridge(l2_reg)
     else:
-        factors = start(random_state)
+        factors = problem.start(random_state)
     if l2_reg == "validation" and unobserved:
         l2_reg = 1.0
     elif l2_reg == "validation":
-        known, others = seen.divide() if held_out is None else (seen, held_out)
+        known, others = entries.divide() if held_out is None else (entries, held_out)
         judge = known.find_fair(others)
         of_mean = judge.compare(mean) if held_out is None else of_mean
-        l2_reg, least = _choose_ridge(solve(known), find_rows, start(0), judge, of_mean)
+        l2_reg, least = _choose_ridge(problem, known, judge, of_mean)
         del known, others, judge
-    ridge, solver = float(l2_reg), solve(seen)
-    solver.rows = find_rows(ridge)
-    del seen  # conjugate gradients have it in tensors
-    measure = solver.measure if held_out is None else held_out.measure
-    wants_errors = tol or return_errors or callback is not None or held_out is not None
-
-    def update(
-        iteration: int, weights: None, factors: list[Array], errors: list[float]
-    ) -> tuple[None, list[Array], None]:
-        _fit_all(solver, factors)
-        return None, factors, None
-
-    def note(weights: None, factors: list[Array], result: None) -> float | None:
-        nonlocal best
-        error = measure(factors) if wants_errors else None
-        if held_out is not None and error is not None and (best is None or error < best[0]):
-            best = (error, list(factors))
-        return error
-
-    def is_over(errors: list[float]) -> bool:
-        is_late = held_out is not None and len(errors) > int(np.argmin(errors)) + _PATIENCE
-        return is_late or has_converged(errors, tol, "abs_rec_error")
-
-    def make(weights: None, factors: list[Array]) -> Any:
-        cp_tensor = make_cp_tensor(None, factors)
-        cp_tensor.observed_scale, cp_tensor.bias_modes = scale, bias_modes
-        if not unobserved:
-            cp_tensor.observed_l2_reg = ridge
-        return cp_tensor
-
-    def save_state() -> dict[str, Array]:
-        models = {} if best is None else dict(number("best", best[1]))
-        return {"l2_reg": np.array(ridge), **models}
-
-    cp_tensor, errors = iterate(
-        (None, factors), update, note, solver="observed_parafac", tensor=x, n_iter_max=n_iter_max,
-        init=init, is_over=is_over, callback=callback, start_error=lambda: measure(factors),
-        save_state=save_state, make=make,
+    ridge, rows = float(l2_reg), problem.make_rows(entries)
+    rows.systems = problem.make_systems(ridge)
+    del entries  # conjugate gradients have it in tensors
+    run = _ObservedRun(
+        problem, rows, best, ridge, tensor=x, model=(None, factors), n_iter_max=n_iter_max,
+        init=init, callback=callback, tol=tol, return_errors=return_errors,
     )  # fmt: skip
-    if best is not None:
-        least = best[0]
+    result = run.iterate()
+    least = best.error if best is not None and best.factors is not None else least
     if least > of_mean:
         advice = "" if is_open else f'l2_reg="validation" (it is {ridge:g}), '
         warn(
             f"held-out entries are predicted with an error of {least:.3g}, and of {of_mean:.3g} by "
             f"the mean: pass {advice}a lower rank or biases=True"
         )
-    found = cp_tensor.factors if best is None else best[1]
-    cp_tensor.factors = [factor.astype(x.dtype) for factor in found]
-    cp_tensor.weights = cp_tensor.weights.astype(x.dtype)
-    return (cp_tensor, errors) if return_errors else cp_tensor
+    return result
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """What is to be fitted, whatever the ridge, and whichever entries are held out."""
+
+    x: FlycooTensor
+    rank: int
+    init: Any
+    mean: float
+    biases: bool
+    unobserved: float
+    non_negative: bool
+    num_steps: int | None  # of conjugate gradients
+
+    @property
+    def dtype(self) -> np.dtype:
+        return np.dtype(np.float64) if self.num_steps is None else self.x.dtype
+
+    @property
+    def bias_modes(self) -> tuple[int, ...]:
+        """The mode of each column's biases, the number of modes for the mean, else -1."""
+        return (-1,) * self.rank + tuple(range(self.x.ndim + 1)) * self.biases
+
+    @functools.cached_property
+    def scale(self) -> float:
+        values = self.x._sorted_nonzeros()[1].astype(np.float64)
+        return measure_scale(values - self.mean * self.biases) or 1.0
+
+    def start(self, random_state: Any) -> list[Array]:
+        x, init, random = self.x, self.init, tl.check_random_state(random_state)
+        if isinstance(init, str) and init == "random":
+            guess, root = draw_factors(x, self.rank, random), self.scale ** (1 / x.ndim)
+            factors = [(factor.astype(np.float64) * root).astype(self.dtype) for factor in guess]
+        else:
+            factors = [factor.astype(self.dtype) for factor in take_guess(x, self.rank, init)]
+        return _append_biases(factors, self.mean) if self.biases else factors
+
+    def make_rows(self, entries: "ObservedEntries") -> "_Solutions | _ConjugateGradients":
+        if self.num_steps is None:
+            return _Solutions(entries, self.non_negative)
+        return _ConjugateGradients(self.x, entries, self.num_steps)
+
+    def make_systems(self, l2_reg: float) -> "RowSystems":
+        ridges = np.full(len(self.bias_modes), float(l2_reg))
+        ridges[: self.rank] = scale_ridge(l2_reg, self.scale, self.x.ndim)
+        return RowSystems(self.rank, self.x._engine.xp.asarray(ridges, self.dtype), self.unobserved)
+
+
+@dataclass
+class BestOnValidation:
+    """The model that predicts held-out entries best; a run is over when no better one comes."""
+
+    held_out: "ObservedEntries"
+    error: float = math.inf
+    factors: list[Array] | None = None
+
+    def restore(self, init: Resumed, x: FlycooTensor) -> None:
+        """Restore the model that a checkpoint holds, if there is one."""
+        state, names = init.saved.state, [f"best_{n}" for n in range(x.ndim)]
+        if state.keys() >= {*names}:
+            self.error = min(init.errors[1:])
+            self.factors = [x._engine.xp.asarray(state[name]) for name in names]
+
+    def note(self, error: float, factors: list[Array]) -> float:
+        if self.factors is None or error < self.error:
+            self.error, self.factors = error, list(factors)
+        return error
+
+    def is_late(self, errors: list[float]) -> bool:
+        return len(errors) > int(np.argmin(errors)) + _PATIENCE
+
+
+@dataclass
+class _ObservedRun(Run):
+    """A run that fits the rows of one factor after the other."""
+
+    solver = "observed_parafac"
+    problem: _Problem
+    rows: "_Solutions | _ConjugateGradients"
+    best: BestOnValidation | None
+    ridge: float
+
+    def update(self, iteration: int) -> None:
+        _fit_all(self.rows, self.factors)
+
+    def measure_start(self) -> float:
+        judge = self.rows if self.best is None else self.best.held_out
+        return judge.measure(self.factors)
+
+    def measure(self, result: None) -> float | None:
+        is_asked = self.tol or self.return_errors or self.callback is not None
+        if self.best is None:
+            return self.measure_start() if is_asked else None
+        return self.best.note(self.measure_start(), self.factors)
+
+    def is_over(self) -> bool:
+        is_late = self.best is not None and self.best.is_late(self.errors)
+        return is_late or super().is_over()
+
+    def save_state(self) -> dict[str, Array]:
+        best = [] if self.best is None else self.best.factors or []
+        return {"l2_reg": np.array(self.ridge), **dict(number("best", best))}
+
+    def make(self) -> CPTensor:
+        cp_tensor, problem = make_cp_tensor(None, self.factors), self.problem
+        cp_tensor.observed_scale, cp_tensor.bias_modes = problem.scale, problem.bias_modes
+        if not problem.unobserved:
+            cp_tensor.observed_l2_reg = self.ridge
+        return cp_tensor
+
+    def finish(self) -> CPTensor:
+        if self.best is not None and self.best.factors is not None:
+            self.factors[:] = self.best.factors
+        cp_tensor, dtype = self.make(), self.tensor.dtype
+        cp_tensor.factors = [factor.astype(dtype) for factor in self.factors]
+        cp_tensor.weights = cp_tensor.weights.astype(dtype)
+        return cp_tensor
 
 
 def _choose_ridge(
-    solver: Any, find_rows: Callable[[float], "_Rows"], start: list[Array], held_out: "_Seen",
-    of_mean: float,
-) -> tuple[float, float]:  # fmt: skip
+    problem: _Problem, known: "ObservedEntries", held_out: "ObservedEntries", of_mean: float
+) -> tuple[float, float]:
     """Return the ridge by which some iterations predict best, and their error.
 
     A smaller one has to be clearly better, unless runs still improve when they are cut off, as they
     do without noise. Two that are not end the search, once one is clearly better than the mean and
     than zeros.
     """
+    rows, start = problem.make_rows(known), problem.start(0)
     chosen, least, num_worse = _RIDGES[0], math.inf, 0
     for l2_reg in _RIDGES:
         report(f"trying l2_reg {l2_reg:g}")
-        solver.rows, factors, errors = find_rows(l2_reg), list(start), [math.inf]
+        rows.systems, factors, errors = problem.make_systems(l2_reg), list(start), [math.inf]
         while len(errors) <= _NUM_TRIED:
-            _fit_all(solver, factors)
+            _fit_all(rows, factors)
             errors.append(held_out.measure(factors))
             if abs(errors[-2] - errors[-1]) < _TRIED_TOL * errors[-1]:
                 break
@@ -322,12 +386,12 @@ def _choose_ridge(
     return chosen, least
 
 
-def _fit_all(solver: Any, factors: list[Array]) -> None:
+def _fit_all(rows: "_Solutions | _ConjugateGradients", factors: list[Array]) -> None:
     for mode in range(len(factors)):
-        factors[mode] = solver.fit(factors, mode)
+        factors[mode] = rows.fit(factors, mode)
 
 
-class _Seen(NamedTuple):
+class ObservedEntries(NamedTuple):
     """The observed entries, in float64: what each adds to the Gram matrices and right-hand sides.
 
     An entry with weight w and value v adds ``w - unobserved`` and ``w * v``.
@@ -386,7 +450,7 @@ class _Seen(NamedTuple):
         return others.take(is_fair) if is_fair.any() else others
 
 
-def _read(tensor: Any, x: FlycooTensor, name: str) -> _Seen:
+def _read(tensor: Any, x: FlycooTensor, name: str) -> ObservedEntries:
     """Return the nonzeros of another tensor in the shape of `x`, all of weight 1."""
     other = as_flycoo(tensor, check_coords=True)
     if other.shape != x.shape or other.nnz == 0 or other.device != x.device:
@@ -396,10 +460,10 @@ def _read(tensor: Any, x: FlycooTensor, name: str) -> _Seen:
         )
     coords, values = other._sorted_nonzeros()
     values = values.astype(np.float64)
-    return _Seen(coords, values, None, values, 0)
+    return ObservedEntries(coords, values, None, values, 0)
 
 
-def _observe(x: FlycooTensor, confidence: Any, unobserved: float) -> _Seen:
+def _observe(x: FlycooTensor, confidence: Any, unobserved: float) -> ObservedEntries:
     own = _read(x, x, "tensor")
     if confidence is None:
         return own
@@ -419,10 +483,10 @@ def _observe(x: FlycooTensor, confidence: Any, unobserved: float) -> _Seen:
             f"confidence lacks {num_lacking} of the nonzeros of tensor: give a weight to each"
         )
     values = x._engine.sum_groups(padded, starts)
-    return _Seen(coords, values, weights, weights * values, unobserved)
+    return ObservedEntries(coords, values, weights, weights * values, unobserved)
 
 
-class _Rows(NamedTuple):
+class RowSystems(NamedTuple):
     """The part that the systems of all rows of a mode have in common."""
 
     rank: int  # more components are of biases
@@ -444,47 +508,47 @@ class _Rows(NamedTuple):
 class _Solutions:
     """Rows that solve their systems of equations, or non-negative ones."""
 
-    rows: _Rows
+    systems: RowSystems
 
-    def __init__(self, seen: _Seen, non_negative: bool) -> None:
-        self._seen, self._excess, self._non_negative = seen, seen.excess, non_negative
-        self.measure = seen.measure
+    def __init__(self, entries: ObservedEntries, non_negative: bool) -> None:
+        self._entries, self._excess, self._non_negative = entries, entries.excess, non_negative
+        self.measure = entries.measure
         self._plans: dict[int, RowPlan] = {}
 
     def fit(self, factors: list[Array], mode: int) -> Array:
-        seen = self._seen
+        entries = self._entries
         if mode not in self._plans:
-            self._plans[mode] = RowPlan.of(seen.coords[mode], factors[mode].shape[0])
+            self._plans[mode] = RowPlan.of(entries.coords[mode], factors[mode].shape[0])
         return fit_rows(
-            seen.coords, seen.targets, factors, mode, self._plans[mode],
-            self.rows.find_gram(factors, mode), weights=self._excess,
-            is_free=self.rows.find_free(mode), non_negative=self._non_negative,
+            entries.coords, entries.targets, factors, mode, self._plans[mode],
+            self.systems.find_gram(factors, mode), weights=self._excess,
+            is_free=self.systems.find_free(mode), non_negative=self._non_negative,
         )  # fmt: skip
 
 
 class _ConjugateGradients:
     """Rows that a few steps of conjugate gradients improve."""
 
-    rows: _Rows
+    systems: RowSystems
 
-    def __init__(self, x: FlycooTensor, seen: _Seen, num_steps: int) -> None:
+    def __init__(self, x: FlycooTensor, entries: ObservedEntries, num_steps: int) -> None:
         self._num_steps = num_steps
-        excess = np.ones_like(seen.values) if seen.excess is None else seen.excess
-        self._excess = x._rebuild(seen.coords, excess.astype(x.dtype))
-        targets = seen.targets.astype(x.dtype)
-        is_whole = seen.weights is None and seen.values.size == x.nnz
-        self._targets = x if is_whole else x._rebuild(seen.coords, targets)
-        self._whole, self._square = seen.square, -1.0
+        excess = np.ones_like(entries.values) if entries.excess is None else entries.excess
+        self._excess = x._rebuild(entries.coords, excess.astype(x.dtype))
+        targets = entries.targets.astype(x.dtype)
+        is_whole = entries.weights is None and entries.values.size == x.nnz
+        self._targets = x if is_whole else x._rebuild(entries.coords, targets)
+        self._whole, self._square = entries.square, -1.0
 
     def fit(self, factors: list[Array], mode: int, num_steps: int | None = None) -> Array:
         targets = mttkrp(self._targets, factors, mode)
         rows, residuals = improve_rows(
-            self._excess, targets, factors, mode, self.rows.find_gram(factors, mode),
-            self.rows.find_free(mode), self._num_steps if num_steps is None else num_steps,
+            self._excess, targets, factors, mode, self.systems.find_gram(factors, mode),
+            self.systems.find_free(mode), self._num_steps if num_steps is None else num_steps,
         )  # fmt: skip
         if mode == len(factors) - 1:
             # The loss is a quadratic function of these rows: by its gradients here and at 0.
-            gradients = targets + residuals + self.rows.ridges * rows
+            gradients = targets + residuals + self.systems.ridges * rows
             self._square = self._whole - float((rows * gradients).sum(dtype=np.float64))
         return rows
 

@@ -2,36 +2,27 @@
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tensorly.cp_tensor import CPTensor
 
-from ..base.array_modules import Array, array_module
+from ..base.array_modules import Array
 from ..base.checks import check_choice, check_count, check_real, densify_error
-from ..engines.tall_skinny import qr, solve
+from ..engines.tall import qr, solve
 from ..io.checkpoint import Origin, Resumed, mark_origin
-from ..ops import gram_products
+from ..loop import gram_products
+from ..loop.cp_loop import Callback, list_free_modes, start
+from ..loop.cp_model import make_cp_tensor, multiply_grams
+from ..loop.guarding import require_flycoo_backend, tensorly_loop
+from ..loop.masks import ImputedTensor, find_missing
+from ..loop.momentum import NESTEROV, MomentumRun
+from ..loop.ranks import find_cp_rank
+from ..loop.whole_tensor import CentredTensor, WholeTensor
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
-from .cp_loop import (
-    Callback,
-    Measure,
-    Update,
-    has_converged,
-    iterate,
-    list_free_modes,
-    measure_by,
-    start,
-)
-from .cp_model import make_cp_tensor, multiply_grams
-from .guarding import require_flycoo_backend, tensorly_loop
-from .masks import ImputedTensor, find_missing
-from .momentum import NESTEROV, add_momentum, take_error
-from .ranks import find_cp_rank
-from .whole_tensor import CentredTensor, WholeTensor
 
 if TYPE_CHECKING:
     from sparse import SparseArray
@@ -170,7 +161,6 @@ def parafac(
     >>> bool(abs(cp_tensor.factors[0].mean(axis=0)).max() < 1e-12)
     True
     """
-    options = {name: value for name, value in locals().items() if name != "center_modes"}
     rank = find_cp_rank(tensor, rank)
     check_choice(linesearch, "linesearch", (False, True, NESTEROV))
     has_momentum = linesearch == NESTEROV
@@ -191,13 +181,22 @@ def parafac(
         check_count(orthogonalise, "orthogonalise", 0)
     missing = None if mask is None else find_missing(tensor, mask)
     x = as_flycoo(tensor, check_coords=True)
-    if missing is None:
+    data: WholeTensor | ImputedTensor
+    if missing is not None:
+        data = ImputedTensor(missing)
+    else:
         require_flycoo_backend()
         if x.nnz == 0:
             raise ValueError(f"tensor of shape {x.shape} has no nonzeros, expected at least one")
-        whole = WholeTensor(x) if center_modes is None else CentredTensor(x, center_modes)
+        data = WholeTensor(x) if center_modes is None else CentredTensor(x, center_modes)
         if not has_momentum and not isinstance(init, Resumed):
-            return _run_tensorly_loop(whole, options | {"tensor": x, "rank": rank, "mask": None})
+            return _run_tensorly_loop(
+                data, callback, tol, rank=rank, n_iter_max=n_iter_max, init=init, svd=svd,
+                normalize_factors=normalize_factors, orthogonalise=orthogonalise,
+                random_state=random_state, verbose=verbose, return_errors=return_errors,
+                sparsity=sparsity, l2_reg=l2_reg, cvg_criterion=cvg_criterion,
+                fixed_modes=fixed_modes, svd_mask_repeats=svd_mask_repeats, linesearch=linesearch,
+            )  # fmt: skip
     if sparsity:
         raise densify_error("sparsity=", x.shape, "leave it out")
     model = start(
@@ -208,113 +207,98 @@ def parafac(
     if list(fixed_modes or []) == list(range(x.ndim)):
         return make_cp_tensor(*model)
     modes = list_free_modes(x.ndim, fixed_modes)
-    data: WholeTensor | ImputedTensor
-    update: Update
-    measure: Measure
-    if missing is None:
-        data = whole
-        update, measure = _TensorlyIteration(whole, modes, l2_reg, orthogonalise), take_error
-    else:
-        data = ImputedTensor(missing)
-        search = LineSearch(verbose) if linesearch and not has_momentum else None
-        update = LeastSquares(data, modes, l2_reg, orthogonalise, search)
-        wants_errors = bool(tol or return_errors or linesearch or callback is not None)
-        measure = measure_by(data, wants_errors)
-    save_state: Callable[[], Mapping[str, Array]] = dict
-    if has_momentum:
-        # Without a mask nothing depends on the factor that is updated first.
-        moved = modes[1:] if missing is None else modes
-        update, measure, save_state = add_momentum(
-            update, measure, data, moved, init, model[1],
-            # Errors are relative to a norm that changes with the imputed entries, and may rise.
-            find_loss=lambda error: error if missing is None else data.residual,
-        )  # fmt: skip
-    cp_tensor, errors = iterate(
-        model, update, measure, solver="parafac", tensor=x, n_iter_max=n_iter_max,
-        is_over=lambda errors: has_converged(errors, tol, cvg_criterion), init=init,
-        callback=callback, start_error=lambda: data.measure(*model)[0], save_state=save_state,
-        normalize_factors=normalize_factors, verbose=verbose,
+    solver = _TensorlyIterations if missing is None else LeastSquares
+    search = LineSearch(verbose) if linesearch and not has_momentum else None
+    run = solver(
+        data, modes, l2_reg, orthogonalise, search, tensor=x, model=model, n_iter_max=n_iter_max,
+        init=init, callback=callback, tol=tol, cvg_criterion=cvg_criterion,
+        normalize_factors=normalize_factors, verbose=verbose, return_errors=return_errors,
+        has_momentum=has_momentum,
+        wants_errors=bool(tol or return_errors or linesearch or callback is not None),
     )  # fmt: skip
-    return (cp_tensor, errors) if return_errors else cp_tensor
+    return run.iterate()
 
 
-def _run_tensorly_loop(whole: WholeTensor, options: dict[str, Any]) -> Any:
+def _run_tensorly_loop(whole: Any, callback: Callback | None, tol: float, **options: Any) -> Any:
     """Decompose a tensor without missing entries by TensorLy's own loop."""
-    x, callback = options.pop("tensor"), options["callback"]
-    origin = Origin("parafac", x)
     if callback is not None:
+        origin = Origin("parafac", whole.tensor)
         options["callback"] = lambda cp_tensor, error: callback(
             mark_origin(cp_tensor, origin), error
         )
-        options["tol"] = options["tol"] or -math.inf  # never stops; with 0, no errors are computed
+        tol = tol or -math.inf  # never stops; with 0, no errors are computed
     try:
-        return tensorly_loop("parafac")(whole, **options)
+        return tensorly_loop("parafac")(whole, tol=tol, **options)
     finally:
         gram_products.stop()
-        if x.device == "cuda" and not whole.memory.num_solves:
+        if whole.tensor.device == "cuda" and not whole.memory.num_solves:
             _logger.debug("parafac ran without fast Gram products (float32, ranks up to 32)")
+
+
+@dataclass
+class LeastSquares(MomentumRun):
+    """Alternating least squares in our own loop: a system for each mode."""
+
+    solver = "parafac"
+    l2_reg: float = 0
+    orthogonalise: int = 0
+    search: "LineSearch | None" = None
+
+    def update(self, iteration: int) -> Array | None:
+        weights, factors = self.weights, self.factors
+        if self.orthogonalise and iteration <= self.orthogonalise:
+            rank = factors[0].shape[1]
+            factors[:] = [qr(f)[0] if f.shape[0] >= rank else f for f in factors]
+        before = [] if self.search is None else list(factors)
+        for mode in self.modes:
+            last_mttkrp = self.data.mttkrp(weights, factors, mode)
+            gram = multiply_grams(weights, factors, skip=mode, ridge=self.l2_reg)
+            factors[mode] = solve(gram, last_mttkrp.T).T
+        if self.search is None or not self.search.is_due(iteration):
+            return last_mttkrp
+        self.data.impute(weights, factors)
+        arguments = (iteration, before, factors, self.errors[-1])
+        measure = partial(self.data.measure, weights)
+        factors[:], found = self.search.extrapolate(*arguments, measure)
+        if found is not None:
+            self.data.values = found[1]
+        return None
+
+    def find_loss(self, error: Any) -> Any:
+        """Return the residual: errors are relative to a norm that imputed entries change."""
+        return self.data.residual
 
 
 class Continued(CPTensor):
     """The model after an iteration, which `initialize_cp` returns as it is."""
 
 
-@dataclass
-class _TensorlyIteration:
-    """One iteration of TensorLy's own loop."""
+class _TensorlyIterations(LeastSquares):
+    """The same by TensorLy's own loop, one iteration at a time."""
 
-    data: WholeTensor
-    modes: list[int]
-    l2_reg: float
-    orthogonalise: int
-
-    def __call__(
-        self, iteration: int, weights: Array | None, factors: list[Array], errors: list[float]
-    ) -> tuple[Array | None, list[Array], float]:
+    def update(self, iteration: int) -> float:
         is_early = self.orthogonalise and iteration <= self.orthogonalise
-        first = factors[0]
-        if weights is None:
-            weights = array_module(first).ones(first.shape[1], first.dtype)
+        start = Continued((self.make().weights, self.factors))
         try:
-            (weights, factors), (error,) = tensorly_loop("parafac")(
-                self.data, first.shape[1], 1, Continued((weights, factors)), return_errors=True,
+            (self.weights, self.factors[:]), (error,) = tensorly_loop("parafac")(
+                self.data, start.rank, 1, start, return_errors=True,
                 orthogonalise=bool(is_early), l2_reg=self.l2_reg,
                 fixed_modes=[n for n in range(self.data.ndim) if n not in self.modes],
             )  # fmt: skip
         finally:
             gram_products.stop()
-        return weights, factors, error
+        return error
 
+    def measure(self, result: Any) -> Any:
+        return result
 
-@dataclass
-class LeastSquares:
-    """Alternating least squares in our own loops: a system for each mode."""
+    def find_loss(self, error: Any) -> Any:
+        return error
 
-    x: Any  # an ImputedTensor, a WholeTensor, or the projected slices of `parafac2`
-    modes: list[int]
-    l2_reg: float = 0
-    orthogonalise: int = 0
-    search: "LineSearch | None" = None
-
-    def __call__(
-        self, iteration: int, weights: Array | None, factors: list[Array], errors: list[float]
-    ) -> tuple[Array | None, list[Array], Array | None]:
-        if self.orthogonalise and iteration <= self.orthogonalise:
-            rank = factors[0].shape[1]
-            factors = [qr(f)[0] if f.shape[0] >= rank else f for f in factors]
-        before = list(factors) if self.search is not None else factors
-        for mode in self.modes:
-            last_mttkrp = self.x.mttkrp(weights, factors, mode)
-            gram = multiply_grams(weights, factors, skip=mode, ridge=self.l2_reg)
-            factors[mode] = solve(gram, last_mttkrp.T).T
-        if self.search is None or not self.search.is_due(iteration):
-            return weights, factors, last_mttkrp
-        self.x.impute(weights, factors)
-        arguments = (iteration, before, factors, errors[-1])
-        factors, found = self.search.extrapolate(*arguments, partial(self.x.measure, weights))
-        if found is not None:
-            self.x.values = found[1]
-        return weights, factors, None
+    @property
+    def moved(self) -> list[int]:
+        """All but the first mode: nothing depends on the factor that is updated first."""
+        return self.modes[1:]
 
 
 class LineSearch:

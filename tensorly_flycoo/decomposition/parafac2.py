@@ -11,17 +11,17 @@ from tensorly.parafac2_tensor import Parafac2Tensor
 from ..base.array_modules import Array, array_module, move
 from ..base.checks import check_rank, densify_error, warn
 from ..base.reporting import span
-from ..engines.tall_skinny import eigh, multiply, qr, solve, sum_columns, transposed_product
+from ..engines.tall import eigh, multiply, qr, solve, sum_columns, transposed_product
 from ..format.primitives import LeadingPairs
 from ..io.checkpoint import Resumed
+from ..loop.cp_loop import Callback, Model, Run, restore
+from ..loop.cp_model import multiply_grams, normalize
+from ..loop.guarding import describe_as
+from ..loop.initial_guess import check_svd, draw_factors, take_guess, take_left_vectors
 from ..ops.contraction import multiply_matricized
 from ..ops.ragged import RaggedTensor
-from ..start.eigen import MAX_DIRECT_SIZE, find_singular_pairs, multiply_by_gram
-from ..start.unfolding import LazyMatrix, Unfolding
-from .cp_loop import Callback, Model, has_converged, iterate, restore
-from .cp_model import multiply_grams, normalize
-from .guarding import describe_as
-from .initial_guess import check_svd, draw_factors, take_guess, take_left_vectors
+from ..svd.eigen import MAX_DIRECT_SIZE, find_singular_pairs, multiply_by_gram
+from ..svd.unfolding import LazyMatrix, Unfolding
 from .non_negative_parafac_hals import find_constrained, improve, spread_penalties
 from .parafac import LineSearch, parafac
 
@@ -137,21 +137,12 @@ def parafac2(
         warn("nn_modes has mode 1: B will be non-negative, but not P_k B")
     penalties = spread_penalties(sparsity_coefficients, 3, constrained)
     search = LineSearch(verbose) if linesearch and sparsity_coefficients is None else None
-    update = _Alternation(data, n_iter_parafac, constrained, penalties, search, normalize_factors)
-    cp_tensor, errors = iterate(
-        model, update, lambda weights, factors, error: error, solver="parafac2", tensor=data,
-        n_iter_max=n_iter_max, init=init, callback=callback, verbose=int(verbose),
-        is_over=lambda errors: has_converged(errors, tol, "abs_rec_error"),
-        start_error=lambda: data.fit(*model),
+    run = _Alternation(
+        data, x, n_iter_parafac, constrained, penalties, search, tensor=data, model=model,
+        n_iter_max=n_iter_max, init=init, callback=callback, tol=tol, verbose=int(verbose),
+        normalize_factors=normalize_factors, return_errors=return_errors,
     )  # fmt: skip
-    if data.projections is None:  # there was no iteration
-        data.fit(cp_tensor.weights, cp_tensor.factors)
-    result = Parafac2Tensor.__new__(Parafac2Tensor)  # its check takes long for many projections
-    result.weights, result.factors, result.rank = cp_tensor.weights, cp_tensor.factors, rank
-    bounds = list(zip(x.starts.tolist(), x.row_counts.tolist(), strict=True))
-    result.projections = [data.projections[start : start + size] for start, size in bounds]
-    result.shape = tuple((size, x.shape[2]) for _, size in bounds)
-    return (result, errors) if return_errors else result
+    return run.iterate()
 
 
 def _start(data: Any, rank: int, init: Any, svd: str, random_state: Any) -> Model:
@@ -167,7 +158,7 @@ def _start(data: Any, rank: int, init: Any, svd: str, random_state: Any) -> Mode
     if isinstance(init, str) and init == "svd":
         check_svd(svd, "init='svd'", matrix.shape)
         unfolding = _CentredColumns(data) if data.is_centred else Unfolding(matrix, 1)
-        columns = take_left_vectors(matrix, unfolding, rank, svd, random, False)
+        columns = take_left_vectors(matrix, unfolding, rank, svd, random)
         return None, [xp.ones((data.shape[0], rank), dtype), xp.eye(rank, dtype=dtype), columns]
     if not isinstance(init, str):
         a, b, c = init[1]
@@ -377,36 +368,37 @@ def _list_batches(row_counts: np.ndarray) -> Iterator[tuple[slice, slice]]:
 
 
 @dataclass
-class _Alternation:
+class _Alternation(Run):
     """One iteration: new projections, then factors, which Bro's line search may extrapolate."""
 
+    solver = "parafac2"
     data: _ProjectedSlices
+    slices: RaggedTensor
     n_iter_parafac: int
     constrained: set[int]
     penalties: list[float | None]
-    search: Any  # a LineSearch, or None
-    normalize_factors: bool
+    search: LineSearch | None
 
-    def __call__(
-        self, iteration: int, weights: Array | None, factors: list[Array], errors: list[float]
-    ) -> tuple[Array | None, list[Array], float | None]:
-        before = factors = _absorb(weights, factors)
-        weights = error = None
-        self.data.project(factors)
-        factors = self._update(factors)
+    def update(self, iteration: int) -> float | None:
+        """Update the model and return its error, None after a line search."""
+        data, before, error = self.data, _absorb(self.weights, self.factors), None
+        data.project(before)
+        factors = self._update(before)
         is_search = self.search is not None and self.search.is_due(iteration)
-        if is_search:
-            state, arguments = vars(self.data).copy(), (before, factors, errors[-1])
-            factors, found = self.search.extrapolate(iteration, *arguments, self._measure_further)
+        if self.search is not None and is_search:
+            state, arguments = vars(data).copy(), (iteration, before, factors, self.errors[-1])
+            factors, found = self.search.extrapolate(*arguments, self._measure_further)
             if found is None:
-                vars(self.data).update(state)
+                vars(data).update(state)
             else:
-                (errors[-1],) = found
+                (self.errors[-1],) = found
+        self.weights = None
         if self.normalize_factors:
-            weights, factors = normalize(None, factors)
+            self.weights, factors = normalize(None, factors)
+        self.factors[:] = factors
         if not is_search:
-            error = self.data.measure(_absorb(weights, factors))
-        return weights, factors, error
+            error = data.measure(_absorb(self.weights, self.factors))
+        return error
 
     def _update(self, factors: list[Array]) -> list[Array]:
         """Update each factor by least squares, or one sweep of HALS, `n_iter_parafac` times."""
@@ -426,3 +418,21 @@ class _Alternation:
         for mode in self.constrained & {0, 2}:
             factors[mode] = factors[mode].clip(0)
         return (self.data.fit(None, factors),)
+
+    def measure_start(self) -> float:
+        return self.data.fit(self.weights, self.factors)
+
+    def normalize(self) -> None:
+        """Do nothing: `update` has normalised the factors before it measured them."""
+
+    def finish(self) -> Parafac2Tensor:
+        if self.data.projections is None:  # there was no iteration
+            self.measure_start()
+        x, rank, cp_tensor = self.slices, self.data.shape[1], self.make()
+        result = Parafac2Tensor.__new__(Parafac2Tensor)  # its check takes long for many projections
+        result.weights, result.factors, result.rank = cp_tensor.weights, cp_tensor.factors, rank
+        bounds = list(zip(x.starts.tolist(), x.row_counts.tolist(), strict=True))
+        projections: Any = self.data.projections
+        result.projections = [projections[start : start + size] for start, size in bounds]
+        result.shape = tuple((size, x.shape[2]) for _, size in bounds)
+        return result

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,17 +10,17 @@ import tensorly as tl
 
 from ..base.array_modules import Array, array_module, move
 from ..base.checks import check_choice, num_cells
-from ..engines.tall_skinny import qr
+from ..engines.tall import qr
 from ..io.checkpoint import Resumed
+from ..loop.cp_loop import Callback, Run, pack_random, start, unpack_random
+from ..loop.guarding import describe_as
+from ..loop.ranks import find_cp_rank
+from ..loop.whole_tensor import WholeTensor
 from ..ops.cp_entries import evaluate_model
 from ..ops.sampling import NonzeroSampler, fit_fibres
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
-from .cp_loop import Callback, iterate, pack_random, start, unpack_random
-from .guarding import describe_as
 from .parafac import parafac
-from .ranks import find_cp_rank
-from .whole_tensor import WholeTensor
 
 if TYPE_CHECKING:
     from sparse import SparseArray
@@ -96,40 +97,56 @@ def randomised_parafac(
     check_choice(sampling, "sampling", ("leverage", "uniform"))
     # As in TensorLy: for an int, the start and the sampling below draw the same numbers.
     model = start(x, None, num_components, init, svd, random_state, solver="randomised_parafac")
-    if isinstance(init, Resumed):
+    if isinstance(init, Resumed):  # a resumed run measures the same entries
         state = init.saved.state
         first, random = unpack_random(state, "first"), unpack_random(state)
     else:
         first = random = tl.check_random_state(random_state)
-    sampler = NonzeroSampler(x._layout, x._engine)
-    # A resumed run measures the same entries.
     kept = {} if callback is None else pack_random(first, "first")
-    measure = _choose_measure(x, sampler, n_samples_fit, first)
-    wants_errors = tol or max_stagnation or callback is not None or return_errors
+    sampler = NonzeroSampler(x._layout, x._engine)
+    run = _SampledLeastSquares(
+        sampler, n_samples, sampling, random, _choose_measure(x, sampler, n_samples_fit, first),
+        max_stagnation, kept, tensor=x, model=(None, model[1]), n_iter_max=n_iter_max, init=init,
+        callback=callback, tol=tol, verbose=verbose, return_errors=return_errors,
+    )  # fmt: skip
+    return run.iterate()
 
-    def update(
-        iteration: int, weights: None, factors: list[Array], errors: list[float]
-    ) -> tuple[None, list[Array], None]:
-        for mode in range(x.ndim):
-            others = {n: factor for n, factor in enumerate(factors) if n != mode}
-            coords, own_weights = _draw_rows(others, n_samples, random, sampling)
+
+@dataclass
+class _SampledLeastSquares(Run):
+    """A least squares problem of sampled fibres for each mode."""
+
+    solver = "randomised_parafac"
+    sampler: NonzeroSampler
+    n_samples: int
+    sampling: str
+    random: np.random.RandomState
+    estimate: Callable[[list[Array]], float]
+    max_stagnation: int
+    kept: dict[str, np.ndarray]
+
+    def update(self, iteration: int) -> None:
+        for mode in range(len(self.factors)):
+            others = {n: factor for n, factor in enumerate(self.factors) if n != mode}
+            coords, weights = _draw_rows(others, self.n_samples, self.random, self.sampling)
             products = math.prod(others[n][rows] for n, rows in coords.items())
-            factors[mode] = fit_fibres(products, sampler.fibres(mode, coords), own_weights)
-        return None, factors, None
+            fibres = self.sampler.fibres(mode, coords)
+            self.factors[mode] = fit_fibres(products, fibres, weights)
 
-    def is_over(errors: list[float]) -> bool:
-        if not (tol or max_stagnation) or len(errors) < 3:
+    def measure(self, result: None) -> float | None:
+        is_asked = self.callback is not None or self.return_errors
+        return self.estimate(self.factors) if self.tol or self.max_stagnation or is_asked else None
+
+    def is_over(self) -> bool:
+        errors = self.errors
+        if not (self.tol or self.max_stagnation) or len(errors) < 3:
             return False
         num_stale = len(errors) - 1 - int(np.argmin(errors))
-        has_settled = tol > 0 and abs(errors[-2] - errors[-1]) < tol
-        return has_settled or num_stale > max_stagnation
+        has_settled = self.tol > 0 and abs(errors[-2] - errors[-1]) < self.tol
+        return has_settled or num_stale > self.max_stagnation
 
-    cp_tensor, errors = iterate(
-        (None, model[1]), update, lambda _, factors, __: measure(factors) if wants_errors else None,
-        solver="randomised_parafac", tensor=x, n_iter_max=n_iter_max, is_over=is_over, init=init,
-        callback=callback, save_state=lambda: kept | pack_random(random), verbose=verbose,
-    )  # fmt: skip
-    return (cp_tensor, errors) if return_errors else cp_tensor
+    def save_state(self) -> dict[str, Any]:
+        return self.kept | pack_random(self.random)
 
 
 def _draw_rows(

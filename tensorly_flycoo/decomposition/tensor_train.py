@@ -15,15 +15,15 @@ from tensorly.tt_tensor import TTTensor, validate_tt_rank
 from ..base.array_modules import Array
 from ..base.checks import check_mode, densify_error
 from ..format.ordering import count_true
+from ..loop.guarding import describe_as
+from ..loop.initial_guess import check_svd
+from ..loop.ranks import find_ranks
+from ..loop.scaling import find_exponent, shift_values
 from ..ops.contraction import multiply_matricized
 from ..ops.lazy import ModeView
 from ..ops.views import make_tensor, permute, reshape
-from ..start.unfolding import Unfolding
+from ..svd.unfolding import Unfolding
 from ..tensor.tensor import FlycooTensor
-from .guarding import describe_as
-from .initial_guess import check_svd
-from .ranks import find_ranks
-from .scaling import find_exponent, shift_values
 
 if TYPE_CHECKING:
     from sparse import SparseArray

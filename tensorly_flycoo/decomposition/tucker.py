@@ -1,21 +1,21 @@
-"""Tucker decomposition by TensorLy's own loop, which `iterate` runs step by step for a callback."""
+"""Tucker decomposition by TensorLy's own loop, which `Run` takes step by step for a callback."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import tensorly as tl
 from tensorly.tucker_tensor import TuckerTensor, validate_tucker_rank
 
-from ..base.array_modules import Array
-from ..engines.tall_skinny import transposed_product
+from ..engines.tall import transposed_product
 from ..io.checkpoint import Resumed
+from ..loop.cp_loop import Callback, Run, restore
+from ..loop.guarding import describe_as, require_flycoo_backend, tensorly_loop
+from ..loop.ranks import find_tucker_rank
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
-from .cp_loop import Callback, has_converged, iterate, restore
-from .guarding import describe_as, require_flycoo_backend, tensorly_loop
 from .parafac import parafac
-from .ranks import find_tucker_rank
 
 if TYPE_CHECKING:
     from sparse import SparseArray
@@ -91,20 +91,20 @@ def tucker(
     >>> core.shape
     (2, 3, 4)
     """
-    options = dict(locals())
     require_flycoo_backend()
-    x = options["tensor"] = as_flycoo(tensor, check_coords=True)
-    num_modes = None if fixed_factors else x.ndim
-    options["rank"] = find_tucker_rank(x, rank, num_modes)
+    x = as_flycoo(tensor, check_coords=True)
+    ranks = find_tucker_rank(x, rank, None if fixed_factors else x.ndim)
     if callback is None and not isinstance(init, Resumed):
-        del options["callback"]
-        return tensorly_loop("tucker")(**options)
+        return tensorly_loop("tucker")(
+            x, ranks, fixed_factors=fixed_factors, n_iter_max=n_iter_max, init=init,
+            return_errors=return_errors, svd=svd, tol=tol, random_state=random_state, mask=mask,
+            verbose=verbose,
+        )  # fmt: skip
     if fixed_factors:
         raise ValueError(
             f"fixed_factors is {fixed_factors!r}, expected None together with callback= or a "
             "checkpoint: leave one of them out"
         )
-    ranks = options["rank"]
     if ranks is None or isinstance(ranks, int):
         ranks = list(x.shape) if ranks is None else [ranks] * x.ndim
     ranks = [int(r) for r in validate_tucker_rank(x.shape, ranks)]
@@ -112,33 +112,46 @@ def tucker(
         tensorly_loop("partial_tucker"), x, ranks, svd=svd, random_state=random_state, mask=mask
     )
     if isinstance(init, Resumed):
-        core, factors = restore(init, x, tuple(ranks), "tucker", x.dtype)
+        model = restore(init, x, tuple(ranks), "tucker", x.dtype)
     else:
         (core, factors), _ = step(n_iter_max=0, init=init)
-        factors = list(factors)  # not the caller's list
-
-    def update(
-        iteration: int, core: Array, factors: list[Array], errors: list[float]
-    ) -> tuple[Array, list[Array], float]:
-        # An iteration starts from the factors alone, and writes them to the list that it gets.
-        (core, factors), (error,) = step(n_iter_max=1, init=(core, list(factors)))
-        return core, factors, error
-
-    tucker_tensor, errors = iterate(
-        (core, factors), update, lambda core, factors, error: error, solver="tucker", tensor=x,
-        n_iter_max=n_iter_max, init=init, callback=callback, verbose=verbose,
-        # As in TensorLy, the first two errors are not compared.
-        is_over=lambda errors: len(errors) > 2 and has_converged(errors, tol, "abs_rec_error"),
-        start_error=lambda: _measure(x, core, factors),
-        make=lambda core, factors: TuckerTensor((core, list(factors))),
+        model = core, list(factors)  # not the caller's list
+    run = _TensorlyIterations(
+        step, tensor=x, model=model, n_iter_max=n_iter_max, init=init, callback=callback, tol=tol,
+        verbose=verbose, return_errors=return_errors,
     )  # fmt: skip
-    return (tucker_tensor, errors) if return_errors else tucker_tensor
+    return run.iterate()
 
 
-def _measure(x: FlycooTensor, core: Array, factors: list[Array]) -> float:
-    """Compute the relative error of any core and factors."""
-    inner = (core * tl.tenalg.multi_mode_dot(x, factors, transpose=True)).sum()
-    grams = [transposed_product(factor, factor) for factor in factors]
-    model_square = (core * tl.tenalg.multi_mode_dot(core, grams)).sum()
-    square = x.norm() ** 2
-    return float(abs(square + model_square - 2 * inner)) ** 0.5 / float(x.norm())
+class TuckerRun(Run):
+    """A run of a Tucker decomposition, whose `weights` are the core."""
+
+    def is_over(self) -> bool:
+        # As in TensorLy, the first two errors are not compared.
+        return len(self.errors) > 2 and super().is_over()
+
+    def make(self) -> TuckerTensor:
+        return TuckerTensor((self.weights, list(self.factors)))
+
+
+@dataclass
+class _TensorlyIterations(TuckerRun):
+    """TensorLy's own loop, one iteration at a time."""
+
+    solver = "tucker"
+    partial_tucker: Callable[..., Any]  # TensorLy's, which takes `n_iter_max` and `init`
+
+    def update(self, iteration: int) -> float:
+        # An iteration starts from the factors alone, and writes them to the list that it gets.
+        init = (self.weights, self.factors)
+        (self.weights, self.factors[:]), (error,) = self.partial_tucker(n_iter_max=1, init=init)
+        return error
+
+    def measure_start(self) -> float:
+        """Compute the relative error of any core and factors."""
+        x, core, factors = self.tensor, self.weights, self.factors
+        inner = (core * tl.tenalg.multi_mode_dot(x, factors, transpose=True)).sum()
+        grams = [transposed_product(factor, factor) for factor in factors]
+        model_square = (core * tl.tenalg.multi_mode_dot(core, grams)).sum()
+        square = x.norm() ** 2
+        return float(abs(square + model_square - 2 * inner)) ** 0.5 / float(x.norm())

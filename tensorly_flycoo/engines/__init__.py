@@ -113,7 +113,7 @@ def _choose_gpus(engine: "Engine", gpus: int | str) -> "Devices":
     """Return the GPUs that `set_device` names."""
     if engine.name != "cuda":
         raise ValueError(f"gpus is {gpus!r}, but the device is the CPU: give device 'cuda'")
-    from .cuda.devices import CudaDevices
+    from .cuda.gpus import CudaDevices
 
     num_gpus = _count_gpus()
     count = num_gpus if gpus == "all" else check_count(gpus, "gpus")

@@ -21,7 +21,7 @@ from ..format.layout import Layout
 from ..format.layouts import LAYOUT_CLASSES
 from ..format.packing import Groups
 from ..format.replicated import build_numbered
-from ..spread.slab_building import SlabBuilder, find_slab_shape, sort_records, split_nonzeros
+from ..spread.building import SlabBuilder, find_slab_shape, sort_records, split_nonzeros
 from ..spread.slab_layout import Slab, SlabLayout
 from ..spread.spread_layout import SpreadLayout
 from ..spread.streamed import make_keep_aside

@@ -3,11 +3,11 @@
 What concerns one model, such as `LabelledCP`, is in `decomposition`, which makes them.
 """
 
-from ..decomposition.counts import CountFit
-from ..decomposition.coupled_cp import CoupledCP
-from ..decomposition.cp_fit import CPFit, cp_fit
-from ..decomposition.fold_in import fold_in
-from ..decomposition.labelled_cp import LabelledCP
+from ..results.counts import CountFit
+from ..results.coupled_cp import CoupledCP
+from ..results.cp_fit import CPFit, cp_fit
+from ..results.fold_in import fold_in
+from ..results.labelled_cp import LabelledCP
 from .anomaly_scores import anomaly_scores
 from .best_of import Starts, best_of
 from .core_consistency import core_consistency

@@ -6,8 +6,8 @@ import numpy as np
 
 from ..base.array_modules import Array, array_module, move
 from ..base.checks import check_choice, check_finite
-from ..decomposition.counts import check_counts, log_lower_tail, log_upper_tail
-from ..decomposition.cp_fit import compare_entries
+from ..results.counts import check_counts, log_lower_tail, log_upper_tail
+from ..results.cp_fit import compare_entries
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import LabelledTensor, check_same_labels
 from ..tensor.mirroring import mirror

@@ -11,14 +11,14 @@ from tensorly.cp_tensor import CPTensor
 
 from ..base.checks import check_count
 from ..base.reporting import report
-from ..decomposition.coupled_cp import CoupledCP
-from ..decomposition.cp_fit import cp_fit
-from ..decomposition.guarding import require_flycoo_backend
-from ..decomposition.labelled_cp import label_result
-from ..decomposition.masks import find_missing
 from ..decomposition.methods import METHODS, Method, find_method
-from ..decomposition.momentum import NESTEROV
-from ..decomposition.scaling import find_exponent
+from ..loop.guarding import require_flycoo_backend
+from ..loop.masks import find_missing
+from ..loop.momentum import NESTEROV
+from ..loop.scaling import find_exponent
+from ..results.coupled_cp import CoupledCP
+from ..results.cp_fit import cp_fit
+from ..results.labelled_cp import label_result
 from ..tensor.coo_cache import as_flycoo, is_sparse
 from ..tensor.labelled import LabelledTensor, number_modes
 from ..tensor.mirroring import mirror

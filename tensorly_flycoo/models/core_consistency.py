@@ -9,7 +9,7 @@ import numpy as np
 
 from ..base.array_modules import Array, array_module, move
 from ..base.checks import check_factors, check_weights
-from ..engines.tall_skinny import qr
+from ..engines.tall import qr
 from ..ops.ttmc import merge_modes, multiply_nonempty_rows
 from ..spread.row_shards import take_model
 from ..tensor.coo_cache import as_flycoo

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import tensorly as tl
 
-from ..decomposition.counts import CountFit
-from ..decomposition.cp_fit import cp_fit
-from ..decomposition.fold_in import fold_in
-from ..decomposition.losses import EXACT_LOSSES
-from ..decomposition.masks import drop_missing
 from ..decomposition.methods import find_method
+from ..loop.losses import EXACT_LOSSES
+from ..loop.masks import drop_missing
+from ..results.counts import CountFit
+from ..results.cp_fit import cp_fit
+from ..results.fold_in import fold_in
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import LabelledTensor
 from ..tensor.mirroring import mirror

@@ -16,23 +16,18 @@ from tensorly.cp_tensor import CPTensor
 
 from ..base.array_modules import Array, array_module, is_cupy, move
 from ..base.reporting import report
-from ..decomposition.cp_loop import has_converged
-from ..decomposition.cp_model import make_cp_tensor, multiply_all
-from ..decomposition.initial_guess import draw_factors
-from ..decomposition.masks import MissingEntries
-from ..decomposition.momentum import Pace, extrapolate
-from ..decomposition.whole_tensor import WholeTensor
 from ..engines import select_engine
-from ..engines.tall_skinny import (
-    MANY_RIGHT_HAND_SIDES,
-    call_lapack,
-    column_sum_norm,
-    equilibrate,
-)
+from ..engines.tall import MANY_RIGHT_HAND_SIDES, call_lapack, column_sum_norm, equilibrate
 from ..format.group_passes import LastPass
 from ..format.layout import Layout
+from ..loop.cp_loop import has_converged
+from ..loop.cp_model import make_cp_tensor, multiply_all
+from ..loop.initial_guess import draw_factors
+from ..loop.masks import MissingEntries
+from ..loop.momentum import Pace, extrapolate
+from ..loop.whole_tensor import WholeTensor
 from ..ops.call_memory import count_iteration_nbytes
-from ..spread.building import TensorSizes
+from ..spread.choosing import TensorSizes
 from ..spread.spread_layout import SpreadLayout
 from ..tensor.tensor import FlycooTensor
 from .match import match_all
@@ -390,7 +385,7 @@ class _Batch:
         return self._measure(rows * stack, conditions)
 
     def _solve(self, matrices: Array, rows: Array) -> tuple[Array, Array]:
-        """Do for each run what `engines.tall_skinny.solve` does.
+        """Do for each run what `engines.tall.solve` does.
 
         Return the factors and the condition numbers (n,); a system whose condition number leaves no
         digit needs a pseudo-inverse.
@@ -438,7 +433,7 @@ def _lay_out(stack: Array) -> Array:
 
 
 def _invert(matrices: Array) -> tuple[Array, Array]:
-    """Invert a stack (n, R, R) as `engines.tall_skinny.solve` does.
+    """Invert a stack (n, R, R) as `engines.tall.solve` does.
 
     Return the inverses, in the dtype of `matrices`, and the condition numbers (n,) of the scaled
     matrices, which are not finite where a matrix is singular or its inverse overflows.

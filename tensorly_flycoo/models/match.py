@@ -7,8 +7,8 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from ..base.array_modules import Array, array_module, move
-from ..decomposition.cp_model import multiply_all
-from ..engines.tall_skinny import column_norms, transposed_product
+from ..engines.tall import column_norms, transposed_product
+from ..loop.cp_model import multiply_all
 from ..spread.row_shards import take_model
 from ..tensor.mirroring import map_arrays
 
@@ -77,7 +77,7 @@ def match_all(models: Sequence[Sequence[Array]]) -> np.ndarray:
     count, rank = len(models), models[0][0].shape[1]
     xp = array_module(models[0][0])
     columns = [xp.concatenate(factors, axis=1) for factors in zip(*models, strict=True)]
-    score = _score_components((None, columns), (None, columns), True)
+    score = _score_components((None, columns), (None, columns), consider_weights=True)
     blocks = score.reshape(count, rank, count, rank).swapaxes(1, 2)
     return np.array([[_match(block) for block in row] for row in blocks])
 

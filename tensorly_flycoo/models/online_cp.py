@@ -11,16 +11,16 @@ from tensorly.cp_tensor import CPTensor
 from ..base.array_modules import Array, array_module, is_cupy, move
 from ..base.checks import check_choice, check_count, check_integer, check_rank, check_real
 from ..decomposition import generalized_parafac
-from ..decomposition.cp_loop import has_converged, iterate, measure_by, start
-from ..decomposition.cp_model import make_cp_tensor, multiply_all
 from ..decomposition.parafac import LeastSquares
-from ..decomposition.whole_tensor import WholeTensor
-from ..engines.tall_skinny import solve, transposed_product
+from ..engines.tall import solve, transposed_product
 from ..io.array_file import FLOATS, ONLINE, number, open_arrays, save_arrays
 from ..io.files import FilePath
-from ..ops.slices import Slice, Slices, read_slices
+from ..loop.cp_loop import start
+from ..loop.cp_model import make_cp_tensor, multiply_all
+from ..loop.whole_tensor import WholeTensor
 from ..tensor.tensor import FlycooTensor
 from .estimator import Parameters
+from .online_slices import Slice, Slices, read_slices
 
 if TYPE_CHECKING:
     from sparse import SparseArray
@@ -58,13 +58,11 @@ class LeastSquaresStream:
     def fit(x: FlycooTensor, rank: int, random_state: Any) -> list[Array]:
         """Decompose the first slices together by `parafac`: factors of all modes."""
         model = start(x, None, rank, "random", "", random_state, solver="parafac")
-        data = WholeTensor(x)
-        cp_tensor, _ = iterate(
-            model, LeastSquares(data, list(range(x.ndim))), measure_by(data, True),
-            solver="parafac", tensor=x, n_iter_max=_FIRST_SWEEPS,
-            is_over=lambda errors: has_converged(errors, _FIRST_TOLERANCE, "abs_rec_error"),
+        run = LeastSquares(
+            WholeTensor(x), list(range(x.ndim)), tensor=x, model=model, n_iter_max=_FIRST_SWEEPS,
+            tol=_FIRST_TOLERANCE,
         )  # fmt: skip
-        return list(cp_tensor.factors)
+        return list(run.iterate().factors)
 
     def grow(self, shape: Sequence[int]) -> None:
         """Append rows of zeros to the factors: all cells of new indices were zeros so far."""

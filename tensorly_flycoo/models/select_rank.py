@@ -11,11 +11,11 @@ from ..base.array_modules import move
 from ..base.checks import check_count, check_rank, check_real, num_cells, warn
 from ..base.reporting import report
 from ..base.tables import format_table, make_bars, make_table
-from ..decomposition.labelled_cp import label_result, make_figure
-from ..decomposition.losses import find_exact
-from ..decomposition.masks import MissingEntries
 from ..decomposition.methods import METHODS, Method, find_method
+from ..loop.losses import find_exact
+from ..loop.masks import MissingEntries
 from ..ops.sampling import find_chances, make_sampler
+from ..results.labelled_cp import label_result, make_figure
 from ..spread.row_shards import take_model
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import LabelledTensor, number_modes

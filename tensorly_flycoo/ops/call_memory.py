@@ -14,9 +14,9 @@ from ..engines import select_engine
 from ..format.groups import find_groups, find_longest_mode, list_rest
 from ..format.primitives import index_dtype
 from ..format.tree import count_waiting
-from ..spread import building
-from ..start.eigen import MAX_BLOCKS, MAX_GRAM_SIZE, choose_width
-from ..start.gram import choose_dtype, count_rounds, fits_basis, is_cheap_to_form
+from ..spread import choosing
+from ..svd.eigen import MAX_BLOCKS, MAX_GRAM_SIZE, choose_width
+from ..svd.gram import choose_dtype, count_rounds, fits_basis, is_cheap_to_form
 from ..tensor.memory import format_nbytes
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def estimate_memory(
         raise ValueError(f"init is {init!r}, expected 'svd' or 'random'")
     slabs = None if slabs is None else check_count(slabs, "slabs")
     engine = select_engine(device)
-    num_slabs = slabs or building.choose_num_slabs(nnz, engine.num_devices)
+    num_slabs = slabs or choosing.choose_num_slabs(nnz, engine.num_devices)
     found, num_numbered = find_groups(groups, shape, nnz, num_slabs)
     is_streamed = keep == "host" and engine.make_stager is not None
     is_piece = num_slabs == 1 and engine.devices is None and not is_streamed
@@ -140,17 +140,17 @@ def estimate_memory(
     if num_numbered and nnz and is_piece:
         num_prefixes = min(nnz, math.prod(shape[:num_numbered]))
         found = (tuple(range(num_numbered)), *list_rest(found, num_numbered))
-    sizes = building.TensorSizes(nnz, shape, dtype, found)
-    layout = building.choose_layout(engine, layout, sizes, num_prefixes)
+    sizes = choosing.TensorSizes(nnz, shape, dtype, found)
+    layout = choosing.choose_layout(engine, layout, sizes, num_prefixes)
     host_nbytes = slots_nbytes = 0
     if is_streamed:
-        num_slabs, num_resident = building.plan_streaming(engine, layout, sizes, slabs)
+        num_slabs, num_resident = choosing.plan_streaming(engine, layout, sizes, slabs)
         record_nbytes = engine.choose_cut(shape, dtype, found).record_format.record_nbytes
         copy_nbytes = nnz * record_nbytes // num_slabs  # of a slab
         num_streamed = max(0, num_slabs - num_resident)
         host_nbytes = num_streamed * len(found) * copy_nbytes
         slots_nbytes = min(num_streamed, 2) * copy_nbytes
-    nbytes, peak_nbytes = building.estimate_layout(engine, layout, sizes, num_slabs, num_prefixes)
+    nbytes, peak_nbytes = choosing.estimate_layout(engine, layout, sizes, num_slabs, num_prefixes)
     peak_nbytes -= host_nbytes
     if rank is None:
         return MemoryEstimate(nbytes, peak_nbytes, None, host_nbytes)
@@ -165,7 +165,7 @@ def estimate_memory(
 
 
 def count_iteration_nbytes(
-    engine: Engine, tensor: building.TensorSizes, rank: int, num_slabs: int, num_prefixes: int
+    engine: Engine, tensor: choosing.TensorSizes, rank: int, num_slabs: int, num_prefixes: int
 ) -> int:
     """Count the factors, and what the update of one adds: its MTTKRP and the solution.
 
@@ -204,7 +204,7 @@ def count_iteration_nbytes(
 
 
 def _count_svd_nbytes(
-    engine: Engine, tensor: building.TensorSizes, mode: int, rank: int, num_slabs: int
+    engine: Engine, tensor: choosing.TensorSizes, mode: int, rank: int, num_slabs: int
 ) -> int:
     """Count the bytes at the peak of one unfolding's singular vectors: see `SharedColumns`.
 
@@ -231,8 +231,8 @@ def _count_svd_nbytes(
     else:
         dtype = choose_dtype(num_coupled, dtype)
         shared = (num_columns, num_coupled)
-        sizes = building.TensorSizes(num_shared, shared, dtype, ((0,), (1,)))
-        nbytes, peak_nbytes = building.estimate_layout(engine, "replicated", sizes, 1)
+        sizes = choosing.TensorSizes(num_shared, shared, dtype, ((0,), (1,)))
+        nbytes, peak_nbytes = choosing.estimate_layout(engine, "replicated", sizes, 1)
         row_nbytes = choose_width(rank, num_coupled) * dtype.itemsize
         num_blocks = MAX_BLOCKS
         if num_coupled > MAX_GRAM_SIZE:

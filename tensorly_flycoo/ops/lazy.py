@@ -11,7 +11,7 @@ from numpy.typing import DTypeLike
 
 from ..base.array_modules import Array
 from ..base.checks import densify_error, num_cells
-from ..start.unfolding import Unfolding
+from ..svd.unfolding import Unfolding
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.mirroring import mirror
 from ..tensor.tensor import FlycooTensor

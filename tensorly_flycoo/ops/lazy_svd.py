@@ -7,7 +7,7 @@ from typing import Any
 
 from ..base.array_modules import Array, array_module
 from ..base.checks import densify_error
-from ..start.unfolding import LazyMatrix, complete_basis
+from ..svd.unfolding import LazyMatrix, complete_basis
 from ..tensor.memory import attempt
 from ..tensor.mirroring import mirror
 from .lazy import LazyArray

@@ -14,7 +14,7 @@ import numpy as np
 from ..base.array_modules import Array, share
 from ..base.checks import check_matrix, check_mode, densify_error
 from ..format.primitives import TTMC, LeadingPairs
-from ..start.unfolding import LazyMatrix
+from ..svd.unfolding import LazyMatrix
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
 from . import ttmc

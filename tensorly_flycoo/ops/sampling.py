@@ -102,9 +102,12 @@ class NonzeroSampler:
 
     def _find(self, order: Array | None, wanted: dict[int, Array]) -> tuple[Array, Array]:
         """Find where nonzeros at `wanted` coordinates begin and end in an order by these modes."""
-        return self._count_before(order, wanted, False), self._count_before(order, wanted, True)
+        first = self._count_before(order, wanted, or_equal=False)
+        return first, self._count_before(order, wanted, or_equal=True)
 
-    def _count_before(self, order: Array | None, wanted: dict[int, Array], or_equal: bool) -> Array:
+    def _count_before(
+        self, order: Array | None, wanted: dict[int, Array], *, or_equal: bool
+    ) -> Array:
         """Count the nonzeros before (or at, if `or_equal`) each of the wanted coordinates."""
         xp = self._xp
         count = len(next(iter(wanted.values())))

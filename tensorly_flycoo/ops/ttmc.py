@@ -17,7 +17,7 @@ import numpy as np
 from ..base.array_modules import Array, array_module, is_cupy, move
 from ..base.checks import densify_error
 from ..format.primitives import MTTKRP, TTMC, index_dtype
-from ..start import eigen
+from ..svd import eigen
 from ..tensor.pieces import Piece, map_pieces, read_nonzeros
 from ..tensor.tensor import FlycooTensor, rebuild
 from .contraction import join_modes

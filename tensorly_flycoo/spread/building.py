@@ -1,228 +1,241 @@
-"""Build a tensor's layout: in one piece, or in slabs on one or several devices."""
+"""Building the slabs of a tensor, wherever its nonzeros are.
 
-from __future__ import annotations
+1. The given nonzeros of each row of the longest mode are counted, and the mode is cut into buckets
+   with equally many of them.
+2. The nonzeros are distributed to the buckets, in the sequence in which they are given.
+3. Each bucket is sorted, its duplicates summed and its zeros dropped; what is left is counted.
+4. These counts give the edges of the slabs, each of which takes records from one to three buckets.
 
-import logging
-import math
-from collections import Counter
+Meanwhile the nonzeros are in memory (`MemoryBuilder`), on disk (`io.slab_folder.DiskBuilder`) or on
+the workers of a cluster (`dask.loading.ClusterBuilder`). The slabs have the same bits.
+"""
+
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
-from ..base.array_modules import Array
-from ..base.checks import check_finite, check_inside
-from ..base.devices import OneDevice
-from ..format.layouts import LAYOUT_CLASSES
-from ..format.ordering import count_canonical_nbytes, order_records
-from ..format.packing import Cut, Groups, RecordFormat
-from ..format.primitives import index_dtype
-from ..format.replicated import estimate_prefixes, number_prefixes
-from .slab_building import MemoryBuilder, find_slab_shape
-from .slab_layout import AnyLayout, Slab, SlabLayout
-from .spread_layout import SpreadLayout
-from .streamed import KeepAside, make_keep_aside
+from ..base.array_modules import Array, array_module, move
+from ..base.checks import check_sums
+from ..base.devices import Devices, assign_homes, bring_each
+from ..format.groups import find_longest_mode
+from ..format.layout import Layout
+from ..format.ordering import make_canonical_records, take_marked
+from ..format.packing import Cut, RecordFormat
+from ..format.primitives import Primitives
+from ..format.replicated import build_numbered
 
-if TYPE_CHECKING:
-    from ..engines.protocol import Engine
-
-_logger = logging.getLogger("tensorly_flycoo")
-
-#: A tensor with more nonzeros is cut into slabs, so that 4 bytes number those of each.
-MAX_SLAB_NNZ = 2**32
-
-#: Bytes of the records, of one mode, of a slab that is streamed: enough that they are copied as
-#: fast as the link allows, and so few that two slabs take little of the device.
-STREAMED_NBYTES = 2**30
+#: The fewest nonzeros that are counted at a time.
+_COUNT_BLOCK = 2**24
 
 
-class TensorSizes(NamedTuple):
-    """The sizes by which layouts and their memory are chosen."""
+class SlabBuilder(ABC):
+    """Sorts nonzeros, then builds slabs of them, each on its device."""
 
-    nnz: int
-    shape: Sequence[int]
-    dtype: np.dtype
-    groups: Groups
+    record_format: RecordFormat  # of the whole tensor
+    num_numbered: int | None = 0  # in each slab: see `Cut`
+
+    def __init__(
+        self, layout_class: type[Layout], num_slabs: int, primitives: Primitives, devices: Devices
+    ) -> None:
+        self.layout_class = layout_class
+        self.num_slabs = num_slabs
+        self.primitives = primitives
+        self.devices = devices
+        # The rows of each bucket, its device and its sorted records.
+        self.buckets: list[tuple[range, int, Any]] = []
+
+    @abstractmethod
+    def count_rows(self) -> Array:
+        """Count the given nonzeros of each row of the longest mode, int64 (size,)."""
+
+    @abstractmethod
+    def split(self, buckets: Sequence[range]) -> None:
+        """Distribute the nonzeros to buckets: ranges of rows that follow each other."""
+
+    @abstractmethod
+    def sort_bucket(self, number: int, rows: range, home: int) -> tuple[Any, Any]:
+        """Sort a bucket on its device; return its records and row counts, or references to them."""
+
+    def read(self, records: Any) -> Array:
+        """Return the records that `sort_bucket` has returned, where they are."""
+        return records
+
+    def sort(self) -> list[tuple[range, int]]:
+        """Sort all nonzeros; return the rows and the device of each slab."""
+        count, counts = self.devices.count, []
+        buckets = list_rows(find_edges(self.count_rows(), self.num_slabs))
+        self.split(buckets)
+        for number, home in enumerate(assign_homes(len(buckets), count)):
+            records, counted = self.sort_bucket(number, buckets[number], home)
+            self.buckets.append((buckets[number], home, records))
+            counts.append(counted)
+        edges = find_edges(np.concatenate(self.devices.collect(counts)), self.num_slabs)
+        slabs = list_rows(edges)
+        return list(zip(slabs, assign_homes(len(slabs), count), strict=True))
+
+    def build(self, rows: range, home: int) -> Any:
+        """Build a slab's layout on its device; return it, or what stands for it."""
+        devices, record_format, pieces = self.devices, self.record_format, []
+        for own, source, records in self.buckets:
+            if own.start < rows.stop and rows.start < own.stop:
+                records = self.read(records)
+                taken = devices.run(source, take_rows, records, own, rows, record_format)
+                pieces.append(devices.bring(taken, home))
+        options = (self.layout_class, rows, record_format, self.num_numbered, self.primitives)
+        return devices.run(home, build_slab, pieces, *options)
 
 
-def build_layout(
-    engine: Engine,
-    name: str,
-    coords: Array,
-    values: Array,
-    shape: Sequence[int],
-    groups: Groups,
+class MemoryBuilder(SlabBuilder):
+    """Builds slabs of checked coords (ndim, nnz) and values (nnz,), on the host or a device."""
+
+    def __init__(self, coords: Array, values: Array, cut: Cut, *options: Any) -> None:
+        super().__init__(*options)
+        self.record_format, self.num_numbered = cut.record_format, cut.num_numbered
+        self._coords, self._values = coords, values
+        self._rows = coords[find_longest_mode(self.record_format.shape)]
+
+    def count_rows(self) -> Array:
+        return count_rows(self._rows, max(self.record_format.shape))
+
+    def split(self, buckets: Sequence[range]) -> None:
+        pass  # each bucket is taken from all nonzeros when it is sorted
+
+    def sort_bucket(self, number: int, rows: range, home: int) -> tuple[Array, Array]:
+        is_own = (self._rows >= rows.start) & (self._rows < rows.stop)
+        own = [take_marked(numbers, is_own) for numbers in (*self._coords, self._values)]
+        if array_module(self._values) is self.primitives.xp:  # else copied block by block
+            own = bring_each(self.devices, own, [home] * len(own))
+        return self.devices.run(home, self._sort, own, rows)
+
+    def _sort(self, own: list[Array], rows: range) -> tuple[Array, Array]:
+        coords = array_module(own[-1]).stack(own[:-1])
+        return sort_nonzeros(coords, own[-1], rows, self.record_format, self.primitives)
+
+
+# The rows of slabs depend on the nonzeros and the number of slabs only, not on what holds them
+
+
+def find_slab_shape(shape: Sequence[int], num_rows: int) -> tuple[int, ...]:
+    """Return the shape of a slab with `num_rows` rows of the longest mode."""
+    mode = find_longest_mode(shape)
+    return (*shape[:mode], num_rows, *shape[mode + 1 :])
+
+
+def count_rows(rows: Array, size: int) -> Array:
+    """Count the nonzeros of each row from 0 to size - 1, in blocks; int64 (size,)."""
+    xp = array_module(rows)
+    counts = xp.zeros(size, np.int64)
+    # Each block costs a pass over the counts.
+    block_size = max(_COUNT_BLOCK, 4 * size)
+    for start in range(0, rows.shape[0], block_size):
+        block = rows[start : start + block_size].astype(np.int64, copy=False)
+        counts += xp.bincount(block, minlength=size)
+    return counts
+
+
+def find_edges(counts: Array, num_slabs: int) -> tuple[int, ...]:
+    """Find the rows (num_slabs + 1,) at which slabs begin and end, from the rows' nonzeros.
+
+    Each edge is the row before which the number of nonzeros is nearest to its share. Rows are not
+    split. Empty rows belong to the slab of the next row with nonzeros; those at the end to the last
+    slab that has rows. Equal neighbours enclose a slab without rows: there are some if rows or
+    nonzeros are fewer than slabs, or if a row has more nonzeros than a slab should. More slabs than
+    nonzeros divide the rows as that many do, and only so many edges are returned.
+
+    >>> find_edges(np.array([2, 1, 0, 1, 2, 0]), 3)
+    (0, 1, 4, 6)
+    """
+    xp, size = array_module(counts), counts.shape[0]
+    # before[r]: nonzeros in rows below r.
+    before = xp.zeros(size + 1, np.int64)
+    before[1:] = xp.cumsum(counts)
+    nnz = int(before[-1])
+    if nnz == 0:
+        return (0, size)
+    num_slabs = min(num_slabs, nnz)
+    share, more_by_one = divmod(nnz, num_slabs)
+    slabs = xp.arange(num_slabs)
+    shares = slabs * share + slabs * more_by_one // num_slabs
+    above = xp.searchsorted(before, shares)  # the first row that has the share before it
+    more, less = before[above], before[xp.maximum(above - 1, 0)]
+    nearest = xp.where(more - shares < shares - less, more, less)
+    edges = [int(edge) for edge in xp.searchsorted(before, nearest)]
+    # No slab begins after the last nonzero.
+    last = int(xp.searchsorted(before, nnz))
+    return (*(edge if edge < last else size for edge in edges), size)
+
+
+def list_rows(edges: Sequence[int]) -> list[range]:
+    """List the rows of each slab that has some."""
+    return [range(start, stop) for start, stop in pairwise(edges) if start < stop]
+
+
+# Steps, on the device of a bucket or a slab
+
+
+def split_nonzeros(
+    coords: np.ndarray, values: np.ndarray, buckets: Sequence[range], record_format: RecordFormat
+) -> list[np.ndarray]:
+    """Pack the nonzeros of each bucket, in the given sequence."""
+    firsts = np.array([rows.start for rows in buckets[1:]], np.uint32)
+    numbers = np.searchsorted(firsts, coords[find_longest_mode(record_format.shape)], "right")
+    numbers = numbers.astype(np.min_scalar_type(len(buckets)))  # NumPy sorts these by digits
+    records = record_format.pack(coords, values.astype(record_format.dtype))
+    records = records[np.argsort(numbers, kind="stable")]
+    counts = np.bincount(numbers, minlength=len(buckets))
+    return np.split(records, np.cumsum(counts)[:-1])
+
+
+def sort_records(
+    records: np.ndarray, rows: range, record_format: RecordFormat, primitives: Primitives
+) -> tuple[np.ndarray, np.ndarray]:
+    """Sort the records of a bucket as `sort_nonzeros` sorts nonzeros."""
+    coords, values = record_format.coords(records), record_format.values(records).copy()
+    del records
+    return sort_nonzeros(coords, values, rows, record_format, primitives)
+
+
+def sort_nonzeros(
+    coords: Array, values: Array, rows: range, record_format: RecordFormat, primitives: Primitives
+) -> tuple[Array, Array]:
+    """Make a bucket's records canonical, where its nonzeros are; count, on the host, each row's."""
+    records = make_canonical_records(coords, values, record_format, primitives)
+    check_sums(record_format.values(records))
+    mode = find_longest_mode(record_format.shape)
+    numbers = record_format.rows(records, mode, primitives.xp)
+    numbers -= numbers.dtype.type(rows.start)
+    counts = move(count_rows(numbers, len(rows)), np)
+    return move(records, array_module(values)), counts
+
+
+def take_rows(records: Array, own: range, rows: range, record_format: RecordFormat) -> Array:
+    """Return the records with one of `rows`, of a bucket with the rows `own`."""
+    if rows.start <= own.start and own.stop <= rows.stop:
+        return records
+    mode = find_longest_mode(record_format.shape)
+    numbers = record_format.rows(records, mode, array_module(records))
+    return take_marked(records, (numbers >= rows.start) & (numbers < rows.stop))
+
+
+def build_slab(
+    pieces: Sequence[Array],
+    layout_class: type[Layout],
+    rows: range,
+    record_format: RecordFormat,
     num_numbered: int | None,
-    num_slabs: int,
-    keep: str = "device",
-) -> AnyLayout:
-    """Build the layout `name` from coords (ndim, nnz) and values (nnz,) on any device.
-
-    `name` may be "auto". `groups` and `num_numbered` are as `format.groups.find_groups` returns
-    them. With ``keep="host"``, `plan_streaming` says how many slabs stay on each device.
-    """
-    coords, values = engine.receive(coords, values)
-    cut = engine.choose_cut(shape, values.dtype, groups)._replace(num_numbered=num_numbered)
-    tensor, keep_aside = TensorSizes(values.shape[0], shape, values.dtype, groups), None
-    if keep == "host" and engine.make_stager is not None:
-        _, num_resident = plan_streaming(engine, name, tensor, num_slabs)
-        keep_aside = make_keep_aside(engine.make_stager, num_resident)
-    sizes: dict[str, Any] = {"tile_size": cut.tile_size, "bucket_size": cut.bucket_size}
-    if len(groups) < len(shape):
-        sizes["groups"] = groups
-    if num_slabs > 1:
-        sizes["slabs"] = num_slabs
-    if num_slabs == 1 and engine.devices is None and keep_aside is None:
-        records, cut = order_records(coords, values, cut, engine)
-        final = tensor._replace(nnz=records.shape[0], groups=cut.record_format.groups)
-        name = choose_layout(engine, name, final, cut.record_format.num_prefixes)
-        engine.log("build", name, shape=tuple(shape), nnz=tensor.nnz, **sizes)
-        piece = LAYOUT_CLASSES[name].arrange(records, cut, engine)
-        number_prefixes(piece, engine)
-        return piece
-    name = choose_layout(engine, name, tensor)
-    engine.log("build", name, shape=tuple(shape), nnz=tensor.nnz, **sizes)
-    layout = build_slabs(engine, name, coords, values, cut, num_slabs, keep_aside)
-    warn_of_long_slabs(layout)
-    if layout.num_streamed:
-        _logger.info("the records of %d slabs stay on the host", layout.num_streamed)
-    return layout
-
-
-def build_slabs(
-    engine: Engine,
-    name: str,
-    coords: Array,
-    values: Array,
-    cut: Cut,
-    num_slabs: int,
-    keep_aside: KeepAside | None = None,
-) -> SlabLayout:
-    """Build slabs; beside those that are built, a device has the nonzeros of one at a time."""
-    check_inside(coords, cut.record_format.shape)
-    check_finite(values)
-    devices, slabs = engine.devices or OneDevice(engine.xp), []
-    builder = MemoryBuilder(coords, values, cut, LAYOUT_CLASSES[name], num_slabs, engine, devices)
-    for rows, home in builder.sort():
-        layout = builder.build(rows, home)
-        if keep_aside is not None:
-            with devices.use(home):
-                layout = keep_aside(layout, home)
-        slabs.append(Slab(slice(rows.start, rows.stop), layout, home))
-    slab_class = SlabLayout if engine.devices is None else SpreadLayout
-    return slab_class(cut.record_format, num_slabs, slabs, engine, devices)
-
-
-def choose_layout(engine: Engine, name: str, tensor: TensorSizes, num_prefixes: int = 0) -> str:
-    """Return the name of a layout, if it is "auto" the default one.
-
-    `FlycooTensor` says which. Measured on real tensors: on 1 and 16 cores a sweep takes 1.3 to 2.5
-    times as long with "remap", 1.1 to 1.7 times with "indexed"; on an H200 with two groups 1.1 to
-    1.5 times with "remap".
-    """
-    if name != "auto":
-        return name
-    if len(tensor.groups) <= 2:
-        return "replicated"
-    if engine.name != "cpu":
-        return "remap"
-    options = (tensor.nnz, engine.choose_cut(*tensor[1:], num_prefixes), engine)
-    names = ("replicated", "remap")
-    replicated, remap = (LAYOUT_CLASSES[name].estimate(*options)[0] for name in names)
-    return "replicated" if replicated <= remap else "indexed"
-
-
-def choose_num_slabs(nnz: int, num_devices: int = 1, streamed_nbytes: int | None = None) -> int:
-    """Choose as few slabs as `MAX_SLAB_NNZ` allows, but one for each device.
-
-    If records of `streamed_nbytes` are streamed, a slab has at most `STREAMED_NBYTES` of them, and
-    there are at least two, so that one is copied while the other is computed.
-    """
-    num_slabs = max(num_devices, -(-nnz // MAX_SLAB_NNZ))
-    if streamed_nbytes is None:
-        return num_slabs
-    return max(2, num_slabs, -(-nnz * streamed_nbytes // STREAMED_NBYTES))
-
-
-def count_resident_slabs(
-    nbytes: int, peak_nbytes: int, num_slabs: int, free_nbytes: int | None
-) -> int:
-    """Count the slabs, of `nbytes` in all, that fit in half of the free memory, with building."""
-    if free_nbytes is None:
-        return 0
-    building_nbytes = peak_nbytes - nbytes
-    return max(0, (free_nbytes // 2 - building_nbytes) * num_slabs // max(nbytes, 1))
-
-
-def plan_streaming(
-    engine: Engine, name: str, tensor: TensorSizes, num_slabs: int | None = None
-) -> tuple[int, int]:
-    """Return the number of slabs with ``keep="host"``, and how many stay on each device."""
-    record_nbytes = engine.choose_cut(*tensor[1:]).record_format.record_nbytes
-    num_slabs = num_slabs or choose_num_slabs(tensor.nnz, engine.num_devices, record_nbytes)
-    estimate = estimate_layout(engine, name, tensor, num_slabs)
-    return num_slabs, count_resident_slabs(*estimate, num_slabs, engine.count_free_nbytes())
-
-
-def estimate_layout(
-    engine: Engine, name: str, tensor: TensorSizes, num_slabs: int, num_prefixes: int = 0
-) -> tuple[int, int]:
-    """Return the bytes of a layout, and the most bytes in use on a device while it is built.
-
-    `num_prefixes` of the first group, if it is not 0, are numbered; then both are bounds.
-    """
-    cut = engine.choose_cut(*tensor[1:], num_prefixes)
-    if num_slabs > 1:
-        return _estimate_slabs(engine, name, tensor.nnz, cut.record_format, num_slabs)
-    estimate = LAYOUT_CLASSES[name].estimate(tensor.nnz, cut, engine)
-    if not num_prefixes:
-        return estimate
-    nbytes, peak_nbytes = estimate_prefixes(cut.record_format, engine)
-    return estimate[0] + nbytes, estimate[1] + peak_nbytes
-
-
-def _estimate_slabs(
-    engine: Engine, name: str, nnz: int, record_format: RecordFormat, num_slabs: int
-) -> tuple[int, int]:
-    """Return what `estimate_layout` does, of equal slabs; the peak is that of one device."""
-    shape, longest = record_format.shape, max(record_format.shape)
-    num_held = max(1, min(num_slabs, nnz, longest))
-    shares = Counter(zip(_share(nnz, num_held), _share(longest, num_held), strict=True))
-    kept = peak_nbytes = 0
-    for (slab_nnz, num_rows), count in shares.items():
-        slab_shape = find_slab_shape(shape, num_rows)
-        cut = engine.choose_cut(slab_shape, record_format.dtype, record_format.groups)
-        nbytes, slab_peak_nbytes = LAYOUT_CLASSES[name].estimate(slab_nnz, cut, engine)
-        kept += count * nbytes
-        peak_nbytes = max(peak_nbytes, slab_peak_nbytes)
-    record_nbytes, per_slab = record_format.record_nbytes, max(_share(nnz, num_held))
-    given = 8 * record_format.ndim + record_format.dtype.itemsize
-    on_device = engine.staging_size is None  # the nonzeros, and the sorted parts
-    edges = 48 * longest + (8 * nnz if on_device else 0)
-    sorting = count_canonical_nbytes(per_slab, record_format, engine)
-    sorting += 3 * nnz + 2 * per_slab * given if on_device else 0
-    # All slabs' lists of empty rows may be longer; a slab's records and their nonzeros.
-    sizes = record_format.merged.shape
-    lists = sum(index_dtype(size).itemsize * min(per_slab, size) for size in sizes)
-    own = 1 if on_device else -(-num_held // engine.num_devices) / num_held  # one device's share
-    building = math.ceil(own * (kept + num_held * lists)) + peak_nbytes
-    building += per_slab * (2 * record_nbytes + given + 24)
-    held = nnz * (given + record_nbytes) if on_device else 0
-    return kept, held + max(edges, sorting, building)
-
-
-def _share(count: int, num_slabs: int) -> list[int]:
-    """Divide a number into nearly equal ones."""
-    return [(n + 1) * count // num_slabs - n * count // num_slabs for n in range(num_slabs)]
-
-
-def warn_of_long_slabs(layout: SlabLayout) -> None:
-    """Warn if a row is so long that its slab has more than twice its share."""
-    share = -(-layout.nnz // layout.num_slabs)
-    longest = max(slab.layout.nnz for slab in layout.slabs)
-    if longest > 2 * share:
-        _logger.warning(
-            "a slab has %s nonzeros where its share is %s: a row of mode %d, which is not split, "
-            "is longer than a slab; fewer slabs do as well",
-            *(f"{longest:,}", f"{share:,}", layout.cut_mode),
-        )
+    primitives: Primitives,
+) -> Layout:
+    """Build a slab's layout on the current device; `pieces` are records of the whole tensor."""
+    xp, shape = array_module(pieces[0]), record_format.shape
+    records = xp.concatenate([move(piece, xp) for piece in pieces])
+    coords = record_format.coords(records, xp)
+    coords[find_longest_mode(shape)] -= rows.start
+    values = record_format.values(records).copy()
+    del records
+    slab_shape = find_slab_shape(shape, len(rows))
+    cut = primitives.choose_cut(slab_shape, values.dtype, record_format.groups)
+    cut = cut._replace(num_numbered=num_numbered)
+    return build_numbered(layout_class, coords, values, cut, primitives)

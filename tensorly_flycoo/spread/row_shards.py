@@ -19,7 +19,7 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from ..base.array_modules import Array, array_module, remote_aware, share
 from ..base.devices import Devices, Request, assign_homes, bring_each, bring_to_each
-from ..engines import tall_skinny
+from ..engines import tall
 from ..format.tree import fold_tree
 
 #: Elementwise functions that run block by block.
@@ -65,7 +65,7 @@ class Memo:
     gram: Array = None  # (R, R)
     products: Sequence[Array] = ()  # Gram matrices of all blocks, on their devices
     replicated: Any = None  # the Gram matrix as `Devices.replicate` returns it
-    known: Any = None  # the same, and more, as `ops.gram_products` needs it
+    known: Any = None  # the same, and more, as `loop.gram_products` needs it
     suits: bool | None = None  # whether an engine's kernels suit all blocks
     whole: dict[int, Array] = field(default_factory=dict)  # (I, R), by the devices that have it
 
@@ -247,7 +247,7 @@ class RowShards(NDArrayOperatorsMixin):
         """Sum over the rows, or everything, in float64; return the dtype of the matrix."""
         _check_rows(self, axis, "sum")
         kept = self.dtype if self.dtype.kind == "f" else np.dtype(np.int64)
-        sums = self.reduce(tall_skinny.sum_columns)
+        sums = self.reduce(tall.sum_columns)
         return sums.sum().astype(kept) if axis is None else sums.astype(kept)
 
     def dot(self, other: Any) -> Any:
@@ -320,7 +320,7 @@ def dot(a: Any, b: Any) -> Any:
                 collected = b.sharding.devices.collect(_find_products(b))
                 b.memo.gram = _add_products(b.dtype, *collected)
             return b.memo.gram.copy()
-        product = a.T.reduce(tall_skinny.transposed_product, b)
+        product = a.T.reduce(tall.transposed_product, b)
         return product.astype(np.result_type(a.dtype, b.dtype))
     if isinstance(a, RowShards) and not a.is_transposed and b.ndim == 2:
         return RowShards(a.apply(operator.matmul, matrix=b), a.sharding)
@@ -342,7 +342,7 @@ def replicate_gram(a: Any, b: Any) -> Any:
 def _find_products(x: RowShards) -> Sequence[Array]:
     """Return the Gram matrix of each block, in float64, on its device; computed once."""
     if not x.memo.products:
-        multiply = tall_skinny.transposed_product
+        multiply = tall.transposed_product
         x.memo.products = x.apply(lambda b: multiply(b, b).astype(np.float64, copy=False))
     return x.memo.products
 
@@ -355,7 +355,7 @@ def inner_product(a: RowShards, factors: Sequence[RowShards]) -> Array:
     """Return the inner product of `a` and the last factor; find all Gram matrices with it."""
     product = a * factors[-1]
     parts = [_find_products(x) for x in factors]
-    parts.append(product.apply(tall_skinny.sum_columns))
+    parts.append(product.apply(tall.sum_columns))
     collected = iter(a.sharding.devices.collect([x for own in parts for x in own]))
     *grams, sums = (fold_tree([next(collected) for _ in own], operator.add) for own in parts)
     for factor, gram in zip(factors, grams, strict=True):
@@ -373,7 +373,7 @@ def solve(a: Array, b: RowShards) -> RowShards:
 @remote_aware
 def solve_rows(rows: Array, matrix: Array) -> Array:
     """Solve ``matrix @ x.T = rows.T``."""
-    return tall_skinny.solve(matrix, rows.T).T
+    return tall.solve(matrix, rows.T).T
 
 
 def norm(x: RowShards, ord: Any = None, axis: int | None = None) -> Array:
@@ -381,7 +381,7 @@ def norm(x: RowShards, ord: Any = None, axis: int | None = None) -> Array:
     if ord not in (None, 2) or (ord == 2 and axis is None):
         refuse(f"numpy.linalg.norm with ord={ord}")
     _check_rows(x, axis, "norm")
-    squares = x.reduce(lambda block: tall_skinny.sum_columns(np.square(block)))
+    squares = x.reduce(lambda block: tall.sum_columns(np.square(block)))
     squares = squares.sum() if axis is None else squares
     return np.sqrt(squares).astype(x.dtype)
 
@@ -396,7 +396,7 @@ def qr(x: RowShards, mode: str = "reduced") -> tuple[RowShards, Array]:
     if mode != "reduced" or x.is_transposed or x.shape[0] < x.shape[1]:
         refuse(f"numpy.linalg.qr of {x} with mode={mode!r}")
     sharding = x.sharding
-    bases, triangles = zip(*x.apply(tall_skinny.qr), strict=True)
+    bases, triangles = zip(*x.apply(tall.qr), strict=True)
     collected = sharding.devices.collect(triangles)
     xp = array_module(collected[0])
     basis, triangle = xp.linalg.qr(xp.concatenate(collected))

@@ -126,10 +126,10 @@ class _Plan:
 
 def _fingerprint(array: np.ndarray) -> int:
     """Hash the bits of a host array; arrays that differ in one element have different hashes."""
-    from ..engines.cpu import kernels, threads
+    from ..engines.cpu import mttkrp, threads
 
     words = np.ascontiguousarray(array).reshape(-1).view(f"u{array.dtype.itemsize}")
     block_size = 2**16  # that a thread hashes at a time
     hashes = np.zeros(-(-words.size // block_size), np.uint64)
-    threads.launch(kernels.hash_words, hashes.size, words, block_size, hashes, work_ns=words.size)
+    threads.launch(mttkrp.hash_words, hashes.size, words, block_size, hashes, work_ns=words.size)
     return int(hashes.sum())

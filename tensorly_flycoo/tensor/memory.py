@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import traceback
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,7 +18,7 @@ from ..base.checks import SURELY_FREE_NBYTES, num_cells
 from ..base.reporting import log_compilation
 from ..engines import engine_of, select_engine
 from ..format.groups import find_groups
-from ..spread import building
+from ..spread import choosing
 
 if TYPE_CHECKING:
     from ..engines.protocol import Engine
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
 _Result = TypeVar("_Result")
 
 _logger = logging.getLogger("tensorly_flycoo")
-
-#: Stands in each error that is explained already.
-_NEEDS = " needs more memory than "
 
 #: The last sentence of each error, in parts.
 _GAPS = "indices without gaps (as from_dataframe numbers them)"
@@ -46,7 +44,7 @@ _MOST = 64
 def attempt(task: str, function: Callable[[], _Result], ways_out: str = _WAYS_OUT) -> _Result:
     """Return ``function()``; if memory runs out, raise a MemoryError that says what needed it.
 
-    Inside another attempt the inner one explains; the outer one raises its text, and frees frames.
+    Inside another attempt the inner one explains; the outer one only frees its frames' arrays.
     """
     try:
         return function()
@@ -54,12 +52,13 @@ def attempt(task: str, function: Callable[[], _Result], ways_out: str = _WAYS_OU
         text = str(error)
         if not isinstance(error, MemoryError) and not any(sign in text for sign in _CUDA_SIGNS):
             raise
+        if hasattr(error, "is_explained"):
+            traceback.clear_frames(error.__traceback__)
+            raise
         # The C++ libraries below CuPy raise a plain MemoryError.
         is_of_gpu = type(error).__module__.startswith("cupy") or text == "std::bad_alloc"
     # Not inside the except clause: there the new error would keep the old one alive, and with it
     # the arrays of its frames, which must be freed before the free memory is counted.
-    if _NEEDS in text:
-        raise MemoryError(text)
     free = format_nbytes(select_engine("cuda" if is_of_gpu else "cpu").count_free_nbytes())
     facts = f"{text.rstrip('.')}; {free} is free" if text else f"{free} is free"
     raise out_of_memory(task, "the GPU" if is_of_gpu else "the host", facts, ways_out)
@@ -67,7 +66,13 @@ def attempt(task: str, function: Callable[[], _Result], ways_out: str = _WAYS_OU
 
 def out_of_memory(task: str, place: str, facts: str, ways_out: str = _WAYS_OUT) -> MemoryError:
     """Build the MemoryError of a task; the facts are what was asked for, and what is free."""
-    return MemoryError(f"{task}{_NEEDS}{place} has: {facts}. {ways_out}")
+    return _explain(f"{task} needs more memory than {place} has: {facts}. {ways_out}")
+
+
+def _explain(text: str) -> MemoryError:
+    error: Any = MemoryError(text)
+    error.is_explained = True
+    return error
 
 
 def check_room(engine: Engine, nbytes: int) -> None:
@@ -97,7 +102,7 @@ def build_layout(
     are tried, and so on. An error tells the least need. `groups` are as a user gives them.
     """
     found, _ = find_groups(groups, shape, values.size)
-    sizes = building.TensorSizes(values.size, shape, values.dtype, found)
+    sizes = choosing.TensorSizes(values.size, shape, values.dtype, found)
     given = 0 if is_cupy(coords) else values.size * (8 * len(shape) + values.dtype.itemsize)
 
     def build(count: int) -> AnyLayout:
@@ -105,14 +110,14 @@ def build_layout(
         if engine.name == "cpu":  # else arrays on another GPU are refused first
             # Prefixes, which are not counted yet, may change an "auto" layout.
             own = sizes._replace(groups=found[0])
-            name = building.choose_layout(engine, layout, own)
-            check_room(engine, building.estimate_layout(engine, name, own, count)[1] - given)
+            name = choosing.choose_layout(engine, layout, own)
+            check_room(engine, choosing.estimate_layout(engine, name, own, count)[1] - given)
         with log_compilation():
-            return building.build_layout(engine, layout, coords, values, shape, *found, count, keep)
+            return choosing.build_layout(engine, layout, coords, values, shape, *found, count, keep)
 
-    count = num_slabs or building.choose_num_slabs(values.size, engine.num_devices)
+    count = num_slabs or choosing.choose_num_slabs(values.size, engine.num_devices)
     if not num_slabs and keep == "host" and engine.make_stager is not None:
-        count, _ = building.plan_streaming(engine, layout, sizes)
+        count, _ = choosing.plan_streaming(engine, layout, sizes)
     most = num_slabs or _MOST * count
     task = f"building a FlycooTensor of {values.size:,} nonzeros"
     smaller = [_GAPS, _SMALLER] if max(shape) > values.size else [_SMALLER, _GAPS]
@@ -125,10 +130,10 @@ def build_layout(
             slabs = f" in {count} slabs" if count > 1 else ""
             return attempt(task + slabs, functools.partial(build, count), ways_out)
         except MemoryError as error:
-            name = building.choose_layout(engine, layout, sizes)
-            texts[building.estimate_layout(engine, name, sizes, count)[1]] = str(error)
+            name = choosing.choose_layout(engine, layout, sizes)
+            texts[choosing.estimate_layout(engine, name, sizes, count)[1]] = str(error)
         count *= 2
-    raise MemoryError(texts[min(texts)])
+    raise _explain(texts[min(texts)])
 
 
 def check_khatri_rao_fits(

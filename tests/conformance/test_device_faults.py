@@ -15,8 +15,8 @@ from numpy_devices import NumpyDevices, current_device
 from tensorly.decomposition import parafac
 
 from tensorly_flycoo import FlycooTensor, mttkrp
-from tensorly_flycoo.decomposition.initial_guess import spread_factors
 from tensorly_flycoo.engines.cpu import engine as cpu
+from tensorly_flycoo.loop.initial_guess import spread_factors
 
 SHAPE, RANK = (30, 40, 12), 3
 

@@ -8,7 +8,7 @@ import sparse
 import tensorly as tl
 
 from tensorly_flycoo import decomposition
-from tensorly_flycoo.decomposition.ranks import find_cp_rank, find_ranks, find_tucker_rank
+from tensorly_flycoo.loop.ranks import find_cp_rank, find_ranks, find_tucker_rank
 from tensorly_flycoo.testing import random_tensor
 
 #: Functions with one rank, and the arguments besides the tensor and the rank.

@@ -23,7 +23,7 @@ from tensorly.tenalg import proximal
 from tensorly.tenalg.proximal import proximal_operator
 
 from tensorly_flycoo import FlycooTensor
-from tensorly_flycoo.ops.proximal import fit_monotone
+from tensorly_flycoo.decomposition.proximal import fit_monotone
 from tensorly_flycoo.testing import random_tensor
 
 _RANK = 3

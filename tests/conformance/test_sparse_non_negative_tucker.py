@@ -13,7 +13,7 @@ from sparse_problems import (
 from tensorly.tucker_tensor import TuckerTensor
 
 from tensorly_flycoo import DensifyError, FlycooTensor, decomposition
-from tensorly_flycoo.decomposition.guarding import tensorly_loop
+from tensorly_flycoo.loop.guarding import tensorly_loop
 
 _SHAPES = {2: (14, 15), 3: (9, 11, 10), 4: (8, 6, 9, 7)}
 _RANKS = {2: [3, 2], 3: [2, 3, 4], 4: [2, 3, 2, 2]}

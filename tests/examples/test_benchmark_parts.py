@@ -143,7 +143,7 @@ def test_scaling_times_a_tensor_on_several_devices(monkeypatch):
             "LARGE_SHAPES": [SlabsOnTheHost.name], "SHAPES": [], "Problem": None,
             "draw_factors": draw, "free_memory": int, "repeats_kept": contextlib.nullcontext,
         },
-        "tensorly_flycoo.engines.cuda.devices": {"CudaDevices": lambda n: OneDevice(np, n)},
+        "tensorly_flycoo.engines.cuda.gpus": {"CudaDevices": lambda n: OneDevice(np, n)},
         "tensorly_flycoo.engines.cuda.engine": {"CUDA": CPU},
     }  # fmt: skip
     with monkeypatch.context() as patch:

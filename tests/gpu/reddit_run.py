@@ -21,8 +21,8 @@ import tensorly as tl
 import tensorly_flycoo
 from tensorly_flycoo import FlycooTensor, mttkrp
 from tensorly_flycoo.base.devices import OneDevice, assign_homes
-from tensorly_flycoo.engines.cuda.devices import CudaDevices
 from tensorly_flycoo.engines.cuda.engine import CUDA
+from tensorly_flycoo.engines.cuda.gpus import CudaDevices
 from tensorly_flycoo.format.indexed import IndexedLayout
 from tensorly_flycoo.spread.slab_layout import Slab, SlabLayout
 from tensorly_flycoo.spread.spread_layout import SpreadLayout

@@ -13,9 +13,9 @@ from tensorly.decomposition import parafac, tucker
 
 from tensorly_flycoo import FlycooTensor, mttkrp
 from tensorly_flycoo.decomposition import generalized_parafac
-from tensorly_flycoo.engines import tall_skinny as linear_algebra
+from tensorly_flycoo.engines import tall as linear_algebra
 from tensorly_flycoo.engines.cuda import mersenne_twister
-from tensorly_flycoo.ops.hals import solve_nonnegative
+from tensorly_flycoo.loop.hals import solve_nonnegative
 
 SHAPES = [(50,), (40, 3), (60, 30, 20), (9, 8, 7, 6), (6, 5, 4, 3, 2)]
 RANKS = (1, 7, 10, 31, 32, 50)

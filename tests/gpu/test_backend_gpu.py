@@ -12,11 +12,11 @@ import tensorly as tl
 import tensorly_flycoo
 from tensorly_flycoo import FlycooTensor, cp_to_entries
 from tensorly_flycoo.backend import arrays  # noqa: F401 (registers the backend)
-from tensorly_flycoo.engines import tall_skinny as linear_algebra
+from tensorly_flycoo.engines import tall as linear_algebra
 from tensorly_flycoo.engines.cuda import engine as cuda
 from tensorly_flycoo.engines.cuda import tall, tuning
-from tensorly_flycoo.start import eigen
-from tensorly_flycoo.start.gram import UnfoldingGram
+from tensorly_flycoo.svd import eigen
+from tensorly_flycoo.svd.gram import UnfoldingGram
 
 DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])
 

@@ -8,7 +8,7 @@ from numpy_primitives import NumpyPrimitives
 from tensorly_flycoo.engines.cuda import engine
 from tensorly_flycoo.engines.cuda.compact_ids import PackedIds
 from tensorly_flycoo.engines.cuda.engine import CUDA
-from tensorly_flycoo.engines.tall_skinny import find_signs
+from tensorly_flycoo.engines.tall import find_signs
 from tensorly_flycoo.format.packing import RecordFormat
 from tensorly_flycoo.format.primitives import Entries, LeadingPairs, ModeRows
 

@@ -143,7 +143,7 @@ def test_tables_with_numbers_and_text_as_labels(client, tmp_path):
     })  # fmt: skip
     for part in range(4):
         frame[part::4].to_parquet(tmp_path / f"part{part}.parquet")
-    x = read_parquet(str(tmp_path / "*.parquet"), [*frame], client=client, device="cuda")
+    x = read_parquet(tmp_path, [*frame], client=client, device="cuda")
     expected = from_dataframe(frame, [*frame])
     for name, labels in x.labels.items():
         np.testing.assert_array_equal(labels, expected.labels[name])

@@ -33,8 +33,8 @@ from tensorly.decomposition import (
 )
 
 from tensorly_flycoo import DensifyError, FlycooTensor, RaggedTensor, decomposition
-from tensorly_flycoo.engines import tall_skinny as linear_algebra
-from tensorly_flycoo.ops.hals import solve_nonnegative
+from tensorly_flycoo.engines import tall as linear_algebra
+from tensorly_flycoo.loop.hals import solve_nonnegative
 
 RANK, SHAPE = 3, (9, 11, 10)
 KINDS = pytest.mark.parametrize("kind", [AS_COO, AS_FLYCOO])

@@ -16,7 +16,7 @@ from tensorly_flycoo import (
     write_tns,
 )
 from tensorly_flycoo.base.checks import LAYOUTS
-from tensorly_flycoo.spread import building
+from tensorly_flycoo.spread import choosing
 
 SHAPE = (300, 3, 5000)
 
@@ -43,7 +43,7 @@ def test_saved_on_one_device_and_loaded_on_another(
     save(tmp_path / "x.npz", make_tensor(saved_on, layout))
     expected = compute_all(make_tensor(loaded_on, layout))
     if saved_on == loaded_on:  # a plan that fits is not built again
-        monkeypatch.delattr(building, "build_layout")
+        monkeypatch.delattr(choosing, "build_layout")
     x = load(tmp_path / "x.npz", device=loaded_on)
     assert (x.device, x.layout) == (loaded_on, layout)
     for result, same in zip(compute_all(x), expected, strict=True):

@@ -10,8 +10,8 @@ from tensorly.decomposition import _cp, parafac
 
 from tensorly_flycoo import FlycooTensor
 from tensorly_flycoo.engines.cuda import tall
-from tensorly_flycoo.ops import gram_products
-from tensorly_flycoo.ops.gram_products import GramMemory, GramProduct
+from tensorly_flycoo.loop import gram_products
+from tensorly_flycoo.loop.gram_products import GramMemory, GramProduct
 
 RANKS = pytest.mark.parametrize("rank", [1, 2, 3, 7, 16, 25, 31, 32])
 

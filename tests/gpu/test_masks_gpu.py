@@ -8,7 +8,7 @@ from sides import fetch
 from tensorly.decomposition import non_negative_parafac, parafac
 
 from tensorly_flycoo import FlycooTensor, fold_in, observed_parafac
-from tensorly_flycoo.decomposition.masks import MissingEntries
+from tensorly_flycoo.loop.masks import MissingEntries
 
 SHAPE, RANK = (30, 40, 50), 3
 LAYOUTS = pytest.mark.parametrize("layout", ["remap", "replicated", "indexed"])

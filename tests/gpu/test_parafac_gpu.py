@@ -11,7 +11,7 @@ from tensorly.decomposition import CP, parafac
 
 import tensorly_flycoo
 from tensorly_flycoo import FlycooTensor
-from tensorly_flycoo.engines import tall_skinny as linear_algebra
+from tensorly_flycoo.engines import tall as linear_algebra
 from tensorly_flycoo.tensor.coo_cache import as_flycoo
 
 SHAPE, RANK, NUM_ITERATIONS = (30, 20, 10), 3, 8

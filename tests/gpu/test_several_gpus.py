@@ -13,10 +13,10 @@ import tensorly_flycoo
 from tensorly_flycoo import FlycooTensor, mttkrp, mttkrps
 from tensorly_flycoo.base.devices import OneDevice
 from tensorly_flycoo.decomposition import generalized_parafac
-from tensorly_flycoo.decomposition.initial_guess import spread_factors
-from tensorly_flycoo.engines.cuda.devices import CudaDevices
 from tensorly_flycoo.engines.cuda.engine import CUDA
+from tensorly_flycoo.engines.cuda.gpus import CudaDevices
 from tensorly_flycoo.format.tree import add_parts, count_parts
+from tensorly_flycoo.loop.initial_guess import spread_factors
 from tensorly_flycoo.spread.row_shards import RowShards
 
 NUM_GPUS = cupy.cuda.runtime.getDeviceCount()

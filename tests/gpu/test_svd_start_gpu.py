@@ -9,9 +9,9 @@ from tensorly.decomposition import parafac
 from tensorly_flycoo import FlycooTensor
 from tensorly_flycoo.engines import select_engine
 from tensorly_flycoo.format.primitives import Entries, ModeRows
-from tensorly_flycoo.start import eigen
-from tensorly_flycoo.start import gram as gram_module
-from tensorly_flycoo.start.unfolding import Unfolding
+from tensorly_flycoo.svd import eigen
+from tensorly_flycoo.svd import gram as gram_module
+from tensorly_flycoo.svd.unfolding import Unfolding
 
 EPS = np.finfo(np.float64).eps
 

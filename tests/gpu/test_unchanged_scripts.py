@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 import sparse
 import tensorly as tl
+from public_calls import CASES, call
 
 import tensorly_flycoo
 from tensorly_flycoo import FlycooTensor, mttkrp
 from tensorly_flycoo.base.array_modules import move
+from tensorly_flycoo.tensor.mirroring import map_arrays
 from tensorly_flycoo.testing import random_tensor
 
 PRINT = "\nimport json\nprint(json.dumps([float(number) for number in result]))\n"
@@ -45,6 +47,14 @@ def test_the_command_run(name, tmp_path):
         ended = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
         found.append(json.loads(ended.stdout.splitlines()[-1]))
     np.testing.assert_allclose(*found, rtol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_no_result_of_a_tensor_on_the_host_is_on_the_gpu(name, kind):
+    arrays = []
+    map_arrays(lambda array: arrays.append(array) or array, call(name, kind))
+    assert not any(isinstance(array, cupy.ndarray) for array in arrays)
 
 
 def test_a_tensor_on_the_gpu_keeps_its_results_there():

@@ -12,8 +12,8 @@ from strategies import dtypes, nonzeros, quick
 
 from tensorly_flycoo import FlycooTensor, mttkrp
 from tensorly_flycoo.base.checks import LAYOUTS
-from tensorly_flycoo.decomposition.whole_tensor import WholeTensor
 from tensorly_flycoo.format.groups import find_groups
+from tensorly_flycoo.loop.whole_tensor import WholeTensor
 from tensorly_flycoo.ops.mttkrp import mttkrp_of_ratios, mttkrps
 
 slabs = st.integers(1, 5)

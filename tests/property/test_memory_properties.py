@@ -13,7 +13,7 @@ from tensorly_flycoo import FlycooTensor, estimate_memory
 from tensorly_flycoo.base.checks import LAYOUTS
 from tensorly_flycoo.format.groups import choose_groups
 from tensorly_flycoo.format.packing import Cut, RecordFormat
-from tensorly_flycoo.spread.building import choose_num_slabs
+from tensorly_flycoo.spread.choosing import choose_num_slabs
 
 layout_names = st.sampled_from(LAYOUTS)
 

@@ -6,29 +6,18 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from momentum_runs import FunctionRun
 from strategies import quick
-
-from tensorly_flycoo.decomposition.momentum import Momentum, take_error
 
 sizes = st.shared(st.integers(1, 6))
 numbers = arrays(float, sizes, elements=st.floats(-100, 100, width=32))
 rates = arrays(float, sizes, elements=st.floats(0, 1, width=32))
 
 
-class NoData:
-    values = None
-
-    def impute(self, weights, factors):
-        pass
-
-
 def iterate(update, start, num_iterations):
-    momentum = Momentum(update, take_error, NoData(), range(len(start)))
-    factors, errors = start, []
-    for iteration in range(num_iterations):
-        _, factors, error = momentum(iteration, None, factors, errors)
-        errors.append(error)
-    return factors, errors
+    run = FunctionRun.begin(update, start)
+    errors = [run.step(iteration) for iteration in range(num_iterations)]
+    return run.factors, errors
 
 
 @quick
@@ -36,9 +25,9 @@ def iterate(update, start, num_iterations):
 def test_errors_never_rise(start, rates, num_iterations):
     """The update multiplies each number by at most 1: its own errors do not, even rounded."""
 
-    def shrink(iteration, weights, factors, errors):
+    def shrink(factors):
         factors = [factor * rates for factor in factors]
-        return weights, factors, float(np.sum(np.abs(factors[0])))
+        return factors, float(np.sum(np.abs(factors[0])))
 
     _, errors = iterate(shrink, [start], num_iterations)
     assert len(errors) == num_iterations
@@ -48,8 +37,8 @@ def test_errors_never_rise(start, rates, num_iterations):
 @quick
 @given(numbers, st.integers(1, 10))
 def test_a_fixed_point_stays(start, num_iterations):
-    def keep(iteration, weights, factors, errors):
-        return weights, list(factors), 1.0
+    def keep(factors):
+        return list(factors), 1.0
 
     factors, _ = iterate(keep, [start, 2 * start], num_iterations)
     np.testing.assert_array_equal(factors[0], start)
@@ -62,9 +51,9 @@ def test_it_converges_to_the_point_of_the_update(target, rates):
     """Linear maps with rates of at most 0.9 have one fixed point."""
     rates = np.minimum(rates, 0.9)
 
-    def approach(iteration, weights, factors, errors):
+    def approach(factors):
         factors = [target + (factors[0] - target) * rates]
-        return weights, factors, float(np.linalg.norm(factors[0] - target))
+        return factors, float(np.linalg.norm(factors[0] - target))
 
     (found,), _ = iterate(approach, [np.zeros_like(target)], 200)
     # 0.9**200 is 7e-10.

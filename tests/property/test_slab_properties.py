@@ -12,7 +12,7 @@ from strategies import dtypes, nonzeros, quick, seeds
 from tensorly_flycoo import FlycooTensor, mttkrp
 from tensorly_flycoo.format.tree import count_waiting, fold_tree
 from tensorly_flycoo.ops.ttmc import find_nonempty_rows, multiply_nonempty_rows
-from tensorly_flycoo.spread.slab_building import count_rows, find_edges
+from tensorly_flycoo.spread.building import count_rows, find_edges
 
 layouts = st.sampled_from(["remap", "replicated", "indexed"])
 nums_slabs = st.integers(2, 9)

@@ -52,7 +52,7 @@ def list_devices(device, count):
         return {"one process": OneDevice()}
     import cupy
 
-    from tensorly_flycoo.engines.cuda.devices import CudaDevices
+    from tensorly_flycoo.engines.cuda.gpus import CudaDevices
 
     found = {"one process": OneDevice(cupy)}
     if cupy.cuda.runtime.getDeviceCount() >= count:

@@ -16,7 +16,7 @@ import tensorly.decomposition
 
 from tensorly_flycoo import FlycooTensor, mttkrp, set_device
 from tensorly_flycoo.base.array_modules import move
-from tensorly_flycoo.start.unfolding import Unfolding
+from tensorly_flycoo.svd.unfolding import Unfolding
 
 SHAPE, RANK = (40, 30, 20), 3
 

@@ -29,7 +29,7 @@ import atheris
 _COMPILED = [
     f"tensorly_flycoo.{name}"
     for name in (
-        "engines.cpu.building", "engines.cpu.kernels", "engines.cpu.updates", "engines.cpu.ttmc",
+        "engines.cpu.sorting", "engines.cpu.mttkrp", "engines.cpu.updates", "engines.cpu.ttmc",
     )
 ]  # fmt: skip
 with atheris.instrument_imports(["tensorly_flycoo"], _COMPILED):

@@ -56,7 +56,7 @@ LOWERED = {
         "engines.cpu.engine._SWEEP_ROWS": 3,
         "io.saving._CHECK_BLOCK": 7,
         "io.tns._WRITE_BLOCK": 7,
-        "start.eigen._VECTORS_AT_ONCE": 1,
+        "svd.eigen._VECTORS_AT_ONCE": 1,
         "ops.ttmc._BLOCK_SIZE": 40,
     },
     # Rows over many tiles and buckets. A kernel's tile is a multiple of its block's threads, and
@@ -69,9 +69,9 @@ LOWERED = {
         "engines.cuda.tuning.SEGMENT": 2,
     },
     # As with more than 2**32 nonzeros.
-    "slabs": {"spread.building.choose_num_slabs": choose_three},
+    "slabs": {"spread.choosing.choose_num_slabs": choose_three},
     # As on a GPU.
-    "remap": {"spread.building.choose_layout": choose_remap},
+    "remap": {"spread.choosing.choose_layout": choose_remap},
     # As with modes of 2**31 indices or more.
     "record": {"format.packing.field_width": widen_field},
     # As with many nonzeros for each combination of the indices of adjacent modes.

@@ -195,7 +195,7 @@ class Array:
 
 
 def load_devices(gpus, monkeypatch):
-    """Return the module `engines.cuda.devices`, with simulated GPUs."""
+    """Return the module `engines.cuda.gpus`, with simulated GPUs."""
     exchange = types.ModuleType("exchange")
     exchange.copy_blocks = gpus.copy_blocks
     monkeypatch.setitem(sys.modules, "cupy", gpus)

@@ -15,7 +15,7 @@ from ...format.layout import Layout
 from ...format.packing import RecordFormat
 from ...format.primitives import Step
 from ..protocol import Engine, Factors
-from . import kernels, products, ratios, threads, updates
+from . import mttkrp, products, ratios, threads, updates
 from . import ttmc as ttmc_kernels
 from .free_memory import count_free_nbytes
 from .primitives import CpuPrimitives
@@ -63,7 +63,7 @@ class CpuEngine(CpuPrimitives, Engine):
         stays: bool = False,
     ) -> None:
         arrays, partial_rows = self.allocate_workspace(layout, factors, mode, out)
-        carry_rows, num_lanes = layout.tilings[mode].carry_rows, kernels.count_lanes(out)
+        carry_rows, num_lanes = layout.tilings[mode].carry_rows, mttkrp.count_lanes(out)
         with layout.step(mode, self, stays) as step:
             if step.records.shape[0] == 0:
                 out[...] = 0
@@ -74,8 +74,8 @@ class CpuEngine(CpuPrimitives, Engine):
             operands = (arrays, out, partial_rows)
             arguments = _gather_arguments(layout, step, mode, operands, num_lanes)
             work_ns = _estimate_ns(layout, step, out)
-            threads.launch(kernels.mttkrp_tiles, carry_rows.size, *arguments, work_ns=work_ns)
-            kernels.add_partial_rows(carry_rows, partial_rows, out)
+            threads.launch(mttkrp.mttkrp_tiles, carry_rows.size, *arguments, work_ns=work_ns)
+            mttkrp.add_partial_rows(carry_rows, partial_rows, out)
             if weights is not None:
                 np.multiply(out, weights, out=out)
 
@@ -107,7 +107,7 @@ class CpuEngine(CpuPrimitives, Engine):
             threads.launch(
                 ratios.ratio_tiles, num_tiles, *arguments, model, has_steps, work_ns=work_ns
             )
-            kernels.add_partial_rows(carry_rows, partial_rows, out)
+            mttkrp.add_partial_rows(carry_rows, partial_rows, out)
             # Unlike a sum, adds from the first to the last.
             return None if log_sums is None else np.asarray(0.0 + log_sums.cumsum()[-1])
 
@@ -161,7 +161,7 @@ class CpuEngine(CpuPrimitives, Engine):
             rows = tiling.carry_rows
             if slots is not None:
                 rows = np.where(rows >= 0, slots[rows].astype(np.int64), rows)
-            kernels.add_partial_rows(rows, partial_rows, out)
+            mttkrp.add_partial_rows(rows, partial_rows, out)
 
     def gram(self, coords: Array, values: Array, diagonal: Array) -> Array:
         (columns, ids), size, values = coords, diagonal.size, np.atleast_2d(values)
@@ -173,7 +173,7 @@ class CpuEngine(CpuPrimitives, Engine):
         edges = np.sqrt(np.linspace(0, 1, num_bands + 1)) * size
         arguments = (edges.astype(np.uint64), starts, ids, values, gram, own_diagonal)
         num_products = len(values) * np.square(np.diff(starts)).sum() / 2
-        threads.launch(kernels.add_gram, num_bands, *arguments, work_ns=num_products)
+        threads.launch(mttkrp.add_gram, num_bands, *arguments, work_ns=num_products)
         np.fill_diagonal(gram, own_diagonal + diagonal)
         return gram
 
@@ -220,16 +220,16 @@ def _estimate_ns(layout: Layout, step: Step, out: Array) -> float:
 
 def _choose_lanes(out: Array) -> int:
     """Return the lanes of ratios: all columns, or the choice that computes the fewest twice."""
-    rank, num_lanes = out.shape[1], kernels.count_lanes(out)
+    rank, num_lanes = out.shape[1], mttkrp.count_lanes(out)
     if num_lanes == rank:
         return num_lanes
-    choices = [kernels.count_lanes(out, nbytes) for nbytes in _STEP_NBYTES]
+    choices = [mttkrp.count_lanes(out, nbytes) for nbytes in _STEP_NBYTES]
     return min(choices, key=lambda num_lanes: -rank % num_lanes)
 
 
 def _gather_arguments(
     layout: Layout, step: Step, mode: int, operands: Any, num_lanes: int
-) -> tuple[Tiles, Storage, kernels.Operands]:
+) -> tuple[Tiles, Storage, mttkrp.Operands]:
     """Return the arguments of the loops that compute MTTKRP."""
     (arrays, out, partial_rows), tiling = operands, layout.tilings[mode]
     if mode not in layout.prepared:
@@ -237,7 +237,7 @@ def _gather_arguments(
         tiles = Tiles(*sizes, tiling.carry_rows, tiling.empty_rows)
         layout.prepared[mode] = (tiles, *locate(layout.merged, mode))
     tiles, field, fields = layout.prepared[mode]
-    operands = kernels.Operands(fields, arrays, field, out, partial_rows, (0,) * num_lanes)
+    operands = mttkrp.Operands(fields, arrays, field, out, partial_rows, (0,) * num_lanes)
     return tiles, Storage.of(step, layout.record_format), operands
 
 

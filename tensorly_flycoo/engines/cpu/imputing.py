@@ -11,7 +11,7 @@ from numpy import ndarray as Array
 
 from . import threads
 from .compiling import kernel
-from .kernels import add_product, count_lanes, fill_row, new_row_of_zeros
+from .mttkrp import add_product, count_lanes, fill_row, new_row_of_zeros
 
 #: Entries whose squares are added up together.
 _BLOCK_SIZE = 2048

@@ -9,7 +9,7 @@ from numpy import ndarray as Array
 from ...base.checks import check_finite, check_inside
 from ...format.packing import Cut, RecordFormat
 from ...format.primitives import Entries, ModeRows, Primitives, Step, index_dtype
-from . import building, kernels, threads
+from . import mttkrp, sorting, threads
 from .records import Fields, Storage, Tiles
 
 #: Parts of a counting sort for each thread, so that a delayed thread gets less to do.
@@ -41,7 +41,7 @@ class CpuPrimitives(Primitives):
         packed = (records, records.view(record_format.dtype), slot)
         flags = tuple(np.zeros((4, 1), np.bool_))
         arguments, work_ns = (nonzeros, fields, packed, flags), _NONZERO_NS * values.shape[0]
-        threads.launch(building.pack_records, values.shape[0], *arguments, work_ns=work_ns)
+        threads.launch(sorting.pack_records, values.shape[0], *arguments, work_ns=work_ns)
         descends, is_outside, is_infinite, has_zeros = (bool(flag[0]) for flag in flags)
         if is_outside:
             check_inside(coords, record_format.shape)
@@ -57,7 +57,7 @@ class CpuPrimitives(Primitives):
             return super().sort_by_row(given, target, positions)
         # With `places`, rows are gathered: from `target`, which spans fewer pages than `records`.
         rows, field = positions if places is None else target, Fields.of(record_format, [mode])
-        threads.launch(building.read_rows, nnz, records, field, rows, work_ns=nnz)
+        threads.launch(sorting.read_rows, nnz, records, field, rows, work_ns=nnz)
         starts = _start_keys(rows, places, positions, num_parts, num_rows)
         is_empty = starts[0, 1 : num_rows + 1] == starts[0, :num_rows]  # ends where it starts
         empty_rows = np.flatnonzero(is_empty).astype(index_dtype(num_rows))
@@ -68,7 +68,7 @@ class CpuPrimitives(Primitives):
         is_empty = np.ones(record_format.shape[mode], np.bool_)
         arguments = (records, Fields.of(record_format, [mode]), is_empty)
         work_ns = _NONZERO_NS * records.shape[0]
-        threads.launch(building.mark_rows, records.shape[0], *arguments, work_ns=work_ns)
+        threads.launch(sorting.mark_rows, records.shape[0], *arguments, work_ns=work_ns)
         return np.flatnonzero(is_empty).astype(index_dtype(is_empty.size))
 
     def sort_nbytes(self, nnz: int, size: int) -> int:
@@ -109,7 +109,7 @@ class CpuPrimitives(Primitives):
         tiles, record_format = Tiles(cut.tile_size, step.bucket_size), cut.record_format
         nnz, storage = step.records.shape[0], Storage.of(step, record_format)
         num_tiles, work_ns = -(-nnz // cut.tile_size), _NONZERO_NS * nnz
-        threads.launch(kernels.remap_tiles, num_tiles, tiles, storage, work_ns=work_ns)
+        threads.launch(mttkrp.remap_tiles, num_tiles, tiles, storage, work_ns=work_ns)
 
     def position_in_buckets(self, offsets: Array, bucket_size: int) -> Array:
         positions = np.arange(offsets.shape[0], dtype=index_dtype(offsets.shape[0]))
@@ -120,7 +120,7 @@ class CpuPrimitives(Primitives):
     def gather(self, records: Array, places: Array) -> Array:
         target, nnz = np.empty_like(records), records.shape[0]
         arguments = (records, places, target, (0,) * records.shape[1])
-        threads.launch(kernels.gather_records, nnz, *arguments, work_ns=_NONZERO_NS * nnz)
+        threads.launch(mttkrp.gather_records, nnz, *arguments, work_ns=_NONZERO_NS * nnz)
         return target
 
     def split_columns(self, given: ModeRows) -> Entries:
@@ -133,7 +133,7 @@ class CpuPrimitives(Primitives):
         storage, field = Storage.of(Step(records), record_format), Fields.of(record_format, [mode])
         masks = tuple(map(np.uint64, record_format.mask_words(others)))
         arguments = (places, storage, field, masks, (is_new, rows, values))
-        threads.launch(kernels.split_columns, nnz, *arguments, work_ns=2 * _NONZERO_NS * nnz)
+        threads.launch(mttkrp.split_columns, nnz, *arguments, work_ns=2 * _NONZERO_NS * nnz)
         return Entries(is_new, rows, values)
 
 
@@ -143,15 +143,15 @@ def _start_keys(
     """Gather keys in the order of `places`; return where each part's items of each key start."""
     starts = np.zeros(_shape_counts(num_parts, num_keys, gathered.dtype), gathered.dtype)
     arguments, work_ns = (keys, places, gathered, starts), _NONZERO_NS * keys.shape[0]
-    threads.launch(building.count_rows, num_parts, *arguments, work_ns=work_ns)
-    building.start_keys(starts)
+    threads.launch(sorting.count_rows, num_parts, *arguments, work_ns=work_ns)
+    sorting.start_keys(starts)
     return starts
 
 
 def _sort_parts(starts: Array, places: Array | None, target: Array, positions: Array) -> None:
     """Run `building.sort_parts` for all parts."""
     arguments, work_ns = (starts, places, target, positions), _NONZERO_NS * positions.shape[0]
-    threads.launch(building.sort_parts, starts.shape[0], *arguments, work_ns=work_ns)
+    threads.launch(sorting.sort_parts, starts.shape[0], *arguments, work_ns=work_ns)
 
 
 def _count_parts(nnz: int, num_keys: int) -> int | None:

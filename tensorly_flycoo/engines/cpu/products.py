@@ -13,7 +13,7 @@ from numpy import ndarray as Array
 from ..protocol import Group
 from . import threads
 from .compiling import kernel
-from .kernels import add_product, count_lanes, fill_row, new_row_of_zeros, store_row
+from .mttkrp import add_product, count_lanes, fill_row, new_row_of_zeros, store_row
 
 #: Rows of a block. Sums over it are in the matrices' own precision, those over blocks in float64.
 _BLOCK_ROWS = 2048

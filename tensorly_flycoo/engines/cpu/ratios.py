@@ -12,7 +12,7 @@ from numba.core import types
 from numpy import ndarray as Array
 
 from .compiling import kernel
-from .kernels import (
+from .mttkrp import (
     Operands,
     add_multiple,
     advance,

@@ -12,7 +12,7 @@ from numba.core import types
 from numpy import ndarray as Array
 
 from .compiling import kernel
-from .kernels import add_multiple, advance, point_at_row
+from .mttkrp import add_multiple, advance, point_at_row
 from .records import (
     Fields,
     Storage,

@@ -19,11 +19,11 @@ from ...format.layout import Layout
 from ...format.packing import RecordFormat
 from ...format.primitives import Step
 from ..protocol import Engine, Factors
-from . import exchange, groups, launch, mersenne_twister, tall, tuning, updates
-from .building import CudaPrimitives, launch_on_unfolding
+from . import exchange, group_products, launch, mersenne_twister, tall, tuning, updates
 from .carries import Carries, add_carries, allocate_carries
 from .compact_ids import find_bits, list_parts
 from .macros import Ratios, mttkrp_macros, ttmc_macros
+from .primitives import CudaPrimitives, launch_on_unfolding
 from .staging import CudaStager
 from .structs import (
     carries_dtype,
@@ -152,8 +152,8 @@ class CudaEngine(CudaPrimitives, Engine):
             pitches = [row_pitch(array) for array in arrays]
         return Workspace(arrays, pitches, carries)
 
-    combine_rows = staticmethod(groups.combine_rows)
-    contract_rows = staticmethod(groups.contract_rows)
+    combine_rows = staticmethod(group_products.combine_rows)
+    contract_rows = staticmethod(group_products.contract_rows)
     add_parts = staticmethod(exchange.add_parts)
 
     def ttmc(

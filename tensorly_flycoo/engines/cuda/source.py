@@ -66,7 +66,7 @@ def load_source(name: str) -> str:
     paths start at the folder that holds the package.
 
     >>> print(load_source("sum_values.cu").splitlines()[0])
-    #line 1 "tensorly_flycoo/engines/cuda/kernels/sum_values.cu"
+    #line 1 "tensorly_flycoo/engines/cuda/kernels/building/sum_values.cu"
     """
     return "\n".join(_inline(name, set())) + "\n"
 

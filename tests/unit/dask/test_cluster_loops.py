@@ -30,10 +30,10 @@ from tensorly_flycoo.base.devices import OneDevice
 from tensorly_flycoo.dask import ClusterTensor
 from tensorly_flycoo.dask import open_slabs as open_on_workers
 from tensorly_flycoo.dask.cluster import Cluster
-from tensorly_flycoo.decomposition.initial_guess import spread_factors
 from tensorly_flycoo.engines.cpu.engine import CPU
 from tensorly_flycoo.io import slab_folder
 from tensorly_flycoo.io.checkpoint import find_digest
+from tensorly_flycoo.loop.initial_guess import spread_factors
 from tensorly_flycoo.spread import row_shards
 from tensorly_flycoo.spread.row_shards import RowShards
 from tensorly_flycoo.tensor.labelled import Labels

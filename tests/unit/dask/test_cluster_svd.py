@@ -11,11 +11,11 @@ from tensorly_flycoo.dask import loading
 from tensorly_flycoo.dask import open_slabs as open_on_workers
 from tensorly_flycoo.dask.messages import SITE
 from tensorly_flycoo.engines.cpu.engine import CPU
-from tensorly_flycoo.start import eigen
-from tensorly_flycoo.start import gram as gram_module
-from tensorly_flycoo.start.gram import UnfoldingGram
-from tensorly_flycoo.start.nndsvd import make_left_vectors_non_negative
-from tensorly_flycoo.start.unfolding import Unfolding
+from tensorly_flycoo.svd import eigen
+from tensorly_flycoo.svd import gram as gram_module
+from tensorly_flycoo.svd.gram import UnfoldingGram
+from tensorly_flycoo.svd.nndsvd import make_left_vectors_non_negative
+from tensorly_flycoo.svd.unfolding import Unfolding
 
 #: Shapes of tensors: any one, one with few columns along its cut mode, and one of few columns
 #: along another one, since most indices of the cut mode have no nonzeros.

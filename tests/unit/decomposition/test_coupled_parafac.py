@@ -10,7 +10,7 @@ from tensorly.decomposition import coupled_matrix_tensor_3d_factorization
 from tensorly.decomposition._cp import initialize_cp
 
 from tensorly_flycoo import FlycooTensor, Progress, coupled_parafac
-from tensorly_flycoo.decomposition.guarding import tensorly_loop
+from tensorly_flycoo.loop.guarding import tensorly_loop
 from tensorly_flycoo.models import CoupledCP
 from tensorly_flycoo.testing import random_tensor
 

@@ -7,15 +7,11 @@ import sparse
 import tensorly_flycoo
 from tensorly_flycoo import FlycooTensor, LabelledCP, LabelledTensor, Progress
 from tensorly_flycoo.base.devices import OneDevice
-from tensorly_flycoo.decomposition import generalized_parafac, poisson
-from tensorly_flycoo.decomposition.masks import ObservedData, find_missing
-from tensorly_flycoo.decomposition.poisson import (
-    add_columns,
-    divide_counts,
-    evaluate_loss,
-    find_scales,
-)
+from tensorly_flycoo.decomposition import generalized_parafac
 from tensorly_flycoo.engines.cpu.engine import CPU
+from tensorly_flycoo.loop import poisson
+from tensorly_flycoo.loop.masks import ObservedData, find_missing
+from tensorly_flycoo.loop.poisson import add_columns, divide_counts, evaluate_loss, find_scales
 from tensorly_flycoo.models.match import factor_match_score
 
 

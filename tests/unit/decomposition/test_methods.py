@@ -13,8 +13,8 @@ import tensorly as tl
 from tensorly.cp_tensor import CPTensor
 
 from tensorly_flycoo import FlycooTensor, best_of, decomposition, select_rank
-from tensorly_flycoo.decomposition.losses import LOSSES
 from tensorly_flycoo.decomposition.methods import METHODS, find_method
+from tensorly_flycoo.loop.losses import LOSSES
 from tensorly_flycoo.testing import random_tensor
 
 pytestmark = pytest.mark.usefixtures("flycoo_backend")

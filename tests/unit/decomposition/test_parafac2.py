@@ -10,7 +10,7 @@ from tensorly.parafac2_tensor import Parafac2Tensor, parafac2_to_slices
 
 from tensorly_flycoo import DensifyError, FlycooTensor, Progress, RaggedTensor
 from tensorly_flycoo.decomposition import parafac2
-from tensorly_flycoo.decomposition.guarding import tensorly_loop
+from tensorly_flycoo.loop.guarding import tensorly_loop
 from tensorly_flycoo.ops import ragged
 from tensorly_flycoo.testing import random_tensor
 

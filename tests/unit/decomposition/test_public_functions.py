@@ -11,7 +11,7 @@ import tensorly as tl
 from tensorly.cp_tensor import CPTensor
 
 from tensorly_flycoo import FlycooTensor, cp_fit, decomposition
-from tensorly_flycoo.decomposition.guarding import tensorly_loop
+from tensorly_flycoo.loop.guarding import tensorly_loop
 from tensorly_flycoo.testing import random_tensor
 
 SHAPE = (6, 7, 8, 6)
@@ -207,11 +207,3 @@ def test_a_decomposition_is_pickled_by_its_public_name(name):
     function = getattr(decomposition, name)
     assert pickle.loads(pickle.dumps(function)) is function
     assert function.__name__ == name
-
-
-@pytest.mark.parametrize("home", [decomposition, tl.decomposition], ids=["ours", "TensorLy's"])
-@pytest.mark.usefixtures("flycoo_backend")
-def test_a_warning_names_the_users_line(home, x):
-    with pytest.warns(UserWarning, match="unconstrained modes") as caught:
-        home.non_negative_parafac_hals(x, 2, 1, nn_modes=[0], sparsity_coefficients=[0.1] * 4)
-    assert {warning.filename for warning in caught} == {__file__}

@@ -10,11 +10,11 @@ from problems import make_problem
 
 from tensorly_flycoo import FlycooTensor, load, mttkrp, save
 from tensorly_flycoo.base.checks import LAYOUTS
-from tensorly_flycoo.decomposition.whole_tensor import WholeTensor
 from tensorly_flycoo.format import groups as groups_module
 from tensorly_flycoo.format.groups import choose_groups, find_groups
 from tensorly_flycoo.format.packing import RecordFormat
 from tensorly_flycoo.format.primitives import TTMC
+from tensorly_flycoo.loop.whole_tensor import WholeTensor
 from tensorly_flycoo.ops.ttmc import separate_modes
 
 SHAPE = (4, 3, 11, 30, 7)

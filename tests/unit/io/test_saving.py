@@ -17,7 +17,7 @@ from tensorly_flycoo.engines.cpu import engine as cpu
 from tensorly_flycoo.format.layouts import LAYOUT_CLASSES
 from tensorly_flycoo.format.packing import Cut, RecordFormat
 from tensorly_flycoo.io.saving import check_arrays
-from tensorly_flycoo.spread import building
+from tensorly_flycoo.spread import choosing
 
 pytestmark = pytest.mark.usual_limits("slabs")  # which cannot be saved
 
@@ -39,7 +39,7 @@ def no_building(monkeypatch):
     def refuse(*arguments):
         raise AssertionError("a plan was built")
 
-    monkeypatch.setattr(building, "build_layout", refuse)
+    monkeypatch.setattr(choosing, "build_layout", refuse)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -31,7 +31,7 @@ from tensorly_flycoo.io import parts, slab_folder
 from tensorly_flycoo.io.array_file import ArrayReader
 from tensorly_flycoo.io.checkpoint import find_digest
 from tensorly_flycoo.io.files import make_folder
-from tensorly_flycoo.spread import slab_building
+from tensorly_flycoo.spread import building
 from tensorly_flycoo.tensor import memory
 
 pytestmark = pytest.mark.usual_limits("slabs")  # a raw tensor would have three
@@ -348,7 +348,7 @@ def test_too_little_memory_for_a_slab(path, monkeypatch):
     def fail(*arguments):
         raise MemoryError
 
-    monkeypatch.setattr(slab_building, "make_canonical_records", fail)
+    monkeypatch.setattr(building, "make_canonical_records", fail)
     with pytest.raises(
         MemoryError, match=r"a slab of 3\d\d nonzeros .give more slabs than 3; .* is free"
     ):

@@ -9,7 +9,7 @@ import tensorly as tl
 from tensorly.decomposition import parafac
 
 from tensorly_flycoo import FlycooTensor, decomposition
-from tensorly_flycoo.decomposition.masks import MissingEntries
+from tensorly_flycoo.loop.masks import MissingEntries
 from tensorly_flycoo.models import factor_match_score, many_starts
 from tensorly_flycoo.models.many_starts import Run, Stopping, run_together
 from tensorly_flycoo.testing import planted_tensor, random_tensor

@@ -5,9 +5,9 @@ import pytest
 import sparse
 
 from tensorly_flycoo import OnlineCP
+from tensorly_flycoo.models import online_slices as slices_module
 from tensorly_flycoo.models.match import factor_match_score
 from tensorly_flycoo.models.online_cp import _PRIOR
-from tensorly_flycoo.ops import slices as slices_module
 
 SHAPE, RANK = (8, 9, 10), 3
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from sklearn.base import clone
 
 from tensorly_flycoo import FlycooTensor, LabelledTensor, OnlineCP
+from tensorly_flycoo.models import online_slices as slices_module
 from tensorly_flycoo.models.match import factor_match_score
-from tensorly_flycoo.ops import slices as slices_module
 from tensorly_flycoo.testing import random_tensor
 
 

@@ -22,8 +22,8 @@ from tensorly_flycoo import (
     decomposition,
     select_rank,
 )
-from tensorly_flycoo.decomposition.masks import drop_missing
 from tensorly_flycoo.decomposition.methods import METHODS
+from tensorly_flycoo.loop.masks import drop_missing
 from tensorly_flycoo.models import RankScore, RankSelection
 from tensorly_flycoo.models import select_rank as _function
 from tensorly_flycoo.models.match import factor_match_score

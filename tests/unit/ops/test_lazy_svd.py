@@ -6,7 +6,7 @@ from unfoldings import check_orthonormal, make_dense, make_unfolding
 
 from tensorly_flycoo import DensifyError, FlycooTensor
 from tensorly_flycoo.ops.lazy_svd import LazySVD
-from tensorly_flycoo.start.unfolding import Unfolding
+from tensorly_flycoo.svd.unfolding import Unfolding
 
 
 @pytest.fixture

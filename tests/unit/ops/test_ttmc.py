@@ -17,7 +17,7 @@ from tensorly_flycoo.ops.ttmc import (
     multiply_nonempty_rows,
     separate_modes,
 )
-from tensorly_flycoo.start import eigen
+from tensorly_flycoo.svd import eigen
 
 
 @pytest.mark.parametrize("layout", ["remap", "replicated", "indexed"])

@@ -20,7 +20,7 @@ from tensorly_flycoo.ops.views import (
     reduce_axes,
     reshape,
 )
-from tensorly_flycoo.start.unfolding import Unfolding
+from tensorly_flycoo.svd.unfolding import Unfolding
 
 SHAPE = (3, 4, 2, 5)
 

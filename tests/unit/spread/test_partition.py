@@ -5,8 +5,8 @@ import pytest
 
 from tensorly_flycoo.base.devices import assign_homes
 from tensorly_flycoo.format.groups import find_longest_mode
-from tensorly_flycoo.spread import slab_building
-from tensorly_flycoo.spread.slab_building import count_rows, find_edges, list_rows
+from tensorly_flycoo.spread import building
+from tensorly_flycoo.spread.building import count_rows, find_edges, list_rows
 
 
 def test_the_first_of_the_longest_modes_is_cut():
@@ -46,11 +46,11 @@ def test_known_edges(rows, size, num_slabs, expected):
 
 @pytest.mark.parametrize("dtype", ["uint8", "int32", "uint64"])
 def test_rows_are_counted_in_blocks(dtype, monkeypatch):
-    monkeypatch.setattr(slab_building, "_COUNT_BLOCK", 7)
+    monkeypatch.setattr(building, "_COUNT_BLOCK", 7)
     rows = np.random.default_rng(0).integers(0, 30, 1000).astype(dtype)
     np.testing.assert_array_equal(count_rows(rows, 40), np.bincount(rows, minlength=40))
 
 
 def test_the_longest_mode_is_cut():
-    assert slab_building.find_slab_shape((3, 7, 7), 2) == (3, 2, 7)
+    assert building.find_slab_shape((3, 7, 7), 2) == (3, 2, 7)
     assert assign_homes(5, 2) == (0, 0, 0, 1, 1)

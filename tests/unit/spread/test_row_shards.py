@@ -11,7 +11,7 @@ from numpy_devices import NumpyDevices
 from strategies import quick, seeds
 
 from tensorly_flycoo.base.devices import OneDevice
-from tensorly_flycoo.engines import tall_skinny
+from tensorly_flycoo.engines import tall
 from tensorly_flycoo.spread import row_shards
 from tensorly_flycoo.spread.row_shards import RowShards, Sharding, cut_evenly
 
@@ -138,7 +138,7 @@ def test_solve_for_few_rows(matrix, num_devices):
     """With as few, an inverse does not pay; a singular matrix takes the pseudo-inverse."""
     rows = np.arange(12.0).reshape(3, 4)
     (shards,) = scatter([rows], (0, 1, 3), num_devices)
-    found = tall_skinny.solve(matrix, shards.T).T
+    found = tall.solve(matrix, shards.T).T
     np.testing.assert_array_equal(found.to_numpy(), rows @ np.linalg.pinv(matrix))
 
 
@@ -156,8 +156,8 @@ def test_qr(edges, num_devices):
 
 def test_a_gram_is_computed_once(monkeypatch):
     (x,) = scatter(draw()[:1], cut_evenly(NUM_ROWS, 8), 2)
-    calls, real = [], tall_skinny.transposed_product  # of each block
-    monkeypatch.setattr(tall_skinny, "transposed_product", lambda *a: calls.append(1) or real(*a))
+    calls, real = [], tall.transposed_product  # of each block
+    monkeypatch.setattr(tall, "transposed_product", lambda *a: calls.append(1) or real(*a))
     first = tl.dot(tl.conj(tl.transpose(x)), x)
     expected = first.copy()
     first[...] = 0  # not what is kept
@@ -173,7 +173,7 @@ def test_an_inner_product_is_found_with_the_gram_matrices():
     x, y = draw()
     a, b = scatter((x, y), cut_evenly(NUM_ROWS, 8), 3)
     found = row_shards.inner_product(a, [a, b])
-    assert found == tall_skinny.inner_product(a, b)
+    assert found == tall.inner_product(a, b)
     known = [factor.memo.gram for factor in (a, b)]
     for factor, gram in zip(scatter((x, y), cut_evenly(NUM_ROWS, 8), 2), known, strict=True):
         np.testing.assert_array_equal(np.dot(factor.T, factor), gram)

@@ -16,7 +16,7 @@ from tensorly_flycoo import FlycooTensor, estimate_memory, mttkrp
 from tensorly_flycoo.engines.cpu import engine as cpu
 from tensorly_flycoo.format.layouts import LAYOUT_CLASSES
 from tensorly_flycoo.format.packing import Cut, RecordFormat
-from tensorly_flycoo.spread import building
+from tensorly_flycoo.spread import choosing
 from tensorly_flycoo.tensor.memory import format_nbytes
 
 LAYOUTS = pytest.mark.parametrize("layout", ["remap", "replicated", "indexed"])
@@ -297,7 +297,7 @@ def test_what_exceeds_the_free_memory_is_refused_before_anything_is_allocated(mo
     """Linux would kill the process, so an allocation that fails is no sign."""
     shape, free = (10**8, 3), 10**8
     monkeypatch.setattr(cpu.CPU, "count_free_nbytes", lambda: free)
-    monkeypatch.setattr(building, "build_layout", lambda *_: pytest.fail("was built"))
+    monkeypatch.setattr(choosing, "build_layout", lambda *_: pytest.fail("was built"))
     with pytest.raises(MemoryError, match=r"about .* GB; 100 MB is free\. .*indices without gaps"):
         FlycooTensor([[0], [0]], [1.0], shape, device="cpu")
 
@@ -317,7 +317,7 @@ def test_the_error_of_building_is_that_of_the_least_need(monkeypatch):
 
 def test_the_error_says_if_free_memory_is_unknown(monkeypatch):
     monkeypatch.setattr(cpu.CPU, "count_free_nbytes", lambda: None)
-    monkeypatch.setattr(building, "build_layout", lambda *_: np.empty(2**60, np.uint8))
+    monkeypatch.setattr(choosing, "build_layout", lambda *_: np.empty(2**60, np.uint8))
     with pytest.raises(MemoryError, match=r"has: .* 1\.00 EiB .*; an unknown amount is free"):
         FlycooTensor([[0], [0]], [1.0], (3, 3), device="cpu")
 
@@ -327,7 +327,7 @@ def test_the_error_says_if_free_memory_is_unknown(monkeypatch):
 def test_what_runs_out_while_it_is_built_is_cut_into_more_slabs(monkeypatch, slabs):
     """But not if the user gave their number."""
     problem = make_problem((30, 20, 10), 500)
-    expected, build, counts = problem.tensor(slabs=4), building.build_layout, []
+    expected, build, counts = problem.tensor(slabs=4), choosing.build_layout, []
 
     def run_out(engine, name, coords, values, shape, groups, num_numbered, count, keep):
         counts.append(count)
@@ -335,7 +335,7 @@ def test_what_runs_out_while_it_is_built_is_cut_into_more_slabs(monkeypatch, sla
             raise MemoryError
         return build(engine, name, coords, values, shape, groups, num_numbered, count, keep)
 
-    monkeypatch.setattr(building, "build_layout", run_out)
+    monkeypatch.setattr(choosing, "build_layout", run_out)
     if slabs is None:
         x = problem.tensor()
         assert (x.slabs, counts) == (4, [1, 2, 4])

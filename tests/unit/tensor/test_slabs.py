@@ -169,7 +169,7 @@ def test_two_threads_use_one_tensor():
 
 
 def test_slabs_are_chosen_above_the_largest_number_of_nonzeros(monkeypatch):
-    monkeypatch.setattr("tensorly_flycoo.spread.building.MAX_SLAB_NNZ", 300)
+    monkeypatch.setattr("tensorly_flycoo.spread.choosing.MAX_SLAB_NNZ", 300)
     problem = make_problem(SHAPE, 900)
     x = problem.tensor()
     assert x.slabs == 3

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorly as tl
 
-from tensorly_flycoo.engines import tall_skinny
+from tensorly_flycoo.engines import tall as tall_skinny
 from tensorly_flycoo.engines.cpu import products
 from tensorly_flycoo.testing import random_tensor
 

@@ -1,0 +1,236 @@
+"""The tensor whose slabs are on workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, cast
+
+import numpy as np
+from distributed import Client
+
+from ..base.devices import assign_homes
+from ..format.layout import Layout
+from ..format.packing import Groups, RecordFormat
+from ..io.slab_folder import Index, load_slab
+from ..spread.slab_layout import Slab
+from ..tensor.tensor import FlycooTensor
+from .actor import start_workers
+from .cluster import Cluster, RemoteObject, Workers
+from .cluster_engine import ClusterEngine, ClusterLayout, RemoteLayout, WorkerDevices
+from .machine import Site, describe_slab
+from .messages import ENGINE, SITE, Free
+from .remote_array import call_method
+
+#: What computes here, for all tensors on clusters.
+ENGINE_HERE = ClusterEngine()
+
+
+def fetch_layouts(cluster: Cluster, slabs: Sequence[RemoteObject]) -> list[RemoteLayout]:
+    """Wait until slabs are made; return their layouts."""
+    facts = cluster.fetch([cluster.run(x.worker, describe_slab, x)[0] for x in slabs])
+    return list(map(RemoteLayout, slabs, facts))
+
+
+def make_layout(
+    cluster: Cluster,
+    rows: Sequence[range],
+    record_format: RecordFormat,
+    num_slabs: int,
+    layouts: Mapping[int, RemoteLayout] | Sequence[RemoteLayout],
+) -> ClusterLayout:
+    """Make the layout of a tensor from the rows and the layouts of its slabs."""
+    slabs = []
+    for number, own in enumerate(rows):
+        layout: Any = layouts[number]
+        home = cluster.workers.index(layout.held.worker)
+        slabs.append(Slab(slice(own.start, own.stop), layout, home))
+    return ClusterLayout(record_format, num_slabs, slabs, ENGINE_HERE, WorkerDevices(cluster))
+
+
+def list_held(layout: ClusterLayout) -> list[RemoteLayout]:
+    """List the slabs that the workers hold, or held before they were lost."""
+    return [cast(RemoteLayout, slab.layout) for slab in layout.slabs]
+
+
+def replace_lost(
+    layout: ClusterLayout, workers: Workers
+) -> tuple[dict[int, int], dict[int, RemoteLayout]]:
+    """Choose a worker for each slab, its own or the least loaded; return also the held slabs."""
+    known = list_held(layout)
+    held = {n: own for n, own in enumerate(known) if own.held.worker in workers}
+    homes, loads = {}, [0] * len(workers)
+    for number in sorted(range(len(known)), key=lambda n: n not in held):  # those that stay first
+        worker = known[number].held.worker
+        home = workers.index(worker) if number in held else loads.index(min(loads))
+        homes[number] = home
+        loads[home] += known[number].nnz
+    return homes, held
+
+
+class Source(Protocol):
+    """The origin of a tensor."""
+
+    def place(self, client: Client, workers: Workers) -> ClusterLayout:
+        """Load all slabs on workers, neighbours together."""
+
+    def restore(self, client: Client, workers: Workers, layout: ClusterLayout) -> ClusterLayout:
+        """Load the slabs that none of these workers holds; some workers of `layout` are lost."""
+
+
+@dataclass(frozen=True)
+class SlabSource:
+    """A folder of slabs, which are loaded one by one."""
+
+    folder: Path
+    index: Index
+    keep: str
+    verify: bool
+
+    def load(self, site: Site, number: int) -> Layout:
+        """Load a slab, on its worker."""
+        if self.keep == "device":
+            nbytes = self.index.entries[number].nbytes
+            site.check_room(nbytes, f"slab {number} of {self.folder}")
+        return load_slab(self.folder, self.index, number, site.engine, self.keep, self.verify)
+
+    def place(self, client: Client, workers: Workers) -> ClusterLayout:
+        num_slabs = len(self.index.entries)
+        workers = workers[:num_slabs]
+        homes = dict(enumerate(assign_homes(num_slabs, len(workers))))
+        return self._load_missing(client, workers, homes, {})
+
+    def restore(self, client: Client, workers: Workers, layout: ClusterLayout) -> ClusterLayout:
+        return self._load_missing(client, workers, *replace_lost(layout, workers))
+
+    def _load_missing(
+        self, client: Client, workers: Workers, homes: dict[int, int], held: dict[int, RemoteLayout]
+    ) -> ClusterLayout:
+        """Load the slabs that are not held."""
+        cluster, index = Cluster(client, workers), self.index
+        missing = sorted(homes.keys() - held.keys())
+        new = [cluster.run(workers[homes[n]], self.load, SITE, n)[0] for n in missing]
+        held |= zip(missing, fetch_layouts(cluster, new), strict=True)
+        rows = [range(entry.start, entry.stop) for entry in index.entries]
+        record_format = find_format(cluster, index.shape, np.dtype(index.dtype), index.groups)
+        return make_layout(cluster, rows, record_format, index.num_slabs, held)
+
+
+class Derived(NamedTuple):
+    """A function of a tensor; it holds the tensor's source, to compute lost slabs again."""
+
+    source: Source  # of the other tensor
+    function: Callable[[FlycooTensor], FlycooTensor]
+    device: str | None
+
+    def place(self, client: Client, workers: Workers) -> ClusterLayout:
+        layout = self.source.place(client, workers)
+        x = ClusterTensor.of(self.source, client, self.device, layout)
+        return cast(ClusterLayout, self.function(x)._layout)
+
+    def restore(self, client: Client, workers: Workers, layout: ClusterLayout) -> ClusterLayout:
+        for own in list_held(layout):  # room for those to come
+            own.held.worker.queue.append(Free(own.held.key))
+        # Actors of its own: the others may be those of the tensor that it was made of.
+        addresses = [worker.address for worker in workers]
+        return self.place(client, start_workers(client, addresses, self.device))
+
+
+def find_format(
+    cluster: Cluster, shape: Sequence[int], dtype: np.dtype, groups: Groups
+) -> RecordFormat:
+    """Have a worker choose the format of a whole tensor; all have the same kind of device."""
+    args = (call_method, ENGINE, "choose_cut", tuple(shape), dtype, groups)
+    return cluster.fetch(cluster.run(cluster.workers[0], *args))[0].record_format
+
+
+class ClusterTensor(FlycooTensor):
+    """A sparse tensor whose slabs are on the workers of a Dask cluster.
+
+    The functions of this module make it. `parafac`, its non-negative and constrained relatives,
+    Tucker, `generalized_parafac`, masks, `select_rank`, `mttkrp`, `Progress`, elementwise
+    functions, slices, transposes and sums take it as any other tensor; operations that would gather
+    its nonzeros raise a TypeError.
+
+    Attributes
+    ----------
+    workers : tuple of str
+        The addresses of the workers that hold it.
+
+    Notes
+    -----
+    Several threads may use it, and wait for each other. It belongs to the process and the client
+    that made it: when the last reference to it and to its factors is gone, the workers free it.
+
+    What an operation makes of it, such as ``2 * x``, is another one on the same workers.
+    """
+
+    _source: Source
+    _client: Client
+    _device: str | None
+    _layout: ClusterLayout
+
+    @classmethod
+    def of(
+        cls, source: Source, client: Client, device: str | None, layout: ClusterLayout
+    ) -> ClusterTensor:
+        """Make a tensor of a layout that has come from a source."""
+        x = object.__new__(cls)
+        x._source, x._client, x._device = source, client, device
+        x._set(ENGINE_HERE, layout)
+        return x
+
+    def __repr__(self) -> str:
+        return (
+            f"<ClusterTensor: shape={self.shape}, dtype={self.dtype}, nnz={self.nnz}, "
+            f"layout={self.layout!r}, slabs={self.slabs}, workers={len(self.workers)}>"
+        )
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        return tuple(worker.address for worker in self._cluster.workers)
+
+    @property
+    def _cluster(self) -> Cluster:
+        return self._layout.devices.cluster
+
+    def _derive(self, function: Callable[[FlycooTensor], FlycooTensor]) -> FlycooTensor:
+        source = Derived(self._source, function, self._device)
+        layout = cast(ClusterLayout, function(self)._layout)
+        return ClusterTensor.of(source, self._client, self._device, layout)
+
+    def recover(self) -> None:
+        """Load the slabs of workers that are gone on the others, from where they came.
+
+        Slabs on workers that are there stay. Those of a folder are loaded one by one. Other data
+        are read again, but only the nonzeros of lost slabs are kept, exchanged and sorted. What an
+        operation has made of another tensor is computed again from that one's data, all of which
+        are loaded. Factors that were on a lost worker are lost: start from a checkpoint
+        (`Progress.resume`), which leads to the same bits, or anew.
+
+        If no worker is lost, nothing is done.
+
+        Raises
+        ------
+        WorkerLost
+            If another worker is lost meanwhile: call it again.
+        RuntimeError
+            If no worker is left, and the client has no others; if the client is closed; or if the
+            data are not those that were loaded.
+        """
+        self._cluster.check_client()
+        workers = [worker for worker in self._cluster.workers if worker.is_there]
+        if len(workers) == len(self._cluster.workers):
+            return
+        if not workers:
+            workers = start_workers(self._client, list_workers(self._client), self._device)
+        self._set(ENGINE_HERE, self._source.restore(self._client, workers, self._layout))
+
+
+def list_workers(client: Client) -> list[str]:
+    """List the addresses of a client's workers; raises a RuntimeError if there are none."""
+    addresses = sorted(client.nthreads())
+    if not addresses:
+        raise RuntimeError("the client has no workers: call client.wait_for_workers(1) first")
+    return addresses

@@ -1,0 +1,1 @@
+"""What decompositions iterate with: starts, the loop, and updates of a factor in it."""

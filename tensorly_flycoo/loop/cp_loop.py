@@ -1,0 +1,271 @@
+"""The loop that decompositions share: start or resume, iterate, stop."""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import InitVar, dataclass, field
+from typing import Any, ClassVar, TypeAlias
+
+import numpy as np
+
+from ..base.array_modules import Array
+from ..base.checks import warn
+from ..base.reporting import span
+from ..io.checkpoint import Origin, Resumed, ResumedTucker, find_digest, mark_origin
+from ..tensor.tensor import FlycooTensor
+from .cp_model import make_cp_tensor, normalize
+from .initial_guess import make_initial_guess, spread_factors
+from .masks import MissingEntries
+
+#: Called with a model and its error; returns True to stop.
+Callback: TypeAlias = Callable[..., bool | None]
+
+#: Weights (R,), None for ones, and factors (I_n, R); or a core and factors.
+Model: TypeAlias = tuple[Array | None, list[Array]]
+
+
+def start(
+    x: FlycooTensor,
+    missing: MissingEntries | None,
+    rank: int,
+    init: Any,
+    svd: str,
+    random_state: Any,
+    *,
+    solver: str,
+    svd_mask_repeats: int = 5,  # TensorLy's
+    non_negative: bool = False,
+    normalize_factors: bool = False,
+    by_blocks: bool = False,
+) -> Model:
+    """Make the initial guess of a CP model, or restore the checkpoint in `init`.
+
+    With `by_blocks` the factors are row-sharded if `x` is on several devices.
+    """
+    if isinstance(init, Resumed):
+        weights, factors = restore(init, x, rank, solver, x.dtype)
+    else:
+        unfold = None
+        if missing is not None:
+            options = {"rank": rank, "num_repeats": svd_mask_repeats}
+            unfold = functools.partial(missing.unfold_imputed, **options)
+        with span("start"):
+            weights, factors = make_initial_guess(
+                x, rank, init, svd, random_state, unfold=unfold,
+                non_negative=non_negative, normalize_factors=normalize_factors,
+            )  # fmt: skip
+    return weights, spread_factors(x, factors) if by_blocks else factors
+
+
+def restore(
+    init: Any, x: FlycooTensor, rank: int | tuple[int, ...], solver: str,
+    dtype: np.dtype | None = None,
+) -> tuple[Array, list[Array]]:  # fmt: skip
+    """Return the weights, or core, and factors of a checkpoint on the device of `x`.
+
+    Refuse one of another solver, tensor, rank or, if given, dtype; one that does not name its
+    tensor or solver is checked only for shape, rank and dtype.
+    """
+    is_tucker = isinstance(init, ResumedTucker)
+    if init.saved.solver not in ("", solver) or is_tucker != ("tucker" in solver):
+        written_by = init.saved.solver or ("tucker" if is_tucker else "a CP decomposition")
+        raise ValueError(
+            f"the checkpoint was written by {written_by}, expected {solver}: resume it there, or "
+            "pass a tuple of its weights and factors as an initial guess"
+        )
+    found = (init.shape, init.rank, init.factors[0].dtype)
+    expected = (x.shape, rank, found[2] if dtype is None else dtype)
+    if found != expected:
+        raise ValueError(
+            f"the checkpoint has shape {found[0]}, rank {found[1]} and dtype {found[2]}, expected "
+            f"{expected[0]}, rank {expected[1]} and {expected[2]}"
+        )
+    if init.saved.digest not in ("", find_digest(x)):
+        raise ValueError(
+            f"the checkpoint is of another tensor of shape {x.shape}: its nonzeros differ from "
+            f"those of x, {x!r}; resume with the original tensor, or pass another checkpoint="
+        )
+    xp, (first, factors) = x._engine.xp, init
+    return xp.asarray(first), [xp.asarray(factor) for factor in factors]
+
+
+def pack_random(random: np.random.RandomState, name: str = "random") -> dict[str, np.ndarray]:
+    """Return the state of a Mersenne Twister for a checkpoint; {} for another generator."""
+    state: Any = random.get_state(legacy=False)
+    if state["bit_generator"] != "MT19937":
+        return {}
+    key, position = state["state"]["key"], state["state"]["pos"]
+    return {f"{name}_key": key, f"{name}_position": np.asarray(position)}
+
+
+def unpack_random(state: Mapping[str, Array], name: str = "random") -> np.random.RandomState:
+    """Return the generator of which `pack_random` returned the state."""
+    if f"{name}_key" not in state:
+        raise ValueError(
+            "the checkpoint has no random state: it is of another decomposition, or of a "
+            "random_state other than NumPy's Mersenne Twister"
+        )
+    random, position = np.random.RandomState(), int(state[f"{name}_position"])
+    random.set_state(("MT19937", state[f"{name}_key"], position, 0, 0.0))
+    return random
+
+
+def list_free_modes(ndim: int, fixed_modes: Sequence[int] | None) -> list[int]:
+    """List the modes whose factors are updated: those not fixed, and always the last."""
+    fixed = list(fixed_modes or [])
+    if ndim - 1 in fixed:
+        warn(
+            f"fixed_modes has mode {ndim - 1}, the last one, which cannot be fixed and is updated: "
+            "transpose the tensor to fix it"
+        )
+    return [mode for mode in range(ndim) if mode not in fixed or mode == ndim - 1]
+
+
+@dataclass(kw_only=True)
+class Run:
+    """A run of a decomposition: a model that `update` improves until it has converged.
+
+    A solver derives from this class, writes `update`, and overrides what it does in another way.
+    `model` is the initial guess, or the state in the checkpoint `init`. Its list of factors stays
+    the run's: new factors replace the old ones in it, which are then free.
+    """
+
+    solver: ClassVar[str]
+    tensor: Any  # what checkpoints are of
+    model: InitVar[Model]
+    n_iter_max: int
+    init: Any = None
+    callback: Callback | None = None
+    tol: float = 0
+    cvg_criterion: str = "abs_rec_error"
+    normalize_factors: bool = False
+    verbose: int = 0
+    return_errors: bool = False
+    weights: Any = field(init=False)  # or Tucker's core
+    factors: list[Array] = field(init=False)
+    errors: list[Any] = field(init=False)  # those of the checkpoint first
+
+    def __post_init__(self, model: Model) -> None:
+        self.weights, self.factors = model
+        self.errors = self.init.errors[1:] if isinstance(self.init, Resumed) else []
+
+    @property
+    def state(self) -> Mapping[str, np.ndarray]:
+        """What `save_state` returned for the checkpoint; empty without one."""
+        return self.init.saved.state if isinstance(self.init, Resumed) else {}
+
+    def update(self, iteration: int) -> Any:
+        """Update the weights and factors; return what `measure` takes."""
+        raise NotImplementedError
+
+    def measure(self, result: Any) -> Any:
+        """Return the error of the updated model, None if it is not needed."""
+        return result
+
+    def measure_start(self) -> Any:
+        """Return the error of the initial guess, None if it is not known."""
+        return None
+
+    def step(self, iteration: int) -> Any:
+        """Update the model; return its error."""
+        return self.measure(self.update(iteration))
+
+    def is_over(self) -> bool:
+        return has_converged(self.errors, self.tol, self.cvg_criterion)
+
+    def normalize(self) -> None:
+        self.weights, self.factors[:] = normalize(self.weights, self.factors)
+
+    def save_state(self) -> Mapping[str, Array]:
+        """Return what a resumed run needs besides the weights and factors."""
+        return {}
+
+    def make(self) -> Any:
+        """Make the model of an iteration, with a list of its own."""
+        return make_cp_tensor(self.weights, self.factors)
+
+    def finish(self) -> Any:
+        """Make the result."""
+        return self.make()
+
+    def iterate(self) -> Any:
+        """Update the model until it has converged; return it, and its errors if `return_errors`.
+
+        The errors in a checkpoint count for `is_over`, but are not returned. The callback gets the
+        model, with the solver, tensor and state as its origin, and its error: before the first
+        iteration that of the start or checkpoint, if there is one. The arrays never change.
+        """
+        num_past = len(self.errors)
+        if self.callback is not None:
+            error = self.errors[-1] if num_past else self.measure_start()
+            self._call(*([] if error is None else [error]))
+        is_done = num_past > 0 and self.is_over()
+        if num_past and self.normalize_factors and not is_done:
+            self.normalize()
+        for iteration in range(0 if is_done else self.n_iter_max):
+            if self.verbose > 1:
+                print(f"iteration {iteration} begins")
+            error = self.step(iteration)
+            if error is not None:
+                self.errors.append(error)
+                if self.verbose:
+                    print(f"iteration {iteration}, reconstruction error: {error}")
+            if self._call(*self.errors[-1:]) or self.is_over():
+                break
+            if self.normalize_factors:
+                self.normalize()
+        result = self.finish()
+        return (result, self.errors[num_past:]) if self.return_errors else result
+
+    def _call(self, *error: Any) -> bool:
+        if self.callback is None:
+            return False
+        origin = Origin(self.solver, self.tensor, self.save_state())
+        return self.callback(mark_origin(self.make(), origin), *error) is True
+
+
+@dataclass
+class AlternatingRun(Run):
+    """A run that updates one factor after the other, from their MTTKRPs.
+
+    `update` returns the MTTKRP of the last mode, from which the error follows; None if the missing
+    entries are already imputed from the new model.
+    """
+
+    data: Any  # a WholeTensor or an ImputedTensor
+    modes: list[int]
+    wants_errors: bool = field(default=True, kw_only=True)
+
+    def measure(self, result: Array | None) -> Any:
+        if result is None:
+            return None
+        if not self.wants_errors:
+            self.data.impute(self.weights, self.factors)
+            return None
+        error, self.data.values = self.data.measure(self.weights, self.factors, result)
+        return error
+
+    def measure_start(self) -> Any:
+        return self.data.measure(self.weights, self.factors)[0]
+
+
+def has_converged(errors: Sequence[float], tol: float, criterion: str) -> bool:
+    """Return whether the last error changed by less than `tol`; False if there is only one.
+
+    With "abs_rec_error" the absolute change counts, with "rec_error" the decrease: then an increase
+    stops the loop too. A `tol` of 0 never stops.
+    """
+    if not tol or len(errors) < 2:
+        return False
+    decrease = float(errors[-2]) - float(errors[-1])
+    if criterion == "abs_rec_error":
+        return bool(abs(decrease) < tol)
+    if criterion == "rec_error":
+        return bool(decrease < tol)
+    raise TypeError(f"cvg_criterion is {criterion!r}, expected 'abs_rec_error' or 'rec_error'")
+
+
+def has_settled(losses: Sequence[float], tol: float) -> bool:
+    """Return whether the last loss decreased by less than `tol`, relative to itself."""
+    if not tol or len(losses) < 2:
+        return False
+    return bool(losses[-2] - losses[-1] < tol * abs(losses[-1]))

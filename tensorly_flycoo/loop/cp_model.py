@@ -1,0 +1,134 @@
+"""Dense algebra of a CP model: weights (R,), or None for ones, and factors (I_n, R)."""
+
+from collections.abc import Sequence
+from functools import reduce
+from operator import mul
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+from tensorly.cp_tensor import CPTensor
+
+from ..base.array_modules import Array, array_module, move
+from ..base.checks import warn
+from ..engines.tall import column_norms, is_tall, sum_columns, sum_rows, transposed_product
+
+
+def multiply_all(arrays: Array | Sequence[Array], skip: int | None = None) -> Array:
+    """Multiply arrays elementwise, all but that of mode `skip`; ones if none is left."""
+    kept = [array for n, array in enumerate(arrays) if n != skip]
+    return reduce(mul, kept) if kept else array_module(arrays[0]).ones_like(arrays[0])
+
+
+def multiply_grams(
+    weights: Array | None,
+    factors: Sequence[Array],
+    skip: int | None = None,
+    ridge: float = 0,
+    dtype: DTypeLike | None = None,
+) -> Array:
+    """Multiply the factors' Gram matrices elementwise, and by the weights on both sides: (R, R).
+
+    The factor of mode `skip` is left out. `ridge` is added to the diagonal before the weights. With
+    a `dtype`, one factor at a time is converted to it.
+    """
+    xp, rank = array_module(factors[0]), factors[0].shape[1]
+    product = xp.ones((rank, rank), dtype or factors[0].dtype)
+    for n, factor in enumerate(factors):
+        if n != skip:
+            factor = factor if dtype is None else factor.astype(dtype, copy=False)
+            product = product * transposed_product(factor, factor)
+    if ridge:
+        product = product + ridge * xp.eye(rank, dtype=product.dtype)
+    return product if weights is None else weights[:, None] * product * weights
+
+
+def multiply_sums(weights: Array | None, factors: Sequence[Array]) -> Array:
+    """Add up all cells of each component, by the factors' column sums: float64 (R,)."""
+    sums = [sum_columns(factor) for factor in factors]
+    return multiply_all(sums if weights is None else [weights.astype(np.float64), *sums])
+
+
+def residual_square(
+    tensor_square: Array, weights: Array | None, factors: Sequence[Array], inner: Array
+) -> Array:
+    """Compute the squared norm of the residual, ``|x - model|^2``, in float64.
+
+    `tensor_square` is ``|x|^2`` and `inner` is ``<x, model>``. The sum ``|x|^2 + |model|^2 - 2 <x,
+    model>`` cancels near an exact fit: its error is about ``eps * |x|^2``.
+    """
+    model_square = multiply_grams(weights, factors).sum(dtype=np.float64)
+    return np.abs(tensor_square + model_square - 2 * inner)
+
+
+def normalize(weights: Array | None, factors: Sequence[Array]) -> tuple[Array, list[Array]]:
+    """Move the norms of the factors' columns into the weights."""
+    first, *others = factors
+    weighted = [first if weights is None else first * weights, *others]
+    norms = [column_norms(factor) for factor in weighted]
+    pairs = zip(weighted, norms, strict=True)
+    return multiply_all(norms), [_divide(factor, norm) for factor, norm in pairs]
+
+
+def normalize_updated(
+    weights: Array | None, factors: list[Array], mode: int
+) -> tuple[Array, list[Array]]:
+    """Normalise one updated factor, and all if there are no weights yet.
+
+    The others stay the same objects: a `LastPass` knows them by identity.
+    """
+    if weights is None:
+        return normalize(weights, factors)
+    norms = column_norms(factors[mode])
+    updated = _divide(factors[mode], norms)
+    return weights * norms, [*factors[:mode], updated, *factors[mode + 1 :]]
+
+
+def _divide(factor: Array, norms: Array) -> Array:
+    xp = array_module(factor)
+    return factor / xp.where(norms == 0, xp.ones_like(norms), norms)
+
+
+def make_cp_tensor(weights: Array | None, factors: Sequence[Array]) -> CPTensor:
+    """Make a TensorLy CPTensor from a model; weights of None become ones."""
+    first = factors[0]
+    if weights is None:
+        weights = array_module(first).ones(first.shape[1], first.dtype)
+    return CPTensor((weights, list(factors)))
+
+
+#: What `observed_parafac`, whose docstring explains it, says of its models.
+MARKS = ("observed_l2_reg", "observed_scale", "bias_modes")
+
+#: A component of `observed_parafac` whose entries are below this part of the scale is nothing.
+_NOTHING = 1e-6
+
+
+def read_marks(cp_tensor: Any) -> dict[str, Any]:
+    """Return the attributes of a model of `observed_parafac`; those of other models are none."""
+    return {name: getattr(cp_tensor, name) for name in MARKS if hasattr(cp_tensor, name)}
+
+
+def count_zeros(cp_tensor: Any) -> int:
+    """Count the components that are zero: they are so in every factor after an iteration.
+
+    A ridge of `observed_parafac` makes them small first. Biases are not counted.
+    """
+    factors: list[Array] = cp_tensor.factors
+    if hasattr(cp_tensor, "bias_modes"):
+        peaks = multiply_all([cp_tensor.weights, *(abs(factor).max(axis=0) for factor in factors)])
+        is_zero = move(peaks, np) < _NOTHING * cp_tensor.observed_scale
+        return int(is_zero[np.less(cp_tensor.bias_modes, 0)].sum())
+    smallest = np.abs(min(factors, key=lambda factor: factor.shape[0]))
+    sums = sum_rows(smallest) if is_tall(smallest) else np.sum(smallest, axis=0)
+    return int((sums == 0).sum())
+
+
+def warn_of_zeros(cp_tensor: Any) -> None:
+    """Warn if components are zero."""
+    if count := count_zeros(cp_tensor):
+        advice = "The start may share nothing with the tensor there: pass init='random'"
+        if hasattr(cp_tensor, "bias_modes"):
+            advice = "The ridge leaves nothing of them: pass a smaller l2_reg"
+        rank, are = cp_tensor.factors[0].shape[1], "is" if count == 1 else "are"
+        warn(f"{count} of {rank} components {are} zero. {advice} or a lower rank")

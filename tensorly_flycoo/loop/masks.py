@@ -1,0 +1,237 @@
+"""Missing values: entries of a sparse tensor that are imputed from a CP model in each iteration.
+
+A mask is 1 except at a few entries. The observed entries form one tensor, planned once; the missing
+ones form a second, small tensor whose values change. MTTKRP is linear, so it is computed for both
+and added up.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..base.array_modules import Array, array_module, is_cupy, move
+from ..base.checks import densify_error
+from ..engines.tall import inner_product
+from ..ops.cp_entries import choose_block_size, evaluate_model
+from ..ops.mttkrp import multiply
+from ..ops.sampling import NonzeroSampler, split_entries
+from ..ops.sparse_matrices import multiply_transposed
+from ..svd.unfolding import Unfolding
+from ..tensor.coo_cache import as_flycoo, is_raw_sparse, is_sparse
+from ..tensor.labelled import LabelledTensor
+from ..tensor.pieces import Piece, map_pieces, read_nonzeros
+from ..tensor.tensor import FlycooTensor, rebuild
+from .cp_model import residual_square
+from .whole_tensor import WholeTensor
+
+if TYPE_CHECKING:
+    from ..engines.protocol import Engine
+
+_EXPECTED = "expected a sparse.COO with fill_value 1 whose stored zeros are the missing entries"
+
+
+class MissingEntries:
+    """The missing entries of a tensor, at least one, planned once for values that change.
+
+    `coords` (ndim, count) are sorted and without duplicates, on the device of the tensor. `start`
+    (count,) are its values there, which are only initial; `observed` is the tensor without them,
+    the same object if it stores none of them.
+
+    >>> x = FlycooTensor([[0, 1, 2], [2, 0, 1]], [2.0, 3.0, 4.0], shape=(3, 3))
+    >>> missing = MissingEntries(x, np.array([[2, 0], [1, 0]]))
+    >>> missing, missing.start, missing.observed.nnz
+    (<MissingEntries: 2 of shape (3, 3)>, array([0., 4.]), 2)
+    """
+
+    def __init__(self, x: FlycooTensor, coords: Array) -> None:
+        self.tensor, self.shape, self.ndim, self.dtype = x, x.shape, x.ndim, x.dtype
+        # In one piece, so that values can be given in one order.
+        device = x._engine.local_device
+        options: dict[str, Any] = {"layout": "indexed", "device": device, "slabs": 1}
+        ones = array_module(coords).ones(coords.shape[1], x.dtype)
+        # Building a tensor checks and sorts the coordinates, and drops duplicates.
+        self.coords, _ = FlycooTensor(coords, ones, x.shape, **options)._sorted_nonzeros()
+        self.count = self.coords.shape[1]
+        self.start, self.observed = split_entries(x, self.coords)
+        pairs = [np.unique(rows, return_inverse=True) for rows in self.coords]
+        self._rows = [rows for rows, _ in pairs]
+        # Rows are renumbered, so that MTTKRP reads only the factors' rows with missing entries.
+        compact = x._engine.xp.stack([ids.reshape(-1) for _, ids in pairs])
+        sizes = [rows.size for rows in self._rows]
+        ones = x._engine.xp.ones(self.count, x.dtype)
+        self._pattern = FlycooTensor(compact, ones, sizes, **options)
+
+    def __repr__(self) -> str:
+        return f"<MissingEntries: {self.count} of shape {self.shape}>"
+
+    def evaluate(self, weights: Array | None, factors: Sequence[Array]) -> Array:
+        """Return the values of a CP model at the missing entries: (count,)."""
+        return evaluate_model(self.coords, weights, factors).astype(self.dtype, copy=False)
+
+    def add_mttkrp(
+        self, out: Array, values: Array, factors: Sequence[Array], mode: int,
+        weights: Array | None = None,
+    ) -> Array:  # fmt: skip
+        """Add the MTTKRP of missing entries with these `values` to `out` (I_mode, R); return it."""
+        xp = self.tensor._engine.xp
+        # Layout "indexed" keeps its records in one order, here that of `coords`.
+        layout = self._pattern._layout.map_values(lambda _: values, 1.0)
+        rows = [
+            # The factor of `mode` is not read: only its shape matters.
+            xp.empty((ids.size, factor.shape[1]), self.dtype)
+            if n == mode
+            else factor[ids].astype(self.dtype, copy=False)
+            for n, (factor, ids) in enumerate(zip(factors, self._rows, strict=True))
+        ]
+        engine = self._pattern._engine
+        out[self._rows[mode]] += multiply(layout, engine, rows, mode, weights=weights)
+        return out
+
+    def unfold_imputed(self, mode: int, rank: int, num_repeats: int) -> Unfolding:
+        """Return an unfolding after imputing it `num_repeats` times from its leading vectors."""
+        x, observed = self.tensor, self.observed
+        for _ in range(num_repeats):
+            unfolding = Unfolding(x, mode)
+            left, _ = unfolding.svd(min(rank, *unfolding.shape))
+            values = project(x, mode, self.coords, left)
+            # In host memory, from where each device takes its own.
+            given = move(self.coords, np), values.astype(x.dtype)
+            x = rebuild(observed, add_entries, *given)
+        return Unfolding(x, mode)
+
+
+class ObservedData:
+    """The observed nonzeros of a tensor, in `tensor`, and its missing entries."""
+
+    def __init__(self, x: FlycooTensor, missing: MissingEntries | None = None) -> None:
+        self.tensor = x if missing is None else missing.observed
+        self.missing = missing
+        self.xp, self.dtype = x._engine.xp, x.dtype
+
+
+class ImputedTensor:
+    """A sparse tensor whose missing entries are imputed from a model.
+
+    `values` (count,) are those at the missing entries; initially those of the tensor itself.
+    `residual` is the squared norm of the residual at the observed ones that was measured last.
+    """
+
+    residual: Array
+
+    def __init__(self, missing: MissingEntries) -> None:
+        self.missing, self.values = missing, missing.start
+        self._observed = WholeTensor(missing.observed)
+
+    def impute(self, weights: Array | None, factors: Sequence[Array]) -> None:
+        """Set the missing entries to the values of a model."""
+        self.values = self.missing.evaluate(weights, factors)
+
+    def mttkrp(self, weights: Array | None, factors: Sequence[Array], mode: int) -> Array:
+        """Compute the MTTKRP of observed and missing entries: (I_mode, R)."""
+        observed = self._observed.mttkrp(weights, factors, mode)
+        return self.missing.add_mttkrp(observed, self.values, factors, mode, weights)
+
+    def measure(
+        self, weights: Array | None, factors: Sequence[Array], last_mttkrp: Array | None = None
+    ) -> tuple[float, Array]:
+        """Compute the relative error of a model, and its values at the missing entries (count,).
+
+        The error is the norm of the residual at the observed entries, relative to the norm of the
+        tensor with these values. `last_mttkrp` is that of this model, computed if not given.
+        """
+        if last_mttkrp is None:
+            last_mttkrp = self.mttkrp(weights, factors, len(factors) - 1)
+        values = self.missing.evaluate(weights, factors)
+        exact = values.astype(np.float64)
+        square = self.missing.observed._layout.norm**2 + (exact * exact).sum()
+        # last_mttkrp was computed with the previous values.
+        change = ((exact - self.values) * exact).sum()
+        inner = inner_product(last_mttkrp, factors[-1]) + change
+        self.residual = residual_square(square, weights, factors, inner)
+        return float(np.sqrt(self.residual / square)), values
+
+
+def drop_missing(x: Any, mask: Any) -> Any:
+    """Return a sparse tensor, with its labels, without the nonzeros that a mask marks as missing.
+
+    A decomposition of `x` itself with that mask begins with the values there, as TensorLy's does,
+    and may never forget them.
+    """
+    if isinstance(x, LabelledTensor):
+        return LabelledTensor(drop_missing(x.tensor, mask), x.labels)
+    missing = find_missing(x, mask)
+    return x if missing is None else missing.observed
+
+
+def find_missing(x: Any, mask: Any) -> MissingEntries | None:
+    """Find the entries of a sparse tensor that a mask marks as missing; None if there are none.
+
+    A `MissingEntries` of `x`, which runs can share, is returned as it is.
+    """
+    if isinstance(mask, MissingEntries) and mask.tensor is x:
+        return mask
+    if not is_sparse(x):
+        raise TypeError(f"tensor is a {type(x).__name__}, expected a sparse one: mask is sparse")
+    is_dense = isinstance(mask, np.ndarray) or is_cupy(mask)
+    if not is_dense and not is_sparse(mask):
+        raise TypeError(f"mask is a {type(mask).__name__}, {_EXPECTED}, or a dense array")
+    if tuple(mask.shape) != tuple(x.shape):
+        raise ValueError(f"mask has shape {tuple(mask.shape)}, expected {tuple(x.shape)}")
+    if not is_dense and (not is_raw_sparse(mask) or mask.fill_value == 0):
+        instead = f"{_EXPECTED}; tensorly_flycoo.observed_parafac fits to stored entries only"
+        raise densify_error("a mask that stores what is observed", tuple(x.shape), instead)
+    mask = mask if is_dense or hasattr(mask, "coords") else mask.asformat("coo")
+    values = mask if is_dense else mask.data
+    is_missing = values == 0
+    for value in (getattr(mask, "fill_value", 1), *values[~is_missing & (values != 1)][:1]):
+        if value != 1:
+            raise ValueError(f"mask holds {value}, {_EXPECTED}")
+    coords = np.stack(is_missing.nonzero()) if is_dense else mask.coords[:, is_missing]
+    return MissingEntries(as_flycoo(x, check_coords=True), coords) if coords.size else None
+
+
+def project(x: FlycooTensor, mode: int, coords: Array, left: Array) -> Any:
+    """Project the unfolding of `x` on the span of `left` (I_mode, R); return entries at `coords`.
+
+    >>> x = FlycooTensor([[0, 1, 1], [0, 0, 2]], [3.0, 4.0, 5.0], (2, 3))
+    >>> project(x, 0, np.array([[0, 1], [0, 0]]), np.array([[0.6], [0.8]]))
+    array([3., 4.])
+    """
+    left = left.astype(np.float64, copy=False)
+    arguments = (_project, x._layout, x._engine, mode, x._engine)
+    return sum(move(part, np) for part in map_pieces(*arguments, arrays=[coords, left]))
+
+
+def _project(piece: Piece, mode: int, engine: "Engine", arrays: Sequence[Array]) -> Array:
+    """Return what the nonzeros of a slab add to the entries of the projection."""
+    coords, left = arrays
+    own_left = left
+    is_own: Any = slice(None)
+    if mode == piece.cut_mode:  # its columns are shared between slabs
+        num_rows = piece.layout.record_format.shape[mode]
+        own_left, own = left[piece.start : piece.start + num_rows], coords
+    else:
+        own, is_own = piece.take_own(coords)
+    rows, added = coords[mode][is_own], piece.xp.zeros(coords.shape[1])
+    sampler, parts = NonzeroSampler(piece.layout, engine), []
+    block_size = choose_block_size(left, left.shape[1])
+    for start in range(0, rows.size, block_size):
+        block = slice(start, start + block_size)
+        fibres = sampler.fibres(mode, dict(enumerate(own[:, block])))
+        right = multiply_transposed(fibres, own_left)
+        parts.append((left[rows[block]] * right).sum(axis=1))
+    if parts:
+        added[is_own] = piece.xp.concatenate(parts)
+    return added
+
+
+def add_entries(piece: Piece, coords: Array, values: Array) -> tuple[Array, Array]:
+    """Return the nonzeros of a slab, and the entries at those of `coords` that are in it."""
+    given, numbers = piece.xp.asarray(coords), piece.xp.asarray(values)
+    _, is_own = piece.take_own(given)
+    known, known_values = read_nonzeros(piece)
+    return (
+        piece.xp.concatenate([known, given[:, is_own]], axis=1),
+        piece.xp.concatenate([known_values, numbers[is_own]]),
+    )

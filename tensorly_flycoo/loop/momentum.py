@@ -1,0 +1,134 @@
+"""Nesterov's momentum: iterations that begin at extrapolated factors and never raise the error."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..base.array_modules import Array
+from ..io.checkpoint import Resumed
+from .cp_loop import AlternatingRun, Model
+from .initial_guess import spread_factors
+
+#: What `linesearch=` is called for momentum.
+NESTEROV = "nesterov"
+
+
+class Pace:
+    """Nesterov's sequence of steps: t' = (1 + sqrt(1 + 4 t^2)) / 2, and a step of (t - 1) / t'.
+
+    A step that is taken back halves t (at least 1), and the next one is 0.
+    """
+
+    def __init__(self, t: float = 1.0) -> None:
+        self.t, self._was_taken_back = t, False
+
+    @property
+    def _next(self) -> float:
+        return (1 + (1 + 4 * self.t**2) ** 0.5) / 2
+
+    @property
+    def step(self) -> float:
+        """By how much of the last change to extrapolate."""
+        return 0.0 if self._was_taken_back else (self.t - 1) / self._next
+
+    def advance(self) -> None:
+        self.t, self._was_taken_back = self._next, False
+
+    def take_back(self) -> None:
+        self.t, self._was_taken_back = max(1.0, self.t / 2), True
+
+
+def extrapolate(after: Array, before: Array, step: Any) -> Array:
+    """Return ``after + step * (after - before)``."""
+    return after + step * (after - before)
+
+
+@dataclass
+class MomentumRun(AlternatingRun):
+    r"""A run that, with `has_momentum`, begins its iterations at extrapolated factors.
+
+    Iteration k updates :math:`y = x_k + b_k (x_k - x_{k-1})`, with the steps of `Pace`. The MTTKRP
+    of the last mode gives the error of the result, so the test takes no pass over the nonzeros. If
+    it is above that of :math:`x_k`, the result is dropped and :math:`x_k` itself is updated. So
+    errors never rise where those of plain iterations do not, and what these leave unchanged, this
+    one does too. (`parafac` names the paper. There t begins anew at 1 where the error rises; half
+    of it needs up to a tenth fewer iterations.) Two models are kept.
+
+    Entries that `data` lacks are imputed from the extrapolated factors.
+    """
+
+    has_momentum: bool = field(default=False, kw_only=True)
+
+    def __post_init__(self, model: Model) -> None:
+        super().__post_init__(model)
+        self._pace, self._before = Pace(), dict[int, Array]()
+        self._loss: Any = None  # of the last model
+        if self.has_momentum and isinstance(self.init, Resumed):
+            self._restore(self.init)
+
+    @property
+    def moved(self) -> list[int]:
+        """The modes whose factors are extrapolated."""
+        return self.modes
+
+    def find_loss(self, error: Any) -> Any:
+        """Take the error that was measured last; return what must not rise."""
+        return error
+
+    def project(self, mode: int, factor: Array) -> Array:
+        """Make an extrapolated factor one that is allowed."""
+        return factor
+
+    def save_state(self) -> Mapping[str, Array]:
+        if not self.has_momentum:
+            return {}
+        before = {f"before_{n}": factor for n, factor in self._before.items()}
+        return {"pace": np.asarray(self._pace.t), **before}
+
+    def _restore(self, init: Resumed) -> None:
+        """Restore what `save_state` returned, if it is in the checkpoint."""
+        state, self._loss = self.state, init.errors[-1]
+        if "pace" not in state or any(f"before_{n}" not in state for n in self.moved):
+            return
+        before = self.factors.copy()
+        for n in self.moved:
+            before[n] = self.tensor._engine.xp.asarray(state[f"before_{n}"])
+        before = spread_factors(self.tensor, before)
+        self._pace, self._before = Pace(float(state["pace"])), {n: before[n] for n in self.moved}
+
+    def step(self, iteration: int) -> Any:
+        if not self.has_momentum:
+            return super().step(iteration)
+        weights, start, is_first = self.weights, self.factors.copy(), not self._before
+        further = self._extrapolate(start)
+        self._before = {n: start[n] for n in self.moved}
+        if further is not None:
+            values = self.data.values
+            self.data.impute(weights, further)
+            self.factors[:] = further
+            del further  # to be freed factor by factor
+            error = super().step(iteration)
+            loss = self.find_loss(error)
+            if loss <= self._loss:
+                self._pace.advance()
+                self._loss = loss
+                return error
+            self._pace.take_back()
+            self.weights, self.data.values = weights, values
+        if not is_first:
+            self._pace.advance()
+        self.factors[:] = start
+        error = super().step(iteration)
+        self._loss = self.find_loss(error)
+        return error
+
+    def _extrapolate(self, factors: list[Array]) -> list[Array] | None:
+        """Return extrapolated factors, and drop the model before; None where the step is 0."""
+        before, step, further = self._before, self._pace.step, list(factors)
+        if not before or not step:
+            return None
+        for n in self.moved:
+            further[n] = self.project(n, extrapolate(factors[n], before.pop(n), step))
+        return further

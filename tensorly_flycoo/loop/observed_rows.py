@@ -1,0 +1,190 @@
+"""Rows of a factor that fit the stored entries only."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any, Self
+
+import numpy as np
+
+from ..base.array_modules import Array, array_module
+from ..engines.tall import call_lapack, multiply
+from ..ops.cp_entries import choose_block_size
+from ..ops.mttkrp import mttkrp_of_ratios
+from ..tensor.tensor import FlycooTensor
+
+#: The ridge for rows of a model that names none.
+L2_REG = 1e-6
+
+#: Sweeps over the elements of a row that must not be negative: those of TensorLy's HALS.
+_SWEEPS = 5
+
+
+def check_ridge(l2_reg: Any) -> None:
+    """Refuse a ridge that is not a finite number above 0."""
+    if not isinstance(l2_reg, Real):
+        raise TypeError(f"l2_reg is {l2_reg!r}, expected a number above 0, not text or None")
+    if not 0 < float(l2_reg) < np.inf:
+        raise ValueError(f"l2_reg is {l2_reg}, expected a number above 0")
+
+
+def measure_scale(values: Array) -> float:
+    """Return the root mean square of some values."""
+    return float(np.linalg.norm(values)) / values.size**0.5
+
+
+def scale_ridge(l2_reg: float, scale: float, ndim: int) -> float:
+    """Return the ridge that gives values times `scale` the factors times its `ndim`-th root."""
+    return l2_reg * scale ** (2 - 2 / ndim)
+
+
+@dataclass(frozen=True)
+class RowPlan:
+    """The nonzeros grouped by their row of one mode, and the rows by their number of nonzeros."""
+
+    order: Array  # (nnz,): the positions of the nonzeros, row by row
+    starts: Array  # (I,): where in `order` the nonzeros of each row begin
+    ends: Array
+    # Of a width, a power of two, and the rows with at most so many nonzeros and over half as many.
+    classes: list[tuple[int, Array]]
+
+    @classmethod
+    def of(cls, rows: Array, size: int) -> Self:
+        xp = array_module(rows)
+        counts = xp.bincount(rows, minlength=size)
+        widths = 2 ** np.arange(rows.size.bit_length() + 1)
+        numbers = xp.searchsorted(xp.asarray(widths), counts)
+        members = [xp.flatnonzero((numbers == n) & (counts > 0)) for n in range(widths.size)]
+        classes = [(int(w), ids) for w, ids in zip(widths, members, strict=True) if ids.size]
+        ends = xp.cumsum(counts)
+        return cls(xp.argsort(rows, kind="stable"), ends - counts, ends, classes)
+
+    def list_blocks(self, rank: int) -> Iterator[tuple[int, Array]]:
+        """Yield each width with blocks of its rows, limited in size."""
+        for width, rows in self.classes:
+            block_size = choose_block_size(rows, width * rank)
+            for start in range(0, rows.size, block_size):
+                yield width, rows[start : start + block_size]
+
+
+def fit_rows(
+    coords: Array,
+    targets: Array,
+    factors: list[Array],
+    mode: int,
+    plan: RowPlan,
+    common: Array,
+    *,
+    weights: Array | None = None,
+    is_free: Array | None = None,
+    non_negative: bool = False,
+) -> Array:
+    """Fit each row of one factor to its nonzeros, with the other factors fixed.
+
+    The system of a row has the Gram matrix `common` (R, R) plus that of the row's nonzeros, each
+    times its weight if there are `weights`. Columns that are not in `is_free` (R,) stay as they
+    are. Non-negative rows are not solved for but improved.
+    """
+    xp, rank = array_module(targets), factors[mode].shape[1]
+    fitted = xp.zeros_like(factors[mode])
+    if is_free is not None:
+        fitted, free = factors[mode] * ~is_free, xp.flatnonzero(is_free)
+        empty = xp.flatnonzero(plan.starts == plan.ends)
+        if empty.size:
+            # Their systems are `common` alone, with the same columns that stay.
+            slopes = (fitted[empty] @ common)[:, free]
+            fitted[empty[:, None], free] -= call_lapack(
+                np.linalg.solve, common[free][:, free], slopes.T
+            ).T
+    # Then `common` is a ridge.
+    has_dual = weights is None and is_free is None and not non_negative
+
+    def gather(rows: Array, first: int, last: int) -> tuple[Array, Array, Array]:
+        """Gather nonzeros `first` to `last` - 1 of each row, padded with zeros.
+
+        Return their targets (n, w), and the products of the other factors' rows there (n, w, R),
+        also times the weights.
+        """
+        places = plan.starts[rows][:, None] + xp.arange(first, last)
+        is_own = places < plan.ends[rows][:, None]
+        places = plan.order[xp.where(is_own, places, 0)]
+        products = is_own[:, :, None].astype(np.float64)
+        for n, factor in enumerate(factors):
+            if n != mode:
+                products = products * factor[coords[n][places]]
+        weighted = products if weights is None else products * weights[places][:, :, None]
+        return xp.where(is_own, targets[places], 0.0), products, weighted
+
+    for width, rows in plan.list_blocks(rank):
+        if width < rank and has_dual:  # fewer equations than unknowns
+            part, products, _ = gather(rows, 0, width)
+            transposed = products.swapaxes(1, 2)
+            own = products @ transposed + common[0, 0] * xp.eye(width)
+            fitted[rows] = (transposed @ call_lapack(np.linalg.solve, own, part[:, :, None]))[
+                :, :, 0
+            ]
+            continue
+        own, target = common, xp.zeros((1, rank, 1))
+        step = max(rank, choose_block_size(targets, rank))
+        for first in range(0, width, step):
+            part, products, weighted = gather(rows, first, min(first + step, width))
+            transposed = products.swapaxes(1, 2)
+            own, target = own + transposed @ weighted, target + transposed @ part[:, :, None]
+        if non_negative:
+            fitted[rows] = _descend(own, target[:, :, 0], factors[mode][rows])
+            continue
+        if is_free is not None:
+            kept = fitted[rows][:, :, None]
+            target = xp.where(is_free[:, None], target - own @ kept, kept)
+            own = xp.where(is_free[:, None] & is_free, own, xp.eye(rank))
+        fitted[rows] = call_lapack(np.linalg.solve, own, target)[:, :, 0]
+    return fitted
+
+
+def _descend(grams: Array, targets: Array, rows: Array) -> Array:
+    """Improve non-negative rows (n, R) element by element, each row with its own Gram matrix."""
+    rows = np.maximum(rows, 0)
+    for _ in range(_SWEEPS):
+        for r in range(rows.shape[1]):
+            slopes = targets[:, r] - (grams[:, r] * rows).sum(axis=1)
+            rows[:, r] = np.maximum(rows[:, r] + slopes / grams[:, r, r], 0)
+    return rows
+
+
+def improve_rows(
+    weights: FlycooTensor,
+    targets: Array,
+    factors: list[Array],
+    mode: int,
+    common: Array,
+    is_free: Array | None,
+    num_steps: int,
+) -> tuple[Array, Array]:
+    """Improve each row of one factor by conjugate gradients, with the other factors fixed.
+
+    The system of row i has the Gram matrix `common` (R, R) plus that of the row's nonzeros of
+    `weights`, and the right-hand side ``targets[i]``. Columns that are not in `is_free` (R,) stay
+    as they are. Return the rows, and the residuals of all columns.
+
+    A step is one pass over the nonzeros, for all rows. It forms no Gram matrix.
+    """
+    xp = array_module(targets)
+
+    def apply(rows: Array, stays: bool) -> Array:
+        model = [rows if n == mode else factor for n, factor in enumerate(factors)]
+        product, _ = mttkrp_of_ratios(weights, model, mode, None, stays=stays)
+        return product + multiply(rows, common)
+
+    def divide(a: Array, b: Array) -> Array:
+        return xp.where(b > 0, a / xp.where(b > 0, b, 1), 0)
+
+    rows, steps, squares = factors[mode], 0, xp.zeros((targets.shape[0], 1), targets.dtype)
+    residuals = targets - apply(rows, stays=True)
+    for number in range(num_steps):
+        slopes = residuals if is_free is None else residuals * is_free
+        before, squares = squares, (slopes**2).sum(axis=1, keepdims=True)
+        steps = slopes + divide(squares, before) * steps
+        changes = apply(steps, stays=number < num_steps - 1)
+        lengths = divide(squares, (steps * changes).sum(axis=1, keepdims=True))
+        rows, residuals = rows + lengths * steps, residuals - lengths * changes
+    return rows, residuals

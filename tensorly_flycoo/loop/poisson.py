@@ -1,0 +1,287 @@
+r"""Poisson CP decompositions: the loss of counts, and multiplicative updates that lower it.
+
+The loss of a non-negative model m is, without constants,
+
+.. math:: F = \sum_{\mathrm{cells}} m - \sum_{\mathrm{nonzeros}} x \log m
+
+The first sum needs only the column sums of the factors, the second only the nonzeros. Missing
+entries are subtracted from the first.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..base.array_modules import Array, array_module, invert_positive, move
+from ..engines.tall import sum_columns
+from ..ops.mttkrp import mttkrp_of_ratios
+from .cp_loop import Model, Run, has_settled
+from .cp_model import multiply_all
+from .masks import ObservedData
+
+if TYPE_CHECKING:
+    from ..engines.protocol import Engine
+
+#: By how much the longest step grows and shrinks.
+_GROWTH = 4.0
+
+
+class Squarem:
+    r"""Proposes to extrapolate every other step, with factors above 0.
+
+    From three models, :math:`r = t_1 - t_0` and :math:`v = t_2 - t_1 - r`, `propose` makes
+    :math:`t_0 + 2 a r + a^2 v` with :math:`a = |r| / |v|` between 1, which is no extrapolation, and
+    a longest step, which grows as long as proposals are accepted. An element that would not be
+    above 0 stays as it is. `state` is what `save_state` returned, empty at the start. Varadhan and
+    Roland, "Simple and Globally Convergent Methods for Accelerating the Convergence of Any EM
+    Algorithm", Scandinavian Journal of Statistics 35, 2008.
+    """
+
+    def __init__(self, modes: Sequence[int], state: Mapping[str, Array], engine: "Engine") -> None:
+        self._modes, self._engine = list(modes), engine
+        self._longest = float(state.get("longest_step", 1.0))
+        self.base = {
+            n: engine.xp.asarray(state[f"base_{n}"]) for n in modes if f"base_{n}" in state
+        }
+        self._was_longest = False
+
+    def save_state(self) -> dict[str, Array]:
+        """Return what a resumed run needs besides the factors."""
+        base = {f"base_{n}": factor for n, factor in self.base.items()}
+        return {"longest_step": np.asarray(self._longest), **base}
+
+    def propose(
+        self, before: Sequence[Array], after: Sequence[Array], sums: Array
+    ) -> tuple[list[Array], Array] | None:
+        """Return factors that may be better than those after a step, and their column sums.
+
+        None in every other step. `sums`, float64 (ndim, R), are those of `after`.
+        """
+        if not self.base:
+            self.base = {n: before[n] for n in self._modes}
+            return None
+        steps = {n: (start, before[n], after[n]) for n, start in self.base.items()}
+        self.base = {}
+        step = self._choose_step(steps, sums)
+        self._was_longest = step >= self._longest
+        if step == 1:
+            self.note(is_better=True)
+            return None
+        proposal, sums = list(after), sums.copy()
+        for n, factors in steps.items():
+            proposal[n] = self._engine.extrapolate(factors, step, sums[n])
+        return proposal, sums
+
+    def note(self, *, is_better: bool) -> None:
+        """Note whether the proposal was accepted."""
+        if not is_better:
+            self._longest = max(1.0, self._longest / _GROWTH)
+        elif self._was_longest:
+            self._longest *= _GROWTH
+
+    def _choose_step(self, steps: Mapping[int, Sequence[Array]], sums: Array) -> float:
+        squares = self._engine.xp.empty((len(steps), 2, sums.shape[1]))
+        for own, factors in zip(squares, steps.values(), strict=True):
+            self._engine.measure_steps(factors, own)
+        change_square, bend_square = move(squares, np).sum(axis=(0, 2)).tolist()
+        if bend_square == 0:
+            return 1.0
+        return float(min(max(1.0, (change_square / bend_square) ** 0.5), self._longest))
+
+
+#: A lifted zero becomes at most the first part of the mean of its column; an element up to the
+#: second counts as zero: growing from there would take too many updates.
+_LIFT, _NEGLIGIBLE = 0.01, 1e-10
+
+#: Every so many sweeps, zeros are lifted if the last sweep lowered F by less than the second
+#: number, relative to F.
+_PERIOD, _SETTLED = 10, 1e-6
+
+
+def divide_counts(
+    data: ObservedData, factors: Sequence[Array], mode: int, **options: bool
+) -> tuple[Array, Array | None]:
+    """Call `mttkrp_of_ratios` for the observed nonzeros."""
+    # The reciprocal of this, times a count, is finite, and so is a sum of such.
+    smallest = float(np.sqrt(np.finfo(data.dtype).tiny))
+    return mttkrp_of_ratios(data.tensor, factors, mode, smallest, **options)
+
+
+def find_scales(data: ObservedData, factors: Sequence[Array], sums: Array, mode: int) -> Array:
+    """Return one over what a row of ones of `mode` adds to the first sum of F; 0 if that is 0.
+
+    All rows share them, (1, R), unless entries are missing: (I_mode, R).
+    """
+    if data.missing is None:
+        return data.tensor._engine.invert_sums(sums, mode, data.dtype)
+    whole = multiply_all(sums, mode)
+    rows = data.xp.zeros(factors[mode].shape, data.dtype)
+    ones = data.xp.ones(data.missing.count, data.dtype)
+    observed = whole - data.missing.add_mttkrp(rows, ones, factors, mode)
+    # What is left of a row whose cells are all missing is rounding error.
+    return invert_positive(observed, 8 * float(np.finfo(data.dtype).eps) * whole).astype(data.dtype)
+
+
+def complete_loss(data: ObservedData, factors: Sequence[Array], sums: Array, log_sum: Any) -> float:
+    """Compute F from the column sums of the factors and the sum over the nonzeros."""
+    total = float(multiply_all(move(sums, np)).sum()) - float(log_sum)
+    if data.missing is not None:
+        total -= float(data.missing.evaluate(None, factors).sum(dtype=np.float64))
+    return total
+
+
+def evaluate_loss(data: ObservedData, weights: Array | None, factors: Sequence[Array]) -> float:
+    """Compute F of a model in one pass over the nonzeros."""
+    factors = list(factors)
+    if weights is not None:
+        factors[0] = factors[0] * weights
+    _, log_sum = divide_counts(data, factors, 0, wants_logs=True)
+    return complete_loss(data, factors, add_columns(factors), log_sum)
+
+
+def add_columns(factors: Sequence[Array]) -> Array:
+    """Return the column sums of the factors, float64 (ndim, R)."""
+    return array_module(factors[0]).stack([sum_columns(factor) for factor in factors])
+
+
+@dataclass
+class MultiplicativeUpdates(Run):
+    """Sweeps of one multiplicative update per mode, with SQUAREM.
+
+    An update of a mode multiplies its factor by the MTTKRP of ratios, over what a row of ones adds
+    to F. It never increases F. The pass over the nonzeros that begins a sweep also gives F of the
+    sweep before, `loss`. An update cannot change a zero, though F would fall if one grew whose
+    multiplier is above 1 ("inadmissible"): once F has settled, these are lifted if this lowers F.
+    """
+
+    solver = "generalized_parafac"
+    data: ObservedData
+    modes: list[int]
+    loss: float = field(init=False)
+    _sums: Array = field(init=False)
+    _product: Array = field(init=False)  # of the first mode
+
+    def __post_init__(self, model: Model) -> None:
+        super().__post_init__(model)
+        state = self.state
+        self._squarem = Squarem(self.modes, state, self.data.tensor._engine)
+        # Not summed again from a checkpoint: updates add rows in another order.
+        has_sums = "sums" in state
+        sums = self.data.xp.asarray(state["sums"]) if has_sums else add_columns(self.factors)
+        self._begin(self.factors, sums)
+
+    def save_state(self) -> dict[str, Array]:
+        sums = self._sums.copy()  # the next sweep writes to them
+        return {**self._squarem.save_state(), "sums": sums}
+
+    def measure_start(self) -> float:
+        return self.loss
+
+    def is_over(self) -> bool:
+        """Return whether the last sweep lowered F too little."""
+        return has_settled(self.errors, self.tol)
+
+    def update(self, iteration: int) -> float:
+        before, factors = list(self.factors), self.factors
+        for mode in self.modes:
+            self._update(factors, mode)
+        proposal = self._squarem.propose(before, factors, self._sums)
+        # A proposal is measured in the same mode next: layout "remap" leaves the nonzeros in place.
+        self._begin(factors, self._sums, stays=proposal is not None)
+        if proposal is not None:
+            is_better = self._try(*proposal)
+            self._squarem.note(is_better=is_better)
+            if is_better:
+                factors[:] = proposal[0]
+        losses = [*self.errors, self.loss]
+        is_slow = len(losses) % _PERIOD == 0 and has_settled(losses, _SETTLED)
+        if is_slow or has_settled(losses, self.tol):
+            factors[:] = self._lift_zeros(factors)
+        return self.loss
+
+    def _try(self, proposal: list[Array], sums: Array) -> bool:
+        """Take up a model unless it has a higher F; return whether it was taken up."""
+        kept = (self._sums, self._product, self.loss)
+        self._begin(proposal, sums)
+        if self.loss <= kept[2]:
+            return True
+        self._sums, self._product, self.loss = kept
+        return False
+
+    def _lift_zeros(self, factors: list[Array]) -> list[Array]:
+        """Lift the zeros that should grow, in each mode where this lowers F."""
+        for mode in self.modes:
+            is_zero = factors[mode] <= _NEGLIGIBLE * _average_columns(factors[mode])
+            # Rows without nonzeros are all zero, and stay so.
+            if not (is_zero.any(axis=1) & ~is_zero.all(axis=1)).any():
+                continue
+            is_first = mode == self.modes[0]
+            product = self._product if is_first else divide_counts(self.data, factors, mode)[0]
+            scales = find_scales(self.data, factors, self._sums, mode)
+            proposal = list(factors)
+            proposal[mode] = lift_zeros(factors[mode], product * scales)
+            if proposal[mode] is not factors[mode] and self._try(proposal, add_columns(proposal)):
+                factors = proposal
+                self._squarem.base = {}  # these models are not steps from one another
+        return factors
+
+    def _begin(self, factors: list[Array], sums: Array, stays: bool = False) -> None:
+        """Measure a model, and compute what the first update needs in the same pass."""
+        self._sums = sums
+        self._product, log_sum = divide_counts(
+            self.data, factors, self.modes[0], wants_logs=True, stays=stays
+        )
+        self.loss = complete_loss(self.data, factors, self._sums, log_sum)
+
+    def _update(self, factors: list[Array], mode: int) -> None:
+        if mode == self.modes[0]:
+            product = self._product
+            del self._product  # it becomes the factor
+        else:
+            product, _ = divide_counts(self.data, factors, mode)
+        scales = find_scales(self.data, factors, self._sums, mode)
+        engine = self.data.tensor._engine
+        engine.scale_rows(product, factors[mode], scales, self._sums[mode])
+        factors[mode] = product
+
+
+def balance(factors: list[Array], modes: Sequence[int]) -> list[Array]:
+    """Scale the columns of the factors of `modes` so that they have equal sums; keep the model."""
+    xp, factors = array_module(factors[0]), list(factors)
+    sums = {n: sum_columns(factors[n]) for n in modes}
+    logs = sum(xp.log(xp.where(s > 0, s, 1)) for s in sums.values())
+    for n, column_sums in sums.items():
+        scales = xp.exp(logs / len(sums)) / xp.where(column_sums > 0, column_sums, 1)
+        factors[n] = factors[n] * scales.astype(factors[n].dtype)
+    return factors
+
+
+def lift_zeros(factor: Array, multipliers: Array | None = None) -> Array:
+    """Raise the zeros in a factor to 1/100 of the mean of their column.
+
+    With the `multipliers` of an update, raise only those whose multiplier m is above 1, and by
+    ``m - 1`` times as much if that is less than 1. Return `factor` itself if there are none.
+
+    Examples
+    --------
+    >>> factor = np.array([[0.0], [2.0], [0.0], [2.0]])
+    >>> lift_zeros(factor).ravel()
+    array([0.01, 2.  , 0.01, 2.  ])
+    >>> lift_zeros(factor, np.array([[0.9], [1.0], [1.5], [1.0]])).ravel()
+    array([0.   , 2.   , 0.005, 2.   ])
+    """
+    xp, means = array_module(factor), _average_columns(factor)
+    levels = xp.broadcast_to(_LIFT * means, factor.shape)
+    if multipliers is not None:
+        levels = levels * xp.clip(multipliers - 1, 0, 1)
+    limits = _NEGLIGIBLE * means
+    is_lifted = (factor <= limits) & (levels > limits)
+    return xp.where(is_lifted, levels, factor) if is_lifted.any() else factor
+
+
+def _average_columns(factor: Array) -> Array:
+    """Return the means of a factor's columns (R,), and 1 for a column of zeros."""
+    means = sum_columns(factor) / factor.shape[0]
+    return array_module(factor).where(means > 0, means, 1).astype(factor.dtype)

@@ -1,0 +1,120 @@
+"""A sparse tensor as a decomposition sees it: without missing entries, for one call."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..base.array_modules import Array
+from ..base.checks import check_mode
+from ..engines.tall import inner_product, sum_rows
+from ..format.group_passes import LastPass
+from ..ops.lazy import LazyArray
+from ..ops.mttkrp import check_operands, multiply
+from ..tensor.tensor import FlycooTensor
+from .cp_model import residual_square
+from .gram_products import GramMemory
+
+
+def check_start(mttkrp: Array) -> None:
+    """Refuse a start whose first MTTKRP is zero: so would be every factor in turn."""
+    if np.max(mttkrp) == 0 == np.min(mttkrp):
+        raise np.linalg.LinAlgError(
+            "the initial guess has nothing in common with the tensor: the first MTTKRP is zero, "
+            "and so would be the model. The singular vectors of init='svd' may be so if the "
+            "tensor is very sparse: pass init='random'"
+        )
+
+
+class WholeTensor(LazyArray):
+    """A sparse tensor for one call of a decomposition, with the methods of an `ImputedTensor`.
+
+    By this type, what TensorLy's own parafac calls knows that all uses of a result are known.
+    """
+
+    _instead = "it belongs to one call of parafac"
+    values = residual = None
+
+    def __init__(self, x: FlycooTensor, last_pass: LastPass | None = None) -> None:
+        self.tensor = x
+        self.shape, self.ndim, self.dtype = x.shape, x.ndim, x.dtype
+        self.device = "cuda" if x.device == "cuda" else "cpu"  # of the call's own arrays
+        self.memory = GramMemory()
+        self.last_pass = last_pass or LastPass()
+        self._has_begun = self._is_checked = False
+
+    def norm(self) -> np.floating:
+        """Return the norm of the tensor that is decomposed."""
+        return self.tensor.norm()
+
+    def impute(self, weights: Array | None, factors: Sequence[Array]) -> None:
+        """Do nothing: no entry is missing."""
+
+    def mttkrp(self, weights: Array | None, factors: Sequence[Array], mode: int) -> Array:
+        """Compute the MTTKRP of factors in any precision: (I_mode, R), in that of the tensor."""
+        x = self.tensor
+        if not self._has_begun:
+            check_operands(x, factors, weights, converts=True)
+            self._has_begun = True
+        # The host would wait for a GPU to look at weights there.
+        if isinstance(weights, np.ndarray) and (weights == 1).all():
+            weights = None
+        return multiply(x._layout, x._engine, factors, mode, self.last_pass, weights)
+
+    def mttkrp_of_als(self, weights: Array | None, factors: Sequence[Array], mode: int) -> Array:
+        """Compute an MTTKRP of TensorLy's parafac."""
+        product = self.mttkrp(weights, factors, mode)
+        if not self._is_checked:
+            check_start(product)
+            self._is_checked = True
+        return product
+
+    def measure(
+        self, weights: Array | None, factors: Sequence[Array], last_mttkrp: Array | None = None
+    ) -> tuple[Array, None]:
+        """Compute the relative error of a model, by default with an MTTKRP of the last mode."""
+        if last_mttkrp is None:
+            last_mttkrp = self.mttkrp(weights, factors, len(factors) - 1)
+        norm, inner = self.norm(), inner_product(last_mttkrp, factors[-1])
+        return np.sqrt(residual_square(norm**2, weights, factors, inner)) / norm, None
+
+
+class CentredTensor(WholeTensor):
+    """A tensor of which each vector along each of `modes` has mean 0, which is never formed.
+
+    Centring across mode n multiplies it by the projection P = I - ones / I_n. P is symmetric, so in
+    an MTTKRP of another mode the factor of mode n is multiplied, and in that of mode n the result.
+    """
+
+    def __init__(self, x: FlycooTensor, modes: Sequence[int]) -> None:
+        super().__init__(x)
+        self._modes = sorted({check_mode(mode, x.ndim) for mode in modes})
+        square = _centred_square(x, self._modes)
+        if square <= np.finfo(x.dtype).eps * float(x._layout.norm) ** 2:
+            raise ValueError(f"center_modes is {self._modes}, but centring leaves only rounding")
+        self._norm = square**0.5
+
+    def norm(self) -> np.floating:
+        return self.dtype.type(self._norm)
+
+    def mttkrp(self, weights: Array | None, factors: Sequence[Array], mode: int) -> Array:
+        centred = [_centre(f) if n in self._modes else f for n, f in enumerate(factors)]
+        product = super().mttkrp(weights, centred, mode)
+        return _centre(product) if mode in self._modes else product
+
+
+def _centre(matrix: Array) -> Array:
+    """Subtract the mean of each column."""
+    return matrix - sum_rows(matrix) / matrix.shape[0]
+
+
+def _centred_square(x: Any, modes: Sequence[int]) -> float:
+    """Return the squared norm of a centred tensor: ``|P x|^2 = |x|^2 - |sum over n of x|^2 / I_n``.
+
+    With several modes that holds for each of the two terms, in turn.
+    """
+    if modes:
+        *rest, mode = modes
+        of_sums = _centred_square(x.sum(axis=mode), rest) / x.shape[mode]
+        return _centred_square(x, rest) - of_sums
+    return x._layout.norm**2 if isinstance(x, FlycooTensor) else float((x * x).sum())

@@ -1,0 +1,367 @@
+"""Progress of a decomposition: a bar or log lines, checkpoints, and a clean stop at Ctrl-C."""
+
+import collections
+import contextlib
+import datetime
+import itertools
+import logging
+import math
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any, Self, SupportsFloat
+
+from ..base.checks import check_count, check_real
+from ..base.reporting import listen
+from ..decomposition.methods import METHODS
+from ..io.checkpoint import (
+    check_saveable,
+    copy_model,
+    find_solver,
+    load_checkpoint,
+    save_checkpoint,
+)
+from ..io.files import FilePath, try_writing
+
+_logger = logging.getLogger(__name__)
+
+
+class Progress:
+    """A callback for decompositions: progress, checkpoints and a clean stop.
+
+    Pass it as ``callback=`` inside its ``with`` block, to `tensorly.decomposition.parafac` or
+    `randomised_parafac`, or to a function in `tensorly_flycoo.decomposition` that has no callback
+    in TensorLy: all that iterate; to `coupled_parafac` without a checkpoint.
+
+    The first Ctrl-C stops the run after the current iteration, and the decomposition returns the
+    factors so far. The second raises KeyboardInterrupt immediately; `last` and `best` still have
+    the factors. A stopped or killed run can resume from its last checkpoint as if it had never
+    stopped.
+
+    Parameters
+    ----------
+    n_iter_max : int
+        The maximum number of iterations, counted over all runs that resume one another.
+    show : {"bar", "log", None}
+        A bar on standard error (by tqdm: ``pip install tensorly-flycoo[progress]``); or log lines
+        for batch jobs, at level INFO of the logger "tensorly_flycoo", which go to standard error if
+        logging is not set up; or nothing. Before the first iteration it shows the current stage,
+        such as the mode whose singular vectors are computed; then the iteration, the fit
+        (1 - error), or the loss of `generalized_parafac`, its change and the time left.
+    log_every : int
+        Iterations between log lines; the first and the last iteration are always logged.
+    checkpoint : str or os.PathLike, optional
+        The ``.npz`` file for the state, replaced atomically. Written when due, after iteration
+        `n_iter_max` and at Ctrl-C, but not when the run converges (`tol`). Entering the block tries
+        the folder. A later write that fails only warns, and the run goes on; the end of the block
+        warns again unless another write has succeeded.
+    every : int, optional
+        Iterations between checkpoints.
+    every_minutes : float, optional
+        Minutes between checkpoints; 10 if `every` is not given either.
+
+    Attributes
+    ----------
+    errors : list of float
+        The relative errors at the start and after each iteration, including those before a resume.
+    last, best : CPTensor, TuckerTensor or None
+        The model of the last iteration, and of the one with the smallest error in this run, even if
+        the run failed; the same one if no iteration increased the error. They have no labels:
+        ``LabelledCP(progress.best, x.labels)`` adds them.
+
+    Raises
+    ------
+    ValueError, TypeError
+        If an argument is not as described above.
+    OSError
+        On entering the block, if nothing can be written in the folder of `checkpoint`.
+    ImportError
+        On entering the block, if tqdm is missing and `show` is "bar".
+    RuntimeError
+        If it is called outside its block or used for a second run.
+
+    Notes
+    -----
+    Ctrl-C is handled only inside the block, in the main thread, and not if SIGINT is ignored or its
+    handler is not a Python one. Leaving the block restores the previous handler.
+
+    The callback costs one MTTKRP at the start, and keeps the arrays of one model, or two if the
+    best one is not the last. On a GPU it synchronises in each iteration, as `tol` does. With any
+    callback and a dense tensor, TensorLy's parafac needs ``tol`` or ``return_errors=True``.
+
+    For sparse tensors on the CPU, with the same machine and number of threads, a resumed run gives
+    the same bits as an uninterrupted one and stops at the same iteration. Options of parafac with
+    state beyond the factors cannot resume: ``linesearch=True``, ``orthogonalise`` and ``mask``
+    raise a ValueError. A checkpoint of a sparse tensor holds a digest of its nonzeros, the same for
+    every layout, device and order of the nonzeros, and is refused for any other tensor. Checkpoints
+    of dense tensors hold none, nor do those of a parafac that was imported before this package.
+
+    For dense tensors, and under other backends, TensorLy uses the checkpoint as an initial guess:
+    without those options and ``normalize_factors=True`` the bits are the same too, but `tol` never
+    stops the run at the first new iteration.
+
+    Examples
+    --------
+    >>> import sparse, tempfile, tensorly as tl
+    >>> from tensorly.decomposition import parafac
+    >>> from tensorly_flycoo import Progress
+    >>> x = sparse.random((30, 40, 50), density=0.01, random_state=0)
+    >>> path = tempfile.mkdtemp() + "/run.npz"
+    >>> def run(n_iter_max):
+    ...     with Progress(n_iter_max, show=None, checkpoint=path, every=2) as progress:
+    ...         init = progress.resume(default="random")
+    ...         return parafac(
+    ...             x, 3, n_iter_max=progress.n_iter_left, init=init, random_state=0,
+    ...             tol=1e-12, callback=progress,
+    ...         ), progress
+    >>> with tl.backend_context("flycoo"):
+    ...     _ = run(4)
+    ...     _, progress = run(10)
+    >>> progress.iteration, len(progress.errors)
+    (10, 11)
+    """
+
+    def __init__(
+        self,
+        n_iter_max: int,
+        *,
+        show: str | None = "bar",
+        log_every: int = 1,
+        checkpoint: FilePath | None = None,
+        every: int | None = None,
+        every_minutes: float | None = None,
+    ) -> None:
+        check_count(n_iter_max, "n_iter_max")
+        check_count(log_every, "log_every")
+        if show not in ("bar", "log", None):
+            raise ValueError(f"show is {show!r}, expected one of 'bar', 'log' and None")
+        if every is not None:
+            check_count(every, "every")
+        if every_minutes is not None:
+            check_real(every_minutes, "every_minutes")
+        if every_minutes is not None and not every_minutes > 0:
+            raise ValueError(f"every_minutes is {every_minutes!r}, expected more than 0")
+        if every is None and every_minutes is None:
+            every_minutes = 10
+        elif checkpoint is None:
+            raise ValueError("every and every_minutes need checkpoint, the path of a file")
+        self.n_iter_max = n_iter_max
+        self.errors: list[float] = []
+        self._show, self._log_every, self._every = show, log_every, every
+        self._path = None if checkpoint is None else os.fspath(checkpoint)
+        self._every_s = math.inf if every_minutes is None else 60 * every_minutes
+        self._bar: Any = None
+        self.last: Any = None
+        self.best: Any = None
+        self._best_error = math.inf
+        self._failure: Exception | None = None  # of the last write
+        self._is_running = self._is_started = self._is_interrupted = False
+
+    @property
+    def iteration(self) -> int:
+        """The number of completed iterations, including those before a resume."""
+        return max(len(self.errors) - 1, 0)
+
+    @property
+    def n_iter_left(self) -> int:
+        """The number of iterations left, for the decomposition's ``n_iter_max``."""
+        return self.n_iter_max - self.iteration
+
+    def resume(self, default: Any = "svd") -> Any:
+        """Return the ``init`` to go on with: the checkpoint, or `default` if there is none yet.
+
+        Parameters
+        ----------
+        default : str, CPTensor or TuckerTensor
+            As for the decomposition's ``init``.
+
+        Returns
+        -------
+        ResumedCP (a CPTensor with `errors`), ResumedTucker (a TuckerTensor with them) or default
+
+        Raises
+        ------
+        RuntimeError
+            If the decomposition has begun.
+        ValueError
+            If `checkpoint` was not given, or the file is damaged or not a checkpoint.
+
+        Examples
+        --------
+        >>> Progress(10, show=None, checkpoint="/nowhere/run.npz").resume(default="random")
+        'random'
+        """
+        if self._path is None:
+            raise ValueError("checkpoint is None, expected the path of a file to resume from")
+        if self._is_started:
+            raise RuntimeError("resume must be called before the decomposition, which has begun")
+        try:
+            init = load_checkpoint(self._path)
+        except FileNotFoundError:
+            return default
+        self.errors = list(init.errors)
+        return init
+
+    def __enter__(self) -> Self:
+        if self._is_started:
+            raise RuntimeError("a Progress is for one run only: make a new one")
+        if self._path is not None:
+            try:
+                try_writing(self._path)
+            except OSError as error:
+                raise OSError(
+                    error.errno,
+                    f"checkpoint is {self._path!r}, where nothing can be written "
+                    f"({error.strerror}): make its folder, free some space, or give another path",
+                ) from error
+        self._resources = contextlib.ExitStack()
+        if self._show == "bar":
+            self._bar = self._resources.enter_context(_make_bar())
+        # Python calls handlers on the main thread only; another language's must not be replaced.
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and callable(signal.getsignal(signal.SIGINT)):
+            previous = signal.signal(signal.SIGINT, self._interrupt)
+            self._resources.callback(signal.signal, signal.SIGINT, previous)
+        if self._show == "log":
+            self._resources.enter_context(_show_log())
+        if self._show is not None:
+            self._resources.enter_context(listen(self._show_stage))
+        self._is_running = True
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._is_running = False
+        if self._failure is not None:
+            self._warn(
+                f"the checkpoint {self._path} is older than iteration {self.iteration}, the last: "
+                f"a write failed ({self._failure}); the last factors are in `last` of this Progress"
+            )
+        self._resources.close()
+
+    def __call__(self, model: Any, error: SupportsFloat = math.nan) -> bool:
+        """Record the model and the error, if it is known, of an iteration; return True to stop."""
+        if not self._is_running:
+            raise RuntimeError("a Progress must be called inside its `with` block")
+        if not self._is_started:
+            self._start(model, float(error))
+            return False
+        self.errors.append(float(error))
+        self._times.append(time.monotonic())
+        self._keep(model)
+        is_last = self._is_interrupted or self.iteration >= self.n_iter_max
+        self._report(model, is_last)
+        is_due = time.monotonic() - self._saved_at >= self._every_s
+        is_due |= self._every is not None and self.iteration % self._every == 0
+        if self._path is not None and (is_last or is_due):
+            self._save(self._path, model)
+        return self._is_interrupted
+
+    def _start(self, model: Any, error: float) -> None:
+        # The callback comes before the first iteration too; after a resume that error is known.
+        if self._path is not None:
+            check_saveable(model)
+        self._is_started = True
+        if not self.errors:
+            self.errors.append(error)
+        self._keep(model)
+        self._first = self.iteration
+        self._saved_at = time.monotonic()
+        self._times = collections.deque([self._saved_at], maxlen=10)  # of the last iterations
+        if self._bar is not None:
+            self._bar.set_description_str("", refresh=False)
+            self._bar.reset(total=self.n_iter_max)
+            self._bar.initial = self._bar.n = self._first
+            self._bar.refresh()
+
+    def _keep(self, model: Any) -> None:
+        self.last = copy_model(model)
+        # nan, the unknown error of the start, is better than nothing and worse than any other.
+        if self.best is None or self.errors[-1] <= self._best_error:
+            self.best = self.last
+            self._best_error = math.inf if math.isnan(self.errors[-1]) else self.errors[-1]
+
+    def _save(self, path: str, model: Any) -> None:
+        self._failure = None
+        try:
+            save_checkpoint(path, model, self.errors)
+        except (OSError, MemoryError) as error:
+            self._failure = error
+            self._warn(
+                f"the checkpoint {path} could not be written after iteration {self.iteration}: "
+                f"{error}; the run goes on"
+            )
+        self._saved_at = time.monotonic()
+
+    def _show_stage(self, stage: str) -> None:
+        if self._bar is not None:
+            self._bar.set_description_str(stage)
+        else:
+            _logger.info(stage)
+
+    def _report(self, model: Any, is_last: bool) -> None:
+        change = self.errors[-2] - self.errors[-1]
+        state = f"fit {1 - self.errors[-1]:.6f}"
+        method = METHODS.get(find_solver(model))
+        if method is not None and method.error_name == "loss":
+            change, state = -change, f"loss {self.errors[-1]:.8g}"
+        if not math.isnan(change):  # randomised_parafac has no error at the start
+            state += f", change {change:+.1e}"
+        if self._bar is not None:
+            self._bar.set_description_str("", refresh=False)
+            self._bar.set_postfix_str(state, refresh=False)
+            self._bar.update()
+        done = self.iteration - self._first
+        if self._show == "log" and (is_last or done == 1 or self.iteration % self._log_every == 0):
+            # Iterations that compile or write a checkpoint take longer than those that are left. Up
+            # to two thirds of the first ones compile.
+            took = sorted(b - a for a, b in itertools.pairwise(self._times))
+            each_s = took[(len(took) - 1) // 4]
+            text = f"{each_s:.3g} s"
+            if done > 1:
+                left = datetime.timedelta(seconds=round(each_s * self.n_iter_left))
+                text += f" each, at most {left} left"
+            _logger.info("iteration %d of %d, %s, %s", self.iteration, self.n_iter_max, state, text)
+
+    def _interrupt(self, signal_number: int, frame: FrameType | None) -> None:
+        if self._is_interrupted:
+            raise KeyboardInterrupt
+        self._is_interrupted = True
+        with contextlib.suppress(RuntimeError):  # the signal may interrupt another write
+            self._warn("Ctrl-C: stopping after this iteration; again to stop immediately")
+
+    def _warn(self, message: str) -> None:
+        if self._bar is not None:
+            self._bar.write(message, file=sys.stderr)
+        else:
+            _logger.warning(message)
+
+
+@contextlib.contextmanager
+def _show_log() -> Iterator[None]:
+    """Show the log lines of this package at level INFO, on standard error if nowhere else."""
+    logger = logging.getLogger("tensorly_flycoo")
+    handler, level = logging.StreamHandler(), logger.level
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    if not logger.hasHandlers():
+        logger.addHandler(handler)
+    if not logger.isEnabledFor(logging.INFO):
+        logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        logger.removeHandler(handler)
+
+
+def _make_bar() -> Any:
+    try:
+        from tqdm.auto import tqdm
+    except ImportError as error:
+        raise ImportError(
+            'show="bar" needs tqdm: pip install "tensorly-flycoo[progress]", or show="log"'
+        ) from error
+    return tqdm(unit="it", leave=True)

@@ -1,0 +1,186 @@
+"""The fit of a CP model to a sparse tensor, or to entries that were held out of it."""
+
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, overload
+
+import numpy as np
+
+from ..base.array_modules import Array, array_module, as_array, move
+from ..base.checks import num_cells
+from ..loop.cp_model import multiply_grams, multiply_sums
+from ..loop.losses import find_exact
+from ..loop.masks import find_missing
+from ..loop.scaling import find_exponent
+from ..ops.cp_entries import cp_to_entries
+from ..ops.mttkrp import mttkrp
+from ..spread.row_shards import take_model
+from ..tensor.coo_cache import as_flycoo
+from ..tensor.labelled import check_same_labels
+from ..tensor.mirroring import mirror
+from ..tensor.pieces import Piece, map_pieces
+from ..tensor.tensor import FlycooTensor
+from .counts import CountFit, check_counts, complete_fit, sum_counts
+
+if TYPE_CHECKING:
+    from sparse import SparseArray
+
+    from ..engines.protocol import Engine
+    from ..tensor.labelled import LabelledTensor
+
+_Data: TypeAlias = "FlycooTensor | LabelledTensor | SparseArray"
+
+
+class CPFit(NamedTuple):
+    """The fit of a CP model.
+
+    Attributes
+    ----------
+    fit : float
+        ``1 - relative_error``, as in TensorLy. (tlviz's fit is ``1 - relative_error**2``.)
+    relative_error : float
+        The norm of the residual relative to the norm of the data.
+    rmse : float
+        The root mean square of the residual's entries.
+    num_entries : int
+        The number of entries that were compared.
+    """
+
+    fit: float
+    relative_error: float
+    rmse: float
+    num_entries: int
+
+
+@overload
+def cp_fit(x: _Data, cp_tensor: Any, *, mask: Any = ..., held_out: Any = ...) -> CPFit: ...
+
+
+@overload
+def cp_fit(x: _Data, cp_tensor: Any, *, mask: Any = ..., held_out: Any = ..., loss: str) -> Any: ...
+
+
+@mirror
+def cp_fit(
+    x: _Data,
+    cp_tensor: Any,
+    *,
+    mask: "SparseArray | None" = None,
+    held_out: tuple[Array, Array] | None = None,
+    loss: str = "gaussian",
+) -> CPFit | CountFit:
+    """Compute how well a CP model fits all cells of a sparse tensor, or only held-out entries.
+
+    Neither the tensor nor the model is made dense.
+
+    Parameters
+    ----------
+    x : FlycooTensor, LabelledTensor or sparse.COO
+    cp_tensor : CPTensor or (weights, factors)
+        Any model of the shape of `x`, with its dtype and on its device. One of `observed_parafac`
+        is compared with the nonzeros of `x` alone: the other cells are unknown to it.
+    mask : sparse.COO, optional
+        As for `parafac`: its stored zeros mark the missing entries. Only these are compared, with
+        their values in `x`; with a model of `observed_parafac`, those that `x` stores.
+    held_out : pair of arrays, optional
+        Coordinates (ndim, count) and values (count,) of entries, zeros included if they were held
+        out too. Only these are compared; of `x` only the shape is used.
+    loss : {"gaussian", "poisson_count"}
+
+    Returns
+    -------
+    CPFit, or CountFit with "poisson_count"
+
+    Raises
+    ------
+    TypeError
+        If `x` is not sparse, or an array has another dtype or is on another device.
+    ValueError
+        If shapes do not match, the labels of `x` differ from those of a `LabelledCP`, both `mask`
+        and `held_out` are given, `held_out` is not a pair, no entry is left, or `loss` is unknown;
+        or, with "poisson_count", a value or an entry of the model is negative.
+
+    Notes
+    -----
+    All cells cost one MTTKRP, of the last mode, as do the errors of `parafac`: the squared residual
+    is ``|x|^2 + |model|^2 - 2 <x, model>``, whose terms are added in float64. They cancel near an
+    exact fit: a relative error below 1e-8 (float64) or 1e-3 (float32) is rounding. Held-out entries
+    cost ``count * R * ndim`` operations, and do not cancel. With "poisson_count", all cells cost
+    the model's values at the nonzeros, and a few numbers for each of them.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from tensorly_flycoo import FlycooTensor, cp_fit
+    >>> x = FlycooTensor([[0, 1], [0, 1]], [3.0, 4.0], shape=(2, 2))
+    >>> model = (None, [np.array([[0.0], [4.0]]), np.array([[0.0], [1.0]])])
+    >>> cp_fit(x, model)
+    CPFit(fit=0.4, relative_error=0.6, rmse=1.5, num_entries=4)
+    >>> cp_fit(x, model, held_out=([[1, 1], [0, 1]], [0.0, 8.0]))
+    CPFit(fit=0.5, relative_error=0.5, rmse=2.82842712474619, num_entries=2)
+    """
+    is_count = find_exact(loss).is_count
+    if mask is not None and held_out is not None:
+        raise ValueError("mask and held_out are both given, expected at most one of them")
+    check_same_labels(x, cp_tensor)
+    x = as_flycoo(x, check_coords=True)
+    weights, factors = take_model(cp_tensor)
+    if mask is not None:
+        missing = find_missing(x, mask)
+        if missing is None:
+            raise ValueError("mask marks no entry as missing, expected at least one")
+        is_known = (missing.start != 0) | (not hasattr(cp_tensor, "observed_l2_reg"))
+        held_out = missing.coords[:, is_known], missing.start[is_known]
+    elif held_out is None and hasattr(cp_tensor, "observed_l2_reg"):
+        held_out = x._sorted_nonzeros()
+    shape = tuple(factor.shape[0] for factor in factors)
+    if (held_out is not None or is_count) and shape != x.shape:
+        raise ValueError(f"cp_tensor has shape {shape}, expected {x.shape}, that of x")
+    if held_out is not None:
+        if len(held_out) != 2:
+            raise ValueError(f"held_out has {len(held_out)} items, expected (coords, values)")
+        model, values = compare_entries(cp_tensor, *held_out, "held_out[1]")
+        if values.size == 0:
+            raise ValueError("held_out has no entries, expected at least one")
+        if is_count:
+            check_counts(values, model)
+            return complete_fit(sum_counts(values, model), float(model.sum()), values.size)
+        residual = float(np.linalg.norm(values - model))
+        return _make_fit(residual, float(np.linalg.norm(values)), values.size)
+    if is_count:
+        arrays = [*factors, *([] if weights is None else [weights])]
+        parts = map_pieces(_sum_counts, x._layout, x._engine, x._engine, arrays=arrays)
+        model_sum = float(multiply_sums(weights, factors).sum())
+        return complete_fit(sum(parts), model_sum, num_cells(x.shape))
+    norm = float(x._layout.norm)
+    power = 2.0 ** find_exponent(norm, x.nnz, x.dtype)  # of values far from 1
+    factors = [factors[0] * x.dtype.type(1 / power), *factors[1:]] if power != 1 else factors
+    last_mttkrp = mttkrp(x, factors, x.ndim - 1, weights=weights)
+    inner = (last_mttkrp * factors[-1]).sum(dtype=np.float64)
+    weights = None if weights is None else weights.astype(np.float64)
+    model_square = multiply_grams(weights, factors, dtype=np.float64).sum()
+    square = (norm / power) ** 2 + float(model_square) - 2 * float(inner) / power
+    return _make_fit(power * abs(square) ** 0.5, norm, num_cells(x.shape))
+
+
+def _sum_counts(piece: Piece, engine: "Engine", arrays: list[Array]) -> Array:
+    """Compare a piece's counts with a model, whose weights may follow its factors."""
+    records, ndim = piece.sort_records(engine), piece.layout.record_format.ndim
+    coords, values = piece.read_coords(records), piece.read_values(records)
+    weights = arrays[ndim] if len(arrays) > ndim else None
+    model, values = compare_entries((weights, arrays[:ndim]), coords, values, "values")
+    check_counts(values, model)
+    return sum_counts(values, model)
+
+
+def compare_entries(cp_tensor: Any, coords: Array, values: Array, name: str) -> tuple[Array, Array]:
+    """Return the model's values at some entries, and the entries' own, checked and in float64."""
+    model = cp_to_entries(cp_tensor, coords).astype(np.float64)
+    values = move(as_array(values), array_module(model))
+    if values.shape != model.shape:
+        raise ValueError(f"{name} has shape {values.shape}, expected {model.shape}, as its coords")
+    return model, values.astype(np.float64, copy=False)
+
+
+def _make_fit(residual: float, norm: float, count: int) -> CPFit:
+    zero_error = float("inf") if residual else 0.0
+    error = residual / norm if norm else zero_error
+    return CPFit(1 - error, error, residual / count**0.5, count)

@@ -1,1 +1,0 @@
-"""The start of decompositions from singular vectors of unfoldings (init="svd")."""

@@ -1,0 +1,1 @@
+"""Singular vectors of unfoldings, which `init="svd"` and Tucker decompositions take."""

@@ -1,0 +1,314 @@
+"""The columns of an unfolding, in groups that no column is split between.
+
+A tensor in one piece is one group. A slab has all nonzeros of its rows of the cut mode. So in the
+unfolding along any other mode a column belongs to one slab, and the slabs are the groups. Along the
+cut mode columns are shared between slabs. There a group has all nonzeros with some rows of the
+longest other mode, taken from all slabs when it is needed. All that is computed of a group is
+computed on its device, which may be in another process: see `Devices.run`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from ..base.array_modules import Array, move
+from ..base.devices import Devices, OneDevice
+from ..base.reporting import log_compilation
+from ..format.ordering import count_true, take_marked
+from ..format.primitives import MTTKRP, Entries, ModeRows
+from ..spread.building import count_rows, find_edges, list_rows
+from ..spread.choosing import build_slabs
+from ..spread.slab_layout import AnyLayout, SlabLayout
+from ..tensor.pieces import Piece, call_with_piece, map_pieces
+
+if TYPE_CHECKING:
+    from ..engines.protocol import Engine
+    from ..format.layout import Layout
+    from ..format.packing import RecordFormat
+
+#: Columns to multiply at a time, or as many as there are rows if that is more: the product of all
+#: of them could be much larger than a factor.
+_COLUMNS_AT_ONCE = 2**22
+
+#: A product with a Gram matrix whose intermediate and final results are larger is computed for as
+#: many vectors at a time as fit, in whole steps, but at least one step.
+_MAX_PRODUCT_NBYTES, _VECTORS_STEP = 2**32, 8
+
+
+class Columns:
+    """The columns of the unfolding of a tensor along one mode: iterates over their groups.
+
+    Yields the device of each group, and its `Entries` there: a result of `Devices.run`. Their rows
+    are those of the whole tensor. One group exists at a time, or, along the cut mode, one on each
+    device. `entries` are those of a tensor in one piece, listed if not given; else None.
+    """
+
+    def __init__(
+        self, layout: AnyLayout, mode: int, engine: Engine, entries: Entries | None = None
+    ) -> None:
+        self.layout, self.mode, self.engine = layout, mode, engine
+        self.num_rows = layout.record_format.shape[mode]
+        self.devices: Devices = OneDevice(engine.xp)
+        self.entries = entries
+        if isinstance(layout, SlabLayout):
+            self.devices = layout.devices
+        elif entries is None:
+            self.entries = list_entries(engine, layout, mode)
+
+    def __iter__(self) -> Iterator[tuple[int, Entries]]:
+        layout, run = self.layout, self.devices.run
+        if not isinstance(layout, SlabLayout):
+            assert self.entries is not None
+            yield 0, self.entries
+        elif self.mode == layout.cut_mode:
+            yield from _iterate_across_slabs(layout, self.engine)
+        else:
+            for slab in layout.slabs:
+                yield slab.home, run(slab.home, list_entries, self.engine, slab.layout, self.mode)
+
+    def count_used_rows(self) -> int:
+        """Count the rows that have nonzeros."""
+        if self.entries is None:
+            return self.num_rows - int(self.layout.find_empty_rows(self.mode).size)
+        is_used = self.engine.xp.zeros(self.num_rows, bool)
+        is_used[self.entries.rows] = True
+        return count_true(is_used)
+
+    def transpose(self, counts: list[int], scale: float) -> AnyLayout:
+        """Build the transposed matrix, divided by `scale`; the groups have `counts` columns."""
+
+        def number() -> Iterator[tuple[Array, Array]]:
+            first = 0
+            for count, (home, entries) in zip(counts, self, strict=True):
+                yield self.devices.run(home, _number_columns, self.engine, entries, first, scale)
+                del entries
+                first += count
+
+        shape = (sum(counts), self.num_rows)
+        if isinstance(self.layout, SlabLayout):
+            return _build_in_slabs(self.layout, number(), shape, self.engine)
+        ((coords, values),) = number()
+        return build_matrix(coords, values, shape, self.engine)
+
+
+def _build_in_slabs(
+    layout: SlabLayout, parts: Iterable[tuple[Array, Array]], shape: tuple[int, int], engine: Engine
+) -> SlabLayout:
+    """Build a matrix from coords (2, n) and values (n,), in as many slabs as another tensor.
+
+    The arrays pass through the host, unless the slabs are in other processes.
+    """
+    made = layout.build_elsewhere(parts, "replicated", shape, np.dtype(np.float64))
+    if made is not None:
+        return made
+    found = []
+    for part in parts:
+        found.append(layout.devices.fetch(part))
+        del part
+    coords, values = (np.concatenate(own, axis=-1) for own in zip(*found, strict=True))
+    del found
+    coords, values = engine.receive(coords, values)
+    cut = engine.choose_cut(shape, values.dtype)
+    return build_slabs(engine, "replicated", coords, values, cut, layout.num_slabs)
+
+
+def build_matrix(
+    coords: Array, values: Array, shape: tuple[int, int], engine: Engine, name: str = "replicated"
+) -> Layout:
+    """Build a matrix that is multiplied from both sides, on the current device."""
+    with log_compilation():
+        return engine.build_piece(name, coords, values, shape)
+
+
+def _iterate_across_slabs(layout: SlabLayout, engine: Engine) -> Iterator[tuple[int, Entries]]:
+    """Yield the groups of columns along the cut mode."""
+    record_format, mode, devices = layout.record_format, layout.cut_mode, layout.devices
+    others = [n for n in range(record_format.ndim) if n != mode]
+    split_mode = max(others, key=lambda n: record_format.shape[n], default=None)
+    groups: Sequence[range | None] = [None]
+    if split_mode is not None:  # into rows with about equally many nonzeros
+        counts = sum(move(own, np) for own in map_pieces(_count_rows, layout, engine, split_mode))
+        groups = list_rows(find_edges(counts, layout.num_slabs))
+    for first in range(0, len(groups), devices.count):
+        requests = []
+        for home, rows in enumerate(groups[first : first + devices.count]):
+            options = (engine, record_format, split_mode, rows)
+            parts = []
+            for slab in layout.slabs:
+                place = (engine, slab.layout, mode, slab.rows.start)
+                parts.append(devices.run(slab.home, call_with_piece, _take_rows, *place, *options))
+            requests.append((parts, home))
+            del parts
+        gathered = devices.gather(requests)
+        del requests
+        for home in range(len(gathered)):
+            arguments = (engine, gathered[home], record_format, mode)
+            gathered[home] = None
+            entries = devices.run(home, _sort_columns, *arguments)
+            del arguments
+            yield home, entries
+            del entries
+
+
+# On the device of a slab or a group
+
+
+def list_entries(engine: Engine, layout: Layout, mode: int) -> Entries:
+    """List the nonzeros column by column: by modes mode + 1, ..., N - 1, 0, ..., mode.
+
+    Rows ascend in each column. For mode 0 it is by N - 1, ..., 0 instead: the order of mode N - 1,
+    which needs no sort.
+    """
+    record_format = layout.record_format
+    ndim = record_format.ndim
+    hold_order = layout.hold_first_order if mode else layout.hold_last_order
+    with hold_order(engine) as (records, places):
+        if mode:
+            later_modes = range(ndim - 1, mode, -1)
+            places = engine.sort_places(records, record_format, later_modes, places)
+        return engine.split_columns(ModeRows(records, record_format, mode, places))
+
+
+def _count_rows(piece: Piece, mode: int) -> Array:
+    with piece.hold_records() as records:
+        return count_rows(piece.read_rows(records, mode), piece.layout.record_format.shape[mode])
+
+
+def _take_rows(
+    piece: Piece, engine: Engine, record_format: RecordFormat, mode: int | None, rows: range | None
+) -> Array:
+    """Copy the nonzeros that have one of `rows` of a mode, as records of the whole tensor."""
+    with piece.hold_records() as records:
+        if mode is not None and rows is not None:
+            numbers = piece.read_rows(records, mode)
+            records = take_marked(records, (numbers >= rows.start) & (numbers < rows.stop))
+        coords, values = piece.read_coords(records), piece.read_values(records)
+        return record_format.pack(coords, values, engine.xp, engine.block_size)
+
+
+def _sort_columns(
+    engine: Engine, records: Array, record_format: RecordFormat, mode: int
+) -> Entries:
+    """List the nonzeros column by column, by all modes: their order in a slab varies."""
+    others = [n for n in range(record_format.ndim) if n != mode]
+    places = engine.sort_places(records, record_format, [mode, *others])
+    return engine.split_columns(ModeRows(records, record_format, mode, places))
+
+
+def _number_columns(
+    engine: Engine, entries: Entries, first: int, scale: float
+) -> tuple[Array, Array]:
+    """Return coords and values for the transposed matrix; columns are numbered from `first` on."""
+    is_first, rows, values = entries
+    columns = engine.xp.cumsum(is_first[:-1]) + (first - 1)
+    return engine.xp.stack([columns, rows.astype(np.int64)]), values / scale
+
+
+class SharedColumns:
+    """The columns of a group with at least two nonzeros each, multiplied some at a time.
+
+    `entries` are those of the matrix times `scale`, a power of two. Blocks that are multiplied have
+    a row for each of `rows`: those with nonzeros in shared columns, ascending. All have one dtype.
+    """
+
+    def __init__(self, entries: Entries, scale: float, num_rows: int, engine: Engine) -> None:
+        self._engine = engine
+        self.rows, self._coords, self._values = engine.list_shared(entries, num_rows, scale)
+        num_shared = int(self._values.size)
+        self.num_columns = int(self._coords[0, -1]) + 1 if num_shared else 0
+        #: With those that are not shared.
+        self.num_all_columns = int(entries.values.size) - num_shared + self.num_columns
+        self._tensors: list[Layout] = []
+
+    def add_singles(self, diagonal: Array, dtype: DTypeLike) -> None:
+        """Add to the Gram matrix a diagonal: for each row with an element, a column of its root.
+
+        All columns then are one matrix, in the smallest layout; the entries are given up.
+        """
+        xp = self._engine.xp
+        rows = xp.flatnonzero(diagonal)
+        singles = xp.stack([self.num_columns + xp.arange(rows.size), rows])
+        coords = xp.concatenate([self._coords, singles], axis=1)
+        self._coords = None
+        values = xp.concatenate([self._values, xp.sqrt(diagonal[rows])]).astype(dtype)
+        self._values = None
+        shape = (self.num_columns + int(rows.size), self.rows.size)
+        self._tensors = [build_matrix(coords, values, shape, self._engine, "indexed")]
+
+    def count(self) -> np.ndarray:
+        """Count all columns, the shared ones, and the parts in which these are multiplied."""
+        num_parts = -(-self.num_columns // self._columns_at_once)
+        return np.array([self.num_all_columns, self.num_columns, num_parts])
+
+    @property
+    def _columns_at_once(self) -> int:
+        return max(_COLUMNS_AT_ONCE, self.rows.size)
+
+    def form_gram(self, diagonal: Array | None = None) -> Array:
+        """Return the Gram matrix of the rows, float64, plus a diagonal; see `Engine.gram`."""
+        if self._coords is None:  # it holds the diagonal already
+            dtype = self._tensors[0].record_format.dtype
+            return self.multiply_gram(self._engine.xp.eye(self.rows.size, dtype=dtype)).astype("d")
+        if diagonal is None:
+            diagonal = self._engine.xp.zeros(self.rows.size)
+        return self._engine.gram(self._coords, self._values, diagonal)
+
+    def multiply_gram(self, block: Array, mode: int = 0) -> Array:
+        """Return the product of a Gram matrix and a block (size, k); see `add_gram_product`."""
+        total = self._engine.xp.zeros(block.shape, block.dtype)
+        self.add_gram_product(total, block, mode)
+        return total
+
+    def add_gram_product(self, total: Array, block: Array, mode: int = 0) -> None:
+        """Add the product of the Gram matrix of the rows and a block to `total`, in place.
+
+        With mode 1 it is that of the columns, after `add_singles`.
+        """
+        for columns in self._list_tensors(block.dtype):
+            step_nbytes = sum(columns.record_format.shape) * _VECTORS_STEP * block.itemsize
+            width = max(1, _MAX_PRODUCT_NBYTES // step_nbytes) * _VECTORS_STEP
+            for first in range(0, block.shape[1], width):
+                own = self._engine.xp.ascontiguousarray(block[:, first : first + width])
+                product = self._multiply(columns, self._multiply(columns, own, mode), 1 - mode)
+                total[:, first : first + width] += product
+
+    def multiply(self, block: Array) -> Array:
+        """Return the product of the matrix, after `add_singles`, and a block."""
+        return self._multiply(self._tensors[0], block, 1)
+
+    def reduce_right_product(
+        self, number: int, block: Array, function: Callable[[Array], Any]
+    ) -> Any:
+        """Apply a function to the product of a part, transposed, and a block: (n, k)."""
+        part = self._list_tensors(block.dtype)[number]
+        return function(self._multiply(part, block, 0)[: self.num_columns])
+
+    def _multiply(self, columns: Layout, block: Array, mode: int) -> Array:
+        """Multiply columns by a block with a row for each row of theirs (mode 0), or back."""
+        shape = (columns.record_format.shape[mode], block.shape[1])
+        out = self._engine.xp.empty(shape, block.dtype)
+        columns.apply(MTTKRP, self._engine, {1 - mode: block}, mode, out)
+        return out
+
+    def _list_tensors(self, dtype: DTypeLike) -> list[Layout]:
+        """Return the columns, some at a time, as tensors (num_columns, size); builds them once."""
+        if self._tensors:
+            return self._tensors
+        coords, values, xp = self._coords, self._values, self._engine.xp
+        size, step = self.rows.size, self._columns_at_once
+        firsts, places, tensors = range(0, self.num_columns, step), [0], []
+        if len(firsts) > 1:
+            places = xp.searchsorted(coords[0], xp.asarray(firsts)).tolist()
+        for first, place, end in zip(firsts, places, [*places[1:], values.size], strict=False):
+            own, own_values = coords[:, place:end], values[place:end]
+            if first > 0:
+                own = own - xp.asarray([[first], [0]])
+            shape = (min(step, self.num_columns - first), size)
+            own_values = own_values.astype(dtype, copy=False)
+            tensors.append(build_matrix(own, own_values, shape, self._engine))
+        self._tensors = tensors
+        return tensors

@@ -1,0 +1,188 @@
+"""Singular vectors of the unfoldings of a sparse tensor, an initial guess for ALS."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..base.array_modules import Array, array_module, is_cupy, move
+from ..base.checks import check_mode, check_rank, num_cells
+from ..base.reporting import report
+from ..engines.tall import find_signs, qr
+from ..format.primitives import MTTKRP, LeadingPairs
+from ..tensor.coo_cache import as_flycoo
+from .columns import Columns
+from .eigen import SEED, root_squares
+from .gram import UnfoldingGram
+
+if TYPE_CHECKING:
+    from sparse import SparseArray
+
+    from ..tensor.tensor import FlycooTensor
+
+
+class LazyMatrix:
+    """A matrix that is never formed, but whose leading singular vectors can be computed.
+
+    `tensor` is the one from which it is made, `mode` the mode of its rows.
+    """
+
+    tensor: FlycooTensor
+    mode: int
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    #: The end of error messages if it is a `LazyArray`.
+    _instead = "its singular value decomposition (tl.svd_interface) works without forming it"
+
+    @abstractmethod
+    def _find_leading_pairs(self, rank: int) -> LeadingPairs:
+        """Compute up to `rank` leading singular values and their left vectors."""
+
+    def svd(self, rank: int) -> tuple[Array, Array]:
+        """Compute the leading left singular vectors (I_mode, rank) and the singular values (rank,).
+
+        The largest element of each vector is positive; those of zero singular values are arbitrary.
+        Values are descending; those below the rounding error of the largest are zero.
+
+        With up to 8192 coupled rows (see `UnfoldingGram`), or columns, the Gram matrix is
+        decomposed to rounding error: see `find_singular_pairs`. With more, block Lanczos iteration
+        in the tensor's dtype ends after so many rounds (10 to 15) that squared singular values fall
+        short by at most 20 % of themselves (`bound_shortfall`): by up to 2 % without gaps, and less
+        by orders of magnitude with gaps. If the blocks of all rounds took more than 4 GiB, it is
+        `filter_leading_vectors`: as accurate where we measured, but without that bound. Either
+        iterates on the columns if these are fewer than the coupled rows.
+
+        The workspace is about 30 bytes per nonzero while columns are found, and later up to fifteen
+        blocks of `rank` + 8 numbers per coupled row or column; above 4 GiB two blocks, the shared
+        columns (20 to 32 bytes per nonzero), and a product. The initial vectors are fixed: a GPU
+        gives the same bits in every run, and a CPU with the same number of threads of the BLAS.
+        """
+        rank = self._check_rank(rank)
+        return self._assemble(rank, self._find_leading_pairs(rank))
+
+    def randomized_svd(
+        self, rank: int, random: Any, n_oversamples: int = 5, n_iter: int = 2
+    ) -> tuple[Array, Array]:
+        """Compute leading singular vectors from a random sketch, as TensorLy's `randomized_svd`.
+
+        ``n_iter + 1`` products with the Gram matrix of the coupled rows; other rows are exact, and
+        so is all of it where that costs less. Up to 4 million random numbers are TensorLy's, more
+        are drawn on the device from a seed that `random` draws. A matrix that is not an unfolding
+        gets the exact vectors. Halko, Martinsson, Tropp, SIAM Review 53, 2011, algorithms 4.4, 5.1.
+        """
+        return self.svd(rank)
+
+    def _check_rank(self, rank: int) -> int:
+        rank = check_rank(rank)
+        if rank > min(self.shape):
+            raise ValueError(f"rank is {rank}, expected at most {min(self.shape)} = min(shape)")
+        report(f"singular vectors of mode {self.mode + 1} of {self.tensor.ndim}")
+        return rank
+
+    def _assemble(self, rank: int, pairs: LeadingPairs) -> tuple[Array, Array]:
+        """Turn eigenpairs into left singular vectors and values: signs, scale, padding."""
+        engine, (vectors, values, _, sources) = self.tensor._engine, pairs
+        signs = find_signs(vectors) if vectors.size else np.ones(vectors.shape[1], np.int64)
+        signs = np.where(sources < 0, 1, np.append(signs, 1)[np.maximum(sources, -1)])
+        left = engine.place_vectors(pairs, signs, (self.shape[0], rank), self.dtype)
+        if values.size < rank:
+            left = complete_basis(left, values.size)
+        known_values = np.zeros(rank, self.dtype)
+        known_values[: values.size] = values
+        return left, engine.xp.asarray(known_values)
+
+
+class Unfolding(LazyMatrix):
+    """The unfolding of a sparse tensor along one mode: (I_mode, product of the other sizes).
+
+    With `is_exact`, `svd` iterates to rounding error also with more than 8192 coupled rows.
+
+    >>> from tensorly_flycoo import FlycooTensor
+    >>> x = FlycooTensor([[0, 1], [2, 0], [1, 1]], [2.0, 3.0], shape=(3, 3, 2))
+    >>> Unfolding(x, 1)
+    <Unfolding: mode 1 of shape (3, 3, 2)>
+    """
+
+    def __init__(self, x: FlycooTensor | SparseArray, mode: int, *, is_exact: bool = False) -> None:
+        self.mode, self._is_exact = check_mode(mode, len(x.shape)), is_exact
+        self.tensor = as_flycoo(x, check_coords=True)
+        sizes = [*self.tensor.shape]
+        self.shape, self.dtype = (sizes.pop(self.mode), num_cells(sizes)), self.tensor.dtype
+
+    def __repr__(self) -> str:
+        return f"<Unfolding: mode {self.mode} of shape {self.tensor.shape}>"
+
+    @cached_property
+    def gram(self) -> tuple[UnfoldingGram, float]:
+        """The Gram matrix of the unfolding divided by a power of two above its norm, and that."""
+        layout, engine = self.tensor._layout, self.tensor._engine
+        scale = 2.0 ** min(math.frexp(float(layout.norm))[1], 1023)
+        dtype = np.dtype(np.float64) if self._is_exact else self.dtype
+        columns = Columns(layout, self.mode, engine)
+        return UnfoldingGram(columns, scale, dtype, self._is_exact), scale
+
+    def _find_leading_pairs(self, rank: int) -> LeadingPairs:
+        gram, scale = self.gram
+        if gram.transposed is None:
+            return self._add_free_pairs(rank, *gram.find_leading_pairs(min(rank, gram.size)))
+        transposed = self.tensor._replace_layout(gram.transposed)
+        pairs = _find_pairs_from_columns(transposed, rank)
+        return pairs._replace(values=scale * pairs.values)
+
+    def _add_free_pairs(self, rank: int, squares: np.ndarray, vectors: Array) -> LeadingPairs:
+        """Merge eigenpairs of the coupled rows with those of the other rows."""
+        gram, scale = self.gram
+        squares, sources = gram.add_free_squares(squares, rank)
+        rows = None if gram.size == self.shape[0] else gram.rows
+        values = scale * root_squares(squares, self.shape[0])
+        return LeadingPairs(vectors, values, rows, sources)
+
+    def randomized_svd(
+        self, rank: int, random: Any, n_oversamples: int = 5, n_iter: int = 2
+    ) -> tuple[Array, Array]:
+        num_vectors = self._check_rank(rank) + n_oversamples
+        gram, _ = self.gram
+        if gram.transposed is not None or num_vectors > gram.size:
+            return self._assemble(rank, self._find_leading_pairs(rank))
+        coupled = gram.sketch_leading_pairs(rank, num_vectors, n_iter, random)
+        return self._assemble(rank, self._add_free_pairs(rank, *coupled))
+
+
+def _find_pairs_from_columns(columns: FlycooTensor, rank: int) -> LeadingPairs:
+    """Compute left singular vectors from the right ones of a transposed matrix with few rows."""
+    engine = columns._engine
+    matrix, rank = Unfolding(columns, 0), min(rank, *columns.shape)
+    right, values = matrix._assemble(rank, matrix._find_leading_pairs(rank))
+    count = int(np.count_nonzero(values))
+    left = engine.xp.empty((columns.shape[1], count), columns.dtype)
+    right = engine.xp.ascontiguousarray(right[:, :count])
+    columns._layout.apply(MTTKRP, engine, {0: right}, 1, left)
+    # Rounding leaves the vectors of small values less than orthonormal.
+    vectors = complete_basis(left / values[:count], count)
+    known_values = move(values[:count], np).astype(np.float64)
+    return LeadingPairs(vectors, known_values, None, np.arange(count))
+
+
+def complete_basis(left: Array, num_known: int) -> Array:
+    """Return `left` with orthonormal columns: random ones replace those from `num_known` on."""
+    xp = array_module(left)
+    full = left.astype(np.float64)
+    free = full[:, num_known:]
+    free[...] = xp.random.RandomState(SEED).standard_normal(free.shape)
+    if is_cupy(left):
+        basis, triangle = qr(full)
+    else:
+        # SciPy's BLAS, as for the Gram matrix: the idle threads of a second BLAS would spin.
+        from scipy.linalg import qr as scipy_qr
+
+        basis, triangle = scipy_qr(full, mode="economic", overwrite_a=True)
+    basis *= xp.where(xp.diagonal(triangle) < 0, -1.0, 1.0)
+    added = basis[:, num_known:]
+    if added.size:
+        added *= xp.asarray(find_signs(added), added.dtype)
+    return basis.astype(left.dtype)

@@ -1,0 +1,93 @@
+"""Small matrices are decomposed without the threads of the BLAS, which wait for each other."""
+
+import threading
+
+import numpy as np
+import pytest
+import tensorly as tl
+from problems import make_problem
+from threadpoolctl import threadpool_info, threadpool_limits
+
+from tensorly_flycoo import decomposition, fold_in
+from tensorly_flycoo.engines import tall
+from tensorly_flycoo.engines.tall import call_lapack, eigh, solve
+from tensorly_flycoo.svd import eigen
+from tensorly_flycoo.svd.unfolding import Unfolding
+
+
+def count_threads(*_):
+    return {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
+
+
+@pytest.fixture(autouse=True)
+def two_threads():
+    with threadpool_limits(2, "blas"):
+        yield
+
+
+@pytest.mark.parametrize(("size", "expected"), [(1, 1), (512, 1), (513, 2)])
+def test_small_matrices_take_one_thread(size, expected):
+    assert call_lapack(count_threads, np.empty((size, size))) == {expected}
+    assert count_threads() == {2}
+
+
+def test_an_error_restores_the_threads():
+    with pytest.raises(np.linalg.LinAlgError):
+        call_lapack(np.linalg.inv, np.zeros((3, 3)))
+    assert count_threads() == {2}
+
+
+def test_calls_of_several_threads_restore_them():
+    matrix = np.diag(np.arange(40.0))
+    threads = [threading.Thread(target=lambda: [eigh(matrix) for _ in range(50)]) for _ in "abcd"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert count_threads() == {2}
+
+
+def test_stacks():
+    stack = np.random.default_rng(0).standard_normal((5, 4, 4))
+    stack += stack.swapaxes(1, 2)
+    for found, expected in zip(eigh(stack), np.linalg.eigh(stack), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+def start_by_svd(x):
+    Unfolding(x, 0).svd(3)
+    Unfolding(x, 1).randomized_svd(3, np.random.RandomState(0))
+
+
+USES = {
+    "svd start": start_by_svd,
+    "tucker": lambda x: decomposition.tucker(x, [2, 2, 2], svd="randomized_svd", n_iter_max=1),
+    "solve": lambda x: solve(np.eye(64), np.ones((64, 300))),
+    "fold_in": lambda x: fold_in(
+        (None, [f[:, :2] for f in make_problem(x.shape, 1).factors]), x, 0
+    ),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("is_iterated", [False, True])
+def test_every_use(use, is_iterated, monkeypatch):
+    """Whatever calls LAPACK for small matrices, in a loop of TensorLy's or of ours."""
+    numbers = []
+    for name in ("eigh", "inv", "pinv"):
+        function = getattr(np.linalg, name)
+
+        def noting(a, *args, function=function, **options):
+            if len(a) >= tall._MIN_INVERTED_SIZE or function.__name__ == "eigh":
+                numbers.append(count_threads())
+            return function(a, *args, **options)
+
+        monkeypatch.setattr(np.linalg, name, noting)
+    if is_iterated:
+        monkeypatch.setattr(eigen, "MAX_DIRECT_SIZE", 0)
+        monkeypatch.setattr("tensorly_flycoo.svd.gram.is_cheap_to_form", lambda *_: False)
+    x = make_problem((60, 50, 40), 3000).tensor()
+    with tl.backend_context("flycoo"):
+        USES[use](x)
+    assert all(number == {1} for number in numbers)
+    assert numbers or not is_iterated

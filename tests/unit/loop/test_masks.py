@@ -1,0 +1,136 @@
+"""Observed and missing entries of a tensor, and the imputation of missing ones."""
+
+import numpy as np
+import pytest
+import reference
+import sparse
+
+from tensorly_flycoo import FlycooTensor
+from tensorly_flycoo.loop.masks import ImputedTensor, MissingEntries, find_missing
+from tensorly_flycoo.ops import cp_entries as entries
+
+SHAPE, RANK = (6, 7, 8), 4
+RNG = np.random.RandomState(0)
+CELLS = RNG.choice(np.prod(SHAPE), 90, replace=False)
+COORDS = np.stack(np.unravel_index(CELLS, SHAPE))
+VALUES = RNG.standard_normal(90)
+#: Ten missing entries that are stored, and ten that are not.
+OTHERS = np.setdiff1d(np.arange(np.prod(SHAPE)), CELLS)[::20][:10]
+MISSING = np.concatenate([COORDS[:, 5:15], np.stack(np.unravel_index(OTHERS, SHAPE))], axis=1)
+FACTORS = [RNG.standard_normal((size, RANK)) for size in SHAPE]
+WEIGHTS = np.array([1.0, -2.0, 0.5, 3.0])
+
+DENSE = np.zeros(SHAPE)
+DENSE[tuple(COORDS)] = VALUES
+MODEL = np.einsum("r,ir,jr,kr->ijk", WEIGHTS, *FACTORS)
+
+
+@pytest.fixture(params=["remap", "replicated", "indexed"])
+def missing(request):
+    x = FlycooTensor(COORDS, VALUES, SHAPE, layout=request.param)
+    # Unsorted and with duplicates.
+    return MissingEntries(x, np.concatenate([MISSING, MISSING[:, 3:6]], axis=1)[:, ::-1])
+
+
+def test_observed_and_missing_make_the_tensor(missing):
+    assert missing.count == 20
+    assert missing.observed.nnz == 80
+    assert missing.observed.layout == missing.tensor.layout
+    whole = missing.observed.to_coo().todense()
+    assert (whole[tuple(missing.coords)] == 0).all()
+    whole[tuple(missing.coords)] = missing.start
+    np.testing.assert_array_equal(whole, DENSE)
+
+
+def test_a_tensor_that_stores_no_missing_entry_is_not_rebuilt():
+    x = FlycooTensor(COORDS, VALUES, SHAPE)
+    missing = MissingEntries(x, MISSING[:, 10:])
+    assert missing.observed is x
+    assert (missing.start == 0).all()
+
+
+def _filled(missing, values):
+    filled = DENSE.copy()
+    filled[tuple(missing.coords)] = values
+    return filled
+
+
+def test_imputed_values_are_those_of_the_model(missing):
+    x = ImputedTensor(missing)
+    np.testing.assert_array_equal(x.values, DENSE[tuple(missing.coords)])
+    x.impute(WEIGHTS, FACTORS)
+    np.testing.assert_allclose(x.values, MODEL[tuple(missing.coords)], rtol=1e-13)
+
+
+@pytest.mark.parametrize("knows_mttkrp", [False, True])
+def test_the_error_is_that_of_the_imputed_tensor(knows_mttkrp, missing):
+    x = ImputedTensor(missing)
+    x.values = np.linspace(-1, 1, missing.count)
+    last = x.mttkrp(WEIGHTS, FACTORS, 2) if knows_mttkrp else None
+    error, values = x.measure(WEIGHTS, FACTORS, last)
+    filled = _filled(missing, MODEL[tuple(missing.coords)])
+    np.testing.assert_allclose(values, MODEL[tuple(missing.coords)], rtol=1e-13)
+    expected = np.linalg.norm(filled - MODEL) / np.linalg.norm(filled)
+    np.testing.assert_allclose(error, expected, rtol=1e-13)
+    np.testing.assert_array_equal(x.values, np.linspace(-1, 1, missing.count))
+
+
+@pytest.mark.parametrize("mode", range(3))
+@pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["plain", "weights"])
+def test_mttkrp_is_that_of_both_parts(mode, weights, missing):
+    x = ImputedTensor(missing)
+    x.impute(None, FACTORS)
+    found = x.mttkrp(weights, FACTORS, mode)
+    # For the oracle, weights are the factor of an extra mode of size 1.
+    filled = _filled(missing, x.values)[..., None]
+    factors = [*FACTORS, np.ones((1, RANK)) if weights is None else weights[None]]
+    coords = np.array(np.nonzero(filled))
+    arguments = (coords, filled[tuple(coords)], filled.shape, factors, mode)
+    bound = reference.mttkrp_error_bound(*arguments, np.float64)
+    assert (np.abs(found - reference.mttkrp(*arguments)) <= bound).all()
+
+
+@pytest.mark.parametrize("block_numbers", [1, 2**16])
+@pytest.mark.parametrize("mode", range(3))
+def test_imputation_by_singular_vectors(mode, block_numbers, missing, monkeypatch):
+    monkeypatch.setattr(entries, "_CPU_BLOCK_NUMBERS", block_numbers)
+    dense = DENSE.copy()
+    for num_repeats in range(3):
+        found, found_values = missing.unfold_imputed(mode, RANK, num_repeats).svd(RANK)
+        matrix = np.moveaxis(dense, mode, 0).reshape(SHAPE[mode], -1)
+        left, values, right = np.linalg.svd(matrix, full_matrices=False)
+        np.testing.assert_allclose(found_values, values[:RANK], rtol=1e-12)
+        signs = np.sign((found * left[:, :RANK]).sum(axis=0))
+        np.testing.assert_allclose(found, signs * left[:, :RANK], atol=1e-10)
+        model = (left[:, :RANK] * values[:RANK]) @ right[:RANK]
+        model = np.moveaxis(model.reshape(np.moveaxis(dense, mode, 0).shape), 0, mode)
+        dense[tuple(missing.coords)] = model[tuple(missing.coords)]
+
+
+@pytest.mark.parametrize("block_numbers", [1, 2**16])
+@pytest.mark.parametrize("mode", range(3))
+def test_unfoldings_of_slabs_are_imputed(mode, block_numbers, missing, monkeypatch):
+    monkeypatch.setattr(entries, "_CPU_BLOCK_NUMBERS", block_numbers)
+    in_slabs = MissingEntries(FlycooTensor(COORDS, VALUES, SHAPE, slabs=3), MISSING)
+    found = in_slabs.unfold_imputed(mode, RANK, 3).svd(RANK)
+    for array, expected in zip(found, missing.unfold_imputed(mode, RANK, 3).svd(RANK), strict=True):
+        np.testing.assert_allclose(array, expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_dtypes(dtype):
+    missing = MissingEntries(FlycooTensor(COORDS, VALUES, SHAPE, dtype=dtype), MISSING)
+    factors = [factor.astype(dtype) for factor in FACTORS]
+    x = ImputedTensor(missing)
+    error, values = x.measure(None, factors)
+    assert isinstance(error, float)
+    left, _ = missing.unfold_imputed(1, 3, num_repeats=1).svd(2)
+    products = x.mttkrp(None, factors, 0)
+    assert {a.dtype for a in (values, missing.start, products, left)} == {np.dtype(dtype)}
+
+
+def test_an_index_outside_is_named():
+    mask = sparse.COO([[1], [2], [3]], [0.0], SHAPE, fill_value=1.0)
+    mask.coords[2, 0] = 9
+    with pytest.raises(ValueError, match=r"coords\[2, 0\] is 9"):
+        find_missing(FlycooTensor(COORDS, VALUES, SHAPE), mask)

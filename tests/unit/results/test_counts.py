@@ -1,0 +1,83 @@
+"""Probabilities far out in the tails of Poisson distributions, against exact sums."""
+
+from decimal import Decimal, localcontext
+from math import factorial
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.special import gammainc, gammaincc, log_ndtr
+
+from tensorly_flycoo.results import counts as counts_module
+
+
+def exact_tails(count, mean):
+    """Return the logarithms of P(X >= count) and P(X <= count), of sums with 60 digits."""
+    with localcontext() as context:
+        context.prec, context.Emin = 60, -(10**9)
+        mean = Decimal(mean)
+        lower = sum((mean**k / factorial(k) for k in range(count)), Decimal(0))
+        own = mean**count / factorial(count)
+        upper, term, k = Decimal(0), own, count
+        while k < mean or term > own * Decimal(10) ** -70:
+            upper, k = upper + term, k + 1
+            term *= mean / k
+        return float(upper.ln() - mean), float((lower + own).ln() - mean)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.integers(0, 400), st.floats(1e-9, 500))
+def test_tails_equal_exact_sums(count, mean):
+    upper, lower = exact_tails(count, mean)
+    arguments = np.array([float(count)]), np.array([mean])
+    assert counts_module.log_upper_tail(*arguments)[0] == pytest.approx(upper, rel=1e-11, abs=1e-13)
+    assert counts_module.log_lower_tail(*arguments)[0] == pytest.approx(lower, rel=1e-11, abs=1e-13)
+
+
+@pytest.mark.parametrize(
+    ("count", "mean"),
+    [
+        (900, 1e-300),
+        (3000, 1e-3),
+        (3, 2500.0),
+        (0, 1e9),
+        pytest.param(5000, 1500.0, marks=pytest.mark.slow),
+    ],
+)
+def test_tails_far_beyond_the_smallest_number(count, mean):
+    upper, lower = exact_tails(count, mean) if mean < 1e6 else (0.0, -mean)
+    arguments = np.array([float(count)]), np.array([mean])
+    assert counts_module.log_upper_tail(*arguments)[0] == pytest.approx(upper, rel=1e-12)
+    assert counts_module.log_lower_tail(*arguments)[0] == pytest.approx(lower, rel=1e-12)
+
+
+@pytest.mark.parametrize("count", [1e3, 1e6, 1e9, 1e12])
+@pytest.mark.parametrize("sigmas", [4.35, 4.45])
+def test_the_far_tails_continue_those_of_scipy(count, sigmas):
+    counts, means = np.array([count]), np.array([count - sigmas * count**0.5])
+    upper = np.log(gammainc(counts, means))
+    np.testing.assert_allclose(counts_module._log_far_upper(counts, means), upper, rtol=1e-8)
+    means = np.array([count + sigmas * count**0.5])
+    lower = np.log(gammaincc(counts + 1, means))
+    np.testing.assert_allclose(counts_module._log_far_lower(counts, means), lower, rtol=1e-8)
+
+
+@pytest.mark.parametrize("sigmas", [10.0, 25.0, 1000.0])
+def test_far_tails_of_large_counts_are_those_of_a_normal_distribution(sigmas):
+    mean = np.array([1e14])
+    counts = mean + sigmas * 1e7
+    # The skewness adds sigmas^3 / (6 sqrt(mean)).
+    expected = log_ndtr(-sigmas) + sigmas**3 / 6e7
+    assert counts_module.log_upper_tail(counts, mean)[0] == pytest.approx(expected, rel=1e-5)
+    counts = mean - sigmas * 1e7
+    expected = log_ndtr(-sigmas) - sigmas**3 / 6e7
+    assert counts_module.log_lower_tail(counts, mean)[0] == pytest.approx(expected, rel=1e-5)
+
+
+def test_certain_and_impossible_counts():
+    counts, means = np.array([0.0, 1.0, 0.0, 2.0]), np.array([0.0, 0.0, 3.0, 1e-320])
+    upper = counts_module.log_upper_tail(counts, means)
+    np.testing.assert_array_equal(upper[:3], [0, -np.inf, 0])
+    assert -1500 < upper[3] < -1400
+    np.testing.assert_array_equal(counts_module.log_lower_tail(counts, means)[:3], [0, 0, -3])
