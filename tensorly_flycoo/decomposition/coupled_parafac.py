@@ -17,10 +17,12 @@ from ..loop.cp_model import multiply_all
 from ..loop.guarding import check_options
 from ..results.coupled_cp import CoupledCP, make_coupled_cp
 from ..tensor.memory import attempt, check_room
+from ..tensor.mirroring import mirror
 from .coupled_blocks import Blocks, read_blocks
 from .non_negative_parafac_hals import improve
 
 
+@mirror
 def coupled_parafac(
     blocks: Iterable[Any],
     rank: int,
