@@ -16,7 +16,7 @@ import numpy as np
 from ..base.array_modules import Array
 from ..base.checks import current_backend, densify_error, num_cells
 from ..tensor.converters import CONVERTERS, find_converter, library_of
-from ..tensor.coo_cache import as_flycoo, is_raw_sparse, is_sparse, not_sparse_error
+from ..tensor.coo_cache import as_flycoo, is_sparse, not_sparse_error
 from ..tensor.labelled import LabelledTensor
 from ..tensor.mirroring import mirror
 from ..tensor.tensor import FlycooTensor, check_axes, check_order
@@ -210,7 +210,7 @@ def _make_view(
     groups = [tuple(group) for group in axes]
     is_unchanged = groups == [(mode,) for mode in range(tensor.ndim)]
     if is_unchanged and not prefers_unfolding:
-        return source if is_raw_sparse(source) else tensor
+        return tensor
     is_unfolding = len(groups) == 2 and len(groups[0]) == 1 and list(groups[1]) == sorted(groups[1])
     view = LazyUnfolding(tensor, groups[0][0]) if is_unfolding else ModeView(tensor, groups)
     view.source = source
