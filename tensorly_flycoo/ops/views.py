@@ -203,14 +203,14 @@ def _groups(x: Any, name: str) -> Sequence[tuple[int, ...]]:
 
 
 def _make_view(
-    x: Viewable, axes: Iterable[Iterable[int]], prefers_unfolding: bool = False
+    x: Any, axes: Iterable[Iterable[int]], prefers_unfolding: bool = False
 ) -> FlycooTensor | ModeView:
     """Return the view, as the tensor itself or as a `LazyUnfolding` if it is one."""
     tensor, source = _tensor_of(x), getattr(x, "source", x)
     groups = [tuple(group) for group in axes]
     is_unchanged = groups == [(mode,) for mode in range(tensor.ndim)]
     if is_unchanged and not prefers_unfolding:
-        return tensor
+        return x if is_sparse(x) else tensor
     is_unfolding = len(groups) == 2 and len(groups[0]) == 1 and list(groups[1]) == sorted(groups[1])
     view = LazyUnfolding(tensor, groups[0][0]) if is_unfolding else ModeView(tensor, groups)
     view.source = source
