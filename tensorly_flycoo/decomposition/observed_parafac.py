@@ -71,7 +71,7 @@ def observed_parafac(
     n_iter_max : int
     init : {"random", CPTensor, (weights, factors), ResumedCP}
         "random": that of TensorLy's `parafac` for the same `random_state`, times :math:`s^{1/N}`;
-        or a guess in the dtype and on the device of `tensor`, whose weights may be None; or a
+        or a guess in the dtype of `tensor`, whose weights may be None; or a
         checkpoint to resume (`Progress.resume`).
     tol : float
         Stop when the error changes by less; 0 never stops.

@@ -64,6 +64,9 @@ def test_a_tensor_on_the_gpu_keeps_its_results_there():
     _, factors = tl.decomposition.parafac(x, 2, init=init, n_iter_max=2)
     assert isinstance(factors[0], cupy.ndarray)
     assert isinstance(mttkrp(x, init.factors, 0), cupy.ndarray)
+    out = np.zeros((6, 2))
+    assert mttkrp(x, init.factors, 0, out=out) is out
+    np.testing.assert_array_equal(out, mttkrp(x, init.factors, 0).get())
 
 
 def test_cupy_beside_a_coo_gives_cupy():
