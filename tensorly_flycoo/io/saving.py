@@ -56,21 +56,10 @@ def save(path: FilePath, x: "FlycooTensor | LabelledTensor | SparseArray") -> No
 
     Notes
     -----
-    The file is an uncompressed .npz without pickles; `numpy.load` opens it too. Its array "header"
-    is JSON text with these keys:
-
-    - format ("tensorly-flycoo"), version (2);
-    - shape, dtype, layout, groups: the tensor's;
-    - num_prefixes: the combinations of the first group's indices, if they are numbered, else 0;
-    - word_dtype, tile_size, bucket_size: how nonzeros are packed and split;
-    - mode: the mode whose order the records are in ("remap"); norm: the Frobenius norm;
-    - names, ordered: of a LabelledTensor, its modes, and those whose labels have an order.
-
-    "records" (or one array per mode: "records_0", "records_1", ...) holds the packed nonzeros. The
-    plan is in "carry_rows_0", "empty_rows_0", "pull_ids_0", "remap_ids_0", "write_order_0", ...,
-    whichever the layout has. Labels are in "labels_0" or, if they are text, in "text_0" and
-    "text_ends_0", ... A file takes ``x.nbytes`` bytes, less one copy of the nonzeros with
-    "remap"; but ids of that layout that a GPU packs take 10 bytes per nonzero and mode in the file.
+    The file is an uncompressed .npz without pickles; `numpy.load` opens it too, and
+    ``docs/architecture.md`` says what is in it. It takes ``x.nbytes`` bytes, less one copy of the
+    nonzeros with "remap"; but ids of that layout that a GPU packs take 10 bytes per nonzero and
+    mode in the file.
 
     Examples
     --------
@@ -138,10 +127,8 @@ def load(path: FilePath, *, device: str | None = None) -> FlycooTensor | Labelle
     ValueError
         If the file is not a saved tensor, is damaged or truncated, or has a newer format than this
         release reads; or if `device` is unknown.
-    ImportError, RuntimeError
-        If `device` is "cuda" and no GPU can be used.
-    MemoryError
-        If there is too little memory.
+    ImportError, RuntimeError, MemoryError
+        As of `FlycooTensor`.
 
     Notes
     -----
@@ -168,8 +155,7 @@ def load(path: FilePath, *, device: str | None = None) -> FlycooTensor | Labelle
         record_format = read_format(reader)
         cut = choose_same_cut(record_format, engine)
         if fits(reader, record_format, cut, engine):
-            x = object.__new__(FlycooTensor)
-            x._set(engine, read_layout(reader, cut, engine))
+            x = FlycooTensor._of(engine, read_layout(reader, cut, engine))
         else:
             options = {"layout": reader.header["layout"], "device": engine.name}
             options["groups"] = record_format.groups
