@@ -153,8 +153,8 @@ def load(path: FilePath, *, device: str | None = None) -> FlycooTensor | Labelle
         raise IsADirectoryError(errno.EISDIR, reason, os.fspath(path))
     with open_arrays(path, TENSOR) as reader:
         record_format = read_format(reader)
-        cut = choose_same_cut(record_format, engine)
-        if fits(reader, record_format, cut, engine):
+        cut = find_cut(reader, record_format, engine)
+        if cut is not None:
             x = FlycooTensor._of(engine, read_layout(reader, cut, engine))
         else:
             options = {"layout": reader.header["layout"], "device": engine.name}
@@ -182,21 +182,16 @@ def make_layout(header: Header, arrays: dict[str, Array], cut: Cut, engine: "Eng
     return layout
 
 
-def choose_same_cut(record_format: RecordFormat, engine: "Engine") -> Cut:
-    """Return the cut that the engine would use for a tensor of a format."""
-    sizes = (record_format.shape, record_format.dtype, record_format.groups)
-    return engine.choose_cut(*sizes, record_format.num_prefixes)
-
-
-def fits(reader: ArrayReader, record_format: RecordFormat, cut: Cut, engine: "Engine") -> bool:
-    """Return whether a plan has the record format, tiles and buckets that the engine would use."""
-    header = reader.header
+def find_cut(reader: ArrayReader, record_format: RecordFormat, engine: "Engine") -> Cut | None:
+    """Return a plan's cut if its records, tiles and buckets are as the engine's would be."""
+    header, sizes = reader.header, (record_format.shape, record_format.dtype, record_format.groups)
+    cut = engine.choose_cut(*sizes, record_format.num_prefixes)
     if (cut.record_format, cut.tile_size) != (record_format, header["tile_size"]):
-        return False
+        return None
     if not LAYOUT_CLASSES[header["layout"]].uses_buckets:
-        return True
+        return cut
     found = (header["bucket_size"], "write_order_0" in reader.names())
-    return found == (cut.bucket_size, engine.write_order_dtype is not None)
+    return cut if found == (cut.bucket_size, engine.write_order_dtype is not None) else None
 
 
 def read_records(reader: ArrayReader, record_format: RecordFormat) -> tuple[np.ndarray, np.ndarray]:

@@ -428,15 +428,15 @@ def load_slab(
         found = (record_format.shape, groups[count > 0 :], header["dtype"], header["layout"])
         if found != (shape, list_rest(index.groups, count), index.dtype, index.layout):
             raise ValueError("its header does not match the index")
-        cut = saving.choose_same_cut(record_format, engine)
-        if keep != "file" and saving.fits(reader, record_format, cut, engine):
+        cut = saving.find_cut(reader, record_format, engine)
+        if keep != "file" and cut is not None:
             return saving.read_layout(reader, cut, engine)
         if keep != "file":
             coords, values = saving.read_records(reader, record_format)
             cut = engine.choose_cut(shape, values.dtype, index.groups)
             cut, layout_class = cut._replace(num_numbered=count), LAYOUT_CLASSES[index.layout]
             return build_numbered(layout_class, coords, values.copy(), cut, engine)
-        if saving.fits(reader, record_format, cut, engine):
+        if cut is not None:
             names = reader.names() - {"header"}
             if verify:
                 for name in names:
