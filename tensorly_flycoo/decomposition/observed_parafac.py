@@ -210,7 +210,7 @@ def observed_parafac(
         factors = restore(init, x, num_columns, "observed_parafac", problem.dtype)[1]
         if best is not None:
             best.restore(init, x)
-        l2_reg = float(init.saved.state.get("l2_reg", L2_REG)) if is_open else l2_reg
+        l2_reg = float(init.state.get("l2_reg", L2_REG)) if is_open else l2_reg
         check_ridge(l2_reg)
     else:
         factors = problem.start(random_state)
@@ -297,7 +297,7 @@ class BestOnValidation:
 
     def restore(self, init: Resumed, x: FlycooTensor) -> None:
         """Restore the model that a checkpoint holds, if there is one."""
-        state, names = init.saved.state, [f"best_{n}" for n in range(x.ndim)]
+        state, names = init.state, [f"best_{n}" for n in range(x.ndim)]
         if state.keys() >= {*names}:
             self.error = min(init.errors[1:])
             self.factors = [x._engine.xp.asarray(state[name]) for name in names]
