@@ -24,6 +24,7 @@ import resource
 import time
 
 import numpy as np
+import tensorly as tl
 
 from tensorly_flycoo import FlycooTensor, observed_parafac
 
@@ -79,7 +80,7 @@ def read_clicks():
 
 def measure_recall(factors, known, held_out):
     """Return the share of held-out films among each person's best films that are not known."""
-    persons, films = factors
+    persons, films = map(tl.to_numpy, factors)
     scores = persons @ films.T
     scores[tuple(known)] = -np.inf
     best = np.argpartition(-scores, NUM_BEST, axis=1)[:, :NUM_BEST]

@@ -57,7 +57,7 @@ def predict(cp_tensor, train):
 
     Its sum is scaled to that of the counts, which least squares does not reproduce.
     """
-    weights, factors = cp_tensor
+    weights, *factors = map(tl.to_numpy, (cp_tensor[0], *cp_tensor[1]))
     total = float(train.nonzeros()[1].sum())
     model_total = float((weights * np.prod([f.sum(axis=0) for f in factors], axis=0)).sum())
     ratio = SHARE / (1 - SHARE)

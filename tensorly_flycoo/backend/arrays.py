@@ -33,7 +33,7 @@ from ..tensor.converters import find_converter
 from ..tensor.coo_cache import as_flycoo, is_sparse
 from ..tensor.labelled import LabelledTensor
 from ..tensor.memory import check_product_fits
-from ..tensor.mirroring import mirror
+from ..tensor.mirroring import is_callers, lend, mirror
 from ..tensor.tensor import FlycooTensor
 
 _USE_NONZEROS = "use tl.tensor(x).nonzeros() or .to_coo() for the nonzeros"
@@ -59,7 +59,7 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
         if isinstance(tensor, ModeView | ModeProduct | LazyMatrix):
             tensor = tensor.tensor
         if isinstance(tensor, FlycooTensor):
-            dtype, on_gpu = tensor.dtype, tensor.device == "cuda"
+            dtype, on_gpu = tensor.dtype, tensor.device == "cuda" and not is_callers(tensor)
         elif is_sparse(tensor):  # the caller's own, on the host
             dtype, on_gpu = check_dtype(tensor.dtype, "the dtype of tensor"), False
         else:
@@ -78,7 +78,8 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
         if isinstance(data, FlycooTensor):
             return data if dtype is None else data.astype(dtype)
         if is_sparse(data):
-            return FlycooTensor.from_coo(data, dtype=dtype, device=device, **kwargs)
+            x = FlycooTensor.from_coo(data, dtype=dtype, device=device, **kwargs)
+            return x if device else lend(x)
         if converter := find_converter(data):
             return getattr(FlycooTensor, converter)(data, dtype=dtype, device=device, **kwargs)
         if device is None and not is_on_gpu(data):

@@ -11,6 +11,7 @@ from ..format.primitives import index_dtype
 from ..tensor.converters import find_converter
 from ..tensor.coo_cache import as_flycoo, is_sparse
 from ..tensor.labelled import as_labels, find_missing
+from ..tensor.mirroring import is_callers
 from ..tensor.tensor import FlycooTensor
 from .lazy import LazyArray
 
@@ -77,6 +78,9 @@ class RaggedTensor(LazyArray):
         self, slices: Any, *, by: Any = None, drop_empty: bool = False, **options: Any
     ) -> None:
         self.labels: dict[str, Any] = dict(getattr(slices, "labels", {}))
+        first = slices[0] if isinstance(slices, list | tuple) and len(slices) else slices
+        is_on_device = isinstance(first, FlycooTensor) or type(first).__module__.startswith("cupyx")
+        self._is_callers = is_callers(first) or not is_on_device
         if drop_empty and (by is not None or not is_sparse(slices)):
             raise ValueError("drop_empty is True, expected False but for a tensor of three modes")
         if by is not None or hasattr(slices, "obs_names"):

@@ -1,8 +1,9 @@
 """Results mirror the input: NumPy's for a tensor that the caller holds on the host.
 
 A `sparse.COO` or a `LabelledTensor` is the caller's own, in host memory: what is computed from it
-comes back as NumPy arrays, whichever device computed it. A `FlycooTensor` is on a device, and so
-are its results. Arrays beside a tensor, such as an initial guess or a mask, go to the device that
+comes back as NumPy arrays, whichever device computed it. So it is with a tensor that TensorLy's
+functions make of one, such as `tl.tensor`. Any other `FlycooTensor` is on a device, and so are its
+results. Arrays beside a tensor, such as an initial guess or a mask, go to the device that
 computes; CuPy's beside a tensor on the host make the results CuPy's.
 """
 
@@ -40,10 +41,10 @@ def mirror(function: Callable[_P, _R]) -> Callable[_P, _R]:
     def call(*args: Any, **kwargs: Any) -> Any:
         given = args, kwargs
         x = _find_tensor(given)
-        is_on_host = isinstance(x, LabelledTensor) or is_raw_sparse(x)
+        is_on_host = is_callers(x)
         if x is None or not (is_on_host or "cupy" in sys.modules):
             return function(*args, **kwargs)
-        own = getattr(x, "tensor", x)  # of a LabelledTensor
+        own = getattr(x, "tensor", getattr(x, "matrix", x))  # of a LabelledTensor, a RaggedTensor
         engine = select_engine() if is_raw_sparse(own) else own._engine
         if engine.xp is np and engine.devices is None and "cupy" not in sys.modules:
             return function(*args, **kwargs)
@@ -51,6 +52,8 @@ def mirror(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
         def bring(array: Array) -> Array:
             nonlocal has_cupy
+            if isinstance(array, FlycooTensor):
+                return lend(array, is_callers=False)
             has_cupy = has_cupy or is_cupy(array) or isinstance(array, RowShards)
             return move(array, engine.xp) if _is_companion(array) else array
 
@@ -70,6 +73,21 @@ def mirror(function: Callable[_P, _R]) -> Callable[_P, _R]:
         return out
 
     return call
+
+
+def is_callers(x: Any) -> bool:
+    """Return whether the caller has a tensor on the host, wherever it is computed."""
+    is_own = isinstance(x, LabelledTensor) or is_raw_sparse(x)
+    return is_own or getattr(x, "_is_callers", False)
+
+
+def lend(x: FlycooTensor, *, is_callers: bool = True) -> FlycooTensor:
+    """Return a tensor on a device as one that the caller has on the host, or the reverse."""
+    if x._is_callers == is_callers or x.device == "cpu":
+        return x
+    twin = FlycooTensor._of(x._engine, x._layout)
+    twin._is_callers = is_callers
+    return twin
 
 
 def map_arrays(change: Callable[[Array], Array], x: Any) -> Any:
@@ -113,7 +131,7 @@ def _find_tensor(given: Any) -> Any:
     """
     for x in given.values() if isinstance(given, dict) else given:
         x = getattr(x, "source", x)
-        if is_sparse(x):
+        if is_sparse(x) or hasattr(x, "_is_callers"):
             return x
         if isinstance(x, list | tuple | dict) and (found := _find_tensor(x)) is not None:
             return found
@@ -129,8 +147,7 @@ def _is_companion(array: Array) -> bool:
 def _to_host(array: Array) -> Array:
     """Return an array in host memory, whole, or a tensor; a scalar as NumPy's."""
     if isinstance(array, FlycooTensor):
-        is_there = array.device == "cpu"
-        return array if is_there else FlycooTensor.from_coo(array.to_coo(), device="cpu")
+        return lend(array)
     if isinstance(array, RowShards):
         return array.to_numpy()
     return move(array, np)[()] if is_cupy(array) and array.ndim == 0 else move(array, np)

@@ -745,9 +745,14 @@ class FlycooTensor:
     #: Above CuPy's, so that its scalars defer ``scalar * x``; NumPy's call `__array_ufunc__`.
     __array_priority__ = 1000
 
+    #: Whether the caller has it on the host, where its results go: see `mirroring`.
+    _is_callers = False
+
     def _derive(self, function: Callable[[FlycooTensor], FlycooTensor]) -> FlycooTensor:
         """Return ``function(self)``; a tensor that can be lost remembers how it was made."""
-        return function(self)
+        derived = function(self)
+        derived._is_callers = self._is_callers
+        return derived
 
     def _scale(self, operation: Callable[[Any, Any], Any], scalar: object) -> FlycooTensor:
         """Multiply or divide by a number; `operation` is that of Python's `operator`."""

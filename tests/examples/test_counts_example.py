@@ -44,7 +44,7 @@ def test_counts_are_split_without_loss(load):
     x = type(x)(x.nonzeros()[0], np.ceil(20 * x.nonzeros()[1]), x.shape)
     train, test = counts.split(x, 0)
     np.testing.assert_array_equal((train + test).to_coo().todense(), x.to_coo().todense())
-    assert test.sum() == pytest.approx(counts.SHARE * x.sum(), rel=0.2)
+    assert float(test.sum()) == pytest.approx(counts.SHARE * float(x.sum()), rel=0.2)
     factors = [np.ones((size, 1)) for size in x.shape]
     weights, raised = counts.predict((np.ones(1), factors), train)
     predicted = cp_fit(test, (weights, raised), loss="poisson_count")

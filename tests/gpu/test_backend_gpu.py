@@ -160,8 +160,9 @@ def test_conj_of_a_real_array_is_no_copy():
 @DTYPES
 def test_context_leads_to_the_gpu(dtype):
     coo = sparse.COO([[0, 1]], np.ones(2, dtype), (3,))
-    assert tl.context(coo) == {"dtype": np.dtype(dtype)}  # the caller's, on the host
-    for x in (tl.tensor(coo), cupy.ones(3, dtype)):
+    for x in (coo, tl.tensor(coo)):  # the caller's, on the host
+        assert tl.context(x) == {"dtype": np.dtype(dtype)}
+    for x in (FlycooTensor.from_coo(coo), cupy.ones(3, dtype)):
         context = tl.context(x)
         assert context == {"dtype": np.dtype(dtype), "device": "cuda"}
         assert_same(tl.ones(3, **context), np.ones(3, dtype))

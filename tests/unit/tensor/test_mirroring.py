@@ -106,6 +106,22 @@ class TestOnAGpu:
         labels = [list(map(str, range(size))) for size in COO.shape]
         assert kinds_of(decompose(LabelledTensor(tensor, labels))[0]) == {np.ndarray}
 
+    def test_a_lent_tensor_is_on_the_host(self, gpu):
+        tensor = FlycooTensor.from_coo(COO, device="cpu")
+        tensor._engine = gpu
+        gpu.name = "cuda"
+        lent = mirroring.lend(tensor)
+        assert kinds_of(decompose(lent)[0]) == {np.ndarray}
+        assert (lent * 2)._is_callers
+        assert not tensor._is_callers
+
+        @mirror
+        def look(x):
+            assert not x._is_callers
+            return x
+
+        assert look(lent)._is_callers
+
     def test_results_of_a_flycoo_tensor_stay(self, gpu):
         tensor = FlycooTensor.from_coo(COO, device="cpu")
         tensor._engine = gpu
