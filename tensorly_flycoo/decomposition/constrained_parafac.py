@@ -4,7 +4,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from tensorly.cp_tensor import CPTensor
@@ -21,13 +21,10 @@ from ..loop.initial_guess import check_initial_guess, make_initial_guess, spread
 from ..loop.ranks import find_cp_rank
 from ..loop.scaling import CONSTRAINTS
 from ..loop.whole_tensor import WholeTensor
-from ..tensor.coo_cache import as_flycoo
+from ..tensor.coo_cache import SparseData, as_flycoo
 from ..tensor.tensor import FlycooTensor
 from .parafac import parafac
 from .proximal import fit_monotone, fit_unimodal, smooth
-
-if TYPE_CHECKING:
-    from sparse import SparseArray
 
 #: The parameter of a constraint: one for all modes, one per mode, or a dict for some modes.
 Constraint = Any
@@ -38,7 +35,7 @@ Projection = Callable[[Array], Array]
 
 @describe_as(parafac)
 def constrained_parafac(
-    tensor: "FlycooTensor | SparseArray", rank: int | str, n_iter_max: int = 100,
+    tensor: SparseData, rank: int | str, n_iter_max: int = 100,
     n_iter_max_inner: int = 10, init: Any = "svd", svd: str = "truncated_svd",
     tol_outer: float = 1e-8, tol_inner: float = 1e-6, random_state: Any = None, verbose: int = 0,
     return_errors: bool = False, cvg_criterion: str = "abs_rec_error",

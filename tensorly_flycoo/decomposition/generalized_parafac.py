@@ -1,7 +1,7 @@
 """CP decompositions with other losses than least squares, such as Poisson's for counts."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import tensorly as tl
@@ -16,21 +16,17 @@ from ..loop.losses import Loss, check_data, find_loss
 from ..loop.masks import ObservedData, find_missing
 from ..loop.poisson import MultiplicativeUpdates, balance, lift_zeros
 from ..loop.ranks import find_cp_rank
-from ..tensor.coo_cache import as_flycoo
-from ..tensor.tensor import FlycooTensor
+from ..tensor.coo_cache import Mask, SparseData, as_flycoo
 from .adam import Adam, scale_guess
 from .parafac import parafac
-
-if TYPE_CHECKING:
-    from sparse import SparseArray
 
 _METHODS = ("auto", "mu", "adam")
 
 
 @describe_as(parafac)
 def generalized_parafac(
-    tensor: "FlycooTensor | SparseArray", rank: int | str, n_iter_max: int = 100,
-    init: Any = "random", svd: str = "truncated_svd", mask: "SparseArray | None" = None,
+    tensor: SparseData, rank: int | str, n_iter_max: int = 100,
+    init: Any = "random", svd: str = "truncated_svd", mask: Mask = None,
     random_state: Any = None, return_errors: bool = False, loss: Any = "poisson_count", *,
     method: str = "auto", tol: float = 1e-6, fixed_modes: Sequence[int] | None = None,
     callback: Callback | None = None, samples: tuple[int, int] | None = None,

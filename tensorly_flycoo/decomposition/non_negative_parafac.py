@@ -1,7 +1,7 @@
 """Non-negative CP decomposition by multiplicative updates, with or without missing values."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -13,19 +13,15 @@ from ..loop.guarding import describe_as
 from ..loop.masks import ImputedTensor, find_missing
 from ..loop.ranks import find_cp_rank
 from ..loop.whole_tensor import WholeTensor
-from ..tensor.coo_cache import as_flycoo
-from ..tensor.tensor import FlycooTensor
+from ..tensor.coo_cache import Mask, SparseData, as_flycoo
 from .parafac import parafac
-
-if TYPE_CHECKING:
-    from sparse import SparseArray
 
 
 @describe_as(parafac)
 def non_negative_parafac(
-    tensor: "FlycooTensor | SparseArray", rank: int | str, n_iter_max: int = 100, init: Any = "svd",
+    tensor: SparseData, rank: int | str, n_iter_max: int = 100, init: Any = "svd",
     svd: str = "truncated_svd", tol: float = 10e-7, random_state: Any = None, verbose: int = 0,
-    normalize_factors: bool = False, return_errors: bool = False, mask: "SparseArray | None" = None,
+    normalize_factors: bool = False, return_errors: bool = False, mask: Mask = None,
     cvg_criterion: str = "abs_rec_error", fixed_modes: Sequence[int] | None = None,
     callback: Callback | None = None,
 ) -> Any:  # fmt: skip

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -17,12 +17,8 @@ from ..loop.momentum import NESTEROV, MomentumRun
 from ..loop.ranks import find_cp_rank
 from ..loop.whole_tensor import WholeTensor
 from ..spread.row_shards import RowShards
-from ..tensor.coo_cache import as_flycoo
-from ..tensor.tensor import FlycooTensor
+from ..tensor.coo_cache import SparseData, as_flycoo
 from .non_negative_parafac import non_negative_parafac
-
-if TYPE_CHECKING:
-    from sparse import SparseArray
 
 #: Sweeps over the columns of a factor, and the tolerance that ends them: TensorLy's numbers.
 _SWEEPS = (5, 1e-8)
@@ -31,7 +27,7 @@ _EXACT_SWEEPS = (50_000, 1e-16)
 
 @describe_as(non_negative_parafac)
 def non_negative_parafac_hals(
-    tensor: "FlycooTensor | SparseArray", rank: int | str, n_iter_max: int = 100, init: Any = "svd",
+    tensor: SparseData, rank: int | str, n_iter_max: int = 100, init: Any = "svd",
     svd: str = "truncated_svd", tol: float = 10e-8, random_state: Any = None,
     sparsity_coefficients: float | Sequence[float | None] | None = None,
     fixed_modes: Sequence[int] | None = None, nn_modes: str | Iterable[int] | None = "all",

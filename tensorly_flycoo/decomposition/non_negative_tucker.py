@@ -6,7 +6,7 @@ An update takes the tensor's TTMc, the core and Gram matrices: nothing as large 
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import tensorly as tl
@@ -24,13 +24,10 @@ from ..loop.cp_loop import Callback, list_free_modes, restore
 from ..loop.guarding import describe_as, require_flycoo_backend
 from ..loop.ranks import find_tucker_rank
 from ..ops.ttmc import multiply_nonempty_rows
-from ..tensor.coo_cache import as_flycoo
+from ..tensor.coo_cache import SparseData, as_flycoo
 from ..tensor.tensor import FlycooTensor
 from .non_negative_parafac_hals import improve, spread_penalties
 from .tucker import TuckerRun, tucker
-
-if TYPE_CHECKING:
-    from sparse import SparseArray
 
 #: TensorLy's least numerator and denominator.
 _EPSILON = 10e-12
@@ -38,7 +35,7 @@ _EPSILON = 10e-12
 
 @describe_as(tucker)
 def non_negative_tucker(
-    tensor: "FlycooTensor | SparseArray",
+    tensor: SparseData,
     rank: int | str | Sequence[int] | None,
     n_iter_max: int = 10,
     init: Any = "svd",
@@ -103,7 +100,7 @@ def non_negative_tucker(
 
 @describe_as(non_negative_tucker)
 def non_negative_tucker_hals(
-    tensor: "FlycooTensor | SparseArray", rank: int | str | Sequence[int] | None,
+    tensor: SparseData, rank: int | str | Sequence[int] | None,
     n_iter_max: int = 100, init: Any = "svd", svd: str = "truncated_svd", tol: float = 1e-8,
     sparsity_coefficients: float | Sequence[float | None] | None = None,
     core_sparsity_coefficient: float | None = None, fixed_modes: Sequence[int] | None = None,

@@ -3,7 +3,7 @@
 import functools
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import tensorly as tl
@@ -28,12 +28,8 @@ from ..loop.observed_rows import (
 )
 from ..ops.cp_entries import evaluate_model
 from ..ops.mttkrp import mttkrp
-from ..tensor.coo_cache import as_flycoo
+from ..tensor.coo_cache import SparseData, as_flycoo
 from ..tensor.tensor import FlycooTensor, group_cells
-
-if TYPE_CHECKING:
-    from sparse import SparseArray
-
 
 #: The iterations without a better model for held-out entries that end a run.
 _PATIENCE = 10
@@ -47,12 +43,12 @@ _NUM_TRIED, _TRIED_TOL, _CLARITY = 100, 3e-3, 5e-3
 
 
 def observed_parafac(
-    tensor: "FlycooTensor | SparseArray", rank: int, n_iter_max: int = 100, init: Any = "random",
+    tensor: SparseData, rank: int, n_iter_max: int = 100, init: Any = "random",
     tol: float = 1e-8, random_state: Any = None, l2_reg: float | str = "validation",
     return_errors: bool = False, callback: Callback | None = None, *,
-    confidence: "FlycooTensor | SparseArray | None" = None, unobserved: float = 0,
+    confidence: "SparseData | None" = None, unobserved: float = 0,
     non_negative: bool = False, biases: bool = False, cg_steps: int | None = None,
-    validation: "FlycooTensor | SparseArray | None" = None,
+    validation: "SparseData | None" = None,
 ) -> Any:  # fmt: skip
     r"""Fit a CP decomposition to the stored nonzeros only; all other entries are unknown.
 

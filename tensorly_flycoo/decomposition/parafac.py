@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tensorly.cp_tensor import CPTensor
 
@@ -21,20 +21,16 @@ from ..loop.masks import ImputedTensor, find_missing
 from ..loop.momentum import NESTEROV, MomentumRun
 from ..loop.ranks import find_cp_rank
 from ..loop.whole_tensor import CentredTensor, WholeTensor
-from ..tensor.coo_cache import as_flycoo
-from ..tensor.tensor import FlycooTensor
-
-if TYPE_CHECKING:
-    from sparse import SparseArray
+from ..tensor.coo_cache import Mask, SparseData, as_flycoo
 
 _logger = logging.getLogger("tensorly_flycoo")
 
 
 def parafac(
-    tensor: "FlycooTensor | SparseArray", rank: int | str, n_iter_max: int = 100, init: Any = "svd",
+    tensor: SparseData, rank: int | str, n_iter_max: int = 100, init: Any = "svd",
     svd: str = "truncated_svd", normalize_factors: bool = False, orthogonalise: bool | int = False,
     tol: float = 1e-8, random_state: Any = None, verbose: int = 0, return_errors: bool = False,
-    sparsity: int | float | None = None, l2_reg: float = 0, mask: "SparseArray | None" = None,
+    sparsity: int | float | None = None, l2_reg: float = 0, mask: Mask = None,
     cvg_criterion: str = "abs_rec_error", fixed_modes: Sequence[int] | None = None,
     svd_mask_repeats: int = 5, linesearch: bool | str = False, callback: Callback | None = None,
     center_modes: Sequence[int] | None = None,

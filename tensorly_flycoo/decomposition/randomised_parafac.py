@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import tensorly as tl
@@ -18,17 +18,14 @@ from ..loop.ranks import find_cp_rank
 from ..loop.whole_tensor import WholeTensor
 from ..ops.cp_entries import evaluate_model
 from ..ops.sampling import NonzeroSampler, fit_fibres
-from ..tensor.coo_cache import as_flycoo
+from ..tensor.coo_cache import SparseData, as_flycoo
 from ..tensor.tensor import FlycooTensor
 from .parafac import parafac
-
-if TYPE_CHECKING:
-    from sparse import SparseArray
 
 
 @describe_as(parafac)
 def randomised_parafac(
-    tensor: "FlycooTensor | SparseArray", rank: int | str, n_samples: int, n_iter_max: int = 100,
+    tensor: SparseData, rank: int | str, n_samples: int, n_iter_max: int = 100,
     init: Any = "random", svd: str = "truncated_svd", tol: float = 10e-9, max_stagnation: int = 20,
     random_state: Any = None, verbose: int = 0, callback: Callback | None = None,
     sampling: str = "leverage", n_samples_fit: int | None = 2**14, return_errors: bool = False,
