@@ -62,7 +62,6 @@ def constrained_parafac(
         never stops.
     tol_inner : float
         Stop ADMM when both of its relative residuals are less.
-    random_state : int or numpy.random.RandomState, optional
     non_negative, unimodality, normalize, monotonicity : bool or dict of int to bool, optional
         Constraints on the factors of all modes, or of some.
     l1_reg, group_lasso, l2_reg, l2_square_reg, smoothness : float, list or dict, optional
@@ -206,13 +205,6 @@ class _Admm(AlternatingRun):
             self.duals[mode] = array_module(dual).asarray(self.state[f"dual_{mode}"])
             self.violations[mode] = float(self.state[f"violation_{mode}"])
 
-    def update(self, iteration: int) -> Array:
-        for mode in self.modes:
-            product = self.data.mttkrp(None, self.factors, mode)
-            gram = multiply_grams(None, self.factors, skip=mode)
-            self.factors[mode] = self._update(mode, self.factors[mode], product, gram)
-        return product
-
     def is_over(self) -> bool:
         is_met = len(self.errors) > 1 and sum(self.violations.values()) < self.tol
         return is_met or super().is_over()
@@ -226,9 +218,9 @@ class _Admm(AlternatingRun):
         weights = self.tensor._engine.xp.ones(self.factors[0].shape[1], self.tensor.dtype)
         return make_cp_tensor(weights, self.factors)
 
-    def _update(self, mode: int, factor: Array, product: Array, gram: Array) -> Array:
-        """Return the factor for an MTTKRP (I, R) and the other factors' Gram product (R, R)."""
+    def update_factor(self, product: Array, gram: Array, mode: int) -> Array:
         dual, project, norm = self.duals[mode], self.projections[mode], np.linalg.norm
+        factor = self.factors[mode]
         step = gram.trace() / gram.shape[0]
         shifted = gram + step * array_module(gram).eye(gram.shape[0])
         for _ in range(self.n_iter_max_inner):

@@ -63,9 +63,6 @@ def generalized_parafac(
         Stop when F decreases by less, relative to F; 0 never stops.
     fixed_modes : sequence of int, optional
         Modes whose factors keep their initial values; any mode.
-    callback : callable, optional
-        Called with the CPTensor and F before the first and after each sweep; returns True to stop.
-        For example a `Progress`.
     samples : (int, int), optional
         For "adam": how many nonzeros and how many cells to draw for each step.
 
@@ -156,8 +153,8 @@ def generalized_parafac(
         factors[:] = scale_guess(chosen, data, factors, modes)
     if not isinstance(random, np.random.RandomState):  # CuPy's: it has no state to save
         random = np.random.RandomState(int(random.random_sample(1)[0] * 2**31))
-    run = Adam(chosen, data, modes, samples, random, model=(None, factors), **options)
-    return run.iterate()
+    model = None, factors
+    return Adam(chosen, data, modes, samples, random, model=model, **options).iterate()
 
 
 def _begin_updates(

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -14,7 +14,7 @@ from ..base.checks import check_count, check_rank, check_real, warn
 from ..base.reporting import report
 from ..io.array_file import number
 from ..io.checkpoint import Resumed
-from ..loop.cp_loop import Callback, Run, restore
+from ..loop.cp_loop import Callback, Model, Run, restore
 from ..loop.cp_model import make_cp_tensor, multiply_grams
 from ..loop.initial_guess import draw_factors, take_guess
 from ..loop.observed_rows import (
@@ -198,14 +198,11 @@ def observed_parafac(
     held_out = None if validation is None else _read(validation, x, "validation")
     mean = entries.find_mean(x.shape)
     problem = _Problem(x, rank, init, mean, biases, unobserved, non_negative, num_steps)
-    best = None if held_out is None else BestOnValidation(held_out)
     # The errors of held-out entries: those of the mean, and of the model.
     of_mean, least = 0.0 if held_out is None else held_out.compare(mean), 0.0
     if isinstance(init, Resumed):
         num_columns = len(problem.bias_modes)
         factors = restore(init, x, num_columns, "observed_parafac", problem.dtype)[1]
-        if best is not None:
-            best.restore(init, x)
         l2_reg = float(init.saved.state.get("l2_reg", L2_REG)) if is_open else l2_reg
         check_ridge(l2_reg)
     else:
@@ -219,14 +216,14 @@ def observed_parafac(
         l2_reg, least = _choose_ridge(problem, known, judge, of_mean)
         del known, others, judge
     ridge, rows = float(l2_reg), problem.make_rows(entries)
-    rows.systems = problem.make_systems(ridge)
+    rows.ridges = problem.find_ridges(ridge)
     del entries  # conjugate gradients have it in tensors
     run = _ObservedRun(
-        problem, rows, best, ridge, tensor=x, model=(None, factors), n_iter_max=n_iter_max,
+        problem, rows, held_out, ridge, tensor=x, model=(None, factors), n_iter_max=n_iter_max,
         init=init, callback=callback, tol=tol, return_errors=return_errors,
     )  # fmt: skip
     result = run.iterate()
-    least = best.error if best is not None and best.factors is not None else least
+    least = least if run.best is None else run.least
     if least > of_mean:
         advice = "" if is_open else f'l2_reg="validation" (it is {ridge:g}), '
         warn(
@@ -247,7 +244,7 @@ class _Problem:
     biases: bool
     unobserved: float
     non_negative: bool
-    num_steps: int | None  # of conjugate gradients
+    num_steps: Any  # of conjugate gradients, or None
 
     @property
     def dtype(self) -> np.dtype:
@@ -273,70 +270,70 @@ class _Problem:
         return _append_biases(factors, self.mean) if self.biases else factors
 
     def make_rows(self, entries: "ObservedEntries") -> "_Solutions | _ConjugateGradients":
-        if self.num_steps is None:
-            return _Solutions(entries, self.non_negative)
-        return _ConjugateGradients(self.x, entries, self.num_steps)
+        return (_Solutions if self.num_steps is None else _ConjugateGradients)(self, entries)
 
-    def make_systems(self, l2_reg: float) -> "RowSystems":
+    def find_ridges(self, l2_reg: float) -> Array:
+        """Return the ridge of each column (R,), with those of biases."""
         ridges = np.full(len(self.bias_modes), float(l2_reg))
         ridges[: self.rank] = scale_ridge(l2_reg, self.scale, self.x.ndim)
-        return RowSystems(self.rank, self.x._engine.xp.asarray(ridges, self.dtype), self.unobserved)
+        return self.x._engine.xp.asarray(ridges, self.dtype)
 
+    def find_gram(self, ridges: Array, factors: list[Array], mode: int) -> Array:
+        """Return the part that the systems of all rows of a mode have in common."""
+        others = multiply_grams(None, factors, mode) if self.unobserved else 0
+        return array_module(ridges).diag(ridges) + self.unobserved * others
 
-@dataclass
-class BestOnValidation:
-    """The model that predicts held-out entries best; a run is over when no better one comes."""
-
-    held_out: "ObservedEntries"
-    error: float = math.inf
-    factors: list[Array] | None = None
-
-    def restore(self, init: Resumed, x: FlycooTensor) -> None:
-        """Restore the model that a checkpoint holds, if there is one."""
-        state, names = init.saved.state, [f"best_{n}" for n in range(x.ndim)]
-        if state.keys() >= {*names}:
-            self.error = min(init.errors[1:])
-            self.factors = [x._engine.xp.asarray(state[name]) for name in names]
-
-    def note(self, error: float, factors: list[Array]) -> float:
-        if self.factors is None or error < self.error:
-            self.error, self.factors = error, list(factors)
-        return error
-
-    def is_late(self, errors: list[float]) -> bool:
-        return len(errors) > int(np.argmin(errors)) + _PATIENCE
+    def find_free(self, mode: int) -> Array | None:
+        """Mark the columns to update, None for all: a mode has ones in those of others' biases."""
+        modes = self.x._engine.xp.asarray(self.bias_modes)
+        return (modes < 0) | (modes == mode) if self.biases else None
 
 
 @dataclass
 class _ObservedRun(Run):
-    """A run that fits the rows of one factor after the other."""
+    """A run that fits the rows of one factor after the other.
+
+    With held-out entries it keeps the model that predicts them best, and is over when no better one
+    comes.
+    """
 
     solver = "observed_parafac"
     problem: _Problem
     rows: "_Solutions | _ConjugateGradients"
-    best: BestOnValidation | None
+    held_out: "ObservedEntries | None"
     ridge: float
+    least: float = field(init=False, default=math.inf)
+    best: list[Array] | None = field(init=False, default=None)
+
+    def __post_init__(self, model: Model) -> None:
+        super().__post_init__(model)
+        names = [f"best_{n}" for n in range(len(self.factors))]
+        if self.held_out is not None and self.state.keys() >= {*names}:
+            self.least = min(self.errors)
+            self.best = [self.tensor._engine.xp.asarray(self.state[name]) for name in names]
 
     def update(self, iteration: int) -> None:
         _fit_all(self.rows, self.factors)
 
     def measure_start(self) -> float:
-        judge = self.rows if self.best is None else self.best.held_out
-        return judge.measure(self.factors)
+        return (self.held_out or self.rows).measure(self.factors)
 
     def measure(self, result: None) -> float | None:
         is_asked = self.tol or self.return_errors or self.callback is not None
-        if self.best is None:
+        if self.held_out is None:
             return self.measure_start() if is_asked else None
-        return self.best.note(self.measure_start(), self.factors)
+        error = self.measure_start()
+        if self.best is None or error < self.least:
+            self.least, self.best = error, list(self.factors)
+        return error
 
     def is_over(self) -> bool:
-        is_late = self.best is not None and self.best.is_late(self.errors)
+        has_judge = self.held_out is not None
+        is_late = has_judge and len(self.errors) > int(np.argmin(self.errors)) + _PATIENCE
         return is_late or super().is_over()
 
     def save_state(self) -> dict[str, Array]:
-        best = [] if self.best is None else self.best.factors or []
-        return {"l2_reg": np.array(self.ridge), **dict(number("best", best))}
+        return {"l2_reg": np.array(self.ridge), **dict(number("best", self.best or []))}
 
     def make(self) -> CPTensor:
         cp_tensor, problem = make_cp_tensor(None, self.factors), self.problem
@@ -346,8 +343,8 @@ class _ObservedRun(Run):
         return cp_tensor
 
     def finish(self) -> CPTensor:
-        if self.best is not None and self.best.factors is not None:
-            self.factors[:] = self.best.factors
+        if self.best is not None:
+            self.factors[:] = self.best
         cp_tensor, dtype = self.make(), self.tensor.dtype
         cp_tensor.factors = [factor.astype(dtype) for factor in self.factors]
         cp_tensor.weights = cp_tensor.weights.astype(dtype)
@@ -367,7 +364,7 @@ def _choose_ridge(
     chosen, least, num_worse = _RIDGES[0], math.inf, 0
     for l2_reg in _RIDGES:
         report(f"trying l2_reg {l2_reg:g}")
-        rows.systems, factors, errors = problem.make_systems(l2_reg), list(start), [math.inf]
+        rows.ridges, factors, errors = problem.find_ridges(l2_reg), list(start), [math.inf]
         while len(errors) <= _NUM_TRIED:
             _fit_all(rows, factors)
             errors.append(held_out.measure(factors))
@@ -482,53 +479,34 @@ def _observe(x: FlycooTensor, confidence: Any, unobserved: float) -> ObservedEnt
     return ObservedEntries(coords, values, weights, weights * values, unobserved)
 
 
-class RowSystems(NamedTuple):
-    """The part that the systems of all rows of a mode have in common."""
-
-    rank: int  # more components are of biases
-    ridges: Array  # (R,), with those
-    unobserved: float
-
-    def find_gram(self, factors: list[Array], mode: int) -> Array:
-        ridge = array_module(self.ridges).diag(self.ridges)
-        others = multiply_grams(None, factors, mode) if self.unobserved else 0
-        return ridge + self.unobserved * others
-
-    def find_free(self, mode: int) -> Array | None:
-        """Mark the columns to update, None for all: a mode has ones in those of others' biases."""
-        numbers = array_module(self.ridges).arange(self.ridges.size)
-        is_free = (numbers < self.rank) | (numbers == self.rank + mode)
-        return is_free if numbers.size > self.rank else None
-
-
 class _Solutions:
     """Rows that solve their systems of equations, or non-negative ones."""
 
-    systems: RowSystems
+    ridges: Array
 
-    def __init__(self, entries: ObservedEntries, non_negative: bool) -> None:
-        self._entries, self._excess, self._non_negative = entries, entries.excess, non_negative
+    def __init__(self, problem: _Problem, entries: ObservedEntries) -> None:
+        self._problem, self._entries, self._excess = problem, entries, entries.excess
         self.measure = entries.measure
         self._plans: dict[int, RowPlan] = {}
 
     def fit(self, factors: list[Array], mode: int) -> Array:
-        entries = self._entries
+        entries, problem = self._entries, self._problem
         if mode not in self._plans:
             self._plans[mode] = RowPlan.of(entries.coords[mode], factors[mode].shape[0])
         return fit_rows(
             entries.coords, entries.targets, factors, mode, self._plans[mode],
-            self.systems.find_gram(factors, mode), weights=self._excess,
-            is_free=self.systems.find_free(mode), non_negative=self._non_negative,
+            problem.find_gram(self.ridges, factors, mode), weights=self._excess,
+            is_free=problem.find_free(mode), non_negative=problem.non_negative,
         )  # fmt: skip
 
 
 class _ConjugateGradients:
     """Rows that a few steps of conjugate gradients improve."""
 
-    systems: RowSystems
+    ridges: Array
 
-    def __init__(self, x: FlycooTensor, entries: ObservedEntries, num_steps: int) -> None:
-        self._num_steps = num_steps
+    def __init__(self, problem: _Problem, entries: ObservedEntries) -> None:
+        self._problem, x = problem, problem.x
         excess = np.ones_like(entries.values) if entries.excess is None else entries.excess
         self._excess = x._rebuild(entries.coords, excess.astype(x.dtype))
         targets = entries.targets.astype(x.dtype)
@@ -537,14 +515,14 @@ class _ConjugateGradients:
         self._whole, self._square = entries.square, -1.0
 
     def fit(self, factors: list[Array], mode: int, num_steps: int | None = None) -> Array:
-        targets = mttkrp(self._targets, factors, mode)
+        targets, problem = mttkrp(self._targets, factors, mode), self._problem
         rows, residuals = improve_rows(
-            self._excess, targets, factors, mode, self.systems.find_gram(factors, mode),
-            self.systems.find_free(mode), self._num_steps if num_steps is None else num_steps,
+            self._excess, targets, factors, mode, problem.find_gram(self.ridges, factors, mode),
+            problem.find_free(mode), problem.num_steps if num_steps is None else num_steps,
         )  # fmt: skip
         if mode == len(factors) - 1:
             # The loss is a quadratic function of these rows: by its gradients here and at 0.
-            gradients = targets + residuals + self.systems.ridges * rows
+            gradients = targets + residuals + self.ridges * rows
             self._square = self._whole - float((rows * gradients).sum(dtype=np.float64))
         return rows
 

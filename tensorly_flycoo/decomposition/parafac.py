@@ -205,14 +205,13 @@ def parafac(
     modes = list_free_modes(x.ndim, fixed_modes)
     solver = _TensorlyIterations if missing is None else LeastSquares
     search = LineSearch(verbose) if linesearch and not has_momentum else None
-    run = solver(
+    return solver(
         data, modes, l2_reg, orthogonalise, search, tensor=x, model=model, n_iter_max=n_iter_max,
         init=init, callback=callback, tol=tol, cvg_criterion=cvg_criterion,
         normalize_factors=normalize_factors, verbose=verbose, return_errors=return_errors,
         has_momentum=has_momentum,
         wants_errors=bool(tol or return_errors or linesearch or callback is not None),
-    )  # fmt: skip
-    return run.iterate()
+    ).iterate()  # fmt: skip
 
 
 def _run_tensorly_loop(whole: Any, callback: Callback | None, tol: float, **options: Any) -> Any:
@@ -260,10 +259,6 @@ class LeastSquares(MomentumRun):
             self.data.values = found[1]
         return None
 
-    def find_loss(self, error: Any) -> Any:
-        """Return the residual: errors are relative to a norm that imputed entries change."""
-        return self.data.residual
-
 
 class Continued(CPTensor):
     """The model after an iteration, which `initialize_cp` returns as it is."""
@@ -287,9 +282,6 @@ class _TensorlyIterations(LeastSquares):
 
     def measure(self, result: Any) -> Any:
         return result
-
-    def find_loss(self, error: Any) -> Any:
-        return error
 
     @property
     def moved(self) -> list[int]:

@@ -101,12 +101,11 @@ def randomised_parafac(
         first = random = tl.check_random_state(random_state)
     kept = {} if callback is None else pack_random(first, "first")
     sampler = NonzeroSampler(x._layout, x._engine)
-    run = _SampledLeastSquares(
+    return _SampledLeastSquares(
         sampler, n_samples, sampling, random, _choose_measure(x, sampler, n_samples_fit, first),
         max_stagnation, kept, tensor=x, model=(None, model[1]), n_iter_max=n_iter_max, init=init,
         callback=callback, tol=tol, verbose=verbose, return_errors=return_errors,
-    )  # fmt: skip
-    return run.iterate()
+    ).iterate()  # fmt: skip
 
 
 @dataclass
@@ -168,10 +167,7 @@ def _draw_rows(
 
 
 def _choose_measure(
-    x: FlycooTensor,
-    sampler: NonzeroSampler,
-    n_samples_fit: int | None,
-    random: np.random.RandomState,
+    x: FlycooTensor, sampler: NonzeroSampler, n_samples_fit: int | None, random: Any
 ) -> Callable[[list[Array]], float]:
     """Return a function that computes the relative error of factors, or estimates it."""
     cells, whole = num_cells(x.shape), WholeTensor(x)

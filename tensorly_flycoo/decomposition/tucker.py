@@ -112,11 +112,10 @@ def tucker(
     else:
         (core, factors), _ = step(n_iter_max=0, init=init)
         model = core, list(factors)  # not the caller's list
-    run = _TensorlyIterations(
+    return _TensorlyIterations(
         step, tensor=x, model=model, n_iter_max=n_iter_max, init=init, callback=callback, tol=tol,
         verbose=verbose, return_errors=return_errors,
-    )  # fmt: skip
-    return run.iterate()
+    ).iterate()  # fmt: skip
 
 
 class TuckerRun(Run):

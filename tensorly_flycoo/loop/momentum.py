@@ -73,10 +73,6 @@ class MomentumRun(AlternatingRun):
         """The modes whose factors are extrapolated."""
         return self.modes
 
-    def find_loss(self, error: Any) -> Any:
-        """Take the error that was measured last; return what must not rise."""
-        return error
-
     def project(self, mode: int, factor: Array) -> Array:
         """Make an extrapolated factor one that is allowed."""
         return factor
@@ -110,7 +106,7 @@ class MomentumRun(AlternatingRun):
             self.factors[:] = further
             del further  # to be freed factor by factor
             error = super().step(iteration)
-            loss = self.find_loss(error)
+            loss = self._find_loss(error)
             if loss <= self._loss:
                 self._pace.advance()
                 self._loss = loss
@@ -121,8 +117,12 @@ class MomentumRun(AlternatingRun):
             self._pace.advance()
         self.factors[:] = start
         error = super().step(iteration)
-        self._loss = self.find_loss(error)
+        self._loss = self._find_loss(error)
         return error
+
+    def _find_loss(self, error: Any) -> Any:
+        """Return what must not rise: errors are relative to a norm that imputed entries change."""
+        return error if self.data.residual is None else self.data.residual
 
     def _extrapolate(self, factors: list[Array]) -> list[Array] | None:
         """Return extrapolated factors, and drop the model before; None where the step is 0."""
