@@ -35,17 +35,16 @@ Projection = Callable[[Array], Array]
 
 @describe_as(parafac)
 def constrained_parafac(
-    tensor: SparseData, rank: int | str, n_iter_max: int = 100,
-    n_iter_max_inner: int = 10, init: Any = "svd", svd: str = "truncated_svd",
-    tol_outer: float = 1e-8, tol_inner: float = 1e-6, random_state: Any = None, verbose: int = 0,
-    return_errors: bool = False, cvg_criterion: str = "abs_rec_error",
-    fixed_modes: Sequence[int] | None = None, non_negative: Constraint = None,
-    l1_reg: Constraint = None, group_lasso: Constraint = None, l2_reg: Constraint = None,
-    l2_square_reg: Constraint = None, unimodality: Constraint = None, normalize: Constraint = None,
-    simplex: Constraint = None, normalized_sparsity: Constraint = None,
-    soft_sparsity: Constraint = None, smoothness: Constraint = None,
-    monotonicity: Constraint = None, hard_sparsity: Constraint = None,
-    callback: Callback | None = None,
+    tensor: SparseData, rank: int | str, n_iter_max: int = 100, n_iter_max_inner: int = 10,
+    init: Any = "svd", svd: str = "truncated_svd", tol_outer: float = 1e-8, tol_inner: float = 1e-6,
+    random_state: Any = None, verbose: int = 0, return_errors: bool = False,
+    cvg_criterion: str = "abs_rec_error", fixed_modes: Sequence[int] | None = None,
+    non_negative: Constraint = None, l1_reg: Constraint = None, group_lasso: Constraint = None,
+    l2_reg: Constraint = None, l2_square_reg: Constraint = None, unimodality: Constraint = None,
+    normalize: Constraint = None, simplex: Constraint = None,
+    normalized_sparsity: Constraint = None, soft_sparsity: Constraint = None,
+    smoothness: Constraint = None, monotonicity: Constraint = None,
+    hard_sparsity: Constraint = None, callback: Callback | None = None,
 ) -> Any:  # fmt: skip
     """Decompose a sparse tensor into CP factors under constraints or penalties.
 

@@ -14,18 +14,10 @@ from ..base.checks import check_count, check_rank, check_real, warn
 from ..base.reporting import report
 from ..io.array_file import number
 from ..io.checkpoint import Resumed
+from ..loop import observed_rows
 from ..loop.cp_loop import Callback, Model, Run, restore
 from ..loop.cp_model import make_cp_tensor, multiply_grams
 from ..loop.initial_guess import draw_factors, take_guess
-from ..loop.observed_rows import (
-    L2_REG,
-    RowPlan,
-    check_ridge,
-    fit_rows,
-    improve_rows,
-    measure_scale,
-    scale_ridge,
-)
 from ..ops.cp_entries import evaluate_model
 from ..ops.mttkrp import mttkrp
 from ..tensor.coo_cache import SparseData, as_flycoo
@@ -43,12 +35,11 @@ _NUM_TRIED, _TRIED_TOL, _CLARITY = 100, 3e-3, 5e-3
 
 
 def observed_parafac(
-    tensor: SparseData, rank: int, n_iter_max: int = 100, init: Any = "random",
-    tol: float = 1e-8, random_state: Any = None, l2_reg: float | str = "validation",
-    return_errors: bool = False, callback: Callback | None = None, *,
-    confidence: "SparseData | None" = None, unobserved: float = 0,
-    non_negative: bool = False, biases: bool = False, cg_steps: int | None = None,
-    validation: "SparseData | None" = None,
+    tensor: SparseData, rank: int, n_iter_max: int = 100, init: Any = "random", tol: float = 1e-8,
+    random_state: Any = None, l2_reg: float | str = "validation", return_errors: bool = False,
+    callback: Callback | None = None, *, confidence: "SparseData | None" = None,
+    unobserved: float = 0, non_negative: bool = False, biases: bool = False,
+    cg_steps: int | None = None, validation: "SparseData | None" = None,
 ) -> Any:  # fmt: skip
     r"""Fit a CP decomposition to the stored nonzeros only; all other entries are unknown.
 
@@ -187,7 +178,7 @@ def observed_parafac(
         raise ValueError("tensor has no nonzeros, expected some: nothing is observed")
     is_open = isinstance(l2_reg, str) and l2_reg == "validation"
     if not is_open:
-        check_ridge(l2_reg)
+        observed_rows.check_ridge(l2_reg)
     if non_negative and (biases or cg_steps is not None):
         raise ValueError("non_negative is True, expected biases=False and cg_steps=None with it")
     check_real(unobserved, "unobserved", 0)
@@ -203,8 +194,8 @@ def observed_parafac(
     if isinstance(init, Resumed):
         num_columns = len(problem.bias_modes)
         factors = restore(init, x, num_columns, "observed_parafac", problem.dtype)[1]
-        l2_reg = float(init.saved.state.get("l2_reg", L2_REG)) if is_open else l2_reg
-        check_ridge(l2_reg)
+        l2_reg = float(init.saved.state.get("l2_reg", observed_rows.L2_REG)) if is_open else l2_reg
+        observed_rows.check_ridge(l2_reg)
     else:
         factors = problem.start(random_state)
     if l2_reg == "validation" and unobserved:
@@ -258,7 +249,7 @@ class _Problem:
     @functools.cached_property
     def scale(self) -> float:
         values = self.x._sorted_nonzeros()[1].astype(np.float64)
-        return measure_scale(values - self.mean * self.biases) or 1.0
+        return observed_rows.measure_scale(values - self.mean * self.biases) or 1.0
 
     def start(self, random_state: Any) -> list[Array]:
         x, init, random = self.x, self.init, tl.check_random_state(random_state)
@@ -275,7 +266,7 @@ class _Problem:
     def find_ridges(self, l2_reg: float) -> Array:
         """Return the ridge of each column (R,), with those of biases."""
         ridges = np.full(len(self.bias_modes), float(l2_reg))
-        ridges[: self.rank] = scale_ridge(l2_reg, self.scale, self.x.ndim)
+        ridges[: self.rank] = observed_rows.scale_ridge(l2_reg, self.scale, self.x.ndim)
         return self.x._engine.xp.asarray(ridges, self.dtype)
 
     def find_gram(self, ridges: Array, factors: list[Array], mode: int) -> Array:
@@ -487,13 +478,14 @@ class _Solutions:
     def __init__(self, problem: _Problem, entries: ObservedEntries) -> None:
         self._problem, self._entries, self._excess = problem, entries, entries.excess
         self.measure = entries.measure
-        self._plans: dict[int, RowPlan] = {}
+        self._plans: dict[int, observed_rows.RowPlan] = {}
 
     def fit(self, factors: list[Array], mode: int) -> Array:
         entries, problem = self._entries, self._problem
         if mode not in self._plans:
-            self._plans[mode] = RowPlan.of(entries.coords[mode], factors[mode].shape[0])
-        return fit_rows(
+            rows, size = entries.coords[mode], factors[mode].shape[0]
+            self._plans[mode] = observed_rows.RowPlan.of(rows, size)
+        return observed_rows.fit_rows(
             entries.coords, entries.targets, factors, mode, self._plans[mode],
             problem.find_gram(self.ridges, factors, mode), weights=self._excess,
             is_free=problem.find_free(mode), non_negative=problem.non_negative,
@@ -516,7 +508,7 @@ class _ConjugateGradients:
 
     def fit(self, factors: list[Array], mode: int, num_steps: int | None = None) -> Array:
         targets, problem = mttkrp(self._targets, factors, mode), self._problem
-        rows, residuals = improve_rows(
+        rows, residuals = observed_rows.improve_rows(
             self._excess, targets, factors, mode, problem.find_gram(self.ridges, factors, mode),
             problem.find_free(mode), problem.num_steps if num_steps is None else num_steps,
         )  # fmt: skip

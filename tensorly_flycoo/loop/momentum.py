@@ -65,8 +65,16 @@ class MomentumRun(AlternatingRun):
         super().__post_init__(model)
         self._pace, self._before = Pace(), dict[int, Array]()
         self._loss: Any = None  # of the last model
-        if self.has_momentum and isinstance(self.init, Resumed):
-            self._restore(self.init)
+        if not self.has_momentum or not isinstance(self.init, Resumed):
+            return
+        state, self._loss = self.state, self.init.errors[-1]
+        if "pace" in state and all(f"before_{n}" in state for n in self.moved):
+            before = self.factors.copy()
+            for n in self.moved:
+                before[n] = self.tensor._engine.xp.asarray(state[f"before_{n}"])
+            before = spread_factors(self.tensor, before)
+            self._before = {n: before[n] for n in self.moved}
+            self._pace = Pace(float(state["pace"]))
 
     @property
     def moved(self) -> list[int]:
@@ -82,17 +90,6 @@ class MomentumRun(AlternatingRun):
             return {}
         before = {f"before_{n}": factor for n, factor in self._before.items()}
         return {"pace": np.asarray(self._pace.t), **before}
-
-    def _restore(self, init: Resumed) -> None:
-        """Restore what `save_state` returned, if it is in the checkpoint."""
-        state, self._loss = self.state, init.errors[-1]
-        if "pace" not in state or any(f"before_{n}" not in state for n in self.moved):
-            return
-        before = self.factors.copy()
-        for n in self.moved:
-            before[n] = self.tensor._engine.xp.asarray(state[f"before_{n}"])
-        before = spread_factors(self.tensor, before)
-        self._pace, self._before = Pace(float(state["pace"])), {n: before[n] for n in self.moved}
 
     def step(self, iteration: int) -> Any:
         if not self.has_momentum:

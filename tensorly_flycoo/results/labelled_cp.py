@@ -12,16 +12,7 @@ from ..base.array_modules import Array, array_module, is_cupy, move
 from ..base.checks import check_count, check_mode
 from ..base.tables import make_bars, make_line, make_table
 from ..engines.tall import column_norms, find_extremes
-from ..io.array_file import (
-    FLOATS,
-    MODEL,
-    list_labels,
-    name_modes,
-    number,
-    open_arrays,
-    read_labels,
-    save_arrays,
-)
+from ..io import array_file
 from ..io.dataframe import from_dataframe, open_table, read_rows
 from ..io.files import FilePath
 from ..loop.cp_model import MARKS, read_marks
@@ -313,9 +304,10 @@ class LabelledCP(CPTensor):
         >>> LabelledCP.load(path)
         <LabelledCP of rank 1: mode 0 (2), mode 1 (1)>
         """
-        arrays = [("weights", self.weights), *number("factor", self.factors)]
-        arrays += list_labels(self.labels)
-        save_arrays(path, MODEL, name_modes(self.labels) | read_marks(self), arrays)
+        arrays = [("weights", self.weights), *array_file.number("factor", self.factors)]
+        arrays += array_file.list_labels(self.labels)
+        header = array_file.name_modes(self.labels) | read_marks(self)
+        array_file.save_arrays(path, array_file.MODEL, header, arrays)
 
     @classmethod
     def load(cls, path: FilePath) -> Self:
@@ -330,9 +322,9 @@ class LabelledCP(CPTensor):
         ValueError
             If it is damaged, not a saved LabelledCP, or of a later version of this package.
         """
-        with open_arrays(path, MODEL) as reader:
-            labels = read_labels(reader)
-            weights = reader.read("weights", (None,), FLOATS)
+        with array_file.open_arrays(path, array_file.MODEL) as reader:
+            labels = array_file.read_labels(reader)
+            weights = reader.read("weights", (None,), array_file.FLOATS)
             factors = [
                 reader.read(f"factor_{n}", (of.size, weights.size), (weights.dtype,))
                 for n, of in enumerate(labels.values())
