@@ -258,7 +258,13 @@ class _Problem:
             factors = [(factor.astype(np.float64) * root).astype(self.dtype) for factor in guess]
         else:
             factors = [factor.astype(self.dtype) for factor in take_guess(x, self.rank, init)]
-        return _append_biases(factors, self.mean) if self.biases else factors
+        if not self.biases:
+            return factors
+        # The components of biases are zero in the factor of their mode, and ones in the others.
+        columns = x._engine.xp.arange(x.ndim + 1)
+        more = [(columns != mode) + 0 * factor[:, :1] for mode, factor in enumerate(factors)]
+        more[-1][:, -1] = self.mean
+        return [np.concatenate(pair, axis=1) for pair in zip(factors, more, strict=True)]
 
     def make_rows(self, entries: "ObservedEntries") -> "_Solutions | _ConjugateGradients":
         return (_Solutions if self.num_steps is None else _ConjugateGradients)(self, entries)
@@ -522,11 +528,3 @@ class _ConjugateGradients:
         if self._square < 0:  # of the initial guess, or rounded
             self.fit(factors, len(factors) - 1, num_steps=0)
         return float(np.maximum(self._square, 0.0) / self._whole) ** 0.5  # or nan
-
-
-def _append_biases(factors: list[Array], mean: float) -> list[Array]:
-    """Append the components of biases, which are zero, and of the mean."""
-    columns = array_module(factors[0]).arange(len(factors) + 1)
-    more = [(columns != mode) + 0 * factor[:, :1] for mode, factor in enumerate(factors)]
-    more[-1][:, -1] = mean
-    return [np.concatenate(pair, axis=1) for pair in zip(factors, more, strict=True)]

@@ -289,11 +289,8 @@ class LabelledCP(CPTensor):
 
         Raises
         ------
-        TypeError
-            If the name of a mode is not text, or a label is neither text, a number nor a date of
-            NumPy.
-        OSError
-            If the file cannot be written.
+        OSError, TypeError
+            As of `tensorly_flycoo.save`; and if the name of a mode is not text.
 
         Examples
         --------
@@ -317,10 +314,8 @@ class LabelledCP(CPTensor):
 
         Raises
         ------
-        OSError
-            If the file cannot be read.
-        ValueError
-            If it is damaged, not a saved LabelledCP, or of a later version of this package.
+        OSError, ValueError
+            As of `tensorly_flycoo.load`, of a saved LabelledCP.
         """
         with array_file.open_arrays(path, array_file.MODEL) as reader:
             labels = array_file.read_labels(reader)
