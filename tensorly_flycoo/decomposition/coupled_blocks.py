@@ -46,10 +46,8 @@ class Block:
         if isinstance(array, WholeTensor):
             return array.mttkrp(None, own, axis)
         # By the longest other factor, then by one after the other.
-        xp, others = (
-            array_module(array),
-            sorted({*range(array.ndim)} - {axis}, key=array.shape.__getitem__),
-        )
+        xp = array_module(array)
+        others = sorted({*range(array.ndim)} - {axis}, key=lambda n: array.shape[n])
         product = xp.tensordot(array.transpose(axis, *others), own[others[-1]], 1)
         for n in reversed(others[:-1]):
             product = xp.einsum("...ir,ir->...r", product, own[n])
