@@ -14,7 +14,7 @@ from ..base.array_modules import Array, array_module
 from ..base.checks import warn
 from ..engines.tall import solve
 from ..io.checkpoint import Resumed
-from ..loop.cp_loop import AlternatingRun, Callback, Model, list_free_modes, restore
+from ..loop.cp_loop import AlternatingRun, Callback, list_free_modes, restore
 from ..loop.cp_model import make_cp_tensor, multiply_grams
 from ..loop.guarding import describe_as, require_flycoo_backend
 from ..loop.initial_guess import check_initial_guess, make_initial_guess, spread_factors
@@ -187,8 +187,7 @@ class _Admm(AlternatingRun):
     n_iter_max_inner: int
     tol_inner: float
 
-    def __post_init__(self, model: Model) -> None:
-        super().__post_init__(model)
+    def prepare(self) -> None:
         factors = self.factors
         # Float64, as in TensorLy.
         self.duals = {n: array_module(factors[n]).zeros(factors[n].shape) for n in self.modes}

@@ -14,7 +14,7 @@ from ..base.checks import check_factors, check_rank, check_weights
 from ..base.reporting import log_compilation
 from ..engines import select_engine
 from ..engines.tall import column_norms, find_signs, solve, sum_columns
-from ..loop.cp_loop import Callback, Model, Run
+from ..loop.cp_loop import Callback, Run
 from ..loop.cp_model import multiply_all, multiply_grams
 from ..loop.guarding import check_options
 from ..results.coupled_cp import CoupledCP
@@ -186,8 +186,7 @@ class _CoupledALS(Run):
     data: Blocks
     constrained: set[int]
 
-    def __post_init__(self, model: Model) -> None:
-        super().__post_init__(model)
+    def prepare(self) -> None:
         data, self.blocks = self.data, self.data.blocks
         self._block_errors: list[float] = []
         modes = range(len(data.sizes))

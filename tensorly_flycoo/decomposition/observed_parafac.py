@@ -15,7 +15,7 @@ from ..base.reporting import report
 from ..io.array_file import number
 from ..io.checkpoint import Resumed
 from ..loop import observed_rows
-from ..loop.cp_loop import Callback, Model, Run, restore
+from ..loop.cp_loop import Callback, Run, restore
 from ..loop.cp_model import make_cp_tensor, multiply_grams
 from ..loop.initial_guess import draw_factors, take_guess
 from ..ops.cp_entries import evaluate_model
@@ -302,8 +302,7 @@ class _ObservedRun(Run):
     least: float = field(init=False, default=math.inf)
     best: list[Array] | None = field(init=False, default=None)
 
-    def __post_init__(self, model: Model) -> None:
-        super().__post_init__(model)
+    def prepare(self) -> None:
         names = [f"best_{n}" for n in range(len(self.factors))]
         if self.held_out is not None and self.state.keys() >= {*names}:
             self.least = min(self.errors)

@@ -147,6 +147,10 @@ class Run:
     def __post_init__(self, model: Model) -> None:
         self.weights, self.factors = model
         self.errors = self.init.errors[1:] if isinstance(self.init, Resumed) else []
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Set up, or restore, what an update needs besides the model."""
 
     @property
     def state(self) -> Mapping[str, np.ndarray]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..base.array_modules import Array
 from ..io.checkpoint import Resumed
-from .cp_loop import AlternatingRun, Model
+from .cp_loop import AlternatingRun
 from .initial_guess import spread_factors
 
 #: What `linesearch=` is called for momentum.
@@ -61,8 +61,7 @@ class MomentumRun(AlternatingRun):
 
     has_momentum: bool = field(default=False, kw_only=True)
 
-    def __post_init__(self, model: Model) -> None:
-        super().__post_init__(model)
+    def prepare(self) -> None:
         self._pace, self._before = Pace(), dict[int, Array]()
         self._loss: Any = None  # of the last model
         if not self.has_momentum or not isinstance(self.init, Resumed):

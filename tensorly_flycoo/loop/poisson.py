@@ -17,7 +17,7 @@ import numpy as np
 from ..base.array_modules import Array, array_module, invert_positive, move
 from ..engines.tall import sum_columns
 from ..ops.mttkrp import mttkrp_of_ratios
-from .cp_loop import Model, Run, has_settled
+from .cp_loop import Run, has_settled
 from .cp_model import multiply_all
 from .masks import ObservedData
 
@@ -103,8 +103,7 @@ class MultiplicativeUpdates(Run):
     _sums: Array = field(init=False)
     _product: Array = field(init=False)  # of the first mode
 
-    def __post_init__(self, model: Model) -> None:
-        super().__post_init__(model)
+    def prepare(self) -> None:
         state, xp = self.state, self.data.xp
         self._longest, self._growth = float(state.get("longest_step", 1.0)), 1.0
         known = [n for n in self.modes if f"base_{n}" in state]
@@ -126,9 +125,16 @@ class MultiplicativeUpdates(Run):
         return has_settled(self.errors, self.tol)
 
     def update(self, iteration: int) -> float:
-        before, factors = list(self.factors), self.factors
+        before, factors, engine = list(self.factors), self.factors, self.data.tensor._engine
         for mode in self.modes:
-            self._update(factors, mode)
+            if mode == self.modes[0]:
+                product = self._product
+                del self._product  # it becomes the factor
+            else:
+                product, _ = divide_counts(self.data, factors, mode)
+            scales = find_scales(self.data, factors, self._sums, mode)
+            engine.scale_rows(product, factors[mode], scales, self._sums[mode])
+            factors[mode] = product
         proposal = self._propose(before)
         # A proposal is measured in the same mode next: layout "remap" leaves the nonzeros in place.
         self._begin(factors, self._sums, stays=proposal is not None)
@@ -197,17 +203,6 @@ class MultiplicativeUpdates(Run):
             self.data, factors, self.modes[0], wants_logs=True, stays=stays
         )
         self.loss = complete_loss(self.data, factors, self._sums, log_sum)
-
-    def _update(self, factors: list[Array], mode: int) -> None:
-        if mode == self.modes[0]:
-            product = self._product
-            del self._product  # it becomes the factor
-        else:
-            product, _ = divide_counts(self.data, factors, mode)
-        scales = find_scales(self.data, factors, self._sums, mode)
-        engine = self.data.tensor._engine
-        engine.scale_rows(product, factors[mode], scales, self._sums[mode])
-        factors[mode] = product
 
 
 def balance(factors: list[Array], modes: Sequence[int]) -> list[Array]:
