@@ -16,14 +16,16 @@ from ..engines import select_engine
 from ..engines.tall import column_norms, find_signs, solve, sum_columns
 from ..loop.cp_loop import Callback, Run
 from ..loop.cp_model import multiply_all, multiply_grams
-from ..loop.guarding import check_options
+from ..loop.guarding import check_options, describe_as
 from ..results.coupled_cp import CoupledCP
 from ..results.labelled_cp import LabelledCP
 from ..tensor.memory import attempt, check_room
 from .coupled_blocks import Blocks, read_blocks
 from .non_negative_parafac_hals import improve
+from .parafac import parafac
 
 
+@describe_as(parafac)
 def coupled_parafac(
     blocks: Iterable[Any],
     rank: int,
@@ -51,13 +53,9 @@ def coupled_parafac(
         is a block by itself; in a pair its modes get other names.
     rank : int
         R, the number of components.
-    n_iter_max : int
     init : {"random", dict of str to array (I, R), CoupledCP}
         "random" draws factors uniform in [0, 1), in the order in which `blocks` names the modes.
         Arrays have the dtype and are on the device of the result.
-    tol : float
-        Stop when the error changes by less; 0 never stops.
-    random_state : int or numpy.random.RandomState, optional
     block_weights : sequence of float, optional
         :math:`\omega_b`, by default 1. With ``1 / norm**2`` relative errors count alike.
     nn_modes : "all", iterable of str, or None

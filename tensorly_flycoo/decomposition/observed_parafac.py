@@ -17,11 +17,13 @@ from ..io.checkpoint import Resumed
 from ..loop import observed_rows
 from ..loop.cp_loop import Callback, Run, restore
 from ..loop.cp_model import make_cp_tensor, multiply_grams
+from ..loop.guarding import describe_as
 from ..loop.initial_guess import draw_factors, take_guess
 from ..ops.cp_entries import evaluate_model
 from ..ops.mttkrp import mttkrp
 from ..tensor.coo_cache import SparseData, as_flycoo
 from ..tensor.tensor import FlycooTensor, group_cells
+from .parafac import parafac
 
 #: The iterations without a better model for held-out entries that end a run.
 _PATIENCE = 10
@@ -34,6 +36,7 @@ _RIDGES = (100.0, 30.0, 10.0, 3.0, 1.0, 0.3, 0.1, 1e-2, 1e-4, 1e-6)
 _NUM_TRIED, _TRIED_TOL, _CLARITY = 100, 3e-3, 5e-3
 
 
+@describe_as(parafac)
 def observed_parafac(
     tensor: SparseData, rank: int, n_iter_max: int = 100, init: Any = "random", tol: float = 1e-8,
     random_state: Any = None, l2_reg: float | str = "validation", return_errors: bool = False,
@@ -55,21 +58,16 @@ def observed_parafac(
         With two modes or more. `confidence` says where zeros, which are not stored, were observed.
     rank : int
         R, the number of components.
-    n_iter_max : int
     init : {"random", CPTensor, (weights, factors), ResumedCP}
         "random": that of TensorLy's `parafac` for the same `random_state`, times :math:`s^{1/N}`;
         or a guess in the dtype and on the device of `tensor`, whose weights may be None; or a
         checkpoint to resume (`Progress.resume`).
-    tol : float
-        Stop when the error changes by less; 0 never stops.
-    random_state : int or numpy.random.RandomState, optional
     l2_reg : float or "validation"
         The ridge :math:`\lambda`, above 0, the same for all rows, however many nonzeros they have.
         Values times :math:`c` give factors times :math:`c^{1/N}`. "validation" takes that of 100,
         30, 10, 3, 1, 0.3, 0.1, 0.01, 1e-4 and 1e-6 which predicts held-out entries best: those of
         `validation`, or a tenth of the observed ones, which the run then gets back. It is the same
         for each `random_state`. With `unobserved` it is 1.
-    return_errors : bool
     callback : callable, optional
         Called with the CPTensor, in float64, and its error before the first and after each
         iteration; returns True to stop. For example a `Progress`.
