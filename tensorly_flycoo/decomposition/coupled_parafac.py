@@ -166,8 +166,7 @@ def _start(
     if isinstance(init, CoupledCP):
         own = [cp_tensor.weights for cp_tensor in init.cp_tensors]
         if len(own) != len(data.blocks):
-            expected = len(data.blocks)
-            raise ValueError(f"init has models of {len(own)} blocks, expected {expected}")
+            raise ValueError(f"init has models of {len(own)} blocks, expected {len(data.blocks)}")
         for array in own:
             check_weights(array, rank, dtype, engine.array_type)
         weights = engine.xp.stack(
