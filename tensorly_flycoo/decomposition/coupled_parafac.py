@@ -296,6 +296,4 @@ def _add_products(product: Array, factor: Array) -> Array:
 
 def _solve(gram: Array, targets: Array, rows: Array, is_constrained: bool) -> Array:
     """Return the rows (I, R) of least squares; with a constraint, by sweeps of HALS from `rows`."""
-    if not is_constrained:
-        return solve(gram, targets.T).T
-    return improve(targets, gram, rows)
+    return improve(targets, gram, rows) if is_constrained else solve(gram, targets.T).T

@@ -378,6 +378,7 @@ class LabelledCP(CPTensor):
             row[0].set_ylabel(heading, weight="bold", color=f"C{r % 10}", **place)
             for axes in row:
                 axes.spines[["top", "right"]].set_visible(False)
+                axes.tick_params("x", labelbottom=r == self.rank - 1)
         return figure
 
     def predict(self, frame: Any) -> np.ndarray:
@@ -589,7 +590,6 @@ def _draw_bars(
         axes.set_ylim(num_bars - 0.5, -0.5)
         axes.set_xlim(*limits)
         axes.axvline(0, color="gray", linewidth=0.8)
-        axes.tick_params("x", labelbottom=axes is column[-1])
 
 
 def _draw_lines(column: "list[Axes]", labels: np.ndarray, factor: np.ndarray) -> None:
@@ -608,7 +608,6 @@ def _draw_lines(column: "list[Axes]", labels: np.ndarray, factor: np.ndarray) ->
         axes.plot(x, factor[order, r], marker=marker, color=f"C{r % 10}", linewidth=1)
         axes.axhline(0, color="gray", linewidth=0.8)
         axes.set_ylim(*limits)
-        axes.tick_params("x", labelbottom=axes is column[-1])
         if not is_scale:
             axes.set_xticks(places, names, rotation=20, ha="right", **_TICKS)
         elif kind == "M":
