@@ -67,9 +67,7 @@ def complete_loss(data: ObservedData, factors: Sequence[Array], sums: Array, log
 
 def evaluate_loss(data: ObservedData, weights: Array | None, factors: Sequence[Array]) -> float:
     """Compute F of a model in one pass over the nonzeros."""
-    factors = list(factors)
-    if weights is not None:
-        factors[0] = factors[0] * weights
+    factors = factors if weights is None else [factors[0] * weights, *factors[1:]]
     _, log_sum = divide_counts(data, factors, 0, wants_logs=True)
     return complete_loss(data, factors, add_columns(factors), log_sum)
 

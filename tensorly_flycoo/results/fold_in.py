@@ -217,8 +217,7 @@ def _fit_counts(x: FlycooTensor, weights: Array | None, factors: list[Array], mo
         ObservedData(x), [mode], tensor=x, model=(None, factors), n_iter_max=_MAX_SWEEPS
     )
     for sweep in range(_MAX_SWEEPS):
-        last = run.loss
-        loss = run.update(sweep)
+        last, loss = run.loss, run.update(sweep)
         if not last - loss > _TOLERANCE * abs(loss):
             break
     return run.factors[mode] * xp.where(scale > 0, 1 / xp.where(scale > 0, scale, 1), 0)
