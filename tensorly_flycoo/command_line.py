@@ -20,7 +20,7 @@ from .base.reporting import report
 from .base.versions import show_versions
 from .decomposition.methods import METHODS, Method
 from .engines import set_device
-from .io.dataframe import from_dataframe
+from .io.dataframe import AGGREGATES, MISSING, from_dataframe
 from .io.files import replace_file, replace_text, try_writing
 from .io.table_files import read_table
 from .io.tns import read_tns
@@ -163,10 +163,9 @@ def _add_fit_options(parser: argparse.ArgumentParser) -> None:
     text = "columns, separated by commas, times rounded as in time:day; names for a .tns"
     add("--modes", type=_split, help=text)
     add("--values", metavar="COLUMN", help="the column of values (default: count rows)")
-    merging = ("sum", "mean", "last", "max", "count")
-    add("--aggregate", choices=merging, default="sum", help="of rows of one cell (default: sum)")
+    add("--aggregate", choices=AGGREGATES, default="sum", help="of rows of one cell (default: sum)")
     text = "rows with empty entries are an error, or are left out (default: raise)"
-    add("--missing", default="raise", choices=("raise", "drop"), help=text)
+    add("--missing", default="raise", choices=MISSING, help=text)
     text = "texts, separated by commas, that mean an empty entry too, such as NA,null"
     add("--missing-text", type=_split, default=[], metavar="TEXTS", help=text)
     text = "the character that separates the columns (default: a comma; a tab in .tsv)"

@@ -85,6 +85,9 @@ def _replace(original: Callable, row: Replacement) -> Callable:
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
+        # In our parafac: small tensors would wait for a look at all other arguments.
+        if args and isinstance(args[0], WholeTensor):
+            return row.ours(original, *args, **kwargs)
         if row.takes(original.__name__, args, kwargs):
             return ours(original, *args, **kwargs)
         return original(*args, **kwargs)

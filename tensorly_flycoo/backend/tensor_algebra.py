@@ -38,13 +38,15 @@ def install_hooks() -> None:
 
 
 def _hook(original: Callable, ours: Callable) -> Callable:
-    ours = mirror(ours)
+    mirrored = mirror(ours)
 
     @functools.wraps(original)
     def hooked(*args: Any, **kwargs: Any) -> Any:
         # In our parafac: small tensors would wait for a look at all other arguments.
-        if (args and isinstance(args[0], WholeTensor)) or is_ours(original.__name__, args, kwargs):
+        if args and isinstance(args[0], WholeTensor):
             return ours(*args, **kwargs)
+        if is_ours(original.__name__, args, kwargs):
+            return mirrored(*args, **kwargs)
         if original.__name__ == "khatri_rao" and tl.get_backend() == "flycoo":
             check_khatri_rao_fits(*args, **kwargs)
         return original(*args, **kwargs)

@@ -75,7 +75,6 @@ class SlabActor:
         return await reply
 
     async def deliver(self, parcel: Parcel) -> None:
-        """Take arrays from a peer."""
         self._machine.deliver(parcel)
 
     def keep(self, number: int, partition: Partition) -> None:
@@ -83,7 +82,6 @@ class SlabActor:
         self._site.partitions[number] = partition
 
     async def abort(self, epoch: int) -> None:
-        """Drop the messages of earlier epochs."""
         self._machine.abort(epoch)
 
     async def ping(self) -> None:

@@ -167,7 +167,7 @@ class Cluster:
         """
         keys = tuple(next(_numbers) for _ in range(num_results))
         own_args, own_kwargs = _refer([*args], worker), _refer(kwargs or {}, worker)
-        command = msg.Sealed.of(msg.Call(function, own_args, own_kwargs, keys))
+        command = msg.Call.of(function, own_args, own_kwargs, keys)
         with self._lock:
             self.check()
             if len(worker.queue) > _MANY_COMMANDS:

@@ -176,9 +176,8 @@ class ClusterTensor(FlycooTensor):
         cls, source: Source, client: Client, device: str | None, layout: ClusterLayout
     ) -> ClusterTensor:
         """Make a tensor of a layout that has come from a source."""
-        x = object.__new__(cls)
+        x = cls._of(ENGINE_HERE, layout)
         x._source, x._client, x._device = source, client, device
-        x._set(ENGINE_HERE, layout)
         return x
 
     def __repr__(self) -> str:

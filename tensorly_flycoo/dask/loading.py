@@ -194,7 +194,9 @@ class ClusterBuilder(SlabBuilder):
     ) -> None:
         devices = WorkerDevices(cluster)
         super().__init__(LAYOUT_CLASSES[layout], num_slabs, ENGINE_HERE, devices)
-        self.cluster, self._shape, self._dtype, self._labels = cluster, shape, dtype, labels
+        self.cluster, self._shape, self._dtype = cluster, shape, dtype
+        # In a tuple, which a worker does not bring to its GPU.
+        self._labels = None if labels is None else tuple(labels)
         self._groups = groups
         # For each bucket, each worker's records and their table.
         self._parts: dict[int, list[list[RemoteObject]]] = {}
@@ -263,8 +265,7 @@ def _place(partition: Partition, mode: int, labels: Labels) -> np.ndarray:
     rows = partition.coords[mode]
     if labels is None or partition.entries is None:
         return rows
-    known = move(labels[mode], np)  # numbers were brought to a worker's GPU
-    return find_places(partition.entries[mode].entries, known).astype(rows.dtype)[rows]
+    return find_places(partition.entries[mode].entries, labels[mode]).astype(rows.dtype)[rows]
 
 
 def split_partitions(

@@ -249,8 +249,8 @@ class Machine:
             raise msg.Dropped("another call has failed")
 
     def _execute(self, command: msg.Command) -> None:
-        if isinstance(command, msg.Sealed):
-            self._call(command.open())
+        if isinstance(command, msg.Call):
+            self._call(command)
         elif isinstance(command, msg.Send):
             self._post(command)
         elif isinstance(command, msg.Receive):
@@ -266,13 +266,14 @@ class Machine:
                 self._take(command.key)  # else it would stay in the inbox
 
     def _call(self, call: msg.Call) -> None:
-        result = call.function(*self._resolve(call.args), **self._resolve(call.kwargs))
+        function, args, kwargs = call.open()
+        result = function(*self._resolve(args), **self._resolve(kwargs))
         if len(call.keys) == 1:
             self._store[call.keys[0]] = result
         elif call.keys:
             self._store.update(zip(call.keys, result, strict=True))
         if self._link is not None:
-            out = call.kwargs.get("out")
+            out = kwargs.get("out")
             self._unproven.update(call.keys if out is None else [out.key])
 
     def _resolve(self, x: Any) -> Any:

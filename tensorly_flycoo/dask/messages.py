@@ -21,39 +21,37 @@ SITE, ENGINE = Ref(-1), Ref(-2)
 
 
 class Call(NamedTuple):
-    """Call a function; keep its result, or each of its results, under the keys."""
+    """Call a function; keep its result, or each of its results, under the keys.
 
-    function: Callable[..., Any]
-    args: list[Any]
-    kwargs: dict[str, Any]
-    keys: tuple[int, ...]
-
-
-class Sealed(NamedTuple):
-    """A pickled call, with its arrays apart.
-
-    Dask would never answer a call that it cannot pickle, and would drop the connection to a worker
-    that cannot unpickle one.
+    It is pickled, with its arrays apart: Dask would never answer a call that it cannot pickle, and
+    would drop the connection to a worker that cannot unpickle one.
     """
 
     pickled: bytes
     arrays: list[Any]
+    keys: tuple[int, ...]
 
     @classmethod
-    def of(cls, call: Call) -> Sealed:
+    def of(
+        cls,
+        function: Callable[..., Any],
+        args: list[Any],
+        kwargs: dict[str, Any],
+        keys: tuple[int, ...],
+    ) -> Call:
         """Pickle a call; refuse what cannot be pickled."""
         try:
-            return cls(*_pickle(call))
+            return cls(*_pickle((function, args, kwargs)), keys)
         except Exception:
-            for x in (call.function, *call.args, *call.kwargs.values()):
+            for x in (function, *args, *kwargs.values()):
                 try:
                     _pickle(x)
                 except Exception as error:
                     raise TypeError(f"{x!r:.200} cannot be sent to workers: {error}") from None
             raise
 
-    def open(self) -> Call:
-        """Unpickle the call, on a worker."""
+    def open(self) -> tuple[Callable[..., Any], list[Any], dict[str, Any]]:
+        """Unpickle the function and its arguments, on a worker."""
         return cloudpickle.loads(self.pickled, buffers=self.arrays)
 
 
@@ -107,7 +105,7 @@ class Free(NamedTuple):
     key: int
 
 
-Command: TypeAlias = Sealed | Send | Receive | Join | Exchange | Free
+Command: TypeAlias = Call | Send | Receive | Join | Exchange | Free
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import glob
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,9 +12,9 @@ import numpy as np
 from distributed import get_worker
 
 from ..base.checks import check_finite, check_inside, check_shape
-from ..io.dataframe import check_columns, open_table, read_indices, read_rows
+from ..io.dataframe import check_columns, list_columns, open_table, read_indices, read_rows
 from ..io.entries import ColumnLabels, require_pyarrow
-from ..io.parts import Reading
+from ..io.parts import Reading, name_errors
 
 #: Rows of a partition of a .parquet file, at least, but for the last: whole row groups.
 _PARTITION_ROWS = 2**21
@@ -55,17 +53,14 @@ class TableReader:
     are_indices: bool  # whether columns of modes hold indices, not labels
     missing: str  # as of `from_dataframe`
 
-    @property
-    def columns(self) -> list[str]:
-        """The names of all columns that are read."""
-        return list(dict.fromkeys([*self.modes, *([] if self.values is None else [self.values])]))
-
     def __call__(self, part: Any) -> Partition:
         if isinstance(part, ParquetPart):
             import pyarrow.parquet
 
             with pyarrow.parquet.ParquetFile(part.path) as file:
-                part = file.read_row_groups(list(part.groups), columns=self.columns)
+                part = file.read_row_groups(
+                    list(part.groups), columns=list_columns(self.modes, self.values)
+                )
         part = open_table(part, self.modes, self.values)
         if self.are_indices:
             _, values = read_rows(part, (), self.values, {}, "raise")
@@ -82,22 +77,16 @@ class TableReader:
         return Partition(coords.astype(_INDEX), values, shape, entries)
 
 
-@dataclass(frozen=True)
-class TnsReader:
-    """Reads .tns files; see `read_tns`."""
-
-    shape: tuple[int, ...] | None
-    index_base: int
-
-    def __call__(self, path: str) -> Partition:
-        blocks = list(Reading(self.shape, None, None, self.index_base).iterate([path]))
-        if not blocks:
-            return Partition(np.empty((0, 0), _INDEX), np.empty(0), (), None)
-        coords = np.concatenate([block.coords.astype(_INDEX) for block in blocks], axis=1)
-        values = np.concatenate([block.values for block in blocks])
-        check_finite(values)
-        sizes = zip(*(block.shape for block in blocks), strict=True)
-        return Partition(coords, values, tuple(max(of_mode) for of_mode in sizes), None)
+def read_tns_file(shape: tuple[int, ...] | None, index_base: int, path: str) -> Partition:
+    """Read a .tns file; see `read_tns`."""
+    blocks = list(Reading(shape, None, None, index_base).iterate([path]))
+    if not blocks:
+        return Partition(np.empty((0, 0), _INDEX), np.empty(0), (), None)
+    coords = np.concatenate([block.coords.astype(_INDEX) for block in blocks], axis=1)
+    values = np.concatenate([block.values for block in blocks])
+    check_finite(values)
+    sizes = zip(*(block.shape for block in blocks), strict=True)
+    return Partition(coords, values, tuple(max(of_mode) for of_mode in sizes), None)
 
 
 class ParquetPart(NamedTuple):
@@ -117,9 +106,10 @@ def list_parquet_parts(path: Any, reader: TableReader) -> list[ParquetPart]:
 
     parts = []
     for name in list_files(path):
-        with _name_errors(name), pyarrow.parquet.ParquetFile(name) as file:
+        with name_errors(name), pyarrow.parquet.ParquetFile(name) as file:
             hint = _INSTEAD if "=" in name else ""  # columns may be in the names of folders
-            check_columns(reader.columns, file.schema_arrow.names, "the file", hint)
+            columns = list_columns(reader.modes, reader.values)
+            check_columns(columns, file.schema_arrow.names, "the file", hint)
             if file.metadata.num_rows == 0:  # types do not count either
                 continue
             reader(file.schema_arrow.empty_table())
@@ -152,21 +142,11 @@ def list_files(path: Any) -> list[str]:
     return [os.path.abspath(name) for name in found]
 
 
-@contextlib.contextmanager
-def _name_errors(place: str) -> Iterator[None]:
-    """Have the errors of a block that reads data name the place."""
-    try:
-        yield
-    except (TypeError, ValueError) as error:
-        kind = TypeError if isinstance(error, TypeError) else ValueError
-        raise kind(f"{place}: {error}") from None
-
-
 def keep_partition(part: Any, number: int, reader: Any, actor_keys: dict[str, str]) -> Summary:
     """Read a partition, in a task, and leave it with the actor on the same worker."""
     worker = get_worker()
     file = part if isinstance(part, str) else getattr(part, "path", "")
-    with _name_errors(f"partition {number}{file and f' of {file}'}"):
+    with name_errors(f"partition {number}{file and f' of {file}'}"):
         partition = reader(part)
     actor: Any = worker.state.actors[actor_keys[worker.address]]
     actor.keep(number, partition)

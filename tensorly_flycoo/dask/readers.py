@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ from .actor import start_workers
 from .cluster import WorkerLost
 from .cluster_tensor import ClusterTensor, SlabSource, Source, list_workers
 from .loading import PartitionedData
-from .partitions import TableReader, TnsReader, list_files, list_parquet_parts
+from .partitions import TableReader, list_files, list_parquet_parts, read_tns_file
 
 
 def read_parquet(
@@ -166,8 +167,9 @@ def read_tns(
     OSError, ValueError, TypeError, MemoryError, WorkerLost
         As of `tensorly_flycoo.read_tns` and `read_parquet`.
     """
-    reader = TnsReader(None if shape is None else check_shape(shape), check_index_base(index_base))
-    source = PartitionedData(list_files(paths), reader, reader.shape, slabs, dtype, layout)
+    shape = None if shape is None else check_shape(shape)
+    reader = functools.partial(read_tns_file, shape, check_index_base(index_base))
+    source = PartitionedData(list_files(paths), reader, shape, slabs, dtype, layout)
     return _place(source, client, workers, device)
 
 

@@ -20,11 +20,13 @@ from ..loop.guarding import check_options, describe_as
 from ..results.coupled_cp import CoupledCP
 from ..results.labelled_cp import LabelledCP
 from ..tensor.memory import attempt, check_room
+from ..tensor.mirroring import mirror
 from .coupled_blocks import Blocks, read_blocks
 from .non_negative_parafac_hals import improve
 from .parafac import parafac
 
 
+@mirror
 @describe_as(parafac)
 def coupled_parafac(
     blocks: Iterable[Any],

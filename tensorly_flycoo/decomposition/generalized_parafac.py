@@ -46,7 +46,7 @@ def generalized_parafac(
     n_iter_max : int
         The most sweeps over all modes; the most epochs of "adam".
     init : {"random", "svd", CPTensor, ResumedCP}
-        The initial guess, in the dtype and on the device of `tensor`, without negative elements if
+        The initial guess, in the dtype of `tensor`, without negative elements if
         the loss has the lower bound 0; or a checkpoint to resume (`Progress.resume`).
     loss : str or tuple
         "poisson_count", "poisson_log", "bernoulli_odds", "bernoulli_logit", "gaussian", "gamma",

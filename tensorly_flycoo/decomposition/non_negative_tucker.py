@@ -68,8 +68,7 @@ def non_negative_tucker(
     RuntimeError
         If TensorLy's backend is not "flycoo".
     TypeError, ValueError
-        As of `tucker`; and if `tensor` has no nonzeros, or an array of `init` has the wrong device
-        or dtype.
+        As of `tucker`; and if `tensor` has no nonzeros, or an array of `init` has the wrong dtype.
 
     Notes
     -----

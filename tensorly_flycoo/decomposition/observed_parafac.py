@@ -60,7 +60,7 @@ def observed_parafac(
         R, the number of components.
     init : {"random", CPTensor, (weights, factors), ResumedCP}
         "random": that of TensorLy's `parafac` for the same `random_state`, times :math:`s^{1/N}`;
-        or a guess in the dtype and on the device of `tensor`, whose weights may be None; or a
+        or a guess in the dtype of `tensor`, whose weights may be None; or a
         checkpoint to resume (`Progress.resume`).
     l2_reg : float or "validation"
         The ridge :math:`\lambda`, above 0, the same for all rows, however many nonzeros they have.
@@ -192,7 +192,7 @@ def observed_parafac(
     if isinstance(init, Resumed):
         num_columns = len(problem.bias_modes)
         factors = restore(init, x, num_columns, "observed_parafac", problem.dtype)[1]
-        l2_reg = float(init.saved.state.get("l2_reg", observed_rows.L2_REG)) if is_open else l2_reg
+        l2_reg = float(init.state.get("l2_reg", observed_rows.L2_REG)) if is_open else l2_reg
         observed_rows.check_ridge(l2_reg)
     else:
         factors = problem.start(random_state)

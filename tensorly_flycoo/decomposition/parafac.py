@@ -49,7 +49,7 @@ def parafac(
         cells; it is refused if the nonzeros take fewer numbers than that. So are all fractions.
     n_iter_max : int
     init : {"svd", "random", CPTensor, ResumedCP}
-        The initial guess, in the dtype and on the device of `tensor`; or a checkpoint to resume
+        The initial guess, in the dtype of `tensor`; or a checkpoint to resume
         (`Progress.resume`).
     svd : {"truncated_svd", "randomized_svd"}
         How to find leading singular vectors: "truncated_svd" to rounding error if at most 8192 rows
@@ -106,7 +106,7 @@ def parafac(
     RuntimeError
         If no entry is missing and TensorLy's backend is not "flycoo".
     TypeError
-        If `rank` is no integer, `mask` or `init` has the wrong type, device or dtype, or
+        If `rank` is no integer, `mask` or `init` has the wrong type or dtype, or
         `cvg_criterion` is unknown.
     ValueError
         If `rank` is below 1, shapes do not match, the mask holds numbers other than 0 and 1,

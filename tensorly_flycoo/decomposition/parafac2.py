@@ -52,7 +52,7 @@ def parafac2(
     rank : int
         R, the number of components, at most J.
     init : {"random", "svd", CPTensor, Parafac2Tensor, ResumedCP}
-        The initial guess, in the dtype and on the device of the slices, or a checkpoint. "svd"
+        The initial guess, in the dtype of the slices, or a checkpoint. "svd"
         takes the leading right singular vectors of all slices, centred if they are.
     nn_modes : "all" or sequence of int, optional
         Modes whose factors are non-negative, by HALS. That of mode 1 is B, not :math:`P_k B`.
@@ -84,7 +84,7 @@ def parafac2(
     DensifyError
         If a mask is given, or `svd` is any other method.
     TypeError
-        If `rank` is no integer, a slice is not sparse, or `init` has the wrong device or dtype.
+        If `rank` is no integer, a slice is not sparse, or `init` has the wrong dtype.
     ValueError
         If `rank` is below 1 or above J, `RaggedTensor` refuses the slices, they have no nonzeros or
         centring leaves none, `init` or `nn_modes` is unknown or does not fit,

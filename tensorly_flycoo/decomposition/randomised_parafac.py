@@ -95,7 +95,7 @@ def randomised_parafac(
     # As in TensorLy: for an int, the start and the sampling below draw the same numbers.
     model = start(x, None, num_components, init, svd, random_state, solver="randomised_parafac")
     if isinstance(init, Resumed):  # a resumed run measures the same entries
-        state = init.saved.state
+        state = init.state
         first, random = unpack_random(state, "first"), unpack_random(state)
     else:
         first = random = tl.check_random_state(random_state)

@@ -44,7 +44,7 @@ def tucker(
     fixed_factors : sequence of int, optional
         Modes whose factors of `init` are kept; not together with `callback`.
     init : {"svd", "random", TuckerTensor, (core, factors), ResumedTucker}
-        The initial guess, in the dtype and on the device of `tensor`; or a checkpoint to resume
+        The initial guess, in the dtype of `tensor`; or a checkpoint to resume
         (`Progress.resume`).
     random_state : int or numpy.random.RandomState, optional
     mask : None

@@ -4,7 +4,6 @@ import copy
 import hashlib
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
@@ -53,30 +52,17 @@ def find_solver(model: Any) -> str:
     return "" if origin is None else origin.solver
 
 
-@dataclass(frozen=True)
-class Saved:
-    """The rest of a checkpoint, beside weights, or core, and factors; see `Resumed` and `Origin`.
+class Resumed:
+    """The model of a checkpoint, with the relative errors at the start and after each iteration.
 
-    `digest` is `find_digest` of the tensor; it and `solver` are "" if unknown.
+    `solver` and `state` are of its `Origin`, `digest` is of the tensor. A text is "" if unknown.
     """
 
-    errors: list[float]
-    solver: str = ""
-    digest: str = ""
-    state: dict[str, np.ndarray] = field(default_factory=dict)
-
-
-class Resumed:
-    """The model of a checkpoint, with what else it holds."""
-
-    def __init__(self, model: Any, saved: Saved) -> None:
+    def __init__(
+        self, model: Any, errors: list[float], solver: str, digest: str, state: dict[str, Any]
+    ) -> None:
         super().__init__(model)  # type: ignore[call-arg]  # of a CPTensor or a TuckerTensor
-        self.saved = saved
-
-    @property
-    def errors(self) -> list[float]:
-        """The relative errors at the start and after each iteration so far."""
-        return self.saved.errors
+        self.errors, self.solver, self.digest, self.state = errors, solver, digest, state
 
     @property
     def iteration(self) -> int:
@@ -150,10 +136,9 @@ def load_checkpoint(path: FilePath) -> ResumedCP | ResumedTucker:
         is_right = isinstance(errors, list) and errors and {type(solver), type(digest)} == {str}
         if not is_right or not {type(error) for error in errors} <= {int, float}:
             raise ValueError("its header does not have errors, as numbers, a solver and a digest")
-        saved = Saved([float(error) for error in errors], solver, digest, state)
         kind, first = (ResumedTucker, "core") if "core" in arrays else (ResumedCP, "weights")
         model = arrays.pop(first), [arrays[f"factor_{n}"] for n in range(len(arrays))]
-        return kind(model, saved)
+        return kind(model, [float(error) for error in errors], solver, digest, state)
 
 
 def find_digest(x: FlycooTensor) -> str:
@@ -163,17 +148,14 @@ def find_digest(x: FlycooTensor) -> str:
     tensors have the same ones with a probability of about 2**-64. One pass over the nonzeros.
     """
     if x not in digests:
-        facts = (x.shape, x.dtype.name, x.nnz, _sum_hashes(x))
+        total = sum(int(part) for part in map_pieces(_hash_piece, x._layout, x._engine)) & _MASK
+        facts = (x.shape, x.dtype.name, x.nnz, total)
         digests[x] = hashlib.blake2b(repr(facts).encode(), digest_size=16).hexdigest()
     return digests[x]
 
 
-def _sum_hashes(x: FlycooTensor) -> int:
-    """Add the hashes of all nonzeros, in any order, modulo 2**64."""
-    return sum(int(part) for part in map_pieces(_hash_piece, x._layout, x._engine)) & _MASK
-
-
 def _hash_piece(piece: Piece) -> np.ndarray:
+    """Add the hashes of the nonzeros, in any order, modulo 2**64."""
     total, block_size = 0, _CPU_BLOCK if piece.xp is np else _GPU_BLOCK
     for coords, values in piece.iterate_nonzeros(block_size):
         total += int(_hash(coords, values).sum())

@@ -19,7 +19,7 @@ from .entries import (
     require_pyarrow,
 )
 
-_AGGREGATES = ("sum", "mean", "last", "max", "count")
+AGGREGATES = ("sum", "mean", "last", "max", "count")
 MISSING = ("raise", "drop")
 
 #: A mode of a table with at least so many rows should not have a label for every second row.
@@ -62,8 +62,7 @@ def from_dataframe(
         How to merge the values of rows with the same entries in all `modes`.
     missing : {"raise", "drop"}
         Whether a row without an entry or its value is an error, or left out.
-    **options
-        ``dtype``, ``layout`` and ``device`` of `FlycooTensor`.
+    **options : those of `FlycooTensor`, such as ``dtype``, ``layout`` and ``device``
 
     Returns
     -------
@@ -113,7 +112,7 @@ def from_dataframe(
     """
     modes = check_modes(modes)
     given: Mapping[str, Any] = {} if labels is None else labels
-    check_choice(aggregate, "aggregate", _AGGREGATES)
+    check_choice(aggregate, "aggregate", AGGREGATES)
     if not isinstance(given, Mapping):
         raise TypeError(f"labels is a {type(given).__name__}, expected a dict by column")
     if others := [name for name in given if name not in modes]:
@@ -191,6 +190,11 @@ def check_modes(modes: Iterable[str]) -> list[str]:
     return modes
 
 
+def list_columns(modes: Iterable[str], values: str | None) -> list[str]:
+    """List the columns to read, each once."""
+    return list(dict.fromkeys([*modes, *([] if values is None else [values])]))
+
+
 def check_columns(columns: Iterable[str], names: Sequence[str], what: Any, hint: str = "") -> None:
     """Refuse columns that are not exactly once among the `names` of a table."""
     for name in columns:
@@ -202,7 +206,7 @@ def check_columns(columns: Iterable[str], names: Sequence[str], what: Any, hint:
 def open_table(df: Any, modes: Sequence[str], values: str | None = None) -> dict[str, Any]:
     """Return these columns of a table, as Arrow's; refuse what is no table, or lacks one."""
     pa = require_pyarrow()
-    columns = list(dict.fromkeys([*modes, *([] if values is None else [values])]))
+    columns = list_columns(modes, values)
     is_pandas, is_polars = hasattr(df, "iloc"), hasattr(df, "collect_schema")
     if is_polars:
         names = df.collect_schema().names()

@@ -20,8 +20,7 @@ def from_xarray(array: Any, **options: Any) -> LabelledTensor:
     ----------
     array : xarray.DataArray
         Of a `sparse.COO`, or dense. The rows of a dimension without coordinates are numbered.
-    **options
-        ``dtype``, ``layout`` and ``device`` of `FlycooTensor`.
+    **options : those of `FlycooTensor`, such as ``dtype``, ``layout`` and ``device``
 
     Returns
     -------
@@ -84,8 +83,7 @@ def from_anndata(
     layers : str or sequence of str, optional
         A name in ``adata.layers``, to take in place of ``adata.X``; or several, the rows of a last
         mode "layer".
-    **options
-        ``dtype``, ``layout`` and ``device`` of `FlycooTensor`.
+    **options : those of `FlycooTensor`, such as ``dtype``, ``layout`` and ``device``
 
     Returns
     -------

@@ -1,5 +1,6 @@
 """Nonzeros that come in parts: read from files, or given as arrays."""
 
+import contextlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from ..base.checks import (
 )
 from ..tensor.coo_cache import as_flycoo, is_sparse
 from ..tensor.labelled import refuse_labels
-from ..tensor.pieces import iterate_pieces
+from ..tensor.pieces import list_pieces
 from ..tensor.tensor import FlycooTensor
 from .dataframe import check_columns, read_indices, read_values
 from .entries import require_pyarrow
@@ -34,6 +35,16 @@ BLOCK_NNZ = 2**20
 
 #: A tensor, a file, or several files and pairs of the coords (ndim, n) and values (n,) of nonzeros.
 Parts: TypeAlias = "FlycooTensor | SparseArray | FilePath | Iterable[FilePath | tuple]"
+
+
+@contextlib.contextmanager
+def name_errors(place: str) -> Iterator[None]:
+    """Have the errors of a block that reads data name the place."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"{place}: {error}") from None
 
 
 class Block(NamedTuple):
@@ -57,7 +68,7 @@ class Reading(NamedTuple):
         if is_sparse(parts):
             refuse_labels(parts)
             x = as_flycoo(parts)
-            for piece in iterate_pieces(x._layout, x._engine.xp):
+            for piece in list_pieces(x._layout, x._engine.xp):
                 for coords, values in piece.iterate_nonzeros(BLOCK_NNZ):
                     yield self._check(coords, values, self.shape or x.shape)
             return
@@ -69,11 +80,8 @@ class Reading(NamedTuple):
                 f"parts is a {name}, expected a sparse tensor, paths or (coords, values)"
             )
         for number, part in enumerate(parts):
-            try:
+            with name_errors(f"parts[{number}]"):
                 yield from self._iterate_part(part)
-            except (TypeError, ValueError) as error:
-                kind = TypeError if isinstance(error, TypeError) else ValueError
-                raise kind(f"parts[{number}]: {error}") from None
 
     def _iterate_part(self, part: Any) -> Iterator[Block]:
         if isinstance(part, tuple) and len(part) == 2:

@@ -54,21 +54,10 @@ def save(path: FilePath, x: LabelledData) -> None:
 
     Notes
     -----
-    The file is an uncompressed .npz without pickles; `numpy.load` opens it too. Its array "header"
-    is JSON text with these keys:
-
-    - format ("tensorly-flycoo"), version (2);
-    - shape, dtype, layout, groups: the tensor's;
-    - num_prefixes: the combinations of the first group's indices, if they are numbered, else 0;
-    - word_dtype, tile_size, bucket_size: how nonzeros are packed and split;
-    - mode: the mode whose order the records are in ("remap"); norm: the Frobenius norm;
-    - names, ordered: of a LabelledTensor, its modes, and those whose labels have an order.
-
-    "records" (or one array per mode: "records_0", "records_1", ...) holds the packed nonzeros. The
-    plan is in "carry_rows_0", "empty_rows_0", "pull_ids_0", "remap_ids_0", "write_order_0", ...,
-    whichever the layout has. Labels are in "labels_0" or, if they are text, in "text_0" and
-    "text_ends_0", ... A file takes ``x.nbytes`` bytes, less one copy of the nonzeros with
-    "remap"; but ids of that layout that a GPU packs take 10 bytes per nonzero and mode in the file.
+    The file is an uncompressed .npz without pickles; `numpy.load` opens it too, and
+    ``docs/architecture.md`` says what is in it. It takes ``x.nbytes`` bytes, less one copy of the
+    nonzeros with "remap"; but ids of that layout that a GPU packs take 10 bytes per nonzero and
+    mode in the file.
 
     Examples
     --------
@@ -136,10 +125,8 @@ def load(path: FilePath, *, device: str | None = None) -> FlycooTensor | Labelle
     ValueError
         If the file is not a saved tensor, is damaged or truncated, or has a newer format than this
         release reads; or if `device` is unknown.
-    ImportError, RuntimeError
-        If `device` is "cuda" and no GPU can be used.
-    MemoryError
-        If there is too little memory.
+    ImportError, RuntimeError, MemoryError
+        As of `FlycooTensor`.
 
     Notes
     -----
@@ -164,10 +151,9 @@ def load(path: FilePath, *, device: str | None = None) -> FlycooTensor | Labelle
         raise IsADirectoryError(errno.EISDIR, reason, os.fspath(path))
     with open_arrays(path, TENSOR) as reader:
         record_format = read_format(reader)
-        cut = choose_same_cut(record_format, engine)
-        if fits(reader, record_format, cut, engine):
-            x = object.__new__(FlycooTensor)
-            x._set(engine, read_layout(reader, cut, engine))
+        cut = find_cut(reader, record_format, engine)
+        if cut is not None:
+            x = FlycooTensor._of(engine, read_layout(reader, cut, engine))
         else:
             options = {"layout": reader.header["layout"], "device": engine.name}
             options["groups"] = record_format.groups
@@ -194,21 +180,16 @@ def make_layout(header: Header, arrays: dict[str, Array], cut: Cut, engine: "Eng
     return layout
 
 
-def choose_same_cut(record_format: RecordFormat, engine: "Engine") -> Cut:
-    """Return the cut that the engine would use for a tensor of a format."""
-    sizes = (record_format.shape, record_format.dtype, record_format.groups)
-    return engine.choose_cut(*sizes, record_format.num_prefixes)
-
-
-def fits(reader: ArrayReader, record_format: RecordFormat, cut: Cut, engine: "Engine") -> bool:
-    """Return whether a plan has the record format, tiles and buckets that the engine would use."""
-    header = reader.header
+def find_cut(reader: ArrayReader, record_format: RecordFormat, engine: "Engine") -> Cut | None:
+    """Return a plan's cut if its records, tiles and buckets are as the engine's would be."""
+    header, sizes = reader.header, (record_format.shape, record_format.dtype, record_format.groups)
+    cut = engine.choose_cut(*sizes, record_format.num_prefixes)
     if (cut.record_format, cut.tile_size) != (record_format, header["tile_size"]):
-        return False
+        return None
     if not LAYOUT_CLASSES[header["layout"]].uses_buckets:
-        return True
+        return cut
     found = (header["bucket_size"], "write_order_0" in reader.names())
-    return found == (cut.bucket_size, engine.write_order_dtype is not None)
+    return cut if found == (cut.bucket_size, engine.write_order_dtype is not None) else None
 
 
 def read_records(reader: ArrayReader, record_format: RecordFormat) -> tuple[np.ndarray, np.ndarray]:

@@ -96,8 +96,7 @@ class Index:
             check_choice(index.layout, "layout", _FILE_LAYOUTS)
             edges = [0, *(entry.stop for entry in entries)]
             is_joined = edges[:-1] == [entry.start for entry in entries]
-            is_joined = is_joined and edges == sorted(set(edges)) and len(edges) > 1
-            if not is_joined or edges[-1] != max(index.shape):
+            if not is_joined or edges != sorted(set(edges)) or edges[-1] != max(index.shape):
                 raise ValueError("the rows of slabs do not follow each other")
             if not all(type(number) is int for entry in entries for number in entry[:3]):
                 raise ValueError("rows and sizes are not integers")
@@ -360,10 +359,8 @@ def open_slabs(
         If the folder is damaged or incomplete, or has a newer format than this release reads; the
         message names the file. If `keep` is "file" and the plans were made for another kind of
         device, or does not suit the layout; or if `device` or `keep` is unknown.
-    ImportError, RuntimeError
-        If `device` is "cuda" and no GPU can be used.
-    MemoryError
-        If there is too little memory.
+    ImportError, RuntimeError, MemoryError
+        As of `FlycooTensor`.
 
     Notes
     -----
@@ -410,9 +407,8 @@ def open_slabs(
     dtype = np.dtype(index.dtype)
     record_format = engine.choose_cut(index.shape, dtype, index.groups).record_format
     slab_class = SlabLayout if engine.devices is None else SpreadLayout
-    x = object.__new__(FlycooTensor)
-    x._set(engine, slab_class(record_format, index.num_slabs, slabs, engine, devices))
-    return x
+    whole = slab_class(record_format, index.num_slabs, slabs, engine, devices)
+    return FlycooTensor._of(engine, whole)
 
 
 def load_slab(
@@ -432,15 +428,15 @@ def load_slab(
         found = (record_format.shape, groups[count > 0 :], header["dtype"], header["layout"])
         if found != (shape, list_rest(index.groups, count), index.dtype, index.layout):
             raise ValueError("its header does not match the index")
-        cut = saving.choose_same_cut(record_format, engine)
-        if keep != "file" and saving.fits(reader, record_format, cut, engine):
+        cut = saving.find_cut(reader, record_format, engine)
+        if keep != "file" and cut is not None:
             return saving.read_layout(reader, cut, engine)
         if keep != "file":
             coords, values = saving.read_records(reader, record_format)
             cut = engine.choose_cut(shape, values.dtype, index.groups)
             cut, layout_class = cut._replace(num_numbered=count), LAYOUT_CLASSES[index.layout]
             return build_numbered(layout_class, coords, values.copy(), cut, engine)
-        if saving.fits(reader, record_format, cut, engine):
+        if cut is not None:
             names = reader.names() - {"header"}
             if verify:
                 for name in names:

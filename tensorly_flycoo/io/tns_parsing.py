@@ -10,7 +10,6 @@ import re
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
 
 import numpy as np
 
@@ -65,19 +64,11 @@ def iterate_blocks(read: Read, block_nbytes: int = BLOCK_NBYTES) -> Iterator[byt
         yield b"".join([*pieces, b"\n"])
 
 
-class Header(NamedTuple):
-    """Facts from a file's header or first line; None for those it does not state."""
-
-    shape: tuple[int, ...] | None
-    ndim: int | None
-    nnz: int | None
-    end: int  # an offset in bytes
-
-
-def read_header(block: bytes) -> Header:
+def read_header(block: bytes) -> tuple[tuple[int, ...] | None, int | None, int | None, int]:
     """Read the header in `block`, the file's first: `read_tns` lists those that there are.
 
-    FROSTT's own files have none. Without one, the first nonzero shows the number of modes.
+    Return the shape, the numbers of modes and of nonzeros, each None if it is not stated, and where
+    the header ends. FROSTT's own files have none: the first nonzero shows the number of modes.
     """
     is_market = block[:14].lower() == b"%%matrixmarket"
     if is_market and not _MARKET.match(block):
@@ -99,19 +90,19 @@ def read_header(block: bytes) -> Header:
     (first, first_end), (second, second_end), (third, third_end) = (lines + [([], 0)] * 3)[:3]
     if is_market:
         *sizes, nnz = _read_sizes(first)
-        return Header(tuple(sizes), len(sizes), nnz, first_end)
+        return tuple(sizes), len(sizes), nnz, first_end
     if shape is None and first and all(field.isdigit() for field in first):
         if [len(second)] == [int(field) for field in first] and all(s.isdigit() for s in second):
             shape = tuple(map(int, second))
             if len(third) != 1:
-                return Header(shape, len(second), None, second_end)
+                return shape, len(second), None, second_end
             (nnz,) = _read_sizes(third)
-            return Header(shape, len(second), nnz, third_end)
+            return shape, len(second), nnz, third_end
         if len(second) == len(first) + 1:
-            return Header(tuple(map(int, first)), len(first), None, first_end)
+            return tuple(map(int, first)), len(first), None, first_end
     if shape is not None:
-        return Header(shape, len(shape), None, 0)
-    return Header(None, max(1, len(first) - 1) if first else None, None, 0)
+        return shape, len(shape), None, 0
+    return None, max(1, len(first) - 1) if first else None, None, 0
 
 
 def _read_sizes(fields: list[bytes]) -> tuple[int, ...]:

@@ -66,8 +66,8 @@ def restore(
     tensor or solver is checked only for shape, rank and dtype.
     """
     is_tucker = isinstance(init, ResumedTucker)
-    if init.saved.solver not in ("", solver) or is_tucker != ("tucker" in solver):
-        written_by = init.saved.solver or ("tucker" if is_tucker else "a CP decomposition")
+    if init.solver not in ("", solver) or is_tucker != ("tucker" in solver):
+        written_by = init.solver or ("tucker" if is_tucker else "a CP decomposition")
         raise ValueError(
             f"the checkpoint was written by {written_by}, expected {solver}: resume it there, or "
             "pass a tuple of its weights and factors as an initial guess"
@@ -79,7 +79,7 @@ def restore(
             f"the checkpoint has shape {found[0]}, rank {found[1]} and dtype {found[2]}, expected "
             f"{expected[0]}, rank {expected[1]} and {expected[2]}"
         )
-    if init.saved.digest not in ("", find_digest(x)):
+    if init.digest not in ("", find_digest(x)):
         raise ValueError(
             f"the checkpoint is of another tensor of shape {x.shape}: its nonzeros differ from "
             f"those of x, {x!r}; resume with the original tensor, or pass another checkpoint="
@@ -155,7 +155,7 @@ class Run:
     @property
     def state(self) -> Mapping[str, np.ndarray]:
         """What `save_state` returned for the checkpoint; empty without one."""
-        return self.init.saved.state if isinstance(self.init, Resumed) else {}
+        return self.init.state if isinstance(self.init, Resumed) else {}
 
     def update(self, iteration: int) -> Any:
         """Update the weights and factors; return what `measure` takes."""

@@ -38,7 +38,7 @@ def core_consistency(x: LabelledData, cp_tensor: Any, *, normalised: bool = Fals
     x : FlycooTensor, LabelledTensor or sparse.COO
         With two modes or more.
     cp_tensor : CPTensor or (weights, factors)
-        With the dtype and on the device of `x`.
+        With the dtype of `x`.
     normalised : bool
         Whether to divide by the sum of squares of the core instead of R.
 

@@ -129,7 +129,6 @@ class FlycooCP(Parameters):
         ValueError
             If there is no CP decomposition `method`. Other errors are the decomposition's.
         """
-        find_method(self.method)
         x = _take_only(x)
         self._origin = _describe(x)
         self.cp_tensor_, self.errors_ = self._fit(x)

@@ -423,10 +423,8 @@ class OnlineCP(Parameters):
 
         Raises
         ------
-        OSError
-            If the file cannot be read.
-        ValueError
-            If it is damaged, not a saved OnlineCP, or of a later version of this package.
+        OSError, ValueError
+            As of `tensorly_flycoo.load`, of a saved OnlineCP.
         """
         with open_arrays(path, ONLINE) as reader:
             params, num_slices = reader.header["params"], reader.header["slices"]

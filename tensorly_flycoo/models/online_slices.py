@@ -52,8 +52,7 @@ class Slice:
         if not self.is_direct:
             return mttkrp(self._tensor, factors, mode, weights=row)
         out = np.zeros((self.shape[mode], row.size), row.dtype)
-        arguments = (self.coords, self.values, tuple(factors), row, mode, out)
-        _run("add_products", *arguments)
+        _run("add_products", self.coords, self.values, tuple(factors), row, mode, out)
         return out
 
     def multiply_all(self, factors: Sequence[Array]) -> Array:
@@ -63,8 +62,7 @@ class Slice:
         if not self.is_direct:
             return (self.mttkrp(factors, ones, 0) * factors[0]).sum(axis=0)
         out, ndim = np.zeros((1, rank), ones.dtype), len(self.shape)
-        arguments = (self.coords, self.values, tuple(factors), ones, ndim, out)
-        _run("add_products", *arguments)
+        _run("add_products", self.coords, self.values, tuple(factors), ones, ndim, out)
         return out[0]
 
     def share_row(self, factors: Sequence[Array], row: Array) -> tuple[Array, float]:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any, Self, SupportsFloat
 
-from ..base.checks import check_count, check_real
+from ..base.checks import check_choice, check_count, check_real
 from ..base.reporting import listen
 from ..decomposition.methods import METHODS
 from ..io.checkpoint import (
@@ -137,8 +137,7 @@ class Progress:
     ) -> None:
         check_count(n_iter_max, "n_iter_max")
         check_count(log_every, "log_every")
-        if show not in ("bar", "log", None):
-            raise ValueError(f"show is {show!r}, expected one of 'bar', 'log' and None")
+        check_choice(show, "show", ("bar", "log", None))
         if every is not None:
             check_count(every, "every")
         if every_minutes is not None:

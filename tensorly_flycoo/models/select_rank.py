@@ -131,7 +131,7 @@ class RankSelection:
             rows.append([
                 str(score.rank),
                 f"{score.error:.4f}",
-                text if largest is None else make_bars([loss], [text], largest),
+                text if largest is None else make_bars([np.nan_to_num(loss)], [text], largest),
                 "< -999" if core < -999 else f"{core:.0f}",
                 f"{score.match:.2f}",
                 "<- suggested" if score.rank == self.rank else "",

@@ -11,7 +11,7 @@ from ..base.tables import format_table, make_table
 from ..engines import select_engine
 from ..ops.call_memory import estimate_memory
 from ..tensor.coo_cache import SparseData, is_raw_sparse, not_sparse_error
-from ..tensor.labelled import LabelledTensor
+from ..tensor.labelled import drop_labels
 from ..tensor.tensor import FlycooTensor, group_cells
 
 
@@ -141,8 +141,7 @@ def stats(x: SparseData) -> TensorStats:
        0     4           2    1     2.0                     3  0.25
        1     3           0    1     1.0                     2  0.17
     """
-    if isinstance(x, LabelledTensor):
-        x = x.tensor
+    x = drop_labels(x)
     if isinstance(x, FlycooTensor):
         (coords, values), num_duplicates, device = x.nonzeros(), 0, x.device
     else:

@@ -34,7 +34,7 @@ def cp_to_entries(cp_tensor: Any, coords: Array) -> Array:
     cp_tensor : CPTensor or (weights, factors)
         Weights (R,) or None, and factors (I_n, R), one per mode: NumPy's or CuPy's.
     coords : integer array (ndim, count)
-        The entries, on the device of the factors; in any order, repeats allowed.
+        The entries, in any order; repeats allowed.
 
     Returns
     -------
@@ -44,7 +44,7 @@ def cp_to_entries(cp_tensor: Any, coords: Array) -> Array:
     Raises
     ------
     TypeError
-        If `coords` are not integers, or not on the device of the factors.
+        If `coords` are not integers.
     ValueError
         If `coords` do not have a row for each factor, or an index is out of range.
 

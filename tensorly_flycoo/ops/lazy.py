@@ -60,7 +60,8 @@ class ModeView(LazyArray):
     _instead = "tl.tensor makes it a sparse tensor, if no axis is longer than 2**32"
 
     def __init__(self, x: SparseData, groups: Iterable[Iterable[int]]) -> None:
-        self.source, self.tensor = x, as_flycoo(x, check_coords=True)
+        self.source: Any = x  # for `mirror`: what the caller has
+        self.tensor = as_flycoo(x, check_coords=True)
         self.groups = tuple(map(tuple, groups))
         sizes = self.tensor.shape
         self.shape = tuple(num_cells([sizes[mode] for mode in group]) for group in self.groups)
@@ -114,4 +115,3 @@ class LazyUnfolding(Unfolding, ModeView):
         Unfolding.__init__(self, x, mode)
         others = [n for n in range(self.tensor.ndim) if n != mode]
         ModeView.__init__(self, self.tensor, [(mode,), others])
-        self.source = x

@@ -45,15 +45,15 @@ def mttkrp(
         A COO is converted once, and the result cached while the COO lives unchanged; a loop of
         your own is fastest with a FlycooTensor.
     factors : sequence of array (I_n, R)
-        One for each mode, with the dtype and on the device of `x`: CuPy arrays for a tensor on a
-        GPU, else NumPy arrays. The factor of `mode` is not read. If `x` is on several GPUs, they
-        are on the first, or some are `RowShards`, such as those of a decomposition.
+        One for each mode, with the dtype of `x`; moved to its device. The factor of `mode` is not
+        read. If `x` is on several GPUs, they are on the first, or some are `RowShards`, such as
+        those of a decomposition.
     mode : int or str
         From 0 to ndim - 1; or its name, if `x` is a LabelledTensor.
     weights : array (R,), optional
-        Scales of the columns; on the device of `x`.
+        Scales of the columns.
     out : array (I_mode, R), optional
-        C-contiguous and on the device of `x`; receives the result. It may be ``factors[mode]``.
+        C-contiguous; receives the result. It may be ``factors[mode]``.
 
     Returns
     -------

@@ -168,7 +168,7 @@ def reduce_axes(
         return reduce_modes(as_flycoo(x, check_coords=True), axis)
     groups = _groups(x, f"tl.{name}")
     gone = check_axes(axis, len(groups))
-    result = reduce_modes(as_flycoo(_tensor_of(x)), [mode for n in gone for mode in groups[n]])
+    result = reduce_modes(_tensor_of(x), [mode for n in gone for mode in groups[n]])
     if not isinstance(result, FlycooTensor):
         return result
     kept = [group for n, group in enumerate(groups) if n not in gone]
@@ -180,7 +180,7 @@ def make_tensor(view: Viewable) -> FlycooTensor:
     """Make a FlycooTensor from a view or a raw COO; no axis may be longer than 2**32."""
     if is_sparse(view):
         return as_flycoo(view, check_coords=True)
-    groups, x = _groups(view, "tl.tensor"), as_flycoo(_tensor_of(view))
+    groups, x = _groups(view, "tl.tensor"), _tensor_of(view)
     coords, values = x._sorted_nonzeros()
     joined = x._engine.xp.zeros((view.ndim, x.nnz), coords.dtype)
     if max(view.shape) <= 2**32:  # else FlycooTensor refuses the shape
@@ -190,8 +190,7 @@ def make_tensor(view: Viewable) -> FlycooTensor:
 
 
 def _tensor_of(x: Any) -> FlycooTensor | SparseArray:
-    x = getattr(x, "source", x)  # of a view
-    return x.tensor if isinstance(x, LabelledTensor) else x
+    return getattr(x, "tensor", x)  # of a view or a LabelledTensor
 
 
 def _groups(x: Any, name: str) -> Sequence[tuple[int, ...]]:
@@ -204,17 +203,18 @@ def _groups(x: Any, name: str) -> Sequence[tuple[int, ...]]:
 
 
 def _make_view(
-    x: Viewable, axes: Iterable[Iterable[int]], prefers_unfolding: bool = False
+    x: Any, axes: Iterable[Iterable[int]], prefers_unfolding: bool = False
 ) -> FlycooTensor | ModeView:
     """Return the view, as the tensor itself or as a `LazyUnfolding` if it is one."""
-    tensor = _tensor_of(x)
+    tensor, source = _tensor_of(x), getattr(x, "source", x)
     groups = [tuple(group) for group in axes]
     is_unchanged = groups == [(mode,) for mode in range(tensor.ndim)]
     if is_unchanged and not prefers_unfolding:
-        return tensor
-    if len(groups) == 2 and len(groups[0]) == 1 and list(groups[1]) == sorted(groups[1]):
-        return LazyUnfolding(tensor, groups[0][0])
-    return ModeView(tensor, groups)
+        return x if is_sparse(x) else tensor
+    is_unfolding = len(groups) == 2 and len(groups[0]) == 1 and list(groups[1]) == sorted(groups[1])
+    view = LazyUnfolding(tensor, groups[0][0]) if is_unfolding else ModeView(tensor, groups)
+    view.source = source
+    return view
 
 
 def _regroup(

@@ -67,7 +67,7 @@ def cp_fit(
     ----------
     x : FlycooTensor, LabelledTensor or sparse.COO
     cp_tensor : CPTensor or (weights, factors)
-        Any model of the shape of `x`, with its dtype and on its device. One of `observed_parafac`
+        Any model of the shape and dtype of `x`. One of `observed_parafac`
         is compared with the nonzeros of `x` alone: the other cells are unknown to it.
     mask : sparse.COO, optional
         As for `parafac`: its stored zeros mark the missing entries. Only these are compared, with
@@ -84,7 +84,7 @@ def cp_fit(
     Raises
     ------
     TypeError
-        If `x` is not sparse, or an array has another dtype or is on another device.
+        If `x` is not sparse, or an array has another dtype.
     ValueError
         If shapes do not match, the labels of `x` differ from those of a `LabelledCP`, both `mask`
         and `held_out` are given, `held_out` is not a pair, no entry is left, or `loss` is unknown;

@@ -54,8 +54,8 @@ def fold_in(
     cp_tensor : CPTensor or (weights, factors)
         Weights (R,), or None for ones; factors (I_n, R), whose old rows of `mode` are not used.
     x_new : FlycooTensor, LabelledTensor or sparse.COO
-        The data of the new indices, in the dtype and on the device of the factors: any size in
-        `mode`, and the model's in all others.
+        The data of the new indices, in the dtype of the factors: any size in `mode`, and the
+        model's in all others.
     mode : int or str
         Its name, if `cp_tensor` or `x_new` has labels, or its number.
     loss : {"gaussian", "poisson_count"}
@@ -76,8 +76,7 @@ def fold_in(
     Raises
     ------
     TypeError
-        If `x_new` is not sparse, `l2_reg` is not a number, or the model has another dtype or
-        device.
+        If `x_new` is not sparse, `l2_reg` is not a number, or the model has another dtype.
     ValueError
         If `mode` is out of range, a shape does not match, `loss` is unknown, labels differ from
         those of a `LabelledCP` in another mode, the other factors, the weights or a value are

@@ -15,14 +15,13 @@ from ..base.reporting import report
 from ..engines.tall import find_signs, qr
 from ..format.primitives import MTTKRP, LeadingPairs
 from ..tensor.coo_cache import as_flycoo
+from ..tensor.tensor import FlycooTensor
 from .columns import Columns
 from .eigen import SEED, root_squares
 from .gram import UnfoldingGram
 
 if TYPE_CHECKING:
     from sparse import SparseArray
-
-    from ..tensor.tensor import FlycooTensor
 
 
 class LazyMatrix:
@@ -130,7 +129,7 @@ class Unfolding(LazyMatrix):
         gram, scale = self.gram
         if gram.transposed is None:
             return self._add_free_pairs(rank, *gram.find_leading_pairs(min(rank, gram.size)))
-        transposed = self.tensor._replace_layout(gram.transposed)
+        transposed = FlycooTensor._of(self.tensor._engine, gram.transposed)
         pairs = _find_pairs_from_columns(transposed, rank)
         return pairs._replace(values=scale * pairs.values)
 

@@ -107,11 +107,6 @@ def number_modes(x: Any, modes: Any) -> Any:
     return [*labels].index(modes)
 
 
-class _Fields(NamedTuple):
-    tensor: FlycooTensor
-    labels: Labels
-
-
 def _make_method(name: str) -> Callable[..., Any]:
     """Make a method of a LabelledTensor: its tensor's, with all labels if a tensor results."""
     method = getattr(FlycooTensor, name)
@@ -140,7 +135,7 @@ def drop_labels(x: Any) -> Any:
     return x.tensor if isinstance(x, LabelledTensor) else x
 
 
-class LabelledTensor(_Fields):
+class LabelledTensor(NamedTuple("_Fields", [("tensor", FlycooTensor), ("labels", Labels)])):
     """A tensor together with the labels of its indices.
 
     TensorLy and this package take it wherever they take a sparse tensor, and compute with its

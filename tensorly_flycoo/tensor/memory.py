@@ -66,11 +66,7 @@ def attempt(task: str, function: Callable[[], _Result], ways_out: str = _WAYS_OU
 
 def out_of_memory(task: str, place: str, facts: str, ways_out: str = _WAYS_OUT) -> MemoryError:
     """Build the MemoryError of a task; the facts are what was asked for, and what is free."""
-    return _explain(f"{task} needs more memory than {place} has: {facts}. {ways_out}")
-
-
-def _explain(text: str) -> MemoryError:
-    error: Any = MemoryError(text)
+    error: Any = MemoryError(f"{task} needs more memory than {place} has: {facts}. {ways_out}")
     error.is_explained = True
     return error
 
@@ -122,18 +118,19 @@ def build_layout(
     task = f"building a FlycooTensor of {values.size:,} nonzeros"
     smaller = [_GAPS, _SMALLER] if max(shape) > values.size else [_SMALLER, _GAPS]
     ways_out = f"Ways out: {', '.join(smaller)}, {_PLACES}"
-    texts: dict[int, str] = {}  # by the need of an attempt
+    errors: dict[int, MemoryError] = {}  # by the need of an attempt
     while count <= most:
-        if texts:
+        if errors:
             _logger.info("memory ran out: building the tensor in %d slabs", count)
         try:
             slabs = f" in {count} slabs" if count > 1 else ""
             return attempt(task + slabs, functools.partial(build, count), ways_out)
         except MemoryError as error:
             name = choosing.choose_layout(engine, layout, sizes)
-            texts[choosing.estimate_layout(engine, name, sizes, count)[1]] = str(error)
+            need = choosing.estimate_layout(engine, name, sizes, count)[1]
+            errors[need] = error.with_traceback(None)  # which would hold arrays
         count *= 2
-    raise _explain(texts[min(texts)])
+    raise errors[min(errors)]
 
 
 def check_khatri_rao_fits(

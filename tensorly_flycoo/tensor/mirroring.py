@@ -18,7 +18,7 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 from tensorly._factorized_tensor import FactorizedTensor
 
-from ..base.array_modules import Array, is_cupy, move
+from ..base.array_modules import Array, array_module, is_cupy, move
 from ..base.reporting import span
 from ..engines import select_engine
 from ..spread.row_shards import RowShards
@@ -54,16 +54,20 @@ def mirror(function: Callable[_P, _R]) -> Callable[_P, _R]:
             has_cupy = has_cupy or is_cupy(array) or isinstance(array, RowShards)
             return move(array, engine.xp) if _is_companion(array) else array
 
+        out = kwargs.get("out")
         args, kwargs = map_arrays(bring, given)
-        if not is_on_host:
-            return function(*args, **kwargs)
         give_back = _to_gpu if has_cupy else _to_host
         callback = kwargs.get("callback")
-        if callable(callback):
+        if is_on_host and callable(callback):
             kwargs |= {"callback": _show(callback, give_back)}
         result = function(*args, **kwargs)
-        with span("way back"):
-            return map_arrays(give_back, result)
+        if is_on_host:
+            with span("way back"):
+                result = map_arrays(give_back, result)
+        if out is None or kwargs["out"] is out:
+            return result
+        out[...] = move(result, array_module(out))
+        return out
 
     return call
 

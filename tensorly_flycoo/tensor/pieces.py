@@ -16,7 +16,7 @@ from ..base.checks import check_sums
 from ..base.devices import Devices, OneDevice, bring_to_each
 from ..format.layout import Layout
 from ..format.ordering import compute_norm, has_true
-from ..spread.slab_layout import AnyLayout, Slab, SlabLayout
+from ..spread.slab_layout import AnyLayout, SlabLayout
 
 if TYPE_CHECKING:
     from ..engines.protocol import Engine
@@ -84,51 +84,40 @@ class Piece:
             return records.copy() if places is None else engine.gather(records, places)
 
 
-def iterate_pieces(layout: AnyLayout, xp: ModuleType) -> Iterator[Piece]:
-    """Yield the slabs of a tensor in the order of their rows, or the tensor as one piece."""
-    devices, cut_mode, slabs = _list_slabs(layout, xp)
-    for slab in slabs:
-        yield Piece(slab.layout, xp, devices, slab.home, cut_mode, slab.rows.start)
+def list_pieces(layout: AnyLayout, xp: ModuleType) -> list[Piece]:
+    """List the slabs of a tensor in the order of their rows, or the tensor as one piece."""
+    if not isinstance(layout, SlabLayout):
+        return [Piece(layout, xp, OneDevice(xp))]
+    devices, cut_mode = layout.devices, layout.cut_mode
+    return [Piece(s.layout, xp, devices, s.home, cut_mode, s.rows.start) for s in layout.slabs]
 
 
-def _list_slabs(layout: AnyLayout, xp: ModuleType) -> tuple[Devices, int, Sequence[Slab]]:
-    """Return the devices, the cut mode and the slabs: one if the tensor is in one piece."""
-    if isinstance(layout, SlabLayout):
-        return layout.devices, layout.cut_mode, layout.slabs
-    return OneDevice(xp), 0, [Slab(slice(0, None), layout)]
-
-
-def run(function: Callable[..., Any], layout: AnyLayout, engine: Engine, *args: Any) -> Iterator:
-    """Yield ``function(piece, *args)`` for each piece of a tensor; it stays where the piece is."""
-    devices, cut_mode, slabs = _list_slabs(layout, engine.xp)
-    for slab in slabs:
-        place = (slab.layout, cut_mode, slab.rows.start)
-        yield devices.run(slab.home, call_with_piece, function, engine, *place, *args)
-
-
-def map_pieces(
-    function: Callable[..., Array],
+def run(
+    function: Callable[..., Any],
     layout: AnyLayout,
     engine: Engine,
     *args: Any,
     arrays: Sequence[Array] | None = None,
-) -> Iterator[Array]:
-    """Yield ``function(piece, *args)`` for each piece of a tensor.
+) -> Iterator:
+    """Yield ``function(piece, *args)`` for each piece of a tensor; it stays where the piece is.
 
-    It is called where the piece is, which may be in another process. Its result, an array, is
-    brought to the first device unless it is on the host. `arrays`, if given, are one more argument,
-    a list; each of them is brought to each device once.
+    `arrays`, if given, are one more argument, a list; each is brought to each device once.
     """
-    devices, cut_mode, slabs = _list_slabs(layout, engine.xp)
-    there = [bring_to_each(devices, x, [slab.home for slab in slabs]) for x in arrays or ()]
+    found = list_pieces(layout, engine.xp)
+    devices, homes = found[0].devices, [piece.home for piece in found]
+    there = [bring_to_each(devices, x, homes) for x in arrays or ()]
+    for piece in found:
+        place = (piece.layout, piece.cut_mode, piece.start)
+        more = () if arrays is None else ([on_each[piece.home] for on_each in there],)
+        yield devices.run(piece.home, call_with_piece, function, engine, *place, *args, *more)
 
-    def start() -> Iterator[Array]:
-        for slab in slabs:
-            place = (slab.layout, cut_mode, slab.rows.start)
-            more = () if arrays is None else ([on_each[slab.home] for on_each in there],)
-            yield devices.run(slab.home, call_with_piece, function, engine, *place, *args, *more)
 
-    for result in devices.launch(start()):
+def map_pieces(
+    function: Callable[..., Array], layout: AnyLayout, engine: Engine, *args: Any, **options: Any
+) -> Iterator[Array]:
+    """Yield what `run` does, arrays, on the first device or the host; with the same options."""
+    devices = list_pieces(layout, engine.xp)[0].devices
+    for result in devices.launch(run(function, layout, engine, *args, **options)):
         yield devices.collect([result])[0]
 
 

@@ -173,6 +173,13 @@ class FlycooTensor:
         engine = select_engine(device, is_on_gpu=is_cupy(coords))
         self._set(engine, build_layout(engine, layout, coords, values, shape, groups, slabs, keep))
 
+    @classmethod
+    def _of(cls, engine: Engine, layout: AnyLayout) -> Self:
+        """Make a tensor of a layout that is there."""
+        x = object.__new__(cls)
+        x._set(engine, layout)
+        return x
+
     def _set(self, engine: Engine, layout: AnyLayout) -> None:
         self._engine = engine
         self._layout = layout
@@ -437,7 +444,6 @@ class FlycooTensor:
         )
 
     def _repr_html_(self) -> str:
-        """Return a table of facts."""
         facts = {
             "shape": " x ".join(map(str, self.shape)), "dtype": self.dtype,
             "nonzeros": f"{self.nnz:,}", "density": f"{self.density:.3g}",
@@ -730,7 +736,7 @@ class FlycooTensor:
             if not scale:
                 norms = map_pieces(pieces.find_norm, layout, x._engine, x._engine)
                 layout.norm = math.hypot(*map(float, norms))
-            mapped = x._replace_layout(layout)
+            mapped = FlycooTensor._of(x._engine, layout)
             stores_zeros = any(map_pieces(pieces.has_zeros, layout, x._engine))
             return rebuild(mapped, read_nonzeros) if stores_zeros else mapped
 
@@ -742,11 +748,6 @@ class FlycooTensor:
     def _derive(self, function: Callable[[FlycooTensor], FlycooTensor]) -> FlycooTensor:
         """Return ``function(self)``; a tensor that can be lost remembers how it was made."""
         return function(self)
-
-    def _replace_layout(self, layout: AnyLayout) -> FlycooTensor:
-        other = object.__new__(FlycooTensor)
-        other._set(self._engine, layout)
-        return other
 
     def _scale(self, operation: Callable[[Any, Any], Any], scalar: object) -> FlycooTensor:
         """Multiply or divide by a number; `operation` is that of Python's `operator`."""
@@ -994,7 +995,7 @@ def rebuild(
         options = (x.layout, shape or x.shape, dtype or x.dtype, groups if shape else x.groups)
         made = layout.build_elsewhere(parts, *options)
         if made is not None:
-            return x._replace_layout(made)
+            return FlycooTensor._of(x._engine, made)
         parts = ([layout.devices.bring(own, 0) for own in part] for part in parts)
     (coords, values), *others = parts
     if others:

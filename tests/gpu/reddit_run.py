@@ -63,9 +63,7 @@ def build(nnz, num_slabs, gpus=None):
             cupy.get_default_memory_pool().free_all_blocks()
     record_format = CUDA.choose_cut(SHAPE, np.dtype(np.float32)).record_format
     layout_class = SpreadLayout if gpus else SlabLayout
-    x = object.__new__(FlycooTensor)
-    x._set(CUDA, layout_class(record_format, num_slabs, slabs, CUDA, devices))
-    return x
+    return FlycooTensor._of(CUDA, layout_class(record_format, num_slabs, slabs, CUDA, devices))
 
 
 def add_up(nnz, num_slabs, factors, mode, rows):

@@ -150,7 +150,7 @@ def test_arrays_in_files(tmp_path):
         streamed = StreamedLayout(layout.cut, copies, layout.tilings, layout.norm, stager)
         slabs.append(slab._replace(layout=streamed))
     of = resident._layout
-    y = resident._replace_layout(SlabLayout(of.record_format, 2, slabs, CUDA, of.devices))
+    y = FlycooTensor._of(CUDA, SlabLayout(of.record_format, 2, slabs, CUDA, of.devices))
     for _ in range(2):
         for found, expected in zip(compute(y), compute(resident), strict=True):
             assert found.tobytes() == expected.tobytes()

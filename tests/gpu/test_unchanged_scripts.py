@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 import sparse
 import tensorly as tl
+from public_calls import CASES, call
 
 import tensorly_flycoo
 from tensorly_flycoo import FlycooTensor, mttkrp
 from tensorly_flycoo.base.array_modules import move
+from tensorly_flycoo.tensor.mirroring import map_arrays
 from tensorly_flycoo.testing import random_tensor
 
 PRINT = "\nimport json\nprint(json.dumps([float(number) for number in result]))\n"
@@ -47,6 +49,14 @@ def test_the_command_run(name, tmp_path):
     np.testing.assert_allclose(*found, rtol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_no_result_of_a_tensor_on_the_host_is_on_the_gpu(name, kind):
+    arrays = []
+    map_arrays(lambda array: arrays.append(array) or array, call(name, kind))
+    assert not any(isinstance(array, cupy.ndarray) for array in arrays)
+
+
 def test_a_tensor_on_the_gpu_keeps_its_results_there():
     x = random_tensor((6, 7, 8), 60, random_state=0)
     init = tl.random.random_cp(x.shape, 2, random_state=0)
@@ -54,6 +64,9 @@ def test_a_tensor_on_the_gpu_keeps_its_results_there():
     _, factors = tl.decomposition.parafac(x, 2, init=init, n_iter_max=2)
     assert isinstance(factors[0], cupy.ndarray)
     assert isinstance(mttkrp(x, init.factors, 0), cupy.ndarray)
+    out = np.zeros((6, 2))
+    assert mttkrp(x, init.factors, 0, out=out) is out
+    np.testing.assert_array_equal(out, mttkrp(x, init.factors, 0).get())
 
 
 def test_cupy_beside_a_coo_gives_cupy():

@@ -16,7 +16,7 @@ def widen_field(size):
 
 
 def choose_three(nnz, num_devices=1, streamed_nbytes=None):
-    """Stand in for `building.choose_num_slabs`."""
+    """Stand in for `choosing.choose_num_slabs`."""
     return 3
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-DEVICES_PATH = Path(__file__).parents[2] / "tensorly_flycoo" / "engines" / "cuda" / "devices.py"
+DEVICES_PATH = Path(__file__).parents[2] / "tensorly_flycoo" / "engines" / "cuda" / "gpus.py"
 
 
 class SimulatedGpus(types.ModuleType):

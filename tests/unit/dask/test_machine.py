@@ -16,7 +16,6 @@ from tensorly_flycoo.dask.messages import (
     Message,
     Receive,
     Ref,
-    Sealed,
     Send,
     Transfer,
 )
@@ -24,7 +23,7 @@ from tensorly_flycoo.engines import select_engine
 
 
 def seal(*fields):
-    return Sealed.of(Call(*fields))
+    return Call.of(*fields)
 
 
 class Pair:

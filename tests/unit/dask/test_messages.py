@@ -9,7 +9,7 @@ import pytest
 
 from tensorly_flycoo import save_slabs
 from tensorly_flycoo.dask import open_slabs
-from tensorly_flycoo.dask.messages import SITE, Call, Ref, Sealed
+from tensorly_flycoo.dask.messages import SITE, Call, Ref
 from tensorly_flycoo.testing import planted_tensor
 
 
@@ -22,14 +22,13 @@ def x(tmp_path_factory, client):
 
 def test_sealed_calls_are_the_same():
     array, shift = np.arange(3.0), 4
-    call = Call(lambda x: x + shift, [array, [Ref(5), SITE]], {"out": Ref(3)}, (7,))
-    sealed = Sealed.of(call)
-    assert len(sealed.arrays) == 1  # not copied into the pickle
-    opened = sealed.open()
-    assert opened.keys == (7,)
-    np.testing.assert_array_equal(opened.function(opened.args[0]), array + 4)
-    assert opened.args[1] == [Ref(5), SITE]
-    assert opened.kwargs == {"out": Ref(3)}
+    call = Call.of(lambda x: x + shift, [array, [Ref(5), SITE]], {"out": Ref(3)}, (7,))
+    assert len(call.arrays) == 1  # not copied into the pickle
+    assert call.keys == (7,)
+    function, args, kwargs = call.open()
+    np.testing.assert_array_equal(function(args[0]), array + 4)
+    assert args[1] == [Ref(5), SITE]
+    assert kwargs == {"out": Ref(3)}
 
 
 def test_what_cannot_be_sent_is_refused_at_once(x):
@@ -57,7 +56,7 @@ def test_what_cannot_be_pickled_is_one_error_without_a_log(caplog, capfd):
     logger.addHandler(caplog.handler)  # Dask's do not propagate
     try:
         with pytest.raises(TypeError, match=r"<lambda> .* cannot be sent to workers: .*lock"):
-            Sealed.of(Call(np.add, [lambda: lock], {}, (1,)))
+            Call.of(np.add, [lambda: lock], {}, (1,))
     finally:
         logger.removeHandler(caplog.handler)
     assert (caplog.text, *capfd.readouterr()) == ("", "", "")
@@ -67,10 +66,10 @@ def test_functions_of_a_script_are_sent_by_value(monkeypatch):
     function = eval("lambda x: x + 1", {"__name__": "__main__"})
     monkeypatch.setattr(sys.modules["__main__"], "function", function, raising=False)
     function.__qualname__ = "function"
-    sealed = Sealed.of(Call(function, [np.arange(3)], {}, (1,)))
+    call = Call.of(function, [np.arange(3)], {}, (1,))
     monkeypatch.delattr(sys.modules["__main__"], "function")  # as on a worker
-    opened = sealed.open()
-    np.testing.assert_array_equal(opened.function(*opened.args), [1, 2, 3])
+    opened, args, _ = call.open()
+    np.testing.assert_array_equal(opened(*args), [1, 2, 3])
 
 
 def test_a_function_of_a_module_that_workers_lack(x, tmp_path, monkeypatch):

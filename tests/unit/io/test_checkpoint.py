@@ -59,7 +59,7 @@ def test_round_trip_of_an_origin(path):
     state = {"dual_0": np.asfortranarray(np.ones((3, 2))), "violation_0": 0.25}
     cp_tensor = CPTensor((None, [np.ones((3, 2)), np.ones((4, 2))]))
     save_checkpoint(path, mark_origin(cp_tensor, Origin("hals", x, state)), ERRORS)
-    saved = load_checkpoint(path).saved
+    saved = load_checkpoint(path)
     assert (saved.solver, saved.digest, saved.errors) == ("hals", find_digest(x), ERRORS)
     assert saved.state.keys() == state.keys()
     assert saved.state["dual_0"].strides == state["dual_0"].strides

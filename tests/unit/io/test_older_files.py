@@ -52,8 +52,7 @@ def test_checkpoints(folder):
     for name, expected in facts.items():
         resumed = load_checkpoint(folder / name)
         assert resumed.errors == [1.0, 0.5]
-        saved = resumed.saved
-        assert (saved.solver, saved.digest, saved.state) == expected
+        assert (resumed.solver, resumed.digest, resumed.state) == expected
         assert resumed.weights.tolist() == [2, 3]
         assert resumed.factors[0].tolist() == [[0, 1], [2, 3], [4, 5]]
         assert resumed.factors[0].flags.f_contiguous

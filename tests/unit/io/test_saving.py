@@ -163,11 +163,8 @@ def test_another_plan_is_rebuilt(path, layout, primitives, cut):
     problem = make_problem(SHAPE, 6000, skew=2)
     record_format = RecordFormat.of(SHAPE, "float64", words)
     cut = Cut(record_format, tile_size, bucket_size)
-    other = object.__new__(FlycooTensor)
-    other._set(
-        cpu.CPU, LAYOUT_CLASSES[layout].build(problem.coords, problem.values, cut, primitives)
-    )
-    save(path, other)
+    plan = LAYOUT_CLASSES[layout].build(problem.coords, problem.values, cut, primitives)
+    save(path, FlycooTensor._of(cpu.CPU, plan))
     x = load(path, device="cpu")
     assert x.layout == layout
     assert x._layout.record_format.word_dtype == np.uint64

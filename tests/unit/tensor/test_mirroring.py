@@ -112,6 +112,17 @@ class TestOnAGpu:
         model, _, init, _ = decompose(tensor, init=np.ones((4, 2)))
         assert kinds_of(model) == kinds_of(init) == {GpuArray}
 
+    def test_an_array_for_the_result_stays_where_it_is(self):
+        @mirror
+        def write(x, *, out):
+            assert isinstance(out, GpuArray)
+            out.array[...] = 3
+            return out
+
+        out = np.zeros((4, 2))
+        assert write(COO, out=out) is out
+        assert (out == 3).all()
+
     def test_a_callback_copies_what_it_looks_at(self):
         seen = []
 

@@ -330,7 +330,7 @@ def test_slabs_are_chosen_by_the_free_memory(layout, monkeypatch):
         num_slabs: estimate_memory(SHAPE, 900, layout=layout, slabs=num_slabs).peak_nbytes - given
         for num_slabs in (1, 2, 4, 8)
     }
-    least = tensorly_flycoo.spread.building.choose_num_slabs(900)
+    least = tensorly_flycoo.spread.choosing.choose_num_slabs(900)
     for free in sorted({10**3, 10**9, *peaks.values(), *(peak - 1 for peak in peaks.values())}):
         monkeypatch.setattr(cpu.CpuEngine, "count_free_nbytes", lambda engine, n=free: n)
         fitting = [n for n in (1, 2, 4, 8) if peaks[n] <= free]
@@ -344,7 +344,7 @@ def test_slabs_are_chosen_by_the_free_memory(layout, monkeypatch):
 def test_slabs_are_not_chosen_if_the_free_memory_is_unknown(monkeypatch):
     monkeypatch.setattr("tensorly_flycoo.tensor.memory.SURELY_FREE_NBYTES", 0)
     monkeypatch.setattr(cpu.CpuEngine, "count_free_nbytes", lambda engine: None)
-    least = tensorly_flycoo.spread.building.choose_num_slabs(900)
+    least = tensorly_flycoo.spread.choosing.choose_num_slabs(900)
     assert make_problem(SHAPE, 900).tensor().slabs == least
 
 

@@ -219,12 +219,12 @@ def test_after_a_fork(two_threads):
 EXITING = """
 import threading
 import numpy as np
-from tensorly_flycoo.engines.cpu import kernels, threads
+from tensorly_flycoo.engines.cpu import mttkrp, threads
 
 def run():
     words, hashes = np.zeros(1000, np.uint64), np.zeros(1000, np.uint64)
     for _ in range(100):
-        threads.launch(kernels.hash_words, 1000, words, 1, hashes, work_ns=1e9)
+        threads.launch(mttkrp.hash_words, 1000, words, 1, hashes, work_ns=1e9)
 
 run()
 threading.Thread(target=run).start()

@@ -1,0 +1,108 @@
+"""How each public function is called with a sparse tensor."""
+
+import numpy as np
+import sparse
+import tensorly as tl
+
+import tensorly_flycoo
+from tensorly_flycoo import FlycooTensor, LabelledTensor, decomposition
+
+SHAPE, RANK = (12, 8, 10, 6), 2
+START = {"init": "random", "random_state": 0, "n_iter_max": 2}
+
+
+def make_coo():
+    coo = sparse.random(SHAPE, density=0.1, random_state=0)
+    return sparse.COO(coo.coords, np.ceil(5 * coo.data), SHAPE)
+
+
+def make_factors(rank=RANK):
+    return [np.random.default_rng(n).random((size, rank)) for n, size in enumerate(SHAPE)]
+
+
+def iterate(function, x, *args, **options):
+    """Call a decomposition; return its result, and the arrays of the models of its callback."""
+    seen = []
+    result = function(
+        x, *args, **START, **options, callback=lambda model, *error: seen.append([*model, *error])
+    )
+    return result, seen
+
+
+#: How each function is called with a tensor x. Those of an empty text take no tensor.
+CALLS = {
+    **dict.fromkeys(
+        [
+            "constrained_parafac", "generalized_parafac", "non_negative_parafac",
+            "non_negative_parafac_hals", "observed_parafac", "parafac",
+        ],
+        lambda f, x: iterate(f, x, RANK),
+    ),
+    "randomised_parafac": lambda f, x: iterate(f, x, RANK, n_samples=20),
+    **dict.fromkeys(
+        ["non_negative_tucker", "non_negative_tucker_hals", "tucker"],
+        lambda f, x: iterate(f, x, [2, 2, 2, 2]),
+    ),
+    "parafac2": lambda f, x: f([x[0, :, :, 0], x[1, :, :, 0]], RANK, random_state=0, n_iter_max=2),
+    "coupled_parafac": lambda f, x: f(
+        [(x, tuple("abcd")), (np.ones((12, 3)), tuple("ae"))], RANK, random_state=0, n_iter_max=2
+    ),
+    "tensor_train": lambda f, x: f(x, [1, 2, 3, 2, 1]),
+    "tensor_ring": lambda f, x: f(x, [2, 2, 2, 2, 2]),
+    "tensor_train_matrix": lambda f, x: f(x, [1, 3, 1]),
+    "mttkrp": lambda f, x: f(x, make_factors(), 1),
+    "mttkrps": lambda f, x: f(x, make_factors()),
+    "best_of": lambda f, x: f("parafac", x, RANK, 2, random_state=0, n_iter_max=2),
+    "select_rank": lambda f, x: f(x, [1, 2], 2, random_state=0, n_iter_max=2).models,
+    "replicability": lambda f, x: f(x, RANK, 0, 2, 2, n_iter_max=2, random_state=0),
+    "core_consistency": lambda f, x: f(x, (None, make_factors())),
+    "cp_fit": lambda f, x: f(x, (None, make_factors())),
+    "fold_in": lambda f, x: f((None, make_factors()), x, 0),
+    "anomaly_scores": lambda f, x: f(x, (None, make_factors())),
+    "FlycooCP": lambda f, x: f(RANK, n_starts=1, n_iter_max=2, random_state=0).fit(x).cp_tensor_,
+    "OnlineCP": lambda f, x: f(RANK, random_state=0, n_iter_max=2).partial_fit(x).cp_tensor_,
+    "stats": lambda f, x: f(x),
+    "LabelledTensor": lambda f, x: None,
+    "unfolding_dot_khatri_rao": lambda f, x: f(x, (None, make_factors()), 0),
+    "mode_dot": lambda f, x: f(f(f(x, np.ones(8), 1), np.ones(10), 1), np.ones(6), 1),
+    "multi_mode_dot": lambda f, x: f(x, [np.ones((2, size)) for size in SHAPE]),
+    "inner": lambda f, x: f(x, x),
+    "norm": lambda f, x: f(x),
+    "sum": lambda f, x: f(x, axis=(1, 2, 3)),
+    "dot": lambda f, x: f(tl.unfold(x, 0), np.ones((480, 2))),
+}  # fmt: skip
+
+#: They take no labels, or slices of a tensor.
+WITHOUT_LABELS = ("OnlineCP", "parafac2", "coupled_parafac", "tensor_train_matrix", "mode_dot")
+
+#: They take no tensor, or give none of its numbers.
+NO_ARRAYS = {
+    "DensifyError", "FlycooTensor", "LabelledCP", "MemoryEstimate", "ModeStats", "Progress",
+    "RaggedTensor", "TensorStats", "cp_to_entries", "estimate_memory", "from_anndata",
+    "from_dataframe", "from_xarray", "load", "open_slabs", "profile", "read_tns", "save",
+    "save_slabs", "set_device", "show_versions", "write_tns",
+}  # fmt: skip
+
+
+def find_function(name):
+    for module in (decomposition, tensorly_flycoo, tl.tenalg, tl):
+        if hasattr(module, name):
+            return getattr(module, name)
+    raise AssertionError(name)
+
+
+#: Names, and kinds of tensors that they take.
+CASES = [
+    (name, kind)
+    for name in CALLS
+    for kind in ("COO", "LabelledTensor")
+    if kind == "COO" or name not in WITHOUT_LABELS
+]
+
+
+def call(name, kind):
+    """Call a function with a tensor that is on the host; return its results."""
+    x = make_coo()
+    if kind == "LabelledTensor":
+        x = LabelledTensor(FlycooTensor.from_coo(x), [list(range(size)) for size in SHAPE])
+    return CALLS[name](find_function(name), x)
