@@ -16,7 +16,7 @@ import numpy as np
 
 from ..base.array_modules import Array, array_module
 from ..base.checks import num_cells
-from ..loop.cp_loop import Model, Run, has_settled, pack_random, unpack_random
+from ..loop.cp_loop import Run, has_settled, pack_random, unpack_random
 from ..loop.cp_model import multiply_all
 from ..loop.losses import Elementwise, Loss
 from ..loop.masks import ObservedData
@@ -189,8 +189,7 @@ class Adam(Run):
     samples: tuple[int, int] | None  # the numbers of nonzeros and cells of a step
     random: np.random.RandomState
 
-    def __post_init__(self, model: Model) -> None:
-        super().__post_init__(model)
+    def prepare(self) -> None:
         loss, data, state, xp = self.function, self.data, self.state, self.data.xp
         self._sampler = CellSampler(data)
         if self.samples is None:

@@ -4,7 +4,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from tensorly.cp_tensor import CPTensor
@@ -14,20 +14,17 @@ from ..base.array_modules import Array, array_module
 from ..base.checks import warn
 from ..engines.tall import solve
 from ..io.checkpoint import Resumed
-from ..loop.cp_loop import AlternatingRun, Callback, Model, list_free_modes, restore
+from ..loop.cp_loop import AlternatingRun, Callback, list_free_modes, restore
 from ..loop.cp_model import make_cp_tensor, multiply_grams
 from ..loop.guarding import describe_as, require_flycoo_backend
 from ..loop.initial_guess import check_initial_guess, make_initial_guess, spread_factors
 from ..loop.ranks import find_cp_rank
 from ..loop.scaling import CONSTRAINTS
 from ..loop.whole_tensor import WholeTensor
-from ..tensor.coo_cache import as_flycoo
+from ..tensor.coo_cache import SparseData, as_flycoo
 from ..tensor.tensor import FlycooTensor
 from .parafac import parafac
 from .proximal import fit_monotone, fit_unimodal, smooth
-
-if TYPE_CHECKING:
-    from sparse import SparseArray
 
 #: The parameter of a constraint: one for all modes, one per mode, or a dict for some modes.
 Constraint = Any
@@ -38,17 +35,16 @@ Projection = Callable[[Array], Array]
 
 @describe_as(parafac)
 def constrained_parafac(
-    tensor: "FlycooTensor | SparseArray", rank: int | str, n_iter_max: int = 100,
-    n_iter_max_inner: int = 10, init: Any = "svd", svd: str = "truncated_svd",
-    tol_outer: float = 1e-8, tol_inner: float = 1e-6, random_state: Any = None, verbose: int = 0,
-    return_errors: bool = False, cvg_criterion: str = "abs_rec_error",
-    fixed_modes: Sequence[int] | None = None, non_negative: Constraint = None,
-    l1_reg: Constraint = None, group_lasso: Constraint = None, l2_reg: Constraint = None,
-    l2_square_reg: Constraint = None, unimodality: Constraint = None, normalize: Constraint = None,
-    simplex: Constraint = None, normalized_sparsity: Constraint = None,
-    soft_sparsity: Constraint = None, smoothness: Constraint = None,
-    monotonicity: Constraint = None, hard_sparsity: Constraint = None,
-    callback: Callback | None = None,
+    tensor: SparseData, rank: int | str, n_iter_max: int = 100, n_iter_max_inner: int = 10,
+    init: Any = "svd", svd: str = "truncated_svd", tol_outer: float = 1e-8, tol_inner: float = 1e-6,
+    random_state: Any = None, verbose: int = 0, return_errors: bool = False,
+    cvg_criterion: str = "abs_rec_error", fixed_modes: Sequence[int] | None = None,
+    non_negative: Constraint = None, l1_reg: Constraint = None, group_lasso: Constraint = None,
+    l2_reg: Constraint = None, l2_square_reg: Constraint = None, unimodality: Constraint = None,
+    normalize: Constraint = None, simplex: Constraint = None,
+    normalized_sparsity: Constraint = None, soft_sparsity: Constraint = None,
+    smoothness: Constraint = None, monotonicity: Constraint = None,
+    hard_sparsity: Constraint = None, callback: Callback | None = None,
 ) -> Any:  # fmt: skip
     """Decompose a sparse tensor into CP factors under constraints or penalties.
 
@@ -65,7 +61,6 @@ def constrained_parafac(
         never stops.
     tol_inner : float
         Stop ADMM when both of its relative residuals are less.
-    random_state : int or numpy.random.RandomState, optional
     non_negative, unimodality, normalize, monotonicity : bool or dict of int to bool, optional
         Constraints on the factors of all modes, or of some.
     l1_reg, group_lasso, l2_reg, l2_square_reg, smoothness : float, list or dict, optional
@@ -192,8 +187,7 @@ class _Admm(AlternatingRun):
     n_iter_max_inner: int
     tol_inner: float
 
-    def __post_init__(self, model: Model) -> None:
-        super().__post_init__(model)
+    def prepare(self) -> None:
         factors = self.factors
         # Float64, as in TensorLy.
         self.duals = {n: array_module(factors[n]).zeros(factors[n].shape) for n in self.modes}
@@ -209,13 +203,6 @@ class _Admm(AlternatingRun):
             self.duals[mode] = array_module(dual).asarray(self.state[f"dual_{mode}"])
             self.violations[mode] = float(self.state[f"violation_{mode}"])
 
-    def update(self, iteration: int) -> Array:
-        for mode in self.modes:
-            product = self.data.mttkrp(None, self.factors, mode)
-            gram = multiply_grams(None, self.factors, skip=mode)
-            self.factors[mode] = self._update(mode, self.factors[mode], product, gram)
-        return product
-
     def is_over(self) -> bool:
         is_met = len(self.errors) > 1 and sum(self.violations.values()) < self.tol
         return is_met or super().is_over()
@@ -229,9 +216,9 @@ class _Admm(AlternatingRun):
         weights = self.tensor._engine.xp.ones(self.factors[0].shape[1], self.tensor.dtype)
         return make_cp_tensor(weights, self.factors)
 
-    def _update(self, mode: int, factor: Array, product: Array, gram: Array) -> Array:
-        """Return the factor for an MTTKRP (I, R) and the other factors' Gram product (R, R)."""
+    def update_factor(self, product: Array, gram: Array, mode: int) -> Array:
         dual, project, norm = self.duals[mode], self.projections[mode], np.linalg.norm
+        factor = self.factors[mode]
         step = gram.trace() / gram.shape[0]
         shifted = gram + step * array_module(gram).eye(gram.shape[0])
         for _ in range(self.n_iter_max_inner):

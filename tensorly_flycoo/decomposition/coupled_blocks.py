@@ -23,22 +23,6 @@ from ..tensor.tensor import FlycooTensor
 _LEAST = -100.0
 
 
-class DenseTensor:
-    """A dense array with the MTTKRP of a `WholeTensor`."""
-
-    def __init__(self, array: Array) -> None:
-        self._array = array
-
-    def mttkrp(self, weights: None, factors: Sequence[Array], mode: int) -> Array:
-        """Multiply by the longest other factor, then by one after the other: (I_mode, R)."""
-        array, xp = self._array, array_module(self._array)
-        others = sorted({*range(array.ndim)} - {mode}, key=lambda n: array.shape[n])
-        product = xp.tensordot(array.transpose(mode, *others), factors[others[-1]], 1)
-        for n in reversed(others[:-1]):
-            product = xp.einsum("...ir,ir->...r", product, factors[n])
-        return product
-
-
 @dataclass
 class Block:
     """One tensor or matrix: its data, the names of its axes, and their labels, if any.
@@ -58,8 +42,16 @@ class Block:
 
     def mttkrp(self, mode: int, factors: Sequence[Array]) -> Array:
         """Compute the MTTKRP of a mode of the model, with all factors of the model."""
-        own = [factors[n] for n in self.modes]
-        return self.data.mttkrp(None, own, self.modes.index(mode))
+        own, axis, array = [factors[n] for n in self.modes], self.modes.index(mode), self.data
+        if isinstance(array, WholeTensor):
+            return array.mttkrp(None, own, axis)
+        # By the longest other factor, then by one after the other.
+        xp = array_module(array)
+        others = sorted({*range(array.ndim)} - {axis}, key=lambda n: array.shape[n])
+        product = xp.tensordot(array.transpose(axis, *others), own[others[-1]], 1)
+        for n in reversed(others[:-1]):
+            product = xp.einsum("...ir,ir->...r", product, own[n])
+        return product
 
 
 @dataclass
@@ -115,7 +107,7 @@ def read_blocks(items: Iterable[Any], block_weights: Iterable[float] | None) -> 
         if block.power != 1:
             x = x * dtype.type(1 / block.power)
         block.square = (norm / block.power) ** 2
-        block.data = WholeTensor(x) if is_sparse else DenseTensor(x)
+        block.data = WholeTensor(x) if is_sparse else x
         block.weight, block.modes = weight, [numbers[name] for name in block.names]
         if block.labels is not None:
             own = {name: known[name] for name in block.names}

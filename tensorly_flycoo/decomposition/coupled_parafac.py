@@ -1,28 +1,33 @@
 """Coupled CP decomposition: tensors and matrices that share modes, and so factors."""
 
+import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import tensorly as tl
+from tensorly.cp_tensor import CPTensor
 
 from ..base.array_modules import Array, array_module, move
 from ..base.checks import check_factors, check_rank, check_weights
 from ..base.reporting import log_compilation
 from ..engines import select_engine
-from ..engines.tall import column_norms, find_signs, solve, sum_columns, transposed_product
-from ..loop.cp_loop import Callback, Model, Run
-from ..loop.cp_model import multiply_all
-from ..loop.guarding import check_options
-from ..results.coupled_cp import CoupledCP, make_coupled_cp
+from ..engines.tall import column_norms, find_signs, solve, sum_columns
+from ..loop.cp_loop import Callback, Run
+from ..loop.cp_model import multiply_all, multiply_grams
+from ..loop.guarding import check_options, describe_as
+from ..results.coupled_cp import CoupledCP
+from ..results.labelled_cp import LabelledCP
 from ..tensor.memory import attempt, check_room
 from ..tensor.mirroring import mirror
 from .coupled_blocks import Blocks, read_blocks
 from .non_negative_parafac_hals import improve
+from .parafac import parafac
 
 
 @mirror
+@describe_as(parafac)
 def coupled_parafac(
     blocks: Iterable[Any],
     rank: int,
@@ -50,13 +55,9 @@ def coupled_parafac(
         is a block by itself; in a pair its modes get other names.
     rank : int
         R, the number of components.
-    n_iter_max : int
     init : {"random", dict of str to array (I, R), CoupledCP}
         "random" draws factors uniform in [0, 1), in the order in which `blocks` names the modes.
         Arrays have the dtype and are on the device of the result.
-    tol : float
-        Stop when the error changes by less; 0 never stops.
-    random_state : int or numpy.random.RandomState, optional
     block_weights : sequence of float, optional
         :math:`\omega_b`, by default 1. With ``1 / norm**2`` relative errors count alike.
     nn_modes : "all", iterable of str, or None
@@ -167,8 +168,7 @@ def _start(
     if isinstance(init, CoupledCP):
         own = [cp_tensor.weights for cp_tensor in init.cp_tensors]
         if len(own) != len(data.blocks):
-            expected = len(data.blocks)
-            raise ValueError(f"init has models of {len(own)} blocks, expected {expected}")
+            raise ValueError(f"init has models of {len(own)} blocks, expected {len(data.blocks)}")
         for array in own:
             check_weights(array, rank, dtype, engine.array_type)
         weights = engine.xp.stack(
@@ -185,8 +185,7 @@ class _CoupledALS(Run):
     data: Blocks
     constrained: set[int]
 
-    def __post_init__(self, model: Model) -> None:
-        super().__post_init__(model)
+    def prepare(self) -> None:
         data, self.blocks = self.data, self.data.blocks
         self._block_errors: list[float] = []
         modes = range(len(data.sizes))
@@ -199,7 +198,7 @@ class _CoupledALS(Run):
         """Update the model; return what `_find_sums` does."""
         factors, weights, constrained = self.factors, self.weights.copy(), self.constrained
         xp = array_module(weights)
-        grams = [_multiply_exactly(factor) for factor in factors]
+        grams = [_multiply_exactly([factor]) for factor in factors]
         sums: list[Array] = [None] * len(self.blocks)
         for mode in self._order:
             uses, factor = self._uses[mode], factors[mode]
@@ -217,7 +216,7 @@ class _CoupledALS(Run):
             factor = _solve(gram.astype(factor.dtype), target, factor, mode in constrained)
             norms = column_norms(factor)
             factors[mode] = factor = factor / xp.where(norms == 0, 1, norms)
-            grams[mode] = _multiply_exactly(factor)
+            grams[mode] = _multiply_exactly([factor])
             for b, product in products.items():
                 weights[b] *= norms
                 if self._last[b] == mode:
@@ -236,7 +235,7 @@ class _CoupledALS(Run):
         factors = self.factors
         pairs = zip(self.blocks, self._last, strict=True)
         sums = [_add_products(block.mttkrp(last, factors), factors[last]) for block, last in pairs]
-        return [_multiply_exactly(factor) for factor in factors], sums
+        return [_multiply_exactly([factor]) for factor in factors], sums
 
     def measure_start(self) -> float:
         return self.measure(self._find_sums())
@@ -253,12 +252,18 @@ class _CoupledALS(Run):
         return (sum(squares) / sum(block.weight * block.square for block in self.blocks)) ** 0.5
 
     def make(self) -> CoupledCP:
-        parts = [
-            (own * own.dtype.type(block.power), block.names, block.labels)
-            for block, own in zip(self.blocks, self.weights, strict=True)
-        ]
+        cp_tensors: list[CPTensor] = []
+        for block, own in zip(self.blocks, self.weights, strict=True):
+            weights, shared = (
+                own * own.dtype.type(block.power),
+                [self.factors[n] for n in block.modes],
+            )
+            if block.labels is None:
+                cp_tensors.append(CPTensor((weights, shared)))
+            else:  # the constructor would sort by this block's weights alone
+                cp_tensors.append(LabelledCP._from_parts(weights, shared, block.labels, {}))
         named = dict(zip(self.data.sizes, self.factors, strict=True))
-        return make_coupled_cp(named, parts, self.data.labels)
+        return CoupledCP(named, cp_tensors, self.data.labels)
 
     def finish(self) -> CoupledCP:
         """Sort the components, choose their signs, and add the errors."""
@@ -282,10 +287,8 @@ class _CoupledALS(Run):
         return model
 
 
-def _multiply_exactly(factor: Array) -> Array:
-    """Compute a Gram matrix in float64: errors are differences of sums of its elements."""
-    exact = factor.astype(np.float64, copy=False)
-    return transposed_product(exact, exact)
+#: Of lists of factors, Gram matrices in float64: errors are differences of sums of their elements.
+_multiply_exactly = functools.partial(multiply_grams, None, dtype=np.float64)
 
 
 def _add_products(product: Array, factor: Array) -> Array:
@@ -295,6 +298,4 @@ def _add_products(product: Array, factor: Array) -> Array:
 
 def _solve(gram: Array, targets: Array, rows: Array, is_constrained: bool) -> Array:
     """Return the rows (I, R) of least squares; with a constraint, by sweeps of HALS from `rows`."""
-    if not is_constrained:
-        return solve(gram, targets.T).T
-    return improve(targets, gram, rows)
+    return improve(targets, gram, rows) if is_constrained else solve(gram, targets.T).T

@@ -1,7 +1,7 @@
 """CP decompositions with other losses than least squares, such as Poisson's for counts."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import tensorly as tl
@@ -16,21 +16,17 @@ from ..loop.losses import Loss, check_data, find_loss
 from ..loop.masks import ObservedData, find_missing
 from ..loop.poisson import MultiplicativeUpdates, balance, lift_zeros
 from ..loop.ranks import find_cp_rank
-from ..tensor.coo_cache import as_flycoo
-from ..tensor.tensor import FlycooTensor
+from ..tensor.coo_cache import Mask, SparseData, as_flycoo
 from .adam import Adam, scale_guess
 from .parafac import parafac
-
-if TYPE_CHECKING:
-    from sparse import SparseArray
 
 _METHODS = ("auto", "mu", "adam")
 
 
 @describe_as(parafac)
 def generalized_parafac(
-    tensor: "FlycooTensor | SparseArray", rank: int | str, n_iter_max: int = 100,
-    init: Any = "random", svd: str = "truncated_svd", mask: "SparseArray | None" = None,
+    tensor: SparseData, rank: int | str, n_iter_max: int = 100,
+    init: Any = "random", svd: str = "truncated_svd", mask: Mask = None,
     random_state: Any = None, return_errors: bool = False, loss: Any = "poisson_count", *,
     method: str = "auto", tol: float = 1e-6, fixed_modes: Sequence[int] | None = None,
     callback: Callback | None = None, samples: tuple[int, int] | None = None,
@@ -67,9 +63,6 @@ def generalized_parafac(
         Stop when F decreases by less, relative to F; 0 never stops.
     fixed_modes : sequence of int, optional
         Modes whose factors keep their initial values; any mode.
-    callback : callable, optional
-        Called with the CPTensor and F before the first and after each sweep; returns True to stop.
-        For example a `Progress`.
     samples : (int, int), optional
         For "adam": how many nonzeros and how many cells to draw for each step.
 
@@ -160,8 +153,8 @@ def generalized_parafac(
         factors[:] = scale_guess(chosen, data, factors, modes)
     if not isinstance(random, np.random.RandomState):  # CuPy's: it has no state to save
         random = np.random.RandomState(int(random.random_sample(1)[0] * 2**31))
-    run = Adam(chosen, data, modes, samples, random, model=(None, factors), **options)
-    return run.iterate()
+    model = None, factors
+    return Adam(chosen, data, modes, samples, random, model=model, **options).iterate()
 
 
 def _begin_updates(

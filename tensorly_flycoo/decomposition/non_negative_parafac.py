@@ -1,31 +1,26 @@
 """Non-negative CP decomposition by multiplicative updates, with or without missing values."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ..base.array_modules import Array
 from ..engines.tall import multiply
 from ..loop.cp_loop import AlternatingRun, Callback, list_free_modes, start
-from ..loop.cp_model import multiply_grams, normalize_updated
 from ..loop.guarding import describe_as
 from ..loop.masks import ImputedTensor, find_missing
 from ..loop.ranks import find_cp_rank
 from ..loop.whole_tensor import WholeTensor
-from ..tensor.coo_cache import as_flycoo
-from ..tensor.tensor import FlycooTensor
+from ..tensor.coo_cache import Mask, SparseData, as_flycoo
 from .parafac import parafac
-
-if TYPE_CHECKING:
-    from sparse import SparseArray
 
 
 @describe_as(parafac)
 def non_negative_parafac(
-    tensor: "FlycooTensor | SparseArray", rank: int | str, n_iter_max: int = 100, init: Any = "svd",
+    tensor: SparseData, rank: int | str, n_iter_max: int = 100, init: Any = "svd",
     svd: str = "truncated_svd", tol: float = 10e-7, random_state: Any = None, verbose: int = 0,
-    normalize_factors: bool = False, return_errors: bool = False, mask: "SparseArray | None" = None,
+    normalize_factors: bool = False, return_errors: bool = False, mask: Mask = None,
     cvg_criterion: str = "abs_rec_error", fixed_modes: Sequence[int] | None = None,
     callback: Callback | None = None,
 ) -> Any:  # fmt: skip
@@ -38,7 +33,6 @@ def non_negative_parafac(
     tol : float
         Stop when the error changes by less; 0 never stops, and computes no errors without a
         callback.
-    random_state : int or numpy.random.RandomState, optional
 
     Returns
     -------
@@ -77,13 +71,12 @@ def non_negative_parafac(
         x, missing, num_components, init, svd, random_state, solver="non_negative_parafac",
         non_negative=True, normalize_factors=normalize_factors, by_blocks=missing is None,
     )  # fmt: skip
-    run = _MultiplicativeUpdates(
+    return _MultiplicativeUpdates(
         data, list_free_modes(x.ndim, fixed_modes), tensor=x, model=model, n_iter_max=n_iter_max,
         init=init, callback=callback, tol=tol, cvg_criterion=cvg_criterion,
         normalize_factors=normalize_factors, verbose=verbose, return_errors=return_errors,
         wants_errors=bool(tol) or callback is not None,
-    )  # fmt: skip
-    return run.iterate()
+    ).iterate()  # fmt: skip
 
 
 class _MultiplicativeUpdates(AlternatingRun):
@@ -91,15 +84,7 @@ class _MultiplicativeUpdates(AlternatingRun):
 
     solver = "non_negative_parafac"
 
-    def update(self, iteration: int) -> Array:
-        eps = float(np.finfo(self.factors[0].dtype).eps)
-        factors = self.factors
-        for mode in self.modes:
-            weights = self.weights
-            self.data.impute(weights, factors)
-            last_mttkrp = self.data.mttkrp(weights, factors, mode)
-            expected = multiply(factors[mode], multiply_grams(weights, factors, skip=mode))
-            factors[mode] = factors[mode] * np.maximum(last_mttkrp, eps) / np.maximum(expected, eps)
-            if self.normalize_factors and mode != self.modes[-1]:
-                self.weights, factors[:] = normalize_updated(weights, factors, mode)
-        return last_mttkrp
+    def update_factor(self, product: Array, gram: Array, mode: int) -> Array:
+        factor = self.factors[mode]
+        eps = float(np.finfo(factor.dtype).eps)
+        return factor * np.maximum(product, eps) / np.maximum(multiply(factor, gram), eps)

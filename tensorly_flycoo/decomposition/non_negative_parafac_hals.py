@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -10,19 +10,14 @@ from ..base.array_modules import Array, array_module
 from ..base.checks import check_choice, check_real, warn
 from ..engines.tall import solve
 from ..loop.cp_loop import Callback, start
-from ..loop.cp_model import multiply_grams, normalize_updated
 from ..loop.guarding import describe_as
 from ..loop.hals import solve_nonnegative
 from ..loop.momentum import NESTEROV, MomentumRun
 from ..loop.ranks import find_cp_rank
 from ..loop.whole_tensor import WholeTensor
 from ..spread.row_shards import RowShards
-from ..tensor.coo_cache import as_flycoo
-from ..tensor.tensor import FlycooTensor
+from ..tensor.coo_cache import SparseData, as_flycoo
 from .non_negative_parafac import non_negative_parafac
-
-if TYPE_CHECKING:
-    from sparse import SparseArray
 
 #: Sweeps over the columns of a factor, and the tolerance that ends them: TensorLy's numbers.
 _SWEEPS = (5, 1e-8)
@@ -31,7 +26,7 @@ _EXACT_SWEEPS = (50_000, 1e-16)
 
 @describe_as(non_negative_parafac)
 def non_negative_parafac_hals(
-    tensor: "FlycooTensor | SparseArray", rank: int | str, n_iter_max: int = 100, init: Any = "svd",
+    tensor: SparseData, rank: int | str, n_iter_max: int = 100, init: Any = "svd",
     svd: str = "truncated_svd", tol: float = 10e-8, random_state: Any = None,
     sparsity_coefficients: float | Sequence[float | None] | None = None,
     fixed_modes: Sequence[int] | None = None, nn_modes: str | Iterable[int] | None = "all",
@@ -101,14 +96,13 @@ def non_negative_parafac_hals(
         non_negative=True, normalize_factors=normalize_factors, by_blocks=True,
     )  # fmt: skip
     modes = [n for n in range(x.ndim) if n not in (fixed_modes or [])]
-    run = _Hals(
+    return _Hals(
         WholeTensor(x), modes, constrained, penalties, exact, tensor=x, model=model,
         n_iter_max=n_iter_max, init=init, callback=callback, tol=tol, cvg_criterion=cvg_criterion,
         normalize_factors=normalize_factors, verbose=verbose, return_errors=return_errors,
         has_momentum=linesearch == NESTEROV,
         wants_errors=bool(tol or linesearch) or callback is not None,
-    )  # fmt: skip
-    return run.iterate()
+    ).iterate()  # fmt: skip
 
 
 @dataclass
@@ -120,23 +114,16 @@ class _Hals(MomentumRun):
     penalties: list[float | None]
     exact: bool
 
+    def update_factor(self, product: Array, gram: Array, mode: int) -> Array:
+        if mode in self.constrained:
+            factor, penalty = self.factors[mode], self.penalties[mode]
+            return improve(product, gram, factor, penalty, exact=self.exact)
+        return solve(gram.T, product.T).T
+
     def update(self, iteration: int) -> Array:
-        factors = self.factors
-        for mode in self.modes:
-            weights = self.weights
-            product = self.data.mttkrp(weights, factors, mode)
-            gram = multiply_grams(weights, factors, skip=mode)
-            if mode in self.constrained:
-                penalty = self.penalties[mode]
-                factors[mode] = improve(product, gram, factors[mode], penalty, exact=self.exact)
-            else:
-                factors[mode] = solve(gram.T, product.T).T
-            if self.normalize_factors and mode != self.modes[-1]:
-                self.weights, factors[:] = normalize_updated(weights, factors, mode)
-        last = len(factors) - 1
-        if last not in self.modes:
-            product = self.data.mttkrp(self.weights, factors, last)
-        return product
+        product, last = super().update(iteration), len(self.factors) - 1
+        is_last = last in self.modes
+        return product if is_last else self.data.mttkrp(self.weights, self.factors, last)
 
     def project(self, mode: int, factor: Array) -> Array:
         return np.maximum(factor, 0) if mode in self.constrained else factor

@@ -6,7 +6,7 @@ An update takes the tensor's TTMc, the core and Gram matrices: nothing as large 
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import tensorly as tl
@@ -24,13 +24,10 @@ from ..loop.cp_loop import Callback, list_free_modes, restore
 from ..loop.guarding import describe_as, require_flycoo_backend
 from ..loop.ranks import find_tucker_rank
 from ..ops.ttmc import multiply_nonempty_rows
-from ..tensor.coo_cache import as_flycoo
+from ..tensor.coo_cache import SparseData, as_flycoo
 from ..tensor.tensor import FlycooTensor
-from .non_negative_parafac_hals import improve, spread_penalties
+from .non_negative_parafac_hals import improve, non_negative_parafac_hals, spread_penalties
 from .tucker import TuckerRun, tucker
-
-if TYPE_CHECKING:
-    from sparse import SparseArray
 
 #: TensorLy's least numerator and denominator.
 _EPSILON = 10e-12
@@ -38,7 +35,7 @@ _EPSILON = 10e-12
 
 @describe_as(tucker)
 def non_negative_tucker(
-    tensor: "FlycooTensor | SparseArray",
+    tensor: SparseData,
     rank: int | str | Sequence[int] | None,
     n_iter_max: int = 10,
     init: Any = "svd",
@@ -92,17 +89,16 @@ def non_negative_tucker(
     >>> core.shape, all((array >= 0).all() for array in (core, *factors))
     ((2, 3, 4), True)
     """
-    run = _begin(
+    return _begin(
         _MultiplicativeRun, tensor, rank, init, "truncated_svd", random_state, None, tol=tol,
         n_iter_max=n_iter_max, verbose=verbose, return_errors=return_errors,
         normalize_factors=normalize_factors, callback=callback,
-    )  # fmt: skip
-    return run.iterate()
+    ).iterate()  # fmt: skip
 
 
-@describe_as(non_negative_tucker)
+@describe_as(non_negative_parafac_hals, non_negative_tucker)
 def non_negative_tucker_hals(
-    tensor: "FlycooTensor | SparseArray", rank: int | str | Sequence[int] | None,
+    tensor: SparseData, rank: int | str | Sequence[int] | None,
     n_iter_max: int = 100, init: Any = "svd", svd: str = "truncated_svd", tol: float = 1e-8,
     sparsity_coefficients: float | Sequence[float | None] | None = None,
     core_sparsity_coefficient: float | None = None, fixed_modes: Sequence[int] | None = None,
@@ -117,16 +113,10 @@ def non_negative_tucker_hals(
 
     Parameters
     ----------
-    svd : {"truncated_svd", "randomized_svd"}
-        The method for ``init="svd"``.
-    sparsity_coefficients : float or sequence of float, optional
-        Weights of a penalty on the sum of each factor's elements.
     core_sparsity_coefficient : float, optional
         Weight of a penalty on the sum of the core's elements, with "fista".
     fixed_modes : sequence of int, optional
         Modes whose factors of `init` are kept; the last mode is always updated.
-    exact : bool
-        Whether to sweep over a factor until it stops changing, instead of at most five times.
     algorithm : {"fista", "active_set"}
         Updates the core in up to `n_iter_max` steps (a checkpoint keeps that number);
         "active_set" forms a square matrix with a row for each element of the core.
@@ -163,13 +153,12 @@ def non_negative_tucker_hals(
     penalties = spread_penalties(sparsity_coefficients, tensor.ndim, {*range(tensor.ndim)})
     if fixed_modes and isinstance(init, str):
         raise ValueError(f"fixed_modes needs factors to keep, but init is {init!r}: pass a model")
-    run = _begin(
+    return _begin(
         _Hals, tensor, rank, init, svd, random_state, fixed_modes, penalties=penalties,
         core_penalty=core_sparsity_coefficient, exact=exact, algorithm=algorithm, tol=tol,
         n_iter_max=n_iter_max, verbose=verbose, return_errors=return_errors,
         normalize_factors=normalize_factors, callback=callback,
-    )  # fmt: skip
-    return run.iterate()
+    ).iterate()  # fmt: skip
 
 
 def _begin(

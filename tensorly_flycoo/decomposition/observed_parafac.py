@@ -2,8 +2,8 @@
 
 import functools
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import tensorly as tl
@@ -14,26 +14,16 @@ from ..base.checks import check_count, check_rank, check_real, warn
 from ..base.reporting import report
 from ..io.array_file import number
 from ..io.checkpoint import Resumed
+from ..loop import observed_rows
 from ..loop.cp_loop import Callback, Run, restore
 from ..loop.cp_model import make_cp_tensor, multiply_grams
+from ..loop.guarding import describe_as
 from ..loop.initial_guess import draw_factors, take_guess
-from ..loop.observed_rows import (
-    L2_REG,
-    RowPlan,
-    check_ridge,
-    fit_rows,
-    improve_rows,
-    measure_scale,
-    scale_ridge,
-)
 from ..ops.cp_entries import evaluate_model
 from ..ops.mttkrp import mttkrp
-from ..tensor.coo_cache import as_flycoo
+from ..tensor.coo_cache import SparseData, as_flycoo
 from ..tensor.tensor import FlycooTensor, group_cells
-
-if TYPE_CHECKING:
-    from sparse import SparseArray
-
+from .parafac import parafac
 
 #: The iterations without a better model for held-out entries that end a run.
 _PATIENCE = 10
@@ -46,13 +36,13 @@ _RIDGES = (100.0, 30.0, 10.0, 3.0, 1.0, 0.3, 0.1, 1e-2, 1e-4, 1e-6)
 _NUM_TRIED, _TRIED_TOL, _CLARITY = 100, 3e-3, 5e-3
 
 
+@describe_as(parafac)
 def observed_parafac(
-    tensor: "FlycooTensor | SparseArray", rank: int, n_iter_max: int = 100, init: Any = "random",
-    tol: float = 1e-8, random_state: Any = None, l2_reg: float | str = "validation",
-    return_errors: bool = False, callback: Callback | None = None, *,
-    confidence: "FlycooTensor | SparseArray | None" = None, unobserved: float = 0,
-    non_negative: bool = False, biases: bool = False, cg_steps: int | None = None,
-    validation: "FlycooTensor | SparseArray | None" = None,
+    tensor: SparseData, rank: int, n_iter_max: int = 100, init: Any = "random", tol: float = 1e-8,
+    random_state: Any = None, l2_reg: float | str = "validation", return_errors: bool = False,
+    callback: Callback | None = None, *, confidence: "SparseData | None" = None,
+    unobserved: float = 0, non_negative: bool = False, biases: bool = False,
+    cg_steps: int | None = None, validation: "SparseData | None" = None,
 ) -> Any:  # fmt: skip
     r"""Fit a CP decomposition to the stored nonzeros only; all other entries are unknown.
 
@@ -68,21 +58,16 @@ def observed_parafac(
         With two modes or more. `confidence` says where zeros, which are not stored, were observed.
     rank : int
         R, the number of components.
-    n_iter_max : int
     init : {"random", CPTensor, (weights, factors), ResumedCP}
         "random": that of TensorLy's `parafac` for the same `random_state`, times :math:`s^{1/N}`;
         or a guess in the dtype of `tensor`, whose weights may be None; or a
         checkpoint to resume (`Progress.resume`).
-    tol : float
-        Stop when the error changes by less; 0 never stops.
-    random_state : int or numpy.random.RandomState, optional
     l2_reg : float or "validation"
         The ridge :math:`\lambda`, above 0, the same for all rows, however many nonzeros they have.
         Values times :math:`c` give factors times :math:`c^{1/N}`. "validation" takes that of 100,
         30, 10, 3, 1, 0.3, 0.1, 0.01, 1e-4 and 1e-6 which predicts held-out entries best: those of
         `validation`, or a tenth of the observed ones, which the run then gets back. It is the same
         for each `random_state`. With `unobserved` it is 1.
-    return_errors : bool
     callback : callable, optional
         Called with the CPTensor, in float64, and its error before the first and after each
         iteration; returns True to stop. For example a `Progress`.
@@ -191,7 +176,7 @@ def observed_parafac(
         raise ValueError("tensor has no nonzeros, expected some: nothing is observed")
     is_open = isinstance(l2_reg, str) and l2_reg == "validation"
     if not is_open:
-        check_ridge(l2_reg)
+        observed_rows.check_ridge(l2_reg)
     if non_negative and (biases or cg_steps is not None):
         raise ValueError("non_negative is True, expected biases=False and cg_steps=None with it")
     check_real(unobserved, "unobserved", 0)
@@ -202,16 +187,13 @@ def observed_parafac(
     held_out = None if validation is None else _read(validation, x, "validation")
     mean = entries.find_mean(x.shape)
     problem = _Problem(x, rank, init, mean, biases, unobserved, non_negative, num_steps)
-    best = None if held_out is None else BestOnValidation(held_out)
     # The errors of held-out entries: those of the mean, and of the model.
     of_mean, least = 0.0 if held_out is None else held_out.compare(mean), 0.0
     if isinstance(init, Resumed):
         num_columns = len(problem.bias_modes)
         factors = restore(init, x, num_columns, "observed_parafac", problem.dtype)[1]
-        if best is not None:
-            best.restore(init, x)
-        l2_reg = float(init.state.get("l2_reg", L2_REG)) if is_open else l2_reg
-        check_ridge(l2_reg)
+        l2_reg = float(init.state.get("l2_reg", observed_rows.L2_REG)) if is_open else l2_reg
+        observed_rows.check_ridge(l2_reg)
     else:
         factors = problem.start(random_state)
     if l2_reg == "validation" and unobserved:
@@ -223,14 +205,14 @@ def observed_parafac(
         l2_reg, least = _choose_ridge(problem, known, judge, of_mean)
         del known, others, judge
     ridge, rows = float(l2_reg), problem.make_rows(entries)
-    rows.systems = problem.make_systems(ridge)
+    rows.ridges = problem.find_ridges(ridge)
     del entries  # conjugate gradients have it in tensors
     run = _ObservedRun(
-        problem, rows, best, ridge, tensor=x, model=(None, factors), n_iter_max=n_iter_max,
+        problem, rows, held_out, ridge, tensor=x, model=(None, factors), n_iter_max=n_iter_max,
         init=init, callback=callback, tol=tol, return_errors=return_errors,
     )  # fmt: skip
     result = run.iterate()
-    least = best.error if best is not None and best.factors is not None else least
+    least = least if run.best is None else run.least
     if least > of_mean:
         advice = "" if is_open else f'l2_reg="validation" (it is {ridge:g}), '
         warn(
@@ -251,7 +233,7 @@ class _Problem:
     biases: bool
     unobserved: float
     non_negative: bool
-    num_steps: int | None  # of conjugate gradients
+    num_steps: Any  # of conjugate gradients, or None
 
     @property
     def dtype(self) -> np.dtype:
@@ -265,7 +247,7 @@ class _Problem:
     @functools.cached_property
     def scale(self) -> float:
         values = self.x._sorted_nonzeros()[1].astype(np.float64)
-        return measure_scale(values - self.mean * self.biases) or 1.0
+        return observed_rows.measure_scale(values - self.mean * self.biases) or 1.0
 
     def start(self, random_state: Any) -> list[Array]:
         x, init, random = self.x, self.init, tl.check_random_state(random_state)
@@ -274,73 +256,78 @@ class _Problem:
             factors = [(factor.astype(np.float64) * root).astype(self.dtype) for factor in guess]
         else:
             factors = [factor.astype(self.dtype) for factor in take_guess(x, self.rank, init)]
-        return _append_biases(factors, self.mean) if self.biases else factors
+        if not self.biases:
+            return factors
+        # The components of biases are zero in the factor of their mode, and ones in the others.
+        columns = x._engine.xp.arange(x.ndim + 1)
+        more = [(columns != mode) + 0 * factor[:, :1] for mode, factor in enumerate(factors)]
+        more[-1][:, -1] = self.mean
+        return [np.concatenate(pair, axis=1) for pair in zip(factors, more, strict=True)]
 
     def make_rows(self, entries: "ObservedEntries") -> "_Solutions | _ConjugateGradients":
-        if self.num_steps is None:
-            return _Solutions(entries, self.non_negative)
-        return _ConjugateGradients(self.x, entries, self.num_steps)
+        return (_Solutions if self.num_steps is None else _ConjugateGradients)(self, entries)
 
-    def make_systems(self, l2_reg: float) -> "RowSystems":
+    def find_ridges(self, l2_reg: float) -> Array:
+        """Return the ridge of each column (R,), with those of biases."""
         ridges = np.full(len(self.bias_modes), float(l2_reg))
-        ridges[: self.rank] = scale_ridge(l2_reg, self.scale, self.x.ndim)
-        return RowSystems(self.rank, self.x._engine.xp.asarray(ridges, self.dtype), self.unobserved)
+        ridges[: self.rank] = observed_rows.scale_ridge(l2_reg, self.scale, self.x.ndim)
+        return self.x._engine.xp.asarray(ridges, self.dtype)
 
+    def find_gram(self, ridges: Array, factors: list[Array], mode: int) -> Array:
+        """Return the part that the systems of all rows of a mode have in common."""
+        others = multiply_grams(None, factors, mode) if self.unobserved else 0
+        return array_module(ridges).diag(ridges) + self.unobserved * others
 
-@dataclass
-class BestOnValidation:
-    """The model that predicts held-out entries best; a run is over when no better one comes."""
-
-    held_out: "ObservedEntries"
-    error: float = math.inf
-    factors: list[Array] | None = None
-
-    def restore(self, init: Resumed, x: FlycooTensor) -> None:
-        """Restore the model that a checkpoint holds, if there is one."""
-        state, names = init.state, [f"best_{n}" for n in range(x.ndim)]
-        if state.keys() >= {*names}:
-            self.error = min(init.errors[1:])
-            self.factors = [x._engine.xp.asarray(state[name]) for name in names]
-
-    def note(self, error: float, factors: list[Array]) -> float:
-        if self.factors is None or error < self.error:
-            self.error, self.factors = error, list(factors)
-        return error
-
-    def is_late(self, errors: list[float]) -> bool:
-        return len(errors) > int(np.argmin(errors)) + _PATIENCE
+    def find_free(self, mode: int) -> Array | None:
+        """Mark the columns to update, None for all: a mode has ones in those of others' biases."""
+        modes = self.x._engine.xp.asarray(self.bias_modes)
+        return (modes < 0) | (modes == mode) if self.biases else None
 
 
 @dataclass
 class _ObservedRun(Run):
-    """A run that fits the rows of one factor after the other."""
+    """A run that fits the rows of one factor after the other.
+
+    With held-out entries it keeps the model that predicts them best, and is over when no better one
+    comes.
+    """
 
     solver = "observed_parafac"
     problem: _Problem
     rows: "_Solutions | _ConjugateGradients"
-    best: BestOnValidation | None
+    held_out: "ObservedEntries | None"
     ridge: float
+    least: float = field(init=False, default=math.inf)
+    best: list[Array] | None = field(init=False, default=None)
+
+    def prepare(self) -> None:
+        names = [f"best_{n}" for n in range(len(self.factors))]
+        if self.held_out is not None and self.state.keys() >= {*names}:
+            self.least = min(self.errors)
+            self.best = [self.tensor._engine.xp.asarray(self.state[name]) for name in names]
 
     def update(self, iteration: int) -> None:
         _fit_all(self.rows, self.factors)
 
     def measure_start(self) -> float:
-        judge = self.rows if self.best is None else self.best.held_out
-        return judge.measure(self.factors)
+        return (self.held_out or self.rows).measure(self.factors)
 
     def measure(self, result: None) -> float | None:
         is_asked = self.tol or self.return_errors or self.callback is not None
-        if self.best is None:
+        if self.held_out is None:
             return self.measure_start() if is_asked else None
-        return self.best.note(self.measure_start(), self.factors)
+        error = self.measure_start()
+        if self.best is None or error < self.least:
+            self.least, self.best = error, list(self.factors)
+        return error
 
     def is_over(self) -> bool:
-        is_late = self.best is not None and self.best.is_late(self.errors)
+        has_judge = self.held_out is not None
+        is_late = has_judge and len(self.errors) > int(np.argmin(self.errors)) + _PATIENCE
         return is_late or super().is_over()
 
     def save_state(self) -> dict[str, Array]:
-        best = [] if self.best is None else self.best.factors or []
-        return {"l2_reg": np.array(self.ridge), **dict(number("best", best))}
+        return {"l2_reg": np.array(self.ridge), **dict(number("best", self.best or []))}
 
     def make(self) -> CPTensor:
         cp_tensor, problem = make_cp_tensor(None, self.factors), self.problem
@@ -350,8 +337,8 @@ class _ObservedRun(Run):
         return cp_tensor
 
     def finish(self) -> CPTensor:
-        if self.best is not None and self.best.factors is not None:
-            self.factors[:] = self.best.factors
+        if self.best is not None:
+            self.factors[:] = self.best
         cp_tensor, dtype = self.make(), self.tensor.dtype
         cp_tensor.factors = [factor.astype(dtype) for factor in self.factors]
         cp_tensor.weights = cp_tensor.weights.astype(dtype)
@@ -371,7 +358,7 @@ def _choose_ridge(
     chosen, least, num_worse = _RIDGES[0], math.inf, 0
     for l2_reg in _RIDGES:
         report(f"trying l2_reg {l2_reg:g}")
-        rows.systems, factors, errors = problem.make_systems(l2_reg), list(start), [math.inf]
+        rows.ridges, factors, errors = problem.find_ridges(l2_reg), list(start), [math.inf]
         while len(errors) <= _NUM_TRIED:
             _fit_all(rows, factors)
             errors.append(held_out.measure(factors))
@@ -486,53 +473,35 @@ def _observe(x: FlycooTensor, confidence: Any, unobserved: float) -> ObservedEnt
     return ObservedEntries(coords, values, weights, weights * values, unobserved)
 
 
-class RowSystems(NamedTuple):
-    """The part that the systems of all rows of a mode have in common."""
-
-    rank: int  # more components are of biases
-    ridges: Array  # (R,), with those
-    unobserved: float
-
-    def find_gram(self, factors: list[Array], mode: int) -> Array:
-        ridge = array_module(self.ridges).diag(self.ridges)
-        others = multiply_grams(None, factors, mode) if self.unobserved else 0
-        return ridge + self.unobserved * others
-
-    def find_free(self, mode: int) -> Array | None:
-        """Mark the columns to update, None for all: a mode has ones in those of others' biases."""
-        numbers = array_module(self.ridges).arange(self.ridges.size)
-        is_free = (numbers < self.rank) | (numbers == self.rank + mode)
-        return is_free if numbers.size > self.rank else None
-
-
 class _Solutions:
     """Rows that solve their systems of equations, or non-negative ones."""
 
-    systems: RowSystems
+    ridges: Array
 
-    def __init__(self, entries: ObservedEntries, non_negative: bool) -> None:
-        self._entries, self._excess, self._non_negative = entries, entries.excess, non_negative
+    def __init__(self, problem: _Problem, entries: ObservedEntries) -> None:
+        self._problem, self._entries, self._excess = problem, entries, entries.excess
         self.measure = entries.measure
-        self._plans: dict[int, RowPlan] = {}
+        self._plans: dict[int, observed_rows.RowPlan] = {}
 
     def fit(self, factors: list[Array], mode: int) -> Array:
-        entries = self._entries
+        entries, problem = self._entries, self._problem
         if mode not in self._plans:
-            self._plans[mode] = RowPlan.of(entries.coords[mode], factors[mode].shape[0])
-        return fit_rows(
+            rows, size = entries.coords[mode], factors[mode].shape[0]
+            self._plans[mode] = observed_rows.RowPlan.of(rows, size)
+        return observed_rows.fit_rows(
             entries.coords, entries.targets, factors, mode, self._plans[mode],
-            self.systems.find_gram(factors, mode), weights=self._excess,
-            is_free=self.systems.find_free(mode), non_negative=self._non_negative,
+            problem.find_gram(self.ridges, factors, mode), weights=self._excess,
+            is_free=problem.find_free(mode), non_negative=problem.non_negative,
         )  # fmt: skip
 
 
 class _ConjugateGradients:
     """Rows that a few steps of conjugate gradients improve."""
 
-    systems: RowSystems
+    ridges: Array
 
-    def __init__(self, x: FlycooTensor, entries: ObservedEntries, num_steps: int) -> None:
-        self._num_steps = num_steps
+    def __init__(self, problem: _Problem, entries: ObservedEntries) -> None:
+        self._problem, x = problem, problem.x
         excess = np.ones_like(entries.values) if entries.excess is None else entries.excess
         self._excess = x._rebuild(entries.coords, excess.astype(x.dtype))
         targets = entries.targets.astype(x.dtype)
@@ -541,14 +510,14 @@ class _ConjugateGradients:
         self._whole, self._square = entries.square, -1.0
 
     def fit(self, factors: list[Array], mode: int, num_steps: int | None = None) -> Array:
-        targets = mttkrp(self._targets, factors, mode)
-        rows, residuals = improve_rows(
-            self._excess, targets, factors, mode, self.systems.find_gram(factors, mode),
-            self.systems.find_free(mode), self._num_steps if num_steps is None else num_steps,
+        targets, problem = mttkrp(self._targets, factors, mode), self._problem
+        rows, residuals = observed_rows.improve_rows(
+            self._excess, targets, factors, mode, problem.find_gram(self.ridges, factors, mode),
+            problem.find_free(mode), problem.num_steps if num_steps is None else num_steps,
         )  # fmt: skip
         if mode == len(factors) - 1:
             # The loss is a quadratic function of these rows: by its gradients here and at 0.
-            gradients = targets + residuals + self.systems.ridges * rows
+            gradients = targets + residuals + self.ridges * rows
             self._square = self._whole - float((rows * gradients).sum(dtype=np.float64))
         return rows
 
@@ -556,11 +525,3 @@ class _ConjugateGradients:
         if self._square < 0:  # of the initial guess, or rounded
             self.fit(factors, len(factors) - 1, num_steps=0)
         return float(np.maximum(self._square, 0.0) / self._whole) ** 0.5  # or nan
-
-
-def _append_biases(factors: list[Array], mean: float) -> list[Array]:
-    """Append the components of biases, which are zero, and of the mean."""
-    columns = array_module(factors[0]).arange(len(factors) + 1)
-    more = [(columns != mode) + 0 * factor[:, :1] for mode, factor in enumerate(factors)]
-    more[-1][:, -1] = mean
-    return [np.concatenate(pair, axis=1) for pair in zip(factors, more, strict=True)]

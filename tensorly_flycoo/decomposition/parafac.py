@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tensorly.cp_tensor import CPTensor
 
@@ -21,20 +21,16 @@ from ..loop.masks import ImputedTensor, find_missing
 from ..loop.momentum import NESTEROV, MomentumRun
 from ..loop.ranks import find_cp_rank
 from ..loop.whole_tensor import CentredTensor, WholeTensor
-from ..tensor.coo_cache import as_flycoo
-from ..tensor.tensor import FlycooTensor
-
-if TYPE_CHECKING:
-    from sparse import SparseArray
+from ..tensor.coo_cache import Mask, SparseData, as_flycoo
 
 _logger = logging.getLogger("tensorly_flycoo")
 
 
 def parafac(
-    tensor: "FlycooTensor | SparseArray", rank: int | str, n_iter_max: int = 100, init: Any = "svd",
+    tensor: SparseData, rank: int | str, n_iter_max: int = 100, init: Any = "svd",
     svd: str = "truncated_svd", normalize_factors: bool = False, orthogonalise: bool | int = False,
     tol: float = 1e-8, random_state: Any = None, verbose: int = 0, return_errors: bool = False,
-    sparsity: int | float | None = None, l2_reg: float = 0, mask: "SparseArray | None" = None,
+    sparsity: int | float | None = None, l2_reg: float = 0, mask: Mask = None,
     cvg_criterion: str = "abs_rec_error", fixed_modes: Sequence[int] | None = None,
     svd_mask_repeats: int = 5, linesearch: bool | str = False, callback: Callback | None = None,
     center_modes: Sequence[int] | None = None,
@@ -209,14 +205,13 @@ def parafac(
     modes = list_free_modes(x.ndim, fixed_modes)
     solver = _TensorlyIterations if missing is None else LeastSquares
     search = LineSearch(verbose) if linesearch and not has_momentum else None
-    run = solver(
+    return solver(
         data, modes, l2_reg, orthogonalise, search, tensor=x, model=model, n_iter_max=n_iter_max,
         init=init, callback=callback, tol=tol, cvg_criterion=cvg_criterion,
         normalize_factors=normalize_factors, verbose=verbose, return_errors=return_errors,
         has_momentum=has_momentum,
         wants_errors=bool(tol or return_errors or linesearch or callback is not None),
-    )  # fmt: skip
-    return run.iterate()
+    ).iterate()  # fmt: skip
 
 
 def _run_tensorly_loop(whole: Any, callback: Callback | None, tol: float, **options: Any) -> Any:
@@ -264,10 +259,6 @@ class LeastSquares(MomentumRun):
             self.data.values = found[1]
         return None
 
-    def find_loss(self, error: Any) -> Any:
-        """Return the residual: errors are relative to a norm that imputed entries change."""
-        return self.data.residual
-
 
 class Continued(CPTensor):
     """The model after an iteration, which `initialize_cp` returns as it is."""
@@ -291,9 +282,6 @@ class _TensorlyIterations(LeastSquares):
 
     def measure(self, result: Any) -> Any:
         return result
-
-    def find_loss(self, error: Any) -> Any:
-        return error
 
     @property
     def moved(self) -> list[int]:

@@ -137,12 +137,11 @@ def parafac2(
         warn("nn_modes has mode 1: B will be non-negative, but not P_k B")
     penalties = spread_penalties(sparsity_coefficients, 3, constrained)
     search = LineSearch(verbose) if linesearch and sparsity_coefficients is None else None
-    run = _Alternation(
+    return _Alternation(
         data, x, n_iter_parafac, constrained, penalties, search, tensor=data, model=model,
         n_iter_max=n_iter_max, init=init, callback=callback, tol=tol, verbose=int(verbose),
         normalize_factors=normalize_factors, return_errors=return_errors,
-    )  # fmt: skip
-    return run.iterate()
+    ).iterate()  # fmt: skip
 
 
 def _start(data: Any, rank: int, init: Any, svd: str, random_state: Any) -> Model:

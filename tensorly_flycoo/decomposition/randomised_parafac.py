@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import tensorly as tl
@@ -18,17 +18,14 @@ from ..loop.ranks import find_cp_rank
 from ..loop.whole_tensor import WholeTensor
 from ..ops.cp_entries import evaluate_model
 from ..ops.sampling import NonzeroSampler, fit_fibres
-from ..tensor.coo_cache import as_flycoo
+from ..tensor.coo_cache import SparseData, as_flycoo
 from ..tensor.tensor import FlycooTensor
 from .parafac import parafac
-
-if TYPE_CHECKING:
-    from sparse import SparseArray
 
 
 @describe_as(parafac)
 def randomised_parafac(
-    tensor: "FlycooTensor | SparseArray", rank: int | str, n_samples: int, n_iter_max: int = 100,
+    tensor: SparseData, rank: int | str, n_samples: int, n_iter_max: int = 100,
     init: Any = "random", svd: str = "truncated_svd", tol: float = 10e-9, max_stagnation: int = 20,
     random_state: Any = None, verbose: int = 0, callback: Callback | None = None,
     sampling: str = "leverage", n_samples_fit: int | None = 2**14, return_errors: bool = False,
@@ -104,12 +101,11 @@ def randomised_parafac(
         first = random = tl.check_random_state(random_state)
     kept = {} if callback is None else pack_random(first, "first")
     sampler = NonzeroSampler(x._layout, x._engine)
-    run = _SampledLeastSquares(
+    return _SampledLeastSquares(
         sampler, n_samples, sampling, random, _choose_measure(x, sampler, n_samples_fit, first),
         max_stagnation, kept, tensor=x, model=(None, model[1]), n_iter_max=n_iter_max, init=init,
         callback=callback, tol=tol, verbose=verbose, return_errors=return_errors,
-    )  # fmt: skip
-    return run.iterate()
+    ).iterate()  # fmt: skip
 
 
 @dataclass
@@ -171,10 +167,7 @@ def _draw_rows(
 
 
 def _choose_measure(
-    x: FlycooTensor,
-    sampler: NonzeroSampler,
-    n_samples_fit: int | None,
-    random: np.random.RandomState,
+    x: FlycooTensor, sampler: NonzeroSampler, n_samples_fit: int | None, random: Any
 ) -> Callable[[list[Array]], float]:
     """Return a function that computes the relative error of factors, or estimates it."""
     cells, whole = num_cells(x.shape), WholeTensor(x)

@@ -6,7 +6,7 @@ remaining modes. At most nnz of these columns are nonzero, and only those are ke
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tensorly.tr_tensor import TRTensor, validate_tr_rank
 from tensorly.tt_matrix import TTMatrix
@@ -20,17 +20,14 @@ from ..loop.initial_guess import check_svd
 from ..loop.ranks import find_ranks
 from ..loop.scaling import find_exponent, shift_values
 from ..ops.contraction import multiply_matricized
-from ..ops.lazy import ModeView
-from ..ops.views import make_tensor, permute, reshape
+from ..ops.views import Viewable, make_tensor, permute, reshape
 from ..svd.unfolding import Unfolding
+from ..tensor.coo_cache import SparseData
 from ..tensor.tensor import FlycooTensor
-
-if TYPE_CHECKING:
-    from sparse import SparseArray
 
 
 def tensor_train(
-    input_tensor: "FlycooTensor | SparseArray | ModeView",
+    input_tensor: Viewable,
     rank: int | str | Sequence[int],
     svd: str = "truncated_svd",
     verbose: bool = False,
@@ -98,7 +95,7 @@ def tensor_train(
 
 @describe_as(tensor_train)
 def tensor_train_matrix(
-    tensor: "FlycooTensor | SparseArray",
+    tensor: SparseData,
     rank: int | str | Sequence[int],
     svd: str = "truncated_svd",
     verbose: bool = False,
@@ -157,7 +154,7 @@ def tensor_train_matrix(
 
 @describe_as(tensor_train)
 def tensor_ring(
-    input_tensor: "FlycooTensor | SparseArray | ModeView",
+    input_tensor: Viewable,
     rank: int | str | Sequence[int],
     mode: int = 0,
     svd: str = "truncated_svd",

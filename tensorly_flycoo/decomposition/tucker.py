@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorly as tl
 from tensorly.tucker_tensor import TuckerTensor, validate_tucker_rank
@@ -13,17 +13,13 @@ from ..io.checkpoint import Resumed
 from ..loop.cp_loop import Callback, Run, restore
 from ..loop.guarding import describe_as, require_flycoo_backend, tensorly_loop
 from ..loop.ranks import find_tucker_rank
-from ..tensor.coo_cache import as_flycoo
-from ..tensor.tensor import FlycooTensor
+from ..tensor.coo_cache import SparseData, as_flycoo
 from .parafac import parafac
-
-if TYPE_CHECKING:
-    from sparse import SparseArray
 
 
 @describe_as(parafac)
 def tucker(
-    tensor: "FlycooTensor | SparseArray",
+    tensor: SparseData,
     rank: int | str | Sequence[int] | None,
     fixed_factors: Sequence[int] | None = None,
     n_iter_max: int = 100,
@@ -116,11 +112,10 @@ def tucker(
     else:
         (core, factors), _ = step(n_iter_max=0, init=init)
         model = core, list(factors)  # not the caller's list
-    run = _TensorlyIterations(
+    return _TensorlyIterations(
         step, tensor=x, model=model, n_iter_max=n_iter_max, init=init, callback=callback, tol=tol,
         verbose=verbose, return_errors=return_errors,
-    )  # fmt: skip
-    return run.iterate()
+    ).iterate()  # fmt: skip
 
 
 class TuckerRun(Run):

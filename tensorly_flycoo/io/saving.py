@@ -19,7 +19,7 @@ from ..format.packing import Cut, RecordFormat
 from ..format.primitives import NO_ROW, index_dtype
 from ..format.replicated import number_prefixes
 from ..spread.slab_layout import SlabLayout
-from ..tensor.coo_cache import as_flycoo
+from ..tensor.coo_cache import LabelledData, as_flycoo
 from ..tensor.labelled import LabelledTensor, Labels
 from ..tensor.tensor import FlycooTensor
 from . import array_file
@@ -27,15 +27,13 @@ from .array_file import TENSOR, ArrayReader, Header, open_arrays, save_arrays
 from .files import FilePath
 
 if TYPE_CHECKING:
-    from sparse import SparseArray
-
     from ..engines.protocol import Engine
 
 #: Nonzeros checked at a time.
 _CHECK_BLOCK = 2**15
 
 
-def save(path: FilePath, x: "FlycooTensor | LabelledTensor | SparseArray") -> None:
+def save(path: FilePath, x: LabelledData) -> None:
     """Save a tensor and its plan, so that `load` need not build the plan again.
 
     Parameters

@@ -1,18 +1,15 @@
 """Read and write tensors as text: FROSTT's .tns files, with one line per nonzero."""
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ..base.checks import check_index_base, check_shape
-from ..tensor.coo_cache import as_flycoo
+from ..tensor.coo_cache import SparseData, as_flycoo
 from ..tensor.labelled import refuse_labels
 from ..tensor.tensor import FlycooTensor
 from .files import FilePath, replace_text
-
-if TYPE_CHECKING:
-    from sparse import SparseArray
 
 #: Nonzeros written at a time.
 _WRITE_BLOCK = 2**16
@@ -120,7 +117,7 @@ def read_nonzeros(
     return np.concatenate(coords).T, np.concatenate(values), shape
 
 
-def write_tns(path: FilePath, x: "FlycooTensor | SparseArray", *, index_base: int = 1) -> None:
+def write_tns(path: FilePath, x: SparseData, *, index_base: int = 1) -> None:
     """Write a tensor to a .tns file; `read_tns` restores every bit.
 
     The first line is a comment with the shape. Each further line has the indices and the value of

@@ -12,7 +12,7 @@ from ..base.checks import warn
 from ..base.reporting import span
 from ..io.checkpoint import Origin, Resumed, ResumedTucker, find_digest, mark_origin
 from ..tensor.tensor import FlycooTensor
-from .cp_model import make_cp_tensor, normalize
+from .cp_model import make_cp_tensor, multiply_grams, normalize, normalize_updated
 from .initial_guess import make_initial_guess, spread_factors
 from .masks import MissingEntries
 
@@ -147,6 +147,10 @@ class Run:
     def __post_init__(self, model: Model) -> None:
         self.weights, self.factors = model
         self.errors = self.init.errors[1:] if isinstance(self.init, Resumed) else []
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Set up, or restore, what an update needs besides the model."""
 
     @property
     def state(self) -> Mapping[str, np.ndarray]:
@@ -227,13 +231,28 @@ class Run:
 class AlternatingRun(Run):
     """A run that updates one factor after the other, from their MTTKRPs.
 
-    `update` returns the MTTKRP of the last mode, from which the error follows; None if the missing
-    entries are already imputed from the new model.
+    `update` returns the last MTTKRP, from which the error follows; None if the missing entries are
+    already imputed from the new model. By default it calls `update_factor` for each mode.
     """
 
     data: Any  # a WholeTensor or an ImputedTensor
     modes: list[int]
     wants_errors: bool = field(default=True, kw_only=True)
+
+    def update_factor(self, product: Array, gram: Array, mode: int) -> Array:
+        """Return a new factor from its MTTKRP (I, R) and the others' Gram product (R, R)."""
+        raise NotImplementedError
+
+    def update(self, iteration: int) -> Array | None:
+        factors, product = self.factors, None
+        for mode in self.modes:
+            self.data.impute(self.weights, factors)
+            product = self.data.mttkrp(self.weights, factors, mode)
+            gram = multiply_grams(self.weights, factors, skip=mode)
+            factors[mode] = self.update_factor(product, gram, mode)
+            if self.normalize_factors and mode != self.modes[-1]:
+                self.weights, factors[:] = normalize_updated(self.weights, factors, mode)
+        return product
 
     def measure(self, result: Array | None) -> Any:
         if result is None:

@@ -79,29 +79,26 @@ def stop() -> None:
     _of_thread.memory = None
 
 
+@dataclass(eq=False, repr=False)
 class GramProduct:
     """An elementwise product (R, R) of Gram matrices of float32 CuPy factors and small matrices.
 
     Any operation that this class does not define turns it into a CuPy array first.
     """
 
+    _kernels: ModuleType
+    rank: int
+    grams: tuple[Any, ...] = ()
+    scales: "tuple[Scale, ...]" = ()
+    _memory: GramMemory | None = None
+    _transpose: "GramProduct | None" = None  # of which this is the transpose
+
     ndim = 2
     dtype = np.dtype(np.float32)
     __array_ufunc__ = None  # CuPy's and NumPy's arrays leave products with them to this class
-    _transpose: "GramProduct | None" = None  # of which this is the transpose
 
-    def __init__(
-        self,
-        kernels: ModuleType,
-        rank: int,
-        grams: tuple[Any, ...] = (),
-        scales: "tuple[Scale, ...]" = (),
-        memory: GramMemory | None = None,
-    ) -> None:
-        self._kernels, self._memory = kernels, memory
-        self.rank, self.shape = rank, (rank, rank)
-        self.grams = grams
-        self.scales = scales
+    def __post_init__(self) -> None:
+        self.shape = (self.rank, self.rank)
 
     @staticmethod
     def of(factor: Array, memory: GramMemory | None = None) -> "GramProduct | None":
@@ -115,9 +112,7 @@ class GramProduct:
         if self._transpose is not None:
             return self._transpose
         scales = tuple([(array, column, row) for array, row, column in self.scales])
-        product = GramProduct(self._kernels, self.rank, self.grams, scales, self._memory)
-        product._transpose = self
-        return product
+        return GramProduct(self._kernels, self.rank, self.grams, scales, self._memory, self)
 
     def __mul__(self, other: Any) -> Any:
         is_product = type(other) is GramProduct
@@ -192,7 +187,7 @@ def start_product(memory: GramMemory, rank: int, dtype: Any, on_gpu: bool) -> Gr
     kernels = gpu_kernels() if on_gpu else None
     if kernels is None or not kernels.suits_rank(rank, dtype):
         return None
-    return GramProduct(kernels, rank, memory=memory)
+    return GramProduct(kernels, rank, _memory=memory)
 
 
 def _as_scales(array: Any, rank: int) -> "tuple[Scale, ...]":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
+from collections import ChainMap
 from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
@@ -140,18 +141,18 @@ def require_flycoo_backend() -> None:
         raise RuntimeError(f'TensorLy\'s backend is {name!r}, call tl.set_backend("flycoo")')
 
 
-def describe_as(known: Callable[..., Any]) -> Callable[[_F], _F]:
-    """Add to a docstring the parameters that it leaves out, as the docstring of `known` has them.
+def describe_as(*known: Callable[..., Any]) -> Callable[[_F], _F]:
+    """Add to a docstring the parameters that it leaves out, as the last of `known` has them.
 
-    The parameters are in the order of the signature. One that neither describes is a KeyError.
+    The parameters are in the order of the signature. One that none describes is a KeyError.
     """
 
     def describe(function: _F) -> _F:
-        if function.__doc__ and known.__doc__:  # "python -OO" has none
-            texts = _split(known.__doc__)[1]
+        if function.__doc__:  # "python -OO" has none
             before, own, after = _split(function.__doc__)
+            texts = ChainMap(own, *[_split(other.__doc__ or "")[1] for other in reversed(known)])
             names = inspect.signature(function).parameters
-            listed = dict.fromkeys((texts | own)[name] for name in names)  # some share a text
+            listed = dict.fromkeys(texts[name] for name in names)  # some share a text
             function.__doc__ = before + "\n".join(listed) + after
         return function
 

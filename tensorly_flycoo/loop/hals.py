@@ -35,8 +35,7 @@ def solve_nonnegative(
     changes nothing is the last.
 
     ``4 * I * R**2`` operations per sweep. The result does not depend on the number of threads. On a
-    GPU the host waits for each sweep. Gillis and Glineur, "Accelerated Multiplicative Updates and
-    Hierarchical ALS Algorithms for Nonnegative Matrix Factorization", Neural Computation 24, 2012.
+    GPU the host waits for each sweep. `non_negative_parafac_hals` names the paper.
     """
     penalties = [rows.dtype.type(x or 0.0) for x in (sparsity, ridge, smallest)]
 

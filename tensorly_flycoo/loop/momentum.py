@@ -8,7 +8,7 @@ import numpy as np
 
 from ..base.array_modules import Array
 from ..io.checkpoint import Resumed
-from .cp_loop import AlternatingRun, Model
+from .cp_loop import AlternatingRun
 from .initial_guess import spread_factors
 
 #: What `linesearch=` is called for momentum.
@@ -61,21 +61,24 @@ class MomentumRun(AlternatingRun):
 
     has_momentum: bool = field(default=False, kw_only=True)
 
-    def __post_init__(self, model: Model) -> None:
-        super().__post_init__(model)
+    def prepare(self) -> None:
         self._pace, self._before = Pace(), dict[int, Array]()
         self._loss: Any = None  # of the last model
-        if self.has_momentum and isinstance(self.init, Resumed):
-            self._restore(self.init)
+        if not self.has_momentum or not isinstance(self.init, Resumed):
+            return
+        state, self._loss = self.state, self.init.errors[-1]
+        if "pace" in state and all(f"before_{n}" in state for n in self.moved):
+            before = self.factors.copy()
+            for n in self.moved:
+                before[n] = self.tensor._engine.xp.asarray(state[f"before_{n}"])
+            before = spread_factors(self.tensor, before)
+            self._before = {n: before[n] for n in self.moved}
+            self._pace = Pace(float(state["pace"]))
 
     @property
     def moved(self) -> list[int]:
         """The modes whose factors are extrapolated."""
         return self.modes
-
-    def find_loss(self, error: Any) -> Any:
-        """Take the error that was measured last; return what must not rise."""
-        return error
 
     def project(self, mode: int, factor: Array) -> Array:
         """Make an extrapolated factor one that is allowed."""
@@ -86,17 +89,6 @@ class MomentumRun(AlternatingRun):
             return {}
         before = {f"before_{n}": factor for n, factor in self._before.items()}
         return {"pace": np.asarray(self._pace.t), **before}
-
-    def _restore(self, init: Resumed) -> None:
-        """Restore what `save_state` returned, if it is in the checkpoint."""
-        state, self._loss = self.state, init.errors[-1]
-        if "pace" not in state or any(f"before_{n}" not in state for n in self.moved):
-            return
-        before = self.factors.copy()
-        for n in self.moved:
-            before[n] = self.tensor._engine.xp.asarray(state[f"before_{n}"])
-        before = spread_factors(self.tensor, before)
-        self._pace, self._before = Pace(float(state["pace"])), {n: before[n] for n in self.moved}
 
     def step(self, iteration: int) -> Any:
         if not self.has_momentum:
@@ -110,7 +102,7 @@ class MomentumRun(AlternatingRun):
             self.factors[:] = further
             del further  # to be freed factor by factor
             error = super().step(iteration)
-            loss = self.find_loss(error)
+            loss = self._find_loss(error)
             if loss <= self._loss:
                 self._pace.advance()
                 self._loss = loss
@@ -121,8 +113,12 @@ class MomentumRun(AlternatingRun):
             self._pace.advance()
         self.factors[:] = start
         error = super().step(iteration)
-        self._loss = self.find_loss(error)
+        self._loss = self._find_loss(error)
         return error
+
+    def _find_loss(self, error: Any) -> Any:
+        """Return what must not rise: errors are relative to a norm that imputed entries change."""
+        return error if self.data.residual is None else self.data.residual
 
     def _extrapolate(self, factors: list[Array]) -> list[Array] | None:
         """Return extrapolated factors, and drop the model before; None where the step is 0."""

@@ -8,88 +8,21 @@ The first sum needs only the column sums of the factors, the second only the non
 entries are subtracted from the first.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ..base.array_modules import Array, array_module, invert_positive, move
 from ..engines.tall import sum_columns
 from ..ops.mttkrp import mttkrp_of_ratios
-from .cp_loop import Model, Run, has_settled
+from .cp_loop import Run, has_settled
 from .cp_model import multiply_all
 from .masks import ObservedData
 
-if TYPE_CHECKING:
-    from ..engines.protocol import Engine
-
 #: By how much the longest step grows and shrinks.
 _GROWTH = 4.0
-
-
-class Squarem:
-    r"""Proposes to extrapolate every other step, with factors above 0.
-
-    From three models, :math:`r = t_1 - t_0` and :math:`v = t_2 - t_1 - r`, `propose` makes
-    :math:`t_0 + 2 a r + a^2 v` with :math:`a = |r| / |v|` between 1, which is no extrapolation, and
-    a longest step, which grows as long as proposals are accepted. An element that would not be
-    above 0 stays as it is. `state` is what `save_state` returned, empty at the start. Varadhan and
-    Roland, "Simple and Globally Convergent Methods for Accelerating the Convergence of Any EM
-    Algorithm", Scandinavian Journal of Statistics 35, 2008.
-    """
-
-    def __init__(self, modes: Sequence[int], state: Mapping[str, Array], engine: "Engine") -> None:
-        self._modes, self._engine = list(modes), engine
-        self._longest = float(state.get("longest_step", 1.0))
-        self.base = {
-            n: engine.xp.asarray(state[f"base_{n}"]) for n in modes if f"base_{n}" in state
-        }
-        self._was_longest = False
-
-    def save_state(self) -> dict[str, Array]:
-        """Return what a resumed run needs besides the factors."""
-        base = {f"base_{n}": factor for n, factor in self.base.items()}
-        return {"longest_step": np.asarray(self._longest), **base}
-
-    def propose(
-        self, before: Sequence[Array], after: Sequence[Array], sums: Array
-    ) -> tuple[list[Array], Array] | None:
-        """Return factors that may be better than those after a step, and their column sums.
-
-        None in every other step. `sums`, float64 (ndim, R), are those of `after`.
-        """
-        if not self.base:
-            self.base = {n: before[n] for n in self._modes}
-            return None
-        steps = {n: (start, before[n], after[n]) for n, start in self.base.items()}
-        self.base = {}
-        step = self._choose_step(steps, sums)
-        self._was_longest = step >= self._longest
-        if step == 1:
-            self.note(is_better=True)
-            return None
-        proposal, sums = list(after), sums.copy()
-        for n, factors in steps.items():
-            proposal[n] = self._engine.extrapolate(factors, step, sums[n])
-        return proposal, sums
-
-    def note(self, *, is_better: bool) -> None:
-        """Note whether the proposal was accepted."""
-        if not is_better:
-            self._longest = max(1.0, self._longest / _GROWTH)
-        elif self._was_longest:
-            self._longest *= _GROWTH
-
-    def _choose_step(self, steps: Mapping[int, Sequence[Array]], sums: Array) -> float:
-        squares = self._engine.xp.empty((len(steps), 2, sums.shape[1]))
-        for own, factors in zip(squares, steps.values(), strict=True):
-            self._engine.measure_steps(factors, own)
-        change_square, bend_square = move(squares, np).sum(axis=(0, 2)).tolist()
-        if bend_square == 0:
-            return 1.0
-        return float(min(max(1.0, (change_square / bend_square) ** 0.5), self._longest))
-
 
 #: A lifted zero becomes at most the first part of the mean of its column; an element up to the
 #: second counts as zero: growing from there would take too many updates.
@@ -134,9 +67,7 @@ def complete_loss(data: ObservedData, factors: Sequence[Array], sums: Array, log
 
 def evaluate_loss(data: ObservedData, weights: Array | None, factors: Sequence[Array]) -> float:
     """Compute F of a model in one pass over the nonzeros."""
-    factors = list(factors)
-    if weights is not None:
-        factors[0] = factors[0] * weights
+    factors = factors if weights is None else [factors[0] * weights, *factors[1:]]
     _, log_sum = divide_counts(data, factors, 0, wants_logs=True)
     return complete_loss(data, factors, add_columns(factors), log_sum)
 
@@ -148,12 +79,19 @@ def add_columns(factors: Sequence[Array]) -> Array:
 
 @dataclass
 class MultiplicativeUpdates(Run):
-    """Sweeps of one multiplicative update per mode, with SQUAREM.
+    r"""Sweeps of one multiplicative update per mode, with SQUAREM.
 
     An update of a mode multiplies its factor by the MTTKRP of ratios, over what a row of ones adds
     to F. It never increases F. The pass over the nonzeros that begins a sweep also gives F of the
     sweep before, `loss`. An update cannot change a zero, though F would fall if one grew whose
     multiplier is above 1 ("inadmissible"): once F has settled, these are lifted if this lowers F.
+
+    Every other sweep is extrapolated if this lowers F. From three models, :math:`r = t_1 - t_0` and
+    :math:`v = t_2 - t_1 - r`, SQUAREM makes :math:`t_0 + 2 a r + a^2 v` with :math:`a = |r| / |v|`
+    between 1, which is no extrapolation, and a longest step, which grows as long as proposals are
+    accepted. An element that would not be above 0 stays as it is. Varadhan and Roland, "Simple and
+    Globally Convergent Methods for Accelerating the Convergence of Any EM Algorithm", Scandinavian
+    Journal of Statistics 35, 2008.
     """
 
     solver = "generalized_parafac"
@@ -163,18 +101,19 @@ class MultiplicativeUpdates(Run):
     _sums: Array = field(init=False)
     _product: Array = field(init=False)  # of the first mode
 
-    def __post_init__(self, model: Model) -> None:
-        super().__post_init__(model)
-        state = self.state
-        self._squarem = Squarem(self.modes, state, self.data.tensor._engine)
+    def prepare(self) -> None:
+        state, xp = self.state, self.data.xp
+        self._longest, self._growth = float(state.get("longest_step", 1.0)), 1.0
+        known = [n for n in self.modes if f"base_{n}" in state]
+        self._base = {n: xp.asarray(state[f"base_{n}"]) for n in known}  # before the last sweep
         # Not summed again from a checkpoint: updates add rows in another order.
-        has_sums = "sums" in state
-        sums = self.data.xp.asarray(state["sums"]) if has_sums else add_columns(self.factors)
+        sums = xp.asarray(state["sums"]) if "sums" in state else add_columns(self.factors)
         self._begin(self.factors, sums)
 
     def save_state(self) -> dict[str, Array]:
-        sums = self._sums.copy()  # the next sweep writes to them
-        return {**self._squarem.save_state(), "sums": sums}
+        state = {f"base_{n}": factor for n, factor in self._base.items()}
+        # The next sweep writes to the sums.
+        return {"longest_step": np.asarray(self._longest), **state, "sums": self._sums.copy()}
 
     def measure_start(self) -> float:
         return self.loss
@@ -184,22 +123,50 @@ class MultiplicativeUpdates(Run):
         return has_settled(self.errors, self.tol)
 
     def update(self, iteration: int) -> float:
-        before, factors = list(self.factors), self.factors
+        before, factors, engine = list(self.factors), self.factors, self.data.tensor._engine
         for mode in self.modes:
-            self._update(factors, mode)
-        proposal = self._squarem.propose(before, factors, self._sums)
+            if mode == self.modes[0]:
+                product = self._product
+                del self._product  # it becomes the factor
+            else:
+                product, _ = divide_counts(self.data, factors, mode)
+            scales = find_scales(self.data, factors, self._sums, mode)
+            engine.scale_rows(product, factors[mode], scales, self._sums[mode])
+            factors[mode] = product
+        proposal = self._propose(before)
         # A proposal is measured in the same mode next: layout "remap" leaves the nonzeros in place.
         self._begin(factors, self._sums, stays=proposal is not None)
-        if proposal is not None:
-            is_better = self._try(*proposal)
-            self._squarem.note(is_better=is_better)
-            if is_better:
-                factors[:] = proposal[0]
+        if proposal is not None and self._try(*proposal):
+            factors[:] = proposal[0]
+            self._longest *= self._growth
+        elif proposal is not None:
+            self._longest = max(1.0, self._longest / _GROWTH)
         losses = [*self.errors, self.loss]
         is_slow = len(losses) % _PERIOD == 0 and has_settled(losses, _SETTLED)
         if is_slow or has_settled(losses, self.tol):
             factors[:] = self._lift_zeros(factors)
         return self.loss
+
+    def _propose(self, before: list[Array]) -> tuple[list[Array], Array] | None:
+        """Extrapolate every other sweep: return other factors and their column sums, or None."""
+        if not self._base:
+            self._base = {n: before[n] for n in self.modes}
+            return None
+        steps = {n: (start, before[n], self.factors[n]) for n, start in self._base.items()}
+        self._base, engine, sums = {}, self.data.tensor._engine, self._sums.copy()
+        squares = self.data.xp.empty((len(steps), 2, sums.shape[1]))
+        for own, factors in zip(squares, steps.values(), strict=True):
+            engine.measure_steps(factors, own)
+        change, bend = move(squares, np).sum(axis=(0, 2)).tolist()
+        step = min(max(1.0, (change / bend) ** 0.5), self._longest) if bend else 1.0
+        self._growth = _GROWTH if step >= self._longest else 1.0
+        if step == 1:
+            self._longest *= self._growth
+            return None
+        proposal = list(self.factors)
+        for n, factors in steps.items():
+            proposal[n] = engine.extrapolate(factors, step, sums[n])
+        return proposal, sums
 
     def _try(self, proposal: list[Array], sums: Array) -> bool:
         """Take up a model unless it has a higher F; return whether it was taken up."""
@@ -224,7 +191,7 @@ class MultiplicativeUpdates(Run):
             proposal[mode] = lift_zeros(factors[mode], product * scales)
             if proposal[mode] is not factors[mode] and self._try(proposal, add_columns(proposal)):
                 factors = proposal
-                self._squarem.base = {}  # these models are not steps from one another
+                self._base = {}  # these models are not steps from one another
         return factors
 
     def _begin(self, factors: list[Array], sums: Array, stays: bool = False) -> None:
@@ -234,17 +201,6 @@ class MultiplicativeUpdates(Run):
             self.data, factors, self.modes[0], wants_logs=True, stays=stays
         )
         self.loss = complete_loss(self.data, factors, self._sums, log_sum)
-
-    def _update(self, factors: list[Array], mode: int) -> None:
-        if mode == self.modes[0]:
-            product = self._product
-            del self._product  # it becomes the factor
-        else:
-            product, _ = divide_counts(self.data, factors, mode)
-        scales = find_scales(self.data, factors, self._sums, mode)
-        engine = self.data.tensor._engine
-        engine.scale_rows(product, factors[mode], scales, self._sums[mode])
-        factors[mode] = product
 
 
 def balance(factors: list[Array], modes: Sequence[int]) -> list[Array]:

@@ -1,6 +1,6 @@
 """Anomaly scores: the improbability of counts under a CP model of their means."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -8,19 +8,14 @@ from ..base.array_modules import Array, array_module, move
 from ..base.checks import check_choice, check_finite
 from ..results.counts import check_counts, log_lower_tail, log_upper_tail
 from ..results.cp_fit import compare_entries
-from ..tensor.coo_cache import as_flycoo
+from ..tensor.coo_cache import LabelledData, as_flycoo
 from ..tensor.labelled import LabelledTensor, check_same_labels
 from ..tensor.mirroring import mirror
-
-if TYPE_CHECKING:
-    from sparse import SparseArray
-
-    from ..tensor.tensor import FlycooTensor
 
 
 @mirror
 def anomaly_scores(
-    x_new: "FlycooTensor | LabelledTensor | SparseArray | tuple[Array, Array]",
+    x_new: "LabelledData | tuple[Array, Array]",
     cp_tensor: Any,
     *,
     tail: str = "upper",

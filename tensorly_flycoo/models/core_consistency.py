@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -12,24 +12,17 @@ from ..base.checks import check_factors, check_weights
 from ..engines.tall import qr
 from ..ops.ttmc import merge_modes, multiply_nonempty_rows
 from ..spread.row_shards import take_model
-from ..tensor.coo_cache import as_flycoo
+from ..tensor.coo_cache import LabelledData, as_flycoo
 from ..tensor.labelled import check_same_labels
 from ..tensor.mirroring import mirror
 from ..tensor.tensor import FlycooTensor
-
-if TYPE_CHECKING:
-    from sparse import SparseArray
-
-    from ..tensor.labelled import LabelledTensor
 
 #: Numbers of the largest intermediate array, unless a single column of a factor needs more.
 _BLOCK_NUMBERS = 2**25
 
 
 @mirror
-def core_consistency(
-    x: "FlycooTensor | LabelledTensor | SparseArray", cp_tensor: Any, *, normalised: bool = False
-) -> float:
+def core_consistency(x: LabelledData, cp_tensor: Any, *, normalised: bool = False) -> float:
     r"""Compute the core consistency of a CP model, at most 100.
 
     .. math:: 100 - \frac{100}{R} \sum (G - I)^2, \quad G = x \times_1 A_1^+ \dots \times_N A_N^+

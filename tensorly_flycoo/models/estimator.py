@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 import tensorly as tl
@@ -14,15 +14,10 @@ from ..loop.masks import drop_missing
 from ..results.counts import CountFit
 from ..results.cp_fit import cp_fit
 from ..results.fold_in import fold_in
-from ..tensor.coo_cache import as_flycoo
+from ..tensor.coo_cache import LabelledData, Mask, as_flycoo
 from ..tensor.labelled import LabelledTensor
 from ..tensor.mirroring import mirror
 from .best_of import best_of, run_once
-
-if TYPE_CHECKING:
-    from sparse import SparseArray
-
-    from ..tensor.tensor import FlycooTensor
 
 
 class Parameters:
@@ -123,10 +118,10 @@ class FlycooCP(Parameters):
     n_starts: int = 5
     tol: float = 1e-8
     random_state: Any = None
-    mask: "SparseArray | None" = None
+    mask: Mask = None
     options: dict[str, Any] | None = None
 
-    def fit(self, x: "FlycooTensor | LabelledTensor | SparseArray", y: None = None) -> Self:
+    def fit(self, x: LabelledData, y: None = None) -> Self:
         """Decompose a sparse tensor, or the only one in a list, and return the estimator.
 
         Raises
@@ -160,7 +155,7 @@ class FlycooCP(Parameters):
         """Return what `fit`, then `transform` of the same tensor do."""
         return self.fit(x).transform(x)
 
-    def score(self, x: "FlycooTensor | LabelledTensor | SparseArray", y: None = None) -> float:
+    def score(self, x: LabelledData, y: None = None) -> float:
         """Return the model's fit, 1 - relative error, at the entries of `mask` if one is given.
 
         With ``loss="poisson_count"`` it is the share of the deviance that the model explains.
@@ -185,7 +180,7 @@ class FlycooCP(Parameters):
         fit = cp_fit(x, self.cp_tensor_, mask=self.mask, loss=loss)
         return fit.explained if isinstance(fit, CountFit) else fit.fit
 
-    def transform(self, x: "FlycooTensor | LabelledTensor | SparseArray") -> Any:
+    def transform(self, x: LabelledData) -> Any:
         """Return a factor row for each index of the first mode of `x`: (I, R); see `fold_in`."""
         method = find_method(self.method)
         loss = method.find_loss(self.options or {})

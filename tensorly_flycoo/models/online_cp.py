@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from tensorly.cp_tensor import CPTensor
@@ -18,12 +18,10 @@ from ..io.files import FilePath
 from ..loop.cp_loop import start
 from ..loop.cp_model import make_cp_tensor, multiply_all
 from ..loop.whole_tensor import WholeTensor
+from ..tensor.coo_cache import SparseData
 from ..tensor.tensor import FlycooTensor
 from .estimator import Parameters
 from .online_slices import Slice, Slices, read_slices
-
-if TYPE_CHECKING:
-    from sparse import SparseArray
 
 #: Sweeps over the first slices, and the change of the relative error that ends them.
 _FIRST_SWEEPS, _FIRST_TOLERANCE = 200, 1e-6
@@ -273,9 +271,7 @@ class OnlineCP(Parameters):
     keep: int = 1000
     random_state: Any = None
 
-    def partial_fit(
-        self, slices: "FlycooTensor | SparseArray | tuple[Array, ...]", y: None = None
-    ) -> Self:
+    def partial_fit(self, slices: "SparseData | tuple[Array, ...]", y: None = None) -> Self:
         """Update the model with new slices, one after the other, and return the estimator.
 
         Parameters

@@ -17,7 +17,7 @@ from ..loop.masks import MissingEntries
 from ..ops.sampling import find_chances, make_sampler
 from ..results.labelled_cp import label_result, make_figure
 from ..spread.row_shards import take_model
-from ..tensor.coo_cache import as_flycoo
+from ..tensor.coo_cache import LabelledData, as_flycoo
 from ..tensor.labelled import LabelledTensor, number_modes
 from ..tensor.mirroring import mirror
 from ..tensor.pieces import sum_values
@@ -28,8 +28,6 @@ from .core_consistency import core_consistency
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
-    from sparse import SparseArray
-
 #: Means of counts are moved so much of the way to what the nonzeros of each index alone predict, or
 #: of a count, if that is less: a model that calls a count impossible would be infinitely bad else.
 _SHRINKAGE = 0.1
@@ -196,7 +194,7 @@ class RankSelection:
 
 @mirror
 def select_rank(
-    x: "FlycooTensor | LabelledTensor | SparseArray",
+    x: LabelledData,
     ranks: Iterable[int],
     n_runs: int = 20,
     method: str | Callable[..., Any] = "parafac",

@@ -3,7 +3,6 @@
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,12 +10,9 @@ from ..base.checks import LAYOUTS, check_fill_value, check_finite, check_inside,
 from ..base.tables import format_table, make_table
 from ..engines import select_engine
 from ..ops.call_memory import estimate_memory
-from ..tensor.coo_cache import is_raw_sparse, not_sparse_error
+from ..tensor.coo_cache import SparseData, is_raw_sparse, not_sparse_error
 from ..tensor.labelled import drop_labels
 from ..tensor.tensor import FlycooTensor, group_cells
-
-if TYPE_CHECKING:
-    from sparse import SparseArray
 
 
 @dataclass(frozen=True)
@@ -103,7 +99,7 @@ class TensorStats:
         return make_table(self._facts().items()) + make_table(rows, head)
 
 
-def stats(x: "FlycooTensor | SparseArray") -> TensorStats:
+def stats(x: SparseData) -> TensorStats:
     """Return statistics of a tensor: sizes, empty rows, nonzeros per row, memory.
 
     Parameters

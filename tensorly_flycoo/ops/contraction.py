@@ -9,20 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from ..base.array_modules import Array, array_module, share
 from ..base.checks import check_place
-from ..tensor.coo_cache import as_flycoo
+from ..tensor.coo_cache import SparseData, as_flycoo
 from ..tensor.tensor import FlycooTensor, check_axes, group_cells, total
 from .mttkrp import mttkrp
 
-if TYPE_CHECKING:
-    from sparse import SparseArray
-
 
 def contract_vectors(
-    x: FlycooTensor | SparseArray, vectors: Sequence[Array], modes: Sequence[int]
+    x: SparseData, vectors: Sequence[Array], modes: Sequence[int]
 ) -> FlycooTensor | Array:
     r"""Contract modes of a sparse tensor with one vector each, all together.
 
@@ -48,7 +44,7 @@ def contract_vectors(
     return x._rebuild(coords[kept], values, [x.shape[mode] for mode in kept])._flatten()
 
 
-def inner(x: FlycooTensor | SparseArray, y: FlycooTensor | SparseArray | Array) -> Array:
+def inner(x: SparseData, y: SparseData | Array) -> Array:
     """Compute the inner product of a sparse tensor with another one or a dense array, in float64.
 
     Two sparse tensors are sorted together, one pass per mode; an array is read at the nonzeros.
@@ -71,7 +67,7 @@ def inner(x: FlycooTensor | SparseArray, y: FlycooTensor | SparseArray | Array) 
 
 
 def multiply_matricized(
-    x: FlycooTensor | SparseArray, row_mode: int, column_modes: Sequence[int], dense: Array
+    x: SparseData, row_mode: int, column_modes: Sequence[int], dense: Array
 ) -> Array:
     """Multiply a matricised sparse tensor, with the indices of one mode as rows, by a dense array.
 
@@ -117,7 +113,7 @@ def join_modes(shape: Sequence[int], coords: Array, modes: Iterable[int]) -> Arr
 
 
 def khatri_rao_at(
-    mask: FlycooTensor | SparseArray, matrices: Sequence[Array], weights: Array | None = None
+    mask: SparseData, matrices: Sequence[Array], weights: Array | None = None
 ) -> FlycooTensor:
     r"""Compute a Khatri-Rao product times a sparse mask, only where the mask is nonzero.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
@@ -12,13 +12,9 @@ from numpy.typing import DTypeLike
 from ..base.array_modules import Array
 from ..base.checks import densify_error, num_cells
 from ..svd.unfolding import Unfolding
-from ..tensor.coo_cache import as_flycoo
+from ..tensor.coo_cache import SparseData, as_flycoo
 from ..tensor.mirroring import mirror
-from ..tensor.tensor import FlycooTensor
 from .contraction import multiply_matricized
-
-if TYPE_CHECKING:
-    from sparse import SparseArray
 
 
 class LazyArray(NDArrayOperatorsMixin):
@@ -63,7 +59,7 @@ class ModeView(LazyArray):
 
     _instead = "tl.tensor makes it a sparse tensor, if no axis is longer than 2**32"
 
-    def __init__(self, x: FlycooTensor | SparseArray, groups: Iterable[Iterable[int]]) -> None:
+    def __init__(self, x: SparseData, groups: Iterable[Iterable[int]]) -> None:
         self.source: Any = x  # for `mirror`: what the caller has
         self.tensor = as_flycoo(x, check_coords=True)
         self.groups = tuple(map(tuple, groups))
@@ -115,7 +111,7 @@ class ModeView(LazyArray):
 class LazyUnfolding(Unfolding, ModeView):
     """An unfolding that is also a view: dense factors can be multiplied by it."""
 
-    def __init__(self, x: FlycooTensor | SparseArray, mode: int) -> None:
+    def __init__(self, x: SparseData, mode: int) -> None:
         Unfolding.__init__(self, x, mode)
         others = [n for n in range(self.tensor.ndim) if n != mode]
         ModeView.__init__(self, self.tensor, [(mode,), others])

@@ -13,21 +13,19 @@ from ..format.group_passes import LastPass
 from ..format.primitives import MTTKRP, MTTKRP_OF_RATIOS
 from ..spread.row_shards import RowShards
 from ..spread.spread_layout import SpreadLayout
-from ..tensor.coo_cache import as_flycoo
+from ..tensor.coo_cache import SparseData, as_flycoo
 from ..tensor.labelled import number_modes
 from ..tensor.memory import attempt
 from ..tensor.mirroring import mirror
 from ..tensor.tensor import FlycooTensor
 
 if TYPE_CHECKING:
-    from sparse import SparseArray
-
     from ..engines.protocol import Engine
 
 
 @mirror
 def mttkrp(
-    x: FlycooTensor | SparseArray,
+    x: SparseData,
     factors: Sequence[Array],
     mode: int | str,
     *,
@@ -126,7 +124,7 @@ def mttkrp(
 
 @mirror
 def mttkrps(
-    x: FlycooTensor | SparseArray, factors: Sequence[Array], *, weights: Array | None = None
+    x: SparseData, factors: Sequence[Array], *, weights: Array | None = None
 ) -> list[Array]:
     """Compute the MTTKRPs of all modes from one set of factors, as a gradient needs them.
 

@@ -1,6 +1,5 @@
 """The CP models of tensors and matrices that share factors."""
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,7 +7,6 @@ from tensorly.cp_tensor import CPTensor
 
 from ..base.array_modules import Array
 from ..tensor.labelled import Labels
-from .labelled_cp import LabelledCP
 
 
 @dataclass(eq=False, repr=False)
@@ -53,19 +51,3 @@ class CoupledCP:
     def __repr__(self) -> str:
         listed = ", ".join(f"{name} ({len(factor)})" for name, factor in self.factors.items())
         return f"<CoupledCP of rank {self.rank}: {listed}; {len(self.cp_tensors)} blocks>"
-
-
-def make_coupled_cp(
-    factors: dict[Any, Array],
-    blocks: Iterable[tuple[Array, Sequence[Any], Labels | None]],
-    labels: Labels,
-) -> CoupledCP:
-    """Make a model of the factors and of the weights, names of modes and labels of each block."""
-    cp_tensors: list[CPTensor] = []
-    for weights, names, own in blocks:
-        shared = [factors[name] for name in names]
-        if own is None:
-            cp_tensors.append(CPTensor((weights, shared)))
-        else:  # the constructor would sort by this block's weights alone
-            cp_tensors.append(LabelledCP._from_parts(weights, shared, own, {}))
-    return CoupledCP(factors, cp_tensors, labels)

@@ -1,11 +1,12 @@
 """The fit of a CP model to a sparse tensor, or to entries that were held out of it."""
 
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 
 from ..base.array_modules import Array, array_module, as_array, move
 from ..base.checks import num_cells
+from ..engines.protocol import Engine
 from ..loop.cp_model import multiply_grams, multiply_sums
 from ..loop.losses import find_exact
 from ..loop.masks import find_missing
@@ -13,20 +14,11 @@ from ..loop.scaling import find_exponent
 from ..ops.cp_entries import cp_to_entries
 from ..ops.mttkrp import mttkrp
 from ..spread.row_shards import take_model
-from ..tensor.coo_cache import as_flycoo
+from ..tensor.coo_cache import LabelledData, Mask, as_flycoo
 from ..tensor.labelled import check_same_labels
 from ..tensor.mirroring import mirror
 from ..tensor.pieces import Piece, map_pieces
-from ..tensor.tensor import FlycooTensor
 from .counts import CountFit, check_counts, complete_fit, sum_counts
-
-if TYPE_CHECKING:
-    from sparse import SparseArray
-
-    from ..engines.protocol import Engine
-    from ..tensor.labelled import LabelledTensor
-
-_Data: TypeAlias = "FlycooTensor | LabelledTensor | SparseArray"
 
 
 class CPFit(NamedTuple):
@@ -51,19 +43,19 @@ class CPFit(NamedTuple):
 
 
 @overload
-def cp_fit(x: _Data, cp_tensor: Any, *, mask: Any = ..., held_out: Any = ...) -> CPFit: ...
+def cp_fit(x: LabelledData, cp_tensor: Any, *, mask: Any = ..., held_out: Any = ...) -> CPFit: ...
 
 
 @overload
-def cp_fit(x: _Data, cp_tensor: Any, *, mask: Any = ..., held_out: Any = ..., loss: str) -> Any: ...
+def cp_fit(x: Any, cp_tensor: Any, *, mask: Any = ..., held_out: Any = ..., loss: str) -> Any: ...
 
 
 @mirror
 def cp_fit(
-    x: _Data,
+    x: LabelledData,
     cp_tensor: Any,
     *,
-    mask: "SparseArray | None" = None,
+    mask: Mask = None,
     held_out: tuple[Array, Array] | None = None,
     loss: str = "gaussian",
 ) -> CPFit | CountFit:
@@ -161,7 +153,7 @@ def cp_fit(
     return _make_fit(power * abs(square) ** 0.5, norm, num_cells(x.shape))
 
 
-def _sum_counts(piece: Piece, engine: "Engine", arrays: list[Array]) -> Array:
+def _sum_counts(piece: Piece, engine: Engine, arrays: list[Array]) -> Array:
     """Compare a piece's counts with a model, whose weights may follow its factors."""
     records, ndim = piece.sort_records(engine), piece.layout.record_format.ndim
     coords, values = piece.read_coords(records), piece.read_values(records)

@@ -1,6 +1,6 @@
 """Rows of a factor for new indices, such as new users, without running a decomposition again."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -16,15 +16,10 @@ from ..loop.poisson import MultiplicativeUpdates
 from ..ops.cp_entries import evaluate_model
 from ..ops.mttkrp import mttkrp
 from ..spread.row_shards import take_model
-from ..tensor.coo_cache import as_flycoo
+from ..tensor.coo_cache import LabelledData, as_flycoo
 from ..tensor.labelled import check_same_labels, number_modes
 from ..tensor.mirroring import mirror
 from ..tensor.tensor import FlycooTensor
-
-if TYPE_CHECKING:
-    from sparse import SparseArray
-
-    from ..tensor.labelled import LabelledTensor
 
 #: Sweeps over the columns of non-negative rows, which stop at the accuracy of the dtype.
 _MAX_SWEEPS = 1000
@@ -39,7 +34,7 @@ _TOLERANCE = 1e-12
 @mirror
 def fold_in(
     cp_tensor: Any,
-    x_new: "FlycooTensor | LabelledTensor | SparseArray",
+    x_new: LabelledData,
     mode: int | str,
     *,
     loss: str = "gaussian",
@@ -221,8 +216,7 @@ def _fit_counts(x: FlycooTensor, weights: Array | None, factors: list[Array], mo
         ObservedData(x), [mode], tensor=x, model=(None, factors), n_iter_max=_MAX_SWEEPS
     )
     for sweep in range(_MAX_SWEEPS):
-        last = run.loss
-        loss = run.update(sweep)
+        last, loss = run.loss, run.update(sweep)
         if not last - loss > _TOLERANCE * abs(loss):
             break
     return run.factors[mode] * xp.where(scale > 0, 1 / xp.where(scale > 0, scale, 1), 0)

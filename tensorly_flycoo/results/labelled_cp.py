@@ -12,16 +12,7 @@ from ..base.array_modules import Array, array_module, is_cupy, move
 from ..base.checks import check_count, check_mode
 from ..base.tables import make_bars, make_line, make_table
 from ..engines.tall import column_norms, find_extremes
-from ..io.array_file import (
-    FLOATS,
-    MODEL,
-    list_labels,
-    name_modes,
-    number,
-    open_arrays,
-    read_labels,
-    save_arrays,
-)
+from ..io import array_file
 from ..io.dataframe import from_dataframe, open_table, read_rows
 from ..io.files import FilePath
 from ..loop.cp_model import MARKS, read_marks
@@ -298,11 +289,8 @@ class LabelledCP(CPTensor):
 
         Raises
         ------
-        TypeError
-            If the name of a mode is not text, or a label is neither text, a number nor a date of
-            NumPy.
-        OSError
-            If the file cannot be written.
+        OSError, TypeError
+            As of `tensorly_flycoo.save`; and if the name of a mode is not text.
 
         Examples
         --------
@@ -313,9 +301,10 @@ class LabelledCP(CPTensor):
         >>> LabelledCP.load(path)
         <LabelledCP of rank 1: mode 0 (2), mode 1 (1)>
         """
-        arrays = [("weights", self.weights), *number("factor", self.factors)]
-        arrays += list_labels(self.labels)
-        save_arrays(path, MODEL, name_modes(self.labels) | read_marks(self), arrays)
+        arrays = [("weights", self.weights), *array_file.number("factor", self.factors)]
+        arrays += array_file.list_labels(self.labels)
+        header = array_file.name_modes(self.labels) | read_marks(self)
+        array_file.save_arrays(path, array_file.MODEL, header, arrays)
 
     @classmethod
     def load(cls, path: FilePath) -> Self:
@@ -325,14 +314,12 @@ class LabelledCP(CPTensor):
 
         Raises
         ------
-        OSError
-            If the file cannot be read.
-        ValueError
-            If it is damaged, not a saved LabelledCP, or of a later version of this package.
+        OSError, ValueError
+            As of `tensorly_flycoo.load`, of a saved LabelledCP.
         """
-        with open_arrays(path, MODEL) as reader:
-            labels = read_labels(reader)
-            weights = reader.read("weights", (None,), FLOATS)
+        with array_file.open_arrays(path, array_file.MODEL) as reader:
+            labels = array_file.read_labels(reader)
+            weights = reader.read("weights", (None,), array_file.FLOATS)
             factors = [
                 reader.read(f"factor_{n}", (of.size, weights.size), (weights.dtype,))
                 for n, of in enumerate(labels.values())
@@ -391,6 +378,7 @@ class LabelledCP(CPTensor):
             row[0].set_ylabel(heading, weight="bold", color=f"C{r % 10}", **place)
             for axes in row:
                 axes.spines[["top", "right"]].set_visible(False)
+                axes.tick_params("x", labelbottom=r == self.rank - 1)
         return figure
 
     def predict(self, frame: Any) -> np.ndarray:
@@ -602,7 +590,6 @@ def _draw_bars(
         axes.set_ylim(num_bars - 0.5, -0.5)
         axes.set_xlim(*limits)
         axes.axvline(0, color="gray", linewidth=0.8)
-        axes.tick_params("x", labelbottom=axes is column[-1])
 
 
 def _draw_lines(column: "list[Axes]", labels: np.ndarray, factor: np.ndarray) -> None:
@@ -621,7 +608,6 @@ def _draw_lines(column: "list[Axes]", labels: np.ndarray, factor: np.ndarray) ->
         axes.plot(x, factor[order, r], marker=marker, color=f"C{r % 10}", linewidth=1)
         axes.axhline(0, color="gray", linewidth=0.8)
         axes.set_ylim(*limits)
-        axes.tick_params("x", labelbottom=axes is column[-1])
         if not is_scale:
             axes.set_xticks(places, names, rotation=20, ha="right", **_TICKS)
         elif kind == "M":

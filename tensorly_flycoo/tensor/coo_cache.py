@@ -6,7 +6,7 @@ wait for one of them to build; different ones are built side by side.
 """
 
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -16,6 +16,14 @@ from ..format.locks import make_lock
 from .converters import find_converter, library_of
 from .labelled import LabelledTensor
 from .tensor import FlycooTensor
+
+if TYPE_CHECKING:
+    from sparse import SparseArray
+
+#: A sparse tensor as functions take it: without or with labels; and its missing entries.
+SparseData: TypeAlias = "FlycooTensor | SparseArray"
+LabelledData: TypeAlias = "FlycooTensor | LabelledTensor | SparseArray"
+Mask: TypeAlias = "SparseArray | None"
 
 #: Guards the look-up alone, never the building of a tensor.
 _lock = make_lock()

@@ -9,7 +9,7 @@ from tensorly_flycoo.loop.momentum import MomentumRun
 class Data:
     """Values of missing entries, which are always those of the model imputed last."""
 
-    values = None
+    values = residual = None
 
     def impute(self, weights, factors):
         self.values = [factor.tolist() for factor in factors]

@@ -149,7 +149,7 @@ def test_blocks_in_place_are_not_copied(events, tags):
     x = label(events)
     read = read_blocks([x, (tags, {"user": USERS.copy(), "tag": range(8)})], None)
     assert read.blocks[0].data.tensor is x.tensor
-    assert np.shares_memory(read.blocks[1].data._array, tags)
+    assert np.shares_memory(read.blocks[1].data, tags)
 
 
 def test_a_coo_is_converted_once(events, tags):
