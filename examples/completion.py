@@ -24,7 +24,7 @@ import resource
 import time
 
 import numpy as np
-import tensorly as tl
+import sparse
 
 from tensorly_flycoo import FlycooTensor, observed_parafac
 
@@ -80,7 +80,7 @@ def read_clicks():
 
 def measure_recall(factors, known, held_out):
     """Return the share of held-out films among each person's best films that are not known."""
-    persons, films = map(tl.to_numpy, factors)
+    persons, films = factors
     scores = persons @ films.T
     scores[tuple(known)] = -np.inf
     best = np.argpartition(-scores, NUM_BEST, axis=1)[:, :NUM_BEST]
@@ -109,7 +109,7 @@ def fit_implicit(clicks, shape, rank, num_iterations):
 def fit_ours(clicks, shape, rank, num_iterations):
     """Return the seconds since the call and the factors after each iteration."""
     ones = np.ones(clicks.shape[1], np.float32)
-    x, weights = FlycooTensor(clicks, ones, shape), FlycooTensor(clicks, ALPHA * ones, shape)
+    x, weights = (sparse.COO(clicks, values, shape) for values in (ones, ALPHA * ones))
     found = []
     start = time.perf_counter()
     observed_parafac(

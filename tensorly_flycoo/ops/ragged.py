@@ -78,9 +78,10 @@ class RaggedTensor(LazyArray):
         self, slices: Any, *, by: Any = None, drop_empty: bool = False, **options: Any
     ) -> None:
         self.labels: dict[str, Any] = dict(getattr(slices, "labels", {}))
-        first = slices[0] if isinstance(slices, list | tuple) and len(slices) else slices
+        is_list = isinstance(slices, list | tuple) and len(slices) and not is_sparse(slices)
+        first = slices[0] if is_list else slices
         is_on_device = isinstance(first, FlycooTensor) or type(first).__module__.startswith("cupyx")
-        self._is_callers = is_callers(first) or not is_on_device
+        self._is_callers = "device" not in options and (is_callers(first) or not is_on_device)
         if drop_empty and (by is not None or not is_sparse(slices)):
             raise ValueError("drop_empty is True, expected False but for a tensor of three modes")
         if by is not None or hasattr(slices, "obs_names"):
