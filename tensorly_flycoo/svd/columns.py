@@ -44,19 +44,17 @@ class Columns:
 
     Yields the device of each group, and its `Entries` there: a result of `Devices.run`. Their rows
     are those of the whole tensor. One group exists at a time, or, along the cut mode, one on each
-    device. `entries` are those of a tensor in one piece, listed if not given; else None.
+    device. `entries` are those of a tensor in one piece, else None.
     """
 
-    def __init__(
-        self, layout: AnyLayout, mode: int, engine: Engine, entries: Entries | None = None
-    ) -> None:
+    def __init__(self, layout: AnyLayout, mode: int, engine: Engine) -> None:
         self.layout, self.mode, self.engine = layout, mode, engine
         self.num_rows = layout.record_format.shape[mode]
         self.devices: Devices = OneDevice(engine.xp)
-        self.entries = entries
+        self.entries: Entries | None = None
         if isinstance(layout, SlabLayout):
             self.devices = layout.devices
-        elif entries is None:
+        else:
             self.entries = list_entries(engine, layout, mode)
 
     def __iter__(self) -> Iterator[tuple[int, Entries]]:

@@ -3,7 +3,7 @@
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from ...base.array_modules import GpuArray as Array
 from ...base.array_modules import is_cupy, move
-from ...base.devices import Request
+from ...base.devices import Devices, Request
 from .exchange import copy_blocks
 
 #: Copies to a GPU with fewer bytes in all are made by a kernel; the driver's take the host longer.
@@ -24,8 +24,8 @@ _READABLE = (cupy.cuda.Memory, cupy.cuda.memory.PooledMemory)
 _logger = logging.getLogger("tensorly_flycoo")
 
 
-class CudaDevices:
-    """The GPUs 0 to count - 1, numbered as CuPy does; implements `devices.Devices`.
+class CudaDevices(Devices):
+    """The GPUs 0 to count - 1, numbered as CuPy does.
 
     Copies go straight from GPU to GPU, over NVLink or PCIe where GPUs can read each other's memory.
     """
@@ -68,12 +68,6 @@ class CudaDevices:
         with self.use(device):
             return function(*args)
 
-    def launch(self, results: Iterator[Any]) -> Iterable[Any]:
-        return results
-
-    def bring(self, array: Array, device: int) -> Array:
-        return self.gather([((array,), device)])[0]
-
     def gather(self, requests: Sequence[Request]) -> list[Array]:
         exchange = _Exchange(self._lets_kernels_read)
         arrays = [exchange.add(parts, device) for parts, device in requests]
@@ -93,9 +87,6 @@ class CudaDevices:
     def collect(self, arrays: Sequence[Array]) -> list[Array]:
         there = iter(self.gather([((array,), 0) for array in arrays if is_cupy(array)]))
         return [next(there) if is_cupy(array) else array for array in arrays]
-
-    def replicate(self, arrays: Sequence[Array], function: Callable[..., Array]) -> Array:
-        return function(*self.collect(arrays))
 
     def fetch(self, arrays: Sequence[Array]) -> list[np.ndarray]:
         fetched = []
