@@ -218,6 +218,7 @@ class SharedColumns:
         self.rows, self._coords, self._values = engine.list_shared(entries, num_rows, scale)
         num_shared = int(self._values.size)
         self.num_columns = int(self._coords[0, -1]) + 1 if num_shared else 0
+        self._columns_at_once = max(_COLUMNS_AT_ONCE, self.rows.size)
         #: With those that are not shared.
         self.num_all_columns = int(entries.values.size) - num_shared + self.num_columns
         self._tensors: list[Layout] = []
@@ -241,10 +242,6 @@ class SharedColumns:
         """Count all columns, the shared ones, and the parts in which these are multiplied."""
         num_parts = -(-self.num_columns // self._columns_at_once)
         return np.array([self.num_all_columns, self.num_columns, num_parts])
-
-    @property
-    def _columns_at_once(self) -> int:
-        return max(_COLUMNS_AT_ONCE, self.rows.size)
 
     def form_gram(self, diagonal: Array | None = None) -> Array:
         """Return the Gram matrix of the rows, float64, plus a diagonal; see `Engine.gram`."""
