@@ -252,12 +252,19 @@ def _compute_tile(
     _keep(log_sums, tile, terms, np.int64(last - first))
 
 
-@kernel
 def _make_rows(wanted: Any, size: Any, zero: Any) -> Any:
     """Return two rows of zeros, or None if `wanted` is None."""
-    if wanted is None:
+
+
+@overload(_make_rows)
+def _overload_make_rows(wanted: Any, size: Any, zero: Any) -> Any:
+    def none(wanted: Any, size: Any, zero: Any) -> Any:
         return None
-    return np.full((2, size), zero)
+
+    def two_rows(wanted: Any, size: Any, zero: Any) -> Any:
+        return np.full((2, size), zero)
+
+    return none if isinstance(wanted, types.NoneType) else two_rows
 
 
 @kernel
