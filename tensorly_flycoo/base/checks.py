@@ -206,8 +206,7 @@ def check_place(array: Array, name: str, is_on_gpu: bool, whose: str) -> None:
     if is_cupy(array) != is_on_gpu:
         expected = "cupy.ndarray" if is_on_gpu else "numpy.ndarray"
         raise TypeError(
-            f"{name} is a {type(array).__module__}.{type(array).__name__}, expected a {expected} "
-            f"on the device of {whose}"
+            f"{name} is a {_name(type(array))}, expected a {expected} on the device of {whose}"
         )
 
 
@@ -310,11 +309,11 @@ def check_factors(
 def check_weights(weights: Array, rank: int, dtype: np.dtype, array_type: type[Array]) -> None:
     """Refuse weights that are not an array (R,) in the dtype and on the device of x."""
     if not isinstance(weights, array_type) or weights.shape != (rank,) or weights.dtype != dtype:
-        type_name = f"{type(weights).__module__}.{type(weights).__name__}".removeprefix("builtins.")
-        got = f"{type_name} of shape {getattr(weights, 'shape', ())} "
+        got = _name(type(weights)).removeprefix("builtins.")
+        got += f" of shape {getattr(weights, 'shape', ())} "
         got += f"and dtype {getattr(weights, 'dtype', None)}"
         error = TypeError if getattr(weights, "shape", None) == (rank,) else ValueError
-        expected = f"{array_type.__module__}.{array_type.__name__} of shape ({rank},) and dtype"
+        expected = f"{_name(array_type)} of shape ({rank},) and dtype"
         raise error(f"weights is a {got}, expected a {expected} {dtype}, on the device of x")
 
 
@@ -328,9 +327,8 @@ def check_out(
 ) -> None:
     """Refuse an `out` that cannot hold the result, or overlaps one of the named `inputs`."""
     if not isinstance(out, array_type):
-        type_name = f"{type(out).__module__}.{type(out).__name__}".removeprefix("builtins.")
-        expected = f"{array_type.__module__}.{array_type.__name__}"
-        raise TypeError(f"out is a {type_name}, expected a {expected} on the device of x")
+        got, expected = _name(type(out)).removeprefix("builtins."), _name(array_type)
+        raise TypeError(f"out is a {got}, expected a {expected} on the device of x")
     if out.shape != shape or out.dtype != dtype:
         raise ValueError(f"out has shape {out.shape}, {out.dtype}, expected {shape}, {dtype}")
     if not out.flags.c_contiguous or not getattr(out.flags, "writeable", True):
@@ -381,12 +379,13 @@ def check_matrix(
 ) -> None:
     """Refuse anything but a matrix with `num_rows` rows in the dtype of x."""
     if not isinstance(matrix, array_types):
-        got, expected = type(matrix), array_types[0]
-        raise TypeError(
-            f"{name} is a {got.__module__}.{got.__name__}, expected a "
-            f"{expected.__module__}.{expected.__name__} on the device of x"
-        )
+        what = f"a {_name(type(matrix))}, expected a {_name(array_types[0])}"
+        raise TypeError(f"{name} is {what} on the device of x")
     if matrix.ndim != 2 or matrix.shape[0] != num_rows or matrix.shape[1] < 1:
         raise ValueError(f"{name} has shape {matrix.shape}, expected ({num_rows}, rank)")
     if matrix.dtype != dtype:
         raise TypeError(f"{name} has dtype {matrix.dtype}, expected {dtype}, the dtype of x")
+
+
+def _name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__name__}"

@@ -39,9 +39,11 @@ class Devices(Protocol):
 
         With devices in other processes all calls are made now, else each when it is asked for.
         """
+        return results
 
     def bring(self, array: Array, device: int) -> Array:
         """Return an array that is on `device`; copy it if it is elsewhere."""
+        return self.gather([((array,), device)])[0]
 
     def gather(self, requests: Sequence[Request]) -> list[Array]:
         """Return an array for each request; launch all copies together.
@@ -58,12 +60,13 @@ class Devices(Protocol):
 
         The result may be a stand-in that only elementwise functions and `bring` take.
         """
+        return function(*self.collect(arrays))
 
     def fetch(self, arrays: Sequence[Array]) -> list[np.ndarray]:
         """Return arrays, from any devices, in host memory."""
 
 
-class OneDevice:
+class OneDevice(Devices):
     """ "Devices" that are all the current one, of the array module `xp`."""
 
     def __init__(self, xp: ModuleType = np, count: int = 1) -> None:
@@ -82,12 +85,6 @@ class OneDevice:
     def run(self, device: int, function: Callable[..., Any], *args: Any) -> Any:
         return function(*args)
 
-    def launch(self, results: Iterator[Any]) -> Iterable[Any]:
-        return results
-
-    def bring(self, array: Array, device: int) -> Array:
-        return move(array, self._xp)
-
     def gather(self, requests: Sequence[Request]) -> list[Array]:
         return [self._join(arrays) for arrays, _ in requests]
 
@@ -99,9 +96,6 @@ class OneDevice:
 
     def collect(self, arrays: Sequence[Array]) -> list[Array]:
         return list(arrays)
-
-    def replicate(self, arrays: Sequence[Array], function: Callable[..., Array]) -> Array:
-        return function(*arrays)
 
     def fetch(self, arrays: Sequence[Array]) -> list[np.ndarray]:
         return [move(array, np) for array in arrays]

@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from typing import Protocol
+from typing import Any
 
 _logger = logging.getLogger("tensorly_flycoo")
 
@@ -44,18 +44,8 @@ def listen(listener: Callable[[str], None]) -> Iterator[None]:
         _listener.reset(token)
 
 
-class Recorder(Protocol):
-    """The part of a profile that calls report to: see `tensorly_flycoo.profile`."""
-
-    refusals: list[str]
-
-    def time(self, name: str, tensor: object) -> contextlib.AbstractContextManager[None]: ...
-
-    def add_compiling(self, seconds: float) -> None: ...
-
-
-#: The profile that is on in this context, if one is.
-recorder: ContextVar[Recorder | None] = ContextVar("recorder", default=None)
+#: The `Profile` that is on in this context, if one is: see `tensorly_flycoo.profile`.
+recorder: ContextVar[Any] = ContextVar("recorder", default=None)
 
 
 def span(name: str, tensor: object = None) -> contextlib.AbstractContextManager[None]:

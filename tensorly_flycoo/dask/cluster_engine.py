@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ..base.array_modules import Array
-from ..base.devices import Request
+from ..base.devices import Devices, Request
 from ..engines.cpu.engine import CpuEngine
 from ..format.group_passes import FindRows, GroupRows
 from ..format.layout import Layout
@@ -26,7 +26,7 @@ from .messages import ENGINE, SITE
 from .remote_array import RemoteArray, Replicated, call_method, send_all
 
 
-class WorkerDevices:
+class WorkerDevices(Devices):
     """The workers of a cluster as `Devices`; the home device is the client, with NumPy arrays."""
 
     def __init__(self, cluster: Cluster) -> None:
@@ -48,9 +48,6 @@ class WorkerDevices:
 
     def launch(self, results: Iterator[Any]) -> list[Any]:
         return list(results)
-
-    def bring(self, array: Array, device: int) -> RemoteObject:
-        return self.gather([((array,), device)])[0]
 
     def gather(self, requests: Sequence[Request]) -> list[Any]:
         wanted = [

@@ -73,65 +73,58 @@ class LastPass:
         return None
 
 
-class GroupPass:
-    """An operation on a piece with groups of modes, such as an MTTKRP: see `Layout.apply`."""
+def apply_to_groups(
+    layout: Layout,
+    operation: Callable[..., Array | None],
+    engine: Any,
+    inputs: Mapping[int, Array],
+    mode: int,
+    out: Array,
+    find_rows: FindRows | None,
+    **options: Any,
+) -> Array | None:
+    """Compute T of the group of `mode`, unless the last pass serves; contract it to `out`.
 
-    def __init__(
-        self, layout: Layout, engine: Any, operation: Callable[..., Array | None], **options: Any
-    ) -> None:
-        self.layout, self.engine = layout, engine
-        self.operation = operation  # a method of the engine
-        self.options = options
+    `operation`, such as an MTTKRP, is a method of the engine: see `Layout.apply`.
+    """
+    record_format, total = layout.record_format, None
+    number, _ = record_format.places[mode]
+    group = record_format.groups[number]
+    if len(group) == 1:
+        return operation(layout, _merge(layout, engine, inputs), number, out, **options)
+    weights = options.pop("weights", None)
+    shape = (layout.merged.shape[number], out.shape[1])
+    make_rows = functools.partial(engine.xp.empty, shape, out.dtype)
+    found = GroupRows(make_rows()) if find_rows is None else find_rows(group, make_rows)
+    if not found.is_known:
+        merged = _merge(layout, engine, inputs)
+        total = operation(layout, merged, number, found.rows, **options)
+        if found.complete is not None:
+            found.complete(found.rows)
+        found.is_known, found.complete = True, None
+    if number > 0 or layout.prefixes is None:
+        given = [None if n == mode else inputs[n] for n in group]
+        engine.contract_rows(found.rows, given, record_format.bits_below[number], out, weights)
+    else:
+        own = {n: inputs[n] for n in group if n != mode}
+        own[len(group)] = found.rows
+        engine.mttkrp(layout.prefixes, own, mode, out, weights)
+    return total
 
-    def run(
-        self,
-        mode: int,
-        inputs: Mapping[int, Array],
-        out: Array,
-        find_rows: FindRows | None,
-        weights: Array | None = None,
-    ) -> Array | None:
-        """Compute T of the group of `mode`, unless the last pass serves; contract it to `out`."""
-        layout, engine, record_format = self.layout, self.engine, self.layout.record_format
-        number, _ = record_format.places[mode]
-        group, total = record_format.groups[number], None
-        if len(group) == 1:
-            if weights is not None:
-                self.options["weights"] = weights
-            return self.operation(layout, self.merge(inputs), number, out, **self.options)
-        shape = (layout.merged.shape[number], out.shape[1])
-        make_rows = functools.partial(engine.xp.empty, shape, out.dtype)
-        found = GroupRows(make_rows()) if find_rows is None else find_rows(group, make_rows)
-        if not found.is_known:
-            merged = self.merge(inputs)
-            total = self.operation(layout, merged, number, found.rows, **self.options)
-            if found.complete is not None:
-                found.complete(found.rows)
-            found.is_known, found.complete = True, None
-        if number > 0 or layout.prefixes is None:
-            given = [None if n == mode else inputs[n] for n in group]
-            engine.contract_rows(found.rows, given, record_format.bits_below[number], out, weights)
+
+def _merge(layout: Layout, engine: Any, factors: Mapping[int, Array]) -> dict[int, Array]:
+    """Return the factor of each group all of whose modes have one: for several a product."""
+    record_format, merged = layout.record_format, {}
+    for number, group in enumerate(record_format.groups):
+        if not factors.keys() >= set(group):
+            continue
+        own = [factors[mode] for mode in group]
+        if len(own) == 1:
+            merged[number] = own[0]
+        elif number > 0 or layout.prefixes is None:
+            merged[number] = engine.combine_rows(own, record_format.bits_below[number])
         else:
-            own = {n: inputs[n] for n in group if n != mode}
-            own[len(group)] = found.rows
-            engine.mttkrp(layout.prefixes, own, mode, out, weights)
-        return total
-
-    def merge(self, factors: Mapping[int, Array]) -> dict[int, Array]:
-        """Return the factor of each group all of whose modes have one: for several a product."""
-        layout, engine, merged = self.layout, self.engine, {}
-        record_format = layout.record_format
-        for number, group in enumerate(record_format.groups):
-            if not factors.keys() >= set(group):
-                continue
-            if len(group) == 1:
-                merged[number] = factors[group[0]]
-                continue
-            own = [factors[mode] for mode in group]
-            if number > 0 or layout.prefixes is None:
-                merged[number] = engine.combine_rows(own, record_format.bits_below[number])
-            else:
-                rows = engine.xp.empty((record_format.num_prefixes, own[0].shape[1]), own[0].dtype)
-                engine.mttkrp(layout.prefixes, dict(enumerate(own)), len(own), rows)
-                merged[number] = rows
-        return merged
+            rows = engine.xp.empty((record_format.num_prefixes, own[0].shape[1]), own[0].dtype)
+            engine.mttkrp(layout.prefixes, dict(enumerate(own)), len(own), rows)
+            merged[number] = rows
+    return merged

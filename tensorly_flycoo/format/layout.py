@@ -31,7 +31,7 @@ from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 import numpy as np
 
 from ..base.array_modules import Array, array_module
-from .group_passes import FindRows, GroupPass
+from .group_passes import FindRows, apply_to_groups
 from .ordering import count_canonical_nbytes, order_records
 from .packing import Cut, RecordFormat
 from .primitives import ModeRows, Operation, Primitives, Step, index_dtype
@@ -230,9 +230,7 @@ class Layout(ABC):
         """
         run = getattr(engine, operation.name)
         if operation.merges and self.merged is not self.record_format:
-            weights = options.pop("weights", None)
-            group_pass = GroupPass(self, engine, run, **options)
-            return group_pass.run(mode, inputs, out, find_rows, weights)
+            return apply_to_groups(self, run, engine, inputs, mode, out, find_rows, **options)
         return run(self, inputs, mode, out, **options)
 
     def step(

@@ -81,6 +81,7 @@ def add_parts(rows: Array, tree: Tree) -> Array:
     return add(tree)
 
 
+@functools.cache
 def express(tree: Tree, part: str) -> str:
     """Return the sum along a tree as an expression in C.
 

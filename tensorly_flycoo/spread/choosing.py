@@ -83,7 +83,14 @@ def build_layout(
     name = choose_layout(engine, name, tensor)
     engine.log("build", name, shape=tuple(shape), nnz=tensor.nnz, **sizes)
     layout = build_slabs(engine, name, coords, values, cut, num_slabs, keep_aside)
-    warn_of_long_slabs(layout)
+    share = -(-layout.nnz // layout.num_slabs)
+    longest = max(slab.layout.nnz for slab in layout.slabs)
+    if longest > 2 * share:
+        _logger.warning(
+            "a slab has %s nonzeros where its share is %s: a row of mode %d, which is not split, "
+            "is longer than a slab; fewer slabs do as well",
+            *(f"{longest:,}", f"{share:,}", layout.cut_mode),
+        )
     if layout.num_streamed:
         _logger.info("the records of %d slabs stay on the host", layout.num_streamed)
     return layout
@@ -214,15 +221,3 @@ def _estimate_slabs(
 def _share(count: int, num_slabs: int) -> list[int]:
     """Divide a number into nearly equal ones."""
     return [(n + 1) * count // num_slabs - n * count // num_slabs for n in range(num_slabs)]
-
-
-def warn_of_long_slabs(layout: SlabLayout) -> None:
-    """Warn if a row is so long that its slab has more than twice its share."""
-    share = -(-layout.nnz // layout.num_slabs)
-    longest = max(slab.layout.nnz for slab in layout.slabs)
-    if longest > 2 * share:
-        _logger.warning(
-            "a slab has %s nonzeros where its share is %s: a row of mode %d, which is not split, "
-            "is longer than a slab; fewer slabs do as well",
-            *(f"{longest:,}", f"{share:,}", layout.cut_mode),
-        )

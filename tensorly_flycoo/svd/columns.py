@@ -44,19 +44,17 @@ class Columns:
 
     Yields the device of each group, and its `Entries` there: a result of `Devices.run`. Their rows
     are those of the whole tensor. One group exists at a time, or, along the cut mode, one on each
-    device. `entries` are those of a tensor in one piece, listed if not given; else None.
+    device. `entries` are those of a tensor in one piece, else None.
     """
 
-    def __init__(
-        self, layout: AnyLayout, mode: int, engine: Engine, entries: Entries | None = None
-    ) -> None:
+    def __init__(self, layout: AnyLayout, mode: int, engine: Engine) -> None:
         self.layout, self.mode, self.engine = layout, mode, engine
         self.num_rows = layout.record_format.shape[mode]
         self.devices: Devices = OneDevice(engine.xp)
-        self.entries = entries
+        self.entries: Entries | None = None
         if isinstance(layout, SlabLayout):
             self.devices = layout.devices
-        elif entries is None:
+        else:
             self.entries = list_entries(engine, layout, mode)
 
     def __iter__(self) -> Iterator[tuple[int, Entries]]:
@@ -220,6 +218,7 @@ class SharedColumns:
         self.rows, self._coords, self._values = engine.list_shared(entries, num_rows, scale)
         num_shared = int(self._values.size)
         self.num_columns = int(self._coords[0, -1]) + 1 if num_shared else 0
+        self._columns_at_once = max(_COLUMNS_AT_ONCE, self.rows.size)
         #: With those that are not shared.
         self.num_all_columns = int(entries.values.size) - num_shared + self.num_columns
         self._tensors: list[Layout] = []
@@ -243,10 +242,6 @@ class SharedColumns:
         """Count all columns, the shared ones, and the parts in which these are multiplied."""
         num_parts = -(-self.num_columns // self._columns_at_once)
         return np.array([self.num_all_columns, self.num_columns, num_parts])
-
-    @property
-    def _columns_at_once(self) -> int:
-        return max(_COLUMNS_AT_ONCE, self.rows.size)
 
     def form_gram(self, diagonal: Array | None = None) -> Array:
         """Return the Gram matrix of the rows, float64, plus a diagonal; see `Engine.gram`."""

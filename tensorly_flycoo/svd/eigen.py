@@ -142,8 +142,7 @@ def decompose(matrix: Array, rank: int) -> tuple[np.ndarray, Array]:
     if size > MAX_DIRECT_SIZE and not wants_most(rank, size):
         values, vectors = _run_arpack(matrix, rank)
     elif is_cupy(matrix):
-        values, vectors = eigh(matrix)
-        values, vectors = values[::-1][:rank], vectors[:, ::-1][:, :rank]
+        values, vectors = sort_pairs(matrix, rank)
     else:
         from scipy.linalg import eigh as scipy_eigh
 
@@ -151,6 +150,12 @@ def decompose(matrix: Array, rank: int) -> tuple[np.ndarray, Array]:
         values, vectors = call_lapack(scipy_eigh, matrix, **options)
         values, vectors = values[::-1], vectors[:, ::-1]
     return move(values, np), xp.asarray(vectors)
+
+
+def sort_pairs(matrix: Array, rank: int) -> tuple[Array, Array]:
+    """Return the largest eigenvalues of a matrix, descending, and their vectors."""
+    values, vectors = eigh(matrix)
+    return values[::-1][:rank], vectors[:, ::-1][:, :rank]
 
 
 def _run_arpack(matrix: Array, rank: int) -> tuple[np.ndarray, np.ndarray]:
@@ -228,9 +233,8 @@ def find_leading_eigenpairs(
         is_last = num_rounds == max_rounds
         if is_last or count == basis.shape[1] or num_rounds % _ROUNDS_PER_CHECK == 0:
             # NumPy's BLAS throughout: the idle threads of a second one would spin.
-            values, vectors = eigh(projected)
-            values = values[::-1][: 2 * width]
-            coefficients = np.ascontiguousarray(vectors[:, ::-1][:, : 2 * width])
+            values, vectors = sort_pairs(projected, 2 * width)
+            coefficients = np.ascontiguousarray(vectors)
             tails = coefficients[-width:, :rank]
             squares = np.sum(tails * (gram @ tails), axis=0)  # of the residuals' norms
             if is_last or (squares <= (tolerance * values[0]) ** 2).all():

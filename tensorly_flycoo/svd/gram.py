@@ -14,7 +14,6 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterator
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -93,7 +92,12 @@ class UnfoldingGram:
                 self._add_gram(self._formed, group)
             del group, squares
         self._piece: SharedColumns | None = kept[0].shared if is_piece else None
-        self.rows = rows[0] if len(rows) == 1 else _unite(rows, num_rows, xp)
+        self.rows = rows[0]
+        if len(rows) > 1:
+            is_coupled = xp.zeros(num_rows, bool)
+            for own in rows:
+                is_coupled[own] = True
+            self.rows = xp.flatnonzero(is_coupled)
         self.size = int(self.rows.size)
         self.dtype = choose_dtype(self.size, dtype)
         self._diagonal = engine.add_signs(self.squares, self.rows)
@@ -204,7 +208,8 @@ class UnfoldingGram:
             assert self._piece is not None
             multiply = functools.partial(self._piece.multiply_gram, mode=1)
             vectors = self._iterate_early(multiply, self._num_columns, rank)
-            squares, rotation = _sort_pairs(eigen.gram_of(self._piece.multiply(vectors)), rank)
+            gram = eigen.gram_of(self._piece.multiply(vectors))
+            squares, rotation = eigen.sort_pairs(gram, rank)
             is_known = squares > rotation.shape[0] * np.finfo(self.dtype).eps * squares[0]
             squares, rotation = squares[is_known], rotation[:, is_known]
             # Multiplied once more: two blocks with a row for each of `rows` would be too large.
@@ -215,7 +220,7 @@ class UnfoldingGram:
         else:
             operator = (self.multiply, self.size, rank, self._engine.xp)
             _, vectors = eigen.find_leading_eigenpairs(*operator)
-        squares, rotation = _sort_pairs(self.project(vectors), rank)
+        squares, rotation = eigen.sort_pairs(self.project(vectors), rank)
         return squares, eigen.multiply_block(vectors, rotation)
 
     def _iterate_early(self, multiply: Callable[[Array], Array], size: int, rank: int) -> Array:
@@ -335,24 +340,10 @@ def fits_basis(size: int, rank: int, dtype: np.dtype) -> bool:
     return count_rounds(size, rank) * block_nbytes <= _MAX_BASIS_NBYTES
 
 
-def _sort_pairs(matrix: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the largest eigenvalues of a small matrix, descending, and their vectors."""
-    values, vectors = eigh(matrix)
-    return values[::-1][:rank], vectors[:, ::-1][:, :rank]
-
-
 def count_rounds(size: int, rank: int) -> int:
     """Return the least number of rounds for which `bound_shortfall` is below `MAX_SHORTFALL`."""
     counts = itertools.count(2)
     return next(n for n in counts if eigen.bound_shortfall(size, rank, n) <= MAX_SHORTFALL)
-
-
-def _unite(rows: list[Array], num_rows: int, xp: ModuleType) -> Array:
-    """Return the rows that are in any of some lists, ascending."""
-    is_listed = xp.zeros(num_rows, bool)
-    for own in rows:
-        is_listed[own] = True
-    return xp.flatnonzero(is_listed)
 
 
 # On the device of a group

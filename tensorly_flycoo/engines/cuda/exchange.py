@@ -1,6 +1,5 @@
 """Exchanges between GPUs in one launch: many small arrays are copied, or parts of one added."""
 
-import functools
 from collections.abc import Sequence
 
 import cupy
@@ -10,8 +9,6 @@ from ...format import tree as trees
 from . import tuning
 from .launch import get_direct_kernel
 from .structs import COPIES, MAX_COPIES, allocate_struct
-
-_express = functools.cache(trees.express)
 
 
 def copy_blocks(copies: Sequence[tuple[cupy.cuda.MemoryPointer, Array]]) -> None:
@@ -47,7 +44,7 @@ def add_parts(rows: Array, tree: trees.Tree) -> Array:
         return trees.add_parts(rows, tree)
     num_rows = rows.shape[0] // trees.count_parts(tree)
     sums = cupy.empty((num_rows, *rows.shape[1:]), rows.dtype)
-    macros = {"VALUE": rows.dtype, "TREE": _express(tree, "PART")}
+    macros = {"VALUE": rows.dtype, "TREE": trees.express(tree, "PART")}
     kernel = get_direct_kernel("add_parts.cu", "add_parts", "qQQ", rows.data.device_id, **macros)
     grid = (-(-sums.size // tuning.BLOCK_SIZE), 1)
     kernel(grid, tuning.BLOCK_SIZE, sums.size, rows.data.ptr, sums.data.ptr)

@@ -3,7 +3,7 @@
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from ...base.array_modules import GpuArray as Array
 from ...base.array_modules import is_cupy, move
-from ...base.devices import Request
+from ...base.devices import Devices, Request
 from .exchange import copy_blocks
 
 #: Copies to a GPU with fewer bytes in all are made by a kernel; the driver's take the host longer.
@@ -24,8 +24,8 @@ _READABLE = (cupy.cuda.Memory, cupy.cuda.memory.PooledMemory)
 _logger = logging.getLogger("tensorly_flycoo")
 
 
-class CudaDevices:
-    """The GPUs 0 to count - 1, numbered as CuPy does; implements `devices.Devices`.
+class CudaDevices(Devices):
+    """The GPUs 0 to count - 1, numbered as CuPy does.
 
     Copies go straight from GPU to GPU, over NVLink or PCIe where GPUs can read each other's memory.
     """
@@ -68,17 +68,50 @@ class CudaDevices:
         with self.use(device):
             return function(*args)
 
-    def launch(self, results: Iterator[Any]) -> Iterable[Any]:
-        return results
-
-    def bring(self, array: Array, device: int) -> Array:
-        return self.gather([((array,), device)])[0]
-
     def gather(self, requests: Sequence[Request]) -> list[Array]:
-        exchange = _Exchange(self._lets_kernels_read)
-        arrays = [exchange.add(parts, device) for parts, device in requests]
-        exchange.launch(self._get_link)
+        targets: dict[int, _Copies] = {}
+        arrays = [_allocate(parts, device, targets) for parts, device in requests]
+        self._launch(list(targets.values()))
         return arrays
+
+    def _launch(self, targets: Sequence["_Copies"]) -> None:
+        """Launch copies together, when the memory for all is allocated.
+
+        They wait for earlier work on both GPUs' current streams, and later work there waits for
+        them, since it may use the copies, or the memory of what was copied. If kernels of each GPU
+        can read the memory of all, a kernel of the target makes small copies, all at once. Others
+        between GPUs run on a stream of the target's own: on the default stream they would wait for
+        all work on both.
+        """
+        copied: dict[int, Array] = {}
+        suit = [t for t in targets if t.nbytes <= SMALL_NBYTES and t.suits_kernel]
+        small = suit if self._lets_kernels_read else []
+        large = [t for t in targets if t not in small]
+        for target in large:
+            target.make_contiguous(copied)
+        gpus = {gpu for t in targets if t.homes for gpu in (t.device, *t.homes)}
+        links = {gpu: self._get_link(gpu) for gpu in sorted(gpus)}
+        awaited = {gpu for t in targets for gpu in t.homes} | {t.device for t in large}
+        try:
+            for gpu in links.keys() & awaited:
+                with cupy.cuda.Device(gpu):
+                    links[gpu].ready.record(cupy.cuda.get_current_stream())
+            for target in large:
+                target.launch_copies(links)
+            for target in small:
+                target.launch_kernel(links)
+            for gpu in links:
+                with cupy.cuda.Device(gpu):
+                    stream = cupy.cuda.get_current_stream()
+                    for target in targets:
+                        if gpu in target.homes:
+                            stream.wait_event(links[target.device].copied)
+        except BaseException:
+            for gpu, link in links.items():  # what is freed now must not be in use by copies
+                with cupy.cuda.Device(gpu):
+                    cupy.cuda.get_current_stream().synchronize()
+                    link.copies.synchronize()
+            raise
 
     def _get_link(self, device: int) -> "_Link":
         """Return what copies to a device need; a thread's own, since events are used again."""
@@ -93,9 +126,6 @@ class CudaDevices:
     def collect(self, arrays: Sequence[Array]) -> list[Array]:
         there = iter(self.gather([((array,), 0) for array in arrays if is_cupy(array)]))
         return [next(there) if is_cupy(array) else array for array in arrays]
-
-    def replicate(self, arrays: Sequence[Array], function: Callable[..., Array]) -> Array:
-        return function(*self.collect(arrays))
 
     def fetch(self, arrays: Sequence[Array]) -> list[np.ndarray]:
         fetched = []
@@ -180,66 +210,23 @@ class _Copies:
                 target.copy_from_device_async(array.data, array.nbytes, stream)
 
 
-class _Exchange:
-    """Copies that are launched together, when the memory for all is allocated.
-
-    They wait for earlier work on both GPUs' current streams, and later work there waits for them,
-    since it may use the copies, or the memory of what was copied. If kernels of each GPU can read
-    the memory of all, a kernel of the target makes small copies, all at once. Others between GPUs
-    run on a stream of the target's own: on the default stream they would wait for all work on both.
-    """
-
-    def __init__(self, lets_kernels_read: bool) -> None:
-        self._lets_kernels_read = lets_kernels_read
-        self._targets: dict[int, _Copies] = {}
-
-    def add(self, arrays: Sequence[Array], device: int) -> Array:
-        """Return the array on `device` that will have the rows of `arrays`."""
-        first, shape = arrays[0], arrays[0].shape
-        if len(arrays) > 1:
-            shape = (sum([array.shape[0] for array in arrays]), *shape[1:])
-        elif is_cupy(first) and first.data.device_id == device:
-            return first
-        with cupy.cuda.Device(device):
-            if not is_cupy(first):
-                return cupy.asarray(first)
-            whole, offset = cupy.empty(shape, first.dtype), 0
-        if device not in self._targets:
-            self._targets[device] = _Copies(device)
-        for array in arrays:
-            if array.size:
-                self._targets[device].add(whole.data + offset, array)
-                offset += array.nbytes
-        return whole
-
-    def launch(self, get_link: Callable[[int], _Link]) -> None:
-        """Launch the copies."""
-        targets = list(self._targets.values())
-        copied: dict[int, Array] = {}
-        suit = [t for t in targets if t.nbytes <= SMALL_NBYTES and t.suits_kernel]
-        small = suit if self._lets_kernels_read else []
-        large = [t for t in targets if t not in small]
-        for target in large:
-            target.make_contiguous(copied)
-        gpus = {gpu for t in targets if t.homes for gpu in (t.device, *t.homes)}
-        links = {gpu: get_link(gpu) for gpu in sorted(gpus)}
-        awaited = {gpu for t in targets for gpu in t.homes} | {t.device for t in large}
-        try:
-            for gpu in links.keys() & awaited:
-                with cupy.cuda.Device(gpu):
-                    links[gpu].ready.record(cupy.cuda.get_current_stream())
-            for target in large:
-                target.launch_copies(links)
-            for target in small:
-                target.launch_kernel(links)
-            for gpu in links:
-                _wait(gpu, [links[t.device].copied for t in targets if gpu in t.homes])
-        except BaseException:
-            for gpu, link in links.items():  # what is freed now must not be in use by copies
-                with cupy.cuda.Device(gpu):
-                    cupy.cuda.get_current_stream().synchronize()
-                    link.copies.synchronize()
-            raise
+def _allocate(arrays: Sequence[Array], device: int, targets: dict[int, _Copies]) -> Array:
+    """Return the array on `device` that will have the rows of `arrays`; note what to copy."""
+    first, shape = arrays[0], arrays[0].shape
+    if len(arrays) > 1:
+        shape = (sum([array.shape[0] for array in arrays]), *shape[1:])
+    elif is_cupy(first) and first.data.device_id == device:
+        return first
+    with cupy.cuda.Device(device):
+        if not is_cupy(first):
+            return cupy.asarray(first)
+        whole, offset = cupy.empty(shape, first.dtype), 0
+    copies = targets.setdefault(device, _Copies(device))
+    for array in arrays:
+        if array.size:
+            copies.add(whole.data + offset, array)
+            offset += array.nbytes
+    return whole
 
 
 def _suits_kernel(array: Array) -> bool:
@@ -250,15 +237,6 @@ def _suits_kernel(array: Array) -> bool:
     has_rows = array.ndim == 2 and array.strides[1] == array.itemsize and array.strides[0] > 0
     has_words = array.itemsize % 4 == 0 and (has_rows or array.flags.c_contiguous)
     return has_words and isinstance(array.data.mem, _READABLE)
-
-
-def _wait(gpu: int, events: Sequence[cupy.cuda.Event]) -> None:
-    """Let later work on a GPU wait for events."""
-    if events:
-        with cupy.cuda.Device(gpu):
-            stream = cupy.cuda.get_current_stream()
-            for event in events:
-                stream.wait_event(event)
 
 
 def _let_read(device: int, other: int) -> bool:

@@ -81,7 +81,12 @@ def _find_chunks(key: np.ndarray, chunk: int, num_chunks: int, dtype: np.dtype) 
     if num_doublings == 0:
         return states
     num_skipped = chunk.bit_length() - 1
-    polynomials = _list_polynomials(num_skipped + num_doublings, dtype)
+    # The polynomials that jump over 1, 2, 4, ... states.
+    first = np.zeros((num_skipped + num_doublings, _STATE_WORDS), np.uint32)
+    first[0, _STATE_WORDS // 32] = 1 << _STATE_WORDS % 32  # t^624
+    polynomials = cupy.asarray(first)
+    kernel = _get_kernel("square_polynomial", dtype)
+    launch.launch(kernel, (1,), 1024, (np.int32(len(first) - 1), polynomials))
     kernel = _get_kernel("jump_states", dtype)
     for doubling in range(num_doublings):
         distance = 1 << doubling
@@ -89,16 +94,6 @@ def _find_chunks(key: np.ndarray, chunk: int, num_chunks: int, dtype: np.dtype) 
         arguments = (polynomials[num_skipped + doubling], np.int64(distance), states)
         launch.launch(kernel, grid, _STATE_WORDS, arguments, _WINDOW_NBYTES)
     return states
-
-
-def _list_polynomials(count: int, dtype: np.dtype) -> Array:
-    """Return the polynomials that jump over 1, 2, 4, ... states: (count, 624)."""
-    first = np.zeros((count, _STATE_WORDS), np.uint32)
-    first[0, _STATE_WORDS // 32] = 1 << _STATE_WORDS % 32  # t^624
-    polynomials = cupy.asarray(first)
-    kernel = _get_kernel("square_polynomial", dtype)
-    launch.launch(kernel, (1,), 1024, (np.int32(count - 1), polynomials))
-    return polynomials
 
 
 def _get_kernel(name: str, dtype: np.dtype) -> cupy.RawKernel:

@@ -78,8 +78,12 @@ class CudaPrimitives(Primitives):
         for first in range(0, values.size, max(size, 1)):
             # Includes the previous nonzero, to compare the first one with.
             block = slice(max(first - 1, 0), first + size)
-            arrays = (_copy_to_gpu(coords[:, block]), _copy_to_gpu(values[None, block])[0])
-            _pack_block(*arrays, record_format, records[block], found)
+            own = _copy_to_gpu(coords[:, block])
+            own_values = cupy.ascontiguousarray(_copy_to_gpu(values[None, block])[0])
+            packing, count = make_packing(record_format, own), own_values.size
+            kernel = launch.get_kernel("pack.cu", "pack", **pack_macros(record_format, own.dtype))
+            arguments = (packing, np.int64(count), own, own_values, records[block], found)
+            launch.launch_items(kernel, count, arguments)
         descends, is_outside, is_infinite, has_zeros = found.get()
         if is_outside:
             check_inside(coords, record_format.shape)
@@ -348,18 +352,6 @@ def _copy_to_gpu(rows: Array) -> Array:
     for row, target in zip(rows, copied, strict=True):
         target.set(np.ascontiguousarray(row, copied.dtype))
     return copied
-
-
-def _pack_block(
-    coords: Array, values: Array, record_format: RecordFormat, records: Array, found: Array
-) -> None:
-    """Launch the packing of nonzeros on the GPU; it sets the flags in `found`."""
-    kernel = launch.get_kernel("pack.cu", "pack", **pack_macros(record_format, coords.dtype))
-    arguments = (
-        make_packing(record_format, coords), np.int64(values.size), coords,
-        cupy.ascontiguousarray(values), records, found,
-    )  # fmt: skip
-    launch.launch_items(kernel, values.size, arguments)
 
 
 def _read_keys(

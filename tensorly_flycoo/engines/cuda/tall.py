@@ -77,7 +77,8 @@ def gram_blocks(x: Array) -> Blocks:
     rows_per_block = tuning.choose_rows_per_block(num_rows)
     num_blocks = -(-num_rows // rows_per_block)
     memory = cupy.cuda.alloc(8 * num_blocks * rank * rank)
-    kernel = _get_gram_kernel(rank, x.data.device_id)
+    macros = {"RANK": rank, "BLOCK_SIZE": tuning.BLOCK_SIZE}
+    kernel = get_direct_kernel("gram.cu", "gram", "qiQqQ", x.data.device_id, **macros)
     arguments = (num_rows, rows_per_block, x.data.ptr, row_stride(x), memory.ptr)
     kernel((num_blocks, 1), tuning.BLOCK_SIZE, *arguments)
     return _add_grams(Blocks(memory, memory.ptr, (num_blocks, rank, rank)))
@@ -248,12 +249,6 @@ def find_extremes(x: Array) -> tuple[np.ndarray, np.ndarray]:
 def row_stride(x: Array) -> int:
     """Return the numbers from the start of a row to the next."""
     return x.strides[0] // x.itemsize
-
-
-@functools.cache
-def _get_gram_kernel(rank: int, device_id: int) -> DirectKernel:
-    macros = {"RANK": rank, "BLOCK_SIZE": tuning.BLOCK_SIZE}
-    return get_direct_kernel("gram.cu", "gram", "qiQqQ", device_id, **macros)
 
 
 @functools.cache

@@ -12,6 +12,8 @@
 // MACRO NUM_FACTORS: those that are multiplied, 1 or more
 // MACRO NUM_WARPS: warps of a block that contracts
 
+#include "items.cuh"
+
 struct Factors {
     const VALUE* values[NUM_FACTORS];
     long long row_strides[NUM_FACTORS];
@@ -37,13 +39,11 @@ struct Factors {
 
 extern "C" __global__ void combine_rows(Factors factors, long long num_values, int rank, VALUE* out)
 {
-    const long long step = static_cast<long long>(gridDim.x) * blockDim.x;
-    for (long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
-         i < num_values; i += step) {
+    for_own_items(num_values, [&](long long i) {
         VALUE product = 1;
         const bool is_inside = factors.multiply(i / rank, static_cast<int>(i % rank), product);
         out[i] = is_inside ? product : VALUE(0);
-    }
+    });
 }
 
 // The mode that is left has the bits from `below` on, `width` of them; `num_terms` are the rows of
