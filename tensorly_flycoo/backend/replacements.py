@@ -147,12 +147,6 @@ def _register_sparse_backend(original: Callable, name: str) -> None:
     loaded[name] = loaded["numpy"]
 
 
-_LOST_LABELS = (
-    "the result has no labels: a decomposition that was imported from TensorLy before "
-    "tensorly_flycoo does not keep those of a LabelledTensor; call tl.decomposition.NAME instead"
-)
-
-
 def _initialize_cp(original: Callable, *args: Any, **kwargs: Any) -> Any:
     bound = inspect.signature(original).bind(*args, **kwargs)
     bound.apply_defaults()
@@ -161,7 +155,11 @@ def _initialize_cp(original: Callable, *args: Any, **kwargs: Any) -> Any:
     if isinstance(init, Continued):
         return init
     if isinstance(tensor, LabelledTensor):
-        warn(_LOST_LABELS)
+        warn(
+            "the result has no labels: a decomposition that was imported from TensorLy before "
+            "tensorly_flycoo does not keep those of a LabelledTensor; call tl.decomposition.NAME "
+            "instead"
+        )
     if isinstance(tensor, WholeTensor):
         tensor = given["tensor"] = tensor.tensor
     else:

@@ -309,9 +309,8 @@ def check_factors(
 def check_weights(weights: Array, rank: int, dtype: np.dtype, array_type: type[Array]) -> None:
     """Refuse weights that are not an array (R,) in the dtype and on the device of x."""
     if not isinstance(weights, array_type) or weights.shape != (rank,) or weights.dtype != dtype:
-        got = _name(type(weights)).removeprefix("builtins.")
-        got += f" of shape {getattr(weights, 'shape', ())} "
-        got += f"and dtype {getattr(weights, 'dtype', None)}"
+        facts = f"shape {getattr(weights, 'shape', ())} and dtype {getattr(weights, 'dtype', None)}"
+        got = f"{_name(type(weights)).removeprefix('builtins.')} of {facts}"
         error = TypeError if getattr(weights, "shape", None) == (rank,) else ValueError
         expected = f"{_name(array_type)} of shape ({rank},) and dtype"
         raise error(f"weights is a {got}, expected a {expected} {dtype}, on the device of x")

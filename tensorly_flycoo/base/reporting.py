@@ -27,11 +27,7 @@ def report(stage: str) -> None:
 
     Without a listener this is a log line at level INFO.
     """
-    listener = _listener.get()
-    if listener is None:
-        _logger.info(stage)
-    else:
-        listener(stage)
+    (_listener.get() or _logger.info)(stage)
 
 
 @contextlib.contextmanager
@@ -132,6 +128,5 @@ def _log_at_end() -> Iterator[None]:
 
 def add_compiled(start_s: float, count: int = 1) -> None:
     """Count kernels whose compilation began at `start_s` (`time.perf_counter`) and ends now."""
-    compilation = _compilation.get()
-    if compilation is not None:
+    if (compilation := _compilation.get()) is not None:
         compilation.add(start_s, count)

@@ -100,12 +100,7 @@ def multiply_matricized(
 
 
 def join_modes(shape: Sequence[int], coords: Array, modes: Iterable[int]) -> Array:
-    """Return the index of each nonzero (nnz,) in `modes` joined into one, the last one fastest.
-
-    >>> x = FlycooTensor([[0, 1], [2, 0], [1, 1]], [2.0, 3.0], shape=(3, 4, 2))
-    >>> join_modes(x.shape, x.nonzeros()[0], (1, 2))
-    array([5, 1])
-    """
+    """Return the index of each nonzero (nnz,) in `modes` joined into one, the last fastest."""
     joined = array_module(coords).zeros_like(coords[0])
     for mode in modes:
         joined = joined * shape[mode] + coords[mode]

@@ -64,8 +64,7 @@ def cp_to_entries(cp_tensor: Any, coords: Array) -> Array:
         raise TypeError("coords has labels, expected integers: pass a table to LabelledCP.predict")
     weights, factors = take_model(cp_tensor)
     shape = tuple(factor.shape[0] for factor in factors)
-    coords = check_coords(coords, shape)
-    coords = move(coords, array_module(factors[0]))
+    coords = move(check_coords(coords, shape), array_module(factors[0]))
     check_inside(coords, shape)
     return evaluate_model(coords, weights, factors)
 

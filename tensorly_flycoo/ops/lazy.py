@@ -47,14 +47,6 @@ class ModeView(LazyArray):
     Unfoldings, transposes and reshapes are such views. `groups` are the modes joined to each axis,
     the last one varying fastest; an axis without modes has size 1. A view with two axes can be
     multiplied by a dense array if the axis that remains is a single mode.
-
-    >>> from tensorly_flycoo import FlycooTensor
-    >>> x = FlycooTensor([[0, 1], [2, 0], [1, 1]], [2.0, 3.0], shape=(3, 3, 2))
-    >>> view = ModeView(x, [(2, 1), (0,)])
-    >>> view, view.shape
-    (<ModeView: modes (2, 1), (0,) of shape (3, 3, 2)>, (6, 3))
-    >>> np.arange(6.0) @ view
-    array([10.,  9.,  0.])
     """
 
     _instead = "tl.tensor makes it a sparse tensor, if no axis is longer than 2**32"
@@ -103,9 +95,8 @@ class ModeView(LazyArray):
             raise densify_error(operation, self.shape, instead)
         if self.ndim != 2 or len(self.groups[axis]) != 1:
             kept = self.shape[axis] if self.ndim == 2 else self.shape
-            raise densify_error(
-                operation, (kept, *other.shape[1:]), "tl.tenalg.mode_dot with a vector stays sparse"
-            )
+            instead = "tl.tenalg.mode_dot with a vector stays sparse"
+            raise densify_error(operation, (kept, *other.shape[1:]), instead)
 
 
 class LazyUnfolding(Unfolding, ModeView):

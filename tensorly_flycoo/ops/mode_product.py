@@ -48,17 +48,12 @@ class ModeProduct(LazyArray):
     def __repr__(self) -> str:
         return f"<ModeProduct of shape {self.shape}>"
 
-    def unfold(self, mode: int) -> ProductUnfolding:
-        """Return the lazy unfolding along a mode without a factor."""
-        return ProductUnfolding(self, mode)
-
     def move_axis(self, source: int, destination: int) -> ModeProduct | Array:
         """Move one axis, lazily if it is a mode without a factor and moves to the front."""
         mode = self._axes[check_mode(source, self.ndim)]
         if destination == 0 and mode in self.free_modes:
-            return ModeProduct(
-                self.source, self.factors, [mode, *(n for n in self._axes if n != mode)]
-            )
+            axes = [mode, *(n for n in self._axes if n != mode)]
+            return ModeProduct(self.source, self.factors, axes)
         return np.moveaxis(self.to_array(), source, destination)
 
     def reshape(self, shape: Sequence[int]) -> ProductUnfolding:
@@ -66,7 +61,7 @@ class ModeProduct(LazyArray):
         unfolded = (self.shape[0], math.prod(self.shape[1:]))
         if self._axes[0] in self.factors or tuple(shape) not in [(self.shape[0], -1), unfolded]:
             raise densify_error(f"tl.reshape to {shape}", self.shape, self._instead)
-        return self.unfold(self._axes[0])
+        return ProductUnfolding(self, self._axes[0])
 
     def norm(self) -> Array:
         """Return the Frobenius norm; with one free mode, only its non-empty rows are formed."""

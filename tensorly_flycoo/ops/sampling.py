@@ -29,15 +29,6 @@ class NonzeroSampler:
     layout never moves them, else copied once. The first call of `fibres` also sorts and keeps, for
     each mode but the last, an order in which its fibres are contiguous: 4 bytes per nonzero and
     mode. Each look-up takes ``log2(nnz)`` steps.
-
-    >>> x = FlycooTensor([[0, 1, 1], [2, 0, 1]], [1.0, 2.0, 3.0], (2, 3))
-    >>> sampler = make_sampler(x)
-    >>> sampler.entries([np.array([1, 0, 1]), np.array([0, 0, 1])])
-    array([2., 0., 3.])
-    >>> sampler.fibres(1, {0: np.array([1, 0])}).toarray()
-    array([[2., 0.],
-           [3., 0.],
-           [0., 1.]])
     """
 
     def __init__(self, layout: AnyLayout, engine: Engine) -> None:
@@ -173,12 +164,7 @@ def make_sampler(x: FlycooTensor) -> NonzeroSampler | SlabSampler:
 
 
 def find_chances(x: FlycooTensor, coords: Array) -> np.ndarray:
-    """Return the probability of each cell (count,), if indices come from separate nonzeros.
-
-    >>> x = FlycooTensor([[0, 1, 1], [0, 0, 2]], [1.0, 1.0, 1.0], (2, 3))
-    >>> (9 * find_chances(x, np.array([[0, 1], [1, 0]]))).round(9)
-    array([0., 4.])
-    """
+    """Return the probability of each cell (count,), if indices come from separate nonzeros."""
     chances = np.ones(coords.shape[1])
     for mode, rows in enumerate(move(coords, np)):
         of_pieces = map_pieces(_count_rows, x._layout, x._engine, mode, x.shape[mode])

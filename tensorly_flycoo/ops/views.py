@@ -87,12 +87,7 @@ def move_axis(x: Viewable, source: int, destination: int) -> FlycooTensor | Mode
 
 
 def reshape(x: Viewable, shape: int | Sequence[int]) -> FlycooTensor | ModeView:
-    """Reshape a sparse tensor or view by joining consecutive modes; none can be split.
-
-    >>> x = FlycooTensor([[0, 1], [2, 0], [1, 1]], [2.0, 3.0], shape=(3, 4, 2))
-    >>> reshape(x, (3, -1)), reshape(x, (-1,)), reshape(reshape(x, (-1,)), (3, 4, 2)) is x
-    (<Unfolding: mode 0 of shape (3, 4, 2)>, <ModeView: modes (0, 1, 2) of shape (3, 4, 2)>, True)
-    """
+    """Reshape a sparse tensor or view by joining consecutive modes; none can be split."""
     groups = _groups(x, "tl.reshape")
     sizes = _tensor_of(x).shape
     modes = [mode for group in groups for mode in group]

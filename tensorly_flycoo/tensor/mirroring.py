@@ -62,7 +62,9 @@ def mirror(function: Callable[_P, _R]) -> Callable[_P, _R]:
         give_back = _to_gpu if has_cupy else _to_host
         callback = kwargs.get("callback")
         if is_on_host and callable(callback):
-            kwargs |= {"callback": _show(callback, give_back)}
+            kwargs["callback"] = lambda model, *error: callback(
+                _Held.of(model, give_back), *map_arrays(give_back, error)
+            )
         result = function(*args, **kwargs)
         if is_on_host:
             with span("way back"):
@@ -157,15 +159,6 @@ def _to_gpu(array: Array) -> Array:
     return move(array, sys.modules["cupy"]) if _is_companion(array) else array
 
 
-def _show(callback: Callable[..., Any], give_back: Callable[[Array], Array]) -> Callable[..., Any]:
-    """Return a callback whose models move their arrays when these are looked at."""
-
-    def call(model: Any, *error: Any) -> Any:
-        return callback(_Held.of(model, give_back), *map_arrays(give_back, error))
-
-    return call
-
-
 class _Held:
     """Part of a class of models: attributes of the model that is shown move on first use."""
 
@@ -184,7 +177,6 @@ class _Held:
         return shown
 
     def __getattr__(self, name: str) -> Any:
-        """Move an attribute, and keep it."""
         if name.startswith("__"):
             raise AttributeError(name)
         value = map_arrays(self._give_back, getattr(self._shown, name))

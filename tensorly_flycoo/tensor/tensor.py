@@ -519,11 +519,6 @@ class FlycooTensor:
         options |= {"slabs": self.slabs, "dtype": dtype, "keep": self.keep, "groups": groups}
         return FlycooTensor(coords, values, shape, **options)
 
-    @property
-    def T(self) -> FlycooTensor:
-        """The tensor with its modes reversed; see `transpose`."""
-        return self.transpose()
-
     def transpose(self, *axes: Any) -> FlycooTensor:
         """Reorder the modes; `tl.transpose` makes a lazy view instead.
 
@@ -554,6 +549,8 @@ class FlycooTensor:
             return self
         shape = [self.shape[mode] for mode in order]
         return self._derive(lambda x: rebuild(x, _permute, order, shape=shape))
+
+    T = property(transpose)
 
     # Over all modes or some
 
@@ -596,9 +593,8 @@ class FlycooTensor:
             return self._engine.xp.asarray(total_sum, self.dtype)[()]
         kept = [mode for mode in range(self.ndim) if mode not in modes]
         shape = [self.shape[mode] for mode in kept]
-        return self._derive(
-            lambda x: rebuild(x, _keep_modes, kept, x._engine, shape=shape)
-        )._flatten()
+        summed = self._derive(lambda x: rebuild(x, _keep_modes, kept, x._engine, shape=shape))
+        return summed._flatten()
 
     def mean(self, axis: int | Iterable[int] | None = None) -> FlycooTensor | Array:
         """Average the elements, including zeros, over all or some modes.

@@ -6,7 +6,7 @@ from mode_products import make_dense, make_product, multiply
 from problems import make_factors
 
 from tensorly_flycoo import DensifyError, FlycooTensor
-from tensorly_flycoo.ops.mode_product import ModeProduct
+from tensorly_flycoo.ops.mode_product import ModeProduct, ProductUnfolding
 
 
 def check_array(array, dense, product, dtype="float64"):
@@ -90,7 +90,7 @@ def test_other_shapes_are_refused():
 
 def test_only_a_mode_without_a_factor_is_unfolded():
     with pytest.raises(ValueError, match="1 is not in list"):
-        make_product(make_dense((4, 5, 6)), (1, 2)).unfold(1)
+        ProductUnfolding(make_product(make_dense((4, 5, 6)), (1, 2)), 1)
 
 
 def test_more_than_2_to_63_cells():
@@ -102,10 +102,10 @@ def test_more_than_2_to_63_cells():
     core = ModeProduct(x, factors).to_array()
     rows = [factors[n][coords[n], 0] for n in range(4)]
     np.testing.assert_allclose(core.ravel(), np.prod(rows, axis=0) @ [3.0, 4.0, 5.0, 6.0])
-    left, _ = ModeProduct(x, {n: factors[n] for n in (1, 2)}).unfold(0).svd(1)
+    left, _ = ProductUnfolding(ModeProduct(x, {n: factors[n] for n in (1, 2)}), 0).svd(1)
     assert left.shape == (5, 1)
     product = ModeProduct(x, {3: factors[3]})
-    for use in (product.to_array, lambda: product.unfold(0).svd(1)):
+    for use in (product.to_array, lambda: ProductUnfolding(product, 0).svd(1)):
         with pytest.raises(DensifyError, match=r"all modes but .*1 and 2 would make"):
             use()
 
@@ -133,4 +133,4 @@ def test_it_is_never_formed_by_accident():
             use(product)
     assert (product.shape, product.ndim, product.dtype) == ((4, 4, 3), 3, np.float64)
     with pytest.raises(DensifyError, match="ProductUnfolding: mode 0 of <ModeProduct"):
-        np.asarray(product.unfold(0))
+        np.asarray(ProductUnfolding(product, 0))

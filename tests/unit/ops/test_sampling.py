@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tensorly_flycoo import FlycooTensor, mttkrp
-from tensorly_flycoo.ops.sampling import fit_fibres, make_sampler
+from tensorly_flycoo.ops.sampling import find_chances, fit_fibres, make_sampler
 from tensorly_flycoo.testing import random_tensor
 
 _SHAPE = (6, 5, 7, 4)
@@ -93,3 +93,9 @@ def test_least_squares(is_weighted, count, mode):
     bound = 10 * count * np.finfo(float).eps * values[0] / values[rank - 1]
     assert found.shape == (_SHAPE[mode], 3)
     assert np.abs(found - expected.T).max() <= bound * (1 + np.abs(expected).max())
+
+
+def test_chances_of_cells():
+    x = FlycooTensor([[0, 1, 1], [0, 0, 2]], [1.0, 1.0, 1.0], (2, 3))
+    found = find_chances(x, np.array([[0, 1], [1, 0]]))
+    np.testing.assert_allclose(found, [0, 4 / 9])

@@ -8,6 +8,7 @@ from problems import make_problem
 from tensorly_flycoo import DensifyError, FlycooTensor
 from tensorly_flycoo.format.layout import Layout
 from tensorly_flycoo.ops import ttmc
+from tensorly_flycoo.ops.mode_product import ProductUnfolding
 from tensorly_flycoo.ops.ttmc import (
     check_free_modes,
     count_nonempty_rows,
@@ -57,7 +58,7 @@ def test_leading_pairs_are_of_non_empty_rows():
     arguments = (product.tensor, 0, [2], product.factors)
     vectors, values, numbers = find_leading_pairs(*arguments, 3)
     assert numbers.tolist() == [0, 1, 3, 4, 6, 7, 8]
-    left, expected = product.unfold(0).svd(3)
+    left, expected = ProductUnfolding(product, 0).svd(3)
     np.testing.assert_array_equal(values, expected)
     np.testing.assert_allclose(np.abs(left[numbers]), np.abs(vectors), atol=1e-12)
     vectors, values, _ = find_leading_pairs(*arguments, 100)
@@ -100,7 +101,7 @@ def path(request, monkeypatch):
 def check_svd(product, dense, mode, rank, dtype="float64"):
     """Compare values, and the span of the vectors, with NumPy's."""
     matrix = np.moveaxis(multiply(dense, product), mode, 0).reshape(dense.shape[mode], -1)
-    unfolding = product.unfold(mode)
+    unfolding = ProductUnfolding(product, mode)
     assert (unfolding.shape, unfolding.dtype) == (matrix.shape, dtype)
     left, values = unfolding.svd(rank)
     vectors, expected, _ = np.linalg.svd(matrix, full_matrices=False)
@@ -144,7 +145,7 @@ def test_svd_in_single_precision(modes):
 def test_svd_of_few_nonzeros(nnz, modes):
     dense = np.zeros((9, 7, 8))
     dense.flat[:nnz] = 3.0
-    left, values = make_product(dense, modes).unfold(0).svd(4)
+    left, values = ProductUnfolding(make_product(dense, modes), 0).svd(4)
     np.testing.assert_allclose(left.T @ left, np.eye(4), atol=1e-14)
     assert np.count_nonzero(values) == nnz
 
