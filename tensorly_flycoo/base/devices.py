@@ -73,6 +73,9 @@ class OneDevice(Devices):
         self._xp = xp
         self.count = count
 
+    def check_current(self) -> None:
+        pass
+
     def use(self, device: int) -> AbstractContextManager[object]:
         return nullcontext()
 
