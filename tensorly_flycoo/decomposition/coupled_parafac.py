@@ -254,10 +254,8 @@ class _CoupledALS(Run):
     def make(self) -> CoupledCP:
         cp_tensors: list[CPTensor] = []
         for block, own in zip(self.blocks, self.weights, strict=True):
-            weights, shared = (
-                own * own.dtype.type(block.power),
-                [self.factors[n] for n in block.modes],
-            )
+            weights = own * own.dtype.type(block.power)
+            shared = [self.factors[n] for n in block.modes]
             if block.labels is None:
                 cp_tensors.append(CPTensor((weights, shared)))
             else:  # the constructor would sort by this block's weights alone

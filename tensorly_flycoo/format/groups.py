@@ -33,11 +33,6 @@ def choose_groups(shape: Sequence[int], nnz: int, num_slabs: int = 1) -> Groups:
 
     The choice depends on nothing but the shape and the numbers of nonzeros and slabs, so results do
     not depend on where and how they are computed.
-
-    >>> choose_groups((16, 3, 105, 365, 20), 330_000)
-    ((0, 1, 2), (3, 4))
-    >>> choose_groups((1000, 1000, 1000), 10**6)
-    ((0,), (1,), (2,))
     """
     modes = range(len(shape))
     best: Groups = tuple((mode,) for mode in modes)

@@ -32,7 +32,6 @@ class IndexedLayout(Layout):
 
     @classmethod
     def arrange(cls, records: Array, cut: Cut, primitives: Primitives) -> Self:
-        """Find the order of each mode."""
         norm = compute_norm(cut.record_format.values(records), primitives)
         pull_ids, tilings = zip(*iterate_orders(records, cut.merged, primitives), strict=True)
         return cls(cut, records, pull_ids, tilings, norm)

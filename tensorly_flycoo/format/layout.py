@@ -48,7 +48,6 @@ class RowTiling:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the arrays."""
         return self.carry_rows.nbytes + self.empty_rows.nbytes
 
 
@@ -98,7 +97,6 @@ class Layout(ABC):
 
     @property
     def nnz(self) -> int:
-        """The number of nonzeros."""
         return self.records.shape[0]
 
     def get_copies(self) -> Sequence[Array]:

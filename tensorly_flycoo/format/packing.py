@@ -31,16 +31,8 @@ class RecordFormat:
     aligned to its own size. There is no linear index, so no integer type bounds the number of
     cells. They are beta and val of the paper's section 3.5, "Tensor Element Representation".
 
-    >>> record = RecordFormat.of((1000, 1000, 1000), "float64", "uint64")
-    >>> record.shifts, record.num_words
-    ((0, 10, 20), 2)
-
     The fields of a group are adjacent, its first mode in the highest bits. Read as one number, they
-    are the index of the group, which `merged` takes for a mode:
-
-    >>> record = RecordFormat.of((1000, 5, 1000), "float64", "uint64", ((0,), (1, 2)))
-    >>> record.shifts, record.merged.shifts, record.merged.shape
-    ((0, 20, 10), (0, 10), (1000, 5120))
+    are the index of the group, which `merged` takes for a mode.
 
     If the combinations that occur of the first group are numbered, the number follows the
     coordinates, and is the index of the group.
@@ -106,7 +98,6 @@ class RecordFormat:
 
     @functools.cached_property
     def ndim(self) -> int:
-        """Number of modes."""
         return len(self.shape)
 
     @functools.cached_property
@@ -253,9 +244,5 @@ def field_width(size: int) -> int:
 
 
 def round_up(number: int, multiple: int) -> int:
-    """Return the next multiple.
-
-    >>> round_up(9, 8), round_up(16, 8)
-    (16, 16)
-    """
+    """Round up to a multiple."""
     return -(-number // multiple) * multiple

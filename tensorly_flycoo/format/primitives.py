@@ -402,11 +402,6 @@ def index_dtype(count: int, smallest: DTypeLike = "uint32") -> np.dtype:
     """Choose the narrowest type that numbers `count` items, but none narrower than `smallest`.
 
     It is signed if `smallest` is.
-
-    >>> index_dtype(65536), index_dtype(65536, smallest="uint16"), index_dtype(2**32 + 1)
-    (dtype('uint32'), dtype('uint16'), dtype('uint64'))
-    >>> index_dtype(2**31, smallest="int32"), index_dtype(2**31 + 1, smallest="int32")
-    (dtype('int32'), dtype('int64'))
     """
     smallest = np.dtype(smallest)
     return next(

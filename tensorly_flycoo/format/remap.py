@@ -31,7 +31,6 @@ class RemapPlan:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the arrays."""
         arrays = (self.pull_ids, self.remap_ids, self.write_order)
         return sum(array.nbytes for array in arrays if array is not None)
 

@@ -71,7 +71,6 @@ class ReplicatedLayout(Layout):
 
     @classmethod
     def arrange(cls, records: Array, cut: Cut, primitives: Primitives) -> Self:
-        """Sort a copy for each mode."""
         norm = compute_norm(cut.record_format.values(records), primitives)
         copies, tilings = [], []
         for places, tiling in iterate_orders(records, cut.merged, primitives):

@@ -36,11 +36,7 @@ def fold_tree(parts: Iterable[_Part], add: Callable[[_Part, _Part], _Part]) -> _
 
 
 def count_waiting(num_parts: int) -> int:
-    """Count the sums that wait in `fold_tree`, at most, while a part is made.
-
-    >>> [count_waiting(num_parts) for num_parts in (1, 2, 3, 4, 7, 8)]
-    [0, 1, 1, 2, 2, 3]
-    """
+    """Count the sums that wait in `fold_tree`, at most, while a part is made."""
     return num_parts.bit_length() - 1
 
 
@@ -59,7 +55,6 @@ def renumber(tree: Tree, numbers: tuple[int, ...]) -> Tree:
 
 @functools.cache
 def count_parts(tree: Tree) -> int:
-    """Count the parts of a tree."""
     return 1 if isinstance(tree, int) else sum(map(count_parts, tree))
 
 

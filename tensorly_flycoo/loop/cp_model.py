@@ -11,7 +11,7 @@ from tensorly.cp_tensor import CPTensor
 
 from ..base.array_modules import Array, array_module, move
 from ..base.checks import warn
-from ..engines.tall import column_norms, is_tall, sum_columns, sum_rows, transposed_product
+from ..engines.tall import column_norms, is_tall, sum_rows, transposed_product
 
 
 def multiply_all(arrays: Array | Sequence[Array], skip: int | None = None) -> Array:
@@ -41,12 +41,6 @@ def multiply_grams(
     if ridge:
         product = product + ridge * xp.eye(rank, dtype=product.dtype)
     return product if weights is None else weights[:, None] * product * weights
-
-
-def multiply_sums(weights: Array | None, factors: Sequence[Array]) -> Array:
-    """Add up all cells of each component, by the factors' column sums: float64 (R,)."""
-    sums = [sum_columns(factor) for factor in factors]
-    return multiply_all(sums if weights is None else [weights.astype(np.float64), *sums])
 
 
 def residual_square(
@@ -125,7 +119,6 @@ def count_zeros(cp_tensor: Any) -> int:
 
 
 def warn_of_zeros(cp_tensor: Any) -> None:
-    """Warn if components are zero."""
     if count := count_zeros(cp_tensor):
         advice = "The start may share nothing with the tensor there: pass init='random'"
         if hasattr(cp_tensor, "bias_modes"):

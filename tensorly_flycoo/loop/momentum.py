@@ -41,7 +41,6 @@ class Pace:
 
 
 def extrapolate(after: Array, before: Array, step: Any) -> Array:
-    """Return ``after + step * (after - before)``."""
     return after + step * (after - before)
 
 

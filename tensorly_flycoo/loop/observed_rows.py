@@ -93,9 +93,8 @@ def fit_rows(
         if empty.size:
             # Their systems are `common` alone, with the same columns that stay.
             slopes = (fitted[empty] @ common)[:, free]
-            fitted[empty[:, None], free] -= call_lapack(
-                np.linalg.solve, common[free][:, free], slopes.T
-            ).T
+            solved = call_lapack(np.linalg.solve, common[free][:, free], slopes.T)
+            fitted[empty[:, None], free] -= solved.T
     # Then `common` is a ridge.
     has_dual = weights is None and is_free is None and not non_negative
 
@@ -120,9 +119,8 @@ def fit_rows(
             part, products, _ = gather(rows, 0, width)
             transposed = products.swapaxes(1, 2)
             own = products @ transposed + common[0, 0] * xp.eye(width)
-            fitted[rows] = (transposed @ call_lapack(np.linalg.solve, own, part[:, :, None]))[
-                :, :, 0
-            ]
+            solved = call_lapack(np.linalg.solve, own, part[:, :, None])
+            fitted[rows] = (transposed @ solved)[:, :, 0]
             continue
         own, target = common, xp.zeros((1, rank, 1))
         step = max(rank, choose_block_size(targets, rank))

@@ -44,7 +44,6 @@ class WholeTensor(LazyArray):
         self._has_begun = self._is_checked = False
 
     def norm(self) -> np.floating:
-        """Return the norm of the tensor that is decomposed."""
         return self.tensor.norm()
 
     def impute(self, weights: Array | None, factors: Sequence[Array]) -> None:
@@ -62,7 +61,6 @@ class WholeTensor(LazyArray):
         return multiply(x._layout, x._engine, factors, mode, self.last_pass, weights)
 
     def mttkrp_of_als(self, weights: Array | None, factors: Sequence[Array], mode: int) -> Array:
-        """Compute an MTTKRP of TensorLy's parafac."""
         product = self.mttkrp(weights, factors, mode)
         if not self._is_checked:
             check_start(product)

@@ -7,7 +7,8 @@ import numpy as np
 from ..base.array_modules import Array, array_module, as_array, move
 from ..base.checks import num_cells
 from ..engines.protocol import Engine
-from ..loop.cp_model import multiply_grams, multiply_sums
+from ..engines.tall import sum_columns
+from ..loop.cp_model import multiply_all, multiply_grams
 from ..loop.losses import find_exact
 from ..loop.masks import find_missing
 from ..loop.scaling import find_exponent
@@ -140,7 +141,8 @@ def cp_fit(
     if is_count:
         arrays = [*factors, *([] if weights is None else [weights])]
         parts = map_pieces(_sum_counts, x._layout, x._engine, x._engine, arrays=arrays)
-        model_sum = float(multiply_sums(weights, factors).sum())
+        sums = [*arrays[len(factors) :], *map(sum_columns, factors)]
+        model_sum = float(multiply_all(sums).sum())
         return complete_fit(sum(parts), model_sum, num_cells(x.shape))
     norm = float(x._layout.norm)
     power = 2.0 ** find_exponent(norm, x.nnz, x.dtype)  # of values far from 1

@@ -144,9 +144,6 @@ def find_edges(counts: Array, num_slabs: int) -> tuple[int, ...]:
     slab that has rows. Equal neighbours enclose a slab without rows: there are some if rows or
     nonzeros are fewer than slabs, or if a row has more nonzeros than a slab should. More slabs than
     nonzeros divide the rows as that many do, and only so many edges are returned.
-
-    >>> find_edges(np.array([2, 1, 0, 1, 2, 0]), 3)
-    (0, 1, 4, 6)
     """
     xp, size = array_module(counts), counts.shape[0]
     # before[r]: nonzeros in rows below r.

@@ -115,7 +115,6 @@ class RowShards(NDArrayOperatorsMixin):
 
     @property
     def xp(self) -> ModuleType:
-        """The array module of the blocks."""
         return array_module(self.blocks[0])
 
     def __len__(self) -> int:

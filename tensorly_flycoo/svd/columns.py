@@ -69,7 +69,6 @@ class Columns:
                 yield slab.home, run(slab.home, list_entries, self.engine, slab.layout, self.mode)
 
     def count_used_rows(self) -> int:
-        """Count the rows that have nonzeros."""
         if self.entries is None:
             return self.num_rows - int(self.layout.find_empty_rows(self.mode).size)
         is_used = self.engine.xp.zeros(self.num_rows, bool)

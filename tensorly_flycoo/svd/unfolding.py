@@ -100,11 +100,6 @@ class Unfolding(LazyMatrix):
     """The unfolding of a sparse tensor along one mode: (I_mode, product of the other sizes).
 
     With `is_exact`, `svd` iterates to rounding error also with more than 8192 coupled rows.
-
-    >>> from tensorly_flycoo import FlycooTensor
-    >>> x = FlycooTensor([[0, 1], [2, 0], [1, 1]], [2.0, 3.0], shape=(3, 3, 2))
-    >>> Unfolding(x, 1)
-    <Unfolding: mode 1 of shape (3, 3, 2)>
     """
 
     def __init__(self, x: FlycooTensor | SparseArray, mode: int, *, is_exact: bool = False) -> None:

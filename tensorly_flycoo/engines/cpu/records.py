@@ -38,7 +38,6 @@ class Fields(NamedTuple):
 
     @classmethod
     def of(cls, record_format: RecordFormat, modes: Iterable[int]) -> "Fields":
-        """Find the coordinates of `modes`."""
         modes = list(modes)
         columns = (record_format.words, record_format.shifts, record_format.masks)
         words, *others = (tuple([np.uint64(column[n]) for n in modes]) for column in columns)
@@ -64,7 +63,6 @@ class Storage(NamedTuple):
 
     @classmethod
     def of(cls, step: Step, record_format: RecordFormat) -> "Storage":
-        """Take the arrays of a step."""
         values, slot = step.records.view(record_format.dtype), np.uint64(record_format.value_slot)
         words = (0,) * record_format.num_words
         return cls(step.records, values, slot, step.pull_ids, step.spare, step.remap_ids, words)
