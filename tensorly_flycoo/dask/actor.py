@@ -143,7 +143,6 @@ class Gpus(NamedTuple):
 def start_workers(
     client: Client, addresses: Iterable[str], device: str | None = None
 ) -> list[WorkerHandle]:
-    """Start an actor on each worker."""
     addresses = list(addresses)
     tasks = {address: _submit(client, address, list_gpus, device) for address in addresses}
     _wait_for_all(client, tasks)
@@ -186,9 +185,6 @@ def _wait_for_all(client: Client, futures: Mapping[str, Future]) -> None:
             late = [address for address, future in futures.items() if future.status == "pending"]
             raise TimeoutError(f"{late} have not started an actor in {_TIMEOUT:.0f} s")
         time.sleep(_INTERVAL)
-
-
-# GPUs
 
 
 def list_gpus(device: str | None) -> Gpus:

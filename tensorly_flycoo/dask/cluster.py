@@ -150,8 +150,6 @@ class Cluster:
             self._calls = [(w, [], w.call("connect", peers, n)) for n, w in enumerate(workers)]
             self._converse({})
 
-    # Commands
-
     def call(
         self,
         worker: WorkerHandle,
@@ -207,8 +205,6 @@ class Cluster:
             for worker, exchange in exchanges.items():
                 worker.queue.append(exchange)
         return keys
-
-    # Messages
 
     def fetch(self, objects: Sequence[RemoteObject]) -> list[Any]:
         """Wait for the values of objects, on any workers; raises what a command has raised."""

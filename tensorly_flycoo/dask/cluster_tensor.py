@@ -40,7 +40,6 @@ def make_layout(
     num_slabs: int,
     layouts: Mapping[int, RemoteLayout] | Sequence[RemoteLayout],
 ) -> ClusterLayout:
-    """Make the layout of a tensor from the rows and the layouts of its slabs."""
     slabs = []
     for number, own in enumerate(rows):
         layout: Any = layouts[number]
@@ -89,7 +88,6 @@ class SlabSource:
     verify: bool
 
     def load(self, site: Site, number: int) -> Layout:
-        """Load a slab, on its worker."""
         if self.keep == "device":
             nbytes = self.index.entries[number].nbytes
             site.check_room(nbytes, f"slab {number} of {self.folder}")
@@ -107,7 +105,6 @@ class SlabSource:
     def _load_missing(
         self, client: Client, workers: Workers, homes: dict[int, int], held: dict[int, RemoteLayout]
     ) -> ClusterLayout:
-        """Load the slabs that are not held."""
         cluster, index = Cluster(client, workers), self.index
         missing = sorted(homes.keys() - held.keys())
         new = [cluster.run(workers[homes[n]], self.load, SITE, n)[0] for n in missing]

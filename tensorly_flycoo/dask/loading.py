@@ -253,7 +253,6 @@ def clear_partitions(site: Site) -> None:
 
 
 def count_partitions(site: Site, mode: int, size: int, labels: Labels) -> np.ndarray:
-    """Count the nonzeros of each row of a mode."""
     counts = np.zeros(size, np.int64)
     for partition in site.partitions.values():
         counts += count_rows(_place(partition, mode, labels), size)
@@ -312,6 +311,5 @@ def merge_bucket(
     for own, table in zip(records, (move(table, np) for table in tables), strict=True):
         parts = np.split(move(own, np), np.cumsum(table[:, 1])[:-1])
         segments += zip(table[:, 0].tolist(), parts, strict=True)
-    segments.sort(key=operator.itemgetter(0))
-    sorted_parts = [part for _, part in segments]
+    sorted_parts = [part for _, part in sorted(segments, key=operator.itemgetter(0))]
     return sort_records(np.concatenate(sorted_parts), rows, record_format, engine)

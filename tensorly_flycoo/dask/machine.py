@@ -60,7 +60,6 @@ class SpareMemory:
         return array.reshape(shape)
 
     def clear(self) -> None:
-        """Give it back."""
         self._spare.clear()
 
 
@@ -93,7 +92,6 @@ class Site:
         return min((count for count in counts if count is not None), default=None)
 
     def check_room(self, nbytes: int, task: str) -> None:
-        """Refuse to begin what needs more memory than there is."""
         free = self.count_free_nbytes()
         if free is not None and nbytes > free:
             raise MemoryError(f"{task} needs {format_nbytes(nbytes)}")
@@ -110,7 +108,6 @@ class SlabFacts(NamedTuple):
 
 
 def describe_slab(x: Layout) -> SlabFacts:
-    """Return what the client wants to know of a slab."""
     return SlabFacts(x.name, x.nnz, x.norm, x.nbytes, x.record_format)
 
 
@@ -170,7 +167,6 @@ class Machine:
             self._changed.notify_all()
 
     def deliver(self, parcel: msg.Parcel) -> None:
-        """Keep what a peer has sent."""
         with self._changed:
             if parcel.epoch >= self._epoch:
                 self._inbox |= {(parcel.epoch, key): x for key, x in parcel.arrays.items()}
@@ -242,7 +238,10 @@ class Machine:
                 free = format_nbytes(self._site.count_free_nbytes())
                 task = error or "an operation"
                 error = MemoryError(f"{task}; {held} is in use for this tensor, {free} is free")
-            return msg.Reply(error=_strip(error))
+            error.__traceback__ = error.__context__ = error.__cause__ = None  # they hold arrays
+            if type(error).__module__.partition(".")[0] not in _SENDABLE:
+                error = RuntimeError(f"{type(error).__name__}: {error}")
+            return msg.Reply(error=error)
 
     def _check(self) -> None:
         if self._running < self._epoch or not self._is_held():
@@ -308,7 +307,6 @@ class Machine:
             self._flush()
 
     def _flush(self) -> None:
-        """Send what waits for peers."""
         for peer, arrays in self._outbox.items():
             self._send(peer, msg.Parcel(self._running, arrays))
         self._outbox = {}
@@ -356,11 +354,3 @@ class Machine:
         arrays = {x.key: array for x, (array, _) in zip(exchange.received, received, strict=True)}
         self._store |= arrays
         self._unproven |= arrays.keys()
-
-
-def _strip(error: Exception) -> Exception:
-    """Return an error that can be sent, without the frames that hold arrays."""
-    error.__traceback__ = error.__context__ = error.__cause__ = None
-    if type(error).__module__.partition(".")[0] not in _SENDABLE:
-        return RuntimeError(f"{type(error).__name__}: {error}")
-    return error

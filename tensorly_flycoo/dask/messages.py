@@ -51,7 +51,6 @@ class Call(NamedTuple):
             raise
 
     def open(self) -> tuple[Callable[..., Any], list[Any], dict[str, Any]]:
-        """Unpickle the function and its arguments, on a worker."""
         return cloudpickle.loads(self.pickled, buffers=self.arrays)
 
 

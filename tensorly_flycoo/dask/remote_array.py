@@ -73,8 +73,6 @@ class RemoteArray(RemoteObject, NDArrayOperatorsMixin):
     def __array__(self, *_: Any, **__: Any) -> NoReturn:
         _refuse("asarray")
 
-    # Methods of arrays
-
     @property
     def ndim(self) -> int:
         return len(self.shape)
@@ -116,7 +114,6 @@ class Replicated(NDArrayOperatorsMixin):
     dtype: np.dtype
 
     def compute_on(self, cluster: Cluster, worker: WorkerHandle) -> RemoteArray:
-        """Have a worker compute it."""
         (key,) = cluster.call(worker, _evaluate, [self._express(worker)])
         return RemoteArray(cluster, worker, key, self.shape, self.dtype)
 
@@ -159,7 +156,6 @@ def _evaluate(x: Any) -> Any:
 
 
 def call_method(array: Any, name: str, *args: Any, **kwargs: Any) -> Any:
-    """Call a method of an array."""
     return getattr(array, name)(*args, **kwargs)
 
 
@@ -176,18 +172,14 @@ def send_all(cluster: Cluster, wanted: Sequence[tuple[RemoteObject, WorkerHandle
 # Shapes and dtypes of results
 
 
-def _stand_in(x: Any) -> Any:
-    """Return an operand without elements, which has the same dtype."""
-    return np.empty(0 if x.ndim else (), x.dtype) if hasattr(x, "ndim") else x
-
-
 def _find_kind(function: Callable, *inputs: Any) -> Kind:
     """Find the shape and the dtype that an elementwise function, or `numpy.matmul`, returns."""
     if function is np.matmul:
         first, second = inputs
         return first.shape[:-1] + second.shape[1:], np.result_type(first.dtype, second.dtype)
+    empty = [np.empty(0 if x.ndim else (), x.dtype) if hasattr(x, "ndim") else x for x in inputs]
     with np.errstate(all="ignore"):
-        dtype = function(*map(_stand_in, inputs)).dtype
+        dtype = function(*empty).dtype
     return np.broadcast_shapes(*(getattr(x, "shape", ()) for x in inputs)), dtype
 
 

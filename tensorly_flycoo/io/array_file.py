@@ -169,7 +169,6 @@ class ArrayReader:
             self.header = json.loads(str(self.read("header")))
 
     def names(self) -> set[str]:
-        """Return the names of the arrays."""
         return {name.removesuffix(".npy") for name in self._archive.namelist()}
 
     def list_members(self) -> list[tuple[str, int, int, int]]:

@@ -119,13 +119,10 @@ def save_checkpoint(path: FilePath, model: Model, errors: Sequence[float]) -> No
 
 
 def load_checkpoint(path: FilePath) -> ResumedCP | ResumedTucker:
-    """Read a checkpoint that `save_checkpoint` or `Progress` wrote, with its arrays on the host.
-
-    Files of version 1 do not say which tensor they are of, and are taken for those of `parafac`.
-    """
+    """Read a checkpoint that `save_checkpoint` or `Progress` wrote, with its arrays on the host."""
     with open_arrays(path, CHECKPOINT) as reader:
         header, arrays = reader.header, {name: reader.read(name) for name in reader.names()}
-        if arrays.pop("header", None) is None:  # version 1 or 2, whose facts are arrays
+        if arrays.pop("header", None) is None:  # version 1, of `parafac`, or 2
             solver = "parafac" if header["version"] == 1 else ""
             facts = [name for name in ("errors", "solver", "digest") if name in arrays]
             header = {"solver": solver} | {name: arrays.pop(name).tolist() for name in facts}

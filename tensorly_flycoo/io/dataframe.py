@@ -232,7 +232,6 @@ def open_table(df: Any, modes: Sequence[str], values: str | None = None) -> dict
 def _merge(
     coords: np.ndarray, numbers: np.ndarray, shape: Sequence[int], aggregate: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Merge the rows of each cell."""
     coords, numbers, starts = group_cells(coords, numbers, shape, select_engine("cpu"))
     ends = np.append(starts[1:], numbers.size)
     if aggregate == "last":

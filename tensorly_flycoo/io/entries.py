@@ -10,10 +10,9 @@ Every table, of whatever library or file, gives its columns as Arrow's. Then one
 - Null, NaN and NaT are missing. In a text file, the empty field is.
 - The text of a file becomes numbers or times only if each entry is spelt as such, and different
   texts stay different: "07" stays text, and so do all entries beside it.
+- What would merge different entries, or cannot be told, is an error.
 
-`number_entries` labels the entries of one column, `unite_labels` unites the labels that parts of a
-column have, as if one table had all their rows, and `find_places` finds one part's in these. What
-would merge different entries, or cannot be told, is an error.
+A column in parts gets the labels that one table with all rows would have.
 """
 
 import contextlib

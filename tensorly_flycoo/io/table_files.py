@@ -73,18 +73,15 @@ def read_table(
         found = parquet.read_table(path, columns=columns)
     table = {}
     if values is not None:
-        table[values] = _read_values(found[values]) if is_text else found[values]
+        table[values] = found[values]
+        if is_text:  # numbers or booleans, if it is of these
+            texts = pa.compute.utf8_trim_whitespace(found[values].cast("string"))
+            numbers = cast_all(texts, "float64", "bool")
+            table[values] = texts if numbers is None else numbers
     for mode, (name, unit) in sources.items():
         column = interpret_text(found[name]) if is_text and not unit else found[name]
         table[mode] = _round(column, name, unit) if unit else column
     return pa.table(table)
-
-
-def _read_values(column: Any) -> Any:
-    """Return a column of text as numbers or booleans, if it is of these."""
-    texts = require_pyarrow().compute.utf8_trim_whitespace(column.cast("string"))
-    values = cast_all(texts, "float64", "bool")
-    return texts if values is None else values
 
 
 def _round(column: Any, name: str, unit: str) -> Any:

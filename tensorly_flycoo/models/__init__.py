@@ -1,7 +1,4 @@
-"""From factors to an answer: choose, judge and use the CP model of a sparse tensor.
-
-What concerns one model, such as `LabelledCP`, is in `decomposition`, which makes them.
-"""
+"""From factors to an answer: choose, judge and use the CP model of a sparse tensor."""
 
 from ..results.counts import CountFit
 from ..results.coupled_cp import CoupledCP

@@ -176,10 +176,9 @@ def best_of(
     runs: list[Any] = [None] * n_starts
     if _suits_batch(method, x, rank, n_starts, options):
         require_flycoo_backend()
-        stopping = {name: options[name] for name in Stopping._fields if name in options}
         has_momentum = options.get("linesearch") == NESTEROV
         missing = None if options.get("mask") is None else find_missing(x, options["mask"])
-        ends = Stopping(**stopping)
+        ends = Stopping(**{name: options[name] for name in Stopping._fields if name in options})
         runs = run_together(x, rank, seeds, ends, has_momentum, missing, keep_all)
     if "init" in method.defaults:
         options = options | {"init": "random"}
@@ -225,7 +224,6 @@ def as_random_state(random_state: Any) -> np.random.RandomState:
 
 
 def _check(method: Method, n_starts: Any, options: dict[str, Any]) -> None:
-    """Check the arguments of `best_of`."""
     if inspect.isclass(method.function):
         raise TypeError(f"decomposition is {method.function!r}, expected a function")
     names, name = method.defaults, method.name

@@ -91,7 +91,10 @@ def core_consistency(x: LabelledData, cp_tensor: Any, *, normalised: bool = Fals
     if weights is not None:
         check_weights(weights, rank, x.dtype, x._engine.array_type)
         factors = [factors[0] * weights, *factors[1:]]
-    inverses = [_pseudo_invert(factor) for factor in factors]
+    inverses = []  # pseudo-inverses of the factors, transposed
+    for q, r in map(qr, factors):
+        inverse = np.linalg.pinv(move(r, np).astype(np.float64)).T
+        inverses.append(q @ array_module(q).asarray(inverse.astype(q.dtype)))
     square = difference = 0.0
     for start, block in _iterate_core(x, inverses):
         square += float((block**2).sum(dtype=np.float64))
@@ -100,13 +103,6 @@ def core_consistency(x: LabelledData, cp_tensor: Any, *, normalised: bool = Fals
         difference += float((block**2).sum(dtype=np.float64))
     scale = square if normalised else rank
     return 100 - 100 * difference / scale if scale else float("-inf")
-
-
-def _pseudo_invert(factor: Array) -> Array:
-    """Compute the transpose of a factor's pseudo-inverse: (I_n, R)."""
-    q, r = qr(factor)
-    inverse = np.linalg.pinv(move(r, np).astype(np.float64)).T
-    return q @ array_module(q).asarray(inverse.astype(q.dtype))
 
 
 def _iterate_core(x: FlycooTensor, inverses: list[Array]) -> Iterator[tuple[int, Array]]:

@@ -230,7 +230,14 @@ class ImputedStarts(LastPass):
             for unit in self._units
         ]
         self._ids, self._norm = np.stack(rows).astype(np.int64), missing.observed._layout.norm
-        self._orders = [_sort_entries(self._ids, number) for number in range(len(rows))]
+        # By unit: where each of its rows' entries begin, and the last one's end; the rows of all
+        # units, its own first; and the places of the entries, sorted by its rows.
+        self._orders: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+        for number, own in enumerate(self._ids):
+            places = np.argsort(own, kind="stable")
+            ids = np.concatenate([own[None], np.delete(self._ids, number, axis=0)])[:, places]
+            starts = np.flatnonzero(np.diff(ids[0], prepend=-1, append=-1))
+            self._orders.append((starts, np.ascontiguousarray(ids), places))
         self.values = np.repeat(missing.start[:, None], num_models, axis=1)
         self._merged: dict[int, tuple[list[Array], Array]] = {}
 
@@ -285,18 +292,6 @@ class ImputedStarts(LastPass):
         added, changes = evaluate_models(self._ids, tuple(columns), self.values)
         total = self._norm**2 + added
         return np.sqrt(np.abs(total + squares - 2 * (inner + changes)) / total)
-
-
-def _sort_entries(ids: np.ndarray, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Sort entries by the rows of one unit.
-
-    Return where each row's entries begin, and the last one's end; the rows of all units, the sorted
-    one's first; and the places of the entries.
-    """
-    places = np.argsort(ids[number], kind="stable")
-    rows = np.concatenate([ids[number : number + 1], np.delete(ids, number, axis=0)])[:, places]
-    starts = np.flatnonzero(np.diff(rows[0], prepend=-1, append=-1))
-    return starts, np.ascontiguousarray(rows), places
 
 
 class _Batch:

@@ -109,7 +109,6 @@ def append_zeros(array: Array, num_rows: int) -> Array:
 
 
 def as_rows(factor: Array) -> Array:
-    """Make a factor C-contiguous."""
     return array_module(factor).ascontiguousarray(factor)
 
 
@@ -357,7 +356,6 @@ class OnlineCP(Parameters):
         return factors, rows if weights is None else rows * weights
 
     def _fit_first(self, new: Slices) -> Self:
-        """Decompose the first slices together."""
         if len(new.shape) < 3:
             whole = list(new.shape)
             whole.insert(len(whole) + 1 + self.mode if self.mode < 0 else self.mode, 1)

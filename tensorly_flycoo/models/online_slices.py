@@ -71,8 +71,9 @@ class Slice:
         Returns the sum of each component's parts (R,), and of ``x log m``; `row` is of the stream.
         """
         if self.is_direct:
-            row_sum = np.zeros_like(row)
-            return row_sum, self._share(factors, row, tuple(factors), row_sum, takes_all=False)
+            row_sum, takes_all = np.zeros_like(row), False
+            arrays = (self.coords, self.values, tuple(factors), row, tuple(factors), row_sum)
+            return row_sum, float(_run("share_counts", *arrays, takes_all))
         weighted = [factors[0] * row, *factors[1:]]
         product, log_sum = mttkrp_of_ratios(self._tensor, weighted, 0, 0.0, wants_logs=True)
         assert log_sum is not None  # it was asked for
@@ -81,17 +82,13 @@ class Slice:
     def share_all(self, factors: Sequence[Array], row: Array, sums: Sequence[Array]) -> None:
         """Divide each count as `share_row`, and add the parts to the rows of `sums` (I_n, R)."""
         if self.is_direct:
-            self._share(factors, row, tuple(sums), np.zeros_like(row), takes_all=True)
+            row_sum, takes_all = np.zeros_like(row), True
+            arrays = (self.coords, self.values, tuple(factors), row, tuple(sums), row_sum)
+            _run("share_counts", *arrays, takes_all)
             return
         weighted = [factors[0] * row, *factors[1:]]
         for n, target in enumerate(sums):
             target += weighted[n] * mttkrp_of_ratios(self._tensor, weighted, n, 0.0)[0]
-
-    def _share(
-        self, factors: Sequence[Array], row: Array, sums: Any, row_sum: Array, *, takes_all: bool
-    ) -> float:
-        arguments = (self.coords, self.values, tuple(factors), row, sums, row_sum, takes_all)
-        return float(_run("share_counts", *arguments))
 
 
 def _run(name: str, *arguments: Any) -> Any:

@@ -55,11 +55,7 @@ class Profile:
         self._open: ProfiledCall | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return calls and refusals as lists and dicts, as JSON has them.
-
-        >>> Profile().to_dict()
-        {'calls': [], 'refusals': []}
-        """
+        """Return calls and refusals as lists and dicts, as JSON has them."""
         return {"calls": [asdict(call) for call in self.calls], "refusals": self.refusals}
 
     @contextlib.contextmanager
@@ -78,7 +74,9 @@ class Profile:
         start = time.perf_counter()
         try:
             yield
-            _wait_for_gpu()
+            cupy = sys.modules.get("cupy")
+            if cupy is not None and cupy.cuda.is_available():
+                cupy.cuda.Device().synchronize()
         except BaseException as error:
             if not is_part:
                 call.failure = f"{type(error).__name__}: {error}"
@@ -163,9 +161,3 @@ def profile() -> Iterator[Profile]:
         yield current
     finally:
         recorder.reset(token)
-
-
-def _wait_for_gpu() -> None:
-    cupy = sys.modules.get("cupy")
-    if cupy is not None and cupy.cuda.is_available():
-        cupy.cuda.Device().synchronize()

@@ -219,7 +219,13 @@ class Progress:
                 ) from error
         self._resources = contextlib.ExitStack()
         if self._show == "bar":
-            self._bar = self._resources.enter_context(_make_bar())
+            try:
+                from tqdm.auto import tqdm
+            except ImportError as error:
+                raise ImportError(
+                    'show="bar" needs tqdm: pip install "tensorly-flycoo[progress]", or show="log"'
+                ) from error
+            self._bar = self._resources.enter_context(tqdm(unit="it"))
         # Python calls handlers on the main thread only; another language's must not be replaced.
         is_main = threading.current_thread() is threading.main_thread()
         if is_main and callable(signal.getsignal(signal.SIGINT)):
@@ -354,13 +360,3 @@ def _show_log() -> Iterator[None]:
     finally:
         logger.setLevel(level)
         logger.removeHandler(handler)
-
-
-def _make_bar() -> Any:
-    try:
-        from tqdm.auto import tqdm
-    except ImportError as error:
-        raise ImportError(
-            'show="bar" needs tqdm: pip install "tensorly-flycoo[progress]", or show="log"'
-        ) from error
-    return tqdm(unit="it", leave=True)

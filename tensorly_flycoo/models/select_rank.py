@@ -522,7 +522,6 @@ def _suggest(
 
 
 def _list_doubts(scores: Sequence[RankScore], chosen: RankScore | None) -> list[str]:
-    """List what speaks against the suggestion."""
     if chosen is None:
         return []
     doubts = []
