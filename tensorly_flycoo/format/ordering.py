@@ -36,12 +36,8 @@ def make_canonical_records(
     is_equal = primitives.find_duplicates(records, record_format)
     if not has_true(is_equal):
         return records
-    xp = primitives.xp
-    starts = xp.flatnonzero(xp.concatenate([xp.ones(1, bool), ~is_equal]))
-    summed = records[starts]
-    record_format.values(summed)[...] = primitives.sum_groups(record_format.values(records), starts)
-    del records, starts
-    return drop_zeros(summed, record_format)
+    records = sum_duplicates(records, record_format, is_equal, primitives)
+    return drop_zeros(records, record_format)
 
 
 def order_records(
@@ -184,3 +180,15 @@ def compute_norm(values: Array, primitives: Primitives) -> float:
         return math.ldexp(math.sqrt(math.fsum(scaled)), exponent)
     except OverflowError:
         return math.inf
+
+
+def sum_duplicates(
+    records: Array, record_format: RecordFormat, is_equal: Array, primitives: Primitives
+) -> Array:
+    """Merge sorted records; `is_equal` marks those with the previous one's coordinates."""
+    xp = primitives.xp
+    starts = xp.flatnonzero(xp.concatenate([xp.ones(1, bool), ~is_equal]))
+    merged = records[starts]
+    sums = primitives.sum_groups(record_format.values(records), starts)
+    record_format.values(merged)[...] = sums
+    return merged
