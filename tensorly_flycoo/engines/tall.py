@@ -187,7 +187,8 @@ def qr(a: Array) -> tuple[Array, Array]:
     ill-conditioned, Householder's method is used after all.
     """
     factors = _cholesky_qr2(a) if is_tall(a) and a.shape[0] >= a.shape[1] else None
-    return np.linalg.qr(a) if factors is None else factors
+    q, r = np.linalg.qr(a) if factors is None else factors
+    return q, r
 
 
 def _cholesky_qr2(a: Array) -> tuple[Array, Array] | None:

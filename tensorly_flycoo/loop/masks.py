@@ -6,13 +6,12 @@ and added up.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..base.array_modules import Array, array_module, is_cupy, move
 from ..base.checks import densify_error
-from ..engines.protocol import Engine
 from ..engines.tall import inner_product
 from ..ops.cp_entries import choose_block_size, evaluate_model
 from ..ops.mttkrp import multiply
@@ -25,6 +24,9 @@ from ..tensor.pieces import Piece, map_pieces, read_nonzeros
 from ..tensor.tensor import FlycooTensor, rebuild
 from .cp_model import residual_square
 from .whole_tensor import WholeTensor
+
+if TYPE_CHECKING:
+    from ..engines.protocol import Engine
 
 _EXPECTED = "expected a sparse.COO with fill_value 1 whose stored zeros are the missing entries"
 
@@ -201,7 +203,7 @@ def project(x: FlycooTensor, mode: int, coords: Array, left: Array) -> Any:
     return sum(move(part, np) for part in map_pieces(*arguments, arrays=[coords, left]))
 
 
-def _project(piece: Piece, mode: int, engine: Engine, arrays: Sequence[Array]) -> Array:
+def _project(piece: Piece, mode: int, engine: "Engine", arrays: Sequence[Array]) -> Array:
     """Return what the nonzeros of a slab add to the entries of the projection."""
     coords, left = arrays
     own_left = left
