@@ -87,8 +87,8 @@ def lend(x: FlycooTensor, *, is_callers: bool = True) -> FlycooTensor:
     """Return a tensor on a device as one that the caller has on the host, or the reverse."""
     if x._is_callers == is_callers or x.device == "cpu":
         return x
-    twin = FlycooTensor._of(x._engine, x._layout)
-    twin._is_callers = is_callers
+    twin = object.__new__(type(x))  # a copy is the tensor itself
+    vars(twin).update(vars(x), _is_callers=is_callers)
     return twin
 
 

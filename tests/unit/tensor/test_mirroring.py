@@ -115,6 +115,16 @@ class TestOnAGpu:
         assert (lent * 2)._is_callers
         assert not tensor._is_callers
 
+    def test_a_lent_tensor_keeps_its_class(self, gpu):
+        class HeldElsewhere(FlycooTensor):
+            """As a tensor on a cluster, which remembers how it was made."""
+
+        tensor = HeldElsewhere(COO.coords, COO.data, COO.shape, device="cpu")
+        tensor._engine, tensor.history, gpu.name = gpu, ["made"], "cuda"
+        lent = mirroring.lend(tensor)
+        assert (type(lent), lent.history) == (HeldElsewhere, ["made"])
+        assert lent._layout is tensor._layout
+
         @mirror
         def look(x):
             assert not x._is_callers
