@@ -130,8 +130,9 @@ class FlycooCP(Parameters):
             If there is no CP decomposition `method`. Other errors are the decomposition's.
         """
         x = _take_only(x)
-        self._origin = _describe(x)
+        origin = _describe(x)
         self.cp_tensor_, self.errors_ = self._fit(x)
+        self._origin = origin
         return self
 
     @mirror

@@ -141,6 +141,14 @@ def test_scores_before_a_fit(x):
         FlycooCP(2).score(x)
 
 
+def test_a_fit_that_fails_leaves_the_model_as_it_was(x):
+    model = FlycooCP(2, n_starts=1, n_iter_max=3, random_state=0).fit(x)
+    score = model.score(x)
+    with pytest.raises(ValueError, match="method is 'unknown'"):
+        model.set_params(method="unknown").fit(x * 2)
+    assert model.set_params(method="parafac").score(x) == score
+
+
 def test_fit_transform(x):
     found = FlycooCP(2, random_state=0).fit_transform(x)
     np.testing.assert_array_equal(found, FlycooCP(2, random_state=0).fit(x).transform(x))
