@@ -81,20 +81,20 @@ def stop() -> None:
 
 @dataclass(eq=False, repr=False)
 class GramProduct:
-    """An elementwise product (R, R) of Gram matrices of float32 CuPy factors and small matrices.
+    """An elementwise product (R, R) of Gram matrices of CuPy factors and small matrices.
 
     Any operation that this class does not define turns it into a CuPy array first.
     """
 
     _kernels: ModuleType
     rank: int
+    dtype: np.dtype
     grams: tuple[Any, ...] = ()
     scales: "tuple[Scale, ...]" = ()
     _memory: GramMemory | None = None
     _transpose: "GramProduct | None" = None  # of which this is the transpose
 
     ndim = 2
-    dtype = np.dtype(np.float32)
     __array_ufunc__ = None  # CuPy's and NumPy's arrays leave products with them to this class
 
     def __post_init__(self) -> None:
@@ -112,16 +112,16 @@ class GramProduct:
         if self._transpose is not None:
             return self._transpose
         scales = tuple([(array, column, row) for array, row, column in self.scales])
-        return GramProduct(self._kernels, self.rank, self.grams, scales, self._memory, self)
+        return self._of(self.grams, scales, self)
 
     def __mul__(self, other: Any) -> Any:
         is_product = type(other) is GramProduct
         grams = self.grams + other.grams if is_product else self.grams
-        added = other.scales if is_product else _as_scales(other, self.rank)
+        added = other.scales if is_product else _as_scales(other, self)
         scales = self.scales + added
         fits = len(grams) <= self._kernels.MAX_GRAMS and len(scales) <= self._kernels.MAX_SCALES
         if fits and (is_product or added):
-            return GramProduct(self._kernels, self.rank, grams, scales, self._memory)
+            return self._of(grams, scales)
         return self.to_array() * (other.to_array() if is_product else other)
 
     __rmul__ = __mul__
@@ -136,8 +136,14 @@ class GramProduct:
         args = tuple(a.to_array() if isinstance(a, GramProduct) else a for a in args)
         return function(*args, **kwargs)
 
+    def _of(
+        self, grams: tuple, scales: tuple, transpose: "GramProduct | None" = None
+    ) -> "GramProduct":
+        sizes = (self._kernels, self.rank, self.dtype)
+        return GramProduct(*sizes, grams, scales, self._memory, transpose)
+
     def to_array(self) -> Array:
-        """Compute the product, as a float32 CuPy array."""
+        """Compute the product, as a CuPy array."""
         import cupy
 
         product = cupy.ones((self.rank, self.rank), np.float64)
@@ -146,7 +152,7 @@ class GramProduct:
         for array, row_stride, column_stride in self.scales:
             strides = (row_stride * array.itemsize, column_stride * array.itemsize)
             product *= cupy.lib.stride_tricks.as_strided(array, product.shape, strides)
-        return product.astype(np.float32)
+        return product.astype(self.dtype)
 
     def solve(self, b: Any) -> Array:
         """Solve ``self @ x = b``; see `tall_skinny.solve`."""
@@ -154,7 +160,8 @@ class GramProduct:
         kernels = _find_kernels(rows) if fits else None
         if kernels is None:
             return (row_shards.solve if isinstance(b, RowShards) else solve)(self.to_array(), b)
-        inverse = self._kernels.invert_product(self.grams, self.T.scales, self.rank)
+        scales = self.T.scales
+        inverse = self._kernels.invert_product(self.grams, scales, self.rank, self.dtype)
         factor, grams, inner = kernels.solve_rows(rows, inverse)
         known = _keep(factor, grams, self._memory)
         known.mttkrp, known.inner = weakref.ref(_owner(rows)), inner
@@ -187,12 +194,13 @@ def start_product(memory: GramMemory, rank: int, dtype: Any, on_gpu: bool) -> Gr
     kernels = gpu_kernels() if on_gpu else None
     if kernels is None or not kernels.suits_rank(rank, dtype):
         return None
-    return GramProduct(kernels, rank, _memory=memory)
+    return GramProduct(kernels, rank, np.dtype(dtype), _memory=memory)
 
 
-def _as_scales(array: Any, rank: int) -> "tuple[Scale, ...]":
+def _as_scales(array: Any, product: GramProduct) -> "tuple[Scale, ...]":
     """Return an array that a product (R, R) can be multiplied by as a `Scale`, or nothing."""
-    if not is_cupy(array) or array.ndim != 2 or array.dtype != np.float32:
+    rank = product.rank
+    if not is_cupy(array) or array.ndim != 2 or array.dtype != product.dtype:
         return ()
     (num_rows, num_columns), (row_nbytes, column_nbytes) = array.shape, array.strides
     if num_rows not in (1, rank) or num_columns not in (1, rank):
@@ -221,18 +229,18 @@ def compute_fit(
     known = [of_factor for of_factor in found if of_factor is not None]
     if len(known) < len(factors):
         return None
-    rank = factors[0].shape[1]
-    scales: tuple[Scale, ...] = ()
+    of_last, scales = known[-1].product, ()
     if weights is not None:
         column, row = weights.reshape(-1, 1), weights.reshape(1, -1)
-        scales = (*_as_scales(column, rank), *_as_scales(row, rank))
+        scales = (*_as_scales(column, of_last), *_as_scales(row, of_last))
         if len(scales) < 2:
             return None
     last = known[-1]
     is_known = last.mttkrp is not None and last.mttkrp() is _owner(mttkrp)
     inner = last.inner if is_known else own_kernels.inner_blocks(mttkrp, factors[-1])
     grams = [of_factor.product.grams[0] for of_factor in known]
-    return kernels.compute_fit(grams, scales, rank, inner, float(norm) ** 2)
+    sizes = (of_last.rank, of_last.dtype)
+    return kernels.compute_fit(grams, scales, *sizes, inner, float(norm) ** 2)
 
 
 def _find_kernels(operand: Any) -> "ModuleType | ShardedKernels | None":
@@ -263,7 +271,7 @@ def _keep(factor: Array, grams: Any, memory: GramMemory | None) -> _CachedGram:
     """Keep the Gram matrix of a factor; of a row-sharded one, which never changes, for its life."""
     kernels = gpu_kernels()
     assert kernels is not None
-    product = GramProduct(kernels, factor.shape[1], (grams,))
+    product = GramProduct(kernels, factor.shape[1], factor.dtype, (grams,))
     if isinstance(factor, RowShards):
         factor.memo.known = known = _CachedGram(product, weakref.ref(factor.memo))
     else:

@@ -216,10 +216,8 @@ class CudaEngine(CudaPrimitives, Engine):
         return super().draw_uniform(random, shape, dtype)
 
     def invert_products(self, grams: Sequence[Array], dtype: np.dtype) -> Array | None:
-        is_few = 0 < len(grams) <= tall.MAX_GRAMS
-        if not is_few or dtype != np.float32 or grams[0].shape[1] > tuning.MAX_TALL_RANK:
-            return None
-        return tall.invert_products(grams)
+        fits = 0 < len(grams) <= tall.MAX_GRAMS and tall.suits_rank(grams[0].shape[1], dtype)
+        return tall.invert_products(grams, dtype) if fits else None
 
     invert_sums = staticmethod(updates.invert_sums)
     scale_rows = staticmethod(updates.scale_rows)

@@ -158,7 +158,7 @@ class _Arguments:
 
 @functools.cache
 def get_direct_kernel(
-    file: str, name: str, formats: str, device_id: int, **macros: Any
+    file: str, name: str, formats: str, device_id: int, shared_nbytes: int = 0, **macros: Any
 ) -> DirectKernel:
     """Return what `get_kernel` does, for direct launches on the current device, `device_id`."""
-    return DirectKernel(get_kernel(file, name, **macros), formats)
+    return DirectKernel(get_kernel(file, name, **macros), formats, shared_nbytes)

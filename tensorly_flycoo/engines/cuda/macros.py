@@ -227,13 +227,15 @@ def sweep_macros(dtype: np.dtype, rank: int) -> Macros:
     return {"VALUE": dtype, "RANK": rank, "LOAD": load, "BLOCK_SIZE": tuning.BLOCK_SIZE}
 
 
-def solve_rows_macros(rank: int, alignment: int) -> Macros:
-    """Specialise `solve_rows.cu` for rows aligned to so many numbers."""
-    row_numbers, load = tuning.choose_row_nbytes(4 * rank) // 4, math.gcd(rank, alignment)
-    sizes = {"RANK": rank, "ROW_NUMBERS": row_numbers, "LOAD": load}
-    return {**sizes, "BLOCK_SIZE": tuning.BLOCK_SIZE}
+def update_rows_macros(rank: int, dtype: np.dtype) -> Macros:
+    """Specialise `update_rows.cu`, for a class of ranks."""
+    cut = tuning.cut_tall(rank, dtype.itemsize)
+    sizes = {"WIDTH": cut.width, "NUM_GROUPS": cut.num_groups, "GROUP_ROWS": cut.group_rows}
+    return {"VALUE": dtype, **sizes}
 
 
-def products_macros(rank: int) -> Macros:
-    """Specialise `products.cu`."""
-    return {"RANK": rank, "SEGMENT": tuning.GRAM_SEGMENT, "PRODUCT_LAYOUT": structs.PRODUCT}
+def products_macros(rank: int, dtype: np.dtype) -> Macros:
+    """Specialise `products.cu`, for a class of ranks."""
+    tiles = 1 << (-(-rank // 32) - 1).bit_length()
+    sizes = {"TILES": tiles, "NUM_WARPS": 32 if tiles < 4 else 16, "SEGMENT": tuning.GRAM_SEGMENT}
+    return {"VALUE": dtype, **sizes, "PRODUCT_LAYOUT": structs.PRODUCT}

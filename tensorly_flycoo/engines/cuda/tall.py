@@ -12,18 +12,15 @@ import numpy as np
 from ...base.array_modules import GpuArray as Array
 from . import launch, structs, tuning
 from .launch import DirectKernel, get_direct_kernel
-from .macros import products_macros, solve_rows_macros
+from .macros import products_macros, update_rows_macros
 from .tuning import choose_row_nbytes
 
-#: A float32 matrix (R, R), or one row or column that repeats; and its strides, in numbers, from row
-#: to row and from column to column: 0 where it repeats.
+#: A matrix (R, R), or one row or column that repeats; and its strides, in numbers, from row to row
+#: and from column to column: 0 where it repeats.
 Scale: TypeAlias = tuple[Array, int, int]
 
 #: The most factors of a product.
 MAX_GRAMS, MAX_SCALES = structs.MAX_GRAMS, structs.MAX_MATRICES
-
-#: The threads of a block that has a small matrix.
-_SMALL_BLOCK_SIZE = 1024
 
 #: `structs.PRODUCT`, as the module `struct` names its members.
 _PRODUCT = f"{2 * MAX_GRAMS}Q{3 * MAX_SCALES}Q2i"
@@ -39,17 +36,23 @@ def suits_tensor_cores(x: Array) -> bool:
 
 def suits_rank(rank: int, dtype: np.dtype, device_id: int | None = None) -> bool:
     """Return whether the same kernels suit a rank, and a GPU, by default the current one."""
-    if dtype != np.float32 or not 0 < rank <= tuning.MAX_TALL_RANK:
+    if dtype.char not in "fd" or not 0 < rank <= tuning.MAX_TALL_RANK:
         return False
-    return _has_fast_doubles(cupy.cuda.runtime.getDevice() if device_id is None else device_id)
+    device_id = cupy.cuda.runtime.getDevice() if device_id is None else device_id
+    room = _find_room(device_id)
+    return tuning.cut_tall(rank, dtype.itemsize).shared_nbytes <= room
 
 
 @functools.cache
-def _has_fast_doubles(device_id: int) -> bool:
-    """Return whether a GPU has float64 tensor cores, and float64 at half speed or faster."""
+def _find_room(device_id: int) -> int:
+    """Return the bytes of shared memory of a block; 0 if float64 is slow on this GPU.
+
+    It is fast with tensor cores for it, and half of the speed of float32, or more, without them.
+    """
     device = cupy.cuda.Device(device_id)
     ratio = device.attributes["SingleToDoublePrecisionPerfRatio"]
-    return int(device.compute_capability) >= 80 and ratio <= 2
+    is_fast = int(device.compute_capability) >= 80 and ratio <= 2
+    return device.attributes["MaxSharedMemoryPerBlockOptin"] if is_fast else 0
 
 
 @dataclass(slots=True)
@@ -72,70 +75,79 @@ def as_blocks(array: Array) -> Blocks:
 
 
 def gram_blocks(x: Array) -> Blocks:
-    """Compute ``x.T @ x`` of some blocks of rows of a float32 matrix: (n, R, R)."""
+    """Compute ``x.T @ x`` of some blocks of rows of a matrix: (n, R, R)."""
+    return _update_rows(x, None, None)[0]
+
+
+def solve_rows(x: Array, inverse: Blocks) -> tuple[Array, Blocks, Blocks]:
+    """Compute ``y = x @ inverse`` for `x` (I_n, R) and what `invert` or `invert_product` returned.
+
+    Returns y with rows aligned for MTTKRP; ``y.T @ y`` of some blocks of rows (n, R, R); and the
+    inner products of blocks of rows of `x` and `y` (n,).
+    """
+    num_rows, rank = x.shape
+    row_numbers = choose_row_nbytes(x.itemsize * rank) // x.itemsize
+    y = cupy.empty((num_rows, row_numbers), x.dtype)
+    grams, inner = _update_rows(x, inverse, y)
+    return y if rank == row_numbers else y[:, :rank], grams, inner
+
+
+def _update_rows(x: Array, inverse: Blocks | None, y: Array | None) -> tuple[Blocks, Blocks]:
+    """Compute the Gram matrices of `solve_rows`, of `x` if there is no `inverse`, and the rest."""
     num_rows, rank = x.shape
     rows_per_block = tuning.choose_rows_per_block(num_rows)
-    num_blocks = -(-num_rows // rows_per_block)
-    memory = cupy.cuda.alloc(8 * num_blocks * rank * rank)
-    macros = {"RANK": rank, "BLOCK_SIZE": tuning.BLOCK_SIZE}
-    kernel = get_direct_kernel("gram.cu", "gram", "qiQqQ", x.data.device_id, **macros)
-    arguments = (num_rows, rows_per_block, x.data.ptr, row_stride(x), memory.ptr)
-    kernel((num_blocks, 1), tuning.BLOCK_SIZE, *arguments)
-    return _add_grams(Blocks(memory, memory.ptr, (num_blocks, rank, rank)))
+    num_blocks, size = -(-num_rows // rows_per_block), rank * rank
+    memory = cupy.cuda.alloc(8 * num_blocks * (size + 1))
+    inner = Blocks(memory, memory.ptr + 8 * num_blocks * size, (num_blocks,))
+    kernel, block_size = _get_updating_kernel(rank, x.dtype, memory.device_id)
+    solved = (inverse.address, y.data.ptr, y.shape[1]) if inverse and y is not None else (0, 0, 0)
+    sizes = (num_rows, rows_per_block, rank)
+    arguments = (*sizes, x.data.ptr, row_stride(x), *solved, memory.ptr, inner.address)
+    kernel((num_blocks, 1), block_size, *arguments)
+    return _add_grams(Blocks(memory, memory.ptr, (num_blocks, rank, rank)), x.dtype), inner
 
 
-def _add_grams(grams: Blocks) -> Blocks:
+def _add_grams(grams: Blocks, dtype: np.dtype) -> Blocks:
     """Add the Gram matrices of many blocks of rows, to leave few."""
     num_blocks, rank, _ = grams.shape
     if num_blocks <= tuning.GRAM_SEGMENT:
         return grams
     num_segments = -(-num_blocks // tuning.GRAM_SEGMENT)
     memory = cupy.cuda.alloc(8 * num_segments * rank * rank)
-    kernel = _get_product_kernel("add_grams", "qQQ", rank, memory.device_id)
+    kernel, _ = _get_product_kernel("add_grams", rank, dtype, memory.device_id)
     grid = (num_segments, -(-rank * rank // 256))
-    kernel(grid, 256, num_blocks, grams.address, memory.ptr)
+    kernel(grid, 256, num_blocks, rank, grams.address, memory.ptr)
     return Blocks(memory, memory.ptr, (num_segments, rank, rank))
 
 
-def solve_rows(x: Array, inverse: Blocks) -> tuple[Array, Blocks, Blocks]:
-    """Compute ``y = x @ inverse`` for float32 `x` (I_n, R) and a small matrix (1, R, R).
-
-    Returns y with rows aligned for MTTKRP; ``y.T @ y`` of some blocks of rows (n, R, R); and the
-    inner products of blocks of rows of `x` and `y` (n,).
-    """
-    num_rows, rank = x.shape
-    rows_per_block = tuning.choose_rows_per_block(num_rows)
-    num_blocks, size = -(-num_rows // rows_per_block), rank * rank
-    starts = x.data.ptr | x.strides[0] if num_rows > 1 else x.data.ptr
-    alignment = min(4, (starts & -starts) // 4)  # of all rows, in numbers
-    row_numbers = choose_row_nbytes(4 * rank) // 4
-    y = cupy.empty((num_rows, row_numbers), np.float32)
-    memory = cupy.cuda.alloc(8 * num_blocks * (size + 1))
-    inner = Blocks(memory, memory.ptr + 8 * num_blocks * size, (num_blocks,))
-    kernel = _get_solving_kernel(rank, alignment, memory.device_id)
-    addresses = (inverse.address, y.data.ptr, memory.ptr, inner.address)
-    arguments = (num_rows, rows_per_block, x.data.ptr, row_stride(x), *addresses)
-    kernel((num_blocks, 1), tuning.BLOCK_SIZE, *arguments)
-    grams = _add_grams(Blocks(memory, memory.ptr, (num_blocks, rank, rank)))
-    return y if rank == row_numbers else y[:, :rank], grams, inner
-
-
 def invert(matrix: Array) -> Blocks:
-    """Invert a float32 matrix, in float64; pseudo-invert it if it is singular to rounding."""
+    """Invert a matrix, in float64; pseudo-invert it if it is singular to rounding.
+
+    Returns what `solve_rows` reads: the inverse (R, R), the matrix, and its condition number.
+    """
     row, column = (stride // matrix.itemsize for stride in matrix.strides)
-    return invert_product([], [(matrix, row, column)], matrix.shape[0])
+    return invert_product([], [(matrix, row, column)], matrix.shape[0], matrix.dtype)
 
 
-def invert_product(grams: Sequence[Blocks], scales: Sequence[Scale], rank: int) -> Blocks:
+def invert_product(
+    grams: Sequence[Blocks], scales: Sequence[Scale], rank: int, dtype: np.dtype
+) -> Blocks:
     """Invert, like `invert`, an elementwise product of Gram matrices and small matrices."""
-    memory = cupy.cuda.alloc(8 * rank * rank)
-    kernel = _get_product_kernel("invert", f"{_PRODUCT}Q", rank, memory.device_id)
-    kernel((1, 1), _SMALL_BLOCK_SIZE, *_list_members(grams, scales), memory.ptr)
-    return Blocks(memory, memory.ptr, (1, rank, rank))
+    size = 2 * rank * rank + 1
+    memory = cupy.cuda.alloc(8 * size)
+    kernel, block_size = _get_product_kernel("invert", rank, dtype, memory.device_id)
+    addresses = memory.ptr, memory.ptr + 8 * rank * rank
+    kernel((1, 1), block_size, *_list_members(grams, scales), rank, *addresses)
+    return Blocks(memory, memory.ptr, (size,))
 
 
 def compute_fit(
-    grams: Sequence[Blocks], scales: Sequence[Scale], rank: int, inner: Blocks, norm_square: float
+    grams: Sequence[Blocks],
+    scales: Sequence[Scale],
+    rank: int,
+    dtype: np.dtype,
+    inner: Blocks,
+    norm_square: float,
 ) -> float:
     """Compute ``sqrt(abs(norm_square + the sum of the product - 2 * the sum of inner))``.
 
@@ -147,9 +159,9 @@ def compute_fit(
         memory = cupy.cuda.alloc_pinned_memory(8)
         found = _host.found = np.frombuffer(memory, np.float64, 1)
         _host.address = memory.ptr
-    kernel = _get_product_kernel("fit", f"{_PRODUCT}qQdQ", rank, inner.memory.device_id)
-    arguments = (*_list_members(grams, scales), inner.shape[0], inner.address)
-    kernel((1, 1), _SMALL_BLOCK_SIZE, *arguments, norm_square, _host.address)
+    kernel, block_size = _get_product_kernel("fit", rank, dtype, inner.memory.device_id)
+    arguments = (*_list_members(grams, scales), rank, inner.shape[0], inner.address)
+    kernel((1, 1), block_size, *arguments, norm_square, _host.address)
     cupy.cuda.get_current_stream().synchronize()
     return float(found[0])
 
@@ -164,13 +176,14 @@ def _list_members(grams: Sequence[Blocks], scales: Sequence[Scale]) -> list[int]
     return [*of_grams, *of_scales, len(grams), len(scales)]
 
 
-def invert_products(grams: Sequence[Array]) -> Array:
-    """Invert, like `invert`, the elementwise products of float64 stacks (n, R, R): (n, R, R)."""
+def invert_products(grams: Sequence[Array], dtype: np.dtype) -> Array:
+    """Invert the elementwise products of float64 stacks (n, R, R), as singular as in a dtype."""
     inverses = cupy.empty(grams[0].shape)
     num_products, rank, _ = inverses.shape
     blocks = [Blocks(gram.data.mem, gram.data.ptr, (1, rank, rank)) for gram in grams]
-    kernel = _get_product_kernel("invert", f"{_PRODUCT}Q", rank, inverses.data.device_id)
-    kernel((num_products, 1), _SMALL_BLOCK_SIZE, *_list_members(blocks, []), inverses.data.ptr)
+    kernel, block_size = _get_product_kernel("invert", rank, dtype, inverses.data.device_id)
+    arguments = (*_list_members(blocks, []), rank, inverses.data.ptr, 0)
+    kernel((num_products, 1), block_size, *arguments)
     return inverses
 
 
@@ -180,11 +193,12 @@ def inner_blocks(a: Array, b: Array) -> Blocks:
     num_blocks = -(-num_rows // tuning.ROWS_PER_BLOCK)
     memory = cupy.cuda.alloc(8 * num_blocks)
     kernel = launch.get_kernel(
-        "inner_product.cu", "inner_product", VALUE=a.dtype, RANK=rank,
+        "inner_product.cu", "inner_product", VALUE=a.dtype,
         ROWS_PER_BLOCK=tuning.ROWS_PER_BLOCK, BLOCK_SIZE=tuning.BLOCK_SIZE,
     )  # fmt: skip
     strides = np.int64(row_stride(a)), np.int64(row_stride(b))
-    arguments = (np.int64(num_rows), a, strides[0], b, strides[1], np.uint64(memory.ptr))
+    sizes = np.int64(num_rows), np.int32(rank)
+    arguments = (*sizes, a, strides[0], b, strides[1], np.uint64(memory.ptr))
     launch.launch(kernel, (num_blocks,), tuning.BLOCK_SIZE, arguments)
     return Blocks(memory, memory.ptr, (num_blocks,))
 
@@ -252,11 +266,28 @@ def row_stride(x: Array) -> int:
 
 
 @functools.cache
-def _get_solving_kernel(rank: int, alignment: int, device_id: int) -> DirectKernel:
-    macros = solve_rows_macros(rank, alignment)
-    return get_direct_kernel("solve_rows.cu", "solve_rows", "qiQqQQQQ", device_id, **macros)
+def _get_updating_kernel(rank: int, dtype: np.dtype, device_id: int) -> tuple[DirectKernel, int]:
+    """Return the kernel for the current device, `device_id`, and the threads of a block."""
+    cut = tuning.cut_tall(rank, dtype.itemsize)
+    kernel = get_direct_kernel(
+        "update_rows.cu", "update_rows", "q2iQq2QqQQ", device_id, cut.shared_nbytes,
+        **update_rows_macros(rank, dtype),
+    )  # fmt: skip
+    return kernel, cut.block_size
+
+
+#: The types of the arguments of each kernel of `products.cu`, as `DirectKernel` names them.
+_FORMATS = {"add_grams": "qi2Q", "invert": f"{_PRODUCT}i2Q", "fit": f"{_PRODUCT}iqQdQ"}
 
 
 @functools.cache
-def _get_product_kernel(name: str, formats: str, rank: int, device_id: int) -> DirectKernel:
-    return get_direct_kernel("products.cu", name, formats, device_id, **products_macros(rank))
+def _get_product_kernel(
+    name: str, rank: int, dtype: np.dtype, device_id: int
+) -> tuple[DirectKernel, int]:
+    """Return the kernel for the current device, `device_id`, and the threads of a block."""
+    macros = products_macros(rank, dtype)
+    width = 32 * macros["TILES"]
+    shared_nbytes = 8 * width * (width + 1) if name == "invert" else 0
+    formats = _FORMATS[name]
+    kernel = get_direct_kernel("products.cu", name, formats, device_id, shared_nbytes, **macros)
+    return kernel, 32 * macros["NUM_WARPS"]

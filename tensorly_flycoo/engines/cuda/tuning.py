@@ -51,7 +51,10 @@ NUM_ROW_BLOCKS = 512
 GRAM_SEGMENT = 64
 
 #: The most columns of a tall matrix whose products fit a lane's registers.
-MAX_TALL_RANK = 32
+MAX_TALL_RANK = 128
+
+#: The most warps of a block for tall matrices.
+_MAX_TALL_WARPS = 8
 
 #: Bytes of a row for each lane: the most that one load reads.
 _LANE_NBYTES = 16
@@ -196,7 +199,8 @@ def cut_rank(rank: int, itemsize: int, load_alignment: int, store_alignment: int
     """
     lane_columns = min(_LANE_NBYTES // itemsize, 1 << (rank - 1).bit_length())
     load_columns = min(lane_columns, load_alignment // itemsize)
-    store_columns = min(load_columns, store_alignment // itemsize)
+    # One column where rows are not aligned: to have fewer kernels to compile.
+    store_columns = load_columns if load_columns * itemsize <= store_alignment else 1
     num_lanes = -(-rank // lane_columns)
     group_size = min(32, 1 << (num_lanes - 1).bit_length())
     num_parts = -(-num_lanes // group_size)
@@ -285,6 +289,33 @@ def choose_rows_per_block(num_rows: int) -> int:
     least = LEAST_ROWS_PER_BLOCK
     steps = -(-num_rows // (NUM_ROW_BLOCKS * least))
     return min(ROWS_PER_BLOCK, max(1, steps) * least)
+
+
+@dataclass(frozen=True)
+class TallCut:
+    """The distribution of a tall matrix's columns over warps, in `update_rows.cu`."""
+
+    width: int  # columns, rounded up to whole strips of 16
+    num_groups: int  # of as many warps as there are strips
+    group_rows: int  # that a group has at a time
+    shared_nbytes: int  # of a block
+    block_size: int
+
+
+@functools.cache
+def cut_tall(rank: int, itemsize: int) -> TallCut:
+    """Choose the cut for a rank up to `MAX_TALL_RANK`.
+
+    >>> cut_tall(20, 4).num_groups, cut_tall(100, 8).block_size
+    (4, 224)
+    """
+    num_strips = -(-rank // 16)
+    width = 16 * num_strips
+    group_rows = 16 if width * itemsize == 1024 else 32  # 32 would spill registers
+    num_groups = min(LEAST_ROWS_PER_BLOCK // 32, max(1, _MAX_TALL_WARPS // num_strips))
+    num_rows = 2 * group_rows * num_groups  # of two turns
+    shared_nbytes = (width * 8 + num_rows * itemsize) * (width + 4)
+    return TallCut(width, num_groups, group_rows, shared_nbytes, 32 * num_strips * num_groups)
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ class Kernels:
         self.num_grams += 1
         return Blocks(x.astype(float).T @ x)
 
-    def invert_product(self, grams, scales, rank):
+    def invert_product(self, grams, scales, rank, dtype):
         return Blocks(np.linalg.pinv(multiply(grams, scales, rank)))
 
     def solve_rows(self, x, inverse):
@@ -60,7 +60,7 @@ class Kernels:
         self.num_inner += 1
         return Blocks(np.vdot(a, b))
 
-    def compute_fit(self, grams, scales, rank, inner, norm_square):
+    def compute_fit(self, grams, scales, rank, dtype, inner, norm_square):
         self.num_fits += 1
         model_square = multiply(grams, scales, rank).sum()
         return np.sqrt(abs(norm_square + model_square - 2 * inner.to_array().sum()))

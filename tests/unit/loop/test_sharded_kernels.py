@@ -22,6 +22,9 @@ class Blocks:
         return self._array
 
 
+FLOAT32 = np.dtype(np.float32)
+
+
 class Kernels:
     """As `engines.cuda.tall`: two blocks of rows for each matrix."""
 
@@ -45,11 +48,11 @@ class Kernels:
         y = (x @ inverse.to_array()[0]).astype(x.dtype)
         return y, self.gram_blocks(y), self.inner_blocks(x, y)
 
-    def invert_product(self, grams, scales, rank):
+    def invert_product(self, grams, scales, rank, dtype):
         product = np.prod([gram.to_array().sum(axis=0) for gram in grams], axis=0)
         return Blocks(np.linalg.inv(product)[None])
 
-    def compute_fit(self, grams, scales, rank, inner, norm_square):
+    def compute_fit(self, grams, scales, rank, dtype, inner, norm_square):
         product = np.prod([gram.to_array().sum(axis=0) for gram in grams], axis=0)
         return np.sqrt(abs(norm_square + product.sum() - 2 * inner.to_array().sum()))
 
@@ -82,7 +85,7 @@ def test_a_mode_is_solved_on_any_number_of_devices(kernels):
     grams, results = (a.astype(float).T @ a) * (b.astype(float).T @ b), set()
     for num_devices in DEVICES:
         x = [scatter(matrix, num_devices) for matrix in (a, b, mttkrp)]
-        product = GramProduct(kernels, RANK) * GramProduct.of(x[0]) * GramProduct.of(x[1])
+        product = GramProduct(kernels, RANK, FLOAT32) * GramProduct.of(x[0]) * GramProduct.of(x[1])
         factor = product.T.solve(x[2].T).T
         inverse = np.linalg.inv(grams)
         bound = 1e-6 * np.abs(mttkrp) @ np.abs(inverse)
@@ -99,7 +102,7 @@ def test_a_mode_is_solved_on_any_number_of_devices(kernels):
 def test_what_the_solution_knows_is_used(kernels, monkeypatch):
     """Neither its Gram matrix nor its inner product with the MTTKRP is computed again."""
     a, mttkrp = scatter(draw(80, 0), 2), scatter(draw(60, 2), 2)
-    factor = (GramProduct(kernels, RANK) * GramProduct.of(a)).solve(mttkrp.T).T
+    factor = (GramProduct(kernels, RANK, FLOAT32) * GramProduct.of(a)).solve(mttkrp.T).T
     monkeypatch.setattr(kernels, "gram_blocks", None)
     monkeypatch.setattr(kernels, "inner_blocks", None)
     assert GramProduct.of(factor) is not None
@@ -109,7 +112,7 @@ def test_what_the_solution_knows_is_used(kernels, monkeypatch):
 
 def test_the_inner_product_with_another_mttkrp_is_computed(kernels):
     a, mttkrp, other = (scatter(draw(size, size), 2) for size in (80, 60, 60))
-    factor = (GramProduct(kernels, RANK) * GramProduct.of(a)).solve(mttkrp.T).T
+    factor = (GramProduct(kernels, RANK, FLOAT32) * GramProduct.of(a)).solve(mttkrp.T).T
     error = gram_products.compute_fit(30.0, None, [a, factor], other * 2)
     expected = gram_products.compute_fit(30.0, None, [a, scatter(factor.to_numpy(), 2)], other * 2)
     assert error == expected
@@ -124,7 +127,7 @@ def test_a_plain_factor_beside_sharded_ones(kernels, monkeypatch):
     """A factor that is never updated stays as it was given."""
     monkeypatch.setattr(gram_products, "_address", lambda array: array.ctypes.data)
     plain, a, mttkrp = draw(80, 0), scatter(draw(70, 1), 2), scatter(draw(60, 2), 2)
-    product = GramProduct(kernels, RANK) * GramProduct.of(plain) * GramProduct.of(a)
+    product = GramProduct(kernels, RANK, FLOAT32) * GramProduct.of(plain) * GramProduct.of(a)
     factor = product.solve(mttkrp.T).T
     for factors in ([plain, a, factor], [a, factor, plain]):
         of_last = scatter(draw(len(factors[-1]), 3), 2)

@@ -20,11 +20,11 @@ from tensorly_flycoo.engines.cuda.macros import (
     products_macros,
     read_keys_macros,
     remap_macros,
-    solve_rows_macros,
     split_columns_macros,
     split_ids_macros,
     sweep_macros,
     ttmc_macros,
+    update_rows_macros,
 )
 from tensorly_flycoo.engines.cuda.source import list_files, load_source, specialise
 from tensorly_flycoo.format.packing import RecordFormat
@@ -84,13 +84,12 @@ def specialise_all():
         "split_columns.cu": split_columns_macros(record_format, U32),
         "unfoldings.cu": {"ENTRIES_PER_BLOCK": tuning.ROWS_PER_BLOCK, **BLOCK},
         "place_vectors.cu": {"VECTOR": np.dtype(np.float64), "PLACED": dtype, **BLOCK},
-        "gram.cu": {"RANK": 8, **BLOCK},
         "groups.cu": {"VALUE": dtype, "NUM_FACTORS": 2, "NUM_WARPS": 8},
-        "solve_rows.cu": solve_rows_macros(8, 4),
-        "products.cu": products_macros(8),
+        "update_rows.cu": update_rows_macros(8, dtype),
+        "products.cu": products_macros(8, dtype),
         "copy_blocks.cu": {"COPIES_LAYOUT": structs.COPIES},
         "add_parts.cu": {"VALUE": dtype, "TREE": express(((0, 1), (2, 3)), "PART")},
-        "inner_product.cu": {"VALUE": dtype, "RANK": 8, **ROWS, **BLOCK},
+        "inner_product.cu": {"VALUE": dtype, **ROWS, **BLOCK},
         "scale_rows.cu": {"VALUE": dtype, "NUM_COLUMNS": 8, **BLOCK},
         "sweep_nonnegative.cu": sweep_macros(dtype, 8),
         "mersenne_twister.cu": {"VALUE": dtype},
@@ -248,7 +247,7 @@ def test_kernels_on_rows_compile(architecture):
         for dtype, num_warps in itertools.product(DTYPES, (2, 16))
     ]
     for dtype in map(np.dtype, DTYPES):
-        macros = {"VALUE": dtype, "RANK": 25, **ROWS, **BLOCK}
+        macros = {"VALUE": dtype, **ROWS, **BLOCK}
         jobs.append(("inner_product.cu", architecture, macros))
         macros = {"VALUE": dtype, "NUM_COLUMNS": 32, **BLOCK}
         jobs.append(("scale_rows.cu", architecture, macros))
@@ -263,14 +262,14 @@ def test_kernels_on_rows_compile(architecture):
 
 @ON_LINUX
 @EVERY_GPU
-@pytest.mark.parametrize("rank", [7, 32, *[pytest.param(n, marks=SLOW) for n in (1, 3, 16, 25)]])
+@pytest.mark.parametrize(
+    "rank", [7, 128, *[pytest.param(n, marks=SLOW) for n in range(16, 128, 16)]]
+)
 def test_kernels_of_gram_matrices_compile(rank, architecture):
-    jobs = [
-        ("gram.cu", architecture, {"RANK": rank, **BLOCK}),
-        ("products.cu", architecture, products_macros(rank)),
-    ]
-    tight, apart = solve_rows_macros(rank, 1), solve_rows_macros(rank, 4)
-    jobs += [("solve_rows.cu", architecture, macros) for macros in (tight, apart)]
+    jobs = []
+    for dtype in map(np.dtype, DTYPES):
+        jobs.append(("update_rows.cu", architecture, update_rows_macros(rank, dtype)))
+        jobs.append(("products.cu", architecture, products_macros(rank, dtype)))
     compile_all(jobs)
 
 
@@ -386,7 +385,7 @@ def test_a_missing_macro_is_named(entry, macros):
 
 
 @ON_LINUX
-@pytest.mark.parametrize("entry", ["mttkrp_remap.cu", "remap_only.cu", "ttmc.cu", "gram.cu"])
+@pytest.mark.parametrize("entry", ["mttkrp_remap.cu", "remap_only.cu", "ttmc.cu", "update_rows.cu"])
 def test_old_gpus_are_refused(entry):
     """By the compiler, in addition to `tuning.check_capability`."""
     with pytest.raises(AssertionError, match=r"compute capability 8\.0 or higher"):

@@ -1,32 +1,31 @@
 // Entry: the inner product of two tall matrices, one sum for each block of rows.
 //
 // Mapping: a block has ROWS_PER_BLOCK neighbouring rows, a thread every BLOCK_SIZE-th number.
-// Preconditions (the caller's): rows are contiguous, `a_stride` and `b_stride` numbers apart.
+// Preconditions (the caller's): rows are contiguous, `a_stride` and `b_stride` numbers apart. The
+//   numbers of a block are counted in 32 bits.
 // Bytes: both matrices once. None per nonzero.
 // Writes and determinism: one sum for each block, in double: eight products at a time are added in
 //   their own precision, then the threads' sums in a fixed order.
 // Source: none.
 // MACRO VALUE: float or double
-// MACRO RANK: columns of both matrices
 // MACRO ROWS_PER_BLOCK: rows of a block
 // MACRO BLOCK_SIZE: threads of a block
 
 #include "sums.cuh"
 
-extern "C" __global__ void inner_product(long long num_rows, const VALUE* a, long long a_stride,
-                                         const VALUE* b, long long b_stride, double* sums)
+extern "C" __global__ void inner_product(long long num_rows, int rank, const VALUE* a,
+                                         long long a_stride, const VALUE* b, long long b_stride,
+                                         double* sums)
 {
     constexpr int batch = 8;
-    static_assert(static_cast<long long>(RANK) * ROWS_PER_BLOCK + batch * BLOCK_SIZE < 1ll << 31,
-                  "the numbers of a block are counted in 32 bits");
     const long long first = static_cast<long long>(blockIdx.x) * ROWS_PER_BLOCK;
     const long long left = num_rows - first;
     const int rows = static_cast<int>(left < ROWS_PER_BLOCK ? left : ROWS_PER_BLOCK);
-    const int size = RANK * rows;
+    const int size = rank * rows;
     a += first * a_stride;
     b += first * b_stride;
     const auto product = [=](int place) {
-        const int row = place / RANK, column = place % RANK;
+        const int row = place / rank, column = place % rank;
         return a[row * a_stride + column] * b[row * b_stride + column];
     };
     double sum = 0;

@@ -5,23 +5,29 @@
 //   fit: the error of a CP model, |x - model|, from what its last factor was computed with.
 //
 // Mapping: of `add_grams` a block has 256 numbers of a segment, a thread one of them. Of the others
-//   a block of 32 warps has a product, and thread (row, column) one number, which `fit` adds up to
-//   the square of the model's norm; it also has every 1024th part of the inner product.
-// Preconditions (the caller's): matrices may have any strides. To invert more than one product,
-//   each of `grams` is a stack with a matrix for each.
+//   a block has a product, a warp every 32nd or 16th column and a lane every 32nd row. `fit` adds
+//   the numbers up to the square of the model's norm; it also adds up the inner product.
+// Preconditions (the caller's): R is at most 32 * TILES. Matrices may have any strides. To invert
+//   more than one product, each of `grams` is a stack with a matrix for each.
 // Bytes: the blocks once; none per nonzero. A launch takes less time than a trip to the host.
 // Writes and determinism: one matrix (R, R) for each segment, whose blocks are added in their
-//   order; the inverse in double precision, in C order, nan if the matrix is not finite; one number
-//   in double precision, to memory of the GPU or pinned memory of the host. All orders are fixed.
+//   order; the inverse in double precision, in C order, nan if the matrix is not finite, and if
+//   wanted the product and its condition number (1 if it is singular); one number in double
+//   precision, to memory of the GPU or pinned memory of the host. All orders are fixed.
 // Source: Hestenes, Journal of the SIAM 6(1), 1958 (one-sided rotations).
-// MACRO RANK: rows and columns of the matrices, 32 or fewer
+// MACRO VALUE: float or double, the type of factors and of small matrices but Gram matrices
+// MACRO TILES: rows of a lane, 1, 2 or 4
+// MACRO NUM_WARPS: warps of a block: as many as registers are enough for
 // MACRO SEGMENT: blocks that `add_grams` adds to one
 // MACRO PRODUCT_LAYOUT: how Python fills struct Product (see structs.py)
 
 #include "layout.cuh"
 #include "sums.cuh"
 
-static_assert(RANK > 0 && RANK <= 32, "a block has 32 rows of 32 threads");
+constexpr int width = 32 * TILES;
+constexpr int num_warps = NUM_WARPS, num_threads = 32 * num_warps;
+constexpr int own_columns = width / num_warps;
+constexpr int pitch = width + 1;  // puts the numbers of a column in different banks
 
 // Filled by Python (`structs.py`).
 struct Product {
@@ -30,7 +36,7 @@ struct Product {
 
     const double* grams[max_grams];  // each (num_blocks, R, R), to be added, for each thread block
     long long num_blocks[max_grams];
-    const float* matrices[max_matrices];
+    const VALUE* matrices[max_matrices];
     long long row_strides[max_matrices];  // 0 where a matrix has one row for all
     long long column_strides[max_matrices];
     int num_grams;
@@ -56,13 +62,14 @@ __device__ __forceinline__ double add_blocks(const double* blocks, long long num
     return total;
 }
 
-__device__ __forceinline__ double read_product(const Product& product, int row, int column)
+__device__ __forceinline__ double read_product(const Product& product, int row, int column,
+                                               int rank)
 {
     double number = 1;
     for (int g = 0; g < product.num_grams; ++g) {
         const long long first = blockIdx.x * product.num_blocks[g];
-        const double* blocks = product.grams[g] + (first * RANK + row) * RANK + column;
-        number *= add_blocks(blocks, product.num_blocks[g], RANK * RANK);
+        const double* blocks = product.grams[g] + (first * rank + row) * rank + column;
+        number *= add_blocks(blocks, product.num_blocks[g], rank * rank);
     }
     for (int m = 0; m < product.num_matrices; ++m) {
         const long long place = row * product.row_strides[m] + column * product.column_strides[m];
@@ -71,21 +78,35 @@ __device__ __forceinline__ double read_product(const Product& product, int row, 
     return number;
 }
 
-extern "C" __global__ void add_grams(long long num_blocks, const double* blocks, double* sums)
+extern "C" __global__ void add_grams(long long num_blocks, int rank, const double* blocks,
+                                     double* sums)
 {
-    constexpr int size = RANK * RANK;
-    const int number = blockIdx.y * blockDim.x + threadIdx.x;
+    const int size = rank * rank, number = blockIdx.y * blockDim.x + threadIdx.x;
     if (number >= size) return;
     const long long segment = blockIdx.x, first = segment * SEGMENT;
     const long long count = min(static_cast<long long>(SEGMENT), num_blocks - first);
     sums[segment * size + number] = add_blocks(blocks + first * size + number, count, size);
 }
 
-constexpr double float_epsilon = 1.1920928955078125e-07;  // of float
+constexpr double epsilon = sizeof(VALUE) == 4 ? 1.1920928955078125e-07 : 2.220446049250313e-16;
 constexpr int max_sweeps = 40;
-constexpr int pitch = 33;  // puts the numbers of a column in different banks
 
-using Matrix = double[32][pitch];
+using Matrix = double[width][pitch];
+using Numbers = double[TILES][own_columns];
+
+// Calls a function of a thread's numbers, their rows (lanes) and columns (warps), if inside.
+template <typename Function>
+__device__ __forceinline__ void for_own(Numbers& numbers, int rank, Function function)
+{
+#pragma unroll
+    for (int j = 0; j < own_columns; ++j) {
+#pragma unroll
+        for (int i = 0; i < TILES; ++i) {
+            const int row = threadIdx.x % 32 + 32 * i, column = threadIdx.x / 32 + num_warps * j;
+            if (row < rank && column < rank) function(numbers[i][j], row, column);
+        }
+    }
+}
 
 __device__ __forceinline__ double max_of_warp(double largest)
 {
@@ -97,134 +118,229 @@ __device__ __forceinline__ double max_of_warp(double largest)
     return largest;
 }
 
-// Returns the largest sum of absolute values in a column.
-__device__ inline double norm_of(const Matrix& matrix, double (&of_columns)[32], int warp, int lane)
+// Returns the largest number of the warps, each of which has one.
+__device__ inline double max_of_block(double number)
 {
-    const double sum = sum_of_warp(fabs(matrix[lane][warp]));
-    if (lane == 0) of_columns[warp] = sum;
+    __shared__ double of_warps[num_warps];
     __syncthreads();
-    const double norm = max_of_warp(of_columns[lane]);
+    if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = number;
     __syncthreads();
-    return norm;
+    return max_of_warp(of_warps[threadIdx.x % num_warps]);
 }
 
-// Replaces a matrix by its inverse, which is not finite if the matrix is singular. A warp has a
-// column, a lane a row: a number stays in its register, rows are not exchanged but marked as used.
-__device__ inline void eliminate(Matrix& matrix, int column, int row)
+// Returns the largest sum of absolute values in a column.
+__device__ inline double norm_of(const Numbers& numbers)
 {
-    __shared__ double columns[2][32], inverses[2];
-    __shared__ int pivots[32], steps[32];
-    double number = matrix[row][column];
+    double largest = 0;
+#pragma unroll
+    for (int j = 0; j < own_columns; ++j) {
+        double sum = 0;
+#pragma unroll
+        for (int i = 0; i < TILES; ++i) sum += fabs(numbers[i][j]);
+        sum = sum_of_warp(sum);
+        largest = largest >= sum || largest != largest ? largest : sum;
+    }
+    return max_of_block(largest);
+}
+
+// Replaces a matrix by its inverse, which is not finite if the matrix is singular. A number stays
+// in its register, so rows are not exchanged but marked as used: the inverse's number at (row,
+// column) ends at (pivots[row], place of column among `pivots`), so it is to be written to
+// (steps[row], pivots[column]).
+__device__ inline void eliminate(Numbers& numbers, int rank, int (&pivots)[width],
+                                 int (&steps)[width])
+{
+    __shared__ double columns[2][width], inverses[2];
+    constexpr unsigned low = 2 * width - 1;  // bits of a key that name the row
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     unsigned used = 0;
-    for (int k = 0; k < RANK; ++k) {
-        if (column == k) {
-            // The largest number, to 17 bits: of a key, the last 6 bits name the row.
-            const unsigned size = __float_as_uint(fabsf(static_cast<float>(number))) & ~63u;
-            const bool is_free = row < RANK && (used >> row & 1) == 0;
-            const int last = 32 - (__reduce_max_sync(0xffffffffu, is_free ? size | (32 - row) : 0) & 63);
-            columns[k % 2][row] = number;
-            if (row == last) {
-                inverses[k % 2] = 1 / number;
-                pivots[k] = row;
-                steps[row] = k;
+    for (int k = 0; k < rank; ++k) {
+        if (warp == k % num_warps) {
+            double own[TILES];
+            unsigned best = 0;
+#pragma unroll
+            for (int i = 0; i < TILES; ++i) {
+                const int row = lane + 32 * i;
+#pragma unroll
+                for (int j = 0; j < own_columns; ++j) own[i] = j == k / num_warps ? numbers[i][j] : own[i];
+                columns[k % 2][row] = own[i];
+                // The largest number, to 15 bits or more, then the first row.
+                const unsigned size = __float_as_uint(fabsf(static_cast<float>(own[i]))) & ~low;
+                const bool is_free = row < rank && (used >> i & 1) == 0;
+                best = max(best, is_free ? size | (width - row) : 0);
+            }
+            const int pivot = width - (__reduce_max_sync(0xffffffffu, best) & low);
+#pragma unroll
+            for (int i = 0; i < TILES; ++i) {
+                if (lane + 32 * i != pivot) continue;
+                inverses[k % 2] = 1 / own[i];
+                pivots[k] = pivot;
+                steps[pivot] = k;
             }
         }
         __syncthreads();  // the next but one step overwrites the column: a barrier is in between
         const int pivot = pivots[k];
-        const double factor = columns[k % 2][row];
-        const double upper = __shfl_sync(0xffffffffu, column == k ? 1 : number, pivot) * inverses[k % 2];
-        number = row == pivot ? upper : (column == k ? 0 : number) - factor * upper;
-        used |= 1u << pivot;
+#pragma unroll
+        for (int j = 0; j < own_columns; ++j) {
+            const bool is_pivot_column = warp + num_warps * j == k;
+            double upper = 1;
+#pragma unroll
+            for (int i = 0; i < TILES; ++i) {
+                upper = i == pivot / 32 && !is_pivot_column ? numbers[i][j] : upper;
+            }
+            upper = __shfl_sync(0xffffffffu, upper, pivot % 32) * inverses[k % 2];
+#pragma unroll
+            for (int i = 0; i < TILES; ++i) {
+                const int row = lane + 32 * i;
+                const double rest = is_pivot_column ? 0 : numbers[i][j];
+                numbers[i][j] = row == pivot ? upper : rest - columns[k % 2][row] * upper;
+            }
+        }
+        if (lane == pivot % 32) used |= 1u << pivot / 32;
     }
-    if (row < RANK && column < RANK) matrix[steps[row]][pivots[column]] = number;
-    __syncthreads();
 }
 
-// Makes the columns of `left` orthogonal by rotations, whose product it writes to `right`.
-__device__ inline void orthogonalise(Matrix& left, Matrix& right, int warp, int lane)
+// Makes the columns of `left` orthogonal by rotations. The rows of `right` (R, R) become the
+// columns of their product.
+__device__ inline void orthogonalise(Matrix& left, double* right, int rank)
 {
-    constexpr int num_columns = RANK + RANK % 2;
     __shared__ int num_rotations;
-    right[warp][lane] = warp == lane;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int num_columns = rank + rank % 2, others = num_columns - 1;
+    for (int place = threadIdx.x; place < rank * rank; place += num_threads) {
+        right[place] = place / rank == place % rank;
+    }
     for (int sweep = 0; sweep < max_sweeps; ++sweep) {
         __syncthreads();
-        if (warp == 0 && lane == 0) num_rotations = 0;
-        // Each warp has a pair of columns; as in a round-robin tournament, all pairs meet once.
-        for (int round = 0; round < num_columns - 1; ++round) {
+        if (threadIdx.x == 0) num_rotations = 0;
+        // A warp has a pair of columns at a time; as in a round-robin tournament, all pairs meet
+        // once. With an odd rank the last column is one of zeros.
+        for (int round = 0; round < others; ++round) {
             __syncthreads();
-            if (warp >= num_columns / 2) continue;
-            const int others = num_columns - 1;
-            const int p = warp == 0 ? others : (round + warp) % others;
-            const int q = warp == 0 ? round : (round + others - warp) % others;
-            const double a = left[lane][p], b = left[lane][q];
-            const double aa = sum_of_warp(a * a), bb = sum_of_warp(b * b);
-            const double ab = sum_of_warp(a * b);
-            if (!(fabs(ab) > 1e-15 * sqrt(aa) * sqrt(bb))) continue;
-            if (lane == 0) num_rotations = 1;
-            const double zeta = (bb - aa) / (2 * ab);
-            const double tangent = copysign(1 / (fabs(zeta) + sqrt(1 + zeta * zeta)), zeta);
-            const double cosine = 1 / sqrt(1 + tangent * tangent), sine = cosine * tangent;
-            left[lane][p] = cosine * a - sine * b;
-            left[lane][q] = sine * a + cosine * b;
-            const double c = right[lane][p], d = right[lane][q];
-            right[lane][p] = cosine * c - sine * d;
-            right[lane][q] = sine * c + cosine * d;
+            for (int pair = warp; pair < num_columns / 2; pair += num_warps) {
+                const int p = pair == 0 ? others : (round + pair) % others;
+                const int q = pair == 0 ? round : (round + others - pair) % others;
+                double aa = 0, bb = 0, ab = 0;
+#pragma unroll
+                for (int i = 0; i < TILES; ++i) {
+                    const double a = left[lane + 32 * i][p], b = left[lane + 32 * i][q];
+                    aa += a * a;
+                    bb += b * b;
+                    ab += a * b;
+                }
+                aa = sum_of_warp(aa), bb = sum_of_warp(bb), ab = sum_of_warp(ab);
+                if (!(fabs(ab) > 1e-15 * sqrt(aa) * sqrt(bb))) continue;
+                if (lane == 0) num_rotations = 1;
+                const double zeta = (bb - aa) / (2 * ab);
+                const double tangent = copysign(1 / (fabs(zeta) + sqrt(1 + zeta * zeta)), zeta);
+                const double cosine = 1 / sqrt(1 + tangent * tangent), sine = cosine * tangent;
+                const auto rotate = [=](double& a, double& b) {
+                    const double first = a, second = b;
+                    a = cosine * first - sine * second;
+                    b = sine * first + cosine * second;
+                };
+                for (int row = lane; row < rank; row += 32) {
+                    rotate(left[row][p], left[row][q]);
+                    rotate(right[p * rank + row], right[q * rank + row]);
+                }
+            }
         }
         __syncthreads();
         if (num_rotations == 0) break;
     }
 }
 
-// Rows and columns are scaled to a diagonal of ones, so that a component much smaller than another
-// does not make the matrix look singular; then follows Gauss-Jordan elimination with partial
-// pivoting. If the condition number leaves no digit of a float, the singular value decomposition by
-// Hestenes's rotations of pairs of columns replaces it.
-extern "C" __global__ void __launch_bounds__(1024, 1) invert(const Product product, double* inverse)
+// Writes the pseudo-inverse of a scaled matrix (R, R); a singular value within rounding of zero
+// counts as zero. Not inlined, so that registers are enough for `eliminate`.
+__device__ __noinline__ void pseudo_invert(Matrix& scaled, const double* scales, double* inverse,
+                                           int rank)
 {
-    const int row = threadIdx.x / 32, column = threadIdx.x % 32;
-    const bool is_inside = row < RANK && column < RANK;
-    __shared__ Matrix scaled, result;
-    __shared__ double scales[32], of_columns[32];
-    double number = is_inside ? read_product(product, row, column) : 0;
-    if (row == column) {
-        const double diagonal = fabs(number);
-        scales[column] = diagonal > 0 && isfinite(diagonal) ? sqrt(diagonal) : 1;
-    }
-    __syncthreads();
-    const double scale = scales[row] * scales[column];
-    scaled[row][column] = number / scale;
-    result[row][column] = number / scale;
-    __syncthreads();
-    eliminate(result, row, column);
-    const double condition =
-        norm_of(scaled, of_columns, row, column) * norm_of(result, of_columns, row, column);
-    number = result[row][column];
-    if (!(condition * float_epsilon < 1)) {
-        __syncthreads();
-        orthogonalise(scaled, result, row, column);
-        __syncthreads();
-        const double square = sum_of_warp(scaled[column][row] * scaled[column][row]);
-        if (column == 0) of_columns[row] = square;
-        __syncthreads();
-        const double smallest = RANK * float_epsilon * sqrt(max_of_warp(of_columns[column]));
-        number = 0;
-        for (int k = 0; k < RANK; ++k) {
-            if (sqrt(of_columns[k]) <= smallest) continue;
-            number += result[row][k] * scaled[column][k] / of_columns[k];
+    __shared__ double squares[width];
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    orthogonalise(scaled, inverse, rank);
+    double largest = 0;
+    for (int column = warp; column < rank; column += num_warps) {
+        double square = 0;
+#pragma unroll
+        for (int i = 0; i < TILES; ++i) {
+            square += scaled[lane + 32 * i][column] * scaled[lane + 32 * i][column];
         }
+        square = sum_of_warp(square);
+        if (lane == 0) squares[column] = square;
+        largest = largest >= square || largest != largest ? largest : square;
     }
-    inverse += static_cast<long long>(blockIdx.x) * RANK * RANK;
-    if (is_inside) inverse[row * RANK + column] = number / scale;
+    const double smallest = rank * epsilon * sqrt(max_of_block(largest));
+    Numbers numbers = {};
+    for_own(numbers, rank, [&](double& number, int row, int column) {
+        for (int k = 0; k < rank; ++k) {
+            if (sqrt(squares[k]) <= smallest) continue;
+            number += inverse[k * rank + row] * scaled[column][k] / squares[k];
+        }
+    });
+    __syncthreads();  // before the rotations are overwritten
+    for_own(numbers, rank, [&](double& number, int row, int column) {
+        inverse[row * rank + column] = number / (scales[row] * scales[column]);
+    });
 }
 
-extern "C" __global__ void __launch_bounds__(1024, 1)
-    fit(const Product product, long long num_inner, const double* inner_products,
+// Rows and columns are scaled to a diagonal of ones, so that a component much smaller than another
+// does not make the matrix look singular; then follows Gauss-Jordan elimination with partial
+// pivoting. If the condition number leaves no digit of a factor's number, the singular value
+// decomposition by Hestenes's rotations of pairs of columns replaces it.
+//
+// `inverses` has (R, R) for each product; for a single one, `product_out` may have another (R, R)
+// for the product itself, and a number for its condition.
+extern "C" __global__ void __launch_bounds__(num_threads, 1)
+    invert(const Product product, int rank, double* inverses, double* product_out)
+{
+    extern __shared__ double memory[];
+    Matrix& scaled = *reinterpret_cast<Matrix*>(memory);
+    __shared__ double scales[width];
+    __shared__ int pivots[width], steps[width];
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    double* inverse = inverses + static_cast<long long>(blockIdx.x) * rank * rank;
+    for (int row = warp; row < width; row += num_warps) {
+        for (int column = lane; column < width; column += 32) {
+            const bool is_inside = row < rank && column < rank;
+            const double number = is_inside ? read_product(product, row, column, rank) : 0;
+            scaled[row][column] = number;
+            if (product_out && is_inside) product_out[row * rank + column] = number;
+            if (row != column) continue;
+            const double diagonal = fabs(number);
+            scales[row] = diagonal > 0 && isfinite(diagonal) ? sqrt(diagonal) : 1;
+        }
+    }
+    __syncthreads();
+    Numbers numbers = {};
+    for_own(numbers, rank, [&](double& number, int row, int column) {
+        number = scaled[row][column] /= scales[row] * scales[column];
+    });
+    double condition = norm_of(numbers);
+    eliminate(numbers, rank, pivots, steps);
+    condition *= norm_of(numbers);
+    if (condition * epsilon < 1) {
+        for_own(numbers, rank, [&](double& number, int row, int column) {
+            const int to = steps[row], from = pivots[column];
+            inverse[to * rank + from] = number / (scales[to] * scales[from]);
+        });
+    } else {
+        condition = 1;
+        pseudo_invert(scaled, scales, inverse, rank);
+    }
+    if (product_out && threadIdx.x == 0) product_out[rank * rank] = condition;
+}
+
+extern "C" __global__ void __launch_bounds__(num_threads, 1)
+    fit(const Product product, int rank, long long num_inner, const double* inner_products,
         double norm_square, double* error)
 {
-    const int row = threadIdx.x / 32, column = threadIdx.x % 32;
-    const bool is_inside = row < RANK && column < RANK;
-    double sum = is_inside ? read_product(product, row, column) : 0;
-    for (long long i = threadIdx.x; i < num_inner; i += 1024) sum -= 2 * inner_products[i];
-    sum = sum_of_block<1024>(sum);
+    double sum = 0;
+    for (int row = threadIdx.x / 32; row < rank; row += num_warps) {
+        for (int column = threadIdx.x % 32; column < rank; column += 32) {
+            sum += read_product(product, row, column, rank);
+        }
+    }
+    for (long long i = threadIdx.x; i < num_inner; i += num_threads) sum -= 2 * inner_products[i];
+    sum = sum_of_block<num_threads>(sum);
     if (threadIdx.x == 0) *error = sqrt(fabs(norm_square + sum));
 }

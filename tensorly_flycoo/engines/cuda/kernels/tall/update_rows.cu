@@ -1,0 +1,242 @@
+// Entry: y = x @ inverse for a tall matrix x and a small one; with y.T @ y, and the inner product of
+// x and y, of each block of rows. Without a small matrix, only the Gram matrix of x.
+//
+// Mapping: a block has `rows_per_block` neighbouring rows, GROUP_ROWS * NUM_GROUPS of them at a time,
+//   in shared memory beside the small matrix. A group has WIDTH / 16 warps, and each of these a
+//   strip of 16 columns of y and 16 rows of y.T @ y.
+// Preconditions (the caller's): each row of x is contiguous, and rows are `row_stride` numbers
+//   apart. The small matrix (R, R) is contiguous; behind it are the matrix that it inverts, and the
+//   condition number of that, which in single precision is not looked at.
+// Bytes: x and y once; what blocks write besides is small in comparison. None per nonzero.
+// Writes and determinism: all of y (num_rows, y_stride), in its own precision, with zeros past the
+//   last column; each block its own (R, R) and its sum, in double precision, of y as rounded. The
+//   order of additions depends on the shape alone.
+// Source: none.
+// MACRO VALUE: float or double
+// MACRO WIDTH: columns of the matrix, rounded up to a multiple of 16
+// MACRO NUM_GROUPS: groups of warps of a block
+// MACRO GROUP_ROWS: rows that a group has at a time, 32, or 16 if more would spill registers
+
+#include "architecture.cuh"
+#include "sums.cuh"
+
+static_assert(WIDTH % 16 == 0 && WIDTH <= 128, "a warp has a strip of each");
+
+constexpr int strips = WIDTH / 16, tiles = WIDTH / 8;
+constexpr int block_size = 32 * strips * NUM_GROUPS;
+constexpr int group_rows = GROUP_ROWS, block_rows = group_rows * NUM_GROUPS;
+constexpr int pitch = WIDTH + 4;  // puts what a warp reads together in different banks
+constexpr double epsilon = 2.220446049250313e-16;
+
+// Numbers of one strip of 16 columns of a group's rows, for each 8 rows: of the columns lane / 4 and
+// lane / 4 + 8 a lane has the rows 2 * (lane % 4) and the one after it.
+using Strip = double[group_rows / 8][2][2];
+
+__device__ __forceinline__ void multiply(double (&sums)[2][2], const double (&left)[2][2],
+                                         const double (&right)[2])
+{
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+    asm("mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+d"(sums[0][0]), "+d"(sums[0][1]), "+d"(sums[1][0]), "+d"(sums[1][1])
+        : "d"(left[0][0]), "d"(left[0][1]), "d"(left[1][0]), "d"(left[1][1]), "d"(right[0]),
+          "d"(right[1]));
+#else
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+        for (int top = 0; top < 2; ++top) {
+            asm("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%0, %1};"
+                : "+d"(sums[top][0]), "+d"(sums[top][1])
+                : "d"(left[half][top]), "d"(right[half]));
+        }
+    }
+#endif
+}
+
+// What the threads of a block share.
+struct Shared {
+    double matrix[WIDTH][pitch];
+    VALUE rows[2][block_rows][pitch];
+
+    __device__ __forceinline__ void load_matrix(const double* source, int rank)
+    {
+        for (int place = threadIdx.x; place < WIDTH * WIDTH; place += block_size) {
+            const int row = place / WIDTH, column = place % WIDTH;
+            const bool is_inside = row < rank && column < rank;
+            matrix[row][column] = is_inside ? source[row * rank + column] : 0;
+        }
+    }
+
+    // Begins to copy rows, up to `end`; those after it, and columns past the last one, are zero.
+    __device__ __forceinline__ void begin_rows(int turn, int first, int end, int rank,
+                                               const VALUE* x, long long row_stride)
+    {
+        for (int place = threadIdx.x; place < block_rows * WIDTH; place += block_size) {
+            const int row = place / WIDTH, column = place % WIDTH;
+            const bool is_inside = first + row < end && column < rank;
+            const VALUE* source = is_inside ? x + (first + row) * row_stride + column : x;
+            const unsigned target =
+                static_cast<unsigned>(__cvta_generic_to_shared(&rows[turn][row][column]));
+            asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(target),
+                         "l"(source), "n"(sizeof(VALUE)), "r"(is_inside ? int(sizeof(VALUE)) : 0));
+        }
+        asm volatile("cp.async.commit_group;");
+    }
+};
+
+// Adds a strip of a group's rows times the matrix; tensor cores compute matrix.T @ rows.T.
+__device__ __forceinline__ void add_product(Strip& sums, const Shared& shared,
+                                            const VALUE (*rows)[pitch], int strip, int lane)
+{
+#pragma unroll 2
+    for (int k = 0; k < WIDTH; k += 8) {
+        double left[2][2];
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const double* place = &shared.matrix[k + lane % 4 + 4 * half][16 * strip + lane / 4];
+            left[half][0] = place[0];
+            left[half][1] = place[8];
+        }
+#pragma unroll
+        for (int n = 0; n < group_rows / 8; ++n) {
+            const VALUE* place = &rows[8 * n + lane / 4][k + lane % 4];
+            const double right[2] = {place[0], place[4]};
+            multiply(sums[n], left, right);
+        }
+    }
+}
+
+// Calls a function of a number of a strip, its row and its column, for all numbers of a lane.
+template <typename Function>
+__device__ __forceinline__ void for_strip(Strip& numbers, int strip, int lane, Function function)
+{
+#pragma unroll
+    for (int n = 0; n < group_rows / 8; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int row = 8 * n + 2 * (lane % 4) + i % 2;
+            function(numbers[n][i / 2][i % 2], row, 16 * strip + lane / 4 + 8 * (i / 2));
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(block_size)
+    update_rows(long long num_rows, int rows_per_block, int rank, const VALUE* x,
+                long long row_stride, const double* inverse, VALUE* y, int y_stride, double* grams,
+                double* inner_products)
+{
+    extern __shared__ double memory[];
+    Shared& shared = *reinterpret_cast<Shared*>(memory);
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = warp / strips;
+    // The first strips have the most tiles: warps that share a tensor core have one of the first
+    // and one of the last.
+    const int place = warp % strips, strip = place < 4 ? place : strips + 3 - place;
+    const long long first = static_cast<long long>(blockIdx.x) * rows_per_block;
+    const int end = static_cast<int>(min(static_cast<long long>(rows_per_block), num_rows - first));
+    x += first * row_stride;
+    y += first * y_stride;
+    const double* solved = inverse + rank * rank;
+    bool is_careful = false;
+    if (inverse) {
+        shared.load_matrix(inverse, rank);
+        const double condition = sizeof(VALUE) == 8 ? solved[rank * rank] : 1;
+        is_careful = condition * condition * epsilon > 1;
+    }
+    double gram[tiles][2][2] = {};
+    double inner = 0;
+    shared.begin_rows(0, 0, end, rank, x, row_stride);
+    for (int start = 0, turn = 0; start < end; start += block_rows, turn ^= 1) {
+        shared.begin_rows(turn ^ 1, start + block_rows, end, rank, x, row_stride);
+        asm volatile("cp.async.wait_group 1;" ::: "memory");
+        __syncthreads();
+        VALUE(*rows)[pitch] = shared.rows[turn] + group * group_rows;
+        const int first_row = start + group * group_rows;
+        if (inverse) {
+            Strip sums = {};
+            add_product(sums, shared, rows, strip, lane);
+            // x is read again: from the cache nearest to it.
+            const auto read = [&](const VALUE* matrix, long long stride, int row, int column) {
+                const bool is_inside = first_row + row < end && column < rank;
+                return is_inside ? matrix[(first_row + row) * stride + column] : VALUE(0);
+            };
+            if (is_careful) {
+                // The residual of y is condition * epsilon: one step of refinement removes it.
+                __syncthreads();
+                for_strip(sums, strip, lane, [&](double& number, int row, int column) {
+                    rows[row][column] = number;
+                    const long long to = first_row + row;
+                    if (to < end && column < rank) y[to * y_stride + column] = number;
+                    number = 0;
+                });
+                shared.load_matrix(solved, rank);
+                __syncthreads();
+                add_product(sums, shared, rows, strip, lane);
+                __syncthreads();
+                for_strip(sums, strip, lane, [&](double& number, int row, int column) {
+                    rows[row][column] = read(x, row_stride, row, column) - number;
+                    number = read(y, y_stride, row, column);
+                });
+                shared.load_matrix(inverse, rank);
+                __syncthreads();
+                add_product(sums, shared, rows, strip, lane);
+            }
+            __syncthreads();
+            for_strip(sums, strip, lane, [&](double& number, int row, int column) {
+                const VALUE rounded = number;
+                rows[row][column] = rounded;
+                inner += static_cast<double>(rounded) * read(x, row_stride, row, column);
+            });
+            __syncthreads();
+            for (int row = place; row < group_rows && first_row + row < end; row += strips) {
+                for (int column = lane; column < y_stride; column += 32) {
+                    const long long number = first_row + row;
+                    y[number * y_stride + column] = rows[row][column];
+                }
+            }
+        }
+        for (int k = 0; k < group_rows; k += 8) {
+            const VALUE* of_lane[2] = {&rows[k + lane % 4][lane / 4],
+                                       &rows[k + lane % 4 + 4][lane / 4]};
+            double left[2][2];
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                left[half][0] = of_lane[half][16 * strip];
+                left[half][1] = of_lane[half][16 * strip + 8];
+            }
+#pragma unroll
+            for (int j = 0; j < tiles; ++j) {
+                if (j < 2 * strip) continue;  // below the diagonal
+                const double right[2] = {of_lane[0][8 * j], of_lane[1][8 * j]};
+                multiply(gram[j], left, right);
+            }
+        }
+        __syncthreads();  // before these rows are overwritten
+    }
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    // The groups' sums are added in their order, in the place of the small matrix.
+    for (int turn = 0; turn < NUM_GROUPS; ++turn) {
+        __syncthreads();
+        if (group != turn) continue;
+#pragma unroll
+        for (int j = 0; j < tiles; ++j) {
+            if (j < 2 * strip) continue;
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                double* total = &shared.matrix[16 * strip + lane / 4 + 8 * (i / 2)]
+                                              [8 * j + 2 * (lane % 4) + i % 2];
+                *total = gram[j][i / 2][i % 2] + (turn == 0 ? 0 : *total);
+            }
+        }
+    }
+    __syncthreads();
+    grams += static_cast<long long>(blockIdx.x) * rank * rank;
+    for (int number = threadIdx.x; number < rank * rank; number += block_size) {
+        const int row = number / rank, column = number % rank;
+        const bool is_below = row / 16 > column / 16;
+        grams[number] = is_below ? shared.matrix[column][row] : shared.matrix[row][column];
+    }
+    if (!inverse) return;
+    inner = sum_of_block<block_size>(inner);
+    if (threadIdx.x == 0) inner_products[blockIdx.x] = inner;
+}
