@@ -13,13 +13,14 @@ from tensorly_flycoo.engines.cuda import tall
 from tensorly_flycoo.loop import gram_products
 from tensorly_flycoo.loop.gram_products import GramMemory, GramProduct
 
-RANKS = pytest.mark.parametrize("rank", [1, 2, 3, 7, 16, 25, 31, 32])
+RANKS = pytest.mark.parametrize("rank", [1, 2, 3, 7, 16, 25, 31, 32, 33, 50, 64, 77, 100, 128])
+DTYPES = pytest.mark.parametrize("dtype", [np.float32, np.float64])
 
 
-def make_factors(rank, shape=(40, 30, 20), seed=0, offset=0.1):
+def make_factors(rank, shape=(40, 30, 20), seed=0, offset=0.1, dtype=np.float32):
     rng = np.random.default_rng(seed)
     factors = [rng.random((size, rank)) - 0.5 + offset for size in shape]
-    return [factor.astype(np.float32) for factor in factors]
+    return [factor.astype(dtype) for factor in factors]
 
 
 def multiply(factors, weights):
@@ -36,46 +37,80 @@ def make_blocks(matrix):
     return tall.Blocks(on_gpu.data, on_gpu.data.ptr, (1, *on_gpu.shape))
 
 
+def make_inverse(inverse, matrix, condition=1):
+    """Copy an inverse to the GPU, as `solve_rows` takes it."""
+    return make_blocks(np.concatenate([np.ravel(inverse), np.ravel(matrix), [condition]])[None])
+
+
+def invert_product(grams, scales, rank, dtype=np.float32):
+    """Return the inverse, the product and the condition number that are found."""
+    found = tall.invert_product(grams, scales, rank, np.dtype(dtype)).to_array().get()
+    inverse, product = found[:-1].reshape(2, rank, rank)
+    return inverse, product, found[-1]
+
+
 def solve_rows(x, inverse):
     y, grams, inner = tall.solve_rows(x, inverse)
     return y, grams.to_array().get(), inner.to_array().get()
 
 
 @RANKS
+@DTYPES
 @pytest.mark.parametrize("num_rows", [1, 5, 40, 128, 3 * 2**14 + 77, 200_000])
 @pytest.mark.parametrize("pad", [0, 3])
-def test_solving_rows(rank, num_rows, pad):
+def test_solving_rows(rank, dtype, num_rows, pad):
     """The product of the rows, its Gram matrix as rounded, and its inner product with them."""
     rng = np.random.default_rng(rank)
-    wide = rng.standard_normal((num_rows, rank + pad)).astype(np.float32)
+    wide = rng.standard_normal((num_rows, rank + pad)).astype(dtype)
     x, matrix = wide[:, :rank].astype(float), rng.standard_normal((rank, rank))
-    blocks = make_blocks(matrix)
+    blocks = make_inverse(matrix, np.zeros((rank, rank)))
     y, grams, inner = solve_rows(cupy.asarray(wide)[:, :rank], blocks)
-    bound = 2 * np.finfo(np.float32).eps
+    bound = (2 + (dtype is np.float64) * rank) * np.finfo(dtype).eps
     assert (np.abs(y.get() - x @ matrix) <= bound * (np.abs(x) @ np.abs(matrix))).all()
     exact = y.get().astype(float)
-    np.testing.assert_allclose(grams.sum(axis=0), exact.T @ exact, rtol=1e-10, atol=1e-8)
-    np.testing.assert_allclose(inner.sum(), (x * exact).sum(), rtol=1e-10, atol=1e-8)
+    sizes = np.abs(exact).T @ np.abs(exact)
+    assert (np.abs(grams.sum(axis=0) - exact.T @ exact) <= 1e-12 * sizes).all()
+    assert abs(inner.sum() - (x * exact).sum()) <= 1e-12 * np.abs(x * exact).sum()
     found = tall.gram_blocks(y).to_array().get().sum(axis=0)
-    np.testing.assert_allclose(found, exact.T @ exact, rtol=1e-10, atol=1e-8)
+    assert (np.abs(found - exact.T @ exact) <= 1e-12 * sizes).all()
     segment = tall.tuning.GRAM_SEGMENT
     assert len(grams) <= max(segment, -(-len(inner) // segment))
     again = solve_rows(cupy.asarray(wide)[:, :rank], blocks)
     assert all((a == b).all() for a, b in zip((y, grams, inner), again, strict=True))
 
 
+@pytest.mark.parametrize("condition", [1e3, 1e9, 1e12])
+@pytest.mark.parametrize("rank", [2, 20, 60, 100, 128])
+def test_the_residual_of_an_ill_conditioned_system_is_small(rank, condition):
+    """As small as LAPACK's, though rows are multiplied by the inverse."""
+    rng = np.random.default_rng(rank)
+    vectors, _ = np.linalg.qr(rng.standard_normal((rank, rank)))
+    matrix = vectors * np.geomspace(1, 1 / condition, rank) @ vectors.T
+    matrix = (matrix + matrix.T) / 2
+    b = rng.standard_normal((300, rank)) @ matrix
+    inverse = tall.invert(cupy.asarray(matrix))
+    y, grams, inner = solve_rows(cupy.asarray(b), inverse)
+    y = y.get()
+    bound = 50 * rank * np.finfo(float).eps
+    assert (np.abs(y @ matrix - b) <= bound * (np.abs(y) @ np.abs(matrix) + np.abs(b))).all()
+    np.testing.assert_allclose(grams.sum(axis=0), y.T @ y, rtol=0, atol=1e-12 * np.square(y).sum())
+    assert abs(inner.sum() - (b * y).sum()) <= 1e-12 * np.abs(b * y).sum()
+
+
 @RANKS
-def test_a_product_is_solved_with_and_turned_into_an_array(rank):
-    factors, weights = make_factors(rank), np.linspace(1, 2, rank, dtype=np.float32)
+@DTYPES
+def test_a_product_is_solved_with_and_turned_into_an_array(rank, dtype):
+    factors, weights = make_factors(rank, dtype=dtype), np.linspace(1, 2, rank, dtype=dtype)
     on_gpu, w = [cupy.asarray(f) for f in factors], cupy.asarray(weights)
     product = w[:, None] * (GramProduct.of(on_gpu[0]) * GramProduct.of(on_gpu[1])) * w[None]
     assert isinstance(product, GramProduct)
     expected = multiply(factors[:2], weights)
     np.testing.assert_allclose(product.to_array().get(), expected, rtol=1e-5, atol=1e-6)
-    b = np.random.default_rng(1).random((500, rank)).astype(np.float32)
+    b = np.random.default_rng(1).random((500, rank)).astype(dtype)
     found = tl.transpose(product.solve(cupy.asarray(b).T)).get()
-    exact = b @ np.linalg.pinv(expected)
-    bound = 1e-6 * np.linalg.cond(expected) * np.abs(exact).max()
+    eps = np.finfo(dtype).eps
+    exact = b @ np.linalg.pinv(expected, rcond=rank * eps)
+    bound = 8 * rank * eps * min(np.linalg.cond(expected), 1 / eps) * np.abs(exact).max()
     assert np.abs(found - exact).max() <= bound
 
 
@@ -90,12 +125,20 @@ def test_a_product_that_is_not_symmetric():
     np.testing.assert_allclose(expected @ found, b, rtol=2e-3, atol=1e-3)
 
 
-def test_a_singular_product_takes_the_pseudo_inverse():
-    factor = np.ones((20, 6), np.float32)
-    product = GramProduct.of(cupy.asarray(factor))
-    b = np.random.default_rng(0).random((6, 30)).astype(np.float32)
-    expected = np.linalg.pinv(np.full((6, 6), 20.0)) @ b
-    np.testing.assert_allclose(product.solve(cupy.asarray(b)).get(), expected, rtol=1e-4)
+@DTYPES
+@pytest.mark.parametrize("rank", [6, 33, 65, 127, 128])
+def test_a_singular_product_takes_the_pseudo_inverse(rank, dtype):
+    """Of ones, and of a matrix of half the rank."""
+    rng = np.random.default_rng(0)
+    b = rng.random((rank, 30)).astype(dtype)
+    half = rng.standard_normal((90, rank // 2)) @ rng.standard_normal((rank // 2, rank))
+    for factor in (np.ones((20, rank), dtype), half.astype(dtype)):
+        product = GramProduct.of(cupy.asarray(factor))
+        exact = factor.astype(float).T @ factor
+        expected = np.linalg.pinv(exact, rcond=1e-5 if dtype is np.float32 else 1e-12) @ b
+        found = product.solve(cupy.asarray(b)).get()
+        atol = 1e-3 if dtype is np.float32 else 1e-9
+        np.testing.assert_allclose(found, expected, rtol=0, atol=atol * np.abs(expected).max())
 
 
 def test_what_does_not_fit_becomes_an_array():
@@ -141,11 +184,12 @@ def draw(shape, nnz=3000):
     return sparse.random(shape, nnz=nnz, random_state=0).astype(np.float32)
 
 
+@DTYPES
 @pytest.mark.parametrize("shape", [(60, 50), (3, 40, 50), (16, 3, 20, 30, 5), (4,) * 9])
-@pytest.mark.parametrize("rank", [1, 8, 32, 33])
-def test_the_errors_of_the_cpu(shape, rank):
+@pytest.mark.parametrize("rank", [1, 8, 32, 33, 100, 129])
+def test_the_errors_of_the_cpu(shape, rank, dtype):
     """Also of more modes than a product has room for, and with ranks above a mode's size."""
-    coo = draw(shape, 1500)
+    coo = draw(shape, 1500).astype(dtype)
     found, expected = decompose(coo, "cuda", rank), decompose(coo, "cpu", rank)
     np.testing.assert_allclose(found[1], expected[1], rtol=1e-3, atol=1e-3)
     again = decompose(coo, "cuda", rank)
@@ -195,7 +239,7 @@ def test_memory_that_another_factor_got_is_not_taken_for_the_first():
 def test_what_is_known_is_found_through_other_views():
     both, memory = cupy.asarray(make_factors(8, (80,))[0]), GramMemory()
     first, second = both[:40], both[40:]
-    gram_products.start_product(memory, 8, np.float32, True)
+    gram_products.start_product(memory, 8, np.dtype(np.float32), True)
     try:
         known = [gram_products.find_gram(half.T, half) for half in (first, second)]
         assert gram_products.find_gram(first.T.T.T, both[:40]) is known[0] is not known[1]
@@ -241,22 +285,25 @@ def test_an_inverse_of_a_product():
     gram = cupy.asarray(multiply(make_factors(6), np.ones(6)))
     twice = cupy.stack([gram, gram])
     blocks = tall.Blocks(twice.data, twice.data.ptr, twice.shape)
-    found = tall.invert_product([blocks], [], 6).to_array().get()[0]
-    np.testing.assert_allclose(found @ (2 * gram.get()), np.eye(6), atol=1e-6)
+    found, product, _ = invert_product([blocks], [], 6)
+    np.testing.assert_allclose(product, 2 * gram.get())
+    np.testing.assert_allclose(found @ product, np.eye(6), atol=1e-6)
     ones = cupy.ones((1, 1), np.float32)
-    found = tall.invert_product([make_blocks(gram)], [(ones, 0, 0)], 6).to_array().get()[0]
+    found, product, condition = invert_product([make_blocks(gram)], [(ones, 0, 0)], 6)
     np.testing.assert_allclose(found @ gram.get(), np.eye(6), atol=1e-6)
+    assert condition >= 1
 
 
 @RANKS
-def test_a_stack_of_inverses(rank):
+@DTYPES
+def test_a_stack_of_inverses(rank, dtype):
     """Each is that of its product alone, to the bit; one is of a singular matrix."""
     rng = np.random.default_rng(rank)
     rows = rng.standard_normal((2, 5, 40, rank))
     rows[:, 3, :, -1] = rows[:, 3, :, 0]
     stacks = [cupy.asarray(part.swapaxes(1, 2) @ part) for part in rows]
-    found = tall.invert_products(stacks)
+    found = tall.invert_products(stacks, np.dtype(dtype))
     for place in range(5):
         blocks = [make_blocks(stack[place]) for stack in stacks]
-        alone = tall.invert_product(blocks, [], rank).to_array()[0]
-        assert found[place].get().tobytes() == alone.get().tobytes()
+        alone, _, _ = invert_product(blocks, [], rank, dtype)
+        assert found[place].get().tobytes() == alone.tobytes()
