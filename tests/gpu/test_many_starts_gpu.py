@@ -70,9 +70,10 @@ def test_the_host_waits_once_for_each_iteration(monkeypatch):
 
 def test_a_singular_system_ends_a_run():
     x = FlycooTensor([[0], [2], [1]], [2.0], (29, 30, 31), device="cuda")
-    single = run_together(x.astype("float32"), 2, SEEDS, Stopping())  # by pseudo-inverses
-    assert all(run is not None and float(run.errors[-1]) < 1e-3 for run in single)
-    assert run_together(x, 2, SEEDS, Stopping()) == [None] * len(SEEDS)
+    for own in (x, x.astype("float32")):  # by pseudo-inverses
+        runs = run_together(own, 2, SEEDS, Stopping())
+        assert all(run is not None and float(run.errors[-1]) < 1e-3 for run in runs)
+    assert run_together(x, 129, SEEDS, Stopping()) == [None] * len(SEEDS)
     starts = best_of(parafac, x, 2, 3, random_state=0, n_iter_max=5)
     assert all(np.isfinite(starts.final_errors))
 

@@ -27,6 +27,7 @@ constexpr int block_size = 32 * strips * NUM_GROUPS;
 constexpr int group_rows = GROUP_ROWS, block_rows = group_rows * NUM_GROUPS;
 constexpr int pitch = WIDTH + 4;  // puts what a warp reads together in different banks
 constexpr double epsilon = 2.220446049250313e-16;
+constexpr int max_refinements = 4;
 
 // Numbers of one strip of 16 columns of a group's rows, for each 8 rows: of the columns lane / 4 and
 // lane / 4 + 8 a lane has the rows 2 * (lane % 4) and the one after it.
@@ -137,11 +138,14 @@ extern "C" __global__ void __launch_bounds__(block_size)
     x += first * row_stride;
     y += first * y_stride;
     const double* solved = inverse + rank * rank;
-    bool is_careful = false;
+    int num_refinements = 0;
     if (inverse) {
         shared.load_matrix(inverse, rank);
-        const double condition = sizeof(VALUE) == 8 ? solved[rank * rank] : 1;
-        is_careful = condition * condition * epsilon > 1;
+        // The residual of y is condition * epsilon: steps of refinement reduce it to sqrt(epsilon).
+        const double loss = sizeof(VALUE) == 8 ? solved[rank * rank] * epsilon : 0;
+        for (double rest = loss; rest * rest > epsilon; rest *= loss) {
+            if (++num_refinements == max_refinements) break;
+        }
     }
     double gram[tiles][2][2] = {};
     double inner = 0;
@@ -160,8 +164,7 @@ extern "C" __global__ void __launch_bounds__(block_size)
                 const bool is_inside = first_row + row < end && column < rank;
                 return is_inside ? matrix[(first_row + row) * stride + column] : VALUE(0);
             };
-            if (is_careful) {
-                // The residual of y is condition * epsilon: one step of refinement removes it.
+            for (int step = 0; step < num_refinements; ++step) {
                 __syncthreads();
                 for_strip(sums, strip, lane, [&](double& number, int row, int column) {
                     rows[row][column] = number;
