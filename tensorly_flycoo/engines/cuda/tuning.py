@@ -311,7 +311,7 @@ def cut_tall(rank: int, itemsize: int) -> TallCut:
     """
     num_strips = -(-rank // 16)
     width = 16 * num_strips
-    group_rows = 16 if width * itemsize == 1024 else 32  # 32 would spill registers
+    group_rows = 16 if itemsize == 8 and width >= 64 else 32  # 32 would spill registers
     num_groups = min(LEAST_ROWS_PER_BLOCK // 32, max(1, _MAX_TALL_WARPS // num_strips))
     num_rows = 2 * group_rows * num_groups  # of two turns
     shared_nbytes = (width * 8 + num_rows * itemsize) * (width + 4)

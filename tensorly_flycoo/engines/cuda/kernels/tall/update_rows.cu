@@ -122,7 +122,7 @@ __device__ __forceinline__ void for_strip(Strip& numbers, int strip, int lane, F
     }
 }
 
-extern "C" __global__ void __launch_bounds__(block_size)
+extern "C" __global__ void __launch_bounds__(block_size, 1)
     update_rows(long long num_rows, int rows_per_block, int rank, const VALUE* x,
                 long long row_stride, const double* inverse, VALUE* y, int y_stride, double* grams,
                 double* inner_products)
@@ -164,6 +164,7 @@ extern "C" __global__ void __launch_bounds__(block_size)
                 const bool is_inside = first_row + row < end && column < rank;
                 return is_inside ? matrix[(first_row + row) * stride + column] : VALUE(0);
             };
+#pragma unroll 1
             for (int step = 0; step < num_refinements; ++step) {
                 __syncthreads();
                 for_strip(sums, strip, lane, [&](double& number, int row, int column) {
