@@ -182,8 +182,11 @@ def test_a_guess_on_the_other_side_is_moved(device):
         np.testing.assert_array_equal(tl.to_numpy(first), tl.to_numpy(second))
 
 
-@pytest.mark.parametrize("options", [{}, {"normalize_factors": True}, {"orthogonalise": True}])
-def test_nothing_but_small_matrices_comes_to_the_host(options, monkeypatch):
+@pytest.mark.parametrize(
+    ("options", "most"),
+    [({}, 2), ({"normalize_factors": True}, 2), ({"orthogonalise": True}, 15)],
+)
+def test_nothing_but_small_matrices_comes_to_the_host(options, most, monkeypatch):
     sizes, get = [], cupy.ndarray.get
 
     def record(array, *arguments, **keywords):
@@ -194,7 +197,7 @@ def test_nothing_but_small_matrices_comes_to_the_host(options, monkeypatch):
     monkeypatch.setattr(cupy.ndarray, "get", record)
     monkeypatch.setattr(linear_algebra, "MIN_TALL_ROWS", 1024)
     parafac(x, RANK, init="random", random_state=0, n_iter_max=5, **options)
-    assert len(sizes) >= 15  # one small matrix for each solve
+    assert 0 < len(sizes) <= most  # of five iterations
     assert max(sizes) <= RANK**2
 
 

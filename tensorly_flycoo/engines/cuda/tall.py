@@ -108,16 +108,16 @@ def _update_rows(x: Array, inverse: Blocks | None, y: Array | None) -> tuple[Blo
 
 
 def _add_grams(grams: Blocks, dtype: np.dtype) -> Blocks:
-    """Add the Gram matrices of many blocks of rows, to leave few."""
+    """Add the Gram matrices of many blocks of rows, to leave few; one if they are large."""
     num_blocks, rank, _ = grams.shape
-    if num_blocks <= tuning.GRAM_SEGMENT:
+    if num_blocks <= (tuning.GRAM_SEGMENT if rank <= tuning.MAX_SMALL_RANK else 1):
         return grams
     num_segments = -(-num_blocks // tuning.GRAM_SEGMENT)
     memory = cupy.cuda.alloc(8 * num_segments * rank * rank)
     kernel, _ = _get_product_kernel("add_grams", rank, dtype, memory.device_id)
     grid = (num_segments, -(-rank * rank // 256))
     kernel(grid, 256, num_blocks, rank, grams.address, memory.ptr)
-    return Blocks(memory, memory.ptr, (num_segments, rank, rank))
+    return _add_grams(Blocks(memory, memory.ptr, (num_segments, rank, rank)), dtype)
 
 
 def invert(matrix: Array) -> Blocks:

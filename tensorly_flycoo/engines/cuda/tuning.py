@@ -47,8 +47,9 @@ LEAST_ROWS_PER_BLOCK = BLOCK_SIZE
 #: Blocks among which the rows of a factor that is not very tall are divided. Not measured.
 NUM_ROW_BLOCKS = 512
 
-#: Gram matrices of blocks of rows that one block adds to one; as many need not be added first.
-GRAM_SEGMENT = 64
+#: Gram matrices of blocks of rows that one block adds to one; as many need not be added first, up
+#: to a rank: larger ones take a single multiprocessor long to read.
+GRAM_SEGMENT, MAX_SMALL_RANK = 64, 32
 
 #: The most columns of a tall matrix whose products fit a lane's registers.
 MAX_TALL_RANK = 128

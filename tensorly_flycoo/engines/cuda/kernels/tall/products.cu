@@ -44,38 +44,56 @@ struct Product {
 };
 CHECK_LAYOUT(Product, PRODUCT_LAYOUT)
 
-// Adds the blocks of a Gram matrix in their order; eight are loaded together.
-__device__ __forceinline__ double add_blocks(const double* blocks, long long num_blocks,
-                                             long long stride)
+// Adds numbers of the blocks of a Gram matrix, `distance` apart, in the order of the blocks. Those
+// that are not below `size` are not read. Eight numbers are loaded together.
+template <int count>
+__device__ __forceinline__ void add_blocks(double (&totals)[count], const double* blocks,
+                                           long long num_blocks, long long stride, int distance,
+                                           int size)
 {
-    constexpr int batch = 8;
-    double total = 0;
+    constexpr int batch = 8 / count;
     for (long long start = 0; start < num_blocks; start += batch) {
-        double parts[batch];
+        double parts[batch][count];
 #pragma unroll
         for (int b = 0; b < batch; ++b) {
-            parts[b] = start + b < num_blocks ? blocks[(start + b) * stride] : 0;
+#pragma unroll
+            for (int i = 0; i < count; ++i) {
+                const bool is_there = start + b < num_blocks && distance * i < size;
+                parts[b][i] = is_there ? blocks[(start + b) * stride + distance * i] : 0;
+            }
         }
 #pragma unroll
-        for (int b = 0; b < batch; ++b) total += parts[b];
+        for (int b = 0; b < batch; ++b) {
+#pragma unroll
+            for (int i = 0; i < count; ++i) totals[i] += parts[b][i];
+        }
     }
-    return total;
 }
 
-__device__ __forceinline__ double read_product(const Product& product, int row, int column,
-                                               int rank)
+// Reads every 32nd number of a row of a product, from the lane's on; zero past the last column.
+__device__ __forceinline__ void read_row(double (&numbers)[TILES], const Product& product, int row,
+                                         int rank)
 {
-    double number = 1;
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < TILES; ++i) numbers[i] = lane + 32 * i < rank;
+#pragma unroll 1
     for (int g = 0; g < product.num_grams; ++g) {
-        const long long first = blockIdx.x * product.num_blocks[g];
-        const double* blocks = product.grams[g] + (first * rank + row) * rank + column;
-        number *= add_blocks(blocks, product.num_blocks[g], rank * rank);
+        const long long num_blocks = product.num_blocks[g], first = blockIdx.x * num_blocks;
+        const double* blocks = product.grams[g] + (first * rank + row) * rank + lane;
+        double totals[TILES] = {};
+        add_blocks(totals, blocks, num_blocks, rank * rank, 32, rank - lane);
+#pragma unroll
+        for (int i = 0; i < TILES; ++i) numbers[i] *= totals[i];
     }
     for (int m = 0; m < product.num_matrices; ++m) {
-        const long long place = row * product.row_strides[m] + column * product.column_strides[m];
-        number *= product.matrices[m][place];
+        const VALUE* own = product.matrices[m] + row * product.row_strides[m];
+#pragma unroll
+        for (int i = 0; i < TILES; ++i) {
+            const int column = min(lane + 32 * i, rank - 1);
+            numbers[i] *= own[column * product.column_strides[m]];
+        }
     }
-    return number;
 }
 
 extern "C" __global__ void add_grams(long long num_blocks, int rank, const double* blocks,
@@ -85,7 +103,9 @@ extern "C" __global__ void add_grams(long long num_blocks, int rank, const doubl
     if (number >= size) return;
     const long long segment = blockIdx.x, first = segment * SEGMENT;
     const long long count = min(static_cast<long long>(SEGMENT), num_blocks - first);
-    sums[segment * size + number] = add_blocks(blocks + first * size + number, count, size);
+    double total[1] = {};
+    add_blocks(total, blocks + first * size + number, count, size, 0, 1);
+    sums[segment * size + number] = total[0];
 }
 
 constexpr double epsilon = sizeof(VALUE) == 4 ? 1.1920928955078125e-07 : 2.220446049250313e-16;
@@ -174,27 +194,33 @@ __device__ inline void eliminate(Numbers& numbers, int rank, int (&pivots)[width
             for (int i = 0; i < TILES; ++i) {
                 if (lane + 32 * i != pivot) continue;
                 inverses[k % 2] = 1 / own[i];
+                // So the pivot's row is divided by it in the same way as others are reduced.
+                columns[k % 2][pivot] = own[i] - 1;
                 pivots[k] = pivot;
                 steps[pivot] = k;
             }
         }
         __syncthreads();  // the next but one step overwrites the column: a barrier is in between
         const int pivot = pivots[k];
+        const double inverse = inverses[k % 2];
+        double factors[TILES];
+#pragma unroll
+        for (int i = 0; i < TILES; ++i) factors[i] = columns[k % 2][lane + 32 * i];
 #pragma unroll
         for (int j = 0; j < own_columns; ++j) {
-            const bool is_pivot_column = warp + num_warps * j == k;
-            double upper = 1;
+            if (warp + num_warps * j == k) {
 #pragma unroll
-            for (int i = 0; i < TILES; ++i) {
-                upper = i == pivot / 32 && !is_pivot_column ? numbers[i][j] : upper;
+                for (int i = 0; i < TILES; ++i) {
+                    numbers[i][j] = (lane + 32 * i == pivot ? 1 : -factors[i]) * inverse;
+                }
+                continue;
             }
-            upper = __shfl_sync(0xffffffffu, upper, pivot % 32) * inverses[k % 2];
+            double upper = numbers[0][j];
 #pragma unroll
-            for (int i = 0; i < TILES; ++i) {
-                const int row = lane + 32 * i;
-                const double rest = is_pivot_column ? 0 : numbers[i][j];
-                numbers[i][j] = row == pivot ? upper : rest - columns[k % 2][row] * upper;
-            }
+            for (int i = 1; i < TILES; ++i) upper = i == pivot / 32 ? numbers[i][j] : upper;
+            upper = __shfl_sync(0xffffffffu, upper, pivot % 32) * inverse;
+#pragma unroll
+            for (int i = 0; i < TILES; ++i) numbers[i][j] -= factors[i] * upper;
         }
         if (lane == pivot % 32) used |= 1u << pivot / 32;
     }
@@ -297,16 +323,20 @@ extern "C" __global__ void __launch_bounds__(num_threads, 1)
     Matrix& scaled = *reinterpret_cast<Matrix*>(memory);
     __shared__ double scales[width];
     __shared__ int pivots[width], steps[width];
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     double* inverse = inverses + static_cast<long long>(blockIdx.x) * rank * rank;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     for (int row = warp; row < width; row += num_warps) {
-        for (int column = lane; column < width; column += 32) {
-            const bool is_inside = row < rank && column < rank;
-            const double number = is_inside ? read_product(product, row, column, rank) : 0;
-            scaled[row][column] = number;
-            if (product_out && is_inside) product_out[row * rank + column] = number;
+        double own[TILES] = {};
+        if (row < rank) read_row(own, product, row, rank);
+#pragma unroll
+        for (int i = 0; i < TILES; ++i) {
+            const int column = lane + 32 * i;
+            scaled[row][column] = own[i];
+            if (product_out && row < rank && column < rank) {
+                product_out[row * rank + column] = own[i];
+            }
             if (row != column) continue;
-            const double diagonal = fabs(number);
+            const double diagonal = fabs(own[i]);
             scales[row] = diagonal > 0 && isfinite(diagonal) ? sqrt(diagonal) : 1;
         }
     }
@@ -321,8 +351,14 @@ extern "C" __global__ void __launch_bounds__(num_threads, 1)
     if (condition * epsilon < 1) {
         for_own(numbers, rank, [&](double& number, int row, int column) {
             const int to = steps[row], from = pivots[column];
-            inverse[to * rank + from] = number / (scales[to] * scales[from]);
+            scaled[to][from] = number / (scales[to] * scales[from]);
         });
+        __syncthreads();
+        for (int row = warp; row < rank; row += num_warps) {
+            for (int column = lane; column < rank; column += 32) {
+                inverse[row * rank + column] = scaled[row][column];
+            }
+        }
     } else {
         condition = 1;
         pseudo_invert(scaled, scales, inverse, rank);
@@ -336,9 +372,10 @@ extern "C" __global__ void __launch_bounds__(num_threads, 1)
 {
     double sum = 0;
     for (int row = threadIdx.x / 32; row < rank; row += num_warps) {
-        for (int column = threadIdx.x % 32; column < rank; column += 32) {
-            sum += read_product(product, row, column, rank);
-        }
+        double numbers[TILES];
+        read_row(numbers, product, row, rank);
+#pragma unroll
+        for (int i = 0; i < TILES; ++i) sum += numbers[i];
     }
     for (long long i = threadIdx.x; i < num_inner; i += num_threads) sum -= 2 * inner_products[i];
     sum = sum_of_block<num_threads>(sum);

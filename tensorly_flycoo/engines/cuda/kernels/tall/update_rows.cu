@@ -55,10 +55,20 @@ __device__ __forceinline__ void multiply(double (&sums)[2][2], const double (&le
 #endif
 }
 
+// Waits for the warps of a group alone, so that groups need not keep step.
+__device__ __forceinline__ void wait_for_group(int group)
+{
+    if (strips == 1) {
+        __syncwarp();
+    } else {
+        asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"(32 * strips) : "memory");
+    }
+}
+
 // What the threads of a block share.
 struct Shared {
     double matrix[WIDTH][pitch];
-    VALUE rows[2][block_rows][pitch];
+    VALUE rows[NUM_GROUPS][2][group_rows][pitch];
 
     __device__ __forceinline__ void load_matrix(const double* source, int rank)
     {
@@ -69,16 +79,18 @@ struct Shared {
         }
     }
 
-    // Begins to copy rows, up to `end`; those after it, and columns past the last one, are zero.
-    __device__ __forceinline__ void begin_rows(int turn, int first, int end, int rank,
+    // Begins to copy a group's rows, up to `end`; those after it, and columns past the last one,
+    // are zero.
+    __device__ __forceinline__ void begin_rows(int group, int turn, int first, int end, int rank,
                                                const VALUE* x, long long row_stride)
     {
-        for (int place = threadIdx.x; place < block_rows * WIDTH; place += block_size) {
+        const int thread = threadIdx.x - 32 * strips * group;
+        for (int place = thread; place < group_rows * WIDTH; place += 32 * strips) {
             const int row = place / WIDTH, column = place % WIDTH;
             const bool is_inside = first + row < end && column < rank;
             const VALUE* source = is_inside ? x + (first + row) * row_stride + column : x;
             const unsigned target =
-                static_cast<unsigned>(__cvta_generic_to_shared(&rows[turn][row][column]));
+                static_cast<unsigned>(__cvta_generic_to_shared(&rows[group][turn][row][column]));
             asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(target),
                          "l"(source), "n"(sizeof(VALUE)), "r"(is_inside ? int(sizeof(VALUE)) : 0));
         }
@@ -147,19 +159,22 @@ extern "C" __global__ void __launch_bounds__(block_size, 1)
             if (++num_refinements == max_refinements) break;
         }
     }
+    // All groups take as many turns: the block's threads refine together.
+    const int group_end = (end + block_rows - 1) / block_rows * block_rows;
     double gram[tiles][2][2] = {};
     double inner = 0;
-    shared.begin_rows(0, 0, end, rank, x, row_stride);
-    for (int start = 0, turn = 0; start < end; start += block_rows, turn ^= 1) {
-        shared.begin_rows(turn ^ 1, start + block_rows, end, rank, x, row_stride);
+    __syncthreads();
+    const int group_first = group * group_rows;
+    shared.begin_rows(group, 0, group_first, end, rank, x, row_stride);
+    for (int first_row = group_first, turn = 0; first_row < group_end; turn ^= 1) {
+        VALUE(*rows)[pitch] = shared.rows[group][turn];
+        const int next_row = first_row + block_rows;
+        shared.begin_rows(group, turn ^ 1, next_row, end, rank, x, row_stride);
         asm volatile("cp.async.wait_group 1;" ::: "memory");
-        __syncthreads();
-        VALUE(*rows)[pitch] = shared.rows[turn] + group * group_rows;
-        const int first_row = start + group * group_rows;
+        wait_for_group(group);
         if (inverse) {
             Strip sums = {};
             add_product(sums, shared, rows, strip, lane);
-            // x is read again: from the cache nearest to it.
             const auto read = [&](const VALUE* matrix, long long stride, int row, int column) {
                 const bool is_inside = first_row + row < end && column < rank;
                 return is_inside ? matrix[(first_row + row) * stride + column] : VALUE(0);
@@ -185,18 +200,20 @@ extern "C" __global__ void __launch_bounds__(block_size, 1)
                 __syncthreads();
                 add_product(sums, shared, rows, strip, lane);
             }
-            __syncthreads();
+            wait_for_group(group);
             for_strip(sums, strip, lane, [&](double& number, int row, int column) {
+                const VALUE before = num_refinements ? read(x, row_stride, row, column)
+                                                     : rows[row][column];
                 const VALUE rounded = number;
                 rows[row][column] = rounded;
-                inner += static_cast<double>(rounded) * read(x, row_stride, row, column);
+                inner += static_cast<double>(rounded) * before;
             });
-            __syncthreads();
-            for (int row = place; row < group_rows && first_row + row < end; row += strips) {
-                for (int column = lane; column < y_stride; column += 32) {
-                    const long long number = first_row + row;
-                    y[number * y_stride + column] = rows[row][column];
-                }
+            wait_for_group(group);
+            const int num_places = min(group_rows, end - first_row) * WIDTH;
+            for (int number = 32 * place + lane; number < num_places; number += 32 * strips) {
+                const int row = number / WIDTH, column = number % WIDTH;
+                const long long to = first_row + row;
+                if (column < y_stride) y[to * y_stride + column] = rows[row][column];
             }
         }
         for (int k = 0; k < group_rows; k += 8) {
@@ -215,7 +232,8 @@ extern "C" __global__ void __launch_bounds__(block_size, 1)
                 multiply(gram[j], left, right);
             }
         }
-        __syncthreads();  // before these rows are overwritten
+        wait_for_group(group);  // before these rows are overwritten
+        first_row = next_row;
     }
     asm volatile("cp.async.wait_all;" ::: "memory");
     // The groups' sums are added in their order, in the place of the small matrix.
