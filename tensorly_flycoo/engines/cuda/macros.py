@@ -4,7 +4,6 @@ Macros that follow from nothing are given where `launch.get_kernel` is called.
 """
 
 import enum
-import math
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -222,9 +221,10 @@ def split_columns_macros(record_format: RecordFormat, place_dtype: np.dtype | No
 
 
 def sweep_macros(dtype: np.dtype, rank: int) -> Macros:
-    """Specialise `sweep_nonnegative.cu`."""
-    load = math.gcd(rank, 16 // dtype.itemsize)
-    return {"VALUE": dtype, "RANK": rank, "LOAD": load, "BLOCK_SIZE": tuning.BLOCK_SIZE}
+    """Specialise `sweep_nonnegative.cu`, for a class of ranks."""
+    step, most = 8 if rank <= 32 else 32, 16 // dtype.itemsize
+    sizes = {"WIDTH": -(-rank // step) * step, "LOAD": most if rank % most == 0 else 1}
+    return {"VALUE": dtype, **sizes, "BLOCK_SIZE": tuning.BLOCK_SIZE}
 
 
 def update_rows_macros(rank: int, dtype: np.dtype) -> Macros:

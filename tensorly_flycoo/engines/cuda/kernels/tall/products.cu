@@ -206,21 +206,23 @@ __device__ inline void eliminate(Numbers& numbers, int rank, int (&pivots)[width
         double factors[TILES];
 #pragma unroll
         for (int i = 0; i < TILES; ++i) factors[i] = columns[k % 2][lane + 32 * i];
+        double uppers[own_columns];
 #pragma unroll
         for (int j = 0; j < own_columns; ++j) {
-            if (warp + num_warps * j == k) {
-#pragma unroll
-                for (int i = 0; i < TILES; ++i) {
-                    numbers[i][j] = (lane + 32 * i == pivot ? 1 : -factors[i]) * inverse;
-                }
-                continue;
-            }
             double upper = numbers[0][j];
 #pragma unroll
             for (int i = 1; i < TILES; ++i) upper = i == pivot / 32 ? numbers[i][j] : upper;
-            upper = __shfl_sync(0xffffffffu, upper, pivot % 32) * inverse;
+            uppers[j] = __shfl_sync(0xffffffffu, upper, pivot % 32) * inverse;
+        }
 #pragma unroll
-            for (int i = 0; i < TILES; ++i) numbers[i][j] -= factors[i] * upper;
+        for (int j = 0; j < own_columns; ++j) {
+            const bool is_pivot_column = warp + num_warps * j == k;
+#pragma unroll
+            for (int i = 0; i < TILES; ++i) {
+                numbers[i][j] -= factors[i] * uppers[j];
+                const double left = lane + 32 * i == pivot ? 1 : -factors[i];
+                numbers[i][j] = is_pivot_column ? left * inverse : numbers[i][j];
+            }
         }
         if (lane == pivot % 32) used |= 1u << pivot / 32;
     }
@@ -371,6 +373,7 @@ extern "C" __global__ void __launch_bounds__(num_threads, 1)
         double norm_square, double* error)
 {
     double sum = 0;
+#pragma unroll 1
     for (int row = threadIdx.x / 32; row < rank; row += num_warps) {
         double numbers[TILES];
         read_row(numbers, product, row, rank);

@@ -8,36 +8,39 @@
 //   order; from these the host decides whether to continue.
 // Source: Cichocki and Phan, IEICE Transactions on Fundamentals E92-A(3), 2009 (fast HALS).
 // MACRO VALUE: float or double
-// MACRO RANK: columns of the factor
-// MACRO LOAD: neighbouring numbers that are loaded at once, which divide RANK, up to 16 bytes
+// MACRO WIDTH: columns of the factor, or a few more
+// MACRO LOAD: neighbouring numbers that are loaded at once, which divide R and WIDTH, up to
+//   16 bytes
 // MACRO BLOCK_SIZE: threads of a block
 
 #include "sums.cuh"
 
-static_assert(RANK % LOAD == 0, "a row is whole loads");
+static_assert(WIDTH % LOAD == 0, "a row is whole loads");
 static_assert(sizeof(VALUE) * LOAD <= 16, "a load is 16 bytes at most");
 
 // If loops are unrolled, indices into a row are constants, so the row can be in registers.
-constexpr int unroll = RANK <= 32 ? RANK : 1;
+constexpr int unroll = WIDTH <= 32 ? WIDTH : 1;
 
 struct alignas(sizeof(VALUE) * LOAD) Numbers {
     VALUE at[LOAD];
 };
 
-__device__ __forceinline__ void load_row(VALUE (&row)[RANK], const VALUE* from)
+__device__ __forceinline__ void load_row(VALUE (&row)[WIDTH], const VALUE* from, int rank)
 {
 #pragma unroll unroll
-    for (int k = 0; k < RANK; k += LOAD) {
+    for (int k = 0; k < WIDTH; k += LOAD) {
+        if (k >= rank) break;
         const Numbers numbers = *reinterpret_cast<const Numbers*>(from + k);
 #pragma unroll
         for (int i = 0; i < LOAD; ++i) row[k + i] = numbers.at[i];
     }
 }
 
-__device__ __forceinline__ void store_row(VALUE* to, const VALUE (&row)[RANK])
+__device__ __forceinline__ void store_row(VALUE* to, const VALUE (&row)[WIDTH], int rank)
 {
 #pragma unroll unroll
-    for (int k = 0; k < RANK; k += LOAD) {
+    for (int k = 0; k < WIDTH; k += LOAD) {
+        if (k >= rank) break;
         Numbers numbers;
 #pragma unroll
         for (int i = 0; i < LOAD; ++i) numbers.at[i] = row[k + i];
@@ -47,35 +50,38 @@ __device__ __forceinline__ void store_row(VALUE* to, const VALUE (&row)[RANK])
 
 // Sets each column of a row to its minimiser while the others are fixed.
 extern "C" __global__ void __launch_bounds__(BLOCK_SIZE)
-    sweep_nonnegative(long long num_rows, const VALUE* targets, const VALUE* gram, VALUE* rows,
-                      VALUE shift, VALUE ridge, VALUE smallest, double* found)
+    sweep_nonnegative(long long num_rows, int rank, const VALUE* targets, const VALUE* gram,
+                      VALUE* rows, VALUE shift, VALUE ridge, VALUE smallest, double* found)
 {
     const long long number = static_cast<long long>(blockIdx.x) * BLOCK_SIZE + threadIdx.x;
     VALUE squares = 0;
     int num_changes = 0;
     if (number < num_rows) {
-        VALUE row[RANK], target[RANK];
-        load_row(row, rows + number * RANK);
-        load_row(target, targets + number * RANK);
+        VALUE row[WIDTH], target[WIDTH];
+        load_row(row, rows + number * rank, rank);
+        load_row(target, targets + number * rank, rank);
 #pragma unroll unroll
-        for (int k = 0; k < RANK; ++k) {
-            const VALUE diagonal = gram[k * RANK + k];
+        for (int k = 0; k < WIDTH; ++k) {
+            if (k >= rank) break;
+            const VALUE diagonal = gram[k * rank + k];
             if (diagonal == 0) continue;
             VALUE updated = target[k] - shift;
 #pragma unroll unroll
-            for (int other = 0; other < RANK; ++other) {
-                if (other != k) updated -= gram[k * RANK + other] * row[other];
+            for (int other = 0; other < WIDTH; ++other) {
+                if (other >= rank) break;
+                if (other != k) updated -= gram[k * rank + other] * row[other];
             }
             updated /= diagonal + 2 * ridge;
             if (updated < smallest) updated = smallest;  // nan stays nan
 #pragma unroll unroll
-            for (int other = 0; other < RANK; ++other) {
+            for (int other = 0; other < WIDTH; ++other) {
+                if (other >= rank) break;
                 squares += (row[other] - updated) * (row[other] - updated);
             }
             num_changes += updated != row[k];
             row[k] = updated;
         }
-        store_row(rows + number * RANK, row);
+        store_row(rows + number * rank, row, rank);
     }
     const double error = sum_of_block<BLOCK_SIZE>(squares);
     const double changes = sum_of_block<BLOCK_SIZE>(num_changes);
