@@ -52,6 +52,7 @@ __device__ __forceinline__ void add_blocks(double (&totals)[count], const double
                                            int size)
 {
     constexpr int batch = 8 / count;
+#pragma unroll 1
     for (long long start = 0; start < num_blocks; start += batch) {
         double parts[batch][count];
 #pragma unroll
@@ -172,8 +173,10 @@ __device__ inline void eliminate(Numbers& numbers, int rank, int (&pivots)[width
 {
     __shared__ double columns[2][width], inverses[2];
     constexpr unsigned low = 2 * width - 1;  // bits of a key that name the row
+    constexpr int step = own_columns < 4 ? own_columns : 4;  // columns whose shuffles overlap
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     unsigned used = 0;
+#pragma unroll 1
     for (int k = 0; k < rank; ++k) {
         if (warp == k % num_warps) {
             double own[TILES];
@@ -193,7 +196,7 @@ __device__ inline void eliminate(Numbers& numbers, int rank, int (&pivots)[width
 #pragma unroll
             for (int i = 0; i < TILES; ++i) {
                 if (lane + 32 * i != pivot) continue;
-                inverses[k % 2] = 1 / own[i];
+                inverses[k % 2] = __drcp_rn(own[i]);
                 // So the pivot's row is divided by it in the same way as others are reduced.
                 columns[k % 2][pivot] = own[i] - 1;
                 pivots[k] = pivot;
@@ -206,22 +209,28 @@ __device__ inline void eliminate(Numbers& numbers, int rank, int (&pivots)[width
         double factors[TILES];
 #pragma unroll
         for (int i = 0; i < TILES; ++i) factors[i] = columns[k % 2][lane + 32 * i];
-        double uppers[own_columns];
 #pragma unroll
-        for (int j = 0; j < own_columns; ++j) {
-            double upper = numbers[0][j];
+        for (int first = 0; first < own_columns; first += step) {
+            double uppers[step];
 #pragma unroll
-            for (int i = 1; i < TILES; ++i) upper = i == pivot / 32 ? numbers[i][j] : upper;
-            uppers[j] = __shfl_sync(0xffffffffu, upper, pivot % 32) * inverse;
-        }
+            for (int j = 0; j < step; ++j) {
+                double upper = numbers[0][first + j];
 #pragma unroll
-        for (int j = 0; j < own_columns; ++j) {
-            const bool is_pivot_column = warp + num_warps * j == k;
+                for (int i = 1; i < TILES; ++i) {
+                    upper = i == pivot / 32 ? numbers[i][first + j] : upper;
+                }
+                uppers[j] = __shfl_sync(0xffffffffu, upper, pivot % 32) * inverse;
+            }
 #pragma unroll
-            for (int i = 0; i < TILES; ++i) {
-                numbers[i][j] -= factors[i] * uppers[j];
-                const double left = lane + 32 * i == pivot ? 1 : -factors[i];
-                numbers[i][j] = is_pivot_column ? left * inverse : numbers[i][j];
+            for (int j = 0; j < step; ++j) {
+                const bool is_pivot_column = warp + num_warps * (first + j) == k;
+#pragma unroll
+                for (int i = 0; i < TILES; ++i) {
+                    double& number = numbers[i][first + j];
+                    number -= factors[i] * uppers[j];
+                    const double left = lane + 32 * i == pivot ? 1 : -factors[i];
+                    number = is_pivot_column ? left * inverse : number;
+                }
             }
         }
         if (lane == pivot % 32) used |= 1u << pivot / 32;
@@ -307,7 +316,7 @@ __device__ __noinline__ void pseudo_invert(Matrix& scaled, const double* scales,
     });
     __syncthreads();  // before the rotations are overwritten
     for_own(numbers, rank, [&](double& number, int row, int column) {
-        inverse[row * rank + column] = number / (scales[row] * scales[column]);
+        inverse[row * rank + column] = number * (scales[row] * scales[column]);
     });
 }
 
@@ -339,13 +348,13 @@ extern "C" __global__ void __launch_bounds__(num_threads, 1)
             }
             if (row != column) continue;
             const double diagonal = fabs(own[i]);
-            scales[row] = diagonal > 0 && isfinite(diagonal) ? sqrt(diagonal) : 1;
+            scales[row] = diagonal > 0 && isfinite(diagonal) ? 1 / sqrt(diagonal) : 1;
         }
     }
     __syncthreads();
     Numbers numbers = {};
     for_own(numbers, rank, [&](double& number, int row, int column) {
-        number = scaled[row][column] /= scales[row] * scales[column];
+        number = scaled[row][column] *= scales[row] * scales[column];
     });
     double condition = norm_of(numbers);
     eliminate(numbers, rank, pivots, steps);
@@ -353,7 +362,7 @@ extern "C" __global__ void __launch_bounds__(num_threads, 1)
     if (condition * epsilon < 1) {
         for_own(numbers, rank, [&](double& number, int row, int column) {
             const int to = steps[row], from = pivots[column];
-            scaled[to][from] = number / (scales[to] * scales[from]);
+            scaled[to][from] = number * (scales[to] * scales[from]);
         });
         __syncthreads();
         for (int row = warp; row < rank; row += num_warps) {
