@@ -88,8 +88,9 @@ def observed_parafac(
         order of a CPTensor: a `LabelledCP` sorts its components by weight). s is then
         that of the differences from the mean, and a guess in `init` has no biases.
     cg_steps : int, optional
-        How many steps of conjugate gradients, in the dtype of `tensor`, improve each row in place
-        of its solution: 3 is usual. Best for many nonzeros and large ranks on GPUs.
+        How many steps of conjugate gradients, in the dtype of `tensor`, improve each row; with 0
+        its system is solved. By default 3 with `unobserved` and without `non_negative`, else 0. 3
+        is also best for many nonzeros and large ranks on GPUs.
     validation : FlycooTensor or sparse.COO, optional
         Entries held out of `tensor`: all errors are then of these, relative to their norm. Ten
         iterations without a new smallest error end the run; the result is the model of the
@@ -120,11 +121,11 @@ def observed_parafac(
         If `tensor` is not sparse, or `rank`, `l2_reg`, `cg_steps` or an array of `init` has the
         wrong type.
     ValueError
-        If `tensor` or `validation` has no nonzeros, `tensor` has one mode, `rank` or `cg_steps` is
-        below 1, `l2_reg` is not above 0, `init` is unknown, a shape or the labels of another tensor
-        do not match, or a checkpoint is of another tensor or decomposition; if `confidence` lacks a
-        nonzero of `tensor` or has a weight that is 0 or less, or less than `unobserved`; if options
-        exclude each other.
+        If `tensor` or `validation` has no nonzeros, `tensor` has one mode, `rank` is below 1,
+        `cg_steps` is below 0, `l2_reg` is not above 0, `init` is unknown, a shape or the labels of
+        another tensor do not match, or a checkpoint is of another tensor or decomposition; if
+        `confidence` lacks a nonzero of `tensor` or has a weight that is 0 or less, or less than
+        `unobserved`; if options exclude each other.
 
     Notes
     -----
@@ -142,8 +143,8 @@ def observed_parafac(
 
     The result is a local minimum. The random guess is non-negative: for values of both signs, try
     several `random_state` and a larger `l2_reg`, and compare the predictions of held-out nonzeros.
-    Results are the same in every run on one machine, but the last bits can change with the number
-    of threads of the BLAS.
+    Results are the same in every run on one machine; with a rank above 64 the last bits can change
+    with the number of threads of the BLAS.
 
     References
     ----------
@@ -177,12 +178,14 @@ def observed_parafac(
     is_open = isinstance(l2_reg, str) and l2_reg == "validation"
     if not is_open:
         observed_rows.check_ridge(l2_reg)
-    if non_negative and (biases or cg_steps is not None):
+    if non_negative and (biases or cg_steps):
         raise ValueError("non_negative is True, expected biases=False and cg_steps=None with it")
     check_real(unobserved, "unobserved", 0)
     if unobserved and confidence is None:
         raise ValueError(f"unobserved is {unobserved}, expected 0, or more with a confidence")
-    num_steps = None if cg_steps is None else check_count(cg_steps, "cg_steps")
+    if cg_steps is None:
+        cg_steps = 3 if unobserved and not non_negative else 0
+    num_steps = check_count(cg_steps, "cg_steps", 0)
     entries = _observe(x, confidence, unobserved)
     held_out = None if validation is None else _read(validation, x, "validation")
     mean = entries.find_mean(x.shape)
@@ -190,8 +193,7 @@ def observed_parafac(
     # The errors of held-out entries: those of the mean, and of the model.
     of_mean, least = 0.0 if held_out is None else held_out.compare(mean), 0.0
     if isinstance(init, Resumed):
-        num_columns = len(problem.bias_modes)
-        factors = restore(init, x, num_columns, "observed_parafac", problem.dtype)[1]
+        factors = restore(init, x, len(problem.bias_modes), "observed_parafac", problem.dtype)[1]
         l2_reg = float(init.state.get("l2_reg", observed_rows.L2_REG)) if is_open else l2_reg
         observed_rows.check_ridge(l2_reg)
     else:
@@ -233,11 +235,11 @@ class _Problem:
     biases: bool
     unobserved: float
     non_negative: bool
-    num_steps: Any  # of conjugate gradients, or None
+    num_steps: int  # of conjugate gradients
 
     @property
     def dtype(self) -> np.dtype:
-        return np.dtype(np.float64) if self.num_steps is None else self.x.dtype
+        return self.x.dtype if self.num_steps else np.dtype(np.float64)
 
     @property
     def bias_modes(self) -> tuple[int, ...]:
@@ -265,7 +267,7 @@ class _Problem:
         return [np.concatenate(pair, axis=1) for pair in zip(factors, more, strict=True)]
 
     def make_rows(self, entries: "ObservedEntries") -> "_Solutions | _ConjugateGradients":
-        return (_Solutions if self.num_steps is None else _ConjugateGradients)(self, entries)
+        return (_ConjugateGradients if self.num_steps else _Solutions)(self, entries)
 
     def find_ridges(self, l2_reg: float) -> Array:
         """Return the ridge of each column (R,), with those of biases."""
@@ -337,12 +339,8 @@ class _ObservedRun(Run):
         return cp_tensor
 
     def finish(self) -> CPTensor:
-        if self.best is not None:
-            self.factors[:] = self.best
-        cp_tensor, dtype = self.make(), self.tensor.dtype
-        cp_tensor.factors = [factor.astype(dtype) for factor in self.factors]
-        cp_tensor.weights = cp_tensor.weights.astype(dtype)
-        return cp_tensor
+        self.factors[:] = [f.astype(self.tensor.dtype) for f in self.best or self.factors]
+        return self.make()
 
 
 def _choose_ridge(
@@ -481,13 +479,11 @@ class _Solutions:
     def __init__(self, problem: _Problem, entries: ObservedEntries) -> None:
         self._problem, self._entries, self._excess = problem, entries, entries.excess
         self.measure = entries.measure
-        self._plans: dict[int, observed_rows.RowPlan] = {}
+        pairs = zip(entries.coords, problem.x.shape, strict=True)
+        self._plans = [observed_rows.RowPlan.of(rows, size) for rows, size in pairs]
 
     def fit(self, factors: list[Array], mode: int) -> Array:
         entries, problem = self._entries, self._problem
-        if mode not in self._plans:
-            rows, size = entries.coords[mode], factors[mode].shape[0]
-            self._plans[mode] = observed_rows.RowPlan.of(rows, size)
         return observed_rows.fit_rows(
             entries.coords, entries.targets, factors, mode, self._plans[mode],
             problem.find_gram(self.ridges, factors, mode), weights=self._excess,

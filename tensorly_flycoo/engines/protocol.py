@@ -179,7 +179,7 @@ class Engine(Primitives, ABC):
         """Compute the Gram matrix (size, size) of a matrix's rows from its columns.
 
         `coords` (2, n) are the column and the row of each entry, column by column with ascending
-        rows; `diagonal` is added. With values (K, n) it is the sum of those of K matrices that have
+        rows; `diagonal` is added. With values (n, K) it is the sum of those of K matrices that have
         their entries at the same places. On the host, elements above the diagonal are arbitrary.
         """
 

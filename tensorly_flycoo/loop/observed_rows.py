@@ -1,5 +1,6 @@
 """Rows of a factor that fit the stored entries only."""
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from numbers import Real
@@ -52,10 +53,9 @@ class RowPlan:
     def of(cls, rows: Array, size: int) -> Self:
         xp = array_module(rows)
         counts = xp.bincount(rows, minlength=size)
-        widths = 2 ** np.arange(rows.size.bit_length() + 1)
-        numbers = xp.searchsorted(xp.asarray(widths), counts)
-        members = [xp.flatnonzero((numbers == n) & (counts > 0)) for n in range(widths.size)]
-        classes = [(int(w), ids) for w, ids in zip(widths, members, strict=True) if ids.size]
+        widths = [2**n for n in range(rows.size.bit_length() + 1)]
+        members = [xp.flatnonzero((counts > w // 2) & (counts <= w)) for w in widths]
+        classes = [(w, ids) for w, ids in zip(widths, members, strict=True) if ids.size]
         ends = xp.cumsum(counts)
         return cls(xp.argsort(rows, kind="stable"), ends - counts, ends, classes)
 
@@ -99,29 +99,25 @@ def fit_rows(
     has_dual = weights is None and is_free is None and not non_negative
 
     def gather(rows: Array, first: int, last: int) -> tuple[Array, Array, Array]:
-        """Gather nonzeros `first` to `last` - 1 of each row, padded with zeros.
+        """Gather nonzeros `first` to `last` - 1 of each row, padded with some of weight zero.
 
-        Return their targets (n, w), and the products of the other factors' rows there (n, w, R),
-        also times the weights.
+        Return their targets (n, w), zeros in padding, and the products of the other factors' rows
+        there (n, w, R), also times the weights.
         """
         places = plan.starts[rows][:, None] + xp.arange(first, last)
         is_own = places < plan.ends[rows][:, None]
         places = plan.order[xp.where(is_own, places, 0)]
-        products = is_own[:, :, None].astype(np.float64)
-        for n, factor in enumerate(factors):
-            if n != mode:
-                products = products * factor[coords[n][places]]
-        weighted = products if weights is None else products * weights[places][:, :, None]
-        return xp.where(is_own, targets[places], 0.0), products, weighted
+        others = (n for n in range(len(factors)) if n != mode)
+        products = functools.reduce(np.multiply, (factors[n][coords[n][places]] for n in others))
+        own_weights = is_own if weights is None else is_own * weights[places]
+        return is_own * targets[places], products, products * own_weights[:, :, None]
 
-    for width, rows in plan.list_blocks(rank):
+    def fit_block(common: Array, width: int, rows: Array) -> Array:
         if width < rank and has_dual:  # fewer equations than unknowns
-            part, products, _ = gather(rows, 0, width)
+            part, _, products = gather(rows, 0, width)
             transposed = products.swapaxes(1, 2)
             own = products @ transposed + common[0, 0] * xp.eye(width)
-            solved = call_lapack(np.linalg.solve, own, part[:, :, None])
-            fitted[rows] = (transposed @ solved)[:, :, 0]
-            continue
+            return (transposed @ np.linalg.solve(own, part[:, :, None]))[:, :, 0]
         own, target = common, xp.zeros((1, rank, 1))
         step = max(rank, choose_block_size(targets, rank))
         for first in range(0, width, step):
@@ -129,13 +125,15 @@ def fit_rows(
             transposed = products.swapaxes(1, 2)
             own, target = own + transposed @ weighted, target + transposed @ part[:, :, None]
         if non_negative:
-            fitted[rows] = _descend(own, target[:, :, 0], factors[mode][rows])
-            continue
+            return _descend(own, target[:, :, 0], factors[mode][rows])
         if is_free is not None:
             kept = fitted[rows][:, :, None]
             target = xp.where(is_free[:, None], target - own @ kept, kept)
             own = xp.where(is_free[:, None] & is_free, own, xp.eye(rank))
-        fitted[rows] = call_lapack(np.linalg.solve, own, target)[:, :, 0]
+        return np.linalg.solve(own, target)[:, :, 0]
+
+    for width, rows in plan.list_blocks(rank):
+        fitted[rows] = call_lapack(fit_block, common, width, rows)
     return fitted
 
 

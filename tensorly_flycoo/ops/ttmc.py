@@ -101,13 +101,15 @@ def list_cells(x: FlycooTensor, modes: Sequence[int]) -> np.ndarray:
     known, key = _kept.setdefault(x._layout, {}), tuple(modes)
     if key not in known:
         parts = map_pieces(_list_cells, x._layout, x._engine, x.shape, modes)
-        known[key] = np.unique(np.concatenate([move(part, np) for part in parts]))
+        cells = [move(part, np) for part in parts]
+        known[key] = cells[0] if len(cells) == 1 else np.unique(np.concatenate(cells))
     return known[key]
 
 
 def _list_cells(piece: Piece, shape: Sequence[int], modes: Sequence[int]) -> Array:
     coords, _ = read_nonzeros(piece)
-    return piece.xp.unique(join_modes(shape, coords, modes))
+    cells = piece.xp.sort(join_modes(shape, coords, modes))
+    return cells[piece.xp.diff(cells, prepend=-1) > 0]  # `unique` hashes, which takes longer
 
 
 def count_nonempty_rows(x: FlycooTensor, mode: int) -> int:
@@ -285,12 +287,11 @@ class _Operator:
         columns, rows = (xp.asarray(np.unique(ids, return_inverse=True)[1]) for ids in pair)
         x, mode, places = merge_modes(self._x, (self._other, self._mode), np.float64, cells)
         *narrow, (last, widest) = ((places[n], factor) for n, factor in self._inputs.items())
-        most = max(_BLOCK_SIZE, size**2 // 4) * widest.shape[1]
+        most = max(2 * _BLOCK_SIZE, size**2 // 2) * widest.shape[1]
         step, gram = max(1, most // (cells.size * self._num_columns)), xp.zeros((size, size))
         for first in range(0, widest.shape[1], step):
             inputs = {**dict(narrow), last: xp.ascontiguousarray(widest[:, first : first + step])}
             lines = xp.empty((cells.size, math.prod(f.shape[1] for f in inputs.values())))
             x._layout.apply(TTMC, self._engine, inputs, mode, lines)
-            values = xp.ascontiguousarray(lines.T)
-            gram += self._engine.gram(xp.stack([columns, rows]), values, xp.zeros(size))
+            gram += self._engine.gram(xp.stack([columns, rows]), lines, xp.zeros(size))
         return gram

@@ -18,7 +18,7 @@ from numpy.typing import DTypeLike
 from ..base.array_modules import Array, move
 from ..base.devices import Devices, OneDevice
 from ..base.reporting import log_compilation
-from ..format.ordering import count_true, take_marked
+from ..format.ordering import take_marked
 from ..format.primitives import MTTKRP, Entries, ModeRows
 from ..spread.building import count_rows, find_edges, list_rows
 from ..spread.choosing import build_slabs
@@ -67,13 +67,6 @@ class Columns:
         else:
             for slab in layout.slabs:
                 yield slab.home, run(slab.home, list_entries, self.engine, slab.layout, self.mode)
-
-    def count_used_rows(self) -> int:
-        if self.entries is None:
-            return self.num_rows - int(self.layout.find_empty_rows(self.mode).size)
-        is_used = self.engine.xp.zeros(self.num_rows, bool)
-        is_used[self.entries.rows] = True
-        return count_true(is_used)
 
     def transpose(self, counts: list[int], scale: float) -> AnyLayout:
         """Build the transposed matrix, divided by `scale`; the groups have `counts` columns."""
@@ -251,17 +244,13 @@ class SharedColumns:
             diagonal = self._engine.xp.zeros(self.rows.size)
         return self._engine.gram(self._coords, self._values, diagonal)
 
-    def multiply_gram(self, block: Array, mode: int = 0) -> Array:
-        """Return the product of a Gram matrix and a block (size, k); see `add_gram_product`."""
-        total = self._engine.xp.zeros(block.shape, block.dtype)
-        self.add_gram_product(total, block, mode)
-        return total
+    def multiply_gram(self, block: Array, mode: int = 0, total: Array | None = None) -> Array:
+        """Return the product of the Gram matrix of the rows and a block (size, k).
 
-    def add_gram_product(self, total: Array, block: Array, mode: int = 0) -> None:
-        """Add the product of the Gram matrix of the rows and a block to `total`, in place.
-
-        With mode 1 it is that of the columns, after `add_singles`.
+        With mode 1 it is that of the columns, after `add_singles`. It is added to `total` in place.
         """
+        if total is None:
+            total = self._engine.xp.zeros(block.shape, block.dtype)
         for columns in self._list_tensors(block.dtype):
             step_nbytes = sum(columns.record_format.shape) * _VECTORS_STEP * block.itemsize
             width = max(1, _MAX_PRODUCT_NBYTES // step_nbytes) * _VECTORS_STEP
@@ -269,6 +258,7 @@ class SharedColumns:
                 own = self._engine.xp.ascontiguousarray(block[:, first : first + width])
                 product = self._multiply(columns, self._multiply(columns, own, mode), 1 - mode)
                 total[:, first : first + width] += product
+        return total
 
     def multiply(self, block: Array) -> Array:
         """Return the product of the matrix, after `add_singles`, and a block."""

@@ -30,6 +30,9 @@ _MAX_HOST_SIZE = 2048
 #: and its search for a missed eigenvalue.
 _TOLERANCE, _SEARCH_TOLERANCE = 1e-12, 1e-2
 
+#: Of a Gram matrix on the host with so few elements, one in this many, only these are multiplied.
+_SPARSITY = 32
+
 #: Vectors multiplied at a time: the intermediate product may be much taller than the result.
 _VECTORS_AT_ONCE = 8
 
@@ -166,13 +169,22 @@ def _run_arpack(matrix: Array, rank: int) -> tuple[np.ndarray, np.ndarray]:
     eigenvalue above the smallest of them, until none is left.
     """
     from scipy.linalg.blas import dsymv
+    from scipy.sparse import csr_array, tril
     from scipy.sparse.linalg import LinearOperator, eigsh
 
     xp, size, random = array_module(matrix), matrix.shape[0], np.random.RandomState(SEED)
+    # Some rows are counted first: to count all takes as long as some products.
+    parts = [] if is_cupy(matrix) else [matrix[::_SPARSITY], matrix]
+    sparse = None
+    if parts and all(_SPARSITY * np.count_nonzero(part) < part.size for part in parts):
+        lower = tril(csr_array(matrix))
+        sparse = (lower + tril(lower, -1).T).tocsr()
 
     def multiply(vector: np.ndarray) -> np.ndarray:
         if is_cupy(matrix):
             return move(matrix @ xp.asarray(vector), np)
+        if sparse is not None:
+            return sparse @ vector
         # The lower triangle in C order is the upper one in Fortran order: nothing is copied.
         return dsymv(1.0, matrix.T, vector)
 

@@ -109,7 +109,8 @@ class UnfoldingGram:
         #: How many columns there are to iterate on if they are fewer than the rows, else None.
         self._num_columns = self._fold_columns() if is_piece and self._ends_early else None
         self.transposed: AnyLayout | None = None
-        if 0 < num_columns <= MAX_GRAM_SIZE and num_columns < columns.count_used_rows():
+        num_used = num_rows - columns.layout.find_empty_rows(columns.mode).size
+        if 0 < num_columns <= MAX_GRAM_SIZE and num_columns < num_used:
             self.transposed = columns.transpose([own[0] for own in counts], scale)
 
     def _fold_columns(self) -> int | None:
@@ -266,8 +267,7 @@ class UnfoldingGram:
             return self._piece.multiply_gram(block)
         total = block * self._diagonal.astype(self.dtype)[:, None]
         if self._piece is not None:
-            self._piece.add_gram_product(total, block)
-            return total
+            return self._piece.multiply_gram(block, total=total)
         if self._formed is not None:
             lower = xp.tril(self._formed)
             total += lower @ block + xp.tril(lower, -1).T @ block

@@ -224,7 +224,7 @@ def test_gram(num_columns, monkeypatch):
     arguments = (coords, matrix[tuple(coords)], diagonal)
     found, expected = CUDA.gram(*map(to_gpu, arguments)).get(), matrix.T @ matrix
     np.testing.assert_allclose(found, expected + np.diag(diagonal), rtol=1e-12, atol=1e-12)
-    stacked = np.stack([arguments[1], 2 * arguments[1], np.ones(coords.shape[1])])
+    stacked = np.stack([arguments[1], 2 * arguments[1], np.ones(coords.shape[1])], axis=1)
     expected = 5 * expected + (matrix != 0).T.astype(float) @ (matrix != 0)
     found = CUDA.gram(*map(to_gpu, (coords, stacked, diagonal))).get()
     np.testing.assert_allclose(found, expected + np.diag(diagonal), rtol=1e-12, atol=1e-12)

@@ -128,7 +128,7 @@ def test_completion(rank, dtype):
         {"cg_steps": 3},
         {"non_negative": True},
         {"cg_steps": 3, "unobserved": 0.5},
-        {"unobserved": 0.5},
+        {"cg_steps": 0, "unobserved": 0.5},
         {"biases": True},
         {"cg_steps": 3, "biases": True},
     ],

@@ -164,7 +164,7 @@ class CpuEngine(CpuPrimitives, Engine):
             mttkrp.add_partial_rows(rows, partial_rows, out)
 
     def gram(self, coords: Array, values: Array, diagonal: Array) -> Array:
-        (columns, ids), size, values = coords, diagonal.size, np.atleast_2d(values)
+        (columns, ids), size, values = coords, diagonal.size, np.atleast_2d(values.T).T
         starts = np.append(np.flatnonzero(np.diff(columns, prepend=-1)), columns.size)
         gram, own_diagonal = np.zeros((size, size)), np.zeros(size)
         # Each band reads all entries, so use only one for each thread. Edges that grow like a
@@ -172,7 +172,7 @@ class CpuEngine(CpuPrimitives, Engine):
         num_bands = numba.get_num_threads()
         edges = np.sqrt(np.linspace(0, 1, num_bands + 1)) * size
         arguments = (edges.astype(np.uint64), starts, ids, values, gram, own_diagonal)
-        num_products = len(values) * np.square(np.diff(starts)).sum() / 2
+        num_products = values.shape[1] * np.square(np.diff(starts)).sum() / 2
         threads.launch(mttkrp.add_gram, num_bands, *arguments, work_ns=num_products)
         np.fill_diagonal(gram, own_diagonal + diagonal)
         return gram

@@ -333,26 +333,29 @@ def add_gram(
     gram: Array,
     diagonal: Array,
 ) -> None:
-    """Add ``values[:, a] @ values[:, b]`` to ``gram[id_a, id_b]`` for the pairs of each group.
+    """Add ``values[a] @ values[b]`` to ``gram[id_a, id_b]`` for the pairs of each group.
 
     The ids of a group ascend, and id_a > id_b. A band is the rows ``edges[band]`` to
     ``edges[band + 1]``. The first band also adds the squares to `diagonal`, which fits a cache.
     """
     if first_band == 0:
-        for k in range(np.uint64(values.shape[0])):
-            for a in range(np.uint64(ids.shape[0])):
-                diagonal[np.uint64(ids[a])] += values[k, a] * values[k, a]
+        for a in range(np.uint64(ids.shape[0])):
+            for k in range(np.uint64(values.shape[1])):
+                diagonal[np.uint64(ids[a])] += values[a, k] * values[a, k]
     first_row, last_row = edges[first_band], edges[last_band]
-    sums = np.empty(gram.shape[0])
+    sums, columns = np.empty(gram.shape[0]), np.empty((values.shape[1], gram.shape[0]))
     for group in range(np.uint64(starts.shape[0] - 1)):
         start, end = np.uint64(starts[group]), np.uint64(starts[group + np.uint64(1)])
+        for a in range(start, end):
+            for k in range(np.uint64(values.shape[1])):
+                columns[k, a - start] = values[a, k]
         for a in range(start + np.uint64(1), end):
             row = np.uint64(ids[a])
             if first_row <= row < last_row:
                 own = sums[: a - start]
                 own[:] = 0
-                for k in range(np.uint64(values.shape[0])):
-                    factor, others = values[k, a], values[k, start:a]
+                for k in range(np.uint64(values.shape[1])):
+                    factor, others = values[a, k], columns[k]
                     for b in range(np.uint64(own.shape[0])):
                         own[b] += factor * others[b]
                 for b in range(np.uint64(own.shape[0])):

@@ -192,9 +192,9 @@ class CudaEngine(CudaPrimitives, Engine):
 
     def gram(self, coords: Array, values: Array, diagonal: Array) -> Array:
         if values.ndim == 2:  # one matrix beside the other
-            shifts = cupy.arange(len(values))[:, None] * (coords[:1, -1:] + 1)
+            shifts = cupy.arange(values.shape[1])[:, None] * (coords[:1, -1:] + 1)
             pair = cupy.broadcast_arrays(coords[0] + shifts, coords[1])
-            coords, values = cupy.stack(pair).reshape(2, -1), values.reshape(-1)
+            coords, values = cupy.stack(pair).reshape(2, -1), values.T.reshape(-1)
         # cuSPARSE adds in no fixed order.
         gram = _add_pairs(coords, values, diagonal.size)
         if gram is None:

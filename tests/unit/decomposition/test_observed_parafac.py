@@ -8,6 +8,7 @@ import sparse
 import tensorly as tl
 from tensorly.cp_tensor import CPTensor
 from tensorly.decomposition._cp import initialize_cp
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from tensorly_flycoo import (
     DensifyError,
@@ -17,6 +18,7 @@ from tensorly_flycoo import (
     observed_parafac,
 )
 from tensorly_flycoo.decomposition.observed_parafac import _RIDGES
+from tensorly_flycoo.loop import observed_rows
 from tensorly_flycoo.ops import cp_entries as entries
 
 SHAPE = (9, 7, 90, 6)
@@ -211,7 +213,7 @@ def small():
     return x, [rng.random_sample((size, 3)) * root for size in x.shape]
 
 
-@pytest.mark.parametrize("cg_steps", [None, 6], ids=["exact", "cg"])
+@pytest.mark.parametrize("cg_steps", [0, 6], ids=["exact", "cg"])
 @pytest.mark.parametrize(("is_weighted", "unobserved"), [(False, 0), (True, 0), (True, 0.25)])
 def test_weights_zeros_and_other_cells(small, is_weighted, unobserved, cg_steps):
     """More steps than unknowns of a row solve its system: the same numbers as a dense fit."""
@@ -230,6 +232,36 @@ def test_weights_zeros_and_other_cells(small, is_weighted, unobserved, cg_steps)
     for factor, other in zip(found.factors, expected, strict=True):
         np.testing.assert_allclose(factor, other, rtol=1e-7, atol=1e-8)
     assert hasattr(found, "observed_l2_reg") == (unobserved == 0)
+
+
+def test_steps_by_default(small):
+    """Three where all cells count, as other packages for clicks take; else rows are solved."""
+    x, start = small
+    confidence, _ = make_confidence(x)
+    options = {"n_iter_max": 2, "init": (None, start), "l2_reg": 0.1, "confidence": confidence}
+    for own, expected in (
+        ({"unobserved": 0.25}, {"cg_steps": 3}),
+        ({"unobserved": 0.25, "biases": True}, {"cg_steps": 3}),
+        ({"unobserved": 0.25, "non_negative": True}, {"cg_steps": 0}),
+        ({}, {"cg_steps": 0}),
+    ):
+        pair = [observed_parafac(x, 3, **options, **own, **more) for more in ({}, expected)]
+        for factor, other in zip(pair[0].factors, pair[1].factors, strict=True):
+            np.testing.assert_array_equal(factor, other)
+
+
+def test_rows_are_fitted_without_the_threads_of_the_blas(monkeypatch):
+    """Their idle threads would spin: on busy cores they took twenty times as long."""
+    x, counts, descend = make_tensor(), set(), observed_rows._descend
+
+    def count(*args):
+        counts.update(own["num_threads"] for own in threadpool_info() if own["user_api"] == "blas")
+        return descend(*args)
+
+    monkeypatch.setattr(observed_rows, "_descend", count)
+    with threadpool_limits(2, "blas"):
+        observed_parafac(abs(x), 4, n_iter_max=1, non_negative=True, l2_reg=0.1)
+    assert counts == {1}
 
 
 @pytest.mark.usefixtures("modes_in_groups")
@@ -313,7 +345,7 @@ def fit_biases_densely(x, dense_weights, factors, num_iterations, ridges, mean):
     return factors, biases
 
 
-@pytest.mark.parametrize("cg_steps", [None, 7], ids=["exact", "cg"])
+@pytest.mark.parametrize("cg_steps", [0, 7], ids=["exact", "cg"])
 @pytest.mark.parametrize(("is_weighted", "unobserved"), [(False, 0), (True, 0), (True, 0.25)])
 def test_biases(small, is_weighted, unobserved, cg_steps):
     """The same numbers as of a dense fit of components, biases and the mean."""
@@ -386,7 +418,7 @@ SOME = FlycooTensor([[0], [0], [0]], [1.0], (4, 5, 6))
 ONES = [np.ones((size, 2)) for size in X.shape]
 
 
-@pytest.mark.parametrize("cg_steps", [None, 12], ids=["exact", "cg"])
+@pytest.mark.parametrize("cg_steps", [0, 12], ids=["exact", "cg"])
 def test_biases_of_rows_without_an_observed_entry(cg_steps):
     """All their cells count as zeros: the bias takes back the mean."""
     coords, _ = make_tensor((9, 7, 20), 150).nonzeros()
@@ -620,7 +652,7 @@ BAD = {
     "validation": (
         lambda: observed_parafac(X, 2, validation=X * 0), ValueError, "validation has .* 0 nonzeros"
     ),
-    "steps": (lambda: observed_parafac(X, 2, cg_steps=0), ValueError, "cg_steps is 0"),
+    "steps": (lambda: observed_parafac(X, 2, cg_steps=-1), ValueError, "cg_steps is -1"),
     "both": (
         lambda: observed_parafac(X, 2, cg_steps=2, non_negative=True), ValueError, "non_negative is"
     ),

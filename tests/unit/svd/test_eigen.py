@@ -5,6 +5,7 @@ Those are of matrices that are known only by products, against NumPy's.
 
 import numpy as np
 import pytest
+import scipy.linalg
 
 from tensorly_flycoo.svd import eigen
 from tensorly_flycoo.svd.eigen import (
@@ -111,6 +112,21 @@ def test_equal_values(copies, max_gram_size, monkeypatch):
     matrix = DenseMatrix(np.diag(diagonal), max_gram_size)
     vectors, values = find_singular_pairs(matrix, 20, np)
     check(matrix.array, vectors, values)
+
+
+@pytest.mark.parametrize("density", ["few", "some", "few in some rows"])
+def test_few_elements_of_a_gram_matrix_are_multiplied_alone(density, monkeypatch):
+    rng, calls, dsymv = np.random.default_rng(0), [], scipy.linalg.blas.dsymv
+    array = np.diag(rng.random(400))
+    array[: {"few": 10, "some": 400}.get(density, 0), :10] = 0.1
+    if density == "few in some rows":
+        array[1 :: eigen._SPARSITY] = rng.random((13, 400))
+        array[:: eigen._SPARSITY, :] = 0
+    monkeypatch.setattr(scipy.linalg.blas, "dsymv", lambda *args: calls.append(1) or dsymv(*args))
+    matrix = DenseMatrix(array)
+    check(array, *find_singular_pairs(matrix, 5, np))
+    assert matrix.num_grams == 1
+    assert bool(calls) == (density != "few")
 
 
 def test_no_vectors():
