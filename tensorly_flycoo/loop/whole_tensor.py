@@ -41,7 +41,8 @@ class WholeTensor(LazyArray):
         self.device = "cuda" if x.device == "cuda" else "cpu"  # of the call's own arrays
         self.memory = GramMemory()
         self.last_pass = last_pass or LastPass()
-        self._has_begun = self._is_checked = False
+        self._has_begun = False
+        self.is_checked = False  # whether `check_start` has seen parafac's first MTTKRP
 
     def norm(self) -> np.floating:
         return self.tensor.norm()
@@ -59,13 +60,6 @@ class WholeTensor(LazyArray):
         if isinstance(weights, np.ndarray) and (weights == 1).all():
             weights = None
         return multiply(x._layout, x._engine, factors, mode, self.last_pass, weights)
-
-    def mttkrp_of_als(self, weights: Array | None, factors: Sequence[Array], mode: int) -> Array:
-        product = self.mttkrp(weights, factors, mode)
-        if not self._is_checked:
-            check_start(product)
-            self._is_checked = True
-        return product
 
     def measure(
         self, weights: Array | None, factors: Sequence[Array], last_mttkrp: Array | None = None

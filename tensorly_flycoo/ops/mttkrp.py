@@ -230,7 +230,8 @@ def multiply(
         if not is_alike or factor.dtype != dtype:
             factors = check_factors(factors, sizes, dtype, *types, converts=True)
             break
-    inputs = {n: factor for n, factor in enumerate(factors) if n != mode}
+    inputs = dict(enumerate(factors))
+    del inputs[mode]
     find_rows = None if last_pass is None else functools.partial(last_pass.find, given, mode)
     options: dict[str, Any] = {"weights": weights, "find_rows": find_rows}
     shape = (sizes[mode], rank)
