@@ -7,7 +7,7 @@
 4. These counts give the edges of the slabs, each of which takes records from one to three buckets.
 
 Meanwhile the nonzeros are in memory (`MemoryBuilder`), on disk (`io.slab_folder.DiskBuilder`) or on
-the workers of a cluster (`dask.loading.ClusterBuilder`). The slabs have the same bits.
+the workers of a cluster (`dask.cluster_layout.ClusterBuilder`). The slabs have the same bits.
 """
 
 from abc import ABC, abstractmethod
