@@ -15,19 +15,25 @@ from typing import Any, NoReturn, SupportsFloat
 import numpy as np
 import tensorly as tl
 
-from . import LabelledCP, Progress, __version__, cp_fit, profile
-from .base.reporting import report
-from .base.versions import show_versions
+from . import (
+    LabelledCP,
+    LabelledTensor,
+    Progress,
+    __version__,
+    cp_fit,
+    from_dataframe,
+    profile,
+    read_tns,
+    set_device,
+    show_versions,
+)
 from .decomposition.methods import METHODS, Method
-from .engines import set_device
-from .io.dataframe import AGGREGATES, MISSING, from_dataframe
+from .io.dataframe import AGGREGATES, MISSING
 from .io.files import replace_file, replace_text, try_writing
 from .io.table_files import read_table
-from .io.tns import read_tns
 from .loop.cp_model import count_zeros
 from .models.best_of import Starts
 from .models.match import factor_match_score
-from .tensor.labelled import LabelledTensor, Labels
 
 #: What can be read, by the ends of names.
 _TENSORS = (".tns", ".tns.gz", ".tns.zst", ".ttx", ".mtx")
@@ -309,7 +315,9 @@ def read_tensor(arguments: argparse.Namespace, suffix: str) -> LabelledTensor:
     x = read_tns(arguments.file, dtype=arguments.dtype)
     if modes and len(modes) != x.ndim:
         raise ValueError(f"--modes has {len(modes)} names, expected {x.ndim}, one for each mode")
-    return LabelledTensor(x, Labels([np.arange(1, size + 1) for size in x.shape], modes))
+    names = modes or [f"mode {n}" for n in range(x.ndim)]
+    labels = [np.arange(1, size + 1) for size in x.shape]
+    return LabelledTensor(x, dict(zip(names, labels, strict=True)))
 
 
 class _Run(Progress):
@@ -353,7 +361,7 @@ def _decompose(
     seeds = range(arguments.seed, arguments.seed + num_starts)
     for number, seed in enumerate(seeds, 1):
         with _Run(arguments.iterations, show=show, log_every=10) as progress:
-            report(f"start {number} of {num_starts}")
+            progress._show_stage(f"start {number} of {num_starts}")
             progress.tol = arguments.tol if is_fit else 0.0
             options = {"init": arguments.init, "n_iter_max": arguments.iterations}
             options |= {"tol": 0 if is_fit else arguments.tol, "random_state": seed}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -25,47 +25,9 @@ class GroupRows:
     complete: Callable[[Array], object] | None = None
 
 
-#: `LastPass.find` with its first arguments: takes a group, what makes T, and perhaps `piece`.
+#: `find` of an `ops.mttkrp.LastPass` with its first arguments: takes a group, what makes T, and
+#: perhaps `piece`.
 FindRows: TypeAlias = Callable[..., GroupRows]
-
-
-class LastPass:
-    """The last pass in one decomposition: T of each piece, and the factors it was computed from.
-
-    It serves the later modes of the same group if the factors outside of the group are the very
-    same arrays; in the sweep that made it they must not be changed in place.
-    """
-
-    #: Takes the factors and a mode; returns what adds to T all that its pass does not know.
-    find_completion: Callable[..., Callable[[Array], object] | None] | None = None
-
-    def __init__(self) -> None:
-        # For each piece T, the factors outside of the group, and the mode which used it last.
-        self._pieces: dict[int, tuple[GroupRows, list[Any], int]] = {}
-
-    def find(
-        self,
-        factors: Sequence[Any],
-        mode: int,
-        group: Sequence[int],
-        make: Callable[[], Array],
-        piece: int = 0,
-    ) -> GroupRows:
-        """Return T of a piece for `mode`; if the last one does not serve, free it, `make` one."""
-        others = [*factors[: group[0]], *factors[group[-1] + 1 :]]
-        found, known_others, last_mode = self._pieces.pop(piece, (None, [], -1))
-        if (
-            found is None
-            or not found.is_known
-            or not group[0] <= last_mode < mode
-            or any(map(operator.is_not, others, known_others))
-        ):
-            del found
-            completion = self.find_completion and self.find_completion(factors, mode)
-            found = GroupRows(make(), complete=completion)
-        if mode < group[-1]:
-            self._pieces[piece] = found, others, mode
-        return found
 
 
 def apply_to_groups(

@@ -8,9 +8,8 @@ import numpy as np
 from ..base.array_modules import Array
 from ..base.checks import check_mode
 from ..engines.tall import inner_product, sum_rows
-from ..format.group_passes import LastPass
 from ..ops.lazy import LazyArray
-from ..ops.mttkrp import check_operands, multiply
+from ..ops.mttkrp import LastPass, check_operands, multiply
 from ..tensor.tensor import FlycooTensor
 from .cp_model import residual_square
 from .gram_products import GramMemory

@@ -10,8 +10,8 @@ import numpy as np
 from ..base.array_modules import Array, array_module, move
 from ..base.checks import check_factors, check_weights
 from ..engines.tall import qr
+from ..ops.cp_entries import take_model
 from ..ops.ttmc import merge_modes, multiply_nonempty_rows
-from ..spread.row_shards import take_model
 from ..tensor.coo_cache import LabelledData, as_flycoo
 from ..tensor.labelled import check_same_labels
 from ..tensor.mirroring import mirror

@@ -11,9 +11,8 @@ from ..loop.cp_model import multiply_all, multiply_grams
 from ..loop.losses import find_exact
 from ..loop.masks import find_missing
 from ..loop.scaling import find_exponent
-from ..ops.cp_entries import cp_to_entries
+from ..ops.cp_entries import cp_to_entries, take_model
 from ..ops.mttkrp import mttkrp
-from ..spread.row_shards import take_model
 from ..tensor.coo_cache import LabelledData, Mask, as_flycoo
 from ..tensor.labelled import check_same_labels
 from ..tensor.mirroring import mirror

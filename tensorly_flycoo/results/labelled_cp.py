@@ -16,8 +16,7 @@ from ..io import array_file
 from ..io.dataframe import from_dataframe, open_table, read_rows
 from ..io.files import FilePath
 from ..loop.cp_model import MARKS, read_marks
-from ..ops.cp_entries import cp_to_entries
-from ..spread.row_shards import gather, take_model
+from ..ops.cp_entries import cp_to_entries, take_model
 from ..tensor.labelled import Labels
 from .fold_in import fold_in
 
@@ -489,8 +488,8 @@ def label_result(result: Any, labels: Mapping[str, np.ndarray]) -> Any:
             result.labels = Labels(labels)
         return result
     # A callback may have kept the list, but not the CPTensor.
-    factors, result.factors = [gather(factor) for factor in result.factors], []
-    weights, marks = bring_into_form(result.weights, factors, read_marks(result))
+    (given, factors), result.factors = take_model(result), []
+    weights, marks = bring_into_form(given, factors, read_marks(result))
     return LabelledCP._from_parts(weights, factors, Labels(labels), marks)
 
 
