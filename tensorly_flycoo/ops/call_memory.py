@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from numpy.typing import DTypeLike
 
 from ..base.checks import check_count, check_dtype, check_keep, check_rank, check_shape
-from ..engines import select_engine
+from ..engines import Engine, select_engine
 from ..format.groups import find_groups, find_longest_mode, list_rest
 from ..format.primitives import index_dtype
 from ..format.tree import count_waiting
@@ -18,9 +17,6 @@ from ..spread import choosing
 from ..svd.eigen import MAX_BLOCKS, MAX_GRAM_SIZE, choose_width
 from ..svd.gram import choose_dtype, count_rounds, fits_basis, is_cheap_to_form
 from ..tensor.memory import format_nbytes
-
-if TYPE_CHECKING:
-    from ..engines.protocol import Engine
 
 #: Bytes for each nonzero of an unfolding that is split into columns: a flag, its row and its value;
 #: and for each in a shared column.

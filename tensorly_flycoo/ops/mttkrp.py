@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..base.array_modules import Array, share
 from ..base.checks import check_factors, check_mode, check_out, check_weights
 from ..base.reporting import log_compilation
+from ..engines import Engine
 from ..format.group_passes import GroupRows
 from ..format.primitives import MTTKRP, MTTKRP_OF_RATIOS
 from ..spread.row_shards import RowShards
@@ -19,9 +20,6 @@ from ..tensor.labelled import number_modes
 from ..tensor.memory import attempt
 from ..tensor.mirroring import mirror
 from ..tensor.tensor import FlycooTensor
-
-if TYPE_CHECKING:
-    from ..engines.protocol import Engine
 
 
 @mirror

@@ -5,21 +5,18 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ..base.array_modules import Array, move
 from ..base.devices import bring_each
-from ..spread.slab_layout import SlabLayout
+from ..engines import Engine
+from ..spread.slab_layout import AnyLayout, SlabLayout
 from ..spread.streamed import StreamedLayout
 from ..tensor.pieces import Piece, map_pieces
 from ..tensor.tensor import FlycooTensor, rebuild
 from .sparse_matrices import make_csc, multiply
-
-if TYPE_CHECKING:
-    from ..engines.protocol import Engine
-    from ..spread.slab_layout import AnyLayout
 
 
 class NonzeroSampler:

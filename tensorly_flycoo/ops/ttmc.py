@@ -10,20 +10,18 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ..base.array_modules import Array, array_module, is_cupy, move
 from ..base.checks import densify_error
 from ..format.primitives import MTTKRP, TTMC, index_dtype
+from ..spread.slab_layout import AnyLayout
 from ..svd import eigen
 from ..tensor.pieces import Piece, map_pieces, read_nonzeros
 from ..tensor.tensor import FlycooTensor, rebuild
 from .contraction import join_modes
-
-if TYPE_CHECKING:
-    from ..spread.slab_layout import AnyLayout
 
 #: Elements of a matrix converted to float64 at a time.
 _BLOCK_SIZE = 2**22

@@ -1,11 +1,12 @@
 """The fit of a CP model to a sparse tensor, or to entries that were held out of it."""
 
-from typing import TYPE_CHECKING, Any, NamedTuple, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 
 from ..base.array_modules import Array, array_module, as_array, move
 from ..base.checks import num_cells
+from ..engines import Engine
 from ..engines.tall import sum_columns
 from ..loop.cp_model import multiply_all, multiply_grams
 from ..loop.losses import find_exact
@@ -18,9 +19,6 @@ from ..tensor.labelled import check_same_labels
 from ..tensor.mirroring import mirror
 from ..tensor.pieces import Piece, map_pieces
 from .counts import CountFit, check_counts, complete_fit, sum_counts
-
-if TYPE_CHECKING:
-    from ..engines.protocol import Engine
 
 
 class CPFit(NamedTuple):
@@ -156,7 +154,7 @@ def cp_fit(
     return _make_fit(power * abs(square) ** 0.5, norm, num_cells(x.shape))
 
 
-def _sum_counts(piece: Piece, engine: "Engine", arrays: list[Array]) -> Array:
+def _sum_counts(piece: Piece, engine: Engine, arrays: list[Array]) -> Array:
     """Compare a piece's counts with a model, whose weights may follow its factors."""
     records, ndim = piece.sort_records(engine), piece.layout.record_format.ndim
     coords, values = piece.read_coords(records), piece.read_values(records)

@@ -6,13 +6,14 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..base.array_modules import Array
 from ..base.checks import check_finite, check_inside
 from ..base.devices import OneDevice
+from ..engines import Engine
 from ..format.layouts import LAYOUT_CLASSES
 from ..format.ordering import count_canonical_nbytes, order_records
 from ..format.packing import Cut, Groups, RecordFormat
@@ -22,9 +23,6 @@ from .building import MemoryBuilder, find_slab_shape
 from .slab_layout import AnyLayout, Slab, SlabLayout
 from .spread_layout import SpreadLayout
 from .streamed import KeepAside, make_keep_aside
-
-if TYPE_CHECKING:
-    from ..engines.protocol import Engine
 
 _logger = logging.getLogger("tensorly_flycoo")
 

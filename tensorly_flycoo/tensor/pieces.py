@@ -7,19 +7,17 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ..base.array_modules import Array
 from ..base.checks import check_sums
 from ..base.devices import Devices, OneDevice, bring_to_each
+from ..engines import Engine
 from ..format.layout import Layout
 from ..format.ordering import compute_norm, has_true
 from ..spread.slab_layout import AnyLayout, SlabLayout
-
-if TYPE_CHECKING:
-    from ..engines.protocol import Engine
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from ..base.checks import (
     num_cells,
 )
 from ..base.tables import make_table
-from ..engines import select_engine
+from ..engines import Engine, select_engine
 from ..format.packing import Groups
 from ..spread.slab_layout import AnyLayout, SlabLayout
 from . import pieces
@@ -39,8 +39,6 @@ from .pieces import Piece, map_pieces, read_nonzeros
 
 if TYPE_CHECKING:
     import sparse
-
-    from ..engines.protocol import Engine
 
 _USE_NONZEROS = "use x.to_coo() for the nonzeros"
 
