@@ -223,13 +223,9 @@ def _separator(text: str) -> str:
 
 
 def _count(text: str) -> int:
-    try:
-        number = int(text)
-    except ValueError:
-        number = 0
-    if number < 1:
+    if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not an integer of at least 1")
-    return number
+    return int(text)
 
 
 def fit(arguments: argparse.Namespace) -> None:

@@ -138,7 +138,7 @@ class RemoteLayout:
 
 
 def as_reference(x: Any) -> Any:
-    """Return what stands for an engine or a slab's layout in commands."""
+    """Name an engine or a slab's layout as commands do; return anything else as it is."""
     if isinstance(x, RemoteLayout):
         return x.held
     return ENGINE if isinstance(x, ClusterEngine) else x

@@ -237,7 +237,7 @@ class ArrayReader:
 
 
 def name_modes(labels: Labels) -> Header:
-    """Return what a header says of labels; refuse names that are not text."""
+    """Describe labels for a header; refuse names that are not text."""
     for name in labels:
         if not isinstance(name, str):
             raise TypeError(

@@ -97,8 +97,7 @@ class Index:
                 raise ValueError("the rows of slabs do not follow each other")
             if not all(type(number) is int for entry in entries for number in entry[:3]):
                 raise ValueError("rows and sizes are not integers")
-            if index.dtype not in ("float32", "float64"):
-                raise ValueError(f"dtype is {index.dtype!r}")
+            check_choice(index.dtype, "dtype", ("float32", "float64"))
             if type(index.num_slabs) is not int or not len(entries) <= index.num_slabs:
                 raise ValueError(f"num_slabs is {index.num_slabs!r}, for {len(entries)} files")
         return index

@@ -142,8 +142,8 @@ class Progress:
             check_count(every, "every")
         if every_minutes is not None:
             check_real(every_minutes, "every_minutes")
-        if every_minutes is not None and not every_minutes > 0:
-            raise ValueError(f"every_minutes is {every_minutes!r}, expected more than 0")
+            if not every_minutes > 0:
+                raise ValueError(f"every_minutes is {every_minutes!r}, expected more than 0")
         if every is None and every_minutes is None:
             every_minutes = 10
         elif checkpoint is None:

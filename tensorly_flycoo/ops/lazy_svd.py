@@ -15,7 +15,7 @@ from .lazy import LazyArray
 
 
 def decompose_lazily(matrix: Any, full_matrices: bool) -> LazySVD | None:
-    """Return what stands for the SVD of a matrix that is sparse or never formed, else None."""
+    """Return a lazy SVD of a matrix that is sparse or never formed; None of any other."""
     if is_sparse(matrix) and matrix.ndim == 2:
         matrix = Unfolding(matrix, 0)
     if is_sparse(matrix):

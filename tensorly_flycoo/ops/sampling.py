@@ -129,7 +129,7 @@ class SlabSampler:
         ]
 
     def take(self, places: Any) -> tuple[Array, Array]:
-        """Return what `NonzeroSampler.take` does; places are in the order of slab after slab."""
+        """Take nonzeros as `NonzeroSampler.take` does; places count through slab after slab."""
         layout, xp = self._layout, self._xp
         if isinstance(places, slice):
             places = xp.arange(*places.indices(self.nnz))

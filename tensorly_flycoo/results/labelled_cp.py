@@ -17,7 +17,7 @@ from ..io.dataframe import from_dataframe, open_table, read_rows
 from ..io.files import FilePath
 from ..loop.cp_model import MARKS, read_marks
 from ..ops.cp_entries import cp_to_entries, take_model
-from ..tensor.labelled import Labels
+from ..tensor.labelled import Labels, number_modes
 from .fold_in import fold_in
 
 if TYPE_CHECKING:
@@ -183,11 +183,7 @@ class LabelledCP(CPTensor):
         return is_same and self.ordered == other.ordered
 
     def _find_mode(self, mode: str | int) -> int:
-        if not isinstance(mode, str):
-            return check_mode(mode, len(self.names))
-        if mode not in self.labels:
-            raise ValueError(f"mode is {mode!r}, expected one of {list(self.names)}, or a number")
-        return self.names.index(mode)
+        return check_mode(number_modes(self, mode), len(self.names))
 
     def top(self, mode: str | int, n: int = 8) -> list[dict[Any, float]]:
         """Return the labels that matter most in each component, the largest magnitude first.

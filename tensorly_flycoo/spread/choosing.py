@@ -189,7 +189,7 @@ def estimate_layout(
 def _estimate_slabs(
     engine: Engine, name: str, nnz: int, record_format: RecordFormat, num_slabs: int
 ) -> tuple[int, int]:
-    """Return what `estimate_layout` does, of equal slabs; the peak is that of one device."""
+    """Estimate a layout of equal slabs, as `estimate_layout` does; the peak is of one device."""
     shape, longest = record_format.shape, max(record_format.shape)
     num_held = max(1, min(num_slabs, nnz, longest))
     shares = Counter(zip(_share(nnz, num_held), _share(longest, num_held), strict=True))

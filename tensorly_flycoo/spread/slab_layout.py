@@ -4,11 +4,9 @@ import contextlib
 import functools
 import math
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, Self, TypeAlias
-
-import numpy as np
 
 from ..base.array_modules import Array
 from ..base.devices import Devices
@@ -36,6 +34,9 @@ class SlabLayout:
     `num_slabs` is as the user gave it: slabs without rows are not kept. `record_format` is for
     records of the whole tensor; those of a slab may be shorter. The home device has all else.
     """
+
+    #: Builds another tensor of coords and values that are in other processes, where some can be.
+    build_elsewhere: Callable[..., Self] | None = None
 
     def __init__(
         self,
@@ -194,17 +195,6 @@ class SlabLayout:
     def _map_slab(self, slab: Slab, function: Callable[[Array], Array], scale: float) -> Slab:
         with self.devices.use(slab.home):
             return slab._replace(layout=slab.layout.map_values(function, scale))
-
-    def build_elsewhere(
-        self,
-        parts: Iterable[Any],
-        name: str,
-        shape: Sequence[int],
-        dtype: np.dtype,
-        groups: Groups | str | None = "auto",
-    ) -> Self | None:
-        """Build another tensor of coords and values, if these are not in this process."""
-        return None
 
 
 def find_own_rows(find_rows: FindRows | None, number: int) -> dict[str, Any]:

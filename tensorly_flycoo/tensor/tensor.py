@@ -408,7 +408,7 @@ class FlycooTensor:
         return move(coords, np), move(values, np)
 
     def _sorted_nonzeros(self) -> tuple[Array, Array]:
-        """Return what `nonzeros` does, as arrays on the tensor's device."""
+        """Return the arrays of `nonzeros` on the tensor's device."""
         primitives, record_format = self._engine, self._layout.record_format
         with self._layout.hold_first_order(primitives) as (records, places):
             records = records if places is None else primitives.gather(records, places)
@@ -991,10 +991,9 @@ def rebuild(
     layout = x._layout
     parts = pieces.run(find, layout, x._engine, *args)
     if isinstance(layout, SlabLayout):
-        options = (x.layout, shape or x.shape, dtype or x.dtype, groups if shape else x.groups)
-        made = layout.build_elsewhere(parts, *options)
-        if made is not None:
-            return FlycooTensor._of(x._engine, made)
+        if layout.build_elsewhere is not None:
+            options = (x.layout, shape or x.shape, dtype or x.dtype, groups if shape else x.groups)
+            return FlycooTensor._of(x._engine, layout.build_elsewhere(parts, *options))
         parts = ([layout.devices.bring(own, 0) for own in part] for part in parts)
     (coords, values), *others = parts
     if others:
