@@ -30,7 +30,7 @@ _TRIED_NBYTES = 2**16
 
 @contextlib.contextmanager
 def open_text(path: FilePath) -> Iterator[tuple[Read, Callable[[], int]]]:
-    """Yield what reads a file, decompressed, and what tells how many bytes on disk are read."""
+    """Yield a function that reads a file, decompressed, and one that counts bytes read on disk."""
     path = Path(path)
     with open(path, "rb") as raw:
         if path.suffix not in _COMPRESSED:
@@ -83,7 +83,7 @@ def replace_file(path: FilePath) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def _take_place(path: Path) -> Iterator[Path]:
-    """Yield what to write in place of `path`, which errors name instead, also of a full disk."""
+    """Yield a path to write in place of `path`, which errors name instead, also of a full disk."""
     part = path.with_name(f".{path.name}.{os.urandom(8).hex()}.part")
     try:
         yield part

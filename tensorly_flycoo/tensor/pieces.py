@@ -113,7 +113,7 @@ def run(
 def map_pieces(
     function: Callable[..., Array], layout: AnyLayout, engine: Engine, *args: Any, **options: Any
 ) -> Iterator[Array]:
-    """Yield what `run` does, arrays, on the first device or the host; with the same options."""
+    """Yield the arrays of `run`, brought to the first device or the host; with the same options."""
     devices = list_pieces(layout, engine.xp)[0].devices
     for result in devices.launch(run(function, layout, engine, *args, **options)):
         yield devices.collect([result])[0]
