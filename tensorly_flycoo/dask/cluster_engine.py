@@ -39,8 +39,7 @@ class WorkerDevices(Devices):
         return RemoteArray.empty(self.cluster, self.cluster.workers[device], shape, dtype)
 
     def run(self, device: int, function: Callable[..., Any], *args: Any) -> RemoteObject:
-        worker = self.cluster.workers[device]
-        return self.cluster.run(worker, function, *map(as_reference, args))[0]
+        return self.cluster.run(self.cluster.workers[device], function, *map(as_reference, args))[0]
 
     def launch(self, results: Iterator[Any]) -> list[Any]:
         return list(results)
@@ -122,8 +121,7 @@ class RemoteLayout:
             found = find_rows(group, make)
             options |= {"rows": found.rows, "is_known": found.is_known}
             found.is_known = True
-        num_results = int(options.get("wants_sum", False))
-        keys = cluster.call(worker, _apply, args, options, num_results)
+        keys = cluster.call(worker, _apply, args, options, int(options.get("wants_sum", False)))
         return RemoteArray(cluster, worker, keys[0], (), np.float64) if keys else None
 
     def __getattr__(self, name: str) -> NoReturn:

@@ -48,8 +48,7 @@ class ClusterLayout(SpreadLayout):
     def _map_slab(self, slab: Slab, function: Callable[[Array], Array], scale: float) -> Slab:
         own: Any = slab.layout
         mapped = self.devices.run(slab.home, call_method, own, "map_values", function, scale)
-        facts = own.facts._replace(norm=own.norm * scale)
-        layout: Any = RemoteLayout(mapped, facts)
+        layout: Any = RemoteLayout(mapped, own.facts._replace(norm=own.norm * scale))
         return slab._replace(layout=layout)
 
     def build_elsewhere(
@@ -171,8 +170,7 @@ class ClusterBuilder(SlabBuilder):
         labels: Labels = None,
         groups: object = "auto",
     ) -> None:
-        devices = WorkerDevices(cluster)
-        super().__init__(LAYOUT_CLASSES[layout], num_slabs, ENGINE_HERE, devices)
+        super().__init__(LAYOUT_CLASSES[layout], num_slabs, ENGINE_HERE, WorkerDevices(cluster))
         self.cluster, self._shape, self._dtype = cluster, shape, dtype
         # In a tuple, which a worker does not bring to its GPU.
         self._labels = None if labels is None else tuple(labels)
@@ -265,8 +263,7 @@ def split_partitions(
         partition = site.partitions.pop(number)
         if partition.values.size == 0:
             continue
-        modes = range(record_format.ndim)
-        coords = np.stack([_place(partition, mode, labels) for mode in modes])
+        coords = np.stack([_place(partition, mode, labels) for mode in range(record_format.ndim)])
         parts = split_nonzeros(coords, partition.values, buckets, record_format)
         for bucket in wanted:
             if parts[bucket].size:

@@ -50,8 +50,7 @@ class SlabSource:
 
     def load(self, site: Site, number: int) -> Layout:
         if self.keep == "device":
-            nbytes = self.index.entries[number].nbytes
-            site.check_room(nbytes, f"slab {number} of {self.folder}")
+            site.check_room(self.index.entries[number].nbytes, f"slab {number} of {self.folder}")
         return load_slab(self.folder, self.index, number, site.engine, self.keep, self.verify)
 
     def place(self, client: Client, workers: Workers) -> ClusterLayout:
@@ -83,8 +82,7 @@ class Derived(NamedTuple):
     device: str | None
 
     def place(self, client: Client, workers: Workers) -> ClusterLayout:
-        layout = self.source.place(client, workers)
-        x = ClusterTensor.of(self.source, client, self.device, layout)
+        x = ClusterTensor.of(self.source, client, self.device, self.source.place(client, workers))
         return cast(ClusterLayout, self.function(x)._layout)
 
     def restore(self, client: Client, workers: Workers, layout: ClusterLayout) -> ClusterLayout:

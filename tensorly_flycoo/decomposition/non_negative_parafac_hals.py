@@ -117,8 +117,7 @@ class _Hals(MomentumRun):
 
     def update(self, iteration: int) -> Array:
         product, last = super().update(iteration), len(self.factors) - 1
-        is_last = last in self.modes
-        return product if is_last else self.data.mttkrp(self.weights, self.factors, last)
+        return product if last in self.modes else self.data.mttkrp(self.weights, self.factors, last)
 
     def project(self, mode: int, factor: Array) -> Array:
         return np.maximum(factor, 0) if mode in self.constrained else factor

@@ -214,8 +214,7 @@ class _MultiplicativeRun(TuckerRun):
 
     def _contract(self, rows: Array, numbers: Array | slice) -> Array:
         """Return the tensor times all factors, from the TTMc of the last mode."""
-        product = transposed_product(self.factors[-1][numbers], rows)
-        return product.T.reshape(self.weights.shape)
+        return transposed_product(self.factors[-1][numbers], rows).T.reshape(self.weights.shape)
 
     def measure(self, result: Array) -> float:
         core, square = self.weights.astype(np.float64), np.float64(float(self.tensor.norm())) ** 2

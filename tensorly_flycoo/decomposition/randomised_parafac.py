@@ -126,8 +126,7 @@ class _SampledLeastSquares(Run):
             others = {n: factor for n, factor in enumerate(self.factors) if n != mode}
             coords, weights = _draw_rows(others, self.n_samples, self.random, self.sampling)
             products = math.prod(others[n][rows] for n, rows in coords.items())
-            fibres = self.sampler.fibres(mode, coords)
-            self.factors[mode] = fit_fibres(products, fibres, weights)
+            self.factors[mode] = fit_fibres(products, self.sampler.fibres(mode, coords), weights)
 
     def measure(self, result: None) -> float | None:
         is_asked = self.callback is not None or self.return_errors

@@ -264,8 +264,7 @@ def check_shapes(layout: str, arrays: dict[str, np.ndarray], cut: Cut) -> None:
     for name in names:
         _take(arrays, name, record_format.word_dtype, (nnz, record_format.num_words))
     for mode, size in enumerate(record_format.merged.shape):
-        num_tiles = -(-nnz // cut.tile_size)
-        _take(arrays, f"carry_rows_{mode}", np.dtype(np.int64), (num_tiles,))
+        _take(arrays, f"carry_rows_{mode}", np.dtype(np.int64), (-(-nnz // cut.tile_size),))
         empty_rows = _take(arrays, f"empty_rows_{mode}", index_dtype(size))
         _require(size - nnz <= empty_rows.size <= size, f"empty_rows_{mode}")
         for ids in cls.list_ids(mode, nnz, cut, write_order_dtype):

@@ -106,6 +106,5 @@ def _centred_square(x: Any, modes: Sequence[int]) -> float:
     """
     if modes:
         *rest, mode = modes
-        of_sums = _centred_square(x.sum(axis=mode), rest) / x.shape[mode]
-        return _centred_square(x, rest) - of_sums
+        return _centred_square(x, rest) - _centred_square(x.sum(axis=mode), rest) / x.shape[mode]
     return x._layout.norm**2 if isinstance(x, FlycooTensor) else float((x * x).sum())

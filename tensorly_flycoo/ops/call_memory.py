@@ -226,8 +226,7 @@ def _count_svd_nbytes(
         work = engine.gram_nbytes(num_coupled, num_columns)
     else:
         dtype = choose_dtype(num_coupled, dtype)
-        shared = (num_columns, num_coupled)
-        sizes = choosing.TensorSizes(num_shared, shared, dtype, ((0,), (1,)))
+        sizes = choosing.TensorSizes(num_shared, (num_columns, num_coupled), dtype, ((0,), (1,)))
         nbytes, peak_nbytes = choosing.estimate_layout(engine, "replicated", sizes, 1)
         row_nbytes = choose_width(rank, num_coupled) * dtype.itemsize
         num_blocks = MAX_BLOCKS

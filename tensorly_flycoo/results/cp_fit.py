@@ -141,8 +141,7 @@ def cp_fit(
         arrays = [*factors, *([] if weights is None else [weights])]
         parts = map_pieces(_sum_counts, x._layout, x._engine, x._engine, arrays=arrays)
         sums = [*arrays[len(factors) :], *map(sum_columns, factors)]
-        model_sum = float(multiply_all(sums).sum())
-        return complete_fit(sum(parts), model_sum, num_cells(x.shape))
+        return complete_fit(sum(parts), float(multiply_all(sums).sum()), num_cells(x.shape))
     norm = float(x._layout.norm)
     power = 2.0 ** find_exponent(norm, x.nnz, x.dtype)  # of values far from 1
     factors = [factors[0] * x.dtype.type(1 / power), *factors[1:]] if power != 1 else factors

@@ -403,8 +403,7 @@ class LabelledCP(CPTensor):
         >>> cp.predict(new).round(6)
         array([6., 3., 8.])
         """
-        table = open_table(frame, self.names)
-        coded, _ = read_rows(table, self.names, None, self.labels, "raise")
+        coded, _ = read_rows(open_table(frame, self.names), self.names, None, self.labels, "raise")
         coords = np.stack([codes for codes, _ in coded.values()])
         return move(cp_to_entries(self, array_module(self.weights).asarray(coords)), np)
 
@@ -516,8 +515,7 @@ def bring_into_form(
     Return the new weights, and the marks of the model for the new order of its components.
     """
     xp, dtype = array_module(factors[0]), factors[0].dtype
-    rank = factors[0].shape[1]
-    old = np.ones(rank) if weights is None else move(weights, np).astype(np.float64)
+    old = np.ones(factors[0].shape[1]) if weights is None else move(weights, np).astype(np.float64)
     extremes = [find_extremes(factor) for factor in factors]
     signs = _choose_signs(old, *(np.array(of) for of in zip(*extremes, strict=True)))
     # Powers of two, exact, bring very large and small columns to where squares are accurate.

@@ -310,11 +310,9 @@ def dot(a: Any, b: Any) -> Any:
             refuse(f"the product of {a} and {b}")
         if a.is_transpose_of(b):
             if b.memo.gram is None:
-                collected = b.sharding.devices.collect(_find_products(b))
-                b.memo.gram = _add_products(b.dtype, *collected)
+                b.memo.gram = _add_products(b.dtype, *b.sharding.devices.collect(_find_products(b)))
             return b.memo.gram.copy()
-        product = a.T.reduce(tall.transposed_product, b)
-        return product.astype(np.result_type(a.dtype, b.dtype))
+        return a.T.reduce(tall.transposed_product, b).astype(np.result_type(a.dtype, b.dtype))
     if isinstance(a, RowShards) and not a.is_transposed and b.ndim == 2:
         return RowShards(a.apply(operator.matmul, matrix=b), a.sharding)
     if isinstance(b, RowShards) and b.is_transposed and a.ndim == 2:

@@ -155,8 +155,7 @@ class SlabLayout:
 
     def _ask(self, function: Callable[..., Any], mode: int) -> list[Any]:
         """Call a function of each slab's layout, on its device; collect the results."""
-        run = self.devices.run
-        asked = [run(slab.home, function, slab.layout, mode) for slab in self.slabs]
+        asked = [self.devices.run(slab.home, function, slab.layout, mode) for slab in self.slabs]
         return self.devices.collect(asked)
 
     def _add_up(self, sums: Sequence[Array | None]) -> Array | None:

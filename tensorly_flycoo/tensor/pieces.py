@@ -128,8 +128,7 @@ def call_with_piece(
     *args: Any,
 ) -> Any:
     """Call a function of a slab, on the slab's device, which is the current one."""
-    piece = Piece(layout, engine.xp, OneDevice(engine.xp), 0, cut_mode, start)
-    return function(piece, *args)
+    return function(Piece(layout, engine.xp, OneDevice(engine.xp), 0, cut_mode, start), *args)
 
 
 def read_nonzeros(piece: Piece) -> tuple[Array, Array]:

@@ -298,8 +298,7 @@ class FlycooTensor:
             raise ValueError(f"array has {kinds}, expected none")
         bcoo = array.to_bcoo() if hasattr(array, "to_bcoo") else array
         coords, values = as_array(bcoo.indices).T, as_array(bcoo.data)
-        sizes = array_module(coords).asarray(bcoo.shape)
-        is_stored = (coords < sizes[:, None]).all(axis=0)
+        is_stored = (coords < array_module(coords).asarray(bcoo.shape)[:, None]).all(axis=0)
         return cls(coords[:, is_stored], values[is_stored], bcoo.shape, **options)
 
     @classmethod
