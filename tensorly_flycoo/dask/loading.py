@@ -59,8 +59,7 @@ class PartitionedData:
         groups = choose_groups(shape, nnz, num_slabs)
         args = (ENGINE, self.layout, TensorSizes(nnz, shape, dtype, groups))
         (layout,) = cluster.fetch(cluster.run(cluster.workers[0], choose_layout, *args))
-        sizes = (shape, dtype, num_slabs, layout, self.labels)
-        return ClusterBuilder(cluster, *sizes).distribute()
+        return ClusterBuilder(cluster, shape, dtype, num_slabs, layout, self.labels).distribute()
 
     def restore(self, client: Client, workers: Workers, layout: ClusterLayout) -> ClusterLayout:
         """Read all data again, but keep only the nonzeros of lost slabs."""

@@ -136,9 +136,8 @@ class _SampledLeastSquares(Run):
         errors = self.errors
         if not (self.tol or self.max_stagnation) or len(errors) < 3:
             return False
-        num_stale = len(errors) - 1 - int(np.argmin(errors))
         has_settled = self.tol > 0 and abs(errors[-2] - errors[-1]) < self.tol
-        return has_settled or num_stale > self.max_stagnation
+        return has_settled or len(errors) - 1 - int(np.argmin(errors)) > self.max_stagnation
 
     def save_state(self) -> dict[str, Any]:
         return self.kept | pack_random(self.random)

@@ -307,9 +307,8 @@ slabs=2>
         slab_rows, entries = builder.sort(), list[Entry]()
         for number, (rows, home) in enumerate(slab_rows):
             report(f"building slab {number + 1} of {len(slab_rows)}")
-            built = builder.build(rows, home)
             file = folder / _name_slab(number)
-            saving.write_layout(file, built, alignment=_ALIGNMENT)
+            saving.write_layout(file, builder.build(rows, home), alignment=_ALIGNMENT)
             with open_arrays(file, TENSOR) as reader:
                 members = digest(reader.list_members())
             entries.append(Entry(rows.start, rows.stop, file.stat().st_size, members))

@@ -119,8 +119,7 @@ class SlabLayout:
             own_options = options | find_own_rows(find_rows, number)
             if own_slots is not None:
                 own_options["slots"] = own_slots[number]
-            last = (own, mode, target)
-            sums.append(slab.layout.apply(operation, engine, *last, **own_options))
+            sums.append(slab.layout.apply(operation, engine, own, mode, target, **own_options))
             return target
 
         def add(rows: Array, others: Array) -> Array:
