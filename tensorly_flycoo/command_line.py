@@ -27,6 +27,7 @@ from . import (
     set_device,
     show_versions,
 )
+from .base.checks import require
 from .decomposition.methods import METHODS, Method
 from .io.dataframe import AGGREGATES, MISSING
 from .io.files import replace_file, replace_text, try_writing
@@ -376,12 +377,8 @@ def _decompose(
 
 def try_folder(folder: Path) -> None:
     """Find out before a long run what writing would lack: packages, or the folder."""
-    try:
-        import matplotlib  # noqa: F401
-        import pandas  # noqa: F401
-    except ImportError as error:
-        need = 'results need pandas and Matplotlib: pip install "tensorly-flycoo[tables]"'
-        raise ImportError(f"{need} ({error})") from None
+    for module in ("matplotlib", "pandas"):
+        require(module, 'results need pandas and Matplotlib: pip install "tensorly-flycoo[tables]"')
     is_new = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -17,11 +17,14 @@ A column in parts gets the labels that one table with all rows would have.
 
 import contextlib
 import datetime
+import sys
 from collections.abc import Iterable, Sequence
 from decimal import Decimal
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from ..base.checks import require
 
 _EXPECTED = "expected numbers, text or dates: convert the others, for instance to text"
 
@@ -40,12 +43,8 @@ class ColumnLabels(NamedTuple):
 
 def require_pyarrow() -> Any:
     """Import pyarrow, or say what to install."""
-    try:
-        import pyarrow.compute
-    except ImportError as error:
-        need = 'tables need pyarrow: pip install "tensorly-flycoo[tables]"'
-        raise ImportError(f"{need} ({error})") from None
-    return pyarrow
+    require("pyarrow.compute", 'tables need pyarrow: pip install "tensorly-flycoo[tables]"')
+    return sys.modules["pyarrow"]
 
 
 def convert_column(column: Any, name: str) -> Any:

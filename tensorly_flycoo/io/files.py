@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import importlib
 import os
 import shutil
 import sys
@@ -11,6 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import IO, TypeAlias
+
+from ..base.checks import require
 
 FilePath: TypeAlias = str | os.PathLike[str]
 
@@ -149,8 +150,5 @@ def replace_text(path: FilePath) -> Iterator[IO[bytes]]:
 
 def _import_compression(suffix: str) -> ModuleType:
     zstd = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
-    try:
-        return importlib.import_module("gzip" if suffix == ".gz" else zstd)
-    except ImportError as error:
-        hint = 'reading and writing .zst needs pip install "tensorly-flycoo[zstd]"'
-        raise ImportError(f"{hint} ({error})") from None
+    need = 'reading and writing .zst needs pip install "tensorly-flycoo[zstd]"'
+    return require("gzip" if suffix == ".gz" else zstd, need)

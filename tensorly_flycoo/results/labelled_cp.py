@@ -9,7 +9,7 @@ import numpy as np
 from tensorly.cp_tensor import CPTensor
 
 from ..base.array_modules import Array, array_module, is_cupy, move
-from ..base.checks import check_count, check_mode
+from ..base.checks import check_count, check_mode, require
 from ..base.tables import make_bars, make_line, make_table
 from ..engines.tall import column_norms, find_extremes
 from ..io import array_file
@@ -38,6 +38,8 @@ _MAX_NAME_LENGTH, _MAX_MARKERS = 28, 40
 
 #: What a notebook shows at most: components, and labels of each.
 _MAX_ROWS, _MAX_LABELS = 20, 5
+
+_NEED = "tables of factors need pandas: pip install pandas"
 
 #: TensorLy's class of a TuckerTensor, a TTTensor and so on.
 _FACTORIZED: Any = CPTensor.__base__
@@ -241,7 +243,7 @@ class LabelledCP(CPTensor):
         a     0.6
         b     0.8
         """
-        pandas = _import_pandas()
+        pandas = require("pandas", _NEED)
         frames = [
             pandas.DataFrame(move(factor, np), pandas.Index(labels, name=name), self.components)
             for factor, (name, labels) in zip(self.factors, self.labels.items(), strict=True)
@@ -271,7 +273,7 @@ class LabelledCP(CPTensor):
         for frame in self.to_frames()[1]:
             series = frame.unstack().rename_axis(["component", "label"])
             tables.append(series.reset_index(name="value").assign(mode=frame.index.name))
-        table = _import_pandas().concat(tables, ignore_index=True)
+        table = require("pandas", _NEED).concat(tables, ignore_index=True)
         return table[["mode", "label", "component", "value"]]
 
     def save(self, path: FilePath) -> None:
@@ -457,7 +459,7 @@ class LabelledCP(CPTensor):
         user
         cy    2.0
         """
-        pandas, index = _import_pandas(), self._find_mode(mode)
+        pandas, index = require("pandas", _NEED), self._find_mode(mode)
         name, factor = self.names[index], self.factors[index]
         known = {other: labels for other, labels in self.labels.items() if other != name}
         place = {"dtype": factor.dtype, "device": "cuda" if is_cupy(factor) else "cpu"}
@@ -497,14 +499,6 @@ def _read_marks(header: Mapping[str, Any], ndim: int, rank: int) -> dict[str, An
     if not (is_right and all(type(n) is int and -1 <= n <= ndim for n in modes)):
         raise ValueError(f"its header has {marks} and the bias_modes {modes}")
     return marks | ({"bias_modes": tuple(modes)} if "bias_modes" in header else {})
-
-
-def _import_pandas() -> Any:
-    try:
-        import pandas
-    except ImportError as error:
-        raise ImportError(f"tables of factors need pandas: pip install pandas ({error})") from None
-    return pandas
 
 
 def bring_into_form(
@@ -555,13 +549,10 @@ def _choose_signs(weights: np.ndarray, largest: np.ndarray, smallest: np.ndarray
 
 def make_figure(width: float, height: float) -> "Figure":
     """Make an empty figure, in inches; say what to install if Matplotlib is missing."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(f"plot needs Matplotlib: pip install matplotlib ({error})") from None
-    figure = Figure(figsize=(width, height), layout="constrained")
+    matplotlib = require("matplotlib.figure", "plot needs Matplotlib: pip install matplotlib")
+    figure = matplotlib.Figure(figsize=(width, height), layout="constrained")
     # A notebook knows how to show pyplot's figures, or any after "%matplotlib inline".
-    figure._repr_png_ = functools.partial(_draw_png, figure)  # type: ignore[attr-defined]
+    figure._repr_png_ = functools.partial(_draw_png, figure)
     return figure
 
 
