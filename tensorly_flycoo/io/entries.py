@@ -17,7 +17,6 @@ A column in parts gets the labels that one table with all rows would have.
 
 import contextlib
 import datetime
-import sys
 from collections.abc import Iterable, Sequence
 from decimal import Decimal
 from typing import Any, NamedTuple
@@ -43,8 +42,10 @@ class ColumnLabels(NamedTuple):
 
 def require_pyarrow() -> Any:
     """Import pyarrow, or say what to install."""
-    require("pyarrow.compute", 'tables need pyarrow: pip install "tensorly-flycoo[tables]"')
-    return sys.modules["pyarrow"]
+    require("pyarrow", 'tables need pyarrow: pip install "tensorly-flycoo[tables]"')
+    import pyarrow.compute
+
+    return pyarrow
 
 
 def convert_column(column: Any, name: str) -> Any:
