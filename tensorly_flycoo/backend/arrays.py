@@ -55,8 +55,8 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
         """
         if isinstance(tensor, WholeTensor):
             return {"dtype": tensor.dtype, "device": tensor.device, "memory": tensor.memory}
-        if isinstance(tensor, ModeView | ModeProduct):
-            tensor = tensor.tensor
+        if isinstance(tensor, LazyArray):
+            tensor = getattr(tensor, "tensor", tensor)
         if isinstance(tensor, FlycooTensor):
             dtype, on_gpu = tensor.dtype, tensor.device == "cuda" and not is_callers(tensor)
         elif is_sparse(tensor):  # the caller's own, on the host
