@@ -42,10 +42,9 @@ class ColumnLabels(NamedTuple):
 
 def require_pyarrow() -> Any:
     """Import pyarrow, or say what to install."""
-    require("pyarrow", 'tables need pyarrow: pip install "tensorly-flycoo[tables]"')
-    import pyarrow.compute
-
-    return pyarrow
+    need = 'tables need pyarrow: pip install "tensorly-flycoo[tables]"'
+    require("pyarrow.compute", need)
+    return require("pyarrow", need)
 
 
 def convert_column(column: Any, name: str) -> Any:
