@@ -66,7 +66,8 @@ def apply_to_groups(
         found.is_known, found.complete = True, None
     if len(group) == 1:
         return total
-    own = dict(zip(group, map(inputs.get, group), strict=True))  # None for the mode itself
+    own: dict[int, Any] = dict(zip(group, map(inputs.get, group), strict=True))
+    own[mode] = None  # an operation may read the factor of the mode too
     if number > 0 or layout.prefixes is None:
         bits_below = record_format.bits_below[number]
         engine.contract_rows(found.rows, list(own.values()), bits_below, out, weights)
