@@ -15,19 +15,26 @@ from typing import Any, NoReturn, SupportsFloat
 import numpy as np
 import tensorly as tl
 
-from . import LabelledCP, Progress, __version__, cp_fit, profile
-from .base.reporting import report
-from .base.versions import show_versions
+from . import (
+    LabelledCP,
+    LabelledTensor,
+    Progress,
+    __version__,
+    cp_fit,
+    from_dataframe,
+    profile,
+    read_tns,
+    set_device,
+    show_versions,
+)
+from .base.checks import require
 from .decomposition.methods import METHODS, Method
-from .engines import set_device
-from .io.dataframe import AGGREGATES, MISSING, from_dataframe
+from .io.dataframe import AGGREGATES, MISSING
 from .io.files import replace_file, replace_text, try_writing
 from .io.table_files import read_table
-from .io.tns import read_tns
 from .loop.cp_model import count_zeros
 from .models.best_of import Starts
 from .models.match import factor_match_score
-from .tensor.labelled import LabelledTensor, Labels
 
 #: What can be read, by the ends of names.
 _TENSORS = (".tns", ".tns.gz", ".tns.zst", ".ttx", ".mtx")
@@ -217,13 +224,9 @@ def _separator(text: str) -> str:
 
 
 def _count(text: str) -> int:
-    try:
-        number = int(text)
-    except ValueError:
-        number = 0
-    if number < 1:
+    if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not an integer of at least 1")
-    return number
+    return int(text)
 
 
 def fit(arguments: argparse.Namespace) -> None:
@@ -309,7 +312,9 @@ def read_tensor(arguments: argparse.Namespace, suffix: str) -> LabelledTensor:
     x = read_tns(arguments.file, dtype=arguments.dtype)
     if modes and len(modes) != x.ndim:
         raise ValueError(f"--modes has {len(modes)} names, expected {x.ndim}, one for each mode")
-    return LabelledTensor(x, Labels([np.arange(1, size + 1) for size in x.shape], modes))
+    names = modes or [f"mode {n}" for n in range(x.ndim)]
+    labels = [np.arange(1, size + 1) for size in x.shape]
+    return LabelledTensor(x, dict(zip(names, labels, strict=True)))
 
 
 class _Run(Progress):
@@ -353,7 +358,7 @@ def _decompose(
     seeds = range(arguments.seed, arguments.seed + num_starts)
     for number, seed in enumerate(seeds, 1):
         with _Run(arguments.iterations, show=show, log_every=10) as progress:
-            report(f"start {number} of {num_starts}")
+            progress._show_stage(f"start {number} of {num_starts}")
             progress.tol = arguments.tol if is_fit else 0.0
             options = {"init": arguments.init, "n_iter_max": arguments.iterations}
             options |= {"tol": 0 if is_fit else arguments.tol, "random_state": seed}
@@ -372,12 +377,8 @@ def _decompose(
 
 def try_folder(folder: Path) -> None:
     """Find out before a long run what writing would lack: packages, or the folder."""
-    try:
-        import matplotlib  # noqa: F401
-        import pandas  # noqa: F401
-    except ImportError as error:
-        need = 'results need pandas and Matplotlib: pip install "tensorly-flycoo[tables]"'
-        raise ImportError(f"{need} ({error})") from None
+    for module in ("matplotlib", "pandas"):
+        require(module, 'results need pandas and Matplotlib: pip install "tensorly-flycoo[tables]"')
     is_new = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -118,8 +118,7 @@ def planted_tensor(
     coords, values = np.concatenate(coord_parts, axis=1), np.concatenate(value_parts)
     if noise:
         # Sum overlapping components first, so that each nonzero gets noise once.
-        exact = FlycooTensor(coords, values, shape, device="cpu")
-        coords, values = exact.nonzeros()
+        coords, values = FlycooTensor(coords, values, shape, device="cpu").nonzeros()
         scale = noise * np.sqrt(np.mean(values**2))
         values = values + scale * random.standard_normal(values.size)
     return FlycooTensor(coords, values, shape, **options), factors

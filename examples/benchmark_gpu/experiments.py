@@ -21,9 +21,8 @@ from whole import WAYS, measure_calls, prepare_call
 
 from tensorly_flycoo.engines.cuda import engine as cuda
 from tensorly_flycoo.engines.cuda import tuning
-from tensorly_flycoo.format.group_passes import LastPass
 from tensorly_flycoo.format.primitives import MTTKRP
-from tensorly_flycoo.ops.mttkrp import multiply
+from tensorly_flycoo.ops.mttkrp import LastPass, multiply
 
 LAYOUTS = ("replicated", "indexed", "remap")
 

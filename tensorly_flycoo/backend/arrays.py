@@ -24,11 +24,10 @@ from ..loop.initial_guess import as_gpu_random
 from ..loop.whole_tensor import WholeTensor
 from ..ops import views
 from ..ops.lazy import LazyArray, ModeView
-from ..ops.lazy_svd import LazySVD
+from ..ops.lazy_svd import decompose_lazily
 from ..ops.mode_product import ModeProduct
 from ..spread import row_shards
 from ..spread.row_shards import RowShards
-from ..svd.unfolding import LazyMatrix, Unfolding
 from ..tensor.converters import find_converter
 from ..tensor.coo_cache import as_flycoo, is_sparse
 from ..tensor.labelled import LabelledTensor
@@ -56,8 +55,8 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
         """
         if isinstance(tensor, WholeTensor):
             return {"dtype": tensor.dtype, "device": tensor.device, "memory": tensor.memory}
-        if isinstance(tensor, ModeView | ModeProduct | LazyMatrix):
-            tensor = tensor.tensor
+        if isinstance(tensor, LazyArray):
+            tensor = getattr(tensor, "tensor", tensor)
         if isinstance(tensor, FlycooTensor):
             dtype, on_gpu = tensor.dtype, tensor.device == "cuda" and not is_callers(tensor)
         elif is_sparse(tensor):  # the caller's own, on the host
@@ -190,13 +189,8 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
     @staticmethod
     def svd(matrix: Any, full_matrices: bool = True, **kwargs: Any) -> Any:
         """Decompose a matrix; of an unfolding only the leading vectors, when they are sliced."""
-        if is_sparse(matrix) and matrix.ndim == 2:
-            matrix = Unfolding(matrix, 0)
-        if is_sparse(matrix):
-            raise densify_error("tl.svd", matrix.shape, "tl.unfold(x, mode) makes it a matrix")
-        if not isinstance(matrix, LazyMatrix):
-            return np.linalg.svd(matrix, full_matrices=full_matrices, **kwargs)
-        return LazySVD(matrix, full_matrices=full_matrices)
+        svd = decompose_lazily(matrix, full_matrices)
+        return np.linalg.svd(matrix, full_matrices=full_matrices, **kwargs) if svd is None else svd
 
     @staticmethod
     def conj(x: Any, *args: Any, **kwargs: Any) -> Any:

@@ -25,13 +25,11 @@ from ..decomposition.parafac import Continued
 from ..engines.tall import inner_product
 from ..loop import gram_products, initial_guess
 from ..loop.cp_model import make_cp_tensor
-from ..loop.guarding import guard
 from ..loop.initial_guess import SVDS, make_initial_guess
 from ..loop.ranks import find_cp_rank, find_tucker_rank
 from ..loop.whole_tensor import WholeTensor, check_start
 from ..ops.ttmc import check_free_modes
 from ..ops.views import find_sparse
-from ..results.labelled_cp import label_result
 from ..spread import row_shards
 from ..spread.row_shards import RowShards
 from ..tensor.coo_cache import as_flycoo, is_raw_sparse
@@ -92,10 +90,10 @@ def _replace(original: Callable, row: Replacement) -> Callable:
             return ours(original, *args, **kwargs)
         return original(*args, **kwargs)
 
-    replacement = guard(call, original, label_result) if is_public else call
-    replacement._flycoo_original = original  # type: ignore[attr-defined]
+    replacement: Any = decomposition.guard_labelled(call, original) if is_public else call
+    replacement._flycoo_original = original
     # inspect.getfullargspec, which TensorLy's tests call, does not look below a wrapper.
-    replacement.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
+    replacement.__signature__ = inspect.signature(original)
     return replacement
 
 

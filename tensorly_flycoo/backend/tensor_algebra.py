@@ -17,7 +17,7 @@ from tensorly.tenalg.einsum_tenalg import EinsumTenalgBackend
 from ..base.array_modules import Array
 from ..base.checks import densify_error
 from ..loop.guarding import guard
-from ..loop.whole_tensor import WholeTensor
+from ..loop.whole_tensor import WholeTensor, check_start
 from ..ops import views
 from ..ops.contraction import contract_vectors, inner, khatri_rao_at
 from ..ops.mode_product import ModeProduct
@@ -59,7 +59,11 @@ def unfolding_dot_khatri_rao(tensor: Any, cp_tensor: Any, mode: int) -> Array:
     """Compute the MTTKRP of a sparse tensor."""
     weights, factors = cp_tensor
     if isinstance(tensor, WholeTensor):
-        return tensor.mttkrp_of_als(weights, factors, mode)
+        product = tensor.mttkrp(weights, factors, mode)
+        if not tensor.is_checked:
+            check_start(product)
+            tensor.is_checked = True
+        return product
     # A decomposition starts with tl.norm, which checks the coordinates of a raw COO as well.
     x = as_flycoo(tensor)
     factors, weights = check_operands(x, factors, weights, converts=True)

@@ -88,7 +88,7 @@ def as_array(x: Any) -> Array:
 
 
 def read_into_memory(x: Any) -> Any:
-    """Return what an array of Dask, or in a file of AnnData or HDF5, holds; others as they are."""
+    """Read an array of Dask, or in a file of AnnData or HDF5; return others as they are."""
     for method in ("to_memory", "compute"):
         if hasattr(x, method):
             return getattr(x, method)()

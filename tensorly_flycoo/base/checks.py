@@ -3,6 +3,7 @@
 A message gives the argument, what was passed and what was expected. Nothing has changed by then.
 """
 
+import importlib
 import math
 import operator
 import sys
@@ -81,6 +82,14 @@ def warn(message: str) -> None:
     while frame and str(frame.f_globals.get("__name__")).partition(".")[0] in ours:
         frame, level = frame.f_back, level + 1
     warnings.warn(message, stacklevel=level)
+
+
+def require(module: str, need: str) -> Any:
+    """Import a module that is optional; an ImportError says what needs it, and what to install."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ImportError(f"{need} ({error})") from None
 
 
 def check_shape(shape: Iterable[Any]) -> tuple[int, ...]:

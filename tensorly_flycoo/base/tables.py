@@ -35,8 +35,7 @@ def make_table(
     """Return a table whose rows begin with a heading; `head` has the headings of columns."""
 
     def make_cell(kind: str, content: object) -> str:
-        text = content if isinstance(content, Html) else _escape(content)
-        return f"<{kind}>{text}</{kind}>"
+        return f"<{kind}>{content if isinstance(content, Html) else _escape(content)}</{kind}>"
 
     lines = ["".join(make_cell("th", cell) for cell in head)] if head else []
     for first, *others in rows:

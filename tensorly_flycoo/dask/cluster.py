@@ -85,7 +85,7 @@ class RemoteObject:
         weakref.finalize(self, worker.queue.append, msg.Free(key)).atexit = False
 
     def copy_at(self, worker: WorkerHandle, key: int) -> RemoteObject:
-        """Return what stands for a copy that another worker holds."""
+        """Return the stand-in for a copy that another worker holds."""
         return RemoteObject(worker, key)
 
 
@@ -341,7 +341,7 @@ class Cluster:
 
 
 def _refer(x: Any, worker: WorkerHandle) -> Any:
-    """Return what stands for an argument in a command."""
+    """Replace the remote objects in an argument of a command by their keys."""
     if isinstance(x, RemoteObject):
         if x.worker is not worker:
             raise RuntimeError(f"an array on {x.worker.address} is used on {worker.address}")

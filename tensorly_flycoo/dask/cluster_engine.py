@@ -1,9 +1,9 @@
-"""Slabs and devices that are workers of a cluster."""
+"""Devices that are workers of a cluster, and the engine that has them compute."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn
 
@@ -14,12 +14,8 @@ from ..base.devices import Devices, Request
 from ..engines.cpu.engine import CpuEngine
 from ..format.group_passes import FindRows, GroupRows
 from ..format.layout import Layout
-from ..format.packing import Groups
 from ..format.primitives import Operation, Primitives
 from ..format.tree import Tree, add_parts, count_parts
-from ..spread.row_shards import RowShards
-from ..spread.slab_layout import Slab
-from ..spread.spread_layout import SpreadLayout
 from .cluster import Cluster, RemoteObject
 from .machine import SlabFacts
 from .messages import ENGINE, SITE
@@ -43,8 +39,7 @@ class WorkerDevices(Devices):
         return RemoteArray.empty(self.cluster, self.cluster.workers[device], shape, dtype)
 
     def run(self, device: int, function: Callable[..., Any], *args: Any) -> RemoteObject:
-        worker = self.cluster.workers[device]
-        return self.cluster.run(worker, function, *map(as_reference, args))[0]
+        return self.cluster.run(self.cluster.workers[device], function, *map(as_reference, args))[0]
 
     def launch(self, results: Iterator[Any]) -> list[Any]:
         return list(results)
@@ -126,8 +121,7 @@ class RemoteLayout:
             found = find_rows(group, make)
             options |= {"rows": found.rows, "is_known": found.is_known}
             found.is_known = True
-        num_results = int(options.get("wants_sum", False))
-        keys = cluster.call(worker, _apply, args, options, num_results)
+        keys = cluster.call(worker, _apply, args, options, int(options.get("wants_sum", False)))
         return RemoteArray(cluster, worker, keys[0], (), np.float64) if keys else None
 
     def __getattr__(self, name: str) -> NoReturn:
@@ -142,44 +136,10 @@ class RemoteLayout:
 
 
 def as_reference(x: Any) -> Any:
-    """Return what stands for an engine or a slab's layout in commands."""
+    """Name an engine or a slab's layout as commands do; return anything else as it is."""
     if isinstance(x, RemoteLayout):
         return x.held
     return ENGINE if isinstance(x, ClusterEngine) else x
-
-
-class ClusterLayout(SpreadLayout):
-    """Slabs on workers."""
-
-    devices: WorkerDevices
-
-    def _bring_inputs(self, inputs: Mapping[int, Array | RowShards], *others: Any) -> Any:
-        # Scattered and then gathered, each row of a plain factor leaves this process once.
-        sharded = {n: self.scatter(x, n) for n, x in inputs.items()}
-        return super()._bring_inputs(sharded, *others)
-
-    def get_copies(self) -> list[np.ndarray]:
-        return [np.empty(0)]  # none that is here
-
-    def _map_slab(self, slab: Slab, function: Callable[[Array], Array], scale: float) -> Slab:
-        own: Any = slab.layout
-        mapped = self.devices.run(slab.home, call_method, own, "map_values", function, scale)
-        facts = own.facts._replace(norm=own.norm * scale)
-        layout: Any = RemoteLayout(mapped, facts)
-        return slab._replace(layout=layout)
-
-    def build_elsewhere(
-        self,
-        parts: Iterable[RemoteObject],
-        name: str,
-        shape: Sequence[int],
-        dtype: np.dtype,
-        groups: Groups | str | None = "auto",
-    ) -> ClusterLayout:
-        from .loading import ClusterBuilder, load_parts  # which makes such layouts
-
-        sizes = (tuple(shape), dtype, self.num_slabs, name)
-        return load_parts(ClusterBuilder(self.devices.cluster, *sizes, groups=groups), parts)
 
 
 class ClusterEngine(CpuEngine):
@@ -201,3 +161,7 @@ def _apply(
     if rows is not None:
         options["find_rows"] = lambda *_: GroupRows(rows, is_known)
     return layout.apply(*args, **options)
+
+
+#: What computes here, for all tensors on clusters.
+ENGINE_HERE = ClusterEngine()

@@ -2,70 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
 import numpy as np
 from distributed import Client
 
 from ..base.devices import assign_homes
 from ..format.layout import Layout
-from ..format.packing import Groups, RecordFormat
 from ..io.slab_folder import Index, load_slab
-from ..spread.slab_layout import Slab
 from ..tensor.tensor import FlycooTensor
 from .actor import start_workers
-from .cluster import Cluster, RemoteObject, Workers
-from .cluster_engine import ClusterEngine, ClusterLayout, RemoteLayout, WorkerDevices
-from .machine import Site, describe_slab
-from .messages import ENGINE, SITE, Free
-from .remote_array import call_method
-
-#: What computes here, for all tensors on clusters.
-ENGINE_HERE = ClusterEngine()
-
-
-def fetch_layouts(cluster: Cluster, slabs: Sequence[RemoteObject]) -> list[RemoteLayout]:
-    """Wait until slabs are made; return their layouts."""
-    facts = cluster.fetch([cluster.run(x.worker, describe_slab, x)[0] for x in slabs])
-    return list(map(RemoteLayout, slabs, facts))
-
-
-def make_layout(
-    cluster: Cluster,
-    rows: Sequence[range],
-    record_format: RecordFormat,
-    num_slabs: int,
-    layouts: Mapping[int, RemoteLayout] | Sequence[RemoteLayout],
-) -> ClusterLayout:
-    slabs = []
-    for number, own in enumerate(rows):
-        layout: Any = layouts[number]
-        home = cluster.workers.index(layout.held.worker)
-        slabs.append(Slab(slice(own.start, own.stop), layout, home))
-    return ClusterLayout(record_format, num_slabs, slabs, ENGINE_HERE, WorkerDevices(cluster))
-
-
-def list_held(layout: ClusterLayout) -> list[RemoteLayout]:
-    """List the slabs that the workers hold, or held before they were lost."""
-    return [cast(RemoteLayout, slab.layout) for slab in layout.slabs]
-
-
-def replace_lost(
-    layout: ClusterLayout, workers: Workers
-) -> tuple[dict[int, int], dict[int, RemoteLayout]]:
-    """Choose a worker for each slab, its own or the least loaded; return also the held slabs."""
-    known = list_held(layout)
-    held = {n: own for n, own in enumerate(known) if own.held.worker in workers}
-    homes, loads = {}, [0] * len(workers)
-    for number in sorted(range(len(known)), key=lambda n: n not in held):  # those that stay first
-        worker = known[number].held.worker
-        home = workers.index(worker) if number in held else loads.index(min(loads))
-        homes[number] = home
-        loads[home] += known[number].nnz
-    return homes, held
+from .cluster import Cluster, Workers
+from .cluster_engine import ENGINE_HERE, RemoteLayout
+from .cluster_layout import (
+    ClusterLayout,
+    fetch_layouts,
+    find_format,
+    list_held,
+    make_layout,
+    replace_lost,
+)
+from .machine import Site
+from .messages import SITE, Free
 
 
 class Source(Protocol):
@@ -89,8 +50,7 @@ class SlabSource:
 
     def load(self, site: Site, number: int) -> Layout:
         if self.keep == "device":
-            nbytes = self.index.entries[number].nbytes
-            site.check_room(nbytes, f"slab {number} of {self.folder}")
+            site.check_room(self.index.entries[number].nbytes, f"slab {number} of {self.folder}")
         return load_slab(self.folder, self.index, number, site.engine, self.keep, self.verify)
 
     def place(self, client: Client, workers: Workers) -> ClusterLayout:
@@ -122,8 +82,7 @@ class Derived(NamedTuple):
     device: str | None
 
     def place(self, client: Client, workers: Workers) -> ClusterLayout:
-        layout = self.source.place(client, workers)
-        x = ClusterTensor.of(self.source, client, self.device, layout)
+        x = ClusterTensor.of(self.source, client, self.device, self.source.place(client, workers))
         return cast(ClusterLayout, self.function(x)._layout)
 
     def restore(self, client: Client, workers: Workers, layout: ClusterLayout) -> ClusterLayout:
@@ -132,14 +91,6 @@ class Derived(NamedTuple):
         # Actors of its own: the others may be those of the tensor that it was made of.
         addresses = [worker.address for worker in workers]
         return self.place(client, start_workers(client, addresses, self.device))
-
-
-def find_format(
-    cluster: Cluster, shape: Sequence[int], dtype: np.dtype, groups: Groups
-) -> RecordFormat:
-    """Have a worker choose the format of a whole tensor; all have the same kind of device."""
-    args = (call_method, ENGINE, "choose_cut", tuple(shape), dtype, groups)
-    return cluster.fetch(cluster.run(cluster.workers[0], *args))[0].record_format
 
 
 class ClusterTensor(FlycooTensor):

@@ -285,7 +285,7 @@ class Machine:
         return [self._resolve(item) for item in x] if isinstance(x, list) else x
 
     def _get(self, key: int) -> Any:
-        """Return what is held; wait for an array that another worker sends."""
+        """Look up a held object; wait for an array that another worker sends."""
         value = self._store.get(key, _LOST)
         if isinstance(value, _Awaited):
             if value.epoch < self._running:

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from ..engines import tall
-from ..loop import hals
 from ..spread import row_shards
 from .cluster import Cluster, Kind, RemoteObject, WorkerHandle
 from .messages import SITE
@@ -217,7 +216,7 @@ _KINDS: dict[Callable, Callable[..., Kind | list[Kind]]] = {
         ((a.shape[0], min(a.shape)), a.dtype),
         ((min(a.shape), a.shape[1]), a.dtype),
     ],
-    hals.sweep_block: lambda targets, gram, rows, *_: ((2,), np.dtype(np.float64)),
+    row_shards.sweep_block: lambda targets, gram, rows, *_: ((2,), np.dtype(np.float64)),
 }
 
 

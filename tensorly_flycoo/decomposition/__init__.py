@@ -6,6 +6,9 @@ a ``callback=``, such as a `Progress`, where TensorLy's functions have none, too
 give models times c and the same errors, but for what `scaling` and docs/accuracy.md except.
 """
 
+import functools
+from typing import Any
+
 from ..loop.guarding import guard
 from ..loop.scaling import near_one
 from ..results.labelled_cp import label_result
@@ -29,10 +32,13 @@ UNGUARDED = {function.__name__: near_one(function) for function in (
     randomised_parafac, tensor_ring, tensor_train, tensor_train_matrix, tucker,
 )}  # fmt: skip
 
+#: What surrounds a decomposition that users call.
+guard_labelled: Any = functools.partial(guard, label=label_result)
+
 __all__ = sorted(UNGUARDED | {"coupled_parafac": coupled_parafac})
 
 for _name, _function in UNGUARDED.items():
-    globals()[_name] = guard(_function, label=label_result)
+    globals()[_name] = guard_labelled(_function)
     globals()[_name].__module__ = __name__  # where pickle looks for it
 
 

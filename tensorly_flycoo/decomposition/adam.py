@@ -169,8 +169,7 @@ def compute_gradients(
     slopes = slopes.astype(factors[0].dtype, copy=False)
     starts, gradients = xp.arange(model.size + 1), {}
     for n in modes:
-        shape = (factors[n].shape[0], model.size)
-        matrix = make_csc(slopes, samples.coords[n], starts, shape)
+        matrix = make_csc(slopes, samples.coords[n], starts, (factors[n].shape[0], model.size))
         gradients[n] = multiply(matrix, before[n] * after[n])
     return gradients
 

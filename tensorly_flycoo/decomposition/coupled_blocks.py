@@ -102,16 +102,14 @@ def read_blocks(items: Iterable[Any], block_weights: Iterable[float] | None) -> 
         norm = float(x._layout.norm) if is_sparse else compute_norm(x.reshape(-1), engine)
         if norm == 0:
             raise ValueError(f"blocks[{n}] has no nonzeros, expected at least one: leave it out")
-        count = x.nnz if is_sparse else x.size
-        block.power = 2.0 ** find_exponent(norm, count, dtype)
+        block.power = 2.0 ** find_exponent(norm, x.nnz if is_sparse else x.size, dtype)
         if block.power != 1:
             x = x * dtype.type(1 / block.power)
         block.square = (norm / block.power) ** 2
         block.data = WholeTensor(x) if is_sparse else x
         block.weight, block.modes = weight, [numbers[name] for name in block.names]
         if block.labels is not None:
-            own = {name: known[name] for name in block.names}
-            block.labels = Labels(own, ordered=ordered)
+            block.labels = Labels({name: known[name] for name in block.names}, ordered=ordered)
     if any(block.power != 1 for block in blocks):
         # What the weights of the data themselves are in proportion to.
         pairs = [(block, math.log2(block.weight) + 2 * math.log2(block.power)) for block in blocks]

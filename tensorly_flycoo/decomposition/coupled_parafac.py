@@ -17,12 +17,12 @@ from ..engines.tall import column_norms, find_signs, solve, sum_columns
 from ..loop.cp_loop import Callback, Run
 from ..loop.cp_model import multiply_all, multiply_grams
 from ..loop.guarding import check_options, describe_as
+from ..loop.hals import improve
 from ..results.coupled_cp import CoupledCP
 from ..results.labelled_cp import LabelledCP
 from ..tensor.memory import attempt, check_room
 from ..tensor.mirroring import mirror
 from .coupled_blocks import Blocks, read_blocks
-from .non_negative_parafac_hals import improve
 from .parafac import parafac
 
 

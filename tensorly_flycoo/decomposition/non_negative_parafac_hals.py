@@ -6,22 +6,17 @@ from typing import Any
 
 import numpy as np
 
-from ..base.array_modules import Array, array_module
+from ..base.array_modules import Array
 from ..base.checks import check_choice, check_real, warn
 from ..engines.tall import solve
 from ..loop.cp_loop import Callback, start
 from ..loop.guarding import describe_as
-from ..loop.hals import solve_nonnegative
+from ..loop.hals import improve
 from ..loop.momentum import NESTEROV, MomentumRun
 from ..loop.ranks import find_cp_rank
 from ..loop.whole_tensor import WholeTensor
-from ..spread.row_shards import RowShards
 from ..tensor.coo_cache import SparseData, as_flycoo
 from .non_negative_parafac import non_negative_parafac
-
-#: Sweeps over the columns of a factor, and the tolerance that ends them: TensorLy's numbers.
-_SWEEPS = (5, 1e-8)
-_EXACT_SWEEPS = (50_000, 1e-16)
 
 
 @describe_as(non_negative_parafac)
@@ -122,8 +117,7 @@ class _Hals(MomentumRun):
 
     def update(self, iteration: int) -> Array:
         product, last = super().update(iteration), len(self.factors) - 1
-        is_last = last in self.modes
-        return product if is_last else self.data.mttkrp(self.weights, self.factors, last)
+        return product if last in self.modes else self.data.mttkrp(self.weights, self.factors, last)
 
     def project(self, mode: int, factor: Array) -> Array:
         return np.maximum(factor, 0) if mode in self.constrained else factor
@@ -153,18 +147,3 @@ def spread_penalties(
     if not is_one and any(penalties[n] is not None for n in range(ndim) if n not in constrained):
         warn("sparsity_coefficients are ignored in unconstrained modes")
     return penalties
-
-
-def improve(
-    targets: Array, gram: Array, factor: Array, sparsity: float | None = None, exact: bool = False
-) -> Array:
-    """Return the factor after some sweeps of HALS."""
-    xp = array_module(gram)
-    # Copies: the caller may hold the initial guess.
-    if isinstance(targets, RowShards):
-        rows = targets.map_blocks(lambda _, part: np.copy(part, order="C"), factor)
-    else:
-        rows, targets = xp.array(factor, order="C"), xp.ascontiguousarray(targets)
-    sweeps = _EXACT_SWEEPS if exact else _SWEEPS
-    solve_nonnegative(targets, xp.ascontiguousarray(gram), rows, *sweeps, sparsity=sparsity)
-    return rows

@@ -22,11 +22,12 @@ from ..engines.tall import multiply, transposed_product
 from ..io.checkpoint import Resumed
 from ..loop.cp_loop import Callback, list_free_modes, restore
 from ..loop.guarding import describe_as, require_flycoo_backend
+from ..loop.hals import improve
 from ..loop.ranks import find_tucker_rank
 from ..ops.ttmc import multiply_nonempty_rows
 from ..tensor.coo_cache import SparseData, as_flycoo
 from ..tensor.tensor import FlycooTensor
-from .non_negative_parafac_hals import improve, non_negative_parafac_hals, spread_penalties
+from .non_negative_parafac_hals import non_negative_parafac_hals, spread_penalties
 from .tucker import TuckerRun, tucker
 
 #: TensorLy's least numerator and denominator.
@@ -213,8 +214,7 @@ class _MultiplicativeRun(TuckerRun):
 
     def _contract(self, rows: Array, numbers: Array | slice) -> Array:
         """Return the tensor times all factors, from the TTMc of the last mode."""
-        product = transposed_product(self.factors[-1][numbers], rows)
-        return product.T.reshape(self.weights.shape)
+        return transposed_product(self.factors[-1][numbers], rows).T.reshape(self.weights.shape)
 
     def measure(self, result: Array) -> float:
         core, square = self.weights.astype(np.float64), np.float64(float(self.tensor.norm())) ** 2

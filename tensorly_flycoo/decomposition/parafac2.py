@@ -17,12 +17,13 @@ from ..io.checkpoint import Resumed
 from ..loop.cp_loop import Callback, Model, Run, restore
 from ..loop.cp_model import multiply_grams, normalize
 from ..loop.guarding import describe_as
+from ..loop.hals import improve
 from ..loop.initial_guess import check_svd, draw_factors, take_guess, take_left_vectors
 from ..ops.contraction import multiply_matricized
 from ..ops.ragged import RaggedTensor
 from ..svd.eigen import MAX_DIRECT_SIZE, find_singular_pairs, multiply_by_gram
 from ..svd.unfolding import LazyMatrix, Unfolding
-from .non_negative_parafac_hals import find_constrained, improve, spread_penalties
+from .non_negative_parafac_hals import find_constrained, spread_penalties
 from .parafac import LineSearch, parafac
 
 #: Slices with more rows are multiplied one by one, by kernels for tall matrices.

@@ -126,8 +126,7 @@ class _SampledLeastSquares(Run):
             others = {n: factor for n, factor in enumerate(self.factors) if n != mode}
             coords, weights = _draw_rows(others, self.n_samples, self.random, self.sampling)
             products = math.prod(others[n][rows] for n, rows in coords.items())
-            fibres = self.sampler.fibres(mode, coords)
-            self.factors[mode] = fit_fibres(products, fibres, weights)
+            self.factors[mode] = fit_fibres(products, self.sampler.fibres(mode, coords), weights)
 
     def measure(self, result: None) -> float | None:
         is_asked = self.callback is not None or self.return_errors
@@ -137,9 +136,8 @@ class _SampledLeastSquares(Run):
         errors = self.errors
         if not (self.tol or self.max_stagnation) or len(errors) < 3:
             return False
-        num_stale = len(errors) - 1 - int(np.argmin(errors))
         has_settled = self.tol > 0 and abs(errors[-2] - errors[-1]) < self.tol
-        return has_settled or num_stale > self.max_stagnation
+        return has_settled or len(errors) - 1 - int(np.argmin(errors)) > self.max_stagnation
 
     def save_state(self) -> dict[str, Any]:
         return self.kept | pack_random(self.random)

@@ -86,8 +86,7 @@ def tensor_train(
     check_svd(svd, "tl.decomposition.tensor_train", input_tensor.shape)
     rank = find_ranks(input_tensor, rank)
     x = make_tensor(input_tensor)
-    ranks = [int(r) for r in validate_tt_rank(x.shape, rank=rank)]
-    cores = decompose_ring(x, ranks)
+    cores = decompose_ring(x, [int(r) for r in validate_tt_rank(x.shape, rank=rank)])
     if verbose:
         print_shapes("TT", cores)
     return TTTensor(cores)
@@ -277,5 +276,4 @@ def _split_mode(
         (size * block.shape[1], max(num_columns, rank)), device=x.device,
     )  # fmt: skip
     left, _ = Unfolding(matrix, 0, is_exact=True).svd(rank)
-    remainder = multiply_matricized(matrix, 1, [0], left)[:num_columns]
-    return left, coords[1:, is_new], remainder
+    return left, coords[1:, is_new], multiply_matricized(matrix, 1, [0], left)[:num_columns]

@@ -5,14 +5,16 @@ import importlib.util
 import logging
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..base.array_modules import Array, is_cupy
 from ..base.checks import DEVICES, check_choice, check_count
+from ..base.devices import Devices
 
 if TYPE_CHECKING:
-    from ..base.devices import Devices
     from .protocol import Engine
+else:
+    Engine = Any  # the protocol is loaded with the first engine
 
 #: The environment variable that names the device until `set_device` is called.
 DEVICE_VARIABLE = "TENSORLY_FLYCOO_DEVICE"
@@ -109,7 +111,7 @@ def set_device(device: str, *, gpus: int | str | None = None) -> DeviceChoice:
     return DeviceChoice(device, None if devices is None else devices.count, restore)
 
 
-def _choose_gpus(engine: "Engine", gpus: int | str) -> "Devices":
+def _choose_gpus(engine: Engine, gpus: int | str) -> Devices:
     """Return the GPUs that `set_device` names."""
     if engine.name != "cuda":
         raise ValueError(f"gpus is {gpus!r}, but the device is the CPU: give device 'cuda'")
@@ -122,7 +124,7 @@ def _choose_gpus(engine: "Engine", gpus: int | str) -> "Devices":
     return CudaDevices(count)
 
 
-def select_engine(device: str | None = None, *, is_on_gpu: bool = False) -> "Engine":
+def select_engine(device: str | None = None, *, is_on_gpu: bool = False) -> Engine:
     """Return the engine of `device`, by default of the chosen device; see `set_device`.
 
     With "auto", data that are on a GPU (`is_on_gpu`) stay there.
@@ -148,7 +150,7 @@ def select_engine(device: str | None = None, *, is_on_gpu: bool = False) -> "Eng
     return CPU
 
 
-def engine_of(array: Array) -> "Engine":
+def engine_of(array: Array) -> Engine:
     """Return the engine of the device that holds a NumPy or CuPy array."""
     if is_cupy(array):
         from .cuda.engine import CUDA

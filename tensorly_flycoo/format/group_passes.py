@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from ..base.array_modules import Array
-
-if TYPE_CHECKING:
-    from .layout import Layout
 
 
 @dataclass
@@ -28,53 +25,13 @@ class GroupRows:
     complete: Callable[[Array], object] | None = None
 
 
-#: `LastPass.find` with its first arguments: takes a group, what makes T, and perhaps `piece`.
+#: `find` of an `ops.mttkrp.LastPass` with its first arguments: takes a group, what makes T, and
+#: perhaps `piece`.
 FindRows: TypeAlias = Callable[..., GroupRows]
 
 
-class LastPass:
-    """The last pass in one decomposition: T of each piece, and the factors it was computed from.
-
-    It serves the later modes of the same group if the factors outside of the group are the very
-    same arrays; in the sweep that made it they must not be changed in place.
-    """
-
-    def __init__(self) -> None:
-        # For each piece T, the factors outside of the group, and the mode which used it last.
-        self._pieces: dict[int, tuple[GroupRows, list[Any], int]] = {}
-
-    def find(
-        self,
-        factors: Sequence[Any],
-        mode: int,
-        group: Sequence[int],
-        make: Callable[[], Array],
-        piece: int = 0,
-    ) -> GroupRows:
-        """Return T of a piece for `mode`; if the last one does not serve, free it, `make` one."""
-        others = [*factors[: group[0]], *factors[group[-1] + 1 :]]
-        found, known_others, last_mode = self._pieces.pop(piece, (None, [], -1))
-        if (
-            found is None
-            or not found.is_known
-            or not group[0] <= last_mode < mode
-            or any(map(operator.is_not, others, known_others))
-        ):
-            del found
-            found = GroupRows(make(), complete=self.find_completion(factors, mode))
-        if mode < group[-1]:
-            self._pieces[piece] = found, others, mode
-        return found
-
-    def find_completion(
-        self, factors: Sequence[Any], mode: int
-    ) -> Callable[[Array], object] | None:
-        """Return what adds to T of `mode` all that its pass does not know; here nothing."""
-        return None
-
-
 def apply_to_groups(
-    layout: Layout,
+    layout: Any,
     operation: Callable[..., Array | None],
     engine: Any,
     inputs: Mapping[int, Array],
@@ -85,46 +42,48 @@ def apply_to_groups(
 ) -> Array | None:
     """Compute T of the group of `mode`, unless the last pass serves; contract it to `out`.
 
-    `operation`, such as an MTTKRP, is a method of the engine: see `Layout.apply`.
+    `operation`, such as an MTTKRP, is a method of the engine: see `Layout.apply`. A mode without a
+    group takes T as it is.
     """
     record_format, total = layout.record_format, None
     number, _ = record_format.places[mode]
     group = record_format.groups[number]
-    if len(group) == 1:
-        return operation(layout, _merge(layout, engine, inputs), number, out, **options)
-    weights = options.pop("weights", None)
-    shape = (layout.merged.shape[number], out.shape[1])
-    make_rows = functools.partial(engine.xp.empty, shape, out.dtype)
-    found = GroupRows(make_rows()) if find_rows is None else find_rows(group, make_rows)
+    found, weights = GroupRows(out), None
+    if len(group) > 1:
+        weights = options.pop("weights", None)
+        shape = (layout.merged.shape[number], out.shape[1])
+        make_rows = functools.partial(engine.xp.empty, shape, out.dtype)
+        found = GroupRows(make_rows()) if find_rows is None else find_rows(group, make_rows)
     if not found.is_known:
-        merged = _merge(layout, engine, inputs)
+        merged = {}
+        for n, modes in enumerate(record_format.groups):
+            if inputs.keys() >= set(modes):
+                is_one = len(modes) == 1
+                merged[n] = inputs[modes[0]] if is_one else _merge(layout, engine, inputs, n)
         total = operation(layout, merged, number, found.rows, **options)
         if found.complete is not None:
             found.complete(found.rows)
         found.is_known, found.complete = True, None
+    if len(group) == 1:
+        return total
+    own: dict[int, Any] = dict(zip(group, map(inputs.get, group), strict=True))
+    own[mode] = None  # an operation may read the factor of the mode too
     if number > 0 or layout.prefixes is None:
-        given = [None if n == mode else inputs[n] for n in group]
-        engine.contract_rows(found.rows, given, record_format.bits_below[number], out, weights)
+        bits_below = record_format.bits_below[number]
+        engine.contract_rows(found.rows, list(own.values()), bits_below, out, weights)
     else:
-        own = {n: inputs[n] for n in group if n != mode}
         own[len(group)] = found.rows
+        del own[mode]
         engine.mttkrp(layout.prefixes, own, mode, out, weights)
     return total
 
 
-def _merge(layout: Layout, engine: Any, factors: Mapping[int, Array]) -> dict[int, Array]:
-    """Return the factor of each group all of whose modes have one: for several a product."""
-    record_format, merged = layout.record_format, {}
-    for number, group in enumerate(record_format.groups):
-        if not factors.keys() >= set(group):
-            continue
-        own = [factors[mode] for mode in group]
-        if len(own) == 1:
-            merged[number] = own[0]
-        elif number > 0 or layout.prefixes is None:
-            merged[number] = engine.combine_rows(own, record_format.bits_below[number])
-        else:
-            rows = engine.xp.empty((record_format.num_prefixes, own[0].shape[1]), own[0].dtype)
-            engine.mttkrp(layout.prefixes, dict(enumerate(own)), len(own), rows)
-            merged[number] = rows
-    return merged
+def _merge(layout: Any, engine: Any, factors: Mapping[int, Array], number: int) -> Array:
+    """Return the factor of a group of several modes: the product of theirs."""
+    record_format = layout.record_format
+    own = operator.itemgetter(*record_format.groups[number])(factors)
+    if number > 0 or layout.prefixes is None:
+        return engine.combine_rows(own, record_format.bits_below[number])
+    rows = engine.xp.empty((record_format.num_prefixes, own[0].shape[1]), own[0].dtype)
+    engine.mttkrp(layout.prefixes, dict(enumerate(own)), len(own), rows)
+    return rows

@@ -4,9 +4,10 @@ A group's factor is the Khatri-Rao product of its modes' factors. Modes of few c
 pass over the nonzeros in place of one each, and read one row in place of one each.
 """
 
+import operator
 from collections.abc import Sequence
 from itertools import combinations, pairwise
-from numbers import Integral
+from typing import Any
 
 from .packing import Groups, field_width
 
@@ -92,17 +93,14 @@ def find_groups(
     return found, count
 
 
-def check_groups(groups: object, shape: Sequence[int]) -> Groups:
+def check_groups(groups: Any, shape: Sequence[int]) -> Groups:
     """Return a division of the modes, as tuples; refuse anything else."""
     what = f"groups is {groups!r}, expected all modes from 0 to {len(shape) - 1} in order, such as"
     example = [tuple(range(len(shape) - 1)), (len(shape) - 1,)] if len(shape) > 1 else [(0,)]
-    if (
-        not isinstance(groups, Sequence)
-        or not all(isinstance(group, Sequence) for group in groups)
-        or not all(isinstance(mode, Integral) for group in groups for mode in group)
-    ):
-        raise TypeError(f"{what} {example}")
-    found = tuple(tuple(map(int, group)) for group in groups)
+    try:
+        found = tuple(tuple(map(operator.index, group)) for group in groups)
+    except TypeError:
+        raise TypeError(f"{what} {example}") from None
     if [mode for group in found for mode in group] != list(range(len(shape))) or () in found:
         raise ValueError(f"{what} {example}")
     return found

@@ -38,8 +38,7 @@ class IndexedLayout(Layout):
 
     @classmethod
     def count_build_nbytes(cls, nnz: int, cut: Cut, primitives: Primitives) -> int:
-        positions = nnz * index_dtype(nnz).itemsize
-        return positions + count_sort_nbytes(nnz, cut, primitives)
+        return nnz * index_dtype(nnz).itemsize + count_sort_nbytes(nnz, cut, primitives)
 
     @classmethod
     def list_ids(

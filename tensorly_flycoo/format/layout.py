@@ -257,7 +257,7 @@ class Layout(ABC):
 
     @contextlib.contextmanager
     def hold_last_order(self, primitives: Primitives) -> Iterator[tuple[Array, Array | None]]:
-        """Yield what `hold_first_order` does for the order of the tensor's last mode."""
+        """Yield the records as `hold_first_order` does, for the order of the tensor's last mode."""
         last, is_grouped = self.merged.ndim - 1, self.merged is not self.record_format
         with self.hold_records(0 if is_grouped else last) as records:
             if is_grouped:

@@ -189,6 +189,5 @@ def sum_duplicates(
     xp = primitives.xp
     starts = xp.flatnonzero(xp.concatenate([xp.ones(1, bool), ~is_equal]))
     merged = records[starts]
-    sums = primitives.sum_groups(record_format.values(records), starts)
-    record_format.values(merged)[...] = sums
+    record_format.values(merged)[...] = primitives.sum_groups(record_format.values(records), starts)
     return merged

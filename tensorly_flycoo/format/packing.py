@@ -136,8 +136,7 @@ class RecordFormat:
         """The format of the same records, with the prefixes taken for one more mode."""
         if self.prefix_field is None:
             return self
-        fields = [*self.fields, self.prefix_field]
-        return self._ungroup([*self.shape, self.num_prefixes], fields)
+        return self._ungroup([*self.shape, self.num_prefixes], [*self.fields, self.prefix_field])
 
     def _ungroup(self, shape: list[int], fields: list[tuple[int, int, int]]) -> "RecordFormat":
         """Return the format of the same records for modes without groups that have these fields."""

@@ -374,8 +374,7 @@ class Primitives(ABC):
         """
         sums = squares.sum(axis=0)
         sums[excluded] = 0
-        smallest = np.partition(sums, -count)[-count]
-        (rows,) = np.nonzero((sums >= smallest) & (sums > 0))
+        (rows,) = np.nonzero((sums >= np.partition(sums, -count)[-count]) & (sums > 0))
         rows = rows[np.argsort(-sums[rows], kind="stable")[:count]]
         return rows, sums[rows]
 

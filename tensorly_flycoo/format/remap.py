@@ -115,8 +115,7 @@ class RemapLayout(Layout):
 
     @classmethod
     def count_build_nbytes(cls, nnz: int, cut: Cut, primitives: Primitives) -> int:
-        sizes = cut.record_format.shape
-        sorting = max(primitives.sort_nbytes(nnz, size) for size in sizes)
+        sorting = max(primitives.sort_nbytes(nnz, size) for size in cut.record_format.shape)
         splitting = primitives.split_nbytes(nnz, cut.bucket_size)
         return primitives.count_plain_nbytes(nnz) + max(sorting, splitting)
 

@@ -42,11 +42,7 @@ def count_waiting(num_parts: int) -> int:
 
 @functools.cache
 def renumber(tree: Tree, numbers: tuple[int, ...]) -> Tree:
-    """Return the tree of the places of its numbers.
-
-    >>> renumber(((0, 3), 5), (0, 3, 5))
-    ((0, 1), 2)
-    """
+    """Return the tree of the places of its numbers."""
     if isinstance(tree, int):
         return numbers.index(tree)
     left, right = tree
@@ -59,12 +55,7 @@ def count_parts(tree: Tree) -> int:
 
 
 def add_parts(rows: Array, tree: Tree) -> Array:
-    """Add the parts of a matrix, each with equally many rows, along a tree of their numbers.
-
-    >>> import numpy as np
-    >>> add_parts(np.array([1, 2, 10, 20, 100, 200]), ((0, 1), 2))
-    array([111, 222])
-    """
+    """Add the parts of a matrix, each with equally many rows, along a tree of their numbers."""
     length = rows.shape[0] // count_parts(tree)
 
     def add(own: Tree) -> Array:
@@ -78,11 +69,7 @@ def add_parts(rows: Array, tree: Tree) -> Array:
 
 @functools.cache
 def express(tree: Tree, part: str) -> str:
-    """Return the sum along a tree as an expression in C.
-
-    >>> express(((0, 1), 2), "PART")
-    '((PART(0)+PART(1))+PART(2))'
-    """
+    """Return the sum along a tree as an expression in C: ``((PART(0)+PART(1))+PART(2))``."""
     if isinstance(tree, int):
         return f"{part}({tree})"
     left, right = tree

@@ -163,8 +163,7 @@ class ArrayReader:
             raise ValueError("the name of an array is not printable")
         if "header" not in self.names() and "format" in self.names():
             # A checkpoint of version 1 or 2, whose facts are arrays.
-            number = int(self.read("format"))
-            self.header: Header = {"format": CHECKPOINT.format, "version": number}
+            self.header: Header = {"format": CHECKPOINT.format, "version": int(self.read("format"))}
         else:
             self.header = json.loads(str(self.read("header")))
 
@@ -173,8 +172,7 @@ class ArrayReader:
 
     def list_members(self) -> list[tuple[str, int, int, int]]:
         """List the name, size, checksum and offset of each array's file."""
-        members = self._archive.infolist()
-        return [(m.filename, m.file_size, m.CRC, m.header_offset) for m in members]
+        return [(m.filename, m.file_size, m.CRC, m.header_offset) for m in self._archive.infolist()]
 
     def read(
         self,
@@ -237,7 +235,7 @@ class ArrayReader:
 
 
 def name_modes(labels: Labels) -> Header:
-    """Return what a header says of labels; refuse names that are not text."""
+    """Describe labels for a header; refuse names that are not text."""
     for name in labels:
         if not isinstance(name, str):
             raise TypeError(

@@ -23,6 +23,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..base.checks import require
+
 _EXPECTED = "expected numbers, text or dates: convert the others, for instance to text"
 
 #: A number without signs and zeros that say nothing, but for a last ".0"; and what ends a time.
@@ -40,12 +42,9 @@ class ColumnLabels(NamedTuple):
 
 def require_pyarrow() -> Any:
     """Import pyarrow, or say what to install."""
-    try:
-        import pyarrow.compute
-    except ImportError as error:
-        need = 'tables need pyarrow: pip install "tensorly-flycoo[tables]"'
-        raise ImportError(f"{need} ({error})") from None
-    return pyarrow
+    need = 'tables need pyarrow: pip install "tensorly-flycoo[tables]"'
+    require("pyarrow.compute", need)
+    return require("pyarrow", need)
 
 
 def convert_column(column: Any, name: str) -> Any:

@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import importlib
 import os
 import shutil
 import sys
@@ -11,6 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import IO, TypeAlias
+
+from ..base.checks import require
 
 FilePath: TypeAlias = str | os.PathLike[str]
 
@@ -30,7 +31,7 @@ _TRIED_NBYTES = 2**16
 
 @contextlib.contextmanager
 def open_text(path: FilePath) -> Iterator[tuple[Read, Callable[[], int]]]:
-    """Yield what reads a file, decompressed, and what tells how many bytes on disk are read."""
+    """Yield a function that reads a file, decompressed, and one that counts bytes read on disk."""
     path = Path(path)
     with open(path, "rb") as raw:
         if path.suffix not in _COMPRESSED:
@@ -83,7 +84,7 @@ def replace_file(path: FilePath) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def _take_place(path: Path) -> Iterator[Path]:
-    """Yield what to write in place of `path`, which errors name instead, also of a full disk."""
+    """Yield a path to write in place of `path`, which errors name instead, also of a full disk."""
     part = path.with_name(f".{path.name}.{os.urandom(8).hex()}.part")
     try:
         yield part
@@ -149,8 +150,5 @@ def replace_text(path: FilePath) -> Iterator[IO[bytes]]:
 
 def _import_compression(suffix: str) -> ModuleType:
     zstd = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
-    try:
-        return importlib.import_module("gzip" if suffix == ".gz" else zstd)
-    except ImportError as error:
-        hint = 'reading and writing .zst needs pip install "tensorly-flycoo[zstd]"'
-        raise ImportError(f"{hint} ({error})") from None
+    need = 'reading and writing .zst needs pip install "tensorly-flycoo[zstd]"'
+    return require("gzip" if suffix == ".gz" else zstd, need)

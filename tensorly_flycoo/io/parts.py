@@ -4,7 +4,7 @@ import contextlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -19,22 +19,18 @@ from ..base.checks import (
     check_shape,
     check_values,
 )
-from ..tensor.coo_cache import as_flycoo, is_sparse
+from ..tensor.coo_cache import SparseData, as_flycoo, is_sparse
 from ..tensor.labelled import refuse_labels
 from ..tensor.pieces import list_pieces
-from ..tensor.tensor import FlycooTensor
 from .dataframe import check_columns, read_indices, read_values
 from .entries import require_pyarrow
 from .files import FilePath
-
-if TYPE_CHECKING:
-    from sparse import SparseArray
 
 #: Nonzeros handed on at a time.
 BLOCK_NNZ = 2**20
 
 #: A tensor, a file, or several files and pairs of the coords (ndim, n) and values (n,) of nonzeros.
-Parts: TypeAlias = "FlycooTensor | SparseArray | FilePath | Iterable[FilePath | tuple]"
+Parts: TypeAlias = "SparseData | FilePath | Iterable[FilePath | tuple]"
 
 
 @contextlib.contextmanager

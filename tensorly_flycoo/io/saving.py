@@ -4,14 +4,13 @@ import errno
 import itertools
 import math
 import os
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import DTypeLike
 
 from ..base.array_modules import Array, move
 from ..base.checks import LAYOUTS, check_choice, check_shape
-from ..engines import select_engine
+from ..engines import Engine, select_engine
 from ..format.groups import check_groups, check_products
 from ..format.layout import Layout
 from ..format.layouts import LAYOUT_CLASSES
@@ -25,9 +24,6 @@ from ..tensor.tensor import FlycooTensor
 from . import array_file
 from .array_file import TENSOR, ArrayReader, Header, open_arrays, save_arrays
 from .files import FilePath
-
-if TYPE_CHECKING:
-    from ..engines.protocol import Engine
 
 #: Nonzeros checked at a time.
 _CHECK_BLOCK = 2**15
@@ -163,7 +159,7 @@ def load(path: FilePath, *, device: str | None = None) -> FlycooTensor | Labelle
         return LabelledTensor(x, array_file.read_labels(reader))
 
 
-def read_layout(reader: ArrayReader, cut: Cut, engine: "Engine") -> Layout:
+def read_layout(reader: ArrayReader, cut: Cut, engine: Engine) -> Layout:
     """Read and check a layout that fits the engine."""
     kinds = ("header", "labels_", "text_")
     arrays = {name: reader.read(name) for name in reader.names() if not name.startswith(kinds)}
@@ -172,7 +168,7 @@ def read_layout(reader: ArrayReader, cut: Cut, engine: "Engine") -> Layout:
     return make_layout(reader.header, arrays, cut, engine)
 
 
-def make_layout(header: Header, arrays: dict[str, Array], cut: Cut, engine: "Engine") -> Layout:
+def make_layout(header: Header, arrays: dict[str, Array], cut: Cut, engine: Engine) -> Layout:
     """Make a layout from its saved header and checked arrays."""
     cls = LAYOUT_CLASSES[header["layout"]]
     layout = cls.from_arrays(arrays, cut, header["norm"], header["mode"], engine)
@@ -180,7 +176,7 @@ def make_layout(header: Header, arrays: dict[str, Array], cut: Cut, engine: "Eng
     return layout
 
 
-def find_cut(reader: ArrayReader, record_format: RecordFormat, engine: "Engine") -> Cut | None:
+def find_cut(reader: ArrayReader, record_format: RecordFormat, engine: Engine) -> Cut | None:
     """Return a plan's cut if its records, tiles and buckets are as the engine's would be."""
     header, sizes = reader.header, (record_format.shape, record_format.dtype, record_format.groups)
     cut = engine.choose_cut(*sizes, record_format.num_prefixes)
@@ -268,8 +264,7 @@ def check_shapes(layout: str, arrays: dict[str, np.ndarray], cut: Cut) -> None:
     for name in names:
         _take(arrays, name, record_format.word_dtype, (nnz, record_format.num_words))
     for mode, size in enumerate(record_format.merged.shape):
-        num_tiles = -(-nnz // cut.tile_size)
-        _take(arrays, f"carry_rows_{mode}", np.dtype(np.int64), (num_tiles,))
+        _take(arrays, f"carry_rows_{mode}", np.dtype(np.int64), (-(-nnz // cut.tile_size),))
         empty_rows = _take(arrays, f"empty_rows_{mode}", index_dtype(size))
         _require(size - nnz <= empty_rows.size <= size, f"empty_rows_{mode}")
         for ids in cls.list_ids(mode, nnz, cut, write_order_dtype):

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -15,7 +15,7 @@ from ..base.array_modules import move
 from ..base.checks import check_choice, check_count, check_dtype, check_index_base, check_shape
 from ..base.devices import OneDevice, assign_homes
 from ..base.reporting import report
-from ..engines import select_engine
+from ..engines import Engine, select_engine
 from ..format.groups import check_groups, check_products, find_groups, find_longest_mode, list_rest
 from ..format.layout import Layout
 from ..format.layouts import LAYOUT_CLASSES
@@ -31,9 +31,6 @@ from . import saving
 from .array_file import SLABS, TENSOR, check_header, open_arrays, refuse_damage
 from .files import FilePath, make_folder, replace_file
 from .parts import BLOCK_NNZ, Parts, Reading
-
-if TYPE_CHECKING:
-    from ..engines.protocol import Engine
 
 #: Nonzeros of a slab, by default: building one takes about 5 GB.
 _SLAB_NNZ = 2**25
@@ -100,8 +97,7 @@ class Index:
                 raise ValueError("the rows of slabs do not follow each other")
             if not all(type(number) is int for entry in entries for number in entry[:3]):
                 raise ValueError("rows and sizes are not integers")
-            if index.dtype not in ("float32", "float64"):
-                raise ValueError(f"dtype is {index.dtype!r}")
+            check_choice(index.dtype, "dtype", ("float32", "float64"))
             if type(index.num_slabs) is not int or not len(entries) <= index.num_slabs:
                 raise ValueError(f"num_slabs is {index.num_slabs!r}, for {len(entries)} files")
         return index
@@ -126,7 +122,7 @@ class DiskBuilder(SlabBuilder):
         parts: Parts,
         layout: str,
         num_slabs: int | None,
-        engine: "Engine",
+        engine: Engine,
     ) -> None:
         self._folder, self._nnz, self._engine = folder, 0, engine
         shape, dtypes = reading.shape or (), set[np.dtype]()
@@ -311,9 +307,8 @@ slabs=2>
         slab_rows, entries = builder.sort(), list[Entry]()
         for number, (rows, home) in enumerate(slab_rows):
             report(f"building slab {number + 1} of {len(slab_rows)}")
-            built = builder.build(rows, home)
             file = folder / _name_slab(number)
-            saving.write_layout(file, built, alignment=_ALIGNMENT)
+            saving.write_layout(file, builder.build(rows, home), alignment=_ALIGNMENT)
             with open_arrays(file, TENSOR) as reader:
                 members = digest(reader.list_members())
             entries.append(Entry(rows.start, rows.stop, file.stat().st_size, members))
@@ -412,7 +407,7 @@ def open_slabs(
 
 
 def load_slab(
-    folder: Path, index: Index, number: int, engine: "Engine", keep: str, verify: bool
+    folder: Path, index: Index, number: int, engine: Engine, keep: str, verify: bool
 ) -> Layout:
     """Read a slab's file, or map it, and compare it with the index; `verify` reads all of a map."""
     path, entry = folder / _name_slab(number), index.entries[number]

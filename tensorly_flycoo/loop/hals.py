@@ -1,14 +1,15 @@
 """Non-negative least squares for tall factors by hierarchical ALS, many rows at once."""
 
-import operator
 from typing import Any
 
 import numpy as np
 
-from ..base.array_modules import Array, remote_aware
-from ..engines import engine_of
-from ..format.tree import fold_tree
-from ..spread.row_shards import RowShards
+from ..base.array_modules import Array, array_module
+from ..spread.row_shards import RowShards, sweep_block
+
+#: Sweeps over the columns of a factor, and the tolerance that ends them: TensorLy's numbers.
+_SWEEPS = (5, 1e-8)
+_EXACT_SWEEPS = (50_000, 1e-16)
 
 
 def solve_nonnegative(
@@ -45,8 +46,7 @@ def solve_nonnegative(
     first_error = None
     for _ in range(num_sweeps):
         if isinstance(rows, RowShards):
-            results = targets.apply(sweep, rows, matrix=gram)
-            error, num_changes = fold_tree(rows.sharding.devices.collect(results), operator.add)
+            error, num_changes = targets.reduce(sweep, rows, matrix=gram)
         else:
             error, num_changes = sweep(targets, rows, gram)
         first_error = error if first_error is None else first_error
@@ -54,7 +54,16 @@ def solve_nonnegative(
             break
 
 
-@remote_aware
-def sweep_block(targets: Array, gram: Array, rows: Array, *penalties: Any) -> np.ndarray:
-    """Return the results of `Engine.sweep_nonnegative` as float64, on the host."""
-    return np.array(engine_of(rows).sweep_nonnegative(targets, gram, rows, *penalties), np.float64)
+def improve(
+    targets: Array, gram: Array, factor: Array, sparsity: float | None = None, exact: bool = False
+) -> Array:
+    """Return the factor after some sweeps of HALS."""
+    xp = array_module(gram)
+    # Copies: the caller may hold the initial guess.
+    if isinstance(targets, RowShards):
+        rows = targets.map_blocks(lambda _, part: np.copy(part, order="C"), factor)
+    else:
+        rows, targets = xp.array(factor, order="C"), xp.ascontiguousarray(targets)
+    sweeps = _EXACT_SWEEPS if exact else _SWEEPS
+    solve_nonnegative(targets, xp.ascontiguousarray(gram), rows, *sweeps, sparsity=sparsity)
+    return rows

@@ -11,8 +11,8 @@ from tensorly.cp_tensor import CPTensor
 
 from ..base.array_modules import Array
 from ..base.checks import check_factors, check_place, check_weights, densify_error, warn
+from ..ops.cp_entries import take_model
 from ..ops.lazy_svd import LazySVD
-from ..spread.row_shards import take_model
 from ..spread.spread_layout import SpreadLayout
 from ..svd.nndsvd import make_left_vectors_non_negative
 from ..svd.unfolding import LazyMatrix, Unfolding

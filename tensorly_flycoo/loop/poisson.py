@@ -219,14 +219,6 @@ def lift_zeros(factor: Array, multipliers: Array | None = None) -> Array:
 
     With the `multipliers` of an update, raise only those whose multiplier m is above 1, and by
     ``m - 1`` times as much if that is less than 1. Return `factor` itself if there are none.
-
-    Examples
-    --------
-    >>> factor = np.array([[0.0], [2.0], [0.0], [2.0]])
-    >>> lift_zeros(factor).ravel()
-    array([0.01, 2.  , 0.01, 2.  ])
-    >>> lift_zeros(factor, np.array([[0.9], [1.0], [1.5], [1.0]])).ravel()
-    array([0.   , 2.   , 0.005, 2.   ])
     """
     xp, means = array_module(factor), _average_columns(factor)
     levels = xp.broadcast_to(_LIFT * means, factor.shape)

@@ -8,9 +8,8 @@ import numpy as np
 from ..base.array_modules import Array
 from ..base.checks import check_mode
 from ..engines.tall import inner_product, sum_rows
-from ..format.group_passes import LastPass
 from ..ops.lazy import LazyArray
-from ..ops.mttkrp import check_operands, multiply
+from ..ops.mttkrp import LastPass, check_operands, multiply
 from ..tensor.tensor import FlycooTensor
 from .cp_model import residual_square
 from .gram_products import GramMemory
@@ -41,7 +40,8 @@ class WholeTensor(LazyArray):
         self.device = "cuda" if x.device == "cuda" else "cpu"  # of the call's own arrays
         self.memory = GramMemory()
         self.last_pass = last_pass or LastPass()
-        self._has_begun = self._is_checked = False
+        self._has_begun = False
+        self.is_checked = False  # whether `check_start` has seen parafac's first MTTKRP
 
     def norm(self) -> np.floating:
         return self.tensor.norm()
@@ -59,13 +59,6 @@ class WholeTensor(LazyArray):
         if isinstance(weights, np.ndarray) and (weights == 1).all():
             weights = None
         return multiply(x._layout, x._engine, factors, mode, self.last_pass, weights)
-
-    def mttkrp_of_als(self, weights: Array | None, factors: Sequence[Array], mode: int) -> Array:
-        product = self.mttkrp(weights, factors, mode)
-        if not self._is_checked:
-            check_start(product)
-            self._is_checked = True
-        return product
 
     def measure(
         self, weights: Array | None, factors: Sequence[Array], last_mttkrp: Array | None = None
@@ -113,6 +106,5 @@ def _centred_square(x: Any, modes: Sequence[int]) -> float:
     """
     if modes:
         *rest, mode = modes
-        of_sums = _centred_square(x.sum(axis=mode), rest) / x.shape[mode]
-        return _centred_square(x, rest) - of_sums
+        return _centred_square(x, rest) - _centred_square(x.sum(axis=mode), rest) / x.shape[mode]
     return x._layout.norm**2 if isinstance(x, FlycooTensor) else float((x * x).sum())

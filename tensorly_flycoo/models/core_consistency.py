@@ -10,8 +10,8 @@ import numpy as np
 from ..base.array_modules import Array, array_module, move
 from ..base.checks import check_factors, check_weights
 from ..engines.tall import qr
+from ..ops.cp_entries import take_model
 from ..ops.ttmc import merge_modes, multiply_nonempty_rows
-from ..spread.row_shards import take_model
 from ..tensor.coo_cache import LabelledData, as_flycoo
 from ..tensor.labelled import check_same_labels
 from ..tensor.mirroring import mirror
@@ -123,8 +123,7 @@ def _iterate_core(x: FlycooTensor, inverses: list[Array]) -> Iterator[tuple[int,
                 ids = ids // x.shape[n + 1]
                 products = inverses[n][ids % x.shape[n], :, None] * products[:, None]
                 products = products.reshape(len(products), -1)
-        block = products.T @ rows
-        yield start, block.reshape((rank,) * (x.ndim - 1) + (part.shape[1],))
+        yield start, products.T @ rows.reshape((rank,) * (x.ndim - 1) + (part.shape[1],))
 
 
 def _choose_merged(x: FlycooTensor, rank: int) -> Sequence[int]:

@@ -153,7 +153,7 @@ class FlycooCP(Parameters):
             return run_once(method, x, self.rank, self.random_state, options)
 
     def fit_transform(self, x: Any, y: None = None) -> Any:
-        """Return what `fit`, then `transform` of the same tensor do."""
+        """Fit the model, and return the factor rows of the first mode, as `transform` does."""
         return self.fit(x).transform(x)
 
     def score(self, x: LabelledData, y: None = None) -> float:

@@ -18,8 +18,6 @@ from ..base.array_modules import Array, array_module, is_cupy, move
 from ..base.reporting import report
 from ..engines import select_engine
 from ..engines.tall import MANY_RIGHT_HAND_SIDES, call_lapack, column_sum_norm, equilibrate
-from ..format.group_passes import LastPass
-from ..format.layout import Layout
 from ..loop.cp_loop import has_converged
 from ..loop.cp_model import make_cp_tensor, multiply_all
 from ..loop.initial_guess import draw_factors
@@ -27,7 +25,9 @@ from ..loop.masks import MissingEntries
 from ..loop.momentum import Pace, extrapolate
 from ..loop.whole_tensor import WholeTensor
 from ..ops.call_memory import count_iteration_nbytes
+from ..ops.mttkrp import LastPass
 from ..spread.choosing import TensorSizes
+from ..spread.slab_layout import SlabLayout
 from ..spread.spread_layout import SpreadLayout
 from ..tensor.tensor import FlycooTensor
 from .match import match_all
@@ -221,7 +221,7 @@ class ImputedStarts(LastPass):
         self._units: list[tuple[Sequence[int], Sequence[int]]] = []  # modes and their bits
         for group, bits in zip(record_format.groups, record_format.bits_below, strict=True):
             # T of a slab lacks rows; missing entries may have prefixes that no nonzero has.
-            if isinstance(layout, Layout) and (layout.prefixes is None or group[0] > 0):
+            if not isinstance(layout, SlabLayout) and (layout.prefixes is None or group[0] > 0):
                 self._units.append((group, bits))
             else:
                 self._units += [((mode,), (0,)) for mode in group]

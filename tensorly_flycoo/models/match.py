@@ -9,7 +9,7 @@ from scipy.optimize import linear_sum_assignment
 from ..base.array_modules import Array, array_module, move
 from ..engines.tall import column_norms, transposed_product
 from ..loop.cp_model import multiply_all
-from ..spread.row_shards import take_model
+from ..ops.cp_entries import take_model
 from ..tensor.mirroring import map_arrays
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any, Self, SupportsFloat
 
-from ..base.checks import check_choice, check_count, check_real
+from ..base.checks import check_choice, check_count, check_real, require
 from ..base.reporting import listen
 from ..decomposition.methods import METHODS
 from ..io.checkpoint import (
@@ -142,8 +142,8 @@ class Progress:
             check_count(every, "every")
         if every_minutes is not None:
             check_real(every_minutes, "every_minutes")
-        if every_minutes is not None and not every_minutes > 0:
-            raise ValueError(f"every_minutes is {every_minutes!r}, expected more than 0")
+            if not every_minutes > 0:
+                raise ValueError(f"every_minutes is {every_minutes!r}, expected more than 0")
         if every is None and every_minutes is None:
             every_minutes = 10
         elif checkpoint is None:
@@ -219,13 +219,8 @@ class Progress:
                 ) from error
         self._resources = contextlib.ExitStack()
         if self._show == "bar":
-            try:
-                from tqdm.auto import tqdm
-            except ImportError as error:
-                raise ImportError(
-                    'show="bar" needs tqdm: pip install "tensorly-flycoo[progress]", or show="log"'
-                ) from error
-            self._bar = self._resources.enter_context(tqdm(unit="it"))
+            need = 'show="bar" needs tqdm: pip install "tensorly-flycoo[progress]", or show="log"'
+            self._bar = self._resources.enter_context(require("tqdm.auto", need).tqdm(unit="it"))
         # Python calls handlers on the main thread only; another language's must not be replaced.
         is_main = threading.current_thread() is threading.main_thread()
         if is_main and callable(signal.getsignal(signal.SIGINT)):

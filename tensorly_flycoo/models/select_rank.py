@@ -14,9 +14,9 @@ from ..base.tables import format_table, make_bars, make_table
 from ..decomposition.methods import METHODS, Method, find_method
 from ..loop.losses import find_exact
 from ..loop.masks import MissingEntries
+from ..ops.cp_entries import take_model
 from ..ops.sampling import find_chances, make_sampler
 from ..results.labelled_cp import label_result, make_figure
-from ..spread.row_shards import take_model
 from ..tensor.coo_cache import LabelledData, as_flycoo
 from ..tensor.labelled import LabelledTensor, number_modes
 from ..tensor.mirroring import mirror

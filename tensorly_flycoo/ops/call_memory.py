@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from numpy.typing import DTypeLike
 
 from ..base.checks import check_count, check_dtype, check_keep, check_rank, check_shape
-from ..engines import select_engine
+from ..engines import Engine, select_engine
 from ..format.groups import find_groups, find_longest_mode, list_rest
 from ..format.primitives import index_dtype
 from ..format.tree import count_waiting
@@ -18,9 +17,6 @@ from ..spread import choosing
 from ..svd.eigen import MAX_BLOCKS, MAX_GRAM_SIZE, choose_width
 from ..svd.gram import choose_dtype, count_rounds, fits_basis, is_cheap_to_form
 from ..tensor.memory import format_nbytes
-
-if TYPE_CHECKING:
-    from ..engines.protocol import Engine
 
 #: Bytes for each nonzero of an unfolding that is split into columns: a flag, its row and its value;
 #: and for each in a shared column.
@@ -230,8 +226,7 @@ def _count_svd_nbytes(
         work = engine.gram_nbytes(num_coupled, num_columns)
     else:
         dtype = choose_dtype(num_coupled, dtype)
-        shared = (num_columns, num_coupled)
-        sizes = choosing.TensorSizes(num_shared, shared, dtype, ((0,), (1,)))
+        sizes = choosing.TensorSizes(num_shared, (num_columns, num_coupled), dtype, ((0,), (1,)))
         nbytes, peak_nbytes = choosing.estimate_layout(engine, "replicated", sizes, 1)
         row_nbytes = choose_width(rank, num_coupled) * dtype.itemsize
         num_blocks = MAX_BLOCKS

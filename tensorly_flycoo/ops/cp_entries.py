@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from ..base.array_modules import Array, array_module, is_cupy, move
+from ..base.array_modules import Array, array_module, is_cupy, move, share
 from ..base.checks import check_coords, check_inside
-from ..spread.row_shards import take_model
+from ..spread.row_shards import gather
 
 #: Numbers in an array with a row for each entry: few enough for a core's caches on a CPU, enough to
 #: fill a GPU.
@@ -67,6 +67,17 @@ def cp_to_entries(cp_tensor: Any, coords: Array) -> Array:
     coords = move(check_coords(coords, shape), array_module(factors[0]))
     check_inside(coords, shape)
     return evaluate_model(coords, weights, factors)
+
+
+def take_model(cp_tensor: Any) -> tuple[Array | None, list[Array]]:
+    """Return a CP model's weights and factors as arrays of NumPy or CuPy, shared or gathered.
+
+    The model is TensorLy's, a pair, or a ktensor of pyttb.
+    """
+    if hasattr(cp_tensor, "factor_matrices"):
+        cp_tensor = cp_tensor.weights, cp_tensor.factor_matrices
+    weights, factors = cp_tensor
+    return share(weights), [share(gather(factor)) for factor in factors]
 
 
 def evaluate_model(coords: Array, weights: Array | None, factors: Sequence[Array]) -> Array:

@@ -34,8 +34,7 @@ class LazyArray(NDArrayOperatorsMixin):
         raise densify_error(f"using the elements of {self!r}", self.shape, self._instead)
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Array:
-        operation = f"numpy.{ufunc.__name__} of {self!r}"
-        raise densify_error(operation, self.shape, self._instead)
+        raise densify_error(f"numpy.{ufunc.__name__} of {self!r}", self.shape, self._instead)
 
     #: As of any object: the operators compare elements, which would be formed.
     __hash__ = object.__hash__
@@ -61,8 +60,7 @@ class ModeView(LazyArray):
         self.dtype = self.tensor.dtype
 
     def __repr__(self) -> str:
-        groups = ", ".join(map(str, self.groups))
-        return f"<ModeView: modes {groups} of shape {self.tensor.shape}>"
+        return f"<ModeView: modes {', '.join(map(str, self.groups))} of shape {self.tensor.shape}>"
 
     def reshape(self, *shape: Any) -> NoReturn:
         """Refuse NumPy's method: `tl.reshape` makes a view."""

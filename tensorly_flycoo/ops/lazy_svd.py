@@ -7,10 +7,20 @@ from typing import Any
 
 from ..base.array_modules import Array, array_module
 from ..base.checks import densify_error
-from ..svd.unfolding import LazyMatrix, complete_basis
+from ..svd.unfolding import LazyMatrix, Unfolding, complete_basis
+from ..tensor.coo_cache import is_sparse
 from ..tensor.memory import attempt
 from ..tensor.mirroring import mirror
 from .lazy import LazyArray
+
+
+def decompose_lazily(matrix: Any, full_matrices: bool) -> LazySVD | None:
+    """Return a lazy SVD of a matrix that is sparse or never formed; None of any other."""
+    if is_sparse(matrix) and matrix.ndim == 2:
+        matrix = Unfolding(matrix, 0)
+    if is_sparse(matrix):
+        raise densify_error("tl.svd", matrix.shape, "tl.unfold(x, mode) makes it a matrix")
+    return LazySVD(matrix, full_matrices) if isinstance(matrix, LazyMatrix) else None
 
 
 class LazySVD:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from ..base.array_modules import Array, share
 from ..base.checks import check_factors, check_mode, check_out, check_weights
 from ..base.reporting import log_compilation
-from ..format.group_passes import LastPass
+from ..engines import Engine
+from ..format.group_passes import GroupRows
 from ..format.primitives import MTTKRP, MTTKRP_OF_RATIOS
 from ..spread.row_shards import RowShards
 from ..spread.spread_layout import SpreadLayout
@@ -18,9 +20,6 @@ from ..tensor.labelled import number_modes
 from ..tensor.memory import attempt
 from ..tensor.mirroring import mirror
 from ..tensor.tensor import FlycooTensor
-
-if TYPE_CHECKING:
-    from ..engines.protocol import Engine
 
 
 @mirror
@@ -173,6 +172,45 @@ def mttkrps(
     return [_explain_memory(x, factors, mode, **options) for mode in range(x.ndim)]
 
 
+class LastPass:
+    """The last pass in one decomposition: T of each piece, and the factors it was computed from.
+
+    It serves the later modes of the same group if the factors outside of the group are the very
+    same arrays; in the sweep that made it they must not be changed in place.
+    """
+
+    #: Takes the factors and a mode; returns what adds to T all that its pass does not know.
+    find_completion: Callable[..., Callable[[Array], object] | None] | None = None
+
+    def __init__(self) -> None:
+        # For each piece T, the factors outside of the group, and the mode which used it last.
+        self._pieces: dict[int, tuple[GroupRows, list[Any], int]] = {}
+
+    def find(
+        self,
+        factors: Sequence[Any],
+        mode: int,
+        group: Sequence[int],
+        make: Callable[[], Array],
+        piece: int = 0,
+    ) -> GroupRows:
+        """Return T of a piece for `mode`; if the last one does not serve, free it, `make` one."""
+        others = [*factors[: group[0]], *factors[group[-1] + 1 :]]
+        found, known_others, last_mode = self._pieces.pop(piece, (None, [], -1))
+        if (
+            found is None
+            or not found.is_known
+            or not group[0] <= last_mode < mode
+            or any(map(operator.is_not, others, known_others))
+        ):
+            del found
+            completion = self.find_completion and self.find_completion(factors, mode)
+            found = GroupRows(make(), complete=completion)
+        if mode < group[-1]:
+            self._pieces[piece] = found, others, mode
+        return found
+
+
 def check_operands(
     x: FlycooTensor, factors: Sequence[Any], weights: Array | None = None, converts: bool = False
 ) -> tuple[list[Any], Array | None]:
@@ -230,7 +268,8 @@ def multiply(
         if not is_alike or factor.dtype != dtype:
             factors = check_factors(factors, sizes, dtype, *types, converts=True)
             break
-    inputs = {n: factor for n, factor in enumerate(factors) if n != mode}
+    inputs = dict(enumerate(factors))
+    del inputs[mode]
     find_rows = None if last_pass is None else functools.partial(last_pass.find, given, mode)
     options: dict[str, Any] = {"weights": weights, "find_rows": find_rows}
     shape = (sizes[mode], rank)

@@ -5,21 +5,18 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ..base.array_modules import Array, move
 from ..base.devices import bring_each
-from ..spread.slab_layout import SlabLayout
+from ..engines import Engine
+from ..spread.slab_layout import AnyLayout, SlabLayout
 from ..spread.streamed import StreamedLayout
 from ..tensor.pieces import Piece, map_pieces
 from ..tensor.tensor import FlycooTensor, rebuild
 from .sparse_matrices import make_csc, multiply
-
-if TYPE_CHECKING:
-    from ..engines.protocol import Engine
-    from ..spread.slab_layout import AnyLayout
 
 
 class NonzeroSampler:
@@ -64,8 +61,7 @@ class NonzeroSampler:
         """Return the entries (count,) at `coords`, one integer array (count,) per mode."""
         first, last = self._find(None, dict(enumerate(coords)))
         entries, is_stored = self._xp.zeros(first.shape, self.dtype), first < last
-        records = self._records[first[is_stored]]
-        entries[is_stored] = self._record_format.values(records)
+        entries[is_stored] = self._record_format.values(self._records[first[is_stored]])
         return entries
 
     def omit(self, coords: Array | Sequence[Array]) -> tuple[Array, Array]:
@@ -84,8 +80,7 @@ class NonzeroSampler:
         starts = xp.zeros(first.size + 1, np.int64)
         starts[1:] = xp.cumsum(last - first)
         numbers, ends = xp.arange(int(starts[-1])), starts[1:]
-        fibre_ids = xp.searchsorted(ends, numbers, side="right")
-        places = numbers + (last - ends)[fibre_ids]
+        places = numbers + (last - ends)[xp.searchsorted(ends, numbers, side="right")]
         records = self._records[places if order is None else order[places]]
         rows = self._record_format.rows(records, mode, xp)
         values = self._record_format.values(records)
@@ -132,7 +127,7 @@ class SlabSampler:
         ]
 
     def take(self, places: Any) -> tuple[Array, Array]:
-        """Return what `NonzeroSampler.take` does; places are in the order of slab after slab."""
+        """Take nonzeros as `NonzeroSampler.take` does; places count through slab after slab."""
         layout, xp = self._layout, self._xp
         if isinstance(places, slice):
             places = xp.arange(*places.indices(self.nnz))
@@ -176,8 +171,7 @@ def find_chances(x: FlycooTensor, coords: Array) -> np.ndarray:
 def _count_rows(piece: Piece, mode: int, size: int) -> Array:
     """Count the nonzeros of each row of a mode: (size,)."""
     with piece.hold_records() as records:
-        rows = piece.read_rows(records, mode).astype(np.int64)
-        return piece.xp.bincount(rows, minlength=size)
+        return piece.xp.bincount(piece.read_rows(records, mode).astype(np.int64), minlength=size)
 
 
 def split_entries(x: FlycooTensor, coords: Array) -> tuple[Array, FlycooTensor]:

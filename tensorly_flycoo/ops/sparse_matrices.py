@@ -53,8 +53,7 @@ def multiply_transposed(matrix: Any, dense: Array) -> Array:
     """Multiply the transpose of a CSC matrix (I, n) by a dense one (I, R), as `multiply` does."""
     if not is_cupy(matrix.data):
         return matrix.T @ dense
-    starts = matrix.indptr[:-1].astype(np.int64)
-    return _sum_products(matrix.data, matrix.indices, starts, dense)
+    return _sum_products(matrix.data, matrix.indices, matrix.indptr[:-1].astype(np.int64), dense)
 
 
 def _sum_products(values: Array, places: Array, starts: Array, dense: Array) -> Array:

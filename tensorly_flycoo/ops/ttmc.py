@@ -10,20 +10,18 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ..base.array_modules import Array, array_module, is_cupy, move
 from ..base.checks import densify_error
 from ..format.primitives import MTTKRP, TTMC, index_dtype
+from ..spread.slab_layout import AnyLayout
 from ..svd import eigen
 from ..tensor.pieces import Piece, map_pieces, read_nonzeros
 from ..tensor.tensor import FlycooTensor, rebuild
 from .contraction import join_modes
-
-if TYPE_CHECKING:
-    from ..spread.slab_layout import AnyLayout
 
 #: Elements of a matrix converted to float64 at a time.
 _BLOCK_SIZE = 2**22
@@ -128,8 +126,7 @@ def find_nonempty_rows(x: FlycooTensor, mode: int) -> tuple[Array | slice, Array
         return slice(None), None
     is_used = xp.ones(x.shape[mode], bool)
     is_used[empty_rows] = False
-    slots = xp.cumsum(is_used, dtype=index_dtype(x.shape[mode])) - 1
-    return xp.flatnonzero(is_used), slots
+    return xp.flatnonzero(is_used), xp.cumsum(is_used, dtype=index_dtype(x.shape[mode])) - 1
 
 
 def multiply_nonempty_rows(
@@ -143,8 +140,7 @@ def multiply_nonempty_rows(
     num_columns = math.prod(factor.shape[1] for factor in factors.values())
     rows = x._engine.xp.empty((count_nonempty_rows(x, mode), num_columns), x.dtype)
     numbers, slots = find_nonempty_rows(x, mode)
-    layout = separate_modes(x)._layout
-    layout.apply(TTMC, x._engine, factors, mode, rows, slots=slots)
+    separate_modes(x)._layout.apply(TTMC, x._engine, factors, mode, rows, slots=slots)
     return rows, numbers
 
 
@@ -236,8 +232,7 @@ class _Operator:
             n: np.tile(np.repeat(f, math.prod(ranks[w + 1 :]), axis=1), (1, math.prod(ranks[:w])))
             for w, (n, f) in enumerate(self._inputs.items())
         }
-        num_others = self._x.shape[self._other]
-        self.shape = (count_nonempty_rows(x, mode), num_others * self._num_columns)
+        self.shape = (count_nonempty_rows(x, mode), self._x.shape[self._other] * self._num_columns)
 
     def multiply_transposed(self, block: Array) -> Array:
         # A TTMc with the vectors as the factor of the mode.

@@ -9,25 +9,22 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from ..base.array_modules import Array
 from ..base.checks import current_backend, densify_error, num_cells
 from ..tensor.converters import CONVERTERS, find_converter, library_of
-from ..tensor.coo_cache import as_flycoo, is_sparse, not_sparse_error
+from ..tensor.coo_cache import SparseData, as_flycoo, is_sparse, not_sparse_error
 from ..tensor.labelled import LabelledTensor
 from ..tensor.mirroring import mirror
 from ..tensor.tensor import FlycooTensor, check_axes, check_order
 from .contraction import inner, join_modes
 from .lazy import LazyArray, LazyUnfolding, ModeView
 
-if TYPE_CHECKING:
-    from sparse import SparseArray
-
 #: A sparse tensor, or a view of one.
-Viewable: TypeAlias = "FlycooTensor | SparseArray | LazyArray"
+Viewable: TypeAlias = "SparseData | LazyArray"
 
 
 def is_lazy_or_sparse(x: object) -> bool:
@@ -184,7 +181,7 @@ def make_tensor(view: Viewable) -> FlycooTensor:
     return FlycooTensor(joined, values, view.shape, layout=x.layout, device=x.device)
 
 
-def _tensor_of(x: Any) -> FlycooTensor | SparseArray:
+def _tensor_of(x: Any) -> SparseData:
     return getattr(x, "tensor", x)  # of a view or a LabelledTensor
 
 

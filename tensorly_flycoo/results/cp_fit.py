@@ -1,27 +1,24 @@
 """The fit of a CP model to a sparse tensor, or to entries that were held out of it."""
 
-from typing import TYPE_CHECKING, Any, NamedTuple, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 
 from ..base.array_modules import Array, array_module, as_array, move
 from ..base.checks import num_cells
+from ..engines import Engine
 from ..engines.tall import sum_columns
 from ..loop.cp_model import multiply_all, multiply_grams
 from ..loop.losses import find_exact
 from ..loop.masks import find_missing
 from ..loop.scaling import find_exponent
-from ..ops.cp_entries import cp_to_entries
+from ..ops.cp_entries import cp_to_entries, take_model
 from ..ops.mttkrp import mttkrp
-from ..spread.row_shards import take_model
 from ..tensor.coo_cache import LabelledData, Mask, as_flycoo
 from ..tensor.labelled import check_same_labels
 from ..tensor.mirroring import mirror
 from ..tensor.pieces import Piece, map_pieces
 from .counts import CountFit, check_counts, complete_fit, sum_counts
-
-if TYPE_CHECKING:
-    from ..engines.protocol import Engine
 
 
 class CPFit(NamedTuple):
@@ -144,8 +141,7 @@ def cp_fit(
         arrays = [*factors, *([] if weights is None else [weights])]
         parts = map_pieces(_sum_counts, x._layout, x._engine, x._engine, arrays=arrays)
         sums = [*arrays[len(factors) :], *map(sum_columns, factors)]
-        model_sum = float(multiply_all(sums).sum())
-        return complete_fit(sum(parts), model_sum, num_cells(x.shape))
+        return complete_fit(sum(parts), float(multiply_all(sums).sum()), num_cells(x.shape))
     norm = float(x._layout.norm)
     power = 2.0 ** find_exponent(norm, x.nnz, x.dtype)  # of values far from 1
     factors = [factors[0] * x.dtype.type(1 / power), *factors[1:]] if power != 1 else factors
@@ -157,7 +153,7 @@ def cp_fit(
     return _make_fit(power * abs(square) ** 0.5, norm, num_cells(x.shape))
 
 
-def _sum_counts(piece: Piece, engine: "Engine", arrays: list[Array]) -> Array:
+def _sum_counts(piece: Piece, engine: Engine, arrays: list[Array]) -> Array:
     """Compare a piece's counts with a model, whose weights may follow its factors."""
     records, ndim = piece.sort_records(engine), piece.layout.record_format.ndim
     coords, values = piece.read_coords(records), piece.read_values(records)

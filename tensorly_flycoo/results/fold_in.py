@@ -13,9 +13,8 @@ from ..loop.losses import check_data, find_exact, find_loss
 from ..loop.masks import ObservedData
 from ..loop.observed_rows import L2_REG, RowPlan, check_ridge, fit_rows, measure_scale, scale_ridge
 from ..loop.poisson import MultiplicativeUpdates
-from ..ops.cp_entries import evaluate_model
+from ..ops.cp_entries import evaluate_model, take_model
 from ..ops.mttkrp import mttkrp
-from ..spread.row_shards import take_model
 from ..tensor.coo_cache import LabelledData, as_flycoo
 from ..tensor.labelled import check_same_labels, number_modes
 from ..tensor.mirroring import mirror

@@ -9,16 +9,15 @@ import numpy as np
 from tensorly.cp_tensor import CPTensor
 
 from ..base.array_modules import Array, array_module, is_cupy, move
-from ..base.checks import check_count, check_mode
+from ..base.checks import check_count, check_mode, require
 from ..base.tables import make_bars, make_line, make_table
 from ..engines.tall import column_norms, find_extremes
 from ..io import array_file
 from ..io.dataframe import from_dataframe, open_table, read_rows
 from ..io.files import FilePath
 from ..loop.cp_model import MARKS, read_marks
-from ..ops.cp_entries import cp_to_entries
-from ..spread.row_shards import gather, take_model
-from ..tensor.labelled import Labels
+from ..ops.cp_entries import cp_to_entries, take_model
+from ..tensor.labelled import Labels, number_modes
 from .fold_in import fold_in
 
 if TYPE_CHECKING:
@@ -39,6 +38,8 @@ _MAX_NAME_LENGTH, _MAX_MARKERS = 28, 40
 
 #: What a notebook shows at most: components, and labels of each.
 _MAX_ROWS, _MAX_LABELS = 20, 5
+
+_NEED = "tables of factors need pandas: pip install pandas"
 
 #: TensorLy's class of a TuckerTensor, a TTTensor and so on.
 _FACTORIZED: Any = CPTensor.__base__
@@ -184,11 +185,7 @@ class LabelledCP(CPTensor):
         return is_same and self.ordered == other.ordered
 
     def _find_mode(self, mode: str | int) -> int:
-        if not isinstance(mode, str):
-            return check_mode(mode, len(self.names))
-        if mode not in self.labels:
-            raise ValueError(f"mode is {mode!r}, expected one of {list(self.names)}, or a number")
-        return self.names.index(mode)
+        return check_mode(number_modes(self, mode), len(self.names))
 
     def top(self, mode: str | int, n: int = 8) -> list[dict[Any, float]]:
         """Return the labels that matter most in each component, the largest magnitude first.
@@ -246,7 +243,7 @@ class LabelledCP(CPTensor):
         a     0.6
         b     0.8
         """
-        pandas = _import_pandas()
+        pandas = require("pandas", _NEED)
         frames = [
             pandas.DataFrame(move(factor, np), pandas.Index(labels, name=name), self.components)
             for factor, (name, labels) in zip(self.factors, self.labels.items(), strict=True)
@@ -276,7 +273,7 @@ class LabelledCP(CPTensor):
         for frame in self.to_frames()[1]:
             series = frame.unstack().rename_axis(["component", "label"])
             tables.append(series.reset_index(name="value").assign(mode=frame.index.name))
-        table = _import_pandas().concat(tables, ignore_index=True)
+        table = require("pandas", _NEED).concat(tables, ignore_index=True)
         return table[["mode", "label", "component", "value"]]
 
     def save(self, path: FilePath) -> None:
@@ -408,8 +405,7 @@ class LabelledCP(CPTensor):
         >>> cp.predict(new).round(6)
         array([6., 3., 8.])
         """
-        table = open_table(frame, self.names)
-        coded, _ = read_rows(table, self.names, None, self.labels, "raise")
+        coded, _ = read_rows(open_table(frame, self.names), self.names, None, self.labels, "raise")
         coords = np.stack([codes for codes, _ in coded.values()])
         return move(cp_to_entries(self, array_module(self.weights).asarray(coords)), np)
 
@@ -463,7 +459,7 @@ class LabelledCP(CPTensor):
         user
         cy    2.0
         """
-        pandas, index = _import_pandas(), self._find_mode(mode)
+        pandas, index = require("pandas", _NEED), self._find_mode(mode)
         name, factor = self.names[index], self.factors[index]
         known = {other: labels for other, labels in self.labels.items() if other != name}
         place = {"dtype": factor.dtype, "device": "cuda" if is_cupy(factor) else "cpu"}
@@ -489,8 +485,8 @@ def label_result(result: Any, labels: Mapping[str, np.ndarray]) -> Any:
             result.labels = Labels(labels)
         return result
     # A callback may have kept the list, but not the CPTensor.
-    factors, result.factors = [gather(factor) for factor in result.factors], []
-    weights, marks = bring_into_form(result.weights, factors, read_marks(result))
+    (given, factors), result.factors = take_model(result), []
+    weights, marks = bring_into_form(given, factors, read_marks(result))
     return LabelledCP._from_parts(weights, factors, Labels(labels), marks)
 
 
@@ -505,14 +501,6 @@ def _read_marks(header: Mapping[str, Any], ndim: int, rank: int) -> dict[str, An
     return marks | ({"bias_modes": tuple(modes)} if "bias_modes" in header else {})
 
 
-def _import_pandas() -> Any:
-    try:
-        import pandas
-    except ImportError as error:
-        raise ImportError(f"tables of factors need pandas: pip install pandas ({error})") from None
-    return pandas
-
-
 def bring_into_form(
     weights: Array | None, factors: list[Array], marks: dict[str, Any]
 ) -> tuple[Array, dict[str, Any]]:
@@ -521,8 +509,7 @@ def bring_into_form(
     Return the new weights, and the marks of the model for the new order of its components.
     """
     xp, dtype = array_module(factors[0]), factors[0].dtype
-    rank = factors[0].shape[1]
-    old = np.ones(rank) if weights is None else move(weights, np).astype(np.float64)
+    old = np.ones(factors[0].shape[1]) if weights is None else move(weights, np).astype(np.float64)
     extremes = [find_extremes(factor) for factor in factors]
     signs = _choose_signs(old, *(np.array(of) for of in zip(*extremes, strict=True)))
     # Powers of two, exact, bring very large and small columns to where squares are accurate.
@@ -562,13 +549,10 @@ def _choose_signs(weights: np.ndarray, largest: np.ndarray, smallest: np.ndarray
 
 def make_figure(width: float, height: float) -> "Figure":
     """Make an empty figure, in inches; say what to install if Matplotlib is missing."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(f"plot needs Matplotlib: pip install matplotlib ({error})") from None
-    figure = Figure(figsize=(width, height), layout="constrained")
+    matplotlib = require("matplotlib.figure", "plot needs Matplotlib: pip install matplotlib")
+    figure = matplotlib.Figure(figsize=(width, height), layout="constrained")
     # A notebook knows how to show pyplot's figures, or any after "%matplotlib inline".
-    figure._repr_png_ = functools.partial(_draw_png, figure)  # type: ignore[attr-defined]
+    figure._repr_png_ = functools.partial(_draw_png, figure)
     return figure
 
 

@@ -7,7 +7,7 @@
 4. These counts give the edges of the slabs, each of which takes records from one to three buckets.
 
 Meanwhile the nonzeros are in memory (`MemoryBuilder`), on disk (`io.slab_folder.DiskBuilder`) or on
-the workers of a cluster (`dask.loading.ClusterBuilder`). The slabs have the same bits.
+the workers of a cluster (`dask.cluster_layout.ClusterBuilder`). The slabs have the same bits.
 """
 
 from abc import ABC, abstractmethod
@@ -72,8 +72,7 @@ class SlabBuilder(ABC):
             records, counted = self.sort_bucket(number, buckets[number], home)
             self.buckets.append((buckets[number], home, records))
             counts.append(counted)
-        edges = find_edges(np.concatenate(self.devices.collect(counts)), self.num_slabs)
-        slabs = list_rows(edges)
+        slabs = list_rows(find_edges(np.concatenate(self.devices.collect(counts)), self.num_slabs))
         return list(zip(slabs, assign_homes(len(slabs), count), strict=True))
 
     def build(self, rows: range, home: int) -> Any:
@@ -182,8 +181,7 @@ def split_nonzeros(
     numbers = numbers.astype(np.min_scalar_type(len(buckets)))  # NumPy sorts these by digits
     records = record_format.pack(coords, values.astype(record_format.dtype))
     records = records[np.argsort(numbers, kind="stable")]
-    counts = np.bincount(numbers, minlength=len(buckets))
-    return np.split(records, np.cumsum(counts)[:-1])
+    return np.split(records, np.cumsum(np.bincount(numbers, minlength=len(buckets)))[:-1])
 
 
 def sort_records(
@@ -201,11 +199,9 @@ def sort_nonzeros(
     """Make a bucket's records canonical, where its nonzeros are; count, on the host, each row's."""
     records = make_canonical_records(coords, values, record_format, primitives)
     check_sums(record_format.values(records))
-    mode = find_longest_mode(record_format.shape)
-    numbers = record_format.rows(records, mode, primitives.xp)
+    numbers = record_format.rows(records, find_longest_mode(record_format.shape), primitives.xp)
     numbers -= numbers.dtype.type(rows.start)
-    counts = move(count_rows(numbers, len(rows)), np)
-    return move(records, array_module(values)), counts
+    return move(records, array_module(values)), move(count_rows(numbers, len(rows)), np)
 
 
 def take_rows(records: Array, own: range, rows: range, record_format: RecordFormat) -> Array:

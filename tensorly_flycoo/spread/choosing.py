@@ -6,13 +6,14 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..base.array_modules import Array
 from ..base.checks import check_finite, check_inside
 from ..base.devices import OneDevice
+from ..engines import Engine
 from ..format.layouts import LAYOUT_CLASSES
 from ..format.ordering import count_canonical_nbytes, order_records
 from ..format.packing import Cut, Groups, RecordFormat
@@ -22,9 +23,6 @@ from .building import MemoryBuilder, find_slab_shape
 from .slab_layout import AnyLayout, Slab, SlabLayout
 from .spread_layout import SpreadLayout
 from .streamed import KeepAside, make_keep_aside
-
-if TYPE_CHECKING:
-    from ..engines.protocol import Engine
 
 _logger = logging.getLogger("tensorly_flycoo")
 
@@ -191,7 +189,7 @@ def estimate_layout(
 def _estimate_slabs(
     engine: Engine, name: str, nnz: int, record_format: RecordFormat, num_slabs: int
 ) -> tuple[int, int]:
-    """Return what `estimate_layout` does, of equal slabs; the peak is that of one device."""
+    """Estimate a layout of equal slabs, as `estimate_layout` does; the peak is of one device."""
     shape, longest = record_format.shape, max(record_format.shape)
     num_held = max(1, min(num_slabs, nnz, longest))
     shares = Counter(zip(_share(nnz, num_held), _share(longest, num_held), strict=True))

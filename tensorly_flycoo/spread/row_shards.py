@@ -17,9 +17,9 @@ from typing import Any, ClassVar, NoReturn
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from ..base.array_modules import Array, array_module, remote_aware, share
+from ..base.array_modules import Array, array_module, remote_aware
 from ..base.devices import Devices, Request, assign_homes, bring_each, bring_to_each
-from ..engines import tall
+from ..engines import engine_of, tall
 from ..format.tree import fold_tree
 
 #: Elementwise functions that run block by block.
@@ -220,9 +220,14 @@ class RowShards(NDArrayOperatorsMixin):
         function: Callable[..., Array],
         *others: RowShards,
         add: Callable[[Array, Array], Array] = operator.add,
+        matrix: Array | None = None,
     ) -> Array:
-        """Add ``function(block, ...)`` of blocks in float64, along the tree, on the home device."""
-        parts = self.apply(lambda *own: function(*own).astype(np.float64, copy=False), *others)
+        """Add what `apply` returns, in float64, along the tree, on the home device."""
+
+        def compute(*own: Array) -> Array:
+            return function(*own).astype(np.float64, copy=False)
+
+        parts = self.apply(compute, *others, matrix=matrix)
         return fold_tree(self.sharding.devices.collect(parts), add)
 
     # Methods of arrays
@@ -290,17 +295,6 @@ def gather(array: Any) -> Any:
     return whole
 
 
-def take_model(cp_tensor: Any) -> tuple[Array | None, list[Array]]:
-    """Return a CP model's weights and factors as arrays of NumPy or CuPy, shared or gathered.
-
-    The model is TensorLy's, a pair, or a ktensor of pyttb.
-    """
-    if hasattr(cp_tensor, "factor_matrices"):
-        cp_tensor = cp_tensor.weights, cp_tensor.factor_matrices
-    weights, factors = cp_tensor
-    return share(weights), [share(gather(factor)) for factor in factors]
-
-
 def refuse(name: str, error: type[Exception] = TypeError) -> NoReturn:
     raise error(f"{name} is not supported for row-sharded factors: gather them with tl.to_numpy")
 
@@ -316,11 +310,9 @@ def dot(a: Any, b: Any) -> Any:
             refuse(f"the product of {a} and {b}")
         if a.is_transpose_of(b):
             if b.memo.gram is None:
-                collected = b.sharding.devices.collect(_find_products(b))
-                b.memo.gram = _add_products(b.dtype, *collected)
+                b.memo.gram = _add_products(b.dtype, *b.sharding.devices.collect(_find_products(b)))
             return b.memo.gram.copy()
-        product = a.T.reduce(tall.transposed_product, b)
-        return product.astype(np.result_type(a.dtype, b.dtype))
+        return a.T.reduce(tall.transposed_product, b).astype(np.result_type(a.dtype, b.dtype))
     if isinstance(a, RowShards) and not a.is_transposed and b.ndim == 2:
         return RowShards(a.apply(operator.matmul, matrix=b), a.sharding)
     if isinstance(b, RowShards) and b.is_transposed and a.ndim == 2:
@@ -373,6 +365,12 @@ def solve(a: Array, b: RowShards) -> RowShards:
 def solve_rows(rows: Array, matrix: Array) -> Array:
     """Solve ``matrix @ x.T = rows.T``."""
     return tall.solve(matrix, rows.T).T
+
+
+@remote_aware
+def sweep_block(targets: Array, gram: Array, rows: Array, *penalties: Any) -> np.ndarray:
+    """Return the results of `Engine.sweep_nonnegative` as float64, on the host."""
+    return np.array(engine_of(rows).sweep_nonnegative(targets, gram, rows, *penalties), np.float64)
 
 
 def norm(x: RowShards, ord: Any = None, axis: int | None = None) -> Array:

@@ -4,11 +4,9 @@ import contextlib
 import functools
 import math
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, Self, TypeAlias
-
-import numpy as np
 
 from ..base.array_modules import Array
 from ..base.devices import Devices
@@ -36,6 +34,9 @@ class SlabLayout:
     `num_slabs` is as the user gave it: slabs without rows are not kept. `record_format` is for
     records of the whole tensor; those of a slab may be shorter. The home device has all else.
     """
+
+    #: Builds another tensor of coords and values that are in other processes, where some can be.
+    build_elsewhere: Callable[..., Self] | None = None
 
     def __init__(
         self,
@@ -118,8 +119,7 @@ class SlabLayout:
             own_options = options | find_own_rows(find_rows, number)
             if own_slots is not None:
                 own_options["slots"] = own_slots[number]
-            last = (own, mode, target)
-            sums.append(slab.layout.apply(operation, engine, *last, **own_options))
+            sums.append(slab.layout.apply(operation, engine, own, mode, target, **own_options))
             return target
 
         def add(rows: Array, others: Array) -> Array:
@@ -154,8 +154,7 @@ class SlabLayout:
 
     def _ask(self, function: Callable[..., Any], mode: int) -> list[Any]:
         """Call a function of each slab's layout, on its device; collect the results."""
-        run = self.devices.run
-        asked = [run(slab.home, function, slab.layout, mode) for slab in self.slabs]
+        asked = [self.devices.run(slab.home, function, slab.layout, mode) for slab in self.slabs]
         return self.devices.collect(asked)
 
     def _add_up(self, sums: Sequence[Array | None]) -> Array | None:
@@ -194,17 +193,6 @@ class SlabLayout:
     def _map_slab(self, slab: Slab, function: Callable[[Array], Array], scale: float) -> Slab:
         with self.devices.use(slab.home):
             return slab._replace(layout=slab.layout.map_values(function, scale))
-
-    def build_elsewhere(
-        self,
-        parts: Iterable[Any],
-        name: str,
-        shape: Sequence[int],
-        dtype: np.dtype,
-        groups: Groups | str | None = "auto",
-    ) -> Self | None:
-        """Build another tensor of coords and values, if these are not in this process."""
-        return None
 
 
 def find_own_rows(find_rows: FindRows | None, number: int) -> dict[str, Any]:

@@ -5,18 +5,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..base.array_modules import Array
 from ..base.devices import bring_each
+from ..engines import Engine
 from ..format.group_passes import FindRows
 from ..format.primitives import Operation
 from ..format.tree import Tree, fold_tree, renumber
 from .row_shards import RowShards, Sharding, cut_evenly, gather_each
 from .slab_layout import SlabLayout, find_own_rows
-
-if TYPE_CHECKING:
-    from ..engines.protocol import Engine
 
 
 class SpreadLayout(SlabLayout):

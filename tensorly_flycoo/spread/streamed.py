@@ -64,7 +64,7 @@ class StreamedLayout(ReplicatedLayout):
 
 
 def make_keep_aside(make_stager: Callable[[], Stager], num_resident: int) -> KeepAside:
-    """Return what moves a slab to the host, on its device, but for `num_resident` of each."""
+    """Make a function that moves slabs to the host, all but `num_resident` of each device."""
     stagers: dict[int, Stager] = defaultdict(make_stager)
     num_built: dict[int, int] = defaultdict(int)
 

@@ -94,7 +94,7 @@ def as_flycoo(x: Any, *, check_coords: bool = False) -> FlycooTensor:
 
 
 def find_converted(x: Any) -> FlycooTensor | None:
-    """Return what a sparse tensor was last converted to, without a check; or None."""
+    """Return the FlycooTensor last made of a sparse tensor, unchecked, or None."""
     if is_raw_sparse(x):
         plan = _plans.get(id(x))
         return None if plan is None else plan.tensor

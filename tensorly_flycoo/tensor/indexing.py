@@ -131,8 +131,7 @@ def _is_in(rows: Array, selector: Selector, xp: ModuleType) -> Array:
         return rows == selector
     if isinstance(selector, np.ndarray):
         numbers, rows = xp.asarray(np.unique(selector)), rows.astype(np.int64)
-        places = xp.searchsorted(numbers, rows)
-        return numbers[xp.minimum(places, numbers.size - 1)] == rows
+        return numbers[xp.minimum(xp.searchsorted(numbers, rows), numbers.size - 1)] == rows
     low, high = sorted((selector[0], selector[-1]))
     is_in = (rows >= low) & (rows <= high)
     return is_in if abs(selector.step) == 1 else is_in & ((rows - low) % abs(selector.step) == 0)

@@ -9,20 +9,17 @@ import functools
 import logging
 import traceback
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from ..base.array_modules import Array, is_cupy
 from ..base.checks import SURELY_FREE_NBYTES, num_cells
 from ..base.reporting import log_compilation
-from ..engines import engine_of, select_engine
+from ..engines import Engine, engine_of, select_engine
 from ..format.groups import find_groups
 from ..spread import choosing
-
-if TYPE_CHECKING:
-    from ..engines.protocol import Engine
-    from ..spread.slab_layout import AnyLayout
+from ..spread.slab_layout import AnyLayout
 
 _Result = TypeVar("_Result")
 

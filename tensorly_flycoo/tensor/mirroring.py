@@ -79,8 +79,7 @@ def mirror(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 def is_callers(x: Any) -> bool:
     """Return whether the caller has a tensor on the host, wherever it is computed."""
-    is_own = isinstance(x, LabelledTensor) or is_raw_sparse(x)
-    return is_own or getattr(x, "_is_callers", False)
+    return isinstance(x, LabelledTensor) or is_raw_sparse(x) or getattr(x, "_is_callers", False)
 
 
 def lend(x: FlycooTensor, *, is_callers: bool = True) -> FlycooTensor:
@@ -122,8 +121,7 @@ def map_arrays(change: Callable[[Array], Array], x: Any) -> Any:
 def _is_model(kind: type) -> bool:
     """Return whether objects of a class hold results: TensorLy's models, and records of ours."""
     is_record = library_of(kind) == "tensorly_flycoo" and dataclasses.is_dataclass(kind)
-    is_estimator = hasattr(kind, "get_params")
-    return issubclass(kind, FactorizedTensor) or (is_record and not is_estimator)
+    return issubclass(kind, FactorizedTensor) or (is_record and not hasattr(kind, "get_params"))
 
 
 def _find_tensor(given: Any) -> Any:

@@ -7,19 +7,17 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ..base.array_modules import Array
 from ..base.checks import check_sums
 from ..base.devices import Devices, OneDevice, bring_to_each
+from ..engines import Engine
 from ..format.layout import Layout
 from ..format.ordering import compute_norm, has_true
 from ..spread.slab_layout import AnyLayout, SlabLayout
-
-if TYPE_CHECKING:
-    from ..engines.protocol import Engine
 
 
 @dataclass(frozen=True)
@@ -115,7 +113,7 @@ def run(
 def map_pieces(
     function: Callable[..., Array], layout: AnyLayout, engine: Engine, *args: Any, **options: Any
 ) -> Iterator[Array]:
-    """Yield what `run` does, arrays, on the first device or the host; with the same options."""
+    """Yield the arrays of `run`, brought to the first device or the host; with the same options."""
     devices = list_pieces(layout, engine.xp)[0].devices
     for result in devices.launch(run(function, layout, engine, *args, **options)):
         yield devices.collect([result])[0]
@@ -130,8 +128,7 @@ def call_with_piece(
     *args: Any,
 ) -> Any:
     """Call a function of a slab, on the slab's device, which is the current one."""
-    piece = Piece(layout, engine.xp, OneDevice(engine.xp), 0, cut_mode, start)
-    return function(piece, *args)
+    return function(Piece(layout, engine.xp, OneDevice(engine.xp), 0, cut_mode, start), *args)
 
 
 def read_nonzeros(piece: Piece) -> tuple[Array, Array]:

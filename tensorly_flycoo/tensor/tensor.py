@@ -28,7 +28,7 @@ from ..base.checks import (
     num_cells,
 )
 from ..base.tables import make_table
-from ..engines import select_engine
+from ..engines import Engine, select_engine
 from ..format.packing import Groups
 from ..spread.slab_layout import AnyLayout, SlabLayout
 from . import pieces
@@ -39,8 +39,6 @@ from .pieces import Piece, map_pieces, read_nonzeros
 
 if TYPE_CHECKING:
     import sparse
-
-    from ..engines.protocol import Engine
 
 _USE_NONZEROS = "use x.to_coo() for the nonzeros"
 
@@ -300,8 +298,7 @@ class FlycooTensor:
             raise ValueError(f"array has {kinds}, expected none")
         bcoo = array.to_bcoo() if hasattr(array, "to_bcoo") else array
         coords, values = as_array(bcoo.indices).T, as_array(bcoo.data)
-        sizes = array_module(coords).asarray(bcoo.shape)
-        is_stored = (coords < sizes[:, None]).all(axis=0)
+        is_stored = (coords < array_module(coords).asarray(bcoo.shape)[:, None]).all(axis=0)
         return cls(coords[:, is_stored], values[is_stored], bcoo.shape, **options)
 
     @classmethod
@@ -410,7 +407,7 @@ class FlycooTensor:
         return move(coords, np), move(values, np)
 
     def _sorted_nonzeros(self) -> tuple[Array, Array]:
-        """Return what `nonzeros` does, as arrays on the tensor's device."""
+        """Return the arrays of `nonzeros` on the tensor's device."""
         primitives, record_format = self._engine, self._layout.record_format
         with self._layout.hold_first_order(primitives) as (records, places):
             records = records if places is None else primitives.gather(records, places)
@@ -993,10 +990,9 @@ def rebuild(
     layout = x._layout
     parts = pieces.run(find, layout, x._engine, *args)
     if isinstance(layout, SlabLayout):
-        options = (x.layout, shape or x.shape, dtype or x.dtype, groups if shape else x.groups)
-        made = layout.build_elsewhere(parts, *options)
-        if made is not None:
-            return FlycooTensor._of(x._engine, made)
+        if layout.build_elsewhere is not None:
+            options = (x.layout, shape or x.shape, dtype or x.dtype, groups if shape else x.groups)
+            return FlycooTensor._of(x._engine, layout.build_elsewhere(parts, *options))
         parts = ([layout.devices.bring(own, 0) for own in part] for part in parts)
     (coords, values), *others = parts
     if others:

@@ -7,7 +7,7 @@ from tensorly.tenalg.svd import svd_interface
 
 from tensorly_flycoo import open_slabs, save_slabs
 from tensorly_flycoo.base.devices import OneDevice
-from tensorly_flycoo.dask import loading
+from tensorly_flycoo.dask import cluster_layout
 from tensorly_flycoo.dask import open_slabs as open_on_workers
 from tensorly_flycoo.dask.messages import SITE
 from tensorly_flycoo.engines.cpu.engine import CPU
@@ -82,7 +82,7 @@ def test_what_a_failed_call_has_left_is_forgotten(tensors):
     cluster = there[1]._cluster
     nonzeros = np.zeros((2, 5), np.int64), np.ones(5)
     for worker in cluster.workers:
-        cluster.call(worker, loading.keep_nonzeros, [SITE, 99, nonzeros], num_results=0)
+        cluster.call(worker, cluster_layout.keep_nonzeros, [SITE, 99, nonzeros], num_results=0)
     expected, found = (Unfolding(x, 0).svd(RANK)[0] for x in (here, there[1]))
     np.testing.assert_array_equal(found, expected)
 

@@ -8,7 +8,7 @@ import pytest
 from messy_table import DAYS, FRAME, FRAMES, TABLE, check
 
 from tensorly_flycoo import FlycooTensor, LabelledTensor
-from tensorly_flycoo.dask import loading, partitions
+from tensorly_flycoo.dask import cluster_layout, partitions
 from tensorly_flycoo.dask.loading import PartitionedData
 from tensorly_flycoo.dask.partitions import Summary, TableReader, list_parquet_parts
 from tensorly_flycoo.tensor.labelled import Labels
@@ -29,7 +29,7 @@ def read_parts(parts, modes, values=None):
     data = PartitionedData(parts, reader)
     found = [reader(part) for part in parts]
     _, shape, dtype, labels = data.unite(map(summarise, found))
-    placed = [[loading._place(part, n, labels) for n in range(len(modes))] for part in found]
+    placed = [[cluster_layout._place(part, n, labels) for n in range(len(modes))] for part in found]
     coords = np.concatenate([np.stack(rows) for rows in placed], axis=1)
     numbers = np.concatenate([partition.values for partition in found]).astype(dtype)
     return LabelledTensor(FlycooTensor(coords, numbers, shape), Labels(labels, modes, data.ordered))
