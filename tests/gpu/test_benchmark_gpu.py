@@ -109,6 +109,35 @@ def test_the_page_compares_with_the_bars(benchmark_run):
         assert picture.stat().st_size > 10_000
 
 
+def test_the_papers_experiments(tmp_path):
+    names = ["vast", "nell-1, real pairs"]
+    page = run(
+        "--tensors", *names, "--paper", "--json", str(tmp_path / "paper.json"),
+        "--figure", str(tmp_path / "paper.png"),
+    )  # fmt: skip
+    result = json.loads((tmp_path / "paper.json").read_text())
+    assert [row["tensor"] for row in result["rows"]] == names
+    for row in result["rows"]:
+        assert row["skipped"] == row["failed"] == []
+        published, ndim = row["published"], len(row["shape"])
+        for name in ("compute_s", "zero_s", "remap_s", "balance"):
+            assert len(published[name]) == ndim
+        assert published["difference"] < 1e-4
+        assert list(published["columns_s"]) == ["64", "32", "16", "8", "4", "2", "1"]
+        assert list(published["partitions_s"]) == ["1", "2", "4"]
+        assert len(published["readings_s"]) == 4
+        assert {*LAYOUTS, "remap off"} == row["sweeps_s"].keys()
+        assert len(row["tiles"]) == 4
+        assert row["default"]["sweep_s"] > 0
+    for product in result["spmm"]["products"]:
+        assert product["difference"] < 1e-4
+        assert_positive(product["seconds"])
+    parts = ("breakdown", "columns", "tiles", "total", "balance", "memory", "building")
+    for part in parts:
+        assert f"\n{part}\n" in page
+        assert (tmp_path / f"paper-{part}.png").stat().st_size > 10_000
+
+
 def test_what_does_not_fit_in_time_is_skipped_and_named(tmp_path):
     path = tmp_path / "results.json"
     page = run("--tensors", "uber", "--time-limit", "0", "--json", str(path))

@@ -1,0 +1,228 @@
+"""Tables of the paper's experiments, in Markdown, for the terminal and for docs/paper.md.
+
+python examples/benchmark_gpu/paper/tables.py  # writes those of the committed results into it
+"""
+
+import json
+import math
+import re
+from pathlib import Path
+
+#: The figures of the page.
+RESULT = Path(__file__).resolve().with_name("results") / "paper.json"
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "paper.md"
+
+
+def sweep_s(row, name):
+    """Return the seconds of a sweep over all modes: of the paper's kernel, or of ours."""
+    if name == "published":
+        return sum(row["published"]["zero_s"]) + sum(row["published"]["remap_s"])
+    if name == "default":
+        return row["default"]["sweep_s"]
+    return sum(row["sweeps_s"][name]["32"])
+
+
+def speedup(row, name):
+    """Return how many times as fast as the paper's kernel ours is."""
+    return sweep_s(row, "published") / sweep_s(row, name)
+
+
+def remapping_share(row, name):
+    """Return the share of remapping in a sweep of the paper's kernel, or of ours."""
+    if name == "published":
+        published = row["published"]
+        return 1 - sum(published["compute_s"]) / sum(published["remap_s"])
+    return 1 - sweep_s(row, "remap off") / sweep_s(row, "remap")
+
+
+def geometric_mean(figures):
+    """Return the geometric mean of positive numbers."""
+    return math.exp(sum(map(math.log, figures)) / len(figures))
+
+
+def get_balance(row, key):
+    """Return the largest load over mean of the worst mode; of our tiles with key "tiles"."""
+    if key == "tiles":
+        return row["default"]["balance"]
+    return max(mode[key] for mode in row["published"]["balance"])
+
+
+def get_balance_ratio(row):
+    """Return the largest ratio of Algorithm 1's fullest partition to the bound of the optimum."""
+    return max(m["least filled"] / m["optimum, at least"] for m in row["published"]["balance"])
+
+
+def _ms(seconds):
+    return f"{1e3 * seconds:.3g}"
+
+
+def _time(name):
+    return lambda row: _ms(sweep_s(row, name))
+
+
+def _speedup(name):
+    return lambda row: f"{speedup(row, name):.2f}"
+
+
+def _published_ms(kind, key):
+    return lambda row: _ms(row["published"][kind][key])
+
+
+def _tile_ms(size):
+    return lambda row: _ms({tile["tile_size"]: tile for tile in row["tiles"]}[size]["sweep_s"])
+
+
+def _bytes(layout):
+    return lambda row: f"{row['bytes_per_nonzero'][layout]:.1f}"
+
+
+def _balance(key):
+    return lambda row: f"{get_balance(row, key):.3g}"
+
+
+def _build(layout):
+    return lambda row: f"{row['build_s'][layout]:.3g}"
+
+
+#: For each table its columns: a title, and a function that makes a cell from a tensor's row.
+TABLES = {
+    "total": [
+        ("the paper's, ms", _time("published")),
+        ("remap, ms", _time("remap")),
+        ("faster by", _speedup("remap")),
+        ("replicated, ms", _time("replicated")),
+        ("faster by", _speedup("replicated")),
+        ("default, ms", _time("default")),
+        ("its groups", lambda row: row["default"]["groups"]),
+        ("faster by", _speedup("default")),
+    ],
+    "breakdown": [
+        ("the paper's: remapping", lambda row: f"{remapping_share(row, 'published'):.0%}"),
+        ("ours: remapping", lambda row: f"{remapping_share(row, 'remap'):.0%}"),
+        (
+            "the paper's: zeros in outputs",
+            lambda row: f"{sum(row['published']['zero_s']) / sweep_s(row, 'published'):.0%}",
+        ),
+        (
+            "largest difference of results",
+            lambda row: f"{row['published']['difference']:.1e}",
+        ),
+    ],
+    "readings": [
+        (f"{name}, ms", _published_ms("readings_s", name))
+        for name in (
+            "least filled, by index",
+            "least filled, as they come",
+            "cyclic, by index",
+            "cyclic, as they come",
+        )
+    ],
+    "columns": [
+        *((f"P = {n}", _published_ms("columns_s", str(n))) for n in (1, 2, 4, 8, 16, 32, 64)),
+        *((f"{n} partitions an SM", _published_ms("partitions_s", str(n))) for n in (2, 4)),
+    ],
+    "tiles": [(f"tiles of {size}", _tile_ms(size)) for size in (128, 256, 512, 1024)],
+    "balance": [
+        ("least filled", _balance("least filled")),
+        ("cyclic", _balance("cyclic")),
+        ("the optimum, at least", _balance("optimum, at least")),
+        ("least filled / that", lambda row: f"{get_balance_ratio(row):.3f}"),
+        ("our tiles", _balance("tiles")),
+    ],
+    "memory": [
+        ("formula, two copies", lambda row: f"{row['published']['formula']:.1f}"),
+        ("the paper's, here", lambda row: f"{row['published']['bytes_per_nonzero']:.1f}"),
+        *((layout, _bytes(layout)) for layout in ("remap", "replicated", "indexed")),
+        ("default", lambda row: f"{row['default']['bytes_per_nonzero']:.1f}"),
+    ],
+    "building": [
+        ("the paper's, s", lambda row: f"{row['published']['build_s']:.3g}"),
+        *((f"{layout}, s", _build(layout)) for layout in ("remap", "replicated", "indexed")),
+    ],
+}
+
+#: Tables of tensors with fewer nonzeros.
+_OF_FEWER = ("readings", "columns", "tiles")
+
+
+def make_table(rows, name):
+    """Return a table in Markdown; a figure that was not measured is an empty cell."""
+    columns = TABLES[name]
+    titles = ["tensor", "nonzeros", *(title for title, _ in columns)]
+    lines = ["| " + " | ".join(titles) + " |", "|" + len(titles) * "---|"]
+    for row in rows:
+        cells = [_fill_cell(row, get) for _, get in columns]
+        if any(cells):
+            nnz = row["published"]["fewer_nnz"] if name in _OF_FEWER else row["nnz"]
+            lines.append(f"| {row['tensor']} | {nnz / 1e6:.1f}M | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _fill_cell(row, get):
+    try:
+        return get(row)
+    except KeyError:
+        return ""
+
+
+def make_products_table(result):
+    """Return the table of cuSPARSE's products."""
+    lines = ["| | X C, ms | X^T K, ms | difference from ours |", "|---|---|---|---|"]
+    for product in result["spmm"]["products"]:
+        times = [f"{1e3 * seconds:.3g}" for seconds in product["seconds"]]
+        lines.append(f"| {product['name']} | {' | '.join(times)} | {product['difference']:.1e} |")
+    return "\n".join(lines)
+
+
+def summarise(result):
+    """Return sentences with the device and the means over the tensors."""
+    lines = [
+        f"{result['device']}, driver {result['driver']}, CuPy {result['cupy']}, {result['date']}; "
+        f"{result['scale']:g} of the nonzeros and of the large modes."
+    ]
+    apart = [row for row in result["rows"] if "real pairs" not in row["tensor"]]
+    for name in ("remap", "replicated", "default"):
+        ratios = [speedup(row, name) for row in apart if _fill_cell(row, _speedup(name))]
+        if ratios:
+            lines.append(
+                f"\nOver {len(ratios)} tensors drawn apart {name} is {geometric_mean(ratios):.2f} "
+                f"times as fast as the paper's kernel (geometric mean), at least {min(ratios):.2f}."
+            )
+    return "\n".join(lines)
+
+
+def make_parts(result):
+    """Return all tables that have figures, and the summary, by name."""
+    parts = {"summary": summarise(result)}
+    for name in TABLES:
+        table = make_table(result["rows"], name)
+        if table.count("\n") > 1:
+            parts[name] = table
+    if "spmm" in result:
+        parts["spmm"] = make_products_table(result)
+    return parts
+
+
+def print_tables(result):
+    """Print all tables."""
+    for name, text in make_parts(result).items():
+        print(f"\n{name}\n\n{text}", flush=True)
+
+
+def fill_page(text, result):
+    """Replace what is between the marks of each table in a page."""
+    for name, table in make_parts(result).items():
+        mark = f"<!-- written by tables.py: {name} -->"
+        pattern = re.compile(f"{re.escape(mark)}\n.*?<!-- end -->", re.S)
+        text = pattern.sub(lambda _, all=f"{mark}\n{table}\n<!-- end -->": all, text)
+    return text
+
+
+def main():
+    """Write the figures of the committed results into the page."""
+    PAGE.write_text(fill_page(PAGE.read_text(), json.loads(RESULT.read_text())))
+
+
+if __name__ == "__main__":
+    main()
