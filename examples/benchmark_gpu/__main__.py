@@ -16,7 +16,8 @@ times calls of parafac from nonzeros in NumPy to factors in NumPy. The table "gr
 modes apart with the default groups; the other tables but "whole" have all modes apart.
 
 `--paper` runs the experiments of the paper instead, on its tensors, with its own kernel beside ours
-(see `paper`): all but "ncu", which needs Nsight Compute, or the parts that are named.
+(see `paper`), with uniform and with heavy rows: all but "ncu", which needs Nsight Compute, or the
+parts that are named.
 """
 
 import argparse
@@ -27,6 +28,7 @@ from pathlib import Path
 import cupy
 import profiling
 from experiments import LAYOUTS_OF, Experiments, paper_bytes_per_nonzero
+from paper.experiments import TENSORS as PAPER_NAMES
 from paper.run import PARTS, run_paper
 from report import RANK, draw_figure, print_row, print_verdicts
 from stages import draw_calls, print_calls
@@ -48,7 +50,7 @@ def parse_arguments(argv):
     add("--tensors", nargs="+", choices=NAMES)
     add("--tables", nargs="+", default=TABLES, choices=TABLES)
     add("--ranks", nargs="+", type=int, default=[RANK], help=f"added to {RANK}, the targets' rank")
-    add("--alphas", nargs="+", type=float, default=[3.0], help="1: uniform; 3: heavy rows")
+    add("--alphas", nargs="+", type=float, help="1: uniform; 3: heavy rows")
     add("--unscattered", action="store_true", help="also with heavy rows side by side")
     add("--scale", type=float, default=1.0, help="fraction of nonzeros and of large modes' sizes")
     add("--repeats", type=int, default=20, help="maximum number of runs for a median")
@@ -57,7 +59,11 @@ def parse_arguments(argv):
     add("--figure", type=Path, help="draw a picture to this file, and others to NAME-*")
     add("--paper", nargs="*", choices=PARTS, metavar="PART", help=f"of {', '.join(PARTS)}")
     add("--profile", action="store_true", help=argparse.SUPPRESS)  # for ncu
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    is_paper = options.paper is not None
+    options.tensors = options.tensors or (PAPER_NAMES if is_paper else NAMES)
+    options.alphas = options.alphas or ([1.0, 3.0] if is_paper else [3.0])
+    return options
 
 
 def make_problems(options):
@@ -67,7 +73,7 @@ def make_problems(options):
         Problem(name, alpha, is_scattered, options.scale)
         for alpha in options.alphas
         for is_scattered in scatterings
-        for name in options.tensors or NAMES
+        for name in options.tensors
     ]
 
 
@@ -84,8 +90,7 @@ def describe_device():
 
 def run_profiler(options, deadline):
     """Profile one tensor with ncu: nell-1 if it is among them."""
-    names = options.tensors or NAMES
-    name = "nell-1" if "nell-1" in names else names[0]
+    name = "nell-1" if "nell-1" in options.tensors else options.tensors[0]
     problem = Problem(name, options.alphas[0], True, options.scale)
     limit_s = min(600, deadline.remaining_s())
     if limit_s <= 0:
@@ -124,7 +129,7 @@ def main(argv=None):
     deadline, result = Deadline(options.time_limit), {**describe_device(), "rows": []}
     print(f"{result['device']}, CuPy {result['cupy']}", flush=True)
     if options.paper is not None:
-        return run_paper(options, deadline, result)
+        return run_paper(problems, options, deadline, result)
 
     def save():
         if options.json:

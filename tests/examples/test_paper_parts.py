@@ -3,6 +3,7 @@
 import copy
 import itertools
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -100,67 +101,89 @@ def make_result():
     published = {
         "compute_s": [0.02, 0.02, 0.02], "zero_s": [0.002, 0.001, 0.001],
         "remap_s": [0.03, 0.03, 0.02], "build_s": 0.5, "bytes_per_nonzero": 64.0, "formula": 45.8,
-        "difference": 1e-6, "fewer_nnz": 1_000_000,
+        "fewer_nnz": 1_000_000, "fewer_s": 0.004, "error": 1e-5, "our_error": 1e-6,
         "balance": [
             {"least filled": 1.5, "cyclic": 2.0, "optimum, at least": 1.25},
             {"least filled": 1.0, "cyclic": 1.5, "optimum, at least": 1.0},
         ],
-        "columns_s": {str(n): 0.5 / n for n in (1, 2, 4, 8, 16, 32, 64)},
-        "partitions_s": {"1": 0.02, "2": 0.015, "4": 0.014},
+        "settings_s": {"1": {str(2**n): 0.5 / 2**n for n in range(9)}, "2": {"64": 0.001}},
         "readings_s": {"least filled, by index": 0.02, "cyclic, by index": 0.03},
     }  # fmt: skip
-    metrics = dict.fromkeys(pictures._THROUGHPUTS, 50.0)
+    metrics = dict.fromkeys(tables.THROUGHPUTS, 50.0)
     row = {
-        "tensor": "vast, real pairs", "nnz": 3_000_000, "published": published,
+        "tensor": "vast, real pairs", "alpha": 3.0, "nnz": 3_000_000, "published": published,
         "sweeps_s": {"remap": {"32": [0.01, 0.01, 0.02]}, "remap off": {"32": [0.01, 0.01, 0.01]}},
         "bytes_per_nonzero": {"remap": 46.0}, "build_s": {"remap": 0.05},
         "default": {
             "groups": "0 1 2", "sweep_s": 0.042, "bytes_per_nonzero": 46.0, "balance": 1.01,
         },
         "tiles": [{"tile_size": 256, "sweep_s": 0.02}, {"tile_size": 512, "sweep_s": 0.01}],
-        "ncu": [{"variant": name, "mode": 0, **metrics} for name in ("remap", "paper")],
+        "ncu": [
+            {"variant": name, "mode": 0, **metrics}
+            for name in ("replicated", "indexed", "remap", "paper")
+        ],
     }  # fmt: skip
     other = copy.deepcopy(row) | {"tensor": "music", "sweeps_s": {}, "tiles": []}
     del other["published"]["readings_s"], other["ncu"]
+    product = {"name": "ours", "seconds": [0.001, 0.002], "difference": 0.0}
     return {
         "device": "a GPU", "driver": "1.2", "cupy": "14", "date": "2026-11-26", "scale": 0.5,
         "rows": [row, other],
-        "spmm": {"products": [{"name": "ours", "seconds": [0.001, 0.002], "difference": 0.0}]},
+        "spmm": [
+            {"tensor": "nell-2", "nnz": 9e6, "num_pairs": 5e5, "products": [product, product]}
+        ],
     }  # fmt: skip
 
 
 def test_tables():
     parts = tables.make_parts(make_result())
     assert parts["total"].splitlines()[2] == (
-        "| vast, real pairs | 3.0M | 84 | 40 | 2.10 |  |  | 42 | 0 1 2 | 2.00 |"
+        "| vast, real pairs | 3 | 3.0M | 84 | 40 | 2.10 |  |  | 42 | 0 1 2 | 2.00 |"
     )
     assert parts["breakdown"].splitlines()[2:] == [
-        "| vast, real pairs | 3.0M | 25% | 25% | 5% | 1.0e-06 |",
-        "| music | 3.0M | 25% |  | 5% | 1.0e-06 |",
+        "| vast, real pairs | 3 | 3.0M | 25% | 25% | 5% |",
+        "| music | 3 | 3.0M | 25% |  | 5% |",
     ]
-    assert parts["balance"].splitlines()[3] == "| music | 3.0M | 1.5 | 2 | 1.25 | 1.200 | 1.01 |"
+    assert parts["balance"].splitlines()[3] == (
+        "| music | 3 | 3.0M | 1.5 | 2 | 1.25 | 1.200 | 1.01 |"
+    )
+    assert (
+        parts["settings"]
+        .splitlines()[2]
+        .endswith("| 7.81 | 3.91 | 1.95 | 1 (P = 64, 2 an SM) | 4 | 0.25 |")
+    )
     assert parts["readings"].count("\n") == 2  # the other tensor has none
-    assert parts["spmm"].splitlines()[2] == "| ours | 1 | 2 | 0.0e+00 |"
-    assert "1 tensors drawn apart default is 2.00 times" in parts["summary"]
+    assert parts["throughput"].splitlines()[2].endswith("| 50 | 50 | 50 | 50 |")
+    assert parts["spmm"].splitlines()[2:] == [
+        "| nell-2 | 9.0M | 0.50M | ours | 1 | 2 | 0.0e+00 |",
+        "| | | | ours | 1 | 2 | 0.0e+00 |",
+    ]
+    assert "alpha 3, 1 tensors drawn apart: default is 2.00 times" in parts["summary"]
 
 
 def test_the_page_is_filled_between_its_marks():
-    mark = "<!-- written by tables.py: spmm -->"
-    page = tables.fill_page(f"Above\n{mark}\nold\n<!-- end -->\nBelow\n", make_result())
-    assert page.startswith(f"Above\n{mark}\n| | X C")
+    mark = "<!-- written by tables.py: run, spmm -->"
+    page = f"Above\n{mark}\nold\n<!-- end -->\nBelow\n"
+    assert tables.fill_page(page, "other", make_result()) == page
+    page = tables.fill_page(page, "run", make_result())
+    assert page.startswith(f"Above\n{mark}\n| tensor")
     assert page.endswith("|\n<!-- end -->\nBelow\n")
     assert "old" not in page
-    assert tables.fill_page(page, make_result()) == page
+    assert tables.fill_page(page, "run", make_result()) == page
 
 
 def test_the_figures_of_the_page_are_those_of_the_json():
-    result = json.loads(tables.RESULT.read_text())
-    page = tables.PAGE.read_text()
-    assert tables.fill_page(page, result) == page
-    assert page.count("<!-- written by tables.py") == len(tables.make_parts(result))
+    page, marks = tables.PAGE.read_text(), []
+    for path in tables.RESULTS.glob("*.json"):
+        result = json.loads(path.read_text())
+        assert tables.fill_page(page, path.stem, result) == page
+        marks += [f"{path.stem}, {name}" for name in tables.make_parts(result)]
+    found = re.findall("<!-- written by tables.py: (.+) -->\n", page)
+    assert found
+    assert set(found) <= set(marks)
 
 
 def test_pictures(tmp_path):
     pictures.draw_pictures(make_result(), tmp_path / "paper.png")
     names = {path.stem for path in tmp_path.iterdir()}
-    assert names == {f"paper-{name}" for name in pictures._PICTURES}
+    assert names == {f"paper-{name}-3" for name in pictures._PICTURES}

@@ -10,7 +10,13 @@ import cupy
 import numpy as np
 import profiling
 from balance import largest_share_of_tiles
-from experiments import LAYOUTS, Experiments, make_grouped_steps
+from experiments import (
+    LAYOUTS,
+    Experiments,
+    make_grouped_steps,
+    make_sweep,
+    paper_bytes_per_nonzero,
+)
 from report import RANK, describe_groups
 from tensors import Problem, build, draw_factors, free_memory
 from timing import time_call, time_once, time_steps
@@ -24,53 +30,51 @@ TENSORS = (
     "vast, real pairs",
 )  # fmt: skip
 
-#: What is measured of each tensor.
-PARTS = ("sweeps", "readings", "columns", "tiles", "ncu")
+#: What is measured of each tensor; all but the first and the last of one drawn apart, with fewer
+#: nonzeros.
+PARTS = ("sweeps", "settings", "readings", "accuracy", "tiles", "ncu")
 
-#: The paper's P, and tile sizes of ours.
-NUM_COLUMNS = (64, 32, 16, 8, 4, 2, 1)
+#: The paper's P with one partition for each multiprocessor, as it has, and with more of them.
+NUM_COLUMNS = {1: (256, 128, 64, 32, 16, 8, 4, 2, 1), 2: (128, 64, 32), 4: (128, 64, 32)}
+
+#: Tile sizes of ours, beside the default.
 TILE_SIZES = (128, 256, 512, 1024)
-
-#: Partitions for each multiprocessor: the paper has one.
-PARTITIONS_PER_MULTIPROCESSOR = (1, 2, 4)
 
 #: What the paper leaves open: how indices are assigned, and how a partition is ordered.
 ASSIGNMENTS = {"least filled": partition_mode, "cyclic": deal_mode}
 ORDERS = {"by index": True, "as they come": False}
 
-#: The most nonzeros in all parts but the sweeps; modes keep their sizes. With P = 1 a sweep takes
-#: a microsecond for each nonzero, mode and multiprocessor.
-_MOST_NONZEROS = 20_000_000
+#: The most nonzeros where there are fewer; modes are as much shorter. With P = 1 the paper's kernel
+#: takes a microsecond or two for each nonzero of the fullest partition.
+_MOST_NONZEROS = 5_000_000
 
-#: Seconds to spend on a median that is one of many figures.
-_SHORT_S = 0.3
+#: Seconds to spend on a median, and of a sweep that is timed only once.
+_SHORT_S, _LONG_S = 0.3, 0.1
 
 
 class PaperExperiments(Experiments):
     """The measurement of one tensor, as in `Experiments`."""
 
-    def __init__(self, name, options, deadline, save):
-        super().__init__(
-            Problem(name, options.alphas[0], True, options.scale), options, deadline, save
-        )
+    def __init__(self, problem, options, deadline, save):
+        super().__init__(problem, options, deadline, save)
         self.tables = {"remapping", "building", "bytes"}
         self.num_partitions = cupy.cuda.Device().attributes["MultiProcessorCount"]
-        self.row["published"] = {"num_partitions": self.num_partitions}
+        formula = paper_bytes_per_nonzero(problem.shape, problem.nnz)
+        self.row["published"] = {"num_partitions": self.num_partitions, "formula": formula}
 
     def run(self, part):
         """Measure a part, as far as time and memory allow."""
-        self._attempt(part, getattr(self, f"_run_{part}"))
+        if part in ("sweeps", "ncu") or "real pairs" not in self.problem.name:
+            self._attempt(part, getattr(self, f"_run_{part}"))
 
     def _run_sweeps(self):
-        nonzeros, shape = self.problem.draw(np.float32), self.problem.shape
-        outputs = [cupy.zeros((size, RANK), np.float32) for size in shape]
-        self._attempt("published", self._run_published, nonzeros, outputs)
-        self._attempt("default", self._run_default, nonzeros, outputs)
-        del outputs
+        nonzeros = self.problem.draw(np.float32)
+        self._attempt("published", self._run_published, nonzeros)
+        self._attempt("default", self._run_default, nonzeros)
         for layout in LAYOUTS:
             self._attempt(layout, self._run_layout, nonzeros, layout)
 
-    def _run_published(self, nonzeros, outputs):
+    def _run_published(self, nonzeros):
         """Time the paper's kernel: building, computing alone, and with remapping."""
         shape, row = self.problem.shape, self.row["published"]
         nothing = cupy.zeros((len(shape), 1), np.int32), cupy.zeros(1, np.float32)
@@ -79,15 +83,22 @@ class PaperExperiments(Experiments):
         x, row["build_s"] = time_call(make)
         free_memory()
         row["bytes_per_nonzero"] = x.nbytes / self.problem.nnz
-        factors = draw_factors(shape, RANK, np.float32)
-        steps = itertools.chain(*make_steps(x, factors, outputs))
-        seconds = time_steps(list(steps), self.options.repeats).reshape(-1, 3)
+        steps = list(itertools.chain(*make_steps(x, *draw_matrices(shape))))
+        seconds = self._time(steps).reshape(-1, 3)
         for name, modes in zip(("compute_s", "zero_s", "remap_s"), seconds.T, strict=True):
             row[name] = modes.tolist()
         row["balance"] = [
             self._measure_balance(rows, size, starts)
             for rows, size, starts in zip(nonzeros[0], shape, x.starts, strict=True)
         ]
+
+    def _time(self, steps):
+        """Time steps of the paper's kernel: once if they take long."""
+        time_once(steps)  # compiles
+        seconds = time_once(steps)
+        if seconds.sum() > _LONG_S:
+            return seconds
+        return time_steps(steps, self.options.repeats, _SHORT_S)
 
     def _measure_balance(self, rows, size, starts):
         """Divide the fullest partition of one mode, and a bound of it, by the mean."""
@@ -100,13 +111,11 @@ class PaperExperiments(Experiments):
             "optimum, at least": bound_optimum(row_nnz, count, cupy) / mean,
         }
 
-    def _run_default(self, nonzeros, outputs):
-        """Time ours as users get it, with groups of modes, and compare the results."""
+    def _run_default(self, nonzeros):
+        """Time ours as users get it, with groups of modes."""
         x, _ = build(*nonzeros, self.problem.shape, None, "auto")
         free_memory()
-        factors = draw_factors(x.shape, RANK, x.dtype)
-        outs = [cupy.empty_like(output) for output in outputs]
-        steps = make_grouped_steps(x, factors, outs)
+        steps = make_grouped_steps(x, *draw_matrices(x.shape))
         tile_size, count = x._layout.tile_size, self.num_partitions
         self.row["default"] = {
             "layout": x.layout, "groups": describe_groups(x.groups),
@@ -114,65 +123,69 @@ class PaperExperiments(Experiments):
             "bytes_per_nonzero": x.nbytes / x.nnz, "tile_size": tile_size,
             "balance": largest_share_of_tiles(x.nnz, tile_size, count) / (x.nnz / count),
         }  # fmt: skip
-        if "remap_s" in self.row["published"]:
-            pairs = zip(outs, outputs, strict=True)
-            self.row["published"]["difference"] = max(compare(*pair) for pair in pairs)
 
-    def _draw_some(self):
-        """Draw the tensor with at most `_MOST_NONZEROS`."""
+    def _shrink(self):
+        """Return the tensor with at most `_MOST_NONZEROS`."""
         problem = self.problem
         share = min(1.0, _MOST_NONZEROS / problem.nnz)
-        some = Problem(problem.name, problem.alpha, True, problem.scale, share)
-        self.row["published"]["fewer_nnz"] = some.nnz
-        return some.draw(np.float32)
+        problem = Problem(problem.name, problem.alpha, True, share * problem.scale)
+        self.row["published"]["fewer_nnz"] = problem.nnz
+        return problem
 
-    def _make_some_steps(self, nonzeros, num_partitions, *reading):
-        """Return a function of P that returns what computes a sweep of the paper's kernel."""
-        shape = self.problem.shape
-        x = PaperTensor(*nonzeros, shape, num_partitions, *reading)
-        free_memory()
-        factors = draw_factors(shape, RANK, np.float32)
-        outputs = [cupy.empty((size, RANK), np.float32) for size in shape]
-
-        def make(num_columns=32):
-            return [
-                step for mode in make_steps(x, factors, outputs, num_columns) for step in mode[1:]
-            ]
-
-        return make
+    def _run_settings(self):
+        """Time the paper's P, and more partitions than multiprocessors."""
+        problem, row = self._shrink(), self.row["published"]
+        nonzeros, matrices = problem.draw(np.float32), draw_matrices(problem.shape)
+        row["settings_s"] = {}
+        for ratio, counts in NUM_COLUMNS.items():
+            x = PaperTensor(*nonzeros, problem.shape, ratio * self.num_partitions)
+            row["settings_s"][str(ratio)] = {
+                str(count): float(self._time(list_steps(x, *matrices, count)).sum())
+                for count in counts
+            }
+        x, _ = build(*nonzeros, problem.shape, "remap")
+        steps = make_sweep(x, RANK)[-1]
+        row["fewer_s"] = float(time_steps(steps, self.options.repeats, _SHORT_S).sum())
 
     def _run_readings(self):
         """Time the readings of the paper's text."""
-        nonzeros, times = self._draw_some(), {}
-        for (name, assign), (order, by_row) in itertools.product(
-            ASSIGNMENTS.items(), ORDERS.items()
-        ):
-            make = self._make_some_steps(nonzeros, self.num_partitions, assign, by_row)
-            times[f"{name}, {order}"] = float(time_steps(make(), 3, _SHORT_S).sum())
+        problem, times = self._shrink(), {}
+        nonzeros, matrices = problem.draw(np.float32), draw_matrices(problem.shape)
+        for assignment, order in itertools.product(ASSIGNMENTS, ORDERS):
+            reading = ASSIGNMENTS[assignment], ORDERS[order]
+            x = PaperTensor(*nonzeros, problem.shape, self.num_partitions, *reading)
+            seconds = self._time(list_steps(x, *matrices))
+            times[f"{assignment}, {order}"] = float(seconds.sum())
         self.row["published"]["readings_s"] = times
 
-    def _run_columns(self):
-        """Time the paper's P, and more partitions than multiprocessors."""
-        nonzeros, row = self._draw_some(), self.row["published"]
-        row["partitions_s"] = {}
-        for ratio in PARTITIONS_PER_MULTIPROCESSOR:
-            make = self._make_some_steps(nonzeros, ratio * self.num_partitions)
-            if ratio == 1:
-                time_once(make())  # compiles
-                times = {count: float(time_once(make(count)).sum()) for count in NUM_COLUMNS}
-                row["columns_s"] = {str(count): seconds for count, seconds in times.items()}
-            row["partitions_s"][str(ratio)] = float(time_steps(make(), 3, _SHORT_S).sum())
+    def _run_accuracy(self):
+        """Compare the paper's kernel, and ours, in float32 with ours in float64."""
+        problem = self._shrink()
+        coords, values = problem.draw(np.float32)
+        factors, outputs = draw_matrices(problem.shape)
+        for step in list_steps(
+            PaperTensor(coords, values, problem.shape, self.num_partitions), factors, outputs
+        ):
+            step()
+        ours, exact = (
+            compute_sweep(coords, values.astype(dtype), problem.shape, factors)
+            for dtype in (np.float32, np.float64)
+        )
+        for name, outs in (("error", outputs), ("our_error", ours)):
+            pairs = zip(outs, exact, strict=True)
+            self.row["published"][name] = max(compare(*pair) for pair in pairs)
 
     def _run_tiles(self):
-        nonzeros = self._draw_some()
+        nonzeros = self._shrink().draw(np.float32)
         for size in TILE_SIZES:
             setting = {"MAX_TILE_SIZE": size}
             self._attempt(f"tiles of {size}", self._run_tile_setting, nonzeros, setting)
 
     def _run_ncu(self):
-        problem = self.problem
+        problem = self._shrink()
         variants = profiling.list_variants(len(problem.shape))
-        launches = profiling.profile(problem, len(variants), self.deadline.remaining_s())
+        limit_s = min(100, self.deadline.remaining_s())
+        launches = profiling.profile(problem, len(variants), limit_s)
         if launches is None:
             self._skip("ncu", "it gave no figures")
         else:
@@ -181,6 +194,26 @@ class PaperExperiments(Experiments):
                 {"variant": variant, "mode": mode, **launch}
                 for (variant, mode), launch in zip(variants, launches, strict=True)
             ]
+
+
+def draw_matrices(shape):
+    """Return factors, and arrays for the MTTKRPs."""
+    outputs = [cupy.empty((size, RANK), np.float32) for size in shape]
+    return draw_factors(shape, RANK, np.float32), outputs
+
+
+def list_steps(x, factors, outputs, num_columns=32):
+    """Return what computes a sweep of the paper's kernel."""
+    return [step for mode in make_steps(x, factors, outputs, num_columns) for step in mode[1:]]
+
+
+def compute_sweep(coords, values, shape, factors):
+    """Compute all MTTKRPs by ours, in the type of the values."""
+    x, _ = build(coords, values, shape, "indexed")
+    _, outs, steps = make_sweep(x, RANK, [factor.astype(x.dtype) for factor in factors])
+    for step in steps:
+        step()
+    return outs
 
 
 def compare(found, expected):

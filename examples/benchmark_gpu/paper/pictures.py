@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from .tables import get_balance, remapping_share, sweep_s
+from .tables import THROUGHPUTS, get_balance, get_throughput, remapping_share, sweep_s
 
 _OURS = ("remap", "replicated", "indexed")
 
@@ -19,19 +19,29 @@ def _get(figure, rows, *arguments):
 
 
 def draw_pictures(result, path):
-    """Draw each experiment of which there are figures to a file of its own, NAME-*."""
-    for name, draw in _PICTURES.items():
-        needed = _NEEDED[name]
-        rows = [row for row in result["rows"] if row.get(needed) or needed in row["published"]]
-        if rows:
-            _draw(draw, rows, result, path.with_stem(f"{path.stem}-{name}"))
+    """Draw each experiment of which there are figures to a file of its own for each alpha."""
+    for alpha in sorted({row["alpha"] for row in result["rows"]}):
+        for name, draw in _PICTURES.items():
+            rows = [row for row in result["rows"] if row["alpha"] == alpha]
+            rows = [
+                row for row in rows if row.get(_NEEDED[name]) or _NEEDED[name] in row["published"]
+            ]
+            if rows:
+                own_path = path.with_stem(f"{path.stem}-{name}-{alpha:g}")
+                _draw(draw, rows, describe_run(result, alpha), own_path)
+
+
+def describe_run(result, alpha):
+    """Describe where the figures of a picture are from."""
+    scale = "" if result["scale"] == 1 else f", {result['scale']:g} of the size"
+    return f"alpha {alpha:g}{scale}; {result['device']}, {result['date']}"
 
 
 #: What a tensor's row, or its part "published", must have for each picture.
 _NEEDED = {
     "breakdown": "remap_s",
     "throughput": "ncu",
-    "columns": "columns_s",
+    "columns": "settings_s",
     "tiles": "tiles",
     "total": "remap_s",
     "balance": "balance",
@@ -40,15 +50,12 @@ _NEEDED = {
 }
 
 
-def _draw(draw, rows, result, path):
+def _draw(draw, rows, description, path):
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     draw(figure, rows)
-    scale = "" if result["scale"] == 1 else f", {result['scale']:g} of the size"
-    figure.supxlabel(
-        f"{result['device']}, {result['date']}{scale}", size="x-small", x=0.99, ha="right"
-    )
+    figure.supxlabel(description, size="x-small", x=0.99, ha="right")
     for axes in figure.axes:
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=100)
@@ -89,34 +96,23 @@ def draw_breakdown(figure, rows):
 
 def draw_throughput(figure, rows):
     """SM and L1 throughput by ncu, means over the modes."""
-    for axes, (metric, title) in zip(figure.subplots(1, 2), _THROUGHPUTS.items(), strict=True):
-        variants = dict.fromkeys(launch["variant"] for launch in rows[0]["ncu"])
-        heights = {
-            variant: [
-                np.mean([run[metric] for run in row["ncu"] if run["variant"] == variant])
-                for row in rows
-            ]
-            for variant in variants
-        }
+    variants = ("paper", "replicated", "indexed", "remap")
+    for axes, (metric, name) in zip(figure.subplots(1, 2), THROUGHPUTS.items(), strict=True):
+        heights = {variant: _get(get_throughput, rows, variant, metric) for variant in variants}
         _draw_bars(axes, rows, heights)
-        axes.set(ylabel="% of the peak", title=title)
+        axes.set(ylabel="% of the peak", title=f"{name} throughput")
         axes.tick_params(axis="x", rotation=45)
     _add_legend(figure, axes, len(variants))
-
-
-_THROUGHPUTS = {
-    "sm__throughput.avg.pct_of_peak_sustained_elapsed": "SM throughput",
-    "l1tex__throughput.avg.pct_of_peak_sustained_active": "L1 throughput",
-}
 
 
 def draw_columns(figure, rows):
     """Throughput of the paper's kernel by P, relative to its best."""
     axes = figure.subplots()
-    counts = sorted(map(int, rows[0]["published"]["columns_s"]))
-    seconds = {n: [row["published"]["columns_s"][str(n)] for row in rows] for n in counts}
+    times = [row["published"]["settings_s"]["1"] for row in rows]
+    counts = sorted(times[0], key=int)
+    seconds = {count: np.array([own[count] for own in times]) for count in counts}
     best = np.min(list(seconds.values()), axis=0)
-    _draw_bars(axes, rows, {f"P = {n}": best / seconds[n] for n in counts})
+    _draw_bars(axes, rows, {f"P = {count}": best / seconds[count] for count in counts})
     axes.set_ylabel("throughput / the best")
     _add_legend(figure, axes, len(counts))
 

@@ -4,14 +4,21 @@ python examples/benchmark_gpu/paper/tables.py  # writes those of the committed r
 """
 
 import json
-import math
 import re
 from pathlib import Path
+from statistics import geometric_mean, mean
 
-#: The figures of the page.
-RESULT = Path(__file__).resolve().with_name("results") / "paper.json"
+#: The figures of the page, a file for each run.
+RESULTS = Path(__file__).resolve().with_name("results")
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "paper.md"
+
+
+#: Metrics of ncu in the paper's figures, and their names.
+THROUGHPUTS = {
+    "sm__throughput.avg.pct_of_peak_sustained_elapsed": "SM",
+    "l1tex__throughput.avg.pct_of_peak_sustained_active": "L1",
+}
 
 
 def sweep_s(row, name):
@@ -34,11 +41,6 @@ def remapping_share(row, name):
         published = row["published"]
         return 1 - sum(published["compute_s"]) / sum(published["remap_s"])
     return 1 - sweep_s(row, "remap off") / sweep_s(row, "remap")
-
-
-def geometric_mean(figures):
-    """Return the geometric mean of positive numbers."""
-    return math.exp(sum(map(math.log, figures)) / len(figures))
 
 
 def get_balance(row, key):
@@ -65,8 +67,32 @@ def _speedup(name):
     return lambda row: f"{speedup(row, name):.2f}"
 
 
-def _published_ms(kind, key):
-    return lambda row: _ms(row["published"][kind][key])
+def _reading_ms(name):
+    return lambda row: _ms(row["published"]["readings_s"][name])
+
+
+def _columns_ms(num_columns):
+    return lambda row: _ms(row["published"]["settings_s"]["1"][str(num_columns)])
+
+
+def find_best(row):
+    """Return the seconds of the paper's kernel at its best setting, its P, and partitions an SM."""
+    settings = row["published"]["settings_s"].items()
+    return min((s, int(count), ratio) for ratio, all in settings for count, s in all.items())
+
+
+def _describe_best(row):
+    seconds, count, ratio = find_best(row)
+    return f"{_ms(seconds)} (P = {count}, {ratio} an SM)"
+
+
+def get_throughput(row, variant, metric):
+    """Return a metric of ncu, the mean over the modes."""
+    return mean(launch[metric] for launch in row["ncu"] if launch["variant"] == variant)
+
+
+def _throughput(variant, metric):
+    return lambda row: f"{get_throughput(row, variant, metric):.0f}"
 
 
 def _tile_ms(size):
@@ -104,13 +130,9 @@ TABLES = {
             "the paper's: zeros in outputs",
             lambda row: f"{sum(row['published']['zero_s']) / sweep_s(row, 'published'):.0%}",
         ),
-        (
-            "largest difference of results",
-            lambda row: f"{row['published']['difference']:.1e}",
-        ),
     ],
     "readings": [
-        (f"{name}, ms", _published_ms("readings_s", name))
+        (f"{name}, ms", _reading_ms(name))
         for name in (
             "least filled, by index",
             "least filled, as they come",
@@ -118,9 +140,23 @@ TABLES = {
             "cyclic, as they come",
         )
     ],
-    "columns": [
-        *((f"P = {n}", _published_ms("columns_s", str(n))) for n in (1, 2, 4, 8, 16, 32, 64)),
-        *((f"{n} partitions an SM", _published_ms("partitions_s", str(n))) for n in (2, 4)),
+    "accuracy": [
+        ("the paper's kernel", lambda row: f"{row['published']['error']:.1e}"),
+        ("ours", lambda row: f"{row['published']['our_error']:.1e}"),
+    ],
+    "settings": [
+        *((f"P = {n}", _columns_ms(n)) for n in (1, 2, 4, 8, 16, 32, 64, 128, 256)),
+        ("the best", _describe_best),
+        ("remap", lambda row: _ms(row["published"]["fewer_s"])),
+        (
+            "faster than the best by",
+            lambda row: f"{find_best(row)[0] / row['published']['fewer_s']:.2f}",
+        ),
+    ],
+    "throughput": [
+        (f"{label}, {unit} %", _throughput(variant, metric))
+        for metric, unit in THROUGHPUTS.items()
+        for variant, label in (("paper", "the paper's"), ("remap", "remap"))
     ],
     "tiles": [(f"tiles of {size}", _tile_ms(size)) for size in (128, 256, 512, 1024)],
     "balance": [
@@ -143,19 +179,20 @@ TABLES = {
 }
 
 #: Tables of tensors with fewer nonzeros.
-_OF_FEWER = ("readings", "columns", "tiles")
+_OF_FEWER = ("readings", "accuracy", "settings", "throughput", "tiles")
 
 
 def make_table(rows, name):
     """Return a table in Markdown; a figure that was not measured is an empty cell."""
     columns = TABLES[name]
-    titles = ["tensor", "nonzeros", *(title for title, _ in columns)]
+    titles = ["tensor", "alpha", "nonzeros", *(title for title, _ in columns)]
     lines = ["| " + " | ".join(titles) + " |", "|" + len(titles) * "---|"]
     for row in rows:
         cells = [_fill_cell(row, get) for _, get in columns]
         if any(cells):
             nnz = row["published"]["fewer_nnz"] if name in _OF_FEWER else row["nnz"]
-            lines.append(f"| {row['tensor']} | {nnz / 1e6:.1f}M | {' | '.join(cells)} |")
+            start = f"{row['tensor']} | {row['alpha']:g} | {nnz / 1e6:.1f}M"
+            lines.append(f"| {start} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -166,30 +203,39 @@ def _fill_cell(row, get):
         return ""
 
 
-def make_products_table(result):
+def make_products_table(rows):
     """Return the table of cuSPARSE's products."""
-    lines = ["| | X C, ms | X^T K, ms | difference from ours |", "|---|---|---|---|"]
-    for product in result["spmm"]["products"]:
-        times = [f"{1e3 * seconds:.3g}" for seconds in product["seconds"]]
-        lines.append(f"| {product['name']} | {' | '.join(times)} | {product['difference']:.1e} |")
+    titles = ["tensor", "nonzeros", "pairs", "by", "X C, ms", "X^T K, ms", "difference from ours"]
+    lines = ["| " + " | ".join(titles) + " |", "|" + len(titles) * "---|"]
+    for row in rows:
+        start = f"{row['tensor']} | {row['nnz'] / 1e6:.1f}M | {row['num_pairs'] / 1e6:.2f}M"
+        for product in row["products"]:
+            times = " | ".join(map(_ms, product["seconds"]))
+            end = f"{times} | {product['difference']:.1e}"
+            lines.append(f"| {start} | {product['name']} | {end} |")
+            start = "| |"
     return "\n".join(lines)
 
 
 def summarise(result):
-    """Return sentences with the device and the means over the tensors."""
+    """Return the device, and the means over the tensors that are drawn apart."""
+    size = "" if result["scale"] == 1 else f", {result['scale']:g} of the tensors' sizes"
     lines = [
-        f"{result['device']}, driver {result['driver']}, CuPy {result['cupy']}, {result['date']}; "
-        f"{result['scale']:g} of the nonzeros and of the large modes."
+        f"{result['device']}, driver {result['driver']}, CuPy {result['cupy']}, "
+        f"{result['date']}{size}."
     ]
     apart = [row for row in result["rows"] if "real pairs" not in row["tensor"]]
-    for name in ("remap", "replicated", "default"):
-        ratios = [speedup(row, name) for row in apart if _fill_cell(row, _speedup(name))]
-        if ratios:
-            lines.append(
-                f"\nOver {len(ratios)} tensors drawn apart {name} is {geometric_mean(ratios):.2f} "
-                f"times as fast as the paper's kernel (geometric mean), at least {min(ratios):.2f}."
-            )
-    return "\n".join(lines)
+    for alpha in sorted({row["alpha"] for row in apart}):
+        for name in ("remap", "replicated", "default"):
+            rows = [row for row in apart if row["alpha"] == alpha]
+            ratios = [speedup(row, name) for row in rows if _fill_cell(row, _speedup(name))]
+            if ratios:
+                lines.append(
+                    f"- alpha {alpha:g}, {len(ratios)} tensors drawn apart: {name} is "
+                    f"{geometric_mean(ratios):.2f} times as fast as the paper's kernel "
+                    f"(geometric mean), at least {min(ratios):.2f}"
+                )
+    return "\n".join([lines[0], *([""] if lines[1:] else []), *lines[1:]])
 
 
 def make_parts(result):
@@ -200,7 +246,7 @@ def make_parts(result):
         if table.count("\n") > 1:
             parts[name] = table
     if "spmm" in result:
-        parts["spmm"] = make_products_table(result)
+        parts["spmm"] = make_products_table(result["spmm"])
     return parts
 
 
@@ -210,10 +256,10 @@ def print_tables(result):
         print(f"\n{name}\n\n{text}", flush=True)
 
 
-def fill_page(text, result):
-    """Replace what is between the marks of each table in a page."""
+def fill_page(text, run, result):
+    """Replace what is between the marks of a run's tables in a page."""
     for name, table in make_parts(result).items():
-        mark = f"<!-- written by tables.py: {name} -->"
+        mark = f"<!-- written by tables.py: {run}, {name} -->"
         pattern = re.compile(f"{re.escape(mark)}\n.*?<!-- end -->", re.S)
         text = pattern.sub(lambda _, all=f"{mark}\n{table}\n<!-- end -->": all, text)
     return text
@@ -221,7 +267,10 @@ def fill_page(text, result):
 
 def main():
     """Write the figures of the committed results into the page."""
-    PAGE.write_text(fill_page(PAGE.read_text(), json.loads(RESULT.read_text())))
+    text = PAGE.read_text()
+    for path in sorted(RESULTS.glob("*.json")):
+        text = fill_page(text, path.stem, json.loads(path.read_text()))
+    PAGE.write_text(text)
 
 
 if __name__ == "__main__":
