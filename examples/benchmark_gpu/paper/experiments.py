@@ -30,14 +30,14 @@ TENSORS = (
     "vast, real pairs",
 )  # fmt: skip
 
-#: What is measured of each tensor; all but the first and the last of one drawn apart, with fewer
-#: nonzeros.
+#: What is measured of each tensor: all but the sweeps with fewer nonzeros, and all but the sweeps
+#: and ncu's figures only where modes are drawn apart.
 PARTS = ("sweeps", "settings", "readings", "accuracy", "tiles", "ncu")
 
 #: The paper's P with one partition for each multiprocessor, as it has, and with more of them.
 NUM_COLUMNS = {1: (256, 128, 64, 32, 16, 8, 4, 2, 1), 2: (128, 64, 32), 4: (128, 64, 32)}
 
-#: Tile sizes of ours, beside the default.
+#: Tile sizes of ours.
 TILE_SIZES = (128, 256, 512, 1024)
 
 #: What the paper leaves open: how indices are assigned, and how a partition is ordered.
