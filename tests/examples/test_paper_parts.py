@@ -117,13 +117,13 @@ def make_result():
         "default": {
             "groups": "0 1 2", "sweep_s": 0.042, "bytes_per_nonzero": 46.0, "balance": 1.01,
         },
-        "tiles": [{"tile_size": 256, "sweep_s": 0.02}, {"tile_size": 512, "sweep_s": 0.01}],
+        "tiles_s": {"256": 0.02, "512": 0.01},
         "ncu": [
             {"variant": name, "mode": 0, **metrics}
             for name in ("replicated", "indexed", "remap", "paper")
         ],
     }  # fmt: skip
-    other = copy.deepcopy(row) | {"tensor": "music", "sweeps_s": {}, "tiles": []}
+    other = copy.deepcopy(row) | {"tensor": "music", "sweeps_s": {}, "tiles_s": {}}
     del other["published"]["readings_s"], other["ncu"]
     product = {"name": "ours", "seconds": [0.001, 0.002], "difference": 0.0}
     return {

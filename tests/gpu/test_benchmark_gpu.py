@@ -128,7 +128,8 @@ def test_the_papers_experiments(tmp_path):
     assert published["error"] < 1e-3
     assert published["our_error"] < 1e-4
     assert [len(times) for times in published["settings_s"].values()] == [9, 3, 3]
-    assert len(published["readings_s"]) == len(result["rows"][0]["tiles"]) == 4
+    assert len(published["readings_s"]) == 4
+    assert {"128", "256", "512"} <= result["rows"][0]["tiles_s"].keys()
     for row in result["spmm"]:
         for product in row["products"]:
             assert product["difference"] < 1e-4

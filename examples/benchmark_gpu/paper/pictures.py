@@ -42,7 +42,7 @@ _NEEDED = {
     "breakdown": "remap_s",
     "throughput": "ncu",
     "columns": "settings_s",
-    "tiles": "tiles",
+    "tiles": "tiles_s",
     "total": "remap_s",
     "balance": "balance",
     "memory": "bytes_per_nonzero",
@@ -120,11 +120,8 @@ def draw_columns(figure, rows):
 def draw_tiles(figure, rows):
     """Throughput of ours by remap and the size of a tile, relative to its best."""
     axes = figure.subplots()
-    sizes = sorted({tile["tile_size"] for row in rows for tile in row["tiles"]})
-    seconds = np.full((len(sizes), len(rows)), np.nan)
-    for place, row in enumerate(rows):
-        for tile in row["tiles"]:
-            seconds[sizes.index(tile["tile_size"]), place] = tile["sweep_s"]
+    sizes = sorted({size for row in rows for size in row["tiles_s"]}, key=int)
+    seconds = np.array([_get(lambda row, n=n: row["tiles_s"][n], rows) for n in sizes])
     throughput = np.nanmin(seconds, axis=0) / seconds
     _draw_bars(axes, rows, {f"tiles of {n}": own for n, own in zip(sizes, throughput, strict=True)})
     axes.set_ylabel("throughput / the best")

@@ -38,8 +38,9 @@ def run_paper(problems, options, deadline, result):
             continue
         for experiments in measured:
             experiments.run(part)
-    for row in result["rows"]:
-        print_row(row)
+    if "sweeps" in parts:
+        for row in result["rows"]:
+            print_row(row)
     print_tables(result)
     if options.figure:
         draw_pictures(result, options.figure)
