@@ -77,7 +77,9 @@ def _label_tensors(axes, rows):
 
 
 def _add_legend(figure, axes, ncols):
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=ncols)
+    handles = axes.get_legend_handles_labels()
+    sizes = {"fontsize": "small", "handlelength": 1, "columnspacing": 1}
+    figure.legend(*handles, loc="outside upper center", ncols=ncols, **sizes)
 
 
 def draw_breakdown(figure, rows):
@@ -140,7 +142,8 @@ def draw_total(figure, rows):
         ratios = heights["published"] / heights[name]
         for x, y, ratio in zip(places[name], heights[name], ratios, strict=True):
             if np.isfinite(ratio):
-                axes.text(x, y, f"{ratio:.1f}", ha="center", va="bottom", size="x-small")
+                label = f"{ratio:.1f}" if ratio < 10 else f"{ratio:.0f}"
+                axes.text(x, y, label, ha="center", va="bottom", size="x-small")
     _add_legend(figure, axes, len(names))
 
 
