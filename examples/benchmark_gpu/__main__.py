@@ -5,6 +5,7 @@
     python examples/benchmark_gpu --tables whole --tensors uber nell-2 "nell-2, real pairs"
     python examples/benchmark_gpu --tables groups --json groups.json
     python examples/benchmark_gpu --json results.json --figure results.png
+    python examples/benchmark_gpu --paper --json paper.json --figure paper.png
 
 Nonzeros are drawn on the GPU: each mode apart, and, in tensors named "real pairs", so that
 combinations of indices repeat as in FROSTT's (see structured.py). Times are medians of many runs,
@@ -13,6 +14,10 @@ writes nothing; its time plus that of writing the output once is a lower bound f
 "remap off" is the remap layout without writing the records for the next mode. The table "whole"
 times calls of parafac from nonzeros in NumPy to factors in NumPy. The table "groups" compares all
 modes apart with the default groups; the other tables but "whole" have all modes apart.
+
+`--paper` runs the experiments of the paper instead, on its tensors, with its own kernel beside ours
+(see `paper`), with uniform and with heavy rows: all but "ncu", which needs Nsight Compute, or the
+parts that are named.
 """
 
 import argparse
@@ -22,7 +27,9 @@ from pathlib import Path
 
 import cupy
 import profiling
-from experiments import LAYOUTS, LAYOUTS_OF, Experiments, paper_bytes_per_nonzero
+from experiments import LAYOUTS_OF, Experiments, paper_bytes_per_nonzero
+from paper.experiments import TENSORS as PAPER_NAMES
+from paper.run import PARTS, run_paper
 from report import RANK, draw_figure, print_row, print_verdicts
 from stages import draw_calls, print_calls
 from tensors import NAMES, Problem, free_memory
@@ -40,18 +47,23 @@ def parse_arguments(argv):
         "benchmark_gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--tensors", nargs="+", default=NAMES, choices=NAMES)
+    add("--tensors", nargs="+", choices=NAMES)
     add("--tables", nargs="+", default=TABLES, choices=TABLES)
     add("--ranks", nargs="+", type=int, default=[RANK], help=f"added to {RANK}, the targets' rank")
-    add("--alphas", nargs="+", type=float, default=[3.0], help="1: uniform; 3: heavy rows")
+    add("--alphas", nargs="+", type=float, help="1: uniform; 3: heavy rows")
     add("--unscattered", action="store_true", help="also with heavy rows side by side")
     add("--scale", type=float, default=1.0, help="fraction of nonzeros and of large modes' sizes")
     add("--repeats", type=int, default=20, help="maximum number of runs for a median")
     add("--time-limit", type=float, metavar="S", help="start nothing new after S seconds")
     add("--json", type=Path, help="write the figures to this file, each as it is measured")
-    add("--figure", type=Path, help="draw a picture to this file, and another of whole calls")
+    add("--figure", type=Path, help="draw a picture to this file, and others to NAME-*")
+    add("--paper", nargs="*", choices=PARTS, metavar="PART", help=f"of {', '.join(PARTS)}")
     add("--profile", action="store_true", help=argparse.SUPPRESS)  # for ncu
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    is_paper = options.paper is not None
+    options.tensors = options.tensors or (PAPER_NAMES if is_paper else NAMES)
+    options.alphas = options.alphas or ([1.0, 3.0] if is_paper else [3.0])
+    return options
 
 
 def make_problems(options):
@@ -79,18 +91,17 @@ def describe_device():
 def run_profiler(options, deadline):
     """Profile one tensor with ncu: nell-1 if it is among them."""
     name = "nell-1" if "nell-1" in options.tensors else options.tensors[0]
+    problem = Problem(name, options.alphas[0], True, options.scale)
     limit_s = min(600, deadline.remaining_s())
     if limit_s <= 0:
         print("skipped ncu: out of time", flush=True)
         return None
-    alpha = options.alphas[0]
-    ndim = len(Problem(name, alpha, True, options.scale).shape)
-    num_launches = ndim * len(LAYOUTS)
-    launches = profiling.profile(name, options.scale, alpha, num_launches, limit_s)
+    variants = profiling.list_variants(len(problem.shape))
+    launches = profiling.profile(problem, len(variants), limit_s)
     if launches is None:
         return None
-    profiling.print_launches(name, launches, LAYOUTS, ndim)
-    return {"tensor": name, "alpha": alpha, "layouts": LAYOUTS, "launches": launches}
+    profiling.print_launches(name, launches, variants)
+    return {"tensor": name, "alpha": problem.alpha, "variants": variants, "launches": launches}
 
 
 def list_calls(rows):
@@ -117,6 +128,8 @@ def main(argv=None):
     set_device("cuda")  # of a COO, whatever the environment says
     deadline, result = Deadline(options.time_limit), {**describe_device(), "rows": []}
     print(f"{result['device']}, CuPy {result['cupy']}", flush=True)
+    if options.paper is not None:
+        return run_paper(problems, options, deadline, result)
 
     def save():
         if options.json:

@@ -220,13 +220,9 @@ class Experiments:
         free_memory()
         factors = draw_factors(x.shape, RANK, x.dtype)
         outs = [cupy.empty((size, RANK), x.dtype) for size in x.shape]
-        last_pass = LastPass()
-        steps = [
-            functools.partial(multiply, x._layout, x._engine, factors, mode, last_pass, out=out)
-            for mode, out in enumerate(outs)
-        ]
+        steps = make_grouped_steps(x, factors, outs)
         sweep_s = float(time_steps(steps, self.options.repeats).sum())
-        del outs, steps, last_pass
+        del outs, steps
         row = {
             "layout": layout, "groups": describe_groups(x.groups), "is_default": groups == "auto",
             "sweep_s": sweep_s, "bytes_per_nonzero": x.nbytes / x.nnz,
@@ -267,6 +263,15 @@ def make_sweep(x, rank, factors=None):
         for mode, out in enumerate(outs)
     ]
     return factors, outs, steps
+
+
+def make_grouped_steps(x, factors, outs):
+    """Return a function for each mode of a sweep in which modes of a group share a pass."""
+    last_pass = LastPass()
+    return [
+        functools.partial(multiply, x._layout, x._engine, factors, mode, last_pass, out=out)
+        for mode, out in enumerate(outs)
+    ]
 
 
 def list_others(factors, mode):

@@ -2,11 +2,14 @@
 
 import contextlib
 import csv
+import itertools
 import math
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+import numpy as np
 
 #: Metrics of ncu, with the label and unit of each column.
 METRICS = {
@@ -16,14 +19,22 @@ METRICS = {
     "dram__bytes.sum": ("DRAM GB", 1e9),
 }
 
+#: What is profiled: our layouts, and the paper's kernel.
+_VARIANTS = ("replicated", "indexed", "remap", "paper")
 
-def profile(name, scale, alpha, num_launches, limit_s):
+
+def list_variants(ndim):
+    """Return what is profiled, in order: each variant, mode by mode."""
+    return list(itertools.product(_VARIANTS, range(ndim)))
+
+
+def profile(problem, num_launches, limit_s):
     """Run this program again under ncu on one tensor, profiling `num_launches` launches.
 
     Returns
     -------
     list of dict, or None if ncu is not available
-        The metrics of each layout and mode, in the order of `run_for_profiler`.
+        The metrics of each launch, in the order of `list_variants`.
     """
     program = shutil.which("ncu")
     if program is None:
@@ -31,9 +42,10 @@ def profile(name, scale, alpha, num_launches, limit_s):
         return None
     command = [
         program, "--profile-from-start", "off", "--clock-control", "none", "--kernel-name",
-        "mttkrp", "--metrics", ",".join(METRICS), "--csv", "--print-units", "base",
-        sys.executable, str(Path(__file__).resolve().parent),
-        "--tensors", name, "--scale", str(scale), "--alphas", str(alpha), "--profile",
+        "regex:^(mttkrp|thread_block)$", "--metrics", ",".join(METRICS), "--csv",
+        "--print-units", "base", sys.executable, str(Path(__file__).resolve().parent),
+        "--tensors", problem.name, "--scale", str(problem.scale),
+        "--alphas", str(problem.alpha), "--profile",
     ]  # fmt: skip
     try:
         process = subprocess.run(command, capture_output=True, text=True, timeout=limit_s)
@@ -60,17 +72,14 @@ def parse(text):
 
 
 def run_for_profiler(problem, rank):
-    """Run one sweep of each layout with the profiler on."""
-    import numpy as np
+    """Run one sweep of each variant with the profiler on."""
     from cupyx.profiler import profile as profiler_on
-    from experiments import LAYOUTS, make_sweep
-    from tensors import build, free_memory
+    from tensors import free_memory
     from timing import synchronize
 
     nonzeros = problem.draw(np.float32)
-    for layout in LAYOUTS:
-        x, _ = build(*nonzeros, problem.shape, layout)
-        steps = make_sweep(x, rank)[-1]
+    for variant in _VARIANTS:
+        steps = _make_sweep(variant, nonzeros, problem.shape, rank)
         for step in steps:
             step()
         synchronize()
@@ -78,15 +87,29 @@ def run_for_profiler(problem, rank):
             for step in steps:
                 step()
             synchronize()
-        del x, steps
+        del steps
         free_memory()
 
 
-def print_launches(name, launches, layouts, ndim):
-    """Print the metrics of each layout and mode."""
+def _make_sweep(variant, nonzeros, shape, rank):
+    import cupy
+    from experiments import make_sweep
+    from paper.kernel import PaperTensor, make_steps
+    from tensors import build, draw_factors
+
+    if variant != "paper":
+        x, _ = build(*nonzeros, shape, variant)
+        return make_sweep(x, rank)[-1]
+    x = PaperTensor(*nonzeros, shape, cupy.cuda.Device().attributes["MultiProcessorCount"])
+    outputs = [cupy.empty((size, rank), np.float32) for size in shape]
+    steps = make_steps(x, draw_factors(shape, rank, np.float32), outputs)
+    return [step for _, zero, compute in steps for step in (zero, compute)]
+
+
+def print_launches(name, launches, variants):
+    """Print the metrics of each variant and mode."""
     print(f"\n{name}, counted by ncu" + "".join(f"{label:>9}" for label, _ in METRICS.values()))
-    pairs = [(layout, mode) for layout in layouts for mode in range(ndim)]
-    for (layout, mode), launch in zip(pairs, launches, strict=True):
+    for (variant, mode), launch in zip(variants, launches, strict=True):
         values = (launch.get(metric, math.nan) / unit for metric, (_, unit) in METRICS.items())
-        print(f"  {layout:12} mode {mode}    " + "".join(f"{value:9.1f}" for value in values))
+        print(f"  {variant:12} mode {mode}    " + "".join(f"{value:9.1f}" for value in values))
     print(flush=True)

@@ -47,6 +47,11 @@ def time_steps(steps, repeats, limit_s=1.5):
     return np.median(runs, axis=0)
 
 
+def time_once(steps):
+    """Return the seconds of each step, run once: for those that take far longer than Python."""
+    return _run_steps(steps, 0.0)[0]
+
+
 def _run_steps(steps, delay_s):
     """Return the seconds of each step, and the seconds the host took to enqueue them all."""
     events = [cupy.cuda.Event() for _ in range(len(steps) + 1)]

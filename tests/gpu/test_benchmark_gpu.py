@@ -109,6 +109,37 @@ def test_the_page_compares_with_the_bars(benchmark_run):
         assert picture.stat().st_size > 10_000
 
 
+def test_the_papers_experiments(tmp_path):
+    names = ["vast", "nell-1, real pairs"]
+    page = run(
+        "--tensors", *names, "--alphas", "3", "--paper",
+        "--json", str(tmp_path / "paper.json"), "--figure", str(tmp_path / "paper.png"),
+    )  # fmt: skip
+    result = json.loads((tmp_path / "paper.json").read_text())
+    assert [row["tensor"] for row in result["rows"]] == names
+    for row in result["rows"]:
+        assert row["skipped"] == row["failed"] == []
+        published, ndim = row["published"], len(row["shape"])
+        for name in ("compute_s", "zero_s", "remap_s", "balance"):
+            assert len(published[name]) == ndim
+        assert {*LAYOUTS, "remap off"} == row["sweeps_s"].keys()
+        assert row["default"]["sweep_s"] > 0
+    published = result["rows"][0]["published"]
+    assert published["error"] < 1e-3
+    assert published["our_error"] < 1e-4
+    assert [len(times) for times in published["settings_s"].values()] == [9, 3, 3]
+    assert len(published["readings_s"]) == 4
+    assert {"128", "256", "512"} <= result["rows"][0]["tiles_s"].keys()
+    for row in result["spmm"]:
+        for product in row["products"]:
+            assert product["difference"] < 1e-4
+            assert_positive(product["seconds"])
+    for part in ("total", "breakdown", "readings", "accuracy", "settings", "tiles", "balance"):
+        assert f"\n{part}\n" in page
+    for part in ("breakdown", "columns", "tiles", "total", "balance", "memory", "building"):
+        assert (tmp_path / f"paper-{part}-3.png").stat().st_size > 10_000
+
+
 def test_what_does_not_fit_in_time_is_skipped_and_named(tmp_path):
     path = tmp_path / "results.json"
     page = run("--tensors", "uber", "--time-limit", "0", "--json", str(path))
