@@ -17,6 +17,7 @@ from ..format.layout import Layout
 from ..format.layouts import LAYOUT_CLASSES
 from ..format.primitives import Primitives
 from ..format.tree import Tree, add_parts
+from .entries import Entries
 
 _logger = logging.getLogger("tensorly_flycoo")
 
@@ -169,6 +170,10 @@ class Engine(Primitives, ABC):
         `rows` are the MTTKRP of the group, numbered as by `combine_rows`; rows that stand for no
         indices are zero. `factors` are those of the group, None for the mode.
         """
+
+    def place_entries(self, coords: Array, shape: Sequence[int], dtype: np.dtype) -> Entries:
+        """Prepare distinct entries of a tensor, at coords (ndim, count), for many models."""
+        return Entries(self, coords, shape, dtype)
 
     def add_parts(self, rows: Array, tree: Tree) -> Array:
         """Run `tree.add_parts` on a contiguous matrix."""

@@ -5,6 +5,7 @@ ones form a second, small tensor whose values change. MTTKRP is linear, so it is
 and added up.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -46,21 +47,27 @@ class MissingEntries:
 
     def __init__(self, x: FlycooTensor, coords: Array) -> None:
         self.tensor, self.shape, self.ndim, self.dtype = x, x.shape, x.ndim, x.dtype
-        # In one piece, so that values can be given in one order.
-        device = x._engine.local_device
-        options: dict[str, Any] = {"layout": "indexed", "device": device, "slabs": 1}
-        ones = array_module(coords).ones(coords.shape[1], x.dtype)
+        self.device = x._engine.local_device
         # Building a tensor checks and sorts the coordinates, and drops duplicates.
-        self.coords, _ = FlycooTensor(coords, ones, x.shape, **options)._sorted_nonzeros()
+        self.coords, _ = self._build(coords, x.shape)._sorted_nonzeros()
         self.count = self.coords.shape[1]
         self.start, self.observed = split_entries(x, self.coords)
+
+    def _build(self, coords: Array, shape: Sequence[int]) -> FlycooTensor:
+        """Build a tensor of ones in one piece, so that values can be given in one order."""
+        ones = array_module(coords).ones(coords.shape[1], self.dtype)
+        return FlycooTensor(coords, ones, shape, layout="indexed", device=self.device, slabs=1)
+
+    @functools.cached_property
+    def _pattern(self) -> tuple[FlycooTensor, list[Array]]:
+        """The entries as a tensor, and for each mode the rows that have any.
+
+        Rows are renumbered, so that MTTKRP reads only the factors' rows with missing entries.
+        """
         pairs = [np.unique(rows, return_inverse=True) for rows in self.coords]
-        self._rows = [rows for rows, _ in pairs]
-        # Rows are renumbered, so that MTTKRP reads only the factors' rows with missing entries.
-        compact = x._engine.xp.stack([ids.reshape(-1) for _, ids in pairs])
-        sizes = [rows.size for rows in self._rows]
-        ones = x._engine.xp.ones(self.count, x.dtype)
-        self._pattern = FlycooTensor(compact, ones, sizes, **options)
+        numbers = array_module(self.coords).stack([ids.reshape(-1) for _, ids in pairs])
+        rows = [rows for rows, _ in pairs]
+        return self._build(numbers, [own.size for own in rows]), rows
 
     def __repr__(self) -> str:
         return f"<MissingEntries: {self.count} of shape {self.shape}>"
@@ -74,18 +81,17 @@ class MissingEntries:
         weights: Array | None = None,
     ) -> Array:  # fmt: skip
         """Add the MTTKRP of missing entries with these `values` to `out` (I_mode, R); return it."""
-        xp = self.tensor._engine.xp
+        xp, (pattern, rows) = self.tensor._engine.xp, self._pattern
         # Layout "indexed" keeps its records in one order, here that of `coords`.
-        layout = self._pattern._layout.map_values(lambda _: values, 1.0)
-        rows = [
+        layout = pattern._layout.map_values(lambda _: values, 1.0)
+        own = [
             # The factor of `mode` is not read: only its shape matters.
             xp.empty((ids.size, factor.shape[1]), self.dtype)
             if n == mode
             else factor[ids].astype(self.dtype, copy=False)
-            for n, (factor, ids) in enumerate(zip(factors, self._rows, strict=True))
+            for n, (factor, ids) in enumerate(zip(factors, rows, strict=True))
         ]
-        engine = self._pattern._engine
-        out[self._rows[mode]] += multiply(layout, engine, rows, mode, weights=weights)
+        out[rows[mode]] += multiply(layout, pattern._engine, own, mode, weights=weights)
         return out
 
     def unfold_imputed(self, mode: int, rank: int, num_repeats: int) -> Unfolding:
