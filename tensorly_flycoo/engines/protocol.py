@@ -57,6 +57,7 @@ class Engine(Primitives, ABC):
     tall: ModuleType | None = None  # as `cuda.tall`; None if the functions of `xp` are as fast
     # Factory of the Stager that copies host records to the current device; None on the CPU.
     make_stager: Callable[[], Stager] | None = None
+    entries: type[Entries] = Entries
     devices: Devices | None = None  # that new tensors are spread over; None for the current one
 
     # Building
@@ -170,10 +171,6 @@ class Engine(Primitives, ABC):
         `rows` are the MTTKRP of the group, numbered as by `combine_rows`; rows that stand for no
         indices are zero. `factors` are those of the group, None for the mode.
         """
-
-    def place_entries(self, coords: Array, shape: Sequence[int], dtype: np.dtype) -> Entries:
-        """Prepare distinct entries of a tensor, at coords (ndim, count), for many models."""
-        return Entries(self, coords, shape, dtype)
 
     def add_parts(self, rows: Array, tree: Tree) -> Array:
         """Run `tree.add_parts` on a contiguous matrix."""

@@ -1,9 +1,10 @@
 """Missing values: entries of a sparse tensor that are imputed from a CP model in each iteration.
 
 A mask is 1 except at a few entries. The observed entries form one tensor, planned once; the missing
-ones form a second, small tensor whose values change. MTTKRP is linear, so it is computed for both
-and added up.
+ones are `Entries`, whose values change. MTTKRP is linear, so it is computed for both and added up.
 """
+
+from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
@@ -13,9 +14,9 @@ import numpy as np
 
 from ..base.array_modules import Array, array_module, is_cupy, move
 from ..base.checks import densify_error
+from ..engines import select_engine
 from ..engines.tall import inner_product
 from ..ops.cp_entries import choose_block_size, evaluate_model
-from ..ops.mttkrp import multiply
 from ..ops.sampling import NonzeroSampler, split_entries
 from ..ops.sparse_matrices import multiply_transposed
 from ..svd.unfolding import Unfolding
@@ -27,6 +28,7 @@ from .cp_model import residual_square
 from .whole_tensor import WholeTensor
 
 if TYPE_CHECKING:
+    from ..engines.entries import Entries
     from ..engines.protocol import Engine
 
 _EXPECTED = "expected a sparse.COO with fill_value 1 whose stored zeros are the missing entries"
@@ -47,27 +49,17 @@ class MissingEntries:
 
     def __init__(self, x: FlycooTensor, coords: Array) -> None:
         self.tensor, self.shape, self.ndim, self.dtype = x, x.shape, x.ndim, x.dtype
-        self.device = x._engine.local_device
+        self.engine = select_engine(x._engine.local_device)
+        options: dict[str, Any] = {"layout": "indexed", "device": self.engine.name, "slabs": 1}
+        ones = array_module(coords).ones(coords.shape[1], x.dtype)
         # Building a tensor checks and sorts the coordinates, and drops duplicates.
-        self.coords, _ = self._build(coords, x.shape)._sorted_nonzeros()
+        self.coords, _ = FlycooTensor(coords, ones, x.shape, **options)._sorted_nonzeros()
         self.count = self.coords.shape[1]
         self.start, self.observed = split_entries(x, self.coords)
 
-    def _build(self, coords: Array, shape: Sequence[int]) -> FlycooTensor:
-        """Build a tensor of ones in one piece, so that values can be given in one order."""
-        ones = array_module(coords).ones(coords.shape[1], self.dtype)
-        return FlycooTensor(coords, ones, shape, layout="indexed", device=self.device, slabs=1)
-
     @functools.cached_property
-    def _pattern(self) -> tuple[FlycooTensor, list[Array]]:
-        """The entries as a tensor, and for each mode the rows that have any.
-
-        Rows are renumbered, so that MTTKRP reads only the factors' rows with missing entries.
-        """
-        pairs = [np.unique(rows, return_inverse=True) for rows in self.coords]
-        numbers = array_module(self.coords).stack([ids.reshape(-1) for _, ids in pairs])
-        rows = [rows for rows, _ in pairs]
-        return self._build(numbers, [own.size for own in rows]), rows
+    def _entries(self) -> Entries:
+        return self.engine.entries(self.engine, self.coords, self.shape, self.dtype)
 
     def __repr__(self) -> str:
         return f"<MissingEntries: {self.count} of shape {self.shape}>"
@@ -81,17 +73,11 @@ class MissingEntries:
         weights: Array | None = None,
     ) -> Array:  # fmt: skip
         """Add the MTTKRP of missing entries with these `values` to `out` (I_mode, R); return it."""
-        xp, (pattern, rows) = self.tensor._engine.xp, self._pattern
-        # Layout "indexed" keeps its records in one order, here that of `coords`.
-        layout = pattern._layout.map_values(lambda _: values, 1.0)
-        own = [
-            # The factor of `mode` is not read: only its shape matters.
-            xp.empty((ids.size, factor.shape[1]), self.dtype)
-            if n == mode
-            else factor[ids].astype(self.dtype, copy=False)
-            for n, (factor, ids) in enumerate(zip(factors, rows, strict=True))
-        ]
-        out[rows[mode]] += multiply(layout, pattern._engine, own, mode, weights=weights)
+        columns = {n: f.astype(self.dtype, copy=False) for n, f in enumerate(factors) if n != mode}
+        added = out if weights is None else self.engine.xp.zeros_like(out)
+        self._entries.add_mttkrp(columns, values[:, None], mode, added)
+        if weights is not None:
+            out += added * weights
         return out
 
     def unfold_imputed(self, mode: int, rank: int, num_repeats: int) -> Unfolding:

@@ -18,7 +18,6 @@ from tensorly.cp_tensor import CPTensor
 
 from ..base.array_modules import Array, array_module, is_cupy, move
 from ..base.reporting import report
-from ..engines import select_engine
 from ..engines.tall import MANY_RIGHT_HAND_SIDES, call_lapack, column_sum_norm, equilibrate
 from ..format.group_passes import LastPass
 from ..format.layout import Layout
@@ -224,7 +223,7 @@ class ImputedStarts(LastPass):
 
     def __init__(self, missing: MissingEntries, num_models: int) -> None:
         super().__init__()
-        layout, self._engine = missing.observed._layout, select_engine(missing.device)
+        layout, self._engine = missing.observed._layout, missing.engine
         record_format, self._square = layout.record_format, layout.norm**2
         self._units: list[tuple[Sequence[int], Sequence[int]]] = []  # modes and their bits
         for group, bits in zip(record_format.groups, record_format.bits_below, strict=True):
@@ -238,8 +237,8 @@ class ImputedStarts(LastPass):
             for unit in self._units
         ]
         sizes = [missing.shape[modes[0]] << bits[0] for modes, bits in self._units]
-        xp = self._engine.xp
-        self._entries = self._engine.place_entries(xp.stack(rows), sizes, missing.dtype)
+        engine, xp = missing.engine, missing.engine.xp
+        self._entries = engine.entries(engine, xp.stack(rows), sizes, missing.dtype)
         self._values = xp.stack([missing.start] * num_models, axis=1)
         self._merged: dict[int, tuple[list[Array], Array]] = {}
 

@@ -14,11 +14,11 @@ from ...base.array_modules import move
 from ...format.layout import Layout
 from ...format.packing import RecordFormat
 from ...format.primitives import Step
-from ..entries import Entries
 from ..protocol import Engine, Factors
 from . import mttkrp, products, ratios, threads, updates
 from . import ttmc as ttmc_kernels
 from .free_memory import count_free_nbytes
+from .imputing import CpuEntries
 from .primitives import CpuPrimitives
 from .records import Fields, Storage, Tiles, locate
 
@@ -44,6 +44,7 @@ class CpuEngine(CpuPrimitives, Engine):
 
     name = "cpu"
     array_type = np.ndarray
+    entries = CpuEntries
 
     def choose_sizes(self, record_format: RecordFormat) -> tuple[int, int]:
         return TILE_SIZE, BUCKET_SIZE
@@ -188,11 +189,6 @@ class CpuEngine(CpuPrimitives, Engine):
         work_ns = rows.size * rows.shape[1]
         threads.launch(updates.sweep_nonnegative, num_blocks, *arguments, work_ns=work_ns)
         return errors.sum(), changes.sum()
-
-    def place_entries(self, coords: Array, shape: Sequence[int], dtype: np.dtype) -> Entries:
-        from .imputing import CpuEntries  # kernels that few calls need
-
-        return CpuEntries(coords)
 
     count_free_nbytes = staticmethod(count_free_nbytes)
     combine_rows = staticmethod(products.combine_rows)

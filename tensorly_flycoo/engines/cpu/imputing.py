@@ -3,7 +3,7 @@
 The columns of all models are side by side: ``columns[:, s * R : (s + 1) * R]`` belong to model s.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,20 +22,23 @@ _BLOCK_SIZE = 2048
 class CpuEntries(Entries):
     """They are computed by kernels that form no matrix of a row for each entry."""
 
-    def __init__(self, coords: Array) -> None:
+    def __init__(self, engine: Any, coords: Array, shape: Sequence[int], dtype: np.dtype) -> None:
         self._coords = coords
         # By mode: where each of its rows' entries begin, and the last one's end; the coords, its
         # own first; and the places of the entries, sorted by its rows.
         self._orders: list[tuple[Array, Array, Array]] = []
+        zeros = np.zeros_like(coords[:1])  # rows of ones, if there is no other mode
         for mode, own in enumerate(coords):
             places = np.argsort(own, kind="stable")
-            ids = np.concatenate([own[None], np.delete(coords, mode, axis=0)])[:, places]
+            ids = np.concatenate([own[None], np.delete(coords, mode, axis=0), zeros])[:, places]
             starts = np.flatnonzero(np.diff(ids[0], prepend=-1, append=-1))
             self._orders.append((starts, np.ascontiguousarray(ids), places))
 
     def add_mttkrp(self, columns: Mapping[int, Array], values: Array, mode: int, out: Array) -> None:
         starts, ids, places = self._orders[mode]
-        others = tuple(columns[n] for n in range(len(self._orders)) if n != mode)
+        modes = [n for n in range(len(self._orders)) if n != mode]
+        others: Any = tuple([np.ascontiguousarray(columns[n]) for n in modes])
+        others = others or (np.ones((1, out.shape[1]), out.dtype),)
         lanes = (0,) * count_lanes(out[:, : out.shape[1] // values.shape[1]])
         zeros = (np.uint64(0),) * len(others)
         arguments = (starts, ids, places, values, others, out, zeros, lanes)
