@@ -195,7 +195,7 @@ def project(x: FlycooTensor, mode: int, coords: Array, left: Array) -> Any:
     return sum(move(part, np) for part in map_pieces(*arguments, arrays=[coords, left]))
 
 
-def _project(piece: Piece, mode: int, engine: "Engine", arrays: Sequence[Array]) -> Array:
+def _project(piece: Piece, mode: int, engine: Engine, arrays: Sequence[Array]) -> Array:
     """Return what the nonzeros of a slab add to the entries of the projection."""
     coords, left = arrays
     own_left = left

@@ -34,7 +34,9 @@ class CpuEntries(Entries):
             starts = np.flatnonzero(np.diff(ids[0], prepend=-1, append=-1))
             self._orders.append((starts, np.ascontiguousarray(ids), places))
 
-    def add_mttkrp(self, columns: Mapping[int, Array], values: Array, mode: int, out: Array) -> None:
+    def add_mttkrp(
+        self, columns: Mapping[int, Array], values: Array, mode: int, out: Array
+    ) -> None:
         starts, ids, places = self._orders[mode]
         modes = [n for n in range(len(self._orders)) if n != mode]
         others: Any = tuple([np.ascontiguousarray(columns[n]) for n in modes])
@@ -50,9 +52,7 @@ class CpuEntries(Entries):
         sums = np.zeros((num_blocks, 2, values.shape[1]))
         matrices = tuple(columns[n] for n in range(len(self._coords)))
         work_ns = len(values) * matrices[0].shape[1] * len(matrices)
-        threads.launch(
-            _evaluate, num_blocks, self._coords, matrices, values, sums, work_ns=work_ns
-        )
+        threads.launch(_evaluate, num_blocks, self._coords, matrices, values, sums, work_ns=work_ns)
         return values, sums.sum(axis=0)
 
 
