@@ -292,10 +292,7 @@ class _TensorlyIterations(LeastSquares):
         return mttkrp
 
     def measure(self, result: Any) -> Any:
-        if not self.wants_errors:
-            return None
-        norm = self.data.norm()
-        model = (self.weights, self.factors)
+        norm, model = self.data.norm(), (self.weights, self.factors)
         return _cp.error_calc(self.data, norm, *model, None, None, result)[0] / norm
 
     @property

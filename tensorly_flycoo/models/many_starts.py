@@ -224,7 +224,7 @@ class ImputedStarts(LastPass):
     def __init__(self, missing: MissingEntries, num_models: int) -> None:
         super().__init__()
         layout, self._engine = missing.observed._layout, missing.engine
-        record_format, self._square = layout.record_format, layout.norm**2
+        record_format = layout.record_format
         self._units: list[tuple[Sequence[int], Sequence[int]]] = []  # modes and their bits
         for group, bits in zip(record_format.groups, record_format.bits_below, strict=True):
             # T of a slab lacks rows; missing entries may have prefixes that no nonzero has.
@@ -283,17 +283,6 @@ class ImputedStarts(LastPass):
         columns = {n: self._merge(factors, n) for n in range(len(self._units))}
         self._values, sums = self._entries.evaluate(columns, self._values)
         return sums
-
-    def find_errors(
-        self, squares: np.ndarray, inner: np.ndarray, added: np.ndarray, changes: np.ndarray
-    ) -> np.ndarray:
-        """Return the relative errors (n,) of `ImputedTensor.measure`.
-
-        `squares` are of the models' norms, `inner` with what was imputed before; the others are the
-        sums that `measure` returned.
-        """
-        total = self._square + added
-        return np.sqrt(np.abs(total + squares - 2 * (inner + changes)) / total)
 
 
 class _Batch:
@@ -415,13 +404,14 @@ class _Batch:
         sums = squares.reshape(len(squares), -1).sum(axis=1)
         products = inner.sum(axis=1, dtype=dtype).sum(axis=1)
         imputed = [] if self.imputed is None else [*self.imputed.measure(self.columns)]
-        found = move(np.stack([sums, products, *imputed, *conditions]), np)
-        found, conditions = np.split(found, [2 + len(imputed)])
-        is_regular = (conditions * eps < 1).all(axis=0)
-        self.refines = not (conditions**2 * eps <= 1).all()
+        stacked = move(np.stack([sums, products, *imputed, *conditions]), np)
+        found, of_systems = np.split(stacked, [2 + len(imputed)])
+        is_regular = (of_systems * eps < 1).all(axis=0)
+        self.refines = not (of_systems**2 * eps <= 1).all()
         errors: list[np.floating | None] = []
-        if self.imputed is not None:
-            measured = self.imputed.find_errors(*found)
+        if imputed:  # as `ImputedTensor.measure` does
+            total = self.x._layout.norm**2 + found[2]
+            measured = np.sqrt(np.abs(total + found[0] - 2 * (found[1] + found[3])) / total)
             return [e if good else None for good, e in zip(is_regular, measured, strict=True)]
         for is_good, square, product in zip(is_regular, *found.astype(dtype), strict=True):
             error = np.sqrt(abs(dtype(norm) ** 2 + np.sqrt(square) ** 2 - 2 * product))
