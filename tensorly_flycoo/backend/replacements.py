@@ -21,7 +21,6 @@ from .. import decomposition
 from ..base.array_modules import Array
 from ..base.checks import densify_error, warn
 from ..base.reporting import log_compilation, span
-from ..decomposition.parafac import Continued
 from ..engines.tall import inner_product
 from ..loop import gram_products, initial_guess
 from ..loop.cp_model import make_cp_tensor
@@ -150,8 +149,6 @@ def _initialize_cp(original: Callable, *args: Any, **kwargs: Any) -> Any:
     bound.apply_defaults()
     given = bound.arguments
     tensor, init = given["tensor"], given["init"]
-    if isinstance(init, Continued):
-        return init
     if isinstance(tensor, LabelledTensor):
         warn(
             "the result has no labels: a decomposition that was imported from TensorLy before "

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from tensorly.cp_tensor import CPTensor
+import tensorly as tl
+from tensorly.decomposition import _cp
 
 from ..base.array_modules import Array
 from ..base.checks import check_choice, check_count, check_real, densify_error
@@ -239,6 +240,14 @@ class LeastSquares(MomentumRun):
     orthogonalise: int = 0
     search: "LineSearch | None" = None
 
+    def update_mode(self, mode: int) -> Array:
+        """Update a factor; return its MTTKRP."""
+        weights, factors = self.weights, self.factors
+        mttkrp = self.data.mttkrp(weights, factors, mode)
+        gram = multiply_grams(weights, factors, skip=mode, ridge=self.l2_reg)
+        factors[mode] = solve(gram, mttkrp.T).T
+        return mttkrp
+
     def update(self, iteration: int) -> Array | None:
         weights, factors = self.weights, self.factors
         if self.orthogonalise and iteration <= self.orthogonalise:
@@ -246,9 +255,7 @@ class LeastSquares(MomentumRun):
             factors[:] = [qr(f)[0] if f.shape[0] >= rank else f for f in factors]
         before = [] if self.search is None else list(factors)
         for mode in self.modes:
-            last_mttkrp = self.data.mttkrp(weights, factors, mode)
-            gram = multiply_grams(weights, factors, skip=mode, ridge=self.l2_reg)
-            factors[mode] = solve(gram, last_mttkrp.T).T
+            last_mttkrp = self.update_mode(mode)
         if self.search is None or not self.search.is_due(iteration):
             return last_mttkrp
         self.data.impute(weights, factors)
@@ -260,28 +267,33 @@ class LeastSquares(MomentumRun):
         return None
 
 
-class Continued(CPTensor):
-    """The model after an iteration, which `initialize_cp` returns as it is."""
-
-
 class _TensorlyIterations(LeastSquares):
-    """The same by TensorLy's own loop, one iteration at a time."""
+    """The iterations of TensorLy's own loop, to the bit, by the same functions of the backend."""
 
-    def update(self, iteration: int) -> float:
-        is_early = self.orthogonalise and iteration <= self.orthogonalise
-        start = Continued((self.make().weights, self.factors))
+    def step(self, iteration: int) -> Any:
         try:
-            (self.weights, self.factors[:]), (error,) = tensorly_loop("parafac")(
-                self.data, start.rank, 1, start, return_errors=True,
-                orthogonalise=bool(is_early), l2_reg=self.l2_reg,
-                fixed_modes=[n for n in range(self.data.ndim) if n not in self.modes],
-            )  # fmt: skip
+            return super().step(iteration)
         finally:
             gram_products.stop()
-        return error
+
+    def update_mode(self, mode: int) -> Array:
+        weights, factors, rank = self.weights, self.factors, self.factors[0].shape[1]
+        context = tl.context(self.data)
+        gram = tl.ones((rank, rank), **context)
+        for n, factor in enumerate(factors):
+            if n != mode:
+                gram = gram * tl.dot(tl.transpose(factor), factor)
+        if self.l2_reg:
+            gram = gram + tl.eye(rank, **context) * self.l2_reg
+        if weights is not None:
+            gram = tl.reshape(weights, (-1, 1)) * gram * tl.reshape(weights, (1, -1))
+        mttkrp = self.data.mttkrp_of_als(weights, factors, mode)
+        factors[mode] = tl.transpose(tl.solve(tl.transpose(gram), tl.transpose(mttkrp)))
+        return mttkrp
 
     def measure(self, result: Any) -> Any:
-        return result
+        norm, model = self.data.norm(), (self.weights, self.factors)
+        return _cp.error_calc(self.data, norm, *model, None, None, result)[0] / norm
 
     @property
     def moved(self) -> list[int]:

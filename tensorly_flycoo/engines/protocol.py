@@ -17,6 +17,7 @@ from ..format.layout import Layout
 from ..format.layouts import LAYOUT_CLASSES
 from ..format.primitives import Primitives
 from ..format.tree import Tree, add_parts
+from .entries import Entries
 
 _logger = logging.getLogger("tensorly_flycoo")
 
@@ -56,6 +57,7 @@ class Engine(Primitives, ABC):
     tall: ModuleType | None = None  # as `cuda.tall`; None if the functions of `xp` are as fast
     # Factory of the Stager that copies host records to the current device; None on the CPU.
     make_stager: Callable[[], Stager] | None = None
+    entries: type[Entries] = Entries
     devices: Devices | None = None  # that new tensors are spread over; None for the current one
 
     # Building

@@ -1,10 +1,12 @@
 """Missing values: entries of a sparse tensor that are imputed from a CP model in each iteration.
 
 A mask is 1 except at a few entries. The observed entries form one tensor, planned once; the missing
-ones form a second, small tensor whose values change. MTTKRP is linear, so it is computed for both
-and added up.
+ones are `Entries`, whose values change. MTTKRP is linear, so it is computed for both and added up.
 """
 
+from __future__ import annotations
+
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +14,9 @@ import numpy as np
 
 from ..base.array_modules import Array, array_module, is_cupy, move
 from ..base.checks import densify_error
+from ..engines import select_engine
 from ..engines.tall import inner_product
 from ..ops.cp_entries import choose_block_size, evaluate_model
-from ..ops.mttkrp import multiply
 from ..ops.sampling import NonzeroSampler, split_entries
 from ..ops.sparse_matrices import multiply_transposed
 from ..svd.unfolding import Unfolding
@@ -26,6 +28,7 @@ from .cp_model import residual_square
 from .whole_tensor import WholeTensor
 
 if TYPE_CHECKING:
+    from ..engines.entries import Entries
     from ..engines.protocol import Engine
 
 _EXPECTED = "expected a sparse.COO with fill_value 1 whose stored zeros are the missing entries"
@@ -46,21 +49,17 @@ class MissingEntries:
 
     def __init__(self, x: FlycooTensor, coords: Array) -> None:
         self.tensor, self.shape, self.ndim, self.dtype = x, x.shape, x.ndim, x.dtype
-        # In one piece, so that values can be given in one order.
-        device = x._engine.local_device
-        options: dict[str, Any] = {"layout": "indexed", "device": device, "slabs": 1}
+        self.engine = select_engine(x._engine.local_device)
+        options: dict[str, Any] = {"layout": "indexed", "device": self.engine.name, "slabs": 1}
         ones = array_module(coords).ones(coords.shape[1], x.dtype)
         # Building a tensor checks and sorts the coordinates, and drops duplicates.
         self.coords, _ = FlycooTensor(coords, ones, x.shape, **options)._sorted_nonzeros()
         self.count = self.coords.shape[1]
         self.start, self.observed = split_entries(x, self.coords)
-        pairs = [np.unique(rows, return_inverse=True) for rows in self.coords]
-        self._rows = [rows for rows, _ in pairs]
-        # Rows are renumbered, so that MTTKRP reads only the factors' rows with missing entries.
-        compact = x._engine.xp.stack([ids.reshape(-1) for _, ids in pairs])
-        sizes = [rows.size for rows in self._rows]
-        ones = x._engine.xp.ones(self.count, x.dtype)
-        self._pattern = FlycooTensor(compact, ones, sizes, **options)
+
+    @functools.cached_property
+    def _entries(self) -> Entries:
+        return self.engine.entries(self.engine, self.coords, self.shape, self.dtype)
 
     def __repr__(self) -> str:
         return f"<MissingEntries: {self.count} of shape {self.shape}>"
@@ -74,18 +73,11 @@ class MissingEntries:
         weights: Array | None = None,
     ) -> Array:  # fmt: skip
         """Add the MTTKRP of missing entries with these `values` to `out` (I_mode, R); return it."""
-        xp = self.tensor._engine.xp
-        # Layout "indexed" keeps its records in one order, here that of `coords`.
-        layout = self._pattern._layout.map_values(lambda _: values, 1.0)
-        rows = [
-            # The factor of `mode` is not read: only its shape matters.
-            xp.empty((ids.size, factor.shape[1]), self.dtype)
-            if n == mode
-            else factor[ids].astype(self.dtype, copy=False)
-            for n, (factor, ids) in enumerate(zip(factors, self._rows, strict=True))
-        ]
-        engine = self._pattern._engine
-        out[self._rows[mode]] += multiply(layout, engine, rows, mode, weights=weights)
+        columns = {n: f.astype(self.dtype, copy=False) for n, f in enumerate(factors) if n != mode}
+        added = out if weights is None else self.engine.xp.zeros_like(out)
+        self._entries.add_mttkrp(columns, values[:, None], mode, added)
+        if weights is not None:
+            out += added * weights
         return out
 
     def unfold_imputed(self, mode: int, rank: int, num_repeats: int) -> Unfolding:
@@ -203,7 +195,7 @@ def project(x: FlycooTensor, mode: int, coords: Array, left: Array) -> Any:
     return sum(move(part, np) for part in map_pieces(*arguments, arrays=[coords, left]))
 
 
-def _project(piece: Piece, mode: int, engine: "Engine", arrays: Sequence[Array]) -> Array:
+def _project(piece: Piece, mode: int, engine: Engine, arrays: Sequence[Array]) -> Array:
     """Return what the nonzeros of a slab add to the entries of the projection."""
     coords, left = arrays
     own_left = left

@@ -41,7 +41,11 @@ class Pace:
 
 
 def extrapolate(after: Array, before: Array, step: Any) -> Array:
-    return after + step * (after - before)
+    """Return ``after + step * (after - before)``, in the memory of one result."""
+    further = after - before
+    further *= step
+    further += after
+    return further
 
 
 @dataclass

@@ -124,7 +124,7 @@ def best_of(
         For each run; `init` may only be "random". `parafac`, and `non_negative_parafac_hals` of
         this package, of a sparse tensor get ``linesearch="nesterov"`` if you pass neither another
         one nor a mask. `parafac` runs together only with `n_iter_max`, `tol`, `cvg_criterion` and
-        ``linesearch=False`` or "nesterov"; with a `mask` on a CPU only, and without momentum.
+        ``linesearch=False`` or "nesterov"; with a `mask` without momentum.
 
     Returns
     -------
@@ -249,7 +249,7 @@ def _suits_batch(method: Method, x: Any, rank: Any, n_starts: int, options: dict
         and is_sparse(x)
         and set(options) <= {"init", "mask", "return_errors", "linesearch", *Stopping._fields}
         and linesearch in (False, NESTEROV)
-        and (mask is None or (x.device == "cpu" and not linesearch))
+        and (mask is None or not linesearch)
         and is_countable
         and n_starts > 1
         and options.get("n_iter_max", 1) >= 1

@@ -8,6 +8,8 @@ stack (n, R, R). Runs that have converged or are dropped leave the stack.
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import or_
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,8 +18,8 @@ from tensorly.cp_tensor import CPTensor
 
 from ..base.array_modules import Array, array_module, is_cupy, move
 from ..base.reporting import report
-from ..engines import select_engine
 from ..engines.tall import MANY_RIGHT_HAND_SIDES, call_lapack, column_sum_norm, equilibrate
+from ..format.packing import round_up
 from ..loop.cp_loop import has_converged
 from ..loop.cp_model import make_cp_tensor, multiply_all
 from ..loop.initial_guess import draw_factors
@@ -36,6 +38,10 @@ from .match import match_all
 #: be faster, and would need another kernel, which may have to be compiled. They leave when they are
 #: a quarter of it, lest there be a kernel for each number of runs. (Missing entries cost by run.)
 _LEAST_COLUMNS = 16
+
+#: On a GPU the stack has a multiple of so many runs: then rows of columns of either precision are
+#: aligned, for which there are fewer kernels, and the faster ones.
+_GPU_MULTIPLE = 4
 
 #: Bytes of the factors of all runs together, on a CPU, that suit its caches: with three times as
 #: many, each column of an MTTKRP took twice as long (1 MB of L2 a core, 2000^3, 300K nonzeros).
@@ -86,9 +92,8 @@ def run_together(
     """Run ``parafac(x, rank, init="random", random_state=seed)`` for each of the seeds.
 
     With `has_momentum`, also with ``linesearch="nesterov"``. With `missing`, those entries of `x`
-    are imputed: on the CPU only, and without momentum. A run to repeat alone is None: it met a
-    singular system of equations, which needs a pseudo-inverse, or two runs together would not be
-    faster or not fit.
+    are imputed: without momentum. A run to repeat alone is None: it met a singular system of
+    equations, which needs a pseudo-inverse, or two runs together would not be faster or not fit.
 
     Unless `keep_all`, runs are dropped by the rule of `best_of`, whose notes also say which results
     are reproduced to the bit. (An error that approaches its limit like 1 / t has t times its last
@@ -115,7 +120,9 @@ def _choose_batch_size(x: FlycooTensor, rank: int, num_missing: int = 0) -> int:
         num_prefixes = x._layout.record_format.num_prefixes
         sizes = TensorSizes(x.nnz, x.shape, x.dtype, x.groups)
         each = _COPIES * count_iteration_nbytes(x._engine, sizes, rank, x.slabs, num_prefixes)
-        size = int(_SHARE * free) // (each + num_missing * x.dtype.itemsize)
+        # On a GPU each column has the values too, and MTTKRP of the mode that numbers entries.
+        each += num_missing * x.dtype.itemsize * (1 if x.device == "cpu" else _COPIES * rank)
+        size = int(_SHARE * free) // each
     if x.device == "cpu":
         column_nbytes = sum(x.shape) * x.dtype.itemsize
         num_columns = max(_CPU_CACHE_NBYTES // column_nbytes, _CPU_ROW_NBYTES // x.dtype.itemsize)
@@ -140,8 +147,9 @@ def _run_batch(
     """Iterate the runs of these numbers until all have ended, and add them to `ended`."""
     least = 1 if batch.imputed is not None else -(-_LEAST_COLUMNS // batch.stacks[0].shape[2])
     stack = [_Running(number) for number in numbers]
+    stack += [_Running(-1, is_active=False) for _ in batch.stacks[0][len(stack) :]]
     while num_active := sum(run.is_active for run in stack):
-        size = max(num_active, least)
+        size = round_up(max(num_active, least), batch.multiple)
         if 4 * size <= 3 * len(stack):
             kept = np.sort(np.argsort([not run.is_active for run in stack], kind="stable")[:size])
             batch.keep(kept)
@@ -211,12 +219,11 @@ class ImputedStarts(LastPass):
     """The share of missing entries in MTTKRPs of many models whose columns are side by side.
 
     It is a `LastPass`, whose T includes them: the observed tensor's groups share their passes too.
-    On the CPU only. `values` (count, n) are those of each model at the end of the last iteration.
     """
 
     def __init__(self, missing: MissingEntries, num_models: int) -> None:
         super().__init__()
-        layout, self._engine = missing.observed._layout, select_engine("cpu")
+        layout, self._engine = missing.observed._layout, missing.engine
         record_format = layout.record_format
         self._units: list[tuple[Sequence[int], Sequence[int]]] = []  # modes and their bits
         for group, bits in zip(record_format.groups, record_format.bits_below, strict=True):
@@ -226,24 +233,18 @@ class ImputedStarts(LastPass):
             else:
                 self._units += [((mode,), (0,)) for mode in group]
         rows = [
-            np.bitwise_or.reduce([missing.coords[n] << bit for n, bit in zip(*unit, strict=True)])
+            reduce(or_, [missing.coords[n] << bit for n, bit in zip(*unit, strict=True)])
             for unit in self._units
         ]
-        self._ids, self._norm = np.stack(rows).astype(np.int64), missing.observed._layout.norm
-        # By unit: where each of its rows' entries begin, and the last one's end; the rows of all
-        # units, its own first; and the places of the entries, sorted by its rows.
-        self._orders: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
-        for number, own in enumerate(self._ids):
-            places = np.argsort(own, kind="stable")
-            ids = np.concatenate([own[None], np.delete(self._ids, number, axis=0)])[:, places]
-            starts = np.flatnonzero(np.diff(ids[0], prepend=-1, append=-1))
-            self._orders.append((starts, np.ascontiguousarray(ids), places))
-        self.values = np.repeat(missing.start[:, None], num_models, axis=1)
+        sizes = [missing.shape[modes[0]] << bits[0] for modes, bits in self._units]
+        engine, xp = missing.engine, missing.engine.xp
+        self._entries = engine.entries(engine, xp.stack(rows), sizes, missing.dtype)
+        self._values = xp.stack([missing.start] * num_models, axis=1)
         self._merged: dict[int, tuple[list[Array], Array]] = {}
 
-    def keep(self, places: np.ndarray) -> None:
+    def keep(self, places: Array) -> None:
         """Drop all models but those at `places`."""
-        self.values = np.ascontiguousarray(self.values[:, places])
+        self._values = self._engine.xp.ascontiguousarray(self._values[:, places])
         self._merged = {}
 
     def find_completion(
@@ -263,11 +264,8 @@ class ImputedStarts(LastPass):
         return next((n, len(modes) > 1) for n, (modes, _) in pairs if mode in modes)
 
     def _add(self, out: Array, factors: Sequence[Array], number: int) -> Array:
-        from ..engines.cpu.imputing import add_entries
-
-        starts, ids, places = self._orders[number]
-        columns = [self._merge(factors, n) for n in range(len(self._units)) if n != number]
-        add_entries(starts, ids, places, self.values, tuple(columns), out)
+        others = {n: self._merge(factors, n) for n in range(len(self._units)) if n != number}
+        self._entries.add_mttkrp(others, self._values, number, out)
         return out
 
     def _merge(self, factors: Sequence[Array], number: int) -> Array:
@@ -277,21 +275,14 @@ class ImputedStarts(LastPass):
         known, merged = self._merged.get(number, ([], None))
         if merged is None or any(a is not b for a, b in zip(given, known, strict=True)):
             merged = given[0] if len(given) == 1 else self._engine.combine_rows(given, bits)
-            merged = np.ascontiguousarray(merged)
             self._merged[number] = given, merged
         return merged
 
-    def measure(self, factors: Sequence[Array], squares: Array, inner: Array) -> Array:
-        """Impute from the models, and return the relative errors (n,) of `ImputedTensor.measure`.
-
-        `squares` (n,) are of the models' norms, `inner` (n,) with what was imputed before.
-        """
-        from ..engines.cpu.imputing import evaluate_models
-
-        columns = [self._merge(factors, number) for number in range(len(self._units))]
-        added, changes = evaluate_models(self._ids, tuple(columns), self.values)
-        total = self._norm**2 + added
-        return np.sqrt(np.abs(total + squares - 2 * (inner + changes)) / total)
+    def measure(self, factors: Sequence[Array]) -> Array:
+        """Impute from the models; return what `Entries.evaluate` does."""
+        columns = {n: self._merge(factors, n) for n in range(len(self._units))}
+        self._values, sums = self._entries.evaluate(columns, self._values)
+        return sums
 
 
 class _Batch:
@@ -309,6 +300,7 @@ class _Batch:
         for mode, stack in enumerate(stacks):
             self._replace(mode, stack)
         self.before: list[Array] = []
+        self.multiple = _GPU_MULTIPLE if is_cupy(stacks[0]) else 1  # of which are runs
         self.refines = True  # whether a system of the last iteration was ill-conditioned
 
     def _replace(self, mode: int, stack: Array) -> None:
@@ -323,10 +315,12 @@ class _Batch:
     ) -> "_Batch":
         """Draw the initial guesses of TensorLy."""
         guesses = [draw_factors(x, rank, tl.check_random_state(seed)) for seed in seeds]
+        if is_cupy(guesses[0][0]):
+            guesses += guesses[:1] * (-len(guesses) % _GPU_MULTIPLE)
         stacks = [np.stack(factors) for factors in zip(*guesses, strict=True)]
         if missing is None:
             return cls(x, stacks)
-        return cls(missing.observed, stacks, ImputedStarts(missing, len(seeds)))
+        return cls(missing.observed, stacks, ImputedStarts(missing, len(guesses)))
 
     def keep(self, places: np.ndarray) -> None:
         """Drop all runs but those at `places`."""
@@ -336,7 +330,7 @@ class _Batch:
         self.columns = [_lay_out(stack) for stack in self.stacks]
         self.grams = [gram[ids] for gram in self.grams]
         if self.imputed is not None:
-            self.imputed.keep(places)
+            self.imputed.keep(ids)
 
     def take(self, place: int) -> CPTensor:
         """Return a copy of one run's model."""
@@ -409,14 +403,17 @@ class _Batch:
         dtype, eps, norm = squares.dtype.type, np.finfo(self.x.dtype).eps, self.x.norm()
         sums = squares.reshape(len(squares), -1).sum(axis=1)
         products = inner.sum(axis=1, dtype=dtype).sum(axis=1)
-        found = move(np.stack([sums, products, *conditions]), np)
-        is_regular = (found[2:] * eps < 1).all(axis=0)
-        self.refines = not (found[2:] ** 2 * eps <= 1).all()
+        imputed = [] if self.imputed is None else [*self.imputed.measure(self.columns)]
+        stacked = move(np.stack([sums, products, *imputed, *conditions]), np)
+        found, of_systems = np.split(stacked, [2 + len(imputed)])
+        is_regular = (of_systems * eps < 1).all(axis=0)
+        self.refines = not (of_systems**2 * eps <= 1).all()
         errors: list[np.floating | None] = []
-        if self.imputed is not None:
-            measured = self.imputed.measure(self.columns, *found[:2])
+        if imputed:  # as `ImputedTensor.measure` does
+            total = self.x._layout.norm**2 + found[2]
+            measured = np.sqrt(np.abs(total + found[0] - 2 * (found[1] + found[3])) / total)
             return [e if good else None for good, e in zip(is_regular, measured, strict=True)]
-        for is_good, square, product in zip(is_regular, *found[:2].astype(dtype), strict=True):
+        for is_good, square, product in zip(is_regular, *found.astype(dtype), strict=True):
             error = np.sqrt(abs(dtype(norm) ** 2 + np.sqrt(square) ** 2 - 2 * product))
             errors.append(self.x.dtype.type(error) / norm if is_good else None)
         return errors
@@ -424,7 +421,7 @@ class _Batch:
 
 def _lay_out(stack: Array) -> Array:
     """Lay the factors of all runs side by side: (I, n * R)."""
-    return stack.transpose(1, 0, 2).reshape(stack.shape[1], -1)
+    return stack.transpose(1, 0, 2).copy().reshape(stack.shape[1], -1)
 
 
 def _invert(matrices: Array) -> tuple[Array, Array]:

@@ -7,7 +7,7 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from ..base.array_modules import Array, array_module, move
-from ..engines.tall import column_norms, transposed_product
+from ..engines.tall import transposed_product
 from ..loop.cp_model import multiply_all
 from ..ops.cp_entries import take_model
 from ..tensor.mirroring import map_arrays
@@ -90,21 +90,28 @@ def _match(score: np.ndarray) -> float:
 def _score_components(
     model1: tuple[Any, Any], model2: tuple[Any, Any], consider_weights: bool
 ) -> np.ndarray:
-    """Return the score of each component of a model with each of another, on the host."""
+    """Return the score of each component of a model with each of another, on the host.
+
+    Only Gram matrices come from a GPU, which has no kernels to compile for what follows.
+    """
     (weights1, factors1), (weights2, factors2) = model1, model2
-    norms1, norms2 = ([column_norms(f) for f in factors] for factors in (factors1, factors2))
+    norms1, norms2 = (list(map(_find_norms, factors)) for factors in (factors1, factors2))
     product: Any = 1.0
     for first, second, norm1, norm2 in zip(factors1, factors2, norms1, norms2, strict=True):
-        cosines = transposed_product(first, second) / (_or_one(norm1)[:, None] * _or_one(norm2))
-        product = product * cosines
+        inner = move(transposed_product(first, second), np)
+        product = product * inner / (_or_one(norm1)[:, None] * _or_one(norm2))
     if consider_weights:
-        sizes1 = multiply_all(norms1 if weights1 is None else [abs(weights1), *norms1])
-        sizes2 = multiply_all(norms2 if weights2 is None else [abs(weights2), *norms2])
+        sizes1 = multiply_all(norms1 if weights1 is None else [abs(move(weights1, np)), *norms1])
+        sizes2 = multiply_all(norms2 if weights2 is None else [abs(move(weights2, np)), *norms2])
         larger = np.maximum(sizes1[:, None], sizes2)
         product = product * (1 - np.abs(sizes1[:, None] - sizes2) / _or_one(larger))
-    return np.abs(move(product, np))
+    return np.abs(product)
 
 
-def _or_one(norms: Array) -> Array:
+def _find_norms(factor: Array) -> np.ndarray:
+    return np.sqrt(move(transposed_product(factor, factor), np).diagonal())
+
+
+def _or_one(norms: np.ndarray) -> np.ndarray:
     """Replace zeros by ones, to divide by."""
-    return array_module(norms).where(norms == 0, 1, norms)
+    return np.where(norms == 0, 1, norms)

@@ -265,10 +265,10 @@ def select_rank(
 
     Notes
     -----
-    Runs take most of the time; those of `parafac` run together, on a GPU only without held-out
-    entries. Each rank is logged at level INFO. Core consistency takes up to ``nnz * R**(ndim - 1)``
-    operations; it is left out (nan) above ten billion, and for `observed_parafac`. The same
-    `random_state` gives the same result on one machine.
+    Runs take most of the time; those of `parafac` run together. Each rank is logged at level INFO.
+    Core consistency takes up to ``nnz * R**(ndim - 1)`` operations; it is left out (nan) above ten
+    billion, and for `observed_parafac`. The same `random_state` gives the same result on one
+    machine.
 
     References
     ----------

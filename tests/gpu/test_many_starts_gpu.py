@@ -6,6 +6,7 @@ import pytest
 from tensorly.decomposition import parafac
 
 from tensorly_flycoo import FlycooTensor, best_of, core_consistency, select_rank
+from tensorly_flycoo.loop.masks import MissingEntries
 from tensorly_flycoo.models import factor_match_score, many_starts
 from tensorly_flycoo.models.many_starts import Stopping, run_together
 from tensorly_flycoo.ops.sampling import find_chances
@@ -76,6 +77,34 @@ def test_a_singular_system_ends_a_run():
     assert run_together(x, 129, SEEDS, Stopping()) == [None] * len(SEEDS)
     starts = best_of(parafac, x, 2, 3, random_state=0, n_iter_max=5)
     assert all(np.isfinite(starts.final_errors))
+
+
+@DTYPES
+@pytest.mark.parametrize("groups", ["auto", ((0, 1), (2,))], ids=str)
+def test_masked_runs_are_those_of_the_cpu(groups, dtype):
+    """In one batch on each device; runs leave it, and other runs fill its places."""
+    on_host = random_tensor((30, 40, 50), 3000, random_state=0, dtype=dtype, device="cpu")
+    coords, values = on_host.nonzeros()
+    others = np.random.RandomState(1).randint(0, np.array([on_host.shape]).T, (3, 300))
+    cells, results = np.unique(np.hstack([coords[:, ::5], others]), axis=1), []
+    for device, xp in (("cuda", cupy), ("cpu", np)):
+        x = FlycooTensor(coords, values, on_host.shape, device=device, groups=groups)
+        missing = MissingEntries(x, xp.asarray(cells))
+        results.append(run_together(x, 3, SEEDS, Stopping(6, 0), missing=missing))
+        again = run_together(x, 3, SEEDS, Stopping(6, 0), missing=missing)
+        assert [run.errors for run in again] == [run.errors for run in results[-1]]
+    for found, expected in zip(*results, strict=True):
+        np.testing.assert_allclose(found.errors, expected.errors, rtol=bound_of(dtype))
+        assert_near(found.cp_tensor.factors, map(cupy.asarray, expected.cp_tensor.factors), dtype)
+
+
+def test_the_host_waits_once_for_each_iteration_with_missing_entries(monkeypatch):
+    x = random_tensor((30, 40, 50), 3000, random_state=0, device="cuda")
+    missing = MissingEntries(x, cupy.asarray([[0, 1], [2, 3], [4, 5]]))
+    counts, original = [], many_starts.move
+    monkeypatch.setattr(many_starts, "move", lambda *a: counts.append(1) or original(*a))
+    run_together(x, 4, SEEDS, Stopping(6, 0), missing=missing)
+    assert len(counts) == 6
 
 
 @DTYPES

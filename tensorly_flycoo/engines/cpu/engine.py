@@ -18,6 +18,7 @@ from ..protocol import Engine, Factors
 from . import mttkrp, products, ratios, threads, updates
 from . import ttmc as ttmc_kernels
 from .free_memory import count_free_nbytes
+from .imputing import CpuEntries
 from .primitives import CpuPrimitives
 from .records import Fields, Storage, Tiles, locate
 
@@ -43,6 +44,7 @@ class CpuEngine(CpuPrimitives, Engine):
 
     name = "cpu"
     array_type = np.ndarray
+    entries = CpuEntries
 
     def choose_sizes(self, record_format: RecordFormat) -> tuple[int, int]:
         return TILE_SIZE, BUCKET_SIZE

@@ -3,12 +3,14 @@
 The columns of all models are side by side: ``columns[:, s * R : (s + 1) * R]`` belong to model s.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numba.cpython.unsafe.tuple import tuple_setitem
 from numpy import ndarray as Array
 
+from ..entries import Entries
 from . import threads
 from .compiling import kernel
 from .mttkrp import add_product, count_lanes, fill_row, new_row_of_zeros
@@ -17,32 +19,41 @@ from .mttkrp import add_product, count_lanes, fill_row, new_row_of_zeros
 _BLOCK_SIZE = 2048
 
 
-def evaluate_models(ids: Array, columns: tuple[Array, ...], values: Array) -> Array:
-    """Write the values of all models at the entries to `values` (count, n).
+class CpuEntries(Entries):
+    """They are computed by kernels that form no matrix of a row for each entry."""
 
-    `ids` (N, count) are the rows of the N matrices `columns`, (I_n, n * R) each. Return, in float64
-    (2, n), the sums of the squares of the values and of their products with their changes.
-    """
-    num_blocks = -(-len(values) // _BLOCK_SIZE)
-    sums = np.zeros((num_blocks, 2, values.shape[1]))
-    work_ns = len(values) * columns[0].shape[1] * len(columns)
-    threads.launch(_evaluate, num_blocks, ids, columns, values, sums, work_ns=work_ns)
-    return sums.sum(axis=0)
+    def __init__(self, engine: Any, coords: Array, shape: Sequence[int], dtype: np.dtype) -> None:
+        self._coords = coords
+        # By mode: where each of its rows' entries begin, and the last one's end; the coords, its
+        # own first; and the places of the entries, sorted by its rows.
+        self._orders: list[tuple[Array, Array, Array]] = []
+        zeros = np.zeros_like(coords[:1])  # rows of ones, if there is no other mode
+        for mode, own in enumerate(coords):
+            places = np.argsort(own, kind="stable")
+            ids = np.concatenate([own[None], np.delete(coords, mode, axis=0), zeros])[:, places]
+            starts = np.flatnonzero(np.diff(ids[0], prepend=-1, append=-1))
+            self._orders.append((starts, np.ascontiguousarray(ids), places))
 
+    def add_mttkrp(
+        self, columns: Mapping[int, Array], values: Array, mode: int, out: Array
+    ) -> None:
+        starts, ids, places = self._orders[mode]
+        modes = [n for n in range(len(self._orders)) if n != mode]
+        others: Any = tuple([np.ascontiguousarray(columns[n]) for n in modes])
+        others = others or (np.ones((1, out.shape[1]), out.dtype),)
+        lanes = (0,) * count_lanes(out[:, : out.shape[1] // values.shape[1]])
+        zeros = (np.uint64(0),) * len(others)
+        arguments = (starts, ids, places, values, others, out, zeros, lanes)
+        work_ns = places.size * out.shape[1] * len(others) / 4
+        threads.launch(_add, starts.size - 1, *arguments, work_ns=work_ns)
 
-def add_entries(
-    starts: Array, ids: Array, places: Array, values: Array, columns: tuple[Array, ...], out: Array
-) -> None:
-    """Add the MTTKRP of entries, with the values of all models, to `out` (I, n * R).
-
-    Row ``ids[0, k]`` of `out` gets entry k, whose values are ``values[places[k]]`` (n,), times rows
-    ``ids[1:, k]`` of `columns`. Each row's entries are neighbours; `starts` says where they begin.
-    """
-    lanes = (0,) * count_lanes(out[:, : out.shape[1] // values.shape[1]])
-    zeros = (np.uint64(0),) * len(columns)
-    arguments = (starts, ids, places, values, columns, out, zeros, lanes)
-    work_ns = places.size * out.shape[1] * len(columns) / 4
-    threads.launch(_add, starts.size - 1, *arguments, work_ns=work_ns)
+    def evaluate(self, columns: Mapping[int, Array], values: Array) -> tuple[Array, Array]:
+        num_blocks, values = -(-len(values) // _BLOCK_SIZE), values.copy()
+        sums = np.zeros((num_blocks, 2, values.shape[1]))
+        matrices = tuple(columns[n] for n in range(len(self._coords)))
+        work_ns = len(values) * matrices[0].shape[1] * len(matrices)
+        threads.launch(_evaluate, num_blocks, self._coords, matrices, values, sums, work_ns=work_ns)
+        return values, sums.sum(axis=0)
 
 
 @kernel

@@ -9,6 +9,7 @@ import tensorly as tl
 from tensorly.decomposition import parafac
 
 from tensorly_flycoo import FlycooTensor, decomposition
+from tensorly_flycoo.engines.entries import Entries
 from tensorly_flycoo.loop.masks import MissingEntries
 from tensorly_flycoo.models import factor_match_score, many_starts
 from tensorly_flycoo.models.many_starts import Run, Stopping, run_together
@@ -166,6 +167,27 @@ def make_grouped(groups, dtype):
     return FlycooTensor(coords, values, (300, 250, 5, 6), groups=groups)
 
 
+def draw_missing(x):
+    coords, _ = x.nonzeros()
+    others = np.random.RandomState(1).randint(0, np.array([x.shape]).T, (4, 500))
+    return np.unique(np.hstack([coords[:, ::5], others]), axis=1)
+
+
+@pytest.mark.parametrize("groups", [None, ((0, 1), (2, 3))], ids=str)
+def test_missing_entries_on_a_gpu_are_those_on_a_cpu(groups, monkeypatch):
+    """What is done for CuPy arrays, done with NumPy's; the batch is filled to 8 runs."""
+    x, seeds = make_grouped(groups, "float64"), [*SEEDS, 9]
+    arguments = (x, 3, seeds, Stopping(5, 0))
+    missing = MissingEntries(x, draw_missing(x))
+    expected = run_together(*arguments, missing=missing)
+    monkeypatch.setattr(many_starts, "is_cupy", lambda array: True)
+    monkeypatch.setattr(type(x._engine), "entries", Entries)
+    for run, other in zip(run_together(*arguments, missing=missing), expected, strict=True):
+        np.testing.assert_allclose(run.errors, other.errors, rtol=1e-11)
+        for factor, array in zip(run.cp_tensor.factors, other.cp_tensor.factors, strict=True):
+            assert np.abs(factor - array).max() <= 1e-9 * np.abs(array).max()
+
+
 @pytest.mark.parametrize(
     ("groups", "dtype"),
     [
@@ -181,9 +203,7 @@ def make_grouped(groups, dtype):
 def test_runs_with_missing_entries_are_near_the_lone_runs(groups, dtype):
     x, stopping = make_grouped(groups, dtype), Stopping(5, 0)
     assert (x._layout.prefixes is not None) == (groups == ((0, 1), (2, 3)))
-    coords, _ = x.nonzeros()
-    others = np.random.RandomState(1).randint(0, np.array([x.shape]).T, (4, 500))
-    cells = np.unique(np.hstack([coords[:, ::5], others]), axis=1)
+    cells = draw_missing(x)
     mask = sparse.COO(cells, np.zeros(cells.shape[1]), x.shape, fill_value=1.0)
     runs = run_together(x, 3, SEEDS, stopping, missing=MissingEntries(x, cells))
     bound = 1e-11 if dtype == "float64" else 1e-3  # iterations amplify rounding errors

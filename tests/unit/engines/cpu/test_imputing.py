@@ -1,51 +1,62 @@
-"""Missing entries of many models: the loops equal the same sums by NumPy."""
+"""Entries with values of many models: those of any engine and the CPU's own equal sums by NumPy."""
 
 import numba
 import numpy as np
 import pytest
 
-from tensorly_flycoo.engines.cpu import imputing
+from tensorly_flycoo.engines.cpu.engine import CPU
+from tensorly_flycoo.engines.cpu.imputing import CpuEntries
+from tensorly_flycoo.engines.entries import Entries
+
+CLASSES = (CpuEntries, Entries)
 
 
 @pytest.mark.parametrize(
-    ("num_matrices", "num_models", "rank", "dtype"),
-    [(2, 3, 5, "float64"), (3, 1, 1, "float32"), (4, 2, 40, "float64")],
+    ("num_modes", "num_models", "rank", "dtype"),
+    [(1, 2, 3, "float64"), (2, 3, 5, "float64"), (3, 1, 1, "float32"), (4, 2, 40, "float64")],
 )
-def test_they_equal_numpy(num_matrices, num_models, rank, dtype):
-    random, count = np.random.RandomState(0), 5000
-    ids = random.randint(0, 30, (num_matrices, count))
-    ids[0].sort()
-    columns = tuple(random.random_sample((30, num_models * rank)).astype(dtype) for _ in ids)
+def test_they_equal_numpy(num_modes, num_models, rank, dtype):
+    random, shape = np.random.RandomState(0), (5000, 30, 30, 30)[:num_modes]
+    coords = np.unique(random.randint(0, np.array([shape]).T, (num_modes, 5000)), axis=1)
+    count = coords.shape[1]
+    columns = {
+        n: random.random_sample((size, num_models * rank)).astype(dtype)
+        for n, size in enumerate(shape)
+    }
     before = random.random_sample((count, num_models)).astype(dtype)
-    rows = [matrix[own].astype(float) for matrix, own in zip(columns, ids, strict=True)]
-    bound = 30 * rank * num_matrices * np.finfo(dtype).eps  # all terms are positive
+    rows = [columns[n][own].astype(float) for n, own in enumerate(coords)]
+    # All terms are positive.
+    bound = (30 * rank * num_modes + count) * np.finfo(dtype).eps
+    found = []
+    for kind in CLASSES:
+        entries = kind(CPU, coords, shape, np.dtype(dtype))
+        values, sums = entries.evaluate(columns, before)
+        expected = np.prod(rows, axis=0).reshape(count, num_models, rank).sum(axis=2)
+        np.testing.assert_allclose(values, expected, rtol=bound)
+        exact, changes = values.astype(float), values.astype(float) - before
+        np.testing.assert_allclose(sums[0], (exact**2).sum(axis=0), rtol=1e-12)
+        scale = (exact * abs(changes)).sum(axis=0)
+        assert (abs(sums[1] - (exact * changes).sum(axis=0)) <= 1e-12 * scale).all()
 
-    values = before.copy()
-    sums = imputing.evaluate_models(ids, columns, values)
-    expected = np.prod(rows, axis=0).reshape(count, num_models, rank).sum(axis=2)
-    np.testing.assert_allclose(values, expected, rtol=bound)
-    exact, changes = values.astype(float), values.astype(float) - before
-    np.testing.assert_allclose(sums[0], (exact**2).sum(axis=0), rtol=1e-12)
-    scale = (exact * abs(changes)).sum(axis=0)
-    assert (abs(sums[1] - (exact * changes).sum(axis=0)) <= 1e-12 * scale).all()
-
-    places, starts = random.permutation(count), np.append(0, np.flatnonzero(np.diff(ids[0])) + 1)
-    starts, found = np.append(starts, count), np.ones((30, num_models * rank), dtype)
-    arguments = (starts, ids, places, before, columns[1:])
-    imputing.add_entries(*arguments, found)
-    expected = np.ones(found.shape)
-    wide = np.repeat(before[places].astype(float), rank, axis=1)
-    np.add.at(expected, ids[0], np.prod(rows[1:], axis=0) * wide)
-    np.testing.assert_allclose(found, expected, rtol=count * np.finfo(dtype).eps)
-
+        wide = np.repeat(before.astype(float), rank, axis=1)
+        for mode, size in enumerate(shape):
+            others = {n: matrix for n, matrix in columns.items() if n != mode}
+            out = np.ones((size, num_models * rank), dtype)
+            entries.add_mttkrp(others, before, mode, out)
+            expected = np.ones(out.shape)
+            terms = [own for n, own in enumerate(rows) if n != mode]
+            np.add.at(expected, coords[mode], np.prod([wide, *terms], axis=0))
+            np.testing.assert_allclose(out, expected, rtol=bound)
+        found.append((values, sums, out))
     threads = numba.get_num_threads()
     try:
         numba.set_num_threads(1)
-        again = np.ones_like(found)
-        imputing.add_entries(*arguments, again)
-        same = before.copy()
-        np.testing.assert_array_equal(imputing.evaluate_models(ids, columns, same), sums)
+        for kind, (values, sums, out) in zip(CLASSES, found, strict=True):
+            entries = kind(CPU, coords, shape, np.dtype(dtype))
+            again = np.ones_like(out)
+            entries.add_mttkrp(others, before, mode, again)
+            np.testing.assert_array_equal(again, out)
+            for array, other in zip(entries.evaluate(columns, before), (values, sums), strict=True):
+                np.testing.assert_array_equal(array, other)
     finally:
         numba.set_num_threads(threads)
-    np.testing.assert_array_equal(again, found)
-    np.testing.assert_array_equal(same, values)
