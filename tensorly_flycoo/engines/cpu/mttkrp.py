@@ -7,7 +7,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numpy import ndarray as Array
 
-from .compiling import kernel
+from .compiling import kernel, subroutine
 from .records import (
     PREFETCH_DISTANCE,
     Fields,
@@ -187,7 +187,7 @@ def add_multiple(typing_context: Any, row: Any, factor: Any, other: Any, lanes: 
     return types.void(row, factor, other, lanes), generate
 
 
-@kernel
+@subroutine
 def move_record(
     records: Array, position: Any, spare: Any, remap_ids: Any, place: Any, record_words: Any
 ) -> None:
@@ -196,7 +196,7 @@ def move_record(
         copy_record(records, position, spare, np.uint64(remap_ids[place]), record_words)
 
 
-@kernel
+@subroutine
 def _compute_tile(
     tile: Any,
     first: int,
@@ -279,7 +279,7 @@ def remap_tiles(first_tile: int, last_tile: int, tiles: Tiles, storage: Storage)
             move_record(records, position, spare, remap_ids, place, record_words)
 
 
-@kernel
+@subroutine
 def _prefetch_place(records: Array, places: Array, i: Any, end: Any) -> None:
     """Prefetch the record a few items after item i of the order `places`."""
     ahead = min(i + np.uint64(PREFETCH_DISTANCE), end - np.uint64(1))
@@ -332,31 +332,32 @@ def add_gram(
     values: Array,
     gram: Array,
     diagonal: Array,
+    sums: Array,
 ) -> None:
     """Add ``values[:, a] @ values[:, b]`` to ``gram[id_a, id_b]`` for the pairs of each group.
 
     The ids of a group ascend, and id_a > id_b. A band is the rows ``edges[band]`` to
-    ``edges[band + 1]``. The first band also adds the squares to `diagonal`, which fits a cache.
+    ``edges[band + 1]``, and works in a row of `sums`. The first band also adds the squares to
+    `diagonal`, which fits a cache.
     """
     if first_band == 0:
         for k in range(np.uint64(values.shape[0])):
             for a in range(np.uint64(ids.shape[0])):
                 diagonal[np.uint64(ids[a])] += values[k, a] * values[k, a]
     first_row, last_row = edges[first_band], edges[last_band]
-    sums = np.empty(gram.shape[0])
     for group in range(np.uint64(starts.shape[0] - 1)):
         start, end = np.uint64(starts[group]), np.uint64(starts[group + np.uint64(1)])
         for a in range(start + np.uint64(1), end):
             row = np.uint64(ids[a])
             if first_row <= row < last_row:
-                own = sums[: a - start]
-                own[:] = 0
+                for b in range(a - start):
+                    sums[first_band, b] = 0
                 for k in range(np.uint64(values.shape[0])):
-                    factor, others = values[k, a], values[k, start:a]
-                    for b in range(np.uint64(own.shape[0])):
-                        own[b] += factor * others[b]
-                for b in range(np.uint64(own.shape[0])):
-                    gram[row, np.uint64(ids[start + b])] += own[b]
+                    factor = values[k, a]
+                    for b in range(a - start):
+                        sums[first_band, b] += factor * values[k, start + b]
+                for b in range(a - start):
+                    gram[row, np.uint64(ids[start + b])] += sums[first_band, b]
 
 
 @kernel

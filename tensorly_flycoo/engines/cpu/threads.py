@@ -26,7 +26,7 @@ from numba.core.compiler import Flags
 from numpy import ndarray as Array
 
 from ...base.reporting import log_compilation
-from .compiling import kernel
+from .compiling import kernel, subroutine
 from .records import intrinsic
 
 #: Work of a thread for which it is worth waking.
@@ -232,7 +232,7 @@ def _serve(words: Array) -> None:
             is_awake = True
 
 
-@kernel
+@subroutine
 def _run(helpers: Array, num_helpers: int, parts: Array, function: int, data: int) -> None:
     """Run the loop here and on up to `num_helpers` idle threads."""
     job, num_called = _address(parts), 0
