@@ -19,12 +19,14 @@ from ...base.reporting import add_compiled, log_compilation
 _logger = logging.getLogger("tensorly_flycoo")
 
 
-def kernel(function: Callable[..., Any]) -> Any:
-    """Compile a function at its first call, to run without the GIL; cache it on disk.
+#: Options of all that is compiled. Division by zero raises nothing, as in NumPy. Without numba's
+#: runtime nobody counts references to arrays.
+_OPTIONS = {"error_model": "numpy", "no_cfunc_wrapper": True, "_nrt": False}
 
-    Division by zero raises nothing, as in NumPy.
-    """
-    compiled: Any = njit(nogil=True, error_model="numpy", no_cfunc_wrapper=True)(function)
+
+def kernel(function: Callable[..., Any], **options: Any) -> Any:
+    """Compile a function at its first call, to run without the GIL; cache it on disk."""
+    compiled: Any = njit(nogil=True, **_OPTIONS | options)(function)
     try:
         compiled._cache = _FolderCache(function)
     except RuntimeError:  # numba finds no folder for it
@@ -47,8 +49,12 @@ def subroutine(function: Callable[..., Any]) -> Any:
 
     That takes half the time, and a kernel's file in the cache holds its subroutines.
     """
-    options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-    return njit(error_model="numpy", **options)(function)
+    return njit(no_cpython_wrapper=True, **_OPTIONS)(function)
+
+
+def allocating_kernel(function: Callable[..., Any]) -> Any:
+    """Do what `kernel` does for a function that makes arrays."""
+    return kernel(function, _nrt=True)
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from llvmlite import ir
 from numba.core import types
 from numpy import ndarray as Array
 
-from .compiling import kernel, subroutine
+from .compiling import allocating_kernel, kernel, subroutine
 from .mttkrp import (
     Operands,
     add_multiple,
@@ -19,6 +19,7 @@ from .mttkrp import (
     fill_row,
     make_vector_type,
     move_record,
+    multiply_add,
     new_row_of_zeros,
     point_at_row,
     splat,
@@ -113,15 +114,14 @@ def _multiply_rows(
             vector = load(factors.dtype, factor, index)
             product = vector if w == 0 else builder.fmul(product, vector)
         builder.store(product, builder.bitcast(row_, vector_type.as_pointer()), align=align)
-        values = builder.fmul(product, load(own, own_, own_row_))
         pointer = builder.bitcast(terms_, vector_type.as_pointer())
         before = builder.load(pointer)
-        builder.store(builder.fadd(before, values), pointer)
+        after = multiply_add(builder, product, load(own, own_, own_row_), before)
+        builder.store(after, pointer)
         with builder.if_then(builder.icmp_unsigned("!=", overlap_, overlap_.type(0)), likely=False):
             numbers = ir.Constant(ir.VectorType(overlap_.type, lanes.count), [*range(lanes.count)])
             is_new = builder.icmp_unsigned(">=", numbers, splat(builder, overlap_, numbers.type))
-            values = builder.select(is_new, values, ir.Constant(vector_type, None))
-            builder.store(builder.fadd(before, values), pointer)
+            builder.store(builder.select(is_new, after, before), pointer)
         return context.get_dummy_value()
 
     arguments = (row, terms, factors, indices, own, own_row, column, overlap, lanes)
@@ -267,7 +267,7 @@ def _overload_make_rows(wanted: Any, size: Any, zero: Any) -> Any:
     return none if isinstance(wanted, types.NoneType) else two_rows
 
 
-@kernel
+@allocating_kernel
 def ratio_tiles(
     first_tile: int,
     last_tile: int,

@@ -11,7 +11,7 @@ import numpy as np
 from numba.core import types
 from numpy import ndarray as Array
 
-from .compiling import kernel, subroutine
+from .compiling import allocating_kernel, subroutine
 from .mttkrp import add_multiple, advance, point_at_row
 from .records import (
     Fields,
@@ -109,7 +109,7 @@ def _store_total(total: Array, width: Any, num_columns: Any, target: Array, row:
             total[0, p * width + column] = 0
 
 
-@kernel
+@allocating_kernel
 def ttmc_tiles(
     first_tile: int,
     last_tile: int,
