@@ -165,15 +165,17 @@ class CpuEngine(CpuPrimitives, Engine):
             mttkrp.add_partial_rows(rows, partial_rows, out)
 
     def gram(self, coords: Array, values: Array, diagonal: Array) -> Array:
-        (columns, ids), size, values = coords, diagonal.size, np.atleast_2d(values)
-        starts = np.append(np.flatnonzero(np.diff(columns, prepend=-1)), columns.size)
+        size, values = diagonal.size, np.atleast_2d(values)
+        ids = coords[1].astype(np.int64, copy=False).view(np.uint64)
+        starts = np.append(np.flatnonzero(np.diff(coords[0], prepend=-1)), coords.shape[1])
         gram, own_diagonal = np.zeros((size, size)), np.zeros(size)
         # Each band reads all entries, so use only one for each thread. Edges that grow like a
         # square root give the bands of the triangle equal areas.
         num_bands = numba.get_num_threads()
         edges = np.sqrt(np.linspace(0, 1, num_bands + 1)) * size
         sums = np.empty((num_bands, size))
-        arguments = (edges.astype(np.uint64), starts, ids, values, gram, own_diagonal, sums)
+        places = (edges.astype(np.uint64), starts.view(np.uint64), ids)
+        arguments = (*places, values, gram, own_diagonal, sums)
         num_products = len(values) * np.square(np.diff(starts)).sum() / 2
         threads.launch(mttkrp.add_gram, num_bands, *arguments, work_ns=num_products)
         np.fill_diagonal(gram, own_diagonal + diagonal)

@@ -348,24 +348,25 @@ def add_gram(
     ``edges[band + 1]``, and works in a row of `sums`. The first band also adds the squares to
     `diagonal`, which fits a cache.
     """
+    count, one = np.uint64(values.shape[0]), np.uint64(1)
     if first_band == 0:
-        for k in range(np.uint64(values.shape[0])):
-            for a in range(np.uint64(ids.shape[0])):
-                diagonal[np.uint64(ids[a])] += values[k, a] * values[k, a]
+        for k in range(count):
+            for a in range(starts[0], starts[-1]):
+                diagonal[ids[a]] += values[k, a] * values[k, a]
     first_row, last_row = edges[first_band], edges[last_band]
-    for group in range(np.uint64(starts.shape[0] - 1)):
-        start, end = np.uint64(starts[group]), np.uint64(starts[group + np.uint64(1)])
-        for a in range(start + np.uint64(1), end):
-            row = np.uint64(ids[a])
+    for group in range(np.uint64(starts.shape[0]) - one):
+        start = starts[group]
+        for a in range(start + one, starts[group + one]):
+            row = ids[a]
             if first_row <= row < last_row:
                 for b in range(a - start):
                     sums[first_band, b] = 0
-                for k in range(np.uint64(values.shape[0])):
+                for k in range(count):
                     factor = values[k, a]
                     for b in range(a - start):
                         sums[first_band, b] += factor * values[k, start + b]
                 for b in range(a - start):
-                    gram[row, np.uint64(ids[start + b])] += sums[first_band, b]
+                    gram[row, ids[start + b]] += sums[first_band, b]
 
 
 @kernel
