@@ -20,8 +20,8 @@ _logger = logging.getLogger("tensorly_flycoo")
 
 
 #: Options of all that is compiled. Division by zero raises nothing, as in NumPy. Without numba's
-#: runtime nobody counts references to arrays.
-_OPTIONS = {"error_model": "numpy", "no_cfunc_wrapper": True, "_nrt": False}
+#: runtime nothing counts references to arrays.
+_OPTIONS: dict[str, Any] = {"error_model": "numpy", "no_cfunc_wrapper": True, "_nrt": False}
 
 
 def kernel(function: Callable[..., Any], **options: Any) -> Any:
@@ -44,22 +44,17 @@ def kernel(function: Callable[..., Any], **options: Any) -> Any:
     return compiled
 
 
-def subroutine(function: Callable[..., Any]) -> Any:
-    """Compile what only kernels call: for each of them anew, without what Python needs to call it.
+#: Compiles a function that makes arrays.
+allocating_kernel = functools.partial(kernel, _nrt=True)
 
-    That takes half the time, and a kernel's file in the cache holds its subroutines.
-    """
-    return njit(no_cpython_wrapper=True, **_OPTIONS)(function)
-
-
-def allocating_kernel(function: Callable[..., Any]) -> Any:
-    """Do what `kernel` does for a function that makes arrays."""
-    return kernel(function, _nrt=True)
+#: Compiles what only kernels call, without what Python needs to call it, which halves the time; a
+#: kernel's file in the cache holds its subroutines.
+subroutine = njit(**_OPTIONS | {"no_cpython_wrapper": True})
 
 
 @contextlib.contextmanager
 def _pause_collection() -> Iterator[None]:
-    """Collect no garbage: numba leaves little, and looking for it takes a seventh of its time."""
+    """Collect no garbage meanwhile: numba leaves little, and to look for it takes its time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

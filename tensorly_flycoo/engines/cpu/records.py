@@ -85,11 +85,6 @@ def find_places(tiles: Tiles, tile: Any, nnz: Any) -> Any:
     return np.uint64(first), np.uint64(min(first + tiles.size, nnz)), np.uint64(bucket_start)
 
 
-def list_places(places: Array | None, count: int) -> Array:
-    """Return the order of `count` items as loops read it; None is the order 0, 1, ..."""
-    return np.empty(0, index_dtype(count)) if places is None else places
-
-
 @subroutine
 def clear_empty_rows(tiles: Tiles, tile: Any, out: Array) -> None:
     """Clear a tile's share of the rows without nonzeros."""
@@ -160,6 +155,11 @@ def prefetch_record(typing_context: Any, records: Any, position: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(records, position), generate
+
+
+def list_places(places: Array | None, count: int) -> Array:
+    """Return the order of `count` items as loops read it; None is the order 0, 1, ..."""
+    return np.empty(0, index_dtype(count)) if places is None else places
 
 
 @subroutine
