@@ -55,13 +55,12 @@ subroutine = njit(**_OPTIONS | {"no_cpython_wrapper": True})
 @contextlib.contextmanager
 def _pause_collection() -> Iterator[None]:
     """Collect no garbage meanwhile: numba leaves little, and to look for it takes its time."""
-    was_enabled = gc.isenabled()
+    restore = gc.enable if gc.isenabled() else gc.disable
     gc.disable()
     try:
         yield
     finally:
-        if was_enabled:
-            gc.enable()
+        restore()
 
 
 @functools.cache  # once

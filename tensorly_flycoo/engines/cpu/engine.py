@@ -172,10 +172,9 @@ class CpuEngine(CpuPrimitives, Engine):
         # Each band reads all entries, so use only one for each thread. Edges that grow like a
         # square root give the bands of the triangle equal areas.
         num_bands = numba.get_num_threads()
-        edges = np.sqrt(np.linspace(0, 1, num_bands + 1)) * size
+        edges = (np.sqrt(np.linspace(0, 1, num_bands + 1)) * size).astype(np.uint64)
         sums = np.empty((num_bands, size))
-        places = (edges.astype(np.uint64), starts.view(np.uint64), ids)
-        arguments = (*places, values, gram, own_diagonal, sums)
+        arguments = (edges, starts.view(np.uint64), ids, values, gram, own_diagonal, sums)
         num_products = len(values) * np.square(np.diff(starts)).sum() / 2
         threads.launch(mttkrp.add_gram, num_bands, *arguments, work_ns=num_products)
         np.fill_diagonal(gram, own_diagonal + diagonal)

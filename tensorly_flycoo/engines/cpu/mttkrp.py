@@ -93,9 +93,8 @@ def splat(builder: Any, scalar: Any, vector_type: Any) -> Any:
 
 def multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
     """Return ``a * b + c`` of vectors, rounded once; slow on a machine without that instruction."""
-    vector_type = c.type
-    kind = ir.FunctionType(vector_type, [vector_type] * 3)
-    name = f"llvm.fma.v{vector_type.count}{vector_type.element.intrinsic_name}"
+    kind = ir.FunctionType(c.type, [c.type] * 3)
+    name = f"llvm.fma.v{c.type.count}{c.type.element.intrinsic_name}"
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [a, b, c])
 
 

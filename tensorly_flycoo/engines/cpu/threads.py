@@ -149,8 +149,7 @@ def _bind(typing_context: Any, loop: Any, arguments: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         # Compiled here, since a compiled function of its own would double the time.
         flags: Any = Flags()
-        flags.nrt = loop.dispatcher.targetoptions["_nrt"]
-        flags.error_model = "numpy"
+        flags.nrt, flags.error_model = loop.dispatcher.targetoptions["_nrt"], "numpy"
         compiled = context.compile_subroutine(
             builder, loop.dispatcher.py_func, loop_signature, flags=flags
         )
