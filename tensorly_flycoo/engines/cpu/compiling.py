@@ -1,7 +1,8 @@
-"""The decorator of the engine's compiled loops, with a cache on disk that is never stale."""
+"""The decorators of the engine's compiled loops, with a cache on disk that is never stale."""
 
 import contextlib
 import functools
+import gc
 import hashlib
 import logging
 import time
@@ -18,12 +19,14 @@ from ...base.reporting import add_compiled, log_compilation
 _logger = logging.getLogger("tensorly_flycoo")
 
 
-def kernel(function: Callable[..., Any]) -> Any:
-    """Compile a function at its first call, to run without the GIL; cache it on disk.
+#: Options of all that is compiled. Division by zero raises nothing, as in NumPy. Without numba's
+#: runtime nothing counts references to arrays.
+_OPTIONS: dict[str, Any] = {"error_model": "numpy", "no_cfunc_wrapper": True, "_nrt": False}
 
-    Division by zero raises nothing, as in NumPy.
-    """
-    compiled: Any = njit(nogil=True, error_model="numpy")(function)
+
+def kernel(function: Callable[..., Any], **options: Any) -> Any:
+    """Compile a function at its first call, to run without the GIL; cache it on disk."""
+    compiled: Any = njit(nogil=True, **_OPTIONS | options)(function)
     try:
         compiled._cache = _FolderCache(function)
     except RuntimeError:  # numba finds no folder for it
@@ -34,11 +37,30 @@ def kernel(function: Callable[..., Any]) -> Any:
     # not the look-ups around it.
     @global_compiler_lock
     def compile_and_log(*args: Any, **kwargs: Any) -> Any:
-        with log_compilation():
+        with log_compilation(), _pause_collection():
             return compile_for_args(*args, **kwargs)
 
     compiled._compile_for_args = compile_and_log
     return compiled
+
+
+#: Compiles a function that makes arrays.
+allocating_kernel = functools.partial(kernel, _nrt=True)
+
+#: Compiles what only kernels call, without what Python needs to call it, which halves the time; a
+#: kernel's file in the cache holds its subroutines.
+subroutine = njit(**_OPTIONS | {"no_cpython_wrapper": True})
+
+
+@contextlib.contextmanager
+def _pause_collection() -> Iterator[None]:
+    """Collect no garbage meanwhile: numba leaves little, and to look for it takes its time."""
+    restore = gc.enable if gc.isenabled() else gc.disable
+    gc.disable()
+    try:
+        yield
+    finally:
+        restore()
 
 
 @functools.cache  # once

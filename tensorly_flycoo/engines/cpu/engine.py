@@ -20,7 +20,7 @@ from . import ttmc as ttmc_kernels
 from .free_memory import count_free_nbytes
 from .imputing import CpuEntries
 from .primitives import CpuPrimitives
-from .records import Fields, Storage, Tiles, locate
+from .records import Fields, Storage, Tiles, list_places, locate
 
 #: Nonzeros of a tile, and of a bucket (128 KB of 16-byte records: it stays in a core's L2 cache
 #: while records are pulled out of it). Measured on a Xeon with 1 MB of L2.
@@ -147,6 +147,7 @@ class CpuEngine(CpuPrimitives, Engine):
         fields = Fields.of(record_format, inputs) if inputs else Fields(zero, zero, zero)
         factors = list(inputs.values()) or [np.ones((1, 1), out.dtype)]
         kronecker = ttmc_kernels.lay_out_factors(fields, factors)
+        slots = list_places(slots, layout.merged.shape[mode])
         output = (Fields.of(record_format, [mode]), slots, out, partial_rows)
         with layout.step(mode, self, stays=True) as step:
             if len(out) > layout.count_nonempty_rows(mode):
@@ -161,7 +162,7 @@ class CpuEngine(CpuPrimitives, Engine):
             arguments = (tiles, storage, kronecker, output)
             threads.launch(ttmc_kernels.ttmc_tiles, num_tiles, *arguments, work_ns=work_ns)
             rows = tiling.carry_rows
-            if slots is not None:
+            if slots.size > 0:
                 rows = np.where(rows >= 0, slots[rows].astype(np.int64), rows)
             mttkrp.add_partial_rows(rows, partial_rows, out)
 

@@ -7,7 +7,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numpy import ndarray as Array
 
-from .compiling import kernel
+from .compiling import allocating_kernel, kernel, subroutine
 from .records import (
     PREFETCH_DISTANCE,
     Fields,
@@ -41,9 +41,8 @@ class Operands(NamedTuple):
 
 # LLVM's loop vectoriser gives up on the short, fixed loops over the columns of a factor (it unrolls
 # them to scalar code first), which costs a factor of four. Each intrinsic for rows below is one
-# operation on an LLVM vector, ``len(lanes)`` columns of a row. Multiplication and addition stay
-# separate (no fused multiply-add), so a column's result depends neither on the lanes nor on the
-# machine's instruction set.
+# operation on an LLVM vector, ``len(lanes)`` columns of a row. They multiply and add in one step
+# (`multiply_add`), so a column's result depends neither on the lanes nor on the machine.
 
 
 def make_vector_type(context: Any, dtype: Any, lanes: Any) -> Any:
@@ -92,6 +91,13 @@ def splat(builder: Any, scalar: Any, vector_type: Any) -> Any:
     return builder.shuffle_vector(first, undefined, zeros)
 
 
+def multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
+    """Return ``a * b + c`` of vectors, rounded once; slow on a machine without that instruction."""
+    kind = ir.FunctionType(c.type, [c.type] * 3)
+    name = f"llvm.fma.v{c.type.count}{c.type.element.intrinsic_name}"
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [a, b, c])
+
+
 def count_lanes(rows: Array, nbytes: int = ROW_NBYTES) -> int:
     """Return the largest power of two of columns that rows have and that take up to `nbytes`."""
     return min(nbytes // rows.dtype.itemsize, 1 << (rows.shape[1].bit_length() - 1))
@@ -137,6 +143,7 @@ def add_product(
         row_, value_, factors_, indices_, column_, _ = args
         vector_type = make_vector_type(context, row.dtype, lanes)
         product, num_columns = splat(builder, value_, vector_type), None
+        vector = ir.Constant(vector_type, [1.0] * lanes.count)
         for w in range(factors.count):
             factor = builder.extract_value(factors_, w)
             array = context.make_array(factors.dtype)(context, builder, factor)
@@ -145,10 +152,10 @@ def add_product(
             index = builder.extract_value(indices_, w)
             offset = builder.add(builder.mul(index, num_columns), column_)
             pointer = builder.bitcast(builder.gep(array.data, [offset]), vector_type.as_pointer())
-            vector = builder.load(pointer, align=row.dtype.bitwidth // 8)
             product = builder.fmul(product, vector)
+            vector = builder.load(pointer, align=row.dtype.bitwidth // 8)
         pointer = builder.bitcast(row_, vector_type.as_pointer())
-        builder.store(builder.fadd(builder.load(pointer), product), pointer)
+        builder.store(multiply_add(builder, product, vector, builder.load(pointer)), pointer)
         return context.get_dummy_value()
 
     return types.void(row, value, factors, indices, column, lanes), generate
@@ -180,14 +187,14 @@ def add_multiple(typing_context: Any, row: Any, factor: Any, other: Any, lanes: 
         vector_type, align = make_vector_type(context, row.dtype, lanes), row.dtype.bitwidth // 8
         pointers = [builder.bitcast(args[n], vector_type.as_pointer()) for n in (0, 2)]
         total, vector = (builder.load(pointer, align=align) for pointer in pointers)
-        product = builder.fmul(splat(builder, args[1], vector_type), vector)
-        builder.store(builder.fadd(total, product), pointers[0], align=align)
+        total = multiply_add(builder, splat(builder, args[1], vector_type), vector, total)
+        builder.store(total, pointers[0], align=align)
         return context.get_dummy_value()
 
     return types.void(row, factor, other, lanes), generate
 
 
-@kernel
+@subroutine
 def move_record(
     records: Array, position: Any, spare: Any, remap_ids: Any, place: Any, record_words: Any
 ) -> None:
@@ -196,7 +203,7 @@ def move_record(
         copy_record(records, position, spare, np.uint64(remap_ids[place]), record_words)
 
 
-@kernel
+@subroutine
 def _compute_tile(
     tile: Any,
     first: int,
@@ -279,7 +286,7 @@ def remap_tiles(first_tile: int, last_tile: int, tiles: Tiles, storage: Storage)
             move_record(records, position, spare, remap_ids, place, record_words)
 
 
-@kernel
+@subroutine
 def _prefetch_place(records: Array, places: Array, i: Any, end: Any) -> None:
     """Prefetch the record a few items after item i of the order `places`."""
     ahead = min(i + np.uint64(PREFETCH_DISTANCE), end - np.uint64(1))
@@ -322,7 +329,7 @@ def split_columns(
         values[i] = record_values[place, value_slot]
 
 
-@kernel
+@allocating_kernel
 def add_gram(
     first_band: int,
     last_band: int,

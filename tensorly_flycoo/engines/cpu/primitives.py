@@ -10,7 +10,7 @@ from ...base.checks import check_finite, check_inside
 from ...format.packing import Cut, RecordFormat
 from ...format.primitives import Entries, ModeRows, Primitives, Step, index_dtype
 from . import mttkrp, sorting, threads
-from .records import Fields, Storage, Tiles
+from .records import Fields, Storage, Tiles, list_places
 
 #: Parts of a counting sort for each thread, so that a delayed thread gets less to do.
 _PARTS_PER_THREAD = 4
@@ -58,6 +58,7 @@ class CpuPrimitives(Primitives):
         # With `places`, rows are gathered: from `target`, which spans fewer pages than `records`.
         rows, field = positions if places is None else target, Fields.of(record_format, [mode])
         threads.launch(sorting.read_rows, nnz, records, field, rows, work_ns=nnz)
+        places = list_places(places, nnz)
         starts = _start_keys(rows, places, positions, num_parts, num_rows)
         is_empty = starts[0, 1 : num_rows + 1] == starts[0, :num_rows]  # ends where it starts
         empty_rows = np.flatnonzero(is_empty).astype(index_dtype(num_rows))
@@ -88,8 +89,9 @@ class CpuPrimitives(Primitives):
         num_buckets = -(-nnz // bucket_size)
         buckets, places = positions // size, np.empty_like(stored)
         num_parts = _choose_parts(nnz, num_buckets)
-        starts = _start_keys(buckets, None, places, num_parts, num_buckets)
-        _sort_parts(starts, None, buckets, places)
+        in_order = list_places(None, nnz)
+        starts = _start_keys(buckets, in_order, places, num_parts, num_buckets)
+        _sort_parts(starts, in_order, buckets, places)
         np.remainder(places, size, out=buckets)
         offsets[positions] = buckets
         stored[...] = places
@@ -132,13 +134,13 @@ class CpuPrimitives(Primitives):
         others = (n for n in range(record_format.ndim) if n != mode)
         storage, field = Storage.of(Step(records), record_format), Fields.of(record_format, [mode])
         masks = tuple(map(np.uint64, record_format.mask_words(others)))
-        arguments = (places, storage, field, masks, (is_new, rows, values))
+        arguments = (list_places(places, nnz), storage, field, masks, (is_new, rows, values))
         threads.launch(mttkrp.split_columns, nnz, *arguments, work_ns=2 * _NONZERO_NS * nnz)
         return Entries(is_new, rows, values)
 
 
 def _start_keys(
-    keys: Array, places: Array | None, gathered: Array, num_parts: int, num_keys: int
+    keys: Array, places: Array, gathered: Array, num_parts: int, num_keys: int
 ) -> Array:
     """Gather keys in the order of `places`; return where each part's items of each key start."""
     starts = np.zeros(_shape_counts(num_parts, num_keys, gathered.dtype), gathered.dtype)
@@ -148,7 +150,7 @@ def _start_keys(
     return starts
 
 
-def _sort_parts(starts: Array, places: Array | None, target: Array, positions: Array) -> None:
+def _sort_parts(starts: Array, places: Array, target: Array, positions: Array) -> None:
     """Run `building.sort_parts` for all parts."""
     arguments, work_ns = (starts, places, target, positions), _NONZERO_NS * positions.shape[0]
     threads.launch(sorting.sort_parts, starts.shape[0], *arguments, work_ns=work_ns)

@@ -12,7 +12,7 @@ from numpy import ndarray as Array
 
 from ..protocol import Group
 from . import threads
-from .compiling import kernel
+from .compiling import allocating_kernel, kernel
 from .mttkrp import add_product, count_lanes, fill_row, new_row_of_zeros, store_row
 
 #: Rows of a block. Sums over it are in the matrices' own precision, those over blocks in float64.
@@ -117,7 +117,7 @@ def contract_rows(
         np.multiply(out, weights, out=out)
 
 
-@kernel
+@allocating_kernel
 def _contract(first: int, last: int, blocks: Array, outer: Array, inner: Array, out: Array) -> None:
     """Compute ``out[i] = sum over a of outer[a] * sum over b of blocks[a, i, b] * inner[b]``."""
     rank = out.shape[1]

@@ -11,7 +11,7 @@ from llvmlite import ir
 from numba.core import types
 from numpy import ndarray as Array
 
-from .compiling import kernel
+from .compiling import allocating_kernel, kernel, subroutine
 from .mttkrp import (
     Operands,
     add_multiple,
@@ -19,6 +19,7 @@ from .mttkrp import (
     fill_row,
     make_vector_type,
     move_record,
+    multiply_add,
     new_row_of_zeros,
     point_at_row,
     splat,
@@ -69,7 +70,7 @@ def sum_logs(terms: Array, count: int) -> float:
 # multiple of the lanes, the last step overlaps the one before.
 
 
-@kernel
+@subroutine
 def _place_row(scratch: Any, number: Any, registers: Any) -> Any:
     """Return a pointer to a row: the registers of a single step, or a row of `scratch`."""
     if scratch is None:
@@ -77,13 +78,13 @@ def _place_row(scratch: Any, number: Any, registers: Any) -> Any:
     return point_at_row(scratch, number)
 
 
-@kernel
+@subroutine
 def _count_steps(scratch: Any, lanes: Any) -> int:
     """Count the steps of a row."""
     return 1 if scratch is None else scratch.shape[1] // len(lanes)
 
 
-@kernel
+@subroutine
 def _find_column(scratch: Any, start: int, last: int) -> Any:
     """Return the first column of the step that begins at place `start` of a row."""
     return np.int64(0) if scratch is None else np.int64(min(start, last))
@@ -113,15 +114,14 @@ def _multiply_rows(
             vector = load(factors.dtype, factor, index)
             product = vector if w == 0 else builder.fmul(product, vector)
         builder.store(product, builder.bitcast(row_, vector_type.as_pointer()), align=align)
-        values = builder.fmul(product, load(own, own_, own_row_))
         pointer = builder.bitcast(terms_, vector_type.as_pointer())
         before = builder.load(pointer)
-        builder.store(builder.fadd(before, values), pointer)
+        after = multiply_add(builder, product, load(own, own_, own_row_), before)
+        builder.store(after, pointer)
         with builder.if_then(builder.icmp_unsigned("!=", overlap_, overlap_.type(0)), likely=False):
             numbers = ir.Constant(ir.VectorType(overlap_.type, lanes.count), [*range(lanes.count)])
             is_new = builder.icmp_unsigned(">=", numbers, splat(builder, overlap_, numbers.type))
-            values = builder.select(is_new, values, ir.Constant(vector_type, None))
-            builder.store(builder.fadd(before, values), pointer)
+            builder.store(builder.select(is_new, after, before), pointer)
         return context.get_dummy_value()
 
     arguments = (row, terms, factors, indices, own, own_row, column, overlap, lanes)
@@ -176,7 +176,7 @@ def _overload_store_total(
     return store
 
 
-@kernel
+@subroutine
 def _combine(value: Any, modelled: Any, smallest: Any) -> Any:
     """Divide a value by the model's, or multiply by it if `smallest` is None."""
     if smallest is None:
@@ -184,21 +184,21 @@ def _combine(value: Any, modelled: Any, smallest: Any) -> Any:
     return value / max(modelled, smallest)
 
 
-@kernel
+@subroutine
 def _note(terms: Any, i: int, value: float, model: float) -> None:
     """Note a value and the model's value, if logarithms are wanted."""
     if terms is not None:
         terms[0, i], terms[1, i] = value, model
 
 
-@kernel
+@subroutine
 def _keep(log_sums: Any, tile: Any, terms: Any, count: int) -> None:
     """Write the sum of a tile, if logarithms are wanted."""
     if terms is not None:
         log_sums[tile] = sum_logs(terms, count)
 
 
-@kernel
+@subroutine
 def _compute_tile(
     tile: Any,
     first: int,
@@ -267,7 +267,7 @@ def _overload_make_rows(wanted: Any, size: Any, zero: Any) -> Any:
     return none if isinstance(wanted, types.NoneType) else two_rows
 
 
-@kernel
+@allocating_kernel
 def ratio_tiles(
     first_tile: int,
     last_tile: int,

@@ -15,8 +15,8 @@ from numba.core import cgutils, types
 from numpy import ndarray as Array
 
 from ...format.packing import RecordFormat
-from ...format.primitives import Step
-from .compiling import kernel
+from ...format.primitives import Step, index_dtype
+from .compiling import subroutine
 
 # mypy takes an intrinsic's arguments from the function that generates its code.
 intrinsic: Any = extending.intrinsic
@@ -77,7 +77,7 @@ class Tiles(NamedTuple):
     empty_rows: Any = None
 
 
-@kernel
+@subroutine
 def find_places(tiles: Tiles, tile: Any, nnz: Any) -> Any:
     """Return the first place of a tile, the end of its places, and the start of its bucket."""
     first = tile * tiles.size
@@ -85,12 +85,13 @@ def find_places(tiles: Tiles, tile: Any, nnz: Any) -> Any:
     return np.uint64(first), np.uint64(min(first + tiles.size, nnz)), np.uint64(bucket_start)
 
 
-@kernel
+@subroutine
 def clear_empty_rows(tiles: Tiles, tile: Any, out: Array) -> None:
     """Clear a tile's share of the rows without nonzeros."""
     num_tiles, num_empty = tiles.carry_rows.shape[0], tiles.empty_rows.shape[0]
     for e in range(tile * num_empty // num_tiles, (tile + 1) * num_empty // num_tiles):
-        out[tiles.empty_rows[e]] = 0
+        for r in range(out.shape[1]):
+            out[tiles.empty_rows[e], r] = 0
 
 
 @intrinsic
@@ -117,19 +118,19 @@ def _read_rows(
     return rows(records, position, words, shifts, masks), generate
 
 
-@kernel
+@subroutine
 def read_rows(records: Array, position: Any, fields: Fields) -> Any:
     """Unpack coordinates of one record into a tuple."""
     return _read_rows(records, position, fields.words, fields.shifts, fields.masks)
 
 
-@kernel
+@subroutine
 def read_row(records: Array, position: Any, field: Fields) -> Any:
     """Unpack the coordinate of one mode of one record."""
     return read_rows(records, position, field)[0]
 
 
-@kernel
+@subroutine
 def copy_record(
     source: Array, position: Any, target: Array, target_position: Any, record_words: Any
 ) -> None:
@@ -156,15 +157,18 @@ def prefetch_record(typing_context: Any, records: Any, position: Any) -> Any:
     return types.void(records, position), generate
 
 
-@kernel
-def place_of(places: Array | None, i: Any) -> Any:
-    """Return item i of the order `places`; None is the order 0, 1, ..."""
-    if places is None:
-        return i
-    return np.uint64(places[i])
+def list_places(places: Array | None, count: int) -> Array:
+    """Return the order of `count` items as loops read it; None is the order 0, 1, ..."""
+    return np.empty(0, index_dtype(count)) if places is None else places
 
 
-@kernel
+@subroutine
+def place_of(places: Array, i: Any) -> Any:
+    """Return item i of the order `places`; without items it is the order 0, 1, ..."""
+    return np.uint64(places[i]) if places.shape[0] > 0 else i
+
+
+@subroutine
 def pull(records: Array, pull_ids: Array | None, bucket_start: Any, place: Any, last: Any) -> Any:
     """Return the position of a place's record; with `pull_ids`, also prefetch a later one."""
     if pull_ids is None:

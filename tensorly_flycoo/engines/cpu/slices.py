@@ -6,10 +6,10 @@ They run in one thread: a slice of a thousand nonzeros takes less time than to w
 import numpy as np
 from numpy import ndarray as Array
 
-from .compiling import kernel
+from .compiling import allocating_kernel
 
 
-@kernel
+@allocating_kernel
 def add_products(
     coords: Array, values: Array, factors: tuple[Array, ...], row: Array, mode: int, out: Array
 ) -> None:
@@ -33,7 +33,7 @@ def add_products(
             out[i, r] += product[r]
 
 
-@kernel
+@allocating_kernel
 def share_counts(
     coords: Array,
     values: Array,

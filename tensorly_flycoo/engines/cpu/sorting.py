@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy import ndarray as Array
 
-from .compiling import kernel
+from .compiling import kernel, subroutine
 from .records import Fields, place_of, read_row
 
 
@@ -95,7 +95,7 @@ def sort_parts(
             target[np.uint64(position)] = place_of(places, i)
 
 
-@kernel
+@subroutine
 def _part_range(part: Any, counters: Array, count: Any) -> Any:
     """Return the first and the last item of a part; each part has a row of the counters."""
     num_parts = counters.shape[0]

@@ -26,7 +26,7 @@ from numba.core.compiler import Flags
 from numpy import ndarray as Array
 
 from ...base.reporting import log_compilation
-from .compiling import kernel
+from .compiling import kernel, subroutine
 from .records import intrinsic
 
 #: Work of a thread for which it is worth waking.
@@ -149,7 +149,7 @@ def _bind(typing_context: Any, loop: Any, arguments: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         # Compiled here, since a compiled function of its own would double the time.
         flags: Any = Flags()
-        flags.nrt, flags.error_model = True, "numpy"
+        flags.nrt, flags.error_model = loop.dispatcher.targetoptions["_nrt"], "numpy"
         compiled = context.compile_subroutine(
             builder, loop.dispatcher.py_func, loop_signature, flags=flags
         )
@@ -232,7 +232,7 @@ def _serve(words: Array) -> None:
             is_awake = True
 
 
-@kernel
+@subroutine
 def _run(helpers: Array, num_helpers: int, parts: Array, function: int, data: int) -> None:
     """Run the loop here and on up to `num_helpers` idle threads."""
     job, num_called = _address(parts), 0

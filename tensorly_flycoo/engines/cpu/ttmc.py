@@ -11,7 +11,7 @@ import numpy as np
 from numba.core import types
 from numpy import ndarray as Array
 
-from .compiling import kernel
+from .compiling import allocating_kernel, subroutine
 from .mttkrp import add_multiple, advance, point_at_row
 from .records import (
     Fields,
@@ -69,7 +69,7 @@ def _point_at_rows(typing_context: Any, factors: Any, indices: Any) -> Any:
     return types.UniTuple(pointer_type, factors.count)(factors, indices), generate
 
 
-@kernel
+@subroutine
 def _multiply_out(prefixes: Array, value: Any, rows: Any, ranks: Any) -> None:
     """Fill `prefixes` with ``value`` times the Kronecker product of all rows but the last.
 
@@ -88,7 +88,7 @@ def _multiply_out(prefixes: Array, value: Any, rows: Any, ranks: Any) -> None:
         size *= rank
 
 
-@kernel
+@subroutine
 def _add_outer_product(total: Array, prefixes: Array, row: Any, width: Any, lanes: Any) -> None:
     """Add the outer product of `prefixes` and a row of `width` columns to `total`."""
     step = np.uint64(len(lanes))
@@ -99,7 +99,7 @@ def _add_outer_product(total: Array, prefixes: Array, row: Any, width: Any, lane
             add_multiple(start, prefixes[p], advance(row, column), lanes)
 
 
-@kernel
+@subroutine
 def _store_total(total: Array, width: Any, num_columns: Any, target: Array, row: Any) -> None:
     """Write `total` without padding to a row of `target`, and clear `total`."""
     for p in range(np.uint64(total.shape[1]) // width):
@@ -109,16 +109,16 @@ def _store_total(total: Array, width: Any, num_columns: Any, target: Array, row:
             total[0, p * width + column] = 0
 
 
-@kernel
+@allocating_kernel
 def ttmc_tiles(
     first_tile: int,
     last_tile: int,
     tiles: Tiles,
     storage: Storage,
     kronecker: Kronecker,
-    output: tuple[Fields, Array | None, Array, Array],
+    output: tuple[Fields, Array, Array, Array],
 ) -> None:
-    """Compute some tiles of TTMc: row i goes to row ``slots[i]``, or i if `slots` is None."""
+    """Compute some tiles of TTMc: row i goes to row ``slots[i]``, or i if `slots` is empty."""
     records, values, value_slot, pull_ids, _, _, _ = storage
     fields, factors, ranks, num_columns, lanes = kronecker
     out_field, slots, out, partial_rows = output

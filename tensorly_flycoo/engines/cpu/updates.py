@@ -7,7 +7,7 @@ import numpy as np
 from numpy import ndarray as Array
 
 from . import threads
-from .compiling import kernel
+from .compiling import allocating_kernel, kernel
 
 #: Rows whose columns are added up together.
 _BLOCK_SIZE = 1024
@@ -76,7 +76,7 @@ def extrapolate_blocks(
                 sums[block, 0, r] += moved[i, r]
 
 
-@kernel
+@allocating_kernel
 def sweep_nonnegative(
     first: int, last: int, problem: Any, rows: Array, errors: Array, changes: Array
 ) -> None:

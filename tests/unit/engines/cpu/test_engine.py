@@ -353,6 +353,16 @@ def test_subnormals_are_kept():
     assert mttkrp(x, make_factors((2,), 3), 0)[0].tolist() == [tiny] * 3
 
 
+@BOTH_LAYOUTS
+@pytest.mark.parametrize("rank", [1, 40])
+def test_a_product_is_added_with_one_rounding(layout, rank):
+    """All machines multiply and add alike; rounded twice, the sum here is 0."""
+    step = 2.0**-30
+    x = FlycooTensor([[0, 0], [0, 1]], [-(1 + 2 * step), 1 + step], (1, 2), layout=layout)
+    factor = np.repeat([[1], [1 + step]], rank, axis=1)
+    assert (mttkrp(x, [np.ones((1, rank)), factor], 0) == step**2).all()
+
+
 @kernel
 def read_first(records, fields):
     return read_rows(records, np.uint64(0), fields)

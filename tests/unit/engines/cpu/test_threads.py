@@ -15,7 +15,7 @@ from interrupting import for_each_place
 from numba.core import types
 
 from tensorly_flycoo.engines.cpu import threads
-from tensorly_flycoo.engines.cpu.compiling import kernel
+from tensorly_flycoo.engines.cpu.compiling import allocating_kernel, kernel
 from tensorly_flycoo.engines.cpu.threads import launch
 
 get_thread = types.ExternalFunction("PyThread_get_thread_ident", types.uint64())
@@ -53,7 +53,7 @@ def write_slowly(first, last, stages, num_rests):
         threads._store(stages, i, 2)
 
 
-@kernel
+@allocating_kernel
 def fail_one(first, last, stages, failing):
     """Fail to allocate memory in one item; the others take a while."""
     size = 2**40 if first <= failing < last else 1
