@@ -220,7 +220,7 @@ def _error_calc(
     memory = tensor.memory
     with log_compilation():  # a long call says now what it has compiled
         error = gram_products.compute_fit(norm_tensor, weights, factors, mttkrp, memory)
-    memory.known.clear()  # a callback may change factors
+    memory.end_iteration()
     if error is None:
         # On several devices all Gram matrices are found with it.
         if all(isinstance(x, RowShards) for x in (mttkrp, *factors)):

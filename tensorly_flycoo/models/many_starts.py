@@ -5,7 +5,6 @@ updates a mode of every run, and the small matrices of all runs are multiplied a
 stack (n, R, R). Runs that have converged or are dropped leave the stack.
 """
 
-import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -17,7 +16,7 @@ from tensorly.cp_tensor import CPTensor
 from ..base.array_modules import Array, array_module, is_cupy, move
 from ..base.reporting import report
 from ..engines import select_engine
-from ..engines.tall import MANY_RIGHT_HAND_SIDES, call_lapack, column_sum_norm, equilibrate
+from ..engines.tall import column_sum_norm, equilibrate, inner_product, is_own, multiply, solve_rows
 from ..format.group_passes import LastPass
 from ..format.layout import Layout
 from ..loop.cp_loop import has_converged
@@ -314,6 +313,9 @@ class _Batch:
     def _replace(self, mode: int, stack: Array) -> None:
         """Replace the factors of a mode, and what is computed from them."""
         self.stacks[mode], self.columns[mode] = stack, _lay_out(stack)
+        if is_own(stack[0].T, stack[0]):
+            self.grams[mode] = np.stack([multiply(factor.T, factor) for factor in stack])
+            return
         wide = stack.astype(np.float64, copy=False) if is_cupy(stack) else stack
         self.grams[mode] = wide.swapaxes(1, 2) @ wide
 
@@ -377,38 +379,34 @@ class _Batch:
             else:
                 stack = (rows @ inverses).astype(rows.dtype)
             self._replace(mode, stack)
-        return self._measure(rows * stack, conditions)
+        if is_cupy(rows):
+            return self._measure(rows * stack, conditions)
+        inner = [inner_product(*pair) for pair in zip(rows, stack, strict=True)]
+        return self._measure(np.reshape(inner, (-1, 1, 1)), conditions)
 
     def _solve(self, matrices: Array, rows: Array) -> tuple[Array, Array]:
-        """Do for each run what `engines.tall.solve` does.
+        """Do for each run what `engines.tall` does for a lone one, on the CPU to the bit.
 
-        Return the factors and the condition numbers (n,); a system whose condition number leaves no
-        digit needs a pseudo-inverse.
+        Return the factors and the condition numbers (n,); on a GPU a system whose condition number
+        leaves no digit needs a pseudo-inverse.
         """
-        if not is_cupy(rows) and rows.shape[1] <= MANY_RIGHT_HAND_SIDES * rows.shape[2]:
-            transposed = _for_each(np.linalg.solve, matrices, rows.swapaxes(1, 2))
-            is_good = np.isfinite(transposed).all(axis=(1, 2))
-            return transposed.swapaxes(1, 2), np.where(is_good, 1.0, np.nan)
+        if not is_cupy(rows):
+            solved = [solve_rows(*pair)[0] for pair in zip(matrices, rows, strict=True)]
+            return np.stack(solved), np.ones(len(rows))
         inverses, conditions = _invert(matrices)
         transposed = inverses.swapaxes(1, 2)
         stack = rows @ transposed
-        if is_cupy(conditions):  # the host knows only those of the last iteration, of all runs
-            ill: Any = slice(None)
-            refines = self.refines and inverses.dtype == self.x.dtype
-        else:
-            ill = np.flatnonzero(conditions**2 * np.finfo(inverses.dtype).eps > 1)
-            refines = ill.size > 0
-        if refines:
-            residual = rows[ill] - stack[ill] @ matrices[ill]
-            stack[ill] += residual @ transposed[ill]
+        # The host knows only the condition numbers of the last iteration, of all runs.
+        if self.refines and inverses.dtype == self.x.dtype:
+            stack += (rows - stack @ matrices) @ transposed
         return stack.astype(rows.dtype, copy=False), conditions
 
     def _measure(self, inner: Array, conditions: list[Array]) -> list[np.floating | None]:
         """Compute the errors as TensorLy does, after a single copy to the host."""
         squares = multiply_all(self.grams)
-        dtype, eps, norm = squares.dtype.type, np.finfo(self.x.dtype).eps, self.x.norm()
-        sums = squares.reshape(len(squares), -1).sum(axis=1)
-        products = inner.sum(axis=1, dtype=dtype).sum(axis=1)
+        eps, norm = np.finfo(self.x.dtype).eps, self.x.norm()
+        sums = squares.astype(np.float64).reshape(len(squares), -1).sum(axis=1)
+        products = inner.sum(axis=1, dtype=np.float64).sum(axis=1)
         found = move(np.stack([sums, products, *conditions]), np)
         is_regular = (found[2:] * eps < 1).all(axis=0)
         self.refines = not (found[2:] ** 2 * eps <= 1).all()
@@ -416,8 +414,8 @@ class _Batch:
         if self.imputed is not None:
             measured = self.imputed.measure(self.columns, *found[:2])
             return [e if good else None for good, e in zip(is_regular, measured, strict=True)]
-        for is_good, square, product in zip(is_regular, *found[:2].astype(dtype), strict=True):
-            error = np.sqrt(abs(dtype(norm) ** 2 + np.sqrt(square) ** 2 - 2 * product))
+        for is_good, square, product in zip(is_regular, *found[:2], strict=True):
+            error = np.sqrt(abs(float(norm) ** 2 + square - 2 * product))
             errors.append(self.x.dtype.type(error) / norm if is_good else None)
         return errors
 
@@ -428,28 +426,15 @@ def _lay_out(stack: Array) -> Array:
 
 
 def _invert(matrices: Array) -> tuple[Array, Array]:
-    """Invert a stack (n, R, R) as `engines.tall.solve` does.
+    """Invert a stack (n, R, R) of CuPy matrices as `engines.tall.solve` does.
 
     Return the inverses, in the dtype of `matrices`, and the condition numbers (n,) of the scaled
     matrices, which are not finite where a matrix is singular or its inverse overflows.
     """
     scaled, scales = equilibrate(matrices)
-    inverses = np.linalg.inv(scaled) if is_cupy(scaled) else _for_each(np.linalg.inv, scaled)
+    inverses = np.linalg.inv(scaled)
     conditions = column_sum_norm(scaled) * column_sum_norm(inverses)
     with np.errstate(over="ignore"):
         inverses = (inverses / scales).astype(matrices.dtype, copy=False)
     # What overflows the matrices' own precision is not finite, and infinity times 0 is nan.
     return inverses, conditions + 0 * column_sum_norm(inverses)
-
-
-def _for_each(function: Callable[..., Array], *stacks: np.ndarray) -> np.ndarray:
-    """Call a function of `numpy.linalg` on stacks; results for singular matrices are nan."""
-    try:
-        return call_lapack(function, *stacks)
-    except np.linalg.LinAlgError:
-        pass
-    results = np.full_like(stacks[-1], np.nan)
-    for result, *matrices in zip(results, *stacks, strict=True):
-        with contextlib.suppress(np.linalg.LinAlgError):
-            result[...] = function(*matrices)
-    return results
