@@ -24,7 +24,7 @@ from ..base.reporting import log_compilation, span
 from ..decomposition.parafac import Continued
 from ..engines.tall import inner_product
 from ..loop import gram_products, initial_guess
-from ..loop.cp_model import make_cp_tensor
+from ..loop.cp_model import make_cp_tensor, residual_square
 from ..loop.guarding import guard
 from ..loop.initial_guess import SVDS, make_initial_guess
 from ..loop.ranks import find_cp_rank, find_tucker_rank
@@ -227,19 +227,9 @@ def _error_calc(
             inner = row_shards.inner_product(mttkrp, factors)
         else:
             inner = inner_product(mttkrp, factors[-1])
-        error = np.sqrt(np.abs(norm_tensor**2 + _find_norm(weights, factors) ** 2 - 2 * inner))
+        error = np.sqrt(residual_square(norm_tensor**2, weights, factors, inner))
     # On the host: TensorLy compares errors, and each comparison on a GPU would wait for it.
     return mttkrp.dtype.type(float(error)), tensor, norm_tensor
-
-
-def _find_norm(weights: Array | None, factors: list) -> Array:
-    """Compute what `cp_norm` does, to the bit, without its checks: small tensors wait for them."""
-    product: Any = 1
-    for factor in factors:
-        product = product * FlycooBackend.dot(factor.T, factor)
-    if weights is not None:
-        product = product * (weights[:, None] * weights)
-    return np.sqrt(np.sum(product))
 
 
 def _instead(function: Callable) -> Callable:

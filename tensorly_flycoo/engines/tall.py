@@ -224,45 +224,30 @@ def solve(a: Array, b: Array) -> Array:
     kernels = find_kernels(b)
     if kernels is not None and a.dtype == b.dtype and kernels.suits_tensor_cores(b.T):
         return kernels.solve_rows(b.T, kernels.invert(a.T))[0].T
-    # CuPy arrays take the inverse, since CuPy's solver does not report a singular matrix.
-    is_wide = b.ndim == 2 and b.shape[1] > MANY_RIGHT_HAND_SIDES * a.shape[0]
-    found = _multiply_by_inverse(a, b.T, False) if is_wide or is_cupy(b) else None
-    if found is not None:
-        return found[0].T
-    try:
-        x = np.linalg.solve(a, b)
-    except np.linalg.LinAlgError:
-        return np.linalg.pinv(a) @ b
-    is_done = not hasattr(x, "all")  # row shards, each of which was solved by this function
-    return x if is_done or np.isfinite(x).all() else np.linalg.pinv(a) @ b
+    return solve_rows(a, b.T)[0].T if b.ndim == 2 else _solve_directly(a, b)
 
 
-def solve_rows(a: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, Any]:
-    """Solve ``a @ y.T = rows.T`` for a NumPy factor y (I, R).
+def solve_rows(a: Array, rows: Array, wants_sums: bool = False) -> tuple[Array, Any]:
+    """Solve ``a @ y.T = rows.T`` for a factor y (I, R), by the inverse where that pays.
 
-    Returns y; and if one pass over the rows finds them with it, else None: its Gram matrix, the
-    same to the bit as ``multiply(y.T, y)``, and the inner product of `rows` and y.
+    Returns y; and with `wants_sums`, where one pass over the rows finds them with it, else None:
+    its Gram matrix, the same to the bit as ``multiply(y.T, y)``, and the inner product of `rows`
+    and y.
     """
     size = a.shape[0]
-    if size < _MIN_INVERTED_SIZE or rows.shape[0] > MANY_RIGHT_HAND_SIDES * size:
-        found = _multiply_by_inverse(a, rows, wants_sums=True)
-        if found is not None:
-            return found
-    return solve(a, rows.T).T, None
-
-
-def _multiply_by_inverse(a: Array, rows: Array, wants_sums: bool) -> tuple[Array, Any] | None:
-    """Do what `solve_rows` does by one product with the inverse; None if that overflows."""
-    if a.dtype.kind != "f" or a.dtype != rows.dtype:
-        return None
-    inverse, condition = _invert(move(a, np))
+    is_worth = size < _MIN_INVERTED_SIZE or rows.shape[0] > MANY_RIGHT_HAND_SIDES * size
+    # CuPy arrays take the inverse, since CuPy's solver does not report a singular matrix.
+    is_inverted = (is_worth or is_cupy(rows)) and a.dtype.kind == "f" and a.dtype == rows.dtype
+    inverse, condition = _invert(move(a, np)) if is_inverted else (None, 1.0)
     if inverse is None:
-        return None
+        return _solve_directly(a, rows.T).T, None
     if is_own(rows, a) and condition**2 * np.finfo(inverse.dtype).eps <= 1:
         from .cpu import products
 
-        y, *sums = products.multiply_and_sum(rows, inverse.T, wants_sums)
-        return y, sums if wants_sums else None
+        if not wants_sums:
+            return products.multiply_rows(rows, inverse.T), None
+        y, *sums = products.solve_rows(rows, inverse.T)
+        return y, sums
     inverse = array_module(a).asarray(inverse.T, a.dtype)
     y = _multiply_rows(rows, inverse) if is_tall(rows) else multiply(rows, inverse)
     if condition**2 * np.finfo(a.dtype).eps > 1:
@@ -271,6 +256,15 @@ def _multiply_by_inverse(a: Array, rows: Array, wants_sums: bool) -> tuple[Array
             own, part = rows[start : start + _REFINED_ROWS], y[start : start + _REFINED_ROWS]
             part += multiply(own - multiply(part, a.T), inverse)
     return y, None
+
+
+def _solve_directly(a: Array, b: Array) -> Array:
+    try:
+        x = np.linalg.solve(a, b)
+    except np.linalg.LinAlgError:
+        return np.linalg.pinv(a) @ b
+    is_done = not hasattr(x, "all")  # row shards, each of which was solved by this function
+    return x if is_done or np.isfinite(x).all() else np.linalg.pinv(a) @ b
 
 
 def _multiply_rows(rows: Array, matrix: Array) -> Array:

@@ -57,10 +57,10 @@ class GramMemory:
         self.has_callback = True  # which may change factors
 
     def end_iteration(self) -> None:
-        """Forget all that need not hold in the next iteration."""
+        """Forget what may not hold in the next iteration."""
         if self.has_callback:
             self.known.clear()
-            self.host.forget()
+            self.host = HostGrams()
 
     def find(self, factor: Array) -> _CachedGram | None:
         """Return what is known of a factor, which may be another view of the same numbers."""

@@ -5,51 +5,39 @@
 
 import math
 import weakref
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..engines.tall import inner_product, multiply, solve_rows
 
 
-@dataclass(slots=True)
-class _Known:
-    """The Gram matrix of a factor, and its inner product with the MTTKRP that it solves."""
-
-    owner: weakref.ref[np.ndarray]  # of all the factor's memory, and of nothing else
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
+class _Known(NamedTuple):
+    factor: Callable[[], np.ndarray | None]  # a weak reference
     gram: np.ndarray
-    mttkrp: weakref.ref[np.ndarray] | None = None  # or what owns its memory
-    inner: float = 0.0
+    mttkrp: Callable[[], np.ndarray | None] = lambda: None  # that the factor solves
+    inner: float = 0.0  # the inner product of both
 
 
 class HostGrams:
-    """What is known of the factors of one call of parafac, until it is forgotten."""
+    """What is known of the NumPy factors of one call of parafac."""
 
     def __init__(self) -> None:
-        self._known: dict[int, _Known] = {}  # by the id of the owner
-
-    def forget(self) -> None:
-        """Forget all, where factors may change in place."""
-        self._known.clear()
+        self._known: dict[int, _Known] = {}  # by the id of the factor
 
     def find_gram(self, a: np.ndarray, b: np.ndarray) -> np.ndarray | None:
         """Return ``a @ b`` if `a` is the transpose of a factor `b`, else None."""
-        if b.ndim != 2 or a.shape != b.shape[::-1] or a.strides != b.strides[::-1]:
-            return None
-        owner = _find_owner(b)
-        is_alike = owner.size == b.size and _find_owner(a) is owner
-        return self._find(b).gram if is_alike else None
+        factor = _find_whole(b)
+        return self._find(factor).gram if _find_whole(a.T) is factor is not None else None
 
     def solve(self, a: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Solve ``a @ y.T = rows.T`` for a factor y, and keep what the same pass finds."""
-        y, sums = solve_rows(a, rows)
-        if sums is not None:
+        y, sums = solve_rows(a, rows, wants_sums=True)
+        mttkrp = _find_whole(rows)
+        if sums is not None and mttkrp is not None:
             gram, inner = sums
-            known = self._keep(y, gram)
-            known.mttkrp, known.inner = weakref.ref(_find_owner(rows)), inner
+            self._keep(y, gram, weakref.ref(mttkrp), inner)
         return y
 
     def compute_fit(
@@ -61,37 +49,33 @@ class HostGrams:
     ) -> float:
         """Compute the norm of the difference of a tensor and a CP model: see `gram_products`."""
         known = [self._find(factor) for factor in factors]
-        product = math.prod(own.gram for own in known)
+        product = math.prod(of_factor.gram for of_factor in known)
         if weights is not None:
             product = product * (weights[:, None] * weights)
-        last = known[-1]
-        is_known = last.mttkrp is not None and last.mttkrp() is _find_owner(mttkrp)
-        inner = last.inner if is_known else inner_product(mttkrp, factors[-1])
+        *_, solved, inner = known[-1]
+        if solved() is None or solved() is not _find_whole(mttkrp):
+            inner = inner_product(mttkrp, factors[-1])
         square = product.astype(float, copy=False).sum()
         return math.sqrt(abs(float(norm) ** 2 + square - 2 * inner))
 
     def _find(self, factor: np.ndarray) -> _Known:
-        known = self._known.get(id(_find_owner(factor)))
+        whole = _find_whole(factor)
+        known = self._known.get(id(whole))
         # Another array may have got the id of one that is gone.
-        if (
-            known is None
-            or known.owner() is not _find_owner(factor)
-            or known.strides != factor.strides
-            or known.shape != factor.shape
-        ):
-            known = self._keep(factor, multiply(factor.T, factor))
+        if known is None or known.factor() is not whole:
+            known = self._keep(whole, multiply(factor.T, factor))
         return known
 
-    def _keep(self, factor: np.ndarray, gram: np.ndarray) -> _Known:
-        """Keep the Gram matrix of a factor while that lives."""
-        owner = _find_owner(factor)
-        self._known = {n: own for n, own in self._known.items() if own.owner() is not None}
-        known = _Known(weakref.ref(owner), factor.shape, factor.strides, gram)
-        if owner.size == factor.size:
-            self._known[id(owner)] = known
+    def _keep(self, factor: np.ndarray | None, gram: np.ndarray, *solved: Any) -> _Known:
+        """Keep what is known of a whole factor while that lives."""
+        if factor is None:
+            return _Known(lambda: None, gram)
+        self._known = {n: own for n, own in self._known.items() if own.factor() is not None}
+        self._known[id(factor)] = known = _Known(weakref.ref(factor), gram, *solved)
         return known
 
 
-def _find_owner(array: np.ndarray) -> np.ndarray:
-    """Return the array that owns the memory of a view."""
-    return array.base if type(array.base) is np.ndarray else array
+def _find_whole(view: np.ndarray) -> np.ndarray | None:
+    """Return the array whose memory a view shares, if the view is all of it in the same order."""
+    whole = view.base if type(view.base) is np.ndarray else view
+    return whole if whole.shape == view.shape and whole.strides == view.strides else None

@@ -15,8 +15,8 @@ from . import threads
 from .compiling import kernel
 from .mttkrp import add_product, count_lanes, fill_row, new_row_of_zeros, store_row
 
-#: A block has at least so many rows, and for each column, lest the blocks' Gram matrices take as
-#: much memory as the rows; more if there would be more blocks than that.
+#: A block has at least so many rows, and for each column, lest the blocks' sums take as much memory
+#: as the rows; more if there would be more blocks than that.
 _MIN_BLOCK_ROWS, _ROWS_PER_COLUMN, _MAX_BLOCKS = 256, 16, 512
 
 #: Rows that stay in the nearest cache while all is computed with them. Sums over them are in the
@@ -24,46 +24,28 @@ _MIN_BLOCK_ROWS, _ROWS_PER_COLUMN, _MAX_BLOCKS = 256, 16, 512
 _CACHED_ROWS = 64
 
 
-def _split_rows(num_rows: int, num_columns: int) -> tuple[int, int]:
-    """Return the rows of a block, and the number of blocks: whatever the number of threads."""
-    least = max(_MIN_BLOCK_ROWS, _ROWS_PER_COLUMN * num_columns)
-    block_rows = max(least, -(-num_rows // _MAX_BLOCKS))
-    return block_rows, -(-num_rows // block_rows)
-
-
 def multiply_transposed(a: Array, b: Array) -> Array:
     """Compute ``a.T @ b`` of two tall matrices (I, J) and (I, K) of one dtype."""
     a, b = _require(a), _require(b)
-    block_rows, num_blocks = _split_rows(a.shape[0], b.shape[1])
-    products = np.zeros((num_blocks, a.shape[1], b.shape[1]))
-    arguments = (block_rows, a, b, products, (0,) * count_lanes(b))
-    threads.launch(_multiply_blocks, num_blocks, *arguments, work_ns=a.size * b.shape[1] / 4)
-    return products.sum(axis=0).astype(a.dtype)
+    return _run(a, np.empty((0, b.shape[1])), a, b, a.shape[1]).astype(a.dtype)
 
 
 def multiply_rows(rows: Array, matrix: Array) -> Array:
-    """Compute ``rows @ matrix`` of tall rows (I, J) and a small matrix (J, K)."""
-    return multiply_and_sum(rows, matrix, wants_sums=False)[0]
+    """Compute ``rows @ matrix`` of a tall matrix (I, J) and a small one (J, K)."""
+    rows, product = _require(rows), np.empty((rows.shape[0], matrix.shape[1]), rows.dtype)
+    _run(rows, matrix, product, product, 0)
+    return product
 
 
-def multiply_and_sum(
-    rows: Array, matrix: Array, wants_sums: bool = True
-) -> tuple[Array, Array, float]:
-    """Compute ``y = rows @ matrix`` of tall rows (I, J) and a small matrix (J, J), in one pass.
+def solve_rows(rows: Array, inverse: Array) -> tuple[Array, Array, float]:
+    """Compute ``y = rows @ inverse`` of tall rows (I, R) and a small matrix (R, R), in one pass.
 
     Returns y, in the dtype of `rows`; ``y.T @ y``, the same to the bit as by `multiply_transposed`;
     and the inner product of `rows` and y. So rows are read from memory once, and y is only written.
     """
-    rows, matrix = _require(rows), _require(matrix.astype(np.float64, copy=False))
-    num_rows, num_columns = rows.shape[0], matrix.shape[1]
-    block_rows, num_blocks = _split_rows(num_rows, num_columns)
-    y, num_sums = np.empty((num_rows, num_columns), rows.dtype), num_blocks * wants_sums
-    grams, inner = np.zeros((num_sums, num_columns, num_columns)), np.zeros(num_sums)
-    lanes = [(0,) * count_lanes(array) for array in (matrix, y)]
-    arguments = (block_rows, rows, matrix, y, grams, inner, *lanes)
-    work_ns = rows.size * num_columns * (1 + wants_sums) / 4
-    threads.launch(_multiply_rows, num_blocks, *arguments, work_ns=work_ns)
-    return y, grams.sum(axis=0).astype(y.dtype), float(inner.sum())
+    rows, y = _require(rows), np.empty(rows.shape, rows.dtype)
+    *gram, products = _run(rows, inverse, y, y, y.shape[1] + 1)
+    return y, np.stack(gram).astype(y.dtype), float(products.sum())
 
 
 def _require(matrix: Array) -> Array:
@@ -71,77 +53,66 @@ def _require(matrix: Array) -> Array:
     return np.require(matrix, requirements=("C", "A", "W"))
 
 
+def _run(rows: Array, matrix: Array, left: Array, right: Array, num_sums: int) -> Array:
+    """Run `_multiply_blocks`, and add up the sums of all blocks: (num_sums, K), in float64."""
+    (num_rows, num_columns), matrix = right.shape, _require(matrix.astype(float, copy=False))
+    least = max(_MIN_BLOCK_ROWS, _ROWS_PER_COLUMN * num_columns)
+    block_rows = max(least, -(-num_rows // _MAX_BLOCKS))
+    num_blocks = -(-num_rows // block_rows)
+    sums = np.zeros((num_blocks, num_sums, num_columns))
+    lanes = [(0,) * count_lanes(array) for array in (matrix, right)]
+    arguments = (block_rows, rows, matrix, left, right, sums, *lanes)
+    work_ns = right.size * (matrix.shape[0] + num_sums) / 4
+    threads.launch(_multiply_blocks, num_blocks, *arguments, work_ns=work_ns)
+    return sums.sum(axis=0)
+
+
 @kernel
 def _multiply_blocks(
-    first: int, last: int, block_rows: int, a: Array, b: Array, products: Array, lanes: Any
-) -> None:
-    """Add ``a.T @ b`` of some blocks of rows to `products`, zeros at first."""
-    total = new_row_of_zeros(a.dtype.type(0), lanes)
-    for block in range(first, last):
-        end = min((block + 1) * block_rows, a.shape[0])
-        for start in range(block * block_rows, end, _CACHED_ROWS):
-            stop = min(start + _CACHED_ROWS, end)
-            _add_products(start, stop, a, b, products, block, total, lanes)
-
-
-@kernel
-def _add_products(
-    start: Any, stop: Any, a: Array, b: Array, products: Array, block: Any, total: Any, lanes: Any
-) -> None:
-    """Add ``a.T @ b`` of a few rows to ``products[block]``."""
-    num_columns = b.shape[1]
-    for j in range(np.uint64(a.shape[1])):
-        for step in range(0, num_columns, len(lanes)):
-            # The last step may overlap the one before, and then adds only what is new.
-            column = np.uint64(min(step, num_columns - len(lanes)))
-            fill_row(total, 0.0, lanes)
-            for i in range(np.uint64(start), np.uint64(stop)):
-                add_product(total, a[i, j], (b,), (i,), column, lanes)
-            for lane in range(np.uint64(step) - column, np.uint64(len(lanes))):
-                products[block, j, column + lane] += total[lane]
-
-
-@kernel
-def _multiply_rows(
     first: int,
     last: int,
     block_rows: int,
     rows: Array,
     matrix: Array,
-    y: Array,
-    grams: Array,
-    inner: Array,
+    left: Array,
+    right: Array,
+    sums: Array,
     exact_lanes: Any,
     lanes: Any,
 ) -> None:
-    """Multiply some blocks of rows by a float64 matrix, and add up what `grams` has room for."""
-    num_columns, one = y.shape[1], y.dtype.type(1)
-    exact = new_row_of_zeros(matrix.dtype.type(0), exact_lanes)
-    total = new_row_of_zeros(y.dtype.type(0), lanes)
+    """Compute ``right = rows @ matrix`` and ``left.T @ right`` of some blocks of rows.
+
+    The first in float64, unless the matrix is empty; the second is added to `sums`, which may have
+    one row more for the sums of the columns of ``rows * right``, or none.
+    """
+    num_columns, one = right.shape[1], right.dtype.type(1)
+    exact, total = new_row_of_zeros(1.0, exact_lanes), new_row_of_zeros(one, lanes)
     for block in range(first, last):
-        end = min((block + 1) * block_rows, rows.shape[0])
+        end = min((block + 1) * block_rows, right.shape[0])
         for start in range(block * block_rows, end, _CACHED_ROWS):
-            stop = min(start + _CACHED_ROWS, end)
-            for step in range(0, num_columns, len(exact_lanes)):
-                # The last step may overlap the one before: computes columns twice, to the same bits.
+            cached = range(np.uint64(start), np.uint64(min(start + _CACHED_ROWS, end)))
+            # The last step may overlap the one before: then some columns are computed twice, to the
+            # same bits, but only the new ones are added up.
+            for step in range(0, num_columns if len(matrix) > 0 else 0, len(exact_lanes)):
                 column = np.uint64(min(step, num_columns - len(exact_lanes)))
-                for i in range(np.uint64(start), np.uint64(stop)):
+                for i in cached:
                     fill_row(exact, 0.0, exact_lanes)
-                    for j in range(np.uint64(rows.shape[1])):
+                    for j in range(np.uint64(matrix.shape[0])):
                         value = np.float64(rows[i, j])
                         add_product(exact, value, (matrix,), (j,), column, exact_lanes)
                     for lane in range(np.uint64(len(exact_lanes))):
-                        y[i, column + lane] = exact[lane]
-            if grams.shape[0] == 0:
-                continue
-            _add_products(start, stop, y, y, grams, block, total, lanes)
-            for step in range(0, num_columns, len(lanes)):
-                column = np.uint64(min(step, num_columns - len(lanes)))
-                fill_row(total, 0.0, lanes)
-                for i in range(np.uint64(start), np.uint64(stop)):
-                    add_product(total, one, (rows, y), (i, i), column, lanes)
-                for lane in range(np.uint64(step) - column, np.uint64(len(lanes))):
-                    inner[block] += total[lane]
+                        right[i, column + lane] = exact[lane]
+            for j in range(np.uint64(sums.shape[1])):
+                for step in range(0, num_columns, len(lanes)):
+                    column = np.uint64(min(step, num_columns - len(lanes)))
+                    fill_row(total, 0.0, lanes)
+                    for i in cached:
+                        if j < left.shape[1]:
+                            add_product(total, left[i, j], (right,), (i,), column, lanes)
+                        else:
+                            add_product(total, one, (rows, right), (i, i), column, lanes)
+                    for lane in range(np.uint64(step) - column, np.uint64(len(lanes))):
+                        sums[block, j, column + lane] += total[lane]
 
 
 def combine_rows(factors: Sequence[Array], bits: Sequence[int]) -> Array:

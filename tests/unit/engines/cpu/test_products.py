@@ -42,7 +42,7 @@ def test_products_are_within_the_bound(num_rows, columns, dtype):
 @pytest.mark.parametrize("rank", [5, 33])
 def test_a_solution_comes_with_its_sums(rank, dtype):
     rows, small = draw(5000, rank, dtype=dtype), draw(rank, rank, dtype="float64")
-    y, gram, inner = products.multiply_and_sum(rows, small)
+    y, gram, inner = products.solve_rows(rows, small)
     exact, most = rows.astype("f8") @ small, np.abs(rows) @ np.abs(small)
     rounding = (rank + 1) * np.finfo("f8").eps * most
     assert (np.abs(y - exact) <= np.finfo(dtype).eps * np.abs(exact) + rounding).all()
@@ -58,7 +58,7 @@ def test_the_number_of_threads_changes_no_bit(dtype, monkeypatch):
     found = []
     for count in (1, 2, 4):
         monkeypatch.setattr(numba, "get_num_threads", lambda count=count: count)
-        products_of_rows = products.multiply_and_sum(a, small.astype("f8"))
+        products_of_rows = products.solve_rows(a, small.astype("f8"))
         found.append((products.multiply_transposed(a, a), *products_of_rows))
     for others in found[1:]:
         assert all(map(np.array_equal, found[0], others))
