@@ -40,7 +40,7 @@ _INNER_SIZE = 8192
 _REFINED_ROWS = 2**16
 
 #: A system with more right-hand sides than this many times its size is solved with its inverse.
-MANY_RIGHT_HAND_SIDES = 4
+_MANY_RIGHT_HAND_SIDES = 4
 
 #: LAPACK takes matrices of up to this size on one thread, and smaller ones are inverted fast enough
 #: on several: beginning and ending the limit takes 10 us.
@@ -230,12 +230,12 @@ def solve(a: Array, b: Array) -> Array:
 def solve_rows(a: Array, rows: Array, wants_sums: bool = False) -> tuple[Array, Any]:
     """Solve ``a @ y.T = rows.T`` for a factor y (I, R), by the inverse where that pays.
 
-    Returns y; and with `wants_sums`, where one pass over the rows finds them with it, else None:
-    its Gram matrix, the same to the bit as ``multiply(y.T, y)``, and the inner product of `rows`
-    and y.
+    Returns y; and with `wants_sums`, as ALS does, where one pass over the rows finds them, its Gram
+    matrix, the same to the bit as ``multiply(y.T, y)``, and the inner product of `rows` and y.
     """
     size = a.shape[0]
-    is_worth = size < _MIN_INVERTED_SIZE or rows.shape[0] > MANY_RIGHT_HAND_SIDES * size
+    is_worth = rows.shape[0] > _MANY_RIGHT_HAND_SIDES * size
+    is_worth |= wants_sums and size < _MIN_INVERTED_SIZE
     # CuPy arrays take the inverse, since CuPy's solver does not report a singular matrix.
     is_inverted = (is_worth or is_cupy(rows)) and a.dtype.kind == "f" and a.dtype == rows.dtype
     inverse, condition = _invert(move(a, np)) if is_inverted else (None, 1.0)
@@ -280,23 +280,6 @@ def _multiply_rows(rows: Array, matrix: Array) -> Array:
     return (rows @ wide)[:, :rank]
 
 
-def equilibrate(matrices: Array) -> tuple[Array, Array]:
-    """Scale matrices (..., R, R) to unit diagonals, in float64; return the scales too.
-
-    So a component much smaller than another does not make a matrix singular.
-    """
-    exact = matrices.astype(np.float64, copy=False)
-    scale = np.sqrt(np.abs(exact.diagonal(axis1=-2, axis2=-1)))
-    scale = np.where((scale > 0) & (scale < np.inf), scale, 1.0)
-    scales = scale[..., :, None] * scale[..., None, :]
-    return exact / scales, scales
-
-
-def column_sum_norm(matrices: Array) -> Array:
-    """Return the largest sum of absolute values in a column, of each matrix (..., R, R)."""
-    return np.abs(matrices).sum(axis=-2).max(axis=-1)
-
-
 def call_lapack(function: Callable[..., Any], a: Array, *others: Array, **options: Any) -> Any:
     """Call a function of matrices (..., n, n); small ones on the host without the BLAS's threads.
 
@@ -327,30 +310,30 @@ def _invert(a: np.ndarray) -> tuple[np.ndarray | None, float]:
     """Invert a small matrix in float64; pseudo-invert it if it is singular in its own precision.
 
     Return the inverse, or None if it overflows the matrix's own precision, and a condition number,
-    1 for a pseudo-inverse. The matrix is scaled if it is ill-conditioned as it is.
+    1 for a pseudo-inverse. If that is large, the matrix is first scaled to a unit diagonal, so that
+    a component much smaller than another does not make it singular.
     """
-    limits = np.finfo(a.dtype)
-    inverse, condition = _find_inverse(a.astype(np.float64, copy=False))
+    limits, exact = np.finfo(a.dtype), a.astype(np.float64, copy=False)
+    inverse, condition = _find_inverse(exact)
     if not condition**2 * limits.eps <= 1:
-        scaled, scales = equilibrate(a)
+        scale = np.sqrt(np.abs(exact.diagonal()))
+        scale = np.where((scale > 0) & (scale < np.inf), scale, 1.0)
+        scaled = exact / scale / scale[:, None]
         inverse, condition = _find_inverse(scaled)
         if not condition * limits.eps < 1:
             rcond = a.shape[0] * limits.eps
             inverse, condition = call_lapack(np.linalg.pinv, scaled, rcond=rcond), 1.0
-        inverse = inverse / scales
+        inverse = inverse / scale / scale[:, None]
     return inverse if lapack.dlange("M", inverse) <= limits.max else None, condition
 
 
 def _find_inverse(a: np.ndarray) -> tuple[np.ndarray, float]:
-    """Invert a float64 matrix, in half the time of `numpy.linalg.inv`; find its condition number.
+    """Invert a float64 matrix, in half the time of `numpy.linalg.inv`.
 
-    That is infinite if the matrix is singular.
+    Also returns its condition number, infinite if it is singular.
     """
-    arguments = a, np.eye(a.shape[0])
-    is_tiny = a.shape[0] < _MIN_INVERTED_SIZE
-    *_, inverse, info = (
-        lapack.dgesv(*arguments) if is_tiny else call_lapack(lapack.dgesv, *arguments)
-    )
-    if info > 0:
-        return inverse, math.inf
-    return inverse, lapack.dlange("1", a) * lapack.dlange("1", inverse)
+    is_tiny, arguments = a.shape[0] < _MIN_INVERTED_SIZE, (a, np.eye(a.shape[0]))
+    found = lapack.dgesv(*arguments) if is_tiny else call_lapack(lapack.dgesv, *arguments)
+    *_, inverse, info = found
+    norms = lapack.dlange("1", a) * lapack.dlange("1", inverse)
+    return inverse, math.inf if info > 0 else norms

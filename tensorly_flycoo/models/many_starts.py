@@ -16,7 +16,7 @@ from tensorly.cp_tensor import CPTensor
 from ..base.array_modules import Array, array_module, is_cupy, move
 from ..base.reporting import report
 from ..engines import select_engine
-from ..engines.tall import column_sum_norm, equilibrate, inner_product, is_own, multiply, solve_rows
+from ..engines.tall import inner_product, is_own, multiply, solve_rows
 from ..format.group_passes import LastPass
 from ..format.layout import Layout
 from ..loop.cp_loop import has_converged
@@ -85,9 +85,8 @@ def run_together(
     """Run ``parafac(x, rank, init="random", random_state=seed)`` for each of the seeds.
 
     With `has_momentum`, also with ``linesearch="nesterov"``. With `missing`, those entries of `x`
-    are imputed: on the CPU only, and without momentum. A run to repeat alone is None: it met a
-    singular system of equations, which needs a pseudo-inverse, or two runs together would not be
-    faster or not fit.
+    are imputed: on the CPU only, and without momentum. Runs to repeat alone are None: two together
+    would not be faster or not fit.
 
     Unless `keep_all`, runs are dropped by the rule of `best_of`, whose notes also say which results
     are reproduced to the bit. (An error that approaches its limit like 1 / t has t times its last
@@ -152,9 +151,7 @@ def _run_batch(
         for place, (run, error) in enumerate(zip(stack, batch.iterate(), strict=True)):
             if not run.is_active:
                 continue
-            if error is None:
-                run.is_active = False
-            elif steps[place] and not error <= run.errors[-1]:
+            if steps[place] and not error <= run.errors[-1]:
                 run.pace.take_back()
                 is_back[place] = True
             else:
@@ -308,7 +305,6 @@ class _Batch:
         for mode, stack in enumerate(stacks):
             self._replace(mode, stack)
         self.before: list[Array] = []
-        self.refines = True  # whether a system of the last iteration was ill-conditioned
 
     def _replace(self, mode: int, stack: Array) -> None:
         """Replace the factors of a mode, and what is computed from them."""
@@ -359,9 +355,8 @@ class _Batch:
         pairs = zip(self.before, self.stacks, strict=True)
         self.stacks = [np.where(chosen, *pair) for pair in pairs]
 
-    def iterate(self) -> list[np.floating | None]:
-        """Update all modes of all runs; return their errors, None where a system was singular."""
-        conditions = []
+    def iterate(self) -> list[np.floating]:
+        """Update all modes of all runs; return their errors."""
         for mode in range(self.x.ndim):
             num_runs, size, rank = self.stacks[mode].shape
             products = self.data.mttkrp(None, self.columns, mode)
@@ -374,67 +369,30 @@ class _Batch:
             # The engine takes pseudo-inverses where it must, if it has a kernel.
             inverses = self.x._engine.invert_products(others, rows.dtype)
             if inverses is None:
-                stack, condition = self._solve(multiply_all(self.grams, mode), rows)
-                conditions.append(condition)
+                matrices = multiply_all(self.grams, mode).astype(rows.dtype, copy=False)
+                pairs = zip(matrices, rows, strict=True)  # on the CPU to the bit as for lone runs
+                solved = [solve_rows(*pair, wants_sums=True)[0] for pair in pairs]
+                stack = array_module(rows).stack(solved)
             else:
                 stack = (rows @ inverses).astype(rows.dtype)
             self._replace(mode, stack)
+        return self._measure(rows, stack)
+
+    def _measure(self, rows: Array, stack: Array) -> list[np.floating]:
+        """Compute the errors as for a lone run, after a single copy to the host."""
+        squares = multiply_all(self.grams).astype(np.float64, copy=False)
+        squares, norm = squares.reshape(len(squares), -1).sum(axis=1), self.x.norm()
         if is_cupy(rows):
-            return self._measure(rows * stack, conditions)
-        inner = [inner_product(*pair) for pair in zip(rows, stack, strict=True)]
-        return self._measure(np.reshape(inner, (-1, 1, 1)), conditions)
-
-    def _solve(self, matrices: Array, rows: Array) -> tuple[Array, Array]:
-        """Do for each run what `engines.tall` does for a lone one, on the CPU to the bit.
-
-        Return the factors and the condition numbers (n,); on a GPU a system whose condition number
-        leaves no digit needs a pseudo-inverse.
-        """
-        if not is_cupy(rows):
-            solved = [solve_rows(*pair)[0] for pair in zip(matrices, rows, strict=True)]
-            return np.stack(solved), np.ones(len(rows))
-        inverses, conditions = _invert(matrices)
-        transposed = inverses.swapaxes(1, 2)
-        stack = rows @ transposed
-        # The host knows only the condition numbers of the last iteration, of all runs.
-        if self.refines and inverses.dtype == self.x.dtype:
-            stack += (rows - stack @ matrices) @ transposed
-        return stack.astype(rows.dtype, copy=False), conditions
-
-    def _measure(self, inner: Array, conditions: list[Array]) -> list[np.floating | None]:
-        """Compute the errors as TensorLy does, after a single copy to the host."""
-        squares = multiply_all(self.grams)
-        eps, norm = np.finfo(self.x.dtype).eps, self.x.norm()
-        sums = squares.astype(np.float64).reshape(len(squares), -1).sum(axis=1)
-        products = inner.sum(axis=1, dtype=np.float64).sum(axis=1)
-        found = move(np.stack([sums, products, *conditions]), np)
-        is_regular = (found[2:] * eps < 1).all(axis=0)
-        self.refines = not (found[2:] ** 2 * eps <= 1).all()
-        errors: list[np.floating | None] = []
+            inner = (rows * stack).sum(axis=1, dtype=np.float64).sum(axis=1)
+        else:
+            inner = np.array([inner_product(*pair) for pair in zip(rows, stack, strict=True)])
+        found = move(array_module(rows).stack([squares, inner]), np)
         if self.imputed is not None:
-            measured = self.imputed.measure(self.columns, *found[:2])
-            return [e if good else None for good, e in zip(is_regular, measured, strict=True)]
-        for is_good, square, product in zip(is_regular, *found[:2], strict=True):
-            error = np.sqrt(abs(float(norm) ** 2 + square - 2 * product))
-            errors.append(self.x.dtype.type(error) / norm if is_good else None)
-        return errors
+            return [*self.imputed.measure(self.columns, *found)]
+        errors = np.sqrt(np.abs(float(norm) ** 2 + found[0] - 2 * found[1]))
+        return [*(errors.astype(self.x.dtype) / norm)]
 
 
 def _lay_out(stack: Array) -> Array:
     """Lay the factors of all runs side by side: (I, n * R)."""
     return stack.transpose(1, 0, 2).reshape(stack.shape[1], -1)
-
-
-def _invert(matrices: Array) -> tuple[Array, Array]:
-    """Invert a stack (n, R, R) of CuPy matrices as `engines.tall.solve` does.
-
-    Return the inverses, in the dtype of `matrices`, and the condition numbers (n,) of the scaled
-    matrices, which are not finite where a matrix is singular or its inverse overflows.
-    """
-    scaled, scales = equilibrate(matrices)
-    inverses = np.linalg.inv(scaled)
-    conditions = column_sum_norm(scaled) * column_sum_norm(inverses)
-    with np.errstate(over="ignore"):
-        inverses = (inverses / scales).astype(matrices.dtype, copy=False)
-    # What overflows the matrices' own precision is not finite, and infinity times 0 is nan.
-    return inverses, conditions + 0 * column_sum_norm(inverses)

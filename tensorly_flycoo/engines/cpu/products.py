@@ -119,30 +119,24 @@ def combine_rows(factors: Sequence[Array], bits: Sequence[int]) -> Array:
     """See `Engine.combine_rows`; rows that stand for no indices are zero."""
     combined = factors[-1]
     for n in range(len(factors) - 2, -1, -1):
-        factor, inner = _require(factors[n]), _require(combined)
-        combined = np.empty((len(factor) << bits[n], factor.shape[1]), factor.dtype)
-        arguments = (factor, inner, bits[n], combined, (0,) * count_lanes(combined))
-        threads.launch(_combine, len(combined), *arguments, work_ns=combined.size / 2)
+        outer, inner = _require(factors[n]), _require(combined)
+        combined = np.empty((len(outer) << bits[n], outer.shape[1]), outer.dtype)
+        arguments = (outer, inner, bits[n], combined)
+        threads.launch(_combine, len(combined), *arguments, work_ns=combined.size / 4)
     return combined
 
 
 @kernel
 def _combine(
-    first: int, last: int, outer: Array, inner: Array, num_bits: int, combined: Array, lanes: Any
+    first: int, last: int, outer: Array, inner: Array, num_bits: int, combined: Array
 ) -> None:
     """Write row b of `inner` times row a of `outer` to row (a, b); b has `num_bits` bits."""
-    num_columns, one = combined.shape[1], outer.dtype.type(1)
-    bits, num_inner = np.uint64(num_bits), np.uint64(inner.shape[0])
-    total = new_row_of_zeros(outer.dtype.type(0), lanes)
+    bits = np.uint64(num_bits)
     for row in range(np.uint64(first), np.uint64(last)):
         a = row >> bits
         b = row - (a << bits)
-        for step in range(0, num_columns, len(lanes)):
-            column = np.uint64(min(step, num_columns - len(lanes)))
-            fill_row(total, 0.0, lanes)
-            if b < num_inner:
-                add_product(total, one, (outer, inner), (a, b), column, lanes)
-            store_row(total, combined, row, column, lanes)
+        for r in range(np.uint64(combined.shape[1])):
+            combined[row, r] = outer[a, r] * inner[b, r] if b < inner.shape[0] else 0
 
 
 def contract_rows(
@@ -152,42 +146,25 @@ def contract_rows(
     place = list(map(type, factors)).index(type(None))
     before: Any = factors[:place]
     after: Any = factors[place + 1 :]
-    ones = np.ones((1, out.shape[1]), out.dtype)
+    rank, ones = out.shape[1], np.ones((1, out.shape[1]), out.dtype)
     outer = combine_rows(before, [b - bits[place - 1] for b in bits[:place]]) if before else ones
     inner = combine_rows(after, bits[place + 1 :]) if after else ones
-    sizes = 1 << (bits[place - 1] - bits[place]) if before else out.shape[0], 1 << bits[place]
-    arguments = (_require(rows), sizes, _require(outer), _require(inner), out)
-    work_ns = rows.size / 2
-    lanes = (0,) * count_lanes(out)
-    threads.launch(_contract, out.shape[0], *arguments, lanes, work_ns=work_ns)
+    size = 1 << (bits[place - 1] - bits[place]) if before else out.shape[0]
+    blocks = rows.reshape(-1, size, 1 << bits[place], rank)
+    arguments = (blocks, _require(outer), _require(inner), out)
+    threads.launch(_contract, out.shape[0], *arguments, work_ns=rows.size / 2)
     if weights is not None:
         np.multiply(out, weights, out=out)
 
 
 @kernel
-def _contract(
-    first: int,
-    last: int,
-    rows: Array,
-    sizes: tuple[int, int],
-    outer: Array,
-    inner: Array,
-    out: Array,
-    lanes: Any,
-) -> None:
-    """Compute ``out[i] = sum over a and b of rows[a, i, b] * outer[a] * inner[b]``.
-
-    `sizes` are those of i and b in the numbers of rows.
-    """
-    num_columns, one = out.shape[1], out.dtype.type(1)
-    num_i, num_b = np.uint64(sizes[0]), np.uint64(sizes[1])
-    factors, total = (rows, outer, inner), new_row_of_zeros(one, lanes)
+def _contract(first: int, last: int, blocks: Array, outer: Array, inner: Array, out: Array) -> None:
+    """Compute ``out[i] = sum over a and b of blocks[a, i, b] * outer[a] * inner[b]``."""
+    num_columns = np.uint64(out.shape[1])
     for i in range(np.uint64(first), np.uint64(last)):
-        for step in range(0, num_columns, len(lanes)):
-            column = np.uint64(min(step, num_columns - len(lanes)))
-            fill_row(total, 0.0, lanes)
-            for a in range(np.uint64(outer.shape[0])):
-                start = (a * num_i + i) * num_b
-                for b in range(np.uint64(inner.shape[0])):
-                    add_product(total, one, factors, (start + b, a, b), column, lanes)
-            store_row(total, out, i, column, lanes)
+        for r in range(num_columns):
+            out[i, r] = 0
+        for a in range(np.uint64(outer.shape[0])):
+            for b in range(np.uint64(inner.shape[0])):
+                for r in range(num_columns):
+                    out[i, r] += blocks[a, i, b, r] * outer[a, r] * inner[b, r]

@@ -83,7 +83,7 @@ def test_runs_end_when_they_have_converged(criterion):
     assert len({len(run.errors) for run in runs}) > 1
 
 
-def test_ill_conditioned_systems_are_refined():
+def test_ill_conditioned_systems():
     # The last two columns of the guesses are nearly the same, and stay so for some iterations.
     x = random_tensor((30, 40, 50), 3000, random_state=0)
     stopping, guesses = Stopping(2, 0), []
