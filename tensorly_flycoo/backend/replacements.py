@@ -38,7 +38,6 @@ from ..tensor.coo_cache import as_flycoo, is_raw_sparse
 from ..tensor.labelled import LabelledTensor
 from ..tensor.mirroring import mirror
 from ..tensor.tensor import FlycooTensor
-from .arrays import FlycooBackend
 from .tensor_algebra import is_ours, unfolding_dot_khatri_rao
 
 _logger = logging.getLogger("tensorly_flycoo")
@@ -219,7 +218,7 @@ def _error_calc(
     gram_products.stop()
     memory = tensor.memory
     with log_compilation():  # a long call says now what it has compiled
-        error = gram_products.compute_fit(norm_tensor, weights, factors, mttkrp, memory)
+        error: Any = gram_products.compute_fit(norm_tensor, weights, factors, mttkrp, memory)
     memory.end_iteration()
     if error is None:
         # On several devices all Gram matrices are found with it.

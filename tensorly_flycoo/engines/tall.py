@@ -272,7 +272,7 @@ def _multiply_rows(rows: Array, matrix: Array) -> Array:
 
     Zero columns appended to the small matrix become the padding between the rows of the product.
     """
-    kernels = gpu_kernels()
+    kernels: Any = gpu_kernels()
     rank = matrix.shape[1]
     row_nbytes = kernels.choose_row_nbytes(rank * matrix.itemsize)
     wide = array_module(rows).zeros((matrix.shape[0], row_nbytes // matrix.itemsize), matrix.dtype)

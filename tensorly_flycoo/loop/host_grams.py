@@ -40,16 +40,10 @@ class HostGrams:
             self._keep(y, gram, weakref.ref(mttkrp), inner)
         return y
 
-    def compute_fit(
-        self,
-        norm: float,
-        weights: np.ndarray | None,
-        factors: Sequence[np.ndarray],
-        mttkrp: np.ndarray,
-    ) -> float:
+    def compute_fit(self, norm: float, weights: Any, factors: Sequence[Any], mttkrp: Any) -> float:
         """Compute the norm of the difference of a tensor and a CP model: see `gram_products`."""
         known = [self._find(factor) for factor in factors]
-        product = math.prod(of_factor.gram for of_factor in known)
+        product: Any = math.prod(of_factor.gram for of_factor in known)
         if weights is not None:
             product = product * (weights[:, None] * weights)
         *_, solved, inner = known[-1]

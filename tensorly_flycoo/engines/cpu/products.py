@@ -13,7 +13,7 @@ from numpy import ndarray as Array
 from ..protocol import Group
 from . import threads
 from .compiling import kernel
-from .mttkrp import add_product, count_lanes, fill_row, new_row_of_zeros, store_row
+from .mttkrp import add_product, count_lanes, fill_row, new_row_of_zeros
 
 #: A block has at least so many rows, and for each column, lest the blocks' sums take as much memory
 #: as the rows; more if there would be more blocks than that.

@@ -72,7 +72,8 @@ def test_only_whole_factors_that_live_are_known(products):
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("num_rows", [3, 100, 5000])
 def test_solutions_and_fits(num_rows, dtype):
-    grams, factor, mttkrp = HostGrams(), draw(20, 4, dtype=dtype), draw(num_rows, 4, dtype=dtype, seed=1)
+    factor, mttkrp = draw(20, 4, dtype=dtype), draw(num_rows, 4, dtype=dtype, seed=1)
+    grams = HostGrams()
     matrix = grams.find_gram(factor.T, factor)
     y = grams.solve(matrix, mttkrp)
     exact = np.linalg.solve(matrix.astype("f8"), mttkrp.T.astype("f8")).T
