@@ -6,9 +6,9 @@ would be a launch, which takes longer than the work: a `GramProduct` collects th
 
 A factor's Gram matrix is needed for every other mode, and for the error. `solve` gets it, and the
 inner product with the MTTKRP, in the same pass over the rows that computes the factor. A
-`GramMemory`, one for each call of parafac, keeps them until the error is known. That is right only
-where nothing writes to a factor in the meantime: from the beginning of an iteration of TensorLy's
-own loop to its error, where only TensorLy's code runs.
+`GramMemory`, one for each call of parafac, keeps them: until the error is known if then a callback
+may write to a factor, else as long as the factor lives, since only TensorLy's own loop runs. What
+it keeps of NumPy factors is in `host_grams`.
 
 TensorLy asks for a Gram matrix by ``dot(conj(transpose(factor)), factor)``, with new views at each
 time. So a factor is known by where it is in memory, while the array that owns this memory lives.
@@ -54,7 +54,7 @@ class GramMemory:
         self.known: dict[int, _CachedGram] = {}
         self.num_solves = 0  # systems that were solved with a `GramProduct`
         self.host = HostGrams()
-        self.has_callback = True  # which may change factors
+        self.has_callback = True  # or may have one
 
     def end_iteration(self) -> None:
         """Forget what may not hold in the next iteration."""
