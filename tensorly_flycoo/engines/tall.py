@@ -241,17 +241,18 @@ def solve_rows(a: Array, rows: Array, wants_sums: bool = False) -> tuple[Array, 
     inverse, condition = _invert(move(a, np)) if is_inverted else (None, 1.0)
     if inverse is None:
         return _solve_directly(a, rows.T).T, None
-    if is_own(rows, a) and condition**2 * np.finfo(inverse.dtype).eps <= 1:
+    if wants_sums and is_own(rows, a) and condition**2 * np.finfo(inverse.dtype).eps <= 1:
         from .cpu import products
 
-        if not wants_sums:
-            return products.multiply_rows(rows, inverse.T), None
         y, *sums = products.solve_rows(rows, inverse.T)
         return y, sums
     inverse = array_module(a).asarray(inverse.T, a.dtype)
     y = _multiply_rows(rows, inverse) if is_tall(rows) else multiply(rows, inverse)
     if condition**2 * np.finfo(a.dtype).eps > 1:
         # The residual is condition * eps: one step of refinement removes it.
+        if type(rows) is not np.ndarray:
+            y += (rows - y @ a.T) @ inverse
+            return y, None
         for start in range(0, rows.shape[0], _REFINED_ROWS):
             own, part = rows[start : start + _REFINED_ROWS], y[start : start + _REFINED_ROWS]
             part += multiply(own - multiply(part, a.T), inverse)
