@@ -19,7 +19,7 @@ from ..base.array_modules import Array, array_module, as_array, is_cupy, is_on_g
 from ..base.checks import DEVICES, check_choice, check_dtype, check_place, densify_error
 from ..base.reporting import span
 from ..engines import tall
-from ..loop.gram_products import GramMemory, GramProduct, find_gram, start_product
+from ..loop.gram_products import GramMemory, GramProduct, find_gram, solve_on_host, start_product
 from ..loop.initial_guess import as_gpu_random
 from ..loop.whole_tensor import WholeTensor
 from ..ops import views
@@ -241,9 +241,10 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
             return a.solve(b)
         if isinstance(b, RowShards):
             return row_shards.solve(a, b)
-        if not type(a) is type(b) is np.ndarray:
-            a, b = as_array(a), as_array(b)
-            check_place(b, "b", is_cupy(a), "a")
+        if type(a) is type(b) is np.ndarray:
+            return solve_on_host(a, b)
+        a, b = as_array(a), as_array(b)
+        check_place(b, "b", is_cupy(a), "a")
         return tall.solve(a, b)
 
     def eps(self, dtype: Any) -> Any:

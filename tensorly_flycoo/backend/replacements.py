@@ -23,7 +23,7 @@ from ..base.checks import densify_error, warn
 from ..base.reporting import log_compilation, span
 from ..engines.tall import inner_product
 from ..loop import gram_products, initial_guess
-from ..loop.cp_model import make_cp_tensor
+from ..loop.cp_model import make_cp_tensor, residual_square
 from ..loop.initial_guess import SVDS, make_initial_guess
 from ..loop.ranks import find_cp_rank, find_tucker_rank
 from ..loop.whole_tensor import WholeTensor, check_start
@@ -35,7 +35,6 @@ from ..tensor.coo_cache import as_flycoo, is_raw_sparse
 from ..tensor.labelled import LabelledTensor
 from ..tensor.mirroring import mirror
 from ..tensor.tensor import FlycooTensor
-from .arrays import FlycooBackend
 from .tensor_algebra import is_ours, unfolding_dot_khatri_rao
 
 _logger = logging.getLogger("tensorly_flycoo")
@@ -214,27 +213,17 @@ def _error_calc(
     gram_products.stop()
     memory = tensor.memory
     with log_compilation():  # a long call says now what it has compiled
-        error = gram_products.compute_fit(norm_tensor, weights, factors, mttkrp, memory)
-    memory.known.clear()  # a callback may change factors
+        error: Any = gram_products.compute_fit(norm_tensor, weights, factors, mttkrp, memory)
+    memory.end_iteration()
     if error is None:
         # On several devices all Gram matrices are found with it.
         if all(isinstance(x, RowShards) for x in (mttkrp, *factors)):
             inner = row_shards.inner_product(mttkrp, factors)
         else:
             inner = inner_product(mttkrp, factors[-1])
-        error = np.sqrt(np.abs(norm_tensor**2 + _find_norm(weights, factors) ** 2 - 2 * inner))
+        error = np.sqrt(residual_square(norm_tensor**2, weights, factors, inner))
     # On the host: TensorLy compares errors, and each comparison on a GPU would wait for it.
     return mttkrp.dtype.type(float(error)), tensor, norm_tensor
-
-
-def _find_norm(weights: Array | None, factors: list) -> Array:
-    """Compute what `cp_norm` does, to the bit, without its checks: small tensors wait for them."""
-    product: Any = 1
-    for factor in factors:
-        product = product * FlycooBackend.dot(factor.T, factor)
-    if weights is not None:
-        product = product * (weights[:, None] * weights)
-    return np.sqrt(np.sum(product))
 
 
 def _instead(function: Callable) -> Callable:

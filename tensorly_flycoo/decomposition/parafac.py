@@ -217,6 +217,7 @@ def parafac(
 
 def _run_tensorly_loop(whole: Any, callback: Callback | None, tol: float, **options: Any) -> Any:
     """Decompose a tensor without missing entries by TensorLy's own loop."""
+    whole.memory.has_callback = callback is not None
     if callback is not None:
         origin = Origin("parafac", whole.tensor)
         options["callback"] = lambda cp_tensor, error: callback(

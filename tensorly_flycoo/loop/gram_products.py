@@ -6,9 +6,9 @@ would be a launch, which takes longer than the work: a `GramProduct` collects th
 
 A factor's Gram matrix is needed for every other mode, and for the error. `solve` gets it, and the
 inner product with the MTTKRP, in the same pass over the rows that computes the factor. A
-`GramMemory`, one for each call of parafac, keeps them until the error is known. That is right only
-where nothing writes to a factor in the meantime: from the beginning of an iteration of TensorLy's
-own loop to its error, where only TensorLy's code runs.
+`GramMemory`, one for each call of parafac, keeps them: until the error is known if then a callback
+may write to a factor, else as long as the factor lives, since only TensorLy's own loop runs. What
+it keeps of NumPy factors is in `host_grams`.
 
 TensorLy asks for a Gram matrix by ``dot(conj(transpose(factor)), factor)``, with new views at each
 time. So a factor is known by where it is in memory, while the array that owns this memory lives.
@@ -28,6 +28,7 @@ from ..base.array_modules import Array, array_module, is_cupy
 from ..engines.tall import gpu_kernels, solve
 from ..spread import row_shards
 from ..spread.row_shards import RowShards
+from .host_grams import HostGrams
 
 if TYPE_CHECKING:
     from ..engines.cuda.tall import Scale
@@ -52,6 +53,14 @@ class GramMemory:
         #: By address; to be cleared where factors may change.
         self.known: dict[int, _CachedGram] = {}
         self.num_solves = 0  # systems that were solved with a `GramProduct`
+        self.host = HostGrams()
+        self.has_callback = True  # or may have one
+
+    def end_iteration(self) -> None:
+        """Forget what may not hold in the next iteration."""
+        if self.has_callback:
+            self.known.clear()
+            self.host = HostGrams()
 
     def find(self, factor: Array) -> _CachedGram | None:
         """Return what is known of a factor, which may be another view of the same numbers."""
@@ -170,6 +179,12 @@ class GramProduct:
         return factor.T
 
 
+def solve_on_host(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Solve ``a @ x = b``, and remember x.T if parafac solves it on this thread."""
+    memory = _of_thread.memory
+    return solve(a, b) if memory is None or b.ndim != 2 else memory.host.solve(a, b.T).T
+
+
 def find_gram(a: Any, b: Any) -> Any:
     """Return ``a @ b`` if it is a Gram matrix that parafac multiplies on this thread, else None."""
     memory = _of_thread.memory
@@ -179,6 +194,8 @@ def find_gram(a: Any, b: Any) -> Any:
         is_gram = isinstance(a, RowShards) and a.is_transpose_of(b)
         product = GramProduct.of(b, memory) if is_gram else None
         return row_shards.replicate_gram(a, b) if product is None else product
+    if type(a) is type(b) is np.ndarray and not is_cupy(b):
+        return memory.host.find_gram(a, b)
     is_alike = is_cupy(b) and type(a) is type(b) and b.ndim == 2 and a.shape == b.shape[::-1]
     if not is_alike or a.strides != b.strides[::-1] or _address(a) != _address(b):
         return None
@@ -221,6 +238,8 @@ def compute_fit(
     `norm` is the tensor's, `mttkrp` that of the last mode. None if the kernels do not suit.
     Otherwise the host has waited for the GPU, once.
     """
+    if memory is not None and type(mttkrp) is np.ndarray and not _is_on_gpu(mttkrp):
+        return memory.host.compute_fit(norm, weights, factors, mttkrp)
     own_kernels = _find_kernels(mttkrp)
     kernels = None if own_kernels is None else gpu_kernels()
     if own_kernels is None or kernels is None or len(factors) > kernels.MAX_GRAMS:

@@ -56,7 +56,7 @@ class WholeTensor(LazyArray):
             check_operands(x, factors, weights, converts=True)
             self._has_begun = True
         # The host would wait for a GPU to look at weights there.
-        if isinstance(weights, np.ndarray) and (weights == 1).all():
+        if isinstance(weights, np.ndarray) and weights.tolist() == [1] * weights.size:
             weights = None
         return multiply(x._layout, x._engine, factors, mode, self.last_pass, weights)
 

@@ -153,8 +153,7 @@ def best_of(
     each run gives the bits that it gives alone, with a mask up to rounding errors. On a GPU runs
     differ from lone ones by rounding errors, which iterations amplify: after six of them, in tests,
     by less than 1e-10 (float64) or 1e-3 (float32) of the largest element. Every call gives the same
-    bits. A run that meets a singular system of equations is repeated alone. `observed_parafac`
-    chooses its ridge in the first run, for all.
+    bits. `observed_parafac` chooses its ridge in the first run, for all.
 
     Examples
     --------

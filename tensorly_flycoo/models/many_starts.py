@@ -5,7 +5,6 @@ updates a mode of every run, and the small matrices of all runs are multiplied a
 stack (n, R, R). Runs that have converged or are dropped leave the stack.
 """
 
-import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
@@ -18,7 +17,7 @@ from tensorly.cp_tensor import CPTensor
 
 from ..base.array_modules import Array, array_module, is_cupy, move
 from ..base.reporting import report
-from ..engines.tall import MANY_RIGHT_HAND_SIDES, call_lapack, column_sum_norm, equilibrate
+from ..engines.tall import inner_product, is_own, multiply, solve_rows
 from ..format.packing import round_up
 from ..loop.cp_loop import has_converged
 from ..loop.cp_model import make_cp_tensor, multiply_all
@@ -92,8 +91,8 @@ def run_together(
     """Run ``parafac(x, rank, init="random", random_state=seed)`` for each of the seeds.
 
     With `has_momentum`, also with ``linesearch="nesterov"``. With `missing`, those entries of `x`
-    are imputed: without momentum. A run to repeat alone is None: it met a singular system of
-    equations, which needs a pseudo-inverse, or two runs together would not be faster or not fit.
+    are imputed: without momentum. Runs to repeat alone are None: two together would not be faster
+    or not fit.
 
     Unless `keep_all`, runs are dropped by the rule of `best_of`, whose notes also say which results
     are reproduced to the bit. (An error that approaches its limit like 1 / t has t times its last
@@ -161,9 +160,7 @@ def _run_batch(
         for place, (run, error) in enumerate(zip(stack, batch.iterate(), strict=True)):
             if not run.is_active:
                 continue
-            if error is None:
-                run.is_active = False
-            elif steps[place] and not error <= run.errors[-1]:
+            if steps[place] and not error <= run.errors[-1]:
                 run.pace.take_back()
                 is_back[place] = True
             else:
@@ -301,11 +298,13 @@ class _Batch:
             self._replace(mode, stack)
         self.before: list[Array] = []
         self.multiple = _GPU_MULTIPLE if is_cupy(stacks[0]) else 1  # of which are runs
-        self.refines = True  # whether a system of the last iteration was ill-conditioned
 
     def _replace(self, mode: int, stack: Array) -> None:
         """Replace the factors of a mode, and what is computed from them."""
         self.stacks[mode], self.columns[mode] = stack, _lay_out(stack)
+        if is_own(stack[0].T, stack[0]):
+            self.grams[mode] = np.stack([multiply(factor.T, factor) for factor in stack])
+            return
         wide = stack.astype(np.float64, copy=False) if is_cupy(stack) else stack
         self.grams[mode] = wide.swapaxes(1, 2) @ wide
 
@@ -351,9 +350,8 @@ class _Batch:
         pairs = zip(self.before, self.stacks, strict=True)
         self.stacks = [np.where(chosen, *pair) for pair in pairs]
 
-    def iterate(self) -> list[np.floating | None]:
-        """Update all modes of all runs; return their errors, None where a system was singular."""
-        conditions = []
+    def iterate(self) -> list[np.floating]:
+        """Update all modes of all runs; return their errors."""
         for mode in range(self.x.ndim):
             num_runs, size, rank = self.stacks[mode].shape
             products = self.data.mttkrp(None, self.columns, mode)
@@ -366,87 +364,35 @@ class _Batch:
             # The engine takes pseudo-inverses where it must, if it has a kernel.
             inverses = self.x._engine.invert_products(others, rows.dtype)
             if inverses is None:
-                stack, condition = self._solve(multiply_all(self.grams, mode), rows)
-                conditions.append(condition)
+                matrices = multiply_all(self.grams, mode).astype(rows.dtype, copy=False)
+                pairs = zip(matrices, rows, strict=True)  # on the CPU to the bit as for lone runs
+                solved = [solve_rows(*pair, wants_sums=True)[0] for pair in pairs]
+                stack = array_module(rows).stack(solved)
             else:
                 stack = (rows @ inverses).astype(rows.dtype)
+                if rows.dtype == np.float64:  # a step of refinement reduces the residual
+                    stack += (rows - stack @ multiply_all(self.grams, mode)) @ inverses
             self._replace(mode, stack)
-        return self._measure(rows * stack, conditions)
+        return self._measure(rows, stack)
 
-    def _solve(self, matrices: Array, rows: Array) -> tuple[Array, Array]:
-        """Do for each run what `engines.tall.solve` does.
-
-        Return the factors and the condition numbers (n,); a system whose condition number leaves no
-        digit needs a pseudo-inverse.
-        """
-        if not is_cupy(rows) and rows.shape[1] <= MANY_RIGHT_HAND_SIDES * rows.shape[2]:
-            transposed = _for_each(np.linalg.solve, matrices, rows.swapaxes(1, 2))
-            is_good = np.isfinite(transposed).all(axis=(1, 2))
-            return transposed.swapaxes(1, 2), np.where(is_good, 1.0, np.nan)
-        inverses, conditions = _invert(matrices)
-        transposed = inverses.swapaxes(1, 2)
-        stack = rows @ transposed
-        if is_cupy(conditions):  # the host knows only those of the last iteration, of all runs
-            ill: Any = slice(None)
-            refines = self.refines and inverses.dtype == self.x.dtype
+    def _measure(self, rows: Array, stack: Array) -> list[np.floating]:
+        """Compute the errors as for a lone run, after a single copy to the host."""
+        squares = multiply_all(self.grams).astype(np.float64, copy=False)
+        squares, norm = squares.reshape(len(squares), -1).sum(axis=1), self.x.norm()
+        if is_cupy(rows):
+            inner = (rows * stack).sum(axis=1, dtype=np.float64).sum(axis=1)
         else:
-            ill = np.flatnonzero(conditions**2 * np.finfo(inverses.dtype).eps > 1)
-            refines = ill.size > 0
-        if refines:
-            residual = rows[ill] - stack[ill] @ matrices[ill]
-            stack[ill] += residual @ transposed[ill]
-        return stack.astype(rows.dtype, copy=False), conditions
-
-    def _measure(self, inner: Array, conditions: list[Array]) -> list[np.floating | None]:
-        """Compute the errors as TensorLy does, after a single copy to the host."""
-        squares = multiply_all(self.grams)
-        dtype, eps, norm = squares.dtype.type, np.finfo(self.x.dtype).eps, self.x.norm()
-        sums = squares.reshape(len(squares), -1).sum(axis=1)
-        products = inner.sum(axis=1, dtype=dtype).sum(axis=1)
+            inner = np.array([inner_product(*pair) for pair in zip(rows, stack, strict=True)])
         imputed = [] if self.imputed is None else [*self.imputed.measure(self.columns)]
-        stacked = move(np.stack([sums, products, *imputed, *conditions]), np)
-        found, of_systems = np.split(stacked, [2 + len(imputed)])
-        is_regular = (of_systems * eps < 1).all(axis=0)
-        self.refines = not (of_systems**2 * eps <= 1).all()
-        errors: list[np.floating | None] = []
+        found = move(array_module(rows).stack([squares, inner, *imputed]), np)
         if imputed:  # as `ImputedTensor.measure` does
             total = self.x._layout.norm**2 + found[2]
-            measured = np.sqrt(np.abs(total + found[0] - 2 * (found[1] + found[3])) / total)
-            return [e if good else None for good, e in zip(is_regular, measured, strict=True)]
-        for is_good, square, product in zip(is_regular, *found.astype(dtype), strict=True):
-            error = np.sqrt(abs(dtype(norm) ** 2 + np.sqrt(square) ** 2 - 2 * product))
-            errors.append(self.x.dtype.type(error) / norm if is_good else None)
-        return errors
+            errors = np.sqrt(np.abs(total + found[0] - 2 * (found[1] + found[3])) / total)
+            return [*errors]
+        errors = np.sqrt(np.abs(float(norm) ** 2 + found[0] - 2 * found[1]))
+        return [*(errors.astype(self.x.dtype) / norm)]
 
 
 def _lay_out(stack: Array) -> Array:
     """Lay the factors of all runs side by side: (I, n * R)."""
     return stack.transpose(1, 0, 2).copy().reshape(stack.shape[1], -1)
-
-
-def _invert(matrices: Array) -> tuple[Array, Array]:
-    """Invert a stack (n, R, R) as `engines.tall.solve` does.
-
-    Return the inverses, in the dtype of `matrices`, and the condition numbers (n,) of the scaled
-    matrices, which are not finite where a matrix is singular or its inverse overflows.
-    """
-    scaled, scales = equilibrate(matrices)
-    inverses = np.linalg.inv(scaled) if is_cupy(scaled) else _for_each(np.linalg.inv, scaled)
-    conditions = column_sum_norm(scaled) * column_sum_norm(inverses)
-    with np.errstate(over="ignore"):
-        inverses = (inverses / scales).astype(matrices.dtype, copy=False)
-    # What overflows the matrices' own precision is not finite, and infinity times 0 is nan.
-    return inverses, conditions + 0 * column_sum_norm(inverses)
-
-
-def _for_each(function: Callable[..., Array], *stacks: np.ndarray) -> np.ndarray:
-    """Call a function of `numpy.linalg` on stacks; results for singular matrices are nan."""
-    try:
-        return call_lapack(function, *stacks)
-    except np.linalg.LinAlgError:
-        pass
-    results = np.full_like(stacks[-1], np.nan)
-    for result, *matrices in zip(results, *stacks, strict=True):
-        with contextlib.suppress(np.linalg.LinAlgError):
-            result[...] = function(*matrices)
-    return results

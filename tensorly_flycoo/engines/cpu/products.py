@@ -12,34 +12,40 @@ from numpy import ndarray as Array
 
 from ..protocol import Group
 from . import threads
-from .compiling import allocating_kernel, kernel
-from .mttkrp import add_product, count_lanes, fill_row, new_row_of_zeros, store_row
+from .compiling import kernel
+from .mttkrp import add_product, count_lanes, fill_row, new_row_of_zeros
 
-#: Rows of a block. Sums over it are in the matrices' own precision, those over blocks in float64.
-_BLOCK_ROWS = 2048
+#: A block has at least so many rows, and for each column, lest the blocks' sums take as much memory
+#: as the rows; more if there would be more blocks than that.
+_MIN_BLOCK_ROWS, _ROWS_PER_COLUMN, _MAX_BLOCKS = 256, 16, 512
 
-#: Rows that stay in the nearest cache while each row of their product is computed.
+#: Rows that stay in the nearest cache while all is computed with them. Sums over them are in the
+#: matrices' own precision, those over more rows in float64.
 _CACHED_ROWS = 64
 
 
 def multiply_transposed(a: Array, b: Array) -> Array:
     """Compute ``a.T @ b`` of two tall matrices (I, J) and (I, K) of one dtype."""
     a, b = _require(a), _require(b)
-    num_blocks = -(-a.shape[0] // _BLOCK_ROWS)
-    products = np.zeros((num_blocks, a.shape[1], b.shape[1]), a.dtype)
-    arguments = (a, b, products, (0,) * count_lanes(b))
-    threads.launch(_multiply_blocks, num_blocks, *arguments, work_ns=a.size * b.shape[1] / 4)
-    return products.sum(axis=0, dtype=np.float64).astype(a.dtype)
+    return _run(a, np.empty((0, b.shape[1])), a, b, a.shape[1]).astype(a.dtype)
 
 
 def multiply_rows(rows: Array, matrix: Array) -> Array:
-    """Compute ``rows @ matrix`` of a tall matrix (I, J) and a small one (J, K) of one dtype."""
-    rows, matrix = _require(rows), _require(matrix)
-    product = np.empty((rows.shape[0], matrix.shape[1]), rows.dtype)
-    num_blocks = -(-rows.shape[0] // _BLOCK_ROWS)
-    arguments = (rows, matrix, product, (0,) * count_lanes(matrix))
-    threads.launch(_multiply_rows, num_blocks, *arguments, work_ns=product.size * len(matrix) / 4)
+    """Compute ``rows @ matrix`` of a tall matrix (I, J) and a small one (J, K)."""
+    rows, product = _require(rows), np.empty((rows.shape[0], matrix.shape[1]), rows.dtype)
+    _run(rows, matrix, product, product, 0)
     return product
+
+
+def solve_rows(rows: Array, inverse: Array) -> tuple[Array, Array, float]:
+    """Compute ``y = rows @ inverse`` of tall rows (I, R) and a small matrix (R, R), in one pass.
+
+    Returns y, in the dtype of `rows`; ``y.T @ y``, the same to the bit as by `multiply_transposed`;
+    and the inner product of `rows` and y. So rows are read from memory once, and y is only written.
+    """
+    rows, y = _require(rows), np.empty(rows.shape, rows.dtype)
+    *gram, products = _run(rows, inverse, y, y, y.shape[1] + 1)
+    return y, np.stack(gram).astype(y.dtype), float(products.sum())
 
 
 def _require(matrix: Array) -> Array:
@@ -47,55 +53,90 @@ def _require(matrix: Array) -> Array:
     return np.require(matrix, requirements=("C", "A", "W"))
 
 
+def _run(rows: Array, matrix: Array, left: Array, right: Array, num_sums: int) -> Array:
+    """Run `_multiply_blocks`, and add up the sums of all blocks: (num_sums, K), in float64."""
+    (num_rows, num_columns), matrix = right.shape, _require(matrix.astype(float, copy=False))
+    least = max(_MIN_BLOCK_ROWS, _ROWS_PER_COLUMN * num_columns)
+    block_rows = max(least, -(-num_rows // _MAX_BLOCKS))
+    num_blocks = -(-num_rows // block_rows)
+    sums = np.zeros((num_blocks, num_sums, num_columns))
+    lanes = [(0,) * count_lanes(array) for array in (matrix, right)]
+    arguments = (block_rows, rows, matrix, left, right, sums, *lanes)
+    work_ns = right.size * (matrix.shape[0] + num_sums) / 4
+    threads.launch(_multiply_blocks, num_blocks, *arguments, work_ns=work_ns)
+    return sums.sum(axis=0)
+
+
 @kernel
 def _multiply_blocks(
-    first_block: int, last_block: int, a: Array, b: Array, products: Array, lanes: Any
+    first: int,
+    last: int,
+    block_rows: int,
+    rows: Array,
+    matrix: Array,
+    left: Array,
+    right: Array,
+    sums: Array,
+    exact_lanes: Any,
+    lanes: Any,
 ) -> None:
-    """Add ``a.T @ b`` of some blocks of rows to `products`, zeros at first."""
-    num_rows, num_columns = a.shape[0], b.shape[1]
-    factors, total = (b,), new_row_of_zeros(a.dtype.type(0), lanes)
-    for block in range(first_block, last_block):
-        end = min((block + 1) * _BLOCK_ROWS, num_rows)
-        for start in range(block * _BLOCK_ROWS, end, _CACHED_ROWS):
-            stop = np.uint64(min(start + _CACHED_ROWS, end))
-            for j in range(np.uint64(a.shape[1])):
+    """Compute ``right = rows @ matrix`` and ``left.T @ right`` of some blocks of rows.
+
+    The first in float64, unless the matrix is empty; the second is added to `sums`, which may have
+    one row more for the sums of the columns of ``rows * right``, or none.
+    """
+    num_columns, one = right.shape[1], right.dtype.type(1)
+    exact, total = new_row_of_zeros(1.0, exact_lanes), new_row_of_zeros(one, lanes)
+    for block in range(first, last):
+        end = min((block + 1) * block_rows, right.shape[0])
+        for start in range(block * block_rows, end, _CACHED_ROWS):
+            cached = range(np.uint64(start), np.uint64(min(start + _CACHED_ROWS, end)))
+            # The last step may overlap the one before: then some columns are computed twice, to the
+            # same bits, but only the new ones are added up.
+            for step in range(0, num_columns if len(matrix) > 0 else 0, len(exact_lanes)):
+                column = np.uint64(min(step, num_columns - len(exact_lanes)))
+                for i in cached:
+                    fill_row(exact, 0.0, exact_lanes)
+                    for j in range(np.uint64(matrix.shape[0])):
+                        value = np.float64(rows[i, j])
+                        add_product(exact, value, (matrix,), (j,), column, exact_lanes)
+                    for lane in range(np.uint64(len(exact_lanes))):
+                        right[i, column + lane] = exact[lane]
+            for j in range(np.uint64(sums.shape[1])):
                 for step in range(0, num_columns, len(lanes)):
-                    # The last step may overlap the one before, and then adds only what is new.
                     column = np.uint64(min(step, num_columns - len(lanes)))
                     fill_row(total, 0.0, lanes)
-                    for i in range(np.uint64(start), stop):
-                        add_product(total, a[i, j], factors, (i,), column, lanes)
+                    for i in cached:
+                        if j < left.shape[1]:
+                            add_product(total, left[i, j], (right,), (i,), column, lanes)
+                        else:
+                            add_product(total, one, (rows, right), (i, i), column, lanes)
                     for lane in range(np.uint64(step) - column, np.uint64(len(lanes))):
-                        products[block, j, column + lane] += total[lane]
-
-
-@kernel
-def _multiply_rows(
-    first_block: int, last_block: int, rows: Array, matrix: Array, product: Array, lanes: Any
-) -> None:
-    """Multiply some blocks of rows by a matrix."""
-    num_rows, num_columns = product.shape
-    first, last = first_block * _BLOCK_ROWS, min(last_block * _BLOCK_ROWS, num_rows)
-    factors, total = (matrix,), new_row_of_zeros(rows.dtype.type(0), lanes)
-    for step in range(0, num_columns, len(lanes)):
-        # The last step may overlap the one before: it computes columns twice, to the same bits.
-        column = np.uint64(min(step, num_columns - len(lanes)))
-        for i in range(np.uint64(first), np.uint64(last)):
-            fill_row(total, 0.0, lanes)
-            for j in range(np.uint64(rows.shape[1])):
-                add_product(total, rows[i, j], factors, (j,), column, lanes)
-            store_row(total, product, i, column, lanes)
+                        sums[block, j, column + lane] += total[lane]
 
 
 def combine_rows(factors: Sequence[Array], bits: Sequence[int]) -> Array:
     """See `Engine.combine_rows`; rows that stand for no indices are zero."""
     combined = factors[-1]
     for n in range(len(factors) - 2, -1, -1):
-        factor, num_rows = factors[n], 1 << bits[n]
-        rows = np.zeros((factor.shape[0], num_rows, factor.shape[1]), factor.dtype)
-        np.multiply(factor[:, None], combined, out=rows[:, : combined.shape[0]])
-        combined = rows.reshape(-1, factor.shape[1])
+        outer, inner = _require(factors[n]), _require(combined)
+        combined = np.empty((len(outer) << bits[n], outer.shape[1]), outer.dtype)
+        arguments = (outer, inner, bits[n], combined)
+        threads.launch(_combine, len(combined), *arguments, work_ns=combined.size / 4)
     return combined
+
+
+@kernel
+def _combine(
+    first: int, last: int, outer: Array, inner: Array, num_bits: int, combined: Array
+) -> None:
+    """Write row b of `inner` times row a of `outer` to row (a, b); b has `num_bits` bits."""
+    bits = np.uint64(num_bits)
+    for row in range(np.uint64(first), np.uint64(last)):
+        a = row >> bits
+        b = row - (a << bits)
+        for r in range(np.uint64(combined.shape[1])):
+            combined[row, r] = outer[a, r] * inner[b, r] if b < inner.shape[0] else 0
 
 
 def contract_rows(
@@ -108,28 +149,22 @@ def contract_rows(
     rank, ones = out.shape[1], np.ones((1, out.shape[1]), out.dtype)
     outer = combine_rows(before, [b - bits[place - 1] for b in bits[:place]]) if before else ones
     inner = combine_rows(after, bits[place + 1 :]) if after else ones
-    outer, inner = map(np.ascontiguousarray, (outer, inner))
     size = 1 << (bits[place - 1] - bits[place]) if before else out.shape[0]
     blocks = rows.reshape(-1, size, 1 << bits[place], rank)
-    work_ns = rows.size / 4  # four multiplications and additions in a nanosecond
-    threads.launch(_contract, out.shape[0], blocks, outer, inner, out, work_ns=work_ns)
+    arguments = (blocks, _require(outer), _require(inner), out)
+    threads.launch(_contract, out.shape[0], *arguments, work_ns=rows.size / 2)
     if weights is not None:
         np.multiply(out, weights, out=out)
 
 
-@allocating_kernel
+@kernel
 def _contract(first: int, last: int, blocks: Array, outer: Array, inner: Array, out: Array) -> None:
-    """Compute ``out[i] = sum over a of outer[a] * sum over b of blocks[a, i, b] * inner[b]``."""
-    rank = out.shape[1]
-    total = np.empty(rank, out.dtype)
-    for i in range(first, last):
-        for r in range(rank):
+    """Compute ``out[i] = sum over a and b of blocks[a, i, b] * outer[a] * inner[b]``."""
+    num_columns = np.uint64(out.shape[1])
+    for i in range(np.uint64(first), np.uint64(last)):
+        for r in range(num_columns):
             out[i, r] = 0
-        for a in range(outer.shape[0]):
-            for r in range(rank):
-                total[r] = 0
-            for b in range(inner.shape[0]):
-                for r in range(rank):
-                    total[r] += blocks[a, i, b, r] * inner[b, r]
-            for r in range(rank):
-                out[i, r] += total[r] * outer[a, r]
+        for a in range(np.uint64(outer.shape[0])):
+            for b in range(np.uint64(inner.shape[0])):
+                for r in range(num_columns):
+                    out[i, r] += blocks[a, i, b, r] * outer[a, r] * inner[b, r]

@@ -74,15 +74,15 @@ USES = {
 def test_every_use(use, is_iterated, monkeypatch):
     """Whatever calls LAPACK for small matrices, in a loop of TensorLy's or of ours."""
     numbers = []
-    for name in ("eigh", "inv", "pinv"):
-        function = getattr(np.linalg, name)
+    for module, name in ((np.linalg, "eigh"), (tall.lapack, "dgesv"), (np.linalg, "pinv")):
+        function = getattr(module, name)
 
         def noting(a, *args, function=function, **options):
             if len(a) >= tall._MIN_INVERTED_SIZE or function.__name__ == "eigh":
                 numbers.append(count_threads())
             return function(a, *args, **options)
 
-        monkeypatch.setattr(np.linalg, name, noting)
+        monkeypatch.setattr(module, name, noting)
     if is_iterated:
         monkeypatch.setattr(eigen, "MAX_DIRECT_SIZE", 0)
         monkeypatch.setattr("tensorly_flycoo.svd.gram.is_cheap_to_form", lambda *_: False)

@@ -38,8 +38,9 @@ def assert_same(run, expected):
         np.testing.assert_array_equal(found, array)
 
 
-# Modes of at most 4 * rank rows are solved for without the inverse.
+# The first mode of the first case is tall enough for kernels of the CPU engine.
 CASES = [
+    ((3000, 20, 60), 12, "float64"),
     *itertools.product([(30, 40, 50)], [1, 9], ["float32", "float64"]),
     ((5, 9, 20, 60), 1, "float32"),
     ((5, 9, 20, 60), 9, "float64"),
@@ -83,7 +84,7 @@ def test_runs_end_when_they_have_converged(criterion):
     assert len({len(run.errors) for run in runs}) > 1
 
 
-def test_ill_conditioned_systems_are_refined():
+def test_ill_conditioned_systems():
     # The last two columns of the guesses are nearly the same, and stay so for some iterations.
     x = random_tensor((30, 40, 50), 3000, random_state=0)
     stopping, guesses = Stopping(2, 0), []
@@ -95,7 +96,6 @@ def test_ill_conditioned_systems_are_refined():
         guesses.append(guess)
     batch = many_starts._Batch(x, [np.stack(factors) for factors in zip(*guesses, strict=True)])
     errors = [batch.iterate() for _ in range(stopping.n_iter_max)]
-    assert batch.refines
     for place, guess in enumerate(guesses):
         expected = parafac(x, 3, 2, init=(None, guess), tol=0, return_errors=True)
         run = many_starts.Run(batch.take(place), [of_all[place] for of_all in errors])
@@ -103,17 +103,10 @@ def test_ill_conditioned_systems_are_refined():
 
 
 @pytest.mark.parametrize("shape", [(29, 30, 31), (5, 6, 7)], ids=str)
-def test_a_singular_system_ends_a_run(shape):
-    # Squares of its factors underflow to 0, so the systems are singular with every BLAS.
-    x = FlycooTensor([[0], [2], [1]], [1e-200], shape)
-    assert run_together(x, 2, SEEDS, Stopping()) == [None] * 4
-
-
-def test_a_singular_matrix_does_not_spoil_the_others():
-    stack = np.array([np.eye(2), np.ones((2, 2)), 2 * np.eye(2)])
-    inverses, conditions = many_starts._invert(stack)
-    np.testing.assert_array_equal(np.isfinite(conditions), [True, False, True])
-    np.testing.assert_array_equal(inverses[[0, 2]], [np.eye(2), np.eye(2) / 2])
+def test_a_singular_system_takes_the_pseudo_inverse(shape):
+    x, stopping = FlycooTensor([[0], [2], [1]], [2.0], shape), Stopping(3)  # of rank 1
+    for seed, run in zip(SEEDS, run_together(x, 2, SEEDS, stopping), strict=True):
+        assert_same(run, run_alone(x, 2, seed, stopping))
 
 
 def test_runs_that_do_not_fit_together_run_in_batches(monkeypatch):

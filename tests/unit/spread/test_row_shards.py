@@ -133,6 +133,18 @@ def test_solve(edges, num_devices):
 
 
 @NUMS_DEVICES
+@EDGES
+def test_an_ill_conditioned_system_is_refined(edges, num_devices):
+    x, _ = draw()
+    matrix = np.ones((RANK, RANK)) + 2e-8 * np.eye(RANK)
+    rows = x @ matrix
+    (shards,) = scatter([rows], edges, num_devices)
+    found = tall.solve(matrix, shards.T).T.to_numpy()
+    tolerance = 100 * RANK * np.finfo(float).eps  # 1e-8 without the refinement
+    assert np.abs(found @ matrix - rows).max() <= tolerance * np.abs(found).max()
+
+
+@NUMS_DEVICES
 @pytest.mark.parametrize("matrix", [np.diag([1.0, 2, 4, 8]), np.diag([1.0, 2, 0, 8])])
 def test_solve_for_few_rows(matrix, num_devices):
     """With as few, an inverse does not pay; a singular matrix takes the pseudo-inverse."""

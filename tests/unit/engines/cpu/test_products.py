@@ -39,15 +39,51 @@ def test_products_are_within_the_bound(num_rows, columns, dtype):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_the_number_of_threads_changes_no_bit(dtype):
+@pytest.mark.parametrize("rank", [5, 33])
+def test_a_solution_comes_with_its_sums(rank, dtype):
+    rows, small = draw(5000, rank, dtype=dtype), draw(rank, rank, dtype="float64")
+    y, gram, inner = products.solve_rows(rows, small)
+    exact, most = rows.astype("f8") @ small, np.abs(rows) @ np.abs(small)
+    rounding = (rank + 1) * np.finfo("f8").eps * most
+    assert (np.abs(y - exact) <= np.finfo(dtype).eps * np.abs(exact) + rounding).all()
+    check(gram, y.T, y)
+    assert np.array_equal(gram, products.multiply_transposed(y, y))
+    terms = rows.astype("f8") * y
+    assert abs(inner - terms.sum()) <= 65 * np.finfo(dtype).eps * np.abs(terms).sum()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_number_of_threads_changes_no_bit(dtype, monkeypatch):
     a, small = draw(30_000, 5, dtype=dtype), draw(5, 5, dtype=dtype)
-    num_threads = numba.get_num_threads()
     found = []
-    for count in (num_threads, 1):
-        numba.set_num_threads(count)
-        found.append((products.multiply_transposed(a, a), products.multiply_rows(a, small)))
-    numba.set_num_threads(num_threads)
-    assert all(map(np.array_equal, *found))
+    for count in (1, 2, 4):
+        monkeypatch.setattr(numba, "get_num_threads", lambda count=count: count)
+        products_of_rows = products.solve_rows(a, small.astype("f8"))
+        found.append((products.multiply_transposed(a, a), *products_of_rows))
+    for others in found[1:]:
+        assert all(map(np.array_equal, found[0], others))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_rows_are_combined_and_contracted(dtype):
+    """A group of modes of 3, 5 and 6 indices; rows that stand for no indices are zero."""
+    sizes, bits = (3, 5, 6), (6, 3, 0)
+    factors = [draw(size, 7, dtype=dtype) for size in sizes]
+    combined = products.combine_rows(factors, bits).reshape(3, 8, 8, 7)
+    expected = np.einsum("ar,br,cr->abcr", *factors)
+    np.testing.assert_allclose(combined[:, :5, :6], expected, rtol=4 * np.finfo(dtype).eps)
+    assert not combined[:, 5:].any()
+    assert not combined[:, :, 6:].any()
+    rows = np.zeros((3, 8, 8, 7), dtype)
+    rows[:, :5, :6] = draw(3, 5, 6, 7, dtype=dtype)
+    for place, subscripts in enumerate(("abcr,br,cr->ar", "abcr,ar,cr->br", "abcr,ar,br->cr")):
+        given = [None if n == place else factor for n, factor in enumerate(factors)]
+        out, weights = np.empty((sizes[place], 7), dtype), draw(7, dtype=dtype)
+        products.contract_rows(rows.reshape(-1, 7), given, bits, out, weights)
+        others = [factor for factor in given if factor is not None]
+        exact = np.einsum(subscripts, rows[:, :5, :6].astype("f8"), *others) * weights
+        most = np.einsum(subscripts, *map(np.abs, (rows[:, :5, :6], *others))) * np.abs(weights)
+        assert (np.abs(out - exact) <= (30 + 4) * np.finfo(dtype).eps * most).all()
 
 
 def test_rows_that_are_apart_or_must_not_be_written():
@@ -104,5 +140,5 @@ def test_the_tall_products_of_parafac_are_own(monkeypatch):
         options = {"n_iter_max": 2, "init": "random", "random_state": 0, "tol": 0}
         tl.decomposition.parafac(x, 40, **options)
     tall = [own for *shapes, own in calls if max(max(shapes, key=max)) >= 1000]
-    assert len(tall) >= 2 * (3 * 2 + 3)  # Gram matrices and solutions
+    assert len(tall) >= 2 + 2 * 3  # Gram matrices of the start, and solutions
     assert all(tall)
