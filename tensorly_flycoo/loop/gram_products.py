@@ -248,7 +248,8 @@ def compute_fit(
     known = [of_factor for of_factor in found if of_factor is not None]
     if len(known) < len(factors):
         return None
-    of_last, scales = known[-1].product, ()
+    of_last = known[-1].product
+    scales: tuple[Scale, ...] = ()
     if weights is not None:
         column, row = weights.reshape(-1, 1), weights.reshape(1, -1)
         scales = (*_as_scales(column, of_last), *_as_scales(row, of_last))
