@@ -288,7 +288,10 @@ class _TensorlyIterations(LeastSquares):
             gram = gram + tl.eye(rank, **context) * self.l2_reg
         if weights is not None:
             gram = tl.reshape(weights, (-1, 1)) * gram * tl.reshape(weights, (1, -1))
-        mttkrp = self.data.mttkrp_of_als(weights, factors, mode)
+        mttkrp = self.data.mttkrp(weights, factors, mode)
+        if not self.data.is_checked:
+            check_start(mttkrp)
+            self.data.is_checked = True
         factors[mode] = tl.transpose(tl.solve(tl.transpose(gram), tl.transpose(mttkrp)))
         return mttkrp
 

@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from ..engines.cuda.tall import Scale
 
 
+#: The highest rank at which row-sharded matrices use kernels that invert on the first device.
+_MAX_SHARDED_RANK = 32
+
+
 @dataclass(slots=True)
 class _CachedGram:
     """A factor's Gram matrix, and blocks of an inner product with it."""
@@ -323,7 +327,9 @@ class ShardedKernels:
 
     def suits_tensor_cores(self, x: RowShards) -> bool:
         if x.memo.suits is None:
-            x.memo.suits = all(map(self._kernels.suits_tensor_cores, x.blocks))
+            # A cluster, which has no such kernels, is to find the bits of one process in float64.
+            is_small = x.dtype == np.float32 and x.shape[1] <= _MAX_SHARDED_RANK
+            x.memo.suits = is_small and all(map(self._kernels.suits_tensor_cores, x.blocks))
         return x.memo.suits
 
     def gram_blocks(self, x: RowShards) -> Any:

@@ -123,7 +123,8 @@ def _iterate_core(x: FlycooTensor, inverses: list[Array]) -> Iterator[tuple[int,
                 ids = ids // x.shape[n + 1]
                 products = inverses[n][ids % x.shape[n], :, None] * products[:, None]
                 products = products.reshape(len(products), -1)
-        yield start, products.T @ rows.reshape((rank,) * (x.ndim - 1) + (part.shape[1],))
+        block = products.T @ rows
+        yield start, block.reshape((rank,) * (x.ndim - 1) + (part.shape[1],))
 
 
 def _choose_merged(x: FlycooTensor, rank: int) -> Sequence[int]:

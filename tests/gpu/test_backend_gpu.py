@@ -394,9 +394,11 @@ def test_inverses_of_small_matrices(kind, size):
     expected, condition = linear_algebra._invert(matrix)
     bound = 1e-6 * condition * np.abs(expected).max()
     for on_gpu in (cupy.asarray(matrix), cupy.asfortranarray(cupy.asarray(matrix))):
-        found = tall.invert(on_gpu).to_array()[0]
-        assert np.abs(found.get() - expected).max() <= bound
-        assert found.get().tobytes() == tall.invert(on_gpu).to_array().get().tobytes()
+        found, again = (tall.invert(on_gpu).to_array().get() for _ in range(2))
+        inverse, product = found[:-1].reshape(2, size, size)
+        assert np.abs(inverse - expected).max() <= bound
+        assert (product == matrix).all()
+        assert found.tobytes() == again.tobytes()
 
 
 def test_the_inverse_of_what_is_not_finite_is_nan():

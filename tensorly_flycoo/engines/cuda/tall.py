@@ -71,7 +71,7 @@ class Blocks:
 
 def as_blocks(array: Array) -> Blocks:
     """Return a contiguous float64 array as blocks."""
-    return Blocks(array.data.mem, array.data.ptr, array.shape)
+    return Blocks(array.data, array.data.ptr, array.shape)
 
 
 def gram_blocks(x: Array) -> Blocks:
@@ -180,7 +180,7 @@ def invert_products(grams: Sequence[Array], dtype: np.dtype) -> Array:
     """Invert the elementwise products of float64 stacks (n, R, R), as singular as in a dtype."""
     inverses = cupy.empty(grams[0].shape)
     num_products, rank, _ = inverses.shape
-    blocks = [Blocks(gram.data.mem, gram.data.ptr, (1, rank, rank)) for gram in grams]
+    blocks = [Blocks(gram.data, gram.data.ptr, (1, rank, rank)) for gram in grams]
     kernel, block_size = _get_product_kernel("invert", rank, dtype, inverses.data.device_id)
     arguments = (*_list_members(blocks, []), rank, inverses.data.ptr, 0)
     kernel((num_products, 1), block_size, *arguments)
