@@ -21,7 +21,7 @@ from ..loop.guarding import require_flycoo_backend, tensorly_loop
 from ..loop.masks import ImputedTensor, find_missing
 from ..loop.momentum import NESTEROV, MomentumRun
 from ..loop.ranks import find_cp_rank
-from ..loop.whole_tensor import CentredTensor, WholeTensor
+from ..loop.whole_tensor import CentredTensor, WholeTensor, check_start
 from ..tensor.coo_cache import Mask, SparseData, as_flycoo
 
 _logger = logging.getLogger("tensorly_flycoo")
