@@ -92,7 +92,7 @@ def run_together(
 
     With `has_momentum`, also with ``linesearch="nesterov"``. With `missing`, those entries of `x`
     are imputed: without momentum. Runs to repeat alone are None: two together would not be faster
-    or not fit.
+    or not fit, or `x` is zero, which a lone run refuses.
 
     Unless `keep_all`, runs are dropped by the rule of `best_of`, whose notes also say which results
     are reproduced to the bit. (An error that approaches its limit like 1 / t has t times its last
@@ -101,7 +101,7 @@ def run_together(
     """
     size = _choose_batch_size(x, rank, 0 if missing is None else missing.count)
     is_lone = size == 1 and missing is None and (keep_all or isinstance(x._layout, SpreadLayout))
-    if size == 0 or is_lone:
+    if size == 0 or is_lone or x.norm() == 0:
         return [None] * len(seeds)
     runs: dict[int, Run] = {}
     for start in range(0, len(seeds), size):
