@@ -26,7 +26,7 @@ from .macros import Ratios, mttkrp_macros, ttmc_macros
 from .primitives import CudaPrimitives, launch_on_unfolding
 from .staging import CudaStager
 from .structs import (
-    carries_dtype,
+    carries_nbytes,
     make_launch_arguments,
     make_operands,
     make_ranks,
@@ -148,7 +148,7 @@ class CudaEngine(CudaPrimitives, Engine):
         carries = allocate_carries(carry_rows.size, out.shape[1], out.dtype, carry_rows)
         pitches = [row_pitch(array) for array in arrays]
         if math.gcd(16, *pitches) < 16:  # the rows of one are not aligned
-            arrays = _align_rows(arrays, pitches, layout.records.shape[0])
+            arrays = _align_rows(arrays, layout.records.shape[0])
             pitches = [row_pitch(array) for array in arrays]
         return Workspace(arrays, pitches, carries)
 
@@ -264,14 +264,15 @@ def _is_readable(factor: Array) -> bool:
     return column_nbytes == factor.itemsize and 0 < row_nbytes < 2**32
 
 
-def _align_rows(arrays: list[Array], pitches: list[int], nnz: int) -> list[Array]:
-    """Copy factors to rows aligned for loads, if that pays and memory suffices.
+def _align_rows(arrays: list[Array], nnz: int) -> list[Array]:
+    """Copy factors (I_n, R) to rows aligned for loads, if that pays and memory suffices.
 
     No bit of the result changes: the order of additions does not depend on how rows are loaded.
     """
-    row_nbytes = [tuning.choose_row_nbytes(a.shape[1] * a.itemsize) for a in arrays]
-    is_aligned = [pitch % min(n, 16) == 0 for pitch, n in zip(pitches, row_nbytes, strict=True)]
-    copied = [a for a, is_so in zip(arrays, is_aligned, strict=True) if not is_so]
+    row_nbytes = tuning.choose_row_nbytes(arrays[0].shape[1] * arrays[0].itemsize)
+    is_aligned = [row_pitch(a) % min(row_nbytes, 16) == 0 for a in arrays]
+    pairs = list(zip(arrays, is_aligned, strict=True))
+    copied = [a for a, is_so in pairs if not is_so]
     if not copied:
         return arrays
     num_rows = sum(a.shape[0] for a in copied)
@@ -279,10 +280,7 @@ def _align_rows(arrays: list[Array], pitches: list[int], nnz: int) -> list[Array
     if not tuning.pays_to_align(num_rows, alignment, nnz, len(arrays)):
         return arrays
     try:
-        return [
-            a if is_so else pad_rows(a, n)
-            for a, n, is_so in zip(arrays, row_nbytes, is_aligned, strict=True)
-        ]
+        return [a if is_so else pad_rows(a, row_nbytes) for a, is_so in pairs]
     except cupy.cuda.memory.OutOfMemoryError:
         return arrays
 
@@ -327,13 +325,13 @@ class MttkrpKernel:
             same.run_starts, same.run_counts = _point_at(runs.starts, runs.counts)
             same.run_shifts = runs.shifts.data.ptr
             same.write_lows, same.write_highs = _point_at(*list_parts(step.write_order))
-        occupancy = tuning.choose_occupancy(launch.current_gpu(), len(inputs), rank)
+        occupancy = tuning.choose_occupancy(launch.current_gpu(), len(inputs))
         types = (tiling.empty_rows.dtype, find_bits(step.pull_ids), remap_dtype)
         macros = mttkrp_macros(record_format, layout.tile_size, cut, occupancy, *types, ratios)
         kernel = launch.get_kernel("mttkrp_remap.cu", "mttkrp", **macros)
         # The tile, and the carry-outs between its groups of threads.
-        carries_nbytes = carries_dtype(record_format.dtype, cut, self.block_size).itemsize
-        shared_nbytes = layout.tile_size * slot_nbytes(record_format) + carries_nbytes
+        shared_nbytes = layout.tile_size * slot_nbytes(record_format)
+        shared_nbytes += carries_nbytes(record_format.dtype, cut, self.block_size)
         self._kernel = launch.DirectKernel(kernel, f"{ctypes.sizeof(same)}sQ", shared_nbytes)
 
     def launch(

@@ -14,6 +14,7 @@ import struct
 import threading
 import time
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import cupy
@@ -42,20 +43,12 @@ def get_kernel(file: str, name: str, **macros: Any) -> RawKernel:
     CuPy compiles it now, or loads it from its cache on disk.
     """
     kernel = RawKernel(specialise(file, macros), name, options=_OPTIONS)
-    start_s, log = time.perf_counter(), _CompilerLog()
-    kernel.compile(log)
-    if log.is_written:
+    texts: list[str] = []
+    start_s = time.perf_counter()
+    kernel.compile(SimpleNamespace(write=texts.append))  # CuPy writes only if it compiles it
+    if texts:
         add_compiled(start_s)
     return kernel
-
-
-class _CompilerLog:
-    """A file to which CuPy writes only if it compiles a kernel."""
-
-    is_written = False
-
-    def write(self, text: str) -> None:
-        self.is_written = True
 
 
 def launch(
@@ -126,23 +119,19 @@ class DirectKernel:
         self._function = kernel.kernel  # its module stays loaded while this lives
         self._format = struct.Struct(formats)
         self._shared_nbytes = shared_nbytes
-        self._of_thread = threading.local()
+        self._arguments = _Arguments(self._format.size)
 
     def __call__(self, grid: tuple[int, int], block_size: int, *values: Any) -> None:
         """Launch on CuPy's current stream; arrays are given as their addresses."""
-        try:
-            arguments = self._of_thread.arguments
-        except AttributeError:
-            arguments = self._of_thread.arguments = _Arguments(self._format.size)
-        self._format.pack_into(arguments.buffer, 0, *values)
+        self._format.pack_into(self._arguments.buffer, 0, *values)
         stream = cupy.cuda.get_current_stream().ptr
-        (x, y), shared_nbytes, extra = grid, self._shared_nbytes, arguments.extra
+        (x, y), shared_nbytes, extra = grid, self._shared_nbytes, self._arguments.extra
         function = self._function.ptr
         driver.launchKernel(function, x, y, 1, block_size, 1, 1, shared_nbytes, stream, 0, extra)
 
 
-class _Arguments:
-    """A buffer of packed arguments, which the driver copies at each launch.
+class _Arguments(threading.local):
+    """A thread's buffer of packed arguments, which the driver copies at each launch.
 
     `extra` is the address of the driver's argument of that name: it names the buffer and its size.
     """

@@ -35,21 +35,18 @@ class _StreamLock:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._last_use: Any = None
+        self._last_use = cupy.cuda.Event(disable_timing=True)  # not waited for until recorded
 
     def __enter__(self) -> None:
         self._lock.acquire()
         try:
-            if self._last_use is not None:
-                cupy.cuda.get_current_stream().wait_event(self._last_use)
+            cupy.cuda.get_current_stream().wait_event(self._last_use)
         except BaseException:
             self._lock.release()
             raise
 
     def __exit__(self, *exception: object) -> None:
         try:
-            if self._last_use is None:
-                self._last_use = cupy.cuda.Event(disable_timing=True)
             cupy.cuda.get_current_stream().record(self._last_use)
         finally:
             self._lock.release()
@@ -114,14 +111,14 @@ class CudaPrimitives(Primitives):
         return itemsize * nnz + _argsort_nbytes(nnz, itemsize)  # keys
 
     def read_rows(self, records: Array, record_format: RecordFormat, mode: int) -> Array:
-        rows = cupy.empty(records.shape[0], _row_dtype(record_format.shape[mode]))
+        rows = cupy.empty(records.shape[0], index_dtype(record_format.shape[mode], "uint16"))
         _read_keys(records, record_format, [mode], None, rows.dtype, rows)
         return rows
 
     def sort_by_row(self, given: ModeRows, target: Array, positions: Array) -> Array | None:
         records, record_format, mode, places = given
         size = record_format.shape[mode]
-        keys = cupy.empty(records.shape[0], _row_dtype(size))
+        keys = cupy.empty(records.shape[0], index_dtype(size, "uint16"))  # half the passes of 32
         is_used = cupy.zeros(size, bool)
         _read_keys(records, record_format, [mode], places, keys.dtype, keys, is_used)
         empty_rows = _list_empty_rows(is_used)
@@ -133,13 +130,14 @@ class CudaPrimitives(Primitives):
     def find_empty_rows(self, records: Array, record_format: RecordFormat, mode: int) -> Array:
         size = record_format.shape[mode]
         is_used = cupy.zeros(size, bool)
-        _read_keys(records, record_format, [mode], None, _row_dtype(size), is_used=is_used)
+        key_dtype = index_dtype(size, "uint16")
+        _read_keys(records, record_format, [mode], None, key_dtype, is_used=is_used)
         return _list_empty_rows(is_used)
 
     def find_carry_rows(self, given: ModeRows, tile_size: int) -> Array:
         records, record_format, mode, places = given
         carry_rows = cupy.empty(-(-records.shape[0] // tile_size), np.int64)
-        row_dtype = _row_dtype(record_format.shape[mode])
+        row_dtype = index_dtype(record_format.shape[mode], "uint16")
         macros = read_keys_macros(record_format, 1, row_dtype, getattr(places, "dtype", None))
         kernel = launch.get_kernel("read_keys.cu", "find_carry_rows", **macros)
         sizes = np.int64(carry_rows.size), np.int64(tile_size)
@@ -372,11 +370,6 @@ def _read_keys(
     fields, nnz = make_key_fields(record_format, modes), records.shape[0]
     arguments = (fields, np.int64(nnz), records, places, keys, is_used)
     launch.launch_items(kernel, nnz, arguments)
-
-
-def _row_dtype(size: int) -> np.dtype:
-    """Return a type for a mode's rows as keys: with 16 bits a radix sort takes half the passes."""
-    return np.dtype(np.uint16 if size <= 2**16 else np.uint32)
 
 
 def _get_sum_kernel(name: str, dtype: np.dtype) -> cupy.RawKernel:
