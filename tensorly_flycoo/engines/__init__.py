@@ -142,17 +142,16 @@ def select_engine(device: str | None = None, *, is_on_gpu: bool = False) -> Engi
             raise ImportError(f'device "cuda" needs CuPy, which is not installed: {_CUDA_HINT}')
         if _count_gpus() == 0:
             raise RuntimeError('device "cuda" needs a GPU; CuPy finds none')
-        from .cuda.engine import CUDA
-
-        return CUDA
-    from .cpu.engine import CPU
-
-    return CPU
+    return _load_engine(device)
 
 
 def engine_of(array: Array) -> Engine:
     """Return the engine of the device that holds a NumPy or CuPy array."""
-    if is_cupy(array):
+    return _load_engine("cuda" if is_cupy(array) else "cpu")
+
+
+def _load_engine(device: str) -> Engine:
+    if device == "cuda":
         from .cuda.engine import CUDA
 
         return CUDA

@@ -23,7 +23,6 @@ INDEX_LIMITS: dict[np.dtype, int] = {
 #: Marks in the result of `Primitives.find_carry_rows` a tile that inherits no row.
 NO_ROW = -1
 
-
 #: The bucket size if there are no buckets: larger than any number of nonzeros.
 ONE_BUCKET = 2**62
 
@@ -171,8 +170,7 @@ class Primitives(ABC):
         records, record_format, mode, places = given
         # 16 bits halve the passes of a radix sort.
         dtype = index_dtype(record_format.shape[mode], smallest="uint16")
-        rows = record_format.rows(records, mode, self.xp)
-        rows = rows.astype(dtype) if dtype.itemsize < rows.itemsize else rows
+        rows = record_format.rows(records, mode, self.xp).astype(dtype, copy=False)
         order = self.xp.argsort(rows if places is None else rows[places], kind="stable")
         target[...] = order if places is None else places[order]
         positions[order] = self.xp.arange(order.size, dtype=positions.dtype)

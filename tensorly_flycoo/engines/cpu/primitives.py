@@ -151,7 +151,7 @@ def _start_keys(
 
 
 def _sort_parts(starts: Array, places: Array, target: Array, positions: Array) -> None:
-    """Run `building.sort_parts` for all parts."""
+    """Run `sorting.sort_parts` for all parts."""
     arguments, work_ns = (starts, places, target, positions), _NONZERO_NS * positions.shape[0]
     threads.launch(sorting.sort_parts, starts.shape[0], *arguments, work_ns=work_ns)
 

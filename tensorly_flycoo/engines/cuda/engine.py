@@ -26,7 +26,7 @@ from .macros import Ratios, mttkrp_macros, ttmc_macros
 from .primitives import CudaPrimitives, launch_on_unfolding
 from .staging import CudaStager
 from .structs import (
-    carries_dtype,
+    carries_nbytes,
     make_launch_arguments,
     make_operands,
     make_ranks,
@@ -148,7 +148,7 @@ class CudaEngine(CudaPrimitives, Engine):
         carries = allocate_carries(carry_rows.size, out.shape[1], out.dtype, carry_rows)
         pitches = [row_pitch(array) for array in arrays]
         if math.gcd(16, *pitches) < 16:  # the rows of one are not aligned
-            arrays = _align_rows(arrays, pitches, layout.records.shape[0])
+            arrays = _align_rows(arrays, layout.records.shape[0])
             pitches = [row_pitch(array) for array in arrays]
         return Workspace(arrays, pitches, carries)
 
@@ -181,9 +181,8 @@ class CudaEngine(CudaPrimitives, Engine):
             self.log("ttmc", layout.name, mode=mode, kernel="ttmc.cu", cut=cut)
             arguments = (
                 make_operands(record_format, mode, inputs, arrays), make_ranks(arrays),
-                np.int64(step.records.shape[0]), np.int64(step.bucket_size),
-                tiling.carry_rows, slots, step.records, *list_parts(step.pull_ids),
-                np.int64(num_columns), out, np.uint64(carries.rows), np.uint64(carries.sums),
+                step.records.shape[0], step.bucket_size, tiling.carry_rows, slots, step.records,
+                *list_parts(step.pull_ids), num_columns, out, carries.rows, carries.sums,
             )  # fmt: skip
             shared_nbytes = layout.tile_size * slot_nbytes(record_format)
             sizes = (num_tiles, cut.num_parts, block_size)
@@ -235,8 +234,8 @@ def _add_pairs(coords: Array, values: Array, size: int) -> Array | None:
     if int(num_pairs[0]) * _PAIR_COST > size**2 * (int(coords[0, -1]) + 1):
         return None
     parts = cupy.zeros((2, size, size), np.uint64)
-    launch_on_unfolding("add_pairs", nnz, np.int64(size), coords, values, parts)
-    launch_on_unfolding("finish_pairs", size**2, np.int64(size), parts)
+    launch_on_unfolding("add_pairs", nnz, size, coords, values, parts)
+    launch_on_unfolding("finish_pairs", size**2, size, parts)
     return parts[0].view(np.float64)
 
 
@@ -248,8 +247,8 @@ def _multiply_dense(coords: Array, values: Array, size: int) -> Array:
     for first in range(0, num_columns, step):
         block = memory[: num_columns - first]
         block.data.memset_async(0, block.nbytes)
-        sizes = map(np.int64, (first, first + block.shape[0], size))
-        launch_on_unfolding("fill_columns", nnz, *sizes, coords, values, block)
+        edges = (first, first + block.shape[0])
+        launch_on_unfolding("fill_columns", nnz, *edges, size, coords, values, block)
         gram = block.T @ block if gram is None else np.add(gram, block.T @ block, out=gram)
     return gram
 
@@ -264,14 +263,15 @@ def _is_readable(factor: Array) -> bool:
     return column_nbytes == factor.itemsize and 0 < row_nbytes < 2**32
 
 
-def _align_rows(arrays: list[Array], pitches: list[int], nnz: int) -> list[Array]:
-    """Copy factors to rows aligned for loads, if that pays and memory suffices.
+def _align_rows(arrays: list[Array], nnz: int) -> list[Array]:
+    """Copy factors (I_n, R) to rows aligned for loads, if that pays and memory suffices.
 
     No bit of the result changes: the order of additions does not depend on how rows are loaded.
     """
-    row_nbytes = [tuning.choose_row_nbytes(a.shape[1] * a.itemsize) for a in arrays]
-    is_aligned = [pitch % min(n, 16) == 0 for pitch, n in zip(pitches, row_nbytes, strict=True)]
-    copied = [a for a, is_so in zip(arrays, is_aligned, strict=True) if not is_so]
+    row_nbytes = tuning.choose_row_nbytes(arrays[0].shape[1] * arrays[0].itemsize)
+    is_aligned = [row_pitch(a) % min(row_nbytes, 16) == 0 for a in arrays]
+    pairs = list(zip(arrays, is_aligned, strict=True))
+    copied = [a for a, is_so in pairs if not is_so]
     if not copied:
         return arrays
     num_rows = sum(a.shape[0] for a in copied)
@@ -279,10 +279,7 @@ def _align_rows(arrays: list[Array], pitches: list[int], nnz: int) -> list[Array
     if not tuning.pays_to_align(num_rows, alignment, nnz, len(arrays)):
         return arrays
     try:
-        return [
-            a if is_so else pad_rows(a, n)
-            for a, n, is_so in zip(arrays, row_nbytes, is_aligned, strict=True)
-        ]
+        return [a if is_so else pad_rows(a, row_nbytes) for a, is_so in pairs]
     except cupy.cuda.memory.OutOfMemoryError:
         return arrays
 
@@ -327,13 +324,13 @@ class MttkrpKernel:
             same.run_starts, same.run_counts = _point_at(runs.starts, runs.counts)
             same.run_shifts = runs.shifts.data.ptr
             same.write_lows, same.write_highs = _point_at(*list_parts(step.write_order))
-        occupancy = tuning.choose_occupancy(launch.current_gpu(), len(inputs), rank)
+        occupancy = tuning.choose_occupancy(launch.current_gpu(), len(inputs))
         types = (tiling.empty_rows.dtype, find_bits(step.pull_ids), remap_dtype)
         macros = mttkrp_macros(record_format, layout.tile_size, cut, occupancy, *types, ratios)
         kernel = launch.get_kernel("mttkrp_remap.cu", "mttkrp", **macros)
         # The tile, and the carry-outs between its groups of threads.
-        carries_nbytes = carries_dtype(record_format.dtype, cut, self.block_size).itemsize
-        shared_nbytes = layout.tile_size * slot_nbytes(record_format) + carries_nbytes
+        shared_nbytes = layout.tile_size * slot_nbytes(record_format)
+        shared_nbytes += carries_nbytes(record_format.dtype, cut, self.block_size)
         self._kernel = launch.DirectKernel(kernel, f"{ctypes.sizeof(same)}sQ", shared_nbytes)
 
     def launch(

@@ -20,13 +20,10 @@ def copy_blocks(copies: Sequence[tuple[cupy.cuda.MemoryPointer, Array]]) -> None
     kernel = get_direct_kernel("copy_blocks.cu", "copy_blocks", layout, gpu, COPIES_LAYOUT=COPIES)
     for start in range(0, len(copies), MAX_COPIES):
         own, given = copies[start : start + MAX_COPIES], allocate_struct(COPIES)
-        sizes = [_count_words(array) for _, array in own]
-        given.sources[: len(own)] = [array.data.ptr for _, array in own]
-        given.targets[: len(own)] = [target.ptr for target, _ in own]
-        members = (given.num_words, given.row_words, given.pitches)
-        for member, numbers in zip(members, zip(*sizes, strict=True), strict=True):
-            member[: len(own)] = numbers
-        grid = (-(-max(num_words for num_words, _, _ in sizes) // tuning.BLOCK_SIZE), len(own))
+        for n, (target, array) in enumerate(own):
+            given.sources[n], given.targets[n] = array.data.ptr, target.ptr
+            given.num_words[n], given.row_words[n], given.pitches[n] = _count_words(array)
+        grid = (-(-max(given.num_words) // tuning.BLOCK_SIZE), len(own))
         kernel(grid, tuning.BLOCK_SIZE, bytes(given))
 
 

@@ -14,10 +14,10 @@ import struct
 import threading
 import time
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import cupy
-import numpy as np
 from cupy import RawKernel
 from cupy.cuda import driver
 
@@ -42,20 +42,12 @@ def get_kernel(file: str, name: str, **macros: Any) -> RawKernel:
     CuPy compiles it now, or loads it from its cache on disk.
     """
     kernel = RawKernel(specialise(file, macros), name, options=_OPTIONS)
-    start_s, log = time.perf_counter(), _CompilerLog()
-    kernel.compile(log)
-    if log.is_written:
+    texts: list[str] = []
+    start_s = time.perf_counter()
+    kernel.compile(SimpleNamespace(write=texts.append))  # CuPy writes only if it compiles it
+    if texts:
         add_compiled(start_s)
     return kernel
-
-
-class _CompilerLog:
-    """A file to which CuPy writes only if it compiles a kernel."""
-
-    is_written = False
-
-    def write(self, text: str) -> None:
-        self.is_written = True
 
 
 def launch(
@@ -65,10 +57,13 @@ def launch(
     arguments: Sequence[Any],
     shared_nbytes: int = 0,
 ) -> None:
-    """Launch on CuPy's current stream; None is passed as a null pointer."""
+    """Launch on CuPy's current stream.
+
+    Python's integers are passed as 64 bits, its floats as double, None as a null pointer.
+    """
     if shared_nbytes and kernel.max_dynamic_shared_size_bytes < shared_nbytes:
         kernel.max_dynamic_shared_size_bytes = shared_nbytes
-    passed = tuple([np.uint64(0) if value is None else value for value in arguments])
+    passed = tuple([0 if value is None else value for value in arguments])
     kernel(grid, (block_size,), passed, shared_mem=shared_nbytes)
 
 
@@ -96,7 +91,7 @@ def launch_tiles(
     """
     for first_tile in range(0, num_tiles, MAX_GRID):
         grid = (min(num_tiles - first_tile, MAX_GRID), num_parts)
-        launch(kernel, grid, block_size, (np.int64(first_tile), *arguments), shared_nbytes)
+        launch(kernel, grid, block_size, (first_tile, *arguments), shared_nbytes)
 
 
 def current_gpu() -> tuning.Gpu:
@@ -126,23 +121,19 @@ class DirectKernel:
         self._function = kernel.kernel  # its module stays loaded while this lives
         self._format = struct.Struct(formats)
         self._shared_nbytes = shared_nbytes
-        self._of_thread = threading.local()
+        self._arguments = _Arguments(self._format.size)
 
     def __call__(self, grid: tuple[int, int], block_size: int, *values: Any) -> None:
         """Launch on CuPy's current stream; arrays are given as their addresses."""
-        try:
-            arguments = self._of_thread.arguments
-        except AttributeError:
-            arguments = self._of_thread.arguments = _Arguments(self._format.size)
-        self._format.pack_into(arguments.buffer, 0, *values)
+        self._format.pack_into(self._arguments.buffer, 0, *values)
         stream = cupy.cuda.get_current_stream().ptr
-        (x, y), shared_nbytes, extra = grid, self._shared_nbytes, arguments.extra
+        (x, y), shared_nbytes, extra = grid, self._shared_nbytes, self._arguments.extra
         function = self._function.ptr
         driver.launchKernel(function, x, y, 1, block_size, 1, 1, shared_nbytes, stream, 0, extra)
 
 
-class _Arguments:
-    """A buffer of packed arguments, which the driver copies at each launch.
+class _Arguments(threading.local):
+    """A thread's buffer of packed arguments, which the driver copies at each launch.
 
     `extra` is the address of the driver's argument of that name: it names the buffer and its size.
     """

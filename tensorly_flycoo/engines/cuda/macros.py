@@ -98,7 +98,7 @@ def mttkrp_macros(
         **remap_macros(record_format, tile_size, pull_bits, remap_dtype),
         **_operands_macros(record_format, pull_bits),
         "LAUNCH_ARGUMENTS_LAYOUT": structs.launch_arguments_dtype(record_format.ndim - 1, dtype),
-        "CARRIES_LAYOUT": structs.carries_dtype(dtype, cut, block_size),
+        "CARRIES_NBYTES": structs.carries_nbytes(dtype, cut, block_size),
         "MIN_BLOCKS": max(1, num_threads // block_size),
         "LOAD_COLUMNS": cut.load_columns,
         "STORE_COLUMNS": cut.store_columns,

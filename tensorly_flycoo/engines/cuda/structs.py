@@ -124,17 +124,11 @@ def columns_dtype(num_words: int) -> np.dtype:
     return np.dtype(fields, align=True)
 
 
-@functools.cache
-def carries_dtype(dtype: np.dtype, cut: RankCut, block_size: int) -> np.dtype:
-    """Return the dtype of `Carries` (`mttkrp.cuh`), for which Python reserves shared memory."""
-    num_groups, lane_nbytes = block_size // cut.group_size, cut.lane_columns * dtype.itemsize
-    fields = [
-        ("sums", dtype, (block_size, cut.lane_columns)),
-        ("inherits", np.bool_, num_groups),
-        ("is_one_row", np.bool_, num_groups),
-    ]
-    # A thread's columns are aligned as a whole, so that they move together.
-    return _pad(np.dtype(fields, align=True), lane_nbytes)
+def carries_nbytes(dtype: np.dtype, cut: RankCut, block_size: int) -> int:
+    """Return the bytes of `Carries` (`mttkrp.cuh`), in shared memory."""
+    lane_nbytes = cut.lane_columns * dtype.itemsize
+    num_groups = block_size // cut.group_size
+    return round_up(block_size * lane_nbytes + 2 * num_groups, lane_nbytes)
 
 
 def slot_nbytes(record_format: RecordFormat) -> int:
@@ -237,12 +231,3 @@ def row_pitch(array: Array) -> int:
 def _as_bytes(struct: np.ndarray) -> np.ndarray:
     """Hide the fields: CuPy would inspect each of them at every launch."""
     return struct.view(f"V{struct.itemsize}")
-
-
-def _pad(dtype: np.dtype, alignment: int) -> np.dtype:
-    assert dtype.fields is not None
-    formats, offsets = zip(*dtype.fields.values(), strict=True)
-    itemsize = round_up(dtype.itemsize, alignment)
-    return np.dtype(
-        {"names": [*dtype.fields], "formats": formats, "offsets": offsets, "itemsize": itemsize}
-    )

@@ -87,12 +87,11 @@ class Occupancy:
 
     A row is for GPUs of its compute capability, and of higher ones up to the next row's. The larger
     a tile, the more of its records go to the same bucket, and the less room for other blocks. All
-    ranks have one `max_tile_size` and `num_threads`: tiles are cut before a rank is known.
+    ranks have one row: tiles are cut before a rank is known.
     """
 
     capability: tuple[int, int]
     max_inputs: int  # the most input modes that the row is for
-    max_rank: int  # the highest rank
     batch: int  # nonzeros whose rows a lane loads before it uses the first
     num_threads: int  # whose blocks should fit a multiprocessor's registers and memory
     max_tile_size: int  # nonzeros
@@ -100,21 +99,21 @@ class Occupancy:
 
 
 #: By compute capability; within one, the first row that fits is used. After the capability: the
-#: most inputs, the highest rank, batch, threads, tile size. Names are the benchmark's tensors.
+#: most inputs, batch, threads, tile size. Names are the benchmark's tensors.
 OCCUPANCIES = (
-    Occupancy((8, 0), 2, _ANY, 4, 1024, 2048, _AS_9),
-    Occupancy((8, 0), 3, _ANY, 4, 640, 1024, _AS_9),
-    Occupancy((8, 0), 4, _ANY, 2, 1024, 1024, _AS_9),
-    Occupancy((8, 0), _ANY, _ANY, 2, 512, 1024, _AS_9),
-    Occupancy((9, 0), 1, _ANY, 8, 1024, 2048, "H200, rank 32: nell-2, nell-1, darpa in groups"),
-    Occupancy((9, 0), 2, _ANY, 4, 1024, 2048, "H200, rank 32: nell-1, nell-2, amazon"),
-    Occupancy((9, 0), 3, _ANY, 4, 640, 1024, "H200, rank 32: delicious, uber"),
-    Occupancy((9, 0), 4, _ANY, 2, 1024, 1024, "H200, rank 32: vast"),
-    Occupancy((9, 0), _ANY, _ANY, 2, 512, 1024, _SPILLS),
-    Occupancy((10, 0), 2, _ANY, 4, 1024, 2048, _AS_9),
-    Occupancy((10, 0), 3, _ANY, 4, 640, 1024, _AS_9),
-    Occupancy((10, 0), 4, _ANY, 2, 1024, 1024, _AS_9),
-    Occupancy((10, 0), _ANY, _ANY, 2, 512, 1024, _AS_9),
+    Occupancy((8, 0), 2, 4, 1024, 2048, _AS_9),
+    Occupancy((8, 0), 3, 4, 640, 1024, _AS_9),
+    Occupancy((8, 0), 4, 2, 1024, 1024, _AS_9),
+    Occupancy((8, 0), _ANY, 2, 512, 1024, _AS_9),
+    Occupancy((9, 0), 1, 8, 1024, 2048, "H200, rank 32: nell-2, nell-1, darpa in groups"),
+    Occupancy((9, 0), 2, 4, 1024, 2048, "H200, rank 32: nell-1, nell-2, amazon"),
+    Occupancy((9, 0), 3, 4, 640, 1024, "H200, rank 32: delicious, uber"),
+    Occupancy((9, 0), 4, 2, 1024, 1024, "H200, rank 32: vast"),
+    Occupancy((9, 0), _ANY, 2, 512, 1024, _SPILLS),
+    Occupancy((10, 0), 2, 4, 1024, 2048, _AS_9),
+    Occupancy((10, 0), 3, 4, 640, 1024, _AS_9),
+    Occupancy((10, 0), 4, 2, 1024, 1024, _AS_9),
+    Occupancy((10, 0), _ANY, 2, 512, 1024, _AS_9),
 )
 
 #: The lowest compute capability that the kernels compile for (`architecture.cuh`).
@@ -132,19 +131,14 @@ def check_capability(capability: tuple[int, int], device_id: int) -> None:
 
 
 @functools.cache
-def choose_occupancy(gpu: Gpu, num_inputs: int, rank: int = 1) -> Occupancy:
-    """Look up the row of `OCCUPANCIES` for a GPU, a number of input modes and a rank.
+def choose_occupancy(gpu: Gpu, num_inputs: int) -> Occupancy:
+    """Look up the row of `OCCUPANCIES` for a GPU and a number of input modes.
 
-    >>> choose_occupancy(Gpu((9, 0), 228 * 1024), num_inputs=3, rank=32).num_threads
+    >>> choose_occupancy(Gpu((9, 0), 228 * 1024), num_inputs=3).num_threads
     640
     """
-    rows = [
-        row
-        for row in OCCUPANCIES
-        if row.capability <= gpu.capability
-        and num_inputs <= row.max_inputs
-        and rank <= row.max_rank
-    ]
+    fitting = [row for row in OCCUPANCIES if num_inputs <= row.max_inputs]
+    rows = [row for row in fitting if row.capability <= gpu.capability]
     return max(rows, key=lambda row: row.capability)
 
 

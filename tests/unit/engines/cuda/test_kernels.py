@@ -56,8 +56,8 @@ def choose_tile_size(record_format, architecture):
     return tuning.choose_tile_size(slot_nbytes, record_format.ndim - 1, GPUS[architecture])
 
 
-def choose_occupancy(record_format, architecture, rank=32):
-    return tuning.choose_occupancy(GPUS[architecture], record_format.ndim - 1, rank)
+def choose_occupancy(record_format, architecture):
+    return tuning.choose_occupancy(GPUS[architecture], record_format.ndim - 1)
 
 
 def specialise_all():
@@ -107,8 +107,8 @@ def test_every_cut_of_the_ranks_compiles(ndim, dtype, architecture):
     tile_size = choose_tile_size(record_format, architecture)
     jobs = []
     bits = IdBits.of(2**18, tile_size)
+    occupancy = choose_occupancy(record_format, architecture)
     for rank in RANKS:
-        occupancy = choose_occupancy(record_format, architecture, rank)
         alignment = math.gcd(16, rank * itemsize)
         for loads in (alignment, 16):  # factors as given, and copied to aligned rows
             cut = tuning.cut_rank(rank, itemsize, loads, alignment)
@@ -149,7 +149,7 @@ def test_mttkrp_of_ratios_compiles(ndim, dtype, architecture):
     for rank in (7, 32, 200):
         itemsize, alignment = record_format.dtype.itemsize, math.gcd(16, rank * int(dtype[5:]) // 8)
         tile_size = choose_tile_size(record_format, architecture)
-        occupancy = choose_occupancy(record_format, architecture, rank)
+        occupancy = choose_occupancy(record_format, architecture)
         bits = IdBits.of(2**18, tile_size)
         for loads, ratios in itertools.product({alignment, 16}, list(Ratios)[1:]):
             cut = tuning.cut_rank(rank, itemsize, loads, alignment)

@@ -30,35 +30,25 @@ def test_each_row_names_where_it_was_measured():
 )
 def test_occupancy(num_inputs, batch, num_threads, capability):
     gpu = tuning.Gpu(capability, 100 * 1024)
-    for rank in (1, 32, 1000):
-        row = tuning.choose_occupancy(gpu, num_inputs, rank)
-        expected = batch if capability == (9, 0) else min(4, batch)  # registers would spill
-        assert (row.batch, row.num_threads) == (expected, num_threads)
-        assert row.capability <= capability
+    row = tuning.choose_occupancy(gpu, num_inputs)
+    expected = batch if capability == (9, 0) else min(4, batch)  # registers would spill
+    assert (row.batch, row.num_threads) == (expected, num_threads)
+    assert row.capability <= capability
 
 
 def test_the_nearest_capability_decides(monkeypatch):
-    """Use the highest capability that the GPU has, and its first row for the inputs and rank."""
+    """Use the highest capability that the GPU has, and its first row for the inputs."""
     rows = tuple(
-        SimpleNamespace(capability=capability, max_inputs=2, max_rank=max_rank)
+        SimpleNamespace(capability=capability, max_inputs=max_inputs)
         for capability in ((8, 0), (8, 6), (9, 0))
-        for max_rank in (16, 64)
+        for max_inputs in (2, 4)
     )
     monkeypatch.setattr(tuning, "OCCUPANCIES", rows)
     choose = tuning.choose_occupancy.__wrapped__
-    for capability, rank, expected in (
-        ((8, 0), 16, 0), ((8, 5), 17, 1), ((8, 9), 1, 2), ((9, 0), 64, 5), ((12, 0), 16, 4),
+    for capability, num_inputs, expected in (
+        ((8, 0), 2, 0), ((8, 5), 3, 1), ((8, 9), 1, 2), ((9, 0), 4, 5), ((12, 0), 2, 4),
     ):  # fmt: skip
-        assert choose(tuning.Gpu(capability, 0), 2, rank) is rows[expected]
-
-
-def test_tiles_are_cut_for_all_ranks():
-    """Tiles are cut before the rank is known, so what they depend on must not depend on it."""
-    cuts = {}
-    for row in tuning.OCCUPANCIES:
-        key, cut = (row.capability, row.max_inputs), (row.num_threads, row.max_tile_size)
-        cuts.setdefault(key, set()).add(cut)
-    assert {len(of_key) for of_key in cuts.values()} == {1}
+        assert choose(tuning.Gpu(capability, 0), num_inputs) is rows[expected]
 
 
 def test_blocks_of_the_largest_tiles_fill_the_threads():
@@ -138,8 +128,8 @@ def test_tiles_fit(num_inputs, slot_nbytes, shared_nbytes):
 def test_carry_outs_fit_beside_a_tile(rank, itemsize):
     cut = tuning.cut_rank(rank, itemsize, 16, 16)
     for block_size in (128, 256):
-        carries = structs.carries_dtype(np.dtype(f"f{itemsize}"), cut, block_size)
-        assert carries.itemsize <= 18 * block_size
+        nbytes = structs.carries_nbytes(np.dtype(f"f{itemsize}"), cut, block_size)
+        assert nbytes <= 18 * block_size
 
 
 @pytest.mark.usual_limits("tiles")

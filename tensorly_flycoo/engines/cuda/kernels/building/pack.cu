@@ -15,8 +15,7 @@
 #include "items.cuh"
 #include "layout.cuh"
 
-// Where each coordinate goes in a record, and the strides of coordinates in memory. Filled by
-// Python (`structs.py`) and passed by value.
+// Where each coordinate goes in a record, and the strides of coordinates in memory.
 struct Packing {
     long long mode_stride, nonzero_stride;  // counted in coordinates
     unsigned long long sizes[NDIM];

@@ -1,6 +1,7 @@
 // MTTKRP of one tile whose nonzeros are unpacked in shared memory.
 #pragma once
 
+#include "ids.cuh"
 #include "nonzeros.cuh"
 
 // Explicit, so that the result does not depend on what a compiler contracts.
@@ -51,15 +52,9 @@ struct Mttkrp {
     static_assert(LoadColumns % StoreColumns == 0, "a load is whole stores");
     static_assert(sizeof(Value) * LoadColumns <= 16, "a load is 16 bytes at most");
 
-    struct alignas(sizeof(Value) * lane_columns) Columns {
-        Value at[lane_columns];
-    };
-    struct alignas(sizeof(Value) * LoadColumns) Load {
-        Value at[LoadColumns];
-    };
-    struct alignas(sizeof(Value) * StoreColumns) Store {
-        Value at[StoreColumns];
-    };
+    using Columns = Together<Value, lane_columns>;
+    using Load = Together<Value, LoadColumns>;
+    using Store = Together<Value, StoreColumns>;
 
     // Carry-outs between the groups of a block: a group's sum for the row that the previous group
     // ends with. In shared memory; Python reserves it (`structs.py`).

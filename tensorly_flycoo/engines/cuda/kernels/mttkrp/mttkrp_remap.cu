@@ -51,7 +51,7 @@
 // MACRO FIELD_LAYOUT: how Python fills struct Field (see structs.py)
 // MACRO OPERANDS_LAYOUT: how Python fills struct Operands (see structs.py)
 // MACRO LAUNCH_ARGUMENTS_LAYOUT: how Python fills struct LaunchArguments (see structs.py)
-// MACRO CARRIES_LAYOUT: how Python sees struct Carries (see structs.py)
+// MACRO CARRIES_NBYTES: bytes of struct Carries, as Python reserves them
 
 #include "layout.cuh"
 #include "mttkrp.cuh"
@@ -64,12 +64,12 @@ using TileSlots = Tile::Slots;
 using TileOperands = Tile::Operands;
 using TileCarries = Tile::Carries;
 static_assert(TileSlots::slot_nbytes == SLOT_NBYTES, "structs.py: size of slots differs");
+static_assert(sizeof(TileCarries) == CARRIES_NBYTES, "structs.py: size of carries differs");
 using TileSources = Sources<PULL, PULL_ID, PULL_HIGH_BITS, TILE_SIZE, BLOCK_SIZE>;
 using RemapIds = Runs<REMAP_ID, TILE_SIZE, BLOCK_SIZE>;
 using WriteOrder = PackedIds<WRITE, WRITE_HIGH_BITS, TILE_SIZE, BLOCK_SIZE>;
 CHECK_LAYOUT(Field, FIELD_LAYOUT)
 CHECK_LAYOUT(TileOperands, OPERANDS_LAYOUT)
-CHECK_LAYOUT(TileCarries, CARRIES_LAYOUT)
 
 // Filled by Python (`structs.py`) and passed by value, so it is in constant memory. (If the weights
 // were in it, registers would spill.)

@@ -35,126 +35,43 @@
 #include "nonzeros.cuh"
 #include "remap.cuh"
 
+using TileNonzeros = Nonzeros<VALUE, NUM_INPUTS, NUM_WORDS, TILE_SIZE, BLOCK_SIZE, GROUP_SIZE>;
+using TileSlots = TileNonzeros::Slots;
+using TileOperands = TileNonzeros::Operands;
+using TileSources = Sources<PULL, PULL_ID, PULL_HIGH_BITS, TILE_SIZE, BLOCK_SIZE>;
+static_assert(TileSlots::slot_nbytes == SLOT_NBYTES, "structs.py: size of slots differs");
+static_assert(LANE_COLUMNS > 0, "a thread has a column");
+
 // The number of columns of each factor. Filled by Python (`structs.py`) and passed by value.
-template <int MaxInputs>
 struct Ranks {
-    int at[MaxInputs];
+    int at[TileOperands::max_inputs];
 };
+CHECK_LAYOUT(Field, FIELD_LAYOUT)
+CHECK_LAYOUT(TileOperands, OPERANDS_LAYOUT)
+CHECK_LAYOUT(Ranks, RANKS_LAYOUT)
 
-// A thread has LaneColumns columns of an output row, group_size apart.
-template <typename TileNonzeros, int LaneColumns>
-struct Ttmc {
-    using Nonzeros = TileNonzeros;
-    using Value = typename Nonzeros::Value;
-    using Entry = typename Nonzeros::Entry;
-    using Operands = typename Nonzeros::Operands;
-    using Slots = typename Nonzeros::Slots;
-    using Ranks = ::Ranks<Operands::max_inputs>;
-    static constexpr int num_inputs = Nonzeros::num_inputs;
-    static constexpr int group_size = Nonzeros::group_size;
-    static constexpr int num_groups = Nonzeros::num_groups;
-    static constexpr int run = Nonzeros::run;
-    static_assert(LaneColumns > 0, "a thread has a column");
+// For each of a thread's columns, that of each factor; past the last column, the first.
+struct FactorColumns {
+    int at[LANE_COLUMNS][TileOperands::max_inputs];
 
-    // For each of a thread's columns, that of each factor; past the last column, the first.
-    struct FactorColumns {
-        int at[LaneColumns][Operands::max_inputs];
-    };
-
-    static __device__ __forceinline__ FactorColumns split_columns(long long column,
-                                                                  long long columns,
-                                                                  const Ranks& ranks)
+    __device__ __forceinline__ FactorColumns(long long column, long long columns,
+                                             const Ranks& ranks)
     {
-        FactorColumns split;
 #pragma unroll
-        for (int c = 0; c < LaneColumns; ++c) {
-            long long rest = column + c * group_size;
+        for (int c = 0; c < LANE_COLUMNS; ++c) {
+            long long rest = column + c * GROUP_SIZE;
             if (rest >= columns) rest = 0;
 #pragma unroll
-            for (int n = num_inputs - 1; n >= 0; --n) {
-                split.at[c][n] = static_cast<int>(rest % ranks.at[n]);
+            for (int n = NUM_INPUTS - 1; n >= 0; --n) {
+                at[c][n] = static_cast<int>(rest % ranks.at[n]);
                 rest /= ranks.at[n];
             }
         }
-        return split;
-    }
-
-    // Computes the tile's rows: writes a run's sum for a row that began before it to
-    // `partial_rows`, all others to `out`. `row_of` maps an index to its row of `out`.
-    template <typename RowOf>
-    static __device__ __forceinline__ void compute_tile(Slots slots, const Operands& operands,
-                                                        const FactorColumns& split, RowOf row_of,
-                                                        const long long* carry_rows,
-                                                        long long tile, int count,
-                                                        long long column, long long columns,
-                                                        Value* out, long long* run_rows,
-                                                        Value* partial_rows)
-    {
-        const int group = threadIdx.x / group_size, lane = threadIdx.x % group_size;
-        const long long run_number = tile * num_groups + group;
-        const int begin = group * run, end = min(begin + run, count);
-        bool inherits = false;
-        unsigned index = 0;
-        if (begin < end) {
-            index = Nonzeros::read(slots, begin).out_row();
-            inherits = group == 0 ? carry_rows[tile] >= 0
-                                  : index == Nonzeros::read(slots, begin - 1).out_row();
-        }
-        if (blockIdx.y == 0 && lane == 0) run_rows[run_number] = inherits ? row_of(index) : -1;
-        Value totals[LaneColumns] = {};
-        const auto flush = [&]() {
-            Value* target =
-                inherits ? partial_rows + run_number * columns : out + row_of(index) * columns;
-#pragma unroll
-            for (int c = 0; c < LaneColumns; ++c) {
-                const long long own = column + c * group_size;
-                if (own < columns) target[own] = totals[c];
-                totals[c] = 0;
-            }
-            inherits = false;
-        };
-        for (int place = begin; place < end; ++place) {
-            const Entry entry = Nonzeros::read(slots, place);
-            if (entry.out_row() != index) {
-                ASSERT(entry.out_row() > index);
-                flush();
-                index = entry.out_row();
-            }
-            Value products[LaneColumns];
-#pragma unroll
-            for (int c = 0; c < LaneColumns; ++c) products[c] = 1;
-#pragma unroll
-            for (int n = 0; n < num_inputs; ++n) {
-                const unsigned long long offset =
-                    static_cast<unsigned long long>(entry.input_row(n)) * operands.row_nbytes[n];
-                const Value* row = reinterpret_cast<const Value*>(
-                    reinterpret_cast<const char*>(operands.factors[n]) + offset);
-#pragma unroll
-                for (int c = 0; c < LaneColumns; ++c) products[c] *= row[split.at[c][n]];
-            }
-#pragma unroll
-            for (int c = 0; c < LaneColumns; ++c) {
-                // Explicit, so that the result does not depend on what a compiler contracts.
-                totals[c] = fma(entry.value(), products[c], totals[c]);
-            }
-        }
-        if (begin < end) flush();
     }
 };
 
-using TileNonzeros = Nonzeros<VALUE, NUM_INPUTS, NUM_WORDS, TILE_SIZE, BLOCK_SIZE, GROUP_SIZE>;
-using Tile = Ttmc<TileNonzeros, LANE_COLUMNS>;
-using TileSlots = Tile::Slots;
-using TileOperands = Tile::Operands;
-using TileRanks = Tile::Ranks;
-static_assert(TileSlots::slot_nbytes == SLOT_NBYTES, "structs.py: size of slots differs");
-using TileSources = Sources<PULL, PULL_ID, PULL_HIGH_BITS, TILE_SIZE, BLOCK_SIZE>;
-CHECK_LAYOUT(Field, FIELD_LAYOUT)
-CHECK_LAYOUT(TileOperands, OPERANDS_LAYOUT)
-CHECK_LAYOUT(TileRanks, RANKS_LAYOUT)
-
 extern "C" __global__ void __launch_bounds__(BLOCK_SIZE, MIN_BLOCKS)
-    ttmc(long long first_tile, const TileOperands operands, const TileRanks ranks, long long nnz,
+    ttmc(long long first_tile, const TileOperands operands, const Ranks ranks, long long nnz,
          long long bucket_size, const long long* carry_rows, const SLOT_ID* slots,
          const TileSlots::Piece* records, const void* pull_ids, const void* pull_highs,
          long long columns, VALUE* out, long long* run_rows, VALUE* partial_rows)
@@ -168,15 +85,63 @@ extern "C" __global__ void __launch_bounds__(BLOCK_SIZE, MIN_BLOCKS)
     TileSources{pull_ids, pull_highs}.read(sources, tile, count);
     pull_records(places, records + base * TileSlots::record_pieces, nnz - base, sources, count);
 
+    const int group = threadIdx.x / GROUP_SIZE, lane = threadIdx.x % GROUP_SIZE;
     const long long column =
-        static_cast<long long>(blockIdx.y) * (GROUP_SIZE * LANE_COLUMNS) + threadIdx.x % GROUP_SIZE;
-    const Tile::FactorColumns split = Tile::split_columns(column, columns, ranks);
+        static_cast<long long>(blockIdx.y) * (GROUP_SIZE * LANE_COLUMNS) + lane;
+    const FactorColumns split(column, columns, ranks);
     const auto row_of = [&](unsigned index) {
         return slots ? static_cast<long long>(slots[index]) : static_cast<long long>(index);
     };
     wait_for_copies();
     TileNonzeros::unpack(places, count, operands);
     __syncthreads();
-    Tile::compute_tile(places, operands, split, row_of, carry_rows, tile, count, column, columns,
-                       out, run_rows, partial_rows);
+
+    const long long run_number = tile * TileNonzeros::num_groups + group;
+    const int begin = group * TileNonzeros::run, end = min(begin + TileNonzeros::run, count);
+    bool inherits = false;
+    unsigned index = 0;
+    if (begin < end) {
+        index = TileNonzeros::read(places, begin).out_row();
+        inherits = group == 0 ? carry_rows[tile] >= 0
+                              : index == TileNonzeros::read(places, begin - 1).out_row();
+    }
+    if (blockIdx.y == 0 && lane == 0) run_rows[run_number] = inherits ? row_of(index) : -1;
+    VALUE totals[LANE_COLUMNS] = {};
+    const auto flush = [&]() {
+        VALUE* target =
+            inherits ? partial_rows + run_number * columns : out + row_of(index) * columns;
+#pragma unroll
+        for (int c = 0; c < LANE_COLUMNS; ++c) {
+            const long long own = column + c * GROUP_SIZE;
+            if (own < columns) target[own] = totals[c];
+            totals[c] = 0;
+        }
+        inherits = false;
+    };
+    for (int place = begin; place < end; ++place) {
+        const TileNonzeros::Entry entry = TileNonzeros::read(places, place);
+        if (entry.out_row() != index) {
+            ASSERT(entry.out_row() > index);
+            flush();
+            index = entry.out_row();
+        }
+        VALUE products[LANE_COLUMNS];
+#pragma unroll
+        for (int c = 0; c < LANE_COLUMNS; ++c) products[c] = 1;
+#pragma unroll
+        for (int n = 0; n < NUM_INPUTS; ++n) {
+            const unsigned long long offset =
+                static_cast<unsigned long long>(entry.input_row(n)) * operands.row_nbytes[n];
+            const VALUE* row = reinterpret_cast<const VALUE*>(
+                reinterpret_cast<const char*>(operands.factors[n]) + offset);
+#pragma unroll
+            for (int c = 0; c < LANE_COLUMNS; ++c) products[c] *= row[split.at[c][n]];
+        }
+#pragma unroll
+        for (int c = 0; c < LANE_COLUMNS; ++c) {
+            // Explicit, so that the result does not depend on what a compiler contracts.
+            totals[c] = fma(entry.value(), products[c], totals[c]);
+        }
+    }
+    if (begin < end) flush();
 }

@@ -29,7 +29,6 @@ constexpr int num_warps = NUM_WARPS, num_threads = 32 * num_warps;
 constexpr int own_columns = width / num_warps;
 constexpr int pitch = width + 1;  // puts the numbers of a column in different banks
 
-// Filled by Python (`structs.py`).
 struct Product {
     static constexpr int max_grams = 8;
     static constexpr int max_matrices = 4;
