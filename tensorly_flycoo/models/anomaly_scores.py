@@ -57,14 +57,15 @@ def anomaly_scores(
     Notes
     -----
     ``n * R * ndim`` operations for the means. Probabilities are computed on the host, in
-    logarithms, so they are accurate however small they are: SciPy's up to about 4.3 standard
-    deviations from the mean, and continued fractions beyond. A count that is no integer is rounded
-    up in the upper tail, and down in the lower one.
+    logarithms, however small they are. Scores above 300, and those above 5 of counts above a
+    million, have relative errors below 4e-5; others are SciPy's. A count that is no integer is
+    rounded up in the upper tail, and down in the lower one.
 
     References
     ----------
     Chi and Kolda, "On tensors, sparsity, and nonnegative factorizations", SIAM Journal on Matrix
-    Analysis and Applications 33, 2012. NIST Digital Library of Mathematical Functions, 8.9.
+    Analysis and Applications 33, 2012. Sampford, "Some inequalities on Mill's ratio and related
+    functions", Annals of Mathematical Statistics 24, 1953.
 
     Examples
     --------

@@ -8,20 +8,21 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from tensorly.cp_tensor import CPTensor
 
-from ..base.array_modules import Array, array_module, is_cupy, move
+from ..base.array_modules import Array, array_module, invert_positive, is_cupy, move
 from ..base.checks import check_choice, check_count, check_integer, check_rank, check_real
 from ..decomposition import generalized_parafac
 from ..decomposition.parafac import LeastSquares
-from ..engines.tall import solve, transposed_product
+from ..engines.tall import multiply, solve, transposed_product
 from ..io.array_file import FLOATS, ONLINE, number, open_arrays, save_arrays
 from ..io.files import FilePath
 from ..loop.cp_loop import start
 from ..loop.cp_model import make_cp_tensor, multiply_all
 from ..loop.whole_tensor import WholeTensor
+from ..ops.mttkrp import mttkrp, mttkrp_of_ratios
 from ..tensor.coo_cache import SparseData
 from ..tensor.tensor import FlycooTensor
 from .estimator import Parameters
-from .online_slices import Slice, Slices, read_slices
+from .online_slices import Slices, read_slices
 
 #: Sweeps over the first slices, and the change of the relative error that ends them.
 _FIRST_SWEEPS, _FIRST_TOLERANCE = 200, 1e-6
@@ -66,7 +67,7 @@ class LeastSquaresStream:
         """Append rows of zeros to the factors: all cells of new indices were zeros so far."""
         self.factors = list(map(append_zeros, self.factors, shape))
 
-    def add(self, x: Slice, forget: float, n_iter_max: int, tol: float) -> Array:
+    def add(self, x: FlycooTensor, forget: float, n_iter_max: int, tol: float) -> Array:
         """Update the model with a slice, and return the slice's row (R,) of the streaming mode.
 
         Ends when a sweep lowers the squared residual by less than `tol` times the squared norm.
@@ -74,14 +75,15 @@ class LeastSquaresStream:
         old, factors, history = self.factors, list(self.factors), forget * self.state[0]
         grams = [transposed_product(factor, factor) for factor in factors]
         crosses, last = list(grams), np.inf
-        square = float((x.values**2).sum(dtype=np.float64))
+        square = float(x._layout.norm) ** 2
         for _ in range(n_iter_max):
-            row = solve(multiply_all(grams), x.multiply_all(factors)[:, None])[:, 0]
+            targets = (mttkrp(x, factors, 0) * factors[0]).sum(axis=0)
+            row = solve(multiply_all(grams), targets[:, None])[:, 0]
             outer = row[:, None] * row
             for n, before in enumerate(old):
                 gram = multiply_all(grams, n)
                 change = history * (multiply_all(crosses, n) - gram) - gram * outer
-                product = x.mttkrp(factors, row, n)
+                product = mttkrp(x, factors, n, weights=row)
                 # Solving for the change leaves columns as they are that no slice depends on.
                 matrix, targets = gram * (outer + history), product + before @ change
                 factors[n] = as_rows(before + solve(matrix, targets.T).T)
@@ -150,23 +152,36 @@ class CountStream:
         self.factors = [own if new is old else _smooth(new) for own, old, new in triples]
         self.state = grown
 
-    def add(self, x: Slice, forget: float, n_iter_max: int, tol: float) -> Array:
+    def add(self, x: FlycooTensor, forget: float, n_iter_max: int, tol: float) -> Array:
         """Update the model with a slice, and return the slice's row (R,) of the streaming mode.
 
         The row is fitted by up to `n_iter_max` steps of EM, which end when the log-likelihood rises
         by less than `tol` times the sum of the counts.
         """
-        total, rank = x.values.sum(), self.state[0].shape[1]
-        row = array_module(total).full(rank, total / rank, self.state[0].dtype)
-        last = -np.inf
+        row = self._fit_row(x, n_iter_max, tol)
+        weighted = [self.factors[0] * row, *self.factors[1:]]
+        self.state = [
+            forget * sums + weighted[n] * mttkrp_of_ratios(x, weighted, n, 0.0)[0]
+            for n, sums in enumerate(self.state)
+        ]
+        self.factors = [_smooth(sums) for sums in self.state]
+        return row
+
+    def _fit_row(self, x: FlycooTensor, n_iter_max: int, tol: float) -> Array:
+        coords, values = x._sorted_nonzeros()
+        xp, rank = array_module(values), self.factors[0].shape[1]
+        products = multiply_all([f[of] for f, of in zip(self.factors, coords, strict=True)])
+        total, last = values.sum(), -np.inf
+        row = xp.full(rank, total / rank, values.dtype)
         for _ in range(n_iter_max):
-            row, log_sum = x.share_row(self.factors, row)
+            model = multiply(products, row[:, None])[:, 0]
+            ratios = values * invert_positive(model, 0)
+            row = row * transposed_product(products, ratios[:, None])[:, 0]
+            logs = values * xp.log(xp.where(model > 0, model, 1))
+            log_sum = float(logs.sum(dtype=np.float64))
             if log_sum - last <= tol * float(total):
                 break
             last = log_sum
-        state = [forget * sums for sums in self.state]
-        x.share_all(self.factors, row, state)
-        self.state, self.factors = state, [_smooth(sums) for sums in state]
         return row
 
 
@@ -235,8 +250,8 @@ class OnlineCP(Parameters):
     -----
     A sweep of a slice takes ``nnz * R * ndim**2`` operations for its nonzeros, and
     ``sum(shape) * R**2`` for the factors, which "poisson_count" updates only once for each slice,
-    in ``sum(shape) * R`` operations. On a CPU the nonzeros are used in any order: nothing is
-    sorted for slices of up to 65,536 nonzeros. On a GPU each slice is built as a tensor.
+    in ``sum(shape) * R`` operations. Each slice is built as a tensor. With "poisson_count", a
+    slice takes ``nnz * R`` numbers more.
 
     Rows of the streaming mode are not computed again, so old ones belong to the model of their
     time. A slice has the same effect alone as together with others, except in the first call.

@@ -1,25 +1,19 @@
 """The Poisson distribution: likelihoods of counts, and probabilities far out in its tails."""
 
 import math
-from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 from scipy import special
 
 from ..base.array_modules import Array, array_module, is_cupy
 
-#: Smaller probabilities come from a continued fraction, in logarithms. SciPy's are accurate up to
-#: 4.5 standard deviations; further out those of large counts are not (at 25, 20 times too small).
-_LEAST_PROBABILITY = 1e-5
+#: SciPy's tails of counts up to this one are accurate until they underflow. Those of larger counts
+#: are up to 4.5 standard deviations from the mean; at 25, an upper one is up to 20 times too small.
+_MANY = 1e6
 
-#: From this count on, Stirling's series is exact to rounding.
-_MANY = 16.0
-
-#: Steps of a continued fraction, which converges the sooner the further out in the tail.
-_MAX_STEPS = 1000
-
-_Term: TypeAlias = Callable[[int], np.ndarray]  # takes the number of a step
+#: The logarithms of the least probabilities that are SciPy's: of any count, of one above `_MANY`.
+_LEAST, _LEAST_OF_MANY = math.log(1e-300), math.log(1e-5)
 
 
 class CountFit(NamedTuple):
@@ -80,76 +74,38 @@ def complete_fit(sums: Array, model_sum: float, num_entries: int) -> CountFit:
 
 
 def log_upper_tail(counts: np.ndarray, means: np.ndarray) -> np.ndarray:
-    """Compute ``log P(X >= count)`` of Poisson variables, in float64."""
+    """Compute ``log P(X >= count)`` of Poisson variables, in float64; see `_log_tail`."""
     counts = np.ceil(counts)
-    with np.errstate(divide="ignore"):
-        tails = np.log(special.gammainc(np.maximum(counts, 1), means))
-    is_far = (tails < np.log(_LEAST_PROBABILITY)) & (means > 0) & (counts > 0)
-    tails[is_far] = _log_far_upper(counts[is_far], means[is_far])
-    return np.where(counts <= 0, 0.0, tails)
+    tails = special.gammainc(np.maximum(counts, 1), means)
+    return np.where(counts <= 0, 0.0, _log_tail(tails, counts, means, counts + 1, means))
 
 
 def log_lower_tail(counts: np.ndarray, means: np.ndarray) -> np.ndarray:
-    """Compute ``log P(X <= count)`` of Poisson variables, in float64."""
+    """Compute ``log P(X <= count)`` of Poisson variables, in float64; see `_log_tail`."""
     counts = np.floor(counts)
-    with np.errstate(divide="ignore"):
-        tails = np.log(special.gammaincc(counts + 1, means))
-    is_far = tails < np.log(_LEAST_PROBABILITY)
-    tails[is_far] = _log_far_lower(counts[is_far], means[is_far])
-    return tails
+    tails = special.gammaincc(counts + 1, means)
+    return _log_tail(tails, counts, means, means, counts)
 
 
-def _log_far_upper(counts: np.ndarray, means: np.ndarray) -> np.ndarray:
-    """Compute `log_upper_tail` of counts far above their means.
+def _log_tail(
+    tails: np.ndarray,
+    counts: np.ndarray,
+    means: np.ndarray,
+    larger: np.ndarray,
+    smaller: np.ndarray,
+) -> np.ndarray:
+    """Return the logarithms of tails, by a formula where SciPy's are too far out.
 
-    The tail is the probability of the count itself times ``1 + m/(k+1) + m^2/((k+1)(k+2)) + ...``,
-    by Gauss's continued fraction of that series, 8.9.1 in the DLMF:
-    ``1/(1 - m/(k+1 + m/(k+2 - (k+1)m/(k+3 + 2m/(k+4 - ...)))))``.
+    Such a tail is the probability of the count times a sum like ``1 + q + q^2 + ...``, with
+    ``q = smaller / larger``; later terms fall faster. Sampford's bound of Mills' ratio, 1953, does
+    the same for a normal tail, and fits this one. Relative errors of the logarithms, measured
+    against continued fractions, are below 2e-5, but of the count 0 below 4e-5.
     """
-    ratio = _evaluate_fraction(
-        counts,
-        lambda step: step // 2 * means if step % 2 == 0 else -(counts + step // 2) * means,
-        lambda step: counts + step,
-    )
-    return _log_probability(counts, means) + np.log(counts) - np.log(ratio)
-
-
-def _log_far_lower(counts: np.ndarray, means: np.ndarray) -> np.ndarray:
-    """Compute `log_lower_tail` of counts far below their means: 8.9.2 in the DLMF."""
-    shape = counts + 1
-    first = means + 1 - shape
-    ratio = _evaluate_fraction(
-        first, lambda step: -step * (step - shape), lambda step: first + 2 * step
-    )
-    return _log_probability(counts, means) + np.log(means) - np.log(ratio)
-
-
-def _evaluate_fraction(first: np.ndarray, numerator: _Term, denominator: _Term) -> np.ndarray:
-    """Evaluate ``first + numerator(1) / (denominator(1) + ...)`` by Lentz's method."""
-    value, upper, lower = first.copy(), first.copy(), np.zeros_like(first)
-    for step in range(1, _MAX_STEPS):
-        a, b = numerator(step), denominator(step)
-        lower = 1 / (b + a * lower)
-        upper = b + a / upper
-        change = upper * lower
-        value = value * change
-        if (np.abs(change - 1) <= np.finfo(np.float64).eps).all():
-            break
-    return value
-
-
-def _log_probability(counts: np.ndarray, means: np.ndarray) -> np.ndarray:
-    """Compute the logarithms of Poisson probabilities without cancellation between large terms.
-
-    Loader, "Fast and accurate computation of binomial probabilities", 2000.
-    """
-    many = np.maximum(counts, _MANY)
-    distance = (means - many) / many
-    squares = 1 / many**2
-    series = (1 / 12 - squares * (1 / 360 - squares * (1 / 1260 - squares / 1680))) / many
-    logs = np.log(means / many)
-    near = np.abs(distance) < 0.5
-    logs[near] = np.log1p(distance[near])
-    by_series = many * (logs - distance) - series - 0.5 * np.log(2 * np.pi * many)
-    directly = special.xlogy(counts, means) - means - special.gammaln(counts + 1)
-    return np.where(counts < _MANY, directly, by_series)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        logs, gaps = np.log(tails), larger - smaller
+        sums = 4 * larger / (3 * gaps + np.sqrt(gaps**2 + 8 * smaller))
+        # The probability of a count, with its factorial by Gosper.
+        far = counts - means - special.rel_entr(counts, means)
+        far += np.log(sums) - np.log(2 * np.pi * (counts + 1 / 6)) / 2
+    is_far = logs < np.where(counts > _MANY, _LEAST_OF_MANY, _LEAST)
+    return np.where(is_far, np.minimum(far, _LEAST_OF_MANY), logs)

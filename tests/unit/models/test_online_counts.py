@@ -5,7 +5,6 @@ import pytest
 import sparse
 
 from tensorly_flycoo import OnlineCP
-from tensorly_flycoo.models import online_slices as slices_module
 from tensorly_flycoo.models.match import factor_match_score
 from tensorly_flycoo.models.online_cp import _PRIOR
 
@@ -65,11 +64,8 @@ def dense_online_em(factors, rows, slices, forget, num_steps):
     return factors, np.array(added)
 
 
-@pytest.mark.parametrize("is_direct", [True, False])
 @pytest.mark.parametrize("mode", [-1, 0, 2])
-def test_equals_the_dense_formula(mode, is_direct, monkeypatch):
-    if not is_direct:
-        monkeypatch.setattr(slices_module, "_MAX_DIRECT", 0)
+def test_equals_the_dense_formula(mode):
     random = np.random.RandomState(0)
     factors = [random.random_sample((size, RANK)) for size in SHAPE]
     rows, data = random.random_sample((4, RANK)), stream_of(5)[0]
