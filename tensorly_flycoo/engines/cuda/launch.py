@@ -9,12 +9,12 @@ if an id is out of range or rows do not ascend.
 
 import ctypes
 import functools
+import io
 import os
 import struct
 import threading
 import time
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import cupy
@@ -42,10 +42,9 @@ def get_kernel(file: str, name: str, **macros: Any) -> RawKernel:
     CuPy compiles it now, or loads it from its cache on disk.
     """
     kernel = RawKernel(specialise(file, macros), name, options=_OPTIONS)
-    texts: list[str] = []
-    start_s = time.perf_counter()
-    kernel.compile(SimpleNamespace(write=texts.append))  # CuPy writes only if it compiles it
-    if texts:
+    start_s, log = time.perf_counter(), io.StringIO()
+    kernel.compile(log)  # CuPy writes only if it compiles it
+    if log.getvalue():
         add_compiled(start_s)
     return kernel
 
