@@ -33,7 +33,7 @@ class PackedIds(CompactIds):
         highs = cupy.empty(num_places * bits.high_bits // 8, np.uint8)
         macros = split_ids_macros(ids.dtype, bits, tile_size)
         kernel = launch.get_kernel("split_ids.cu", "split_ids", **macros)
-        arguments = (ids.size, num_tiles, ids, lows, highs)
+        arguments = (np.int64(ids.size), np.int64(num_tiles), ids, lows, highs)
         num_threads = num_tiles * tuning.choose_block_size(tile_size)
         launch.launch_items(kernel, num_threads, arguments)
         return cls(bits, lows, highs, ids.size, tile_size, ids.dtype)
@@ -47,8 +47,8 @@ class PackedIds(CompactIds):
         ids = cupy.empty(self.nnz, self.dtype if dtype is None else dtype)
         macros = split_ids_macros(ids.dtype, self.bits, self.tile_size)
         kernel = launch.get_kernel("split_ids.cu", "join_ids", **macros)
-        arguments = (self.nnz, bucket_size or self.nnz, self.lows, self.highs, ids)
-        launch.launch_items(kernel, self.nnz, arguments)
+        sizes = (np.int64(self.nnz), np.int64(bucket_size or self.nnz))
+        launch.launch_items(kernel, self.nnz, (*sizes, self.lows, self.highs, ids))
         return ids
 
 
@@ -70,7 +70,8 @@ class RunIds(CompactIds):
         starts, counts = cupy.empty(num_words, np.uint32), cupy.empty(num_words, np.uint16)
         shifts = cupy.empty((num_tiles, max_runs), ids.dtype)
         kernel = _get_runs_kernel("find_runs", tile_size, ids.dtype)
-        arguments = (num_tiles, ids.size, ids, starts, counts, shifts, np.int32(max_runs))
+        sizes = (np.int64(num_tiles), np.int64(ids.size))
+        arguments = (*sizes, ids, starts, counts, shifts, np.int32(max_runs))
         block_size = tuning.choose_block_size(tile_size)
         launch.launch_items(kernel, 32 * num_tiles, arguments, block_size)
         return cls(ids.size, tile_size, starts, counts, shifts)
@@ -87,7 +88,8 @@ class RunIds(CompactIds):
     def expand(self) -> Array:
         ids = cupy.empty(self.nnz, self.shifts.dtype)
         kernel = _get_runs_kernel("list_ids", self.tile_size, ids.dtype)
-        arguments = (ids.size, self.starts, self.counts, self.shifts, np.int32(self.max_runs), ids)
+        arrays = (self.starts, self.counts, self.shifts, np.int32(self.max_runs))
+        arguments = (np.int64(ids.size), *arrays, ids)
         launch.launch_items(kernel, ids.size, arguments)
         return ids
 

@@ -181,8 +181,9 @@ class CudaEngine(CudaPrimitives, Engine):
             self.log("ttmc", layout.name, mode=mode, kernel="ttmc.cu", cut=cut)
             arguments = (
                 make_operands(record_format, mode, inputs, arrays), make_ranks(arrays),
-                step.records.shape[0], step.bucket_size, tiling.carry_rows, slots, step.records,
-                *list_parts(step.pull_ids), num_columns, out, carries.rows, carries.sums,
+                np.int64(step.records.shape[0]), np.int64(step.bucket_size),
+                tiling.carry_rows, slots, step.records, *list_parts(step.pull_ids),
+                np.int64(num_columns), out, np.uint64(carries.rows), np.uint64(carries.sums),
             )  # fmt: skip
             shared_nbytes = layout.tile_size * slot_nbytes(record_format)
             sizes = (num_tiles, cut.num_parts, block_size)
@@ -234,8 +235,8 @@ def _add_pairs(coords: Array, values: Array, size: int) -> Array | None:
     if int(num_pairs[0]) * _PAIR_COST > size**2 * (int(coords[0, -1]) + 1):
         return None
     parts = cupy.zeros((2, size, size), np.uint64)
-    launch_on_unfolding("add_pairs", nnz, size, coords, values, parts)
-    launch_on_unfolding("finish_pairs", size**2, size, parts)
+    launch_on_unfolding("add_pairs", nnz, np.int64(size), coords, values, parts)
+    launch_on_unfolding("finish_pairs", size**2, np.int64(size), parts)
     return parts[0].view(np.float64)
 
 
@@ -247,8 +248,8 @@ def _multiply_dense(coords: Array, values: Array, size: int) -> Array:
     for first in range(0, num_columns, step):
         block = memory[: num_columns - first]
         block.data.memset_async(0, block.nbytes)
-        edges = (first, first + block.shape[0])
-        launch_on_unfolding("fill_columns", nnz, *edges, size, coords, values, block)
+        sizes = map(np.int64, (first, first + block.shape[0], size))
+        launch_on_unfolding("fill_columns", nnz, *sizes, coords, values, block)
         gram = block.T @ block if gram is None else np.add(gram, block.T @ block, out=gram)
     return gram
 

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import cupy
+import numpy as np
 from cupy import RawKernel
 from cupy.cuda import driver
 
@@ -56,13 +57,10 @@ def launch(
     arguments: Sequence[Any],
     shared_nbytes: int = 0,
 ) -> None:
-    """Launch on CuPy's current stream.
-
-    Python's integers are passed as 64 bits, its floats as double, None as a null pointer.
-    """
+    """Launch on CuPy's current stream; None is passed as a null pointer."""
     if shared_nbytes and kernel.max_dynamic_shared_size_bytes < shared_nbytes:
         kernel.max_dynamic_shared_size_bytes = shared_nbytes
-    passed = tuple([0 if value is None else value for value in arguments])
+    passed = tuple([np.uint64(0) if value is None else value for value in arguments])
     kernel(grid, (block_size,), passed, shared_mem=shared_nbytes)
 
 
@@ -90,7 +88,7 @@ def launch_tiles(
     """
     for first_tile in range(0, num_tiles, MAX_GRID):
         grid = (min(num_tiles - first_tile, MAX_GRID), num_parts)
-        launch(kernel, grid, block_size, (first_tile, *arguments), shared_nbytes)
+        launch(kernel, grid, block_size, (np.int64(first_tile), *arguments), shared_nbytes)
 
 
 def current_gpu() -> tuning.Gpu:

@@ -64,9 +64,9 @@ def _draw(key: np.ndarray, position: int, num_states: int, values: Array) -> np.
     num_chunks = max(1, -(-num_states // chunk))
     states = _find_chunks(key, chunk, num_chunks, values.dtype)
     last_state = cupy.empty(_STATE_WORDS, np.uint32)
+    sizes = (np.int32(position), np.int64(values.size), np.int64(num_states), np.int64(chunk))
     kernel = _get_kernel("draw_uniform", values.dtype)
-    arguments = (np.int32(position), values.size, num_states, chunk, states, values, last_state)
-    launch.launch(kernel, (num_chunks,), _DRAW_THREADS, arguments)
+    launch.launch(kernel, (num_chunks,), _DRAW_THREADS, (*sizes, states, values, last_state))
     return last_state.get()
 
 
@@ -91,7 +91,7 @@ def _find_chunks(key: np.ndarray, chunk: int, num_chunks: int, dtype: np.dtype) 
     for doubling in range(num_doublings):
         distance = 1 << doubling
         grid = (min(distance, num_chunks - distance),)
-        arguments = (polynomials[num_skipped + doubling], distance, states)
+        arguments = (polynomials[num_skipped + doubling], np.int64(distance), states)
         launch.launch(kernel, grid, _STATE_WORDS, arguments, _WINDOW_NBYTES)
     return states
 

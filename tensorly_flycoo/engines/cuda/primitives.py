@@ -79,7 +79,7 @@ class CudaPrimitives(Primitives):
             own_values = cupy.ascontiguousarray(_copy_to_gpu(values[None, block])[0])
             packing, count = make_packing(record_format, own), own_values.size
             kernel = launch.get_kernel("pack.cu", "pack", **pack_macros(record_format, own.dtype))
-            arguments = (packing, count, own, own_values, records[block], found)
+            arguments = (packing, np.int64(count), own, own_values, records[block], found)
             launch.launch_items(kernel, count, arguments)
         descends, is_outside, is_infinite, has_zeros = found.get()
         if is_outside:
@@ -140,16 +140,17 @@ class CudaPrimitives(Primitives):
         row_dtype = index_dtype(record_format.shape[mode], "uint16")
         macros = read_keys_macros(record_format, 1, row_dtype, getattr(places, "dtype", None))
         kernel = launch.get_kernel("read_keys.cu", "find_carry_rows", **macros)
-        fields, num_tiles = make_key_fields(record_format, [mode]), carry_rows.size
-        arguments = (fields, num_tiles, tile_size, records, places, carry_rows)
-        launch.launch_items(kernel, num_tiles, arguments)
+        sizes = np.int64(carry_rows.size), np.int64(tile_size)
+        arguments = (make_key_fields(record_format, [mode]), *sizes, records, places, carry_rows)
+        launch.launch_items(kernel, carry_rows.size, arguments)
         return carry_rows
 
     def sum_squares(self, values: Array) -> float:
         sums = cupy.empty(-(-values.size // tuning.ROWS_PER_BLOCK), np.float64)
         if sums.size > 0:
             kernel = _get_sum_kernel("sum_squares", values.dtype)
-            arguments = (values.size, values.strides[0] // values.itemsize, values, sums)
+            stride = np.int64(values.strides[0] // values.itemsize)
+            arguments = (np.int64(values.size), stride, values, sums)
             launch.launch(kernel, (sums.size,), tuning.BLOCK_SIZE, arguments)
         return float(sums.get().sum())
 
@@ -157,7 +158,7 @@ class CudaPrimitives(Primitives):
         kernel = _get_sum_kernel("sum_groups", values.dtype)
         sums = cupy.empty(starts.size, values.dtype)
         edges = cupy.append(starts, values.size).astype(np.int64, copy=False)
-        arguments = (starts.size, edges, cupy.ascontiguousarray(values), sums)
+        arguments = (np.int64(starts.size), edges, cupy.ascontiguousarray(values), sums)
         launch.launch_items(kernel, starts.size, arguments)
         return sums
 
@@ -167,16 +168,16 @@ class CudaPrimitives(Primitives):
     def split_by_bucket(
         self, positions: Array, bucket_size: int, stored: Array, offsets: Array
     ) -> None:
-        nnz = positions.size
+        nnz, size = positions.size, np.int64(bucket_size)
         buckets = cupy.empty(nnz, index_dtype(-(-nnz // bucket_size), smallest="uint16"))
         macros = {"PLACE": positions.dtype, "BUCKET": buckets.dtype, "OFFSET": offsets.dtype}
         kernel = launch.get_kernel("buckets.cu", "number_buckets", **macros)
-        launch.launch_items(kernel, nnz, (nnz, bucket_size, positions, buckets))
+        launch.launch_items(kernel, nnz, (np.int64(nnz), size, positions, buckets))
         order = cupy.argsort(buckets, kind="stable")
         stored_now = cupy.empty_like(stored)
         _store_places(order, None, positions=stored_now)
         kernel = launch.get_kernel("buckets.cu", "store_offsets", **macros)
-        arguments = (nnz, bucket_size, stored_now, positions, stored, offsets)
+        arguments = (np.int64(nnz), size, stored_now, positions, stored, offsets)
         launch.launch_items(kernel, nnz, arguments)
 
     def scatter_in_buckets(
@@ -184,7 +185,7 @@ class CudaPrimitives(Primitives):
     ) -> None:
         macros = {"NUM_WORDS": records.shape[1], "OFFSET": offsets.dtype}
         kernel = launch.get_kernel("scatter_records.cu", "scatter_records", **macros)
-        arguments = (offsets.size, bucket_size, offsets, records, target)
+        arguments = (np.int64(offsets.size), np.int64(bucket_size), offsets, records, target)
         launch.launch_items(kernel, records.size // 2, arguments)
 
     def position_in_buckets(self, offsets: PackedIds, bucket_size: int) -> Array:
@@ -197,7 +198,7 @@ class CudaPrimitives(Primitives):
         )
         write_order = cupy.empty(remap_ids.size, np.uint16)
         num_tiles = -(-remap_ids.size // tile_size)
-        arguments = (remap_ids.size, remap_ids, write_order)
+        arguments = (np.int64(remap_ids.size), remap_ids, write_order)
         launch.launch_tiles(kernel, num_tiles, 1, tuning.BLOCK_SIZE, arguments)
         return write_order
 
@@ -217,8 +218,7 @@ class CudaPrimitives(Primitives):
         return (3 * index_dtype(nnz).itemsize + 2) * nnz
 
     def remap(self, step: Step, cut: Cut) -> None:
-        nnz = step.records.shape[0]
-        num_tiles = -(-nnz // cut.tile_size)
+        num_tiles = -(-step.records.shape[0] // cut.tile_size)
         if num_tiles == 0:
             return
         pull, runs, order = step.pull_ids, step.remap_ids, step.write_order
@@ -226,8 +226,10 @@ class CudaPrimitives(Primitives):
         macros = remap_macros(cut.record_format, cut.tile_size, *types)
         kernel = launch.get_kernel("remap_only.cu", "remap", **macros)
         arguments = (
-            nnz, step.bucket_size, step.records, pull.lows, pull.highs, step.spare,
-            runs.starts, runs.counts, runs.shifts, np.int32(runs.max_runs), order.lows, order.highs,
+            np.int64(step.records.shape[0]), np.int64(step.bucket_size),
+            step.records, pull.lows, pull.highs, step.spare,
+            runs.starts, runs.counts, runs.shifts, np.int32(runs.max_runs),
+            order.lows, order.highs,
         )  # fmt: skip
         block_size = tuning.choose_block_size(cut.tile_size)
         shared_nbytes = cut.tile_size * cut.record_format.record_nbytes
@@ -240,8 +242,10 @@ class CudaPrimitives(Primitives):
         rows = cupy.empty(nnz, np.uint32)
         macros = split_columns_macros(record_format, getattr(places, "dtype", None))
         kernel = launch.get_kernel("split_columns.cu", "split_columns", **macros)
-        columns = make_columns(record_format, mode)
-        arguments = (columns, nnz, records, places, is_first, rows, values)
+        arguments = (
+            make_columns(record_format, mode), np.int64(nnz), records, places, is_first, rows,
+            values,
+        )  # fmt: skip
         launch.launch_items(kernel, nnz + 1, arguments)
         return Entries(is_first, rows, values)
 
@@ -250,10 +254,11 @@ class CudaPrimitives(Primitives):
         # would wait for each other to add; so each adds to one of several copies.
         num_copies = min(max(1, tuning.NUM_SQUARE_SUMS // num_rows), tuning.MAX_SQUARE_COPIES)
         parts = cupy.zeros((num_copies, 2, 2, num_rows), np.uint64)
-        arguments = (*entries, np.float64(scale), num_rows, num_copies, parts)
+        sizes = (np.int64(num_rows), np.int64(num_copies))
+        arguments = (*entries, np.float64(scale), *sizes, parts)
         launch_on_unfolding("sum_single_squares", entries.values.size, *arguments)
         squares = cupy.empty((2, num_rows))
-        launch_on_unfolding("add_parts", squares.size, num_rows, num_copies, parts, squares)
+        launch_on_unfolding("add_parts", squares.size, *sizes, parts, squares)
         return squares
 
     def list_shared(
@@ -263,9 +268,10 @@ class CudaPrimitives(Primitives):
         num_blocks = -(-nnz // tuning.ROWS_PER_BLOCK)
         is_free, starts = cupy.empty(num_rows, bool), cupy.empty((num_blocks, 2), np.int64)
         is_free.data.memset_async(1, is_free.nbytes)
+        nonzeros = (np.int64(nnz), *entries, np.float64(scale))
 
         def launch_all(count: int, *targets: Any) -> None:
-            arguments = (nnz, *entries, np.float64(scale), starts, count, *targets)
+            arguments = (*nonzeros, starts, np.int64(count), *targets)
             if num_blocks > 0:
                 launch.launch(kernel, (num_blocks,), tuning.BLOCK_SIZE, arguments)
 
@@ -284,7 +290,8 @@ class CudaPrimitives(Primitives):
 
     def add_signs(self, squares: Array, rows: Array) -> Array:
         sums = cupy.empty(rows.size)
-        launch_on_unfolding("add_signs", rows.size, rows, squares.shape[1], squares, sums)
+        num_rows = np.int64(squares.shape[1])
+        launch_on_unfolding("add_signs", rows.size, rows, num_rows, squares, sums)
         return sums
 
     def find_largest_sums(
@@ -308,10 +315,12 @@ class CudaPrimitives(Primitives):
             "place_vectors.cu", "place_vectors",
             VECTOR=vectors.dtype, PLACED=placed.dtype, BLOCK_SIZE=tuning.BLOCK_SIZE,
         )  # fmt: skip
-        strides = (stride // vectors.itemsize for stride in vectors.strides)
-        chosen, num_rows = cupy.asarray(np.stack([sources, signs])), vectors.shape[0]
-        arguments = (num_rows, sources.size, vectors, *strides, rows, chosen, shape[1], placed)
-        launch.launch_items(kernel, (num_rows + 1) * sources.size, arguments)
+        strides = (np.int64(stride // vectors.itemsize) for stride in vectors.strides)
+        arguments = (
+            np.int64(vectors.shape[0]), np.int64(sources.size), vectors, *strides, rows,
+            cupy.asarray(np.stack([sources, signs])), np.int64(shape[1]), placed,
+        )  # fmt: skip
+        launch.launch_items(kernel, (vectors.shape[0] + 1) * sources.size, arguments)
         return placed
 
     def make_lock(self) -> AbstractContextManager:
@@ -359,7 +368,7 @@ def _read_keys(
     macros = read_keys_macros(record_format, len(modes), key_dtype, getattr(places, "dtype", None))
     kernel = launch.get_kernel("read_keys.cu", "read_keys", **macros)
     fields, nnz = make_key_fields(record_format, modes), records.shape[0]
-    arguments = (fields, nnz, records, places, keys, is_used)
+    arguments = (fields, np.int64(nnz), records, places, keys, is_used)
     launch.launch_items(kernel, nnz, arguments)
 
 
@@ -377,7 +386,7 @@ def _store_places(
     """Write ``places[order]`` (`order` if None) to `target`, and where each went to `positions`."""
     dtype = next(array.dtype for array in (target, positions) if array is not None)
     kernel = launch.get_kernel("store_places.cu", "store_places", PLACE=dtype)
-    arguments = (order.size, order, places, target, positions)
+    arguments = (np.int64(order.size), order, places, target, positions)
     launch.launch_items(kernel, order.size, arguments)
 
 
@@ -388,7 +397,7 @@ def _list_empty_rows(is_used: Array, dtype: np.dtype | None = None) -> Array:
     kernel = launch.get_kernel("list_empty_rows.cu", "list_empty_rows", ROW=dtype, **macros)
     num_blocks = -(-is_used.size // rows_per_block)
     starts = cupy.empty(num_blocks, np.int64)
-    arguments = (is_used.size, is_used, starts)
+    arguments = (np.int64(is_used.size), is_used, starts)
     launch.launch(kernel, (num_blocks,), tuning.BLOCK_SIZE, (*arguments, None))
     counts = starts.get()
     empty_rows = cupy.empty(counts.sum(), dtype)
@@ -429,4 +438,4 @@ def _get_unfolding_kernel(name: str) -> cupy.RawKernel:
 def launch_on_unfolding(name: str, num_items: int, *arguments: Any) -> None:
     """Launch an entry of `unfoldings.cu` for a number of items."""
     kernel = _get_unfolding_kernel(name)
-    launch.launch_items(kernel, num_items, (num_items, *arguments))
+    launch.launch_items(kernel, num_items, (np.int64(num_items), *arguments))

@@ -196,7 +196,9 @@ def inner_blocks(a: Array, b: Array) -> Blocks:
         "inner_product.cu", "inner_product", VALUE=a.dtype,
         ROWS_PER_BLOCK=tuning.ROWS_PER_BLOCK, BLOCK_SIZE=tuning.BLOCK_SIZE,
     )  # fmt: skip
-    arguments = (num_rows, np.int32(rank), a, row_stride(a), b, row_stride(b), memory.ptr)
+    strides = np.int64(row_stride(a)), np.int64(row_stride(b))
+    sizes = np.int64(num_rows), np.int32(rank)
+    arguments = (*sizes, a, strides[0], b, strides[1], np.uint64(memory.ptr))
     launch.launch(kernel, (num_blocks,), tuning.BLOCK_SIZE, arguments)
     return Blocks(memory, memory.ptr, (num_blocks,))
 
@@ -243,7 +245,7 @@ def add_product(out: Array, a: Array, b: Array, factor: float = 1) -> None:
 
 def find_extremes(x: Array) -> tuple[np.ndarray, np.ndarray]:
     """Return the largest and the smallest element of each column, on the host."""
-    (num_rows, num_columns), strides = x.shape, [s // x.itemsize for s in x.strides]
+    (num_rows, num_columns), strides = x.shape, [np.int64(s // x.itemsize) for s in x.strides]
     kernel = launch.get_kernel(
         "place_vectors.cu", "find_extremes",
         VECTOR=x.dtype, PLACED=x.dtype, BLOCK_SIZE=tuning.BLOCK_SIZE,
@@ -251,7 +253,8 @@ def find_extremes(x: Array) -> tuple[np.ndarray, np.ndarray]:
     rows_per_block = max(tuning.MIN_EXTREME_ROWS, -(-num_rows // tuning.MAX_EXTREME_BLOCKS))
     num_blocks = -(-num_rows // rows_per_block)
     extremes = cupy.empty((2, num_blocks, num_columns), x.dtype)
-    arguments = (num_rows, rows_per_block, num_columns, x, *strides, extremes)
+    sizes = map(np.int64, (num_rows, rows_per_block, num_columns))
+    arguments = (*sizes, x, *strides, extremes)
     launch.launch(kernel, (num_blocks, -(-num_columns // 32)), tuning.BLOCK_SIZE, arguments)
     largest, smallest = extremes.get()
     return largest.max(axis=0), smallest.min(axis=0)

@@ -101,7 +101,8 @@ def sweep_nonnegative(
     kernel = launch.get_kernel("sweep_nonnegative.cu", "sweep_nonnegative", **macros)
     num_blocks = -(-num_rows // tuning.BLOCK_SIZE)
     found = cupy.empty((2, num_blocks), np.float64)
-    arguments = (num_rows, np.int32(rank), targets, gram, rows, shift, ridge, smallest, found)
+    sizes = np.int64(num_rows), np.int32(rank)
+    arguments = (*sizes, targets, gram, rows, shift, ridge, smallest, found)
     launch.launch(kernel, (num_blocks,), tuning.BLOCK_SIZE, arguments)
     error, num_changes = found.sum(axis=1).tolist()
     return error, num_changes
