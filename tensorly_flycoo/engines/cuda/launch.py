@@ -9,7 +9,6 @@ if an id is out of range or rows do not ascend.
 
 import ctypes
 import functools
-import io
 import os
 import struct
 import threading
@@ -43,11 +42,20 @@ def get_kernel(file: str, name: str, **macros: Any) -> RawKernel:
     CuPy compiles it now, or loads it from its cache on disk.
     """
     kernel = RawKernel(specialise(file, macros), name, options=_OPTIONS)
-    start_s, log = time.perf_counter(), io.StringIO()
-    kernel.compile(log)  # CuPy writes only if it compiles it
-    if log.getvalue():
+    start_s, log = time.perf_counter(), _CompilerLog()
+    kernel.compile(log)
+    if log.is_written:
         add_compiled(start_s)
     return kernel
+
+
+class _CompilerLog:
+    """A file to which CuPy writes only if it compiles a kernel; maybe nothing."""
+
+    is_written = False
+
+    def write(self, text: str) -> None:
+        self.is_written = True
 
 
 def launch(

@@ -35,18 +35,21 @@ class _StreamLock:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._last_use = cupy.cuda.Event(disable_timing=True)  # not waited for until recorded
+        self._last_use: Any = None
 
     def __enter__(self) -> None:
         self._lock.acquire()
         try:
-            cupy.cuda.get_current_stream().wait_event(self._last_use)
+            if self._last_use is not None:
+                cupy.cuda.get_current_stream().wait_event(self._last_use)
         except BaseException:
             self._lock.release()
             raise
 
     def __exit__(self, *exception: object) -> None:
         try:
+            if self._last_use is None:
+                self._last_use = cupy.cuda.Event(disable_timing=True)
             cupy.cuda.get_current_stream().record(self._last_use)
         finally:
             self._lock.release()
