@@ -1,5 +1,6 @@
 """Slices of a sparse tensor along one mode, which come one after the other."""
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -35,15 +36,11 @@ class Slices:
         device = "cuda" if is_cupy(self.values) else "cpu"
         times, xp = self.coords[self.mode], array_module(self.values)
         others = [row for n, row in enumerate(self.coords) if n != self.mode]
-        coords, values, ends = xp.stack(others), self.values, [times.size]
-        if len(self) > 1:
-            order = xp.argsort(times, kind="stable")
-            coords, values = coords[:, order], values[order]
-            ends = xp.cumsum(xp.bincount(times, minlength=len(self))).tolist()
-        start = 0
-        for end in ends:
+        order = xp.argsort(times, kind="stable")
+        coords, values = xp.stack(others)[:, order], self.values[order]
+        ends = xp.cumsum(xp.bincount(times, minlength=len(self))).tolist()
+        for start, end in itertools.pairwise([0, *ends]):
             yield FlycooTensor(coords[:, start:end], values[start:end], shape, device=device)
-            start = end
 
 
 def read_slices(x: Any, mode: int, dtype: np.dtype | None, known: Sequence[int] | None) -> Slices:

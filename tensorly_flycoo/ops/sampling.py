@@ -209,10 +209,7 @@ def fit_fibres(matrix: Array, fibres: Any, weights: Array | None = None) -> Arra
     below ``max(matrix.shape) * eps`` times the largest count as zero.
     """
     weighted = matrix if weights is None else matrix * weights[:, None]
-    left, values, right = np.linalg.svd(weighted, full_matrices=False)
-    smallest = max(matrix.shape) * np.finfo(values.dtype).eps * values[:1]
-    rank = int(np.count_nonzero(values > smallest))  # descending
-    inverse = (left[:, :rank] / values[:rank]) @ right[:rank]
+    inverse = np.linalg.pinv(weighted, max(matrix.shape) * np.finfo(matrix.dtype).eps).T
     if weights is not None:
         inverse = inverse * weights[:, None]
     return multiply(fibres, inverse)
