@@ -34,10 +34,6 @@ if TYPE_CHECKING:
     from ..engines.cuda.tall import Scale
 
 
-#: The highest rank at which row-sharded matrices use kernels that invert on the first device.
-_MAX_SHARDED_RANK = 32
-
-
 @dataclass(slots=True)
 class _CachedGram:
     """A factor's Gram matrix, and blocks of an inner product with it."""
@@ -125,7 +121,8 @@ class GramProduct:
         if self._transpose is not None:
             return self._transpose
         scales = tuple([(array, column, row) for array, row, column in self.scales])
-        return self._of(self.grams, scales, self)
+        sizes = self._kernels, self.rank, self.dtype
+        return GramProduct(*sizes, self.grams, scales, self._memory, self)
 
     def __mul__(self, other: Any) -> Any:
         is_product = type(other) is GramProduct
@@ -134,7 +131,8 @@ class GramProduct:
         scales = self.scales + added
         fits = len(grams) <= self._kernels.MAX_GRAMS and len(scales) <= self._kernels.MAX_SCALES
         if fits and (is_product or added):
-            return self._of(grams, scales)
+            sizes = self._kernels, self.rank, self.dtype
+            return GramProduct(*sizes, grams, scales, self._memory)
         return self.to_array() * (other.to_array() if is_product else other)
 
     __rmul__ = __mul__
@@ -148,12 +146,6 @@ class GramProduct:
     def __array_function__(self, function: Any, types: Any, args: tuple, kwargs: dict) -> Any:
         args = tuple(a.to_array() if isinstance(a, GramProduct) else a for a in args)
         return function(*args, **kwargs)
-
-    def _of(
-        self, grams: tuple, scales: tuple, transpose: "GramProduct | None" = None
-    ) -> "GramProduct":
-        sizes = (self._kernels, self.rank, self.dtype)
-        return GramProduct(*sizes, grams, scales, self._memory, transpose)
 
     def to_array(self) -> Array:
         """Compute the product, as a CuPy array."""
@@ -328,7 +320,7 @@ class ShardedKernels:
     def suits_tensor_cores(self, x: RowShards) -> bool:
         if x.memo.suits is None:
             # A cluster, which has no such kernels, is to find the bits of one process in float64.
-            is_small = x.dtype == np.float32 and x.shape[1] <= _MAX_SHARDED_RANK
+            is_small = x.dtype == np.float32 and x.shape[1] <= 32
             x.memo.suits = is_small and all(map(self._kernels.suits_tensor_cores, x.blocks))
         return x.memo.suits
 

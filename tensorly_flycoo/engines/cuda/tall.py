@@ -38,17 +38,13 @@ def suits_rank(rank: int, dtype: np.dtype, device_id: int | None = None) -> bool
     """Return whether the same kernels suit a rank, and a GPU, by default the current one."""
     if dtype.char not in "fd" or not 0 < rank <= tuning.MAX_TALL_RANK:
         return False
-    device_id = cupy.cuda.runtime.getDevice() if device_id is None else device_id
-    room = _find_room(device_id)
+    room = _find_room(cupy.cuda.runtime.getDevice() if device_id is None else device_id)
     return tuning.cut_tall(rank, dtype.itemsize).shared_nbytes <= room
 
 
 @functools.cache
 def _find_room(device_id: int) -> int:
-    """Return the bytes of shared memory of a block; 0 if float64 is slow on this GPU.
-
-    It is fast with tensor cores for it, and half of the speed of float32, or more, without them.
-    """
+    """Return the bytes of shared memory of a block; 0 on a GPU whose float64 is slow."""
     device = cupy.cuda.Device(device_id)
     ratio = device.attributes["SingleToDoublePrecisionPerfRatio"]
     is_fast = int(device.compute_capability) >= 80 and ratio <= 2
