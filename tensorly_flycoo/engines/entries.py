@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
 from ..base.array_modules import Array
-
-if TYPE_CHECKING:
-    from .protocol import Engine
 
 
 class Entries:
@@ -21,9 +18,7 @@ class Entries:
     which numbers them. The values are its factor, and its MTTKRP evaluates the models.
     """
 
-    def __init__(
-        self, engine: Engine, coords: Array, shape: Sequence[int], dtype: np.dtype
-    ) -> None:
+    def __init__(self, engine: Any, coords: Array, shape: Sequence[int], dtype: np.dtype) -> None:
         self._engine, self._xp = engine, engine.xp
         (self._ndim, count), ones = coords.shape, engine.xp.ones(coords.shape[1], dtype)
         numbered = engine.xp.concatenate([coords, engine.xp.arange(count)[None]])

@@ -110,14 +110,16 @@ class RecordFormat:
         """The number of first modes, a group, whose prefixes are numbered."""
         return len(self.groups[0]) if self.num_prefixes else 0
 
-    @functools.cached_property
+    @property
     def merged(self) -> "RecordFormat":
         """The format of the same records, taken for those of a tensor with a mode for each group.
 
         Its sizes are products in which all but a group's first mode count as powers of two.
         """
-        if len(self.groups) == self.ndim:
-            return self
+        return self if len(self.groups) == self.ndim else self._merged
+
+    @functools.cached_property
+    def _merged(self) -> "RecordFormat":
         lowest = [group[-1] for group in self.groups]
         heads = zip(self.groups, self.bits_below, strict=True)
         sizes = [self.shape[group[0]] << bits[0] for group, bits in heads]

@@ -103,7 +103,7 @@ def number_modes(x: Any, modes: Any) -> Any:
     if not isinstance(modes, str) or modes == "all" or not labels:
         return modes
     if modes not in labels:
-        raise ValueError(f"mode {modes!r} is unknown, expected one of {[*labels]}, or a number")
+        raise ValueError(f"mode is {modes!r}, expected one of {[*labels]}, or a number")
     return [*labels].index(modes)
 
 

@@ -18,8 +18,8 @@ from tensorly_flycoo import (
 )
 from tensorly_flycoo.dask import (
     WorkerLost,
+    cluster_layout,
     from_dask_dataframe,
-    loading,
     read_parquet,
     read_tns,
 )
@@ -232,7 +232,7 @@ def test_recover_loads_lost_slabs(client, addresses, table, files):
 @pytest.mark.parametrize(("groups", "count"), [(((0, 1), (2,)), 0), (((0,), (1,), (2,)), 2)])
 def test_groups(client, addresses, table, files, groups, count, monkeypatch):
     """Each slab numbers its own prefixes, also one that is loaded again."""
-    for module in (loading, memory):
+    for module in (cluster_layout, memory):
         monkeypatch.setattr(module, "find_groups", lambda *_: (groups, count))
     expected = from_dataframe(table, MODES, "price", slabs=4).tensor
     x = read_parquet(files, MODES, "price", slabs=4, client=client, workers=addresses).tensor
