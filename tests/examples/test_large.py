@@ -30,8 +30,9 @@ def test_large(tmp_path, capsys):
         assert f"  {layout} " in page
     # The second run starts where the first one stopped.
     assert again["errors"][: len(result["errors"])] == result["errors"]
+    # Its further iterations change no more than the rounding of float32 does.
     for a, b in zip(again["cp_tensor"].factors, result["cp_tensor"].factors, strict=True):
-        np.testing.assert_array_equal(move(a, np), move(b, np))
+        np.testing.assert_allclose(move(a, np), move(b, np), rtol=1e-5, atol=1e-6)
 
 
 def run_small(*arguments):
