@@ -21,7 +21,7 @@ from ..loop.guarding import require_flycoo_backend, tensorly_loop
 from ..loop.masks import ImputedTensor, find_missing
 from ..loop.momentum import NESTEROV, MomentumRun
 from ..loop.ranks import find_cp_rank
-from ..loop.whole_tensor import CentredTensor, WholeTensor, check_start
+from ..loop.whole_tensor import CentredTensor, WholeTensor
 from ..tensor.coo_cache import Mask, SparseData, as_flycoo
 
 _logger = logging.getLogger("tensorly_flycoo")
@@ -229,7 +229,7 @@ def _run_tensorly_loop(whole: Any, callback: Callback | None, tol: float, **opti
     finally:
         gram_products.stop()
         if whole.tensor.device == "cuda" and not whole.memory.num_solves:
-            _logger.debug("parafac ran without fast Gram products (float32, ranks up to 32)")
+            _logger.debug("parafac ran without fast Gram products (ranks up to 128)")
 
 
 @dataclass
@@ -288,10 +288,7 @@ class _TensorlyIterations(LeastSquares):
             gram = gram + tl.eye(rank, **context) * self.l2_reg
         if weights is not None:
             gram = tl.reshape(weights, (-1, 1)) * gram * tl.reshape(weights, (1, -1))
-        mttkrp = self.data.mttkrp(weights, factors, mode)
-        if not self.data.is_checked:
-            check_start(mttkrp)
-            self.data.is_checked = True
+        mttkrp = tl.tenalg.unfolding_dot_khatri_rao(self.data, (weights, factors), mode)
         factors[mode] = tl.transpose(tl.solve(tl.transpose(gram), tl.transpose(mttkrp)))
         return mttkrp
 

@@ -2,10 +2,10 @@
 
 CuPy's own functions are slow on these: a sum over the long axis runs in one thread block, a solver
 substitutes row by row. So tall CuPy matrices are split into blocks of rows, computed in parallel
-and summed in float64 in a fixed order. Up to rank 32 in float32, the CUDA engine's own kernels take
-half the time of cuBLAS, and invert small matrices too. Other small matrices are copied to the host,
-where LAPACK is faster than a kernel launch. NumPy arrays use NumPy's functions, but for products
-that its BLAS would split among threads, which would then spin and hold up the CPU engine's.
+and summed in float64 in a fixed order. Up to rank 128 the CUDA engine's own kernels invert a small
+matrix, and find all that ALS needs of a factor in one pass over its rows. Larger small matrices are
+copied to the host for LAPACK. NumPy arrays use NumPy's functions, but for products that its BLAS
+would split among threads, which would then spin and hold up the CPU engine's.
 """
 
 import functools

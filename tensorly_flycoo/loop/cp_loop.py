@@ -180,7 +180,7 @@ class Run:
         self.weights, self.factors[:] = normalize(self.weights, self.factors)
 
     def save_state(self) -> Mapping[str, Array]:
-        """Return what a resumed run needs besides the weights and factors."""
+        """Return the arrays that a resumed run needs besides the weights and factors."""
         return {}
 
     def make(self) -> Any:

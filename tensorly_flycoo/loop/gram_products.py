@@ -63,7 +63,7 @@ class GramMemory:
             self.host = HostGrams()
 
     def find(self, factor: Array) -> _CachedGram | None:
-        """Return what is known of a factor, which may be another view of the same numbers."""
+        """Return the Gram matrix known of a factor, maybe by another view of the same numbers."""
         known = self.known.get(_address(factor))
         if known is None or known.shape != factor.shape or known.strides != factor.strides:
             return None
@@ -160,7 +160,7 @@ class GramProduct:
         return product.astype(self.dtype)
 
     def solve(self, b: Any) -> Array:
-        """Solve ``self @ x = b``; see `tall_skinny.solve`."""
+        """Solve ``self @ x = b``; see `engines.tall.solve`."""
         rows, fits = b.T, b.ndim == 2 and b.shape[0] == self.rank
         kernels = _find_kernels(rows) if fits else None
         if kernels is None:
@@ -190,9 +190,10 @@ def find_gram(a: Any, b: Any) -> Any:
         is_gram = isinstance(a, RowShards) and a.is_transpose_of(b)
         product = GramProduct.of(b, memory) if is_gram else None
         return row_shards.replicate_gram(a, b) if product is None else product
-    if type(a) is type(b) is np.ndarray and not is_cupy(b):
-        return memory.host.find_gram(a, b)
-    is_alike = is_cupy(b) and type(a) is type(b) and b.ndim == 2 and a.shape == b.shape[::-1]
+    if not is_cupy(b):
+        is_on_host = type(a) is type(b) is np.ndarray
+        return memory.host.find_gram(a, b) if is_on_host else None
+    is_alike = type(a) is type(b) and b.ndim == 2 and a.shape == b.shape[::-1]
     if not is_alike or a.strides != b.strides[::-1] or _address(a) != _address(b):
         return None
     return GramProduct.of(b, memory)
@@ -273,7 +274,7 @@ def _is_on_gpu(x: Any) -> bool:
 
 
 def _find_known(factor: Any, memory: GramMemory | None) -> _CachedGram | None:
-    """Return what is known of a factor, at least its Gram matrix; None if no kernels suit."""
+    """Return the Gram matrix of a factor, known or computed; None if no kernels suit."""
     if isinstance(factor, RowShards):
         known = factor.memo.known
     else:

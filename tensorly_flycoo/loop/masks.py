@@ -196,7 +196,7 @@ def project(x: FlycooTensor, mode: int, coords: Array, left: Array) -> Any:
 
 
 def _project(piece: Piece, mode: int, engine: Engine, arrays: Sequence[Array]) -> Array:
-    """Return what the nonzeros of a slab add to the entries of the projection."""
+    """Return the share of a slab's nonzeros in the entries of the projection."""
     coords, left = arrays
     own_left = left
     is_own: Any = slice(None)

@@ -120,7 +120,7 @@ class MomentumRun(AlternatingRun):
         return error
 
     def _find_loss(self, error: Any) -> Any:
-        """Return what must not rise: errors are relative to a norm that imputed entries change."""
+        """Return the loss, which must not rise: imputed entries change the norm of errors."""
         return error if self.data.residual is None else self.data.residual
 
     def _extrapolate(self, factors: list[Array]) -> list[Array] | None:

@@ -440,7 +440,7 @@ class _HeldOut:
         return cls(*known, weights, total * chances, whole)
 
     def list_terms(self, model: CPTensor) -> np.ndarray:
-        """Return what each entry adds to the held-out loss of a model, or to its square."""
+        """Return the share of each entry in the held-out loss of a model, or in its square."""
         values = move(self._missing.start, np).astype(np.float64)
         found = move(self._missing.evaluate(*take_model(model)), np).astype(np.float64)
         if self._independent is None:

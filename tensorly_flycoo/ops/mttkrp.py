@@ -253,7 +253,7 @@ def multiply(
     weights: Array | None = None,
     out: Array | None = None,
 ) -> Array | RowShards:
-    """Compute what `mttkrp` does, in a loop: from the last pass over the nonzeros if it serves.
+    """Compute an MTTKRP in a loop: from the last pass over the nonzeros if it serves.
 
     The loop has called `check_operands` for its start. Of later factors only shapes and dtypes are
     looked at, lest kernels read past the end of an array that a callback put there; those in

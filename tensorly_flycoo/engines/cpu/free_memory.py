@@ -18,7 +18,7 @@ def count_free_nbytes(
 
 
 def _read_limits(proc: Path, cgroups: Path) -> Iterator[int]:
-    """Yield what each control group with a limit leaves, in version 1 or 2 of their files."""
+    """Yield the bytes that each control group with a limit leaves; versions 1 and 2."""
     for line in _read_lines(proc / "self/cgroup"):
         _, controllers, path = line.split(":", 2)
         if controllers == "memory":

@@ -114,7 +114,7 @@ class CudaDevices(Devices):
             raise
 
     def _get_link(self, device: int) -> "_Link":
-        """Return what copies to a device need; a thread's own, since events are used again."""
+        """Return the stream and events of copies to a device; a thread's own: events are reused."""
         if not hasattr(self._of_thread, "links"):
             self._of_thread.links = {}
         links: dict[int, _Link] = self._of_thread.links

@@ -156,5 +156,5 @@ class _Arguments(threading.local):
 def get_direct_kernel(
     file: str, name: str, formats: str, device_id: int, shared_nbytes: int = 0, **macros: Any
 ) -> DirectKernel:
-    """Return what `get_kernel` does, for direct launches on the current device, `device_id`."""
+    """Return the kernel of `get_kernel`, for direct launches on the current device, `device_id`."""
     return DirectKernel(get_kernel(file, name, **macros), formats, shared_nbytes)

@@ -82,7 +82,7 @@ class NcclLink:
 
     @staticmethod
     def make_name() -> np.ndarray:
-        """Return what process 0 sends the others: NCCL's unique id."""
+        """Return NCCL's unique id, which process 0 sends the others."""
         return np.frombuffer(nccl.get_unique_id(), np.uint8)
 
     # In the link's thread

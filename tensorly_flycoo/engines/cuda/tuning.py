@@ -41,7 +41,7 @@ SEGMENT = 512
 #: that a block writes little compared with what it reads. Measured on an H100: 25.5M rows, rank 32.
 ROWS_PER_BLOCK = 4096
 
-#: The fewest: each of a block's warps has 32 rows at a time.
+#: The fewest: `cut_tall` gives a block no more rows at a time.
 LEAST_ROWS_PER_BLOCK = BLOCK_SIZE
 
 #: Blocks among which the rows of a factor that is not very tall are divided. Not measured.
