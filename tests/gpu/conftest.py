@@ -9,8 +9,12 @@ import tensorly_flycoo
 
 @pytest.fixture(autouse=True)
 def flycoo_on_a_gpu(monkeypatch):
-    """Use the backend "flycoo", with raw COOs on the GPU; fail without a GPU."""
+    """Use the backend "flycoo", with raw COOs on the GPU; fail without a GPU.
+
+    What a test leaves in CuPy's pool goes back, since other processes' tests share the card.
+    """
     assert cupy.cuda.runtime.getDeviceCount() > 0
     monkeypatch.setattr(tensorly_flycoo.engines, "_chosen_device", "cuda")
     with tl.backend_context("flycoo"):
         yield
+    cupy.get_default_memory_pool().free_all_blocks()
