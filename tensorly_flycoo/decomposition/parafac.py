@@ -17,9 +17,10 @@ from ..io.checkpoint import Origin, Resumed, mark_origin
 from ..loop import gram_products
 from ..loop.cp_loop import Callback, list_free_modes, start
 from ..loop.cp_model import make_cp_tensor, multiply_grams
+from ..loop.gauss_newton import AUTO, GAUSS_NEWTON, GaussNewtonRun
 from ..loop.guarding import require_flycoo_backend, tensorly_loop
 from ..loop.masks import ImputedTensor, find_missing
-from ..loop.momentum import NESTEROV, MomentumRun
+from ..loop.momentum import NESTEROV
 from ..loop.ranks import find_cp_rank
 from ..loop.whole_tensor import CentredTensor, WholeTensor
 from ..tensor.coo_cache import Mask, SparseData, as_flycoo
@@ -80,10 +81,12 @@ def parafac(
         except with all others).
     svd_mask_repeats : int
         How often ``init="svd"`` imputes the missing entries.
-    linesearch : bool or "nesterov"
-        True: Bro's line search, which extrapolates every other iteration. "nesterov" (not for a
-        dense tensor): Nesterov's momentum, which extrapolates before each iteration and takes back
-        what raises the error; usually the faster one, see `Notes`.
+    linesearch : {False, True, "nesterov", "gauss-newton", "auto"}
+        True: Bro's line search, which extrapolates every other iteration. The others (not for a
+        dense tensor) take back what raises the error, see `Notes`. "nesterov": Nesterov's momentum,
+        which extrapolates before each iteration. "gauss-newton": after five of these, damped
+        Gauss-Newton steps. "auto": momentum, and such steps from where five iterations raise the
+        fit by less than 0.25 %, if the tensor has at least ``120 * rank**2`` nonzeros.
     callback : callable, optional
         Called with the model and its error before the first and after each iteration, such as a
         `Progress`; returns True to stop. For a dense tensor only where TensorLy has it.
@@ -111,15 +114,20 @@ def parafac(
         `cvg_criterion` is unknown.
     ValueError
         If `rank` is below 1, shapes do not match, the mask holds numbers other than 0 and 1,
-        `linesearch` is unknown, `center_modes` come with a mask or ``init="svd"`` or leave nothing
-        of the tensor, or a checkpoint is of another tensor or decomposition, or given together with
-        a mask, ``linesearch=True`` or `orthogonalise`.
+        `linesearch` is unknown, "gauss-newton" or "auto" comes with a mask, `l2_reg` or
+        `orthogonalise`, `center_modes` come with a mask or ``init="svd"`` or leave nothing of the
+        tensor, or a checkpoint is of another tensor or decomposition, or given together with a
+        mask, ``linesearch=True`` or `orthogonalise`.
 
     Notes
     -----
     One MTTKRP per mode and iteration. A missing entry costs as much as a nonzero; memory: see
     `MissingEntries`. With momentum the factors are kept twice, errors never rise by a step, the
     fixed points are those of plain iterations, and an iteration whose step is taken back costs two.
+    A Gauss-Newton step costs an iteration, and at most 30 conjugate gradients, which multiply two
+    matrices (R, R) a mode on the host; one that is taken back costs one MTTKRP. The MTTKRPs of all
+    modes are kept, and a float64 copy of a float32 factor and MTTKRP at a time. Errors never rise
+    by more than their rounding. Factors are normalised at the end only.
 
     Centring takes a few passes over the factors, and at the start a sum over each subset of
     `center_modes`. Groups of modes do not share their passes if a mode outside of the group is
@@ -131,7 +139,9 @@ def parafac(
     "PARAFAC and missing values", Chemometrics and Intelligent Laboratory Systems 75, 2005. Bro,
     "Multi-way Analysis in the Food Industry", University of Amsterdam, 1998. Mitchell, Ye and De
     Sterck, "Nesterov acceleration of alternating least squares for canonical tensor decomposition",
-    Numerical Linear Algebra with Applications 27, 2020, doi 10.1002/nla.2297. Bro and Smilde,
+    Numerical Linear Algebra with Applications 27, 2020, doi 10.1002/nla.2297. Phan, Tichavsky and
+    Cichocki, "Low complexity damped Gauss-Newton algorithms for CANDECOMP/PARAFAC", SIAM Journal on
+    Matrix Analysis and Applications 34, 2013, doi 10.1137/100808034. Bro and Smilde,
     "Centering and scaling in component analysis", Journal of Chemometrics 17, 2003.
 
     Examples
@@ -151,6 +161,11 @@ def parafac(
     >>> len(errors)
     5
 
+    With Gauss-Newton steps where momentum crawls:
+
+    >>> with tl.backend_context("flycoo"):
+    ...     cp_tensor = parafac(x, 3, init="random", random_state=0, linesearch="auto")
+
     Less the means over mode 0:
 
     >>> with tl.backend_context("flycoo"):
@@ -159,10 +174,17 @@ def parafac(
     True
     """
     rank = find_cp_rank(tensor, rank)
-    check_choice(linesearch, "linesearch", (False, True, NESTEROV))
-    has_momentum = linesearch == NESTEROV
+    check_choice(linesearch, "linesearch", (False, True, NESTEROV, GAUSS_NEWTON, AUTO))
+    has_momentum = isinstance(linesearch, str)
+    second_order = str(linesearch) if linesearch in (GAUSS_NEWTON, AUTO) else ""
+    for name, is_given in (
+        ("mask", mask is not None), ("l2_reg", l2_reg), ("orthogonalise", orthogonalise),
+    ):  # fmt: skip
+        if second_order and is_given:
+            expected = f"expected False, True or {NESTEROV!r} together with {name}="
+            raise ValueError(f"linesearch is {linesearch!r}, {expected}")
     if isinstance(init, Resumed):
-        bro = linesearch and not has_momentum  # momentum's state is in a checkpoint
+        bro = linesearch and not has_momentum  # the others' states are in a checkpoint
         not_saved = ("linesearch", bro), ("orthogonalise", orthogonalise), ("mask", mask)
         for name, value in not_saved:
             if value is not None and value is not False:
@@ -210,7 +232,7 @@ def parafac(
         data, modes, l2_reg, orthogonalise, search, tensor=x, model=model, n_iter_max=n_iter_max,
         init=init, callback=callback, tol=tol, cvg_criterion=cvg_criterion,
         normalize_factors=normalize_factors, verbose=verbose, return_errors=return_errors,
-        has_momentum=has_momentum,
+        has_momentum=has_momentum, second_order=second_order,
         wants_errors=bool(tol or return_errors or linesearch or callback is not None),
     ).iterate()  # fmt: skip
 
@@ -233,7 +255,7 @@ def _run_tensorly_loop(whole: Any, callback: Callback | None, tol: float, **opti
 
 
 @dataclass
-class LeastSquares(MomentumRun):
+class LeastSquares(GaussNewtonRun):
     """Alternating least squares in our own loop: a system for each mode."""
 
     solver = "parafac"

@@ -20,6 +20,7 @@ _OPTIONS = {
     "random": {"init": "random"},
     "linesearch": {"init": "random", "linesearch": True},
     "momentum": {"init": "random", "linesearch": "nesterov"},
+    "second-order": {"init": "random", "linesearch": "gauss-newton", "n_iter_max": 8},
     "callback": {"init": "random", "callback": lambda cp_tensor, error: None},
     "normalize": {"init": "random", "normalize_factors": True},
     "svd": {},

@@ -17,6 +17,7 @@ OPTIONS = [
     {"fixed_modes": [1], "l2_reg": 0.1},
     {"cvg_criterion": "rec_error"},
     {"linesearch": "nesterov"},
+    {"linesearch": "gauss-newton"},
 ]
 
 

@@ -137,6 +137,7 @@ OPTIONS = [
     {"l2_reg": 0.1},
     {"linesearch": True},
     {"linesearch": "nesterov"},
+    {"linesearch": "gauss-newton", "n_iter_max": 9},
     {"orthogonalise": True},
     {"fixed_modes": [0]},
 ]

@@ -83,6 +83,7 @@ OPTIONS = [
     {"init": make_guess, "fixed_modes": [0]},
     {"linesearch": True, "n_iter_max": 12},
     {"linesearch": "nesterov", "n_iter_max": 12},
+    {"linesearch": "gauss-newton", "n_iter_max": 12},
     {"tol": 1e-3, "n_iter_max": 50},
     {"tol": 1e-3, "n_iter_max": 50, "cvg_criterion": "rec_error"},
 ]
@@ -117,6 +118,22 @@ def test_the_errors_of_dense_numpy():
     assert_same_result(found, expected, "float64", coo)
 
 
+@DTYPES
+def test_gauss_newton_where_components_are_alike(dtype):
+    """It ends at the error of the CPU, far below that of plain iterations."""
+    rng = np.random.default_rng(0)
+    bases = [rng.standard_normal((20, 1)) for _ in range(3)]
+    factors = [base + 0.3 * rng.standard_normal((20, 4)) for base in bases]
+    coo = sparse.COO(np.einsum("ir,jr,kr->ijk", *factors).astype(dtype))
+    options = {"rank": 4, "init": "random", "random_state": 1, "n_iter_max": 60, "tol": 0}
+    ends = {}
+    for linesearch in (False, "gauss-newton", "auto"):
+        x = FlycooTensor.from_coo(coo, device="cuda")
+        errors = parafac(x, linesearch=linesearch, return_errors=True, **options)[1]
+        ends[linesearch] = float(errors[-1])
+    assert max(ends["gauss-newton"], ends["auto"]) < 0.1 * ends[False]
+
+
 def test_tall_factors_take_the_functions_in_blocks(monkeypatch):
     """normalize_factors, orthogonalise and tol together use all of them."""
     coo = make_coo("float32", (3000, 2500, 2100), 20_000)
@@ -127,8 +144,11 @@ def test_tall_factors_take_the_functions_in_blocks(monkeypatch):
     np.testing.assert_allclose(found[1], expected[1], rtol=2e-4)
 
 
-def test_the_same_seed_gives_the_same_bits():
-    runs = [decompose(make_coo(), on_gpu=True)[0] for _ in range(2)]
+@pytest.mark.parametrize("linesearch", [False, "gauss-newton"])
+@DTYPES
+def test_the_same_seed_gives_the_same_bits(dtype, linesearch):
+    options = {"on_gpu": True, "linesearch": linesearch, "n_iter_max": 12}
+    runs = [decompose(make_coo(dtype), **options)[0] for _ in range(2)]
     for first, second in zip(runs[0].factors, runs[1].factors, strict=True):
         np.testing.assert_array_equal(first, second)
 

@@ -102,6 +102,7 @@ LOOPS = [
     ("parafac", {"l2_reg": 0.1}),
     ("parafac", {"linesearch": True, "n_iter_max": 9}),
     ("parafac", {"linesearch": "nesterov", "n_iter_max": 9}),
+    ("parafac", {"linesearch": "gauss-newton", "n_iter_max": 9}),
     ("parafac", {"orthogonalise": True}),
     ("parafac", {"fixed_modes": [0]}),
     ("parafac", {"callback": go_on}),

@@ -1,0 +1,186 @@
+r"""Damped Gauss-Newton steps of a CP model, which change all factors at once.
+
+With factors :math:`A_n`, MTTKRPs :math:`M_n`, products :math:`\Gamma_n` of the Gram matrices of all
+modes but n, :math:`\Gamma_{np}` of all but n and p, and damping :math:`D_n`, a step V solves
+
+.. math:: V_n (\Gamma_n + D_n) + A_n S_n = M_n - A_n \Gamma_n, \qquad
+    S_n = \sum_{p \ne n} \Gamma_{np} * (V_p^T A_p).
+
+So all factors meet in the small :math:`S_n`, and the new ones are :math:`(M_n + A_n (D_n - S_n))
+(\Gamma_n + D_n)^{-1}`. Conjugate gradients for the :math:`S_n` need of the long matrices only the
+:math:`A_n^T A_n` and :math:`A_n^T M_n`: an iteration multiplies matrices (R, R), on the host and in
+float64, however long the factors are.
+"""
+
+import contextlib
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..base.array_modules import Array, array_module, move
+from ..engines.tall import call_lapack, inner_product, multiply, solve, transposed_product
+from .cp_model import multiply_grams
+from .momentum import MomentumRun
+
+#: What `linesearch=` is called for the steps, and for the rule that takes them where they pay.
+GAUSS_NEWTON, AUTO = "gauss-newton", "auto"
+
+#: `GAUSS_NEWTON` begins with so many iterations of momentum: far away, the steps' model is poor.
+_NUM_FIRST = 5
+
+#: `AUTO`: momentum crawls if so many iterations raise the fit by less than this part of it.
+_WINDOW, _CRAWL = 5, 2.5e-3
+
+#: The first damping, relative to the diagonals of the :math:`\Gamma_n`, and the largest; the least
+#: is the root of the rounding, which it keeps from scaling columns that no other damping holds.
+_DAMPING, _MAX_DAMPING = 1e-2, 1e2
+
+#: A step that lowers the error divides the damping by this number, another one multiplies it.
+_EASE, _BRAKE = 3, 10
+
+#: Conjugate gradients end at this part of the first residual, or after so many iterations.
+_SHARE_LEFT, _MAX_CG = 0.1, 30
+
+
+def find_step(
+    grams: np.ndarray, inner: np.ndarray, modes: Sequence[int], damping: float
+) -> np.ndarray:
+    """Return the matrices X, Y of a step, after which factors are ``M_n @ X[n] + A_n @ Y[n]``.
+
+    All are (ndim, R, R): `grams` are the ``A_n.T @ A_n``, `inner` the ``A_n.T @ M_n``. Factors of
+    other modes than `modes` stay.
+    """
+    pairs, products = np.zeros((len(grams), *grams.shape)), np.empty_like(grams)
+    for n, p in itertools.permutations(range(len(grams)), 2):
+        pairs[n, p] = np.delete(grams, (n, p), axis=0).prod(axis=0)
+        products[n] = pairs[n, p] * grams[p]
+    diagonals = products.diagonal(axis1=1, axis2=2)[:, None]
+    damped = np.where(diagonals > 0, damping * diagonals, 1) * np.eye(grams.shape[1])
+    inverse = np.linalg.inv(products + damped)
+    inverse[[n not in modes for n in range(len(grams))]] = 0  # so their V_n is
+
+    def couple(steps: np.ndarray) -> np.ndarray:
+        """Return the S_n of A_n^T V_n."""
+        return (pairs * steps.swapaxes(1, 2)).sum(axis=1)
+
+    # S + couple(A^T A S P) = couple(A^T (M - A Gamma) P), P the inverse, is symmetric and positive
+    # definite for the inner product <S, A^T A S P>.
+    residual = couple((inner - grams @ products) @ inverse)
+    coupled, search, image = np.zeros((3, *grams.shape))
+    limit, before = 0.0, np.inf
+    for _ in range(_MAX_CG):
+        found = grams @ residual @ inverse
+        square = (residual * found).sum()
+        limit = limit or _SHARE_LEFT**2 * square
+        if not square > limit:
+            break
+        search, image = residual + square / before * search, found + square / before * image
+        curved = search + couple(image)
+        curvature = (image * curved).sum()
+        if not curvature > 0:  # of rounding
+            break
+        step = square / curvature
+        coupled, residual = coupled + step * search, residual - step * curved
+        before = square
+    return np.stack([inverse, (damped - coupled) @ inverse])
+
+
+@dataclass
+class GaussNewtonRun(MomentumRun):
+    """A run that, with `second_order`, turns from momentum's iterations to Gauss-Newton steps.
+
+    A step moves all factors but the longest, which then becomes the best one for the others: its
+    MTTKRP gives that factor and the error. If the error rises, the step is taken back at the cost
+    of that MTTKRP, and tried with more damping. Else the other MTTKRPs follow, for the next step.
+    """
+
+    second_order: str = field(default="", kw_only=True)
+
+    def prepare(self) -> None:
+        super().prepare()
+        self._damping = float(self.state.get("damping", 0))  # 0 before the first step
+        # The MTTKRPs of some modes, and all Gram matrices.
+        self._known: tuple[dict[int, Array], np.ndarray] | None = None
+        if self.second_order and self.weights is not None:  # ones, but for normalised starts
+            self.factors[0] = self.factors[0] * self.weights
+            self.weights = self.weights**0
+
+    def save_state(self) -> Mapping[str, Array]:
+        return {"damping": np.asarray(self._damping)} if self._damping else super().save_state()
+
+    def normalize(self) -> None:
+        if not self.second_order:  # whose MTTKRPs are of the factors as they are
+            super().normalize()
+
+    def finish(self) -> Any:
+        if self.second_order and self.normalize_factors:
+            super().normalize()
+        return super().finish()
+
+    def step(self, iteration: int) -> Any:
+        if self.second_order and not self._damping and self._is_turn():
+            self._damping, self._before = _DAMPING, {}
+        return self._step_all() if self._damping else super().step(iteration)
+
+    def _is_turn(self) -> bool:
+        """Return whether momentum has done its part."""
+        if self.second_order == GAUSS_NEWTON:
+            return len(self.errors) >= _NUM_FIRST
+        rank, past = self.factors[0].shape[1], self.errors[-1 - _WINDOW :]
+        if len(past) <= _WINDOW or self.tensor.nnz < 4 * _MAX_CG * rank**2:
+            return False  # conjugate gradients would cost more than half a sweep
+        return bool(past[0] - past[-1] < _CRAWL * (1 - past[-1]))
+
+    def _step_all(self) -> Any:
+        """Change all factors; return the error."""
+        first = max(self.modes, key=lambda n: self.factors[n].shape[0])
+        place, start = self.modes.index(first), list(self.factors)
+        products, grams = self._known or ({}, _find_products(start, start))
+        for n in self.modes[place:] + self.modes[:place]:  # in which groups share their passes
+            if n not in products:
+                products[n] = self.data.mttkrp(None, start, n)
+        inner = np.zeros_like(grams)
+        inner[self.modes] = _find_products(
+            [start[n] for n in self.modes], [products[n] for n in self.modes]
+        )
+        eps = float(np.finfo(self.tensor.dtype).eps)
+        limit = (float(self._loss) ** 2 + 8 * eps) ** 0.5  # a smaller rise is rounding
+        while self._damping < _MAX_DAMPING:
+            step = call_lapack(find_step, grams, inner, self.modes, self._damping)
+            x, y = self.tensor._engine.xp.asarray(step.astype(self.tensor.dtype))
+            for n in self.modes:
+                if n != first:
+                    self.factors[n] = multiply(products[n], x[n])
+                    self.factors[n] += multiply(start[n], y[n])
+            with contextlib.suppress(np.linalg.LinAlgError):  # of a step that overflows
+                loss = self._solve(first)
+                if loss <= limit:
+                    self._loss = min(loss, self._loss)
+                    self._damping = max(self._damping / _EASE, eps**0.5)
+                    return loss
+            self._damping *= _BRAKE
+        self.factors[:], self._known = start, (products, grams)
+        return self._loss
+
+    def _solve(self, mode: int) -> float:
+        """Make a factor the best one for the others; return the error."""
+        product = self.data.mttkrp(None, self.factors, mode)
+        gram = multiply_grams(None, self.factors, skip=mode)
+        self.factors[mode] = solve(gram, product.T).T
+        grams, norm = _find_products(self.factors, self.factors), float(self.data.norm())
+        inside = float(inner_product(product, self.factors[mode]))
+        self._known = {mode: product}, grams
+        return float(abs(norm**2 + grams.prod(axis=0).sum() - 2 * inside)) ** 0.5 / norm
+
+
+def _find_products(left: Sequence[Array], right: Sequence[Array]) -> np.ndarray:
+    """Return a^T b of each pair, on the host, and in float64: of them differences are taken."""
+    products = []
+    for a, b in zip(left, right, strict=True):
+        exact = a.astype(np.float64, copy=False)
+        other = exact if b is a else b.astype(np.float64, copy=False)
+        products.append(transposed_product(exact, other))
+    return move(array_module(products[0]).stack(products), np)
