@@ -8,7 +8,9 @@ import urllib.parse
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
+import reference
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -55,6 +57,24 @@ def test_the_drawings_are_those_of_the_script(tmp_path, monkeypatch):
     drawings.main()
     written = {path.name: path.read_text() for path in tmp_path.iterdir()}
     assert written == {path.name: path.read_text() for path in (DOCS / "drawings").iterdir()}
+
+
+def test_the_drawn_hypergraph_is_partitioned_by_algorithm_1(monkeypatch):
+    monkeypatch.syspath_prepend(str(DOCS))
+    drawings = importlib.import_module("drawings")
+    names, coords = "".join(drawings.HYPEREDGES), np.array([*drawings.HYPEREDGES.values()]).T
+    for rows, vertices, in_partitions, ids in zip(
+        coords,
+        drawings.VERTICES,
+        drawings.IN_PARTITIONS,
+        reference.remap_ids(coords, (3, 3, 3), num_partitions=2),
+        strict=True,
+    ):
+        partition = reference.partition_mode(rows, 3, num_partitions=2)
+        first, second = (set(map(int, part)) for part in vertices.split("|"))
+        assert (first, second) == tuple(set(np.flatnonzero(partition == p)) for p in range(2))
+        assert in_partitions.replace("|", "") == "".join(names[place] for place in np.argsort(ids))
+        assert in_partitions.index("|") == reference.partition_sizes(rows, partition, 2)[0]
 
 
 class _Page(HTMLParser):
