@@ -26,7 +26,7 @@ extensions = [
     "sphinx_gallery.gen_gallery",
 ]
 templates_path = ["_templates"]
-exclude_patterns = ["_build", "conda", "upstream"]
+exclude_patterns = ["_build", "conda", "joss", "upstream"]
 nitpicky = False
 suppress_warnings = ["config.cache"]  # the gallery's functions, which cannot be pickled
 
