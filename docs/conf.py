@@ -26,7 +26,7 @@ extensions = [
     "sphinx_gallery.gen_gallery",
 ]
 templates_path = ["_templates"]
-exclude_patterns = ["_build", "conda", "upstream"]
+exclude_patterns = ["_build", "conda", "joss", "upstream"]
 nitpicky = False
 suppress_warnings = ["config.cache"]  # the gallery's functions, which cannot be pickled
 
@@ -55,7 +55,7 @@ html_show_sourcelink = False
 html_sidebars = {"*": []}  # only the gallery and the API reference have pages below them
 html_theme_options = {
     "navbar_align": "left",
-    "header_links_before_dropdown": 6,
+    "header_links_before_dropdown": 7,
     "show_toc_level": 2,
     "navigation_depth": 2,
     "show_prev_next": True,

@@ -4,6 +4,7 @@ The drawings are inlined in pages and take the theme's colours, so that they are
 mode too. Opened on their own, they have the colours of the light theme.
 """
 
+import itertools
 from pathlib import Path
 from xml.sax.saxutils import escape
 
@@ -14,12 +15,20 @@ FAINT = "var(--pst-color-text-muted, #48566b)"
 LINE = "var(--pst-color-border, #c9c9c9)"
 ACCENT = "var(--pst-color-primary, #0a7d91)"
 SECOND = "var(--pst-color-secondary, #8045e5)"
+THIRD = "var(--pst-color-warning, #b85c00)"
+FOURTH = "var(--pst-color-danger, #d72d47)"
 PAPER = "var(--pst-color-surface, #f3f4f5)"
 
 #: Eight nonzeros in the orders of both modes, and in memory while mode 1 is computed; as in the
 #: README of the CUDA kernels, which a test compares with the code.
 ORDERS = "abcdefgh", "caghfdbe"
 STORAGE_1 = "acghbdef"
+
+#: An example like the paper's: four hyperedges, three vertices in each mode, two partitions. A test
+#: compares the vertices and the hyperedges in partition 0 | partition 1 with Algorithm 1.
+HYPEREDGES = {"a": (0, 0, 1), "b": (1, 1, 0), "c": (2, 0, 2), "d": (2, 2, 0)}
+VERTICES = ("2|01", "0|12", "0|12")
+IN_PARTITIONS = ("cd|ab", "ac|bd", "bd|ac")
 
 
 class Drawing:
@@ -61,6 +70,13 @@ class Drawing:
             f'<path d="{path}" fill="none" stroke="{ink}" stroke-width="{width}" '
             f'marker-end="url(#{self.name}-head)"/>'
         )
+
+    def line(self, points, ink):
+        path = " ".join(f"{x:g},{y:g}" for x, y in points)
+        self.parts.append(
+            f'<polyline points="{path}" fill="none" stroke="{ink}" stroke-width="2.5"/>'
+        )
+        self.parts += [f'<circle cx="{x:g}" cy="{y:g}" r="4" fill="{ink}"/>' for x, y in points]
 
     def write(self):
         width, height = self.size
@@ -150,6 +166,82 @@ def draw_layouts():
     drawing.write()
 
 
+def draw_hypergraph():
+    """As in the paper, whole vertices go to partitions, which order the hyperedges."""
+    title = (
+        "Four nonzeros as hyperedges through a vertex of each mode. In each mode the vertex with "
+        "two of them is partition 0, the others are partition 1; the nonzeros of a partition are "
+        "neighbours in the order of that mode."
+    )
+    drawing = Drawing("hypergraph", title, 800, 262)
+    inks = dict(zip(HYPEREDGES, (ACCENT, SECOND, THIRD, FOURTH), strict=True))
+    lefts, tops = (40, 190, 340), (56, 140, 186)  # of the vertices: one, then two in a partition
+    ends = {name: [] for name in HYPEREDGES}  # where a hyperedge meets its vertices
+    for mode, (left, vertices) in enumerate(zip(lefts, VERTICES, strict=True)):
+        drawing.text(left + 30, 24, f"mode {mode}", "middle", weight="bold")
+        drawing.box(left, 44, 60, 60, fill="none", stroke=FAINT)
+        drawing.box(left, 128, 60, 106, fill="none", stroke=FAINT)
+        for index, top in zip(vertices.replace("|", ""), tops, strict=True):
+            drawing.box(left + 10, top, 40, 36, f"{'ijk'[mode]}{index}")
+            names = [name for name, coords in HYPEREDGES.items() if coords[mode] == int(index)]
+            for place, name in enumerate(names):
+                ends[name].append((left, top + 18 * (2 * place + 1) / len(names)))
+    for name, points in ends.items():
+        drawing.text(6, points[0][1] + 5, name, ink=inks[name], weight="bold")
+        for (left, y), (next_left, next_y) in itertools.pairwise(points):
+            drawing.line([(left + 50, y), (next_left + 10, next_y)], inks[name])
+        drawing.line([(26, points[0][1]), (lefts[0] + 10, points[0][1])], inks[name])
+    drawing.text(40, 253, "boxes: partition 0 of each mode, below it partition 1", ink=FAINT)
+    drawing.text(480, 24, "the nonzeros in the order of", weight="bold")
+    for mode, names in enumerate(IN_PARTITIONS):
+        top = 44 + 66 * mode
+        drawing.text(480, top + 22, f"mode {mode}")
+        for place, name in enumerate(names.replace("|", "")):
+            ink = inks[name]
+            x = 550 + 54 * place + 14 * (place // 2)
+            drawing.box(x, top, 48, 34, name, ink, ink, INK, 0.18)
+    drawing.text(550, 238, "partition 0", ink=FAINT)
+    drawing.text(672, 238, "partition 1", ink=FAINT)
+    drawing.write()
+
+
+def draw_groups():
+    """One pass adds nonzeros up by pairs; both modes of the pair take their rows from that."""
+    title = (
+        "Modes 0 and 1 as a group: one pass over eight nonzeros computes T, a row for each pair of "
+        "indices. Rows of T times rows of B add up to the rows of mode 0, and times rows of A to "
+        "those of mode 1."
+    )
+    drawing = Drawing("groups", title, 800, 318)
+    pairs = ((0, 0), (0, 2), (1, 2))
+    nonzeros = [
+        (pair, k) for pair, ks in zip((0, 1, 2), ("136", "04", "256"), strict=True) for k in ks
+    ]
+    drawing.text(10, 30, "nonzeros", weight="bold")
+    drawing.text(10, 48, "i, j, k", ink=FAINT)
+    drawing.text(10, 142, "T, by pairs", weight="bold")
+    drawing.text(10, 160, "i, j", ink=FAINT)
+    drawing.text(10, 260, "MTTKRPs", weight="bold")
+    inks, middles = (ACCENT, SECOND, THIRD), (241, 463, 657)
+    for middle, pair, ink in zip(middles, pairs, inks, strict=True):
+        drawing.box(middle - 50, 126, 100, 34, f"T[{pair[0]}, {pair[1]}]", ink, ink, INK, 0.18)
+    for place, (number, k) in enumerate(nonzeros):
+        x, ink = 130 + 78 * place + 16 * number, inks[number]
+        i, j = pairs[number]
+        drawing.box(x, 20, 70, 34, f"{i}, {j}, {k}", ink, ink, INK, 0.18)
+        drawing.arrow(x + 35, 57, middles[number], 122)
+    drawing.text(10, 100, "+= v C[k]", ink=FAINT)
+    rows = {(0, 0): 130, (0, 1): 256, (1, 0): 450, (1, 2): 576}  # mode and index: the left edge
+    for (mode, index), left in rows.items():
+        drawing.box(left, 244, 116, 34, f"mode {mode}, row {index}")
+    for middle, pair, ink in zip(middles, pairs, inks, strict=True):
+        for mode in range(2):
+            drawing.arrow(middle, 163, rows[mode, pair[mode]] + 58, 240, ink)
+    drawing.text(251, 302, "sums of T[i, j] * B[j] over j", "middle", FAINT)
+    drawing.text(571, 302, "sums of T[i, j] * A[i] over i", "middle", FAINT)
+    drawing.write()
+
+
 def draw_remapping():
     """Tiles of mode 0 compute and write each nonzero to its bucket of mode 1."""
     title = (
@@ -204,10 +296,10 @@ def draw_tiles():
 
 def main():
     """Write all drawings."""
-    draw_mttkrp()
-    draw_layouts()
-    draw_remapping()
-    draw_tiles()
+    for draw in (
+        draw_mttkrp, draw_layouts, draw_hypergraph, draw_remapping, draw_tiles, draw_groups,
+    ):  # fmt: skip
+        draw()
 
 
 if __name__ == "__main__":

@@ -3,12 +3,15 @@
 import ast
 import hashlib
 import re
+import runpy
 import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
 from hatchling.builders.wheel import WheelBuilder
+
+import tensorly_flycoo
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "tensorly_flycoo"
@@ -106,6 +109,7 @@ def test_all_files_have_one_version():
         for path, pattern in {
             "tensorly_flycoo/__init__.py": r'__version__ = "(.*)"',
             "CITATION.cff": r"\nversion: (.*)",
+            ".zenodo.json": r'"version": "(.*)"',
             "docs/conda/recipe.yaml": r'version: "(.*)"',
         }.items()
     }
@@ -118,6 +122,23 @@ def test_the_conda_recipe_has_the_same_dependencies():
     run = recipe.partition("  run:\n")[2].partition("  run_constraints:")[0]
     listed = {line.strip(" -").replace(" ", "") for line in run.splitlines()}
     assert listed == {*project["dependencies"], f"python{project['requires-python']}"}
+
+
+def test_actions_are_pinned_by_hash():
+    """The tag of an action may be moved to other code; dependabot reads the version behind it."""
+    for path in (ROOT / ".github" / "workflows").glob("*.yml"):
+        for action in re.findall(r"uses: (.*)", path.read_text()):
+            assert re.fullmatch(r"[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", action), action
+
+
+def test_release_notes_are_the_versions_section_of_the_changelog():
+    text = "# Changelog\n\n## 0.3.0 / unreleased\n\n## 0.2.0 / 2026-12-01\n\nNew.\n\n### A\n\n## 0"
+    extract_notes = runpy.run_path(str(ROOT / ".ci" / "release_notes.py"))["extract_notes"]
+    assert extract_notes(text, "0.2.0") == "New.\n\n### A\n"
+    for version, why in {"0.3.0": "has the date 'unreleased'", "0.4.0": "no version"}.items():
+        with pytest.raises(SystemExit, match=why):
+            extract_notes(text, version)
+    assert f"## {tensorly_flycoo.__version__} / " in (ROOT / "CHANGELOG.md").read_text()
 
 
 @pytest.fixture

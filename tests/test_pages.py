@@ -194,12 +194,17 @@ COMMANDS = [
     for block in list_blocks(page, "sh")
     for line in block.replace("\\\n", "").splitlines()
     if not line.startswith(tuple(COMMANDS_LEFT_OUT))
+] + [
+    (page, command)
+    for page in PAGES
+    for command in re.findall(r"`(python -m tensorly_flycoo fit [^`]+)`", (ROOT / page).read_text())
+    if "." in command  # names a file
 ]
 
 
 @pytest.mark.parametrize(("page", "command"), COMMANDS)
 def test_commands(page, command, monkeypatch, capsys):
-    """Commands in blocks of their own."""
+    """Commands in blocks of their own, and those of a sentence that make a model of a file."""
     write_tables()
     program, *arguments = shlex.split(command)
     if arguments[:2] == ["-m", "tensorly_flycoo"]:

@@ -8,7 +8,9 @@ import urllib.parse
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
+import reference
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -57,6 +59,24 @@ def test_the_drawings_are_those_of_the_script(tmp_path, monkeypatch):
     assert written == {path.name: path.read_text() for path in (DOCS / "drawings").iterdir()}
 
 
+def test_the_drawn_hypergraph_is_partitioned_by_algorithm_1(monkeypatch):
+    monkeypatch.syspath_prepend(str(DOCS))
+    drawings = importlib.import_module("drawings")
+    names, coords = "".join(drawings.HYPEREDGES), np.array([*drawings.HYPEREDGES.values()]).T
+    for rows, vertices, in_partitions, ids in zip(
+        coords,
+        drawings.VERTICES,
+        drawings.IN_PARTITIONS,
+        reference.remap_ids(coords, (3, 3, 3), num_partitions=2),
+        strict=True,
+    ):
+        partition = reference.partition_mode(rows, 3, num_partitions=2)
+        first, second = (set(map(int, part)) for part in vertices.split("|"))
+        assert (first, second) == tuple(set(np.flatnonzero(partition == p)) for p in range(2))
+        assert in_partitions.replace("|", "") == "".join(names[place] for place in np.argsort(ids))
+        assert in_partitions.index("|") == reference.partition_sizes(rows, partition, 2)[0]
+
+
 class _Page(HTMLParser):
     """The links and the anchors of a page."""
 
@@ -93,6 +113,16 @@ def site(tmp_path_factory):
     return folder / "html"
 
 
+def test_the_bar_leads_to_what_users_look_for(site):
+    """Seven pages are in the bar, the others behind "More"; their names are short, for 1300 px."""
+    text = (site / "index.html").read_text()
+    bar = text.partition('<ul class="bd-navbar-elements')[2].partition(" dropdown")[0]
+    names = [
+        " ".join(name.split()) for name in re.findall(r"<a [^>]*nav-link[^>]*>(.*?)</a>", bar, re.S)
+    ]
+    assert names == ["Start", "Uses", "Tables", "Gallery", "Performance", "API", "Command line"]
+
+
 def test_links_lead_somewhere(site):
     pages = {path: _Page(path.read_text()) for path in site.rglob("*.html")}
     assert len(pages) > 60
@@ -126,4 +156,4 @@ def test_links_of_the_repository_lead_somewhere(name):
 
 
 def test_readme_is_short():
-    assert len((ROOT / "README.md").read_text().splitlines()) < 150
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 130

@@ -6,6 +6,7 @@
     python examples/benchmark_gpu --tables groups --json groups.json
     python examples/benchmark_gpu --json results.json --figure results.png
     python examples/benchmark_gpu --paper --json paper.json --figure paper.png
+    python examples/benchmark_gpu --paper sweeps libraries --library blco=./blco
 
 Nonzeros are drawn on the GPU: each mode apart, and, in tensors named "real pairs", so that
 combinations of indices repeat as in FROSTT's (see structured.py). Times are medians of many runs,
@@ -17,7 +18,8 @@ modes apart with the default groups; the other tables but "whole" have all modes
 
 `--paper` runs the experiments of the paper instead, on its tensors, with its own kernel beside ours
 (see `paper`), with uniform and with heavy rows: all but "ncu", which needs Nsight Compute, or the
-parts that are named.
+parts that are named. `--library NAME=PATH` adds a program of another library; what it reads and
+writes is in `paper/libraries.py`.
 """
 
 import argparse
@@ -29,6 +31,7 @@ import cupy
 import profiling
 from experiments import LAYOUTS_OF, Experiments, paper_bytes_per_nonzero
 from paper.experiments import TENSORS as PAPER_NAMES
+from paper.libraries import parse_library
 from paper.run import PARTS, run_paper
 from report import RANK, draw_figure, print_row, print_verdicts
 from stages import draw_calls, print_calls
@@ -58,9 +61,12 @@ def parse_arguments(argv):
     add("--json", type=Path, help="write the figures to this file, each as it is measured")
     add("--figure", type=Path, help="draw a picture to this file, and others to NAME-*")
     add("--paper", nargs="*", choices=PARTS, metavar="PART", help=f"of {', '.join(PARTS)}")
+    add("--library", action="append", type=parse_library, metavar="NAME=PATH", help="a program")
     add("--profile", action="store_true", help=argparse.SUPPRESS)  # for ncu
     options = parser.parse_args(argv)
     is_paper = options.paper is not None
+    if options.library and not is_paper:
+        parser.error("--library needs --paper")
     options.tensors = options.tensors or (PAPER_NAMES if is_paper else NAMES)
     options.alphas = options.alphas or ([1.0, 3.0] if is_paper else [3.0])
     return options

@@ -45,7 +45,7 @@ class Method:
 
     @property
     def error_name(self) -> str:
-        """What `return_errors` returns: the "loss", where that is an option, else the "error"."""
+        """Name of what `return_errors` adds: "loss" if that is an option, else "error"."""
         return "loss" if "loss" in self.defaults else "error"
 
     def find_loss(self, options: Mapping[str, Any]) -> Any:

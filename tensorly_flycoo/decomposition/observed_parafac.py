@@ -226,7 +226,7 @@ def observed_parafac(
 
 @dataclass(frozen=True)
 class _Problem:
-    """What is to be fitted, whatever the ridge, and whichever entries are held out."""
+    """Data and options of a fit, the same for each ridge and for any entries held out."""
 
     x: FlycooTensor
     rank: int

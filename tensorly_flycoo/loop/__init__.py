@@ -1,1 +1,1 @@
-"""What decompositions iterate with: starts, the loop, and updates of a factor in it."""
+"""Parts of an iteration: starts, the loop, and updates of a factor in it."""

@@ -154,7 +154,7 @@ class Run:
 
     @property
     def state(self) -> Mapping[str, np.ndarray]:
-        """What `save_state` returned for the checkpoint; empty without one."""
+        """State that `save_state` returned for the checkpoint; empty without one."""
         return self.init.state if isinstance(self.init, Resumed) else {}
 
     def update(self, iteration: int) -> Any:

@@ -21,7 +21,7 @@ class _Known(NamedTuple):
 
 
 class HostGrams:
-    """What is known of the NumPy factors of one call of parafac."""
+    """Gram matrices and sums that are known of the NumPy factors of one call of parafac."""
 
     def __init__(self) -> None:
         self._known: dict[int, _Known] = {}  # by the id of the factor

@@ -73,7 +73,7 @@ class Run(NamedTuple):
 
 
 class Stopping(NamedTuple):
-    """When a run ends; the options of `parafac`."""
+    """Options of `parafac` that end a run."""
 
     n_iter_max: int = 100
     tol: float = 1e-8

@@ -1,1 +1,1 @@
-"""What a decomposition returns: a model with names, its fit, and its rows for new data."""
+"""Results of decompositions: models with names, their fit, and their rows for new data."""

@@ -22,7 +22,7 @@ class SpreadLayout(SlabLayout):
 
     @functools.cached_property
     def shardings(self) -> list[Sharding]:
-        """How the factor of each mode is sharded: in the cut mode like the slabs, else evenly."""
+        """Sharding of each mode's factor: in the cut mode like the slabs, else evenly."""
         edges = [cut_evenly(size, self.num_slabs) for size in self.record_format.shape]
         shardings = [Sharding.of(own, self.devices) for own in edges]
         shardings[self.cut_mode] = Sharding(tuple(self.edges), self.homes, self.devices)

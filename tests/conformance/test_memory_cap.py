@@ -129,7 +129,7 @@ CALLS = [
     *(("parafac", "2.4e19 cells", way) for way in _OPTIONS),
     *(pytest.param("parafac", "160 GB", way, marks=pytest.mark.slow) for way in _OPTIONS),
     ("tucker", "2.4e19 cells", ""),
-    ("partial_tucker", "communities", ""),
+    pytest.param("partial_tucker", "communities", "", marks=pytest.mark.slow),
 ]
 
 

@@ -129,11 +129,18 @@ def examples(tmp_path_factory):
     """Return the folder of TensorLy's scripts."""
     folder = tmp_path_factory.mktemp("tensorly")
     clone = ["git", "clone", "-q", "--depth=1", "--filter=blob:none", "--sparse", "--branch", TAG]
-    checkout = ["git", "-C", folder, "sparse-checkout", "set", "examples"]
+    checkout = ["git", "-C", folder, "sparse-checkout", "set", "examples", "doc"]
     for command in ([*clone, SOURCE, folder], checkout):
         if subprocess.run(command, capture_output=True).returncode != 0:
             pytest.skip(f"git cannot clone TensorLy: let TENSORLY_SOURCE be a clone with tag {TAG}")
     return folder / "examples"
+
+
+def test_the_patch_of_the_page_applies(examples):
+    patch = Path(__file__).parents[2] / "docs" / "upstream" / "sparse_page.patch"
+    command = ["git", "-C", examples.parent, "apply", "--check", patch]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def edit(examples, name, edits, after, folder):

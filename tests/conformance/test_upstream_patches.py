@@ -1,11 +1,13 @@
 """The patches proposed in docs/upstream.md apply to what they were written for.
 
 Three are for TensorLy 0.10: with another version conftest.py makes pytest ignore this module. The
-fourth is for cell2cell 0.9.0, whose wheel has no tests.
+fourth is for cell2cell 0.9.0, whose wheel has no tests. The fifth is for a page of TensorLy that no
+package has: `test_tensorly_gallery.py` applies it to a clone.
 """
 
 import importlib.metadata
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -28,7 +30,7 @@ def tensorly_copy(tmp_path_factory):
 
 def test_every_patch_is_tested():
     names = {path.name for path in FOLDER.iterdir()}
-    assert names == {f"{name}.patch" for name in (*NAMES, "cell2cell_sparse")}
+    assert names == {f"{name}.patch" for name in (*NAMES, "cell2cell_sparse", "sparse_page")}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -48,6 +50,14 @@ def test_patch_of_cell2cell_applies(tmp_path):
     (tmp_path / path).parent.mkdir(parents=True)
     shutil.copy(files.locate_file(path), tmp_path / path)
     apply("cell2cell_sparse", tmp_path, "--include=cell2cell/*")
+
+
+def test_the_example_of_the_page_runs():
+    code = re.findall(r"^\+    >>> (.*)$", (FOLDER / "sparse_page.patch").read_text(), re.M)
+    namespace = {}
+    with tensorly.backend_context(tensorly.get_backend()):
+        exec("\n".join(code), namespace)
+    assert namespace["cp"].rank == 5
 
 
 def apply(name, folder, *arguments):

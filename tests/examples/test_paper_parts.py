@@ -1,5 +1,6 @@
 """The paper's experiments, without a GPU: partitions, the format, the kernel's source, tables."""
 
+import argparse
 import copy
 import itertools
 import json
@@ -9,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import reference
-from benchmark_gpu.paper import partitioning, pictures, tables
+from benchmark_gpu.paper import libraries, partitioning, pictures, tables
 from cuda_sources import ON_LINUX, compile_all
+from plain_library import write_program
 
 SOURCE = str(Path(partitioning.__file__).with_name("thread_block.cu"))
 ASSIGNMENTS = (partitioning.partition_mode, partitioning.deal_mode)
@@ -96,6 +98,42 @@ def test_the_papers_kernel_compiles(architecture):
     compile_all([(SOURCE, architecture, own) for own in macros])
 
 
+def measure_programs(folder, limit_s=60, **programs):
+    """Write programs, each with a factor of its output and what it prints at the end; run them."""
+    shape, rank = SHAPES[0], 4
+    coords, values = draw(shape)
+    random = np.random.default_rng(1)
+    factors = [random.random((size, rank), np.float32) for size in shape]
+    expected = [reference.mttkrp(coords, values, shape, factors, mode) for mode in range(3)]
+    options = []
+    for name, (scale, printed) in programs.items():
+        path = write_program(folder / name, scale, printed)
+        options.append(libraries.parse_library(f"{name}={path}"))
+    return libraries.measure_libraries(options, coords, values, factors, expected, limit_s)
+
+
+@ON_LINUX
+def test_a_librarys_program_is_run_and_its_output_compared(tmp_path):
+    programs = {"good": (1, ""), "wrong": (1.5, ""), "silent": (1, "done")}
+    good, wrong, silent = measure_programs(tmp_path, **programs)
+    assert good.pop("difference") < 1e-6
+    assert good == {"name": "good", "build_s": 1, "mttkrp_s": [1, 1, 1]}
+    assert "a difference of 5.0e-01" in wrong["failed"]
+    assert "JSONDecodeError" in silent["failed"]
+
+
+@ON_LINUX
+def test_a_librarys_program_that_takes_too_long_is_stopped(tmp_path):
+    (row,) = measure_programs(tmp_path, limit_s=0.01, slow=(1, ""))
+    assert "TimeoutExpired" in row["failed"]
+
+
+@pytest.mark.parametrize("text", ["blco", "=blco", "blco=/no/such/program"])
+def test_a_library_is_a_name_and_a_program(text):
+    with pytest.raises(argparse.ArgumentTypeError, match="expected NAME=PATH"):
+        libraries.parse_library(text)
+
+
 def make_result():
     """Return figures of two tensors, of which the second lacks some."""
     published = {
@@ -123,7 +161,12 @@ def make_result():
             for name in ("replicated", "indexed", "remap", "paper")
         ],
     }  # fmt: skip
+    row["libraries"] = [
+        {"name": "blco", "build_s": 2.5, "mttkrp_s": [0.02, 0.02, 0.02], "difference": 1e-6},
+        {"name": "parti", "failed": "OSError: no"},
+    ]
     other = copy.deepcopy(row) | {"tensor": "music", "sweeps_s": {}, "tiles_s": {}}
+    del row["libraries"][1:]
     del other["published"]["readings_s"], other["ncu"]
     product = {"name": "ours", "seconds": [0.001, 0.002], "difference": 0.0}
     return {
@@ -154,6 +197,11 @@ def test_tables():
     )
     assert parts["readings"].count("\n") == 2  # the other tensor has none
     assert parts["throughput"].splitlines()[2].endswith("| 50 | 50 | 50 | 50 |")
+    assert parts["libraries"].splitlines()[2:] == [
+        "| vast, real pairs | 3 | 3.0M | blco | 60 | 2.5 | 1.50 |",
+        "| music | 3 | 3.0M | blco | 60 | 2.5 |  |",
+        "| music | 3 | 3.0M | parti | failed | |  |",
+    ]
     assert parts["spmm"].splitlines()[2:] == [
         "| nell-2 | 9.0M | 0.50M | ours | 1 | 2 | 0.0e+00 |",
         "| | | | ours | 1 | 2 | 0.0e+00 |",

@@ -1,10 +1,13 @@
-"""A small run of every kernel, for `sanitize.py`.
+"""A small run of every kernel, for `sanitize.py`: all parts, or those that are named.
+
+    python tests/gpu/small_run.py counts
 
 Memory comes directly from CUDA: CuPy's pool would hide faults, because it places arrays side by
 side in memory that was written before.
 """
 
 import itertools
+import sys
 
 import cupy
 import numpy as np
@@ -19,9 +22,11 @@ from tensorly_flycoo.loop.hals import solve_nonnegative
 
 SHAPES = [(50,), (40, 3), (60, 30, 20), (9, 8, 7, 6), (6, 5, 4, 3, 2)]
 RANKS = (1, 7, 10, 31, 32, 50)
+LAYOUTS = ("remap", "replicated", "indexed")
+DTYPES = ("float32", "float64")
 
 
-def draw(shape, dtype, nnz=3000):
+def draw(shape, dtype, nnz=1500):
     """Draw nonzeros with duplicates, on the GPU."""
     rng = np.random.default_rng(0)
     coords = np.stack([rng.integers(0, size, nnz) for size in shape])
@@ -63,22 +68,40 @@ def decompose(dtype):
         tucker(x, (3, 2, 2), n_iter_max=1, init="random", random_state=0)
 
 
-def fit_counts(shape, dtype, layout):
-    """Run sweeps for counts, with an extrapolation, and with a rank for several blocks."""
+def fit_counts(shape, dtype, layout, ranks):
+    """Run sweeps for counts, with an extrapolation."""
     coords, values = draw(shape, dtype)
     x = FlycooTensor(coords, cupy.ceil(abs(values)), shape, layout=layout)
-    for rank in (*RANKS, 200):
+    for rank in ranks:
         generalized_parafac(x, rank, n_iter_max=4, random_state=0, tol=0)
 
 
-if __name__ == "__main__":
-    cupy.cuda.set_allocator(None)
-    for dtype in ("float32", "float64"):
-        for shape, layout in itertools.product(SHAPES, ("remap", "replicated", "indexed")):
-            compute_modes(shape, dtype, layout)
-            fit_counts(shape, dtype, layout)
+def run_modes():
+    for shape, dtype, layout in itertools.product(SHAPES, DTYPES, LAYOUTS):
+        compute_modes(shape, dtype, layout)
+
+
+def run_counts():
+    """Each rank in one layout, and ranks of one, two and several blocks in the others."""
+    for shape, dtype, layout in itertools.product(SHAPES, DTYPES, LAYOUTS):
+        if layout == "remap":
+            fit_counts(shape, dtype, layout, (*RANKS, 200))
+        elif len(shape) > 2:
+            fit_counts(shape, dtype, layout, (7, 50, 200))
+
+
+def run_tall():
+    for dtype in DTYPES:
         compute_tall(dtype)
         draw_start(dtype)
         decompose(dtype)
+
+
+PARTS = {"modes": run_modes, "counts": run_counts, "tall": run_tall}
+
+if __name__ == "__main__":
+    cupy.cuda.set_allocator(None)
+    for part in sys.argv[1:] or PARTS:
+        PARTS[part]()
     cupy.cuda.Device().synchronize()
     print("ran")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import cupy
 import pytest
+from plain_library import write_program
 
 PROGRAM = Path(__file__).parents[2] / "examples" / "benchmark_gpu"
 TENSORS = ("uber", "vast", "nell-1", "nell-2, real pairs")
@@ -111,8 +112,9 @@ def test_the_page_compares_with_the_bars(benchmark_run):
 
 def test_the_papers_experiments(tmp_path):
     names = ["vast", "nell-1, real pairs"]
+    program = write_program(tmp_path / "plain")
     page = run(
-        "--tensors", *names, "--alphas", "3", "--paper",
+        "--tensors", *names, "--alphas", "3", "--library", f"plain={program}", "--paper",
         "--json", str(tmp_path / "paper.json"), "--figure", str(tmp_path / "paper.png"),
     )  # fmt: skip
     result = json.loads((tmp_path / "paper.json").read_text())
@@ -124,6 +126,7 @@ def test_the_papers_experiments(tmp_path):
             assert len(published[name]) == ndim
         assert {*LAYOUTS, "remap off"} == row["sweeps_s"].keys()
         assert row["default"]["sweep_s"] > 0
+        assert row["libraries"][0]["difference"] < 1e-3
     published = result["rows"][0]["published"]
     assert published["error"] < 1e-3
     assert published["our_error"] < 1e-4
@@ -134,7 +137,9 @@ def test_the_papers_experiments(tmp_path):
         for product in row["products"]:
             assert product["difference"] < 1e-4
             assert_positive(product["seconds"])
-    for part in ("total", "breakdown", "readings", "accuracy", "settings", "tiles", "balance"):
+    for part in (
+        "total", "breakdown", "readings", "accuracy", "settings", "tiles", "balance", "libraries",
+    ):  # fmt: skip
         assert f"\n{part}\n" in page
     for part in ("breakdown", "columns", "tiles", "total", "balance", "memory", "building"):
         assert (tmp_path / f"paper-{part}-3.png").stat().st_size > 10_000

@@ -96,8 +96,19 @@ def test_nonzeros_orders_and_empty_rows_are_those_without_groups(given_, layout,
 
 
 @for_all
-@given(divided(max_ndim=5, unique=True), st.sampled_from(LAYOUTS), slabs, dtypes)
+@given(divided(max_ndim=3, unique=True), st.sampled_from(LAYOUTS), slabs, dtypes)
 def test_ratios(given_, layout, num_slabs, dtype):
+    check_ratios(given_, layout, num_slabs, dtype)
+
+
+@pytest.mark.slow  # each number of modes compiles kernels
+@for_all
+@given(divided(max_ndim=5, unique=True), st.sampled_from(LAYOUTS), slabs, dtypes)
+def test_ratios_of_up_to_five_modes(given_, layout, num_slabs, dtype):
+    check_ratios(given_, layout, num_slabs, dtype)
+
+
+def check_ratios(given_, layout, num_slabs, dtype):
     drawn, groups = given_
     values = (1 + np.abs(drawn.values)).astype(dtype)
     factors = [(0.1 + np.abs(factor)).astype(dtype) for factor in drawn.factors]

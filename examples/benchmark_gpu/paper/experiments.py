@@ -22,6 +22,7 @@ from tensors import Problem, build, draw_factors, free_memory
 from timing import time_call, time_once, time_steps, tuned
 
 from .kernel import PaperTensor, make_steps
+from .libraries import measure_libraries
 from .partitioning import bound_optimum, deal_mode, partition_mode
 
 #: The paper's tensors, drawn apart, and with real pairs where figures of these are known.
@@ -30,9 +31,11 @@ TENSORS = (
     "vast, real pairs",
 )  # fmt: skip
 
-#: What is measured of each tensor: all but the sweeps with fewer nonzeros, and all but the sweeps
-#: and ncu's figures only where modes are drawn apart.
-PARTS = ("sweeps", "settings", "readings", "accuracy", "tiles", "ncu")
+#: What is measured of each tensor: all but the sweeps and other libraries with fewer nonzeros.
+PARTS = ("sweeps", "settings", "readings", "accuracy", "tiles", "libraries", "ncu")
+
+#: What is measured with real pairs, too.
+_OF_REAL_PAIRS = ("sweeps", "libraries", "ncu")
 
 #: The paper's P with one partition for each multiprocessor, as it has, and with more of them.
 NUM_COLUMNS = {1: (256, 128, 64, 32, 16, 8, 4, 2, 1), 2: (128, 64, 32), 4: (128, 64, 32)}
@@ -51,6 +54,9 @@ _MOST_NONZEROS = 5_000_000
 #: Seconds to spend on a median, and of a sweep that is timed only once.
 _SHORT_S, _LONG_S = 0.3, 0.1
 
+#: Seconds that a library's program may take for a tensor.
+_LIBRARY_S = 600
+
 
 class PaperExperiments(Experiments):
     """The measurement of one tensor, as in `Experiments`."""
@@ -63,7 +69,7 @@ class PaperExperiments(Experiments):
 
     def run(self, part):
         """Measure a part, as far as time and memory allow."""
-        if part in ("sweeps", "ncu") or "real pairs" not in self.problem.name:
+        if part in _OF_REAL_PAIRS or "real pairs" not in self.problem.name:
             self._attempt(part, getattr(self, f"_run_{part}"))
 
     def _run_sweeps(self):
@@ -185,6 +191,21 @@ class PaperExperiments(Experiments):
                 seconds = time_steps(make_sweep(x, RANK)[-1], self.options.repeats, _SHORT_S)
             times[str(x._layout.tile_size)] = float(seconds.sum())
         self.row["tiles_s"] = times
+
+    def _run_libraries(self):
+        """Time the programs of other libraries, if there are any, while the GPU is theirs alone."""
+        if not self.options.library:
+            return
+        coords, values = self.problem.draw(np.float32)
+        factors = draw_factors(self.problem.shape, RANK, np.float32)
+        expected = compute_sweep(coords, values, self.problem.shape, factors)
+        arrays = coords.get(), values.get(), *([a.get() for a in x] for x in (factors, expected))
+        del coords, values, factors, expected
+        free_memory()
+        limit_s = min(_LIBRARY_S, self.deadline.remaining_s())
+        rows = measure_libraries(self.options.library, *arrays, limit_s)
+        self.row["libraries"] = rows
+        self.row["failed"] += [row["name"] for row in rows if "failed" in row]
 
     def _run_ncu(self):
         problem = self._shrink()

@@ -217,6 +217,23 @@ def make_products_table(rows):
     return "\n".join(lines)
 
 
+def make_libraries_table(rows):
+    """Return the table of other libraries' programs; "faster by" is what remap is."""
+    titles = ["tensor", "alpha", "nonzeros", "by", "ms", "building, s", "remap is faster by"]
+    lines = ["| " + " | ".join(titles) + " |", "|" + len(titles) * "---|"]
+    for row in rows:
+        start = f"{row['tensor']} | {row['alpha']:g} | {row['nnz'] / 1e6:.1f}M"
+        for own in row.get("libraries", []):
+            if "failed" in own:
+                end = "failed | | "
+            else:
+                seconds = sum(own["mttkrp_s"])
+                faster = _fill_cell(row, lambda row, s=seconds: f"{s / sweep_s(row, 'remap'):.2f}")
+                end = f"{_ms(seconds)} | {own['build_s']:.3g} | {faster}"
+            lines.append(f"| {start} | {own['name']} | {end} |")
+    return "\n".join(lines)
+
+
 def summarise(result):
     """Return the device, and the means over the tensors that are drawn apart."""
     size = "" if result["scale"] == 1 else f", {result['scale']:g} of the tensors' sizes"
@@ -254,6 +271,8 @@ def make_parts(result):
         table = make_table(result["rows"], name)
         if table.count("\n") > 1:
             parts[name] = table
+    if any("libraries" in row for row in result["rows"]):
+        parts["libraries"] = make_libraries_table(result["rows"])
     if "spmm" in result:
         parts["spmm"] = make_products_table(result["spmm"])
     return parts

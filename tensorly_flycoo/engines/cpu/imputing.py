@@ -20,7 +20,7 @@ _BLOCK_SIZE = 2048
 
 
 class CpuEntries(Entries):
-    """They are computed by kernels that form no matrix of a row for each entry."""
+    """Entries that kernels compute, without a matrix of a row for each entry."""
 
     def __init__(self, engine: Any, coords: Array, shape: Sequence[int], dtype: np.dtype) -> None:
         self._coords = coords

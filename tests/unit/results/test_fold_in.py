@@ -94,7 +94,7 @@ def test_non_negative_rows_are_those_of_hals_with_fixed_modes():
     assert np.abs(found - fixed.factors[0]).max() <= 1e-6 * found.max()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("dtype", ["float64", pytest.param("float32", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("mode", range(3))
 @pytest.mark.parametrize("biases", [False, True], ids=["plain", "biases"])
 def test_observed_rows_continue_a_model_of_observed_parafac(biases, mode, dtype):

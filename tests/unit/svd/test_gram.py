@@ -121,7 +121,7 @@ def test_large_unfoldings_fall_short_by_less_than_the_bound(num_nonzeros, dtype,
 @pytest.mark.usual_limits("slabs")
 @pytest.mark.parametrize("num_columns", [400, 900])
 @pytest.mark.parametrize("has_basis", [False, True])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
 def test_fewer_columns_than_rows(num_columns, has_basis, dtype, monkeypatch):
     """The columns are iterated on, those with one nonzero too, and few vectors at a time."""
     monkeypatch.setattr(eigen, "MAX_DIRECT_SIZE", 0)

@@ -69,19 +69,26 @@ def test_nbytes_of_an_engine_with_write_orders(name, unit):
     assert layout.estimate(4000, *arguments)[0] == layout.nbytes
 
 
-def measure_peak(shape, nnz, layout, dtype, spread):
+def build(shape, nnz, layout, dtype, spread):
+    """Draw nonzeros and build a tensor; return the peak of traced bytes, with coords and values."""
+    rng = np.random.default_rng(0)
+    coords, values = np.empty((len(shape), nnz), np.int64), np.empty(nnz, dtype)
+    for rows, size in zip(coords, shape, strict=True):
+        rows[...] = rng.integers(0, max(1, int(size * spread)), nnz)
+    values[...] = rng.standard_normal(nnz)
+    if tracemalloc.is_tracing():
+        tracemalloc.reset_peak()
+    FlycooTensor(coords, values, shape, layout=layout, device="cpu")
+    return tracemalloc.get_traced_memory()[1]
+
+
+def measure_peak(shape, nnz, *options):
     """Measure the peak of allocated bytes, including coords and values."""
+    build(shape, 1000, *options)  # compiles, which takes far longer while memory is traced
     gc.collect()
     tracemalloc.start()
     try:
-        rng = np.random.default_rng(0)
-        coords, values = np.empty((len(shape), nnz), np.int64), np.empty(nnz, dtype)
-        for rows, size in zip(coords, shape, strict=True):
-            rows[...] = rng.integers(0, max(1, int(size * spread)), nnz)
-        values[...] = rng.standard_normal(nnz)
-        tracemalloc.reset_peak()
-        FlycooTensor(coords, values, shape, layout=layout, device="cpu")
-        return tracemalloc.get_traced_memory()[1]
+        return build(shape, nnz, *options)
     finally:
         tracemalloc.stop()
 
@@ -103,9 +110,6 @@ def measure_peak(shape, nnz, layout, dtype, spread):
 )
 def test_the_bound_on_the_peak_is_tight(shape, spread, dtype, layout):
     nnz = 200_000
-    measure_peak(
-        shape, 1000, layout, dtype, spread
-    )  # what is compiled and cached is not the tensor's
     measured = measure_peak(shape, nnz, layout, dtype, spread)
     estimate = estimate_memory(shape, nnz, dtype=dtype, layout=layout, device="cpu")
     assert estimate.peak_nbytes / 2 <= measured <= estimate.peak_nbytes + SMALL_NBYTES

@@ -76,7 +76,7 @@ def test_every_rank(small_tiles, dtype, rank):
         check(problem, mode, *compute(x, problem[3], mode))
 
 
-@pytest.mark.parametrize("ndim", [1, 2, 4, 5])
+@pytest.mark.parametrize("ndim", [2, 4, *[pytest.param(n, marks=pytest.mark.slow) for n in (1, 5)]])
 def test_every_ndim(small_tiles, ndim):
     problem = make_counts(SIZES[:ndim], 200, 3)
     x = FlycooTensor(*problem[:3])

@@ -231,7 +231,8 @@ threading.Thread(target=run).start()
 """
 
 
-def test_a_process_ends_while_helpers_wait():
-    for _ in range(5):
+@pytest.mark.parametrize("repeats", [2, pytest.param(10, marks=pytest.mark.slow)])
+def test_a_process_ends_while_helpers_wait(repeats):
+    for _ in range(repeats):
         done = subprocess.run([sys.executable, "-c", EXITING], timeout=60, capture_output=True)
         assert (done.returncode, done.stderr) == (0, b"")

@@ -98,7 +98,7 @@ def specialise_all():
 
 @ON_LINUX
 @EVERY_GPU
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=SLOW)])
 @pytest.mark.parametrize("ndim", [3, *[pytest.param(n, marks=SLOW) for n in (1, 2, 4, 5, 8)]])
 def test_every_cut_of_the_ranks_compiles(ndim, dtype, architecture):
     """With pulling and remapping, and with neither."""
@@ -241,23 +241,21 @@ def test_kernels_on_unfoldings_compile(architecture):
 
 @ON_LINUX
 @EVERY_GPU
-def test_kernels_on_rows_compile(architecture):
+@pytest.mark.parametrize("dtype", ["float64", pytest.param("float32", marks=SLOW)])
+def test_kernels_on_rows_compile(dtype, architecture):
+    value = {"VALUE": np.dtype(dtype)}
     jobs = [
-        ("partial_rows.cu", architecture, {"VALUE": np.dtype(dtype), "NUM_WARPS": num_warps})
-        for dtype, num_warps in itertools.product(DTYPES, (2, 16))
+        ("inner_product.cu", {**value, **ROWS, **BLOCK}),
+        ("scale_rows.cu", {**value, "NUM_COLUMNS": 32, **BLOCK}),
+        ("mersenne_twister.cu", value),
     ]
-    for dtype in map(np.dtype, DTYPES):
-        macros = {"VALUE": dtype, **ROWS, **BLOCK}
-        jobs.append(("inner_product.cu", architecture, macros))
-        macros = {"VALUE": dtype, "NUM_COLUMNS": 32, **BLOCK}
-        jobs.append(("scale_rows.cu", architecture, macros))
-        jobs.append(("mersenne_twister.cu", architecture, {"VALUE": dtype}))
-        for num_factors, num_warps in itertools.product((1, 4), (1, 32)):
-            macros = {"VALUE": dtype, "NUM_FACTORS": num_factors, "NUM_WARPS": num_warps}
-            jobs.append(("groups.cu", architecture, macros))
-        ranks = (1, 10, 25, 32, 200)
-        jobs += [("sweep_nonnegative.cu", architecture, sweep_macros(dtype, r)) for r in ranks]
-    compile_all(jobs)
+    jobs += [("partial_rows.cu", {**value, "NUM_WARPS": num_warps}) for num_warps in (2, 16)]
+    for num_factors, num_warps in itertools.product((1, 4), (1, 32)):
+        macros = {**value, "NUM_FACTORS": num_factors, "NUM_WARPS": num_warps}
+        jobs.append(("groups.cu", macros))
+    for rank in (1, 10, 25, 32, 200):
+        jobs.append(("sweep_nonnegative.cu", sweep_macros(value["VALUE"], rank)))
+    compile_all([(file, architecture, macros) for file, macros in jobs])
 
 
 @ON_LINUX
