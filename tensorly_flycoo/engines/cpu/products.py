@@ -122,7 +122,8 @@ def combine_rows(factors: Sequence[Array], bits: Sequence[int]) -> Array:
         outer, inner = _require(factors[n]), _require(combined)
         combined = np.empty((len(outer) << bits[n], outer.shape[1]), outer.dtype)
         arguments = (outer, inner, bits[n], combined)
-        threads.launch(_combine, len(combined), *arguments, work_ns=combined.size / 4)
+        # So many threads that the others do not wait for the cache of one when they read it.
+        threads.launch(_combine, len(combined), *arguments, work_ns=combined.size)
     return combined
 
 
@@ -152,7 +153,7 @@ def contract_rows(
     own_bits = (bits[place - 1] if before else 0, bits[place])
     arguments = (tuple(map(_require, (rows, outer, inner))), own_bits, out)
     lanes = (0,) * count_lanes(out)
-    threads.launch(_contract, out.shape[0], *arguments, lanes, work_ns=rows.size / 2)
+    threads.launch(_contract, out.shape[0], *arguments, lanes, work_ns=rows.size)
     if weights is not None:
         np.multiply(out, weights, out=out)
 
