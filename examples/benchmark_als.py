@@ -46,6 +46,7 @@ RANDOM = {
     "uber": ((183, 24, 1140, 1717), 3_300_000),
     "long": ((300_000, 200_000, 2_500_000), 5_000_000),
     "nell-2": (STRUCTURES["nell-2"].shape, 7_687_942),
+    "120K": ((120_000, 60_000, 250_000), 10_000_000),
 }
 #: Random tensors whose combinations of indices repeat as in FROSTT's, and the share that is kept.
 #: Lbnl with modes drawn apart is so sparse that the svd start finds nothing.

@@ -19,10 +19,14 @@ called NAME-float64.so or NAME-float32.so::
 in a process; a time is that of the fastest of many sweeps; one column of every output is checked
 against NumPy. All settings in `SETTINGS` are printed: count the fastest of each library.
 
+Iterations of whole CP-ALS are compared too: our `parafac` of a `sparse.COO`, and ALTO's program
+`cpd64` (built with gcc and OpenBLAS, and with `%.7f` for `%.4f` where cpd.hpp prints `time(for
+MTTKRP)`), both with their errors.
+
 Run it::
 
     python examples/benchmark_rivals.py                              # ours alone
-    python examples/benchmark_rivals.py splatt-float64.so alto-float64.so
+    python examples/benchmark_rivals.py splatt-float64.so alto-float64.so cpd64 --threads 1 4 16
     python examples/benchmark_rivals.py --dtype float32 --rank 32 dynasor-float32.so
 """
 
@@ -31,6 +35,7 @@ import ctypes
 import functools
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -40,7 +45,7 @@ from pathlib import Path
 import numpy as np
 from benchmark_als import make_tensor
 
-NAMES = ("nycflights", "babynames", "uber, real pairs", "nell-2, real pairs")
+NAMES = ("nycflights", "babynames", "uber, real pairs", "nell-2, real pairs", "120K")
 
 #: Each library's settings. SPLATT's are its numbers of CSFs, "private" with an output for each
 #: thread however long the mode. Those of dynasor_plus are its layouts ("plain" does not sort a mode
@@ -57,6 +62,9 @@ ONE_COUNT = ("genten",)
 
 #: Sweeps are timed for so many seconds, and at least so many of them for at most so many seconds.
 LEAST_S, LEAST_SWEEPS, MOST_S = 0.25, 5, 1.5
+
+#: Iterations of CP-ALS, of which the fastest but the first counts.
+NUM_ITERATIONS = 20
 
 
 # The tensors, and one column of their MTTKRPs.
@@ -109,9 +117,24 @@ def time_sweeps(run, ndim):
     return min(times)
 
 
+def time_parafac(coo, factors):
+    """Return the seconds of the fastest iteration of `parafac`."""
+    import tensorly as tl
+
+    stamps = []
+    tl.set_backend("flycoo")
+    tl.decomposition.parafac(
+        coo, factors[0].shape[1], init=(None, [factor.copy() for factor in factors]),
+        n_iter_max=NUM_ITERATIONS, tol=1e-300,
+        callback=lambda *_: stamps.append(time.perf_counter()),
+    )  # fmt: skip
+    return float(np.diff(stamps).min())
+
+
 def measure_flycoo(arrays, counts):
-    """Yield the seconds of our sweeps: setting, threads, seconds."""
+    """Yield the seconds of our sweeps, and of iterations: setting, threads, seconds."""
     import numba
+    import sparse
 
     from tensorly_flycoo import FlycooTensor
     from tensorly_flycoo.loop.whole_tensor import WholeTensor
@@ -126,6 +149,29 @@ def measure_flycoo(arrays, counts):
             for mode in range(len(shape)):
                 check(arrays, mode, run(mode))
             yield layout, threads, time_sweeps(run, len(shape))
+    coo = sparse.COO(arrays["coords"], arrays["values"], shape, sorted=True, has_duplicates=False)
+    for threads in counts:
+        numba.set_num_threads(threads)
+        yield "parafac", threads, time_parafac(coo, factors)
+
+
+def measure_program(path, arrays, counts):
+    """Yield the seconds of iterations of ALTO's program: setting, threads, seconds."""
+    shape, values, rank = arrays["shape"], arrays["values"], arrays["factor0"].shape[1]
+    with tempfile.TemporaryDirectory() as folder:
+        tensor = Path(folder) / "tensor.bin"
+        with tensor.open("wb") as file:
+            np.array([shape.size, *shape, values.size], np.uint64).tofile(file)
+            arrays["coords"].astype(np.uint64).tofile(file)
+            values.astype(float).tofile(file)
+        options = f"-b {tensor} -r {rank} -l als -m {NUM_ITERATIONS} -e 1e-300".split()
+        for threads in counts:
+            environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
+            program = subprocess.run(
+                [path, *options], env=environment, capture_output=True, text=True, check=True
+            )
+            _, *seconds = re.findall(r"time\(for MTTKRP\): ([\d.]+)", program.stdout)
+            yield "als", threads, min(map(float, seconds))
 
 
 def measure_library(path, arrays, counts):
@@ -165,8 +211,12 @@ def work(tool, path, counts, channel):
     """Measure one tool, and write a line of JSON for each figure."""
     with np.load(path) as file:
         arrays = dict(file)
-    is_ours = tool == "flycoo"
-    rows = measure_flycoo(arrays, counts) if is_ours else measure_library(tool, arrays, counts)
+    if tool == "flycoo":
+        rows = measure_flycoo(arrays, counts)
+    elif Path(tool).suffix == ".so":
+        rows = measure_library(tool, arrays, counts)
+    else:
+        rows = measure_program(tool, arrays, counts)
     for row in rows:
         print(json.dumps(row), file=channel, flush=True)
 
@@ -176,6 +226,7 @@ def measure(tool, path, counts, limit_s):
     most = str(counts[0] if get_name(tool) in ONE_COUNT else max(counts))
     environment = os.environ | {
         "NUMBA_NUM_THREADS": most,
+        "TENSORLY_FLYCOO_DEVICE": "cpu",
         "OMP_NUM_THREADS": most,
         "OMP_PLACES": "threads",
         "OMP_PROC_BIND": "false" if tool == "flycoo" else "spread",

@@ -61,7 +61,9 @@ def test_the_program_measures_ours_and_a_library(options, tmp_path, capsys):
     path = tmp_path / "rows.json"
     rows = benchmark_rivals.main([*options, "--json", str(path)])
     *ours, other = rows
-    assert [row["setting"] for row in ours] == ["auto", "remap", "replicated", "indexed"]
+    assert [row["setting"] for row in ours] == [
+        "auto", "remap", "replicated", "indexed", "parafac",
+    ]  # fmt: skip
     assert all(row["s"].keys() == {1, 2} and min(row["s"].values()) > 0 for row in ours)
     assert (other["tool"], other["s"].keys()) == ("plain", {1})  # it refuses two threads
     assert f"{1e3 * other['s'][1]:10.2f}       nan" in capsys.readouterr().out
@@ -72,3 +74,15 @@ def test_a_wrong_output_is_found(options, capsys):
     rows = benchmark_rivals.main([options[0].replace("plain", "broken"), *options[1:]])
     assert "broken" not in {row["tool"] for row in rows}
     assert "mode 0: an error of" in capsys.readouterr().out
+
+
+def test_the_program_measures_iterations_of_another_program(options, tmp_path):
+    program = tmp_path / "cpd64"
+    lines = [f"it: {n} fit: 0.1 fit-delta: 0.1 time(for MTTKRP): {s} s (0.1 s)"
+             for n, s in enumerate(("0.0001", "0.3", "0.25"))]  # fmt: skip
+    program.write_text(
+        "#!/bin/sh\ntest -s $2 && printf '%s\\n' " + " ".join(f"'{x}'" for x in lines)
+    )
+    program.chmod(0o755)
+    *_, other = benchmark_rivals.main([str(program), *options[1:]])
+    assert (other["tool"], other["setting"], other["s"]) == ("cpd64", "als", {1: 0.25, 2: 0.25})

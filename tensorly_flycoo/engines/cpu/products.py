@@ -13,7 +13,7 @@ from numpy import ndarray as Array
 from ..protocol import Group
 from . import threads
 from .compiling import kernel
-from .mttkrp import add_product, count_lanes, fill_row, new_row_of_zeros
+from .mttkrp import add_product, count_lanes, fill_row, new_row_of_zeros, store_row
 
 #: A block has at least so many rows, and for each column, lest the blocks' sums take as much memory
 #: as the rows; more if there would be more blocks than that.
@@ -122,7 +122,8 @@ def combine_rows(factors: Sequence[Array], bits: Sequence[int]) -> Array:
         outer, inner = _require(factors[n]), _require(combined)
         combined = np.empty((len(outer) << bits[n], outer.shape[1]), outer.dtype)
         arguments = (outer, inner, bits[n], combined)
-        threads.launch(_combine, len(combined), *arguments, work_ns=combined.size / 4)
+        # So many threads that the others do not wait for the cache of one when they read it.
+        threads.launch(_combine, len(combined), *arguments, work_ns=combined.size)
     return combined
 
 
@@ -146,25 +147,33 @@ def contract_rows(
     place = list(map(type, factors)).index(type(None))
     before: Any = factors[:place]
     after: Any = factors[place + 1 :]
-    rank, ones = out.shape[1], np.ones((1, out.shape[1]), out.dtype)
+    ones = np.ones((1, out.shape[1]), out.dtype)
     outer = combine_rows(before, [b - bits[place - 1] for b in bits[:place]]) if before else ones
     inner = combine_rows(after, bits[place + 1 :]) if after else ones
-    size = 1 << (bits[place - 1] - bits[place]) if before else out.shape[0]
-    blocks = rows.reshape(-1, size, 1 << bits[place], rank)
-    arguments = (blocks, _require(outer), _require(inner), out)
-    threads.launch(_contract, out.shape[0], *arguments, work_ns=rows.size / 2)
+    own_bits = (bits[place - 1] if before else 0, bits[place])
+    arguments = (tuple(map(_require, (rows, outer, inner))), own_bits, out)
+    lanes = (0,) * count_lanes(out)
+    threads.launch(_contract, out.shape[0], *arguments, lanes, work_ns=rows.size)
     if weights is not None:
         np.multiply(out, weights, out=out)
 
 
 @kernel
-def _contract(first: int, last: int, blocks: Array, outer: Array, inner: Array, out: Array) -> None:
-    """Compute ``out[i] = sum over a and b of blocks[a, i, b] * outer[a] * inner[b]``."""
-    num_columns = np.uint64(out.shape[1])
+def _contract(
+    first: int, last: int, arrays: tuple[Array, ...], bits: Any, out: Array, lanes: Any
+) -> None:
+    """Compute ``out[i] = sum over a and b of rows[a, i, b] * outer[a] * inner[b]``.
+
+    In the number of the row (a, i, b), `bits` are those below a and below i.
+    """
+    _, outer, inner = arrays
+    total, one = new_row_of_zeros(out.dtype.type(0), lanes), out.dtype.type(1)
     for i in range(np.uint64(first), np.uint64(last)):
-        for r in range(num_columns):
-            out[i, r] = 0
-        for a in range(np.uint64(outer.shape[0])):
-            for b in range(np.uint64(inner.shape[0])):
-                for r in range(num_columns):
-                    out[i, r] += blocks[a, i, b, r] * outer[a, r] * inner[b, r]
+        for step in range(0, out.shape[1], len(lanes)):
+            column = np.uint64(min(step, out.shape[1] - len(lanes)))
+            fill_row(total, 0.0, lanes)
+            for a in range(np.uint64(outer.shape[0])):
+                start = (a << np.uint64(bits[0])) + (i << np.uint64(bits[1]))
+                for b in range(np.uint64(inner.shape[0])):
+                    add_product(total, one, arrays, (start + b, a, b), column, lanes)
+            store_row(total, out, i, column, lanes)

@@ -299,7 +299,7 @@ def launch(loop: Callable[..., None], count: int, *arguments: Any, work_ns: floa
     helpers = _get_helpers() if _helpers is None else _helpers
     for first in range(0, count, step):
         last = min(first + step, count)
-        job = np.array([first, last, -(-(last - first) // num_parts), 0], np.int64)
+        job = np.array([first, last, max(1, (last - first) // num_parts), 0], np.int64)
         driver(helpers, num_threads - 1, job, *arguments)
         if job[_HAS_FAILED]:
             raise MemoryError(f"a part of {loop.__name__} found no memory for its work")
