@@ -145,6 +145,18 @@ def test_a_singular_product_takes_the_pseudo_inverse(rank, dtype):
         assert error <= 1e3 * rank * np.finfo(dtype).eps * np.abs(right).max()
 
 
+@RANKS
+def test_matrices_that_are_not_positive_definite_are_inverted(rank):
+    """By their singular values: an indefinite one, and one that is not symmetric."""
+    rng = np.random.default_rng(rank)
+    vectors, _ = np.linalg.qr(rng.standard_normal((rank, rank)))
+    signs = np.where(np.arange(rank) % 2, 1, -1)
+    eps = np.finfo(float).eps
+    for matrix in (vectors * signs @ vectors.T, np.eye(rank) + vectors / 2):
+        found = tall.invert(cupy.asarray(matrix)).to_array().get()[: rank**2].reshape(rank, rank)
+        np.testing.assert_allclose(found @ matrix, np.eye(rank), atol=100 * rank * eps)
+
+
 def test_what_does_not_fit_becomes_an_array():
     product = GramProduct.of(cupy.asarray(make_factors(4)[0]))
     plain = product.to_array()
