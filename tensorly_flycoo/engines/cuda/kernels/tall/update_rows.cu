@@ -100,11 +100,10 @@ struct Shared {
 
 // Adds a strip of a group's rows times the matrix; tensor cores compute matrix.T @ rows.T.
 __device__ __forceinline__ void add_product(Strip& sums, const Shared& shared,
-                                            const VALUE (*rows)[pitch], int rank, int strip,
-                                            int lane)
+                                            const VALUE (*rows)[pitch], int strip, int lane)
 {
 #pragma unroll 2
-    for (int k = 0; k < rank; k += 8) {
+    for (int k = 0; k < WIDTH; k += 8) {
         double left[2][2];
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -175,7 +174,7 @@ extern "C" __global__ void __launch_bounds__(block_size, 1)
         wait_for_group(group);
         if (inverse) {
             Strip sums = {};
-            add_product(sums, shared, rows, rank, strip, lane);
+            add_product(sums, shared, rows, strip, lane);
             const auto read = [&](const VALUE* matrix, long long stride, int row, int column) {
                 const bool is_inside = first_row + row < end && column < rank;
                 return is_inside ? matrix[(first_row + row) * stride + column] : VALUE(0);
@@ -191,7 +190,7 @@ extern "C" __global__ void __launch_bounds__(block_size, 1)
                 });
                 shared.load_matrix(solved, rank);
                 __syncthreads();
-                add_product(sums, shared, rows, rank, strip, lane);
+                add_product(sums, shared, rows, strip, lane);
                 __syncthreads();
                 for_strip(sums, strip, lane, [&](double& number, int row, int column) {
                     rows[row][column] = read(x, row_stride, row, column) - number;
@@ -199,7 +198,7 @@ extern "C" __global__ void __launch_bounds__(block_size, 1)
                 });
                 shared.load_matrix(inverse, rank);
                 __syncthreads();
-                add_product(sums, shared, rows, rank, strip, lane);
+                add_product(sums, shared, rows, strip, lane);
             }
             wait_for_group(group);
             for_strip(sums, strip, lane, [&](double& number, int row, int column) {
@@ -228,7 +227,7 @@ extern "C" __global__ void __launch_bounds__(block_size, 1)
             }
 #pragma unroll
             for (int j = 0; j < tiles; ++j) {
-                if (j < 2 * strip || 8 * j >= rank) continue;  // below the diagonal, or zero
+                if (j < 2 * strip) continue;  // below the diagonal
                 const double right[2] = {of_lane[0][8 * j], of_lane[1][8 * j]};
                 multiply(gram[j], left, right);
             }
