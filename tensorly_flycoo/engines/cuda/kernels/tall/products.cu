@@ -278,7 +278,10 @@ __device__ __noinline__ void pseudo_invert(Matrix& left, const double* scales, d
     const auto square_of = [&](int column) {
         double square = 0;
 #pragma unroll
-        for (int i = 0; i < TILES; ++i) square += left[lane + 32 * i][column] * left[lane + 32 * i][column];
+        for (int i = 0; i < TILES; ++i) {
+            const double number = left[lane + 32 * i][column];
+            square += number * number;
+        }
         return sum_of_warp(square);
     };
     double largest = 0;
