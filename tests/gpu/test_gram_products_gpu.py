@@ -14,6 +14,7 @@ from tensorly_flycoo import FlycooTensor
 from tensorly_flycoo.engines.cuda import tall
 from tensorly_flycoo.loop import gram_products
 from tensorly_flycoo.loop.gram_products import GramMemory, GramProduct
+from tensorly_flycoo.testing import planted_tensor
 
 RANKS = pytest.mark.parametrize("rank", [1, 2, 3, 7, 16, 25, 31, 32, 33, 50, 64, 77, 100, 128])
 DTYPES = pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -143,6 +144,18 @@ def test_a_singular_product_takes_the_pseudo_inverse(rank, dtype):
         assert np.abs(found).max() <= 10 * rank * np.abs(b).max()
         error = np.abs(exact @ found - right).max()
         assert error <= 1e3 * rank * np.finfo(dtype).eps * np.abs(right).max()
+
+
+@RANKS
+def test_matrices_that_are_not_positive_definite_are_inverted(rank):
+    """By their singular values: an indefinite one, and one that is not symmetric."""
+    rng = np.random.default_rng(rank)
+    vectors, _ = np.linalg.qr(rng.standard_normal((rank, rank)))
+    signs = np.where(np.arange(rank) % 2, 1, -1)
+    eps = np.finfo(float).eps
+    for matrix in (vectors * signs @ vectors.T, np.eye(rank) + vectors / 2):
+        found = tall.invert(cupy.asarray(matrix)).to_array().get()[: rank**2].reshape(rank, rank)
+        np.testing.assert_allclose(found @ matrix, np.eye(rank), atol=100 * rank * eps)
 
 
 def test_what_does_not_fit_becomes_an_array():
@@ -316,3 +329,28 @@ def test_a_stack_of_inverses(rank, dtype):
         blocks = [make_blocks(stack[place]) for stack in stacks]
         alone, _, _ = invert_product(blocks, [], rank, dtype)
         assert found[place].get().tobytes() == alone.tobytes()
+
+
+@DTYPES
+def test_errors_near_an_exact_fit(dtype):
+    """Their squares are as exact as MTTKRPs in the tensor's precision allow."""
+    x, factors = planted_tensor((60, 30, 20), 3, 400, random_state=0, device="cuda", dtype=dtype)
+    rng, errors, (coords, values) = np.random.default_rng(0), [], map(cupy.asnumpy, x.nonzeros())
+    start = [
+        cupy.asarray(f) * cupy.asarray(1 + rng.standard_normal(f.shape) / 1000) for f in factors
+    ]
+    dense = np.zeros(x.shape)
+    dense[tuple(coords)] = values
+
+    def compare(cp_tensor, error):
+        model = np.einsum(
+            "ir,jr,kr->ijk", *(cupy.asnumpy(f).astype(float) for f in cp_tensor.factors)
+        )
+        exact = np.linalg.norm(model - dense) / np.linalg.norm(dense)
+        assert abs(float(error) ** 2 - exact**2) <= 4 * np.finfo(dtype).eps
+        errors.append(exact)
+
+    guess = (cupy.ones(3, dtype), [factor.astype(dtype) for factor in start])
+    with tl.backend_context("flycoo"):
+        parafac(x, 3, n_iter_max=4, tol=0, init=guess, callback=compare)
+    assert errors[-1] < 1e-4 < errors[0]

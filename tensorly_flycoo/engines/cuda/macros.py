@@ -237,5 +237,5 @@ def update_rows_macros(rank: int, dtype: np.dtype) -> Macros:
 def products_macros(rank: int, dtype: np.dtype) -> Macros:
     """Specialise `products.cu`, for a class of ranks."""
     tiles = 1 << (-(-rank // 32) - 1).bit_length()
-    sizes = {"TILES": tiles, "NUM_WARPS": 32 if tiles < 4 else 16, "SEGMENT": tuning.GRAM_SEGMENT}
+    sizes = {"TILES": tiles, "NUM_WARPS": 32 if tiles == 1 else 16, "SEGMENT": tuning.GRAM_SEGMENT}
     return {"VALUE": dtype, **sizes, "PRODUCT_LAYOUT": structs.PRODUCT}

@@ -9,7 +9,7 @@ from tensorly_flycoo import decomposition
 from tensorly_flycoo.engines import tall
 from tensorly_flycoo.loop import host_grams
 from tensorly_flycoo.loop.host_grams import HostGrams
-from tensorly_flycoo.testing import random_tensor
+from tensorly_flycoo.testing import planted_tensor, random_tensor
 
 pytestmark = pytest.mark.usefixtures("flycoo_backend")
 
@@ -83,6 +83,26 @@ def test_solutions_and_fits(num_rows, dtype):
     inner = (mttkrp.astype("f8") * y).sum()
     fit = grams.compute_fit(9.0, weights, [factor, y], mttkrp)
     assert fit**2 == pytest.approx(abs(81 + model - 2 * inner), rel=100 * eps)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_errors_near_an_exact_fit(dtype):
+    """Their squares are as exact as MTTKRPs in the tensor's precision allow."""
+    x, factors = planted_tensor((60, 30, 20), 3, 400, random_state=0, device="cpu", dtype=dtype)
+    start = [(f * (1 + draw(*f.shape) / 1000)).astype(dtype) for f in factors]
+    coords, values = x.nonzeros()
+    dense, errors = np.zeros(x.shape), []
+    dense[tuple(coords)] = values
+
+    def compare(cp_tensor, error):
+        model = np.einsum("ir,jr,kr->ijk", *(factor.astype(float) for factor in cp_tensor.factors))
+        exact = np.linalg.norm(model - dense) / np.linalg.norm(dense)
+        assert abs(error**2 - exact**2) <= 4 * np.finfo(dtype).eps
+        errors.append(exact)
+
+    ones = np.ones(3, dtype)
+    decomposition.parafac(x, 3, n_iter_max=4, tol=0, init=(ones, start), callback=compare)
+    assert errors[-1] < 1e-4 < errors[0]
 
 
 @pytest.mark.parametrize("num_rows", [100, 5000])

@@ -5,7 +5,7 @@
 //   fit: the error of a CP model, |x - model|, from what its last factor was computed with.
 //
 // Mapping: of `add_grams` a block has 256 numbers of a segment, a thread one of them. Of the others
-//   a block has a product, a warp every 32nd or 16th column and a lane every 32nd row. `fit` adds
+//   a block has a product, a warp some neighbouring columns and a lane every 32nd row. `fit` adds
 //   the numbers up to the square of the model's norm; it also adds up the inner product.
 // Preconditions (the caller's): R is at most 32 * TILES. Matrices may have any strides. To invert
 //   more than one product, each of `grams` is a stack with a matrix for each.
@@ -122,7 +122,7 @@ __device__ __forceinline__ void for_own(Numbers& numbers, int rank, Function fun
     for (int j = 0; j < own_columns; ++j) {
 #pragma unroll
         for (int i = 0; i < TILES; ++i) {
-            const int row = threadIdx.x % 32 + 32 * i, column = threadIdx.x / 32 + num_warps * j;
+            const int row = threadIdx.x % 32 + 32 * i, column = threadIdx.x / 32 * own_columns + j;
             if (row < rank && column < rank) function(numbers[i][j], row, column);
         }
     }
@@ -163,76 +163,52 @@ __device__ inline double norm_of(const Numbers& numbers)
     return max_of_block(largest);
 }
 
-// Replaces a matrix by its inverse, which is not finite if the matrix is singular. A number stays
-// in its register, so rows are not exchanged but marked as used: the inverse's number at (row,
-// column) ends at (pivots[row], place of column among `pivots`), so it is to be written to
-// (steps[row], pivots[column]).
-__device__ inline void eliminate(Numbers& numbers, int rank, int (&pivots)[width],
-                                 int (&steps)[width])
+// Replaces a symmetric matrix by minus its inverse, which is nan if the matrix is not positive
+// definite. It stays symmetric in each step, so its column k stands for its row k too. The columns
+// of a warp move by one place in each step, so that all steps are the same code.
+__device__ inline void eliminate(Numbers& numbers, int rank)
 {
     __shared__ double columns[2][width], inverses[2];
-    constexpr unsigned low = 2 * width - 1;  // bits of a key that name the row
-    constexpr int step = own_columns < 4 ? own_columns : 4;  // columns whose shuffles overlap
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    unsigned used = 0;
+    const auto publish = [&](int k) {
+        double* column = columns[k % 2];
+#pragma unroll
+        for (int i = 0; i < TILES; ++i) column[lane + 32 * i] = numbers[i][0];
+        __syncwarp();
+        if (lane > 0) return;
+        const double pivot = column[k];
+        inverses[k % 2] = pivot > 0 ? __drcp_rn(pivot) : nan("");
+        // So the pivot's row is divided by it in the same way as others are reduced.
+        column[k] = pivot - 1;
+    };
+    if (warp == 0) publish(0);
 #pragma unroll 1
-    for (int k = 0; k < rank; ++k) {
-        if (warp == k % num_warps) {
-            double own[TILES];
-            unsigned best = 0;
-#pragma unroll
-            for (int i = 0; i < TILES; ++i) {
-                const int row = lane + 32 * i;
-#pragma unroll
-                for (int j = 0; j < own_columns; ++j) own[i] = j == k / num_warps ? numbers[i][j] : own[i];
-                columns[k % 2][row] = own[i];
-                // The largest number, to 15 bits or more, then the first row.
-                const unsigned size = __float_as_uint(fabsf(static_cast<float>(own[i]))) & ~low;
-                const bool is_free = row < rank && (used >> i & 1) == 0;
-                best = max(best, is_free ? size | (width - row) : 0);
-            }
-            const int pivot = width - (__reduce_max_sync(0xffffffffu, best) & low);
-#pragma unroll
-            for (int i = 0; i < TILES; ++i) {
-                if (lane + 32 * i != pivot) continue;
-                inverses[k % 2] = __drcp_rn(own[i]);
-                // So the pivot's row is divided by it in the same way as others are reduced.
-                columns[k % 2][pivot] = own[i] - 1;
-                pivots[k] = pivot;
-                steps[pivot] = k;
-            }
-        }
+    for (int k = 0; k < rank || k % own_columns > 0; ++k) {
         __syncthreads();  // the next but one step overwrites the column: a barrier is in between
-        const int pivot = pivots[k];
+        const double* column = columns[k % 2];
         const double inverse = inverses[k % 2];
-        double factors[TILES];
+        double factors[TILES], first[TILES];
 #pragma unroll
-        for (int i = 0; i < TILES; ++i) factors[i] = columns[k % 2][lane + 32 * i];
-#pragma unroll
-        for (int first = 0; first < own_columns; first += step) {
-            double uppers[step];
-#pragma unroll
-            for (int j = 0; j < step; ++j) {
-                double upper = numbers[0][first + j];
-#pragma unroll
-                for (int i = 1; i < TILES; ++i) {
-                    upper = i == pivot / 32 ? numbers[i][first + j] : upper;
-                }
-                uppers[j] = __shfl_sync(0xffffffffu, upper, pivot % 32) * inverse;
-            }
-#pragma unroll
-            for (int j = 0; j < step; ++j) {
-                const bool is_pivot_column = warp + num_warps * (first + j) == k;
-#pragma unroll
-                for (int i = 0; i < TILES; ++i) {
-                    double& number = numbers[i][first + j];
-                    number -= factors[i] * uppers[j];
-                    const double left = lane + 32 * i == pivot ? 1 : -factors[i];
-                    number = is_pivot_column ? left * inverse : number;
-                }
-            }
+        for (int i = 0; i < TILES; ++i) {
+            factors[i] = column[lane + 32 * i] * inverse;
+            first[i] = numbers[i][0];
         }
-        if (lane == pivot % 32) used |= 1u << pivot / 32;
+#pragma unroll
+        for (int j = 0; j < own_columns; ++j) {
+            const double upper = column[warp * own_columns + (k + j + 1) % own_columns];
+#pragma unroll
+            for (int i = 0; i < TILES; ++i) {
+                const double before = j + 1 < own_columns ? numbers[i][j + 1] : first[i];
+                numbers[i][j] = before - factors[i] * upper;
+            }
+            // While the other columns are reduced, the next pivot is divided by.
+            if (j == 0 && warp == (k + 1) / own_columns) publish(k + 1);
+        }
+        if (warp != k / own_columns) continue;
+#pragma unroll
+        for (int i = 0; i < TILES; ++i) {
+            numbers[i][own_columns - 1] = lane + 32 * i == k ? -inverse : factors[i];
+        }
     }
 }
 
@@ -286,43 +262,64 @@ __device__ inline void orthogonalise(Matrix& left, double* right, int rank)
     }
 }
 
-// Writes the pseudo-inverse of a scaled matrix (R, R); a singular value within rounding of zero
-// counts as zero. Not inlined, so that registers are enough for `eliminate`.
-__device__ __noinline__ void pseudo_invert(Matrix& scaled, const double* scales, double* inverse,
+// Writes the pseudo-inverse of a matrix (R, R), given its transpose; a singular value of the scaled
+// matrix within rounding of zero counts as zero. Not inlined, so that registers are enough for
+// `eliminate`.
+__device__ __noinline__ void pseudo_invert(Matrix& left, const double* scales, double* inverse,
                                            int rank)
 {
-    __shared__ double squares[width];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    orthogonalise(scaled, inverse, rank);
-    double largest = 0;
-    for (int column = warp; column < rank; column += num_warps) {
+    for (int row = warp; row < rank; row += num_warps) {
+        for (int column = lane; column < rank; column += 32) {
+            left[row][column] *= scales[row] * scales[column];
+        }
+    }
+    orthogonalise(left, inverse, rank);
+    const auto square_of = [&](int column) {
         double square = 0;
 #pragma unroll
         for (int i = 0; i < TILES; ++i) {
-            square += scaled[lane + 32 * i][column] * scaled[lane + 32 * i][column];
+            const double number = left[lane + 32 * i][column];
+            square += number * number;
         }
-        square = sum_of_warp(square);
-        if (lane == 0) squares[column] = square;
+        return sum_of_warp(square);
+    };
+    double largest = 0;
+    for (int column = warp; column < rank; column += num_warps) {
+        const double square = square_of(column);
         largest = largest >= square || largest != largest ? largest : square;
     }
     const double smallest = rank * epsilon * sqrt(max_of_block(largest));
-    Numbers numbers = {};
-    for_own(numbers, rank, [&](double& number, int row, int column) {
-        for (int k = 0; k < rank; ++k) {
-            if (sqrt(squares[k]) <= smallest) continue;
-            number += inverse[k * rank + row] * scaled[column][k] / squares[k];
+    for (int column = warp; column < rank; column += num_warps) {
+        const double square = square_of(column);
+        for (int row = lane; row < rank; row += 32) {
+            left[row][column] = sqrt(square) <= smallest ? 0 : left[row][column] / square;
         }
-    });
-    __syncthreads();  // before the rotations are overwritten
-    for_own(numbers, rank, [&](double& number, int row, int column) {
-        inverse[row * rank + column] = number * (scales[row] * scales[column]);
-    });
+    }
+    __syncthreads();
+    // A warp replaces a column of the rotations by one of the inverse.
+    for (int column = warp; column < rank; column += num_warps) {
+        double rotations[TILES];
+#pragma unroll
+        for (int i = 0; i < TILES; ++i) {
+            const int k = lane + 32 * i;
+            rotations[i] = k < rank ? inverse[k * rank + column] : 0;
+        }
+        for (int row = 0; row < rank; ++row) {
+            double sum = 0;
+#pragma unroll
+            for (int i = 0; i < TILES; ++i) sum += rotations[i] * left[row][lane + 32 * i];
+            sum = sum_of_warp(sum);
+            if (lane == 0) inverse[row * rank + column] = sum * (scales[row] * scales[column]);
+        }
+    }
 }
 
 // Rows and columns are scaled to a diagonal of ones, so that a component much smaller than another
-// does not make the matrix look singular; then follows Gauss-Jordan elimination with partial
-// pivoting. If the condition number leaves no digit of a factor's number, the singular value
-// decomposition by Hestenes's rotations of pairs of columns replaces it.
+// does not make the matrix look singular; then follows Gauss-Jordan elimination, which needs no
+// pivoting as the matrix is symmetric and positive definite. If it is not, or if its condition
+// number leaves no digit of a factor's number, the singular value decomposition by Hestenes's
+// rotations of pairs of columns replaces it.
 //
 // `inverses` has (R, R) for each product; for a single one, `product_out` may have another (R, R)
 // for the product itself, and a number for its condition.
@@ -330,9 +327,8 @@ extern "C" __global__ void __launch_bounds__(num_threads, 1)
     invert(const Product product, int rank, double* inverses, double* product_out)
 {
     extern __shared__ double memory[];
-    Matrix& scaled = *reinterpret_cast<Matrix*>(memory);
+    Matrix& matrix = *reinterpret_cast<Matrix*>(memory);
     __shared__ double scales[width];
-    __shared__ int pivots[width], steps[width];
     double* inverse = inverses + static_cast<long long>(blockIdx.x) * rank * rank;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     for (int row = warp; row < width; row += num_warps) {
@@ -341,7 +337,7 @@ extern "C" __global__ void __launch_bounds__(num_threads, 1)
 #pragma unroll
         for (int i = 0; i < TILES; ++i) {
             const int column = lane + 32 * i;
-            scaled[row][column] = own[i];
+            matrix[column][row] = own[i];
             if (product_out && row < rank && column < rank) {
                 product_out[row * rank + column] = own[i];
             }
@@ -351,27 +347,27 @@ extern "C" __global__ void __launch_bounds__(num_threads, 1)
         }
     }
     __syncthreads();
-    Numbers numbers = {};
+    Numbers numbers;
+#pragma unroll
+    for (int j = 0; j < own_columns; ++j) {
+#pragma unroll
+        for (int i = 0; i < TILES; ++i) numbers[i][j] = lane + 32 * i == warp * own_columns + j;
+    }
     for_own(numbers, rank, [&](double& number, int row, int column) {
-        number = scaled[row][column] *= scales[row] * scales[column];
+        const double scale = scales[row] * scales[column];
+        const double left = matrix[row][column] * scale, right = matrix[column][row] * scale;
+        number = fabs(left - right) <= width * epsilon ? (left + right) / 2 : nan("");
     });
     double condition = norm_of(numbers);
-    eliminate(numbers, rank, pivots, steps);
+    eliminate(numbers, rank);
     condition *= norm_of(numbers);
     if (condition * epsilon < 1) {
         for_own(numbers, rank, [&](double& number, int row, int column) {
-            const int to = steps[row], from = pivots[column];
-            scaled[to][from] = number * (scales[to] * scales[from]);
+            inverse[column * rank + row] = -number * (scales[row] * scales[column]);
         });
-        __syncthreads();
-        for (int row = warp; row < rank; row += num_warps) {
-            for (int column = lane; column < rank; column += 32) {
-                inverse[row * rank + column] = scaled[row][column];
-            }
-        }
     } else {
         condition = 1;
-        pseudo_invert(scaled, scales, inverse, rank);
+        pseudo_invert(matrix, scales, inverse, rank);
     }
     if (product_out && threadIdx.x == 0) product_out[rank * rank] = condition;
 }
