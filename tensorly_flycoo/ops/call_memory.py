@@ -15,7 +15,7 @@ from ..format.primitives import index_dtype
 from ..format.tree import count_waiting
 from ..spread import choosing
 from ..svd.eigen import MAX_BLOCKS, MAX_GRAM_SIZE, choose_width
-from ..svd.gram import choose_dtype, count_rounds, fits_basis, is_cheap_to_form
+from ..svd.gram import choose_dtype, is_cheap_to_form
 from ..tensor.memory import format_nbytes
 
 #: Bytes for each nonzero of an unfolding that is split into columns: a flag, its row and its value;
@@ -229,10 +229,7 @@ def _count_svd_nbytes(
         sizes = choosing.TensorSizes(num_shared, (num_columns, num_coupled), dtype, ((0,), (1,)))
         nbytes, peak_nbytes = choosing.estimate_layout(engine, "replicated", sizes, 1)
         row_nbytes = choose_width(rank, num_coupled) * dtype.itemsize
-        num_blocks = MAX_BLOCKS
-        if num_coupled > MAX_GRAM_SIZE:
-            is_kept = fits_basis(num_coupled, rank, dtype)
-            num_blocks = count_rounds(num_coupled, rank) if is_kept else 1
+        num_blocks = MAX_BLOCKS if num_coupled <= MAX_GRAM_SIZE else 1
         multiplying = max(3 * num_coupled, 2 * num_coupled + num_columns)
         work = max(peak_nbytes, nbytes + (num_blocks * num_coupled + multiplying) * row_nbytes)
     return max(listing, kept + held + max(work, vectors))
