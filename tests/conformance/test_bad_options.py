@@ -55,7 +55,6 @@ CALLS = {
     "non_negative_parafac": (X, _CP),
     "non_negative_parafac_hals": (X, _CP),
     "constrained_parafac": (X, _CP | {"non_negative": True}),
-    "randomised_parafac": (X, _CP | {"n_samples": 10}),
     "generalized_parafac": (X, _CP),
     "observed_parafac": (X, _CP),
     "coupled_parafac": ([LABELLED], _CP),

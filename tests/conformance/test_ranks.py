@@ -17,7 +17,6 @@ _CP = {
     "non_negative_parafac": {},
     "non_negative_parafac_hals": {},
     "constrained_parafac": {"non_negative": True},
-    "randomised_parafac": {"n_samples": 30},
     "observed_parafac": {},
     "generalized_parafac": {},
     "parafac2": {},

@@ -38,7 +38,6 @@ CALLS = {
         ],
         lambda f, x: iterate(f, x, RANK),
     ),
-    "randomised_parafac": lambda f, x: iterate(f, x, RANK, n_samples=20),
     **dict.fromkeys(
         ["non_negative_tucker", "non_negative_tucker_hals", "tucker"],
         lambda f, x: iterate(f, x, [2, 2, 2, 2]),

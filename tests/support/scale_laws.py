@@ -26,7 +26,6 @@ SOLVERS = {
     "observed_parafac": {"random_state": 0, "biases": True},
     "parafac": {"random_state": 0, "init": "random"},
     "parafac2": {"random_state": 0},
-    "randomised_parafac": {"random_state": 0, "n_samples": 20},
     "tensor_ring": {"rank": [2, 2, 2, 2]},
     "tensor_train": {"rank": [1, 2, 2, 1]},
     "tensor_train_matrix": {"rank": [1, 2, 1]},

@@ -25,7 +25,7 @@ _RANKS = {
     "tensor_ring": [2, 2, 2, 2],
     "tensor_train_matrix": [1, 2, 1],
 }
-_OPTIONS = {"constrained_parafac": {"non_negative": True}, "randomised_parafac": {"n_samples": 50}}
+_OPTIONS = {"constrained_parafac": {"non_negative": True}}
 
 
 def run(name, x, **options):

@@ -70,7 +70,6 @@ SOLVERS = {
     "parafac2": {"x": lambda x: [x[n] for n in range(x.shape[0])]},
     "coupled_parafac": {"x": lambda x: [(x, list("abc")), (np.ones((x.shape[0], 4)), ["a", "d"])]},
     "constrained_parafac": {"options": {"non_negative": True}},
-    "randomised_parafac": {"options": {"n_samples": 50}},
     "tucker": {"rank": [2, 2, 2]},
     "non_negative_tucker": {"rank": [2, 2, 2]},
     "non_negative_tucker_hals": {"rank": [2, 2, 2]},
@@ -164,7 +163,6 @@ def test_a_run_with_a_singular_system_equals_the_lone_run(monkeypatch):
         (non_negative_parafac_hals, {}),
         (constrained_parafac, {"non_negative": True}),
         (decomposition.observed_parafac, {"l2_reg": 0.1}),
-        (decomposition.randomised_parafac, {"n_samples": 20}),
     ],
 )
 def test_other_decompositions_run_one_by_one(x, function, options, monkeypatch):
