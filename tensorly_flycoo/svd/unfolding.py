@@ -49,7 +49,7 @@ class LazyMatrix:
         Values are descending; those below the rounding error of the largest are zero.
 
         With up to 8192 coupled rows (see `UnfoldingGram`), or columns, the Gram matrix is
-        decomposed to rounding error: see `find_singular_pairs`. With more, 15 products with it, in
+        decomposed to rounding error: see `find_singular_pairs`. With more, 9 products with it, in
         the tensor's dtype, by `filter_leading_vectors` leave squared singular values short by less
         than 2 % of themselves where we measured, without gaps, and by orders of magnitude less with
         gaps. They are with the columns if these are fewer than the coupled rows.
