@@ -190,21 +190,6 @@ def test_a_checkpoint_of_another_solver_is_refused(path, solver):
             run(solver, x, 2, None, init=init)
 
 
-def test_an_old_checkpoint_is_read(path):
-    """Format 1 has no digest: shape, rank and dtype are checked."""
-    x = make_tensor()
-    with Progress(2, show=None, checkpoint=path) as progress:
-        run("parafac", x, 2, progress)
-    new = load_checkpoint(path)
-    factors = {f"factor_{n}": factor for n, factor in enumerate(new.factors)}
-    np.savez(path, format=1, errors=new.errors, weights=new.weights, **factors)
-    init = load_checkpoint(path)
-    assert (init.digest, init.solver) == ("", "parafac")
-    assert_same_bits(run("parafac", x, 2, None, init=init), run("parafac", x, 4, None))
-    with pytest.raises(ValueError, match="written by parafac, expected non_negative_parafac"):
-        run("mu", x, 2, None, init=init)
-
-
 def test_a_checkpoint_without_a_state_is_refused(path):
     x = make_tensor()
     save_checkpoint(path, run("parafac", x, 2, None), [1.0, 0.5, 0.4])

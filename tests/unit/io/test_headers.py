@@ -7,6 +7,7 @@ import functools
 import itertools
 import json
 import operator
+import re
 import resource
 import time
 import zipfile
@@ -98,6 +99,26 @@ READERS = {
     "model": LabelledCP.load,
     "checkpoint": load_checkpoint,
 }
+
+
+#: What a file is, and what reads it, in messages.
+KINDS = {
+    "remap": ("a saved tensor", "tensorly_flycoo.load(path)"),
+    "model": ("a saved LabelledCP", "LabelledCP.load(path)"),
+    "online": ("a saved OnlineCP", "OnlineCP.load(path)"),
+    "checkpoint": ("a checkpoint", "Progress(n, checkpoint=path).resume"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_of_another_kind_says_what_reads_it(kind, tmp_path):
+    path, (found, call) = tmp_path / "x.npz", KINDS[kind]
+    WRITERS[kind](path)
+    for other, (expected, _) in KINDS.items():
+        if other != kind:
+            text = f"x.npz is {found}, expected {expected}: call {call}"
+            with pytest.raises(ValueError, match=re.escape(text)):
+                READERS.get(other, load)(path)
 
 
 def find_numbers(value, path=()):
