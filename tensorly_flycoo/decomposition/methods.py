@@ -75,7 +75,6 @@ METHODS = {
         Method(decomposition.non_negative_tucker, makes_cp=False, non_negative=True),
         Method(decomposition.non_negative_tucker_hals, makes_cp=False, non_negative=True),
         Method(decomposition.tensor_train, makes_cp=False),
-        Method(decomposition.tensor_train_matrix, makes_cp=False),
         Method(decomposition.tensor_ring, makes_cp=False),
     )
 }

@@ -141,7 +141,6 @@ OPTIONS = {
     },
     "tensor_ring": _TRAIN | {"mode": acts("mode", 1)},
     "tensor_train": _TRAIN,
-    "tensor_train_matrix": _TRAIN,
     "tucker": _LOOP | {
         "init": acts("init", "svd", n_iter_max=1),
         "fixed_factors": acts("fixed_factors", [1], init=_TUCKER, callback=None),
@@ -157,7 +156,6 @@ _BASES = {
     "parafac2": {"linesearch": False},
     "tensor_ring": {"rank": [2, 2, 2, 2]},
     "tensor_train": {"rank": [1, 2, 2, 1]},
-    "tensor_train_matrix": {"rank": [1, 2, 1]},
 }
 ACTING = [
     pytest.param(name, option, id=f"{name}-{option}")
@@ -197,8 +195,7 @@ def run(name, options):
     if name == "coupled_parafac":
         blocks = [(X, tuple("abc")), (X[:, :4, 0], tuple("ad"))]
         return coupled_parafac(blocks, **given), calls
-    x = X.reshape(3, 2, 5, 4) if name == "tensor_train_matrix" else X
-    return getattr(decomposition, name)(FlycooTensor.from_dense(x), **given), calls
+    return getattr(decomposition, name)(FlycooTensor.from_dense(X), **given), calls
 
 
 def list_arrays(result):

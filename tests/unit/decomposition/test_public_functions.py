@@ -25,7 +25,6 @@ OWN_LOOPS = {
     "parafac2": {"rank": 2, **OPTIONS},
     "tensor_train": {"rank": [1, 2, 3, 2, 1]},
     "tensor_ring": {"rank": [2, 2, 3, 2, 2], "mode": 1},
-    "tensor_train_matrix": {"rank": [1, 4, 1]},
 }
 #: Functions that need the backend: they run TensorLy's loop, or its proximal operators.
 TENSORLY_LOOPS = {
