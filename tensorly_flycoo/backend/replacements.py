@@ -263,11 +263,6 @@ TABLE = (
         "it passed tl.context(tensor) on, and those operators took linear time",
     ),
     Replacement(
-        "randomised_parafac", "decomposition decomposition._cp", _call_ours,
-        "it indexes the tensor with lists, and forms the model for its error",
-        "it sampled entries and fibres through two functions of the backend",
-    ),
-    Replacement(
         "parafac2", "decomposition decomposition._parafac2", _call_ours,
         "it multiplies slice by slice, and projects to a dense tensor",
         "nothing: our loop multiplies all slices at once",
@@ -321,6 +316,12 @@ TABLE = (
         _refuse("use tl.decomposition.parafac"),
         "pydata/sparse subtracts an outer product of vectors from a COO, and densifies it",
         "nothing: it is dense by nature",
+    ),
+    Replacement(
+        "randomised_parafac", "decomposition decomposition._cp",
+        _refuse("use tl.decomposition.parafac, whose sweeps are faster: few fibres have a nonzero"),
+        "it indexes the tensor with lists, and forms the model for its error",
+        "nothing: on sparse tensors it lost against parafac wherever it was measured",
     ),
     Replacement(
         "tensor_ring_als tensor_ring_als_sampled", "decomposition decomposition._tr_als",

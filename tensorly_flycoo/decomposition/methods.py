@@ -67,7 +67,6 @@ METHODS = {
         Method(decomposition.non_negative_parafac, non_negative=True, takes_mask=True),
         Method(decomposition.non_negative_parafac_hals, non_negative=True, has_momentum=True),
         Method(decomposition.constrained_parafac),
-        Method(decomposition.randomised_parafac),
         Method(decomposition.observed_parafac, knows_zeros=False),
         Method(decomposition.generalized_parafac, loss="poisson_count", takes_mask=True),
         Method(decomposition.coupled_parafac, makes_cp=False),
@@ -76,7 +75,6 @@ METHODS = {
         Method(decomposition.non_negative_tucker, makes_cp=False, non_negative=True),
         Method(decomposition.non_negative_tucker_hals, makes_cp=False, non_negative=True),
         Method(decomposition.tensor_train, makes_cp=False),
-        Method(decomposition.tensor_train_matrix, makes_cp=False),
         Method(decomposition.tensor_ring, makes_cp=False),
     )
 }

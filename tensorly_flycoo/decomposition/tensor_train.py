@@ -9,20 +9,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from tensorly.tr_tensor import TRTensor, validate_tr_rank
-from tensorly.tt_matrix import TTMatrix
 from tensorly.tt_tensor import TTTensor, validate_tt_rank
 
 from ..base.array_modules import Array
-from ..base.checks import check_mode, densify_error
+from ..base.checks import check_mode
 from ..format.ordering import count_true
 from ..loop.guarding import describe_as
 from ..loop.initial_guess import check_svd
 from ..loop.ranks import find_ranks
 from ..loop.scaling import find_exponent, shift_values
 from ..ops.contraction import multiply_matricized
-from ..ops.views import Viewable, make_tensor, permute, reshape
+from ..ops.views import Viewable, make_tensor, permute
 from ..svd.unfolding import Unfolding
-from ..tensor.coo_cache import SparseData
 from ..tensor.tensor import FlycooTensor
 
 
@@ -90,65 +88,6 @@ def tensor_train(
     if verbose:
         print_shapes("TT", cores)
     return TTTensor(cores)
-
-
-@describe_as(tensor_train)
-def tensor_train_matrix(
-    tensor: SparseData,
-    rank: int | str | Sequence[int],
-    svd: str = "truncated_svd",
-    verbose: bool = False,
-    random_state: Any = None,
-) -> TTMatrix:
-    """Decompose a sparse tensor (I_1, ..., I_d, J_1, ..., J_d) into a train of matrices (I_n, J_n).
-
-    Results are TensorLy's, under any backend.
-
-    Parameters
-    ----------
-    tensor : FlycooTensor or sparse.COO
-        With an even number of modes, four or more: first the row modes of the matrix that it
-        represents, then the column modes.
-
-    Returns
-    -------
-    TTMatrix
-        Cores (R_n, I_n, J_n, R_n+1) in the dtype and on the device of `tensor`.
-
-    Raises
-    ------
-    DensifyError
-        If `tensor` has two modes, so that its one core is the dense matrix.
-    ValueError
-        If `tensor` has an odd number of modes. Other errors, and the cost, are as for
-        `tensor_train`.
-
-    References
-    ----------
-    Oseledets, "Approximation of 2^d x 2^d matrices using tensor decomposition", SIAM Journal on
-    Matrix Analysis and Applications 31, 2010.
-
-    Examples
-    --------
-    >>> from tensorly_flycoo.testing import random_tensor
-    >>> x = random_tensor((4, 5, 6, 7), 200, random_state=0)
-    >>> [core.shape for core in tensor_train_matrix(x, [1, 3, 1])]
-    [(1, 4, 6, 3), (3, 5, 7, 1)]
-    """
-    num_pairs, is_odd = divmod(tensor.ndim, 2)
-    if is_odd:
-        raise ValueError(f"tensor has shape {tensor.shape}, expected an even number of modes")
-    if num_pairs == 1:
-        instead = "its one core is the matrix itself: use four modes or more"
-        raise densify_error("tl.decomposition.tensor_train_matrix", tensor.shape, instead)
-    sizes = list(zip(tensor.shape[:num_pairs], tensor.shape[num_pairs:], strict=True))
-    pairs = permute(tensor, [m for n in range(num_pairs) for m in (n, n + num_pairs)])
-    train = tensor_train(reshape(pairs, [i * j for i, j in sizes]), rank, svd, verbose)
-    cores = [
-        core.reshape(core.shape[0], i, j, core.shape[-1])
-        for core, (i, j) in zip(train.factors, sizes, strict=True)
-    ]
-    return TTMatrix(cores)
 
 
 @describe_as(tensor_train)

@@ -32,7 +32,6 @@ class Kind(NamedTuple):
     """A kind of file; its name and its reader are for messages.
 
     The version goes up when a release cannot read, or would misread, files of the previous one.
-    Every version from 1 up is read.
     """
 
     format: str  # in the header, as the version is
@@ -44,11 +43,10 @@ class Kind(NamedTuple):
 TENSOR = Kind("tensorly-flycoo", 2, "a saved tensor", "tensorly_flycoo.load(path)")
 SLABS = Kind("tensorly-flycoo slabs", 2, "the index of a slab folder", "tensorly_flycoo.open_slabs")
 MODEL = Kind("tensorly-flycoo CP model", 1, "a saved LabelledCP", "LabelledCP.load(path)")
-ONLINE = Kind("tensorly-flycoo online CP model", 1, "a saved OnlineCP", "OnlineCP.load(path)")
 CHECKPOINT = Kind(
     "tensorly-flycoo checkpoint", 3, "a checkpoint", "Progress(n, checkpoint=path).resume()"
 )
-_KINDS = {kind.format: kind for kind in (TENSOR, SLABS, MODEL, ONLINE, CHECKPOINT)}
+_KINDS = {kind.format: kind for kind in (TENSOR, SLABS, MODEL, CHECKPOINT)}
 
 FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 
@@ -118,17 +116,17 @@ def refuse_damage(
 
 
 def check_header(path: FilePath, kind: Kind, header: Any) -> None:
-    """Refuse the header of another kind of file, or of a later version."""
+    """Refuse the header of another kind of file, or of another version."""
     text = header.get("format") if isinstance(header, dict) else None
     found = _KINDS.get(text) if isinstance(text, str) else None
     if found is None:
         raise ValueError(f"{path} is damaged, or not {kind.name}: its format is not known")
     if found is not kind:
         raise ValueError(f"{path} is {found.name}, expected {kind.name}: call {found.reader}")
-    if header.get("version") not in range(1, kind.version + 1):
+    if (version := header.get("version")) != kind.version:
         raise ValueError(
-            f"{path} has format version {header.get('version')!r}, expected {kind.version}: load "
-            "it with a newer release of tensorly-flycoo"
+            f"{path} has format version {version!r}, expected {kind.version}: load it with the "
+            "release of tensorly-flycoo that wrote it, or a later one"
         )
 
 
@@ -161,11 +159,7 @@ class ArrayReader:
             raise ValueError("its arrays are larger than the file")
         if not all(name.isprintable() for name in archive.namelist()):
             raise ValueError("the name of an array is not printable")
-        if "header" not in self.names() and "format" in self.names():
-            # A checkpoint of version 1 or 2, whose facts are arrays.
-            self.header: Header = {"format": CHECKPOINT.format, "version": int(self.read("format"))}
-        else:
-            self.header = json.loads(str(self.read("header")))
+        self.header: Header = json.loads(str(self.read("header")))
 
     def names(self) -> set[str]:
         return {name.removesuffix(".npy") for name in self._archive.namelist()}

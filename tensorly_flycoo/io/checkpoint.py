@@ -121,14 +121,10 @@ def save_checkpoint(path: FilePath, model: Model, errors: Sequence[float]) -> No
 def load_checkpoint(path: FilePath) -> ResumedCP | ResumedTucker:
     """Read a checkpoint that `save_checkpoint` or `Progress` wrote, with its arrays on the host."""
     with open_arrays(path, CHECKPOINT) as reader:
-        header, arrays = reader.header, {name: reader.read(name) for name in reader.names()}
-        if arrays.pop("header", None) is None:  # version 1, of `parafac`, or 2
-            solver = "parafac" if header["version"] == 1 else ""
-            facts = [name for name in ("errors", "solver", "digest") if name in arrays]
-            header = {"solver": solver} | {name: arrays.pop(name).tolist() for name in facts}
-            del arrays["format"]
-        names = [name for name in arrays if name.startswith("state_")]
-        state = {name.removeprefix("state_"): arrays.pop(name) for name in names}
+        header, names = reader.header, reader.names() - {"header"}
+        arrays = {name: reader.read(name) for name in names}
+        of_state = [name for name in arrays if name.startswith("state_")]
+        state = {name.removeprefix("state_"): arrays.pop(name) for name in of_state}
         errors, solver, digest = (header.get(name, "") for name in ("errors", "solver", "digest"))
         is_right = isinstance(errors, list) and errors and {type(solver), type(digest)} == {str}
         if not is_right or not {type(error) for error in errors} <= {int, float}:

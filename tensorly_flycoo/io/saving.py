@@ -204,8 +204,8 @@ def read_records(reader: ArrayReader, record_format: RecordFormat) -> tuple[np.n
 def read_format(reader: ArrayReader) -> RecordFormat:
     """Check the header of a tensor; return the format of its records."""
     header = reader.header
-    shape, num_prefixes = check_shape(header["shape"]), header.get("num_prefixes", 0)
-    groups = check_groups(header.get("groups") or [[n] for n in range(len(shape))], shape)
+    shape, num_prefixes = check_shape(header["shape"]), header["num_prefixes"]
+    groups = check_groups(header["groups"], shape)
     if type(num_prefixes) is not int or not 0 <= num_prefixes <= (2**32 if groups[0][1:] else 0):
         raise ValueError(f"num_prefixes is {num_prefixes!r}, the first group {groups[0]}")
     check_products(groups[num_prefixes > 0 :], shape)
@@ -213,7 +213,7 @@ def read_format(reader: ArrayReader) -> RecordFormat:
         shape,
         {"float32": np.float32, "float64": np.float64}[header["dtype"]],
         {"uint32": np.uint32, "uint64": np.uint64}[header["word_dtype"]],
-        groups,  # version 1 has none
+        groups,
         num_prefixes,
     )
     check_choice(header["layout"], "layout", LAYOUTS)

@@ -88,24 +88,24 @@ def restore(
     return xp.asarray(first), [xp.asarray(factor) for factor in factors]
 
 
-def pack_random(random: np.random.RandomState, name: str = "random") -> dict[str, np.ndarray]:
+def pack_random(random: np.random.RandomState) -> dict[str, np.ndarray]:
     """Return the state of a Mersenne Twister for a checkpoint; {} for another generator."""
     state: Any = random.get_state(legacy=False)
     if state["bit_generator"] != "MT19937":
         return {}
     key, position = state["state"]["key"], state["state"]["pos"]
-    return {f"{name}_key": key, f"{name}_position": np.asarray(position)}
+    return {"random_key": key, "random_position": np.asarray(position)}
 
 
-def unpack_random(state: Mapping[str, Array], name: str = "random") -> np.random.RandomState:
+def unpack_random(state: Mapping[str, Array]) -> np.random.RandomState:
     """Return the generator of which `pack_random` returned the state."""
-    if f"{name}_key" not in state:
+    if "random_key" not in state:
         raise ValueError(
             "the checkpoint has no random state: it is of another decomposition, or of a "
             "random_state other than NumPy's Mersenne Twister"
         )
-    random, position = np.random.RandomState(), int(state[f"{name}_position"])
-    random.set_state(("MT19937", state[f"{name}_key"], position, 0, 0.0))
+    random, position = np.random.RandomState(), int(state["random_position"])
+    random.set_state(("MT19937", state["random_key"], position, 0, 0.0))
     return random
 
 
@@ -166,8 +166,8 @@ class Run:
         return result
 
     def measure_start(self) -> Any:
-        """Return the error of the initial guess, None if it is not known."""
-        return None
+        """Return the error of the initial guess."""
+        raise NotImplementedError
 
     def step(self, iteration: int) -> Any:
         """Update the model; return its error."""
@@ -196,12 +196,11 @@ class Run:
 
         The errors in a checkpoint count for `is_over`, but are not returned. The callback gets the
         model, with the solver, tensor and state as its origin, and its error: before the first
-        iteration that of the start or checkpoint, if there is one. The arrays never change.
+        iteration that of the start or checkpoint. The arrays never change.
         """
         num_past = len(self.errors)
         if self.callback is not None:
-            error = self.errors[-1] if num_past else self.measure_start()
-            self._call(*([] if error is None else [error]))
+            self._call(self.errors[-1] if num_past else self.measure_start())
         is_done = num_past > 0 and self.is_over()
         if num_past and self.normalize_factors and not is_done:
             self.normalize()

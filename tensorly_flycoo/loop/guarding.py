@@ -29,11 +29,11 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 #: Options that several decompositions have: the least of integers, finite numbers, and modes. A
 #: `tol` below 0 never stops a run, but computes the errors.
-_INTEGERS = dict.fromkeys(("n_iter_max", "max_stagnation", "svd_mask_repeats"), 0)
-_INTEGERS |= dict.fromkeys(("n_iter_max_inner", "n_iter_parafac", "n_samples", "n_samples_fit"), 1)
+_INTEGERS = dict.fromkeys(("n_iter_max", "svd_mask_repeats"), 0)
+_INTEGERS |= dict.fromkeys(("n_iter_max_inner", "n_iter_parafac"), 1)
 _NUMBERS = ("tol", "tol_inner", "tol_outer")
 _MODES = ("fixed_modes", "fixed_factors", "center_modes")
-_OPTIONAL = ("tol", "n_samples_fit", *_MODES)
+_OPTIONAL = ("tol", *_MODES)
 
 
 def check_options(given: Mapping[str, Any], ndim: int) -> None:

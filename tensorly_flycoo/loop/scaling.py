@@ -235,6 +235,5 @@ _RULES: dict[str, tuple[Callable[..., Scaling | None], tuple[int, int] | None]] 
     "observed_parafac": (_scale_observed, _OBSERVED),
     "parafac": (_scale_cp, None),
     "parafac2": (_scale_cp, None),
-    "randomised_parafac": (_scale_cp, None),
     "tucker": (_scale_core, None),
 }

@@ -13,8 +13,6 @@ from ..base.checks import check_choice, check_count, check_integer, check_rank, 
 from ..decomposition import generalized_parafac
 from ..decomposition.parafac import LeastSquares
 from ..engines.tall import multiply, solve, transposed_product
-from ..io.array_file import FLOATS, ONLINE, number, open_arrays, save_arrays
-from ..io.files import FilePath
 from ..loop.cp_loop import start
 from ..loop.cp_model import make_cp_tensor, multiply_all
 from ..loop.whole_tensor import WholeTensor
@@ -204,9 +202,6 @@ STREAMS: dict[str, type[LeastSquaresStream] | type[CountStream]] = {
     "poisson_count": CountStream,
 }
 
-#: The parameters in a file: all but `init` and `random_state`.
-_SAVED = ("rank", "mode", "loss", "forget", "n_iter_max", "tol", "keep")
-
 
 @dataclass(eq=False)
 class OnlineCP(Parameters):
@@ -254,7 +249,8 @@ class OnlineCP(Parameters):
     slice takes ``nnz * R`` numbers more.
 
     Rows of the streaming mode are not computed again, so old ones belong to the model of their
-    time. A slice has the same effect alone as together with others, except in the first call.
+    time. A slice has the same effect alone as together with others, except in the first call. To go
+    on in another process, pickle the estimator.
 
     References
     ----------
@@ -392,68 +388,3 @@ class OnlineCP(Parameters):
     def _set(self, stream: Any, rows: Array, added: Array, num_slices: int) -> None:
         self._stream, self._rows = stream, rows[-self.keep :]
         self.rows_, self.n_slices_ = added, num_slices
-
-    def save(self, path: FilePath) -> None:
-        """Save the model and all that later slices need to one ``.npz`` file, without pickles.
-
-        `init` and `random_state`, which are used up by then, are not saved.
-
-        Parameters
-        ----------
-        path : str or os.PathLike
-            Replaced in one atomic step; kept if writing fails.
-
-        Raises
-        ------
-        ValueError
-            If there is no model yet.
-        OSError
-            If the file cannot be written.
-
-        Examples
-        --------
-        >>> import tempfile
-        >>> from tensorly_flycoo.testing import random_tensor
-        >>> x = random_tensor((10, 20, 30), 500, random_state=0)
-        >>> path = tempfile.mkdtemp() + "/stream.npz"
-        >>> OnlineCP(2, random_state=0).partial_fit(x).save(path)
-        >>> OnlineCP.load(path).partial_fit(x).n_slices_
-        60
-        """
-        if not hasattr(self, "_stream"):
-            raise ValueError("there is no model yet, expected partial_fit before save")
-        params = {name: getattr(value, "item", lambda value=value: value)()
-                  for name, value in self.get_params().items() if name in _SAVED}  # fmt: skip
-        factors, state = self._stream.factors, self._stream.state
-        counts = {"factors": len(factors), "slices": self.n_slices_}
-        arrays = [("rows", self._rows), ("last_rows", self.rows_)]
-        arrays += number("factor", factors) + number("state", state)
-        save_arrays(path, ONLINE, {"params": params, **counts}, arrays)
-
-    @classmethod
-    def load(cls, path: FilePath) -> Self:
-        """Load an estimator that `save` wrote, with its arrays on the host.
-
-        Raises
-        ------
-        OSError, ValueError
-            As of `tensorly_flycoo.load`, of a saved OnlineCP.
-        """
-        with open_arrays(path, ONLINE) as reader:
-            params, num_slices = reader.header["params"], reader.header["slices"]
-            if {*params} != {*_SAVED} or type(num_slices) is not int or num_slices < 0:
-                raise ValueError("its header does not have the parameters and the number of slices")
-            online = cls(**params)
-            online._check()
-            kind, matrix = STREAMS[params["loss"]], (None, params["rank"])
-            dtypes = (reader.read("rows", matrix, FLOATS).dtype,)
-            ndim = 1 + sum(name.startswith("factor_") for name in reader.names())
-            if reader.header["factors"] != ndim - 1 or not -ndim <= params["mode"] < ndim:
-                raise ValueError("its header does not have the number of factors, or a mode")
-            factors = [reader.read(f"factor_{n}", matrix, dtypes) for n in range(ndim - 1)]
-            histories = [(params["rank"], params["rank"])]
-            shapes = [f.shape for f in factors] if kind is CountStream else histories
-            state = [reader.read(f"state_{n}", shape, dtypes) for n, shape in enumerate(shapes)]
-            rows, last_rows = (reader.read(name, matrix, dtypes) for name in ("rows", "last_rows"))
-        online._set(kind(factors, state), rows, last_rows, num_slices)
-        return online

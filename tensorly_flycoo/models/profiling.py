@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..base.reporting import recorder
-from ..base.tables import format_table, make_table
+from ..base.tables import format_table
 from ..tensor.coo_cache import find_converted
 
 #: The parts of a call that are timed; the rest is iterations.
@@ -35,7 +35,7 @@ class ProfiledCall:
 
 
 class Profile:
-    """The record of a `profile`. `print` shows it as a table, `to_dict` returns it.
+    """The record of a `profile`, shown as a table; `to_dict` returns it.
 
     Attributes
     ----------
@@ -120,11 +120,7 @@ class Profile:
         refused = [f"refused, {n} x: {text}" for text, n in Counter(self.refusals).items()]
         return refused if self.calls else [none, *refused]
 
-    def _repr_html_(self) -> str:
-        head, *rows = self._table()
-        return make_table(rows, head) + make_table([["", text] for text in self._list_refusals()])
-
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         table = [format_table(self._table(), "<")] if self.calls else []
         return "\n".join([*table, *self._list_refusals()])
 

@@ -33,9 +33,9 @@ _logger = logging.getLogger(__name__)
 class Progress:
     """A callback for decompositions: progress, checkpoints and a clean stop.
 
-    Pass it as ``callback=`` inside its ``with`` block, to `tensorly.decomposition.parafac` or
-    `randomised_parafac`, or to a function in `tensorly_flycoo.decomposition` that has no callback
-    in TensorLy: all that iterate; to `coupled_parafac` without a checkpoint.
+    Pass it as ``callback=`` inside its ``with`` block, to `tensorly.decomposition.parafac` or to a
+    function in `tensorly_flycoo.decomposition`: all that iterate; to `coupled_parafac` without a
+    checkpoint.
 
     The first Ctrl-C stops the run after the current iteration, and the decomposition returns the
     factors so far. The second raises KeyboardInterrupt immediately; `last` and `best` still have
@@ -308,7 +308,7 @@ class Progress:
         method = METHODS.get(find_solver(model))
         if method is not None and method.error_name == "loss":
             change, state = -change, f"loss {self.errors[-1]:.8g}"
-        if not math.isnan(change):  # randomised_parafac has no error at the start
+        if not math.isnan(change):  # TensorLy's randomised_parafac has no error at the start
             state += f", change {change:+.1e}"
         if self._bar is not None:
             self._bar.set_description_str("", refresh=False)

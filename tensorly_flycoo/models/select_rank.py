@@ -10,7 +10,7 @@ from tensorly.cp_tensor import CPTensor
 from ..base.array_modules import move
 from ..base.checks import check_count, check_rank, check_real, num_cells, warn
 from ..base.reporting import report
-from ..base.tables import format_table, make_bars, make_table
+from ..base.tables import format_table
 from ..decomposition.methods import METHODS, Method, find_method
 from ..loop.losses import find_exact
 from ..loop.masks import MissingEntries
@@ -122,16 +122,15 @@ class RankSelection:
             return [score._asdict() for score in self.scores]
         return DataFrame(self.scores).set_index("rank")
 
-    def _list_rows(self, largest: float | None = None) -> list[list[str]]:
-        """Return the scores as texts, headings first; with the `largest` loss, losses as bars."""
+    def _list_rows(self) -> list[list[str]]:
+        """Return the scores as texts, headings first."""
         rows = [["rank", self._error, "held-out loss (se)", "core consistency", "match", ""]]
         for score in self.scores:
-            core, loss = score.core_consistency, score.heldout_loss
-            text = f"{loss:.4f} ({score.heldout_se:.4f})"
+            core = score.core_consistency
             rows.append([
                 str(score.rank),
                 f"{score.error:.4f}",
-                text if largest is None else make_bars([np.nan_to_num(loss)], [text], largest),
+                f"{score.heldout_loss:.4f} ({score.heldout_se:.4f})",
                 "< -999" if core < -999 else f"{core:.0f}",
                 f"{score.match:.2f}",
                 "<- suggested" if score.rank == self.rank else "",
@@ -142,11 +141,6 @@ class RankSelection:
         """Say why the rank is suggested; the warnings were shown when it was."""
         doubts = "; see .warnings for what speaks against it" if self.warnings else ""
         return [] if self.rank is None else [f"rank {self.rank} is {self.rule}{doubts}"]
-
-    def _repr_html_(self) -> str:
-        losses = [score.heldout_loss for score in self.scores if score.heldout_loss < np.inf]
-        head, *rows = self._list_rows(max(losses, default=0.0))
-        return make_table(rows, head) + make_table([["", text] for text in self._explain()])
 
     def __repr__(self) -> str:
         return "\n".join([format_table(self._list_rows()), *self._explain()])

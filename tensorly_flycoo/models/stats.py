@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 
 from ..base.checks import LAYOUTS, check_fill_value, check_finite, check_inside, check_values
-from ..base.tables import format_table, make_table
+from ..base.tables import format_table
 from ..engines import select_engine
 from ..ops.call_memory import estimate_memory
 from ..tensor.coo_cache import SparseData, is_raw_sparse, not_sparse_error
@@ -40,9 +40,9 @@ class ModeStats:
     gini: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TensorStats:
-    """The statistics of a tensor; `print` shows them as text, notebooks as tables.
+    """The statistics of a tensor, shown as tables.
 
     Attributes
     ----------
@@ -91,12 +91,8 @@ class TensorStats:
             rows.append([str(number), *(f"{n:,}" for n in sizes), f"{mode.gini:.2f}"])
         return rows
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return f"{format_table(self._facts().items(), '<')}\n{format_table(self._table())}"
-
-    def _repr_html_(self) -> str:
-        head, *rows = self._table()
-        return make_table(self._facts().items()) + make_table(rows, head)
 
 
 def stats(x: SparseData) -> TensorStats:

@@ -1,4 +1,4 @@
-"""The memory of a whole decomposition, predicted from the sizes of a tensor."""
+"""The memory of a tensor, and of an iteration, predicted from the sizes of a tensor."""
 
 from __future__ import annotations
 
@@ -8,28 +8,17 @@ from dataclasses import dataclass
 
 from numpy.typing import DTypeLike
 
-from ..base.checks import check_count, check_dtype, check_keep, check_rank, check_shape
+from ..base.checks import check_count, check_dtype, check_keep, check_shape
 from ..engines import Engine, select_engine
 from ..format.groups import find_groups, find_longest_mode, list_rest
-from ..format.primitives import index_dtype
 from ..format.tree import count_waiting
 from ..spread import choosing
-from ..svd.eigen import MAX_BLOCKS, MAX_GRAM_SIZE, choose_width
-from ..svd.gram import choose_dtype, count_rounds, fits_basis, is_cheap_to_form
 from ..tensor.memory import format_nbytes
-
-#: Bytes for each nonzero of an unfolding that is split into columns: a flag, its row and its value;
-#: and for each in a shared column.
-_ENTRY_NBYTES, _SHARED_NBYTES = 13, 24
-
-#: Bytes for each row of an unfolding: sums of squares of values alone in their columns, and these
-#: together with what finds the coupled rows.
-_ROW_NBYTES, _FINDING_NBYTES = 16, 33
 
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """The memory that a `FlycooTensor` and a decomposition of it take, in bytes.
+    """The memory that a `FlycooTensor` takes, in bytes.
 
     Attributes
     ----------
@@ -39,18 +28,14 @@ class MemoryEstimate:
         4 bytes.
     peak_nbytes : int
         Peak use of the device's memory while the tensor is built from arrays on the host: an upper
-        bound for any empty rows and any order of the nonzeros. With several devices, this and
-        `call_nbytes` are of the device that uses most.
-    call_nbytes : int or None
-        Peak use of the device's memory, the tensor included, while `parafac` decomposes the tensor
-        with its other parameters at their defaults; None without a rank.
+        bound for any empty rows and any order of the nonzeros. With several devices, this is of
+        the device that uses most.
     host_nbytes : int
         The part of `nbytes` that stays in host memory, with ``keep="host"``.
     """
 
     nbytes: int
     peak_nbytes: int
-    call_nbytes: int | None = None
     host_nbytes: int = 0
 
     def __repr__(self) -> str:
@@ -60,10 +45,10 @@ class MemoryEstimate:
 
 def estimate_memory(
     shape: Sequence[int], nnz: int, *, dtype: DTypeLike = "float64", layout: str | None = None,
-    device: str | None = None, rank: int | None = None, init: str = "svd", slabs: int | None = None,
-    keep: str = "device", groups: Sequence[Sequence[int]] | str | None = "auto",
+    device: str | None = None, slabs: int | None = None, keep: str = "device",
+    groups: Sequence[Sequence[int]] | str | None = "auto",
 ) -> MemoryEstimate:  # fmt: skip
-    """Predict how much memory a `FlycooTensor`, or a decomposition of it, takes.
+    """Predict how much memory a `FlycooTensor` takes.
 
     Parameters
     ----------
@@ -73,10 +58,6 @@ def estimate_memory(
     dtype : {float32, float64}
     layout, device
         As for `FlycooTensor`.
-    rank : int, optional
-        Of a decomposition by `parafac`.
-    init : {"svd", "random"}
-        The initial guess of that decomposition.
     slabs : int, optional
         Assumed to have equally many nonzeros. By default 1, or one for each 2**32 nonzeros
         and for each GPU: what is free now does not count.
@@ -98,34 +79,29 @@ def estimate_memory(
     Raises
     ------
     TypeError
-        If a size, `nnz`, `rank` or `slabs` is not an integer, or `dtype` is not a dtype for values.
+        If a size, `nnz` or `slabs` is not an integer, or `dtype` is not a dtype for values.
     ValueError
-        If a size, `nnz`, `rank` or `slabs` is out of range, `layout`, `device` or `init` is
-        unknown, or `FlycooTensor` refuses the groups.
+        If a size, `nnz` or `slabs` is out of range, `layout` or `device` is unknown, or
+        `FlycooTensor` refuses the groups.
     ImportError, RuntimeError
         If `device` is "cuda" and cannot be used: tile sizes depend on the GPU.
 
     Notes
     -----
-    `call_nbytes` is within 15 % of the peak in tests with one slab, and rougher with more. An
-    iteration takes the factors and twice the longest one. The start with ``init="svd"`` is as large
-    as that or larger if the tensor has many nonzeros for the lengths of its modes: it takes at
-    least 21 bytes per nonzero, and more for rows of an unfolding that share a column. The estimate
-    takes the nonzeros to be spread evenly; in clusters, they share more columns. A tensor that a
-    call first builds from a COO needs `peak_nbytes` for a while.
+    An iteration of a decomposition takes the factors and twice the longest one beside the tensor.
+    The start with ``init="svd"`` takes at least 21 bytes per nonzero for a while, and more for rows
+    of an unfolding that share a column.
 
     Examples
     --------
     >>> from tensorly_flycoo import estimate_memory
     >>> nell1 = (2902330, 2143368, 25495389)
-    >>> estimate = estimate_memory(nell1, 143599552, layout="indexed", device="cpu", rank=32)
-    >>> f"{estimate.nbytes / 1e9:.1f} GB, with parafac {estimate.call_nbytes / 1e9:.1f} GB"
-    '4.6 GB, with parafac 25.5 GB'
+    >>> estimate = estimate_memory(nell1, 143599552, layout="indexed", device="cpu")
+    >>> f"{estimate.nbytes / 1e9:.1f} GB"
+    '4.6 GB'
     """
     shape, nnz, dtype = check_shape(shape), check_count(nnz, "nnz", 0), check_dtype(dtype)
     layout = check_keep(keep, layout)
-    if init not in ("svd", "random"):
-        raise ValueError(f"init is {init!r}, expected 'svd' or 'random'")
     slabs = None if slabs is None else check_count(slabs, "slabs")
     engine = select_engine(device)
     num_slabs = slabs or choosing.choose_num_slabs(nnz, engine.num_devices)
@@ -138,26 +114,14 @@ def estimate_memory(
         found = (tuple(range(num_numbered)), *list_rest(found, num_numbered))
     sizes = choosing.TensorSizes(nnz, shape, dtype, found)
     layout = choosing.choose_layout(engine, layout, sizes, num_prefixes)
-    host_nbytes = slots_nbytes = 0
+    host_nbytes = 0
     if is_streamed:
         num_slabs, num_resident = choosing.plan_streaming(engine, layout, sizes, slabs)
         record_nbytes = engine.choose_cut(shape, dtype, found).record_format.record_nbytes
         copy_nbytes = nnz * record_nbytes // num_slabs  # of a slab
-        num_streamed = max(0, num_slabs - num_resident)
-        host_nbytes = num_streamed * len(found) * copy_nbytes
-        slots_nbytes = min(num_streamed, 2) * copy_nbytes
+        host_nbytes = max(0, num_slabs - num_resident) * len(found) * copy_nbytes
     nbytes, peak_nbytes = choosing.estimate_layout(engine, layout, sizes, num_slabs, num_prefixes)
-    peak_nbytes -= host_nbytes
-    if rank is None:
-        return MemoryEstimate(nbytes, peak_nbytes, None, host_nbytes)
-    rank = check_rank(rank)
-    work_nbytes = count_iteration_nbytes(engine, sizes, rank, num_slabs, num_prefixes)
-    row_nbytes = rank * dtype.itemsize
-    for mode in range(len(shape)) if init == "svd" else ():
-        start_nbytes = _count_svd_nbytes(engine, sizes, mode, rank, num_slabs)
-        work_nbytes = max(work_nbytes, sum(shape[:mode]) * row_nbytes + start_nbytes)
-    held_nbytes = _share_nbytes(engine, nbytes - host_nbytes, num_slabs) + slots_nbytes
-    return MemoryEstimate(nbytes, peak_nbytes, held_nbytes + work_nbytes, host_nbytes)
+    return MemoryEstimate(nbytes, peak_nbytes - host_nbytes, host_nbytes)
 
 
 def count_iteration_nbytes(
@@ -197,47 +161,3 @@ def count_iteration_nbytes(
     multiplying = max(result + shape[mode - 1] for mode, result in enumerate(results))
     multiplying += sum(made) + num_tiles
     return (sum(shape) + max(solving, multiplying)) * row_nbytes
-
-
-def _count_svd_nbytes(
-    engine: Engine, tensor: choosing.TensorSizes, mode: int, rank: int, num_slabs: int
-) -> int:
-    """Count the bytes at the peak of one unfolding's singular vectors: see `SharedColumns`.
-
-    The nonzeros are taken to be spread evenly. The columns of one slab are listed at a time.
-    """
-    nnz, shape, dtype, _ = tensor
-    size, num_columns = shape[mode], math.prod(shape) // shape[mode]
-    num_shared = round(nnz * -math.expm1(-nnz / num_columns))  # nonzeros in shared columns
-    num_coupled = round(size * -math.expm1(-num_shared / size))  # rows with some of them
-    listed = -(-nnz // num_slabs)
-    place_nbytes = index_dtype(listed).itemsize
-    ordering = 2 * place_nbytes * listed + engine.sort_places_nbytes(listed, tuple(shape))
-    num_places = (mode > 0) + (0 < mode < len(shape) - 1)  # orders kept while entries are split
-    splitting = (_ENTRY_NBYTES + num_places * place_nbytes) * listed
-    listing = max(ordering, splitting, _ENTRY_NBYTES * listed + _FINDING_NBYTES * size)
-    kept, vectors = _ROW_NBYTES * size, size * rank * dtype.itemsize
-    if num_coupled == 0:
-        return max(listing, kept + vectors)
-    held = _share_nbytes(engine, _SHARED_NBYTES * num_shared, num_slabs)
-    vectors += num_coupled * rank * dtype.itemsize
-    num_columns = min(num_columns, num_shared // 2 + 1)
-    if is_cheap_to_form(engine, num_coupled, num_columns):
-        work = engine.gram_nbytes(num_coupled, num_columns)
-    else:
-        dtype = choose_dtype(num_coupled, dtype)
-        sizes = choosing.TensorSizes(num_shared, (num_columns, num_coupled), dtype, ((0,), (1,)))
-        nbytes, peak_nbytes = choosing.estimate_layout(engine, "replicated", sizes, 1)
-        row_nbytes = choose_width(rank, num_coupled) * dtype.itemsize
-        num_blocks = MAX_BLOCKS
-        if num_coupled > MAX_GRAM_SIZE:
-            is_kept = fits_basis(num_coupled, rank, dtype)
-            num_blocks = count_rounds(num_coupled, rank) if is_kept else 1
-        multiplying = max(3 * num_coupled, 2 * num_coupled + num_columns)
-        work = max(peak_nbytes, nbytes + (num_blocks * num_coupled + multiplying) * row_nbytes)
-    return max(listing, kept + held + max(work, vectors))
-
-
-def _share_nbytes(engine: Engine, nbytes: int, num_slabs: int) -> int:
-    """Return how many of the bytes that `num_slabs` slabs take are on the fullest device."""
-    return -(-nbytes * -(-num_slabs // engine.num_devices) // num_slabs)

@@ -16,7 +16,7 @@ from ..spread.slab_layout import AnyLayout, SlabLayout
 from ..spread.streamed import StreamedLayout
 from ..tensor.pieces import Piece, map_pieces
 from ..tensor.tensor import FlycooTensor, rebuild
-from .sparse_matrices import make_csc, multiply
+from .sparse_matrices import make_csc
 
 
 class NonzeroSampler:
@@ -200,16 +200,3 @@ def _omit_entries(piece: Piece, engine: Engine, coords: np.ndarray) -> tuple[Arr
     kept, values = NonzeroSampler(piece.layout, engine).omit(own)
     kept[piece.cut_mode] += kept.dtype.type(piece.start)
     return kept, values
-
-
-def fit_fibres(matrix: Array, fibres: Any, weights: Array | None = None) -> Array:
-    """Fit each row of a factor (I, R) to sampled fibres (I, count) by minimum-norm least squares.
-
-    `matrix` (count, R) has the same samples of the Khatri-Rao product's rows. Its singular values
-    below ``max(matrix.shape) * eps`` times the largest count as zero.
-    """
-    weighted = matrix if weights is None else matrix * weights[:, None]
-    inverse = np.linalg.pinv(weighted, max(matrix.shape) * np.finfo(matrix.dtype).eps).T
-    if weights is not None:
-        inverse = inverse * weights[:, None]
-    return multiply(fibres, inverse)

@@ -12,7 +12,6 @@ after the other, so that results depend on the number of slabs only.
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -31,14 +30,8 @@ if TYPE_CHECKING:
     from ..engines.protocol import Engine
     from ..spread.slab_layout import AnyLayout
 
-#: The largest basis for block Lanczos iterations that end early.
-_MAX_BASIS_NBYTES = 2**32
-
 #: A sketch of up to this many numbers is drawn on the host, as TensorLy's.
 _MAX_DRAWN = 2**22
-
-#: How far the squares of singular values above a size of 8192 may fall short, relative to them.
-MAX_SHORTFALL = 0.2
 
 #: Rows of Gram matrices that are added at a time: each addition copies them.
 _ROWS_AT_ONCE = 256
@@ -208,7 +201,8 @@ class UnfoldingGram:
         if self._num_columns is not None and not eigen.wants_most(rank, self._num_columns):
             assert self._piece is not None
             multiply = functools.partial(self._piece.multiply_gram, mode=1)
-            vectors = self._iterate_early(multiply, self._num_columns, rank)
+            sizes = (self._num_columns, rank, self._engine.xp, self.dtype)
+            vectors = eigen.filter_leading_vectors(multiply, *sizes)
             gram = eigen.gram_of(self._piece.multiply(vectors))
             squares, rotation = eigen.sort_pairs(gram, rank)
             is_known = squares > rotation.shape[0] * np.finfo(self.dtype).eps * squares[0]
@@ -216,23 +210,13 @@ class UnfoldingGram:
             # Multiplied once more: two blocks with a row for each of `rows` would be too large.
             vectors = eigen.multiply_block(vectors, rotation / np.sqrt(squares))
             return squares, eigen.correct_orthonormal(self._piece.multiply(vectors))
+        operator = (self.multiply, self.size, rank, self._engine.xp)
         if self._ends_early:
-            vectors = self._iterate_early(self.multiply, self.size, rank)
+            vectors = eigen.filter_leading_vectors(*operator, self.dtype)
         else:
-            operator = (self.multiply, self.size, rank, self._engine.xp)
             _, vectors = eigen.find_leading_eigenpairs(*operator)
         squares, rotation = eigen.sort_pairs(self.project(vectors), rank)
         return squares, eigen.multiply_block(vectors, rotation)
-
-    def _iterate_early(self, multiply: Callable[[Array], Array], size: int, rank: int) -> Array:
-        """Approximate the leading vectors of an operator."""
-        xp, dtype, num_rounds = self._engine.xp, self.dtype, count_rounds(size, rank)
-        if not fits_basis(size, rank, dtype):
-            return eigen.filter_leading_vectors(multiply, size, rank, xp, dtype)
-        _, vectors = eigen.find_leading_eigenpairs(
-            multiply, size, rank, xp, dtype=dtype, max_rounds=num_rounds, max_blocks=num_rounds
-        )
-        return vectors
 
     def is_cheap_to_form(self) -> bool:
         cheap = is_cheap_to_form(self._engine, self.size, self._num_shared)
@@ -332,18 +316,6 @@ def is_cheap_to_form(engine: Engine, size: int, num_columns: int) -> bool:
     """Say whether a Gram matrix costs less to form than to multiply by in an iteration."""
     fits = size <= MAX_GRAM_SIZE and engine.is_gram_cheap(size, num_columns)
     return size <= MAX_DIRECT_SIZE or fits
-
-
-def fits_basis(size: int, rank: int, dtype: np.dtype) -> bool:
-    """Say whether a basis of all blocks of block Lanczos iteration is small enough."""
-    block_nbytes = size * eigen.choose_width(rank, size) * dtype.itemsize
-    return count_rounds(size, rank) * block_nbytes <= _MAX_BASIS_NBYTES
-
-
-def count_rounds(size: int, rank: int) -> int:
-    """Return the least number of rounds for which `bound_shortfall` is below `MAX_SHORTFALL`."""
-    counts = itertools.count(2)
-    return next(n for n in counts if eigen.bound_shortfall(size, rank, n) <= MAX_SHORTFALL)
 
 
 # On the device of a group

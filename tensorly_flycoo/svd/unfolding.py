@@ -49,17 +49,15 @@ class LazyMatrix:
         Values are descending; those below the rounding error of the largest are zero.
 
         With up to 8192 coupled rows (see `UnfoldingGram`), or columns, the Gram matrix is
-        decomposed to rounding error: see `find_singular_pairs`. With more, block Lanczos iteration
-        in the tensor's dtype ends after so many rounds (10 to 15) that squared singular values fall
-        short by at most 20 % of themselves (`bound_shortfall`): by up to 2 % without gaps, and less
-        by orders of magnitude with gaps. If the blocks of all rounds took more than 4 GiB, it is
-        `filter_leading_vectors`: as accurate where we measured, but without that bound. Either
-        iterates on the columns if these are fewer than the coupled rows.
+        decomposed to rounding error: see `find_singular_pairs`. With more, 9 products with it, in
+        the tensor's dtype, by `filter_leading_vectors` leave squared singular values short by less
+        than 2 % of themselves where we measured, without gaps, and by orders of magnitude less with
+        gaps. They are with the columns if these are fewer than the coupled rows.
 
-        The workspace is about 30 bytes per nonzero while columns are found, and later up to fifteen
-        blocks of `rank` + 8 numbers per coupled row or column; above 4 GiB two blocks, the shared
-        columns (20 to 32 bytes per nonzero), and a product. The initial vectors are fixed: a GPU
-        gives the same bits in every run, and a CPU with the same number of threads of the BLAS.
+        The workspace is about 30 bytes per nonzero while columns are found, and later the shared
+        columns (20 to 32 bytes per nonzero) and a few blocks of `rank` + 8 numbers per coupled row
+        or column. The initial vectors are fixed: a GPU gives the same bits in every run, and a CPU
+        with the same number of threads of the BLAS.
         """
         rank = self._check_rank(rank)
         return self._assemble(rank, self._find_leading_pairs(rank))

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
-from ..base.tables import make_table
 from .tensor import FlycooTensor, check_axes, check_order
 
 if TYPE_CHECKING:
@@ -197,9 +196,6 @@ class LabelledTensor(NamedTuple("_Fields", [("tensor", FlycooTensor), ("labels",
 
     def __repr__(self) -> str:
         return f"<LabelledTensor: {self._list_modes()}; dtype={self.dtype}, nnz={self.nnz}>"
-
-    def _repr_html_(self) -> str:
-        return make_table([["modes", self._list_modes()]]) + self.tensor._repr_html_()
 
     def _list_modes(self) -> str:
         modes = zip(self.labels, self.shape, strict=True)

@@ -27,7 +27,6 @@ from ..base.checks import (
     densify_error,
     num_cells,
 )
-from ..base.tables import make_table
 from ..engines import Engine, select_engine
 from ..format.packing import Groups
 from ..spread.slab_layout import AnyLayout, SlabLayout
@@ -439,20 +438,6 @@ class FlycooTensor:
             f"<FlycooTensor: shape={self.shape}, dtype={self.dtype}, nnz={self.nnz}, "
             f"layout={self.layout!r}, device={self.device!r}{slabs}{groups}>"
         )
-
-    def _repr_html_(self) -> str:
-        facts = {
-            "shape": " x ".join(map(str, self.shape)), "dtype": self.dtype,
-            "nonzeros": f"{self.nnz:,}", "density": f"{self.density:.3g}",
-            "memory": f"{self.nbytes / 1e6:,.1f} MB", "layout": self.layout, "device": self.device,
-        }  # fmt: skip
-        if self.slabs > 1:
-            facts["slabs"] = self.slabs
-        if len(self.groups) < self.ndim:
-            facts["groups of modes"] = self.groups
-        if self.keep != "device":
-            facts["kept on"] = self.keep
-        return make_table(facts.items(), caption="FlycooTensor")
 
     def __reduce__(self) -> tuple[Callable, tuple]:
         # Through host memory; unpickling moves the tensor to the device chosen there.

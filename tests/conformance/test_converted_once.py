@@ -25,7 +25,6 @@ _LOOPS = {
     "constrained_parafac": lambda x: tl.decomposition.constrained_parafac(
         x, 2, non_negative=True, n_iter_max=12, random_state=0
     ),
-    "randomised_parafac": lambda x: tl.decomposition.randomised_parafac(x, 2, 20, **_FEW),
     "tucker": lambda x: tl.decomposition.tucker(x, [2, 2, 2], **_FEW),
     "non_negative_tucker": lambda x: tl.decomposition.non_negative_tucker(x, [2] * 3, **_FEW),
     "partial_tucker": lambda x: tl.decomposition.partial_tucker(x, [2, 2], modes=[0, 1], **_FEW),

@@ -73,7 +73,6 @@ _USES = {
     "non_negative_parafac": _fit("non_negative_parafac"),
     "non_negative_parafac_hals": _fit("non_negative_parafac_hals"),
     "constrained_parafac": _fit("constrained_parafac", non_negative=True),
-    "randomised_parafac": _fit("randomised_parafac", n_samples=20, random_state=0),
     "generalized_parafac": _fit("generalized_parafac"),
     "observed_parafac": lambda x, model: (
         tensorly_flycoo.observed_parafac(x, 2, init=model, n_iter_max=3).factors

@@ -17,7 +17,6 @@ _CP = {
     "non_negative_parafac": {},
     "non_negative_parafac_hals": {},
     "constrained_parafac": {"non_negative": True},
-    "randomised_parafac": {"n_samples": 30},
     "observed_parafac": {},
     "generalized_parafac": {},
     "parafac2": {},
@@ -45,7 +44,8 @@ def decompose(name, x, rank, home=decomposition):
         x = [x[n] for n in range(3)]
     if name == "tensor_train_matrix":
         x = random_tensor((30, 40, 50, 60), 2000, random_state=0)
-    function = getattr(tl.decomposition if name == "partial_tucker" else home, name)
+    theirs = ("partial_tucker", "tensor_train_matrix")
+    function = getattr(tl.decomposition if name in theirs else home, name)
     return function(x, rank, **_CP.get(name, {}))
 
 

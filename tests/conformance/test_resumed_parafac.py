@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tensorly as tl
-from tensorly.decomposition import CP, parafac, randomised_parafac
+from tensorly.decomposition import CP, parafac
 
 from tensorly_flycoo import FlycooTensor, Progress
 from tensorly_flycoo.io.checkpoint import load_checkpoint
@@ -168,16 +168,6 @@ def test_checkpoint_of_another_problem_is_refused(path):
         parafac(x, RANK + 1, init=init)
     with pytest.raises(ValueError, match=r"float64, expected .* float32"):
         parafac(make_tensor("float32"), RANK, init=init)
-
-
-@pytest.mark.usefixtures("flycoo_backend")
-def test_randomised_parafac_shows_progress():
-    with Progress(3, show=None) as progress:
-        options = {"n_iter_max": 3, "random_state": 0, "max_stagnation": 0, "tol": 0}
-        randomised_parafac(make_tensor(), RANK, n_samples=50, callback=progress, **options)
-    assert np.isnan(progress.errors[0])
-    assert np.isfinite(progress.errors[1:]).all()
-    assert progress.iteration == 3
 
 
 @pytest.mark.usefixtures("flycoo_backend")

@@ -249,9 +249,6 @@ WHOLE = {
     "parts": lambda x: [y.nonzeros() for y in (x[3:9, [5, 2]], x.T, x.sum(axis=1), x * 0)],
     "vectors": lambda x: [x.sum(axis=(0, 1)), x.mean(axis=(1, 2)), x[29, 19, 39]],
     "tensor_train": lambda x: tl.decomposition.tensor_train(x, (1, 3, 3, 1)),
-    "randomised_parafac": lambda x: tl.decomposition.randomised_parafac(
-        x, RANK, n_samples=50, n_iter_max=3, random_state=0
-    ),
     "observed_parafac": lambda x: observed_parafac(x, RANK, n_iter_max=3, random_state=0),
     "generalized_parafac": lambda x: generalized_parafac(abs(x), RANK, 5, random_state=0),
     "best_of": lambda x: (

@@ -1,4 +1,4 @@
-"""Non-negative, constrained and randomised CP, and operations of Tucker and parafac2, on the GPU.
+"""Non-negative and constrained CP, and operations of Tucker and parafac2, on the GPU.
 
 CP is compared with dense TensorLy on the host, within the bound of `rounding`; the rest is compared
 with the CPU engine.
@@ -21,12 +21,10 @@ from tensorly.decomposition import (
     CP_NN,
     CP_NN_HALS,
     ConstrainedCP,
-    RandomizedCP,
     constrained_parafac,
     non_negative_parafac,
     non_negative_parafac_hals,
     parafac2,
-    randomised_parafac,
     tensor_ring,
     tensor_train,
     tensor_train_matrix,
@@ -54,16 +52,6 @@ def run(function, x, **options):
 
 def constrain(x, **options):
     return constrained_parafac(x, RANK, init="svd", **{**LOOP, "n_iter_max": 3}, **options)
-
-
-def randomise(x, **options):
-    """Run randomised_parafac; also return the callback's errors."""
-    errors = []
-    cp_tensor = randomised_parafac(
-        x, RANK, 60, n_iter_max=3, tol=0, max_stagnation=0, random_state=np.random.RandomState(5),
-        callback=lambda cp, error=None: errors.extend([] if error is None else [error]), **options,
-    )  # fmt: skip
-    return cp_tensor, errors
 
 
 MU = functools.partial(run, non_negative_parafac)
@@ -154,23 +142,6 @@ def test_constrained(options, dtype, kind):
     check_same_as_dense(decompose, community_coo(SHAPE, dtype, seed=1), kind, RANK)
 
 
-RANDOMISED = {
-    "random": {},
-    "svd": {"init": "svd"},
-    "uniform": {"sampling": "uniform"},
-    "error of some": {"n_samples_fit": 100},
-    "error of all": {"n_samples_fit": None},
-}
-
-
-@pytest.mark.usefixtures("rows")
-@BOTH_PRECISIONS
-@pytest.mark.parametrize("options", RANDOMISED.values(), ids=RANDOMISED)
-def test_randomised(options, dtype, kind):
-    decompose = functools.partial(randomise, **options)
-    check_same_as_dense(decompose, community_coo(SHAPE, dtype, seed=1), kind, RANK)
-
-
 @KINDS
 @pytest.mark.parametrize(
     "model",
@@ -178,7 +149,6 @@ def test_randomised(options, dtype, kind):
         CP_NN(RANK, n_iter_max=2),
         CP_NN_HALS(RANK, n_iter_max=2),
         ConstrainedCP(RANK, n_iter_max=2, non_negative=True),
-        RandomizedCP(RANK, 60, n_iter_max=2),
     ],
     ids=lambda model: type(model).__name__,
 )

@@ -15,7 +15,6 @@ SOLVERS = {
     "non_negative_parafac": {"normalize_factors": True},
     "non_negative_parafac_hals": {},
     "constrained_parafac": {"non_negative": True},
-    "randomised_parafac": {"n_samples": 60, "n_samples_fit": 1000},
     "observed_parafac": {},
     "tucker": {"rank": [2, 3, 4]},
 }

@@ -38,7 +38,6 @@ CALLS = {
         ],
         lambda f, x: iterate(f, x, RANK),
     ),
-    "randomised_parafac": lambda f, x: iterate(f, x, RANK, n_samples=20),
     **dict.fromkeys(
         ["non_negative_tucker", "non_negative_tucker_hals", "tucker"],
         lambda f, x: iterate(f, x, [2, 2, 2, 2]),
@@ -49,7 +48,6 @@ CALLS = {
     ),
     "tensor_train": lambda f, x: f(x, [1, 2, 3, 2, 1]),
     "tensor_ring": lambda f, x: f(x, [2, 2, 2, 2, 2]),
-    "tensor_train_matrix": lambda f, x: f(x, [1, 3, 1]),
     "mttkrp": lambda f, x: f(x, make_factors(), 1),
     "mttkrps": lambda f, x: f(x, make_factors()),
     "best_of": lambda f, x: f("parafac", x, RANK, 2, random_state=0, n_iter_max=2),
@@ -73,7 +71,7 @@ CALLS = {
 }  # fmt: skip
 
 #: They take no labels, or slices of a tensor.
-WITHOUT_LABELS = ("OnlineCP", "parafac2", "coupled_parafac", "tensor_train_matrix", "mode_dot")
+WITHOUT_LABELS = ("OnlineCP", "parafac2", "coupled_parafac", "mode_dot")
 
 #: They take no tensor, or give none of its numbers.
 NO_ARRAYS = {

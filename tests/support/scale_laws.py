@@ -9,7 +9,6 @@ from tensorly_flycoo.decomposition import coupled_parafac
 _RANDOM = np.random.RandomState(0)
 _TRUE = [_RANDOM.random_sample((size, 3)) for size in (6, 5, 4, 3)]
 X = np.einsum("ir,jr,kr->ijk", *_TRUE[:3]) * (_RANDOM.random_sample((6, 5, 4)) < 0.7)
-X4 = np.einsum("ir,jr,kr,lr->ijkl", *_TRUE)
 GUESS = [_RANDOM.random_sample((size, 2)) for size in X.shape]
 CORE = _RANDOM.random_sample((2, 2, 2))
 
@@ -26,10 +25,8 @@ SOLVERS = {
     "observed_parafac": {"random_state": 0, "biases": True},
     "parafac": {"random_state": 0, "init": "random"},
     "parafac2": {"random_state": 0},
-    "randomised_parafac": {"random_state": 0, "n_samples": 20},
     "tensor_ring": {"rank": [2, 2, 2, 2]},
     "tensor_train": {"rank": [1, 2, 2, 1]},
-    "tensor_train_matrix": {"rank": [1, 2, 1]},
     "tucker": {"rank": [2, 2, 2]},
 }
 VARIANTS = [
@@ -43,7 +40,7 @@ VARIANTS = [
     ("parafac2", {"init": "svd", "center": True, "normalize_factors": True}),
     ("non_negative_parafac", {"init": "random", "random_state": 0}),
 ]
-_TRAINS = ("tensor_ring", "tensor_train", "tensor_train_matrix")
+_TRAINS = ("tensor_ring", "tensor_train")
 
 #: The largest exponents of 10 and of 2 that are tried.
 LARGEST = {"float64": (150, 492), "float32": (15, 48)}
@@ -66,7 +63,7 @@ def run(name, c, dtype, options, xp=np):
         result = coupled_parafac(blocks, tol=1e-3, **options)
         cells = [read_cells(model, c).ravel() for model in result.cp_tensors]
         return np.array(result.errors), np.concatenate(cells)
-    x = make((X4 if name == "tensor_train_matrix" else X) * c, dtype)
+    x = make(X * c, dtype)
     if name in _TRAINS:
         return np.zeros(1), read_cells(getattr(decomposition, name)(x, options["rank"]), c)
     options = {"tol_outer" if name == "constrained_parafac" else "tol": 1e-3} | options

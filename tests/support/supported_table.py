@@ -158,7 +158,6 @@ ROWS = [
     Row(_alike("decomposition", "non_negative_parafac CP_NN", _WITH_MASK), _MASK),
     Row(_alike("decomposition", "non_negative_parafac_hals CP_NN_HALS", _give(2, **_SHORT))),
     Row(_alike("decomposition", "constrained_parafac ConstrainedCP", _NON_NEGATIVE)),
-    Row(_alike("decomposition", "randomised_parafac RandomizedCP", _give(2, 20, **_SHORT))),
     Row(
         _alike("decomposition", "tucker Tucker partial_tucker", _give([2, 2, 2], n_iter_max=2)),
         {"no `mask`": _give_mask(_miss_one, [2, 2, 2]), _LEFT_OUT: _leave_out_two_modes},
@@ -248,6 +247,10 @@ ROWS = [
         | _alike("decomposition", "power_iteration symmetric_power_iteration", _give()),
         why_not=f"it subtracts one component after the other from the tensor: {_PARAFAC}",
         shape=(7, 7, 7),
+    ),
+    Row(
+        _alike("decomposition", "randomised_parafac RandomizedCP", _give(2, 20, **_SHORT)),
+        why_not=f"few sampled fibres of a sparse tensor have a nonzero: {_PARAFAC}",
     ),
     Row(
         _alike("decomposition", "robust_pca", _give()),

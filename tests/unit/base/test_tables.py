@@ -5,10 +5,8 @@ import xml.etree.ElementTree as ElementTree
 import numpy as np
 import pytest
 
-from tensorly_flycoo import FlycooTensor, LabelledCP, LabelledTensor, profile, stats
+from tensorly_flycoo import LabelledCP
 from tensorly_flycoo.base.tables import make_bars, make_line, make_table
-from tensorly_flycoo.models import RankSelection
-from tensorly_flycoo.models.select_rank import RankScore
 
 
 def read(text):
@@ -48,26 +46,3 @@ def test_a_model_shows_bars_for_names_and_lines_for_an_order():
     assert cp._repr_html_().count("<svg") == 3
     many = LabelledCP((None, [np.eye(30), np.ones((4, 30))]), [range(30), range(4)])
     assert read(many._repr_html_())[1][-1] == "10 more"
-
-
-def test_ranks_show_what_was_computed():
-    scores = [
-        RankScore(1, 0.5, 0.25, 0.01, 0.0, 100.0, 1.0),
-        RankScore(2, 0.4, np.inf, np.nan, np.nan, -1e6, 0.5),
-        RankScore(3, 0.4, np.nan, np.nan, np.nan, np.nan, np.nan),
-    ]
-    heads, cells = read(RankSelection(scores, [], [], 1, "the <best>", ["few"])._repr_html_())
-    assert heads[6:9] == ["1", "2", "3"]
-    assert cells[:5] == ["0.5000", " 0.2500 (0.0100)", "100", "1.00", "<- suggested"]
-    assert cells[7] == "< -999"
-    assert cells[-1] == "rank 1 is the <best>; see .warnings for what speaks against it"
-
-
-def test_tensors_and_profiles():
-    x = FlycooTensor([[0, 1], [1, 0]], [3.0, 4.0], (2, 2))
-    labelled = LabelledTensor(x, {"<shop>": ["a", "b"], "day": [7, 9]})
-    assert "<shop> (2), day (2)" in read(labelled._repr_html_())[1]
-    assert "2 x 2" in read(stats(x)._repr_html_())[1]
-    with profile() as p:
-        pass
-    assert "no decomposition took a sparse tensor" in read(p._repr_html_())[1][-1]

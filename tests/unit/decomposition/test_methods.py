@@ -23,15 +23,12 @@ pytestmark = pytest.mark.usefixtures("flycoo_backend")
 _RANKS = {
     "tensor_train": [1, 2, 2, 1],
     "tensor_ring": [2, 2, 2, 2],
-    "tensor_train_matrix": [1, 2, 1],
 }
-_OPTIONS = {"constrained_parafac": {"non_negative": True}, "randomised_parafac": {"n_samples": 50}}
+_OPTIONS = {"constrained_parafac": {"non_negative": True}}
 
 
 def run(name, x, **options):
     """Run a method on a tensor of three modes, or what it takes in place of one."""
-    if name == "tensor_train_matrix":
-        x = random_tensor((4, 5, 6, 7), 200, random_state=0)
     if name == "coupled_parafac":
         x = [(x, list("abc")), (np.ones((x.shape[0], 4)), ["a", "d"])]
     if name not in _RANKS:

@@ -22,11 +22,9 @@ OWN_LOOPS = {
     "parafac": {"rank": 2, "mask": True, **OPTIONS},
     "non_negative_parafac": {"rank": 2, "mask": True, **OPTIONS},
     "non_negative_parafac_hals": {"rank": 2, **OPTIONS},
-    "randomised_parafac": {"rank": 2, "n_samples": 50, **OPTIONS},
     "parafac2": {"rank": 2, **OPTIONS},
     "tensor_train": {"rank": [1, 2, 3, 2, 1]},
     "tensor_ring": {"rank": [2, 2, 3, 2, 2], "mode": 1},
-    "tensor_train_matrix": {"rank": [1, 4, 1]},
 }
 #: Functions that need the backend: they run TensorLy's loop, or its proximal operators.
 TENSORLY_LOOPS = {
@@ -43,7 +41,6 @@ ADDED = {
     "non_negative_parafac_hals": ["callback", "linesearch"],
     "parafac": ["center_modes"],
     "parafac2": ["center", "sparsity_coefficients", "callback"],
-    "randomised_parafac": ["return_errors"],
     "tucker": ["callback"],
     "non_negative_tucker": ["callback"],
     "non_negative_tucker_hals": ["callback"],
@@ -96,7 +93,7 @@ def test_dense_tensors_give_tensorlys_results(backend, name):
     dense = np.random.RandomState(0).random_sample((6, 7, 8, 6))
     options = OWN_LOOPS.get(name) or TENSORLY_LOOPS[name]
     options = {key: value for key, value in options.items() if key != "mask"}
-    if name in ("randomised_parafac", "tensor_ring"):
+    if name == "tensor_ring":
         options = {key: value for key, value in options.items() if key != "random_state"}
     with tl.backend_context(backend):
         np.random.seed(0)
@@ -141,18 +138,6 @@ def test_a_callback_needs_a_sparse_tensor(name):
 def test_a_decorated_name_is_unwrapped():
     assert tensorly_loop("parafac").__name__ == "parafac"
     assert not hasattr(tensorly_loop("parafac"), "__wrapped__")
-
-
-def test_errors_of_randomised_parafac(x):
-    cp_tensor, errors = decomposition.randomised_parafac(
-        x, 2, 50, n_iter_max=4, random_state=0, return_errors=True, tol=0
-    )
-    assert isinstance(cp_tensor, CPTensor)
-    assert len(errors) == 4
-    _, errors = decomposition.randomised_parafac(
-        x, 2, 50, n_iter_max=40, random_state=0, return_errors=True, tol=0, max_stagnation=2
-    )
-    assert len(errors) - 1 - np.argmin(errors) == 3
 
 
 @pytest.mark.parametrize("name", ["parafac", "non_negative_parafac"])

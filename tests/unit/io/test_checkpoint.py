@@ -146,9 +146,9 @@ def test_factors_keep_their_memory_order(path):
         np.testing.assert_array_equal(factor, same)
 
 
-def test_a_later_format_says_so(path):
+def test_another_format_says_so(path):
     np.savez(path, header=json.dumps({"format": "tensorly-flycoo checkpoint", "version": 4}))
-    with pytest.raises(ValueError, match="has format version 4, expected 3: load it with a newer"):
+    with pytest.raises(ValueError, match="has format version 4, expected 3: load it with the rel"):
         load_checkpoint(path)
 
 

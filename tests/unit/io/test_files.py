@@ -12,7 +12,6 @@ from tensorly_flycoo import (
     FlycooTensor,
     LabelledCP,
     LabelledTensor,
-    OnlineCP,
     save,
     save_slabs,
     write_tns,
@@ -38,10 +37,6 @@ def make_model():
     return CPTensor((np.ones(1), [np.ones((size, 1)) for size in make_tensor().shape]))
 
 
-def learn():
-    return OnlineCP(1, mode=0, n_iter_max=1, random_state=0).partial_fit(make_tensor())
-
-
 WRITERS = {
     "save": lambda path: save(path, make_tensor()),
     "save labels": lambda path: save(path, LabelledTensor(make_tensor(), Labels(make_labels()))),
@@ -49,7 +44,6 @@ WRITERS = {
     "write_tns": lambda path: write_tns(path, make_tensor()),
     "checkpoint": lambda path: save_checkpoint(path, make_model(), [0.5]),
     "LabelledCP": lambda path: LabelledCP(make_model(), Labels(make_labels())).save(path),
-    "OnlineCP": lambda path: learn().save(path),
 }
 
 

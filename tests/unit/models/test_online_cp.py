@@ -1,6 +1,7 @@
 """A CP model that grows by slices."""
 
 import gc
+import pickle
 import string
 import tracemalloc
 
@@ -212,34 +213,17 @@ def test_empty_slices_have_zero_rows_and_hardly_change_the_model():
 
 
 @pytest.mark.parametrize("mode", [-1, 0, 1])
-def test_saved_and_loaded_it_goes_on_the_same(mode, tmp_path):
+def test_pickled_it_goes_on_the_same(mode):
     x = random_tensor((6, 7, 8), 150, random_state=0)
     online = OnlineCP(np.int64(2), mode, forget=0.9, keep=5, random_state=0).partial_fit(x)
-    online.save(tmp_path / "stream.npz")
-    loaded = OnlineCP.load(tmp_path / "stream.npz")
-    assert {**loaded.get_params(), "random_state": 0} == online.get_params()
+    loaded = pickle.loads(pickle.dumps(online))
+    assert loaded.get_params() == online.get_params()
     np.testing.assert_array_equal(loaded.rows_, online.rows_)
     for model in (online, loaded):
         model.partial_fit(x)
     assert loaded.n_slices_ == online.n_slices_ == 2 * x.shape[mode]
     for a, b in zip(loaded.cp_tensor_.factors, online.cp_tensor_.factors, strict=True):
         np.testing.assert_array_equal(a, b)
-
-
-def test_damaged_files_are_refused(tmp_path):
-    x, path = random_tensor((6, 7, 8), 150, random_state=0), tmp_path / "stream.npz"
-    online = OnlineCP(2, random_state=0).partial_fit(x)
-    online.save(path)
-    content = path.read_bytes()
-    path.write_bytes(content[: len(content) // 2])
-    with pytest.raises(ValueError, match="is damaged, or not a saved OnlineCP"):
-        OnlineCP.load(path)
-    online.rank = 3
-    online.save(path)
-    with pytest.raises(
-        ValueError, match=r"rows: it has shape \(8, 2\) and dtype float64, expected \(any, 3\)"
-    ):
-        OnlineCP.load(path)
 
 
 def test_components_without_data_stay_as_they_are():
@@ -333,5 +317,3 @@ def test_the_first_slices_need_a_shape_and_no_labels():
     x = FlycooTensor([[0], [0]], [1.0], (1, 1))
     with pytest.raises(TypeError, match=r"pass x\.tensor"):
         OnlineCP(2).partial_fit(LabelledTensor(x, [["a"], ["b"]]))
-    with pytest.raises(ValueError, match="there is no model yet"):
-        OnlineCP(2).save("nowhere.npz")

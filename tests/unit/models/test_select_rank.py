@@ -386,6 +386,27 @@ def test_the_table(x, monkeypatch):
     assert selection.table == [score._asdict() for score in selection.scores]
 
 
+def test_scores_that_were_not_computed_are_shown():
+    scores = [
+        RankScore(1, 0.5, 0.25, 0.01, 0.0, 100.0, 1.0),
+        RankScore(2, 0.4, np.inf, np.nan, np.nan, -1e6, 0.5),
+        RankScore(3, 0.4, np.nan, np.nan, np.nan, np.nan, np.nan),
+    ]
+    lines = repr(RankSelection(scores, [], [], 1, "the best", ["few"])).splitlines()
+    assert lines[1].split() == [
+        "1",
+        "0.5000",
+        "0.2500",
+        "(0.0100)",
+        "100",
+        "1.00",
+        "<-",
+        "suggested",
+    ]
+    assert lines[2].split()[2:] == ["inf", "(nan)", "<", "-999", "0.50"]
+    assert lines[-1] == "rank 1 is the best; see .warnings for what speaks against it"
+
+
 def test_losses_are_headed_loss(x):
     """Also large ones stay in their column."""
     counts = FlycooTensor(*x.nonzeros(), x.shape).map(lambda v: np.ceil(1e3 * abs(v)))
@@ -394,7 +415,6 @@ def test_losses_are_headed_loss(x):
     head, *rows = repr(selection).splitlines()[:3]
     assert head.split()[:2] == ["rank", "loss"]
     assert {row[head.index("loss") + 4] for row in rows} == {" "}
-    assert "<th>rank</th><th>loss</th>" in selection._repr_html_()
     assert "(gray: all runs)" in replace(selection, rank=None).plot().axes[0].get_title(loc="left")
 
 

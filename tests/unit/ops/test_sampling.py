@@ -1,10 +1,10 @@
-"""Looking up entries and fibres of a sparse tensor, and fitting fibres by least squares."""
+"""Looking up entries and fibres of a sparse tensor."""
 
 import numpy as np
 import pytest
 
 from tensorly_flycoo import FlycooTensor, mttkrp
-from tensorly_flycoo.ops.sampling import find_chances, fit_fibres, make_sampler
+from tensorly_flycoo.ops.sampling import find_chances, make_sampler
 from tensorly_flycoo.testing import random_tensor
 
 _SHAPE = (6, 5, 7, 4)
@@ -74,25 +74,6 @@ def test_more_than_2_to_63_cells():
     coords = np.array([[0, 5, 2**22 - 1], [7, 7, 2**22 - 1], [1, 2**21, 2**22 - 1]])
     sampler = make_sampler(FlycooTensor(coords, [1.0, 2.0, 3.0], shape))
     np.testing.assert_array_equal(sampler.entries(coords), [1, 2, 3])
-
-
-@pytest.mark.parametrize("mode", range(4))
-@pytest.mark.parametrize("count", [50, 2])
-@pytest.mark.parametrize("is_weighted", [False, True])
-def test_least_squares(is_weighted, count, mode):
-    x, dense = _make()
-    coords, rng = _draw(count, without=mode), np.random.RandomState(3)
-    matrix = rng.random_sample((count, 3))
-    matrix[:, 2] = matrix[:, 0]  # singular: the smallest solution is expected
-    weights = 0.5 + rng.random_sample(count) if is_weighted else None
-    found = fit_fibres(matrix, make_sampler(x).fibres(mode, coords), weights)
-    scale = np.ones((count, 1)) if weights is None else weights[:, None]
-    right = scale * _look_up(dense, mode, coords).T
-    expected, _, rank, values = np.linalg.lstsq(scale * matrix, right, rcond=None)
-    assert rank == 2
-    bound = 10 * count * np.finfo(float).eps * values[0] / values[rank - 1]
-    assert found.shape == (_SHAPE[mode], 3)
-    assert np.abs(found - expected.T).max() <= bound * (1 + np.abs(expected).max())
 
 
 def test_chances_of_cells():

@@ -52,7 +52,6 @@ DECOMPOSITIONS = {
     "non_negative_parafac": {},
     "non_negative_parafac_hals": {},
     "constrained_parafac": {"non_negative": True},
-    "randomised_parafac": {"n_samples": 40},
     "observed_parafac": {},
 }
 

@@ -9,8 +9,7 @@ from unfoldings import check_orthonormal, make_dense, make_unfolding
 from tensorly_flycoo import FlycooTensor
 from tensorly_flycoo.svd import columns, eigen
 from tensorly_flycoo.svd import gram as gram_module
-from tensorly_flycoo.svd.eigen import bound_shortfall
-from tensorly_flycoo.svd.gram import UnfoldingGram, count_rounds
+from tensorly_flycoo.svd.gram import UnfoldingGram
 from tensorly_flycoo.svd.unfolding import Unfolding
 
 EPS = np.finfo(np.float64).eps
@@ -100,8 +99,8 @@ def test_one_value_much_larger_than_all_others():
         pytest.param(20_000, "float32", marks=pytest.mark.slow),
     ],
 )
-def test_large_unfoldings_fall_short_by_less_than_the_bound(num_nonzeros, dtype, monkeypatch):
-    """The spectrum has no gaps; measured: below 2 % where 20 % are allowed."""
+def test_large_unfoldings_fall_short_by_little(num_nonzeros, dtype, monkeypatch):
+    """The spectrum has no gaps."""
     iterate_always(monkeypatch)
     x, dense = make_hypersparse(600, num_nonzeros, dtype=dtype)
     rank = 10
@@ -111,7 +110,6 @@ def test_large_unfoldings_fall_short_by_less_than_the_bound(num_nonzeros, dtype,
     assert unfolding.gram[0].dtype == dtype
     check_orthonormal(left, dtype)
     shortfall = 1 - values**2 / expected**2
-    assert shortfall.max() <= gram_module.MAX_SHORTFALL
     assert shortfall.max() <= 0.02
     assert shortfall.min() >= -100 * np.finfo(dtype).eps
     norms = np.linalg.norm(left.T @ dense, axis=1)
@@ -120,14 +118,12 @@ def test_large_unfoldings_fall_short_by_less_than_the_bound(num_nonzeros, dtype,
 
 @pytest.mark.usual_limits("slabs")
 @pytest.mark.parametrize("num_columns", [400, 900])
-@pytest.mark.parametrize("has_basis", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
-def test_fewer_columns_than_rows(num_columns, has_basis, dtype, monkeypatch):
+def test_fewer_columns_than_rows(num_columns, dtype, monkeypatch):
     """The columns are iterated on, those with one nonzero too, and few vectors at a time."""
     monkeypatch.setattr(eigen, "MAX_DIRECT_SIZE", 0)
     monkeypatch.setattr(gram_module.UnfoldingGram, "is_cheap_to_form", lambda gram: False)
     monkeypatch.setattr(gram_module, "MAX_GRAM_SIZE", 300)
-    monkeypatch.setattr(gram_module, "_MAX_BASIS_NBYTES", 2**40 * has_basis)
     monkeypatch.setattr(columns, "_MAX_PRODUCT_NBYTES", 0)
     rng = np.random.default_rng(0)
     coords = np.stack(
@@ -154,15 +150,6 @@ def test_fewer_columns_than_rows(num_columns, has_basis, dtype, monkeypatch):
     is_shared = (dense != 0).sum(axis=0) > 1
     right = dense[np.ix_(rows, is_shared)].T @ block / scale
     assert np.abs(right_gram - right.T @ right).max() <= 1000 * eps * np.trace(right.T @ right)
-
-
-@pytest.mark.parametrize("size", [10**4, 10**6, 10**8])
-@pytest.mark.parametrize("rank", [1, 16, 100])
-def test_number_of_rounds(size, rank):
-    count = count_rounds(size, rank)
-    assert bound_shortfall(size, rank, count) <= gram_module.MAX_SHORTFALL
-    assert bound_shortfall(size, rank, count - 1) > gram_module.MAX_SHORTFALL
-    assert 5 <= count <= 20
 
 
 @pytest.mark.usual_limits("slabs")

@@ -15,7 +15,6 @@ from small_tensors import make_dense, to_dense
 from tensorly_flycoo import (
     FlycooTensor,
     LabelledCP,
-    OnlineCP,
     cp_fit,
     cp_to_entries,
     load,
@@ -235,6 +234,6 @@ def test_files_of_other_libraries(library, compressed, tmp_path):
     importlib.import_module(library).save_npz(path, of, compressed=compressed)
     constructor = "from_coo" if library == "sparse" else "from_scipy"
     call = rf"call FlycooTensor.{constructor}\({library}.load_npz\(path\)\)"
-    for read in (load, OnlineCP.load, LabelledCP.load, load_checkpoint):
+    for read in (load, LabelledCP.load, load_checkpoint):
         with pytest.raises(ValueError, match=rf"x\.npz is .*not a .*: {call}"):
             read(path)

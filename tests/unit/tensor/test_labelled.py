@@ -321,9 +321,7 @@ def test_what_it_shows(labelled):
     assert not {"count", "index"} & {*dir(labelled)}
     arrays = labelled.labels.values()
     named = LabelledTensor(labelled.tensor, dict(zip(["a", "<b>", "c"], arrays, strict=True)))
-    html = named._repr_html_()
-    assert "a (5), &lt;b&gt; (6), c (7)" in html
-    assert labelled.tensor._repr_html_() in html
+    assert "a (5), <b> (6), c (7)" in repr(named)
 
 
 def test_its_table_makes_it_again(labelled):

@@ -201,7 +201,6 @@ def test_copies_have_as_many_slabs():
         assert (other.slabs, other.layout) == (5, "indexed")
         assert compute(other, problem) == expected
     assert "slabs=5" in repr(x)
-    assert "<th>slabs</th><td>5</td>" in x._repr_html_()
     assert "slabs" not in repr(problem.tensor())
 
 
@@ -351,13 +350,12 @@ def test_slabs_are_not_chosen_if_the_free_memory_is_unknown(monkeypatch):
 def test_gpus_share_the_memory_of_slabs(monkeypatch):
     """A GPU keeps what the host's arrays make there: its own slabs."""
     monkeypatch.setattr(cpu.CPU, "staging_size", 2**20, raising=False)
-    sizes, options = ((3000, 2000, 1000), 10**7), {"slabs": 8, "rank": 16}
+    sizes, options = ((3000, 2000, 1000), 10**7), {"slabs": 8}
     one = estimate_memory(*sizes, **options)
     monkeypatch.setattr(cpu.CPU, "devices", NumpyDevices(4))
     four = estimate_memory(*sizes, **options)
     assert four.nbytes == one.nbytes
     assert one.peak_nbytes / 4 < four.peak_nbytes < one.peak_nbytes / 2
-    assert one.call_nbytes / 4 < four.call_nbytes < one.call_nbytes
 
 
 @pytest.mark.parametrize("slabs", [10**7, 10**9, 10**30])

@@ -160,16 +160,6 @@ def test_repr(x):
     )
 
 
-@pytest.mark.usual_limits("record", "remap")
-def test_repr_html(x, huge):
-    html = x._repr_html_()
-    assert html.startswith("<table>")
-    assert html.endswith("</table>")
-    for fact in ("4 x 5 x 3", "float64", "10", "0.167", "replicated", "cpu"):
-        assert f"<td>{fact}</td>" in html
-    assert "<td>4194304 x 2097152 x 8388608 x 1048576</td>" in huge._repr_html_()
-
-
 # Conversions and copies
 
 
