@@ -68,6 +68,15 @@ class MissingEntries:
         """Return the values of a CP model at the missing entries: (count,)."""
         return evaluate_model(self.coords, weights, factors).astype(self.dtype, copy=False)
 
+    def sum_model(
+        self, weights: Array | None, factors: Sequence[Array], *, square: bool = False
+    ) -> float:
+        """Add up the values of a CP model at the missing entries, or their squares, in float64."""
+        values = self.evaluate(weights, factors)
+        if square:
+            values = values.astype(np.float64) ** 2
+        return float(values.sum(dtype=np.float64))
+
     def add_mttkrp(
         self, out: Array, values: Array, factors: Sequence[Array], mode: int,
         weights: Array | None = None,

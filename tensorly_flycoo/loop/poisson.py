@@ -61,7 +61,7 @@ def complete_loss(data: ObservedData, factors: Sequence[Array], sums: Array, log
     """Compute F from the column sums of the factors and the sum over the nonzeros."""
     total = float(multiply_all(move(sums, np)).sum()) - float(log_sum)
     if data.missing is not None:
-        total -= float(data.missing.evaluate(None, factors).sum(dtype=np.float64))
+        total -= data.missing.sum_model(None, factors)
     return total
 
 
