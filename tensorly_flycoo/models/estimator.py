@@ -185,7 +185,7 @@ class FlycooCP(Parameters):
 
     def _hold_out(self, x: LabelledData) -> tuple[Array, Array]:
         """Return the coordinates and values of the entries that `fit` did not read."""
-        missing = find_missing(x, self.mask)
+        missing = find_missing(x, self.mask, lists=True)
         if missing is None:
             raise ValueError("mask marks no entry as missing, expected at least one")
         is_known = (missing.start != 0) | find_method(self.method).knows_zeros

@@ -228,6 +228,38 @@ def test_more_cells_than_64_bits_count(function, starts_by_svd, kind):
         np.testing.assert_allclose(factor[row], other, rtol=1e-8, atol=1e-10)
 
 
+@BOTH_PRECISIONS
+@pytest.mark.parametrize("sizes", [(9, 1, 10), (1, 11, 1)], ids=str)
+@pytest.mark.parametrize("is_sparse", [False, True])
+@pytest.mark.parametrize(
+    ("function", "options"),
+    [
+        (parafac, {}),
+        (parafac, {"normalize_factors": True, "l2_reg": 0.1}),
+        (parafac, {"linesearch": True}),
+        (non_negative_parafac, {}),
+        (non_negative_parafac, {"normalize_factors": True}),
+    ],
+    ids=str,
+)
+def test_a_mask_that_broadcasts_is_a_whole_one(function, options, is_sparse, sizes, dtype, kind):
+    """TensorLy gets the whole mask, and zeros there, where blocks begin."""
+    coo = community_coo(_SHAPES[3], np.dtype(dtype), seed=1)
+    small = (np.random.RandomState(2).random_sample(sizes) < 0.8).astype(dtype)
+    missing = np.stack(np.nonzero(small == 0))
+    of_ours = sparse.COO(missing, np.zeros(missing.shape[1], dtype), sizes, fill_value=small.max())
+    options = {"init": "random", "random_state": 5, "n_iter_max": 8, "tol": 1e-30} | options
+
+    def decompose(x):
+        is_dense = isinstance(x, np.ndarray)
+        mask = np.broadcast_to(small, x.shape).copy() if is_dense else small
+        mask = of_ours if is_sparse and not is_dense else mask
+        given = x * mask if is_dense else x
+        return function(given, _RANK, mask=mask, return_errors=True, **options)
+
+    check_same_as_dense(decompose, coo, kind, _RANK)
+
+
 _BAD_MASKS = {
     "shape": (lambda m: sparse.COO([[0], [0]], [0.0], (4, 5), fill_value=1.0), ValueError, "shape"),
     "fill_value 2": (
