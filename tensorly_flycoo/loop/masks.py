@@ -117,26 +117,29 @@ class MissingEntries:
             out += added * weights
         return out
 
+    def fill(self, values: Array) -> FlycooTensor:
+        """Return the tensor with these values (count,) at the missing entries."""
+        # In host memory, from where each device takes its own.
+        given = move(self.coords, np), move(values, np).astype(self.dtype)
+        return rebuild(self.observed, add_entries, *given)
+
     def unfold_imputed(self, mode: int, rank: int, num_repeats: int) -> Unfolding:
         """Return an unfolding after imputing it `num_repeats` times from its leading vectors."""
-        x, observed = self.tensor, self.observed
+        x = self.tensor
         for _ in range(num_repeats):
             unfolding = Unfolding(x, mode)
             left, _ = unfolding.svd(min(rank, *unfolding.shape))
-            values = project(x, mode, self.coords, left)
-            # In host memory, from where each device takes its own.
-            given = move(self.coords, np), values.astype(x.dtype)
-            x = rebuild(observed, add_entries, *given)
+            x = self.fill(project(x, mode, self.coords, left))
         return Unfolding(x, mode)
 
 
 class MissingBlocks(MissingEntries):
-    r"""Missing blocks: all entries whose indices in some modes are one of a few cells.
+    r"""Missing blocks: the entries whose indices in some modes are one of a few cells.
 
-    In those modes S the missing entries are the `cells` (\|S\|, K), sorted; in each other mode t, all
-    indices. Their values are those of a CP model w', F', kept in place of them. With the products
-    P' (K, R) of its rows at the cells, and :math:`G = \prod_t F_t'^T F_t`, elementwise, the MTTKRP
-    of F adds :math:`P' G` times the rows of the other factors in a mode of S, and in another mode
+    In those modes S they are `coords` (s, K), sorted; in any other mode t, all indices. Their
+    values are those of a CP model w', F', kept in place of them. With the products P' (K, R) of its
+    rows at the cells, and :math:`G = \prod_t F_t'^T F_t`, elementwise, an MTTKRP of F adds
+    :math:`P' G` times the rows of the other factors in a mode of S, and in another mode
     :math:`F_n' \, (P'^T P * \prod_{t \ne n} F_t'^T F_t)`: ``K * R**2`` operations, and ``R**2`` for
     each row of a factor. Before the first model the values are zeros, whatever `x` stores there.
 
