@@ -339,7 +339,7 @@ def test_tucker_finds_hidden_entries():
     ours = tl.decomposition.tucker(coo, [2, 2, 2], **options)
     with tl.backend_context("numpy"):
         theirs = tucker(whole * mask, [2, 2, 2], **options | {"tol": 0})
-    found, expected = (np.einsum("abc,ia,jb,kc->ijk", *m[:1], *m[1]) for m in (ours, theirs))
+    found, expected = (np.einsum("abc,ia,jb,kc->ijk", m[0], *m[1]) for m in (ours, theirs))
     np.testing.assert_allclose(found, expected, atol=1e-8)
     with pytest.raises(ValueError, match="fixed_factors"):
         tl.decomposition.tucker(coo, [2, 2, 2], mask=mask, fixed_factors=[0], init=model)
