@@ -161,7 +161,7 @@ ROWS = [
     Row(_alike("decomposition", "randomised_parafac RandomizedCP", _give(2, 20, **_SHORT))),
     Row(
         _alike("decomposition", "tucker Tucker partial_tucker", _give([2, 2, 2], n_iter_max=2)),
-        {"no `mask`": _give_mask(_miss_one, [2, 2, 2]), _LEFT_OUT: _leave_out_two_modes},
+        {_LEFT_OUT: _leave_out_two_modes},
     ),
     Row(
         _alike(
