@@ -45,7 +45,7 @@ ADDED = {
     "parafac2": ["center", "sparsity_coefficients", "callback"],
     "randomised_parafac": ["return_errors"],
     "tucker": ["callback"],
-    "non_negative_tucker": ["callback"],
+    "non_negative_tucker": ["callback", "mask"],
     "non_negative_tucker_hals": ["callback"],
 }
 NAMES = sorted(set(OWN_LOOPS) | set(TENSORLY_LOOPS))
