@@ -306,6 +306,7 @@ def read_tensor(arguments: argparse.Namespace, suffix: str) -> LabelledTensor:
             has_header=not arguments.no_header, missing_text=arguments.missing_text,
         )  # fmt: skip
         options = {name: getattr(arguments, name) for name in ("aggregate", "missing", "dtype")}
+        options["zeros"] = "keep" if arguments.observed else "drop"
         return from_dataframe(table, modes, values, **options)
     if values is not None:
         raise ValueError("--values is for tables: a .tns file has its values in the last field")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..base.array_modules import Array, array_module, as_array, is_on_gpu
-from ..base.checks import check_dtype, check_finite
+from ..base.checks import check_choice, check_dtype, check_finite
 from ..engines import select_engine
 from ..format.ordering import compute_norm
 from ..loop.scaling import find_exponent
@@ -29,12 +29,13 @@ class Block:
 
     `read_blocks` adds the places of the rows that move, by axis, its weight, the numbers of its
     modes in the model, the power of two by which data far from 1 were divided, and |data|^2 then.
+    Rows without places here are unknown to the block.
     """
 
     data: Any
     names: list[Any]
     labels: Labels | None
-    places: dict[int, np.ndarray] = field(default_factory=dict)
+    places: dict[int, Array] = field(default_factory=dict)
     weight: float = 1.0
     modes: Sequence[int] = ()
     power: float = 1.0
@@ -42,16 +43,30 @@ class Block:
 
     def mttkrp(self, mode: int, factors: Sequence[Array]) -> Array:
         """Compute the MTTKRP of a mode of the model, with all factors of the model."""
-        own, axis, array = [factors[n] for n in self.modes], self.modes.index(mode), self.data
+        known = [(factors[n], self.find_places(n)) for n in self.modes]
+        own = [factor if places is None else factor[places] for factor, places in known]
+        axis, array = self.modes.index(mode), self.data
         if isinstance(array, WholeTensor):
-            return array.mttkrp(None, own, axis)
+            return self._spread(array.mttkrp(None, own, axis), mode, factors[mode])
         # By the longest other factor, then by one after the other.
         xp = array_module(array)
         others = sorted({*range(array.ndim)} - {axis}, key=lambda n: array.shape[n])
         product = xp.tensordot(array.transpose(axis, *others), own[others[-1]], 1)
         for n in reversed(others[:-1]):
             product = xp.einsum("...ir,ir->...r", product, own[n])
-        return product
+        return self._spread(product, mode, factors[mode])
+
+    def find_places(self, mode: int) -> Array | None:
+        """Return where the block's rows are in a mode of the model; None if it has all of them."""
+        return self.places.get(self.modes.index(mode))
+
+    def _spread(self, product: Array, mode: int, factor: Array) -> Array:
+        """Put the rows of a product where they are in the model, and zeros where it has others."""
+        if (places := self.find_places(mode)) is None:
+            return product
+        spread = array_module(product).zeros_like(factor)
+        spread[places] = product
+        return spread
 
 
 @dataclass
@@ -68,8 +83,11 @@ class Blocks:
     dtype: np.dtype
 
 
-def read_blocks(items: Iterable[Any], block_weights: Iterable[float] | None) -> Blocks:
+def read_blocks(
+    items: Iterable[Any], block_weights: Iterable[float] | None, missing: str = "zero"
+) -> Blocks:
     """Check blocks as `coupled_parafac` takes them, and join their modes."""
+    check_choice(missing, "missing", ("zero", "unknown"))
     blocks = [_read_item(n, item) for n, item in enumerate(items)]
     if not blocks:
         raise ValueError("blocks is empty, expected at least one (data, modes)")
@@ -97,7 +115,11 @@ def read_blocks(items: Iterable[Any], block_weights: Iterable[float] | None) -> 
     dtype = np.result_type(*(block.data.dtype for block in blocks))
     for n, (block, weight) in enumerate(zip(blocks, weights, strict=True)):
         x = block.data if block.data.dtype == dtype else block.data.astype(dtype)
-        x = _move_rows(x, block.places, tuple(sizes[name] for name in block.names))
+        if missing == "zero":
+            x = _move_rows(x, block.places, tuple(sizes[name] for name in block.names))
+            block.places = {}
+        xp = select_engine(device).xp
+        block.places = {axis: xp.asarray(rows) for axis, rows in block.places.items()}
         is_sparse, engine = isinstance(x, FlycooTensor), select_engine(device)
         norm = float(x._layout.norm) if is_sparse else compute_norm(x.reshape(-1), engine)
         if norm == 0:

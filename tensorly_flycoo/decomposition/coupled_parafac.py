@@ -38,6 +38,7 @@ def coupled_parafac(
     block_weights: Iterable[float] | None = None,
     nn_modes: str | Iterable[str] | None = None,
     callback: Callback | None = None,
+    missing: str = "zero",
 ) -> CoupledCP:
     r"""Decompose tensors and matrices that share modes, by alternating least squares.
 
@@ -66,6 +67,9 @@ def coupled_parafac(
     callback : callable, optional
         Called with the CoupledCP and its error before the first and after each iteration; returns
         True to stop. For example a `Progress`, without a checkpoint.
+    missing : {"zero", "unknown"}
+        What a row is to a block that lacks its label: zeros, or unknown. Then the block has no
+        say in that row, which its model predicts.
 
     Returns
     -------
@@ -87,7 +91,7 @@ def coupled_parafac(
     Notes
     -----
     Rows of a shared mode are joined by label if it has labels: its factor has a row for each label
-    of any block, and a label that a block lacks is a row of zeros there. Otherwise they are joined
+    of any block, and a label that a block lacks is what `missing` says. Otherwise they are joined
     by position. A block whose rows move is built anew, as is one that becomes float64. Data in host
     memory, but for a FlycooTensor, go to the GPU if another block is there, or else to the device
     that `set_device` chose.
@@ -120,7 +124,7 @@ def coupled_parafac(
     True
     """
     check_options({"n_iter_max": n_iter_max, "tol": tol}, 0)
-    data, rank = read_blocks(blocks, block_weights), check_rank(rank)
+    data, rank = read_blocks(blocks, block_weights, missing), check_rank(rank)
     constrained = _find_modes(nn_modes, data)
 
     def run() -> CoupledCP:
@@ -193,12 +197,35 @@ class _CoupledALS(Run):
         self._uses = [[b for b, block in enumerate(data.blocks) if n in block.modes] for n in modes]
         self._order = sorted(modes, key=lambda n: len(self._uses[n]) > 1)
         self._last = [max(block.modes, key=self._order.index) for block in data.blocks]
+        self._groups = [self._group_rows(n) for n in modes]
 
-    def update(self, iteration: int) -> tuple[list[Array], list[Array]]:
+    def _group_rows(self, mode: int) -> list[tuple[Any, list[int]]]:
+        """Divide the rows of a mode by the blocks that know them: rows, and those blocks."""
+        uses, xp = self._uses[mode], array_module(self.weights)
+        is_known = np.ones((self.factors[mode].shape[0], len(uses)), bool)
+        for column, b in enumerate(uses):
+            if (places := self.blocks[b].find_places(mode)) is not None:
+                is_known[:, column] = np.isin(np.arange(len(is_known)), move(places, np))
+        if is_known.all():
+            return [(slice(None), uses)]
+        groups = []
+        for kind in np.unique(is_known, axis=0):
+            rows = np.flatnonzero((is_known == kind).all(axis=1))
+            groups.append((xp.asarray(rows), [uses[n] for n in np.flatnonzero(kind)]))
+        return groups
+
+    def _find_grams(self, mode: int) -> dict[int, Array]:
+        """Return the Gram matrix of the rows that each block knows, in float64."""
+        factor = self.factors[mode]
+        whole = _multiply_exactly([factor])
+        known = {b: self.blocks[b].find_places(mode) for b in self._uses[mode]}
+        return {b: whole if p is None else _multiply_exactly([factor[p]]) for b, p in known.items()}
+
+    def update(self, iteration: int) -> tuple[list[dict[int, Array]], list[Array]]:
         """Update the model; return what `_find_sums` does."""
         factors, weights, constrained = self.factors, self.weights.copy(), self.constrained
         xp = array_module(weights)
-        grams = [_multiply_exactly([factor]) for factor in factors]
+        grams = [self._find_grams(mode) for mode in range(len(factors))]
         sums: list[Array] = [None] * len(self.blocks)
         for mode in self._order:
             uses, factor = self._uses[mode], factors[mode]
@@ -206,17 +233,24 @@ class _CoupledALS(Run):
                 factor = factor * weights[uses[0]]
                 weights[uses[0]] = 1
             products = {b: self.blocks[b].mttkrp(mode, factors) for b in uses}
-            target: Array = 0.0
-            gram: Array = 0.0
-            for b, product in products.items():
-                scale = self.blocks[b].weight * weights[b]
-                target = target + product * scale
-                others = multiply_all([grams[n] for n in self.blocks[b].modes if n != mode])
-                gram = gram + scale[:, None] * others * weights[b]
-            factor = _solve(gram.astype(factor.dtype), target, factor, mode in constrained)
+            scales = {b: self.blocks[b].weight * weights[b] for b in uses}
+            target: Array = sum(product * scales[b] for b, product in products.items())
+            parts = []
+            for rows, known in self._groups[mode]:
+                gram: Array = 0.0
+                for b in known:
+                    others = multiply_all([grams[n][b] for n in self.blocks[b].modes if n != mode])
+                    gram = gram + scales[b][:, None] * others * weights[b]
+                gram, is_constrained = gram.astype(factor.dtype), mode in constrained
+                parts.append(_solve(gram, target[rows], factor[rows], is_constrained))
+            factor = parts[0]
+            if len(parts) > 1:
+                factor = xp.empty_like(target)
+                for (rows, _), part in zip(self._groups[mode], parts, strict=True):
+                    factor[rows] = part
             norms = column_norms(factor)
             factors[mode] = factor = factor / xp.where(norms == 0, 1, norms)
-            grams[mode] = _multiply_exactly([factor])
+            grams[mode] = self._find_grams(mode)
             for b, product in products.items():
                 weights[b] *= norms
                 if self._last[b] == mode:
@@ -224,28 +258,28 @@ class _CoupledALS(Run):
         for b, block in enumerate(self.blocks):
             # Weights that no factor can take up, since the block shares all of its modes.
             if all(len(self._uses[n]) > 1 for n in block.modes):
-                gram = multiply_all([grams[n] for n in block.modes])
+                gram = multiply_all([grams[n][b] for n in block.modes])
                 own = weights[b][None].astype(np.float64)
                 weights[b] = _solve(gram, sums[b][None], own, {*block.modes} <= constrained)[0]
         self.weights = weights
         return grams, sums
 
-    def _find_sums(self) -> tuple[list[Array], list[Array]]:
+    def _find_sums(self) -> tuple[list[dict[int, Array]], list[Array]]:
         """Return the Gram matrices, and for each block the inner product with each component."""
         factors = self.factors
         pairs = zip(self.blocks, self._last, strict=True)
         sums = [_add_products(block.mttkrp(last, factors), factors[last]) for block, last in pairs]
-        return [_multiply_exactly([factor]) for factor in factors], sums
+        return [self._find_grams(mode) for mode in range(len(factors))], sums
 
     def measure_start(self) -> float:
         return self.measure(self._find_sums())
 
-    def measure(self, result: tuple[list[Array], list[Array]]) -> float:
+    def measure(self, result: tuple[list[dict[int, Array]], list[Array]]) -> float:
         """Compute the relative error of all blocks, and keep those of each."""
         (grams, sums), exact, squares = result, self.weights.astype(np.float64), []
         self._block_errors = []
-        for block, own, inner in zip(self.blocks, exact, sums, strict=True):
-            gram = multiply_all([grams[n] for n in block.modes])
+        for b, (block, own, inner) in enumerate(zip(self.blocks, exact, sums, strict=True)):
+            gram = multiply_all([grams[n][b] for n in block.modes])
             square = abs(block.square + float(own @ gram @ own) - 2 * float(own @ inner))
             squares.append(block.weight * square)
             self._block_errors.append((square / block.square) ** 0.5)

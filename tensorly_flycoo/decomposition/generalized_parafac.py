@@ -132,7 +132,9 @@ def generalized_parafac(
     fixed = {check_mode(mode, x.ndim) for mode in fixed_modes or ()}
     modes = [mode for mode in range(x.ndim) if mode not in fixed]
     num_components, random = find_cp_rank(x, rank), tl.check_random_state(random_state)
-    data = ObservedData(x, None if mask is None else find_missing(tensor, mask))
+    # Adam looks at single entries.
+    missing = None if mask is None else find_missing(tensor, mask, lists=method == "adam")
+    data = ObservedData(x, missing)
     check_data(chosen, data.tensor)
     weights, factors = start(
         x if isinstance(init, Resumed) else data.tensor, None, num_components, init, svd, random,

@@ -40,8 +40,8 @@ class Method:
 
     @property
     def can_hold_out(self) -> bool:
-        """Whether entries can be held out of a tensor that it decomposes."""
-        return self.takes_mask or not self.knows_zeros
+        """Whether entries can be held out of a tensor of which it makes a CP model."""
+        return self.makes_cp and (self.takes_mask or not self.knows_zeros)
 
     @property
     def error_name(self) -> str:
@@ -71,8 +71,10 @@ METHODS = {
         Method(decomposition.generalized_parafac, loss="poisson_count", takes_mask=True),
         Method(decomposition.coupled_parafac, makes_cp=False),
         Method(decomposition.parafac2, makes_cp=False),
-        Method(decomposition.tucker, makes_cp=False),
-        Method(decomposition.non_negative_tucker, makes_cp=False, non_negative=True),
+        Method(decomposition.tucker, makes_cp=False, takes_mask=True),
+        Method(
+            decomposition.non_negative_tucker, makes_cp=False, non_negative=True, takes_mask=True
+        ),
         Method(decomposition.non_negative_tucker_hals, makes_cp=False, non_negative=True),
         Method(decomposition.tensor_train, makes_cp=False),
         Method(decomposition.tensor_ring, makes_cp=False),

@@ -5,7 +5,7 @@ An update takes the tensor's TTMc, the core and Gram matrices: nothing as large 
 
 import inspect
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,12 +23,13 @@ from ..io.checkpoint import Resumed
 from ..loop.cp_loop import Callback, list_free_modes, restore
 from ..loop.guarding import describe_as, require_flycoo_backend
 from ..loop.hals import improve
+from ..loop.masks import find_missing
 from ..loop.ranks import find_tucker_rank
 from ..ops.ttmc import multiply_nonempty_rows
-from ..tensor.coo_cache import SparseData, as_flycoo
+from ..tensor.coo_cache import Mask, SparseData, as_flycoo
 from ..tensor.tensor import FlycooTensor
 from .non_negative_parafac_hals import non_negative_parafac_hals, spread_penalties
-from .tucker import TuckerRun, tucker
+from .tucker import TuckerRun, start_masked, tucker
 
 #: TensorLy's least numerator and denominator.
 _EPSILON = 10e-12
@@ -46,6 +47,7 @@ def non_negative_tucker(
     return_errors: bool = False,
     normalize_factors: bool = False,
     callback: Callback | None = None,
+    mask: Mask = None,
 ) -> Any:
     """Decompose a sparse tensor into a non-negative core and factors by multiplicative updates.
 
@@ -91,7 +93,7 @@ def non_negative_tucker(
     ((2, 3, 4), True)
     """
     return _begin(
-        _MultiplicativeRun, tensor, rank, init, "truncated_svd", random_state, None, tol=tol,
+        _MultiplicativeRun, tensor, rank, init, "truncated_svd", random_state, None, mask, tol=tol,
         n_iter_max=n_iter_max, verbose=verbose, return_errors=return_errors,
         normalize_factors=normalize_factors, callback=callback,
     ).iterate()  # fmt: skip
@@ -155,7 +157,7 @@ def non_negative_tucker_hals(
     if fixed_modes and isinstance(init, str):
         raise ValueError(f"fixed_modes needs factors to keep, but init is {init!r}: pass a model")
     return _begin(
-        _Hals, tensor, rank, init, svd, random_state, fixed_modes, penalties=penalties,
+        _Hals, tensor, rank, init, svd, random_state, fixed_modes, None, penalties=penalties,
         core_penalty=core_sparsity_coefficient, exact=exact, algorithm=algorithm, tol=tol,
         n_iter_max=n_iter_max, verbose=verbose, return_errors=return_errors,
         normalize_factors=normalize_factors, callback=callback,
@@ -164,7 +166,7 @@ def non_negative_tucker_hals(
 
 def _begin(
     solver: "type[_MultiplicativeRun]", tensor: Any, rank: Any, init: Any, svd: str,
-    random_state: Any, fixed_modes: Sequence[int] | None, **options: Any,
+    random_state: Any, fixed_modes: Sequence[int] | None, mask: Mask, **options: Any,
 ) -> "_MultiplicativeRun":  # fmt: skip
     require_flycoo_backend()
     x = as_flycoo(tensor, check_coords=True)
@@ -173,9 +175,12 @@ def _begin(
     if x.nnz == 0:
         raise ValueError(f"tensor of shape {x.shape} has no nonzeros, expected at least one")
     modes = list_free_modes(x.ndim, fixed_modes)
+    missing = None if mask is None else find_missing(tensor, mask, lists=True)
+    if missing is not None and isinstance(init, str) and init == "svd":
+        init = start_masked(missing, ranks)
     with span("start"):
         model = _start(x, ranks, init, svd, random_state, solver.solver)
-    return solver(modes, tensor=x, model=model, init=init, **options)
+    return solver(modes, missing=missing, tensor=x, model=model, init=init, **options)
 
 
 @dataclass
@@ -184,6 +189,7 @@ class _MultiplicativeRun(TuckerRun):
 
     solver = "non_negative_tucker"
     modes: list[int]
+    data: FlycooTensor = field(init=False)  # with the values of the model at missing entries
 
     def update_factor(self, targets: Array, gram: Array, mode: int) -> Array:
         """Update a factor by the mode's TTMc times the core, and the Gram matrix of its systems."""
@@ -194,7 +200,7 @@ class _MultiplicativeRun(TuckerRun):
         return _scale(self.weights, targets, multi_mode_dot(self.weights, grams))
 
     def update(self, iteration: int) -> Array:
-        core, factors = self.weights, self.factors
+        core, factors, self.data = self.weights, self.factors, self.fill()
         grams = [transposed_product(factor, factor) for factor in factors]
         for mode in self.modes:
             rows, numbers = self._project(mode)
@@ -210,19 +216,20 @@ class _MultiplicativeRun(TuckerRun):
 
     def _project(self, mode: int) -> tuple[Array, Array | slice]:
         others = {n: factor for n, factor in enumerate(self.factors) if n != mode}
-        return multiply_nonempty_rows(self.tensor, mode, others)
+        return multiply_nonempty_rows(self.data, mode, others)
 
     def _contract(self, rows: Array, numbers: Array | slice) -> Array:
         """Return the tensor times all factors, from the TTMc of the last mode."""
         return transposed_product(self.factors[-1][numbers], rows).T.reshape(self.weights.shape)
 
     def measure(self, result: Array) -> float:
-        core, square = self.weights.astype(np.float64), np.float64(float(self.tensor.norm())) ** 2
+        core, square = self.weights.astype(np.float64), np.float64(float(self.data.norm())) ** 2
         grams = [transposed_product(factor, factor).astype(np.float64) for factor in self.factors]
         model = float((core * multi_mode_dot(core, grams)).sum())
         return float(np.sqrt(abs(square + model - 2 * float((core * result).sum())) / square))
 
     def measure_start(self) -> float:
+        self.data = self.fill()
         return self.measure(self._contract(*self._project(len(self.factors) - 1)))
 
     def normalize(self) -> None:

@@ -73,7 +73,9 @@ def parafac(
         Added to the diagonal of each system of equations, whatever the size of the values.
     mask : sparse.COO or array, optional
         In the shape of `tensor`: 1, or True, but 0 at the missing entries. A COO has fill_value 1
-        and stores these zeros; a dense array suits small tensors.
+        and stores these zeros; a dense array suits small tensors. Its size is 1 in modes all of
+        whose indices are alike: such blocks are never listed, begin with zeros where TensorLy takes
+        the values of `tensor`, and are not imputed for ``init="svd"``.
     cvg_criterion : {"abs_rec_error", "rec_error"}
         With "rec_error" an increase of the error stops the loop too.
     fixed_modes : sequence of int, optional

@@ -8,12 +8,16 @@ from typing import Any
 import tensorly as tl
 from tensorly.tucker_tensor import TuckerTensor, validate_tucker_rank
 
+from ..base.array_modules import Array, array_module
 from ..engines.tall import transposed_product
 from ..io.checkpoint import Resumed
 from ..loop.cp_loop import Callback, Run, restore
 from ..loop.guarding import describe_as, require_flycoo_backend, tensorly_loop
+from ..loop.masks import MissingEntries, find_missing
 from ..loop.ranks import find_tucker_rank
-from ..tensor.coo_cache import SparseData, as_flycoo
+from ..ops.cp_entries import choose_block_size
+from ..tensor.coo_cache import Mask, SparseData, as_flycoo
+from ..tensor.tensor import FlycooTensor
 from .parafac import parafac
 
 
@@ -28,7 +32,7 @@ def tucker(
     svd: str = "truncated_svd",
     tol: float = 10e-5,
     random_state: Any = None,
-    mask: None = None,
+    mask: Mask = None,
     verbose: bool = False,
     callback: Callback | None = None,
 ) -> Any:
@@ -47,31 +51,32 @@ def tucker(
         The initial guess, in the dtype of `tensor`; or a checkpoint to resume
         (`Progress.resume`).
     random_state : int or numpy.random.RandomState, optional
-    mask : None
-        Not supported for a sparse tensor.
-
     Returns
     -------
     TuckerTensor
         A core of size `rank` and factors (I_n, R_n), on the device of `tensor`.
     errors : list of float
-        The relative error after each iteration; only with `return_errors`.
+        The relative error after each iteration; only with `return_errors`. With a mask it is that
+        of the tensor with the values at missing entries of the model before.
 
     Raises
     ------
     DensifyError
-        If a mask is given, or `svd` is any other method.
+        If the mask marks what is observed (fill_value 0), or `svd` is any other method.
     RuntimeError
         If TensorLy's backend is not "flycoo".
     TypeError
         If a rank is no integer, such as a fraction.
     ValueError
         If a rank is below 1, their number is not that of the modes, `init` is unknown or does not
-        match, `fixed_factors` comes with `callback`, or a checkpoint is of another tensor.
+        match, `fixed_factors` comes with `callback` or a mask, or a checkpoint is of another
+        tensor.
 
     Notes
     -----
     One chain of products with the factors per mode and iteration, and one for the core (`ttmc`).
+    With a mask, whose missing entries are listed, each iteration imputes them first, as TensorLy's
+    does, and plans the tensor anew; ``init="random"`` may find a better model.
 
     References
     ----------
@@ -90,36 +95,71 @@ def tucker(
     require_flycoo_backend()
     x = as_flycoo(tensor, check_coords=True)
     ranks = find_tucker_rank(x, rank, None if fixed_factors else x.ndim)
-    if callback is None and not isinstance(init, Resumed):
+    missing = None if mask is None else find_missing(tensor, mask, lists=True)
+    if callback is None and not isinstance(init, Resumed) and missing is None:
         return tensorly_loop("tucker")(
             x, ranks, fixed_factors=fixed_factors, n_iter_max=n_iter_max, init=init,
-            return_errors=return_errors, svd=svd, tol=tol, random_state=random_state, mask=mask,
+            return_errors=return_errors, svd=svd, tol=tol, random_state=random_state,
             verbose=verbose,
         )  # fmt: skip
     if fixed_factors:
         raise ValueError(
-            f"fixed_factors is {fixed_factors!r}, expected None together with callback= or a "
-            "checkpoint: leave one of them out"
+            f"fixed_factors is {fixed_factors!r}, expected None together with callback=, mask= or "
+            "a checkpoint: leave one of them out"
         )
     if ranks is None or isinstance(ranks, int):
         ranks = list(x.shape) if ranks is None else [ranks] * x.ndim
     ranks = [int(r) for r in validate_tucker_rank(x.shape, ranks)]
     step = functools.partial(
-        tensorly_loop("partial_tucker"), x, ranks, svd=svd, random_state=random_state, mask=mask
+        tensorly_loop("partial_tucker"), rank=ranks, svd=svd, random_state=random_state
     )
     if isinstance(init, Resumed):
         model = restore(init, x, tuple(ranks), "tucker", x.dtype)
     else:
-        (core, factors), _ = step(n_iter_max=0, init=init)
+        if missing is not None and isinstance(init, str) and init == "svd":
+            init = start_masked(missing, ranks)
+        (core, factors), _ = step(x, n_iter_max=0, init=init)
         model = core, list(factors)  # not the caller's list
     return _TensorlyIterations(
-        step, tensor=x, model=model, n_iter_max=n_iter_max, init=init, callback=callback, tol=tol,
-        verbose=verbose, return_errors=return_errors,
+        step, missing=missing, tensor=x, model=model, n_iter_max=n_iter_max, init=init,
+        callback=callback, tol=tol, verbose=verbose, return_errors=return_errors,
     ).iterate()  # fmt: skip
 
 
+def start_masked(missing: MissingEntries, ranks: Sequence[int]) -> tuple[Array, list[Array]]:
+    """Make TensorLy's start by singular vectors, which impute missing entries five times."""
+    pairs = enumerate(ranks)
+    factors = [missing.unfold_imputed(mode, rank, 5).svd(rank)[0] for mode, rank in pairs]
+    factors = [factor.astype(missing.dtype) for factor in factors]
+    return tl.tenalg.multi_mode_dot(missing.tensor, factors, transpose=True), factors
+
+
+@dataclass(kw_only=True)
 class TuckerRun(Run):
-    """A run of a Tucker decomposition, whose `weights` are the core."""
+    """A run of a Tucker decomposition, whose `weights` are the core.
+
+    An iteration begins with `fill`, which imputes the missing entries (expectation maximisation).
+    """
+
+    missing: MissingEntries | None = None
+
+    def fill(self) -> FlycooTensor:
+        """Return the tensor with the values of the model at its missing entries."""
+        if self.missing is None:
+            return self.tensor
+        core, factors, coords = self.weights, self.factors, self.missing.coords
+        values = array_module(core).empty(coords.shape[1], core.dtype)
+        step = choose_block_size(core, core.size)
+        for start in range(0, values.size, step):
+            rows = [
+                factor[ids[start : start + step]]
+                for factor, ids in zip(factors, coords, strict=True)
+            ]
+            product = rows[0] @ core.reshape(core.shape[0], -1)
+            for own in rows[1:]:
+                product = (own[:, :, None] * product.reshape(*own.shape, -1)).sum(axis=1)
+            values[start : start + step] = product[:, 0]
+        return self.missing.fill(values)
 
     def is_over(self) -> bool:
         # As in TensorLy, the first two errors are not compared.
@@ -134,17 +174,19 @@ class _TensorlyIterations(TuckerRun):
     """TensorLy's own loop, one iteration at a time."""
 
     solver = "tucker"
-    partial_tucker: Callable[..., Any]  # TensorLy's, which takes `n_iter_max` and `init`
+    partial_tucker: Callable[..., Any]  # TensorLy's, of a tensor, `n_iter_max` and `init`
 
     def update(self, iteration: int) -> float:
         # An iteration starts from the factors alone, and writes them to the list that it gets.
-        init = (self.weights, self.factors)
-        (self.weights, self.factors[:]), (error,) = self.partial_tucker(n_iter_max=1, init=init)
+        step = functools.partial(
+            self.partial_tucker, n_iter_max=1, init=(self.weights, self.factors)
+        )
+        (self.weights, self.factors[:]), (error,) = step(self.fill())
         return error
 
     def measure_start(self) -> float:
         """Compute the relative error of any core and factors."""
-        x, core, factors = self.tensor, self.weights, self.factors
+        x, core, factors = self.fill(), self.weights, self.factors
         inner = (core * tl.tenalg.multi_mode_dot(x, factors, transpose=True)).sum()
         grams = [transposed_product(factor, factor) for factor in factors]
         model_square = (core * tl.tenalg.multi_mode_dot(core, grams)).sum()

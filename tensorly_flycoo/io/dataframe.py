@@ -21,6 +21,10 @@ from .entries import (
 
 AGGREGATES = ("sum", "mean", "last", "max", "count")
 MISSING = ("raise", "drop")
+ZEROS = ("raise", "drop", "keep")
+
+#: What is stored for a 0 that is kept, relative to the largest value: below its rounding error.
+_KEPT_ZERO = 2.0**-64
 
 #: A mode of a table with at least so many rows should not have a label for every second row.
 _MANY_ROWS = 1000
@@ -36,6 +40,7 @@ def from_dataframe(
     labels: Mapping[str, Sequence[Any] | np.ndarray] | None = None,
     aggregate: str = "sum",
     missing: str = "raise",
+    zeros: str = "raise",
     **options: Any,
 ) -> LabelledTensor:
     """Make a tensor from a table, with one mode per given column.
@@ -62,6 +67,10 @@ def from_dataframe(
         How to merge the values of rows with the same entries in all `modes`.
     missing : {"raise", "drop"}
         Whether a row without an entry or its value is an error, or left out.
+    zeros : {"raise", "drop", "keep"}
+        Whether a cell whose values are 0, or add up to it, is an error; or not stored, since cells
+        without a row are 0 too; or stored, as what `observed_parafac` takes for observed: as a
+        number ``2**-64`` times the largest value, which no rounded sum tells from 0.
     **options : those of `FlycooTensor`, such as ``dtype``, ``layout`` and ``device``
 
     Returns
@@ -78,14 +87,14 @@ def from_dataframe(
         of a column are neither numbers, text nor dates, or the values are not numbers.
     ValueError
         If a column does not exist, or occurs more than once in `df` or in `modes`; no row is left;
-        an entry or value is missing, or a value is not finite; `labels` names other columns, or
-        repeats a label, or an entry is not among them; or `aggregate` or `missing` is unknown.
+        an entry or value is missing, a value is not finite, or a cell is 0; `labels` names other
+        columns, or repeats a label, or an entry is not among them; or `aggregate`, `missing` or
+        `zeros` is unknown.
 
     Notes
     -----
-    Warnings in the log say how many rows are left out, how many values are 0, and which modes have
-    nearly as many labels as the table has rows: rounded times (``df["time"].dt.floor("D")``) make
-    better modes.
+    Warnings in the log say how many rows are left out, and which modes have nearly as many labels
+    as the table has rows: rounded times (``df["time"].dt.floor("D")``) make better modes.
 
     Needs pyarrow. Beside coords and values, this takes two temporary columns of 8 bytes per row.
     All aggregates but "sum" and "count" sort the rows.
@@ -113,6 +122,7 @@ def from_dataframe(
     modes = check_modes(modes)
     given: Mapping[str, Any] = {} if labels is None else labels
     check_choice(aggregate, "aggregate", AGGREGATES)
+    check_choice(zeros, "zeros", ZEROS)
     if not isinstance(given, Mapping):
         raise TypeError(f"labels is a {type(given).__name__}, expected a dict by column")
     if others := [name for name in given if name not in modes]:
@@ -125,8 +135,6 @@ def from_dataframe(
         raise ValueError(f"df has {reason}, expected at least one")
     if numbers is None or aggregate == "count":
         numbers = np.ones(coords.shape[1])
-    elif num_zeros := numbers.size - np.count_nonzero(numbers):
-        _logger.warning("%d of %d values are 0, and not kept", num_zeros, numbers.size)
     of_modes = {name: own.entries for name, (_, own) in coded.items()}
     shape = [entries.size for entries in of_modes.values()]
     for name, entries in of_modes.items():
@@ -136,8 +144,17 @@ def from_dataframe(
                 advice = f"round times (--modes {name}:day, or .dt.floor('D') in pandas)"
             text = "column %r has %d labels in %d rows, too many to find patterns: %s"
             _logger.warning(text, name, entries.size, coords.shape[1], advice)
-    if aggregate in ("mean", "last", "max"):
+    cancels = zeros != "drop" and numbers.min() < 0 < numbers.max()
+    if aggregate in ("mean", "last", "max") or (aggregate == "sum" and cancels):
         coords, numbers = _merge(coords, numbers, shape, aggregate)
+    if zeros != "drop" and (num_zeros := numbers.size - np.count_nonzero(numbers)):
+        if zeros == "raise":
+            raise ValueError(
+                f"{num_zeros} of {numbers.size} values of column {values!r} are 0: pass "
+                'zeros="drop" if cells without a row are 0 too, zeros="keep" if they are unknown, '
+                "as to observed_parafac"
+            )
+        numbers = np.where(numbers == 0, _KEPT_ZERO * (abs(numbers).max() or 1.0), numbers)
     tensor = FlycooTensor(coords, numbers, shape, **options)
     ordered = [name for name, (_, own) in coded.items() if own.categories is not None]
     ordered += getattr(labels, "ordered", ())
@@ -239,7 +256,8 @@ def _merge(
     if aggregate == "max":
         return coords, find_extremes(numbers, starts, "max", np)
     sums = np.add.reduceat(numbers, starts, dtype=np.float64)
-    return coords, (sums / (ends - starts)).astype(numbers.dtype)
+    sums /= ends - starts if aggregate == "mean" else 1
+    return coords, sums.astype(numbers.dtype)
 
 
 def read_indices(column: Any, name: str) -> np.ndarray:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from ..base.array_modules import read_into_memory
+from ..base.checks import check_choice
 from ..tensor.coo_cache import is_raw_sparse
 from ..tensor.labelled import LabelledTensor, Labels, is_ordered
 from ..tensor.tensor import FlycooTensor
@@ -13,27 +14,30 @@ from .dataframe import open_table
 from .entries import ColumnLabels, coarsen, number_entries
 
 
-def from_xarray(array: Any, **options: Any) -> LabelledTensor:
+def from_xarray(array: Any, *, missing: str = "raise", **options: Any) -> Any:
     """Make a tensor from an `xarray.DataArray`: its dimensions become modes, coordinates labels.
 
     Parameters
     ----------
     array : xarray.DataArray
         Of a `sparse.COO`, or dense. The rows of a dimension without coordinates are numbered.
+    missing : {"raise", "unknown"}
+        Whether nan is an error, or an unknown value, which a mask marks.
     **options : those of `FlycooTensor`, such as ``dtype``, ``layout`` and ``device``
 
     Returns
     -------
     LabelledTensor
-        Its method `to_xarray` goes back.
+        Its method `to_xarray` goes back. With ``missing="unknown"`` a pair of it, with zeros in
+        place of nan, and the `mask` to pass to `parafac`, `cp_fit`, `tucker` and others.
 
     Raises
     ------
     TypeError
         If `array` is not a DataArray, such as a Dataset.
     ValueError
-        If a coordinate is missing or occurs twice in a dimension, or `FlycooTensor` refuses the
-        values, such as nan.
+        If a coordinate is missing or occurs twice in a dimension, `FlycooTensor` refuses the
+        values, such as nan, or nan is the fill_value: then nearly all are unknown.
 
     Examples
     --------
@@ -44,25 +48,49 @@ def from_xarray(array: Any, **options: Any) -> LabelledTensor:
     <LabelledTensor: shop (2), day (2); dtype=float64, nnz=2>
     >>> x.to_xarray().equals(array)
     True
+
+    With an unknown value:
+
+    >>> x, mask = from_xarray(xarray.DataArray([[1.0, np.nan, 2.0]]), missing="unknown")
+    >>> mask.coords.tolist()
+    [[0], [1]]
     """
     if not (hasattr(array, "dims") and hasattr(array, "data")):
         raise TypeError(f"array is a {type(array).__name__}, expected an xarray.DataArray")
     data = array.compute().data  # it may be on disk
     stored = data.data if is_raw_sparse(data) else data
     fill_value = getattr(data, "fill_value", 0)
-    if stored.dtype.kind == "f" and (np.isnan(fill_value) or np.isnan(stored).any()):
+    check_choice(missing, "missing", ("raise", "unknown"))
+    is_nan = np.isnan(stored) if stored.dtype.kind == "f" else np.zeros(stored.shape, bool)
+    if np.isnan(fill_value):
         raise ValueError(
-            "array holds nan, expected finite values: pass array.fillna(0); if they are unknown and"
-            " not zeros, give parafac mask=sparse.COO.from_numpy(array.notnull().values * 1.0, "
-            "fill_value=1) too"
+            "array holds nan where it stores nothing, expected 0: pass array.fillna(0), or, if they"
+            " are unknown, from_dataframe(array.to_series().dropna().reset_index(), modes, values, "
+            'zeros="keep") to observed_parafac'
         )
-    make = FlycooTensor.from_coo if is_raw_sparse(data) else FlycooTensor.from_dense
+    if is_nan.any() and missing == "raise":
+        raise ValueError(
+            "array holds nan, expected finite values: pass array.fillna(0); or, if they are unknown"
+            ' and not zeros, x, mask = from_xarray(array, missing="unknown"), and mask= with x'
+        )
+    if is_raw_sparse(data):
+        data = data if hasattr(data, "coords") else data.asformat("coo")
+        coords, kept = data.coords[:, is_nan], ~is_nan
+        tensor = FlycooTensor(data.coords[:, kept], data.data[kept], data.shape, **options)
+    else:
+        coords = np.stack(is_nan.nonzero())
+        tensor = FlycooTensor.from_dense(np.where(is_nan, 0, data), **options)
     labels, ordered = {}, []
     for name, size in zip(array.dims, array.shape, strict=True):
         index = array.indexes.get(name)
         labels[name] = coarsen(np.arange(size) if index is None else index.to_numpy())
         ordered += [name] * is_ordered(index)
-    return LabelledTensor(make(data, **options), Labels(labels, ordered=ordered))
+    x = LabelledTensor(tensor, Labels(labels, ordered=ordered))
+    if missing == "raise":
+        return x
+    import sparse
+
+    return x, sparse.COO(coords, np.zeros(coords.shape[1]), tensor.shape, fill_value=1.0)
 
 
 def from_anndata(

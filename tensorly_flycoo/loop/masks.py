@@ -1,30 +1,32 @@
 """Missing values: entries of a sparse tensor that are imputed from a CP model in each iteration.
 
-A mask is 1 except at a few entries. The observed entries form one tensor, planned once; the missing
-ones are `Entries`, whose values change. MTTKRP is linear, so it is computed for both and added up.
+A mask is 1 except at the missing entries. The observed ones form one tensor, planned once. The
+missing ones are `MissingEntries`, whose values change, or `MissingBlocks`, which are never listed.
+MTTKRP is linear, so it is computed for both and added up.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import numpy as np
 
 from ..base.array_modules import Array, array_module, is_cupy, move
-from ..base.checks import densify_error
+from ..base.checks import check_inside, densify_error
 from ..engines import select_engine
-from ..engines.tall import inner_product
+from ..engines.tall import inner_product, multiply, transposed_product
 from ..ops.cp_entries import choose_block_size, evaluate_model
-from ..ops.sampling import NonzeroSampler, split_entries
+from ..ops.sampling import NonzeroSampler, omit_entries, split_entries
 from ..ops.sparse_matrices import multiply_transposed
 from ..svd.unfolding import Unfolding
 from ..tensor.coo_cache import as_flycoo, is_raw_sparse, is_sparse
 from ..tensor.labelled import LabelledTensor
 from ..tensor.pieces import Piece, map_pieces, read_nonzeros
 from ..tensor.tensor import FlycooTensor, rebuild
-from .cp_model import residual_square
+from .cp_model import multiply_all, residual_square
 from .whole_tensor import WholeTensor
 
 if TYPE_CHECKING:
@@ -32,6 +34,9 @@ if TYPE_CHECKING:
     from ..engines.protocol import Engine
 
 _EXPECTED = "expected a sparse.COO with fill_value 1 whose stored zeros are the missing entries"
+
+#: Values at missing entries: a list of them, or the model that they are of, None for zeros.
+Values: TypeAlias = Any
 
 
 class MissingEntries:
@@ -62,14 +67,46 @@ class MissingEntries:
         return self.engine.entries(self.engine, self.coords, self.shape, self.dtype)
 
     def __repr__(self) -> str:
-        return f"<MissingEntries: {self.count} of shape {self.shape}>"
+        return f"<{type(self).__name__}: {self.count} of shape {self.shape}>"
+
+    def of(self, x: FlycooTensor) -> Self:
+        """Return the same entries of another tensor."""
+        return type(self)(x, self.coords)
+
+    def make_ones(self) -> Values:
+        """Return values of one."""
+        return array_module(self.coords).ones(self.count, self.dtype)
+
+    def impute(self, weights: Array | None, factors: Sequence[Array]) -> Values:
+        """Return the values of a CP model, which `add_mttkrp` takes."""
+        return self.evaluate(weights, factors)
+
+    def compare(
+        self, values: Values, weights: Array | None, factors: Sequence[Array]
+    ) -> tuple[Values, float, float]:
+        """Impute: return new values, the sum of their squares, and of their products with changes.
+
+        The sums are in float64.
+        """
+        new = self.impute(weights, factors)
+        exact = new.astype(np.float64)
+        return new, (exact * exact).sum(), ((exact - values) * exact).sum()
 
     def evaluate(self, weights: Array | None, factors: Sequence[Array]) -> Array:
         """Return the values of a CP model at the missing entries: (count,)."""
         return evaluate_model(self.coords, weights, factors).astype(self.dtype, copy=False)
 
+    def sum_model(
+        self, weights: Array | None, factors: Sequence[Array], *, square: bool = False
+    ) -> float:
+        """Add up the values of a CP model at the missing entries, or their squares, in float64."""
+        values = self.evaluate(weights, factors)
+        if square:
+            values = values.astype(np.float64) ** 2
+        return float(values.sum(dtype=np.float64))
+
     def add_mttkrp(
-        self, out: Array, values: Array, factors: Sequence[Array], mode: int,
+        self, out: Array, values: Values, factors: Sequence[Array], mode: int,
         weights: Array | None = None,
     ) -> Array:  # fmt: skip
         """Add the MTTKRP of missing entries with these `values` to `out` (I_mode, R); return it."""
@@ -80,17 +117,119 @@ class MissingEntries:
             out += added * weights
         return out
 
+    def fill(self, values: Array) -> FlycooTensor:
+        """Return the tensor with these values (count,) at the missing entries."""
+        # In host memory, from where each device takes its own.
+        given = move(self.coords, np), move(values, np).astype(self.dtype)
+        return rebuild(self.observed, add_entries, *given)
+
     def unfold_imputed(self, mode: int, rank: int, num_repeats: int) -> Unfolding:
         """Return an unfolding after imputing it `num_repeats` times from its leading vectors."""
-        x, observed = self.tensor, self.observed
+        x = self.tensor
         for _ in range(num_repeats):
             unfolding = Unfolding(x, mode)
             left, _ = unfolding.svd(min(rank, *unfolding.shape))
-            values = project(x, mode, self.coords, left)
-            # In host memory, from where each device takes its own.
-            given = move(self.coords, np), values.astype(x.dtype)
-            x = rebuild(observed, add_entries, *given)
+            x = self.fill(project(x, mode, self.coords, left))
         return Unfolding(x, mode)
+
+
+class MissingBlocks(MissingEntries):
+    r"""Missing blocks: the entries whose indices in some modes are one of a few cells.
+
+    In those modes S they are `coords` (s, K), sorted; in any other mode t, all indices. Their
+    values are those of a CP model w', F', kept in place of them. With the products P' (K, R) of its
+    rows at the cells, and :math:`G = \prod_t F_t'^T F_t`, elementwise, an MTTKRP of F adds
+    :math:`P' G` times the rows of the other factors in a mode of S, and in another mode
+    :math:`F_n' \, (P'^T P * \prod_{t \ne n} F_t'^T F_t)`: ``K * R**2`` operations, and ``R**2`` for
+    each row of a factor. Before the first model the values are zeros, whatever `x` stores there.
+
+    >>> x = FlycooTensor([[0, 1, 2], [2, 0, 1]], [2.0, 3.0, 4.0], shape=(3, 3))
+    >>> missing = MissingBlocks(x, np.array([[0, 2]]), [0])  # two rows
+    >>> missing, missing.observed.nnz
+    (<MissingBlocks: 6 of shape (3, 3)>, 1)
+    """
+
+    start = None
+
+    def __init__(self, x: FlycooTensor, cells: Array, modes: Sequence[int]) -> None:
+        self.tensor, self.shape, self.ndim, self.dtype = x, x.shape, x.ndim, x.dtype
+        self.engine = select_engine(x._engine.local_device)
+        self.modes, self.coords = [*modes], self.engine.xp.asarray(cells)
+        self._others = [n for n in range(x.ndim) if n not in self.modes]
+        self.count = cells.shape[1] * math.prod(x.shape[n] for n in self._others)
+        self.observed = omit_entries(x, self.modes, self.coords)
+
+    @functools.cached_property
+    def _entries(self) -> Entries:
+        sizes = [self.shape[n] for n in self.modes]
+        return self.engine.entries(self.engine, self.coords, sizes, self.dtype)
+
+    def of(self, x: FlycooTensor) -> Self:
+        return type(self)(x, self.coords, self.modes)
+
+    def make_ones(self) -> Values:
+        xp = self.engine.xp
+        return None, [xp.ones((size, 1), self.dtype) for size in self.shape]
+
+    def impute(self, weights: Array | None, factors: Sequence[Array]) -> Values:
+        return weights, [*factors]
+
+    def compare(
+        self, values: Values, weights: Array | None, factors: Sequence[Array]
+    ) -> tuple[Values, float, float]:
+        new = self.impute(weights, factors)
+        square = self._multiply(new, new)
+        return new, square, square - (0.0 if values is None else self._multiply(values, new))
+
+    def sum_model(
+        self, weights: Array | None, factors: Sequence[Array], *, square: bool = False
+    ) -> float:
+        model = weights, factors
+        return self._multiply(model if square else self.make_ones(), model)
+
+    def add_mttkrp(
+        self, out: Array, values: Values, factors: Sequence[Array], mode: int,
+        weights: Array | None = None,
+    ) -> Array:  # fmt: skip
+        if values is None:
+            return out
+        rows, grams = self._take_rows(values), self._multiply_others(values[1], factors, mode)
+        if mode in self.modes:
+            columns = {
+                place: factors[n].astype(self.dtype, copy=False)
+                for place, n in enumerate(self.modes) if n != mode
+            }  # fmt: skip
+            mixed, added = multiply(rows, grams).astype(self.dtype), self.engine.xp.zeros_like(out)
+            self._entries.add_mttkrp(columns, mixed, self.modes.index(mode), added)
+        else:
+            grams = grams * transposed_product(rows, self._take_rows((None, factors)))
+            added = multiply(values[1][mode], grams.astype(values[1][mode].dtype))
+        out += added if weights is None else added * weights
+        return out
+
+    def unfold_imputed(self, mode: int, rank: int, num_repeats: int) -> Unfolding:
+        """Return an unfolding of the observed tensor: blocks are not imputed for a start."""
+        return Unfolding(self.observed, mode)
+
+    def _take_rows(self, model: Any) -> Array:
+        """Multiply the rows of a model's factors at the cells: float64 (K, R)."""
+        weights, factors = model
+        pairs = zip(self.modes, self.coords, strict=True)
+        rows = multiply_all([factors[n][ids].astype(np.float64) for n, ids in pairs])
+        return rows if weights is None else rows * weights
+
+    def _multiply_others(
+        self, old: Sequence[Array], new: Sequence[Array], skip: int | None = None
+    ) -> Array:
+        """Multiply ``old.T @ new`` of the factors of the whole modes elementwise, in float64."""
+        ones = self.engine.xp.ones((old[0].shape[1], new[0].shape[1]))
+        wide = [[f[n].astype(np.float64) for f in (old, new)] for n in self._others if n != skip]
+        return multiply_all([ones, *(transposed_product(*pair) for pair in wide)])
+
+    def _multiply(self, old: Any, new: Any) -> float:
+        """Return the inner product of two models at the missing entries."""
+        of_cells = transposed_product(self._take_rows(old), self._take_rows(new))
+        return float((of_cells * self._multiply_others(old[1], new[1])).sum())
 
 
 class ObservedData:
@@ -117,7 +256,7 @@ class ImputedTensor:
 
     def impute(self, weights: Array | None, factors: Sequence[Array]) -> None:
         """Set the missing entries to the values of a model."""
-        self.values = self.missing.evaluate(weights, factors)
+        self.values = self.missing.impute(weights, factors)
 
     def mttkrp(self, weights: Array | None, factors: Sequence[Array], mode: int) -> Array:
         """Compute the MTTKRP of observed and missing entries: (I_mode, R)."""
@@ -126,19 +265,17 @@ class ImputedTensor:
 
     def measure(
         self, weights: Array | None, factors: Sequence[Array], last_mttkrp: Array | None = None
-    ) -> tuple[float, Array]:
-        """Compute the relative error of a model, and its values at the missing entries (count,).
+    ) -> tuple[float, Values]:
+        """Compute the relative error of a model, and its values at the missing entries.
 
         The error is the norm of the residual at the observed entries, relative to the norm of the
         tensor with these values. `last_mttkrp` is that of this model, computed if not given.
         """
         if last_mttkrp is None:
             last_mttkrp = self.mttkrp(weights, factors, len(factors) - 1)
-        values = self.missing.evaluate(weights, factors)
-        exact = values.astype(np.float64)
-        square = self.missing.observed._layout.norm**2 + (exact * exact).sum()
+        values, square, change = self.missing.compare(self.values, weights, factors)
+        square = self.missing.observed._layout.norm**2 + square
         # last_mttkrp was computed with the previous values.
-        change = ((exact - self.values) * exact).sum()
         inner = inner_product(last_mttkrp, factors[-1]) + change
         self.residual = residual_square(square, weights, factors, inner)
         return float(np.sqrt(self.residual / square)), values
@@ -156,10 +293,11 @@ def drop_missing(x: Any, mask: Any) -> Any:
     return x if missing is None else missing.observed
 
 
-def find_missing(x: Any, mask: Any) -> MissingEntries | None:
+def find_missing(x: Any, mask: Any, *, lists: bool = False) -> MissingEntries | None:
     """Find the entries of a sparse tensor that a mask marks as missing; None if there are none.
 
-    A `MissingEntries` of `x`, which runs can share, is returned as it is.
+    A mask of size 1 in some modes is for all of their indices: it gives `MissingBlocks`, unless
+    `lists`. A `MissingEntries` of `x`, which runs can share, is returned as it is.
     """
     if isinstance(mask, MissingEntries) and mask.tensor is x:
         return mask
@@ -168,11 +306,14 @@ def find_missing(x: Any, mask: Any) -> MissingEntries | None:
     is_dense = isinstance(mask, np.ndarray) or is_cupy(mask)
     if not is_dense and not is_sparse(mask):
         raise TypeError(f"mask is a {type(mask).__name__}, {_EXPECTED}, or a dense array")
-    if tuple(mask.shape) != tuple(x.shape):
-        raise ValueError(f"mask has shape {tuple(mask.shape)}, expected {tuple(x.shape)}")
+    shape = tuple(x.shape)
+    sizes = [(size, own) for size, own in zip(shape, mask.shape, strict=False) if own != 1]
+    if len(mask.shape) != len(shape) or any(size != own for size, own in sizes):
+        instead = f"expected {shape}, or 1 in modes whose indices are all alike"
+        raise ValueError(f"mask has shape {tuple(mask.shape)}, {instead}")
     if not is_dense and (not is_raw_sparse(mask) or mask.fill_value == 0):
         instead = f"{_EXPECTED}; tensorly_flycoo.observed_parafac fits to stored entries only"
-        raise densify_error("a mask that stores what is observed", tuple(x.shape), instead)
+        raise densify_error("a mask that stores what is observed", shape, instead)
     mask = mask if is_dense or hasattr(mask, "coords") else mask.asformat("coo")
     values = mask if is_dense else mask.data
     is_missing = values == 0
@@ -180,7 +321,25 @@ def find_missing(x: Any, mask: Any) -> MissingEntries | None:
         if value != 1:
             raise ValueError(f"mask holds {value}, {_EXPECTED}")
     coords = np.stack(is_missing.nonzero()) if is_dense else mask.coords[:, is_missing]
-    return MissingEntries(as_flycoo(x, check_coords=True), coords) if coords.size else None
+    if not coords.size:
+        return None
+    plain = as_flycoo(x, check_coords=True)
+    modes = [n for n, size in enumerate(shape) if mask.shape[n] == size]
+    others = [n for n in range(len(shape)) if n not in modes]
+    if not modes:
+        raise ValueError("mask marks all entries as missing, expected some that are not")
+    if others:
+        coords = move(coords, np)
+        check_inside(coords, mask.shape)
+    if others and not lists:
+        cells = coords[modes]
+        return MissingBlocks(plain, cells[:, np.lexsort(cells[::-1])], modes)
+    if others:
+        whole = np.indices([shape[n] for n in others]).reshape(len(others), -1)
+        tiled = np.tile(whole, coords.shape[1])
+        coords = np.repeat(coords, whole.shape[1], axis=1)
+        coords[others] = tiled
+    return MissingEntries(plain, coords)
 
 
 def project(x: FlycooTensor, mode: int, coords: Array, left: Array) -> Any:

@@ -51,7 +51,7 @@ def find_scales(data: ObservedData, factors: Sequence[Array], sums: Array, mode:
         return data.tensor._engine.invert_sums(sums, mode, data.dtype)
     whole = multiply_all(sums, mode)
     rows = data.xp.zeros(factors[mode].shape, data.dtype)
-    ones = data.xp.ones(data.missing.count, data.dtype)
+    ones = data.missing.make_ones()
     observed = whole - data.missing.add_mttkrp(rows, ones, factors, mode)
     # What is left of a row whose cells are all missing is rounding error.
     return invert_positive(observed, 8 * float(np.finfo(data.dtype).eps) * whole).astype(data.dtype)
@@ -61,7 +61,7 @@ def complete_loss(data: ObservedData, factors: Sequence[Array], sums: Array, log
     """Compute F from the column sums of the factors and the sum over the nonzeros."""
     total = float(multiply_all(move(sums, np)).sum()) - float(log_sum)
     if data.missing is not None:
-        total -= float(data.missing.evaluate(None, factors).sum(dtype=np.float64))
+        total -= data.missing.sum_model(None, factors)
     return total
 
 

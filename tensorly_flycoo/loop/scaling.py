@@ -161,7 +161,7 @@ def _shift_companions(options: dict[str, Any], x: Any, shifted: Any, scaling: Sc
     if isinstance(x, FlycooTensor) and (callback is not None or isinstance(init, Resumed)):
         digests[shifted] = find_digest(x)
     if isinstance(mask, MissingEntries):
-        options["mask"] = MissingEntries(shifted, mask.coords)
+        options["mask"] = mask.of(shifted)
     return scaling
 
 

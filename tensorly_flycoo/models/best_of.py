@@ -13,7 +13,7 @@ from ..base.checks import check_count
 from ..base.reporting import report
 from ..decomposition.methods import METHODS, Method, find_method
 from ..loop.guarding import require_flycoo_backend
-from ..loop.masks import find_missing
+from ..loop.masks import MissingBlocks, find_missing
 from ..loop.momentum import NESTEROV
 from ..loop.scaling import find_exponent
 from ..results.coupled_cp import CoupledCP
@@ -178,7 +178,10 @@ def best_of(
         has_momentum = options.get("linesearch") == NESTEROV
         missing = None if options.get("mask") is None else find_missing(x, options["mask"])
         ends = Stopping(**{name: options[name] for name in Stopping._fields if name in options})
-        runs = run_together(x, rank, seeds, ends, has_momentum, missing, keep_all)
+        if isinstance(missing, MissingBlocks):
+            options["mask"] = missing  # one run after another, with one plan
+        else:
+            runs = run_together(x, rank, seeds, ends, has_momentum, missing, keep_all)
     if "init" in method.defaults:
         options = options | {"init": "random"}
     for number, seed in enumerate(seeds):

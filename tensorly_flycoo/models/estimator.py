@@ -8,9 +8,10 @@ from typing import Any, Self
 import numpy as np
 import tensorly as tl
 
+from ..base.array_modules import Array
 from ..decomposition.methods import find_method
 from ..loop.losses import EXACT_LOSSES
-from ..loop.masks import drop_missing
+from ..loop.masks import drop_missing, find_missing
 from ..results.counts import CountFit
 from ..results.cp_fit import cp_fit
 from ..results.fold_in import fold_in
@@ -178,8 +179,17 @@ class FlycooCP(Parameters):
                 "fit: folds of rows cannot judge a model of other rows; hold entries out by mask "
                 "and pass cv=[([0], [0])] and fit([x]) to GridSearchCV, or call cp_fit"
             )
-        fit = cp_fit(x, self.cp_tensor_, mask=self.mask, loss=loss)
+        held_out = None if self.mask is None else self._hold_out(x)
+        fit = cp_fit(x, self.cp_tensor_, held_out=held_out, loss=loss)
         return fit.explained if isinstance(fit, CountFit) else fit.fit
+
+    def _hold_out(self, x: LabelledData) -> tuple[Array, Array]:
+        """Return the coordinates and values of the entries that `fit` did not read."""
+        missing = find_missing(x, self.mask, lists=True)
+        if missing is None:
+            raise ValueError("mask marks no entry as missing, expected at least one")
+        is_known = (missing.start != 0) | find_method(self.method).knows_zeros
+        return missing.coords[:, is_known], missing.start[is_known]
 
     def transform(self, x: LabelledData) -> Any:
         """Return a factor row for each index of the first mode of `x`: (I, R); see `fold_in`."""

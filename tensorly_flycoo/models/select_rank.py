@@ -13,9 +13,9 @@ from ..base.reporting import report
 from ..base.tables import format_table
 from ..decomposition.methods import METHODS, Method, find_method
 from ..loop.losses import find_exact
-from ..loop.masks import MissingEntries
+from ..loop.masks import MissingEntries, find_missing
 from ..ops.cp_entries import take_model
-from ..ops.sampling import find_chances, make_sampler
+from ..ops.sampling import find_chances, find_places, make_sampler
 from ..results.labelled_cp import label_result, make_figure
 from ..tensor.coo_cache import LabelledData, as_flycoo
 from ..tensor.labelled import LabelledTensor, number_modes
@@ -230,7 +230,8 @@ def select_rank(
     keep_all : bool
         Whether `best_of` drops no run of `parafac` before its end.
     **options
-        For each run, such as `n_iter_max`; but no `mask` or `confidence` if entries are held out.
+        For each run, such as `n_iter_max`; but no `confidence` if entries are held out. The entries
+        that a `mask` marks as missing are unknown to all runs, and never held out.
 
     Returns
     -------
@@ -254,8 +255,8 @@ def select_rank(
         `holdout` is not a number, an option is unknown, or `method` returns no CP model.
     ValueError
         If `ranks` is empty, a rank or `n_runs` is below 1, `holdout` is not in [0, 1), or `method`
-        is unknown; or if entries are held out although `x` has less than two nonzeros, `method`
-        has no mask, or one is given.
+        is unknown; or if entries are held out although `x` has less than two nonzeros or `method`
+        has no mask.
 
     Notes
     -----
@@ -296,6 +297,11 @@ def select_rank(
     options.pop("return_errors", None)  # best_of takes them in any case
     random = as_random_state(random_state)
     seed = random.randint(2**31 - 1)
+    if holdout and (mask := options.pop("mask", None)) is not None:
+        unknown = find_missing(x, mask, lists=True)
+        if unknown is not None:
+            x = unknown.observed
+            options |= {"mask": unknown.of(x)} if solver.is_ours and solver.knows_zeros else {}
     held_out = _HeldOut.draw(x, holdout, solver, options, random) if holdout else None
     results: list[tuple[RankScore, Any, np.ndarray, CPTensor, float]] = []
     try:
@@ -334,10 +340,11 @@ def _check_holdout(
             f"methods {[name for name, known in METHODS.items() if known.can_hold_out]}"
         )
     find_exact(method.find_loss(options), " to hold entries out: pass holdout=0")
-    for name in ("mask", "confidence"):
-        if options.get(name) is not None:
-            text = "is given, but select_rank holds entries out itself: pass holdout=0"
-            raise ValueError(f"{name} {text}")
+    if options.get("confidence") is not None:
+        text = "is given, but select_rank holds entries out itself: pass holdout=0"
+        raise ValueError(f"confidence {text}")
+    if options.get("mask") is not None and not method.is_ours:
+        raise ValueError(f"mask is for methods of this package, and holdout=0 for {method.name}")
     if x.nnz < 2:
         raise ValueError(f"x has {x.nnz} nonzeros, expected two or more: pass holdout=0")
 
@@ -381,7 +388,7 @@ def _fit_rank(
         model, errors = run_once(method, x, rank, starts.seeds[starts.best_number], begin)
         error = float(errors[-1]) if len(errors) else error
     is_affordable = x.nnz * rank ** (x.ndim - 1) <= _MAX_CORE_OPERATIONS
-    if x.ndim > 1 and is_affordable and method.knows_zeros:
+    if x.ndim > 1 and is_affordable and method.knows_zeros and options.get("mask") is None:
         core = core_consistency(x, model)
     tolerance = _find_tolerance(x.dtype, method, options, starts.errors[starts.best_number])
     score = RankScore(rank, error, np.nan, np.nan, np.nan, core, starts.match)
@@ -406,13 +413,18 @@ class _HeldOut:
     ) -> Self:  # fmt: skip
         import sparse
 
-        missing = MissingEntries(x, draw_entries(x, share, random, method.knows_zeros))
+        drawn, unknown = draw_entries(x, share, random, method.knows_zeros), options.get("mask")
+        if unknown is not None:
+            drawn = drawn[:, ~find_places(move(unknown.coords, np), drawn, np)[0]]
+        missing = MissingEntries(x, drawn)
         values = move(missing.start, np).astype(np.float64)
         if not method.knows_zeros:
             whole = float(((values - values.mean()) ** 2).sum() or (values**2).sum())
             return cls(missing.observed, {}, missing, np.ones(values.size), None, whole)
         if method.is_ours:
-            mask: Any = MissingEntries(missing.observed, missing.coords)  # planned once
+            parts = [missing.coords] if unknown is None else [missing.coords, unknown.coords]
+            # Planned once.
+            mask: Any = MissingEntries(missing.observed, np.concatenate(parts, axis=1))
         else:
             cells = move(missing.coords, np)
             mask = sparse.COO(cells, np.zeros(missing.count), x.shape, fill_value=1.0)

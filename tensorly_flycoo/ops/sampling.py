@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from ..base.devices import bring_each
 from ..engines import Engine
 from ..spread.slab_layout import AnyLayout, SlabLayout
 from ..spread.streamed import StreamedLayout
-from ..tensor.pieces import Piece, map_pieces
+from ..tensor.pieces import Piece, map_pieces, read_nonzeros
 from ..tensor.tensor import FlycooTensor, rebuild
 from .sparse_matrices import make_csc
 
@@ -64,14 +65,6 @@ class NonzeroSampler:
         entries[is_stored] = self._record_format.values(self._records[first[is_stored]])
         return entries
 
-    def omit(self, coords: Array | Sequence[Array]) -> tuple[Array, Array]:
-        """Return coords (ndim, n) and values (n,) of all nonzeros but those at `coords`, sorted."""
-        first, last = self._find(None, dict(enumerate(coords)))
-        is_kept = self._xp.ones(self.nnz, bool)
-        is_kept[first[first < last]] = False
-        kept, values = self.take(is_kept)
-        return kept, values.copy()  # not a view of records
-
     def fibres(self, mode: int, coords: Mapping[int, Array]) -> Any:
         """Return fibres of a mode, given by their indices in each other mode, as columns (CSC)."""
         xp, order = self._xp, self._orders[mode]
@@ -95,23 +88,45 @@ class NonzeroSampler:
         self, order: Array | None, wanted: dict[int, Array], *, or_equal: bool
     ) -> Array:
         """Count the nonzeros before (or at, if `or_equal`) each of the wanted coordinates."""
-        xp = self._xp
-        count = len(next(iter(wanted.values())))
-        low = xp.zeros(count, np.int64)
-        high = xp.full(count, self.nnz, np.int64)
-        for _ in range(self.nnz.bit_length()):
-            middle = (low + high) // 2
-            inside = xp.minimum(middle, self.nnz - 1)
-            records = self._records[inside if order is None else order[inside]]
-            is_before, is_equal = xp.zeros(count, bool), low < high
-            for mode, indices in wanted.items():
-                rows = self._record_format.rows(records, mode, xp)
-                is_before |= is_equal & (rows < indices)
-                is_equal &= rows == indices
-            if or_equal:
-                is_before |= is_equal
-            low, high = xp.where(is_before, middle + 1, low), xp.where(is_before, high, middle)
-        return low
+
+        def read(places: Array) -> Iterator[Array]:
+            records = self._records[places if order is None else order[places]]
+            return (self._record_format.rows(records, mode, self._xp) for mode in wanted)
+
+        return count_before(read, self.nnz, [*wanted.values()], self._xp, or_equal=or_equal)
+
+
+def count_before(
+    read: Callable[[Array], Iterable[Array]], size: int, wanted: Sequence[Array], xp: ModuleType,
+    *, or_equal: bool = False,
+) -> Array:  # fmt: skip
+    """Count the cells of a sorted list before (or at, if `or_equal`) each of the wanted ones.
+
+    `read` returns the indices of cells of the list, mode by mode, as `wanted` has those to look up.
+    """
+    low, high = xp.zeros(wanted[0].size, np.int64), xp.full(wanted[0].size, size, np.int64)
+    for _ in range(size.bit_length()):
+        middle = (low + high) // 2
+        is_before, is_equal = xp.zeros(low.size, bool), low < high
+        for rows, indices in zip(read(xp.minimum(middle, size - 1)), wanted, strict=True):
+            is_before |= is_equal & (rows < indices)
+            is_equal &= rows == indices
+        if or_equal:
+            is_before |= is_equal
+        low, high = xp.where(is_before, middle + 1, low), xp.where(is_before, high, middle)
+    return low
+
+
+def find_places(cells: Array, coords: Array, xp: ModuleType) -> tuple[Array, Array]:
+    """Find some coords (n, count) in a sorted list of cells (n, size).
+
+    Return which are in it, (count,), and the places of these.
+    """
+    size = cells.shape[1]
+    places = count_before(lambda places: cells[:, places], size, [*coords], xp)
+    places = xp.minimum(places, size - 1)
+    is_found = (cells[:, places] == coords).all(axis=0)
+    return is_found, places[is_found]
 
 
 class SlabSampler:
@@ -177,26 +192,46 @@ def _count_rows(piece: Piece, mode: int, size: int) -> Array:
 def split_entries(x: FlycooTensor, coords: Array) -> tuple[Array, FlycooTensor]:
     """Return the entries (count,) of a tensor at coords (ndim, count), and the tensor without them.
 
-    The coords are without duplicates. The second is `x` itself if `x` has no nonzeros there.
+    The coords are sorted, without duplicates. The second is `x` itself if it has no nonzeros there.
     """
     found = map_pieces(_find_entries, x._layout, x._engine, x._engine, arrays=[coords])
     entries = functools.reduce(operator.add, found)  # each is in one piece
     if not move(entries, np).any():  # compiling CuPy's `any` would take seconds
         return entries, x
-    return entries, rebuild(x, _omit_entries, x._engine, move(coords, np))
+    return entries, omit_entries(x, range(x.ndim), coords)
 
 
 def _find_entries(piece: Piece, engine: Engine, arrays: Sequence[Array]) -> Array:
     """Return the entries (count,) of a piece; zeros outside."""
-    own, is_own = piece.take_own(arrays[0])
-    entries = engine.xp.zeros(is_own.size, piece.layout.record_format.dtype)
+    (coords,) = arrays
+    entries = engine.xp.zeros(coords.shape[1], piece.layout.record_format.dtype)
+    if coords.shape[1] > piece.layout.nnz:  # look the fewer up in the more
+        own, values = read_nonzeros(piece)
+        is_found, places = find_places(coords, own, engine.xp)
+        entries[places] = values[is_found]
+        return entries
+    own, is_own = piece.take_own(coords)
     entries[is_own] = NonzeroSampler(piece.layout, engine).entries(own)
     return entries
 
 
-def _omit_entries(piece: Piece, engine: Engine, coords: np.ndarray) -> tuple[Array, Array]:
-    """Return the nonzeros of a piece that are not at `coords`."""
-    own, _ = piece.take_own(engine.xp.asarray(coords))
-    kept, values = NonzeroSampler(piece.layout, engine).omit(own)
-    kept[piece.cut_mode] += kept.dtype.type(piece.start)
-    return kept, values
+def omit_entries(x: FlycooTensor, modes: Sequence[int], cells: Array) -> FlycooTensor:
+    """Return a tensor without its nonzeros whose indices in `modes` are among sorted cells."""
+    args = x._engine, [*modes], move(cells, np)
+    if not any(map_pieces(_has_entries, x._layout, x._engine, *args)):
+        return x
+    return rebuild(x, _omit_entries, *args)
+
+
+def _has_entries(piece: Piece, engine: Engine, modes: list[int], cells: np.ndarray) -> bool:
+    coords, _ = read_nonzeros(piece)
+    _, places = find_places(engine.xp.asarray(cells), coords[modes], engine.xp)
+    return places.size > 0
+
+
+def _omit_entries(
+    piece: Piece, engine: Engine, modes: list[int], cells: np.ndarray
+) -> tuple[Array, Array]:
+    coords, values = read_nonzeros(piece)
+    is_found, _ = find_places(engine.xp.asarray(cells), coords[modes], engine.xp)
+    return coords[:, ~is_found], values[~is_found]

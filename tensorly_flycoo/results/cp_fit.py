@@ -69,9 +69,8 @@ def cp_fit(
     cp_tensor : CPTensor or (weights, factors)
         Any model of the shape and dtype of `x`. One of `observed_parafac`
         is compared with the nonzeros of `x` alone: the other cells are unknown to it.
-    mask : sparse.COO, optional
-        As for `parafac`: its stored zeros mark the missing entries. Only these are compared, with
-        their values in `x`; with a model of `observed_parafac`, those that `x` stores.
+    mask : sparse.COO or array, optional
+        As for `parafac`: the missing entries are left out, whatever `x` stores there.
     held_out : pair of arrays, optional
         Coordinates (ndim, count) and values (count,) of entries, zeros included if they were held
         out too. Only these are compared; of `x` only the shape is used.
@@ -93,8 +92,9 @@ def cp_fit(
     Notes
     -----
     All cells cost one MTTKRP, of the last mode, as do the errors of `parafac`: the squared residual
-    is ``|x|^2 + |model|^2 - 2 <x, model>``, whose terms are added in float64. They cancel near an
-    exact fit: a relative error below 1e-8 (float64) or 1e-3 (float32) is rounding. Held-out entries
+    is ``|x|^2 + |model|^2 - 2 <x, model>``, whose terms are added in float64, and less the model's
+    square at missing entries. They cancel near an exact fit: a relative error below 1e-8 (float64)
+    or 1e-3 (float32) is rounding. Held-out entries
     cost ``count * R * ndim`` operations, and do not cancel. With "poisson_count", all cells cost
     the model's values at the nonzeros, and a few numbers for each of them.
 
@@ -115,17 +115,16 @@ def cp_fit(
     check_same_labels(x, cp_tensor)
     x = as_flycoo(x, check_coords=True)
     weights, factors = take_model(cp_tensor)
-    if mask is not None:
-        missing = find_missing(x, mask)
-        if missing is None:
-            raise ValueError("mask marks no entry as missing, expected at least one")
-        is_known = (missing.start != 0) | (not hasattr(cp_tensor, "observed_l2_reg"))
-        held_out = missing.coords[:, is_known], missing.start[is_known]
-    elif held_out is None and hasattr(cp_tensor, "observed_l2_reg"):
-        held_out = x._sorted_nonzeros()
     shape = tuple(factor.shape[0] for factor in factors)
-    if (held_out is not None or is_count) and shape != x.shape:
+    if (held_out is not None or mask is not None or is_count) and shape != x.shape:
         raise ValueError(f"cp_tensor has shape {shape}, expected {x.shape}, that of x")
+    missing, count = None if mask is None else find_missing(x, mask), num_cells(x.shape)
+    if missing is not None:
+        x, count = missing.observed, count - missing.count
+        if count == 0:
+            raise ValueError("mask marks all entries as missing, expected some that are not")
+    if held_out is None and hasattr(cp_tensor, "observed_l2_reg"):
+        held_out = x._sorted_nonzeros()
     if held_out is not None:
         if len(held_out) != 2:
             raise ValueError(f"held_out has {len(held_out)} items, expected (coords, values)")
@@ -141,16 +140,19 @@ def cp_fit(
         arrays = [*factors, *([] if weights is None else [weights])]
         parts = map_pieces(_sum_counts, x._layout, x._engine, x._engine, arrays=arrays)
         sums = [*arrays[len(factors) :], *map(sum_columns, factors)]
-        return complete_fit(sum(parts), float(multiply_all(sums).sum()), num_cells(x.shape))
+        total = float(multiply_all(sums).sum())
+        total -= 0.0 if missing is None else missing.sum_model(weights, factors)
+        return complete_fit(sum(parts), total, count)
     norm = float(x._layout.norm)
     power = 2.0 ** find_exponent(norm, x.nnz, x.dtype)  # of values far from 1
     factors = [factors[0] * x.dtype.type(1 / power), *factors[1:]] if power != 1 else factors
     last_mttkrp = mttkrp(x, factors, x.ndim - 1, weights=weights)
     inner = (last_mttkrp * factors[-1]).sum(dtype=np.float64)
     weights = None if weights is None else weights.astype(np.float64)
-    model_square = multiply_grams(weights, factors, dtype=np.float64).sum()
-    square = (norm / power) ** 2 + float(model_square) - 2 * float(inner) / power
-    return _make_fit(power * abs(square) ** 0.5, norm, num_cells(x.shape))
+    model_square = float(multiply_grams(weights, factors, dtype=np.float64).sum())
+    model_square -= 0.0 if missing is None else missing.sum_model(weights, factors, square=True)
+    square = (norm / power) ** 2 + model_square - 2 * float(inner) / power
+    return _make_fit(power * abs(square) ** 0.5, norm, count)
 
 
 def _sum_counts(piece: Piece, engine: Engine, arrays: list[Array]) -> Array:

@@ -463,6 +463,8 @@ class LabelledCP(CPTensor):
         name, factor = self.names[index], self.factors[index]
         known = {other: labels for other, labels in self.labels.items() if other != name}
         place = {"dtype": factor.dtype, "device": "cuda" if is_cupy(factor) else "cpu"}
+        is_observed = hasattr(self, "observed_l2_reg") if observed is None else observed
+        options = {"zeros": "keep" if is_observed else "drop"} | options
         x_new = from_dataframe(frame, self.names, values, labels=known, **place, **options)
         rows = fold_in(
             self, x_new, index,

@@ -160,7 +160,7 @@ ROWS = [
     Row(_alike("decomposition", "constrained_parafac ConstrainedCP", _NON_NEGATIVE)),
     Row(
         _alike("decomposition", "tucker Tucker partial_tucker", _give([2, 2, 2], n_iter_max=2)),
-        {"no `mask`": _give_mask(_miss_one, [2, 2, 2]), _LEFT_OUT: _leave_out_two_modes},
+        {_LEFT_OUT: _leave_out_two_modes},
     ),
     Row(
         _alike(

@@ -390,3 +390,73 @@ def test_errors_in_float32_are_those_of_the_models(seed):
     reported, true, sizes = np.array(seen).T
     np.testing.assert_allclose(reported, true, atol=1e-3)
     assert (np.diff(reported) < np.finfo(np.float32).eps ** 0.5 * sizes[1:]).all()
+
+
+# Unknown rows
+
+
+def planted_with_unknown_rows(seed=0):
+    """A tensor and a side table, both exact, whose rows of users are not the same ones."""
+    rng = np.random.RandomState(seed)
+    factors = {name: rng.random_sample((size, 2)) for name, size in
+               {"user": 30, "item": 12, "day": 10, "tag": 8}.items()}  # fmt: skip
+    x = evaluate(np.ones(2), [factors[name] for name in EVENTS])
+    tags = evaluate(np.ones(2), [factors[name] for name in TAGS])
+    users = np.arange(30)
+    rows, known = users[:24], np.append([27, 24, 29, 28, 26, 25], rng.permutation(24)[:9])
+    labels = {"user": users[rows], "item": np.arange(12), "day": np.arange(10)}
+    side = {"user": users[known], "tag": np.arange(8)}
+    return x, tags, [(x[rows], labels), (tags[known], side)]
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_rows_that_a_side_table_lacks_are_unknown(kind):
+    """Least squares on what is known finds all of it; zeros in their place do not."""
+    x, tags, blocks = planted_with_unknown_rows()
+    blocks = [(kind(data), labels) for data, labels in blocks]
+    options = {"n_iter_max": 2000, "tol": 1e-12, "random_state": 0}
+    model = coupled_parafac(blocks, 2, missing="unknown", **options)
+    assert model.errors[-1] < 1e-4
+    order = np.argsort(model.labels["user"])
+    for cp, expected in zip(model.cp_tensors, (x, tags), strict=True):
+        factors = [cp.factors[0][order], *cp.factors[1:]]
+        found = evaluate(cp.weights, factors)
+        known = np.linalg.norm(expected)
+        assert np.linalg.norm(found - expected) < 1e-3 * known
+    assert coupled_parafac(blocks, 2, **options).errors[-1] > 0.1
+
+
+def test_a_sweep_with_unknown_rows_is_that_of_dense_least_squares():
+    _, _, blocks = planted_with_unknown_rows()
+    rng = np.random.RandomState(1)
+    blocks = [(data + 0.3 * rng.standard_normal(data.shape), own) for data, own in blocks]
+    start = coupled_parafac(blocks, 2, missing="unknown", n_iter_max=1, tol=0, random_state=0)
+    model = coupled_parafac(blocks, 2, missing="unknown", n_iter_max=2, tol=0, init=start)
+    (x, own), (tags, side) = blocks
+    users = model.labels["user"].tolist()
+    places = [[users.index(label) for label in labels["user"].tolist()] for labels in (own, side)]
+    factors = {name: np.array(factor) for name, factor in start.factors.items()}
+    weights = [np.array(cp.weights) for cp in start.cp_tensors]
+
+    def loss(of, scales):
+        first, second = (of["user"][rows] for rows in places)
+        residuals = x - evaluate(scales[0], [first, of["item"], of["day"]])
+        return np.sum(residuals**2) + np.sum((tags - evaluate(scales[1], [second, of["tag"]])) ** 2)
+
+    for _ in range(2):
+        for name in ("item", "day", "tag", "user"):
+            # A quadratic function of this factor: solved by its values at unit vectors.
+            size, count = factors[name].shape, factors[name].size
+
+            def at(vector, name=name, size=size):
+                return loss(factors | {name: vector.reshape(size)}, weights)
+
+            unit = np.eye(count)
+            zero = at(np.zeros(count))
+            singles = np.array([at(row) for row in unit])
+            minus = np.array([at(-row) for row in unit])
+            hessian = np.array([[at(a + b) for b in unit] for a in unit])
+            hessian = hessian - singles[:, None] - singles + zero
+            factors[name] = np.linalg.solve(hessian, (minus - singles) / 2).reshape(size)
+    total = np.sum(x**2) + np.sum(tags**2)
+    np.testing.assert_allclose(model.errors[-1], np.sqrt(loss(factors, weights) / total), rtol=1e-8)

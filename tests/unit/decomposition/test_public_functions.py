@@ -42,7 +42,7 @@ ADDED = {
     "parafac": ["center_modes"],
     "parafac2": ["center", "sparsity_coefficients", "callback"],
     "tucker": ["callback"],
-    "non_negative_tucker": ["callback"],
+    "non_negative_tucker": ["callback", "mask"],
     "non_negative_tucker_hals": ["callback"],
 }
 NAMES = sorted(set(OWN_LOOPS) | set(TENSORLY_LOOPS))

@@ -11,7 +11,14 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from tensorly_flycoo import LabelledCP, LabelledTensor, from_dataframe
+from tensorly_flycoo import (
+    FlycooTensor,
+    LabelledCP,
+    LabelledTensor,
+    cp_fit,
+    from_dataframe,
+    observed_parafac,
+)
 
 
 def make_chunked(columns):
@@ -520,19 +527,59 @@ def test_views_of_text():
     assert x.labels["k"].tolist() == ["a", "b"]
 
 
+# Zeros
+
+
+SEEN = {"k": ["a", "a", "b", "c", "c"], "v": [1.0, -1.0, 0.0, 2.0, -3.0]}
+
+
+@make_table
+def test_zeros_are_named_dropped_or_kept(make):
+    table = make(SEEN)
+    with pytest.raises(ValueError, match="2 of 3 values of column 'v' are 0: pass zeros=\"drop\""):
+        from_dataframe(table, ["k"], "v")
+    assert from_dataframe(table, ["k"], "v", zeros="drop").nnz == 1
+    for dtype in ("float32", "float64"):
+        x = from_dataframe(table, ["k"], "v", zeros="keep", dtype=dtype).tensor
+        assert (x + x)[:].nnz == 3
+        np.testing.assert_allclose(x.to_coo().todense(), [0, 0, -1], atol=1e-15)
+    for aggregate, nnz in [("mean", 3), ("last", 3), ("max", 3), ("count", 3)]:
+        assert from_dataframe(table, ["k"], "v", zeros="keep", aggregate=aggregate).nnz == nnz
+    zeros = make({"k": ["a", "b", "c"], "v": [0.0, 0.0, 0.0]})
+    assert from_dataframe(zeros, ["k"], "v", zeros="keep").nnz == 3
+
+
+def test_observed_parafac_sees_the_zeros_of_a_table():
+    """A fifth of the observed values is 0: as with a confidence that lists them."""
+    rng = np.random.default_rng(0)
+    factors = [rng.random((size, 2)) * (rng.random((size, 2)) < 0.85) for size in (15, 16, 17)]
+    coords = np.argwhere(rng.random((15, 16, 17)) < 0.4)
+    values = np.prod([f[c] for f, c in zip(factors, coords.T, strict=True)], axis=0).sum(axis=1)
+    assert 0.1 < (values == 0).mean() < 0.5
+    table = pd.DataFrame(coords, columns=list("abc")).assign(v=values)
+    x = from_dataframe(table, list("abc"), "v", zeros="keep")
+    options = {"l2_reg": 0.01, "n_iter_max": 20, "random_state": 0}
+    found = observed_parafac(x, 2, **options)
+    plain = FlycooTensor(coords.T, values, (15, 16, 17))
+    seen = FlycooTensor(coords.T, np.ones(values.size), (15, 16, 17))
+    errors = [
+        cp_fit(x, cp).relative_error
+        for cp in (found, observed_parafac(plain, 2, confidence=seen, **options))
+    ]
+    assert errors[0] < 0.1
+    np.testing.assert_allclose(errors[0], errors[1], rtol=0.2)
+
+
 # What the log says
 
 
-def test_the_log_counts_rows_that_are_left_out_and_zeros(caplog):
+def test_the_log_counts_rows_that_are_left_out(caplog):
     table = pd.DataFrame({"k": ["a", None, "c", "d"], "v": [1.0, 2.0, 0.0, None]})
     from_dataframe(table[:1], ["k"], "v")  # compiles, which the log may tell
     caplog.clear()
-    x = from_dataframe(table, ["k"], "v", missing="drop")
+    x = from_dataframe(table, ["k"], "v", missing="drop", zeros="drop")
     assert x.nnz == 1
-    assert caplog.messages == [
-        "left out 2 of 4 rows: an entry or value is missing",
-        "1 of 2 values are 0, and not kept",
-    ]
+    assert caplog.messages == ["left out 2 of 4 rows: an entry or value is missing"]
     caplog.clear()
     from_dataframe(table, ["k"], "v", missing="drop", aggregate="count")
     from_dataframe(table[:1], ["k"], "v", missing="drop")

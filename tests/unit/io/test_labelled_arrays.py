@@ -68,12 +68,17 @@ def test_nan_is_filled_or_masked(kind):
         table = array.to_series().dropna().to_frame("v")
         array = xarray.Dataset.from_dataframe(table, sparse=True)["v"]
         assert np.isnan(array.data.fill_value)
-    with pytest.raises(ValueError, match=r"array holds nan, expected .*: pass array\.fillna"):
+    with pytest.raises(ValueError, match=r"array holds nan.*, expected .*: pass array\.fillna"):
         from_xarray(array)
     x = from_xarray(array.fillna(0))
     np.testing.assert_array_equal(x.tensor.to_coo().todense(), np.nan_to_num(dense))
-    if kind == "dense":
-        mask = sparse.COO.from_numpy(array.notnull().values * 1.0, fill_value=1)
+    if kind == "of a table":
+        with pytest.raises(ValueError, match='zeros="keep"'):
+            from_xarray(array, missing="unknown")
+    else:
+        x, mask = from_xarray(array, missing="unknown")
+        np.testing.assert_array_equal(x.tensor.to_coo().todense(), np.nan_to_num(dense))
+        np.testing.assert_array_equal(mask.todense(), ~np.isnan(dense))
         errors = tl.decomposition.parafac(
             x, 2, mask=mask, init="random", random_state=0, n_iter_max=5, return_errors=True
         )[1]

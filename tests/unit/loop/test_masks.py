@@ -6,7 +6,7 @@ import reference
 import sparse
 
 from tensorly_flycoo import FlycooTensor
-from tensorly_flycoo.loop.masks import ImputedTensor, MissingEntries, find_missing
+from tensorly_flycoo.loop.masks import ImputedTensor, MissingBlocks, MissingEntries, find_missing
 from tensorly_flycoo.ops import cp_entries as entries
 
 SHAPE, RANK = (6, 7, 8), 4
@@ -134,3 +134,87 @@ def test_an_index_outside_is_named():
     mask.coords[2, 0] = 9
     with pytest.raises(ValueError, match=r"coords\[2, 0\] is 9"):
         find_missing(FlycooTensor(COORDS, VALUES, SHAPE), mask)
+
+
+#: Missing for all indices of the other modes: of the first and third mode, and of the second alone.
+SMALL = {
+    "two modes": (RNG.random_sample((6, 1, 8)) < 0.8),
+    "one mode": np.array([1, 0, 1, 1, 0, 1, 1]).reshape(1, 7, 1),
+    "first modes": (RNG.random_sample((6, 7, 1)) < 0.7).astype(float),
+}
+
+
+@pytest.fixture(params=SMALL)
+def blocks(request):
+    small = SMALL[request.param]
+    kinds = find_missing(FlycooTensor(COORDS, VALUES, SHAPE), small), small
+    assert type(kinds[0]) is MissingBlocks
+    return kinds
+
+
+def test_blocks_are_the_entries_of_a_whole_mask(blocks):
+    missing, small = blocks
+    is_missing = np.broadcast_to(small == 0, SHAPE)
+    assert missing.count == is_missing.sum()
+    np.testing.assert_array_equal(
+        missing.observed.to_coo().todense(), np.where(is_missing, 0, DENSE)
+    )
+    listed = find_missing(missing.tensor, small, lists=True)
+    np.testing.assert_array_equal(listed.coords, np.nonzero(is_missing))
+    np.testing.assert_array_equal(listed.start, DENSE[is_missing])
+    stored = sparse.COO(np.stack(np.nonzero(small == 0)), 0.0, small.shape, fill_value=1.0)
+    again = find_missing(missing.tensor, stored)
+    np.testing.assert_array_equal(again.coords, missing.coords)
+    shifted = again.of(missing.tensor * 2)
+    assert (shifted.count, shifted.observed.norm()) == (missing.count, missing.observed.norm() * 2)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["plain", "weights"])
+def test_sums_over_blocks_are_those_over_their_entries(weights, dtype, blocks):
+    _, small = blocks
+    x = FlycooTensor(COORDS, VALUES, SHAPE, dtype=dtype)
+    missing, is_missing = find_missing(x, small), np.broadcast_to(small == 0, SHAPE)
+    rng, bound = np.random.RandomState(1), 100 * float(np.finfo(dtype).eps)
+    old, new = (
+        [rng.standard_normal((size, rank)).astype(dtype) for size in SHAPE] for rank in (3, RANK)
+    )
+    of_old = np.where(is_missing, np.einsum("ir,jr,kr->ijk", *old), 0)
+    ones = np.ones(RANK) if weights is None else weights
+    of_new = np.where(is_missing, np.einsum("r,ir,jr,kr->ijk", ones, *new), 0)
+    weights = None if weights is None else weights.astype(dtype)
+    np.testing.assert_allclose(missing.sum_model(weights, new), of_new.sum(), rtol=10 * bound)
+    square = missing.sum_model(weights, new, square=True)
+    np.testing.assert_allclose(square, (of_new**2).sum(), rtol=bound)
+    values, *sums = missing.compare(missing.impute(None, old), weights, new)
+    expected = [(of_new**2).sum(), (of_new * (of_new - of_old)).sum()]
+    np.testing.assert_allclose(sums, expected, rtol=10 * bound)
+    for given, dense in ((values, of_new), (missing.make_ones(), 1.0 * is_missing), (None, 0.0)):
+        filled = np.where(is_missing, dense, 0.0)[..., None]
+        coords = np.array(np.nonzero(np.ones_like(filled)))
+        factors = [*new, np.ones((1, RANK), dtype) if weights is None else weights[None]]
+        for mode, size in enumerate(SHAPE):
+            arguments = coords, filled.ravel(), filled.shape, factors, mode
+            found = missing.add_mttkrp(np.ones((size, RANK), dtype), given, new, mode, weights)
+            limit = 10 * reference.mttkrp_error_bound(*arguments, np.dtype(dtype)) + bound
+            assert found.dtype == dtype
+            assert (np.abs(found - 1 - reference.mttkrp(*arguments)) <= limit).all()
+
+
+@pytest.mark.parametrize("count", [12, 90])
+def test_blocks_of_a_tensor_in_slabs(count, blocks):
+    """More missing entries than nonzeros, or fewer: the fewer are looked up in the others."""
+    _, small = blocks
+    x = FlycooTensor(COORDS[:, :count], VALUES[:count], SHAPE, slabs=3)
+    dense, is_missing = x.to_coo().todense(), np.broadcast_to(small == 0, SHAPE)
+    for lists in (False, True):
+        observed = find_missing(x, small, lists=lists).observed
+        np.testing.assert_array_equal(observed.to_coo().todense(), np.where(is_missing, 0, dense))
+    listed = find_missing(x, small, lists=True)
+    np.testing.assert_array_equal(listed.start, dense[tuple(listed.coords)])
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (6, 7), (6, 2, 8), (6, 1, 8, 1)])
+def test_other_shapes_of_a_mask_are_named(shape):
+    with pytest.raises(ValueError, match=r"mask (has shape|marks all entries as missing)"):
+        find_missing(FlycooTensor(COORDS, VALUES, SHAPE), np.zeros(shape))

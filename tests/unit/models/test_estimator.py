@@ -56,6 +56,8 @@ def test_held_out_values_are_unknown_to_the_fit(init):
     labelled = LabelledTensor(x, {name: np.arange(20) for name in "abc"})
     assert isinstance(estimator.fit(labelled).cp_tensor_, LabelledCP)
     assert estimator.score(labelled) <= 1e-12
+    with pytest.raises(ValueError, match="mask marks no entry as missing"):
+        estimator.set_params(mask=np.ones(x.shape)).score(x)
 
 
 def test_other_tensors_are_not_scored(x):

@@ -183,7 +183,7 @@ def test_held_out_values_are_unknown_to_starts_and_updates(method, x):
     [
         pytest.param(name, marks=[pytest.mark.slow] * (name == "generalized_parafac"))
         for name in METHODS
-        if METHODS[name].takes_mask
+        if METHODS[name].takes_mask and METHODS[name].makes_cp
     ],
 )
 def test_a_diagonal_tensor_cannot_be_predicted(method):
@@ -482,7 +482,7 @@ def _return_no_cp(x, rank, init="random", random_state=None, return_errors=False
             TypeError,
             "_return_no_cp returns a tuple, expected a CP model",
         ),
-        ({"mask": "any"}, ValueError, "mask is given, but .* pass holdout=0"),
+        ({"mask": "any"}, TypeError, "mask is a str, expected a sparse.COO"),
         (
             {"method": "observed_parafac", "confidence": "any"},
             ValueError,
@@ -494,3 +494,19 @@ def test_errors(x, changes, error, message):
     arguments = {"x": x, "ranks": [1, 2], "n_runs": 2, **changes}
     with pytest.raises(error, match=message):
         select_rank(**arguments)
+
+
+@pytest.mark.parametrize("method", ["parafac", "observed_parafac"])
+@pytest.mark.usefixtures("flycoo_backend")
+def test_entries_that_a_mask_marks_are_unknown(method):
+    """Whatever is stored there: nonsense in a tenth of the rows' cells."""
+    x, _ = planted_tensor((20, 20, 20), 2, 400, random_state=0)
+    mask = np.ones((20, 1, 20))
+    mask[3:5, 0, ::2] = 0
+    hidden = np.argwhere(np.broadcast_to(mask, x.shape) == 0).T
+    changed = x + 50 * FlycooTensor(hidden, np.ones(hidden.shape[1]), x.shape)
+    options = {"n_runs": 3, "random_state": 0, "n_iter_max": 30, "method": method}
+    found, expected = (select_rank(own, [1, 2, 3], mask=mask, **options) for own in (changed, x))
+    assert found.rank == expected.rank
+    for score, other in zip(found.scores, expected.scores, strict=True):
+        assert score.heldout_loss == other.heldout_loss

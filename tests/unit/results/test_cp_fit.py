@@ -64,15 +64,38 @@ def test_held_out_entries():
     assert found == pytest.approx((1 - error, error, np.sqrt(np.mean(residual**2)), 40), rel=1e-12)
 
 
-def test_a_mask_compares_the_missing_entries_with_the_tensor():
-    x, model = random_tensor(SHAPE, 200, random_state=0), make_model()
+def make_mask(x):
+    """Mask some stored and some other cells; return the mask and its dense twin."""
     stored = x.nonzeros()[0][:, ::20]
     coords = np.unique(np.concatenate([stored, [[0, 1], [0, 2], [0, 3]]], axis=1), axis=1)
-    mask = sparse.COO(coords, np.zeros(coords.shape[1]), SHAPE, fill_value=1.0)
-    values = x.to_coo().todense()[tuple(coords)]
-    assert (values == 0).any()
-    found = cp_fit(x.to_coo(), model, mask=mask)
-    assert found == pytest.approx(cp_fit(x, model, held_out=(coords, values)), rel=1e-12)
+    twin = np.ones(x.shape, bool)
+    twin[tuple(coords)] = False
+    return sparse.COO(coords, np.zeros(coords.shape[1]), x.shape, fill_value=1.0), twin
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0**70])
+def test_a_mask_leaves_the_missing_entries_out(scale):
+    x, (weights, factors) = random_tensor(SHAPE, 200, random_state=0) * scale, make_model()
+    model = scale * weights, factors
+    mask, is_known = make_mask(x)
+    data, of_model = x.to_coo().todense()[is_known], make_dense(model)[is_known]
+    residual = np.linalg.norm(data - of_model)
+    for given in (mask, is_known):
+        found = cp_fit(x.to_coo(), model, mask=given)
+        assert found.relative_error == pytest.approx(residual / np.linalg.norm(data), rel=1e-12)
+        assert found.rmse == pytest.approx(residual / is_known.sum() ** 0.5, rel=1e-12)
+        assert found.num_entries == is_known.sum()
+
+
+def test_a_mask_leaves_nonzeros_out_of_a_model_of_observed_entries():
+    x = random_tensor(SHAPE, 200, random_state=0)
+    cp = FlycooCP(2, method="observed_parafac", n_iter_max=5, random_state=0).fit(x).cp_tensor_
+    coords, values = x.nonzeros()
+    mask, is_known = make_mask(x)
+    own = is_known[tuple(coords)]
+    expected = cp_fit(x, tuple(cp), held_out=(coords[:, own], values[own]))
+    assert cp_fit(x, cp, mask=mask) == expected
+    assert expected.num_entries < x.nnz
 
 
 def test_a_model_of_observed_entries_is_compared_with_these():
@@ -99,7 +122,7 @@ def test_zeros():
 @pytest.mark.parametrize(
     ("options", "error", "match"),
     [
-        ({"mask": sparse.COO([[0], [0], [0]], [1.0], SHAPE, fill_value=1.0)}, ValueError, "no ent"),
+        ({"mask": np.zeros(SHAPE)}, ValueError, "marks all entries as missing"),
         ({"mask": 1, "held_out": 1}, ValueError, "both given"),
         ({"held_out": (np.zeros((3, 0), int), [])}, ValueError, "held_out has no entries"),
         ({"held_out": ([[0], [0], [0]], [1.0, 2.0])}, ValueError, r"shape \(2,\), expected \(1,\)"),
@@ -146,9 +169,10 @@ def test_the_fit_of_counts_equals_the_dense_formula():
     held_out = coords, counts[tuple(coords)]
     found = cp_fit(x, cp, held_out=held_out, loss="poisson_count")
     check_counts(found, held_out[1], means[tuple(coords)])
-    mask = sparse.COO(coords, np.zeros(coords.shape[1]), x.shape, fill_value=1.0)
-    masked = cp_fit(x, cp, mask=mask, loss="poisson_count")
-    assert masked == pytest.approx(found)
+    mask = np.ones(x.shape)
+    mask[tuple(coords)] = 0
+    others = np.nonzero(mask)
+    check_counts(cp_fit(x, cp, mask=mask, loss="poisson_count"), counts[others], means[others])
 
 
 def test_the_fit_of_counts_by_impossible_models():
