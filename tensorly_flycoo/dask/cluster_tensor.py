@@ -27,6 +27,7 @@ from .cluster_layout import (
 )
 from .machine import Site
 from .messages import SITE, Free
+from .waiting import free_after_error
 
 
 class Source(Protocol):
@@ -172,7 +173,8 @@ class ClusterTensor(FlycooTensor):
             return
         if not workers:
             workers = start_workers(self._client, list_workers(self._client), self._device)
-        self._set(ENGINE_HERE, self._source.restore(self._client, workers, self._layout))
+        with free_after_error():
+            self._set(ENGINE_HERE, self._source.restore(self._client, workers, self._layout))
 
 
 def list_workers(client: Client) -> list[str]:

@@ -17,10 +17,10 @@ from ..io.files import FilePath
 from ..io.slab_folder import Index
 from ..tensor.labelled import LabelledTensor, Labels
 from .actor import start_workers
-from .cluster import WorkerLost
 from .cluster_tensor import ClusterTensor, SlabSource, Source, list_workers
 from .loading import PartitionedData
 from .partitions import TableReader, list_files, list_parquet_parts, read_tns_file
+from .waiting import WorkerLost, free_after_error
 
 
 def read_parquet(
@@ -237,7 +237,8 @@ def _place(
         raise ValueError("client is asynchronous, expected one with asynchronous=False")
     addresses = list_workers(client) if workers is None else list(workers)
     try:
-        layout = source.place(client, start_workers(client, addresses, device))
+        with free_after_error():
+            layout = source.place(client, start_workers(client, addresses, device))
     except WorkerLost as lost:
         raise WorkerLost(lost.addresses, was_loading=True) from None
     return ClusterTensor.of(source, client, device, layout)

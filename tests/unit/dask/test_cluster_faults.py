@@ -13,7 +13,7 @@ from distributed import Client
 from local_clusters import start_cluster
 
 from tensorly_flycoo import Progress, mttkrp, save, save_slabs
-from tensorly_flycoo.dask import WorkerLost, open_slabs
+from tensorly_flycoo.dask import WorkerLost, cluster_layout, open_slabs
 from tensorly_flycoo.dask import cluster as cluster_module
 from tensorly_flycoo.dask.actor import start_workers
 from tensorly_flycoo.dask.cluster import RemoteObject
@@ -121,17 +121,11 @@ def test_recover_drops_what_was_queued_for_a_lost_worker(x):
     assert run(x, 2) == expected
 
 
-class Gone:
-    """An actor whose worker Dask has found to be gone since it was asked."""
-
-    def __getattr__(self, name):
-        raise RuntimeError("Worker holding Actor was lost. Status: error")
-
-
 def test_a_worker_that_is_lost_while_a_message_is_sent(x, monkeypatch):
+    """One that has started anew at its address does not know the actor."""
     expected, worker = run(x, 2), x._cluster.workers[1]
     with monkeypatch.context() as patch:
-        patch.setattr(worker, "actor", Gone())
+        patch.setattr(worker, "peer", worker.peer._replace(key="of another life"))
         with pytest.raises(WorkerLost) as caught:
             run(x, 1)
         assert caught.value.addresses == (worker.address,)
@@ -248,6 +242,29 @@ def test_workers_free_what_a_client_held_that_is_gone(client, folder):
     other.close()
     wait_until_there_are(client, 0)
     del product
+
+
+def fail_to_describe(layout):
+    raise MemoryError("a slab's neighbour")
+
+
+def test_what_a_call_had_loaded_is_freed_although_its_error_is_kept(client, folder, monkeypatch):
+    """As an interactive session keeps it, in `sys.last_value`; and without Python's collector."""
+    wait_until_there_are(client, 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(cluster_layout, "describe_slab", fail_to_describe)
+        gc.disable()
+        try:
+            with pytest.raises(MemoryError, match="slab's neighbour") as caught:
+                open_slabs(folder, client=client)
+            deadline = time.monotonic() + 10
+            while sum(client.run(count_machines).values()):
+                assert time.monotonic() < deadline
+                time.sleep(0.2)
+        finally:
+            gc.enable()
+    assert open_slabs(folder, client=client).sum() != 0
+    assert caught.value.__traceback__ is not None
 
 
 def test_workers_that_never_were_connected_are_freed(client):

@@ -1,0 +1,169 @@
+"""Waits for workers, all of them here: one that does not come is named, with what to do."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import traceback
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+from distributed import Client, Future
+
+from ..tensor.memory import format_nbytes
+
+#: Seconds between looks at what Dask has noticed, and how many of them ask the scheduler once.
+_LOOK_INTERVAL, _LOOKS_PER_QUESTION = 0.5, 4
+
+#: Seconds for which a worker may be silent: a function may keep its heart from beating as long.
+_PATIENCE = 50.0
+
+#: Seconds for which no worker may have worked on a task.
+_IDLE_TIMEOUT = 15.0
+
+#: The states of tasks on which a worker works.
+_BUSY = ("executing", "long-running", "flight")
+
+T = TypeVar("T")
+
+
+class WorkerLost(ConnectionError):
+    """A worker that held part of a tensor is gone; `ClusterTensor.recover` replaces it.
+
+    Attributes
+    ----------
+    addresses : tuple of str
+        The workers that are lost.
+    """
+
+    def __init__(self, addresses: Iterable[str], was_loading: bool = False) -> None:
+        self.addresses = tuple(addresses)
+        self._was_loading = was_loading  # so that there is no tensor yet
+        super().__init__(self.addresses)
+
+    def __str__(self) -> str:
+        lost = f"lost {', '.join(self.addresses)}"
+        if self._was_loading:
+            return f"{lost} while the tensor was loaded: load it again, on other workers"
+        return (
+            f"{lost}, and with it slabs and rows of factors: call x.recover(), which loads the "
+            "slabs on other workers, then start from a checkpoint (Progress.resume) or anew"
+        )
+
+
+@contextlib.contextmanager
+def free_after_error() -> Iterator[None]:
+    """Free at once what the functions of a block held when one of them failed.
+
+    Else it would stay on the workers while somebody keeps the error, as an interactive session
+    does.
+    """
+    try:
+        yield
+    except BaseException as error:
+        context: BaseException | None = error
+        while context is not None:
+            traceback.clear_frames(context.__traceback__)
+            context = context.__context__
+        raise
+
+
+def wait_for(
+    awaited: Awaitable[T],
+    client: Client,
+    addresses: Sequence[str],
+    check: Callable[[], None] = lambda: None,
+    *,
+    needs_tasks: bool = False,
+) -> T:
+    """Wait for what workers do.
+
+    Raises what `check` raises, a `WorkerLost` if a worker is gone or has been silent for long, and
+    if that needs tasks of Dask, a MemoryError or a TimeoutError if none of the workers runs one.
+    """
+    # No error passes through Dask's function: its closures would hold all arguments.
+    watch = _watch(client, addresses, check, needs_tasks)
+    result, error = client.sync(_wait_for_first, awaited, watch)
+    if error is not None:
+        traceback.clear_frames(error.__traceback__)  # which hold it, and workers
+        try:
+            raise error
+        finally:
+            del error
+    return result
+
+
+def wait_for_tasks(
+    client: Client,
+    tasks: Sequence[Future],
+    addresses: Sequence[str],
+    check: Callable[[], None] = lambda: None,
+) -> list[Any]:
+    """Return the results of tasks of workers; see `wait_for`."""
+    results = client.gather(list(tasks), asynchronous=True)
+    return wait_for(results, client, addresses, check, needs_tasks=True)
+
+
+async def _wait_for_first(*awaited: Awaitable[Any]) -> tuple[Any, Exception | None]:
+    """Return the result or the error of what is done first, and cancel the rest."""
+    tasks = [asyncio.ensure_future(own) for own in awaited]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return await next(task for task in tasks if task in done), None
+    except Exception as error:
+        return None, error
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def _watch(
+    client: Client, addresses: Sequence[str], check: Callable[[], None], needs_tasks: bool
+) -> Any:
+    """Look at workers until there is an error."""
+    scheduler: Any = client.scheduler
+    busy = time.monotonic()  # when a worker was last seen to work on a task
+    seen: dict[str, tuple[float, float]] = {}  # each worker's heartbeat, and when it came
+    while True:
+        for _ in range(_LOOKS_PER_QUESTION):
+            await asyncio.sleep(_LOOK_INTERVAL)
+            check()
+        try:
+            known = (await asyncio.wait_for(scheduler.identity(), _PATIENCE))["workers"]
+        except TimeoutError:
+            raise WorkerLost(addresses) from None
+        except OSError:  # a client that is connecting again finds out what it has lost
+            continue
+        if lost := [address for address in addresses if address not in known]:
+            raise WorkerLost(lost)
+        now = time.monotonic()
+        for address in addresses:
+            beat, since = known[address]["last_seen"], now
+            if address in seen and seen[address][0] == beat:
+                since = seen[address][1]
+            seen[address] = beat, since
+        if silent := [address for address, (_, since) in seen.items() if now - since > _PATIENCE]:
+            raise WorkerLost(silent)
+        counts = [known[address]["metrics"].get("task_counts", {}) for address in addresses]
+        if any(own.get(state) for own in counts for state in _BUSY):
+            busy = now
+        if needs_tasks and now - busy > _IDLE_TIMEOUT:
+            raise _explain_idleness({address: known[address] for address in addresses})
+
+
+def _explain_idleness(workers: Mapping[str, Any]) -> Exception:
+    """Say why no worker runs a task that waits for it."""
+    if paused := [address for address, own in workers.items() if own["status"] == "paused"]:
+        first = workers[paused[0]]
+        nbytes = [first["metrics"]["memory"], first["memory_limit"]]
+        used, limit = (format_nbytes(count) for count in nbytes)
+        return MemoryError(
+            f"Dask has paused {', '.join(paused)}, where tasks wait: a process uses {used} of its "
+            f"memory limit of {limit}. Delete what it holds, give workers more memory, start more "
+            "of them, or name others by workers="
+        )
+    return TimeoutError(
+        f"none of {', '.join(workers)} has worked on a task for {_IDLE_TIMEOUT:.0f} s, but tasks "
+        "wait for them: look at Dask's dashboard, or name others by workers="
+    )
