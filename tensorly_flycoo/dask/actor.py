@@ -10,7 +10,7 @@ import uuid
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import psutil
 from distributed import Client, Future, get_worker
@@ -19,7 +19,7 @@ from distributed.protocol import to_serialize
 from distributed.worker import Worker
 
 from ..engines import select_engine
-from .cluster import WorkerHandle
+from .cluster import Gpus, WorkerHandle, Workers
 from .machine import Machine, Site
 from .messages import Message, Parcel, Peer, Reply
 from .partitions import Partition
@@ -127,33 +127,30 @@ def _limit_threads(count: int) -> None:
 # In the client
 
 
-class Gpus(NamedTuple):
-    """The GPUs that a worker can use, by UUID, and whether NCCL is installed there."""
-
-    uuids: Sequence[str]
-    has_nccl: bool
-
-
 def start_workers(
-    client: Client, addresses: Iterable[str], device: str | None = None
+    client: Client, addresses: Iterable[str], device: str | None = None, others: Workers = ()
 ) -> list[WorkerHandle]:
+    """Start an actor on each of some workers, beside others; return all, the others first."""
     addresses = list(addresses)
-    gpus = wait_for_tasks(
-        client, [_submit(client, a, list_gpus, device) for a in addresses], addresses
-    )
-    without = [address for address, own in zip(addresses, gpus, strict=True) if not own.uuids]
-    if 0 < len(without) < len(addresses):  # their records would differ
+    tasks = [_submit(client, address, list_gpus, device) for address in addresses]
+    gpus = [own.gpus for own in others] + wait_for_tasks(client, tasks, addresses)
+    names = [own.address for own in others] + addresses
+    without = [address for address, own in zip(names, gpus, strict=True) if not own.uuids]
+    if 0 < len(without) < len(gpus):  # their records would differ
         raise ValueError(
             f"workers {without} have no GPU, but others have, expected workers of one kind: give "
             "device='cpu', or the addresses of workers of one kind as workers="
         )
     numbers = choose_gpus(gpus)
-    futures = [
-        _submit(client, address, SlabActor, number, actor=True)
-        for address, number in zip(addresses, numbers, strict=True)
-    ]
+    started = list(zip(addresses, numbers[len(others) :], strict=True))
+    futures = [_submit(client, a, SlabActor, number, actor=True) for a, number in started]
     wait_for_tasks(client, futures, addresses)
-    return list(map(WorkerHandle, addresses, futures, list_links(gpus, numbers)))
+    workers = [*others, *map(WorkerHandle, addresses, futures)]
+    links = list_links(gpus, numbers)
+    for worker, own, number, link in zip(workers, gpus, numbers, links, strict=True):
+        worker.gpus = own._replace(uuids=[] if number is None else [own.uuids[number]])
+        worker.link = link
+    return workers
 
 
 def _submit(client: Client, address: str, function: Any, *args: Any, **options: Any) -> Future:

@@ -9,7 +9,7 @@ import threading
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from distributed import Client, Future
@@ -60,12 +60,21 @@ class RemoteObject:
         return RemoteObject(worker, key)
 
 
+class Gpus(NamedTuple):
+    """The GPUs that a worker can use, by UUID, and whether NCCL is installed there."""
+
+    uuids: Sequence[str]
+    has_nccl: bool
+
+
 class WorkerHandle:
     """One worker's actor, and the commands that it has not been sent."""
 
-    def __init__(self, address: str, future: Future, gpu: str | None) -> None:
+    gpus: Gpus  # the one that it uses, if it uses one
+    link: str | None = None  # the same, if NCCL can link it to those of the others
+
+    def __init__(self, address: str, future: Future) -> None:
         self.address = address
-        self.gpu = gpu  # the UUID of its GPU, if that can be linked to others
         self.peer = msg.Peer(address, str(future.key))
         self.is_lost = False  # whether a call has found that it is gone
         self._future = future
@@ -124,7 +133,7 @@ class Cluster:
         self._epoch = next(_numbers)
         self._calls: list[_Sent] = []
         self._is_linked = False
-        self._can_link = all(worker.gpu is not None for worker in workers)
+        self._can_link = all(worker.link is not None for worker in workers)
         peers = [worker.peer for worker in workers]
         self._start_epoch()
         with self._lock:
@@ -319,6 +328,8 @@ async def _take_replies(
     values: dict[int, Any] = {}
     for keys, call in calls:
         reply = await call
+        if isinstance(reply.error, msg.Dropped):  # by a worker that closes, and forgets its actors
+            raise WorkerLost([worker.address])
         if isinstance(reply.error, MemoryError):
             raise out_of_memory("a call", f"worker {worker.address}", str(reply.error))
         if reply.error is not None:

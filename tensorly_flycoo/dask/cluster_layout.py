@@ -92,15 +92,25 @@ def list_held(layout: ClusterLayout) -> list[RemoteLayout]:
 def replace_lost(
     layout: ClusterLayout, workers: Workers
 ) -> tuple[dict[int, int], dict[int, RemoteLayout]]:
-    """Choose a worker for each slab, its own or the least loaded; return also the held slabs."""
+    """Choose a worker for each slab; return also the slabs that stay where they are held.
+
+    Up to a fair share stay with each worker. The others go to the least loaded ones.
+    """
     known = list_held(layout)
-    held = {n: own for n, own in enumerate(known) if own.held.worker in workers}
-    homes, loads = {}, [0] * len(workers)
-    for number in sorted(range(len(known)), key=lambda n: n not in held):  # those that stay first
-        worker = known[number].held.worker
-        home = workers.index(worker) if number in held else loads.index(min(loads))
-        homes[number] = home
-        loads[home] += known[number].nnz
+    fair_share = -(-len(known) // len(workers))
+    homes: dict[int, int] = {}
+    counts, loads = [0] * len(workers), [0] * len(workers)
+    for number, own in enumerate(known):
+        home = workers.index(own.held.worker) if own.held.worker in workers else None
+        if home is not None and counts[home] < fair_share:
+            homes[number] = home
+            counts[home] += 1
+            loads[home] += own.nnz
+    held = {number: known[number] for number in homes}
+    for number, own in enumerate(known):
+        if number not in held:
+            homes[number] = loads.index(min(loads))
+            loads[homes[number]] += own.nnz
     return homes, held
 
 

@@ -16,8 +16,7 @@ from ..io.dataframe import MISSING, check_modes
 from ..io.files import FilePath
 from ..io.slab_folder import Index
 from ..tensor.labelled import LabelledTensor, Labels
-from .actor import start_workers
-from .cluster_tensor import ClusterTensor, SlabSource, Source, list_workers
+from .cluster_tensor import ClusterTensor, Pool, SlabSource, Source
 from .loading import PartitionedData
 from .partitions import TableReader, list_files, list_parquet_parts, read_tns_file
 from .waiting import WorkerLost, free_after_error
@@ -235,10 +234,16 @@ def _place(
             ) from None
     if client.asynchronous:
         raise ValueError("client is asynchronous, expected one with asynchronous=False")
-    addresses = list_workers(client) if workers is None else list(workers)
+    adaptive = getattr(client.cluster, "_adaptive", None)
+    if getattr(adaptive, "periodic_callback", None):  # Dask's own test
+        raise ValueError(
+            "the client's cluster scales adaptively, and would take workers away that hold slabs: "
+            "call cluster.scale(n) and client.wait_for_workers(n) first"
+        )
+    pool = Pool(client, device, workers)
     try:
         with free_after_error():
-            layout = source.place(client, start_workers(client, addresses, device))
+            layout = source.place(client, pool.start())
     except WorkerLost as lost:
         raise WorkerLost(lost.addresses, was_loading=True) from None
-    return ClusterTensor.of(source, client, device, layout)
+    return ClusterTensor.of(source, pool, layout)

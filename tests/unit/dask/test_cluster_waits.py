@@ -11,11 +11,17 @@ import numpy as np
 import pandas as pd
 import pytest
 import tensorly as tl
-from distributed import Client
+from distributed import Client, LocalCluster
 from local_clusters import start_cluster, wait_for_addresses
 
-from tensorly_flycoo import Progress, from_dataframe, mttkrp
-from tensorly_flycoo.dask import WorkerLost, from_dask_dataframe, read_parquet, waiting
+from tensorly_flycoo import Progress, from_dataframe, mttkrp, save_slabs
+from tensorly_flycoo.dask import (
+    WorkerLost,
+    from_dask_dataframe,
+    open_slabs,
+    read_parquet,
+    waiting,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -127,7 +133,8 @@ def test_the_loop_of_the_docs_after_a_nanny_has_killed_a_worker(client, addresse
             has_eaten.extend(x._cluster.run(x._cluster.workers[1], eat_memory))
 
     with tl.backend_context("flycoo"), within(60):
-        expected = tl.decomposition.parafac(x, 2, 8, init="random", **options)
+        cp = tl.decomposition.parafac(x, 2, 8, init="random", **options)
+        expected = list(map(tl.to_numpy, cp.factors))
         for _ in range(3):
             with Progress(8, show=None, checkpoint=tmp_path / "run.npz", every=1) as progress:
                 start, count = progress.resume(default="random"), progress.n_iter_left
@@ -136,10 +143,45 @@ def test_the_loop_of_the_docs_after_a_nanny_has_killed_a_worker(client, addresse
                     break
                 except WorkerLost:
                     x.recover()
-        found = [list(map(tl.to_numpy, own.factors)) for own in (cp, expected)]
-    assert has_eaten
-    for factor, own in zip(*found, strict=True):
-        np.testing.assert_array_equal(factor, own)
+        assert has_eaten
+        for factor, own in zip(cp.factors, expected, strict=True):
+            np.testing.assert_array_equal(tl.to_numpy(factor), own)
+
+
+def count_slabs(x):
+    """Count the slabs on each worker."""
+    return [sum(slab.home == home for slab in x._layout.slabs) for home in range(len(x.workers))]
+
+
+def test_slabs_move_to_new_workers(tmp_path):
+    """And back when they go; the bits stay."""
+    save_slabs(tmp_path / "x", from_dataframe(TABLE, ["a", "b"], "v").tensor, slabs=6)
+    TABLE.to_parquet(tmp_path / "x.parquet")
+    options = {"n_workers": 1, "threads_per_worker": 1, "dashboard_address": ":0"}
+    with LocalCluster(**options) as cluster, Client(cluster) as client:
+
+        def read():
+            return read_parquet(tmp_path / "x.parquet", ["a", "b"], "v", slabs=6).tensor
+
+        for load in (lambda: open_slabs(tmp_path / "x"), read, lambda: 2 * read()):
+            x = load()
+            factors = [np.ones((size, 2)) for size in x.shape]
+            expected = mttkrp(x, factors, 0)
+            for count, share in ((3, [2, 2, 2]), (2, [3, 3]), (1, [6])):
+                cluster.scale(count)
+                while len(client.nthreads()) != count:
+                    time.sleep(0.1)
+                if count == 3:
+                    x.rebalance()
+                else:
+                    with pytest.raises(WorkerLost):
+                        mttkrp(x, factors, 0)
+                    x.recover()
+                assert count_slabs(x) == share
+                np.testing.assert_array_equal(mttkrp(x, factors, 0), expected)
+        cluster.adapt(minimum=1, maximum=2)
+        with pytest.raises(ValueError, match=r"adaptively.*scale"):
+            open_slabs(tmp_path / "x")
 
 
 def test_a_worker_that_hangs(client, addresses, x, monkeypatch):
