@@ -14,8 +14,9 @@ from numpy.typing import DTypeLike
 from ..base.checks import check_choice, check_index_base, check_shape
 from ..io.dataframe import MISSING, check_modes
 from ..io.files import FilePath
-from ..io.slab_folder import Index
+from ..io.slab_folder import Index, add_labels
 from ..tensor.labelled import LabelledTensor, Labels
+from ..tensor.tensor import FlycooTensor
 from .cluster_tensor import ClusterTensor, Pool, SlabSource, Source
 from .loading import PartitionedData
 from .partitions import TableReader, list_files, list_parquet_parts, read_tns_file
@@ -180,7 +181,7 @@ def open_slabs(
     device: str | None = None,
     keep: str = "device",
     verify: bool = False,
-) -> ClusterTensor:
+) -> FlycooTensor | LabelledTensor:
     """Open a folder that `save_slabs` wrote, with its slabs on the workers of a cluster.
 
     Parameters
@@ -197,8 +198,8 @@ def open_slabs(
 
     Returns
     -------
-    ClusterTensor
-        With the number of slabs with which it was saved.
+    ClusterTensor or LabelledTensor
+        What was saved, with the number of slabs with which it was saved.
 
     Raises
     ------
@@ -218,7 +219,7 @@ def open_slabs(
     check_choice(keep, "keep", ("device", "file"))
     folder = Path(os.path.abspath(path))
     source = SlabSource(folder, Index.read(folder), keep, verify)
-    return _place(source, client, workers, device)
+    return add_labels(folder, _place(source, client, workers, device))
 
 
 def _place(
