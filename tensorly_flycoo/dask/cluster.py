@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import threading
 import weakref
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -34,12 +33,6 @@ Workers: TypeAlias = "Sequence[WorkerHandle]"
 
 #: The shape and the dtype of an array.
 Kind: TypeAlias = tuple[tuple[int, ...], np.dtype]
-
-#: A message's receiver, the keys of the values that it asks for, and the call that is under way.
-_Sent: TypeAlias = "tuple[WorkerHandle, list[int], Any]"
-
-#: Messages that are not under way yet, each with its receiver.
-_Messages: TypeAlias = "list[tuple[WorkerHandle, msg.Message]]"
 
 #: Values by key.
 _Values: TypeAlias = dict[int, Any]
@@ -106,6 +99,18 @@ class WorkerHandle:
             raise reply["exception"]
         return reply["result"]
 
+    async def run(self, message: msg.Message) -> _Values:
+        """Have the actor run a message; return the values that it asks for, by key."""
+        reply = await self.call("run", message)
+        if isinstance(reply.error, msg.Dropped):  # by a worker that closes, and forgets its actors
+            raise WorkerLost([self.address])
+        if isinstance(reply.error, MemoryError):
+            raise out_of_memory("a call", f"worker {self.address}", str(reply.error))
+        if reply.error is not None:
+            reply.error.add_note(f"on worker {self.address}")
+            raise reply.error
+        return dict(zip(message.wanted, reply.values, strict=True))
+
     def drop(self) -> None:
         """Number from 0 again; drop all commands but `Free`: they may wait for a lost worker."""
         commands = self.pack(0, []).commands
@@ -131,14 +136,12 @@ class Cluster:
         self.workers = list(workers)
         self._lock = threading.RLock()
         self._epoch = next(_numbers)
-        self._calls: list[_Sent] = []
         self._is_linked = False
         self._can_link = all(worker.link is not None for worker in workers)
         peers = [worker.peer for worker in workers]
         self._start_epoch()
         with self._lock:
-            calls = [(w, list[int](), w.call("connect", peers, n)) for n, w in enumerate(workers)]
-            self._wait(calls, [])
+            self._wait([worker.call("connect", peers, n) for n, worker in enumerate(workers)])
 
     def call(
         self,
@@ -159,7 +162,7 @@ class Cluster:
         with self._lock:
             self.check()
             if len(worker.queue) > _MANY_COMMANDS:
-                self._post()
+                self._converse({})
             worker.queue.append(command)
         return keys
 
@@ -217,38 +220,12 @@ class Cluster:
         if self.client.status == "closed":
             raise RuntimeError("the client of this tensor is closed: load it with another client")
 
-    def _post(self) -> None:
-        """Send all commands, so that workers have work; wait for the replies to earlier ones."""
-        earlier = self._calls
-        with self._pack({}) as messages:
-            self._calls = self.client.sync(self._begin, messages)
-            if earlier:
-                self._wait(earlier, [])
-
     def _converse(self, wanted: dict[WorkerHandle, list[int]]) -> _Values:
-        """Send all commands, and wait for the replies to all messages; return values by key."""
-        with self._pack(wanted) as messages:
-            calls, self._calls = self._calls, []
-            return self._wait(calls, messages)
-
-    def _wait(self, calls: list[_Sent], messages: _Messages) -> _Values:
-        """Wait for the replies to calls and, after them, messages; return values by key."""
-        addresses = [worker.address for worker in self.workers]
-        replies = self._gather_replies(calls, messages)
-        try:
-            return wait_for(replies, self.client, addresses, self.check_there)
-        except WorkerLost as lost:
-            for worker in self.workers:
-                worker.is_lost |= worker.address in lost.addresses
-            raise
-
-    @contextlib.contextmanager
-    def _pack(self, wanted: dict[WorkerHandle, list[int]]) -> Iterator[_Messages]:
-        """Take all commands from the queues, for a block that sends them, if all workers are there.
+        """Send all commands, and wait for the replies; return values by key.
 
         If it fails, so that not all may be sent, workers drop pending commands.
         """
-        messages: _Messages = []
+        messages: list[tuple[WorkerHandle, msg.Message]] = []
         try:
             self.check_there()
             messages += [
@@ -256,31 +233,23 @@ class Cluster:
                 for worker in self.workers
                 if worker.queue or worker in wanted
             ]
-            yield messages
+            found = self._wait([worker.run(message) for worker, message in messages])
+            return {key: value for values in found for key, value in values.items()}
         except BaseException:  # Ctrl-C too
             for worker, message in messages:
                 worker.queue.extend(message.commands)
             self._start_epoch()
             raise
 
-    async def _begin(self, messages: _Messages) -> list[_Sent]:
-        """Begin to send messages; return the calls that are under way."""
-        calls = []
-        for worker, message in messages:
-            task = asyncio.ensure_future(worker.call("run", message))
-            # Else asyncio would report the error of a call that nobody waits for any more.
-            task.add_done_callback(lambda done: done.cancelled() or done.exception())
-            calls.append((worker, message.wanted, task))
-        return calls
-
-    async def _gather_replies(self, calls: list[_Sent], messages: _Messages) -> _Values:
-        by_worker: dict[WorkerHandle, list[tuple[list[int], Any]]] = {}
-        for worker, keys, call in [*calls, *await self._begin(messages)]:
-            by_worker.setdefault(worker, []).append((keys, call))
-        values: _Values = {}
-        for found in await asyncio.gather(*(_take_replies(*own) for own in by_worker.items())):
-            values |= found
-        return values
+    def _wait(self, calls: Sequence[Awaitable[Any]]) -> list[Any]:
+        """Wait for calls of workers, begun together."""
+        addresses = [worker.address for worker in self.workers]
+        try:
+            return wait_for(_gather(calls), self.client, addresses, self.check_there)
+        except WorkerLost as lost:
+            for worker in self.workers:
+                worker.is_lost |= worker.address in lost.addresses
+            raise
 
     def check_there(self) -> None:
         """Raise `WorkerLost` if Dask has noticed that a worker is gone."""
@@ -290,14 +259,14 @@ class Cluster:
 
     def _start_epoch(self) -> None:
         """Have all workers drop pending commands, but still free released objects."""
-        self._epoch, self._calls, self._is_linked = next(_numbers), [], False
+        self._epoch, self._is_linked = next(_numbers), False
         for worker in self.workers:
             worker.drop()
         workers = [worker for worker in self.workers if worker.is_there]
         aborts = [worker.call("abort", self._epoch) for worker in workers]
-        done = self.client.sync(_attempt, aborts, _ABORT_TIMEOUT)
-        for worker, is_done in zip(workers, done, strict=True):
-            worker.is_lost = not is_done  # it may wait for ever
+        errors = self.client.sync(_gather, aborts, _ABORT_TIMEOUT)
+        for worker, error in zip(workers, errors, strict=True):
+            worker.is_lost = error is not None  # it may wait for ever
 
 
 def _refer(x: Any, worker: WorkerHandle) -> Any:
@@ -311,29 +280,8 @@ def _refer(x: Any, worker: WorkerHandle) -> Any:
     return [_refer(item, worker) for item in x] if isinstance(x, list) else x
 
 
-async def _attempt(calls: Iterable[Any], timeout: float) -> list[bool]:
-    """Wait until calls are done or fail, but not for longer; return whether each is done."""
-    tasks = [asyncio.ensure_future(call) for call in calls]
-    if tasks:
-        await asyncio.wait(tasks, timeout=timeout)
-    for task in tasks:
-        task.cancel()  # unless it is done: nobody waits for it any more
-    return [task.done() and task.exception() is None for task in tasks]
-
-
-async def _take_replies(
-    worker: WorkerHandle, calls: Sequence[tuple[list[int], Any]]
-) -> dict[int, Any]:
-    """Wait for a worker's replies in their order, up to an error: it would cause later ones."""
-    values: dict[int, Any] = {}
-    for keys, call in calls:
-        reply = await call
-        if isinstance(reply.error, msg.Dropped):  # by a worker that closes, and forgets its actors
-            raise WorkerLost([worker.address])
-        if isinstance(reply.error, MemoryError):
-            raise out_of_memory("a call", f"worker {worker.address}", str(reply.error))
-        if reply.error is not None:
-            reply.error.add_note(f"on worker {worker.address}")
-            raise reply.error
-        values |= zip(keys, reply.values, strict=True)
-    return values
+async def _gather(calls: Iterable[Awaitable[Any]], timeout: float | None = None) -> list[Any]:
+    """Return the results of calls, or with a timeout those of each or its error."""
+    if timeout is not None:
+        calls = [asyncio.wait_for(call, timeout) for call in calls]
+    return await asyncio.gather(*calls, return_exceptions=timeout is not None)

@@ -37,23 +37,18 @@ class Pool(NamedTuple):
     device: str | None
     named: Sequence[str] | None  # their addresses; by default those of all that the client has
 
-    def start(self) -> list[WorkerHandle]:
-        """Start an actor on each."""
-        addresses = sorted(self.client.nthreads()) if self.named is None else self.named
-        if not addresses:
-            raise RuntimeError("the client has no workers: call client.wait_for_workers(1) first")
-        return start_workers(self.client, addresses, self.device)
-
-    def start_more(self, held: Workers, most: int) -> list[WorkerHandle]:
-        """Start actors on workers that are there and not paused, up to `most` with those held."""
+    def start(self, held: Workers = (), most: int | None = None) -> list[WorkerHandle]:
+        """Start an actor on each; beside workers that are held, on others that are not paused."""
         known = self.client.scheduler_info(n_workers=-1)["workers"]
-        expected = known if self.named is None else self.named
-        others = {own.address for own in held}
-        new = [a for a in sorted(known) if known[a]["status"] == "running" and a not in others]
-        new = [a for a in new if a in expected][: max(0, most - len(held))]
-        if not held and not new:
-            return self._replace(named=None).start()
-        return start_workers(self.client, new, self.device, held)
+        addresses = sorted(known) if self.named is None else list(self.named)
+        if held:
+            others = {own.address for own in held}
+            running = {address for address, own in known.items() if own["status"] == "running"}
+            addresses = [address for address in addresses if address in running - others]
+        elif not addresses:
+            raise RuntimeError("the client has no workers: call client.wait_for_workers(1) first")
+        limit = None if most is None else max(0, most - len(held))
+        return start_workers(self.client, addresses[:limit], self.device, held)
 
 
 class Source(Protocol):
@@ -207,7 +202,8 @@ class ClusterTensor(FlycooTensor):
         self._cluster.check_client()
         held = [worker for worker in self._cluster.workers if worker.is_there]
         with free_after_error():
-            workers = self._pool.start_more(held, len(self._layout.slabs))
+            pool = self._pool if held else self._pool._replace(named=None)
+            workers = pool.start(held, len(self._layout.slabs))
             if workers == self._cluster.workers:
                 return
             layout = self._source.restore(self._pool.client, workers, self._layout)

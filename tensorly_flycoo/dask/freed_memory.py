@@ -5,36 +5,24 @@ worker as long as what it computes there.
 """
 
 import ctypes
-import functools
-from collections.abc import Callable
+import sys
+from typing import Any
 
-#: The options by which glibc keeps memory, of a thread's heaps and of arrays up to the size that it
-#: allows, by their numbers in malloc.h: M_TRIM_THRESHOLD, M_TOP_PAD and M_MMAP_THRESHOLD.
+#: Options of glibc, by their numbers in malloc.h (M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD),
+#: that keep memory of a thread's heaps, and of arrays up to the size that it allows.
 _KEEP = {-1: 2**28, -2: 2**26, -3: 2**25}
 
 #: What Dask asks for, and defaults.
 _GIVE_BACK = {-1: 2**16, -2: 2**17, -3: 2**17}
 
-
-@functools.cache
-def _find_functions() -> tuple[Callable, Callable] | None:
-    """Return the C library's `mallopt` and `malloc_trim`, if it has them."""
-    try:
-        library = ctypes.CDLL(None)
-        return library.mallopt, library.malloc_trim
-    except (AttributeError, OSError, TypeError):  # not glibc
-        return None
+_library: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
-def keep_freed_memory() -> None:
-    if functions := _find_functions():
-        for option, value in _KEEP.items():
-            functions[0](option, value)
-
-
-def give_back_memory() -> None:
-    """Give back what is kept, and keep no more."""
-    if functions := _find_functions():
-        for option, value in _GIVE_BACK.items():
-            functions[0](option, value)
-        functions[1](0)
+def keep_freed_memory(is_kept: bool) -> None:
+    """Keep freed memory from now on, or give back what is kept and keep no more."""
+    if not hasattr(_library, "malloc_trim"):  # it is not glibc
+        return
+    for option, value in (_KEEP if is_kept else _GIVE_BACK).items():
+        _library.mallopt(option, value)
+    if not is_kept:
+        _library.malloc_trim(0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,7 +15,7 @@ from ..format.layout import Layout
 from ..format.packing import RecordFormat
 from ..tensor.memory import format_nbytes
 from . import messages as msg
-from .freed_memory import give_back_memory, keep_freed_memory
+from .freed_memory import keep_freed_memory
 from .partitions import Partition
 
 if TYPE_CHECKING:
@@ -45,10 +45,6 @@ class Site:
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> Array:
         """Return an array on the engine's device whose elements are not set."""
         return self.engine.xp.empty(shape, dtype)
-
-    def join(self, arrays: Sequence[Array]) -> Array:
-        """Put matrices on the engine's device below each other."""
-        return self.engine.xp.concatenate(arrays)
 
     def count_free_nbytes(self) -> int | None:
         """Count the bytes that may still be allocated; None if that is unknown."""
@@ -157,7 +153,7 @@ class Machine:
             self._link.close()
         self._store.clear()
         self._inbox.clear()
-        give_back_memory()
+        keep_freed_memory(is_kept=False)
         for _, answer in self._messages.values():
             answer(msg.Reply(error=msg.Dropped("the tensor was closed")))
 
@@ -170,10 +166,10 @@ class Machine:
                 key = old or (self._epoch, self._next_number)
                 if key in self._messages:
                     self._next_number += old is None
-                    keep_freed_memory()
+                    keep_freed_memory(is_kept=True)
                     return self._messages.pop(key)
                 if not self._changed.wait(_POLL_SECONDS) and keeps_memory:
-                    give_back_memory()
+                    keep_freed_memory(is_kept=False)
                     keeps_memory = False
         return None
 

@@ -124,7 +124,7 @@ async def _watch(
     """Look at workers until there is an error."""
     scheduler: Any = client.scheduler
     busy = time.monotonic()  # when a worker was last seen to work on a task
-    seen: dict[str, tuple[float, float]] = {}  # each worker's heartbeat, and when it came
+    beats: dict[str, tuple[float, float]] = {}  # each worker's last heartbeat, and when it came
     while True:
         for _ in range(_LOOKS_PER_QUESTION):
             await asyncio.sleep(_LOOK_INTERVAL)
@@ -139,11 +139,10 @@ async def _watch(
             raise WorkerLost(lost)
         now = time.monotonic()
         for address in addresses:
-            beat, since = known[address]["last_seen"], now
-            if address in seen and seen[address][0] == beat:
-                since = seen[address][1]
-            seen[address] = beat, since
-        if silent := [address for address, (_, since) in seen.items() if now - since > _PATIENCE]:
+            beat = known[address]["last_seen"]
+            if address not in beats or beats[address][0] != beat:
+                beats[address] = beat, now
+        if silent := [address for address, (_, since) in beats.items() if now - since > _PATIENCE]:
             raise WorkerLost(silent)
         counts = [known[address]["metrics"].get("task_counts", {}) for address in addresses]
         if any(own.get(state) for own in counts for state in _BUSY):

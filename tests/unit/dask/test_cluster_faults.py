@@ -149,17 +149,6 @@ def test_an_error_on_a_worker_is_raised_here(x):
     assert run(x, 2) == expected
 
 
-def test_of_several_messages_the_first_error_is_raised(x, monkeypatch):
-    """The later ones fail since the first one has."""
-    monkeypatch.setattr(cluster_module, "_MANY_COMMANDS", 0)  # a message for each command
-    cluster, worker = x._cluster, x._cluster.workers[0]
-    for _ in range(10):
-        (key,) = cluster.call(worker, int, ["x"])
-        (key,) = cluster.call(worker, np.negative, [RemoteObject(worker, key)])
-        with pytest.raises(ValueError, match="invalid literal"):
-            cluster.fetch([RemoteObject(worker, key)])
-
-
 def test_an_error_is_raised_although_nobody_needs_the_result(x, monkeypatch):
     monkeypatch.setattr(cluster_module, "_MANY_COMMANDS", 0)
     cluster, expected = x._cluster, run(x, 2)
