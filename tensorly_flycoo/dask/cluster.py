@@ -23,7 +23,7 @@ from .waiting import WorkerLost, wait_for
 _ABORT_TIMEOUT = 8.0
 
 #: Commands for one worker that are sent before anybody needs a result.
-_MANY_COMMANDS = 256
+_MANY_COMMANDS = 1024
 
 #: Numbers of keys, of all clusters of this process.
 _numbers = itertools.count()
