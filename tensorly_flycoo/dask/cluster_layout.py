@@ -96,21 +96,17 @@ def replace_lost(
 
     Up to a fair share stay with each worker. The others go to the least loaded ones.
     """
-    known = list_held(layout)
-    fair_share = -(-len(known) // len(workers))
-    homes: dict[int, int] = {}
-    counts, loads = [0] * len(workers), [0] * len(workers)
+    known, held = list_held(layout), dict[int, RemoteLayout]()
+    homes, counts, loads = dict[int, int](), [0] * len(workers), [0] * len(workers)
     for number, own in enumerate(known):
         home = workers.index(own.held.worker) if own.held.worker in workers else None
-        if home is not None and counts[home] < fair_share:
-            homes[number] = home
+        if home is not None and counts[home] < -(-len(known) // len(workers)):
+            held[number], homes[number] = own, home
             counts[home] += 1
             loads[home] += own.nnz
-    held = {number: known[number] for number in homes}
-    for number, own in enumerate(known):
-        if number not in held:
-            homes[number] = loads.index(min(loads))
-            loads[homes[number]] += own.nnz
+    for number in sorted(set(range(len(known))) - held.keys()):
+        homes[number] = loads.index(min(loads))
+        loads[homes[number]] += known[number].nnz
     return homes, held
 
 

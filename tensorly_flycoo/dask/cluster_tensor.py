@@ -189,7 +189,6 @@ class ClusterTensor(FlycooTensor):
             If no worker is left, and the client has no others; if the client is closed; or if the
             data are not those that were loaded.
         """
-        self._cluster.check_client()
         if not all(worker.is_there for worker in self._cluster.workers):
             self.rebalance()
 

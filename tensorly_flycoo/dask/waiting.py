@@ -7,7 +7,7 @@ import contextlib
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from distributed import Client, Future
 
@@ -24,8 +24,6 @@ _IDLE_TIMEOUT = 15.0
 
 #: The states of tasks on which a worker works.
 _BUSY = ("executing", "long-running", "flight")
-
-T = TypeVar("T")
 
 
 class WorkerLost(ConnectionError):
@@ -70,13 +68,13 @@ def free_after_error() -> Iterator[None]:
 
 
 def wait_for(
-    awaited: Awaitable[T],
+    awaited: Awaitable[Any],
     client: Client,
     addresses: Sequence[str],
     check: Callable[[], None] = lambda: None,
     *,
     needs_tasks: bool = False,
-) -> T:
+) -> Any:
     """Wait for what workers do.
 
     Raises what `check` raises, a `WorkerLost` if a worker is gone or has been silent for long, and
@@ -144,25 +142,29 @@ async def _watch(
                 beats[address] = beat, now
         if silent := [address for address, (_, since) in beats.items() if now - since > _PATIENCE]:
             raise WorkerLost(silent)
-        counts = [known[address]["metrics"].get("task_counts", {}) for address in addresses]
-        if any(own.get(state) for own in counts for state in _BUSY):
+        paused = [address for address in addresses if known[address]["status"] == "paused"]
+        # Without any, workers may wait for what others compute for them.
+        own = [known[address] for address in (addresses if paused else known)]
+        counts = [worker["metrics"].get("task_counts", {}) for worker in own]
+        if any(count.get(state) for count in counts for state in _BUSY):
             busy = now
         if needs_tasks and now - busy > _IDLE_TIMEOUT:
-            raise _explain_idleness({address: known[address] for address in addresses})
+            raise _explain_idleness(addresses, paused, known)
 
 
-def _explain_idleness(workers: Mapping[str, Any]) -> Exception:
+def _explain_idleness(
+    addresses: Sequence[str], paused: Sequence[str], known: Mapping[str, Any]
+) -> Exception:
     """Say why no worker runs a task that waits for it."""
-    if paused := [address for address, own in workers.items() if own["status"] == "paused"]:
-        first = workers[paused[0]]
-        nbytes = [first["metrics"]["memory"], first["memory_limit"]]
-        used, limit = (format_nbytes(count) for count in nbytes)
-        return MemoryError(
-            f"Dask has paused {', '.join(paused)}, where tasks wait: a process uses {used} of its "
-            f"memory limit of {limit}. Delete what it holds, give workers more memory, start more "
-            "of them, or name others by workers="
+    if not paused:
+        return TimeoutError(
+            f"none of {', '.join(addresses)} has worked on a task for {_IDLE_TIMEOUT:.0f} s, but "
+            "tasks wait for them: look at Dask's dashboard, or name others by workers="
         )
-    return TimeoutError(
-        f"none of {', '.join(workers)} has worked on a task for {_IDLE_TIMEOUT:.0f} s, but tasks "
-        "wait for them: look at Dask's dashboard, or name others by workers="
+    first = known[paused[0]]
+    used, limit = map(format_nbytes, (first["metrics"]["memory"], first["memory_limit"]))
+    return MemoryError(
+        f"Dask has paused {', '.join(paused)}, where tasks wait: a process uses {used} of its "
+        f"memory limit of {limit}. Delete what it holds, give workers more memory, start more of "
+        "them, or name others by workers="
     )

@@ -29,15 +29,7 @@ from ..tensor.labelled import LabelledTensor
 from ..tensor.memory import attempt
 from ..tensor.tensor import FlycooTensor
 from . import array_file, saving
-from .array_file import (
-    LABELS,
-    SLABS,
-    TENSOR,
-    check_header,
-    open_arrays,
-    refuse_damage,
-    save_arrays,
-)
+from .array_file import LABELS, SLABS, TENSOR, check_header, open_arrays, refuse_damage
 from .files import FilePath, make_folder, replace_file
 from .parts import BLOCK_NNZ, Parts, Reading
 
@@ -316,9 +308,12 @@ slabs=2>
     written: list[Any] = []
     with make_folder(path) as folder:
         if isinstance(held, SlabLayout) and type(parts) is not FlycooTensor:  # on a cluster
-            asked = (slabs or held.num_slabs, np.dtype(dtype), layout)
-            if asked != (found := (held.num_slabs, held.record_format.dtype, held.name)):
-                raise ValueError(f"slabs, dtype and layout are {asked}, but on workers {found}")
+            asked = [slabs or held.num_slabs, np.dtype(dtype).name, layout]
+            if asked != (found := [held.num_slabs, held.record_format.dtype.name, held.name]):
+                raise ValueError(
+                    f"slabs, dtype and layout are {asked}, but {found} on the workers, which write "
+                    "slabs as they are: load the tensor with those that are wanted"
+                )
             record_format, slabs, run = held.record_format, held.num_slabs, held.devices.run
             files = {folder / _name_slab(number): own for number, own in enumerate(held.slabs)}
             slab_rows = [own.rows for own in held.slabs]
@@ -335,8 +330,8 @@ slabs=2>
                 written.append(_write_slab(folder / _name_slab(number), builder.build(rows, 0)))
             shutil.rmtree(temporary)
         if labels is not None:
-            arrays = array_file.list_labels(labels)
-            save_arrays(folder / _LABELS_NAME, LABELS, array_file.name_modes(labels), arrays)
+            contents = array_file.name_modes(labels), array_file.list_labels(labels)
+            array_file.save_arrays(folder / _LABELS_NAME, LABELS, *contents)
         pairs = zip(slab_rows, written, strict=True)
         entries = [Entry(rows.start, rows.stop, *facts) for rows, facts in pairs]
         sizes = (record_format.shape, record_format.dtype.name, layout, slabs)
