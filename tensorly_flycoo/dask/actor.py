@@ -146,9 +146,9 @@ def start_workers(
     futures = [_submit(client, a, SlabActor, number, actor=True) for a, number in started]
     wait_for_tasks(client, futures, addresses)
     workers = [*others, *map(WorkerHandle, addresses, futures)]
-    links = list_links(gpus, numbers)
-    for worker, own, number, link in zip(workers, gpus, numbers, links, strict=True):
+    for worker, own, number in zip(workers, gpus, numbers, strict=True):
         worker.gpus = own._replace(uuids=[] if number is None else [own.uuids[number]])
+    for worker, link in zip(workers, list_links(gpus, numbers), strict=True):
         worker.link = link
     return workers
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from distributed import Client, Future
@@ -144,17 +144,15 @@ async def _watch(
             raise WorkerLost(silent)
         paused = [address for address in addresses if known[address]["status"] == "paused"]
         # Without any, workers may wait for what others compute for them.
-        own = [known[address] for address in (addresses if paused else known)]
-        counts = [worker["metrics"].get("task_counts", {}) for worker in own]
+        names = addresses if paused else known
+        counts = [known[name]["metrics"].get("task_counts", {}) for name in names]
         if any(count.get(state) for count in counts for state in _BUSY):
             busy = now
         if needs_tasks and now - busy > _IDLE_TIMEOUT:
-            raise _explain_idleness(addresses, paused, known)
+            raise _explain_wait(addresses, paused, known)
 
 
-def _explain_idleness(
-    addresses: Sequence[str], paused: Sequence[str], known: Mapping[str, Any]
-) -> Exception:
+def _explain_wait(addresses: Sequence[str], paused: Sequence[str], known: Any) -> Exception:
     """Say why no worker runs a task that waits for it."""
     if not paused:
         return TimeoutError(
