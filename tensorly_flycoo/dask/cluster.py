@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
-import weakref
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -46,7 +45,9 @@ class RemoteObject:
     def __init__(self, worker: WorkerHandle, key: int) -> None:
         self.worker = worker
         self.key = key
-        weakref.finalize(self, worker.queue.append, msg.Free(key)).atexit = False
+
+    def __del__(self) -> None:
+        self.worker.queue.append(msg.Free(self.key))
 
     def copy_at(self, worker: WorkerHandle, key: int) -> RemoteObject:
         """Return the stand-in for a copy that another worker holds."""

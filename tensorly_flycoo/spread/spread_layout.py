@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+
 from ..base.array_modules import Array
 from ..base.devices import bring_each
 from ..engines import Engine
@@ -139,12 +141,11 @@ def _add_blocks(
 ) -> list[Array]:
     """Add matrices on several devices, which `tree` numbers; the device of a block adds it."""
     devices, homes = sharding.devices, sharding.homes
-    requests = [
-        ([matrix[start:stop] for matrix in results.values()], home)
-        for (start, stop), home in zip(pairwise(sharding.edges), homes, strict=True)
-    ]
+    # What is behind the last edge is empty, and has no home.
+    parts = zip(*(np.split(x, sharding.edges[1:]) for x in results.values()), strict=True)
+    requests = list(zip(parts, homes, strict=False))
     blocks, placed = [], renumber(tree, tuple(results))
-    for parts, home in zip(devices.gather(requests), homes, strict=True):
+    for rows, home in zip(devices.gather(requests), homes, strict=True):
         with devices.use(home):
-            blocks.append(engine.add_parts(parts, placed))
+            blocks.append(engine.add_parts(rows, placed))
     return blocks
