@@ -33,9 +33,6 @@ Workers: TypeAlias = "Sequence[WorkerHandle]"
 #: The shape and the dtype of an array.
 Kind: TypeAlias = tuple[tuple[int, ...], np.dtype]
 
-#: Values by key.
-_Values: TypeAlias = dict[int, Any]
-
 
 class RemoteObject:
     """A stand-in for an object that a worker holds, and frees when the stand-in is freed."""
@@ -100,7 +97,7 @@ class WorkerHandle:
             raise reply["exception"]
         return reply["result"]
 
-    async def run(self, message: msg.Message) -> _Values:
+    async def run(self, message: msg.Message) -> dict[int, Any]:
         """Have the actor run a message; return the values that it asks for, by key."""
         reply = await self.call("run", message)
         if isinstance(reply.error, msg.Dropped):  # by a worker that closes, and forgets its actors
@@ -221,7 +218,7 @@ class Cluster:
         if self.client.status == "closed":
             raise RuntimeError("the client of this tensor is closed: load it with another client")
 
-    def _converse(self, wanted: dict[WorkerHandle, list[int]]) -> _Values:
+    def _converse(self, wanted: dict[WorkerHandle, list[int]]) -> dict[int, Any]:
         """Send all commands, and wait for the replies; return values by key.
 
         If it fails, so that not all may be sent, workers drop pending commands.

@@ -191,10 +191,6 @@ def _reduce(x: Any, axis: int | None = None) -> Kind:
     return () if axis is None else x.shape[:axis] + x.shape[axis:][1:], x.dtype
 
 
-def _split(x: Any, places: Sequence[int]) -> list[Kind]:
-    return [_take(x, slice(*edges)) for edges in pairwise((0, *places, x.shape[0]))]
-
-
 def _concatenate(arrays: Sequence[Any], axis: int = 0) -> Kind:
     shape = list(arrays[0].shape)
     shape[axis] = sum(x.shape[axis] for x in arrays)
@@ -209,7 +205,7 @@ _KINDS: dict[Callable, Callable[..., Kind | list[Kind]]] = {
     np.max: _reduce,
     np.min: _reduce,
     np.concatenate: _concatenate,
-    np.split: _split,
+    np.split: lambda x, at: [_take(x, slice(*two)) for two in pairwise((0, *at, x.shape[0]))],
     np.where: functools.partial(_find_kind, np.where),
     _convert: lambda x, dtype: (x.shape, dtype),
     tall.sum_columns: lambda x: ((x.shape[1],), np.dtype(np.float64)),

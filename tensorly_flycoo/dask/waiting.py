@@ -82,13 +82,10 @@ def wait_for(
     """
     # No error passes through Dask's function: its closures would hold all arguments.
     watch = _watch(client, addresses, check, needs_tasks)
-    result, error = client.sync(_wait_for_first, awaited, watch)
-    if error is not None:
-        traceback.clear_frames(error.__traceback__)  # which hold it, and workers
-        try:
-            raise error
-        finally:
-            del error
+    result, errors = client.sync(_wait_for_first, awaited, watch)
+    if errors:
+        traceback.clear_frames(errors[0].__traceback__)  # which hold it, and workers
+        raise errors.pop()  # so that this frame does not
     return result
 
 
@@ -103,24 +100,23 @@ def wait_for_tasks(
     return wait_for(results, client, addresses, check, needs_tasks=True)
 
 
-async def _wait_for_first(*awaited: Awaitable[Any]) -> tuple[Any, Exception | None]:
+async def _wait_for_first(*awaited: Awaitable[Any]) -> tuple[Any, list[Exception]]:
     """Return the result or the error of what is done first, and cancel the rest."""
     tasks = [asyncio.ensure_future(own) for own in awaited]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        return await next(task for task in tasks if task in done), None
+        return await next(task for task in tasks if task in done), []
     except Exception as error:
-        return None, error
+        return None, [error]
     finally:
         for task in tasks:
             task.cancel()
 
 
 async def _watch(
-    client: Client, addresses: Sequence[str], check: Callable[[], None], needs_tasks: bool
+    client: Any, addresses: Sequence[str], check: Callable[[], None], needs_tasks: bool
 ) -> Any:
     """Look at workers until there is an error."""
-    scheduler: Any = client.scheduler
     busy = time.monotonic()  # when a worker was last seen to work on a task
     beats: dict[str, tuple[float, float]] = {}  # each worker's last heartbeat, and when it came
     while True:
@@ -128,20 +124,19 @@ async def _watch(
             await asyncio.sleep(_LOOK_INTERVAL)
             check()
         try:
-            known = (await asyncio.wait_for(scheduler.identity(), _PATIENCE))["workers"]
+            known = (await asyncio.wait_for(client.scheduler.identity(), _PATIENCE))["workers"]
         except TimeoutError:
             raise WorkerLost(addresses) from None
         except OSError:  # a client that is connecting again finds out what it has lost
             continue
-        if lost := [address for address in addresses if address not in known]:
-            raise WorkerLost(lost)
         now = time.monotonic()
-        for address in addresses:
+        for address in known.keys() & set(addresses):
             beat = known[address]["last_seen"]
             if address not in beats or beats[address][0] != beat:
                 beats[address] = beat, now
-        if silent := [address for address, (_, since) in beats.items() if now - since > _PATIENCE]:
-            raise WorkerLost(silent)
+        late = {address for address, (_, since) in beats.items() if now - since > _PATIENCE}
+        if lost := [address for address in addresses if address not in known or address in late]:
+            raise WorkerLost(lost)
         paused = [address for address in addresses if known[address]["status"] == "paused"]
         # Without any, workers may wait for what others compute for them.
         names = addresses if paused else known
