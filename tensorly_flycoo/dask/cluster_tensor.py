@@ -37,7 +37,7 @@ class Pool(NamedTuple):
     device: str | None
     named: Sequence[str] | None  # their addresses; by default those of all that the client has
 
-    def start(self, held: Workers = (), most: int | None = None) -> list[WorkerHandle]:
+    def start(self, held: Workers = (), most: int = 2**31) -> list[WorkerHandle]:
         """Start an actor on each; beside workers that are held, on others that are not paused."""
         known = self.client.scheduler_info(n_workers=-1)["workers"]
         addresses = sorted(known) if self.named is None else list(self.named)
@@ -47,8 +47,8 @@ class Pool(NamedTuple):
             addresses = [address for address in addresses if address in running - others]
         elif not addresses:
             raise RuntimeError("the client has no workers: call client.wait_for_workers(1) first")
-        limit = None if most is None else max(0, most - len(held))
-        return start_workers(self.client, addresses[:limit], self.device, held)
+        addresses = addresses[: max(0, most - len(held))]
+        return start_workers(self.client, addresses, self.device, held)
 
 
 class Source(Protocol):

@@ -304,8 +304,7 @@ slabs=2>
     check_choice(layout, "layout", _FILE_LAYOUTS)
     engine = select_engine(device)
     held = getattr(parts, "_layout", None)
-    slab_rows: Sequence[Any]
-    written: list[Any] = []
+    slab_rows, written = list[Any](), list[Any]()
     with make_folder(path) as folder:
         if isinstance(held, SlabLayout) and type(parts) is not FlycooTensor:  # on a cluster
             asked = [slabs or held.num_slabs, np.dtype(dtype).name, layout]
@@ -316,7 +315,7 @@ slabs=2>
                 )
             record_format, slabs, run = held.record_format, held.num_slabs, held.devices.run
             files = {folder / _name_slab(number): own for number, own in enumerate(held.slabs)}
-            slab_rows = [own.rows for own in held.slabs]
+            slab_rows += [own.rows for own in held.slabs]
             there = [run(own.home, _write_slab, file, own.layout) for file, own in files.items()]
             written += held.devices.fetch(there)
         else:
@@ -324,7 +323,7 @@ slabs=2>
             temporary.mkdir()
             builder = DiskBuilder(temporary, reading, parts, layout, slabs, engine)
             record_format, slabs = builder.record_format, builder.num_slabs
-            slab_rows = [rows for rows, _ in builder.sort()]
+            slab_rows += [rows for rows, _ in builder.sort()]
             for number, rows in enumerate(slab_rows):
                 report(f"building slab {number + 1} of {len(slab_rows)}")
                 written.append(_write_slab(folder / _name_slab(number), builder.build(rows, 0)))
