@@ -19,9 +19,9 @@ except ImportError as error:
         'tensorly_flycoo.dask needs distributed: pip install "tensorly-flycoo[dask]"'
     ) from error
 
-from .cluster import WorkerLost
 from .cluster_tensor import ClusterTensor
 from .readers import from_dask_dataframe, open_slabs, read_parquet, read_tns
+from .waiting import WorkerLost
 
 __all__ = [
     "ClusterTensor",

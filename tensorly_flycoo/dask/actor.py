@@ -6,12 +6,11 @@ import asyncio
 import contextlib
 import functools
 import logging
-import time
 import uuid
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import psutil
 from distributed import Client, Future, get_worker
@@ -20,13 +19,11 @@ from distributed.protocol import to_serialize
 from distributed.worker import Worker
 
 from ..engines import select_engine
-from .cluster import WorkerHandle, WorkerLost
+from .cluster import Gpus, WorkerHandle, Workers
 from .machine import Machine, Site
 from .messages import Message, Parcel, Peer, Reply
 from .partitions import Partition
-
-#: Seconds within which actors must have been started, and between looks whether they are.
-_TIMEOUT, _INTERVAL = 120.0, 0.02
+from .waiting import wait_for_tasks
 
 _logger = logging.getLogger("tensorly_flycoo")
 
@@ -84,9 +81,6 @@ class SlabActor:
     async def abort(self, epoch: int) -> None:
         self._machine.abort(epoch)
 
-    async def ping(self) -> None:
-        """Show that the worker is there."""
-
 
 def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable, *args: Any) -> None:
     """Call a function in the event loop, from another thread; a worker that closes has none."""
@@ -133,39 +127,29 @@ def _limit_threads(count: int) -> None:
 # In the client
 
 
-class Gpus(NamedTuple):
-    """The GPUs that a worker can use, by UUID, and whether NCCL is installed there."""
-
-    uuids: Sequence[str]
-    has_nccl: bool
-
-
 def start_workers(
-    client: Client, addresses: Iterable[str], device: str | None = None
+    client: Client, addresses: Iterable[str], device: str | None = None, others: Workers = ()
 ) -> list[WorkerHandle]:
+    """Start an actor on each of some workers, beside others; return all, the others first."""
     addresses = list(addresses)
-    tasks = {address: _submit(client, address, list_gpus, device) for address in addresses}
-    _wait_for_all(client, tasks)
-    gpus = [task.result() for task in tasks.values()]
-    without = [address for address, own in zip(addresses, gpus, strict=True) if not own.uuids]
-    if 0 < len(without) < len(addresses):  # their records would differ
+    tasks = [_submit(client, address, list_gpus, device) for address in addresses]
+    gpus = [own.gpus for own in others] + wait_for_tasks(client, tasks, addresses)
+    names = [own.address for own in others] + addresses
+    without = [address for address, own in zip(names, gpus, strict=True) if not own.uuids]
+    if 0 < len(without) < len(gpus):  # their records would differ
         raise ValueError(
             f"workers {without} have no GPU, but others have, expected workers of one kind: give "
             "device='cpu', or the addresses of workers of one kind as workers="
         )
     numbers = choose_gpus(gpus)
-    links = list_links(gpus, numbers)
-    futures = {
-        address: _submit(client, address, SlabActor, number, actor=True)
-        for address, number in zip(addresses, numbers, strict=True)
-    }
-    _wait_for_all(client, futures)
-    workers = []
-    for (address, future), gpu in zip(futures.items(), links, strict=True):
-        try:
-            workers.append(WorkerHandle(address, future, gpu))
-        except RuntimeError:  # Dask's, if the actor is gone already
-            raise WorkerLost([address]) from None
+    started = list(zip(addresses, numbers[len(others) :], strict=True))
+    futures = [_submit(client, a, SlabActor, number, actor=True) for a, number in started]
+    wait_for_tasks(client, futures, addresses)
+    workers = [*others, *map(WorkerHandle, addresses, futures)]
+    for worker, own, number in zip(workers, gpus, numbers, strict=True):
+        worker.gpus = own._replace(uuids=[] if number is None else [own.uuids[number]])
+    for worker, link in zip(workers, list_links(gpus, numbers), strict=True):
+        worker.link = link
     return workers
 
 
@@ -173,18 +157,6 @@ def _submit(client: Client, address: str, function: Any, *args: Any, **options: 
     key = f"tensorly-flycoo-{uuid.uuid4().hex}"
     options = {"pure": False, "allow_other_workers": False, **options}
     return client.submit(function, *args, workers=[address], key=key, **options)
-
-
-def _wait_for_all(client: Client, futures: Mapping[str, Future]) -> None:
-    """Wait until tasks of workers are done; Dask would wait for a worker that is gone."""
-    deadline = time.monotonic() + _TIMEOUT
-    while any(future.status in ("pending", "lost") for future in futures.values()):
-        if missing := futures.keys() - client.nthreads().keys():
-            raise WorkerLost(sorted(missing))
-        if time.monotonic() > deadline:
-            late = [address for address, future in futures.items() if future.status == "pending"]
-            raise TimeoutError(f"{late} have not started an actor in {_TIMEOUT:.0f} s")
-        time.sleep(_INTERVAL)
 
 
 def list_gpus(device: str | None) -> Gpus:

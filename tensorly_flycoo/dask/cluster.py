@@ -3,32 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import threading
-import weakref
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-from distributed import Actor, Client, Future
+from distributed import Client, Future
+from distributed.actor import ProxyRPC
+from distributed.protocol import to_serialize
 
 from ..tensor.memory import out_of_memory
 from . import messages as msg
-
-#: Seconds within which a worker must show that it is there; it answers while it computes.
-_PING_TIMEOUT = 60.0
-
-#: Seconds after which it is checked whether workers are there that have not answered, and the
-#: number of checks after which they are asked.
-_CHECK_INTERVAL, _CHECKS_PER_PING = 0.5, 20
+from .waiting import WorkerLost, wait_for
 
 #: Seconds within which actors must have dropped their work.
 _ABORT_TIMEOUT = 8.0
 
 #: Commands for one worker that are sent before anybody needs a result.
-_MANY_COMMANDS = 256
+_MANY_COMMANDS = 1024
 
 #: Numbers of keys, of all clusters of this process.
 _numbers = itertools.count()
@@ -39,40 +33,6 @@ Workers: TypeAlias = "Sequence[WorkerHandle]"
 #: The shape and the dtype of an array.
 Kind: TypeAlias = tuple[tuple[int, ...], np.dtype]
 
-#: A message's receiver, the keys of the values that it asks for, and the call that is under way.
-_Sent: TypeAlias = "tuple[WorkerHandle, list[int], Any]"
-
-#: Messages that are not under way yet, each with its receiver.
-_Messages: TypeAlias = "list[tuple[WorkerHandle, msg.Message]]"
-
-#: A worker's replies, each with the keys of the values that it brings; values by key.
-_Replies: TypeAlias = "list[tuple[list[int], msg.Reply]]"
-_Values: TypeAlias = dict[int, Any]
-
-
-class WorkerLost(ConnectionError):
-    """A worker that held part of a tensor is gone; `ClusterTensor.recover` replaces it.
-
-    Attributes
-    ----------
-    addresses : tuple of str
-        The workers that are lost.
-    """
-
-    def __init__(self, addresses: Iterable[str], was_loading: bool = False) -> None:
-        self.addresses = tuple(addresses)
-        self._was_loading = was_loading  # so that there is no tensor yet
-        super().__init__(self.addresses)
-
-    def __str__(self) -> str:
-        lost = f"lost {', '.join(self.addresses)}"
-        if self._was_loading:
-            return f"{lost} while the tensor was loaded: load it again, on other workers"
-        return (
-            f"{lost}, and with it slabs and rows of factors: call x.recover(), which loads the "
-            "slabs on other workers, then start from a checkpoint (Progress.resume) or anew"
-        )
-
 
 class RemoteObject:
     """A stand-in for an object that a worker holds, and frees when the stand-in is freed."""
@@ -82,21 +42,31 @@ class RemoteObject:
     def __init__(self, worker: WorkerHandle, key: int) -> None:
         self.worker = worker
         self.key = key
-        weakref.finalize(self, worker.queue.append, msg.Free(key)).atexit = False
+
+    def __del__(self) -> None:
+        self.worker.queue.append(msg.Free(self.key))
 
     def copy_at(self, worker: WorkerHandle, key: int) -> RemoteObject:
         """Return the stand-in for a copy that another worker holds."""
         return RemoteObject(worker, key)
 
 
+class Gpus(NamedTuple):
+    """The GPUs that a worker can use, by UUID, and whether NCCL is installed there."""
+
+    uuids: Sequence[str]
+    has_nccl: bool
+
+
 class WorkerHandle:
     """One worker's actor, and the commands that it has not been sent."""
 
-    def __init__(self, address: str, future: Future, gpu: str | None = None) -> None:
+    gpus: Gpus  # the one that it uses, if it uses one
+    link: str | None = None  # the same, if NCCL can link it to those of the others
+
+    def __init__(self, address: str, future: Future) -> None:
         self.address = address
-        self.gpu = gpu  # the UUID of its GPU, if that can be linked to others
-        self.actor: Actor = future.result()
-        self.peer = msg.Peer(address, str(self.actor.key))
+        self.peer = msg.Peer(address, str(future.key))
         self.is_lost = False  # whether a call has found that it is gone
         self._future = future
         # Finalizers append to it at any time, in any thread.
@@ -108,13 +78,36 @@ class WorkerHandle:
         """Whether neither Dask nor a call has noticed that the actor is gone."""
         return not self.is_lost and self._future.status == "finished"
 
-    def call(self, method: str, *args: Any) -> Any:
-        """Begin a call of the actor; raise `WorkerLost` if Dask has noticed that it is gone."""
+    async def call(self, method: str, *args: Any) -> Any:
+        """Call a method of the actor; raise `WorkerLost` if that is gone.
+
+        Dask's own stand-in for an actor would hold itself in a circle after each call.
+        """
+        client: Client = self._future.client
+        is_direct, scheduler = client.direct_to_workers, client.scheduler
+        worker = client.rpc(self.address) if is_direct else ProxyRPC(scheduler, self.address)
+        call = {"actor": self.peer.key, "function": method, "args": list(map(to_serialize, args))}
         try:
-            return getattr(self.actor, method)(*args)
-        except RuntimeError:
-            self.is_lost = True
-            raise WorkerLost([self.address]) from None
+            if not self.is_there:
+                raise WorkerLost([self.address])
+            reply = await worker.actor_execute(**call, kwargs={})
+        except Exception as error:  # a worker that has started anew does not know the actor
+            raise WorkerLost([self.address]) from error
+        if reply["status"] != "OK":
+            raise reply["exception"]
+        return reply["result"]
+
+    async def run(self, message: msg.Message) -> dict[int, Any]:
+        """Have the actor run a message; return the values that it asks for, by key."""
+        reply = await self.call("run", message)
+        if isinstance(reply.error, msg.Dropped):  # by a worker that closes, and forgets its actors
+            raise WorkerLost([self.address])
+        if isinstance(reply.error, MemoryError):
+            raise out_of_memory("a call", f"worker {self.address}", str(reply.error))
+        if reply.error is not None:
+            reply.error.add_note(f"on worker {self.address}")
+            raise reply.error
+        return dict(zip(message.wanted, reply.values, strict=True))
 
     def drop(self) -> None:
         """Number from 0 again; drop all commands but `Free`: they may wait for a lost worker."""
@@ -141,14 +134,12 @@ class Cluster:
         self.workers = list(workers)
         self._lock = threading.RLock()
         self._epoch = next(_numbers)
-        self._calls: list[_Sent] = []
         self._is_linked = False
-        self._can_link = all(worker.gpu is not None for worker in workers)
+        self._can_link = all(worker.link is not None for worker in workers)
         peers = [worker.peer for worker in workers]
         self._start_epoch()
         with self._lock:
-            self._calls = [(w, [], w.call("connect", peers, n)) for n, w in enumerate(workers)]
-            self._converse({})
+            self._wait([worker.call("connect", peers, n) for n, worker in enumerate(workers)])
 
     def call(
         self,
@@ -169,7 +160,7 @@ class Cluster:
         with self._lock:
             self.check()
             if len(worker.queue) > _MANY_COMMANDS:
-                self._post()
+                self._converse({})
             worker.queue.append(command)
         return keys
 
@@ -227,27 +218,12 @@ class Cluster:
         if self.client.status == "closed":
             raise RuntimeError("the client of this tensor is closed: load it with another client")
 
-    def _post(self) -> None:
-        """Send all commands, so that workers have work; wait for the replies to earlier ones."""
-        earlier = self._calls
-        with self._pack({}) as messages:
-            self._calls = self._begin(messages)
-            if earlier:
-                self.client.sync(self._gather_replies, earlier, [])
-
-    def _converse(self, wanted: dict[WorkerHandle, list[int]]) -> _Values:
-        """Send all commands, and wait for the replies to all messages; return values by key."""
-        with self._pack(wanted) as messages:
-            calls, self._calls = self._calls, []
-            return self.client.sync(self._gather_replies, calls, messages)
-
-    @contextlib.contextmanager
-    def _pack(self, wanted: dict[WorkerHandle, list[int]]) -> Iterator[_Messages]:
-        """Take all commands from the queues, for a block that sends them, if all workers are there.
+    def _converse(self, wanted: dict[WorkerHandle, list[int]]) -> dict[int, Any]:
+        """Send all commands, and wait for the replies; return values by key.
 
         If it fails, so that not all may be sent, workers drop pending commands.
         """
-        messages: _Messages = []
+        messages: list[tuple[WorkerHandle, msg.Message]] = []
         try:
             self.check_there()
             messages += [
@@ -255,89 +231,40 @@ class Cluster:
                 for worker in self.workers
                 if worker.queue or worker in wanted
             ]
-            yield messages
+            found = self._wait([worker.run(message) for worker, message in messages])
+            return {key: value for values in found for key, value in values.items()}
         except BaseException:  # Ctrl-C too
             for worker, message in messages:
                 worker.queue.extend(message.commands)
             self._start_epoch()
             raise
 
-    def _begin(self, messages: _Messages) -> list[_Sent]:
-        return [(worker, m.wanted, worker.call("run", m)) for worker, m in messages]
-
-    async def _gather_replies(self, calls: list[_Sent], messages: _Messages) -> _Values:
-        """Wait for the replies to calls and, after them, messages; return values by key."""
-        # Begun in the event loop, each call costs less than from another thread.
-        calls = [*calls, *self._begin(messages)]
-        by_worker: dict[WorkerHandle, list[tuple[list[int], Any]]] = {}
-        for worker, keys, call in calls:
-            by_worker.setdefault(worker, []).append((keys, call))
-        tasks = {asyncio.ensure_future(_take_replies(own)): w for w, own in by_worker.items()}
-        for task in tasks:
-            # Else asyncio would report the error of a call that nobody waits for any more.
-            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    def _wait(self, calls: Sequence[Awaitable[Any]]) -> list[Any]:
+        """Wait for calls of workers, begun together."""
+        addresses = [worker.address for worker in self.workers]
         try:
-            return await self._wait_for_all(tasks)
-        finally:
-            for task in tasks:
-                task.cancel()  # those that are left would keep the workers' actors
+            return wait_for(_gather(calls), self.client, addresses, self.check_there)
+        except WorkerLost as lost:
+            for worker in self.workers:
+                worker.is_lost |= worker.address in lost.addresses
+            raise
 
-    async def _wait_for_all(self, tasks: dict[asyncio.Task[_Replies], WorkerHandle]) -> _Values:
-        """Wait for all workers' replies; remove the tasks that are done."""
-        values: _Values = {}
-        for count in itertools.count(1):
-            done, _ = await asyncio.wait(
-                tasks, timeout=_CHECK_INTERVAL, return_when=asyncio.FIRST_COMPLETED
-            )
-            for task in done:
-                worker = tasks.pop(task)
-                if isinstance(task.exception(), (OSError, RuntimeError)):
-                    self._lose([worker])
-                for keys, reply in task.result():
-                    if isinstance(reply.error, MemoryError):
-                        raise out_of_memory("a call", f"worker {worker.address}", str(reply.error))
-                    if reply.error is not None:
-                        reply.error.add_note(f"on worker {worker.address}")
-                        raise reply.error
-                    values |= dict(zip(keys, reply.values, strict=True))
-            if not tasks:
-                break
-            if not done:
-                self.check_there(tasks.values())
-                if count % _CHECKS_PER_PING == 0:
-                    await self._ping(tasks.values())
-        return values
-
-    def check_there(self, workers: Iterable[WorkerHandle] | None = None) -> None:
-        """Raise `WorkerLost` if Dask has noticed that a worker, of all or of some, is gone."""
-        workers = self.workers if workers is None else workers
-        if lost := [worker for worker in workers if not worker.is_there]:
-            self._lose(lost)
-
-    async def _ping(self, workers: Iterable[WorkerHandle]) -> None:
-        """Look whether workers are there that have not answered for a while."""
-        calls = {worker: worker.call("ping") for worker in workers}
-        done = await _attempt(calls.values(), _PING_TIMEOUT)
-        if lost := [worker for worker, is_done in zip(calls, done, strict=True) if not is_done]:
-            self._lose(lost)
-
-    def _lose(self, workers: Iterable[WorkerHandle]) -> None:
-        for worker in workers:
-            worker.is_lost = True
+    def check_there(self) -> None:
+        """Raise `WorkerLost` if Dask has noticed that a worker is gone."""
+        for worker in self.workers:
+            worker.is_lost |= not worker.is_there
         self.check()
 
     def _start_epoch(self) -> None:
         """Have all workers drop pending commands, but still free released objects."""
-        self._epoch, self._calls, self._is_linked = next(_numbers), [], False
-        aborts = {}
+        self._epoch, self._is_linked = next(_numbers), False
         for worker in self.workers:
             worker.drop()
-            if worker.is_there:
-                with contextlib.suppress(WorkerLost):
-                    aborts[worker] = worker.call("abort", self._epoch)
-        done = self.client.sync(_attempt, aborts.values(), _ABORT_TIMEOUT)
-        for worker, is_done in zip(aborts, done, strict=True):
-            worker.is_lost = not is_done  # it may wait for ever
+        workers = [worker for worker in self.workers if worker.is_there]
+        aborts = [worker.call("abort", self._epoch) for worker in workers]
+        errors = self.client.sync(_gather, aborts, _ABORT_TIMEOUT)
+        for worker, error in zip(workers, errors, strict=True):
+            worker.is_lost = error is not None  # it may wait for ever
 
 
 def _refer(x: Any, worker: WorkerHandle) -> Any:
@@ -351,21 +278,8 @@ def _refer(x: Any, worker: WorkerHandle) -> Any:
     return [_refer(item, worker) for item in x] if isinstance(x, list) else x
 
 
-async def _attempt(calls: Iterable[Any], timeout: float) -> list[bool]:
-    """Wait until calls are done or fail, but not for longer; return whether each is done."""
-    tasks = [asyncio.ensure_future(call) for call in calls]
-    if tasks:
-        await asyncio.wait(tasks, timeout=timeout)
-    for task in tasks:
-        task.cancel()  # unless it is done: nobody waits for it any more
-    return [task.done() and task.exception() is None for task in tasks]
-
-
-async def _take_replies(calls: Sequence[tuple[list[int], Any]]) -> _Replies:
-    """Wait for a worker's replies in their order, up to an error: it would cause later ones."""
-    replies: _Replies = []
-    for keys, call in calls:
-        replies.append((keys, await call))
-        if replies[-1][1].error is not None:
-            break
-    return replies
+async def _gather(calls: Iterable[Awaitable[Any]], timeout: float | None = None) -> list[Any]:
+    """Return the results of calls, or with a timeout those of each or its error."""
+    if timeout is not None:
+        calls = [asyncio.wait_for(call, timeout) for call in calls]
+    return await asyncio.gather(*calls, return_exceptions=timeout is not None)

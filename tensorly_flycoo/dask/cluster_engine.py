@@ -18,8 +18,8 @@ from ..format.primitives import Operation, Primitives
 from ..format.tree import Tree, add_parts, count_parts
 from .cluster import Cluster, RemoteObject
 from .machine import SlabFacts
-from .messages import ENGINE, SITE
-from .remote_array import RemoteArray, Replicated, call_method, send_all
+from .messages import ENGINE
+from .remote_array import RemoteArray, Replicated, send_all
 
 
 class WorkerDevices(Devices):
@@ -54,14 +54,11 @@ class WorkerDevices(Devices):
         return [self._join([next(there) for _ in arrays], device) for arrays, device in requests]
 
     def _join(self, arrays: list[Any], device: int) -> RemoteObject:
-        first = arrays[0]
         if len(arrays) == 1:
-            return first
-        if not all(isinstance(array, RemoteArray) for array in arrays):
-            return self.run(device, np.concatenate, arrays)
-        (key,) = self.cluster.call(first.worker, call_method, [SITE, "join", arrays])
-        shape = (sum(x.shape[0] for x in arrays), *first.shape[1:])
-        return RemoteArray(self.cluster, first.worker, key, shape, first.dtype)
+            return arrays[0]
+        if all(isinstance(array, RemoteArray) for array in arrays):
+            return arrays[0].call_remotely(np.concatenate, arrays)
+        return self.run(device, np.concatenate, arrays)
 
     def _take(self, array: Array, device: int) -> RemoteObject:
         """Return an array that is on any worker; copy one that is here."""

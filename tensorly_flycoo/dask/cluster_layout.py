@@ -92,15 +92,21 @@ def list_held(layout: ClusterLayout) -> list[RemoteLayout]:
 def replace_lost(
     layout: ClusterLayout, workers: Workers
 ) -> tuple[dict[int, int], dict[int, RemoteLayout]]:
-    """Choose a worker for each slab, its own or the least loaded; return also the held slabs."""
-    known = list_held(layout)
-    held = {n: own for n, own in enumerate(known) if own.held.worker in workers}
-    homes, loads = {}, [0] * len(workers)
-    for number in sorted(range(len(known)), key=lambda n: n not in held):  # those that stay first
-        worker = known[number].held.worker
-        home = workers.index(worker) if number in held else loads.index(min(loads))
-        homes[number] = home
-        loads[home] += known[number].nnz
+    """Choose a worker for each slab; return also the slabs that stay where they are held.
+
+    Up to a fair share stay with each worker. The others go to the least loaded ones.
+    """
+    known, held = list_held(layout), dict[int, RemoteLayout]()
+    homes, counts, loads = dict[int, int](), [0] * len(workers), [0] * len(workers)
+    for number, own in enumerate(known):
+        home = workers.index(own.held.worker) if own.held.worker in workers else None
+        if home is not None and counts[home] < -(-len(known) // len(workers)):
+            held[number], homes[number] = own, home
+            counts[home] += 1
+            loads[home] += own.nnz
+    for number in sorted(set(range(len(known))) - held.keys()):
+        homes[number] = loads.index(min(loads))
+        loads[homes[number]] += known[number].nnz
     return homes, held
 
 

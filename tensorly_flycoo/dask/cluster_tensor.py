@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol, cast
@@ -15,7 +15,7 @@ from ..format.layout import Layout
 from ..io.slab_folder import Index, load_slab
 from ..tensor.tensor import FlycooTensor
 from .actor import start_workers
-from .cluster import Cluster, Workers
+from .cluster import Cluster, WorkerHandle, Workers
 from .cluster_engine import ENGINE_HERE, RemoteLayout
 from .cluster_layout import (
     ClusterLayout,
@@ -27,6 +27,28 @@ from .cluster_layout import (
 )
 from .machine import Site
 from .messages import SITE, Free
+from .waiting import free_after_error
+
+
+class Pool(NamedTuple):
+    """The workers that a tensor may be on."""
+
+    client: Client
+    device: str | None
+    named: Sequence[str] | None  # their addresses; by default those of all that the client has
+
+    def start(self, held: Workers = (), most: int = 2**31) -> list[WorkerHandle]:
+        """Start an actor on each; beside workers that are held, on others that are not paused."""
+        known = self.client.scheduler_info(n_workers=-1)["workers"]
+        addresses = sorted(known) if self.named is None else list(self.named)
+        if held:
+            others = {own.address for own in held}
+            running = {address for address, own in known.items() if own["status"] == "running"}
+            addresses = [address for address in addresses if address in running - others]
+        elif not addresses:
+            raise RuntimeError("the client has no workers: call client.wait_for_workers(1) first")
+        addresses = addresses[: max(0, most - len(held))]
+        return start_workers(self.client, addresses, self.device, held)
 
 
 class Source(Protocol):
@@ -79,10 +101,10 @@ class Derived(NamedTuple):
 
     source: Source  # of the other tensor
     function: Callable[[FlycooTensor], FlycooTensor]
-    device: str | None
+    pool: Pool
 
     def place(self, client: Client, workers: Workers) -> ClusterLayout:
-        x = ClusterTensor.of(self.source, client, self.device, self.source.place(client, workers))
+        x = ClusterTensor.of(self.source, self.pool, self.source.place(client, workers))
         return cast(ClusterLayout, self.function(x)._layout)
 
     def restore(self, client: Client, workers: Workers, layout: ClusterLayout) -> ClusterLayout:
@@ -90,7 +112,7 @@ class Derived(NamedTuple):
             own.held.worker.queue.append(Free(own.held.key))
         # Actors of its own: the others may be those of the tensor that it was made of.
         addresses = [worker.address for worker in workers]
-        return self.place(client, start_workers(client, addresses, self.device))
+        return self.place(client, start_workers(client, addresses, self.pool.device))
 
 
 class ClusterTensor(FlycooTensor):
@@ -115,17 +137,14 @@ class ClusterTensor(FlycooTensor):
     """
 
     _source: Source
-    _client: Client
-    _device: str | None
+    _pool: Pool
     _layout: ClusterLayout
 
     @classmethod
-    def of(
-        cls, source: Source, client: Client, device: str | None, layout: ClusterLayout
-    ) -> ClusterTensor:
+    def of(cls, source: Source, pool: Pool, layout: ClusterLayout) -> ClusterTensor:
         """Make a tensor of a layout that has come from a source."""
         x = cls._of(ENGINE_HERE, layout)
-        x._source, x._client, x._device = source, client, device
+        x._source, x._pool = source, pool
         return x
 
     def __repr__(self) -> str:
@@ -143,41 +162,48 @@ class ClusterTensor(FlycooTensor):
         return self._layout.devices.cluster
 
     def _derive(self, function: Callable[[FlycooTensor], FlycooTensor]) -> FlycooTensor:
-        source = Derived(self._source, function, self._device)
+        source = Derived(self._source, function, self._pool)
         layout = cast(ClusterLayout, function(self)._layout)
-        return ClusterTensor.of(source, self._client, self._device, layout)
+        return ClusterTensor.of(source, self._pool, layout)
 
     def recover(self) -> None:
-        """Load the slabs of workers that are gone on the others, from where they came.
+        """Load the slabs of workers that are gone on others, from where they came.
 
-        Slabs on workers that are there stay. Those of a folder are loaded one by one. Other data
-        are read again, but only the nonzeros of lost slabs are kept, exchanged and sorted. What an
-        operation has made of another tensor is computed again from that one's data, all of which
-        are loaded. Factors that were on a lost worker are lost: start from a checkpoint
-        (`Progress.resume`), which leads to the same bits, or anew.
+        Others are those that hold slabs, and all that the client has by now, or those of them that
+        were named when the tensor was loaded: call ``client.wait_for_workers`` before, if new ones
+        are to come. Slabs on workers that are there stay, up to a fair share. Those of a folder are
+        loaded one by one. Other data are read again, but only the nonzeros of lost slabs are kept,
+        exchanged and sorted. What an operation has made of another tensor is computed again from
+        that one's data, all of which are loaded. Factors that were on a lost worker are lost: start
+        from a checkpoint (`Progress.resume`), which leads to the same bits, or anew.
 
-        If no worker is lost, nothing is done.
+        If no worker is lost, nothing is done: see `rebalance`.
 
         Raises
         ------
         WorkerLost
             If another worker is lost meanwhile: call it again.
+        MemoryError
+            If workers have too little memory, or Dask has paused them.
         RuntimeError
             If no worker is left, and the client has no others; if the client is closed; or if the
             data are not those that were loaded.
         """
+        if not all(worker.is_there for worker in self._cluster.workers):
+            self.rebalance()
+
+    def rebalance(self) -> None:
+        """Spread the slabs evenly over all workers that there are, also new ones.
+
+        Slabs that move are loaded as by `recover`, with its errors; bits stay the same. Factors
+        that were made before must be brought here first (`tensorly.to_numpy`).
+        """
         self._cluster.check_client()
-        workers = [worker for worker in self._cluster.workers if worker.is_there]
-        if len(workers) == len(self._cluster.workers):
-            return
-        if not workers:
-            workers = start_workers(self._client, list_workers(self._client), self._device)
-        self._set(ENGINE_HERE, self._source.restore(self._client, workers, self._layout))
-
-
-def list_workers(client: Client) -> list[str]:
-    """List the addresses of a client's workers; raises a RuntimeError if there are none."""
-    addresses = sorted(client.nthreads())
-    if not addresses:
-        raise RuntimeError("the client has no workers: call client.wait_for_workers(1) first")
-    return addresses
+        held = [worker for worker in self._cluster.workers if worker.is_there]
+        with free_after_error():
+            pool = self._pool if held else self._pool._replace(named=None)
+            workers = pool.start(held, len(self._layout.slabs))
+            if workers == self._cluster.workers:
+                return
+            layout = self._source.restore(self._pool.client, workers, self._layout)
+            self._set(ENGINE_HERE, layout)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,13 +24,11 @@ from .cluster_layout import (
 )
 from .messages import ENGINE
 from .partitions import Summary, keep_partition
+from .waiting import wait_for_tasks
 
 #: The most nonzeros of a slab, by default, and the fewest slabs: results depend on their number, so
 #: it depends on the data only.
 _SLAB_NNZ, _FEWEST_SLABS = 2**25, 8
-
-#: Seconds between looks whether the workers that read are there.
-_CHECK_INTERVAL = 0.02
 
 
 @dataclass
@@ -82,12 +79,7 @@ class PartitionedData:
             arguments = (part, number, self.reader, keys)
             futures.append(client.submit(keep_partition, *arguments, pure=False, **options))
         try:
-            states: set[str | None] = {"pending"}
-            while "pending" in states and not states & {"error", "lost", "cancelled"}:
-                cluster.check_there()
-                time.sleep(_CHECK_INTERVAL)
-                states = {future.status for future in futures}
-            summaries: list[Summary] = client.gather(futures)
+            summaries = wait_for_tasks(client, futures, list(keys), cluster.check_there)
         finally:
             client.cancel(futures)
         return self.unite(summaries)

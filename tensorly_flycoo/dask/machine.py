@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import threading
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,6 +15,7 @@ from ..format.layout import Layout
 from ..format.packing import RecordFormat
 from ..tensor.memory import format_nbytes
 from . import messages as msg
+from .freed_memory import keep_freed_memory
 from .partitions import Partition
 
 if TYPE_CHECKING:
@@ -31,36 +30,7 @@ _POLL_SECONDS = 2.0
 #: Packages whose errors the client can surely make again.
 _SENDABLE = ("builtins", "numpy", "tensorly_flycoo")
 
-#: Bytes of the smallest array that the C library maps page by page, and of the largest one for
-#: which that takes long: NumPy asks for larger pages beyond it.
-_MIN_NBYTES, _MAX_NBYTES = 2**17, 2**22
-
 _Answer = Callable[[msg.Reply], None]
-
-
-class SpareMemory:
-    """Memory of arrays that nobody holds any more, for new ones of as many bytes.
-
-    Dask has the C library give back to the system what is freed, at once. Mapping it again takes
-    longer than most of what a worker computes in it.
-    """
-
-    def __init__(self) -> None:
-        self._spare: dict[int, list[bytearray]] = {}
-
-    def empty(self, shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
-        """Return an array whose elements are not set."""
-        nbytes = math.prod(shape) * dtype.itemsize
-        if not _MIN_NBYTES <= nbytes <= _MAX_NBYTES:
-            return np.empty(shape, dtype)
-        spare = self._spare.setdefault(nbytes, [])
-        block = spare.pop() if spare else bytearray(nbytes)
-        array = np.frombuffer(block, dtype)  # views hold it, since it does not own its memory
-        weakref.finalize(array, spare.append, block).atexit = False
-        return array.reshape(shape)
-
-    def clear(self) -> None:
-        self._spare.clear()
 
 
 @dataclass(eq=False)
@@ -71,20 +41,10 @@ class Site:
     count_room: Callable[[], int | None]  # bytes of host memory that may still be used, if known
     link_type: type[NcclLink] | None = None  # connects its device to those of other workers
     partitions: dict[int, Partition] = field(default_factory=dict)
-    spare_memory: SpareMemory = field(default_factory=SpareMemory)
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> Array:
         """Return an array on the engine's device whose elements are not set."""
-        xp = self.engine.xp
-        return self.spare_memory.empty(shape, dtype) if xp is np else xp.empty(shape, dtype)
-
-    def join(self, arrays: Sequence[Array]) -> Array:
-        """Put matrices on the engine's device below each other."""
-        xp = self.engine.xp
-        if xp is not np:
-            return xp.concatenate(arrays)
-        shape = (sum(x.shape[0] for x in arrays), *arrays[0].shape[1:])
-        return np.concatenate(arrays, out=self.empty(shape, arrays[0].dtype))
+        return self.engine.xp.empty(shape, dtype)
 
     def count_free_nbytes(self) -> int | None:
         """Count the bytes that may still be allocated; None if that is unknown."""
@@ -193,20 +153,24 @@ class Machine:
             self._link.close()
         self._store.clear()
         self._inbox.clear()
+        keep_freed_memory(is_kept=False)
         for _, answer in self._messages.values():
             answer(msg.Reply(error=msg.Dropped("the tensor was closed")))
 
     def _wait_for_message(self) -> tuple[msg.Message, _Answer] | None:
         """Wait for the next message, or an outdated one; None if there will be no more."""
         with self._changed:
+            keeps_memory = True
             while self._is_held():
                 old = next((key for key in self._messages if key[0] < self._epoch), None)
                 key = old or (self._epoch, self._next_number)
                 if key in self._messages:
                     self._next_number += old is None
+                    keep_freed_memory(is_kept=True)
                     return self._messages.pop(key)
-                if not self._changed.wait(_POLL_SECONDS):
-                    self._site.spare_memory.clear()
+                if not self._changed.wait(_POLL_SECONDS) and keeps_memory:
+                    keep_freed_memory(is_kept=False)
+                    keeps_memory = False
         return None
 
     def _answer(self, message: msg.Message) -> msg.Reply:

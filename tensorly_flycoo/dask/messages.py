@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
@@ -55,8 +57,16 @@ class Call(NamedTuple):
 
 
 def _pickle(x: Any) -> tuple[bytes, list[Any]]:
-    """Pickle without Dask, which would log what cannot be pickled; arrays come apart."""
-    arrays: list[Any] = []
+    """Pickle without Dask, which would log what cannot be pickled; arrays come apart.
+
+    What workers cannot import goes by value, which takes much longer.
+    """
+    with contextlib.suppress(Exception):
+        arrays: list[Any] = []
+        pickled = pickle.dumps(x, 5, buffer_callback=arrays.append)
+        if b"__main__" not in pickled:
+            return pickled, arrays
+    arrays = []
     return cloudpickle.dumps(x, 5, buffer_callback=arrays.append), arrays
 
 

@@ -14,13 +14,13 @@ from numpy.typing import DTypeLike
 from ..base.checks import check_choice, check_index_base, check_shape
 from ..io.dataframe import MISSING, check_modes
 from ..io.files import FilePath
-from ..io.slab_folder import Index
+from ..io.slab_folder import Index, add_labels
 from ..tensor.labelled import LabelledTensor, Labels
-from .actor import start_workers
-from .cluster import WorkerLost
-from .cluster_tensor import ClusterTensor, SlabSource, Source, list_workers
+from ..tensor.tensor import FlycooTensor
+from .cluster_tensor import ClusterTensor, Pool, SlabSource, Source
 from .loading import PartitionedData
 from .partitions import TableReader, list_files, list_parquet_parts, read_tns_file
+from .waiting import WorkerLost, free_after_error
 
 
 def read_parquet(
@@ -181,7 +181,7 @@ def open_slabs(
     device: str | None = None,
     keep: str = "device",
     verify: bool = False,
-) -> ClusterTensor:
+) -> FlycooTensor | LabelledTensor:
     """Open a folder that `save_slabs` wrote, with its slabs on the workers of a cluster.
 
     Parameters
@@ -198,8 +198,8 @@ def open_slabs(
 
     Returns
     -------
-    ClusterTensor
-        With the number of slabs with which it was saved.
+    ClusterTensor or LabelledTensor
+        What was saved, with the number of slabs with which it was saved.
 
     Raises
     ------
@@ -219,7 +219,7 @@ def open_slabs(
     check_choice(keep, "keep", ("device", "file"))
     folder = Path(os.path.abspath(path))
     source = SlabSource(folder, Index.read(folder), keep, verify)
-    return _place(source, client, workers, device)
+    return add_labels(folder, _place(source, client, workers, device))
 
 
 def _place(
@@ -235,9 +235,16 @@ def _place(
             ) from None
     if client.asynchronous:
         raise ValueError("client is asynchronous, expected one with asynchronous=False")
-    addresses = list_workers(client) if workers is None else list(workers)
+    adaptive = getattr(client.cluster, "_adaptive", None)
+    if getattr(adaptive, "periodic_callback", None):  # Dask's own test
+        raise ValueError(
+            "the client's cluster scales adaptively, and would take workers away that hold slabs: "
+            "call cluster.scale(n) and client.wait_for_workers(n) first"
+        )
+    pool = Pool(client, device, workers)
     try:
-        layout = source.place(client, start_workers(client, addresses, device))
+        with free_after_error():
+            layout = source.place(client, pool.start())
     except WorkerLost as lost:
         raise WorkerLost(lost.addresses, was_loading=True) from None
-    return ClusterTensor.of(source, client, device, layout)
+    return ClusterTensor.of(source, pool, layout)

@@ -6,6 +6,7 @@ import functools
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NoReturn, Self
 
 import numpy as np
@@ -204,6 +205,7 @@ _KINDS: dict[Callable, Callable[..., Kind | list[Kind]]] = {
     np.max: _reduce,
     np.min: _reduce,
     np.concatenate: _concatenate,
+    np.split: lambda x, at: [_take(x, slice(*two)) for two in pairwise((0, *at, x.shape[0]))],
     np.where: functools.partial(_find_kind, np.where),
     _convert: lambda x, dtype: (x.shape, dtype),
     tall.sum_columns: lambda x: ((x.shape[1],), np.dtype(np.float64)),

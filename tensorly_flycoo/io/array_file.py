@@ -42,11 +42,12 @@ class Kind(NamedTuple):
 
 TENSOR = Kind("tensorly-flycoo", 2, "a saved tensor", "tensorly_flycoo.load(path)")
 SLABS = Kind("tensorly-flycoo slabs", 2, "the index of a slab folder", "tensorly_flycoo.open_slabs")
+LABELS = Kind("tensorly-flycoo labels", 1, "labels of a slab folder", "tensorly_flycoo.open_slabs")
 MODEL = Kind("tensorly-flycoo CP model", 1, "a saved LabelledCP", "LabelledCP.load(path)")
 CHECKPOINT = Kind(
     "tensorly-flycoo checkpoint", 3, "a checkpoint", "Progress(n, checkpoint=path).resume()"
 )
-_KINDS = {kind.format: kind for kind in (TENSOR, SLABS, MODEL, CHECKPOINT)}
+_KINDS = {kind.format: kind for kind in (TENSOR, SLABS, LABELS, MODEL, CHECKPOINT)}
 
 FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 

@@ -67,8 +67,7 @@ def save(path: FilePath, x: LabelledData) -> None:
     labels, x = x.labels if isinstance(x, LabelledTensor) else None, as_flycoo(x)
     layout = x._layout
     if isinstance(layout, SlabLayout):
-        is_here = type(x) is FlycooTensor  # not on a cluster, whose tensors cannot be saved
-        instead = "call save_slabs(path, x)" if is_here else "keep the data that it was loaded from"
+        instead = "call save_slabs(path, x), which keeps its labels too"
         raise ValueError(f"x has {x.slabs} slabs, expected a tensor in one piece: {instead}")
     write_layout(path, layout, labels)
 

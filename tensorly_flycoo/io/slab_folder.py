@@ -25,10 +25,11 @@ from ..spread.building import SlabBuilder, find_slab_shape, sort_records, split_
 from ..spread.slab_layout import Slab, SlabLayout
 from ..spread.spread_layout import SpreadLayout
 from ..spread.streamed import make_keep_aside
+from ..tensor.labelled import LabelledTensor
 from ..tensor.memory import attempt
 from ..tensor.tensor import FlycooTensor
-from . import saving
-from .array_file import SLABS, TENSOR, check_header, open_arrays, refuse_damage
+from . import array_file, saving
+from .array_file import LABELS, SLABS, TENSOR, check_header, open_arrays, refuse_damage
 from .files import FilePath, make_folder, replace_file
 from .parts import BLOCK_NNZ, Parts, Reading
 
@@ -44,7 +45,7 @@ _ALIGNMENT = 4096
 #: Layouts whose arrays do not change.
 _FILE_LAYOUTS = ("replicated", "indexed")
 
-_INDEX_NAME = "slabs.json"
+_INDEX_NAME, _LABELS_NAME = "slabs.json", "labels.npz"
 
 
 class Entry(NamedTuple):
@@ -228,9 +229,10 @@ def save_slabs(
     ----------
     path : str or os.PathLike
         The folder. It must not exist, or be empty; it appears once it is complete.
-    parts : FlycooTensor, sparse.COO, path, or iterable of paths and of tuples (coords, values)
+    parts : FlycooTensor, LabelledTensor, sparse.COO, path, or iterable of paths and of tuples
         Paths are those of .tns files (see `read_tns`, also .gz and .zst) and .parquet files. A
-        tuple has what `FlycooTensor` takes. A generator is read once.
+        tuple (coords, values) has what `FlycooTensor` takes. A generator is read once. A tensor on
+        a cluster is written by its workers, as it is, to a folder that all see. Labels are kept.
     shape : sequence of int, optional
         By default the smallest that holds all nonzeros and the shapes in headers of .tns files.
     slabs : int, optional
@@ -289,6 +291,7 @@ def save_slabs(
     <FlycooTensor: shape=(3, 2, 3), dtype=float64, nnz=6, layout='replicated', device='cpu', \
 slabs=2>
     """
+    labels, parts = parts[::-1] if isinstance(parts, LabelledTensor) else (None, parts)
     if shape is None:  # that of a tensor, which may be empty
         shape, dtype = getattr(parts, "shape", None), dtype or getattr(parts, "dtype", None)
     reading = Reading(
@@ -300,22 +303,54 @@ slabs=2>
     slabs = None if slabs is None else check_count(slabs, "slabs")
     check_choice(layout, "layout", _FILE_LAYOUTS)
     engine = select_engine(device)
+    held = getattr(parts, "_layout", None)
+    slab_rows, written = list[Any](), list[Any]()
     with make_folder(path) as folder:
-        temporary = folder / "temporary"
-        temporary.mkdir()
-        builder = DiskBuilder(temporary, reading, parts, layout, slabs, engine)
-        slab_rows, entries = builder.sort(), list[Entry]()
-        for number, (rows, home) in enumerate(slab_rows):
-            report(f"building slab {number + 1} of {len(slab_rows)}")
-            file = folder / _name_slab(number)
-            saving.write_layout(file, builder.build(rows, home), alignment=_ALIGNMENT)
-            with open_arrays(file, TENSOR) as reader:
-                members = digest(reader.list_members())
-            entries.append(Entry(rows.start, rows.stop, file.stat().st_size, members))
-        shutil.rmtree(temporary)
-        record_format = builder.record_format
-        facts = (record_format.shape, record_format.dtype.name, layout, builder.num_slabs)
-        Index(*facts, entries, record_format.groups).write(folder)
+        if isinstance(held, SlabLayout) and type(parts) is not FlycooTensor:  # on a cluster
+            asked = [slabs or held.num_slabs, np.dtype(dtype).name, layout]
+            if asked != (found := [held.num_slabs, held.record_format.dtype.name, held.name]):
+                raise ValueError(
+                    f"slabs, dtype and layout are {asked}, but {found} on the workers, which write "
+                    "slabs as they are: load the tensor with those that are wanted"
+                )
+            record_format, slabs, run = held.record_format, held.num_slabs, held.devices.run
+            files = {folder / _name_slab(number): own for number, own in enumerate(held.slabs)}
+            slab_rows += [own.rows for own in held.slabs]
+            there = [run(own.home, _write_slab, file, own.layout) for file, own in files.items()]
+            written += held.devices.fetch(there)
+        else:
+            temporary = folder / "temporary"
+            temporary.mkdir()
+            builder = DiskBuilder(temporary, reading, parts, layout, slabs, engine)
+            record_format, slabs = builder.record_format, builder.num_slabs
+            slab_rows += [rows for rows, _ in builder.sort()]
+            for number, rows in enumerate(slab_rows):
+                report(f"building slab {number + 1} of {len(slab_rows)}")
+                written.append(_write_slab(folder / _name_slab(number), builder.build(rows, 0)))
+            shutil.rmtree(temporary)
+        if labels is not None:
+            contents = array_file.name_modes(labels), array_file.list_labels(labels)
+            array_file.save_arrays(folder / _LABELS_NAME, LABELS, *contents)
+        pairs = zip(slab_rows, written, strict=True)
+        entries = [Entry(rows.start, rows.stop, *facts) for rows, facts in pairs]
+        sizes = (record_format.shape, record_format.dtype.name, layout, slabs)
+        Index(*sizes, entries, record_format.groups).write(folder)
+
+
+def _write_slab(path: Path, layout: Layout) -> tuple[int, str]:
+    """Write a slab's file; return its size, and the digest of its list of arrays."""
+    saving.write_layout(path, layout, alignment=_ALIGNMENT)
+    with open_arrays(path, TENSOR) as reader:
+        return path.stat().st_size, digest(reader.list_members())
+
+
+def add_labels(folder: Path, x: FlycooTensor) -> FlycooTensor | LabelledTensor:
+    """Return the tensor of a folder, with the labels that are in the folder, if any are."""
+    path = folder / _LABELS_NAME
+    if not path.exists():
+        return x
+    with open_arrays(path, LABELS) as reader:
+        return LabelledTensor(x, array_file.read_labels(reader))
 
 
 def _name_slab(number: int) -> str:
@@ -324,7 +359,7 @@ def _name_slab(number: int) -> str:
 
 def open_slabs(
     path: FilePath, *, device: str | None = None, keep: str | None = None, verify: bool = False
-) -> FlycooTensor:
+) -> FlycooTensor | LabelledTensor:
     """Open a folder that `save_slabs` wrote.
 
     Parameters
@@ -343,8 +378,8 @@ def open_slabs(
 
     Returns
     -------
-    FlycooTensor
-        With the number of slabs with which it was saved.
+    FlycooTensor or LabelledTensor
+        What was saved, with the number of slabs with which it was saved.
 
     Raises
     ------
@@ -403,7 +438,7 @@ def open_slabs(
     record_format = engine.choose_cut(index.shape, dtype, index.groups).record_format
     slab_class = SlabLayout if engine.devices is None else SpreadLayout
     whole = slab_class(record_format, index.num_slabs, slabs, engine, devices)
-    return FlycooTensor._of(engine, whole)
+    return add_labels(folder, FlycooTensor._of(engine, whole))
 
 
 def load_slab(

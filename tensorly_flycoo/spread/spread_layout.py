@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+
 from ..base.array_modules import Array
 from ..base.devices import bring_each
 from ..engines import Engine
@@ -101,7 +103,7 @@ class SpreadLayout(SlabLayout):
         if is_cut:
             blocks = [results[number] for number, _ in enumerate(computed)]
         else:
-            blocks = _add_blocks(engine, results, fold_tree(computed, add), sharding)
+            blocks = _add_blocks(engine, results, self.homes, fold_tree(computed, add), sharding)
         return RowShards(blocks, sharding), self._add_up(sums)
 
     def _bring_inputs(
@@ -135,16 +137,18 @@ class SpreadLayout(SlabLayout):
 
 
 def _add_blocks(
-    engine: Engine, results: Mapping[int, Array], tree: Tree, sharding: Sharding
+    engine: Engine, results: dict[int, Array], owners: Sequence[int], tree: Tree, sharding: Sharding
 ) -> list[Array]:
-    """Add matrices on several devices, which `tree` numbers; the device of a block adds it."""
+    """Add matrices of slabs, which `tree` numbers; the device of a block adds it."""
     devices, homes = sharding.devices, sharding.homes
-    requests = [
-        ([matrix[start:stop] for matrix in results.values()], home)
-        for (start, stop), home in zip(pairwise(sharding.edges), homes, strict=True)
-    ]
+    cut = []
+    for number, matrix in results.items():
+        with devices.use(owners[number]):
+            cut.append(np.split(matrix, sharding.edges[1:]))
+    # What is behind the last edge is empty, and has no home.
+    requests = list(zip(zip(*cut, strict=True), homes, strict=False))
     blocks, placed = [], renumber(tree, tuple(results))
-    for parts, home in zip(devices.gather(requests), homes, strict=True):
+    for rows, home in zip(devices.gather(requests), homes, strict=True):
         with devices.use(home):
-            blocks.append(engine.add_parts(parts, placed))
+            blocks.append(engine.add_parts(rows, placed))
     return blocks

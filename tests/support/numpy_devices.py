@@ -53,6 +53,8 @@ def _unwrap(x):
 def _wrap(x):
     if isinstance(x, tuple):
         return tuple(map(_wrap, x))
+    if isinstance(x, list):
+        return list(map(_wrap, x))
     return place(x, current_device()) if isinstance(x, np.ndarray) else x
 
 

@@ -8,21 +8,28 @@ import dask.dataframe
 import numpy as np
 import pandas as pd
 import pytest
+import tensorly as tl
 
 from tensorly_flycoo import (
     FlycooTensor,
+    LabelledCP,
     LabelledTensor,
     from_dataframe,
     mttkrp,
+    save,
+    save_slabs,
     write_tns,
 )
+from tensorly_flycoo import open_slabs as open_here
 from tensorly_flycoo.dask import (
     WorkerLost,
     cluster_layout,
     from_dask_dataframe,
+    open_slabs,
     read_parquet,
     read_tns,
 )
+from tensorly_flycoo.io import slab_folder
 from tensorly_flycoo.io.checkpoint import find_digest
 from tensorly_flycoo.tensor import memory
 from tensorly_flycoo.testing import random_tensor
@@ -261,3 +268,35 @@ def test_recover_notices_that_the_data_have_changed(client, addresses, tmp_path)
     table.to_parquet(tmp_path / "x.parquet")
     x.recover()
     check_same(x, from_dataframe(table, ["a", "b"], "v", slabs=3).tensor)
+
+
+@pytest.mark.parametrize("layout", ["replicated", "indexed"])
+def test_a_folder_that_workers_write(client, addresses, table, files, tmp_path, layout):
+    """The files that one process writes; opened here, and on more workers, with the labels."""
+    options = {"slabs": 4, "layout": layout}
+    expected = from_dataframe(table, MODES, "price", **options)
+    x = read_parquet(files, MODES, "price", client=client, workers=addresses[:2], **options)
+    save_slabs(tmp_path / "x", x, layout=layout)
+    save_slabs(tmp_path / "y", expected, slabs=4, layout=layout)
+    for file in (tmp_path / "y").iterdir():
+        assert (tmp_path / "x" / file.name).read_bytes() == file.read_bytes()
+    for found in (open_here(tmp_path / "x"), open_slabs(tmp_path / "x", client=client)):
+        assert found.labels.keys() == expected.labels.keys()
+        for name in MODES:
+            np.testing.assert_array_equal(found.labels[name], expected.labels[name])
+        check_same(found.tensor, expected.tensor)
+        with tl.backend_context("flycoo"):
+            cp = tl.decomposition.parafac(found, 2, 3, init="random", random_state=0)
+        assert isinstance(cp, LabelledCP)
+
+
+def test_what_workers_cannot_write_is_refused(client, addresses, files, tmp_path, monkeypatch):
+    x = read_parquet(files, MODES, "price", slabs=4, client=client)
+    with pytest.raises(ValueError, match=r"slabs, dtype and layout are \[8.*but \[4"):
+        save_slabs(tmp_path / "x", x, slabs=8)
+    with pytest.raises(ValueError, match=r"call save_slabs\(path, x\)"):
+        save(tmp_path / "x.npz", x)
+    monkeypatch.setattr(slab_folder, "_name_slab", lambda number: f"nowhere/{number}.npz")
+    with pytest.raises(FileNotFoundError, match=r"/x'[^/]*on worker tcp://"):
+        save_slabs(tmp_path / "x", x)
+    assert not list(tmp_path.iterdir())

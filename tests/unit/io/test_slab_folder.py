@@ -297,10 +297,18 @@ def test_wrong_options(path, options, message):
     assert list(path.parent.iterdir()) == []
 
 
-def test_labels_are_refused(path):
-    labels = {name: np.arange(size) for name, size in zip("abc", SHAPE, strict=True)}
-    with pytest.raises(TypeError, match="labels"):
-        save_slabs(path, LabelledTensor(make_problem(SHAPE, 3).tensor(), labels))
+def test_labels_are_kept(path):
+    x = make_problem(SHAPE, 3).tensor()
+    labels = {name: np.arange(size).astype(str) for name, size in zip("abc", SHAPE, strict=True)}
+    save_slabs(path, LabelledTensor(x, labels), slabs=2)
+    found = open_slabs(path)
+    assert found.norm() == x.norm()
+    assert {name: of.tolist() for name, of in found.labels.items()} == {
+        name: of.tolist() for name, of in labels.items()
+    }
+    (path / "labels.npz").write_bytes(b"?")
+    with pytest.raises(ValueError, match="labels of a slab folder"):
+        open_slabs(path)
 
 
 # The folder
