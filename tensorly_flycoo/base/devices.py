@@ -41,6 +41,17 @@ class Devices(Protocol):
         """
         return results
 
+    def map(self, function: Callable[..., Any], homes: Iterable[int], *columns: Iterable) -> list:
+        """Return ``function(home, *items)`` for each home, a device, which is current meanwhile.
+
+        All devices are at work at the same time, each on its own calls in sequence.
+        """
+        results = []
+        for home, *items in zip(homes, *columns, strict=True):
+            with self.use(home):
+                results.append(function(home, *items))
+        return results
+
     def bring(self, array: Array, device: int) -> Array:
         """Return an array that is on `device`; copy it if it is elsewhere."""
         return self.gather([((array,), device)])[0]

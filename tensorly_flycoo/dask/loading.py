@@ -11,9 +11,7 @@ import numpy as np
 from distributed import Client, Future
 
 from ..base.checks import check_count, check_dtype, check_keep, check_shape
-from ..format.groups import choose_groups
 from ..io.entries import unite_labels
-from ..spread.choosing import TensorSizes, choose_layout
 from .cluster import Cluster, Workers
 from .cluster_layout import (
     CHANGED,
@@ -23,7 +21,6 @@ from .cluster_layout import (
     forget_partitions,
     rebuild_lost,
 )
-from .messages import ENGINE
 from .partitions import Summary, keep_partition
 
 #: The most nonzeros of a slab, by default, and the fewest slabs: results depend on their number, so
@@ -56,10 +53,8 @@ class PartitionedData:
         cluster = Cluster(client, workers)
         nnz, shape, dtype, self.labels = self._read(cluster)
         num_slabs = self.num_slabs or max(_FEWEST_SLABS, -(-nnz // _SLAB_NNZ))
-        groups = choose_groups(shape, nnz, num_slabs)
-        args = (ENGINE, self.layout, TensorSizes(nnz, shape, dtype, groups))
-        (layout,) = cluster.fetch(cluster.run(cluster.workers[0], choose_layout, *args))
-        return ClusterBuilder(cluster, shape, dtype, num_slabs, layout, self.labels).distribute()
+        sizes = (shape, dtype, num_slabs, self.layout, self.labels)
+        return ClusterBuilder(cluster, *sizes).distribute()
 
     def restore(self, client: Client, workers: Workers, layout: ClusterLayout) -> ClusterLayout:
         """Read all data again, but keep only the nonzeros of lost slabs."""

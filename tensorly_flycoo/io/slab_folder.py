@@ -21,7 +21,13 @@ from ..format.layout import Layout
 from ..format.layouts import LAYOUT_CLASSES
 from ..format.packing import Groups
 from ..format.replicated import build_numbered
-from ..spread.building import SlabBuilder, find_slab_shape, sort_records, split_nonzeros
+from ..spread.building import (
+    SlabBuilder,
+    arrange_slab,
+    find_slab_shape,
+    sort_bucket,
+    split_records,
+)
 from ..spread.slab_layout import Slab, SlabLayout
 from ..spread.spread_layout import SpreadLayout
 from ..spread.streamed import make_keep_aside
@@ -142,7 +148,8 @@ class DiskBuilder(SlabBuilder):
         num_slabs = num_slabs or max(1, -(-self._nnz // _SLAB_NNZ))
         groups, self.num_numbered = find_groups("auto", shape, self._nnz, num_slabs)
         self.record_format = engine.choose_cut(shape, np.dtype(dtype), groups).record_format
-        super().__init__(LAYOUT_CLASSES[layout], num_slabs, engine, OneDevice())
+        super().__init__(num_slabs, engine, OneDevice())
+        self._layout = layout
 
     def _name(self, kind: str, number: int) -> Path:
         return self._folder / f"{kind}-{number}"
@@ -166,8 +173,9 @@ class DiskBuilder(SlabBuilder):
             self._name("bucket", number).touch()
         for start in range(0, self._nnz, BLOCK_NNZ):
             *coords, values = (self._read_column(number, start) for number in range(ndim + 1))
-            parts = split_nonzeros(np.stack(coords), values, buckets, self.record_format)
-            for number, records in enumerate(parts):
+            values = values.astype(self.record_format.dtype)
+            records = self.record_format.pack(np.stack(coords), values)
+            for number, records in enumerate(split_records(records, buckets, self.record_format)):
                 if records.size:
                     _append(self._name("bucket", number), records)
                 counts[number] += records.shape[0]
@@ -175,13 +183,14 @@ class DiskBuilder(SlabBuilder):
         for number in range(ndim + 1):
             self._name("column", number).unlink(missing_ok=True)
 
-    def sort_bucket(self, number: int, rows: range, home: int) -> tuple[Path, np.ndarray]:
-        path = self._name("bucket", number)
+    def sort_bucket(self, home: int, number: int, rows: range) -> tuple[Path, np.ndarray]:
+        path, options = self._name("bucket", number), (rows, self.record_format, self._engine)
 
         def sort() -> np.ndarray:
-            records, counts = sort_records(self.read(path), rows, self.record_format, self._engine)
-            path.write_bytes(np.ascontiguousarray(records).data)  # tofile's errors do not say why
-            return counts
+            records, counts = sort_bucket(self.read(path), *options)
+            # tofile's errors do not say why
+            path.write_bytes(np.ascontiguousarray(move(records, np)).data)
+            return move(counts, np)
 
         return path, attempt(self._name_task(), sort)
 
@@ -189,9 +198,11 @@ class DiskBuilder(SlabBuilder):
         numbers = np.fromfile(records, self.record_format.word_dtype)
         return numbers.reshape(-1, self.record_format.num_words)
 
-    def build(self, rows: range, home: int) -> Layout:
-        build = super().build
-        return attempt(self._name_task(), lambda: build(rows, home))
+    def build(self, rows: range) -> Layout:
+        def build() -> Layout:
+            return arrange_slab(self.order(0, rows), self._layout, self._engine)
+
+        return attempt(self._name_task(), build)
 
     def _name_task(self) -> str:
         mode = find_longest_mode(self.record_format.shape)
@@ -305,10 +316,10 @@ slabs=2>
         temporary.mkdir()
         builder = DiskBuilder(temporary, reading, parts, layout, slabs, engine)
         slab_rows, entries = builder.sort(), list[Entry]()
-        for number, (rows, home) in enumerate(slab_rows):
+        for number, (rows, _) in enumerate(slab_rows):
             report(f"building slab {number + 1} of {len(slab_rows)}")
             file = folder / _name_slab(number)
-            saving.write_layout(file, builder.build(rows, home), alignment=_ALIGNMENT)
+            saving.write_layout(file, builder.build(rows), alignment=_ALIGNMENT)
             with open_arrays(file, TENSOR) as reader:
                 members = digest(reader.list_members())
             entries.append(Entry(rows.start, rows.stop, file.stat().st_size, members))

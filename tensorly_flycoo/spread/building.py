@@ -5,30 +5,37 @@
 2. The nonzeros are distributed to the buckets, in the sequence in which they are given.
 3. Each bucket is sorted, its duplicates summed and its zeros dropped; what is left is counted.
 4. These counts give the edges of the slabs, each of which takes records from one to three buckets.
+5. Each slab's prefixes are numbered. Then its layout is arranged, which may be chosen by them.
 
 Meanwhile the nonzeros are in memory (`MemoryBuilder`), on disk (`io.slab_folder.DiskBuilder`) or on
 the workers of a cluster (`dask.cluster_layout.ClusterBuilder`). The slabs have the same bits.
 """
 
+import functools
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
 
-from ..base.array_modules import Array, array_module, move
-from ..base.checks import check_sums
-from ..base.devices import Devices, assign_homes, bring_each
+from ..base.array_modules import Array, array_module, is_cupy, move
+from ..base.checks import check_finite, check_inside, check_sums
+from ..base.devices import Devices, assign_homes
 from ..format.groups import find_longest_mode
 from ..format.layout import Layout
-from ..format.ordering import make_canonical_records, take_marked
+from ..format.layouts import LAYOUT_CLASSES
+from ..format.ordering import drop_zeros, number_records, pack_again, sort_records, take_marked
 from ..format.packing import Cut, RecordFormat
 from ..format.primitives import Primitives
-from ..format.replicated import build_numbered
+from ..format.replicated import number_prefixes
 
 #: The fewest nonzeros that are counted at a time.
 _COUNT_BLOCK = 2**24
+
+#: Nonzeros that a device packs and distributes at a time.
+BLOCK_NNZ = 2**24
 
 
 class SlabBuilder(ABC):
@@ -37,10 +44,7 @@ class SlabBuilder(ABC):
     record_format: RecordFormat  # of the whole tensor
     num_numbered: int | None = 0  # in each slab: see `Cut`
 
-    def __init__(
-        self, layout_class: type[Layout], num_slabs: int, primitives: Primitives, devices: Devices
-    ) -> None:
-        self.layout_class = layout_class
+    def __init__(self, num_slabs: int, primitives: Primitives, devices: Devices) -> None:
         self.num_slabs = num_slabs
         self.primitives = primitives
         self.devices = devices
@@ -56,7 +60,7 @@ class SlabBuilder(ABC):
         """Distribute the nonzeros to buckets: ranges of rows that follow each other."""
 
     @abstractmethod
-    def sort_bucket(self, number: int, rows: range, home: int) -> tuple[Any, Any]:
+    def sort_bucket(self, home: int, number: int, rows: range) -> tuple[Any, Any]:
         """Sort a bucket on its device; return its records and row counts, or references to them."""
 
     def read(self, records: Any) -> Array:
@@ -65,53 +69,106 @@ class SlabBuilder(ABC):
 
     def sort(self) -> list[tuple[range, int]]:
         """Sort all nonzeros; return the rows and the device of each slab."""
-        count, counts = self.devices.count, []
+        devices = self.devices
         buckets = list_rows(find_edges(self.count_rows(), self.num_slabs))
         self.split(buckets)
-        for number, home in enumerate(assign_homes(len(buckets), count)):
-            records, counted = self.sort_bucket(number, buckets[number], home)
-            self.buckets.append((buckets[number], home, records))
-            counts.append(counted)
-        slabs = list_rows(find_edges(np.concatenate(self.devices.collect(counts)), self.num_slabs))
-        return list(zip(slabs, assign_homes(len(slabs), count), strict=True))
+        homes = assign_homes(len(buckets), devices.count)
+        found = devices.map(self.sort_bucket, homes, range(len(buckets)), buckets)
+        records, counts = zip(*found, strict=True)
+        self.buckets = list(zip(buckets, homes, records, strict=True))
+        counts = devices.collect(counts)
+        edges = find_edges(array_module(counts[0]).concatenate(counts), self.num_slabs)
+        slabs = list_rows(edges)
+        return list(zip(slabs, assign_homes(len(slabs), devices.count), strict=True))
 
-    def build(self, rows: range, home: int) -> Any:
-        """Build a slab's layout on its device; return it, or what stands for it."""
+    def order(self, home: int, rows: range) -> Any:
+        """Return what `order_slab` does for a slab on its device, or what stands for it."""
         devices, record_format, pieces = self.devices, self.record_format, []
         for own, source, records in self.buckets:
             if own.start < rows.stop and rows.start < own.stop:
                 records = self.read(records)
                 taken = devices.run(source, take_rows, records, own, rows, record_format)
                 pieces.append(devices.bring(taken, home))
-        options = (self.layout_class, rows, record_format, self.num_numbered, self.primitives)
-        return devices.run(home, build_slab, pieces, *options)
+        options = (rows, record_format, self.num_numbered, self.primitives)
+        return devices.run(home, order_slab, pieces, *options)
 
 
 class MemoryBuilder(SlabBuilder):
-    """Builds slabs of checked coords (ndim, nnz) and values (nnz,), on the host or a device."""
+    """Builds slabs of coords (ndim, nnz) and values (nnz,), on the host or the first device.
 
-    def __init__(self, coords: Array, values: Array, cut: Cut, *options: Any) -> None:
+    Each device packs its share of the nonzeros of the host. Between the steps records stay on the
+    devices, or wait on the host with `waits_on_host`; then a device has one bucket or slab.
+    """
+
+    def __init__(
+        self, coords: Array, values: Array, cut: Cut, waits_on_host: bool, *options: Any
+    ) -> None:
         super().__init__(*options)
         self.record_format, self.num_numbered = cut.record_format, cut.num_numbered
-        self._coords, self._values = coords, values
-        self._rows = coords[find_longest_mode(self.record_format.shape)]
+        self._coords, self._values, self._waits_on_host = coords, values, waits_on_host
+        # The homes of the shares, and the packed blocks of each; later each bucket's records.
+        self._homes = range(1 if is_cupy(values) else self.devices.count)
+        self._blocks: list[list[Array]] = []
+        self._parts: list[list[Array]] = []
 
     def count_rows(self) -> Array:
-        return count_rows(self._rows, max(self.record_format.shape))
+        found = self.devices.map(self._pack, self._homes)
+        self._blocks = [blocks for _, blocks in found]
+        return functools.reduce(operator.add, self.devices.collect([own for own, _ in found]))
+
+    def _pack(self, home: int) -> tuple[Array, list[Array]]:
+        """Pack a device's share of the nonzeros in blocks, and count those of each row."""
+        record_format, xp = self.record_format, self.primitives.xp
+        mode, size = find_longest_mode(record_format.shape), max(record_format.shape)
+        counts, blocks, nnz = xp.zeros(size, np.int64), [], self._values.shape[0]
+        first, stop = (nnz * n // len(self._homes) for n in (home, home + 1))
+        for start in range(first, stop, BLOCK_NNZ):
+            own = slice(start, min(start + BLOCK_NNZ, stop))
+            nonzeros = self._coords[:, own], self._values[own]
+            try:
+                records, *_ = self.primitives.pack(*nonzeros, record_format)
+            except ValueError:  # which gives a place in the block
+                check_inside(self._coords, record_format.shape)
+                check_finite(self._values)
+                raise
+            counts += count_rows(record_format.rows(records, mode, xp), size)
+            blocks.append(self._wait(records))
+        return counts, blocks
 
     def split(self, buckets: Sequence[range]) -> None:
-        pass  # each bucket is taken from all nonzeros when it is sorted
+        found = self.devices.map(self._split, self._homes, [buckets] * len(self._homes))
+        self._parts = [[] for _ in buckets]
+        for parts in chain(*found):
+            for of_bucket, part in zip(self._parts, parts, strict=True):
+                of_bucket.append(part)
 
-    def sort_bucket(self, number: int, rows: range, home: int) -> tuple[Array, Array]:
-        is_own = (self._rows >= rows.start) & (self._rows < rows.stop)
-        own = [take_marked(numbers, is_own) for numbers in (*self._coords, self._values)]
-        if array_module(self._values) is self.primitives.xp:  # else copied block by block
-            own = bring_each(self.devices, own, [home] * len(own))
-        return self.devices.run(home, self._sort, own, rows)
+    def _split(self, home: int, buckets: Sequence[range]) -> list[list[Array]]:
+        """Distribute a device's blocks, which it gives up."""
+        found, blocks = [], self._blocks[home]
+        while blocks:
+            records = move(blocks.pop(0), self.primitives.xp)
+            parts = split_records(records, buckets, self.record_format)
+            found.append([self._wait(part) for part in parts])
+        return found
 
-    def _sort(self, own: list[Array], rows: range) -> tuple[Array, Array]:
-        coords = array_module(own[-1]).stack(own[:-1])
-        return sort_nonzeros(coords, own[-1], rows, self.record_format, self.primitives)
+    def sort_bucket(self, home: int, number: int, rows: range) -> tuple[Array, Array]:
+        parts, self._parts[number] = self._parts[number], []
+        record_format, xp = self.record_format, self.primitives.xp
+        if not parts:
+            parts = [xp.empty((0, record_format.num_words), record_format.word_dtype)]
+        if self._waits_on_host:
+            parts = [move(part, xp) for part in parts]
+        (records,) = self.devices.gather([(parts, home)])
+        del parts
+        records, counts = sort_bucket(records, rows, record_format, self.primitives)
+        return self._wait(records), counts
+
+    def order(self, home: int, rows: range) -> tuple[Array, Cut]:
+        records, cut = super().order(home, rows)
+        return self._wait(records), cut
+
+    def _wait(self, records: Array) -> Array:
+        return move(records, np) if self._waits_on_host else records
 
 
 # The rows of slabs depend on the nonzeros and the number of slabs only, not on what holds them
@@ -172,36 +229,31 @@ def list_rows(edges: Sequence[int]) -> list[range]:
 # Steps, on the device of a bucket or a slab
 
 
-def split_nonzeros(
-    coords: np.ndarray, values: np.ndarray, buckets: Sequence[range], record_format: RecordFormat
-) -> list[np.ndarray]:
-    """Pack the nonzeros of each bucket, in the given sequence."""
-    firsts = np.array([rows.start for rows in buckets[1:]], np.uint32)
-    numbers = np.searchsorted(firsts, coords[find_longest_mode(record_format.shape)], "right")
+def split_records(
+    records: Array, buckets: Sequence[range], record_format: RecordFormat
+) -> list[Array]:
+    """Copy the records of each bucket, in the given sequence."""
+    if len(buckets) == 1:
+        return [records]
+    xp = array_module(records)
+    firsts = xp.asarray(np.array([rows.start for rows in buckets[1:]], np.uint32))
+    rows = record_format.rows(records, find_longest_mode(record_format.shape), xp)
+    numbers = xp.searchsorted(firsts, rows, "right")
     numbers = numbers.astype(np.min_scalar_type(len(buckets)))  # NumPy sorts these by digits
-    records = record_format.pack(coords, values.astype(record_format.dtype))
-    records = records[np.argsort(numbers, kind="stable")]
-    return np.split(records, np.cumsum(np.bincount(numbers, minlength=len(buckets)))[:-1])
+    order, counts = xp.argsort(numbers, kind="stable"), xp.bincount(numbers, None, len(buckets))
+    return [records[own] for own in xp.split(order, np.cumsum(move(counts, np))[:-1])]
 
 
-def sort_records(
-    records: np.ndarray, rows: range, record_format: RecordFormat, primitives: Primitives
-) -> tuple[np.ndarray, np.ndarray]:
-    """Sort the records of a bucket as `sort_nonzeros` sorts nonzeros."""
-    coords, values = record_format.coords(records), record_format.values(records).copy()
-    del records
-    return sort_nonzeros(coords, values, rows, record_format, primitives)
-
-
-def sort_nonzeros(
-    coords: Array, values: Array, rows: range, record_format: RecordFormat, primitives: Primitives
+def sort_bucket(
+    records: Array, rows: range, record_format: RecordFormat, primitives: Primitives
 ) -> tuple[Array, Array]:
-    """Make a bucket's records canonical, where its nonzeros are; count, on the host, each row's."""
-    records = make_canonical_records(coords, values, record_format, primitives)
+    """Make a bucket's records canonical on the current device; count each row's there."""
+    records = drop_zeros(move(records, primitives.xp), record_format)
+    records = sort_records(records, record_format, primitives)
     check_sums(record_format.values(records))
     numbers = record_format.rows(records, find_longest_mode(record_format.shape), primitives.xp)
     numbers -= numbers.dtype.type(rows.start)
-    return move(records, array_module(values)), move(count_rows(numbers, len(rows)), np)
+    return records, count_rows(numbers, len(rows))
 
 
 def take_rows(records: Array, own: range, rows: range, record_format: RecordFormat) -> Array:
@@ -213,22 +265,31 @@ def take_rows(records: Array, own: range, rows: range, record_format: RecordForm
     return take_marked(records, (numbers >= rows.start) & (numbers < rows.stop))
 
 
-def build_slab(
+def order_slab(
     pieces: Sequence[Array],
-    layout_class: type[Layout],
     rows: range,
     record_format: RecordFormat,
     num_numbered: int | None,
     primitives: Primitives,
-) -> Layout:
-    """Build a slab's layout on the current device; `pieces` are records of the whole tensor."""
-    xp, shape = array_module(pieces[0]), record_format.shape
+) -> tuple[Array, Cut]:
+    """Return a slab's records on the current device, with numbered prefixes, and its cut.
+
+    `pieces` are records of the whole tensor; the slab's rows begin at 0.
+    """
+    xp = primitives.xp
     records = xp.concatenate([move(piece, xp) for piece in pieces])
-    coords = record_format.coords(records, xp)
-    coords[find_longest_mode(shape)] -= rows.start
-    values = record_format.values(records).copy()
-    del records
-    slab_shape = find_slab_shape(shape, len(rows))
-    cut = primitives.choose_cut(slab_shape, values.dtype, record_format.groups)
-    cut = cut._replace(num_numbered=num_numbered)
-    return build_numbered(layout_class, coords, values, cut, primitives)
+    shape = find_slab_shape(record_format.shape, len(rows))
+    cut = primitives.choose_cut(shape, record_format.dtype, record_format.groups)
+    own, first = cut.record_format, rows.start
+    records = pack_again(records, record_format, own, primitives, first_row=first)
+    if len(pieces) > 1:
+        records = sort_records(records, own, primitives)
+    return number_records(records, cut._replace(num_numbered=num_numbered), primitives)
+
+
+def arrange_slab(ordered: tuple[Array, Cut], name: str, primitives: Primitives) -> Layout:
+    """Arrange a slab of `order_slab` on the current device in the layout `name`."""
+    records, cut = ordered
+    layout = LAYOUT_CLASSES[name].arrange(move(records, primitives.xp), cut, primitives)
+    number_prefixes(layout, primitives)
+    return layout

@@ -87,6 +87,9 @@ class NumpyDevices:
         with self.use(device):
             return function(*args)
 
+    def map(self, function, homes, *columns):
+        return [self.run(home, function, home, *own) for home, *own in zip(homes, *columns)]
+
     def launch(self, results):
         return results
 

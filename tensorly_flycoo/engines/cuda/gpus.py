@@ -1,9 +1,11 @@
 """Several GPUs of one process."""
 
+import contextvars
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -67,6 +69,26 @@ class CudaDevices(Devices):
     def run(self, device: int, function: Callable[..., Any], *args: Any) -> Any:
         with self.use(device):
             return function(*args)
+
+    def map(self, function: Callable[..., Any], homes: Iterable[int], *columns: Iterable) -> list:
+        calls = list(zip(homes, *columns, strict=True))
+
+        def run_own(device: int) -> dict[int, Any]:
+            """Run the calls of a device on the thread's own stream, the default one."""
+            with cupy.cuda.Device(device):
+                own = {n: function(*call) for n, call in enumerate(calls) if call[0] == device}
+                cupy.cuda.get_current_stream().synchronize()
+            return own
+
+        for device in range(self.count):
+            with cupy.cuda.Device(device):
+                cupy.cuda.get_current_stream().synchronize()
+        results: dict[int, Any] = {}
+        with ThreadPoolExecutor(self.count, "tensorly-flycoo-gpu") as pool:
+            contexts = [contextvars.copy_context() for _ in range(self.count)]
+            for own in pool.map(lambda n: contexts[n].run(run_own, n), range(self.count)):
+                results |= own
+        return [results[n] for n in range(len(calls))]
 
     def gather(self, requests: Sequence[Request]) -> list[Array]:
         targets: dict[int, _Copies] = {}
