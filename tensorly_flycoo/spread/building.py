@@ -241,7 +241,7 @@ def split_records(
     numbers = xp.searchsorted(firsts, rows, "right")
     numbers = numbers.astype(np.min_scalar_type(len(buckets)))  # NumPy sorts these by digits
     order, counts = xp.argsort(numbers, kind="stable"), xp.bincount(numbers, None, len(buckets))
-    return [records[own] for own in xp.split(order, np.cumsum(move(counts, np))[:-1])]
+    return [records[own] for own in xp.split(order, np.cumsum(move(counts, np))[:-1].tolist())]
 
 
 def sort_bucket(

@@ -86,11 +86,11 @@ class CudaPrimitives(Primitives):
 
         num_held = max(2, self.staging_size // MAX_THREADS)  # by each thread
         if is_cupy(values) or nnz <= num_held:
-            own = coords if is_cupy(coords) else cupy.asarray(coords.astype(dtype, copy=False))
-            pack_block(slice(None), own, cupy.ascontiguousarray(cupy.asarray(values)))
+            own_values = cupy.asarray(values, record_format.dtype)
+            pack_block(slice(None), cupy.asarray(coords, dtype), cupy.ascontiguousarray(own_values))
         else:
             held = cupy.empty((MAX_THREADS, ndim, num_held), dtype)
-            held_values = cupy.empty((MAX_THREADS, num_held), values.dtype)
+            held_values = cupy.empty((MAX_THREADS, num_held), record_format.dtype)
 
             def pack_parts(thread: int, starts: Iterator[int]) -> None:
                 stream, own = cupy.cuda.get_current_stream(), (held[thread], held_values[thread])
