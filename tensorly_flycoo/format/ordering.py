@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from ..base.array_modules import Array, array_module
-from .groups import LEAST_NONZEROS, find_groups, find_longest_mode, list_rest
+from .groups import LEAST_NONZEROS, find_groups, list_rest
 from .packing import Cut, RecordFormat
 from .primitives import Primitives, index_dtype
 
@@ -28,14 +28,21 @@ def make_canonical_records(
     records, is_ascending, has_zeros = primitives.pack(coords, values, record_format)
     if has_zeros:
         records = drop_zeros(records, record_format)
-    return records if is_ascending else sort_records(records, record_format, primitives)
+    if is_ascending:
+        return records
+    records = sort_records(records, record_format, primitives)
+    return merge_duplicates(records, record_format, primitives)
 
 
 def sort_records(records: Array, record_format: RecordFormat, primitives: Primitives) -> Array:
-    """Sort records without zeros by coordinates, sum duplicates, and drop sums that are zero."""
+    """Copy records in the order of their coordinates, duplicates in the given sequence."""
     merged = record_format.merged  # has fewer modes, and the same order
     modes = reversed(range(merged.ndim))
-    records = primitives.gather(records, primitives.sort_places(records, merged, modes))
+    return primitives.gather(records, primitives.sort_places(records, merged, modes))
+
+
+def merge_duplicates(records: Array, record_format: RecordFormat, primitives: Primitives) -> Array:
+    """Sum the duplicates of sorted records, and drop sums that are zero."""
     is_equal = primitives.find_duplicates(records, record_format)
     if not has_true(is_equal):
         return records
@@ -80,11 +87,11 @@ def pack_again(
     wanted: RecordFormat,
     primitives: Primitives,
     *numbers: Array,
-    first_row: int = 0,
+    shift: tuple[int, int] = (0, 0),
 ) -> Array:
     """Convert records to a format that may have one more mode, with `numbers` (1, nnz).
 
-    The rows of the longest mode that was given will begin at `first_row`.
+    `shift` is a mode, and what is added to its rows.
     """
     xp, nnz = primitives.xp, records.shape[0]
     packed = xp.empty((nnz, wanted.num_words), wanted.word_dtype)
@@ -92,7 +99,7 @@ def pack_again(
     for start in range(0, nnz, size):
         block = slice(start, start + size)
         own = xp.concatenate([given.coords(records[block], xp), *(n[:, block] for n in numbers)])
-        own[find_longest_mode(given.shape)] -= first_row
+        own[shift[0]] += shift[1]
         packed[block] = primitives.pack(own, given.values(records[block]), wanted)[0]
     return packed
 

@@ -19,8 +19,8 @@ from ..engines import Engine, select_engine
 from ..format.groups import check_groups, check_products, find_groups, find_longest_mode, list_rest
 from ..format.layout import Layout
 from ..format.layouts import LAYOUT_CLASSES
+from ..format.ordering import order_records
 from ..format.packing import Groups
-from ..format.replicated import build_numbered
 from ..spread.building import (
     SlabBuilder,
     arrange_slab,
@@ -174,8 +174,8 @@ class DiskBuilder(SlabBuilder):
         for start in range(0, self._nnz, BLOCK_NNZ):
             *coords, values = (self._read_column(number, start) for number in range(ndim + 1))
             values = values.astype(self.record_format.dtype)
-            records = self.record_format.pack(np.stack(coords), values)
-            for number, records in enumerate(split_records(records, buckets, self.record_format)):
+            given = self.record_format.pack(np.stack(coords), values)
+            for number, records in enumerate(split_records(given, buckets, self.record_format)):
                 if records.size:
                     _append(self._name("bucket", number), records)
                 counts[number] += records.shape[0]
@@ -440,8 +440,9 @@ def load_slab(
         if keep != "file":
             coords, values = saving.read_records(reader, record_format)
             cut = engine.choose_cut(shape, values.dtype, index.groups)
-            cut, layout_class = cut._replace(num_numbered=count), LAYOUT_CLASSES[index.layout]
-            return build_numbered(layout_class, coords, values.copy(), cut, engine)
+            cut = cut._replace(num_numbered=count)
+            ordered = order_records(coords, values.copy(), cut, engine)
+            return arrange_slab(ordered, index.layout, engine)
         if cut is not None:
             names = reader.names() - {"header"}
             if verify:

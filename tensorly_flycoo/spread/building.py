@@ -26,7 +26,14 @@ from ..base.devices import Devices, assign_homes
 from ..format.groups import find_longest_mode
 from ..format.layout import Layout
 from ..format.layouts import LAYOUT_CLASSES
-from ..format.ordering import drop_zeros, number_records, pack_again, sort_records, take_marked
+from ..format.ordering import (
+    drop_zeros,
+    merge_duplicates,
+    number_records,
+    pack_again,
+    sort_records,
+    take_marked,
+)
 from ..format.packing import Cut, RecordFormat
 from ..format.primitives import Primitives
 from ..format.replicated import number_prefixes
@@ -250,6 +257,7 @@ def sort_bucket(
     """Make a bucket's records canonical on the current device; count each row's there."""
     records = drop_zeros(move(records, primitives.xp), record_format)
     records = sort_records(records, record_format, primitives)
+    records = merge_duplicates(records, record_format, primitives)
     check_sums(record_format.values(records))
     numbers = record_format.rows(records, find_longest_mode(record_format.shape), primitives.xp)
     numbers -= numbers.dtype.type(rows.start)
@@ -280,8 +288,8 @@ def order_slab(
     records = xp.concatenate([move(piece, xp) for piece in pieces])
     shape = find_slab_shape(record_format.shape, len(rows))
     cut = primitives.choose_cut(shape, record_format.dtype, record_format.groups)
-    own, first = cut.record_format, rows.start
-    records = pack_again(records, record_format, own, primitives, first_row=first)
+    own, shift = cut.record_format, (find_longest_mode(record_format.shape), -rows.start)
+    records = pack_again(records, record_format, own, primitives, shift=shift)
     if len(pieces) > 1:
         records = sort_records(records, own, primitives)
     return number_records(records, cut._replace(num_numbered=num_numbered), primitives)

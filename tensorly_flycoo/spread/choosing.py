@@ -17,7 +17,7 @@ from ..format.layouts import LAYOUT_CLASSES
 from ..format.ordering import count_canonical_nbytes, order_records
 from ..format.packing import Cut, Groups, RecordFormat
 from ..format.primitives import index_dtype
-from ..format.replicated import estimate_prefixes, number_prefixes
+from ..format.replicated import estimate_prefixes
 from .building import BLOCK_NNZ, MemoryBuilder, arrange_slab, find_slab_shape
 from .slab_layout import AnyLayout, Slab, SlabLayout
 from .spread_layout import SpreadLayout
@@ -74,9 +74,7 @@ def build_layout(
         final = tensor._replace(nnz=records.shape[0], groups=cut.record_format.groups)
         name = choose_layout(engine, name, final, cut.record_format.num_prefixes)
         engine.log("build", name, shape=tuple(shape), nnz=tensor.nnz, **sizes)
-        piece = LAYOUT_CLASSES[name].arrange(records, cut, engine)
-        number_prefixes(piece, engine)
-        return piece
+        return arrange_slab((records, cut), name, engine)
     layout = build_slabs(engine, name, coords, values, cut, num_slabs, keep_aside)
     engine.log("build", layout.name, shape=tuple(shape), nnz=tensor.nnz, **sizes)
     share = -(-layout.nnz // layout.num_slabs)

@@ -88,7 +88,7 @@ class NumpyDevices:
             return function(*args)
 
     def map(self, function, homes, *columns):
-        return [self.run(home, function, home, *own) for home, *own in zip(homes, *columns)]
+        return [self.run(call[0], function, *call) for call in zip(homes, *columns, strict=True)]
 
     def launch(self, results):
         return results
