@@ -107,24 +107,45 @@ def share(x: Any) -> Any:
 
 def move(array: Array, xp: ModuleType) -> Array:
     """Return a NumPy or CuPy array as an array of the module `xp`; copy only between devices."""
-    if xp is np:
-        if not is_cupy(array):
-            return array
-        out = np.empty(array.shape, array.dtype)
-        if array.nbytes < _MIN_PARTED:
-            return array.get(out=out)
-        _fetch(array, out)
-        return out
-    if is_cupy(array) or array.nbytes < _MIN_PARTED:
+    if is_cupy(array) == (xp is not np):
+        return array
+    if array.nbytes < _MIN_PARTED and xp is not np:
         return xp.asarray(array)
-    moved = xp.empty(array.shape, array.dtype)
-    send(array, moved.data)
+    moved = xp.empty(array.shape, array.dtype.newbyteorder("="))
+    if array.nbytes < _MIN_PARTED:
+        return array.get(out=moved)
+    copy_parts(array, moved)
     return moved
 
 
-# A copy from or to pageable memory runs at 10 GB/s, through one thread of the driver, and the
-# system provides the pages of new memory slowly to one thread. Threads that copy through pinned
-# memory of their own reach 32 GB/s from a GPU, and the speed of the link to it [H100].
+def copy_parts(source: Array, target: Array) -> None:
+    """Copy the rows of an array between the host and any GPU.
+
+    From or to pageable memory the driver copies 10 GB/s, and the system provides the pages of new
+    memory slowly to one thread. Threads that copy through pinned memory of their own reach 32 GB/s
+    from a GPU, and the speed of the link to it [H100].
+    """
+    import cupy
+    import cupyx
+
+    there = source if is_cupy(source) else target
+    num_rows = max(1, _PART_NBYTES * len(there) // max(1, there.nbytes))
+
+    def copy(_: int, starts: Iterator[int]) -> None:
+        stream = cupy.cuda.get_current_stream()
+        pinned = cupyx.empty_pinned((num_rows, *there.shape[1:]), there.dtype)
+        for start in starts:
+            rows = slice(start, start + num_rows)
+            part = pinned[: len(there[rows])]
+            if there is source:
+                target[rows] = cupy.ascontiguousarray(source[rows]).get(out=part)
+            else:
+                part[...] = source[rows]
+                target[rows].data.copy_from_host_async(part.ctypes.data, part.nbytes, stream)
+                stream.synchronize()
+
+    with there.device:
+        share_parts(range(0, len(there), num_rows), copy)
 
 
 def share_parts(starts: Iterable[int], copy: Callable[[int, Iterator[int]], None]) -> None:
@@ -136,11 +157,8 @@ def share_parts(starts: Iterable[int], copy: Callable[[int, Iterator[int]], None
     """
     import cupy
 
-    shared, device, before = (
-        iter(starts),
-        cupy.cuda.Device(),
-        cupy.cuda.get_current_stream().record(),
-    )
+    shared, device = iter(starts), cupy.cuda.Device()
+    before = cupy.cuda.get_current_stream().record()
 
     def run(thread: int) -> None:
         with device, cupy.cuda.Stream(non_blocking=True) as stream:
@@ -151,41 +169,6 @@ def share_parts(starts: Iterable[int], copy: Callable[[int, Iterator[int]], None
     num_threads = min(MAX_THREADS, os.cpu_count() or 1)
     with ThreadPoolExecutor(num_threads, "tensorly-flycoo-copier") as pool:
         list(pool.map(run, range(num_threads)))
-
-
-def send(array: np.ndarray, target: Any) -> None:
-    """Copy a host array, contiguous or not, to memory of the current GPU."""
-    import cupy
-    import cupyx
-
-    source = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-
-    def copy(_: int, starts: Iterator[int]) -> None:
-        stream, pinned = cupy.cuda.get_current_stream(), cupyx.empty_pinned(_PART_NBYTES, np.uint8)
-        for start in starts:
-            part = source[start : start + _PART_NBYTES]
-            pinned[: part.size] = part
-            (target + start).copy_from_host_async(pinned.ctypes.data, part.size, stream)
-            stream.synchronize()
-
-    share_parts(range(0, source.size, _PART_NBYTES), copy)
-
-
-def _fetch(array: Any, out: np.ndarray) -> None:
-    """Copy an array of any GPU to new host memory."""
-    import cupy
-    import cupyx
-
-    num_rows = max(1, _PART_NBYTES // max(1, array.nbytes // len(array)))
-
-    def copy(_: int, starts: Iterator[int]) -> None:
-        pinned = cupyx.empty_pinned((num_rows, *array.shape[1:]), array.dtype)
-        for start in starts:
-            rows = cupy.ascontiguousarray(array[start : start + num_rows])
-            out[start : start + num_rows] = rows.get(out=pinned[: len(rows)])
-
-    with array.device:
-        share_parts(range(0, len(array), num_rows), copy)
 
 
 def invert_positive(numbers: Array, smallest: Any) -> Array:

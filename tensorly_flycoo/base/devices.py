@@ -46,11 +46,12 @@ class Devices(Protocol):
 
         All devices are at work at the same time, each on its own calls in sequence.
         """
-        results = []
-        for home, *items in zip(homes, *columns, strict=True):
+
+        def call(home: int, *items: Any) -> Any:
             with self.use(home):
-                results.append(function(home, *items))
-        return results
+                return function(home, *items)
+
+        return list(map(call, homes, *columns))
 
     def bring(self, array: Array, device: int) -> Array:
         """Return an array that is on `device`; copy it if it is elsewhere."""

@@ -15,13 +15,13 @@ import functools
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from ..base.array_modules import Array, array_module, is_cupy, move
-from ..base.checks import check_finite, check_inside, check_sums
+from ..base.checks import check_sums
 from ..base.devices import Devices, assign_homes
 from ..format.groups import find_longest_mode
 from ..format.layout import Layout
@@ -113,61 +113,47 @@ class MemoryBuilder(SlabBuilder):
         super().__init__(*options)
         self.record_format, self.num_numbered = cut.record_format, cut.num_numbered
         self._coords, self._values, self._waits_on_host = coords, values, waits_on_host
-        # The homes of the shares, and the packed blocks of each; later each bucket's records.
-        self._homes = range(1 if is_cupy(values) else self.devices.count)
-        self._blocks: list[list[Array]] = []
-        self._parts: list[list[Array]] = []
+        num_shares, nnz = 1 if is_cupy(values) else self.devices.count, values.shape[0]
+        size = max(1, min(BLOCK_NNZ, -(-nnz // num_shares)))
+        self._starts = range(0, max(1, nnz), size)
+        self._homes = assign_homes(len(self._starts), num_shares)
+        self._blocks: list[Array] = []  # packed
+        self._parts: list[list[Array]] = []  # of each bucket, one from each block
+        self._counts: dict[int, Array] = {}  # of rows, by device
 
     def count_rows(self) -> Array:
-        found = self.devices.map(self._pack, self._homes)
-        self._blocks = [blocks for _, blocks in found]
-        return functools.reduce(operator.add, self.devices.collect([own for own, _ in found]))
+        self._blocks = self.devices.map(self._pack, self._homes, self._starts)
+        return functools.reduce(operator.add, self.devices.collect(list(self._counts.values())))
 
-    def _pack(self, home: int) -> tuple[Array, list[Array]]:
-        """Pack a device's share of the nonzeros in blocks, and count those of each row."""
-        record_format, xp = self.record_format, self.primitives.xp
-        mode, size = find_longest_mode(record_format.shape), max(record_format.shape)
-        counts, blocks, nnz = xp.zeros(size, np.int64), [], self._values.shape[0]
-        first, stop = (nnz * n // len(self._homes) for n in (home, home + 1))
-        for start in range(first, stop, BLOCK_NNZ):
-            own = slice(start, min(start + BLOCK_NNZ, stop))
-            nonzeros = self._coords[:, own], self._values[own]
-            try:
-                records, *_ = self.primitives.pack(*nonzeros, record_format)
-            except ValueError:  # which gives a place in the block
-                check_inside(self._coords, record_format.shape)
-                check_finite(self._values)
-                raise
-            counts += count_rows(record_format.rows(records, mode, xp), size)
-            blocks.append(self._wait(records))
-        return counts, blocks
+    def _pack(self, home: int, start: int) -> Array:
+        """Pack a block of nonzeros, and count those of each row."""
+        record_format, own = self.record_format, slice(start, start + self._starts.step)
+        nonzeros = self._coords[:, own], self._values[own]
+        records, *_ = self.primitives.pack(*nonzeros, record_format)
+        mode = find_longest_mode(record_format.shape)
+        rows = record_format.rows(records, mode, self.primitives.xp)
+        counts = count_rows(rows, record_format.shape[mode])
+        self._counts[home] = self._counts.get(home, 0) + counts
+        return self._wait(records)
 
     def split(self, buckets: Sequence[range]) -> None:
-        found = self.devices.map(self._split, self._homes, [buckets] * len(self._homes))
-        self._parts = [[] for _ in buckets]
-        for parts in chain(*found):
-            for of_bucket, part in zip(self._parts, parts, strict=True):
-                of_bucket.append(part)
+        numbers = range(len(self._blocks))
+        found = self.devices.map(self._split, self._homes, numbers, [buckets] * len(numbers))
+        self._parts = [list(parts) for parts in zip(*found, strict=True)]
 
-    def _split(self, home: int, buckets: Sequence[range]) -> list[list[Array]]:
-        """Distribute a device's blocks, which it gives up."""
-        found, blocks = [], self._blocks[home]
-        while blocks:
-            records = move(blocks.pop(0), self.primitives.xp)
-            parts = split_records(records, buckets, self.record_format)
-            found.append([self._wait(part) for part in parts])
-        return found
+    def _split(self, home: int, number: int, buckets: Sequence[range]) -> list[Array]:
+        """Distribute a block, which is given up."""
+        records, self._blocks[number] = self._blocks[number], None
+        parts = split_records(move(records, self.primitives.xp), buckets, self.record_format)
+        return [self._wait(part) for part in parts]
 
     def sort_bucket(self, home: int, number: int, rows: range) -> tuple[Array, Array]:
         parts, self._parts[number] = self._parts[number], []
-        record_format, xp = self.record_format, self.primitives.xp
-        if not parts:
-            parts = [xp.empty((0, record_format.num_words), record_format.word_dtype)]
-        if self._waits_on_host:
-            parts = [move(part, xp) for part in parts]
-        (records,) = self.devices.gather([(parts, home)])
+        there = [move(part, self.primitives.xp) for part in parts]
         del parts
-        records, counts = sort_bucket(records, rows, record_format, self.primitives)
+        (records,) = self.devices.gather([(there, home)])
+        del there
+        records, counts = sort_bucket(records, rows, self.record_format, self.primitives)
         return self._wait(records), counts
 
     def order(self, home: int, rows: range) -> tuple[Array, Cut]:

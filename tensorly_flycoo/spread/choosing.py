@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..base.array_modules import Array
+from ..base.checks import check_finite, check_inside
 from ..base.devices import OneDevice
 from ..engines import Engine
 from ..format.layouts import LAYOUT_CLASSES
@@ -105,7 +106,12 @@ def build_slabs(
     guess, sizes = choose_layout(engine, name, tensor), (tensor.nnz, cut.record_format, num_slabs)
     *_, waits_on_host = _estimate_slabs(engine, guess, *sizes)
     builder = MemoryBuilder(coords, values, cut, waits_on_host, num_slabs, engine, devices)
-    rows, homes = zip(*builder.sort(), strict=True)
+    try:
+        rows, homes = zip(*builder.sort(), strict=True)
+    except ValueError:  # which may give a place in a block
+        check_inside(coords, shape)
+        check_finite(values)
+        raise
     ordered = devices.map(builder.order, homes, rows)
     builder.buckets.clear()
     name = choose_slab_layout(engine, name, tensor, [cut for _, cut in ordered])

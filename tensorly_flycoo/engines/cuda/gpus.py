@@ -1,12 +1,12 @@
 """Several GPUs of one process."""
 
-import contextvars
 import itertools
 import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from contextvars import copy_context
 from typing import Any
 
 import cupy
@@ -71,24 +71,21 @@ class CudaDevices(Devices):
             return function(*args)
 
     def map(self, function: Callable[..., Any], homes: Iterable[int], *columns: Iterable) -> list:
-        calls = list(zip(homes, *columns, strict=True))
+        # A thread for each GPU, whose current stream is the default one.
+        self._synchronize()
+        pools = [ThreadPoolExecutor(1, "tensorly-flycoo-gpu") for _ in range(self.count)]
+        calls = [
+            pools[call[0]].submit(copy_context().run, self.run, call[0], function, *call)
+            for call in zip(homes, *columns, strict=True)
+        ]
+        for pool in pools:
+            pool.shutdown()
+        self._synchronize()
+        return [call.result() for call in calls]
 
-        def run_own(device: int) -> dict[int, Any]:
-            """Run the calls of a device on the thread's own stream, the default one."""
-            with cupy.cuda.Device(device):
-                own = {n: function(*call) for n, call in enumerate(calls) if call[0] == device}
-                cupy.cuda.get_current_stream().synchronize()
-            return own
-
+    def _synchronize(self) -> None:
         for device in range(self.count):
-            with cupy.cuda.Device(device):
-                cupy.cuda.get_current_stream().synchronize()
-        results: dict[int, Any] = {}
-        with ThreadPoolExecutor(self.count, "tensorly-flycoo-gpu") as pool:
-            contexts = [contextvars.copy_context() for _ in range(self.count)]
-            for own in pool.map(lambda n: contexts[n].run(run_own, n), range(self.count)):
-                results |= own
-        return [results[n] for n in range(len(calls))]
+            cupy.cuda.Device(device).synchronize()
 
     def gather(self, requests: Sequence[Request]) -> list[Array]:
         targets: dict[int, _Copies] = {}

@@ -8,7 +8,7 @@ import cupy
 import numpy as np
 
 from ...base.array_modules import GpuArray as Array
-from ...base.array_modules import send
+from ...base.array_modules import copy_parts
 
 #: An array that is used, and the next one, which is copied at the same time.
 _NUM_SLOTS = 2
@@ -85,12 +85,12 @@ class CudaStager:
             self._copies.wait_event(event)
         slot.used.clear()
         slot.array = None
-        source = np.ascontiguousarray(array)
         if isinstance(array, _PinnedArray):
+            source = np.ascontiguousarray(array)
             slot.memory.copy_from_host_async(source.ctypes.data, source.nbytes, self._copies)
         else:
             with self._copies:
-                send(source, slot.memory)
+                copy_parts(array, cupy.ndarray(array.shape, array.dtype, memptr=slot.memory))
         slot.complete = self._copies.record()
         slot.array = array
 
