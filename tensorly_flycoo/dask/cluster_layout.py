@@ -279,8 +279,8 @@ def split_partitions(
         if partition.values.size == 0:
             continue
         coords = np.stack([_place(partition, mode, labels) for mode in range(record_format.ndim)])
-        values = partition.values.astype(record_format.dtype)
-        parts = split_records(record_format.pack(coords, values), buckets, record_format)
+        records = record_format.pack(coords, partition.values)
+        parts = split_records(records, buckets, record_format)
         for bucket in wanted:
             if parts[bucket].size:
                 found[bucket].append(parts[bucket].copy())

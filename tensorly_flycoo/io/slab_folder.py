@@ -173,7 +173,6 @@ class DiskBuilder(SlabBuilder):
             self._name("bucket", number).touch()
         for start in range(0, self._nnz, BLOCK_NNZ):
             *coords, values = (self._read_column(number, start) for number in range(ndim + 1))
-            values = values.astype(self.record_format.dtype)
             given = self.record_format.pack(np.stack(coords), values)
             for number, records in enumerate(split_records(given, buckets, self.record_format)):
                 if records.size:

@@ -70,7 +70,7 @@ def build_layout(
         sizes["groups"] = groups
     if num_slabs > 1:
         sizes["slabs"] = num_slabs
-    if num_slabs == 1 and engine.devices is None and keep_aside is None:
+    if num_slabs == 1 and not engine.spreads(tensor.nnz) and keep_aside is None:
         records, cut = order_records(coords, values, cut, engine)
         final = tensor._replace(nnz=records.shape[0], groups=cut.record_format.groups)
         name = choose_layout(engine, name, final, cut.record_format.num_prefixes)

@@ -134,8 +134,11 @@ def test_a_copy_waits_for_what_it_copies():
 def test_the_number_of_gpus():
     with tensorly_flycoo.set_device("cuda", gpus="all") as _:
         assert CUDA.devices.count == NUM_GPUS
-        x = FlycooTensor([[0, 1], [2, 0], [1, 1]], [2.0, 3.0], (3, 3, 2))
-        assert x.slabs == NUM_GPUS
+        nonzeros = [[0, 1], [2, 0], [1, 1]], [2.0, 3.0], (3, 3, 2)
+        assert FlycooTensor(*nonzeros).slabs == 1  # one GPU is as fast
+        assert FlycooTensor(*nonzeros, slabs=NUM_GPUS).slabs == NUM_GPUS
+    with tensorly_flycoo.set_device("cuda", gpus=NUM_GPUS):
+        assert FlycooTensor(*nonzeros).slabs == NUM_GPUS
     assert CUDA.devices is None
     with pytest.raises(ValueError, match=f"gpus is {NUM_GPUS + 1}, expected at most {NUM_GPUS}"):
         tensorly_flycoo.set_device("cuda", gpus=NUM_GPUS + 1)

@@ -65,6 +65,8 @@ def place(array, device):
 class NumpyDevices:
     """Implements `devices.Devices`."""
 
+    least_nnz = 0
+
     def __init__(self, count=1):
         self.count = count
 

@@ -86,8 +86,7 @@ class CudaStager:
         slot.used.clear()
         slot.array = None
         if isinstance(array, _PinnedArray):
-            source = np.ascontiguousarray(array)
-            slot.memory.copy_from_host_async(source.ctypes.data, source.nbytes, self._copies)
+            slot.memory.copy_from_host_async(array.ctypes.data, array.nbytes, self._copies)
         else:
             with self._copies:
                 copy_parts(array, cupy.ndarray(array.shape, array.dtype, memptr=slot.memory))
