@@ -109,16 +109,15 @@ def move(array: Array, xp: ModuleType) -> Array:
     """Return a NumPy or CuPy array as an array of the module `xp`; copy only between devices."""
     if is_cupy(array) == (xp is not np):
         return array
-    if array.nbytes < _MIN_PARTED and xp is not np:
-        return xp.asarray(array)
-    moved = xp.empty(array.shape, array.dtype.newbyteorder("="))
     if array.nbytes < _MIN_PARTED:
-        return array.get(out=moved)
+        small = np.empty(array.shape, array.dtype)
+        return array.get(out=small) if is_cupy(array) else xp.asarray(array)
+    moved = xp.empty(array.shape, array.dtype.newbyteorder("="))
     copy_parts(array, moved)
     return moved
 
 
-def copy_parts(source: Array, target: Array) -> None:
+def copy_parts(source: Any, target: Any) -> None:
     """Copy the rows of an array between the host and any GPU.
 
     From or to pageable memory the driver copies 10 GB/s, and the system provides the pages of new

@@ -17,7 +17,7 @@ class Devices(Protocol):
     """Devices of one kind, numbered from 0. The first is the home device: it has all but slabs."""
 
     count: int
-    least_nnz = 0  # tensors with fewer nonzeros are by default on the first one alone
+    least_nnz: int = 0  # tensors with fewer nonzeros are by default on the first one alone
 
     def check_current(self) -> None:
         """Refuse a current device other than the home device."""

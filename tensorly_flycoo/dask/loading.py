@@ -40,7 +40,7 @@ class PartitionedData:
     shape: tuple[int, ...] | None = None
     num_slabs: int | None = None
     dtype: Any = None
-    layout: str | None = None
+    layout: Any = None
     labels: Labels = None  # once they are known
     ordered: Sequence[str] = ()  # the columns of ordered categories
 

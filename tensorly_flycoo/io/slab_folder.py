@@ -1,9 +1,10 @@
 """Folders of slabs: tensors larger than memory, built part by part and opened without reading."""
 
+import functools
 import hashlib
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -126,11 +127,10 @@ class DiskBuilder(SlabBuilder):
         folder: Path,
         reading: Reading,
         parts: Parts,
-        layout: str,
         num_slabs: int | None,
         engine: Engine,
     ) -> None:
-        self._folder, self._nnz, self._engine = folder, 0, engine
+        self._folder, self._nnz = folder, 0
         shape, dtypes = reading.shape or (), set[np.dtype]()
         for block in reading.iterate(parts):
             shape, ndim = shape or block.shape, len(block.shape)
@@ -149,7 +149,6 @@ class DiskBuilder(SlabBuilder):
         groups, self.num_numbered = find_groups("auto", shape, self._nnz, num_slabs)
         self.record_format = engine.choose_cut(shape, np.dtype(dtype), groups).record_format
         super().__init__(num_slabs, engine, OneDevice())
-        self._layout = layout
 
     def _name(self, kind: str, number: int) -> Path:
         return self._folder / f"{kind}-{number}"
@@ -168,47 +167,36 @@ class DiskBuilder(SlabBuilder):
         return counts
 
     def split(self, buckets: Sequence[range]) -> None:
-        ndim, counts = self.record_format.ndim, np.zeros(len(buckets), np.int64)
+        ndim = self.record_format.ndim
         for number in range(len(buckets)):
             self._name("bucket", number).touch()
         for start in range(0, self._nnz, BLOCK_NNZ):
             *coords, values = (self._read_column(number, start) for number in range(ndim + 1))
             given = self.record_format.pack(np.stack(coords), values)
             for number, records in enumerate(split_records(given, buckets, self.record_format)):
-                if records.size:
-                    _append(self._name("bucket", number), records)
-                counts[number] += records.shape[0]
-        self._longest = int(counts.max())
+                _append(self._name("bucket", number), records)
         for number in range(ndim + 1):
             self._name("column", number).unlink(missing_ok=True)
 
     def sort_bucket(self, home: int, number: int, rows: range) -> tuple[Path, np.ndarray]:
-        path, options = self._name("bucket", number), (rows, self.record_format, self._engine)
-
-        def sort() -> np.ndarray:
-            records, counts = sort_bucket(self.read(path), *options)
-            # tofile's errors do not say why
-            path.write_bytes(np.ascontiguousarray(move(records, np)).data)
-            return move(counts, np)
-
-        return path, attempt(self._name_task(), sort)
+        path = self._name("bucket", number)
+        records, counts = sort_bucket(self.read(path), rows, self.record_format, self.primitives)
+        path.unlink()
+        _append(path, move(records, np))
+        return path, move(counts, np)
 
     def read(self, records: Path) -> np.ndarray:
         numbers = np.fromfile(records, self.record_format.word_dtype)
         return numbers.reshape(-1, self.record_format.num_words)
 
-    def build(self, rows: range) -> Layout:
-        def build() -> Layout:
-            return arrange_slab(self.order(0, rows), self._layout, self._engine)
-
-        return attempt(self._name_task(), build)
-
-    def _name_task(self) -> str:
-        mode = find_longest_mode(self.record_format.shape)
-        return (
-            f"building a slab of {self._longest:,} nonzeros (give more slabs than "
-            f"{self.num_slabs}; rows of mode {mode}, the longest, are not split)"
+    def attempt(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a function; say what may help if memory runs out."""
+        mode, share = find_longest_mode(self.record_format.shape), -(-self._nnz // self.num_slabs)
+        task = (
+            f"building a slab of {share:,} nonzeros (give more slabs than {self.num_slabs}; rows "
+            f"of mode {mode}, the longest, are not split)"
         )
+        return attempt(task, functools.partial(function, *args))
 
 
 def _append(path: Path, numbers: np.ndarray) -> None:
@@ -313,12 +301,15 @@ slabs=2>
     with make_folder(path) as folder:
         temporary = folder / "temporary"
         temporary.mkdir()
-        builder = DiskBuilder(temporary, reading, parts, layout, slabs, engine)
-        slab_rows, entries = builder.sort(), list[Entry]()
+        builder = DiskBuilder(temporary, reading, parts, slabs, engine)
+        slab_rows, entries = builder.attempt(builder.sort), list[Entry]()
         for number, (rows, _) in enumerate(slab_rows):
             report(f"building slab {number + 1} of {len(slab_rows)}")
             file = folder / _name_slab(number)
-            saving.write_layout(file, builder.build(rows), alignment=_ALIGNMENT)
+            ordered = builder.attempt(builder.order, 0, rows)
+            arranged = builder.attempt(arrange_slab, ordered, layout, engine)
+            saving.write_layout(file, arranged, alignment=_ALIGNMENT)
+            del ordered, arranged
             with open_arrays(file, TENSOR) as reader:
                 members = digest(reader.list_members())
             entries.append(Entry(rows.start, rows.stop, file.stat().st_size, members))

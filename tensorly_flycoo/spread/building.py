@@ -83,8 +83,8 @@ class SlabBuilder(ABC):
         found = devices.map(self.sort_bucket, homes, range(len(buckets)), buckets)
         records, counts = zip(*found, strict=True)
         self.buckets = list(zip(buckets, homes, records, strict=True))
-        counts = devices.collect(counts)
-        edges = find_edges(array_module(counts[0]).concatenate(counts), self.num_slabs)
+        collected = devices.collect(counts)
+        edges = find_edges(array_module(collected[0]).concatenate(collected), self.num_slabs)
         slabs = list_rows(edges)
         return list(zip(slabs, assign_homes(len(slabs), devices.count), strict=True))
 
