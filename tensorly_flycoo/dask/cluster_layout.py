@@ -10,6 +10,7 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 
 from ..base.array_modules import Array, move
+from ..base.devices import assign_homes
 from ..engines.protocol import Engine
 from ..format.groups import find_groups, find_longest_mode
 from ..format.packing import Groups, RecordFormat
@@ -181,13 +182,14 @@ class ClusterBuilder(SlabBuilder):
 
     def distribute(self) -> ClusterLayout:
         """Build slabs of the partitions that the workers hold."""
-        slabs = self.sort()
-        ordered = [self.order(home, rows) for rows, home in slabs]
+        rows = self.sort()
+        homes = assign_homes(len(rows), self.devices.count)
+        ordered = list(map(self.order, homes, rows))
         self.buckets.clear()
         name = self._choose_layout(ordered)
-        made = [self.arrange(home, ordered.pop(0), name) for _, home in slabs]
+        made = [self.arrange(home, ordered.pop(0), name) for home in homes]
         options = (self.record_format, self.num_slabs, fetch_layouts(self.cluster, made))
-        return make_layout(self.cluster, [rows for rows, _ in slabs], *options)
+        return make_layout(self.cluster, rows, *options)
 
     def arrange(self, home: int, ordered: RemoteObject, name: str) -> RemoteObject:
         return self.devices.run(home, arrange_slab, ordered, name, self.primitives)

@@ -14,7 +14,7 @@ from numpy.typing import DTypeLike
 
 from ..base.array_modules import move
 from ..base.checks import check_choice, check_count, check_dtype, check_index_base, check_shape
-from ..base.devices import OneDevice, assign_homes
+from ..base.devices import OneDevice
 from ..base.reporting import report
 from ..engines import Engine, select_engine
 from ..format.groups import check_groups, check_products, find_groups, find_longest_mode, list_rest
@@ -29,8 +29,7 @@ from ..spread.building import (
     sort_bucket,
     split_records,
 )
-from ..spread.slab_layout import Slab, SlabLayout
-from ..spread.spread_layout import SpreadLayout
+from ..spread.choosing import place_slabs
 from ..spread.streamed import make_keep_aside
 from ..tensor.memory import attempt
 from ..tensor.tensor import FlycooTensor
@@ -303,7 +302,7 @@ slabs=2>
         temporary.mkdir()
         builder = DiskBuilder(temporary, reading, parts, slabs, engine)
         slab_rows, entries = builder.attempt(builder.sort), list[Entry]()
-        for number, (rows, _) in enumerate(slab_rows):
+        for number, rows in enumerate(slab_rows):
             report(f"building slab {number + 1} of {len(slab_rows)}")
             file = folder / _name_slab(number)
             ordered = builder.attempt(builder.order, 0, rows)
@@ -392,18 +391,15 @@ def open_slabs(
                 f"{index.layout!r}, and only 'replicated' is streamed"
             )
         keep_aside = make_keep_aside(engine.make_stager, 0)
-    devices, slabs = engine.devices or OneDevice(engine.xp), []
-    homes = assign_homes(len(index.entries), devices.count)
-    for number, (entry, home) in enumerate(zip(index.entries, homes, strict=True)):
-        with devices.use(home):
-            layout = load_slab(folder, index, number, engine, keep, verify)
-            if keep_aside is not None:
-                layout = keep_aside(layout, home)
-        slabs.append(Slab(slice(entry.start, entry.stop), layout, home))
-    dtype = np.dtype(index.dtype)
-    record_format = engine.choose_cut(index.shape, dtype, index.groups).record_format
-    slab_class = SlabLayout if engine.devices is None else SpreadLayout
-    whole = slab_class(record_format, index.num_slabs, slabs, engine, devices)
+    rows = [range(entry.start, entry.stop) for entry in index.entries]
+    record_format = engine.choose_cut(
+        index.shape, np.dtype(index.dtype), index.groups
+    ).record_format
+
+    def load(number: int) -> Layout:
+        return load_slab(folder, index, number, engine, keep, verify)
+
+    whole = place_slabs(engine, cut.record_format, index.num_slabs, rows, load, keep_aside)
     return FlycooTensor._of(engine, whole)
 
 

@@ -74,8 +74,8 @@ class SlabBuilder(ABC):
         """Return the records that `sort_bucket` has returned, where they are."""
         return records
 
-    def sort(self) -> list[tuple[range, int]]:
-        """Sort all nonzeros; return the rows and the device of each slab."""
+    def sort(self) -> list[range]:
+        """Sort all nonzeros; return the rows of each slab."""
         devices = self.devices
         buckets = list_rows(find_edges(self.count_rows(), self.num_slabs))
         self.split(buckets)
@@ -84,9 +84,8 @@ class SlabBuilder(ABC):
         records, counts = zip(*found, strict=True)
         self.buckets = list(zip(buckets, homes, records, strict=True))
         collected = devices.collect(counts)
-        edges = find_edges(array_module(collected[0]).concatenate(collected), self.num_slabs)
-        slabs = list_rows(edges)
-        return list(zip(slabs, assign_homes(len(slabs), devices.count), strict=True))
+        counted = array_module(collected[0]).concatenate(collected)
+        return list_rows(find_edges(counted, self.num_slabs))
 
     def order(self, home: int, rows: range) -> Any:
         """Return what `order_slab` does for a slab on its device, or what stands for it."""

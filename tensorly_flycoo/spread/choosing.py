@@ -5,15 +5,16 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..base.array_modules import Array
 from ..base.checks import check_finite, check_inside
-from ..base.devices import OneDevice
+from ..base.devices import OneDevice, assign_homes
 from ..engines import Engine
+from ..format.layout import Layout
 from ..format.layouts import LAYOUT_CLASSES
 from ..format.ordering import count_canonical_nbytes, order_records
 from ..format.packing import Cut, Groups, RecordFormat
@@ -107,25 +108,43 @@ def build_slabs(
     *_, waits_on_host = _estimate_slabs(engine, guess, *sizes)
     builder = MemoryBuilder(coords, values, cut, waits_on_host, num_slabs, engine, devices)
     try:
-        rows, homes = zip(*builder.sort(), strict=True)
+        rows = builder.sort()
     except ValueError:  # which may give a place in a block
         check_inside(coords, shape)
         check_finite(values)
         raise
-    ordered = devices.map(builder.order, homes, rows)
+    ordered = devices.map(builder.order, assign_homes(len(rows), devices.count), rows)
     builder.buckets.clear()
     name = choose_slab_layout(engine, name, tensor, [cut for _, cut in ordered])
 
-    def arrange(home: int, number: int) -> Slab:
+    def arrange(number: int) -> Layout:
         own, ordered[number] = ordered[number], None
-        layout = arrange_slab(own, name, engine)
+        return arrange_slab(own, name, engine)
+
+    return place_slabs(engine, cut.record_format, num_slabs, rows, arrange, keep_aside)
+
+
+def place_slabs(
+    engine: Engine,
+    record_format: RecordFormat,
+    num_slabs: int,
+    rows: Sequence[range],
+    make_layout: Callable[[int], Layout],
+    keep_aside: KeepAside | None = None,
+) -> SlabLayout:
+    """Call a function of a slab's number on the slab's device, for each slab; keep the layouts."""
+    devices = engine.devices or OneDevice(engine.xp)
+
+    def place(home: int, number: int, own: range) -> Slab:
+        layout = make_layout(number)
         if keep_aside is not None:
             layout = keep_aside(layout, home)
-        return Slab(slice(rows[number].start, rows[number].stop), layout, home)
+        return Slab(slice(own.start, own.stop), layout, home)
 
-    slabs = devices.map(arrange, homes, range(len(homes)))
+    homes = assign_homes(len(rows), devices.count)
+    slabs = devices.map(place, homes, range(len(rows)), rows)
     slab_class = SlabLayout if engine.devices is None else SpreadLayout
-    return slab_class(cut.record_format, num_slabs, slabs, engine, devices)
+    return slab_class(record_format, num_slabs, slabs, engine, devices)
 
 
 def choose_slab_layout(engine: Engine, name: str, tensor: TensorSizes, cuts: Sequence[Cut]) -> str:

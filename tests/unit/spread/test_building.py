@@ -40,8 +40,8 @@ def test_slabs_are_cut_where_the_nonzeros_are_that_are_left():
     builder = MemoryBuilder(repeated, np.ones(24), CUT, False, *options)
     slabs = builder.sort()
     assert [own for own, _, _ in builder.buckets] == [range(8), range(8, 11), range(11, 12)]
-    assert slabs == [(range(4), 0), (range(4, 8), 0), (range(8, 12), 0)]
-    ordered = [builder.order(home, rows) for rows, home in slabs]
+    assert slabs == [range(4), range(4, 8), range(8, 12)]
+    ordered = [builder.order(0, rows) for rows in slabs]
     layouts = [arrange_slab(own, "replicated", CPU) for own in ordered]
     assert [layout.nnz for layout in layouts] == [4, 4, 4]
     assert [float(layout.norm) for layout in layouts] == [2, 2, np.sqrt(3 + 13**2)]
