@@ -26,7 +26,7 @@ else:
 _GPU_DEVICE_TYPES = (2, 13)
 
 #: Larger arrays are copied between the host and a GPU in parts, by several threads.
-_MIN_PARTED, _PART_NBYTES, MAX_THREADS = 2**23, 2**22, 16
+_MIN_PARTED, _PART_NBYTES, MAX_THREADS = 2**23, 2**23, 16
 
 
 def is_cupy(x: object) -> "TypeGuard[cupy.ndarray]":
@@ -109,16 +109,13 @@ def move(array: Array, xp: ModuleType) -> Array:
     """Return a NumPy or CuPy array as an array of the module `xp`; copy only between devices."""
     if is_cupy(array) == (xp is not np):
         return array
-    if array.nbytes < _MIN_PARTED:
-        small = np.empty(array.shape, array.dtype)
-        return array.get(out=small) if is_cupy(array) else xp.asarray(array)
     moved = xp.empty(array.shape, array.dtype.newbyteorder("="))
     copy_parts(array, moved)
     return moved
 
 
 def copy_parts(source: Any, target: Any) -> None:
-    """Copy the rows of an array between the host and any GPU.
+    """Copy an array between the host and any GPU.
 
     From or to pageable memory the driver copies 10 GB/s, and the system provides the pages of new
     memory slowly to one thread. Threads that copy through pinned memory of their own reach 32 GB/s
@@ -128,6 +125,12 @@ def copy_parts(source: Any, target: Any) -> None:
     import cupyx
 
     there = source if is_cupy(source) else target
+    if there.nbytes < _MIN_PARTED:
+        if there is source:
+            target[...] = source.get()
+        else:
+            target.set(np.asarray(source, target.dtype))
+        return
     num_rows = max(1, _PART_NBYTES * len(there) // max(1, there.nbytes))
 
     def copy(_: int, starts: Iterator[int]) -> None:

@@ -75,8 +75,8 @@ class Devices(Protocol):
         """
         return function(*self.collect(arrays))
 
-    def fetch(self, arrays: Sequence[Array]) -> list[np.ndarray]:
-        """Return arrays, from any devices, in host memory."""
+    def fetch(self, matrices: Sequence[Array]) -> np.ndarray:
+        """Return matrices, from any devices, in host memory, their rows below each other."""
 
 
 class OneDevice(Devices):
@@ -110,8 +110,8 @@ class OneDevice(Devices):
     def collect(self, arrays: Sequence[Array]) -> list[Array]:
         return list(arrays)
 
-    def fetch(self, arrays: Sequence[Array]) -> list[np.ndarray]:
-        return [move(array, np) for array in arrays]
+    def fetch(self, matrices: Sequence[Array]) -> np.ndarray:
+        return np.concatenate([move(matrix, np) for matrix in matrices])
 
 
 def bring_each(devices: Devices, arrays: Iterable[Array], homes: Iterable[int]) -> list[Array]:

@@ -392,9 +392,7 @@ def open_slabs(
             )
         keep_aside = make_keep_aside(engine.make_stager, 0)
     rows = [range(entry.start, entry.stop) for entry in index.entries]
-    record_format = engine.choose_cut(
-        index.shape, np.dtype(index.dtype), index.groups
-    ).record_format
+    cut = engine.choose_cut(index.shape, np.dtype(index.dtype), index.groups)
 
     def load(number: int) -> Layout:
         return load_slab(folder, index, number, engine, keep, verify)

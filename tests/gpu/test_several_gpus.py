@@ -128,7 +128,7 @@ def test_a_copy_waits_for_what_it_copies():
             del array
             cupy.full(2**24, -1, "float32")
             for copy in copies:
-                assert (devices.fetch([copy])[0] == number).all()
+                assert (devices.fetch([copy]) == number).all()
 
 
 def test_the_number_of_gpus():
@@ -166,14 +166,14 @@ def test_exchanges(nbytes):
                 blocks.append(whole.astype(dtype))
         for cut in (slice(None), slice(1, 12), slice(None, None, 2)):
             own = [block[:, cut] for block in blocks]
-            expected = np.concatenate([block[:, cut] for block in devices.fetch(blocks)])
+            expected = devices.fetch(blocks)[:, cut]
             found = devices.gather([(own, device) for device in range(NUM_GPUS)])
             for device, array in enumerate(found):
                 assert array.device.id == device
-                np.testing.assert_array_equal(devices.fetch([array])[0], expected)
+                np.testing.assert_array_equal(devices.fetch([array]), expected)
         for copy, block in zip(devices.collect(blocks), blocks, strict=True):
             assert copy.device.id == 0
-            np.testing.assert_array_equal(*devices.fetch([copy, block]))
+            np.testing.assert_array_equal(devices.fetch([copy]), devices.fetch([block]))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

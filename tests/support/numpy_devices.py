@@ -116,5 +116,5 @@ class NumpyDevices:
     def replicate(self, arrays, function):
         return function(*self.collect(arrays))
 
-    def fetch(self, arrays):
-        return [array.view(np.ndarray) for array in arrays]
+    def fetch(self, matrices):
+        return np.concatenate([matrix.view(np.ndarray) for matrix in matrices])

@@ -13,7 +13,7 @@ import cupy
 import numpy as np
 
 from ...base.array_modules import GpuArray as Array
-from ...base.array_modules import is_cupy, move
+from ...base.array_modules import copy_parts, is_cupy
 from ...base.devices import Devices, Request
 from .exchange import copy_blocks
 
@@ -146,12 +146,13 @@ class CudaDevices(Devices):
         there = iter(self.gather([((array,), 0) for array in arrays if is_cupy(array)]))
         return [next(there) if is_cupy(array) else array for array in arrays]
 
-    def fetch(self, arrays: Sequence[Array]) -> list[np.ndarray]:
-        fetched = []
-        for array in arrays:
-            with array.device:
-                fetched.append(move(array, np))
-        return fetched
+    def fetch(self, matrices: Sequence[Array]) -> np.ndarray:
+        edges = list(itertools.accumulate(map(len, matrices), initial=0))
+        whole = np.empty((edges[-1], *matrices[0].shape[1:]), matrices[0].dtype)
+        parts = [whole[start:stop] for start, stop in itertools.pairwise(edges)]
+        homes = [matrix.device.id for matrix in matrices]
+        self.map(lambda _, matrix, part: copy_parts(matrix, part), homes, matrices, parts)
+        return whole
 
 
 class _Link:

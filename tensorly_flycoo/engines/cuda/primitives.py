@@ -61,7 +61,7 @@ class CudaPrimitives(Primitives):
 
     word_dtype = np.dtype(np.uint32)
     write_order_dtype = np.dtype(np.uint16)
-    staging_size = 2**22
+    staging_size = 2**23
 
     def __init__(self) -> None:
         super().__init__(cupy, block_size=2**26)
@@ -79,18 +79,20 @@ class CudaPrimitives(Primitives):
         found = cupy.zeros(4, bool)
         kernel = launch.get_kernel("pack.cu", "pack", **pack_macros(record_format, dtype))
 
-        def pack_block(block: slice, own: Array, own_values: Array) -> None:
-            packing, count = make_packing(record_format, own), own_values.size
-            arguments = (packing, np.int64(count), own, own_values, records[block], found)
+        def pack_block(packing: Any, block: slice, own: Array, own_values: Array) -> None:
+            target, count = records[block], block.stop - block.start
+            arguments = (packing, np.int64(count), own, own_values, target, found)
             launch.launch_items(kernel, count, arguments)
 
         num_held = max(2, self.staging_size // MAX_THREADS)  # by each thread
         if is_cupy(values) or nnz <= num_held:
-            own_values = cupy.asarray(values, record_format.dtype)
-            pack_block(slice(None), cupy.asarray(coords, dtype), cupy.ascontiguousarray(own_values))
+            own, own_values = cupy.asarray(coords, dtype), cupy.asarray(values, record_format.dtype)
+            packing = make_packing(record_format, own)
+            pack_block(packing, slice(0, nnz), own, cupy.ascontiguousarray(own_values))
         else:
             held = cupy.empty((MAX_THREADS, ndim, num_held), dtype)
             held_values = cupy.empty((MAX_THREADS, num_held), record_format.dtype)
+            packing = make_packing(record_format, held[0])
 
             def pack_parts(thread: int, starts: Iterator[int]) -> None:
                 stream, own = cupy.cuda.get_current_stream(), (held[thread], held_values[thread])
@@ -103,7 +105,7 @@ class CudaPrimitives(Primitives):
                         waiting[..., :count] = given[..., block]
                         address, nbytes = waiting.ctypes.data, waiting.nbytes
                         target.data.copy_from_host_async(address, nbytes, stream)
-                    pack_block(block, own[0][:, :count], own[1][:count])
+                    pack_block(packing, block, *own)
                     stream.synchronize()
 
             share_parts(range(0, nnz, num_held - 1), pack_parts)
