@@ -133,17 +133,13 @@ def estimate_memory(
     found, num_numbered = find_groups(groups, shape, nnz, num_slabs)
     is_streamed = keep == "host" and engine.make_stager is not None
     num_prefixes, sizes = 0, choosing.TensorSizes(nnz, shape, dtype, found)
-    grouped = sizes
     if num_numbered and nnz:
         num_prefixes = min(nnz, math.prod(shape[:num_numbered]))
-        grouped = sizes._replace(
-            groups=(tuple(range(num_numbered)), *list_rest(found, num_numbered))
-        )
-    layout = choosing.choose_layout(engine, layout, grouped, num_prefixes)
-    if num_slabs == 1 and not is_spread and not is_streamed:
-        sizes, found = grouped, grouped.groups
-    else:  # each slab numbers its own
-        num_prefixes = 0
+        found = (tuple(range(num_numbered)), *list_rest(found, num_numbered))
+    layout = choosing.choose_layout(engine, layout, sizes._replace(groups=found), num_prefixes)
+    if num_slabs > 1 or is_spread or is_streamed:  # each slab numbers its own
+        num_prefixes, found = 0, sizes.groups
+    sizes = sizes._replace(groups=found)
     host_nbytes = slots_nbytes = 0
     if is_streamed:
         num_slabs, num_resident = choosing.plan_streaming(engine, layout, sizes, slabs)

@@ -71,21 +71,22 @@ class CudaDevices(Devices):
             return function(*args)
 
     def map(self, function: Callable[..., Any], homes: Iterable[int], *columns: Iterable) -> list:
-        # A thread for each GPU, whose current stream is the default one.
-        self._synchronize()
+        def call(home: int, *items: Any) -> Any:
+            """Call it on the default stream, the thread's own, after the work of all streams."""
+            with cupy.cuda.Device(home) as device:
+                device.synchronize()
+                result = function(home, *items)
+                device.synchronize()
+            return result
+
         pools = [ThreadPoolExecutor(1, "tensorly-flycoo-gpu") for _ in range(self.count)]
         calls = [
-            pools[call[0]].submit(copy_context().run, self.run, call[0], function, *call)
-            for call in zip(homes, *columns, strict=True)
+            pools[items[0]].submit(copy_context().run, call, *items)
+            for items in zip(homes, *columns, strict=True)
         ]
         for pool in pools:
             pool.shutdown()
-        self._synchronize()
         return [call.result() for call in calls]
-
-    def _synchronize(self) -> None:
-        for device in range(self.count):
-            cupy.cuda.Device(device).synchronize()
 
     def gather(self, requests: Sequence[Request]) -> list[Array]:
         targets: dict[int, _Copies] = {}
