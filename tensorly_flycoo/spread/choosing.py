@@ -253,9 +253,10 @@ def _estimate_slabs(
     building = math.ceil(own * (kept + num_held * lists)) + peak_nbytes
     building += per_slab * (3 * record_nbytes + 24)
     peak_nbytes = max(distributing, sorting, building)
-    waiting, free = math.ceil(own * nnz) * record_nbytes, engine.count_free_nbytes()
+    waiting = math.ceil(own * nnz) * record_nbytes
     if on_device:
         return kept, nnz * given + waiting + peak_nbytes, False
+    free = engine.count_free_nbytes()
     if free is not None and waiting + peak_nbytes > free:
         return kept, peak_nbytes, True
     return kept, waiting + peak_nbytes, False

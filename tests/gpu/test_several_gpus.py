@@ -131,6 +131,22 @@ def test_a_copy_waits_for_what_it_copies():
                 assert (devices.fetch([copy]) == number).all()
 
 
+def test_each_gpu_runs_its_own_calls_in_sequence():
+    devices, homes = CudaDevices(NUM_GPUS), [n % NUM_GPUS for n in range(5 * NUM_GPUS)]
+    seen = []
+
+    def note(home, number):
+        seen.append((home, number))
+        return cupy.cuda.runtime.getDevice(), number
+
+    assert devices.map(note, homes, range(len(homes))) == [
+        (home, n) for n, home in enumerate(homes)
+    ]
+    for device in range(NUM_GPUS):
+        own = [number for home, number in seen if home == device]
+        assert own == sorted(own)
+
+
 def test_the_number_of_gpus():
     with tensorly_flycoo.set_device("cuda", gpus="all") as _:
         assert CUDA.devices.count == NUM_GPUS

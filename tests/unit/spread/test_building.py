@@ -1,9 +1,13 @@
 """The steps from nonzeros to slabs."""
 
 import numpy as np
+import pytest
+from numpy_devices import NumpyDevices
 
+from tensorly_flycoo import FlycooTensor
 from tensorly_flycoo.base.devices import OneDevice
 from tensorly_flycoo.engines.cpu.engine import CPU
+from tensorly_flycoo.spread import building
 from tensorly_flycoo.spread.building import MemoryBuilder, arrange_slab, split_records, take_rows
 
 SHAPE = (3, 12)
@@ -45,3 +49,35 @@ def test_slabs_are_cut_where_the_nonzeros_are_that_are_left():
     layouts = [arrange_slab(own, "replicated", CPU) for own in ordered]
     assert [layout.nnz for layout in layouts] == [4, 4, 4]
     assert [float(layout.norm) for layout in layouts] == [2, 2, np.sqrt(3 + 13**2)]
+
+
+@pytest.mark.parametrize("block_nnz", [1, 7, 1000])
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_slabs_do_not_depend_on_blocks_and_on_the_devices_that_pack_them(
+    block_nnz, count, monkeypatch
+):
+    coords, values = draw()  # each place is given five times
+
+    def build(devices, block_nnz):
+        monkeypatch.setattr(building, "BLOCK_NNZ", block_nnz)
+        monkeypatch.setattr(CPU, "devices", devices)
+        x = FlycooTensor(coords, values, SHAPE, slabs=4, device="cpu")
+        slabs = [(slab.rows, slab.layout) for slab in x._layout.slabs]
+        return [(rows, [(n, a.tobytes()) for n, a in own.iterate_arrays()]) for rows, own in slabs]
+
+    assert build(NumpyDevices(count), block_nnz) == build(None, 10**6)
+
+
+@pytest.mark.parametrize(
+    ("place", "text"),
+    [((1, 150), r"coords\[1, 150\] is 12 .nonzero 150, mode 1."), (None, r"values\[150\] is nan")],
+)
+def test_errors_name_the_place_among_all_nonzeros(place, text, monkeypatch):
+    monkeypatch.setattr(building, "BLOCK_NNZ", 64)
+    coords, values = draw()
+    if place is None:
+        values[150] = np.nan
+    else:
+        coords[place] = 12
+    with pytest.raises(ValueError, match=text):
+        FlycooTensor(coords, values, SHAPE, slabs=4, device="cpu")
