@@ -16,7 +16,7 @@ from ..format.groups import find_groups, find_longest_mode
 from ..format.packing import Groups, RecordFormat
 from ..io.entries import find_places
 from ..spread.building import SlabBuilder, arrange_slab, count_rows, sort_bucket, split_records
-from ..spread.choosing import TensorSizes, choose_slab_layout
+from ..spread.choosing import TensorSizes, choose_common
 from ..spread.row_shards import RowShards
 from ..spread.slab_layout import Slab
 from ..spread.spread_layout import SpreadLayout
@@ -200,7 +200,7 @@ class ClusterBuilder(SlabBuilder):
         there = [cluster.run(x.worker, operator.itemgetter(1), x)[0] for x in ordered]
         sizes = TensorSizes(self._nnz, self._shape, self._dtype, record_format.groups)
         args = (ENGINE, self._layout, sizes, cluster.fetch(there))
-        return cluster.fetch(cluster.run(cluster.workers[0], choose_slab_layout, *args))[0]
+        return cluster.fetch(cluster.run(cluster.workers[0], choose_common, *args))[0]
 
     def count_rows(self) -> np.ndarray:
         cluster, mode = self.cluster, find_longest_mode(self._shape)

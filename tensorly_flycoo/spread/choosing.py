@@ -73,8 +73,7 @@ def build_layout(
         sizes["slabs"] = num_slabs
     if num_slabs == 1 and not engine.spreads(tensor.nnz) and keep_aside is None:
         records, cut = order_records(coords, values, cut, engine)
-        final = tensor._replace(nnz=records.shape[0], groups=cut.record_format.groups)
-        name = choose_layout(engine, name, final, cut.record_format.num_prefixes)
+        name = choose_common(engine, name, tensor._replace(nnz=records.shape[0]), [cut])
         engine.log("build", name, shape=tuple(shape), nnz=tensor.nnz, **sizes)
         return arrange_slab((records, cut), name, engine)
     layout = build_slabs(engine, name, coords, values, cut, num_slabs, keep_aside)
@@ -115,7 +114,7 @@ def build_slabs(
         raise
     ordered = devices.map(builder.order, assign_homes(len(rows), devices.count), rows)
     builder.buckets.clear()
-    name = choose_slab_layout(engine, name, tensor, [cut for _, cut in ordered])
+    name = choose_common(engine, name, tensor, [cut for _, cut in ordered])
 
     def arrange(number: int) -> Layout:
         own, ordered[number] = ordered[number], None
@@ -147,8 +146,8 @@ def place_slabs(
     return slab_class(record_format, num_slabs, slabs, engine, devices)
 
 
-def choose_slab_layout(engine: Engine, name: str, tensor: TensorSizes, cuts: Sequence[Cut]) -> str:
-    """Return the name of the layout of all slabs: what `choose_layout` says of the most groups."""
+def choose_common(engine: Engine, name: str, tensor: TensorSizes, cuts: Sequence[Cut]) -> str:
+    """Choose the layout of all slabs, or of one piece: by the cut with the most groups."""
     formats = [cut.record_format for cut in cuts]
     most = max(formats, key=lambda own: (len(own.groups), own.num_prefixes))
     return choose_layout(engine, name, tensor._replace(groups=most.groups), most.num_prefixes)

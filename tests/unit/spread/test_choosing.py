@@ -10,7 +10,7 @@ from problems import make_problem
 
 from tensorly_flycoo import FlycooTensor, estimate_memory
 from tensorly_flycoo.engines.cpu.engine import CPU
-from tensorly_flycoo.spread.choosing import TensorSizes, choose_layout, choose_slab_layout
+from tensorly_flycoo.spread.choosing import TensorSizes, choose_common, choose_layout
 from tensorly_flycoo.spread.slab_layout import SlabLayout
 from tensorly_flycoo.tensor.coo_cache import as_flycoo
 
@@ -55,9 +55,9 @@ def test_slabs_have_the_layout_of_the_one_with_the_most_groups():
     sizes = TensorSizes(500, (40, 30, 50), np.dtype("float32"), ((0,), (1,), (2,)))
     gpu, apart = SimpleNamespace(name="cuda"), CPU.choose_cut(*sizes[1:])
     numbered = CPU.choose_cut(*sizes[1:3], ((0, 1), (2,)), 60)
-    assert choose_slab_layout(gpu, "auto", sizes, [numbered, numbered]) == "replicated"
-    assert choose_slab_layout(gpu, "auto", sizes, [numbered, apart]) == "remap"
-    assert choose_slab_layout(gpu, "indexed", sizes, [numbered, numbered]) == "indexed"
+    assert choose_common(gpu, "auto", sizes, [numbered, numbered]) == "replicated"
+    assert choose_common(gpu, "auto", sizes, [numbered, apart]) == "remap"
+    assert choose_common(gpu, "indexed", sizes, [numbered, numbered]) == "indexed"
 
 
 @pytest.mark.usual_limits("slabs")
