@@ -41,8 +41,8 @@ from ..format.replicated import number_prefixes
 #: The fewest nonzeros that are counted at a time.
 _COUNT_BLOCK = 2**24
 
-#: Nonzeros that a device packs and distributes at a time.
-BLOCK_NNZ = 2**24
+#: Nonzeros that a device packs and distributes at a time: a few parts for each thread that copies.
+BLOCK_NNZ = 2**25
 
 
 class SlabBuilder(ABC):
