@@ -41,6 +41,9 @@ from ..format.replicated import number_prefixes
 #: The fewest nonzeros that are counted at a time.
 _COUNT_BLOCK = 2**24
 
+#: Edges among fewer rows are found on the host: CuPy would compile a dozen kernels.
+_MANY_ROWS = 2**20
+
 #: Nonzeros that a device packs and distributes at a time: a few parts for each thread that copies.
 BLOCK_NNZ = 2**25
 
@@ -193,6 +196,8 @@ def find_edges(counts: Array, num_slabs: int) -> tuple[int, ...]:
     nonzeros are fewer than slabs, or if a row has more nonzeros than a slab should. More slabs than
     nonzeros divide the rows as that many do, and only so many edges are returned.
     """
+    if counts.shape[0] < _MANY_ROWS:
+        counts = move(counts, np)
     xp, size = array_module(counts), counts.shape[0]
     # before[r]: nonzeros in rows below r.
     before = xp.zeros(size + 1, np.int64)
