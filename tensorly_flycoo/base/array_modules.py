@@ -7,7 +7,6 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
@@ -157,6 +156,8 @@ def share_parts(starts: Iterable[int], copy: Callable[[int, Iterator[int]], None
     `starts`, each of which one thread gets. What was launched before on the current stream is
     complete for all of them, and all that they launch is when this returns.
     """
+    from concurrent.futures import ThreadPoolExecutor
+
     import cupy
 
     shared, device = iter(starts), cupy.cuda.Device()
