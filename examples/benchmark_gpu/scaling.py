@@ -22,23 +22,21 @@ import numpy as np
 import tensorly as tl
 from tensorly.cp_tensor import CPTensor
 from tensorly.decomposition import parafac
-from tensors import LARGE_SHAPES, SHAPES, Problem, draw_factors, free_memory, repeats_kept
+from tensors import (
+    LARGE_SHAPES,
+    SHAPES,
+    Problem,
+    build_by_slab,
+    draw_factors,
+    free_memory,
+    repeats_kept,
+)
 
 import tensorly_flycoo
 from tensorly_flycoo import FlycooTensor, mttkrp
-from tensorly_flycoo.base.devices import assign_homes
-from tensorly_flycoo.engines.cuda.engine import CUDA
 from tensorly_flycoo.engines.cuda.gpus import CudaDevices
-from tensorly_flycoo.format.layouts import LAYOUT_CLASSES
 from tensorly_flycoo.format.primitives import MTTKRP
-from tensorly_flycoo.spread.row_shards import (
-    RowShards,
-    Sharding,
-    cut_evenly,
-    gather_each,
-)
-from tensorly_flycoo.spread.slab_layout import Slab
-from tensorly_flycoo.spread.spread_layout import SpreadLayout
+from tensorly_flycoo.spread.row_shards import RowShards, Sharding, cut_evenly, gather_each
 
 RANK = 32
 
@@ -157,24 +155,6 @@ def time_mover(gpus, num_rows=2**23):
         gather_each([fresh], sharding.devices, range(gpus))
 
     return (gpus - 1) * factor.blocks[0].nbytes / time_calls(gather, gpus, 6)
-
-
-def build_by_slab(problem, layout_name, num_slabs, gpus):
-    """Draw each slab on its GPU, and build it there."""
-    devices, slabs = CudaDevices(gpus), []
-    for number, home in enumerate(assign_homes(num_slabs, gpus)):
-        with devices.use(home), repeats_kept():
-            coords, values, shape, rows = problem.draw_slab(np.float32, number, num_slabs)
-            cut = CUDA.choose_cut(shape, values.dtype)
-            layout = LAYOUT_CLASSES[layout_name].build(coords, values, cut, CUDA)
-            del coords, values
-            free_memory()
-        slabs.append(Slab(rows, layout, home))
-    record_format = CUDA.choose_cut(problem.shape, np.dtype(np.float32)).record_format
-    layout = SpreadLayout(record_format, num_slabs, slabs, CUDA, devices)
-    x = object.__new__(FlycooTensor)
-    x._set(CUDA, layout)
-    return x
 
 
 def build(problem, layout, num_slabs, gpus):

@@ -12,7 +12,13 @@ import numpy as np
 from structured import STRUCTURES, draw_structured, scatter_rows
 
 from tensorly_flycoo import FlycooTensor
+from tensorly_flycoo.base.devices import assign_homes
+from tensorly_flycoo.engines.cuda.engine import CUDA
+from tensorly_flycoo.engines.cuda.gpus import CudaDevices
 from tensorly_flycoo.format import ordering
+from tensorly_flycoo.format.layouts import LAYOUT_CLASSES
+from tensorly_flycoo.spread.slab_layout import Slab
+from tensorly_flycoo.spread.spread_layout import SpreadLayout
 
 #: Mode sizes and number of nonzeros, from the paper's table of data sets; nell-2 is FROSTT's.
 SHAPES = {
@@ -168,6 +174,22 @@ def build(coords, values, shape, layout, groups=None):
     with repeats_kept() as counts:
         x = FlycooTensor(coords, values, shape, layout=layout, device="cuda", groups=groups)
     return x, counts[0] if counts else x.nnz
+
+
+def build_by_slab(problem, layout_name, num_slabs, gpus):
+    """Draw and build each slab on one of some GPUs; the nonzeros never are in one place."""
+    devices, slabs = CudaDevices(gpus), []
+    for number, home in enumerate(assign_homes(num_slabs, gpus)):
+        with devices.use(home), repeats_kept():
+            coords, values, shape, rows = problem.draw_slab(np.float32, number, num_slabs)
+            cut = CUDA.choose_cut(shape, values.dtype)
+            layout = LAYOUT_CLASSES[layout_name].build(coords, values, cut, CUDA)
+            del coords, values
+            free_memory()
+        slabs.append(Slab(rows, layout, home))
+    record_format = CUDA.choose_cut(problem.shape, np.dtype(np.float32)).record_format
+    layout = SpreadLayout(record_format, num_slabs, slabs, CUDA, devices)
+    return FlycooTensor._of(CUDA, layout)
 
 
 def draw_factors(shape, rank, dtype, seed=1):

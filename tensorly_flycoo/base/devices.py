@@ -17,6 +17,7 @@ class Devices(Protocol):
     """Devices of one kind, numbered from 0. The first is the home device: it has all but slabs."""
 
     count: int
+    least_nnz: int = 0  # tensors with fewer nonzeros are by default on the first one alone
 
     def check_current(self) -> None:
         """Refuse a current device other than the home device."""
@@ -41,6 +42,18 @@ class Devices(Protocol):
         """
         return results
 
+    def map(self, function: Callable[..., Any], homes: Iterable[int], *columns: Iterable) -> list:
+        """Return ``function(home, *items)`` for each home, a device, which is current meanwhile.
+
+        All devices are at work at the same time, each on its own calls in sequence.
+        """
+
+        def call(home: int, *items: Any) -> Any:
+            with self.use(home):
+                return function(home, *items)
+
+        return list(map(call, homes, *columns))
+
     def bring(self, array: Array, device: int) -> Array:
         """Return an array that is on `device`; copy it if it is elsewhere."""
         return self.gather([((array,), device)])[0]
@@ -62,8 +75,8 @@ class Devices(Protocol):
         """
         return function(*self.collect(arrays))
 
-    def fetch(self, arrays: Sequence[Array]) -> list[np.ndarray]:
-        """Return arrays, from any devices, in host memory."""
+    def fetch(self, matrices: Sequence[Array]) -> np.ndarray:
+        """Return matrices, from any devices, in host memory, their rows below each other."""
 
 
 class OneDevice(Devices):
@@ -97,8 +110,8 @@ class OneDevice(Devices):
     def collect(self, arrays: Sequence[Array]) -> list[Array]:
         return list(arrays)
 
-    def fetch(self, arrays: Sequence[Array]) -> list[np.ndarray]:
-        return [move(array, np) for array in arrays]
+    def fetch(self, matrices: Sequence[Array]) -> np.ndarray:
+        return np.concatenate([move(matrix, np) for matrix in matrices])
 
 
 def bring_each(devices: Devices, arrays: Iterable[Array], homes: Iterable[int]) -> list[Array]:

@@ -76,7 +76,8 @@ class WorkerDevices(Devices):
         found = iter(self.cluster.fetch(there) if there else ())
         return [next(found) if isinstance(x, RemoteObject) else x for x in arrays]
 
-    fetch = collect
+    def fetch(self, matrices: Sequence[Array]) -> np.ndarray:
+        return np.concatenate(self.collect(matrices))
 
     def replicate(self, arrays: Sequence[Any], function: Callable[..., Array]) -> Replicated:
         # Each worker sends its own arrays to all others.

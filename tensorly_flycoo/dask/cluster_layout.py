@@ -10,12 +10,13 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 
 from ..base.array_modules import Array, move
+from ..base.devices import assign_homes
 from ..engines.protocol import Engine
 from ..format.groups import find_groups, find_longest_mode
-from ..format.layouts import LAYOUT_CLASSES
 from ..format.packing import Groups, RecordFormat
 from ..io.entries import find_places
-from ..spread.building import SlabBuilder, count_rows, sort_records, split_nonzeros
+from ..spread.building import SlabBuilder, arrange_slab, count_rows, sort_bucket, split_records
+from ..spread.choosing import TensorSizes, choose_common
 from ..spread.row_shards import RowShards
 from ..spread.slab_layout import Slab
 from ..spread.spread_layout import SpreadLayout
@@ -151,8 +152,8 @@ def rebuild_lost(cluster: Cluster, layout: ClusterLayout, labels: Labels) -> Clu
     for number in missing:
         own, home = rows[number], homes[number]
         builder.num_numbered = lost[number].record_format.num_numbered
-        builder.buckets = [(own, home, builder.sort_bucket(number, own, home)[0])]
-        made.append(builder.build(own, home))
+        builder.buckets = [(own, home, builder.sort_bucket(home, number, own)[0])]
+        made.append(builder.arrange(home, builder.order(home, own), layout.name))
     builder.buckets.clear()
     for number, slab in zip(missing, fetch_layouts(cluster, made), strict=True):
         if slab.facts != lost[number].facts:
@@ -176,7 +177,8 @@ class ClusterBuilder(SlabBuilder):
         labels: Labels = None,
         groups: object = "auto",
     ) -> None:
-        super().__init__(LAYOUT_CLASSES[layout], num_slabs, ENGINE_HERE, WorkerDevices(cluster))
+        super().__init__(num_slabs, ENGINE_HERE, WorkerDevices(cluster))
+        self._layout = layout
         self.cluster, self._shape, self._dtype = cluster, shape, dtype
         # In a tuple, which a worker does not bring to its GPU.
         self._labels = None if labels is None else tuple(labels)
@@ -186,18 +188,33 @@ class ClusterBuilder(SlabBuilder):
 
     def distribute(self) -> ClusterLayout:
         """Build slabs of the partitions that the workers hold."""
-        slabs = self.sort()
-        made = [self.build(rows, home) for rows, home in slabs]
+        rows = self.sort()
+        homes = assign_homes(len(rows), self.devices.count)
+        ordered = list(map(self.order, homes, rows))
         self.buckets.clear()
+        name = self._choose_layout(ordered)
+        made = [self.arrange(home, ordered.pop(0), name) for home in homes]
         options = (self.record_format, self.num_slabs, fetch_layouts(self.cluster, made))
-        return make_layout(self.cluster, [rows for rows, _ in slabs], *options)
+        return make_layout(self.cluster, rows, *options)
+
+    def arrange(self, home: int, ordered: RemoteObject, name: str) -> RemoteObject:
+        return self.devices.run(home, arrange_slab, ordered, name, self.primitives)
+
+    def _choose_layout(self, ordered: Sequence[RemoteObject]) -> str:
+        """Have a worker choose the layout, once the slabs' cuts are known."""
+        cluster, record_format = self.cluster, self.record_format
+        there = [cluster.run(x.worker, operator.itemgetter(1), x)[0] for x in ordered]
+        sizes = TensorSizes(self._nnz, self._shape, self._dtype, record_format.groups)
+        args = (ENGINE, self._layout, sizes, cluster.fetch(there))
+        return cluster.fetch(cluster.run(cluster.workers[0], choose_common, *args))[0]
 
     def count_rows(self) -> np.ndarray:
         cluster, mode = self.cluster, find_longest_mode(self._shape)
         args = [SITE, mode, self._shape[mode], self._labels]
         there = [x for w in cluster.workers for x in cluster.run(w, count_partitions, *args)]
         counts = np.sum(cluster.fetch(there), axis=0)
-        sizes = (self._shape, int(counts.sum()), self.num_slabs)
+        self._nnz = int(counts.sum())
+        sizes = (self._shape, self._nnz, self.num_slabs)
         groups, self.num_numbered = find_groups(self._groups, *sizes)
         self.record_format = find_format(cluster, self._shape, self._dtype, groups)
         return counts
@@ -211,7 +228,7 @@ class ClusterBuilder(SlabBuilder):
             for number, *parts in zip(wanted, found[::2], found[1::2], strict=True):
                 self._parts.setdefault(number, []).append(parts)
 
-    def sort_bucket(self, number: int, rows: range, home: int) -> tuple[RemoteObject, RemoteObject]:
+    def sort_bucket(self, home: int, number: int, rows: range) -> tuple[RemoteObject, RemoteObject]:
         bring, parts = self.devices.bring, self._parts.pop(number)
         records, tables = ([bring(x, home) for x in own] for own in zip(*parts, strict=True))
         args = [ENGINE, self.record_format, rows, records, tables]
@@ -270,7 +287,8 @@ def split_partitions(
         if partition.values.size == 0:
             continue
         coords = np.stack([_place(partition, mode, labels) for mode in range(record_format.ndim)])
-        parts = split_nonzeros(coords, partition.values, buckets, record_format)
+        records = record_format.pack(coords, partition.values)
+        parts = split_records(records, buckets, record_format)
         for bucket in wanted:
             if parts[bucket].size:
                 found[bucket].append(parts[bucket].copy())
@@ -294,4 +312,5 @@ def merge_bucket(
         parts = np.split(move(own, np), np.cumsum(table[:, 1])[:-1])
         segments += zip(table[:, 0].tolist(), parts, strict=True)
     sorted_parts = [part for _, part in sorted(segments, key=operator.itemgetter(0))]
-    return sort_records(np.concatenate(sorted_parts), rows, record_format, engine)
+    merged, counts = sort_bucket(np.concatenate(sorted_parts), rows, record_format, engine)
+    return move(merged, np), move(counts, np)

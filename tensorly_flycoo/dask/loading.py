@@ -10,9 +10,7 @@ import numpy as np
 from distributed import Client, Future
 
 from ..base.checks import check_count, check_dtype, check_keep, check_shape
-from ..format.groups import choose_groups
 from ..io.entries import unite_labels
-from ..spread.choosing import TensorSizes, choose_layout
 from .cluster import Cluster, Workers
 from .cluster_layout import (
     CHANGED,
@@ -22,7 +20,6 @@ from .cluster_layout import (
     forget_partitions,
     rebuild_lost,
 )
-from .messages import ENGINE
 from .partitions import Summary, keep_partition
 from .waiting import wait_for_tasks
 
@@ -40,7 +37,7 @@ class PartitionedData:
     shape: tuple[int, ...] | None = None
     num_slabs: int | None = None
     dtype: Any = None
-    layout: str | None = None
+    layout: Any = None
     labels: Labels = None  # once they are known
     ordered: Sequence[str] = ()  # the columns of ordered categories
 
@@ -53,10 +50,8 @@ class PartitionedData:
         cluster = Cluster(client, workers)
         nnz, shape, dtype, self.labels = self._read(cluster)
         num_slabs = self.num_slabs or max(_FEWEST_SLABS, -(-nnz // _SLAB_NNZ))
-        groups = choose_groups(shape, nnz, num_slabs)
-        args = (ENGINE, self.layout, TensorSizes(nnz, shape, dtype, groups))
-        (layout,) = cluster.fetch(cluster.run(cluster.workers[0], choose_layout, *args))
-        return ClusterBuilder(cluster, shape, dtype, num_slabs, layout, self.labels).distribute()
+        sizes = (shape, dtype, num_slabs, self.layout, self.labels)
+        return ClusterBuilder(cluster, *sizes).distribute()
 
     def restore(self, client: Client, workers: Workers, layout: ClusterLayout) -> ClusterLayout:
         """Read all data again, but keep only the nonzeros of lost slabs."""

@@ -24,6 +24,9 @@ _CUDA_HINT = 'pip install "tensorly-flycoo[cuda13x]" (or [cuda12x])'
 #: The `status` of CuPy's error if the driver is missing or older than CuPy's CUDA.
 _INSUFFICIENT_DRIVER = 35
 
+#: With fewer nonzeros one GPU is done before the host has launched all that two need [H100].
+_SPREAD_NNZ = 2**25
+
 _logger = logging.getLogger("tensorly_flycoo")
 
 _chosen_device: str | None = None
@@ -62,7 +65,8 @@ def set_device(device: str, *, gpus: int | str | None = None) -> DeviceChoice:
     gpus : int or "all", optional
         Spreads tensors over the GPUs 0 to gpus - 1, in slabs (see `FlycooTensor`), by default one
         for each GPU. Their factors are `RowShards`, whose rows are spread too, and which
-        ``tl.to_numpy`` gathers. By default a tensor is on CuPy's current GPU.
+        ``tl.to_numpy`` gathers. "all" leaves a tensor of fewer than 2**25 nonzeros on GPU 0, where
+        it is as fast. By default a tensor is on CuPy's current GPU.
 
     Returns
     -------
@@ -121,7 +125,9 @@ def _choose_gpus(engine: Engine, gpus: int | str) -> Devices:
     count = num_gpus if gpus == "all" else check_count(gpus, "gpus")
     if count > num_gpus:
         raise ValueError(f"gpus is {count}, expected at most {num_gpus}, the GPUs that CuPy finds")
-    return CudaDevices(count)
+    devices = CudaDevices(count)
+    devices.least_nnz = _SPREAD_NNZ if gpus == "all" else 0
+    return devices
 
 
 def select_engine(device: str | None = None, *, is_on_gpu: bool = False) -> Engine:

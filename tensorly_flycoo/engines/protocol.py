@@ -76,6 +76,10 @@ class Engine(Primitives, ABC):
         """The number of devices over which tensors are spread that are made from now on."""
         return 1 if self.devices is None else self.devices.count
 
+    def spreads(self, nnz: int) -> bool:
+        """Return whether a tensor of `nnz` nonzeros is spread over `devices` by default."""
+        return self.devices is not None and nnz >= self.devices.least_nnz
+
     def build_piece(self, name: str, coords: Array, values: Array, shape: Sequence[int]) -> Layout:
         """Build the layout `name` in one piece, on the current device, whatever `devices` are."""
         coords, values = self.receive(coords, values)

@@ -30,9 +30,19 @@ def make_canonical_records(
         records = drop_zeros(records, record_format)
     if is_ascending:
         return records
+    records = sort_records(records, record_format, primitives)
+    return merge_duplicates(records, record_format, primitives)
+
+
+def sort_records(records: Array, record_format: RecordFormat, primitives: Primitives) -> Array:
+    """Copy records in the order of their coordinates, duplicates in the given sequence."""
     merged = record_format.merged  # has fewer modes, and the same order
     modes = reversed(range(merged.ndim))
-    records = primitives.gather(records, primitives.sort_places(records, merged, modes))
+    return primitives.gather(records, primitives.sort_places(records, merged, modes))
+
+
+def merge_duplicates(records: Array, record_format: RecordFormat, primitives: Primitives) -> Array:
+    """Sum the duplicates of sorted records, and drop sums that are zero."""
     is_equal = primitives.find_duplicates(records, record_format)
     if not has_true(is_equal):
         return records
@@ -47,14 +57,20 @@ def order_records(
 
     If groups are still to be chosen, they are those for the number of canonical records.
     """
-    count, cut = cut.num_numbered, cut._replace(num_numbered=0)
+    count = cut.num_numbered
     records = make_canonical_records(coords, values, cut.record_format, primitives)
     if count is None and records.shape[0] < values.shape[0]:
         given = cut.record_format
         groups, count = find_groups("auto", given.shape, records.shape[0])
         if groups != given.groups:
             cut = primitives.choose_cut(given.shape, given.dtype, groups)
-            records = _pack_again(records, given, cut.record_format, primitives)
+            records = pack_again(records, given, cut.record_format, primitives)
+    return number_records(records, cut._replace(num_numbered=count), primitives)
+
+
+def number_records(records: Array, cut: Cut, primitives: Primitives) -> tuple[Array, Cut]:
+    """Number the prefixes of canonical records if `cut` says so; return the final cut too."""
+    count, cut = cut.num_numbered, cut._replace(num_numbered=0)
     if count == 0 or records.shape[0] == 0:
         return records, cut
     given = cut.record_format
@@ -62,23 +78,28 @@ def order_records(
     if found is None:
         return records, cut
     numbers, cut = found
-    return _pack_again(records, given, cut.record_format.flat, primitives, numbers[None]), cut
+    return pack_again(records, given, cut.record_format.flat, primitives, numbers[None]), cut
 
 
-def _pack_again(
+def pack_again(
     records: Array,
     given: RecordFormat,
     wanted: RecordFormat,
     primitives: Primitives,
     *numbers: Array,
+    shift: tuple[int, int] = (0, 0),
 ) -> Array:
-    """Convert records to a format that may have one more mode, with `numbers` (1, nnz)."""
+    """Convert records to a format that may have one more mode, with `numbers` (1, nnz).
+
+    `shift` is a mode, and what is added to its rows.
+    """
     xp, nnz = primitives.xp, records.shape[0]
     packed = xp.empty((nnz, wanted.num_words), wanted.word_dtype)
     size = max(1, -(-nnz // 8))  # of a block: its coordinates take little beside the records
     for start in range(0, nnz, size):
         block = slice(start, start + size)
         own = xp.concatenate([given.coords(records[block], xp), *(n[:, block] for n in numbers)])
+        own[shift[0]] += shift[1]
         packed[block] = primitives.pack(own, given.values(records[block]), wanted)[0]
     return packed
 

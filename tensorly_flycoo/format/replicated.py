@@ -13,15 +13,6 @@ from .packing import Cut, RecordFormat
 from .primitives import Primitives, Step, index_dtype
 
 
-def build_numbered(
-    layout_class: type[Layout], coords: Array, values: Array, cut: Cut, primitives: Primitives
-) -> Layout:
-    """Build a layout from checked coords (ndim, nnz) and values (nnz,), and number its prefixes."""
-    layout = layout_class.build(coords, values, cut, primitives)
-    number_prefixes(layout, primitives)
-    return layout
-
-
 def number_prefixes(layout: Layout, primitives: Primitives) -> None:
     """Give a layout with numbered prefixes a tensor of ones with their indices and numbers.
 

@@ -1,9 +1,10 @@
 """Folders of slabs: tensors larger than memory, built part by part and opened without reading."""
 
+import functools
 import hashlib
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,17 +14,22 @@ from numpy.typing import DTypeLike
 
 from ..base.array_modules import move
 from ..base.checks import check_choice, check_count, check_dtype, check_index_base, check_shape
-from ..base.devices import OneDevice, assign_homes
+from ..base.devices import OneDevice
 from ..base.reporting import report
 from ..engines import Engine, select_engine
 from ..format.groups import check_groups, check_products, find_groups, find_longest_mode, list_rest
 from ..format.layout import Layout
 from ..format.layouts import LAYOUT_CLASSES
+from ..format.ordering import order_records
 from ..format.packing import Groups
-from ..format.replicated import build_numbered
-from ..spread.building import SlabBuilder, find_slab_shape, sort_records, split_nonzeros
-from ..spread.slab_layout import Slab, SlabLayout
-from ..spread.spread_layout import SpreadLayout
+from ..spread.building import (
+    SlabBuilder,
+    arrange_slab,
+    find_slab_shape,
+    sort_bucket,
+    split_records,
+)
+from ..spread.choosing import place_slabs
 from ..spread.streamed import make_keep_aside
 from ..tensor.labelled import LabelledTensor
 from ..tensor.memory import attempt
@@ -121,11 +127,10 @@ class DiskBuilder(SlabBuilder):
         folder: Path,
         reading: Reading,
         parts: Parts,
-        layout: str,
         num_slabs: int | None,
         engine: Engine,
     ) -> None:
-        self._folder, self._nnz, self._engine = folder, 0, engine
+        self._folder, self._nnz = folder, 0
         shape, dtypes = reading.shape or (), set[np.dtype]()
         for block in reading.iterate(parts):
             shape, ndim = shape or block.shape, len(block.shape)
@@ -143,7 +148,7 @@ class DiskBuilder(SlabBuilder):
         num_slabs = num_slabs or max(1, -(-self._nnz // _SLAB_NNZ))
         groups, self.num_numbered = find_groups("auto", shape, self._nnz, num_slabs)
         self.record_format = engine.choose_cut(shape, np.dtype(dtype), groups).record_format
-        super().__init__(LAYOUT_CLASSES[layout], num_slabs, engine, OneDevice())
+        super().__init__(num_slabs, engine, OneDevice())
 
     def _name(self, kind: str, number: int) -> Path:
         return self._folder / f"{kind}-{number}"
@@ -162,44 +167,36 @@ class DiskBuilder(SlabBuilder):
         return counts
 
     def split(self, buckets: Sequence[range]) -> None:
-        ndim, counts = self.record_format.ndim, np.zeros(len(buckets), np.int64)
+        ndim = self.record_format.ndim
         for number in range(len(buckets)):
             self._name("bucket", number).touch()
         for start in range(0, self._nnz, BLOCK_NNZ):
             *coords, values = (self._read_column(number, start) for number in range(ndim + 1))
-            parts = split_nonzeros(np.stack(coords), values, buckets, self.record_format)
-            for number, records in enumerate(parts):
-                if records.size:
-                    _append(self._name("bucket", number), records)
-                counts[number] += records.shape[0]
-        self._longest = int(counts.max())
+            given = self.record_format.pack(np.stack(coords), values)
+            for number, records in enumerate(split_records(given, buckets, self.record_format)):
+                _append(self._name("bucket", number), records)
         for number in range(ndim + 1):
             self._name("column", number).unlink(missing_ok=True)
 
-    def sort_bucket(self, number: int, rows: range, home: int) -> tuple[Path, np.ndarray]:
+    def sort_bucket(self, home: int, number: int, rows: range) -> tuple[Path, np.ndarray]:
         path = self._name("bucket", number)
-
-        def sort() -> np.ndarray:
-            records, counts = sort_records(self.read(path), rows, self.record_format, self._engine)
-            path.write_bytes(np.ascontiguousarray(records).data)  # tofile's errors do not say why
-            return counts
-
-        return path, attempt(self._name_task(), sort)
+        records, counts = sort_bucket(self.read(path), rows, self.record_format, self.primitives)
+        path.unlink()
+        _append(path, move(records, np))
+        return path, move(counts, np)
 
     def read(self, records: Path) -> np.ndarray:
         numbers = np.fromfile(records, self.record_format.word_dtype)
         return numbers.reshape(-1, self.record_format.num_words)
 
-    def build(self, rows: range, home: int) -> Layout:
-        build = super().build
-        return attempt(self._name_task(), lambda: build(rows, home))
-
-    def _name_task(self) -> str:
-        mode = find_longest_mode(self.record_format.shape)
-        return (
-            f"building a slab of {self._longest:,} nonzeros (give more slabs than "
-            f"{self.num_slabs}; rows of mode {mode}, the longest, are not split)"
+    def attempt(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a function; say what may help if memory runs out."""
+        mode, share = find_longest_mode(self.record_format.shape), -(-self._nnz // self.num_slabs)
+        task = (
+            f"building a slab of {share:,} nonzeros (give more slabs than {self.num_slabs}; rows "
+            f"of mode {mode}, the longest, are not split)"
         )
+        return attempt(task, functools.partial(function, *args))
 
 
 def _append(path: Path, numbers: np.ndarray) -> None:
@@ -321,12 +318,15 @@ slabs=2>
         else:
             temporary = folder / "temporary"
             temporary.mkdir()
-            builder = DiskBuilder(temporary, reading, parts, layout, slabs, engine)
+            builder = DiskBuilder(temporary, reading, parts, slabs, engine)
             record_format, slabs = builder.record_format, builder.num_slabs
-            slab_rows += [rows for rows, _ in builder.sort()]
+            slab_rows += builder.attempt(builder.sort)
             for number, rows in enumerate(slab_rows):
                 report(f"building slab {number + 1} of {len(slab_rows)}")
-                written.append(_write_slab(folder / _name_slab(number), builder.build(rows, 0)))
+                ordered = builder.attempt(builder.order, 0, rows)
+                arranged = builder.attempt(arrange_slab, ordered, layout, engine)
+                written.append(_write_slab(folder / _name_slab(number), arranged))
+                del ordered, arranged
             shutil.rmtree(temporary)
         if labels is not None:
             contents = array_file.name_modes(labels), array_file.list_labels(labels)
@@ -426,18 +426,13 @@ def open_slabs(
                 f"{index.layout!r}, and only 'replicated' is streamed"
             )
         keep_aside = make_keep_aside(engine.make_stager, 0)
-    devices, slabs = engine.devices or OneDevice(engine.xp), []
-    homes = assign_homes(len(index.entries), devices.count)
-    for number, (entry, home) in enumerate(zip(index.entries, homes, strict=True)):
-        with devices.use(home):
-            layout = load_slab(folder, index, number, engine, keep, verify)
-            if keep_aside is not None:
-                layout = keep_aside(layout, home)
-        slabs.append(Slab(slice(entry.start, entry.stop), layout, home))
-    dtype = np.dtype(index.dtype)
-    record_format = engine.choose_cut(index.shape, dtype, index.groups).record_format
-    slab_class = SlabLayout if engine.devices is None else SpreadLayout
-    whole = slab_class(record_format, index.num_slabs, slabs, engine, devices)
+    rows = [range(entry.start, entry.stop) for entry in index.entries]
+    cut = engine.choose_cut(index.shape, np.dtype(index.dtype), index.groups)
+
+    def load(number: int) -> Layout:
+        return load_slab(folder, index, number, engine, keep, verify)
+
+    whole = place_slabs(engine, cut.record_format, index.num_slabs, rows, load, keep_aside)
     return add_labels(folder, FlycooTensor._of(engine, whole))
 
 
@@ -464,8 +459,9 @@ def load_slab(
         if keep != "file":
             coords, values = saving.read_records(reader, record_format)
             cut = engine.choose_cut(shape, values.dtype, index.groups)
-            cut, layout_class = cut._replace(num_numbered=count), LAYOUT_CLASSES[index.layout]
-            return build_numbered(layout_class, coords, values.copy(), cut, engine)
+            cut = cut._replace(num_numbered=count)
+            ordered = order_records(coords, values.copy(), cut, engine)
+            return arrange_slab(ordered, index.layout, engine)
         if cut is not None:
             names = reader.names() - {"header"}
             if verify:

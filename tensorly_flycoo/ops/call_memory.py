@@ -104,16 +104,18 @@ def estimate_memory(
     layout = check_keep(keep, layout)
     slabs = None if slabs is None else check_count(slabs, "slabs")
     engine = select_engine(device)
-    num_slabs = slabs or choosing.choose_num_slabs(nnz, engine.num_devices)
+    is_spread = engine.spreads(nnz)
+    num_slabs = slabs or choosing.choose_num_slabs(nnz, engine.num_devices if is_spread else 1)
     found, num_numbered = find_groups(groups, shape, nnz, num_slabs)
     is_streamed = keep == "host" and engine.make_stager is not None
-    is_piece = num_slabs == 1 and engine.devices is None and not is_streamed
-    num_prefixes = 0
-    if num_numbered and nnz and is_piece:
+    num_prefixes, sizes = 0, choosing.TensorSizes(nnz, shape, dtype, found)
+    if num_numbered and nnz:
         num_prefixes = min(nnz, math.prod(shape[:num_numbered]))
         found = (tuple(range(num_numbered)), *list_rest(found, num_numbered))
-    sizes = choosing.TensorSizes(nnz, shape, dtype, found)
-    layout = choosing.choose_layout(engine, layout, sizes, num_prefixes)
+    layout = choosing.choose_layout(engine, layout, sizes._replace(groups=found), num_prefixes)
+    if num_slabs > 1 or is_spread or is_streamed:  # each slab numbers its own
+        num_prefixes, found = 0, sizes.groups
+    sizes = sizes._replace(groups=found)
     host_nbytes = 0
     if is_streamed:
         num_slabs, num_resident = choosing.plan_streaming(engine, layout, sizes, slabs)
@@ -145,7 +147,7 @@ def count_iteration_nbytes(
         rows * (1 if cut_mode in group else num_held)
         for rows, group in zip(made, groups, strict=True)
     ]
-    if engine.devices is not None:
+    if engine.spreads(nnz):
         # Each factor in shards and gathered, two results and those that wait to be added.
         waiting = (count_waiting(num_slabs) + 2) * max(shape)
         return (2 * sum(shape) + waiting + max(held) + sum(made) + num_tiles) * row_nbytes

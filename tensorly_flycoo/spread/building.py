@@ -5,11 +5,14 @@
 2. The nonzeros are distributed to the buckets, in the sequence in which they are given.
 3. Each bucket is sorted, its duplicates summed and its zeros dropped; what is left is counted.
 4. These counts give the edges of the slabs, each of which takes records from one to three buckets.
+5. Each slab's prefixes are numbered. Then its layout is arranged, which may be chosen by them.
 
 Meanwhile the nonzeros are in memory (`MemoryBuilder`), on disk (`io.slab_folder.DiskBuilder`) or on
 the workers of a cluster (`dask.cluster_layout.ClusterBuilder`). The slabs have the same bits.
 """
 
+import functools
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import pairwise
@@ -17,18 +20,32 @@ from typing import Any
 
 import numpy as np
 
-from ..base.array_modules import Array, array_module, move
+from ..base.array_modules import Array, array_module, is_cupy, move
 from ..base.checks import check_sums
-from ..base.devices import Devices, assign_homes, bring_each
+from ..base.devices import Devices, assign_homes
 from ..format.groups import find_longest_mode
 from ..format.layout import Layout
-from ..format.ordering import make_canonical_records, take_marked
+from ..format.layouts import LAYOUT_CLASSES
+from ..format.ordering import (
+    drop_zeros,
+    merge_duplicates,
+    number_records,
+    pack_again,
+    sort_records,
+    take_marked,
+)
 from ..format.packing import Cut, RecordFormat
 from ..format.primitives import Primitives
-from ..format.replicated import build_numbered
+from ..format.replicated import number_prefixes
 
 #: The fewest nonzeros that are counted at a time.
 _COUNT_BLOCK = 2**24
+
+#: Edges among fewer rows are found on the host: CuPy would compile a dozen kernels.
+_MANY_ROWS = 2**20
+
+#: Nonzeros that a device packs and distributes at a time: a few parts for each thread that copies.
+BLOCK_NNZ = 2**25
 
 
 class SlabBuilder(ABC):
@@ -37,10 +54,7 @@ class SlabBuilder(ABC):
     record_format: RecordFormat  # of the whole tensor
     num_numbered: int | None = 0  # in each slab: see `Cut`
 
-    def __init__(
-        self, layout_class: type[Layout], num_slabs: int, primitives: Primitives, devices: Devices
-    ) -> None:
-        self.layout_class = layout_class
+    def __init__(self, num_slabs: int, primitives: Primitives, devices: Devices) -> None:
         self.num_slabs = num_slabs
         self.primitives = primitives
         self.devices = devices
@@ -56,62 +70,100 @@ class SlabBuilder(ABC):
         """Distribute the nonzeros to buckets: ranges of rows that follow each other."""
 
     @abstractmethod
-    def sort_bucket(self, number: int, rows: range, home: int) -> tuple[Any, Any]:
+    def sort_bucket(self, home: int, number: int, rows: range) -> tuple[Any, Any]:
         """Sort a bucket on its device; return its records and row counts, or references to them."""
 
     def read(self, records: Any) -> Array:
         """Return the records that `sort_bucket` has returned, where they are."""
         return records
 
-    def sort(self) -> list[tuple[range, int]]:
-        """Sort all nonzeros; return the rows and the device of each slab."""
-        count, counts = self.devices.count, []
+    def sort(self) -> list[range]:
+        """Sort all nonzeros; return the rows of each slab."""
+        devices = self.devices
         buckets = list_rows(find_edges(self.count_rows(), self.num_slabs))
         self.split(buckets)
-        for number, home in enumerate(assign_homes(len(buckets), count)):
-            records, counted = self.sort_bucket(number, buckets[number], home)
-            self.buckets.append((buckets[number], home, records))
-            counts.append(counted)
-        slabs = list_rows(find_edges(np.concatenate(self.devices.collect(counts)), self.num_slabs))
-        return list(zip(slabs, assign_homes(len(slabs), count), strict=True))
+        homes = assign_homes(len(buckets), devices.count)
+        found = devices.map(self.sort_bucket, homes, range(len(buckets)), buckets)
+        records, counts = zip(*found, strict=True)
+        self.buckets = list(zip(buckets, homes, records, strict=True))
+        collected = devices.collect(counts)
+        counted = array_module(collected[0]).concatenate(collected)
+        return list_rows(find_edges(counted, self.num_slabs))
 
-    def build(self, rows: range, home: int) -> Any:
-        """Build a slab's layout on its device; return it, or what stands for it."""
+    def order(self, home: int, rows: range) -> Any:
+        """Return what `order_slab` does for a slab on its device, or what stands for it."""
         devices, record_format, pieces = self.devices, self.record_format, []
         for own, source, records in self.buckets:
             if own.start < rows.stop and rows.start < own.stop:
                 records = self.read(records)
                 taken = devices.run(source, take_rows, records, own, rows, record_format)
                 pieces.append(devices.bring(taken, home))
-        options = (self.layout_class, rows, record_format, self.num_numbered, self.primitives)
-        return devices.run(home, build_slab, pieces, *options)
+        options = (rows, record_format, self.num_numbered, self.primitives)
+        return devices.run(home, order_slab, pieces, *options)
 
 
 class MemoryBuilder(SlabBuilder):
-    """Builds slabs of checked coords (ndim, nnz) and values (nnz,), on the host or a device."""
+    """Builds slabs of coords (ndim, nnz) and values (nnz,), on the host or the first device.
 
-    def __init__(self, coords: Array, values: Array, cut: Cut, *options: Any) -> None:
+    Each device packs its share of the nonzeros of the host. Between the steps records stay on the
+    devices, or wait on the host with `waits_on_host`; then a device has one bucket or slab.
+    """
+
+    def __init__(
+        self, coords: Array, values: Array, cut: Cut, waits_on_host: bool, *options: Any
+    ) -> None:
         super().__init__(*options)
         self.record_format, self.num_numbered = cut.record_format, cut.num_numbered
-        self._coords, self._values = coords, values
-        self._rows = coords[find_longest_mode(self.record_format.shape)]
+        self._coords, self._values, self._waits_on_host = coords, values, waits_on_host
+        num_shares, nnz = 1 if is_cupy(values) else self.devices.count, values.shape[0]
+        size = max(1, min(BLOCK_NNZ, -(-nnz // num_shares)))
+        self._starts = range(0, max(1, nnz), size)
+        self._homes = assign_homes(len(self._starts), num_shares)
+        self._blocks: list[Array] = []  # packed
+        self._parts: list[list[Array]] = []  # of each bucket, one from each block
+        self._counts: dict[int, Array] = {}  # of rows, by device
 
     def count_rows(self) -> Array:
-        return count_rows(self._rows, max(self.record_format.shape))
+        self._blocks = self.devices.map(self._pack, self._homes, self._starts)
+        return functools.reduce(operator.add, self.devices.collect(list(self._counts.values())))
+
+    def _pack(self, home: int, start: int) -> Array:
+        """Pack a block of nonzeros, and count those of each row."""
+        record_format, own = self.record_format, slice(start, start + self._starts.step)
+        nonzeros = self._coords[:, own], self._values[own]
+        records, *_ = self.primitives.pack(*nonzeros, record_format)
+        mode = find_longest_mode(record_format.shape)
+        rows = record_format.rows(records, mode, self.primitives.xp)
+        counts = count_rows(rows, record_format.shape[mode])
+        self._counts[home] = self._counts.get(home, 0) + counts
+        return self._wait(records)
 
     def split(self, buckets: Sequence[range]) -> None:
-        pass  # each bucket is taken from all nonzeros when it is sorted
+        numbers = range(len(self._blocks))
+        found = self.devices.map(self._split, self._homes, numbers, [buckets] * len(numbers))
+        self._parts = [list(parts) for parts in zip(*found, strict=True)]
 
-    def sort_bucket(self, number: int, rows: range, home: int) -> tuple[Array, Array]:
-        is_own = (self._rows >= rows.start) & (self._rows < rows.stop)
-        own = [take_marked(numbers, is_own) for numbers in (*self._coords, self._values)]
-        if array_module(self._values) is self.primitives.xp:  # else copied block by block
-            own = bring_each(self.devices, own, [home] * len(own))
-        return self.devices.run(home, self._sort, own, rows)
+    def _split(self, home: int, number: int, buckets: Sequence[range]) -> list[Array]:
+        """Distribute a block, which is given up."""
+        records, self._blocks[number] = self._blocks[number], None
+        parts = split_records(move(records, self.primitives.xp), buckets, self.record_format)
+        return [self._wait(part) for part in parts]
 
-    def _sort(self, own: list[Array], rows: range) -> tuple[Array, Array]:
-        coords = array_module(own[-1]).stack(own[:-1])
-        return sort_nonzeros(coords, own[-1], rows, self.record_format, self.primitives)
+    def sort_bucket(self, home: int, number: int, rows: range) -> tuple[Array, Array]:
+        parts, self._parts[number] = self._parts[number], []
+        there = [move(part, self.primitives.xp) for part in parts]
+        del parts
+        (records,) = self.devices.gather([(there, home)])
+        del there
+        records, counts = sort_bucket(records, rows, self.record_format, self.primitives)
+        return self._wait(records), counts
+
+    def order(self, home: int, rows: range) -> tuple[Array, Cut]:
+        records, cut = super().order(home, rows)
+        return self._wait(records), cut
+
+    def _wait(self, records: Array) -> Array:
+        return move(records, np) if self._waits_on_host else records
 
 
 # The rows of slabs depend on the nonzeros and the number of slabs only, not on what holds them
@@ -144,6 +196,8 @@ def find_edges(counts: Array, num_slabs: int) -> tuple[int, ...]:
     nonzeros are fewer than slabs, or if a row has more nonzeros than a slab should. More slabs than
     nonzeros divide the rows as that many do, and only so many edges are returned.
     """
+    if counts.shape[0] < _MANY_ROWS:
+        counts = move(counts, np)
     xp, size = array_module(counts), counts.shape[0]
     # before[r]: nonzeros in rows below r.
     before = xp.zeros(size + 1, np.int64)
@@ -172,36 +226,32 @@ def list_rows(edges: Sequence[int]) -> list[range]:
 # Steps, on the device of a bucket or a slab
 
 
-def split_nonzeros(
-    coords: np.ndarray, values: np.ndarray, buckets: Sequence[range], record_format: RecordFormat
-) -> list[np.ndarray]:
-    """Pack the nonzeros of each bucket, in the given sequence."""
-    firsts = np.array([rows.start for rows in buckets[1:]], np.uint32)
-    numbers = np.searchsorted(firsts, coords[find_longest_mode(record_format.shape)], "right")
+def split_records(
+    records: Array, buckets: Sequence[range], record_format: RecordFormat
+) -> list[Array]:
+    """Copy the records of each bucket, in the given sequence."""
+    if len(buckets) == 1:
+        return [records]
+    xp = array_module(records)
+    firsts = xp.asarray(np.array([rows.start for rows in buckets[1:]], np.uint32))
+    rows = record_format.rows(records, find_longest_mode(record_format.shape), xp)
+    numbers = xp.searchsorted(firsts, rows, "right")
     numbers = numbers.astype(np.min_scalar_type(len(buckets)))  # NumPy sorts these by digits
-    records = record_format.pack(coords, values.astype(record_format.dtype))
-    records = records[np.argsort(numbers, kind="stable")]
-    return np.split(records, np.cumsum(np.bincount(numbers, minlength=len(buckets)))[:-1])
+    order, counts = xp.argsort(numbers, kind="stable"), xp.bincount(numbers, None, len(buckets))
+    return [records[own] for own in xp.split(order, np.cumsum(move(counts, np))[:-1].tolist())]
 
 
-def sort_records(
-    records: np.ndarray, rows: range, record_format: RecordFormat, primitives: Primitives
-) -> tuple[np.ndarray, np.ndarray]:
-    """Sort the records of a bucket as `sort_nonzeros` sorts nonzeros."""
-    coords, values = record_format.coords(records), record_format.values(records).copy()
-    del records
-    return sort_nonzeros(coords, values, rows, record_format, primitives)
-
-
-def sort_nonzeros(
-    coords: Array, values: Array, rows: range, record_format: RecordFormat, primitives: Primitives
+def sort_bucket(
+    records: Array, rows: range, record_format: RecordFormat, primitives: Primitives
 ) -> tuple[Array, Array]:
-    """Make a bucket's records canonical, where its nonzeros are; count, on the host, each row's."""
-    records = make_canonical_records(coords, values, record_format, primitives)
+    """Make a bucket's records canonical on the current device; count each row's there."""
+    records = drop_zeros(move(records, primitives.xp), record_format)
+    records = sort_records(records, record_format, primitives)
+    records = merge_duplicates(records, record_format, primitives)
     check_sums(record_format.values(records))
     numbers = record_format.rows(records, find_longest_mode(record_format.shape), primitives.xp)
     numbers -= numbers.dtype.type(rows.start)
-    return move(records, array_module(values)), move(count_rows(numbers, len(rows)), np)
+    return records, count_rows(numbers, len(rows))
 
 
 def take_rows(records: Array, own: range, rows: range, record_format: RecordFormat) -> Array:
@@ -213,22 +263,31 @@ def take_rows(records: Array, own: range, rows: range, record_format: RecordForm
     return take_marked(records, (numbers >= rows.start) & (numbers < rows.stop))
 
 
-def build_slab(
+def order_slab(
     pieces: Sequence[Array],
-    layout_class: type[Layout],
     rows: range,
     record_format: RecordFormat,
     num_numbered: int | None,
     primitives: Primitives,
-) -> Layout:
-    """Build a slab's layout on the current device; `pieces` are records of the whole tensor."""
-    xp, shape = array_module(pieces[0]), record_format.shape
+) -> tuple[Array, Cut]:
+    """Return a slab's records on the current device, with numbered prefixes, and its cut.
+
+    `pieces` are records of the whole tensor; the slab's rows begin at 0.
+    """
+    xp = primitives.xp
     records = xp.concatenate([move(piece, xp) for piece in pieces])
-    coords = record_format.coords(records, xp)
-    coords[find_longest_mode(shape)] -= rows.start
-    values = record_format.values(records).copy()
-    del records
-    slab_shape = find_slab_shape(shape, len(rows))
-    cut = primitives.choose_cut(slab_shape, values.dtype, record_format.groups)
-    cut = cut._replace(num_numbered=num_numbered)
-    return build_numbered(layout_class, coords, values, cut, primitives)
+    shape = find_slab_shape(record_format.shape, len(rows))
+    cut = primitives.choose_cut(shape, record_format.dtype, record_format.groups)
+    own, shift = cut.record_format, (find_longest_mode(record_format.shape), -rows.start)
+    records = pack_again(records, record_format, own, primitives, shift=shift)
+    if len(pieces) > 1:
+        records = sort_records(records, own, primitives)
+    return number_records(records, cut._replace(num_numbered=num_numbered), primitives)
+
+
+def arrange_slab(ordered: tuple[Array, Cut], name: str, primitives: Primitives) -> Layout:
+    """Arrange a slab of `order_slab` on the current device in the layout `name`."""
+    records, cut = ordered
+    layout = LAYOUT_CLASSES[name].arrange(move(records, primitives.xp), cut, primitives)
+    number_prefixes(layout, primitives)
+    return layout

@@ -5,21 +5,22 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..base.array_modules import Array
 from ..base.checks import check_finite, check_inside
-from ..base.devices import OneDevice
+from ..base.devices import OneDevice, assign_homes
 from ..engines import Engine
+from ..format.layout import Layout
 from ..format.layouts import LAYOUT_CLASSES
 from ..format.ordering import count_canonical_nbytes, order_records
 from ..format.packing import Cut, Groups, RecordFormat
 from ..format.primitives import index_dtype
-from ..format.replicated import estimate_prefixes, number_prefixes
-from .building import MemoryBuilder, find_slab_shape
+from ..format.replicated import estimate_prefixes
+from .building import BLOCK_NNZ, MemoryBuilder, arrange_slab, find_slab_shape
 from .slab_layout import AnyLayout, Slab, SlabLayout
 from .spread_layout import SpreadLayout
 from .streamed import KeepAside, make_keep_aside
@@ -70,17 +71,13 @@ def build_layout(
         sizes["groups"] = groups
     if num_slabs > 1:
         sizes["slabs"] = num_slabs
-    if num_slabs == 1 and engine.devices is None and keep_aside is None:
+    if num_slabs == 1 and not engine.spreads(tensor.nnz) and keep_aside is None:
         records, cut = order_records(coords, values, cut, engine)
-        final = tensor._replace(nnz=records.shape[0], groups=cut.record_format.groups)
-        name = choose_layout(engine, name, final, cut.record_format.num_prefixes)
+        name = choose_common(engine, name, tensor._replace(nnz=records.shape[0]), [cut])
         engine.log("build", name, shape=tuple(shape), nnz=tensor.nnz, **sizes)
-        piece = LAYOUT_CLASSES[name].arrange(records, cut, engine)
-        number_prefixes(piece, engine)
-        return piece
-    name = choose_layout(engine, name, tensor)
-    engine.log("build", name, shape=tuple(shape), nnz=tensor.nnz, **sizes)
+        return arrange_slab((records, cut), name, engine)
     layout = build_slabs(engine, name, coords, values, cut, num_slabs, keep_aside)
+    engine.log("build", layout.name, shape=tuple(shape), nnz=tensor.nnz, **sizes)
     share = -(-layout.nnz // layout.num_slabs)
     longest = max(slab.layout.nnz for slab in layout.slabs)
     if longest > 2 * share:
@@ -103,19 +100,57 @@ def build_slabs(
     num_slabs: int,
     keep_aside: KeepAside | None = None,
 ) -> SlabLayout:
-    """Build slabs; beside those that are built, a device has the nonzeros of one at a time."""
-    check_inside(coords, cut.record_format.shape)
-    check_finite(values)
-    devices, slabs = engine.devices or OneDevice(engine.xp), []
-    builder = MemoryBuilder(coords, values, cut, LAYOUT_CLASSES[name], num_slabs, engine, devices)
-    for rows, home in builder.sort():
-        layout = builder.build(rows, home)
+    """Build slabs, whose records wait on the devices, or on the host if these are too small."""
+    devices, shape = engine.devices or OneDevice(engine.xp), cut.record_format.shape
+    tensor = TensorSizes(values.shape[0], shape, values.dtype, cut.record_format.groups)
+    guess, sizes = choose_layout(engine, name, tensor), (tensor.nnz, cut.record_format, num_slabs)
+    *_, waits_on_host = _estimate_slabs(engine, guess, *sizes)
+    builder = MemoryBuilder(coords, values, cut, waits_on_host, num_slabs, engine, devices)
+    try:
+        rows = builder.sort()
+    except ValueError:  # which may give a place in a block
+        check_inside(coords, shape)
+        check_finite(values)
+        raise
+    ordered = devices.map(builder.order, assign_homes(len(rows), devices.count), rows)
+    builder.buckets.clear()
+    name = choose_common(engine, name, tensor, [cut for _, cut in ordered])
+
+    def arrange(number: int) -> Layout:
+        own, ordered[number] = ordered[number], None
+        return arrange_slab(own, name, engine)
+
+    return place_slabs(engine, cut.record_format, num_slabs, rows, arrange, keep_aside)
+
+
+def place_slabs(
+    engine: Engine,
+    record_format: RecordFormat,
+    num_slabs: int,
+    rows: Sequence[range],
+    make_layout: Callable[[int], Layout],
+    keep_aside: KeepAside | None = None,
+) -> SlabLayout:
+    """Call a function of a slab's number on the slab's device, for each slab; keep the layouts."""
+    devices = engine.devices or OneDevice(engine.xp)
+
+    def place(home: int, number: int, own: range) -> Slab:
+        layout = make_layout(number)
         if keep_aside is not None:
-            with devices.use(home):
-                layout = keep_aside(layout, home)
-        slabs.append(Slab(slice(rows.start, rows.stop), layout, home))
+            layout = keep_aside(layout, home)
+        return Slab(slice(own.start, own.stop), layout, home)
+
+    homes = assign_homes(len(rows), devices.count)
+    slabs = devices.map(place, homes, range(len(rows)), rows)
     slab_class = SlabLayout if engine.devices is None else SpreadLayout
-    return slab_class(cut.record_format, num_slabs, slabs, engine, devices)
+    return slab_class(record_format, num_slabs, slabs, engine, devices)
+
+
+def choose_common(engine: Engine, name: str, tensor: TensorSizes, cuts: Sequence[Cut]) -> str:
+    """Choose the layout of all slabs, or of one piece: by the cut with the most groups."""
+    formats = [cut.record_format for cut in cuts]
+    most = max(formats, key=lambda own: (len(own.groups), own.num_prefixes))
+    return choose_layout(engine, name, tensor._replace(groups=most.groups), most.num_prefixes)
 
 
 def choose_layout(engine: Engine, name: str, tensor: TensorSizes, num_prefixes: int = 0) -> str:
@@ -178,7 +213,7 @@ def estimate_layout(
     """
     cut = engine.choose_cut(*tensor[1:], num_prefixes)
     if num_slabs > 1:
-        return _estimate_slabs(engine, name, tensor.nnz, cut.record_format, num_slabs)
+        return _estimate_slabs(engine, name, tensor.nnz, cut.record_format, num_slabs)[:2]
     estimate = LAYOUT_CLASSES[name].estimate(tensor.nnz, cut, engine)
     if not num_prefixes:
         return estimate
@@ -188,8 +223,11 @@ def estimate_layout(
 
 def _estimate_slabs(
     engine: Engine, name: str, nnz: int, record_format: RecordFormat, num_slabs: int
-) -> tuple[int, int]:
-    """Estimate a layout of equal slabs, as `estimate_layout` does; the peak is of one device."""
+) -> tuple[int, int, bool]:
+    """Estimate a layout of equal slabs, as `estimate_layout` does; the peak is of one device.
+
+    Return also whether the records must wait on the host while others are built.
+    """
     shape, longest = record_format.shape, max(record_format.shape)
     num_held = max(1, min(num_slabs, nnz, longest))
     shares = Counter(zip(_share(nnz, num_held), _share(longest, num_held), strict=True))
@@ -202,18 +240,25 @@ def _estimate_slabs(
         peak_nbytes = max(peak_nbytes, slab_peak_nbytes)
     record_nbytes, per_slab = record_format.record_nbytes, max(_share(nnz, num_held))
     given = 8 * record_format.ndim + record_format.dtype.itemsize
-    on_device = engine.staging_size is None  # the nonzeros, and the sorted parts
-    edges = 48 * longest + (8 * nnz if on_device else 0)
-    sorting = count_canonical_nbytes(per_slab, record_format, engine)
-    sorting += 3 * nnz + 2 * per_slab * given if on_device else 0
-    # All slabs' lists of empty rows may be longer; a slab's records and their nonzeros.
+    on_device = engine.staging_size is None  # the nonzeros
+    own = 1 if on_device else -(-num_held // engine.num_devices) / num_held  # one device's share
+    # Counts of rows; a block's records in two orders, numbers of buckets and their order.
+    distributing = 48 * longest + min(math.ceil(own * nnz), BLOCK_NNZ) * (2 * record_nbytes + 48)
+    sorting = per_slab * record_nbytes
+    sorting += count_canonical_nbytes(per_slab, record_format, engine)
+    # All slabs' lists of empty rows may be longer; a slab's records and their numbers.
     sizes = record_format.merged.shape
     lists = sum(index_dtype(size).itemsize * min(per_slab, size) for size in sizes)
-    own = 1 if on_device else -(-num_held // engine.num_devices) / num_held  # one device's share
     building = math.ceil(own * (kept + num_held * lists)) + peak_nbytes
-    building += per_slab * (2 * record_nbytes + given + 24)
-    held = nnz * (given + record_nbytes) if on_device else 0
-    return kept, held + max(edges, sorting, building)
+    building += per_slab * (3 * record_nbytes + 24)
+    peak_nbytes = max(distributing, sorting, building)
+    waiting = math.ceil(own * nnz) * record_nbytes
+    if on_device:
+        return kept, nnz * given + waiting + peak_nbytes, False
+    free = engine.count_free_nbytes()
+    if free is not None and waiting + peak_nbytes > free:
+        return kept, peak_nbytes, True
+    return kept, waiting + peak_nbytes, False
 
 
 def _share(count: int, num_slabs: int) -> list[int]:

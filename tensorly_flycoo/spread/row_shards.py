@@ -106,7 +106,7 @@ class RowShards(NDArrayOperatorsMixin):
 
     def to_numpy(self) -> np.ndarray:
         """Gather all rows in host memory."""
-        matrix = np.concatenate(self.sharding.devices.fetch(self.blocks))
+        matrix = self.sharding.devices.fetch(self.blocks)
         return matrix.T if self.is_transposed else matrix
 
     @property

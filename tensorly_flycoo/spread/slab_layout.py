@@ -13,6 +13,7 @@ from ..base.devices import Devices
 from ..format.group_passes import FindRows
 from ..format.groups import find_longest_mode
 from ..format.layout import Layout
+from ..format.ordering import pack_again
 from ..format.packing import Groups, RecordFormat
 from ..format.primitives import Operation, Primitives, index_dtype
 from ..format.tree import count_waiting, fold_tree
@@ -172,10 +173,8 @@ class SlabLayout:
             with self.devices.use(home), layout.hold_first_order(primitives) as (records, places):
                 if places is not None:
                     records = primitives.gather(records, places)
-                coords = layout.record_format.coords(records, xp)
-                coords[self.cut_mode] += rows.start
-                values = layout.record_format.values(records)
-                part = record_format.pack(coords, values, xp, primitives.block_size)
+                own, shift = layout.record_format, (self.cut_mode, rows.start)
+                part = pack_again(records, own, record_format, primitives, shift=shift)
             part = self.devices.bring(part, 0)
             merged[start : start + part.shape[0]] = part
             start += part.shape[0]

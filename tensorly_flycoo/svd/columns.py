@@ -94,7 +94,7 @@ def _build_in_slabs(
     """
     if layout.build_elsewhere is not None:
         return layout.build_elsewhere(parts, "replicated", shape, np.dtype(np.float64))
-    found = list(map(layout.devices.fetch, parts))
+    found = [[layout.devices.fetch([own]) for own in part] for part in parts]
     coords, values = (np.concatenate(own, axis=-1) for own in zip(*found, strict=True))
     del found
     coords, values = engine.receive(coords, values)

@@ -108,7 +108,10 @@ def build_layout(
         with log_compilation():
             return choosing.build_layout(engine, layout, coords, values, shape, *found, count, keep)
 
-    count = num_slabs or choosing.choose_num_slabs(values.size, engine.num_devices)
+    num_devices = engine.num_devices if engine.spreads(values.size) else 1
+    count = num_slabs or choosing.choose_num_slabs(values.size, num_devices)
+    if num_slabs is None and num_devices < engine.num_devices:
+        _logger.debug("one of %d devices is as fast for so few nonzeros", engine.num_devices)
     if not num_slabs and keep == "host" and engine.make_stager is not None:
         count, _ = choosing.plan_streaming(engine, layout, sizes)
     most = num_slabs or _MOST * count

@@ -12,69 +12,38 @@ tests share a GPU.
 
 import argparse
 import hashlib
+import sys
 import time
+from pathlib import Path
 
 import cupy
 import numpy as np
 import tensorly as tl
 
 import tensorly_flycoo
-from tensorly_flycoo import FlycooTensor, mttkrp
-from tensorly_flycoo.base.devices import OneDevice, assign_homes
-from tensorly_flycoo.engines.cuda.engine import CUDA
-from tensorly_flycoo.engines.cuda.gpus import CudaDevices
-from tensorly_flycoo.format.indexed import IndexedLayout
-from tensorly_flycoo.spread.slab_layout import Slab, SlabLayout
-from tensorly_flycoo.spread.spread_layout import SpreadLayout
+from tensorly_flycoo import mttkrp
 
-SHAPE, NNZ = (8_211_298, 176_962, 8_116_559), 4_687_474_081
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "benchmark_gpu"))
+from tensors import Problem, build_by_slab, draw_factors
+
 NUM_CHECKED = 1000
 
 
-def draw(number, nnz, num_slabs):
-    """Draw the nonzeros of a slab on the GPU; its rows of mode 0 begin at 0."""
-    random, edges = cupy.random.RandomState(number), find_edges(number, num_slabs)
-    nnz //= num_slabs
-    sizes = (edges.stop - edges.start, *SHAPE[1:])
-    coords = cupy.empty((3, nnz), np.int32)
-    for row, size in zip(coords, sizes, strict=True):
-        step = 2**26
-        for start in range(0, nnz, step):
-            part = row[start : start + step]
-            part[...] = cupy.minimum((random.random_sample(part.size) ** 2 * size), size - 1)
-    return coords, 0.5 + random.random_sample(nnz, dtype=np.float32)
+def draw(problem, number, num_slabs):
+    """Draw the nonzeros of a slab on the GPU, with the rows of the whole tensor."""
+    coords, values, _, rows = problem.draw_slab(np.float32, number, num_slabs)
+    coords[0] += rows.start
+    return coords, values
 
 
-def find_edges(number, num_slabs):
-    """Return the rows of mode 0 of a slab."""
-    return slice(number * SHAPE[0] // num_slabs, (number + 1) * SHAPE[0] // num_slabs)
-
-
-def build(nnz, num_slabs, gpus=None):
-    """Build the slabs, one after the other, on the current GPU or spread over some."""
-    devices, slabs = CudaDevices(gpus) if gpus else OneDevice(cupy), []
-    for number, home in enumerate(assign_homes(num_slabs, devices.count)):
-        edges = find_edges(number, num_slabs)
-        with devices.use(home):
-            coords, values = draw(number, nnz, num_slabs)
-            cut = CUDA.choose_cut((edges.stop - edges.start, *SHAPE[1:]), values.dtype)
-            slabs.append(Slab(edges, IndexedLayout.build(coords, values, cut, CUDA), home))
-            del coords, values
-            cupy.get_default_memory_pool().free_all_blocks()
-    record_format = CUDA.choose_cut(SHAPE, np.dtype(np.float32)).record_format
-    layout_class = SpreadLayout if gpus else SlabLayout
-    return FlycooTensor._of(CUDA, layout_class(record_format, num_slabs, slabs, CUDA, devices))
-
-
-def add_up(nnz, num_slabs, factors, mode, rows):
+def add_up(problem, num_slabs, factors, mode, rows):
     """Compute some rows of the MTTKRP of a mode in float64, and count their nonzeros."""
     rank = factors[0].shape[1]
     counts, expected = cupy.zeros(len(rows), np.int64), cupy.zeros((len(rows), rank))
-    place_of = cupy.full(SHAPE[mode], -1, np.int32)
+    place_of = cupy.full(problem.shape[mode], -1, np.int32)
     place_of[rows] = cupy.arange(len(rows), dtype=np.int32)
     for number in range(num_slabs):
-        coords, values = draw(number, nnz, num_slabs)
-        coords[0] += find_edges(number, num_slabs).start
+        coords, values = draw(problem, number, num_slabs)
         places = place_of[coords[mode]]
         kept = cupy.flatnonzero(places >= 0)
         counts += cupy.bincount(places[kept], minlength=len(rows))
@@ -87,7 +56,7 @@ def add_up(nnz, num_slabs, factors, mode, rows):
     return expected, counts
 
 
-def time_parafac(nnz, num_slabs, rank, num_iterations, gpus):
+def time_parafac(problem, num_slabs, rank, num_iterations, gpus):
     """Time a call of parafac and its stages, and return the digest of its factors."""
 
     def synchronise():
@@ -96,7 +65,7 @@ def time_parafac(nnz, num_slabs, rank, num_iterations, gpus):
         return time.perf_counter()
 
     times, ends = [time.perf_counter()], []
-    x = build(nnz, num_slabs, gpus)
+    x = build_by_slab(problem, "indexed", num_slabs, gpus)
     times.append(synchronise())
     options = {"init": "random", "random_state": 0, "tol": -1.0}
     options["callback"] = lambda *_: ends.append(synchronise())
@@ -120,10 +89,9 @@ def time_parafac(nnz, num_slabs, rank, num_iterations, gpus):
     return hashlib.sha256(b"".join(factor.tobytes() for factor in factors)).hexdigest()
 
 
-def check_sweep(x, nnz, num_slabs, rank):
+def check_sweep(x, problem, num_slabs, rank):
     """Time a sweep, and compare some rows of each mode with sums in float64; `x` is given up."""
-    random = cupy.random.RandomState(0)
-    factors = [random.random_sample((size, rank), dtype=np.float32) for size in SHAPE]
+    factors = draw_factors(problem.shape, rank, np.float32)
     results, times = [], []
     for _ in range(2):
         results = []
@@ -136,8 +104,9 @@ def check_sweep(x, nnz, num_slabs, rank):
     x.clear()
     cupy.get_default_memory_pool().free_all_blocks()
     for mode in range(3):
-        rows = np.sort(np.random.default_rng(mode).choice(SHAPE[mode], NUM_CHECKED, replace=False))
-        expected, counts = add_up(nnz, num_slabs, factors, mode, cupy.asarray(rows))
+        random, size = np.random.default_rng(mode), problem.shape[mode]
+        rows = np.sort(random.choice(size, NUM_CHECKED, replace=False))
+        expected, counts = add_up(problem, num_slabs, factors, mode, cupy.asarray(rows))
         error = cupy.abs(results[mode][rows] - expected)
         # All terms are positive, so their sum is that of their absolute values.
         bound = ((counts + 3) * np.finfo(np.float32).eps)[:, None] * expected
@@ -146,12 +115,12 @@ def check_sweep(x, nnz, num_slabs, rank):
         print(f"mode {mode}: {NUM_CHECKED} rows, largest relative error {largest:.1e}", flush=True)
 
 
-def check_bits(nnz, options):
+def check_bits(problem, options):
     """Time parafac on each number of GPUs; the factors must have the same bits."""
     digests = set()
     for gpus in options.gpus:
         with tensorly_flycoo.set_device("cuda", gpus=gpus):
-            fixed = (nnz, options.slabs, options.rank, options.iterations)
+            fixed = (problem, options.slabs, options.rank, options.iterations)
             digests.add(time_parafac(*fixed, gpus))
         cupy.get_default_memory_pool().free_all_blocks()
     print(f"digests: {', '.join(digest[:16] for digest in digests)}", flush=True)
@@ -166,15 +135,16 @@ def main():
     parser.add_argument("--iterations", type=int, help="of parafac, in place of the check")
     parser.add_argument("--gpus", type=int, nargs="+", default=[1], help="for --iterations")
     options = parser.parse_args()
-    nnz, start = int(options.share * NNZ), time.perf_counter()
+    problem = Problem("reddit-2015", 3.0, True, 1.0, options.share)
     if options.iterations:
-        check_bits(nnz, options)
+        check_bits(problem, options)
         return
-    held = [build(nnz, options.slabs)]
+    start = time.perf_counter()
+    held = [build_by_slab(problem, "indexed", options.slabs, 1)]
     cupy.cuda.Device().synchronize()
     seconds, nbytes = time.perf_counter() - start, held[0].nbytes
     print(f"{held[0]}: {nbytes / 1e9:.1f} GB, built in {seconds:.1f} s", flush=True)
-    check_sweep(held, nnz, options.slabs, options.rank)
+    check_sweep(held, problem, options.slabs, options.rank)
 
 
 if __name__ == "__main__":

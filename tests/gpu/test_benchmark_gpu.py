@@ -173,6 +173,23 @@ def test_scaling(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("options", "last"),
+    [
+        ([], "mode 2: 1000 rows, largest relative error"),
+        (["--iterations", "3", "--gpus", "1", "2"], "digests: "),
+    ],
+)
+def test_a_tensor_that_is_drawn_by_slab(options, last):
+    if "2" in options and cupy.cuda.runtime.getDeviceCount() < 2:
+        options = options[:-1]
+    path = Path(__file__).with_name("reddit_run.py")
+    command = [sys.executable, path, "--share", "1e-4", "--slabs", "4", *options]
+    process = subprocess.run(command, capture_output=True, text=True)
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert process.stdout.splitlines()[-1].startswith(last)
+
+
+@pytest.mark.parametrize(
     ("name", "options"),
     [
         ("streaming", ["--tensor", "nell-2", "--share", "1e-3", "--slabs", "4"]),

@@ -128,14 +128,33 @@ def test_a_copy_waits_for_what_it_copies():
             del array
             cupy.full(2**24, -1, "float32")
             for copy in copies:
-                assert (devices.fetch([copy])[0] == number).all()
+                assert (devices.fetch([copy]) == number).all()
+
+
+def test_each_gpu_runs_its_own_calls_in_sequence():
+    devices, homes = CudaDevices(NUM_GPUS), [n % NUM_GPUS for n in range(5 * NUM_GPUS)]
+    seen = []
+
+    def note(home, number):
+        seen.append((home, number))
+        return cupy.cuda.runtime.getDevice(), number
+
+    assert devices.map(note, homes, range(len(homes))) == [
+        (home, n) for n, home in enumerate(homes)
+    ]
+    for device in range(NUM_GPUS):
+        own = [number for home, number in seen if home == device]
+        assert own == sorted(own)
 
 
 def test_the_number_of_gpus():
     with tensorly_flycoo.set_device("cuda", gpus="all") as _:
         assert CUDA.devices.count == NUM_GPUS
-        x = FlycooTensor([[0, 1], [2, 0], [1, 1]], [2.0, 3.0], (3, 3, 2))
-        assert x.slabs == NUM_GPUS
+        nonzeros = [[0, 1], [2, 0], [1, 1]], [2.0, 3.0], (3, 3, 2)
+        assert FlycooTensor(*nonzeros).slabs == 1  # one GPU is as fast
+        assert FlycooTensor(*nonzeros, slabs=NUM_GPUS).slabs == NUM_GPUS
+    with tensorly_flycoo.set_device("cuda", gpus=NUM_GPUS):
+        assert FlycooTensor(*nonzeros).slabs == NUM_GPUS
     assert CUDA.devices is None
     with pytest.raises(ValueError, match=f"gpus is {NUM_GPUS + 1}, expected at most {NUM_GPUS}"):
         tensorly_flycoo.set_device("cuda", gpus=NUM_GPUS + 1)
@@ -163,14 +182,14 @@ def test_exchanges(nbytes):
                 blocks.append(whole.astype(dtype))
         for cut in (slice(None), slice(1, 12), slice(None, None, 2)):
             own = [block[:, cut] for block in blocks]
-            expected = np.concatenate([block[:, cut] for block in devices.fetch(blocks)])
+            expected = devices.fetch(blocks)[:, cut]
             found = devices.gather([(own, device) for device in range(NUM_GPUS)])
             for device, array in enumerate(found):
                 assert array.device.id == device
-                np.testing.assert_array_equal(devices.fetch([array])[0], expected)
+                np.testing.assert_array_equal(devices.fetch([array]), expected)
         for copy, block in zip(devices.collect(blocks), blocks, strict=True):
             assert copy.device.id == 0
-            np.testing.assert_array_equal(*devices.fetch([copy, block]))
+            np.testing.assert_array_equal(devices.fetch([copy]), devices.fetch([block]))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

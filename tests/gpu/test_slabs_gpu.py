@@ -8,7 +8,9 @@ import reference
 from tensorly_flycoo import FlycooTensor, mttkrp
 from tensorly_flycoo.base.devices import OneDevice
 from tensorly_flycoo.format import groups as groups_module
+from tensorly_flycoo.format.primitives import expand
 from tensorly_flycoo.ops.ttmc import multiply_nonempty_rows
+from tensorly_flycoo.spread import building
 from tensorly_flycoo.spread.row_shards import RowShards, Sharding, cut_evenly
 
 SHAPE = (300, 2, 5000)
@@ -57,6 +59,23 @@ def test_nonzeros_orders_and_ttmc_are_those_of_one_piece():
         inputs = {n: factor for n, factor in enumerate(factors) if n != mode}
         found, expected = (multiply_nonempty_rows(z, mode, inputs)[0] for z in (y, x))
         cupy.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("layout", ["remap", "replicated", "indexed"])
+def test_records_wait_on_the_host_if_the_gpu_is_too_small(layout, monkeypatch):
+    """In blocks, of host arrays that come in parts; the arrays of slabs are the same."""
+    rng, shape = np.random.default_rng(0), (300, 200, 500)
+    coords = np.stack([rng.integers(0, size, 50_000) for size in shape])
+    values = rng.random(50_000)
+    arrays = []
+    for given in ((coords, values), tuple(map(cupy.asarray, (coords, values))), (coords, values)):
+        x = FlycooTensor(*given, shape, device="cuda", layout=layout, slabs=5)
+        slabs = [slab.layout.iterate_arrays() for slab in x._layout.slabs]
+        arrays.append([expand(array).get().tobytes() for own in slabs for _, array in own])
+        monkeypatch.setattr(type(x._engine), "count_free_nbytes", lambda engine: 0)
+        monkeypatch.setattr(building, "BLOCK_NNZ", 7777)
+        monkeypatch.setattr(type(x._engine), "staging_size", 4000)
+        assert not arrays[1:] or arrays[0] == arrays[-1]
 
 
 def test_row_shards_of_cupy_arrays():

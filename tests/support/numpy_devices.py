@@ -67,6 +67,8 @@ def place(array, device):
 class NumpyDevices:
     """Implements `devices.Devices`."""
 
+    least_nnz = 0
+
     def __init__(self, count=1):
         self.count = count
 
@@ -88,6 +90,9 @@ class NumpyDevices:
     def run(self, device, function, *args):
         with self.use(device):
             return function(*args)
+
+    def map(self, function, homes, *columns):
+        return [self.run(call[0], function, *call) for call in zip(homes, *columns, strict=True)]
 
     def launch(self, results):
         return results
@@ -113,5 +118,5 @@ class NumpyDevices:
     def replicate(self, arrays, function):
         return function(*self.collect(arrays))
 
-    def fetch(self, arrays):
-        return [array.view(np.ndarray) for array in arrays]
+    def fetch(self, matrices):
+        return np.concatenate([matrix.view(np.ndarray) for matrix in matrices])

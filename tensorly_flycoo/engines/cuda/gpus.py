@@ -3,15 +3,17 @@
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from contextvars import copy_context
 from typing import Any
 
 import cupy
 import numpy as np
 
 from ...base.array_modules import GpuArray as Array
-from ...base.array_modules import is_cupy, move
+from ...base.array_modules import copy_parts, is_cupy
 from ...base.devices import Devices, Request
 from .exchange import copy_blocks
 
@@ -67,6 +69,24 @@ class CudaDevices(Devices):
     def run(self, device: int, function: Callable[..., Any], *args: Any) -> Any:
         with self.use(device):
             return function(*args)
+
+    def map(self, function: Callable[..., Any], homes: Iterable[int], *columns: Iterable) -> list:
+        def call(home: int, *items: Any) -> Any:
+            """Call it on the default stream, the thread's own, after the work of all streams."""
+            with cupy.cuda.Device(home) as device:
+                device.synchronize()
+                result = function(home, *items)
+                device.synchronize()
+            return result
+
+        pools = [ThreadPoolExecutor(1, "tensorly-flycoo-gpu") for _ in range(self.count)]
+        calls = [
+            pools[items[0]].submit(copy_context().run, call, *items)
+            for items in zip(homes, *columns, strict=True)
+        ]
+        for pool in pools:
+            pool.shutdown()
+        return [call.result() for call in calls]
 
     def gather(self, requests: Sequence[Request]) -> list[Array]:
         targets: dict[int, _Copies] = {}
@@ -127,12 +147,13 @@ class CudaDevices(Devices):
         there = iter(self.gather([((array,), 0) for array in arrays if is_cupy(array)]))
         return [next(there) if is_cupy(array) else array for array in arrays]
 
-    def fetch(self, arrays: Sequence[Array]) -> list[np.ndarray]:
-        fetched = []
-        for array in arrays:
-            with array.device:
-                fetched.append(move(array, np))
-        return fetched
+    def fetch(self, matrices: Sequence[Array]) -> np.ndarray:
+        edges = list(itertools.accumulate(map(len, matrices), initial=0))
+        whole = np.empty((edges[-1], *matrices[0].shape[1:]), matrices[0].dtype)
+        parts = [whole[start:stop] for start, stop in itertools.pairwise(edges)]
+        homes = [matrix.device.id for matrix in matrices]
+        self.map(lambda _, matrix, part: copy_parts(matrix, part), homes, matrices, parts)
+        return whole
 
 
 class _Link:

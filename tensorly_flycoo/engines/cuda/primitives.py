@@ -5,15 +5,16 @@ second. Building a tensor took 33 of them, so here they are a few kernels of our
 """
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import cupy
+import cupyx
 import numpy as np
 
+from ...base.array_modules import MAX_THREADS, is_cupy, share_parts
 from ...base.array_modules import GpuArray as Array
-from ...base.array_modules import is_cupy
 from ...base.checks import check_finite, check_inside
 from ...format import packing
 from ...format.packing import Cut, RecordFormat
@@ -60,7 +61,7 @@ class CudaPrimitives(Primitives):
 
     word_dtype = np.dtype(np.uint32)
     write_order_dtype = np.dtype(np.uint16)
-    staging_size = 2**22
+    staging_size = 2**23
 
     def __init__(self) -> None:
         super().__init__(cupy, block_size=2**26)
@@ -70,20 +71,44 @@ class CudaPrimitives(Primitives):
     ) -> tuple[Array, bool, bool]:
         """Make records, as `Primitives.pack` does, from arrays on the GPU or the host.
 
-        Host arrays are copied `staging_size` nonzeros at a time, which saves memory of the GPU.
+        Threads copy large host arrays, `staging_size` nonzeros at a time in all.
         """
-        size = values.size if is_cupy(values) else self.staging_size
-        records = cupy.empty((values.size, record_format.num_words), record_format.word_dtype)
+        ndim, nnz = coords.shape
+        dtype = coords.dtype.newbyteorder("=")
+        records = cupy.empty((nnz, record_format.num_words), record_format.word_dtype)
         found = cupy.zeros(4, bool)
-        for first in range(0, values.size, max(size, 1)):
-            # Includes the previous nonzero, to compare the first one with.
-            block = slice(max(first - 1, 0), first + size)
-            own = _copy_to_gpu(coords[:, block])
-            own_values = cupy.ascontiguousarray(_copy_to_gpu(values[None, block])[0])
-            packing, count = make_packing(record_format, own), own_values.size
-            kernel = launch.get_kernel("pack.cu", "pack", **pack_macros(record_format, own.dtype))
-            arguments = (packing, np.int64(count), own, own_values, records[block], found)
+        kernel = launch.get_kernel("pack.cu", "pack", **pack_macros(record_format, dtype))
+
+        def pack_block(packing: Any, block: slice, own: Array, own_values: Array) -> None:
+            target, count = records[block], block.stop - block.start
+            arguments = (packing, np.int64(count), own, own_values, target, found)
             launch.launch_items(kernel, count, arguments)
+
+        num_held = max(2, self.staging_size // MAX_THREADS)  # by each thread
+        if is_cupy(values) or nnz <= num_held:
+            own, own_values = cupy.asarray(coords, dtype), cupy.asarray(values, record_format.dtype)
+            packing = make_packing(record_format, own)
+            pack_block(packing, slice(0, nnz), own, cupy.ascontiguousarray(own_values))
+        else:
+            held = cupy.empty((MAX_THREADS, ndim, num_held), dtype)
+            held_values = cupy.empty((MAX_THREADS, num_held), record_format.dtype)
+            packing = make_packing(record_format, held[0])
+
+            def pack_parts(thread: int, starts: Iterator[int]) -> None:
+                stream, own = cupy.cuda.get_current_stream(), (held[thread], held_values[thread])
+                pinned = [cupyx.empty_pinned(array.shape, array.dtype) for array in own]
+                for start in starts:
+                    # Begins with the previous part's last nonzero, to compare the first one with.
+                    block = slice(max(start - 1, 0), min(start + num_held - 1, nnz))
+                    count = block.stop - block.start
+                    for target, waiting, given in zip(own, pinned, (coords, values), strict=True):
+                        waiting[..., :count] = given[..., block]
+                        address, nbytes = waiting.ctypes.data, waiting.nbytes
+                        target.data.copy_from_host_async(address, nbytes, stream)
+                    pack_block(packing, block, *own)
+                    stream.synchronize()
+
+            share_parts(range(0, nnz, num_held - 1), pack_parts)
         descends, is_outside, is_infinite, has_zeros = found.get()
         if is_outside:
             check_inside(coords, record_format.shape)
@@ -340,19 +365,6 @@ class CudaPrimitives(Primitives):
         # Buckets while they are sorted, and the new places of items.
         itemsize = index_dtype(nnz).itemsize
         return 2 * itemsize * nnz + _argsort_nbytes(nnz, itemsize)
-
-
-def _copy_to_gpu(rows: Array) -> Array:
-    """Return rows (n, size) on the GPU, copied one at a time if they are on the host.
-
-    From pageable memory: a thread would take as long to copy them to pinned memory first (H200).
-    """
-    if is_cupy(rows):
-        return rows
-    copied = cupy.empty(rows.shape, rows.dtype.newbyteorder("="))
-    for row, target in zip(rows, copied, strict=True):
-        target.set(np.ascontiguousarray(row, copied.dtype))
-    return copied
 
 
 def _read_keys(

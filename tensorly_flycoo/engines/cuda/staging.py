@@ -2,21 +2,16 @@
 
 import contextlib
 import threading
-from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 
 import cupy
 import numpy as np
 
 from ...base.array_modules import GpuArray as Array
+from ...base.array_modules import copy_parts
 
 #: An array that is used, and the next one, which is copied at the same time.
 _NUM_SLOTS = 2
-
-#: Bytes that are read from a file at a time, how many such pieces are under way, and how many
-#: threads read: one copies about 7 GB/s, and the link takes 55.
-_PIECE_NBYTES, _NUM_PIECES, _NUM_READERS = 2**23, 16, 8
 
 
 class CudaStager:
@@ -31,7 +26,6 @@ class CudaStager:
         self._slots: list[_Slot] = []
         self._nbytes = 0
         self._copies = cupy.cuda.Stream(non_blocking=True)
-        self._pieces: _Pieces | None = None
 
     def put_aside(self, array: Array) -> np.ndarray:
         self._nbytes = max(self._nbytes, array.nbytes)
@@ -91,12 +85,11 @@ class CudaStager:
             self._copies.wait_event(event)
         slot.used.clear()
         slot.array = None
-        source = np.ascontiguousarray(array)
         if isinstance(array, _PinnedArray):
-            slot.memory.copy_from_host_async(source.ctypes.data, source.nbytes, self._copies)
+            slot.memory.copy_from_host_async(array.ctypes.data, array.nbytes, self._copies)
         else:
-            self._pieces = self._pieces or _Pieces()
-            self._pieces.copy(source, slot.memory, self._copies)
+            with self._copies:
+                copy_parts(array, cupy.ndarray(array.shape, array.dtype, memptr=slot.memory))
         slot.complete = self._copies.record()
         slot.array = array
 
@@ -121,45 +114,6 @@ class _Slot:
         # The pool may give out memory that earlier work on this stream still uses.
         self.used = [cupy.cuda.get_current_stream().record()]
         self.complete = self.used[0]
-
-
-class _Pieces:
-    """Pinned memory through which arrays of files are copied, piece by piece."""
-
-    def __init__(self) -> None:
-        shape, dtype = (_PIECE_NBYTES,), np.dtype(np.uint8)
-        self._buffers = [_empty_pinned(shape, dtype) for _ in range(_NUM_PIECES)]
-        self._events: list[cupy.cuda.Event | None] = [None] * _NUM_PIECES
-        self._readers = ThreadPoolExecutor(_NUM_READERS, "tensorly-flycoo-reader")
-
-    def copy(
-        self, array: np.ndarray, memory: cupy.cuda.MemoryPointer, stream: cupy.cuda.Stream
-    ) -> None:
-        """Read an array and copy it on a stream; return when the last piece has been read."""
-        source = array.reshape(-1).view(np.uint8)
-        under_way: deque[tuple[Future[int], int, int]] = deque()
-
-        def send() -> None:
-            reading, buffer, start = under_way.popleft()
-            nbytes, address = reading.result(), self._buffers[buffer].ctypes.data
-            (memory + start).copy_from_host_async(address, nbytes, stream)
-            self._events[buffer] = stream.record()
-
-        for number, start in enumerate(range(0, source.size, _PIECE_NBYTES)):
-            buffer = number % _NUM_PIECES
-            if len(under_way) == _NUM_PIECES:
-                send()
-            piece = source[start : start + _PIECE_NBYTES]
-            under_way.append((self._readers.submit(self._read, buffer, piece), buffer, start))
-        while under_way:
-            send()
-
-    def _read(self, buffer: int, piece: np.ndarray) -> int:
-        event = self._events[buffer]
-        if event is not None:
-            event.synchronize()
-        np.copyto(self._buffers[buffer][: piece.size], piece)
-        return piece.size
 
 
 class _PinnedArray(np.ndarray):

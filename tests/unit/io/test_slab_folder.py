@@ -356,7 +356,7 @@ def test_too_little_memory_for_a_slab(path, monkeypatch):
     def fail(*arguments):
         raise MemoryError
 
-    monkeypatch.setattr(building, "make_canonical_records", fail)
+    monkeypatch.setattr(building, "sort_records", fail)
     with pytest.raises(
         MemoryError, match=r"a slab of 3\d\d nonzeros .give more slabs than 3; .* is free"
     ):

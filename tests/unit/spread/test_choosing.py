@@ -5,10 +5,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from numpy_devices import NumpyDevices
 from problems import make_problem
 
 from tensorly_flycoo import FlycooTensor, estimate_memory
-from tensorly_flycoo.spread.choosing import TensorSizes, choose_layout
+from tensorly_flycoo.engines.cpu.engine import CPU
+from tensorly_flycoo.spread.choosing import TensorSizes, choose_common, choose_layout
+from tensorly_flycoo.spread.slab_layout import SlabLayout
 from tensorly_flycoo.tensor.coo_cache import as_flycoo
 
 #: Shapes, nonzeros, dtypes, and what is chosen: "replicated" where copies are few or small.
@@ -45,6 +48,30 @@ def test_a_gpu_remaps_where_that_saves_a_copy():
     assert choose_layout(gpu, "auto", joined) == "replicated"
     for layout in ("remap", "indexed"):
         assert choose_layout(gpu, layout, joined) == layout
+
+
+def test_slabs_have_the_layout_of_the_one_with_the_most_groups():
+    """By the rule for one piece, though each numbers its own prefixes."""
+    sizes = TensorSizes(500, (40, 30, 50), np.dtype("float32"), ((0,), (1,), (2,)))
+    gpu, apart = SimpleNamespace(name="cuda"), CPU.choose_cut(*sizes[1:])
+    numbered = CPU.choose_cut(*sizes[1:3], ((0, 1), (2,)), 60)
+    assert choose_common(gpu, "auto", sizes, [numbered, numbered]) == "replicated"
+    assert choose_common(gpu, "auto", sizes, [numbered, apart]) == "remap"
+    assert choose_common(gpu, "indexed", sizes, [numbered, numbered]) == "indexed"
+
+
+@pytest.mark.usual_limits("slabs")
+def test_small_tensors_stay_on_one_of_all_devices(monkeypatch, caplog):
+    devices, problem = NumpyDevices(3), make_problem((40, 30, 50), 500)
+    monkeypatch.setattr(CPU, "devices", devices)
+    assert problem.tensor().slabs == 3
+    devices.least_nnz = 501
+    with caplog.at_level("DEBUG", "tensorly_flycoo"):
+        x = problem.tensor()
+    assert "one of 3 devices is as fast for so few nonzeros" in caplog.text
+    assert not isinstance(x._layout, SlabLayout)
+    assert estimate_memory(x.shape, 500).nbytes <= x.nbytes * 1.2
+    assert problem.tensor(slabs=3).slabs == 3
 
 
 @pytest.mark.usual_limits("groups", "index", "prefixes", "record", "remap", "slabs")
