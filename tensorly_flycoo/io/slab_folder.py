@@ -30,6 +30,7 @@ from ..spread.building import (
     split_records,
 )
 from ..spread.choosing import place_slabs
+from ..spread.slab_layout import SlabLayout
 from ..spread.streamed import make_keep_aside
 from ..tensor.labelled import LabelledTensor
 from ..tensor.memory import attempt
