@@ -120,9 +120,6 @@ def copy_parts(source: Any, target: Any) -> None:
     memory slowly to one thread. Threads that copy through pinned memory of their own reach 32 GB/s
     from a GPU, and the speed of the link to it [H100].
     """
-    import cupy
-    import cupyx
-
     there = source if is_cupy(source) else target
     if there.nbytes < _MIN_PARTED:
         if there is source:
@@ -130,6 +127,9 @@ def copy_parts(source: Any, target: Any) -> None:
         else:
             target.set(np.asarray(source, target.dtype))
         return
+    import cupy
+    import cupyx
+
     num_rows = max(1, _PART_NBYTES * len(there) // max(1, there.nbytes))
 
     def copy(_: int, starts: Iterator[int]) -> None:

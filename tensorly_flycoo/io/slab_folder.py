@@ -315,7 +315,7 @@ slabs=2>
             files = {folder / _name_slab(number): own for number, own in enumerate(held.slabs)}
             slab_rows += [own.rows for own in held.slabs]
             there = [run(own.home, _write_slab, file, own.layout) for file, own in files.items()]
-            written += held.devices.fetch(there)
+            written += held.devices.collect(there)
         else:
             temporary = folder / "temporary"
             temporary.mkdir()

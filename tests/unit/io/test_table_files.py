@@ -136,7 +136,8 @@ def test_line_breaks_in_quotes(tmp_path, monkeypatch):
     """A block may end between them; one that is read at a time is small here."""
     monkeypatch.setattr(table_files, "_BLOCK_NBYTES", 1000)
     rows = [(f"line {n % 7}\nand\r\n'{n % 3}'", n) for n in range(2000)]
-    x = from_dataframe(read_table(write(tmp_path / "x.csv", rows), ["k"], "v"), ["k"], "v")
+    table = read_table(write(tmp_path / "x.csv", rows), ["k"], "v")
+    x = from_dataframe(table, ["k"], "v", zeros="drop")
     expected = pd.DataFrame(rows, columns=["k", "v"]).groupby("k")["v"].sum()
     assert x.labels["k"].tolist() == expected.index.tolist()
     assert x.nonzeros()[1].tolist() == expected.tolist()
