@@ -22,7 +22,7 @@ from ..loop.guarding import require_flycoo_backend, tensorly_loop
 from ..loop.masks import ImputedTensor, find_missing
 from ..loop.momentum import NESTEROV
 from ..loop.ranks import find_cp_rank
-from ..loop.whole_tensor import CentredTensor, WholeTensor
+from ..loop.whole_tensor import WholeTensor
 from ..tensor.coo_cache import Mask, SparseData, as_flycoo
 
 _logger = logging.getLogger("tensorly_flycoo")
@@ -35,7 +35,6 @@ def parafac(
     sparsity: int | float | None = None, l2_reg: float = 0, mask: Mask = None,
     cvg_criterion: str = "abs_rec_error", fixed_modes: Sequence[int] | None = None,
     svd_mask_repeats: int = 5, linesearch: bool | str = False, callback: Callback | None = None,
-    center_modes: Sequence[int] | None = None,
 ) -> Any:  # fmt: skip
     """Decompose a sparse tensor by alternating least squares (CP, CANDECOMP/PARAFAC).
 
@@ -92,9 +91,6 @@ def parafac(
     callback : callable, optional
         Called with the model and its error before the first and after each iteration, such as a
         `Progress`; returns True to stop. For a dense tensor only where TensorLy has it.
-    center_modes : sequence of int, optional
-        Modes to centre across: decompose the tensor less its means over each of them in turn, as
-        ``x - x.mean(axis=n, keepdims=True)`` of a dense one. That difference is never formed.
 
     Returns
     -------
@@ -117,9 +113,8 @@ def parafac(
     ValueError
         If `rank` is below 1, shapes do not match, the mask holds numbers other than 0 and 1,
         `linesearch` is unknown, "gauss-newton" or "auto" comes with a mask, `l2_reg` or
-        `orthogonalise`, `center_modes` come with a mask or ``init="svd"`` or leave nothing of the
-        tensor, or a checkpoint is of another tensor or decomposition, or given together with a
-        mask, ``linesearch=True`` or `orthogonalise`.
+        `orthogonalise`, or a checkpoint is of another tensor or decomposition, or given together
+        with a mask, ``linesearch=True`` or `orthogonalise`.
 
     Notes
     -----
@@ -131,10 +126,6 @@ def parafac(
     modes are kept, and a float64 copy of a float32 factor and MTTKRP at a time. Errors never rise
     by more than their rounding. Factors are normalised at the end only.
 
-    Centring takes a few passes over the factors, and at the start a sum over each subset of
-    `center_modes`. Groups of modes do not share their passes if a mode outside of the group is
-    centred. A checkpoint does not know `center_modes`: pass them again.
-
     References
     ----------
     Kolda and Bader, "Tensor Decompositions and Applications", SIAM Review 51, 2009. Tomasi and Bro,
@@ -143,8 +134,7 @@ def parafac(
     Sterck, "Nesterov acceleration of alternating least squares for canonical tensor decomposition",
     Numerical Linear Algebra with Applications 27, 2020, doi 10.1002/nla.2297. Phan, Tichavsky and
     Cichocki, "Low complexity damped Gauss-Newton algorithms for CANDECOMP/PARAFAC", SIAM Journal on
-    Matrix Analysis and Applications 34, 2013, doi 10.1137/100808034. Bro and Smilde,
-    "Centering and scaling in component analysis", Journal of Chemometrics 17, 2003.
+    Matrix Analysis and Applications 34, 2013, doi 10.1137/100808034.
 
     Examples
     --------
@@ -167,13 +157,6 @@ def parafac(
 
     >>> with tl.backend_context("flycoo"):
     ...     cp_tensor = parafac(x, 3, init="random", random_state=0, linesearch="auto")
-
-    Less the means over mode 0:
-
-    >>> with tl.backend_context("flycoo"):
-    ...     cp_tensor = parafac(x, 3, init="random", random_state=0, center_modes=[0])
-    >>> bool(abs(cp_tensor.factors[0].mean(axis=0)).max() < 1e-12)
-    True
     """
     rank = find_cp_rank(tensor, rank)
     check_choice(linesearch, "linesearch", (False, True, NESTEROV, GAUSS_NEWTON, AUTO))
@@ -191,12 +174,6 @@ def parafac(
         for name, value in not_saved:
             if value is not None and value is not False:
                 raise ValueError(f"{name}= cannot resume a checkpoint: start anew, or leave it out")
-    if center_modes is not None:
-        if mask is not None:
-            raise ValueError("center_modes are given together with a mask, expected one of them")
-        if isinstance(init, str) and init == "svd":
-            instead = "expected 'random' or a model together with center_modes"
-            raise ValueError(f"init is 'svd', {instead}")
     check_real(l2_reg, "l2_reg", 0)
     if not isinstance(orthogonalise, bool):
         check_count(orthogonalise, "orthogonalise", 0)
@@ -209,7 +186,7 @@ def parafac(
         require_flycoo_backend()
         if x.nnz == 0:
             raise ValueError(f"tensor of shape {x.shape} has no nonzeros, expected at least one")
-        data = WholeTensor(x) if center_modes is None else CentredTensor(x, center_modes)
+        data = WholeTensor(x)
         if not has_momentum and not isinstance(init, Resumed):
             return _run_tensorly_loop(
                 data, callback, tol, rank=rank, n_iter_max=n_iter_max, init=init, svd=svd,

@@ -32,7 +32,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 _INTEGERS = dict.fromkeys(("n_iter_max", "svd_mask_repeats"), 0)
 _INTEGERS |= dict.fromkeys(("n_iter_max_inner", "n_iter_parafac"), 1)
 _NUMBERS = ("tol", "tol_inner", "tol_outer")
-_MODES = ("fixed_modes", "fixed_factors", "center_modes")
+_MODES = ("fixed_modes", "fixed_factors")
 _OPTIONAL = ("tol", *_MODES)
 
 

@@ -1,13 +1,11 @@
 """A sparse tensor as a decomposition sees it: without missing entries, for one call."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from ..base.array_modules import Array
-from ..base.checks import check_mode
-from ..engines.tall import inner_product, sum_rows
+from ..engines.tall import inner_product
 from ..ops.lazy import LazyArray
 from ..ops.mttkrp import LastPass, check_operands, multiply
 from ..tensor.tensor import FlycooTensor
@@ -68,43 +66,3 @@ class WholeTensor(LazyArray):
             last_mttkrp = self.mttkrp(weights, factors, len(factors) - 1)
         norm, inner = self.norm(), inner_product(last_mttkrp, factors[-1])
         return np.sqrt(residual_square(norm**2, weights, factors, inner)) / norm, None
-
-
-class CentredTensor(WholeTensor):
-    """A tensor of which each vector along each of `modes` has mean 0, which is never formed.
-
-    Centring across mode n multiplies it by the projection P = I - ones / I_n. P is symmetric, so in
-    an MTTKRP of another mode the factor of mode n is multiplied, and in that of mode n the result.
-    """
-
-    def __init__(self, x: FlycooTensor, modes: Sequence[int]) -> None:
-        super().__init__(x)
-        self._modes = sorted({check_mode(mode, x.ndim) for mode in modes})
-        square = _centred_square(x, self._modes)
-        if square <= np.finfo(x.dtype).eps * float(x._layout.norm) ** 2:
-            raise ValueError(f"center_modes is {self._modes}, but centring leaves only rounding")
-        self._norm = square**0.5
-
-    def norm(self) -> np.floating:
-        return self.dtype.type(self._norm)
-
-    def mttkrp(self, weights: Array | None, factors: Sequence[Array], mode: int) -> Array:
-        centred = [_centre(f) if n in self._modes else f for n, f in enumerate(factors)]
-        product = super().mttkrp(weights, centred, mode)
-        return _centre(product) if mode in self._modes else product
-
-
-def _centre(matrix: Array) -> Array:
-    """Subtract the mean of each column."""
-    return matrix - sum_rows(matrix) / matrix.shape[0]
-
-
-def _centred_square(x: Any, modes: Sequence[int]) -> float:
-    """Return the squared norm of a centred tensor: ``|P x|^2 = |x|^2 - |sum over n of x|^2 / I_n``.
-
-    With several modes that holds for each of the two terms, in turn.
-    """
-    if modes:
-        *rest, mode = modes
-        return _centred_square(x, rest) - _centred_square(x.sum(axis=mode), rest) / x.shape[mode]
-    return x._layout.norm**2 if isinstance(x, FlycooTensor) else float((x * x).sum())

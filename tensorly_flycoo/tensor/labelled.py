@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from xarray import DataArray
 
 #: Parameters that take modes: of decompositions, and of functions of TensorLy.
-_MODE_OPTIONS = ("mode", "modes", "center_modes", "fixed_modes", "fixed_factors", "nn_modes")
+_MODE_OPTIONS = ("mode", "modes", "fixed_modes", "fixed_factors", "nn_modes")
 
 _REDUCTIONS = ("sum", "mean", "max", "min")
 

@@ -84,9 +84,7 @@ CALLS = {
 #: Values that have a meaning: a `tol` below 0 computes the errors and never stops.
 FREE = {
     **dict.fromkeys(("tol", "tol_inner", "tol_outer"), (-7, 2.5)),
-    **dict.fromkeys(
-        ("fixed_modes", "fixed_factors", "center_modes", "nn_modes", "sparsity"), ([],)
-    ),
+    **dict.fromkeys(("fixed_modes", "fixed_factors", "nn_modes", "sparsity"), ([],)),
     **dict.fromkeys(("l2_reg", "core_sparsity_coefficient", "sparsity_coefficients"), (2.5,)),
     ("OnlineCP", "tol"): [2.5],
     ("observed_parafac", "unobserved"): [],

@@ -126,7 +126,6 @@ OPTIONS = {
         "mask": acts("mask", MASK),
         "svd_mask_repeats": acts("svd_mask_repeats", 0, mask=MASK, init="svd"),
         "linesearch": acts("linesearch", "nesterov"),
-        "center_modes": acts("center_modes", [0, 2]),
     },
     "parafac2": _LOOP | _NORMALIZED | {
         "verbose": acts("verbose", True),
@@ -260,8 +259,6 @@ def find_errors(name, options, model):
         ]
         return (sums[0] / sums[1]) ** 0.5
     x, cells, counts = X, read_cells(model), np.ones(SHAPE)
-    for mode in options.get("center_modes", ()):
-        x = x - x.mean(axis=mode, keepdims=True)
     if "mask" in options:
         counts = MASK.todense()
         x = np.where(counts == 0, cells, x)  # imputed: the residual there is 0

@@ -255,9 +255,6 @@ WHOLE = {
         best_of(parafac, x, RANK, n_starts=2, n_iter_max=3, init="random", random_state=0).best
     ),
     "cp_fit": lambda x: cp_fit(x, fit(x)),
-    "centred parafac": lambda x: decomposition.parafac(
-        x, RANK, n_iter_max=3, tol=0, init="random", random_state=0, center_modes=[0, 1]
-    ),
     "core_consistency": lambda x: core_consistency(x, fit(x)),
     "fold_in": lambda x: fold_in(fit(x), x, 2),
     "cp_to_entries": lambda x: cp_to_entries(fit(x), np.array([[0, 3], [1, 4], [2, 5]])),

@@ -33,7 +33,6 @@ VARIANTS = [
     *SOLVERS.items(),
     ("parafac", {"init": "svd", "normalize_factors": True}),
     ("parafac", {"init": "guess", "linesearch": "nesterov"}),
-    ("parafac", {"init": "random", "random_state": 0, "center_modes": [1]}),
     ("parafac", {"init": "guess", "fixed_modes": [0]}),
     ("observed_parafac", {"random_state": 0, "cg_steps": 3, "l2_reg": 0.1}),
     ("observed_parafac", {"init": "guess", "l2_reg": 0.1}),

@@ -113,18 +113,6 @@ def test_decompositions(tensors, folder, name):
             assert [tl.to_numpy(array).tobytes() for array in decompose(x)] == expected
 
 
-def test_centred_parafac(tensors, folder):
-    """The means over rows on different workers are added in another order than in one process."""
-    options = {"init": "random", "random_state": 0, "n_iter_max": 2, "center_modes": [0, 2]}
-    with tl.backend_context("flycoo"):
-        expected = parafac(open_slabs(folder), 3, **options).factors
-        found = [[tl.to_numpy(f) for f in parafac(x, 3, **options).factors] for x in tensors]
-    for factors in found:
-        for n, factor in enumerate(factors):
-            np.testing.assert_array_equal(factor, found[0][n])
-            np.testing.assert_allclose(factor, expected[n], rtol=1e-8, atol=1e-12)
-
-
 def test_held_out_entries(tensors, folder):
     def hold_out(x):
         return draw_entries(x, 0.1, np.random.RandomState(0))

@@ -39,7 +39,6 @@ ADDED = {
     "constrained_parafac": ["callback"],
     "non_negative_parafac": ["callback"],
     "non_negative_parafac_hals": ["callback", "linesearch"],
-    "parafac": ["center_modes"],
     "parafac2": ["center", "sparsity_coefficients", "callback"],
     "tucker": ["callback"],
     "non_negative_tucker": ["callback", "mask"],

@@ -102,7 +102,6 @@ OPTIONS = [
     {"normalize_factors": True},
     {"init": "svd", "fixed_modes": [0]},
     {"fixed_modes": [1]},
-    {"center_modes": [0]},
 ]
 
 

@@ -238,8 +238,7 @@ def test_solvers_take_modes_by_name(solver, name, labelled):
         options = {"rank": [2, 2, 2], "init": guess}
     else:
         weights = None if solver == "constrained_parafac" else np.ones(2)
-        init = "random" if name == "center_modes" else CPTensor((weights, FACTORS))
-        options = {"rank": 2, "init": init, "random_state": 0}
+        options = {"rank": 2, "init": CPTensor((weights, FACTORS)), "random_state": 0}
     if solver == "constrained_parafac":
         options["non_negative"] = True
     solve = getattr(decomposition, solver)
