@@ -20,7 +20,6 @@ from ..base.checks import DEVICES, check_choice, check_dtype, check_place, densi
 from ..base.reporting import span
 from ..engines import tall
 from ..loop.gram_products import GramMemory, GramProduct, find_gram, solve_on_host, start_product
-from ..loop.initial_guess import as_gpu_random
 from ..loop.whole_tensor import WholeTensor
 from ..ops import views
 from ..ops.lazy import LazyArray, ModeView
@@ -125,11 +124,11 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
 
     @staticmethod
     def check_random_state(seed: Any) -> Any:
-        """Return NumPy's generator, so that a seed gives the same initial values on every device.
-
-        A `cupy.random.RandomState` or `Generator` draws on the GPU.
-        """
-        return as_gpu_random(seed) or NumpyBackend.check_random_state(seed)
+        """Return NumPy's generator: a seed gives the same initial values on every device."""
+        if type(seed).__module__.startswith("cupy.random"):
+            expected = "an int or numpy.random.RandomState: pass an int, it is as fast on a GPU"
+            raise TypeError(f"random_state is a {type(seed).__name__} of CuPy, expected {expected}")
+        return NumpyBackend.check_random_state(seed)
 
     @staticmethod
     def copy(tensor: Any) -> Any:

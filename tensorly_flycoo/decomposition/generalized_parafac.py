@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import tensorly as tl
 
 from ..base.array_modules import Array
@@ -152,8 +151,6 @@ def generalized_parafac(
         return _begin_updates(data, modes, factors, options).iterate()
     if isinstance(init, str):
         factors[:] = scale_guess(chosen, data, factors, modes)
-    if not isinstance(random, np.random.RandomState):  # CuPy's: it has no state to save
-        random = np.random.RandomState(int(random.random_sample(1)[0] * 2**31))
     model = None, factors
     return Adam(chosen, data, modes, samples, random, model=model, **options).iterate()
 

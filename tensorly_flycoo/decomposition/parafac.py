@@ -62,8 +62,8 @@ def parafac(
         Up to this iteration (True: 1), first make the columns of the factors orthonormal.
     tol : float
         Stop when the error changes by less; 0 never stops.
-    random_state : int, numpy.random.RandomState or generator of cupy.random, optional
-        The first two give TensorLy's numbers on every device; CuPy's are drawn on the GPU faster.
+    random_state : int or numpy.random.RandomState, optional
+        Gives TensorLy's numbers on every device.
     verbose : int
     return_errors : bool
     sparsity : None

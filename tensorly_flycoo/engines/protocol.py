@@ -189,18 +189,16 @@ class Engine(Primitives, ABC):
         their entries at the same places. On the host, elements above the diagonal are arbitrary.
         """
 
-    def gram_nbytes(self, size: int, num_columns: int) -> int:
-        """Count the bytes that `gram` allocates, its result included."""
-        return 8 * size**2
-
     def draw_uniform(self, random: Any, shape: tuple[int, ...], dtype: np.dtype) -> Array:
-        """Draw from [0, 1), the same numbers as ``random.random_sample(shape).astype(dtype)``.
-
-        A generator of CuPy draws numbers of `dtype` on its GPU.
-        """
-        if isinstance(random, np.random.RandomState):
-            return move(_draw_on_host(random, shape, dtype), self.xp)
-        return move(random.random_sample(shape, dtype=dtype), self.xp)
+        """Draw from [0, 1), the same numbers as ``random.random_sample(shape).astype(dtype)``."""
+        if dtype == np.float64:
+            return move(random.random_sample(shape), self.xp)
+        numbers = np.empty(shape, dtype)
+        flat = numbers.reshape(-1)
+        for start in range(0, flat.size, _DRAW_BLOCK):
+            block = flat[start : start + _DRAW_BLOCK]
+            block[:] = random.random_sample(block.size)
+        return move(numbers, self.xp)
 
     def is_gram_cheap(self, size: int, num_groups: int) -> bool:
         """Say whether `gram` costs less than multiplying by the matrix in an iteration would."""
@@ -255,16 +253,3 @@ class Engine(Primitives, ABC):
         The factors are t0, t1 and t2, (I, R) each; a is `step`, the sums are float64 (R,). Where
         the result is not above 0, it is t2 instead.
         """
-
-
-def _draw_on_host(
-    random: np.random.RandomState, shape: tuple[int, ...], dtype: np.dtype
-) -> np.ndarray:
-    if dtype == np.float64:
-        return random.random_sample(shape)
-    numbers = np.empty(shape, dtype)
-    flat = numbers.reshape(-1)
-    for start in range(0, flat.size, _DRAW_BLOCK):
-        block = flat[start : start + _DRAW_BLOCK]
-        block[:] = random.random_sample(block.size)
-    return numbers

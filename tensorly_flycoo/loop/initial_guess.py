@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import tensorly as tl
-from numpy.typing import DTypeLike
 from tensorly.cp_tensor import CPTensor
 
 from ..base.array_modules import Array
@@ -53,25 +52,6 @@ def check_initial_guess(init: Any, dtype: np.dtype, on_gpu: bool, rank: int | No
                 f"{rank}): init must have the rank {rank}"
             )
     return weights, factors
-
-
-class GpuRandom:
-    """A `cupy.random.Generator` with the method by which TensorLy draws from a RandomState."""
-
-    def __init__(self, generator: Any) -> None:
-        self._generator = generator
-
-    def random_sample(self, size: Any = None, dtype: DTypeLike = np.float64) -> Array:
-        return self._generator.random(size, dtype=dtype)
-
-
-def as_gpu_random(seed: Any) -> Any:
-    """Return a generator of CuPy with a method `random_sample`; None if `seed` is not CuPy's."""
-    if isinstance(seed, GpuRandom):
-        return seed
-    if not type(seed).__module__.startswith("cupy.random"):
-        return None
-    return seed if hasattr(seed, "random_sample") else GpuRandom(seed)
 
 
 def spread_factors(x: FlycooTensor, factors: Iterable[Array]) -> list[Array]:

@@ -171,7 +171,7 @@ def best_of(
     labels = x.labels if isinstance(x, LabelledTensor) else None
     options = method.prefer_momentum(x, number_modes(x, options))
     x = as_flycoo(x, check_coords=True) if is_sparse(x) else x
-    seeds = as_random_state(random_state).randint(2**31 - 1, size=n_starts).tolist()
+    seeds = tl.check_random_state(random_state).randint(2**31 - 1, size=n_starts).tolist()
     runs: list[Any] = [None] * n_starts
     if _suits_batch(method, x, rank, n_starts, options):
         require_flycoo_backend()
@@ -214,15 +214,6 @@ def take_components(model: CPTensor | CoupledCP, rank: Any) -> Any:
     if not isinstance(rank, int | np.integer) or model.rank <= rank:
         return model
     return model.weights[:rank], [factor[:, :rank] for factor in model.factors]
-
-
-def as_random_state(random_state: Any) -> np.random.RandomState:
-    """Return a generator of NumPy's; refuse CuPy's, which cannot draw the seeds."""
-    random = tl.check_random_state(random_state)
-    if not isinstance(random, np.random.RandomState):
-        name = type(random_state).__name__
-        raise TypeError(f"random_state is a {name}, expected an int or numpy.random.RandomState")
-    return random
 
 
 def _check(method: Method, n_starts: Any, options: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ from itertools import combinations
 from typing import Any
 
 import numpy as np
+import tensorly as tl
 from tensorly.cp_tensor import CPTensor
 
 from ..base.checks import check_count, check_mode
@@ -14,7 +15,7 @@ from ..decomposition.methods import find_method
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import LabelledTensor, Labels, number_modes
 from ..tensor.mirroring import mirror
-from .best_of import as_random_state, best_of
+from .best_of import best_of
 from .match import factor_match_score
 
 
@@ -118,7 +119,7 @@ def replicability(
     size, n_folds = x.shape[mode], check_count(n_folds, "n_folds", least=2)
     if n_folds > size:
         raise ValueError(f"n_folds is {n_folds}, expected at most {size}, the size of mode {mode}")
-    random = as_random_state(random_state)
+    random = tl.check_random_state(random_state)
     folds = np.array_split(random.permutation(size), n_folds)
     rows, models = [np.setdiff1d(np.arange(size), fold) for fold in folds], []
     for number, kept in enumerate(rows):

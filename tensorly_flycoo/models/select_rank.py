@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
+import tensorly as tl
 from tensorly.cp_tensor import CPTensor
 
 from ..base.array_modules import move
@@ -22,7 +23,7 @@ from ..tensor.labelled import LabelledTensor, number_modes
 from ..tensor.mirroring import mirror
 from ..tensor.pieces import sum_values
 from ..tensor.tensor import FlycooTensor
-from .best_of import LOW_MATCH, as_random_state, best_of, run_once, take_components
+from .best_of import LOW_MATCH, best_of, run_once, take_components
 from .core_consistency import core_consistency
 
 if TYPE_CHECKING:
@@ -295,7 +296,7 @@ def select_rank(
     _check_holdout(x, holdout, solver, options)
     check_count(n_runs, "n_runs")
     options.pop("return_errors", None)  # best_of takes them in any case
-    random = as_random_state(random_state)
+    random = tl.check_random_state(random_state)
     seed = random.randint(2**31 - 1)
     if holdout and (mask := options.pop("mask", None)) is not None:
         unknown = find_missing(x, mask, lists=True)

@@ -189,7 +189,7 @@ class UnfoldingGram:
     def _draw_normal(self, num_vectors: int, random: Any) -> Array:
         """Draw normal numbers (size, num_vectors): TensorLy's, unless these are too many."""
         xp, num_rows = self._engine.xp, self.squares.shape[1]
-        if isinstance(random, np.random.RandomState) and num_rows * num_vectors <= _MAX_DRAWN:
+        if num_rows * num_vectors <= _MAX_DRAWN:
             drawn = random.normal(size=(num_rows, num_vectors))[move(self.rows, np)]
             return xp.asarray(drawn, self.dtype)
         seed = int(2**31 * float(random.random_sample(1)[0]))

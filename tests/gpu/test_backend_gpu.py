@@ -227,13 +227,6 @@ def test_the_same_seed_gives_numpys_start():
         assert_same(factor, expected_factor)
 
 
-def test_a_start_made_on_the_gpu():
-    random = cupy.random.RandomState(0)
-    assert tl.check_random_state(random) is random
-    start = tl.random.random_cp((4, 5), 2, random_state=random, dtype=np.float32, device="cuda")
-    assert all(isinstance(f, cupy.ndarray) and f.dtype == np.float32 for f in start.factors)
-
-
 # Scalars
 
 

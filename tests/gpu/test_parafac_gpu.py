@@ -153,15 +153,6 @@ def test_the_same_seed_gives_the_same_bits(dtype, linesearch):
         np.testing.assert_array_equal(first, second)
 
 
-def test_a_start_made_on_the_gpu():
-    runs = [
-        decompose(make_coo(), on_gpu=True, random_state=cupy.random.RandomState(3))
-        for _ in range(2)
-    ]
-    assert runs[0][1] == runs[1][1]
-    assert np.diff(runs[0][1]).max() <= 1e-12
-
-
 def test_integers_are_counts():
     coo = sparse.COO(make_coo().coords, np.arange(1, 601), SHAPE)
     cp_tensor, _ = decompose(coo, on_gpu=True)

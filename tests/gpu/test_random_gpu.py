@@ -132,22 +132,3 @@ def test_parafacs_start_is_tensorlys(dtype):
         expected = other.random_sample((size, 7)).astype(dtype)
         np.testing.assert_array_equal(factor.get(), expected)
     check_same_state(random, other)
-
-
-@BOTH
-@pytest.mark.parametrize("make", [cupy.random.RandomState, cupy.random.default_rng])
-@pytest.mark.usefixtures("_never_on_the_host")
-def test_generators_of_cupy(make, dtype):
-    """They draw in the tensor's dtype."""
-    x = FlycooTensor.from_coo(community_coo((50, 30, 40), dtype, seed=1))
-    starts = [
-        tl.decomposition.parafac(x, 7, init="random", random_state=make(5), n_iter_max=0).factors
-        for _ in range(2)
-    ]
-    for factor, again in zip(*starts, strict=True):
-        assert isinstance(factor, cupy.ndarray)
-        assert factor.dtype == dtype
-        assert 0 <= factor.min() < factor.max() <= 1
-        np.testing.assert_array_equal(factor.get(), again.get())
-    core, _ = tl.decomposition.tucker(x, (2, 2, 2), init="random", random_state=make(5))
-    assert core.dtype == dtype

@@ -202,11 +202,6 @@ class CudaEngine(CudaPrimitives, Engine):
         launch_on_unfolding("add_diagonal", diagonal.size, diagonal, gram)
         return gram
 
-    def gram_nbytes(self, size: int, num_columns: int) -> int:
-        step = _count_columns_at_once(size, num_columns)
-        num_matrices = 1 if step >= num_columns else 2
-        return 8 * max(step * size + num_matrices * size**2, 2 * size**2)
-
     def is_gram_cheap(self, size: int, num_groups: int) -> bool:
         return size**2 * num_groups <= _MAX_GRAM_OPERATIONS
 
@@ -243,7 +238,7 @@ def _add_pairs(coords: Array, values: Array, size: int) -> Array | None:
 def _multiply_dense(coords: Array, values: Array, size: int) -> Array:
     """Compute a Gram matrix from dense blocks of columns."""
     nnz, num_columns = values.size, int(coords[0, -1]) + 1
-    step = _count_columns_at_once(size, num_columns)
+    step = max(1, min(_GRAM_BLOCK_SIZE // max(size, 1), num_columns))
     memory, gram = cupy.empty((step, size)), None
     for first in range(0, num_columns, step):
         block = memory[: num_columns - first]
@@ -252,10 +247,6 @@ def _multiply_dense(coords: Array, values: Array, size: int) -> Array:
         launch_on_unfolding("fill_columns", nnz, *sizes, coords, values, block)
         gram = block.T @ block if gram is None else np.add(gram, block.T @ block, out=gram)
     return gram
-
-
-def _count_columns_at_once(size: int, num_columns: int) -> int:
-    return max(1, min(_GRAM_BLOCK_SIZE // max(size, 1), num_columns))
 
 
 def _is_readable(factor: Array) -> bool:

@@ -72,12 +72,3 @@ def test_uniform_numbers_are_numpys(make_random, shape, dtype, monkeypatch):
     assert (numbers.shape, numbers.dtype) == (shape, dtype)
     np.testing.assert_array_equal(numbers, other.random_sample(shape).astype(dtype))
     np.testing.assert_array_equal(random.normal(size=5), other.normal(size=5))
-
-
-def test_other_generators_draw_in_the_dtype():
-    class Random:
-        def random_sample(self, size, dtype):
-            return np.full(size, 0.5, dtype)
-
-    numbers = CPU.draw_uniform(Random(), (2, 3), np.dtype("float32"))
-    assert (numbers.shape, numbers.dtype) == ((2, 3), "float32")

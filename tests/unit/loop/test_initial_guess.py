@@ -9,7 +9,7 @@ from tensorly.decomposition._cp import initialize_cp
 
 from tensorly_flycoo import DensifyError, FlycooTensor
 from tensorly_flycoo.engines.cpu.engine import CPU
-from tensorly_flycoo.loop.initial_guess import GpuRandom, as_gpu_random, make_initial_guess
+from tensorly_flycoo.loop.initial_guess import make_initial_guess
 
 SHAPE = (9, 11, 10)
 
@@ -70,27 +70,14 @@ def test_a_random_start_that_does_not_fit(monkeypatch):
         make_initial_guess(x, 3, "random", "truncated_svd", 0)
 
 
-def make_stand_in(*methods):
-    """Make an object of a class of ``cupy.random`` with some methods."""
-    namespace = dict.fromkeys(methods, lambda self, size, dtype: np.full(size, 0.5, dtype))
-    return type("Random", (), {"__module__": "cupy.random._generator", **namespace})()
-
-
-def test_generators_of_cupy():
-    """Both kinds draw in the tensor's dtype; the factors are where the tensor is."""
-    random = make_stand_in("random_sample")
-    assert as_gpu_random(random) is random
-    generator = as_gpu_random(make_stand_in("random"))
-    assert isinstance(generator, GpuRandom)
-    assert as_gpu_random(generator) is generator
-    assert as_gpu_random(np.random.RandomState(0)) is as_gpu_random(3) is None
-    x = FlycooTensor.from_coo(community_coo(SHAPE, "float32", seed=1))
-    with tl.backend_context("flycoo"):
-        for state in (random, generator, make_stand_in("random")):
-            factors = tl.decomposition._cp.initialize_cp(
-                x, 3, init="random", random_state=state
-            ).factors
-            assert all(f.dtype == "float32" and np.all(f == 0.5) for f in factors)
+def test_a_generator_of_cupy_is_refused():
+    random = type("Generator", (), {"__module__": "cupy.random._generator"})()
+    x = FlycooTensor.from_coo(community_coo(SHAPE, seed=1))
+    with (
+        tl.backend_context("flycoo"),
+        pytest.raises(TypeError, match="random_state is a Generator of CuPy, expected an int or"),
+    ):
+        tl.decomposition.parafac(x, 3, init="random", random_state=random)
 
 
 @pytest.mark.filterwarnings("ignore:Trying to compute SVD")
