@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 
 from ..base.array_modules import Array, array_module, move
-from ..base.checks import check_choice, check_finite
-from ..results.counts import check_counts, log_lower_tail, log_upper_tail
+from ..base.checks import check_finite
+from ..results.counts import check_counts, log_upper_tail
 from ..results.cp_fit import compare_entries
 from ..tensor.coo_cache import LabelledData, as_flycoo
 from ..tensor.labelled import LabelledTensor, check_same_labels
@@ -14,12 +14,7 @@ from ..tensor.mirroring import mirror
 
 
 @mirror
-def anomaly_scores(
-    x_new: "LabelledData | tuple[Array, Array]",
-    cp_tensor: Any,
-    *,
-    tail: str = "upper",
-) -> Array:
+def anomaly_scores(x_new: "LabelledData | tuple[Array, Array]", cp_tensor: Any) -> Array:
     r"""Compute how unlikely counts are if a CP model gives the means of Poisson distributions.
 
     .. math:: -\log_{10} P(X \ge x_k), \quad X \sim \mathrm{Poisson}(m_k)
@@ -34,9 +29,6 @@ def anomaly_scores(
         coordinates (ndim, n), in any sequence, with their counts (n,), which may be zeros.
     cp_tensor : CPTensor or (weights, factors)
         A model of the means, none of them negative, such as of `generalized_parafac`.
-    tail : {"upper", "lower", "both"}
-        Whether counts that are too large have high scores, counts that are too small
-        (:math:`P(X \le x_k)`), or both: then the probability is twice the smaller one, at most 1.
 
     Returns
     -------
@@ -51,15 +43,14 @@ def anomaly_scores(
         If `x_new` is not sparse, or arrays are on different devices.
     ValueError
         If a shape does not match, an index is out of range, a count is negative or not finite, the
-        model is negative at an entry, labels differ from those of a `LabelledCP`, or `tail` is
-        unknown.
+        model is negative at an entry, or labels differ from those of a `LabelledCP`.
 
     Notes
     -----
     ``n * R * ndim`` operations for the means. Probabilities are computed on the host, in
     logarithms, however small they are. Scores above 300, and those above 5 of counts above a
-    million, have relative errors below 4e-5; others are SciPy's. A count that is no integer is
-    rounded up in the upper tail, and down in the lower one.
+    million, have relative errors below 2e-5; others are SciPy's. A count that is no integer is
+    rounded up.
 
     References
     ----------
@@ -75,7 +66,6 @@ def anomaly_scores(
     >>> anomaly_scores(([[0, 1, 1], [0, 0, 1]], [3, 30, 4]), means).round(1)
     array([ 0.2, 11.6,  4.2])
     """
-    check_choice(tail, "tail", ("upper", "lower", "both"))
     if isinstance(x_new, tuple) and not isinstance(x_new, LabelledTensor):
         if len(x_new) != 2:
             raise ValueError(f"x_new has {len(x_new)} items, expected (coords, values)")
@@ -88,8 +78,4 @@ def anomaly_scores(
     check_finite(counts)
     check_finite(means, "the model's values")
     check_counts(counts, means)
-    find_logs = log_lower_tail if tail == "lower" else log_upper_tail
-    logs = find_logs(counts, means)
-    if tail == "both":
-        logs = np.minimum(np.minimum(logs, log_lower_tail(counts, means)) + np.log(2), 0)
-    return array_module(found[0]).asarray(logs / -np.log(10) + 0.0)
+    return array_module(found[0]).asarray(log_upper_tail(counts, means) / -np.log(10) + 0.0)

@@ -22,7 +22,7 @@ _BLOCK_NUMBERS = 2**25
 
 
 @mirror
-def core_consistency(x: LabelledData, cp_tensor: Any, *, normalised: bool = False) -> float:
+def core_consistency(x: LabelledData, cp_tensor: Any) -> float:
     r"""Compute the core consistency of a CP model, at most 100.
 
     .. math:: 100 - \frac{100}{R} \sum (G - I)^2, \quad G = x \times_1 A_1^+ \dots \times_N A_N^+
@@ -39,8 +39,6 @@ def core_consistency(x: LabelledData, cp_tensor: Any, *, normalised: bool = Fals
         With two modes or more.
     cp_tensor : CPTensor or (weights, factors)
         With the dtype of `x`.
-    normalised : bool
-        Whether to divide by the sum of squares of the core instead of R.
 
     Returns
     -------
@@ -95,15 +93,13 @@ def core_consistency(x: LabelledData, cp_tensor: Any, *, normalised: bool = Fals
     for q, r in map(qr, factors):
         inverse = np.linalg.pinv(move(r, np).astype(np.float64)).T
         inverses.append(q @ array_module(q).asarray(inverse.astype(q.dtype)))
-    square = difference = 0.0
+    difference = 0.0
     for start, of_device in _iterate_core(x, inverses):
         block = move(of_device, np)  # compiling CuPy's sums would take seconds
-        square += (block**2).sum(dtype=np.float64)
         ids = np.arange(start, start + block.shape[-1])
         block[(ids,) * (x.ndim - 1) + (ids - start,)] -= 1
         difference += (block**2).sum(dtype=np.float64)
-    scale = square if normalised else rank
-    return 100 - 100 * difference / scale if scale else float("-inf")
+    return 100 - 100 * difference / rank
 
 
 def _iterate_core(x: FlycooTensor, inverses: list[Array]) -> Iterator[tuple[int, Array]]:

@@ -9,7 +9,7 @@ from scipy import special
 from ..base.array_modules import Array, array_module, is_cupy
 
 #: SciPy's tails of counts up to this one are accurate until they underflow. Those of larger counts
-#: are up to 4.5 standard deviations from the mean; at 25, an upper one is up to 20 times too small.
+#: are up to 4.5 standard deviations from the mean; at 25, one is up to 20 times too small.
 _MANY = 1e6
 
 #: The logarithms of the least probabilities that are SciPy's: of any count, of one above `_MANY`.
@@ -74,38 +74,20 @@ def complete_fit(sums: Array, model_sum: float, num_entries: int) -> CountFit:
 
 
 def log_upper_tail(counts: np.ndarray, means: np.ndarray) -> np.ndarray:
-    """Compute ``log P(X >= count)`` of Poisson variables, in float64; see `_log_tail`."""
-    counts = np.ceil(counts)
-    tails = special.gammainc(np.maximum(counts, 1), means)
-    return np.where(counts <= 0, 0.0, _log_tail(tails, counts, means, counts + 1, means))
+    """Compute ``log P(X >= count)`` of Poisson variables, in float64; counts are rounded up.
 
-
-def log_lower_tail(counts: np.ndarray, means: np.ndarray) -> np.ndarray:
-    """Compute ``log P(X <= count)`` of Poisson variables, in float64; see `_log_tail`."""
-    counts = np.floor(counts)
-    tails = special.gammaincc(counts + 1, means)
-    return _log_tail(tails, counts, means, means, counts)
-
-
-def _log_tail(
-    tails: np.ndarray,
-    counts: np.ndarray,
-    means: np.ndarray,
-    larger: np.ndarray,
-    smaller: np.ndarray,
-) -> np.ndarray:
-    """Return the logarithms of tails, by a formula where SciPy's are too far out.
-
-    Such a tail is the probability of the count times a sum like ``1 + q + q^2 + ...``, with
-    ``q = smaller / larger``; later terms fall faster. Sampford's bound of Mills' ratio, 1953, does
-    the same for a normal tail, and fits this one. Relative errors of the logarithms, measured
-    against continued fractions, are below 2e-5, but of the count 0 below 4e-5.
+    Where SciPy's tail is too far out, it is the probability of the count times a sum like
+    ``1 + q + q^2 + ...``, with ``q = mean / (count + 1)``; later terms fall faster. Sampford's
+    bound of Mills' ratio, 1953, does the same for a normal tail, and fits this one. Relative errors
+    of the logarithms, measured against continued fractions, are below 2e-5.
     """
+    counts = np.ceil(counts)
     with np.errstate(divide="ignore", invalid="ignore"):
-        logs, gaps = np.log(tails), larger - smaller
-        sums = 4 * larger / (3 * gaps + np.sqrt(gaps**2 + 8 * smaller))
+        logs, gaps = np.log(special.gammainc(np.maximum(counts, 1), means)), counts + 1 - means
+        sums = 4 * (counts + 1) / (3 * gaps + np.sqrt(gaps**2 + 8 * means))
         # The probability of a count, with its factorial by Gosper.
         far = counts - means - special.rel_entr(counts, means)
         far += np.log(sums) - np.log(2 * np.pi * (counts + 1 / 6)) / 2
     is_far = logs < np.where(counts > _MANY, _LEAST_OF_MANY, _LEAST)
-    return np.where(is_far, np.minimum(far, _LEAST_OF_MANY), logs)
+    logs = np.where(is_far, np.minimum(far, _LEAST_OF_MANY), logs)
+    return np.where(counts <= 0, 0.0, logs)

@@ -24,13 +24,8 @@ def entries(cp):
 
 def test_scores_are_scipys_in_the_middle(cp, entries):
     means, (_, counts) = cp_to_entries(cp, entries[0]), entries
-    upper, lower = poisson.sf(counts - 1, means), poisson.cdf(counts, means)
-    expected = {
-        "upper": upper, "lower": lower, "both": np.minimum(2 * np.minimum(upper, lower), 1)
-    }  # fmt: skip
-    for tail, probabilities in expected.items():
-        scores = anomaly_scores(entries, cp, tail=tail)
-        np.testing.assert_allclose(10.0**-scores, probabilities, rtol=1e-9)
+    scores = anomaly_scores(entries, cp)
+    np.testing.assert_allclose(10.0**-scores, poisson.sf(counts - 1, means), rtol=1e-9)
 
 
 def test_chance_gives_scores_as_it_should(cp, entries):
@@ -60,8 +55,6 @@ def test_impossible_certain_and_fractional_counts():
     cp = None, [np.array([[0.0], [2.0]])]
     scores = anomaly_scores(([[0, 0, 1, 1]], [1.0, 0.0, 0.0, 2.5]), cp)
     np.testing.assert_allclose(scores, [np.inf, 0, 0, -np.log10(poisson.sf(2, 2.0))])
-    lower = anomaly_scores(([[0, 0, 1, 1]], [1.0, 0.0, 0.0, 2.5]), cp, tail="lower")
-    np.testing.assert_allclose(lower, [0, 0, 2 / np.log(10), -np.log10(poisson.cdf(2, 2.0))])
 
 
 @pytest.mark.parametrize(
@@ -80,8 +73,6 @@ def test_wrong_entries_are_refused(coords, counts, text):
 
 
 def test_wrong_arguments_are_refused(cp):
-    with pytest.raises(ValueError, match="tail is 'top', expected one of"):
-        anomaly_scores(([[0], [0], [0]], [1.0]), cp, tail="top")
     with pytest.raises(TypeError, match="expected a FlycooTensor or a sparse"):
         anomaly_scores(np.ones((5, 6, 7)), cp)
     labelled = LabelledCP((None, [np.ones((2, 1))]), [["a", "b"]])

@@ -24,16 +24,15 @@ def make_model(seed, shape, rank):
     seed=st.integers(0, 2**16),
     shape=st.lists(st.integers(2, 7), min_size=2, max_size=4),
     rank=st.integers(1, 5),
-    normalised=st.booleans(),
     block_numbers=st.sampled_from([1, 50, 2**25]),
 )
-def test_it_equals_that_of_tlviz(seed, shape, rank, normalised, block_numbers):
+def test_it_equals_that_of_tlviz(seed, shape, rank, block_numbers):
     x, model = random_tensor(shape, 40, random_state=seed), make_model(seed, shape, rank)
     dense = x.to_coo().todense()
-    expected = model_evaluation.core_consistency(model, dense, normalised=normalised)
+    expected = model_evaluation.core_consistency(model, dense)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_BLOCK_NUMBERS", block_numbers)
-        found = core_consistency(x, model, normalised=normalised)
+        found = core_consistency(x, model)
     # Both divide by the factors' singular values.
     condition = np.prod([np.linalg.cond(factor) for factor in model[1]])
     assert abs(found - expected) <= 1e-10 * max(1, abs(expected)) * max(1, 1e-4 * condition)
@@ -80,7 +79,6 @@ def test_a_zero_model():
     x = random_tensor((4, 5, 6), 30, random_state=0)
     zero = (None, [np.zeros((size, 2)) for size in x.shape])
     assert core_consistency(x, zero) == 0
-    assert core_consistency(x, zero, normalised=True) == -np.inf
 
 
 def test_modes_of_few_combinations_are_merged():
