@@ -27,7 +27,7 @@ from .cluster_layout import (
 )
 from .machine import Site
 from .messages import SITE, Free
-from .waiting import free_after_error
+from .waiting import WorkerLost, free_after_error
 
 
 class Pool(NamedTuple):
@@ -48,7 +48,14 @@ class Pool(NamedTuple):
         elif not addresses:
             raise RuntimeError("the client has no workers: call client.wait_for_workers(1) first")
         addresses = addresses[: max(0, most - len(held))]
-        return start_workers(self.client, addresses, self.device, held)
+        while True:
+            try:
+                return start_workers(self.client, addresses, self.device, held)
+            except WorkerLost as error:  # perhaps one whose loss the scheduler had not noticed
+                rest = [address for address in addresses if address not in error.addresses]
+                if not held or len(rest) == len(addresses):
+                    raise
+                addresses = rest
 
 
 class Source(Protocol):

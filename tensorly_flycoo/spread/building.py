@@ -106,7 +106,7 @@ class MemoryBuilder(SlabBuilder):
     """Builds slabs of coords (ndim, nnz) and values (nnz,), on the host or the first device.
 
     Each device packs its share of the nonzeros of the host. Between the steps records stay on the
-    devices, or wait on the host with `waits_on_host`; then a device has one bucket or slab.
+    devices, or wait on the host with `waits_on_host`; then a device has a slab's share at a time.
     """
 
     def __init__(
@@ -116,7 +116,8 @@ class MemoryBuilder(SlabBuilder):
         self.record_format, self.num_numbered = cut.record_format, cut.num_numbered
         self._coords, self._values, self._waits_on_host = coords, values, waits_on_host
         num_shares, nnz = 1 if is_cupy(values) else self.devices.count, values.shape[0]
-        size = max(1, min(BLOCK_NNZ, -(-nnz // num_shares)))
+        num_parts = max(num_shares, self.num_slabs if waits_on_host else 1)
+        size = max(1, min(BLOCK_NNZ, -(-nnz // num_parts)))
         self._starts = range(0, max(1, nnz), size)
         self._homes = assign_homes(len(self._starts), num_shares)
         self._blocks: list[Array] = []  # packed

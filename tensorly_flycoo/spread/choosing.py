@@ -242,8 +242,12 @@ def _estimate_slabs(
     given = 8 * record_format.ndim + record_format.dtype.itemsize
     on_device = engine.staging_size is None  # the nonzeros
     own = 1 if on_device else -(-num_held // engine.num_devices) / num_held  # one device's share
+    own_nnz = math.ceil(own * nnz)
     # Counts of rows; a block's records in two orders, numbers of buckets and their order.
-    distributing = 48 * longest + min(math.ceil(own * nnz), BLOCK_NNZ) * (2 * record_nbytes + 48)
+    distributing, small = (
+        48 * longest + min(size, BLOCK_NNZ) * (2 * record_nbytes + 48)
+        for size in (own_nnz, per_slab)
+    )
     sorting = per_slab * record_nbytes
     sorting += count_canonical_nbytes(per_slab, record_format, engine)
     # All slabs' lists of empty rows may be longer; a slab's records and their numbers.
@@ -251,14 +255,14 @@ def _estimate_slabs(
     lists = sum(index_dtype(size).itemsize * min(per_slab, size) for size in sizes)
     building = math.ceil(own * (kept + num_held * lists)) + peak_nbytes
     building += per_slab * (3 * record_nbytes + 24)
-    peak_nbytes = max(distributing, sorting, building)
-    waiting = math.ceil(own * nnz) * record_nbytes
+    waiting, others = own_nnz * record_nbytes, max(sorting, building)
+    peak_nbytes = waiting + max(distributing, others)
     if on_device:
-        return kept, nnz * given + waiting + peak_nbytes, False
+        return kept, nnz * given + peak_nbytes, False
     free = engine.count_free_nbytes()
-    if free is not None and waiting + peak_nbytes > free:
-        return kept, peak_nbytes, True
-    return kept, waiting + peak_nbytes, False
+    if free is not None and peak_nbytes > free:
+        return kept, max(small, others), True
+    return kept, peak_nbytes, False
 
 
 def _share(count: int, num_slabs: int) -> list[int]:

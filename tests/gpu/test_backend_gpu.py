@@ -326,7 +326,8 @@ def test_products_of_tall_matrices(pad, rank, dtype):
     """Rows end within a block; rows of unaligned factors may be padded."""
     rng = np.random.default_rng(rank)
     wide, other = rng.standard_normal((2, 3 * 2**14 + 77, rank + pad)).astype(dtype)
-    gram = np.eye(rank) + 0.5 * np.diag(rng.random(rank - 1), 1)
+    off = np.diag(0.25 * rng.random(rank - 1), 1)
+    gram = np.eye(rank) + off + off.T
     on_gpu = cupy.asarray(gram.astype(dtype))
     x, y = cupy.asarray(wide)[:, :rank], cupy.asarray(other[:, :rank])
     a, b = wide[:, :rank].astype(float), other[:, :rank].astype(float)

@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from distributed import Client
 from local_clusters import start_cluster
 
 from tensorly_flycoo import Progress, mttkrp, save, save_slabs
-from tensorly_flycoo.dask import WorkerLost, cluster_layout, open_slabs
+from tensorly_flycoo.dask import WorkerLost, cluster_layout, cluster_tensor, open_slabs
 from tensorly_flycoo.dask import cluster as cluster_module
 from tensorly_flycoo.dask.actor import start_workers
 from tensorly_flycoo.dask.cluster import RemoteObject
@@ -107,6 +108,21 @@ def test_a_worker_that_is_gone_before_it_has_anything(client, folder):
         open_slabs(folder, client=client, workers=["tcp://127.0.0.1:1"])
     assert caught.value.addresses == ("tcp://127.0.0.1:1",)
     assert "recover" not in str(caught.value)  # there is no tensor
+
+
+def test_a_worker_whose_loss_the_scheduler_had_not_noticed_is_left_out(monkeypatch):
+    known = {address: {"status": "running"} for address in ("here", "lost", "new")}
+    client = SimpleNamespace(scheduler_info=lambda n_workers: {"workers": known})
+
+    def start(client, addresses, device, held):
+        if "lost" in addresses:
+            raise WorkerLost(["lost"])
+        return addresses
+
+    monkeypatch.setattr(cluster_tensor, "start_workers", start)
+    assert cluster_tensor.Pool(client, None, None).start([SimpleNamespace(address="here")]) == [
+        "new"
+    ]
 
 
 def test_recover_drops_what_was_queued_for_a_lost_worker(x):
