@@ -247,7 +247,7 @@ def test_more_cells_than_64_bits_count(function, starts_by_svd, kind):
         (non_negative_parafac, {}),
         (non_negative_parafac, {"normalize_factors": True}),
     ],
-    ids=str,
+    ids=lambda x: getattr(x, "__name__", str(x)),
 )
 def test_a_mask_that_broadcasts_is_a_whole_one(function, options, is_sparse, sizes, dtype, kind):
     """TensorLy gets the whole mask, and zeros there, where blocks begin."""
