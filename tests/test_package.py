@@ -85,8 +85,11 @@ def test_no_module_can_run_code_from_data():
     assert len(sources) > 60
     found = {str(path.relative_to(ROOT)): list_dangers(path.read_text()) for path in sources}
     found = {path: [d.partition(": ")[2] for d in dangers] for path, dangers in found.items()}
-    # The command `run` runs the script that its user names.
-    allowed = {"tensorly_flycoo/command_line.py": ["runpy"]}
+    # The command `run` runs the script that its user names; Dask's workers run what clients send.
+    allowed = {
+        "tensorly_flycoo/command_line.py": ["runpy"],
+        "tensorly_flycoo/dask/messages.py": ["pickle"],
+    }
     assert {path: dangers for path, dangers in found.items() if dangers} == allowed
 
 

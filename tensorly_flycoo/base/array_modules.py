@@ -106,7 +106,7 @@ def share(x: Any) -> Any:
 
 def move(array: Array, xp: ModuleType) -> Array:
     """Return a NumPy or CuPy array as an array of the module `xp`; copy only between devices."""
-    if is_cupy(array) == (xp is not np):
+    if is_cupy(array) == (xp.__name__ == "cupy"):
         return array
     moved = xp.empty(array.shape, array.dtype.newbyteorder("="))
     copy_parts(array, moved)

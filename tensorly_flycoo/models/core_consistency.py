@@ -98,7 +98,7 @@ def core_consistency(x: LabelledData, cp_tensor: Any) -> float:
         block = move(of_device, np)  # compiling CuPy's sums would take seconds
         ids = np.arange(start, start + block.shape[-1])
         block[(ids,) * (x.ndim - 1) + (ids - start,)] -= 1
-        difference += (block**2).sum(dtype=np.float64)
+        difference += float((block**2).sum(dtype=np.float64))
     return 100 - 100 * difference / rank
 
 

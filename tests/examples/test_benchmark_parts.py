@@ -11,8 +11,12 @@ import numpy as np
 import pytest
 import reference
 
-from tensorly_flycoo.base.devices import OneDevice
+from tensorly_flycoo import FlycooTensor
+from tensorly_flycoo.base.devices import OneDevice, assign_homes
 from tensorly_flycoo.engines.cpu.engine import CPU
+from tensorly_flycoo.format.layouts import LAYOUT_CLASSES
+from tensorly_flycoo.spread.slab_layout import Slab
+from tensorly_flycoo.spread.spread_layout import SpreadLayout
 
 FOLDER = Path(__file__).parents[2] / "examples" / "benchmark_gpu"
 
@@ -133,6 +137,17 @@ class SlabsOnTheHost:
         return coords, random.random_sample(300).astype(dtype), shape, slice(*edges)
 
 
+def build_on_the_host(problem, layout, num_slabs, gpus):
+    """Stand for `build_by_slab`, with NumPy."""
+    devices, slabs = OneDevice(np, gpus), []
+    for number, home in enumerate(assign_homes(num_slabs, gpus)):
+        coords, values, shape, rows = problem.draw_slab(np.float32, number, num_slabs)
+        cut = CPU.choose_cut(shape, values.dtype)
+        slabs.append(Slab(rows, LAYOUT_CLASSES[layout].build(coords, values, cut, CPU), home))
+    record_format = CPU.choose_cut(problem.shape, np.dtype(np.float32)).record_format
+    return FlycooTensor._of(CPU, SpreadLayout(record_format, num_slabs, slabs, CPU, devices))
+
+
 def test_scaling_times_a_tensor_on_several_devices(monkeypatch):
     """On the CPU, which stands for one and two GPUs."""
     random = np.random.RandomState(0)
@@ -142,6 +157,7 @@ def test_scaling_times_a_tensor_on_several_devices(monkeypatch):
         "tensors": {
             "LARGE_SHAPES": [SlabsOnTheHost.name], "SHAPES": [], "Problem": None,
             "draw_factors": draw, "free_memory": int, "repeats_kept": contextlib.nullcontext,
+            "build_by_slab": build_on_the_host,
         },
         "tensorly_flycoo.engines.cuda.gpus": {"CudaDevices": lambda n: OneDevice(np, n)},
         "tensorly_flycoo.engines.cuda.engine": {"CUDA": CPU},
