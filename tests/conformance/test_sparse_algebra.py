@@ -8,7 +8,6 @@ from sparse_problems import (
     BOTH_KINDS,
     dense_of,
     densification_alarm,
-    planted_coo,
     random_coo,
 )
 from tensorly.decomposition import parafac2

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import sparse
 import tensorly as tl
-from sides import fetch
 from tensorly.decomposition import parafac2
 
 from tensorly_flycoo import DensifyError, FlycooTensor
