@@ -268,12 +268,6 @@ TABLE = (
         "nothing: our loop multiplies all slices at once",
     ),
     Replacement(
-        "tensor_train tensor_ring", "decomposition decomposition._tt decomposition._tr_svd",
-        _call_ours,
-        "it multiplies singular values by right singular vectors, as long as an unfolding",
-        "it multiplied the unfolding by the left vectors instead",
-    ),
-    Replacement(
         "tucker partial_tucker",
         "decomposition decomposition._tucker contrib.sparse.decomposition", _tucker,
         "a checkpoint is not a guess; a fraction is no rank",
@@ -324,8 +318,9 @@ TABLE = (
         "nothing: on sparse tensors it lost against parafac wherever it was measured",
     ),
     Replacement(
-        "tensor_ring_als tensor_ring_als_sampled", "decomposition decomposition._tr_als",
-        _refuse("use tl.decomposition.tensor_ring"),
+        "tensor_train tensor_train_matrix tensor_ring tensor_ring_als tensor_ring_als_sampled",
+        "decomposition decomposition._tt decomposition._tr_svd decomposition._tr_als",
+        _refuse("use tl.decomposition.tucker"),
         "it forms a matrix as long as an unfolding, or indexes the tensor with lists",
         "nothing: it is dense by nature",
     ),

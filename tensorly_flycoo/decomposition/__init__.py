@@ -21,14 +21,13 @@ from .non_negative_tucker import non_negative_tucker, non_negative_tucker_hals
 from .observed_parafac import observed_parafac
 from .parafac import parafac
 from .parafac2 import parafac2
-from .tensor_train import tensor_ring, tensor_train
 from .tucker import tucker
 
 #: Decompositions without the labels and the guard that users' have: all but `coupled_parafac`.
 UNGUARDED = {function.__name__: near_one(function) for function in (
     constrained_parafac, generalized_parafac, non_negative_parafac, non_negative_parafac_hals,
     non_negative_tucker, non_negative_tucker_hals, observed_parafac, parafac, parafac2,
-    tensor_ring, tensor_train, tucker,
+    tucker,
 )}  # fmt: skip
 
 #: What surrounds a decomposition that users call.

@@ -76,8 +76,6 @@ METHODS = {
             decomposition.non_negative_tucker, makes_cp=False, non_negative=True, takes_mask=True
         ),
         Method(decomposition.non_negative_tucker_hals, makes_cp=False, non_negative=True),
-        Method(decomposition.tensor_train, makes_cp=False),
-        Method(decomposition.tensor_ring, makes_cp=False),
     )
 }
 

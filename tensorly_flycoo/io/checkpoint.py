@@ -94,7 +94,7 @@ def copy_model(model: Any) -> Any:
 
 
 def check_saveable(model: object) -> None:
-    """Refuse anything but a CP or Tucker tensor: tensor rings have no checkpoints."""
+    """Refuse anything but a CP or Tucker tensor: a PARAFAC2 model has no checkpoints."""
     if not isinstance(model, CPTensor | TuckerTensor):
         name = type(model).__name__
         raise TypeError(f"the model is a {name}, expected a CPTensor or a TuckerTensor")

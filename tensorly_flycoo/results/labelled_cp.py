@@ -41,7 +41,7 @@ _MAX_ROWS, _MAX_LABELS = 20, 5
 
 _NEED = "tables of factors need pandas: pip install pandas"
 
-#: TensorLy's class of a TuckerTensor, a TTTensor and so on.
+#: TensorLy's class of a CPTensor, a TuckerTensor and so on.
 _FACTORIZED: Any = CPTensor.__base__
 
 

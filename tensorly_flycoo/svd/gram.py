@@ -50,17 +50,16 @@ class UnfoldingGram:
     """``A @ A.T`` of an unfolding A: a diagonal matrix plus the Gram matrix of the shared columns.
 
     `columns` are those of A times `scale`, a power of two such that the sum of the squares of A is
-    at most 1. With `is_exact`, iterations go on until rounding ends them, whatever the size. `rows`
-    (size,) are the coupled rows: those with a nonzero in a shared column. `squares` (2, num_rows)
-    are the sums of squares of positive and of negative values alone in their columns. `dtype`, that
-    of products, is float64 up to a size of 8192. `transposed` is the transposed matrix, if A has at
-    most 8192 columns and more rows.
+    at most 1. `rows` (size,) are the coupled rows: those with a nonzero in a shared column.
+    `squares` (2, num_rows) are the sums of squares of positive and of negative values alone in
+    their columns. `dtype`, that of products, is float64 up to a size of 8192. `transposed` is the
+    transposed matrix, if A has at most 8192 columns and more rows.
 
     The shared columns are kept on their devices, or, for a tensor in slabs with up to 8192 rows,
     only the sum of the groups' Gram matrices, if that is cheap.
     """
 
-    def __init__(self, columns: Columns, scale: float, dtype: DTypeLike, is_exact: bool) -> None:
+    def __init__(self, columns: Columns, scale: float, dtype: DTypeLike) -> None:
         engine, xp, num_rows = columns.engine, columns.engine.xp, columns.num_rows
         self._engine, self._devices = engine, columns.devices
         self._scale = scale
@@ -98,7 +97,7 @@ class UnfoldingGram:
         num_columns, self._num_shared = (sum(own) for own in zip(*counts, strict=True))
         if self._formed is not None and self.size < num_rows:
             self._formed = self._formed[self.rows[:, None], self.rows]
-        self._ends_early = self.size > MAX_GRAM_SIZE and not is_exact
+        self._ends_early = self.size > MAX_GRAM_SIZE
         #: How many columns there are to iterate on if they are fewer than the rows, else None.
         self._num_columns = self._fold_columns() if is_piece and self._ends_early else None
         self.transposed: AnyLayout | None = None

@@ -95,13 +95,10 @@ class LazyMatrix:
 
 
 class Unfolding(LazyMatrix):
-    """The unfolding of a sparse tensor along one mode: (I_mode, product of the other sizes).
+    """The unfolding of a sparse tensor along one mode: (I_mode, product of the other sizes)."""
 
-    With `is_exact`, `svd` iterates to rounding error also with more than 8192 coupled rows.
-    """
-
-    def __init__(self, x: FlycooTensor | SparseArray, mode: int, *, is_exact: bool = False) -> None:
-        self.mode, self._is_exact = check_mode(mode, len(x.shape)), is_exact
+    def __init__(self, x: FlycooTensor | SparseArray, mode: int) -> None:
+        self.mode = check_mode(mode, len(x.shape))
         self.tensor = as_flycoo(x, check_coords=True)
         sizes = [*self.tensor.shape]
         self.shape, self.dtype = (sizes.pop(self.mode), num_cells(sizes)), self.tensor.dtype
@@ -114,9 +111,8 @@ class Unfolding(LazyMatrix):
         """The Gram matrix of the unfolding divided by a power of two above its norm, and that."""
         layout, engine = self.tensor._layout, self.tensor._engine
         scale = 2.0 ** min(math.frexp(float(layout.norm))[1], 1023)
-        dtype = np.dtype(np.float64) if self._is_exact else self.dtype
         columns = Columns(layout, self.mode, engine)
-        return UnfoldingGram(columns, scale, dtype, self._is_exact), scale
+        return UnfoldingGram(columns, scale, self.dtype), scale
 
     def _find_leading_pairs(self, rank: int) -> LeadingPairs:
         gram, scale = self.gram

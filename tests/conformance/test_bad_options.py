@@ -61,8 +61,6 @@ CALLS = {
     "tucker": (X, _TUCKER),
     "non_negative_tucker": (X, _TUCKER),
     "non_negative_tucker_hals": (X, _TUCKER),
-    "tensor_train": (X, {"rank": 2}),
-    "tensor_ring": (X, {"rank": [1, 2, 2, 1]}),
     "parafac2": (SLICES, _CP),
     "OnlineCP": (lambda **options: OnlineCP(**options).partial_fit(X), {"rank": 2}),
     "FlycooCP": (lambda **options: FlycooCP(**options).fit(X), {**_CP, "n_starts": 1}),
@@ -121,7 +119,7 @@ def test_each_public_function_is_in_the_table():
     functions = [name for name in functions if name != "DensifyError" and list_options(name)]
     made_by_us = {"MemoryEstimate", "ModeStats", "TensorStats"}
     elsewhere = {"read_tns", "save_slabs", "write_tns", "set_device"}
-    assert {*functions} == {*CALLS} - {"tensor_train"} | made_by_us | elsewhere | {"tensor_train"}
+    assert {*functions} == {*CALLS} | made_by_us | elsewhere
 
 
 @pytest.mark.parametrize(("name", "option"), TABLE, ids=[" ".join(pair) for pair in TABLE])

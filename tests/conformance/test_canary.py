@@ -41,8 +41,6 @@ _USES = {
     "hals": lambda x: tl.decomposition.non_negative_parafac_hals(x, 2, **_FEW),
     "constrained": lambda x: tl.decomposition.constrained_parafac(x, 2, non_negative=True, **_FEW),
     "tucker": lambda x: tl.decomposition.tucker(x, [2, 2, 2], **_FEW),
-    "train": lambda x: tl.decomposition.tensor_train(x, [1, 2, 2, 1]),
-    "ring": lambda x: tl.decomposition.tensor_ring(x, [1, 2, 2, 1]),
     "parafac2": lambda x: tl.decomposition.parafac2(x, 2, **_FEW),
 }
 

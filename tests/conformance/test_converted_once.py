@@ -29,8 +29,6 @@ _LOOPS = {
     "non_negative_tucker": lambda x: tl.decomposition.non_negative_tucker(x, [2] * 3, **_FEW),
     "partial_tucker": lambda x: tl.decomposition.partial_tucker(x, [2, 2], modes=[0, 1], **_FEW),
     "parafac2": lambda x: tl.decomposition.parafac2(x, 2, **_FEW),
-    "tensor_train": lambda x: tl.decomposition.tensor_train(x, [1, 2, 2, 1]),
-    "tensor_ring": lambda x: tl.decomposition.tensor_ring(x, [1, 2, 2, 1]),
     "observed_parafac": lambda x: observed_parafac(x, 2, n_iter_max=12, random_state=0),
     "generalized_parafac": lambda x: generalized_parafac(x, 2, n_iter_max=12, random_state=0),
 }

@@ -53,11 +53,6 @@ _COMMON = {
 _LOOP = _COMMON | {"svd": _SVD, "verbose": acts("verbose", 1, tol=1e-30)}
 _FIXED = {"fixed_modes": acts("fixed_modes", [1]), "cvg_criterion": _CRITERION}
 _NORMALIZED = {"normalize_factors": acts("normalize_factors", True)}
-_TRAIN = {
-    "svd": Refused(svd="symeig_svd"),
-    "verbose": acts("verbose", True),
-    "random_state": None,  # nothing is random
-}
 _MODEL = (None, GUESS)
 _TUCKER = (CORE, GUESS)
 
@@ -141,8 +136,6 @@ OPTIONS = {
             "sparsity_coefficients", 0.3, nn_modes=[2], normalize_factors=True
         ),
     },
-    "tensor_ring": _TRAIN | {"mode": acts("mode", 1)},
-    "tensor_train": _TRAIN,
     "tucker": _LOOP | {
         "init": acts("init", "svd", n_iter_max=1),
         "fixed_factors": acts("fixed_factors", [1], init=_TUCKER, callback=None),
@@ -156,8 +149,6 @@ _BASE = {"rank": 2, "n_iter_max": 4, "init": "random", "random_state": 0}
 _BASES = {
     "generalized_parafac": {"init": "random", "n_iter_max": 4},
     "parafac2": {"linesearch": False},
-    "tensor_ring": {"rank": [2, 2, 2, 2]},
-    "tensor_train": {"rank": [1, 2, 2, 1]},
 }
 ACTING = [
     pytest.param(name, option, id=f"{name}-{option}")

@@ -339,7 +339,6 @@ def use(name):
         "tucker": lambda: tl.decomposition.tucker(x, [2, 2, 2]),
         "tucker random": lambda: tl.decomposition.tucker(x, [2, 2, 2], init="random"),
         "hals": lambda: tl.decomposition.non_negative_parafac_hals(x, 2),
-        "tensor_train": lambda: tl.decomposition.tensor_train(x, [1, 2, 2, 1]),
         "prod": lambda: tl.prod(x),
         "unfold": lambda: tl.unfold(x, 1),
         "mode_dot": lambda: tl.tenalg.mode_dot(x, tl.ones(4), 0),
@@ -349,7 +348,7 @@ def use(name):
     except Exception as error:
         return str(error)
     return "works"
-NAMES = "parafac|random|tucker|tucker random|hals|tensor_train|prod|unfold|mode_dot".split("|")
+NAMES = "parafac|random|tucker|tucker random|hals|prod|unfold|mode_dot".split("|")
 """
 _HERE = "import json\n" + _FORGOTTEN + "print(json.dumps({name: use(name) for name in NAMES}))"
 _SPAWNED = """

@@ -8,10 +8,9 @@ from sparse_problems import (
     BOTH_KINDS,
     dense_of,
     densification_alarm,
-    planted_coo,
     random_coo,
 )
-from tensorly.decomposition import parafac2, tensor_ring, tensor_train, tensor_train_matrix
+from tensorly.decomposition import parafac2
 
 from tensorly_flycoo import DensifyError, FlycooTensor, RaggedTensor
 
@@ -249,72 +248,6 @@ def test_huge_shapes_stay_sparse(kind):
 
 
 # Decompositions based on singular value decompositions
-
-
-def _max_error(found, expected):
-    for core, other in zip(found, expected, strict=True):
-        assert core.shape == other.shape
-    return max(np.abs(core - other).max() for core, other in zip(found, expected, strict=True))
-
-
-#: For well-separated singular vectors, computed twice, through Gram matrices.
-_VECTOR_BOUND = 1e-9
-
-_TRAINS = {
-    "tensor_train": lambda x: tensor_train(x, [1, 2, 3, 2, 1]),
-    "rank is an int": lambda x: tensor_train(x, 3, svd="truncated_svd"),
-    "more than the rank": lambda x: tensor_train(x, [1, 50, 3, 2, 1]),
-    "TensorTrain": lambda x: tl.decomposition.TensorTrain(2).fit_transform(x),
-    "tensor_ring": lambda x: tensor_ring(x, [2, 2, 3, 2, 2]),
-    "ring, mode 1": lambda x: tensor_ring(x, [2, 2, 2, 2, 2], mode=1),
-    "ring, mode 3": lambda x: tensor_ring(x, [2, 3, 1, 2, 2], mode=3),
-    "TensorRing": lambda x: tl.decomposition.TensorRing([1, 3, 2, 2, 1]).fit_transform(x),
-    "tensor_train_matrix": lambda x: tensor_train_matrix(x, [1, 4, 1]),
-}
-
-
-@BOTH_KINDS
-@pytest.mark.parametrize("decompose", _TRAINS.values(), ids=_TRAINS)
-def test_tensor_trains_and_rings(decompose, kind):
-    coo = random_coo((6, 5, 4, 7), 300, seed=4)
-    coo.data[::3] *= -2
-    expected = decompose(_dense(coo))
-    with densification_alarm():
-        found = decompose(kind(coo))
-    assert _max_error(found.factors, expected.factors) <= _VECTOR_BOUND
-
-
-@BOTH_KINDS
-def test_a_train_of_full_rank_is_the_tensor(kind):
-    coo = planted_coo((9, 8, 7), 2, seed=0)
-    with densification_alarm():
-        train = tensor_train(kind(coo), [1, 2, 2, 1])
-    assert np.abs(train.to_tensor() - _dense(coo)).max() <= 1e-12
-
-
-@BOTH_KINDS
-def test_trains_of_huge_shapes(kind):
-    coo = _huge_coo()
-    with densification_alarm():
-        train = tensor_train(kind(coo), 3)
-        ring = tensor_ring(kind(coo), [2] * 6)
-    assert [core.shape[1] for core in train] == [core.shape[1] for core in ring] == [2**14] * 5
-    assert all(np.isfinite(core).all() for core in (*train, *ring))
-
-
-def test_bad_rank_of_a_ring_is_an_error():
-    with pytest.raises(ValueError, match=r"rank\[0\] \* rank\[1\] is 9, expected at most the 6"):
-        tensor_ring(random_coo(_SHAPE, 50), [3, 3, 2, 3])
-
-
-def test_verbose_prints_what_is_computed(capsys):
-    coo = random_coo(_SHAPE, 50)
-    tensor_train(_dense(coo), 2, verbose=True)
-    expected = capsys.readouterr().out
-    tensor_train(coo, 2, verbose=True)
-    assert capsys.readouterr().out == expected
-    tensor_ring(coo, [1, 2, 2, 1], mode=1, verbose=True)
-    assert "TR factor 0 computed with shape" in capsys.readouterr().out
 
 
 def _check_parafac2(as_list, kind, **options):

@@ -1,12 +1,11 @@
-"""Sums, products, views, slices, trains and parafac2 of tensors on the GPU."""
+"""Sums, products, views, slices and parafac2 of tensors on the GPU."""
 
 import cupy
 import numpy as np
 import pytest
 import sparse
 import tensorly as tl
-from sides import fetch
-from tensorly.decomposition import parafac2, tensor_ring, tensor_train
+from tensorly.decomposition import parafac2
 
 from tensorly_flycoo import DensifyError, FlycooTensor
 from tensorly_flycoo.tensor.mirroring import is_callers
@@ -82,17 +81,6 @@ def test_iteration():
     coo = make_coo()
     parts = list(FlycooTensor.from_coo(coo, device="cuda"))
     np.testing.assert_array_equal(np.stack([to_host(part) for part in parts]), coo.todense())
-
-
-@pytest.mark.parametrize(
-    "decompose",
-    [lambda x: tensor_train(x, [1, 3, 2, 1]), lambda x: tensor_ring(x, [2, 2, 2, 2], mode=1)],
-    ids=["train", "ring"],
-)
-def test_tensor_trains_and_rings(decompose):
-    coo = make_coo()
-    for found, expected in zip(decompose(coo), decompose(coo.todense()), strict=True):
-        assert np.abs(fetch(found, coo) - expected).max() <= 1e-9
 
 
 def test_parafac2():

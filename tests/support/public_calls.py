@@ -46,8 +46,6 @@ CALLS = {
     "coupled_parafac": lambda f, x: f(
         [(x, tuple("abcd")), (np.ones((12, 3)), tuple("ae"))], RANK, random_state=0, n_iter_max=2
     ),
-    "tensor_train": lambda f, x: f(x, [1, 2, 3, 2, 1]),
-    "tensor_ring": lambda f, x: f(x, [2, 2, 2, 2, 2]),
     "mttkrp": lambda f, x: f(x, make_factors(), 1),
     "mttkrps": lambda f, x: f(x, make_factors()),
     "best_of": lambda f, x: f("parafac", x, RANK, 2, random_state=0, n_iter_max=2),

@@ -25,8 +25,6 @@ SOLVERS = {
     "observed_parafac": {"random_state": 0, "biases": True},
     "parafac": {"random_state": 0, "init": "random"},
     "parafac2": {"random_state": 0},
-    "tensor_ring": {"rank": [2, 2, 2, 2]},
-    "tensor_train": {"rank": [1, 2, 2, 1]},
     "tucker": {"rank": [2, 2, 2]},
 }
 VARIANTS = [
@@ -39,7 +37,6 @@ VARIANTS = [
     ("parafac2", {"init": "svd", "center": True, "normalize_factors": True}),
     ("non_negative_parafac", {"init": "random", "random_state": 0}),
 ]
-_TRAINS = ("tensor_ring", "tensor_train")
 
 #: The largest exponents of 10 and of 2 that are tried.
 LARGEST = {"float64": (150, 492), "float32": (15, 48)}
@@ -63,8 +60,6 @@ def run(name, c, dtype, options, xp=np):
         cells = [read_cells(model, c).ravel() for model in result.cp_tensors]
         return np.array(result.errors), np.concatenate(cells)
     x = make(X * c, dtype)
-    if name in _TRAINS:
-        return np.zeros(1), read_cells(getattr(decomposition, name)(x, options["rank"]), c)
     options = {"tol_outer" if name == "constrained_parafac" else "tol": 1e-3} | options
     model, errors = getattr(decomposition, name)(x, return_errors=True, **options)
     return np.array([float(error) for error in errors]), read_cells(model, c)

@@ -144,7 +144,7 @@ _LEFT_OUT = (
 
 # The rows
 
-_PARAFAC, _TRAIN, _RING = (f"use `{name}`" for name in ("parafac", "tensor_train", "tensor_ring"))
+_PARAFAC, _TUCKER = "use `parafac`", "use `tucker`"
 
 ROWS = [
     Row(
@@ -168,16 +168,6 @@ ROWS = [
             "non_negative_tucker non_negative_tucker_hals",
             _give([2, 2, 2], **_SHORT),
         )
-    ),
-    Row(
-        _alike("decomposition", "tensor_train TensorTrain", _give([1, 2, 2, 1])),
-        {_NO_SYMEIG: _give([1, 2, 2, 1], svd="symeig_svd")},
-    ),
-    Row(_alike("decomposition", "tensor_ring TensorRing", _give([1, 2, 2, 1]))),
-    Row(
-        _alike("decomposition", "tensor_train_matrix TensorTrainMatrix", _give([1, 2, 1])),
-        {"of four modes or more": lambda target, x: _give([1, 1])(target, tl.reshape(x, (12, 10)))},
-        shape=(4, 3, 2, 5),
     ),
     Row(
         _alike("decomposition", "parafac2 Parafac2", _give(2, return_errors=True, **_SHORT)),
@@ -235,11 +225,17 @@ ROWS = [
         {"lazy views; a mode cannot be split": lambda f, x: tl.reshape(x, (2, -1))},
     ),
     Row(
+        _alike("decomposition", "tensor_train TensorTrain", _give([1, 2, 2, 1]))
+        | _alike("decomposition", "tensor_ring TensorRing", _give([1, 2, 2, 1]))
+        | _alike("decomposition", "tensor_train_matrix TensorTrainMatrix", _give([1, 2, 1])),
+        why_not=f"it forms right singular vectors, as long as an unfolding: {_TUCKER}",
+    ),
+    Row(
         _alike("decomposition", "tensor_ring_als TensorRingALS", _give([2, 2, 2, 2]))
         | _alike(
             "decomposition", "tensor_ring_als_sampled TensorRingALSSampled", _give([2] * 4, 9)
         ),
-        why_not=f"it forms the product of all cores but one, as long as an unfolding: {_RING}",
+        why_not=f"it forms the product of all cores but one, as long as an unfolding: {_TUCKER}",
     ),
     Row(
         _alike("decomposition", "parafac_power_iteration CPPower SymmetricCP", _give(2))
@@ -264,7 +260,7 @@ ROWS = [
         _alike("contrib.decomposition", "tensor_train_cross", _give([1, 2, 2, 1]))
         | _alike("contrib.decomposition", "tensor_train_OI", _give([1, 2, 2, 1]))
         | _alike("contrib.decomposition", "TensorTrain_OI", _give([1, 2, 2, 1], 2, False, False)),
-        why_not=f"it reads elements or forms the tensor: {_TRAIN}",
+        why_not=f"it reads elements or forms the tensor: {_TUCKER}",
     ),
     Row(
         _alike("regression", "CPRegressor TuckerRegressor CP_PLSR", _regress),

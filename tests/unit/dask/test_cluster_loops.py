@@ -296,8 +296,6 @@ REFUSED = {
     "OnlineCP": lambda x: OnlineCP(2).partial_fit(x),
     "observed_parafac": lambda x: decomposition.observed_parafac(x, 2),
     "parafac2": lambda x: decomposition.parafac2(x, 2),
-    "tensor_train": lambda x: decomposition.tensor_train(x, 2),
-    "tensor_ring": lambda x: decomposition.tensor_ring(x, 2),
 }
 
 

@@ -20,10 +20,6 @@ from tensorly_flycoo.testing import random_tensor
 pytestmark = pytest.mark.usefixtures("flycoo_backend")
 
 #: What some take besides a tensor and a rank of 2.
-_RANKS = {
-    "tensor_train": [1, 2, 2, 1],
-    "tensor_ring": [2, 2, 2, 2],
-}
 _OPTIONS = {"constrained_parafac": {"non_negative": True}}
 
 
@@ -31,9 +27,8 @@ def run(name, x, **options):
     """Run a method on a tensor of three modes, or what it takes in place of one."""
     if name == "coupled_parafac":
         x = [(x, list("abc")), (np.ones((x.shape[0], 4)), ["a", "d"])]
-    if name not in _RANKS:
-        options |= {"n_iter_max": 3, "random_state": 0, **_OPTIONS.get(name, {})}
-    return METHODS[name].function(x, _RANKS.get(name, 2), **options)
+    options |= {"n_iter_max": 3, "random_state": 0, **_OPTIONS.get(name, {})}
+    return METHODS[name].function(x, 2, **options)
 
 
 @pytest.fixture(scope="module")

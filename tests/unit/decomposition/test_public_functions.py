@@ -23,8 +23,6 @@ OWN_LOOPS = {
     "non_negative_parafac": {"rank": 2, "mask": True, **OPTIONS},
     "non_negative_parafac_hals": {"rank": 2, **OPTIONS},
     "parafac2": {"rank": 2, **OPTIONS},
-    "tensor_train": {"rank": [1, 2, 3, 2, 1]},
-    "tensor_ring": {"rank": [2, 2, 3, 2, 2], "mode": 1},
 }
 #: Functions that need the backend: they run TensorLy's loop, or its proximal operators.
 TENSORLY_LOOPS = {
@@ -92,8 +90,6 @@ def test_dense_tensors_give_tensorlys_results(backend, name):
     dense = np.random.RandomState(0).random_sample((6, 7, 8, 6))
     options = OWN_LOOPS.get(name) or TENSORLY_LOOPS[name]
     options = {key: value for key, value in options.items() if key != "mask"}
-    if name == "tensor_ring":
-        options = {key: value for key, value in options.items() if key != "random_state"}
     with tl.backend_context(backend):
         np.random.seed(0)
         expected = decompose(name, dense, options, home=tl.decomposition)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorly as tl
 from interrupting import interrupt_at
-from tensorly.decomposition import CP, non_negative_parafac, parafac, tensor_train, tucker
+from tensorly.decomposition import CP, non_negative_parafac, parafac, tucker
 
 from tensorly_flycoo import FlycooTensor, mttkrp
 from tensorly_flycoo.decomposition import observed_parafac
@@ -120,7 +120,6 @@ def decompose_unfolding(x):
         ("a random start of rank 3", lambda x: parafac(x, 3, init="random")),
         ("non_negative_parafac", lambda x: non_negative_parafac(x, 3)),
         ("a random start of rank 3", lambda x: observed_parafac(x, 3)),
-        ("tensor_train", lambda x: tensor_train(x, (1, 2, 2, 1))),
         ("finding 2 singular vectors of mode 0", decompose_unfolding),
         ("finding 2 singular vectors of mode 0", lambda x: tucker(x, (2, 2, 2))),
     ],

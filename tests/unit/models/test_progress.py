@@ -347,10 +347,10 @@ def test_calls_in_the_wrong_order(path):
         pass
 
 
-def test_a_tensor_ring_has_no_checkpoint(path):
+def test_what_is_no_model_has_no_checkpoint(path):
     shown = Progress(5, show=None, checkpoint=path, every=1)
     with shown, pytest.raises(TypeError, match="expected a CPTensor"):
-        shown("ring", 1.0)
+        shown("no model", 1.0)
 
 
 def test_the_loss_of_counts_is_not_called_a_fit(caplog):
