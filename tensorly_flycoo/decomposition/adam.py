@@ -106,7 +106,10 @@ def measure_loss(
     loss: Loss, sampler: CellSampler, weights: Array | None, factors: Sequence[Array],
     samples: Samples | None = None,
 ) -> float:  # fmt: skip
-    """Measure the loss of a model over all observed cells, or estimate it from `samples`."""
+    """Measure the loss of a model over all observed cells, or estimate it from `samples`.
+
+    A truncated loss needs the nonzeros alone.
+    """
     if loss.is_count:
         return evaluate_loss(sampler.data, weights, factors)
     if samples is not None:
@@ -119,7 +122,7 @@ def measure_loss(
         model = evaluate_model(coords, weights, factors)
         losses = loss.value(values, model) - loss.value(values * 0, model)
         change += float(losses.sum(dtype=np.float64))
-    total = change + sum_zeros(loss, factors, weights)
+    total = change if loss.is_truncated else change + sum_zeros(loss, factors, weights)
     if sampler.data.missing is not None:
         model = sampler.data.missing.evaluate(weights, factors)
         total -= float(loss.value(model * 0, model).sum(dtype=np.float64))
@@ -190,7 +193,7 @@ class Adam(Run):
         self._sampler = CellSampler(data)
         if self.samples is None:
             count = int(np.clip(sum(data.tensor.shape), *_SAMPLES))
-            self.samples = (count, count)
+            self.samples = (count, 1 if loss.is_truncated else count)
         self._moments = {
             n: tuple(
                 xp.asarray(state[f"{name}_{n}"]) if state else xp.zeros_like(self.factors[n])
@@ -205,7 +208,8 @@ class Adam(Run):
             self._seed = int(self.random.randint(2**31))
             self._num_done = self._num_failures = 0
         self._compared = None
-        if not loss.is_count and num_cells(data.tensor.shape) > MAX_CELLS:
+        is_sum_of_cells = not (loss.is_count or loss.is_truncated)
+        if is_sum_of_cells and num_cells(data.tensor.shape) > MAX_CELLS:
             drawn = np.random.RandomState(self._seed)
             self._compared = self._sampler.draw(drawn, _NUM_COMPARED, _NUM_COMPARED)
         self.loss = measure_loss(loss, self._sampler, None, self.factors, self._compared)
@@ -263,11 +267,13 @@ def scale_guess(
 ) -> list[Array]:
     """Scale the factors of `modes` so that the mean of the model is about that of the data.
 
-    A model that is a logarithm gets that of the mean; the first factor takes its sign.
+    A model that is a logarithm gets that of the mean; the first factor takes its sign. A
+    truncated loss takes the mean of the nonzeros.
     """
     means = [factor.mean(axis=0, dtype=np.float64) for factor in factors]
     x = data.tensor
-    mean = sum_values(x._layout, x._engine) / num_cells(x.shape)
+    count = x.nnz if loss.is_truncated else num_cells(x.shape)
+    mean = sum_values(x._layout, x._engine) / count
     wanted = float(np.log(mean)) if loss.is_log and mean > 0 else mean
     ratio = wanted / float(multiply_all(means).sum())
     if not np.isfinite(ratio) or ratio == 0:

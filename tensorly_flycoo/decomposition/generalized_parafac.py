@@ -49,9 +49,10 @@ def generalized_parafac(
         the loss has the lower bound 0; or a checkpoint to resume (`Progress.resume`).
     loss : str or tuple
         "poisson_count", "poisson_log", "bernoulli_odds", "bernoulli_logit", "gaussian", "gamma",
-        "rayleigh"; or ``(f, df, lower_bound)``: a function of arrays of data and of model values
-        that returns the loss of each entry, its derivative by the model values, and the least value
-        that elements of factors may have, or None.
+        "rayleigh" or "zero_truncated_poisson", to which cells without a nonzero are unobserved; or
+        ``(f, df, lower_bound)``: a function of arrays of data and of model values that returns the
+        loss of each entry, its derivative by the model values, and the least value that elements of
+        factors may have, or None.
     method : {"auto", "mu", "adam"}
         "mu", for "poisson_count" alone: multiplicative updates, one per mode and sweep,
         extrapolated by SQUAREM if that lowers F; F never increases. "adam": stochastic gradients
@@ -103,7 +104,9 @@ def generalized_parafac(
     Chi and Kolda, "On Tensors, Sparsity, and Nonnegative Factorizations", SIAM Journal on Matrix
     Analysis and Applications 33, 2012. Hong, Kolda and Duersch, "Generalized Canonical Polyadic
     Tensor Decomposition", SIAM Review 62, 2020. Kolda and Hong, "Stochastic Gradients for
-    Large-Scale Tensor Decomposition", SIAM Journal on Mathematics of Data Science 2, 2020.
+    Large-Scale Tensor Decomposition", SIAM Journal on Mathematics of Data Science 2, 2020. López,
+    Lehoucq and Dunlavy, "Zero-Truncated Poisson Regression for Sparse Multiway Count Data Corrupted
+    by False Zeros", arXiv 2201.10014.
 
     Examples
     --------

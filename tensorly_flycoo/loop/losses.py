@@ -1,7 +1,8 @@
 """The losses of generalized CP decompositions, by name: what a model is worth at a cell.
 
 All functions are elementwise, of the data x and the model m, NumPy's or CuPy's. Constants that
-depend on x alone are left out, as by Hong, Kolda and Duersch (SIAM Review 62, 2020).
+depend on x alone are left out, as by Hong, Kolda and Duersch (SIAM Review 62, 2020). Counts without
+zeros are those of López, Lehoucq and Dunlavy (arXiv 2201.10014).
 """
 
 from collections.abc import Callable
@@ -33,9 +34,21 @@ class Loss:
     is_log: bool = False  # whether the model is the logarithm of a mean, or of odds
     is_exact: bool = False  # whether its sum over all cells of any tensor needs no samples
     is_count: bool = False  # whether `poisson` computes that sum, and multiplicative updates
+    is_truncated: bool = False  # whether f(0, m) is 0: a zero says nothing about the model
 
 
 _NONNEGATIVE, _BINARY = "numbers of 0 or more", "zeros and ones"
+
+
+def _truncated_value(x: Array, m: Array) -> Array:
+    """Return -log P(x) of a Poisson count that is not 0, less log(x!); 0 where x is 0."""
+    m = m.astype(np.float64) + _EPSILON
+    return (x > 0) * (m + np.log(-np.expm1(-m)) - x * np.log(m))
+
+
+def _truncated_slope(x: Array, m: Array) -> Array:
+    m = m.astype(np.float64) + _EPSILON  # near 0, two large terms nearly cancel
+    return (x > 0) * (-1 / np.expm1(-m) - x / m)
 
 
 #: The losses by name: to add one, add it here and to the docstring of `generalized_parafac`.
@@ -63,6 +76,10 @@ LOSSES = {loss.name: loss for loss in (
         lambda x, m: np.logaddexp(0, m) - x * m,
         lambda x, m: (1 + np.tanh(m / 2)) / 2 - x,
         takes=_BINARY, is_log=True,
+    ),
+    Loss(
+        "zero_truncated_poisson", _truncated_value, _truncated_slope,
+        lower_bound=0.0, takes="numbers of 1 or more", is_truncated=True,
     ),
     Loss("gaussian", lambda x, m: (x - m) ** 2, lambda x, m: 2 * (m - x), is_exact=True),
     Loss(
@@ -119,15 +136,16 @@ def check_data(loss: Loss, x: FlycooTensor) -> None:
         raise ValueError(f"tensor of shape {x.shape} has no nonzeros, expected at least one")
     if loss.takes == "numbers":
         return
-    for wrong in map_pieces(_find_wrong, x._layout, x._engine, loss.takes == _BINARY):
+    is_binary, least = loss.takes == _BINARY, 1 if loss.is_truncated else 0
+    for wrong in map_pieces(_find_wrong, x._layout, x._engine, is_binary, least):
         if wrong.size:
             raise ValueError(
                 f"tensor holds {float(wrong[0])}, expected {loss.takes} for loss={loss.name!r}"
             )
 
 
-def _find_wrong(piece: Piece, is_binary: bool) -> Array:
+def _find_wrong(piece: Piece, is_binary: bool, least: int) -> Array:
     """Return a value that a loss is not defined for, if there is one."""
     with piece.hold_records() as records:
         values = piece.read_values(records)
-        return values[values != 1 if is_binary else values < 0][:1]
+        return values[values != 1 if is_binary else values < least][:1]

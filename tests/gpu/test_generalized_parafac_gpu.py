@@ -194,6 +194,7 @@ def test_mu_never_increases_the_loss():
         "gaussian",
         "gamma",
         "rayleigh",
+        "zero_truncated_poisson",
     ],
 )
 def test_an_epoch_of_adam_is_that_of_the_cpu(loss):

@@ -85,6 +85,7 @@ SLOW = {
         for model in replicability(x, 2, 0, 2, 2, random_state=0, n_iter_max=2).models
         for factor in model.factors
     ],
+    "truncated": lambda x: run_adam(x.map(np.ceil), samples=(20, 1), loss="zero_truncated_poisson"),
     "partial tucker": lambda x: run_partial_tucker(x.astype(np.float32), [0, 2]),
     "select_rank": lambda x: select_rank(x, [1, 2], n_runs=2, random_state=0, n_iter_max=2).models[
         1

@@ -296,6 +296,12 @@ def _tensor(*values):
     (_tensor(1.0), {"loss": (abs, abs)}, ValueError, "loss has 2 items"),
     (_tensor(1.0), {"loss": (1, 2, 0)}, TypeError, "f and df of loss are 1 and 2"),
     (_tensor(1.0), {"loss": (abs, abs, np.nan)}, ValueError, "lower_bound of loss is nan"),
+    (
+        _tensor(0.5),
+        {"loss": "zero_truncated_poisson"},
+        ValueError,
+        "holds 0.5, expected numbers of 1 or more for loss='zero_truncated_poisson'",
+    ),
     (_tensor(2.0), {"loss": "bernoulli_odds"}, ValueError, "holds 2.0, expected zeros and ones"),
     (_tensor(1.0), {"method": "sgd"}, ValueError, "method is 'sgd', expected one of"),
     (_tensor(1.0), {"method": "mu", "loss": "gamma"}, ValueError, "for loss='gamma'"),

@@ -2,9 +2,12 @@
 
 import numpy as np
 import pytest
+import scipy.optimize
+import scipy.stats
 import sparse
+from scipy.special import gammaln
 
-from tensorly_flycoo import FlycooTensor, Progress
+from tensorly_flycoo import FlycooTensor, Progress, cp_to_entries
 from tensorly_flycoo.decomposition import adam, generalized_parafac
 from tensorly_flycoo.decomposition.adam import (
     CellSampler,
@@ -170,6 +173,55 @@ def test_adam_comes_near_the_multiplicative_updates():
         for method, n_iter_max in (("mu", 300), ("adam", 5))
     )
     assert exact <= noisy < exact + 1e-3 * abs(exact)
+
+
+def test_a_truncated_loss_is_the_likelihood_of_counts_above_0():
+    loss, (x, m) = LOSSES["zero_truncated_poisson"], np.meshgrid(np.arange(1.0, 9), [0.01, 1, 50])
+    log_chances = scipy.stats.poisson.logpmf(x, m) - np.log(scipy.stats.poisson.sf(0, m))
+    np.testing.assert_allclose(loss.value(x, m), -log_chances - gammaln(x + 1), atol=1e-7)
+    small = np.array([0, 1e-7, 1e-3, 1e3], "float32")
+    assert np.isfinite(loss.value(small * 0 + 2, small)).all()
+    np.testing.assert_allclose(loss.slope(small * 0 + 1, small), [0.5, 0.5, 0.5, 1], atol=1e-2)
+
+
+def test_zeros_do_not_count_in_a_truncated_loss():
+    (x, dense), factors = draw_data("zero_truncated_poisson"), draw_factors()
+    zeros = np.stack(np.nonzero(dense == 0))
+    mask = sparse.COO(zeros, np.zeros(zeros.shape[1]), SHAPE, fill_value=1.0)
+    values = [
+        measure_loss(LOSSES["zero_truncated_poisson"], CellSampler(data), None, factors)
+        for data in (ObservedData(x), ObservedData(x, find_missing(x, mask)))
+    ]
+    assert values[0] == pytest.approx(values[1], rel=1e-14)
+    # Nor are they visited: this tensor has 2**78 cells, and the loss is exact.
+    coords = np.random.default_rng(0).integers(0, 2**13, (6, 500))
+    x = FlycooTensor(coords, 1.0 + np.arange(500) % 3, (2**13,) * 6)
+    options = {"random_state": 0, "samples": (50, 1), "return_errors": True}
+    cp, losses = generalized_parafac(x, 1, 1, loss="zero_truncated_poisson", **options)
+    coords, values = x.nonzeros()
+    model = cp_to_entries((cp.weights, cp.factors), coords)
+    expected = LOSSES["zero_truncated_poisson"].value(values, model).sum()
+    assert losses[-1] == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_truncated_loss_finds_the_means_behind_false_zeros():
+    rng, shape = np.random.default_rng(0), (12, 15, 10)
+    factors = [rng.gamma(3.0, 0.5, (size, 1)) for size in shape]
+    means = np.einsum("ir,jr,kr->ijk", *factors)
+    dense = rng.poisson(means) * (rng.random(shape) < 0.4)
+    x, options = FlycooTensor.from_dense(dense), {"random_state": 0, "return_errors": True}
+    cp, losses = generalized_parafac(x, 1, 8, loss="zero_truncated_poisson", **options)
+    found = np.einsum("r,ir,jr,kr->ijk", cp.weights, *cp.factors)
+    assert np.linalg.norm(found - means) < 0.15 * np.linalg.norm(means)
+    ends = np.cumsum(shape)
+
+    def measure(numbers):  # by the logarithms of the factors' elements
+        parts = np.split(np.exp(numbers)[:, None], ends[:-1])
+        return measure_densely("zero_truncated_poisson", dense, parts).sum()
+
+    start = np.log(np.concatenate(factors)[:, 0])
+    least = scipy.optimize.minimize(measure, start, method="L-BFGS-B").fun
+    assert least - 1e-6 * abs(least) < losses[-1] < least + 1e-3 * abs(least)
 
 
 def test_a_resumed_run_gives_the_same_bits(short_epochs, tmp_path):
