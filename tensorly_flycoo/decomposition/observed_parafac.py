@@ -428,7 +428,7 @@ class ObservedEntries(NamedTuple):
         return known, self.take(xp.sort(places[:num_out]))
 
     def find_fair(self, others: Self) -> Self:
-        """Return those of other entries all of whose rows have entries here, if there are such."""
+        """Return the others all of whose rows have entries here; all others if there are none."""
         is_fair = array_module(self.values).ones(others.values.size, bool)
         for own, ids in zip(self.coords, others.coords, strict=True):
             is_fair &= array_module(own).bincount(own, minlength=int(ids.max()) + 1)[ids] > 0

@@ -328,18 +328,17 @@ def find_missing(x: Any, mask: Any, *, lists: bool = False) -> MissingEntries | 
     others = [n for n in range(len(shape)) if n not in modes]
     if not modes:
         raise ValueError("mask marks all entries as missing, expected some that are not")
-    if others:
-        coords = move(coords, np)
-        check_inside(coords, mask.shape)
-    if others and not lists:
+    if not others:
+        return MissingEntries(plain, coords)
+    coords = move(coords, np)
+    check_inside(coords, mask.shape)
+    if not lists:
         cells = coords[modes]
         return MissingBlocks(plain, cells[:, np.lexsort(cells[::-1])], modes)
-    if others:
-        whole = np.indices([shape[n] for n in others]).reshape(len(others), -1)
-        tiled = np.tile(whole, coords.shape[1])
-        coords = np.repeat(coords, whole.shape[1], axis=1)
-        coords[others] = tiled
-    return MissingEntries(plain, coords)
+    whole = np.indices([shape[n] for n in others]).reshape(len(others), -1)
+    listed = np.repeat(coords, whole.shape[1], axis=1)
+    listed[others] = np.tile(whole, coords.shape[1])
+    return MissingEntries(plain, listed)
 
 
 def project(x: FlycooTensor, mode: int, coords: Array, left: Array) -> Any:

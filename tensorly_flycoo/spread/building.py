@@ -91,7 +91,7 @@ class SlabBuilder(ABC):
         return list_rows(find_edges(counted, self.num_slabs))
 
     def order(self, home: int, rows: range) -> Any:
-        """Return what `order_slab` does for a slab on its device, or what stands for it."""
+        """Order a slab on its device; return its records and cut, or a reference to them."""
         devices, record_format, pieces = self.devices, self.record_format, []
         for own, source, records in self.buckets:
             if own.start < rows.stop and rows.start < own.stop:

@@ -1,5 +1,7 @@
 """parafac and non_negative_parafac with missing values, on sparse tensors and dense twins."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import sparse
@@ -267,27 +269,14 @@ def test_a_mask_that_broadcasts_is_a_whole_one(function, options, is_sparse, siz
     check_same_as_dense(decompose, coo, kind, _RANK)
 
 
-def run_em_tucker(x, mask, ranks, init, n_iter_max):
+def run_em(step, x, mask, ranks, init, n_iter_max):
     """TensorLy's own steps, on a dense tensor that is imputed before each."""
     core, factors = init
     with tl.backend_context("numpy"):
         errors = []
         for _ in range(n_iter_max):
             x = x * mask + tl.tucker_to_tensor((core, factors)) * (1 - mask)
-            options = {"n_iter_max": 1, "init": (core, list(factors))}
-            (core, factors), (error,) = partial_tucker(x, rank=ranks, **options)
-            errors.append(error)
-    return core, factors, errors
-
-
-def run_em_non_negative_tucker(x, mask, ranks, init, n_iter_max):
-    core, factors = init
-    with tl.backend_context("numpy"):
-        errors = []
-        for _ in range(n_iter_max):
-            x = x * mask + tl.tucker_to_tensor((core, factors)) * (1 - mask)
-            options = {"n_iter_max": 1, "init": (core, list(factors)), "return_errors": True}
-            (core, factors), (error,) = non_negative_tucker(x, ranks, **options)
+            (core, factors), (error,) = step(x, ranks, n_iter_max=1, init=(core, list(factors)))
             errors.append(error)
     return core, factors, errors
 
@@ -295,11 +284,14 @@ def run_em_non_negative_tucker(x, mask, ranks, init, n_iter_max):
 @BOTH_KINDS
 @pytest.mark.parametrize("is_small", [False, True])
 @pytest.mark.parametrize(
-    ("function", "dense"),
-    [(tucker, run_em_tucker), (non_negative_tucker, run_em_non_negative_tucker)],
+    ("function", "step"),
+    [
+        (tucker, partial_tucker),
+        (non_negative_tucker, partial(non_negative_tucker, return_errors=True)),
+    ],
     ids=["tucker", "non-negative"],
 )
-def test_tucker_is_dense_em_tucker(function, dense, is_small, kind):
+def test_tucker_is_dense_em_tucker(function, step, is_small, kind):
     coo, ranks = community_coo(_SHAPES[3], seed=1), (2, 3, 2)
     mask, twin = make_mask(coo, 12, 40)
     if is_small:
@@ -310,7 +302,7 @@ def test_tucker_is_dense_em_tucker(function, dense, is_small, kind):
         rng.random_sample(ranks),
         [rng.random_sample(of) for of in zip(coo.shape, ranks, strict=True)],
     )
-    core, factors, errors = dense(coo.todense(), twin, ranks, init, 6)
+    core, factors, errors = run_em(step, coo.todense(), twin, ranks, init, 6)
     ours = getattr(decomposition, function.__name__)
     options = {"n_iter_max": 6, "tol": 0, "return_errors": True, "mask": mask}
     tracker = ErrorTracker()

@@ -84,8 +84,9 @@ class CudaPrimitives(Primitives):
             arguments = (packing, np.int64(count), own, own_values, target, found)
             launch.launch_items(kernel, count, arguments)
 
-        num_held = min(self.staging_size, nnz) // MAX_THREADS  # by each thread
-        if is_cupy(values) or nnz <= self.staging_size // MAX_THREADS:
+        most_held = self.staging_size // MAX_THREADS  # by each thread
+        num_held = min(most_held, nnz // MAX_THREADS)
+        if is_cupy(values) or nnz <= most_held:
             own, own_values = cupy.asarray(coords, dtype), cupy.asarray(values, record_format.dtype)
             packing = make_packing(record_format, own)
             pack_block(packing, slice(0, nnz), own, cupy.ascontiguousarray(own_values))
