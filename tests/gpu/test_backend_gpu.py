@@ -12,6 +12,7 @@ import tensorly as tl
 import tensorly_flycoo
 from tensorly_flycoo import FlycooTensor, cp_to_entries
 from tensorly_flycoo.backend import arrays  # noqa: F401 (registers the backend)
+from tensorly_flycoo.base.array_modules import MAX_THREADS
 from tensorly_flycoo.engines import tall as linear_algebra
 from tensorly_flycoo.engines.cuda import engine as cuda
 from tensorly_flycoo.engines.cuda import tall, tuning
@@ -536,10 +537,10 @@ def test_coords_of_any_integer_type(coord_dtype, order):
         assert_same_tensor(x, expected)
 
 
-@pytest.mark.parametrize("staging_size", [1, 2, 7, 599, 600])
-def test_nonzeros_of_the_host_come_in_blocks(monkeypatch, staging_size):
-    """Unsorted, sorted, and sorted except for one duplicate, wherever a block begins."""
-    monkeypatch.setattr(type(cuda.CUDA), "staging_size", staging_size)
+@pytest.mark.parametrize("num_held", [2, 3, 7, 599, 600])
+def test_nonzeros_of_the_host_come_in_blocks(monkeypatch, num_held):
+    """Unsorted, sorted, and sorted except for one duplicate, wherever a thread's block begins."""
+    monkeypatch.setattr(type(cuda.CUDA), "staging_size", num_held * MAX_THREADS)
     coords, values, shape = make_nonzeros(nnz=600)
     expected = FlycooTensor(coords, values, shape, device="cpu")
     rising = expected.nonzeros()

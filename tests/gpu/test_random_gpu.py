@@ -29,7 +29,7 @@ def _cut(request, monkeypatch):
 @pytest.fixture
 def _never_on_the_host(monkeypatch):
     """Fail if numbers are drawn on the host and copied."""
-    monkeypatch.setattr("tensorly_flycoo.engines.protocol._draw_on_host", None)
+    monkeypatch.setattr("tensorly_flycoo.engines.protocol.Engine.draw_uniform", None)
 
 
 def check_draw(random, other, size, dtype):
