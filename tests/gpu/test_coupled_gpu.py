@@ -39,6 +39,22 @@ def test_a_gpu_finds_the_model_of_a_cpu(dtype, nn_modes):
         assert cp.weights.get() == pytest.approx(other.weights, rel=tolerance)
 
 
+def test_unknown_rows():
+    """The tags of half of the users are unknown."""
+    users, models = np.arange(SHAPE[0]), []
+    for device in ("cuda", "cpu"):
+        (x, _), (tags, _), _ = make_blocks(device)
+        labels = {"user": users, "item": np.arange(SHAPE[1]), "day": np.arange(SHAPE[2])}
+        side = {"user": users[::2], "tag": np.arange(20)}
+        blocks = [(x, labels), (tags.tocsr()[::2], side)]
+        options = {"missing": "unknown", "n_iter_max": 3, "random_state": 0, "tol": 0}
+        models.append(coupled_parafac(blocks, 4, **options))
+    found, expected = models
+    assert found.errors == pytest.approx(expected.errors, rel=1e-8)
+    for name, factor in found.factors.items():
+        assert abs(factor.get() - expected.factors[name]).max() <= 1e-8
+
+
 def test_a_triangle_of_cupy_arrays_from_a_model():
     random = cupy.random.default_rng(0)
     sizes = {"a": 30, "b": 20, "c": 10}

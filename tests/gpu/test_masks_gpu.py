@@ -7,7 +7,8 @@ import sparse
 from sides import fetch
 from tensorly.decomposition import non_negative_parafac, parafac
 
-from tensorly_flycoo import FlycooTensor, fold_in, observed_parafac
+from tensorly_flycoo import FlycooTensor, cp_fit, fold_in, observed_parafac
+from tensorly_flycoo.decomposition import non_negative_tucker, tucker
 from tensorly_flycoo.loop.masks import MissingEntries
 
 SHAPE, RANK = (30, 40, 50), 3
@@ -66,6 +67,49 @@ def test_masks(options, dtype, function):
     assert_near(found.factors, expected.factors, dtype)
     bound = 1e-7 if dtype == "float64" else 1e-2
     assert np.allclose([float(e) for e in errors], expected_errors, rtol=0, atol=bound)
+
+
+def make_blocks():
+    """Return a small mask that leaves out whole blocks of cells."""
+    return (np.random.RandomState(2).random_sample((SHAPE[0], 1, SHAPE[2])) < 0.9) * 1.0
+
+
+@BY_FUNCTION
+@DTYPES
+def test_masks_that_broadcast(dtype, function):
+    coo = make_coo(dtype)
+    options = {"init": "random", "random_state": 0, "n_iter_max": 5, "mask": make_blocks()}
+    found, expected = (
+        function(FlycooTensor.from_coo(coo, device=device), RANK, **options).factors
+        for device in ("cuda", "cpu")
+    )
+    assert_near(found, expected, dtype)
+
+
+@pytest.mark.parametrize(
+    "make", [make_blocks, lambda: make_mask(make_coo())], ids=["blocks", "list"]
+)
+@pytest.mark.parametrize("function", [tucker, non_negative_tucker])
+def test_masks_of_tucker(function, make):
+    coo, options = make_coo(), {"init": "random", "random_state": 0, "n_iter_max": 5}
+    (core, factors), (own_core, own_factors) = (
+        function(FlycooTensor.from_coo(coo, device=device), (2, 3, 2), mask=make(), **options)
+        for device in ("cuda", "cpu")
+    )
+    assert_near([core, *factors], [own_core, *own_factors], "float64")
+
+
+@pytest.mark.parametrize(
+    "make", [make_blocks, lambda: make_mask(make_coo())], ids=["blocks", "list"]
+)
+def test_fits_to_the_observed_entries(make):
+    coo = make_coo()
+    cp = parafac(FlycooTensor.from_coo(coo, device="cpu"), RANK, init="random", random_state=0)
+    found, expected = (
+        cp_fit(FlycooTensor.from_coo(coo, device=device), cp, mask=make())
+        for device in ("cuda", "cpu")
+    )
+    assert found == pytest.approx(expected, rel=1e-10)
 
 
 @LAYOUTS
