@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 
 from ..base.array_modules import Array, array_module, move
-from ..engines.tall import call_lapack, inner_product, multiply, solve, transposed_product
-from .cp_model import multiply_grams
+from ..engines.tall import call_lapack, multiply, transposed_product
+from .cp_model import multiply_all
 from .momentum import MomentumRun
 
 #: What `linesearch=` is called for the steps, and for the rule that takes them where they pay.
@@ -53,18 +53,20 @@ def find_step(
     All are (ndim, R, R): `grams` are the ``A_n.T @ A_n``, `inner` the ``A_n.T @ M_n``. Factors of
     other modes than `modes` stay.
     """
-    pairs, products = np.zeros((len(grams), *grams.shape)), np.empty_like(grams)
-    for n, p in itertools.permutations(range(len(grams)), 2):
-        pairs[n, p] = np.delete(grams, (n, p), axis=0).prod(axis=0)
-        products[n] = pairs[n, p] * grams[p]
+    ndim = len(grams)
+    pairs, products = np.zeros((ndim, *grams.shape)), np.empty_like(grams)
+    for n, p in itertools.combinations(range(ndim), 2):
+        others = [grams[m] for m in range(ndim) if m not in (n, p)]
+        pairs[n, p] = pairs[p, n] = multiply_all(others) if others else 1
+        products[n], products[p] = pairs[n, p] * grams[p], pairs[n, p] * grams[n]
     diagonals = products.diagonal(axis1=1, axis2=2)[:, None]
     damped = np.where(diagonals > 0, damping * diagonals, 1) * np.eye(grams.shape[1])
     inverse = np.linalg.inv(products + damped)
-    inverse[[n not in modes for n in range(len(grams))]] = 0  # so their V_n is
+    inverse[[n not in modes for n in range(ndim)]] = 0  # so their V_n is
 
     def couple(steps: np.ndarray) -> np.ndarray:
         """Return the S_n of A_n^T V_n."""
-        return (pairs * steps.swapaxes(1, 2)).sum(axis=1)
+        return np.einsum("npij,pji->nij", pairs, steps)
 
     # S + couple(A^T A S P) = couple(A^T (M - A Gamma) P), P the inverse, is symmetric and positive
     # definite for the inner product <S, A^T A S P>.
@@ -73,13 +75,13 @@ def find_step(
     limit, before = 0.0, np.inf
     for _ in range(_MAX_CG):
         found = grams @ residual @ inverse
-        square = (residual * found).sum()
+        square = np.vdot(residual, found)
         limit = limit or _SHARE_LEFT**2 * square
         if not square > limit:
             break
         search, image = residual + square / before * search, found + square / before * image
         curved = search + couple(image)
-        curvature = (image * curved).sum()
+        curvature = np.vdot(image, curved)
         if not curvature > 0:  # of rounding
             break
         step = square / curvature
@@ -102,8 +104,7 @@ class GaussNewtonRun(MomentumRun):
     def prepare(self) -> None:
         super().prepare()
         self._damping = float(self.state.get("damping", 0))  # 0 before the first step
-        # The MTTKRPs of some modes, and all Gram matrices.
-        self._known: tuple[dict[int, Array], np.ndarray] | None = None
+        self._known: dict[int, Array] = {}  # MTTKRPs of the factors
         if self.second_order and self.weights is not None:  # ones, but for normalised starts
             self.factors[0] = self.factors[0] * self.weights
             self.weights = self.weights**0
@@ -119,6 +120,10 @@ class GaussNewtonRun(MomentumRun):
         if self.second_order and self.normalize_factors:
             super().normalize()
         return super().finish()
+
+    def update_mode(self, mode: int) -> Array:
+        """Make a factor the best one for the others; return its MTTKRP."""
+        raise NotImplementedError
 
     def step(self, iteration: int) -> Any:
         if self.second_order and not self._damping and self._is_turn():
@@ -138,14 +143,11 @@ class GaussNewtonRun(MomentumRun):
         """Change all factors; return the error."""
         first = max(self.modes, key=lambda n: self.factors[n].shape[0])
         place, start = self.modes.index(first), list(self.factors)
-        products, grams = self._known or ({}, _find_products(start, start))
+        products = self._known
         for n in self.modes[place:] + self.modes[:place]:  # in which groups share their passes
             if n not in products:
                 products[n] = self.data.mttkrp(None, start, n)
-        inner = np.zeros_like(grams)
-        inner[self.modes] = _find_products(
-            [start[n] for n in self.modes], [products[n] for n in self.modes]
-        )
+        grams, inner = _find_products(start, products)
         eps = float(np.finfo(self.tensor.dtype).eps)
         limit = (float(self._loss) ** 2 + 8 * eps) ** 0.5  # a smaller rise is rounding
         while self._damping < _MAX_DAMPING:
@@ -156,31 +158,26 @@ class GaussNewtonRun(MomentumRun):
                     self.factors[n] = multiply(products[n], x[n])
                     self.factors[n] += multiply(start[n], y[n])
             with contextlib.suppress(np.linalg.LinAlgError):  # of a step that overflows
-                loss = self._solve(first)
-                if loss <= limit:
-                    self._loss = min(loss, self._loss)
+                product = self.update_mode(first)
+                error = self.measure(product, first)
+                if error <= limit:
+                    self._known, self._loss = {first: product}, min(error, self._loss)
                     self._damping = max(self._damping / _EASE, eps**0.5)
-                    return loss
+                    return error
             self._damping *= _BRAKE
-        self.factors[:], self._known = start, (products, grams)
+        self.factors[:] = start
         return self._loss
 
-    def _solve(self, mode: int) -> float:
-        """Make a factor the best one for the others; return the error."""
-        product = self.data.mttkrp(None, self.factors, mode)
-        gram = multiply_grams(None, self.factors, skip=mode)
-        self.factors[mode] = solve(gram, product.T).T
-        grams, norm = _find_products(self.factors, self.factors), float(self.data.norm())
-        inside = float(inner_product(product, self.factors[mode]))
-        self._known = {mode: product}, grams
-        return float(abs(norm**2 + grams.prod(axis=0).sum() - 2 * inside)) ** 0.5 / norm
 
+def _find_products(factors: Sequence[Array], others: Mapping[int, Array]) -> np.ndarray:
+    """Return the A_n^T A_n and the A_n^T M_n, in float64: of them differences are taken.
 
-def _find_products(left: Sequence[Array], right: Sequence[Array]) -> np.ndarray:
-    """Return a^T b of each pair, on the host, and in float64: of them differences are taken."""
+    They come to the host in one copy. Those of modes without an M_n do not matter.
+    """
     products = []
-    for a, b in zip(left, right, strict=True):
-        exact = a.astype(np.float64, copy=False)
-        other = exact if b is a else b.astype(np.float64, copy=False)
-        products.append(transposed_product(exact, other))
-    return move(array_module(products[0]).stack(products), np)
+    for n, factor in enumerate(factors):
+        exact = factor.astype(np.float64, copy=False)
+        other = others[n].astype(np.float64, copy=False) if n in others else exact
+        products += [transposed_product(exact, exact), transposed_product(exact, other)]
+    stacked = move(array_module(products[0]).stack(products), np)
+    return stacked.reshape(len(factors), 2, *stacked.shape[1:]).swapaxes(0, 1)
