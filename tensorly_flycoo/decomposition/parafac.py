@@ -298,6 +298,9 @@ class _TensorlyIterations(LeastSquares):
         factors.append(factors.pop(mode))  # the order of the others does not matter
         return _cp.error_calc(self.data, norm, self.weights, factors, None, None, result)[0] / norm
 
+    def solve_mode(self, mode: int) -> Any:
+        return self.measure(self.update_mode(mode), mode)
+
     @property
     def moved(self) -> list[int]:
         """All but the first mode: nothing depends on the factor that is updated first."""

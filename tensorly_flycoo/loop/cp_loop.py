@@ -253,14 +253,13 @@ class AlternatingRun(Run):
                 self.weights, factors[:] = normalize_updated(self.weights, factors, mode)
         return product
 
-    def measure(self, result: Array | None, mode: int = -1) -> Any:
-        """Return the error of the updated model; `result` is the MTTKRP of `mode`, the last."""
+    def measure(self, result: Array | None) -> Any:
         if result is None:
             return None
         if not self.wants_errors:
             self.data.impute(self.weights, self.factors)
             return None
-        error, self.data.values = self.data.measure(self.weights, self.factors, result, mode)
+        error, self.data.values = self.data.measure(self.weights, self.factors, result)
         return error
 
     def measure_start(self) -> Any:

@@ -70,22 +70,24 @@ def find_step(
 
     # S + couple(A^T A S P) = couple(A^T (M - A Gamma) P), P the inverse, is symmetric and positive
     # definite for the inner product <S, A^T A S P>.
-    residual = couple((inner - grams @ products) @ inverse)
-    coupled, search, image = np.zeros((3, *grams.shape))
-    limit, before = 0.0, np.inf
+    (search, image), (residual, found) = direction, gradient = np.zeros((2, 2, *grams.shape))
+    residual[:] = couple((inner - grams @ products) @ inverse)
+    coupled, limit, before = np.zeros_like(grams), 0.0, np.inf
     for _ in range(_MAX_CG):
-        found = grams @ residual @ inverse
+        found[:] = grams @ residual @ inverse
         square = np.vdot(residual, found)
         limit = limit or _SHARE_LEFT**2 * square
         if not square > limit:
             break
-        search, image = residual + square / before * search, found + square / before * image
+        direction *= square / before
+        direction += gradient
         curved = search + couple(image)
         curvature = np.vdot(image, curved)
         if not curvature > 0:  # of rounding
             break
         step = square / curvature
-        coupled, residual = coupled + step * search, residual - step * curved
+        coupled += step * search
+        residual -= step * curved
         before = square
     return np.stack([inverse, (damped - coupled) @ inverse])
 
@@ -104,7 +106,6 @@ class GaussNewtonRun(MomentumRun):
     def prepare(self) -> None:
         super().prepare()
         self._damping = float(self.state.get("damping", 0))  # 0 before the first step
-        self._known: dict[int, Array] = {}  # MTTKRPs of the factors
         if self.second_order and self.weights is not None:  # ones, but for normalised starts
             self.factors[0] = self.factors[0] * self.weights
             self.weights = self.weights**0
@@ -121,14 +122,20 @@ class GaussNewtonRun(MomentumRun):
             super().normalize()
         return super().finish()
 
-    def update_mode(self, mode: int) -> Array:
-        """Make a factor the best one for the others; return its MTTKRP."""
+    def solve_mode(self, mode: int) -> Any:
+        """Make a factor the best one for the others; return the error."""
         raise NotImplementedError
 
     def step(self, iteration: int) -> Any:
         if self.second_order and not self._damping and self._is_turn():
             self._damping, self._before = _DAMPING, {}
+            self._loss = self.solve_mode(self._longest)
         return self._step_all() if self._damping else super().step(iteration)
+
+    @property
+    def _longest(self) -> int:
+        """The mode whose factor is the best one for the others, before and after each step."""
+        return max(self.modes, key=lambda n: self.factors[n].shape[0])
 
     def _is_turn(self) -> bool:
         """Return whether momentum has done its part."""
@@ -141,27 +148,25 @@ class GaussNewtonRun(MomentumRun):
 
     def _step_all(self) -> Any:
         """Change all factors; return the error."""
-        first = max(self.modes, key=lambda n: self.factors[n].shape[0])
-        place, start = self.modes.index(first), list(self.factors)
-        products = self._known
-        for n in self.modes[place:] + self.modes[:place]:  # in which groups share their passes
-            if n not in products:
-                products[n] = self.data.mttkrp(None, start, n)
+        longest, start, products = self._longest, list(self.factors), {}
+        place = self.modes.index(longest)
+        others = self.modes[place + 1 :] + self.modes[:place]  # in which groups share their passes
+        for n in others:
+            products[n] = self.data.mttkrp(None, start, n)
         grams, inner = _find_products(start, products)
+        inner[longest] = grams[longest] @ multiply_all(grams, longest)  # of the best factor
         eps = float(np.finfo(self.tensor.dtype).eps)
         limit = (float(self._loss) ** 2 + 8 * eps) ** 0.5  # a smaller rise is rounding
         while self._damping < _MAX_DAMPING:
             step = call_lapack(find_step, grams, inner, self.modes, self._damping)
             x, y = self.tensor._engine.xp.asarray(step.astype(self.tensor.dtype))
-            for n in self.modes:
-                if n != first:
-                    self.factors[n] = multiply(products[n], x[n])
-                    self.factors[n] += multiply(start[n], y[n])
+            for n in others:
+                self.factors[n] = multiply(products[n], x[n])
+                self.factors[n] += multiply(start[n], y[n])
             with contextlib.suppress(np.linalg.LinAlgError):  # of a step that overflows
-                product = self.update_mode(first)
-                error = self.measure(product, first)
+                error = self.solve_mode(longest)
                 if error <= limit:
-                    self._known, self._loss = {first: product}, min(error, self._loss)
+                    self._loss = min(error, self._loss)
                     self._damping = max(self._damping / _EASE, eps**0.5)
                     return error
             self._damping *= _BRAKE
@@ -169,15 +174,22 @@ class GaussNewtonRun(MomentumRun):
         return self._loss
 
 
-def _find_products(factors: Sequence[Array], others: Mapping[int, Array]) -> np.ndarray:
+def _find_products(
+    factors: Sequence[Array], products: Mapping[int, Array]
+) -> tuple[np.ndarray, np.ndarray]:
     """Return the A_n^T A_n and the A_n^T M_n, in float64: of them differences are taken.
 
-    They come to the host in one copy. Those of modes without an M_n do not matter.
+    Where no M_n is given, the A_n^T M_n is zero.
     """
-    products = []
+    grams, inner = [], {}
     for n, factor in enumerate(factors):
         exact = factor.astype(np.float64, copy=False)
-        other = others[n].astype(np.float64, copy=False) if n in others else exact
-        products += [transposed_product(exact, exact), transposed_product(exact, other)]
-    stacked = move(array_module(products[0]).stack(products), np)
-    return stacked.reshape(len(factors), 2, *stacked.shape[1:]).swapaxes(0, 1)
+        grams.append(transposed_product(exact, exact))
+        if n in products:
+            inner[n] = transposed_product(exact, products[n].astype(np.float64, copy=False))
+    # The host waits for a GPU when all is launched.
+    on_host = np.stack([move(gram, np) for gram in grams])
+    zeros = np.zeros_like(on_host)
+    for n, product in inner.items():
+        zeros[n] = move(product, np)
+    return on_host, zeros

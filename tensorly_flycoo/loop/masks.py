@@ -264,20 +264,19 @@ class ImputedTensor:
         return self.missing.add_mttkrp(observed, self.values, factors, mode, weights)
 
     def measure(
-        self, weights: Array | None, factors: Sequence[Array], mttkrp: Array | None = None,
-        mode: int = -1,
-    ) -> tuple[float, Values]:  # fmt: skip
+        self, weights: Array | None, factors: Sequence[Array], last_mttkrp: Array | None = None
+    ) -> tuple[float, Values]:
         """Compute the relative error of a model, and its values at the missing entries.
 
         The error is the norm of the residual at the observed entries, relative to the norm of the
-        tensor with these values. `mttkrp` is that of a mode of this model, computed if not given.
+        tensor with these values. `last_mttkrp` is that of this model, computed if not given.
         """
-        if mttkrp is None:
-            mttkrp = self.mttkrp(weights, factors, len(factors) - 1)
+        if last_mttkrp is None:
+            last_mttkrp = self.mttkrp(weights, factors, len(factors) - 1)
         values, square, change = self.missing.compare(self.values, weights, factors)
         square = self.missing.observed._layout.norm**2 + square
-        # mttkrp was computed with the previous values.
-        inner = inner_product(mttkrp, factors[mode]) + change
+        # last_mttkrp was computed with the previous values.
+        inner = inner_product(last_mttkrp, factors[-1]) + change
         self.residual = residual_square(square, weights, factors, inner)
         return float(np.sqrt(self.residual / square)), values
 

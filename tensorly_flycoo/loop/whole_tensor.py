@@ -59,11 +59,10 @@ class WholeTensor(LazyArray):
         return multiply(x._layout, x._engine, factors, mode, self.last_pass, weights)
 
     def measure(
-        self, weights: Array | None, factors: Sequence[Array], mttkrp: Array | None = None,
-        mode: int = -1,
-    ) -> tuple[Array, None]:  # fmt: skip
+        self, weights: Array | None, factors: Sequence[Array], last_mttkrp: Array | None = None
+    ) -> tuple[Array, None]:
         """Compute the relative error of a model, by default with an MTTKRP of the last mode."""
-        if mttkrp is None:
-            mttkrp = self.mttkrp(weights, factors, len(factors) - 1)
-        norm, inner = self.norm(), inner_product(mttkrp, factors[mode])
+        if last_mttkrp is None:
+            last_mttkrp = self.mttkrp(weights, factors, len(factors) - 1)
+        norm, inner = self.norm(), inner_product(last_mttkrp, factors[-1])
         return np.sqrt(residual_square(norm**2, weights, factors, inner)) / norm, None
