@@ -277,6 +277,7 @@ class _TensorlyIterations(LeastSquares):
             return super().step(iteration)
         finally:
             gram_products.stop()
+            self.data.memory.end_iteration()
 
     def update_mode(self, mode: int) -> Array:
         weights, factors, rank = self.weights, self.factors, self.factors[0].shape[1]
@@ -293,13 +294,9 @@ class _TensorlyIterations(LeastSquares):
         factors[mode] = tl.transpose(tl.solve(tl.transpose(gram), tl.transpose(mttkrp)))
         return mttkrp
 
-    def measure(self, result: Any, mode: int = -1) -> Any:
-        norm, factors = self.data.norm(), list(self.factors)
-        factors.append(factors.pop(mode))  # the order of the others does not matter
-        return _cp.error_calc(self.data, norm, self.weights, factors, None, None, result)[0] / norm
-
-    def solve_mode(self, mode: int) -> Any:
-        return self.measure(self.update_mode(mode), mode)
+    def measure(self, result: Any) -> Any:
+        norm, model = self.data.norm(), (self.weights, self.factors)
+        return _cp.error_calc(self.data, norm, *model, None, None, result)[0] / norm
 
     @property
     def moved(self) -> list[int]:

@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from ..base.array_modules import Array, array_module, move
-from ..engines.tall import call_lapack, multiply, transposed_product
+from ..base.array_modules import Array, move
+from ..engines.tall import call_lapack, inner_product, multiply, transposed_product
 from .cp_model import multiply_all
 from .momentum import MomentumRun
 
@@ -109,6 +109,7 @@ class GaussNewtonRun(MomentumRun):
         if self.second_order and self.weights is not None:  # ones, but for normalised starts
             self.factors[0] = self.factors[0] * self.weights
             self.weights = self.weights**0
+        self._grams = _find_products(self.factors, self.factors) if self._damping else None
 
     def save_state(self) -> Mapping[str, Array]:
         return {"damping": np.asarray(self._damping)} if self._damping else super().save_state()
@@ -122,14 +123,14 @@ class GaussNewtonRun(MomentumRun):
             super().normalize()
         return super().finish()
 
-    def solve_mode(self, mode: int) -> Any:
-        """Make a factor the best one for the others; return the error."""
+    def update_mode(self, mode: int) -> Array:
+        """Make a factor the best one for the others; return its MTTKRP."""
         raise NotImplementedError
 
     def step(self, iteration: int) -> Any:
         if self.second_order and not self._damping and self._is_turn():
             self._damping, self._before = _DAMPING, {}
-            self._loss = self.solve_mode(self._longest)
+            self._loss, self._grams = self._solve_longest()
         return self._step_all() if self._damping else super().step(iteration)
 
     @property
@@ -153,7 +154,9 @@ class GaussNewtonRun(MomentumRun):
         others = self.modes[place + 1 :] + self.modes[:place]  # in which groups share their passes
         for n in others:
             products[n] = self.data.mttkrp(None, start, n)
-        grams, inner = _find_products(start, products)
+        grams: Any = self._grams
+        inner = grams * 0
+        inner[others] = _find_products([start[n] for n in others], [*products.values()])
         inner[longest] = grams[longest] @ multiply_all(grams, longest)  # of the best factor
         eps = float(np.finfo(self.tensor.dtype).eps)
         limit = (float(self._loss) ** 2 + 8 * eps) ** 0.5  # a smaller rise is rounding
@@ -164,32 +167,29 @@ class GaussNewtonRun(MomentumRun):
                 self.factors[n] = multiply(products[n], x[n])
                 self.factors[n] += multiply(start[n], y[n])
             with contextlib.suppress(np.linalg.LinAlgError):  # of a step that overflows
-                error = self.solve_mode(longest)
+                error, found = self._solve_longest()
                 if error <= limit:
-                    self._loss = min(error, self._loss)
+                    self._loss, self._grams = min(error, self._loss), found
                     self._damping = max(self._damping / _EASE, eps**0.5)
                     return error
             self._damping *= _BRAKE
         self.factors[:] = start
         return self._loss
 
+    def _solve_longest(self) -> tuple[float, np.ndarray]:
+        """Make the longest factor the best one; return the error and all Gram matrices."""
+        product, norm = self.update_mode(self._longest), float(self.data.norm())
+        inside = inner_product(product, self.factors[self._longest])
+        grams = _find_products(self.factors, self.factors)
+        square = norm**2 + grams.prod(axis=0).sum() - 2 * float(inside)
+        return float(abs(square)) ** 0.5 / norm, grams
 
-def _find_products(
-    factors: Sequence[Array], products: Mapping[int, Array]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the A_n^T A_n and the A_n^T M_n, in float64: of them differences are taken.
 
-    Where no M_n is given, the A_n^T M_n is zero.
-    """
-    grams, inner = [], {}
-    for n, factor in enumerate(factors):
-        exact = factor.astype(np.float64, copy=False)
-        grams.append(transposed_product(exact, exact))
-        if n in products:
-            inner[n] = transposed_product(exact, products[n].astype(np.float64, copy=False))
-    # The host waits for a GPU when all is launched.
-    on_host = np.stack([move(gram, np) for gram in grams])
-    zeros = np.zeros_like(on_host)
-    for n, product in inner.items():
-        zeros[n] = move(product, np)
-    return on_host, zeros
+def _find_products(left: Sequence[Array], right: Sequence[Array]) -> np.ndarray:
+    """Return a^T b of each pair, on the host, and in float64: of them differences are taken."""
+    products = []
+    for a, b in zip(left, right, strict=True):
+        exact = a.astype(np.float64, copy=False)
+        other = exact if b is a else b.astype(np.float64, copy=False)
+        products.append(transposed_product(exact, other))
+    return np.stack([move(product, np) for product in products])  # waits for a GPU, at the end
