@@ -112,8 +112,7 @@ def parafac(
         `cvg_criterion` is unknown.
     ValueError
         If `rank` is below 1, shapes do not match, the mask holds numbers other than 0 and 1,
-        `linesearch` is unknown, "gauss-newton" or "auto" comes with a mask, `l2_reg` or
-        `orthogonalise`, or a checkpoint is of another tensor or decomposition, or given together
+        `linesearch` is unknown, "gauss-newton" or "auto" comes with a mask or `orthogonalise`, or a checkpoint is of another tensor or decomposition, or given together
         with a mask, ``linesearch=True`` or `orthogonalise`.
 
     Notes
@@ -162,9 +161,7 @@ def parafac(
     check_choice(linesearch, "linesearch", (False, True, NESTEROV, GAUSS_NEWTON, AUTO))
     has_momentum = isinstance(linesearch, str)
     second_order = str(linesearch) if linesearch in (GAUSS_NEWTON, AUTO) else ""
-    for name, is_given in (
-        ("mask", mask is not None), ("l2_reg", l2_reg), ("orthogonalise", orthogonalise),
-    ):  # fmt: skip
+    for name, is_given in ("mask", mask is not None), ("orthogonalise", orthogonalise):
         if second_order and is_given:
             expected = f"expected False, True or {NESTEROV!r} together with {name}="
             raise ValueError(f"linesearch is {linesearch!r}, {expected}")
@@ -238,7 +235,6 @@ class LeastSquares(GaussNewtonRun):
     """Alternating least squares in our own loop: a system for each mode."""
 
     solver = "parafac"
-    l2_reg: float = 0
     orthogonalise: int = 0
     search: "LineSearch | None" = None
 

@@ -46,12 +46,17 @@ _SHARE_LEFT, _MAX_CG = 0.1, 30
 
 
 def find_step(
-    grams: np.ndarray, inner: np.ndarray, modes: Sequence[int], damping: float
+    grams: np.ndarray,
+    inner: Mapping[int, np.ndarray],
+    modes: Sequence[int],
+    damping: float,
+    ridge: float = 0,
 ) -> np.ndarray:
-    """Return the matrices X, Y of a step, after which factors are ``M_n @ X[n] + A_n @ Y[n]``.
+    r"""Return the matrices X, Y of a step, after which factors are ``M_n @ X[n] + A_n @ Y[n]``.
 
-    All are (ndim, R, R): `grams` are the ``A_n.T @ A_n``, `inner` the ``A_n.T @ M_n``. Factors of
-    other modes than `modes` stay.
+    All are (ndim, R, R): `grams` are the ``A_n.T @ A_n``. `inner` are the ``A_n.T @ M_n`` of modes
+    whose factors are not the best ones for the others yet. Factors of other modes than `modes`
+    stay. `ridge` is added to the diagonals of the :math:`\Gamma_n`.
     """
     ndim = len(grams)
     pairs, products = np.zeros((ndim, *grams.shape)), np.empty_like(grams)
@@ -59,6 +64,7 @@ def find_step(
         others = [grams[m] for m in range(ndim) if m not in (n, p)]
         pairs[n, p] = pairs[p, n] = multiply_all(others) if others else 1
         products[n], products[p] = pairs[n, p] * grams[p], pairs[n, p] * grams[n]
+    products += ridge * np.eye(grams.shape[1])
     diagonals = products.diagonal(axis1=1, axis2=2)[:, None]
     damped = np.where(diagonals > 0, damping * diagonals, 1) * np.eye(grams.shape[1])
     inverse = np.linalg.inv(products + damped)
@@ -71,7 +77,9 @@ def find_step(
     # S + couple(A^T A S P) = couple(A^T (M - A Gamma) P), P the inverse, is symmetric and positive
     # definite for the inner product <S, A^T A S P>.
     (search, image), (residual, found) = direction, gradient = np.zeros((2, 2, *grams.shape))
-    residual[:] = couple((inner - grams @ products) @ inverse)
+    for n, product in inner.items():
+        found[n] = (product - grams[n] @ products[n]) @ inverse[n]
+    residual[:] = couple(found)
     coupled, limit, before = np.zeros_like(grams), 0.0, np.inf
     for _ in range(_MAX_CG):
         found[:] = grams @ residual @ inverse
@@ -101,6 +109,7 @@ class GaussNewtonRun(MomentumRun):
     of that MTTKRP, and tried with more damping. Else the other MTTKRPs follow, for the next step.
     """
 
+    l2_reg: float = 0
     second_order: str = field(default="", kw_only=True)
 
     def prepare(self) -> None:
@@ -109,7 +118,9 @@ class GaussNewtonRun(MomentumRun):
         if self.second_order and self.weights is not None:  # ones, but for normalised starts
             self.factors[0] = self.factors[0] * self.weights
             self.weights = self.weights**0
-        self._grams = _find_products(self.factors, self.factors) if self._damping else None
+        self._grams = np.empty(0)  # of all modes
+        if self._damping:
+            self._grams = np.stack(_find_products(self.factors, self.factors))
 
     def save_state(self) -> Mapping[str, Array]:
         return {"damping": np.asarray(self._damping)} if self._damping else super().save_state()
@@ -130,7 +141,7 @@ class GaussNewtonRun(MomentumRun):
     def step(self, iteration: int) -> Any:
         if self.second_order and not self._damping and self._is_turn():
             self._damping, self._before = _DAMPING, {}
-            self._loss, self._grams = self._solve_longest()
+            _, self._loss, self._grams = self._solve_longest()
         return self._step_all() if self._damping else super().step(iteration)
 
     @property
@@ -154,42 +165,44 @@ class GaussNewtonRun(MomentumRun):
         others = self.modes[place + 1 :] + self.modes[:place]  # in which groups share their passes
         for n in others:
             products[n] = self.data.mttkrp(None, start, n)
-        grams: Any = self._grams
-        inner = grams * 0
-        inner[others] = _find_products([start[n] for n in others], [*products.values()])
-        inner[longest] = grams[longest] @ multiply_all(grams, longest)  # of the best factor
+        moved = _find_products([start[n] for n in others], [products[n] for n in others])
+        inner, grams = dict(zip(others, moved, strict=True)), self._grams
         eps = float(np.finfo(self.tensor.dtype).eps)
         limit = (float(self._loss) ** 2 + 8 * eps) ** 0.5  # a smaller rise is rounding
         while self._damping < _MAX_DAMPING:
-            step = call_lapack(find_step, grams, inner, self.modes, self._damping)
+            step = call_lapack(find_step, grams, inner, self.modes, self._damping, self.l2_reg)
             x, y = self.tensor._engine.xp.asarray(step.astype(self.tensor.dtype))
             for n in others:
                 self.factors[n] = multiply(products[n], x[n])
                 self.factors[n] += multiply(start[n], y[n])
             with contextlib.suppress(np.linalg.LinAlgError):  # of a step that overflows
-                error, found = self._solve_longest()
-                if error <= limit:
-                    self._loss, self._grams = min(error, self._loss), found
+                error, loss, found = self._solve_longest()
+                if loss <= limit:
+                    self._loss, self._grams = min(loss, self._loss), found
                     self._damping = max(self._damping / _EASE, eps**0.5)
                     return error
             self._damping *= _BRAKE
         self.factors[:] = start
-        return self._loss
+        return self.errors[-1]
 
-    def _solve_longest(self) -> tuple[float, np.ndarray]:
-        """Make the longest factor the best one; return the error and all Gram matrices."""
-        product, norm = self.update_mode(self._longest), float(self.data.norm())
+    def _solve_longest(self) -> tuple[float, float, np.ndarray]:
+        """Make the longest factor the best one; return the error, the loss and the Gram matrices.
+
+        The loss is the error, or with `l2_reg` the root of its square and of the ridge's share.
+        """
+        product, square = self.update_mode(self._longest), float(self.data.norm()) ** 2
         inside = inner_product(product, self.factors[self._longest])
-        grams = _find_products(self.factors, self.factors)
-        square = norm**2 + grams.prod(axis=0).sum() - 2 * float(inside)
-        return float(abs(square)) ** 0.5 / norm, grams
+        grams = np.stack(_find_products(self.factors, self.factors))
+        residual = abs(square + grams.prod(axis=0).sum() - 2 * float(inside)) / square
+        ridge = self.l2_reg * grams.trace(axis1=1, axis2=2).sum() / square
+        return float(residual**0.5), float((residual + ridge) ** 0.5), grams
 
 
-def _find_products(left: Sequence[Array], right: Sequence[Array]) -> np.ndarray:
+def _find_products(left: Sequence[Array], right: Sequence[Array]) -> list[np.ndarray]:
     """Return a^T b of each pair, on the host, and in float64: of them differences are taken."""
     products = []
     for a, b in zip(left, right, strict=True):
         exact = a.astype(np.float64, copy=False)
         other = exact if b is a else b.astype(np.float64, copy=False)
         products.append(transposed_product(exact, other))
-    return np.stack([move(product, np) for product in products])  # waits for a GPU, at the end
+    return [move(product, np) for product in products]  # the host waits for a GPU, once
