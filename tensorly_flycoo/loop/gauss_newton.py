@@ -120,10 +120,13 @@ class GaussNewtonRun(MomentumRun):
             self.weights = self.weights**0
         self._grams = np.empty(0)  # of all modes
         if self._damping:
+            self._loss = float(self.state["loss"])
             self._grams = np.stack(_find_products(self.factors, self.factors))
 
     def save_state(self) -> Mapping[str, Array]:
-        return {"damping": np.asarray(self._damping)} if self._damping else super().save_state()
+        if not self._damping:
+            return super().save_state()
+        return {"damping": np.asarray(self._damping), "loss": np.asarray(self._loss)}
 
     def normalize(self) -> None:
         if not self.second_order:  # whose MTTKRPs are of the factors as they are

@@ -168,7 +168,7 @@ def early_turn(monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("options", [*OPTIONS, {"l2_reg": 0.1}], ids=str)
 @pytest.mark.parametrize("way", ["gauss-newton", "auto"])
 @pytest.mark.usefixtures("early_turn")
 def test_resumed_is_the_same_to_the_bit(tmp_path, options, dtype, way):
