@@ -112,8 +112,9 @@ def parafac(
         `cvg_criterion` is unknown.
     ValueError
         If `rank` is below 1, shapes do not match, the mask holds numbers other than 0 and 1,
-        `linesearch` is unknown, "gauss-newton" or "auto" comes with a mask or `orthogonalise`, or a checkpoint is of another tensor or decomposition, or given together
-        with a mask, ``linesearch=True`` or `orthogonalise`.
+        `linesearch` is unknown, "gauss-newton" or "auto" comes with a mask or `orthogonalise`, or a
+        checkpoint is of another tensor or decomposition, or given together with a mask,
+        ``linesearch=True`` or `orthogonalise`.
 
     Notes
     -----
@@ -122,8 +123,9 @@ def parafac(
     fixed points are those of plain iterations, and an iteration whose step is taken back costs two.
     A Gauss-Newton step costs an iteration, and at most 30 conjugate gradients, which multiply two
     matrices (R, R) a mode on the host; one that is taken back costs one MTTKRP. The MTTKRPs of all
-    modes are kept, and a float64 copy of a float32 factor and MTTKRP at a time. Errors never rise
-    by more than their rounding. Factors are normalised at the end only.
+    modes but the longest are kept, and a float64 copy of a float32 factor and MTTKRP at a time.
+    Errors never rise by more than their rounding; with `l2_reg`, their squares plus the ridge's
+    share do not. Factors are normalised at the end only.
 
     References
     ----------
