@@ -363,7 +363,8 @@ def _decompose(
             progress.tol = arguments.tol if is_fit else 0.0
             options = {"init": arguments.init, "n_iter_max": arguments.iterations}
             options |= {"tol": 0 if is_fit else arguments.tol, "random_state": seed}
-            options = method.prefer_momentum(x, options | own | {"callback": progress})
+            options |= own | {"callback": progress}
+            options = method.prefer_momentum(x, options, one_by_one=True)
             runs.append(method.function(x, arguments.rank, **options))
         errors.append(progress.errors)
         if own:  # the ridge is chosen once, and the iteration by the held-out entries

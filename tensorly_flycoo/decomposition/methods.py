@@ -9,6 +9,7 @@ from typing import Any
 import tensorly.decomposition
 
 from .. import decomposition
+from ..loop.gauss_newton import AUTO
 from ..loop.momentum import NESTEROV
 from ..tensor.coo_cache import is_sparse
 
@@ -52,11 +53,18 @@ class Method:
         """Return the loss that these options choose."""
         return options.get("loss", self.loss) if "loss" in self.defaults else self.loss
 
-    def prefer_momentum(self, x: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return options with momentum, where there is some and they do not say."""
+    def prefer_momentum(
+        self, x: Any, options: Mapping[str, Any], one_by_one: bool = False
+    ) -> dict[str, Any]:
+        """Return options with momentum, where there is some and they do not say.
+
+        Runs that are iterated one by one get Gauss-Newton steps too, where there are some.
+        """
         # Runs with a mask go together without.
         is_wanted = self.has_momentum and is_sparse(x) and options.get("mask") is None
-        return ({"linesearch": NESTEROV} if is_wanted else {}) | dict(options)
+        has_steps = one_by_one and self.runs_together and not options.get("orthogonalise")
+        linesearch = AUTO if has_steps else NESTEROV
+        return ({"linesearch": linesearch} if is_wanted else {}) | dict(options)
 
 
 #: All decompositions by name.

@@ -112,9 +112,9 @@ def parafac(
         `cvg_criterion` is unknown.
     ValueError
         If `rank` is below 1, shapes do not match, the mask holds numbers other than 0 and 1,
-        `linesearch` is unknown, "gauss-newton" or "auto" comes with a mask, `l2_reg` or
-        `orthogonalise`, or a checkpoint is of another tensor or decomposition, or given together
-        with a mask, ``linesearch=True`` or `orthogonalise`.
+        `linesearch` is unknown, "gauss-newton" or "auto" comes with a mask or `orthogonalise`, or a
+        checkpoint is of another tensor or decomposition, or given together with a mask,
+        ``linesearch=True`` or `orthogonalise`.
 
     Notes
     -----
@@ -123,8 +123,9 @@ def parafac(
     fixed points are those of plain iterations, and an iteration whose step is taken back costs two.
     A Gauss-Newton step costs an iteration, and at most 30 conjugate gradients, which multiply two
     matrices (R, R) a mode on the host; one that is taken back costs one MTTKRP. The MTTKRPs of all
-    modes are kept, and a float64 copy of a float32 factor and MTTKRP at a time. Errors never rise
-    by more than their rounding. Factors are normalised at the end only.
+    modes but the longest are kept, and a float64 copy of a float32 factor and MTTKRP at a time.
+    Errors never rise by more than their rounding; with `l2_reg`, their squares plus the ridge's
+    share do not. Factors are normalised at the end only.
 
     References
     ----------
@@ -162,9 +163,7 @@ def parafac(
     check_choice(linesearch, "linesearch", (False, True, NESTEROV, GAUSS_NEWTON, AUTO))
     has_momentum = isinstance(linesearch, str)
     second_order = str(linesearch) if linesearch in (GAUSS_NEWTON, AUTO) else ""
-    for name, is_given in (
-        ("mask", mask is not None), ("l2_reg", l2_reg), ("orthogonalise", orthogonalise),
-    ):  # fmt: skip
+    for name, is_given in ("mask", mask is not None), ("orthogonalise", orthogonalise):
         if second_order and is_given:
             expected = f"expected False, True or {NESTEROV!r} together with {name}="
             raise ValueError(f"linesearch is {linesearch!r}, {expected}")
@@ -238,7 +237,6 @@ class LeastSquares(GaussNewtonRun):
     """Alternating least squares in our own loop: a system for each mode."""
 
     solver = "parafac"
-    l2_reg: float = 0
     orthogonalise: int = 0
     search: "LineSearch | None" = None
 
@@ -277,6 +275,7 @@ class _TensorlyIterations(LeastSquares):
             return super().step(iteration)
         finally:
             gram_products.stop()
+            self.data.memory.end_iteration()
 
     def update_mode(self, mode: int) -> Array:
         weights, factors, rank = self.weights, self.factors, self.factors[0].shape[1]

@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from ..base.array_modules import Array, array_module, move
-from ..engines.tall import call_lapack, inner_product, multiply, solve, transposed_product
-from .cp_model import multiply_grams
+from ..base.array_modules import Array, move
+from ..engines.tall import call_lapack, inner_product, multiply, transposed_product
+from .cp_model import multiply_all
 from .momentum import MomentumRun
 
 #: What `linesearch=` is called for the steps, and for the rule that takes them where they pay.
@@ -46,44 +46,56 @@ _SHARE_LEFT, _MAX_CG = 0.1, 30
 
 
 def find_step(
-    grams: np.ndarray, inner: np.ndarray, modes: Sequence[int], damping: float
+    grams: np.ndarray,
+    inner: Mapping[int, np.ndarray],
+    modes: Sequence[int],
+    damping: float,
+    ridge: float = 0,
 ) -> np.ndarray:
-    """Return the matrices X, Y of a step, after which factors are ``M_n @ X[n] + A_n @ Y[n]``.
+    r"""Return the matrices X, Y of a step, after which factors are ``M_n @ X[n] + A_n @ Y[n]``.
 
-    All are (ndim, R, R): `grams` are the ``A_n.T @ A_n``, `inner` the ``A_n.T @ M_n``. Factors of
-    other modes than `modes` stay.
+    All are (ndim, R, R): `grams` are the ``A_n.T @ A_n``. `inner` are the ``A_n.T @ M_n`` of modes
+    whose factors are not the best ones for the others yet. Factors of other modes than `modes`
+    stay. `ridge` is added to the diagonals of the :math:`\Gamma_n`.
     """
-    pairs, products = np.zeros((len(grams), *grams.shape)), np.empty_like(grams)
-    for n, p in itertools.permutations(range(len(grams)), 2):
-        pairs[n, p] = np.delete(grams, (n, p), axis=0).prod(axis=0)
-        products[n] = pairs[n, p] * grams[p]
+    ndim = len(grams)
+    pairs, products = np.zeros((ndim, *grams.shape)), np.empty_like(grams)
+    for n, p in itertools.combinations(range(ndim), 2):
+        others = [grams[m] for m in range(ndim) if m not in (n, p)]
+        pairs[n, p] = pairs[p, n] = multiply_all(others) if others else 1
+        products[n], products[p] = pairs[n, p] * grams[p], pairs[n, p] * grams[n]
+    products += ridge * np.eye(grams.shape[1])
     diagonals = products.diagonal(axis1=1, axis2=2)[:, None]
     damped = np.where(diagonals > 0, damping * diagonals, 1) * np.eye(grams.shape[1])
     inverse = np.linalg.inv(products + damped)
-    inverse[[n not in modes for n in range(len(grams))]] = 0  # so their V_n is
+    inverse[[n not in modes for n in range(ndim)]] = 0  # so their V_n is
 
     def couple(steps: np.ndarray) -> np.ndarray:
         """Return the S_n of A_n^T V_n."""
-        return (pairs * steps.swapaxes(1, 2)).sum(axis=1)
+        return np.einsum("npij,pji->nij", pairs, steps)
 
     # S + couple(A^T A S P) = couple(A^T (M - A Gamma) P), P the inverse, is symmetric and positive
     # definite for the inner product <S, A^T A S P>.
-    residual = couple((inner - grams @ products) @ inverse)
-    coupled, search, image = np.zeros((3, *grams.shape))
-    limit, before = 0.0, np.inf
+    (search, image), (residual, found) = direction, gradient = np.zeros((2, 2, *grams.shape))
+    for n, product in inner.items():
+        found[n] = (product - grams[n] @ products[n]) @ inverse[n]
+    residual[:] = couple(found)
+    coupled, limit, before = np.zeros_like(grams), 0.0, np.inf
     for _ in range(_MAX_CG):
-        found = grams @ residual @ inverse
-        square = (residual * found).sum()
+        found[:] = grams @ residual @ inverse
+        square = np.vdot(residual, found)
         limit = limit or _SHARE_LEFT**2 * square
         if not square > limit:
             break
-        search, image = residual + square / before * search, found + square / before * image
+        direction *= square / before
+        direction += gradient
         curved = search + couple(image)
-        curvature = (image * curved).sum()
+        curvature = np.vdot(image, curved)
         if not curvature > 0:  # of rounding
             break
         step = square / curvature
-        coupled, residual = coupled + step * search, residual - step * curved
+        coupled += step * search
+        residual -= step * curved
         before = square
     return np.stack([inverse, (damped - coupled) @ inverse])
 
@@ -97,19 +109,24 @@ class GaussNewtonRun(MomentumRun):
     of that MTTKRP, and tried with more damping. Else the other MTTKRPs follow, for the next step.
     """
 
+    l2_reg: float = 0
     second_order: str = field(default="", kw_only=True)
 
     def prepare(self) -> None:
         super().prepare()
         self._damping = float(self.state.get("damping", 0))  # 0 before the first step
-        # The MTTKRPs of some modes, and all Gram matrices.
-        self._known: tuple[dict[int, Array], np.ndarray] | None = None
         if self.second_order and self.weights is not None:  # ones, but for normalised starts
             self.factors[0] = self.factors[0] * self.weights
             self.weights = self.weights**0
+        self._grams = np.empty(0)  # of all modes
+        if self._damping:
+            self._loss = float(self.state["loss"])
+            self._grams = np.stack(_find_products(self.factors, self.factors))
 
     def save_state(self) -> Mapping[str, Array]:
-        return {"damping": np.asarray(self._damping)} if self._damping else super().save_state()
+        if not self._damping:
+            return super().save_state()
+        return {"damping": np.asarray(self._damping), "loss": np.asarray(self._loss)}
 
     def normalize(self) -> None:
         if not self.second_order:  # whose MTTKRPs are of the factors as they are
@@ -120,10 +137,20 @@ class GaussNewtonRun(MomentumRun):
             super().normalize()
         return super().finish()
 
+    def update_mode(self, mode: int) -> Array:
+        """Make a factor the best one for the others; return its MTTKRP."""
+        raise NotImplementedError
+
     def step(self, iteration: int) -> Any:
         if self.second_order and not self._damping and self._is_turn():
             self._damping, self._before = _DAMPING, {}
+            _, self._loss, self._grams = self._solve_longest()
         return self._step_all() if self._damping else super().step(iteration)
+
+    @property
+    def _longest(self) -> int:
+        """The mode whose factor is the best one for the others, before and after each step."""
+        return max(self.modes, key=lambda n: self.factors[n].shape[0])
 
     def _is_turn(self) -> bool:
         """Return whether momentum has done its part."""
@@ -136,51 +163,49 @@ class GaussNewtonRun(MomentumRun):
 
     def _step_all(self) -> Any:
         """Change all factors; return the error."""
-        first = max(self.modes, key=lambda n: self.factors[n].shape[0])
-        place, start = self.modes.index(first), list(self.factors)
-        products, grams = self._known or ({}, _find_products(start, start))
-        for n in self.modes[place:] + self.modes[:place]:  # in which groups share their passes
-            if n not in products:
-                products[n] = self.data.mttkrp(None, start, n)
-        inner = np.zeros_like(grams)
-        inner[self.modes] = _find_products(
-            [start[n] for n in self.modes], [products[n] for n in self.modes]
-        )
+        longest, start, products = self._longest, list(self.factors), {}
+        place = self.modes.index(longest)
+        others = self.modes[place + 1 :] + self.modes[:place]  # in which groups share their passes
+        for n in others:
+            products[n] = self.data.mttkrp(None, start, n)
+        moved = _find_products([start[n] for n in others], [products[n] for n in others])
+        inner, grams = dict(zip(others, moved, strict=True)), self._grams
         eps = float(np.finfo(self.tensor.dtype).eps)
         limit = (float(self._loss) ** 2 + 8 * eps) ** 0.5  # a smaller rise is rounding
         while self._damping < _MAX_DAMPING:
-            step = call_lapack(find_step, grams, inner, self.modes, self._damping)
+            step = call_lapack(find_step, grams, inner, self.modes, self._damping, self.l2_reg)
             x, y = self.tensor._engine.xp.asarray(step.astype(self.tensor.dtype))
-            for n in self.modes:
-                if n != first:
-                    self.factors[n] = multiply(products[n], x[n])
-                    self.factors[n] += multiply(start[n], y[n])
+            for n in others:
+                self.factors[n] = multiply(products[n], x[n])
+                self.factors[n] += multiply(start[n], y[n])
             with contextlib.suppress(np.linalg.LinAlgError):  # of a step that overflows
-                loss = self._solve(first)
+                error, loss, found = self._solve_longest()
                 if loss <= limit:
-                    self._loss = min(loss, self._loss)
+                    self._loss, self._grams = min(loss, self._loss), found
                     self._damping = max(self._damping / _EASE, eps**0.5)
-                    return loss
+                    return error
             self._damping *= _BRAKE
-        self.factors[:], self._known = start, (products, grams)
-        return self._loss
+        self.factors[:] = start
+        return self.errors[-1]
 
-    def _solve(self, mode: int) -> float:
-        """Make a factor the best one for the others; return the error."""
-        product = self.data.mttkrp(None, self.factors, mode)
-        gram = multiply_grams(None, self.factors, skip=mode)
-        self.factors[mode] = solve(gram, product.T).T
-        grams, norm = _find_products(self.factors, self.factors), float(self.data.norm())
-        inside = float(inner_product(product, self.factors[mode]))
-        self._known = {mode: product}, grams
-        return float(abs(norm**2 + grams.prod(axis=0).sum() - 2 * inside)) ** 0.5 / norm
+    def _solve_longest(self) -> tuple[float, float, np.ndarray]:
+        """Make the longest factor the best one; return the error, the loss and the Gram matrices.
+
+        The loss is the error, or with `l2_reg` the root of its square and of the ridge's share.
+        """
+        product, square = self.update_mode(self._longest), float(self.data.norm()) ** 2
+        inside = inner_product(product, self.factors[self._longest])
+        grams = np.stack(_find_products(self.factors, self.factors))
+        residual = abs(square + grams.prod(axis=0).sum() - 2 * float(inside)) / square
+        ridge = self.l2_reg * grams.trace(axis1=1, axis2=2).sum() / square
+        return float(residual**0.5), float((residual + ridge) ** 0.5), grams
 
 
-def _find_products(left: Sequence[Array], right: Sequence[Array]) -> np.ndarray:
+def _find_products(left: Sequence[Array], right: Sequence[Array]) -> list[np.ndarray]:
     """Return a^T b of each pair, on the host, and in float64: of them differences are taken."""
     products = []
     for a, b in zip(left, right, strict=True):
         exact = a.astype(np.float64, copy=False)
         other = exact if b is a else b.astype(np.float64, copy=False)
         products.append(transposed_product(exact, other))
-    return move(array_module(products[0]).stack(products), np)
+    return [move(product, np) for product in products]  # the host waits for a GPU, once

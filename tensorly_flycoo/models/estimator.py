@@ -150,7 +150,7 @@ class FlycooCP(Parameters):
                 given = (x, self.rank, self.n_starts, self.random_state)
                 starts = best_of(method.function, *given, **options)
                 return starts.best, starts.errors[starts.best_number]
-            options = method.prefer_momentum(x, options) | {"init": self.init}
+            options = method.prefer_momentum(x, options, one_by_one=True) | {"init": self.init}
             return run_once(method, x, self.rank, self.random_state, options)
 
     def fit_transform(self, x: Any, y: None = None) -> Any:

@@ -94,6 +94,16 @@ def test_momentum_is_chosen_where_there_is_some(x):
     assert prefer(np.ones((2, 3)), {}) == {}
 
 
+def test_runs_one_by_one_get_gauss_newton_steps_where_there_are_some(x):
+    for name, method in METHODS.items():
+        linesearch = {"parafac": "auto", "non_negative_parafac_hals": "nesterov"}.get(name)
+        wanted = {} if linesearch is None else {"linesearch": linesearch}
+        assert method.prefer_momentum(x, {}, one_by_one=True) == wanted, name
+    given = {"orthogonalise": 2}
+    found = METHODS["parafac"].prefer_momentum(x, given, one_by_one=True)
+    assert found == given | {"linesearch": "nesterov"}
+
+
 def own_method(tensor, rank, random_state=None, mask=None, loss="gamma"):
     raise AssertionError("this is not called")
 

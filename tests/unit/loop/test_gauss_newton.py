@@ -30,7 +30,8 @@ def make_jacobian(factors, modes):
 
 @pytest.mark.parametrize("modes", [[0, 1, 2, 3], [0, 2, 3], [1, 3], [3]], ids=str)
 @pytest.mark.parametrize("damping", [1e-3, 1.0, 100.0])
-def test_a_step_is_that_of_a_dense_jacobian(modes, damping, monkeypatch):
+@pytest.mark.parametrize("ridge", [0, 5.0])
+def test_a_step_is_that_of_a_dense_jacobian(modes, damping, ridge, monkeypatch):
     monkeypatch.setattr(gauss_newton, "_MAX_CG", 500)
     monkeypatch.setattr(gauss_newton, "_SHARE_LEFT", 1e-13)
     x = random_tensor((4, 5, 3, 6), 90, random_state=0)
@@ -38,14 +39,16 @@ def test_a_step_is_that_of_a_dense_jacobian(modes, damping, monkeypatch):
     factors = [rng.standard_normal((size, RANK)) for size in x.shape]
     products = mttkrps(x, factors)
     grams = np.stack([factor.T @ factor for factor in factors])
-    inner = np.stack([a.T @ b for a, b in zip(factors, products, strict=True)])
-    of_products, of_factors = find_step(grams, inner, modes, damping)
+    inner = {n: a.T @ b for n, (a, b) in enumerate(zip(factors, products, strict=True))}
+    of_products, of_factors = find_step(grams, inner, modes, damping, ridge)
     found = [products[n] @ of_products[n] + factors[n] @ of_factors[n] - factors[n] for n in modes]
     jacobian = make_jacobian(factors, modes)
     residual = tl.cp_to_tensor((None, factors)) - x.to_coo().todense()
-    curvature = jacobian.T @ jacobian
+    curvature = jacobian.T @ jacobian + ridge * np.eye(jacobian.shape[1])
     damped = curvature + damping * np.diag(curvature.diagonal())
-    step = -np.linalg.solve(damped, jacobian.T @ residual.ravel())
+    slope = jacobian.T @ residual.ravel()
+    slope += ridge * np.concatenate([factors[n].ravel() for n in modes])
+    step = -np.linalg.solve(damped, slope)
     found = np.concatenate([part.ravel() for part in found])
     np.testing.assert_allclose(found, step, rtol=1e-8, atol=1e-9 * np.abs(step).max())
 
@@ -56,7 +59,7 @@ def test_without_conjugate_gradients_modes_do_not_see_each_other(monkeypatch):
     rng = np.random.default_rng(0)
     factors = [rng.standard_normal((size, RANK)) for size in (4, 5, 6)]
     grams = np.stack([factor.T @ factor for factor in factors])
-    of_products, of_factors = find_step(grams, 0 * grams, range(3), 0.5)
+    of_products, of_factors = find_step(grams, {}, range(3), 0.5)
     for n in range(3):
         product = np.delete(grams, n, axis=0).prod(axis=0)
         damping = 0.5 * np.diag(product.diagonal())
@@ -117,6 +120,47 @@ def test_errors_never_rise(options, seed, way):
     assert errors[-1] < errors[4]
 
 
+def test_with_a_ridge_the_penalised_error_never_rises():
+    x, ridge, losses = make_valley(), 0.1, {}
+
+    def measure(model, error):
+        penalty = ridge * sum((factor**2).sum() for factor in model.factors)
+        losses[way].append((error * tl.norm(x)) ** 2 + penalty)
+
+    options = {"init": "random", "random_state": 1, "n_iter_max": 100, "tol": 0}
+    for way in ("gauss-newton", "auto", "nesterov"):
+        losses[way] = []
+        parafac(x, 4, linesearch=way, l2_reg=ridge, callback=measure, **options)
+    rises = np.diff(losses["gauss-newton"][6:]) / losses["gauss-newton"][0]
+    assert (rises <= 16 * np.finfo(float).eps).all()
+    assert losses["gauss-newton"][-1] < losses["nesterov"][-1]
+    assert losses["auto"][-1] < losses["nesterov"][-1]
+
+
+def test_one_free_mode_is_solved_for():
+    x = random_tensor((9, 40, 100), 2000, random_state=0)
+    start = [np.random.default_rng(n).random((size, 4)) for n, size in enumerate(x.shape)]
+    options = {"init": (None, start), "fixed_modes": [0, 1], "n_iter_max": 8, "tol": 0}
+    _, factors = parafac(x, 4, linesearch="gauss-newton", **options)
+    gram = (start[0].T @ start[0]) * (start[1].T @ start[1])
+    expected = np.linalg.solve(gram, mttkrps(x, start)[2].T).T
+    for found, fixed in zip(factors[:2], start[:2], strict=True):
+        np.testing.assert_array_equal(found, fixed)
+    np.testing.assert_allclose(factors[2], expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("way", ["gauss-newton", "auto"])
+def test_weights_of_a_start_are_moved_into_its_factors(way, early_turn):
+    x, weights = random_tensor((9, 40, 100), 2000, random_state=0), np.array([2.0, 0.5, 4.0, 1.0])
+    first, *others = [np.random.default_rng(n).random((size, 4)) for n, size in enumerate(x.shape)]
+    ends = []
+    for start in ((weights, [first, *others]), (None, [first * weights, *others])):
+        model, errors = parafac(x, 4, init=start, linesearch=way, n_iter_max=20, return_errors=True)
+        ends.append((errors, tl.cp_to_tensor(model)))
+    np.testing.assert_allclose(ends[0][0], ends[1][0], rtol=1e-9)
+    np.testing.assert_allclose(ends[0][1], ends[1][1], atol=1e-6)
+
+
 @pytest.fixture
 def early_turn(monkeypatch):
     """Let momentum yield early, so that few iterations see all that happens."""
@@ -124,7 +168,7 @@ def early_turn(monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("options", [*OPTIONS, {"l2_reg": 0.1}], ids=str)
 @pytest.mark.parametrize("way", ["gauss-newton", "auto"])
 @pytest.mark.usefixtures("early_turn")
 def test_resumed_is_the_same_to_the_bit(tmp_path, options, dtype, way):
@@ -165,9 +209,9 @@ def test_a_step_that_raises_the_error_is_taken_back(monkeypatch):
     """The next trial begins at the same factors, with more damping."""
     dampings = []
 
-    def overshoot(grams, inner, modes, damping):
+    def overshoot(grams, inner, modes, damping, ridge):
         dampings.append(damping)
-        of_products, of_factors = find_step(grams, inner, modes, damping)
+        of_products, of_factors = find_step(grams, inner, modes, damping, ridge)
         return np.stack([of_products if len(dampings) > 2 else -of_products, of_factors])
 
     monkeypatch.setattr(gauss_newton, "find_step", overshoot)
@@ -205,7 +249,7 @@ def test_auto_is_momentum_where_a_sweep_costs_little():
 def test_what_is_refused(way):
     x = random_tensor((5, 6, 7), 50, random_state=0)
     mask = sparse.COO([[0], [2], [4]], [0.0], x.shape, fill_value=1.0)
-    for name, value in (("mask", mask), ("l2_reg", 0.1), ("orthogonalise", True)):
+    for name, value in (("mask", mask), ("orthogonalise", True)):
         message = f"linesearch is '{way}', expected .* together with {name}="
         with pytest.raises(ValueError, match=message):
             parafac(x, 2, linesearch=way, **{name: value})
