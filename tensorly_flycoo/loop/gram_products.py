@@ -17,7 +17,7 @@ time. So a factor is known by where it is in memory, while the array that owns t
 import operator
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..base.array_modules import Array, array_module, is_cupy
+from ..base.devices import Devices, Request, bring_to_each
 from ..engines.tall import gpu_kernels, solve
 from ..spread import row_shards
 from ..spread.row_shards import RowShards
@@ -55,12 +56,27 @@ class GramMemory:
         self.num_solves = 0  # systems that were solved with a `GramProduct`
         self.host = HostGrams()
         self.has_callback = True  # or may have one
+        self._ones: Array | None = None  # weights that are all 1
+        self._has_looked = False  # at the weights
 
     def end_iteration(self) -> None:
         """Forget what may not hold in the next iteration."""
         if self.has_callback:
             self.known.clear()
             self.host = HostGrams()
+            self._ones, self._has_looked = None, False
+
+    def look_for_ones(self, weights: Array) -> None:
+        """Look at weights before an iteration's first product, when the GPU has no other work."""
+        if not self._has_looked:
+            self._ones = weights if (weights.get() == 1).all() else None
+            self._has_looked = True
+
+    def are_ones(self, weights: Any) -> bool:
+        """Return whether weights, or a view of them, are known to be all 1."""
+        ones = self._ones
+        is_known = ones is not None and is_cupy(weights) and ones.size == weights.size
+        return is_known and _owner(ones) is _owner(weights) and _address(ones) == _address(weights)
 
     def find(self, factor: Array) -> _CachedGram | None:
         """Return the Gram matrix known of a factor, maybe by another view of the same numbers."""
@@ -128,6 +144,10 @@ class GramProduct:
         is_product = type(other) is GramProduct
         grams = self.grams + other.grams if is_product else self.grams
         added = other.scales if is_product else _as_scales(other, self)
+        if added and not is_product and self._memory is not None and _are_everywhere(self.grams):
+            self._memory.look_for_ones(other)
+            if self._memory.are_ones(other):
+                return self
         scales = self.scales + added
         fits = len(grams) <= self._kernels.MAX_GRAMS and len(scales) <= self._kernels.MAX_SCALES
         if fits and (is_product or added):
@@ -165,8 +185,7 @@ class GramProduct:
         kernels = _find_kernels(rows) if fits else None
         if kernels is None:
             return (row_shards.solve if isinstance(b, RowShards) else solve)(self.to_array(), b)
-        scales = self.T.scales
-        inverse = self._kernels.invert_product(self.grams, scales, self.rank, self.dtype)
+        inverse = kernels.invert_product(self.grams, self.T.scales, self.rank, self.dtype)
         factor, grams, inner = kernels.solve_rows(rows, inverse)
         known = _keep(factor, grams, self._memory)
         known.mttkrp, known.inner = weakref.ref(_owner(rows)), inner
@@ -265,7 +284,8 @@ def _find_kernels(operand: Any) -> "ModuleType | ShardedKernels | None":
     kernels = gpu_kernels() if _is_on_gpu(operand) else None
     if kernels is None:
         return None
-    own = ShardedKernels(kernels) if isinstance(operand, RowShards) else kernels
+    is_sharded = isinstance(operand, RowShards)
+    own = ShardedKernels(kernels, operand.sharding.devices) if is_sharded else kernels
     return own if own.suits_tensor_cores(operand) else None
 
 
@@ -308,15 +328,22 @@ def _owner(array: Any) -> Any:
 _address = operator.attrgetter("data.ptr")
 
 
-class ShardedKernels:
-    """Kernels of `engines.cuda.tall` for row-sharded matrices; small ones are on the first device.
+def _are_everywhere(grams: Sequence[Any]) -> bool:
+    """Return whether Gram matrices are on all devices of a tensor, and not on one alone."""
+    return all([gram.copies for gram in grams])
 
-    Each block is computed on its device. Small results, one or a few for each block, are collected
-    on the first device, where other kernels add them in that order.
+
+class ShardedKernels:
+    """Kernels of `engines.cuda.tall` for row-sharded matrices.
+
+    Each block is computed on its device. Small results, one or a few for each block, are collected,
+    where other kernels add them in that order: Gram matrices on each device, others on the first.
     """
 
-    def __init__(self, kernels: ModuleType) -> None:
+    def __init__(self, kernels: ModuleType, devices: Devices) -> None:
         self._kernels = kernels
+        self._devices = devices
+        self._is_scaled = False  # whether weights are in the product that was inverted
 
     def suits_tensor_cores(self, x: RowShards) -> bool:
         if x.memo.suits is None:
@@ -326,24 +353,52 @@ class ShardedKernels:
         return x.memo.suits
 
     def gram_blocks(self, x: RowShards) -> Any:
-        (grams,) = self._collect(x, x.apply(self._kernels.gram_blocks))
-        return grams
+        grams = x.apply(self._kernels.gram_blocks)
+        return self._keep_copies(self._devices.gather(self._request_grams(grams)))
 
     def inner_blocks(self, a: RowShards, b: RowShards) -> Any:
-        (inner,) = self._collect(a, a.apply(self._kernels.inner_blocks, b))
-        return inner
+        inner = a.apply(self._kernels.inner_blocks, b)
+        return self._kernels.as_blocks(self._devices.gather([(_as_arrays(inner), 0)])[0])
 
-    def solve_rows(self, x: RowShards, inverse: Any) -> tuple[RowShards, Any, Any]:
-        kernels = self._kernels
+    def _request_grams(self, grams: Sequence[Any]) -> list[Request]:
+        arrays = _as_arrays(grams)
+        return [(arrays, home) for home in range(self._devices.count)]
 
-        def solve(block: Array, matrix: Array) -> tuple[Array, Any, Any]:
-            return kernels.solve_rows(block, kernels.as_blocks(matrix))
+    def _keep_copies(self, gathered: Sequence[Array]) -> Any:
+        """Return the first device's `Blocks`, with those of each device."""
+        known = self._kernels.as_blocks(gathered[0])
+        known.copies = [self._kernels.as_blocks(array) for array in gathered]
+        return known
 
-        solved = x.apply(solve, matrix=inverse.to_array())
-        rows, grams, inner = zip(*solved, strict=True)
-        return RowShards(rows, x.sharding), *self._collect(x, grams, inner)
+    def invert_product(
+        self, grams: Sequence[Any], scales: "Sequence[Scale]", rank: int, dtype: np.dtype
+    ) -> list[Any]:
+        """Return the inverse on each device, which computes it if it has the Gram matrices."""
+        devices, invert, self._is_scaled = self._devices, self._kernels.invert_product, bool(scales)
+        homes = range(devices.count)
+        if not scales and _are_everywhere(grams):
+            own = [[gram.copies[home] for gram in grams] for home in homes]
+            return [devices.run(home, invert, own[home], (), rank, dtype) for home in homes]
+        inverse = invert(grams, scales, rank, dtype).to_array()
+        copies = bring_to_each(devices, inverse, homes)
+        return [self._kernels.as_blocks(copies[home]) for home in homes]
 
-    def _collect(self, x: RowShards, *results: Sequence[Any]) -> list[Any]:
-        """Return `Blocks` of all blocks of rows, one after the other, on the first device."""
-        requests = [([blocks.to_array() for blocks in own], 0) for own in results]
-        return [self._kernels.as_blocks(array) for array in x.sharding.devices.gather(requests)]
+    def solve_rows(self, x: RowShards, inverses: Sequence[Any]) -> tuple[RowShards, Any, Any]:
+        """Solve for a factor, which other modes' MTTKRPs may soon read on each device."""
+        devices, solved = self._devices, []
+        for home, block in zip(x.sharding.homes, x.blocks, strict=True):
+            with devices.use(home):
+                solved.append(self._kernels.solve_rows(block, inverses[home]))
+        blocks, grams, inner = zip(*solved, strict=True)
+        factor = RowShards(blocks, x.sharding)
+        requests = [(_as_arrays(inner), 0), *self._request_grams(grams)]
+        if x.sharding.is_read_whole and not self._is_scaled:  # else weights will divide it first
+            requests += [(blocks, home) for home in range(devices.count)]
+        first, *others = devices.gather(requests)
+        factor.memo.whole.update(enumerate(others[devices.count :]))
+        known = self._keep_copies(others[: devices.count])
+        return factor, known, self._kernels.as_blocks(first)
+
+
+def _as_arrays(blocks: Iterable[Any]) -> list[Array]:
+    return [own.to_array() for own in blocks]

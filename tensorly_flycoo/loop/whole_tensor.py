@@ -54,7 +54,9 @@ class WholeTensor(LazyArray):
             check_operands(x, factors, weights, converts=True)
             self._has_begun = True
         # The host would wait for a GPU to look at weights there.
-        if isinstance(weights, np.ndarray) and weights.tolist() == [1] * weights.size:
+        is_on_host = isinstance(weights, np.ndarray)
+        are_ones = is_on_host and weights.tolist() == [1] * weights.size
+        if are_ones or self.memory.are_ones(weights):
             weights = None
         return multiply(x._layout, x._engine, factors, mode, self.last_pass, weights)
 

@@ -37,11 +37,13 @@ class Sharding:
     edges: tuple[int, ...]  # of the blocks (num_blocks + 1,): ascending, from 0
     homes: tuple[int, ...]  # the device of each; the first one holds results of all blocks
     devices: Devices
+    is_read_whole: bool = field(default=False, compare=False)  # by each device, in MTTKRPs
 
     @classmethod
-    def of(cls, edges: Sequence[int], devices: Devices) -> Sharding:
+    def of(cls, edges: Sequence[int], devices: Devices, is_read_whole: bool = False) -> Sharding:
         """Give each device equally many neighbouring blocks."""
-        return cls(tuple(edges), assign_homes(len(edges) - 1, devices.count), devices)
+        homes = assign_homes(len(edges) - 1, devices.count)
+        return cls(tuple(edges), homes, devices, is_read_whole)
 
     def cut(self, array: Array) -> list[Array]:
         """Return the blocks of a matrix on their devices."""

@@ -26,7 +26,7 @@ class SpreadLayout(SlabLayout):
     def shardings(self) -> list[Sharding]:
         """Sharding of each mode's factor: in the cut mode like the slabs, else evenly."""
         edges = [cut_evenly(size, self.num_slabs) for size in self.record_format.shape]
-        shardings = [Sharding.of(own, self.devices) for own in edges]
+        shardings = [Sharding.of(own, self.devices, is_read_whole=True) for own in edges]
         shardings[self.cut_mode] = Sharding(tuple(self.edges), self.homes, self.devices)
         return shardings
 

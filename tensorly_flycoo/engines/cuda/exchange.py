@@ -1,5 +1,6 @@
 """Exchanges between GPUs in one launch: many small arrays are copied, or parts of one added."""
 
+import functools
 from collections.abc import Sequence
 
 import cupy
@@ -7,8 +8,8 @@ import cupy
 from ...base.array_modules import GpuArray as Array
 from ...format import tree as trees
 from . import tuning
-from .launch import get_direct_kernel
-from .structs import COPIES, MAX_COPIES, allocate_struct
+from .launch import DirectKernel, get_direct_kernel
+from .structs import COPIES, MAX_COPIES
 
 
 def copy_blocks(copies: Sequence[tuple[cupy.cuda.MemoryPointer, Array]]) -> None:
@@ -16,15 +17,22 @@ def copy_blocks(copies: Sequence[tuple[cupy.cuda.MemoryPointer, Array]]) -> None
 
     They are contiguous, or matrices whose rows are; elements have a multiple of 4 bytes.
     """
-    gpu, layout = cupy.cuda.runtime.getDevice(), f"{COPIES.itemsize}s"
-    kernel = get_direct_kernel("copy_blocks.cu", "copy_blocks", layout, gpu, COPIES_LAYOUT=COPIES)
+    kernel = _get_copy_kernel(cupy.cuda.runtime.getDevice())
     for start in range(0, len(copies), MAX_COPIES):
-        own, given = copies[start : start + MAX_COPIES], allocate_struct(COPIES)
+        own, members, most = copies[start : start + MAX_COPIES], [0] * (5 * MAX_COPIES), 0
         for n, (target, array) in enumerate(own):
-            given.sources[n], given.targets[n] = array.data.ptr, target.ptr
-            given.num_words[n], given.row_words[n], given.pitches[n] = _count_words(array)
-        grid = (-(-max(given.num_words) // tuning.BLOCK_SIZE), len(own))
-        kernel(grid, tuning.BLOCK_SIZE, bytes(given))
+            num_words, *of_rows = _count_words(array)
+            members[n::MAX_COPIES] = array.data.ptr, target.ptr, num_words, *of_rows
+            most = max(most, num_words)
+        kernel((-(-most // tuning.BLOCK_SIZE), len(own)), tuning.BLOCK_SIZE, *members)
+
+
+@functools.cache
+def _get_copy_kernel(device_id: int) -> DirectKernel:
+    """Return the kernel for the current device, `device_id`; it takes the members of `COPIES`."""
+    formats = f"{2 * MAX_COPIES}Q{3 * MAX_COPIES}I"
+    name = "copy_blocks"
+    return get_direct_kernel(f"{name}.cu", name, formats, device_id, COPIES_LAYOUT=COPIES)
 
 
 def _count_words(array: Array) -> tuple[int, int, int]:

@@ -18,7 +18,7 @@ from ...base.devices import Devices, Request
 from .exchange import copy_blocks
 
 #: Copies to a GPU with fewer bytes in all are made by a kernel; the driver's take the host longer.
-SMALL_NBYTES = 2**20
+SMALL_NBYTES = 2**24
 
 #: Memory of CuPy that peer access covers.
 _READABLE = (cupy.cuda.Memory, cupy.cuda.memory.PooledMemory)
@@ -89,10 +89,19 @@ class CudaDevices(Devices):
         return [call.result() for call in calls]
 
     def gather(self, requests: Sequence[Request]) -> list[Array]:
-        targets: dict[int, _Copies] = {}
-        arrays = [_allocate(parts, device, targets) for parts, device in requests]
-        self._launch(list(targets.values()))
-        return arrays
+        found: list[Any] = [arrays[0] for arrays, _ in requests]
+        wanted: dict[int, list[int]] = {}  # the requests of each device
+        for number, (arrays, device) in enumerate(requests):
+            if len(arrays) > 1 or not is_cupy(arrays[0]) or arrays[0].data.device_id != device:
+                wanted.setdefault(device, []).append(number)
+        targets = [_Copies(device) for device in wanted]
+        for target in targets:
+            with cupy.cuda.Device(target.device):
+                for number in wanted[target.device]:
+                    found[number] = target.allocate(requests[number][0])
+        if targets:
+            self._launch([target for target in targets if target.pairs])
+        return found
 
     def _launch(self, targets: Sequence["_Copies"]) -> None:
         """Launch copies together, when the memory for all is allocated.
@@ -179,13 +188,25 @@ class _Copies:
         self.nbytes = 0
         self.suits_kernel = True  # whether `copy_blocks` can read all arrays
 
-    def add(self, target: cupy.cuda.MemoryPointer, array: Array) -> None:
-        self.pairs.append((target, array))
-        self.nbytes += array.nbytes
-        self.suits_kernel = self.suits_kernel and _suits_kernel(array)
-        home = array.data.device_id
-        if home != self.device and home not in self.homes:
-            self.homes.append(home)
+    def allocate(self, arrays: Sequence[Array]) -> Array:
+        """Return what will have the rows of `arrays`, on the current GPU, which is this one."""
+        first, shape = arrays[0], arrays[0].shape
+        if len(arrays) > 1:
+            shape = (sum([array.shape[0] for array in arrays]), *shape[1:])
+        elif not is_cupy(first):
+            return cupy.asarray(first)
+        whole = cupy.empty(shape, first.dtype)
+        target = whole.data
+        for array in arrays:
+            if array.size:
+                self.pairs.append((target, array))
+                target += array.nbytes
+                self.suits_kernel = self.suits_kernel and _suits_kernel(array)
+                home = array.data.device_id
+                if home != self.device and home not in self.homes:
+                    self.homes.append(home)
+        self.nbytes += whole.nbytes
+        return whole
 
     def make_contiguous(self, copied: dict[int, Array]) -> None:
         """Replace arrays by ones without gaps, on the same GPUs; `copied` has those of others."""
@@ -229,25 +250,6 @@ class _Copies:
         for target, array in self.pairs:
             if array.data.device_id == home:
                 target.copy_from_device_async(array.data, array.nbytes, stream)
-
-
-def _allocate(arrays: Sequence[Array], device: int, targets: dict[int, _Copies]) -> Array:
-    """Return the array on `device` that will have the rows of `arrays`; note what to copy."""
-    first, shape = arrays[0], arrays[0].shape
-    if len(arrays) > 1:
-        shape = (sum([array.shape[0] for array in arrays]), *shape[1:])
-    elif is_cupy(first) and first.data.device_id == device:
-        return first
-    with cupy.cuda.Device(device):
-        if not is_cupy(first):
-            return cupy.asarray(first)
-        whole, offset = cupy.empty(shape, first.dtype), 0
-    copies = targets.setdefault(device, _Copies(device))
-    for array in arrays:
-        if array.size:
-            copies.add(whole.data + offset, array)
-            offset += array.nbytes
-    return whole
 
 
 def _suits_kernel(array: Array) -> bool:

@@ -14,6 +14,8 @@ RANK = 5
 
 
 class Blocks:
+    copies = ()
+
     def __init__(self, array):
         self._array = array
         self.shape = array.shape
