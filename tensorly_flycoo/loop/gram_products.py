@@ -330,7 +330,7 @@ _address = operator.attrgetter("data.ptr")
 
 def _are_everywhere(grams: Sequence[Any]) -> bool:
     """Return whether Gram matrices are on all devices of a tensor, and not on one alone."""
-    return all(gram.copies for gram in grams)
+    return len(grams) > 0 and all(gram.copies for gram in grams)
 
 
 class ShardedKernels:

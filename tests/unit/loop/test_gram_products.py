@@ -20,6 +20,8 @@ from tensorly_flycoo.loop.whole_tensor import WholeTensor
 class Blocks:
     """One block."""
 
+    copies = ()
+
     def __init__(self, array):
         self._array = array[None]
         self.shape = self._array.shape
