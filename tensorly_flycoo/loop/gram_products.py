@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..base.array_modules import Array, array_module, is_cupy
-from ..base.devices import Devices, Request, bring_to_each
+from ..base.devices import Devices, Request, bring_each
 from ..engines.tall import gpu_kernels, solve
 from ..spread import row_shards
 from ..spread.row_shards import RowShards
@@ -56,27 +56,13 @@ class GramMemory:
         self.num_solves = 0  # systems that were solved with a `GramProduct`
         self.host = HostGrams()
         self.has_callback = True  # or may have one
-        self._ones: Array | None = None  # weights that are all 1
-        self._has_looked = False  # at the weights
+        self.has_unit_weights = False  # whether all weights are known to be 1
 
     def end_iteration(self) -> None:
         """Forget what may not hold in the next iteration."""
         if self.has_callback:
             self.known.clear()
             self.host = HostGrams()
-            self._ones, self._has_looked = None, False
-
-    def look_for_ones(self, weights: Array) -> None:
-        """Look at weights before an iteration's first product, when the GPU has no other work."""
-        if not self._has_looked:
-            self._ones = weights if (weights.get() == 1).all() else None
-            self._has_looked = True
-
-    def are_ones(self, weights: Any) -> bool:
-        """Return whether weights, or a view of them, are known to be all 1."""
-        ones = self._ones
-        is_known = ones is not None and is_cupy(weights) and ones.size == weights.size
-        return is_known and _owner(ones) is _owner(weights) and _address(ones) == _address(weights)
 
     def find(self, factor: Array) -> _CachedGram | None:
         """Return the Gram matrix known of a factor, maybe by another view of the same numbers."""
@@ -144,10 +130,8 @@ class GramProduct:
         is_product = type(other) is GramProduct
         grams = self.grams + other.grams if is_product else self.grams
         added = other.scales if is_product else _as_scales(other, self)
-        if added and not is_product and self._memory is not None and _are_everywhere(self.grams):
-            self._memory.look_for_ones(other)
-            if self._memory.are_ones(other):
-                return self
+        if added and not is_product and self._memory is not None and self._memory.has_unit_weights:
+            return self
         scales = self.scales + added
         fits = len(grams) <= self._kernels.MAX_GRAMS and len(scales) <= self._kernels.MAX_SCALES
         if fits and (is_product or added):
@@ -328,11 +312,6 @@ def _owner(array: Any) -> Any:
 _address = operator.attrgetter("data.ptr")
 
 
-def _are_everywhere(grams: Sequence[Any]) -> bool:
-    """Return whether Gram matrices are on all devices of a tensor, and not on one alone."""
-    return len(grams) > 0 and all(gram.copies for gram in grams)
-
-
 class ShardedKernels:
     """Kernels of `engines.cuda.tall` for row-sharded matrices.
 
@@ -343,7 +322,6 @@ class ShardedKernels:
     def __init__(self, kernels: ModuleType, devices: Devices) -> None:
         self._kernels = kernels
         self._devices = devices
-        self._is_scaled = False  # whether weights are in the product that was inverted
 
     def suits_tensor_cores(self, x: RowShards) -> bool:
         if x.memo.suits is None:
@@ -374,14 +352,17 @@ class ShardedKernels:
         self, grams: Sequence[Any], scales: "Sequence[Scale]", rank: int, dtype: np.dtype
     ) -> list[Any]:
         """Return the inverse on each device, which computes it if it has the Gram matrices."""
-        devices, invert, self._is_scaled = self._devices, self._kernels.invert_product, bool(scales)
+        devices, invert = self._devices, self._kernels.invert_product
         homes = range(devices.count)
-        if not scales and _are_everywhere(grams):
-            own = [[gram.copies[home] for gram in grams] for home in homes]
-            return [devices.run(home, invert, own[home], (), rank, dtype) for home in homes]
-        inverse = invert(grams, scales, rank, dtype).to_array()
-        copies = bring_to_each(devices, inverse, homes)
-        return [self._kernels.as_blocks(copies[home]) for home in homes]
+        if scales or not all(gram.copies for gram in grams):
+            inverse = invert(grams, scales, rank, dtype).to_array()
+            return list(
+                map(self._kernels.as_blocks, bring_each(devices, [inverse] * len(homes), homes))
+            )
+        own = zip(*[gram.copies for gram in grams], strict=True)
+        return [
+            devices.run(home, invert, copies, (), rank, dtype) for home, copies in enumerate(own)
+        ]
 
     def solve_rows(self, x: RowShards, inverses: Sequence[Any]) -> tuple[RowShards, Any, Any]:
         """Solve for a factor, which other modes' MTTKRPs may soon read on each device."""
@@ -392,7 +373,7 @@ class ShardedKernels:
         blocks, grams, inner = zip(*solved, strict=True)
         factor = RowShards(blocks, x.sharding)
         requests = [(_as_arrays(inner), 0), *self._request_grams(grams)]
-        if x.sharding.is_read_whole and not self._is_scaled:  # else weights will divide it first
+        if x.sharding.is_read_whole:
             requests += [(blocks, home) for home in range(devices.count)]
         first, *others = devices.gather(requests)
         factor.memo.whole.update(enumerate(others[devices.count :]))

@@ -56,7 +56,7 @@ class WholeTensor(LazyArray):
         # The host would wait for a GPU to look at weights there.
         is_on_host = isinstance(weights, np.ndarray)
         are_ones = is_on_host and weights.tolist() == [1] * weights.size
-        if are_ones or self.memory.are_ones(weights):
+        if are_ones or self.memory.has_unit_weights:
             weights = None
         return multiply(x._layout, x._engine, factors, mode, self.last_pass, weights)
 
