@@ -200,7 +200,7 @@ class _Copies:
         for array in arrays:
             if array.size:
                 self.pairs.append((target, array))
-                target += array.nbytes
+                target = target + array.nbytes
                 self.suits_kernel = self.suits_kernel and _suits_kernel(array)
                 home = array.data.device_id
                 if home != self.device and home not in self.homes:
