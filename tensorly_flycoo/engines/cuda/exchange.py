@@ -24,7 +24,8 @@ def copy_blocks(copies: Sequence[tuple[cupy.cuda.MemoryPointer, Array]]) -> None
             num_words, *of_rows = _count_words(array)
             members[n::MAX_COPIES] = array.data.ptr, target.ptr, num_words, *of_rows
             most = max(most, num_words)
-        kernel((-(-most // tuning.BLOCK_SIZE), len(own)), tuning.BLOCK_SIZE, *members)
+        grid = (-(-most // (4 * tuning.BLOCK_SIZE)), len(own))  # words of 16 bytes: one a thread
+        kernel(grid, tuning.BLOCK_SIZE, *members)
 
 
 @functools.cache

@@ -17,9 +17,6 @@ from ...base.array_modules import copy_parts, is_cupy
 from ...base.devices import Devices, Request
 from .exchange import copy_blocks
 
-#: Copies to a GPU with fewer bytes in all are made by a kernel; the driver's take the host longer.
-SMALL_NBYTES = 2**24
-
 #: Memory of CuPy that peer access covers.
 _READABLE = (cupy.cuda.Memory, cupy.cuda.memory.PooledMemory)
 
@@ -107,50 +104,44 @@ class CudaDevices(Devices):
         """Launch copies together, when the memory for all is allocated.
 
         They wait for earlier work on both GPUs' current streams, and later work there waits for
-        them, since it may use the copies, or the memory of what was copied. If kernels of each GPU
-        can read the memory of all, a kernel of the target makes small copies, all at once. Others
-        between GPUs run on a stream of the target's own: on the default stream they would wait for
-        all work on both.
+        them, since it may use the copies, or the memory of what was copied.
         """
         copied: dict[int, Array] = {}
-        suit = [t for t in targets if t.nbytes <= SMALL_NBYTES and t.suits_kernel]
-        small = suit if self._lets_kernels_read else []
-        large = [t for t in targets if t not in small]
-        for target in large:
-            target.make_contiguous(copied)
-        gpus = {gpu for t in targets if t.homes for gpu in (t.device, *t.homes)}
-        links = {gpu: self._get_link(gpu) for gpu in sorted(gpus)}
-        awaited = {gpu for t in targets for gpu in t.homes} | {t.device for t in large}
+        for target in targets:
+            target.suits_kernel &= self._lets_kernels_read
+            if not target.suits_kernel:
+                target.make_contiguous(copied)
+        sources = sorted({gpu for target in targets for gpu in target.homes})
+        gpus = sorted({*sources, *(target.device for target in targets)})
+        events = {gpu: self._get_events(gpu) for gpu in gpus}
         try:
-            for gpu in links.keys() & awaited:
+            for gpu in sources:
                 with cupy.cuda.Device(gpu):
-                    links[gpu].ready.record(cupy.cuda.get_current_stream())
-            for target in large:
-                target.launch_copies(links)
-            for target in small:
-                target.launch_kernel(links)
-            for gpu in links:
+                    events[gpu].ready.record(cupy.cuda.get_current_stream())
+            for target in targets:
+                with cupy.cuda.Device(target.device):
+                    target.launch(events)
+            for gpu in sources:
                 with cupy.cuda.Device(gpu):
                     stream = cupy.cuda.get_current_stream()
                     for target in targets:
                         if gpu in target.homes:
-                            stream.wait_event(links[target.device].copied)
+                            stream.wait_event(events[target.device].copied)
         except BaseException:
-            for gpu, link in links.items():  # what is freed now must not be in use by copies
+            for gpu in gpus:  # what is freed now must not be in use by copies
                 with cupy.cuda.Device(gpu):
                     cupy.cuda.get_current_stream().synchronize()
-                    link.copies.synchronize()
             raise
 
-    def _get_link(self, device: int) -> "_Link":
-        """Return the stream and events of copies to a device; a thread's own: events are reused."""
-        if not hasattr(self._of_thread, "links"):
-            self._of_thread.links = {}
-        links: dict[int, _Link] = self._of_thread.links
-        if device not in links:
+    def _get_events(self, device: int) -> "_Events":
+        """Return the events of a device; a thread has its own, since they are reused."""
+        if not hasattr(self._of_thread, "events"):
+            self._of_thread.events = {}
+        events: dict[int, _Events] = self._of_thread.events
+        if device not in events:
             with cupy.cuda.Device(device):
-                links[device] = _Link()
-        return links[device]
+                events[device] = _Events()
+        return events[device]
 
     def collect(self, arrays: Sequence[Array]) -> list[Array]:
         there = iter(self.gather([((array,), 0) for array in arrays if is_cupy(array)]))
@@ -165,15 +156,14 @@ class CudaDevices(Devices):
         return whole
 
 
-class _Link:
-    """A stream for copies to the current GPU from others, and events.
+class _Events:
+    """Events of the current GPU.
 
-    `ready` occurs when the GPU's own arrays are complete, and the memory for new ones is unused;
-    `copied` when all is copied to this GPU. Events are reused: a wait refers to the last record.
+    `ready` occurs when its arrays are complete, `copied` when all is copied to it. Events are
+    reused: a wait refers to the last record.
     """
 
     def __init__(self) -> None:
-        self.copies = cupy.cuda.Stream(non_blocking=True)
         self.ready, self.copied = (cupy.cuda.Event(disable_timing=True) for _ in range(2))
 
 
@@ -185,7 +175,6 @@ class _Copies:
         # addresses there, and what is copied to them
         self.pairs: list[tuple[cupy.cuda.MemoryPointer, Array]] = []
         self.homes: list[int] = []  # other GPUs from which arrays come
-        self.nbytes = 0
         self.suits_kernel = True  # whether `copy_blocks` can read all arrays
 
     def allocate(self, arrays: Sequence[Array]) -> Array:
@@ -205,7 +194,6 @@ class _Copies:
                 home = array.data.device_id
                 if home != self.device and home not in self.homes:
                     self.homes.append(home)
-        self.nbytes += whole.nbytes
         return whole
 
     def make_contiguous(self, copied: dict[int, Array]) -> None:
@@ -218,38 +206,18 @@ class _Copies:
                     copied[id(array)] = cupy.ascontiguousarray(array)
             self.pairs[n] = (target, copied[id(array)])
 
-    def launch_kernel(self, links: dict[int, _Link]) -> None:
-        """Launch one kernel for all copies."""
-        with cupy.cuda.Device(self.device):
-            stream = cupy.cuda.get_current_stream()
-            for home in self.homes:
-                stream.wait_event(links[home].ready)
+    def launch(self, events: dict[int, _Events]) -> None:
+        """Launch all copies on this GPU, which is current, by one kernel if that can read all."""
+        stream = cupy.cuda.get_current_stream()
+        for home in self.homes:
+            stream.wait_event(events[home].ready)
+        if self.suits_kernel:
             copy_blocks(self.pairs)
-            if self.homes:
-                links[self.device].copied.record(stream)
-
-    def launch_copies(self, links: dict[int, _Link]) -> None:
-        """Launch a copy for each array, on a stream for those of other GPUs.
-
-        The next GPU is read first: if all copy from all, each is read by one other at a time.
-        """
-        with cupy.cuda.Device(self.device):
-            stream = cupy.cuda.get_current_stream()
-            if self.homes:
-                link = links[self.device]
-                link.copies.wait_event(link.ready)
-                for home in sorted(self.homes, key=lambda home: (home < self.device, home)):
-                    link.copies.wait_event(links[home].ready)
-                    self._launch_from(home, link.copies)
-                link.copied.record(link.copies)
-            self._launch_from(self.device, stream)
-            if self.homes:
-                stream.wait_event(link.copied)
-
-    def _launch_from(self, home: int, stream: cupy.cuda.Stream) -> None:
-        for target, array in self.pairs:
-            if array.data.device_id == home:
+        else:
+            for target, array in self.pairs:
                 target.copy_from_device_async(array.data, array.nbytes, stream)
+        if self.homes:
+            events[self.device].copied.record(stream)
 
 
 def _suits_kernel(array: Array) -> bool:
