@@ -119,12 +119,6 @@ def bring_each(devices: Devices, arrays: Iterable[Array], homes: Iterable[int]) 
     return devices.gather([((array,), home) for array, home in zip(arrays, homes, strict=True)])
 
 
-def bring_to_each(devices: Devices, array: Array, homes: Iterable[int]) -> dict[int, Array]:
-    """Return an array on each of some devices, which may repeat."""
-    targets = tuple(dict.fromkeys(homes))
-    return dict(zip(targets, bring_each(devices, [array] * len(targets), targets), strict=True))
-
-
 def assign_homes(num_parts: int, num_devices: int) -> tuple[int, ...]:
     """Give each device equally many neighbouring parts; return the device of each."""
     return tuple(part * num_devices // num_parts for part in range(num_parts))

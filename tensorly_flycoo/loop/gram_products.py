@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..base.array_modules import Array, array_module, is_cupy
-from ..base.devices import Devices, Request, bring_each
+from ..base.devices import Devices, bring_each
 from ..engines.tall import gpu_kernels, solve
 from ..spread import row_shards
 from ..spread.row_shards import RowShards
@@ -322,6 +322,7 @@ class ShardedKernels:
     def __init__(self, kernels: ModuleType, devices: Devices) -> None:
         self._kernels = kernels
         self._devices = devices
+        self._homes = range(devices.count)
 
     def suits_tensor_cores(self, x: RowShards) -> bool:
         if x.memo.suits is None:
@@ -331,54 +332,45 @@ class ShardedKernels:
         return x.memo.suits
 
     def gram_blocks(self, x: RowShards) -> Any:
-        grams = x.apply(self._kernels.gram_blocks)
-        return self._keep_copies(self._devices.gather(self._request_grams(grams)))
+        grams = _as_arrays(x.apply(self._kernels.gram_blocks))
+        return self._keep_copies(self._devices.gather([(grams, home) for home in self._homes]))
 
     def inner_blocks(self, a: RowShards, b: RowShards) -> Any:
-        inner = a.apply(self._kernels.inner_blocks, b)
-        return self._kernels.as_blocks(self._devices.gather([(_as_arrays(inner), 0)])[0])
-
-    def _request_grams(self, grams: Sequence[Any]) -> list[Request]:
-        arrays = _as_arrays(grams)
-        return [(arrays, home) for home in range(self._devices.count)]
-
-    def _keep_copies(self, gathered: Sequence[Array]) -> Any:
-        """Return the first device's `Blocks`, with those of each device."""
-        known = self._kernels.as_blocks(gathered[0])
-        known.copies = [self._kernels.as_blocks(array) for array in gathered]
-        return known
+        inner = _as_arrays(a.apply(self._kernels.inner_blocks, b))
+        return self._kernels.as_blocks(self._devices.gather([(inner, 0)])[0])
 
     def invert_product(
         self, grams: Sequence[Any], scales: "Sequence[Scale]", rank: int, dtype: np.dtype
     ) -> list[Any]:
         """Return the inverse on each device, which computes it if it has the Gram matrices."""
         devices, invert = self._devices, self._kernels.invert_product
-        homes = range(devices.count)
         if scales or not all(gram.copies for gram in grams):
             inverse = invert(grams, scales, rank, dtype).to_array()
-            return list(
-                map(self._kernels.as_blocks, bring_each(devices, [inverse] * len(homes), homes))
-            )
-        own = zip(*[gram.copies for gram in grams], strict=True)
-        return [
-            devices.run(home, invert, copies, (), rank, dtype) for home, copies in enumerate(own)
-        ]
+            copies = bring_each(devices, [inverse] * devices.count, self._homes)
+            return list(map(self._kernels.as_blocks, copies))
+        by_device = enumerate(zip(*[gram.copies for gram in grams], strict=True))
+        return [devices.run(home, invert, own, (), rank, dtype) for home, own in by_device]
 
     def solve_rows(self, x: RowShards, inverses: Sequence[Any]) -> tuple[RowShards, Any, Any]:
-        """Solve for a factor, which other modes' MTTKRPs may soon read on each device."""
+        """Solve for a factor; gather it with its Gram matrix if other modes' MTTKRPs read it."""
         devices, solved = self._devices, []
         for home, block in zip(x.sharding.homes, x.blocks, strict=True):
             with devices.use(home):
                 solved.append(self._kernels.solve_rows(block, inverses[home]))
         blocks, grams, inner = zip(*solved, strict=True)
         factor = RowShards(blocks, x.sharding)
-        requests = [(_as_arrays(inner), 0), *self._request_grams(grams)]
-        if x.sharding.is_read_whole:
-            requests += [(blocks, home) for home in range(devices.count)]
-        first, *others = devices.gather(requests)
-        factor.memo.whole.update(enumerate(others[devices.count :]))
-        known = self._keep_copies(others[: devices.count])
-        return factor, known, self._kernels.as_blocks(first)
+        replicated = [_as_arrays(grams), *([blocks] if x.sharding.is_read_whole else [])]
+        requests = [(arrays, home) for arrays in replicated for home in self._homes]
+        *gathered, total = devices.gather([*requests, (_as_arrays(inner), 0)])
+        factor.memo.whole.update(enumerate(gathered[devices.count :]))
+        known = self._keep_copies(gathered[: devices.count])
+        return factor, known, self._kernels.as_blocks(total)
+
+    def _keep_copies(self, gathered: Sequence[Array]) -> Any:
+        """Return the first device's `Blocks`, with those of each device."""
+        known = self._kernels.as_blocks(gathered[0])
+        known.copies = [self._kernels.as_blocks(array) for array in gathered]
+        return known
 
 
 def _as_arrays(blocks: Iterable[Any]) -> list[Array]:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from ..base.array_modules import Array, array_module, remote_aware
-from ..base.devices import Devices, Request, assign_homes, bring_each, bring_to_each
+from ..base.devices import Devices, Request, assign_homes, bring_each
 from ..engines import engine_of, tall
 from ..format.tree import fold_tree
 
@@ -173,8 +173,9 @@ class RowShards(NDArrayOperatorsMixin):
 
     def _bring(self, array: Array) -> list[Array]:
         """Return a small array on the device of each block."""
-        own = bring_to_each(self.sharding.devices, array, self.sharding.homes)
-        return [own[home] for home in self.sharding.homes]
+        homes = self.sharding.homes
+        (own,) = gather_each([array], self.sharding.devices, dict.fromkeys(homes))
+        return [own[home] for home in homes]
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
         if ufunc is np.matmul and method == "__call__" and not options:

@@ -87,17 +87,18 @@ class CudaDevices(Devices):
 
     def gather(self, requests: Sequence[Request]) -> list[Array]:
         found: list[Any] = [arrays[0] for arrays, _ in requests]
-        wanted: dict[int, list[int]] = {}  # the requests of each device
+        wanted: dict[int, list[int]] = {}  # the requests of each device, but for what is there
         for number, (arrays, device) in enumerate(requests):
             if len(arrays) > 1 or not is_cupy(arrays[0]) or arrays[0].data.device_id != device:
                 wanted.setdefault(device, []).append(number)
-        targets = [_Copies(device) for device in wanted]
-        for target in targets:
-            with cupy.cuda.Device(target.device):
-                for number in wanted[target.device]:
+        targets = []
+        for device, numbers in wanted.items():
+            targets.append(target := _Copies(device))
+            with cupy.cuda.Device(device):
+                for number in numbers:
                     found[number] = target.allocate(requests[number][0])
         if targets:
-            self._launch([target for target in targets if target.pairs])
+            self._launch(targets)
         return found
 
     def _launch(self, targets: Sequence["_Copies"]) -> None:
