@@ -224,11 +224,13 @@ class _Copies:
 def _suits_kernel(array: Array) -> bool:
     """Return whether kernels of all GPUs, and `copy_blocks`, can read an array.
 
-    It has words of 4 bytes, rows without gaps, and memory that no asynchronous allocator gave.
+    It has words of 4 bytes, fewer than 2**31, rows without gaps, and memory that no asynchronous
+    allocator gave.
     """
     has_rows = array.ndim == 2 and array.strides[1] == array.itemsize and array.strides[0] > 0
-    has_words = array.itemsize % 4 == 0 and (has_rows or array.flags.c_contiguous)
-    return has_words and isinstance(array.data.mem, _READABLE)
+    has_words = array.itemsize % 4 == 0 and array.nbytes < 2**33
+    is_readable = isinstance(array.data.mem, _READABLE)
+    return is_readable and has_words and (has_rows or array.flags.c_contiguous)
 
 
 def _let_read(device: int, other: int) -> bool:
