@@ -1,6 +1,5 @@
 """Exchanges between GPUs in one launch: many small arrays are copied, or parts of one added."""
 
-import functools
 from collections.abc import Sequence
 
 import cupy
@@ -8,8 +7,14 @@ import cupy
 from ...base.array_modules import GpuArray as Array
 from ...format import tree as trees
 from . import tuning
-from .launch import DirectKernel, get_direct_kernel
+from .launch import get_direct_kernel
 from .structs import COPIES, MAX_COPIES
+
+#: The types of the members of `COPIES`, as `DirectKernel` names them.
+_COPIES_FORMAT = f"{2 * MAX_COPIES}Q{3 * MAX_COPIES}I"
+
+#: The most blocks along y of one launch.
+_MAX_GRID_Y = 2**16 - 1
 
 
 def copy_blocks(copies: Sequence[tuple[cupy.cuda.MemoryPointer, Array]]) -> None:
@@ -17,23 +22,16 @@ def copy_blocks(copies: Sequence[tuple[cupy.cuda.MemoryPointer, Array]]) -> None
 
     They are contiguous, or matrices whose rows are; elements have a multiple of 4 bytes.
     """
-    kernel = _get_copy_kernel(cupy.cuda.runtime.getDevice())
+    gpu, name = cupy.cuda.runtime.getDevice(), "copy_blocks"
+    kernel = get_direct_kernel(f"{name}.cu", name, _COPIES_FORMAT, gpu, COPIES_LAYOUT=COPIES)
     for start in range(0, len(copies), MAX_COPIES):
         own, members, most = copies[start : start + MAX_COPIES], [0] * (5 * MAX_COPIES), 0
         for n, (target, array) in enumerate(own):
             num_words, *of_rows = _count_words(array)
             members[n::MAX_COPIES] = array.data.ptr, target.ptr, num_words, *of_rows
             most = max(most, num_words)
-        grid = (-(-most // (4 * tuning.BLOCK_SIZE)), len(own))  # words of 16 bytes: one a thread
-        kernel(grid, tuning.BLOCK_SIZE, *members)
-
-
-@functools.cache
-def _get_copy_kernel(device_id: int) -> DirectKernel:
-    """Return the kernel for the current device, `device_id`; it takes the members of `COPIES`."""
-    formats = f"{2 * MAX_COPIES}Q{3 * MAX_COPIES}I"
-    name = "copy_blocks"
-    return get_direct_kernel(f"{name}.cu", name, formats, device_id, COPIES_LAYOUT=COPIES)
+        num_blocks = min(-(-most // (4 * tuning.BLOCK_SIZE)), _MAX_GRID_Y)
+        kernel((len(own), num_blocks), tuning.BLOCK_SIZE, *members)
 
 
 def _count_words(array: Array) -> tuple[int, int, int]:

@@ -93,7 +93,7 @@ class CudaDevices(Devices):
                 wanted.setdefault(device, []).append(number)
         targets = []
         for device, numbers in wanted.items():
-            targets.append(target := _Copies(device))
+            targets.append(target := _Copies(device, self._lets_kernels_read))
             with cupy.cuda.Device(device):
                 for number in numbers:
                     found[number] = target.allocate(requests[number][0])
@@ -107,11 +107,6 @@ class CudaDevices(Devices):
         They wait for earlier work on both GPUs' current streams, and later work there waits for
         them, since it may use the copies, or the memory of what was copied.
         """
-        copied: dict[int, Array] = {}
-        for target in targets:
-            target.suits_kernel &= self._lets_kernels_read
-            if not target.suits_kernel:
-                target.make_contiguous(copied)
         sources = sorted({gpu for target in targets for gpu in target.homes})
         gpus = sorted({*sources, *(target.device for target in targets)})
         events = {gpu: self._get_events(gpu) for gpu in gpus}
@@ -169,14 +164,14 @@ class _Events:
 
 
 class _Copies:
-    """Copies to one GPU."""
+    """Copies to one GPU, each of an array to an address there: by one kernel, or by the driver."""
 
-    def __init__(self, device: int) -> None:
+    def __init__(self, device: int, lets_kernels_read: bool) -> None:
         self.device = device
-        # addresses there, and what is copied to them
-        self.pairs: list[tuple[cupy.cuda.MemoryPointer, Array]] = []
         self.homes: list[int] = []  # other GPUs from which arrays come
-        self.suits_kernel = True  # whether `copy_blocks` can read all arrays
+        self._by_kernel: list[tuple[cupy.cuda.MemoryPointer, Array]] = []
+        self._by_driver: list[tuple[cupy.cuda.MemoryPointer, Array]] = []
+        self._lets_kernels_read = lets_kernels_read
 
     def allocate(self, arrays: Sequence[Array]) -> Array:
         """Return what will have the rows of `arrays`, on the current GPU, which is this one."""
@@ -189,34 +184,29 @@ class _Copies:
         target = whole.data
         for array in arrays:
             if array.size:
-                self.pairs.append((target, array))
+                self._add(target, array)
                 target = target + array.nbytes
-                self.suits_kernel = self.suits_kernel and _suits_kernel(array)
-                home = array.data.device_id
-                if home != self.device and home not in self.homes:
-                    self.homes.append(home)
         return whole
 
-    def make_contiguous(self, copied: dict[int, Array]) -> None:
-        """Replace arrays by ones without gaps, on the same GPUs; `copied` has those of others."""
-        for n, (target, array) in enumerate(self.pairs):
-            if array.flags.c_contiguous:
-                continue
-            if id(array) not in copied:
-                with cupy.cuda.Device(array.data.device_id):
-                    copied[id(array)] = cupy.ascontiguousarray(array)
-            self.pairs[n] = (target, copied[id(array)])
+    def _add(self, target: cupy.cuda.MemoryPointer, array: Array) -> None:
+        home = array.data.device_id
+        if home != self.device and home not in self.homes:
+            self.homes.append(home)
+        if self._lets_kernels_read and _suits_kernel(array):
+            self._by_kernel.append((target, array))
+            return
+        with cupy.cuda.Device(home):
+            self._by_driver.append((target, cupy.ascontiguousarray(array)))
 
     def launch(self, events: dict[int, _Events]) -> None:
-        """Launch all copies on this GPU, which is current, by one kernel if that can read all."""
+        """Launch all copies, on this GPU, which is current."""
         stream = cupy.cuda.get_current_stream()
         for home in self.homes:
             stream.wait_event(events[home].ready)
-        if self.suits_kernel:
-            copy_blocks(self.pairs)
-        else:
-            for target, array in self.pairs:
-                target.copy_from_device_async(array.data, array.nbytes, stream)
+        if self._by_kernel:
+            copy_blocks(self._by_kernel)
+        for target, array in self._by_driver:
+            target.copy_from_device_async(array.data, array.nbytes, stream)
         if self.homes:
             events[self.device].copied.record(stream)
 
