@@ -34,6 +34,8 @@ class Devices(Protocol):
         For a device in another process the result is a stand-in, which `bring`, `gather`, `collect`
         and later calls take. An engine and a slab's layout are replaced by those of that process.
         """
+        with self.use(device):
+            return function(*args)
 
     def launch(self, results: Iterator[Any]) -> Iterable[Any]:
         """Return the results of an iterator that calls `run`.
@@ -94,9 +96,6 @@ class OneDevice(Devices):
 
     def empty(self, device: int, shape: tuple[int, int], dtype: np.dtype) -> Array:
         return self._xp.empty(shape, dtype)
-
-    def run(self, device: int, function: Callable[..., Any], *args: Any) -> Any:
-        return function(*args)
 
     def gather(self, requests: Sequence[Request]) -> list[Array]:
         return [self._join(arrays) for arrays, _ in requests]

@@ -226,8 +226,8 @@ def _run_tensorly_loop(whole: Any, callback: Callback | None, tol: float, **opti
 
         def call(cp_tensor: Any, error: Any) -> Any:
             returned = callback(mark_origin(cp_tensor, origin), error)
-            weights = tl.to_numpy(cp_tensor.weights)  # maybe changed in place
-            memory.has_unit_weights = bool((weights == 1).all())
+            # Weights may have been changed in place.
+            memory.has_unit_weights = bool((tl.to_numpy(cp_tensor.weights) == 1).all())
             return returned
 
         options["callback"] = call

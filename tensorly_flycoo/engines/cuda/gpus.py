@@ -63,10 +63,6 @@ class CudaDevices(Devices):
         with self.use(device):
             return cupy.empty(shape, dtype)
 
-    def run(self, device: int, function: Callable[..., Any], *args: Any) -> Any:
-        with self.use(device):
-            return function(*args)
-
     def map(self, function: Callable[..., Any], homes: Iterable[int], *columns: Iterable) -> list:
         def call(home: int, *items: Any) -> Any:
             """Call it on the default stream, the thread's own, after the work of all streams."""
@@ -86,19 +82,18 @@ class CudaDevices(Devices):
         return [call.result() for call in calls]
 
     def gather(self, requests: Sequence[Request]) -> list[Array]:
-        found: list[Any] = [arrays[0] for arrays, _ in requests]
-        wanted: dict[int, list[int]] = {}  # the requests of each device, but for what is there
-        for number, (arrays, device) in enumerate(requests):
-            if len(arrays) > 1 or not is_cupy(arrays[0]) or arrays[0].data.device_id != device:
-                wanted.setdefault(device, []).append(number)
-        targets = []
-        for device, numbers in wanted.items():
-            targets.append(target := _Copies(device, self._lets_kernels_read))
+        targets: dict[int, _Copies] = {}
+        found = []
+        for arrays, device in requests:
+            if len(arrays) == 1 and is_cupy(arrays[0]) and arrays[0].data.device_id == device:
+                found.append(arrays[0])
+                continue
+            if device not in targets:
+                targets[device] = _Copies(device, self._lets_kernels_read)
             with cupy.cuda.Device(device):
-                for number in numbers:
-                    found[number] = target.allocate(requests[number][0])
+                found.append(targets[device].allocate(arrays))
         if targets:
-            self._launch(targets)
+            self._launch(list(targets.values()))
         return found
 
     def _launch(self, targets: Sequence["_Copies"]) -> None:
