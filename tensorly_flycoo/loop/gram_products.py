@@ -344,7 +344,7 @@ class ShardedKernels:
     ) -> list[Any]:
         """Return the inverse on each device, which computes it if it has the Gram matrices."""
         devices, invert = self._devices, self._kernels.invert_product
-        if scales or not all(gram.copies for gram in grams):
+        if scales or not grams or not all(gram.copies for gram in grams):
             inverse = invert(grams, scales, rank, dtype).to_array()
             copies = bring_each(devices, [inverse] * devices.count, self._homes)
             return list(map(self._kernels.as_blocks, copies))

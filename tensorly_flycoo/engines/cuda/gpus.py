@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from contextvars import copy_context
-from typing import Any
+from typing import Any, NamedTuple
 
 import cupy
 import numpy as np
@@ -126,12 +126,11 @@ class CudaDevices(Devices):
 
     def _get_events(self, device: int) -> "_Events":
         """Return the events of a device; a thread has its own, since they are reused."""
-        if not hasattr(self._of_thread, "events"):
-            self._of_thread.events = {}
-        events: dict[int, _Events] = self._of_thread.events
+        events: dict[int, _Events] = vars(self._of_thread).setdefault("events", {})
         if device not in events:
             with cupy.cuda.Device(device):
-                events[device] = _Events()
+                made = (cupy.cuda.Event(disable_timing=True) for _ in range(2))
+                events[device] = _Events(*made)
         return events[device]
 
     def collect(self, arrays: Sequence[Array]) -> list[Array]:
@@ -147,15 +146,11 @@ class CudaDevices(Devices):
         return whole
 
 
-class _Events:
-    """Events of the current GPU.
+class _Events(NamedTuple):
+    """Events of one GPU. They are reused: a wait refers to the last record."""
 
-    `ready` occurs when its arrays are complete, `copied` when all is copied to it. Events are
-    reused: a wait refers to the last record.
-    """
-
-    def __init__(self) -> None:
-        self.ready, self.copied = (cupy.cuda.Event(disable_timing=True) for _ in range(2))
+    ready: cupy.cuda.Event  # occurs when the GPU's arrays are complete
+    copied: cupy.cuda.Event  # when all is copied to it
 
 
 class _Copies:
