@@ -20,6 +20,8 @@ from tensorly_flycoo.loop.whole_tensor import WholeTensor
 class Blocks:
     """One block."""
 
+    copies = ()
+
     def __init__(self, array):
         self._array = array[None]
         self.shape = self._array.shape
@@ -300,6 +302,25 @@ def test_a_callback_may_change_factors_in_place(request):
     expected = decompose(coo, callback=double)
     request.getfixturevalue("memories")
     np.testing.assert_allclose(decompose(coo, callback=double), expected, rtol=1e-4)
+
+
+def test_a_callback_may_change_weights_in_place(request):
+    """They are left out of products only while all are 1."""
+    coo = sparse.random((9, 8, 10), nnz=200, random_state=0).astype(np.float32)
+    x = FlycooTensor.from_coo(coo, device="cpu")
+
+    def fit(scale):
+        def multiply_weights(cp_tensor, error):
+            cp_tensor.weights[...] *= scale
+
+        options = {"init": "random", "random_state": 0, "callback": multiply_weights}
+        with tl.backend_context("flycoo"):
+            return tl.decomposition.parafac(x, 3, 4, **options).factors[0]
+
+    expected = [fit(1), fit(2)]
+    assert not np.allclose(*expected, rtol=0.1)
+    request.getfixturevalue("memories")
+    np.testing.assert_allclose([fit(1), fit(2)], expected, rtol=1e-3, atol=1e-3)
 
 
 def test_a_callback_gets_arrays(kernels):
