@@ -20,6 +20,9 @@ WINDOW_BITS = 64
 #: Records are multiples of this, so that each moves in few aligned pieces.
 _RECORD_BITS = 64
 
+#: Nonzeros packed at a time.
+_BLOCK_SIZE = 2**15
+
 
 @dataclass(frozen=True)
 class RecordFormat:
@@ -165,13 +168,11 @@ class RecordFormat:
         """Bytes of one nonzero in one copy of the tensor."""
         return self.num_words * self.word_dtype.itemsize
 
-    def pack(
-        self, coords: Array, values: Array, xp: ModuleType = np, block_size: int = 2**15
-    ) -> Array:
+    def pack(self, coords: np.ndarray, values: np.ndarray) -> np.ndarray:
         """Make records (nnz, num_words) from coords (ndim, nnz) and values (nnz,), in blocks."""
-        records = xp.zeros((values.shape[0], self.num_words), self.word_dtype)
-        for start in range(0, values.shape[0], block_size):
-            block = slice(start, start + block_size)
+        records = np.zeros((values.shape[0], self.num_words), self.word_dtype)
+        for start in range(0, values.shape[0], _BLOCK_SIZE):
+            block = slice(start, start + _BLOCK_SIZE)
             for mode, (word, shift, _) in enumerate(self.fields):
                 field = coords[mode][block].astype(np.uint64)
                 low = field << np.uint64(shift)

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from ..base.array_modules import Array
-from ..base.checks import check_finite, check_inside
 from .locks import make_lock
 from .packing import Cut, Groups, RecordFormat
 
@@ -136,6 +135,7 @@ class Primitives(ABC):
     def choose_sizes(self, record_format: RecordFormat) -> tuple[int, int]:
         """Choose the numbers of nonzeros in a tile and in a bucket."""
 
+    @abstractmethod
     def pack(
         self, coords: Array, values: Array, record_format: RecordFormat
     ) -> tuple[Array, bool, bool]:
@@ -144,15 +144,6 @@ class Primitives(ABC):
         Returns also whether the nonzeros are sorted by coordinates, without duplicates; and whether
         any value is zero. Refuses coordinates outside the shape, and values that are not finite.
         """
-        check_inside(coords, record_format.shape)
-        check_finite(values)
-        num_pairs = max(coords.shape[1] - 1, 0)
-        is_less, is_equal = self.xp.zeros(num_pairs, bool), self.xp.ones(num_pairs, bool)
-        for rows in coords:
-            is_less |= is_equal & (rows[:-1] < rows[1:])
-            is_equal &= rows[:-1] == rows[1:]
-        records = record_format.pack(coords, values, self.xp, self.block_size)
-        return records, bool(is_less.all()), not bool(values.all())
 
     # Sorting
 

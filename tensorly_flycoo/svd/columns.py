@@ -173,7 +173,7 @@ def _take_rows(
             numbers = piece.read_rows(records, mode)
             records = take_marked(records, (numbers >= rows.start) & (numbers < rows.stop))
         coords, values = piece.read_coords(records), piece.read_values(records)
-        return record_format.pack(coords, values, engine.xp, engine.block_size)
+        return engine.pack(coords, values, record_format)[0]
 
 
 def _sort_columns(

@@ -933,7 +933,7 @@ def group_cells(
     """
     xp = engine.xp
     record_format = engine.choose_cut(shape, values.dtype).record_format
-    records = record_format.pack(coords, values, xp, engine.block_size)
+    records, *_ = engine.pack(coords, values, record_format)
     places = engine.sort_places(records, record_format, reversed(range(len(shape))))
     records = engine.gather(records, places)
     is_first = xp.ones(values.shape[0], bool)

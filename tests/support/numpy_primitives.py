@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from tensorly_flycoo.base.checks import check_finite, check_inside
 from tensorly_flycoo.format.primitives import Entries, Primitives, index_dtype
 
 
@@ -10,6 +11,16 @@ class NumpyPrimitives(Primitives):
 
     def choose_sizes(self, record_format):
         raise NotImplementedError("only engines choose")
+
+    def pack(self, coords, values, record_format):
+        check_inside(coords, record_format.shape)
+        check_finite(values)
+        num_pairs = max(coords.shape[1] - 1, 0)
+        is_less, is_equal = np.zeros(num_pairs, bool), np.ones(num_pairs, bool)
+        for rows in coords:
+            is_less |= is_equal & (rows[:-1] < rows[1:])
+            is_equal &= rows[:-1] == rows[1:]
+        return record_format.pack(coords, values), bool(is_less.all()), bool((values == 0).any())
 
     def find_empty_rows(self, records, record_format, mode):
         is_empty = np.ones(record_format.shape[mode], bool)

@@ -27,15 +27,16 @@ class CpuPrimitives(Primitives):
     def pack(
         self, coords: Array, values: Array, record_format: RecordFormat
     ) -> tuple[Array, bool, bool]:
-        if coords.dtype != np.int64:  # only this type, that of `sparse.COO`, is compiled
-            return super().pack(coords, values, record_format)
+        given = coords
+        coords = coords.astype(np.int64, copy=False)  # the only type that is compiled
         # Both memory orders are read in place: a sorted `sparse.COO` has F-contiguous coords.
         coords = coords if coords.flags.forc else np.ascontiguousarray(coords)
         mode_stride, nonzero_stride = (np.uint64(n // coords.itemsize) for n in coords.strides)
         records = np.empty((values.shape[0], record_format.num_words), record_format.word_dtype)
         columns = (record_format.words, record_format.shifts, record_format.shape)
         fields = tuple(tuple(map(np.uint64, column)) for column in columns)
-        flat, values = coords.reshape(-1, order="A"), np.ascontiguousarray(values)
+        flat = coords.reshape(-1, order="A")
+        values = np.ascontiguousarray(values, record_format.dtype)
         nonzeros = (flat, mode_stride, nonzero_stride, values)
         slot = np.uint64(record_format.value_slot)
         packed = (records, records.view(record_format.dtype), slot)
@@ -44,7 +45,7 @@ class CpuPrimitives(Primitives):
         threads.launch(sorting.pack_records, values.shape[0], *arguments, work_ns=work_ns)
         descends, is_outside, is_infinite, has_zeros = (bool(flag[0]) for flag in flags)
         if is_outside:
-            check_inside(coords, record_format.shape)
+            check_inside(given, record_format.shape)
         if is_infinite:
             check_finite(values)
         return records, not descends, has_zeros
