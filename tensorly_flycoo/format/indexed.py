@@ -3,10 +3,8 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Self
 
-import numpy as np
-
 from ..base.array_modules import Array
-from .layout import Ids, Layout, RowTiling, collect_tilings, count_sort_nbytes, iterate_orders
+from .layout import Layout, RowTiling, collect_tilings, count_sort_nbytes, iterate_orders
 from .ordering import compute_norm
 from .packing import Cut
 from .primitives import Primitives, Step, index_dtype
@@ -41,22 +39,17 @@ class IndexedLayout(Layout):
         return nnz * index_dtype(nnz).itemsize + count_sort_nbytes(nnz, cut, primitives)
 
     @classmethod
-    def list_ids(
-        cls, mode: int, nnz: int, cut: Cut, write_order_dtype: np.dtype | None
-    ) -> Iterator[Ids]:
-        if mode > 0:
-            yield Ids(f"pull_ids_{mode}", index_dtype(nnz), max(1, nnz))
+    def name_ids(cls, ndim: int) -> list[str]:
+        return [f"pull_ids_{mode}" for mode in range(1, ndim)]
 
-    def iterate_ids(self, mode: int) -> Iterator[tuple[str, Array]]:
-        if mode > 0:
-            yield f"pull_ids_{mode}", self.pull_ids[mode]
+    def iterate_arrays(self) -> Iterator[tuple[str, Array]]:
+        yield from super().iterate_arrays()
+        yield from zip(self.name_ids(self.merged.ndim), self.pull_ids[1:], strict=True)
 
     @classmethod
-    def from_arrays(
-        cls, arrays: Mapping[str, Array], cut: Cut, norm: float, mode: int, primitives: Primitives
-    ) -> Self:
+    def from_arrays(cls, arrays: Mapping[str, Array], cut: Cut, norm: float) -> Self:
         ndim = cut.record_format.merged.ndim
-        pull_ids = [arrays.get(f"pull_ids_{n}") for n in range(ndim)]
+        pull_ids = [None, *(arrays[name] for name in cls.name_ids(ndim))]
         return cls(cut, arrays["records"], pull_ids, collect_tilings(arrays, ndim), norm)
 
     def find_places(self, mode: int, primitives: Primitives) -> Array | None:

@@ -26,9 +26,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Self, TypeVar
-
-import numpy as np
+from typing import Any, ClassVar, Self, TypeVar
 
 from ..base.array_modules import Array, array_module
 from .group_passes import FindRows, apply_to_groups
@@ -51,19 +49,6 @@ class RowTiling:
         return self.carry_rows.nbytes + self.empty_rows.nbytes
 
 
-class Ids(NamedTuple):
-    """The description of an array (nnz,) of ids, with the name under which it is saved.
-
-    Each block of `block_size` consecutive ids is a permutation of 0, 1, ... If `max_runs` is given,
-    the ids of each tile form at most so many runs of consecutive numbers.
-    """
-
-    name: str
-    dtype: np.dtype
-    block_size: int
-    max_runs: int | None = None
-
-
 class Layout(ABC):
     """A way to store a tensor."""
 
@@ -71,7 +56,7 @@ class Layout(ABC):
     records: Array  # (nnz, num_words): one copy, in any order
     steps: Sequence[Step]  # of each mode, if nothing moves
     prefixes: "Layout | None" = None  # see `number_prefixes`
-    uses_buckets: ClassVar[bool] = False  # whether it depends on `bucket_size`
+    saves_plan: ClassVar[bool] = True  # whether a file has all that `from_arrays` needs
     num_slabs: ClassVar[int] = 1  # see `SlabLayout` for more
 
     def __init__(self, cut: Cut, tilings: Sequence[RowTiling], norm: float) -> None:
@@ -138,31 +123,22 @@ class Layout(ABC):
         """Count the copies of the records, spare memory included."""
         return len(cls.name_copies(ndim))
 
-    def iterate_ids(self, mode: int) -> Iterator[tuple[str, Array]]:
-        """Yield the names and arrays (nnz,) of a mode's ids, which are not compact."""
-        yield from ()
-
     @classmethod
-    def list_ids(
-        cls, mode: int, nnz: int, cut: Cut, write_order_dtype: np.dtype | None
-    ) -> Iterator[Ids]:
-        """Describe what `iterate_ids` yields; write orders only if they have a dtype."""
-        yield from ()
+    def name_ids(cls, ndim: int) -> list[str]:
+        """Return the names of arrays (nnz,), each a permutation of 0, 1, ..., that are saved."""
+        return []
 
     def iterate_arrays(self) -> Iterator[tuple[str, Array]]:
-        """Yield all names and arrays, without spare memory."""
+        """Yield the names and arrays that are saved."""
         yield from zip(self.name_copies(self.merged.ndim), self.get_copies(), strict=True)
         for mode, tiling in enumerate(self.tilings):
             yield f"carry_rows_{mode}", tiling.carry_rows
             yield f"empty_rows_{mode}", tiling.empty_rows
-            yield from self.iterate_ids(mode)
 
     @classmethod
-    @abstractmethod
-    def from_arrays(
-        cls, arrays: Mapping[str, Array], cut: Cut, norm: float, mode: int, primitives: Primitives
-    ) -> Self:
-        """Make a layout from the arrays that `iterate_arrays` yields."""
+    def from_arrays(cls, arrays: Mapping[str, Array], cut: Cut, norm: float) -> Self:
+        """Make a layout that `saves_plan` from the arrays that `iterate_arrays` yields."""
+        raise NotImplementedError
 
     @property
     def nbytes(self) -> int:
@@ -193,9 +169,7 @@ class Layout(ABC):
     @classmethod
     def count_ids_nbytes(cls, nnz: int, cut: Cut, primitives: Primitives) -> int:
         """Count the bytes of all modes' ids, as the engine keeps them."""
-        modes = range(cut.record_format.ndim)
-        arrays = (ids for mode in modes for ids in cls.list_ids(mode, nnz, cut, None))
-        return nnz * sum(ids.dtype.itemsize for ids in arrays)
+        return nnz * len(cls.name_ids(cut.record_format.ndim)) * index_dtype(nnz).itemsize
 
     @classmethod
     @abstractmethod

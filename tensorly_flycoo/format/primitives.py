@@ -31,7 +31,7 @@ class Step(NamedTuple):
 
     records: Any
     # For each place of the mode's order the position of its record, counted from the start of the
-    # place's bucket; CompactIds or (nnz,). None if the position is the place itself.
+    # place's bucket, as the engine keeps them. None if the position is the place itself.
     pull_ids: Any = None
     bucket_size: int = ONE_BUCKET
     spare: Any = None  # receives the records for the next mode; None if nothing is remapped
@@ -83,24 +83,6 @@ class LeadingPairs(NamedTuple):
         return is_alike and is_in_order and self.vectors.flags.c_contiguous
 
 
-class CompactIds(ABC):
-    """Ids that an engine keeps in fewer bytes than an array of them takes."""
-
-    @property
-    @abstractmethod
-    def nbytes(self) -> int:
-        """Bytes of all arrays."""
-
-    @abstractmethod
-    def expand(self) -> Array:
-        """Return the ids as an array (nnz,)."""
-
-
-def expand(ids: CompactIds | Array) -> Array:
-    """Return ids, compact or not, as an array (nnz,)."""
-    return ids.expand() if isinstance(ids, CompactIds) else ids
-
-
 class Primitives(ABC):
     """Packing, sorting, moving and searching with the functions of an array module.
 
@@ -114,7 +96,6 @@ class Primitives(ABC):
 
     word_dtype: np.dtype = np.dtype(np.uint64)  # of records
     staging_size: int | None = None  # what `pack` copies to a device at a time
-    write_order_dtype: np.dtype | None = None  # of what `order_writes` returns
 
     def __init__(self, xp: ModuleType = np, block_size: int = 2**15) -> None:
         self.xp = xp
@@ -266,12 +247,15 @@ class Primitives(ABC):
         """
         return None
 
-    def compact_ids(self, ids: Array, limit: int, cut: Cut) -> CompactIds | Array:
+    def compact_ids(self, ids: Array, limit: int, cut: Cut) -> Any:
         """Return ids (nnz,) below `limit` as the engine keeps them: here as they are."""
         return ids
 
-    def compact_runs(self, remap_ids: Array, cut: Cut) -> CompactIds | Array:
-        """Return remap ids (nnz,), ordered by `order_writes`, as the engine keeps them."""
+    def compact_runs(self, remap_ids: Array, cut: Cut) -> Any:
+        """Return remap ids (nnz,), ordered by `order_writes`, as the engine keeps them.
+
+        They stay an array without a write order.
+        """
         return remap_ids
 
     def count_plan_nbytes(self, nnz: int, cut: Cut) -> int:

@@ -1,18 +1,18 @@
 """The layout "remap": two copies, one remapped to the other while a mode is computed."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
 from ..base.array_modules import Array
-from .layout import Ids, Layout, RowTiling, collect_tilings, tile_rows
+from .layout import Layout, RowTiling, tile_rows
 from .ordering import compute_norm
 from .packing import Cut
-from .primitives import CompactIds, ModeRows, Primitives, Step, expand, index_dtype
+from .primitives import ModeRows, Primitives, Step, index_dtype
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class RemapPlan:
     `Primitives.order_writes`.
     """
 
-    pull_ids: CompactIds | Array
-    remap_ids: CompactIds | Array
-    write_order: CompactIds | Array | None = None
+    pull_ids: Any  # all are as the engine keeps them
+    remap_ids: Any
+    write_order: Any = None
 
     @property
     def nbytes(self) -> int:
@@ -46,7 +46,7 @@ class RemapLayout(Layout):
     """
 
     name = "remap"
-    uses_buckets = True
+    saves_plan = False
 
     def __init__(
         self,
@@ -127,48 +127,10 @@ class RemapLayout(Layout):
     def count_copies(cls, ndim: int) -> int:
         return 2
 
-    @classmethod
-    def list_ids(
-        cls, mode: int, nnz: int, cut: Cut, write_order_dtype: np.dtype | None
-    ) -> Iterator[Ids]:
-        dtype = index_dtype(cut.bucket_size, smallest="uint16")
-        yield Ids(f"pull_ids_{mode}", dtype, cut.bucket_size)
-        if write_order_dtype is None:
-            yield Ids(f"remap_ids_{mode}", index_dtype(nnz), max(1, nnz))
-        else:
-            max_runs = count_runs(nnz, cut.tile_size, cut.bucket_size)
-            yield Ids(f"remap_ids_{mode}", index_dtype(nnz), max(1, nnz), max_runs)
-            yield Ids(f"write_order_{mode}", write_order_dtype, cut.tile_size)
-
-    def iterate_ids(self, mode: int) -> Iterator[tuple[str, Array]]:
-        plan = self.plans[mode]
-        yield f"pull_ids_{mode}", expand(plan.pull_ids)
-        yield f"remap_ids_{mode}", expand(plan.remap_ids)
-        if plan.write_order is not None:
-            yield f"write_order_{mode}", expand(plan.write_order)
-
     @property
     def nbytes(self) -> int:
         own = (self.records, self.spare, *self.tilings, *self.plans)
         return sum(x.nbytes for x in (own if self.prefixes is None else (*own, self.prefixes)))
-
-    @classmethod
-    def from_arrays(
-        cls, arrays: Mapping[str, Array], cut: Cut, norm: float, mode: int, primitives: Primitives
-    ) -> Self:
-        ndim, records = cut.record_format.merged.ndim, arrays["records"]
-        plans = [
-            RemapPlan(
-                primitives.compact_ids(arrays[f"pull_ids_{n}"], cut.bucket_size, cut),
-                *_compact_push(
-                    arrays[f"remap_ids_{n}"], arrays.get(f"write_order_{n}"), cut, primitives
-                ),
-            )
-            for n in range(ndim)
-        ]
-        copies = (records, primitives.xp.empty_like(records))
-        tilings = collect_tilings(arrays, ndim)
-        return cls(cut, copies, tilings, plans, norm, primitives.make_lock, mode)
 
     # Changing the resident mode
 
@@ -207,7 +169,7 @@ class RemapLayout(Layout):
         if mode == self.mode:
             return primitives.position_in_buckets(plan.pull_ids, self.cut.bucket_size)
         if (mode + 1) % ndim == self.mode and plan.write_order is None:
-            return expand(plan.remap_ids)
+            return plan.remap_ids
         # Order 0 sorts by modes 0, 1, ..., the last order by the last mode, ..., 1, 0, where the
         # first is the primary key. `sort_places` takes them in reverse.
         modes = range(ndim) if mode else reversed(range(ndim))
@@ -228,7 +190,7 @@ def count_runs(nnz: int, tile_size: int, bucket_size: int) -> int:
 
 def _compact_push(
     remap_ids: Array, write_order: Array | None, cut: Cut, primitives: Primitives
-) -> tuple[CompactIds | Array, CompactIds | Array | None]:
+) -> tuple[Any, Any]:
     """Return a mode's remap ids and write order, as the engine keeps them."""
     if write_order is not None:
         write_order = primitives.compact_ids(write_order, cut.tile_size, cut)

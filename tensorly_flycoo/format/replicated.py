@@ -84,9 +84,7 @@ class ReplicatedLayout(Layout):
         return [f"records_{mode}" for mode in range(ndim)]
 
     @classmethod
-    def from_arrays(
-        cls, arrays: Mapping[str, Array], cut: Cut, norm: float, mode: int, primitives: Primitives
-    ) -> Self:
+    def from_arrays(cls, arrays: Mapping[str, Array], cut: Cut, norm: float) -> Self:
         ndim = cut.record_format.merged.ndim
         copies = [arrays[name] for name in cls.name_copies(ndim)]
         return cls(cut, copies, collect_tilings(arrays, ndim), norm)

@@ -51,9 +51,8 @@ def save(path: FilePath, x: LabelledData) -> None:
     Notes
     -----
     The file is an uncompressed .npz without pickles; `numpy.load` opens it too, and
-    ``docs/architecture.md`` says what is in it. It takes ``x.nbytes`` bytes, less one copy of the
-    nonzeros with "remap"; but ids of that layout that a GPU packs take 10 bytes per nonzero and
-    mode in the file.
+    ``docs/architecture.md`` says what is in it. It takes ``x.nbytes`` bytes; with "remap" only the
+    nonzeros are saved, and `load` builds the plan anew: a GPU does that faster than it is read.
 
     Examples
     --------
@@ -85,8 +84,6 @@ def write_layout(
             "layout": layout.name,
             "word_dtype": layout.record_format.word_dtype.name,
             "tile_size": layout.tile_size,
-            "bucket_size": layout.cut.bucket_size if layout.uses_buckets else None,
-            "mode": layout.mode,
             "norm": layout.norm,
         }
         arrays = layout.iterate_arrays()
@@ -99,8 +96,8 @@ def write_layout(
 def load(path: FilePath, *, device: str | None = None) -> FlycooTensor | LabelledTensor:
     """Load a tensor that `save` wrote, on any device.
 
-    A plan that would be built otherwise here, on another kind of device or by another release, is
-    rebuilt. Results are the same either way.
+    The plan of a tensor in layout "remap", and one that would be built otherwise here, on another
+    kind of device or by another release, is built anew. Results are the same either way.
 
     Parameters
     ----------
@@ -170,21 +167,17 @@ def read_layout(reader: ArrayReader, cut: Cut, engine: Engine) -> Layout:
 def make_layout(header: Header, arrays: dict[str, Array], cut: Cut, engine: Engine) -> Layout:
     """Make a layout from its saved header and checked arrays."""
     cls = LAYOUT_CLASSES[header["layout"]]
-    layout = cls.from_arrays(arrays, cut, header["norm"], header["mode"], engine)
+    layout = cls.from_arrays(arrays, cut, header["norm"])
     number_prefixes(layout, engine)
     return layout
 
 
 def find_cut(reader: ArrayReader, record_format: RecordFormat, engine: Engine) -> Cut | None:
-    """Return a plan's cut if its records, tiles and buckets are as the engine's would be."""
+    """Return the cut of a saved plan if its records and tiles are as the engine's would be."""
     header, sizes = reader.header, (record_format.shape, record_format.dtype, record_format.groups)
     cut = engine.choose_cut(*sizes, record_format.num_prefixes)
-    if (cut.record_format, cut.tile_size) != (record_format, header["tile_size"]):
-        return None
-    if not LAYOUT_CLASSES[header["layout"]].uses_buckets:
-        return cut
-    found = (header["bucket_size"], "write_order_0" in reader.names())
-    return cut if found == (cut.bucket_size, engine.write_order_dtype is not None) else None
+    is_same = (cut.record_format, cut.tile_size) == (record_format, header["tile_size"])
+    return cut if is_same and LAYOUT_CLASSES[header["layout"]].saves_plan else None
 
 
 def read_records(reader: ArrayReader, record_format: RecordFormat) -> tuple[np.ndarray, np.ndarray]:
@@ -216,12 +209,8 @@ def read_format(reader: ArrayReader) -> RecordFormat:
         num_prefixes,
     )
     check_choice(header["layout"], "layout", LAYOUTS)
-    sizes = [header["tile_size"], header["bucket_size"]]
-    sizes = sizes if LAYOUT_CLASSES[header["layout"]].uses_buckets else sizes[:1]
-    if not all(type(size) is int and 0 < size <= 2**32 for size in sizes):
-        raise ValueError(f"tile_size and bucket_size are {sizes}")
-    if type(header["mode"]) is not int or not 0 <= header["mode"] < record_format.merged.ndim:
-        raise ValueError(f"mode is {header['mode']!r}")
+    if type(header["tile_size"]) is not int or not 0 < header["tile_size"] <= 2**32:
+        raise ValueError(f"tile_size is {header['tile_size']!r}")
     if type(header["norm"]) is not float or not 0 <= header["norm"] < math.inf:
         raise ValueError(f"norm is {header['norm']!r}")
     return record_format
@@ -244,18 +233,13 @@ def check_arrays(layout: str, arrays: dict[str, np.ndarray], cut: Cut) -> None:
         _require(carry_rows.min(initial=0) >= NO_ROW, f"carry_rows_{mode}")
         _check_limit(carry_rows, size, f"carry_rows_{mode}")
         _check_limit(arrays[f"empty_rows_{mode}"], size, f"empty_rows_{mode}")
-        for ids in cls.list_ids(mode, nnz, cut, _find_write_order_dtype(arrays)):
-            numbers, end = arrays[ids.name], nnz // ids.block_size * ids.block_size
-            _check_limit(numbers[:end], ids.block_size, ids.name)
-            _check_limit(numbers[end:], nnz - end, ids.name)  # the last block may be shorter
-            if ids.max_runs is not None:
-                _check_runs(numbers, cut.tile_size, ids.max_runs, ids.name)
+    for name in cls.name_ids(record_format.merged.ndim):
+        _check_limit(arrays[name], nnz, name)
 
 
 def check_shapes(layout: str, arrays: dict[str, np.ndarray], cut: Cut) -> None:
     """Refuse arrays of other names, shapes or dtypes than the layout has; read no element."""
     arrays, record_format, cls = dict(arrays), cut.record_format, LAYOUT_CLASSES[layout]
-    write_order_dtype = _find_write_order_dtype(arrays)
     names = cls.name_copies(record_format.merged.ndim)
     _require(names[0] in arrays and arrays[names[0]].ndim == 2, names[0])
     nnz = arrays[names[0]].shape[0]
@@ -266,13 +250,9 @@ def check_shapes(layout: str, arrays: dict[str, np.ndarray], cut: Cut) -> None:
         _take(arrays, f"carry_rows_{mode}", np.dtype(np.int64), (-(-nnz // cut.tile_size),))
         empty_rows = _take(arrays, f"empty_rows_{mode}", index_dtype(size))
         _require(size - nnz <= empty_rows.size <= size, f"empty_rows_{mode}")
-        for ids in cls.list_ids(mode, nnz, cut, write_order_dtype):
-            _take(arrays, ids.name, ids.dtype, (nnz,))
+    for name in cls.name_ids(record_format.merged.ndim):
+        _take(arrays, name, index_dtype(nnz), (nnz,))
     _require(not arrays, ", ".join(arrays))
-
-
-def _find_write_order_dtype(arrays: dict[str, np.ndarray]) -> np.dtype | None:
-    return np.dtype(np.uint16) if "write_order_0" in arrays else None
 
 
 def _take(
@@ -284,18 +264,6 @@ def _take(
     is_right = array.dtype == dtype and array.shape == (shape or (array.size,))
     _require(is_right and array.flags.c_contiguous, name)
     return array
-
-
-def _check_runs(ids: np.ndarray, tile_size: int, max_runs: int, name: str) -> None:
-    """Refuse tiles with more runs of consecutive ids than an engine has room for."""
-    step = -(-_CHECK_BLOCK // tile_size) * tile_size
-    for start in range(0, ids.size, step):
-        block = ids[start : start + step]
-        is_start = np.ones(block.size, bool)
-        is_start[1:] = block[1:] != block[:-1] + 1
-        is_start[::tile_size] = True
-        num_runs = np.add.reduceat(is_start, np.arange(0, block.size, tile_size), dtype=np.int64)
-        _check_limit(num_runs, max_runs + 1, name)
 
 
 def _check_limit(array: np.ndarray, limit: int, name: str) -> None:

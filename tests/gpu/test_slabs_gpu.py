@@ -8,7 +8,6 @@ import reference
 from tensorly_flycoo import FlycooTensor, mttkrp
 from tensorly_flycoo.base.devices import OneDevice
 from tensorly_flycoo.format import groups as groups_module
-from tensorly_flycoo.format.primitives import expand
 from tensorly_flycoo.ops.ttmc import multiply_nonempty_rows
 from tensorly_flycoo.spread import building
 from tensorly_flycoo.spread.row_shards import RowShards, Sharding, cut_evenly
@@ -71,7 +70,7 @@ def test_records_wait_on_the_host_if_the_gpu_is_too_small(layout, monkeypatch):
     for given in ((coords, values), tuple(map(cupy.asarray, (coords, values))), (coords, values)):
         x = FlycooTensor(*given, shape, device="cuda", layout=layout, slabs=5)
         slabs = [slab.layout.iterate_arrays() for slab in x._layout.slabs]
-        arrays.append([expand(array).get().tobytes() for own in slabs for _, array in own])
+        arrays.append([array.get().tobytes() for own in slabs for _, array in own])
         monkeypatch.setattr(type(x._engine), "count_free_nbytes", lambda engine: 0)
         monkeypatch.setattr(building, "BLOCK_NNZ", 7777)
         monkeypatch.setattr(type(x._engine), "staging_size", 4000)

@@ -9,6 +9,8 @@ from tensorly_flycoo.format.primitives import Entries, Primitives, index_dtype
 class NumpyPrimitives(Primitives):
     """The primitives that both engines have of their own; results are equal to the bit."""
 
+    write_order_dtype = None  # of what `order_writes` returns
+
     def choose_sizes(self, record_format):
         raise NotImplementedError("only engines choose")
 

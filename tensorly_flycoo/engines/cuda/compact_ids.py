@@ -7,14 +7,13 @@ import cupy
 import numpy as np
 
 from ...base.array_modules import GpuArray as Array
-from ...format.primitives import CompactIds
 from ...format.remap import count_runs
 from . import launch, tuning
 from .macros import IdBits, cut_tile, split_ids_macros
 
 
 @dataclass(frozen=True)
-class PackedIds(CompactIds):
+class PackedIds:
     """Ids in few bits, in the order in which the threads of tiles read them: see `ids.cuh`."""
 
     bits: IdBits
@@ -22,7 +21,6 @@ class PackedIds(CompactIds):
     highs: Array  # uint8: the other bits; empty if there are none
     nnz: int
     tile_size: int
-    dtype: np.dtype  # of the ids if each is a number
 
     @classmethod
     def split(cls, ids: Array, limit: int, tile_size: int) -> Self:
@@ -36,28 +34,26 @@ class PackedIds(CompactIds):
         arguments = (np.int64(ids.size), np.int64(num_tiles), ids, lows, highs)
         num_threads = num_tiles * tuning.choose_block_size(tile_size)
         launch.launch_items(kernel, num_threads, arguments)
-        return cls(bits, lows, highs, ids.size, tile_size, ids.dtype)
+        return cls(bits, lows, highs, ids.size, tile_size)
 
     @property
     def nbytes(self) -> int:
         return self.lows.nbytes + self.highs.nbytes
 
-    def expand(self, dtype: np.dtype | None = None, bucket_size: int | None = None) -> Array:
-        """Return the ids; or the positions of the offsets that they are in buckets of this size."""
-        ids = cupy.empty(self.nnz, self.dtype if dtype is None else dtype)
-        macros = split_ids_macros(ids.dtype, self.bits, self.tile_size)
+    def find_positions(self, dtype: np.dtype, bucket_size: int) -> Array:
+        """Return the positions (nnz,) of ids that count from the starts of buckets."""
+        positions = cupy.empty(self.nnz, dtype)
+        macros = split_ids_macros(positions.dtype, self.bits, self.tile_size)
         kernel = launch.get_kernel("split_ids.cu", "join_ids", **macros)
-        sizes = (np.int64(self.nnz), np.int64(bucket_size or self.nnz))
-        launch.launch_items(kernel, self.nnz, (*sizes, self.lows, self.highs, ids))
-        return ids
+        sizes = (np.int64(self.nnz), np.int64(bucket_size))
+        launch.launch_items(kernel, self.nnz, (*sizes, self.lows, self.highs, positions))
+        return positions
 
 
 @dataclass(frozen=True)
-class RunIds(CompactIds):
+class RunIds:
     """Ids that ascend within each tile, as runs of consecutive ones."""
 
-    nnz: int
-    tile_size: int
     starts: Array  # uint32: a bit for each place of whole tiles: a run starts there
     counts: Array  # uint16: for each word of `starts`, the tile's runs that start before it
     shifts: Array  # (num_tiles, max_runs): each run's ids less their places in the tile
@@ -69,12 +65,13 @@ class RunIds(CompactIds):
         num_words = num_tiles * tile_size // 32
         starts, counts = cupy.empty(num_words, np.uint32), cupy.empty(num_words, np.uint16)
         shifts = cupy.empty((num_tiles, max_runs), ids.dtype)
-        kernel = _get_runs_kernel("find_runs", tile_size, ids.dtype)
+        macros = {"REMAP_ID": ids.dtype, **cut_tile(tile_size)}
+        kernel = launch.get_kernel("find_runs.cu", "find_runs", **macros)
         sizes = (np.int64(num_tiles), np.int64(ids.size))
         arguments = (*sizes, ids, starts, counts, shifts, np.int32(max_runs))
         block_size = tuning.choose_block_size(tile_size)
         launch.launch_items(kernel, 32 * num_tiles, arguments, block_size)
-        return cls(ids.size, tile_size, starts, counts, shifts)
+        return cls(starts, counts, shifts)
 
     @property
     def max_runs(self) -> int:
@@ -84,14 +81,6 @@ class RunIds(CompactIds):
     @property
     def nbytes(self) -> int:
         return self.starts.nbytes + self.counts.nbytes + self.shifts.nbytes
-
-    def expand(self) -> Array:
-        ids = cupy.empty(self.nnz, self.shifts.dtype)
-        kernel = _get_runs_kernel("list_ids", self.tile_size, ids.dtype)
-        arrays = (self.starts, self.counts, self.shifts, np.int32(self.max_runs))
-        arguments = (np.int64(ids.size), *arrays, ids)
-        launch.launch_items(kernel, ids.size, arguments)
-        return ids
 
 
 def count_plan_nbytes(nnz: int, tile_size: int, bucket_size: int, itemsize: int) -> int:
@@ -112,7 +101,3 @@ def find_bits(ids: PackedIds | Array | None) -> IdBits | None:
     if ids is None:
         return None
     return ids.bits if isinstance(ids, PackedIds) else IdBits(ids.dtype)
-
-
-def _get_runs_kernel(name: str, tile_size: int, dtype: np.dtype) -> cupy.RawKernel:
-    return launch.get_kernel("find_runs.cu", name, REMAP_ID=dtype, **cut_tile(tile_size))

@@ -60,7 +60,6 @@ class CudaPrimitives(Primitives):
     """CuPy's radix sorts, and kernels whose blocks write neighbouring records together."""
 
     word_dtype = np.dtype(np.uint32)
-    write_order_dtype = np.dtype(np.uint16)
     staging_size = 2**23
 
     def __init__(self) -> None:
@@ -218,7 +217,7 @@ class CudaPrimitives(Primitives):
         launch.launch_items(kernel, records.size // 2, arguments)
 
     def position_in_buckets(self, offsets: PackedIds, bucket_size: int) -> Array:
-        return offsets.expand(index_dtype(offsets.nnz), bucket_size)
+        return offsets.find_positions(index_dtype(offsets.nnz), bucket_size)
 
     def order_writes(self, remap_ids: Array, tile_size: int) -> Array:
         macros = {"TILE_SIZE": tile_size, "BLOCK_SIZE": tuning.BLOCK_SIZE}

@@ -119,12 +119,9 @@ struct Runs {
         const Words words = starts[number];
         const Counts before = counts[number];
 #pragma unroll
-        for (int m = 0; m < moves; ++m) runs[m] = find_run(words.at[m], before.at[m], thread % 32);
-    }
-
-    static __device__ __forceinline__ int find_run(unsigned word, unsigned short before, int lane)
-    {
-        return before + __popc(word & (~0u >> (31 - lane))) - 1;
+        for (int m = 0; m < moves; ++m) {
+            runs[m] = before.at[m] + __popc(words.at[m] & (~0u >> (31 - thread % 32))) - 1;
+        }
     }
 
     __device__ __forceinline__ Shift at(long long tile, int run, int place) const

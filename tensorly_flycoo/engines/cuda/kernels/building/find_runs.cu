@@ -1,7 +1,7 @@
-// Entry: write the remap ids of each tile as runs of consecutive ids; and read them back.
+// Entry: write the remap ids of each tile as runs of consecutive ids; `Runs` in `ids.cuh` reads
+//   them.
 //
-// Mapping: a warp has a tile, and every num_warps-th after it (find); a thread has an id, and every
-//   num_threads-th after it (list).
+// Mapping: a warp has a tile, and every num_warps-th after it.
 // Preconditions (the layout's): ids ascend within a tile, and form at most `max_runs` runs there.
 // Bytes per nonzero: sizeof(REMAP_ID), 3/16, and a tile's share of sizeof(REMAP_ID) * max_runs.
 // Writes and determinism: each number once.
@@ -9,11 +9,6 @@
 // MACRO REMAP_ID: unsigned type of remap ids
 // MACRO TILE_SIZE: nonzeros of a tile
 // MACRO BLOCK_SIZE: threads of a tile's block, and of this kernel's
-
-#include "ids.cuh"
-#include "items.cuh"
-
-using RemapIds = Runs<REMAP_ID, TILE_SIZE, BLOCK_SIZE>;
 
 // A warp finds the runs of a tile, 32 places at a time.
 __device__ __forceinline__ void find_runs_of_tile(long long tile, long long nnz,
@@ -56,18 +51,4 @@ extern "C" __global__ void __launch_bounds__(BLOCK_SIZE)
     for (; tile < num_tiles; tile += static_cast<long long>(gridDim.x) * num_warps) {
         find_runs_of_tile(tile, nnz, ids, starts, counts, shifts, max_runs);
     }
-}
-
-extern "C" __global__ void list_ids(long long nnz, const RemapIds::Words* starts,
-                                    const RemapIds::Counts* counts, const REMAP_ID* shifts,
-                                    int max_runs, REMAP_ID* ids)
-{
-    const RemapIds runs{starts, counts, shifts, max_runs};
-    for_own_items(nnz, [=](long long i) {
-        const int place = static_cast<int>(i % TILE_SIZE), thread = place % BLOCK_SIZE;
-        const long long tile = i / TILE_SIZE, number = tile * RemapIds::num_warps + thread / 32;
-        const unsigned word = runs.starts[number].at[place / BLOCK_SIZE];
-        const unsigned short before = runs.counts[number].at[place / BLOCK_SIZE];
-        ids[i] = runs.at(tile, RemapIds::find_run(word, before, thread % 32), place);
-    });
 }
