@@ -23,7 +23,7 @@ from ..loop.masks import ObservedData
 from ..loop.poisson import evaluate_loss
 from ..ops.cp_entries import choose_block_size, evaluate_model
 from ..ops.sampling import NonzeroSampler, make_sampler
-from ..ops.sparse_matrices import make_csc, multiply
+from ..ops.sparse_products import add_products
 from ..tensor.pieces import sum_values
 from ..tensor.tensor import FlycooTensor
 
@@ -167,11 +167,13 @@ def compute_gradients(
     model = (before[-1] * rows[-1]).sum(axis=1)
     slopes = samples.apply(loss, loss.slope, model) * samples.weights
     slopes = slopes.astype(factors[0].dtype, copy=False)
-    starts, gradients = xp.arange(model.size + 1), {}
-    for n in modes:
-        matrix = make_csc(slopes, samples.coords[n], starts, (factors[n].shape[0], model.size))
-        gradients[n] = multiply(matrix, before[n] * after[n])
-    return gradients
+    places = xp.arange(model.size)
+    return {
+        n: add_products(
+            slopes, samples.coords[n], places, before[n] * after[n], factors[n].shape[0]
+        )
+        for n in modes
+    }
 
 
 @dataclass

@@ -20,7 +20,7 @@ from ..engines import select_engine
 from ..engines.tall import inner_product, multiply, transposed_product
 from ..ops.cp_entries import choose_block_size, evaluate_model
 from ..ops.sampling import NonzeroSampler, omit_entries, split_entries
-from ..ops.sparse_matrices import multiply_transposed
+from ..ops.sparse_products import add_products
 from ..svd.unfolding import Unfolding
 from ..tensor.coo_cache import as_flycoo, is_raw_sparse, is_sparse
 from ..tensor.labelled import LabelledTensor
@@ -368,8 +368,8 @@ def _project(piece: Piece, mode: int, engine: Engine, arrays: Sequence[Array]) -
     block_size = choose_block_size(left, left.shape[1])
     for start in range(0, rows.size, block_size):
         block = slice(start, start + block_size)
-        fibres = sampler.fibres(mode, dict(enumerate(own[:, block])))
-        right = multiply_transposed(fibres, own_left)
+        fibres, places, values = sampler.fibres(mode, dict(enumerate(own[:, block])))
+        right = add_products(values, fibres, places, own_left, rows[block].size)
         parts.append((left[rows[block]] * right).sum(axis=1))
     if parts:
         added[is_own] = piece.xp.concatenate(parts)

@@ -17,7 +17,6 @@ from ..spread.slab_layout import AnyLayout, SlabLayout
 from ..spread.streamed import StreamedLayout
 from ..tensor.pieces import Piece, map_pieces, read_nonzeros
 from ..tensor.tensor import FlycooTensor, rebuild
-from .sparse_matrices import make_csc
 
 
 class NonzeroSampler:
@@ -65,19 +64,21 @@ class NonzeroSampler:
         entries[is_stored] = self._record_format.values(self._records[first[is_stored]])
         return entries
 
-    def fibres(self, mode: int, coords: Mapping[int, Array]) -> Any:
-        """Return fibres of a mode, given by their indices in each other mode, as columns (CSC)."""
+    def fibres(self, mode: int, coords: Mapping[int, Array]) -> tuple[Array, Array, Array]:
+        """Return fibres of a mode, given by their indices (count,) in each other mode.
+
+        For each nonzero in them, fibre by fibre: the number of its fibre, its row, and its value.
+        """
         xp, order = self._xp, self._orders[mode]
         following = [*range(mode + 1, self.ndim), *range(mode)]
         first, last = self._find(order, {n: coords[n] for n in following})
-        starts = xp.zeros(first.size + 1, np.int64)
-        starts[1:] = xp.cumsum(last - first)
-        numbers, ends = xp.arange(int(starts[-1])), starts[1:]
-        places = numbers + (last - ends)[xp.searchsorted(ends, numbers, side="right")]
+        ends = xp.cumsum(last - first)
+        numbers = xp.arange(int(ends[-1]) if ends.size else 0)
+        fibres = xp.searchsorted(ends, numbers, side="right")
+        places = numbers + (last - ends)[fibres]
         records = self._records[places if order is None else order[places]]
-        rows = self._record_format.rows(records, mode, xp)
-        values = self._record_format.values(records)
-        return make_csc(values, rows, starts, (self.shape[mode], first.size))
+        rows = self._record_format.rows(records, mode, xp).astype(np.int64)
+        return fibres, rows, self._record_format.values(records)
 
     def _find(self, order: Array | None, wanted: dict[int, Array]) -> tuple[Array, Array]:
         """Find where nonzeros at `wanted` coordinates begin and end in an order by these modes."""

@@ -1,0 +1,35 @@
+"""Products of a sparse matrix and a dense one, added in a fixed order."""
+
+import numpy as np
+
+from ..base.array_modules import Array, array_module, is_cupy
+from ..engines import engine_of
+
+#: Products of an entry and a number that are in memory at a time.
+_NUM_PRODUCTS = 2**24
+
+
+def add_products(values: Array, rows: Array, places: Array, dense: Array, size: int) -> Array:
+    """Add ``values[k] * dense[places[k]]`` to row ``rows[k]`` of a matrix of zeros (size, R).
+
+    Each row is added in the order of k.
+    """
+    if not is_cupy(dense):
+        from scipy.sparse import coo_array
+
+        matrix = coo_array((values, (rows, places)), shape=(size, dense.shape[0]))
+        return np.ascontiguousarray(matrix @ dense)
+    # cuSPARSE adds in no fixed order.
+    xp, rank = array_module(dense), dense.shape[1]
+    order = xp.argsort(rows)  # a stable sort
+    starts = xp.searchsorted(rows[order], xp.arange(size))
+    values, places = values[order], places[order]
+    result = xp.empty((size, rank), xp.result_type(values.dtype, dense.dtype))
+    step = max(1, _NUM_PRODUCTS // max(values.size, 1))
+    for first in range(0, rank, step):
+        columns = dense[:, first : first + step].T
+        products = (columns[:, places] * values).astype(result.dtype, copy=False)
+        groups = xp.arange(len(columns))[:, None] * values.size + starts
+        sums = engine_of(dense).sum_groups(products.ravel(), groups.ravel())
+        result[:, first : first + step] = sums.reshape(groups.shape).T
+    return result
