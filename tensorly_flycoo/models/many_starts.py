@@ -27,7 +27,6 @@ from ..loop.momentum import Pace, extrapolate
 from ..loop.whole_tensor import WholeTensor
 from ..ops.call_memory import count_iteration_nbytes
 from ..ops.mttkrp import LastPass
-from ..spread.choosing import TensorSizes
 from ..spread.slab_layout import SlabLayout
 from ..spread.spread_layout import SpreadLayout
 from ..tensor.tensor import FlycooTensor
@@ -116,9 +115,7 @@ def _choose_batch_size(x: FlycooTensor, rank: int, num_missing: int = 0) -> int:
     """Choose how many runs fit free memory and a CPU's caches together; 0 if not even one does."""
     free, size = x._engine.count_free_nbytes(), 2**10
     if free is not None:
-        num_prefixes = x._layout.record_format.num_prefixes
-        sizes = TensorSizes(x.nnz, x.shape, x.dtype, x.groups)
-        each = _COPIES * count_iteration_nbytes(x._engine, sizes, rank, x.slabs, num_prefixes)
+        each = _COPIES * count_iteration_nbytes(x, rank)
         # On a GPU each column has the values too, and MTTKRP of the mode that numbers entries.
         each += num_missing * x.dtype.itemsize * (1 if x.device == "cpu" else _COPIES * rank)
         size = int(_SHARE * free) // each

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from numpy.typing import DTypeLike
 
 from ..base.checks import check_count, check_dtype, check_keep, check_shape
-from ..engines import Engine, select_engine
-from ..format.groups import find_groups, find_longest_mode, list_rest
+from ..engines import select_engine
+from ..format.groups import find_groups, list_rest
 from ..format.tree import count_waiting
 from ..spread import choosing
 from ..tensor.memory import format_nbytes
+from ..tensor.tensor import FlycooTensor
 
 
 @dataclass(frozen=True)
@@ -126,40 +127,16 @@ def estimate_memory(
     return MemoryEstimate(nbytes, peak_nbytes - host_nbytes, host_nbytes)
 
 
-def count_iteration_nbytes(
-    engine: Engine, tensor: choosing.TensorSizes, rank: int, num_slabs: int, num_prefixes: int
-) -> int:
+def count_iteration_nbytes(x: FlycooTensor, rank: int) -> int:
     """Count the factors, and what the update of one adds: its MTTKRP and the solution.
 
-    Each slab's MTTKRP of a group of modes stays until that of its last mode. Factors of groups are
-    made for each pass. For a tensor on several devices, counts the first device only.
+    Factors and MTTKRPs of groups of modes have a row for each combination of indices, or nonzero.
+    Results of slabs wait to be added. For a tensor on several devices, counts one as if it had all.
     """
-    nnz, shape, dtype, groups = tensor
-    row_nbytes = rank * dtype.itemsize
+    engine, layout, row_nbytes = x._engine, x._layout, rank * x.dtype.itemsize
     if engine.tall is not None:  # solutions have rows aligned for the next MTTKRP
         row_nbytes = engine.tall.choose_row_nbytes(row_nbytes)
-    cut = engine.choose_cut(shape, dtype, groups, num_prefixes)
-    num_tiles, merged = -(-nnz // (num_slabs * cut.tile_size)), cut.record_format.merged.shape
-    sizes = (min(merged[0], nnz), *merged[1:])  # prefixes are numbered if they are many
-    made = [size * (len(group) > 1) for size, group in zip(sizes, groups, strict=True)]
-    cut_mode, num_held = find_longest_mode(shape), -(-num_slabs // engine.num_devices)
-    held = [  # by the slabs of a device
-        rows * (1 if cut_mode in group else num_held)
-        for rows, group in zip(made, groups, strict=True)
-    ]
-    if engine.spreads(nnz):
-        # Each factor in shards and gathered, two results and those that wait to be added.
-        waiting = (count_waiting(num_slabs) + 2) * max(shape)
-        return (2 * sum(shape) + waiting + max(held) + sum(made) + num_tiles) * row_nbytes
-    places = [number for number, group in enumerate(groups) for _ in group]
-    own = [held[number] for number in places]
-    solving = max(size + max(size, shape[mode - 1]) + own[mode] for mode, size in enumerate(shape))
-    # Results of slabs that wait to be added; the group's own; the factors of other groups.
-    waiting = count_waiting(num_slabs)
-    results = [
-        size * (1 + (mode != cut_mode) * waiting) + own[mode] - made[places[mode]]
-        for mode, size in enumerate(shape)
-    ]
-    multiplying = max(result + shape[mode - 1] for mode, result in enumerate(results))
-    multiplying += sum(made) + num_tiles
-    return (sum(shape) + max(solving, multiplying)) * row_nbytes
+    sizes = zip(layout.record_format.merged.shape, x.groups, strict=True)
+    of_groups = sum(min(size, x.nnz) for size, group in sizes if len(group) > 1)
+    results = (2 + count_waiting(x.slabs)) * max(x.shape)
+    return (sum(x.shape) + results + 2 * of_groups) * row_nbytes
