@@ -16,7 +16,7 @@ import numpy as np
 
 from ..base.array_modules import Array, array_module
 from ..base.checks import num_cells
-from ..loop.cp_loop import Run, has_settled, pack_random, unpack_random
+from ..loop.cp_loop import Run, has_settled
 from ..loop.cp_model import multiply_all
 from ..loop.losses import Elementwise, Loss
 from ..loop.masks import ObservedData
@@ -188,7 +188,7 @@ class Adam(Run):
     data: ObservedData
     modes: list[int]
     samples: tuple[int, int] | None  # the numbers of nonzeros and cells of a step
-    random: np.random.RandomState
+    seed: int
 
     def prepare(self) -> None:
         loss, data, state, xp = self.function, self.data, self.state, self.data.xp
@@ -203,22 +203,17 @@ class Adam(Run):
             )
             for n in self.modes
         }
-        if state:
-            self._seed, self._num_done, self._num_failures = state["numbers"].tolist()
-            self.random = unpack_random(state)
-        else:
-            self._seed = int(self.random.randint(2**31))
-            self._num_done = self._num_failures = 0
+        numbers: list[int] = state["numbers"].tolist() if state else [self.seed, 0, 0]
+        self.seed, self._num_done, self._num_failures = numbers
         self._compared = None
         is_sum_of_cells = not (loss.is_count or loss.is_truncated)
         if is_sum_of_cells and num_cells(data.tensor.shape) > MAX_CELLS:
-            drawn = np.random.RandomState(self._seed)
+            drawn = np.random.RandomState(self.seed)
             self._compared = self._sampler.draw(drawn, _NUM_COMPARED, _NUM_COMPARED)
         self.loss = measure_loss(loss, self._sampler, None, self.factors, self._compared)
 
     def save_state(self) -> dict[str, Array]:
-        numbers = [self._seed, self._num_done, self._num_failures]
-        state = {**pack_random(self.random), "numbers": np.array(numbers, np.int64)}
+        state = {"numbers": np.array([self.seed, self._num_done, self._num_failures], np.int64)}
         for n, (mean, square) in self._moments.items():
             state |= {f"mean_{n}": mean, f"square_{n}": square}
         return state
@@ -237,8 +232,10 @@ class Adam(Run):
         factors, moments, num_done = self.factors, dict(self._moments), self._num_done
         before = list(factors)
         rate = _RATE * _DECAY**self._num_failures
+        # A seed for each epoch, so that a checkpoint need not hold the state of a generator.
+        random = np.random.RandomState([self.seed, len(self.errors)])
         for _ in range(_NUM_STEPS):
-            samples = self._sampler.draw(self.random, *self.samples)  # type: ignore[misc]
+            samples = self._sampler.draw(random, *self.samples)  # type: ignore[misc]
             gradients = compute_gradients(self.function, samples, factors, self.modes)
             self._num_done += 1
             for n, gradient in gradients.items():

@@ -151,8 +151,8 @@ def generalized_parafac(
         return _begin_updates(data, modes, factors, options).iterate()
     if isinstance(init, str):
         factors[:] = scale_guess(chosen, data, factors, modes)
-    model = None, factors
-    return Adam(chosen, data, modes, samples, random, model=model, **options).iterate()
+    model, seed = (None, factors), int(random.randint(2**31))
+    return Adam(chosen, data, modes, samples, seed, model=model, **options).iterate()
 
 
 def _begin_updates(

@@ -88,27 +88,6 @@ def restore(
     return xp.asarray(first), [xp.asarray(factor) for factor in factors]
 
 
-def pack_random(random: np.random.RandomState) -> dict[str, np.ndarray]:
-    """Return the state of a Mersenne Twister for a checkpoint; {} for another generator."""
-    state: Any = random.get_state(legacy=False)
-    if state["bit_generator"] != "MT19937":
-        return {}
-    key, position = state["state"]["key"], state["state"]["pos"]
-    return {"random_key": key, "random_position": np.asarray(position)}
-
-
-def unpack_random(state: Mapping[str, Array]) -> np.random.RandomState:
-    """Return the generator of which `pack_random` returned the state."""
-    if "random_key" not in state:
-        raise ValueError(
-            "the checkpoint has no random state: it is of another decomposition, or of a "
-            "random_state other than NumPy's Mersenne Twister"
-        )
-    random, position = np.random.RandomState(), int(state["random_position"])
-    random.set_state(("MT19937", state["random_key"], position, 0, 0.0))
-    return random
-
-
 def list_free_modes(ndim: int, fixed_modes: Sequence[int] | None) -> list[int]:
     """List the modes whose factors are updated: those not fixed, and always the last."""
     fixed = list(fixed_modes or [])
