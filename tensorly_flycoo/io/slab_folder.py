@@ -94,8 +94,7 @@ class Index:
             del facts["format"], facts["version"]
             entries = [Entry(*entry) for entry in facts.pop("entries")]
             shape = check_shape(facts.pop("shape"))
-            groups = facts.pop("groups", [[mode] for mode in range(len(shape))])  # of version 1
-            groups = check_groups(groups, shape)
+            groups = check_groups(facts.pop("groups"), shape)
             check_products(groups, shape)
             index = cls(shape, entries=entries, groups=groups, **facts)
             check_choice(index.layout, "layout", _FILE_LAYOUTS)

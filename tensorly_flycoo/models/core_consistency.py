@@ -43,7 +43,7 @@ def core_consistency(x: LabelledData, cp_tensor: Any) -> float:
     Returns
     -------
     float
-        With `normalised`, minus infinity if the core is zero, as that of a zero model.
+        At most 100.
 
     Raises
     ------

@@ -15,7 +15,7 @@ _NUM_SLOTS = 2
 
 
 class CudaStager:
-    """Brings arrays from the host to the current GPU; implements `format.streamed.Stager`.
+    """Brings arrays from the host to the current GPU; implements `engines.protocol.Stager`.
 
     Arrays in pinned memory are copied at the speed of the link. Others, such as those of files, are
     read to pinned memory by several threads first.
