@@ -17,7 +17,7 @@ from ..loop.losses import find_exact
 from ..loop.masks import MissingEntries, find_missing
 from ..ops.cp_entries import take_model
 from ..ops.sampling import find_chances, find_places, make_sampler
-from ..results.labelled_cp import label_result, make_figure
+from ..results.labelled_cp import label_result
 from ..tensor.coo_cache import LabelledData, as_flycoo
 from ..tensor.labelled import LabelledTensor, number_modes
 from ..tensor.mirroring import mirror
@@ -27,7 +27,6 @@ from .best_of import LOW_MATCH, best_of, run_once, take_components
 from .core_consistency import core_consistency
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from pandas import DataFrame
 #: Means of counts are moved so much of the way to what the nonzeros of each index alone predict, or
 #: of a count, if that is less: a model that calls a count impossible would be infinitely bad else.
@@ -42,9 +41,6 @@ _MAX_CORE_OPERATIONS = 10**10
 
 #: Runs that agree are worth this share of what is explained: much data make any gain significant.
 _SMALL_GAIN = 0.01
-
-#: The lowest core consistency shown: those of far too many components are hugely negative.
-_LEAST_CONSISTENCY = -50
 
 
 class RankScore(NamedTuple):
@@ -145,46 +141,6 @@ class RankSelection:
 
     def __repr__(self) -> str:
         return "\n".join([format_table(self._list_rows()), *self._explain()])
-
-    def plot(self) -> "Figure":
-        """Draw the scores of all ranks, with the suggested one marked.
-
-        Returns
-        -------
-        matplotlib.figure.Figure
-            ``figure.savefig(path)`` writes it; a notebook shows it. Needs Matplotlib.
-        """
-        figure = make_figure(9, 6)
-        from matplotlib.ticker import MaxNLocator
-
-        which = "all runs" if self.rank is None else "runs without the held-out entries"
-        ranks, errors, losses, spreads, _, cores, matches = np.array(self.scores).T
-        cut = f" (cut at {_LEAST_CONSISTENCY})" if (cores < _LEAST_CONSISTENCY).any() else ""
-        panels = {
-            f"{self._error} (gray: {which})": errors,
-            "held-out loss, with standard errors": losses,
-            f"core consistency, %{cut}": np.maximum(cores, _LEAST_CONSISTENCY),
-            "match of the runs": matches,
-        }
-        all_axes = figure.subplots(2, 2, sharex=True).ravel()
-        for rank, of_rank in zip(ranks, self.errors, strict=True):
-            all_axes[0].plot([rank] * len(of_rank), of_rank, ".", color="0.7", markersize=5)
-        for axes, (title, values) in zip(all_axes, panels.items(), strict=True):
-            axes.plot(ranks, values, marker="o", color="C0")
-            axes.set_title(title, fontsize=10, loc="left")
-            axes.spines[["top", "right"]].set_visible(False)
-            if self.rank is not None:
-                axes.axvline(self.rank, color="C1", linestyle="--", linewidth=1, zorder=0)
-        all_axes[1].errorbar(ranks, losses, spreads, fmt="none", ecolor="C0")
-        all_axes[2].set_ylim(_LEAST_CONSISTENCY - 5, 105)
-        all_axes[3].set_ylim(-0.03, 1.05)
-        for axes in all_axes[2:]:
-            axes.set_xlabel("rank")
-            axes.xaxis.set_major_locator(MaxNLocator(12, integer=True))
-            axes.set_xlim(min(ranks) - 0.5, max(ranks) + 0.5)
-        if self.rank is not None:
-            figure.suptitle(f"Suggested rank: {self.rank} (dashed)", fontsize=11)
-        return figure
 
 
 @mirror

@@ -359,7 +359,7 @@ class LabelledCP(CPTensor):
         sizes = [size for n, size in enumerate(self.shape) if n not in line_modes]
         num_bars = min(top, max(sizes, default=0))
         height = max(1.4, _ROW_HEIGHT + _BAR_HEIGHT * num_bars)
-        figure = make_figure(_HEADING_WIDTH + sum(widths), 0.8 + height * self.rank)
+        figure = _make_figure(_HEADING_WIDTH + sum(widths), 0.8 + height * self.rank)
         grid = figure.subplots(self.rank, len(widths), squeeze=False, width_ratios=widths)
         for n, (name, column) in enumerate(zip(self.names, grid.T, strict=True)):
             factor = move(self.factors[n], np)
@@ -549,7 +549,7 @@ def _choose_signs(weights: np.ndarray, largest: np.ndarray, smallest: np.ndarray
     return signs
 
 
-def make_figure(width: float, height: float) -> "Figure":
+def _make_figure(width: float, height: float) -> "Figure":
     """Make an empty figure, in inches; say what to install if Matplotlib is missing."""
     matplotlib = require("matplotlib.figure", "plot needs Matplotlib: pip install matplotlib")
     figure = matplotlib.Figure(figsize=(width, height), layout="constrained")

@@ -1,11 +1,8 @@
 """Choosing a rank."""
 
 import logging
-import pickle
 import re
-import struct
 import sys
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -415,27 +412,6 @@ def test_losses_are_headed_loss(x):
     head, *rows = repr(selection).splitlines()[:3]
     assert head.split()[:2] == ["rank", "loss"]
     assert {row[head.index("loss") + 4] for row in rows} == {" "}
-    assert "(gray: all runs)" in replace(selection, rank=None).plot().axes[0].get_title(loc="left")
-
-
-def test_the_picture(x, monkeypatch):
-    selection = select_rank(x, [1, 2, 3], 2, random_state=0, n_iter_max=20)
-    figure = selection.plot()
-    assert len(figure.axes) == 4
-    for own in (figure, pickle.loads(pickle.dumps(figure))):
-        png = own._repr_png_()  # which a notebook shows, "%matplotlib inline" or not
-        assert png[:8] == b"\x89PNG\r\n\x1a\n"
-        assert struct.unpack(">II", png[16:24]) == (900, 600)
-    np.testing.assert_array_equal(figure.axes[1].lines[0].get_xdata(), [1, 2, 3])
-    title = figure.axes[0].get_title(loc="left")
-    assert title == "error (gray: runs without the held-out entries)"
-    for core, is_cut in ((-40.0, False), (-60.0, True)):
-        scores = [score(2, 0.1)._replace(core_consistency=core)]
-        drawn = RankSelection(scores, [np.ones(2)], [], None, "", []).plot()
-        assert ("(cut at -50)" in drawn.axes[2].get_title(loc="left")) == is_cut
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ImportError, match="pip install matplotlib"):
-        selection.plot()
 
 
 def test_labels_stay(x):

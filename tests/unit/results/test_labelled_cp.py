@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import sys
 
 import numpy as np
 import pandas as pd
@@ -319,6 +320,16 @@ def test_plot(tmp_path):
     assert panels[0, 0].get_xlim() == panels[1, 0].get_xlim()
     figure.savefig(tmp_path / "components.png", dpi=20)
     assert [len(axes.patches) for axes in cp.plot(lines=[0]).axes[:3]] == [0, 6, 7]
+
+
+def test_notebooks_show_a_plot(monkeypatch):
+    """With "%matplotlib inline" or without."""
+    figure = make_cp().plot()
+    for own in (figure, pickle.loads(pickle.dumps(figure))):
+        assert own._repr_png_()[:8] == b"\x89PNG\r\n\x1a\n"
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match="pip install matplotlib"):
+        make_cp().plot()
 
 
 def test_a_plot_orders_numbers_and_shortens_names():
