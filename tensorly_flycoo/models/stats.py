@@ -1,18 +1,14 @@
 """Statistics of a tensor: the nonzeros in each mode's rows, and the memory it takes."""
 
-import math
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
-from ..base.checks import LAYOUTS, check_fill_value, check_finite, check_inside, check_values
+from ..base.checks import LAYOUTS
 from ..base.tables import format_table
-from ..engines import select_engine
 from ..ops.call_memory import estimate_memory
-from ..tensor.coo_cache import SparseData, is_raw_sparse, not_sparse_error
-from ..tensor.labelled import drop_labels
-from ..tensor.tensor import FlycooTensor, group_cells
+from ..tensor.coo_cache import LabelledData, as_flycoo
 
 
 @dataclass(frozen=True)
@@ -48,26 +44,17 @@ class TensorStats:
     ----------
     shape : tuple of int
     dtype : numpy.dtype
-        The dtype of the values in a `FlycooTensor`.
     nnz : int
-        Stored elements, including duplicates and zeros.
     density : float
-    num_duplicates : int
-        Stored elements that repeat the coordinates of another one.
-    num_zeros : int
-        Stored elements that are zero.
     modes : tuple of ModeStats
     nbytes : dict of str to int
-        The memory of a `FlycooTensor` in each layout, by `estimate_memory`, on the tensor's device
-        or, for a COO, the default one.
+        The memory of the tensor in each layout, by `estimate_memory`, on its device.
     """
 
     shape: tuple[int, ...]
     dtype: np.dtype
     nnz: int
     density: float
-    num_duplicates: int
-    num_zeros: int
     modes: tuple[ModeStats, ...]
     nbytes: dict[str, int]
 
@@ -77,8 +64,6 @@ class TensorStats:
             "dtype": str(self.dtype),
             "nonzeros": f"{self.nnz:,}",
             "density": f"{self.density:.3g}",
-            "duplicates": f"{self.num_duplicates:,}",
-            "zeros": f"{self.num_zeros:,}",
             **{f"memory, {name}": f"{n / 1e6:,.1f} MB" for name, n in self.nbytes.items()},
         }
 
@@ -95,13 +80,13 @@ class TensorStats:
         return f"{format_table(self._facts().items(), '<')}\n{format_table(self._table())}"
 
 
-def stats(x: SparseData) -> TensorStats:
+def stats(x: LabelledData) -> TensorStats:
     """Return statistics of a tensor: sizes, empty rows, nonzeros per row, memory.
 
     Parameters
     ----------
     x : FlycooTensor, LabelledTensor or sparse.COO
-        A COO is not converted to a `FlycooTensor`.
+        A COO is converted, once: duplicates are added up, and zeros dropped.
 
     Returns
     -------
@@ -128,8 +113,6 @@ def stats(x: SparseData) -> TensorStats:
     dtype               float64
     nonzeros            4
     density             0.333
-    duplicates          0
-    zeros               0
     memory, remap       0.0 MB
     memory, replicated  0.0 MB
     memory, indexed     0.0 MB
@@ -137,27 +120,14 @@ def stats(x: SparseData) -> TensorStats:
        0     4           2    1     2.0                     3  0.25
        1     3           0    1     1.0                     2  0.17
     """
-    x = drop_labels(x)
-    if isinstance(x, FlycooTensor):
-        (coords, values), num_duplicates, device = x.nonzeros(), 0, x.device
-    else:
-        if not is_raw_sparse(x):
-            raise not_sparse_error(x)
-        device, coo = None, x if hasattr(x, "coords") else x.asformat("coo")
-        check_fill_value(coo.fill_value)
-        coords, values = coo.coords, check_values(coo.data, coo.coords.shape[1])
-        check_inside(coords, x.shape)
-        check_finite(values)
-        *_, starts = group_cells(coords, values, x.shape, select_engine("cpu"))
-        num_duplicates = values.size - starts.size
-    estimate = partial(estimate_memory, x.shape, values.size, dtype=values.dtype, device=device)
+    x = as_flycoo(x, check_coords=True)
+    coords, _ = x.nonzeros()
+    estimate = partial(estimate_memory, x.shape, x.nnz, dtype=x.dtype, device=x.device)
     return TensorStats(
-        shape=tuple(x.shape),
-        dtype=values.dtype,
-        nnz=values.size,
-        density=values.size / math.prod(x.shape),
-        num_duplicates=num_duplicates,
-        num_zeros=values.size - int(np.count_nonzero(values)),
+        shape=x.shape,
+        dtype=x.dtype,
+        nnz=x.nnz,
+        density=x.density,
         modes=tuple(_describe_mode(*mode) for mode in zip(coords, x.shape, strict=True)),
         nbytes={name: estimate(layout=name).nbytes for name in LAYOUTS},
     )
