@@ -30,19 +30,19 @@ _TRIED_NBYTES = 2**16
 
 
 @contextlib.contextmanager
-def open_text(path: FilePath) -> Iterator[tuple[Read, Callable[[], int]]]:
-    """Yield a function that reads a file, decompressed, and one that counts bytes read on disk."""
+def open_text(path: FilePath) -> Iterator[Read]:
+    """Yield a function that reads a file, decompressed."""
     path = Path(path)
     with open(path, "rb") as raw:
         if path.suffix not in _COMPRESSED:
-            yield raw.read, raw.tell
+            yield raw.read
             return
         module = _import_compression(path.suffix)
         is_gzip = path.suffix == ".gz"
         errors = (module.BadGzipFile, zlib.error) if is_gzip else (module.ZstdError,)
         try:
             with module.open(raw, "rb") as file:
-                yield _cap(path, file.read, os.fstat(raw.fileno()).st_size), raw.tell
+                yield _cap(path, file.read, os.fstat(raw.fileno()).st_size)
         except EOFError as error:
             raise ValueError(f"{path} is truncated: {error}") from None
         except errors as error:

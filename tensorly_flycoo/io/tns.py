@@ -1,6 +1,6 @@
 """Read and write tensors as text: FROSTT's .tns files, with one line per nonzero."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,6 @@ def read_tns(
     *,
     shape: Iterable[int] | None = None,
     index_base: int = 1,
-    progress: Callable[[int, int], object] | None = None,
     **options: Any,
 ) -> FlycooTensor:
     """Read a tensor from a .tns file; each line holds the indices of one nonzero and its value.
@@ -40,9 +39,6 @@ def read_tns(
         "matrix"), and a line with the sizes and the number of nonzeros.
     index_base : {1, 0}
         The first index of each mode in the file.
-    progress : callable, optional
-        Called as ``progress(nbytes, total_nbytes)`` with the bytes of the file read so far and the
-        file's size.
     **options
         ``dtype`` (by default float64), ``layout`` and ``device`` of `FlycooTensor`.
 
@@ -96,20 +92,17 @@ def read_tns(
     """
     index_base = check_index_base(index_base)
     shape = None if shape is None else check_shape(shape)
-    return FlycooTensor(*read_nonzeros(path, shape, index_base, progress), **options)
+    return FlycooTensor(*read_nonzeros(path, shape, index_base), **options)
 
 
 def read_nonzeros(
-    path: FilePath,
-    shape: tuple[int, ...] | None,
-    index_base: int,
-    progress: Callable[[int, int], object] | None,
+    path: FilePath, shape: tuple[int, ...] | None, index_base: int
 ) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
     """Return coords (ndim, nnz), values (nnz,) and shape of a .tns file; see `read_tns`."""
     from .tns_parsing import TnsParser
 
     parser = TnsParser(path, shape, index_base)
-    parsed, shape = list(parser.iterate(progress)), parser.shape
+    parsed, shape = list(parser.iterate()), parser.shape
     if shape is None:
         raise ValueError(f"{path} has no nonzeros and no header with a shape: give shape=")
     coords = [np.empty((0, len(shape)), np.int64)] + [c for c, _ in parsed if c.size]

@@ -8,7 +8,7 @@ import math
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -139,21 +139,16 @@ class TnsParser:
             return self._shape
         return tuple(int(index) + 1 for index in self._largest)
 
-    def iterate(
-        self, progress: Callable[[int, int], object] | None = None
-    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def iterate(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield coords (nnz, ndim) and values (nnz,) of blocks; the next is read meanwhile."""
-        nbytes = os.path.getsize(self._path)
-        if nbytes > BLOCK_NBYTES and not _HAS_PYARROW:
+        if os.path.getsize(self._path) > BLOCK_NBYTES and not _HAS_PYARROW:
             _logger.warning("%s is read several times as fast if pyarrow is installed", self._path)
-        with open_text(self._path) as (read, tell), ThreadPoolExecutor(1) as pool:
+        with open_text(self._path) as read, ThreadPoolExecutor(1) as pool:
             blocks = iterate_blocks(read)
             ahead = pool.submit(next, blocks, None)
             while (block := ahead.result()) is not None:
                 ahead = pool.submit(next, blocks, None)
                 yield self.parse(block)
-                if progress is not None:
-                    progress(tell(), nbytes)
         if self._announced not in (None, self._nnz):
             raise ValueError(
                 f"{self._path}, header: {self._announced} nonzeros, expected {self._nnz}, as many "

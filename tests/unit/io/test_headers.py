@@ -240,11 +240,11 @@ TEXTS = {
 def test_text(text, tmp_path):
     path = tmp_path / "x.tns"
     path.write_text("4 5 1.5\n")
-    read_nonzeros(path, None, 1, None)
+    read_nonzeros(path, None, 1)
     right = [*([2] if "sptensor" in text else []), 4, 5, *([1] if text.count("{}") > 2 else [])]
     for n, other in itertools.product(range(len(right)), [0, -1, 2**31, 10**18, 10**30, 1.5, "x"]):
         path.write_text(text.format(*right[:n], other, *right[n + 1 :]) + "\n4 5 1.5\n")
         is_size = 0 <= n - ("sptensor" in text) < 2
-        assert is_refused(lambda path: read_nonzeros(path, None, 1, None), path) != (
+        assert is_refused(lambda path: read_nonzeros(path, None, 1), path) != (
             is_size and other == 2**31
         ), (n, other)

@@ -137,7 +137,7 @@ def test_index_beyond_any_shape(tmp_path):
     with pytest.raises(ValueError, match=r"line 1: index 4294967297 .*: modes end at 2\*\*32"):
         read_tns(write(tmp_path, f"{2**32 + 1} 1 1\n"))
     path = write(tmp_path, f"{2**32} 1 1\n")
-    assert tns.read_nonzeros(path, None, 1, None)[2] == (2**32, 1)
+    assert tns.read_nonzeros(path, None, 1)[2] == (2**32, 1)
 
 
 def test_long_lines_are_cut_in_errors(tmp_path):
@@ -208,8 +208,8 @@ def test_too_many_modes_for_a_file(tmp_path, header):
     path = write(tmp_path, f"{header}{'1 ' * 65}2.0\n")
     with pytest.raises(ValueError, match=r"x\.tns, header: 65 modes, expected at most 64"):
         read_tns(path)
-    assert tns.read_nonzeros(path, (2,) * 65, 1, None)[0].shape == (65, 1)
-    assert tns.read_nonzeros(write(tmp_path, f"{'1 ' * 64}2.0\n"), None, 1, None)[1] == [2.0]
+    assert tns.read_nonzeros(path, (2,) * 65, 1)[0].shape == (65, 1)
+    assert tns.read_nonzeros(write(tmp_path, f"{'1 ' * 64}2.0\n"), None, 1)[1] == [2.0]
 
 
 def test_arguments(tmp_path):
@@ -239,7 +239,7 @@ def test_arguments(tmp_path):
 
 def read_values(tmp_path, tokens):
     path = write(tmp_path, "".join(f"{i} {t}\n" for i, t in enumerate(tokens, 1)))
-    return tns.read_nonzeros(path, None, 1, None)[1]
+    return tns.read_nonzeros(path, None, 1)[1]
 
 
 def assert_same_bits(values, tokens):
@@ -303,7 +303,7 @@ def write_many(tmp_path, many):
 @pytest.mark.usefixtures("reader")
 def test_blocks(tmp_path, monkeypatch, many, block_nbytes):
     monkeypatch.setattr(tns_parsing.iterate_blocks, "__defaults__", (block_nbytes,))
-    coords, values, shape = tns.read_nonzeros(write_many(tmp_path, many), None, 1, None)
+    coords, values, shape = tns.read_nonzeros(write_many(tmp_path, many), None, 1)
     np.testing.assert_array_equal(coords, many[0])
     np.testing.assert_array_equal(values, many[1])
     assert shape == (50, 60, 70)
@@ -319,18 +319,8 @@ def test_a_large_file_without_pyarrow_says_what_would_be_faster(tmp_path, monkey
     assert "x.tns is read several times as fast if pyarrow is installed" in caplog.text
 
 
-def test_progress(tmp_path, monkeypatch, many):
-    monkeypatch.setattr(tns_parsing.iterate_blocks, "__defaults__", (10**4,))
-    path, calls = write_many(tmp_path, many), []
-    read_tns(path, progress=lambda *call: calls.append(call))
-    done, totals = zip(*calls, strict=True)
-    assert list(done) == sorted(done)
-    assert len(calls) > 5
-    assert set(totals) == {path.stat().st_size} == {done[-1]}
-
-
 @pytest.mark.parametrize("name", ["x.tns", "x.tns.gz"])
-def test_an_exception_in_progress(tmp_path, monkeypatch, name):
+def test_an_exception_while_reading(tmp_path, monkeypatch, name):
     """It propagates, and leaves neither a reading thread nor an array behind."""
     monkeypatch.setattr(tns_parsing.iterate_blocks, "__defaults__", (16,))
     x, held = FlycooTensor([[0, 3], [1, 0]], [0.5, 3.0], (4, 2), device="cpu"), []
@@ -341,15 +331,13 @@ def test_an_exception_in_progress(tmp_path, monkeypatch, name):
     def watch(parser, block):
         coords, values = parse(parser, block)
         held.append(weakref.ref(values))
-        return coords, values
-
-    def fail(nbytes, total_nbytes):
         if len(held) == 2:
             raise RuntimeError("simulated")
+        return coords, values
 
     monkeypatch.setattr(tns_parsing.TnsParser, "parse", watch)
     with pytest.raises(RuntimeError, match="simulated"):
-        read_tns(tmp_path / name, progress=fail)
+        read_tns(tmp_path / name)
     gc.collect()
     assert [values() for values in held] == [None, None]
     assert threading.active_count() == num_threads
