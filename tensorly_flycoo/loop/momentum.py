@@ -15,8 +15,8 @@ from .initial_guess import spread_factors
 #: What `linesearch=` is called for momentum.
 NESTEROV = "nesterov"
 
-#: The most rounding of an error's square, relative to the tensor's, from where steps are taken. With
-#: 5e-4 errors rose by up to .009 (kinships, rank 25, float32); with 1e-4 they fell no faster.
+#: The most rounding of an error's square, relative to the tensor's, with which steps are taken.
+#: With 5e-4 errors rose by up to .009 (kinships, rank 25, float32); with 1e-4 they fell slower.
 _MAX_ROUNDING = 2e-4
 
 
