@@ -21,6 +21,7 @@ from .free_memory import count_free_nbytes
 from .imputing import CpuEntries
 from .primitives import CpuPrimitives
 from .records import Fields, Storage, Tiles, list_places, locate
+from .segments import find_segments, mttkrp_segments
 
 #: Nonzeros of a tile, and of a bucket (128 KB of 16-byte records: it stays in a core's L2 cache
 #: while records are pulled out of it). Measured on a Xeon with 1 MB of L2.
@@ -70,13 +71,17 @@ class CpuEngine(CpuPrimitives, Engine):
             if step.records.shape[0] == 0:
                 out[...] = 0
                 return
+            segments = find_segments(layout, step, mode, arrays)
+            loop = mttkrp_segments if segments else mttkrp.mttkrp_tiles
             if self.is_logging():
-                used = {"kernel": "mttkrp_tiles", "num_lanes": num_lanes}
+                used = {"kernel": loop.__name__, "num_lanes": num_lanes}
                 self.log("mttkrp", layout.name, mode=mode, **used)
             operands = (arrays, out, partial_rows)
             arguments = _gather_arguments(layout, step, mode, operands, num_lanes)
-            work_ns = _estimate_ns(layout, step, out)
-            threads.launch(mttkrp.mttkrp_tiles, carry_rows.size, *arguments, work_ns=work_ns)
+            work_ns, count = _estimate_ns(layout, step, out), carry_rows.size
+            if segments:
+                count, arguments = segments.starts.size - 1, (segments, *arguments)
+            threads.launch(loop, count, *arguments, work_ns=work_ns)
             mttkrp.add_partial_rows(carry_rows, partial_rows, out)
             if weights is not None:
                 np.multiply(out, weights, out=out)
