@@ -77,7 +77,7 @@ class CpuEngine(CpuPrimitives, Engine):
                 used = {"kernel": loop.__name__, "num_lanes": num_lanes}
                 self.log("mttkrp", layout.name, mode=mode, **used)
             operands = (arrays, out, partial_rows)
-            arguments = _gather_arguments(layout, step, mode, operands, num_lanes)
+            arguments: Any = _gather_arguments(layout, step, mode, operands, num_lanes)
             work_ns, count = _estimate_ns(layout, step, out), carry_rows.size
             if segments:
                 count, arguments = segments.starts.size - 1, (segments, *arguments)
