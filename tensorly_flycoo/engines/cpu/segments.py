@@ -22,7 +22,7 @@ from .mttkrp import add_multiple, add_product, advance, fill_row, point_at_row, 
 from .records import Storage, Tiles, clear_empty_rows, prefetch_record, read_row, read_rows
 
 #: The smallest L2 cache for which blocks, which fill half of it, are worth it. Measured on factors
-#: of 4 MB: a Xeon with 2 MB is 1.7 times faster; an EPYC with 1 MB, whose L3 is faster, is slower.
+#: of 4 MB: 1.2 to 2 times faster on a Xeon with 2 MB, slower on an EPYC with 1 MB and a faster L3.
 _LEAST_CACHE_NBYTES = 2**21
 
 #: The fewest nonzeros of a row in a block, and for each row of the factor, on average.
