@@ -143,10 +143,10 @@ class TnsParser:
         self, progress: Callable[[int, int], object] | None = None
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield coords (nnz, ndim) and values (nnz,) of blocks; the next is read meanwhile."""
-        nbytes = os.path.getsize(self._path)
-        if nbytes > BLOCK_NBYTES and not _HAS_PYARROW:
-            _logger.warning("%s is read several times as fast if pyarrow is installed", self._path)
-        with open_text(self._path) as (read, tell), ThreadPoolExecutor(1) as pool:
+        with open_text(self._path) as (read, tell, nbytes), ThreadPoolExecutor(1) as pool:
+            if nbytes > BLOCK_NBYTES and not _HAS_PYARROW:
+                text = "%s is read several times as fast if pyarrow is installed"
+                _logger.warning(text, self._path)
             blocks = iterate_blocks(read)
             ahead = pool.submit(next, blocks, None)
             while (block := ahead.result()) is not None:
