@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import copyreg
 import pickle
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 import cloudpickle
@@ -130,37 +131,37 @@ class Message:
     wanted: list[int]  # the keys of what the reply brings
 
 
-class Reply(NamedTuple):
+@dataclass(frozen=True)
+class Reply:
     """A worker's answer to a message: values, or an error."""
 
-    values: Sequence[Any] = ()
+    values: list[Any] = field(default_factory=list)
     error: Exception | None = None
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _reduce(self)
 
-
-class Parcel(NamedTuple):
+@dataclass(frozen=True)
+class Parcel:
     """Arrays that a worker sends to another one, by their keys there."""
 
     epoch: int
     arrays: dict[int, np.ndarray]
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _reduce(self)
-
 
 def _reduce(x: Reply | Parcel) -> tuple[Any, ...]:
     """Pickle small arrays in one piece: Dask takes longer to send one that comes apart."""
-    arrays: list[pickle.PickleBuffer] = []
-    pickle.dumps(tuple(x), 5, buffer_callback=arrays.append)
+    fields, arrays = tuple(vars(x).values()), list[pickle.PickleBuffer]()
+    pickle.dumps(fields, 5, buffer_callback=arrays.append)
     if sum(array.raw().nbytes for array in arrays) > _SMALL_NBYTES:
-        return type(x), tuple(x)
-    return _restore, (type(x), pickle.dumps(tuple(x), 5))
+        return type(x), fields
+    return _restore, (type(x), pickle.dumps(fields, 5))
 
 
 def _restore(kind: type, pickled: bytes) -> Any:
     return kind(*pickle.loads(pickled))
+
+
+copyreg.pickle(Reply, _reduce)
+copyreg.pickle(Parcel, _reduce)
 
 
 class Peer(NamedTuple):

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from distributed import Client, Future
@@ -87,6 +87,19 @@ def wait_for(
         traceback.clear_frames(errors[0].__traceback__)  # which hold it, and workers
         raise errors.pop()  # so that this frame does not
     return result
+
+
+def check_limits(client: Client, needs: Mapping[str, int], what: str) -> None:
+    """Refuse what surely does not fit the memory limits of workers, before anything is read."""
+    known = client.scheduler_info(n_workers=-1)["workers"]
+    for address, need in needs.items():
+        limit = known.get(address, {}).get("memory_limit") or need
+        if need > limit:
+            raise MemoryError(
+                f"worker {address} needs {format_nbytes(need)} for {what}, but its memory limit is "
+                f"{format_nbytes(limit)}: give workers more memory, start more of them, or name "
+                "others by workers="
+            )
 
 
 def wait_for_tasks(

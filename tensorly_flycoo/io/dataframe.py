@@ -196,8 +196,8 @@ def read_rows(
 def refuse_zeros(numbers: np.ndarray, values: str | None, hint: str = "") -> None:
     if num_zeros := numbers.size - np.count_nonzero(numbers):
         raise ValueError(
-            f"{num_zeros} of {numbers.size} values of column {values!r} are 0: pass zeros=\"drop\" "
-            f"if cells without a row are 0 too{hint}"
+            f"{num_zeros} of {numbers.size} values of column {values!r} are 0: pass "
+            f'zeros="drop" if cells without a row are 0 too{hint}'
         )
 
 

@@ -110,7 +110,8 @@ def read_nonzeros(
     """Return coords (ndim, nnz), values (nnz,) and shape of a .tns file; see `read_tns`."""
     from .tns_parsing import TnsParser
 
-    parsed, shapes = [], []
+    parsed: list[tuple[np.ndarray, np.ndarray]] = []
+    shapes: list[tuple[int, ...]] = []
     for name in list_files(path):
         parser = TnsParser(name, shape, index_base)
         parsed += parser.iterate(progress)
