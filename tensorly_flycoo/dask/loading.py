@@ -24,9 +24,9 @@ from .cluster_layout import (
 from .partitions import ParquetPart, Summary, keep_partition
 from .waiting import check_limits, wait_for_tasks
 
-#: The most nonzeros of a slab, by default, and the fewest slabs: results depend on their number, so
-#: it depends on the data only.
-_SLAB_NNZ, _FEWEST_SLABS = 2**25, 8
+#: The most nonzeros of a slab, by default, and the least if there are fewer than 8: each slab takes
+#: commands. Results depend on the number of slabs, so it depends on the data only.
+_MOST_NNZ, _LEAST_NNZ = 2**25, 2**17
 
 
 @dataclass
@@ -55,7 +55,7 @@ class PartitionedData:
             needs = {worker.address: share for worker in workers}
             check_limits(client, needs, f"its share of {num_rows:,} rows")
         nnz, shape, dtype, self.labels = self._read(cluster)
-        num_slabs = self.num_slabs or max(_FEWEST_SLABS, -(-nnz // _SLAB_NNZ))
+        num_slabs = self.num_slabs or max(2, min(8, nnz // _LEAST_NNZ), -(-nnz // _MOST_NNZ))
         sizes = (shape, dtype, num_slabs, self.layout, self.labels)
         return ClusterBuilder(cluster, *sizes).distribute()
 

@@ -54,8 +54,9 @@ def read_parquet(
         Whether a row whose value is 0 is an error, or left out, since cells without a row are 0
         too. Cells whose values add up to 0 are not stored.
     slabs : int, optional
-        As of `FlycooTensor`; by default one for each 2**25 rows, but at least 8. Results depend on
-        it. Workers beyond this number hold nothing.
+        As of `FlycooTensor`; by default one for each 2**25 rows, but at least 8, or with fewer than
+        2**20 rows one for each 2**17, but at least 2. Results depend on it. Workers beyond this
+        number hold nothing.
     dtype, layout, device
         As of `FlycooTensor`, on each worker.
     client : distributed.Client, optional
@@ -76,9 +77,9 @@ def read_parquet(
         If `from_dataframe` refuses the entries or values, a column has entries of several kinds,
         or `indices` is given and a column does not hold integers.
     ValueError
-        If a column is missing, an entry or a value is, a value is 0, an index is negative or too large, times are
-        of several zones, there are no rows, or another argument is not as described; or there is
-        no client.
+        If a column is missing, an entry or a value is, a value is 0, an index is negative or too
+        large, times are of several zones, there are no rows, or another argument is not as
+        described; or there is no client.
     MemoryError
         If a worker has too little memory. The cluster can be used afterwards.
     WorkerLost
@@ -126,8 +127,8 @@ def from_dask_dataframe(
     modes, values
         As of `read_parquet`.
     **options
-        ``indices``, ``missing``, ``zeros``, ``slabs``, ``dtype``, ``layout``, ``client``, ``workers`` and
-        ``device`` of `read_parquet`.
+        ``indices``, ``missing``, ``zeros``, ``slabs``, ``dtype``, ``layout``, ``client``,
+        ``workers`` and ``device`` of `read_parquet`.
 
     Returns
     -------

@@ -5,7 +5,6 @@ import importlib.util
 import io
 import logging
 import math
-import os
 import re
 import warnings
 from collections.abc import Callable, Iterator
