@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,13 +90,10 @@ class SlabSource:
         num_slabs = len(self.index.entries)
         workers = workers[:num_slabs]
         homes = dict(enumerate(assign_homes(num_slabs, len(workers))))
-        if not workers[0].gpus.uuids:
-            sizes: dict[str, list[int]] = defaultdict(list)
-            for number, entry in enumerate(self.index.entries):
-                sizes[workers[homes[number]].address].append(entry.nbytes)
-            count = sum if self.keep == "device" else max  # mapped ones are used one by one
-            needs = {address: count(own) for address, own in sizes.items()}
-            check_limits(client, needs, "its slabs")
+        if not workers[0].gpus.uuids:  # mapped slabs are used one by one
+            nbytes = [entry.nbytes for entry in self.index.entries]
+            share = max(nbytes) if self.keep == "file" else sum(nbytes) // len(workers)
+            check_limits(client, [worker.address for worker in workers], share, "its slabs")
         return self._load_missing(client, workers, homes, {})
 
     def restore(self, client: Client, workers: Workers, layout: ClusterLayout) -> ClusterLayout:

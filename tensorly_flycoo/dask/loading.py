@@ -52,8 +52,8 @@ class PartitionedData:
         num_rows = sum(part.num_rows for part in self.parts if isinstance(part, ParquetPart))
         if num_rows:  # a share is held twice: as it is read, and as records for others
             share = 2 * (4 * len(self.reader.modes) + 8) * num_rows // len(workers)
-            needs = {worker.address: share for worker in workers}
-            check_limits(client, needs, f"its share of {num_rows:,} rows")
+            addresses = [worker.address for worker in workers]
+            check_limits(client, addresses, share, f"its share of {num_rows:,} rows")
         nnz, shape, dtype, self.labels = self._read(cluster)
         num_slabs = self.num_slabs or max(2, min(8, nnz // _LEAST_NNZ), -(-nnz // _MOST_NNZ))
         sizes = (shape, dtype, num_slabs, self.layout, self.labels)

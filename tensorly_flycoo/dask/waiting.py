@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from distributed import Client, Future
@@ -89,15 +89,15 @@ def wait_for(
     return result
 
 
-def check_limits(client: Client, needs: Mapping[str, int], what: str) -> None:
-    """Refuse what surely does not fit the memory limits of workers, before anything is read."""
+def check_limits(client: Client, addresses: Sequence[str], nbytes: int, what: str) -> None:
+    """Refuse what surely does not fit workers' memory limits, before anything is read."""
     known = client.scheduler_info(n_workers=-1)["workers"]
-    for address, need in needs.items():
-        limit = known.get(address, {}).get("memory_limit") or need
-        if need > limit:
+    for address in addresses:
+        limit = known.get(address, {}).get("memory_limit") or nbytes
+        if nbytes > limit:
             raise MemoryError(
-                f"worker {address} needs {format_nbytes(need)} for {what}, but its memory limit is "
-                f"{format_nbytes(limit)}: give workers more memory, start more of them, or name "
+                f"worker {address} needs {format_nbytes(nbytes)} for {what}, but its memory limit "
+                f"is {format_nbytes(limit)}: give workers more memory, start more of them, or name "
                 "others by workers="
             )
 

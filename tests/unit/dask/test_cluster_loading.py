@@ -22,6 +22,7 @@ from tensorly_flycoo import (
     write_tns,
 )
 from tensorly_flycoo import open_slabs as open_here
+from tensorly_flycoo.base.reporting import listen
 from tensorly_flycoo.dask import (
     WorkerLost,
     cluster_layout,
@@ -80,7 +81,13 @@ def check_same(found, expected):
 @pytest.mark.parametrize(("values", "count"), [("price", 1), ("price", 3), (None, 2)])
 def test_parquet(client, addresses, table, files, values, count):
     expected = from_dataframe(table, MODES, values, slabs=4)
-    found = read_parquet(files, MODES, values, slabs=4, client=client, workers=addresses[:count])
+    options, stages = {"client": client, "workers": addresses[:count]}, []
+    with listen(stages.append):
+        found = read_parquet(files, MODES, values, slabs=4, **options)
+    assert stages == [
+        f"reading 3 parts on {count} workers",
+        "exchanging and sorting nonzeros for 4 slabs",
+    ]
     assert isinstance(found, LabelledTensor)
     assert found.tensor.workers == tuple(addresses[:count])
     for name in MODES:
