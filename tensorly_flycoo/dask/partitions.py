@@ -17,7 +17,7 @@ from ..io.dataframe import (
     read_rows,
     refuse_zeros,
 )
-from ..io.entries import ColumnLabels
+from ..io.entries import ColumnLabels, require_pyarrow
 from ..io.parts import Reading, name_errors
 from ..io.places import list_files, open_parquet
 
@@ -129,6 +129,8 @@ def keep_partition(part: Any, number: int, reader: Any, actor_keys: dict[str, st
     file = part if isinstance(part, str) else getattr(part, "path", "")
     with name_errors(f"partition {number}{file and f' of {file}'}"):
         partition = reader(part)
+    if isinstance(reader, TableReader):  # else Arrow keeps more memory than the partition takes
+        require_pyarrow().default_memory_pool().release_unused()
     actor: Any = worker.state.actors[actor_keys[worker.address]]
     actor.keep(number, partition)
     values, shape = partition.values, partition.shape

@@ -1,13 +1,17 @@
 """What tasks read on workers, called here: files of folders, and columns."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import fsspec
 import numpy as np
 import pandas as pd
+import psutil
+import pyarrow
 import pytest
 
-from tensorly_flycoo.dask.partitions import TableReader, list_parquet_parts
+from tensorly_flycoo.dask import partitions
+from tensorly_flycoo.dask.partitions import TableReader, keep_partition, list_parquet_parts
 from tensorly_flycoo.io.places import list_files, open_file
 
 MODES = ("a", "b")
@@ -115,6 +119,25 @@ def test_names_of_folders_are_columns(tmp_path, table):
     found = [reader(part) for part in list_parquet_parts(tmp_path, reader)]
     labels = [[own.entries.tolist() for own in part.entries] for part in found]
     assert labels == [[[12], ["a"], [1]], [[3], ["a"], [2]], [[3], ["b"], [0]]]
+
+
+def test_memory_of_the_table_is_given_back(tmp_path, monkeypatch):
+    kept = []
+    actor = SimpleNamespace(keep=lambda _, partition: kept.append(partition))
+    worker = SimpleNamespace(address="here", state=SimpleNamespace(actors={"key": actor}))
+    monkeypatch.setattr(partitions, "get_worker", lambda: worker)
+    reader = make_reader(are_indices=True)
+    for size in (2, 2**22):  # what is loaded for the first one stays
+        columns = np.arange(size), np.arange(size)[::-1], np.random.default_rng(0).random(size)
+        table = dict(zip("abn", columns, strict=True))
+        pd.DataFrame(table).to_parquet(tmp_path / "x.parquet", row_group_size=2**19)
+        pyarrow.default_memory_pool().release_unused()
+        before = psutil.Process().memory_info().rss
+        for part in list_parquet_parts(tmp_path, reader):
+            keep_partition(part, 0, reader, {"here": "key"})
+        grown = psutil.Process().memory_info().rss - before
+    assert sum(own.coords.nbytes + own.values.nbytes for own in kept) > 16 * size
+    assert grown < 24 * size
 
 
 def test_zeros_are_refused_as_in_one_process(table):
