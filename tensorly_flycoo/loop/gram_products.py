@@ -130,7 +130,8 @@ class GramProduct:
         is_product = type(other) is GramProduct
         grams = self.grams + other.grams if is_product else self.grams
         added = other.scales if is_product else _as_scales(other, self)
-        if added and not is_product and self._memory is not None and self._memory.has_unit_weights:
+        are_weights = added and not is_product and other.shape != self.shape
+        if are_weights and self._memory is not None and self._memory.has_unit_weights:
             return self
         scales = self.scales + added
         fits = len(grams) <= self._kernels.MAX_GRAMS and len(scales) <= self._kernels.MAX_SCALES

@@ -162,6 +162,18 @@ def test_too_many_factors_turn_it_into_an_array(kernels):
     assert isinstance(product * scale * scale * scale * scale, np.ndarray)
 
 
+@pytest.mark.parametrize("rank", [1, 4])
+def test_only_weights_are_left_out_where_they_are_one(kernels, rank):
+    """Gram matrices that no kernel suits are arrays too; a cluster's are never left out."""
+    memory = GramMemory()
+    memory.has_unit_weights = True
+    product = gram_products.start_product(memory, rank, np.float32, True)
+    gram = draw((rank, rank), seed=2)
+    ones = np.ones(rank, np.float32)
+    for found in (product * gram, gram * product, ones[:, None] * (product * gram) * ones[None]):
+        np.testing.assert_array_equal(found.to_array(), gram)
+
+
 def test_functions_and_methods_see_an_array(kernels):
     product = GramProduct.of(draw((9, 4)))
     assert np.linalg.norm(product) == pytest.approx(np.linalg.norm(product.to_array()))
