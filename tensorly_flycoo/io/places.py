@@ -1,13 +1,15 @@
 """Find and open the files that a path, a URL, a folder or a pattern names: here, or by fsspec."""
 
-import glob
 import os
+import re
 from collections.abc import Iterable
 from typing import IO, Any, TypeAlias
 
 from ..base.checks import require
 
 FilePath: TypeAlias = str | os.PathLike[str]
+
+_find_magic = re.compile("[*?[]").search  # of patterns
 
 
 def list_files(paths: FilePath | Iterable[FilePath]) -> list[str]:
@@ -18,12 +20,12 @@ def list_files(paths: FilePath | Iterable[FilePath]) -> list[str]:
     found: list[str] = []
     for path in [paths] if isinstance(paths, str | os.PathLike) else paths:
         one = os.path.expanduser(os.fspath(path))
-        is_plain = not (_is_url(one) or glob.has_magic(one) or os.path.isdir(one))
+        is_plain = not (_is_url(one) or _find_magic(one) or os.path.isdir(one))
         if is_plain or os.path.isfile(one):
             found.append(os.path.abspath(one))
             continue
         system, place = _find_system(one)
-        is_pattern = glob.has_magic(place) and not system.exists(place)
+        is_pattern = _find_magic(place) and not system.exists(place)
         for named in sorted(system.glob(place)) if is_pattern else [place]:
             inner = system.find(named) if system.isdir(named) else [named]
             inner = [name for name in inner if not _is_hidden(name.removeprefix(named))]

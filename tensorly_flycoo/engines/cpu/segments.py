@@ -28,6 +28,9 @@ _LEAST_CACHE_NBYTES = 2**21
 #: The fewest nonzeros of a row in a block, and for each row of the factor, on average.
 _LEAST_NONZEROS = 16
 
+#: The fewest nonzeros of a tensor: smaller ones, which Python slows down, are not looked at.
+LEAST_NNZ = 2**17
+
 #: The most nonzeros of a window: the more, the more often a block is read while it is cached.
 _WINDOW_SIZE = 2**18
 

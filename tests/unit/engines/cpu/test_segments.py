@@ -11,6 +11,7 @@ from tensorly_flycoo.engines.cpu import engine, segments
 def small_cache(monkeypatch):
     """Let a cache of 1 KB count as one that is worth blocks, and windows hold two tiles."""
     monkeypatch.setattr(engine, "TILE_SIZE", 64)
+    monkeypatch.setattr(engine, "LEAST_NNZ", 0)
     monkeypatch.setattr(segments, "_LEAST_CACHE_NBYTES", 2**10)
     monkeypatch.setattr(segments, "_count_cache_nbytes", lambda: 2**10)
     monkeypatch.setattr(segments, "_LEAST_NONZEROS", 0)
