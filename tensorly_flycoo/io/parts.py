@@ -19,7 +19,6 @@ from ..base.checks import (
     check_values,
 )
 from ..tensor.coo_cache import SparseData, as_flycoo, is_sparse
-from ..tensor.labelled import refuse_labels
 from ..tensor.pieces import list_pieces
 from .dataframe import check_columns, read_indices, read_values
 from .files import FilePath
@@ -77,7 +76,6 @@ class Reading(NamedTuple):
     def iterate(self, parts: Parts) -> Iterator[Block]:
         """Yield the nonzeros of all parts, in their order."""
         if is_sparse(parts):
-            refuse_labels(parts)
             x = as_flycoo(parts)
             for piece in list_pieces(x._layout, x._engine.xp):
                 for coords, values in piece.iterate_nonzeros(BLOCK_NNZ):

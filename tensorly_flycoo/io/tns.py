@@ -7,7 +7,7 @@ import numpy as np
 
 from ..base.checks import check_index_base, check_shape
 from ..tensor.coo_cache import SparseData, as_flycoo
-from ..tensor.labelled import refuse_labels
+from ..tensor.labelled import LabelledTensor
 from ..tensor.tensor import FlycooTensor
 from .files import replace_text
 from .parts import Block, Reading, join_blocks
@@ -154,7 +154,8 @@ def write_tns(path: FilePath, x: SparseData, *, index_base: int = 1) -> None:
     <BLANKLINE>
     """
     index_base = check_index_base(index_base)
-    refuse_labels(x)
+    if isinstance(x, LabelledTensor):
+        raise TypeError("x is a LabelledTensor, whose labels the file would lose: pass x.tensor")
     x = as_flycoo(x)
     shape, (coords, values) = x.shape, x.nonzeros()
     template = "%d " * len(shape) + "%r\n"
