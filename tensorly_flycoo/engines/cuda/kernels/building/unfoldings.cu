@@ -10,8 +10,8 @@
 //   fill_columns: fills a dense block with the columns `first` to `last` - 1, transposed.
 //   add_diagonal: adds to the diagonal of a matrix.
 //
-// Mapping: a thread has one nonzero, row or element, and every num_threads-th after it. In
-//   `list_shared` a block has ENTRIES_PER_BLOCK neighbouring nonzeros.
+// Mapping: a thread has one nonzero, row or element. In `list_shared` a block has
+//   ENTRIES_PER_BLOCK neighbouring nonzeros.
 // Preconditions (the engine's). Of squares: the sum of all is at most 1 after division by `scale`,
 //   a power of two; `parts` held zeros; `rows` of `add_signs` and `exclude_keys` ascend strictly.
 //   Of `list_shared`: if `coords` is null, `starts` receives a block's counts of entries and of
@@ -53,7 +53,7 @@ extern "C" __global__ void sum_single_squares(long long nnz, const bool* is_firs
                                               double scale, long long num_rows,
                                               long long num_copies, unsigned long long* parts)
 {
-    for_own_items(nnz, [=](long long i) {
+    for_own_item(nnz, [=](long long i) {
         if (!is_first[i] || !is_first[i + 1]) return;
         const long long copy = i % num_copies, sign = values[i] < 0;
         unsigned long long* high = parts + (2 * copy + sign) * 2 * num_rows + rows[i];
@@ -66,7 +66,7 @@ extern "C" __global__ void sum_single_squares(long long nnz, const bool* is_firs
 extern "C" __global__ void add_parts(long long count, long long num_rows, long long num_copies,
                                      const unsigned long long* parts, double* squares)
 {
-    for_own_items(count, [=](long long i) {
+    for_own_item(count, [=](long long i) {
         unsigned long long high = 0, low = 0;
         const unsigned long long* part = parts + 2 * (i / num_rows) * num_rows + i % num_rows;
         for (long long copy = 0; copy < num_copies; ++copy, part += 4 * num_rows) {
@@ -80,7 +80,7 @@ extern "C" __global__ void add_parts(long long count, long long num_rows, long l
 extern "C" __global__ void add_signs(long long count, const long long* rows, long long num_rows,
                                      const double* squares, double* sums)
 {
-    for_own_items(count, [=](long long i) {
+    for_own_item(count, [=](long long i) {
         sums[i] = squares[rows[i]] + squares[num_rows + rows[i]];
     });
 }
@@ -89,7 +89,7 @@ extern "C" __global__ void add_signs(long long count, const long long* rows, lon
 extern "C" __global__ void make_keys(long long num_rows, const double* squares,
                                      unsigned long long* keys)
 {
-    for_own_items(num_rows, [=](long long row) {
+    for_own_item(num_rows, [=](long long row) {
         keys[row] = ~__double_as_longlong(squares[row] + squares[num_rows + row]);
     });
 }
@@ -98,7 +98,7 @@ extern "C" __global__ void make_keys(long long num_rows, const double* squares,
 extern "C" __global__ void exclude_keys(long long count, const long long* rows,
                                         unsigned long long* keys)
 {
-    for_own_items(count, [=](long long i) { keys[rows[i]] = ~0ull; });
+    for_own_item(count, [=](long long i) { keys[rows[i]] = ~0ull; });
 }
 
 // Entries are written to `coords`, (column, slot of the row) of `count` entries, and
@@ -175,7 +175,7 @@ extern "C" __global__ void fill_columns(long long nnz, long long first, long lon
                                         const double* values, double* block)
 {
     const long long begin = find_column(nnz, coords, first), end = find_column(nnz, coords, last);
-    for_own_items(end - begin, [=](long long item) {
+    for_own_item(end - begin, [=](long long item) {
         const long long i = begin + item;
         block[(coords[i] - first) * size + coords[nnz + i]] = values[i];
     });
@@ -184,7 +184,7 @@ extern "C" __global__ void fill_columns(long long nnz, long long first, long lon
 extern "C" __global__ void count_pairs(long long nnz, const long long* columns,
                                        unsigned long long* num_pairs)
 {
-    for_own_items(nnz, [=](long long i) {
+    for_own_item(nnz, [=](long long i) {
         if (i + 1 < nnz && columns[i + 1] == columns[i]) return;
         const unsigned long long count = i + 1 - find_column(i, columns, columns[i]);
         atomicAdd(num_pairs, count * (count + 1) / 2);
@@ -195,7 +195,7 @@ extern "C" __global__ void count_pairs(long long nnz, const long long* columns,
 extern "C" __global__ void add_pairs(long long nnz, long long size, const long long* coords,
                                      const double* values, unsigned long long* parts)
 {
-    for_own_items(nnz, [=](long long i) {
+    for_own_item(nnz, [=](long long i) {
         unsigned long long* high = parts + coords[nnz + i] * size;
         for (long long j = i; j >= 0 && coords[j] == coords[i]; --j) {
             unsigned long long* place = high + coords[nnz + j];
@@ -208,7 +208,7 @@ extern "C" __global__ void add_pairs(long long nnz, long long size, const long l
 extern "C" __global__ void finish_pairs(long long count, long long size,
                                         unsigned long long* parts)
 {
-    for_own_items(count, [=](long long i) {
+    for_own_item(count, [=](long long i) {
         const long long row = i / size, column = i % size;
         if (column > row) return;
         const double sum = read_sum(parts[i], parts[size * size + i]);
@@ -220,5 +220,5 @@ extern "C" __global__ void finish_pairs(long long count, long long size,
 
 extern "C" __global__ void add_diagonal(long long size, const double* diagonal, double* matrix)
 {
-    for_own_items(size, [=](long long i) { matrix[i * (size + 1)] += diagonal[i]; });
+    for_own_item(size, [=](long long i) { matrix[i * (size + 1)] += diagonal[i]; });
 }
