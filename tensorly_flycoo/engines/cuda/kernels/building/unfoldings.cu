@@ -29,6 +29,7 @@
 // MACRO BLOCK_SIZE: threads of a block
 
 #include "items.cuh"
+#include "sums.cuh"
 
 // The high part counts units of 2^-62, the low part units of 2^-93. All squares together are at
 // most 1, so the high parts fit 63 bits and a sign; up to 2^33 low parts fit 64.
@@ -108,13 +109,8 @@ extern "C" __global__ void __launch_bounds__(BLOCK_SIZE)
                 double scale, long long* starts, long long count, bool* is_free,
                 const unsigned* slots, long long* coords, double* shared_values)
 {
-    static_assert(BLOCK_SIZE % 32 == 0, "a block is whole warps");
-    constexpr int num_warps = BLOCK_SIZE / 32;
-    __shared__ int num_entries[num_warps], num_columns[num_warps];
     const long long first = static_cast<long long>(blockIdx.x) * ENTRIES_PER_BLOCK;
     const long long end = min(first + ENTRIES_PER_BLOCK, nnz);
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const unsigned lower_lanes = (1u << lane) - 1;
     starts += 2ll * blockIdx.x;
     long long next_entry = coords ? starts[0] : 0;
     long long next_column = coords ? starts[1] : 0;
@@ -122,31 +118,16 @@ extern "C" __global__ void __launch_bounds__(BLOCK_SIZE)
         const long long i = first + step + threadIdx.x;
         const bool begins = i < end && is_first[i];
         const bool is_shared = i < end && !(begins && is_first[i + 1]);
-        const unsigned entries = __ballot_sync(0xffffffffu, is_shared);
-        const unsigned columns = __ballot_sync(0xffffffffu, is_shared && begins);
-        if (lane == 0) {
-            num_entries[warp] = __popc(entries);
-            num_columns[warp] = __popc(columns);
-        }
-        __syncthreads();
+        const long long place = take_number<BLOCK_SIZE>(is_shared, next_entry);
         // The column of a nonzero is the last one that began, at the latest with itself.
-        long long place = next_entry + __popc(entries & lower_lanes);
-        long long column = next_column + __popc(columns & (lower_lanes | 1u << lane)) - 1;
-        for (int w = 0; w < num_warps; ++w) {
-            if (w < warp) {
-                place += num_entries[w];
-                column += num_columns[w];
-            }
-            next_entry += num_entries[w];
-            next_column += num_columns[w];
-        }
+        const long long column =
+            take_number<BLOCK_SIZE>(is_shared && begins, next_column) - !begins;
         if (is_shared && !coords) is_free[rows[i]] = false;
         if (is_shared && coords) {
             coords[place] = column;
             coords[count + place] = slots[rows[i]];
             shared_values[place] = values[i] / scale;
         }
-        __syncthreads();
     }
     if (!coords && threadIdx.x == 0) {
         starts[0] = next_entry;
