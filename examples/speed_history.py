@@ -151,7 +151,7 @@ def measure(options):
 # The pages.
 
 TITLES = (
-    "tensor", "nonzeros", "rank, dtype", "cores", "iteration, ms", "build, s", "start, s",
+    "tensor", "nonzeros", "rank, dtype", "threads", "iteration, ms", "build, s", "start, s",
     f"call of {NUM_ITERATIONS}, s", "first call of a process, s",
 )  # fmt: skip
 
@@ -198,7 +198,7 @@ def write_newest(machines):
 
 def name_case(row):
     """Name what is comparable over runs."""
-    cores = f", {row['threads']} cores" if row["threads"] else ""
+    cores = f", threads: {row['threads']}" if row["threads"] else ""
     note = ", caches empty" if row["is_cold"] else ""
     return f"{row['tensor']}, {row['nnz'] / 1e6:.1f}M, {row['rank']}, {row['dtype']}{cores}{note}"
 
@@ -224,17 +224,18 @@ def write_history(machines):
 
 
 def draw_history(machines, path):
-    """Draw the whole calls of each machine over its commits, relative to the newest."""
+    """Draw whole calls over commits, relative to the newest, for machines with several runs."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(5 * len(machines), 4), layout="constrained")
-    panels = figure.subplots(1, len(machines), squeeze=False)[0]
-    for axes, (machine, runs) in zip(panels, machines.items(), strict=True):
+    several = {machine: runs for machine, runs in machines.items() if len(runs) > 1}
+    figure = Figure(figsize=(8, 4 * len(several)), layout="constrained")
+    panels = figure.subplots(len(several), 1, squeeze=False)[:, 0]
+    for axes, (machine, runs) in zip(panels, several.items(), strict=True):
         for name, seconds in list_series(runs, "total_s").items():
             axes.plot(np.divide(seconds, seconds[-1]), marker="o", label=name)
         axes.set_xticks(range(len(runs)), [run["commit"] for run in runs])
         axes.set(title=machine, ylabel="a whole call / the newest commit's")
-        axes.legend(fontsize="xx-small")
+        axes.legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
     figure.savefig(path, metadata={"Date": None})
 
 

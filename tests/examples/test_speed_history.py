@@ -43,7 +43,9 @@ def test_runs_become_pages(folders):
     assert "aaaa" not in newest
     cells = [f"{1e3 * run['rows'][0]['iteration_s']:.3g}" for run in runs]
     row = next(
-        line for line in history.splitlines() if line.startswith("| uber, 0.0M, 3, float64, 1")
+        line
+        for line in history.splitlines()
+        if line.startswith("| uber, 0.0M, 3, float64, threads: 1")
     )
     assert [cell.split(" / ")[0].strip() for cell in row.split("|")[2:4]] == cells
     assert (docs / "history.svg").stat().st_size > 0
