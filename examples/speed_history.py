@@ -156,12 +156,16 @@ TITLES = (
 )  # fmt: skip
 
 
+def describe_caches(row):
+    """Say if a row began with empty caches of kernels."""
+    return ", caches empty" if row["is_cold"] else ""
+
+
 def make_cells(row):
     """Return a row's cells, by `TITLES`."""
-    note = ", caches empty" if row["is_cold"] else ""
     seconds = (1e3 * row["iteration_s"], row["build_s"], row["start_s"], row["total_s"])
     return [
-        f"{row['tensor']}{note}",
+        f"{row['tensor']}{describe_caches(row)}",
         f"{row['nnz'] / 1e6:.1f}M",
         f"{row['rank']}, {row['dtype']}",
         str(row["threads"] or ""),
@@ -198,9 +202,9 @@ def write_newest(machines):
 
 def name_case(row):
     """Name what is comparable over runs."""
-    cores = f", threads: {row['threads']}" if row["threads"] else ""
-    note = ", caches empty" if row["is_cold"] else ""
-    return f"{row['tensor']}, {row['nnz'] / 1e6:.1f}M, {row['rank']}, {row['dtype']}{cores}{note}"
+    case = f"{row['tensor']}, {row['nnz'] / 1e6:.1f}M, {row['rank']}, {row['dtype']}"
+    threads = f", threads: {row['threads']}" if row["threads"] else ""
+    return f"{case}{threads}{describe_caches(row)}"
 
 
 def list_series(runs, key):
@@ -225,6 +229,7 @@ def write_history(machines):
 
 def draw_history(machines, path):
     """Draw whole calls over commits, relative to the newest, for machines with several runs."""
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     several = {machine: runs for machine, runs in machines.items() if len(runs) > 1}
@@ -236,7 +241,8 @@ def draw_history(machines, path):
         axes.set_xticks(range(len(runs)), [run["commit"] for run in runs])
         axes.set(title=machine, ylabel="a whole call / the newest commit's")
         axes.legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
-    figure.savefig(path, metadata={"Date": None})
+    with rc_context({"svg.hashsalt": path.name}):  # else each run names its shapes anew
+        figure.savefig(path, metadata={"Date": None})
 
 
 def write(options):

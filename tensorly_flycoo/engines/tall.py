@@ -295,7 +295,7 @@ def call_lapack(function: Callable[..., Any], a: Array, *others: Array, **option
 
 @functools.cache
 def _find_blas() -> Any:
-    """Find what limits the threads of NumPy's and SciPy's BLAS."""
+    """Find the limiter of the threads of NumPy's and SciPy's BLAS."""
     import scipy.linalg  # noqa: F401  # which loads its BLAS
     from threadpoolctl import ThreadpoolController
 

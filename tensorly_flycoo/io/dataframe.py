@@ -194,6 +194,7 @@ def read_rows(
 
 
 def refuse_zeros(numbers: np.ndarray, values: str | None, hint: str = "") -> None:
+    """Refuse values of 0, which a sparse tensor does not store; `hint` names other ways out."""
     if num_zeros := numbers.size - np.count_nonzero(numbers):
         raise ValueError(
             f"{num_zeros} of {numbers.size} values of column {values!r} are 0: pass "

@@ -164,7 +164,7 @@ class _Copies:
         self._lets_kernels_read = lets_kernels_read
 
     def allocate(self, arrays: Sequence[Array]) -> Array:
-        """Return what will have the rows of `arrays`, on the current GPU, which is this one."""
+        """Return a new array for the rows of `arrays`, on the current GPU, which is this one."""
         first, shape = arrays[0], arrays[0].shape
         if len(arrays) > 1:
             shape = (sum([array.shape[0] for array in arrays]), *shape[1:])

@@ -61,7 +61,7 @@ class Blocks:
     copies: "Sequence[Blocks]" = ()  # on each device, if several need them
 
     def to_array(self) -> Array:
-        """Return them as a CuPy array."""
+        """Return the sums as a CuPy array."""
         offset = self.address - self.memory.ptr
         return cupy.ndarray(self.shape, np.float64, memptr=self.memory + offset)
 
