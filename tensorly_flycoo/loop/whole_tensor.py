@@ -44,7 +44,7 @@ class WholeTensor(LazyArray):
         self.is_checked = False  # whether `check_start` has seen parafac's first MTTKRP
         # The mode with which iterations begin, and how many errors are left: see `begin_next`.
         self.first_mode, self.num_errors = 0, 0
-        self._begun: tuple[list[Array], Array] | None = None  # factors, and their first MTTKRP
+        self._ahead: tuple[list[Array], Array] | None = None  # factors, and their first MTTKRP
 
     def norm(self) -> np.floating:
         return self.tensor.norm()
@@ -54,10 +54,10 @@ class WholeTensor(LazyArray):
 
     def mttkrp(self, weights: Array | None, factors: Sequence[Array], mode: int) -> Array:
         """Compute the MTTKRP of factors in any precision: (I_mode, R), in that of the tensor."""
-        x, begun, self._begun = self.tensor, self._begun, None
-        are_ones = self.memory.has_unit_weights
-        if begun is not None and are_ones and mode == self.first_mode:
-            known, product = begun
+        x, are_ones = self.tensor, self.memory.has_unit_weights
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and are_ones and mode == self.first_mode:
+            known, product = ahead
             if all(map(operator.is_, factors, known)):
                 return product
         if not self._has_begun:
@@ -76,10 +76,9 @@ class WholeTensor(LazyArray):
         on the host do not make it.
         """
         self.num_errors -= 1
-        is_sharded = RowShards in map(type, factors) and not self.tensor._layout.num_streamed
-        if is_sharded and self.num_errors > 0 and self.memory.has_unit_weights:
-            product = self.mttkrp(None, factors, self.first_mode)
-            self._begun = list(factors), product
+        is_due = self.num_errors > 0 and self.memory.has_unit_weights
+        if is_due and {*map(type, factors)} == {RowShards} and not self.tensor._layout.num_streamed:
+            self._ahead = list(factors), self.mttkrp(None, factors, self.first_mode)
 
     def measure(
         self, weights: Array | None, factors: Sequence[Array], last_mttkrp: Array | None = None
