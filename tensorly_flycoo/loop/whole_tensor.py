@@ -2,6 +2,7 @@
 
 import operator
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -76,8 +77,9 @@ class WholeTensor(LazyArray):
         on the host do not make it.
         """
         self.num_errors -= 1
+        layout: Any = self.tensor._layout
         is_due = self.num_errors > 0 and self.memory.has_unit_weights
-        if is_due and {*map(type, factors)} == {RowShards} and not self.tensor._layout.num_streamed:
+        if is_due and {*map(type, factors)} == {RowShards} and not layout.num_streamed:
             self._ahead = list(factors), self.mttkrp(None, factors, self.first_mode)
 
     def measure(

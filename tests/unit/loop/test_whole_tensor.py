@@ -1,6 +1,5 @@
 """The first MTTKRP of an iteration, which row shards begin before the last error is known."""
 
-import numpy as np
 import pytest
 import tensorly as tl
 from numpy_devices import NumpyDevices
