@@ -124,7 +124,7 @@ def test_iterations_that_begin_before_the_last_error_is_known(layout):
     results = set()
     for devices in list_devices():
         x = spread(devices, layout=layout, groups=[(0, 1), (2,)])
-        for tol, n_iter_max in [(0, 8), (-1.0, 8), (1e-30, 8), (1e9, 2), (1e9, 9), (-1.0, 8)]:
+        for tol, n_iter_max in [(0, 8), (-1.0, 8), (1e9, 2), (1e9, 9), (-1.0, 8)]:
             options = {"tol": tol, "n_iter_max": n_iter_max, "init": "random", "random_state": 0}
             with tl.backend_context("flycoo"):
                 cp = parafac(x, RANK, **options)
