@@ -2,7 +2,6 @@
 
 import operator
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -72,14 +71,13 @@ class WholeTensor(LazyArray):
     def begin_next(self, factors: Sequence[Array]) -> None:
         """Launch the first MTTKRP of the next iteration, before the host waits for an error.
 
-        `mttkrp` returns it if it gets the same factors. They are row shards, which nobody changes
-        in place meanwhile. If the error ends the loop, the pass was for nothing, so slabs that are
-        on the host do not make it.
+        `mttkrp` returns it if it gets the same factors, which nobody may change in place meanwhile:
+        a callback could, but for row shards. If the error ends the loop, the pass was for nothing,
+        so it does not bring nonzeros from the host.
         """
         self.num_errors -= 1
-        layout: Any = self.tensor._layout
-        is_due = self.num_errors > 0 and self.memory.has_unit_weights
-        if is_due and {*map(type, factors)} == {RowShards} and not layout.num_streamed:
+        is_due = self.num_errors > 0 and self.memory.has_unit_weights and self.tensor.keep != "host"
+        if is_due and (not self.memory.has_callback or {*map(type, factors)} == {RowShards}):
             self._ahead = list(factors), self.mttkrp(None, factors, self.first_mode)
 
     def measure(

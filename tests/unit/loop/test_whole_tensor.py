@@ -1,4 +1,4 @@
-"""The first MTTKRP of an iteration, which row shards begin before the last error is known."""
+"""The first MTTKRP of an iteration, which begins before the last error is known."""
 
 import pytest
 import tensorly as tl
@@ -112,6 +112,11 @@ def test_factors_that_change_between_iterations(x, options, steps):
     assert steps.count(0) == 3
 
 
-def test_plain_factors_may_change_in_place(steps):
-    decompose(random_tensor(SHAPE, 300, random_state=0))
-    assert steps == [0, 1, 2, "wait", "error"] * 3
+def test_a_callback_may_change_plain_factors_in_place(steps):
+    """Only without one is the next MTTKRP launched early."""
+    plain = random_tensor(SHAPE, 300, random_state=0)
+    decompose(plain)
+    assert steps[:5] == [0, 1, 2, "wait", 0]
+    steps.clear()
+    decompose(plain, callback=lambda *_: None)
+    assert steps == [2, *["wait", "error", 0, 1, 2] * 3, "wait", "error"]
