@@ -149,7 +149,7 @@ def compute_fit(
 ) -> float:
     """Compute ``sqrt(abs(norm_square + the sum of the product - 2 * the sum of inner))``.
 
-    The kernel writes to the host's memory. The host calls `meanwhile`, then waits for it, once.
+    The kernel writes to the host's memory. Calls `meanwhile` before it waits for the kernel, once.
     """
     try:
         found = _host.found

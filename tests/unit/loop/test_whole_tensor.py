@@ -1,5 +1,6 @@
 """The first MTTKRP of an iteration, which begins before the last error is known."""
 
+import numpy as np
 import pytest
 import tensorly as tl
 from numpy_devices import NumpyDevices
@@ -66,12 +67,13 @@ def test_the_next_iteration_begins_before_the_error_is_known(x, steps, monkeypat
     check_equal(found, decompose_plainly(x, monkeypatch))
 
 
-@pytest.mark.parametrize("options", [{"fixed_modes": [0]}, {"fixed_modes": [0, 1]}], ids=str)
-def test_fixed_modes(x, options, steps, monkeypatch):
-    found, (first, *others) = decompose(x, **options), range(len(options["fixed_modes"]), 3)
+@pytest.mark.parametrize("fixed_modes", [[0], [0, 1], np.array([0, 1])], ids=str)
+def test_fixed_modes(x, fixed_modes, steps, monkeypatch):
+    found = decompose(x, fixed_modes=fixed_modes)
+    first, *others = range(len(fixed_modes), 3)
     begun = ["wait", first, "error", *others]
     assert steps == [first, *others, *begun, *begun, "wait", "error"]
-    check_equal(found, decompose_plainly(x, monkeypatch, **options))
+    check_equal(found, decompose_plainly(x, monkeypatch, fixed_modes=fixed_modes))
 
 
 def test_an_error_that_ends_the_loop(x, steps, monkeypatch):
