@@ -5,6 +5,7 @@ from ..results.coupled_cp import CoupledCP
 from ..results.cp_fit import CPFit, cp_fit
 from ..results.fold_in import fold_in
 from ..results.labelled_cp import LabelledCP
+from ..results.recommend import evaluate, recommend
 from .anomaly_scores import anomaly_scores
 from .best_of import Starts, best_of
 from .core_consistency import core_consistency
@@ -29,8 +30,10 @@ __all__ = [
     "best_of",
     "core_consistency",
     "cp_fit",
+    "evaluate",
     "factor_match_score",
     "fold_in",
+    "recommend",
     "replicability",
     "select_rank",
 ]

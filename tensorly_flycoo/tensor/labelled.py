@@ -75,6 +75,12 @@ def as_labels(labels: Any) -> np.ndarray:
     return array.astype("datetime64[D]") if is_dates and array.size else array
 
 
+def take_labels(labels: np.ndarray, places: Any) -> list[Any]:
+    """Return some labels as Python's numbers and texts, but dates as NumPy's."""
+    taken = labels[places]
+    return list(taken) if taken.dtype.kind in "mM" else taken.tolist()
+
+
 def find_missing(labels: np.ndarray) -> np.ndarray:
     """Return the places of labels that are missing: nan, NaT, None, or NA of pandas."""
     if labels.dtype != object:

@@ -24,7 +24,9 @@ def folders(tmp_path, monkeypatch):
 
 def test_runs_become_pages(folders):
     options, docs, results = folders
-    speed_history.main(["measure", "--commit", "aaaa", "2026-01-01T0000", "--threads", "1", *options])
+    speed_history.main(
+        ["measure", "--commit", "aaaa", "2026-01-01T0000", "--threads", "1", *options]
+    )
     (path,) = results.iterdir()
     later = path.with_name(path.name.replace("aaaa", "bbbb"))
     later.write_text(path.read_text().replace("aaaa", "bbbb"))

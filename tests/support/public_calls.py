@@ -74,9 +74,9 @@ WITHOUT_LABELS = ("OnlineCP", "parafac2", "coupled_parafac", "mode_dot")
 #: They take no tensor, or give none of its numbers.
 NO_ARRAYS = {
     "DensifyError", "FlycooTensor", "LabelledCP", "MemoryEstimate", "ModeStats", "Progress",
-    "RaggedTensor", "TensorStats", "cp_to_entries", "estimate_memory", "from_anndata",
-    "from_dataframe", "from_xarray", "load", "open_slabs", "profile", "read_tns", "save",
-    "save_slabs", "set_device", "show_versions", "write_tns",
+    "RaggedTensor", "TensorStats", "cp_to_entries", "estimate_memory", "evaluate",
+    "from_anndata", "from_dataframe", "from_xarray", "load", "open_slabs", "profile", "read_tns",
+    "recommend", "save", "save_slabs", "set_device", "show_versions", "write_tns",
 }  # fmt: skip
 
 
