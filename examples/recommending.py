@@ -1,12 +1,12 @@
-"""Recommending films to users, old and new
-========================================
+"""Recommending films to users
+===========================
 
 Draw ratings like MovieLens', fit those of nine days in ten, and recommend films.
 
 A user's rating of a film has a mean, a bias of each, and what two tastes of the user make of the
 film; a few films have most of the ratings. `observed_parafac` fits the known ratings alone,
 `evaluate` compares it with the others, and `recommend` names the best films that a user has not
-rated. Users and films without a rating yet get the mean of what is predicted for all.
+rated.
 
 Run it::
 
@@ -69,13 +69,7 @@ def main(argv=None):
     best = recommend(cp, "user", [0, 7], 3, exclude=x)
     for films in best:
         print(", ".join(f"{film} ({stars:.1f})" for film, stars in films.items()))
-
-    # %%
-    # A user and a film that the model does not know.
-    new = pd.DataFrame({"user": [0, 99_999], "film": ["film 999", "film 000"], "month": 1})
-    predicted = cp.predict(new, unknown="mean")
-    print(new.assign(stars=predicted.round(2)).to_string(index=False))
-    return {"found": found, "best": best, "predicted": predicted}
+    return {"found": found, "best": best}
 
 
 if __name__ == "__main__":

@@ -9,15 +9,14 @@ import numpy as np
 from tensorly.cp_tensor import CPTensor
 
 from ..base.array_modules import Array, array_module, is_cupy, move
-from ..base.checks import check_choice, check_count, check_mode, require
+from ..base.checks import check_count, check_mode, require
 from ..base.tables import make_bars, make_line, make_table
-from ..engines.tall import column_norms, find_extremes, sum_columns
+from ..engines.tall import column_norms, find_extremes, find_largest
 from ..io import array_file
 from ..io.dataframe import from_dataframe, open_table, read_rows
-from ..io.entries import find_places
 from ..io.files import FilePath
 from ..loop.cp_model import MARKS, read_marks
-from ..ops.cp_entries import evaluate_model, take_model
+from ..ops.cp_entries import cp_to_entries, take_model
 from ..tensor.labelled import Labels, number_modes, take_labels
 from .fold_in import fold_in
 
@@ -213,11 +212,9 @@ class LabelledCP(CPTensor):
         """
         index, n = self._find_mode(mode), check_count(n, "n")
         factor, labels = move(self.factors[index], np), self.labels[self.names[index]]
-        count, components = min(n, labels.size), []
+        components = []
         for column in factor.T:
-            sizes = np.abs(column)
-            rows = np.flatnonzero(sizes >= np.partition(sizes, -count)[-count])  # only few to sort
-            rows = rows[np.argsort(-sizes[rows], kind="stable")[:count]]
+            (rows,) = find_largest(np.abs(column)[None], min(n, labels.size))
             names = take_labels(labels, rows)
             components.append(dict(zip(names, column[rows].tolist(), strict=True)))
         return components
@@ -378,16 +375,13 @@ class LabelledCP(CPTensor):
                 axes.tick_params("x", labelbottom=r == self.rank - 1)
         return figure
 
-    def predict(self, frame: Any, *, unknown: str = "raise") -> np.ndarray:
+    def predict(self, frame: Any) -> np.ndarray:
         """Compute the model's entry for each row of a table, such as ratings not yet given.
 
         Parameters
         ----------
         frame : table, as for `from_dataframe`
             With a column for each mode; other columns are ignored. Rows may repeat.
-        unknown : {"raise", "mean"}
-            Whether an entry that is no label of the model is an error, or gets the mean of the
-            predictions for all labels of its mode: of a model with biases, that of their mean.
 
         Returns
         -------
@@ -407,18 +401,10 @@ class LabelledCP(CPTensor):
         >>> new = pd.DataFrame({"item": ["tea", "tea", "milk"], "user": ["bob", "ann", "bob"]})
         >>> cp.predict(new).round(6)
         array([6., 3., 8.])
-        >>> cp.predict(new.assign(user="cy"), unknown="mean").round(6)
-        array([4.5, 4.5, 6. ])
         """
-        check_choice(unknown, "unknown", ("raise", "mean"))
-        columns, known = open_table(frame, self.names), self.labels if unknown == "raise" else {}
-        coded, _ = read_rows(columns, self.names, None, known, "raise")
-        xp, factors, coords = array_module(self.weights), self.factors, []
-        for (codes, own), labels in zip(coded.values(), self.labels.values(), strict=True):
-            coords.append(codes if known else find_places(own.entries, labels)[codes])
-        if not known:  # -1 is the last row
-            factors = [xp.vstack([f, (sum_columns(f) / len(f)).astype(f.dtype)]) for f in factors]
-        return move(evaluate_model(xp.asarray(np.stack(coords)), self.weights, factors), np)
+        coded, _ = read_rows(open_table(frame, self.names), self.names, None, self.labels, "raise")
+        coords = np.stack([codes for codes, _ in coded.values()])
+        return move(cp_to_entries(self, array_module(self.weights).asarray(coords)), np)
 
     def transform(
         self,

@@ -388,19 +388,6 @@ def test_predict():
         cp.predict(FRAME.drop(columns="day"))
 
 
-def test_unknown_labels_get_the_mean_of_all():
-    cp = make_cp()
-    dense = tl.cp_to_tensor(cp)
-    new = pd.DataFrame({name: of[[1, 0]] for name, of in LABELS.items()})
-    new.loc[0, "user"], new.loc[1, ["user", "item"]] = "zed", ["yan", "nothing"]
-    expected = [dense[:, 1, 1].mean(), dense[:, :, 0].mean()]
-    assert np.abs(cp.predict(new, unknown="mean") - expected).max() <= 1e-14
-    known = pd.DataFrame({name: of[:3] for name, of in LABELS.items()})
-    assert np.array_equal(cp.predict(known, unknown="mean"), cp.predict(known))
-    with pytest.raises(ValueError, match="unknown is 'drop', expected one of"):
-        cp.predict(new, unknown="drop")
-
-
 def test_equal_models(tmp_path):
     cp = make_cp()
     cp.save(tmp_path / "model.npz")

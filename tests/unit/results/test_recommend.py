@@ -13,7 +13,7 @@ from tensorly_flycoo import (
     from_dataframe,
     recommend,
 )
-from tensorly_flycoo.results import recommend as module
+from tensorly_flycoo.ops import cp_entries
 from tensorly_flycoo.testing import random_tensor
 
 SHAPE, RANK = (8, 32, 4), 3
@@ -46,7 +46,7 @@ def list_pairs(x, modes):
 @pytest.mark.parametrize("block", [1, 64, 2**22])
 @pytest.mark.parametrize("modes", [(0, 1), (1, 0), (2, 1)])
 def test_the_best_without_what_is_known(modes, block, dtype, monkeypatch):
-    monkeypatch.setattr(module, "_BLOCK_NUMBERS", block)
+    monkeypatch.setattr(cp_entries, "_CPU_BLOCK_NUMBERS", block)
     model, x = make_model(dtype), random_tensor(SHAPE, 150, random_state=0, dtype=dtype)
     for n in (1, 5, 40):
         found = recommend(model, modes[0], n=n, of=modes[1])
@@ -66,6 +66,7 @@ def test_all_may_be_known():
     assert recommend(model, 0, exclude=x) == [{}, {}]
     assert recommend(model, 0, []) == []
     assert evaluate(model, x, exclude=x) == {"rmse": 0, "precision": 0, "recall": 0}
+    assert evaluate(model, x, least=99) == {"rmse": 0, "precision": 0, "recall": 0}
 
 
 def test_names_and_labels():
@@ -124,16 +125,16 @@ def test_users_of_two_groups_get_what_their_group_likes():
         (lambda cp, x: recommend(cp, "shop"), ValueError, "mode is 'shop', expected one of"),
         (lambda cp, x: recommend(cp, 0, of="a"), ValueError, "of is 'a', expected another mode"),
         (lambda cp, x: recommend(cp, 0, of=3), ValueError, "of is 3, expected 0 to 2"),
-        (lambda cp, x: recommend(cp, "a", [4, 9]), ValueError, r"ids has 9, .* 'a', such as \[0,"),
+        (lambda cp, x: recommend(cp, "a", [4, 9]), ValueError, "'ids' is 9 in row 1, expected"),
         (lambda cp, x: recommend(cp, "a", n=0), ValueError, "n is 0, expected at least 1"),
         (lambda cp, x: recommend(cp, "a", n=1.5), TypeError, "n is 1.5, expected an integer"),
         (lambda cp, x: recommend(cp, "a", exclude=x[:3]), ValueError, r"exclude has shape \(3, 32"),
-        (lambda cp, x: evaluate(cp, x[:3]), ValueError, r"held_out has shape \(3, 32"),
-        (lambda cp, x: evaluate(cp, x, least=99), ValueError, "no value of 99 or more"),
+        (lambda cp, x: evaluate(cp, x[:3]), ValueError, r"cp_tensor has shape \(8, .* that of x"),
+        (lambda cp, x: evaluate(cp, 0 * x), ValueError, "expected at least one"),
         (
             lambda cp, x: evaluate(cp, LabelledTensor(x, [np.arange(s) + 1 for s in SHAPE])),
             ValueError,
-            "label 0 of mode 'mode 0' is 1 in held_out and 0 in the model",
+            "label 0 of mode 'mode 0' is 1 in x and 0 in the model",
         ),
         (lambda cp, x: recommend((None, [f * np.nan for f in cp[1]]), 0), ValueError, "finite"),
     ],
