@@ -67,6 +67,7 @@ __all__ = [
     "set_device",
     "show_versions",
     "stats",
+    "uncertainty",
     "write_tns",
 ]
 
@@ -106,6 +107,7 @@ from .models import (  # noqa: E402
     fold_in,
     replicability,
     select_rank,
+    uncertainty,
 )
 from .models.profiling import profile  # noqa: E402
 from .models.progress import Progress  # noqa: E402

@@ -13,6 +13,7 @@ from .match import factor_match_score
 from .online_cp import OnlineCP
 from .replicability import Replicability, replicability
 from .select_rank import RankScore, RankSelection, select_rank
+from .uncertainty import Uncertainty, uncertainty
 
 __all__ = [
     "CPFit",
@@ -25,6 +26,7 @@ __all__ = [
     "RankSelection",
     "Replicability",
     "Starts",
+    "Uncertainty",
     "anomaly_scores",
     "best_of",
     "core_consistency",
@@ -33,6 +35,7 @@ __all__ = [
     "fold_in",
     "replicability",
     "select_rank",
+    "uncertainty",
 ]
 
 
