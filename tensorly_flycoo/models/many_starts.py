@@ -17,7 +17,7 @@ from tensorly.cp_tensor import CPTensor
 
 from ..base.array_modules import Array, array_module, is_cupy, move
 from ..base.reporting import report
-from ..engines.tall import inner_product, is_own, multiply, solve_rows
+from ..engines.tall import call_lapack, inner_product, is_own, multiply, solve_rows
 from ..format.packing import round_up
 from ..loop.cp_loop import has_converged
 from ..loop.cp_model import make_cp_tensor, multiply_all
@@ -146,10 +146,11 @@ def run_resampled(
         np.concatenate([[state[n] for state in states] for states in batches], axis=1)
         for n in range(x.ndim)
     ]
-    return [make_cp_tensor(None, own) for own in zip(*_find_limits(paths), strict=True)]
+    limits = call_lapack(_find_limits, *paths)  # whose products depend on the number of threads
+    return [make_cp_tensor(None, own) for own in zip(*limits, strict=True)]
 
 
-def _find_limits(paths: Sequence[np.ndarray]) -> list[np.ndarray]:
+def _find_limits(*paths: np.ndarray) -> list[np.ndarray]:
     r"""Extrapolate the factors of all runs after each iteration (T + 1, n, I, R) to their limits.
 
     Near the model from which all start, iterations change each run by one linear map of its last

@@ -27,6 +27,7 @@ from tensorly_flycoo import (
     replicability,
     save,
     stats,
+    uncertainty,
     write_tns,
 )
 from tensorly_flycoo.tensor.labelled import _MODE_OPTIONS, Labels
@@ -187,6 +188,9 @@ BY_MODE = {
     "transpose": lambda x, mode: x.transpose(mode, 0, 2),
     "mttkrp": lambda x, mode: mttkrp(x, FACTORS, mode),
     "fold_in": lambda x, mode: fold_in((None, FACTORS), x, mode),
+    "uncertainty": lambda x, mode: uncertainty(x, (None, FACTORS), mode, 3, random_state=0).samples[
+        0
+    ],
     "replicability": lambda x, mode: replicability(x, 1, mode, 2, 1, random_state=0).scores,
 }
 #: Of decompositions, by the name of the parameter.
