@@ -162,7 +162,8 @@ def _find_limits(*paths: np.ndarray) -> list[np.ndarray]:
     if len(paths[0]) < 3:
         return [path[-1] for path in paths]
     changes = [np.diff(path.reshape(*path.shape[:2], -1), axis=0) for path in paths]
-    gram, inner = 0.0, 0.0
+    gram: Any = 0.0
+    inner: Any = 0.0
     for own in changes:
         bends = (own[:-1] - own[1:]).reshape(-1, own.shape[2])
         gram, inner = gram + bends @ bends.T, inner + bends @ own[-1].T

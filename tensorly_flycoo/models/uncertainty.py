@@ -134,8 +134,8 @@ def uncertainty(
     -----
     Rows are resampled without a new tensor: a row and its factor row times the square root of w
     count w times. The fits share each MTTKRP, as in `best_of`; and since all begin at the model,
-    few iterations of all tell where each goes: 50 cost 4 ordinary fits of nycflights. Counts are
-    fitted one by one. All factors are kept on the host, those of rows after each iteration. A
+    few iterations of all tell where each goes: 50 cost 3 to 4 ordinary fits of nycflights. Counts
+    are fitted one by one. All factors are kept on the host, those of rows after each iteration. A
     `random_state` gives the same result every time on one machine.
 
     References
@@ -211,6 +211,7 @@ def _draw_row_weights(size: int, n: int, method: str, random: np.random.RandomSt
 def _fit_events(
     x: FlycooTensor, start: list[Array], n: int, n_iter_max: int, random: np.random.RandomState
 ) -> list[CPTensor]:
+    """Fit models to the events of `x`, each drawn again a Poisson number of times."""
     coords, values = x.nonzeros()
     if (values < 0).any() or (values % 1).any():
         raise ValueError("x has values that are no counts of events: pass a mode")

@@ -615,8 +615,8 @@ def _draw_lines(
     for r, axes in enumerate(column):
         axes.plot(x, factor[order, r], marker=marker, color=f"C{r % 10}", linewidth=1)
         if ends:
-            band = {"color": f"C{r % 10}", "alpha": 0.3, "linewidth": 0}
-            axes.fill_between(x, *(of[order, r] for of in ends), **band)
+            low, high = (of[order, r] for of in ends)
+            axes.fill_between(x, low, high, color=f"C{r % 10}", alpha=0.3, linewidth=0)
         axes.axhline(0, color="gray", linewidth=0.8)
         axes.set_ylim(*limits)
         if not is_scale:
