@@ -69,6 +69,7 @@ __all__ = [
     "set_device",
     "show_versions",
     "stats",
+    "uncertainty",
     "write_tns",
 ]
 
@@ -110,6 +111,7 @@ from .models import (  # noqa: E402
     recommend,
     replicability,
     select_rank,
+    uncertainty,
 )
 from .models.profiling import profile  # noqa: E402
 from .models.progress import Progress  # noqa: E402

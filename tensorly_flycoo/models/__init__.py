@@ -14,6 +14,7 @@ from .match import factor_match_score
 from .online_cp import OnlineCP
 from .replicability import Replicability, replicability
 from .select_rank import RankScore, RankSelection, select_rank
+from .uncertainty import Uncertainty, uncertainty
 
 __all__ = [
     "CPFit",
@@ -26,6 +27,7 @@ __all__ = [
     "RankSelection",
     "Replicability",
     "Starts",
+    "Uncertainty",
     "anomaly_scores",
     "best_of",
     "core_consistency",
@@ -36,6 +38,7 @@ __all__ = [
     "recommend",
     "replicability",
     "select_rank",
+    "uncertainty",
 ]
 
 

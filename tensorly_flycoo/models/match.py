@@ -82,6 +82,24 @@ def match_all(models: Sequence[Sequence[Array]]) -> np.ndarray:
     return np.array([[_match(block) for block in row] for row in blocks])
 
 
+def align(cp_tensor: Any, reference: Any) -> list[np.ndarray]:
+    """Return weights and factors, on the host, with the order and the signs of another model's.
+
+    Columns have norm 1.
+    """
+    models = [take_model(of) for of in (cp_tensor, reference)]
+    (weights, factors), (_, known) = map_arrays(lambda array: move(array, np), models)
+    score = _score_components((None, known), (None, factors), consider_weights=False)
+    order = linear_sum_assignment(score, maximize=True)[1]
+    weights, aligned = np.ones(len(order)) if weights is None else weights[order], []
+    for factor, like in zip(factors, known, strict=True):
+        columns = factor[:, order]
+        norms = _find_norms(columns) * np.where((columns * like).sum(axis=0) < 0, -1, 1)
+        weights = weights * norms
+        aligned.append(columns / _or_one(norms))
+    return [weights, *aligned]
+
+
 def _match(score: np.ndarray) -> float:
     """Return the mean score of the components, matched so that it is largest."""
     return float(score[linear_sum_assignment(score, maximize=True)].mean())

@@ -41,6 +41,9 @@ _MAX_ROWS, _MAX_LABELS = 20, 5
 
 _NEED = "tables of factors need pandas: pip install pandas"
 
+#: The lower and the upper ends of the intervals of each factor, as `uncertainty` finds them.
+Intervals = Sequence[tuple[np.ndarray, np.ndarray]]
+
 #: TensorLy's class of a CPTensor, a TuckerTensor and so on.
 _FACTORIZED: Any = CPTensor.__base__
 
@@ -247,14 +250,19 @@ class LabelledCP(CPTensor):
         ]
         return move(self.weights, np), frames
 
-    def to_tidy(self) -> "DataFrame":
+    def to_tidy(self, intervals: Intervals | None = None) -> "DataFrame":
         """Return all factors as one long table, with a row for each element.
+
+        Parameters
+        ----------
+        intervals : list of pair of array (I_n, R), optional
+            The lower and upper ends of each factor's intervals: ``uncertainty(...).factors``.
 
         Returns
         -------
         pandas.DataFrame
-            With the columns "mode" (the name), "label", "component" (from 0) and "value". Needs
-            pandas.
+            With the columns "mode" (the name), "label", "component" (from 0) and "value", and with
+            `intervals` also "lower" and "upper". Needs pandas.
 
         Examples
         --------
@@ -271,7 +279,10 @@ class LabelledCP(CPTensor):
             series = frame.unstack().rename_axis(["component", "label"])
             tables.append(series.reset_index(name="value").assign(mode=frame.index.name))
         table = require("pandas", _NEED).concat(tables, ignore_index=True)
-        return table[["mode", "label", "component", "value"]]
+        table = table[["mode", "label", "component", "value"]]
+        for name, ends in zip(("lower", "upper"), zip(*intervals or (), strict=True), strict=False):
+            table[name] = np.concatenate([of.T.reshape(-1) for of in ends])
+        return table
 
     def save(self, path: FilePath) -> None:
         """Save the model with its labels to one ``.npz`` file, without pickles.
@@ -322,7 +333,10 @@ class LabelledCP(CPTensor):
         # The model is in form already; bringing it into form again would change the last bits.
         return cls._from_parts(weights, factors, labels, marks)
 
-    def plot(self, top: int = 8, lines: Iterable[str | int] | None = None) -> "Figure":
+    def plot(
+        self, top: int = 8, lines: Iterable[str | int] | None = None,
+        intervals: Intervals | None = None,
+    ) -> "Figure":  # fmt: skip
         """Draw the components: a row of panels for each, with a panel for each mode.
 
         Names get bars for the largest magnitudes, ordered labels a line. All panels of a mode have
@@ -335,6 +349,8 @@ class LabelledCP(CPTensor):
         lines : iterable of str or int, optional
             The modes to draw as lines; by default `ordered`. Leave out those whose numbers are
             only names, such as the ids of users.
+        intervals : list of pair of array (I_n, R), optional
+            As for `to_tidy`: drawn as bands around lines, and as whiskers of bars.
 
         Returns
         -------
@@ -359,11 +375,11 @@ class LabelledCP(CPTensor):
         figure = _make_figure(_HEADING_WIDTH + sum(widths), 0.8 + height * self.rank)
         grid = figure.subplots(self.rank, len(widths), squeeze=False, width_ratios=widths)
         for n, (name, column) in enumerate(zip(self.names, grid.T, strict=True)):
-            factor = move(self.factors[n], np)
+            factor, ends = move(self.factors[n], np), intervals[n] if intervals else ()
             if n in line_modes:
-                _draw_lines(column, self.labels[name], factor)
+                _draw_lines(column, self.labels[name], factor, ends)
             else:
-                _draw_bars(column, self.top(n, num_bars), num_bars, factor)
+                _draw_bars(column, self.top(n, num_bars), num_bars, factor, ends)
             column[0].set_title(name, weight="bold", parse_math=False)
         place: dict[str, Any] = {"rotation": 0, "ha": "right", "va": "center", "labelpad": 12}
         for r, (component, row) in enumerate(zip(self.components, grid, strict=True)):
@@ -562,21 +578,27 @@ def _draw_png(figure: "Figure") -> bytes:
 
 
 def _draw_bars(
-    column: "list[Axes]", components: list[dict[Any, float]], num_bars: int, factor: np.ndarray
-) -> None:
-    """Draw the largest elements of each component, the largest on top."""
-    limits = _find_limits(factor)
+    column: "list[Axes]", components: list[dict[Any, float]], num_bars: int, factor: np.ndarray,
+    ends: Sequence[np.ndarray],
+) -> None:  # fmt: skip
+    """Draw the largest elements of each component, the largest on top, and their intervals."""
+    limits = _find_limits(factor, *ends)
     for r, (axes, component) in enumerate(zip(column, components, strict=True)):
         places = range(len(component))
         axes.barh(places, list(component.values()), color=f"C{r % 10}")
+        if ends:
+            rows = np.argsort(-np.abs(factor[:, r]), kind="stable")[: len(component)]
+            axes.hlines(places, *(of[rows, r] for of in ends), color="black", linewidth=1)
         axes.set_yticks(places, [_shorten(label) for label in component], **_TICKS)
         axes.set_ylim(num_bars - 0.5, -0.5)
         axes.set_xlim(*limits)
         axes.axvline(0, color="gray", linewidth=0.8)
 
 
-def _draw_lines(column: "list[Axes]", labels: np.ndarray, factor: np.ndarray) -> None:
-    """Draw each column of a factor along its labels."""
+def _draw_lines(
+    column: "list[Axes]", labels: np.ndarray, factor: np.ndarray, ends: Sequence[np.ndarray]
+) -> None:
+    """Draw each column of a factor along its labels, in the band of its intervals."""
     from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
     from matplotlib.ticker import MaxNLocator
 
@@ -586,9 +608,12 @@ def _draw_lines(column: "list[Axes]", labels: np.ndarray, factor: np.ndarray) ->
     x = labels[order] if is_scale else order
     places = np.unique(np.linspace(0, labels.size - 1, 5).round().astype(int))
     names = [_shorten(of) for of in (labels[places] if kind == "M" else labels[places].tolist())]
-    limits, marker = _find_limits(factor), "." if labels.size <= _MAX_MARKERS else ""
+    limits, marker = _find_limits(factor, *ends), "." if labels.size <= _MAX_MARKERS else ""
     for r, axes in enumerate(column):
         axes.plot(x, factor[order, r], marker=marker, color=f"C{r % 10}", linewidth=1)
+        if ends:
+            low, high = (of[order, r] for of in ends)
+            axes.fill_between(x, low, high, color=f"C{r % 10}", alpha=0.3, linewidth=0)
         axes.axhline(0, color="gray", linewidth=0.8)
         axes.set_ylim(*limits)
         if not is_scale:
@@ -601,9 +626,10 @@ def _draw_lines(column: "list[Axes]", labels: np.ndarray, factor: np.ndarray) ->
             axes.xaxis.set_major_locator(MaxNLocator(7, integer=kind in "iu"))
 
 
-def _find_limits(factor: np.ndarray) -> tuple[float, float]:
+def _find_limits(*arrays: np.ndarray) -> tuple[float, float]:
     """Return the bounds of the scale that all panels of a mode share; it contains 0."""
-    low, high = min(0.0, float(factor.min())), max(0.0, float(factor.max()))
+    known = [float(end) for of in arrays for end in (of.min(), of.max()) if end == end]
+    low, high = min(0.0, *known), max(0.0, *known)
     margin = 0.05 * (high - low) or 1.0
     return low - margin * (low < 0), high + margin
 

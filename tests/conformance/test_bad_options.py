@@ -25,6 +25,7 @@ from tensorly_flycoo import (
     replicability,
     save_slabs,
     select_rank,
+    uncertainty,
 )
 from tensorly_flycoo.testing import random_tensor
 
@@ -71,6 +72,9 @@ CALLS = {
     "replicability": (
         lambda **options: replicability(X, **options),
         {"rank": 1, "mode": 0, "n_folds": 2, "n_starts": 1},
+    ),
+    "uncertainty": (
+        lambda **options: uncertainty(X, (None, FACTORS), **options), {"mode": 0, "n": 2},
     ),
     "fold_in": (lambda **options: fold_in((None, FACTORS), X, **options), {"mode": 0}),
     "mttkrp": (lambda **options: mttkrp(X, FACTORS, **options), {"mode": 0}),

@@ -51,6 +51,7 @@ CALLS = {
     "best_of": lambda f, x: f("parafac", x, RANK, 2, random_state=0, n_iter_max=2),
     "select_rank": lambda f, x: f(x, [1, 2], 2, random_state=0, n_iter_max=2).models,
     "replicability": lambda f, x: f(x, RANK, 0, 2, 2, n_iter_max=2, random_state=0),
+    "uncertainty": lambda f, x: f(x, (None, make_factors()), 0, 2, random_state=0).samples,
     "core_consistency": lambda f, x: f(x, (None, make_factors())),
     "cp_fit": lambda f, x: f(x, (None, make_factors())),
     "fold_in": lambda f, x: f((None, make_factors()), x, 0),

@@ -29,6 +29,7 @@ from tensorly_flycoo import (
     replicability,
     save,
     stats,
+    uncertainty,
     write_tns,
 )
 from tensorly_flycoo.tensor.labelled import _MODE_OPTIONS, Labels
@@ -192,6 +193,7 @@ BY_MODE = {
     "fold_in": lambda x, mode: fold_in((None, FACTORS), x, mode),
     "recommend": lambda x, mode: [[*best.values()] for best in recommend(MODEL, mode)],
     "evaluate": lambda x, mode: [*evaluate(MODEL, x, mode, 2).values()],
+    "uncertainty": lambda x, mode: uncertainty(x, MODEL, mode, 3, random_state=0).samples[0],
     "replicability": lambda x, mode: replicability(x, 1, mode, 2, 1, random_state=0).scores,
 }
 #: Of decompositions, by the name of the parameter.
