@@ -53,7 +53,7 @@ def find_held(x, planted, seed, mode=None, method="bootstrap"):
     truth = LabelledCP((None, planted), found.cp_tensor.labels)
     order, signs = match(found.cp_tensor, truth)
     held = []
-    for n, (lower, upper) in enumerate(found.factors):
+    for n, (lower, upper) in enumerate(found.cp_tensor.intervals):
         own = truth.factors[n][:, order] * signs[n]
         held += [*((lower <= own) & (own <= upper)).flat] * (n != mode)
     return held, [
@@ -109,7 +109,7 @@ def main(argv=None):
             rank = f"rank {lower}" if lower == upper else f"ranks {lower} to {upper}"
             print(f"  {label:40} {rank}")
     title = "Flights out of New York in 2013, and how sure the components are"
-    save_components(cp, arguments.output, title, top=5, intervals=found.factors)
+    save_components(found.cp_tensor, arguments.output, title, top=5)
     return {"x": x, "found": found}
 
 

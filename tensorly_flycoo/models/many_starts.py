@@ -123,34 +123,32 @@ def run_resampled(
 ) -> list[CPTensor]:
     """Iterate `parafac` from one model for each row of `weights` (n, I), of the rows of a mode.
 
-    A row of a run's tensor is that of `x` times the square root of its weight, and so is that of
-    the mode's factor: least squares count it so often. Results, on the host, are extrapolated.
+    Results, on the host, are extrapolated, and rows of the mode's factor are times the roots of
+    their weights, as if those of `x` were: least squares count them so often.
     """
-    rank, xp, batches = factors[0].shape[1], array_module(factors[0]), []
+    rank, xp, paths = factors[0].shape[1], array_module(factors[0]), []
     size = max(1, min(_choose_batch_size(x, rank), _RESAMPLED_COLUMNS // rank))
     for start in range(0, len(weights), size):
-        roots = xp.asarray(np.sqrt(weights[start : start + size, :, None]), x.dtype)
-        count = len(roots)
+        own = xp.asarray(weights[start : start + size, :, None], x.dtype)
+        count, path = len(own), []
         report(f"fits {start + 1} to {start + count} of {len(weights)} together")
-        if is_cupy(roots):
-            roots = xp.concatenate([roots, *[roots[:1]] * (-count % _GPU_MULTIPLE)])
-        stacks = [xp.stack([factor] * len(roots)) for factor in factors]
-        stacks[mode] *= roots
-        states, batch = [[*stacks]], _Batch(x, stacks, roots={mode: roots})
-        for _ in range(num_iterations):
-            batch.iterate()
-            states.append([*batch.stacks])
-        batches.append([[move(stack[:count], np) for stack in state] for state in states])
-    paths = [
-        np.concatenate([[state[n] for state in states] for states in batches], axis=1)
-        for n in range(x.ndim)
-    ]
-    limits = call_lapack(_find_limits, *paths)  # whose products depend on the number of threads
-    return [make_cp_tensor(None, own) for own in zip(*limits, strict=True)]
+        if is_cupy(own):
+            own = xp.concatenate([own, *[own[:1]] * (-count % _GPU_MULTIPLE)])
+        batch = _Batch(x, [xp.stack([factor] * len(own)) for factor in factors], None, {mode: own})
+        for number in range(num_iterations + 1):
+            if number:
+                batch.iterate()
+            path.append(move(xp.concatenate(batch.stacks, axis=1)[:count], np))
+        paths.append(np.stack(path))
+    # Products of a BLAS depend on its number of threads.
+    limits = call_lapack(_find_limits, np.concatenate(paths, axis=1))
+    stacks = np.split(limits, np.cumsum(x.shape)[:-1], axis=1)
+    stacks[mode] *= np.sqrt(weights[:, :, None])
+    return [make_cp_tensor(None, own) for own in zip(*stacks, strict=True)]
 
 
-def _find_limits(*paths: np.ndarray) -> list[np.ndarray]:
-    r"""Extrapolate the factors of all runs after each iteration (T + 1, n, I, R) to their limits.
+def _find_limits(path: np.ndarray) -> np.ndarray:
+    r"""Extrapolate all factors of all runs after each iteration (T + 1, n, I, R) to their limits.
 
     Near the model from which all start, iterations change each run by one linear map of its last
     change, :math:`d_{t+1} = J d_t`, and the same for all. So after T changes a run is
@@ -158,18 +156,13 @@ def _find_limits(*paths: np.ndarray) -> list[np.ndarray]:
     runs add up to :math:`d_T` are those of the :math:`d_{t+1}`. This is reduced rank extrapolation
     (Sidi, SIAM Journal on Numerical Analysis 23, 1986) with the changes of all runs.
     """
-    if len(paths[0]) < 3:
-        return [path[-1] for path in paths]
-    changes = [np.diff(path.reshape(*path.shape[:2], -1), axis=0) for path in paths]
-    gram: Any = 0.0
-    inner: Any = 0.0
-    for own in changes:
-        bends = (own[:-1] - own[1:]).reshape(-1, own.shape[2])
-        gram, inner = gram + bends @ bends.T, inner + bends @ own[-1].T
-    ridge = _RIDGE * np.trace(gram) / len(gram) or 1.0
-    shares = np.linalg.solve(gram + ridge * np.eye(len(gram), dtype=gram.dtype), inner).T
-    further = [shares @ own[1:].reshape(-1, own.shape[2]) for own in changes]
-    return [path[-1] + of.reshape(path[-1].shape) for path, of in zip(paths, further, strict=True)]
+    changes = np.diff(path.reshape(*path.shape[:2], -1), axis=0)
+    after = changes[1:].reshape(-1, changes.shape[2])
+    bends = changes[:-1].reshape(after.shape) - after
+    gram = bends @ bends.T
+    gram.flat[:: len(gram) + 1] += _RIDGE * np.trace(gram) / max(1, len(gram)) or 1.0
+    shares = np.linalg.solve(gram, bends @ changes[-1].T)
+    return path[-1] + (shares.T @ after).reshape(path.shape[1:])
 
 
 def _choose_batch_size(x: FlycooTensor, rank: int, num_missing: int = 0) -> int:
@@ -344,16 +337,16 @@ class _Batch:
     """Runs of one rank, iterated together; the lists have an array for each mode.
 
     These are the factors of all runs (n, I, R), now and before the last step; their columns as
-    MTTKRP reads them (I, n * R); and their Gram matrices (n, R, R). The tensor of each run may be
-    `x` with the rows of a mode times its own `roots` (n, I, 1); it is not made.
+    MTTKRP reads them (I, n * R); and their Gram matrices (n, R, R). The latter two count rows of a
+    mode as often as its `weights` (n, I, 1) say, if it has some.
     """
 
     def __init__(
         self, x: FlycooTensor, stacks: list[Array], imputed: ImputedStarts | None = None,
-        roots: dict[int, Array] | None = None,
+        weights: dict[int, Array] | None = None,
     ) -> None:  # fmt: skip
         self.x, self.imputed, self.data = x, imputed, WholeTensor(x, imputed)
-        self.roots = roots or {}
+        self.weights = weights or {}
         self.stacks, self.columns, self.grams = stacks, [*stacks], [*stacks]
         for mode, stack in enumerate(stacks):
             self._replace(mode, stack)
@@ -362,13 +355,15 @@ class _Batch:
 
     def _replace(self, mode: int, stack: Array) -> None:
         """Replace the factors of a mode, and what is computed from them."""
-        seen = stack * self.roots[mode] if mode in self.roots else stack
-        self.stacks[mode], self.columns[mode] = stack, _lay_out(seen)
+        counted = stack * self.weights[mode] if mode in self.weights else stack
+        self.stacks[mode], self.columns[mode] = stack, _lay_out(counted)
         if is_own(stack[0].T, stack[0]):
-            self.grams[mode] = np.stack([multiply(factor.T, factor) for factor in stack])
+            pairs = zip(stack, counted, strict=True)
+            self.grams[mode] = np.stack([multiply(factor.T, own) for factor, own in pairs])
             return
-        wide = stack.astype(np.float64, copy=False) if is_cupy(stack) else stack
-        self.grams[mode] = wide.swapaxes(1, 2) @ wide
+        if is_cupy(stack):
+            stack, counted = (of.astype(np.float64, copy=False) for of in (stack, counted))
+        self.grams[mode] = stack.swapaxes(1, 2) @ counted
 
     @classmethod
     def draw(
@@ -422,8 +417,6 @@ class _Batch:
             products = products.reshape(size, num_runs, rank)
             rows = products.transpose(1, 0, 2).copy()  # (n, I, R)
             del products
-            if mode in self.roots:
-                rows *= self.roots[mode]
             others = self.grams[:mode] + self.grams[mode + 1 :]
             # The engine takes pseudo-inverses where it must, if it has a kernel.
             inverses = self.x._engine.invert_products(others, rows.dtype)

@@ -8,7 +8,7 @@ from scipy.optimize import linear_sum_assignment
 
 from ..base.array_modules import Array, array_module, move
 from ..engines.tall import transposed_product
-from ..loop.cp_model import multiply_all
+from ..loop.cp_model import multiply_all, normalize
 from ..ops.cp_entries import take_model
 from ..tensor.mirroring import map_arrays
 
@@ -83,21 +83,17 @@ def match_all(models: Sequence[Sequence[Array]]) -> np.ndarray:
 
 
 def align(cp_tensor: Any, reference: Any) -> list[np.ndarray]:
-    """Return weights and factors, on the host, with the order and the signs of another model's.
+    """Return weights and factors with columns of norm 1, in order and signs of a reference's.
 
-    Columns have norm 1.
+    All are on the host.
     """
-    models = [take_model(of) for of in (cp_tensor, reference)]
-    (weights, factors), (_, known) = map_arrays(lambda array: move(array, np), models)
-    score = _score_components((None, known), (None, factors), consider_weights=False)
-    order = linear_sum_assignment(score, maximize=True)[1]
-    weights, aligned = np.ones(len(order)) if weights is None else weights[order], []
-    for factor, like in zip(factors, known, strict=True):
-        columns = factor[:, order]
-        norms = _find_norms(columns) * np.where((columns * like).sum(axis=0) < 0, -1, 1)
-        weights = weights * norms
-        aligned.append(columns / _or_one(norms))
-    return [weights, *aligned]
+    models = map_arrays(lambda array: move(array, np), [*map(take_model, (cp_tensor, reference))])
+    (weights, factors), (_, known) = (normalize(*model) for model in models)
+    products = [own.T @ other for own, other in zip(known, factors, strict=True)]
+    order = linear_sum_assignment(abs(multiply_all(products)), maximize=True)[1]
+    signs = [np.where(of[:, order].diagonal() < 0, -1, 1) for of in products]
+    pairs = zip(factors, signs, strict=True)
+    return [weights[order] * multiply_all(signs), *(f[:, order] * own for f, own in pairs)]
 
 
 def _match(score: np.ndarray) -> float:

@@ -8,7 +8,7 @@ import tensorly as tl
 from scipy.special import stdtrit
 from tensorly.cp_tensor import CPTensor
 
-from ..base.array_modules import Array, move
+from ..base.array_modules import Array
 from ..base.checks import check_choice, check_count, check_mode, check_real
 from ..base.reporting import report
 from ..decomposition import generalized_parafac
@@ -16,7 +16,7 @@ from ..loop.cp_model import make_cp_tensor
 from ..loop.initial_guess import take_guess
 from ..results.labelled_cp import LabelledCP
 from ..tensor.coo_cache import as_flycoo
-from ..tensor.labelled import check_same_labels, number_modes
+from ..tensor.labelled import check_same_labels, number_modes, take_labels
 from ..tensor.mirroring import mirror
 from ..tensor.tensor import FlycooTensor
 from .many_starts import run_resampled
@@ -30,12 +30,10 @@ class Uncertainty:
     Attributes
     ----------
     cp_tensor : LabelledCP
-        The model; without labels, rows are labelled by their numbers.
+        The model; without labels, rows are labelled by their numbers. Its `plot` and `to_tidy` show
+        its `intervals`, which are nan in the mode whose rows were resampled.
     weights : pair of array (R,)
-        The lower and the upper ends of the intervals.
-    factors : list of pair of array (I_n, R)
-        For each mode; nan in the one whose rows were resampled. `LabelledCP.plot` and
-        `LabelledCP.to_tidy` take the list.
+        The lower and the upper ends of the weights' intervals.
     samples : list of array (n, I_n, R)
         The factors of the fits, matched with those of the model, for your own answers. Those of a
         jackknife are spread from their mean until they have the variance of the model.
@@ -44,7 +42,6 @@ class Uncertainty:
 
     cp_tensor: LabelledCP
     weights: tuple[np.ndarray, np.ndarray]
-    factors: list[tuple[np.ndarray, np.ndarray]]
     samples: list[np.ndarray]
     level: float
 
@@ -59,29 +56,26 @@ class Uncertainty:
 
         Parameters
         ----------
-        mode : str or int
-            Its name or its number; a ValueError if its rows were resampled.
+        mode, n
+            As for `LabelledCP.top`; a ValueError if the mode's rows were resampled.
         component : int
-        n : int
-            How many labels, as for `LabelledCP.top`.
 
         Returns
         -------
         dict
             By label, as `LabelledCP.top` sorts them.
         """
-        number = check_mode(number_modes(self.cp_tensor, mode), len(self.samples))
+        number = self.cp_tensor._find_mode(mode)
         component = check_mode(component, self.cp_tensor.rank, "component")
         sizes = np.abs(self.samples[number][:, :, component])
         if np.isnan(sizes).any():
             raise ValueError(f"mode is {mode!r}, expected another: its rows were resampled")
         ranks = 1 + np.argsort(np.argsort(-sizes, axis=1, kind="stable"), axis=1)
-        tail = (1 - self.level) / 2
-        ends = np.quantile(ranks, [tail, 1 - tail], axis=0, method="closest_observation")
-        tops = self.cp_tensor.top(number, n)[component]
-        factor = move(self.cp_tensor.factors[number], np)
-        order = np.argsort(-np.abs(factor[:, component]), kind="stable")[: len(tops)]
-        return dict(zip(tops, map(tuple, ends[:, order].T.tolist()), strict=True))
+        tails = (1 - self.level) / 2, (1 + self.level) / 2
+        ends = np.quantile(ranks, tails, axis=0, method="closest_observation").T.tolist()
+        labels = take_labels([*self.cp_tensor.labels.values()][number], slice(None))
+        found = dict(zip(labels, map(tuple, ends), strict=True))
+        return {label: found[label] for label in self.cp_tensor.top(number, n)[component]}
 
 
 @mirror
@@ -105,8 +99,7 @@ def uncertainty(
     mode : int or str, optional
         Its name, if `x` is a LabelledTensor, or its number. Its own factor gets no intervals.
     n : int
-        How many fits. A jackknife leaves out one of `n` groups of rows, or one row if there are
-        fewer.
+        How many fits: a jackknife leaves out one of `n` groups of rows, or of all rows if fewer.
     method : {"bootstrap", "jackknife"}
         The latter only with a mode.
     level : float
@@ -132,11 +125,11 @@ def uncertainty(
 
     Notes
     -----
-    Rows are resampled without a new tensor: a row and its factor row times the square root of w
-    count w times. The fits share each MTTKRP, as in `best_of`; and since all begin at the model,
-    few iterations of all tell where each goes: 50 cost 3 to 4 ordinary fits of nycflights. Counts
-    are fitted one by one. All factors are kept on the host, those of rows after each iteration. A
-    `random_state` gives the same result every time on one machine.
+    Rows are resampled without a new tensor: factor rows count as often as they are drawn. The fits
+    share each MTTKRP, as in `best_of`; and since all begin at the model, few iterations of all tell
+    where each goes: 50 cost 3 to 4 ordinary fits of nycflights. Counts are fitted one by one. All
+    factors are kept on the host, those of rows after each iteration. A `random_state` gives the
+    same result every time on one machine.
 
     References
     ----------
@@ -156,7 +149,7 @@ def uncertainty(
     ...     found = uncertainty(x, cp, mode=0, random_state=0)
     >>> found
     <Uncertainty of rank 2: 90% intervals from 50 fits>
-    >>> lower, upper = found.factors[1]
+    >>> lower, upper = found.cp_tensor.intervals[1]
     >>> lower.shape, bool((lower <= upper).all())
     ((30, 2), True)
     """
@@ -165,23 +158,23 @@ def uncertainty(
     if not 0 < level < 1:
         raise ValueError(f"level is {level}, expected a number between 0 and 1")
     check_same_labels(x, cp_tensor)
-    mode, labels = number_modes(x, mode), getattr(x, "labels", None)
-    x, n = as_flycoo(x, check_coords=True), check_count(n, "n", least=2)
-    if not isinstance(cp_tensor, LabelledCP):
-        cp_tensor = LabelledCP(cp_tensor, labels or [np.arange(size) for size in x.shape])
+    labels = getattr(cp_tensor, "labels", None) or getattr(x, "labels", None)
+    mode, x = number_modes(x, mode), as_flycoo(x, check_coords=True)
+    cp_tensor = LabelledCP(cp_tensor, labels or [np.arange(size) for size in x.shape])
     scales = cp_tensor.weights ** (1 / x.ndim)  # changes of all factors count alike
     guess = None, [factor * scales for factor in cp_tensor.factors]
     start, random = take_guess(x, cp_tensor.rank, guess), tl.check_random_state(random_state)
+    check_count(n, "n", least=2)
     num_iterations = (20 if mode is None else 6) if n_iter_max is None else n_iter_max
-    num_iterations = check_count(num_iterations, "n_iter_max")
-    if mode is None:
-        if method == "jackknife":
-            raise ValueError("mode is None, expected the mode whose rows to leave out")
-        fits, least = _fit_events(x, start, n, num_iterations, random), 0.0
-    else:
+    check_count(num_iterations, "n_iter_max")
+    if mode is not None:
         mode = check_mode(mode, x.ndim)
         row_weights = _draw_row_weights(x.shape[mode], n, method, random)
         fits, least = run_resampled(x, start, mode, row_weights, num_iterations), -np.inf
+    elif method == "jackknife":
+        raise ValueError("mode is None, expected the mode whose rows to leave out")
+    else:
+        fits, least = _fit_events(x, start, n, num_iterations, random), 0.0
     estimates, *aligned = (align(fit, cp_tensor) for fit in [cp_tensor, *fits])
     samples = [np.stack(of) for of in zip(*aligned, strict=True)]
     if mode is not None:
@@ -193,18 +186,16 @@ def uncertainty(
     for own, of in zip(estimates, samples, strict=True):
         margin = quantile * of.std(axis=0, ddof=1)
         intervals.append((np.maximum(own - margin, least), own + margin))
-    return Uncertainty(cp_tensor, intervals[0], intervals[1:], samples[1:], level)
+    cp_tensor.intervals = intervals[1:]
+    return Uncertainty(cp_tensor, intervals[0], samples[1:], level)
 
 
 def _draw_row_weights(size: int, n: int, method: str, random: np.random.RandomState) -> np.ndarray:
     """Draw the weights of a mode's rows in each sample (n, size), with means of 1."""
     if method == "bootstrap":
         return random.multinomial(size, np.full(size, 1 / size), n).astype(np.float64)
-    weights = np.ones((min(n, size), size))
-    for own, rows in zip(
-        weights, np.array_split(random.permutation(size), len(weights)), strict=True
-    ):
-        own[rows] = 0
+    groups = np.array_split(random.permutation(size), min(n, size))
+    weights = np.array([~np.isin(np.arange(size), rows) for rows in groups], np.float64)
     return weights / weights.mean(axis=1, keepdims=True)
 
 
@@ -220,5 +211,5 @@ def _fit_events(
         report(f"fit {number + 1} of {n}")
         counts = random.poisson(values)
         drawn = x._rebuild(coords[:, counts > 0], counts[counts > 0], dtype=x.dtype)
-        fits.append(generalized_parafac(drawn, start[0].shape[1], n_iter_max, init))
+        fits.append(generalized_parafac(drawn, init.rank, n_iter_max, init))
     return fits

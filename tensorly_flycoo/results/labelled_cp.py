@@ -41,9 +41,6 @@ _MAX_ROWS, _MAX_LABELS = 20, 5
 
 _NEED = "tables of factors need pandas: pip install pandas"
 
-#: The lower and the upper ends of the intervals of each factor, as `uncertainty` finds them.
-Intervals = Sequence[tuple[np.ndarray, np.ndarray]]
-
 #: TensorLy's class of a CPTensor, a TuckerTensor and so on.
 _FACTORIZED: Any = CPTensor.__base__
 
@@ -82,6 +79,8 @@ class LabelledCP(CPTensor):
         model of `observed_parafac` with biases also "item bias" and "mean".
     observed_l2_reg, observed_scale, bias_modes
         Only of models of `observed_parafac`, which describes them.
+    intervals : list of pair of array (I_n, R)
+        Only of models of `uncertainty`, for pictures and `to_tidy`: the lower and the upper ends.
 
     Raises
     ------
@@ -113,6 +112,8 @@ class LabelledCP(CPTensor):
     >>> [factor.shape for factor in factors]
     [(2, 2), (3, 2), (2, 2)]
     """
+
+    intervals: Sequence[tuple[np.ndarray, np.ndarray]] = ()
 
     def __init__(
         self,
@@ -250,19 +251,14 @@ class LabelledCP(CPTensor):
         ]
         return move(self.weights, np), frames
 
-    def to_tidy(self, intervals: Intervals | None = None) -> "DataFrame":
+    def to_tidy(self) -> "DataFrame":
         """Return all factors as one long table, with a row for each element.
-
-        Parameters
-        ----------
-        intervals : list of pair of array (I_n, R), optional
-            The lower and upper ends of each factor's intervals: ``uncertainty(...).factors``.
 
         Returns
         -------
         pandas.DataFrame
-            With the columns "mode" (the name), "label", "component" (from 0) and "value", and with
-            `intervals` also "lower" and "upper". Needs pandas.
+            With the columns "mode" (the name), "label", "component" (from 0) and "value", and
+            "lower" and "upper" if there are `intervals`. Needs pandas.
 
         Examples
         --------
@@ -280,7 +276,7 @@ class LabelledCP(CPTensor):
             tables.append(series.reset_index(name="value").assign(mode=frame.index.name))
         table = require("pandas", _NEED).concat(tables, ignore_index=True)
         table = table[["mode", "label", "component", "value"]]
-        for name, ends in zip(("lower", "upper"), zip(*intervals or (), strict=True), strict=False):
+        for name, ends in zip(("lower", "upper"), zip(*self.intervals, strict=True), strict=False):
             table[name] = np.concatenate([of.T.reshape(-1) for of in ends])
         return table
 
@@ -333,14 +329,11 @@ class LabelledCP(CPTensor):
         # The model is in form already; bringing it into form again would change the last bits.
         return cls._from_parts(weights, factors, labels, marks)
 
-    def plot(
-        self, top: int = 8, lines: Iterable[str | int] | None = None,
-        intervals: Intervals | None = None,
-    ) -> "Figure":  # fmt: skip
+    def plot(self, top: int = 8, lines: Iterable[str | int] | None = None) -> "Figure":
         """Draw the components: a row of panels for each, with a panel for each mode.
 
-        Names get bars for the largest magnitudes, ordered labels a line. All panels of a mode have
-        one scale.
+        Names get bars for the largest magnitudes, ordered labels a line; `intervals` are whiskers
+        and bands. All panels of a mode have one scale.
 
         Parameters
         ----------
@@ -349,8 +342,6 @@ class LabelledCP(CPTensor):
         lines : iterable of str or int, optional
             The modes to draw as lines; by default `ordered`. Leave out those whose numbers are
             only names, such as the ids of users.
-        intervals : list of pair of array (I_n, R), optional
-            As for `to_tidy`: drawn as bands around lines, and as whiskers of bars.
 
         Returns
         -------
@@ -375,7 +366,7 @@ class LabelledCP(CPTensor):
         figure = _make_figure(_HEADING_WIDTH + sum(widths), 0.8 + height * self.rank)
         grid = figure.subplots(self.rank, len(widths), squeeze=False, width_ratios=widths)
         for n, (name, column) in enumerate(zip(self.names, grid.T, strict=True)):
-            factor, ends = move(self.factors[n], np), intervals[n] if intervals else ()
+            factor, ends = move(self.factors[n], np), self.intervals[n] if self.intervals else ()
             if n in line_modes:
                 _draw_lines(column, self.labels[name], factor, ends)
             else:
@@ -587,7 +578,7 @@ def _draw_bars(
         places = range(len(component))
         axes.barh(places, list(component.values()), color=f"C{r % 10}")
         if ends:
-            rows = np.argsort(-np.abs(factor[:, r]), kind="stable")[: len(component)]
+            (rows,) = find_largest(np.abs(factor[None, :, r]), len(component))
             axes.hlines(places, *(of[rows, r] for of in ends), color="black", linewidth=1)
         axes.set_yticks(places, [_shorten(label) for label in component], **_TICKS)
         axes.set_ylim(num_bars - 0.5, -0.5)
@@ -628,8 +619,8 @@ def _draw_lines(
 
 def _find_limits(*arrays: np.ndarray) -> tuple[float, float]:
     """Return the bounds of the scale that all panels of a mode share; it contains 0."""
-    known = [float(end) for of in arrays for end in (of.min(), of.max()) if end == end]
-    low, high = min(0.0, *known), max(0.0, *known)
+    low = float(np.fmin.reduce([0.0, *map(np.min, arrays)]))  # not nan
+    high = float(np.fmax.reduce([0.0, *map(np.max, arrays)]))
     margin = 0.05 * (high - low) or 1.0
     return low - margin * (low < 0), high + margin
 

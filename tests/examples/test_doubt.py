@@ -23,7 +23,7 @@ def test_flights(doubt, tmp_path, capsys):
     page = capsys.readouterr().out
     assert page.startswith("<Uncertainty of rank 2: 90% intervals from 8 fits>")
     assert len(re.findall(r"^  \w{3} \S.* ranks? \d", page, re.MULTILINE)) == 10
-    for lower, upper in found.factors:
+    for lower, upper in found.cp_tensor.intervals:
         assert (lower <= upper).all()
     assert output.stat().st_size > 10_000
 

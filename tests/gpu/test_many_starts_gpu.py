@@ -192,7 +192,9 @@ def test_intervals_are_near_those_of_the_host():
     expected = uncertainty(x, cp, 0, random_state=0)
     on_gpu = FlycooTensor(*x.nonzeros(), x.shape, device="cuda")
     found = uncertainty(on_gpu, cp, 0, random_state=0)
-    for ends, others in zip(found.factors[1:], expected.factors[1:], strict=True):
+    for ends, others in zip(
+        found.cp_tensor.intervals[1:], expected.cp_tensor.intervals[1:], strict=True
+    ):
         np.testing.assert_allclose(ends, others, atol=1e-6)
     again = uncertainty(on_gpu, cp, 0, random_state=0)
     np.testing.assert_array_equal(again.samples[1], found.samples[1])

@@ -78,7 +78,7 @@ def test_the_jackknife_equals_a_dense_loop_that_leaves_rows_out():
         own = [align(CPTensor((None, fit.factors[1:])), reference)[mode] for fit in fits]
         n = len(own)
         error = np.sqrt((n - 1) / n * ((own - np.mean(own, axis=0)) ** 2).sum(axis=0))
-        lower, upper = found.factors[mode]
+        lower, upper = found.cp_tensor.intervals[mode]
         np.testing.assert_allclose((upper - lower) / 2, 1.7709 * error, rtol=1e-3)
         np.testing.assert_allclose((upper + lower) / 2, found.cp_tensor.factors[mode], atol=1e-12)
 
@@ -93,7 +93,7 @@ def test_runs_together_are_extrapolated_to_where_they_go(monkeypatch):
     x = FlycooTensor.from_dense(dense)
     cp = parafac(x, 3, 3000, CPTensor((None, planted)), tol=1e-14, linesearch="nesterov")
     limit, found = (uncertainty(x, cp, 0, random_state=0, n_iter_max=n) for n in (100, 6))
-    monkeypatch.setattr(many_starts, "_find_limits", lambda *paths: [path[-1] for path in paths])
+    monkeypatch.setattr(many_starts, "_find_limits", lambda path: path[-1])
     plain = uncertainty(x, cp, 0, random_state=0, n_iter_max=6)
     far, near = (np.linalg.norm(of.samples[1] - limit.samples[1]) for of in (plain, found))
     spread = np.linalg.norm(limit.samples[1] - found.cp_tensor.factors[1])
@@ -114,7 +114,9 @@ def test_intervals_hold_planted_numbers(kind):
             cp = parafac(x, 2, 300, planted)
         found = uncertainty(x, cp, random_state=seed, **options)
         truth = align(planted, found.cp_tensor)[1:]
-        for own, (lower, upper) in list(zip(truth, found.factors, strict=True))[kind != "counts" :]:
+        for own, (lower, upper) in list(zip(truth, found.cp_tensor.intervals, strict=True))[
+            kind != "counts" :
+        ]:
             held += [*((lower <= own) & (own <= upper)).flat]
     # Intervals of a tensor are not independent: they count as a quarter as many.
     count = len(held) // 4
@@ -139,9 +141,9 @@ def test_labels():
     assert isinstance(found, Uncertainty)
     assert repr(found) == "<Uncertainty of rank 2: 90% intervals from 20 fits>"
     plain = uncertainty(x.to_coo(), cp, 0, 20, random_state=0)
-    for pair, other in zip(found.factors, plain.factors, strict=True):
+    for pair, other in zip(found.cp_tensor.intervals, plain.cp_tensor.intervals, strict=True):
         np.testing.assert_array_equal(pair, other)
-    assert np.isnan(found.factors[0]).all()
+    assert np.isnan(found.cp_tensor.intervals[0]).all()
     assert (found.weights[0] < found.cp_tensor.weights).all()
 
     ranks = found.top_ranks("item", 1, 3)
@@ -152,16 +154,16 @@ def test_labels():
     with pytest.raises(ValueError, match="mode is 'user', expected another"):
         found.top_ranks("user", 0)
 
-    table = found.cp_tensor.to_tidy(found.factors)
+    table = found.cp_tensor.to_tidy()
     assert [*table] == ["mode", "label", "component", "value", "lower", "upper"]
     shown = table[table["mode"] != "user"]
     assert ((shown["lower"] < shown["value"]) & (shown["value"] < shown["upper"])).all()
     assert table[table["mode"] == "user"]["lower"].isna().all()
-    figure = found.cp_tensor.plot(4, lines=["user", "day"], intervals=found.factors)
+    figure = found.cp_tensor.plot(4, lines=["user", "day"])
     *_, bars, line = figure.axes
     (whiskers,), (band,) = bars.collections, line.collections
     assert len(whiskers.get_segments()) == 4
-    lower, upper = (of[:, 1] for of in found.factors[2])
+    lower, upper = (of[:, 1] for of in found.cp_tensor.intervals[2])
     low, high = band.get_paths()[0].vertices[:, 1].min(), band.get_paths()[0].vertices[:, 1].max()
     np.testing.assert_allclose([low, high], [lower.min(), upper.max()])
     assert line.get_ylim()[0] <= low < high <= line.get_ylim()[1]
@@ -171,7 +173,7 @@ def test_the_intervals_of_counts_are_not_negative():
     x, planted = make_counts()
     cp = generalized_parafac(x, 2, 200, planted)
     found = uncertainty(x, cp, n=10, random_state=0)
-    assert min(lower.min() for lower, _ in found.factors) >= 0
+    assert min(lower.min() for lower, _ in found.cp_tensor.intervals) >= 0
     again = uncertainty(x.to_coo(), cp, n=10, random_state=np.random.RandomState(0))
     np.testing.assert_array_equal(again.samples[1], found.samples[1])
     assert (uncertainty(x, cp, n=10, random_state=1).samples[1] != found.samples[1]).any()
