@@ -366,11 +366,9 @@ class LabelledCP(CPTensor):
         figure = _make_figure(_HEADING_WIDTH + sum(widths), 0.8 + height * self.rank)
         grid = figure.subplots(self.rank, len(widths), squeeze=False, width_ratios=widths)
         for n, (name, column) in enumerate(zip(self.names, grid.T, strict=True)):
-            factor, ends = move(self.factors[n], np), self.intervals[n] if self.intervals else ()
-            if n in line_modes:
-                _draw_lines(column, self.labels[name], factor, ends)
-            else:
-                _draw_bars(column, self.top(n, num_bars), num_bars, factor, ends)
+            ends = self.intervals[n] if self.intervals else ()
+            draw = _draw_lines if n in line_modes else functools.partial(_draw_bars, num_bars)
+            draw(column, self.labels[name], move(self.factors[n], np), ends)
             column[0].set_title(name, weight="bold", parse_math=False)
         place: dict[str, Any] = {"rotation": 0, "ha": "right", "va": "center", "labelpad": 12}
         for r, (component, row) in enumerate(zip(self.components, grid, strict=True)):
@@ -569,18 +567,18 @@ def _draw_png(figure: "Figure") -> bytes:
 
 
 def _draw_bars(
-    column: "list[Axes]", components: list[dict[Any, float]], num_bars: int, factor: np.ndarray,
+    num_bars: int, column: "list[Axes]", labels: np.ndarray, factor: np.ndarray,
     ends: Sequence[np.ndarray],
 ) -> None:  # fmt: skip
     """Draw the largest elements of each component, the largest on top, and their intervals."""
     limits = _find_limits(factor, *ends)
-    for r, (axes, component) in enumerate(zip(column, components, strict=True)):
-        places = range(len(component))
-        axes.barh(places, list(component.values()), color=f"C{r % 10}")
+    for r, axes in enumerate(column):
+        (rows,) = find_largest(np.abs(factor[None, :, r]), min(num_bars, labels.size))
+        places = range(rows.size)
+        axes.barh(places, factor[rows, r], color=f"C{r % 10}")
         if ends:
-            (rows,) = find_largest(np.abs(factor[None, :, r]), len(component))
             axes.hlines(places, *(of[rows, r] for of in ends), color="black", linewidth=1)
-        axes.set_yticks(places, [_shorten(label) for label in component], **_TICKS)
+        axes.set_yticks(places, list(map(_shorten, take_labels(labels, rows))), **_TICKS)
         axes.set_ylim(num_bars - 0.5, -0.5)
         axes.set_xlim(*limits)
         axes.axvline(0, color="gray", linewidth=0.8)
