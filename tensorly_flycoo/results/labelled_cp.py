@@ -155,9 +155,7 @@ class LabelledCP(CPTensor):
         return tuple(r if n < 0 else biases[n] for r, n in enumerate(modes))
 
     def __repr__(self) -> str:
-        modes = zip(self.names, self.shape, strict=True)
-        listed = ", ".join(f"{name} ({size})" for name, size in modes)
-        return f"<LabelledCP of rank {self.rank}: {listed}>"
+        return f"<LabelledCP of rank {self.rank}: {self.labels.list_sizes()}>"
 
     def _repr_html_(self) -> str:
         """Return a table with a row for each component: bars for names, lines for an order."""
