@@ -233,7 +233,7 @@ def draw_history(machines, path):
         for name, seconds in list_series(runs, "total_s").items():
             axes.plot(np.divide(seconds, seconds[-1]), marker="o", label=name)
         axes.set_xticks(range(len(runs)), [run["commit"] for run in runs])
-        axes.set(title=machine, yscale="log", ylabel="a whole call / the newest commit's")
+        axes.set(title=machine, ylabel="a whole call / the newest commit's")
         axes.legend(fontsize="xx-small")
     figure.savefig(path, metadata={"Date": None})
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from lowered_limits import lower_limit
 
-from tensorly_flycoo import FlycooTensor
+from tensorly_flycoo import FlycooTensor, cp_to_entries
 from tensorly_flycoo.base import checks
 
 ROOT = Path(__file__).parent.parent
@@ -40,7 +40,7 @@ def test_a_low_grid_takes_effect(monkeypatch):
     monkeypatch.setattr(
         checks, "_check_block", lambda *block: starts.append(block[-1]) or check_block(*block)
     )
-    make_tensor(np.int16)
+    cp_to_entries((None, [np.ones((9, 2))] * 3), np.zeros((3, 40), int))
     assert starts == list(range(0, 40, 5))
 
 

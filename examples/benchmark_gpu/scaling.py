@@ -2,6 +2,7 @@
 
     python examples/benchmark_gpu/scaling.py                                   # all shapes
     python examples/benchmark_gpu/scaling.py --tensors nell-1 --gpus 1 2 4 8
+    python examples/benchmark_gpu/scaling.py --whole memory parquet folder     # whole calls
 
 Nonzeros are drawn at random. "one" is a tensor in one piece on one GPU. The other rows have the
 same number of slabs on 1, 2, ... GPUs, and their factors must have the same bits. FROSTT's largest
@@ -10,21 +11,27 @@ tensors are drawn slab by slab, each on its GPU, and have no piece.
 For each number of GPUs: the iteration; "kernels", the MTTKRPs of its modes without any copy
 between GPUs; "exchange", what the copies add to them; "rest", the dense work and the host's. The
 host's is an iteration of a tensor that is too small to matter, "tiny".
+
+With --whole, calls of 50 iterations from nonzeros in host memory, a Parquet file or a folder of
+slabs to factors in host memory. The folder has a slab for each of the most GPUs.
 """
 
 import argparse
+import functools
 import json
+import tempfile
 import time
 from pathlib import Path
 
 import cupy
 import numpy as np
 import tensorly as tl
+from stages import print_calls, time_stages
 from tensorly.cp_tensor import CPTensor
 from tensorly.decomposition import parafac
 from tensors import (
     LARGE_SHAPES,
-    SHAPES,
+    NAMES,
     Problem,
     build_by_slab,
     draw_factors,
@@ -33,12 +40,15 @@ from tensors import (
 )
 
 import tensorly_flycoo
-from tensorly_flycoo import FlycooTensor, mttkrp
+from tensorly_flycoo import FlycooTensor, from_dataframe, mttkrp, open_slabs, save_slabs
 from tensorly_flycoo.engines.cuda.gpus import CudaDevices
 from tensorly_flycoo.format.primitives import MTTKRP
 from tensorly_flycoo.spread.row_shards import RowShards, Sharding, cut_evenly, gather_each
 
 RANK = 32
+
+#: Iterations of a whole call.
+NUM_WHOLE = 50
 
 #: Layout and slabs of the tensors that are drawn slab by slab: what fits on one GPU of 139 GiB.
 LARGE = {
@@ -53,11 +63,12 @@ def parse_arguments():
     parser = argparse.ArgumentParser("scaling", description=__doc__)
     add = parser.add_argument
     names = ("tiny", "nell-2", "nell-1", *LARGE_SHAPES)
-    add("--tensors", nargs="+", default=names, choices=("tiny", *SHAPES, *LARGE_SHAPES))
+    add("--tensors", nargs="+", default=names, choices=("tiny", *NAMES, *LARGE_SHAPES))
     add("--gpus", nargs="+", type=int, default=[1, 2])
     add("--slabs", type=int, help="by default as many as the most GPUs, or 8 or 16 if drawn so")
     add("--share", type=float, default=1.0, help="of the nonzeros to draw; modes keep their sizes")
     add("--iterations", type=int, default=12)
+    add("--whole", nargs="+", default=[], choices=("memory", "parquet", "folder"))
     add("--json", type=Path)
     return parser.parse_args()
 
@@ -209,6 +220,44 @@ def run(problem, layout, num_slabs, gpus, num_iterations):
     return found, results
 
 
+def measure_calls(name, options):
+    """Time whole calls from each source on each number of GPUs; print and return their figures."""
+    problem, calls = Problem(name, 3.0, True, 1.0, options.share), []
+    coords, values = (array.get() for array in problem.draw(np.float32))
+    coords = coords.astype(np.int64)
+    with tempfile.TemporaryDirectory() as folder, repeats_kept(), tl.backend_context("flycoo"):
+        for source in options.whole:
+            num_slabs = max(options.gpus)
+            make = prepare_source(source, coords, values, problem.shape, Path(folder), num_slabs)
+            for gpus in options.gpus:
+                free_all(max(options.gpus))
+                with tensorly_flycoo.set_device("cuda", gpus=gpus if gpus > 1 else None):
+                    time_stages(make, RANK, 2, "random")  # compiles
+                    wait = functools.partial(wait_for_gpus, gpus)
+                    call = time_stages(make, RANK, NUM_WHOLE, "random", wait)
+                way = f"{source}, {gpus} GPU{'s' if gpus > 1 else ''}"
+                calls.append({"tensor": name, "nnz": values.size, "way": way, **call})
+    print_calls(calls)
+    return {"tensor": name, "whole": calls}
+
+
+def prepare_source(source, coords, values, shape, folder, num_slabs):
+    """Return a function that makes the tensor from a source, which is written first."""
+    if source == "memory":
+        return lambda: FlycooTensor(coords, values, shape)
+    if source == "folder":
+        path = folder / "slabs"
+        save_slabs(path, [(coords, values)], shape, slabs=num_slabs, device="cuda")
+        return lambda: open_slabs(path)
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    path, modes = folder / "nonzeros.parquet", [f"mode {mode}" for mode in range(len(shape))]
+    table = pa.table({**dict(zip(modes, coords, strict=True)), "value": values})
+    parquet.write_table(table, path)
+    return lambda: from_dataframe(parquet.read_table(path), modes, "value").tensor
+
+
 def free_all(gpus):
     """Free CuPy's unused memory on every GPU."""
     for device in range(gpus):
@@ -219,13 +268,13 @@ def free_all(gpus):
 if __name__ == "__main__":
     options = parse_arguments()
     results = []
-    if max(options.gpus) > 1:
+    if max(options.gpus) > 1 and not options.whole:
         with tensorly_flycoo.set_device("cuda", gpus="all"):
             link = time_peer_copy()
         movers = {gpus: time_mover(gpus) / link for gpus in options.gpus if gpus > 1}
         results.append({"link_gb_per_s": link / 1e9, "mover_of_link": movers})
         print(results[-1], flush=True)
     for name in options.tensors:
-        results.append(measure(name, options))
+        results.append((measure_calls if options.whole else measure)(name, options))
         if options.json:
             options.json.write_text(json.dumps(results, indent=1))

@@ -34,6 +34,8 @@ class Devices(Protocol):
         For a device in another process the result is a stand-in, which `bring`, `gather`, `collect`
         and later calls take. An engine and a slab's layout are replaced by those of that process.
         """
+        with self.use(device):
+            return function(*args)
 
     def launch(self, results: Iterator[Any]) -> Iterable[Any]:
         """Return the results of an iterator that calls `run`.
@@ -95,9 +97,6 @@ class OneDevice(Devices):
     def empty(self, device: int, shape: tuple[int, int], dtype: np.dtype) -> Array:
         return self._xp.empty(shape, dtype)
 
-    def run(self, device: int, function: Callable[..., Any], *args: Any) -> Any:
-        return function(*args)
-
     def gather(self, requests: Sequence[Request]) -> list[Array]:
         return [self._join(arrays) for arrays, _ in requests]
 
@@ -117,12 +116,6 @@ class OneDevice(Devices):
 def bring_each(devices: Devices, arrays: Iterable[Array], homes: Iterable[int]) -> list[Array]:
     """Return each array on its device."""
     return devices.gather([((array,), home) for array, home in zip(arrays, homes, strict=True)])
-
-
-def bring_to_each(devices: Devices, array: Array, homes: Iterable[int]) -> dict[int, Array]:
-    """Return an array on each of some devices, which may repeat."""
-    targets = tuple(dict.fromkeys(homes))
-    return dict(zip(targets, bring_each(devices, [array] * len(targets), targets), strict=True))
 
 
 def assign_homes(num_parts: int, num_devices: int) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ import numpy as np
 from distributed import Client
 
 from ..base.devices import assign_homes
+from ..base.reporting import report
 from ..format.layout import Layout
 from ..io.slab_folder import Index, load_slab
 from ..tensor.tensor import FlycooTensor
@@ -27,7 +28,7 @@ from .cluster_layout import (
 )
 from .machine import Site
 from .messages import SITE, Free
-from .waiting import WorkerLost, free_after_error
+from .waiting import WorkerLost, check_limits, free_after_error
 
 
 class Pool(NamedTuple):
@@ -80,12 +81,19 @@ class SlabSource:
     def load(self, site: Site, number: int) -> Layout:
         if self.keep == "device":
             site.check_room(self.index.entries[number].nbytes, f"slab {number} of {self.folder}")
-        return load_slab(self.folder, self.index, number, site.engine, self.keep, self.verify)
+        slab = load_slab(self.folder, self.index, number, site.engine, self.keep, self.verify)
+        if self.keep == "file":
+            site.add_mapping(slab.get_copies()[0])
+        return slab
 
     def place(self, client: Client, workers: Workers) -> ClusterLayout:
         num_slabs = len(self.index.entries)
         workers = workers[:num_slabs]
         homes = dict(enumerate(assign_homes(num_slabs, len(workers))))
+        if not workers[0].gpus.uuids:  # mapped slabs are used one by one
+            nbytes = [entry.nbytes for entry in self.index.entries]
+            share = max(nbytes) if self.keep == "file" else sum(nbytes) // len(workers)
+            check_limits(client, [worker.address for worker in workers], share, "its slabs")
         return self._load_missing(client, workers, homes, {})
 
     def restore(self, client: Client, workers: Workers, layout: ClusterLayout) -> ClusterLayout:
@@ -96,6 +104,7 @@ class SlabSource:
     ) -> ClusterLayout:
         cluster, index = Cluster(client, workers), self.index
         missing = sorted(homes.keys() - held.keys())
+        report(f"loading {len(missing)} slabs on {len(workers)} workers")
         new = [cluster.run(workers[homes[n]], self.load, SITE, n)[0] for n in missing]
         held |= zip(missing, fetch_layouts(cluster, new), strict=True)
         rows = [range(entry.start, entry.stop) for entry in index.entries]

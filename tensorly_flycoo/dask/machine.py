@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import mmap
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakSet
 
 import numpy as np
 
@@ -41,6 +43,7 @@ class Site:
     count_room: Callable[[], int | None]  # bytes of host memory that may still be used, if known
     link_type: type[NcclLink] | None = None  # connects its device to those of other workers
     partitions: dict[int, Partition] = field(default_factory=dict)
+    mappings: WeakSet[mmap.mmap] = field(default_factory=WeakSet)  # of files of slabs
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> Array:
         """Return an array on the engine's device whose elements are not set."""
@@ -55,6 +58,20 @@ class Site:
         free = self.count_free_nbytes()
         if free is not None and nbytes > free:
             raise MemoryError(f"{task} needs {format_nbytes(nbytes)}")
+
+    def add_mapping(self, array: Any) -> None:
+        """Remember the mapped file that an array is part of."""
+        while isinstance(array, np.ndarray):
+            array = array.base
+        if hasattr(array, "madvise"):  # not on Windows
+            self.mappings.add(array)
+
+    def give_back_pages(self) -> None:
+        """Give back what was read of mapped files if all of them may not fit beside it."""
+        room = self.count_room() if self.mappings else None
+        if room is not None and sum(map(len, self.mappings)) > room:
+            for mapping in self.mappings:
+                mapping.madvise(mmap.MADV_DONTNEED)
 
 
 class SlabFacts(NamedTuple):
@@ -235,6 +252,7 @@ class Machine:
             self._store[call.keys[0]] = result
         elif call.keys:
             self._store.update(zip(call.keys, result, strict=True))
+        self._site.give_back_pages()
         if self._link is not None:
             out = kwargs.get("out")
             self._unproven.update(call.keys if out is None else [out.key])

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-import glob
-import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from distributed import get_worker
 
 from ..base.checks import check_finite, check_inside, check_shape
-from ..io.dataframe import check_columns, list_columns, open_table, read_indices, read_rows
+from ..io.dataframe import (
+    check_columns,
+    list_columns,
+    open_table,
+    read_indices,
+    read_rows,
+    refuse_zeros,
+)
 from ..io.entries import ColumnLabels, require_pyarrow
 from ..io.parts import Reading, name_errors
+from ..io.places import list_files, open_parquet
 
 #: Rows of a partition of a .parquet file, at least, but for the last: whole row groups.
 _PARTITION_ROWS = 2**21
 
 #: An index or the number of an entry.
 _INDEX = np.dtype(np.uint32)
-
-#: What to do with places and patterns that are not read here.
-_INSTEAD = ": give from_dask_dataframe what dask.dataframe.read_parquet returns"
 
 
 class Partition(NamedTuple):
@@ -52,15 +54,13 @@ class TableReader:
     values: str | None  # the column of the values; None counts rows
     are_indices: bool  # whether columns of modes hold indices, not labels
     missing: str  # as of `from_dataframe`
+    zeros: str = "raise"  # the same
 
     def __call__(self, part: Any) -> Partition:
         if isinstance(part, ParquetPart):
-            import pyarrow.parquet
-
-            with pyarrow.parquet.ParquetFile(part.path) as file:
-                part = file.read_row_groups(
-                    list(part.groups), columns=list_columns(self.modes, self.values)
-                )
+            data = open_parquet(part.path)
+            file = next(data.get_fragments()).subset(row_group_ids=part.groups)
+            part = file.to_table(data.schema, columns=list_columns(self.modes, self.values))
         part = open_table(part, self.modes, self.values)
         if self.are_indices:
             _, values = read_rows(part, (), self.values, {}, "raise")
@@ -74,6 +74,8 @@ class TableReader:
             entries = tuple(own for _, own in coded.values())
             shape = tuple(own.entries.size for own in entries)
         values = np.ones(coords.shape[1]) if values is None else values
+        if self.zeros == "raise":
+            refuse_zeros(values, self.values)
         return Partition(coords.astype(_INDEX), values, shape, entries)
 
 
@@ -94,6 +96,7 @@ class ParquetPart(NamedTuple):
 
     path: str
     groups: tuple[int, ...]
+    num_rows: int
 
 
 def list_parquet_parts(path: Any, reader: TableReader) -> list[ParquetPart]:
@@ -101,45 +104,23 @@ def list_parquet_parts(path: Any, reader: TableReader) -> list[ParquetPart]:
 
     Columns that `reader` cannot take are refused here, by the files' footers.
     """
-    require_pyarrow()
-    import pyarrow.parquet
-
     parts = []
     for name in list_files(path):
-        with name_errors(name), pyarrow.parquet.ParquetFile(name) as file:
-            hint = _INSTEAD if "=" in name else ""  # columns may be in the names of folders
-            columns = list_columns(reader.modes, reader.values)
-            check_columns(columns, file.schema_arrow.names, "the file", hint)
-            if file.metadata.num_rows == 0:  # types do not count either
+        with name_errors(name):
+            data = open_parquet(name)
+            check_columns(list_columns(reader.modes, reader.values), data.schema.names, "the file")
+            groups = next(data.get_fragments()).row_groups
+            if not any(group.num_rows for group in groups):  # types do not count either
                 continue
-            reader(file.schema_arrow.empty_table())
-            first = num_rows = 0
-            for group in range(file.num_row_groups):
-                num_rows += file.metadata.row_group(group).num_rows
-                if num_rows >= _PARTITION_ROWS or group == file.num_row_groups - 1:
-                    parts.append(ParquetPart(name, tuple(range(first, group + 1))))
-                    first, num_rows = group + 1, 0
+            reader(data.schema.empty_table())
+            taken: list[Any] = []
+            for group in groups:
+                taken.append(group)
+                num_rows = sum(own.num_rows for own in taken)
+                if num_rows >= _PARTITION_ROWS or group is groups[-1]:
+                    parts.append(ParquetPart(name, tuple(own.id for own in taken), num_rows))
+                    taken = []
     return parts
-
-
-def list_files(path: Any) -> list[str]:
-    """List the files that a path, or several, name; those of a folder in order of their names.
-
-    As for Arrow and Spark, what begins with "_" or "." in a folder is not part of the data.
-    """
-    found: list[Path] = []
-    for one in map(os.fspath, [path] if isinstance(path, str | os.PathLike) else path):
-        place = one.removeprefix("file://")
-        file = Path(place).expanduser()
-        if not file.exists() and ("://" in place or glob.has_magic(place)):
-            expected = "files or folders that all workers see, and no pattern"
-            raise ValueError(f"path is {one!r}, expected {expected}{_INSTEAD}")
-        inner = [own.relative_to(file) for own in sorted(file.rglob("*")) if own.is_file()]
-        found += [file / own for own in inner if not any(part[0] in "_." for part in own.parts)]
-        found += [] if file.is_dir() else [file]
-    if not found:
-        raise FileNotFoundError(f"{path} has no files")
-    return [os.path.abspath(name) for name in found]
 
 
 def keep_partition(part: Any, number: int, reader: Any, actor_keys: dict[str, str]) -> Summary:
@@ -148,6 +129,8 @@ def keep_partition(part: Any, number: int, reader: Any, actor_keys: dict[str, st
     file = part if isinstance(part, str) else getattr(part, "path", "")
     with name_errors(f"partition {number}{file and f' of {file}'}"):
         partition = reader(part)
+    if isinstance(reader, TableReader):  # else Arrow keeps more memory than the partition takes
+        require_pyarrow().default_memory_pool().release_unused()
     actor: Any = worker.state.actors[actor_keys[worker.address]]
     actor.keep(number, partition)
     values, shape = partition.values, partition.shape

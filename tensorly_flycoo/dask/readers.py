@@ -14,18 +14,19 @@ from numpy.typing import DTypeLike
 from ..base.checks import check_choice, check_index_base, check_shape
 from ..io.dataframe import MISSING, check_modes
 from ..io.files import FilePath
+from ..io.places import list_files
 from ..io.slab_folder import Index, add_labels
 from ..tensor.labelled import LabelledTensor, Labels
 from ..tensor.tensor import FlycooTensor
 from .cluster_tensor import ClusterTensor, Pool, SlabSource, Source
 from .loading import PartitionedData
-from .partitions import TableReader, list_files, list_parquet_parts, read_tns_file
+from .partitions import TableReader, list_parquet_parts, read_tns_file
 from .waiting import WorkerLost, free_after_error
 
 
 def read_parquet(
     path: FilePath | Iterable[FilePath], modes: Sequence[str], values: str | None = None, *,
-    indices: bool = False, missing: str = "raise", slabs: int | None = None,
+    indices: bool = False, missing: str = "raise", zeros: str = "raise", slabs: int | None = None,
     dtype: DTypeLike | None = None, layout: str | None = None, client: Client | None = None,
     workers: Sequence[str] | None = None, device: str | None = None,
 ) -> LabelledTensor | ClusterTensor:  # fmt: skip
@@ -34,10 +35,10 @@ def read_parquet(
     Parameters
     ----------
     path : str, os.PathLike or iterable of these
-        Files, or folders with files, that all workers see under the same name. In a folder, what
-        begins with "_" or "." is left out, as by Arrow and Spark. Object stores, patterns, and
-        columns in the names of folders are refused: give `from_dask_dataframe` what
-        ``dask.dataframe.read_parquet`` returns for these.
+        Files, folders with files, or patterns such as ``"sales-*.parquet"``, that all workers see
+        under the same name; also URLs that fsspec opens there, such as ``"s3://bucket/sales"``. In
+        a folder, what begins with "_" or "." is left out, as by Arrow and Spark; names of folders
+        such as "year=2024" are columns.
     modes : sequence of str
         The columns of the modes. Their distinct entries are numbered as `from_dataframe` numbers
         those of one table with all rows.
@@ -49,9 +50,13 @@ def read_parquet(
     missing : {"raise", "drop"}
         Whether a row without an entry or its value is an error, or left out; with `indices` always
         an error.
+    zeros : {"raise", "drop"}
+        Whether a row whose value is 0 is an error, or left out, since cells without a row are 0
+        too. Cells whose values add up to 0 are not stored.
     slabs : int, optional
-        As of `FlycooTensor`; by default one for each 2**25 rows, but at least 8. Results depend on
-        it. Workers beyond this number hold nothing.
+        As of `FlycooTensor`; by default one for each 2**25 rows, but at least 8, or with fewer than
+        2**20 rows one for each 2**17, but at least 2. Results depend on it. Workers beyond this
+        number hold nothing.
     dtype, layout, device
         As of `FlycooTensor`, on each worker.
     client : distributed.Client, optional
@@ -72,15 +77,15 @@ def read_parquet(
         If `from_dataframe` refuses the entries or values, a column has entries of several kinds,
         or `indices` is given and a column does not hold integers.
     ValueError
-        If a column is missing, an entry or a value is, an index is negative or too large, times are
-        of several zones, there are no rows, `path` is a pattern or no local place, or another
-        argument is not as described; or there is no client.
+        If a column is missing, an entry or a value is, a value is 0, an index is negative or too
+        large, times are of several zones, there are no rows, or another argument is not as
+        described; or there is no client.
     MemoryError
         If a worker has too little memory. The cluster can be used afterwards.
     WorkerLost
         If a worker is gone: load the data again.
     ImportError
-        If pyarrow is missing.
+        If pyarrow is missing, or what fsspec needs for a URL.
 
     Notes
     -----
@@ -94,7 +99,8 @@ def read_parquet(
     modes = check_modes(modes)
     df: Any = path if hasattr(path, "to_delayed") else None  # given by `from_dask_dataframe`
     check_choice(missing, "missing", MISSING)
-    reader = TableReader(tuple(modes), values, indices, missing)
+    check_choice(zeros, "zeros", ("raise", "drop"))
+    reader = TableReader(tuple(modes), values, indices, missing, zeros)
     if hasattr(df, "_meta"):
         reader(df._meta)  # refuses wrong columns before anything is computed
     parts = list_parquet_parts(path, reader) if df is None else list(df.to_delayed())
@@ -121,8 +127,8 @@ def from_dask_dataframe(
     modes, values
         As of `read_parquet`.
     **options
-        ``indices``, ``missing``, ``slabs``, ``dtype``, ``layout``, ``client``, ``workers`` and
-        ``device`` of `read_parquet`.
+        ``indices``, ``missing``, ``zeros``, ``slabs``, ``dtype``, ``layout``, ``client``,
+        ``workers`` and ``device`` of `read_parquet`.
 
     Returns
     -------
@@ -150,7 +156,7 @@ def read_tns(
     Parameters
     ----------
     paths : str, os.PathLike or iterable of these
-        Files, also .gz and .zst, or folders with such, that all workers see under the same name.
+        Files, also .gz and .zst, or folders, patterns and URLs of such, as of `read_parquet`.
     shape : sequence of int, optional
         By default the smallest that holds all nonzeros and the shapes in the files' headers.
     index_base : {1, 0}

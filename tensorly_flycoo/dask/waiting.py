@@ -89,6 +89,19 @@ def wait_for(
     return result
 
 
+def check_limits(client: Client, addresses: Sequence[str], nbytes: int, what: str) -> None:
+    """Refuse what surely does not fit workers' memory limits, before anything is read."""
+    known = client.scheduler_info(n_workers=-1)["workers"]
+    for address in addresses:
+        limit = known.get(address, {}).get("memory_limit") or nbytes
+        if nbytes > limit:
+            raise MemoryError(
+                f"worker {address} needs {format_nbytes(nbytes)} for {what}, but its memory limit "
+                f"is {format_nbytes(limit)}: give workers more memory, start more of them, or name "
+                "others by workers="
+            )
+
+
 def wait_for_tasks(
     client: Client,
     tasks: Sequence[Future],

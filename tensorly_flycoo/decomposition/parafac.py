@@ -217,12 +217,19 @@ def parafac(
 
 def _run_tensorly_loop(whole: Any, callback: Callback | None, tol: float, **options: Any) -> Any:
     """Decompose a tensor without missing entries by TensorLy's own loop."""
-    whole.memory.has_callback = callback is not None
+    memory = whole.memory
+    memory.has_callback = callback is not None
+    memory.has_unit_weights = not options["normalize_factors"]  # the loop leaves them as they are
     if callback is not None:
         origin = Origin("parafac", whole.tensor)
-        options["callback"] = lambda cp_tensor, error: callback(
-            mark_origin(cp_tensor, origin), error
-        )
+
+        def call(cp_tensor: Any, error: Any) -> Any:
+            returned = callback(mark_origin(cp_tensor, origin), error)
+            # Weights may have been changed in place.
+            memory.has_unit_weights = bool((tl.to_numpy(cp_tensor.weights) == 1).all())
+            return returned
+
+        options["callback"] = call
         tol = tol or -math.inf  # never stops; with 0, no errors are computed
     try:
         return tensorly_loop("parafac")(whole, tol=tol, **options)

@@ -15,9 +15,8 @@ from .packing import Groups, field_width
 #: larger one costs more than it saves.
 _MOST_ROWS = 2**18
 
-#: The fewest nonzeros for each row of a merged factor, or numbered combination of indices.
-#: Measured: 8 win, 2 lose.
-LEAST_NONZEROS = 8
+#: The fewest nonzeros for each row of a merged factor. Measured: 8 win, 2 lose.
+_LEAST_NONZEROS = 8
 
 #: So many rows of a factor cost nothing, however few the nonzeros.
 _FEW_ROWS = 2**10
@@ -124,4 +123,4 @@ def _count_rows(shape: Sequence[int], group: Sequence[int]) -> int:
 def _find_limit(shape: Sequence[int], group: Sequence[int], nnz: int, num_slabs: int) -> int:
     """Return the most rows of a group's factor, of which a slab has all but of the mode cut."""
     num_factors = 1 if find_longest_mode(shape) in group else num_slabs
-    return min(_MOST_ROWS, int(nnz // (num_factors * LEAST_NONZEROS)))
+    return min(_MOST_ROWS, int(nnz // (num_factors * _LEAST_NONZEROS)))

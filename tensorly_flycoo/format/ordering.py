@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from ..base.array_modules import Array, array_module
-from .groups import LEAST_NONZEROS, find_groups, list_rest
+from .groups import find_groups, list_rest
 from .packing import Cut, RecordFormat
 from .primitives import Primitives, index_dtype
 
@@ -120,7 +120,7 @@ def _find_prefixes(
         del rows
         numbers = xp.cumsum(is_new, dtype=index_dtype(nnz))
         num_prefixes = int(numbers[-1]) + 1
-        if count is None and (num_prefixes - 1) * LEAST_NONZEROS >= nnz:
+        if count is None and (num_prefixes - 1) * primitives.least_repeats >= nnz:
             break
         groups = (tuple(range(mode + 1)), *list_rest(given.groups, mode + 1))
         cut = primitives.choose_cut(given.shape, given.dtype, groups, num_prefixes)

@@ -96,6 +96,8 @@ class Primitives(ABC):
 
     word_dtype: np.dtype = np.dtype(np.uint64)  # of records
     staging_size: int | None = None  # what `pack` copies to a device at a time
+    #: The fewest nonzeros for each numbered combination of indices. On a core 7 win, 5.5 lose.
+    least_repeats = 8
 
     def __init__(self, xp: ModuleType = np, block_size: int = 2**15) -> None:
         self.xp = xp

@@ -147,13 +147,9 @@ def from_dataframe(
     cancels = zeros != "drop" and numbers.min() < 0 < numbers.max()
     if aggregate in ("mean", "last", "max") or (aggregate == "sum" and cancels):
         coords, numbers = _merge(coords, numbers, shape, aggregate)
-    if zeros != "drop" and (num_zeros := numbers.size - np.count_nonzero(numbers)):
-        if zeros == "raise":
-            raise ValueError(
-                f"{num_zeros} of {numbers.size} values of column {values!r} are 0: pass "
-                'zeros="drop" if cells without a row are 0 too, zeros="keep" if they are unknown, '
-                "as to observed_parafac"
-            )
+    if zeros == "raise":
+        refuse_zeros(numbers, values, ', zeros="keep" if they are unknown, as to observed_parafac')
+    if zeros == "keep":
         numbers = np.where(numbers == 0, _KEPT_ZERO * (abs(numbers).max() or 1.0), numbers)
     tensor = FlycooTensor(coords, numbers, shape, **options)
     ordered = [name for name, (_, own) in coded.items() if own.categories is not None]
@@ -195,6 +191,14 @@ def read_rows(
         num_left = kept.size - int(kept.sum())
         _logger.warning("left out %d of %d rows: an entry or value is missing", num_left, kept.size)
     return coded, numbers
+
+
+def refuse_zeros(numbers: np.ndarray, values: str | None, hint: str = "") -> None:
+    if num_zeros := numbers.size - np.count_nonzero(numbers):
+        raise ValueError(
+            f"{num_zeros} of {numbers.size} values of column {values!r} are 0: pass "
+            f'zeros="drop" if cells without a row are 0 too{hint}'
+        )
 
 
 def check_modes(modes: Iterable[str]) -> list[str]:

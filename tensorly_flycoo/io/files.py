@@ -12,8 +12,7 @@ from types import ModuleType
 from typing import IO, TypeAlias
 
 from ..base.checks import require
-
-FilePath: TypeAlias = str | os.PathLike[str]
+from .places import FilePath, open_file
 
 #: Returns up to so many bytes of a file, b"" at its end.
 Read: TypeAlias = Callable[[int], bytes]
@@ -30,26 +29,27 @@ _TRIED_NBYTES = 2**16
 
 
 @contextlib.contextmanager
-def open_text(path: FilePath) -> Iterator[Read]:
-    """Yield a function that reads a file, decompressed."""
-    path = Path(path)
-    with open(path, "rb") as raw:
-        if path.suffix not in _COMPRESSED:
-            yield raw.read
+def open_text(path: FilePath) -> Iterator[tuple[Read, int]]:
+    """Yield a function that reads a file, decompressed; and the size of the file as it is."""
+    suffix = Path(path).suffix
+    with open_file(path) as raw:
+        nbytes = raw.seek(0, os.SEEK_END)
+        raw.seek(0)
+        if suffix not in _COMPRESSED:
+            yield raw.read, nbytes
             return
-        module = _import_compression(path.suffix)
-        is_gzip = path.suffix == ".gz"
+        module, is_gzip = _import_compression(suffix), suffix == ".gz"
         errors = (module.BadGzipFile, zlib.error) if is_gzip else (module.ZstdError,)
         try:
             with module.open(raw, "rb") as file:
-                yield _cap(path, file.read, os.fstat(raw.fileno()).st_size)
+                yield _cap(path, file.read, nbytes), nbytes
         except EOFError as error:
             raise ValueError(f"{path} is truncated: {error}") from None
         except errors as error:
-            raise ValueError(f"{path} is damaged, or not {path.suffix}: {error}") from None
+            raise ValueError(f"{path} is damaged, or not {suffix}: {error}") from None
 
 
-def _cap(path: Path, read: Read, nbytes: int) -> Read:
+def _cap(path: FilePath, read: Read, nbytes: int) -> Read:
     """Refuse to decompress too many times the `nbytes` that a file has."""
     left = max(SURELY_READ_NBYTES, MAX_EXPANSION * nbytes)
 

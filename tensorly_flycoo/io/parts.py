@@ -3,7 +3,6 @@
 import contextlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -23,8 +22,8 @@ from ..tensor.coo_cache import SparseData, as_flycoo, is_sparse
 from ..tensor.labelled import refuse_labels
 from ..tensor.pieces import list_pieces
 from .dataframe import check_columns, read_indices, read_values
-from .entries import require_pyarrow
 from .files import FilePath
+from .places import list_files, open_parquet
 
 #: Nonzeros handed on at a time.
 BLOCK_NNZ = 2**20
@@ -88,18 +87,14 @@ class Reading(NamedTuple):
                 block = slice(start, start + BLOCK_NNZ)
                 yield self._check(coords[:, block], values[block], self.shape)
             return
-        try:
-            path = Path(part)
-        except TypeError:
-            raise TypeError(
-                f"a {type(part).__name__}, expected a path or a tuple (coords, values)"
-            ) from None
-        if path.suffix in (".parquet", ".pq"):
-            yield from self._iterate_parquet(path)
-        else:
-            yield from self._iterate_tns(path)
+        if not isinstance(part, str | os.PathLike):
+            kind = type(part).__name__
+            raise TypeError(f"a {kind}, expected a path or a tuple (coords, values)")
+        for path in list_files(part):
+            is_parquet = path.endswith((".parquet", ".pq"))
+            yield from self._iterate_parquet(path) if is_parquet else self._iterate_tns(path)
 
-    def _iterate_tns(self, path: Path) -> Iterator[Block]:
+    def _iterate_tns(self, path: str) -> Iterator[Block]:
         from .tns_parsing import TnsParser
 
         parser = TnsParser(path, self.shape, self.index_base)
@@ -108,21 +103,17 @@ class Reading(NamedTuple):
                 values = check_values(values, values.size, self.dtype)
                 yield Block(coords.reshape(-1, len(parser.shape)).T, values, parser.shape)
 
-    def _iterate_parquet(self, path: Path) -> Iterator[Block]:
-        require_pyarrow()
-        import pyarrow.parquet
-
-        with pyarrow.parquet.ParquetFile(path) as file:
-            known = file.schema_arrow.names
-            names = list(self.columns or known)
-            check_columns(names, known, path)
-            if len(names) < 2:
-                raise ValueError(f"columns is {names}, expected those of modes, and of values")
-            for batch in file.iter_batches(BLOCK_NNZ, columns=names):
-                *modes, numbers = (batch.column(name) for name in names)
-                pairs = zip(modes, names, strict=False)
-                coords = np.stack([read_indices(mode, name) for mode, name in pairs])
-                yield self._check(coords, read_values(numbers, names[-1]), self.shape)
+    def _iterate_parquet(self, path: str) -> Iterator[Block]:
+        data = open_parquet(path)
+        names = list(self.columns or next(data.get_fragments()).physical_schema.names)
+        check_columns(names, data.schema.names, path)
+        if len(names) < 2:
+            raise ValueError(f"columns is {names}, expected those of modes, and of values")
+        for batch in data.to_batches(columns=names, batch_size=BLOCK_NNZ, batch_readahead=1):
+            *modes, numbers = (batch.column(name) for name in names)
+            pairs = zip(modes, names, strict=False)
+            coords = np.stack([read_indices(mode, name) for mode, name in pairs])
+            yield self._check(coords, read_values(numbers, names[-1]), self.shape)
 
     def _check(self, coords: Array, values: Array, shape: tuple[int, ...] | None) -> Block:
         coords = check_coords(move(coords, np), shape or [0] * coords.shape[0])

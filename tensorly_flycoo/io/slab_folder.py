@@ -172,9 +172,9 @@ class DiskBuilder(SlabBuilder):
             self._name("bucket", number).touch()
         for start in range(0, self._nnz, BLOCK_NNZ):
             *coords, values = (self._read_column(number, start) for number in range(ndim + 1))
-            given = self.record_format.pack(np.stack(coords), values)
+            given, *_ = self.primitives.pack(np.stack(coords), values, self.record_format)
             for number, records in enumerate(split_records(given, buckets, self.record_format)):
-                _append(self._name("bucket", number), records)
+                _append(self._name("bucket", number), move(records, np))
         for number in range(ndim + 1):
             self._name("column", number).unlink(missing_ok=True)
 

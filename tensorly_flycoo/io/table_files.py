@@ -7,6 +7,7 @@ from typing import Any
 from .dataframe import check_columns
 from .entries import cast_all, interpret_text, read_times, require_pyarrow, take_wall_times
 from .files import FilePath
+from .places import open_parquet
 
 #: What times can be rounded to.
 UNITS = ("second", "minute", "hour", "day", "week", "month", "quarter", "year")
@@ -30,7 +31,7 @@ def read_table(
     those that are as in `missing_text`. Without a header the columns are called "1", "2", ...
     """
     pa = require_pyarrow()
-    from pyarrow import csv, parquet
+    from pyarrow import csv
 
     is_text = Path(path).suffix.lower() != ".parquet"
     if is_text:
@@ -41,7 +42,8 @@ def read_table(
             known = reader.schema.names
         known = known if has_header else [str(number) for number in range(1, len(known) + 1)]
     else:
-        known = parquet.read_schema(path).names
+        data = open_parquet(str(path))
+        known = data.schema.names
     sources = {mode: (mode, "") for mode in modes}  # its column, and what to round it to
     for mode in modes:
         name, _, unit = mode.rpartition(":")
@@ -70,7 +72,7 @@ def read_table(
                 raise ValueError(f"{path} is not UTF-8 text, convert it: {error}") from None
             raise
     else:
-        found = parquet.read_table(path, columns=columns)
+        found = data.to_table(columns=columns)
     table = {}
     if values is not None:
         table[values] = found[values]

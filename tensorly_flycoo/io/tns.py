@@ -10,6 +10,7 @@ from ..tensor.coo_cache import SparseData, as_flycoo
 from ..tensor.labelled import refuse_labels
 from ..tensor.tensor import FlycooTensor
 from .files import FilePath, replace_text
+from .places import list_files
 
 #: Nonzeros written at a time.
 _WRITE_BLOCK = 2**16
@@ -31,6 +32,7 @@ def read_tns(
     Parameters
     ----------
     path : str or os.PathLike
+        Also a folder or a pattern, whose files are one tensor, or a URL that fsspec opens.
     shape : sequence of int, optional
         By default the shape in the file's header, or without one the smallest that holds all
         indices. A header is ``# shape: 4 5 6``; or a line with the number of modes and a line with
@@ -101,10 +103,17 @@ def read_nonzeros(
     """Return coords (ndim, nnz), values (nnz,) and shape of a .tns file; see `read_tns`."""
     from .tns_parsing import TnsParser
 
-    parser = TnsParser(path, shape, index_base)
-    parsed, shape = list(parser.iterate()), parser.shape
-    if shape is None:
+    parsed: list[tuple[np.ndarray, np.ndarray]] = []
+    shapes: list[tuple[int, ...]] = []
+    for name in list_files(path):
+        parser = TnsParser(name, shape, index_base)
+        parsed += parser.iterate()
+        shapes += [] if parser.shape is None else [parser.shape]
+    if not shapes:
         raise ValueError(f"{path} has no nonzeros and no header with a shape: give shape=")
+    if len(set(map(len, shapes))) > 1:
+        raise ValueError(f"files of {path} have {sorted(set(map(len, shapes)))} modes")
+    shape = tuple(map(max, zip(*shapes, strict=True)))
     coords = [np.empty((0, len(shape)), np.int64)] + [c for c, _ in parsed if c.size]
     values = [np.empty(0)] + [values for _, values in parsed]
     return np.concatenate(coords).T, np.concatenate(values), shape

@@ -5,7 +5,6 @@ import importlib.util
 import io
 import logging
 import math
-import os
 import re
 import warnings
 from collections.abc import Iterator
@@ -141,9 +140,10 @@ class TnsParser:
 
     def iterate(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield coords (nnz, ndim) and values (nnz,) of blocks; the next is read meanwhile."""
-        if os.path.getsize(self._path) > BLOCK_NBYTES and not _HAS_PYARROW:
-            _logger.warning("%s is read several times as fast if pyarrow is installed", self._path)
-        with open_text(self._path) as read, ThreadPoolExecutor(1) as pool:
+        with open_text(self._path) as (read, nbytes), ThreadPoolExecutor(1) as pool:
+            if nbytes > BLOCK_NBYTES and not _HAS_PYARROW:
+                text = "%s is read several times as fast if pyarrow is installed"
+                _logger.warning(text, self._path)
             blocks = iterate_blocks(read)
             ahead = pool.submit(next, blocks, None)
             while (block := ahead.result()) is not None:

@@ -17,7 +17,7 @@ time. So a factor is known by where it is in memory, while the array that owns t
 import operator
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..base.array_modules import Array, array_module, is_cupy
+from ..base.devices import Devices, bring_each
 from ..engines.tall import gpu_kernels, solve
 from ..spread import row_shards
 from ..spread.row_shards import RowShards
@@ -55,6 +56,7 @@ class GramMemory:
         self.num_solves = 0  # systems that were solved with a `GramProduct`
         self.host = HostGrams()
         self.has_callback = True  # or may have one
+        self.has_unit_weights = False  # whether all weights are known to be 1
 
     def end_iteration(self) -> None:
         """Forget what may not hold in the next iteration."""
@@ -128,6 +130,9 @@ class GramProduct:
         is_product = type(other) is GramProduct
         grams = self.grams + other.grams if is_product else self.grams
         added = other.scales if is_product else _as_scales(other, self)
+        are_weights = added and not is_product and other.shape != self.shape
+        if are_weights and self._memory is not None and self._memory.has_unit_weights:
+            return self
         scales = self.scales + added
         fits = len(grams) <= self._kernels.MAX_GRAMS and len(scales) <= self._kernels.MAX_SCALES
         if fits and (is_product or added):
@@ -165,8 +170,7 @@ class GramProduct:
         kernels = _find_kernels(rows) if fits else None
         if kernels is None:
             return (row_shards.solve if isinstance(b, RowShards) else solve)(self.to_array(), b)
-        scales = self.T.scales
-        inverse = self._kernels.invert_product(self.grams, scales, self.rank, self.dtype)
+        inverse = kernels.invert_product(self.grams, self.T.scales, self.rank, self.dtype)
         factor, grams, inner = kernels.solve_rows(rows, inverse)
         known = _keep(factor, grams, self._memory)
         known.mttkrp, known.inner = weakref.ref(_owner(rows)), inner
@@ -265,7 +269,8 @@ def _find_kernels(operand: Any) -> "ModuleType | ShardedKernels | None":
     kernels = gpu_kernels() if _is_on_gpu(operand) else None
     if kernels is None:
         return None
-    own = ShardedKernels(kernels) if isinstance(operand, RowShards) else kernels
+    is_sharded = isinstance(operand, RowShards)
+    own = ShardedKernels(kernels, operand.sharding.devices) if is_sharded else kernels
     return own if own.suits_tensor_cores(operand) else None
 
 
@@ -309,14 +314,16 @@ _address = operator.attrgetter("data.ptr")
 
 
 class ShardedKernels:
-    """Kernels of `engines.cuda.tall` for row-sharded matrices; small ones are on the first device.
+    """Kernels of `engines.cuda.tall` for row-sharded matrices.
 
-    Each block is computed on its device. Small results, one or a few for each block, are collected
-    on the first device, where other kernels add them in that order.
+    Each block is computed on its device. Small results, one or a few for each block, are collected,
+    where other kernels add them in that order: Gram matrices on each device, others on the first.
     """
 
-    def __init__(self, kernels: ModuleType) -> None:
+    def __init__(self, kernels: ModuleType, devices: Devices) -> None:
         self._kernels = kernels
+        self._devices = devices
+        self._homes = range(devices.count)
 
     def suits_tensor_cores(self, x: RowShards) -> bool:
         if x.memo.suits is None:
@@ -326,24 +333,46 @@ class ShardedKernels:
         return x.memo.suits
 
     def gram_blocks(self, x: RowShards) -> Any:
-        (grams,) = self._collect(x, x.apply(self._kernels.gram_blocks))
-        return grams
+        grams = _as_arrays(x.apply(self._kernels.gram_blocks))
+        return self._keep_copies(self._devices.gather([(grams, home) for home in self._homes]))
 
     def inner_blocks(self, a: RowShards, b: RowShards) -> Any:
-        (inner,) = self._collect(a, a.apply(self._kernels.inner_blocks, b))
-        return inner
+        inner = _as_arrays(a.apply(self._kernels.inner_blocks, b))
+        return self._kernels.as_blocks(self._devices.gather([(inner, 0)])[0])
 
-    def solve_rows(self, x: RowShards, inverse: Any) -> tuple[RowShards, Any, Any]:
-        kernels = self._kernels
+    def invert_product(
+        self, grams: Sequence[Any], scales: "Sequence[Scale]", rank: int, dtype: np.dtype
+    ) -> list[Any]:
+        """Return the inverse on each device, which computes it if it has the Gram matrices."""
+        devices, invert = self._devices, self._kernels.invert_product
+        if scales or not grams or not all(gram.copies for gram in grams):
+            inverse = invert(grams, scales, rank, dtype).to_array()
+            copies = bring_each(devices, [inverse] * devices.count, self._homes)
+            return list(map(self._kernels.as_blocks, copies))
+        by_device = enumerate(zip(*[gram.copies for gram in grams], strict=True))
+        return [devices.run(home, invert, own, (), rank, dtype) for home, own in by_device]
 
-        def solve(block: Array, matrix: Array) -> tuple[Array, Any, Any]:
-            return kernels.solve_rows(block, kernels.as_blocks(matrix))
+    def solve_rows(self, x: RowShards, inverses: Sequence[Any]) -> tuple[RowShards, Any, Any]:
+        """Solve for a factor; gather it with its Gram matrix if other modes' MTTKRPs read it."""
+        devices, solved = self._devices, []
+        for home, block in zip(x.sharding.homes, x.blocks, strict=True):
+            with devices.use(home):
+                solved.append(self._kernels.solve_rows(block, inverses[home]))
+        blocks, grams, inner = zip(*solved, strict=True)
+        factor = RowShards(blocks, x.sharding)
+        replicated = [_as_arrays(grams), *([blocks] if x.sharding.is_read_whole else [])]
+        requests = [(arrays, home) for arrays in replicated for home in self._homes]
+        *gathered, total = devices.gather([*requests, (_as_arrays(inner), 0)])
+        factor.memo.whole.update(enumerate(gathered[devices.count :]))
+        known = self._keep_copies(gathered[: devices.count])
+        return factor, known, self._kernels.as_blocks(total)
 
-        solved = x.apply(solve, matrix=inverse.to_array())
-        rows, grams, inner = zip(*solved, strict=True)
-        return RowShards(rows, x.sharding), *self._collect(x, grams, inner)
+    def _keep_copies(self, gathered: Sequence[Array]) -> Any:
+        """Return the first device's `Blocks`, with those of each device."""
+        known = self._kernels.as_blocks(gathered[0])
+        known.copies = [self._kernels.as_blocks(array) for array in gathered]
+        return known
 
-    def _collect(self, x: RowShards, *results: Sequence[Any]) -> list[Any]:
-        """Return `Blocks` of all blocks of rows, one after the other, on the first device."""
-        requests = [([blocks.to_array() for blocks in own], 0) for own in results]
-        return [self._kernels.as_blocks(array) for array in x.sharding.devices.gather(requests)]
+
+def _as_arrays(blocks: Iterable[Any]) -> list[Array]:
+    return [own.to_array() for own in blocks]

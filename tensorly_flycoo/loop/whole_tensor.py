@@ -54,7 +54,8 @@ class WholeTensor(LazyArray):
             check_operands(x, factors, weights, converts=True)
             self._has_begun = True
         # The host would wait for a GPU to look at weights there.
-        if isinstance(weights, np.ndarray) and weights.tolist() == [1] * weights.size:
+        are_ones = self.memory.has_unit_weights
+        if are_ones or (isinstance(weights, np.ndarray) and weights.tolist() == [1] * weights.size):
             weights = None
         return multiply(x._layout, x._engine, factors, mode, self.last_pass, weights)
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from ..base.array_modules import Array, array_module, remote_aware
-from ..base.devices import Devices, Request, assign_homes, bring_each, bring_to_each
+from ..base.devices import Devices, Request, assign_homes, bring_each
 from ..engines import engine_of, tall
 from ..format.tree import fold_tree
 
@@ -37,11 +37,13 @@ class Sharding:
     edges: tuple[int, ...]  # of the blocks (num_blocks + 1,): ascending, from 0
     homes: tuple[int, ...]  # the device of each; the first one holds results of all blocks
     devices: Devices
+    is_read_whole: bool = field(default=False, compare=False)  # by each device, in MTTKRPs
 
     @classmethod
-    def of(cls, edges: Sequence[int], devices: Devices) -> Sharding:
+    def of(cls, edges: Sequence[int], devices: Devices, is_read_whole: bool = False) -> Sharding:
         """Give each device equally many neighbouring blocks."""
-        return cls(tuple(edges), assign_homes(len(edges) - 1, devices.count), devices)
+        homes = assign_homes(len(edges) - 1, devices.count)
+        return cls(tuple(edges), homes, devices, is_read_whole)
 
     def cut(self, array: Array) -> list[Array]:
         """Return the blocks of a matrix on their devices."""
@@ -171,8 +173,9 @@ class RowShards(NDArrayOperatorsMixin):
 
     def _bring(self, array: Array) -> list[Array]:
         """Return a small array on the device of each block."""
-        own = bring_to_each(self.sharding.devices, array, self.sharding.homes)
-        return [own[home] for home in self.sharding.homes]
+        homes = self.sharding.homes
+        (own,) = gather_each([array], self.sharding.devices, dict.fromkeys(homes))
+        return [own[home] for home in homes]
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
         if ufunc is np.matmul and method == "__call__" and not options:

@@ -26,7 +26,7 @@ class SpreadLayout(SlabLayout):
     def shardings(self) -> list[Sharding]:
         """Sharding of each mode's factor: in the cut mode like the slabs, else evenly."""
         edges = [cut_evenly(size, self.num_slabs) for size in self.record_format.shape]
-        shardings = [Sharding.of(own, self.devices) for own in edges]
+        shardings = [Sharding.of(own, self.devices, is_read_whole=True) for own in edges]
         shardings[self.cut_mode] = Sharding(tuple(self.edges), self.homes, self.devices)
         return shardings
 
@@ -124,16 +124,14 @@ class SpreadLayout(SlabLayout):
         given: Any = (*inputs.items(), *options.items())
         whole = {key: x for key, x in given if key not in parts and getattr(x, "ndim", 0) > 0}
         gathered = gather_each(whole.values(), devices, dict.fromkeys(self.homes))
-        found = []
-        for number, home in enumerate(self.homes):
-            # In the order of the inputs: TTMc's columns follow it.
-            own_inputs, own_options = dict(inputs), dict(options)
-            for key, arrays in zip(whole, gathered, strict=True):
-                (own_options if key in options else own_inputs)[key] = arrays[home]
-            for key, blocks in parts.items():
-                (own_options if key in options else own_inputs)[key] = blocks[number]
-            found.append((own_inputs, own_options))
-        return found
+        for key, arrays in zip(whole, gathered, strict=True):
+            parts[key] = [arrays[home] for home in self.homes]
+
+        def take(given: Mapping[Any, Any], number: int) -> dict[Any, Any]:
+            """Return a slab's own, in the order in which they are given, which TTMc follows."""
+            return {key: parts[key][number] if key in parts else x for key, x in given.items()}
+
+        return [(take(inputs, n), take(options, n)) for n in range(len(self.homes))]
 
 
 def _add_blocks(

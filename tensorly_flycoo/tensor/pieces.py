@@ -13,10 +13,11 @@ import numpy as np
 
 from ..base.array_modules import Array
 from ..base.checks import check_sums
-from ..base.devices import Devices, OneDevice, bring_to_each
+from ..base.devices import Devices, OneDevice
 from ..engines import Engine
 from ..format.layout import Layout
 from ..format.ordering import compute_norm, has_true
+from ..spread.row_shards import gather_each
 from ..spread.slab_layout import AnyLayout, SlabLayout
 
 
@@ -103,7 +104,7 @@ def run(
     """
     found = list_pieces(layout, engine.xp)
     devices, homes = found[0].devices, [piece.home for piece in found]
-    there = [bring_to_each(devices, x, homes) for x in arrays or ()]
+    there = gather_each(arrays or (), devices, dict.fromkeys(homes))
     for piece in found:
         place = (piece.layout, piece.cut_mode, piece.start)
         more = () if arrays is None else ([on_each[piece.home] for on_each in there],)

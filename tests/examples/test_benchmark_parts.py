@@ -155,10 +155,11 @@ def test_scaling_times_a_tensor_on_several_devices(monkeypatch):
     stand_ins = {
         "cupy": {"cuda": SimpleNamespace(Device=lambda n: SimpleNamespace(synchronize=int))},
         "tensors": {
-            "LARGE_SHAPES": [SlabsOnTheHost.name], "SHAPES": [], "Problem": None,
+            "LARGE_SHAPES": [SlabsOnTheHost.name], "SHAPES": [], "NAMES": [], "Problem": None,
             "draw_factors": draw, "free_memory": int, "repeats_kept": contextlib.nullcontext,
             "build_by_slab": build_on_the_host,
         },
+        "stages": {"print_calls": None, "time_stages": None},
         "tensorly_flycoo.engines.cuda.gpus": {"CudaDevices": lambda n: OneDevice(np, n)},
         "tensorly_flycoo.engines.cuda.engine": {"CUDA": CPU},
     }  # fmt: skip

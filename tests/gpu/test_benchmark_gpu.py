@@ -172,6 +172,21 @@ def test_scaling(tmp_path):
             assert math.isfinite(found["exchange_ms"] + found["rest_ms"])
 
 
+def test_whole_calls(tmp_path):
+    """From host memory, a Parquet file and a folder, on one GPU and, if there are two, on both."""
+    gpus = list(range(1, 1 + min(2, cupy.cuda.runtime.getDeviceCount())))
+    options = ["--whole", "memory", "parquet", "folder", "--tensors", "nell-2, real pairs"]
+    options += ["--share", "1e-3", "--gpus", *map(str, gpus), "--json", str(tmp_path / "f.json")]
+    command = [sys.executable, PROGRAM / "scaling.py", *options]
+    process = subprocess.run(command, capture_output=True, text=True)
+    assert process.returncode == 0, process.stdout + process.stderr
+    (row,) = json.loads((tmp_path / "f.json").read_text())
+    assert len(row["whole"]) == 3 * len(gpus)
+    for call in row["whole"]:
+        assert_positive([call[f"{stage}_s"] for stage in ("build", "iterations", "back", "total")])
+        assert f"| {call['way']} | " in process.stdout
+
+
 @pytest.mark.parametrize(
     ("options", "last"),
     [

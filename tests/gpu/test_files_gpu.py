@@ -42,7 +42,7 @@ def test_saved_on_one_device_and_loaded_on_another(
 ):
     save(tmp_path / "x.npz", make_tensor(saved_on, layout))
     expected = compute_all(make_tensor(loaded_on, layout))
-    if saved_on == loaded_on:  # a plan that fits is not built again
+    if saved_on == loaded_on and layout != "remap":  # a plan that fits is not built again
         monkeypatch.delattr(choosing, "build_layout")
     x = load(tmp_path / "x.npz", device=loaded_on)
     assert (x.device, x.layout) == (loaded_on, layout)

@@ -118,6 +118,19 @@ def test_decompositions(function, init):
     assert len(results) == 1
 
 
+@pytest.mark.parametrize("normalize_factors", [False, True])
+@pytest.mark.parametrize(("dtype", "rank"), [("float32", 8), ("float32", 40), ("float64", 8)])
+def test_parafac_finds_the_model_of_one_piece(dtype, rank, normalize_factors):
+    """Kernels solve with row-sharded factors of float32 up to rank 32, CuPy with the others."""
+    options = {"n_iter_max": 3, "init": "random", "random_state": 0, "return_errors": True}
+    options["normalize_factors"] = normalize_factors
+    _, expected = parafac(spread(None, dtype), rank, **options)
+    for devices in list_devices():
+        _, errors = parafac(spread(devices, dtype), rank, **options)
+        tolerance = 1e-5 if dtype == "float32" else 1e-12
+        np.testing.assert_allclose(errors, expected, rtol=0, atol=tolerance)
+
+
 def test_a_copy_waits_for_what_it_copies():
     """And the memory of what is copied is not used again too early."""
     devices = CudaDevices(NUM_GPUS)

@@ -120,7 +120,7 @@ def read(path):
     """Read a file and compute with a loaded tensor; return whether the file was good."""
     is_saved, wrong = path.suffix == ".npz", None
     try:
-        x = load(path, device="cpu") if is_saved else read_nonzeros(path, None, 1, None)
+        x = load(path, device="cpu") if is_saved else read_nonzeros(path, None, 1)
     except ValueError as error:
         wrong = error
     if wrong is not None:

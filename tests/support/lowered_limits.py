@@ -75,13 +75,22 @@ LOWERED = {
     # As with modes of 2**31 indices or more.
     "record": {"format.packing.field_width": widen_field},
     # As with many nonzeros for each combination of the indices of adjacent modes.
-    "groups": {"format.groups._LEAST_NNZ": 0, "format.groups.LEAST_NONZEROS": 1e-3},
+    "groups": {"format.groups._LEAST_NNZ": 0, "format.groups._LEAST_NONZEROS": 1e-3},
     # As with many nonzeros for each combination that occurs of the first modes' indices.
-    "prefixes": {"format.groups._LEAST_NNZ": 0, "format.ordering.LEAST_NONZEROS": 0},
+    "prefixes": {
+        "format.groups._LEAST_NNZ": 0,
+        "format.primitives.Primitives.least_repeats": 0,
+        "engines.cuda.primitives.CudaPrimitives.least_repeats": 0,
+    },
 }
 
 #: Modules that import CuPy are left out where it is not installed.
-_OF_CUPY = ("engines.cuda.launch", "engines.cuda.engine", "engines.cuda.mersenne_twister")
+_OF_CUPY = (
+    "engines.cuda.launch",
+    "engines.cuda.engine",
+    "engines.cuda.mersenne_twister",
+    "engines.cuda.primitives",
+)
 
 
 def lower_limit(name, patch=None):

@@ -164,6 +164,9 @@ class Pointer:
     def __add__(self, offset):
         return Pointer(self.gpus, self.mem, self.offset + offset)
 
+    def __iadd__(self, offset):
+        raise AssertionError("CuPy's pointers change in place, for all that have them")
+
     def copy_from_device_async(self, source, nbytes, stream):
         self.gpus.num_copies += 1
         target = self.mem.buffer[self.offset :][:nbytes]

@@ -21,7 +21,7 @@ from .free_memory import count_free_nbytes
 from .imputing import CpuEntries
 from .primitives import CpuPrimitives
 from .records import Fields, Storage, Tiles, list_places, locate
-from .segments import find_segments, mttkrp_segments
+from .segments import LEAST_NNZ, find_segments, mttkrp_segments
 
 #: Nonzeros of a tile, and of a bucket (128 KB of 16-byte records: it stays in a core's L2 cache
 #: while records are pulled out of it). Measured on a Xeon with 1 MB of L2.
@@ -68,16 +68,18 @@ class CpuEngine(CpuPrimitives, Engine):
         arrays, partial_rows = self.allocate_workspace(layout, factors, mode, out)
         carry_rows, num_lanes = layout.tilings[mode].carry_rows, mttkrp.count_lanes(out)
         with layout.step(mode, self, stays) as step:
-            if step.records.shape[0] == 0:
+            nnz = step.records.shape[0]
+            if nnz == 0:
                 out[...] = 0
                 return
-            segments = find_segments(layout, step, mode, arrays)
+            is_large = nnz >= LEAST_NNZ
+            segments = find_segments(layout, step, mode, arrays) if is_large else None
             loop = mttkrp_segments if segments else mttkrp.mttkrp_tiles
             if self.is_logging():
                 used = {"kernel": loop.__name__, "num_lanes": num_lanes}
                 self.log("mttkrp", layout.name, mode=mode, **used)
             operands = (arrays, out, partial_rows)
-            arguments = _gather_arguments(layout, step, mode, operands, num_lanes)
+            arguments: Any = _gather_arguments(layout, step, mode, operands, num_lanes)
             work_ns, count = _estimate_ns(layout, step, out), carry_rows.size
             if segments:
                 count, arguments = segments.starts.size - 1, (segments, *arguments)

@@ -50,7 +50,7 @@ def solve_rows(rows: Array, inverse: Array) -> tuple[Array, Array, float]:
 
 def _require(matrix: Array) -> Array:
     """Return a matrix as the kernels were compiled for; a copy only if need be."""
-    return np.require(matrix, requirements=("C", "A", "W"))
+    return matrix if matrix.flags.carray else np.require(matrix, requirements=("C", "A", "W"))
 
 
 def _run(rows: Array, matrix: Array, left: Array, right: Array, num_sums: int) -> Array:

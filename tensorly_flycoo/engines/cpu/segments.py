@@ -1,17 +1,16 @@
-"""MTTKRP by segments: places of one row in one tile, whose ends are found beforehand.
+"""MTTKRP block by block of a factor that does not fit a core's cache.
 
-A loop over a segment compares no rows, and prefetches the records of a later segment.
-
-The nonzeros of a row ascend in one other mode. Where the factor of that mode does not fit a core's
-cache, segments also end at the edges of blocks of its rows, and those of a window of places are
-computed block by block, so a block stays in the cache. Meanwhile sums of rows wait in memory. A
-row's products are added in the order of its places, as by `mttkrp_tiles`: results are equal to the bit.
+The nonzeros of a row ascend in one other mode. A segment is those of one row and one tile in a
+block of that mode's indices. The segments of a window of places are computed block by block, so a
+block of the factor stays in the cache; between its segments the sum of a row waits in memory. Its
+products are added in the order of places, as by `mttkrp_tiles`: results are equal to the bit.
 """
 
 import functools
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numba
 import numpy as np
 from numpy import ndarray as Array
 
@@ -22,16 +21,18 @@ from .compiling import kernel
 from .mttkrp import add_multiple, add_product, advance, fill_row, point_at_row, store_row
 from .records import Storage, Tiles, clear_empty_rows, prefetch_record, read_row, read_rows
 
-#: The fewest nonzeros of a row, or of a row in a block, for which segments are worth it.
-_LEAST_NONZEROS = 32
-
-#: The smallest L2 cache with blocks, which fill half of it. Measured with factors of 4 MB: 1.7
-#: times faster on a Xeon with 2 MB, 5 % slower on an EPYC with 1 MB, whose L3 is fast.
+#: The smallest L2 cache for which blocks, which fill half of it, are worth it. Measured on factors
+#: of 4 MB: 1.2 to 2 times faster on a Xeon with 2 MB, slower on an EPYC with 1 MB and a faster L3.
 _LEAST_CACHE_NBYTES = 2**21
 
-#: Nonzeros of a window of blocks: the more, the more often a block is read while it is cached. And
-#: the fewest windows, lest threads have nothing to do.
-_WINDOW_SIZE, _LEAST_WINDOWS = 2**18, 32
+#: The fewest nonzeros of a row in a block, and for each row of the factor, on average.
+_LEAST_NONZEROS = 16
+
+#: The fewest nonzeros of a tensor: smaller ones, which Python slows down, are not looked at.
+LEAST_NNZ = 2**17
+
+#: The most nonzeros of a window: the more, the more often a block is read while it is cached.
+_WINDOW_SIZE = 2**18
 
 
 class Segments(NamedTuple):
@@ -40,57 +41,49 @@ class Segments(NamedTuple):
     places: Array  # (n, 2): where each begins and ends
     starts: Array  # (num_windows + 1,): the first segment of each window
     window_tiles: int
-    num_ahead: int  # how many segments ahead records are prefetched
 
 
 def find_segments(layout: Layout, step: Step, mode: int, factors: Any) -> Segments | None:
-    """Return the segments of a mode for the factors of the other modes.
-
-    They are found once for a layout. None if rows are too short, or records not in place order.
-    """
-    num_rows = max(1, layout.count_nonempty_rows(mode))
-    most_blocks = layout.nnz // (_LEAST_NONZEROS * num_rows)
-    if step.pull_ids is not None or layout.merged.ndim < 2 or most_blocks < 1:
+    """Return the segments of `mode` if they are worth it for these factors of the other modes."""
+    if step.pull_ids is not None or not factors:
         return None
-    factor, cache_nbytes, block_bits = factors[max(mode - 1, 0)], _count_cache_nbytes(), 32
-    if factor.nbytes > cache_nbytes >= _LEAST_CACHE_NBYTES:
-        bits = (cache_nbytes // (2 * factor.shape[1] * factor.itemsize)).bit_length() - 1
-        block_bits = bits if 0 < len(factor) >> max(bits, 0) < most_blocks else 32
-    key = ("segments", mode, block_bits)
+    factor, cache_nbytes = factors[max(mode - 1, 0)], _count_cache_nbytes()
+    if not factor.nbytes > cache_nbytes >= _LEAST_CACHE_NBYTES:
+        return None
+    bits = max(1, cache_nbytes // (2 * factor.shape[1] * factor.itemsize)).bit_length() - 1
+    num_sums = layout.count_nonempty_rows(mode) * ((len(factor) >> bits) + 1)
+    if layout.nnz < _LEAST_NONZEROS * max(num_sums, len(factor)):
+        return None
+    key = ("segments", mode, bits)
     if key not in layout.prepared:
-        layout.prepared[key] = _list_segments(layout, step.records, mode, block_bits)
+        layout.prepared[key] = _list_segments(layout, step.records, mode, np.uint32(bits))
     return layout.prepared[key]
 
 
-def _list_segments(layout: Layout, records: Array, mode: int, block_bits: int) -> Segments:
-    """List segments of records in place order, by blocks of ``2**block_bits`` indices."""
-    nnz, tile_size, window_size = len(records), layout.tile_size, layout.tile_size
-    if block_bits < 32:
-        most = min(_WINDOW_SIZE, nnz // _LEAST_WINDOWS)
-        window_size *= max(1, most // tile_size)
-    # Order 0 is sorted by mode 1 within a row, the others by the mode before.
+def _list_segments(layout: Layout, records: Array, mode: int, bits: np.uint32) -> Segments:
+    """List segments in blocks of ``2**bits`` indices of records in the order of places."""
+    nnz, tile_size = len(records), layout.tile_size
+    num_threads = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
+    share_tiles = -(-nnz // (num_threads * tile_size))  # of a thread
+    window_tiles = min(_WINDOW_SIZE // tile_size, share_tiles)
+    # Within a row, order 0 is sorted by mode 1; others by the mode before.
     rows, blocks = (layout.merged.rows(records, n) for n in (mode, mode - 1 if mode else 1))
-    blocks >>= np.uint32(block_bits)
+    blocks >>= bits
     is_first = np.ones(nnz, bool)
     is_first[1:] = (rows[1:] != rows[:-1]) | (blocks[1:] != blocks[:-1])
     is_first[::tile_size] = True
     firsts = np.flatnonzero(is_first)
     places = np.stack([firsts, np.append(firsts[1:], nnz)], axis=1).astype(index_dtype(nnz))
-    windows = firsts // window_size
+    windows = firsts // (window_tiles * tile_size)
     starts = np.searchsorted(windows, np.arange(windows[-1] + 2))
-    order = np.lexsort((blocks[firsts], windows))
-    num_ahead = 2 if block_bits < 32 else 0
-    return Segments(places[order], starts, window_size // tile_size, num_ahead)
+    return Segments(places[np.lexsort((blocks[firsts], windows))], starts, window_tiles)
 
 
 @functools.cache
 def _count_cache_nbytes() -> int:
     """Return the bytes of a core's L2 cache; 0 if Linux does not say."""
-    try:
-        size = Path("/sys/devices/system/cpu/cpu0/cache/index2/size").read_text()
-    except OSError:
-        return 0
-    return 1024 * int(size.strip().removesuffix("K"))
+    file = Path("/sys/devices/system/cpu/cpu0/cache/index2/size")
+    return 1024 * int(file.read_text().strip().removesuffix("K")) if file.exists() else 0
 
 
 @kernel
@@ -99,7 +92,7 @@ def mttkrp_segments(
     operands: mttkrp.Operands,
 ) -> None:  # fmt: skip
     """Compute some windows of MTTKRP."""
-    places, starts, window_tiles, num_ahead = segments
+    places, starts, window_tiles = segments
     records, values, value_slot, _, _, _, _ = storage
     fields, factors, out_field, out, partial_rows, lanes = operands
     tile_size, one = np.uint64(tiles.size), values.dtype.type(1)
@@ -111,16 +104,16 @@ def mttkrp_segments(
             for s in range(np.uint64(starts[window]), np.uint64(starts[window + 1])):
                 first, last = np.uint64(places[s, 0]), np.uint64(places[s, 1])
                 # That segment may be shorter: to prefetch what follows it does no harm.
-                later = places[min(s + np.uint64(num_ahead), np.uint64(len(places) - 1)), 0]
+                later = places[min(s + np.uint64(2), np.uint64(len(places) - 1)), 0]
                 ahead = np.uint64(later) - first
                 tile, row = first // tile_size, read_row(records, first, out_field)
-                before = first - np.uint64(1)
-                goes_on = first % tile_size > 0 and read_row(records, before, out_field) == row
                 target, target_row = out, row
                 if np.int64(row) == tiles.carry_rows[tile]:
                     target, target_row = partial_rows, tile
-                fill_row(total, -0.0 if goes_on else 0.0, lanes)
-                if goes_on:  # -0.0 changes nothing that is added to it
+                fill_row(total, 0.0, lanes)
+                before = first - np.uint64(1)
+                if first % tile_size > 0 and read_row(records, before, out_field) == row:
+                    fill_row(total, -0.0, lanes)  # changes nothing that is added to it
                     sums = advance(point_at_row(target, target_row), column)
                     add_multiple(total, one, sums, lanes)
                 for place in range(first, last):

@@ -8,7 +8,13 @@ from ...base.array_modules import GpuArray as Array
 from ...format import tree as trees
 from . import tuning
 from .launch import get_direct_kernel
-from .structs import COPIES, MAX_COPIES, allocate_struct
+from .structs import COPIES, MAX_COPIES
+
+#: The types of the members of `COPIES`, as `DirectKernel` names them.
+_COPIES_FORMAT = f"{2 * MAX_COPIES}Q{3 * MAX_COPIES}I"
+
+#: The most blocks along y of one launch.
+_MAX_GRID_Y = 2**16 - 1
 
 
 def copy_blocks(copies: Sequence[tuple[cupy.cuda.MemoryPointer, Array]]) -> None:
@@ -16,15 +22,16 @@ def copy_blocks(copies: Sequence[tuple[cupy.cuda.MemoryPointer, Array]]) -> None
 
     They are contiguous, or matrices whose rows are; elements have a multiple of 4 bytes.
     """
-    gpu, layout = cupy.cuda.runtime.getDevice(), f"{COPIES.itemsize}s"
-    kernel = get_direct_kernel("copy_blocks.cu", "copy_blocks", layout, gpu, COPIES_LAYOUT=COPIES)
+    gpu, name = cupy.cuda.runtime.getDevice(), "copy_blocks"
+    kernel = get_direct_kernel(f"{name}.cu", name, _COPIES_FORMAT, gpu, COPIES_LAYOUT=COPIES)
     for start in range(0, len(copies), MAX_COPIES):
-        own, given = copies[start : start + MAX_COPIES], allocate_struct(COPIES)
+        own, members, most = copies[start : start + MAX_COPIES], [0] * (5 * MAX_COPIES), 0
         for n, (target, array) in enumerate(own):
-            given.sources[n], given.targets[n] = array.data.ptr, target.ptr
-            given.num_words[n], given.row_words[n], given.pitches[n] = _count_words(array)
-        grid = (-(-max(given.num_words) // tuning.BLOCK_SIZE), len(own))
-        kernel(grid, tuning.BLOCK_SIZE, bytes(given))
+            num_words, *of_rows = _count_words(array)
+            members[n::MAX_COPIES] = array.data.ptr, target.ptr, num_words, *of_rows
+            most = max(most, num_words)
+        num_blocks = min(-(-most // (4 * tuning.BLOCK_SIZE)), _MAX_GRID_Y)
+        kernel((len(own), num_blocks), tuning.BLOCK_SIZE, *members)
 
 
 def _count_words(array: Array) -> tuple[int, int, int]:

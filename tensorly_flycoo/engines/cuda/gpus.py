@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from contextvars import copy_context
-from typing import Any
+from typing import Any, NamedTuple
 
 import cupy
 import numpy as np
@@ -16,9 +16,6 @@ from ...base.array_modules import GpuArray as Array
 from ...base.array_modules import copy_parts, is_cupy
 from ...base.devices import Devices, Request
 from .exchange import copy_blocks
-
-#: Copies to a GPU with fewer bytes in all are made by a kernel; the driver's take the host longer.
-SMALL_NBYTES = 2**20
 
 #: Memory of CuPy that peer access covers.
 _READABLE = (cupy.cuda.Memory, cupy.cuda.memory.PooledMemory)
@@ -66,10 +63,6 @@ class CudaDevices(Devices):
         with self.use(device):
             return cupy.empty(shape, dtype)
 
-    def run(self, device: int, function: Callable[..., Any], *args: Any) -> Any:
-        with self.use(device):
-            return function(*args)
-
     def map(self, function: Callable[..., Any], homes: Iterable[int], *columns: Iterable) -> list:
         def call(home: int, *items: Any) -> Any:
             """Call it on the default stream, the thread's own, after the work of all streams."""
@@ -90,58 +83,55 @@ class CudaDevices(Devices):
 
     def gather(self, requests: Sequence[Request]) -> list[Array]:
         targets: dict[int, _Copies] = {}
-        arrays = [_allocate(parts, device, targets) for parts, device in requests]
-        self._launch(list(targets.values()))
-        return arrays
+        found = []
+        for arrays, device in requests:
+            if len(arrays) == 1 and is_cupy(arrays[0]) and arrays[0].data.device_id == device:
+                found.append(arrays[0])
+                continue
+            if device not in targets:
+                targets[device] = _Copies(device, self._lets_kernels_read)
+            with cupy.cuda.Device(device):
+                found.append(targets[device].allocate(arrays))
+        if targets:
+            self._launch(list(targets.values()))
+        return found
 
     def _launch(self, targets: Sequence["_Copies"]) -> None:
         """Launch copies together, when the memory for all is allocated.
 
         They wait for earlier work on both GPUs' current streams, and later work there waits for
-        them, since it may use the copies, or the memory of what was copied. If kernels of each GPU
-        can read the memory of all, a kernel of the target makes small copies, all at once. Others
-        between GPUs run on a stream of the target's own: on the default stream they would wait for
-        all work on both.
+        them, since it may use the copies, or the memory of what was copied.
         """
-        copied: dict[int, Array] = {}
-        suit = [t for t in targets if t.nbytes <= SMALL_NBYTES and t.suits_kernel]
-        small = suit if self._lets_kernels_read else []
-        large = [t for t in targets if t not in small]
-        for target in large:
-            target.make_contiguous(copied)
-        gpus = {gpu for t in targets if t.homes for gpu in (t.device, *t.homes)}
-        links = {gpu: self._get_link(gpu) for gpu in sorted(gpus)}
-        awaited = {gpu for t in targets for gpu in t.homes} | {t.device for t in large}
+        sources = sorted({gpu for target in targets for gpu in target.homes})
+        gpus = sorted({*sources, *(target.device for target in targets)})
+        events = {gpu: self._get_events(gpu) for gpu in gpus}
         try:
-            for gpu in links.keys() & awaited:
+            for gpu in sources:
                 with cupy.cuda.Device(gpu):
-                    links[gpu].ready.record(cupy.cuda.get_current_stream())
-            for target in large:
-                target.launch_copies(links)
-            for target in small:
-                target.launch_kernel(links)
-            for gpu in links:
+                    events[gpu].ready.record(cupy.cuda.get_current_stream())
+            for target in targets:
+                with cupy.cuda.Device(target.device):
+                    target.launch(events)
+            for gpu in sources:
                 with cupy.cuda.Device(gpu):
                     stream = cupy.cuda.get_current_stream()
                     for target in targets:
                         if gpu in target.homes:
-                            stream.wait_event(links[target.device].copied)
+                            stream.wait_event(events[target.device].copied)
         except BaseException:
-            for gpu, link in links.items():  # what is freed now must not be in use by copies
+            for gpu in gpus:  # what is freed now must not be in use by copies
                 with cupy.cuda.Device(gpu):
                     cupy.cuda.get_current_stream().synchronize()
-                    link.copies.synchronize()
             raise
 
-    def _get_link(self, device: int) -> "_Link":
-        """Return the stream and events of copies to a device; a thread's own: events are reused."""
-        if not hasattr(self._of_thread, "links"):
-            self._of_thread.links = {}
-        links: dict[int, _Link] = self._of_thread.links
-        if device not in links:
+    def _get_events(self, device: int) -> "_Events":
+        """Return the events of a device; a thread has its own, since they are reused."""
+        events: dict[int, _Events] = vars(self._of_thread).setdefault("events", {})
+        if device not in events:
             with cupy.cuda.Device(device):
-                links[device] = _Link()
-        return links[device]
+                made = (cupy.cuda.Event(disable_timing=True) for _ in range(2))
+                events[device] = _Events(*made)
+        return events[device]
 
     def collect(self, arrays: Sequence[Array]) -> list[Array]:
         there = iter(self.gather([((array,), 0) for array in arrays if is_cupy(array)]))
@@ -156,108 +146,71 @@ class CudaDevices(Devices):
         return whole
 
 
-class _Link:
-    """A stream for copies to the current GPU from others, and events.
+class _Events(NamedTuple):
+    """Events of one GPU. They are reused: a wait refers to the last record."""
 
-    `ready` occurs when the GPU's own arrays are complete, and the memory for new ones is unused;
-    `copied` when all is copied to this GPU. Events are reused: a wait refers to the last record.
-    """
-
-    def __init__(self) -> None:
-        self.copies = cupy.cuda.Stream(non_blocking=True)
-        self.ready, self.copied = (cupy.cuda.Event(disable_timing=True) for _ in range(2))
+    ready: cupy.cuda.Event  # occurs when the GPU's arrays are complete
+    copied: cupy.cuda.Event  # when all is copied to it
 
 
 class _Copies:
-    """Copies to one GPU."""
+    """Copies to one GPU, each of an array to an address there: by one kernel, or by the driver."""
 
-    def __init__(self, device: int) -> None:
+    def __init__(self, device: int, lets_kernels_read: bool) -> None:
         self.device = device
-        # addresses there, and what is copied to them
-        self.pairs: list[tuple[cupy.cuda.MemoryPointer, Array]] = []
         self.homes: list[int] = []  # other GPUs from which arrays come
-        self.nbytes = 0
-        self.suits_kernel = True  # whether `copy_blocks` can read all arrays
+        self._by_kernel: list[tuple[cupy.cuda.MemoryPointer, Array]] = []
+        self._by_driver: list[tuple[cupy.cuda.MemoryPointer, Array]] = []
+        self._lets_kernels_read = lets_kernels_read
 
-    def add(self, target: cupy.cuda.MemoryPointer, array: Array) -> None:
-        self.pairs.append((target, array))
-        self.nbytes += array.nbytes
-        self.suits_kernel = self.suits_kernel and _suits_kernel(array)
+    def allocate(self, arrays: Sequence[Array]) -> Array:
+        """Return what will have the rows of `arrays`, on the current GPU, which is this one."""
+        first, shape = arrays[0], arrays[0].shape
+        if len(arrays) > 1:
+            shape = (sum([array.shape[0] for array in arrays]), *shape[1:])
+        elif not is_cupy(first):
+            return cupy.asarray(first)
+        whole = cupy.empty(shape, first.dtype)
+        target = whole.data
+        for array in arrays:
+            if array.size:
+                self._add(target, array)
+                target = target + array.nbytes
+        return whole
+
+    def _add(self, target: cupy.cuda.MemoryPointer, array: Array) -> None:
         home = array.data.device_id
         if home != self.device and home not in self.homes:
             self.homes.append(home)
+        if self._lets_kernels_read and _suits_kernel(array):
+            self._by_kernel.append((target, array))
+            return
+        with cupy.cuda.Device(home):
+            self._by_driver.append((target, cupy.ascontiguousarray(array)))
 
-    def make_contiguous(self, copied: dict[int, Array]) -> None:
-        """Replace arrays by ones without gaps, on the same GPUs; `copied` has those of others."""
-        for n, (target, array) in enumerate(self.pairs):
-            if array.flags.c_contiguous:
-                continue
-            if id(array) not in copied:
-                with cupy.cuda.Device(array.data.device_id):
-                    copied[id(array)] = cupy.ascontiguousarray(array)
-            self.pairs[n] = (target, copied[id(array)])
-
-    def launch_kernel(self, links: dict[int, _Link]) -> None:
-        """Launch one kernel for all copies."""
-        with cupy.cuda.Device(self.device):
-            stream = cupy.cuda.get_current_stream()
-            for home in self.homes:
-                stream.wait_event(links[home].ready)
-            copy_blocks(self.pairs)
-            if self.homes:
-                links[self.device].copied.record(stream)
-
-    def launch_copies(self, links: dict[int, _Link]) -> None:
-        """Launch a copy for each array, on a stream for those of other GPUs.
-
-        The next GPU is read first: if all copy from all, each is read by one other at a time.
-        """
-        with cupy.cuda.Device(self.device):
-            stream = cupy.cuda.get_current_stream()
-            if self.homes:
-                link = links[self.device]
-                link.copies.wait_event(link.ready)
-                for home in sorted(self.homes, key=lambda home: (home < self.device, home)):
-                    link.copies.wait_event(links[home].ready)
-                    self._launch_from(home, link.copies)
-                link.copied.record(link.copies)
-            self._launch_from(self.device, stream)
-            if self.homes:
-                stream.wait_event(link.copied)
-
-    def _launch_from(self, home: int, stream: cupy.cuda.Stream) -> None:
-        for target, array in self.pairs:
-            if array.data.device_id == home:
-                target.copy_from_device_async(array.data, array.nbytes, stream)
-
-
-def _allocate(arrays: Sequence[Array], device: int, targets: dict[int, _Copies]) -> Array:
-    """Return the array on `device` that will have the rows of `arrays`; note what to copy."""
-    first, shape = arrays[0], arrays[0].shape
-    if len(arrays) > 1:
-        shape = (sum([array.shape[0] for array in arrays]), *shape[1:])
-    elif is_cupy(first) and first.data.device_id == device:
-        return first
-    with cupy.cuda.Device(device):
-        if not is_cupy(first):
-            return cupy.asarray(first)
-        whole, offset = cupy.empty(shape, first.dtype), 0
-    copies = targets.setdefault(device, _Copies(device))
-    for array in arrays:
-        if array.size:
-            copies.add(whole.data + offset, array)
-            offset += array.nbytes
-    return whole
+    def launch(self, events: dict[int, _Events]) -> None:
+        """Launch all copies, on this GPU, which is current."""
+        stream = cupy.cuda.get_current_stream()
+        for home in self.homes:
+            stream.wait_event(events[home].ready)
+        if self._by_kernel:
+            copy_blocks(self._by_kernel)
+        for target, array in self._by_driver:
+            target.copy_from_device_async(array.data, array.nbytes, stream)
+        if self.homes:
+            events[self.device].copied.record(stream)
 
 
 def _suits_kernel(array: Array) -> bool:
     """Return whether kernels of all GPUs, and `copy_blocks`, can read an array.
 
-    It has words of 4 bytes, rows without gaps, and memory that no asynchronous allocator gave.
+    It has words of 4 bytes, fewer than 2**31, rows without gaps, and memory that no asynchronous
+    allocator gave.
     """
     has_rows = array.ndim == 2 and array.strides[1] == array.itemsize and array.strides[0] > 0
-    has_words = array.itemsize % 4 == 0 and (has_rows or array.flags.c_contiguous)
-    return has_words and isinstance(array.data.mem, _READABLE)
+    has_words = array.itemsize % 4 == 0 and array.nbytes < 2**33
+    is_readable = isinstance(array.data.mem, _READABLE)
+    return is_readable and has_words and (has_rows or array.flags.c_contiguous)
 
 
 def _let_read(device: int, other: int) -> bool:

@@ -58,6 +58,7 @@ class Blocks:
     memory: Any  # a MemoryPointer
     address: int
     shape: tuple[int, ...]  # the first axis is to be summed over
+    copies: "Sequence[Blocks]" = ()  # on each device, if several need them
 
     def to_array(self) -> Array:
         """Return them as a CuPy array."""

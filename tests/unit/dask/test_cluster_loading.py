@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from unittest import mock
 
 import dask.dataframe
 import numpy as np
@@ -21,10 +22,12 @@ from tensorly_flycoo import (
     write_tns,
 )
 from tensorly_flycoo import open_slabs as open_here
+from tensorly_flycoo.base.reporting import listen
 from tensorly_flycoo.dask import (
     WorkerLost,
     cluster_layout,
     from_dask_dataframe,
+    loading,
     open_slabs,
     read_parquet,
     read_tns,
@@ -78,7 +81,13 @@ def check_same(found, expected):
 @pytest.mark.parametrize(("values", "count"), [("price", 1), ("price", 3), (None, 2)])
 def test_parquet(client, addresses, table, files, values, count):
     expected = from_dataframe(table, MODES, values, slabs=4)
-    found = read_parquet(files, MODES, values, slabs=4, client=client, workers=addresses[:count])
+    options, stages = {"client": client, "workers": addresses[:count]}, []
+    with listen(stages.append):
+        found = read_parquet(files, MODES, values, slabs=4, **options)
+    assert stages == [
+        f"reading 3 parts on {count} workers",
+        "exchanging and sorting nonzeros for 4 slabs",
+    ]
     assert isinstance(found, LabelledTensor)
     assert found.tensor.workers == tuple(addresses[:count])
     for name in MODES:
@@ -92,7 +101,18 @@ def test_the_partitions_do_not_matter(client, files, table, monkeypatch):
     expected = from_dataframe(table, MODES, "price", slabs=8).tensor
     for num_rows in (1, 700):
         monkeypatch.setattr(partitions, "_PARTITION_ROWS", num_rows)
-        check_same(read_parquet(files, MODES, "price", client=client).tensor, expected)
+        check_same(read_parquet(files, MODES, "price", slabs=8, client=client).tensor, expected)
+
+
+@pytest.mark.parametrize(("nnz", "count"), [(1, 2), (2**18, 2), (2**20 - 1, 7), (2**25 * 9, 9)])
+def test_small_tensors_have_few_slabs(nnz, count, monkeypatch):
+    """Commands for each slab cost more than what they compute."""
+    monkeypatch.setattr(loading, "Cluster", lambda *_: None)
+    monkeypatch.setattr(loading.PartitionedData, "_read", lambda *_: (nnz, (3,), None, None))
+    builder = mock.Mock()
+    monkeypatch.setattr(loading, "ClusterBuilder", builder)
+    loading.PartitionedData([], None).place(None, [])
+    assert builder.call_args.args[3] == count
 
 
 def test_indices(client, tmp_path):

@@ -18,6 +18,7 @@ from tensorly_flycoo import Progress, from_dataframe, mttkrp, save_slabs
 from tensorly_flycoo.dask import (
     WorkerLost,
     from_dask_dataframe,
+    loading,
     open_slabs,
     read_parquet,
     waiting,
@@ -81,6 +82,24 @@ def test_reading_on_a_paused_worker(client, addresses, tmp_path, count):
         read_parquet(tmp_path, ["a", "b"], "v", slabs=4, client=client)
     x = read_parquet(tmp_path, ["a", "b"], "v", slabs=4, client=client).tensor
     assert x.sum() == expected
+
+
+def test_what_surely_does_not_fit_is_refused_unread(client, addresses, tmp_path, monkeypatch):
+    TABLE.to_parquet(tmp_path / "x.parquet")
+    x = read_parquet(tmp_path, ["a", "b"], "v", slabs=4, client=client)
+    save_slabs(tmp_path / "slabs", x)
+    known = client.scheduler_info(n_workers=-1)
+    monkeypatch.setattr(client, "scheduler_info", lambda **_: known)
+    monkeypatch.setattr(loading, "wait_for_tasks", lambda *_: pytest.fail("tasks are sent"))
+    first, last = (known["workers"][address] for address in addresses)
+    last["memory_limit"] = 9599  # half of 600 rows, twice 16 bytes each
+    match = rf"{addresses[1]} needs .* for its share of 600 rows, .* limit is .*: give workers more"
+    with pytest.raises(MemoryError, match=match):
+        read_parquet(tmp_path / "x.parquet", ["a", "b"], "v", client=client)
+    first["memory_limit"] = last["memory_limit"] = 3 * 4096
+    for keep in ("device", "file"):
+        with pytest.raises(MemoryError, match=f"{addresses[0]} needs .* for its slabs"):
+            open_slabs(tmp_path / "slabs", keep=keep, client=client)
 
 
 @dask.delayed

@@ -1,8 +1,10 @@
 """Two workers' threads that exchange arrays, without a cluster."""
 
+import mmap
 import queue
 
 import numpy as np
+import psutil
 import pytest
 from simulated_links import SimulatedLink
 
@@ -158,3 +160,29 @@ def test_an_array_of_another_shape_is_not_sent(pair):
     pair.run(1, make_and_swap(1))
     assert "an array has (4,), float64, expected (3,)" in str(failed.get(timeout=10).error)
     pair.abort(1)
+
+
+def test_pages_of_mapped_files_are_given_back(tmp_path):
+    """Dask counts them as memory of the process, and its nanny would kill it."""
+
+    def count_resident():
+        return psutil.Process().memory_info().rss
+
+    nbytes, room = 2**25, [None]
+    (tmp_path / "x").write_bytes(bytes(nbytes))
+    with open(tmp_path / "x", "rb") as file:
+        mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    array = np.ndarray((2, nbytes // 2), np.uint8, mapping)[1:]
+    site = Site(select_engine("cpu"), lambda: room[0])
+    site.add_mapping(array)
+    before = count_resident()
+    assert not array.any()
+    for room[0] in (None, nbytes):
+        site.give_back_pages()
+        assert count_resident() > before + nbytes // 3
+    room[0] = nbytes - 1
+    site.give_back_pages()
+    assert count_resident() < before + nbytes // 6
+    assert not array.any()
+    del array, mapping  # a file is closed although the site knows it
+    assert not site.mappings

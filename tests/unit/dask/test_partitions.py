@@ -1,13 +1,18 @@
 """What tasks read on workers, called here: files of folders, and columns."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
+import fsspec
 import numpy as np
 import pandas as pd
+import psutil
+import pyarrow
 import pytest
 
-from tensorly_flycoo.dask.partitions import TableReader, list_files, list_parquet_parts
-from tensorly_flycoo.dask.readers import read_parquet, read_tns
+from tensorly_flycoo.dask import partitions
+from tensorly_flycoo.dask.partitions import TableReader, keep_partition, list_parquet_parts
+from tensorly_flycoo.io.places import list_files, open_file
 
 MODES = ("a", "b")
 
@@ -65,12 +70,22 @@ def test_ways_to_write_a_path(tmp_path, monkeypatch):
         assert list_files(path) == expected
 
 
-@pytest.mark.parametrize("path", ["memory://x.parquet", "s3://bucket/x", "x/*.parquet", "[ab].pq"])
-@pytest.mark.parametrize("read", [read_tns, lambda path: read_parquet(path, MODES)])
-def test_places_that_are_not_local_and_patterns_are_refused(read, path):
-    with pytest.raises(ValueError, match="expected files or folders that all workers see") as error:
-        read([path])
-    assert repr(path) in str(error.value)
+def test_patterns_and_urls_are_read(table, tmp_path):
+    system = fsspec.filesystem("memory")
+    for name in ("b-1.parquet", "a-2.parquet", "_a-3.parquet", "c.parquet/part-0"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        table.to_parquet(tmp_path / name)
+    system.put(str(tmp_path), "/patterns", recursive=True)
+    for place in (str(tmp_path), f"file://{tmp_path}", "memory://patterns"):
+        found = list_files(f"{place}/[a-c]*.parquet")
+        expected = ["a-2.parquet", "b-1.parquet", "c.parquet/part-0"]
+        assert [name[-len(own) :] for name, own in zip(found, expected, strict=True)] == expected
+        with open_file(found[0]) as file:
+            assert file.read() == (tmp_path / "a-2.parquet").read_bytes()
+        parts = list_parquet_parts(f"{place}/[a-c]*.parquet", make_reader())
+        assert [make_reader()(part).values.tolist() for part in parts] == 3 * [[1, 2, 4]]
+    with pytest.raises(FileNotFoundError, match=r"x\* has no files"):
+        list_files(f"{tmp_path}/x*")
 
 
 # Columns are looked at before tasks are sent
@@ -96,10 +111,40 @@ def test_a_file_without_rows_is_no_part(tmp_path, table):
     assert [Path(part.path).name for part in parts] == ["1.parquet"]
 
 
-def test_columns_that_are_names_of_folders_are_refused(tmp_path, table):
-    table.to_parquet(tmp_path, partition_cols=["b"])
-    with pytest.raises(ValueError, match=r"has no column 'b', .*: give from_dask_dataframe"):
-        list_parquet_parts(tmp_path, make_reader())
+def test_names_of_folders_are_columns(tmp_path, table):
+    table.assign(day=[3, 12, 3], city=["b", "a", "a"]).to_parquet(
+        tmp_path, partition_cols=["day", "city"]
+    )
+    reader = TableReader(("day", "city", "a"), "n", False, "raise")
+    found = [reader(part) for part in list_parquet_parts(tmp_path, reader)]
+    labels = [[own.entries.tolist() for own in part.entries] for part in found]
+    assert labels == [[[12], ["a"], [1]], [[3], ["a"], [2]], [[3], ["b"], [0]]]
+
+
+def test_memory_of_the_table_is_given_back(tmp_path, monkeypatch):
+    kept = []
+    actor = SimpleNamespace(keep=lambda _, partition: kept.append(partition))
+    worker = SimpleNamespace(address="here", state=SimpleNamespace(actors={"key": actor}))
+    monkeypatch.setattr(partitions, "get_worker", lambda: worker)
+    reader = make_reader(are_indices=True)
+    for size in (2, 2**22):  # what is loaded for the first one stays
+        columns = np.arange(size), np.arange(size)[::-1], np.random.default_rng(0).random(size)
+        table = dict(zip("abn", columns, strict=True))
+        pd.DataFrame(table).to_parquet(tmp_path / "x.parquet", row_group_size=2**19)
+        pyarrow.default_memory_pool().release_unused()
+        before = psutil.Process().memory_info().rss
+        for part in list_parquet_parts(tmp_path, reader):
+            keep_partition(part, 0, reader, {"here": "key"})
+        grown = psutil.Process().memory_info().rss - before
+    assert sum(own.coords.nbytes + own.values.nbytes for own in kept) > 16 * size
+    assert grown < 24 * size
+
+
+def test_zeros_are_refused_as_in_one_process(table):
+    table = table.assign(n=[1.0, 0.0, 2.0])
+    with pytest.raises(ValueError, match=r'1 of 3 values of column \'n\' are 0: pass zeros="drop"'):
+        make_reader()(table)
+    assert TableReader(MODES, "n", False, "raise", "drop")(table).values.tolist() == [1, 0, 2]
 
 
 def test_a_damaged_file_is_named(tmp_path):

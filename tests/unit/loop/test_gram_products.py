@@ -20,6 +20,8 @@ from tensorly_flycoo.loop.whole_tensor import WholeTensor
 class Blocks:
     """One block."""
 
+    copies = ()
+
     def __init__(self, array):
         self._array = array[None]
         self.shape = self._array.shape
@@ -158,6 +160,18 @@ def test_too_many_factors_turn_it_into_an_array(kernels):
     scale = draw((4, 4))
     assert isinstance(product * scale * scale * scale, GramProduct)
     assert isinstance(product * scale * scale * scale * scale, np.ndarray)
+
+
+@pytest.mark.parametrize("rank", [1, 4])
+def test_only_weights_are_left_out_where_they_are_one(kernels, rank):
+    """Gram matrices that no kernel suits are arrays too; a cluster's are never left out."""
+    memory = GramMemory()
+    memory.has_unit_weights = True
+    product = gram_products.start_product(memory, rank, np.float32, True)
+    gram = draw((rank, rank), seed=2)
+    ones = np.ones(rank, np.float32)
+    for found in (product * gram, gram * product, ones[:, None] * (product * gram) * ones[None]):
+        np.testing.assert_array_equal(found.to_array(), gram)
 
 
 def test_functions_and_methods_see_an_array(kernels):
@@ -300,6 +314,25 @@ def test_a_callback_may_change_factors_in_place(request):
     expected = decompose(coo, callback=double)
     request.getfixturevalue("memories")
     np.testing.assert_allclose(decompose(coo, callback=double), expected, rtol=1e-4)
+
+
+def test_a_callback_may_change_weights_in_place(request):
+    """They are left out of products only while all are 1."""
+    coo = sparse.random((9, 8, 10), nnz=200, random_state=0).astype(np.float32)
+    x = FlycooTensor.from_coo(coo, device="cpu")
+
+    def fit(scale):
+        def multiply_weights(cp_tensor, error):
+            cp_tensor.weights[...] *= scale
+
+        options = {"init": "random", "random_state": 0, "callback": multiply_weights}
+        with tl.backend_context("flycoo"):
+            return tl.decomposition.parafac(x, 3, 4, **options).factors[0]
+
+    expected = [fit(1), fit(2)]
+    assert not np.allclose(*expected, rtol=0.1)
+    request.getfixturevalue("memories")
+    np.testing.assert_allclose([fit(1), fit(2)], expected, rtol=1e-3, atol=1e-3)
 
 
 def test_a_callback_gets_arrays(kernels):

@@ -60,6 +60,19 @@ def test_a_step_that_raises_the_error_is_taken_back():
     assert calls[4] > 3  # the next step
 
 
+@pytest.mark.parametrize(("dtype", "takes_steps"), [("float32", False), ("float64", True)])
+def test_no_step_where_rounding_would_decide(dtype, takes_steps):
+    """Two large components nearly cancel: float32 has too few digits to tell errors apart."""
+    x, rng = random_tensor((8, 9, 10), 400, random_state=0, dtype=dtype), np.random.default_rng(0)
+    columns = [rng.standard_normal((size, 1)) for size in x.shape]
+    factors = [np.hstack([c, c + rng.standard_normal(c.shape) / 300]) for c in columns]
+    init = np.array([-300, 300], dtype), [factor.astype(dtype) for factor in factors]
+    options = {"init": init, "n_iter_max": 9, "tol": -1, "return_errors": True}
+    _, plain = parafac(x, 2, **options)
+    _, found = parafac(x, 2, linesearch="nesterov", **options)
+    assert (found != plain) == takes_steps
+
+
 def test_an_error_that_is_no_number_is_taken_back():
     calls = []
 

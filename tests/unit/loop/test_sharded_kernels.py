@@ -8,12 +8,14 @@ from numpy_devices import NumpyDevices
 
 from tensorly_flycoo.loop import gram_products
 from tensorly_flycoo.loop.gram_products import GramProduct
-from tensorly_flycoo.spread.row_shards import RowShards, Sharding, cut_evenly
+from tensorly_flycoo.spread.row_shards import RowShards, Sharding, cut_evenly, gather_each
 
 RANK = 5
 
 
 class Blocks:
+    copies = ()
+
     def __init__(self, array):
         self._array = array
         self.shape = array.shape
@@ -136,3 +138,26 @@ def test_a_plain_factor_beside_sharded_ones(kernels, monkeypatch):
         model = np.prod([x.astype(float).T @ x for x in dense[:-1]], axis=0).sum()
         inner = (dense[-1].astype(float) * dense[-2]).sum()
         np.testing.assert_allclose(found, np.sqrt(abs(900 + model - 2 * inner)), rtol=1e-6)
+
+
+def test_a_mode_takes_one_exchange_after_it_is_solved(kernels, monkeypatch):
+    """Gram matrices go to all devices, which invert; so do the rows if all devices read them."""
+    a, mttkrp, devices = scatter(draw(80, 0), 2), scatter(draw(60, 2), 2), DEVICES[2]
+    gram, exchanges = GramProduct.of(a), []
+    gather = devices.gather
+
+    def count(requests):
+        exchanges.extend([requests] if requests else [])
+        return gather(requests)
+
+    monkeypatch.setattr(devices, "gather", count)
+    for num_solved, is_read_whole in enumerate([False, True]):
+        sharding = Sharding.of(mttkrp.sharding.edges, devices, is_read_whole)
+        right = RowShards(mttkrp.blocks, sharding)
+        factor = (GramProduct(kernels, RANK, FLOAT32) * gram).solve(right.T).T
+        homes = [0, 1] if is_read_whole else []
+        (whole,) = gather_each([factor], devices, homes)
+        assert len(exchanges) == num_solved + 1
+        assert list(whole) == homes
+        for own in whole.values():
+            np.testing.assert_array_equal(own.view(np.ndarray), factor.to_numpy())

@@ -14,17 +14,16 @@ def gpus(request):
     return SimulatedGpus(np.random.default_rng(request.param))
 
 
-@pytest.fixture(params=["small", "large"])
-def size(request):
-    """Whether a kernel makes the copies, or the driver."""
+@pytest.fixture(params=["kernel", "driver"])
+def copier(request):
+    """What makes the copies: the driver does if GPUs cannot read each other's memory."""
     return request.param
 
 
 @pytest.fixture
-def module(gpus, size, monkeypatch):
-    module = load_devices(gpus, monkeypatch)
-    monkeypatch.setattr(module, "SMALL_NBYTES", 2**20 if size == "small" else 0)
-    return module
+def module(gpus, copier, monkeypatch):
+    gpus.cuda.runtime.deviceCanAccessPeer = lambda *pair: copier == "kernel"
+    return load_devices(gpus, monkeypatch)
 
 
 @pytest.fixture(params=[1, 2, 3, 5])
@@ -100,23 +99,20 @@ def test_single_arrays(gpus, devices):
     np.testing.assert_array_equal(found[1], host)
 
 
-def test_small_and_large_copies_in_one_exchange(gpus, devices, module, monkeypatch):
-    """A kernel copies one matrix to the first GPU while the driver copies all to the others."""
-    monkeypatch.setattr(module, "SMALL_NBYTES", 8 * NUM_ROWS * RANK)
-    count, found = devices.count, []
-    made = [make(gpus, device, device) for device in range(count)]
-    arrays, whole = [array for array, _ in made], np.concatenate([values for _, values in made])
-    requests = [(arrays[-1:], 0), *((arrays, device) for device in range(1, count))]
-    for array in devices.gather(requests):
+def test_kernel_and_driver_in_one_exchange(gpus, devices, copier):
+    """A kernel copies numbers to the first GPU while the driver copies bytes to the last."""
+    last, found = devices.count - 1, []
+    numbers, values = make(gpus, last, 5)
+    flags = gpus.empty((NUM_ROWS, RANK), bool)
+    flags.fill(True)
+    for array in devices.gather([((numbers,), 0), ((flags,), last)]):
         read(gpus, array, found)
-    del made, arrays, array, requests
-    use_memory_again(gpus, count)
+    del numbers, flags, array
+    use_memory_again(gpus, devices.count)
     gpus.run()
-    assert gpus.num_kernels == (count > 1)
-    by_size = sorted(found, key=len)
-    np.testing.assert_array_equal(by_size[0], whole[-NUM_ROWS:])
-    for own in by_size[1:]:
-        np.testing.assert_array_equal(own, whole)
+    assert gpus.num_kernels == (last > 0 and copier == "kernel")
+    for array in found:
+        np.testing.assert_array_equal(array, values if array.dtype == float else True)
 
 
 def test_collecting(gpus, devices):
@@ -131,7 +127,7 @@ def test_collecting(gpus, devices):
     np.testing.assert_array_equal(found, [values for _, values in made])
 
 
-def test_what_an_exchange_costs(gpus, devices, size):
+def test_what_an_exchange_costs(gpus, devices, copier):
     """One event of each GPU before the copies, one after them, and no waits for oneself."""
     count, num_pairs = devices.count, devices.count * (devices.count - 1)
     blocks = [make(gpus, device, device)[0] for device in range(count)]
@@ -139,10 +135,9 @@ def test_what_an_exchange_costs(gpus, devices, size):
     found = (gpus.num_kernels, gpus.num_copies, gpus.num_records, gpus.num_waits)
     if count == 1:
         assert found == (0, 0, 0, 0)
-    elif size == "small":
-        assert found == (count, 0, 2 * count, 2 * num_pairs)
     else:
-        assert found == (0, count**2, 2 * count, 2 * num_pairs + 2 * count)
+        num_launches = (count, 0) if copier == "kernel" else (0, count**2)
+        assert found == (*num_launches, 2 * count, 2 * num_pairs)
 
 
 def test_arrays_that_no_kernel_copies(gpus, devices):
@@ -165,11 +160,11 @@ def test_arrays_that_no_kernel_copies(gpus, devices):
 
 
 @pytest.mark.parametrize("failing", [0, 1, 2])
-def test_an_exchange_that_fails(gpus, devices, module, size, failing, monkeypatch):
+def test_an_exchange_that_fails(gpus, devices, module, copier, failing, monkeypatch):
     """Nothing is under way when the error reaches the caller, who may free memory."""
     blocks = [make(gpus, device, device)[0] for device in range(devices.count)]
     owner, name = (Pointer, "copy_from_device_async")
-    if size == "small":
+    if copier == "kernel":
         owner, name = module, "copy_blocks"
     calls, real = itertools.count(), getattr(owner, name)
 
