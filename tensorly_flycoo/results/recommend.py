@@ -106,16 +106,15 @@ def recommend(
 @describe_as(recommend)
 def evaluate(
     cp_tensor: Any, x: LabelledData, mode: int | str = 0, n: int = 10, *,
-    of: int | str | None = None, exclude: "LabelledData | None" = None, least: float = -np.inf,
+    of: int | str | None = None, exclude: "LabelledData | None" = None,
 ) -> dict[str, float]:  # fmt: skip
     """Measure how well a model predicts held-out entries, and how many of them it recommends.
 
     Parameters
     ----------
     x : FlycooTensor, LabelledTensor or sparse.COO
-        Its nonzeros are the entries, in the shape of the model.
-    least : float
-        The least value that is worth recommending, such as 4 of 5 stars.
+        Its nonzeros are the entries, in the shape of the model. For recall, pass only those that
+        are worth recommending, such as 4 stars or more.
 
     Returns
     -------
@@ -142,13 +141,13 @@ def evaluate(
     coords, values = as_flycoo(x, check_coords=True)._sorted_nonzeros()
     rmse = cp_fit(x, cp_tensor, held_out=(coords, values)).rmse
     wanted: dict[int, set[int]] = {}
-    for row, column in move(coords[[first, second]][:, values >= least], np).T.tolist():
+    for row, column in move(coords[[first, second]], np).T.tolist():
         wanted.setdefault(row, set()).add(column)
     best = recommend(take_model(cp_tensor), first, [*wanted], n, of=second, exclude=exclude)
     hits = [len(own & found.keys()) for own, found in zip(wanted.values(), best, strict=True)]
     recalls = [count / len(own) for count, own in zip(hits, wanted.values(), strict=True)]
     precision = sum(hits) / max(1, sum(map(len, best)))
-    return {"rmse": rmse, "precision": precision, "recall": sum(recalls) / max(1, len(recalls))}
+    return {"rmse": rmse, "precision": precision, "recall": sum(recalls) / len(recalls)}
 
 
 def _find_modes(cp_tensor: Any, mode: int | str, of: int | str | None) -> tuple[int, int]:
