@@ -289,8 +289,8 @@ def split_partitions(
         if partition.values.size == 0:
             continue
         coords = np.stack([_place(partition, mode, labels) for mode in range(record_format.ndim)])
-        records = record_format.pack(coords, partition.values)
-        parts = split_records(records, buckets, record_format)
+        packed, *_ = site.engine.pack(coords, partition.values, record_format)
+        parts = split_records(move(packed, np), buckets, record_format)
         for bucket in wanted:
             if parts[bucket].size:
                 found[bucket].append(parts[bucket].copy())

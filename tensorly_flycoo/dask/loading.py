@@ -12,6 +12,7 @@ from distributed import Client, Future
 from ..base.checks import check_count, check_dtype, check_keep, check_shape
 from ..base.reporting import report
 from ..io.entries import unite_labels
+from ..io.parts import unite_shapes
 from .cluster import Cluster, Workers
 from .cluster_layout import (
     CHANGED,
@@ -92,12 +93,9 @@ class PartitionedData:
         nnz = sum(summary.nnz for summary in found)
         if nnz == 0:
             raise ValueError("the data have no rows, expected at least one")
-        ndims = sorted({len(summary.shape) for summary in found})
-        if len(ndims) > 1:
-            raise ValueError(f"partitions have {ndims} modes, expected one number")
+        shape = unite_shapes(summary.shape for summary in found)
         dtype = np.result_type(*(summary.dtype for summary in found if summary.nnz))
         dtype = check_dtype(dtype if self.dtype is None else self.dtype)
-        shape = tuple(max(sizes) for sizes in zip(*(s.shape for s in found), strict=True))
         entries = [summary.entries for summary in found if summary.entries is not None]
         labels = None
         if entries:

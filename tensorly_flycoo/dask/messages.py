@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copyreg
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,9 +17,6 @@ class Ref(NamedTuple):
 
     key: int
 
-
-#: The most bytes of arrays that are sent in one piece.
-_SMALL_NBYTES = 2**16
 
 #: The `Site` of the worker, and its engine.
 SITE, ENGINE = Ref(-1), Ref(-2)
@@ -145,23 +141,6 @@ class Parcel:
 
     epoch: int
     arrays: dict[int, np.ndarray]
-
-
-def _reduce(x: Reply | Parcel) -> tuple[Any, ...]:
-    """Pickle small arrays in one piece: Dask takes longer to send one that comes apart."""
-    fields, arrays = tuple(vars(x).values()), list[pickle.PickleBuffer]()
-    pickle.dumps(fields, 5, buffer_callback=arrays.append)
-    if sum(array.raw().nbytes for array in arrays) > _SMALL_NBYTES:
-        return type(x), fields
-    return _restore, (type(x), pickle.dumps(fields, 5))
-
-
-def _restore(kind: type, pickled: bytes) -> Any:
-    return kind(*pickle.loads(pickled))
-
-
-copyreg.pickle(Reply, _reduce)
-copyreg.pickle(Parcel, _reduce)
 
 
 class Peer(NamedTuple):

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from distributed import get_worker
 
-from ..base.checks import check_finite, check_inside, check_shape
+from ..base.checks import check_inside, check_shape
 from ..io.dataframe import (
     check_columns,
     list_columns,
@@ -18,7 +18,7 @@ from ..io.dataframe import (
     refuse_zeros,
 )
 from ..io.entries import ColumnLabels, require_pyarrow
-from ..io.parts import Reading, name_errors
+from ..io.parts import Reading, join_blocks, name_errors
 from ..io.places import list_files, open_parquet
 
 #: Rows of a partition of a .parquet file, at least, but for the last: whole row groups.
@@ -81,14 +81,9 @@ class TableReader:
 
 def read_tns_file(shape: tuple[int, ...] | None, index_base: int, path: str) -> Partition:
     """Read a .tns file; see `read_tns`."""
-    blocks = list(Reading(shape, None, None, index_base).iterate([path]))
-    if not blocks:
-        return Partition(np.empty((0, 0), _INDEX), np.empty(0), (), None)
-    coords = np.concatenate([block.coords.astype(_INDEX) for block in blocks], axis=1)
-    values = np.concatenate([block.values for block in blocks])
-    check_finite(values)
-    sizes = zip(*(block.shape for block in blocks), strict=True)
-    return Partition(coords, values, tuple(max(of_mode) for of_mode in sizes), None)
+    blocks = list(Reading(shape, None, None, index_base).iterate_tns(path))
+    coords, values, found = join_blocks(blocks, shape)
+    return Partition(coords.astype(_INDEX), values, found, None)
 
 
 class ParquetPart(NamedTuple):

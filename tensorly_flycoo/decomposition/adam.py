@@ -103,38 +103,36 @@ class CellSampler:
 
 
 def measure_loss(
-    loss: Loss, sampler: CellSampler, weights: Array | None, factors: Sequence[Array],
-    samples: Samples | None = None,
-) -> float:  # fmt: skip
+    loss: Loss, sampler: CellSampler, factors: Sequence[Array], samples: Samples | None = None
+) -> float:
     """Measure the loss of a model over all observed cells, or estimate it from `samples`.
 
     A truncated loss needs the nonzeros alone.
     """
     if loss.is_count:
-        return evaluate_loss(sampler.data, weights, factors)
+        return evaluate_loss(sampler.data, factors)
     if samples is not None:
-        model = evaluate_model(samples.coords, weights, factors)
+        model = evaluate_model(samples.coords, None, factors)
         terms = samples.apply(loss, loss.value, model).astype(np.float64) * samples.weights
         return float(terms.sum())
     change = 0.0  # the loss of the nonzeros, less that of zeros there
     for start in range(0, sampler.nonzeros.nnz, _NUM_NONZEROS):
         coords, values = sampler.nonzeros.take(slice(start, start + _NUM_NONZEROS))
-        model = evaluate_model(coords, weights, factors)
+        model = evaluate_model(coords, None, factors)
         losses = loss.value(values, model) - loss.value(values * 0, model)
         change += float(losses.sum(dtype=np.float64))
-    total = change if loss.is_truncated else change + sum_zeros(loss, factors, weights)
+    total = change if loss.is_truncated else change + sum_zeros(loss, factors)
     if sampler.data.missing is not None:
-        model = sampler.data.missing.evaluate(weights, factors)
+        model = sampler.data.missing.evaluate(None, factors)
         total -= float(loss.value(model * 0, model).sum(dtype=np.float64))
     if math.isnan(total):
         raise ValueError(f"loss={loss.name!r} is nan, expected a number for each x and m")
     return total
 
 
-def sum_zeros(loss: Loss, factors: Sequence[Array], weights: Array | None = None) -> float:
+def sum_zeros(loss: Loss, factors: Sequence[Array]) -> float:
     """Add up the loss of zeros at all cells, block by block."""
-    first = factors[0] if weights is None else factors[0] * weights
-    factors, xp = [first, *factors[1:]], array_module(first)
+    first, xp = factors[0], array_module(factors[0])
     shape, num_left = [factor.shape[0] for factor in factors], len(factors) - 1
     while num_left > 1 and math.prod(shape[num_left - 1 :]) <= _MAX_COLUMNS:
         num_left -= 1
@@ -210,7 +208,7 @@ class Adam(Run):
         if is_sum_of_cells and num_cells(data.tensor.shape) > MAX_CELLS:
             drawn = np.random.RandomState(self.seed)
             self._compared = self._sampler.draw(drawn, _NUM_COMPARED, _NUM_COMPARED)
-        self.loss = measure_loss(loss, self._sampler, None, self.factors, self._compared)
+        self.loss = measure_loss(loss, self._sampler, self.factors, self._compared)
 
     def save_state(self) -> dict[str, Array]:
         state = {"numbers": np.array([self.seed, self._num_done, self._num_failures], np.int64)}
@@ -240,7 +238,7 @@ class Adam(Run):
             self._num_done += 1
             for n, gradient in gradients.items():
                 factors[n] = self._step(n, factors[n], gradient, rate)
-        loss = measure_loss(self.function, self._sampler, None, factors, self._compared)
+        loss = measure_loss(self.function, self._sampler, factors, self._compared)
         if loss <= self.loss:
             self.loss = loss
         else:

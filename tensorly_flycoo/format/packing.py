@@ -20,9 +20,6 @@ WINDOW_BITS = 64
 #: Records are multiples of this, so that each moves in few aligned pieces.
 _RECORD_BITS = 64
 
-#: Nonzeros packed at a time.
-_BLOCK_SIZE = 2**15
-
 
 @dataclass(frozen=True)
 class RecordFormat:
@@ -167,21 +164,6 @@ class RecordFormat:
     def record_nbytes(self) -> int:
         """Bytes of one nonzero in one copy of the tensor."""
         return self.num_words * self.word_dtype.itemsize
-
-    def pack(self, coords: np.ndarray, values: np.ndarray) -> np.ndarray:
-        """Make records (nnz, num_words) from coords (ndim, nnz) and values (nnz,), in blocks."""
-        records = np.zeros((values.shape[0], self.num_words), self.word_dtype)
-        for start in range(0, values.shape[0], _BLOCK_SIZE):
-            block = slice(start, start + _BLOCK_SIZE)
-            for mode, (word, shift, _) in enumerate(self.fields):
-                field = coords[mode][block].astype(np.uint64)
-                low = field << np.uint64(shift)
-                records[block, word] |= low.astype(self.word_dtype, copy=False)
-                if self._crosses_word(mode):
-                    high = field >> np.uint64(8 * self.word_dtype.itemsize - shift)
-                    records[block, word + 1] |= high.astype(self.word_dtype, copy=False)
-        self.values(records)[...] = values
-        return records
 
     def rows(self, records: Array, mode: int, xp: ModuleType = np) -> Array:
         """Read the coordinates (nnz,) of one mode, as uint32."""

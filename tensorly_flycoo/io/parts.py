@@ -19,7 +19,6 @@ from ..base.checks import (
     check_values,
 )
 from ..tensor.coo_cache import SparseData, as_flycoo, is_sparse
-from ..tensor.labelled import refuse_labels
 from ..tensor.pieces import list_pieces
 from .dataframe import check_columns, read_indices, read_values
 from .files import FilePath
@@ -50,6 +49,22 @@ class Block(NamedTuple):
     shape: tuple[int, ...]
 
 
+def unite_shapes(shapes: Iterable[Sequence[int]]) -> tuple[int, ...]:
+    """Return the smallest shape that holds all; refuse other numbers of modes."""
+    shapes = list(shapes)
+    if len(ndims := {*map(len, shapes)}) > 1:
+        raise ValueError(f"parts have {sorted(ndims)} modes, expected one number")
+    return tuple(map(max, zip(*shapes, strict=True)))
+
+
+def join_blocks(blocks: Sequence[Block], shape: tuple[int, ...] | None) -> Block:
+    """Return the nonzeros of all blocks as one, of the given shape or one that holds them."""
+    shape = shape or unite_shapes(block.shape for block in blocks)
+    coords = [np.empty((0, len(shape)), np.int64).T, *(block.coords for block in blocks)]
+    values = [np.empty(0), *(block.values for block in blocks)]
+    return Block(np.concatenate(coords, axis=1), np.concatenate(values), shape)
+
+
 class Reading(NamedTuple):
     """Options of reading parts: `columns` of .parquet files, `index_base` of .tns files."""
 
@@ -61,7 +76,6 @@ class Reading(NamedTuple):
     def iterate(self, parts: Parts) -> Iterator[Block]:
         """Yield the nonzeros of all parts, in their order."""
         if is_sparse(parts):
-            refuse_labels(parts)
             x = as_flycoo(parts)
             for piece in list_pieces(x._layout, x._engine.xp):
                 for coords, values in piece.iterate_nonzeros(BLOCK_NNZ):
@@ -92,9 +106,10 @@ class Reading(NamedTuple):
             raise TypeError(f"a {kind}, expected a path or a tuple (coords, values)")
         for path in list_files(part):
             is_parquet = path.endswith((".parquet", ".pq"))
-            yield from self._iterate_parquet(path) if is_parquet else self._iterate_tns(path)
+            yield from self._iterate_parquet(path) if is_parquet else self.iterate_tns(path)
 
-    def _iterate_tns(self, path: str) -> Iterator[Block]:
+    def iterate_tns(self, path: str) -> Iterator[Block]:
+        """Yield the nonzeros of a .tns file, if it has some or says its shape."""
         from .tns_parsing import TnsParser
 
         parser = TnsParser(path, self.shape, self.index_base)

@@ -38,7 +38,7 @@ from ..tensor.tensor import FlycooTensor
 from . import array_file, saving
 from .array_file import LABELS, SLABS, TENSOR, check_header, open_arrays, refuse_damage
 from .files import FilePath, make_folder, replace_file
-from .parts import BLOCK_NNZ, Parts, Reading
+from .parts import BLOCK_NNZ, Parts, Reading, unite_shapes
 
 #: Nonzeros of a slab, by default: building one takes about 5 GB.
 _SLAB_NNZ = 2**25
@@ -133,10 +133,7 @@ class DiskBuilder(SlabBuilder):
         self._folder, self._nnz = folder, 0
         shape, dtypes = reading.shape or (), set[np.dtype]()
         for block in reading.iterate(parts):
-            shape, ndim = shape or block.shape, len(block.shape)
-            if len(shape) != ndim:
-                raise ValueError(f"parts have {len(shape)} and {ndim} modes, expected one number")
-            shape = tuple(max(pair) for pair in zip(shape, block.shape, strict=True))
+            shape = unite_shapes([shape or block.shape, block.shape])
             self._nnz += block.values.size
             dtypes.add(block.values.dtype)
             for number, rows in enumerate(block.coords):

@@ -7,10 +7,11 @@ import numpy as np
 
 from ..base.checks import check_index_base, check_shape
 from ..tensor.coo_cache import SparseData, as_flycoo
-from ..tensor.labelled import refuse_labels
+from ..tensor.labelled import LabelledTensor
 from ..tensor.tensor import FlycooTensor
-from .files import FilePath, replace_text
-from .places import list_files
+from .files import replace_text
+from .parts import Block, Reading, join_blocks
+from .places import FilePath, list_files
 
 #: Nonzeros written at a time.
 _WRITE_BLOCK = 2**16
@@ -97,26 +98,14 @@ def read_tns(
     return FlycooTensor(*read_nonzeros(path, shape, index_base), **options)
 
 
-def read_nonzeros(
-    path: FilePath, shape: tuple[int, ...] | None, index_base: int
-) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
-    """Return coords (ndim, nnz), values (nnz,) and shape of a .tns file; see `read_tns`."""
-    from .tns_parsing import TnsParser
-
-    parsed: list[tuple[np.ndarray, np.ndarray]] = []
-    shapes: list[tuple[int, ...]] = []
-    for name in list_files(path):
-        parser = TnsParser(name, shape, index_base)
-        parsed += parser.iterate()
-        shapes += [] if parser.shape is None else [parser.shape]
-    if not shapes:
+def read_nonzeros(path: FilePath, shape: tuple[int, ...] | None, index_base: int) -> Block:
+    """Return coords (ndim, nnz), values (nnz,) and shape of .tns files; see `read_tns`."""
+    reading = Reading(shape, None, None, index_base)
+    blocks = [block for name in list_files(path) for block in reading.iterate_tns(name)]
+    joined = join_blocks(blocks, shape)
+    if not joined.shape:
         raise ValueError(f"{path} has no nonzeros and no header with a shape: give shape=")
-    if len(set(map(len, shapes))) > 1:
-        raise ValueError(f"files of {path} have {sorted(set(map(len, shapes)))} modes")
-    shape = tuple(map(max, zip(*shapes, strict=True)))
-    coords = [np.empty((0, len(shape)), np.int64)] + [c for c, _ in parsed if c.size]
-    values = [np.empty(0)] + [values for _, values in parsed]
-    return np.concatenate(coords).T, np.concatenate(values), shape
+    return joined
 
 
 def write_tns(path: FilePath, x: SparseData, *, index_base: int = 1) -> None:
@@ -165,7 +154,8 @@ def write_tns(path: FilePath, x: SparseData, *, index_base: int = 1) -> None:
     <BLANKLINE>
     """
     index_base = check_index_base(index_base)
-    refuse_labels(x)
+    if isinstance(x, LabelledTensor):
+        raise TypeError("x is a LabelledTensor, whose labels the file would lose: pass x.tensor")
     x = as_flycoo(x)
     shape, (coords, values) = x.shape, x.nonzeros()
     template = "%d " * len(shape) + "%r\n"

@@ -79,10 +79,8 @@ def take_guess(x: FlycooTensor, rank: int, init: Any) -> list[Array]:
     """Return copies of a guess's factors, with its weights multiplied into the last one."""
     if not isinstance(init, Iterable) or isinstance(init, str):
         raise ValueError(f"init is {init!r}, expected 'random' or (weights, factors)")
-    weights, factors = check_initial_guess(init, x.dtype, x.device == "cuda")
+    weights, factors = check_initial_guess(init, x.dtype, x.device == "cuda", rank)
     factors = check_factors(factors, x.shape, x.dtype, x._engine.array_type)
-    if factors[0].shape[1] != rank:
-        raise ValueError(f"factors of init have {factors[0].shape[1]} columns, expected {rank}")
     if weights is not None:
         check_weights(weights, rank, x.dtype, x._engine.array_type)
         factors[-1] = factors[-1] * weights

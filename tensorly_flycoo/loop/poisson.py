@@ -65,9 +65,8 @@ def complete_loss(data: ObservedData, factors: Sequence[Array], sums: Array, log
     return total
 
 
-def evaluate_loss(data: ObservedData, weights: Array | None, factors: Sequence[Array]) -> float:
+def evaluate_loss(data: ObservedData, factors: Sequence[Array]) -> float:
     """Compute F of a model in one pass over the nonzeros."""
-    factors = factors if weights is None else [factors[0] * weights, *factors[1:]]
     _, log_sum = divide_counts(data, factors, 0, wants_logs=True)
     return complete_loss(data, factors, add_columns(factors), log_sum)
 

@@ -91,7 +91,7 @@ class UnfoldingGram:
                 is_coupled[own] = True
             self.rows = xp.flatnonzero(is_coupled)
         self.size = int(self.rows.size)
-        self.dtype = choose_dtype(self.size, dtype)
+        self.dtype = np.dtype(np.float64 if self.size <= MAX_GRAM_SIZE else dtype)
         self._diagonal = engine.add_signs(self.squares, self.rows)
         self._groups = [self._number_rows(group) for group in kept]
         num_columns, self._num_shared = (sum(own) for own in zip(*counts, strict=True))
@@ -304,11 +304,6 @@ class UnfoldingGram:
             for group, *_ in self._list_groups(self._columns):
                 yield self._number_rows(group)
                 del group
-
-
-def choose_dtype(size: int, dtype: DTypeLike) -> np.dtype:
-    """Return the dtype of products with a Gram matrix of `size`: float64 if it is to be exact."""
-    return np.dtype(np.float64 if size <= MAX_GRAM_SIZE else dtype)
 
 
 def is_cheap_to_form(engine: Engine, size: int, num_columns: int) -> bool:

@@ -306,12 +306,6 @@ for _name in _REDUCTIONS:
     setattr(LabelledTensor, _name, _make_reduction(_name))
 
 
-def refuse_labels(x: object) -> None:
-    """Refuse a LabelledTensor, whose labels a file of nonzeros would lose."""
-    if isinstance(x, LabelledTensor):
-        raise TypeError("x is a LabelledTensor, whose labels the file would lose: pass x.tensor")
-
-
 def check_same_labels(
     x: object, known: object, skip: int | None = None, names: Sequence[str] = ("x", "the model")
 ) -> None:

@@ -3,7 +3,7 @@
 import cupy
 import numpy as np
 import pytest
-from numpy_primitives import NumpyPrimitives
+from numpy_primitives import NumpyPrimitives, pack
 
 from tensorly_flycoo.engines.cuda import engine
 from tensorly_flycoo.engines.cuda.compact_ids import PackedIds
@@ -24,7 +24,7 @@ def make_records(shape, nnz, dtype="float64"):
     rng = np.random.default_rng(0)
     coords = np.stack([rng.integers(max(0, size - 10**6), size, nnz) for size in shape])
     record_format = RecordFormat.of(shape, dtype, "uint32")
-    return record_format, record_format.pack(coords, np.arange(nnz, dtype=dtype))
+    return record_format, pack(record_format, coords, np.arange(nnz, dtype=dtype))
 
 
 def make_places(nnz, dtype):

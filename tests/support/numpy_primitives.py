@@ -6,6 +6,20 @@ from tensorly_flycoo.base.checks import check_finite, check_inside
 from tensorly_flycoo.format.primitives import Entries, Primitives, index_dtype
 
 
+def pack(record_format, coords, values):
+    """Make records (nnz, num_words) from coords (ndim, nnz) and values (nnz,)."""
+    records = np.zeros((values.shape[0], record_format.num_words), record_format.word_dtype)
+    word_bits = 8 * record_format.word_dtype.itemsize
+    for rows, (word, shift, mask) in zip(coords, record_format.fields, strict=True):
+        field = rows.astype(np.uint64)
+        records[:, word] |= (field << np.uint64(shift)).astype(record_format.word_dtype)
+        if shift + mask.bit_length() > word_bits:
+            high = field >> np.uint64(word_bits - shift)
+            records[:, word + 1] |= high.astype(record_format.word_dtype)
+    record_format.values(records)[...] = values
+    return records
+
+
 class NumpyPrimitives(Primitives):
     """The primitives that both engines have of their own; results are equal to the bit."""
 
@@ -22,7 +36,7 @@ class NumpyPrimitives(Primitives):
         for rows in coords:
             is_less |= is_equal & (rows[:-1] < rows[1:])
             is_equal &= rows[:-1] == rows[1:]
-        return record_format.pack(coords, values), bool(is_less.all()), bool((values == 0).any())
+        return pack(record_format, coords, values), bool(is_less.all()), bool((values == 0).any())
 
     def find_empty_rows(self, records, record_format, mode):
         is_empty = np.ones(record_format.shape[mode], bool)

@@ -28,9 +28,8 @@ def combine_rows(factors: Sequence[Array], bits: Sequence[int]) -> Array:
     sizes = tuple([factor.shape[0] for factor in factors])
     key = (sizes, tuple(bits), 1, out.dtype)
     kernel, fields = _prepare(out.data.device_id, "combine_rows", *key)
-    grid = min(-(-out.size // tuning.BLOCK_SIZE), launch.MAX_GRID)
     arguments = (*_locate(factors), *fields, out.size, rank, out.data.ptr)
-    kernel((grid, 1), tuning.BLOCK_SIZE, *arguments)
+    kernel((-(-out.size // tuning.BLOCK_SIZE), 1), tuning.BLOCK_SIZE, *arguments)
     return out
 
 

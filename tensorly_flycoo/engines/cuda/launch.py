@@ -28,7 +28,7 @@ from .source import specialise
 _HAS_ASSERTIONS = os.environ.get("TENSORLY_FLYCOO_ASSERTIONS") == "1"
 _OPTIONS = ("--std=c++17", *(["-DASSERTIONS"] if _HAS_ASSERTIONS else []))
 
-#: The most blocks along x of one launch.
+#: The most tiles of one launch.
 MAX_GRID = 2**31 - 1
 
 #: The driver's names for the items of its argument `extra`.
@@ -75,10 +75,9 @@ def launch(
 def launch_items(
     kernel: RawKernel, num_items: int, arguments: Sequence[Any], block_size: int = tuning.BLOCK_SIZE
 ) -> None:
-    """Launch a thread for each item, or as many as a grid may have: the kernel loops."""
-    grid = (min(-(-num_items // block_size), MAX_GRID),)
+    """Launch a thread for each item: a grid may have more than fit a GPU's memory."""
     if num_items > 0:
-        launch(kernel, grid, block_size, arguments)
+        launch(kernel, (-(-num_items // block_size),), block_size, arguments)
 
 
 def launch_tiles(

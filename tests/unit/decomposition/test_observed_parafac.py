@@ -624,7 +624,7 @@ BAD = {
     "nan ridge": (lambda: observed_parafac(X, 2, l2_reg=np.nan), ValueError, "l2_reg is nan"),
     "ridge None": (lambda: observed_parafac(X, 2, l2_reg=None), TypeError, "l2_reg is None"),
     "init": (lambda: observed_parafac(X, 2, init="svd"), ValueError, "init is 'svd'"),
-    "rank of init": (lambda: observed_parafac(X, 3, init=(None, ONES)), ValueError, "2 columns"),
+    "rank of init": (lambda: observed_parafac(X, 3, init=(None, ONES)), ValueError, "the rank 3"),
     "shape of init": (
         lambda: observed_parafac(X, 2, init=(None, ONES[::-1])), ValueError, r"factors\[0\]"
     ),

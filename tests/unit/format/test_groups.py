@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import reference
 import tensorly as tl
+from numpy_primitives import pack
 from problems import make_problem
 
 from tensorly_flycoo import FlycooTensor, load, mttkrp, save
@@ -88,7 +89,7 @@ def test_records_of_merged_modes(groups, word_dtype):
     rng, shape = np.random.default_rng(0), (300, 3, 2**19, 2**20, 2**11)
     record_format = RecordFormat.of(shape, "float32", word_dtype, tuple(map(tuple, groups)))
     coords = np.stack([rng.integers(0, size, 50) for size in shape])
-    records = record_format.pack(coords, np.ones(50, np.float32))
+    records = pack(record_format, coords, np.ones(50, np.float32))
     np.testing.assert_array_equal(record_format.coords(records), coords)
     merged = record_format.merged
     for number, group in enumerate(groups):

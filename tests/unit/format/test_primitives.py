@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from numpy_primitives import NumpyPrimitives
+from numpy_primitives import NumpyPrimitives, pack
 
 from tensorly_flycoo.engines.cpu.engine import CPU
 from tensorly_flycoo.format.packing import RecordFormat
@@ -19,7 +19,7 @@ def make_records(shape, nnz, seed=0, dtype="float64"):
     rng = np.random.default_rng(seed)
     coords = np.stack([rng.integers(0, size, nnz) for size in shape])
     record_format = RecordFormat.of(shape, dtype, "uint64")
-    return record_format, record_format.pack(coords, np.arange(nnz, dtype=dtype))
+    return record_format, pack(record_format, coords, np.arange(nnz, dtype=dtype))
 
 
 @pytest.mark.parametrize("order", ["C", "F", "neither"])
@@ -34,7 +34,7 @@ def test_pack(primitives, shape, dtype, coords_dtype, order):
     values = rng.standard_normal(500).astype(dtype)
     record_format = RecordFormat.of(shape, dtype, "uint64")
     records, is_rising, _ = primitives.pack(coords, values, record_format)
-    np.testing.assert_array_equal(records, record_format.pack(coords, values))
+    np.testing.assert_array_equal(records, pack(record_format, coords, values))
     np.testing.assert_array_equal(record_format.coords(records), coords)
     np.testing.assert_array_equal(record_format.values(records), values)
     assert not is_rising
@@ -194,7 +194,7 @@ def test_split_columns(primitives, shape, dtype):
     for mode in range(len(shape)):
         others = np.delete(coords, mode, axis=0)
         grouped = coords[:, np.lexsort([coords[mode], *others])]
-        records = record_format.pack(grouped, np.arange(200).astype(dtype))
+        records = pack(record_format, grouped, np.arange(200).astype(dtype))
         others = np.delete(grouped, mode, axis=0)
         expected = np.r_[True, (others[:, 1:] != others[:, :-1]).any(axis=0), True]
         reverse = np.arange(200, dtype=np.uint32)[::-1]
@@ -296,7 +296,7 @@ def test_sort_places_and_find_duplicates(shape, dtype, word):
     coords = np.stack([rng.integers(max(0, size - 3), size, 500) for size in shape])
     values = rng.standard_normal(500).astype(dtype)
     record_format = RecordFormat.of(shape, dtype, word)
-    records = record_format.pack(coords, values)
+    records = pack(record_format, coords, values)
     places = NumpyPrimitives().sort_places(records, record_format, reversed(range(len(shape))))
     np.testing.assert_array_equal(places, np.lexsort(coords[::-1]))
     ordered = coords[:, places]
@@ -307,6 +307,6 @@ def test_sort_places_and_find_duplicates(shape, dtype, word):
 
 def test_sorting_by_no_mode_changes_nothing():
     record_format = RecordFormat.of((5, 5), "float32", np.uint32)
-    records = record_format.pack(np.zeros((2, 3), int), np.ones(3, np.float32))
+    records = pack(record_format, np.zeros((2, 3), int), np.ones(3, np.float32))
     places = np.array([2, 0, 1])
     assert NumpyPrimitives().sort_places(records, record_format, (), places) is places

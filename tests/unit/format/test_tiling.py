@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from numpy_primitives import NumpyPrimitives
+from numpy_primitives import NumpyPrimitives, pack
 
 from tensorly_flycoo.format.layout import tile_rows
 from tensorly_flycoo.format.packing import RecordFormat
@@ -13,7 +13,7 @@ def tile(rows, num_rows, tile_size):
     """Tile nonzeros whose sorted rows are `rows`, in a tensor with another mode in front."""
     record_format = RecordFormat.of((9, num_rows), "float64", "uint64")
     rows = np.array(rows, np.int64)
-    records = record_format.pack(np.stack([rows * 0 + 3, rows]), np.ones(rows.size))
+    records = pack(record_format, np.stack([rows * 0 + 3, rows]), np.ones(rows.size))
     return tile_rows(ModeRows(records, record_format, 1, None), tile_size, NumpyPrimitives())
 
 
@@ -46,7 +46,7 @@ def test_first_and_last_tile_of_the_same_row():
 
 def test_tiles_of_an_order_given_by_places():
     record_format = RecordFormat.of((5,), "float64", "uint64")
-    records = record_format.pack(np.array([[4, 2, 0, 2, 2]]), np.ones(5))
+    records = pack(record_format, np.array([[4, 2, 0, 2, 2]]), np.ones(5))
     places = np.array([2, 1, 3, 4, 0], np.uint32)
     tiling = tile_rows(ModeRows(records, record_format, 0, places), 2, NumpyPrimitives())
     assert tiling.carry_rows.tolist() == [NO_ROW, 2, NO_ROW]
@@ -66,6 +66,6 @@ def test_rows_beyond_32_bit_signed(monkeypatch):
     monkeypatch.setattr(primitives, "find_empty_rows", lambda *_: None)  # it takes gigabytes
     record_format = RecordFormat.of((2**32,), "float64", "uint64")
     rows = np.array([[2**31, 2**32 - 2, 2**32 - 1, 2**32 - 1]])
-    records = record_format.pack(rows, np.ones(4))
+    records = pack(record_format, rows, np.ones(4))
     tiling = tile_rows(ModeRows(records, record_format, 0, None), 3, primitives)
     assert tiling.carry_rows.tolist() == [NO_ROW, 2**32 - 1]

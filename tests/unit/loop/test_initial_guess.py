@@ -111,7 +111,7 @@ BAD = {
     "shape": (
         {"init": (None, [np.ones((size, 2)) for size in SHAPE[::-1]])}, ValueError, r"factors\[0\]"
     ),
-    "rank": ({"init": (None, [np.ones((size, 3)) for size in SHAPE])}, ValueError, "3 columns"),
+    "rank": ({"init": (None, [np.ones((size, 3)) for size in SHAPE])}, ValueError, "the rank 2"),
 }  # fmt: skip
 
 

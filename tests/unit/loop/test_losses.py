@@ -108,24 +108,16 @@ def test_losses_are_the_dense_formula(loss, has_mask):
         mask = sparse.COO(coords, np.zeros(coords.shape[1]), SHAPE, fill_value=1.0)
         missing = find_missing(x, mask)
     sampler = CellSampler(ObservedData(x, missing))
-    value = measure_loss(find_loss(loss), sampler, None, factors)
+    value = measure_loss(find_loss(loss), sampler, factors)
     assert value == pytest.approx(cells.sum(), rel=1e-8)
     if loss == "poisson_count":
         return
     random, estimates = np.random.RandomState(0), []
     for _ in range(50):
         samples = sampler.draw(random, 30, 3000)
-        estimates.append(measure_loss(find_loss(loss), sampler, None, factors, samples))
+        estimates.append(measure_loss(find_loss(loss), sampler, factors, samples))
     standard_error = np.std(estimates) / len(estimates) ** 0.5
     assert abs(np.mean(estimates) - cells.sum()) < 4 * standard_error
-
-
-def test_weights_count():
-    (x, dense), factors = draw_data("gaussian"), draw_factors()
-    weights = np.array([2.0, 0.5])
-    scaled = [factors[0] * weights, *factors[1:]]
-    value = measure_loss(LOSSES["gaussian"], CellSampler(ObservedData(x)), weights, factors)
-    assert value == pytest.approx(measure_densely("gaussian", dense, scaled).sum(), rel=1e-12)
 
 
 def test_samples_beyond_2_to_63_cells():
@@ -189,7 +181,7 @@ def test_zeros_do_not_count_in_a_truncated_loss():
     zeros = np.stack(np.nonzero(dense == 0))
     mask = sparse.COO(zeros, np.zeros(zeros.shape[1]), SHAPE, fill_value=1.0)
     values = [
-        measure_loss(LOSSES["zero_truncated_poisson"], CellSampler(data), None, factors)
+        measure_loss(LOSSES["zero_truncated_poisson"], CellSampler(data), factors)
         for data in (ObservedData(x), ObservedData(x, find_missing(x, mask)))
     ]
     assert values[0] == pytest.approx(values[1], rel=1e-14)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from numpy_devices import NumpyDevices
+from numpy_primitives import pack
 
 from tensorly_flycoo import FlycooTensor
 from tensorly_flycoo.base.devices import OneDevice
@@ -22,7 +23,7 @@ def draw(nnz=200):
 
 def test_buckets_keep_the_given_sequence():
     (coords, values), buckets = draw(), [range(5), range(5, 6), range(6, 12)]
-    parts = split_records(FORMAT.pack(coords, values), buckets, FORMAT)
+    parts = split_records(pack(FORMAT, coords, values), buckets, FORMAT)
     for rows, found in zip(buckets, parts, strict=True):
         is_own = np.isin(coords[1], rows)
         np.testing.assert_array_equal(FORMAT.coords(found), coords[:, is_own])
@@ -30,7 +31,7 @@ def test_buckets_keep_the_given_sequence():
 
 
 def test_a_whole_bucket_is_not_copied():
-    records = FORMAT.pack(*draw())
+    records = pack(FORMAT, *draw())
     assert take_rows(records, range(12), range(12), FORMAT) is records
     assert take_rows(records, range(12), range(7), FORMAT).shape[0] == (draw()[0][1] < 7).sum()
 

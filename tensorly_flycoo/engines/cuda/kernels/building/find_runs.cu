@@ -1,7 +1,7 @@
 // Entry: write the remap ids of each tile as runs of consecutive ids; `Runs` in `ids.cuh` reads
 //   them.
 //
-// Mapping: a warp has a tile, and every num_warps-th after it.
+// Mapping: a warp has a tile.
 // Preconditions (the layout's): ids ascend within a tile, and form at most `max_runs` runs there.
 // Bytes per nonzero: sizeof(REMAP_ID), 3/16, and a tile's share of sizeof(REMAP_ID) * max_runs.
 // Writes and determinism: each number once.
@@ -10,14 +10,15 @@
 // MACRO TILE_SIZE: nonzeros of a tile
 // MACRO BLOCK_SIZE: threads of a tile's block, and of this kernel's
 
-// A warp finds the runs of a tile, 32 places at a time.
-__device__ __forceinline__ void find_runs_of_tile(long long tile, long long nnz,
-                                                  const REMAP_ID* ids, unsigned* starts,
-                                                  unsigned short* counts, REMAP_ID* shifts,
-                                                  int max_runs)
+// A warp finds the runs of its tile, 32 places at a time.
+extern "C" __global__ void __launch_bounds__(BLOCK_SIZE)
+    find_runs(long long num_tiles, long long nnz, const REMAP_ID* ids, unsigned* starts,
+              unsigned short* counts, REMAP_ID* shifts, int max_runs)
 {
     static_assert(BLOCK_SIZE % 32 == 0, "a move of a warp is a word of starts");
     constexpr int moves = TILE_SIZE / BLOCK_SIZE, num_warps = BLOCK_SIZE / 32;
+    const long long tile = static_cast<long long>(blockIdx.x) * num_warps + threadIdx.x / 32;
+    if (tile >= num_tiles) return;
     const int lane = threadIdx.x % 32;
     const unsigned lower_lanes = (1u << lane) - 1;
     int num_runs = 0;
@@ -40,15 +41,4 @@ __device__ __forceinline__ void find_runs_of_tile(long long tile, long long nnz,
         num_runs += __popc(word);
     }
     for (int run = num_runs + lane; run < max_runs; run += 32) shifts[tile * max_runs + run] = 0;
-}
-
-extern "C" __global__ void __launch_bounds__(BLOCK_SIZE)
-    find_runs(long long num_tiles, long long nnz, const REMAP_ID* ids, unsigned* starts,
-              unsigned short* counts, REMAP_ID* shifts, int max_runs)
-{
-    constexpr int num_warps = BLOCK_SIZE / 32;
-    long long tile = static_cast<long long>(blockIdx.x) * num_warps + threadIdx.x / 32;
-    for (; tile < num_tiles; tile += static_cast<long long>(gridDim.x) * num_warps) {
-        find_runs_of_tile(tile, nnz, ids, starts, counts, shifts, max_runs);
-    }
 }

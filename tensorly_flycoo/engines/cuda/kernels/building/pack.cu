@@ -1,7 +1,7 @@
 // Entry: pack nonzeros into records, and set the flags in `found`: whether any nonzero is out of
 // ascending order or a duplicate, lies outside the shape, is not finite, or is zero.
 //
-// Mapping: a thread has one nonzero, and every num_threads-th after it.
+// Mapping: a thread has one nonzero.
 // Preconditions (the engine's): `found` holds four zeros. The engine raises if a flag is an error.
 // Bytes per nonzero: its coordinates and value, and cached ones before it, in; a record out.
 // Writes and determinism: each record once; all blocks write the same value to a flag.
@@ -42,7 +42,7 @@ extern "C" __global__ void pack(const Packing packing, long long nnz, const COOR
     static_assert(4 * NUM_WORDS % sizeof(VALUE) == 0, "a record is aligned to its value");
     constexpr int values_per_record = 4 * NUM_WORDS / sizeof(VALUE);
     bool is_outside = false, is_unsorted = false, is_infinite = false, is_zero = false;
-    for_own_items(nnz, [&](long long i) {
+    for_own_item(nnz, [&](long long i) {
         unsigned words[NUM_WORDS] = {};
         bool is_compared = i == 0;  // an earlier mode differs from the previous nonzero's
 #pragma unroll

@@ -1,7 +1,7 @@
 // Entry: read the rows of one or several modes of each record as a key, and mark the keys in use
 // (`read_keys`); and find the row that each tile inherits, or -1 (`find_carry_rows`).
 //
-// Mapping: a thread has one place, or one tile, and every num_threads-th after it.
+// Mapping: a thread has one place, or one tile.
 // Preconditions (the engine's): a key fits KEY. `places` is null if places are positions; `keys` or
 //   `is_used` may be null. `is_used` has a flag for each possible key. For tiles, NUM_FIELDS is 1,
 //   and records are sorted by this field, in the order of `places`.
@@ -44,7 +44,7 @@ extern "C" __global__ void read_keys(const KeyFields fields, long long count,
                                      const unsigned* records, const PLACE* places, KEY* keys,
                                      bool* is_used)
 {
-    for_own_items(count, [&](long long i) {
+    for_own_item(count, [&](long long i) {
         const unsigned long long key = read_key(records, places, i, fields);
         if (keys) keys[i] = static_cast<KEY>(key);
         if (is_used) is_used[key] = true;
@@ -55,7 +55,7 @@ extern "C" __global__ void find_carry_rows(const KeyFields fields, long long num
                                            long long tile_size, const unsigned* records,
                                            const PLACE* places, long long* carry_rows)
 {
-    for_own_items(num_tiles, [&](long long tile) {
+    for_own_item(num_tiles, [&](long long tile) {
         const long long first = tile * tile_size;
         const unsigned long long row = read_key(records, places, first, fields);
         const bool inherits = tile > 0 && read_key(records, places, first - 1, fields) == row;

@@ -1,6 +1,6 @@
 // Entry: copy each record to its offset within its own bucket.
 //
-// Mapping: a thread has 8 bytes of a record, and every num_threads-th 8 bytes after them.
+// Mapping: a thread has 8 bytes of a record.
 // Preconditions (the layout's): the offsets of a bucket are a permutation.
 // Bytes per nonzero: a record in and out, and sizeof(OFFSET).
 // Writes and determinism: each record once.
@@ -16,7 +16,7 @@ extern "C" __global__ void scatter_records(long long count, long long bucket_siz
 {
     static_assert(NUM_WORDS % 2 == 0, "records are multiples of 8 bytes");
     constexpr int pieces = NUM_WORDS / 2;
-    for_own_items(count * pieces, [=](long long i) {
+    for_own_item(count * pieces, [=](long long i) {
         const long long number = i / pieces, piece = i % pieces;
         const long long position = bucket_start_of(number, bucket_size) + offsets[number];
         target[position * pieces + piece] = records[i];

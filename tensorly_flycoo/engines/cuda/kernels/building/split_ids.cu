@@ -1,7 +1,7 @@
 // Entry: pack ids in the order in which the threads of tiles read them; and read them back, or the
 // positions that they stand for if they are offsets from the start of a bucket.
 //
-// Mapping: a thread has a tile's thread's ids (split) or one id (join), and each num_threads-th.
+// Mapping: a thread has a tile's thread's ids (split) or one id (join).
 // Preconditions (the engine's): ids fit the bits of LOW and HIGH_BITS, positions fit ID; arrays
 //   hold whole tiles. `bucket_size` is `count` if ids are no offsets.
 // Bytes per nonzero: sizeof(ID), sizeof(LOW), and HIGH_BITS / 8.
@@ -22,7 +22,7 @@ using Packed = PackedIds<LOW, HIGH_BITS, TILE_SIZE, BLOCK_SIZE>;
 extern "C" __global__ void split_ids(long long count, long long num_tiles, const ID* ids,
                                      Packed::Lows* lows, Packed::Highs* highs)
 {
-    for_own_items(num_tiles * BLOCK_SIZE, [=](long long number) {
+    for_own_item(num_tiles * BLOCK_SIZE, [=](long long number) {
         const long long first = number / BLOCK_SIZE * TILE_SIZE + number % BLOCK_SIZE;
         Packed::Lows low;
         unsigned long long high = 0;
@@ -44,7 +44,7 @@ extern "C" __global__ void join_ids(long long count, long long bucket_size,
                                     const Packed::Lows* lows, const Packed::Highs* highs, ID* ids)
 {
     const Packed packed{lows, highs};
-    for_own_items(count, [=](long long i) {
+    for_own_item(count, [=](long long i) {
         ids[i] = static_cast<ID>(bucket_start_of(i, bucket_size) + packed.at(i));
     });
 }

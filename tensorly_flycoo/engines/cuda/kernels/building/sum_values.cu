@@ -1,7 +1,7 @@
 // Entry: sum the squares of each block of values in double precision (`sum_squares`); and sum
 // groups of consecutive values, such as the duplicates of a nonzero (`sum_groups`).
 //
-// Mapping: a block has VALUES_PER_BLOCK neighbouring values; a thread every num_threads-th group.
+// Mapping: a block has VALUES_PER_BLOCK neighbouring values; a thread has one group.
 // Preconditions (the engine's): `starts` ascends from 0 to the number of values.
 // Bytes per nonzero: the record of its value; or each value and sum once, and 8 for each group.
 // Writes and determinism: each sum once. A thread adds in order, then a block adds its threads'
@@ -32,7 +32,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_SIZE)
 extern "C" __global__ void sum_groups(long long num_groups, const long long* starts,
                                       const VALUE* values, VALUE* sums)
 {
-    for_own_items(num_groups, [=](long long group) {
+    for_own_item(num_groups, [=](long long group) {
         VALUE total = 0;
         for (long long i = starts[group]; i < starts[group + 1]; ++i) total += values[i];
         sums[group] = total;

@@ -10,8 +10,8 @@
 //   fill_columns: fills a dense block with the columns `first` to `last` - 1, transposed.
 //   add_diagonal: adds to the diagonal of a matrix.
 //
-// Mapping: a thread has one nonzero, row or element, and every num_threads-th after it. In
-//   `list_shared` a block has ENTRIES_PER_BLOCK neighbouring nonzeros.
+// Mapping: a thread has one nonzero, row or element. In `list_shared` a block has
+//   ENTRIES_PER_BLOCK neighbouring nonzeros.
 // Preconditions (the engine's). Of squares: the sum of all is at most 1 after division by `scale`,
 //   a power of two; `parts` held zeros; `rows` of `add_signs` and `exclude_keys` ascend strictly.
 //   Of `list_shared`: if `coords` is null, `starts` receives a block's counts of entries and of
@@ -29,6 +29,7 @@
 // MACRO BLOCK_SIZE: threads of a block
 
 #include "items.cuh"
+#include "sums.cuh"
 
 // The high part counts units of 2^-62, the low part units of 2^-93. All squares together are at
 // most 1, so the high parts fit 63 bits and a sign; up to 2^33 low parts fit 64.
@@ -53,7 +54,7 @@ extern "C" __global__ void sum_single_squares(long long nnz, const bool* is_firs
                                               double scale, long long num_rows,
                                               long long num_copies, unsigned long long* parts)
 {
-    for_own_items(nnz, [=](long long i) {
+    for_own_item(nnz, [=](long long i) {
         if (!is_first[i] || !is_first[i + 1]) return;
         const long long copy = i % num_copies, sign = values[i] < 0;
         unsigned long long* high = parts + (2 * copy + sign) * 2 * num_rows + rows[i];
@@ -66,7 +67,7 @@ extern "C" __global__ void sum_single_squares(long long nnz, const bool* is_firs
 extern "C" __global__ void add_parts(long long count, long long num_rows, long long num_copies,
                                      const unsigned long long* parts, double* squares)
 {
-    for_own_items(count, [=](long long i) {
+    for_own_item(count, [=](long long i) {
         unsigned long long high = 0, low = 0;
         const unsigned long long* part = parts + 2 * (i / num_rows) * num_rows + i % num_rows;
         for (long long copy = 0; copy < num_copies; ++copy, part += 4 * num_rows) {
@@ -80,7 +81,7 @@ extern "C" __global__ void add_parts(long long count, long long num_rows, long l
 extern "C" __global__ void add_signs(long long count, const long long* rows, long long num_rows,
                                      const double* squares, double* sums)
 {
-    for_own_items(count, [=](long long i) {
+    for_own_item(count, [=](long long i) {
         sums[i] = squares[rows[i]] + squares[num_rows + rows[i]];
     });
 }
@@ -89,7 +90,7 @@ extern "C" __global__ void add_signs(long long count, const long long* rows, lon
 extern "C" __global__ void make_keys(long long num_rows, const double* squares,
                                      unsigned long long* keys)
 {
-    for_own_items(num_rows, [=](long long row) {
+    for_own_item(num_rows, [=](long long row) {
         keys[row] = ~__double_as_longlong(squares[row] + squares[num_rows + row]);
     });
 }
@@ -98,7 +99,7 @@ extern "C" __global__ void make_keys(long long num_rows, const double* squares,
 extern "C" __global__ void exclude_keys(long long count, const long long* rows,
                                         unsigned long long* keys)
 {
-    for_own_items(count, [=](long long i) { keys[rows[i]] = ~0ull; });
+    for_own_item(count, [=](long long i) { keys[rows[i]] = ~0ull; });
 }
 
 // Entries are written to `coords`, (column, slot of the row) of `count` entries, and
@@ -108,13 +109,8 @@ extern "C" __global__ void __launch_bounds__(BLOCK_SIZE)
                 double scale, long long* starts, long long count, bool* is_free,
                 const unsigned* slots, long long* coords, double* shared_values)
 {
-    static_assert(BLOCK_SIZE % 32 == 0, "a block is whole warps");
-    constexpr int num_warps = BLOCK_SIZE / 32;
-    __shared__ int num_entries[num_warps], num_columns[num_warps];
     const long long first = static_cast<long long>(blockIdx.x) * ENTRIES_PER_BLOCK;
     const long long end = min(first + ENTRIES_PER_BLOCK, nnz);
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const unsigned lower_lanes = (1u << lane) - 1;
     starts += 2ll * blockIdx.x;
     long long next_entry = coords ? starts[0] : 0;
     long long next_column = coords ? starts[1] : 0;
@@ -122,31 +118,16 @@ extern "C" __global__ void __launch_bounds__(BLOCK_SIZE)
         const long long i = first + step + threadIdx.x;
         const bool begins = i < end && is_first[i];
         const bool is_shared = i < end && !(begins && is_first[i + 1]);
-        const unsigned entries = __ballot_sync(0xffffffffu, is_shared);
-        const unsigned columns = __ballot_sync(0xffffffffu, is_shared && begins);
-        if (lane == 0) {
-            num_entries[warp] = __popc(entries);
-            num_columns[warp] = __popc(columns);
-        }
-        __syncthreads();
+        const long long place = take_number<BLOCK_SIZE>(is_shared, next_entry);
         // The column of a nonzero is the last one that began, at the latest with itself.
-        long long place = next_entry + __popc(entries & lower_lanes);
-        long long column = next_column + __popc(columns & (lower_lanes | 1u << lane)) - 1;
-        for (int w = 0; w < num_warps; ++w) {
-            if (w < warp) {
-                place += num_entries[w];
-                column += num_columns[w];
-            }
-            next_entry += num_entries[w];
-            next_column += num_columns[w];
-        }
+        const long long column =
+            take_number<BLOCK_SIZE>(is_shared && begins, next_column) - !begins;
         if (is_shared && !coords) is_free[rows[i]] = false;
         if (is_shared && coords) {
             coords[place] = column;
             coords[count + place] = slots[rows[i]];
             shared_values[place] = values[i] / scale;
         }
-        __syncthreads();
     }
     if (!coords && threadIdx.x == 0) {
         starts[0] = next_entry;
@@ -175,7 +156,7 @@ extern "C" __global__ void fill_columns(long long nnz, long long first, long lon
                                         const double* values, double* block)
 {
     const long long begin = find_column(nnz, coords, first), end = find_column(nnz, coords, last);
-    for_own_items(end - begin, [=](long long item) {
+    for_own_item(end - begin, [=](long long item) {
         const long long i = begin + item;
         block[(coords[i] - first) * size + coords[nnz + i]] = values[i];
     });
@@ -184,7 +165,7 @@ extern "C" __global__ void fill_columns(long long nnz, long long first, long lon
 extern "C" __global__ void count_pairs(long long nnz, const long long* columns,
                                        unsigned long long* num_pairs)
 {
-    for_own_items(nnz, [=](long long i) {
+    for_own_item(nnz, [=](long long i) {
         if (i + 1 < nnz && columns[i + 1] == columns[i]) return;
         const unsigned long long count = i + 1 - find_column(i, columns, columns[i]);
         atomicAdd(num_pairs, count * (count + 1) / 2);
@@ -195,7 +176,7 @@ extern "C" __global__ void count_pairs(long long nnz, const long long* columns,
 extern "C" __global__ void add_pairs(long long nnz, long long size, const long long* coords,
                                      const double* values, unsigned long long* parts)
 {
-    for_own_items(nnz, [=](long long i) {
+    for_own_item(nnz, [=](long long i) {
         unsigned long long* high = parts + coords[nnz + i] * size;
         for (long long j = i; j >= 0 && coords[j] == coords[i]; --j) {
             unsigned long long* place = high + coords[nnz + j];
@@ -208,7 +189,7 @@ extern "C" __global__ void add_pairs(long long nnz, long long size, const long l
 extern "C" __global__ void finish_pairs(long long count, long long size,
                                         unsigned long long* parts)
 {
-    for_own_items(count, [=](long long i) {
+    for_own_item(count, [=](long long i) {
         const long long row = i / size, column = i % size;
         if (column > row) return;
         const double sum = read_sum(parts[i], parts[size * size + i]);
@@ -220,5 +201,5 @@ extern "C" __global__ void finish_pairs(long long count, long long size,
 
 extern "C" __global__ void add_diagonal(long long size, const double* diagonal, double* matrix)
 {
-    for_own_items(size, [=](long long i) { matrix[i * (size + 1)] += diagonal[i]; });
+    for_own_item(size, [=](long long i) { matrix[i * (size + 1)] += diagonal[i]; });
 }

@@ -39,7 +39,7 @@ struct Factors {
 
 extern "C" __global__ void combine_rows(Factors factors, long long num_values, int rank, VALUE* out)
 {
-    for_own_items(num_values, [&](long long i) {
+    for_own_item(num_values, [&](long long i) {
         VALUE product = 1;
         const bool is_inside = factors.multiply(i / rank, static_cast<int>(i % rank), product);
         out[i] = is_inside ? product : VALUE(0);

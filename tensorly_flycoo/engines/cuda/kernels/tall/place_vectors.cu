@@ -2,7 +2,7 @@
 // and unit vectors in another one.
 //
 // Mapping: a block has `rows_per_block` neighbouring rows of 32 columns, a lane one column; or a
-//   thread has one element, and every num_threads-th after it.
+//   thread has one element.
 // Preconditions (the engine's): `rows` is null if rows are in order; the target held zeros, or is
 //   the matrix itself if no element moves.
 // Bytes per element: sizeof(VECTOR) in, sizeof(PLACED) out.
@@ -54,7 +54,7 @@ extern "C" __global__ void place_vectors(long long num_rows, long long num_colum
                                          const long long* sources, long long placed_stride,
                                          PLACED* placed)
 {
-    for_own_items((num_rows + 1) * num_columns, [=](long long item) {
+    for_own_item((num_rows + 1) * num_columns, [=](long long item) {
         const long long i = item / num_columns, column = item % num_columns;
         const long long source = sources[column];
         if (source < 0 && i == num_rows) placed[~source * placed_stride + column] = 1;
