@@ -49,6 +49,7 @@ __all__ = [
     "cp_fit",
     "cp_to_entries",
     "estimate_memory",
+    "evaluate",
     "fold_in",
     "from_anndata",
     "from_dataframe",
@@ -60,6 +61,7 @@ __all__ = [
     "open_slabs",
     "profile",
     "read_tns",
+    "recommend",
     "replicability",
     "save",
     "save_slabs",
@@ -67,6 +69,7 @@ __all__ = [
     "set_device",
     "show_versions",
     "stats",
+    "uncertainty",
     "write_tns",
 ]
 
@@ -103,9 +106,12 @@ from .models import (  # noqa: E402
     best_of,
     core_consistency,
     cp_fit,
+    evaluate,
     fold_in,
+    recommend,
     replicability,
     select_rank,
+    uncertainty,
 )
 from .models.profiling import profile  # noqa: E402
 from .models.progress import Progress  # noqa: E402

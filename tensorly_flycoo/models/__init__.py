@@ -5,6 +5,7 @@ from ..results.coupled_cp import CoupledCP
 from ..results.cp_fit import CPFit, cp_fit
 from ..results.fold_in import fold_in
 from ..results.labelled_cp import LabelledCP
+from ..results.recommend import evaluate, recommend
 from .anomaly_scores import anomaly_scores
 from .best_of import Starts, best_of
 from .core_consistency import core_consistency
@@ -13,6 +14,7 @@ from .match import factor_match_score
 from .online_cp import OnlineCP
 from .replicability import Replicability, replicability
 from .select_rank import RankScore, RankSelection, select_rank
+from .uncertainty import Uncertainty, uncertainty
 
 __all__ = [
     "CPFit",
@@ -25,14 +27,18 @@ __all__ = [
     "RankSelection",
     "Replicability",
     "Starts",
+    "Uncertainty",
     "anomaly_scores",
     "best_of",
     "core_consistency",
     "cp_fit",
+    "evaluate",
     "factor_match_score",
     "fold_in",
+    "recommend",
     "replicability",
     "select_rank",
+    "uncertainty",
 ]
 
 

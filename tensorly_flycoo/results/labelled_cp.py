@@ -11,13 +11,13 @@ from tensorly.cp_tensor import CPTensor
 from ..base.array_modules import Array, array_module, is_cupy, move
 from ..base.checks import check_count, check_mode, require
 from ..base.tables import make_bars, make_line, make_table
-from ..engines.tall import column_norms, find_extremes
+from ..engines.tall import column_norms, find_extremes, find_largest
 from ..io import array_file
 from ..io.dataframe import from_dataframe, open_table, read_rows
 from ..io.files import FilePath
 from ..loop.cp_model import MARKS, read_marks
 from ..ops.cp_entries import cp_to_entries, take_model
-from ..tensor.labelled import Labels, number_modes
+from ..tensor.labelled import Labels, number_modes, take_labels
 from .fold_in import fold_in
 
 if TYPE_CHECKING:
@@ -79,6 +79,8 @@ class LabelledCP(CPTensor):
         model of `observed_parafac` with biases also "item bias" and "mean".
     observed_l2_reg, observed_scale, bias_modes
         Only of models of `observed_parafac`, which describes them.
+    intervals : list of pair of array (I_n, R)
+        Only of models of `uncertainty`, for pictures and `to_tidy`: the lower and the upper ends.
 
     Raises
     ------
@@ -110,6 +112,8 @@ class LabelledCP(CPTensor):
     >>> [factor.shape for factor in factors]
     [(2, 2), (3, 2), (2, 2)]
     """
+
+    intervals: Sequence[tuple[np.ndarray, np.ndarray]] = ()
 
     def __init__(
         self,
@@ -151,9 +155,7 @@ class LabelledCP(CPTensor):
         return tuple(r if n < 0 else biases[n] for r, n in enumerate(modes))
 
     def __repr__(self) -> str:
-        modes = zip(self.names, self.shape, strict=True)
-        listed = ", ".join(f"{name} ({size})" for name, size in modes)
-        return f"<LabelledCP of rank {self.rank}: {listed}>"
+        return f"<LabelledCP of rank {self.rank}: {self.labels.list_sizes()}>"
 
     def _repr_html_(self) -> str:
         """Return a table with a row for each component: bars for names, lines for an order."""
@@ -212,14 +214,11 @@ class LabelledCP(CPTensor):
         """
         index, n = self._find_mode(mode), check_count(n, "n")
         factor, labels = move(self.factors[index], np), self.labels[self.names[index]]
-        # tolist gives Python's numbers and text, but would turn dates into numbers.
-        as_list = list if labels.dtype.kind in "mM" else np.ndarray.tolist
-        count, components = min(n, labels.size), []
+        components = []
         for column in factor.T:
-            sizes = np.abs(column)
-            rows = np.flatnonzero(sizes >= np.partition(sizes, -count)[-count])  # only few to sort
-            rows = rows[np.argsort(-sizes[rows], kind="stable")[:count]]
-            components.append(dict(zip(as_list(labels[rows]), column[rows].tolist(), strict=True)))
+            (rows,) = find_largest(np.abs(column)[None], min(n, labels.size))
+            names = take_labels(labels, rows)
+            components.append(dict(zip(names, column[rows].tolist(), strict=True)))
         return components
 
     def to_frames(self) -> tuple[np.ndarray, list["DataFrame"]]:
@@ -256,8 +255,8 @@ class LabelledCP(CPTensor):
         Returns
         -------
         pandas.DataFrame
-            With the columns "mode" (the name), "label", "component" (from 0) and "value". Needs
-            pandas.
+            With the columns "mode" (the name), "label", "component" (from 0) and "value", and
+            "lower" and "upper" if there are `intervals`. Needs pandas.
 
         Examples
         --------
@@ -274,7 +273,10 @@ class LabelledCP(CPTensor):
             series = frame.unstack().rename_axis(["component", "label"])
             tables.append(series.reset_index(name="value").assign(mode=frame.index.name))
         table = require("pandas", _NEED).concat(tables, ignore_index=True)
-        return table[["mode", "label", "component", "value"]]
+        table = table[["mode", "label", "component", "value"]]
+        for name, ends in zip(("lower", "upper"), zip(*self.intervals, strict=True), strict=False):
+            table[name] = np.concatenate([of.T.reshape(-1) for of in ends])
+        return table
 
     def save(self, path: FilePath) -> None:
         """Save the model with its labels to one ``.npz`` file, without pickles.
@@ -328,8 +330,8 @@ class LabelledCP(CPTensor):
     def plot(self, top: int = 8, lines: Iterable[str | int] | None = None) -> "Figure":
         """Draw the components: a row of panels for each, with a panel for each mode.
 
-        Names get bars for the largest magnitudes, ordered labels a line. All panels of a mode have
-        one scale.
+        Names get bars for the largest magnitudes, ordered labels a line; `intervals` are whiskers
+        and bands. All panels of a mode have one scale.
 
         Parameters
         ----------
@@ -362,11 +364,9 @@ class LabelledCP(CPTensor):
         figure = _make_figure(_HEADING_WIDTH + sum(widths), 0.8 + height * self.rank)
         grid = figure.subplots(self.rank, len(widths), squeeze=False, width_ratios=widths)
         for n, (name, column) in enumerate(zip(self.names, grid.T, strict=True)):
-            factor = move(self.factors[n], np)
-            if n in line_modes:
-                _draw_lines(column, self.labels[name], factor)
-            else:
-                _draw_bars(column, self.top(n, num_bars), num_bars, factor)
+            ends = self.intervals[n] if self.intervals else ()
+            draw = _draw_lines if n in line_modes else functools.partial(_draw_bars, num_bars)
+            draw(column, self.labels[name], move(self.factors[n], np), ends)
             column[0].set_title(name, weight="bold", parse_math=False)
         place: dict[str, Any] = {"rotation": 0, "ha": "right", "va": "center", "labelpad": 12}
         for r, (component, row) in enumerate(zip(self.components, grid, strict=True)):
@@ -565,21 +565,27 @@ def _draw_png(figure: "Figure") -> bytes:
 
 
 def _draw_bars(
-    column: "list[Axes]", components: list[dict[Any, float]], num_bars: int, factor: np.ndarray
-) -> None:
-    """Draw the largest elements of each component, the largest on top."""
-    limits = _find_limits(factor)
-    for r, (axes, component) in enumerate(zip(column, components, strict=True)):
-        places = range(len(component))
-        axes.barh(places, list(component.values()), color=f"C{r % 10}")
-        axes.set_yticks(places, [_shorten(label) for label in component], **_TICKS)
+    num_bars: int, column: "list[Axes]", labels: np.ndarray, factor: np.ndarray,
+    ends: Sequence[np.ndarray],
+) -> None:  # fmt: skip
+    """Draw the largest elements of each component, the largest on top, and their intervals."""
+    limits = _find_limits(factor, *ends)
+    for r, axes in enumerate(column):
+        (rows,) = find_largest(np.abs(factor[None, :, r]), min(num_bars, labels.size))
+        places = range(rows.size)
+        axes.barh(places, factor[rows, r], color=f"C{r % 10}")
+        if ends:
+            axes.hlines(places, *(of[rows, r] for of in ends), color="black", linewidth=1)
+        axes.set_yticks(places, list(map(_shorten, take_labels(labels, rows))), **_TICKS)
         axes.set_ylim(num_bars - 0.5, -0.5)
         axes.set_xlim(*limits)
         axes.axvline(0, color="gray", linewidth=0.8)
 
 
-def _draw_lines(column: "list[Axes]", labels: np.ndarray, factor: np.ndarray) -> None:
-    """Draw each column of a factor along its labels."""
+def _draw_lines(
+    column: "list[Axes]", labels: np.ndarray, factor: np.ndarray, ends: Sequence[np.ndarray]
+) -> None:
+    """Draw each column of a factor along its labels, in the band of its intervals."""
     from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
     from matplotlib.ticker import MaxNLocator
 
@@ -589,9 +595,12 @@ def _draw_lines(column: "list[Axes]", labels: np.ndarray, factor: np.ndarray) ->
     x = labels[order] if is_scale else order
     places = np.unique(np.linspace(0, labels.size - 1, 5).round().astype(int))
     names = [_shorten(of) for of in (labels[places] if kind == "M" else labels[places].tolist())]
-    limits, marker = _find_limits(factor), "." if labels.size <= _MAX_MARKERS else ""
+    limits, marker = _find_limits(factor, *ends), "." if labels.size <= _MAX_MARKERS else ""
     for r, axes in enumerate(column):
         axes.plot(x, factor[order, r], marker=marker, color=f"C{r % 10}", linewidth=1)
+        if ends:
+            low, high = (of[order, r] for of in ends)
+            axes.fill_between(x, low, high, color=f"C{r % 10}", alpha=0.3, linewidth=0)
         axes.axhline(0, color="gray", linewidth=0.8)
         axes.set_ylim(*limits)
         if not is_scale:
@@ -604,9 +613,10 @@ def _draw_lines(column: "list[Axes]", labels: np.ndarray, factor: np.ndarray) ->
             axes.xaxis.set_major_locator(MaxNLocator(7, integer=kind in "iu"))
 
 
-def _find_limits(factor: np.ndarray) -> tuple[float, float]:
+def _find_limits(*arrays: np.ndarray) -> tuple[float, float]:
     """Return the bounds of the scale that all panels of a mode share; it contains 0."""
-    low, high = min(0.0, float(factor.min())), max(0.0, float(factor.max()))
+    low = float(np.fmin.reduce([0.0, *map(np.min, arrays)]))  # not nan
+    high = float(np.fmax.reduce([0.0, *map(np.max, arrays)]))
     margin = 0.05 * (high - low) or 1.0
     return low - margin * (low < 0), high + margin
 

@@ -46,6 +46,9 @@ class Labels(dict[str, np.ndarray]):
         known |= {name for name, of in self.items() if of.dtype.kind in _ORDERED_KINDS}
         self.ordered = tuple(name for name in self if name in known)
 
+    def list_sizes(self) -> str:
+        return ", ".join(f"{name} ({of.size})" for name, of in self.items())
+
     def check(self, shape: Sequence[int]) -> None:
         """Refuse labels that do not fit a tensor of this shape, are missing or occur twice."""
         if len(self) != len(shape):
@@ -73,6 +76,12 @@ def as_labels(labels: Any) -> np.ndarray:
     array = np.asarray(labels)
     is_dates = array.dtype == object and all(type(label) is datetime.date for label in array.flat)
     return array.astype("datetime64[D]") if is_dates and array.size else array
+
+
+def take_labels(labels: np.ndarray, places: Any) -> list[Any]:
+    """Return some labels as Python's numbers and texts, but dates as NumPy's."""
+    taken = labels[places]
+    return list(taken) if taken.dtype.kind in "mM" else taken.tolist()
 
 
 def find_missing(labels: np.ndarray) -> np.ndarray:
@@ -195,11 +204,7 @@ class LabelledTensor(NamedTuple("_Fields", [("tensor", FlycooTensor), ("labels",
         return sorted(own | {name for name in dir(self.tensor) if not name.startswith("_")})
 
     def __repr__(self) -> str:
-        return f"<LabelledTensor: {self._list_modes()}; dtype={self.dtype}, nnz={self.nnz}>"
-
-    def _list_modes(self) -> str:
-        modes = zip(self.labels, self.shape, strict=True)
-        return ", ".join(f"{name} ({size})" for name, size in modes)
+        return f"<LabelledTensor: {self.labels.list_sizes()}; dtype={self.dtype}, nnz={self.nnz}>"
 
     def _label(self, found: Any, modes: Any = None, others: Iterable[Any] = ()) -> Any:
         """Return a tensor of these or all modes with their labels, and anything else as it is.

@@ -20,11 +20,14 @@ from tensorly_flycoo import (
     best_of,
     decomposition,
     estimate_memory,
+    evaluate,
     fold_in,
     mttkrp,
+    recommend,
     replicability,
     save_slabs,
     select_rank,
+    uncertainty,
 )
 from tensorly_flycoo.testing import random_tensor
 
@@ -72,6 +75,11 @@ CALLS = {
         lambda **options: replicability(X, **options),
         {"rank": 1, "mode": 0, "n_folds": 2, "n_starts": 1},
     ),
+    "uncertainty": (
+        lambda **options: uncertainty(X, (None, FACTORS), **options), {"mode": 0, "n": 2},
+    ),
+    "recommend": (lambda **options: recommend((None, FACTORS), **options), {"mode": 0}),
+    "evaluate": (lambda **options: evaluate((None, FACTORS), X, **options), {}),
     "fold_in": (lambda **options: fold_in((None, FACTORS), X, **options), {"mode": 0}),
     "mttkrp": (lambda **options: mttkrp(X, FACTORS, **options), {"mode": 0}),
     "estimate_memory": (estimate_memory, {"shape": (5, 6, 7), "nnz": 10}),

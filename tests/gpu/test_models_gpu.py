@@ -14,9 +14,11 @@ from tensorly_flycoo import (
     LabelledTensor,
     cp_fit,
     cp_to_entries,
+    evaluate,
     fold_in,
     from_dataframe,
     mttkrp,
+    recommend,
     stats,
 )
 from tensorly_flycoo.testing import random_tensor
@@ -88,6 +90,22 @@ def test_new_rows(mode, non_negative, dtype):
     expected = fold_in(cpu_model, x_cpu, mode, non_negative=non_negative)
     found = fold_in(gpu_model, x_gpu, mode, non_negative=non_negative)
     assert_near(found, expected, dtype, factor=10)
+
+
+def test_recommendations():
+    """Small integers, so that many predictions are equal."""
+    rng, shape = np.random.RandomState(0), SHAPE[:2]
+    model = None, [rng.randint(-2, 3, (size, RANK)).astype(float) for size in shape]
+    on_gpu = None, [cupy.asarray(factor) for factor in model[1]]
+    entries = [random_tensor(shape, 100_000, random_state=n, device="cpu") for n in (0, 1)]
+    known, held_out = [(x, FlycooTensor(*x.nonzeros(), shape, device="cuda")) for x in entries]
+    for mode, ids in ((0, [3, 39_999, 3]), (1, None)):
+        pairs = zip((model, on_gpu), known, strict=True)
+        expected, found = (recommend(cp, mode, ids, 20, exclude=x) for cp, x in pairs)
+        assert [list(of.items()) for of in found] == [list(of.items()) for of in expected]
+    pairs = zip((model, on_gpu), held_out, known, strict=True)
+    expected, found = (evaluate(cp, other, exclude=x) for cp, other, x in pairs)
+    assert found == pytest.approx(expected, rel=1e-12)
 
 
 def test_from_a_frame_to_new_rows():

@@ -51,6 +51,7 @@ CALLS = {
     "best_of": lambda f, x: f("parafac", x, RANK, 2, random_state=0, n_iter_max=2),
     "select_rank": lambda f, x: f(x, [1, 2], 2, random_state=0, n_iter_max=2).models,
     "replicability": lambda f, x: f(x, RANK, 0, 2, 2, n_iter_max=2, random_state=0),
+    "uncertainty": lambda f, x: f(x, (None, make_factors()), 0, 2, random_state=0).samples,
     "core_consistency": lambda f, x: f(x, (None, make_factors())),
     "cp_fit": lambda f, x: f(x, (None, make_factors())),
     "fold_in": lambda f, x: f((None, make_factors()), x, 0),
@@ -74,9 +75,9 @@ WITHOUT_LABELS = ("OnlineCP", "parafac2", "coupled_parafac", "mode_dot")
 #: They take no tensor, or give none of its numbers.
 NO_ARRAYS = {
     "DensifyError", "FlycooTensor", "LabelledCP", "MemoryEstimate", "ModeStats", "Progress",
-    "RaggedTensor", "TensorStats", "cp_to_entries", "estimate_memory", "from_anndata",
-    "from_dataframe", "from_xarray", "load", "open_slabs", "profile", "read_tns", "save",
-    "save_slabs", "set_device", "show_versions", "write_tns",
+    "RaggedTensor", "TensorStats", "cp_to_entries", "estimate_memory", "evaluate",
+    "from_anndata", "from_dataframe", "from_xarray", "load", "open_slabs", "profile", "read_tns",
+    "recommend", "save", "save_slabs", "set_device", "show_versions", "write_tns",
 }  # fmt: skip
 
 

@@ -20,13 +20,16 @@ from tensorly_flycoo import (
     core_consistency,
     cp_fit,
     decomposition,
+    evaluate,
     fold_in,
     from_dataframe,
     load,
     mttkrp,
+    recommend,
     replicability,
     save,
     stats,
+    uncertainty,
     write_tns,
 )
 from tensorly_flycoo.tensor.labelled import _MODE_OPTIONS, Labels
@@ -34,6 +37,8 @@ from tensorly_flycoo.testing import random_tensor
 
 SHAPE = (5, 6, 7)
 FACTORS = [np.random.RandomState(n).random_sample((size, 2)) for n, size in enumerate(SHAPE)]
+LABELS = {name: np.arange(size) for name, size in zip("abc", SHAPE, strict=True)}
+MODEL = LabelledCP((None, FACTORS), LABELS)
 
 
 pytestmark = pytest.mark.usefixtures("flycoo_backend")
@@ -41,8 +46,7 @@ pytestmark = pytest.mark.usefixtures("flycoo_backend")
 
 @pytest.fixture
 def labelled():
-    labels = {name: np.arange(size) for name, size in zip("abc", SHAPE, strict=True)}
-    return LabelledTensor(random_tensor(SHAPE, 100, random_state=0), labels)
+    return LabelledTensor(random_tensor(SHAPE, 100, random_state=0), LABELS)
 
 
 TAKES_IT = {
@@ -187,6 +191,9 @@ BY_MODE = {
     "transpose": lambda x, mode: x.transpose(mode, 0, 2),
     "mttkrp": lambda x, mode: mttkrp(x, FACTORS, mode),
     "fold_in": lambda x, mode: fold_in((None, FACTORS), x, mode),
+    "recommend": lambda x, mode: [[*best.values()] for best in recommend(MODEL, mode)],
+    "evaluate": lambda x, mode: [*evaluate(MODEL, x, mode, 2).values()],
+    "uncertainty": lambda x, mode: uncertainty(x, MODEL, mode, 3, random_state=0).samples[0],
     "replicability": lambda x, mode: replicability(x, 1, mode, 2, 1, random_state=0).scores,
 }
 #: Of decompositions, by the name of the parameter.
