@@ -38,7 +38,6 @@ __all__ = [
     "LabelledTensor",
     "MemoryEstimate",
     "ModeStats",
-    "OnlineCP",
     "Progress",
     "RaggedTensor",
     "TensorStats",
@@ -101,7 +100,6 @@ from .decomposition import coupled_parafac, observed_parafac  # noqa: E402
 from .models import (  # noqa: E402
     FlycooCP,
     LabelledCP,
-    OnlineCP,
     anomaly_scores,
     best_of,
     core_consistency,

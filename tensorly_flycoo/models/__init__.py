@@ -11,7 +11,6 @@ from .best_of import Starts, best_of
 from .core_consistency import core_consistency
 from .estimator import FlycooCP
 from .match import factor_match_score
-from .online_cp import OnlineCP
 from .replicability import Replicability, replicability
 from .select_rank import RankScore, RankSelection, select_rank
 from .uncertainty import Uncertainty, uncertainty
@@ -22,7 +21,6 @@ __all__ = [
     "CoupledCP",
     "FlycooCP",
     "LabelledCP",
-    "OnlineCP",
     "RankScore",
     "RankSelection",
     "Replicability",

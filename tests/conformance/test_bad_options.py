@@ -15,7 +15,6 @@ from tensorly_flycoo import (
     FlycooCP,
     FlycooTensor,
     LabelledTensor,
-    OnlineCP,
     Progress,
     best_of,
     decomposition,
@@ -65,7 +64,6 @@ CALLS = {
     "non_negative_tucker": (X, _TUCKER),
     "non_negative_tucker_hals": (X, _TUCKER),
     "parafac2": (SLICES, _CP),
-    "OnlineCP": (lambda **options: OnlineCP(**options).partial_fit(X), {"rank": 2}),
     "FlycooCP": (lambda **options: FlycooCP(**options).fit(X), {**_CP, "n_starts": 1}),
     "best_of": (
         lambda **options: best_of(decomposition.parafac, X, **options), _CP | {"n_starts": 1},
@@ -92,7 +90,6 @@ FREE = {
     **dict.fromkeys(("tol", "tol_inner", "tol_outer"), (-7, 2.5)),
     **dict.fromkeys(("fixed_modes", "fixed_factors", "nn_modes", "sparsity"), ([],)),
     **dict.fromkeys(("l2_reg", "core_sparsity_coefficient", "sparsity_coefficients"), (2.5,)),
-    ("OnlineCP", "tol"): [2.5],
     ("observed_parafac", "unobserved"): [],
     ("coupled_parafac", "block_weights"): [2.5],
     "every_minutes": [2.5],

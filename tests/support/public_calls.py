@@ -57,7 +57,6 @@ CALLS = {
     "fold_in": lambda f, x: f((None, make_factors()), x, 0),
     "anomaly_scores": lambda f, x: f(x, (None, make_factors())),
     "FlycooCP": lambda f, x: f(RANK, n_starts=1, n_iter_max=2, random_state=0).fit(x).cp_tensor_,
-    "OnlineCP": lambda f, x: f(RANK, random_state=0, n_iter_max=2).partial_fit(x).cp_tensor_,
     "stats": lambda f, x: f(x),
     "LabelledTensor": lambda f, x: None,
     "unfolding_dot_khatri_rao": lambda f, x: f(x, (None, make_factors()), 0),
@@ -70,7 +69,7 @@ CALLS = {
 }  # fmt: skip
 
 #: They take no labels, or slices of a tensor.
-WITHOUT_LABELS = ("OnlineCP", "parafac2", "coupled_parafac", "mode_dot")
+WITHOUT_LABELS = ("parafac2", "coupled_parafac", "mode_dot")
 
 #: They take no tensor, or give none of its numbers.
 NO_ARRAYS = {
