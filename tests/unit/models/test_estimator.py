@@ -132,7 +132,7 @@ def test_a_search_for_the_rank_by_held_out_entries(x, convert, n_jobs):
 
 def test_what_comes_with_a_fit_is_named():
     with pytest.raises(AttributeError, match="no attribute 'cp_tensor_': it comes with the first"):
-        FlycooCP(2).cp_tensor_
+        _ = FlycooCP(2).cp_tensor_
 
 
 def test_scores_before_a_fit(x):
