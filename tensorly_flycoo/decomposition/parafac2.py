@@ -87,8 +87,7 @@ def parafac2(
     DensifyError
         If a mask stores what is observed, or `svd` is any other method.
     TypeError
-        If `rank` is no integer, a slice is not sparse, `init` has the wrong dtype, or a mask is of
-        another type.
+        If `rank` is no integer, a slice is not sparse, or `init` or a mask is of the wrong type.
     ValueError
         If `rank` is below 1 or above J, `RaggedTensor` refuses the slices, they have no nonzeros or
         centring or a mask leaves none, `init`, `nn_modes` or a mask does not fit, `center` comes

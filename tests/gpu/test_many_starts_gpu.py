@@ -198,3 +198,5 @@ def test_intervals_are_near_those_of_the_host():
         np.testing.assert_allclose(ends, others, atol=1e-6)
     again = uncertainty(on_gpu, cp, 0, random_state=0)
     np.testing.assert_array_equal(again.samples[1], found.samples[1])
+    assert [*found.cp_tensor.to_tidy()][-2:] == ["lower", "upper"]
+    found.cp_tensor.plot(top=3)

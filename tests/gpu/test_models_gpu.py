@@ -69,6 +69,8 @@ def test_the_form_and_the_file(dtype, tmp_path):
     ]
     assert on_gpu.to_frames()[1][0].shape == (40_000, RANK)
     assert len(on_gpu.plot(top=2).axes) == 9
+    tidy = [cp.to_tidy().drop(columns="value") for cp in (on_gpu, on_cpu)]
+    pd.testing.assert_frame_equal(*tidy)
 
 
 @DTYPES
