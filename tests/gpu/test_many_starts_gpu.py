@@ -174,7 +174,7 @@ def test_a_planted_rank_is_found():
 @pytest.mark.parametrize("mode", [0, 2])
 def test_resampled_runs_are_near_those_of_the_host(mode, dtype):
     """Seven runs: the stack on the GPU has eight. They are not compared once extrapolated."""
-    x = random_tensor((30, 40, 50), 3000, random_state=0, dtype=dtype)
+    x = random_tensor((30, 40, 50), 3000, random_state=0, dtype=dtype, device="cpu")
     start = [np.random.RandomState(n).rand(size, 3).astype(dtype) for n, size in enumerate(x.shape)]
     size = x.shape[mode]
     weights = np.random.RandomState(0).multinomial(size, [1 / size] * size, 7).astype(float)
@@ -187,7 +187,8 @@ def test_resampled_runs_are_near_those_of_the_host(mode, dtype):
 
 
 def test_intervals_are_near_those_of_the_host():
-    x, _ = planted_tensor((20, 30, 40), 3, nnz_per_component=900, noise=0.3, random_state=0)
+    options = {"noise": 0.3, "random_state": 0, "device": "cpu"}
+    x, _ = planted_tensor((20, 30, 40), 3, nnz_per_component=900, **options)
     cp = parafac(x, 3, init="random", random_state=0)
     expected = uncertainty(x, cp, 0, random_state=0)
     on_gpu = FlycooTensor(*x.nonzeros(), x.shape, device="cuda")
