@@ -4,7 +4,7 @@ from ..results.counts import CountFit
 from ..results.coupled_cp import CoupledCP
 from ..results.cp_fit import CPFit, cp_fit
 from ..results.fold_in import fold_in
-from ..results.labelled_cp import LabelledCP
+from ..results.labelled_models import LabelledCP, LabelledParafac2, LabelledTucker
 from ..results.recommend import evaluate, recommend
 from .anomaly_scores import anomaly_scores
 from .best_of import Starts, best_of
@@ -21,6 +21,8 @@ __all__ = [
     "CoupledCP",
     "FlycooCP",
     "LabelledCP",
+    "LabelledParafac2",
+    "LabelledTucker",
     "RankScore",
     "RankSelection",
     "Replicability",

@@ -130,8 +130,9 @@ def replicability(
         if mask is not None and mask.shape[mode : mode + 1] == (size,):  # else for all rows
             options["mask"] = mask[places]
         if labels is not None:
-            own = [of[kept] if n == mode else of for n, of in enumerate(labels.values())]
-            subset = LabelledTensor(subset, Labels(own, [*labels], labels.ordered))
+            name = [*labels][mode]
+            own = labels | {name: labels[name][kept]}
+            subset = LabelledTensor(subset, Labels(own, labels.ordered))
         starts = best_of(solver.function, subset, rank, n_starts, random, **options)
         if starts.matches is None:
             raise TypeError(f"{solver.name} returns no CP model, expected a CP decomposition")

@@ -17,7 +17,7 @@ from ..loop.losses import find_exact
 from ..loop.masks import MissingEntries, find_missing
 from ..ops.cp_entries import take_model
 from ..ops.sampling import find_chances, find_places, make_sampler
-from ..results.labelled_cp import label_result
+from ..results.labelled_models import label_result
 from ..tensor.coo_cache import LabelledData, as_flycoo
 from ..tensor.labelled import LabelledTensor, number_modes
 from ..tensor.mirroring import mirror

@@ -14,7 +14,7 @@ from ..base.reporting import report
 from ..decomposition import generalized_parafac
 from ..loop.cp_model import make_cp_tensor
 from ..loop.initial_guess import take_guess
-from ..results.labelled_cp import LabelledCP
+from ..results.labelled_models import LabelledCP
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import check_same_labels, number_modes, take_labels
 from ..tensor.mirroring import mirror

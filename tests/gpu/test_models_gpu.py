@@ -12,8 +12,12 @@ from tensorly_flycoo import (
     FlycooTensor,
     LabelledCP,
     LabelledTensor,
+    RaggedTensor,
+    anomaly_scores,
+    best_of,
     cp_fit,
     cp_to_entries,
+    decomposition,
     evaluate,
     fold_in,
     from_dataframe,
@@ -21,6 +25,7 @@ from tensorly_flycoo import (
     recommend,
     stats,
 )
+from tensorly_flycoo.models import LabelledParafac2, LabelledTucker
 from tensorly_flycoo.testing import random_tensor
 
 # The first mode is tall: its algebra has kernels of its own.
@@ -150,3 +155,65 @@ def test_a_model_on_the_other_side_is_moved():
     (_, x), (cpu_model, gpu_model) = make_pair("float64"), make_models("float64")
     assert cp_fit(x, cpu_model) == cp_fit(x, gpu_model)
     assert bool((fold_in(cpu_model, x, 0) == fold_in(gpu_model, x, 0)).all())
+
+
+def make_small(device):
+    x = abs(random_tensor((5, 6, 7), 100, random_state=0, device="cpu")).map(np.ceil)
+    x = FlycooTensor(*x.nonzeros(), x.shape, device=device)
+    return LabelledTensor(x, {"user": list("edcba"), "item": range(6), "day": list("uvwxyzo")})
+
+
+@pytest.mark.parametrize("name", ["tucker", "non_negative_tucker", "parafac2", "best_of"])
+def test_other_models_keep_labels(name, tmp_path):
+    """Of a table on the GPU they are NumPy's, as of one on the CPU, with its labels."""
+    rank, options = 2 if name == "parafac2" else [2, 2, 2], {"n_iter_max": 3, "random_state": 0}
+
+    def decompose(x):
+        if name == "best_of":
+            return best_of("tucker", x, rank, 2, **options).best
+        x = RaggedTensor(x, drop_empty=True) if name == "parafac2" else x
+        return getattr(decomposition, name)(x, rank, **options)
+
+    found, expected = (decompose(make_small(device)) for device in ("cuda", "cpu"))
+    assert type(found) is (LabelledParafac2 if name == "parafac2" else LabelledTucker)
+    assert found.labels.keys() == expected.labels.keys()
+    for frame, other in zip(found.to_frames()[1], expected.to_frames()[1], strict=True):
+        assert frame.index.tolist() == other.index.tolist()
+        np.testing.assert_allclose(np.abs(frame), np.abs(other), atol=1e-9)
+    found.save(tmp_path / "model.npz")
+    loaded = type(found).load(tmp_path / "model.npz")
+    pd.testing.assert_frame_equal(loaded.to_tidy(), found.to_tidy(), check_dtype=False)
+
+
+@pytest.mark.parametrize("kind", [LabelledTucker, LabelledParafac2])
+def test_other_models_of_arrays_on_the_gpu(kind, tmp_path):
+    x = make_small("cuda")
+    if kind is LabelledTucker:
+        plain = decomposition.tucker(x.tensor, [1, 2, 3], n_iter_max=2)
+    else:
+        slices = [x.tensor[n] for n in range(5)]
+        plain = decomposition.parafac2(slices, 2, n_iter_max=2, random_state=0)
+    assert isinstance(plain.factors[0], cupy.ndarray)
+    model = kind(plain, x.labels)
+    assert isinstance(model.factors[0], cupy.ndarray)
+    model.save(tmp_path / "model.npz")
+    loaded = kind.load(tmp_path / "model.npz")
+    assert np.array_equal(loaded.factors[0], plain.factors[0].get())
+    frames, expected = model.to_frames(), loaded.to_frames()
+    np.testing.assert_array_equal(frames[0], expected[0])
+    for frame, other in zip(frames[1], expected[1], strict=True):
+        np.testing.assert_allclose(frame, other, atol=1e-12)
+    assert [[*of] for of in model.top("day", 2)] == [[*of] for of in loaded.top("day", 2)]
+    assert len(model.plot(top=2).axes) == 3 * len(model.components)
+    assert "<table>" in model._repr_html_()
+
+
+def test_tables_of_a_tensor_on_the_gpu():
+    on_gpu, on_cpu = make_small("cuda"), make_small("cpu")
+    means = None, [np.full((size, 1), 0.8) for size in on_cpu.shape]
+    found, expected = (anomaly_scores(x, means) for x in (on_gpu, on_cpu))
+    pd.testing.assert_frame_equal(found, expected)
+    for labels in (["a", "e"], slice("d", "b")):
+        part = on_gpu.take("user", labels)
+        assert part.device == "cuda"
+        pd.testing.assert_frame_equal(part.to_frame(), on_cpu.take("user", labels).to_frame())
