@@ -12,9 +12,11 @@ FOLDER = Path(tempfile.mkdtemp(prefix="gallery-"))
 EXAMPLES = {
     "answers": [str(FOLDER)],
     "flights": ["--output", str(FOLDER / "flights.png")],
+    "doubt": ["--output", str(FOLDER / "doubt.png")],
     "baby_names": ["--output", str(FOLDER / "baby_names.png")],
     "pictures": ["--output", str(FOLDER)],
     "ratings": [],
+    "recommending": [],
     "knowledge_graph": [],
     "aircraft": [],
     "migrating": [],

@@ -38,7 +38,6 @@ __all__ = [
     "LabelledTensor",
     "MemoryEstimate",
     "ModeStats",
-    "OnlineCP",
     "Progress",
     "RaggedTensor",
     "TensorStats",
@@ -49,6 +48,7 @@ __all__ = [
     "cp_fit",
     "cp_to_entries",
     "estimate_memory",
+    "evaluate",
     "fold_in",
     "from_anndata",
     "from_dataframe",
@@ -60,6 +60,7 @@ __all__ = [
     "open_slabs",
     "profile",
     "read_tns",
+    "recommend",
     "replicability",
     "save",
     "save_slabs",
@@ -67,6 +68,7 @@ __all__ = [
     "set_device",
     "show_versions",
     "stats",
+    "uncertainty",
     "write_tns",
 ]
 
@@ -98,14 +100,16 @@ from .decomposition import coupled_parafac, observed_parafac  # noqa: E402
 from .models import (  # noqa: E402
     FlycooCP,
     LabelledCP,
-    OnlineCP,
     anomaly_scores,
     best_of,
     core_consistency,
     cp_fit,
+    evaluate,
     fold_in,
+    recommend,
     replicability,
     select_rank,
+    uncertainty,
 )
 from .models.profiling import profile  # noqa: E402
 from .models.progress import Progress  # noqa: E402

@@ -8,6 +8,7 @@ import contextlib
 import re
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -68,7 +69,7 @@ def give_counts():
         "new_counts": counts,
         "new_rows": FlycooTensor.from_dense(dense[:4]),
         "first_days": FlycooTensor.from_dense(dense[..., :20]),
-        "days": [FlycooTensor.from_dense(dense[..., [day]]) for day in range(20, 25)],
+        "new_days": FlycooTensor.from_dense(dense[..., 20:]),
     }
 
 
@@ -112,7 +113,20 @@ def give_file():
     tensorly_flycoo.write_tns("nell-2.tns.gz", random_tensor((60, 50, 40), 2000, random_state=0))
     patients, visits, codes = np.random.RandomState(0).randint(0, 12, (3, 600))
     df = pd.DataFrame({"patient": patients, "visit": visits, "code": codes})
-    return {"df": df, **give_ratings()}
+    return {"df": df, "adata": make_cells(), **give_ratings()}
+
+
+def make_cells():
+    """Return what is read and written of an AnnData."""
+    import pandas as pd
+    import scipy.sparse
+
+    names = [f"cell {n}" for n in range(60)]
+    return SimpleNamespace(
+        X=scipy.sparse.random_array((60, 30), density=0.4, rng=0), layers={}, obsm={}, varm={},
+        uns={}, obs=pd.DataFrame({"condition": ["a", "b", "c"] * 20}, names), obs_names=names,
+        var_names=[f"gene {n}" for n in range(30)],
+    )  # fmt: skip
 
 
 def give_parquet():

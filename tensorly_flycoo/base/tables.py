@@ -1,5 +1,6 @@
 """Tables: of text, as `print` shows them, and of HTML, as notebooks do."""
 
+import html
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -7,18 +8,6 @@ import numpy as np
 #: Of positive and negative numbers.
 _COLOURS = ("#4c78a8", "#e45756")
 _WIDTH, _HEIGHT = 160, 40
-
-
-class Html(str):
-    """Text that is HTML already; any other text of a table is escaped."""
-
-    __slots__ = ()
-
-
-def _escape(content: object) -> str:
-    import html
-
-    return html.escape(str(content))
 
 
 def format_table(rows: Iterable[Sequence[str]], align: str = ">") -> str:
@@ -29,33 +18,28 @@ def format_table(rows: Iterable[Sequence[str]], align: str = ">") -> str:
     return "\n".join(form.format(*row).rstrip() for row in rows)
 
 
-def make_table(
-    rows: Iterable[Sequence[object]], head: Sequence[object] = (), caption: str = ""
-) -> str:
-    """Return a table whose rows begin with a heading; `head` has the headings of columns."""
-
-    def make_cell(kind: str, content: object) -> str:
-        return f"<{kind}>{content if isinstance(content, Html) else _escape(content)}</{kind}>"
-
-    lines = ["".join(make_cell("th", cell) for cell in head)] if head else []
+def make_table(rows: Iterable[Sequence[str]], head: Sequence[str], caption: str) -> str:
+    """Return a table of cells of HTML; caption, `head` and the first cell of a row are text."""
+    lines = ["".join(f"<th>{html.escape(text)}</th>" for text in head)]
     for first, *others in rows:
-        lines.append(make_cell("th", first) + "".join(make_cell("td", cell) for cell in others))
-    title = f"<caption>{_escape(caption)}</caption>" if caption else ""
-    return f"<table>{title}{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
+        cells = "".join(f"<td>{other}</td>" for other in others)
+        lines.append(f"<th>{html.escape(first)}</th>{cells}")
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    return f"<table><caption>{html.escape(caption)}</caption>{body}</table>"
 
 
-def make_bars(values: Iterable[float], texts: Iterable[object], largest: float) -> Html:
+def make_bars(values: Iterable[float], texts: Iterable[str], largest: float) -> str:
     """Return lines of a bar and its text; the longest has the `largest` magnitude, or more."""
     lines = []
     for value, text in zip(values, texts, strict=True):
         width = round(60 * min(abs(value) / largest, 1)) if largest else 0
         colour = _COLOURS[int(value < 0)]
         style = f"display:inline-block;height:.7em;width:{width}px;background:{colour}"
-        lines.append(f'<span style="{style}"></span> {_escape(text)}')
-    return Html('<div style="text-align:left">' + "<br/>".join(lines) + "</div>")
+        lines.append(f'<span style="{style}"></span> {html.escape(text)}')
+    return '<div style="text-align:left">' + "<br/>".join(lines) + "</div>"
 
 
-def make_line(values: np.ndarray, low: float, high: float) -> Html:
+def make_line(values: np.ndarray, low: float, high: float) -> str:
     """Return a line through values on a scale from `low` to `high`, which contains 0."""
     steps = np.linspace(0, values.size - 1, min(values.size, 2 * _WIDTH)).round().astype(int)
     x = _WIDTH * (steps + 0.5) / values.size
@@ -64,4 +48,4 @@ def make_line(values: np.ndarray, low: float, high: float) -> Html:
     points = " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(x, y, strict=True))
     axis = f'<path d="M0 {zero:.1f}H{_WIDTH}" stroke="silver"/>'
     line = f'<polyline points="{points}" fill="none" stroke="{_COLOURS[0]}"/>'
-    return Html(f'<svg width="{_WIDTH}" height="{_HEIGHT}">{axis}{line}</svg>')
+    return f'<svg width="{_WIDTH}" height="{_HEIGHT}">{axis}{line}</svg>'

@@ -108,7 +108,7 @@ def read_parquet(
     x = _place(source, client, workers, device)
     if source.labels is None:
         return x
-    return LabelledTensor(x, Labels(source.labels, modes, source.ordered))
+    return LabelledTensor(x, Labels(dict(zip(modes, source.labels, strict=True)), source.ordered))
 
 
 def from_dask_dataframe(

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..loop.guarding import guard
 from ..loop.scaling import near_one
-from ..results.labelled_cp import label_result
+from ..results.labelled_models import label_result
 from .constrained_parafac import constrained_parafac
 from .coupled_parafac import coupled_parafac
 from .generalized_parafac import generalized_parafac

@@ -160,7 +160,7 @@ def _read_item(n: int, item: Any) -> Block:
     if known is None or not len({*names}) == len(names) == len(known):
         return Block(data, names, None)
     ordered = [name for name, old in zip(names, known, strict=True) if old in known.ordered]
-    return Block(data, names, Labels(list(known.values()), names, ordered))
+    return Block(data, names, Labels(dict(zip(names, known.values(), strict=True)), ordered))
 
 
 def _check_names(n: int, given: Sequence[Block]) -> None:

@@ -78,7 +78,7 @@ METHODS = {
         Method(decomposition.observed_parafac, knows_zeros=False),
         Method(decomposition.generalized_parafac, loss="poisson_count", takes_mask=True),
         Method(decomposition.coupled_parafac, makes_cp=False),
-        Method(decomposition.parafac2, makes_cp=False),
+        Method(decomposition.parafac2, makes_cp=False, takes_mask=True),
         Method(decomposition.tucker, makes_cp=False, takes_mask=True),
         Method(
             decomposition.non_negative_tucker, makes_cp=False, non_negative=True, takes_mask=True

@@ -9,7 +9,7 @@ import tensorly as tl
 from tensorly.parafac2_tensor import Parafac2Tensor
 
 from ..base.array_modules import Array, array_module, move
-from ..base.checks import check_rank, densify_error, warn
+from ..base.checks import check_rank, warn
 from ..base.reporting import span
 from ..engines.tall import eigh, multiply, qr, solve, sum_columns, transposed_product
 from ..format.primitives import LeadingPairs
@@ -19,6 +19,7 @@ from ..loop.cp_model import multiply_grams, normalize
 from ..loop.guarding import describe_as
 from ..loop.hals import improve
 from ..loop.initial_guess import check_svd, draw_factors, take_guess, take_left_vectors
+from ..loop.masks import MissingEntries, find_missing_of_slices
 from ..ops.contraction import multiply_matricized
 from ..ops.ragged import RaggedTensor
 from ..svd.eigen import MAX_DIRECT_SIZE, find_singular_pairs, multiply_by_gram
@@ -36,7 +37,7 @@ def parafac2(
     svd: str = "truncated_svd", normalize_factors: bool = False, tol: float = 1e-8,
     nn_modes: Any = None, random_state: Any = None, verbose: bool | int = False,
     return_errors: bool = False, n_iter_parafac: int = 5, linesearch: bool = True,
-    mask: None = None, center: bool = False,
+    mask: Any = None, center: bool = False,
     sparsity_coefficients: float | Sequence[float | None] | None = None,
     callback: Callback | None = None,
 ) -> Any:  # fmt: skip
@@ -61,8 +62,9 @@ def parafac2(
         Updates of the factors for each update of the projections.
     linesearch : bool
         Whether to use Bro's line search, which extrapolates every other iteration.
-    mask : None
-        Not supported for sparse slices.
+    mask : sequence of sparse.COO or array, or one of three modes, optional
+        A mask of each slice (I_k, J), as of `parafac`, also of size 1 in a mode. Missing entries
+        are first the mean of their slice, then imputed from the model after each iteration.
     center : bool
         Whether to decompose the slices less the mean of each column over the rows of all slices,
         zeros included, without forming that dense difference.
@@ -83,14 +85,14 @@ def parafac2(
     Raises
     ------
     DensifyError
-        If a mask is given, or `svd` is any other method.
+        If a mask stores what is observed, or `svd` is any other method.
     TypeError
-        If `rank` is no integer, a slice is not sparse, or `init` has the wrong dtype.
+        If `rank` is no integer, a slice is not sparse, or `init` or a mask is of the wrong type.
     ValueError
         If `rank` is below 1 or above J, `RaggedTensor` refuses the slices, they have no nonzeros or
-        centring leaves none, `init` or `nn_modes` is unknown or does not fit,
-        `sparsity_coefficients` are not one for each mode or no mode is non-negative for them, or
-        `linesearch` is to resume a checkpoint.
+        centring or a mask leaves none, `init`, `nn_modes` or a mask does not fit, `center` comes
+        with a mask, `sparsity_coefficients` are not one for each mode or no mode is non-negative
+        for them, or `linesearch` is to resume a checkpoint.
 
     Notes
     -----
@@ -118,17 +120,16 @@ def parafac2(
     [(8, 2), (9, 2), (12, 2)]
     """
     rank = check_rank(rank)
-    if mask is not None:
-        instead = "it replaces the missing values in each iteration; leave mask out"
-        raise densify_error("mask= of tl.decomposition.parafac2", np.shape(mask), instead)
     x: RaggedTensor = tensor_slices
     if rank > x.shape[2]:
         raise ValueError(f"rank is {rank}, expected at most {x.shape[2]}, the number of columns")
-    if x.nnz == 0:
-        raise ValueError("tensor_slices have no nonzeros, expected at least one")
     if isinstance(init, Resumed) and linesearch:
         raise ValueError("linesearch= cannot resume a checkpoint: start anew, or pass False")
-    data: Any = _ProjectedSlices(x, rank, center)
+    if center and mask is not None:
+        raise ValueError("center is True, expected False with a mask: columns have unknown means")
+    data: Any = _ProjectedSlices(x, rank, center, mask)
+    if data.nnz == 0:
+        raise ValueError("tensor_slices have no nonzeros, expected at least one that is observed")
     with span("start"):
         model = _start(data, rank, init, svd, random_state)
     constrained = find_constrained(nn_modes, 3)
@@ -170,11 +171,13 @@ def _start(data: Any, rank: int, init: Any, svd: str, random_state: Any) -> Mode
 class _ProjectedSlices:
     """The tensor (K, R, J) of projected slices, which is not formed, with its MTTKRPs."""
 
-    def __init__(self, x: RaggedTensor, rank: int, center: bool) -> None:
-        self.matrix, self.is_centred, self.shape = x.matrix, center, (x.shape[0], rank, x.shape[2])
+    def __init__(self, x: RaggedTensor, rank: int, center: bool, mask: Any) -> None:
+        self.missing = None if mask is None else find_missing_of_slices(x, mask)
+        self.matrix = x.matrix if self.missing is None else self.missing.observed
+        self.is_centred, self.shape = center, (x.shape[0], rank, x.shape[2])
         # As of a FlycooTensor: the initial guess and checkpoints need them.
-        self.device, self.dtype, self.nnz = x.matrix.device, x.dtype, x.nnz
-        self._engine, self._layout = x.matrix._engine, x.matrix._layout
+        self.device, self.dtype, self.nnz = x.matrix.device, x.dtype, self.matrix.nnz
+        self._engine, self._layout = x.matrix._engine, self.matrix._layout
         self.xp: Any = self._engine.xp
         self._order = self.xp.asarray(x.order)
         self._batches = list(_list_batches(x.heights[x.order]))
@@ -195,6 +198,24 @@ class _ProjectedSlices:
         self._products: Any = None
         #: C, and X C for all slices (rows, R).
         self._columns: tuple[Array, Array] = (None, None)
+        self.values: Any = None if self.missing is None else self._average(x, self.missing)
+
+    def _average(self, x: RaggedTensor, missing: MissingEntries) -> Array:
+        """Return the mean of the observed entries of its slice for each missing entry."""
+        ones = self.xp.ones((self.shape[2], 1), self.dtype)
+        sums = move(multiply_matricized(self.matrix, 0, (1,), ones), np)[:, 0]
+        of_rows = np.repeat(x.order, x.heights[x.order])
+        of_missing, num_slices = of_rows[move(missing.coords[0], np)], len(x.order)
+        counts = x.row_counts * self.shape[2] - np.bincount(of_missing, minlength=num_slices)
+        means = np.bincount(of_rows, sums, num_slices) / np.maximum(counts, 1)
+        return self.xp.asarray(means[of_missing], self.dtype)
+
+    def impute(self, factors: Sequence[Array]) -> None:
+        """Set the missing entries, if any, to the values of a model."""
+        if self.missing is not None:
+            a, b, c = factors
+            self.values = self.missing.impute(None, [self._make_model(a, b), c])
+            self._columns = (None, None)
 
     def __repr__(self) -> str:
         return f"<slices projected to {self.shape}, nnz={self.nnz}>"
@@ -226,8 +247,7 @@ class _ProjectedSlices:
         """Compute the MTTKRP of the projected slices: (K, R), (R, R) or (J, R)."""
         a, b, c = factors
         if mode == 2:
-            model = self.center_columns(self._make_model(a, b))
-            return multiply_matricized(self.matrix, 1, (0,), model)
+            return self._multiply(self.center_columns(self._make_model(a, b)), 1)
         rows = self._multiply_columns(c)
         if self._products is None:
             self._products = self._cross(self.projections, rows)
@@ -241,10 +261,13 @@ class _ProjectedSlices:
     def measure(self, factors: Sequence[Array]) -> float:
         """Compute the relative error of a model; X C, which that takes, suits `project` next."""
         a, b, c = factors
-        model = self._make_model(a, b)
-        inner = (self.mttkrp(None, factors, 1) * b).sum(dtype=np.float64)
+        model, square = self._make_model(a, b), self._square
+        inner = float((self.mttkrp(None, factors, 1) * b).sum(dtype=np.float64))
+        if self.missing is not None:  # as if they were imputed, so that they have no error
+            _, added, change = self.missing.compare(self.values, None, [model, c])
+            square, inner = square + float(added), inner + float(change)
         gram = self._cross(model, model).sum(axis=0) * transposed_product(c, c)
-        square = abs(self._square - 2 * float(inner) + float(gram.sum()))
+        square = abs(square - 2 * inner + float(gram.sum()))
         return float(self.dtype.type(np.sqrt(square / self._square)))
 
     def _make_model(self, a: Array, b: Array) -> Array:
@@ -255,8 +278,15 @@ class _ProjectedSlices:
         """Compute X C, all slices multiplied by one factor: (rows, R)."""
         if self._columns[0] is not c:
             self._columns, self._products = (None, None), None  # frees memory
-            self._columns = (c, self.center_columns(multiply_matricized(self.matrix, 0, (1,), c)))
+            self._columns = (c, self.center_columns(self._multiply(c, 0)))
         return self._columns[1]
+
+    def _multiply(self, other: Array, mode: int) -> Array:
+        """Multiply the matrix, with its missing entries, or its transpose in mode 1."""
+        product = multiply_matricized(self.matrix, mode, (1 - mode,), other)
+        if self.missing is None:
+            return product
+        return self.missing.add_mttkrp(product, self.values, [other, other], mode)
 
     def center_columns(self, rows: Array) -> Array:
         """Subtract the means of columns, before a product with the transpose of X or after X C."""
@@ -398,6 +428,7 @@ class _Alternation(Run):
         self.factors[:] = factors
         if not is_search:
             error = data.measure(_absorb(self.weights, self.factors))
+        data.impute(_absorb(self.weights, self.factors))
         return error
 
     def _update(self, factors: list[Array]) -> list[Array]:
@@ -418,6 +449,13 @@ class _Alternation(Run):
         for mode in self.constrained & {0, 2}:
             factors[mode] = factors[mode].clip(0)
         return (self.data.fit(None, factors),)
+
+    def prepare(self) -> None:
+        if "imputed" in self.state:
+            self.data.values = self.data.xp.asarray(self.state["imputed"])
+
+    def save_state(self) -> dict[str, Array]:
+        return {} if self.data.values is None else {"imputed": self.data.values}
 
     def measure_start(self) -> float:
         return self.data.fit(self.weights, self.factors)

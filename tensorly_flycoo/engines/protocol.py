@@ -214,12 +214,13 @@ class Engine(Primitives, ABC):
 
     @abstractmethod
     def sweep_nonnegative(
-        self, targets: Array, gram: Array, rows: Array, shift: float, ridge: float, smallest: float
+        self, targets: Array, gram: Array, rows: Array, shift: float
     ) -> tuple[float, int]:
         """Update each column of `rows` (I, R) once, in place, by hierarchical ALS.
 
-        Arrays are C-contiguous and of one dtype. Return the sum of squares that TensorLy compares
-        with its tolerance (columns' distances from each new one), and how many elements changed.
+        Arrays are C-contiguous and of one dtype; `shift` is subtracted from the targets. Return the
+        sum of squares that TensorLy compares with its tolerance (columns' distances from each new
+        one), and how many elements changed.
         """
 
     # Counts

@@ -167,6 +167,16 @@ def find_signs(x: Array) -> np.ndarray:
     return np.where(-smallest > largest, -1, 1)
 
 
+def find_largest(x: Array, n: int) -> Array:
+    """Return the places (m, n) of the largest elements of each row, descending; of equal, first."""
+    xp = array_module(x)
+    least = xp.partition(x, x.shape[1] - n, axis=1)[:, -n, None]
+    rows, columns = xp.nonzero(~(x < least))  # nan too; only few to sort
+    order = xp.lexsort(xp.stack([columns, -x[rows, columns], rows]))
+    starts = xp.searchsorted(rows, xp.arange(len(x)))
+    return columns[order[starts[:, None] + xp.arange(n)]]
+
+
 def inner_product(a: Array, b: Array) -> Any:
     """Compute the sum of ``a * b`` over all elements, in float64 if both are tall or NumPy's."""
     if type(a) is type(b) is np.ndarray:

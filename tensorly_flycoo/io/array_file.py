@@ -43,11 +43,14 @@ class Kind(NamedTuple):
 TENSOR = Kind("tensorly-flycoo", 2, "a saved tensor", "tensorly_flycoo.load(path)")
 SLABS = Kind("tensorly-flycoo slabs", 2, "the index of a slab folder", "tensorly_flycoo.open_slabs")
 LABELS = Kind("tensorly-flycoo labels", 1, "labels of a slab folder", "tensorly_flycoo.open_slabs")
-MODEL = Kind("tensorly-flycoo CP model", 1, "a saved LabelledCP", "LabelledCP.load(path)")
+CP, TUCKER, PARAFAC2 = (
+    Kind(f"tensorly-flycoo {of} model", 1, f"a saved Labelled{of}", f"Labelled{of}.load(path)")
+    for of in ("CP", "Tucker", "Parafac2")
+)
 CHECKPOINT = Kind(
     "tensorly-flycoo checkpoint", 3, "a checkpoint", "Progress(n, checkpoint=path).resume()"
 )
-_KINDS = {kind.format: kind for kind in (TENSOR, SLABS, LABELS, MODEL, CHECKPOINT)}
+_KINDS = {of.format: of for of in (TENSOR, SLABS, LABELS, CP, TUCKER, PARAFAC2, CHECKPOINT)}
 
 FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 
@@ -189,6 +192,12 @@ class ArrayReader:
                 )
             return array
 
+    def read_list(self, name: str, dtype: np.dtype) -> list[np.ndarray]:
+        """Return the matrices that `number` has named."""
+        names = map(f"{name}_{{}}".format, itertools.count())
+        stored = itertools.takewhile(self.names().__contains__, names)
+        return [self.read(of, (None, None), (dtype,)) for of in stored]
+
     def map(self, name: str) -> np.ndarray:
         """Map an array, unverified and read-only; it stays valid after the file is closed."""
         with self._open(name) as (file, shape, dtype, order):
@@ -234,8 +243,8 @@ def name_modes(labels: Labels) -> Header:
     for name in labels:
         if not isinstance(name, str):
             raise TypeError(
-                f"the name of a mode is {name!r}, expected text: LabelledCP(cp, "
-                "list(cp.labels.values()), names) renames the modes"
+                f"the name of a mode is {name!r}, expected text: make it anew with labels of "
+                "dict(zip(names, x.labels.values()))"
             )
     return {"names": list(labels), "ordered": list(labels.ordered)}
 
@@ -269,7 +278,7 @@ def read_labels(reader: ArrayReader) -> Labels:
         found.append(_read_text(reader, n) if is_text else reader.read(f"labels_{n}", (None,)))
         if found[-1].dtype.kind not in _PLAIN_KINDS + "O":
             raise ValueError(f"labels_{n} has dtype {found[-1].dtype}")
-    return Labels(found, names, ordered)
+    return Labels(dict(zip(names, found, strict=True)), ordered)
 
 
 def _read_text(reader: ArrayReader, n: int) -> np.ndarray:

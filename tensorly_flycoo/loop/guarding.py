@@ -105,7 +105,8 @@ def guard(
         model = result[0] if isinstance(result, tuple) else result
         if isinstance(model, CPTensor):
             warn_of_zeros(model)
-        return result
+        labels = getattr(x, "labels", None)  # of a RaggedTensor
+        return label(result, labels) if labels else result
 
     return call
 

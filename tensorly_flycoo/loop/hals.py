@@ -13,21 +13,14 @@ _EXACT_SWEEPS = (50_000, 1e-16)
 
 
 def solve_nonnegative(
-    targets: Any,
-    gram: Array,
-    rows: Array,
-    num_sweeps: int,
-    tolerance: float,
-    *,
+    targets: Any, gram: Array, rows: Array, num_sweeps: int, tolerance: float,
     sparsity: float | None = None,
-    ridge: float | None = None,
-    smallest: float = 0.0,
-) -> None:
-    """Minimise ``|x U.T - m|`` over rows ``x >= smallest``, in place.
+) -> None:  # fmt: skip
+    """Minimise ``|x U.T - m|`` over rows ``x >= 0``, in place.
 
     `targets` is the MTTKRP ``m U`` (I, R), `gram` is ``U.T U`` (R, R), `rows` (I, R) the initial
     guess; all are C-contiguous and of one dtype, `targets` and `rows` maybe `RowShards`. `sparsity`
-    and `ridge` penalise the sum of the elements and of their squares.
+    penalises the sum of the elements.
 
     Each column in turn is set to its minimiser while the others are held fixed; one with a zero on
     the diagonal of `gram` stays unchanged. The order of the columns and the stopping rule are those
@@ -38,10 +31,10 @@ def solve_nonnegative(
     ``4 * I * R**2`` operations per sweep. The result does not depend on the number of threads. On a
     GPU the host waits for each sweep. `non_negative_parafac_hals` names the paper.
     """
-    penalties = [rows.dtype.type(x or 0.0) for x in (sparsity, ridge, smallest)]
+    shift = rows.dtype.type(sparsity or 0.0)
 
     def sweep(targets: Array, rows: Array, gram: Array) -> Array:
-        return sweep_block(targets, gram, rows, *penalties)
+        return sweep_block(targets, gram, rows, shift)
 
     first_error = None
     for _ in range(num_sweeps):
@@ -65,5 +58,5 @@ def improve(
     else:
         rows, targets = xp.array(factor, order="C"), xp.ascontiguousarray(targets)
     sweeps = _EXACT_SWEEPS if exact else _SWEEPS
-    solve_nonnegative(targets, xp.ascontiguousarray(gram), rows, *sweeps, sparsity=sparsity)
+    solve_nonnegative(targets, xp.ascontiguousarray(gram), rows, *sweeps, sparsity)
     return rows

@@ -32,6 +32,7 @@ from .whole_tensor import WholeTensor
 if TYPE_CHECKING:
     from ..engines.entries import Entries
     from ..engines.protocol import Engine
+    from ..ops.ragged import RaggedTensor
 
 _EXPECTED = "expected a sparse.COO with fill_value 1 whose stored zeros are the missing entries"
 
@@ -303,14 +304,28 @@ def find_missing(x: Any, mask: Any, *, lists: bool = False) -> MissingEntries | 
         return mask
     if not is_sparse(x):
         raise TypeError(f"tensor is a {type(x).__name__}, expected a sparse one: mask is sparse")
+    shape = tuple(x.shape)
+    coords, modes = _read_mask(mask, shape, lists=lists)
+    if not coords.size:
+        return None
+    plain = as_flycoo(x, check_coords=True)
+    if len(modes) == len(shape):
+        return MissingEntries(plain, coords)
+    cells = coords[modes]
+    return MissingBlocks(plain, cells[:, np.lexsort(cells[::-1])], modes)
+
+
+def _read_mask(
+    mask: Any, shape: tuple[int, ...], *, lists: bool, name: str = "mask"
+) -> tuple[Array, list[int]]:
+    """Return the coordinates of a mask's zeros, and the modes in which they are not for all."""
     is_dense = isinstance(mask, np.ndarray) or is_cupy(mask)
     if not is_dense and not is_sparse(mask):
-        raise TypeError(f"mask is a {type(mask).__name__}, {_EXPECTED}, or a dense array")
-    shape = tuple(x.shape)
+        raise TypeError(f"{name} is a {type(mask).__name__}, {_EXPECTED}, or a dense array")
     sizes = [(size, own) for size, own in zip(shape, mask.shape, strict=False) if own != 1]
     if len(mask.shape) != len(shape) or any(size != own for size, own in sizes):
         instead = f"expected {shape}, or 1 in modes whose indices are all alike"
-        raise ValueError(f"mask has shape {tuple(mask.shape)}, {instead}")
+        raise ValueError(f"{name} has shape {tuple(mask.shape)}, {instead}")
     if not is_dense and (not is_raw_sparse(mask) or mask.fill_value == 0):
         instead = f"{_EXPECTED}; tensorly_flycoo.observed_parafac fits to stored entries only"
         raise densify_error("a mask that stores what is observed", shape, instead)
@@ -319,26 +334,35 @@ def find_missing(x: Any, mask: Any, *, lists: bool = False) -> MissingEntries | 
     is_missing = values == 0
     for value in (getattr(mask, "fill_value", 1), *values[~is_missing & (values != 1)][:1]):
         if value != 1:
-            raise ValueError(f"mask holds {value}, {_EXPECTED}")
+            raise ValueError(f"{name} holds {value}, {_EXPECTED}")
     coords = np.stack(is_missing.nonzero()) if is_dense else mask.coords[:, is_missing]
-    if not coords.size:
-        return None
-    plain = as_flycoo(x, check_coords=True)
     modes = [n for n, size in enumerate(shape) if mask.shape[n] == size]
     others = [n for n in range(len(shape)) if n not in modes]
-    if not modes:
-        raise ValueError("mask marks all entries as missing, expected some that are not")
     if not others:
-        return MissingEntries(plain, coords)
+        return coords, modes
     coords = move(coords, np)
     check_inside(coords, mask.shape)
+    if coords.size and not modes:
+        raise ValueError(f"{name} marks all entries as missing, expected some that are not")
     if not lists:
-        cells = coords[modes]
-        return MissingBlocks(plain, cells[:, np.lexsort(cells[::-1])], modes)
+        return coords, modes
     whole = np.indices([shape[n] for n in others]).reshape(len(others), -1)
     listed = np.repeat(coords, whole.shape[1], axis=1)
     listed[others] = np.tile(whole, coords.shape[1])
-    return MissingEntries(plain, listed)
+    return listed, [*range(len(shape))]
+
+
+def find_missing_of_slices(x: RaggedTensor, mask: Any) -> MissingEntries | None:
+    """Find the missing entries of the matrix of all slices; None if a mask of each marks none."""
+    if len(mask) != x.shape[0]:
+        raise ValueError(f"mask has {len(mask)} slices, expected {x.shape[0]}")
+    parts = []
+    for k, start in enumerate(x.starts):
+        shape = int(x.row_counts[k]), x.shape[2]
+        entries, _ = _read_mask(mask[k], shape, lists=True, name=f"mask[{k}]")
+        parts.append(move(entries, np) + np.array([[start], [0]]))
+    coords = np.concatenate(parts, axis=1)
+    return MissingEntries(x.matrix, coords) if coords.size else None
 
 
 def project(x: FlycooTensor, mode: int, coords: Array, left: Array) -> Any:

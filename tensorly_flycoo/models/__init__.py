@@ -4,15 +4,16 @@ from ..results.counts import CountFit
 from ..results.coupled_cp import CoupledCP
 from ..results.cp_fit import CPFit, cp_fit
 from ..results.fold_in import fold_in
-from ..results.labelled_cp import LabelledCP
+from ..results.labelled_models import LabelledCP, LabelledParafac2, LabelledTucker
+from ..results.recommend import evaluate, recommend
 from .anomaly_scores import anomaly_scores
 from .best_of import Starts, best_of
 from .core_consistency import core_consistency
 from .estimator import FlycooCP
 from .match import factor_match_score
-from .online_cp import OnlineCP
 from .replicability import Replicability, replicability
 from .select_rank import RankScore, RankSelection, select_rank
+from .uncertainty import Uncertainty, uncertainty
 
 __all__ = [
     "CPFit",
@@ -20,19 +21,24 @@ __all__ = [
     "CoupledCP",
     "FlycooCP",
     "LabelledCP",
-    "OnlineCP",
+    "LabelledParafac2",
+    "LabelledTucker",
     "RankScore",
     "RankSelection",
     "Replicability",
     "Starts",
+    "Uncertainty",
     "anomaly_scores",
     "best_of",
     "core_consistency",
     "cp_fit",
+    "evaluate",
     "factor_match_score",
     "fold_in",
+    "recommend",
     "replicability",
     "select_rank",
+    "uncertainty",
 ]
 
 

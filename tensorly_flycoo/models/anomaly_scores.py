@@ -14,7 +14,7 @@ from ..tensor.mirroring import mirror
 
 
 @mirror
-def anomaly_scores(x_new: "LabelledData | tuple[Array, Array]", cp_tensor: Any) -> Array:
+def anomaly_scores(x_new: "LabelledData | tuple[Array, Array]", cp_tensor: Any) -> Any:
     r"""Compute how unlikely counts are if a CP model gives the means of Poisson distributions.
 
     .. math:: -\log_{10} P(X \ge x_k), \quad X \sim \mathrm{Poisson}(m_k)
@@ -32,10 +32,10 @@ def anomaly_scores(x_new: "LabelledData | tuple[Array, Array]", cp_tensor: Any) 
 
     Returns
     -------
-    float64 array (n,)
+    float64 array (n,), or pandas.DataFrame
         From 0 up, on the device of the factors; inf where the model makes a count impossible.
-        ``10.0**-scores`` are the probabilities. For a table of them with labels, see
-        `LabelledTensor.to_frame`.
+        ``10.0**-scores`` are the probabilities. Of a LabelledTensor, the table of its `to_frame`
+        with a column "score".
 
     Raises
     ------
@@ -43,7 +43,8 @@ def anomaly_scores(x_new: "LabelledData | tuple[Array, Array]", cp_tensor: Any) 
         If `x_new` is not sparse, or arrays are on different devices.
     ValueError
         If a shape does not match, an index is out of range, a count is negative or not finite, the
-        model is negative at an entry, or labels differ from those of a `LabelledCP`.
+        model is negative at an entry, labels differ from those of a `LabelledCP`, or a mode of a
+        LabelledTensor is called "value" or "score".
 
     Notes
     -----
@@ -78,4 +79,9 @@ def anomaly_scores(x_new: "LabelledData | tuple[Array, Array]", cp_tensor: Any) 
     check_finite(counts)
     check_finite(means, "the model's values")
     check_counts(counts, means)
-    return array_module(found[0]).asarray(log_upper_tail(counts, means) / -np.log(10) + 0.0)
+    scores = log_upper_tail(counts, means) / -np.log(10) + 0.0
+    if isinstance(x_new, LabelledTensor):
+        table = x_new.to_frame()
+        table.insert(table.shape[1], "score", scores)
+        return table
+    return array_module(found[0]).asarray(scores)

@@ -18,7 +18,7 @@ from ..loop.momentum import NESTEROV
 from ..loop.scaling import find_exponent
 from ..results.coupled_cp import CoupledCP
 from ..results.cp_fit import cp_fit
-from ..results.labelled_cp import label_result
+from ..results.labelled_models import label_result
 from ..tensor.coo_cache import as_flycoo, is_sparse
 from ..tensor.labelled import LabelledTensor, number_modes
 from ..tensor.mirroring import mirror
@@ -112,8 +112,8 @@ def best_of(
         A function of `tensorly.decomposition` or `tensorly_flycoo.decomposition` with a parameter
         `random_state`, or the name of one, as for `select_rank`.
     x : FlycooTensor, LabelledTensor, sparse.COO or array
-        Whatever the decomposition takes, such as the blocks of `coupled_parafac`. CP models of a
-        LabelledTensor are `LabelledCP`.
+        Whatever the decomposition takes, such as the blocks of `coupled_parafac`. Models of a
+        LabelledTensor have its labels.
     rank : int, or whatever the decomposition takes
     n_starts : int
     random_state : int or numpy.random.RandomState, optional

@@ -1,8 +1,7 @@
 """CP decompositions of sparse tensors as an estimator in scikit-learn's style."""
 
-import inspect
 from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, fields
 from typing import Any, Self
 
 import numpy as np
@@ -21,36 +20,8 @@ from ..tensor.mirroring import mirror
 from .best_of import best_of, run_once
 
 
-class Parameters:
-    """An estimator that only stores its parameters, so that scikit-learn can read and set them."""
-
-    def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """Return the parameters by name."""
-        names = list(inspect.signature(type(self).__init__).parameters)[1:]
-        return {name: getattr(self, name) for name in names}
-
-    def set_params(self, **params: Any) -> Self:
-        """Set parameters by name, and return the estimator; a ValueError if one is unknown."""
-        known = self.get_params()
-        for name, value in params.items():
-            if name not in known:
-                own = type(self).__name__
-                raise ValueError(f"{own} has no parameter {name!r}, expected one of {[*known]}")
-            setattr(self, name, value)
-        return self
-
-    def __getattr__(self, name: str) -> Any:
-        hint = "" if name.startswith("__") else ": it comes with the first fit or partial_fit"
-        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{hint}")
-
-    def __sklearn_tags__(self) -> Any:
-        from sklearn.utils import Tags, TargetTags
-
-        return Tags(estimator_type=None, target_tags=TargetTags(required=False))
-
-
 @dataclass(eq=False)
-class FlycooCP(Parameters):
+class FlycooCP:
     """A CP decomposition of a sparse tensor that scikit-learn can clone and search.
 
     It does not import scikit-learn.
@@ -197,6 +168,28 @@ class FlycooCP(Parameters):
         loss = method.find_loss(self.options or {})
         new, own = _take_only(x), method.non_negative
         return fold_in(self.cp_tensor_, new, 0, loss=loss, non_negative=own)
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Return the parameters by name."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def set_params(self, **params: Any) -> Self:
+        """Set parameters by name, and return the estimator; a ValueError if one is unknown."""
+        known = self.get_params()
+        for name, value in params.items():
+            if name not in known:
+                raise ValueError(f"FlycooCP has no parameter {name!r}, expected one of {[*known]}")
+            setattr(self, name, value)
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        hint = "" if name.startswith("__") else ": it comes with the first fit"
+        raise AttributeError(f"FlycooCP has no attribute {name!r}{hint}")
+
+    def __sklearn_tags__(self) -> Any:
+        from sklearn.utils import Tags, TargetTags
+
+        return Tags(estimator_type=None, target_tags=TargetTags(required=False))
 
 
 def _describe(x: Any) -> tuple[tuple[int, ...], int, float]:

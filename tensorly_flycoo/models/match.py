@@ -8,7 +8,7 @@ from scipy.optimize import linear_sum_assignment
 
 from ..base.array_modules import Array, array_module, move
 from ..engines.tall import transposed_product
-from ..loop.cp_model import multiply_all
+from ..loop.cp_model import multiply_all, normalize
 from ..ops.cp_entries import take_model
 from ..tensor.mirroring import map_arrays
 
@@ -80,6 +80,20 @@ def match_all(models: Sequence[Sequence[Array]]) -> np.ndarray:
     score = _score_components((None, columns), (None, columns), consider_weights=True)
     blocks = score.reshape(count, rank, count, rank).swapaxes(1, 2)
     return np.array([[_match(block) for block in row] for row in blocks])
+
+
+def align(cp_tensor: Any, reference: Any) -> list[np.ndarray]:
+    """Return weights and factors with columns of norm 1, in order and signs of a reference's.
+
+    All are on the host.
+    """
+    models = map_arrays(lambda array: move(array, np), [*map(take_model, (cp_tensor, reference))])
+    (weights, factors), (_, known) = (normalize(*model) for model in models)
+    products = [own.T @ other for own, other in zip(known, factors, strict=True)]
+    order = linear_sum_assignment(abs(multiply_all(products)), maximize=True)[1]
+    signs = [np.where(of[:, order].diagonal() < 0, -1, 1) for of in products]
+    pairs = zip(factors, signs, strict=True)
+    return [weights[order] * multiply_all(signs), *(f[:, order] * own for f, own in pairs)]
 
 
 def _match(score: np.ndarray) -> float:

@@ -75,7 +75,7 @@ def replicability(
     random_state : int or numpy.random.RandomState, optional
         Draws the folds and the starts.
     **options
-        For `best_of`, such as `n_iter_max`; but no `mask`.
+        For `best_of`, such as `n_iter_max`, or a `mask` of `x`, of which each subset gets its rows.
 
     Returns
     -------
@@ -112,6 +112,7 @@ def replicability(
     """
     labels = x.labels if isinstance(x, LabelledTensor) else None
     options, mode = number_modes(x, options), number_modes(x, mode)
+    mask = options.get("mask")
     x, solver = as_flycoo(x, check_coords=True), find_method(method)
     if x.ndim < 2:
         raise ValueError(f"x has shape {x.shape}, expected two modes or more")
@@ -124,10 +125,14 @@ def replicability(
     rows, models = [np.setdiff1d(np.arange(size), fold) for fold in folds], []
     for number, kept in enumerate(rows):
         report(f"fold {number + 1} of {n_folds}: {n_starts} runs")
-        subset: Any = x[(*[slice(None)] * mode, kept)]
+        places = (*[slice(None)] * mode, kept)
+        subset: Any = x[places]
+        if mask is not None and mask.shape[mode : mode + 1] == (size,):  # else for all rows
+            options["mask"] = mask[places]
         if labels is not None:
-            own = [of[kept] if n == mode else of for n, of in enumerate(labels.values())]
-            subset = LabelledTensor(subset, Labels(own, [*labels], labels.ordered))
+            name = [*labels][mode]
+            own = labels | {name: labels[name][kept]}
+            subset = LabelledTensor(subset, Labels(own, labels.ordered))
         starts = best_of(solver.function, subset, rank, n_starts, random, **options)
         if starts.matches is None:
             raise TypeError(f"{solver.name} returns no CP model, expected a CP decomposition")

@@ -17,7 +17,7 @@ from ..loop.losses import find_exact
 from ..loop.masks import MissingEntries, find_missing
 from ..ops.cp_entries import take_model
 from ..ops.sampling import find_chances, find_places, make_sampler
-from ..results.labelled_cp import label_result
+from ..results.labelled_models import label_result
 from ..tensor.coo_cache import LabelledData, as_flycoo
 from ..tensor.labelled import LabelledTensor, number_modes
 from ..tensor.mirroring import mirror
@@ -119,8 +119,7 @@ class RankSelection:
             return [score._asdict() for score in self.scores]
         return DataFrame(self.scores).set_index("rank")
 
-    def _list_rows(self) -> list[list[str]]:
-        """Return the scores as texts, headings first."""
+    def __repr__(self) -> str:
         rows = [["rank", self._error, "held-out loss (se)", "core consistency", "match", ""]]
         for score in self.scores:
             core = score.core_consistency
@@ -132,15 +131,10 @@ class RankSelection:
                 f"{score.match:.2f}",
                 "<- suggested" if score.rank == self.rank else "",
             ])  # fmt: skip
-        return rows
-
-    def _explain(self) -> list[str]:
-        """Say why the rank is suggested; the warnings were shown when it was."""
+        # The warnings were shown when they arose.
         doubts = "; see .warnings for what speaks against it" if self.warnings else ""
-        return [] if self.rank is None else [f"rank {self.rank} is {self.rule}{doubts}"]
-
-    def __repr__(self) -> str:
-        return "\n".join([format_table(self._list_rows()), *self._explain()])
+        reason = "" if self.rank is None else f"\nrank {self.rank} is {self.rule}{doubts}"
+        return format_table(rows) + reason
 
 
 @mirror

@@ -43,8 +43,8 @@ class RaggedTensor(LazyArray):
         The number of rows of each slice, and its first row in `matrix`, on the host.
     labels : dict
         Those of a LabelledTensor; with `drop_empty` or `by` those of the rows are a list of arrays
-        (I_k,). With `by` also those of "slice", sorted, of an AnnData "row" and "column", of
-        matrices without labels "row": the numbers of their rows.
+        (I_k,). With `by` those of "slice", sorted, and of the matrix; of an AnnData "row" and
+        "column", and so of matrices without labels: their numbers.
 
     Raises
     ------
@@ -127,9 +127,10 @@ class RaggedTensor(LazyArray):
         labels, ids = np.unique(of_rows, return_inverse=True)
         order, row_counts = np.argsort(ids, kind="stable"), np.bincount(ids)
         numbers = np.argsort(order).astype(index_dtype(num_rows, "int32"))
-        name = next(iter(self.labels), "row")
-        names = np.asarray(self.labels.get(name, np.arange(num_rows)))[order]
-        self.labels |= {"slice": labels, name: np.split(names, _starts(row_counts)[1:])}
+        known = self.labels or {"row": np.arange(num_rows), "column": np.arange(width)}
+        name, names = next(iter(known.items()))
+        parts = np.split(np.asarray(names)[order], _starts(row_counts)[1:])
+        self.labels = {"slice": labels} | known | {name: parts}
         rows = array_module(values).asarray(numbers)[rows]
         return rows, columns, values, row_counts, width, device
 

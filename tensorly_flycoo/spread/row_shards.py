@@ -379,9 +379,9 @@ def solve_rows(rows: Array, matrix: Array) -> Array:
 
 
 @remote_aware
-def sweep_block(targets: Array, gram: Array, rows: Array, *penalties: Any) -> np.ndarray:
+def sweep_block(targets: Array, gram: Array, rows: Array, shift: float) -> np.ndarray:
     """Return the results of `Engine.sweep_nonnegative` as float64, on the host."""
-    return np.array(engine_of(rows).sweep_nonnegative(targets, gram, rows, *penalties), np.float64)
+    return np.array(engine_of(rows).sweep_nonnegative(targets, gram, rows, shift), np.float64)
 
 
 def norm(x: RowShards, ord: Any = None, axis: int | None = None) -> Array:

@@ -102,9 +102,10 @@ def find_kept(
             coords[mode] = (coords[mode] - selector.start) // selector.step
     for mode, selector in enumerate(selectors):
         if isinstance(selector, np.ndarray):
-            sources, places = _match(coords[mode], xp.asarray(selector), xp)
+            order = xp.argsort(xp.asarray(selector), kind="stable")
+            sources, places = match_sorted(coords[mode], xp.asarray(selector)[order], xp)
             coords, values = coords[:, sources], values[sources]
-            coords[mode] = places
+            coords[mode] = order[places]
     return coords[kept], values
 
 
@@ -137,13 +138,11 @@ def _is_in(rows: Array, selector: Selector, xp: ModuleType) -> Array:
     return is_in if abs(selector.step) == 1 else is_in & ((rows - low) % abs(selector.step) == 0)
 
 
-def _match(rows: Array, numbers: Array, xp: ModuleType) -> tuple[Array, Array]:
-    """Find all pairs of a row and a place in `numbers` with the same value."""
-    order = xp.argsort(numbers, kind="stable")
-    numbers = numbers[order]
+def match_sorted(rows: Array, numbers: Array, xp: ModuleType) -> tuple[Array, Array]:
+    """Find all pairs of places, in `rows` and in sorted `numbers`, with the same value."""
     firsts = xp.searchsorted(numbers, rows)
     counts = xp.searchsorted(numbers, rows, side="right") - firsts
     ends = xp.cumsum(counts)
     pairs = xp.arange(int(ends[-1]) if rows.size else 0)
     sources = xp.searchsorted(ends, pairs, side="right")
-    return sources, order[firsts[sources] + pairs - (ends - counts)[sources]]
+    return sources, firsts[sources] + pairs - (ends - counts)[sources]

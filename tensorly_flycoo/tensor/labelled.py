@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
+from ..base.checks import check_mode
 from .tensor import FlycooTensor, check_axes, check_order
 
 if TYPE_CHECKING:
@@ -31,20 +32,18 @@ class Labels(dict[str, np.ndarray]):
     """
 
     def __init__(
-        self, labels: Mapping[str, Any] | Sequence[Any], names: Sequence[str] | None = None,
-        ordered: Iterable[str] = (),
-    ) -> None:  # fmt: skip
+        self, labels: Mapping[str, Any] | Sequence[Any], ordered: Iterable[str] = ()
+    ) -> None:
         known = {*ordered, *getattr(labels, "ordered", ())}
-        if isinstance(labels, Mapping):
-            names, labels = list(labels) if names is None else names, list(labels.values())
-        names = [f"mode {n}" for n in range(len(labels))] if names is None else list(names)
-        if not len(set(names)) == len(names) == len(labels):
-            raise ValueError(f"names is {names}, expected {len(labels)} distinct names")
-        pairs = list(zip(names, labels, strict=True))
-        super().__init__({name: as_labels(of) for name, of in pairs})
-        known |= {name for name, of in pairs if is_ordered(of)}
+        if not isinstance(labels, Mapping):
+            labels = {f"mode {n}": of for n, of in enumerate(labels)}
+        super().__init__({name: as_labels(of) for name, of in labels.items()})
+        known |= {name for name, of in labels.items() if is_ordered(of)}
         known |= {name for name, of in self.items() if of.dtype.kind in _ORDERED_KINDS}
         self.ordered = tuple(name for name in self if name in known)
+
+    def list_sizes(self) -> str:
+        return ", ".join(f"{name} ({of.size})" for name, of in self.items())
 
     def check(self, shape: Sequence[int]) -> None:
         """Refuse labels that do not fit a tensor of this shape, are missing or occur twice."""
@@ -73,6 +72,12 @@ def as_labels(labels: Any) -> np.ndarray:
     array = np.asarray(labels)
     is_dates = array.dtype == object and all(type(label) is datetime.date for label in array.flat)
     return array.astype("datetime64[D]") if is_dates and array.size else array
+
+
+def take_labels(labels: np.ndarray, places: Any) -> list[Any]:
+    """Return some labels as Python's numbers and texts, but dates as NumPy's."""
+    taken = labels[places]
+    return list(taken) if taken.dtype.kind in "mM" else taken.tolist()
 
 
 def find_missing(labels: np.ndarray) -> np.ndarray:
@@ -138,7 +143,7 @@ class LabelledTensor(NamedTuple("_Fields", [("tensor", FlycooTensor), ("labels",
     """A tensor together with the labels of its indices.
 
     TensorLy and this package take it wherever they take a sparse tensor, and compute with its
-    `tensor`. A CP decomposition of it is a `LabelledCP`; other ones have its `labels`. It has the
+    `tensor`. Decompositions of it have its `labels`: a CP model is a `LabelledCP`. It has the
     attributes, methods and operators of its tensor. A tensor that results keeps the labels of its
     modes; two tensors are added if their labels are the same. Where functions take a mode, they
     take its name: ``x.sum("day")``. It is a named tuple of two items, for ``tensor, labels = x``;
@@ -195,11 +200,7 @@ class LabelledTensor(NamedTuple("_Fields", [("tensor", FlycooTensor), ("labels",
         return sorted(own | {name for name in dir(self.tensor) if not name.startswith("_")})
 
     def __repr__(self) -> str:
-        return f"<LabelledTensor: {self._list_modes()}; dtype={self.dtype}, nnz={self.nnz}>"
-
-    def _list_modes(self) -> str:
-        modes = zip(self.labels, self.shape, strict=True)
-        return ", ".join(f"{name} ({size})" for name, size in modes)
+        return f"<LabelledTensor: {self.labels.list_sizes()}; dtype={self.dtype}, nnz={self.nnz}>"
 
     def _label(self, found: Any, modes: Any = None, others: Iterable[Any] = ()) -> Any:
         """Return a tensor of these or all modes with their labels, and anything else as it is.
@@ -239,6 +240,41 @@ class LabelledTensor(NamedTuple("_Fields", [("tensor", FlycooTensor), ("labels",
             return getattr(self, function.__name__)(*args[1:], **kwargs)
         return self._label(function(self.tensor, *args[1:], **kwargs))
 
+    def take(self, mode: int | str, labels: Any) -> Self:
+        """Return the part with some labels of a mode, in their sequence.
+
+        Parameters
+        ----------
+        mode : int or str
+        labels : sequence, slice or label
+            What ``loc`` of a `pandas.Series` with these labels takes. A slice includes its stop.
+
+        Raises
+        ------
+        ImportError
+            If pandas is missing.
+        ValueError
+            If there is no such mode, a label is unknown, or none is left.
+
+        Examples
+        --------
+        >>> x = FlycooTensor([[0, 1], [1, 0]], [3.0, 4.0], (2, 2))
+        >>> x = LabelledTensor(x, {"shop": ["a", "b"], "day": [7, 9]})
+        >>> x.take("shop", ["b"]), x.take("day", slice(8, None)).labels["day"]
+        (<LabelledTensor: shop (1), day (2); dtype=float64, nnz=1>, array([9]))
+        """
+        import pandas
+
+        mode = check_mode(number_modes(self, mode), self.ndim)
+        name, own = [*self.labels.items()][mode]
+        try:
+            rows = np.atleast_1d(pandas.Series(range(own.size), own).loc[labels])
+        except KeyError as error:
+            text = f"labels holds some that mode {name!r} has not: {error.args[0]}"
+            raise ValueError(text) from None
+        part: Any = self.tensor[(*[slice(None)] * mode, rows)]
+        return type(self)(part, Labels(self.labels | {name: own[rows]}, self.labels.ordered))
+
     def to_frame(self, values: str = "value") -> "DataFrame":
         """Return the nonzeros as a table, in the sequence of `FlycooTensor.nonzeros`.
 
@@ -261,16 +297,12 @@ class LabelledTensor(NamedTuple("_Fields", [("tensor", FlycooTensor), ("labels",
 
         Examples
         --------
-        The most unlikely counts under a model of rank 1:
-
-        >>> from tensorly_flycoo import anomaly_scores
         >>> labels = {"shop": ["a", "b"], "day": [7, 9]}
         >>> x = LabelledTensor(FlycooTensor([[0, 1], [1, 0]], [3.0, 4.0], (2, 2)), labels)
-        >>> means = (None, [np.array([[3.0], [1.0]]), np.array([[0.5], [1.0]])])
-        >>> x.to_frame("count").assign(score=anomaly_scores(x, means).round(2))
-          shop  day  count  score
-        0    a    9    3.0   0.24
-        1    b    7    4.0   2.76
+        >>> x.to_frame("count")
+          shop  day  count
+        0    a    9    3.0
+        1    b    7    4.0
         """
         import pandas
 

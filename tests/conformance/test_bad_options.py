@@ -15,16 +15,18 @@ from tensorly_flycoo import (
     FlycooCP,
     FlycooTensor,
     LabelledTensor,
-    OnlineCP,
     Progress,
     best_of,
     decomposition,
     estimate_memory,
+    evaluate,
     fold_in,
     mttkrp,
+    recommend,
     replicability,
     save_slabs,
     select_rank,
+    uncertainty,
 )
 from tensorly_flycoo.testing import random_tensor
 
@@ -62,7 +64,6 @@ CALLS = {
     "non_negative_tucker": (X, _TUCKER),
     "non_negative_tucker_hals": (X, _TUCKER),
     "parafac2": (SLICES, _CP),
-    "OnlineCP": (lambda **options: OnlineCP(**options).partial_fit(X), {"rank": 2}),
     "FlycooCP": (lambda **options: FlycooCP(**options).fit(X), {**_CP, "n_starts": 1}),
     "best_of": (
         lambda **options: best_of(decomposition.parafac, X, **options), _CP | {"n_starts": 1},
@@ -72,6 +73,11 @@ CALLS = {
         lambda **options: replicability(X, **options),
         {"rank": 1, "mode": 0, "n_folds": 2, "n_starts": 1},
     ),
+    "uncertainty": (
+        lambda **options: uncertainty(X, (None, FACTORS), **options), {"mode": 0, "n": 2},
+    ),
+    "recommend": (lambda **options: recommend((None, FACTORS), **options), {"mode": 0}),
+    "evaluate": (lambda **options: evaluate((None, FACTORS), X, **options), {}),
     "fold_in": (lambda **options: fold_in((None, FACTORS), X, **options), {"mode": 0}),
     "mttkrp": (lambda **options: mttkrp(X, FACTORS, **options), {"mode": 0}),
     "estimate_memory": (estimate_memory, {"shape": (5, 6, 7), "nnz": 10}),
@@ -84,7 +90,6 @@ FREE = {
     **dict.fromkeys(("tol", "tol_inner", "tol_outer"), (-7, 2.5)),
     **dict.fromkeys(("fixed_modes", "fixed_factors", "nn_modes", "sparsity"), ([],)),
     **dict.fromkeys(("l2_reg", "core_sparsity_coefficient", "sparsity_coefficients"), (2.5,)),
-    ("OnlineCP", "tol"): [2.5],
     ("observed_parafac", "unobserved"): [],
     ("coupled_parafac", "block_weights"): [2.5],
     "every_minutes": [2.5],

@@ -130,7 +130,7 @@ OPTIONS = {
         "nn_modes": acts("nn_modes", [0, 2]),
         "n_iter_parafac": acts("n_iter_parafac", 1),
         "linesearch": acts("linesearch", True, n_iter_max=8),
-        "mask": Refused(mask=np.ones(SHAPE)),
+        "mask": acts("mask", MASK),
         "center": acts("center", True, init="svd"),
         "sparsity_coefficients": acts(
             "sparsity_coefficients", 0.3, nn_modes=[2], normalize_factors=True

@@ -12,7 +12,7 @@ from sparse_problems import (
 )
 from tensorly.decomposition import parafac2
 
-from tensorly_flycoo import DensifyError, FlycooTensor, RaggedTensor
+from tensorly_flycoo import FlycooTensor, RaggedTensor
 
 _SHAPE = (6, 7, 8)
 _EPS = np.finfo(np.float64).eps
@@ -318,9 +318,14 @@ def test_parafac2_of_matrices_of_scipy(normalize_factors):
 
 
 @BOTH_KINDS
-def test_parafac2_refuses_a_mask(kind):
-    with pytest.raises(DensifyError, match=r"mask= of tl\.decomposition\.parafac2"):
-        parafac2(kind(random_coo((4, 9, 7), 120)), 2, mask=np.ones((4, 9, 7)))
+def test_parafac2_with_a_mask(kind):
+    x, mask = random_coo((4, 9, 7), 120), np.random.default_rng(0).random((4, 9, 7)) < 0.9
+    options = {"random_state": 0, "n_iter_max": 8, "linesearch": True, "return_errors": True}
+    options["mask"] = mask.astype(float)
+    _, expected = parafac2(_dense(x) * mask, 2, **options)
+    with densification_alarm():
+        _, errors = parafac2(kind(x), 2, **options)
+    np.testing.assert_allclose(errors, expected, rtol=1e-10)
 
 
 # Errors

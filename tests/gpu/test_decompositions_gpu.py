@@ -112,11 +112,10 @@ def test_sweeps_of_hals_are_the_cpus(rank, num_rows, dtype):
         gram[1, 1] = 0  # leaves a column unchanged
     targets = rng.standard_normal((num_rows, rank)).astype(dtype)
     start = rng.random((num_rows, rank)).astype(dtype)
-    options = {"sparsity": 0.1, "ridge": 0.2, "smallest": 1e-3}
     expected, found, again = start.copy(), cupy.asarray(start), cupy.asarray(start)
-    solve_nonnegative(targets, gram, expected, 3, 0.0, **options)
+    solve_nonnegative(targets, gram, expected, 3, 0.0, 0.1)
     for rows in (found, again):
-        solve_nonnegative(cupy.asarray(targets), cupy.asarray(gram), rows, 3, 0.0, **options)
+        solve_nonnegative(cupy.asarray(targets), cupy.asarray(gram), rows, 3, 0.0, 0.1)
     largest = max(np.abs(targets).max(), 1)
     assert np.abs(found.get() - expected).max() <= 30 * (rank + 2) * np.finfo(dtype).eps * largest
     assert found.get().tobytes() == again.get().tobytes()

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from tensorly.decomposition import parafac
 
-from tensorly_flycoo import FlycooTensor, best_of, core_consistency, select_rank
+from tensorly_flycoo import FlycooTensor, best_of, core_consistency, select_rank, uncertainty
 from tensorly_flycoo.loop.masks import MissingEntries
 from tensorly_flycoo.models import factor_match_score, many_starts
-from tensorly_flycoo.models.many_starts import Stopping, run_together
+from tensorly_flycoo.models.many_starts import Stopping, run_resampled, run_together
 from tensorly_flycoo.ops.sampling import find_chances
 from tensorly_flycoo.testing import planted_tensor, random_tensor
 
@@ -168,3 +168,36 @@ def test_a_planted_rank_is_found():
     selection = select_rank(x, range(1, 5), n_runs=5, random_state=0)
     assert selection.rank == 3
     assert isinstance(selection.best.factors[0], cupy.ndarray)
+
+
+@DTYPES
+@pytest.mark.parametrize("mode", [0, 2])
+def test_resampled_runs_are_near_those_of_the_host(mode, dtype):
+    """Seven runs: the stack on the GPU has eight. They are not compared once extrapolated."""
+    x = random_tensor((30, 40, 50), 3000, random_state=0, dtype=dtype, device="cpu")
+    start = [np.random.RandomState(n).rand(size, 3).astype(dtype) for n, size in enumerate(x.shape)]
+    size = x.shape[mode]
+    weights = np.random.RandomState(0).multinomial(size, [1 / size] * size, 7).astype(float)
+    expected = run_resampled(x, start, mode, weights, 1)
+    on_gpu = FlycooTensor(*x.nonzeros(), x.shape, device="cuda")
+    found = run_resampled(on_gpu, [cupy.asarray(factor) for factor in start], mode, weights, 1)
+    for cp, other in zip(found, expected, strict=True):
+        for array, factor in zip(cp.factors, other.factors, strict=True):
+            assert abs(array - factor).max() <= bound_of(dtype) * abs(factor).max()
+
+
+def test_intervals_are_near_those_of_the_host():
+    options = {"noise": 0.3, "random_state": 0, "device": "cpu"}
+    x, _ = planted_tensor((20, 30, 40), 3, nnz_per_component=900, **options)
+    cp = parafac(x, 3, init="random", random_state=0)
+    expected = uncertainty(x, cp, 0, random_state=0)
+    on_gpu = FlycooTensor(*x.nonzeros(), x.shape, device="cuda")
+    found = uncertainty(on_gpu, cp, 0, random_state=0)
+    for ends, others in zip(
+        found.cp_tensor.intervals[1:], expected.cp_tensor.intervals[1:], strict=True
+    ):
+        np.testing.assert_allclose(ends, others, atol=1e-6)
+    again = uncertainty(on_gpu, cp, 0, random_state=0)
+    np.testing.assert_array_equal(again.samples[1], found.samples[1])
+    assert [*found.cp_tensor.to_tidy()][-2:] == ["lower", "upper"]
+    found.cp_tensor.plot(top=3)

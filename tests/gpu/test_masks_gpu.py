@@ -8,7 +8,7 @@ from sides import fetch
 from tensorly.decomposition import non_negative_parafac, parafac
 
 from tensorly_flycoo import FlycooTensor, cp_fit, fold_in, observed_parafac
-from tensorly_flycoo.decomposition import non_negative_tucker, tucker
+from tensorly_flycoo.decomposition import non_negative_tucker, parafac2, tucker
 from tensorly_flycoo.loop.masks import MissingEntries
 
 SHAPE, RANK = (30, 40, 50), 3
@@ -97,6 +97,18 @@ def test_masks_of_tucker(function, make):
         for device in ("cuda", "cpu")
     )
     assert_near([core, *factors], [own_core, *own_factors], "float64")
+
+
+@pytest.mark.parametrize("options", [{}, {"linesearch": False, "normalize_factors": True}], ids=str)
+def test_masks_of_slices(options):
+    coo = make_coo()
+    options |= {"random_state": 0, "n_iter_max": 12, "return_errors": True}
+    (found, errors), (expected, others) = (
+        parafac2(FlycooTensor.from_coo(coo, device=device), 2, mask=make_mask(coo), **options)
+        for device in ("cuda", "cpu")
+    )
+    assert errors == pytest.approx(others, rel=1e-9)
+    assert_near(found.factors, expected.factors, "float64")
 
 
 @pytest.mark.parametrize(

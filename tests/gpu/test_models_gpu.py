@@ -12,13 +12,20 @@ from tensorly_flycoo import (
     FlycooTensor,
     LabelledCP,
     LabelledTensor,
+    RaggedTensor,
+    anomaly_scores,
+    best_of,
     cp_fit,
     cp_to_entries,
+    decomposition,
+    evaluate,
     fold_in,
     from_dataframe,
     mttkrp,
+    recommend,
     stats,
 )
+from tensorly_flycoo.models import LabelledParafac2, LabelledTucker
 from tensorly_flycoo.testing import random_tensor
 
 # The first mode is tall: its algebra has kernels of its own.
@@ -67,6 +74,8 @@ def test_the_form_and_the_file(dtype, tmp_path):
     ]
     assert on_gpu.to_frames()[1][0].shape == (40_000, RANK)
     assert len(on_gpu.plot(top=2).axes) == 9
+    tidy = [cp.to_tidy().drop(columns="value") for cp in (on_gpu, on_cpu)]
+    pd.testing.assert_frame_equal(*tidy)
 
 
 @DTYPES
@@ -88,6 +97,22 @@ def test_new_rows(mode, non_negative, dtype):
     expected = fold_in(cpu_model, x_cpu, mode, non_negative=non_negative)
     found = fold_in(gpu_model, x_gpu, mode, non_negative=non_negative)
     assert_near(found, expected, dtype, factor=10)
+
+
+def test_recommendations():
+    """Small integers, so that many predictions are equal."""
+    rng, shape = np.random.RandomState(0), SHAPE[:2]
+    model = None, [rng.randint(-2, 3, (size, RANK)).astype(float) for size in shape]
+    on_gpu = None, [cupy.asarray(factor) for factor in model[1]]
+    entries = [random_tensor(shape, 100_000, random_state=n, device="cpu") for n in (0, 1)]
+    known, held_out = [(x, FlycooTensor(*x.nonzeros(), shape, device="cuda")) for x in entries]
+    for mode, ids in ((0, [3, 39_999, 3]), (1, None)):
+        pairs = zip((model, on_gpu), known, strict=True)
+        expected, found = (recommend(cp, mode, ids, 20, exclude=x) for cp, x in pairs)
+        assert [list(of.items()) for of in found] == [list(of.items()) for of in expected]
+    pairs = zip((model, on_gpu), held_out, known, strict=True)
+    expected, found = (evaluate(cp, other, exclude=x) for cp, other, x in pairs)
+    assert found == pytest.approx(expected, rel=1e-12)
 
 
 def test_from_a_frame_to_new_rows():
@@ -130,3 +155,65 @@ def test_a_model_on_the_other_side_is_moved():
     (_, x), (cpu_model, gpu_model) = make_pair("float64"), make_models("float64")
     assert cp_fit(x, cpu_model) == cp_fit(x, gpu_model)
     assert bool((fold_in(cpu_model, x, 0) == fold_in(gpu_model, x, 0)).all())
+
+
+def make_small(device):
+    x = abs(random_tensor((5, 6, 7), 100, random_state=0, device="cpu")).map(np.ceil)
+    x = FlycooTensor(*x.nonzeros(), x.shape, device=device)
+    return LabelledTensor(x, {"user": list("edcba"), "item": range(6), "day": list("uvwxyzo")})
+
+
+@pytest.mark.parametrize("name", ["tucker", "non_negative_tucker", "parafac2", "best_of"])
+def test_other_models_keep_labels(name, tmp_path):
+    """Of a table on the GPU they are NumPy's, as of one on the CPU, with its labels."""
+    rank, options = 2 if name == "parafac2" else [2, 2, 2], {"n_iter_max": 3, "random_state": 0}
+
+    def decompose(x):
+        if name == "best_of":
+            return best_of("tucker", x, rank, 2, **options).best
+        x = RaggedTensor(x, drop_empty=True) if name == "parafac2" else x
+        return getattr(decomposition, name)(x, rank, **options)
+
+    found, expected = (decompose(make_small(device)) for device in ("cuda", "cpu"))
+    assert type(found) is (LabelledParafac2 if name == "parafac2" else LabelledTucker)
+    assert found.labels.keys() == expected.labels.keys()
+    for frame, other in zip(found.to_frames()[1], expected.to_frames()[1], strict=True):
+        assert frame.index.tolist() == other.index.tolist()
+        np.testing.assert_allclose(np.abs(frame), np.abs(other), atol=1e-9)
+    found.save(tmp_path / "model.npz")
+    loaded = type(found).load(tmp_path / "model.npz")
+    pd.testing.assert_frame_equal(loaded.to_tidy(), found.to_tidy(), check_dtype=False)
+
+
+@pytest.mark.parametrize("kind", [LabelledTucker, LabelledParafac2])
+def test_other_models_of_arrays_on_the_gpu(kind, tmp_path):
+    x = make_small("cuda")
+    if kind is LabelledTucker:
+        plain = decomposition.tucker(x.tensor, [1, 2, 3], n_iter_max=2)
+    else:
+        slices = [x.tensor[n] for n in range(5)]
+        plain = decomposition.parafac2(slices, 2, n_iter_max=2, random_state=0)
+    assert isinstance(plain.factors[0], cupy.ndarray)
+    model = kind(plain, x.labels)
+    assert isinstance(model.factors[0], cupy.ndarray)
+    model.save(tmp_path / "model.npz")
+    loaded = kind.load(tmp_path / "model.npz")
+    assert np.array_equal(loaded.factors[0], plain.factors[0].get())
+    frames, expected = model.to_frames(), loaded.to_frames()
+    np.testing.assert_array_equal(frames[0], expected[0])
+    for frame, other in zip(frames[1], expected[1], strict=True):
+        np.testing.assert_allclose(frame, other, atol=1e-12)
+    assert [[*of] for of in model.top("day", 2)] == [[*of] for of in loaded.top("day", 2)]
+    assert len(model.plot(top=2).axes) == 3 * len(model.components)
+    assert "<table>" in model._repr_html_()
+
+
+def test_tables_of_a_tensor_on_the_gpu():
+    on_gpu, on_cpu = make_small("cuda"), make_small("cpu")
+    means = None, [np.full((size, 1), 0.8) for size in on_cpu.shape]
+    found, expected = (anomaly_scores(x, means) for x in (on_gpu, on_cpu))
+    pd.testing.assert_frame_equal(found, expected)
+    for labels in (["a", "e"], slice("d", "b")):
+        part = on_gpu.take("user", labels)
+        assert part.device == "cuda"
+        pd.testing.assert_frame_equal(part.to_frame(), on_cpu.take("user", labels).to_frame())

@@ -51,12 +51,12 @@ CALLS = {
     "best_of": lambda f, x: f("parafac", x, RANK, 2, random_state=0, n_iter_max=2),
     "select_rank": lambda f, x: f(x, [1, 2], 2, random_state=0, n_iter_max=2).models,
     "replicability": lambda f, x: f(x, RANK, 0, 2, 2, n_iter_max=2, random_state=0),
+    "uncertainty": lambda f, x: f(x, (None, make_factors()), 0, 2, random_state=0).samples,
     "core_consistency": lambda f, x: f(x, (None, make_factors())),
     "cp_fit": lambda f, x: f(x, (None, make_factors())),
     "fold_in": lambda f, x: f((None, make_factors()), x, 0),
     "anomaly_scores": lambda f, x: f(x, (None, make_factors())),
     "FlycooCP": lambda f, x: f(RANK, n_starts=1, n_iter_max=2, random_state=0).fit(x).cp_tensor_,
-    "OnlineCP": lambda f, x: f(RANK, random_state=0, n_iter_max=2).partial_fit(x).cp_tensor_,
     "stats": lambda f, x: f(x),
     "LabelledTensor": lambda f, x: None,
     "unfolding_dot_khatri_rao": lambda f, x: f(x, (None, make_factors()), 0),
@@ -69,14 +69,14 @@ CALLS = {
 }  # fmt: skip
 
 #: They take no labels, or slices of a tensor.
-WITHOUT_LABELS = ("OnlineCP", "parafac2", "coupled_parafac", "mode_dot")
+WITHOUT_LABELS = ("parafac2", "coupled_parafac", "mode_dot")
 
 #: They take no tensor, or give none of its numbers.
 NO_ARRAYS = {
     "DensifyError", "FlycooTensor", "LabelledCP", "MemoryEstimate", "ModeStats", "Progress",
-    "RaggedTensor", "TensorStats", "cp_to_entries", "estimate_memory", "from_anndata",
-    "from_dataframe", "from_xarray", "load", "open_slabs", "profile", "read_tns", "save",
-    "save_slabs", "set_device", "show_versions", "write_tns",
+    "RaggedTensor", "TensorStats", "cp_to_entries", "estimate_memory", "evaluate",
+    "from_anndata", "from_dataframe", "from_xarray", "load", "open_slabs", "profile", "read_tns",
+    "recommend", "save", "save_slabs", "set_device", "show_versions", "write_tns",
 }  # fmt: skip
 
 

@@ -133,6 +133,7 @@ def _couple(function, x):
 
 
 _SHORT = {"n_iter_max": 2, "random_state": 0}
+_SLICES = {**_SHORT, "return_errors": True}  # which TensorLy's class needs
 _NON_NEGATIVE = _give(2, non_negative=True, **_SHORT)
 _WITH_MASK = _each(_give(2, **_SHORT), _give_mask(_miss_one, 2, **_SHORT))
 _MASK = {"a `mask` must have fill_value 1": _give_mask(lambda x: x, 2, **_SHORT)}
@@ -170,8 +171,12 @@ ROWS = [
         )
     ),
     Row(
-        _alike("decomposition", "parafac2 Parafac2", _give(2, return_errors=True, **_SHORT)),
-        {"no `mask`": _give_mask(_miss_one, 2)},
+        _alike(
+            "decomposition",
+            "parafac2 Parafac2",
+            _each(_give(2, **_SLICES), _give_mask(_miss_one, 2, **_SLICES)),
+        ),
+        {"a `mask` must have fill_value 1": _give_mask(lambda x: x, 2, **_SLICES)},
     ),
     Row(
         {

@@ -188,11 +188,11 @@ class CpuEngine(CpuPrimitives, Engine):
         return gram
 
     def sweep_nonnegative(
-        self, targets: Array, gram: Array, rows: Array, shift: float, ridge: float, smallest: float
+        self, targets: Array, gram: Array, rows: Array, shift: float
     ) -> tuple[float, int]:
         num_blocks = -(-rows.shape[0] // _SWEEP_ROWS)
         errors, changes = np.zeros(num_blocks), np.zeros(num_blocks, np.int64)
-        problem = (targets, gram, shift, ridge, smallest, _SWEEP_ROWS)
+        problem = (targets, gram, shift, _SWEEP_ROWS)
         arguments = (problem, rows, errors, changes)
         work_ns = rows.size * rows.shape[1]
         threads.launch(updates.sweep_nonnegative, num_blocks, *arguments, work_ns=work_ns)

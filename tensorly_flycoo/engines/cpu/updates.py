@@ -86,7 +86,7 @@ def sweep_nonnegative(
     receive, for each block, the sum of squares that TensorLy compares with its tolerance (of the
     distances of all columns from each new one), and the number of elements that changed.
     """
-    targets, gram, shift, ridge, smallest, block_size = problem
+    targets, gram, shift, block_size = problem
     rank = rows.shape[1]
     old = np.empty((rank, block_size), rows.dtype)
     new = np.empty(block_size, rows.dtype)
@@ -109,7 +109,7 @@ def sweep_nonnegative(
                     for b in range(size):
                         new[b] -= gram[k, other] * old[other, b]
             for b in range(size):
-                new[b] = max(new[b] / (gram[k, k] + 2 * ridge), smallest)
+                new[b] = max(new[b] / gram[k, k], new.dtype.type(0))
             for other in range(rank):
                 for b in range(size):
                     squares[b] += (old[other, b] - new[b]) ** 2

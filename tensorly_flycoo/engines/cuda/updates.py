@@ -92,9 +92,7 @@ def _get_kernel(name: str, dtype: np.dtype, rank: int, device_id: int) -> tuple[
     return kernel, -(-rank // num_columns)
 
 
-def sweep_nonnegative(
-    targets: Array, gram: Array, rows: Array, shift: float, ridge: float, smallest: float
-) -> tuple[float, int]:
+def sweep_nonnegative(targets: Array, gram: Array, rows: Array, shift: float) -> tuple[float, int]:
     """Implement `Engine.sweep_nonnegative`; waits for the GPU."""
     num_rows, rank = rows.shape
     macros = sweep_macros(rows.dtype, rank)
@@ -102,7 +100,7 @@ def sweep_nonnegative(
     num_blocks = -(-num_rows // tuning.BLOCK_SIZE)
     found = cupy.empty((2, num_blocks), np.float64)
     sizes = np.int64(num_rows), np.int32(rank)
-    arguments = (*sizes, targets, gram, rows, shift, ridge, smallest, found)
+    arguments = (*sizes, targets, gram, rows, shift, found)
     launch.launch(kernel, (num_blocks,), tuning.BLOCK_SIZE, arguments)
     error, num_changes = found.sum(axis=1).tolist()
     return error, num_changes

@@ -15,9 +15,9 @@ def read(text):
     return [["".join(cell.itertext()) for cell in root.iter(kind)] for kind in ("th", "td")]
 
 
-def test_a_table_escapes_its_cells():
+def test_a_table_escapes_names_and_labels():
     bars = make_bars([2.0, -1.0], ["<a>", "b & c"], 2.0)
-    heads, cells = read(make_table([["<i>", bars, 3]], ["", "x", "<y>"], "a > b"))
+    heads, cells = read(make_table([["<i>", bars, "3"]], ["", "x", "<y>"], "a > b"))
     assert heads == ["", "x", "<y>", "<i>"]
     assert cells == [" <a> b & c", "3"]
 

@@ -13,7 +13,6 @@ from tensorly_flycoo import (
     DensifyError,
     FlycooTensor,
     LabelledTensor,
-    OnlineCP,
     Progress,
     anomaly_scores,
     decomposition,
@@ -294,7 +293,6 @@ REFUSED = {
     "stats": stats,
     "anomaly_scores": lambda x: anomaly_scores(x, make_model()),
     "fold_in": lambda x: fold_in(make_model(), x, 0, loss="poisson_count"),
-    "OnlineCP": lambda x: OnlineCP(2).partial_fit(x),
     "observed_parafac": lambda x: decomposition.observed_parafac(x, 2),
     "parafac2": lambda x: decomposition.parafac2(x, 2),
 }

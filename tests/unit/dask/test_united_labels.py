@@ -32,7 +32,8 @@ def read_parts(parts, modes, values=None):
     placed = [[cluster_layout._place(part, n, labels) for n in range(len(modes))] for part in found]
     coords = np.concatenate([np.stack(rows) for rows in placed], axis=1)
     numbers = np.concatenate([partition.values for partition in found]).astype(dtype)
-    return LabelledTensor(FlycooTensor(coords, numbers, shape), Labels(labels, modes, data.ordered))
+    labels = Labels(dict(zip(modes, labels, strict=True)), data.ordered)
+    return LabelledTensor(FlycooTensor(coords, numbers, shape), labels)
 
 
 def split(name):

@@ -5,6 +5,7 @@ import importlib
 import numpy as np
 import pytest
 import scipy.sparse
+import sparse
 from tensorly.cp_tensor import CPTensor
 from tensorly.parafac2_tensor import Parafac2Tensor, parafac2_to_slices
 
@@ -226,10 +227,58 @@ def test_sparsity_coefficients():
         decompose(dense, sparsity_coefficients=[None, 1.0, None], nn_modes=[0])
 
 
+def make_masks(dense=None):
+    """Hide some entries of all slices but the first."""
+    rng = np.random.default_rng(2)
+    masks = [(rng.random(part.shape) < 0.85).astype(float) for part in dense or make_dense()]
+    return [np.ones_like(masks[0]), *masks[1:]]
+
+
+@pytest.mark.parametrize("kind", [np.asarray, lambda mask: sparse.COO(mask, fill_value=1)])
+@pytest.mark.parametrize(
+    "options", [{}, {"linesearch": False}, {"normalize_factors": True}, {"init": "svd"}], ids=str
+)
+def test_masks_are_those_of_tensorly(options, kind):
+    """What a mask hides is not read, whether the slices store it or not."""
+    dense, masks = make_dense((6, 3, 9, 4, 6, 5, 9)), make_masks(make_dense((6, 3, 9, 4, 6, 5, 9)))
+    options = OPTIONS | {"tol": 1e-30, "n_iter_max": 20, "linesearch": True} | options
+    seen = [part * mask for part, mask in zip(dense, masks, strict=True)]
+    expected, expected_errors = tensorly_loop("parafac2")(seen, RANK, mask=masks, **options)
+    for given in (dense, seen):
+        found, errors = decompose(given, mask=[*map(kind, masks)], **options)
+        np.testing.assert_allclose(errors, expected_errors, rtol=1e-10)
+        for part, other in zip(check_model(found), check_model(expected), strict=True):
+            np.testing.assert_allclose(part, other, atol=1e-8)
+
+
+@pytest.mark.parametrize("kind", [np.asarray, lambda mask: sparse.COO(mask, fill_value=1)])
+def test_masks_of_a_tensor_and_of_whole_rows(kind):
+    x = random_tensor((5, 6, 7), 150, random_state=0)
+    whole = np.random.default_rng(0).random((5, 1, 7)) < 0.8
+    listed = kind(np.broadcast_to(whole, x.shape).astype(float))
+    expected, errors = parafac2(x, 2, mask=listed, **OPTIONS)
+    found, others = parafac2(x, 2, mask=[kind(mask.astype(float)) for mask in whole], **OPTIONS)
+    assert errors == others
+    np.testing.assert_array_equal(found.factors[2], expected.factors[2])
+    _, errors = parafac2(x, 2, mask=np.ones(x.shape), **OPTIONS)
+    assert errors == parafac2(x, 2, **OPTIONS)[1]
+
+
+def test_unknown_entries_of_exact_slices_are_found():
+    rng = np.random.default_rng(0)
+    a, b, c = rng.random((8, 2)) + 0.5, rng.standard_normal((2, 2)), rng.standard_normal((12, 2))
+    bases = [np.linalg.qr(rng.standard_normal((15, 2)))[0] for _ in a]
+    dense = [basis @ b * row @ c.T for basis, row in zip(bases, a, strict=True)]
+    options = {"n_iter_max": 2000, "tol": 1e-12, "random_state": 1}  # 0 ends in another minimum
+    model, _ = decompose(dense, 2, mask=make_masks(dense), **options)
+    assert find_error(dense, model) < 1e-6
+
+
+@pytest.mark.parametrize("mask", [None, make_masks()])
 @pytest.mark.parametrize("normalize_factors", [False, True])
-def test_a_resumed_run_gives_the_same_bits(tmp_path, normalize_factors):
+def test_a_resumed_run_gives_the_same_bits(tmp_path, normalize_factors, mask):
     x = RaggedTensor(map(scipy.sparse.csr_array, make_dense()))
-    options = {"linesearch": False, "normalize_factors": normalize_factors}
+    options = {"linesearch": False, "normalize_factors": normalize_factors, "mask": mask}
     expected, errors = parafac2(x, RANK, **OPTIONS | options)
     for last in (3, 8):
         with Progress(last, show=None, checkpoint=tmp_path / "run.npz", every=1) as progress:
@@ -240,10 +289,10 @@ def test_a_resumed_run_gives_the_same_bits(tmp_path, normalize_factors):
     for factor, other in zip(found.factors, expected.factors, strict=True):
         np.testing.assert_array_equal(factor, other)
     with pytest.raises(ValueError, match="linesearch= cannot resume"):
-        parafac2(x, RANK, init=options["init"])
+        parafac2(x, RANK, init=options["init"], mask=mask)
     fewer = RaggedTensor(map(scipy.sparse.csr_array, make_dense()[1:]))
     with pytest.raises(ValueError, match="the checkpoint has shape"):
-        parafac2(fewer, RANK, init=options["init"], linesearch=False)
+        parafac2(fewer, RANK, init=options["init"], linesearch=False, mask=mask and mask[1:])
 
 
 def test_a_callback_stops():
@@ -295,6 +344,17 @@ def test_a_cp_tensor_starts_as_tensorlys():
             "sparsity_coefficients has 2 numbers, expected 3",
         ),
         ({"init": "svd", "svd": "symeig_svd"}, DensifyError, "symeig_svd"),
+        ({"mask": make_masks()[1:]}, ValueError, "mask has 6 slices, expected 7"),
+        (
+            {"mask": make_masks()[::-1]},
+            ValueError,
+            r"mask\[0\] has shape \(9, 8\), expected \(6, 8\)",
+        ),
+        ({"mask": 7 * ["all"]}, TypeError, r"mask\[0\] is a str"),
+        ({"mask": [2 * mask for mask in make_masks()]}, ValueError, r"mask\[0\] holds 2.0"),
+        ({"mask": [sparse.COO(mask) for mask in make_masks()]}, DensifyError, "observed"),
+        ({"mask": [0 * mask for mask in make_masks()]}, ValueError, "no nonzeros"),
+        ({"mask": make_masks(), "center": True}, ValueError, "center is True, expected False"),
     ],
 )
 def test_what_is_refused(options, error, text):

@@ -47,6 +47,16 @@ def test_calls_of_several_threads_restore_them():
     assert count_threads() == {2}
 
 
+def test_the_largest_of_each_row():
+    x = np.array([[1.0, 3, 3, -np.inf], [2, 2, 2, 5], [np.nan, 1, 4, 4]])
+    for n, expected in (
+        (1, [[1], [3], [2]]),
+        (3, [[1, 2, 0], [3, 0, 1], [2, 3, 0]]),
+        (4, [[1, 2, 0, 3], [3, 0, 1, 2], [2, 3, 1, 0]]),
+    ):
+        assert tall.find_largest(x, n).tolist() == expected
+
+
 def test_stacks():
     stack = np.random.default_rng(0).standard_normal((5, 4, 4))
     stack += stack.swapaxes(1, 2)

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tensorly_flycoo import LabelledCP, LabelledTensor, save, write_tns
+from tensorly_flycoo.models import LabelledParafac2, LabelledTucker
 from tensorly_flycoo.testing import random_tensor
 
 LABELS = {
@@ -68,7 +69,7 @@ def test_names_of_modes_that_are_not_text(tmp_path):
     cp = LabelledCP((None, [np.ones((2, 1))]), {0: ["a", "b"]})
     with pytest.raises(TypeError, match="the name of a mode is 0, expected text"):
         cp.save(tmp_path / "x.npz")
-    LabelledCP(cp, list(cp.labels.values()), ["0"]).save(tmp_path / "x.npz")
+    LabelledCP(cp, {"0": cp.labels[0]}).save(tmp_path / "x.npz")
     assert LabelledCP.load(tmp_path / "x.npz").names == ("0",)
 
 
@@ -86,19 +87,36 @@ def test_other_files_are_refused_by_name(tmp_path):
         LabelledCP.load(tmp_path / "none.npz")
 
 
-def load_or_error(path):
+def load_or_error(kind, path):
     try:
-        return LabelledCP.load(path)
+        return kind.load(path)
     except Exception as error:
         return error
 
 
-def test_damaged_files(tmp_path):
-    path = tmp_path / "x.npz"
-    cp = make_model(labels={name: LABELS[name] for name in ("text", "numbers")})
-    cp.save(path)
+def make_tucker():
+    labels = {name: LABELS[name] for name in ("text", "numbers")}
+    return LabelledTucker((np.ones((2, 3)), [np.ones((5, 2)), np.ones((3, 3))]), labels)
+
+
+def make_parafac2():
+    projections = [np.eye(2)[:, :1], np.eye(3)[:, 1:2], np.ones((1, 1))]
+    parts = None, [np.ones((3, 1)), np.ones((1, 1)), np.ones((4, 1))], projections
+    return LabelledParafac2(parts, {"k": [3, 1, 2], "i": [[1, 2], [1, 2, 3], [1]], "j": range(4)})
+
+
+def make_cp():
+    return make_model(labels={name: LABELS[name] for name in ("text", "numbers")})
+
+
+@pytest.mark.parametrize("make", [make_cp, make_tucker, make_parafac2])
+def test_damaged_files(make, tmp_path):
+    path, model = tmp_path / "x.npz", make()
+    kind = type(model)
+    model.save(path)
     good, outcomes = path.read_bytes(), []
-    refusal = re.compile(" is damaged, or not a saved LabelledCP: .| has format version .*, expe")
+    name = kind.__name__
+    refusal = re.compile(f" is damaged, or not a saved {name}: .| has format version .*, expe")
 
     @settings(max_examples=120, deadline=None, database=None, suppress_health_check=HealthCheck)
     @given(st.integers(1, 3), st.randoms(use_true_random=False))
@@ -107,7 +125,7 @@ def test_damaged_files(tmp_path):
         for _ in range(num_changes):
             data = damage("x.npz", data, random, lambda data: edit(data, random))
         path.write_bytes(data)
-        outcomes.append(load_or_error(path))
+        outcomes.append(load_or_error(kind, path))
         if isinstance(outcomes[-1], Exception):
             text = str(outcomes[-1]).removeprefix(str(path))
             assert type(outcomes[-1]) is ValueError
@@ -116,10 +134,11 @@ def test_damaged_files(tmp_path):
 
     read_one()
     # It accepts some files and refuses others; otherwise this would test nothing.
-    read = [outcome for outcome in outcomes if isinstance(outcome, LabelledCP)]
+    read = [outcome for outcome in outcomes if isinstance(outcome, kind)]
     assert 0 < len(read) < len(outcomes)
     for outcome in read:
-        assert [len(of) for of in outcome.labels.values()] == list(outcome.shape)
+        factors = outcome._list_factors()
+        assert [len(of) for of in outcome.labels.values()] == [len(factor) for factor in factors]
 
 
 def test_a_labelled_tensor_is_not_written_without_its_labels(tmp_path):

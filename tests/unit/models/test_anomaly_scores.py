@@ -51,6 +51,19 @@ def test_nonzeros_of_a_tensor(cp):
     np.testing.assert_array_equal(anomaly_scores(x.to_coo(), cp), expected)
 
 
+def test_a_table_of_labelled_counts(cp):
+    x = random_tensor((5, 6, 7), 50, random_state=0).map(np.ceil)
+    labels = {"user": list("edcba"), "page": range(6), "day": np.arange(7).astype("M8[D]")}
+    table = anomaly_scores(LabelledTensor(x, labels), cp)
+    assert [*table] == ["user", "page", "day", "value", "score"]
+    coords, values = x.nonzeros()
+    assert table["user"].tolist() == ["edcba"[row] for row in coords[0]]
+    np.testing.assert_array_equal(table["value"], values)
+    np.testing.assert_array_equal(table["score"], anomaly_scores(x, cp))
+    with pytest.raises(ValueError, match="score"):
+        anomaly_scores(LabelledTensor(x, {"score": range(5), "b": range(6), "c": range(7)}), cp)
+
+
 def test_impossible_certain_and_fractional_counts():
     cp = None, [np.array([[0.0], [2.0]])]
     scores = anomaly_scores(([[0, 0, 1, 1]], [1.0, 0.0, 0.0, 2.5]), cp)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import sparse
 import tensorly as tl
 from tlviz import factor_tools
 
@@ -50,6 +51,22 @@ def test_the_models_are_those_of_the_subsets(x):
     assert len(found.models) == 2
     for model, rows in zip(found.models, found.rows, strict=True):
         assert cp_fit(x[:, rows], model).relative_error < 0.15
+
+
+@pytest.mark.parametrize("broadcasts", [True, False], ids=["broadcast", "whole"])
+@pytest.mark.parametrize("kind", [np.asarray, lambda mask: sparse.COO(mask, fill_value=1)])
+@pytest.mark.parametrize("mode", [0, 1])
+def test_each_subset_has_its_rows_of_the_mask(x, mode, kind, broadcasts):
+    shape = (x.shape[0], 1, x.shape[2]) if broadcasts else x.shape
+    mask = kind((np.random.default_rng(0).random(shape) < 0.9).astype(float))
+    found = replicability(x, 2, mode, 2, 2, random_state=0, mask=mask, n_iter_max=20)
+    random, function = np.random.RandomState(0), decomposition.parafac
+    random.permutation(x.shape[mode])
+    for model, rows in zip(found.models, found.rows, strict=True):
+        places = (slice(None),) * mode + (rows,)
+        own = mask if mask.shape[mode] == 1 else mask[places]
+        expected = best_of(function, x[places], 2, 2, random, mask=own, n_iter_max=20).best
+        np.testing.assert_array_equal(model.factors[2], expected.factors[2])
 
 
 def test_the_same_random_state_gives_the_same_result(x):

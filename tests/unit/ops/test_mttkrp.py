@@ -137,11 +137,11 @@ def test_integers_and_bools_are_counts(dtype):
 def test_the_public_names():
     assert sorted(tensorly_flycoo.__all__) == [
         "DensifyError", "FlycooCP", "FlycooTensor", "LabelledCP", "LabelledTensor",
-        "MemoryEstimate", "ModeStats", "OnlineCP", "Progress", "RaggedTensor", "TensorStats",
-        "anomaly_scores", "best_of", "core_consistency", "coupled_parafac", "cp_fit",
-        "cp_to_entries", "estimate_memory", "fold_in", "from_anndata", "from_dataframe",
-        "from_xarray", "load", "mttkrp", "mttkrps", "observed_parafac", "open_slabs", "profile",
-        "read_tns", "replicability", "save", "save_slabs", "select_rank", "set_device",
-        "show_versions", "stats", "write_tns",
+        "MemoryEstimate", "ModeStats", "Progress", "RaggedTensor", "TensorStats", "anomaly_scores",
+        "best_of", "core_consistency", "coupled_parafac", "cp_fit", "cp_to_entries",
+        "estimate_memory", "evaluate", "fold_in", "from_anndata", "from_dataframe", "from_xarray",
+        "load", "mttkrp", "mttkrps", "observed_parafac", "open_slabs", "profile", "read_tns",
+        "recommend", "replicability", "save", "save_slabs", "select_rank", "set_device",
+        "show_versions", "stats", "uncertainty", "write_tns",
     ]  # fmt: skip
     assert issubclass(tensorly_flycoo.DensifyError, TypeError)

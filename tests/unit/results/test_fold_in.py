@@ -12,7 +12,7 @@ from tensorly.decomposition import parafac
 from tensorly_flycoo import FlycooTensor, LabelledCP, fold_in, observed_parafac
 from tensorly_flycoo.decomposition import non_negative_parafac_hals
 from tensorly_flycoo.ops.cp_entries import evaluate_model
-from tensorly_flycoo.testing import random_tensor
+from tensorly_flycoo.testing import planted_tensor, random_tensor
 
 SHAPE, RANK, NUM_NEW = (9, 8, 10), 3, 15
 
@@ -146,6 +146,19 @@ def test_constant_columns_are_not_biases():
         for mode in range(3):
             found = fold_in(model, x * 10, mode)
             np.testing.assert_allclose(found, 10 * model.factors[mode], rtol=1e-4)
+
+
+def test_a_grown_tensor_goes_on_from_the_last_model():
+    x, _ = planted_tensor((30, 20, 40), 3, 900, noise=0.1, random_state=0)
+    options = {"tol": 1e-6, "return_errors": True}
+    with tl.backend_context("flycoo"):
+        (weights, factors), _ = parafac(x[:, :, :36], 3, init="random", random_state=0, **options)
+        rows = fold_in((weights, factors), x[:, :, 36:], 2)
+        grown = [*factors[:2], np.concatenate([factors[2], rows])]
+        _, errors = parafac(x, 3, init=(weights, grown), **options)
+        _, anew = parafac(x, 3, init="random", random_state=0, **options)
+    assert 2 * len(errors) < len(anew)
+    assert errors[-1] < anew[-1] + 1e-4
 
 
 def test_rows_do_not_depend_on_the_other_new_rows():

@@ -240,8 +240,7 @@ def test_names_and_labels():
     arrays = list(LABELS.values())
     factors = make_cp().factors
     assert LabelledCP((None, factors), arrays).names == ("mode 0", "mode 1", "mode 2")
-    assert LabelledCP((None, factors), arrays, NAMES).names == NAMES
-    assert LabelledCP((None, factors), LABELS, "abc").names == ("a", "b", "c")
+    assert LabelledCP((None, factors), LABELS).names == NAMES
     ordered = pd.Categorical(["S", "M"], categories=["S", "M"], ordered=True)
     labels = {"size": ordered, "same": pd.Series(ordered), "name": pd.Categorical(["S", "M"])}
     cp = LabelledCP((None, [np.ones((2, 1))] * 4), labels | {"flag": [True, False]})
@@ -287,15 +286,9 @@ def test_ordered_categories_of_a_table(library):
             ValueError,
             r"labels\['mode 0'\] holds 'a' twice, expected distinct ones",
         ),
-        (
-            lambda cp: LabelledCP(cp, cp.labels, ["a", "b"]),
-            ValueError,
-            "names is .*'b'.*, expected 3",
-        ),
-        (lambda cp: LabelledCP(cp, cp.labels, ["a", "b", "a"]), ValueError, "distinct name"),
         (lambda cp: LabelledCP(cp, {"a": [1]}), ValueError, r"names the modes \['a'\], expected 3"),
         (
-            lambda cp: LabelledCP(cp, [[1]] * 3, "abc"),
+            lambda cp: LabelledCP(cp, {name: [1] for name in "abc"}),
             ValueError,
             r"labels\['a'\] has shape \(1,\)",
         ),

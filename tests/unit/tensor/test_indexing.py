@@ -128,5 +128,5 @@ def test_iteration_over_one_mode():
 def test_selectors_and_pairs():
     found = parse_index((-1, ..., slice(1, None, 2)), (3, 4, 5))
     assert found == [2, range(0, 4), range(1, 5, 2)]
-    sources, places = indexing._match(np.array([3, 5]), np.array([5, 3, 5]), np)
-    assert (sources.tolist(), places.tolist()) == ([0, 1, 1], [1, 0, 2])
+    sources, places = indexing.match_sorted(np.array([5, 3]), np.array([3, 5, 5]), np)
+    assert (sources.tolist(), places.tolist()) == ([0, 0, 1], [1, 2, 0])

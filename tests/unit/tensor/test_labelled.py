@@ -20,13 +20,16 @@ from tensorly_flycoo import (
     core_consistency,
     cp_fit,
     decomposition,
+    evaluate,
     fold_in,
     from_dataframe,
     load,
     mttkrp,
+    recommend,
     replicability,
     save,
     stats,
+    uncertainty,
     write_tns,
 )
 from tensorly_flycoo.tensor.labelled import _MODE_OPTIONS, Labels
@@ -34,6 +37,8 @@ from tensorly_flycoo.testing import random_tensor
 
 SHAPE = (5, 6, 7)
 FACTORS = [np.random.RandomState(n).random_sample((size, 2)) for n, size in enumerate(SHAPE)]
+LABELS = {name: np.arange(size) for name, size in zip("abc", SHAPE, strict=True)}
+MODEL = LabelledCP((None, FACTORS), LABELS)
 
 
 pytestmark = pytest.mark.usefixtures("flycoo_backend")
@@ -41,8 +46,7 @@ pytestmark = pytest.mark.usefixtures("flycoo_backend")
 
 @pytest.fixture
 def labelled():
-    labels = {name: np.arange(size) for name, size in zip("abc", SHAPE, strict=True)}
-    return LabelledTensor(random_tensor(SHAPE, 100, random_state=0), labels)
+    return LabelledTensor(random_tensor(SHAPE, 100, random_state=0), LABELS)
 
 
 TAKES_IT = {
@@ -187,6 +191,9 @@ BY_MODE = {
     "transpose": lambda x, mode: x.transpose(mode, 0, 2),
     "mttkrp": lambda x, mode: mttkrp(x, FACTORS, mode),
     "fold_in": lambda x, mode: fold_in((None, FACTORS), x, mode),
+    "recommend": lambda x, mode: [[*best.values()] for best in recommend(MODEL, mode)],
+    "evaluate": lambda x, mode: [*evaluate(MODEL, x, mode, 2).values()],
+    "uncertainty": lambda x, mode: uncertainty(x, MODEL, mode, 3, random_state=0).samples[0],
     "replicability": lambda x, mode: replicability(x, 1, mode, 2, 1, random_state=0).scores,
 }
 #: Of decompositions, by the name of the parameter.
@@ -262,10 +269,30 @@ def test_reductions_keep_the_other_labels(labelled):
     assert [len(of) for of in turned.labels.values()] == [6, 7, 5]
 
 
-@pytest.mark.parametrize("name", ["tucker", "non_negative_tucker"])
-def test_other_decompositions_have_the_labels(name, labelled):
-    found = getattr(decomposition, name)(abs(labelled), [2] * 3, n_iter_max=2)
-    assert found.labels == labelled.labels
+def test_take():
+    days = np.arange("2020-01-01", "2020-01-08", dtype="datetime64[D]")
+    labels = {"user": list("edbca"), "item": pd.Categorical([*"uvwxyz"], ordered=True), "day": days}
+    x = LabelledTensor(random_tensor(SHAPE, 100, random_state=0), labels)
+    dense = x.tensor.to_coo().todense()
+    for index, given, rows in [
+        (0, ["a", "e"], [4, 0]),
+        (0, "d", [1]),
+        (1, slice("w", "y"), [2, 3, 4]),
+        (1, slice(None, "v"), [0, 1]),
+        (2, slice(days[5], None), [5, 6]),
+        (2, slice("2020-01-06", "2021"), [5, 6]),
+        (2, pd.to_datetime(["2020-01-03"]), [2]),
+    ]:
+        part = x.take([*labels][index], given)
+        np.testing.assert_array_equal(part.tensor.to_coo().todense(), dense.take(rows, index))
+        for n, (of, own) in enumerate(zip(part.labels.values(), x.labels.values(), strict=True)):
+            assert of.tolist() == (own[rows] if n == index else own).tolist()
+        assert part.labels.ordered == ("item", "day")
+    for given in (["a", "f"], "f", slice("f", None)):
+        with pytest.raises(ValueError, match=r"labels holds some that mode 'user' has not: .*f"):
+            x.take("user", given)
+    with pytest.raises(ValueError, match="selects nothing from mode 0"):
+        x.take("user", slice("a", "e"))
 
 
 def test_products_with_it_have_no_labels(labelled):

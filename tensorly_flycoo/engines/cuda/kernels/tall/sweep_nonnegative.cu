@@ -51,7 +51,7 @@ __device__ __forceinline__ void store_row(VALUE* to, const VALUE (&row)[WIDTH], 
 // Sets each column of a row to its minimiser while the others are fixed.
 extern "C" __global__ void __launch_bounds__(BLOCK_SIZE)
     sweep_nonnegative(long long num_rows, int rank, const VALUE* targets, const VALUE* gram,
-                      VALUE* rows, VALUE shift, VALUE ridge, VALUE smallest, double* found)
+                      VALUE* rows, VALUE shift, double* found)
 {
     const long long number = static_cast<long long>(blockIdx.x) * BLOCK_SIZE + threadIdx.x;
     VALUE squares = 0;
@@ -71,8 +71,8 @@ extern "C" __global__ void __launch_bounds__(BLOCK_SIZE)
                 if (other >= rank) break;
                 if (other != k) updated -= gram[k * rank + other] * row[other];
             }
-            updated /= diagonal + 2 * ridge;
-            if (updated < smallest) updated = smallest;  // nan stays nan
+            updated /= diagonal;
+            if (updated < 0) updated = 0;  // nan stays nan
 #pragma unroll unroll
             for (int other = 0; other < WIDTH; ++other) {
                 if (other >= rank) break;

@@ -1,0 +1,391 @@
+"""Factors whose rows have names: tables, files and pictures of any model that has them."""
+
+import functools
+import io
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import numpy as np
+
+from ..base.array_modules import Array, move
+from ..base.checks import check_count, check_mode, require
+from ..base.tables import make_bars, make_line, make_table
+from ..engines.tall import find_largest
+from ..io import array_file
+from ..io.files import FilePath
+from ..loop.cp_model import read_marks
+from ..tensor.labelled import Labels, number_modes, take_labels
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+#: Inches of a panel with bars or with a line, and of the headings at the left.
+_BARS_WIDTH, _LINE_WIDTH, _HEADING_WIDTH = 3.4, 4.2, 1.2
+#: Inches of a row of panels: for the axes, and for each bar.
+_ROW_HEIGHT, _BAR_HEIGHT = 0.5, 0.17
+
+#: Labels are shown as they are: a "$" does not begin a formula.
+_TICKS: dict[str, Any] = {"fontsize": 8, "parse_math": False}
+
+#: Longer names are cut, and lines with more points have no markers.
+_MAX_NAME_LENGTH, _MAX_MARKERS = 28, 40
+
+#: What a notebook shows at most: components, and labels of each.
+_MAX_ROWS, _MAX_LABELS = 20, 5
+
+NEED_PANDAS = "tables of factors need pandas: pip install pandas"
+
+
+class LabelledFactors:
+    """What a model with labels adds to its class of TensorLy: tables, files and pictures."""
+
+    labels: Labels
+    factors: Any
+    rank: Any
+
+    #: The attributes that are the model: an array, and lists of matrices without their plural s.
+    _head: ClassVar[str] = "weights"
+    _lists: ClassVar[Sequence[str]] = ("factor",)
+    #: What a file of the model is.
+    _kind: ClassVar[array_file.Kind]
+
+    #: For each mode, the lower and the upper ends of the intervals of its factor, if known.
+    intervals: Sequence[tuple[np.ndarray, np.ndarray]] = ()
+
+    def __init__(self, model: Any, labels: Mapping[str, Any]) -> None:
+        super().__init__(model)  # type: ignore[call-arg]  # of the class of TensorLy
+        self.labels = Labels(labels)
+        self.labels.check([factor.shape[0] for factor in self._list_factors()])
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.labels)
+
+    @property
+    def ordered(self) -> tuple[str, ...]:
+        """The modes whose labels have an order."""
+        return self.labels.ordered
+
+    @property
+    def components(self) -> tuple[int | str, ...]:
+        """The numbers of the components, or what a bias is of."""
+        modes = getattr(self, "bias_modes", (-1,) * np.max(self.rank))
+        biases = [*(f"{name} bias" for name in self.names), "mean"]
+        return tuple(r if n < 0 else biases[n] for r, n in enumerate(modes))
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of rank {self.rank}: {self.labels.list_sizes()}>"
+
+    def _repr_html_(self) -> str:
+        """Return a table with a row for each component: bars for names, lines for an order."""
+        head, columns = [""], [[f"{component}" for component in self.components[:_MAX_ROWS]]]
+        if self._head == "weights":
+            head.append("weight")
+            weights = self._read_head().tolist()
+            bars = [make_bars([w], [f"{w:.3g}"], max(map(abs, weights))) for w in weights]
+            columns.append(bars[:_MAX_ROWS])
+        for n, (name, factor) in enumerate(zip(self.names, self._list_factors(), strict=True)):
+            head.append(f"{name}")
+            factor = move(factor, np)
+            limits = _find_limits(factor)
+            if name in self.ordered:
+                columns.append([make_line(column, *limits) for column in factor.T[:_MAX_ROWS]])
+                continue
+            largest, tops = max(map(abs, limits)), self.top(n, _MAX_LABELS)[:_MAX_ROWS]
+            columns.append([make_bars(of.values(), map(_shorten, of), largest) for of in tops])
+        rows = list(itertools.zip_longest(*columns, fillvalue=""))
+        if len(self.components) > _MAX_ROWS:
+            rows.append(("...", f"{len(self.components) - _MAX_ROWS} more"))
+        return make_table(rows, head, repr(self)[1:-1])
+
+    def _list_factors(self) -> list[Array]:
+        """Return the factor of each of `names`."""
+        return list(self.factors)
+
+    def _read_head(self) -> np.ndarray:
+        """Return the weights, or the core, on the host."""
+        return move(getattr(self, self._head), np)
+
+    def _find_mode(self, mode: str | int) -> int:
+        return check_mode(number_modes(self, mode), len(self.names))
+
+    def top(self, mode: str | int, n: int = 8) -> list[dict[Any, float]]:
+        """Return the labels that matter most in each component, the largest magnitude first.
+
+        Parameters
+        ----------
+        mode : str or int
+            Its name or its number; a ValueError if there is no such mode.
+        n : int
+            How many labels, at least 1; fewer if the mode has fewer.
+
+        Returns
+        -------
+        list of dict
+            For each of `components`, its `n` labels of largest magnitude, and their factor
+            elements.
+
+        Examples
+        --------
+        >>> from tensorly_flycoo import LabelledCP
+        >>> cp = LabelledCP((None, [np.array([[3.0], [-4.0]]), np.array([[1.0]])]),
+        ...                 {"shop": ["a", "b"], "item": ["tea"]})
+        >>> cp.top("shop")
+        [{'b': -0.8, 'a': 0.6}]
+        """
+        index, n = self._find_mode(mode), check_count(n, "n")
+        factor, labels = move(self._list_factors()[index], np), self.labels[self.names[index]]
+        components = []
+        for column in factor.T:
+            (rows,) = find_largest(np.abs(column)[None], min(n, labels.size))
+            names = take_labels(labels, rows)
+            components.append(dict(zip(names, column[rows].tolist(), strict=True)))
+        return components
+
+    def to_frames(self) -> tuple[np.ndarray, list["DataFrame"]]:
+        """Return the factors as DataFrames, after the weights, as tlviz's functions expect them.
+
+        Returns
+        -------
+        weights : numpy.ndarray (R,)
+            Of a Tucker model, the core.
+        frames : list of pandas.DataFrame
+            For each mode, a column for each component. The index has the labels and the name of
+            the mode. Needs pandas.
+
+        Examples
+        --------
+        >>> from tensorly_flycoo import LabelledCP
+        >>> cp = LabelledCP((None, [np.array([[3.0], [4.0]]), np.array([[1.0]])]),
+        ...                 {"shop": ["a", "b"], "item": ["tea"]})
+        >>> weights, (shops, items) = cp.to_frames()
+        >>> shops  # doctest: +NORMALIZE_WHITESPACE
+                0
+        shop
+        a     0.6
+        b     0.8
+        """
+        pandas, frames = require("pandas", NEED_PANDAS), []
+        for factor, (name, labels) in zip(self._list_factors(), self.labels.items(), strict=True):
+            index, columns = pandas.Index(labels, name=name), self.components[: factor.shape[1]]
+            frames.append(pandas.DataFrame(move(factor, np), index, columns))
+        return self._read_head(), frames
+
+    def to_tidy(self) -> "DataFrame":
+        """Return all factors as one long table, with a row for each element.
+
+        Returns
+        -------
+        pandas.DataFrame
+            With the columns "mode" (the name), "label", "component" (from 0) and "value", and
+            "lower" and "upper" if there are `intervals`. Needs pandas.
+
+        Examples
+        --------
+        >>> from tensorly_flycoo import LabelledCP
+        >>> cp = LabelledCP((None, [np.array([[3.0], [4.0]]), np.array([[1.0]])]),
+        ...                 {"shop": ["a", "b"], "item": ["tea"]})
+        >>> cp.to_tidy()
+           mode label  component  value
+        0  shop     a          0    0.6
+        1  shop     b          0    0.8
+        2  item   tea          0    1.0
+        """
+        tables = []
+        for frame in self.to_frames()[1]:
+            series = frame.unstack().rename_axis(["component", "label"])
+            tables.append(series.reset_index(name="value").assign(mode=frame.index.name))
+        table = require("pandas", NEED_PANDAS).concat(tables, ignore_index=True)
+        table = table[["mode", "label", "component", "value"]]
+        for name, ends in zip(("lower", "upper"), zip(*self.intervals, strict=True), strict=False):
+            table[name] = np.concatenate([of.T.reshape(-1) for of in ends])
+        return table
+
+    def save(self, path: FilePath) -> None:
+        """Save the model with its labels to one ``.npz`` file, without pickles.
+
+        Parameters
+        ----------
+        path : str or os.PathLike
+            Replaced in one atomic step; kept if writing fails.
+
+        Raises
+        ------
+        OSError, TypeError
+            As of `tensorly_flycoo.save`; and if the name of a mode is not text.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> path = tempfile.mkdtemp() + "/model.npz"
+        >>> from tensorly_flycoo import LabelledCP
+        >>> cp = LabelledCP((None, [np.ones((2, 1)), np.ones((1, 1))]), [["a", "b"], [7]])
+        >>> cp.save(path)
+        >>> LabelledCP.load(path)
+        <LabelledCP of rank 1: mode 0 (2), mode 1 (1)>
+        """
+        arrays = [(self._head, getattr(self, self._head))]
+        for name in self._lists:
+            arrays += array_file.number(name, getattr(self, f"{name}s"))
+        arrays += array_file.list_labels(self.labels)
+        header = array_file.name_modes(self.labels) | read_marks(self)
+        array_file.save_arrays(path, self._kind, header, arrays)
+
+    @classmethod
+    def load(cls, path: FilePath) -> Self:
+        """Load a model that `save` wrote, bit by bit, with its arrays on the host.
+
+        Text labels become str objects.
+
+        Raises
+        ------
+        OSError, ValueError
+            As of `tensorly_flycoo.load`, of a saved model of this class.
+        """
+        with array_file.open_arrays(path, cls._kind) as reader:
+            labels = array_file.read_labels(reader)
+            head = reader.read(cls._head, dtypes=array_file.FLOATS)
+            lists = [reader.read_list(name, head.dtype) for name in cls._lists]
+            return cls._restore((head, *lists), labels, reader.header)
+
+    @classmethod
+    def _restore(cls, model: tuple, labels: Labels, header: array_file.Header) -> Self:
+        return cls(model, labels)
+
+    def plot(self, top: int = 8, lines: Iterable[str | int] | None = None) -> "Figure":
+        """Draw the components: a row of panels for each, with a panel for each mode.
+
+        Names get bars for the largest magnitudes, ordered labels a line; `intervals` are whiskers
+        and bands. All panels of a mode have one scale.
+
+        Parameters
+        ----------
+        top : int
+            The number of bars.
+        lines : iterable of str or int, optional
+            The modes to draw as lines; by default `ordered`. Leave out those whose numbers are
+            only names, such as the ids of users.
+
+        Returns
+        -------
+        matplotlib.figure.Figure
+            ``figure.savefig(path)`` writes it.
+
+        Raises
+        ------
+        ImportError
+            If Matplotlib is missing.
+        ValueError, TypeError
+            If there is no such mode, `lines` is one text, or `top` is not an integer of 1 or more.
+        """
+        if isinstance(lines, str):
+            raise TypeError(f"lines is {lines!r}, expected a list of modes, like [{lines!r}]")
+        chosen = self.ordered if lines is None else lines
+        line_modes, top = {self._find_mode(mode) for mode in chosen}, check_count(top, "top")
+        widths = [_LINE_WIDTH if n in line_modes else _BARS_WIDTH for n in range(len(self.names))]
+        sizes = [of.size for n, of in enumerate(self.labels.values()) if n not in line_modes]
+        num_bars = min(top, max(sizes, default=0))
+        height, num_rows = max(1.4, _ROW_HEIGHT + _BAR_HEIGHT * num_bars), len(self.components)
+        figure = _make_figure(_HEADING_WIDTH + sum(widths), 0.8 + height * num_rows)
+        grid = figure.subplots(num_rows, len(widths), squeeze=False, width_ratios=widths)
+        for axes in grid.flat:
+            axes.spines[["top", "right"]].set_visible(False)
+        named = zip(self.labels.items(), self._list_factors(), grid.T, strict=True)
+        for n, ((name, labels), factor, column) in enumerate(named):
+            column, spare = column[: factor.shape[1]], column[factor.shape[1] :]
+            ends = self.intervals[n] if self.intervals else ()
+            draw = _draw_lines if n in line_modes else functools.partial(_draw_bars, num_bars)
+            draw(column, labels, move(factor, np), ends)
+            column[0].set_title(name, weight="bold", parse_math=False)
+            for axes in column[:-1]:
+                axes.tick_params("x", labelbottom=False)
+            for axes in spare:  # its heading stays
+                axes.spines[:].set_visible(False)
+                axes.set(xticks=[], yticks=[])
+        place: dict[str, Any] = {"rotation": 0, "ha": "right", "va": "center", "labelpad": 12}
+        for r, component in enumerate(self.components):
+            heading = f"component {component}" if component == r else f"{component}"
+            if self._head == "weights":
+                heading += f"\nweight {self._read_head()[r]:.3g}"
+            grid[r, 0].set_ylabel(heading, weight="bold", color=f"C{r % 10}", **place)
+        return figure
+
+
+def _make_figure(width: float, height: float) -> "Figure":
+    """Make an empty figure, in inches; say what to install if Matplotlib is missing."""
+    matplotlib = require("matplotlib.figure", "plot needs Matplotlib: pip install matplotlib")
+    figure = matplotlib.Figure(figsize=(width, height), layout="constrained")
+    # A notebook knows how to show pyplot's figures, or any after "%matplotlib inline".
+    figure._repr_png_ = functools.partial(_draw_png, figure)
+    return figure
+
+
+def _draw_png(figure: "Figure") -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    return buffer.getvalue()
+
+
+def _draw_bars(
+    num_bars: int, column: "list[Axes]", labels: np.ndarray, factor: np.ndarray,
+    ends: Sequence[np.ndarray],
+) -> None:  # fmt: skip
+    """Draw the largest elements of each component, the largest on top, and their intervals."""
+    limits = _find_limits(factor, *ends)
+    for r, axes in enumerate(column):
+        (rows,) = find_largest(np.abs(factor[None, :, r]), min(num_bars, labels.size))
+        places = range(rows.size)
+        axes.barh(places, factor[rows, r], color=f"C{r % 10}")
+        if ends:
+            axes.hlines(places, *(of[rows, r] for of in ends), color="black", linewidth=1)
+        axes.set_yticks(places, list(map(_shorten, take_labels(labels, rows))), **_TICKS)
+        axes.set_ylim(num_bars - 0.5, -0.5)
+        axes.set_xlim(*limits)
+        axes.axvline(0, color="gray", linewidth=0.8)
+
+
+def _draw_lines(
+    column: "list[Axes]", labels: np.ndarray, factor: np.ndarray, ends: Sequence[np.ndarray]
+) -> None:
+    """Draw each column of a factor along its labels, in the band of its intervals."""
+    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+    from matplotlib.ticker import MaxNLocator
+
+    kind = labels.dtype.kind
+    is_scale = kind in "iufM" and labels.size > 1
+    order = np.argsort(labels, kind="stable") if is_scale else np.arange(labels.size)
+    x = labels[order] if is_scale else order
+    places = np.unique(np.linspace(0, labels.size - 1, 5).round().astype(int))
+    names = [_shorten(of) for of in (labels[places] if kind == "M" else labels[places].tolist())]
+    limits, marker = _find_limits(factor, *ends), "." if labels.size <= _MAX_MARKERS else ""
+    for r, axes in enumerate(column):
+        axes.plot(x, factor[order, r], marker=marker, color=f"C{r % 10}", linewidth=1)
+        if ends:
+            low, high = (of[order, r] for of in ends)
+            axes.fill_between(x, low, high, color=f"C{r % 10}", alpha=0.3, linewidth=0)
+        axes.axhline(0, color="gray", linewidth=0.8)
+        axes.set_ylim(*limits)
+        if not is_scale:
+            axes.set_xticks(places, names, rotation=20, ha="right", **_TICKS)
+        elif kind == "M":
+            locator = AutoDateLocator(maxticks=7)
+            axes.xaxis.set_major_locator(locator)
+            axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))
+        else:
+            axes.xaxis.set_major_locator(MaxNLocator(7, integer=kind in "iu"))
+
+
+def _find_limits(*arrays: np.ndarray) -> tuple[float, float]:
+    """Return the bounds of the scale that all panels of a mode share; it contains 0."""
+    low = float(np.fmin.reduce([0.0, *map(np.min, arrays)]))  # not nan
+    high = float(np.fmax.reduce([0.0, *map(np.max, arrays)]))
+    margin = 0.05 * (high - low) or 1.0
+    return low - margin * (low < 0), high + margin
+
+
+def _shorten(label: Any) -> str:
+    text = str(label)
+    return text if len(text) <= _MAX_NAME_LENGTH else text[: _MAX_NAME_LENGTH - 1] + "…"

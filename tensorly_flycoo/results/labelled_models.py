@@ -1,0 +1,366 @@
+"""CP, Tucker and PARAFAC2 models whose rows have names, and what gives them to any result."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+from tensorly.cp_tensor import CPTensor
+from tensorly.parafac2_tensor import Parafac2Tensor
+from tensorly.tucker_tensor import TuckerTensor
+
+from ..base.array_modules import Array, array_module, is_cupy, move
+from ..base.checks import require
+from ..engines.tall import column_norms, find_extremes
+from ..io import array_file
+from ..io.dataframe import from_dataframe, open_table, read_rows
+from ..loop.cp_model import MARKS, read_marks
+from ..ops.cp_entries import cp_to_entries, take_model
+from ..tensor.labelled import Labels
+from .fold_in import fold_in
+from .labelled_factors import NEED_PANDAS, LabelledFactors
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+
+class LabelledCP(LabelledFactors, CPTensor):
+    """A CP model with a name for each mode and a label for each row of its factors.
+
+    CP decompositions of a `LabelledTensor` return it. TensorLy and tlviz take it as the `CPTensor`
+    that it is. Its components are brought into one form, which does not change the model:
+
+    - the columns of the factors have norm 1, and the weights hold their norms;
+    - components are sorted by weight, the largest first;
+    - in each column, the element of largest magnitude is positive. The minus sign of a negative
+      component goes to the last mode; if all its elements there have one sign, it goes to the mode
+      whose positive and negative elements are most alike in size, if a mode has both.
+
+    Parameters
+    ----------
+    cp_tensor : CPTensor or (weights, factors)
+        NumPy or CuPy arrays, which stay where they are.
+    labels : dict of str to array (I_n,), or sequence of array (I_n,)
+        The labels of each mode's rows, in order; distinct. A dict also gives the names.
+
+    Attributes
+    ----------
+    weights, factors, shape, rank
+        Those of the CPTensor.
+    labels : dict of str to numpy.ndarray (I_n,)
+    names : tuple of str
+    ordered : tuple of str
+        The modes whose labels have an order: numbers, dates, and ordered categories of pandas.
+    components : tuple of int or str
+        The names of the components, by which tables and pictures show them: their numbers, or in a
+        model of `observed_parafac` with biases also "item bias" and "mean".
+    observed_l2_reg, observed_scale, bias_modes
+        Only of models of `observed_parafac`, which describes them.
+    intervals : list of pair of array (I_n, R)
+        Only of models of `uncertainty`, for pictures and `to_tidy`: the lower and the upper ends.
+
+    Raises
+    ------
+    ValueError
+        If the number of labels does not match, or a label occurs twice.
+
+    Notes
+    -----
+    tlviz draws and compares models: its functions take a LabelledCP, and those that show labels
+    take `to_frames`. tlviz's own rule for signs reads the dense data; this one does not.
+
+    Examples
+    --------
+    >>> import pandas as pd, tensorly as tl
+    >>> from tensorly_flycoo import from_dataframe
+    >>> sales = pd.DataFrame({
+    ...     "shop": ["north", "north", "south", "south"],
+    ...     "item": ["tea", "milk", "tea", "bread"],
+    ...     "day": [1, 1, 2, 2],
+    ... })
+    >>> x = from_dataframe(sales, ["shop", "item", "day"])
+    >>> with tl.backend_context("flycoo"):
+    ...     cp = tl.decomposition.non_negative_parafac_hals(x, 2, init="random", random_state=0)
+    >>> cp
+    <LabelledCP of rank 2: shop (2), item (3), day (2)>
+    >>> sorted(list(component) for component in cp.top("shop", 1))
+    [['north'], ['south']]
+    >>> weights, factors = cp
+    >>> [factor.shape for factor in factors]
+    [(2, 2), (3, 2), (2, 2)]
+    """
+
+    _kind = array_file.CP
+
+    def __init__(self, cp_tensor: Any, labels: Mapping[str, Any] | Sequence[Any]) -> None:
+        weights, factors = take_model(cp_tensor)
+        factors, labels = list(factors), Labels(labels)
+        labels.check([factor.shape[0] for factor in factors])
+        weights, marks = _bring_into_form(weights, factors, read_marks(cp_tensor))
+        self.__dict__.update(vars(self._from_parts(weights, factors, labels, marks)))
+
+    @classmethod
+    def _from_parts(
+        cls, weights: Array, factors: list[Array], labels: Labels, marks: dict[str, Any]
+    ) -> Self:
+        """Make a model whose components stay in their order, with their signs."""
+        model = cls.__new__(cls)
+        CPTensor.__init__(model, (weights, factors))
+        model.labels = labels
+        model.__dict__.update(marks)
+        return model
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether weights, factors and labels are the same, to the bit."""
+        if not isinstance(other, LabelledCP) or self.names != other.names:
+            return False
+        own, others = ([cp.weights, *cp.factors, *cp.labels.values()] for cp in (self, other))
+        pairs = zip(own, others, strict=True)
+        is_same = all(np.array_equal(move(a, np), move(b, np)) for a, b in pairs)
+        return is_same and self.ordered == other.ordered
+
+    @classmethod
+    def _restore(cls, model: tuple, labels: Labels, header: array_file.Header) -> Self:
+        weights, factors = model
+        labels.check([len(factor) for factor in factors])
+        marks = _read_marks(header, len(factors), weights.size)
+        # The model is in form already; bringing it into form again would change the last bits.
+        return cls._from_parts(weights, factors, labels, marks)
+
+    def predict(self, frame: Any) -> np.ndarray:
+        """Compute the model's entry for each row of a table, such as ratings not yet given.
+
+        Parameters
+        ----------
+        frame : table, as for `from_dataframe`
+            With a column for each mode; other columns are ignored. Rows may repeat.
+
+        Returns
+        -------
+        numpy.ndarray (num_rows,)
+            In the sequence of the rows.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As for `from_dataframe`, for instance if an entry is not a label of the model.
+
+        Examples
+        --------
+        >>> import pandas as pd
+        >>> cp = LabelledCP((None, [np.array([[1.0], [2.0]]), np.array([[3.0], [4.0]])]),
+        ...                 {"user": ["ann", "bob"], "item": ["tea", "milk"]})
+        >>> new = pd.DataFrame({"item": ["tea", "tea", "milk"], "user": ["bob", "ann", "bob"]})
+        >>> cp.predict(new).round(6)
+        array([6., 3., 8.])
+        """
+        coded, _ = read_rows(open_table(frame, self.names), self.names, None, self.labels, "raise")
+        coords = np.stack([codes for codes, _ in coded.values()])
+        return move(cp_to_entries(self, array_module(self.weights).asarray(coords)), np)
+
+    def transform(
+        self,
+        frame: Any,
+        mode: str | int,
+        values: str | None = None,
+        *,
+        loss: str = "gaussian",
+        non_negative: bool = False,
+        observed: bool | None = None,
+        l2_reg: float | None = None,
+        **options: Any,
+    ) -> "DataFrame":
+        """Compute the factor rows of new labels of one mode, such as new users; see `fold_in`.
+
+        Parameters
+        ----------
+        frame : pandas.DataFrame, polars.DataFrame or pyarrow.Table
+            With a column for each mode, as for `from_dataframe`. The entries of `mode` may be new;
+            those of all other modes must be labels of the model.
+        mode : str or int
+        values : str, optional
+            The column of the values; by default, each line has the value 1.
+        loss, non_negative, observed, l2_reg
+            As for `fold_in`: whether the model gives the means of counts, the rows must not be
+            negative, and the cells that `frame` lacks are unknown, not zeros.
+        **options
+            Those of `from_dataframe`, such as ``aggregate``.
+
+        Returns
+        -------
+        pandas.DataFrame
+            A row for each distinct entry of the column `mode`, with a column for each component.
+
+        Raises
+        ------
+        ValueError, TypeError
+            If there is no such mode, or as for `from_dataframe` and `fold_in`: for instance if an
+            entry of another mode is not a label of the model.
+
+        Examples
+        --------
+        >>> import pandas as pd
+        >>> cp = LabelledCP((None, [np.array([[1.0], [0.0]]), np.array([[3.0], [4.0]])]),
+        ...                 {"user": ["ann", "bob"], "item": ["tea", "milk"]})
+        >>> new = pd.DataFrame({"user": ["cy", "cy"], "item": ["tea", "milk"], "n": [6, 8]})
+        >>> cp.transform(new, "user", "n")  # doctest: +NORMALIZE_WHITESPACE
+                0
+        user
+        cy    2.0
+        """
+        pandas, index = require("pandas", NEED_PANDAS), self._find_mode(mode)
+        name, factor = self.names[index], self.factors[index]
+        known = {other: labels for other, labels in self.labels.items() if other != name}
+        place = {"dtype": factor.dtype, "device": "cuda" if is_cupy(factor) else "cpu"}
+        is_observed = hasattr(self, "observed_l2_reg") if observed is None else observed
+        options = {"zeros": "keep" if is_observed else "drop"} | options
+        x_new = from_dataframe(frame, self.names, values, labels=known, **place, **options)
+        rows = fold_in(
+            self, x_new, index,
+            loss=loss, non_negative=non_negative, observed=observed, l2_reg=l2_reg,
+        )  # fmt: skip
+        new = pandas.Index(x_new.labels[name], name=name)
+        return pandas.DataFrame(move(rows, np), new, self.components)
+
+
+class LabelledTucker(LabelledFactors, TuckerTensor):
+    """A Tucker model with a name for each mode and a label for each row of its factors.
+
+    Tucker decompositions of a `LabelledTensor` return it, with the numbers that they return without
+    labels. It has the tables, pictures and files of a `LabelledCP`.
+
+    Parameters
+    ----------
+    model : TuckerTensor or (core, factors)
+    labels : dict of str to array (I_n,)
+
+    Examples
+    --------
+    >>> core, factors = np.array([[2.0, 0.0]]), [np.array([[0.6], [-0.8]]), np.eye(2)]
+    >>> model = LabelledTucker((core, factors), {"shop": ["a", "b"], "item": ["tea", "milk"]})
+    >>> model, model.top("shop", 1)
+    (<LabelledTucker of rank (1, 2): shop (2), item (2)>, [{'b': -0.8}])
+    """
+
+    _kind, _head = array_file.TUCKER, "core"
+
+
+class LabelledParafac2(LabelledFactors, Parafac2Tensor):
+    """A PARAFAC2 model with names for its slices, their rows and their columns.
+
+    `parafac2` of a `LabelledTensor`, or of a `RaggedTensor` with labels, returns it, with the
+    numbers that it returns without. It has the tables, pictures and files of a `LabelledCP`; the
+    rows there are those of :math:`P_k B`, slice after slice.
+
+    Parameters
+    ----------
+    model : Parafac2Tensor or (weights, factors, projections)
+    labels : dict of str to array
+        Of the slices, of the rows, an array for all slices or a list of one for each, and of the
+        columns. If slices share labels of rows, these become texts such as "ann: 3", with the label
+        of the slice.
+
+    Examples
+    --------
+    >>> factors = [np.ones((2, 1)), np.array([[2.0]]), np.ones((3, 1))]
+    >>> projections = [np.array([[1.0]]), np.array([[0.6], [0.8]])]
+    >>> labels = {"patient": ["ann", "bob"], "visit": [[3], [3, 7]], "code": ["x", "y", "z"]}
+    >>> LabelledParafac2((None, factors, projections), labels).top("visit")
+    [{'ann: 3': 2.0, 'bob: 7': 1.6, 'bob: 3': 1.2}]
+    """
+
+    _kind, _lists = array_file.PARAFAC2, ("factor", "projection")
+
+    def __init__(self, model: Any, labels: Mapping[str, Any]) -> None:
+        super().__init__(model, _join_rows(labels, sum(map(len, model[2]))))
+
+    def _list_factors(self) -> list[Array]:
+        slices, blueprint, columns = self.factors
+        rows = array_module(blueprint).concatenate(self.projections) @ blueprint
+        return [slices, rows, columns]
+
+
+def label_result(result: Any, labels: Mapping[str, Any]) -> Any:
+    """Return the result of a decomposition with its model, if it has one, as one with labels.
+
+    Row-sharded factors are gathered. A CPTensor loses its factors: only one is kept twice.
+    """
+    if isinstance(result, tuple) and result:
+        return label_result(result[0], labels), *result[1:]
+    if isinstance(result, TuckerTensor):
+        return LabelledTucker(result, labels)
+    if isinstance(result, Parafac2Tensor):
+        return LabelledParafac2(result, labels)
+    if not isinstance(result, CPTensor):
+        return result
+    # A callback may have kept the list, but not the CPTensor.
+    (given, factors), result.factors = take_model(result), []
+    weights, marks = _bring_into_form(given, factors, read_marks(result))
+    return LabelledCP._from_parts(weights, factors, Labels(labels), marks)
+
+
+def _read_marks(header: Mapping[str, Any], ndim: int, rank: int) -> dict[str, Any]:
+    """Return the marks in the header of a file, and refuse wrong ones."""
+    marks = {name: header[name] for name in MARKS if name in header}
+    modes = marks.pop("bias_modes", [-1] * rank)
+    is_right = all(type(number) is float and 0 < number < np.inf for number in marks.values())
+    is_right &= type(modes) is list and len(modes) == rank
+    if not (is_right and all(type(n) is int and -1 <= n <= ndim for n in modes)):
+        raise ValueError(f"its header has {marks} and the bias_modes {modes}")
+    return marks | ({"bias_modes": tuple(modes)} if "bias_modes" in header else {})
+
+
+def _join_rows(labels: Mapping[str, Any], num_rows: int) -> Labels:
+    """Return labels of a PARAFAC2 model with those of the rows of all slices in one array."""
+    (_, slices), (name, rows), *_ = labels.items()
+    if np.ndim(next(iter(rows), 0)) == 0:  # the same in all slices, or those of a file
+        rows = [rows] * (num_rows // max(1, len(rows)))
+    joined: Any = np.concatenate(rows)
+    if len({*joined.tolist()}) < joined.size:
+        joined = [f"{of}: {row}" for of, own in zip(slices, rows, strict=False) for row in own]
+    return Labels({**labels, name: joined}, ordered={*getattr(labels, "ordered", ())} - {name})
+
+
+def _bring_into_form(
+    weights: Array | None, factors: list[Array], marks: dict[str, Any]
+) -> tuple[Array, dict[str, Any]]:
+    """Bring the factors into the form of a `LabelledCP`, in their list.
+
+    Return the new weights, and the marks of the model for the new order of its components.
+    """
+    xp, dtype = array_module(factors[0]), factors[0].dtype
+    old = np.ones(factors[0].shape[1]) if weights is None else move(weights, np).astype(np.float64)
+    extremes = [find_extremes(factor) for factor in factors]
+    signs = _choose_signs(old, *(np.array(of) for of in zip(*extremes, strict=True)))
+    # Powers of two, exact, bring very large and small columns to where squares are accurate.
+    shifts = np.frexp([np.maximum(largest, -smallest) for largest, smallest in extremes])[1] - 1
+    shifts[np.abs(shifts) <= np.finfo(dtype).maxexp // 4] = 0
+    scales, powers = np.frexp(np.abs(old))
+    norms = []
+    for n, shift in enumerate(shifts):
+        if shift.any():
+            factors[n] = factors[n] / xp.asarray(np.ldexp(1.0, shift), dtype)
+            powers += shift
+        norms.append(move(column_norms(factors[n]), np).astype(np.float64))
+        mantissas, exponents = np.frexp(norms[n])
+        scales, powers = scales * mantissas, powers + exponents
+    sizes = np.ldexp(scales, powers)
+    order = np.argsort(-sizes, kind="stable")
+    for n, norm in enumerate(norms):
+        factors[n] = factors[n].take(xp.asarray(order), axis=1)
+        factors[n] /= xp.asarray((signs[n] * np.where(norm == 0, 1, norm))[order], dtype)
+    if "bias_modes" in marks:
+        marks = marks | {"bias_modes": tuple(marks["bias_modes"][r] for r in order)}
+    return xp.asarray(sizes[order], dtype), marks
+
+
+def _choose_signs(weights: np.ndarray, largest: np.ndarray, smallest: np.ndarray) -> np.ndarray:
+    """Return the sign (ndim, R) of each column from the weights and its extreme elements."""
+    signs = np.where(-smallest > largest, -1, 1)
+    peaks = np.maximum(largest, -smallest)
+    is_negative = (weights * signs.prod(axis=0) < 0) & (peaks > 0).all(axis=0)
+    # How alike the signs of a column are in size: not above 0 if it has only one sign.
+    balance = np.minimum(largest, -smallest) / np.where(peaks > 0, peaks, 1)
+    is_last = (balance[-1] > 0) | (balance.max(axis=0) <= 0)
+    taker = np.where(is_last, len(signs) - 1, balance.argmax(axis=0))
+    signs[taker, np.arange(weights.size)] *= np.where(is_negative, -1, 1)
+    return signs
