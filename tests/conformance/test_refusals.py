@@ -2,7 +2,7 @@
 
 import importlib.util
 import operator
-import time
+from unittest import mock
 
 import numpy as np
 import pandas as pd
@@ -27,8 +27,6 @@ import tensorly_flycoo
 from tensorly_flycoo import DensifyError, FlycooTensor
 from tensorly_flycoo.engines.cpu.engine import CpuEngine
 from tensorly_flycoo.tensor import memory
-
-_MAX_SECONDS = 1.0
 
 
 @pytest.fixture(autouse=True)
@@ -176,7 +174,7 @@ def test_products_under_another_backend_are_left_alone(monkeypatch):
     ids=["cp_to_tensor", "cp_to_vec", "cp_to_unfolded", "to_tensor"],
 )
 def test_a_huge_tensor_of_a_cp_is_refused(make, sizes, tenalg):
-    before, start = tl.tenalg.get_backend(), time.perf_counter()
+    before = tl.tenalg.get_backend()
     tl.tenalg.set_backend(tenalg)
     message = r"of shape .* needs more memory .* GB; .* is free\. tensorly_flycoo\.cp_to_entries"
     try:
@@ -184,7 +182,6 @@ def test_a_huge_tensor_of_a_cp_is_refused(make, sizes, tenalg):
             make((None, [np.ones((size, 2)) for size in sizes]))
     finally:
         tl.tenalg.set_backend(before)
-    assert time.perf_counter() - start < _MAX_SECONDS
 
 
 def test_a_callback_that_makes_a_huge_tensor_is_told_so():
@@ -267,10 +264,12 @@ def test_an_initial_guess_of_another_rank():
 
 
 def _check_refused(function, x, named):
-    start = time.perf_counter()
-    with pytest.raises(DensifyError, match=named) as caught:
+    computes = AssertionError("computes before it refuses")
+    with (
+        mock.patch.object(CpuEngine, "mttkrp", side_effect=computes),
+        pytest.raises(DensifyError, match=named) as caught,
+    ):
         function(x)
-    assert time.perf_counter() - start < _MAX_SECONDS
     assert ";" in str(caught.value)  # what to use instead follows
 
 
