@@ -15,6 +15,7 @@ EXAMPLES = {
     "baby_names": ["--output", str(FOLDER / "baby_names.png")],
     "pictures": ["--output", str(FOLDER)],
     "ratings": [],
+    "communication": [str(FOLDER)],
     "knowledge_graph": [],
     "aircraft": [],
     "migrating": [],
