@@ -18,6 +18,7 @@ Run it with a folder for its picture::
 """
 
 import sys
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -55,7 +56,7 @@ GROUPS, COUNT = ["healthy", "mild", "severe"], 8
 def plant_programs(random):
     """Return the labels of each mode, sorted, and the factors that the scores are made of."""
     levels, *members = zip(*PROGRAMS.values(), strict=True)
-    pairs, sources, targets = ({*sum(names, [])} for names in members)
+    pairs, sources, targets = ({*chain(*names)} for names in members)
     cells = sorted(sources | targets)
     samples = [f"{group} {n}" for group in GROUPS for n in range(COUNT)]
     labels = dict(zip(MODES, map(np.array, [samples, sorted(pairs), cells, cells]), strict=True))

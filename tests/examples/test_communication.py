@@ -1,4 +1,4 @@
-"""The models find the programs that the scores were made of, where the mask says what is unknown."""
+"""The models find the programs that scores were made of, if the mask says what is unknown."""
 
 import communication
 import numpy as np
@@ -21,6 +21,7 @@ def test_the_mask_is_needed(result):
 
 
 def test_programs_have_their_members_and_levels(result):
+    """Whatever the random levels of single samples are, groups differ as the program says."""
     cp, found = result["cp"], []
     for r in range(cp.rank):
         members = [
@@ -31,7 +32,7 @@ def test_programs_have_their_members_and_levels(result):
     for levels, *members in communication.PROGRAMS.values():
         expected = [*map(set, members)]
         (own,) = (shares for shares, *others in found if others == expected)
-        np.testing.assert_allclose(own, np.array(levels) / sum(levels), atol=0.06)
+        np.testing.assert_allclose(own, np.array(levels) / sum(levels), atol=0.15)
 
 
 def test_the_mask_is_of_types_that_samples_lack(result):
