@@ -88,8 +88,9 @@ def build_tensor(table):
     pairs = table["ligand_complex"] + "^" + table["receptor_complex"]
     table = table.assign(pair=pairs, score=1 - table["magnitude_rank"])
     x = from_dataframe(table, MODES, "score", zeros="keep")
-    sources, targets = (pd.crosstab(table["sample"], table[cell]) > 0 for cell in MODES[2:])
-    mask = sources.to_numpy()[:, None, :, None] & targets.to_numpy()[:, None, None, :]
+    samples, _, *cells = x.tensor.nonzeros()[0]
+    sources, targets = (pd.crosstab(samples, of).to_numpy() > 0 for of in cells)
+    mask = sources[:, None, :, None] & targets[:, None, None, :]
     return x, mask
 
 
