@@ -16,6 +16,7 @@ EXAMPLES = {
     "pictures": ["--output", str(FOLDER)],
     "ratings": [],
     "communication": [str(FOLDER)],
+    "coupling": [],
     "knowledge_graph": [],
     "aircraft": [],
     "migrating": [],
