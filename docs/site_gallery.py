@@ -17,6 +17,8 @@ EXAMPLES = {
     "pictures": ["--output", str(FOLDER)],
     "ratings": [],
     "recommending": [],
+    "communication": [str(FOLDER)],
+    "coupling": [],
     "knowledge_graph": [],
     "aircraft": [],
     "migrating": [],

@@ -28,7 +28,8 @@ LEFT_OUT = {
     ("docs/clusters.md", "from dask_kubernetes"): "needs Kubernetes",
     ("docs/clusters.md", "# pip install"): "needs GPUs",
     ("docs/clusters.md", "from distributed import Client\nfrom distributed.sec"): "needs keys",
-    ("docs/compatibility.md", "import tensorly as tl"): "cell2cell needs an older NumPy",
+    ("docs/compatibility.md", "import tensorly as tl"): "needs cell2cell",
+    ("docs/single_cell.md", "import cell2cell"): "test_cell2cell runs it",
 }
 
 #: Commands of shell blocks that are not tried: what they begin with, and why.
@@ -45,8 +46,12 @@ COMMANDS_LEFT_OUT = {
 }
 
 
+def find_blocks(text, language):
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.M | re.S)
+
+
 def list_blocks(page, language):
-    return re.findall(rf"^```{language}\n(.*?)^```$", (ROOT / page).read_text(), re.M | re.S)
+    return find_blocks((ROOT / page).read_text(), language)
 
 
 PAGES = ["README.md", "CONTRIBUTING.md"] + [
@@ -113,20 +118,7 @@ def give_file():
     tensorly_flycoo.write_tns("nell-2.tns.gz", random_tensor((60, 50, 40), 2000, random_state=0))
     patients, visits, codes = np.random.RandomState(0).randint(0, 12, (3, 600))
     df = pd.DataFrame({"patient": patients, "visit": visits, "code": codes})
-    return {"df": df, "adata": make_cells(), **give_ratings()}
-
-
-def make_cells():
-    """Return what is read and written of an AnnData."""
-    import pandas as pd
-    import scipy.sparse
-
-    names = [f"cell {n}" for n in range(60)]
-    return SimpleNamespace(
-        X=scipy.sparse.random_array((60, 30), density=0.4, rng=0), layers={}, obsm={}, varm={},
-        uns={}, obs=pd.DataFrame({"condition": ["a", "b", "c"] * 20}, names), obs_names=names,
-        var_names=[f"gene {n}" for n in range(30)],
-    )  # fmt: skip
+    return {"df": df, **give_ratings()}
 
 
 def give_parquet():
@@ -139,12 +131,33 @@ def give_parquet():
     return {}
 
 
+def give_cells():
+    """Return a table as LIANA writes it, and what is read and written of two AnnDatas."""
+    import communication
+    import pandas as pd
+    import scipy.sparse
+
+    random = np.random.RandomState(0)
+    table = communication.make_table(*communication.plant_programs(random), random)
+    obs = pd.DataFrame(
+        {"condition": ["drug", "none"] * 30, "type": ["B", "T", "NK"] * 20},
+        [f"cell {n}" for n in range(60)],
+    )
+    X = scipy.sparse.random_array((60, 30), density=0.4, rng=0).tocsr()
+    adata = SimpleNamespace(
+        X=X, layers={}, obsm={}, varm={}, uns={}, obs=obs, obs_names=obs.index,
+        var_names=[f"gene {n}" for n in range(30)],
+    )  # fmt: skip
+    return {"liana_res": table, "adata": adata, "new_cells": SimpleNamespace(X=X[:5])}
+
+
 #: What the reader has, for each page whose code takes something.
 STAND_INS = {
     "docs/answer.md": give_ratings,
     "docs/counts.md": give_counts,
     "docs/how_it_works.md": give_formula,
     "docs/larger.md": give_slabs,
+    "docs/single_cell.md": give_cells,
     "docs/uses.md": give_file,
     "docs/clusters.md": give_parquet,
 }
@@ -200,6 +213,65 @@ def write_tables():
     table.to_csv("events.csv")
     table.assign(film=table["item"], stars=1 + days % 5).to_csv("ratings.csv")
     give_file()
+
+
+def run_section(heading, **given):
+    """Run the blocks of a section of docs/single_cell.md, and return what they define."""
+    namespace = give_cells() | given
+    sections = (ROOT / "docs/single_cell.md").read_text().split("\n## ")
+    (section,) = (text for text in sections if text.startswith(heading))
+    for block in find_blocks(section, "python"):
+        exec(block, namespace)
+    return namespace
+
+
+def make_anndata():
+    given = give_cells()["adata"]
+    adata = pytest.importorskip("anndata").AnnData(given.X, given.obs)
+    adata.var_names = given.var_names
+    return adata
+
+
+def test_anndata(tmp_path):
+    """A file has what the page puts into an AnnData."""
+    adata = make_anndata()
+    run_section("AnnData", adata=adata)
+    adata.write_h5ad(tmp_path / "cells.h5ad")
+    found = pytest.importorskip("anndata").read_h5ad(tmp_path / "cells.h5ad")
+    assert found.obsm["pf2"].equals(adata.obsm["pf2"])
+    assert [*found.varm["cp"].index] == [*adata.var_names]
+    assert [*found.uns["cp"]["type"].index] == ["B", "NK", "T"]
+
+
+def test_store_pf2():
+    """What another package stores of the model is what the page stores."""
+    store_pf2 = pytest.importorskip("parafac2").parafac2.store_pf2
+    adata = make_anndata()
+    model = run_section("AnnData", adata=adata)["model"]
+    adata.obs["condition_unique_idxs"] = (adata.obs["condition"] == "none").astype(int)
+    store_pf2(adata, model)
+    rows = adata.obsm["weighted_projections"]  # float32
+    np.testing.assert_allclose(rows, adata.obsm["pf2"], rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(adata.uns["Pf2_A"], adata.uns["pf2"])
+
+
+def test_cell2cell():
+    """Its plots take the factors, and what LIANA makes for it has the entries of our tensor."""
+    pytest.importorskip("cell2cell")
+    given = run_section("Who talks")
+    to_tensor = pytest.importorskip("liana.multi").to_tensor_c2c
+    options = {"inverse_fun": lambda ranks: 1 - ranks, "how": "outer"}
+    theirs = to_tensor(
+        liana_res=given["liana_res"], sample_key="sample", score_key="magnitude_rank", **options
+    )
+    x, mask = given["x"], np.asarray(theirs.mask)
+    order = np.ix_(*(
+        [list(of).index(name) for name in names]
+        for of, names in zip(x.labels.values(), theirs.order_names, strict=True)
+    ))  # fmt: skip
+    ours = x.tensor.to_coo().todense()[order]
+    np.testing.assert_array_equal(ours != 0, mask == 1)
+    np.testing.assert_allclose(ours, np.where(mask, theirs.tensor, 0), atol=1e-15)
 
 
 COMMANDS = [

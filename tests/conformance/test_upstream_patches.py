@@ -46,9 +46,8 @@ def test_patch_of_cell2cell_applies(tmp_path):
         pytest.skip("cell2cell is not installed")
     if files.version != "0.9.0":
         pytest.skip(f"the patch is for cell2cell 0.9.0, installed is {files.version}")
-    path = "cell2cell/tensor/tensor.py"
-    (tmp_path / path).parent.mkdir(parents=True)
-    shutil.copy(files.locate_file(path), tmp_path / path)
+    path = "cell2cell/tensor"
+    shutil.copytree(files.locate_file(path), tmp_path / path)
     apply("cell2cell_sparse", tmp_path, "--include=cell2cell/*")
 
 
