@@ -8,7 +8,7 @@ enumerated, else an estimate too.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -79,24 +79,41 @@ class CellSampler:
             cells = FlycooTensor(missing.coords, ones, x.shape, **options, slabs=1)
             self._missing_cells = NonzeroSampler(cells._layout, cells._engine)
 
-    def draw(self, random: np.random.RandomState, num_nonzeros: int, num_cells_: int) -> Samples:
-        """Draw nonzeros and cells; all nonzeros, if there are no more than `num_nonzeros`."""
-        nonzeros, xp = self.nonzeros, self._xp
-        if num_nonzeros < nonzeros.nnz:
-            places = xp.asarray(random.randint(0, nonzeros.nnz, num_nonzeros, dtype=np.int64))
-        else:
-            places, num_nonzeros = slice(None), nonzeros.nnz
-        coords, values = nonzeros.take(places)
-        drawn = [random.randint(0, size, num_cells_, dtype=np.int64) for size in nonzeros.shape]
-        cells = xp.asarray(np.stack(drawn))
-        weights = xp.empty(num_nonzeros + num_cells_)
-        weights[:num_nonzeros] = nonzeros.nnz / max(num_nonzeros, 1)
-        weights[num_nonzeros:] = num_cells(nonzeros.shape) / num_cells_
+    def draw(
+        self, random: np.random.RandomState, num_nonzeros: int, num_cells_: int, num_steps: int = 1
+    ) -> Iterator[Samples]:
+        """Yield the samples of each step: all nonzeros, if there are no more than `num_nonzeros`.
+
+        Several steps look their nonzeros up together, since on a cluster each look-up is a wait.
+        """
+        shape, nnz = self.nonzeros.shape, self.nonzeros.nnz
+        count = min(num_nonzeros, nnz)
+        most = max(1, _NUM_NONZEROS // count)
+        for start in range(0, num_steps, most):
+            places, cells = [], []
+            for _ in range(start, min(start + most, num_steps)):
+                drawn = (
+                    random.randint(0, nnz, count, dtype=np.int64) if count < nnz else np.arange(nnz)
+                )
+                places.append(drawn)
+                rows = [random.randint(0, size, num_cells_, dtype=np.int64) for size in shape]
+                cells.append(np.stack(rows))
+            coords, values = self.nonzeros.take(self._xp.asarray(np.concatenate(places)))
+            for number, own in enumerate(cells):
+                taken = slice(number * count, (number + 1) * count)
+                yield self._join(coords[:, taken], values[taken], self._xp.asarray(own))
+
+    def _join(self, coords: Array, values: Array, cells: Array) -> Samples:
+        """Return drawn nonzeros and cells as one set of samples."""
+        xp, num_nonzeros, num_drawn = self._xp, values.size, cells.shape[1]
+        weights = xp.empty(num_nonzeros + num_drawn)
+        weights[:num_nonzeros] = self.nonzeros.nnz / num_nonzeros
+        weights[num_nonzeros:] = num_cells(self.nonzeros.shape) / num_drawn
         if self._missing_cells is not None:
             weights[num_nonzeros:] *= self._missing_cells.entries(cells) == 0
         return Samples(
             xp.concatenate([coords.astype(np.int64), cells], axis=1),
-            xp.concatenate([values, xp.zeros(num_cells_, values.dtype)]),
+            xp.concatenate([values, xp.zeros(num_drawn, values.dtype)]),
             num_nonzeros,
             weights,
         )
@@ -207,7 +224,7 @@ class Adam(Run):
         is_sum_of_cells = not (loss.is_count or loss.is_truncated)
         if is_sum_of_cells and num_cells(data.tensor.shape) > MAX_CELLS:
             drawn = np.random.RandomState(self.seed)
-            self._compared = self._sampler.draw(drawn, _NUM_COMPARED, _NUM_COMPARED)
+            (self._compared,) = self._sampler.draw(drawn, _NUM_COMPARED, _NUM_COMPARED)
         self.loss = measure_loss(loss, self._sampler, self.factors, self._compared)
 
     def save_state(self) -> dict[str, Array]:
@@ -232,8 +249,7 @@ class Adam(Run):
         rate = _RATE * _DECAY**self._num_failures
         # A seed for each epoch, so that a checkpoint need not hold the state of a generator.
         random = np.random.RandomState([self.seed, len(self.errors)])
-        for _ in range(_NUM_STEPS):
-            samples = self._sampler.draw(random, *self.samples)  # type: ignore[misc]
+        for samples in self._sampler.draw(random, *self.samples, _NUM_STEPS):  # type: ignore[misc]
             gradients = compute_gradients(self.function, samples, factors, self.modes)
             self._num_done += 1
             for n, gradient in gradients.items():
