@@ -10,6 +10,7 @@ enumerated, else an estimate too.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -87,17 +88,13 @@ class CellSampler:
         Several steps look their nonzeros up together, since on a cluster each look-up is a wait.
         """
         shape, nnz = self.nonzeros.shape, self.nonzeros.nnz
-        count = min(num_nonzeros, nnz)
+        count, draw = min(num_nonzeros, nnz), partial(random.randint, 0, dtype=np.int64)
         most = max(1, _NUM_NONZEROS // count)
         for start in range(0, num_steps, most):
             places, cells = [], []
             for _ in range(start, min(start + most, num_steps)):
-                drawn = (
-                    random.randint(0, nnz, count, dtype=np.int64) if count < nnz else np.arange(nnz)
-                )
-                places.append(drawn)
-                rows = [random.randint(0, size, num_cells_, dtype=np.int64) for size in shape]
-                cells.append(np.stack(rows))
+                places.append(draw(nnz, count) if count < nnz else np.arange(nnz))
+                cells.append(np.stack([draw(size, num_cells_) for size in shape]))
             coords, values = self.nonzeros.take(self._xp.asarray(np.concatenate(places)))
             for number, own in enumerate(cells):
                 taken = slice(number * count, (number + 1) * count)
@@ -249,7 +246,8 @@ class Adam(Run):
         rate = _RATE * _DECAY**self._num_failures
         # A seed for each epoch, so that a checkpoint need not hold the state of a generator.
         random = np.random.RandomState([self.seed, len(self.errors)])
-        for samples in self._sampler.draw(random, *self.samples, _NUM_STEPS):  # type: ignore[misc]
+        assert self.samples is not None
+        for samples in self._sampler.draw(random, *self.samples, num_steps=_NUM_STEPS):
             gradients = compute_gradients(self.function, samples, factors, self.modes)
             self._num_done += 1
             for n, gradient in gradients.items():
