@@ -14,6 +14,7 @@ from distributed import Client, Future
 from distributed.actor import ProxyRPC
 from distributed.protocol import to_serialize
 
+from ..base.reporting import report
 from ..tensor.memory import out_of_memory
 from . import messages as msg
 from .waiting import WorkerLost, wait_for
@@ -206,6 +207,20 @@ class Cluster:
             self.check()
             values = self._converse(wanted)
         return [values[x.key] for x in objects]
+
+    def report(self, stage: str) -> None:
+        """Report a stage, here and as an event of Dask."""
+        report(stage)
+        self.log_event(stage)
+
+    def log_event(self, action: str, **facts: Any) -> None:
+        """Leave an event with the scheduler, for `Client.get_events`, without waiting.
+
+        Its dashboard shows the actions of the topic "all".
+        """
+        client: Any = self.client
+        options = {"topic": ["all", "tensorly_flycoo"], "msg": {"action": action, **facts}}
+        client.loop.add_callback(client.scheduler.log_event, **options)
 
     def check(self) -> None:
         """Raise `WorkerLost` if a call has found a worker gone, or refuse a closed client."""

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 from distributed import Client
 
 from ..base.devices import assign_homes
-from ..base.reporting import report
 from ..format.layout import Layout
 from ..io.slab_folder import Index, load_slab
 from ..tensor.tensor import FlycooTensor
@@ -104,7 +103,7 @@ class SlabSource:
     ) -> ClusterLayout:
         cluster, index = Cluster(client, workers), self.index
         missing = sorted(homes.keys() - held.keys())
-        report(f"loading {len(missing)} slabs on {len(workers)} workers")
+        cluster.report(f"loading {len(missing)} slabs on {len(workers)} workers")
         new = [cluster.run(workers[homes[n]], self.load, SITE, n)[0] for n in missing]
         held |= zip(missing, fetch_layouts(cluster, new), strict=True)
         rows = [range(entry.start, entry.stop) for entry in index.entries]
@@ -181,6 +180,9 @@ class ClusterTensor(FlycooTensor):
         source = Derived(self._source, function, self._pool)
         layout = cast(ClusterLayout, function(self)._layout)
         return ClusterTensor.of(source, self._pool, layout)
+
+    def _log_event(self, action: str, **facts: Any) -> None:
+        self._cluster.log_event(action, **facts)
 
     def recover(self) -> None:
         """Load the slabs of workers that are gone on others, from where they came.

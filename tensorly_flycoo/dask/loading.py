@@ -10,7 +10,6 @@ import numpy as np
 from distributed import Client, Future
 
 from ..base.checks import check_count, check_dtype, check_keep, check_shape
-from ..base.reporting import report
 from ..io.entries import unite_labels
 from ..io.parts import unite_shapes
 from .cluster import Cluster, Workers
@@ -72,7 +71,7 @@ class PartitionedData:
     def _read(self, cluster: Cluster) -> tuple[int, tuple[int, ...], np.dtype, Labels]:
         """Have tasks read the data; return the tensor's rows, shape, dtype and labels."""
         forget_partitions(cluster)
-        report(f"reading {len(self.parts)} parts on {len(cluster.workers)} workers")
+        cluster.report(f"reading {len(self.parts)} parts on {len(cluster.workers)} workers")
         client, keys = cluster.client, {w.address: w.peer.key for w in cluster.workers}
         options: dict[str, Any] = {"workers": list(keys), "allow_other_workers": False}
         futures: list[Future] = []

@@ -87,7 +87,7 @@ class CellSampler:
 
         Several steps look their nonzeros up together, since on a cluster each look-up is a wait.
         """
-        shape, nnz = self.nonzeros.shape, self.nonzeros.nnz
+        xp, shape, nnz = self._xp, self.nonzeros.shape, self.nonzeros.nnz
         count, draw = min(num_nonzeros, nnz), partial(random.randint, 0, dtype=np.int64)
         most = max(1, _NUM_NONZEROS // count)
         for start in range(0, num_steps, most):
@@ -95,25 +95,17 @@ class CellSampler:
             for _ in range(start, min(start + most, num_steps)):
                 places.append(draw(nnz, count) if count < nnz else np.arange(nnz))
                 cells.append(np.stack([draw(size, num_cells_) for size in shape]))
-            coords, values = self.nonzeros.take(self._xp.asarray(np.concatenate(places)))
-            for number, own in enumerate(cells):
-                taken = slice(number * count, (number + 1) * count)
-                yield self._join(coords[:, taken], values[taken], self._xp.asarray(own))
-
-    def _join(self, coords: Array, values: Array, cells: Array) -> Samples:
-        """Return drawn nonzeros and cells as one set of samples."""
-        xp, num_nonzeros, num_drawn = self._xp, values.size, cells.shape[1]
-        weights = xp.empty(num_nonzeros + num_drawn)
-        weights[:num_nonzeros] = self.nonzeros.nnz / num_nonzeros
-        weights[num_nonzeros:] = num_cells(self.nonzeros.shape) / num_drawn
-        if self._missing_cells is not None:
-            weights[num_nonzeros:] *= self._missing_cells.entries(cells) == 0
-        return Samples(
-            xp.concatenate([coords.astype(np.int64), cells], axis=1),
-            xp.concatenate([values, xp.zeros(num_drawn, values.dtype)]),
-            num_nonzeros,
-            weights,
-        )
+            coords, values = self.nonzeros.take(xp.asarray(np.concatenate(places)))
+            of_steps = (xp.split(array, len(cells), axis=-1) for array in (coords, values))
+            for coords, values, own in zip(*of_steps, map(xp.asarray, cells), strict=True):
+                weights = xp.empty(count + num_cells_)
+                weights[:count] = nnz / count
+                weights[count:] = num_cells(shape) / num_cells_
+                if self._missing_cells is not None:
+                    weights[count:] *= self._missing_cells.entries(own) == 0
+                coords = xp.concatenate([coords.astype(np.int64), own], axis=1)
+                values = xp.concatenate([values, xp.zeros(num_cells_, values.dtype)])
+                yield Samples(coords, values, count, weights)
 
 
 def measure_loss(

@@ -2,6 +2,7 @@
 
 import math
 import pickle
+import time
 
 import numpy as np
 import pytest
@@ -253,6 +254,22 @@ def test_a_resumed_run_gives_the_same_bits(tensors, name, options, tmp_path):
         found = run(tensors[2], 4, progress.resume(), callback=progress)
     for a, b in zip(found, expected, strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def test_events_of_dask(client, folder):
+    """The phases of loading, and iterations that a Progress is told of."""
+    num_old = len(client.get_events("tensorly_flycoo"))
+    x = open_on_workers(folder, client=client)
+    with tl.backend_context("flycoo"), Progress(2, show=None) as progress:
+        tl.decomposition.parafac(x, RANK, 2, draw_start(), callback=progress)
+    fit = f"fit {1 - progress.errors[1]:.6f}, change {progress.errors[0] - progress.errors[1]:+.1e}"
+    iteration = {"action": "parafac", "iteration": 1, "n_iter_max": 2, "state": fit}
+    while len(events := client.get_events("tensorly_flycoo")[num_old:]) < 3:
+        time.sleep(0.01)
+    events = [event for _, event in events]
+    assert {"action": f"loading {NUM_SLABS} slabs on 3 workers"} in events
+    assert iteration in events
+    assert iteration in [event for _, event in client.get_events("all")]
 
 
 def test_what_it_is(client, addresses, folder):
