@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
 import numpy as np
 from distributed import Client
@@ -180,9 +180,6 @@ class ClusterTensor(FlycooTensor):
         source = Derived(self._source, function, self._pool)
         layout = cast(ClusterLayout, function(self)._layout)
         return ClusterTensor.of(source, self._pool, layout)
-
-    def _log_event(self, action: str, **facts: Any) -> None:
-        self._cluster.log_event(action, **facts)
 
     def recover(self) -> None:
         """Load the slabs of workers that are gone on others, from where they came.

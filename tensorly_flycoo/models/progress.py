@@ -311,10 +311,8 @@ class Progress:
             change, state = -change, f"loss {self.errors[-1]:.8g}"
         if not math.isnan(change):  # TensorLy's randomised_parafac has no error at the start
             state += f", change {change:+.1e}"
-        if log_event := getattr(origin.tensor, "_log_event", None):  # of a tensor on a cluster
-            log_event(
-                origin.solver, iteration=self.iteration, n_iter_max=self.n_iter_max, state=state
-            )
+        if cluster := getattr(origin.tensor, "_cluster", None):
+            cluster.log_event(origin.solver, iteration=self.iteration, state=state)
         if self._bar is not None:
             self._bar.set_description_str("", refresh=False)
             self._bar.set_postfix_str(state, refresh=False)

@@ -263,7 +263,7 @@ def test_events_of_dask(client, folder):
     with tl.backend_context("flycoo"), Progress(2, show=None) as progress:
         tl.decomposition.parafac(x, RANK, 2, draw_start(), callback=progress)
     fit = f"fit {1 - progress.errors[1]:.6f}, change {progress.errors[0] - progress.errors[1]:+.1e}"
-    iteration = {"action": "parafac", "iteration": 1, "n_iter_max": 2, "state": fit}
+    iteration = {"action": "parafac", "iteration": 1, "state": fit}
     while len(events := client.get_events("tensorly_flycoo")[num_old:]) < 3:
         time.sleep(0.01)
     events = [event for _, event in events]
