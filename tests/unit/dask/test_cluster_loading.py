@@ -216,6 +216,8 @@ def test_errors_name_the_partition(client, table, tmp_path):
             read(data, MODES, "sum", client=client)
     with pytest.raises(ValueError, match="missing is 'ignore', expected one of"):
         read_parquet(tmp_path, MODES, missing="ignore", client=client)
+    with pytest.raises(ValueError, match=r"zeros is 'keep'.* call from_dataframe in one process"):
+        read_parquet(tmp_path, MODES, zeros="keep", client=client)
     with pytest.raises(TypeError, match="column 'user' is of object, expected integers"):
         read_parquet(tmp_path, MODES, indices=True, client=client)
     with pytest.raises(FileNotFoundError):

@@ -24,6 +24,7 @@ from tensorly_flycoo import (
     open_slabs,
     save,
     save_slabs,
+    select_rank,
     stats,
     write_tns,
 )
@@ -303,6 +304,9 @@ REFUSED = {
     "iteration": list,
     "pickle": pickle.dumps,
     "sum of tensors": lambda x: x + x,
+    "difference of tensors": lambda x: x - x,
+    "product of an unfolding": lambda x: tl.unfold(x, 0) @ np.ones((x.shape[1] * x.shape[2], 2)),
+    "mode_dot with a vector": lambda x: tl.tenalg.mode_dot(x, np.ones(x.shape[0]), 0),
     "concatenate": lambda x: np.concatenate([x, x]),
     "inner product": lambda x: tl.tenalg.inner(x, x),
     "extremes over a mode": lambda x: x.max(axis=0),
@@ -312,6 +316,7 @@ REFUSED = {
     "anomaly_scores": lambda x: anomaly_scores(x, make_model()),
     "fold_in": lambda x: fold_in(make_model(), x, 0, loss="poisson_count"),
     "OnlineCP": lambda x: OnlineCP(2).partial_fit(x),
+    "select_rank": lambda x: select_rank(x, [1, 2], method="observed_parafac", n_runs=1),
     "observed_parafac": lambda x: decomposition.observed_parafac(x, 2),
     "parafac2": lambda x: decomposition.parafac2(x, 2),
 }
