@@ -214,13 +214,11 @@ class Cluster:
         self.log_event(stage)
 
     def log_event(self, action: str, **facts: Any) -> None:
-        """Leave an event with the scheduler, for `Client.get_events`, without waiting.
-
-        Its dashboard shows the actions of the topic "all".
-        """
+        """Leave an event with the scheduler, for `Client.get_events`, without waiting."""
         client: Any = self.client
-        options = {"topic": ["all", "tensorly_flycoo"], "msg": {"action": action, **facts}}
-        client.loop.add_callback(client.scheduler.log_event, **options)
+        topics = ["tensorly_flycoo", "all"]  # the dashboard shows the latter
+        event = {"action": action, **facts}
+        client.loop.add_callback(client.scheduler.log_event, topic=topics, msg=event)
 
     def check(self) -> None:
         """Raise `WorkerLost` if a call has found a worker gone, or refuse a closed client."""

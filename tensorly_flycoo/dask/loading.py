@@ -50,8 +50,8 @@ class PartitionedData:
     def place(self, client: Client, workers: Workers) -> ClusterLayout:
         cluster = Cluster(client, workers)
         if nbytes := sum(map(estimate_nbytes, self.parts)):
-            addresses = [worker.address for worker in workers]
-            check_limits(client, addresses, nbytes // len(workers), "its share of the data")
+            share = nbytes // len(workers)
+            check_limits(client, [worker.address for worker in workers], share, "its share")
         nnz, shape, dtype, self.labels = self._read(cluster)
         num_slabs = self.num_slabs or max(2, min(8, nnz // _LEAST_NNZ), -(-nnz // _MOST_NNZ))
         sizes = (shape, dtype, num_slabs, self.layout, self.labels)

@@ -94,7 +94,7 @@ def test_what_surely_does_not_fit_is_refused_unread(client, addresses, tmp_path,
     monkeypatch.setattr(loading, "wait_for_tasks", lambda *_: pytest.fail("tasks are sent"))
     first, last = (known["workers"][address] for address in addresses)
     last["memory_limit"] = 9599  # half of 600 rows, twice 16 bytes each
-    match = rf"{addresses[1]} needs .* for its share of the data, .* limit is .*: give workers more"
+    match = rf"{addresses[1]} needs .* for its share, .* limit is .*: give workers more"
     with pytest.raises(MemoryError, match=match):
         read_parquet(tmp_path / "x.parquet", ["a", "b"], "v", client=client)
     (tmp_path / "x.tns").write_text("# a note\n" * 4267)  # 38,403 bytes: a fourth for each worker
