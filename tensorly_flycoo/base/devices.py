@@ -24,6 +24,7 @@ class Devices(Protocol):
 
     def use(self, device: int) -> AbstractContextManager[object]:
         """Make a device current: what is computed inside is computed there."""
+        return nullcontext()  # arrays know their device
 
     def empty(self, device: int, shape: tuple[int, int], dtype: np.dtype) -> Array:
         """Allocate a matrix on a device."""
@@ -79,6 +80,7 @@ class Devices(Protocol):
 
     def fetch(self, matrices: Sequence[Array]) -> np.ndarray:
         """Return matrices, from any devices, in host memory, their rows below each other."""
+        return np.concatenate([move(matrix, np) for matrix in self.collect(matrices)])
 
 
 class OneDevice(Devices):
@@ -90,9 +92,6 @@ class OneDevice(Devices):
 
     def check_current(self) -> None:
         pass
-
-    def use(self, device: int) -> AbstractContextManager[object]:
-        return nullcontext()
 
     def empty(self, device: int, shape: tuple[int, int], dtype: np.dtype) -> Array:
         return self._xp.empty(shape, dtype)
@@ -108,9 +107,6 @@ class OneDevice(Devices):
 
     def collect(self, arrays: Sequence[Array]) -> list[Array]:
         return list(arrays)
-
-    def fetch(self, matrices: Sequence[Array]) -> np.ndarray:
-        return np.concatenate([move(matrix, np) for matrix in matrices])
 
 
 def bring_each(devices: Devices, arrays: Iterable[Array], homes: Iterable[int]) -> list[Array]:

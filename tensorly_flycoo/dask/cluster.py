@@ -14,6 +14,7 @@ from distributed import Client, Future
 from distributed.actor import ProxyRPC
 from distributed.protocol import to_serialize
 
+from ..base.reporting import report
 from ..tensor.memory import out_of_memory
 from . import messages as msg
 from .waiting import WorkerLost, wait_for
@@ -206,6 +207,18 @@ class Cluster:
             self.check()
             values = self._converse(wanted)
         return [values[x.key] for x in objects]
+
+    def report(self, stage: str) -> None:
+        """Report a stage, here and as an event of Dask."""
+        report(stage)
+        self.log_event(stage)
+
+    def log_event(self, action: str, **facts: Any) -> None:
+        """Leave an event with the scheduler, for `Client.get_events`, without waiting."""
+        client: Any = self.client
+        topics = ["tensorly_flycoo", "all"]  # the dashboard shows the latter
+        event = {"action": action, **facts}
+        client.loop.add_callback(client.scheduler.log_event, topic=topics, msg=event)
 
     def check(self) -> None:
         """Raise `WorkerLost` if a call has found a worker gone, or refuse a closed client."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn
 
 import numpy as np
@@ -31,9 +30,6 @@ class WorkerDevices(Devices):
 
     def check_current(self) -> None:
         self.cluster.check()
-
-    def use(self, device: int) -> AbstractContextManager[object]:
-        return nullcontext()  # arrays know their worker
 
     def empty(self, device: int, shape: tuple[int, int], dtype: np.dtype) -> RemoteArray:
         return RemoteArray.empty(self.cluster, self.cluster.workers[device], shape, dtype)
@@ -75,9 +71,6 @@ class WorkerDevices(Devices):
         there = [array for array in arrays if isinstance(array, RemoteObject)]
         found = iter(self.cluster.fetch(there) if there else ())
         return [next(found) if isinstance(x, RemoteObject) else x for x in arrays]
-
-    def fetch(self, matrices: Sequence[Array]) -> np.ndarray:
-        return np.concatenate(self.collect(matrices))
 
     def replicate(self, arrays: Sequence[Any], function: Callable[..., Array]) -> Replicated:
         # Each worker sends its own arrays to all others.

@@ -11,7 +11,6 @@ import numpy as np
 
 from ..base.array_modules import Array, move
 from ..base.devices import assign_homes
-from ..base.reporting import report
 from ..engines.protocol import Engine
 from ..format.groups import find_groups, find_longest_mode
 from ..format.packing import Groups, RecordFormat
@@ -189,7 +188,7 @@ class ClusterBuilder(SlabBuilder):
 
     def distribute(self) -> ClusterLayout:
         """Build slabs of the partitions that the workers hold."""
-        report(f"exchanging and sorting nonzeros for {self.num_slabs} slabs")
+        self.cluster.report(f"exchanging and sorting nonzeros for {self.num_slabs} slabs")
         rows = self.sort()
         homes = assign_homes(len(rows), self.devices.count)
         ordered = list(map(self.order, homes, rows))

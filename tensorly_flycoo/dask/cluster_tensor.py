@@ -11,7 +11,6 @@ import numpy as np
 from distributed import Client
 
 from ..base.devices import assign_homes
-from ..base.reporting import report
 from ..format.layout import Layout
 from ..io.slab_folder import Index, load_slab
 from ..tensor.tensor import FlycooTensor
@@ -104,7 +103,7 @@ class SlabSource:
     ) -> ClusterLayout:
         cluster, index = Cluster(client, workers), self.index
         missing = sorted(homes.keys() - held.keys())
-        report(f"loading {len(missing)} slabs on {len(workers)} workers")
+        cluster.report(f"loading {len(missing)} slabs on {len(workers)} workers")
         new = [cluster.run(workers[homes[n]], self.load, SITE, n)[0] for n in missing]
         held |= zip(missing, fetch_layouts(cluster, new), strict=True)
         rows = [range(entry.start, entry.stop) for entry in index.entries]

@@ -10,7 +10,6 @@ import numpy as np
 from distributed import Client, Future
 
 from ..base.checks import check_count, check_dtype, check_keep, check_shape
-from ..base.reporting import report
 from ..io.entries import unite_labels
 from ..io.parts import unite_shapes
 from .cluster import Cluster, Workers
@@ -22,7 +21,7 @@ from .cluster_layout import (
     forget_partitions,
     rebuild_lost,
 )
-from .partitions import ParquetPart, Summary, keep_partition
+from .partitions import Summary, estimate_nbytes, keep_partition
 from .waiting import check_limits, wait_for_tasks
 
 #: The most nonzeros of a slab, by default, and the least if there are fewer than 8: each slab takes
@@ -50,11 +49,9 @@ class PartitionedData:
 
     def place(self, client: Client, workers: Workers) -> ClusterLayout:
         cluster = Cluster(client, workers)
-        num_rows = sum(part.num_rows for part in self.parts if isinstance(part, ParquetPart))
-        if num_rows:  # a share is held twice: as it is read, and as records for others
-            share = 2 * (4 * len(self.reader.modes) + 8) * num_rows // len(workers)
-            addresses = [worker.address for worker in workers]
-            check_limits(client, addresses, share, f"its share of {num_rows:,} rows")
+        if nbytes := sum(map(estimate_nbytes, self.parts)):
+            share = nbytes // len(workers)
+            check_limits(client, [worker.address for worker in workers], share, "its share")
         nnz, shape, dtype, self.labels = self._read(cluster)
         num_slabs = self.num_slabs or max(2, min(8, nnz // _LEAST_NNZ), -(-nnz // _MOST_NNZ))
         sizes = (shape, dtype, num_slabs, self.layout, self.labels)
@@ -72,7 +69,7 @@ class PartitionedData:
     def _read(self, cluster: Cluster) -> tuple[int, tuple[int, ...], np.dtype, Labels]:
         """Have tasks read the data; return the tensor's rows, shape, dtype and labels."""
         forget_partitions(cluster)
-        report(f"reading {len(self.parts)} parts on {len(cluster.workers)} workers")
+        cluster.report(f"reading {len(self.parts)} parts on {len(cluster.workers)} workers")
         client, keys = cluster.client, {w.address: w.peer.key for w in cluster.workers}
         options: dict[str, Any] = {"workers": list(keys), "allow_other_workers": False}
         futures: list[Future] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -91,7 +92,7 @@ class ParquetPart(NamedTuple):
 
     path: str
     groups: tuple[int, ...]
-    num_rows: int
+    nbytes: int  # of its nonzeros, as they are read
 
 
 def list_parquet_parts(path: Any, reader: TableReader) -> list[ParquetPart]:
@@ -113,9 +114,19 @@ def list_parquet_parts(path: Any, reader: TableReader) -> list[ParquetPart]:
                 taken.append(group)
                 num_rows = sum(own.num_rows for own in taken)
                 if num_rows >= _PARTITION_ROWS or group is groups[-1]:
-                    parts.append(ParquetPart(name, tuple(own.id for own in taken), num_rows))
+                    nbytes = num_rows * (_INDEX.itemsize * len(reader.modes) + 8)
+                    parts.append(ParquetPart(name, tuple(own.id for own in taken), nbytes))
                     taken = []
     return parts
+
+
+def estimate_nbytes(part: Any) -> int:
+    """Return what a part surely takes of the workers' memory, 0 if that is unknown."""
+    if isinstance(part, ParquetPart):
+        return 2 * part.nbytes  # as it is read, and as records for others
+    # A line of text with n indices has about 11 n + 26 bytes at most, and these 2 (4 n + 8).
+    is_text = isinstance(part, str) and os.path.isfile(part)
+    return os.path.getsize(part) // 2 if is_text else 0
 
 
 def keep_partition(part: Any, number: int, reader: Any, actor_keys: dict[str, str]) -> Summary:

@@ -99,7 +99,9 @@ def read_parquet(
     modes = check_modes(modes)
     df: Any = path if hasattr(path, "to_delayed") else None  # given by `from_dask_dataframe`
     check_choice(missing, "missing", MISSING)
-    check_choice(zeros, "zeros", ("raise", "drop"))
+    if zeros not in ("raise", "drop"):
+        hint = "to keep zeros for observed_parafac, call from_dataframe in one process"
+        raise ValueError(f"zeros is {zeros!r}, expected 'raise' or 'drop': {hint}")
     reader = TableReader(tuple(modes), values, indices, missing, zeros)
     if hasattr(df, "_meta"):
         reader(df._meta)  # refuses wrong columns before anything is computed

@@ -8,8 +8,9 @@ enumerated, else an estimate too.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -79,27 +80,32 @@ class CellSampler:
             cells = FlycooTensor(missing.coords, ones, x.shape, **options, slabs=1)
             self._missing_cells = NonzeroSampler(cells._layout, cells._engine)
 
-    def draw(self, random: np.random.RandomState, num_nonzeros: int, num_cells_: int) -> Samples:
-        """Draw nonzeros and cells; all nonzeros, if there are no more than `num_nonzeros`."""
-        nonzeros, xp = self.nonzeros, self._xp
-        if num_nonzeros < nonzeros.nnz:
-            places = xp.asarray(random.randint(0, nonzeros.nnz, num_nonzeros, dtype=np.int64))
-        else:
-            places, num_nonzeros = slice(None), nonzeros.nnz
-        coords, values = nonzeros.take(places)
-        drawn = [random.randint(0, size, num_cells_, dtype=np.int64) for size in nonzeros.shape]
-        cells = xp.asarray(np.stack(drawn))
-        weights = xp.empty(num_nonzeros + num_cells_)
-        weights[:num_nonzeros] = nonzeros.nnz / max(num_nonzeros, 1)
-        weights[num_nonzeros:] = num_cells(nonzeros.shape) / num_cells_
-        if self._missing_cells is not None:
-            weights[num_nonzeros:] *= self._missing_cells.entries(cells) == 0
-        return Samples(
-            xp.concatenate([coords.astype(np.int64), cells], axis=1),
-            xp.concatenate([values, xp.zeros(num_cells_, values.dtype)]),
-            num_nonzeros,
-            weights,
-        )
+    def draw(
+        self, random: np.random.RandomState, num_nonzeros: int, num_cells_: int, num_steps: int = 1
+    ) -> Iterator[Samples]:
+        """Yield the samples of each step: all nonzeros, if there are no more than `num_nonzeros`.
+
+        Several steps look their nonzeros up together, since on a cluster each look-up is a wait.
+        """
+        xp, shape, nnz = self._xp, self.nonzeros.shape, self.nonzeros.nnz
+        count, draw = min(num_nonzeros, nnz), partial(random.randint, 0, dtype=np.int64)
+        most = max(1, _NUM_NONZEROS // count)
+        for start in range(0, num_steps, most):
+            places, cells = [], []
+            for _ in range(start, min(start + most, num_steps)):
+                places.append(draw(nnz, count) if count < nnz else np.arange(nnz))
+                cells.append(np.stack([draw(size, num_cells_) for size in shape]))
+            coords, values = self.nonzeros.take(xp.asarray(np.concatenate(places)))
+            of_steps = (xp.split(array, len(cells), axis=-1) for array in (coords, values))
+            for coords, values, own in zip(*of_steps, map(xp.asarray, cells), strict=True):
+                weights = xp.empty(count + num_cells_)
+                weights[:count] = nnz / count
+                weights[count:] = num_cells(shape) / num_cells_
+                if self._missing_cells is not None:
+                    weights[count:] *= self._missing_cells.entries(own) == 0
+                coords = xp.concatenate([coords.astype(np.int64), own], axis=1)
+                values = xp.concatenate([values, xp.zeros(num_cells_, values.dtype)])
+                yield Samples(coords, values, count, weights)
 
 
 def measure_loss(
@@ -207,7 +213,7 @@ class Adam(Run):
         is_sum_of_cells = not (loss.is_count or loss.is_truncated)
         if is_sum_of_cells and num_cells(data.tensor.shape) > MAX_CELLS:
             drawn = np.random.RandomState(self.seed)
-            self._compared = self._sampler.draw(drawn, _NUM_COMPARED, _NUM_COMPARED)
+            (self._compared,) = self._sampler.draw(drawn, _NUM_COMPARED, _NUM_COMPARED)
         self.loss = measure_loss(loss, self._sampler, self.factors, self._compared)
 
     def save_state(self) -> dict[str, Array]:
@@ -232,8 +238,8 @@ class Adam(Run):
         rate = _RATE * _DECAY**self._num_failures
         # A seed for each epoch, so that a checkpoint need not hold the state of a generator.
         random = np.random.RandomState([self.seed, len(self.errors)])
-        for _ in range(_NUM_STEPS):
-            samples = self._sampler.draw(random, *self.samples)  # type: ignore[misc]
+        assert self.samples is not None
+        for samples in self._sampler.draw(random, *self.samples, num_steps=_NUM_STEPS):
             gradients = compute_gradients(self.function, samples, factors, self.modes)
             self._num_done += 1
             for n, gradient in gradients.items():

@@ -36,7 +36,7 @@ class Origin(NamedTuple):
     """
 
     solver: str
-    tensor: FlycooTensor
+    tensor: Any  # a `FlycooTensor`; None for several
     state: Mapping[str, Array] = {}
 
 
@@ -46,10 +46,9 @@ def mark_origin(model: _M, origin: Origin) -> _M:
     return model
 
 
-def find_solver(model: Any) -> str:
-    """Return the name of the decomposition that handed out a model; "" if it is unknown."""
-    origin: Origin | None = getattr(model, "_flycoo_origin", None)
-    return "" if origin is None else origin.solver
+def find_origin(model: Any) -> Origin:
+    """Return the origin of a model; one without a name if no decomposition has handed it out."""
+    return getattr(model, "_flycoo_origin", Origin("", None))
 
 
 class Resumed:
@@ -108,11 +107,11 @@ def save_checkpoint(path: FilePath, model: Model, errors: Sequence[float]) -> No
     checkpoint of a sparse tensor takes one pass over its nonzeros, for the digest.
     """
     check_saveable(model)
-    origin: Origin | None = getattr(model, "_flycoo_origin", None)
+    origin = find_origin(model)
     first = "weights" if isinstance(model, CPTensor) else "core"
     header: Header = {"errors": [float(error) for error in errors]}
     arrays = [(first, getattr(model, first)), *number("factor", model.factors)]
-    if origin is not None:
+    if origin.solver:
         arrays += [(f"state_{name}", array) for name, array in origin.state.items()]
         header |= {"solver": origin.solver, "digest": find_digest(origin.tensor)}
     save_arrays(path, CHECKPOINT, header, arrays)

@@ -21,6 +21,7 @@ from ..engines.tall import inner_product, multiply, transposed_product
 from ..ops.cp_entries import choose_block_size, evaluate_model
 from ..ops.sampling import NonzeroSampler, omit_entries, split_entries
 from ..ops.sparse_products import add_products
+from ..spread.spread_layout import SpreadLayout
 from ..svd.unfolding import Unfolding
 from ..tensor.coo_cache import as_flycoo, is_raw_sparse, is_sparse
 from ..tensor.labelled import LabelledTensor
@@ -240,6 +241,20 @@ class ObservedData:
         self.tensor = x if missing is None else missing.observed
         self.missing = missing
         self.xp, self.dtype = x._engine.xp, x.dtype
+        self._sent: dict[int, tuple[Array, Array]] = {}  # a factor of each mode, here and there
+
+    def send(self, factors: Sequence[Array]) -> Sequence[Array]:
+        """Return factors, whose elements never change, as a cluster's workers hold them.
+
+        Each is sent once, however many products take it. Elsewhere they are returned as they are.
+        """
+        layout = self.tensor._layout
+        if not isinstance(layout, SpreadLayout) or layout.build_elsewhere is None:
+            return factors
+        for n, factor in enumerate(factors):
+            if n not in self._sent or self._sent[n][0] is not factor:
+                self._sent[n] = factor, layout.scatter(factor, n)
+        return [self._sent[n][1] for n in range(len(factors))]
 
 
 class ImputedTensor:

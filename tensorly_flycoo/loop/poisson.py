@@ -39,7 +39,7 @@ def divide_counts(
     """Call `mttkrp_of_ratios` for the observed nonzeros."""
     # The reciprocal of this, times a count, is finite, and so is a sum of such.
     smallest = float(np.sqrt(np.finfo(data.dtype).tiny))
-    return mttkrp_of_ratios(data.tensor, factors, mode, smallest, **options)
+    return mttkrp_of_ratios(data.tensor, data.send(factors), mode, smallest, **options)
 
 
 def find_scales(data: ObservedData, factors: Sequence[Array], sums: Array, mode: int) -> Array:

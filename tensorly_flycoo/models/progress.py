@@ -21,7 +21,7 @@ from ..decomposition.methods import METHODS
 from ..io.checkpoint import (
     check_saveable,
     copy_model,
-    find_solver,
+    find_origin,
     load_checkpoint,
     save_checkpoint,
 )
@@ -305,11 +305,14 @@ class Progress:
     def _report(self, model: Any, is_last: bool) -> None:
         change = self.errors[-2] - self.errors[-1]
         state = f"fit {1 - self.errors[-1]:.6f}"
-        method = METHODS.get(find_solver(model))
+        origin = find_origin(model)
+        method = METHODS.get(origin.solver)
         if method is not None and method.error_name == "loss":
             change, state = -change, f"loss {self.errors[-1]:.8g}"
         if not math.isnan(change):  # TensorLy's randomised_parafac has no error at the start
             state += f", change {change:+.1e}"
+        if cluster := getattr(origin.tensor, "_cluster", None):
+            cluster.log_event(origin.solver, iteration=self.iteration, state=state)
         if self._bar is not None:
             self._bar.set_description_str("", refresh=False)
             self._bar.set_postfix_str(state, refresh=False)

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import sys
+import threading
 import time
 from unittest import mock
 
@@ -216,6 +218,8 @@ def test_errors_name_the_partition(client, table, tmp_path):
             read(data, MODES, "sum", client=client)
     with pytest.raises(ValueError, match="missing is 'ignore', expected one of"):
         read_parquet(tmp_path, MODES, missing="ignore", client=client)
+    with pytest.raises(ValueError, match=r"zeros is 'keep'.* call from_dataframe in one process"):
+        read_parquet(tmp_path, MODES, zeros="keep", client=client)
     with pytest.raises(TypeError, match="column 'user' is of object, expected integers"):
         read_parquet(tmp_path, MODES, indices=True, client=client)
     with pytest.raises(FileNotFoundError):
@@ -320,3 +324,42 @@ def test_what_workers_cannot_write_is_refused(client, addresses, files, tmp_path
     with pytest.raises(FileNotFoundError, match=r"/x'[^/]*on worker tcp://"):
         save_slabs(tmp_path / "x", x)
     assert not list(tmp_path.iterdir())
+
+
+def limit_files(nbytes):
+    """Let a worker write files of so many bytes at most; return the limit before."""
+    import resource
+
+    before, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, most))
+    return before
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no limits of files")
+def test_a_full_disk_of_a_worker(client, addresses, files, tmp_path):
+    x = read_parquet(files, MODES, "price", slabs=4, client=client)
+    before = client.run(limit_files, 5000, workers=addresses[:1])[addresses[0]]
+    try:
+        with pytest.raises(OSError, match=r"/x'[^/]*on worker tcp://"):
+            save_slabs(tmp_path / "x", x)
+    finally:
+        client.run(limit_files, before, workers=addresses[:1])
+    assert not list(tmp_path.iterdir())
+    save_slabs(tmp_path / "x", x)
+    assert open_slabs(tmp_path / "x", client=client).tensor.sum() == x.tensor.sum()
+
+
+def test_a_read_that_is_interrupted(client, table):
+    @dask.delayed
+    def compute(part):
+        time.sleep(2)
+        return part
+
+    parts = [compute(table[:2500]), compute(table[2500:])]
+    df = dask.dataframe.from_delayed(parts, meta=table[:0])
+    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        from_dask_dataframe(df, MODES, "price", slabs=4, client=client)
+    found = from_dask_dataframe(df, MODES, "price", slabs=4, client=client)
+    check_same(found.tensor, from_dataframe(table, MODES, "price", slabs=4).tensor)

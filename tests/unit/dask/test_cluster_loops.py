@@ -2,6 +2,7 @@
 
 import math
 import pickle
+import time
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from tensorly_flycoo import (
     open_slabs,
     save,
     save_slabs,
+    select_rank,
     stats,
     write_tns,
 )
@@ -254,6 +256,22 @@ def test_a_resumed_run_gives_the_same_bits(tensors, name, options, tmp_path):
         np.testing.assert_array_equal(a, b)
 
 
+def test_events_of_dask(client, folder):
+    """The phases of loading, and iterations that a Progress is told of."""
+    num_old = len(client.get_events("tensorly_flycoo"))
+    x = open_on_workers(folder, client=client)
+    with tl.backend_context("flycoo"), Progress(2, show=None) as progress:
+        tl.decomposition.parafac(x, RANK, 2, draw_start(), callback=progress)
+    fit = f"fit {1 - progress.errors[1]:.6f}, change {progress.errors[0] - progress.errors[1]:+.1e}"
+    iteration = {"action": "parafac", "iteration": 1, "state": fit}
+    while len(events := client.get_events("tensorly_flycoo")[num_old:]) < 3:
+        time.sleep(0.01)
+    events = [event for _, event in events]
+    assert {"action": f"loading {NUM_SLABS} slabs on 3 workers"} in events
+    assert iteration in events
+    assert iteration in [event for _, event in client.get_events("all")]
+
+
 def test_what_it_is(client, addresses, folder):
     x = open_on_workers(folder, client=client, workers=addresses[:2])
     assert isinstance(x, ClusterTensor)
@@ -285,6 +303,9 @@ REFUSED = {
     "iteration": list,
     "pickle": pickle.dumps,
     "sum of tensors": lambda x: x + x,
+    "difference of tensors": lambda x: x - x,
+    "product of an unfolding": lambda x: tl.unfold(x, 0) @ np.ones((x.shape[1] * x.shape[2], 2)),
+    "mode_dot with a vector": lambda x: tl.tenalg.mode_dot(x, np.ones(x.shape[0]), 0),
     "concatenate": lambda x: np.concatenate([x, x]),
     "inner product": lambda x: tl.tenalg.inner(x, x),
     "extremes over a mode": lambda x: x.max(axis=0),
@@ -293,6 +314,7 @@ REFUSED = {
     "stats": stats,
     "anomaly_scores": lambda x: anomaly_scores(x, make_model()),
     "fold_in": lambda x: fold_in(make_model(), x, 0, loss="poisson_count"),
+    "select_rank": lambda x: select_rank(x, [1, 2], method="observed_parafac", n_runs=1),
     "observed_parafac": lambda x: decomposition.observed_parafac(x, 2),
     "parafac2": lambda x: decomposition.parafac2(x, 2),
 }

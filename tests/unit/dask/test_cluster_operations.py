@@ -8,6 +8,8 @@ from local_clusters import wait_for_addresses
 
 from tensorly_flycoo import FlycooTensor, cp_fit, open_slabs, replicability, save_slabs, select_rank
 from tensorly_flycoo.dask import open_slabs as open_on_workers
+from tensorly_flycoo.dask.cluster import Cluster
+from tensorly_flycoo.dask.cluster_layout import ClusterLayout
 from tensorly_flycoo.decomposition import (
     coupled_parafac,
     generalized_parafac,
@@ -111,6 +113,31 @@ def test_decompositions(tensors, folder, name):
         expected = [array.tobytes() for array in decompose(open_slabs(folder))]
         for x in tensors:
             assert [tl.to_numpy(array).tobytes() for array in decompose(x)] == expected
+
+
+def test_the_steps_of_an_epoch_look_up_nonzeros_together(tensors, monkeypatch):
+    waits, fetch = [], Cluster.fetch
+    monkeypatch.setattr(Cluster, "fetch", lambda *args: waits.append(1) or fetch(*args))
+    for num_steps in (1, 50):
+        monkeypatch.setattr("tensorly_flycoo.decomposition.adam._NUM_STEPS", num_steps)
+        options = {"loss": "zero_truncated_poisson", "samples": (20, 30), "random_state": 0}
+        generalized_parafac(tensors[1].map(np.ceil), 2, n_iter_max=1, **options)
+        waits.append(0)
+    first, second, _ = "".join(map(str, waits)).split("0")
+    assert first == second
+
+
+def test_factors_of_counts_are_sent_once(tensors, monkeypatch):
+    sent, scatter = [], ClusterLayout.scatter
+
+    def count_arrays(layout, factor, mode):
+        if isinstance(factor, np.ndarray):
+            sent.append(mode)
+        return scatter(layout, factor, mode)
+
+    monkeypatch.setattr(ClusterLayout, "scatter", count_arrays)
+    generalized_parafac(tensors[1], 2, random_state=0, n_iter_max=1)
+    assert sent == [0, 1, 2, 0, 1, 2]  # the guess, and each new factor before the next product
 
 
 def test_held_out_entries(tensors, folder):

@@ -21,6 +21,7 @@ from tensorly_flycoo.dask import (
     loading,
     open_slabs,
     read_parquet,
+    read_tns,
     waiting,
 )
 
@@ -93,9 +94,12 @@ def test_what_surely_does_not_fit_is_refused_unread(client, addresses, tmp_path,
     monkeypatch.setattr(loading, "wait_for_tasks", lambda *_: pytest.fail("tasks are sent"))
     first, last = (known["workers"][address] for address in addresses)
     last["memory_limit"] = 9599  # half of 600 rows, twice 16 bytes each
-    match = rf"{addresses[1]} needs .* for its share of 600 rows, .* limit is .*: give workers more"
+    match = rf"{addresses[1]} needs .* for its share, .* limit is .*: give workers more"
     with pytest.raises(MemoryError, match=match):
         read_parquet(tmp_path / "x.parquet", ["a", "b"], "v", client=client)
+    (tmp_path / "x.tns").write_text("# a note\n" * 4267)  # 38,403 bytes: a fourth for each worker
+    with pytest.raises(MemoryError, match=match):
+        read_tns(tmp_path / "x.tns", client=client)
     first["memory_limit"] = last["memory_limit"] = 3 * 4096
     for keep in ("device", "file"):
         with pytest.raises(MemoryError, match=f"{addresses[0]} needs .* for its slabs"):
@@ -188,6 +192,9 @@ def test_slabs_move_to_new_workers(tmp_path):
             expected = mttkrp(x, factors, 0)
             for count, share in ((3, [2, 2, 2]), (2, [3, 3]), (1, [6])):
                 cluster.scale(count)
+                client.wait_for_workers(
+                    count
+                )  # until they run: one that has only come is not taken
                 while len(client.nthreads()) != count:
                     time.sleep(0.1)
                 if count == 3:

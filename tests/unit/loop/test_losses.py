@@ -90,7 +90,7 @@ def test_sampled_gradients_are_unbiased(loss):
     exact = compute_gradients(find_loss(loss), list_all(x, dense), factors, [1])[1]
     sampler, random = CellSampler(ObservedData(x)), np.random.RandomState(0)
     draws = np.stack([
-        compute_gradients(find_loss(loss), sampler.draw(random, 20, 30), factors, [1])[1]
+        compute_gradients(find_loss(loss), next(sampler.draw(random, 20, 30)), factors, [1])[1]
         for _ in range(2000)
     ])  # fmt: skip
     errors = np.abs(draws.mean(axis=0) - exact) / (draws.std(axis=0) / len(draws) ** 0.5)
@@ -114,7 +114,7 @@ def test_losses_are_the_dense_formula(loss, has_mask):
         return
     random, estimates = np.random.RandomState(0), []
     for _ in range(50):
-        samples = sampler.draw(random, 30, 3000)
+        samples = next(sampler.draw(random, 30, 3000))
         estimates.append(measure_loss(find_loss(loss), sampler, factors, samples))
     standard_error = np.std(estimates) / len(estimates) ** 0.5
     assert abs(np.mean(estimates) - cells.sum()) < 4 * standard_error
@@ -125,7 +125,7 @@ def test_samples_beyond_2_to_63_cells():
     coords = rng.integers(0, 2**13, (6, 500))
     x = FlycooTensor(coords, np.ones(500), (2**13,) * 6)
     sampler = CellSampler(ObservedData(x))
-    first, second = (sampler.draw(np.random.RandomState(3), 100, 5000) for _ in range(2))
+    first, second = (next(sampler.draw(np.random.RandomState(3), 100, 5000)) for _ in range(2))
     assert (first.coords == second.coords).all()
     assert first.weights[:100].tolist() == [x.nnz / 100] * 100
     assert first.weights[100] == 2.0**78 / 5000
