@@ -33,6 +33,12 @@ def test_each_page_has_a_table_that_is_written(page):
     assert "<!-- written by write_tables.py: " in (runs.ROOT / page).read_text()
 
 
+def test_no_table_of_performance_is_written_by_hand():
+    text = (runs.ROOT / "docs" / "performance.md").read_text()
+    by_hand = re.sub("<!-- written by.*?<!-- end -->", "", text, flags=re.DOTALL)
+    assert re.findall(r"^(\|.*)\n\|[ |-]+$", by_hand, re.MULTILINE) == ["| choice | what it does |"]
+
+
 def test_runs_say_what_they_are_of():
     paths = sorted(RESULTS.glob("*/*.json"))
     assert paths
