@@ -53,6 +53,18 @@ def test_a_command_that_takes_too_long_is_cut_off(record):
     assert record.read()[1].endswith(" | CUT OFF: begins |")
 
 
+def test_commands_run_at_the_same_time(record, tmp_path):
+    names, wait = ["debug build", "lowered index"], "until [ -e {other} ]; do sleep 0.01; done"
+    commands = record.main.__globals__["COMMANDS"]
+    for own, other in (names, reversed(names)):
+        files = {"own": f"'{tmp_path / own}'", "other": f"'{tmp_path / other}'"}
+        commands[own] = f"touch {{own}}; {wait}; echo met".format(**files)
+    assert record.main(["--commit", "abc", "--jobs", "2", "--limit-s", "30", "suite", *names])
+    first, _, *others, _, _ = record.read()
+    assert first.endswith(" | 12 passed, 3 skipped |")
+    assert [row.split(" | ")[-1] for row in others] == ["met |", "met |"]
+
+
 def test_the_page_has_a_place_for_the_rows():
     names = runpy.run_path(str(SCRIPT))
     text = (SCRIPT.parent / "RESULTS.md").read_text()

@@ -3,9 +3,11 @@
     python tests/gpu/record.py --list
     python tests/gpu/record.py suite "cold start"
     python tests/gpu/record.py --commit 484b45c4 "memcheck modes"  # in a copy without .git
+    python tests/gpu/record.py --jobs 2 "debug build" "lowered index"  # at the same time
 
 A row has the command, GPU, commit, date, seconds, and what the command said; it replaces the row of
 the same command on GPUs of that kind. The program fails if a command does.
+With `--jobs`, commands that need the GPU to themselves come last, one after the other.
 """
 
 import argparse
@@ -16,6 +18,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,7 +48,7 @@ COMMANDS = {
     "debug build": f"TENSORLY_FLYCOO_ASSERTIONS=1 {_PYTEST} -n 10 tests/gpu/test_mttkrp_gpu.py "
     "tests/gpu/test_ttmc_gpu.py tests/gpu/test_mttkrp_laws_gpu.py tests/gpu/test_parafac_gpu.py",
     **{
-        f"lowered {limit}": f"{_PYTEST} -n 10 --lowered {limit} {_LOWERED_FILES}"
+        f"lowered {limit}": f"{_PYTEST} -n 4 --lowered {limit} {_LOWERED_FILES}"
         for limit in _LIMITS
     },
     **{
@@ -61,6 +64,9 @@ COMMANDS = {
         for layout in ("remap", "replicated", "indexed")
     },
 }
+
+#: Commands that fill the memory of a GPU, or time a process.
+_ALONE = {"suite", "cold start", "cluster kills", "huge", "crowded"}
 
 BEGIN, END = "<!-- rows of record.py -->\n", "<!-- end -->\n"
 
@@ -80,6 +86,19 @@ def run(command, limit_s):
         return None, time.monotonic() - start, summarise(output)
     print(output[-8000:], flush=True)
     return process.returncode, time.monotonic() - start, summarise(output)
+
+
+def run_all(names, limit_s, jobs):
+    """Run commands, up to `jobs` at the same time; yield each name and its result as it ends."""
+    with ThreadPoolExecutor(jobs) as pool:
+        started = {
+            pool.submit(run, COMMANDS[name], limit_s): name for name in names if name not in _ALONE
+        }
+        for future in as_completed(started):
+            yield started[future], future.result()
+    for name in names:
+        if name in _ALONE:
+            yield name, run(COMMANDS[name], limit_s)
 
 
 def summarise(output):
@@ -133,14 +152,14 @@ def main(argv=None):
     parser.add_argument("names", nargs="*", choices=[*COMMANDS, []], metavar="NAME")
     parser.add_argument("--list", action="store_true", help="print the commands")
     parser.add_argument("--commit", help="by default that of the checkout, which must be clean")
+    parser.add_argument("--jobs", type=int, default=1, help="commands at the same time")
     parser.add_argument("--limit-s", type=float, default=3600, help="seconds for each command")
     options = parser.parse_args(argv)
     if options.list:
         print("\n".join(f"{name}: {command}" for name, command in COMMANDS.items()))
         return True
     commit, gpu, is_right = options.commit or find_commit(), describe_gpus(), True
-    for name in options.names:
-        status, seconds, result = run(COMMANDS[name], options.limit_s)
+    for name, (status, seconds, result) in run_all(options.names, options.limit_s, options.jobs):
         if status != 0:
             is_right = False
             result = f"CUT OFF: {result}" if status is None else f"FAILED ({status}): {result}"
