@@ -152,8 +152,10 @@ def name_way(way, run):
 
 def write_seconds(row, share, run):
     """Return a cell: the median seconds to a share of the best fit from the same start."""
+    if row is None:  # not measured
+        return ""
     if not row["num_calls"]:
-        return f"over {run['limit_s']:g}"
+        return "stopped"
     seconds = row[f"same_{share}_s"]
     stopped = "*" if row["num_calls"] < run["starts"] else ""
     if seconds is None:
@@ -172,7 +174,7 @@ def write_fits(runs, shares):
         for share in shares:
             percent = f"{100 * share:g} %" if len(shares) > 1 else ""
             cells = [f"{label}, {shape}", f"{run['nnz']:,}, {run['rank']}", percent]
-            lines.append([*cells, *(write_seconds(rows[way], share, run) for way in WAYS)])
+            lines.append([*cells, *(write_seconds(rows.get(way), share, run) for way in WAYS)])
     titles = ["tensor", "nonzeros, rank", "share", *(name_way(way, run) for way in WAYS)]
     return make_table(titles, lines)
 

@@ -84,9 +84,10 @@ def test_runs_become_pages(tmp_path, monkeypatch):
 
 
 def test_seconds_to_a_fit_become_cells():
-    run = {"limit_s": 20.0, "starts": 5}
+    run = {"starts": 5}
     row = {"num_calls": 5, "same_0.99_s": 0.1234, "same_0.99_iterations": 17.0}
     assert write_tables.write_seconds(row, 0.99, run) == "0.12 (17)"
     assert write_tables.write_seconds(row | {"num_calls": 3}, 0.99, run) == "0.12 (17)*"
     assert write_tables.write_seconds(row | {"same_0.99_s": None}, 0.99, run) == "never"
-    assert write_tables.write_seconds(row | {"num_calls": 0}, 0.99, run) == "over 20"
+    assert write_tables.write_seconds(row | {"num_calls": 0}, 0.99, run) == "stopped"
+    assert write_tables.write_seconds(None, 0.99, run) == ""
