@@ -167,13 +167,13 @@ def write_fits(runs, shares):
     """Write a table of the newest run of each tensor, a row for each share."""
     newest = {run["tensor"]: run for run in runs}
     lines = []
-    for tensor, label in TENSORS.items():
+    for tensor in (name for name in TENSORS if name in newest):
         run = newest[tensor]
         rows = {row["way"]: row for row in run["rows"]}
         shape = " x ".join(map(str, run["shape"]))
         for share in shares:
             percent = f"{100 * share:g} %" if len(shares) > 1 else ""
-            cells = [f"{label}, {shape}", f"{run['nnz']:,}, {run['rank']}", percent]
+            cells = [f"{TENSORS[tensor]}, {shape}", f"{run['nnz']:,}, {run['rank']}", percent]
             lines.append([*cells, *(write_seconds(rows.get(way), share, run) for way in WAYS)])
     titles = ["tensor", "nonzeros, rank", "share", *(name_way(way, run) for way in WAYS)]
     return make_table(titles, lines)
@@ -225,7 +225,7 @@ def make_tables(results):
 
 def fill_page(text, tables):
     """Replace what is between the marks of a page; a mark without a table is a KeyError."""
-    pattern = r"(<!-- written by write_tables\.py: (.+) -->\n).*?(?=<!-- end -->)"
+    pattern = r"(<!-- written by write_tables\.py: ([^\n]+) -->\n).*?(?=<!-- end -->)"
     return re.sub(pattern, lambda found: found[1] + tables[found[2]], text, flags=re.DOTALL)
 
 

@@ -51,8 +51,8 @@ def test_runs_say_what_they_are_of():
 def test_a_page_is_filled_between_its_marks():
     begin = "<!-- written by write_tables.py: a, b -->\n"
     page = f"Above\n{begin}old\n<!-- end -->\nBelow\n"
-    filled = write_tables.fill_page(page, {"a, b": "| new |\n", "other": "no"})
-    assert filled == f"Above\n{begin}| new |\n<!-- end -->\nBelow\n"
+    filled = write_tables.fill_page(2 * page, {"a, b": "| new |\n", "other": "no"})
+    assert filled == 2 * f"Above\n{begin}| new |\n<!-- end -->\nBelow\n"
     with pytest.raises(KeyError, match="a, b"):
         write_tables.fill_page(page, {"other": "no"})
 
