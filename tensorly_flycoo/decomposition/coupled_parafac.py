@@ -68,8 +68,8 @@ def coupled_parafac(
         Called with the CoupledCP and its error before the first and after each iteration; returns
         True to stop. For example a `Progress`, without a checkpoint.
     missing : {"zero", "unknown"}
-        What a row is to a block that lacks its label: zeros, or unknown. Then the block has no
-        say in that row, which its model predicts.
+        What a block that lacks the label of a row has there: zeros, or unknown values, which do
+        not change the row, and which the block's model predicts.
 
     Returns
     -------

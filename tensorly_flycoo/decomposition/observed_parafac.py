@@ -64,10 +64,10 @@ def observed_parafac(
         checkpoint to resume (`Progress.resume`).
     l2_reg : float or "validation"
         The ridge :math:`\lambda`, above 0, the same for all rows, however many nonzeros they have.
-        Values times :math:`c` give factors times :math:`c^{1/N}`. "validation" takes that of 100,
-        30, 10, 3, 1, 0.3, 0.1, 0.01, 1e-4 and 1e-6 which predicts held-out entries best: those of
-        `validation`, or a tenth of the observed ones, which the run then gets back. It is the same
-        for each `random_state`. With `unobserved` it is 1.
+        Values times :math:`c` give factors times :math:`c^{1/N}`. "validation" tries 100, 30, 10,
+        3, 1, 0.3, 0.1, 0.01, 1e-4 and 1e-6, and takes what predicts held-out entries best: those of
+        `validation`, or a tenth of the observed ones, which the run then gets back. The choice is
+        the same for each `random_state`. With `unobserved` it is 1.
     callback : callable, optional
         Called with the CPTensor, in float64, and its error before the first and after each
         iteration; returns True to stop. For example a `Progress`.
@@ -100,11 +100,11 @@ def observed_parafac(
     -------
     CPTensor
         Weights of ones and factors (I_n, R) in the dtype and on the device of `tensor`. Rows
-        without an observed entry are zero, but for their biases; with `cg_steps` they are near it.
+        without an observed entry are zero, with `cg_steps` nearly, but for their biases.
         Its attributes, which a `LabelledCP` and its file have too, are `bias_modes`, for each
         component the mode of which it is a bias, N for the mean and -1 for others;
-        `observed_scale`, which is s; and without `unobserved` `observed_l2_reg`, the ridge. Where
-        that is, `fold_in` and `LabelledCP.transform` take missing cells of new rows as unknown.
+        `observed_scale`, which is s; and without `unobserved` `observed_l2_reg`, the ridge. By this
+        one, `fold_in` and `LabelledCP.transform` know that missing cells of new rows are unknown.
     errors : list of float
         The root of the weighted sum of squared residuals, relative to that of squared values,
         after each iteration; only with `return_errors`.

@@ -47,7 +47,7 @@ def parafac(
     tensor : FlycooTensor or sparse.COO
     rank : int or "same"
         R, the number of components. "same" gives the model as many parameters as the tensor has
-        cells; it is refused if the nonzeros take fewer numbers than that. So are all fractions.
+        cells, and is refused if the nonzeros take fewer numbers. Fractions are always refused.
     n_iter_max : int
     init : {"svd", "random", CPTensor, ResumedCP}
         The initial guess, in the dtype of `tensor`; or a checkpoint to resume
@@ -72,9 +72,9 @@ def parafac(
         Added to the diagonal of each system of equations, whatever the size of the values.
     mask : sparse.COO or array, optional
         In the shape of `tensor`: 1, or True, but 0 at the missing entries. A COO has fill_value 1
-        and stores these zeros; a dense array suits small tensors. Its size is 1 in modes all of
-        whose indices are alike: such blocks are never listed, begin with zeros where TensorLy takes
-        the values of `tensor`, and are not imputed for ``init="svd"``.
+        and stores these zeros; a dense array suits small tensors. Where its size is 1, it
+        holds for all indices of the mode: blocks that are missing so are never listed, begin with
+        zeros where TensorLy takes the values of `tensor`, and no ``init="svd"`` imputes them.
     cvg_criterion : {"abs_rec_error", "rec_error"}
         With "rec_error" an increase of the error stops the loop too.
     fixed_modes : sequence of int, optional

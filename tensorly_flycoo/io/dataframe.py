@@ -68,9 +68,9 @@ def from_dataframe(
     missing : {"raise", "drop"}
         Whether a row without an entry or its value is an error, or left out.
     zeros : {"raise", "drop", "keep"}
-        Whether a cell whose values are 0, or add up to it, is an error; or not stored, since cells
-        without a row are 0 too; or stored, as what `observed_parafac` takes for observed: as a
-        number ``2**-64`` times the largest value, which no rounded sum tells from 0.
+        What to do with a cell whose values are 0 or add up to 0: raise an error; not store it, as
+        cells without a row are 0 too; or store it, so that `observed_parafac` takes its 0 as
+        known: as ``2**-64`` times the largest value, which no rounded sum tells from 0.
     **options : those of `FlycooTensor`, such as ``dtype``, ``layout`` and ``device``
 
     Returns
@@ -139,7 +139,7 @@ def from_dataframe(
     shape = [entries.size for entries in of_modes.values()]
     for name, entries in of_modes.items():
         if not given and 2 * entries.size > coords.shape[1] >= _MANY_ROWS:
-            advice = "leave rare labels out, or bin numbers (pandas.cut)"
+            advice = "leave rare labels out, bin numbers (pandas.cut), or parse dates that are text"
             if entries.dtype.kind in "mM":
                 advice = f"round times (--modes {name}:day, or .dt.floor('D') in pandas)"
             text = "column %r has %d labels in %d rows, too many to find patterns: %s"

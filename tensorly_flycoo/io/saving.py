@@ -96,8 +96,8 @@ def write_layout(
 def load(path: FilePath, *, device: str | None = None) -> FlycooTensor | LabelledTensor:
     """Load a tensor that `save` wrote, on any device.
 
-    The plan of a tensor in layout "remap", and one that would be built otherwise here, on another
-    kind of device or by another release, is built anew. Results are the same either way.
+    The plan is built anew for the layout "remap", and where another kind of device or another
+    release, which saved it, would have built it otherwise. Results are the same either way.
 
     Parameters
     ----------

@@ -121,10 +121,10 @@ def best_of(
     keep_all : bool
         Whether no run is dropped. Then all end by themselves, as they would alone.
     **options
-        For each run; `init` may only be "random". `parafac`, and `non_negative_parafac_hals` of
-        this package, of a sparse tensor get ``linesearch="nesterov"`` if you pass neither another
-        one nor a mask. `parafac` runs together only with `n_iter_max`, `tol`, `cvg_criterion` and
-        ``linesearch=False`` or "nesterov"; with a `mask` without momentum.
+        For each run; `init` may only be "random". For a sparse tensor, `parafac` and this package's
+        `non_negative_parafac_hals` get ``linesearch="nesterov"`` unless you pass another one or a
+        mask. Starts of `parafac` run together with no options but `n_iter_max`, `tol`,
+        `cvg_criterion`, ``linesearch=False`` or "nesterov", and `mask`, then without momentum.
 
     Returns
     -------
@@ -147,7 +147,7 @@ def best_of(
     other is dropped if its error, less 2 t times its last decrease, is still above the least one.
     After each 10 iterations, one whose factor match score with a better one is 0.95 is dropped too.
     So the best start may be lost: in simulations never where the tensor has as many components as
-    the model, 5 times in 36 (10 starts) where the model has one for noise.
+    the model, but 5 times in 36 (10 starts) where one component of the model fits noise.
 
     As many starts run together as fit half of the free memory and, on a CPU, its caches. On a CPU
     each run gives the bits that it gives alone, with a mask up to rounding errors. On a GPU runs

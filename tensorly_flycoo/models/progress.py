@@ -33,8 +33,8 @@ _logger = logging.getLogger(__name__)
 class Progress:
     """A callback for decompositions: progress, checkpoints and a clean stop.
 
-    Pass it as ``callback=`` inside its ``with`` block, to `tensorly.decomposition.parafac` or to a
-    function in `tensorly_flycoo.decomposition`: all that iterate; to `coupled_parafac` without a
+    Pass it as ``callback=`` inside its ``with`` block, to `tensorly.decomposition.parafac` or to
+    any function in `tensorly_flycoo.decomposition` that iterates; to `coupled_parafac` without a
     checkpoint.
 
     The first Ctrl-C stops the run after the current iteration, and the decomposition returns the

@@ -53,9 +53,9 @@ class RankScore(NamedTuple):
         The relative error of the model; of `generalized_parafac`, the loss F.
     heldout_loss : float
         What the best run, which was fitted without the held-out entries, does not explain there:
-        the norm of the residual, relative to that of the values; of ``loss="poisson_count"``, the
-        share of the deviance of the mean. Entries have weights: the loss is that of all cells. Of
-        `observed_parafac`, values are less their mean, and have no weights.
+        the norm of the residual, relative to that of the values; with ``loss="poisson_count"`` the
+        deviance, relative to that of the mean. Entries have weights: the loss is that of all cells.
+        With `observed_parafac` they have none, and the mean is taken off the values.
     heldout_se : float
         The standard error of that loss, over the held-out entries.
     difference_se : float
@@ -158,10 +158,10 @@ def select_rank(
 
     The suggested rank is the lowest one that is as good as the one with the least held-out loss:
     the loss differs by at most one standard error of the difference, or by so little that fits
-    which ended here cannot tell. Ranks whose runs agree go first: on average they differ in less
-    than half a component, ``rank * (1 - match) < 0.5``. If there is none, one whose loss is within
-    one standard error of the least loss itself, or explains less by at most a hundredth, may take
-    their place.
+    which ended here cannot tell. Of these, ranks whose runs agree go first: on average they differ
+    in less than half a component, ``rank * (1 - match) < 0.5``. If the runs of none agree, a rank
+    whose runs do may take their place: its loss is within one standard error of the least loss
+    itself, or it explains less by at most a hundredth.
 
     Parameters
     ----------
@@ -487,8 +487,8 @@ def _list_doubts(scores: Sequence[RankScore], chosen: RankScore | None) -> list[
         doubts.append("no rank predicts the held-out entries better than zeros or their mean do")
     if least.heldout_se > _LARGE_ERROR * abs(1 - least.heldout_loss):
         doubts.append(
-            f"the held-out entries are too few to tell: the least loss is {least.heldout_loss:.2f} "
-            f"with a standard error of {least.heldout_se:.2f}, so higher ranks than {chosen.rank} "
+            f"the held-out entries are too few to tell: the least loss is {least.heldout_loss:.4f} "
+            f"with a standard error of {least.heldout_se:.4f}, so higher ranks than {chosen.rank} "
             "may go unseen; pass more data, or merge rows"
         )
     if chosen.rank == scores[-1].rank and len(scores) > 1:

@@ -65,9 +65,9 @@ def estimate_memory(
     keep : {"device", "host"}
         As for `FlycooTensor`: with "host" what is free now decides what stays on the GPU.
     groups : {"auto"}, None or sequence of sequences of int
-        As for `FlycooTensor`. With "auto" no combinations of indices are taken to be numbered,
-        which happens if that takes less. If `groups` has a group that will be numbered, all results
-        are upper bounds: as if all its combinations occurred, or each nonzero had one of its own.
+        As for `FlycooTensor`. With "auto" the estimate is that without numbered combinations of
+        indices; the tensor numbers them only if that takes less. If `groups` has a group that will
+        be numbered, all results are upper bounds, for as many combinations as there can be.
 
     Returns
     -------

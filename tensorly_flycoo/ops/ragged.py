@@ -42,9 +42,9 @@ class RaggedTensor(LazyArray):
     row_counts, starts : int64 array (K,)
         The number of rows of each slice, and its first row in `matrix`, on the host.
     labels : dict
-        Those of a LabelledTensor; with `drop_empty` or `by` those of the rows are a list of arrays
-        (I_k,). With `by` those of "slice", sorted, and of the matrix; of an AnnData "row" and
-        "column", and so of matrices without labels: their numbers.
+        Those of a LabelledTensor. With `by`, "slice" has the sorted labels of `by`; "row" and
+        "column" have those of an AnnData or of the matrix, or else numbers. With `drop_empty` or
+        `by` those of the rows are a list of arrays (I_k,).
 
     Raises
     ------

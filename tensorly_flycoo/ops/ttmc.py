@@ -43,7 +43,7 @@ def check_free_modes(x: FlycooTensor, modes: Sequence[int]) -> None:
         raise densify_error(
             f"multiplying by factors of all modes but {names}",
             (*sizes, "..."),
-            "leave out at most one mode, or modes with no more cells together than x has nonzeros",
+            "multiply all modes but one, or leave out modes with fewer cells than x has nonzeros",
         )
 
 

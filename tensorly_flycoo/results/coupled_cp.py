@@ -15,9 +15,9 @@ class CoupledCP:
 
     The columns of the factors have norm 1; the weights of a block say how much of each component is
     in it. Components are sorted by the norm of their weights over all blocks, each times the root
-    of its `block_weights`. In each column the element of largest magnitude is positive, but the
-    last mode that a block alone has, and that may be negative, takes the sign with which the
-    block's weights are positive. Weights of a block without such a mode may be negative.
+    of its `block_weights`. In each column the element of largest magnitude is positive, except
+    in the last mode that only one block has and that may be negative: its signs make the weights
+    of that block positive. Weights of a block without such a mode may be negative.
 
     Attributes
     ----------

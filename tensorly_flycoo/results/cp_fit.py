@@ -92,9 +92,9 @@ def cp_fit(
     Notes
     -----
     All cells cost one MTTKRP, of the last mode, as do the errors of `parafac`: the squared residual
-    is ``|x|^2 + |model|^2 - 2 <x, model>``, whose terms are added in float64, and less the model's
-    square at missing entries. They cancel near an exact fit: a relative error below 1e-8 (float64)
-    or 1e-3 (float32) is rounding. Held-out entries
+    is ``|x|^2 + |model|^2 - 2 <x, model>``, added in float64, without the model's square at missing
+    entries. These terms cancel near an exact fit: a relative error below 1e-8 (float64) or 1e-3
+    (float32) is rounding. Held-out entries
     cost ``count * R * ndim`` operations, and do not cancel. With "poisson_count", all cells cost
     the model's values at the nonzeros, and a few numbers for each of them.
 

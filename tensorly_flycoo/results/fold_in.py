@@ -46,7 +46,7 @@ def fold_in(
     .. math:: \min_F |X_{\mathrm{new}} - [w; F_0, \ldots, F, \ldots, F_{N-1}]|
 
     or, with ``loss="poisson_count"``, the likeliest rows if the model gives the means of counts.
-    All other cells are zeros, or with `observed` unknown, as new users' ratings are.
+    Cells that `x_new` lacks are zeros, or unknown with `observed`, as what a new user did not rate.
 
     Parameters
     ----------

@@ -180,8 +180,8 @@ class LabelledCP(LabelledFactors, CPTensor):
         values : str, optional
             The column of the values; by default, each line has the value 1.
         loss, non_negative, observed, l2_reg
-            As for `fold_in`: whether the model gives the means of counts, the rows must not be
-            negative, and the cells that `frame` lacks are unknown, not zeros.
+            As for `fold_in`: "poisson_count" if the model gives means of counts; whether rows must
+            not be negative; whether cells that `frame` lacks are unknown, not zeros; the ridge.
         **options
             Those of `from_dataframe`, such as ``aggregate``.
 

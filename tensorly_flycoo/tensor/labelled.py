@@ -144,10 +144,10 @@ class LabelledTensor(NamedTuple("_Fields", [("tensor", FlycooTensor), ("labels",
 
     TensorLy and this package take it wherever they take a sparse tensor, and compute with its
     `tensor`. Decompositions of it have its `labels`: a CP model is a `LabelledCP`. It has the
-    attributes, methods and operators of its tensor. A tensor that results keeps the labels of its
-    modes; two tensors are added if their labels are the same. Where functions take a mode, they
-    take its name: ``x.sum("day")``. It is a named tuple of two items, for ``tensor, labels = x``;
-    to index the tensor, write ``x.tensor[...]``.
+    attributes, methods and operators of its tensor, and their sparse results keep the labels; to be
+    added, two tensors need the same ones. Where functions take a mode, they take its name:
+    ``x.sum("day")``. It is a named tuple of two items, for ``tensor, labels = x``; to index the
+    tensor, write ``x.tensor[...]``.
 
     Attributes
     ----------

@@ -94,9 +94,9 @@ class FlycooTensor:
         Divides the modes into groups of neighbours, such as ``[(0, 1, 2), (3, 4)]``. The modes of a
         group share one pass over the nonzeros, which reads one row for each other group. Results
         are the same within rounding errors. "auto" merges modes with few combinations of indices:
-        all of them, or, of the first modes, those that occur in a slab; chosen from `shape`, the
-        numbers of nonzeros (in slabs, of values) and slabs and, for the latter, the number of
-        combinations. None merges none.
+        few that are possible, or, of the first modes, few that occur in a slab. It decides by
+        `shape` and by these numbers and those of nonzeros and slabs, so alike on every device.
+        None merges none.
 
     Attributes
     ----------

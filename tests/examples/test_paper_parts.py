@@ -3,8 +3,6 @@
 import argparse
 import copy
 import itertools
-import json
-import re
 from pathlib import Path
 
 import numpy as np
@@ -208,28 +206,6 @@ def test_tables():
     ]
     assert "- alpha 3, default: 2.00 times as fast as the paper's kernel" in parts["summary"]
     assert parts["summary"].endswith("without vast 2.00")
-
-
-def test_the_page_is_filled_between_its_marks():
-    mark = "<!-- written by tables.py: run, spmm -->"
-    page = f"Above\n{mark}\nold\n<!-- end -->\nBelow\n"
-    assert tables.fill_page(page, "other", make_result()) == page
-    page = tables.fill_page(page, "run", make_result())
-    assert page.startswith(f"Above\n{mark}\n| tensor")
-    assert page.endswith("|\n<!-- end -->\nBelow\n")
-    assert "old" not in page
-    assert tables.fill_page(page, "run", make_result()) == page
-
-
-def test_the_figures_of_the_page_are_those_of_the_json():
-    page, marks = tables.PAGE.read_text(), []
-    for path in tables.RESULTS.glob("*.json"):
-        result = json.loads(path.read_text())
-        assert tables.fill_page(page, path.stem, result) == page
-        marks += [f"{path.stem}, {name}" for name in tables.make_parts(result)]
-    found = re.findall("<!-- written by tables.py: (.+) -->\n", page)
-    assert found
-    assert set(found) <= set(marks)
 
 
 def test_pictures(tmp_path):

@@ -1,11 +1,11 @@
 """The benchmark of seconds to a fit, on small tensors."""
 
 import importlib.util
-import json
 import math
 
 import numpy as np
 import pytest
+import runs
 import seconds_to_fit
 
 
@@ -22,12 +22,13 @@ def _small(monkeypatch):
 @pytest.mark.usefixtures("_small")
 def test_ours_reach_the_best_fit(tmp_path, capsys):
     ways = ["flycoo", "momentum", "line search"]
-    path = tmp_path / "results.json"
-    options = ["--iterations", "12", "--starts", "2", "--threads", "1", "--json", str(path)]
+    options = ["--iterations", "12", "--starts", "2", "--threads", "1", "--results", str(tmp_path)]
     results = seconds_to_fit.main(["--tensors", "collinear", "nell-2", "--ways", *ways, *options])
     assert [result["tensor"] for result in results] == ["collinear", "nell-2"]
-    assert len(json.loads(path.read_text())["tensors"]) == 2
-    for result in results:
+    kept = runs.load_runs(tmp_path / "fit")
+    assert [run["tensor"] for run in kept] == ["collinear", "nell-2"]
+    for result, run in zip(results, kept, strict=True):
+        assert [row["num_calls"] for row in run["rows"]] == [2, 2, 2]
         assert [len(row["calls"]) for row in result["rows"]] == [2, 2, 2]
         fits = [fit for row in result["rows"] for call in row["calls"] for fit in call["fits"]]
         assert result["best_fit"] == max(fits)
@@ -36,7 +37,7 @@ def test_ours_reach_the_best_fit(tmp_path, capsys):
             for call in row["calls"]:
                 assert (np.diff(call["seconds"]) >= 0).all()
                 assert call["seconds"][0] > 0
-    assert "99.9% of same" in capsys.readouterr().out
+    assert "99.90% of same" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("way", ["contrib.sparse", "pygenten", "pyttb"])
@@ -61,3 +62,6 @@ def test_medians_count_calls_that_do_not_get_there():
     assert rows[0]["same_0.99_s"] == 2.5
     assert rows[0]["same_0.99_iterations"] == 1.5
     assert math.isnan(rows[1]["same_0.99_s"])
+    kept = seconds_to_fit.keep_medians(rows)
+    assert [row["any_0.99_s"] for row in kept] == [None, None]
+    assert [(row["num_calls"], "calls" in row) for row in kept] == [(2, False), (0, False)]

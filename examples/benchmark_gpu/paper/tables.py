@@ -1,18 +1,13 @@
 """Tables of the paper's experiments, in Markdown, for the terminal and for docs/paper.md.
 
-python examples/benchmark_gpu/paper/tables.py  # writes those of the committed results into it
+`examples/write_tables.py` writes those of the committed results into it.
 """
 
-import json
-import re
 from pathlib import Path
 from statistics import geometric_mean, mean
 
 #: The figures of the page, a file for each run.
 RESULTS = Path(__file__).resolve().with_name("results")
-
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "paper.md"
-
 
 #: Metrics of ncu in the paper's figures, and their names.
 THROUGHPUTS = {
@@ -282,24 +277,3 @@ def print_tables(result):
     """Print all tables."""
     for name, text in make_parts(result).items():
         print(f"\n{name}\n\n{text}", flush=True)
-
-
-def fill_page(text, run, result):
-    """Replace what is between the marks of a run's tables in a page."""
-    for name, table in make_parts(result).items():
-        mark = f"<!-- written by tables.py: {run}, {name} -->"
-        pattern = re.compile(f"{re.escape(mark)}\n.*?<!-- end -->", re.S)
-        text = pattern.sub(lambda _, all=f"{mark}\n{table}\n<!-- end -->": all, text)
-    return text
-
-
-def main():
-    """Write the figures of the committed results into the page."""
-    text = PAGE.read_text()
-    for path in sorted(RESULTS.glob("*.json")):
-        text = fill_page(text, path.stem, json.loads(path.read_text()))
-    PAGE.write_text(text)
-
-
-if __name__ == "__main__":
-    main()

@@ -597,6 +597,9 @@ def test_the_log_warns_of_nearly_as_many_labels_as_rows(caplog):
     assert len(caplog.messages) == 1
 
 
+OF_MANY_LABELS = "leave rare labels out, bin numbers (pandas.cut), or parse dates that are text"
+
+
 @pytest.mark.parametrize(
     ("make", "advice"),
     [
@@ -606,8 +609,8 @@ def test_the_log_warns_of_nearly_as_many_labels_as_rows(caplog):
             lambda numbers: pd.PeriodIndex.from_ordinals(numbers, freq="h"),
             "round times (--modes k{x}:day, or .dt.floor('D') in pandas)",
         ),
-        (np.asarray, "leave rare labels out, or bin numbers (pandas.cut)"),
-        (lambda numbers: numbers.astype(str), "leave rare labels out, or bin numbers (pandas.cut)"),
+        (np.asarray, OF_MANY_LABELS),
+        (lambda numbers: numbers.astype(str), OF_MANY_LABELS),
     ],
 )
 def test_the_advice_fits_the_entries(make, advice, caplog):
