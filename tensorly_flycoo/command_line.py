@@ -30,7 +30,7 @@ from . import (
 from .base.checks import require
 from .decomposition.methods import METHODS, Method
 from .io.dataframe import AGGREGATES, MISSING
-from .io.files import replace_file, replace_text, try_writing
+from .io.files import replace_file, try_writing
 from .io.table_files import read_table
 from .loop.cp_model import count_zeros
 from .models.best_of import Starts
@@ -429,7 +429,7 @@ def write_results(cp: LabelledCP, folder: Path, arguments: argparse.Namespace) -
 
 
 def _write_text(path: Path, text: str) -> Path:
-    with replace_text(path) as file:
+    with replace_file(path) as file:
         file.write(text.encode())
     return path
 

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import tensorly as tl
+from tns_text import write_tns
 
 import tensorly_flycoo
 from tensorly_flycoo import FlycooTensor, command_line
@@ -84,7 +85,7 @@ def give_slabs():
     x = random_tensor((60, 50, 40), 2000, random_state=0)
     coords, values = x.nonzeros()
     Path("shared").mkdir()
-    tensorly_flycoo.write_tns("part.tns", x)
+    write_tns("part.tns", x)
     tensorly_flycoo.save_slabs("shared/reddit.flycoo", ["part.tns"])
     return {
         "coords": coords,
@@ -115,7 +116,7 @@ def give_file():
     """Make a file of nonzeros, and return a table of visits, and ratings."""
     import pandas as pd
 
-    tensorly_flycoo.write_tns("nell-2.tns.gz", random_tensor((60, 50, 40), 2000, random_state=0))
+    write_tns("nell-2.tns.gz", random_tensor((60, 50, 40), 2000, random_state=0))
     patients, visits, codes = np.random.RandomState(0).randint(0, 12, (3, 600))
     df = pd.DataFrame({"patient": patients, "visit": visits, "code": codes})
     return {"df": df, **give_ratings()}
@@ -199,6 +200,17 @@ def test_python(page, tmp_path):
                     stack.callback(client.cluster.close)
     if "starts" in namespace and "flights" in namespace:
         assert namespace["starts"].match > 0.95  # the text calls the model trustworthy
+
+
+def test_text_that_is_written_is_read_back():
+    """Every bit, also of numbers with the longest texts and of the last rows, if empty."""
+    (block,) = (block for block in list_blocks("docs/uses.md", "python") if "np.savetxt" in block)
+    numbers = [0.1, -1 / 3, 5e-324, 1e300 / 7, np.float32(0.1), 2.0**53 - 1]
+    x = FlycooTensor([range(6), [2**20 - 1] * 6], numbers, (9, 2**20))
+    exec(block, {"x": x})
+    y = tensorly_flycoo.read_tns("x.tns", shape=x.shape)
+    for array, expected in zip(y.nonzeros(), x.nonzeros(), strict=True):
+        np.testing.assert_array_equal(array, expected)
 
 
 def write_tables():

@@ -136,19 +136,7 @@ def try_writing(path: FilePath) -> None:
         os.fsync(file.fileno())
 
 
-@contextlib.contextmanager
-def replace_text(path: FilePath) -> Iterator[IO[bytes]]:
-    """Replace a file as `replace_file` does, compressed if its name ends in .gz or .zst."""
-    suffix = Path(path).suffix
-    with replace_file(path) as raw:
-        if suffix not in _COMPRESSED:
-            yield raw
-            return
-        with _import_compression(suffix).open(raw, "wb") as file:
-            yield file
-
-
 def _import_compression(suffix: str) -> ModuleType:
     zstd = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
-    need = 'reading and writing .zst needs pip install "tensorly-flycoo[zstd]"'
+    need = 'reading .zst needs pip install "tensorly-flycoo[zstd]"'
     return require("gzip" if suffix == ".gz" else zstd, need)

@@ -1,20 +1,12 @@
-"""Read and write tensors as text: FROSTT's .tns files, with one line per nonzero."""
+"""Read tensors from text: FROSTT's .tns files, with one line per nonzero."""
 
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
-
 from ..base.checks import check_index_base, check_shape
-from ..tensor.coo_cache import SparseData, as_flycoo
-from ..tensor.labelled import LabelledTensor
 from ..tensor.tensor import FlycooTensor
-from .files import replace_text
 from .parts import Block, Reading, join_blocks
 from .places import FilePath, list_files
-
-#: Nonzeros written at a time.
-_WRITE_BLOCK = 2**16
 
 
 def read_tns(
@@ -106,63 +98,3 @@ def read_nonzeros(path: FilePath, shape: tuple[int, ...] | None, index_base: int
     if not joined.shape:
         raise ValueError(f"{path} has no nonzeros and no header with a shape: give shape=")
     return joined
-
-
-def write_tns(path: FilePath, x: SparseData, *, index_base: int = 1) -> None:
-    """Write a tensor to a .tns file; `read_tns` restores every bit.
-
-    The first line is a comment with the shape. Each further line has the indices and the value of
-    one nonzero, with as many digits as it takes to identify the value exactly.
-
-    Parameters
-    ----------
-    path : str or os.PathLike
-        The file is compressed if its name ends in .gz or .zst. An existing file is replaced once
-        the new one is complete, and kept if writing fails.
-    x : FlycooTensor or sparse.COO
-    index_base : {1, 0}
-        The first index of each mode in the file.
-
-    Raises
-    ------
-    OSError
-        If the file cannot be written.
-    TypeError
-        If `x` is not a sparse tensor, or is a LabelledTensor: pass its `tensor`.
-    ValueError
-        If `x` is a COO whose fill_value is not 0, or whose values are not finite or are integers
-        too large for float64.
-    ImportError
-        If the file is .zst and the module for it is missing.
-
-    Notes
-    -----
-    Values are written as float64: those of a float32 tensor get more digits than it needs, and
-    readers that only use float64 get the same numbers. A COO is converted first, and the result
-    is kept as long as the COO lives, as by decompositions.
-
-    Examples
-    --------
-    >>> import os, tempfile
-    >>> from tensorly_flycoo import FlycooTensor, write_tns
-    >>> path = os.path.join(tempfile.mkdtemp(), "small.tns")
-    >>> write_tns(path, FlycooTensor([[0, 2], [1, 0]], [0.1, 3.0], (3, 2)))
-    >>> print(open(path).read())
-    # shape: 3 2
-    1 2 0.1
-    3 1 3.0
-    <BLANKLINE>
-    """
-    index_base = check_index_base(index_base)
-    if isinstance(x, LabelledTensor):
-        raise TypeError("x is a LabelledTensor, whose labels the file would lose: pass x.tensor")
-    x = as_flycoo(x)
-    shape, (coords, values) = x.shape, x.nonzeros()
-    template = "%d " * len(shape) + "%r\n"
-    with replace_text(path) as file:
-        file.write(f"# shape: {' '.join(map(str, shape))}\n".encode())
-        for start in range(0, values.size, _WRITE_BLOCK):
-            block = slice(start, start + _WRITE_BLOCK)
-            columns = [(row[block] + index_base).tolist() for row in coords]
-            lines = zip(*columns, values[block].astype(np.float64).tolist(), strict=True)
-            file.write("".join([template % line for line in lines]).encode())

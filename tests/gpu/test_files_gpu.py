@@ -3,6 +3,7 @@
 import cupy
 import numpy as np
 import pytest
+from tns_text import write_tns
 
 from tensorly_flycoo import (
     FlycooTensor,
@@ -13,7 +14,6 @@ from tensorly_flycoo import (
     save,
     save_slabs,
     stats,
-    write_tns,
 )
 from tensorly_flycoo.base.checks import LAYOUTS
 from tensorly_flycoo.spread import choosing

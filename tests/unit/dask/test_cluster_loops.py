@@ -28,7 +28,6 @@ from tensorly_flycoo import (
     select_rank,
     stats,
     uncertainty,
-    write_tns,
 )
 from tensorly_flycoo.base.devices import OneDevice
 from tensorly_flycoo.dask import ClusterTensor
@@ -312,7 +311,6 @@ REFUSED = {
     "concatenate": lambda x: np.concatenate([x, x]),
     "inner product": lambda x: tl.tenalg.inner(x, x),
     "extremes over a mode": lambda x: x.max(axis=0),
-    "write_tns": lambda x: write_tns("x.tns", x),
     "to_frame": lambda x: LabelledTensor(x, Labels([*map(np.arange, x.shape)])).to_frame(),
     "stats": stats,
     "anomaly_scores": lambda x: anomaly_scores(x, make_model()),

@@ -9,7 +9,7 @@ from damaged_files import damage, edit
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tensorly_flycoo import LabelledCP, LabelledTensor, save, write_tns
+from tensorly_flycoo import LabelledCP, save
 from tensorly_flycoo.models import LabelledParafac2, LabelledTucker
 from tensorly_flycoo.testing import random_tensor
 
@@ -139,10 +139,3 @@ def test_damaged_files(make, tmp_path):
     for outcome in read:
         factors = outcome._list_factors()
         assert [len(of) for of in outcome.labels.values()] == [len(factor) for factor in factors]
-
-
-def test_a_labelled_tensor_is_not_written_without_its_labels(tmp_path):
-    x = LabelledTensor(random_tensor((2, 3), 5), {"a": np.arange(2), "b": np.arange(3)})
-    with pytest.raises(TypeError, match=r"pass x\.tensor"):
-        write_tns(tmp_path / "x.tns", x)
-    assert list(tmp_path.iterdir()) == []

@@ -14,7 +14,6 @@ from tensorly_flycoo import (
     LabelledTensor,
     save,
     save_slabs,
-    write_tns,
 )
 from tensorly_flycoo.io.checkpoint import save_checkpoint
 from tensorly_flycoo.tensor.labelled import Labels
@@ -41,7 +40,6 @@ WRITERS = {
     "save": lambda path: save(path, make_tensor()),
     "save labels": lambda path: save(path, LabelledTensor(make_tensor(), Labels(make_labels()))),
     "save_slabs": lambda path: save_slabs(path, make_tensor(), slabs=2),
-    "write_tns": lambda path: write_tns(path, make_tensor()),
     "checkpoint": lambda path: save_checkpoint(path, make_model(), [0.5]),
     "LabelledCP": lambda path: LabelledCP(make_model(), Labels(make_labels())).save(path),
 }

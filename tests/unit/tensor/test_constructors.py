@@ -19,7 +19,7 @@ from tensorly_flycoo import (
     cp_to_entries,
     load,
     mttkrp,
-    write_tns,
+    save,
 )
 from tensorly_flycoo.io.checkpoint import load_checkpoint
 from tensorly_flycoo.models.match import factor_match_score
@@ -183,7 +183,7 @@ def test_tensors_and_models_of_pyttb():
     _, errors = tl.decomposition.parafac(x, 2, init=model, n_iter_max=3, return_errors=True)
     assert errors[-1] <= error + 1e-9
     assert factor_match_score(model, model) == pytest.approx(1)
-    for call in (lambda: tl.decomposition.parafac(theirs, 2), lambda: write_tns("x", theirs)):
+    for call in (lambda: tl.decomposition.parafac(theirs, 2), lambda: save("x", theirs)):
         with pytest.raises(
             TypeError, match=r"sptensor, expected .*: pass FlycooTensor.from_coo\(x"
         ):
