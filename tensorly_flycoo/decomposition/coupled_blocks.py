@@ -206,10 +206,10 @@ def _convert(n: int, x: Any, device: str) -> Any:
         return FlycooTensor.from_coo(x, device=device)
     if converter := find_converter(x):
         return getattr(FlycooTensor, converter)(x, device=device)
-    if find_instead(x):
+    if instead := find_instead(x):
         raise TypeError(
             f"blocks[{n}] is a {type(x).__name__}, expected an array or a sparse tensor: pass "
-            "tensorly_flycoo.from_dataframe(x, columns), or for a table with a column for each "
+            f"{instead}, or for a table with a column for each "
             "index (x.to_numpy(), labels by mode)"
         )
     array = as_array(x)

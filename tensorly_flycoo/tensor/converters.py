@@ -8,7 +8,6 @@ from typing import Any
 CONVERTERS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "scipy": (lambda x: hasattr(x, "tocoo"), "from_scipy"),
     "torch": (lambda x: str(getattr(x, "layout", "")).startswith("torch.sparse"), "from_torch"),
-    "jax": (lambda x: hasattr(x, "n_batch"), "from_jax"),
     "pyttb": (lambda x: hasattr(x, "subs") and hasattr(x, "vals"), "from_coo"),
 }
 

@@ -41,12 +41,14 @@ def find_instead(x: object) -> str | None:
     kind: type = type(x)
     if library_of(kind) == "finch":
         return "a sparse.COO, which sparse makes without the environment variable SPARSE_BACKEND"
-    known = ("pandas", "polars", "pyarrow", "xarray", "duckdb", "_duckdb", "dask", "pyttb")
+    known = ("pandas", "polars", "pyarrow", "xarray", "duckdb", "_duckdb", "dask", "jax", "pyttb")
     if library_of(kind) not in known:
         return None
     table = "tensorly_flycoo.from_dataframe(x, columns)"
     return {
         "Array": "x.compute()",
+        "BCOO": "FlycooTensor(x.indices.T, x.data, x.shape)",
+        "BCSR": "x.to_bcoo()",
         "tensor": "x.data",
         "DataArray": "tensorly_flycoo.from_xarray(x)",
         "Series": "tensorly_flycoo.from_dataframe(x.reset_index(), columns, values)",

@@ -273,34 +273,6 @@ class FlycooTensor:
         return cls(coo.indices(), coo.values(), coo.shape, **options)
 
     @classmethod
-    def from_jax(cls, array: Any, **options: Any) -> Self:
-        """Make a tensor from a sparse JAX array: BCOO, or a matrix in BCSR.
-
-        Parameters
-        ----------
-        array : jax.experimental.sparse.BCOO or BCSR
-            On a CPU or a GPU, without batch modes and dense modes. Its padding, entries outside of
-            the shape, is left out.
-        **options : those of `FlycooTensor`, such as ``dtype``, ``layout`` and ``device``
-
-        Raises
-        ------
-        TypeError
-            If `array` is not such an array; `from_dense` takes dense ones.
-        ValueError
-            If some of its modes are batch modes or dense.
-        """
-        if not hasattr(array, "n_batch"):
-            raise TypeError(f"array is a {type(array).__name__}, expected a sparse JAX array")
-        if array.n_batch or array.n_dense:
-            kinds = f"{array.n_batch} batch modes and {array.n_dense} dense modes"
-            raise ValueError(f"array has {kinds}, expected none")
-        bcoo = array.to_bcoo() if hasattr(array, "to_bcoo") else array
-        coords, values = as_array(bcoo.indices).T, as_array(bcoo.data)
-        is_stored = (coords < array_module(coords).asarray(bcoo.shape)[:, None]).all(axis=0)
-        return cls(coords[:, is_stored], values[is_stored], bcoo.shape, **options)
-
-    @classmethod
     def from_dense(cls, array: Array, **options: Any) -> Self:
         """Make a tensor from the nonzeros of a dense array.
 

@@ -112,9 +112,14 @@ def test_nonzeros(kind):
         np.testing.assert_array_equal(array, other)
 
 
-def test_jax_sparse_arrays_are_converted_by_name():
+def test_jax_sparse_arrays_are_refused_with_what_converts_them():
     sparse = pytest.importorskip("jax.experimental.sparse")
-    bcoo = sparse.BCOO.fromdense(importlib.import_module("jax").numpy.eye(3), nse=5)  # two paddings
-    assert tl.tensor(bcoo).nnz == 3
-    with pytest.raises(TypeError, match=r"sparse jax.*BCOO, .*FlycooTensor\.from_jax\(x\)"):
-        tl.decomposition.parafac(bcoo, 2)
+    dense = importlib.import_module("jax").numpy.arange(6.0).reshape(2, 3)
+    with pytest.raises(TypeError, match=r"is a BCSR, .*: pass x\.to_bcoo\(\)"):
+        tl.decomposition.parafac(sparse.BCSR.fromdense(dense), 2)
+    x = sparse.BCSR.fromdense(dense).to_bcoo()
+    with pytest.raises(TypeError, match=r"is a BCOO, .*: pass ") as caught:
+        tl.decomposition.parafac(x, 2)
+    line = str(caught.value).partition("pass ")[2]
+    found = eval(line, {"FlycooTensor": tensorly_flycoo.FlycooTensor, "x": x})
+    np.testing.assert_array_equal(found.to_coo().todense(), dense)

@@ -117,38 +117,6 @@ def test_from_torch_by_a_stand_in():
         FlycooTensor.from_dense(SparseStandIn())
 
 
-class JaxStandIn:
-    """A stand-in for a BCOO of JAX: two nonzeros, and one entry of padding."""
-
-    shape, n_dense = (3, 4), 0
-    indices = np.array([[0, 3], [2, 1], [3, 4]])
-    data = np.array([1.0, 2.0, 0.0], np.float32)
-
-    def __init__(self, n_batch=0):
-        self.n_batch = n_batch
-
-
-def test_from_jax_by_a_stand_in():
-    x = FlycooTensor.from_jax(JaxStandIn(), layout="replicated", device="cpu")
-    assert (x.shape, x.dtype, x.layout) == ((3, 4), np.float32, "replicated")
-    assert x.to_coo().todense()[[0, 2], [3, 1]].tolist() == [1, 2]
-    with pytest.raises(ValueError, match="array has 1 batch modes and 0 dense modes, expected"):
-        FlycooTensor.from_jax(JaxStandIn(1))
-    with pytest.raises(TypeError, match="array is a ndarray, expected a sparse JAX array"):
-        FlycooTensor.from_jax(np.eye(3))
-    with pytest.raises(TypeError, match="expected a dense array: call from_jax instead"):
-        FlycooTensor.from_dense(JaxStandIn())
-
-
-def test_from_jax():
-    jax = pytest.importorskip("jax")
-    sparse = importlib.import_module("jax.experimental.sparse")
-    dense = jax.numpy.arange(6.0).reshape(2, 3)
-    for array in (sparse.BCOO.fromdense(dense, nse=6), sparse.BCSR.fromdense(dense)):
-        x = FlycooTensor.from_jax(array, device="cpu")
-        np.testing.assert_array_equal(x.to_coo().todense(), dense)
-
-
 def test_from_torch():
     torch = pytest.importorskip("torch")
     dense = torch.randint(0, 2, (4, 5, 6), dtype=torch.float64, requires_grad=True)

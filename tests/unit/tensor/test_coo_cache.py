@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 import sparse
+import tensorly as tl
 from problems import make_factors, make_problem
 
 from tensorly_flycoo import FlycooTensor, engines, mttkrp
@@ -287,6 +288,24 @@ def test_torch_sparse_is_named():
     assert find_converter(Tensor()) == "from_torch"
     with pytest.raises(TypeError, match=r"sparse torch\.Tensor, .*FlycooTensor\.from_torch\(x\)"):
         as_flycoo(Tensor())
+
+
+class BCOO:
+    """A stand-in for a sparse array of JAX."""
+
+    shape, indices, data = (3, 4), np.array([[0, 3], [2, 1]]), np.array([1.0, 2.0])
+
+
+BCOO.__module__ = "jax.experimental.sparse.bcoo"
+
+
+@pytest.mark.parametrize("use", [as_flycoo, lambda x: tl.decomposition.parafac(x, 2)])
+def test_the_error_for_a_sparse_array_of_jax_says_what_converts_it(use):
+    x = BCOO()
+    with tl.backend_context("flycoo"), pytest.raises(TypeError, match="x is a BCOO") as caught:
+        use(x)
+    found = eval(str(caught.value).partition("pass ")[2], {"FlycooTensor": FlycooTensor, "x": x})
+    np.testing.assert_array_equal(found.to_coo().todense()[[0, 2], [3, 1]], x.data)
 
 
 def test_other_things_need_no_converter():
