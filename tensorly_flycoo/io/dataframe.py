@@ -9,7 +9,7 @@ import numpy as np
 from ..base.checks import MAX_MODE_SIZE, check_choice, check_values
 from ..engines import select_engine
 from ..tensor.labelled import LabelledTensor, Labels
-from ..tensor.tensor import FlycooTensor, find_extremes, group_cells
+from ..tensor.tensor import FlycooTensor, group_cells
 from .entries import (
     ColumnLabels,
     convert_column,
@@ -259,7 +259,7 @@ def _merge(
     if aggregate == "last":
         return coords, numbers[ends - 1]
     if aggregate == "max":
-        return coords, find_extremes(numbers, starts, "max", np)
+        return coords, np.maximum.reduceat(numbers, starts)
     sums = np.add.reduceat(numbers, starts, dtype=np.float64)
     sums /= ends - starts if aggregate == "mean" else 1
     return coords, sums.astype(numbers.dtype)

@@ -8,7 +8,6 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from inspect import signature
 from numbers import Real
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
@@ -563,50 +562,35 @@ class FlycooTensor:
         modes = check_axes(axis, self.ndim)
         return self.sum(modes) / float(math.prod(self.shape[mode] for mode in modes))
 
-    def max(self, axis: int | Iterable[int] | None = None) -> FlycooTensor | Array:
-        """Find the largest elements, including zeros, over all or some modes.
+    def max(self, axis: int | Iterable[int] | None = None) -> np.floating:
+        """Find the largest element, zeros included.
 
-        Parameters, results and errors are those of `FlycooTensor.sum`.
+        Raises
+        ------
+        ValueError
+            If `axis` leaves a mode: ``x.to_coo().max(axis)`` has the largest over some modes.
 
         Examples
         --------
         >>> x = FlycooTensor([[0, 1, 1], [0, 0, 1]], [2.0, -3.0, -4.0], shape=(3, 2))
-        >>> x.max(), x.max(axis=1), x[1:2].max()
-        (np.float64(2.0), array([ 2., -3.,  0.]), np.float64(-3.0))
+        >>> x.max(), x.min(), x[1:2].max()
+        (np.float64(2.0), np.float64(-4.0), np.float64(-3.0))
         """
-        return self._find_extremes(axis, "max")
+        return self._find_extreme(axis, "max")
 
-    def min(self, axis: int | Iterable[int] | None = None) -> FlycooTensor | Array:
-        """Find the smallest elements, including zeros, over all or some modes.
+    def min(self, axis: int | Iterable[int] | None = None) -> np.floating:
+        """Find the smallest element, zeros included; see `FlycooTensor.max`."""
+        return self._find_extreme(axis, "min")
 
-        Parameters, results and errors are those of `FlycooTensor.sum`.
-
-        Examples
-        --------
-        >>> FlycooTensor([[0, 1], [2, 0]], [2.0, -4.0], shape=(3, 4)).min(axis=0)
-        array([-4.,  0.,  0.,  0.])
-        """
-        return self._find_extremes(axis, "min")
-
-    def _find_extremes(self, axis: int | Iterable[int] | None, name: str) -> Any:
-        """Reduce by "max" or "min", whose ufuncs are "maximum" and "minimum"."""
-        gone, xp = check_axes(axis, self.ndim), self._engine.xp
-        num_cells = math.prod(self.shape[mode] for mode in gone)
-        if len(gone) == self.ndim:
-            of_pieces = map_pieces(pieces.find_extreme, self._layout, self._engine, name)
-            found = [float(own) for own in of_pieces if own.size]
-            if self.nnz < num_cells:
-                found.append(0.0)
-            return xp.asarray(getattr(np, name)(found), self.dtype)[()]
-        coords, values = self._sorted_nonzeros()
-        kept = [mode for mode in range(self.ndim) if mode not in gone]
-        coords, shape = coords[kept], [self.shape[mode] for mode in kept]
-        if self.nnz:
-            coords, values, starts = group_cells(coords, values, shape, self._engine)
-            extremes = find_extremes(values, starts, name, xp)
-            has_zero = xp.append(starts[1:], self.nnz) - starts < num_cells
-            values = xp.where(has_zero, getattr(xp, f"{name}imum")(extremes, 0), extremes)
-        return self._rebuild(coords, values, shape)._flatten()
+    def _find_extreme(self, axis: int | Iterable[int] | None, name: str) -> np.floating:
+        if len(check_axes(axis, self.ndim)) < self.ndim:
+            instead = f"x.to_coo().{name}(axis) gives it over some"
+            raise ValueError(f"axis is {axis!r}, expected all modes, or None: {instead}")
+        extremes = map_pieces(pieces.find_extreme, self._layout, self._engine, name)
+        found = [float(extreme) for extreme in extremes if extreme.size]
+        if self.nnz < math.prod(self.shape):
+            found.append(0.0)
+        return self._engine.xp.asarray(getattr(np, name)(found), self.dtype)[()]
 
     def _flatten(self) -> FlycooTensor | Array:
         """Return a tensor of one mode as a dense vector; return another one as it is."""
@@ -912,18 +896,6 @@ def group_cells(
     is_first[1:] = ~engine.find_duplicates(records, record_format)
     starts = xp.flatnonzero(is_first)
     return record_format.coords(records[starts], xp), record_format.values(records).copy(), starts
-
-
-def find_extremes(values: Array, starts: Array, name: str, xp: ModuleType) -> Array:
-    """Find the "max" or "min" of the values from each of the `starts` to the next."""
-    if xp is np:
-        return getattr(np, f"{name}imum").reduceat(values, starts)
-    # Sort: CuPy has no `reduceat`, and its `maximum.at` rounds to float32.
-    numbers = xp.zeros(values.shape[0], np.int64)
-    numbers[starts[1:]] = 1
-    order = xp.lexsort(xp.stack([values, xp.cumsum(numbers)]).astype(np.float64, copy=False))
-    ends = xp.append(starts[1:], values.shape[0])
-    return values[order[starts if name == "min" else ends - 1]]
 
 
 def _as_real(scalar: Any) -> Any:

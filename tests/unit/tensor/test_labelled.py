@@ -178,8 +178,6 @@ def test_tensors_of_other_labels_are_not_added(labelled):
 BY_MODE = {
     "sum": lambda x, mode: x.sum(mode),
     "mean": lambda x, mode: x.mean(axis=[mode]),
-    "max": lambda x, mode: np.max(x, axis=mode),
-    "min": lambda x, mode: x.min((mode,)),
     "transpose": lambda x, mode: x.transpose(mode, 0, 2),
     "mttkrp": lambda x, mode: mttkrp(x, FACTORS, mode),
     "fold_in": lambda x, mode: fold_in((None, FACTORS), x, mode),
