@@ -20,7 +20,7 @@ from ..tensor.coo_cache import SparseData, as_flycoo, is_sparse, not_sparse_erro
 from ..tensor.labelled import LabelledTensor
 from ..tensor.mirroring import mirror
 from ..tensor.tensor import FlycooTensor, check_axes, check_order
-from .contraction import inner, join_modes
+from .contraction import join_modes
 from .lazy import LazyArray, LazyUnfolding, ModeView
 
 #: A sparse tensor, or a view of one.
@@ -106,34 +106,17 @@ def reshape(x: Viewable, shape: int | Sequence[int]) -> FlycooTensor | ModeView:
 def dot(a: Any, b: Any) -> Array:
     """Multiply a sparse matrix or view by a dense array, from either side.
 
-    Two vectorised tensors give a number; see `inner`. Refuses products larger than a factor.
+    Refuses products larger than a factor, and vectorised tensors, for which there is `inner`.
     """
     a, b = (LazyUnfolding(x, 0) if is_sparse(x) and x.ndim == 2 else x for x in (a, b))
     if np.ndim(a) == np.ndim(b) == 1:
-        return _dot_vectors(a, b)
+        instead = "pass the tensors themselves to tl.tenalg.inner"
+        raise densify_error("tl.dot of vectorised tensors", np.shape(a), instead)
     lazy = next(x for x in (a, b) if is_lazy_or_sparse(x))
     if not isinstance(lazy, ModeView):
         instead = "unfold the tensor, or use tl.tenalg.mode_dot"
         raise densify_error("tl.dot", (*np.shape(a)[:-1], *np.shape(b)[1:]), instead)
     return a @ b
-
-
-def _dot_vectors(a: Any, b: Any) -> Array:
-    """Multiply two vectors, at least one of them a vectorised tensor."""
-    if isinstance(b, ModeView):
-        a, b = b, a
-    if not isinstance(a, ModeView):
-        raise densify_error("tl.dot", a.shape, "use tl.tenalg.mode_dot")
-    modes = a.groups[0]
-    other = b.tensor if isinstance(b, ModeView) else b
-    if isinstance(b, ModeView):
-        if b.groups != a.groups:
-            instead = "vectorise both in the same order of modes"
-            raise densify_error(f"the product of {a!r} and {b!r}", (), instead)
-    elif num_cells(a.tensor.shape) == b.size:
-        back = sorted(range(len(modes)), key=modes.__getitem__)
-        other = b.reshape([a.tensor.shape[mode] for mode in modes]).transpose(back)
-    return inner(a.tensor, other)
 
 
 def apply_ufunc(ufunc: np.ufunc, *args: Any, **kwargs: Any) -> FlycooTensor:

@@ -64,6 +64,10 @@ _ON_ANY = {
     "tl.index_update": (lambda x: tl.index_update(x, tl.index[0], 1), "index_update"),
     "tl.svd of a tensor": (lambda x: tl.svd(x, full_matrices=False), "svd"),
     "tl.dot": (lambda x: tl.dot(x, np.ones(x.shape[-1])), "dot"),
+    "tl.dot of vectors": (
+        lambda x: tl.dot(tl.tensor_to_vec(x), tl.tensor_to_vec(x)),
+        r"tl\.tenalg\.inner",
+    ),
     "dense @ unfolded": (lambda x: np.ones((2, x.shape[0])) @ tl.unfold(x, 0), "Unfolding"),
     "transposed @ dense": (lambda x: tl.transpose(tl.unfold(x, 0)) @ np.ones(x.shape[0]), "View"),
     "unfolded @ unfolded": (

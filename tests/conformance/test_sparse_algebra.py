@@ -82,7 +82,6 @@ _ON_ALL = {
     "abs": tl.abs,
     "conj": lambda x: tl.tensor(tl.conj(x)),
     "inner with itself": lambda x: tl.tenalg.inner(x, x),
-    "inner of vectors": lambda x: tl.dot(tl.tensor_to_vec(x), tl.tensor_to_vec(x)),
     "inner with one vector": lambda x: tl.tenalg.inner(x, np.arange(x.shape[2]), 1),
     "vector before": lambda x: tl.tenalg.inner(np.arange(x.shape[0]), x, 1),
     "mode_dot 0": lambda x: tl.tenalg.mode_dot(x, _vectors(_SHAPE)[0], 0),
@@ -171,7 +170,6 @@ def test_inner_with_a_dense_tensor(kind):
     with densification_alarm():
         _check(tl.tenalg.inner(kind(coo), dense), expected)
         _check(tl.tenalg.inner(dense, kind(coo)), expected)
-        _check(tl.dot(tl.tensor_to_vec(kind(coo)), dense.ravel()), expected)
 
 
 @BOTH_KINDS

@@ -125,10 +125,6 @@ def test_products(x, dense):
     matrix = make_exact_problem((4, 5), 9).tensor()
     assert np.allclose(dot(matrix, np.ones(5)), make_dense(matrix).sum(1))
     assert np.allclose(dot(np.ones(4), matrix), make_dense(matrix).sum(0))
-    vector = reshape(permute(x, (2, 0, 1, 3)), (-1,))
-    other = np.arange(120.0)
-    assert np.isclose(dot(vector, other), dense.transpose(2, 0, 1, 3).ravel() @ other)
-    assert np.isclose(dot(vector, vector), (dense**2).sum())
 
 
 @pytest.mark.parametrize(
@@ -140,7 +136,8 @@ def test_products(x, dense):
         pytest.param(lambda x: dot(x, np.ones(5)), id="a tensor"),
         pytest.param(lambda x: dot(x, 2), id="a number"),
         pytest.param(lambda x: dot(reshape(x, (3, -1)), permute(reshape(x, (3, -1)))), id="two"),
-        pytest.param(lambda x: dot(reshape(x, -1), reshape(permute(x), -1)), id="other order"),
+        pytest.param(lambda x: dot(reshape(x, -1), np.ones(120)), id="a vector"),
+        pytest.param(lambda x: dot(np.ones(120), reshape(x, -1)), id="a vector after"),
     ],
 )
 def test_products_that_are_refused(x, multiply):
