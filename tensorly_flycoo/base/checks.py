@@ -352,13 +352,6 @@ def check_fill_value(fill_value: Any) -> None:
         raise ValueError(f"fill_value is {fill_value}, expected 0: unstored entries must be zeros")
 
 
-def check_index_base(index_base: int) -> int:
-    """Return the first index of each mode in a .tns file."""
-    if index_base not in (0, 1):
-        raise ValueError(f"index_base is {index_base!r}, expected 1 or 0")
-    return int(index_base)
-
-
 def check_choice(choice: Any, name: str, choices: tuple[Any, ...]) -> Any:
     """Return an argument; refuse it if it is none of `choices`."""
     if choice not in choices:

@@ -11,7 +11,7 @@ from typing import Any
 from distributed import Client, get_client
 from numpy.typing import DTypeLike
 
-from ..base.checks import check_choice, check_index_base, check_shape
+from ..base.checks import check_choice, check_shape
 from ..io.dataframe import MISSING, check_modes
 from ..io.files import FilePath
 from ..io.places import list_files
@@ -176,7 +176,8 @@ def read_tns(
         As of `tensorly_flycoo.read_tns` and `read_parquet`.
     """
     shape = None if shape is None else check_shape(shape)
-    reader = functools.partial(read_tns_file, shape, check_index_base(index_base))
+    check_choice(index_base, "index_base", (1, 0))
+    reader = functools.partial(read_tns_file, shape, index_base)
     source = PartitionedData(list_files(paths), reader, shape, slabs, dtype, layout)
     return _place(source, client, workers, device)
 

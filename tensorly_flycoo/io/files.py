@@ -8,7 +8,6 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import IO, TypeAlias
 
 from ..base.checks import require
@@ -16,8 +15,6 @@ from .places import FilePath, open_file
 
 #: Returns up to so many bytes of a file, b"" at its end.
 Read: TypeAlias = Callable[[int], bytes]
-
-_COMPRESSED = (".gz", ".zst")
 
 #: A compressed file may expand to this multiple of its size, or to one block of a reader if that is
 #: more. The most regular nonzeros, consecutive indices with values of 1, expanded 81-fold (zstd,
@@ -35,10 +32,13 @@ def open_text(path: FilePath) -> Iterator[tuple[Read, int]]:
     with open_file(path) as raw:
         nbytes = raw.seek(0, os.SEEK_END)
         raw.seek(0)
-        if suffix not in _COMPRESSED:
+        if suffix not in (".gz", ".zst"):
             yield raw.read, nbytes
             return
-        module, is_gzip = _import_compression(suffix), suffix == ".gz"
+        zstd = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
+        need = 'reading .zst needs pip install "tensorly-flycoo[zstd]"'
+        is_gzip = suffix == ".gz"
+        module = require("gzip" if is_gzip else zstd, need)
         errors = (module.BadGzipFile, zlib.error) if is_gzip else (module.ZstdError,)
         try:
             with module.open(raw, "rb") as file:
@@ -134,9 +134,3 @@ def try_writing(path: FilePath) -> None:
         file.write(bytes(_TRIED_NBYTES))
         file.flush()
         os.fsync(file.fileno())
-
-
-def _import_compression(suffix: str) -> ModuleType:
-    zstd = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
-    need = 'reading .zst needs pip install "tensorly-flycoo[zstd]"'
-    return require("gzip" if suffix == ".gz" else zstd, need)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from ..base.array_modules import move
-from ..base.checks import check_choice, check_count, check_dtype, check_index_base, check_shape
+from ..base.checks import check_choice, check_count, check_dtype, check_shape
 from ..base.devices import OneDevice
 from ..base.reporting import report
 from ..engines import Engine, select_engine
@@ -292,7 +292,7 @@ slabs=2>
         None if shape is None else check_shape(shape),
         None if dtype is None else check_dtype(dtype),
         columns,
-        check_index_base(index_base),
+        check_choice(index_base, "index_base", (1, 0)),
     )
     slabs = None if slabs is None else check_count(slabs, "slabs")
     check_choice(layout, "layout", _FILE_LAYOUTS)

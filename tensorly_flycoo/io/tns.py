@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from ..base.checks import check_index_base, check_shape
+from ..base.checks import check_choice, check_shape
 from ..tensor.tensor import FlycooTensor
 from .parts import Block, Reading, join_blocks
 from .places import FilePath, list_files
@@ -85,7 +85,7 @@ def read_tns(
     >>> read_tns(path)
     <FlycooTensor: shape=(4, 5, 6), dtype=float64, nnz=2, layout='replicated', device='cpu'>
     """
-    index_base = check_index_base(index_base)
+    check_choice(index_base, "index_base", (1, 0))
     shape = None if shape is None else check_shape(shape)
     return FlycooTensor(*read_nonzeros(path, shape, index_base), **options)
 

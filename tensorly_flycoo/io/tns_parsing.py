@@ -124,7 +124,7 @@ class TnsParser:
     def __init__(self, path: FilePath, shape: tuple[int, ...] | None, index_base: int) -> None:
         self._path = path
         self._shape = shape
-        self._index_base = index_base
+        self._index_base = int(index_base)
         # Size (2**32 if unknown) and largest index so far of each mode; empty until a header or a
         # nonzero shows the number of modes.
         self._sizes = self._largest = np.empty(0, np.int64)

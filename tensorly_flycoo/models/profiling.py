@@ -96,8 +96,7 @@ class Profile:
         if self._open is not None:
             self._open.compiling += seconds
 
-    def _table(self) -> list[list[str]]:
-        """Return the rows of the table of calls, headings first."""
+    def __repr__(self) -> str:
         columns = ["calls", "function", "tensor", "ran on", "seconds", *PARTS, "rest", "compiling"]
         rows: dict[tuple[str, str, str], list[list[float]]] = {}
         for call in self.calls:
@@ -113,16 +112,9 @@ class Profile:
         for key, calls in rows.items():
             sums = map(sum, zip(*calls, strict=True))
             table.append([str(len(calls)), *key, *(f"{seconds:.3g}" for seconds in sums)])
-        return table
-
-    def _list_refusals(self) -> list[str]:
         none = 'no decomposition took a sparse tensor under the backend "flycoo"'
         refused = [f"refused, {n} x: {text}" for text, n in Counter(self.refusals).items()]
-        return refused if self.calls else [none, *refused]
-
-    def __repr__(self) -> str:
-        table = [format_table(self._table(), "<")] if self.calls else []
-        return "\n".join([*table, *self._list_refusals()])
+        return "\n".join([format_table(table, "<") if self.calls else none, *refused])
 
 
 @contextlib.contextmanager

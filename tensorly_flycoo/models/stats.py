@@ -58,26 +58,20 @@ class TensorStats:
     modes: tuple[ModeStats, ...]
     nbytes: dict[str, int]
 
-    def _facts(self) -> dict[str, str]:
-        return {
+    def __repr__(self) -> str:
+        facts = {
             "shape": " x ".join(map(str, self.shape)),
             "dtype": str(self.dtype),
             "nonzeros": f"{self.nnz:,}",
             "density": f"{self.density:.3g}",
             **{f"memory, {name}": f"{n / 1e6:,.1f} MB" for name, n in self.nbytes.items()},
         }
-
-    def _table(self) -> list[list[str]]:
-        """Return the rows of the table of modes, headings first."""
         rows = [["mode", "size", "empty rows", "min", "median", "max nonzeros per row", "Gini"]]
         for number, mode in enumerate(self.modes):
             counts = (mode.min_row_nnz, mode.median_row_nnz, mode.max_row_nnz)
             sizes = (mode.size, mode.num_empty_rows, *counts)
             rows.append([str(number), *(f"{n:,}" for n in sizes), f"{mode.gini:.2f}"])
-        return rows
-
-    def __repr__(self) -> str:
-        return f"{format_table(self._facts().items(), '<')}\n{format_table(self._table())}"
+        return f"{format_table(facts.items(), '<')}\n{format_table(rows)}"
 
 
 def stats(x: LabelledData) -> TensorStats:

@@ -284,7 +284,7 @@ def test_wrong_files(path, tmp_path):
         ({"layout": "remap"}, "layout is .remap., expected one of"),
         ({"layout": "x"}, "layout is 'x'"),
         ({"slabs": 0}, "slabs is 0, expected at least 1"),
-        ({"index_base": 2}, "index_base is 2, expected 1 or 0"),
+        ({"index_base": 2}, "index_base is 2, expected one of"),
         ({"device": "x"}, "device is 'x'"),
         ({"shape": (0, 2)}, r"shape\[0\] is 0"),
         ({"shape": (1, 2)}, r"parts\[0\]: coords\[0, 1\] is 1"),

@@ -214,7 +214,7 @@ def test_too_many_modes_for_a_file(tmp_path, header):
 
 def test_arguments(tmp_path):
     path = write(tmp_path, PLAIN)
-    with pytest.raises(ValueError, match="index_base is 2, expected 1 or 0"):
+    with pytest.raises(ValueError, match="index_base is 2, expected one of"):
         read_tns(path, index_base=2)
     with pytest.raises(ValueError, match="4 fields, expected 3"):
         read_tns(path, shape=(4, 5))
