@@ -111,13 +111,11 @@ class RankSelection:
         return self.models[[score.rank for score in self.scores].index(self.rank)]
 
     @property
-    def table(self) -> "DataFrame | list[dict[str, Any]]":
-        """The scores as a DataFrame with a row for each rank; without pandas, a list of dicts."""
-        try:
-            from pandas import DataFrame
-        except ImportError:
-            return [score._asdict() for score in self.scores]
-        return DataFrame(self.scores).set_index("rank")
+    def table(self) -> "DataFrame":
+        """The scores as a DataFrame with a row for each rank; needs pandas."""
+        import pandas
+
+        return pandas.DataFrame(self.scores).set_index("rank")
 
     def __repr__(self) -> str:
         rows = [["rank", self._error, "held-out loss (se)", "core consistency", "match", ""]]

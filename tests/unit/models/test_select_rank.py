@@ -374,14 +374,12 @@ def test_nothing_held_out_suggests_nothing(x):
         selection.best  # noqa: B018
 
 
-def test_the_table(x, monkeypatch):
+def test_the_table(x):
     selection = select_rank(x, [1, 2], 2, random_state=0, n_iter_max=20)
     table = selection.table
     assert list(table.index) == [1, 2]
     assert list(table.columns) == list(RankScore._fields[1:])
     assert repr(selection).splitlines()[2].endswith("<- suggested")
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    assert selection.table == [score._asdict() for score in selection.scores]
 
 
 def test_scores_that_were_not_computed_are_shown():
