@@ -313,9 +313,8 @@ def read_tensor(arguments: argparse.Namespace, suffix: str) -> LabelledTensor:
     x = read_tns(arguments.file, dtype=arguments.dtype)
     if modes and len(modes) != x.ndim:
         raise ValueError(f"--modes has {len(modes)} names, expected {x.ndim}, one for each mode")
-    names = modes or [f"mode {n}" for n in range(x.ndim)]
-    labels = [np.arange(1, size + 1) for size in x.shape]
-    return LabelledTensor(x, dict(zip(names, labels, strict=True)))
+    labels: Any = [np.arange(1, size + 1) for size in x.shape]
+    return LabelledTensor(x, dict(zip(modes, labels, strict=True)) if modes else labels)
 
 
 class _Run(Progress):

@@ -67,14 +67,11 @@ def anomaly_scores(x_new: "LabelledData | tuple[Array, Array]", cp_tensor: Any) 
     >>> anomaly_scores(([[0, 1, 1], [0, 0, 1]], [3, 30, 4]), means).round(1)
     array([ 0.2, 11.6,  4.2])
     """
-    if isinstance(x_new, tuple) and not isinstance(x_new, LabelledTensor):
-        if len(x_new) != 2:
-            raise ValueError(f"x_new has {len(x_new)} items, expected (coords, values)")
-        coords, values = x_new
-    else:
+    entries: Any = x_new
+    if isinstance(x_new, LabelledTensor) or not isinstance(x_new, tuple):
         check_same_labels(x_new, cp_tensor)
-        coords, values = as_flycoo(x_new, check_coords=True)._sorted_nonzeros()
-    found = compare_entries(cp_tensor, coords, values, "x_new's values")
+        entries = as_flycoo(x_new, check_coords=True)._sorted_nonzeros()
+    found = compare_entries(cp_tensor, entries, "x_new")
     means, counts = (move(array, np) for array in found)
     check_finite(counts)
     check_finite(means, "the model's values")

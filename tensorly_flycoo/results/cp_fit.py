@@ -126,9 +126,7 @@ def cp_fit(
     if held_out is None and hasattr(cp_tensor, "observed_l2_reg"):
         held_out = x._sorted_nonzeros()
     if held_out is not None:
-        if len(held_out) != 2:
-            raise ValueError(f"held_out has {len(held_out)} items, expected (coords, values)")
-        model, values = compare_entries(cp_tensor, *held_out, "held_out[1]")
+        model, values = compare_entries(cp_tensor, held_out, "held_out")
         if values.size == 0:
             raise ValueError("held_out has no entries, expected at least one")
         if is_count:
@@ -160,17 +158,22 @@ def _sum_counts(piece: Piece, engine: Engine, arrays: list[Array]) -> Array:
     records, ndim = piece.sort_records(engine), piece.layout.record_format.ndim
     coords, values = piece.read_coords(records), piece.read_values(records)
     weights = arrays[ndim] if len(arrays) > ndim else None
-    model, values = compare_entries((weights, arrays[:ndim]), coords, values, "values")
+    model, values = compare_entries((weights, arrays[:ndim]), (coords, values), "x")
     check_counts(values, model)
     return sum_counts(values, model)
 
 
-def compare_entries(cp_tensor: Any, coords: Array, values: Array, name: str) -> tuple[Array, Array]:
-    """Return the model's values at some entries, and the entries' own, checked and in float64."""
+def compare_entries(cp_tensor: Any, entries: Any, name: str) -> tuple[Array, Array]:
+    """Return the model's values at (coords, values), and these values, checked and in float64."""
+    if len(entries) != 2:
+        raise ValueError(f"{name} has {len(entries)} items, expected (coords, values)")
+    coords, values = entries
     model = cp_to_entries(cp_tensor, coords).astype(np.float64)
     values = move(as_array(values), array_module(model))
     if values.shape != model.shape:
-        raise ValueError(f"{name} has shape {values.shape}, expected {model.shape}, as its coords")
+        raise ValueError(
+            f"{name}[1] has shape {values.shape}, expected {model.shape}, as its coords"
+        )
     return model, values.astype(np.float64, copy=False)
 
 

@@ -30,7 +30,7 @@ from ..engines import Engine, select_engine
 from ..format.packing import Groups
 from ..spread.slab_layout import AnyLayout, SlabLayout
 from . import pieces
-from .converters import CONVERTERS
+from .converters import find_converter
 from .indexing import Index, find_kept, find_value, is_whole, order_kept, parse_index
 from .memory import build_layout
 from .pieces import Piece, map_pieces, read_nonzeros
@@ -293,10 +293,9 @@ class FlycooTensor:
         >>> FlycooTensor.from_dense(np.eye(3))
         <FlycooTensor: shape=(3, 3), dtype=float64, nnz=3, layout='replicated', device='cpu'>
         """
-        for is_known, instead in CONVERTERS.values():
-            if is_known(array):
-                found = f"array is a {type(array).__name__}, expected a dense array"
-                raise TypeError(f"{found}: call {instead} instead")
+        if instead := find_converter(array):
+            found = f"array is a {type(array).__name__}, expected a dense array"
+            raise TypeError(f"{found}: call {instead} instead")
         array = as_array(array)
         check_shape(array.shape)
         xp = array_module(array)

@@ -77,7 +77,7 @@ def test_impossible_certain_and_fractional_counts():
         ([[0, 1]], [1, -2], r"values\[1\] is -2.0, expected 0 or more"),
         ([[0, 1]], [1, np.nan], r"values\[1\] is nan"),
         ([[0, 2]], [1, 2], r"the model's values\[1\] is -1.0, expected 0 or more"),
-        ([[0, 1]], [1], r"values has shape \(1,\), expected \(2,\)"),
+        ([[0, 1]], [1], r"x_new\[1\] has shape \(1,\), expected \(2,\)"),
     ],
 )
 def test_wrong_entries_are_refused(coords, counts, text):

@@ -105,6 +105,9 @@ class SparseStandIn:
         self.values = lambda: np.array([1.0, 2.0], np.float32)
 
 
+SparseStandIn.__module__ = "torch"
+
+
 def test_from_torch_by_a_stand_in():
     x = FlycooTensor.from_torch(SparseStandIn(), layout="replicated", device="cpu")
     assert (x.shape, x.dtype, x.layout) == ((3, 4), np.float32, "replicated")
