@@ -8,10 +8,10 @@ from ...base.array_modules import GpuArray as Array
 from ...format import tree as trees
 from . import tuning
 from .launch import get_direct_kernel
-from .structs import COPIES, MAX_COPIES
 
-#: The types of the members of `COPIES`, as `DirectKernel` names them.
-_COPIES_FORMAT = f"{2 * MAX_COPIES}Q{3 * MAX_COPIES}I"
+#: The most copies of a launch, and the types of `Copies` in `copy_blocks.cu`.
+_MAX_COPIES = 16
+_COPIES_FORMAT = f"{2 * _MAX_COPIES}Q{3 * _MAX_COPIES}I"
 
 #: The most blocks along y of one launch.
 _MAX_GRID_Y = 2**16 - 1
@@ -23,12 +23,12 @@ def copy_blocks(copies: Sequence[tuple[cupy.cuda.MemoryPointer, Array]]) -> None
     They are contiguous, or matrices whose rows are; elements have a multiple of 4 bytes.
     """
     gpu, name = cupy.cuda.runtime.getDevice(), "copy_blocks"
-    kernel = get_direct_kernel(f"{name}.cu", name, _COPIES_FORMAT, gpu, COPIES_LAYOUT=COPIES)
-    for start in range(0, len(copies), MAX_COPIES):
-        own, members, most = copies[start : start + MAX_COPIES], [0] * (5 * MAX_COPIES), 0
+    kernel = get_direct_kernel(f"{name}.cu", name, _COPIES_FORMAT, gpu, MAX_COPIES=_MAX_COPIES)
+    for start in range(0, len(copies), _MAX_COPIES):
+        own, members, most = copies[start : start + _MAX_COPIES], [0] * (5 * _MAX_COPIES), 0
         for n, (target, array) in enumerate(own):
             num_words, *of_rows = _count_words(array)
-            members[n::MAX_COPIES] = array.data.ptr, target.ptr, num_words, *of_rows
+            members[n::_MAX_COPIES] = array.data.ptr, target.ptr, num_words, *of_rows
             most = max(most, num_words)
         num_blocks = min(-(-most // (4 * tuning.BLOCK_SIZE)), _MAX_GRID_Y)
         kernel((len(own), num_blocks), tuning.BLOCK_SIZE, *members)

@@ -38,21 +38,6 @@ PRODUCT = np.dtype(
     align=True,
 )
 
-#: The most copies of a `Copies`.
-MAX_COPIES = 16
-
-#: `Copies` in `copy_blocks.cu`.
-COPIES = np.dtype(
-    [
-        ("sources", np.uint64, MAX_COPIES),
-        ("targets", np.uint64, MAX_COPIES),
-        ("num_words", np.uint32, MAX_COPIES),
-        ("row_words", np.uint32, MAX_COPIES),
-        ("pitches", np.uint32, MAX_COPIES),
-    ],
-    align=True,
-)
-
 
 @functools.cache
 def operands_dtype(num_inputs: int) -> np.dtype:

@@ -87,7 +87,7 @@ def specialise_all():
         "groups.cu": {"VALUE": dtype, "NUM_FACTORS": 2, "NUM_WARPS": 8},
         "update_rows.cu": update_rows_macros(8, dtype),
         "products.cu": products_macros(8, dtype),
-        "copy_blocks.cu": {"COPIES_LAYOUT": structs.COPIES},
+        "copy_blocks.cu": {"MAX_COPIES": 16},
         "add_parts.cu": {"VALUE": dtype, "TREE": express(((0, 1), (2, 3)), "PART")},
         "inner_product.cu": {"VALUE": dtype, **ROWS, **BLOCK},
         "scale_rows.cu": {"VALUE": dtype, "NUM_COLUMNS": 8, **BLOCK},

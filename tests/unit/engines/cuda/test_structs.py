@@ -38,7 +38,6 @@ LAYOUTS = [
     ("read_keys.cu", "KEY_FIELDS_LAYOUT"),
     ("split_columns.cu", "COLUMNS_LAYOUT"),
     ("products.cu", "PRODUCT_LAYOUT"),
-    ("copy_blocks.cu", "COPIES_LAYOUT"),
 ]
 
 
@@ -76,16 +75,12 @@ def test_shared_memory_of_another_size_does_not_compile(file, macro, name):
 
 
 def test_every_structure_is_checked():
-    """Every structure passed by value has a dtype in `structs` and a layout among the macros."""
+    """Every structure of `structs` has a dtype and a layout among the macros."""
     makers = {name for name in vars(structs) if name.startswith("make_")}
     dtypes = {name for name in vars(structs) if name.endswith("_dtype")}
     assert {name.replace("make_", "") + "_dtype" for name in makers} == dtypes
     layouts = {layout.replace("_LAYOUT", "").lower() for _, layout in LAYOUTS}
-    assert {name.removesuffix("_dtype") for name in dtypes} | {
-        "field",
-        "product",
-        "copies",
-    } == layouts
+    assert {name.removesuffix("_dtype") for name in dtypes} | {"field", "product"} == layouts
 
 
 class Factor:

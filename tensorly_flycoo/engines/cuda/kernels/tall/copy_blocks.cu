@@ -9,21 +9,17 @@
 // Writes and determinism: rows without gaps. A copy by the driver costs the host several times as
 //   much as a launch, for each matrix.
 // Source: none.
-// MACRO COPIES_LAYOUT: how Python fills struct Copies (see structs.py)
+// MACRO MAX_COPIES: the most matrices of a launch
 
-#include "layout.cuh"
-
-// Filled by Python (`structs.py`). All sizes are in words of 4 bytes.
+// Filled by Python (`exchange.py`). All sizes are in words of 4 bytes.
 struct Copies {
-    static constexpr int max_copies = 16;
-
-    const unsigned* sources[max_copies];
-    unsigned* targets[max_copies];
-    unsigned num_words[max_copies];
-    unsigned row_words[max_copies];
-    unsigned pitches[max_copies];  // from row to row of a source
+    const unsigned* sources[MAX_COPIES];
+    unsigned* targets[MAX_COPIES];
+    unsigned num_words[MAX_COPIES];
+    unsigned row_words[MAX_COPIES];
+    unsigned pitches[MAX_COPIES];  // from row to row of a source
 };
-CHECK_LAYOUT(Copies, COPIES_LAYOUT)
+static_assert(sizeof(Copies) == 28 * MAX_COPIES, "as Python packs it");
 
 template <typename Word>
 __device__ void copy_words(const Copies& copies, const int n)
