@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from .array_modules import Array, array_module, move
+from .array_modules import Array, move
 
 #: One or more arrays, and the device where they are wanted, their rows below each other.
 Request: TypeAlias = tuple[Sequence[Array], int]
@@ -102,8 +102,7 @@ class OneDevice(Devices):
     def _join(self, arrays: Sequence[Array]) -> Array:
         if len(arrays) == 1:
             return move(arrays[0], self._xp)
-        xp = array_module(arrays[0])
-        return xp.ascontiguousarray(xp.concatenate(arrays))
+        return self._xp.ascontiguousarray(self._xp.concatenate(arrays))
 
     def collect(self, arrays: Sequence[Array]) -> list[Array]:
         return list(arrays)

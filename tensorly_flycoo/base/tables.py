@@ -1,6 +1,5 @@
 """Tables: of text, as `print` shows them, and of HTML, as notebooks do."""
 
-import html
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -20,6 +19,8 @@ def format_table(rows: Iterable[Sequence[str]], align: str = ">") -> str:
 
 def make_table(rows: Iterable[Sequence[str]], head: Sequence[str], caption: str) -> str:
     """Return a table of cells of HTML; caption, `head` and the first cell of a row are text."""
+    import html
+
     lines = ["".join(f"<th>{html.escape(text)}</th>" for text in head)]
     for first, *others in rows:
         cells = "".join(f"<td>{other}</td>" for other in others)
@@ -30,6 +31,8 @@ def make_table(rows: Iterable[Sequence[str]], head: Sequence[str], caption: str)
 
 def make_bars(values: Iterable[float], texts: Iterable[str], largest: float) -> str:
     """Return lines of a bar and its text; the longest has the `largest` magnitude, or more."""
+    import html
+
     lines = []
     for value, text in zip(values, texts, strict=True):
         width = round(60 * min(abs(value) / largest, 1)) if largest else 0
