@@ -84,7 +84,7 @@ def run(command, limit_s):
         os.killpg(process.pid, signal.SIGKILL)
         output, _ = process.communicate()
         return None, time.monotonic() - start, summarise(output)
-    print(output[-8000:], flush=True)
+    print(output[-40_000:], flush=True)
     return process.returncode, time.monotonic() - start, summarise(output)
 
 

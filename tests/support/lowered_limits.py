@@ -55,7 +55,6 @@ LOWERED = {
         "ops.cp_entries._GPU_BLOCK_NUMBERS": 3000,
         "engines.cpu.engine._SWEEP_ROWS": 3,
         "io.saving._CHECK_BLOCK": 7,
-        "io.tns._WRITE_BLOCK": 7,
         "svd.eigen._VECTORS_AT_ONCE": 1,
         "ops.ttmc._BLOCK_SIZE": 40,
     },
