@@ -205,9 +205,7 @@ _KINDS: dict[Callable, Callable[..., Kind | list[Kind]]] = {
     np.max: _reduce,
     np.min: _reduce,
     np.concatenate: _concatenate,
-    row_shards.split_rows: lambda x, edges: [
-        _take(x, slice(*two)) for two in pairwise((*edges, None))
-    ],
+    np.split: lambda x, at: [_take(x, slice(*two)) for two in pairwise((0, *at, x.shape[0]))],
     np.where: functools.partial(_find_kind, np.where),
     _convert: lambda x, dtype: (x.shape, dtype),
     tall.sum_columns: lambda x: ((x.shape[1],), np.dtype(np.float64)),

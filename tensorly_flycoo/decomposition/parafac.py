@@ -220,10 +220,6 @@ def _run_tensorly_loop(whole: Any, callback: Callback | None, tol: float, **opti
     memory = whole.memory
     memory.has_callback = callback is not None
     memory.has_unit_weights = not options["normalize_factors"]  # the loop leaves them as they are
-    if not (options["linesearch"] or options["orthogonalise"]):  # which change factors in between
-        fixed = () if options["fixed_modes"] is None else options["fixed_modes"]
-        whole.first_mode = min({*range(whole.ndim - 1)} - {*fixed}, default=whole.ndim - 1)
-        whole.num_errors = options["n_iter_max"] + (callback is not None)
     if callback is not None:
         origin = Origin("parafac", whole.tensor)
 

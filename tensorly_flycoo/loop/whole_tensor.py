@@ -1,6 +1,5 @@
 """A sparse tensor as a decomposition sees it: without missing entries, for one call."""
 
-import operator
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,7 +8,6 @@ from ..base.array_modules import Array
 from ..engines.tall import inner_product
 from ..ops.lazy import LazyArray
 from ..ops.mttkrp import LastPass, check_operands, multiply
-from ..spread.row_shards import RowShards
 from ..tensor.tensor import FlycooTensor
 from .cp_model import residual_square
 from .gram_products import GramMemory
@@ -42,9 +40,6 @@ class WholeTensor(LazyArray):
         self.last_pass = last_pass or LastPass()
         self._has_begun = False
         self.is_checked = False  # whether `check_start` has seen parafac's first MTTKRP
-        # The mode with which iterations begin, and how many errors are left: see `begin_next`.
-        self.first_mode, self.num_errors = 0, 0
-        self._ahead: tuple[list[Array], Array] | None = None  # factors, and their first MTTKRP
 
     def norm(self) -> np.floating:
         return self.tensor.norm()
@@ -54,31 +49,15 @@ class WholeTensor(LazyArray):
 
     def mttkrp(self, weights: Array | None, factors: Sequence[Array], mode: int) -> Array:
         """Compute the MTTKRP of factors in any precision: (I_mode, R), in that of the tensor."""
-        x, are_ones = self.tensor, self.memory.has_unit_weights
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None and are_ones and mode == self.first_mode:
-            known, product = ahead
-            if all(map(operator.is_, factors, known)):
-                return product
+        x = self.tensor
         if not self._has_begun:
             check_operands(x, factors, weights, converts=True)
             self._has_begun = True
         # The host would wait for a GPU to look at weights there.
+        are_ones = self.memory.has_unit_weights
         if are_ones or (isinstance(weights, np.ndarray) and weights.tolist() == [1] * weights.size):
             weights = None
         return multiply(x._layout, x._engine, factors, mode, self.last_pass, weights)
-
-    def begin_next(self, factors: Sequence[Array]) -> None:
-        """Launch the first MTTKRP of the next iteration, before the host waits for an error.
-
-        `mttkrp` returns it if it gets the same factors, which nobody may change in place meanwhile:
-        a callback could, but for row shards. If the error ends the loop, the pass was for nothing,
-        so it does not bring nonzeros from the host.
-        """
-        self.num_errors -= 1
-        is_due = self.num_errors > 0 and self.memory.has_unit_weights and self.tensor.keep != "host"
-        if is_due and (not self.memory.has_callback or {*map(type, factors)} == {RowShards}):
-            self._ahead = list(factors), self.mttkrp(None, factors, self.first_mode)
 
     def measure(
         self, weights: Array | None, factors: Sequence[Array], last_mttkrp: Array | None = None

@@ -104,9 +104,7 @@ class RowShards(NDArrayOperatorsMixin):
         """Copy the rows of a matrix (I, R) to their devices."""
         if array.ndim != 2 or array.shape[0] != sharding.edges[-1]:
             raise ValueError(f"array has shape {array.shape}, expected ({sharding.edges[-1]}, R)")
-        # A block that came from another device is no view, but a copy already.
-        blocks = cls(sharding.cut(array), sharding)
-        return blocks.map_blocks(lambda x: x if getattr(x, "base", x) is None else x.copy())
+        return cls(sharding.cut(array), sharding).map_blocks(lambda block: block.copy())
 
     def to_numpy(self) -> np.ndarray:
         """Gather all rows in host memory."""
@@ -364,12 +362,6 @@ def solve(a: Array, b: RowShards) -> RowShards:
     if not isinstance(b, RowShards) or not b.is_transposed or isinstance(a, RowShards):
         refuse("numpy.linalg.solve with such arguments")
     return RowShards(b.apply(solve_rows, matrix=a), b.sharding, is_transposed=True)
-
-
-@remote_aware
-def split_rows(matrix: Array, edges: Sequence[int]) -> list[Array]:
-    """Return the rows between the edges, and behind the last; `numpy.split` takes CuPy 25 us."""
-    return [matrix[start:stop] for start, stop in pairwise((*edges, None))]
 
 
 @remote_aware

@@ -7,13 +7,15 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+
 from ..base.array_modules import Array
 from ..base.devices import bring_each
 from ..engines import Engine
 from ..format.group_passes import FindRows
 from ..format.primitives import Operation
 from ..format.tree import Tree, fold_tree, renumber
-from .row_shards import RowShards, Sharding, cut_evenly, gather_each, split_rows
+from .row_shards import RowShards, Sharding, cut_evenly, gather_each
 from .slab_layout import SlabLayout, find_own_rows
 
 
@@ -140,7 +142,7 @@ def _add_blocks(
     cut = []
     for number, matrix in results.items():
         with devices.use(owners[number]):
-            cut.append(split_rows(matrix, sharding.edges))
+            cut.append(np.split(matrix, sharding.edges[1:]))
     # What is behind the last edge is empty, and has no home.
     requests = list(zip(zip(*cut, strict=True), homes, strict=False))
     blocks, placed = [], renumber(tree, tuple(results))

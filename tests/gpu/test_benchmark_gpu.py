@@ -152,39 +152,43 @@ def test_what_does_not_fit_in_time_is_skipped_and_named(tmp_path):
     assert json.loads(path.read_text())["rows"][0]["skipped"]
 
 
+def run_scaling(tmp_path, *options):
+    """Return what `scaling.py` prints, and the run that it keeps."""
+    options += ("--commit", "0a1b2c3d", "2026-11-26T1200", "--results", str(tmp_path))
+    command = [sys.executable, PROGRAM / "scaling.py", *options]
+    process = subprocess.run(command, capture_output=True, text=True)
+    assert process.returncode == 0, process.stdout + process.stderr
+    (path,) = tmp_path.glob("*/2026-11-26T1200-0a1b2c3d-*.json")
+    return process.stdout, json.loads(path.read_text())
+
+
 def test_scaling(tmp_path):
     """Tensors in one piece, on one GPU and, if there are two, on both; one is drawn by slab."""
     gpus = list(range(1, 1 + min(2, cupy.cuda.runtime.getDeviceCount())))
     options = ["--tensors", "tiny", "nell-2", "amazon-reviews", "--gpus", *map(str, gpus)]
-    options += ["--share", "1e-4", "--iterations", "4", "--json", str(tmp_path / "scaling.json")]
-    command = [sys.executable, PROGRAM / "scaling.py", *options]
-    process = subprocess.run(command, capture_output=True, text=True)
-    assert process.returncode == 0, process.stdout + process.stderr
-    *links, tiny, nell, amazon = json.loads((tmp_path / "scaling.json").read_text())
-    assert len(links) == len(gpus) - 1
-    assert [row["tensor"] for row in (tiny, nell, amazon)] == ["tiny", "nell-2", "amazon-reviews"]
-    for row in (tiny, nell, amazon):
+    _, found = run_scaling(tmp_path, *options, "--share", "1e-4", "--iterations", "4")
+    assert ("link_gb_per_s" in found) == (len(gpus) > 1)
+    assert [row["tensor"] for row in found["rows"]] == ["tiny", "nell-2", "amazon-reviews"]
+    for row in found["rows"]:
         assert row["same bits"]
-        assert ("one" in row) == (row is not amazon)
+        assert ("one" in row) == (row["tensor"] != "amazon-reviews")
         for count in gpus:
-            found = row[f"{count} gpus"]
-            assert_positive([found[part] for part in ("build_s", "iteration_ms", "kernels_ms")])
-            assert math.isfinite(found["exchange_ms"] + found["rest_ms"])
+            times = row[f"{count} gpus"]
+            assert_positive([times[part] for part in ("build_s", "iteration_ms", "kernels_ms")])
+            assert math.isfinite(times["exchange_ms"] + times["rest_ms"])
 
 
 def test_whole_calls(tmp_path):
     """From host memory, a Parquet file and a folder, on one GPU and, if there are two, on both."""
     gpus = list(range(1, 1 + min(2, cupy.cuda.runtime.getDeviceCount())))
     options = ["--whole", "memory", "parquet", "folder", "--tensors", "nell-2, real pairs"]
-    options += ["--share", "1e-3", "--gpus", *map(str, gpus), "--json", str(tmp_path / "f.json")]
-    command = [sys.executable, PROGRAM / "scaling.py", *options]
-    process = subprocess.run(command, capture_output=True, text=True)
-    assert process.returncode == 0, process.stdout + process.stderr
-    (row,) = json.loads((tmp_path / "f.json").read_text())
+    options += ["--share", "1e-3", "--gpus", *map(str, gpus)]
+    page, found = run_scaling(tmp_path, *options)
+    (row,) = found["rows"]
     assert len(row["whole"]) == 3 * len(gpus)
     for call in row["whole"]:
         assert_positive([call[f"{stage}_s"] for stage in ("build", "iterations", "back", "total")])
-        assert f"| {call['way']} | " in process.stdout
+        assert f"| {call['way']} | " in page
 
 
 @pytest.mark.parametrize(

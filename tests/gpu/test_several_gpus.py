@@ -118,21 +118,6 @@ def test_decompositions(function, init):
     assert len(results) == 1
 
 
-@pytest.mark.parametrize("layout", ["remap", "replicated"])
-def test_iterations_that_begin_before_the_last_error_is_known(layout):
-    """The same bits without errors, with them, where one ends the loop, and in the next call."""
-    results = set()
-    for devices in list_devices():
-        x = spread(devices, layout=layout, groups=[(0, 1), (2,)])
-        for tol, n_iter_max in [(0, 8), (-1.0, 8), (1e9, 2), (1e9, 9), (-1.0, 8)]:
-            options = {"tol": tol, "n_iter_max": n_iter_max, "init": "random", "random_state": 0}
-            with tl.backend_context("flycoo"):
-                cp = parafac(x, RANK, **options)
-                factors = b"".join(tl.to_numpy(factor).tobytes() for factor in cp.factors)
-            results.add((tol == 1e9, factors))
-    assert len(results) == 2
-
-
 @pytest.mark.parametrize("normalize_factors", [False, True])
 @pytest.mark.parametrize(("dtype", "rank"), [("float32", 8), ("float32", 40), ("float64", 8)])
 def test_parafac_finds_the_model_of_one_piece(dtype, rank, normalize_factors):

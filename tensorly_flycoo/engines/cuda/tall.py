@@ -2,7 +2,7 @@
 
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -145,11 +145,10 @@ def compute_fit(
     dtype: np.dtype,
     inner: Blocks,
     norm_square: float,
-    meanwhile: Callable[[], object],
 ) -> float:
     """Compute ``sqrt(abs(norm_square + the sum of the product - 2 * the sum of inner))``.
 
-    The kernel writes to the host's memory. Calls `meanwhile` before it waits for the kernel, once.
+    Waits for the GPU, once: the kernel writes to the host's memory.
     """
     try:
         found = _host.found
@@ -160,9 +159,7 @@ def compute_fit(
     kernel, block_size = _get_product_kernel("fit", rank, dtype, inner.memory.device_id)
     arguments = (*_list_members(grams, scales), rank, inner.shape[0], inner.address)
     kernel((1, 1), block_size, *arguments, norm_square, _host.address)
-    is_written = cupy.cuda.get_current_stream().record()
-    meanwhile()
-    is_written.synchronize()
+    cupy.cuda.get_current_stream().synchronize()
     return float(found[0])
 
 

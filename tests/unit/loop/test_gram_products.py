@@ -62,8 +62,7 @@ class Kernels:
         self.num_inner += 1
         return Blocks(np.vdot(a, b))
 
-    def compute_fit(self, grams, scales, rank, dtype, inner, norm_square, meanwhile):
-        meanwhile()
+    def compute_fit(self, grams, scales, rank, dtype, inner, norm_square):
         self.num_fits += 1
         model_square = multiply(grams, scales, rank).sum()
         return np.sqrt(abs(norm_square + model_square - 2 * inner.to_array().sum()))
