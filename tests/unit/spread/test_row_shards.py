@@ -49,6 +49,8 @@ REDUCTIONS = {
     "column sums": lambda x, y: tl.sum(x, axis=0),
     "inner product": lambda x, y: tl.sum(tl.sum(x * tl.conj(y), axis=0)),
     "total": lambda x, y: np.sum(x),
+    "largest": lambda x, y: np.max(x),
+    "smallest of columns": lambda x, y: np.min(x, axis=-2),
     "norms": lambda x, y: tl.norm(x, 2, axis=0),
     "norm": lambda x, y: tl.norm(x),
     "numpy.linalg.norm": lambda x, y: np.linalg.norm(y, axis=0),
