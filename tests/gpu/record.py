@@ -7,7 +7,8 @@
 
 A row has the command, GPU, commit, date, seconds, and what the command said; it replaces the row of
 the same command on GPUs of that kind. The program fails if a command does.
-With `--jobs`, commands that need the GPU to themselves come last, one after the other.
+With `--jobs`, commands that need the GPU to themselves come last, one after the other. Each lowered
+limit has four processes, which take up to 4 GB of the GPU each: three at a time fit into 80 GB.
 """
 
 import argparse
