@@ -38,7 +38,6 @@ class Uncertainty:
         The factors of the fits, matched with those of the model, for statistics of your own. A
         jackknife's are scaled to the variance that the model's factors have, around these.
     level : float
-        The share of intervals that should hold the truth.
     """
 
     cp_tensor: LabelledCP
