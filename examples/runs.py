@@ -1,6 +1,6 @@
-"""Runs of benchmarks: JSON files in `examples/results`, of which `write_tables.py` makes tables.
+"""Runs of benchmarks: JSON files in `examples/results`, from which `write_tables.py` makes tables.
 
-Each file has rows of figures, and what they are of: commit, date, machine and versions.
+Each file has rows of figures, and says where they are from: commit, date, machine and versions.
 """
 
 import datetime
@@ -33,7 +33,7 @@ def find_commit():
 
 
 def describe_run(commit, device):
-    """Return what the figures of a run on a device are of; its rows are yet to come."""
+    """Return a run without rows: its commit, date, machine and versions."""
     name, committed = commit
     return {
         "commit": name,
@@ -46,7 +46,7 @@ def describe_run(commit, device):
 
 
 def describe_machine(device):
-    """Return the GPU, or the processor and the number of its cores."""
+    """Return the name of the GPU, or of the processor with the number of its cores."""
     if device == "cuda":
         import cupy
 

@@ -310,6 +310,7 @@ def keep_medians(rows):
 
 
 def is_infinite(value):
+    """Return whether a figure of a row is infinite or undefined."""
     return isinstance(value, float) and not math.isfinite(value)
 
 

@@ -29,7 +29,7 @@ def make_table(titles, rows):
     return "".join(f"| {' | '.join(line)} |\n" for line in kept)
 
 
-def describe_run(run, machine):
+def write_title(run, machine):
     """Write the line above a table."""
     return f"**{machine}**, {run['date']}, commit {run['commit']}:\n\n"
 
@@ -43,7 +43,7 @@ TITLES = (
 
 
 def describe_caches(row):
-    """Say if a row began with empty caches of kernels."""
+    """Say if a row is of a process that began with empty caches of kernels."""
     return ", caches empty" if row["is_cold"] else ""
 
 
@@ -72,12 +72,12 @@ def write_newest(machines):
     parts = []
     for machine, runs in machines.items():
         rows = [make_cells(row) for row in runs[-1]["rows"]]
-        parts.append(describe_run(runs[-1], machine) + make_table(TITLES, rows))
+        parts.append(write_title(runs[-1], machine) + make_table(TITLES, rows))
     return "\n".join(parts)
 
 
 def name_case(row):
-    """Name what is comparable over runs."""
+    """Return the name of a row's case, the same in all runs."""
     case = f"{row['tensor']}, {row['nnz'] / 1e6:.1f}M, {row['rank']}, {row['dtype']}"
     threads = f", threads: {row['threads']}" if row["threads"] else ""
     return f"{case}{threads}{describe_caches(row)}"
@@ -142,7 +142,7 @@ TENSORS = {
 
 
 def name_way(way, run):
-    """Return a way's name with what it ran on, or with its version."""
+    """Return the name of a way, with what it ran on or its version."""
     if way in run["versions"]:
         return f"{WAYS[way]} {run['versions'][way]}"
     if way.endswith("@cuda"):
@@ -198,7 +198,7 @@ def write_gpus(runs):
                 several = row[f"{n} gpus"]["iteration_ms"]
                 cells += [f"{several:.3g}", f"{one / several:.2f}"]
             lines.append(cells)
-        title = describe_run(run, f"{num_gpus} x {run['machine']}")
+        title = write_title(run, f"{num_gpus} x {run['machine']}")
         parts.append(title + make_table(titles, lines))
     return "\n".join(parts)
 

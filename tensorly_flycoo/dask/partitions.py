@@ -121,10 +121,10 @@ def list_parquet_parts(path: Any, reader: TableReader) -> list[ParquetPart]:
 
 
 def estimate_nbytes(part: Any) -> int:
-    """Return what a part surely takes of the workers' memory, 0 if that is unknown."""
+    """Return the least that a part takes of its worker's memory, 0 if that is unknown."""
     if isinstance(part, ParquetPart):
         return 2 * part.nbytes  # as it is read, and as records for others
-    # A line of text with n indices has about 11 n + 26 bytes at most, and these 2 (4 n + 8).
+    # A line of n indices has at most about 11 n + 26 bytes, and takes more than half: 2 (4 n + 8).
     is_text = isinstance(part, str) and os.path.isfile(part)
     return os.path.getsize(part) // 2 if is_text else 0
 

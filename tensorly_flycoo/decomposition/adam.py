@@ -89,10 +89,10 @@ class CellSampler:
         """
         xp, shape, nnz = self._xp, self.nonzeros.shape, self.nonzeros.nnz
         count, draw = min(num_nonzeros, nnz), partial(random.randint, 0, dtype=np.int64)
-        most = max(1, _NUM_NONZEROS // count)
-        for start in range(0, num_steps, most):
+        at_once = max(1, _NUM_NONZEROS // count)
+        for start in range(0, num_steps, at_once):
             places, cells = [], []
-            for _ in range(start, min(start + most, num_steps)):
+            for _ in range(start, min(start + at_once, num_steps)):
                 places.append(draw(nnz, count) if count < nnz else np.arange(nnz))
                 cells.append(np.stack([draw(size, num_cells_) for size in shape]))
             coords, values = self.nonzeros.take(xp.asarray(np.concatenate(places)))

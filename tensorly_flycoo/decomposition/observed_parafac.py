@@ -100,7 +100,7 @@ def observed_parafac(
     -------
     CPTensor
         Weights of ones and factors (I_n, R) in the dtype and on the device of `tensor`. Rows
-        without an observed entry are zero, with `cg_steps` nearly, but for their biases.
+        without an observed entry are zero (with `cg_steps` nearly), except for their biases.
         Its attributes, which a `LabelledCP` and its file have too, are `bias_modes`, for each
         component the mode of which it is a bias, N for the mean and -1 for others;
         `observed_scale`, which is s; and without `unobserved` `observed_l2_reg`, the ridge. By this

@@ -63,8 +63,8 @@ def parafac2(
     linesearch : bool
         Whether to use Bro's line search, which extrapolates every other iteration.
     mask : sequence of sparse.COO or array, or one of three modes, optional
-        A mask of each slice (I_k, J), as of `parafac`, also of size 1 in a mode. Missing entries
-        are first the mean of their slice, then imputed from the model after each iteration.
+        One for each slice (I_k, J), as for `parafac`; its size may be 1 in a mode. Missing entries
+        begin as the mean of their slice, and are imputed from the model after each iteration.
     center : bool
         Whether to decompose the slices less the mean of each column over the rows of all slices,
         zeros included, without forming that dense difference.
@@ -201,7 +201,7 @@ class _ProjectedSlices:
         self.values: Any = None if self.missing is None else self._average(x, self.missing)
 
     def _average(self, x: RaggedTensor, missing: MissingEntries) -> Array:
-        """Return the mean of the observed entries of its slice for each missing entry."""
+        """Return, for each missing entry, the mean of the observed entries in its slice."""
         ones = self.xp.ones((self.shape[2], 1), self.dtype)
         sums = move(multiply_matricized(self.matrix, 0, (1,), ones), np)[:, 0]
         of_rows = np.repeat(x.order, x.heights[x.order])
@@ -263,7 +263,7 @@ class _ProjectedSlices:
         a, b, c = factors
         model, square = self._make_model(a, b), self._square
         inner = float((self.mttkrp(None, factors, 1) * b).sum(dtype=np.float64))
-        if self.missing is not None:  # as if they were imputed, so that they have no error
+        if self.missing is not None:  # imputed by this model, they have no error
             _, added, change = self.missing.compare(self.values, None, [model, c])
             square, inner = square + float(added), inner + float(change)
         gram = self._cross(model, model).sum(axis=0) * transposed_product(c, c)
@@ -282,7 +282,7 @@ class _ProjectedSlices:
         return self._columns[1]
 
     def _multiply(self, other: Array, mode: int) -> Array:
-        """Multiply the matrix, with its missing entries, or its transpose in mode 1."""
+        """Multiply the matrix, its missing entries imputed; in mode 1 its transpose."""
         product = multiply_matricized(self.matrix, mode, (1 - mode,), other)
         if self.missing is None:
             return product

@@ -241,12 +241,12 @@ class ObservedData:
         self.tensor = x if missing is None else missing.observed
         self.missing = missing
         self.xp, self.dtype = x._engine.xp, x.dtype
-        self._sent: dict[int, tuple[Array, Array]] = {}  # a factor of each mode, here and there
+        self._sent: dict[int, tuple[Array, Array]] = {}  # by mode: a factor, and the workers' copy
 
     def send(self, factors: Sequence[Array]) -> Sequence[Array]:
-        """Return factors, whose elements never change, as a cluster's workers hold them.
+        """Return factors as a cluster's workers hold them, and without a cluster as they are.
 
-        Each is sent once, however many products take it. Elsewhere they are returned as they are.
+        Each is sent once, however many products take it, so its elements must never change.
         """
         layout = self.tensor._layout
         if not isinstance(layout, SpreadLayout) or layout.build_elsewhere is None:
@@ -333,7 +333,7 @@ def find_missing(x: Any, mask: Any, *, lists: bool = False) -> MissingEntries | 
 def _read_mask(
     mask: Any, shape: tuple[int, ...], *, lists: bool, name: str = "mask"
 ) -> tuple[Array, list[int]]:
-    """Return the coordinates of a mask's zeros, and the modes in which they are not for all."""
+    """Return the coordinates of a mask's zeros, and the modes in which it has its full size."""
     is_dense = isinstance(mask, np.ndarray) or is_cupy(mask)
     if not is_dense and not is_sparse(mask):
         raise TypeError(f"{name} is a {type(mask).__name__}, {_EXPECTED}, or a dense array")
@@ -368,7 +368,7 @@ def _read_mask(
 
 
 def find_missing_of_slices(x: RaggedTensor, mask: Any) -> MissingEntries | None:
-    """Find the missing entries of the matrix of all slices; None if a mask of each marks none."""
+    """Find the entries of the matrix of all slices that the slices' masks mark; None if none."""
     if len(mask) != x.shape[0]:
         raise ValueError(f"mask has {len(mask)} slices, expected {x.shape[0]}")
     parts = []

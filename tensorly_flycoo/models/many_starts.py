@@ -52,8 +52,8 @@ _CPU_ROW_NBYTES = 128
 #: memory as a stack and as columns, and a mode's MTTKRP does too; momentum keeps a stack more.
 _COPIES = 4
 
-#: Columns of resampled runs that are computed together: with 400, on a CPU, each takes a third more
-#: time than with 128 where groups of modes have as many rows as flights do.
+#: Columns of resampled runs that are computed together: of nycflights on a CPU, each takes a third
+#: more time with 400 than with 128.
 _RESAMPLED_COLUMNS = 128
 
 #: What keeps `_find_limits` from dividing by rounding errors, relative to what it divides by.
@@ -123,8 +123,8 @@ def run_resampled(
 ) -> list[CPTensor]:
     """Iterate `parafac` from one model for each row of `weights` (n, I), of the rows of a mode.
 
-    Results, on the host, are extrapolated, and rows of the mode's factor are times the roots of
-    their weights, as if those of `x` were: least squares count them so often.
+    Results are extrapolated, and on the host. Rows of the mode's factor are multiplied by the roots
+    of their weights: least squares with weights fit the rows of `x` times these roots.
     """
     rank, xp, paths = factors[0].shape[1], array_module(factors[0]), []
     size = max(1, min(_choose_batch_size(x, rank), _RESAMPLED_COLUMNS // rank))
@@ -150,11 +150,11 @@ def run_resampled(
 def _find_limits(path: np.ndarray) -> np.ndarray:
     r"""Extrapolate all factors of all runs after each iteration (T + 1, n, I, R) to their limits.
 
-    Near the model from which all start, iterations change each run by one linear map of its last
-    change, :math:`d_{t+1} = J d_t`, and the same for all. So after T changes a run is
-    :math:`J (I - J)^{-1} d_T` away: the coefficients with which the :math:`d_t - d_{t+1}` of all
-    runs add up to :math:`d_T` are those of the :math:`d_{t+1}`. This is reduced rank extrapolation
-    (Sidi, SIAM Journal on Numerical Analysis 23, 1986) with the changes of all runs.
+    Near the model, from which all runs start, one linear map gives the next change of any run:
+    :math:`d_{t+1} = J d_t`. So after T changes a run is :math:`J (I - J)^{-1} d_T` from its limit.
+    This maps each :math:`d_t - d_{t+1}` to :math:`d_{t+1}`: the coefficients that combine the
+    former, of all runs, to :math:`d_T` combine the latter to what is missing. It is reduced rank
+    extrapolation (Sidi, SIAM Journal on Numerical Analysis 23, 1986) with the changes of all runs.
     """
     changes = np.diff(path.reshape(*path.shape[:2], -1), axis=0)
     after = changes[1:].reshape(-1, changes.shape[2])

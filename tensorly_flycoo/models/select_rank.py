@@ -157,9 +157,9 @@ def select_rank(
     The suggested rank is the lowest one that is as good as the one with the least held-out loss:
     the loss differs by at most one standard error of the difference, or by so little that fits
     which ended here cannot tell. Of these, ranks whose runs agree go first: on average they differ
-    in less than half a component, ``rank * (1 - match) < 0.5``. If the runs of none agree, a rank
-    whose runs do may take their place: its loss is within one standard error of the least loss
-    itself, or it explains less by at most a hundredth.
+    in less than half a component, ``rank * (1 - match) < 0.5``. If the runs of none agree, another
+    rank whose runs agree may take their place, if its loss is within one standard error of the
+    least loss itself, or it explains at most a hundredth less.
 
     Parameters
     ----------

@@ -35,8 +35,8 @@ class Uncertainty:
     weights : pair of array (R,)
         The lower and the upper ends of the weights' intervals.
     samples : list of array (n, I_n, R)
-        The factors of the fits, matched with those of the model, for your own answers. Those of a
-        jackknife are spread from their mean until they have the variance of the model.
+        The factors of the fits, matched with those of the model, for statistics of your own. A
+        jackknife's are scaled to the variance that the model's factors have, around these.
     level : float
     """
 
@@ -50,7 +50,7 @@ class Uncertainty:
         return f"<Uncertainty of rank {self.cp_tensor.rank}: {fits}>"
 
     def top_ranks(self, mode: str | int, component: int, n: int = 8) -> dict[Any, tuple[int, int]]:
-        """Return the lowest and the highest rank of each of a component's top labels; 1 is the top.
+        """Return the best and the worst rank of each of a component's top labels; 1 is the best.
 
         Of the ranks by magnitude in all samples, ``(1 - level) / 2`` are left out on either side.
 
@@ -88,8 +88,8 @@ def uncertainty(
 
     With a `mode`, its rows are a sample, such as of days or patients, and the model is one of
     `parafac`. A "bootstrap" draws as many rows with replacement, a "jackknife" leaves rows out.
-    Without a mode, `x` counts events, and the model is one of `generalized_parafac`: each event is
-    drawn again as often as a Poisson variable of mean 1 says.
+    Without a mode, `x` counts events, and the model is one of `generalized_parafac`: each event
+    occurs again a Poisson number of times, 1 on average.
 
     Parameters
     ----------
@@ -99,7 +99,8 @@ def uncertainty(
     mode : int or str, optional
         Its name, if `x` is a LabelledTensor, or its number. Its own factor gets no intervals.
     n : int
-        How many fits: a jackknife leaves out one of `n` groups of rows, or of all rows if fewer.
+        How many fits. For a jackknife, rows are divided into `n` groups, at least one row in each,
+        and each fit leaves one group out.
     method : {"bootstrap", "jackknife"}
         The latter only with a mode.
     level : float
@@ -126,10 +127,10 @@ def uncertainty(
     Notes
     -----
     Rows are resampled without a new tensor: factor rows count as often as they are drawn. The fits
-    share each MTTKRP, as in `best_of`; and since all begin at the model, few iterations of all tell
-    where each goes: 50 cost 3 to 4 ordinary fits of nycflights. Counts are fitted one by one. All
-    factors are kept on the host, those of rows after each iteration. A `random_state` gives the
-    same result every time on one machine.
+    share each MTTKRP, as in `best_of`. All begin at the model, so a few iterations show where each
+    converges: 50 fits cost 3 to 4 ordinary ones of nycflights. Counts are fitted one by one. All
+    factors are kept on the host, for resampled rows after each iteration. A `random_state` gives
+    the same result every time on one machine.
 
     References
     ----------
@@ -174,7 +175,7 @@ def uncertainty(
     elif method == "jackknife":
         raise ValueError("mode is None, expected the mode whose rows to leave out")
     else:
-        fits, least = _fit_events(x, start, n, num_iterations, random), 0.0
+        fits, least = _fit_events(x, start, n, num_iterations, random), 0.0  # models of counts
     estimates, *aligned = (align(fit, cp_tensor) for fit in [cp_tensor, *fits])
     samples = [np.stack(of) for of in zip(*aligned, strict=True)]
     if mode is not None:

@@ -46,7 +46,7 @@ class LabelledFactors:
     factors: Any
     rank: Any
 
-    #: The attributes that are the model: an array, and lists of matrices without their plural s.
+    #: The model's attributes: weights or core, and lists of matrices (here without the plural s).
     _head: ClassVar[str] = "weights"
     _lists: ClassVar[Sequence[str]] = ("factor",)
     #: What a file of the model is.
@@ -71,7 +71,7 @@ class LabelledFactors:
 
     @property
     def components(self) -> tuple[int | str, ...]:
-        """The numbers of the components, or what a bias is of."""
+        """The numbers of the components, but names of those that are biases."""
         modes = getattr(self, "bias_modes", (-1,) * np.max(self.rank))
         biases = [*(f"{name} bias" for name in self.names), "mean"]
         return tuple(r if n < 0 else biases[n] for r, n in enumerate(modes))
@@ -95,7 +95,7 @@ class LabelledFactors:
                 columns.append([make_line(column, *limits) for column in factor.T[:_MAX_ROWS]])
                 continue
             largest, tops = max(map(abs, limits)), self.top(n, _MAX_LABELS)[:_MAX_ROWS]
-            columns.append([make_bars(of.values(), map(_shorten, of), largest) for of in tops])
+            columns.append([make_bars(top.values(), map(_shorten, top), largest) for top in tops])
         rows = list(itertools.zip_longest(*columns, fillvalue=""))
         if len(self.components) > _MAX_ROWS:
             rows.append(("...", f"{len(self.components) - _MAX_ROWS} more"))
@@ -180,8 +180,8 @@ class LabelledFactors:
         Returns
         -------
         pandas.DataFrame
-            With the columns "mode" (the name), "label", "component" (from 0) and "value", and
-            "lower" and "upper" if there are `intervals`. Needs pandas.
+            With the columns "mode" (the name), "label", "component" (of `components`) and "value",
+            and "lower" and "upper" if there are `intervals`. Needs pandas.
 
         Examples
         --------
@@ -238,7 +238,14 @@ class LabelledFactors:
     def load(cls, path: FilePath) -> Self:
         """Load a model that `save` wrote, bit by bit, with its arrays on the host.
 
-        Text labels become str objects.
+        Parameters
+        ----------
+        path : str or os.PathLike
+
+        Returns
+        -------
+        model of this class
+            Text labels are str objects.
 
         Raises
         ------
@@ -253,6 +260,7 @@ class LabelledFactors:
 
     @classmethod
     def _restore(cls, model: tuple, labels: Labels, header: array_file.Header) -> Self:
+        """Make a model of what `load` has read."""
         return cls(model, labels)
 
     def plot(self, top: int = 8, lines: Iterable[str | int] | None = None) -> "Figure":

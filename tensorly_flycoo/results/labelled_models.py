@@ -1,4 +1,4 @@
-"""CP, Tucker and PARAFAC2 models whose rows have names, and what gives them to any result."""
+"""CP, Tucker and PARAFAC2 models with labels, and the function that labels any result."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
@@ -225,8 +225,8 @@ class LabelledCP(LabelledFactors, CPTensor):
 class LabelledTucker(LabelledFactors, TuckerTensor):
     """A Tucker model with a name for each mode and a label for each row of its factors.
 
-    Tucker decompositions of a `LabelledTensor` return it, with the numbers that they return without
-    labels. It has the tables, pictures and files of a `LabelledCP`.
+    Tucker decompositions of a `LabelledTensor` return it; labels do not change its numbers. It has
+    the errors, tables, pictures and files of a `LabelledCP`.
 
     Parameters
     ----------
@@ -247,17 +247,17 @@ class LabelledTucker(LabelledFactors, TuckerTensor):
 class LabelledParafac2(LabelledFactors, Parafac2Tensor):
     """A PARAFAC2 model with names for its slices, their rows and their columns.
 
-    `parafac2` of a `LabelledTensor`, or of a `RaggedTensor` with labels, returns it, with the
-    numbers that it returns without. It has the tables, pictures and files of a `LabelledCP`; the
-    rows there are those of :math:`P_k B`, slice after slice.
+    `parafac2` of a `LabelledTensor`, or of a `RaggedTensor` with labels, returns it; labels do not
+    change its numbers. It has the errors, tables, pictures and files of a `LabelledCP`; the rows
+    there are those of :math:`P_k B`, slice after slice.
 
     Parameters
     ----------
     model : Parafac2Tensor or (weights, factors, projections)
     labels : dict of str to array
-        Of the slices, of the rows, an array for all slices or a list of one for each, and of the
-        columns. If slices share labels of rows, these become texts such as "ann: 3", with the label
-        of the slice.
+        Those of the slices, of the rows (one array for all slices, or a list with one for each),
+        and of the columns. If slices share labels of rows, these become texts such as "ann: 3",
+        with the label of the slice.
 
     Examples
     --------
@@ -280,9 +280,10 @@ class LabelledParafac2(LabelledFactors, Parafac2Tensor):
 
 
 def label_result(result: Any, labels: Mapping[str, Any]) -> Any:
-    """Return the result of a decomposition with its model, if it has one, as one with labels.
+    """Return the result of a decomposition, with labels for its model if it has one.
 
-    Row-sharded factors are gathered. A CPTensor loses its factors: only one is kept twice.
+    Row-sharded factors are gathered. A CPTensor loses its factors, so that each is freed as soon as
+    its copy in the new form is there.
     """
     if isinstance(result, tuple) and result:
         return label_result(result[0], labels), *result[1:]
@@ -312,7 +313,7 @@ def _read_marks(header: Mapping[str, Any], ndim: int, rank: int) -> dict[str, An
 def _join_rows(labels: Mapping[str, Any], num_rows: int) -> Labels:
     """Return labels of a PARAFAC2 model with those of the rows of all slices in one array."""
     (_, slices), (name, rows), *_ = labels.items()
-    if np.ndim(next(iter(rows), 0)) == 0:  # the same in all slices, or those of a file
+    if np.ndim(next(iter(rows), 0)) == 0:  # those of each slice, or in a file of all
         rows = [rows] * (num_rows // max(1, len(rows)))
     joined: Any = np.concatenate(rows)
     if len({*joined.tolist()}) < joined.size:
@@ -358,7 +359,7 @@ def _choose_signs(weights: np.ndarray, largest: np.ndarray, smallest: np.ndarray
     signs = np.where(-smallest > largest, -1, 1)
     peaks = np.maximum(largest, -smallest)
     is_negative = (weights * signs.prod(axis=0) < 0) & (peaks > 0).all(axis=0)
-    # How alike the signs of a column are in size: not above 0 if it has only one sign.
+    # How alike in size the two signs of a column are: at most 0 if it has only one sign.
     balance = np.minimum(largest, -smallest) / np.where(peaks > 0, peaks, 1)
     is_last = (balance[-1] > 0) | (balance.max(axis=0) <= 0)
     taker = np.where(is_last, len(signs) - 1, balance.argmax(axis=0))

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from ..base.array_modules import array_module, move
+from ..base.array_modules import Array, array_module, move
 from ..base.checks import check_count, check_finite, check_mode
 from ..engines.tall import find_largest, sum_columns
 from ..io.entries import place_entries
@@ -23,7 +23,7 @@ def recommend(
     cp_tensor: Any, mode: int | str, ids: Any = None, n: int = 10, *,
     of: int | str | None = None, exclude: "LabelledData | None" = None,
 ) -> list[dict[Any, float]]:  # fmt: skip
-    """Find the highest predictions of a model, such as films for users, without those known.
+    """Find the labels with the highest predictions of a model, such as films for each user.
 
     Parameters
     ----------
@@ -35,15 +35,16 @@ def recommend(
     n : int
         How many predictions for each.
     of : int or str, optional
-        The mode to recommend of; by default the first other one. Of further modes, the mean counts.
+        The mode to choose from, such as films; by default the first other one. Rows of any further
+        mode are averaged.
     exclude : FlycooTensor, LabelledTensor or sparse.COO, optional
-        Pairs that have a nonzero are left out, such as those of the tensor that was decomposed.
+        Pairs with a nonzero here are left out, such as those of the tensor that was decomposed.
 
     Returns
     -------
     list of dict
-        For each of `ids`, the `n` labels or indices with the highest predictions, and these; the
-        highest first, equal ones by index.
+        For each of `ids`, the predictions of its `n` best labels, or indices, the highest first,
+        equal ones by index.
 
     Raises
     ------
@@ -79,11 +80,7 @@ def recommend(
     scaled = scaled.astype(columns.dtype)
     if exclude is not None:
         check_same_labels(exclude, cp_tensor, names=("exclude", "the model"))
-        excluded, shape = as_flycoo(exclude, check_coords=True), tuple(map(len, factors))
-        if excluded.shape != shape:
-            raise ValueError(f"exclude has shape {excluded.shape}, expected {shape}, the model's")
-        pairs = excluded._sorted_nonzeros()[0][[first, second]]
-        pairs = pairs[:, xp.argsort(pairs[0], kind="stable")]
+        pairs = _list_pairs(exclude, tuple(map(len, factors)), [first, second])
     step = choose_block_size(columns, others.size)
     n = min(check_count(n, "n"), others.size)
     for start in range(0, rows.size, step):
@@ -119,14 +116,19 @@ def evaluate(
     Returns
     -------
     dict of str to float
-        "rmse", the root mean square of the errors; "precision", the part of all recommendations
-        that were held out; "recall", the part of a row's held-out entries that are recommended, on
-        average over rows with some.
+        "rmse", the root mean square of the errors; "precision", the share of all recommendations
+        that are held-out entries; "recall", the share of a row's held-out entries that are
+        recommended, averaged over the rows that have some.
 
     Raises
     ------
     TypeError, ValueError
-        As of `recommend`; of `x` as of `exclude`, and if it has no nonzeros.
+        As of `recommend`, for `x` as for `exclude`, and if `x` has no nonzeros.
+
+    Notes
+    -----
+    Costs one call of `recommend` for the rows with held-out entries. Results have the same bits in
+    every run on one machine.
 
     Examples
     --------
@@ -151,10 +153,19 @@ def evaluate(
 
 
 def _find_modes(cp_tensor: Any, mode: int | str, of: int | str | None) -> tuple[int, int]:
-    """Return the numbers of the mode to recommend to, and of the one to recommend of."""
+    """Return the numbers of the mode to recommend to, and of the one to choose from."""
     ndim = len(take_model(cp_tensor)[1])
     first = check_mode(number_modes(cp_tensor, mode), ndim)
     second = int(first == 0) if of is None else check_mode(number_modes(cp_tensor, of), ndim, "of")
     if second == first:
         raise ValueError(f"of is {of!r}, expected another mode than {mode!r}")
     return first, second
+
+
+def _list_pairs(exclude: LabelledData, shape: tuple[int, ...], modes: list[int]) -> Array:
+    """Return the indices of the nonzeros in two modes (2, nnz), sorted by the first."""
+    excluded = as_flycoo(exclude, check_coords=True)
+    if excluded.shape != shape:
+        raise ValueError(f"exclude has shape {excluded.shape}, expected {shape}, the model's")
+    pairs = excluded._sorted_nonzeros()[0][modes]
+    return pairs[:, array_module(pairs).argsort(pairs[0], kind="stable")]

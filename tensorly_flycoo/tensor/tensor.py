@@ -93,9 +93,9 @@ class FlycooTensor:
         Divides the modes into groups of neighbours, such as ``[(0, 1, 2), (3, 4)]``. The modes of a
         group share one pass over the nonzeros, which reads one row for each other group. Results
         are the same within rounding errors. "auto" merges modes with few combinations of indices:
-        few that are possible, or, of the first modes, few that occur in a slab. It decides by
-        `shape` and by these numbers and those of nonzeros and slabs, so alike on every device.
-        None merges none.
+        few possible ones, or, of the first modes, few that occur in a slab. It depends on `shape`
+        and the numbers of these combinations, of nonzeros and of slabs, but not on the device. None
+        merges none.
 
     Attributes
     ----------
