@@ -187,8 +187,10 @@ def _take(x: Any, index: Any) -> Kind:
     return np.broadcast_to(np.empty((), x.dtype), x.shape)[index].shape, x.dtype
 
 
-def _reduce(x: Any, axis: int | None = None) -> Kind:
-    return () if axis is None else x.shape[:axis] + x.shape[axis:][1:], x.dtype
+def _reduce(x: Any, axis: int | None = None, keepdims: bool = False) -> Kind:
+    if axis is None:
+        return (1,) * x.ndim if keepdims else (), x.dtype
+    return x.shape[:axis] + x.shape[axis:][1:], x.dtype
 
 
 def _concatenate(arrays: Sequence[Any], axis: int = 0) -> Kind:
