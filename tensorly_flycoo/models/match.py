@@ -1,6 +1,6 @@
 """The similarity of two CP models."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -82,18 +82,24 @@ def match_all(models: Sequence[Sequence[Array]]) -> np.ndarray:
     return np.array([[_match(block) for block in row] for row in blocks])
 
 
-def align(cp_tensor: Any, reference: Any) -> list[np.ndarray]:
-    """Return weights and factors with columns of norm 1, in order and signs of a reference's.
+def align(models: Iterable[Any], reference: Any) -> list[list[np.ndarray]]:
+    """Return weights and factors of each model in order and signs of a reference's.
 
-    All are on the host.
+    The columns of factors have norm 1. All are on the host.
     """
-    models = map_arrays(lambda array: move(array, np), [*map(take_model, (cp_tensor, reference))])
-    (weights, factors), (_, known) = (normalize(*model) for model in models)
-    products = [own.T @ other for own, other in zip(known, factors, strict=True)]
-    order = linear_sum_assignment(abs(multiply_all(products)), maximize=True)[1]
-    signs = [np.where(of[:, order].diagonal() < 0, -1, 1) for of in products]
-    pairs = zip(factors, signs, strict=True)
-    return [weights[order] * multiply_all(signs), *(f[:, order] * own for f, own in pairs)]
+    (_, known), aligned = _normalize_on_host(reference), []
+    for weights, factors in map(_normalize_on_host, models):
+        products = [own.T @ other for own, other in zip(known, factors, strict=True)]
+        order = linear_sum_assignment(abs(multiply_all(products)), maximize=True)[1]
+        signs = [np.where(of[:, order].diagonal() < 0, -1, 1) for of in products]
+        pairs = zip(factors, signs, strict=True)
+        sorted_factors = [factor[:, order] * own for factor, own in pairs]
+        aligned.append([weights[order] * multiply_all(signs), *sorted_factors])
+    return aligned
+
+
+def _normalize_on_host(cp_tensor: Any) -> Any:
+    return normalize(*map_arrays(lambda array: move(array, np), take_model(cp_tensor)))
 
 
 def _match(score: np.ndarray) -> float:

@@ -176,7 +176,7 @@ def uncertainty(
         raise ValueError("mode is None, expected the mode whose rows to leave out")
     else:
         fits, least = _fit_events(x, start, n, num_iterations, random), 0.0  # models of counts
-    estimates, *aligned = (align(fit, cp_tensor) for fit in [cp_tensor, *fits])
+    estimates, *aligned = align([cp_tensor, *fits], cp_tensor)
     samples = [np.stack(of) for of in zip(*aligned, strict=True)]
     if mode is not None:
         samples[1 + mode].fill(np.nan)

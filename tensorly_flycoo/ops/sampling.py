@@ -168,7 +168,7 @@ class SlabSampler:
 
 
 def make_sampler(x: FlycooTensor) -> NonzeroSampler | SlabSampler:
-    """Make what takes nonzeros of a tensor by their places."""
+    """Make a sampler that takes nonzeros of a tensor, or of its slabs, by their places."""
     if isinstance(x._layout, SlabLayout):
         return SlabSampler(x._layout, x._engine)
     return NonzeroSampler(x._layout, x._engine)

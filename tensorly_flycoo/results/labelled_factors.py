@@ -140,7 +140,7 @@ class LabelledFactors:
         factor, labels = move(self._list_factors()[index], np), self.labels[self.names[index]]
         components = []
         for column in factor.T:
-            (rows,) = find_largest(np.abs(column)[None], min(n, labels.size))
+            rows = _find_top(column, n)
             names = take_labels(labels, rows)
             components.append(dict(zip(names, column[rows].tolist(), strict=True)))
         return components
@@ -322,6 +322,11 @@ class LabelledFactors:
         return figure
 
 
+def _find_top(column: np.ndarray, n: int) -> np.ndarray:
+    """Return the places of the largest magnitudes in a column, all if it has fewer than `n`."""
+    return find_largest(np.abs(column)[None], min(n, column.size))[0]
+
+
 def _make_figure(width: float, height: float) -> "Figure":
     """Make an empty figure, in inches; say what to install if Matplotlib is missing."""
     matplotlib = require("matplotlib.figure", "plot needs Matplotlib: pip install matplotlib")
@@ -344,7 +349,7 @@ def _draw_bars(
     """Draw the largest elements of each component, the largest on top, and their intervals."""
     limits = _find_limits(factor, *ends)
     for r, axes in enumerate(column):
-        (rows,) = find_largest(np.abs(factor[None, :, r]), min(num_bars, labels.size))
+        rows = _find_top(factor[:, r], num_bars)
         places = range(rows.size)
         axes.barh(places, factor[rows, r], color=f"C{r % 10}")
         if ends:

@@ -75,7 +75,8 @@ def test_the_jackknife_equals_a_dense_loop_that_leaves_rows_out():
             fits.append(tl.decomposition.parafac(kept, 2, 2000, start, tol=1e-14))
     reference = CPTensor((None, found.cp_tensor.factors[1:]))
     for mode in (1, 2):
-        own = [align(CPTensor((None, fit.factors[1:])), reference)[mode] for fit in fits]
+        models = [CPTensor((None, fit.factors[1:])) for fit in fits]
+        own = [aligned[mode] for aligned in align(models, reference)]
         n = len(own)
         error = np.sqrt((n - 1) / n * ((own - np.mean(own, axis=0)) ** 2).sum(axis=0))
         lower, upper = found.cp_tensor.intervals[mode]
@@ -113,7 +114,7 @@ def test_intervals_hold_planted_numbers(kind):
             x, options = FlycooTensor.from_dense(dense), {"mode": 0, "method": kind}
             cp = parafac(x, 2, 300, planted)
         found = uncertainty(x, cp, random_state=seed, **options)
-        truth = align(planted, found.cp_tensor)[1:]
+        (_, *truth), *_ = align([planted], found.cp_tensor)
         for own, (lower, upper) in list(zip(truth, found.cp_tensor.intervals, strict=True))[
             kind != "counts" :
         ]:
@@ -126,9 +127,8 @@ def test_intervals_hold_planted_numbers(kind):
 
 def test_components_are_brought_into_order_and_signs():
     _, cp = fit_noisy()
-    weights, *factors = align(cp, cp)
     other = [cp.factors[0][:, ::-1] * -2, cp.factors[1][:, ::-1] * -3, cp.factors[2][:, ::-1]]
-    found = align((None, other), cp)
+    (weights, *factors), found = align([cp, (None, other)], cp)
     np.testing.assert_allclose(found[0], 6 * weights / cp.weights)
     for one, factor in zip(found[1:], factors, strict=True):
         np.testing.assert_allclose(one, factor, rtol=1e-12)

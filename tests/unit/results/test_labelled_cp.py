@@ -12,33 +12,24 @@ import tensorly as tl
 import tlviz
 from hypothesis import given
 from hypothesis import strategies as st
+from labelled_problem import LABELS, NAMES, SHAPE, make_labelled
 from strategies import quick
 from tensorly.cp_tensor import CPTensor
 
 from tensorly_flycoo import (
     LabelledCP,
-    LabelledTensor,
     decomposition,
     from_dataframe,
     observed_parafac,
 )
 from tensorly_flycoo.loop.guarding import tensorly_loop
-from tensorly_flycoo.testing import random_tensor
-
-SHAPE, NAMES = (5, 6, 7), ("user", "item", "day")
-LABELS = {
-    "user": np.array(["ann", "bob", "cy", "di", "eve"], object),
-    "item": np.array([f"item {n}" for n in range(6)]),
-    "day": np.arange("2020-01-01", "2020-01-08", dtype="datetime64[D]"),
-}
-
 
 pytestmark = pytest.mark.usefixtures("flycoo_backend")
 
 
 @pytest.fixture
 def x():
-    return LabelledTensor(random_tensor(SHAPE, 100, random_state=0), LABELS)
+    return make_labelled()
 
 
 def make_cp(rank=3, seed=0, labels=LABELS):

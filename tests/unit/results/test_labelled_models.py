@@ -4,24 +4,17 @@ import numpy as np
 import pytest
 import scipy.sparse
 import tensorly as tl
+from labelled_problem import LABELS, make_labelled
 
-from tensorly_flycoo import LabelledCP, LabelledTensor, RaggedTensor, best_of, decomposition
+from tensorly_flycoo import LabelledCP, RaggedTensor, best_of, decomposition
 from tensorly_flycoo.models import LabelledParafac2, LabelledTucker
-from tensorly_flycoo.testing import random_tensor
-
-SHAPE = (5, 6, 7)
-LABELS = {
-    "user": np.array(["ann", "bob", "cy", "di", "eve"], object),
-    "item": np.array([f"item {n}" for n in range(6)]),
-    "day": np.arange("2020-01-01", "2020-01-08", dtype="datetime64[D]"),
-}
 
 pytestmark = pytest.mark.usefixtures("flycoo_backend")
 
 
 @pytest.fixture
 def x():
-    return LabelledTensor(random_tensor(SHAPE, 100, random_state=0), LABELS)
+    return make_labelled()
 
 
 def check_tables(model, factors):
