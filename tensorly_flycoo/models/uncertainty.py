@@ -153,6 +153,11 @@ def uncertainty(
     >>> lower, upper = found.cp_tensor.intervals[1]
     >>> lower.shape, bool((lower <= upper).all())
     ((30, 2), True)
+
+    The largest rows of component 0 in mode 2, and the ranks that each may have:
+
+    >>> found.top_ranks(2, 0, n=3)
+    {14: (1, 2), 2: (1, 2), 19: (3, 4)}
     """
     check_choice(method, "method", ("bootstrap", "jackknife"))
     check_real(level, "level", 0)
@@ -171,11 +176,11 @@ def uncertainty(
     if mode is not None:
         mode = check_mode(mode, x.ndim)
         row_weights = _draw_row_weights(x.shape[mode], n, method, random)
-        fits, least = run_resampled(x, start, mode, row_weights, num_iterations), -np.inf
+        fits = run_resampled(x, start, mode, row_weights, num_iterations)
     elif method == "jackknife":
         raise ValueError("mode is None, expected the mode whose rows to leave out")
     else:
-        fits, least = _fit_events(x, start, n, num_iterations, random), 0.0  # models of counts
+        fits = _fit_events(x, start, n, num_iterations, random)
     estimates, *aligned = align([cp_tensor, *fits], cp_tensor)
     samples = [np.stack(of) for of in zip(*aligned, strict=True)]
     if mode is not None:
@@ -183,12 +188,18 @@ def uncertainty(
     if method == "jackknife":
         spread, pairs = (len(fits) - 1) / len(fits) ** 0.5, zip(estimates, samples, strict=True)
         samples = [own + spread * (of - of.mean(axis=0)) for own, of in pairs]
-    quantile, intervals = stdtrit(len(fits) - 1, (1 + level) / 2), []
-    for own, of in zip(estimates, samples, strict=True):
-        margin = quantile * of.std(axis=0, ddof=1)
-        intervals.append((np.maximum(own - margin, least), own + margin))
-    cp_tensor.intervals = intervals[1:]
-    return Uncertainty(cp_tensor, intervals[0], samples[1:], level)
+    least = 0.0 if mode is None else -np.inf  # models of counts have no negative numbers
+    pairs = zip(estimates, samples, strict=True)
+    weights, *cp_tensor.intervals = [_find_interval(*pair, level, least) for pair in pairs]
+    return Uncertainty(cp_tensor, weights, samples[1:], level)
+
+
+def _find_interval(
+    estimate: np.ndarray, samples: np.ndarray, level: float, least: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the lower and upper ends, by Student's t and the deviation of the samples."""
+    margin = stdtrit(len(samples) - 1, (1 + level) / 2) * samples.std(axis=0, ddof=1)
+    return np.maximum(estimate - margin, least), estimate + margin
 
 
 def _draw_row_weights(size: int, n: int, method: str, random: np.random.RandomState) -> np.ndarray:
