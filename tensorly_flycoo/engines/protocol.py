@@ -110,13 +110,7 @@ class Engine(Primitives, ABC):
 
     @abstractmethod
     def mttkrp(
-        self,
-        layout: Layout,
-        factors: Factors,
-        mode: int,
-        out: Array,
-        weights: Array | None = None,
-        stays: bool = False,
+        self, layout: Layout, factors: Factors, mode: int, out: Array, weights: Array | None = None
     ) -> None:
         """Write the MTTKRP of `mode` to `out`, its columns times the weights."""
 

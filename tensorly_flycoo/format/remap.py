@@ -22,7 +22,7 @@ class RemapPlan:
     For each place of order d (nnz,), `pull_ids` are the positions of records in storage d, counted
     from the start of the place's bucket; `remap_ids` those in storage d + 1 (storage 0 after the
     last mode). Each tile's `remap_ids` are in `write_order`, unless it is None: see
-    `Primitives.order_writes`.
+    `Primitives.compact_push`.
     """
 
     pull_ids: Any  # all are as the engine keeps them
@@ -100,17 +100,15 @@ class RemapLayout(Layout):
             primitives.split_by_bucket(remap_ids, bucket_size, remap_ids, pull_ids)
             given = given._replace(places=target)
             tilings.append(tile_rows(given, tile_size, primitives, rows))
-            order = primitives.order_writes(remap_ids, tile_size)
-            pushes.append(_compact_push(remap_ids, order, cut, primitives))
-            pulls.append(primitives.compact_ids(pull_ids, bucket_size, cut))
+            pushes.append(primitives.compact_push(remap_ids, cut))
+            pulls.append(primitives.compact_pull(pull_ids, cut))
         if given.places is None:
             last_ids[...] = xp.arange(nnz, dtype=dtype)
         pull_ids = xp.empty(nnz, pull_dtype)
         primitives.split_by_bucket(last_ids, bucket_size, last_ids, pull_ids)
         primitives.scatter_in_buckets(records, pull_ids, bucket_size, spare)
-        order = primitives.order_writes(last_ids, tile_size)
-        pushes.append(_compact_push(last_ids, order, cut, primitives))
-        pulls.insert(0, primitives.compact_ids(pull_ids, bucket_size, cut))
+        pushes.append(primitives.compact_push(last_ids, cut))
+        pulls.insert(0, primitives.compact_pull(pull_ids, cut))
         return tilings, [RemapPlan(pull, *push) for pull, push in zip(pulls, pushes, strict=True)]
 
     @classmethod
@@ -186,12 +184,3 @@ class RemapLayout(Layout):
 def count_runs(nnz: int, tile_size: int, bucket_size: int) -> int:
     """Return the most runs of a tile's ordered remap ids: its records in one bucket are one run."""
     return max(1, min(tile_size, -(-nnz // bucket_size)))
-
-
-def _compact_push(
-    remap_ids: Array, write_order: Array | None, cut: Cut, primitives: Primitives
-) -> tuple[Any, Any]:
-    """Return a mode's remap ids and write order, as the engine keeps them."""
-    if write_order is not None:
-        write_order = primitives.compact_ids(write_order, cut.tile_size, cut)
-    return primitives.compact_runs(remap_ids, cut), write_order

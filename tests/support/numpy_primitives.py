@@ -23,7 +23,7 @@ def pack(record_format, coords, values):
 class NumpyPrimitives(Primitives):
     """The primitives that both engines have of their own; results are equal to the bit."""
 
-    write_order_dtype = None  # of what `order_writes` returns
+    write_order_dtype = None  # of the write order
 
     def choose_sizes(self, record_format):
         raise NotImplementedError("only engines choose")

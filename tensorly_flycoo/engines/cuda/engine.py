@@ -85,16 +85,10 @@ class CudaEngine(CudaPrimitives, Engine):
         return min(free, limit - pool.used_bytes()) if limit else free
 
     def mttkrp(
-        self,
-        layout: Layout,
-        factors: Factors,
-        mode: int,
-        out: Array,
-        weights: Array | None = None,
-        stays: bool = False,
+        self, layout: Layout, factors: Factors, mode: int, out: Array, weights: Array | None = None
     ) -> None:
         workspace = self.allocate_workspace(layout, factors, mode, out)
-        with layout.step(mode, self, stays) as step:
+        with layout.step(mode, self) as step:
             if layout.tilings[mode].carry_rows.shape[0] == 0:
                 out.fill(0)
                 return
