@@ -38,6 +38,12 @@ class Step(NamedTuple):
     remap_ids: Any = None  # for each place the position of its record in `spare`
     write_order: Any = None  # the order of each tile's `remap_ids`: see `Primitives.compact_push`
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the ids."""
+        ids = (self.pull_ids, self.remap_ids, self.write_order)
+        return sum(array.nbytes for array in ids if array is not None)
+
 
 class Operation(NamedTuple):
     """An operation on the nonzeros: a method of the engine, which `engines.protocol` describes."""
@@ -262,11 +268,11 @@ class Primitives(ABC):
         """Bound the bytes of ids that are not kept as they are, while they are computed."""
         return 0
 
-    @abstractmethod
     def scatter_in_buckets(
         self, records: Array, offsets: Array, bucket_size: int, target: Array
     ) -> None:
         """Copy each record to its offset within its own bucket."""
+        target[self.position_in_buckets(offsets, bucket_size)] = records
 
     @abstractmethod
     def split_nbytes(self, nnz: int, bucket_size: int) -> int:
@@ -276,9 +282,12 @@ class Primitives(ABC):
     def remap(self, step: Step, cut: Cut) -> None:
         """Copy the records of a mode to ``step.spare``, into the storage of the next mode."""
 
-    @abstractmethod
     def position_in_buckets(self, offsets: Any, bucket_size: int) -> Array:
         """Convert offsets (nnz,), as of `compact_pull`, from the starts of buckets to positions."""
+        positions = self.xp.arange(offsets.shape[0], dtype=index_dtype(offsets.shape[0]))
+        positions -= positions % positions.dtype.type(bucket_size)
+        positions += offsets
+        return positions
 
     def make_lock(self) -> AbstractContextManager:
         """Make a lock for records that move: Python's own, which no KeyboardInterrupt breaks."""

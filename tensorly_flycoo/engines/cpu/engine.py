@@ -120,9 +120,7 @@ class CpuEngine(CpuPrimitives, Engine):
         """Return the factors as kernels read them, that of `mode` last, and memory for carries."""
         num_tiles = layout.tilings[mode].carry_rows.size
         most = num_tiles * layout.tile_size // _READS_A_COPY
-        arrays = [_align(factors[n], most) for n in sorted(factors) if n != mode]
-        if mode in factors:
-            arrays.append(_align(factors[mode], most))
+        arrays = [_align(factors[n], most) for n in sorted(factors, key=lambda n: (n == mode, n))]
         return tuple(arrays), np.empty((num_tiles, out.shape[1]), out.dtype)
 
     def scale_rows(self, product: Array, factor: Array, scales: Array, sums: Array) -> None:

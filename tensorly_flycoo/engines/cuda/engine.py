@@ -134,9 +134,7 @@ class CudaEngine(CudaPrimitives, Engine):
         self, layout: Layout, factors: Factors, mode: int, out: Array
     ) -> Workspace:
         """Return the factors as kernels read them, that of `mode` last, and memory for carries."""
-        arrays = [factors[n] for n in sorted(factors) if n != mode]
-        if mode in factors:
-            arrays.append(factors[mode])
+        arrays = [factors[n] for n in sorted(factors, key=lambda n: (n == mode, n))]
         arrays = [f if _is_readable(f) else cupy.ascontiguousarray(f) for f in arrays]
         carry_rows = layout.tilings[mode].carry_rows
         carries = allocate_carries(carry_rows.size, out.shape[1], out.dtype, carry_rows)
