@@ -4,9 +4,8 @@ import functools
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from types import ModuleType
-from typing import Any, ClassVar, Protocol, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -31,21 +30,6 @@ Group: TypeAlias = Sequence[Array | None]
 _DRAW_BLOCK = 2**12
 
 
-class Stager(Protocol):
-    """Brings arrays from the host to one device, the next one while this one is used."""
-
-    def put_aside(self, array: Array) -> np.ndarray:
-        """Copy an array of the device to host memory from which `take` copies fast.
-
-        An array of the host, such as a file's, stays where it is.
-        """
-
-    def take(
-        self, array: np.ndarray, following: np.ndarray | None
-    ) -> AbstractContextManager[Array]:
-        """Yield a copy on the device; afterwards begin to copy the array that is taken next."""
-
-
 class Engine(Primitives, ABC):
     """Everything that is computed on one kind of device; each engine has one instance.
 
@@ -55,8 +39,8 @@ class Engine(Primitives, ABC):
     name: ClassVar[str]  # what users call the device: "cpu" or "cuda"
     array_type: type
     tall: ModuleType | None = None  # as `cuda.tall`; None if the functions of `xp` are as fast
-    # Factory of the Stager that copies host records to the current device; None on the CPU.
-    make_stager: Callable[[], Stager] | None = None
+    # Makes what copies host records to the current device, a `CudaStager`; None on the CPU.
+    make_stager: Callable[[], Any] | None = None
     entries: type[Entries] = Entries
     devices: Devices | None = None  # that new tensors are spread over; None for the current one
 
