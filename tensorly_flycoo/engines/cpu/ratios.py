@@ -45,7 +45,7 @@ class Model(NamedTuple):
 
     factor: Array  # (I_mode, R), C-contiguous
     smallest: Any  # smaller values of the model divide as this one; None multiplies by all
-    log_sums: Array | None  # receives each tile's sum of value * log(model)
+    log_sums: Any  # an array that receives each tile's sum of value * log(model), or None
 
 
 #: Sums that grow side by side: together they wait for one addition, not for each.

@@ -158,7 +158,7 @@ def make_operands(
 def make_launch_arguments(record_format: RecordFormat, mode: int, inputs: Collection[int]) -> Any:
     """Return `LaunchArguments` with all operands but the factors, zero otherwise."""
     # Members are attributes: NumPy takes longer to set them.
-    arguments = _as_ctypes(launch_arguments_dtype(len(inputs), record_format.dtype))()
+    arguments: Any = _as_ctypes(launch_arguments_dtype(len(inputs), record_format.dtype))()
     operands = make_operands(record_format, mode, inputs)
     arguments.operands = type(arguments.operands).from_buffer_copy(operands.tobytes())
     return arguments
