@@ -153,11 +153,6 @@ def has_true(flags: Array) -> bool:
     return flags.size > 0 and bool(flags.view(np.uint8).max())
 
 
-def count_true(flags: Array) -> int:
-    """Return ``flags.sum()``, for which CuPy would compile two kernels in 2 s each."""
-    return int(flags.astype(np.int64).sum())
-
-
 def count_canonical_nbytes(nnz: int, record_format: RecordFormat, primitives: Primitives) -> int:
     """Bound the bytes of `make_canonical_records`, its result included.
 

@@ -69,9 +69,7 @@ class CpuEngine(CpuPrimitives, Engine):
             is_large = nnz >= LEAST_NNZ
             segments = find_segments(layout, step, mode, arrays) if is_large else None
             loop = mttkrp_segments if segments else mttkrp.mttkrp_tiles
-            if self.is_logging():
-                used = {"kernel": loop.__name__, "num_lanes": num_lanes}
-                self.log("mttkrp", layout.name, mode=mode, **used)
+            self.log("mttkrp", layout.name, mode=mode, kernel=loop.__name__, num_lanes=num_lanes)
             operands = (arrays, out, partial_rows)
             arguments: Any = _gather_arguments(layout, step, mode, operands, num_lanes)
             work_ns, count = _estimate_ns(layout, step, out), carry_rows.size

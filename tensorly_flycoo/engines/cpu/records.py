@@ -115,7 +115,7 @@ def _read_rows(
         columns = [cgutils.unpack_tuple(builder, column) for column in args[3:]]
         rows = []
         for offset, shift, mask in zip(offsets, *columns, strict=True):
-            word = builder.load(point_at(context, builder, records, *args[:2], offset))
+            word = builder.load(point_at(context, builder, records, args[0], args[1], offset))
             rows.append(builder.and_(builder.lshr(builder.zext(word, shift.type), shift), mask))
         return context.make_tuple(builder, signature.return_type, rows)
 

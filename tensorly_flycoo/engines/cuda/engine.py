@@ -94,9 +94,7 @@ class CudaEngine(CudaPrimitives, Engine):
                 return
             scales = None if weights is None else cupy.ascontiguousarray(weights)
             kernel = _find_kernel(layout, step, mode, workspace, out)
-            if self.is_logging():
-                used = {"kernel": "mttkrp_remap.cu", "cut": kernel.cut}
-                self.log("mttkrp", layout.name, mode=mode, **used)
+            self.log("mttkrp", layout.name, mode=mode, kernel="mttkrp_remap.cu", cut=kernel.cut)
             kernel.launch(step, workspace, scales, out)
             add_carries(workspace.carries, out)
 
