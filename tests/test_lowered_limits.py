@@ -30,8 +30,8 @@ def test_the_option():
 def test_a_low_index_takes_effect(monkeypatch):
     lower_limit("index", monkeypatch)
     layout = make_tensor()._layout
-    arrays = [*layout.plans[0].__dict__.values(), layout.tilings[0].empty_rows]
-    assert {array.dtype for array in arrays if array is not None} == {np.dtype(np.uint64)}
+    arrays = [layout.plans[0].pull_ids, layout.plans[0].remap_ids, layout.tilings[0].empty_rows]
+    assert {array.dtype for array in arrays} == {np.dtype(np.uint64)}
 
 
 def test_a_low_grid_takes_effect(monkeypatch):

@@ -1,12 +1,10 @@
 """The interface of an engine, which computes everything on one kind of device."""
 
-import functools
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from types import ModuleType
-from typing import Any, ClassVar, Protocol, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -31,21 +29,6 @@ Group: TypeAlias = Sequence[Array | None]
 _DRAW_BLOCK = 2**12
 
 
-class Stager(Protocol):
-    """Brings arrays from the host to one device, the next one while this one is used."""
-
-    def put_aside(self, array: Array) -> np.ndarray:
-        """Copy an array of the device to host memory from which `take` copies fast.
-
-        An array of the host, such as a file's, stays where it is.
-        """
-
-    def take(
-        self, array: np.ndarray, following: np.ndarray | None
-    ) -> AbstractContextManager[Array]:
-        """Yield a copy on the device; afterwards begin to copy the array that is taken next."""
-
-
 class Engine(Primitives, ABC):
     """Everything that is computed on one kind of device; each engine has one instance.
 
@@ -55,8 +38,8 @@ class Engine(Primitives, ABC):
     name: ClassVar[str]  # what users call the device: "cpu" or "cuda"
     array_type: type
     tall: ModuleType | None = None  # as `cuda.tall`; None if the functions of `xp` are as fast
-    # Factory of the Stager that copies host records to the current device; None on the CPU.
-    make_stager: Callable[[], Stager] | None = None
+    # Makes what copies host records to the current device, a `CudaStager`; None on the CPU.
+    make_stager: Callable[[], Any] | None = None
     entries: type[Entries] = Entries
     devices: Devices | None = None  # that new tensors are spread over; None for the current one
 
@@ -94,12 +77,9 @@ class Engine(Primitives, ABC):
     def count_free_nbytes(self) -> int | None:
         """Count the bytes that could still be allocated; None if that is unknown."""
 
-    #: Whether calls are logged. Small tensors would wait for the arguments of `log`.
-    is_logging = staticmethod(functools.partial(_logger.isEnabledFor, logging.DEBUG))
-
     def log(self, function: str, layout: str, **details: object) -> None:
         """Log the details of a call at level DEBUG."""
-        if self.is_logging():
+        if _logger.isEnabledFor(logging.DEBUG):
             used = {"engine": self.name, "layout": layout, **details}
             text = ", ".join(f"{name}={value!r}" for name, value in used.items())
             _logger.debug("%s: %s", function, text)
@@ -110,13 +90,7 @@ class Engine(Primitives, ABC):
 
     @abstractmethod
     def mttkrp(
-        self,
-        layout: Layout,
-        factors: Factors,
-        mode: int,
-        out: Array,
-        weights: Array | None = None,
-        stays: bool = False,
+        self, layout: Layout, factors: Factors, mode: int, out: Array, weights: Array | None = None
     ) -> None:
         """Write the MTTKRP of `mode` to `out`, its columns times the weights."""
 

@@ -153,11 +153,6 @@ def has_true(flags: Array) -> bool:
     return flags.size > 0 and bool(flags.view(np.uint8).max())
 
 
-def count_true(flags: Array) -> int:
-    """Return ``flags.sum()``, for which CuPy would compile two kernels in 2 s each."""
-    return int(flags.astype(np.int64).sum())
-
-
 def count_canonical_nbytes(nnz: int, record_format: RecordFormat, primitives: Primitives) -> int:
     """Bound the bytes of `make_canonical_records`, its result included.
 
@@ -175,30 +170,24 @@ def count_canonical_nbytes(nnz: int, record_format: RecordFormat, primitives: Pr
 def compute_norm(values: Array, primitives: Primitives) -> float:
     """Compute the Frobenius norm in float64, in blocks: accurately and in little memory.
 
-    Blocks that could over- or underflow are scaled by powers of two. Beyond float64 it is inf.
+    Where squares could over- or underflow, all are scaled by a power of two. Beyond float64 it is
+    inf.
     """
-    exponents, squares = [], []
-    for start in range(0, values.shape[0], primitives.block_size):
-        block = values[start : start + primitives.block_size]
-        with np.errstate(over="ignore"):
-            square = primitives.sum_squares(block)
-        if _SAFE_SQUARES[0] < square < _SAFE_SQUARES[1]:
-            exponents.append(0)
-            squares.append(square)
-            continue
-        doubles = block.astype(np.float64)
-        largest = max(float(doubles.max()), -float(doubles.min()))
+    starts, exponent = range(0, values.shape[0], primitives.block_size), 0
+    blocks = [values[start : start + primitives.block_size] for start in starts]
+    with np.errstate(over="ignore"):
+        squares = [primitives.sum_squares(block) for block in blocks]
+    if not all(_SAFE_SQUARES[0] < square < _SAFE_SQUARES[1] for square in squares):
+        largest = max(max(float(block.max()), -float(block.min())) for block in blocks)
         if not math.isfinite(largest):
             return largest
-        exponents.append(math.frexp(largest)[1])
-        half = exponents[-1] // 2  # 2.0**exponent itself may overflow
-        for part in (half, exponents[-1] - half):
-            doubles *= math.ldexp(1.0, -part)
-        squares.append(primitives.sum_squares(doubles))
-    exponent = max(exponents, default=0)
-    scaled = (math.ldexp(s, 2 * (e - exponent)) for s, e in zip(squares, exponents, strict=True))
+        exponent = math.frexp(largest)[1]
+        half = exponent // 2  # 2.0**exponent itself may overflow
+        first, second = math.ldexp(1.0, -half), math.ldexp(1.0, half - exponent)
+        doubles = (block.astype(np.float64) * first * second for block in blocks)
+        squares = [primitives.sum_squares(block) for block in doubles]
     try:
-        return math.ldexp(math.sqrt(math.fsum(scaled)), exponent)
+        return math.ldexp(math.sqrt(math.fsum(squares)), exponent)
     except OverflowError:
         return math.inf
 

@@ -171,7 +171,7 @@ class RecordFormat:
         rows = xp.empty(records.shape[0], np.uint32)
         # Bits above the 32nd belong to other modes: casting drops them without a larger array.
         xp.right_shift(records[:, word], shift, out=rows, casting="unsafe")
-        if self._crosses_word(mode):
+        if self.shifts[mode] + self.masks[mode].bit_length() > 8 * self.word_dtype.itemsize:
             rows |= records[:, word + 1] << self.word_dtype.type(32 - self.shifts[mode])
         rows &= np.uint32(self.masks[mode])
         return rows
@@ -199,9 +199,6 @@ class RecordFormat:
         values = self.values(mapped)  # the copy's, lest `function` writes to them
         values[...] = function(values)
         return mapped
-
-    def _crosses_word(self, mode: int) -> bool:
-        return self.shifts[mode] + self.masks[mode].bit_length() > 8 * self.word_dtype.itemsize
 
 
 class Cut(NamedTuple):

@@ -36,7 +36,13 @@ class Step(NamedTuple):
     bucket_size: int = ONE_BUCKET
     spare: Any = None  # receives the records for the next mode; None if nothing is remapped
     remap_ids: Any = None  # for each place the position of its record in `spare`
-    write_order: Any = None  # the order of each tile's `remap_ids`: see `Primitives.order_writes`
+    write_order: Any = None  # the order of each tile's `remap_ids`: see `Primitives.compact_push`
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the ids."""
+        ids = (self.pull_ids, self.remap_ids, self.write_order)
+        return sum(array.nbytes for array in ids if array is not None)
 
 
 class Operation(NamedTuple):
@@ -241,24 +247,17 @@ class Primitives(ABC):
         `offsets` for each position the place of its item, counted from the start of the bucket.
         """
 
-    def order_writes(self, remap_ids: Array, tile_size: int) -> Array | None:
-        """Sort the ids of each tile in place, so that neighbours in memory are written together.
+    def compact_pull(self, pull_ids: Array, cut: Cut) -> Any:
+        """Return pull ids (nnz,) as the engine keeps them: here as they are."""
+        return pull_ids
 
-        Returns for each of the sorted ids its place in the tile; None if the engine writes one
-        record after the other, as here: the ids then stay as they are.
+    def compact_push(self, remap_ids: Array, cut: Cut) -> tuple[Any, Any]:
+        """Return remap ids (nnz,), given up, and their write order, as the engine keeps them.
+
+        An engine that writes neighbours in memory together sorts the ids of each tile; the order
+        has the place in the tile of each. Here records are written one after the other: no order.
         """
-        return None
-
-    def compact_ids(self, ids: Array, limit: int, cut: Cut) -> Any:
-        """Return ids (nnz,) below `limit` as the engine keeps them: here as they are."""
-        return ids
-
-    def compact_runs(self, remap_ids: Array, cut: Cut) -> Any:
-        """Return remap ids (nnz,), ordered by `order_writes`, as the engine keeps them.
-
-        They stay an array without a write order.
-        """
-        return remap_ids
+        return remap_ids, None
 
     def count_plan_nbytes(self, nnz: int, cut: Cut) -> int:
         """Count the bytes of one mode's ids, as the engine keeps them."""
@@ -269,23 +268,26 @@ class Primitives(ABC):
         """Bound the bytes of ids that are not kept as they are, while they are computed."""
         return 0
 
-    @abstractmethod
     def scatter_in_buckets(
         self, records: Array, offsets: Array, bucket_size: int, target: Array
     ) -> None:
         """Copy each record to its offset within its own bucket."""
+        target[self.position_in_buckets(offsets, bucket_size)] = records
 
     @abstractmethod
     def split_nbytes(self, nnz: int, bucket_size: int) -> int:
-        """Bound the bytes of `split_by_bucket`, `order_writes` and `scatter_in_buckets`."""
+        """Bound the bytes of `split_by_bucket`, `compact_push` and `scatter_in_buckets`."""
 
     @abstractmethod
     def remap(self, step: Step, cut: Cut) -> None:
         """Copy the records of a mode to ``step.spare``, into the storage of the next mode."""
 
-    @abstractmethod
     def position_in_buckets(self, offsets: Any, bucket_size: int) -> Array:
-        """Convert offsets (nnz,), as of `compact_ids`, from the starts of buckets to positions."""
+        """Convert offsets (nnz,), as of `compact_pull`, from the starts of buckets to positions."""
+        positions = self.xp.arange(offsets.shape[0], dtype=index_dtype(offsets.shape[0]))
+        positions -= positions % positions.dtype.type(bucket_size)
+        positions += offsets
+        return positions
 
     def make_lock(self) -> AbstractContextManager:
         """Make a lock for records that move: Python's own, which no KeyboardInterrupt breaks."""

@@ -3,8 +3,7 @@
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
@@ -15,32 +14,13 @@ from .packing import Cut
 from .primitives import ModeRows, Primitives, Step, index_dtype
 
 
-@dataclass(frozen=True)
-class RemapPlan:
-    """For one mode, where each place's record is, and where it goes for the next mode.
-
-    For each place of order d (nnz,), `pull_ids` are the positions of records in storage d, counted
-    from the start of the place's bucket; `remap_ids` those in storage d + 1 (storage 0 after the
-    last mode). Each tile's `remap_ids` are in `write_order`, unless it is None: see
-    `Primitives.order_writes`.
-    """
-
-    pull_ids: Any  # all are as the engine keeps them
-    remap_ids: Any
-    write_order: Any = None
-
-    @property
-    def nbytes(self) -> int:
-        arrays = (self.pull_ids, self.remap_ids, self.write_order)
-        return sum(array.nbytes for array in arrays if array is not None)
-
-
 class RemapLayout(Layout):
     """Two copies, T_in and T_out: each mode remaps the records from one to the other.
 
-    `records` are T_in, in the storage of `mode`; `spare` is T_out. `lock` is held from the first
-    launch that changes `spare` until `swap`, and while records are copied. On an asynchronous
-    engine the launches of its holders also run one after the other.
+    `records` are T_in, in the storage of `mode`; `spare` is T_out. `plans` are the steps of all
+    modes, from storage d to storage d + 1 (0 after the last mode), without these two. `lock` is
+    held from the first launch that changes `spare` until `swap`, and while records are copied. On
+    an asynchronous engine the launches of its holders also run one after the other.
 
     The paper's section 3.1, "Dynamic Tensor Remapping", and its Algorithms 3 and 5, in two levels.
     """
@@ -53,7 +33,7 @@ class RemapLayout(Layout):
         cut: Cut,
         copies: tuple[Array, Array],
         tilings: Sequence[RowTiling],
-        plans: Sequence[RemapPlan],
+        plans: Sequence[Step],
         norm: float,
         make_lock: Callable[[], AbstractContextManager],
         mode: int = 0,
@@ -80,7 +60,7 @@ class RemapLayout(Layout):
     @staticmethod
     def _plan_modes(
         records: Array, spare: Array, cut: Cut, primitives: Primitives
-    ) -> tuple[list[RowTiling], list[RemapPlan]]:
+    ) -> tuple[list[RowTiling], list[Step]]:
         """Plan how each mode remaps records in order 0 to the next; `spare` receives storage 0."""
         record_format, tile_size, bucket_size = cut[:3]
         xp, nnz, ndim = primitives.xp, records.shape[0], record_format.ndim
@@ -100,18 +80,17 @@ class RemapLayout(Layout):
             primitives.split_by_bucket(remap_ids, bucket_size, remap_ids, pull_ids)
             given = given._replace(places=target)
             tilings.append(tile_rows(given, tile_size, primitives, rows))
-            order = primitives.order_writes(remap_ids, tile_size)
-            pushes.append(_compact_push(remap_ids, order, cut, primitives))
-            pulls.append(primitives.compact_ids(pull_ids, bucket_size, cut))
+            pushes.append(primitives.compact_push(remap_ids, cut))
+            pulls.append(primitives.compact_pull(pull_ids, cut))
         if given.places is None:
             last_ids[...] = xp.arange(nnz, dtype=dtype)
         pull_ids = xp.empty(nnz, pull_dtype)
         primitives.split_by_bucket(last_ids, bucket_size, last_ids, pull_ids)
         primitives.scatter_in_buckets(records, pull_ids, bucket_size, spare)
-        order = primitives.order_writes(last_ids, tile_size)
-        pushes.append(_compact_push(last_ids, order, cut, primitives))
-        pulls.insert(0, primitives.compact_ids(pull_ids, bucket_size, cut))
-        return tilings, [RemapPlan(pull, *push) for pull, push in zip(pulls, pushes, strict=True)]
+        pushes.append(primitives.compact_push(last_ids, cut))
+        pulls.insert(0, primitives.compact_pull(pull_ids, cut))
+        ids = zip(pulls, pushes, strict=True)
+        return tilings, [Step(None, pull, bucket_size, None, *push) for pull, push in ids]
 
     @classmethod
     def count_build_nbytes(cls, nnz: int, cut: Cut, primitives: Primitives) -> int:
@@ -148,9 +127,7 @@ class RemapLayout(Layout):
 
     def _find_step(self) -> Step:
         """Return the step of the resident mode."""
-        plan = self.plans[self.mode]
-        ids = (plan.remap_ids, plan.write_order)
-        return Step(self.records, plan.pull_ids, self.cut.bucket_size, self.spare, *ids)
+        return self.plans[self.mode]._replace(records=self.records, spare=self.spare)
 
     def swap(self) -> None:
         """Swap T_in and T_out, which must be complete: the next mode is resident."""
@@ -186,12 +163,3 @@ class RemapLayout(Layout):
 def count_runs(nnz: int, tile_size: int, bucket_size: int) -> int:
     """Return the most runs of a tile's ordered remap ids: its records in one bucket are one run."""
     return max(1, min(tile_size, -(-nnz // bucket_size)))
-
-
-def _compact_push(
-    remap_ids: Array, write_order: Array | None, cut: Cut, primitives: Primitives
-) -> tuple[Any, Any]:
-    """Return a mode's remap ids and write order, as the engine keeps them."""
-    if write_order is not None:
-        write_order = primitives.compact_ids(write_order, cut.tile_size, cut)
-    return primitives.compact_runs(remap_ids, cut), write_order

@@ -11,7 +11,7 @@ from tensorly.cp_tensor import CPTensor
 
 from ..base.array_modules import Array, array_module, move
 from ..base.checks import warn
-from ..engines.tall import column_norms, is_tall, sum_rows, transposed_product
+from ..engines.tall import column_norms, sum_rows, transposed_product
 
 
 def multiply_all(arrays: Array | Sequence[Array], skip: int | None = None) -> Array:
@@ -114,8 +114,7 @@ def count_zeros(cp_tensor: Any) -> int:
         is_zero = move(peaks, np) < _NOTHING * cp_tensor.observed_scale
         return int(is_zero[np.less(cp_tensor.bias_modes, 0)].sum())
     smallest = np.abs(min(factors, key=lambda factor: factor.shape[0]))
-    sums = sum_rows(smallest) if is_tall(smallest) else np.sum(smallest, axis=0)
-    return int((sums == 0).sum())
+    return int((sum_rows(smallest) == 0).sum())
 
 
 def warn_of_zeros(cp_tensor: Any) -> None:

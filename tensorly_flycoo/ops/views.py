@@ -40,11 +40,6 @@ def _may_be_sparse(kind: type) -> bool:
     return is_ours or library_of(kind) in ("sparse", *CONVERTERS)
 
 
-@functools.cache
-def _may_hold_sparse(kind: type) -> bool:
-    return _may_be_sparse(kind) or issubclass(kind, (list, tuple))
-
-
 def find_sparse(arguments: Iterable[Any], function: str = "") -> Any:
     """Return the first argument that is sparse or a lazy view of a sparse tensor, or None.
 
@@ -52,9 +47,6 @@ def find_sparse(arguments: Iterable[Any], function: str = "") -> Any:
     sparse tensor of a library in `CONVERTERS` comes first; but `parafac2` takes lists of SciPy's.
     """
     for argument in arguments:
-        kind: type = type(argument)
-        if not _may_hold_sparse(kind):
-            continue
         for x in argument if isinstance(argument, (list, tuple)) else (argument,):
             own: type = type(x)
             if not _may_be_sparse(own):

@@ -117,7 +117,8 @@ class SlabLayout:
         def compute(number: int, target: Array) -> Array:
             slab = self.slabs[number]
             own = {n: x[slab.rows] if n == self.cut_mode else x for n, x in inputs.items()}
-            own_options = options | find_own_rows(find_rows, number)
+            own_rows = find_rows and functools.partial(find_rows, piece=number)
+            own_options: dict[str, Any] = {**options, "find_rows": own_rows}
             if own_slots is not None:
                 own_options["slots"] = own_slots[number]
             sums.append(slab.layout.apply(operation, engine, own, mode, target, **own_options))
@@ -192,11 +193,6 @@ class SlabLayout:
     def _map_slab(self, slab: Slab, function: Callable[[Array], Array], scale: float) -> Slab:
         with self.devices.use(slab.home):
             return slab._replace(layout=slab.layout.map_values(function, scale))
-
-
-def find_own_rows(find_rows: FindRows | None, number: int) -> dict[str, Any]:
-    """Return the option of `Layout.apply` that finds what the last pass has left of a slab."""
-    return {} if find_rows is None else {"find_rows": functools.partial(find_rows, piece=number)}
 
 
 #: How a tensor is stored: in one piece or in slabs.

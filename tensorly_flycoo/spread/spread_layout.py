@@ -16,7 +16,7 @@ from ..format.group_passes import FindRows
 from ..format.primitives import Operation
 from ..format.tree import Tree, fold_tree, renumber
 from .row_shards import RowShards, Sharding, cut_evenly, gather_each
-from .slab_layout import SlabLayout, find_own_rows
+from .slab_layout import SlabLayout
 
 
 class SpreadLayout(SlabLayout):
@@ -86,7 +86,7 @@ class SpreadLayout(SlabLayout):
             target = devices.empty(slab.home, (num_rows, shape[1]), self.record_format.dtype)
             with devices.use(slab.home):
                 last = (own_inputs, mode, target)
-                own_options |= find_own_rows(find_rows, number)
+                own_options["find_rows"] = find_rows and functools.partial(find_rows, piece=number)
                 sums.append(slab.layout.apply(operation, engine, *last, **own_options))
             results[number] = target
             return number

@@ -17,7 +17,7 @@ from ..format.primitives import Primitives, Step
 from ..format.replicated import ReplicatedLayout
 
 if TYPE_CHECKING:
-    from ..engines.protocol import Stager
+    from ..engines.cuda.staging import CudaStager
 
 #: Returns the layout of a slab on a device, or puts its records aside.
 KeepAside: TypeAlias = Callable[[Layout, int], Layout]
@@ -37,7 +37,7 @@ class StreamedLayout(ReplicatedLayout):
         copies: Sequence[np.ndarray],
         tilings: Sequence[RowTiling],
         norm: float,
-        stager: Stager,
+        stager: CudaStager,
     ) -> None:
         super().__init__(cut, copies, tilings, norm)
         self.stager = stager
@@ -63,9 +63,9 @@ class StreamedLayout(ReplicatedLayout):
         return self.share_prefixes(type(self)(*arguments))
 
 
-def make_keep_aside(make_stager: Callable[[], Stager], num_resident: int) -> KeepAside:
+def make_keep_aside(make_stager: Callable[[], CudaStager], num_resident: int) -> KeepAside:
     """Make a function that moves slabs to the host, all but `num_resident` of each device."""
-    stagers: dict[int, Stager] = defaultdict(make_stager)
+    stagers: dict[int, CudaStager] = defaultdict(make_stager)
     num_built: dict[int, int] = defaultdict(int)
 
     def keep_aside(layout: Layout, home: int) -> Layout:

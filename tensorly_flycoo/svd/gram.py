@@ -20,7 +20,6 @@ from numpy.typing import DTypeLike
 
 from ..base.array_modules import Array, move
 from ..engines.tall import eigh, transposed_product
-from ..format.ordering import count_true
 from ..format.primitives import Entries
 from . import eigen
 from .columns import Columns, SharedColumns
@@ -108,7 +107,7 @@ class UnfoldingGram:
     def _fold_columns(self) -> int | None:
         """Merge single nonzeros by row; if the columns then are fewer than the rows, count them."""
         assert self._piece is not None
-        num_columns = self._num_shared + count_true(self._diagonal > 0)
+        num_columns = self._num_shared + int((self._diagonal > 0).astype(np.int64).sum())
         if not max(MAX_GRAM_SIZE, MAX_DIRECT_SIZE) < num_columns < self.size:
             return None
         self._piece.add_singles(self._diagonal, self.dtype)

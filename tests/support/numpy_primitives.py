@@ -23,7 +23,7 @@ def pack(record_format, coords, values):
 class NumpyPrimitives(Primitives):
     """The primitives that both engines have of their own; results are equal to the bit."""
 
-    write_order_dtype = None  # of what `order_writes` returns
+    write_order_dtype = None  # of the write order
 
     def choose_sizes(self, record_format):
         raise NotImplementedError("only engines choose")
@@ -60,19 +60,9 @@ class NumpyPrimitives(Primitives):
         order = 0 if self.write_order_dtype is None else self.write_order_dtype.itemsize
         return super().count_plan_nbytes(nnz, cut) + nnz * order
 
-    def scatter_in_buckets(self, records, offsets, bucket_size, target):
-        target[self.position_in_buckets(offsets, bucket_size)] = records
-
     def remap(self, step, cut):
         positions = self.position_in_buckets(step.pull_ids, step.bucket_size)
         step.spare[step.remap_ids] = step.records[positions]
-
-    def position_in_buckets(self, offsets, bucket_size):
-        nnz = offsets.shape[0]
-        positions = np.arange(nnz, dtype=index_dtype(nnz))
-        positions -= positions % positions.dtype.type(bucket_size)
-        positions += offsets
-        return positions
 
     def split_columns(self, given):
         records, record_format, mode, places = given

@@ -18,6 +18,7 @@ from .records import (
     find_places,
     intrinsic,
     place_of,
+    point_at,
     prefetch_record,
     pull,
     read_row,
@@ -54,10 +55,7 @@ def vector_pointer(
     context: Any, builder: Any, array_type: Any, array: Any, row: Any, column: Any, lanes: Any
 ) -> Any:
     """Point at ``array[row, column : column + lanes]`` of a C-contiguous matrix."""
-    matrix = context.make_array(array_type)(context, builder, array)
-    num_columns = builder.extract_value(matrix.shape, 1)
-    offset = builder.add(builder.mul(row, num_columns), column)
-    pointer = builder.gep(matrix.data, [offset])
+    pointer = point_at(context, builder, array_type, array, row, column)
     return builder.bitcast(pointer, make_vector_type(context, array_type.dtype, lanes).as_pointer())
 
 
@@ -66,9 +64,7 @@ def point_at_row(typing_context: Any, matrix: Any, row: Any) -> Any:
     """Point at the first column of a row of a C-contiguous matrix."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        array = context.make_array(matrix)(context, builder, args[0])
-        num_columns = builder.extract_value(array.shape, 1)
-        return builder.gep(array.data, [builder.mul(args[1], num_columns)])
+        return point_at(context, builder, matrix, *args)
 
     return types.CPointer(matrix.dtype)(matrix, row), generate
 

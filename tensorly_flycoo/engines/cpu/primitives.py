@@ -97,11 +97,6 @@ class CpuPrimitives(Primitives):
         offsets[positions] = buckets
         stored[...] = places
 
-    def scatter_in_buckets(
-        self, records: Array, offsets: Array, bucket_size: int, target: Array
-    ) -> None:
-        target[self.position_in_buckets(offsets, bucket_size)] = records
-
     def split_nbytes(self, nnz: int, bucket_size: int) -> int:
         num_buckets, dtype = -(-nnz // bucket_size), index_dtype(nnz)
         num_parts = _PARTS_PER_THREAD * numba.get_num_threads()
@@ -113,12 +108,6 @@ class CpuPrimitives(Primitives):
         nnz, storage = step.records.shape[0], Storage.of(step, record_format)
         num_tiles, work_ns = -(-nnz // cut.tile_size), _NONZERO_NS * nnz
         threads.launch(mttkrp.remap_tiles, num_tiles, tiles, storage, work_ns=work_ns)
-
-    def position_in_buckets(self, offsets: Array, bucket_size: int) -> Array:
-        positions = np.arange(offsets.shape[0], dtype=index_dtype(offsets.shape[0]))
-        positions -= positions % positions.dtype.type(bucket_size)
-        positions += offsets
-        return positions
 
     def gather(self, records: Array, places: Array) -> Array:
         target, nnz = np.empty_like(records), records.shape[0]

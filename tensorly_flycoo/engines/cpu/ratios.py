@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
+from numba import njit
 from numba.core import types
 from numpy import ndarray as Array
 
@@ -44,7 +45,7 @@ class Model(NamedTuple):
 
     factor: Array  # (I_mode, R), C-contiguous
     smallest: Any  # smaller values of the model divide as this one; None multiplies by all
-    log_sums: Array | None  # receives each tile's sum of value * log(model)
+    log_sums: Any  # an array that receives each tile's sum of value * log(model), or None
 
 
 #: Sums that grow side by side: together they wait for one addition, not for each.
@@ -68,14 +69,6 @@ def sum_logs(terms: Array, count: int) -> float:
 # A row of results and a row of products lie one step after the other, a step in ``len(lanes)``
 # numbers: in registers if there is one step, else in two rows of `scratch`. If the rank is not a
 # multiple of the lanes, the last step overlaps the one before.
-
-
-@subroutine
-def _place_row(scratch: Any, number: Any, registers: Any) -> Any:
-    """Return a pointer to a row: the registers of a single step, or a row of `scratch`."""
-    if scratch is None:
-        return registers
-    return point_at_row(scratch, number)
 
 
 @subroutine
@@ -151,29 +144,21 @@ def _sum_row(typing_context: Any, row: Any, lanes: Any) -> Any:
     return row.dtype(row, lanes), generate
 
 
+# Inlined by numba: passed to a function, the address of `total` would keep it out of registers.
+@njit(inline="always")
 def _store_total(
     total: Any, scratch: Any, tile: Any, row: Any, inherits: Any, operands: Any
 ) -> None:
     """Write the sums of a row to the output, or to the tile's partial row if it inherits it."""
-
-
-# Inlined by numba: passed to a function, the address of `total` would keep it out of registers.
-@overload(_store_total, inline="always")
-def _overload_store_total(
-    total: Any, scratch: Any, tile: Any, row: Any, inherits: Any, operands: Any
-) -> Any:
-    def store(total: Any, scratch: Any, tile: Any, row: Any, inherits: Any, operands: Any) -> None:
-        _, _, _, out, partial_rows, lanes = operands
-        for step in range(_count_steps(scratch, lanes)):
-            start = step * len(lanes)
-            column = np.uint64(_find_column(scratch, start, out.shape[1] - len(lanes)))
-            part = advance(total, start)
-            if inherits:
-                store_row(part, partial_rows, tile, column, lanes)
-            else:
-                store_row(part, out, row, column, lanes)
-
-    return store
+    _, _, _, out, partial_rows, lanes = operands
+    for step in range(_count_steps(scratch, lanes)):
+        start = step * len(lanes)
+        column = np.uint64(_find_column(scratch, start, out.shape[1] - len(lanes)))
+        part = advance(total, start)
+        if inherits:
+            store_row(part, partial_rows, tile, column, lanes)
+        else:
+            store_row(part, out, row, column, lanes)
 
 
 @subroutine
@@ -182,20 +167,6 @@ def _combine(value: Any, modelled: Any, smallest: Any) -> Any:
     if smallest is None:
         return value * modelled
     return value / max(modelled, smallest)
-
-
-@subroutine
-def _note(terms: Any, i: int, value: float, model: float) -> None:
-    """Note a value and the model's value, if logarithms are wanted."""
-    if terms is not None:
-        terms[0, i], terms[1, i] = value, model
-
-
-@subroutine
-def _keep(log_sums: Any, tile: Any, terms: Any, count: int) -> None:
-    """Write the sum of a tile, if logarithms are wanted."""
-    if terms is not None:
-        log_sums[tile] = sum_logs(terms, count)
 
 
 @subroutine
@@ -216,8 +187,9 @@ def _compute_tile(
     fields, factors, out_field, out, _, lanes = operands
     factor, smallest, log_sums = model
     zero, row, has_row = values.dtype.type(0), np.uint64(0), False
-    total = _place_row(scratch, 0, new_row_of_zeros(zero, lanes))
-    products = _place_row(scratch, 1, new_row_of_zeros(zero, lanes))
+    total, products = new_row_of_zeros(zero, lanes), new_row_of_zeros(zero, lanes)
+    if scratch is not None:
+        total, products = point_at_row(scratch, 0), point_at_row(scratch, 1)
     sums = new_row_of_zeros(zero, lanes)
     num_steps, last_column = _count_steps(scratch, lanes), out.shape[1] - len(lanes)
     for step in range(num_steps):
@@ -243,28 +215,26 @@ def _compute_tile(
                 np.uint64(first_column), np.uint32(start - first_column), lanes,
             )  # fmt: skip
         modelled = _sum_row(sums, lanes)
-        _note(terms, place - first, value, modelled)
+        if terms is not None:
+            terms[0, place - first], terms[1, place - first] = value, modelled
         ratio = _combine(value, modelled, smallest)
         for step in range(num_steps):
             part = advance(total, step * len(lanes))
             add_multiple(part, ratio, advance(products, step * len(lanes)), lanes)
     _store_total(total, scratch, tile, row, inherits, operands)
-    _keep(log_sums, tile, terms, np.int64(last - first))
+    if terms is not None:
+        log_sums[tile] = sum_logs(terms, np.int64(last - first))
 
 
 def _make_rows(wanted: Any, size: Any, zero: Any) -> Any:
     """Return two rows of zeros, or None if `wanted` is None."""
 
 
-@overload(_make_rows)
+@overload(_make_rows, strict=False)
 def _overload_make_rows(wanted: Any, size: Any, zero: Any) -> Any:
-    def none(wanted: Any, size: Any, zero: Any) -> Any:
-        return None
-
-    def two_rows(wanted: Any, size: Any, zero: Any) -> Any:
-        return np.full((2, size), zero)
-
-    return none if isinstance(wanted, types.NoneType) else two_rows
+    if isinstance(wanted, types.NoneType):
+        return lambda wanted, size, zero: None
+    return lambda wanted, size, zero: np.full((2, size), zero)
 
 
 @allocating_kernel

@@ -77,6 +77,15 @@ class Tiles(NamedTuple):
     empty_rows: Any = None
 
 
+def point_at(
+    context: Any, builder: Any, array_type: Any, array: Any, row: Any, column: Any = None
+) -> Any:
+    """Point at an item of a C-contiguous matrix: by default the first of a row."""
+    matrix = context.make_array(array_type)(context, builder, array)
+    offset = builder.mul(row, builder.extract_value(matrix.shape, 1))
+    return builder.gep(matrix.data, [offset if column is None else builder.add(offset, column)])
+
+
 @subroutine
 def find_places(tiles: Tiles, tile: Any, nnz: Any) -> Any:
     """Return the first place of a tile, the end of its places, and the start of its bucket."""
@@ -101,16 +110,12 @@ def _read_rows(
     """Unpack coordinates of one record into a tuple, by code of the tuple's length."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        matrix = context.make_array(records)(context, builder, args[0])
-        start = builder.mul(args[1], builder.extract_value(matrix.shape, 1))
-        is_first = isinstance(words, types.NoneType)
-        offsets = (
-            [start.type(0)] * len(shifts) if is_first else cgutils.unpack_tuple(builder, args[2])
-        )
+        start, is_first = args[1].type(0), isinstance(words, types.NoneType)
+        offsets = [start] * len(shifts) if is_first else cgutils.unpack_tuple(builder, args[2])
         columns = [cgutils.unpack_tuple(builder, column) for column in args[3:]]
         rows = []
         for offset, shift, mask in zip(offsets, *columns, strict=True):
-            word = builder.load(builder.gep(matrix.data, [builder.add(start, offset)]))
+            word = builder.load(point_at(context, builder, records, args[0], args[1], offset))
             rows.append(builder.and_(builder.lshr(builder.zext(word, shift.type), shift), mask))
         return context.make_tuple(builder, signature.return_type, rows)
 
@@ -144,9 +149,7 @@ def prefetch_record(typing_context: Any, records: Any, position: Any) -> Any:
     """Prefetch the cache line of a record."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        matrix = context.make_array(records)(context, builder, args[0])
-        num_words = builder.extract_value(matrix.shape, 1)
-        pointer = builder.gep(matrix.data, [builder.mul(args[1], num_words)])
+        pointer = point_at(context, builder, records, *args)
         pointer = builder.bitcast(pointer, ir.IntType(8).as_pointer())
         int32 = ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [pointer.type, int32, int32, int32])

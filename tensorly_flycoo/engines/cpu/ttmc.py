@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba.core import types
+from numba.core import cgutils, types
 from numpy import ndarray as Array
 
 from .compiling import allocating_kernel, subroutine
@@ -20,6 +20,7 @@ from .records import (
     find_places,
     intrinsic,
     place_of,
+    point_at,
     pull,
     read_row,
     read_rows,
@@ -56,13 +57,8 @@ def _point_at_rows(typing_context: Any, factors: Any, indices: Any) -> Any:
     """Point at the row of each factor that a nonzero needs, without counting references."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        pointers = []
-        for w in range(factors.count):
-            factor = builder.extract_value(args[0], w)
-            array = context.make_array(factors.dtype)(context, builder, factor)
-            num_columns = builder.extract_value(array.shape, 1)
-            index = builder.extract_value(args[1], w)
-            pointers.append(builder.gep(array.data, [builder.mul(index, num_columns)]))
+        pairs = zip(*(cgutils.unpack_tuple(builder, arg) for arg in args), strict=True)
+        pointers = [point_at(context, builder, factors.dtype, *pair) for pair in pairs]
         return context.make_tuple(builder, signature.return_type, pointers)
 
     pointer_type = types.CPointer(factors.dtype.dtype)

@@ -85,24 +85,16 @@ class CudaEngine(CudaPrimitives, Engine):
         return min(free, limit - pool.used_bytes()) if limit else free
 
     def mttkrp(
-        self,
-        layout: Layout,
-        factors: Factors,
-        mode: int,
-        out: Array,
-        weights: Array | None = None,
-        stays: bool = False,
+        self, layout: Layout, factors: Factors, mode: int, out: Array, weights: Array | None = None
     ) -> None:
         workspace = self.allocate_workspace(layout, factors, mode, out)
-        with layout.step(mode, self, stays) as step:
+        with layout.step(mode, self) as step:
             if layout.tilings[mode].carry_rows.shape[0] == 0:
                 out.fill(0)
                 return
             scales = None if weights is None else cupy.ascontiguousarray(weights)
             kernel = _find_kernel(layout, step, mode, workspace, out)
-            if self.is_logging():
-                used = {"kernel": "mttkrp_remap.cu", "cut": kernel.cut}
-                self.log("mttkrp", layout.name, mode=mode, **used)
+            self.log("mttkrp", layout.name, mode=mode, kernel="mttkrp_remap.cu", cut=kernel.cut)
             kernel.launch(step, workspace, scales, out)
             add_carries(workspace.carries, out)
 
@@ -140,9 +132,7 @@ class CudaEngine(CudaPrimitives, Engine):
         self, layout: Layout, factors: Factors, mode: int, out: Array
     ) -> Workspace:
         """Return the factors as kernels read them, that of `mode` last, and memory for carries."""
-        arrays = [factors[n] for n in sorted(factors) if n != mode]
-        if mode in factors:
-            arrays.append(factors[mode])
+        arrays = [factors[n] for n in sorted(factors, key=lambda n: (n == mode, n))]
         arrays = [f if _is_readable(f) else cupy.ascontiguousarray(f) for f in arrays]
         carry_rows = layout.tilings[mode].carry_rows
         carries = allocate_carries(carry_rows.size, out.shape[1], out.dtype, carry_rows)

@@ -220,23 +220,18 @@ class CudaPrimitives(Primitives):
     def position_in_buckets(self, offsets: PackedIds, bucket_size: int) -> Array:
         return offsets.find_positions(index_dtype(offsets.nnz), bucket_size)
 
-    def order_writes(self, remap_ids: Array, tile_size: int) -> Array:
-        macros = {"TILE_SIZE": tile_size, "BLOCK_SIZE": tuning.BLOCK_SIZE}
-        kernel = launch.get_kernel(
-            "order_writes.cu", "order_writes", REMAP_ID=remap_ids.dtype, **macros
-        )
-        write_order = cupy.empty(remap_ids.size, np.uint16)
-        num_tiles = -(-remap_ids.size // tile_size)
-        arguments = (np.int64(remap_ids.size), remap_ids, write_order)
-        launch.launch_tiles(kernel, num_tiles, 1, tuning.BLOCK_SIZE, arguments)
-        return write_order
+    def compact_pull(self, pull_ids: Array, cut: Cut) -> PackedIds:
+        return PackedIds.split(pull_ids, cut.bucket_size, cut.tile_size)
 
-    def compact_ids(self, ids: Array, limit: int, cut: Cut) -> PackedIds:
-        return PackedIds.split(ids, limit, cut.tile_size)
-
-    def compact_runs(self, remap_ids: Array, cut: Cut) -> RunIds:
-        max_runs = count_runs(remap_ids.size, cut.tile_size, cut.bucket_size)
-        return RunIds.find(remap_ids, cut.tile_size, max_runs)
+    def compact_push(self, remap_ids: Array, cut: Cut) -> tuple[RunIds, PackedIds]:
+        tile_size, nnz, block_size = cut.tile_size, remap_ids.size, tuning.BLOCK_SIZE
+        macros = {"REMAP_ID": remap_ids.dtype, "TILE_SIZE": tile_size, "BLOCK_SIZE": block_size}
+        kernel = launch.get_kernel("order_writes.cu", "order_writes", **macros)
+        order = cupy.empty(nnz, np.uint16)
+        arguments = (np.int64(nnz), remap_ids, order)
+        launch.launch_tiles(kernel, -(-nnz // tile_size), 1, block_size, arguments)
+        runs = RunIds.find(remap_ids, tile_size, count_runs(nnz, tile_size, cut.bucket_size))
+        return runs, PackedIds.split(order, tile_size, tile_size)
 
     def count_plan_nbytes(self, nnz: int, cut: Cut) -> int:
         itemsize = index_dtype(nnz).itemsize

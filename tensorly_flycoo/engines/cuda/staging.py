@@ -15,7 +15,7 @@ _NUM_SLOTS = 2
 
 
 class CudaStager:
-    """Brings arrays from the host to the current GPU; implements `engines.protocol.Stager`.
+    """Brings arrays from the host to the current GPU, the next one while this one is used.
 
     Arrays in pinned memory are copied at the speed of the link. Others, such as those of files, are
     read to pinned memory by several threads first.
@@ -28,6 +28,7 @@ class CudaStager:
         self._copies = cupy.cuda.Stream(non_blocking=True)
 
     def put_aside(self, array: Array) -> np.ndarray:
+        """Copy an array of the GPU to pinned memory; one of the host stays where it is."""
         self._nbytes = max(self._nbytes, array.nbytes)
         if isinstance(array, np.ndarray):
             return array
@@ -37,6 +38,7 @@ class CudaStager:
 
     @contextlib.contextmanager
     def take(self, array: np.ndarray, following: np.ndarray | None) -> Iterator[Array]:
+        """Yield a copy on the GPU; afterwards begin to copy the array that is taken next."""
         stream = cupy.cuda.get_current_stream()
         slot = self._bring(array, is_needed=True)
         assert slot is not None

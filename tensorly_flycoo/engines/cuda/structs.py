@@ -157,15 +157,11 @@ def make_operands(
 
 def make_launch_arguments(record_format: RecordFormat, mode: int, inputs: Collection[int]) -> Any:
     """Return `LaunchArguments` with all operands but the factors, zero otherwise."""
-    arguments = allocate_struct(launch_arguments_dtype(len(inputs), record_format.dtype))
+    # Members are attributes: NumPy takes longer to set them.
+    arguments: Any = _as_ctypes(launch_arguments_dtype(len(inputs), record_format.dtype))()
     operands = make_operands(record_format, mode, inputs)
     arguments.operands = type(arguments.operands).from_buffer_copy(operands.tobytes())
     return arguments
-
-
-def allocate_struct(dtype: np.dtype) -> Any:
-    """Return a structure of zeros, whose members are attributes; NumPy takes longer to set them."""
-    return _as_ctypes(dtype)()
 
 
 _as_ctypes = functools.cache(np.ctypeslib.as_ctypes_type)

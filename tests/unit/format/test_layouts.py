@@ -228,11 +228,11 @@ class Boxed:
 class Boxing(NumpyPrimitives):
     """An engine that keeps ids in a form of its own, as the one for GPUs does."""
 
-    def compact_ids(self, ids, limit, cut):
-        return Boxed(ids, limit)
+    def compact_pull(self, pull_ids, cut):
+        return Boxed(pull_ids, cut.bucket_size)
 
-    def compact_runs(self, remap_ids, cut):
-        return Boxed(remap_ids, remap_ids.size)
+    def compact_push(self, remap_ids, cut):
+        return Boxed(remap_ids, remap_ids.size), None
 
     def count_plan_nbytes(self, nnz, cut):
         return 2 * nnz

@@ -59,8 +59,8 @@ def test_nbytes_of_an_engine_with_write_orders(name, unit):
     class Writing(NumpyPrimitives):
         write_order_dtype = np.dtype(unit)
 
-        def order_writes(self, remap_ids, tile_size):
-            return np.zeros(remap_ids.size, unit)
+        def compact_push(self, remap_ids, cut):
+            return remap_ids, np.zeros(remap_ids.size, unit)
 
     problem = make_exact_problem((30, 20, 10), 4000)
     record_format = RecordFormat.of(problem.shape, "float64", np.uint32)
