@@ -133,7 +133,7 @@ def _make_parser() -> argparse.ArgumentParser:
     def add(name: str, run: Callable[..., None], epilog: str | None = None) -> Any:
         """Add a command that its function's docstring describes."""
         text = inspect.getdoc(run) or ""
-        texts = {"help": text.partition("\n")[0], "description": text, "epilog": epilog}
+        texts: Any = {"help": text.partition("\n")[0], "description": text, "epilog": epilog}
         command = commands.add_parser(name, **texts, **options)
         command.set_defaults(run=run, refuse=command.error)
         return command
