@@ -192,8 +192,6 @@ def _error_calc(
 ) -> tuple:
     """Compute the error from the last mode's MTTKRP, where TensorLy forms the full model."""
     _refuse_mask({"mask": mask}, tensor, "tensorly_flycoo.decomposition.parafac")
-    if sparsity:
-        raise densify_error("sparsity=", tensor.shape, "leave it out")
     if mttkrp is None:
         mttkrp = unfolding_dot_khatri_rao(tensor, (weights, factors), tl.ndim(tensor) - 1)
     if not isinstance(tensor, WholeTensor):
