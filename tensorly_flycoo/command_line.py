@@ -143,8 +143,7 @@ def _make_parser() -> argparse.ArgumentParser:
     _add_fit_options(fit_parser)
     add("info", info)
     run_parser = add("run", run_script)
-    text = "print what ran where, and how long"
-    run_parser.add_argument("--profile", action="store_true", help=text)
+    run_parser.add_argument("--profile", action="store_true", help="print what ran where, how long")
     run_parser.add_argument("script", help="a Python file")
     run_parser.add_argument("arguments", nargs=argparse.REMAINDER, help="what the script gets")
     add("autoload", autoload).add_argument("state", choices=("on", "off"))
@@ -174,19 +173,16 @@ def _add_fit_options(parser: argparse.ArgumentParser) -> None:
     add("--non-negative", action="store_true", help="allow no negative element in the model")
     text = "cells without a row are unknown, not zeros; a tenth of the others is held out"
     add("--observed", action="store_true", help=text)
-    text = "with --observed: a mean, and a bias for each label of each mode"
-    add("--biases", action="store_true", help=text)
+    add("--biases", action="store_true", help="with --observed: a mean, and a bias of each label")
     text = "with --observed: the ridge (default: the best for the held-out entries)"
     add("--l2-reg", type=float, metavar="RIDGE", help=text)
     add("--iterations", type=_count, default=100, help="the most to do (default: 100)")
     text = "stop when the fit or loss improves by less than this part of it (default: 1e-6)"
     add("--tol", type=float, default=1e-6, help=text)
     add("--init", default="random", choices=("random", "svd"), help="the start (default: random)")
-    text = f"random starts, of which the best is kept (default: {_NUM_STARTS})"
-    add("--starts", type=_count, help=text)
+    add("--starts", type=_count, help=f"random starts; the best is kept (default: {_NUM_STARTS})")
     add("--seed", type=int, default=0, help="of the first start; the next adds 1 (default: 0)")
-    text = "where to compute (default: on a GPU if there is one)"
-    add("--device", choices=("auto", "cpu", "cuda"), help=text)
+    add("--device", choices=("auto", "cpu", "cuda"), help="(default: a GPU if there is one)")
     add = parser.add_argument_group("the results").add_argument
     text = "where to write; files there are replaced (default: the file's name and the rank)"
     add("--output", type=Path, metavar="FOLDER", help=text)

@@ -50,7 +50,7 @@ class SlabActor:
         own = weakref.ref(self)
         self._machine = Machine(self._site, start_thread, lambda: own() is not None)
 
-    async def connect(self, peers: Sequence[tuple[str, str]], number: int) -> Reply:
+    async def connect(self, peers: Sequence[tuple[str, str]], number: int) -> None:
         """Tell the addresses and keys of all workers' actors, and which of them this is."""
         loop, worker, (_, key) = asyncio.get_running_loop(), self._worker, peers[number]
 
@@ -58,7 +58,6 @@ class SlabActor:
             _call_soon(loop, lambda: _start(_deliver(worker, *peers[number], *parcel)))
 
         self._machine.connect(send, lambda: key in worker.state.actors)
-        return Reply()
 
     async def run(self, message: Message) -> Reply:
         """Run commands, after those of earlier messages."""

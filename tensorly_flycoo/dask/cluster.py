@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import itertools
 import threading
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Self, TypeAlias
 
 import numpy as np
 from distributed import Client, Future
@@ -48,9 +49,11 @@ class RemoteObject:
     def __del__(self) -> None:
         self.worker.queue.append(msg.Free(self.key))
 
-    def copy_at(self, worker: WorkerHandle, key: int) -> RemoteObject:
+    def copy_at(self, worker: WorkerHandle, key: int) -> Self:
         """Return the stand-in for a copy that another worker holds."""
-        return RemoteObject(worker, key)
+        other = copy.copy(self)
+        other.worker, other.key = worker, key
+        return other
 
 
 class Gpus(NamedTuple):
