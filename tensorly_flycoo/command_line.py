@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import importlib.util
+import inspect
 import os
 import re
 import runpy
@@ -62,12 +63,6 @@ _CODES = """exit codes:
   2    the command line is wrong
   130  interrupted by a second Ctrl-C
 """
-_FIT_DESCRIPTION = """Decompose a file of events into RANK components.
-
-A component is a pattern: some users who bought some items on some days. Each column in
---modes becomes a mode of a sparse tensor. Each row of the file adds to one cell: 1, or its
-entry in the column --values. Cells without a row are zeros, or unknown with --observed.
-"""
 _FIT_EPILOG = """what you get, in the folder --output:
   components.png     a row of panels for each component: bars for names, lines for
                      numbers and dates
@@ -93,14 +88,6 @@ how to go on:
 
 needs: pip install "tensorly-flycoo[tables]", or ".[tables]" in a checkout
 """
-_INFO_DESCRIPTION = """Print the versions of this package and of its dependencies, the CPU and the
-GPU, and where compiled kernels are cached. Paste it into a bug report."""
-_RUN_DESCRIPTION = """Run a Python script with TensorLy's backend "flycoo", unchanged: its sparse
-tensors are decomposed by this package, everything else as before."""
-_AUTOLOAD_DESCRIPTION = """Let TENSORLY_BACKEND=flycoo work in this environment without an import,
-in spawned workers too: "on" writes a .pth file, which Python reads when it starts, "off" removes
-it."""
-
 
 #: What errors of Python's functions and of pyarrow say, as the command line does.
 _SPELLINGS = {
@@ -136,32 +123,30 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _make_parser() -> argparse.ArgumentParser:
-    raw = argparse.RawDescriptionHelpFormatter
+    options: Any = {"formatter_class": argparse.RawDescriptionHelpFormatter}
     parser = argparse.ArgumentParser(
-        "python -m tensorly_flycoo", description=_DESCRIPTION, epilog=_CODES, formatter_class=raw
+        "python -m tensorly_flycoo", description=_DESCRIPTION, epilog=_CODES, **options
     )
     parser.add_argument("--version", action="version", version=f"tensorly-flycoo {__version__}")
     commands = parser.add_subparsers(metavar="command", required=True)
 
-    def add(name: str, run: Any, text: str, description: str, **options: Any) -> Any:
-        command = commands.add_parser(name, help=text, description=description, **options)
+    def add(name: str, run: Callable[..., None], epilog: str | None = None) -> Any:
+        """Add a command that its function's docstring describes."""
+        text = inspect.getdoc(run) or ""
+        texts: Any = {"help": text.partition("\n")[0], "description": text, "epilog": epilog}
+        command = commands.add_parser(name, **texts, **options)
         command.set_defaults(run=run, refuse=command.error)
         return command
 
-    text = "decompose a file of events into named components"
-    fit_parser = add("fit", fit, text, _FIT_DESCRIPTION, epilog=_FIT_EPILOG, formatter_class=raw)
+    fit_parser = add("fit", fit, _FIT_EPILOG)
     fit_parser.add_argument("file", type=Path, help=f"a table or tensor: {', '.join(SUFFIXES)}")
     _add_fit_options(fit_parser)
-    add("info", info, "print versions, the GPU and the caches", _INFO_DESCRIPTION)
-    text = "run a script with the backend, unchanged"
-    run_parser = add("run", run_script, text, _RUN_DESCRIPTION)
-    text = "print what ran where, and how long"
-    run_parser.add_argument("--profile", action="store_true", help=text)
+    add("info", info)
+    run_parser = add("run", run_script)
+    run_parser.add_argument("--profile", action="store_true", help="print what ran where, how long")
     run_parser.add_argument("script", help="a Python file")
     run_parser.add_argument("arguments", nargs=argparse.REMAINDER, help="what the script gets")
-    text = "make TENSORLY_BACKEND=flycoo work"
-    autoload_parser = add("autoload", autoload, text, _AUTOLOAD_DESCRIPTION)
-    autoload_parser.add_argument("state", choices=("on", "off"))
+    add("autoload", autoload).add_argument("state", choices=("on", "off"))
     return parser
 
 
@@ -188,19 +173,16 @@ def _add_fit_options(parser: argparse.ArgumentParser) -> None:
     add("--non-negative", action="store_true", help="allow no negative element in the model")
     text = "cells without a row are unknown, not zeros; a tenth of the others is held out"
     add("--observed", action="store_true", help=text)
-    text = "with --observed: a mean, and a bias for each label of each mode"
-    add("--biases", action="store_true", help=text)
+    add("--biases", action="store_true", help="with --observed: a mean, and a bias of each label")
     text = "with --observed: the ridge (default: the best for the held-out entries)"
     add("--l2-reg", type=float, metavar="RIDGE", help=text)
     add("--iterations", type=_count, default=100, help="the most to do (default: 100)")
     text = "stop when the fit or loss improves by less than this part of it (default: 1e-6)"
     add("--tol", type=float, default=1e-6, help=text)
     add("--init", default="random", choices=("random", "svd"), help="the start (default: random)")
-    text = f"random starts, of which the best is kept (default: {_NUM_STARTS})"
-    add("--starts", type=_count, help=text)
+    add("--starts", type=_count, help=f"random starts; the best is kept (default: {_NUM_STARTS})")
     add("--seed", type=int, default=0, help="of the first start; the next adds 1 (default: 0)")
-    text = "where to compute (default: on a GPU if there is one)"
-    add("--device", choices=("auto", "cpu", "cuda"), help=text)
+    add("--device", choices=("auto", "cpu", "cuda"), help="(default: a GPU if there is one)")
     add = parser.add_argument_group("the results").add_argument
     text = "where to write; files there are replaced (default: the file's name and the rank)"
     add("--output", type=Path, metavar="FOLDER", help=text)
@@ -230,7 +212,12 @@ def _count(text: str) -> int:
 
 
 def fit(arguments: argparse.Namespace) -> None:
-    """Read the file, decompose it, and write the results."""
+    """Decompose a file of events into RANK components.
+
+    A component is a pattern: some users who bought some items on some days. Each column in
+    --modes becomes a mode of a sparse tensor. Each row of the file adds to one cell: 1, or its
+    entry in the column --values. Cells without a row are zeros, or unknown with --observed.
+    """
     refuse: Callable[[str], NoReturn] = arguments.refuse
     name = arguments.file.name
     suffix = next((suffix for suffix in SUFFIXES if name.lower().endswith(suffix)), None)
@@ -434,7 +421,10 @@ def _write_text(path: Path, text: str) -> Path:
 
 
 def run_script(arguments: argparse.Namespace) -> None:
-    """Run a script as Python would, under the backend, also in its workers (see `autoload`)."""
+    """Run a Python script with TensorLy's backend "flycoo", unchanged.
+
+    Its sparse tensors are decomposed by this package, everything else as before.
+    """
     os.environ["TENSORLY_BACKEND"] = "flycoo"
     tl.set_backend("flycoo")
     sys.argv = [arguments.script, *arguments.arguments]
@@ -448,10 +438,10 @@ def run_script(arguments: argparse.Namespace) -> None:
 
 
 def autoload(arguments: argparse.Namespace) -> None:
-    """Write or remove a ``.pth`` file of one line, which Python reads when it starts.
+    """Let TENSORLY_BACKEND=flycoo work in this environment without an import.
 
-    It applies to all Python processes of this environment that start with the variable set, also
-    to spawned workers; these import the package at once. Pip neither writes nor removes it.
+    "on" writes a .pth file of one line, which all Python processes read when they start, also
+    spawned workers; with the variable they import the package at once. "off" removes it.
     """
     path = Path(sysconfig.get_path("purelib")) / "tensorly_flycoo_autoload.pth"
     if arguments.state == "on":
@@ -467,7 +457,7 @@ def autoload(arguments: argparse.Namespace) -> None:
 
 
 def info(arguments: argparse.Namespace) -> None:
-    """Print versions, and the folders of the kernels that numba and CuPy have compiled."""
+    """Print versions, the CPU, the GPU and the caches of compiled kernels, as for a bug report."""
     from .engines.cpu.sorting import pack_records
 
     show_versions()

@@ -35,7 +35,7 @@ from ..tensor.coo_cache import as_flycoo, is_raw_sparse
 from ..tensor.labelled import LabelledTensor
 from ..tensor.mirroring import mirror
 from ..tensor.tensor import FlycooTensor
-from .tensor_algebra import is_ours, unfolding_dot_khatri_rao
+from .tensor_algebra import divert, is_ours, unfolding_dot_khatri_rao
 
 _logger = logging.getLogger("tensorly_flycoo")
 
@@ -77,19 +77,9 @@ def install_replacements() -> None:
 
 def _replace(original: Callable, row: Replacement) -> Callable:
     is_public = "decomposition" in row.modules.split()
-    ours = row.ours if is_public else mirror(row.ours)
-
-    @functools.wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        # In our parafac: small tensors would wait for a look at all other arguments.
-        if args and isinstance(args[0], WholeTensor):
-            return row.ours(original, *args, **kwargs)
-        if row.takes(original.__name__, args, kwargs):
-            return ours(original, *args, **kwargs)
-        return original(*args, **kwargs)
-
+    ours = functools.partial(row.ours, original)
+    call = divert(original, ours, ours if is_public else mirror(ours), row.takes)
     replacement: Any = decomposition.guard_labelled(call, original) if is_public else call
-    replacement._flycoo_original = original
     # inspect.getfullargspec, which TensorLy's tests call, does not look below a wrapper.
     replacement.__signature__ = inspect.signature(original)
     return replacement
@@ -202,8 +192,6 @@ def _error_calc(
 ) -> tuple:
     """Compute the error from the last mode's MTTKRP, where TensorLy forms the full model."""
     _refuse_mask({"mask": mask}, tensor, "tensorly_flycoo.decomposition.parafac")
-    if sparsity:
-        raise densify_error("sparsity=", tensor.shape, "leave it out")
     if mttkrp is None:
         mttkrp = unfolding_dot_khatri_rao(tensor, (weights, factors), tl.ndim(tensor) - 1)
     if not isinstance(tensor, WholeTensor):

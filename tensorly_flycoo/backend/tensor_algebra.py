@@ -33,26 +33,46 @@ def install_hooks() -> None:
     for tenalg in (CoreTenalgBackend, EinsumTenalgBackend):
         for name, ours in _HOOKS.items():
             original = getattr(tenalg, name)
-            if not hasattr(original, "_flycoo_hook"):
-                tenalg.register_method(name, _hook(original, ours))
+            if not hasattr(original, "_flycoo_original"):
+                tenalg.register_method(name, divert(original, ours, mirror(ours)))
 
 
-def _hook(original: Callable, ours: Callable) -> Callable:
-    mirrored = mirror(ours)
+def is_ours(name: str, args: tuple, kwargs: Mapping[str, Any]) -> bool:
+    """Say whether a call of TensorLy's function `name` has a sparse tensor, under "flycoo".
+
+    Refuse a `FlycooTensor` under another backend; a raw `sparse.COO` is left to that backend. Also
+    refuse a dense Khatri-Rao product that is too large.
+    """
+    x = views.find_sparse((*args, *kwargs.values()), name)
+    if x is None:
+        if name == "khatri_rao" and BackendManager.get_backend() == "flycoo":
+            check_khatri_rao_fits(*args, **kwargs)
+        return False
+    backend = BackendManager.get_backend()
+    if backend == "flycoo":
+        return True
+    if is_raw_sparse(x):
+        return False
+    raise RuntimeError(
+        f"{name} has a {type(x).__name__}, but TensorLy's backend is {backend!r}: "
+        'call tl.set_backend("flycoo") first'
+    )
+
+
+def divert(original: Callable, ours: Callable, mirrored: Callable, takes: Any = is_ours) -> Any:
+    """Return a function that has us compute the calls that are ours, and TensorLy any other."""
 
     @functools.wraps(original)
-    def hooked(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
         # In our parafac: small tensors would wait for a look at all other arguments.
         if args and isinstance(args[0], WholeTensor):
             return ours(*args, **kwargs)
-        if is_ours(original.__name__, args, kwargs):
+        if takes(original.__name__, args, kwargs):
             return mirrored(*args, **kwargs)
-        if original.__name__ == "khatri_rao" and tl.get_backend() == "flycoo":
-            check_khatri_rao_fits(*args, **kwargs)
         return original(*args, **kwargs)
 
-    hooked._flycoo_hook = True  # type: ignore[attr-defined]
-    return hooked
+    call._flycoo_original = original  # type: ignore[attr-defined]
+    return call
 
 
 def unfolding_dot_khatri_rao(tensor: Any, cp_tensor: Any, mode: int) -> Array:
@@ -143,22 +163,3 @@ _HOOKS: dict[str, Callable] = {
     "inner": inner_product,
     "khatri_rao": khatri_rao,
 }
-
-
-def is_ours(name: str, args: tuple, kwargs: Mapping[str, Any]) -> bool:
-    """Say whether a call of TensorLy's function `name` has a sparse tensor, under "flycoo".
-
-    Refuse a `FlycooTensor` under another backend; a raw `sparse.COO` is left to that backend.
-    """
-    x = views.find_sparse((*args, *kwargs.values()), name)
-    if x is None:
-        return False
-    backend = BackendManager.get_backend()
-    if backend == "flycoo":
-        return True
-    if is_raw_sparse(x):
-        return False
-    raise RuntimeError(
-        f"{name} has a {type(x).__name__}, but TensorLy's backend is {backend!r}: "
-        'call tl.set_backend("flycoo") first'
-    )

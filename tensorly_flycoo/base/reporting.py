@@ -56,6 +56,9 @@ class _Compilation(contextlib.AbstractContextManager):
     Its context is that of a call inside this one.
     """
 
+    #: Of all calls of the process, and whether a log line has named them.
+    total_count, total_s, is_said = 0, 0.0, False
+
     def __init__(self) -> None:
         self._spans: list[tuple[float, float, int]] = []
 
@@ -69,41 +72,28 @@ class _Compilation(contextlib.AbstractContextManager):
             self.log(_QUIET_S)
 
     def log(self, quiet_s: float = 0.0) -> None:
-        """Log it, unless something was compiled less than `quiet_s` seconds ago."""
+        """Log it, unless something was compiled less than `quiet_s` seconds ago.
+
+        For all calls it is logged once, as a warning, if it took a second. Under a listener, such
+        as a progress bar, which a line would cut, a later call says it.
+        """
         if not self._spans or time.perf_counter() - self._spans[-1][1] < quiet_s:
             return
         starts_s, ends_s, counts = zip(*self._spans, strict=True)
-        _of_process.log(sum(counts), sum(ends_s) - sum(starts_s))
+        count, seconds, whole = sum(counts), sum(ends_s) - sum(starts_s), _Compilation
         self._spans = []
-
-
-class _OfProcess:
-    """The compilations of the process, and whether a log line has named them."""
-
-    count, seconds, is_said = 0, 0.0, False
-
-    def log(self, count: int, seconds: float) -> None:
-        """Log what a call has compiled: for all calls once, as a warning, if it took a second.
-
-        Under a listener, such as a progress bar, which a line would cut, a later call says it.
-        """
         _logger.debug("compiled %d kernels in %.1f s", count, seconds)
-        self.count, self.seconds = self.count + count, self.seconds + seconds
+        whole.total_count += count
+        whole.total_s += seconds
         if (current := recorder.get()) is not None:
             current.add_compiling(seconds)
-        if self.seconds < _SLOW_S or self.is_said or _listener.get() is not None:
-            return
-        self.is_said = True
-        # A warning is shown even if logging is not set up.
-        _logger.warning(
-            "compiled %d kernel%s in %.1f s; cached on disk for the next time",
-            self.count,
-            "s" * (self.count != 1),
-            self.seconds,
-        )
+        if whole.total_s >= _SLOW_S and not whole.is_said and _listener.get() is None:
+            whole.is_said = True
+            kernels = f"{whole.total_count} kernel" + "s" * (whole.total_count != 1)
+            text = "compiled %s in %.1f s; cached on disk for the next time"
+            _logger.warning(text, kernels, whole.total_s)  # shown even if logging is not set up
 
 
-_of_process = _OfProcess()
 _compilation: ContextVar[_Compilation | None] = ContextVar("compilation", default=None)
 
 

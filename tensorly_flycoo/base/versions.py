@@ -1,11 +1,11 @@
 """The versions and hardware that a bug report should state."""
 
 import importlib.metadata
-import importlib.util
 import os
 import platform
 import sys
 
+from .checks import current_backend
 from .tables import format_table
 
 _MISSING = "not installed"
@@ -16,7 +16,8 @@ def show_versions() -> None:
 
     Notes
     -----
-    Imports numba and, if installed, CuPy: only they know the threads and the GPUs.
+    Imports numba, which knows the threads, and, if installed, CuPy. If there are GPUs, CuPy's own
+    table of them and of CUDA follows.
 
     Examples
     --------
@@ -26,25 +27,33 @@ def show_versions() -> None:
     Python           3...
     numba threads    ...
     """
-    get_backend = getattr(sys.modules.get("tensorly"), "get_backend", None)
-    backend = "" if get_backend is None else f", backend {get_backend()!r}"
+    backend = current_backend()
     try:
         import numba
     except ImportError:
         num_threads = _MISSING
     else:
         num_threads = str(numba.get_num_threads())
+    try:
+        import cupy
+
+        num_gpus, problem = cupy.cuda.runtime.getDeviceCount(), ""
+    except (ImportError, RuntimeError) as error:
+        num_gpus, problem = 0, f": {error}".partition("\n")[0]
     rows = {
         "tensorly-flycoo": _find_version("tensorly_flycoo"),
         "Python": platform.python_version(),
         "OS": platform.platform(),
-        "TensorLy": _find_version("tensorly") + backend,
+        "TensorLy": _find_version("tensorly") + (f", backend {backend!r}" if backend else ""),
         **{name: _find_version(name) for name in ("numpy", "scipy", "sparse", "numba")},
-        **_describe_gpus(),
+        "CuPy": _find_version("cupy"),
+        "GPUs": f"{num_gpus}{problem}",
         "CPUs": str(os.cpu_count()),
         "numba threads": num_threads,
     }
     print(format_table(rows.items(), "<"))
+    if num_gpus:
+        cupy.show_config()
 
 
 def _find_version(name: str) -> str:
@@ -56,34 +65,3 @@ def _find_version(name: str) -> str:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return _MISSING
-
-
-def _describe_gpus() -> dict[str, str]:
-    """Return the rows about CuPy, CUDA and the GPUs."""
-    unknown = dict.fromkeys(["CUDA runtime", "CUDA driver", "GPUs"], "unknown without CuPy")
-    if importlib.util.find_spec("cupy") is None:
-        return {"CuPy": _MISSING, **unknown}
-    try:
-        import cupy
-    except ImportError as error:
-        return {"CuPy": f"cannot be imported: {_first_line(error)}", **unknown}
-    runtime = cupy.cuda.runtime
-    try:
-        gpus = range(runtime.getDeviceCount())
-        names = [runtime.getDeviceProperties(gpu)["name"].decode() for gpu in gpus]
-    except RuntimeError as error:
-        names = [f"none: {_first_line(error)}"]
-    versions = {"runtime": runtime.runtimeGetVersion(), "driver": runtime.driverGetVersion()}
-    return {
-        "CuPy": cupy.__version__,
-        # 12040 is 12.4, and 0 a missing driver.
-        **{
-            f"CUDA {name}": f"{version // 1000}.{version % 1000 // 10}" if version else _MISSING
-            for name, version in versions.items()
-        },
-        "GPUs": ", ".join(names) or "none",
-    }
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]

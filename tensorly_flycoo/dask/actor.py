@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import psutil
 from distributed import Client, Future, get_worker
 from distributed.core import Status
@@ -21,7 +22,7 @@ from distributed.worker import Worker
 from ..engines import select_engine
 from .cluster import Gpus, WorkerHandle, Workers
 from .machine import Machine, Site
-from .messages import Message, Parcel, Peer, Reply
+from .messages import Message, Reply
 from .partitions import Partition
 from .waiting import wait_for_tasks
 
@@ -49,15 +50,14 @@ class SlabActor:
         own = weakref.ref(self)
         self._machine = Machine(self._site, start_thread, lambda: own() is not None)
 
-    async def connect(self, peers: Sequence[Peer], number: int) -> Reply:
-        """Tell where the actors of all workers are, and which of them this is."""
-        loop, worker, key = asyncio.get_running_loop(), self._worker, peers[number].key
+    async def connect(self, peers: Sequence[tuple[str, str]], number: int) -> None:
+        """Tell the addresses and keys of all workers' actors, and which of them this is."""
+        loop, worker, (_, key) = asyncio.get_running_loop(), self._worker, peers[number]
 
-        def send(number: int, parcel: Parcel) -> None:
-            _call_soon(loop, lambda: _start(_deliver(worker, peers[number], parcel)))
+        def send(number: int, *parcel: Any) -> None:
+            _call_soon(loop, lambda: _start(_deliver(worker, *peers[number], *parcel)))
 
         self._machine.connect(send, lambda: key in worker.state.actors)
-        return Reply()
 
     async def run(self, message: Message) -> Reply:
         """Run commands, after those of earlier messages."""
@@ -71,8 +71,8 @@ class SlabActor:
         self._machine.add(message, functools.partial(_call_soon, loop, settle))
         return await reply
 
-    async def deliver(self, parcel: Parcel) -> None:
-        self._machine.deliver(parcel)
+    async def deliver(self, epoch: int, arrays: dict[int, np.ndarray]) -> None:
+        self._machine.deliver(epoch, arrays)
 
     def keep(self, number: int, partition: Partition) -> None:
         """Take a partition from a task on this worker."""
@@ -94,14 +94,15 @@ def _start(coroutine: Any) -> None:
     task.add_done_callback(_tasks.discard)
 
 
-async def _deliver(worker: Worker, peer: Peer, parcel: Parcel) -> None:
-    """Send a parcel. If the peer is gone, the client sees that by its own message."""
-    call = {"function": "deliver", "actor": peer.key, "args": [to_serialize(parcel)], "kwargs": {}}
+async def _deliver(worker: Worker, address: str, key: str, *parcel: Any) -> None:
+    """Send an actor a parcel. If it is gone, the client sees that by its own message."""
+    args = list(map(to_serialize, parcel))
+    call = {"function": "deliver", "actor": key, "args": args, "kwargs": {}}
     try:
-        await worker.rpc(peer.address).actor_execute(**call, reply=False)
+        await worker.rpc(address).actor_execute(**call, reply=False)
     except (OSError, RuntimeError) as error:
         if worker.status == Status.running:  # one that closes has no connections any more
-            _logger.warning("worker %s did not receive an array: %s", peer.address, error)
+            _logger.warning("worker %s did not receive an array: %s", address, error)
 
 
 def _make_gpu_site(gpu: int) -> tuple[Site, Callable[[], None]]:

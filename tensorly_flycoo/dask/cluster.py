@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import itertools
 import threading
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Self, TypeAlias
 
 import numpy as np
 from distributed import Client, Future
@@ -17,6 +18,7 @@ from distributed.protocol import to_serialize
 from ..base.reporting import report
 from ..tensor.memory import out_of_memory
 from . import messages as msg
+from .machine import Machine
 from .waiting import WorkerLost, wait_for
 
 #: Seconds within which actors must have dropped their work.
@@ -47,9 +49,11 @@ class RemoteObject:
     def __del__(self) -> None:
         self.worker.queue.append(msg.Free(self.key))
 
-    def copy_at(self, worker: WorkerHandle, key: int) -> RemoteObject:
+    def copy_at(self, worker: WorkerHandle, key: int) -> Self:
         """Return the stand-in for a copy that another worker holds."""
-        return RemoteObject(worker, key)
+        other = copy.copy(self)
+        other.worker, other.key = worker, key
+        return other
 
 
 class Gpus(NamedTuple):
@@ -67,7 +71,7 @@ class WorkerHandle:
 
     def __init__(self, address: str, future: Future) -> None:
         self.address = address
-        self.peer = msg.Peer(address, str(future.key))
+        self.key = str(future.key)  # of the actor
         self.is_lost = False  # whether a call has found that it is gone
         self._future = future
         # Finalizers append to it at any time, in any thread.
@@ -87,7 +91,7 @@ class WorkerHandle:
         client: Client = self._future.client
         is_direct, scheduler = client.direct_to_workers, client.scheduler
         worker = client.rpc(self.address) if is_direct else ProxyRPC(scheduler, self.address)
-        call = {"actor": self.peer.key, "function": method, "args": list(map(to_serialize, args))}
+        call = {"actor": self.key, "function": method, "args": list(map(to_serialize, args))}
         try:
             if not self.is_there:
                 raise WorkerLost([self.address])
@@ -137,7 +141,7 @@ class Cluster:
         self._epoch = next(_numbers)
         self._is_linked = False
         self._can_link = all(worker.link is not None for worker in workers)
-        peers = [worker.peer for worker in workers]
+        peers = [(worker.address, worker.key) for worker in workers]
         self._start_epoch()
         with self._lock:
             self._wait([worker.call("connect", peers, n) for n, worker in enumerate(workers)])
@@ -175,27 +179,25 @@ class Cluster:
     def transfer(self, moves: Sequence[tuple[RemoteObject, WorkerHandle]]) -> list[int]:
         """Have workers send arrays, never written to again, to others; return the keys there."""
         keys = [next(_numbers) for _ in moves]
-        received: list[tuple[WorkerHandle, int]] = []
-        exchanges: dict[WorkerHandle, msg.Exchange] = defaultdict(lambda: msg.Exchange([], []))
+        # For each worker what it sends and receives, by the host and from device to device.
+        posted, exchanged = (defaultdict[WorkerHandle, Any](lambda: ([], [])) for _ in range(2))
+        for (x, target), key in zip(moves, keys, strict=True):
+            sender, receiver = self.workers.index(x.worker), self.workers.index(target)
+            kind = (x.kind if self._can_link else None) or ()
+            plans = exchanged if kind else posted
+            plans[x.worker][0].append([msg.Ref(x.key), receiver, key, *kind])
+            plans[target][1].append([key, sender, *kind])
         with self._lock:  # both or neither: a worker that receives waits for one that sends
             self.check()
-            for (x, target), key in zip(moves, keys, strict=True):
-                sender, receiver = self.workers.index(x.worker), self.workers.index(target)
-                if self._can_link and x.kind is not None:  # from device to device, all in one
-                    exchanges[x.worker].sent.append(msg.Transfer(x.key, receiver, *x.kind))
-                    exchanges[target].received.append(msg.Transfer(key, sender, *x.kind))
-                else:
-                    x.worker.queue.append(msg.Send(x.key, receiver, key))
-                    received.append((target, key))
-            for target, key in received:
-                target.queue.append(msg.Receive(key))
-            if exchanges and not self._is_linked:
+            for worker, plan in posted.items():
+                _order(worker, Machine.post, *plan)
+            if exchanged and not self._is_linked:
                 key = next(_numbers)
                 for number, worker in enumerate(self.workers):
-                    worker.queue.append(msg.Join(key, number, len(self.workers)))
+                    _order(worker, Machine.join, key, number, len(self.workers))
                 self._is_linked = True
-            for worker, exchange in exchanges.items():
-                worker.queue.append(exchange)
+            for worker, plan in exchanged.items():
+                _order(worker, Machine.exchange, *plan)
         return keys
 
     def fetch(self, objects: Sequence[RemoteObject]) -> list[Any]:
@@ -278,6 +280,11 @@ class Cluster:
         errors = self.client.sync(_gather, aborts, _ABORT_TIMEOUT)
         for worker, error in zip(workers, errors, strict=True):
             worker.is_lost = error is not None  # it may wait for ever
+
+
+def _order(worker: WorkerHandle, method: Callable[..., None], *args: Any) -> None:
+    """Have a worker's machine call one of its methods."""
+    worker.queue.append(msg.Call.of(method, [msg.MACHINE, *args], {}, ()))
 
 
 def _refer(x: Any, worker: WorkerHandle) -> Any:

@@ -32,6 +32,9 @@ Labels: TypeAlias = Sequence[np.ndarray] | None
 
 CHANGED = "the data are not those that were loaded: load the tensor anew"
 
+#: Held while workers have partitions that were made of other tensors' slabs.
+_lock = threading.Lock()
+
 
 class ClusterLayout(SpreadLayout):
     """Slabs on workers."""
@@ -60,8 +63,15 @@ class ClusterLayout(SpreadLayout):
         dtype: np.dtype,
         groups: Groups | str | None = "auto",
     ) -> ClusterLayout:
-        sizes = (tuple(shape), dtype, self.num_slabs, name)
-        return load_parts(ClusterBuilder(self.devices.cluster, *sizes, groups=groups), parts)
+        sizes, cluster = (tuple(shape), dtype, self.num_slabs, name), self.devices.cluster
+        builder = ClusterBuilder(cluster, *sizes, groups=groups)
+        with _lock:
+            forget_partitions(cluster)
+            for number, part in enumerate(parts):
+                args = [SITE, number, part]
+                cluster.call(part.worker, keep_nonzeros, args, num_results=0)
+                del part, args
+            return builder.distribute()
 
 
 def fetch_layouts(cluster: Cluster, slabs: Sequence[RemoteObject]) -> list[RemoteLayout]:
@@ -117,21 +127,6 @@ def find_format(
     """Have a worker choose the format of a whole tensor; all have the same kind of device."""
     args = (call_method, ENGINE, "choose_cut", tuple(shape), dtype, groups)
     return cluster.fetch(cluster.run(cluster.workers[0], *args))[0].record_format
-
-
-#: Held while workers have partitions that were made of other tensors' slabs.
-_lock = threading.Lock()
-
-
-def load_parts(builder: ClusterBuilder, parts: Iterable[RemoteObject]) -> ClusterLayout:
-    """Build a tensor of coords and values that are on workers, as if they were new data."""
-    with _lock:
-        forget_partitions(builder.cluster)
-        for number, part in enumerate(parts):
-            args = [SITE, number, part]
-            builder.cluster.call(part.worker, keep_nonzeros, args, num_results=0)
-            del part, args
-        return builder.distribute()
 
 
 def forget_partitions(cluster: Cluster) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple, TypeAlias, cast
 
 import numpy as np
 from distributed import Client
@@ -25,6 +25,7 @@ from .cluster_layout import (
     make_layout,
     replace_lost,
 )
+from .loading import PartitionedData
 from .machine import Site
 from .messages import SITE, Free
 from .waiting import WorkerLost, check_limits, free_after_error
@@ -58,14 +59,9 @@ class Pool(NamedTuple):
                 addresses = rest
 
 
-class Source(Protocol):
-    """The origin of a tensor."""
-
-    def place(self, client: Client, workers: Workers) -> ClusterLayout:
-        """Load all slabs on workers, neighbours together."""
-
-    def restore(self, client: Client, workers: Workers, layout: ClusterLayout) -> ClusterLayout:
-        """Load the slabs that none of these workers holds; some workers of `layout` are lost."""
+#: The origin of a tensor. `place` loads all slabs on workers, neighbours together; `restore` loads
+#: those that none of these workers holds: some workers of its `layout` are lost.
+Source: TypeAlias = "SlabSource | PartitionedData | Derived"
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,7 @@ class PartitionedData:
         """Have tasks read the data; return the tensor's rows, shape, dtype and labels."""
         forget_partitions(cluster)
         cluster.report(f"reading {len(self.parts)} parts on {len(cluster.workers)} workers")
-        client, keys = cluster.client, {w.address: w.peer.key for w in cluster.workers}
+        client, keys = cluster.client, {w.address: w.key for w in cluster.workers}
         options: dict[str, Any] = {"workers": list(keys), "allow_other_workers": False}
         futures: list[Future] = []
         for number, part in enumerate(self.parts):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakSet
@@ -110,13 +110,14 @@ class Machine:
     GPU may wait for other workers' too: then an abort closes the link between them.
     """
 
-    _send: Callable[[int, msg.Parcel], None]  # `connect` gives it
+    _send: Callable[[int, int, dict[int, np.ndarray]], None]  # `connect` gives it
 
     def __init__(
         self, site: Site, start_thread: Callable[[], None], is_held: Callable[[], bool]
     ) -> None:
         self._site = site
         self._store: dict[int, Any] = {msg.SITE.key: site, msg.ENGINE.key: site.engine}
+        self._store[msg.MACHINE.key] = self
         self._inbox: dict[tuple[int, int], np.ndarray] = {}
         self._messages: dict[tuple[int, int], tuple[msg.Message, _Answer]] = {}
         self._changed = threading.Condition()
@@ -130,8 +131,8 @@ class Machine:
 
     # From the event loop
 
-    def connect(self, send: Callable[[int, msg.Parcel], None], is_held: Callable[[], bool]) -> None:
-        """Give the functions that send to a peer, without waiting, and say who is still there."""
+    def connect(self, send: Callable[..., None], is_held: Callable[[], bool]) -> None:
+        """Give a function that sends a peer, by number, what `deliver` takes, and `is_held`."""
         with self._changed:
             self._send, self._is_held = send, is_held
 
@@ -143,10 +144,11 @@ class Machine:
                 self.abort(message.epoch)
             self._changed.notify_all()
 
-    def deliver(self, parcel: msg.Parcel) -> None:
+    def deliver(self, epoch: int, arrays: dict[int, np.ndarray]) -> None:
+        """Take arrays that a peer has sent, by their keys here."""
         with self._changed:
-            if parcel.epoch >= self._epoch:
-                self._inbox |= {(parcel.epoch, key): x for key, x in parcel.arrays.items()}
+            if epoch >= self._epoch:
+                self._inbox |= {(epoch, key): x for key, x in arrays.items()}
                 self._changed.notify_all()
 
     def abort(self, epoch: int) -> None:
@@ -201,7 +203,10 @@ class Machine:
         try:
             for command in message.commands:
                 self._check()
-                self._execute(command)
+                if isinstance(command, msg.Call):
+                    self._call(command)
+                else:
+                    self._free(command)
             self._flush()
             values = [self._fetch(key) for key in message.wanted]
             if values and self._link is not None:  # wait for all work: no exchange may have failed
@@ -228,22 +233,11 @@ class Machine:
         if self._running < self._epoch or not self._is_held():
             raise msg.Dropped("another call has failed")
 
-    def _execute(self, command: msg.Command) -> None:
-        if isinstance(command, msg.Call):
-            self._call(command)
-        elif isinstance(command, msg.Send):
-            self._post(command)
-        elif isinstance(command, msg.Receive):
-            self._store[command.key] = _Awaited(self._running)
-        elif isinstance(command, msg.Join):
-            self._join(command)
-        elif isinstance(command, msg.Exchange):
-            self._exchange(command)
-        else:
-            value = self._store.pop(command.key, None)
-            self._unproven.discard(command.key)
-            if isinstance(value, _Awaited) and value.epoch == self._running:
-                self._take(command.key)  # else it would stay in the inbox
+    def _free(self, command: msg.Free) -> None:
+        value = self._store.pop(command.key, None)
+        self._unproven.discard(command.key)
+        if isinstance(value, _Awaited) and value.epoch == self._running:
+            self._take(command.key)  # else it would stay in the inbox
 
     def _call(self, call: msg.Call) -> None:
         function, args, kwargs = call.open()
@@ -282,15 +276,22 @@ class Machine:
         # A copy: later commands may write to the array while the reply is on its way.
         return np.array(move(value, np)) if hasattr(value, "__array__") else value
 
-    def _post(self, command: msg.Send) -> None:
-        parcel = self._outbox.setdefault(command.peer, {})
-        parcel[command.key_there] = np.asarray(move(self._get(command.key), np), order="C")
-        if sum(array.nbytes for array in parcel.values()) > _PARCEL_NBYTES:
-            self._flush()
+    def post(self, sent: Sequence[list], received: Sequence[list]) -> None:
+        """Send arrays, which no later command writes to, by the host; others are waited for.
+
+        `sent` has lists of an array, the peer and the key there, `received` lists that begin with
+        the key here.
+        """
+        for array, peer, key, *_ in sent:
+            parcel = self._outbox.setdefault(peer, {})
+            parcel[key] = np.asarray(move(array, np), order="C")
+            if sum(own.nbytes for own in parcel.values()) > _PARCEL_NBYTES:
+                self._flush()
+        self._store |= {key: _Awaited(self._running) for key, *_ in received}
 
     def _flush(self) -> None:
         for peer, arrays in self._outbox.items():
-            self._send(peer, msg.Parcel(self._running, arrays))
+            self._send(peer, self._running, arrays)
         self._outbox = {}
 
     def _take(self, key: int) -> np.ndarray:
@@ -304,35 +305,34 @@ class Machine:
 
     # From device to device
 
-    def _join(self, join: msg.Join) -> None:
-        """Link the device with those of all workers."""
+    def join(self, key: int, number: int, num_workers: int) -> None:
+        """Link the device with those of all workers; the first sends the link's name."""
         link_type, epoch = self._site.link_type, self._running
         assert link_type is not None
-        if join.number == 0:
+        if number == 0:
             name = link_type.make_name()
-            for peer in range(1, join.num_workers):
-                self._send(peer, msg.Parcel(epoch, {join.key: name}))
+            for peer in range(1, num_workers):
+                self._send(peer, epoch, {key: name})
         else:
-            name = self._take(join.key)
-        options = (join.num_workers, name, lambda: self._epoch == epoch and self._is_held())
-        self._link = link_type(join.number, *options)
+            name = self._take(key)
+        options = (num_workers, name, lambda: self._epoch == epoch and self._is_held())
+        self._link = link_type(number, *options)
         while not self._link.wait(_POLL_SECONDS):
             self._check()
 
-    def _exchange(self, exchange: msg.Exchange) -> None:
+    def exchange(self, sent: Sequence[list], received: Sequence[list]) -> None:
+        """Do as `post` from device to device; the lists end with an array's shape and dtype."""
         assert self._link is not None
         self._flush()  # a peer may wait for it before it comes
-        sent = []
-        for x in exchange.sent:
-            array = self._get(x.key)
-            if (array.shape, array.dtype) != (x.shape, x.dtype):  # the receiver would not expect it
+        outgoing = []
+        for array, peer, _, shape, dtype in sent:
+            if (array.shape, array.dtype) != (shape, dtype):  # the receiver would not expect it
                 found = f"{array.shape}, {array.dtype}"
-                raise RuntimeError(f"an array has {found}, expected {x.shape}, {x.dtype}")
+                raise RuntimeError(f"an array has {found}, expected {shape}, {dtype}")
             array = self._site.engine.xp.ascontiguousarray(array).reshape(array.shape)
-            sent.append((array, x.peer))
-        received = [(self._site.empty(x.shape, x.dtype), x.peer) for x in exchange.received]
+            outgoing.append((array, peer))
+        arrays = {key: self._site.empty(*kind) for key, _, *kind in received}
         self._link.check()
-        self._link.exchange(sent, received)
-        arrays = {x.key: array for x, (array, _) in zip(exchange.received, received, strict=True)}
+        self._link.exchange(outgoing, [(arrays[key], peer) for key, peer, *_ in received])
         self._store |= arrays
         self._unproven |= arrays.keys()

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 import cloudpickle
-import numpy as np
 
 
 class Ref(NamedTuple):
@@ -18,8 +17,8 @@ class Ref(NamedTuple):
     key: int
 
 
-#: The `Site` of the worker, and its engine.
-SITE, ENGINE = Ref(-1), Ref(-2)
+#: The `Site` of the worker, its engine, and its `Machine`.
+SITE, ENGINE, MACHINE = Ref(-1), Ref(-2), Ref(-3)
 
 
 class Call(NamedTuple):
@@ -70,51 +69,13 @@ def _pickle(x: Any) -> tuple[bytes, list[Any]]:
     return cloudpickle.dumps(x, 5, buffer_callback=arrays.append), arrays
 
 
-class Send(NamedTuple):
-    """Send an array, which no later command writes to, to a worker that keeps it under a key."""
-
-    key: int
-    peer: int
-    key_there: int
-
-
-class Receive(NamedTuple):
-    """Keep the array that another worker sends under the key; wait for it when it is used."""
-
-    key: int
-
-
-class Join(NamedTuple):
-    """Link the device with those of all workers; worker 0 sends the link's name under the key."""
-
-    key: int
-    number: int
-    num_workers: int
-
-
-class Transfer(NamedTuple):
-    """An array of an exchange: what it is, and the other worker."""
-
-    key: int
-    peer: int
-    shape: tuple[int, ...]
-    dtype: np.dtype
-
-
-class Exchange(NamedTuple):
-    """Send arrays from device to device, and keep those that arrive."""
-
-    sent: list[Transfer]
-    received: list[Transfer]
-
-
 class Free(NamedTuple):
     """Forget what is held under a key."""
 
     key: int
 
 
-Command: TypeAlias = Call | Send | Receive | Join | Exchange | Free
+Command: TypeAlias = Call | Free
 
 
 @dataclass(frozen=True)
@@ -133,21 +94,6 @@ class Reply:
 
     values: list[Any] = field(default_factory=list)
     error: Exception | None = None
-
-
-@dataclass(frozen=True)
-class Parcel:
-    """Arrays that a worker sends to another one, by their keys there."""
-
-    epoch: int
-    arrays: dict[int, np.ndarray]
-
-
-class Peer(NamedTuple):
-    """The address of an actor."""
-
-    address: str
-    key: str
 
 
 class Dropped(RuntimeError):

@@ -19,7 +19,7 @@ from ..io.dataframe import (
     refuse_zeros,
 )
 from ..io.entries import ColumnLabels, require_pyarrow
-from ..io.parts import Reading, join_blocks, name_errors
+from ..io.parts import Reading, name_errors
 from ..io.places import list_files, open_parquet
 
 #: Rows of a partition of a .parquet file, at least, but for the last: whole row groups.
@@ -80,11 +80,10 @@ class TableReader:
         return Partition(coords.astype(_INDEX), values, shape, entries)
 
 
-def read_tns_file(shape: tuple[int, ...] | None, index_base: int, path: str) -> Partition:
+def read_tns_file(reading: Reading, path: str) -> Partition:
     """Read a .tns file; see `read_tns`."""
-    blocks = list(Reading(shape, None, None, index_base).iterate_tns(path))
-    coords, values, found = join_blocks(blocks, shape)
-    return Partition(coords.astype(_INDEX), values, found, None)
+    coords, values, shape = reading.read_tns([path])
+    return Partition(coords.astype(_INDEX), values, shape, None)
 
 
 class ParquetPart(NamedTuple):

@@ -11,9 +11,10 @@ from typing import Any
 from distributed import Client, get_client
 from numpy.typing import DTypeLike
 
-from ..base.checks import check_choice, check_shape
+from ..base.checks import check_choice
 from ..io.dataframe import MISSING, check_modes
 from ..io.files import FilePath
+from ..io.parts import Reading
 from ..io.places import list_files
 from ..io.slab_folder import Index, add_labels
 from ..tensor.labelled import LabelledTensor, Labels
@@ -175,10 +176,9 @@ def read_tns(
     OSError, ValueError, TypeError, MemoryError, WorkerLost
         As of `tensorly_flycoo.read_tns` and `read_parquet`.
     """
-    shape = None if shape is None else check_shape(shape)
-    check_choice(index_base, "index_base", (1, 0))
-    reader = functools.partial(read_tns_file, shape, index_base)
-    source = PartitionedData(list_files(paths), reader, shape, slabs, dtype, layout)
+    reading = Reading(shape, index_base=index_base)
+    reader = functools.partial(read_tns_file, reading)
+    source = PartitionedData(list_files(paths), reader, reading.shape, slabs, dtype, layout)
     return _place(source, client, workers, device)
 
 

@@ -42,9 +42,6 @@ class RemoteArray(RemoteObject, NDArrayOperatorsMixin):
         (key,) = cluster.call(worker, call_method, [SITE, "empty", shape, dtype])
         return cls(cluster, worker, key, shape, dtype)
 
-    def copy_at(self, worker: WorkerHandle, key: int) -> RemoteArray:
-        return RemoteArray(self.cluster, worker, key, self.shape, self.dtype)
-
     def call_remotely(self, function: Callable, *args: Any, **kwargs: Any) -> Any:
         """Call a function of arrays on the worker: NumPy's, or our own; see `remote_aware`."""
         if isinstance(function, np.ufunc):

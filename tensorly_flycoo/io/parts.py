@@ -3,15 +3,17 @@
 import contextlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-from numpy.typing import DTypeLike
 
 from ..base.array_modules import Array, is_cupy, move
 from ..base.checks import (
     MAX_MODE_SIZE,
+    check_choice,
     check_coords,
+    check_dtype,
     check_finite,
     check_inside,
     check_place,
@@ -65,13 +67,19 @@ def join_blocks(blocks: Sequence[Block], shape: tuple[int, ...] | None) -> Block
     return Block(np.concatenate(coords, axis=1), np.concatenate(values), shape)
 
 
-class Reading(NamedTuple):
+@dataclass
+class Reading:
     """Options of reading parts: `columns` of .parquet files, `index_base` of .tns files."""
 
-    shape: tuple[int, ...] | None
-    dtype: DTypeLike | None
-    columns: Sequence[str] | None
-    index_base: int
+    shape: Any = None
+    dtype: Any = None
+    columns: Sequence[str] | None = None
+    index_base: int = 1
+
+    def __post_init__(self) -> None:
+        self.shape = None if self.shape is None else check_shape(self.shape)
+        self.dtype = None if self.dtype is None else check_dtype(self.dtype)
+        check_choice(self.index_base, "index_base", (1, 0))
 
     def iterate(self, parts: Parts) -> Iterator[Block]:
         """Yield the nonzeros of all parts, in their order."""
@@ -106,9 +114,13 @@ class Reading(NamedTuple):
             raise TypeError(f"a {kind}, expected a path or a tuple (coords, values)")
         for path in list_files(part):
             is_parquet = path.endswith((".parquet", ".pq"))
-            yield from self._iterate_parquet(path) if is_parquet else self.iterate_tns(path)
+            yield from self._iterate_parquet(path) if is_parquet else self._iterate_tns(path)
 
-    def iterate_tns(self, path: str) -> Iterator[Block]:
+    def read_tns(self, paths: Iterable[str]) -> Block:
+        """Return the nonzeros of all of some .tns files."""
+        return join_blocks([own for path in paths for own in self._iterate_tns(path)], self.shape)
+
+    def _iterate_tns(self, path: str) -> Iterator[Block]:
         """Yield the nonzeros of a .tns file, if it has some or says its shape."""
         from .tns_parsing import TnsParser
 

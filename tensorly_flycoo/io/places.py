@@ -10,6 +10,7 @@ from ..base.checks import require
 FilePath: TypeAlias = str | os.PathLike[str]
 
 _find_magic = re.compile("[*?[]").search  # of patterns
+_find_hidden = re.compile("(^|/)[_.]").search
 
 
 def list_files(paths: FilePath | Iterable[FilePath]) -> list[str]:
@@ -28,17 +29,13 @@ def list_files(paths: FilePath | Iterable[FilePath]) -> list[str]:
         is_pattern = _find_magic(place) and not system.exists(place)
         for named in sorted(system.glob(place)) if is_pattern else [place]:
             inner = system.find(named) if system.isdir(named) else [named]
-            inner = [name for name in inner if not _is_hidden(name.removeprefix(named))]
+            inner = [name for name in inner if not _find_hidden(name.removeprefix(named))]
             inner.sort(key=lambda name: name.split("/"))
             is_local = "file" in system.protocol
             found += inner if is_local else map(system.unstrip_protocol, inner)
     if not found:
         raise FileNotFoundError(f"{paths} has no files")
     return found
-
-
-def _is_hidden(inner: str) -> bool:
-    return any(part.startswith(("_", ".")) for part in inner.split("/"))
 
 
 def open_file(path: FilePath) -> IO[bytes]:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from ..base.array_modules import move
-from ..base.checks import check_choice, check_count, check_dtype, check_shape
+from ..base.checks import check_choice, check_count, check_shape
 from ..base.devices import OneDevice
 from ..base.reporting import report
 from ..engines import Engine, select_engine
@@ -288,12 +288,7 @@ slabs=2>
     labels, parts = parts[::-1] if isinstance(parts, LabelledTensor) else (None, parts)
     if shape is None:  # that of a tensor, which may be empty
         shape, dtype = getattr(parts, "shape", None), dtype or getattr(parts, "dtype", None)
-    reading = Reading(
-        None if shape is None else check_shape(shape),
-        None if dtype is None else check_dtype(dtype),
-        columns,
-        check_choice(index_base, "index_base", (1, 0)),
-    )
+    reading = Reading(shape, dtype, columns, index_base)
     slabs = None if slabs is None else check_count(slabs, "slabs")
     check_choice(layout, "layout", _FILE_LAYOUTS)
     engine = select_engine(device)

@@ -3,9 +3,8 @@
 from collections.abc import Iterable
 from typing import Any
 
-from ..base.checks import check_choice, check_shape
 from ..tensor.tensor import FlycooTensor
-from .parts import Block, Reading, join_blocks
+from .parts import Reading
 from .places import FilePath, list_files
 
 
@@ -85,16 +84,7 @@ def read_tns(
     >>> read_tns(path)
     <FlycooTensor: shape=(4, 5, 6), dtype=float64, nnz=2, layout='replicated', device='cpu'>
     """
-    check_choice(index_base, "index_base", (1, 0))
-    shape = None if shape is None else check_shape(shape)
-    return FlycooTensor(*read_nonzeros(path, shape, index_base), **options)
-
-
-def read_nonzeros(path: FilePath, shape: tuple[int, ...] | None, index_base: int) -> Block:
-    """Return coords (ndim, nnz), values (nnz,) and shape of .tns files; see `read_tns`."""
-    reading = Reading(shape, None, None, index_base)
-    blocks = [block for name in list_files(path) for block in reading.iterate_tns(name)]
-    joined = join_blocks(blocks, shape)
-    if not joined.shape:
+    nonzeros = Reading(shape, index_base=index_base).read_tns(list_files(path))
+    if not nonzeros.shape:
         raise ValueError(f"{path} has no nonzeros and no header with a shape: give shape=")
-    return joined
+    return FlycooTensor(*nonzeros, **options)

@@ -172,7 +172,7 @@ def best_of(
     options = method.prefer_momentum(x, number_modes(x, options))
     x = as_flycoo(x, check_coords=True) if is_sparse(x) else x
     seeds = tl.check_random_state(random_state).randint(2**31 - 1, size=n_starts).tolist()
-    runs: list[Any] = [None] * n_starts
+    runs = [Run() for _ in range(n_starts)]
     if _suits_batch(method, x, rank, n_starts, options):
         require_flycoo_backend()
         has_momentum = options.get("linesearch") == NESTEROV
@@ -185,7 +185,7 @@ def best_of(
     if "init" in method.defaults:
         options = options | {"init": "random"}
     for number, seed in enumerate(seeds):
-        if runs[number] is None:
+        if runs[number].is_active:
             report(f"run {number + 1} of {n_starts}")
             runs[number] = run = Run(*run_once(method, x, rank, seed, options))
             if hasattr(run.cp_tensor, "observed_l2_reg") and not method.knows_zeros:

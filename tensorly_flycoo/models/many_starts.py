@@ -69,13 +69,19 @@ _PATIENCE = 10
 _SAME = 0.95
 
 
-class Run(NamedTuple):
-    """A run that has ended: its CP tensor, and its relative error after each iteration."""
+@dataclass(eq=False)
+class Run:
+    """A run: its CP tensor, once it has ended, and its relative error after each iteration."""
 
-    cp_tensor: CPTensor
-    errors: Sequence[np.floating]
+    cp_tensor: Any = None
+    errors: Any = field(default_factory=list)  # a list
     is_dropped: bool = False
     leader: int | None = None  # the run for which it was dropped since they match
+    pace: Pace = field(default_factory=Pace)
+
+    @property
+    def is_active(self) -> bool:
+        return self.cp_tensor is None and not self.is_dropped
 
 
 class Stopping(NamedTuple):
@@ -93,12 +99,12 @@ class Stopping(NamedTuple):
 def run_together(
     x: FlycooTensor, rank: int, seeds: Sequence[int], stopping: Stopping,
     has_momentum: bool = False, missing: MissingEntries | None = None, keep_all: bool = True,
-) -> list[Run | None]:  # fmt: skip
+) -> list[Run]:  # fmt: skip
     """Run ``parafac(x, rank, init="random", random_state=seed)`` for each of the seeds.
 
     With `has_momentum`, also with ``linesearch="nesterov"``. With `missing`, those entries of `x`
-    are imputed: without momentum. Runs to repeat alone are None: two together would not be faster
-    or not fit, or `x` is zero, which a lone run refuses.
+    are imputed: without momentum. Runs to repeat alone have no CP tensor: two together would not
+    be faster or not fit, or `x` is zero, which a lone run refuses.
 
     Unless `keep_all`, runs are dropped by the rule of `best_of`, whose notes also say which results
     are reproduced to the bit. (An error that approaches its limit like 1 / t has t times its last
@@ -107,15 +113,15 @@ def run_together(
     """
     size = _choose_batch_size(x, rank, 0 if missing is None else missing.count)
     is_lone = size == 1 and missing is None and (keep_all or isinstance(x._layout, SpreadLayout))
+    runs = [Run() for _ in seeds]
     if size == 0 or is_lone or x.norm() == 0:
-        return [None] * len(seeds)
-    runs: dict[int, Run] = {}
+        return runs
     for start in range(0, len(seeds), size):
-        numbers = range(len(seeds))[start : start + size]
-        report(f"runs {start + 1} to {numbers[-1] + 1} of {len(seeds)} together")
+        own = runs[start : start + size]
+        report(f"runs {start + 1} to {start + len(own)} of {len(seeds)} together")
         batch = _Batch.draw(x, rank, seeds[start : start + size], missing)
-        _run_batch(batch, numbers, runs, stopping, has_momentum, keep_all)
-    return [runs.get(number) for number in range(len(seeds))]
+        _run_batch(batch, own, runs, stopping, has_momentum, keep_all)
+    return runs
 
 
 def run_resampled(
@@ -180,24 +186,13 @@ def _choose_batch_size(x: FlycooTensor, rank: int, num_missing: int = 0) -> int:
     return size
 
 
-@dataclass
-class _Running:
-    """A run in the stack of a batch; those that have ended may stay there."""
-
-    number: int
-    errors: list[np.floating] = field(default_factory=list)
-    pace: Pace = field(default_factory=Pace)
-    is_active: bool = True
-
-
 def _run_batch(
-    batch: "_Batch", numbers: Sequence[int], ended: dict[int, Run], stopping: Stopping,
+    batch: "_Batch", own: Sequence[Run], runs: Sequence[Run], stopping: Stopping,
     has_momentum: bool, keep_all: bool,
 ) -> None:  # fmt: skip
-    """Iterate the runs of these numbers until all have ended, and add them to `ended`."""
+    """Iterate the own ones of all runs until they have ended; then they may stay in the stack."""
     least = 1 if batch.imputed is not None else -(-_LEAST_COLUMNS // batch.stacks[0].shape[2])
-    stack = [_Running(number) for number in numbers]
-    stack += [_Running(-1, is_active=False) for _ in batch.stacks[0][len(stack) :]]
+    stack = [*own, *(Run(is_dropped=True) for _ in batch.stacks[0][len(own) :])]
     while num_active := sum(run.is_active for run in stack):
         size = round_up(max(num_active, least), batch.multiple)
         if 4 * size <= 3 * len(stack):
@@ -219,48 +214,39 @@ def _run_batch(
                     run.pace.advance()
                 run.errors.append(error)
                 if stopping.ends(run.errors):
-                    run.is_active = False
-                    ended[run.number] = Run(batch.take(place), run.errors)
+                    run.cp_tensor = batch.take(place)
         if is_back.any():
             batch.take_back(is_back)
-        dropped = {} if keep_all else _drop(ended, stack, batch.take)
-        ended |= dropped
-        for run in stack:
-            run.is_active &= run.number not in dropped
+        if not keep_all:
+            _drop(runs, stack, batch.take)
 
 
-def _drop(
-    ended: dict[int, Run], stack: Sequence[_Running], take: Callable[[int], CPTensor]
-) -> dict[int, Run]:
-    """Return the active runs to drop, by number; see `run_together`.
+def _drop(runs: Sequence[Run], stack: Sequence[Run], take: Callable[[int], CPTensor]) -> None:
+    """Drop active runs; see `run_together`.
 
     `take` copies the model at a place of the stack, which few iterations need.
     """
-    going = {run.number: place for place, run in enumerate(stack) if run.is_active}
-    errors = {number: run.errors for number, run in ended.items() if run.errors}
-    errors |= {number: stack[place].errors for number, place in going.items()}
-    order = sorted(errors, key=lambda number: (float(errors[number][-1]), number))
-    t = min((len(errors[number]) for number in going), default=0)
-    dropped: dict[int, Run] = {}
+    going = {run: place for place, run in enumerate(stack) if run.is_active}
+    order = sorted((run for run in runs if run.errors), key=lambda run: float(run.errors[-1]))
+    t = min((len(run.errors) for run in going), default=0)
     if t < _PATIENCE:
-        return dropped
-    least = float(errors[order[0]][-1])
-    for number in order[-(-_PATIENCE * len(order) // t) :]:
-        if number in going:
-            before, last = map(float, errors[number][-2:])
+        return
+    least = float(order[0].errors[-1])
+    for run in order[-(-_PATIENCE * len(order) // t) :]:
+        if run in going:
+            before, last = map(float, run.errors[-2:])
             if last - 2 * t * max(before - last, 0.0) > least:
-                dropped[number] = Run(take(going[number]), errors[number], is_dropped=True)
-    rivals = [n for n in order if n not in dropped and (n in going or not ended[n].is_dropped)]
+                run.cp_tensor, run.is_dropped = take(going[run]), True
+    rivals = [run for run in order if not run.is_dropped]
     if t % _PATIENCE or len(rivals) < 2:
-        return dropped
-    models = [take(going[n]) if n in going else ended[n].cp_tensor for n in rivals]
+        return
+    models: Any = [take(going[run]) if run in going else run.cp_tensor for run in rivals]
     scores = match_all([model.factors for model in models])
-    for place, (number, model) in enumerate(zip(rivals, models, strict=True)):
-        better = [n for n in range(place) if rivals[n] not in dropped and scores[place, n] >= _SAME]
-        if number in going and better:
-            leader = rivals[better[0]]
-            dropped[number] = Run(model, errors[number], is_dropped=True, leader=leader)
-    return dropped
+    for place, (run, model) in enumerate(zip(rivals, models, strict=True)):
+        better = [n for n in range(place) if not rivals[n].is_dropped and scores[place, n] >= _SAME]
+        if run in going and better:
+            run.cp_tensor, run.is_dropped = model, True
+            run.leader = runs.index(rivals[better[0]])
 
 
 class ImputedStarts(LastPass):

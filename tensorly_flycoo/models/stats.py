@@ -117,14 +117,9 @@ def stats(x: LabelledData) -> TensorStats:
     x = as_flycoo(x, check_coords=True)
     coords, _ = x.nonzeros()
     estimate = partial(estimate_memory, x.shape, x.nnz, dtype=x.dtype, device=x.device)
-    return TensorStats(
-        shape=x.shape,
-        dtype=x.dtype,
-        nnz=x.nnz,
-        density=x.density,
-        modes=tuple(_describe_mode(*mode) for mode in zip(coords, x.shape, strict=True)),
-        nbytes={name: estimate(layout=name).nbytes for name in LAYOUTS},
-    )
+    modes = tuple(_describe_mode(*mode) for mode in zip(coords, x.shape, strict=True))
+    nbytes = {name: estimate(layout=name).nbytes for name in LAYOUTS}
+    return TensorStats(x.shape, x.dtype, x.nnz, x.density, modes, nbytes)
 
 
 def _describe_mode(rows: np.ndarray, size: int) -> ModeStats:

@@ -13,7 +13,7 @@ import numpy as np
 
 from tensorly_flycoo import FlycooTensor, load, mttkrp, save
 from tensorly_flycoo.base.checks import LAYOUTS
-from tensorly_flycoo.io.tns import read_nonzeros
+from tensorly_flycoo.io.parts import Reading
 
 #: One for each reader.
 NAMES = ("x.tns", "x.tns.gz", "x.npz")
@@ -120,7 +120,7 @@ def read(path):
     """Read a file and compute with a loaded tensor; return whether the file was good."""
     is_saved, wrong = path.suffix == ".npz", None
     try:
-        x = load(path, device="cpu") if is_saved else read_nonzeros(path, None, 1)
+        x = load(path, device="cpu") if is_saved else Reading().read_tns([path])
     except ValueError as error:
         wrong = error
     if wrong is not None:

@@ -19,7 +19,8 @@ def messages(caplog):
 
 @pytest.fixture
 def clock(monkeypatch):
-    monkeypatch.setattr(reporting, "_of_process", reporting._OfProcess())
+    for name, start in {"total_count": 0, "total_s": 0.0, "is_said": False}.items():
+        monkeypatch.setattr(reporting._Compilation, name, start)
     # Ctrl-C in an earlier test may have left a call open.
     monkeypatch.setattr(reporting, "_compilation", ContextVar("compilation", default=None))
     clock = types.SimpleNamespace(now=0.0, perf_counter=lambda: clock.now)

@@ -8,7 +8,6 @@ import pytest
 from distributed.core import Status
 
 from tensorly_flycoo.dask import WorkerLost, actor
-from tensorly_flycoo.dask.messages import Parcel, Peer
 
 
 @pytest.mark.parametrize(
@@ -22,7 +21,7 @@ def test_a_parcel_that_does_not_arrive(status, num_warnings, error, caplog):
         raise error
 
     worker = SimpleNamespace(status=status, rpc=lambda address: SimpleNamespace(actor_execute=fail))
-    asyncio.run(actor._deliver(worker, Peer("tcp://1", "key"), Parcel(0, {})))
+    asyncio.run(actor._deliver(worker, "tcp://1", "key", 0, {}))
     assert len(caplog.messages) == num_warnings
 
 

@@ -142,7 +142,7 @@ def test_a_worker_that_is_lost_while_a_message_is_sent(x, monkeypatch):
     """One that has started anew at its address does not know the actor."""
     expected, worker = run(x, 2), x._cluster.workers[1]
     with monkeypatch.context() as patch:
-        patch.setattr(worker, "peer", worker.peer._replace(key="of another life"))
+        patch.setattr(worker, "key", "of another life")
         with pytest.raises(WorkerLost) as caught:
             run(x, 1)
         assert caught.value.addresses == (worker.address,)

@@ -10,23 +10,28 @@ import pytest
 from simulated_links import SimulatedLink
 
 from tensorly_flycoo.dask.machine import Machine, Site
-from tensorly_flycoo.dask.messages import (
-    Call,
-    Dropped,
-    Exchange,
-    Free,
-    Join,
-    Message,
-    Receive,
-    Ref,
-    Send,
-    Transfer,
-)
+from tensorly_flycoo.dask.messages import MACHINE, Call, Dropped, Free, Message, Ref
 from tensorly_flycoo.engines import select_engine
 
 
 def seal(*fields):
     return Call.of(*fields)
+
+
+def order(method, *args):
+    return seal(method, [MACHINE, *args], {}, ())
+
+
+def send(key, peer, key_there):
+    return order(Machine.post, [[Ref(key), peer, key_there]], [])
+
+
+def receive(key):
+    return order(Machine.post, [], [[key]])
+
+
+def join(number):
+    return order(Machine.join, 9, number, 2)
 
 
 class Pair:
@@ -44,7 +49,7 @@ class Pair:
         ]
         for machine in self.machines:
             machine.connect(
-                lambda peer, parcel: self.machines[peer].deliver(parcel), lambda: self.is_held
+                lambda peer, *parcel: self.machines[peer].deliver(*parcel), lambda: self.is_held
             )
 
     def run(self, number, commands, wanted=(), epoch=0):
@@ -72,23 +77,23 @@ def test_an_array_is_waited_for_when_it_is_used(pair):
     def make(factor):
         return seal(np.multiply, [factor, np.arange(3)], {}, (1,))
 
-    commands = [Receive(2), Send(1, 1, 2), seal(np.add, [Ref(1), Ref(2)], {}, (3,))]
+    commands = [receive(2), send(1, 1, 2), seal(np.add, [Ref(1), Ref(2)], {}, (3,))]
     first = pair.run(0, [make(1), *commands], [3])
-    commands = [Receive(2), Send(1, 0, 2), seal(np.add, [Ref(1), Ref(2)], {}, (3,))]
+    commands = [receive(2), send(1, 0, 2), seal(np.add, [Ref(1), Ref(2)], {}, (3,))]
     second = pair.run(1, [make(10), *commands], [3])
     for replies in (first, second):
         np.testing.assert_array_equal(replies.get(timeout=10).values[0], 11 * np.arange(3))
 
 
 def test_an_array_that_nobody_uses_is_forgotten(pair):
-    received = pair.run(0, [Receive(1), Free(1)])
-    pair.run(1, [seal(np.ones, [2], {}, (5,)), Send(5, 0, 1)])
+    received = pair.run(0, [receive(1), Free(1)])
+    pair.run(1, [seal(np.ones, [2], {}, (5,)), send(5, 0, 1)])
     assert received.get(timeout=10).error is None
     assert not pair.machines[0]._inbox
 
 
 def test_an_array_of_an_earlier_epoch_was_lost(pair):
-    assert pair.run(0, [Receive(1)]).get(timeout=10).error is None
+    assert pair.run(0, [receive(1)]).get(timeout=10).error is None
     pair.abort(1)
     error = pair.run(0, [], [1], epoch=1).get(timeout=10).error
     assert "the call that made it has failed" in str(error)
@@ -102,12 +107,13 @@ KIND = ((3,), np.dtype("float64"))
 
 def swap(number, first=1, second=2):
     """Return a command that sends an array to the other worker and receives its one."""
-    return Exchange([Transfer(first, 1 - number, *KIND)], [Transfer(second, 1 - number, *KIND)])
+    sent, received = [Ref(first), 1 - number, second, *KIND], [second, 1 - number, *KIND]
+    return order(Machine.exchange, [sent], [received])
 
 
 def make_and_swap(number):
     make = seal(np.multiply, [10.0**number, np.arange(3)], {}, (1,))
-    return [Join(9, number, 2), make, swap(number)]
+    return [join(number), make, swap(number)]
 
 
 def test_an_exchange_between_devices(pair):
@@ -120,8 +126,8 @@ def test_an_exchange_between_devices(pair):
 def test_parcels_that_a_peer_needs_before_an_exchange_are_sent(pair):
     """Worker 1 waits for the parcel before it comes to the exchange."""
     use = seal(np.negative, [Ref(5)], {}, (1,))
-    second = pair.run(1, [Join(9, 1, 2), Receive(5), use, swap(1)], [2])
-    first = pair.run(0, [*make_and_swap(0)[:2], Send(1, 1, 5), swap(0)], [2])
+    second = pair.run(1, [join(1), receive(5), use, swap(1)], [2])
+    first = pair.run(0, [*make_and_swap(0)[:2], send(1, 1, 5), swap(0)], [2])
     np.testing.assert_array_equal(first.get(timeout=10).values[0], -np.arange(3))
     assert second.get(timeout=10).error is None
 
@@ -130,7 +136,7 @@ def test_what_a_failed_exchange_may_have_spoilt_is_lost(pair):
     """Worker 0 waits for one that does not come; what it computed before is lost too."""
     with_sum = [*make_and_swap(0), seal(np.add, [Ref(1), Ref(2)], {}, (3,))]
     waiting = pair.run(0, with_sum, [3])
-    failed = pair.run(1, [Join(9, 1, 2), seal(np.zeros, [-1], {}, (1,)), swap(1)])
+    failed = pair.run(1, [join(1), seal(np.zeros, [-1], {}, (1,)), swap(1)])
     assert isinstance(failed.get(timeout=10).error, ValueError)
     pair.abort(1)
     assert isinstance(waiting.get(timeout=10).error, Dropped)
@@ -157,7 +163,7 @@ def test_a_worker_that_waits_for_a_link_can_be_stopped(pair):
 
 def test_an_array_of_another_shape_is_not_sent(pair):
     make = seal(np.ones, [4], {}, (1,))
-    failed = pair.run(0, [Join(9, 0, 2), make, swap(0)])
+    failed = pair.run(0, [join(0), make, swap(0)])
     pair.run(1, make_and_swap(1))
     assert "an array has (4,), float64, expected (3,)" in str(failed.get(timeout=10).error)
     pair.abort(1)

@@ -29,8 +29,8 @@ from tensorly_flycoo import (
 from tensorly_flycoo.base.checks import LAYOUTS
 from tensorly_flycoo.io.array_file import TENSOR, save_arrays
 from tensorly_flycoo.io.checkpoint import load_checkpoint, save_checkpoint
+from tensorly_flycoo.io.parts import Reading
 from tensorly_flycoo.io.slab_folder import digest
-from tensorly_flycoo.io.tns import read_nonzeros
 from tensorly_flycoo.testing import random_tensor
 
 OTHERS = [0, -1, 2**31, 10**18, 10**30, 1.5, "x", None, []]
@@ -240,11 +240,11 @@ TEXTS = {
 def test_text(text, tmp_path):
     path = tmp_path / "x.tns"
     path.write_text("4 5 1.5\n")
-    read_nonzeros(path, None, 1)
+    Reading().read_tns([path])
     right = [*([2] if "sptensor" in text else []), 4, 5, *([1] if text.count("{}") > 2 else [])]
     for n, other in itertools.product(range(len(right)), [0, -1, 2**31, 10**18, 10**30, 1.5, "x"]):
         path.write_text(text.format(*right[:n], other, *right[n + 1 :]) + "\n4 5 1.5\n")
         is_size = 0 <= n - ("sptensor" in text) < 2
-        assert is_refused(lambda path: read_nonzeros(path, None, 1), path) != (
+        assert is_refused(lambda path: Reading().read_tns([path]), path) != (
             is_size and other == 2**31
         ), (n, other)

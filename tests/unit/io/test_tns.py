@@ -14,8 +14,9 @@ from tns_text import compress, write_tns
 
 from tensorly_flycoo import FlycooTensor, read_tns, save_slabs
 from tensorly_flycoo.io import files as tns_files
-from tensorly_flycoo.io import tns, tns_parsing
+from tensorly_flycoo.io import tns_parsing
 from tensorly_flycoo.io.files import replace_file
+from tensorly_flycoo.io.parts import Reading
 
 
 def write(tmp_path, text, name="x.tns"):
@@ -137,7 +138,7 @@ def test_index_beyond_any_shape(tmp_path):
     with pytest.raises(ValueError, match=r"line 1: index 4294967297 .*: modes end at 2\*\*32"):
         read_tns(write(tmp_path, f"{2**32 + 1} 1 1\n"))
     path = write(tmp_path, f"{2**32} 1 1\n")
-    assert tns.read_nonzeros(path, None, 1)[2] == (2**32, 1)
+    assert Reading().read_tns([path])[2] == (2**32, 1)
 
 
 def test_long_lines_are_cut_in_errors(tmp_path):
@@ -208,8 +209,8 @@ def test_too_many_modes_for_a_file(tmp_path, header):
     path = write(tmp_path, f"{header}{'1 ' * 65}2.0\n")
     with pytest.raises(ValueError, match=r"x\.tns, header: 65 modes, expected at most 64"):
         read_tns(path)
-    assert tns.read_nonzeros(path, (2,) * 65, 1)[0].shape == (65, 1)
-    assert tns.read_nonzeros(write(tmp_path, f"{'1 ' * 64}2.0\n"), None, 1)[1] == [2.0]
+    assert Reading((2,) * 65).read_tns([path])[0].shape == (65, 1)
+    assert Reading().read_tns([write(tmp_path, f"{'1 ' * 64}2.0\n")])[1] == [2.0]
 
 
 def test_arguments(tmp_path):
@@ -227,7 +228,7 @@ def test_arguments(tmp_path):
 
 def read_values(tmp_path, tokens):
     path = write(tmp_path, "".join(f"{i} {t}\n" for i, t in enumerate(tokens, 1)))
-    return tns.read_nonzeros(path, None, 1)[1]
+    return Reading().read_tns([path])[1]
 
 
 def assert_same_bits(values, tokens):
@@ -291,7 +292,7 @@ def write_many(tmp_path, many):
 @pytest.mark.usefixtures("reader")
 def test_blocks(tmp_path, monkeypatch, many, block_nbytes):
     monkeypatch.setattr(tns_parsing.iterate_blocks, "__defaults__", (block_nbytes,))
-    coords, values, shape = tns.read_nonzeros(write_many(tmp_path, many), None, 1)
+    coords, values, shape = Reading().read_tns([write_many(tmp_path, many)])
     np.testing.assert_array_equal(coords, many[0])
     np.testing.assert_array_equal(values, many[1])
     assert shape == (50, 60, 70)

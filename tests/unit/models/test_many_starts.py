@@ -114,19 +114,19 @@ def test_runs_that_do_not_fit_together_run_in_batches(monkeypatch):
     expected = run_together(x, 3, SEEDS, stopping)
     monkeypatch.setattr(many_starts, "_choose_batch_size", lambda *_: 3)
     for run, other in zip(run_together(x, 3, SEEDS, stopping), expected, strict=True):
-        assert_same(run, other[:2])
+        assert_same(run, (other.cp_tensor, other.errors))
 
 
 def test_runs_are_batched_as_caches_and_memory_allow(monkeypatch):
     small, large = (random_tensor((size, 30, 40), 3000, random_state=0) for size in (50, 2 * 10**5))
     assert many_starts._choose_batch_size(small, 4) >= 20
     assert many_starts._choose_batch_size(large, 4) == 4  # a row of 16 numbers
-    assert run_together(large, 9, SEEDS, Stopping()) == [None] * 4
+    assert all(run.is_active for run in run_together(large, 9, SEEDS, Stopping()))
     runs = run_together(large, 9, SEEDS, Stopping(2), keep_all=False)  # one by one
     assert [len(run.errors) for run in runs] == [2] * 4
     monkeypatch.setattr(many_starts, "_SHARE", 1e-9)
     assert many_starts._choose_batch_size(small, 4) == 0
-    assert run_together(small, 4, SEEDS, Stopping(), keep_all=False) == [None] * 4
+    assert all(run.is_active for run in run_together(small, 4, SEEDS, Stopping(), keep_all=False))
 
 
 def invert_products(engine, grams, dtype):
@@ -216,13 +216,12 @@ def make_run(error, decrease=0.0, num_errors=20, seed=0):
     return Run(tl.cp_tensor.CPTensor(model), [1.0] * (num_errors - 2) + [error + decrease, error])
 
 
-def drop(ended, going):
-    stack = [many_starts._Running(number, run.errors) for number, run in going.items()]
-    return many_starts._drop(ended, stack, lambda place: [*going.values()][place].cp_tensor)
-
-
-def find_dropped(*runs):
-    return {n: run.leader for n, run in drop({}, dict(enumerate(runs))).items()}
+def find_dropped(*given, ended=()):
+    """Return the leaders of the runs that are dropped, by number; the last ones are active."""
+    going = [Run(errors=run.errors) for run in given]
+    runs = [*ended, *going]
+    many_starts._drop(runs, going, lambda place: given[place].cp_tensor)
+    return {n: run.leader for n, run in enumerate(runs) if run in going and run.is_dropped}
 
 
 def test_a_run_is_dropped_only_if_it_is_hopeless():
@@ -246,9 +245,9 @@ def test_a_run_is_dropped_for_a_better_one_that_it_matches():
     early = [make_run(error, 1, 19, seed=1) for error in (0.5, 0.5001)]
     assert find_dropped(*early) == {}  # they are compared after each 10 iterations
     # A run that was dropped itself is no reason to drop another, one that has ended is.
-    ended = first._replace(is_dropped=True)
-    assert drop({0: ended}, {2: same}) == {}
-    assert drop({0: first}, {2: same})[2].leader == 0
+    assert find_dropped(same, ended=[first]) == {1: 0}
+    first.is_dropped = True
+    assert find_dropped(same, ended=[first]) == {}
 
 
 @pytest.mark.parametrize("size", [1, 4, 12])
