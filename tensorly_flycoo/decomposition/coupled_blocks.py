@@ -130,8 +130,6 @@ def read_blocks(
         block.square = (norm / block.power) ** 2
         block.data = WholeTensor(x) if is_sparse else x
         block.weight, block.modes = weight, [numbers[name] for name in block.names]
-        if block.labels is not None:
-            block.labels = Labels({name: known[name] for name in block.names}, ordered=ordered)
     if any(block.power != 1 for block in blocks):
         # What the weights of the data themselves are in proportion to.
         pairs = [(block, math.log2(block.weight) + 2 * math.log2(block.power)) for block in blocks]

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import tensorly as tl
-from tensorly.cp_tensor import CPTensor
 
 from ..base.array_modules import Array, array_module, move
 from ..base.checks import check_factors, check_rank, check_real, check_weights
@@ -18,8 +17,7 @@ from ..loop.cp_loop import Callback, Run
 from ..loop.cp_model import multiply_all, multiply_grams
 from ..loop.guarding import check_options, describe_as
 from ..loop.hals import improve
-from ..results.coupled_cp import CoupledCP
-from ..results.labelled_models import LabelledCP
+from ..results.coupled_cp import CoupledCP, LabelledCoupledCP, make_cp_tensors
 from ..tensor.memory import attempt, check_room
 from ..tensor.mirroring import mirror
 from .coupled_blocks import Blocks, read_blocks
@@ -83,7 +81,8 @@ def coupled_parafac(
     -------
     CoupledCP
         With the errors :math:`\sqrt{\sum \omega_b |X_b - M_b|^2 / \sum \omega_b |X_b|^2}` for the
-        models :math:`M_b`, without the ridge. Float32 if all blocks are, else float64.
+        models :math:`M_b`. Float32 if all blocks are, else float64. A `LabelledCoupledCP` if all
+        modes have labels.
 
     Raises
     ------
@@ -108,8 +107,8 @@ def coupled_parafac(
 
     An iteration updates the modes of a single block first, then those that blocks share, each by
     the exact minimiser: one MTTKRP for each mode of each block, and one system of R equations for
-    each mode. What is minimised never rises but by rounding. With one matrix that shares the first mode of a
-    tensor of three modes the factors are those of TensorLy's
+    each mode. What is minimised never rises but by rounding. With one matrix that shares the first
+    mode of a tensor of three modes the factors are those of TensorLy's
     `coupled_matrix_tensor_3d_factorization` from the same start.
 
     References
@@ -212,8 +211,8 @@ class _CoupledALS(Run):
         self._groups = [self._group_rows(n) for n in modes]
         if self.l2_reg:  # its scale is that of columns of norm 1, also before they are updated
             xp, norms = array_module(self.weights), [column_norms(f) for f in self.factors]
-            pairs = list(zip(self.factors, norms, strict=True))
-            self.factors[:] = [factor / xp.where(norm == 0, 1, norm) for factor, norm in pairs]
+            for n, norm in enumerate(norms):
+                self.factors[n] = self.factors[n] / xp.where(norm == 0, 1, norm)
             for b, block in enumerate(self.blocks):
                 self.weights[b] *= multiply_all([norms[n] for n in block.modes])
 
@@ -307,16 +306,12 @@ class _CoupledALS(Run):
         return (sum(squares) / sum(block.weight * block.square for block in self.blocks)) ** 0.5
 
     def make(self) -> CoupledCP:
-        cp_tensors: list[CPTensor] = []
-        for block, own in zip(self.blocks, self.weights, strict=True):
-            weights = own * own.dtype.type(block.power)
-            shared = [self.factors[n] for n in block.modes]
-            if block.labels is None:
-                cp_tensors.append(CPTensor((weights, shared)))
-            else:  # the constructor would sort by this block's weights alone
-                cp_tensors.append(LabelledCP._from_parts(weights, shared, block.labels, {}))
-        named = dict(zip(self.data.sizes, self.factors, strict=True))
-        return CoupledCP(named, cp_tensors, self.data.labels)
+        pairs = zip(self.weights, self.blocks, strict=True)
+        weights = [own * own.dtype.type(block.power) for own, block in pairs]
+        factors = dict(zip(self.data.sizes, self.factors, strict=True))
+        blocks, labels = [block.names for block in self.blocks], self.data.labels
+        kind = LabelledCoupledCP if {*labels} == {*factors} else CoupledCP
+        return kind(factors, make_cp_tensors(factors, blocks, weights, labels), labels)
 
     def finish(self) -> CoupledCP:
         """Sort the components, choose their signs, and add the errors."""
