@@ -209,12 +209,6 @@ class _CoupledALS(Run):
         self._order = sorted(modes, key=lambda n: len(self._uses[n]) > 1)
         self._last = [max(block.modes, key=self._order.index) for block in data.blocks]
         self._groups = [self._group_rows(n) for n in modes]
-        if self.l2_reg:  # its scale is that of columns of norm 1, also before they are updated
-            xp, norms = array_module(self.weights), [column_norms(f) for f in self.factors]
-            for n, norm in enumerate(norms):
-                self.factors[n] = self.factors[n] / xp.where(norm == 0, 1, norm)
-            for b, block in enumerate(self.blocks):
-                self.weights[b] *= multiply_all([norms[n] for n in block.modes])
 
     def _group_rows(self, mode: int) -> list[tuple[Any, list[int]]]:
         """Divide the rows of a mode by the blocks that know them: rows, and those blocks."""
@@ -252,7 +246,8 @@ class _CoupledALS(Run):
             products = {b: self.blocks[b].mttkrp(mode, factors) for b in uses}
             scales = {b: self.blocks[b].weight * weights[b] for b in uses}
             target: Array = sum(product * scales[b] for b, product in products.items())
-            # Of all blocks, in all rows: |w_b|^2 when the column has taken up norm 1 again.
+            # Times the squared norm of a column: the |w_b|^2 that it makes. Columns of a start have
+            # other norms, so the ridge has its scale from the second iteration on.
             ridge = self.l2_reg * xp.diag(sum(scales[b] * weights[b] for b in uses))
             parts = []
             for rows, known in self._groups[mode]:

@@ -54,8 +54,8 @@ class CoupledCP:
 
     def __repr__(self) -> str:
         listed = ", ".join(f"{name} ({len(factor)})" for name, factor in self.factors.items())
-        kind, number = type(self).__name__, len(self.cp_tensors)
-        return f"<{kind} of rank {self.rank}: {listed}; {number} blocks>"
+        name, number = type(self).__name__, len(self.cp_tensors)
+        return f"<{name} of rank {self.rank}: {listed}; {number} blocks>"
 
 
 class LabelledCoupledCP(CoupledCP, LabelledFactors):
