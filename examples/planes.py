@@ -1,5 +1,5 @@
 """What an aircraft is, from where it flies
-=======================================
+========================================
 
 Predict the rows of a side table that are not there, by the factors that it shares with a tensor.
 

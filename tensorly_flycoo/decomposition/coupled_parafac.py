@@ -44,9 +44,8 @@ def coupled_parafac(
     .. math:: \min \sum_b \omega_b \,
         (|X_b - [w_b; F_n : n \in \mathrm{modes}(b)]|^2 + \lambda \, |w_b|^2)
 
-    Each mode has one factor, with columns of norm 1, whichever blocks have it; each block has
-    weights of its own. No sparse block is made dense, and no Khatri-Rao product is formed. Any
-    backend of TensorLy will do.
+    Each mode has one factor, with columns of norm 1, and each block weights of its own. No sparse
+    block is made dense, and no Khatri-Rao product is formed. Any backend of TensorLy will do.
 
     Parameters
     ----------
@@ -72,30 +71,26 @@ def coupled_parafac(
         What a block that lacks the label of a row has there: zeros, or unknown values, which do
         not change the row, and which the block's model predicts.
     l2_reg : float
-        :math:`\lambda`, a ridge on the squared norms of the components in each block, those of rows
-        that the block lacks included. It has no unit: a component that is alone shrinks to
-        1 / (1 + l2_reg) of its norm. Rows that few values determine shrink most, so with
-        ``missing="unknown"`` it keeps predictions from running away; try 0.001 to 0.1.
+        :math:`\lambda`, a ridge on the squared norms of the components in each block, rows that it
+        lacks included. It has no unit: a lone component shrinks to 1 / (1 + l2_reg) of its norm.
+        With ``missing="unknown"`` it keeps predictions from running away; try 0.001 to 0.1.
 
     Returns
     -------
-    CoupledCP
+    CoupledCP, or LabelledCoupledCP if all modes have labels
         With the errors :math:`\sqrt{\sum \omega_b |X_b - M_b|^2 / \sum \omega_b |X_b|^2}` for the
-        models :math:`M_b`. Float32 if all blocks are, else float64. A `LabelledCoupledCP` if all
-        modes have labels.
+        models :math:`M_b`. Float32 if all blocks are, else float64.
 
     Raises
     ------
     TypeError
         If a block is no pair, is a table, holds complex numbers or is on another device than the
-        others; if `rank` is no integer, `l2_reg` is no number, or an array of `init` has the wrong
-        type or dtype.
+        others; if `rank` is no integer, `l2_reg` no number, or `init` has an array of wrong dtype.
     ValueError
         If a block does not have a name for each of two or more axes, shares no mode with another
         block, or has no nonzeros, nan or infinity; if the sizes of a shared mode differ without
         labels, only some blocks label it, or a block shares none of its labels; if `rank` is below
-        1, `block_weights` are not positive, `l2_reg` is below 0, or `init` or `nn_modes` do not
-        fit.
+        1, `l2_reg` below 0, `block_weights` are not positive, or `init` or `nn_modes` do not fit.
 
     Notes
     -----
@@ -246,8 +241,7 @@ class _CoupledALS(Run):
             products = {b: self.blocks[b].mttkrp(mode, factors) for b in uses}
             scales = {b: self.blocks[b].weight * weights[b] for b in uses}
             target: Array = sum(product * scales[b] for b, product in products.items())
-            # Times the squared norm of a column: the |w_b|^2 that it makes. Columns of a start have
-            # other norms, so the ridge has its scale from the second iteration on.
+            # Of |w_b|^2, into which the norms of the new columns go; those of a start's do not.
             ridge = self.l2_reg * xp.diag(sum(scales[b] * weights[b] for b in uses))
             parts = []
             for rows, known in self._groups[mode]:

@@ -11,7 +11,7 @@ from tensorly.cp_tensor import CPTensor
 from tensorly.parafac2_tensor import Parafac2Tensor
 from tensorly.tucker_tensor import TuckerTensor
 
-from ..base.array_modules import Array, array_module, move
+from ..base.array_modules import Array, move
 from ..base.checks import check_count, check_rank, check_real, num_cells, warn
 from ..base.reporting import report
 from ..base.tables import format_table
@@ -19,8 +19,8 @@ from ..decomposition.methods import METHODS, Method, find_method
 from ..decomposition.tucker import evaluate_tucker
 from ..loop.losses import find_exact
 from ..loop.masks import MissingEntries, find_missing
-from ..loop.ranks import find_ranks
-from ..ops.cp_entries import take_model
+from ..loop.ranks import find_tucker_rank
+from ..ops.cp_entries import evaluate_model, take_model
 from ..ops.ragged import RaggedTensor
 from ..ops.sampling import find_chances, find_places, make_sampler
 from ..results.labelled_models import label_result
@@ -49,17 +49,12 @@ _MAX_CORE_OPERATIONS = 10**10
 _SMALL_GAIN = 0.01
 
 
-#: Decompositions of one tensor, or its slices.
-_KNOWN = tuple(name for name, method in METHODS.items() if method.model != "coupled")
-
-
 class RankScore(NamedTuple):
     """The scores of one rank's model; nan stands for a score that was not computed.
 
     Attributes
     ----------
-    rank : int
-        Of a Tucker model a tuple, the size of its core.
+    rank : int, of a Tucker model a tuple
     error : float
         The relative error of the model; of `generalized_parafac`, the loss F.
     heldout_loss : float
@@ -74,8 +69,7 @@ class RankScore(NamedTuple):
     core_consistency : float
         That of a CP model, at most 100. See `core_consistency`.
     match : float
-        Of CP models, the mean factor match score of the other runs with the best one; see
-        `factor_match_score`.
+        Of CP models, the mean `factor_match_score` of the other runs with the best one.
     """
 
     rank: int
@@ -175,11 +169,9 @@ def select_rank(
 
     Parameters
     ----------
-    x : FlycooTensor, LabelledTensor or sparse.COO
-        For "parafac2" also slices, as it takes them.
+    x : FlycooTensor, LabelledTensor or sparse.COO, for "parafac2" also slices
     ranks : iterable of int
-        Of a Tucker model, of ints or tuples: the size of the core in all modes, or each. The lowest
-        one has the fewest numbers in core and factors.
+        Of Tucker models also of tuples; the lowest has the fewest numbers in core and factors.
     n_runs : int
         Random starts for each rank, since many starts end in poor local minima.
     method : str or callable
@@ -249,7 +241,11 @@ def select_rank(
     (2, 2)
     """
     labels = x.labels if isinstance(x, LabelledTensor) else None
-    options, solver = number_modes(x, options), find_method(method, known=_KNOWN)
+    known, options = (
+        [name for name in METHODS if name != "coupled_parafac"],
+        number_modes(x, options),
+    )
+    solver = find_method(method, known=known)
     if solver.model != "PARAFAC2":
         x = as_flycoo(x, check_coords=True)
     elif not isinstance(x, RaggedTensor):
@@ -257,8 +253,8 @@ def select_rank(
     if not isinstance(ranks, Iterable):
         raise TypeError(f"ranks is {ranks!r}, expected several integers, such as range(1, 11)")
     if solver.model == "Tucker":
-        cores = [[rank] * x.ndim if np.ndim(rank) == 0 else rank for rank in ranks]
-        cores = {tuple(find_ranks(x, core, x.ndim)) for core in cores}
+        given = [[rank] * x.ndim if np.ndim(rank) == 0 else rank for rank in ranks]
+        cores = {tuple(find_tucker_rank(x, core, x.ndim)) for core in given}
         ranks = sorted(cores, key=lambda core: (math.prod(core) + np.dot(core, x.shape), core))
     else:
         ranks = sorted({check_rank(rank) for rank in ranks})
@@ -273,8 +269,7 @@ def select_rank(
         unknown = find_missing(x, mask, lists=True)
         if unknown is not None:
             if not isinstance(x, RaggedTensor):  # no start sees its values there
-                x = unknown.observed
-                unknown = unknown.of(x)
+                x, unknown = unknown.observed, unknown.of(unknown.observed)
             options |= {"mask": unknown} if solver.is_ours and solver.knows_zeros else {}
     held_out = _HeldOut.draw(x, holdout, solver, options, random) if holdout else None
     results: list[tuple[RankScore, Any, np.ndarray, CPTensor, float]] = []
@@ -350,8 +345,7 @@ def _fit_rank(
     masked = options if held_out is None else {**options, **held_out.options}
     starts = best_of(method.function, known, rank, n_runs, seed, keep_all, **masked)
     model, error = starts.best, float(starts.final_errors.min())
-    is_cp = isinstance(model, CPTensor)
-    if method.model == "CP" and not is_cp:
+    if method.model == "CP" and not isinstance(model, CPTensor):
         raise TypeError(f"{method.name} returns a {type(model).__name__}, expected a CP model")
     core, terms = np.nan, None
     if held_out is not None:
@@ -360,7 +354,7 @@ def _fit_rank(
         begin = method.prefer_momentum(x, options) | {"init": take_components(model, rank)}
         model, errors = run_once(method, x, rank, starts.seeds[starts.best_number], begin)
         error = float(errors[-1]) if len(errors) else error
-    if is_cp and x.ndim > 1 and method.knows_zeros and options.get("mask") is None:
+    if method.model == "CP" and x.ndim > 1 and method.knows_zeros and options.get("mask") is None:
         is_affordable = x.nnz * rank ** (x.ndim - 1) <= _MAX_CORE_OPERATIONS
         core = core_consistency(x, model) if is_affordable else core
     tolerance = _find_tolerance(x.dtype, method, options, starts.errors[starts.best_number])
@@ -396,12 +390,11 @@ class _HeldOut:
         if not method.knows_zeros:
             whole = float(((values - values.mean()) ** 2).sum() or (values**2).sum())
             return cls(missing.observed, {}, missing, np.ones(values.size), None, whole)
-        known = data if isinstance(data, RaggedTensor) else missing.observed
+        known: Any = data if isinstance(data, RaggedTensor) else missing.observed
         if method.is_ours:
             parts = [missing.coords] if unknown is None else [missing.coords, unknown.coords]
             # Planned once.
-            own = getattr(known, "matrix", known), np.concatenate(parts, axis=1)
-            mask: Any = MissingEntries(*own)
+            mask: Any = MissingEntries(getattr(known, "matrix", known), np.hstack(parts))
         else:
             cells = move(missing.coords, np)
             mask = sparse.COO(cells, np.zeros(missing.count), x.shape, fill_value=1.0)
@@ -427,12 +420,12 @@ class _HeldOut:
         if isinstance(model, TuckerTensor):
             return evaluate_tucker(self._missing.coords, model.core, model.factors)
         if isinstance(model, Parafac2Tensor):
-            (a, b, columns), starts = model.factors, self.known.starts
-            rows = array_module(b).zeros((self._missing.shape[0], b.shape[1]), b.dtype)
-            slices = zip(starts, model.projections, a * model.weights, strict=True)
-            for start, own, scales in slices:
-                rows[start : start + len(own)] = own @ (b * scales)
-            return self._missing.evaluate(None, [rows, columns])
+            # On the host, where a small product for each slice takes less than a launch.
+            a, b, columns = (move(factor, np) for factor in model.factors)
+            scales, rows = a * move(model.weights, np), np.zeros((self._missing.shape[0], len(b)))
+            for start, own, scale in zip(self.known.starts, model.projections, scales, strict=True):
+                rows[start : start + len(own)] = move(own, np) @ (b * scale)
+            return evaluate_model(move(self._missing.coords, np), None, [rows, columns])
         return self._missing.evaluate(*take_model(model))
 
     def list_terms(self, model: Any) -> np.ndarray:

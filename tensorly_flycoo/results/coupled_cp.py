@@ -54,8 +54,9 @@ class CoupledCP:
 
     def __repr__(self) -> str:
         listed = ", ".join(f"{name} ({len(factor)})" for name, factor in self.factors.items())
-        name, number = type(self).__name__, len(self.cp_tensors)
-        return f"<{name} of rank {self.rank}: {listed}; {number} blocks>"
+        return (
+            f"<{type(self).__name__} of rank {self.rank}: {listed}; {len(self.cp_tensors)} blocks>"
+        )
 
 
 class LabelledCoupledCP(CoupledCP, LabelledFactors):
@@ -74,7 +75,7 @@ class LabelledCoupledCP(CoupledCP, LabelledFactors):
     [{'milk': 0.8}]
     """
 
-    _kind = array_file.COUPLED_CP
+    _kind = array_file.COUPLED
 
     @property
     def weights(self) -> Array:
@@ -85,9 +86,8 @@ class LabelledCoupledCP(CoupledCP, LabelledFactors):
         return [*self.factors.values()]
 
     def _describe(self) -> array_file.Header:
-        blocks = [cp_tensor.names for cp_tensor in self.cp_tensors]
-        errors = [[float(error) for error in of] for of in (self.errors, self.block_errors)]
-        return {"blocks": blocks, "errors": errors}
+        errors = [[*map(float, of)] for of in (self.errors, self.block_errors)]
+        return {"blocks": [cp_tensor.names for cp_tensor in self.cp_tensors], "errors": errors}
 
     @classmethod
     def _restore(cls, model: tuple, labels: Labels, header: array_file.Header) -> Self:

@@ -51,6 +51,8 @@ class LabelledFactors:
     _lists: ClassVar[Sequence[str]] = ("factor",)
     #: What a file of the model is.
     _kind: ClassVar[array_file.Kind]
+    #: What its header says besides the labels.
+    _describe = read_marks
 
     #: For each mode, the lower and the upper ends of the intervals of its factor, if known.
     intervals: Sequence[tuple[np.ndarray, np.ndarray]] = ()
@@ -235,10 +237,6 @@ class LabelledFactors:
         arrays += array_file.list_labels(self.labels)
         header = array_file.name_modes(self.labels) | self._describe()
         array_file.save_arrays(path, self._kind, header, arrays)
-
-    def _describe(self) -> array_file.Header:
-        """Return what a file says of the model besides its arrays and labels."""
-        return read_marks(self)
 
     @classmethod
     def load(cls, path: FilePath) -> Self:

@@ -125,6 +125,8 @@ def rebuild(model):
 @pytest.mark.parametrize("l2_reg", [0, 0.3])
 def test_each_iteration_is_that_of_dense_least_squares(case, kind, l2_reg):
     arrays, start = make_arrays(case), make_start(case)
+    if l2_reg:
+        start = {name: factor / np.linalg.norm(factor, axis=0) for name, factor in start.items()}
     omegas = [0.5, 3.0, 1.5][: len(arrays)]
     models, errors = solve_dense(case, arrays, start, omegas, 6, l2_reg)
     options = {"n_iter_max": 6, "block_weights": omegas, "l2_reg": l2_reg}
