@@ -19,6 +19,7 @@ EXAMPLES = {
     "recommending": [],
     "communication": [str(FOLDER)],
     "coupling": [],
+    "planes": [],
     "knowledge_graph": [],
     "aircraft": [],
     "migrating": [],

@@ -112,15 +112,14 @@ def read_blocks(
             labels[name] = joined
     ordered = {name for block in blocks if block.labels for name in block.labels.ordered}
     known, numbers = Labels(labels, ordered=ordered), {name: n for n, name in enumerate(sizes)}
-    dtype = np.result_type(*(block.data.dtype for block in blocks))
+    dtype, engine = np.result_type(*(block.data.dtype for block in blocks)), select_engine(device)
     for n, (block, weight) in enumerate(zip(blocks, weights, strict=True)):
         x = block.data if block.data.dtype == dtype else block.data.astype(dtype)
         if missing == "zero":
             x = _move_rows(x, block.places, tuple(sizes[name] for name in block.names))
             block.places = {}
-        xp = select_engine(device).xp
-        block.places = {axis: xp.asarray(rows) for axis, rows in block.places.items()}
-        is_sparse, engine = isinstance(x, FlycooTensor), select_engine(device)
+        block.places = {axis: engine.xp.asarray(rows) for axis, rows in block.places.items()}
+        is_sparse = isinstance(x, FlycooTensor)
         norm = float(x._layout.norm) if is_sparse else compute_norm(x.reshape(-1), engine)
         if norm == 0:
             raise ValueError(f"blocks[{n}] has no nonzeros, expected at least one: leave it out")
@@ -130,8 +129,6 @@ def read_blocks(
         block.square = (norm / block.power) ** 2
         block.data = WholeTensor(x) if is_sparse else x
         block.weight, block.modes = weight, [numbers[name] for name in block.names]
-        if block.labels is not None:
-            block.labels = Labels({name: known[name] for name in block.names}, ordered=ordered)
     if any(block.power != 1 for block in blocks):
         # What the weights of the data themselves are in proportion to.
         pairs = [(block, math.log2(block.weight) + 2 * math.log2(block.power)) for block in blocks]

@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 import tensorly as tl
-from tensorly.cp_tensor import CPTensor
 
 from ..base.array_modules import Array, array_module, move
-from ..base.checks import check_factors, check_rank, check_weights
+from ..base.checks import check_factors, check_rank, check_real, check_weights
 from ..base.reporting import log_compilation
 from ..engines import select_engine
 from ..engines.tall import column_norms, find_signs, solve, sum_columns
@@ -18,8 +17,7 @@ from ..loop.cp_loop import Callback, Run
 from ..loop.cp_model import multiply_all, multiply_grams
 from ..loop.guarding import check_options, describe_as
 from ..loop.hals import improve
-from ..results.coupled_cp import CoupledCP
-from ..results.labelled_models import LabelledCP
+from ..results.coupled_cp import CoupledCP, LabelledCoupledCP, make_cp_tensors
 from ..tensor.memory import attempt, check_room
 from ..tensor.mirroring import mirror
 from .coupled_blocks import Blocks, read_blocks
@@ -39,12 +37,14 @@ def coupled_parafac(
     nn_modes: str | Iterable[str] | None = None,
     callback: Callback | None = None,
     missing: str = "zero",
+    l2_reg: float = 0,
 ) -> CoupledCP:
     r"""Decompose tensors and matrices that share modes, by alternating least squares.
 
-    .. math:: \min \sum_b \omega_b \, |X_b - [w_b; F_n : n \in \mathrm{modes}(b)]|^2
+    .. math:: \min \sum_b \omega_b \,
+        (|X_b - [w_b; F_n : n \in \mathrm{modes}(b)]|^2 + \lambda \, |w_b|^2)
 
-    Each mode has one factor, whichever blocks have it; each block has weights of its own. No sparse
+    Each mode has one factor, with columns of norm 1, and each block weights of its own. No sparse
     block is made dense, and no Khatri-Rao product is formed. Any backend of TensorLy will do.
 
     Parameters
@@ -70,10 +70,14 @@ def coupled_parafac(
     missing : {"zero", "unknown"}
         What a block that lacks the label of a row has there: zeros, or unknown values, which do
         not change the row, and which the block's model predicts.
+    l2_reg : float
+        :math:`\lambda`, a ridge on the squared norms of the components in each block, rows that it
+        lacks included. It has no unit: a lone component shrinks to 1 / (1 + l2_reg) of its norm.
+        With ``missing="unknown"`` it keeps predictions from running away; try 0.001 to 0.1.
 
     Returns
     -------
-    CoupledCP
+    CoupledCP, or LabelledCoupledCP if all modes have labels
         With the errors :math:`\sqrt{\sum \omega_b |X_b - M_b|^2 / \sum \omega_b |X_b|^2}` for the
         models :math:`M_b`. Float32 if all blocks are, else float64.
 
@@ -81,12 +85,12 @@ def coupled_parafac(
     ------
     TypeError
         If a block is no pair, is a table, holds complex numbers or is on another device than the
-        others; if `rank` is no integer, or an array of `init` has the wrong type or dtype.
+        others; if `rank` is no integer, `l2_reg` no number, or `init` has an array of wrong dtype.
     ValueError
         If a block does not have a name for each of two or more axes, shares no mode with another
         block, or has no nonzeros, nan or infinity; if the sizes of a shared mode differ without
         labels, only some blocks label it, or a block shares none of its labels; if `rank` is below
-        1, `block_weights` are not positive, or `init` or `nn_modes` do not fit.
+        1, `l2_reg` below 0, `block_weights` are not positive, or `init` or `nn_modes` do not fit.
 
     Notes
     -----
@@ -98,8 +102,8 @@ def coupled_parafac(
 
     An iteration updates the modes of a single block first, then those that blocks share, each by
     the exact minimiser: one MTTKRP for each mode of each block, and one system of R equations for
-    each mode. Errors never rise but by rounding. With one matrix that shares the first mode of a
-    tensor of three modes the factors are those of TensorLy's
+    each mode. What is minimised never rises but by rounding. With one matrix that shares the first
+    mode of a tensor of three modes the factors are those of TensorLy's
     `coupled_matrix_tensor_3d_factorization` from the same start.
 
     References
@@ -124,13 +128,14 @@ def coupled_parafac(
     True
     """
     check_options({"n_iter_max": n_iter_max, "tol": tol}, 0)
+    check_real(l2_reg, "l2_reg", 0)
     data, rank = read_blocks(blocks, block_weights, missing), check_rank(rank)
     constrained = _find_modes(nn_modes, data)
 
     def run() -> CoupledCP:
         model = _start(data, rank, init, random_state, constrained)
         options: dict[str, Any] = {"n_iter_max": n_iter_max, "callback": callback, "tol": tol}
-        return _CoupledALS(data, constrained, tensor=None, model=model, **options).iterate()
+        return _CoupledALS(data, constrained, l2_reg, tensor=None, model=model, **options).iterate()
 
     with log_compilation():
         return attempt("coupled_parafac", run)
@@ -188,6 +193,7 @@ class _CoupledALS(Run):
     solver = "coupled_parafac"
     data: Blocks
     constrained: set[int]
+    l2_reg: float
 
     def prepare(self) -> None:
         data, self.blocks = self.data, self.data.blocks
@@ -235,9 +241,11 @@ class _CoupledALS(Run):
             products = {b: self.blocks[b].mttkrp(mode, factors) for b in uses}
             scales = {b: self.blocks[b].weight * weights[b] for b in uses}
             target: Array = sum(product * scales[b] for b, product in products.items())
+            # Of |w_b|^2, into which the norms of the new columns go; those of a start's do not.
+            ridge = self.l2_reg * xp.diag(sum(scales[b] * weights[b] for b in uses))
             parts = []
             for rows, known in self._groups[mode]:
-                gram: Array = 0.0
+                gram: Array = ridge
                 for b in known:
                     others = multiply_all([grams[n][b] for n in self.blocks[b].modes if n != mode])
                     gram = gram + scales[b][:, None] * others * weights[b]
@@ -259,6 +267,7 @@ class _CoupledALS(Run):
             # Weights that no factor can take up, since the block shares all of its modes.
             if all(len(self._uses[n]) > 1 for n in block.modes):
                 gram = multiply_all([grams[n][b] for n in block.modes])
+                gram = gram + self.l2_reg * xp.eye(len(gram))
                 own = weights[b][None].astype(np.float64)
                 weights[b] = _solve(gram, sums[b][None], own, {*block.modes} <= constrained)[0]
         self.weights = weights
@@ -286,16 +295,12 @@ class _CoupledALS(Run):
         return (sum(squares) / sum(block.weight * block.square for block in self.blocks)) ** 0.5
 
     def make(self) -> CoupledCP:
-        cp_tensors: list[CPTensor] = []
-        for block, own in zip(self.blocks, self.weights, strict=True):
-            weights = own * own.dtype.type(block.power)
-            shared = [self.factors[n] for n in block.modes]
-            if block.labels is None:
-                cp_tensors.append(CPTensor((weights, shared)))
-            else:  # the constructor would sort by this block's weights alone
-                cp_tensors.append(LabelledCP._from_parts(weights, shared, block.labels, {}))
-        named = dict(zip(self.data.sizes, self.factors, strict=True))
-        return CoupledCP(named, cp_tensors, self.data.labels)
+        pairs = zip(self.weights, self.blocks, strict=True)
+        weights = [own * own.dtype.type(block.power) for own, block in pairs]
+        factors = dict(zip(self.data.sizes, self.factors, strict=True))
+        blocks, labels = [block.names for block in self.blocks], self.data.labels
+        kind = LabelledCoupledCP if {*labels} == {*factors} else CoupledCP
+        return kind(factors, make_cp_tensors(factors, blocks, weights, labels), labels)
 
     def finish(self) -> CoupledCP:
         """Sort the components, choose their signs, and add the errors."""

@@ -19,8 +19,8 @@ class Method:
     """A decomposition, and what it can do without further options."""
 
     function: Callable[..., Any]
+    model: str = "CP"  # what it makes: "CP", "Tucker", "PARAFAC2", or "coupled" CP models
     loss: str = "gaussian"  # what it minimises; the default if it has an option `loss`
-    makes_cp: bool = True  # whether it makes a CP model of one tensor
     non_negative: bool = False  # whether its model is
     takes_mask: bool = False  # whether `mask` holds entries out
     knows_zeros: bool = True  # whether cells that are not stored are zeros to it, not unknown
@@ -41,8 +41,8 @@ class Method:
 
     @property
     def can_hold_out(self) -> bool:
-        """Whether entries can be held out of a tensor of which it makes a CP model."""
-        return self.makes_cp and (self.takes_mask or not self.knows_zeros)
+        """Whether entries can be held out of what it decomposes."""
+        return self.takes_mask or not self.knows_zeros
 
     @property
     def error_name(self) -> str:
@@ -77,17 +77,15 @@ METHODS = {
         Method(decomposition.constrained_parafac),
         Method(decomposition.observed_parafac, knows_zeros=False),
         Method(decomposition.generalized_parafac, loss="poisson_count", takes_mask=True),
-        Method(decomposition.coupled_parafac, makes_cp=False),
-        Method(decomposition.parafac2, makes_cp=False, takes_mask=True),
-        Method(decomposition.tucker, makes_cp=False, takes_mask=True),
-        Method(
-            decomposition.non_negative_tucker, makes_cp=False, non_negative=True, takes_mask=True
-        ),
-        Method(decomposition.non_negative_tucker_hals, makes_cp=False, non_negative=True),
+        Method(decomposition.coupled_parafac, "coupled"),
+        Method(decomposition.parafac2, "PARAFAC2", takes_mask=True),
+        Method(decomposition.tucker, "Tucker", takes_mask=True),
+        Method(decomposition.non_negative_tucker, "Tucker", non_negative=True, takes_mask=True),
+        Method(decomposition.non_negative_tucker_hals, "Tucker", non_negative=True),
     )
 }
 
-CP_METHODS = tuple(name for name, method in METHODS.items() if method.makes_cp)
+CP_METHODS = tuple(name for name, method in METHODS.items() if method.model == "CP")
 
 
 def find_method(
@@ -107,7 +105,7 @@ def find_method(
         return row
     theirs = getattr(tensorly.decomposition, other.name, None)
     if row is not None and theirs is not None and inspect.unwrap(method) is inspect.unwrap(theirs):
-        if row.runs_together:  # ours runs TensorLy's loop, with momentum
+        if row.runs_together or row.model == "PARAFAC2":  # ours gives its numbers, and more
             return row
         return replace(row, function=method, has_momentum=False, is_ours=False)
     loss, takes_mask = other.defaults.get("loss", "gaussian"), "mask" in other.defaults

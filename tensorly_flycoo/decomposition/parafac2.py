@@ -19,7 +19,7 @@ from ..loop.cp_model import multiply_grams, normalize
 from ..loop.guarding import describe_as
 from ..loop.hals import improve
 from ..loop.initial_guess import check_svd, draw_factors, take_guess, take_left_vectors
-from ..loop.masks import MissingEntries, find_missing_of_slices
+from ..loop.masks import MissingEntries, find_missing
 from ..ops.contraction import multiply_matricized
 from ..ops.ragged import RaggedTensor
 from ..svd.eigen import MAX_DIRECT_SIZE, find_singular_pairs, multiply_by_gram
@@ -172,7 +172,7 @@ class _ProjectedSlices:
     """The tensor (K, R, J) of projected slices, which is not formed, with its MTTKRPs."""
 
     def __init__(self, x: RaggedTensor, rank: int, center: bool, mask: Any) -> None:
-        self.missing = None if mask is None else find_missing_of_slices(x, mask)
+        self.missing = None if mask is None else find_missing(x, mask)
         self.matrix = x.matrix if self.missing is None else self.missing.observed
         self.is_centred, self.shape = center, (x.shape[0], rank, x.shape[2])
         # As of a FlycooTensor: the initial guess and checkpoints need them.

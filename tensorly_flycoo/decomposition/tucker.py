@@ -134,6 +134,20 @@ def start_masked(missing: MissingEntries, ranks: Sequence[int]) -> tuple[Array, 
     return tl.tenalg.multi_mode_dot(missing.tensor, factors, transpose=True), factors
 
 
+def evaluate_tucker(coords: Array, core: Array, factors: Sequence[Array]) -> Array:
+    """Return the values of a model at coords (ndim, count): (count,)."""
+    values = array_module(core).empty(coords.shape[1], core.dtype)
+    step = choose_block_size(core, core.size)
+    for start in range(0, values.size, step):
+        block = coords[:, start : start + step]
+        rows = [factor[ids] for factor, ids in zip(factors, block, strict=True)]
+        product = rows[0] @ core.reshape(core.shape[0], -1)
+        for own in rows[1:]:
+            product = (own[:, :, None] * product.reshape(*own.shape, -1)).sum(axis=1)
+        values[start : start + step] = product[:, 0]
+    return values
+
+
 @dataclass(kw_only=True)
 class TuckerRun(Run):
     """A run of a Tucker decomposition, whose `weights` are the core.
@@ -147,19 +161,7 @@ class TuckerRun(Run):
         """Return the tensor with the values of the model at its missing entries."""
         if self.missing is None:
             return self.tensor
-        core, factors, coords = self.weights, self.factors, self.missing.coords
-        values = array_module(core).empty(coords.shape[1], core.dtype)
-        step = choose_block_size(core, core.size)
-        for start in range(0, values.size, step):
-            rows = [
-                factor[ids[start : start + step]]
-                for factor, ids in zip(factors, coords, strict=True)
-            ]
-            product = rows[0] @ core.reshape(core.shape[0], -1)
-            for own in rows[1:]:
-                product = (own[:, :, None] * product.reshape(*own.shape, -1)).sum(axis=1)
-            values[start : start + step] = product[:, 0]
-        return self.missing.fill(values)
+        return self.missing.fill(evaluate_tucker(self.missing.coords, self.weights, self.factors))
 
     def is_over(self) -> bool:
         # As in TensorLy, the first two errors are not compared.

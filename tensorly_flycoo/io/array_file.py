@@ -43,14 +43,16 @@ class Kind(NamedTuple):
 TENSOR = Kind("tensorly-flycoo", 2, "a saved tensor", "tensorly_flycoo.load(path)")
 SLABS = Kind("tensorly-flycoo slabs", 2, "the index of a slab folder", "tensorly_flycoo.open_slabs")
 LABELS = Kind("tensorly-flycoo labels", 1, "labels of a slab folder", "tensorly_flycoo.open_slabs")
-CP, TUCKER, PARAFAC2 = (
+CP, TUCKER, PARAFAC2, COUPLED = (
     Kind(f"tensorly-flycoo {of} model", 1, f"a saved Labelled{of}", f"Labelled{of}.load(path)")
-    for of in ("CP", "Tucker", "Parafac2")
+    for of in ("CP", "Tucker", "Parafac2", "CoupledCP")
 )
 CHECKPOINT = Kind(
     "tensorly-flycoo checkpoint", 3, "a checkpoint", "Progress(n, checkpoint=path).resume()"
 )
-_KINDS = {of.format: of for of in (TENSOR, SLABS, LABELS, CP, TUCKER, PARAFAC2, CHECKPOINT)}
+_KINDS = {
+    of.format: of for of in (TENSOR, SLABS, LABELS, CP, TUCKER, PARAFAC2, COUPLED, CHECKPOINT)
+}
 
 FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 

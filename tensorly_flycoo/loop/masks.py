@@ -19,6 +19,7 @@ from ..base.checks import check_inside, densify_error
 from ..engines import select_engine
 from ..engines.tall import inner_product, multiply, transposed_product
 from ..ops.cp_entries import choose_block_size, evaluate_model
+from ..ops.ragged import RaggedTensor
 from ..ops.sampling import NonzeroSampler, omit_entries, split_entries
 from ..ops.sparse_products import add_products
 from ..spread.spread_layout import SpreadLayout
@@ -33,7 +34,6 @@ from .whole_tensor import WholeTensor
 if TYPE_CHECKING:
     from ..engines.entries import Entries
     from ..engines.protocol import Engine
-    from ..ops.ragged import RaggedTensor
 
 _EXPECTED = "expected a sparse.COO with fill_value 1 whose stored zeros are the missing entries"
 
@@ -313,10 +313,13 @@ def find_missing(x: Any, mask: Any, *, lists: bool = False) -> MissingEntries | 
     """Find the entries of a sparse tensor that a mask marks as missing; None if there are none.
 
     A mask of size 1 in some modes is for all of their indices: it gives `MissingBlocks`, unless
-    `lists`. A `MissingEntries` of `x`, which runs can share, is returned as it is.
+    `lists`. A `MissingEntries` of `x`, which runs can share, is returned as it is. The entries of a
+    RaggedTensor, which has a mask for each slice, are those of its matrix.
     """
-    if isinstance(mask, MissingEntries) and mask.tensor is x:
+    if isinstance(mask, MissingEntries) and mask.tensor is getattr(x, "matrix", x):
         return mask
+    if isinstance(x, RaggedTensor):
+        return _find_missing_of_slices(x, mask)
     if not is_sparse(x):
         raise TypeError(f"tensor is a {type(x).__name__}, expected a sparse one: mask is sparse")
     shape = tuple(x.shape)
@@ -367,7 +370,7 @@ def _read_mask(
     return listed, [*range(len(shape))]
 
 
-def find_missing_of_slices(x: RaggedTensor, mask: Any) -> MissingEntries | None:
+def _find_missing_of_slices(x: RaggedTensor, mask: Any) -> MissingEntries | None:
     """Find the entries of the matrix of all slices that the slices' masks mark; None if none."""
     if len(mask) != x.shape[0]:
         raise ValueError(f"mask has {len(mask)} slices, expected {x.shape[0]}")

@@ -1,7 +1,7 @@
 """From factors to an answer: choose, judge and use the CP model of a sparse tensor."""
 
 from ..results.counts import CountFit
-from ..results.coupled_cp import CoupledCP
+from ..results.coupled_cp import CoupledCP, LabelledCoupledCP
 from ..results.cp_fit import CPFit, cp_fit
 from ..results.fold_in import fold_in
 from ..results.labelled_models import LabelledCP, LabelledParafac2, LabelledTucker
@@ -21,6 +21,7 @@ __all__ = [
     "CoupledCP",
     "FlycooCP",
     "LabelledCP",
+    "LabelledCoupledCP",
     "LabelledParafac2",
     "LabelledTucker",
     "RankScore",

@@ -1,5 +1,6 @@
-"""Compare CP models of several ranks."""
+"""Compare models of several ranks."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -7,18 +8,23 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import numpy as np
 import tensorly as tl
 from tensorly.cp_tensor import CPTensor
+from tensorly.parafac2_tensor import Parafac2Tensor
+from tensorly.tucker_tensor import TuckerTensor
 
-from ..base.array_modules import move
+from ..base.array_modules import Array, move
 from ..base.checks import check_count, check_rank, check_real, num_cells, warn
 from ..base.reporting import report
 from ..base.tables import format_table
 from ..decomposition.methods import METHODS, Method, find_method
+from ..decomposition.tucker import evaluate_tucker
 from ..loop.losses import find_exact
 from ..loop.masks import MissingEntries, find_missing
-from ..ops.cp_entries import take_model
+from ..loop.ranks import find_tucker_rank
+from ..ops.cp_entries import evaluate_model, take_model
+from ..ops.ragged import RaggedTensor
 from ..ops.sampling import find_chances, find_places, make_sampler
 from ..results.labelled_models import label_result
-from ..tensor.coo_cache import LabelledData, as_flycoo
+from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import LabelledTensor, number_modes
 from ..tensor.mirroring import mirror
 from ..tensor.pieces import sum_values
@@ -44,11 +50,11 @@ _SMALL_GAIN = 0.01
 
 
 class RankScore(NamedTuple):
-    """The scores of one rank's CP model; nan stands for a score that was not computed.
+    """The scores of one rank's model; nan stands for a score that was not computed.
 
     Attributes
     ----------
-    rank : int
+    rank : int, of a Tucker model a tuple
     error : float
         The relative error of the model; of `generalized_parafac`, the loss F.
     heldout_loss : float
@@ -61,9 +67,9 @@ class RankScore(NamedTuple):
     difference_se : float
         The standard error of its difference to the least loss of a rank.
     core_consistency : float
-        That of the model, at most 100. See `core_consistency`.
+        That of a CP model, at most 100. See `core_consistency`.
     match : float
-        The mean factor match score of the other runs with the best one; see `factor_match_score`.
+        Of CP models, the mean `factor_match_score` of the other runs with the best one.
     """
 
     rank: int
@@ -85,9 +91,9 @@ class RankSelection:
         In ascending order of the ranks.
     errors : list of array (n_runs,)
         For each rank, the `error` of all runs, at the entries that were not held out.
-    models : list of CPTensor
+    models : list of CPTensor, TuckerTensor or Parafac2Tensor
         For each rank, the model.
-    rank : int or None
+    rank : int, tuple of int or None
         The suggested rank; None if no entries were held out.
     rule : str
         Why this rank is suggested.
@@ -97,14 +103,14 @@ class RankSelection:
 
     scores: list[RankScore]
     errors: list[np.ndarray]
-    models: list[CPTensor]
-    rank: int | None
+    models: list[Any]
+    rank: Any
     rule: str
     warnings: list[str]
     _error: str = "error"  # what `RankScore.error` is
 
     @property
-    def best(self) -> CPTensor:
+    def best(self) -> Any:
         """The model of the suggested rank."""
         if self.rank is None:
             raise ValueError("no rank is suggested without held-out entries: choose from .models")
@@ -137,8 +143,8 @@ class RankSelection:
 
 @mirror
 def select_rank(
-    x: LabelledData,
-    ranks: Iterable[int],
+    x: Any,
+    ranks: Iterable[Any],
     n_runs: int = 20,
     method: str | Callable[..., Any] = "parafac",
     holdout: float = 0.2,
@@ -146,7 +152,7 @@ def select_rank(
     keep_all: bool = False,
     **options: Any,
 ) -> RankSelection:
-    """Fit CP models of several ranks to a sparse tensor, score them, and suggest a rank.
+    """Fit models of several ranks to a sparse tensor, score them, and suggest a rank.
 
     Some entries are held out: a share of the nonzeros, and as many cells, nearly all zeros, whose
     indices are drawn from those of the nonzeros. (`observed_parafac` does not know the other cells:
@@ -163,15 +169,17 @@ def select_rank(
 
     Parameters
     ----------
-    x : FlycooTensor, LabelledTensor or sparse.COO
+    x : FlycooTensor, LabelledTensor or sparse.COO, for "parafac2" also slices
     ranks : iterable of int
+        Of Tucker models also of tuples; the lowest has the fewest numbers in core and factors.
     n_runs : int
         Random starts for each rank, since many starts end in poor local minima.
     method : str or callable
         A CP decomposition with the parameters `random_state` and `init`: the name of a function of
         `tensorly_flycoo.decomposition`, or a function. To hold entries out it needs `mask`, as
         "parafac", "non_negative_parafac" and "generalized_parafac" (its losses "gaussian" and
-        "poisson_count") have it, or it is "observed_parafac", whose biases no rank counts.
+        "poisson_count") have it, or it is "observed_parafac", whose biases no rank counts. Or
+        "tucker", "non_negative_tucker" or "parafac2", of whose runs only errors are compared.
     holdout : float
         The share of the nonzeros to hold out; 0 holds out nothing and suggests nothing.
     random_state : int or numpy.random.RandomState, optional
@@ -233,14 +241,25 @@ def select_rank(
     (2, 2)
     """
     labels = x.labels if isinstance(x, LabelledTensor) else None
-    options = number_modes(x, options)
-    x = as_flycoo(x, check_coords=True)
+    known, options = (
+        [name for name in METHODS if name != "coupled_parafac"],
+        number_modes(x, options),
+    )
+    solver = find_method(method, known=known)
+    if solver.model != "PARAFAC2":
+        x = as_flycoo(x, check_coords=True)
+    elif not isinstance(x, RaggedTensor):
+        x = RaggedTensor(x)
     if not isinstance(ranks, Iterable):
         raise TypeError(f"ranks is {ranks!r}, expected several integers, such as range(1, 11)")
-    ranks = sorted({check_rank(rank) for rank in ranks})
+    if solver.model == "Tucker":
+        given = [[rank] * x.ndim if np.ndim(rank) == 0 else rank for rank in ranks]
+        cores = {tuple(find_tucker_rank(x, core, x.ndim)) for core in given}
+        ranks = sorted(cores, key=lambda core: (math.prod(core) + np.dot(core, x.shape), core))
+    else:
+        ranks = sorted({check_rank(rank) for rank in ranks})
     if not ranks:
         raise ValueError("ranks is empty, expected at least one rank")
-    solver = find_method(method)
     _check_holdout(x, holdout, solver, options)
     check_count(n_runs, "n_runs")
     options.pop("return_errors", None)  # best_of takes them in any case
@@ -249,8 +268,9 @@ def select_rank(
     if holdout and (mask := options.pop("mask", None)) is not None:
         unknown = find_missing(x, mask, lists=True)
         if unknown is not None:
-            x = unknown.observed
-            options |= {"mask": unknown.of(x)} if solver.is_ours and solver.knows_zeros else {}
+            if not isinstance(x, RaggedTensor):  # no start sees its values there
+                x, unknown = unknown.observed, unknown.of(unknown.observed)
+            options |= {"mask": unknown} if solver.is_ours and solver.knows_zeros else {}
     held_out = _HeldOut.draw(x, holdout, solver, options, random) if holdout else None
     results: list[tuple[RankScore, Any, np.ndarray, CPTensor, float]] = []
     try:
@@ -263,7 +283,7 @@ def select_rank(
     scores, terms, errors, models, tolerances = map(list, zip(*results, strict=True))
     if held_out is not None:
         scores = held_out.judge(scores, terms)
-    if labels is not None:
+    if labels is not None and not isinstance(x, RaggedTensor):  # which has its own
         models = [label_result(model, labels) for model in models]
     chosen, rule = _suggest(scores, tolerances)
     missing = ranks[len(results) :]
@@ -275,9 +295,7 @@ def select_rank(
     return RankSelection(scores, errors, models, suggested, rule, texts, solver.error_name)
 
 
-def _check_holdout(
-    x: FlycooTensor, holdout: Any, method: Method, options: Mapping[str, Any]
-) -> None:
+def _check_holdout(x: Any, holdout: Any, method: Method, options: Mapping[str, Any]) -> None:
     check_real(holdout, "holdout", 0)
     if holdout >= 1:
         raise ValueError(f"holdout is {holdout!r}, expected a number from 0 to below 1")
@@ -315,7 +333,7 @@ def _find_tolerance(
 
 
 def _fit_rank(
-    x: FlycooTensor, rank: int, n_runs: int, method: Method,
+    x: Any, rank: Any, n_runs: int, method: Method,
     held_out: "_HeldOut | None", seed: int, keep_all: bool, options: Mapping[str, Any],
 ) -> tuple[RankScore, Any, np.ndarray, CPTensor, float]:  # fmt: skip
     """Fit the models of one rank.
@@ -327,7 +345,7 @@ def _fit_rank(
     masked = options if held_out is None else {**options, **held_out.options}
     starts = best_of(method.function, known, rank, n_runs, seed, keep_all, **masked)
     model, error = starts.best, float(starts.final_errors.min())
-    if not isinstance(model, CPTensor):
+    if method.model == "CP" and not isinstance(model, CPTensor):
         raise TypeError(f"{method.name} returns a {type(model).__name__}, expected a CP model")
     core, terms = np.nan, None
     if held_out is not None:
@@ -336,9 +354,9 @@ def _fit_rank(
         begin = method.prefer_momentum(x, options) | {"init": take_components(model, rank)}
         model, errors = run_once(method, x, rank, starts.seeds[starts.best_number], begin)
         error = float(errors[-1]) if len(errors) else error
-    is_affordable = x.nnz * rank ** (x.ndim - 1) <= _MAX_CORE_OPERATIONS
-    if x.ndim > 1 and is_affordable and method.knows_zeros and options.get("mask") is None:
-        core = core_consistency(x, model)
+    if method.model == "CP" and x.ndim > 1 and method.knows_zeros and options.get("mask") is None:
+        is_affordable = x.nnz * rank ** (x.ndim - 1) <= _MAX_CORE_OPERATIONS
+        core = core_consistency(x, model) if is_affordable else core
     tolerance = _find_tolerance(x.dtype, method, options, starts.errors[starts.best_number])
     score = RankScore(rank, error, np.nan, np.nan, np.nan, core, starts.match)
     return score, terms, starts.final_errors, model, tolerance
@@ -348,7 +366,7 @@ def _fit_rank(
 class _HeldOut:
     """Entries to predict: `known` lacks them, and `options` say that they are missing, not zero."""
 
-    known: FlycooTensor
+    known: Any
     options: dict[str, Any]
     _missing: MissingEntries
     _weights: np.ndarray  # how many cells of the tensor each entry stands for
@@ -357,12 +375,14 @@ class _HeldOut:
 
     @classmethod
     def draw(
-        cls, x: FlycooTensor, share: float, method: Method,
+        cls, data: Any, share: float, method: Method,
         options: Mapping[str, Any], random: np.random.RandomState,
     ) -> Self:  # fmt: skip
         import sparse
 
-        drawn, unknown = draw_entries(x, share, random, method.knows_zeros), options.get("mask")
+        unknown = options.get("mask")
+        x = getattr(data, "matrix", data) if unknown is None else unknown.observed
+        drawn = draw_entries(x, share, random, method.knows_zeros)
         if unknown is not None:
             drawn = drawn[:, ~find_places(move(unknown.coords, np), drawn, np)[0]]
         missing = MissingEntries(x, drawn)
@@ -370,14 +390,15 @@ class _HeldOut:
         if not method.knows_zeros:
             whole = float(((values - values.mean()) ** 2).sum() or (values**2).sum())
             return cls(missing.observed, {}, missing, np.ones(values.size), None, whole)
+        known: Any = data if isinstance(data, RaggedTensor) else missing.observed
         if method.is_ours:
             parts = [missing.coords] if unknown is None else [missing.coords, unknown.coords]
             # Planned once.
-            mask: Any = MissingEntries(missing.observed, np.concatenate(parts, axis=1))
+            mask: Any = MissingEntries(getattr(known, "matrix", known), np.hstack(parts))
         else:
             cells = move(missing.coords, np)
             mask = sparse.COO(cells, np.zeros(missing.count), x.shape, fill_value=1.0)
-        known = missing.observed, {"mask": mask}, missing
+        held = known, {"mask": mask}, missing
         chances = find_chances(x, missing.coords)
         # One over the probabilities of being drawn (Horvitz and Thompson): sums with these weights
         # are, on average, sums over all cells.
@@ -387,17 +408,30 @@ class _HeldOut:
         as_nonzero = np.where(values == 0, 0.0, count / x.nnz)
         weights = 1 / (as_nonzero + (1 - as_nonzero) * as_other)
         if not find_exact(method.find_loss(options)).is_count:
-            return cls(*known, weights, None, weights @ values**2)
+            return cls(*held, weights, None, weights @ values**2)
         total = sum_values(x._layout, x._engine)
         # The deviance of the mean; over all cells, what it adds and what it misses cancel out.
         logs = np.log(np.where(values > 0, values, 1.0)) - np.log(total / num_cells(x.shape))
         whole = max(2 * weights @ (values * logs), np.finfo(np.float64).tiny)
-        return cls(*known, weights, total * chances, whole)
+        return cls(*held, weights, total * chances, whole)
 
-    def list_terms(self, model: CPTensor) -> np.ndarray:
+    def _evaluate(self, model: Any) -> Array:
+        """Return the values of a model at the entries."""
+        if isinstance(model, TuckerTensor):
+            return evaluate_tucker(self._missing.coords, model.core, model.factors)
+        if isinstance(model, Parafac2Tensor):
+            # On the host, where a small product for each slice takes less than a launch.
+            a, b, columns = (move(factor, np) for factor in model.factors)
+            scales, rows = a * move(model.weights, np), np.zeros((self._missing.shape[0], len(b)))
+            for start, own, scale in zip(self.known.starts, model.projections, scales, strict=True):
+                rows[start : start + len(own)] = move(own, np) @ (b * scale)
+            return evaluate_model(move(self._missing.coords, np), None, [rows, columns])
+        return self._missing.evaluate(*take_model(model))
+
+    def list_terms(self, model: Any) -> np.ndarray:
         """Return the share of each entry in the held-out loss of a model, or in its square."""
         values = move(self._missing.start, np).astype(np.float64)
-        found = move(self._missing.evaluate(*take_model(model)), np).astype(np.float64)
+        found = move(self._evaluate(model), np).astype(np.float64)
         if self._independent is None:
             return self._weights * (values - found) ** 2 / self._whole
         found += _SHRINKAGE * np.clip(self._independent - found, -1, 1)
@@ -456,7 +490,7 @@ def _suggest(
     gaps = {score: score.heldout_loss - least.heldout_loss for score in scores}
     pairs = zip(scores, tolerances, strict=True)
     good = [score for score, nearness in pairs if gaps[score] <= max(score.difference_se, nearness)]
-    stable = [score for score in scores if score.rank * (1 - score.match) < 0.5]
+    stable = [score for score in scores if np.max(score.rank) * (1 - score.match) < 0.5]
     margin = max(least.heldout_se, _SMALL_GAIN * (1 - least.heldout_loss))
     near = [score for score in stable if gaps[score] <= margin]
     both = [score for score in good if score in stable]

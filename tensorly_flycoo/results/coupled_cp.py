@@ -1,12 +1,16 @@
 """The CP models of tensors and matrices that share factors."""
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from tensorly.cp_tensor import CPTensor
 
-from ..base.array_modules import Array
+from ..base.array_modules import Array, array_module
+from ..io import array_file
 from ..tensor.labelled import Labels
+from .labelled_factors import LabelledFactors
+from .labelled_models import LabelledCP
 
 
 @dataclass(eq=False, repr=False)
@@ -50,4 +54,63 @@ class CoupledCP:
 
     def __repr__(self) -> str:
         listed = ", ".join(f"{name} ({len(factor)})" for name, factor in self.factors.items())
-        return f"<CoupledCP of rank {self.rank}: {listed}; {len(self.cp_tensors)} blocks>"
+        return (
+            f"<{type(self).__name__} of rank {self.rank}: {listed}; {len(self.cp_tensors)} blocks>"
+        )
+
+
+class LabelledCoupledCP(CoupledCP, LabelledFactors):
+    """A CoupledCP with a label for each row of its factors.
+
+    `coupled_parafac` of blocks with labels returns it. It has the tables, pictures and files of a
+    `LabelledCP`, of all modes at once; its `weights` (number of blocks, R) are those of all blocks.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from tensorly_flycoo.decomposition import coupled_parafac
+    >>> sold = np.array([[6.0, 8.0], [3.0, 4.0]]), {"shop": ["a", "b"], "item": ["tea", "milk"]}
+    >>> size = np.array([[2.0], [1.0]]), {"shop": ["a", "b"], "what": ["size"]}
+    >>> coupled_parafac([sold, size], 1, random_state=0).top("item", 1)
+    [{'milk': 0.8}]
+    """
+
+    _kind = array_file.COUPLED
+
+    @property
+    def weights(self) -> Array:
+        own = [cp_tensor.weights for cp_tensor in self.cp_tensors]
+        return array_module(own[0]).stack(own)
+
+    def _list_factors(self) -> list[Array]:
+        return [*self.factors.values()]
+
+    def _describe(self) -> array_file.Header:
+        errors = [[*map(float, of)] for of in (self.errors, self.block_errors)]
+        return {"blocks": [cp_tensor.names for cp_tensor in self.cp_tensors], "errors": errors}
+
+    @classmethod
+    def _restore(cls, model: tuple, labels: Labels, header: array_file.Header) -> Self:
+        (weights, arrays), blocks, errors = model, header["blocks"], header["errors"]
+        labels.check([len(factor) for factor in arrays])
+        if weights.shape != (len(blocks), *{factor.shape[1] for factor in arrays}):
+            raise ValueError(f"its weights have shape {weights.shape}")
+        if not all(type(error) is float for of in errors for error in of):
+            raise ValueError("its errors are not all numbers")
+        factors = dict(zip(labels, arrays, strict=True))
+        return cls(factors, make_cp_tensors(factors, blocks, weights, labels), labels, *errors)
+
+
+def make_cp_tensors(
+    factors: Mapping[Any, Array], blocks: Iterable[Any], weights: Iterable[Array], labels: Labels
+) -> list[CPTensor]:
+    """Make the model of each block of its modes' names and its weights."""
+    cp_tensors = []
+    for names, own in zip(blocks, weights, strict=True):
+        shared = [factors[name] for name in names]
+        if {*names} <= {*labels}:  # the constructor would sort by this block's weights alone
+            known = Labels({name: labels[name] for name in names}, labels.ordered)
+            cp_tensors.append(LabelledCP._from_parts(own, shared, known, {}))
+        else:
+            cp_tensors.append(CPTensor((own, shared)))
+    return cp_tensors

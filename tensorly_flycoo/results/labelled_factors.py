@@ -51,6 +51,8 @@ class LabelledFactors:
     _lists: ClassVar[Sequence[str]] = ("factor",)
     #: What a file of the model is.
     _kind: ClassVar[array_file.Kind]
+    #: What its header says besides the labels.
+    _describe = read_marks
 
     #: For each mode, the lower and the upper ends of the intervals of its factor, if known.
     intervals: Sequence[tuple[np.ndarray, np.ndarray]] = ()
@@ -84,9 +86,9 @@ class LabelledFactors:
         head, columns = [""], [[f"{component}" for component in self.components[:_MAX_ROWS]]]
         if self._head == "weights":
             head.append("weight")
-            weights = self._read_head().tolist()
-            bars = [make_bars([w], [f"{w:.3g}"], max(map(abs, weights))) for w in weights]
-            columns.append(bars[:_MAX_ROWS])
+            weights = np.atleast_2d(self._read_head()).T  # of a coupled model, of each block
+            pairs = [(own, [f"{w:.3g}" for w in own]) for own in weights[:_MAX_ROWS]]
+            columns.append([make_bars(*pair, abs(weights).max()) for pair in pairs])
         for n, (name, factor) in enumerate(zip(self.names, self._list_factors(), strict=True)):
             head.append(f"{name}")
             factor = move(factor, np)
@@ -151,7 +153,7 @@ class LabelledFactors:
         Returns
         -------
         weights : numpy.ndarray (R,)
-            Of a Tucker model, the core.
+            Of a Tucker model, the core; of a coupled one, those of each block.
         frames : list of pandas.DataFrame
             For each mode, a column for each component. The index has the labels and the name of
             the mode. Needs pandas.
@@ -229,9 +231,11 @@ class LabelledFactors:
         """
         arrays = [(self._head, getattr(self, self._head))]
         for name in self._lists:
-            arrays += array_file.number(name, getattr(self, f"{name}s"))
+            given = getattr(self, f"{name}s")
+            given = [*given.values()] if isinstance(given, dict) else given
+            arrays += array_file.number(name, given)
         arrays += array_file.list_labels(self.labels)
-        header = array_file.name_modes(self.labels) | read_marks(self)
+        header = array_file.name_modes(self.labels) | self._describe()
         array_file.save_arrays(path, self._kind, header, arrays)
 
     @classmethod
@@ -317,7 +321,8 @@ class LabelledFactors:
         for r, component in enumerate(self.components):
             heading = f"component {component}" if component == r else f"{component}"
             if self._head == "weights":
-                heading += f"\nweight {self._read_head()[r]:.3g}"
+                weights = np.atleast_2d(self._read_head())[:, r]
+                heading += "\nweight " + ", ".join(f"{weight:.3g}" for weight in weights)
             grid[r, 0].set_ylabel(heading, weight="bold", color=f"C{r % 10}", **place)
         return figure
 

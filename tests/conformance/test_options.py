@@ -81,6 +81,7 @@ OPTIONS = {
         "block_weights": acts("block_weights", [1.0, 9.0]),
         "nn_modes": acts("nn_modes", "all"),
         "missing": None,  # of labels: tests/unit/decomposition/test_coupled_parafac.py
+        "l2_reg": acts("l2_reg", 0.3),
     },
     "generalized_parafac": _COMMON | {
         "svd": _SVD,

@@ -6,6 +6,7 @@ import pytest
 import scipy.sparse
 
 from tensorly_flycoo import FlycooTensor, coupled_parafac
+from tensorly_flycoo.models import LabelledCoupledCP
 from tensorly_flycoo.testing import random_tensor
 
 EVENTS, TAGS, REGIONS = ("user", "item", "day"), ("user", "tag"), ("day", "region", "user")
@@ -39,7 +40,8 @@ def test_a_gpu_finds_the_model_of_a_cpu(dtype, nn_modes):
         assert cp.weights.get() == pytest.approx(other.weights, rel=tolerance)
 
 
-def test_unknown_rows():
+@pytest.mark.parametrize("l2_reg", [0, 0.1])
+def test_unknown_rows(l2_reg):
     """The tags of half of the users are unknown."""
     users, models = np.arange(SHAPE[0]), []
     for device in ("cuda", "cpu"):
@@ -48,11 +50,25 @@ def test_unknown_rows():
         side = {"user": users[::2], "tag": np.arange(20)}
         blocks = [(x, labels), (tags.tocsr()[::2], side)]
         options = {"missing": "unknown", "n_iter_max": 3, "random_state": 0, "tol": 0}
-        models.append(coupled_parafac(blocks, 4, **options))
+        models.append(coupled_parafac(blocks, 4, l2_reg=l2_reg, **options))
     found, expected = models
     assert found.errors == pytest.approx(expected.errors, rel=1e-8)
     for name, factor in found.factors.items():
         assert abs(factor.get() - expected.factors[name]).max() <= 1e-8
+
+
+def test_files_of_labelled_models(tmp_path):
+    """Of factors on the GPU; loaded, they are on the host."""
+    x, tags = make_blocks("cuda")[0][0], np.ones((2, 3))
+    labels = {name: np.arange(size) for name, size in zip(EVENTS, SHAPE, strict=True)}
+    blocks = [(x, labels), (tags, {"user": [3, 5], "tag": list("abc")})]
+    model = coupled_parafac(blocks, 2, missing="unknown", n_iter_max=2, random_state=0)
+    model.save(tmp_path / "model.npz")
+    loaded = LabelledCoupledCP.load(tmp_path / "model.npz")
+    assert isinstance(model.factors["user"], cupy.ndarray)
+    for frame, other in zip(loaded.to_frames()[1], model.to_frames()[1], strict=True):
+        assert frame.equals(other)
+    assert np.array_equal(loaded.weights, model.weights.get())
 
 
 def test_a_triangle_of_cupy_arrays_from_a_model():

@@ -23,6 +23,7 @@ from tensorly_flycoo import (
     from_dataframe,
     mttkrp,
     recommend,
+    select_rank,
     stats,
 )
 from tensorly_flycoo.models import LabelledParafac2, LabelledTucker
@@ -217,3 +218,15 @@ def test_tables_of_a_tensor_on_the_gpu():
         part = on_gpu.take("user", labels)
         assert part.device == "cuda"
         pd.testing.assert_frame_equal(part.to_frame(), on_cpu.take("user", labels).to_frame())
+
+
+@pytest.mark.parametrize("method", ["tucker", "non_negative_tucker", "parafac2"])
+def test_held_out_losses_of_other_models(method):
+    """The same entries are held out on both sides."""
+    options = {"n_runs": 2, "random_state": 0, "n_iter_max": 3, "method": method}
+    found, expected = (
+        select_rank(make_small(device).tensor, [1, 2], **options) for device in ("cuda", "cpu")
+    )
+    for score, other in zip(found.scores, expected.scores, strict=True):
+        assert score.rank == other.rank
+        assert score[1:5] == pytest.approx(other[1:5], rel=1e-6, abs=1e-9)

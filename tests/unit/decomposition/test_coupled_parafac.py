@@ -71,8 +71,15 @@ def khatri_rao(factors, weights):
     return product
 
 
-def solve_dense(case, arrays, start, omegas, n_iter_max):
-    """Run alternating least squares with Khatri-Rao products and `lstsq`, without normalising."""
+def multiply_norms(factors):
+    return np.prod([np.linalg.norm(factor, axis=0) for factor in factors], axis=0)
+
+
+def solve_dense(case, arrays, start, omegas, n_iter_max, l2_reg=0.0):
+    """Run alternating least squares with Khatri-Rao products and `lstsq`, without normalising.
+
+    The ridge is one on the norm of each component in each block.
+    """
     blocks, factors = CASES[case], dict(start)
     counts = {name: sum(name in modes for modes in blocks) for name in factors}
     weights, errors = [np.ones(RANK) for _ in blocks], []
@@ -85,12 +92,17 @@ def solve_dense(case, arrays, start, omegas, n_iter_max):
                     designs.append(omega**0.5 * khatri_rao(others, own))
                     rows = np.moveaxis(x, modes.index(name), 0).reshape(SIZES[name], -1)
                     targets.append(omega**0.5 * rows.T)
+                    designs.append((omega * l2_reg) ** 0.5 * np.diag(own * multiply_norms(others)))
+                    targets.append(np.zeros((RANK, SIZES[name])))
             solution = np.linalg.lstsq(np.concatenate(designs), np.concatenate(targets), rcond=None)
             factors[name] = solution[0].T
         for b, modes in enumerate(blocks):
             if all(counts[name] > 1 for name in modes):
-                design = khatri_rao([factors[name] for name in modes], np.ones(RANK))
-                weights[b] = np.linalg.lstsq(design, arrays[b].reshape(-1), rcond=None)[0]
+                own = [factors[name] for name in modes]
+                ridge = l2_reg**0.5 * np.diag(multiply_norms(own))
+                design = np.concatenate([khatri_rao(own, np.ones(RANK)), ridge])
+                target = np.append(arrays[b].reshape(-1), np.zeros(RANK))
+                weights[b] = np.linalg.lstsq(design, target, rcond=None)[0]
         models = [
             evaluate(w, [factors[m] for m in b]) for w, b in zip(weights, blocks, strict=True)
         ]
@@ -110,11 +122,15 @@ def rebuild(model):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("case", CASES)
-def test_each_iteration_is_that_of_dense_least_squares(case, kind):
+@pytest.mark.parametrize("l2_reg", [0, 0.3])
+def test_each_iteration_is_that_of_dense_least_squares(case, kind, l2_reg):
     arrays, start = make_arrays(case), make_start(case)
+    if l2_reg:
+        start = {name: factor / np.linalg.norm(factor, axis=0) for name, factor in start.items()}
     omegas = [0.5, 3.0, 1.5][: len(arrays)]
-    models, errors = solve_dense(case, arrays, start, omegas, 6)
-    found = fit(case, arrays, kind, init=start, n_iter_max=6, block_weights=omegas)
+    models, errors = solve_dense(case, arrays, start, omegas, 6, l2_reg)
+    options = {"n_iter_max": 6, "block_weights": omegas, "l2_reg": l2_reg}
+    found = fit(case, arrays, kind, init=start, **options)
     np.testing.assert_allclose(found.errors, errors, rtol=1e-9)
     for own, expected in zip(rebuild(found), models, strict=True):
         np.testing.assert_allclose(own, expected, atol=1e-8 * abs(expected).max())
@@ -210,6 +226,31 @@ def test_a_weight_scales_a_block():
     plain = fit("a matrix", [x, y], **options)
     assert weighted.block_errors[1] < plain.block_errors[1]
     assert weighted.block_errors[0] > plain.block_errors[0]
+
+
+@pytest.mark.parametrize("nn_modes", [None, "all"])
+@pytest.mark.parametrize("case", ["a matrix", "a triangle"])
+def test_what_the_ridge_minimises_never_rises(case, nn_modes):
+    arrays, seen, ridge = make_arrays(case, non_negative=nn_modes == "all"), [], 0.2
+
+    def compare(model, error):
+        norms = [np.sum(cp.weights**2) for cp in model.cp_tensors]
+        squares = error**2 * sum(np.sum(x**2) for x in arrays)
+        seen.append(squares + ridge * sum(norms))
+
+    options = {"random_state": 0, "nn_modes": nn_modes, "l2_reg": ridge, "n_iter_max": 60}
+    fit(case, arrays, callback=compare, **options)
+    assert np.diff(seen).max() < 1e-12 * seen[0]
+    assert seen[-1] < seen[1]
+
+
+@pytest.mark.parametrize("unit", [7.0, 1e-9, 1e200])
+def test_the_ridge_has_no_unit(unit):
+    arrays, options = make_arrays("a matrix"), {"random_state": 0, "l2_reg": 0.2, "n_iter_max": 9}
+    found, scaled = (fit("a matrix", [u * x for x in arrays], **options) for u in (1, unit))
+    np.testing.assert_allclose(scaled.errors, found.errors, rtol=1e-9)
+    for one, other in zip(found.cp_tensors, scaled.cp_tensors, strict=True):
+        np.testing.assert_allclose(unit * one.weights, other.weights, rtol=1e-9)
 
 
 @pytest.mark.parametrize("nn_modes", [None, "all"])
@@ -330,6 +371,8 @@ BAD_OPTIONS = [
     ({"block_weights": [1]}, ValueError, r"block_weights is \[1\], expected 2 finite numbers"),
     ({"block_weights": [1, 0]}, ValueError, "expected 2 finite numbers above 0"),
     ({"block_weights": [1, np.nan]}, ValueError, "expected 2 finite numbers above 0"),
+    ({"l2_reg": -1}, ValueError, "l2_reg is -1, expected a finite number, 0 or more"),
+    ({"l2_reg": "some"}, TypeError, "l2_reg is 'some', expected a number"),
     ({"nn_modes": "user"}, ValueError, "nn_modes is 'user', expected 'all', None or some of"),
     (
         {"nn_modes": ["shop"]},
@@ -424,6 +467,23 @@ def test_rows_that_a_side_table_lacks_are_unknown(kind):
         known = np.linalg.norm(expected)
         assert np.linalg.norm(found - expected) < 1e-3 * known
     assert coupled_parafac(blocks, 2, **options).errors[-1] > 0.1
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_ridge_keeps_predictions_of_unknown_rows_from_running_away(seed):
+    """Noise has components too, which are large in rows that it does not restrain."""
+    _, tags, blocks = planted_with_unknown_rows()
+    rng, errors = np.random.RandomState(1), []
+    blocks = [(data + 0.3 * rng.standard_normal(data.shape), own) for data, own in blocks]
+    options = {"missing": "unknown", "random_state": seed, "n_iter_max": 300}
+    for l2_reg in (0, 0.1):
+        model = coupled_parafac(blocks, 6, l2_reg=l2_reg, **options)
+        weights, (users, columns) = model.cp_tensors[1]
+        predicted = evaluate(weights, [users[np.argsort(model.labels["user"])], columns])
+        unknown = np.setdiff1d(np.arange(30), blocks[1][1]["user"])
+        residual = np.linalg.norm((predicted - tags)[unknown])
+        errors.append(residual / np.linalg.norm(tags[unknown]))
+    assert errors[1] < 0.6 < 5 < errors[0]
 
 
 def test_a_sweep_with_unknown_rows_is_that_of_dense_least_squares():

@@ -11,10 +11,13 @@ import pytest
 import sparse
 import tensorly as tl
 from tensorly.cp_tensor import CPTensor
+from tensorly.parafac2_tensor import Parafac2Tensor
+from tensorly.tucker_tensor import TuckerTensor
 
 from tensorly_flycoo import FlycooTensor, best_of, decomposition, select_rank
 from tensorly_flycoo.decomposition.methods import METHODS, find_method
 from tensorly_flycoo.loop.losses import LOSSES
+from tensorly_flycoo.models import CoupledCP
 from tensorly_flycoo.testing import random_tensor
 
 pytestmark = pytest.mark.usefixtures("flycoo_backend")
@@ -58,14 +61,15 @@ def test_a_row_says_what_the_signature_does(name):
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_makes_what_its_row_says(name, x):
     model = run(name, x)
-    assert isinstance(model, CPTensor) == METHODS[name].makes_cp
+    kinds = {"CP": CPTensor, "Tucker": TuckerTensor, "PARAFAC2": Parafac2Tensor}
+    assert isinstance(model, kinds.get(METHODS[name].model, CoupledCP))
     factors = model.factors if hasattr(model, "factors") else [*model]
     factors = [*factors.values()] if isinstance(factors, dict) else factors
     is_non_negative = all((factor >= 0).all() for factor in factors)
     assert is_non_negative or not METHODS[name].non_negative
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if METHODS[name].makes_cp])
+@pytest.mark.parametrize("name", [name for name in METHODS if METHODS[name].model == "CP"])
 def test_cells_that_are_not_stored_are_zeros_or_unknown(name):
     """Ones in half of the cells: a model that ignores the others is one everywhere."""
     random = np.random.RandomState(0)

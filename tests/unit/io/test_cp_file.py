@@ -9,7 +9,7 @@ from damaged_files import damage, edit
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tensorly_flycoo import LabelledCP, save
+from tensorly_flycoo import LabelledCP, coupled_parafac, save
 from tensorly_flycoo.models import LabelledParafac2, LabelledTucker
 from tensorly_flycoo.testing import random_tensor
 
@@ -109,7 +109,13 @@ def make_cp():
     return make_model(labels={name: LABELS[name] for name in ("text", "numbers")})
 
 
-@pytest.mark.parametrize("make", [make_cp, make_tucker, make_parafac2])
+def make_coupled():
+    labels = {name: LABELS[name] for name in ("text", "numbers")}
+    blocks = [(np.ones((5, 3)), labels), (np.ones((3, 2)), {"numbers": [2, 3, 5], "new": [8, 9]})]
+    return coupled_parafac(blocks, 2, n_iter_max=2, random_state=0)
+
+
+@pytest.mark.parametrize("make", [make_cp, make_tucker, make_parafac2, make_coupled])
 def test_damaged_files(make, tmp_path):
     path, model = tmp_path / "x.npz", make()
     kind = type(model)

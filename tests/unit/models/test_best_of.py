@@ -91,7 +91,7 @@ def test_each_solver_has_a_best_run(name, x):
     data, rank = own.get("x", lambda x: x)(x), own.get("rank", 2)
     starts = best_of(name, data, rank, 3, random_state=0, keep_all=True, **options)
     assert len(starts.runs) == 3
-    assert (starts.matches is not None) == (METHODS[name].makes_cp or name == "coupled_parafac")
+    assert (starts.matches is not None) == (METHODS[name].model in ("CP", "coupled"))
     alone = METHODS[name].prefer_momentum(x, {"init": "random", **options})
     for seed, errors in zip(starts.seeds, starts.errors, strict=True):
         if name == "coupled_parafac":

@@ -7,12 +7,14 @@ import sys
 import numpy as np
 import pytest
 import sparse
+import tensorly as tl
 from tensorly.cp_tensor import CPTensor
 
 from tensorly_flycoo import (
     FlycooTensor,
     LabelledCP,
     LabelledTensor,
+    RaggedTensor,
     best_of,
     core_consistency,
     cp_fit,
@@ -45,14 +47,15 @@ def test_a_planted_rank_is_found(seed):
     assert selection.best.rank == 3
 
 
-def weigh(x, coords, share):
+def weigh(dense, coords, share):
     """Return one over the probability of holding out each of these entries."""
-    dense = x.to_coo().todense()
-    counts = [(dense != 0).sum(axis=tuple({0, 1, 2} - {mode})) for mode in range(3)]
-    chances = np.einsum("i,j,k->ijk", *counts)[tuple(coords)] / x.nnz**3
-    number = round(share * x.nnz)
+    chances, nnz = np.ones(coords.shape[1]), np.count_nonzero(dense)
+    for mode, rows in enumerate(coords):
+        others = tuple({*range(dense.ndim)} - {mode})
+        chances *= (dense != 0).sum(axis=others)[rows] / nnz
+    number = round(share * nnz)
     missed = (1 - chances) ** number
-    missed[dense[tuple(coords)] != 0] *= 1 - number / x.nnz
+    missed[dense[tuple(coords)] != 0] *= 1 - number / nnz
     return 1 / (1 - missed)
 
 
@@ -133,7 +136,7 @@ def test_the_scores(x):
         np.testing.assert_array_equal(errors, starts.final_errors)
         assert score.match == starts.match
         cells = tuple(coords)
-        values, weights = x.to_coo().todense()[cells], weigh(x, coords, 0.2)
+        values, weights = x.to_coo().todense()[cells], weigh(x.to_coo().todense(), coords, 0.2)
         residual = values - starts.best.to_tensor()[cells]
         expected = np.sqrt(weights @ residual**2 / (weights @ values**2))
         assert score.heldout_loss == pytest.approx(expected)
@@ -165,7 +168,11 @@ def test_held_out_values_are_unknown_to_starts_and_updates(method, x):
     x = FlycooTensor(x.nonzeros()[0], abs(x.nonzeros()[1]), x.shape)
     random = np.random.RandomState(3)
     random.randint(2**31 - 1)
-    cells = module.draw_entries(x, 0.2, random, with_zeros=method != "observed_parafac")
+    if method == "parafac2":
+        rows, columns = module.draw_entries(RaggedTensor(x).matrix, 0.2, random)
+        cells = np.stack([*np.divmod(rows, x.shape[1]), columns])
+    else:
+        cells = module.draw_entries(x, 0.2, random, with_zeros=method != "observed_parafac")
     coords, values = x.nonzeros()
     is_held_out = np.isin(*[np.ravel_multi_index(of, x.shape) for of in (coords, cells)])
     other = FlycooTensor(coords, np.where(is_held_out, 100 * values, values), x.shape)
@@ -173,7 +180,7 @@ def test_held_out_values_are_unknown_to_starts_and_updates(method, x):
         select_rank(of, [4], 2, method, random_state=3, n_iter_max=10) for of in (x, other)
     )
     np.testing.assert_array_equal(first.errors[0], second.errors[0])
-    assert first.scores[0].match == second.scores[0].match
+    np.testing.assert_equal(first.scores[0].match, second.scores[0].match)
 
 
 @pytest.mark.parametrize(
@@ -181,7 +188,7 @@ def test_held_out_values_are_unknown_to_starts_and_updates(method, x):
     [
         pytest.param(name, marks=[pytest.mark.slow] * (name == "generalized_parafac"))
         for name in METHODS
-        if METHODS[name].takes_mask and METHODS[name].makes_cp
+        if METHODS[name].takes_mask and METHODS[name].model == "CP"
     ],
 )
 def test_a_diagonal_tensor_cannot_be_predicted(method):
@@ -451,7 +458,13 @@ def _return_no_cp(x, rank, init="random", random_state=None, return_errors=False
         ({"x": FlycooTensor([[], []], [], (2, 3))}, ValueError, "x has 0 nonzeros, expected two"),
         ({"n_runs": 0}, ValueError, "n_runs is 0"),
         ({"ranks": 3}, TypeError, r"ranks is 3, expected several integers, such as range\(1, 11"),
-        ({"method": "tucker"}, ValueError, "method is 'tucker', expected one of .*'parafac'"),
+        ({"method": "coupled_parafac"}, ValueError, "method is 'coupled_parafac', expected one of"),
+        ({"method": "non_negative_tucker_hals"}, ValueError, "has no mask.* pass holdout=0"),
+        ({"method": "tucker", "ranks": [(2, 2)]}, ValueError, "rank has 2 numbers, expected 3"),
+        ({"method": "tucker", "ranks": [(2, 0, 2)]}, ValueError, r"rank\[1\] is 0, expected at l"),
+        ({"method": "tucker", "ranks": [2.5]}, TypeError, r"rank\[0\] is 2.5, expected an int"),
+        ({"method": "tucker", "ranks": []}, ValueError, "ranks is empty"),
+        ({"method": "parafac2", "ranks": [41]}, ValueError, "rank is 41, expected at most 40"),
         (
             {"method": _return_no_cp, "holdout": 0},
             TypeError,
@@ -471,8 +484,7 @@ def test_errors(x, changes, error, message):
         select_rank(**arguments)
 
 
-@pytest.mark.parametrize("method", ["parafac", "observed_parafac"])
-@pytest.mark.usefixtures("flycoo_backend")
+@pytest.mark.parametrize("method", ["parafac", "observed_parafac", "tucker", "parafac2"])
 def test_entries_that_a_mask_marks_are_unknown(method):
     """Whatever is stored there: nonsense in a tenth of the rows' cells."""
     x, _ = planted_tensor((20, 20, 20), 2, 400, random_state=0)
@@ -480,8 +492,121 @@ def test_entries_that_a_mask_marks_are_unknown(method):
     mask[3:5, 0, ::2] = 0
     hidden = np.argwhere(np.broadcast_to(mask, x.shape) == 0).T
     changed = x + 50 * FlycooTensor(hidden, np.ones(hidden.shape[1]), x.shape)
+    if method == "parafac2":
+        mask = np.broadcast_to(mask, x.shape)
     options = {"n_runs": 3, "random_state": 0, "n_iter_max": 30, "method": method}
     found, expected = (select_rank(own, [1, 2, 3], mask=mask, **options) for own in (changed, x))
     assert found.rank == expected.rank
     for score, other in zip(found.scores, expected.scores, strict=True):
         assert score.heldout_loss == other.heldout_loss
+
+
+# Other models
+
+
+CORES = [1, 2, (2, 3, 2), (2, 2, 3), (3, 3, 2), (3, 2, 2), 3]
+
+
+def make_tucker(seed, noise=0.1):
+    """Make a tensor of a core (2, 3, 2), none of whose parts is small, and of sparse factors."""
+    random, shape = np.random.RandomState(seed), (20, 22, 24)
+    draw = [random.standard_normal((size, r)) for size, r in zip(shape, (2, 3, 2), strict=True)]
+    factors = [np.where(random.random_sample(of.shape) < 0.5, 0, of) for of in draw]
+    core = np.linalg.qr(random.standard_normal((4, 3)))[0].reshape(2, 2, 3)
+    dense = np.einsum("acb,ia,jb,kc->ijk", core, *factors)
+    dense += noise * dense.std() * random.standard_normal(shape) * (dense != 0)
+    return FlycooTensor.from_dense(dense)
+
+
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 3))])
+def test_a_planted_core_is_found(seed):
+    x = make_tucker(seed)
+    selection = select_rank(x, CORES, 3, "tucker", random_state=seed, n_iter_max=50)
+    assert [score.rank for score in selection.scores[:2]] == [(1, 1, 1), (2, 2, 2)]
+    assert selection.scores[-1].rank == (3, 3, 3)
+    assert selection.rank == (2, 3, 2)
+    assert selection.best.core.shape == (2, 3, 2)
+    by_rank = {score.rank: score for score in selection.scores}
+    for too_low in [(1, 1, 1), (2, 2, 2), (2, 2, 3), (3, 2, 2)]:
+        assert by_rank[too_low].heldout_loss > 1.5 * by_rank[2, 3, 2].heldout_loss
+    assert "<- suggested" in repr(selection)
+    assert all(np.isnan([score.match, score.core_consistency]).all() for score in by_rank.values())
+
+
+@pytest.mark.parametrize("seed", [1, pytest.param(0, marks=pytest.mark.slow)])
+def test_a_planted_non_negative_core_is_found(seed):
+    """Which takes many iterations: they end at a smaller `tol`."""
+    random, shape = np.random.RandomState(seed), (20, 22, 24)
+    factors = [random.gamma(0.3, size=pair) for pair in zip(shape, (2, 3, 2), strict=True)]
+    core = np.zeros((2, 3, 2))
+    core[[0, 1, 0], [0, 1, 2], [0, 1, 1]] = 1
+    dense = np.einsum("abc,ia,jb,kc->ijk", core, *factors)
+    dense *= 1 + 0.05 * random.standard_normal(shape)
+    dense[dense < 0.05 * dense.std()] = 0
+    options = {"n_iter_max": 120, "tol": 1e-7, "random_state": seed, "n_runs": 3}
+    x, cores = FlycooTensor.from_dense(abs(dense)), [(2, 2, 2), (2, 3, 2), (3, 3, 2)]
+    selection = select_rank(x, cores, method="non_negative_tucker", **options)
+    assert selection.rank == (2, 3, 2)
+    assert selection.best.core.min() >= 0
+    assert selection.scores[0].heldout_loss > 1.5 * selection.scores[1].heldout_loss
+
+
+def make_slices(seed):
+    """Make sparse slices with 8 to 19 rows of a PARAFAC2 model of rank 2."""
+    random = np.random.RandomState(seed)
+    columns = random.standard_normal((20, 2)) * (random.random_sample((20, 2)) < 0.6)
+    blueprint, slices = np.array([[1.0, 0.3], [-0.2, 1.0]]), []
+    for scales in random.random_sample((15, 2)) + 0.2:
+        rows = np.linalg.qr(random.standard_normal((random.randint(8, 20), 2)))[0]
+        dense = rows @ (blueprint * scales) @ columns.T
+        dense += 0.1 * dense.std() * random.standard_normal(dense.shape) * (dense != 0)
+        slices.append(sparse.COO.from_numpy(dense))
+    return slices
+
+
+@pytest.mark.parametrize("seed", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (0, 2, 3))])
+def test_the_rank_of_slices_is_found(seed):
+    options = {"n_runs": 3, "random_state": seed, "n_iter_max": 60}
+    selection = select_rank(make_slices(seed), [1, 2, 3], method="parafac2", **options)
+    assert selection.rank == 2
+    assert selection.best.rank == 2
+    assert selection.scores[0].heldout_loss > 1.3 * selection.scores[1].heldout_loss
+
+
+@pytest.mark.parametrize("method", ["tucker", "non_negative_tucker", "parafac2"])
+def test_the_held_out_loss_is_that_of_dense_models(method):
+    """Of the best run without the entries; the slices here have one number of rows."""
+    x = make_tucker(0).map(abs)
+    options = {"random_state": 5, "n_iter_max": 10}
+    selection = select_rank(x, [2], 3, method, **options)
+    random, matrix = np.random.RandomState(5), x
+    seed = random.randint(2**31 - 1)
+    if method == "parafac2":
+        matrix = RaggedTensor(x).matrix
+    coords = module.draw_entries(matrix, 0.2, random)
+    cells = coords
+    if method == "parafac2":
+        cells = np.stack([*np.divmod(coords[0], x.shape[1]), coords[1]])
+    dense, mask = x.to_coo().todense(), np.ones(x.shape)
+    mask[tuple(cells)] = 0
+    known = FlycooTensor.from_dense(dense * mask)
+    rank = 2 if method == "parafac2" else (2, 2, 2)
+    starts = best_of(method, known, rank, 3, seed, mask=mask, n_iter_max=10)
+    np.testing.assert_allclose(selection.errors[0], starts.final_errors)
+    to_tensor = tl.parafac2_tensor.parafac2_to_tensor if rank == 2 else tl.tucker_to_tensor
+    residual = (dense - to_tensor(starts.best))[tuple(cells)]
+    weights = weigh(matrix.to_coo().todense(), coords, 0.2)
+    whole = weights @ dense[tuple(cells)] ** 2
+    expected = np.sqrt(weights @ residual**2 / whole)
+    assert selection.scores[0].heldout_loss == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("method", ["tucker", "parafac2"])
+def test_labels_of_other_models_stay(method):
+    x = make_tucker(0)
+    labels = {name: np.arange(size) for name, size in zip("abc", x.shape, strict=True)}
+    options = {"n_runs": 2, "random_state": 0, "n_iter_max": 5, "method": method}
+    labelled, plain = (select_rank(of, [1, 2], **options) for of in (LabelledTensor(x, labels), x))
+    assert labelled.best.names == ("a", "b", "c")
+    assert repr(labelled) == repr(plain)
+    assert len(labelled.table) == 2

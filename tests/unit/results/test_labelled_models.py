@@ -7,7 +7,7 @@ import tensorly as tl
 from labelled_problem import LABELS, make_labelled
 
 from tensorly_flycoo import LabelledCP, RaggedTensor, best_of, decomposition
-from tensorly_flycoo.models import LabelledParafac2, LabelledTucker
+from tensorly_flycoo.models import CoupledCP, LabelledCoupledCP, LabelledParafac2, LabelledTucker
 
 pytestmark = pytest.mark.usefixtures("flycoo_backend")
 
@@ -103,6 +103,49 @@ def test_parafac2(kind, x, tmp_path):
     assert all(map(np.array_equal, found.labels.values(), model.labels.values()))
 
 
+def make_blocks(x):
+    """Return blocks with labels, of which the second knows some users and one more."""
+    tags = np.random.RandomState(0).random_sample((3, 4))
+    return [x, (tags, {"user": [*LABELS["user"][1:3], "new"], "tag": list("stuv")})]
+
+
+def test_coupled(x, tmp_path):
+    options = {"n_iter_max": 3, "random_state": 0, "missing": "unknown"}
+    model = decomposition.coupled_parafac(make_blocks(x), 2, **options)
+    assert isinstance(model, LabelledCoupledCP)
+    assert model.names == (*LABELS, "tag")
+    assert model.ordered == ("day",)
+    assert model.labels["user"].tolist() == [*LABELS["user"], "new"]
+    check_tables(model, [*model.factors.values()])
+    both = np.stack([cp.weights for cp in model.cp_tensors])
+    np.testing.assert_array_equal(model.to_frames()[0], both)
+    heading = "component 1\nweight " + ", ".join(f"{weight:.3g}" for weight in both[:, 1])
+    assert heading in {axes.get_ylabel() for axes in model.plot().axes}
+    model.save(tmp_path / "model.npz")
+    found = LabelledCoupledCP.load(tmp_path / "model.npz")
+    assert repr(found) == repr(model)
+    assert [of.tolist() for of in found.labels.values()] == [
+        of.tolist() for of in model.labels.values()
+    ]
+    assert (found.errors, found.block_errors) == (model.errors, model.block_errors)
+    assert (found.names, found.ordered) == (model.names, model.ordered)
+    for name, factor in model.factors.items():
+        np.testing.assert_array_equal(found.factors[name], factor)
+    for cp, other in zip(found.cp_tensors, model.cp_tensors, strict=True):
+        assert isinstance(cp, LabelledCP)
+        assert (cp.names, cp.ordered) == (other.names, other.ordered)
+        assert cp == other
+        assert all(cp.factors[n] is found.factors[name] for n, name in enumerate(cp.names))
+    again = decomposition.coupled_parafac(make_blocks(x), 2, init=found, **options)
+    assert again.errors[0] < found.errors[0]
+
+
+def test_coupled_models_of_blocks_without_labels_are_plain(x):
+    blocks = [(x.tensor, [*LABELS]), (np.ones((5, 4)), ["user", "tag"])]
+    model = decomposition.coupled_parafac(blocks, 2, n_iter_max=1, random_state=0)
+    assert type(model) is CoupledCP
+
+
 def test_wrong_labels(x):
     tucker = decomposition.tucker(x.tensor, [2, 2, 2])
     with pytest.raises(ValueError, match=r"labels\['b'\] has shape \(5,\), expected \(6,\)"):
@@ -115,9 +158,10 @@ def test_wrong_labels(x):
     assert model.labels["b"].tolist() == [f"{k}: {i}" for k in range(5) for i in "uvwxyz"]
 
 
-@pytest.mark.parametrize("name", ["tucker", "parafac2"])
+@pytest.mark.parametrize("name", ["tucker", "parafac2", "coupled_parafac"])
 def test_the_best_of_several_starts_has_labels(name, x):
     rank = [2, 2, 2] if name == "tucker" else 2
-    starts = best_of(name, x, rank, 2, random_state=0, n_iter_max=2)
-    assert starts.best.labels.keys() == LABELS.keys()
+    data = make_blocks(x) if name == "coupled_parafac" else x
+    starts = best_of(name, data, rank, 2, random_state=0, n_iter_max=2)
+    assert starts.best.labels.keys() >= LABELS.keys()
     assert len(starts.best.top("user", 2)) == 2
