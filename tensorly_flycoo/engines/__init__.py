@@ -25,7 +25,7 @@ _CUDA_HINT = 'pip install "tensorly-flycoo[cuda13x]" (or [cuda12x])'
 _INSUFFICIENT_DRIVER = 35
 
 #: With fewer nonzeros one GPU is done before the host has launched all that two need [H100].
-_SPREAD_NNZ = 2**26
+_SPREAD_NNZ = 2**27
 
 _logger = logging.getLogger("tensorly_flycoo")
 
@@ -65,7 +65,7 @@ def set_device(device: str, *, gpus: int | str | None = None) -> DeviceChoice:
     gpus : int or "all", optional
         Spreads tensors over the GPUs 0 to gpus - 1, in slabs (see `FlycooTensor`), by default one
         for each GPU. Their factors are `RowShards`, whose rows are spread too, and which
-        ``tl.to_numpy`` gathers. "all" leaves a tensor of fewer than 2**26 nonzeros on GPU 0, where
+        ``tl.to_numpy`` gathers. "all" leaves a tensor of fewer than 2**27 nonzeros on GPU 0, where
         it is as fast. By default a tensor is on CuPy's current GPU.
 
     Returns
