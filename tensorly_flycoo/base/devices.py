@@ -18,6 +18,7 @@ class Devices(Protocol):
 
     count: int
     least_nnz: int = 0  # tensors with fewer nonzeros are by default on the first one alone
+    least_nbytes: int = 0  # as are the factors of all modes if they take fewer bytes
 
     def check_current(self) -> None:
         """Refuse a current device other than the home device."""

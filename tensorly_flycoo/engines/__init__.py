@@ -64,9 +64,9 @@ def set_device(device: str, *, gpus: int | str | None = None) -> DeviceChoice:
         finds one; otherwise it uses the CPU.
     gpus : int or "all", optional
         Spreads tensors over the GPUs 0 to gpus - 1, in slabs (see `FlycooTensor`), by default one
-        for each GPU. Their factors are `RowShards`, whose rows are spread too, and which
-        ``tl.to_numpy`` gathers. "all" leaves a tensor of fewer than 2**27 nonzeros on GPU 0, where
-        it is as fast. By default a tensor is on CuPy's current GPU.
+        for each GPU. Factors of 32 MiB or more together are `RowShards`, whose rows are spread too,
+        and which ``tl.to_numpy`` gathers. "all" leaves a tensor of fewer than 2**27 nonzeros on GPU
+        0, where it is as fast. By default a tensor is on CuPy's current GPU.
 
     Returns
     -------

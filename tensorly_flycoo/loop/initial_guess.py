@@ -59,10 +59,8 @@ def spread_factors(x: FlycooTensor, factors: Iterable[Array]) -> list[Array]:
 
     A resumed run then adds in the same order as an uninterrupted one.
     """
-    layout = x._layout
-    if not isinstance(layout, SpreadLayout):
-        return list(factors)
-    return [layout.scatter(factor, mode) for mode, factor in enumerate(factors)]
+    layout, factors = x._layout, list(factors)
+    return layout.spread(factors) if isinstance(layout, SpreadLayout) else factors
 
 
 def draw_factors(x: FlycooTensor, rank: int, random: Any) -> list[Array]:

@@ -36,6 +36,13 @@ class SpreadLayout(SlabLayout):
             return factor
         return RowShards.scatter(factor, self.shardings[mode])
 
+    def spread(self, factors: Sequence[Array | RowShards]) -> list[Array | RowShards]:
+        """Scatter the factors of all modes, unless they are small."""
+        are_whole = not any(isinstance(factor, RowShards) for factor in factors)
+        if are_whole and sum(factor.nbytes for factor in factors) < self.devices.least_nbytes:
+            return list(factors)
+        return [self.scatter(factor, mode) for mode, factor in enumerate(factors)]
+
     def apply(
         self,
         operation: Operation,
@@ -46,6 +53,8 @@ class SpreadLayout(SlabLayout):
         **options: Any,
     ) -> Array | None:
         """Run an operation on the nonzeros; gather its result on the first device, in `out`."""
+        if out.nbytes < self.devices.least_nbytes:  # adding it there takes one exchange, not two
+            options["sharding"] = Sharding((0, len(out)), (0,), self.devices)
         result, total = self.apply_sharded(operation, engine, inputs, mode, out.shape, **options)
         blocks = self.devices.collect(result.blocks)
         for (start, stop), block in zip(pairwise(result.sharding.edges), blocks, strict=True):
@@ -61,20 +70,23 @@ class SpreadLayout(SlabLayout):
         shape: tuple[int, int],
         *,
         find_rows: FindRows | None = None,
+        sharding: Sharding | None = None,
         **options: Any,
     ) -> tuple[RowShards, Array | None]:
         """Run an operation as `Layout.apply` does; its result, of `shape`, stays spread.
 
         In the cut mode each slab computes a block. In any other each device adds the results
         of its own slabs as far as the tree allows; the device of each block adds that block of all.
+        A `sharding` of one block has it all on one device.
         """
         devices, slabs, is_cut = self.devices, self.slabs, mode == self.cut_mode
         edges, own_slots = self._divide_rows(mode, options.get("slots"))
-        sharding = self.shardings[mode]
-        if own_slots is not None:
-            sharding = Sharding(tuple(edges), sharding.homes, devices)
-        elif shape[0] != sharding.edges[-1]:
-            sharding = Sharding.of(cut_evenly(shape[0], self.num_slabs), devices)
+        if sharding is None:
+            sharding = self.shardings[mode]
+            if own_slots is not None:
+                sharding = Sharding(tuple(edges), sharding.homes, devices)
+            elif shape[0] != sharding.edges[-1]:
+                sharding = Sharding.of(cut_evenly(shape[0], self.num_slabs), devices)
         # First all copies, then all work: a copy waits for the work that is under way.
         own = self._bring_inputs(inputs, options, own_slots)
         results: dict[int, Array] = {}
@@ -102,6 +114,8 @@ class SpreadLayout(SlabLayout):
         computed = map(compute, range(len(slabs)))
         if is_cut:
             blocks = [results[number] for number, _ in enumerate(computed)]
+            if len(sharding.homes) == 1:
+                blocks = devices.gather([(blocks, sharding.homes[0])])
         else:
             blocks = _add_blocks(engine, results, self.homes, fold_tree(computed, add), sharding)
         return RowShards(blocks, sharding), self._add_up(sums)
@@ -117,15 +131,19 @@ class SpreadLayout(SlabLayout):
         parts: dict[Any, Sequence[Array]] = {}
         if own_slots is not None:
             parts["slots"] = bring_each(devices, own_slots, self.homes)
-        if cut_mode in inputs:
-            x = inputs[cut_mode]
-            cut = self.shardings[cut_mode].cut
-            parts[cut_mode] = x.blocks if isinstance(x, RowShards) else cut(x)
+        x = inputs.get(cut_mode)
+        if isinstance(x, RowShards):
+            parts[cut_mode] = x.blocks
+        elif x is not None and x.nbytes >= devices.least_nbytes:
+            parts[cut_mode] = self.shardings[cut_mode].cut(x)
         given: Any = (*inputs.items(), *options.items())
         whole = {key: x for key, x in given if key not in parts and getattr(x, "ndim", 0) > 0}
         gathered = gather_each(whole.values(), devices, dict.fromkeys(self.homes))
         for key, arrays in zip(whole, gathered, strict=True):
             parts[key] = [arrays[home] for home in self.homes]
+        if cut_mode in whole:  # small: it came with the others, in one exchange
+            pairs = zip(parts[cut_mode], self.slabs, strict=True)
+            parts[cut_mode] = [array[slab.rows] for array, slab in pairs]
 
         def take(given: Mapping[Any, Any], number: int) -> dict[Any, Any]:
             """Return a slab's own, in the order in which they are given, which TTMc follows."""

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import sparse
 import tensorly as tl
-from numpy_devices import NumpyDevices
+from numpy_devices import DeviceArray, NumpyDevices
 from problems import make_problem
 from tensorly.cp_tensor import CPTensor
 from tensorly.decomposition import (
@@ -125,6 +125,41 @@ def test_groups_move_no_more(groups, is_numbered, x, monkeypatch):
         assert found == expected
         results.add(tuple(factors))
     assert len(results) == 1
+
+
+@pytest.mark.parametrize("function", [parafac, non_negative_parafac_hals])
+@pytest.mark.parametrize("layout", ["remap", "replicated", "indexed"])
+def test_small_factors_stay_on_the_first_device(layout, function, x, monkeypatch):
+    """A mode takes one exchange in and one out; the bits are those of slabs on one device."""
+    exchanges, gather, results = [], NumpyDevices.gather, set()
+    nbytes = sum(SHAPE) * RANK * 8
+
+    def count(devices, requests):
+        pairs = [(array, device) for arrays, device in requests for array in arrays]
+        homes = [a.device if isinstance(a, DeviceArray) else 0 for a, _ in pairs]
+        exchanges.append(any(home != pair[1] for home, pair in zip(homes, pairs, strict=True)))
+        return gather(devices, requests)
+
+    def decompose(tensor):
+        exchanges.clear()
+        with tl.backend_context("flycoo"):
+            start = CPTensor((np.ones(RANK), draw_factors()))
+            factors = function(tensor, RANK, init=start, n_iter_max=4, tol=0).factors
+            return factors, b"".join(tl.to_numpy(factor).tobytes() for factor in factors)
+
+    monkeypatch.setattr(NumpyDevices, "gather", count)
+    for number in COUNTS[:3]:
+        tensor = spread(x, number, monkeypatch, layout=layout)
+        monkeypatch.setattr(NumpyDevices, "least_nbytes", nbytes)
+        factors, _ = decompose(tensor)
+        assert all(isinstance(factor, RowShards) for factor in factors)
+        monkeypatch.setattr(NumpyDevices, "least_nbytes", nbytes + 1)
+        factors, found = decompose(tensor)
+        assert not any(isinstance(factor, RowShards) for factor in factors)
+        assert sum(exchanges) == (number > 1) * 4 * 3 * 2
+        results.add(found)
+    whole = FlycooTensor(*x.nonzeros(), x.shape, slabs=NUM_SLABS, layout=layout)
+    assert results == {decompose(whole)[1]}
 
 
 def list_pairs(x, factors):

@@ -23,6 +23,12 @@ NUM_GPUS = cupy.cuda.runtime.getDeviceCount()
 SHAPE, RANK, NUM_SLABS = (3000, 2000, 5000), 8, 4
 
 
+@pytest.fixture(autouse=True)
+def no_factors_are_small(monkeypatch):
+    """Shard the factors of small tensors too, as tests of `RowShards` expect."""
+    monkeypatch.setattr(CudaDevices, "least_nbytes", 0)
+
+
 def list_devices():
     """List ways to spread a tensor: one GPU as several, and as many as there are."""
     one = [OneDevice(cupy, count) for count in (1, 2, 3)]
@@ -79,6 +85,23 @@ def test_groups_of_modes():
             cp = parafac(x, RANK, n_iter_max=3, tol=0, init="random", random_state=0)
             results.add(b"".join(tl.to_numpy(factor).tobytes() for factor in cp.factors))
     assert len(results) == 1
+
+
+@pytest.mark.parametrize("function", [parafac, non_negative_parafac_hals])
+def test_small_factors_stay_on_the_first_gpu(function, monkeypatch):
+    """The bits are those of slabs on one GPU, for any number of GPUs."""
+    monkeypatch.setattr(CudaDevices, "least_nbytes", 2**25)
+    results = set()
+    for devices in (OneDevice(cupy), *map(CudaDevices, range(1, NUM_GPUS + 1))):
+        monkeypatch.setattr(OneDevice, "least_nbytes", 2**25)
+        x = spread(devices)
+        with tl.backend_context("flycoo"):
+            for init in ("random", "svd"):
+                options = {"n_iter_max": 4, "tol": 0, "init": init, "random_state": 0}
+                factors = function(x, RANK, **options).factors
+                assert all(factor.device.id == 0 for factor in factors)
+                results.add((init, b"".join(tl.to_numpy(f).tobytes() for f in factors)))
+    assert len(results) == 2
 
 
 @pytest.mark.parametrize("name", ["tucker", "generalized_parafac", "masked"])

@@ -67,7 +67,7 @@ def place(array, device):
 class NumpyDevices:
     """Implements `devices.Devices`."""
 
-    least_nnz = 0
+    least_nnz = least_nbytes = 0
 
     def __init__(self, count=1):
         self.count = count

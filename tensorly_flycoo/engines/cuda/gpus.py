@@ -29,6 +29,9 @@ class CudaDevices(Devices):
     Copies go straight from GPU to GPU, over NVLink or PCIe where GPUs can read each other's memory.
     """
 
+    #: One GPU updates smaller factors faster than the host can launch updates on several [H100].
+    least_nbytes = 2**25
+
     def __init__(self, count: int) -> None:
         self.count = count
         self._of_thread = threading.local()
