@@ -1,5 +1,6 @@
 """The interface of an engine, which computes everything on one kind of device."""
 
+import functools
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -77,9 +78,12 @@ class Engine(Primitives, ABC):
     def count_free_nbytes(self) -> int | None:
         """Count the bytes that could still be allocated; None if that is unknown."""
 
+    #: Whether calls are logged. Small tensors would wait for the arguments of `log`.
+    is_logging = staticmethod(functools.partial(_logger.isEnabledFor, logging.DEBUG))
+
     def log(self, function: str, layout: str, **details: object) -> None:
         """Log the details of a call at level DEBUG."""
-        if _logger.isEnabledFor(logging.DEBUG):
+        if self.is_logging():
             used = {"engine": self.name, "layout": layout, **details}
             text = ", ".join(f"{name}={value!r}" for name, value in used.items())
             _logger.debug("%s: %s", function, text)

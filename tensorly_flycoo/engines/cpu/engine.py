@@ -69,7 +69,9 @@ class CpuEngine(CpuPrimitives, Engine):
             is_large = nnz >= LEAST_NNZ
             segments = find_segments(layout, step, mode, arrays) if is_large else None
             loop = mttkrp_segments if segments else mttkrp.mttkrp_tiles
-            self.log("mttkrp", layout.name, mode=mode, kernel=loop.__name__, num_lanes=num_lanes)
+            if self.is_logging():
+                used = {"kernel": loop.__name__, "num_lanes": num_lanes}
+                self.log("mttkrp", layout.name, mode=mode, **used)
             operands = (arrays, out, partial_rows)
             arguments: Any = _gather_arguments(layout, step, mode, operands, num_lanes)
             work_ns, count = _estimate_ns(layout, step, out), carry_rows.size
@@ -118,7 +120,9 @@ class CpuEngine(CpuPrimitives, Engine):
         """Return the factors as kernels read them, that of `mode` last, and memory for carries."""
         num_tiles = layout.tilings[mode].carry_rows.size
         most = num_tiles * layout.tile_size // _READS_A_COPY
-        arrays = [_align(factors[n], most) for n in sorted(factors, key=lambda n: (n == mode, n))]
+        arrays = [_align(factors[n], most) for n in sorted(factors) if n != mode]
+        if mode in factors:
+            arrays.append(_align(factors[mode], most))
         return tuple(arrays), np.empty((num_tiles, out.shape[1]), out.dtype)
 
     def scale_rows(self, product: Array, factor: Array, scales: Array, sums: Array) -> None:

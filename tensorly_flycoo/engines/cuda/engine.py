@@ -94,7 +94,9 @@ class CudaEngine(CudaPrimitives, Engine):
                 return
             scales = None if weights is None else cupy.ascontiguousarray(weights)
             kernel = _find_kernel(layout, step, mode, workspace, out)
-            self.log("mttkrp", layout.name, mode=mode, kernel="mttkrp_remap.cu", cut=kernel.cut)
+            if self.is_logging():
+                used = {"kernel": "mttkrp_remap.cu", "cut": kernel.cut}
+                self.log("mttkrp", layout.name, mode=mode, **used)
             kernel.launch(step, workspace, scales, out)
             add_carries(workspace.carries, out)
 
@@ -132,7 +134,9 @@ class CudaEngine(CudaPrimitives, Engine):
         self, layout: Layout, factors: Factors, mode: int, out: Array
     ) -> Workspace:
         """Return the factors as kernels read them, that of `mode` last, and memory for carries."""
-        arrays = [factors[n] for n in sorted(factors, key=lambda n: (n == mode, n))]
+        arrays = [factors[n] for n in sorted(factors) if n != mode]
+        if mode in factors:
+            arrays.append(factors[mode])
         arrays = [f if _is_readable(f) else cupy.ascontiguousarray(f) for f in arrays]
         carry_rows = layout.tilings[mode].carry_rows
         carries = allocate_carries(carry_rows.size, out.shape[1], out.dtype, carry_rows)
