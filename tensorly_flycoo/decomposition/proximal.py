@@ -6,6 +6,7 @@ The sequential steps run on the host; columns on a GPU are copied there and back
 import numpy as np
 
 from ..base.array_modules import Array, array_module, move
+from ..loop.smoothness import call_on_host, solve_bands
 
 
 def fit_monotone(columns: Array, decreasing: bool = False) -> Array:
@@ -59,9 +60,4 @@ def fit_unimodal(columns: Array) -> Array:
 
 def smooth(columns: Array, strength: float) -> Array:
     """Solve ``(I + strength * L) x = columns`` in O(I) each; L is 2 on its diagonal, -1 beside."""
-    from scipy.linalg import solve_banded
-
-    bands = np.empty((3, columns.shape[0]), columns.dtype)
-    bands[0] = bands[2] = -strength
-    bands[1] = 1 + 2 * strength
-    return move(solve_banded((1, 1), bands, move(columns, np)), array_module(columns))
+    return call_on_host(lambda own: solve_bands(own, 1 + 2 * strength, -strength), columns)

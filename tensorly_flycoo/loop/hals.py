@@ -4,8 +4,10 @@ from typing import Any
 
 import numpy as np
 
-from ..base.array_modules import Array, array_module
+from ..base.array_modules import Array, array_module, move
+from ..engines.tall import multiply
 from ..spread.row_shards import RowShards, sweep_block
+from .smoothness import call_on_host, fit_nonnegative, smooth
 
 #: Sweeps over the columns of a factor, and the tolerance that ends them: TensorLy's numbers.
 _SWEEPS = (5, 1e-8)
@@ -14,13 +16,13 @@ _EXACT_SWEEPS = (50_000, 1e-16)
 
 def solve_nonnegative(
     targets: Any, gram: Array, rows: Array, num_sweeps: int, tolerance: float,
-    sparsity: float | None = None,
+    sparsity: float | None = None, smoothness: float = 0,
 ) -> None:  # fmt: skip
     """Minimise ``|x U.T - m|`` over rows ``x >= 0``, in place.
 
     `targets` is the MTTKRP ``m U`` (I, R), `gram` is ``U.T U`` (R, R), `rows` (I, R) the initial
     guess; all are C-contiguous and of one dtype, `targets` and `rows` maybe `RowShards`. `sparsity`
-    penalises the sum of the elements.
+    penalises the sum of the elements. `smoothness` is that of rows, for arrays of the host alone.
 
     Each column in turn is set to its minimiser while the others are held fixed; one with a zero on
     the diagonal of `gram` stays unchanged. The order of the columns and the stopping rule are those
@@ -40,6 +42,8 @@ def solve_nonnegative(
     for _ in range(num_sweeps):
         if isinstance(rows, RowShards):
             error, num_changes = targets.reduce(sweep, rows, matrix=gram)
+        elif smoothness:
+            error = num_changes = _sweep_smooth(targets, gram, rows, smoothness)
         else:
             error, num_changes = sweep(targets, rows, gram)
         first_error = error if first_error is None else first_error
@@ -48,15 +52,37 @@ def solve_nonnegative(
 
 
 def improve(
-    targets: Array, gram: Array, factor: Array, sparsity: float | None = None, exact: bool = False
-) -> Array:
+    targets: Array, gram: Array, factor: Array, sparsity: float | None = None, exact: bool = False,
+    smoothness: float = 0,
+) -> Array:  # fmt: skip
     """Return the factor after some sweeps of HALS."""
-    xp = array_module(gram)
+    xp, sweeps = array_module(gram), _EXACT_SWEEPS if exact else _SWEEPS
+    if smoothness:
+
+        def solve(targets: np.ndarray, factor: np.ndarray) -> np.ndarray:
+            rows, exact_gram = factor.astype(np.float64), move(gram, np).astype(np.float64)
+            smoothed = smooth(targets - np.float64(sparsity or 0), smoothness)
+            solve_nonnegative(smoothed, exact_gram, rows, *sweeps, smoothness=smoothness)
+            return rows
+
+        return call_on_host(solve, targets, factor)
     # Copies: the caller may hold the initial guess.
     if isinstance(targets, RowShards):
         rows = targets.map_blocks(lambda _, part: np.copy(part, order="C"), factor)
     else:
         rows, targets = xp.array(factor, order="C"), xp.ascontiguousarray(targets)
-    sweeps = _EXACT_SWEEPS if exact else _SWEEPS
     solve_nonnegative(targets, xp.ascontiguousarray(gram), rows, *sweeps, sparsity)
     return rows
+
+
+def _sweep_smooth(targets: Array, gram: Array, rows: Array, smoothness: float) -> float:
+    """Update all columns, from smoothed targets; return the sum of the squared changes."""
+    product, error = multiply(rows, gram), 0.0
+    for k in np.flatnonzero(gram.diagonal()):
+        others = product[:, k] - rows[:, k] * gram[k, k]
+        goal = (targets[:, k] - others) / gram[k, k]
+        change = fit_nonnegative(goal, smoothness) - rows[:, k]
+        rows[:, k] += change
+        product += change[:, None] * gram[k]
+        error += float((change * change).sum())
+    return error
