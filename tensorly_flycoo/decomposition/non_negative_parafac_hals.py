@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..base.array_modules import Array
-from ..base.checks import check_choice, check_real, warn
+from ..base.checks import check_choice, spread_numbers, warn
 from ..engines.tall import solve
 from ..loop.cp_loop import Callback, start
 from ..loop.guarding import describe_as
@@ -113,11 +113,10 @@ class _Hals(MomentumRun):
     exact: bool
 
     def update_factor(self, product: Array, gram: Array, mode: int) -> Array:
-        strength = self.smoothness[mode]
         if mode in self.constrained:
             factor, penalty = self.factors[mode], self.penalties[mode]
-            return improve(product, gram, factor, penalty, self.exact, strength)
-        return solve(gram.T, smooth(product, strength).T).T
+            return improve(product, gram, factor, penalty, self.exact, self.smoothness[mode])
+        return solve(gram.T, smooth(product, self.smoothness[mode]).T).T
 
     def update(self, iteration: int) -> Array:
         product, last = super().update(iteration), len(self.factors) - 1
@@ -141,13 +140,8 @@ def spread_penalties(
     coefficients: float | Sequence[float | None] | None, ndim: int, constrained: set[int]
 ) -> list[float | None]:
     """Return one sparsity coefficient per mode."""
-    given: Any = coefficients
-    is_one = given is None or isinstance(given, float | int | np.number)
-    penalties = [given] * ndim if is_one else list(given)
-    if len(penalties) != ndim:
-        raise ValueError(f"sparsity_coefficients has {len(penalties)} numbers, expected {ndim}")
-    for penalty in penalties:
-        check_real(penalty or 0, "a number of sparsity_coefficients", 0)
-    if not is_one and any(penalties[n] is not None for n in range(ndim) if n not in constrained):
+    penalties = spread_numbers(coefficients, ndim, "sparsity_coefficients")
+    is_given = isinstance(coefficients, Iterable)
+    if is_given and any(penalties[n] is not None for n in range(ndim) if n not in constrained):
         warn("sparsity_coefficients are ignored in unconstrained modes")
     return penalties

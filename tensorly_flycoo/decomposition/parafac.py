@@ -135,9 +135,9 @@ def parafac(
     Errors never rise by more than their rounding; with `l2_reg`, their squares plus the ridge's
     share do not. Factors are normalised at the end only.
 
-    With `smoothness` each factor is still the best one for the others; smooth ones solve a banded
-    system on the host, O(I_n R). Squared residual and penalty together never rise; `tol` looks at
-    errors alone. Two smooth modes also penalise the differences along one of those along the other.
+    With `smoothness` squared residual and penalty together never rise; `tol` looks at errors alone.
+    A smooth factor solves a banded system on the host, O(I_n R). Two smooth modes also penalise the
+    differences along one of those along the other, by the product of their strengths.
 
     References
     ----------
@@ -187,7 +187,6 @@ def parafac(
                 raise ValueError(f"{name}= cannot resume a checkpoint: start anew, or leave it out")
     check_real(l2_reg, "l2_reg", 0)
     strengths = read_smoothness(smoothness, len(tensor.shape), linesearch)
-    is_smooth = any(strengths)
     if not isinstance(orthogonalise, bool):
         check_count(orthogonalise, "orthogonalise", 0)
     missing = None if mask is None else find_missing(tensor, mask)
@@ -200,7 +199,7 @@ def parafac(
         if x.nnz == 0:
             raise ValueError(f"tensor of shape {x.shape} has no nonzeros, expected at least one")
         data = WholeTensor(x)
-        if not (has_momentum or is_smooth or isinstance(init, Resumed)):
+        if not (has_momentum or any(strengths) or isinstance(init, Resumed)):
             return _run_tensorly_loop(
                 data, callback, tol, rank=rank, n_iter_max=n_iter_max, init=init, svd=svd,
                 normalize_factors=normalize_factors, orthogonalise=orthogonalise,
@@ -218,7 +217,7 @@ def parafac(
     if list(fixed_modes or []) == list(range(x.ndim)):
         return make_cp_tensor(*model)
     modes = list_free_modes(x.ndim, fixed_modes)
-    solver = LeastSquares if is_smooth or missing is not None else _TensorlyIterations
+    solver = LeastSquares if any(strengths) or missing is not None else _TensorlyIterations
     search = LineSearch(verbose) if linesearch and not has_momentum else None
     return solver(
         data, modes, l2_reg, orthogonalise, search, tensor=x, model=model, n_iter_max=n_iter_max,
@@ -265,8 +264,7 @@ class LeastSquares(GaussNewtonRun):
         """Update a factor; return its MTTKRP."""
         weights, factors = self.weights, self.factors
         mttkrp = self.data.mttkrp(weights, factors, mode)
-        longer = add_differences(factors, self.smoothness)
-        gram = multiply_grams(weights, longer, skip=mode, ridge=self.l2_reg)
+        gram = multiply_grams(weights, add_differences(factors, self.smoothness), mode, self.l2_reg)
         factors[mode] = solve(gram, smooth(mttkrp, self.smoothness[mode]).T).T
         return mttkrp
 

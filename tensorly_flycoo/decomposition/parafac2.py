@@ -136,8 +136,7 @@ def parafac2(
         raise ValueError("tensor_slices have no nonzeros, expected at least one that is observed")
     strengths = read_smoothness(smoothness, 3)
     if strengths[1]:
-        instead = "expected modes 0 or 2: the rows of slices are in their projections"
-        raise ValueError(f"smoothness is {smoothness!r}, {instead}")
+        raise ValueError(f"smoothness is {smoothness!r}, expected modes 0 or 2, not rows of slices")
     with span("start"):
         model = _start(data, rank, init, svd, random_state)
     constrained = find_constrained(nn_modes, 3)
@@ -449,8 +448,7 @@ class _Alternation(Run):
             gram = multiply_grams(None, add_differences(factors, self.smoothness), skip=mode)
             strength, penalty = self.smoothness[mode], self.penalties[mode]
             if mode in self.constrained:
-                factor = factors[mode]
-                factors[mode] = improve(product, gram, factor, penalty, smoothness=strength)
+                factors[mode] = improve(product, gram, factors[mode], penalty, smoothness=strength)
             else:
                 factors[mode] = solve(gram, smooth(product, strength).T).T
             # At once: where a column is zero but for rounding, the next one may overflow.

@@ -6,7 +6,6 @@ The sequential steps run on the host; columns on a GPU are copied there and back
 import numpy as np
 
 from ..base.array_modules import Array, array_module, move
-from ..loop.smoothness import call_on_host, solve_bands
 
 
 def fit_monotone(columns: Array, decreasing: bool = False) -> Array:
@@ -56,8 +55,3 @@ def fit_unimodal(columns: Array) -> Array:
     places = xp.arange(columns.shape[0])[:, None]
     fitted = xp.where(places < peaks, ascending, columns)
     return xp.where(places > peaks, descending, fitted)
-
-
-def smooth(columns: Array, strength: float) -> Array:
-    """Solve ``(I + strength * L) x = columns`` in O(I) each; L is 2 on its diagonal, -1 beside."""
-    return call_on_host(lambda own: solve_bands(own, 1 + 2 * strength, -strength), columns)

@@ -228,8 +228,7 @@ class AlternatingRun(Run):
         for mode in self.modes:
             self.data.impute(self.weights, factors)
             product = self.data.mttkrp(self.weights, factors, mode)
-            longer = add_differences(factors, self.smoothness)
-            gram = multiply_grams(self.weights, longer, skip=mode)
+            gram = multiply_grams(self.weights, add_differences(factors, self.smoothness), mode)
             factors[mode] = self.update_factor(product, gram, mode)
             if self.normalize_factors and mode != self.modes[-1]:
                 self.weights, factors[:] = normalize_updated(self.weights, factors, mode)

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from ..base.array_modules import Array, array_module, move
+from ..base.array_modules import Array, array_module
 from ..engines.tall import multiply
 from ..spread.row_shards import RowShards, sweep_block
 from .smoothness import call_on_host, fit_nonnegative, smooth
@@ -59,13 +59,12 @@ def improve(
     xp, sweeps = array_module(gram), _EXACT_SWEEPS if exact else _SWEEPS
     if smoothness:
 
-        def solve(targets: np.ndarray, factor: np.ndarray) -> np.ndarray:
-            rows, exact_gram = factor.astype(np.float64), move(gram, np).astype(np.float64)
-            smoothed = smooth(targets - np.float64(sparsity or 0), smoothness)
-            solve_nonnegative(smoothed, exact_gram, rows, *sweeps, smoothness=smoothness)
+        def improve_rows(targets: Array, rows: Array, gram: Array) -> Array:
+            targets = smooth(targets - (sparsity or 0), smoothness)
+            solve_nonnegative(targets, gram, rows, *sweeps, smoothness=smoothness)
             return rows
 
-        return call_on_host(solve, targets, factor)
+        return call_on_host(improve_rows, targets, factor, gram)
     # Copies: the caller may hold the initial guess.
     if isinstance(targets, RowShards):
         rows = targets.map_blocks(lambda _, part: np.copy(part, order="C"), factor)
@@ -79,8 +78,7 @@ def _sweep_smooth(targets: Array, gram: Array, rows: Array, smoothness: float) -
     """Update all columns, from smoothed targets; return the sum of the squared changes."""
     product, error = multiply(rows, gram), 0.0
     for k in np.flatnonzero(gram.diagonal()):
-        others = product[:, k] - rows[:, k] * gram[k, k]
-        goal = (targets[:, k] - others) / gram[k, k]
+        goal = rows[:, k] + (targets[:, k] - product[:, k]) / gram[k, k]
         change = fit_nonnegative(goal, smoothness) - rows[:, k]
         rows[:, k] += change
         product += change[:, None] * gram[k]

@@ -173,7 +173,7 @@ def test_momentum_is_refused(function):
 
 def test_parafac2_refuses_rows():
     x = random_tensor(SHAPE, 60, random_state=0)
-    with pytest.raises(ValueError, match=r"smoothness is 1\.0, expected modes 0 or 2: the rows"):
+    with pytest.raises(ValueError, match=r"smoothness is 1\.0, expected modes 0 or 2, not rows"):
         parafac2(x, RANK, smoothness=1.0)
 
 
