@@ -171,6 +171,14 @@ def test_momentum_is_refused(function):
         function(x, RANK, linesearch="nesterov", smoothness=1.0)
 
 
+def test_tensorlys_name_names_ours():
+    x = random_tensor(SHAPE, 60, random_state=0)
+    with pytest.raises(
+        TypeError, match=r"'smoothness': tensorly_flycoo\.decomposition\.parafac takes"
+    ):
+        tl.decomposition.parafac(x, RANK, smoothness=1.0)
+
+
 def test_parafac2_refuses_rows():
     x = random_tensor(SHAPE, 60, random_state=0)
     with pytest.raises(ValueError, match=r"smoothness is 1\.0, expected modes 0 or 2, not rows"):
