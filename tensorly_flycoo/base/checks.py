@@ -259,8 +259,7 @@ def check_real(number: Any, name: str, least: float = -math.inf) -> None:
 
 def spread_numbers(given: Any, ndim: int, name: str) -> list[Any]:
     """Return one number for each mode, 0 or more, or None; `given` is a list of them, or one."""
-    is_one = isinstance(given, str) or not isinstance(given, Iterable)
-    numbers = [given] * ndim if is_one else list(given)
+    numbers = list(given) if isinstance(given, Iterable) else [given] * ndim
     if len(numbers) != ndim:
         raise ValueError(f"{name} has {len(numbers)} numbers, expected {ndim}")
     for number in numbers:

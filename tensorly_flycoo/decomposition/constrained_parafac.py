@@ -139,7 +139,7 @@ def _choose_projections(given: dict[str, Constraint], ndim: int) -> list[Project
     for mode in range(ndim):
         name, parameter = validate_constraints(**given, n_const=ndim, order=mode)
         own: dict[str, Projection] = {
-            "smoothness": functools.partial(smooth, strength=parameter, has_free_ends=False),
+            "smoothness": functools.partial(smooth, strength=parameter, free_ends=False),
             "monotonicity": fit_monotone,
             "unimodality": fit_unimodal,
         }

@@ -119,10 +119,9 @@ def parafac(
         `cvg_criterion` is unknown.
     ValueError
         If `rank` is below 1, shapes do not match, the mask holds numbers other than 0 and 1,
-        `linesearch` is unknown or comes with `smoothness`, this is negative or of no mode,
-        "gauss-newton" or "auto" comes with a mask or `orthogonalise`, or a checkpoint is of another
-        tensor or decomposition, or given together with a mask, ``linesearch=True`` or
-        `orthogonalise`.
+        `linesearch` is unknown, "gauss-newton" or "auto" comes with a mask or `orthogonalise`,
+        `smoothness` is negative or comes with `linesearch`, or a checkpoint is of another tensor or
+        decomposition, or given together with a mask, ``linesearch=True`` or `orthogonalise`.
 
     Notes
     -----
@@ -136,8 +135,7 @@ def parafac(
     share do not. Factors are normalised at the end only.
 
     With `smoothness` squared residual and penalty together never rise; `tol` looks at errors alone.
-    A smooth factor solves a banded system on the host, O(I_n R). Two smooth modes also penalise the
-    differences along one of those along the other, by the product of their strengths.
+    A smooth factor solves a banded system on the host, O(I_n R).
 
     References
     ----------

@@ -1,5 +1,6 @@
 """Non-negative least squares for tall factors by hierarchical ALS, many rows at once."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,13 +17,13 @@ _EXACT_SWEEPS = (50_000, 1e-16)
 
 def solve_nonnegative(
     targets: Any, gram: Array, rows: Array, num_sweeps: int, tolerance: float,
-    sparsity: float | None = None, smoothness: float = 0,
+    sparsity: float | None = None,
 ) -> None:  # fmt: skip
     """Minimise ``|x U.T - m|`` over rows ``x >= 0``, in place.
 
     `targets` is the MTTKRP ``m U`` (I, R), `gram` is ``U.T U`` (R, R), `rows` (I, R) the initial
     guess; all are C-contiguous and of one dtype, `targets` and `rows` maybe `RowShards`. `sparsity`
-    penalises the sum of the elements. `smoothness` is that of rows, for arrays of the host alone.
+    penalises the sum of the elements.
 
     Each column in turn is set to its minimiser while the others are held fixed; one with a zero on
     the diagonal of `gram` stays unchanged. The order of the columns and the stopping rule are those
@@ -42,8 +43,6 @@ def solve_nonnegative(
     for _ in range(num_sweeps):
         if isinstance(rows, RowShards):
             error, num_changes = targets.reduce(sweep, rows, matrix=gram)
-        elif smoothness:
-            error = num_changes = _sweep_smooth(targets, gram, rows, smoothness)
         else:
             error, num_changes = sweep(targets, rows, gram)
         first_error = error if first_error is None else first_error
@@ -58,13 +57,8 @@ def improve(
     """Return the factor after some sweeps of HALS."""
     xp, sweeps = array_module(gram), _EXACT_SWEEPS if exact else _SWEEPS
     if smoothness:
-
-        def improve_rows(targets: Array, rows: Array, gram: Array) -> Array:
-            targets = smooth(targets - (sparsity or 0), smoothness)
-            solve_nonnegative(targets, gram, rows, *sweeps, smoothness=smoothness)
-            return rows
-
-        return call_on_host(improve_rows, targets, factor, gram)
+        sweep_rows = partial(_sweep_smooth, strength=smoothness, sweeps=sweeps)
+        return call_on_host(sweep_rows, targets - (sparsity or 0), factor, gram)
     # Copies: the caller may hold the initial guess.
     if isinstance(targets, RowShards):
         rows = targets.map_blocks(lambda _, part: np.copy(part, order="C"), factor)
@@ -74,13 +68,16 @@ def improve(
     return rows
 
 
-def _sweep_smooth(targets: Array, gram: Array, rows: Array, smoothness: float) -> float:
-    """Update all columns, from smoothed targets; return the sum of the squared changes."""
-    product, error = multiply(rows, gram), 0.0
-    for k in np.flatnonzero(gram.diagonal()):
-        goal = rows[:, k] + (targets[:, k] - product[:, k]) / gram[k, k]
-        change = fit_nonnegative(goal, smoothness) - rows[:, k]
-        rows[:, k] += change
-        product += change[:, None] * gram[k]
-        error += float((change * change).sum())
-    return error
+def _sweep_smooth(targets: Array, rows: Array, gram: Array, strength: float, sweeps: Any) -> Array:
+    """Return the rows after sweeps that minimise a column as a whole, since rows are coupled."""
+    targets, (num_sweeps, tolerance) = smooth(targets, strength), sweeps
+    for _ in range(num_sweeps):
+        before, product = rows.copy(), multiply(rows, gram)
+        for k in np.flatnonzero(gram.diagonal()):
+            goal = rows[:, k] + (targets[:, k] - product[:, k]) / gram[k, k]
+            change = fit_nonnegative(goal, strength) - rows[:, k]
+            rows[:, k] += change
+            product += change[:, None] * gram[k]
+        if ((rows - before) ** 2).sum() <= tolerance * (rows**2).sum():
+            break
+    return rows

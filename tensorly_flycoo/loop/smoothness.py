@@ -45,14 +45,14 @@ def add_differences(factors: Sequence[Array], strengths: Sequence[float]) -> lis
     return longer
 
 
-def smooth(columns: Array, strength: float, has_free_ends: bool = True) -> Array:
+def smooth(columns: Array, strength: float, free_ends: bool = True) -> Array:
     """Return ``K^-1 @ columns``; ends that are not free are drawn to zero, as in TensorLy."""
     if not strength:
         return columns
-    return call_on_host(lambda own: _solve(own, strength, has_free_ends=has_free_ends), columns)
+    return call_on_host(lambda own: _solve(own, strength, free_ends=free_ends), columns)
 
 
-def fit_nonnegative(column: np.ndarray, strength: float) -> np.ndarray:
+def fit_nonnegative(column: Array, strength: float) -> Array:
     """Return the ``x >= 0`` of the least ``(x - column) @ K @ (x - column)``.
 
     Off its diagonal K is not positive, so inverses of its parts are not negative: where some
@@ -67,26 +67,24 @@ def fit_nonnegative(column: np.ndarray, strength: float) -> np.ndarray:
         is_free |= gains
 
 
-def weigh(column: np.ndarray, strength: float) -> np.ndarray:
+def weigh(column: Array, strength: float) -> Array:
     """Return ``K @ column``."""
     return column - strength * np.diff(column, 2, prepend=column[:1], append=column[-1:])
 
 
-def _solve(
-    columns: np.ndarray, strength: float, is_free: Any = True, has_free_ends: bool = True
-) -> np.ndarray:
+def _solve(columns: Array, strength: float, is_free: Any = True, free_ends: bool = True) -> Array:
     """Solve K x = columns, where elements that are not free must be zero, in x too."""
     from scipy.linalg import solve_banded
 
     bands, is_free = np.zeros((3, len(columns))), np.broadcast_to(is_free, len(columns))
     bands[0, 1:] = bands[2, :-1] = -strength * (is_free[1:] & is_free[:-1])
     bands[1] = 1 + 2 * strength
-    bands[1, 0] -= strength * has_free_ends
-    bands[1, -1] -= strength * has_free_ends
+    bands[1, 0] -= strength * free_ends
+    bands[1, -1] -= strength * free_ends
     return solve_banded((1, 1), bands, columns)
 
 
-def call_on_host(function: Callable[..., np.ndarray], first: Array, *others: Array) -> Array:
+def call_on_host(function: Callable[..., Array], first: Array, *others: Array) -> Array:
     """Call a function of float64 copies on the host; return its result as the first matrix is."""
     copies = [move(gather(array), np).astype(np.float64) for array in (first, *others)]
     result = move(np.ascontiguousarray(function(*copies), first.dtype), array_module(first))

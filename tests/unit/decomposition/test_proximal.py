@@ -48,7 +48,7 @@ def test_monotone_columns_keep_every_bit():
 @pytest.mark.parametrize("strength", [0.0, 0.01, 10.0])
 def test_smooth_is_tensorlys_operator(strength, dtype, size):
     columns = _columns(size, dtype)
-    smoothed = smooth(columns, strength, has_free_ends=False)
+    smoothed = smooth(columns, strength, free_ends=False)
     assert smoothed.dtype == dtype
     condition = 1 + 4 * strength
     bound = 8 * condition * np.finfo(dtype).eps * np.abs(columns).max()

@@ -108,7 +108,7 @@ def test_forms(given, expected):
         ([1, 2], "smoothness has 2 numbers, expected 3"),
         ({3: 1.0}, "a mode of smoothness is 3, expected 0 to 2"),
         ({"day": 1.0}, "a mode of smoothness is 'day', expected an integer"),
-        ("much", "a number of smoothness is 'much', expected a number"),
+        ("much", "smoothness has 4 numbers, expected 3"),
     ],
 )
 def test_refused(given, message):
