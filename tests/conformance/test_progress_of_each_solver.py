@@ -17,7 +17,7 @@ _MASK = sparse.COO([[0, 1, 2]] * 3, [0.0, 0.0, 0.0], SHAPE, fill_value=1.0)
 #: The decomposition and its options; those that only differ in options share a name.
 SOLVERS = {
     "parafac": ("parafac", {}),
-    "parafac smooth": ("parafac", {"smoothness": {2: 5.0}, "normalize_factors": True}),
+    "parafac smooth normalized": ("parafac", {"smoothness": {2: 5.0}, "normalize_factors": True}),
     "mu": ("non_negative_parafac", {}),
     "mu normalized": ("non_negative_parafac", {"normalize_factors": True}),
     "mu masked": ("non_negative_parafac", {"mask": _MASK}),
