@@ -134,8 +134,8 @@ def parafac(
     Errors never rise by more than their rounding; with `l2_reg`, their squares plus the ridge's
     share do not. Factors are normalised at the end only.
 
-    With `smoothness` squared residual and penalty together never rise; `tol` looks at errors alone.
-    A smooth factor solves a banded system on the host, O(I_n R).
+    With `smoothness` squared residual and penalty together never rise but by `orthogonalise`; `tol`
+    looks at errors alone. A smooth factor solves a banded system on the host, O(I_n R).
 
     References
     ----------
