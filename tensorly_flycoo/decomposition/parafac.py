@@ -132,10 +132,9 @@ def parafac(
     matrices (R, R) a mode on the host; one that is taken back costs one MTTKRP. The MTTKRPs of all
     modes but the longest are kept, and a float64 copy of a float32 factor and MTTKRP at a time.
     Errors never rise by more than their rounding; with `l2_reg`, their squares plus the ridge's
-    share do not. Factors are normalised at the end only.
-
-    With `smoothness` squared residual and penalty together never rise but by `orthogonalise`; `tol`
-    looks at errors alone. A smooth factor solves a banded system on the host, O(I_n R).
+    share do not. Factors are normalised at the end only. A factor that `smoothness` makes smooth
+    solves a banded system on the host, O(I_n R). Squared residual and penalty together never rise
+    but by `orthogonalise`; `tol` looks at errors alone.
 
     References
     ----------

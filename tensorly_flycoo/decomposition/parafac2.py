@@ -74,8 +74,7 @@ def parafac2(
         ``normalize_factors=True`` too: without it the penalised factors only shrink, and B grows. A
         penalty turns off `linesearch`, which compares errors alone.
     smoothness : dict of int to float, optional
-        As for `parafac`, of modes 0 and 2: the rows of slices, which mode 1 would be, are in their
-        projections. It turns off `linesearch` too.
+        As for `parafac`, in modes 0 and 2 (rows are in projections); turns off `linesearch` too.
 
     Returns
     -------

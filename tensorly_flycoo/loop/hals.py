@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 
 from ..base.array_modules import Array, array_module
-from ..engines.tall import multiply
 from ..spread.row_shards import RowShards, sweep_block
 from .smoothness import call_on_host, fit_nonnegative, smooth
 
@@ -72,12 +71,10 @@ def _sweep_smooth(targets: Array, rows: Array, gram: Array, strength: float, swe
     """Return the rows after sweeps that minimise a column as a whole, since rows are coupled."""
     targets, (num_sweeps, tolerance) = smooth(targets, strength), sweeps
     for _ in range(num_sweeps):
-        before, product = rows.copy(), multiply(rows, gram)
+        before = rows.copy()
         for k in np.flatnonzero(gram.diagonal()):
-            goal = rows[:, k] + (targets[:, k] - product[:, k]) / gram[k, k]
-            change = fit_nonnegative(goal, strength) - rows[:, k]
-            rows[:, k] += change
-            product += change[:, None] * gram[k]
+            residual = targets[:, k] - (rows * gram[k]).sum(axis=1)
+            rows[:, k] = fit_nonnegative(rows[:, k] + residual / gram[k, k], strength)
         if ((rows - before) ** 2).sum() <= tolerance * (rows**2).sum():
             break
     return rows

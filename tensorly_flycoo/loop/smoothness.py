@@ -29,8 +29,7 @@ def read_smoothness(given: Any, ndim: int, linesearch: bool | str = False) -> li
         given = [given.get(mode) for mode in range(ndim)]
     strengths = [float(number or 0) for number in spread_numbers(given, ndim, "smoothness")]
     if any(strengths) and linesearch:
-        instead = "expected False with smoothness=: it compares errors without the penalty"
-        raise ValueError(f"linesearch is {linesearch!r}, {instead}")
+        raise ValueError(f"linesearch is {linesearch!r}, expected False with smoothness=")
     return strengths
 
 
@@ -40,8 +39,7 @@ def add_differences(factors: Sequence[Array], strengths: Sequence[float]) -> lis
     for mode, strength in enumerate(strengths):
         if strength:
             rows = gather(factors[mode])
-            differences = math.sqrt(strength) * (rows[1:] - rows[:-1])
-            longer[mode] = array_module(rows).concatenate([rows, differences])
+            longer[mode] = np.concatenate([rows, math.sqrt(strength) * np.diff(rows, axis=0)])
     return longer
 
 
