@@ -1,4 +1,4 @@
-"""Smooth models on a GPU: those of the CPU, with factors on the GPU."""
+"""Smooth models on a GPU are those of the CPU."""
 
 import cupy
 import numpy as np
@@ -11,14 +11,12 @@ from tensorly_flycoo.testing import random_tensor
 
 SHAPE, RANK = (30, 40, 60), 4
 
-pytestmark = pytest.mark.usefixtures("flycoo_backend")
-
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("smoothness", [5.0, {2: 100.0}], ids=str)
 @pytest.mark.parametrize("function", [parafac, non_negative_parafac_hals])
 def test_as_on_the_cpu(function, smoothness, dtype):
-    x = random_tensor(SHAPE, 5000, random_state=0, dtype=dtype)
+    x = random_tensor(SHAPE, 5000, random_state=0, dtype=dtype, device="cpu")
     on_gpu = FlycooTensor(*x.nonzeros(), SHAPE, device="cuda")
     options = {"init": "random", "random_state": 0, "n_iter_max": 3, "return_errors": True}
     expected, errors = function(x, RANK, smoothness=smoothness, **options)
