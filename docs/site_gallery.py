@@ -12,6 +12,7 @@ FOLDER = Path(tempfile.mkdtemp(prefix="gallery-"))
 EXAMPLES = {
     "answers": [str(FOLDER)],
     "flights": ["--output", str(FOLDER / "flights.png")],
+    "smoothing": ["--output", str(FOLDER / "smoothing.png")],
     "doubt": ["--output", str(FOLDER / "doubt.png")],
     "baby_names": ["--output", str(FOLDER / "baby_names.png")],
     "pictures": ["--output", str(FOLDER)],

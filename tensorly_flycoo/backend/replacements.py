@@ -90,9 +90,8 @@ def _bind(original: Callable, args: tuple, kwargs: dict) -> dict[str, Any]:
     try:
         return inspect.signature(original).bind(*args, **kwargs).arguments
     except TypeError as error:
-        ours = getattr(decomposition, original.__name__, original)
-        known = inspect.signature(ours).parameters
-        takes_it = "callback" in kwargs and "callback" in known
+        known = inspect.signature(getattr(decomposition, original.__name__, original)).parameters
+        takes_it = "unexpected" in str(error) and kwargs.keys() <= known.keys()
         hint = f": tensorly_flycoo.decomposition.{original.__name__} takes it" if takes_it else ""
         raise TypeError(f"{original.__name__} {error}{hint}") from None
 

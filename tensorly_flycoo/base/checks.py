@@ -250,11 +250,21 @@ def check_modes(modes: Any, ndim: int, name: str) -> None:
 
 def check_real(number: Any, name: str, least: float = -math.inf) -> None:
     """Refuse anything but a finite number of at least `least`; `name` is the argument's."""
-    if not isinstance(number, Real):
+    if not isinstance(number, Real) or isinstance(number, bool):
         raise TypeError(f"{name} is {number!r}, expected a number")
     if not (math.isfinite(number) and float(number) >= least):
         expected = "a finite number" + (f", {least:g} or more" if least > -math.inf else "")
         raise ValueError(f"{name} is {number}, expected {expected}")
+
+
+def spread_numbers(given: Any, ndim: int, name: str) -> list[Any]:
+    """Return one number for each mode, 0 or more, or None; `given` is a list of them, or one."""
+    numbers = list(given) if isinstance(given, Iterable) else [given] * ndim
+    if len(numbers) != ndim:
+        raise ValueError(f"{name} has {len(numbers)} numbers, expected {ndim}")
+    for number in numbers:
+        check_real(0 if number is None else number, f"a number of {name}", 0)
+    return numbers
 
 
 def check_rank(rank: Any, name: str = "rank") -> int:

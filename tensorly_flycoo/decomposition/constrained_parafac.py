@@ -20,11 +20,12 @@ from ..loop.guarding import describe_as, require_flycoo_backend
 from ..loop.initial_guess import check_initial_guess, make_initial_guess, spread_factors
 from ..loop.ranks import find_cp_rank
 from ..loop.scaling import CONSTRAINTS
+from ..loop.smoothness import smooth
 from ..loop.whole_tensor import WholeTensor
 from ..tensor.coo_cache import SparseData, as_flycoo
 from ..tensor.tensor import FlycooTensor
 from .parafac import parafac
-from .proximal import fit_monotone, fit_unimodal, smooth
+from .proximal import fit_monotone, fit_unimodal
 
 #: The parameter of a constraint: one for all modes, one per mode, or a dict for some modes.
 Constraint = Any
@@ -138,7 +139,7 @@ def _choose_projections(given: dict[str, Constraint], ndim: int) -> list[Project
     for mode in range(ndim):
         name, parameter = validate_constraints(**given, n_const=ndim, order=mode)
         own: dict[str, Projection] = {
-            "smoothness": functools.partial(smooth, strength=parameter),
+            "smoothness": functools.partial(smooth, strength=parameter, free_ends=False),
             "monotonicity": fit_monotone,
             "unimodality": fit_unimodal,
         }

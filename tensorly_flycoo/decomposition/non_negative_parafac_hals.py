@@ -7,19 +7,21 @@ from typing import Any
 import numpy as np
 
 from ..base.array_modules import Array
-from ..base.checks import check_choice, check_real, warn
+from ..base.checks import check_choice, spread_numbers, warn
 from ..engines.tall import solve
 from ..loop.cp_loop import Callback, start
 from ..loop.guarding import describe_as
 from ..loop.hals import improve
 from ..loop.momentum import NESTEROV, MomentumRun
 from ..loop.ranks import find_cp_rank
+from ..loop.smoothness import Smoothness, read_smoothness, smooth
 from ..loop.whole_tensor import WholeTensor
 from ..tensor.coo_cache import SparseData, as_flycoo
 from .non_negative_parafac import non_negative_parafac
+from .parafac import parafac
 
 
-@describe_as(non_negative_parafac)
+@describe_as(parafac, non_negative_parafac)
 def non_negative_parafac_hals(
     tensor: SparseData, rank: int | str, n_iter_max: int = 100, init: Any = "svd",
     svd: str = "truncated_svd", tol: float = 10e-8, random_state: Any = None,
@@ -27,7 +29,7 @@ def non_negative_parafac_hals(
     fixed_modes: Sequence[int] | None = None, nn_modes: str | Iterable[int] | None = "all",
     exact: bool = False, normalize_factors: bool = False, verbose: bool = False,
     return_errors: bool = False, cvg_criterion: str = "abs_rec_error",
-    callback: Callback | None = None, linesearch: bool | str = False,
+    callback: Callback | None = None, linesearch: bool | str = False, smoothness: Smoothness = None,
 ) -> Any:  # fmt: skip
     """Decompose a sparse tensor into non-negative CP factors by HALS.
 
@@ -58,13 +60,13 @@ def non_negative_parafac_hals(
     DensifyError, TypeError
         As of `non_negative_parafac`.
     ValueError
-        So too, and if `nn_modes`, `sparsity_coefficients` or `linesearch` is unknown or does not
-        fit.
+        So too, and if `nn_modes`, `sparsity_coefficients`, `linesearch` or `smoothness` is unknown
+        or does not fit.
 
     Notes
     -----
-    One MTTKRP per mode and iteration, and ``4 * I_n * R**2`` operations per sweep. Results are
-    bitwise the same in every run on one machine.
+    One MTTKRP per mode and iteration, and ``4 * I_n * R**2`` operations per sweep; those of smooth
+    modes, column by column, on the host. Results are bitwise the same in every run on one machine.
 
     References
     ----------
@@ -86,6 +88,7 @@ def non_negative_parafac_hals(
     constrained = find_constrained(nn_modes, x.ndim)
     check_choice(linesearch, "linesearch", (False, NESTEROV))
     penalties = spread_penalties(sparsity_coefficients, x.ndim, constrained)
+    strengths = read_smoothness(smoothness, x.ndim, linesearch)
     model = start(
         x, None, num_components, init, svd, random_state, solver="non_negative_parafac_hals",
         non_negative=True, normalize_factors=normalize_factors, by_blocks=True,
@@ -95,7 +98,7 @@ def non_negative_parafac_hals(
         WholeTensor(x), modes, constrained, penalties, exact, tensor=x, model=model,
         n_iter_max=n_iter_max, init=init, callback=callback, tol=tol, cvg_criterion=cvg_criterion,
         normalize_factors=normalize_factors, verbose=verbose, return_errors=return_errors,
-        has_momentum=linesearch == NESTEROV,
+        has_momentum=linesearch == NESTEROV, smoothness=strengths,
         wants_errors=bool(tol or linesearch) or callback is not None,
     ).iterate()  # fmt: skip
 
@@ -112,8 +115,8 @@ class _Hals(MomentumRun):
     def update_factor(self, product: Array, gram: Array, mode: int) -> Array:
         if mode in self.constrained:
             factor, penalty = self.factors[mode], self.penalties[mode]
-            return improve(product, gram, factor, penalty, exact=self.exact)
-        return solve(gram.T, product.T).T
+            return improve(product, gram, factor, penalty, self.exact, self.smoothness[mode])
+        return solve(gram.T, smooth(product, self.smoothness[mode]).T).T
 
     def update(self, iteration: int) -> Array:
         product, last = super().update(iteration), len(self.factors) - 1
@@ -137,13 +140,8 @@ def spread_penalties(
     coefficients: float | Sequence[float | None] | None, ndim: int, constrained: set[int]
 ) -> list[float | None]:
     """Return one sparsity coefficient per mode."""
-    given: Any = coefficients
-    is_one = given is None or isinstance(given, float | int | np.number)
-    penalties = [given] * ndim if is_one else list(given)
-    if len(penalties) != ndim:
-        raise ValueError(f"sparsity_coefficients has {len(penalties)} numbers, expected {ndim}")
-    for penalty in penalties:
-        check_real(penalty or 0, "a number of sparsity_coefficients", 0)
-    if not is_one and any(penalties[n] is not None for n in range(ndim) if n not in constrained):
+    penalties = spread_numbers(coefficients, ndim, "sparsity_coefficients")
+    is_given = isinstance(coefficients, Iterable)
+    if is_given and any(penalties[n] is not None for n in range(ndim) if n not in constrained):
         warn("sparsity_coefficients are ignored in unconstrained modes")
     return penalties

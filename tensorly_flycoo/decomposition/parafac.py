@@ -22,6 +22,7 @@ from ..loop.guarding import require_flycoo_backend, tensorly_loop
 from ..loop.masks import ImputedTensor, find_missing
 from ..loop.momentum import NESTEROV
 from ..loop.ranks import find_cp_rank
+from ..loop.smoothness import Smoothness, add_differences, read_smoothness, smooth
 from ..loop.whole_tensor import WholeTensor
 from ..tensor.coo_cache import Mask, SparseData, as_flycoo
 
@@ -35,12 +36,13 @@ def parafac(
     sparsity: int | float | None = None, l2_reg: float = 0, mask: Mask = None,
     cvg_criterion: str = "abs_rec_error", fixed_modes: Sequence[int] | None = None,
     svd_mask_repeats: int = 5, linesearch: bool | str = False, callback: Callback | None = None,
+    smoothness: Smoothness = None,
 ) -> Any:  # fmt: skip
     """Decompose a sparse tensor by alternating least squares (CP, CANDECOMP/PARAFAC).
 
     Without a mask this runs TensorLy's own loop and needs its backend "flycoo". With a mask it runs
     a loop of its own, which gives the same errors and factors and works under any backend.
-    ``linesearch="nesterov"`` runs the iterations of either.
+    ``linesearch="nesterov"`` runs the iterations of either, `smoothness` those of the second.
 
     Parameters
     ----------
@@ -91,6 +93,11 @@ def parafac(
     callback : callable, optional
         Called with the model and its error before the first and after each iteration, such as a
         `Progress`; returns True to stop. For a dense tensor only where TensorLy has it.
+    smoothness : float, list or dict of int to float, optional
+        A strength s for all modes, one per mode, or a dict for some, such as ``{2: 10.0}``. The
+        squared residual gets s times the sum of the squared differences of the model's neighbouring
+        slices, whatever the size of the values: this evens out about ``sqrt(s)`` slices to each
+        side of one. A constant costs nothing, as the ends are free. Not for a dense tensor.
 
     Returns
     -------
@@ -112,9 +119,9 @@ def parafac(
         `cvg_criterion` is unknown.
     ValueError
         If `rank` is below 1, shapes do not match, the mask holds numbers other than 0 and 1,
-        `linesearch` is unknown, "gauss-newton" or "auto" comes with a mask or `orthogonalise`, or a
-        checkpoint is of another tensor or decomposition, or given together with a mask,
-        ``linesearch=True`` or `orthogonalise`.
+        `linesearch` is unknown, "gauss-newton" or "auto" comes with a mask or `orthogonalise`,
+        `smoothness` is negative or comes with `linesearch`, or a checkpoint is of another tensor or
+        decomposition, or given together with a mask, ``linesearch=True`` or `orthogonalise`.
 
     Notes
     -----
@@ -125,7 +132,9 @@ def parafac(
     matrices (R, R) a mode on the host; one that is taken back costs one MTTKRP. The MTTKRPs of all
     modes but the longest are kept, and a float64 copy of a float32 factor and MTTKRP at a time.
     Errors never rise by more than their rounding; with `l2_reg`, their squares plus the ridge's
-    share do not. Factors are normalised at the end only.
+    share do not. Factors are normalised at the end only. A factor that `smoothness` makes smooth
+    solves a banded system on the host, O(I_n R). Squared residual and penalty together never rise
+    but by `orthogonalise`; `tol` looks at errors alone.
 
     References
     ----------
@@ -174,6 +183,7 @@ def parafac(
             if value is not None and value is not False:
                 raise ValueError(f"{name}= cannot resume a checkpoint: start anew, or leave it out")
     check_real(l2_reg, "l2_reg", 0)
+    strengths = read_smoothness(smoothness, len(tensor.shape), linesearch)
     if not isinstance(orthogonalise, bool):
         check_count(orthogonalise, "orthogonalise", 0)
     missing = None if mask is None else find_missing(tensor, mask)
@@ -186,7 +196,7 @@ def parafac(
         if x.nnz == 0:
             raise ValueError(f"tensor of shape {x.shape} has no nonzeros, expected at least one")
         data = WholeTensor(x)
-        if not has_momentum and not isinstance(init, Resumed):
+        if not (has_momentum or any(strengths) or isinstance(init, Resumed)):
             return _run_tensorly_loop(
                 data, callback, tol, rank=rank, n_iter_max=n_iter_max, init=init, svd=svd,
                 normalize_factors=normalize_factors, orthogonalise=orthogonalise,
@@ -204,13 +214,13 @@ def parafac(
     if list(fixed_modes or []) == list(range(x.ndim)):
         return make_cp_tensor(*model)
     modes = list_free_modes(x.ndim, fixed_modes)
-    solver = _TensorlyIterations if missing is None else LeastSquares
+    solver = LeastSquares if any(strengths) or missing is not None else _TensorlyIterations
     search = LineSearch(verbose) if linesearch and not has_momentum else None
     return solver(
         data, modes, l2_reg, orthogonalise, search, tensor=x, model=model, n_iter_max=n_iter_max,
         init=init, callback=callback, tol=tol, cvg_criterion=cvg_criterion,
         normalize_factors=normalize_factors, verbose=verbose, return_errors=return_errors,
-        has_momentum=has_momentum, second_order=second_order,
+        has_momentum=has_momentum, second_order=second_order, smoothness=strengths,
         wants_errors=bool(tol or return_errors or linesearch or callback is not None),
     ).iterate()  # fmt: skip
 
@@ -251,8 +261,8 @@ class LeastSquares(GaussNewtonRun):
         """Update a factor; return its MTTKRP."""
         weights, factors = self.weights, self.factors
         mttkrp = self.data.mttkrp(weights, factors, mode)
-        gram = multiply_grams(weights, factors, skip=mode, ridge=self.l2_reg)
-        factors[mode] = solve(gram, mttkrp.T).T
+        gram = multiply_grams(weights, add_differences(factors, self.smoothness), mode, self.l2_reg)
+        factors[mode] = solve(gram, smooth(mttkrp, self.smoothness[mode]).T).T
         return mttkrp
 
     def update(self, iteration: int) -> Array | None:

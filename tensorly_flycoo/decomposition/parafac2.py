@@ -20,6 +20,7 @@ from ..loop.guarding import describe_as
 from ..loop.hals import improve
 from ..loop.initial_guess import check_svd, draw_factors, take_guess, take_left_vectors
 from ..loop.masks import MissingEntries, find_missing
+from ..loop.smoothness import Smoothness, add_differences, read_smoothness, smooth
 from ..ops.contraction import multiply_matricized
 from ..ops.ragged import RaggedTensor
 from ..svd.eigen import MAX_DIRECT_SIZE, find_singular_pairs, multiply_by_gram
@@ -39,7 +40,7 @@ def parafac2(
     return_errors: bool = False, n_iter_parafac: int = 5, linesearch: bool = True,
     mask: Any = None, center: bool = False,
     sparsity_coefficients: float | Sequence[float | None] | None = None,
-    callback: Callback | None = None,
+    callback: Callback | None = None, smoothness: Smoothness = None,
 ) -> Any:  # fmt: skip
     r"""Decompose sparse slices that share all but one of their factors (PARAFAC2).
 
@@ -72,6 +73,8 @@ def parafac2(
         Weights of a penalty on the sum of each factor's elements, in the modes of `nn_modes`. Pass
         ``normalize_factors=True`` too: without it the penalised factors only shrink, and B grows. A
         penalty turns off `linesearch`, which compares errors alone.
+    smoothness : dict of int to float, optional
+        As for `parafac`, in modes 0 and 2 (rows are in projections); turns off `linesearch` too.
 
     Returns
     -------
@@ -92,7 +95,7 @@ def parafac2(
         If `rank` is below 1 or above J, `RaggedTensor` refuses the slices, they have no nonzeros or
         centring or a mask leaves none, `init`, `nn_modes` or a mask does not fit, `center` comes
         with a mask, `sparsity_coefficients` are not one for each mode or no mode is non-negative
-        for them, or `linesearch` is to resume a checkpoint.
+        for them, `smoothness` is negative or of mode 1, or `linesearch` is to resume a checkpoint.
 
     Notes
     -----
@@ -130,6 +133,9 @@ def parafac2(
     data: Any = _ProjectedSlices(x, rank, center, mask)
     if data.nnz == 0:
         raise ValueError("tensor_slices have no nonzeros, expected at least one that is observed")
+    strengths = read_smoothness(smoothness, 3)
+    if strengths[1]:
+        raise ValueError(f"smoothness is {smoothness!r}, expected modes 0 or 2, not rows of slices")
     with span("start"):
         model = _start(data, rank, init, svd, random_state)
     constrained = find_constrained(nn_modes, 3)
@@ -138,11 +144,12 @@ def parafac2(
     if 1 in constrained:
         warn("nn_modes has mode 1: B will be non-negative, but not P_k B")
     penalties = spread_penalties(sparsity_coefficients, 3, constrained)
-    search = LineSearch(verbose) if linesearch and sparsity_coefficients is None else None
+    is_penalised = sparsity_coefficients is not None or any(strengths)
+    search = LineSearch(verbose) if linesearch and not is_penalised else None
     return _Alternation(
-        data, x, n_iter_parafac, constrained, penalties, search, tensor=data, model=model,
-        n_iter_max=n_iter_max, init=init, callback=callback, tol=tol, verbose=int(verbose),
-        normalize_factors=normalize_factors, return_errors=return_errors,
+        data, x, n_iter_parafac, constrained, penalties, strengths, search, tensor=data,
+        model=model, n_iter_max=n_iter_max, init=init, callback=callback, tol=tol,
+        verbose=int(verbose), normalize_factors=normalize_factors, return_errors=return_errors,
     ).iterate()  # fmt: skip
 
 
@@ -407,6 +414,7 @@ class _Alternation(Run):
     n_iter_parafac: int
     constrained: set[int]
     penalties: list[float | None]
+    smoothness: list[float]
     search: LineSearch | None
 
     def update(self, iteration: int) -> float | None:
@@ -436,11 +444,12 @@ class _Alternation(Run):
         factors = list(factors)
         for mode in self.n_iter_parafac * (0, 1, 2):
             product = self.data.mttkrp(None, factors, mode)
-            gram = multiply_grams(None, factors, skip=mode)
+            gram = multiply_grams(None, add_differences(factors, self.smoothness), skip=mode)
+            strength, penalty = self.smoothness[mode], self.penalties[mode]
             if mode in self.constrained:
-                factors[mode] = improve(product, gram, factors[mode], self.penalties[mode])
+                factors[mode] = improve(product, gram, factors[mode], penalty, smoothness=strength)
             else:
-                factors[mode] = solve(gram, product.T).T
+                factors[mode] = solve(gram, smooth(product, strength).T).T
             # At once: where a column is zero but for rounding, the next one may overflow.
             factors = _balance(factors)
         return factors

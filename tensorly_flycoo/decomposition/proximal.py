@@ -55,13 +55,3 @@ def fit_unimodal(columns: Array) -> Array:
     places = xp.arange(columns.shape[0])[:, None]
     fitted = xp.where(places < peaks, ascending, columns)
     return xp.where(places > peaks, descending, fitted)
-
-
-def smooth(columns: Array, strength: float) -> Array:
-    """Solve ``(I + strength * L) x = columns`` in O(I) each; L is 2 on its diagonal, -1 beside."""
-    from scipy.linalg import solve_banded
-
-    bands = np.empty((3, columns.shape[0]), columns.dtype)
-    bands[0] = bands[2] = -strength
-    bands[1] = 1 + 2 * strength
-    return move(solve_banded((1, 1), bands, move(columns, np)), array_module(columns))

@@ -15,6 +15,7 @@ from ..tensor.tensor import FlycooTensor
 from .cp_model import make_cp_tensor, multiply_grams, normalize, normalize_updated
 from .initial_guess import make_initial_guess, spread_factors
 from .masks import MissingEntries
+from .smoothness import add_differences
 
 #: Called with a model and its error; returns True to stop.
 Callback: TypeAlias = Callable[..., bool | None]
@@ -216,6 +217,7 @@ class AlternatingRun(Run):
     data: Any  # a WholeTensor or an ImputedTensor
     modes: list[int]
     wants_errors: bool = field(default=True, kw_only=True)
+    smoothness: Sequence[float] = field(default=(), kw_only=True)  # of each mode
 
     def update_factor(self, product: Array, gram: Array, mode: int) -> Array:
         """Return a new factor from its MTTKRP (I, R) and the others' Gram product (R, R)."""
@@ -226,7 +228,7 @@ class AlternatingRun(Run):
         for mode in self.modes:
             self.data.impute(self.weights, factors)
             product = self.data.mttkrp(self.weights, factors, mode)
-            gram = multiply_grams(self.weights, factors, skip=mode)
+            gram = multiply_grams(self.weights, add_differences(factors, self.smoothness), mode)
             factors[mode] = self.update_factor(product, gram, mode)
             if self.normalize_factors and mode != self.modes[-1]:
                 self.weights, factors[:] = normalize_updated(self.weights, factors, mode)

@@ -1,11 +1,13 @@
 """Non-negative least squares for tall factors by hierarchical ALS, many rows at once."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ..base.array_modules import Array, array_module
 from ..spread.row_shards import RowShards, sweep_block
+from .smoothness import call_on_host, fit_nonnegative, smooth
 
 #: Sweeps over the columns of a factor, and the tolerance that ends them: TensorLy's numbers.
 _SWEEPS = (5, 1e-8)
@@ -48,15 +50,31 @@ def solve_nonnegative(
 
 
 def improve(
-    targets: Array, gram: Array, factor: Array, sparsity: float | None = None, exact: bool = False
-) -> Array:
+    targets: Array, gram: Array, factor: Array, sparsity: float | None = None, exact: bool = False,
+    smoothness: float = 0,
+) -> Array:  # fmt: skip
     """Return the factor after some sweeps of HALS."""
-    xp = array_module(gram)
+    xp, sweeps = array_module(gram), _EXACT_SWEEPS if exact else _SWEEPS
+    if smoothness:
+        sweep_rows = partial(_sweep_smooth, strength=smoothness, sweeps=sweeps)
+        return call_on_host(sweep_rows, targets - (sparsity or 0), factor, gram)
     # Copies: the caller may hold the initial guess.
     if isinstance(targets, RowShards):
         rows = targets.map_blocks(lambda _, part: np.copy(part, order="C"), factor)
     else:
         rows, targets = xp.array(factor, order="C"), xp.ascontiguousarray(targets)
-    sweeps = _EXACT_SWEEPS if exact else _SWEEPS
     solve_nonnegative(targets, xp.ascontiguousarray(gram), rows, *sweeps, sparsity)
+    return rows
+
+
+def _sweep_smooth(targets: Array, rows: Array, gram: Array, strength: float, sweeps: Any) -> Array:
+    """Return the rows after sweeps that minimise a column as a whole, since rows are coupled."""
+    targets, (num_sweeps, tolerance) = smooth(targets, strength), sweeps
+    for _ in range(num_sweeps):
+        before = rows.copy()
+        for k in np.flatnonzero(gram.diagonal()):
+            residual = targets[:, k] - (rows * gram[k]).sum(axis=1)
+            rows[:, k] = fit_nonnegative(rows[:, k] + residual / gram[k, k], strength)
+        if ((rows - before) ** 2).sum() <= tolerance * (rows**2).sum():
+            break
     return rows

@@ -100,7 +100,10 @@ def number_modes(x: Any, modes: Any) -> Any:
     Of a dict of options, those that are modes.
     """
     if isinstance(modes, dict):
-        return {k: number_modes(x, v) if k in _MODE_OPTIONS else v for k, v in modes.items()}
+        numbered = {k: number_modes(x, v) if k in _MODE_OPTIONS else v for k, v in modes.items()}
+        if isinstance(given := modes.get("smoothness"), dict):
+            numbered["smoothness"] = {number_modes(x, mode): s for mode, s in given.items()}
+        return numbered
     if isinstance(modes, list | tuple | set):
         return [number_modes(x, mode) for mode in modes]
     labels = getattr(x, "labels", None)

@@ -97,6 +97,7 @@ OPTIONS = {
         "nn_modes": acts("nn_modes", [0]),
         "exact": acts("exact", True),
         "linesearch": acts("linesearch", "nesterov"),
+        "smoothness": acts("smoothness", 2.0),
     },
     "non_negative_tucker": {name: _LOOP[name] for name in _LOOP if name != "svd"} | _NORMALIZED | {
         "mask": acts("mask", MASK),
@@ -125,6 +126,7 @@ OPTIONS = {
         "mask": acts("mask", MASK),
         "svd_mask_repeats": acts("svd_mask_repeats", 0, mask=MASK, init="svd"),
         "linesearch": acts("linesearch", "nesterov"),
+        "smoothness": acts("smoothness", {1: 2.0}),
     },
     "parafac2": _LOOP | _NORMALIZED | {
         "verbose": acts("verbose", True),
@@ -136,6 +138,7 @@ OPTIONS = {
         "sparsity_coefficients": acts(
             "sparsity_coefficients", 0.3, nn_modes=[2], normalize_factors=True
         ),
+        "smoothness": acts("smoothness", {0: 2.0}),
     },
     "tucker": _LOOP | {
         "init": acts("init", "svd", n_iter_max=1),

@@ -17,6 +17,7 @@ _MASK = sparse.COO([[0, 1, 2]] * 3, [0.0, 0.0, 0.0], SHAPE, fill_value=1.0)
 #: The decomposition and its options; those that only differ in options share a name.
 SOLVERS = {
     "parafac": ("parafac", {}),
+    "parafac smooth normalized": ("parafac", {"smoothness": {2: 5.0}, "normalize_factors": True}),
     "mu": ("non_negative_parafac", {}),
     "mu normalized": ("non_negative_parafac", {"normalize_factors": True}),
     "mu masked": ("non_negative_parafac", {"mask": _MASK}),
@@ -29,6 +30,8 @@ SOLVERS = {
     "observed biases": ("observed_parafac", {"biases": True}),
     "generalized": ("generalized_parafac", {}),
     "generalized masked": ("generalized_parafac", {"mask": _MASK}),
+    "hals smooth": ("non_negative_parafac_hals", {"smoothness": [0, 1.0, 5.0]}),
+    "parafac2 smooth": ("parafac2", {"linesearch": False, "smoothness": {0: 2.0}}),
     "parafac2": ("parafac2", {"linesearch": False}),
     "parafac2 normalized": ("parafac2", {"linesearch": False, "normalize_factors": True}),
     "tucker": ("tucker", {"rank": [2, 3, 4], "init": "svd"}),

@@ -108,11 +108,13 @@ LOOPS = [
     ("parafac", {"linesearch": "gauss-newton", "n_iter_max": 9}),
     ("parafac", {"orthogonalise": True}),
     ("parafac", {"fixed_modes": [0]}),
+    ("parafac", {"smoothness": 5.0}),
     ("parafac", {"callback": go_on}),
     ("parafac", {"init": "svd"}),
     ("non_negative_parafac", {"init": "svd", "svd": "randomized_svd", "random_state": 0}),
     ("non_negative_parafac", {"normalize_factors": True}),
     ("non_negative_parafac_hals", {}),
+    ("non_negative_parafac_hals", {"smoothness": {0: 5.0}}),
     pytest.param("non_negative_parafac_hals", {"init": "svd"}, marks=pytest.mark.slow),
     # Inner iterations wait for the workers hundreds of times.
     pytest.param("constrained_parafac", {"non_negative": True}, marks=pytest.mark.slow),
@@ -130,7 +132,8 @@ def test_loops(tensors, folder, name, options, monkeypatch):
 
     def decompose(x):
         with tl.backend_context("flycoo"):
-            found, errors = getattr(tl.decomposition, name)(x, RANK, **options)
+            home = decomposition if "smoothness" in options else tl.decomposition
+            found, errors = getattr(home, name)(x, RANK, **options)
             return [float(e) for e in errors], [tl.to_numpy(f).tobytes() for f in found.factors]
 
     expected = decompose(open_here(folder, monkeypatch))

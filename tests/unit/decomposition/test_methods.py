@@ -93,7 +93,7 @@ def test_momentum_is_chosen_where_there_is_some(x):
     for name, method in METHODS.items():
         assert method.prefer_momentum(x, {}) == (wanted if method.has_momentum else {}), name
     prefer = METHODS["parafac"].prefer_momentum
-    for options in ({"linesearch": False}, {"mask": "any"}):
+    for options in ({"linesearch": False}, {"mask": "any"}, {"smoothness": {0: 1.0}}):
         assert prefer(x, options) == options
     assert prefer(np.ones((2, 3)), {}) == {}
 

@@ -36,8 +36,9 @@ TENSORLY_LOOPS = {
 ADDED = {
     "constrained_parafac": ["callback"],
     "non_negative_parafac": ["callback"],
-    "non_negative_parafac_hals": ["callback", "linesearch"],
-    "parafac2": ["center", "sparsity_coefficients", "callback"],
+    "non_negative_parafac_hals": ["callback", "linesearch", "smoothness"],
+    "parafac": ["smoothness"],
+    "parafac2": ["center", "sparsity_coefficients", "callback", "smoothness"],
     "tucker": ["callback"],
     "non_negative_tucker": ["callback", "mask"],
     "non_negative_tucker_hals": ["callback"],

@@ -1,0 +1,89 @@
+r"""Models that are smooth along ordered modes: neighbouring slices differ little.
+
+The penalty is s times the sum of the squared differences of the model's neighbouring slices. So it
+is as if, along the mode, the tensor had a further slice of zeros for each pair of neighbours, and
+the model their difference times :math:`\sqrt s`: a factor A gets the rows :math:`\sqrt s\, D A`.
+Other modes see the longer factor's Gram matrix :math:`A^T K A`, where :math:`K = I + s D^T D` is
+tridiagonal. The factor itself solves :math:`K A \Gamma = M`, as that of the smoothed MTTKRP
+:math:`K^{-1} M`. With several smooth modes differences of differences are penalised too.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from ..base.array_modules import Array, array_module, move
+from ..base.checks import check_modes, spread_numbers
+from ..spread.row_shards import RowShards, gather
+
+#: The option: one strength for all modes, one per mode, or a dict for some modes.
+Smoothness: TypeAlias = float | Sequence[float | None] | Mapping[int, float] | None
+
+
+def read_smoothness(given: Any, ndim: int, linesearch: bool | str = False) -> list[float]:
+    """Return the strength s of each mode, 0 for those that need not be smooth."""
+    if isinstance(given, Mapping):
+        check_modes(given, ndim, "smoothness")
+        given = [given.get(mode) for mode in range(ndim)]
+    strengths = [float(number or 0) for number in spread_numbers(given, ndim, "smoothness")]
+    if any(strengths) and linesearch:
+        raise ValueError(f"linesearch is {linesearch!r}, expected False with smoothness=")
+    return strengths
+
+
+def add_differences(factors: Sequence[Array], strengths: Sequence[float]) -> list[Array]:
+    """Return factors with the further rows of smooth modes."""
+    longer = list(factors)
+    for mode, strength in enumerate(strengths):
+        if strength:
+            rows = gather(factors[mode])
+            longer[mode] = np.concatenate([rows, math.sqrt(strength) * np.diff(rows, axis=0)])
+    return longer
+
+
+def smooth(columns: Array, strength: float, free_ends: bool = True) -> Array:
+    """Return ``K^-1 @ columns``; ends that are not free are drawn to zero, as in TensorLy."""
+    if not strength:
+        return columns
+    return call_on_host(lambda own: _solve(own, strength, free_ends=free_ends), columns)
+
+
+def fit_nonnegative(column: Array, strength: float) -> Array:
+    """Return the ``x >= 0`` of the least ``(x - column) @ K @ (x - column)``.
+
+    Off its diagonal K is not positive, so inverses of its parts are not negative: where some
+    elements are held at zero, to free those that gain by it only raises the others.
+    """
+    target, is_free = weigh(column, strength), column > 0
+    while True:
+        x = _solve(np.where(is_free, target, 0), strength, is_free)
+        gains = ~is_free & (weigh(x, strength) < target)
+        if not gains.any():
+            return np.maximum(x, 0)
+        is_free |= gains
+
+
+def weigh(column: Array, strength: float) -> Array:
+    """Return ``K @ column``."""
+    return column - strength * np.diff(column, 2, prepend=column[:1], append=column[-1:])
+
+
+def _solve(columns: Array, strength: float, is_free: Any = True, free_ends: bool = True) -> Array:
+    """Solve K x = columns, where elements that are not free must be zero, in x too."""
+    from scipy.linalg import solve_banded
+
+    bands, is_free = np.zeros((3, len(columns))), np.broadcast_to(is_free, len(columns))
+    bands[0, 1:] = bands[2, :-1] = -strength * (is_free[1:] & is_free[:-1])
+    bands[1] = 1 + 2 * strength
+    bands[1, 0] -= strength * free_ends
+    bands[1, -1] -= strength * free_ends
+    return solve_banded((1, 1), bands, columns)
+
+
+def call_on_host(function: Callable[..., Array], first: Array, *others: Array) -> Array:
+    """Call a function of float64 copies on the host; return its result as the first matrix is."""
+    copies = [move(gather(array), np).astype(np.float64) for array in (first, *others)]
+    result = move(np.ascontiguousarray(function(*copies), first.dtype), array_module(first))
+    return RowShards.scatter(result, first.sharding) if isinstance(first, RowShards) else result
