@@ -71,8 +71,12 @@ LOWERED = {
     "slabs": {"spread.choosing.choose_num_slabs": choose_three},
     # As on a GPU.
     "remap": {"spread.choosing.choose_layout": choose_remap},
-    # As with modes of 2**31 indices or more.
-    "record": {"format.packing.field_width": widen_field},
+    # As with modes of 2**31 indices or more, which form groups only if their combinations are
+    # numbered.
+    "record": {
+        "format.packing.field_width": widen_field,
+        "format.groups.field_width": widen_field,
+    },
     # As with many nonzeros for each combination of the indices of adjacent modes.
     "groups": {"format.groups._LEAST_NNZ": 0, "format.groups._LEAST_NONZEROS": 1e-3},
     # As with many nonzeros for each combination that occurs of the first modes' indices.
