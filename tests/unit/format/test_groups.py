@@ -143,7 +143,7 @@ def test_they_are_shown_and_kept():
     assert x.T.groups == choose_groups(x.T.shape, x.nnz)
 
 
-@pytest.mark.usual_limits("record", "slabs")
+@pytest.mark.usual_limits("groups", "record", "slabs")  # the first needs no numbers
 @pytest.mark.parametrize("value", [np.inf, np.nan])
 def test_infinite_elements_that_no_nonzero_uses(value):
     """They give nan where zeros of a group are multiplied by them, as in dense TensorLy."""
@@ -297,6 +297,7 @@ def test_duplicates_do_not_count_in_slabs(monkeypatch):
         assert mttkrp(x, problem.factors, mode).tobytes() == expected.tobytes()
 
 
+@pytest.mark.usual_limits("groups")  # where the last two modes are one
 def test_all_but_the_last_mode_are_numbered(monkeypatch):
     monkeypatch.setattr(groups_module, "_LEAST_NNZ", 0)
     rng = np.random.default_rng(0)
