@@ -82,6 +82,7 @@ LOWERED = {
     # As with many nonzeros for each combination that occurs of the first modes' indices.
     "prefixes": {
         "format.groups._LEAST_NNZ": 0,
+        "format.groups._FEW_ROWS": 0,
         "format.primitives.Primitives.least_repeats": 0,
         "engines.cuda.primitives.CudaPrimitives.least_repeats": 0,
     },

@@ -143,7 +143,7 @@ def test_they_are_shown_and_kept():
     assert x.T.groups == choose_groups(x.T.shape, x.nnz)
 
 
-@pytest.mark.usual_limits("groups", "record", "slabs")  # the first needs no numbers
+@pytest.mark.usual_limits("groups", "prefixes", "record", "slabs")
 @pytest.mark.parametrize("value", [np.inf, np.nan])
 def test_infinite_elements_that_no_nonzero_uses(value):
     """They give nan where zeros of a group are multiplied by them, as in dense TensorLy."""
