@@ -4,8 +4,7 @@
    with equally many of them.
 2. The nonzeros are distributed to the buckets, in the sequence in which they are given.
 3. Each bucket is sorted, its duplicates summed and its zeros dropped; what is left is counted.
-4. These counts give the groups of modes, and the edges of the slabs, each of which takes records
-   from one to three buckets.
+4. These counts give groups of modes, and the edges of slabs of records from one to three buckets.
 5. Each slab's prefixes are numbered. Then its layout is arranged, which may be chosen by them.
 
 Meanwhile the nonzeros are in memory (`MemoryBuilder`), on disk (`io.slab_folder.DiskBuilder`) or on
