@@ -9,7 +9,7 @@ from tensorly_flycoo.base.devices import OneDevice
 from tensorly_flycoo.engines.cpu.engine import CPU
 from tensorly_flycoo.testing import random_tensor
 
-pytestmark = pytest.mark.usual_limits("slabs", "tiles", "prefixes")
+pytestmark = pytest.mark.usual_limits("groups", "prefixes", "slabs", "tiles")
 
 SHAPE = (30, 40, 50)
 
@@ -28,6 +28,7 @@ def test_each_layout(layout):
     check_walks(make(layout=layout), num_files=10, num_calls=32)
 
 
+@pytest.mark.usual_limits("groups", "prefixes", "record", "slabs", "tiles")
 def test_merged_groups():
     x = make(groups=[(0,), (1, 2)])
     assert len(x.groups) == 2
