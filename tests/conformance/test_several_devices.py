@@ -72,7 +72,6 @@ def test_mttkrp(x, mode, slabs, layout, monkeypatch):
     assert len(set(results)) == 1
 
 
-@pytest.mark.usual_limits("record")
 @pytest.mark.parametrize("layout", ["remap", "replicated", "indexed"])
 def test_mttkrp_with_groups(layout, monkeypatch):
     """Of the group that is cut, of another one, and of a mode alone."""
@@ -94,7 +93,7 @@ def test_mttkrp_with_groups(layout, monkeypatch):
     assert len(results) == 5
 
 
-@pytest.mark.usual_limits("groups", "record")  # which say what is numbered
+@pytest.mark.usual_limits("groups")  # which say what is numbered
 @pytest.mark.parametrize("is_numbered", [False, True])
 @pytest.mark.parametrize("groups", [[(0, 1), (2,)], [(0,), (1, 2)], [(0, 1, 2)]], ids=str)
 def test_groups_move_no_more(groups, is_numbered, x, monkeypatch):
@@ -171,7 +170,6 @@ def test_parafac(x, options, monkeypatch):
     run_everywhere(decompose, x, monkeypatch)
 
 
-@pytest.mark.usual_limits("record")
 @pytest.mark.usefixtures("modes_in_groups")
 @pytest.mark.filterwarnings("ignore:It is not recommended")
 @pytest.mark.parametrize("options", OPTIONS, ids=str)

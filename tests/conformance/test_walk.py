@@ -28,7 +28,6 @@ def test_each_layout(layout):
     check_walks(make(layout=layout), num_files=10, num_calls=32)
 
 
-@pytest.mark.usual_limits("groups", "prefixes", "record", "slabs", "tiles")
 def test_merged_groups():
     x = make(groups=[(0,), (1, 2)])
     assert len(x.groups) == 2

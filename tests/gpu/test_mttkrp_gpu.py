@@ -329,7 +329,6 @@ def test_many_modes(ndim):
         np.testing.assert_allclose(found.get(), expected, rtol=1e-13)
 
 
-@pytest.mark.usual_limits("record")
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_all_modes_together_in_groups(layout):
     rng = np.random.default_rng(0)

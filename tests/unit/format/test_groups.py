@@ -27,7 +27,7 @@ DIVISIONS = [
 ]
 
 
-@pytest.mark.usual_limits("groups", "prefixes", "record")
+@pytest.mark.usual_limits("groups", "prefixes")
 @pytest.mark.parametrize(
     ("shape", "nnz", "expected"),
     [
@@ -47,7 +47,7 @@ def test_choice(shape, nnz, expected):
     assert choose_groups(shape, nnz) == tuple(expected)
 
 
-@pytest.mark.usual_limits("groups", "prefixes", "record")
+@pytest.mark.usual_limits("groups", "prefixes")
 def test_what_users_give():
     assert find_groups(None, (2, 3), 10**6) == (((0,), (1,)), 0)
     assert find_groups([[0], range(1, 3)], (9, 5, 4), 1) == (((0,), (1, 2)), 0)
@@ -77,13 +77,11 @@ def test_groups_that_are_refused(groups, error, message):
         FlycooTensor([[0], [1], [2]], [1.0], (5, 4, 9), groups=groups)
 
 
-@pytest.mark.usual_limits("record")
 def test_too_many_combinations():
     with pytest.raises(ValueError, match=r"has \(1, 2\) with 8,388,608,000,000 combinations"):
         FlycooTensor([[0], [1], [1]], [1.0], (3, 4_000_000, 2_000_000), groups=[(0,), (1, 2)])
 
 
-@pytest.mark.usual_limits("record")
 @pytest.mark.parametrize("word_dtype", ["uint32", "uint64"])
 @pytest.mark.parametrize("groups", DIVISIONS)
 def test_records_of_merged_modes(groups, word_dtype):
@@ -103,7 +101,6 @@ def test_records_of_merged_modes(groups, word_dtype):
             np.testing.assert_array_equal(merged.rows(records, number), expected)
 
 
-@pytest.mark.usual_limits("record")
 @pytest.mark.parametrize("slabs", [1, 3])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("groups", DIVISIONS)
@@ -124,7 +121,6 @@ def test_the_same_tensor_and_mttkrp(groups, layout, slabs):
         np.testing.assert_array_equal(empty_rows, plain._layout.find_empty_rows(mode))
 
 
-@pytest.mark.usual_limits("record")
 @pytest.mark.parametrize("groups", DIVISIONS)
 def test_the_same_bits_in_all_layouts(groups):
     problem = make_problem(SHAPE, 3000, rank=5, seed=2)
@@ -134,7 +130,7 @@ def test_the_same_bits_in_all_layouts(groups):
         assert all(other.tobytes() == first.tobytes() for other in others)
 
 
-@pytest.mark.usual_limits("prefixes", "record")
+@pytest.mark.usual_limits("prefixes")
 def test_they_are_shown_and_kept():
     x = make_problem(SHAPE, 300).tensor(groups=DIVISIONS[0])
     assert repr(x).endswith("groups=((0, 1, 2), (3, 4))>")
@@ -143,7 +139,7 @@ def test_they_are_shown_and_kept():
     assert x.T.groups == choose_groups(x.T.shape, x.nnz)
 
 
-@pytest.mark.usual_limits("groups", "prefixes", "record", "slabs")
+@pytest.mark.usual_limits("groups", "prefixes", "slabs")
 @pytest.mark.parametrize("value", [np.inf, np.nan])
 def test_infinite_elements_that_no_nonzero_uses(value):
     """They give nan where zeros of a group are multiplied by them, as in dense TensorLy."""
@@ -314,14 +310,7 @@ def test_all_but_the_last_mode_are_numbered(monkeypatch):
 
 
 @pytest.mark.parametrize("slabs", [1, 2, 7])
-@pytest.mark.parametrize(
-    "groups",
-    [
-        [(0, 1), (2,)],
-        pytest.param([(0,), (1, 2)], marks=pytest.mark.usual_limits("record")),
-        [(0, 1, 2)],
-    ],
-)
+@pytest.mark.parametrize("groups", [[(0, 1), (2,)], [(0,), (1, 2)], [(0, 1, 2)]])
 def test_slabs_cut_any_mode_of_a_group(groups, slabs):
     problem = make_problem((3, 9, 40), 2000)
     x = problem.tensor(groups=groups, slabs=slabs)
@@ -330,7 +319,6 @@ def test_slabs_cut_any_mode_of_a_group(groups, slabs):
     problem.check_tensor(x)
 
 
-@pytest.mark.usual_limits("record")
 def test_an_operation_that_does_not_merge_gets_no_groups():
     """TTMc refuses a grouped layout, lest it be run on groups as an MTTKRP is."""
     problem = make_problem((6, 5, 4), 60)

@@ -57,7 +57,7 @@ def test_the_peak_of_a_call_is_within_15_percent(name, dtype):
     assert x.nbytes + estimate == pytest.approx(x.nbytes + peak, rel=0.15)
 
 
-@pytest.mark.usual_limits("groups", "record")  # which number no prefixes
+@pytest.mark.usual_limits("groups")  # where products of indices are few enough
 def test_each_slab_has_a_row_for_each_of_its_prefixes(monkeypatch):
     monkeypatch.setattr(groups_module, "_LEAST_NNZ", 0)
     rng = np.random.default_rng(0)
