@@ -142,7 +142,7 @@ def rebuild_lost(cluster: Cluster, layout: ClusterLayout, labels: Labels) -> Clu
     missing = sorted(homes.keys() - held.keys())
     sizes = (record_format.shape, record_format.dtype, num_slabs, layout.name, labels)
     builder, made = ClusterBuilder(cluster, *sizes), []
-    builder.record_format = record_format
+    builder.record_format = builder.bucket_format = record_format
     builder.split(rows, missing)
     for number in missing:
         own, home = rows[number], homes[number]

@@ -160,7 +160,7 @@ def count_canonical_nbytes(nnz: int, record_format: RecordFormat, primitives: Pr
     """
     records, flags = nnz * record_format.record_nbytes, 3 * nnz
     places = 3 * nnz * index_dtype(nnz).itemsize
-    sorting = primitives.sort_places_nbytes(nnz, record_format.merged.shape)
+    sorting = primitives.sort_places_nbytes(nnz, record_format.merged)
     sorting = places + max(sorting, records)
     summing = records + primitives.sum_nbytes(nnz, record_format.dtype.itemsize)
     comparing = nnz * (2 * record_format.word_dtype.itemsize + 2)

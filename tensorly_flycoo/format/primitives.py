@@ -205,9 +205,9 @@ class Primitives(ABC):
             places = target
         return places
 
-    def sort_places_nbytes(self, nnz: int, shape: tuple[int, ...]) -> int:
+    def sort_places_nbytes(self, nnz: int, record_format: RecordFormat) -> int:
         """Bound the bytes of `sort_places` by all modes, beyond two orders."""
-        return max(self.sort_nbytes(nnz, size) for size in shape)
+        return max(self.sort_nbytes(nnz, size) for size in record_format.shape)
 
     def sum_squares(self, values: Array) -> float:
         """Sum the squares of values in float64."""

@@ -183,8 +183,8 @@ class DiskBuilder(SlabBuilder):
         return path, move(counts, np)
 
     def read(self, records: Path) -> np.ndarray:
-        numbers = np.fromfile(records, self.record_format.word_dtype)
-        return numbers.reshape(-1, self.record_format.num_words)
+        numbers = np.fromfile(records, self.bucket_format.word_dtype)
+        return numbers.reshape(-1, self.bucket_format.num_words)
 
     def attempt(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call a function; say what may help if memory runs out."""
@@ -311,8 +311,8 @@ slabs=2>
             temporary = folder / "temporary"
             temporary.mkdir()
             builder = DiskBuilder(temporary, reading, parts, slabs, engine)
-            record_format, slabs = builder.record_format, builder.num_slabs
             slab_rows += builder.attempt(builder.sort)
+            record_format, slabs = builder.record_format, builder.num_slabs
             for number, rows in enumerate(slab_rows):
                 report(f"building slab {number + 1} of {len(slab_rows)}")
                 ordered = builder.attempt(builder.order, 0, rows)

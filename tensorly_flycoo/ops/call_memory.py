@@ -130,13 +130,15 @@ def estimate_memory(
 def count_iteration_nbytes(x: FlycooTensor, rank: int) -> int:
     """Count the factors, and what the update of one adds: its MTTKRP and the solution.
 
-    Factors and MTTKRPs of groups of modes have a row for each combination of indices, or nonzero.
+    Factors and MTTKRPs of a slab's groups have a row for each combination of indices, or nonzero.
     Results of slabs wait to be added. For a tensor on several devices, counts one as if it had all.
     """
     engine, layout, row_nbytes = x._engine, x._layout, rank * x.dtype.itemsize
     if engine.tall is not None:  # solutions have rows aligned for the next MTTKRP
         row_nbytes = engine.tall.choose_row_nbytes(row_nbytes)
-    sizes = zip(layout.record_format.merged.shape, x.groups, strict=True)
-    of_groups = sum(min(size, x.nnz) for size, group in sizes if len(group) > 1)
+    of_groups = 0
+    for own in [slab.layout for slab in getattr(layout, "slabs", ())] or [layout]:
+        sizes = zip(own.record_format.merged.shape, own.groups, strict=True)
+        of_groups += sum(min(size, own.nnz) for size, group in sizes if len(group) > 1)
     results = (2 + count_waiting(x.slabs)) * max(x.shape)
     return (sum(x.shape) + results + 2 * of_groups) * row_nbytes

@@ -4,7 +4,7 @@
    with equally many of them.
 2. The nonzeros are distributed to the buckets, in the sequence in which they are given.
 3. Each bucket is sorted, its duplicates summed and its zeros dropped; what is left is counted.
-4. These counts give the edges of the slabs, each of which takes records from one to three buckets.
+4. These counts give groups of modes, and the edges of slabs of records from one to three buckets.
 5. Each slab's prefixes are numbered. Then its layout is arranged, which may be chosen by them.
 
 Meanwhile the nonzeros are in memory (`MemoryBuilder`), on disk (`io.slab_folder.DiskBuilder`) or on
@@ -23,7 +23,7 @@ import numpy as np
 from ..base.array_modules import Array, array_module, is_cupy, move
 from ..base.checks import check_sums
 from ..base.devices import Devices, assign_homes
-from ..format.groups import find_longest_mode
+from ..format.groups import find_groups, find_longest_mode
 from ..format.layout import Layout
 from ..format.layouts import LAYOUT_CLASSES
 from ..format.ordering import (
@@ -34,7 +34,7 @@ from ..format.ordering import (
     sort_records,
     take_marked,
 )
-from ..format.packing import Cut, RecordFormat
+from ..format.packing import Cut, Groups, RecordFormat
 from ..format.primitives import Primitives
 from ..format.replicated import number_prefixes
 
@@ -52,6 +52,7 @@ class SlabBuilder(ABC):
     """Sorts nonzeros, then builds slabs of them, each on its device."""
 
     record_format: RecordFormat  # of the whole tensor
+    bucket_format: RecordFormat  # the same, or with the groups for nonzeros that are not canonical
     num_numbered: int | None = 0  # in each slab: see `Cut`
 
     def __init__(self, num_slabs: int, primitives: Primitives, devices: Devices) -> None:
@@ -81,6 +82,7 @@ class SlabBuilder(ABC):
         """Sort all nonzeros; return the rows of each slab."""
         devices = self.devices
         buckets = list_rows(find_edges(self.count_rows(), self.num_slabs))
+        given = self.bucket_format = self.record_format
         self.split(buckets)
         homes = assign_homes(len(buckets), devices.count)
         found = devices.map(self.sort_bucket, homes, range(len(buckets)), buckets)
@@ -88,17 +90,22 @@ class SlabBuilder(ABC):
         self.buckets = list(zip(buckets, homes, records, strict=True))
         collected = devices.collect(counts)
         counted = array_module(collected[0]).concatenate(collected)
+        if self.num_numbered is None:
+            sizes = (given.shape, int(counted.sum()), self.num_slabs)
+            groups, self.num_numbered = find_groups("auto", *sizes)
+            given_types = (given.dtype, given.word_dtype)
+            self.record_format = RecordFormat.of(given.shape, *given_types, groups)
         return list_rows(find_edges(counted, self.num_slabs))
 
     def order(self, home: int, rows: range) -> Any:
         """Order a slab on its device; return its records and cut, or a reference to them."""
-        devices, record_format, pieces = self.devices, self.record_format, []
+        devices, given, pieces = self.devices, self.bucket_format, []
         for own, source, records in self.buckets:
             if own.start < rows.stop and rows.start < own.stop:
                 records = self.read(records)
-                taken = devices.run(source, take_rows, records, own, rows, record_format)
+                taken = devices.run(source, take_rows, records, own, rows, given)
                 pieces.append(devices.bring(taken, home))
-        options = (rows, record_format, self.num_numbered, self.primitives)
+        options = (rows, given, self.record_format.groups, self.num_numbered, self.primitives)
         return devices.run(home, order_slab, pieces, *options)
 
 
@@ -267,20 +274,20 @@ def take_rows(records: Array, own: range, rows: range, record_format: RecordForm
 def order_slab(
     pieces: Sequence[Array],
     rows: range,
-    record_format: RecordFormat,
+    given: RecordFormat,
+    groups: Groups,
     num_numbered: int | None,
     primitives: Primitives,
 ) -> tuple[Array, Cut]:
     """Return a slab's records on the current device, with numbered prefixes, and its cut.
 
-    `pieces` are records of the whole tensor; the slab's rows begin at 0.
+    `pieces` are records of the whole tensor in the format `given`; the slab's rows begin at 0.
     """
     xp = primitives.xp
     records = xp.concatenate([move(piece, xp) for piece in pieces])
-    shape = find_slab_shape(record_format.shape, len(rows))
-    cut = primitives.choose_cut(shape, record_format.dtype, record_format.groups)
-    own, shift = cut.record_format, (find_longest_mode(record_format.shape), -rows.start)
-    records = pack_again(records, record_format, own, primitives, shift=shift)
+    cut = primitives.choose_cut(find_slab_shape(given.shape, len(rows)), given.dtype, groups)
+    own, shift = cut.record_format, (find_longest_mode(given.shape), -rows.start)
+    records = pack_again(records, given, own, primitives, shift=shift)
     if len(pieces) > 1:
         records = sort_records(records, own, primitives)
     return number_records(records, cut._replace(num_numbered=num_numbered), primitives)

@@ -120,7 +120,7 @@ def build_slabs(
         own, ordered[number] = ordered[number], None
         return arrange_slab(own, name, engine)
 
-    return place_slabs(engine, cut.record_format, num_slabs, rows, arrange, keep_aside)
+    return place_slabs(engine, builder.record_format, num_slabs, rows, arrange, keep_aside)
 
 
 def place_slabs(

@@ -93,6 +93,7 @@ def test_mttkrp_with_groups(layout, monkeypatch):
     assert len(results) == 5
 
 
+@pytest.mark.usual_limits("groups")  # which say what is numbered
 @pytest.mark.parametrize("is_numbered", [False, True])
 @pytest.mark.parametrize("groups", [[(0, 1), (2,)], [(0,), (1, 2)], [(0, 1, 2)]], ids=str)
 def test_groups_move_no_more(groups, is_numbered, x, monkeypatch):

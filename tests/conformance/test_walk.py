@@ -9,7 +9,7 @@ from tensorly_flycoo.base.devices import OneDevice
 from tensorly_flycoo.engines.cpu.engine import CPU
 from tensorly_flycoo.testing import random_tensor
 
-pytestmark = pytest.mark.usual_limits("slabs", "tiles", "prefixes")
+pytestmark = pytest.mark.usual_limits("groups", "prefixes", "slabs", "tiles")
 
 SHAPE = (30, 40, 50)
 

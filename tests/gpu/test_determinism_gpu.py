@@ -41,7 +41,9 @@ def test_in_other_streams(expected):
         check(found, expected)
 
 
-@pytest.mark.usual_limits("grid", "tiles")  # new processes have the usual limits
+@pytest.mark.usual_limits(
+    "groups", "prefixes", "slabs", "grid", "tiles"
+)  # new processes have the usual limits
 def test_in_new_processes(expected):
     command = [sys.executable, str(Path(determinism.__file__)), "cuda", "remap"]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]

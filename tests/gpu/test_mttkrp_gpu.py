@@ -301,7 +301,7 @@ def test_duplicates_are_added_in_their_order(dtype):
     assert (error <= 40 * np.finfo(dtype).eps * bound[places]).all()
 
 
-@pytest.mark.usual_limits("index", "tiles")
+@pytest.mark.usual_limits("index", "prefixes", "tiles")
 def test_nbytes_is_what_the_arrays_take():
     coords, values, shape, _ = make_problem((2000, 3000, 4000), 30000, 1, "float32")
     for layout, per_nonzero in [("remap", 32), ("replicated", 48), ("indexed", 24)]:

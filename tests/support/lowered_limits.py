@@ -5,14 +5,29 @@ own settings take precedence, and processes that a test starts have the usual li
 """
 
 import importlib.util
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from tensorly_flycoo.format.packing import RecordFormat
 
-def widen_field(size):
-    """Stand in for `packing.field_width`: fields cross words of 32 bits, and two fill 64."""
-    return max(31, (size - 1).bit_length())
+_lay_out = RecordFormat.of
+
+
+def lay_out_long_modes(shape, dtype, word_dtype, groups=None, num_prefixes=0):
+    """Stand in for `RecordFormat.of`: fields cross words of 32 bits, and two fill 64.
+
+    The fields of a group stay narrow, as its combinations are numbered in 32 bits; but those of a
+    group whose prefixes are numbered have any size.
+    """
+    narrow = {mode for group in groups or () if len(group) > 1 for mode in group}
+    if num_prefixes:
+        narrow -= set(groups[0])
+    longer = [size if mode in narrow else max(size, 2**31) for mode, size in enumerate(shape)]
+    number = num_prefixes and max(num_prefixes, 2**31)
+    laid_out = _lay_out(longer, dtype, word_dtype, groups, number)
+    return replace(laid_out, shape=tuple(shape), num_prefixes=num_prefixes)
 
 
 def choose_three(nnz, num_devices=1, streamed_nbytes=None):
@@ -72,12 +87,13 @@ LOWERED = {
     # As on a GPU.
     "remap": {"spread.choosing.choose_layout": choose_remap},
     # As with modes of 2**31 indices or more.
-    "record": {"format.packing.field_width": widen_field},
+    "record": {"format.packing.RecordFormat.of": lay_out_long_modes},
     # As with many nonzeros for each combination of the indices of adjacent modes.
     "groups": {"format.groups._LEAST_NNZ": 0, "format.groups._LEAST_NONZEROS": 1e-3},
     # As with many nonzeros for each combination that occurs of the first modes' indices.
     "prefixes": {
         "format.groups._LEAST_NNZ": 0,
+        "format.groups._FEW_ROWS": 0,
         "format.primitives.Primitives.least_repeats": 0,
         "engines.cuda.primitives.CudaPrimitives.least_repeats": 0,
     },

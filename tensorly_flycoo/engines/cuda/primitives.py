@@ -16,7 +16,6 @@ import numpy as np
 from ...base.array_modules import MAX_THREADS, is_cupy, share_parts
 from ...base.array_modules import GpuArray as Array
 from ...base.checks import check_finite, check_inside
-from ...format import packing
 from ...format.packing import Cut, RecordFormat
 from ...format.primitives import Entries, LeadingPairs, ModeRows, Primitives, Step, index_dtype
 from ...format.remap import count_runs
@@ -135,8 +134,8 @@ class CudaPrimitives(Primitives):
             places = target
         return places
 
-    def sort_places_nbytes(self, nnz: int, shape: tuple[int, ...]) -> int:
-        itemsize = 4 if sum(map(packing.field_width, shape)) <= 32 else 8
+    def sort_places_nbytes(self, nnz: int, record_format: RecordFormat) -> int:
+        itemsize = 4 if sum(mask.bit_length() for mask in record_format.masks) <= 32 else 8
         return itemsize * nnz + _argsort_nbytes(nnz, itemsize)  # keys
 
     def read_rows(self, records: Array, record_format: RecordFormat, mode: int) -> Array:

@@ -36,6 +36,7 @@ from tensorly_flycoo.dask import (
 )
 from tensorly_flycoo.io import slab_folder
 from tensorly_flycoo.io.checkpoint import find_digest
+from tensorly_flycoo.spread import building
 from tensorly_flycoo.tensor import memory
 from tensorly_flycoo.testing import random_tensor
 
@@ -260,11 +261,18 @@ def test_recover_loads_lost_slabs(client, addresses, table, files):
     check_same(2 * y, -(expected**2) * 6)
 
 
-@pytest.mark.parametrize(("groups", "count"), [(((0, 1), (2,)), 0), (((0,), (1,), (2,)), 2)])
+APART = ((0,), (1,), (2,))
+
+
+@pytest.mark.parametrize(("groups", "count"), [(((0, 1), (2,)), 0), (APART, 2), (APART, None)])
 def test_groups(client, addresses, table, files, groups, count, monkeypatch):
-    """Each slab numbers its own prefixes, also one that is loaded again."""
+    """Each slab numbers its own prefixes, also one that is loaded again.
+
+    Without a count, groups are chosen again for the nonzeros that are left without duplicates.
+    """
     for module in (cluster_layout, memory):
         monkeypatch.setattr(module, "find_groups", lambda *_: (groups, count))
+    monkeypatch.setattr(building, "find_groups", lambda *_: (((0, 1), (2,)), 0))
     expected = from_dataframe(table, MODES, "price", slabs=4).tensor
     x = read_parquet(files, MODES, "price", slabs=4, client=client, workers=addresses).tensor
     assert x.groups == expected.groups == ((0, 1), (2,))

@@ -139,7 +139,7 @@ def test_they_are_shown_and_kept():
     assert x.T.groups == choose_groups(x.T.shape, x.nnz)
 
 
-@pytest.mark.usual_limits("slabs")
+@pytest.mark.usual_limits("groups", "prefixes", "slabs")
 @pytest.mark.parametrize("value", [np.inf, np.nan])
 def test_infinite_elements_that_no_nonzero_uses(value):
     """They give nan where zeros of a group are multiplied by them, as in dense TensorLy."""
@@ -279,6 +279,21 @@ def test_duplicates_and_zeros_do_not_count(monkeypatch, layout, shape, num_pairs
     assert few.groups == ((0,), (1,), (2,))
 
 
+def test_duplicates_do_not_count_in_slabs(monkeypatch):
+    monkeypatch.setattr(groups_module, "_LEAST_NNZ", 0)
+    problem = make_problem((30, 2, 40), 700)
+    coords, values = problem.tensor().nonzeros()
+    once = FlycooTensor(coords, values, problem.shape, slabs=3)
+    split = np.concatenate([values, -values, values])
+    x = FlycooTensor(np.tile(coords, 3), split, problem.shape, slabs=3)
+    assert x.groups == once.groups
+    assert x._layout.record_format == once._layout.record_format
+    for mode in range(3):
+        expected = mttkrp(once, problem.factors, mode)
+        assert mttkrp(x, problem.factors, mode).tobytes() == expected.tobytes()
+
+
+@pytest.mark.usual_limits("groups")  # where the last two modes are one
 def test_all_but_the_last_mode_are_numbered(monkeypatch):
     monkeypatch.setattr(groups_module, "_LEAST_NNZ", 0)
     rng = np.random.default_rng(0)

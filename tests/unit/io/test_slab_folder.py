@@ -27,6 +27,7 @@ from tensorly_flycoo import (
     save_slabs,
 )
 from tensorly_flycoo.engines.cpu import engine as cpu
+from tensorly_flycoo.format import groups
 from tensorly_flycoo.io import parts, slab_folder
 from tensorly_flycoo.io.array_file import ArrayReader
 from tensorly_flycoo.io.checkpoint import find_digest
@@ -111,6 +112,15 @@ def test_numbered_prefixes(path, layout, keep, tile_size, monkeypatch):
     x = open_slabs(path, device="cpu", keep=keep, verify=True)
     assert x.groups == expected.groups == ((0, 1), (2,))
     check_same(x, expected, problem.factors)
+
+
+def test_duplicates_do_not_count_for_groups(path, monkeypatch):
+    monkeypatch.setattr(groups, "_LEAST_NNZ", 0)
+    problem = make_problem((30, 2, 40), 700)
+    coords, values = problem.tensor().nonzeros()
+    x = FlycooTensor(coords, values, problem.shape, slabs=3, layout="replicated")
+    save_slabs(path, [(coords, values), (coords, -values), (coords, values)], x.shape, slabs=3)
+    check_same(open_slabs(path), x, problem.factors)
 
 
 @pytest.mark.parametrize("mode", range(3))

@@ -8,6 +8,7 @@ import pytest
 from tensorly.decomposition import parafac
 
 from tensorly_flycoo import FlycooTensor, MemoryEstimate, estimate_memory
+from tensorly_flycoo.format import groups as groups_module
 from tensorly_flycoo.ops.call_memory import count_iteration_nbytes
 
 #: Shape, nonzeros and rank of tensors whose nonzeros are spread evenly.
@@ -54,6 +55,22 @@ def test_the_peak_of_a_call_is_within_15_percent(name, dtype):
     peak = measure_peak(lambda: parafac(x, rank, n_iter_max=2, init="random", random_state=0))
     estimate = count_iteration_nbytes(x, rank)
     assert x.nbytes + estimate == pytest.approx(x.nbytes + peak, rel=0.15)
+
+
+@pytest.mark.usual_limits("groups")  # where products of indices are few enough
+def test_each_slab_has_a_row_for_each_of_its_prefixes(monkeypatch):
+    monkeypatch.setattr(groups_module, "_LEAST_NNZ", 0)
+    rng = np.random.default_rng(0)
+    pairs = np.stack([rng.integers(0, size, 40) for size in (60, 50)])
+    coords = np.vstack([pairs[:, rng.integers(0, 40, 3000)], rng.integers(0, 300, 3000)])
+    x, plain = (
+        FlycooTensor(coords, np.ones(3000), (60, 50, 300), slabs=3, groups=groups)
+        for groups in ("auto", None)
+    )
+    num_rows = sum(slab.layout.record_format.num_prefixes for slab in x._layout.slabs)
+    assert num_rows == pytest.approx(3 * 40, abs=3)
+    added = count_iteration_nbytes(x, 4) - count_iteration_nbytes(plain, 4)
+    assert added == 2 * num_rows * 4 * 8
 
 
 def test_an_estimate_shows_its_sizes():

@@ -106,6 +106,7 @@ def test_the_next_copy_of_a_sweep_is_announced(stagers):
         assert following is array
 
 
+@pytest.mark.usual_limits("prefixes")  # of which estimates do not know
 def test_what_fits_in_half_of_the_memory_stays(stagers, monkeypatch):
     x = make(slabs=NUM_SLABS)
     sizes = choosing.TensorSizes(3000, SHAPE, x.dtype, x.groups)
@@ -200,6 +201,7 @@ def test_the_number_of_slabs(stagers, monkeypatch):
     assert x.slabs == -(-3000 * x._layout.record_format.record_nbytes // 5000)
 
 
+@pytest.mark.usual_limits("prefixes")  # of which estimates do not know
 def test_the_estimate_knows_what_stays(stagers, monkeypatch):
     """The planner of tensors is that of estimates."""
     options = {"dtype": "float64", "device": "cpu", "keep": "host", "slabs": NUM_SLABS}

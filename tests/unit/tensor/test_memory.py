@@ -115,6 +115,7 @@ def test_the_bound_on_the_peak_is_tight(shape, spread, dtype, layout):
     assert estimate.peak_nbytes / 2 <= measured <= estimate.peak_nbytes + SMALL_NBYTES
 
 
+@pytest.mark.usual_limits("record")  # where numbers make records longer, so none are chosen
 @LAYOUTS
 @DTYPES
 def test_the_bound_holds_with_numbered_prefixes(dtype, layout):
@@ -148,7 +149,7 @@ def test_nbytes_is_exact_for_given_groups(groups, slabs, layout):
     assert estimate_memory(shape, 1680, **options).nbytes == x.nbytes
 
 
-@pytest.mark.usual_limits("slabs")
+@pytest.mark.usual_limits("groups", "slabs")
 @LAYOUTS
 @DTYPES
 @pytest.mark.parametrize(

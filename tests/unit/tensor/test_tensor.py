@@ -144,7 +144,7 @@ def find_arrays(thing):
         yield from find_arrays(list(vars(thing).values()))
 
 
-@pytest.mark.usual_limits("groups", "index", "record", "tiles")
+@pytest.mark.usual_limits("groups", "index", "prefixes", "record", "tiles")
 def test_bytes_per_nonzero():
     """Two copies of 16 bytes, 6 bytes of ids per mode, and very little for tiles and rows."""
     x = make_problem((30, 20, 10), 30_000, rank=1).tensor()
