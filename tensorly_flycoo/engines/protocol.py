@@ -94,7 +94,13 @@ class Engine(Primitives, ABC):
 
     @abstractmethod
     def mttkrp(
-        self, layout: Layout, factors: Factors, mode: int, out: Array, weights: Array | None = None
+        self,
+        layout: Layout,
+        factors: Factors,
+        mode: int,
+        out: Array,
+        weights: Array | None = None,
+        stays: bool = False,
     ) -> None:
         """Write the MTTKRP of `mode` to `out`, its columns times the weights."""
 

@@ -57,11 +57,17 @@ class CpuEngine(CpuPrimitives, Engine):
         pass  # the CPU reads every NumPy array
 
     def mttkrp(
-        self, layout: Layout, factors: Factors, mode: int, out: Array, weights: Array | None = None
+        self,
+        layout: Layout,
+        factors: Factors,
+        mode: int,
+        out: Array,
+        weights: Array | None = None,
+        stays: bool = False,
     ) -> None:
         arrays, partial_rows = self.allocate_workspace(layout, factors, mode, out)
         carry_rows, num_lanes = layout.tilings[mode].carry_rows, mttkrp.count_lanes(out)
-        with layout.step(mode, self) as step:
+        with layout.step(mode, self, stays) as step:
             nnz = step.records.shape[0]
             if nnz == 0:
                 out[...] = 0

@@ -85,10 +85,16 @@ class CudaEngine(CudaPrimitives, Engine):
         return min(free, limit - pool.used_bytes()) if limit else free
 
     def mttkrp(
-        self, layout: Layout, factors: Factors, mode: int, out: Array, weights: Array | None = None
+        self,
+        layout: Layout,
+        factors: Factors,
+        mode: int,
+        out: Array,
+        weights: Array | None = None,
+        stays: bool = False,
     ) -> None:
         workspace = self.allocate_workspace(layout, factors, mode, out)
-        with layout.step(mode, self) as step:
+        with layout.step(mode, self, stays) as step:
             if layout.tilings[mode].carry_rows.shape[0] == 0:
                 out.fill(0)
                 return
