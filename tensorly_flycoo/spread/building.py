@@ -93,8 +93,7 @@ class SlabBuilder(ABC):
         if self.num_numbered is None:
             sizes = (given.shape, int(counted.sum()), self.num_slabs)
             groups, self.num_numbered = find_groups("auto", *sizes)
-            given_types = (given.dtype, given.word_dtype)
-            self.record_format = RecordFormat.of(given.shape, *given_types, groups)
+            self.record_format = RecordFormat.of(given.shape, given.dtype, given.word_dtype, groups)
         return list_rows(find_edges(counted, self.num_slabs))
 
     def order(self, home: int, rows: range) -> Any:
