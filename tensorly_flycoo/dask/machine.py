@@ -105,7 +105,7 @@ class Machine:
     `start_thread` before any command. Until `connect` is called, `is_held` says whether the actor
     is still there.
 
-    All methods may be called from any thread. Only `_wait_for_message`, `_take` and `_join` wait:
+    All methods may be called from any thread. Only `_wait_for_message`, `_take` and `join` wait:
     until there is what they wait for, an abort, or Dask does not hold the actor any more. Work on a
     GPU may wait for other workers' too: then an abort closes the link between them.
     """
@@ -277,10 +277,10 @@ class Machine:
         return np.array(move(value, np)) if hasattr(value, "__array__") else value
 
     def post(self, sent: Sequence[list], received: Sequence[list]) -> None:
-        """Send arrays, which no later command writes to, by the host; others are waited for.
+        """Send arrays by the host; those that peers send are waited for when they are used.
 
-        `sent` has lists of an array, the peer and the key there, `received` lists that begin with
-        the key here.
+        No later command writes to what is sent. `sent` has lists of an array, the peer and the key
+        there, `received` lists that begin with the key here.
         """
         for array, peer, key, *_ in sent:
             parcel = self._outbox.setdefault(peer, {})

@@ -241,7 +241,7 @@ class _CoupledALS(Run):
             products = {b: self.blocks[b].mttkrp(mode, factors) for b in uses}
             scales = {b: self.blocks[b].weight * weights[b] for b in uses}
             target: Array = sum(product * scales[b] for b, product in products.items())
-            # Of |w_b|^2, into which the norms of the new columns go; those of a start's do not.
+            # Of |w_b|^2: the new columns' norms go into w_b; those of a start are left out.
             ridge = self.l2_reg * xp.diag(sum(scales[b] * weights[b] for b in uses))
             parts = []
             for rows, known in self._groups[mode]:

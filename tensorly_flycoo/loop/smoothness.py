@@ -4,7 +4,7 @@ The penalty is s times the sum of the squared differences of the model's neighbo
 is as if, along the mode, the tensor had a further slice of zeros for each pair of neighbours, and
 the model their difference times :math:`\sqrt s`: a factor A gets the rows :math:`\sqrt s\, D A`.
 Other modes see the longer factor's Gram matrix :math:`A^T K A`, where :math:`K = I + s D^T D` is
-tridiagonal. The factor itself solves :math:`K A \Gamma = M`, as that of the smoothed MTTKRP
+tridiagonal. The factor itself solves :math:`K A \Gamma = M`: as usual, but with the smoothed MTTKRP
 :math:`K^{-1} M`. With several smooth modes differences of differences are penalised too.
 """
 

@@ -72,7 +72,7 @@ class RankScore(NamedTuple):
         Of CP models, the mean `factor_match_score` of the other runs with the best one.
     """
 
-    rank: int
+    rank: Any
     error: float
     heldout_loss: float
     heldout_se: float
@@ -241,10 +241,8 @@ def select_rank(
     (2, 2)
     """
     labels = x.labels if isinstance(x, LabelledTensor) else None
-    known, options = (
-        [name for name in METHODS if name != "coupled_parafac"],
-        number_modes(x, options),
-    )
+    options = number_modes(x, options)
+    known = [name for name in METHODS if name != "coupled_parafac"]
     solver = find_method(method, known=known)
     if solver.model != "PARAFAC2":
         x = as_flycoo(x, check_coords=True)
@@ -272,7 +270,7 @@ def select_rank(
                 x, unknown = unknown.observed, unknown.of(unknown.observed)
             options |= {"mask": unknown} if solver.is_ours and solver.knows_zeros else {}
     held_out = _HeldOut.draw(x, holdout, solver, options, random) if holdout else None
-    results: list[tuple[RankScore, Any, np.ndarray, CPTensor, float]] = []
+    results: list[tuple[RankScore, Any, np.ndarray, Any, float]] = []
     try:
         for number, rank in enumerate(ranks):
             report(f"rank {rank} ({number + 1} of {len(ranks)}): {n_runs} runs")
@@ -335,7 +333,7 @@ def _find_tolerance(
 def _fit_rank(
     x: Any, rank: Any, n_runs: int, method: Method,
     held_out: "_HeldOut | None", seed: int, keep_all: bool, options: Mapping[str, Any],
-) -> tuple[RankScore, Any, np.ndarray, CPTensor, float]:  # fmt: skip
+) -> tuple[RankScore, Any, np.ndarray, Any, float]:  # fmt: skip
     """Fit the models of one rank.
 
     Return its scores, nan for those of the held-out loss; the terms of that loss; the errors of the
