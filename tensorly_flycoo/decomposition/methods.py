@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import tensorly.decomposition
 
 from .. import decomposition
@@ -62,7 +63,7 @@ class Method:
         """
         # Runs with a mask go together without.
         is_wanted = self.has_momentum and is_sparse(x) and options.get("mask") is None
-        is_wanted &= not options.get("smoothness")  # which momentum does not see
+        is_wanted &= not np.any(options.get("smoothness"))  # which momentum does not see
         has_steps = one_by_one and self.runs_together and not options.get("orthogonalise")
         linesearch = AUTO if has_steps else NESTEROV
         return ({"linesearch": linesearch} if is_wanted else {}) | dict(options)

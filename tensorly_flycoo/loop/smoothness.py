@@ -21,6 +21,9 @@ from ..spread.row_shards import RowShards, gather
 #: The option: one strength for all modes, one per mode, or a dict for some modes.
 Smoothness: TypeAlias = float | Sequence[float | None] | Mapping[int, float] | None
 
+#: Beyond about 4e15 a slice would vanish beside its differences: K would be singular.
+_MOST = 1e12
+
 
 def read_smoothness(given: Any, ndim: int, linesearch: bool | str = False) -> list[float]:
     """Return the strength s of each mode, 0 for those that need not be smooth."""
@@ -28,6 +31,8 @@ def read_smoothness(given: Any, ndim: int, linesearch: bool | str = False) -> li
         check_modes(given, ndim, "smoothness")
         given = [given.get(mode) for mode in range(ndim)]
     strengths = [float(number or 0) for number in spread_numbers(given, ndim, "smoothness")]
+    if (most := max(strengths)) > _MOST:
+        raise ValueError(f"smoothness is {most:g}, expected at most {_MOST:g}")
     if any(strengths) and linesearch:
         raise ValueError(f"linesearch is {linesearch!r}, expected False with smoothness=")
     return strengths

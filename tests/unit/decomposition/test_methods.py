@@ -95,6 +95,9 @@ def test_momentum_is_chosen_where_there_is_some(x):
     prefer = METHODS["parafac"].prefer_momentum
     for options in ({"linesearch": False}, {"mask": "any"}, {"smoothness": {0: 1.0}}):
         assert prefer(x, options) == options
+    for strengths in (np.zeros(3), np.array([0, 0, 1.0])):
+        chosen = prefer(x, {"smoothness": strengths})
+        assert ("linesearch" in chosen) == (not strengths.any())
     assert prefer(np.ones((2, 3)), {}) == {}
 
 
