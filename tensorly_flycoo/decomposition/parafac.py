@@ -261,7 +261,8 @@ class LeastSquares(GaussNewtonRun):
         """Update a factor; return its MTTKRP."""
         weights, factors = self.weights, self.factors
         mttkrp = self.data.mttkrp(weights, factors, mode)
-        gram = multiply_grams(weights, add_differences(factors, self.smoothness), mode, self.l2_reg)
+        longer = add_differences(factors, self.smoothness, skip=mode)
+        gram = multiply_grams(weights, longer, mode, self.l2_reg)
         factors[mode] = solve(gram, smooth(mttkrp, self.smoothness[mode]).T).T
         return mttkrp
 

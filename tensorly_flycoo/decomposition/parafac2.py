@@ -444,7 +444,7 @@ class _Alternation(Run):
         factors = list(factors)
         for mode in self.n_iter_parafac * (0, 1, 2):
             product = self.data.mttkrp(None, factors, mode)
-            gram = multiply_grams(None, add_differences(factors, self.smoothness), skip=mode)
+            gram = multiply_grams(None, add_differences(factors, self.smoothness, mode), skip=mode)
             strength, penalty = self.smoothness[mode], self.penalties[mode]
             if mode in self.constrained:
                 factors[mode] = improve(product, gram, factors[mode], penalty, smoothness=strength)

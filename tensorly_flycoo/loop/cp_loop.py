@@ -228,7 +228,8 @@ class AlternatingRun(Run):
         for mode in self.modes:
             self.data.impute(self.weights, factors)
             product = self.data.mttkrp(self.weights, factors, mode)
-            gram = multiply_grams(self.weights, add_differences(factors, self.smoothness), mode)
+            longer = add_differences(factors, self.smoothness, skip=mode)
+            gram = multiply_grams(self.weights, longer, skip=mode)
             factors[mode] = self.update_factor(product, gram, mode)
             if self.normalize_factors and mode != self.modes[-1]:
                 self.weights, factors[:] = normalize_updated(self.weights, factors, mode)

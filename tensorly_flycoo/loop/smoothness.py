@@ -38,11 +38,13 @@ def read_smoothness(given: Any, ndim: int, linesearch: bool | str = False) -> li
     return strengths
 
 
-def add_differences(factors: Sequence[Array], strengths: Sequence[float]) -> list[Array]:
-    """Return factors with the further rows of smooth modes."""
+def add_differences(
+    factors: Sequence[Array], strengths: Sequence[float], skip: int | None = None
+) -> list[Array]:
+    """Return factors with the further rows of smooth modes, all but one that may be skipped."""
     longer = list(factors)
     for mode, strength in enumerate(strengths):
-        if strength:
+        if strength and mode != skip:
             rows = gather(factors[mode])
             longer[mode] = np.concatenate([rows, math.sqrt(strength) * np.diff(rows, axis=0)])
     return longer

@@ -54,7 +54,7 @@ class SpreadLayout(SlabLayout):
     ) -> Array | None:
         """Run an operation on the nonzeros; gather its result on the first device, in `out`."""
         if out.nbytes < self.devices.least_nbytes:  # adding it there takes one exchange, not two
-            options["sharding"] = Sharding((0, len(out)), (0,), self.devices)
+            options["home"] = 0
         result, total = self.apply_sharded(operation, engine, inputs, mode, out.shape, **options)
         blocks = self.devices.collect(result.blocks)
         for (start, stop), block in zip(pairwise(result.sharding.edges), blocks, strict=True):
@@ -70,23 +70,24 @@ class SpreadLayout(SlabLayout):
         shape: tuple[int, int],
         *,
         find_rows: FindRows | None = None,
-        sharding: Sharding | None = None,
+        home: int | None = None,
         **options: Any,
     ) -> tuple[RowShards, Array | None]:
         """Run an operation as `Layout.apply` does; its result, of `shape`, stays spread.
 
         In the cut mode each slab computes a block. In any other each device adds the results
         of its own slabs as far as the tree allows; the device of each block adds that block of all.
-        A `sharding` of one block has it all on one device.
+        With `home`, that device has all of it, as one block.
         """
         devices, slabs, is_cut = self.devices, self.slabs, mode == self.cut_mode
         edges, own_slots = self._divide_rows(mode, options.get("slots"))
-        if sharding is None:
-            sharding = self.shardings[mode]
-            if own_slots is not None:
-                sharding = Sharding(tuple(edges), sharding.homes, devices)
-            elif shape[0] != sharding.edges[-1]:
-                sharding = Sharding.of(cut_evenly(shape[0], self.num_slabs), devices)
+        sharding = self.shardings[mode]
+        if home is not None:
+            sharding = Sharding((0, shape[0]), (home,), devices)
+        elif own_slots is not None:
+            sharding = Sharding(tuple(edges), sharding.homes, devices)
+        elif shape[0] != sharding.edges[-1]:
+            sharding = Sharding.of(cut_evenly(shape[0], self.num_slabs), devices)
         # First all copies, then all work: a copy waits for the work that is under way.
         own = self._bring_inputs(inputs, options, own_slots)
         results: dict[int, Array] = {}
@@ -114,8 +115,8 @@ class SpreadLayout(SlabLayout):
         computed = map(compute, range(len(slabs)))
         if is_cut:
             blocks = [results[number] for number, _ in enumerate(computed)]
-            if len(sharding.homes) == 1:
-                blocks = devices.gather([(blocks, sharding.homes[0])])
+            if home is not None:
+                blocks = devices.gather([(blocks, home)])
         else:
             blocks = _add_blocks(engine, results, self.homes, fold_tree(computed, add), sharding)
         return RowShards(blocks, sharding), self._add_up(sums)
