@@ -30,6 +30,19 @@ class Devices(Protocol):
     def empty(self, device: int, shape: tuple[int, int], dtype: np.dtype) -> Array:
         """Allocate a matrix on a device."""
 
+    def can_lend(self, array: Array) -> bool:
+        """Return whether `lend` takes an array of the home device."""
+        return False
+
+    def lend(
+        self, arrays: Sequence[Array], homes: Sequence[int]
+    ) -> AbstractContextManager[Sequence[Array]]:
+        """Let each of some devices write to an array of the home device, while it is entered.
+
+        They wait for what was launched there before, and what is launched there later for them.
+        """
+        return nullcontext(arrays)
+
     def run(self, device: int, function: Callable[..., Any], *args: Any) -> Any:
         """Call a function on a device; return its result, which stays there.
 

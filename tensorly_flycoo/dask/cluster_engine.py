@@ -139,7 +139,7 @@ class ClusterEngine(CpuEngine):
     name = "dask"
     local_device = CpuEngine.name
 
-    def add_parts(self, rows: Any, tree: Tree) -> RemoteArray:
+    def add_parts(self, rows: Any, tree: Tree, out: Any = None) -> RemoteArray:
         (key,) = rows.cluster.call(rows.worker, add_parts, [rows, tree])
         shape = (rows.shape[0] // count_parts(tree), *rows.shape[1:])
         return RemoteArray(rows.cluster, rows.worker, key, shape, rows.dtype)

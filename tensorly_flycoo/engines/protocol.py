@@ -160,9 +160,9 @@ class Engine(Primitives, ABC):
         indices are zero. `factors` are those of the group, None for the mode.
         """
 
-    def add_parts(self, rows: Array, tree: Tree) -> Array:
+    def add_parts(self, rows: Array, tree: Tree, out: Array | None = None) -> Array:
         """Run `tree.add_parts` on a contiguous matrix."""
-        return add_parts(rows, tree)
+        return add_parts(rows, tree, out)
 
     @abstractmethod
     def gram(self, coords: Array, values: Array, diagonal: Array) -> Array:

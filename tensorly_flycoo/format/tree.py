@@ -35,6 +35,13 @@ def fold_tree(parts: Iterable[_Part], add: Callable[[_Part, _Part], _Part]) -> _
     return total
 
 
+@functools.cache
+def make_tree(num_parts: int) -> Tree:
+    """Return the tree along which `fold_tree` adds."""
+    numbers: Iterable[Tree] = range(num_parts)
+    return fold_tree(numbers, lambda a, b: (a, b))
+
+
 def count_waiting(num_parts: int) -> int:
     """Count the sums that wait in `fold_tree`, at most, while a part is made."""
     return num_parts.bit_length() - 1
@@ -54,7 +61,7 @@ def count_parts(tree: Tree) -> int:
     return 1 if isinstance(tree, int) else sum(map(count_parts, tree))
 
 
-def add_parts(rows: Array, tree: Tree) -> Array:
+def add_parts(rows: Array, tree: Tree, out: Array | None = None) -> Array:
     """Add the parts of a matrix, each with equally many rows, along a tree of their numbers."""
     length = rows.shape[0] // count_parts(tree)
 
@@ -64,7 +71,10 @@ def add_parts(rows: Array, tree: Tree) -> Array:
         left, right = own
         return add(left) + add(right)
 
-    return add(tree)
+    if out is None:
+        return add(tree)
+    out[...] = add(tree)
+    return out
 
 
 @functools.cache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -12,9 +12,8 @@ import numpy as np
 from ..base.array_modules import Array
 from ..base.devices import bring_each
 from ..engines import Engine
-from ..format.group_passes import FindRows
 from ..format.primitives import Operation
-from ..format.tree import Tree, fold_tree, renumber
+from ..format.tree import Tree, fold_tree, make_tree, renumber
 from .row_shards import RowShards, Sharding, cut_evenly, gather_each
 from .slab_layout import SlabLayout
 
@@ -52,14 +51,30 @@ class SpreadLayout(SlabLayout):
         out: Array,
         **options: Any,
     ) -> Array | None:
-        """Run an operation on the nonzeros; gather its result on the first device, in `out`."""
-        if out.nbytes < self.devices.least_nbytes:  # adding it there takes one exchange, not two
-            options["home"] = 0
-        result, total = self.apply_sharded(operation, engine, inputs, mode, out.shape, **options)
-        blocks = self.devices.collect(result.blocks)
-        for (start, stop), block in zip(pairwise(result.sharding.edges), blocks, strict=True):
-            out[start:stop] = block
-        return total
+        """Run an operation on the nonzeros; its result is whole on the first device, in `out`.
+
+        All devices write to the first one's memory if it is small; else blocks are gathered there.
+        """
+        devices, num_slabs, is_cut = self.devices, len(self.slabs), mode == self.cut_mode
+        if num_slabs * out.nbytes >= devices.least_nbytes or not devices.can_lend(out):
+            given = (engine, inputs, mode, out.shape)
+            result, total = self.apply_sharded(operation, *given, **options)
+            blocks = devices.collect(result.blocks)
+            for (start, stop), block in zip(pairwise(result.sharding.edges), blocks, strict=True):
+                out[start:stop] = block
+            return total
+        edges, own_slots = self._divide_rows(mode, options.get("slots"))
+        parts, (num_rows, rank) = out, out.shape
+        if not is_cut:  # each slab computes all rows, which are then added
+            edges = [num_rows * number for number in range(num_slabs + 1)]
+            parts = engine.xp.empty((edges[-1], rank), out.dtype)
+        compute = self._bring_inputs(inputs, options, own_slots, operation, engine, mode)
+        targets = [parts[start:stop] for start, stop in pairwise(edges)]
+        with devices.lend(targets, self.homes) as lent:
+            sums = [compute(number, target) for number, target in enumerate(lent)]
+        if not is_cut:
+            engine.add_parts(parts, make_tree(num_slabs), out)
+        return self._add_up(sums)
 
     def apply_sharded(
         self,
@@ -68,40 +83,30 @@ class SpreadLayout(SlabLayout):
         inputs: Mapping[int, Array | RowShards],
         mode: int,
         shape: tuple[int, int],
-        *,
-        find_rows: FindRows | None = None,
-        home: int | None = None,
         **options: Any,
     ) -> tuple[RowShards, Array | None]:
         """Run an operation as `Layout.apply` does; its result, of `shape`, stays spread.
 
         In the cut mode each slab computes a block. In any other each device adds the results
         of its own slabs as far as the tree allows; the device of each block adds that block of all.
-        With `home`, that device has all of it, as one block.
         """
         devices, slabs, is_cut = self.devices, self.slabs, mode == self.cut_mode
         edges, own_slots = self._divide_rows(mode, options.get("slots"))
         sharding = self.shardings[mode]
-        if home is not None:
-            sharding = Sharding((0, shape[0]), (home,), devices)
-        elif own_slots is not None:
+        if own_slots is not None:
             sharding = Sharding(tuple(edges), sharding.homes, devices)
         elif shape[0] != sharding.edges[-1]:
             sharding = Sharding.of(cut_evenly(shape[0], self.num_slabs), devices)
         # First all copies, then all work: a copy waits for the work that is under way.
-        own = self._bring_inputs(inputs, options, own_slots)
-        results: dict[int, Array] = {}
+        compute = self._bring_inputs(inputs, options, own_slots, operation, engine, mode)
+        results: dict[Any, Array] = {}
         sums: list[Array | None] = []
 
-        def compute(number: int) -> Tree:
-            slab, (own_inputs, own_options) = slabs[number], own[number]
+        def start(number: int) -> Tree:
             num_rows = edges[number + 1] - edges[number] if is_cut else shape[0]
-            target = devices.empty(slab.home, (num_rows, shape[1]), self.record_format.dtype)
-            with devices.use(slab.home):
-                last = (own_inputs, mode, target)
-                own_options["find_rows"] = find_rows and functools.partial(find_rows, piece=number)
-                sums.append(slab.layout.apply(operation, engine, *last, **own_options))
-            results[number] = target
+            sizes = (num_rows, shape[1])
+            results[number] = devices.empty(slabs[number].home, sizes, self.record_format.dtype)
+            sums.append(compute(number, results[number]))
             return number
 
         def add(a: Tree, b: Tree) -> Tree:
@@ -112,11 +117,9 @@ class SpreadLayout(SlabLayout):
                 results[a] += results.pop(b)
             return a
 
-        computed = map(compute, range(len(slabs)))
+        computed = map(start, range(len(slabs)))
         if is_cut:
-            blocks = [results[number] for number, _ in enumerate(computed)]
-            if home is not None:
-                blocks = devices.gather([(blocks, home)])
+            blocks = [results[number] for number in computed]
         else:
             blocks = _add_blocks(engine, results, self.homes, fold_tree(computed, add), sharding)
         return RowShards(blocks, sharding), self._add_up(sums)
@@ -126,8 +129,15 @@ class SpreadLayout(SlabLayout):
         inputs: Mapping[int, Array | RowShards],
         options: dict[str, Any],
         own_slots: Sequence[Array] | None,
-    ) -> list[tuple[dict[int, Array], dict[str, Any]]]:
-        """Return each slab's inputs and options on its device; of the cut mode's, its own rows."""
+        operation: Operation,
+        engine: Any,
+        mode: int,
+    ) -> Callable[[int, Array], Array | None]:
+        """Bring what slabs read to their devices, of the cut mode's their own rows.
+
+        Returns a function that runs the operation on the nonzeros of a slab, by number, where they
+        are, and writes to an array there.
+        """
         devices, cut_mode = self.devices, self.cut_mode
         parts: dict[Any, Sequence[Array]] = {}
         if own_slots is not None:
@@ -150,11 +160,18 @@ class SpreadLayout(SlabLayout):
             """Return a slab's own, in the order in which they are given, which TTMc follows."""
             return {key: parts[key][number] if key in parts else x for key, x in given.items()}
 
-        return [(take(inputs, n), take(options, n)) for n in range(len(self.homes))]
+        def compute(number: int, out: Array) -> Array | None:
+            slab, own = self.slabs[number], take(options, number)
+            if own.get("find_rows"):
+                own["find_rows"] = functools.partial(own["find_rows"], piece=number)
+            with devices.use(slab.home):
+                return slab.layout.apply(operation, engine, take(inputs, number), mode, out, **own)
+
+        return compute
 
 
 def _add_blocks(
-    engine: Engine, results: dict[int, Array], owners: Sequence[int], tree: Tree, sharding: Sharding
+    engine: Engine, results: dict[Any, Array], owners: Sequence[int], tree: Tree, sharding: Sharding
 ) -> list[Array]:
     """Add matrices of slabs, which `tree` numbers; the device of a block adds it."""
     devices, homes = sharding.devices, sharding.homes

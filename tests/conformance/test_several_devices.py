@@ -131,8 +131,9 @@ def test_groups_move_no_more(groups, is_numbered, x, monkeypatch):
 @pytest.mark.parametrize("function", [parafac, non_negative_parafac_hals])
 @pytest.mark.parametrize("layout", ["remap", "replicated", "indexed"])
 def test_small_factors_stay_on_the_first_device(layout, function, x, monkeypatch):
-    """A mode takes one exchange in and one out; the bits are those of slabs on one device."""
+    """A mode takes one exchange in, and lends its result; the bits are those of one device."""
     exchanges, gather, results = [], NumpyDevices.gather, set()
+    lent, lend = [], NumpyDevices.lend
     nbytes = sum(SHAPE) * RANK * 8
 
     def count(devices, requests):
@@ -141,23 +142,31 @@ def test_small_factors_stay_on_the_first_device(layout, function, x, monkeypatch
         exchanges.append(any(home != pair[1] for home, pair in zip(homes, pairs, strict=True)))
         return gather(devices, requests)
 
+    def lend_and_count(devices, arrays, homes):
+        lent.append(len(arrays))
+        return lend(devices, arrays, homes)
+
     def decompose(tensor):
         exchanges.clear()
+        lent.clear()
         with tl.backend_context("flycoo"):
             start = CPTensor((np.ones(RANK), draw_factors()))
             factors = function(tensor, RANK, init=start, n_iter_max=4, tol=0).factors
             return factors, b"".join(tl.to_numpy(factor).tobytes() for factor in factors)
 
     monkeypatch.setattr(NumpyDevices, "gather", count)
+    monkeypatch.setattr(NumpyDevices, "lend", lend_and_count)
     for number in COUNTS[:3]:
         tensor = spread(x, number, monkeypatch, layout=layout)
         monkeypatch.setattr(NumpyDevices, "least_nbytes", nbytes)
         factors, _ = decompose(tensor)
         assert all(isinstance(factor, RowShards) for factor in factors)
-        monkeypatch.setattr(NumpyDevices, "least_nbytes", nbytes + 1)
+        assert not lent
+        monkeypatch.setattr(NumpyDevices, "least_nbytes", NUM_SLABS * nbytes)
         factors, found = decompose(tensor)
         assert not any(isinstance(factor, RowShards) for factor in factors)
-        assert sum(exchanges) == (number > 1) * 4 * 3 * 2
+        assert sum(exchanges) == (number > 1) * 4 * 3
+        assert lent == 4 * 3 * [NUM_SLABS]
         results.add(found)
     whole = FlycooTensor(*x.nonzeros(), x.shape, slabs=NUM_SLABS, layout=layout)
     assert results == {decompose(whole)[1]}
@@ -311,8 +320,10 @@ def test_samples(x, monkeypatch):
         assert len(results) == 1
 
 
+@pytest.mark.parametrize("least_nbytes", [0, 2**25])
 @pytest.mark.parametrize("name", WHOLE)
-def test_on_the_first_device(x, name, monkeypatch):
+def test_on_the_first_device(x, name, least_nbytes, monkeypatch):
+    monkeypatch.setattr(NumpyDevices, "least_nbytes", least_nbytes)
     with tl.backend_context("flycoo"):
         expected, results = list_arrays(WHOLE[name](x)), set()
         for count in (1, 3):

@@ -104,10 +104,12 @@ def test_small_factors_stay_on_the_first_gpu(function, monkeypatch):
     assert len(results) == 2
 
 
+@pytest.mark.parametrize("least_nbytes", [0, 2**25])
 @pytest.mark.parametrize("name", ["tucker", "generalized_parafac", "masked"])
-def test_with_whole_factors(name):
+def test_with_whole_factors(name, least_nbytes, monkeypatch):
     """What is not computed block by block: on the first GPU, but for the slabs' products."""
     results = set()
+    monkeypatch.setattr(CudaDevices, "least_nbytes", least_nbytes)
     for devices in list_devices():
         x = spread(devices)
         with tl.backend_context("flycoo"):

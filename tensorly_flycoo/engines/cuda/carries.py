@@ -71,11 +71,11 @@ def _count_warps(segment: int) -> int:
 def add_carries(carries: Carries, out: Array) -> None:
     """Add the partial rows of all tiles to `out`; very long rows take several launches."""
     num_warps, num_columns, address = _count_warps(tuning.SEGMENT), out.shape[1], out.data.ptr
-    macros, gpu = {"VALUE": out.dtype, "NUM_WARPS": num_warps}, out.data.device_id
+    memory, rows, sums, levels = carries
+    macros, gpu = {"VALUE": out.dtype, "NUM_WARPS": num_warps}, memory.device_id
     kernel = launch.get_direct_kernel(
         "partial_rows.cu", "add_partial_rows", "qiQi4Q", gpu, **macros
     )
-    memory, rows, sums, levels = carries
     for (count, _, _, run), segments in itertools.pairwise(levels):
         added = memory.ptr + segments.rows, memory.ptr + segments.sums
         grid = (segments.size, -(-num_columns // 32))

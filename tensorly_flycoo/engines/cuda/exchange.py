@@ -42,14 +42,15 @@ def _count_words(array: Array) -> tuple[int, int, int]:
     return num_words, num_words // array.shape[0], array.strides[0] // 4
 
 
-def add_parts(rows: Array, tree: trees.Tree) -> Array:
+def add_parts(rows: Array, tree: trees.Tree, out: Array | None = None) -> Array:
     """Run `tree.add_parts` on a contiguous matrix of the current GPU."""
-    if isinstance(tree, int) or rows.size == 0:
-        return trees.add_parts(rows, tree)
+    if isinstance(tree, int) and out is None:
+        return rows
     num_rows = rows.shape[0] // trees.count_parts(tree)
-    sums = cupy.empty((num_rows, *rows.shape[1:]), rows.dtype)
+    sums = cupy.empty((num_rows, *rows.shape[1:]), rows.dtype) if out is None else out
     macros = {"VALUE": rows.dtype, "TREE": trees.express(tree, "PART")}
     kernel = get_direct_kernel("add_parts.cu", "add_parts", "qQQ", rows.data.device_id, **macros)
-    grid = (-(-sums.size // tuning.BLOCK_SIZE), 1)
-    kernel(grid, tuning.BLOCK_SIZE, sums.size, rows.data.ptr, sums.data.ptr)
+    if sums.size:
+        grid = (-(-sums.size // tuning.BLOCK_SIZE), 1)
+        kernel(grid, tuning.BLOCK_SIZE, sums.size, rows.data.ptr, sums.data.ptr)
     return sums

@@ -1,13 +1,14 @@
 """Several GPUs of one process."""
 
+import contextlib
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from contextvars import copy_context
-from typing import Any, NamedTuple
+from typing import Any
 
 import cupy
 import numpy as np
@@ -66,6 +67,14 @@ class CudaDevices(Devices):
         with self.use(device):
             return cupy.empty(shape, dtype)
 
+    def can_lend(self, array: Array) -> bool:
+        return self._lets_kernels_read and isinstance(array.data.mem, _READABLE)
+
+    @contextlib.contextmanager
+    def lend(self, arrays: Sequence[Array], homes: Sequence[int]) -> Iterator[Sequence[Array]]:
+        with self._wait_before_and_after([home for home in set(homes) if home != 0], [0]):
+            yield arrays
+
     def map(self, function: Callable[..., Any], homes: Iterable[int], *columns: Iterable) -> list:
         def call(home: int, *items: Any) -> Any:
             """Call it on the default stream, the thread's own, after the work of all streams."""
@@ -95,45 +104,48 @@ class CudaDevices(Devices):
                 targets[device] = _Copies(device, self._lets_kernels_read)
             with cupy.cuda.Device(device):
                 found.append(targets[device].allocate(arrays))
-        if targets:
-            self._launch(list(targets.values()))
+        sources = sorted({gpu for target in targets.values() for gpu in target.homes})
+        readers = [gpu for gpu, target in targets.items() if target.homes]
+        with self._wait_before_and_after(readers, sources):
+            for gpu, target in targets.items():
+                with cupy.cuda.Device(gpu):
+                    target.launch()
         return found
 
-    def _launch(self, targets: Sequence["_Copies"]) -> None:
-        """Launch copies together, when the memory for all is allocated.
+    @contextlib.contextmanager
+    def _wait_before_and_after(self, gpus: Sequence[int], others: Sequence[int]) -> Iterator[None]:
+        """Have what is launched inside on some GPUs wait for others, and these then for it.
 
-        They wait for earlier work on both GPUs' current streams, and later work there waits for
-        them, since it may use the copies, or the memory of what was copied.
+        So it may use memory of the others, where it was given out before.
         """
-        sources = sorted({gpu for target in targets for gpu in target.homes})
-        gpus = sorted({*sources, *(target.device for target in targets)})
-        events = {gpu: self._get_events(gpu) for gpu in gpus}
         try:
-            for gpu in sources:
-                with cupy.cuda.Device(gpu):
-                    events[gpu].ready.record(cupy.cuda.get_current_stream())
-            for target in targets:
-                with cupy.cuda.Device(target.device):
-                    target.launch(events)
-            for gpu in sources:
-                with cupy.cuda.Device(gpu):
-                    stream = cupy.cuda.get_current_stream()
-                    for target in targets:
-                        if gpu in target.homes:
-                            stream.wait_event(events[target.device].copied)
+            self._wait(gpus, others)
+            yield
+            self._wait(others, gpus)
         except BaseException:
-            for gpu in gpus:  # what is freed now must not be in use by copies
+            for gpu in {*gpus, *others}:  # what is freed now must not be in use by others
                 with cupy.cuda.Device(gpu):
                     cupy.cuda.get_current_stream().synchronize()
             raise
 
-    def _get_events(self, device: int) -> "_Events":
-        """Return the events of a device; a thread has its own, since they are reused."""
-        events: dict[int, _Events] = vars(self._of_thread).setdefault("events", {})
+    def _wait(self, gpus: Sequence[int], others: Sequence[int]) -> None:
+        """Have what some GPUs' current streams get from now on wait for what others' have."""
+        for other in others:
+            with cupy.cuda.Device(other):
+                self._get_event(other).record(cupy.cuda.get_current_stream())
+        for gpu in gpus:
+            with cupy.cuda.Device(gpu):
+                stream = cupy.cuda.get_current_stream()
+                for other in others:
+                    if other != gpu:
+                        stream.wait_event(self._get_event(other))
+
+    def _get_event(self, device: int) -> cupy.cuda.Event:
+        """Return the event of a device; a thread has its own. A wait is for the last record."""
+        events: dict[int, cupy.cuda.Event] = vars(self._of_thread).setdefault("events", {})
         if device not in events:
             with cupy.cuda.Device(device):
-                made = (cupy.cuda.Event(disable_timing=True) for _ in range(2))
-                events[device] = _Events(*made)
+                events[device] = cupy.cuda.Event(disable_timing=True)
         return events[device]
 
     def collect(self, arrays: Sequence[Array]) -> list[Array]:
@@ -147,13 +159,6 @@ class CudaDevices(Devices):
         homes = [matrix.device.id for matrix in matrices]
         self.map(lambda _, matrix, part: copy_parts(matrix, part), homes, matrices, parts)
         return whole
-
-
-class _Events(NamedTuple):
-    """Events of one GPU. They are reused: a wait refers to the last record."""
-
-    ready: cupy.cuda.Event  # occurs when the GPU's arrays are complete
-    copied: cupy.cuda.Event  # when all is copied to it
 
 
 class _Copies:
@@ -191,17 +196,13 @@ class _Copies:
         with cupy.cuda.Device(home):
             self._by_driver.append((target, cupy.ascontiguousarray(array)))
 
-    def launch(self, events: dict[int, _Events]) -> None:
+    def launch(self) -> None:
         """Launch all copies, on this GPU, which is current."""
-        stream = cupy.cuda.get_current_stream()
-        for home in self.homes:
-            stream.wait_event(events[home].ready)
         if self._by_kernel:
             copy_blocks(self._by_kernel)
+        stream = cupy.cuda.get_current_stream()
         for target, array in self._by_driver:
             target.copy_from_device_async(array.data, array.nbytes, stream)
-        if self.homes:
-            events[self.device].copied.record(stream)
 
 
 def _suits_kernel(array: Array) -> bool:

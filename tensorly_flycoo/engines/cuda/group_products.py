@@ -39,7 +39,7 @@ def contract_rows(
     """See `Engine.contract_rows`."""
     others = [factor for factor in factors if factor is not None]
     sizes = tuple([0 if factor is None else factor.shape[0] for factor in factors])
-    own = (out.shape, out.dtype, out.data.device_id)
+    own = (out.shape, out.dtype, rows.data.device_id)  # another GPU may have lent `out`
     kernel, launched, fields, num_terms, last = _cut(rows.shape[0], sizes, tuple(bits), *own)
     scales = None if weights is None else cupy.ascontiguousarray(weights)
     addresses = (rows.data.ptr, 0 if scales is None else scales.data.ptr, out.data.ptr)

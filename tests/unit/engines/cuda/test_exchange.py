@@ -127,6 +127,50 @@ def test_collecting(gpus, devices):
     np.testing.assert_array_equal(found, [values for _, values in made])
 
 
+def test_lending(gpus, devices):
+    """GPUs write when what had the memory before is done; then the first one reads."""
+    old, found, count = [], [], devices.count
+    before, homes = gpus.empty((count * NUM_ROWS, RANK), float), list(range(count)) * 2
+    before.fill(7.0)
+    read(gpus, before, old)
+    del before
+    whole = gpus.empty((count * NUM_ROWS, RANK), float)
+    parts = [whole[2 * n : 2 * n + 2] for n in range(2 * count)]
+    with devices.lend(parts, homes) as lent:
+        for number, (home, part) in enumerate(zip(homes, lent, strict=True)):
+            with gpus.cuda.Device(home):
+                part.fill(float(number))
+    read(gpus, whole, found)
+    del whole, parts, lent, part
+    use_memory_again(gpus, count)
+    gpus.run()
+    np.testing.assert_array_equal(old[0], 7)
+    np.testing.assert_array_equal(found[0][::2, 0], np.arange(2 * count))
+
+
+def test_lending_that_fails(gpus, devices):
+    """Nobody writes any more when the error reaches the caller, who may free memory."""
+    last = devices.count - 1
+    whole = gpus.empty((NUM_ROWS, RANK), float)
+
+    def write_and_fail():
+        with devices.lend([whole], [last]), gpus.cuda.Device(last):
+            whole.fill(1.0)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_and_fail()
+    assert not any(gpus.queues.values())
+
+
+def test_what_can_be_lent(gpus, devices, copier):
+    """Memory of CuPy's own allocators, if kernels of all GPUs can write to it."""
+    array = gpus.empty((NUM_ROWS, RANK), float)
+    assert devices.can_lend(array) == (copier == "kernel" or devices.count == 1)
+    numbers = np.arange(5.0)
+    assert not devices.can_lend(Array(gpus, numbers, ForeignMemory(gpus, numbers.nbytes)))
+
+
 def test_what_an_exchange_costs(gpus, devices, copier):
     """One event of each GPU before the copies, one after them, and no waits for oneself."""
     count, num_pairs = devices.count, devices.count * (devices.count - 1)
