@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from .array_modules import Array, as_array, is_cupy, share
+from .array_modules import Array, as_array, has_true, is_cupy, share
 from .reporting import recorder
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -200,7 +200,7 @@ def check_values(values: Array, nnz: int, dtype: DTypeLike | None = None) -> Arr
 
 def check_finite(values: Array, name: str = "values") -> None:
     """Refuse nan and infinity: a single one would silently spread to whole factors."""
-    if values.dtype.kind == "f" and not np.isfinite(values).all():
+    if values.dtype.kind == "f" and has_true(~np.isfinite(values)):
         wrong = int(np.argmax(~np.isfinite(values)))
         raise ValueError(f"{name}[{wrong}] is {values[wrong]}, expected finite numbers")
 

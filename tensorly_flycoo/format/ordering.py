@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from ..base.array_modules import Array, array_module
+from ..base.array_modules import Array, array_module, has_true
 from .groups import find_groups, list_rest
 from .packing import Cut, RecordFormat
 from .primitives import Primitives, index_dtype
@@ -146,11 +146,6 @@ def take_marked(records: Array, is_marked: Array) -> Array:
     if len(taken) == 1:
         return taken[0]
     return array_module(records).concatenate(taken) if taken else records
-
-
-def has_true(flags: Array) -> bool:
-    """Return ``flags.any()``, for which CuPy would compile two kernels in 2 s each."""
-    return flags.size > 0 and bool(flags.view(np.uint8).max())
 
 
 def count_canonical_nbytes(nnz: int, record_format: RecordFormat, primitives: Primitives) -> int:

@@ -41,7 +41,7 @@ from ..format.replicated import number_prefixes
 #: The fewest nonzeros that are counted at a time.
 _COUNT_BLOCK = 2**24
 
-#: Edges among fewer rows are found on the host: CuPy would compile a dozen kernels.
+#: Edges among fewer rows are found on the host, since CuPy compiles each function for a GPU.
 _MANY_ROWS = 2**20
 
 #: Nonzeros that a device packs and distributes at a time: a few parts for each thread that copies.
@@ -206,22 +206,30 @@ def find_edges(counts: Array, num_slabs: int) -> tuple[int, ...]:
     if counts.shape[0] < _MANY_ROWS:
         counts = move(counts, np)
     xp, size = array_module(counts), counts.shape[0]
-    # before[r]: nonzeros in rows below r.
-    before = xp.zeros(size + 1, np.int64)
-    before[1:] = xp.cumsum(counts)
-    nnz = int(before[-1])
+    # ends[r]: nonzeros in rows up to r. Only what is as long is computed on a GPU.
+    ends = xp.cumsum(counts)
+    nnz = int(ends[-1]) if size else 0
     if nnz == 0:
         return (0, size)
     num_slabs = min(num_slabs, nnz)
+    slabs = np.arange(num_slabs)
     share, more_by_one = divmod(nnz, num_slabs)
-    slabs = xp.arange(num_slabs)
     shares = slabs * share + slabs * more_by_one // num_slabs
-    above = xp.searchsorted(before, shares)  # the first row that has the share before it
-    more, less = before[above], before[xp.maximum(above - 1, 0)]
-    nearest = xp.where(more - shares < shares - less, more, less)
-    edges = [int(edge) for edge in xp.searchsorted(before, nearest)]
+
+    def find_row(numbers: np.ndarray) -> np.ndarray:
+        """Find the first row that has so many nonzeros before it."""
+        rows = move(xp.searchsorted(ends, xp.asarray(numbers)), np) + 1
+        return np.where(numbers > 0, rows, 0)
+
+    def count_before(rows: np.ndarray) -> np.ndarray:
+        counted = move(ends[xp.asarray(np.maximum(rows - 1, 0))], np)
+        return np.where(rows > 0, counted, 0)
+
+    above = find_row(shares)
+    more, less = count_before(above), count_before(above - 1)
+    nearest = np.where(more - shares < shares - less, more, less)
+    *edges, last = (int(row) for row in find_row(np.append(nearest, nnz)))
     # No slab begins after the last nonzero.
-    last = int(xp.searchsorted(before, nnz))
     return (*(edge if edge < last else size for edge in edges), size)
 
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from ..base.array_modules import Array
+from ..base.array_modules import Array, has_true
 from ..base.checks import check_sums
 from ..base.devices import Devices, OneDevice
 from ..engines import Engine
 from ..format.layout import Layout
-from ..format.ordering import compute_norm, has_true
+from ..format.ordering import compute_norm
 from ..spread.row_shards import gather_each
 from ..spread.slab_layout import AnyLayout, SlabLayout
 
