@@ -111,10 +111,12 @@ def summarise(output):
 
 
 def describe_gpus():
-    """Return the kind of this machine's GPUs, and how many if there are several."""
+    """Return the kind of this machine's GPUs, or of those that CUDA sees, and how many they are."""
     command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
     names = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\n")
     names = [name.strip().removeprefix("NVIDIA ") for name in names if name.strip()]
+    if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
+        names = [names[int(number)] for number in visible.split(",")]
     return names[0] if len(names) == 1 else f"{len(names)} x {names[0]}"
 
 
