@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from scipy.linalg import lapack
 
-from ..base.array_modules import Array, array_module, is_cupy, move, remote_aware
+from ..base.array_modules import Array, array_module, has_true, is_cupy, move, remote_aware
 from . import select_engine
 
 #: From this many rows a CuPy matrix counts as tall; below, launches cost more than the work.
@@ -275,7 +275,7 @@ def _solve_directly(a: Array, b: Array) -> Array:
     except np.linalg.LinAlgError:
         return np.linalg.pinv(a) @ b
     is_done = not hasattr(x, "all")  # row shards, each of which was solved by this function
-    return x if is_done or np.isfinite(x).all() else np.linalg.pinv(a) @ b
+    return x if is_done or not has_true(~np.isfinite(x)) else np.linalg.pinv(a) @ b
 
 
 def _multiply_rows(rows: Array, matrix: Array) -> Array:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..base.array_modules import Array, array_module, invert_positive, move
+from ..base.array_modules import Array, array_module, has_true, invert_positive, move
 from ..engines.tall import sum_columns
 from ..ops.mttkrp import mttkrp_of_ratios
 from .cp_loop import Run, has_settled
@@ -225,7 +225,7 @@ def lift_zeros(factor: Array, multipliers: Array | None = None) -> Array:
         levels = levels * xp.clip(multipliers - 1, 0, 1)
     limits = _NEGLIGIBLE * means
     is_lifted = (factor <= limits) & (levels > limits)
-    return xp.where(is_lifted, levels, factor) if is_lifted.any() else factor
+    return xp.where(is_lifted, levels, factor) if has_true(is_lifted) else factor
 
 
 def _average_columns(factor: Array) -> Array:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 import numpy as np
 from tensorly.tenalg.proximal import validate_constraints
 
-from ..base.array_modules import Array, array_module
+from ..base.array_modules import Array, array_module, has_true
 from ..base.reporting import span
 from ..io.checkpoint import Resumed, digests, find_digest
 from ..ops.ragged import RaggedTensor
@@ -55,7 +55,7 @@ class Scaling(NamedTuple):
         """Return the model for the values themselves (1), or for those near 1 (-1)."""
         first, factors = model[0], list(model[1])
         factors = [_shift(f, s, sign) for f, s in zip(factors, self.shares, strict=True)]
-        if self.has_core or (first is not None and bool((first != 1).any())):
+        if self.has_core or (first is not None and has_true(first != 1)):
             first = _shift(first, self.rest, sign)
         else:
             factors[self.carrier] = _shift(factors[self.carrier], self.rest, sign)
