@@ -25,7 +25,6 @@ from ..format.packing import Groups
 from ..spread.building import (
     SlabBuilder,
     arrange_slab,
-    count_rows,
     find_slab_shape,
     sort_bucket,
     split_records,
@@ -151,26 +150,26 @@ class DiskBuilder(SlabBuilder):
     def _name(self, kind: str, number: int) -> Path:
         return self._folder / f"{kind}-{number}"
 
-    def _read_column(self, number: int, start: int, count: int) -> np.ndarray:
+    def _read_column(self, number: int, start: int) -> np.ndarray:
         dtype = _INDEX if number < self.record_format.ndim else _VALUE
         offset = start * dtype.itemsize
-        return np.fromfile(self._name("column", number), dtype, count, offset=offset)
+        return np.fromfile(self._name("column", number), dtype, BLOCK_NNZ, offset=offset)
 
     def count_rows(self) -> Array:
         report(f"distributing {self._nnz:,} nonzeros to {self.num_slabs} slabs")
         shape, xp = self.record_format.shape, self.primitives.xp
-        mode, counts = find_longest_mode(shape), xp.zeros(max(shape), np.int64)
-        count = max(BLOCK_NNZ, 2 * counts.size)  # each block costs a pass over the counts
-        for start in range(0, self._nnz, count):
-            counts += count_rows(move(self._read_column(mode, start, count), xp), counts.size)
-        return counts
+        # Not by `count_rows`, which passes over all counts for each block. CuPy 14.0 adds no int64.
+        mode, counts = find_longest_mode(shape), xp.zeros(max(shape), np.uint64)
+        for start in range(0, self._nnz, BLOCK_NNZ):
+            xp.add.at(counts, move(self._read_column(mode, start), xp), np.uint64(1))
+        return counts.view(np.int64)
 
     def split(self, buckets: Sequence[range]) -> None:
         ndim = self.record_format.ndim
         for number in range(len(buckets)):
             self._name("bucket", number).touch()
         for start in range(0, self._nnz, BLOCK_NNZ):
-            *coords, values = (self._read_column(n, start, BLOCK_NNZ) for n in range(ndim + 1))
+            *coords, values = (self._read_column(number, start) for number in range(ndim + 1))
             given, *_ = self.primitives.pack(np.stack(coords), values, self.record_format)
             for number, records in enumerate(split_records(given, buckets, self.record_format)):
                 _append(self._name("bucket", number), move(records, np))
@@ -264,7 +263,7 @@ def save_slabs(
     -----
     Parts are read once, and copied to temporary files in a hidden folder beside `path`; then slabs
     are built one by one. Memory holds one slab (about 150 bytes per nonzero, if there are three
-    modes), and 48 bytes per row of the longest mode. Rows are not split: one with many nonzeros
+    modes), and 32 bytes per row of the longest mode. Rows are not split: one with many nonzeros
     makes a long slab. The disk holds, beside the final folder, one copy of the records, and before
     that another ``4 * ndim + 8`` bytes per given nonzero. A call that fails removes its files; a
     process that is killed leaves the hidden folder, whose name ends with ".part".

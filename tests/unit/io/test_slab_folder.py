@@ -432,21 +432,6 @@ def test_a_folder_is_built_in_little_memory(path, monkeypatch):
     assert min(peaks) < open_slabs(path.with_name("first")).nbytes / 4
 
 
-def test_rows_are_counted_in_blocks_on_the_device(path, monkeypatch):
-    """By the function that counts those in memory; no block has all nonzeros."""
-    nnz, count_rows = [], slab_folder.count_rows
-
-    def count(rows, size):
-        nnz.append(rows.size)
-        return count_rows(rows, size)
-
-    monkeypatch.setattr(slab_folder, "count_rows", count)
-    problem = make_problem(SHAPE, 900)
-    save_slabs(path, split(problem), slabs=3)
-    assert nnz == [140] * 6 + [60]
-    check_same(open_slabs(path), problem.tensor(layout="replicated", slabs=3), problem.factors)
-
-
 def test_several_readers(path):
     problem = make_problem(SHAPE, 900)
     save_slabs(path, split(problem), slabs=3)
