@@ -179,7 +179,8 @@ class DiskBuilder(SlabBuilder):
     def sort_bucket(self, home: int, number: int, rows: range) -> tuple[Path, Array]:
         path = self._name("bucket", number)
         records, counts = sort_bucket(self.read(path), rows, self.record_format, self.primitives)
-        move(records, np).tofile(path)
+        path.unlink()
+        _append(path, move(records, np))
         return path, counts
 
     def read(self, records: Path) -> Array:
