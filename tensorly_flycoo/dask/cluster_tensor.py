@@ -76,7 +76,7 @@ class SlabSource:
     def load(self, site: Site, number: int) -> Layout:
         if self.keep == "device":
             site.check_room(self.index.entries[number].nbytes, f"slab {number} of {self.folder}")
-        slab = load_slab(self.folder, self.index, number, site.engine, self.keep, self.verify)
+        slab = load_slab(self.folder, self.index, site.engine, self.keep, self.verify, number)
         if self.keep == "file":
             site.add_mapping(slab.get_copies()[0])
         return slab

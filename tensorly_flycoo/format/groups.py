@@ -34,7 +34,7 @@ def choose_groups(shape: Sequence[int], nnz: int, num_slabs: int = 1) -> Groups:
     The choice depends on nothing but the shape and the numbers of nonzeros and slabs, so results do
     not depend on where and how they are computed.
     """
-    modes = range(len(shape))
+    modes, sizes = range(len(shape)), (nnz, num_slabs)
     best: Groups = tuple((mode,) for mode in modes)
     if nnz // num_slabs < _LEAST_NNZ or len(shape) > _MOST_MODES:
         return best
@@ -43,17 +43,26 @@ def choose_groups(shape: Sequence[int], nnz: int, num_slabs: int = 1) -> Groups:
         for starts in combinations(modes[1:], num_groups - 1):
             # Those that begin with mode 0 and with each of `starts`.
             groups = tuple(tuple(range(*pair)) for pair in pairwise([0, *starts, len(shape)]))
-            merged = [group for group in groups if len(group) > 1]
-            is_few = all(
-                _count_rows(shape, group) <= _find_limit(shape, group, nnz, num_slabs)
-                for group in merged
-            )
-            if is_few:
-                allowed[groups] = sum(_count_rows(shape, group) for group in merged)
+            merged = {group: _count_rows(shape, group) for group in groups if len(group) > 1}
+            if all(rows <= _find_limit(shape, own, *sizes) for own, rows in merged.items()):
+                allowed[groups] = sum(merged.values())
         if not allowed:
             break
         best = min(allowed, key=lambda groups: allowed[groups])
     return best
+
+
+def explain_apart(shape: Sequence[int], nnz: int, num_slabs: int) -> str:
+    """Say why a tensor, or one of its slabs, has no groups of modes."""
+    if len(shape) < 3:
+        return "fewer than 3 modes"
+    if nnz // num_slabs < _LEAST_NNZ:
+        return f"fewer than {_LEAST_NNZ:,} nonzeros in a slab"
+    if len(choose_groups(shape, nnz, num_slabs)) < len(shape):
+        return "groups= leaves them apart"
+    if len(shape) > _MOST_MODES:
+        return f"more than {_MOST_MODES} modes, the first with too many combinations of indices"
+    return "too many combinations of neighbouring indices, or numbers would lengthen records"
 
 
 def find_longest_mode(shape: Sequence[int]) -> int:
@@ -63,8 +72,7 @@ def find_longest_mode(shape: Sequence[int]) -> int:
 
 def list_rest(groups: Groups, count: int) -> Groups:
     """Return the groups of the modes from `count` on, when those before make one of their own."""
-    rest = (tuple(mode for mode in group if mode >= count) for group in groups)
-    return tuple(group for group in rest if group)
+    return tuple(group[max(0, count - group[0]) :] for group in groups if group[-1] >= count)
 
 
 def find_groups(
@@ -84,8 +92,7 @@ def find_groups(
         return choose_groups(shape, nnz, num_slabs), 0 if is_small else None
     found, count = check_groups(groups, shape), 0
     most = max(_FEW_ROWS, _find_limit(shape, found[0], nnz, num_slabs))
-    is_long = _count_rows(shape, found[0]) > most
-    if len(found[0]) > 1 and is_long:
+    if len(found[0]) > 1 and _count_rows(shape, found[0]) > most:
         count = len(found[0])
         found = (*((mode,) for mode in found[0]), *found[1:])
     check_products(found, shape)

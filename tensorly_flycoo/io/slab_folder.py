@@ -3,7 +3,7 @@
 import functools
 import hashlib
 import json
-import shutil
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike
 
-from ..base.array_modules import move
+from ..base.array_modules import Array, move
 from ..base.checks import check_choice, check_count, check_shape
 from ..base.devices import OneDevice
 from ..base.reporting import report
@@ -145,7 +145,7 @@ class DiskBuilder(SlabBuilder):
         num_slabs = num_slabs or max(1, -(-self._nnz // _SLAB_NNZ))
         groups, self.num_numbered = find_groups("auto", shape, self._nnz, num_slabs)
         self.record_format = engine.choose_cut(shape, np.dtype(dtype), groups).record_format
-        super().__init__(num_slabs, engine, OneDevice())
+        super().__init__(num_slabs, engine, OneDevice(engine.xp))
 
     def _name(self, kind: str, number: int) -> Path:
         return self._folder / f"{kind}-{number}"
@@ -155,13 +155,14 @@ class DiskBuilder(SlabBuilder):
         offset = start * dtype.itemsize
         return np.fromfile(self._name("column", number), dtype, BLOCK_NNZ, offset=offset)
 
-    def count_rows(self) -> np.ndarray:
+    def count_rows(self) -> Array:
         report(f"distributing {self._nnz:,} nonzeros to {self.num_slabs} slabs")
-        shape = self.record_format.shape
-        mode, counts = find_longest_mode(shape), np.zeros(max(shape), np.int64)
+        shape, xp = self.record_format.shape, self.primitives.xp
+        # Not by `count_rows`, which passes over all counts for each block. CuPy 14.0 adds no int64.
+        mode, counts = find_longest_mode(shape), xp.zeros(max(shape), np.uint64)
         for start in range(0, self._nnz, BLOCK_NNZ):
-            np.add.at(counts, self._read_column(mode, start), 1)
-        return counts
+            xp.add.at(counts, move(self._read_column(mode, start), xp), np.uint64(1))
+        return counts.view(np.int64)
 
     def split(self, buckets: Sequence[range]) -> None:
         ndim = self.record_format.ndim
@@ -175,16 +176,16 @@ class DiskBuilder(SlabBuilder):
         for number in range(ndim + 1):
             self._name("column", number).unlink(missing_ok=True)
 
-    def sort_bucket(self, home: int, number: int, rows: range) -> tuple[Path, np.ndarray]:
+    def sort_bucket(self, home: int, number: int, rows: range) -> tuple[Path, Array]:
         path = self._name("bucket", number)
         records, counts = sort_bucket(self.read(path), rows, self.record_format, self.primitives)
         path.unlink()
         _append(path, move(records, np))
-        return path, move(counts, np)
+        return path, counts
 
-    def read(self, records: Path) -> np.ndarray:
+    def read(self, records: Path) -> Array:
         numbers = np.fromfile(records, self.bucket_format.word_dtype)
-        return numbers.reshape(-1, self.bucket_format.num_words)
+        return move(numbers.reshape(-1, self.bucket_format.num_words), self.primitives.xp)
 
     def attempt(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call a function; say what may help if memory runs out."""
@@ -293,7 +294,7 @@ slabs=2>
     check_choice(layout, "layout", _FILE_LAYOUTS)
     engine = select_engine(device)
     held = getattr(parts, "_layout", None)
-    slab_rows, written = list[Any](), list[Any]()
+    entries = list[Any]()
     with make_folder(path) as folder:
         if isinstance(held, SlabLayout) and type(parts) is not FlycooTensor:  # on a cluster
             asked = [slabs or held.num_slabs, np.dtype(dtype).name, layout]
@@ -303,37 +304,32 @@ slabs=2>
                     "slabs as they are: load the tensor with those that are wanted"
                 )
             record_format, slabs, run = held.record_format, held.num_slabs, held.devices.run
-            files = {folder / _name_slab(number): own for number, own in enumerate(held.slabs)}
-            slab_rows += [own.rows for own in held.slabs]
-            there = [run(own.home, _write_slab, file, own.layout) for file, own in files.items()]
-            written += held.devices.collect(there)
+            files = {folder / _name_slab(number): s for number, s in enumerate(held.slabs)}
+            there = [run(s.home, _write_slab, file, s.rows, s.layout) for file, s in files.items()]
+            entries += held.devices.collect(there)
         else:
-            temporary = folder / "temporary"
-            temporary.mkdir()
-            builder = DiskBuilder(temporary, reading, parts, slabs, engine)
-            slab_rows += builder.attempt(builder.sort)
+            with tempfile.TemporaryDirectory(dir=folder) as temporary:
+                builder = DiskBuilder(Path(temporary), reading, parts, slabs, engine)
+                slab_rows = builder.attempt(builder.sort)
+                for number, rows in enumerate(slab_rows):
+                    report(f"building slab {number + 1} of {len(slab_rows)}")
+                    ordered = builder.attempt(builder.order, 0, rows)
+                    arranged = builder.attempt(arrange_slab, ordered, layout, engine)
+                    entries.append(_write_slab(folder / _name_slab(number), rows, arranged))
+                    del ordered, arranged
             record_format, slabs = builder.record_format, builder.num_slabs
-            for number, rows in enumerate(slab_rows):
-                report(f"building slab {number + 1} of {len(slab_rows)}")
-                ordered = builder.attempt(builder.order, 0, rows)
-                arranged = builder.attempt(arrange_slab, ordered, layout, engine)
-                written.append(_write_slab(folder / _name_slab(number), arranged))
-                del ordered, arranged
-            shutil.rmtree(temporary)
         if labels is not None:
             contents = array_file.name_modes(labels), array_file.list_labels(labels)
             array_file.save_arrays(folder / _LABELS_NAME, LABELS, *contents)
-        pairs = zip(slab_rows, written, strict=True)
-        entries = [Entry(rows.start, rows.stop, *facts) for rows, facts in pairs]
         sizes = (record_format.shape, record_format.dtype.name, layout, slabs)
         Index(*sizes, entries, record_format.groups).write(folder)
 
 
-def _write_slab(path: Path, layout: Layout) -> tuple[int, str]:
-    """Write a slab's file; return its size, and the digest of its list of arrays."""
+def _write_slab(path: Path, rows: range | slice, layout: Layout) -> Entry:
+    """Write a slab's file; return its entry of the index."""
     saving.write_layout(path, layout, alignment=_ALIGNMENT)
     with open_arrays(path, TENSOR) as reader:
-        return path.stat().st_size, digest(reader.list_members())
+        return Entry(rows.start, rows.stop, path.stat().st_size, digest(reader.list_members()))
 
 
 def add_labels(folder: Path, x: FlycooTensor) -> FlycooTensor | LabelledTensor:
@@ -420,16 +416,13 @@ def open_slabs(
         keep_aside = make_keep_aside(engine.make_stager, 0)
     rows = [range(entry.start, entry.stop) for entry in index.entries]
     cut = engine.choose_cut(index.shape, np.dtype(index.dtype), index.groups)
-
-    def load(number: int) -> Layout:
-        return load_slab(folder, index, number, engine, keep, verify)
-
+    load = functools.partial(load_slab, folder, index, engine, keep, verify)
     whole = place_slabs(engine, cut.record_format, index.num_slabs, rows, load, keep_aside)
     return add_labels(folder, FlycooTensor._of(engine, whole))
 
 
 def load_slab(
-    folder: Path, index: Index, number: int, engine: Engine, keep: str, verify: bool
+    folder: Path, index: Index, engine: Engine, keep: str, verify: bool, number: int
 ) -> Layout:
     """Read a slab's file, or map it, and compare it with the index; `verify` reads all of a map."""
     path, entry = folder / _name_slab(number), index.entries[number]
@@ -450,8 +443,7 @@ def load_slab(
             return saving.read_layout(reader, cut, engine)
         if keep != "file":
             coords, values = saving.read_records(reader, record_format)
-            cut = engine.choose_cut(shape, values.dtype, index.groups)
-            cut = cut._replace(num_numbered=count)
+            cut = engine.choose_cut(shape, values.dtype, index.groups)._replace(num_numbered=count)
             ordered = order_records(coords, values.copy(), cut, engine)
             return arrange_slab(ordered, index.layout, engine)
         if cut is not None:

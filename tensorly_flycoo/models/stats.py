@@ -1,14 +1,16 @@
 """Statistics of a tensor: the nonzeros in each mode's rows, and the memory it takes."""
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import partial
 
 import numpy as np
 
 from ..base.checks import LAYOUTS
 from ..base.tables import format_table
+from ..format.groups import explain_apart
 from ..ops.call_memory import estimate_memory
 from ..tensor.coo_cache import LabelledData, as_flycoo
+from ..tensor.pieces import list_pieces
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,8 @@ class TensorStats:
     modes : tuple of ModeStats
     nbytes : dict of str to int
         The memory of the tensor in each layout, by `estimate_memory`, on its device.
+    groups : str
+        The groups of modes that share passes over the nonzeros, and why slabs have none.
     """
 
     shape: tuple[int, ...]
@@ -57,6 +61,7 @@ class TensorStats:
     density: float
     modes: tuple[ModeStats, ...]
     nbytes: dict[str, int]
+    groups: str
 
     def __repr__(self) -> str:
         facts = {
@@ -65,17 +70,17 @@ class TensorStats:
             "nonzeros": f"{self.nnz:,}",
             "density": f"{self.density:.3g}",
             **{f"memory, {name}": f"{n / 1e6:,.1f} MB" for name, n in self.nbytes.items()},
+            "groups of modes": self.groups,
         }
         rows = [["mode", "size", "empty rows", "min", "median", "max nonzeros per row", "Gini"]]
         for number, mode in enumerate(self.modes):
-            counts = (mode.min_row_nnz, mode.median_row_nnz, mode.max_row_nnz)
-            sizes = (mode.size, mode.num_empty_rows, *counts)
-            rows.append([str(number), *(f"{n:,}" for n in sizes), f"{mode.gini:.2f}"])
+            *sizes, gini = astuple(mode)
+            rows.append([str(number), *(f"{n:,}" for n in sizes), f"{gini:.2f}"])
         return f"{format_table(facts.items(), '<')}\n{format_table(rows)}"
 
 
 def stats(x: LabelledData) -> TensorStats:
-    """Return statistics of a tensor: sizes, empty rows, nonzeros per row, memory.
+    """Return statistics of a tensor: sizes, empty rows, nonzeros per row, memory, groups.
 
     Parameters
     ----------
@@ -110,6 +115,7 @@ def stats(x: LabelledData) -> TensorStats:
     memory, remap       0.0 MB
     memory, replicated  0.0 MB
     memory, indexed     0.0 MB
+    groups of modes     none: fewer than 3 modes
     mode  size  empty rows  min  median  max nonzeros per row  Gini
        0     4           2    1     2.0                     3  0.25
        1     3           0    1     1.0                     2  0.17
@@ -119,17 +125,19 @@ def stats(x: LabelledData) -> TensorStats:
     estimate = partial(estimate_memory, x.shape, x.nnz, dtype=x.dtype, device=x.device)
     modes = tuple(_describe_mode(*mode) for mode in zip(coords, x.shape, strict=True))
     nbytes = {name: estimate(layout=name).nbytes for name in LAYOUTS}
-    return TensorStats(x.shape, x.dtype, x.nnz, x.density, modes, nbytes)
+    num_apart = sum(len(piece.layout.groups) == x.ndim for piece in list_pieces(x._layout, np))
+    groups = "none" if len(x.groups) == x.ndim else str(x.groups)
+    if num_apart:
+        where = "" if groups == "none" else f", none in {num_apart} of {x.slabs} slabs"
+        groups += f"{where}: {explain_apart(x.shape, x.nnz, x.slabs)}"
+    return TensorStats(x.shape, x.dtype, x.nnz, x.density, modes, nbytes, groups)
 
 
 def _describe_mode(rows: np.ndarray, size: int) -> ModeStats:
-    _, counts = np.unique(rows, return_counts=True)
-    counts.sort()
-    num_empty_rows = size - counts.size
+    counts = np.sort(np.unique(rows, return_counts=True)[1])
     if counts.size == 0:
-        return ModeStats(size, num_empty_rows, 0, 0.0, 0, 0.0)
-    places = np.arange(1, counts.size + 1)
-    spread = 2 * float(places @ counts.astype(np.float64)) / (counts.size * float(counts.sum()))
-    gini = max(0.0, spread - (counts.size + 1) / counts.size)
+        return ModeStats(size, size, 0, 0.0, 0, 0.0)
+    weights = np.arange(1 - counts.size, counts.size, 2, dtype=np.float64)
+    gini = max(0.0, float(weights @ counts)) / (counts.size * float(counts.sum()))
     least, median, most = int(counts[0]), float(np.median(counts)), int(counts[-1])
-    return ModeStats(size, num_empty_rows, least, median, most, gini)
+    return ModeStats(size, size - counts.size, least, median, most, gini)

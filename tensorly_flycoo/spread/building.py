@@ -137,8 +137,7 @@ class MemoryBuilder(SlabBuilder):
     def _pack(self, home: int, start: int) -> Array:
         """Pack a block of nonzeros, and count those of each row."""
         record_format, own = self.record_format, slice(start, start + self._starts.step)
-        nonzeros = self._coords[:, own], self._values[own]
-        records, *_ = self.primitives.pack(*nonzeros, record_format)
+        records, *_ = self.primitives.pack(self._coords[:, own], self._values[own], record_format)
         mode = find_longest_mode(record_format.shape)
         rows = record_format.rows(records, mode, self.primitives.xp)
         counts = count_rows(rows, record_format.shape[mode])
@@ -146,15 +145,13 @@ class MemoryBuilder(SlabBuilder):
         return self._wait(records)
 
     def split(self, buckets: Sequence[range]) -> None:
-        numbers = range(len(self._blocks))
-        found = self.devices.map(self._split, self._homes, numbers, [buckets] * len(numbers))
-        self._parts = [list(parts) for parts in zip(*found, strict=True)]
+        def split_block(home: int, number: int) -> list[Array]:
+            records, self._blocks[number] = self._blocks[number], None  # which is given up
+            parts = split_records(move(records, self.primitives.xp), buckets, self.record_format)
+            return [self._wait(part) for part in parts]
 
-    def _split(self, home: int, number: int, buckets: Sequence[range]) -> list[Array]:
-        """Distribute a block, which is given up."""
-        records, self._blocks[number] = self._blocks[number], None
-        parts = split_records(move(records, self.primitives.xp), buckets, self.record_format)
-        return [self._wait(part) for part in parts]
+        found = self.devices.map(split_block, self._homes, range(len(self._blocks)))
+        self._parts = [list(parts) for parts in zip(*found, strict=True)]
 
     def sort_bucket(self, home: int, number: int, rows: range) -> tuple[Array, Array]:
         parts, self._parts[number] = self._parts[number], []

@@ -16,7 +16,8 @@ from tensorly_flycoo import (
     stats,
 )
 from tensorly_flycoo.base.checks import LAYOUTS
-from tensorly_flycoo.spread import choosing
+from tensorly_flycoo.io import slab_folder
+from tensorly_flycoo.spread import building, choosing
 
 SHAPE = (300, 3, 5000)
 
@@ -77,6 +78,27 @@ def test_a_folder_of_slabs(tmp_path, keep):
     for _ in range(2):
         for result, same in zip(compute_all(y), compute_all(expected), strict=True):
             np.testing.assert_array_equal(result, same)
+
+
+def test_a_folder_is_built_on_the_gpu(tmp_path, monkeypatch):
+    """The host counts no rows, and cuts no bucket."""
+    found = []
+
+    def watch(module, name):
+        function = getattr(module, name)
+
+        def call(array, *options):
+            found.append((name, type(array)))
+            return function(array, *options)
+
+        monkeypatch.setattr(module, name, call)
+
+    watch(building, "find_edges")  # of the counts
+    watch(building, "take_rows")
+    watch(slab_folder, "split_records")
+    save_slabs(tmp_path / "x.flycoo", make_tensor("cpu"), slabs=5, device="cuda")
+    names = {"find_edges", "take_rows", "split_records"}
+    assert set(found) == {(name, cupy.ndarray) for name in names}
 
 
 def test_a_folder_made_for_another_device(tmp_path):

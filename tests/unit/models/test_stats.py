@@ -9,6 +9,7 @@ import sparse
 from problems import make_problem
 
 from tensorly_flycoo import FlycooTensor, estimate_memory, stats
+from tensorly_flycoo.format import groups
 
 SHAPE = (30, 3, 400)
 
@@ -72,7 +73,38 @@ def test_text():
     for fact in ("30 x 3 x 400", "float64", f"{found.nnz:,}", "memory, remap", "Gini"):
         assert fact in text
     assert "rank" not in text  # zeros count too, so nonzeros bound no rank
-    assert len(text.splitlines()) == 7 + 4
+    assert len(text.splitlines()) == 8 + 4
+
+
+@pytest.mark.usual_limits("groups", "prefixes", "slabs")
+@pytest.mark.parametrize(
+    ("shape", "options", "expected"),
+    [
+        ((30, 3, 400), {}, "((0, 1), (2,))"),
+        ((30, 400), {}, "none: fewer than 3 modes"),
+        ((30, 3, 400), {"slabs": 9}, "none: fewer than 500 nonzeros in a slab"),
+        ((30, 3, 400), {"groups": None}, "none: groups= leaves them apart"),
+        ((90,) * 13, {}, "none: more than 12 modes, the first with too many combinations"),
+        ((60, 50, 300), {}, "none: too many combinations of neighbouring indices"),
+    ],
+)
+def test_why_modes_are_apart(monkeypatch, shape, options, expected):
+    monkeypatch.setattr(groups, "_LEAST_NNZ", 500)
+    x = make_problem(shape, 4000).tensor(device="cpu", **options)
+    assert stats(x).groups.startswith(expected)
+    assert f"groups of modes     {expected}" in str(stats(x))
+
+
+@pytest.mark.usual_limits("groups", "prefixes", "slabs")
+def test_why_a_slab_numbers_no_prefixes(monkeypatch):
+    monkeypatch.setattr(groups, "_LEAST_NNZ", 500)
+    problem = make_problem((60, 50, 300), 4000, seed=3)
+    problem.coords[:2, problem.coords[2] < 150] %= 10  # in the first slab
+    found = stats(problem.tensor(slabs=2, device="cpu")).groups
+    assert found.startswith("((0, 1), (2,)), none in 1 of 2 slabs: too many combinations")
+    problem.coords[:2] %= 10  # few pairs, but coordinates of 60 bits leave no room for a number
+    x = FlycooTensor(problem.coords, problem.values, (2**20,) * 3, device="cpu")
+    assert stats(x).groups.endswith("or numbers would lengthen records")
 
 
 def test_other_types_are_refused():
