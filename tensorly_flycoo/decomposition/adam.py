@@ -129,7 +129,7 @@ def measure_loss(
         change += float(losses.sum(dtype=np.float64))
     total = change if loss.is_truncated else change + sum_zeros(loss, factors)
     if sampler.data.missing is not None:
-        model = sampler.data.missing.evaluate(None, factors)
+        model = sampler.data.missing.impute(None, factors)
         total -= float(loss.value(model * 0, model).sum(dtype=np.float64))
     if math.isnan(total):
         raise ValueError(f"loss={loss.name!r} is nan, expected a number for each x and m")

@@ -51,6 +51,7 @@ def tucker(
         The initial guess, in the dtype of `tensor`; or a checkpoint to resume
         (`Progress.resume`).
     random_state : int or numpy.random.RandomState, optional
+
     Returns
     -------
     TuckerTensor
@@ -76,7 +77,7 @@ def tucker(
     -----
     One chain of products with the factors per mode and iteration, and one for the core (`ttmc`).
     With a mask, whose missing entries are listed, each iteration imputes them first, as TensorLy's
-    does, and plans the tensor anew; ``init="random"`` may find a better model.
+    does, and in slabs plans the tensor anew; ``init="random"`` may find a better model.
 
     References
     ----------
@@ -107,8 +108,7 @@ def tucker(
             f"fixed_factors is {fixed_factors!r}, expected None together with callback=, mask= or "
             "a checkpoint: leave one of them out"
         )
-    if ranks is None or isinstance(ranks, int):
-        ranks = list(x.shape) if ranks is None else [ranks] * x.ndim
+    ranks = [ranks] * x.ndim if isinstance(ranks, int) else ranks or x.shape
     ranks = [int(r) for r in validate_tucker_rank(x.shape, ranks)]
     step = functools.partial(
         tensorly_loop("partial_tucker"), rank=ranks, svd=svd, random_state=random_state
@@ -130,7 +130,6 @@ def start_masked(missing: MissingEntries, ranks: Sequence[int]) -> tuple[Array, 
     """Make TensorLy's start by singular vectors, which impute missing entries five times."""
     pairs = enumerate(ranks)
     factors = [missing.unfold_imputed(mode, rank, 5).svd(rank)[0] for mode, rank in pairs]
-    factors = [factor.astype(missing.dtype) for factor in factors]
     return tl.tenalg.multi_mode_dot(missing.tensor, factors, transpose=True), factors
 
 
@@ -180,10 +179,9 @@ class _TensorlyIterations(TuckerRun):
 
     def update(self, iteration: int) -> float:
         # An iteration starts from the factors alone, and writes them to the list that it gets.
-        step = functools.partial(
-            self.partial_tucker, n_iter_max=1, init=(self.weights, self.factors)
-        )
-        (self.weights, self.factors[:]), (error,) = step(self.fill())
+        given = self.weights, self.factors
+        model, (error,) = self.partial_tucker(self.fill(), n_iter_max=1, init=given)
+        self.weights, self.factors[:] = model
         return error
 
     def measure_start(self) -> float:

@@ -22,9 +22,10 @@ from ..ops.cp_entries import choose_block_size, evaluate_model
 from ..ops.ragged import RaggedTensor
 from ..ops.sampling import NonzeroSampler, omit_entries, split_entries
 from ..ops.sparse_products import add_products
+from ..spread.slab_layout import SlabLayout
 from ..spread.spread_layout import SpreadLayout
 from ..svd.unfolding import Unfolding
-from ..tensor.coo_cache import as_flycoo, is_raw_sparse, is_sparse
+from ..tensor.coo_cache import as_flycoo, is_raw_sparse, is_sparse, unwrap
 from ..tensor.labelled import LabelledTensor
 from ..tensor.pieces import Piece, map_pieces, read_nonzeros
 from ..tensor.tensor import FlycooTensor, rebuild
@@ -61,12 +62,13 @@ class MissingEntries:
         ones = array_module(coords).ones(coords.shape[1], x.dtype)
         # Building a tensor checks and sorts the coordinates, and drops duplicates.
         self.coords, _ = FlycooTensor(coords, ones, x.shape, **options)._sorted_nonzeros()
-        self.count = self.coords.shape[1]
+        self.count, self.modes = self.coords.shape[1], [*range(x.ndim)]
         self.start, self.observed = split_entries(x, self.coords)
 
     @functools.cached_property
     def _entries(self) -> Entries:
-        return self.engine.entries(self.engine, self.coords, self.shape, self.dtype)
+        sizes = [self.shape[n] for n in self.modes]
+        return self.engine.entries(self.engine, self.coords, sizes, self.dtype)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.count} of shape {self.shape}>"
@@ -79,10 +81,6 @@ class MissingEntries:
         """Return values of one."""
         return array_module(self.coords).ones(self.count, self.dtype)
 
-    def impute(self, weights: Array | None, factors: Sequence[Array]) -> Values:
-        """Return the values of a CP model, which `add_mttkrp` takes."""
-        return self.evaluate(weights, factors)
-
     def compare(
         self, values: Values, weights: Array | None, factors: Sequence[Array]
     ) -> tuple[Values, float, float]:
@@ -94,15 +92,15 @@ class MissingEntries:
         exact = new.astype(np.float64)
         return new, (exact * exact).sum(), ((exact - values) * exact).sum()
 
-    def evaluate(self, weights: Array | None, factors: Sequence[Array]) -> Array:
-        """Return the values of a CP model at the missing entries: (count,)."""
+    def impute(self, weights: Array | None, factors: Sequence[Array]) -> Values:
+        """Return the values of a CP model, which `add_mttkrp` takes."""
         return evaluate_model(self.coords, weights, factors).astype(self.dtype, copy=False)
 
     def sum_model(
         self, weights: Array | None, factors: Sequence[Array], *, square: bool = False
     ) -> float:
         """Add up the values of a CP model at the missing entries, or their squares, in float64."""
-        values = self.evaluate(weights, factors)
+        values = self.impute(weights, factors)
         if square:
             values = values.astype(np.float64) ** 2
         return float(values.sum(dtype=np.float64))
@@ -120,10 +118,29 @@ class MissingEntries:
         return out
 
     def fill(self, values: Array) -> FlycooTensor:
-        """Return the tensor with these values (count,) at the missing entries."""
-        # In host memory, from where each device takes its own.
-        given = move(self.coords, np), move(values, np).astype(self.dtype)
-        return rebuild(self.observed, add_entries, *given)
+        """Return the tensor with these values (count,) at the missing entries, without groups.
+
+        It is sorted in the first call only; in slabs, or too large to be numbered, in each.
+        """
+        x, size = self.observed, self.observed.nnz + self.count
+        if isinstance(x._layout, SlabLayout) or size * np.finfo(self.dtype).eps > 1:
+            # In host memory, from where each device takes its own.
+            given = move(self.coords, np), move(values, np).astype(self.dtype)
+            return rebuild(x, add_entries, *given, shape=x.shape, groups=None)
+        xp, (numbered, known) = self.engine.xp, self._numbered
+        known = xp.concatenate([known, xp.asarray(values, self.dtype)])
+        return numbered._map_values(lambda numbers: known[numbers.astype(np.int64)])
+
+    @functools.cached_property
+    def _numbered(self) -> tuple[FlycooTensor, Array]:
+        """The filled tensor with numbers for values, and the values at observed entries.
+
+        These come before those at missing ones; numbers count from their end, as none may be 0.
+        """
+        xp, (coords, known) = self.engine.xp, self.observed._sorted_nonzeros()
+        coords = xp.concatenate([coords, self.coords], axis=1)
+        numbers = xp.arange(-coords.shape[1], 0)
+        return self.observed._rebuild(coords, numbers, self.shape, self.dtype, None), known
 
     def unfold_imputed(self, mode: int, rank: int, num_repeats: int) -> Unfolding:
         """Return an unfolding after imputing it `num_repeats` times from its leading vectors."""
@@ -160,11 +177,6 @@ class MissingBlocks(MissingEntries):
         self._others = [n for n in range(x.ndim) if n not in self.modes]
         self.count = cells.shape[1] * math.prod(x.shape[n] for n in self._others)
         self.observed = omit_entries(x, self.modes, self.coords)
-
-    @functools.cached_property
-    def _entries(self) -> Entries:
-        sizes = [self.shape[n] for n in self.modes]
-        return self.engine.entries(self.engine, self.coords, sizes, self.dtype)
 
     def of(self, x: FlycooTensor) -> Self:
         return type(self)(x, self.coords, self.modes)
@@ -316,7 +328,7 @@ def find_missing(x: Any, mask: Any, *, lists: bool = False) -> MissingEntries | 
     `lists`. A `MissingEntries` of `x`, which runs can share, is returned as it is. The entries of a
     RaggedTensor, which has a mask for each slice, are those of its matrix.
     """
-    if isinstance(mask, MissingEntries) and mask.tensor is getattr(x, "matrix", x):
+    if isinstance(mask, MissingEntries) and mask.tensor is unwrap(x):
         return mask
     if isinstance(x, RaggedTensor):
         return _find_missing_of_slices(x, mask)
@@ -406,15 +418,14 @@ def _project(piece: Piece, mode: int, engine: Engine, arrays: Sequence[Array]) -
     else:
         own, is_own = piece.take_own(coords)
     rows, added = coords[mode][is_own], piece.xp.zeros(coords.shape[1])
-    sampler, parts = NonzeroSampler(piece.layout, engine), []
+    sampler, products = NonzeroSampler(piece.layout, engine), piece.xp.empty(rows.size)
     block_size = choose_block_size(left, left.shape[1])
     for start in range(0, rows.size, block_size):
         block = slice(start, start + block_size)
         fibres, places, values = sampler.fibres(mode, dict(enumerate(own[:, block])))
         right = add_products(values, fibres, places, own_left, rows[block].size)
-        parts.append((left[rows[block]] * right).sum(axis=1))
-    if parts:
-        added[is_own] = piece.xp.concatenate(parts)
+        products[block] = (left[rows[block]] * right).sum(axis=1)
+    added[is_own] = products
     return added
 
 

@@ -19,7 +19,7 @@ from ..base.array_modules import Array, array_module, has_true
 from ..base.reporting import span
 from ..io.checkpoint import Resumed, digests, find_digest
 from ..ops.ragged import RaggedTensor
-from ..tensor.coo_cache import as_flycoo, is_sparse
+from ..tensor.coo_cache import as_flycoo, is_sparse, unwrap
 from ..tensor.tensor import FlycooTensor
 from .masks import MissingEntries
 
@@ -124,7 +124,7 @@ def near_one(function: Callable[_P, _R]) -> Callable[_P, _R]:
         else:
             return function(*args, **kwargs)
         options[first] = x
-        norm = getattr(x, "matrix", x)._layout.norm  # of a RaggedTensor
+        norm = unwrap(x)._layout.norm
         exponent = find_exponent(norm, x.nnz, x.dtype, x.ndim, interval)
         scaling = find_scaling(options, x.ndim, exponent) if exponent else None
         if scaling is None:

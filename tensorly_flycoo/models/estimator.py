@@ -15,7 +15,6 @@ from ..results.counts import CountFit
 from ..results.cp_fit import cp_fit
 from ..results.fold_in import fold_in
 from ..tensor.coo_cache import LabelledData, Mask, as_flycoo
-from ..tensor.labelled import LabelledTensor
 from ..tensor.mirroring import mirror
 from .best_of import best_of, run_once
 
@@ -194,7 +193,7 @@ class FlycooCP:
 
 def _describe(x: Any) -> tuple[tuple[int, ...], int, float]:
     """Return the shape, the number of nonzeros and the norm of a sparse tensor."""
-    plain = as_flycoo(x.tensor if isinstance(x, LabelledTensor) else x, check_coords=True)
+    plain = as_flycoo(x, check_coords=True)
     return plain.shape, plain.nnz, float(plain.norm())
 
 

@@ -24,7 +24,7 @@ from ..ops.cp_entries import evaluate_model, take_model
 from ..ops.ragged import RaggedTensor
 from ..ops.sampling import find_chances, find_places, make_sampler
 from ..results.labelled_models import label_result
-from ..tensor.coo_cache import as_flycoo
+from ..tensor.coo_cache import as_flycoo, unwrap
 from ..tensor.labelled import LabelledTensor, number_modes
 from ..tensor.mirroring import mirror
 from ..tensor.pieces import sum_values
@@ -379,7 +379,7 @@ class _HeldOut:
         import sparse
 
         unknown = options.get("mask")
-        x = getattr(data, "matrix", data) if unknown is None else unknown.observed
+        x = unwrap(data) if unknown is None else unknown.observed
         drawn = draw_entries(x, share, random, method.knows_zeros)
         if unknown is not None:
             drawn = drawn[:, ~find_places(move(unknown.coords, np), drawn, np)[0]]
@@ -392,7 +392,7 @@ class _HeldOut:
         if method.is_ours:
             parts = [missing.coords] if unknown is None else [missing.coords, unknown.coords]
             # Planned once.
-            mask: Any = MissingEntries(getattr(known, "matrix", known), np.hstack(parts))
+            mask: Any = MissingEntries(unwrap(known), np.hstack(parts))
         else:
             cells = move(missing.coords, np)
             mask = sparse.COO(cells, np.zeros(missing.count), x.shape, fill_value=1.0)
@@ -424,7 +424,7 @@ class _HeldOut:
             for start, own, scale in zip(self.known.starts, model.projections, scales, strict=True):
                 rows[start : start + len(own)] = move(own, np) @ (b * scale)
             return evaluate_model(move(self._missing.coords, np), None, [rows, columns])
-        return self._missing.evaluate(*take_model(model))
+        return self._missing.impute(*take_model(model))
 
     def list_terms(self, model: Any) -> np.ndarray:
         """Return the share of each entry in the held-out loss of a model, or in its square."""

@@ -82,19 +82,13 @@ class NonzeroSampler:
 
     def _find(self, order: Array | None, wanted: dict[int, Array]) -> tuple[Array, Array]:
         """Find where nonzeros at `wanted` coordinates begin and end in an order by these modes."""
-        first = self._count_before(order, wanted, or_equal=False)
-        return first, self._count_before(order, wanted, or_equal=True)
-
-    def _count_before(
-        self, order: Array | None, wanted: dict[int, Array], *, or_equal: bool
-    ) -> Array:
-        """Count the nonzeros before (or at, if `or_equal`) each of the wanted coordinates."""
 
         def read(places: Array) -> Iterator[Array]:
             records = self._records[places if order is None else order[places]]
             return (self._record_format.rows(records, mode, self._xp) for mode in wanted)
 
-        return count_before(read, self.nnz, [*wanted.values()], self._xp, or_equal=or_equal)
+        count = functools.partial(count_before, read, self.nnz, [*wanted.values()], self._xp)
+        return count(), count(or_equal=True)
 
 
 def count_before(
@@ -224,10 +218,8 @@ def omit_entries(x: FlycooTensor, modes: Sequence[int], cells: Array) -> FlycooT
     return rebuild(x, _omit_entries, *args)
 
 
-def _has_entries(piece: Piece, engine: Engine, modes: list[int], cells: np.ndarray) -> bool:
-    coords, _ = read_nonzeros(piece)
-    _, places = find_places(engine.xp.asarray(cells), coords[modes], engine.xp)
-    return places.size > 0
+def _has_entries(piece: Piece, *args: Any) -> bool:
+    return _omit_entries(piece, *args)[1].size < piece.layout.nnz
 
 
 def _omit_entries(

@@ -16,7 +16,7 @@ import numpy as np
 from ..base.array_modules import Array
 from ..base.checks import current_backend, densify_error, num_cells
 from ..tensor.converters import CONVERTERS, find_converter, library_of
-from ..tensor.coo_cache import SparseData, as_flycoo, is_sparse, not_sparse_error
+from ..tensor.coo_cache import SparseData, as_flycoo, is_sparse, not_sparse_error, unwrap
 from ..tensor.labelled import LabelledTensor
 from ..tensor.mirroring import mirror
 from ..tensor.tensor import FlycooTensor, check_axes, check_order
@@ -78,7 +78,7 @@ def move_axis(x: Viewable, source: int, destination: int) -> FlycooTensor | Mode
 def reshape(x: Viewable, shape: int | Sequence[int]) -> FlycooTensor | ModeView:
     """Reshape a sparse tensor or view by joining consecutive modes; none can be split."""
     groups = _groups(x, "tl.reshape")
-    sizes = _tensor_of(x).shape
+    sizes = unwrap(x).shape
     modes = [mode for group in groups for mode in group]
     new_shape, size = tuple(shape) if hasattr(shape, "__iter__") else (shape,), num_cells(sizes)
     known = math.prod(n for n in new_shape if n != -1)
@@ -135,7 +135,7 @@ def reduce_axes(
         return reduce_modes(as_flycoo(x, check_coords=True), axis)
     groups = _groups(x, f"tl.{name}")
     gone = check_axes(axis, len(groups))
-    result = reduce_modes(_tensor_of(x), [mode for n in gone for mode in groups[n]])
+    result = reduce_modes(unwrap(x), [mode for n in gone for mode in groups[n]])
     if not isinstance(result, FlycooTensor):
         return result
     kept = [group for n, group in enumerate(groups) if n not in gone]
@@ -147,17 +147,13 @@ def make_tensor(view: Viewable) -> FlycooTensor:
     """Make a FlycooTensor from a view or a raw COO; no axis may be longer than 2**32."""
     if is_sparse(view):
         return as_flycoo(view, check_coords=True)
-    groups, x = _groups(view, "tl.tensor"), _tensor_of(view)
+    groups, x = _groups(view, "tl.tensor"), unwrap(view)
     coords, values = x._sorted_nonzeros()
     joined = x._engine.xp.zeros((view.ndim, x.nnz), coords.dtype)
     if max(view.shape) <= 2**32:  # else FlycooTensor refuses the shape
         for axis, group in enumerate(groups):
             joined[axis] = join_modes(x.shape, coords, group)
     return FlycooTensor(joined, values, view.shape, layout=x.layout, device=x.device)
-
-
-def _tensor_of(x: Any) -> SparseData:
-    return getattr(x, "tensor", x)  # of a view or a LabelledTensor
 
 
 def _groups(x: Any, name: str) -> Sequence[tuple[int, ...]]:
@@ -173,7 +169,7 @@ def _make_view(
     x: Any, axes: Iterable[Iterable[int]], prefers_unfolding: bool = False
 ) -> FlycooTensor | ModeView:
     """Return the view, as the tensor itself or as a `LazyUnfolding` if it is one."""
-    tensor, source = _tensor_of(x), getattr(x, "source", x)
+    tensor, source = unwrap(x), getattr(x, "source", x)
     groups = [tuple(group) for group in axes]
     is_unchanged = groups == [(mode,) for mode in range(tensor.ndim)]
     if is_unchanged and not prefers_unfolding:

@@ -14,7 +14,7 @@ from ..base.reporting import report, span
 from ..engines import select_engine
 from ..format.locks import make_lock
 from .converters import find_converter, library_of
-from .labelled import LabelledTensor
+from .labelled import LabelledTensor, drop_labels
 from .tensor import FlycooTensor
 
 if TYPE_CHECKING:
@@ -75,15 +75,19 @@ def is_sparse(x: object) -> bool:
     return isinstance(x, (FlycooTensor, LabelledTensor)) or is_raw_sparse(x)
 
 
+def unwrap(x: Any) -> Any:
+    """Return the tensor of a LabelledTensor or view, the matrix of a RaggedTensor, or else `x`."""
+    return getattr(x, "tensor", getattr(x, "matrix", x))
+
+
 def as_flycoo(x: Any, *, check_coords: bool = False) -> FlycooTensor:
     """Return a sparse tensor as a FlycooTensor; convert a raw COO once, to the chosen device.
 
     With `check_coords`, compare the coordinates of a raw COO too, not only its values.
     """
+    x = drop_labels(x)
     if isinstance(x, FlycooTensor):
         return x
-    if isinstance(x, LabelledTensor):
-        return x.tensor
     if not is_raw_sparse(x):
         raise not_sparse_error(x)
     if not hasattr(x, "coords") or x.dtype.hasobject or x.dtype.itemsize > 8:
@@ -100,7 +104,7 @@ def find_converted(x: Any) -> FlycooTensor | None:
     if is_raw_sparse(x):
         plan = _plans.get(id(x))
         return None if plan is None else plan.tensor
-    x = x.tensor if isinstance(x, LabelledTensor) else getattr(x, "matrix", x)  # of a RaggedTensor
+    x = unwrap(x)
     return x if isinstance(x, FlycooTensor) else None
 
 

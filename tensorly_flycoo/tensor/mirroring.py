@@ -23,7 +23,7 @@ from ..base.array_modules import Array, array_module, is_cupy, move
 from ..base.reporting import span
 from ..engines import select_engine
 from ..spread.row_shards import RowShards
-from .coo_cache import is_raw_sparse, is_sparse, library_of
+from .coo_cache import is_raw_sparse, is_sparse, library_of, unwrap
 from .labelled import LabelledTensor
 from .tensor import FlycooTensor
 
@@ -44,7 +44,7 @@ def mirror(function: Callable[_P, _R]) -> Callable[_P, _R]:
         is_on_host = is_callers(x)
         if x is None or not (is_on_host or "cupy" in sys.modules):
             return function(*args, **kwargs)
-        own = getattr(x, "tensor", getattr(x, "matrix", x))  # of a LabelledTensor, a RaggedTensor
+        own = unwrap(x)
         engine = select_engine() if is_raw_sparse(own) else own._engine
         if engine.xp is np and engine.devices is None and "cupy" not in sys.modules:
             return function(*args, **kwargs)

@@ -136,7 +136,7 @@ def test_the_share_of_missing_entries_is_the_same_in_every_run(layout):
     for mode, size in enumerate(SHAPE):
         runs = []
         for _ in range(2):
-            values = missing.evaluate(cupy.ones(RANK), factors)
+            values = missing.impute(cupy.ones(RANK), factors)
             runs.append(missing.add_mttkrp(cupy.zeros((size, RANK)), values, factors, mode))
         assert (runs[0] == runs[1]).all()
         assert (runs[0] != 0).any()

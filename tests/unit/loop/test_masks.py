@@ -8,6 +8,7 @@ import sparse
 from tensorly_flycoo import FlycooTensor
 from tensorly_flycoo.loop.masks import ImputedTensor, MissingBlocks, MissingEntries, find_missing
 from tensorly_flycoo.ops import cp_entries as entries
+from tensorly_flycoo.ops.ttmc import multiply_nonempty_rows
 
 SHAPE, RANK = (6, 7, 8), 4
 RNG = np.random.RandomState(0)
@@ -115,6 +116,37 @@ def test_unfoldings_of_slabs_are_imputed(mode, block_numbers, missing, monkeypat
     found = in_slabs.unfold_imputed(mode, RANK, 3).svd(RANK)
     for array, expected in zip(found, missing.unfold_imputed(mode, RANK, 3).svd(RANK), strict=True):
         np.testing.assert_allclose(array, expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("options", [{}, {"groups": [(0, 1), (2,)]}, {"slabs": 2}], ids=str)
+@pytest.mark.parametrize("layout", ["remap", "replicated", "indexed"])
+def test_a_filled_tensor_is_that_built_anew(layout, options, dtype):
+    x = FlycooTensor(COORDS, VALUES, SHAPE, dtype=dtype, layout=layout, **options)
+    missing, factors = MissingEntries(x, MISSING), [factor.astype(dtype) for factor in FACTORS]
+    values = np.arange(20) - 9.0  # with a zero
+    filled = [missing.fill(own) for own in (values, -1 / (values + 0.5), values)]
+    for own in filled[::2]:
+        coords = np.concatenate([missing.observed.nonzeros()[0], missing.coords], axis=1)
+        given = np.concatenate([missing.observed.nonzeros()[1], values.astype(dtype)])
+        options = options | {"layout": layout, "groups": None}
+        expected = FlycooTensor(coords, given, SHAPE, **options)
+        assert (own.nnz, own.layout, own.slabs) == (99, layout, options.get("slabs", 1))
+        for found, array in zip(own.nonzeros(), expected.nonzeros(), strict=True):
+            np.testing.assert_array_equal(found, array)
+        assert own.norm() == expected.norm()
+        for mode in range(3):
+            others = {n: factor for n, factor in enumerate(factors) if n != mode}
+            rows, array = (multiply_nonempty_rows(y, mode, others)[0] for y in (own, expected))
+            np.testing.assert_array_equal(rows, array)
+
+
+def test_a_tensor_is_sorted_in_the_first_fill_only(missing):
+    first, second = missing.fill(np.ones(20)), missing.fill(np.arange(1.0, 21))
+    assert first._layout.tilings is second._layout.tilings
+    assert (first.max(), second.max()) == (max(1, missing.observed.max()), 20)
+    with pytest.raises(ValueError, match="is nan, expected finite"):
+        missing.fill(np.full(20, np.nan))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
