@@ -16,13 +16,13 @@ from ..engines.tall import qr, solve
 from ..io.checkpoint import Origin, Resumed, mark_origin
 from ..loop import gram_products
 from ..loop.cp_loop import Callback, list_free_modes, start
-from ..loop.cp_model import make_cp_tensor, multiply_grams
+from ..loop.cp_model import make_cp_tensor
 from ..loop.gauss_newton import AUTO, GAUSS_NEWTON, GaussNewtonRun
 from ..loop.guarding import require_flycoo_backend, tensorly_loop
 from ..loop.masks import ImputedTensor, find_missing
 from ..loop.momentum import NESTEROV
 from ..loop.ranks import find_cp_rank
-from ..loop.smoothness import Smoothness, add_differences, read_smoothness, smooth
+from ..loop.smoothness import Smoothness, read_smoothness, smooth
 from ..loop.whole_tensor import WholeTensor
 from ..tensor.coo_cache import Mask, SparseData, as_flycoo
 
@@ -217,10 +217,10 @@ def parafac(
     solver = LeastSquares if any(strengths) or missing is not None else _TensorlyIterations
     search = LineSearch(verbose) if linesearch and not has_momentum else None
     return solver(
-        data, modes, l2_reg, orthogonalise, search, tensor=x, model=model, n_iter_max=n_iter_max,
+        data, modes, orthogonalise, search, tensor=x, model=model, n_iter_max=n_iter_max,
         init=init, callback=callback, tol=tol, cvg_criterion=cvg_criterion,
         normalize_factors=normalize_factors, verbose=verbose, return_errors=return_errors,
-        has_momentum=has_momentum, second_order=second_order, smoothness=strengths,
+        has_momentum=has_momentum, second_order=second_order, smoothness=strengths, l2_reg=l2_reg,
         wants_errors=bool(tol or return_errors or linesearch or callback is not None),
     ).iterate()  # fmt: skip
 
@@ -257,14 +257,8 @@ class LeastSquares(GaussNewtonRun):
     orthogonalise: int = 0
     search: "LineSearch | None" = None
 
-    def update_mode(self, mode: int) -> Array:
-        """Update a factor; return its MTTKRP."""
-        weights, factors = self.weights, self.factors
-        mttkrp = self.data.mttkrp(weights, factors, mode)
-        longer = add_differences(factors, self.smoothness, skip=mode)
-        gram = multiply_grams(weights, longer, mode, self.l2_reg)
-        factors[mode] = solve(gram, smooth(mttkrp, self.smoothness[mode]).T).T
-        return mttkrp
+    def update_factor(self, product: Array, gram: Array, mode: int) -> Array:
+        return solve(gram, smooth(product, self.smoothness[mode]).T).T
 
     def update(self, iteration: int) -> Array | None:
         weights, factors = self.weights, self.factors

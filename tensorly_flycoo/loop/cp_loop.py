@@ -211,26 +211,32 @@ class AlternatingRun(Run):
     """A run that updates one factor after the other, from their MTTKRPs.
 
     `update` returns the last MTTKRP, from which the error follows; None if the missing entries are
-    already imputed from the new model. By default it calls `update_factor` for each mode.
+    already imputed from the new model. By default it calls `update_mode` for each mode.
     """
 
     data: Any  # a WholeTensor or an ImputedTensor
     modes: list[int]
     wants_errors: bool = field(default=True, kw_only=True)
     smoothness: Sequence[float] = field(default=(), kw_only=True)  # of each mode
+    l2_reg: float = field(default=0, kw_only=True)
 
     def update_factor(self, product: Array, gram: Array, mode: int) -> Array:
         """Return a new factor from its MTTKRP (I, R) and the others' Gram product (R, R)."""
         raise NotImplementedError
 
+    def update_mode(self, mode: int) -> Array:
+        """Update a factor; return its MTTKRP."""
+        product = self.data.mttkrp(self.weights, self.factors, mode)
+        longer = add_differences(self.factors, self.smoothness, skip=mode)
+        gram = multiply_grams(self.weights, longer, mode, self.l2_reg)
+        self.factors[mode] = self.update_factor(product, gram, mode)
+        return product
+
     def update(self, iteration: int) -> Array | None:
         factors, product = self.factors, None
         for mode in self.modes:
             self.data.impute(self.weights, factors)
-            product = self.data.mttkrp(self.weights, factors, mode)
-            longer = add_differences(factors, self.smoothness, skip=mode)
-            gram = multiply_grams(self.weights, longer, skip=mode)
-            factors[mode] = self.update_factor(product, gram, mode)
+            product = self.update_mode(mode)
             if self.normalize_factors and mode != self.modes[-1]:
                 self.weights, factors[:] = normalize_updated(self.weights, factors, mode)
         return product

@@ -109,7 +109,6 @@ class GaussNewtonRun(MomentumRun):
     of that MTTKRP, and tried with more damping. Else the other MTTKRPs follow, for the next step.
     """
 
-    l2_reg: float = 0
     second_order: str = field(default="", kw_only=True)
 
     def prepare(self) -> None:
@@ -136,10 +135,6 @@ class GaussNewtonRun(MomentumRun):
         if self.second_order and self.normalize_factors:
             super().normalize()
         return super().finish()
-
-    def update_mode(self, mode: int) -> Array:
-        """Make a factor the best one for the others; return its MTTKRP."""
-        raise NotImplementedError
 
     def step(self, iteration: int) -> Any:
         if self.second_order and not self._damping and self._is_turn():
