@@ -14,27 +14,20 @@ from ..base.checks import check_rank, num_cells
 
 def find_cp_rank(x: Any, rank: Any) -> int:
     """Return the rank of a CP decomposition, an integer of Python or NumPy or "same", as an int."""
-    return int(validate_cp_rank(x.shape, find_ranks(x, rank, num_ranks=0)))
+    found = find_tucker_rank(x, rank) if isinstance(rank, str) else check_rank(rank)
+    return int(validate_cp_rank(x.shape, found))
 
 
 def find_tucker_rank(x: Any, rank: Any, num_modes: int | None = None) -> Any:
     """Return a Tucker rank: an int, `num_modes` ints, None (each mode's size) or "same"."""
-    if rank is None:
-        _check_same_size(x, rank)
-        return None
-    return find_ranks(x, rank, num_modes)
-
-
-def find_ranks(x: Any, rank: Any, num_ranks: int | None = None) -> int | str | list[int]:
-    """Return any ranks with Python's integers: `num_ranks` of them if a sequence; 0 allows none."""
-    if isinstance(rank, str) and rank == "same":
+    if rank is None or (isinstance(rank, str) and rank == "same"):
         _check_same_size(x, rank)
         return rank
-    if num_ranks == 0 or isinstance(rank, str) or not isinstance(rank, Iterable):
+    if isinstance(rank, str) or not isinstance(rank, Iterable):
         return check_rank(rank)
     ranks = [check_rank(r, f"rank[{n}]") for n, r in enumerate(rank)]
-    if num_ranks is not None and len(ranks) != num_ranks:
-        raise ValueError(f"rank has {len(ranks)} numbers, expected {num_ranks}")
+    if num_modes is not None and len(ranks) != num_modes:
+        raise ValueError(f"rank has {len(ranks)} numbers, expected {num_modes}")
     return ranks
 
 
