@@ -21,6 +21,7 @@ from ..results.coupled_cp import CoupledCP, LabelledCoupledCP, make_cp_tensors
 from ..tensor.memory import attempt, check_room
 from ..tensor.mirroring import mirror
 from .coupled_blocks import Blocks, read_blocks
+from .non_negative_parafac_hals import find_constrained
 from .parafac import parafac
 
 
@@ -130,7 +131,7 @@ def coupled_parafac(
     check_options({"n_iter_max": n_iter_max, "tol": tol}, 0)
     check_real(l2_reg, "l2_reg", 0)
     data, rank = read_blocks(blocks, block_weights, missing), check_rank(rank)
-    constrained = _find_modes(nn_modes, data)
+    constrained = find_constrained(nn_modes, data.sizes)
 
     def run() -> CoupledCP:
         model = _start(data, rank, init, random_state, constrained)
@@ -139,15 +140,6 @@ def coupled_parafac(
 
     with log_compilation():
         return attempt("coupled_parafac", run)
-
-
-def _find_modes(nn_modes: Any, data: Blocks) -> set[int]:
-    """Return the numbers of the non-negative modes."""
-    names, is_all = list(data.sizes), isinstance(nn_modes, str) and nn_modes == "all"
-    wanted = names if is_all else list(nn_modes or ())
-    if (isinstance(nn_modes, str) and not is_all) or not {*wanted} <= {*names}:
-        raise ValueError(f"nn_modes is {nn_modes!r}, expected 'all', None or some of {names}")
-    return {names.index(name) for name in wanted}
 
 
 def _start(

@@ -85,7 +85,7 @@ def non_negative_parafac_hals(
     """
     x = as_flycoo(tensor, check_coords=True)
     num_components = find_cp_rank(x, rank)
-    constrained = find_constrained(nn_modes, x.ndim)
+    constrained = find_constrained(nn_modes, range(x.ndim))
     check_choice(linesearch, "linesearch", (False, NESTEROV))
     penalties = spread_penalties(sparsity_coefficients, x.ndim, constrained)
     strengths = read_smoothness(smoothness, x.ndim, linesearch)
@@ -126,14 +126,16 @@ class _Hals(MomentumRun):
         return np.maximum(factor, 0) if mode in self.constrained else factor
 
 
-def find_constrained(nn_modes: str | Iterable[int] | None, ndim: int) -> set[int]:
-    """Return the modes that are non-negative."""
-    is_all = isinstance(nn_modes, str) and nn_modes == "all"
-    modes: Any = range(ndim) if is_all else () if nn_modes is None else nn_modes
-    modes = {*modes} if isinstance(modes, Iterable) else {modes}
-    if not modes <= {*range(ndim)} or not isinstance(nn_modes, Iterable | None):
-        raise ValueError(f"nn_modes is {nn_modes!r}, expected 'all', None or modes 0 to {ndim - 1}")
-    return modes
+def find_constrained(nn_modes: Any, names: Iterable[Any]) -> set[int]:
+    """Return the numbers of the modes that are non-negative, of those with these names."""
+    numbers = {name: number for number, name in enumerate(names)}
+    if isinstance(nn_modes, str) and nn_modes == "all":
+        return {*numbers.values()}
+    is_list = isinstance(nn_modes, Iterable) and not isinstance(nn_modes, str)
+    wanted = {*nn_modes} if is_list else set()
+    if not wanted <= numbers.keys() or not (is_list or nn_modes is None):
+        raise ValueError(f"nn_modes is {nn_modes!r}, expected 'all', None or some of {[*numbers]}")
+    return {numbers[name] for name in wanted}
 
 
 def spread_penalties(

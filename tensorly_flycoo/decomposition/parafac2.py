@@ -138,7 +138,7 @@ def parafac2(
         raise ValueError(f"smoothness is {smoothness!r}, expected modes 0 or 2, not rows of slices")
     with span("start"):
         model = _start(data, rank, init, svd, random_state)
-    constrained = find_constrained(nn_modes, 3)
+    constrained = find_constrained(nn_modes, range(3))
     if sparsity_coefficients is not None and not constrained:
         raise ValueError("sparsity_coefficients is given, expected non-negative modes: nn_modes=")
     if 1 in constrained:

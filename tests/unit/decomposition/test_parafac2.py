@@ -336,7 +336,7 @@ def test_a_cp_tensor_starts_as_tensorlys():
         (
             {"nn_modes": [-1]},
             ValueError,
-            r"nn_modes is \[-1\], expected 'all', None or modes 0 to 2",
+            r"nn_modes is \[-1\], expected 'all', None or some of \[0, 1, 2\]",
         ),
         (
             {"nn_modes": [0], "sparsity_coefficients": [1, None]},
