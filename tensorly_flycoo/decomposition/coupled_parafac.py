@@ -220,7 +220,7 @@ class _CoupledALS(Run):
         return {b: whole if p is None else _multiply_exactly([factor[p]]) for b, p in known.items()}
 
     def update(self, iteration: int) -> tuple[list[dict[int, Array]], list[Array]]:
-        """Update the model; return what `_find_sums` does."""
+        """Update the model; return Gram matrices, and blocks' inner products with each component."""
         factors, weights, constrained = self.factors, self.weights.copy(), self.constrained
         xp = array_module(weights)
         grams = [self._find_grams(mode) for mode in range(len(factors))]
@@ -265,15 +265,11 @@ class _CoupledALS(Run):
         self.weights = weights
         return grams, sums
 
-    def _find_sums(self) -> tuple[list[dict[int, Array]], list[Array]]:
-        """Return the Gram matrices, and for each block the inner product with each component."""
+    def measure_start(self) -> float:
         factors = self.factors
         pairs = zip(self.blocks, self._last, strict=True)
         sums = [_add_products(block.mttkrp(last, factors), factors[last]) for block, last in pairs]
-        return [self._find_grams(mode) for mode in range(len(factors))], sums
-
-    def measure_start(self) -> float:
-        return self.measure(self._find_sums())
+        return self.measure(([self._find_grams(mode) for mode in range(len(factors))], sums))
 
     def measure(self, result: tuple[list[dict[int, Array]], list[Array]]) -> float:
         """Compute the relative error of all blocks, and keep those of each."""
