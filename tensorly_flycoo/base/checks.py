@@ -257,6 +257,20 @@ def check_real(number: Any, name: str, least: float = -math.inf) -> None:
         raise ValueError(f"{name} is {number}, expected {expected}")
 
 
+def check_positive(number: Any, name: str) -> None:
+    """Refuse anything but a finite number above 0; `name` is the argument's."""
+    check_real(number, name)
+    if not number > 0:
+        raise ValueError(f"{name} is {number}, expected a number above 0")
+
+
+def check_least(array: Array, name: str, least: float = 0, reason: str = "") -> None:
+    """Refuse an array with an element below `least`, infinitely small, or nan."""
+    smallest = float(array.min()) if array.size else math.inf
+    if not smallest >= least or smallest == -math.inf:
+        raise ValueError(f"{name} has the element {smallest}, expected {least:g} or more{reason}")
+
+
 def spread_numbers(given: Any, ndim: int, name: str) -> list[Any]:
     """Return one number for each mode, 0 or more, or None; `given` is a list of them, or one."""
     numbers = list(given) if isinstance(given, Iterable) else [given] * ndim

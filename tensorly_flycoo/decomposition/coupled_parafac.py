@@ -9,7 +9,7 @@ import numpy as np
 import tensorly as tl
 
 from ..base.array_modules import Array, array_module, move
-from ..base.checks import check_factors, check_rank, check_real, check_weights
+from ..base.checks import check_factors, check_least, check_rank, check_real, check_weights
 from ..base.reporting import log_compilation
 from ..engines import select_engine
 from ..engines.tall import column_norms, find_signs, solve, sum_columns
@@ -161,11 +161,8 @@ def _start(
     if factors[0].shape[1] != rank:
         raise ValueError(f"factors of init have {factors[0].shape[1]} columns, expected {rank}")
     for n in constrained:
-        if not (smallest := float(factors[n].min())) >= 0:
-            raise ValueError(
-                f"the factor of mode {names[n]!r} of init has {smallest}, expected 0 or more, as "
-                "nn_modes has this mode"
-            )
+        name = f"the factor of mode {names[n]!r} of init"
+        check_least(factors[n], name, reason=", as nn_modes has this mode")
     if isinstance(init, CoupledCP):
         own = [cp_tensor.weights for cp_tensor in init.cp_tensors]
         if len(own) != len(data.blocks):
@@ -220,7 +217,7 @@ class _CoupledALS(Run):
         return {b: whole if p is None else _multiply_exactly([factor[p]]) for b, p in known.items()}
 
     def update(self, iteration: int) -> tuple[list[dict[int, Array]], list[Array]]:
-        """Update the model; return Gram matrices, and blocks' inner products with each component."""
+        """Update the model; return what `measure` takes: Gram matrices and inner products."""
         factors, weights, constrained = self.factors, self.weights.copy(), self.constrained
         xp = array_module(weights)
         grams = [self._find_grams(mode) for mode in range(len(factors))]

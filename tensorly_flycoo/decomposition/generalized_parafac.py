@@ -6,7 +6,7 @@ from typing import Any
 import tensorly as tl
 
 from ..base.array_modules import Array
-from ..base.checks import check_choice, check_mode
+from ..base.checks import check_choice, check_least, check_mode
 from ..io.checkpoint import Resumed
 from ..loop.cp_loop import Callback, start
 from ..loop.cp_model import make_cp_tensor
@@ -139,7 +139,9 @@ def generalized_parafac(
         x if isinstance(init, Resumed) else data.tensor, None, num_components, init, svd, random,
         solver="generalized_parafac", non_negative=chosen.lower_bound >= 0,
     )  # fmt: skip
-    _check_guess(factors, chosen)
+    for_loss = f" for loss={chosen.name!r}"
+    for n, factor in enumerate(factors):
+        check_least(factor, f"factors[{n}] of init", chosen.lower_bound, for_loss)
     if not modes:
         cp_tensor = make_cp_tensor(weights, factors)
         return (cp_tensor, []) if return_errors else cp_tensor
@@ -182,13 +184,3 @@ def _choose_method(method: str, loss: Loss, samples: Any) -> str:
         expected = "two positive integers" if method == "adam" else f"None: {method!r} draws none"
         raise ValueError(f"samples is {samples!r}, expected {expected}")
     return method
-
-
-def _check_guess(factors: Sequence[Array], loss: Loss) -> None:
-    for n, factor in enumerate(factors):
-        smallest = float(factor.min()) if factor.size else 0.0
-        if not smallest >= loss.lower_bound or not smallest > float("-inf"):
-            raise ValueError(
-                f"factors[{n}] of init has the element {smallest}, expected "
-                f"{loss.lower_bound} or more for loss={loss.name!r}"
-            )

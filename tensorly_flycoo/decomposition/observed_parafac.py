@@ -10,7 +10,7 @@ import tensorly as tl
 from tensorly.cp_tensor import CPTensor
 
 from ..base.array_modules import Array, array_module
-from ..base.checks import check_count, check_rank, check_real, warn
+from ..base.checks import check_count, check_positive, check_rank, check_real, warn
 from ..base.reporting import report
 from ..io.array_file import number
 from ..io.checkpoint import Resumed
@@ -177,7 +177,7 @@ def observed_parafac(
         raise ValueError("tensor has no nonzeros, expected some: nothing is observed")
     is_open = isinstance(l2_reg, str) and l2_reg == "validation"
     if not is_open:
-        observed_rows.check_ridge(l2_reg)
+        check_positive(l2_reg, "l2_reg")
     if non_negative and (biases or cg_steps):
         raise ValueError("non_negative is True, expected biases=False and cg_steps=None with it")
     check_real(unobserved, "unobserved", 0)
@@ -195,7 +195,7 @@ def observed_parafac(
     if isinstance(init, Resumed):
         factors = restore(init, x, len(problem.bias_modes), "observed_parafac", problem.dtype)[1]
         l2_reg = float(init.state.get("l2_reg", observed_rows.L2_REG)) if is_open else l2_reg
-        observed_rows.check_ridge(l2_reg)
+        check_positive(l2_reg, "l2_reg")
     else:
         factors = problem.start(random_state)
     if l2_reg == "validation" and unobserved:

@@ -3,8 +3,7 @@
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from numbers import Real
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
@@ -19,14 +18,6 @@ L2_REG = 1e-6
 
 #: Sweeps over the elements of a row that must not be negative: those of TensorLy's HALS.
 _SWEEPS = 5
-
-
-def check_ridge(l2_reg: Any) -> None:
-    """Refuse a ridge that is not a finite number above 0."""
-    if not isinstance(l2_reg, Real):
-        raise TypeError(f"l2_reg is {l2_reg!r}, expected a number above 0, not text or None")
-    if not 0 < float(l2_reg) < np.inf:
-        raise ValueError(f"l2_reg is {l2_reg}, expected a number above 0")
 
 
 def measure_scale(values: Array) -> float:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any, Self, SupportsFloat
 
-from ..base.checks import check_choice, check_count, check_real, require
+from ..base.checks import check_choice, check_count, check_positive, require
 from ..base.reporting import listen
 from ..decomposition.methods import METHODS
 from ..io.checkpoint import (
@@ -141,9 +141,7 @@ class Progress:
         if every is not None:
             check_count(every, "every")
         if every_minutes is not None:
-            check_real(every_minutes, "every_minutes")
-            if not every_minutes > 0:
-                raise ValueError(f"every_minutes is {every_minutes!r}, expected more than 0")
+            check_positive(every_minutes, "every_minutes")
         if every is None and every_minutes is None:
             every_minutes = 10
         elif checkpoint is None:

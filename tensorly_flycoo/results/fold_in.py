@@ -5,13 +5,13 @@ from typing import Any
 import numpy as np
 
 from ..base.array_modules import Array, array_module, move
-from ..base.checks import check_factors, check_mode
+from ..base.checks import check_factors, check_least, check_mode, check_positive
 from ..engines.tall import column_norms, eigh
 from ..loop.cp_model import multiply_all, multiply_grams, read_marks
 from ..loop.hals import solve_nonnegative
 from ..loop.losses import check_data, find_exact, find_loss
 from ..loop.masks import ObservedData
-from ..loop.observed_rows import L2_REG, RowPlan, check_ridge, fit_rows, measure_scale, scale_ridge
+from ..loop.observed_rows import L2_REG, RowPlan, fit_rows, measure_scale, scale_ridge
 from ..loop.poisson import MultiplicativeUpdates
 from ..ops.cp_entries import evaluate_model, take_model
 from ..ops.mttkrp import mttkrp
@@ -122,7 +122,7 @@ def fold_in(
         observed = hasattr(cp_tensor, "observed_l2_reg")
     if l2_reg is None:
         l2_reg = getattr(cp_tensor, "observed_l2_reg", L2_REG)
-    check_ridge(l2_reg)
+    check_positive(l2_reg, "l2_reg")
     if observed or is_count:
         check_factors(factors, x.shape, x.dtype, x._engine.array_type)
     if observed:
@@ -199,8 +199,8 @@ def _fit_counts(x: FlycooTensor, weights: Array | None, factors: list[Array], mo
         check_data(find_loss("poisson_count"), x)
     named = [("the weights", weights), *((f"factors[{n}]", f) for n, f in enumerate(factors))]
     for name, array in named:
-        if array is not None and array.size and not float(array.min()) >= 0:
-            raise ValueError(f"{name} of the model has {float(array.min())}, expected 0 or more")
+        if array is not None:
+            check_least(array, f"{name} of the model")
     xp, rows = array_module(factors[mode]), factors[mode]
     # Meanwhile the weights are part of the rows.
     scale = xp.ones(rows.shape[1], rows.dtype) if weights is None else weights

@@ -395,7 +395,7 @@ def test_a_start_must_fit():
     cases = [
         (start | {"day": start["day"].astype(np.float32)}, None, TypeError, "has dtype float32"),
         (start | {"day": start["item"]}, None, ValueError, r"has shape \(9, 3\), expected \(7"),
-        (start | {"day": -start["day"]}, "all", ValueError, "mode 'day' of init has -"),
+        (start | {"day": -start["day"]}, "all", ValueError, "mode 'day' of init has the element -"),
         (other, None, ValueError, "init is"),
     ]
     for init, nn_modes, kind, message in cases:

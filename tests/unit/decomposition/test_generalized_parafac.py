@@ -310,7 +310,7 @@ def _tensor(*values):
     (_tensor(1.0), {"rank": 0}, ValueError, "rank is 0"),
     (_tensor(1.0), {"init": "svdd"}, ValueError, "init is 'svdd'"),
     (_tensor(1.0), {"init": (None, [np.full((9, 2), -1.0)] * 2)}, ValueError,
-     r"factors\[0\] of init has the element -1.0, expected 0.0 or more"),
+     r"factors\[0\] of init has the element -1.0, expected 0 or more"),
     (_tensor(1.0), {"init": (None, [np.full((9, 2), np.nan)] * 2)}, ValueError,
      r"factors\[0\] of init has the element nan"),
     (np.ones((3, 3)), {}, TypeError, "sparse"),

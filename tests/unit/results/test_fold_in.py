@@ -327,9 +327,11 @@ def test_errors_of_counts():
     x, _, _ = count_slices(0, (weights, factors))
     with pytest.raises(ValueError, match="loss is 'poison', expected one of"):
         fold_in((weights, factors), x, 0, loss="poison")
-    with pytest.raises(ValueError, match=r"the weights of the model has -2\.0, expected 0"):
+    with pytest.raises(
+        ValueError, match=r"the weights of the model has the element -2\.0, expected 0"
+    ):
         fold_in((-weights, factors), x, 0, **options)
-    with pytest.raises(ValueError, match=r"factors\[1\] of the model has -"):
+    with pytest.raises(ValueError, match=r"factors\[1\] of the model has the element -"):
         fold_in((weights, [factors[0], -factors[1], factors[2]]), x, 0, **options)
     with pytest.raises(ValueError, match="expected numbers of 0 or more"):
         fold_in((weights, factors), -x, 0, **options)
