@@ -104,8 +104,6 @@ _EXPECTED = f"expected one of {[*LOSSES]} or a tuple (f, df, lower_bound)"
 
 def find_loss(loss: Any) -> Loss:
     """Return a loss by its name, or a user's tuple ``(f, df, lower_bound)`` as a `Loss`."""
-    if isinstance(loss, Loss):
-        return loss
     if isinstance(loss, str):
         if loss not in LOSSES:
             raise ValueError(f"loss is {loss!r}, {_EXPECTED}")
