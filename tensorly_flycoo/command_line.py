@@ -34,18 +34,13 @@ from .io.dataframe import AGGREGATES, MISSING
 from .io.files import replace_file, try_writing
 from .io.table_files import read_table
 from .loop.cp_model import count_zeros
+from .loop.losses import EXACT_LOSSES
 from .models.best_of import Starts
 from .models.match import factor_match_score
 
 #: What can be read, by the ends of names.
 _TENSORS = (".tns", ".tns.gz", ".tns.zst", ".ttx", ".mtx")
 SUFFIXES = (".parquet", ".csv", ".csv.gz", ".tsv", ".tsv.gz", *_TENSORS)
-
-#: What each loss is for, by the names of `generalized_parafac`.
-LOSSES = {
-    "gaussian": "the squared error, for any values",
-    "poisson_count": "the likelihood of counts, with a non-negative model",
-}
 
 #: What a command reports in one line: the data, the disk or a missing package is to blame.
 _ERRORS = (ImportError, LookupError, MemoryError, OSError, RuntimeError, TypeError, ValueError)
@@ -167,9 +162,9 @@ def _add_fit_options(parser: argparse.ArgumentParser) -> None:
     add("--dtype", default="float64", choices=("float32", "float64"))
     add = parser.add_argument_group("the model").add_argument
     add("--rank", type=_count, required=True, help="the number of components")
-    text = "".join(f"{name}: {purpose}; " for name, purpose in LOSSES.items())
-    text += "default: poisson_count if rows are counted, else gaussian"
-    add("--loss", choices=LOSSES, help=f"what to fit by ({text})")
+    text = "gaussian: squared errors; poisson_count: the likelihood of counts, with a non-negative "
+    text += "model (default: poisson_count if rows are counted, else gaussian)"
+    add("--loss", choices=EXACT_LOSSES, help=text)
     add("--non-negative", action="store_true", help="allow no negative element in the model")
     text = "cells without a row are unknown, not zeros; a tenth of the others is held out"
     add("--observed", action="store_true", help=text)
@@ -446,8 +441,7 @@ def autoload(arguments: argparse.Namespace) -> None:
     path = Path(sysconfig.get_path("purelib")) / "tensorly_flycoo_autoload.pth"
     if arguments.state == "on":
         is_wanted = "os.environ.get('TENSORLY_BACKEND') == 'flycoo'"
-        with replace_file(path) as file:
-            file.write(f"import os; {is_wanted} and __import__('tensorly_flycoo')\n".encode())
+        _write_text(path, f"import os; {is_wanted} and __import__('tensorly_flycoo')\n")
         print(f"wrote {path}: TENSORLY_BACKEND=flycoo now works without an import")
     elif path.exists():
         path.unlink()
