@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,10 +23,9 @@ from ..loop.losses import Elementwise, Loss
 from ..loop.masks import ObservedData
 from ..loop.poisson import evaluate_loss
 from ..ops.cp_entries import choose_block_size, evaluate_model
-from ..ops.sampling import NonzeroSampler, make_sampler
+from ..ops.sampling import find_places, make_sampler
 from ..ops.sparse_products import add_products
 from ..tensor.pieces import sum_values
-from ..tensor.tensor import FlycooTensor
 
 #: Steps of an epoch, the first learning rate, by what it decreases after an epoch that did not
 #: lower the loss, and how often it does before the run stops: those of Kolda and Hong, but for the
@@ -71,14 +70,7 @@ class CellSampler:
     """Draws observed nonzeros and cells: coordinates mode by mode, so for any number of cells."""
 
     def __init__(self, data: ObservedData) -> None:
-        x, missing = data.tensor, data.missing
-        self.data, self.nonzeros, self._xp = data, make_sampler(x), data.xp
-        self._missing_cells = None
-        if missing is not None:
-            ones = self._xp.ones(missing.count, x.dtype)
-            options: dict[str, Any] = {"layout": "indexed", "device": x._engine.local_device}
-            cells = FlycooTensor(missing.coords, ones, x.shape, **options, slabs=1)
-            self._missing_cells = NonzeroSampler(cells._layout, cells._engine)
+        self.data, self.nonzeros, self._xp = data, make_sampler(data.tensor), data.xp
 
     def draw(
         self, random: np.random.RandomState, num_nonzeros: int, num_cells_: int, num_steps: int = 1
@@ -101,8 +93,9 @@ class CellSampler:
                 weights = xp.empty(count + num_cells_)
                 weights[:count] = nnz / count
                 weights[count:] = num_cells(shape) / num_cells_
-                if self._missing_cells is not None:
-                    weights[count:] *= self._missing_cells.entries(own) == 0
+                if self.data.missing is not None:
+                    is_missing, _ = find_places(self.data.missing.coords, own, xp)
+                    weights[count:][is_missing] = 0
                 coords = xp.concatenate([coords.astype(np.int64), own], axis=1)
                 values = xp.concatenate([values, xp.zeros(num_cells_, values.dtype)])
                 yield Samples(coords, values, count, weights)
