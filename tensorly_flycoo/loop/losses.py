@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ..base.array_modules import Array
-from ..tensor.pieces import Piece, map_pieces
+from ..tensor.pieces import find_extreme, map_pieces
 from ..tensor.tensor import FlycooTensor
 
 #: Takes the data and the model, arrays of one shape.
@@ -134,16 +134,10 @@ def check_data(loss: Loss, x: FlycooTensor) -> None:
         raise ValueError(f"tensor of shape {x.shape} has no nonzeros, expected at least one")
     if loss.takes == "numbers":
         return
-    is_binary, least = loss.takes == _BINARY, 1 if loss.is_truncated else 0
-    for wrong in map_pieces(_find_wrong, x._layout, x._engine, is_binary, least):
-        if wrong.size:
-            raise ValueError(
-                f"tensor holds {float(wrong[0])}, expected {loss.takes} for loss={loss.name!r}"
-            )
-
-
-def _find_wrong(piece: Piece, is_binary: bool, least: int) -> Array:
-    """Return a value that a loss is not defined for, if there is one."""
-    with piece.hold_records() as records:
-        values = piece.read_values(records)
-        return values[values != 1 if is_binary else values < least][:1]
+    least, most = 0 if loss.takes == _NONNEGATIVE else 1, 1 if loss.takes == _BINARY else np.inf
+    for name in ("min", "max"):
+        for found in map_pieces(find_extreme, x._layout, x._engine, name):
+            if found.size and not least <= float(found) <= most:
+                raise ValueError(
+                    f"tensor holds {float(found)}, expected {loss.takes} for loss={loss.name!r}"
+                )
