@@ -6,7 +6,7 @@ from typing import Any
 import tensorly as tl
 
 from ..base.array_modules import Array
-from ..base.checks import check_choice, check_least, check_mode
+from ..base.checks import check_choice, check_least
 from ..io.checkpoint import Resumed
 from ..loop.cp_loop import Callback, start
 from ..loop.cp_model import make_cp_tensor
@@ -18,8 +18,6 @@ from ..loop.ranks import find_cp_rank
 from ..tensor.coo_cache import Mask, SparseData, as_flycoo
 from .adam import Adam, scale_guess
 from .parafac import parafac
-
-_METHODS = ("auto", "mu", "adam")
 
 
 @describe_as(parafac)
@@ -128,8 +126,7 @@ def generalized_parafac(
     """
     chosen, x = find_loss(loss), as_flycoo(tensor, check_coords=True)
     method = _choose_method(method, chosen, samples)
-    fixed = {check_mode(mode, x.ndim) for mode in fixed_modes or ()}
-    modes = [mode for mode in range(x.ndim) if mode not in fixed]
+    modes = [mode for mode in range(x.ndim) if mode not in (fixed_modes or ())]
     num_components, random = find_cp_rank(x, rank), tl.check_random_state(random_state)
     # Adam looks at single entries.
     missing = None if mask is None else find_missing(tensor, mask, lists=method == "adam")
@@ -173,7 +170,7 @@ def _begin_updates(
 
 
 def _choose_method(method: str, loss: Loss, samples: Any) -> str:
-    if check_choice(method, "method", _METHODS) == "auto":
+    if check_choice(method, "method", ("auto", "mu", "adam")) == "auto":
         method = "mu" if loss.is_count else "adam"
     if method != "adam" and not loss.is_count:
         raise ValueError(
