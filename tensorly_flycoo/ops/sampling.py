@@ -15,7 +15,7 @@ from ..base.devices import bring_each
 from ..engines import Engine
 from ..spread.slab_layout import AnyLayout, SlabLayout
 from ..spread.streamed import StreamedLayout
-from ..tensor.pieces import Piece, map_pieces, read_nonzeros
+from ..tensor.pieces import Piece, count_nonzeros, map_pieces, read_nonzeros
 from ..tensor.tensor import FlycooTensor, rebuild
 
 
@@ -172,16 +172,10 @@ def find_chances(x: FlycooTensor, coords: Array) -> np.ndarray:
     """Return the probability of each cell (count,), if indices come from separate nonzeros."""
     chances = np.ones(coords.shape[1])
     for mode, rows in enumerate(move(coords, np)):
-        of_pieces = map_pieces(_count_rows, x._layout, x._engine, mode, x.shape[mode])
+        of_pieces = map_pieces(count_nonzeros, x._layout, x._engine, mode, x.shape[mode])
         found: Any = sum(move(counts, np) for counts in of_pieces)
         chances *= found[rows] / x.nnz
     return chances
-
-
-def _count_rows(piece: Piece, mode: int, size: int) -> Array:
-    """Count the nonzeros of each row of a mode: (size,)."""
-    with piece.hold_records() as records:
-        return piece.xp.bincount(piece.read_rows(records, mode).astype(np.int64), minlength=size)
 
 
 def split_entries(x: FlycooTensor, coords: Array) -> tuple[Array, FlycooTensor]:

@@ -20,10 +20,10 @@ from ..base.devices import Devices, OneDevice
 from ..base.reporting import log_compilation
 from ..format.ordering import take_marked
 from ..format.primitives import MTTKRP, Entries, ModeRows
-from ..spread.building import count_rows, find_edges, list_rows
+from ..spread.building import find_edges, list_rows
 from ..spread.choosing import build_slabs
 from ..spread.slab_layout import AnyLayout, SlabLayout
-from ..tensor.pieces import Piece, call_with_piece, map_pieces
+from ..tensor.pieces import Piece, call_with_piece, count_nonzeros, map_pieces
 
 if TYPE_CHECKING:
     from ..engines.protocol import Engine
@@ -117,8 +117,9 @@ def _iterate_across_slabs(layout: SlabLayout, engine: Engine) -> Iterator[tuple[
     split_mode = max(others, key=lambda n: record_format.shape[n], default=None)
     groups: Sequence[range | None] = [None]
     if split_mode is not None:  # into rows with about equally many nonzeros
-        counts = sum(move(own, np) for own in map_pieces(_count_rows, layout, engine, split_mode))
-        groups = list_rows(find_edges(counts, layout.num_slabs))
+        size = record_format.shape[split_mode]
+        found = map_pieces(count_nonzeros, layout, engine, split_mode, size)
+        groups = list_rows(find_edges(sum(move(own, np) for own in found), layout.num_slabs))
     for first in range(0, len(groups), devices.count):
         requests = []
         for home, rows in enumerate(groups[first : first + devices.count]):
@@ -157,11 +158,6 @@ def list_entries(engine: Engine, layout: Layout, mode: int) -> Entries:
             later_modes = range(ndim - 1, mode, -1)
             places = engine.sort_places(records, record_format, later_modes, places)
         return engine.split_columns(ModeRows(records, record_format, mode, places))
-
-
-def _count_rows(piece: Piece, mode: int) -> Array:
-    with piece.hold_records() as records:
-        return count_rows(piece.read_rows(records, mode), piece.layout.record_format.shape[mode])
 
 
 def _take_rows(

@@ -17,6 +17,7 @@ from ..base.devices import Devices, OneDevice
 from ..engines import Engine
 from ..format.layout import Layout
 from ..format.ordering import compute_norm
+from ..spread.building import count_rows
 from ..spread.row_shards import gather_each
 from ..spread.slab_layout import AnyLayout, SlabLayout
 
@@ -136,6 +137,12 @@ def read_nonzeros(piece: Piece) -> tuple[Array, Array]:
     """Return the coords (ndim, nnz) and values (nnz,) of a piece, in any order."""
     with piece.hold_records() as records:
         return piece.read_coords(records), piece.read_values(records).copy()
+
+
+def count_nonzeros(piece: Piece, mode: int, size: int) -> Array:
+    """Count the nonzeros in each row of a mode, int64 (size,)."""
+    with piece.hold_records() as records:
+        return count_rows(piece.read_rows(records, mode), size)
 
 
 def sum_values(layout: AnyLayout, engine: Engine) -> float:
