@@ -70,10 +70,8 @@ class UnfoldingGram:
         kept: list[_Group] = []
         counts: list[tuple[int, int]] = []
         rows: list[Array] = []
-        self.total = 0.0
         self.squares: Array = None
-        for group, total, squares, num_columns, num_shared in self._list_groups(columns):
-            self.total += total
+        for group, squares, num_columns, num_shared in self._list_groups(columns):
             self.squares = squares if self.squares is None else self.squares + squares
             counts.append((num_columns, num_shared))
             rows.append(group.places)
@@ -114,27 +112,26 @@ class UnfoldingGram:
         self._groups = [group._replace(num_parts=1) for group in self._groups]
         return num_columns
 
-    def _list_groups(self, columns: Columns) -> Iterator[tuple[_Group, float, Array, int, int]]:
-        """Yield each group, its sum of values, its `squares`, and its columns, all and shared."""
+    def _list_groups(self, columns: Columns) -> Iterator[tuple[_Group, Array, int, int]]:
+        """Yield each group, its `squares`, and the numbers of its columns, all and shared."""
         devices, engine, num_rows = columns.devices, columns.engine, columns.num_rows
         scale = self._scale
 
         def start() -> Iterator[tuple[int, Any, list[Array]]]:
             for home, entries in columns:
                 run = functools.partial(devices.run, home)
-                total = run(_add_values, entries)
                 squares = run(_sum_squares, engine, entries, num_rows, scale)
                 shared = run(SharedColumns, entries, scale, num_rows, engine)
                 counts, rows = run(SharedColumns.count, shared), run(getattr, shared, "rows")
                 del entries
-                yield home, shared, [total, squares, rows, counts]
+                yield home, shared, [squares, rows, counts]
                 del shared, squares
 
         for home, shared, parts in devices.launch(start()):
-            total, squares, rows, counts = devices.collect(parts)
+            squares, rows, counts = devices.collect(parts)
             num_columns, num_shared, num_parts = counts.tolist()
             group = _Group(home, shared, num_parts, rows)
-            yield group, float(total[0]) / scale, squares, num_columns, num_shared
+            yield group, squares, num_columns, num_shared
             del group, shared, parts, squares
 
     def _number_rows(self, group: _Group) -> _Group:
@@ -312,10 +309,6 @@ def is_cheap_to_form(engine: Engine, size: int, num_columns: int) -> bool:
 
 
 # On the device of a group
-
-
-def _add_values(entries: Entries) -> Array:
-    return entries.values.sum(keepdims=True)
 
 
 def _sum_squares(engine: Engine, entries: Entries, num_rows: int, scale: float) -> Array:

@@ -9,6 +9,7 @@ import numpy as np
 
 from ..base.array_modules import Array, array_module
 from ..base.checks import num_cells
+from ..tensor.pieces import sum_values
 from .unfolding import Unfolding
 
 
@@ -29,9 +30,9 @@ def make_left_vectors_non_negative(
     eps = np.finfo(unfolding.dtype).eps
     if kind == "nndsvd":
         return np.maximum(chosen - eps, 0)
-    xp, (gram, scale) = array_module(left), unfolding.gram
-    mean = scale * gram.total / num_cells(unfolding.shape)
-    return xp.where(chosen < eps, left.dtype.type(mean), chosen)
+    x = unfolding.tensor
+    mean = sum_values(x._layout, x._engine) / num_cells(x.shape)
+    return array_module(left).where(chosen < eps, left.dtype.type(mean), chosen)
 
 
 def _choose_parts(unfolding: Unfolding, left: Array, values: Array) -> Array:
