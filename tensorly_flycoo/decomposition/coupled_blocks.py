@@ -195,13 +195,9 @@ def _find_device(given: Sequence[Block]) -> str:
 
 def _convert(n: int, x: Any, device: str) -> Any:
     """Return a block's data as a FlycooTensor, or if it is dense as a float array."""
-    if isinstance(x, FlycooTensor):
-        return x
-    if is_raw_sparse(x):
-        if select_engine().name == device:
-            return as_flycoo(x, check_coords=True)
-        return FlycooTensor.from_coo(x, device=device)
-    if converter := find_converter(x):
+    if isinstance(x, FlycooTensor) or (is_raw_sparse(x) and select_engine().name == device):
+        return as_flycoo(x, check_coords=True)
+    if converter := "from_coo" if is_raw_sparse(x) else find_converter(x):
         return getattr(FlycooTensor, converter)(x, device=device)
     if instead := find_instead(x):
         raise TypeError(
