@@ -16,14 +16,13 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from ..base.array_modules import Array, move
-from ..base.devices import Devices, OneDevice
 from ..base.reporting import log_compilation
 from ..format.ordering import take_marked
 from ..format.primitives import MTTKRP, Entries, ModeRows
 from ..spread.building import find_edges, list_rows
 from ..spread.choosing import build_slabs
 from ..spread.slab_layout import AnyLayout, SlabLayout
-from ..tensor.pieces import Piece, call_with_piece, count_nonzeros, map_pieces
+from ..tensor.pieces import Piece, call_with_piece, count_nonzeros, list_pieces, map_pieces
 
 if TYPE_CHECKING:
     from ..engines.protocol import Engine
@@ -50,11 +49,9 @@ class Columns:
     def __init__(self, layout: AnyLayout, mode: int, engine: Engine) -> None:
         self.layout, self.mode, self.engine = layout, mode, engine
         self.num_rows = layout.record_format.shape[mode]
-        self.devices: Devices = OneDevice(engine.xp)
+        self.devices = list_pieces(layout, engine.xp)[0].devices
         self.entries: Entries | None = None
-        if isinstance(layout, SlabLayout):
-            self.devices = layout.devices
-        else:
+        if not isinstance(layout, SlabLayout):
             self.entries = list_entries(engine, layout, mode)
 
     def __iter__(self) -> Iterator[tuple[int, Entries]]:
