@@ -168,8 +168,7 @@ def _initialize_tucker(original: Callable, *args: Any, **kwargs: Any) -> Any:
         instead = "use tl.decomposition.non_negative_tucker, or import tensorly_flycoo before it"
         raise densify_error("non-negative Tucker", tuple(given["tensor"].shape), instead)
     x = as_flycoo(given["tensor"], check_coords=True)
-    if given.get("mask") is not None:
-        raise densify_error("mask= of tucker", x.shape, "leave it out")
+    _refuse_mask(given, x, "tensorly_flycoo.decomposition.tucker")
     check_free_modes(x, [mode for mode in range(x.ndim) if mode not in given["modes"]])
     return original(*args, **kwargs)
 

@@ -17,5 +17,5 @@ def test_a_mask_and_a_large_core_are_refused(kind):
         _tucker.initialize_tucker(x, [2, 2], [0, 2], 0)
         with pytest.raises(DensifyError, match="all modes but 1 and 2"):
             _tucker.initialize_tucker(x, [2], [0], 0)
-        with pytest.raises(DensifyError, match="mask= of tucker"):
+        with pytest.raises(DensifyError, match=r"masks work in .*\.tucker"):
             _tucker.initialize_tucker(x, [2, 2, 2], [0, 1, 2], 0, mask=np.ones((6, 7, 8)))
