@@ -67,7 +67,7 @@ def give_nothing():
 def give_counts():
     """Return counts of users x items x days, drawn from a model of three components."""
     random = np.random.RandomState(0)
-    factors = [random.gamma(0.3, size=(size, 3)) for size in (40, 30, 25)]
+    factors = [random.gamma(0.3, size=(size, 3)) for size in (20, 15, 25)]
     dense = random.poisson(tl.cp_to_tensor((None, factors))).astype(float)
     counts = FlycooTensor.from_dense(dense)
     return {

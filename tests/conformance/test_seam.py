@@ -213,6 +213,7 @@ import sparse, tensorly as tl
 import tensorly_flycoo
 tl.set_backend("flycoo")
 x = abs(sparse.random((6, 7, 8), nnz=90, random_state=0))
+flycoo = tensorly_flycoo.FlycooTensor.from_coo(x)
 mask = sparse.COO([[0], [0], [0]], [0.0], x.shape, fill_value=1.0)
 few = {"n_iter_max": 2, "random_state": 0}
 works = {
@@ -230,7 +231,7 @@ works = {
 refused = {
     "mask": lambda: parafac(x, 2, mask=mask, **few),
     "non_negative mask": lambda: non_negative_parafac(x, 2, mask=mask, **few),
-    "randomised": lambda: randomised_parafac(x, 2, 20, **few),
+    "randomised": lambda: randomised_parafac(flycoo, 2, 20, **few),
     "tensor_train": lambda: tensor_train(x, [1, 2, 2, 1]),
 }
 def attempt(function):
@@ -243,9 +244,16 @@ print(json.dumps([{name: attempt(f) for name, f in group.items()} for group in (
 """
 
 
-def test_names_bound_before_the_import():
+@pytest.mark.parametrize(
+    "kind",
+    ["flycoo", pytest.param("x", marks=pytest.mark.slow)],  # sparse compiles how a COO is indexed
+    ids=["FlycooTensor", "COO"],
+)
+def test_names_bound_before_the_import(kind):
     """They work wherever TensorLy's loop does; otherwise they are refused."""
-    works, refused = run(_BOUND_BEFORE)
+    works, refused = run(
+        _BOUND_BEFORE.replace("randomised_parafac(flycoo", f"randomised_parafac({kind}")
+    )
     assert set(works.values()) == {"works"}, works
     for name, text in refused.items():
         assert text.startswith(("DensifyError: ", "IndexError: ")), (name, text)

@@ -70,13 +70,24 @@ def test_the_program_measures_ours_and_a_library(options, tmp_path, capsys):
     assert json.loads(path.read_text())[-1]["tool"] == "plain"
 
 
-def test_a_wrong_output_is_found(options, capsys):
+@pytest.fixture
+def ours_left_out(monkeypatch):
+    """Measure another library alone."""
+    measure = benchmark_rivals.measure
+
+    def measure_other(tool, *arguments):
+        return {} if tool == "flycoo" else measure(tool, *arguments)
+
+    monkeypatch.setattr(benchmark_rivals, "measure", measure_other)
+
+
+def test_a_wrong_output_is_found(options, ours_left_out, capsys):
     rows = benchmark_rivals.main([options[0].replace("plain", "broken"), *options[1:]])
     assert "broken" not in {row["tool"] for row in rows}
     assert "mode 0: an error of" in capsys.readouterr().out
 
 
-def test_the_program_measures_iterations_of_another_program(options, tmp_path):
+def test_the_program_measures_iterations_of_another_program(options, ours_left_out, tmp_path):
     program = tmp_path / "cpd64"
     lines = [f"it: {n} fit: 0.1 fit-delta: 0.1 time(for MTTKRP): {s} s (0.1 s)"
              for n, s in enumerate(("0.0001", "0.3", "0.25"))]  # fmt: skip

@@ -57,6 +57,19 @@ def test_a_page_is_filled_between_its_marks():
         write_tables.fill_page(page, {"other": "no"})
 
 
+@pytest.fixture(params=["warm", pytest.param("cold", marks=pytest.mark.slow)])
+def caches(request, monkeypatch):
+    """Leave the caches of cold cases as they are: without them all kernels are compiled."""
+    run_case = speed_history.run_case
+
+    def run_warm(case, device, threads, is_cold):
+        return run_case(case, device, threads, False) | {"is_cold": is_cold}
+
+    if request.param == "warm":
+        monkeypatch.setattr(speed_history, "run_case", run_warm)
+
+
+@pytest.mark.usefixtures("caches")
 def test_runs_become_pages(tmp_path, monkeypatch):
     """Two runs of a small case: the newest and both have their tables."""
     monkeypatch.setitem(speed_history.CASES, "cpu", (("uber", 0.001, 3, "float64"),))

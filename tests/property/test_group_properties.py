@@ -32,9 +32,20 @@ def divided(draw, **options):
 
 
 @for_all
-@given(divided(max_ndim=6), st.sampled_from(LAYOUTS), slabs, dtypes, st.data())
+@given(divided(max_ndim=4), st.sampled_from(LAYOUTS), slabs, st.just("float64"), st.data())
 def test_the_oracle_agrees(given_, layout, num_slabs, dtype, data):
     """Modes may be computed in any order, and in one sweep after the other."""
+    check_products(given_, layout, num_slabs, dtype, data)
+
+
+@pytest.mark.slow  # each number of modes compiles kernels in each dtype
+@for_all
+@given(divided(max_ndim=6), st.sampled_from(LAYOUTS), slabs, dtypes, st.data())
+def test_the_oracle_agrees_for_up_to_six_modes(given_, layout, num_slabs, dtype, data):
+    check_products(given_, layout, num_slabs, dtype, data)
+
+
+def check_products(given_, layout, num_slabs, dtype, data):
     drawn, groups = given_
     values, factors = drawn.values.astype(dtype), [f.astype(dtype) for f in drawn.factors]
     options = {"layout": layout, "slabs": num_slabs, "groups": groups}
@@ -55,7 +66,7 @@ def test_the_oracle_agrees(given_, layout, num_slabs, dtype, data):
 
 
 @for_all
-@given(divided(max_ndim=5, unique=True), slabs, st.integers(0, 2**32 - 1))
+@given(divided(max_ndim=4, unique=True), slabs, st.integers(0, 2**32 - 1))
 def test_bits_depend_on_nonzeros_groups_and_slabs_only(given_, num_slabs, seed):
     """Neither the layout nor the order of nonzeros changes a bit."""
     drawn, groups = given_
@@ -96,12 +107,12 @@ def test_nonzeros_orders_and_empty_rows_are_those_without_groups(given_, layout,
 
 
 @for_all
-@given(divided(max_ndim=3, unique=True), st.sampled_from(LAYOUTS), slabs, dtypes)
+@given(divided(max_ndim=3, unique=True), st.sampled_from(LAYOUTS), slabs, st.just("float64"))
 def test_ratios(given_, layout, num_slabs, dtype):
     check_ratios(given_, layout, num_slabs, dtype)
 
 
-@pytest.mark.slow  # each number of modes compiles kernels
+@pytest.mark.slow
 @for_all
 @given(divided(max_ndim=5, unique=True), st.sampled_from(LAYOUTS), slabs, dtypes)
 def test_ratios_of_up_to_five_modes(given_, layout, num_slabs, dtype):

@@ -174,7 +174,7 @@ def make_repeating(nnz=3000, num_pairs=200):
 
 
 @pytest.mark.usual_limits("groups", "slabs")
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "float64"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_numbered_prefixes(layout, dtype):
     problem = make_repeating()

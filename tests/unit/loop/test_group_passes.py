@@ -53,7 +53,7 @@ def count_passes(monkeypatch):
     return count
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "float64"])
 @pytest.mark.parametrize("groups", [GROUPS, None], ids=["groups", "plain"])
 @pytest.mark.parametrize(("name", "options"), LOOPS.values(), ids=LOOPS)
 def test_passes_of_a_sweep(name, options, groups, dtype, count_passes):

@@ -32,7 +32,7 @@ USUAL = pytest.mark.usual_limits("groups", "index", "prefixes", "record", "remap
 @USUAL
 @pytest.mark.parametrize(("shape", "nnz", "dtype", "expected"), CHOICES)
 def test_a_cpu_has_the_fastest_layout_in_the_memory_of_remapping(shape, nnz, dtype, expected):
-    problem, sizes = make_problem(shape, nnz, dtype=dtype), {}
+    problem, sizes = make_problem(shape, nnz, rank=1, dtype=dtype), {}
     for layout in ("remap", "replicated", "indexed"):
         sizes[layout] = estimate_memory(shape, nnz, dtype=dtype, layout=layout).nbytes
     assert expected == ("replicated" if sizes["replicated"] <= sizes["remap"] else "indexed")

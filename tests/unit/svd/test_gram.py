@@ -117,7 +117,7 @@ def test_large_unfoldings_fall_short_by_little(num_nonzeros, dtype, monkeypatch)
 
 
 @pytest.mark.usual_limits("slabs")
-@pytest.mark.parametrize("num_columns", [400, 900])
+@pytest.mark.parametrize("num_columns", [400, pytest.param(900, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
 def test_fewer_columns_than_rows(num_columns, dtype, monkeypatch):
     """The columns are iterated on, those with one nonzero too, and few vectors at a time."""

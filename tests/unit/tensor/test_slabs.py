@@ -47,7 +47,9 @@ def test_every_mode_in_memory_full_of_nan(num_slabs, layout, dtype):
 
 
 @LAYOUTS
-@pytest.mark.parametrize("rank", [1, 2, 7, 33])
+@pytest.mark.parametrize(
+    "rank", [2, 7, *[pytest.param(n, marks=pytest.mark.slow) for n in (1, 33)]]
+)
 def test_ranks(rank, layout):
     problem = make_problem((20, 3, 25, 4), 300, rank=rank)
     x = problem.tensor(layout=layout, slabs=4)

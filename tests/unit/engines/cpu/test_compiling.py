@@ -97,6 +97,7 @@ print(double({name}(3)), sum(double.stats.cache_misses.values()))
 """
 
 
+@pytest.mark.slow
 def test_a_cache_that_names_a_class_of_an_older_version(tmp_path):
     """numba's index then cannot be read; it is written anew."""
     (tmp_path / "named.py").write_text(NAMED.format(name="Old"))

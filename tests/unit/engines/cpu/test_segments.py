@@ -22,8 +22,15 @@ def count_blocked(x):
     return sum(isinstance(key, tuple) for key in x._layout.prepared)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("shape", [(100, 120), (90, 100, 110)])
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        ((100, 120), "float32"),
+        ((90, 100, 110), "float64"),
+        pytest.param((100, 120), "float64", marks=pytest.mark.slow),
+        pytest.param((90, 100, 110), "float32", marks=pytest.mark.slow),
+    ],
+)
 def test_blocks_keep_every_bit(small_cache, shape, dtype):
     for rank in (3, 16, 70):  # the last is computed in steps, of which two overlap
         problem = make_problem(shape, 6000, rank, dtype, skew=2)
