@@ -376,7 +376,9 @@ print(json.dumps(dict(zip(NAMES, answers))))
 """
 
 
-@pytest.mark.parametrize("where", ["here", "spawned", pytest.param("loky", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "where", ["here", *[pytest.param(name, marks=pytest.mark.slow) for name in ("spawned", "loky")]]
+)
 def test_a_forgotten_backend_is_named(where, tmp_path):
     """The most common mistake; a worker starts with TensorLy's default backend."""
     if where == "here":

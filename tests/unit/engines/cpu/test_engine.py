@@ -170,7 +170,7 @@ def test_the_same_bits_for_any_number_of_threads_and_in_every_run(dtype, layout)
 @pytest.mark.usual_limits(
     "groups", "prefixes", "slabs", "tiles"
 )  # new processes have the usual limits
-@pytest.mark.parametrize("num_threads", ["1", "3"])
+@pytest.mark.parametrize("num_threads", [pytest.param("1", marks=pytest.mark.slow), "3"])
 def test_the_same_bits_in_another_process(num_threads):
     """Also with more threads than this process or machine may have."""
     script = (
