@@ -38,9 +38,9 @@ class Nonzeros:
 
 
 @st.composite
-def nonzeros(draw, max_ndim=4, max_nnz=60, unique=False, exact=False, rank=3):
+def nonzeros(draw, min_ndim=1, max_ndim=4, max_nnz=60, unique=False, exact=False, rank=3):
     """Draw nonzeros of a small tensor; `exact` ones are integers, whose sums are exact."""
-    shape = tuple(draw(st.lists(sizes, min_size=1, max_size=max_ndim)))
+    shape = tuple(draw(st.lists(sizes, min_size=min_ndim, max_size=max_ndim)))
     place = st.tuples(*[st.integers(0, size - 1) for size in shape])
     places = draw(st.lists(place, max_size=max_nnz, unique=unique))
     coords = np.array(places, np.int64).reshape(-1, len(shape)).T
