@@ -253,8 +253,15 @@ def test_the_ridge_has_no_unit(unit):
         np.testing.assert_allclose(unit * one.weights, other.weights, rtol=1e-9)
 
 
-@pytest.mark.parametrize("nn_modes", [None, "all"])
-@pytest.mark.parametrize("case", ["a matrix", "a triangle"])
+@pytest.mark.parametrize(
+    ("case", "nn_modes"),
+    [
+        ("a matrix", None),
+        ("a matrix", "all"),
+        ("a triangle", None),
+        pytest.param("a triangle", "all", marks=pytest.mark.slow),
+    ],
+)
 def test_a_planted_model_is_found(case, nn_modes):
     arrays = make_arrays(case, noise=0, non_negative=True)
     rng = np.random.RandomState(3)

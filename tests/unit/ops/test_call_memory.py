@@ -19,7 +19,6 @@ PROBLEMS = {
     "shared columns": ((3000, 2000, 1000), 500_000, 16),
     "many coupled rows": ((20_000, 3000, 500), 300_000, 8),
 }
-EACH_PROBLEM = pytest.mark.parametrize("name", PROBLEMS)
 
 
 pytestmark = pytest.mark.usefixtures("flycoo_backend")
@@ -47,7 +46,10 @@ def measure_peak(function):
 
 
 @pytest.mark.usual_limits("prefixes")
-@EACH_PROBLEM
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name == "four modes")) for name in PROBLEMS],
+)
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
 def test_the_peak_of_a_call_is_within_15_percent(name, dtype):
     shape, nnz, rank = PROBLEMS[name]

@@ -65,8 +65,13 @@ EVERY_NDIM = [
 ]
 EVERY_RANK = [
     *[("float64", "remap", rank) for rank in RANKS],
-    *[("float64", "replicated", rank) for rank in (1, 2, 3, 16, 25, 33, 100)],
-    *[("float32", "remap", rank) for rank in RANKS],
+    *[("float64", "replicated", rank) for rank in (1, 3, 16, 33, 100)],
+    *[("float32", "remap", rank) for rank in (1, 2, 3, 16, 33, 100)],
+    *[pytest.param("float64", "replicated", rank, marks=pytest.mark.slow) for rank in (2, 25)],
+    *[
+        pytest.param("float32", "remap", rank, marks=pytest.mark.slow)
+        for rank in (7, 10, 25, 32, 64)
+    ],
 ]
 
 

@@ -163,11 +163,16 @@ def test_mttkrp_of_ratios_compiles(ndim, dtype, architecture):
 
 @ON_LINUX
 @EVERY_GPU
-def test_every_way_to_fetch_a_record_compiles(architecture):
+@pytest.mark.parametrize(
+    "sizes",
+    [((256, 10), (2048, 32)), pytest.param(((256, 32), (2048, 10)), marks=SLOW)],
+    ids=str,
+)
+def test_every_way_to_fetch_a_record_compiles(sizes, architecture):
     """Sorted copies, an index, remapping; also with 64-bit ids and small tiles."""
     layouts = [(None, None), (PLAIN, None), (PLAIN_64, None), (2**18, U32), (2**16, U64)]
     jobs, cut = [], tuning.cut_rank(32, 4, 16, 16)
-    for ids, tile_size, bits in itertools.product(layouts, (256, 2048), (10, 32)):
+    for ids, (tile_size, bits) in itertools.product(layouts, sizes):
         record_format = make_format(3, "float32", bits)
         if ids[1] is not None:
             ids = (IdBits.of(ids[0], tile_size), ids[1])
