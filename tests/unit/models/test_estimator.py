@@ -115,10 +115,17 @@ def test_parameters_and_clone(x):
         copy.set_params(ranks=3)
 
 
-@pytest.mark.parametrize("convert", [lambda x: x, lambda x: x.to_coo()], ids=["ours", "raw"])
+USUAL = pytest.mark.usual_limits("groups", "prefixes")  # which new processes have
+
+
 @pytest.mark.parametrize(
-    "n_jobs",  # new processes have the usual limits
-    [None, pytest.param(2, marks=pytest.mark.usual_limits("groups", "prefixes"))],
+    ("convert", "n_jobs"),
+    [
+        pytest.param(lambda x: x, None, id="ours"),
+        pytest.param(lambda x: x.to_coo(), None, id="raw"),
+        pytest.param(lambda x: x, 2, marks=[USUAL, pytest.mark.slow], id="ours, processes"),
+        pytest.param(lambda x: x.to_coo(), 2, marks=USUAL, id="raw, processes"),
+    ],
 )
 def test_a_search_for_the_rank_by_held_out_entries(x, convert, n_jobs):
     held_out = x.nonzeros()[0][:, ::10]

@@ -71,7 +71,12 @@ def test_the_oracle_agrees_with_einsum(mode):
 
 @pytest.mark.parametrize(
     ("ndim", "dtype"),
-    [(1, "float64"), (2, "float32"), (3, "float32"), (3, "float64"), (5, "float64")],
+    [
+        (1, "float64"),
+        (2, "float32"),
+        (3, "float64"),
+        *[pytest.param(*case, marks=pytest.mark.slow) for case in [(3, "float32"), (5, "float64")]],
+    ],
 )
 def test_every_ndim(small_tiles, ndim, dtype):
     problem = make_problem(SHAPE[:ndim], 300, dtype=dtype, skew=2)

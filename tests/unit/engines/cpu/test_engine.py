@@ -87,7 +87,9 @@ def test_every_rank(small_tiles, dtype, layout, rank):
     problem.check_tensor(problem.tensor(layout=layout))
 
 
-@BOTH_LAYOUTS
+@pytest.mark.parametrize(
+    "layout", ["remap", *[pytest.param(name, marks=pytest.mark.slow) for name in LAYOUTS[1:]]]
+)
 def test_coordinates_wider_than_96_bits_and_more_than_2_to_63_cells(small_tiles, layout):
     problem = make_problem((8192,) * 8, 200)
     x = problem.tensor(layout=layout)
