@@ -1,6 +1,6 @@
 """TensorLy's own tests pass under "flycoo".
 
-By default without seven modules that take half of the time; `--slow` runs them too. With the einsum
+By default without five modules that take half of the time; `--slow` runs them too. With the einsum
 tensor algebra, only the packages with hooks are tested; under numpy with the plugin imported, only
 the algebra, because test_backend_seam.py compares decompositions bit by bit.
 """
@@ -21,10 +21,7 @@ _ALGEBRA = ("tensorly.tenalg", "tensorly.contrib")
 _HOOKED = ("tensorly.decomposition", *_ALGEBRA)
 
 #: Modules with half of the time.
-_LONG = (
-    "test_parafac2 or test_tr_als or test_preprocessing or test_cp_plsr or test_cp_regression"
-    " or test_tucker_regression or test_constrained_parafac"
-)
+_LONG = "test_parafac2 or test_tr_als or test_preprocessing or test_cp_plsr or test_cp_regression"
 
 #: The minimum number of tests of TensorLy 0.9 and 0.10, to notice tests that pytest does not find.
 _LEAST = {"quick": (360, 600), "core": (480, 700), "einsum": (280, 500), "algebra": (55, 250)}

@@ -66,7 +66,7 @@ def check_products(given_, layout, num_slabs, dtype, data):
 
 
 @for_all
-@given(divided(max_ndim=4, unique=True), slabs, st.integers(0, 2**32 - 1))
+@given(divided(max_ndim=5, unique=True), slabs, st.integers(0, 2**32 - 1))
 def test_bits_depend_on_nonzeros_groups_and_slabs_only(given_, num_slabs, seed):
     """Neither the layout nor the order of nonzeros changes a bit."""
     drawn, groups = given_
