@@ -24,7 +24,7 @@ from .cluster import Gpus, WorkerHandle, Workers
 from .machine import Machine, Site
 from .messages import Message, Reply
 from .partitions import Partition
-from .waiting import wait_for_tasks
+from .waiting import WorkerLost, wait_for_tasks
 
 _logger = logging.getLogger("tensorly_flycoo")
 
@@ -145,7 +145,13 @@ def start_workers(
     numbers = choose_gpus(gpus)
     started = list(zip(addresses, numbers[len(others) :], strict=True))
     futures = [_submit(client, a, SlabActor, number, actor=True) for a, number in started]
-    wait_for_tasks(client, futures, addresses)
+    try:
+        wait_for_tasks(client, futures, addresses)
+    except RuntimeError as error:  # Dask's own, if a worker ends when its actor has started
+        if "Actor was lost" not in str(error):
+            raise
+        pairs = zip(addresses, futures, strict=True)
+        raise WorkerLost([address for address, own in pairs if own.status == "error"]) from None
     workers = [*others, *map(WorkerHandle, addresses, futures)]
     for worker, own, number in zip(workers, gpus, numbers, strict=True):
         worker.gpus = own._replace(uuids=[] if number is None else [own.uuids[number]])

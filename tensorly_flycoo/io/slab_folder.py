@@ -158,7 +158,7 @@ class DiskBuilder(SlabBuilder):
     def count_rows(self) -> Array:
         report(f"distributing {self._nnz:,} nonzeros to {self.num_slabs} slabs")
         shape, xp = self.record_format.shape, self.primitives.xp
-        # Not by `count_rows`, which passes over all counts for each block. CuPy 14.0 adds no int64.
+        # As `count_rows` does, without passes over all counts for each block.
         mode, counts = find_longest_mode(shape), xp.zeros(max(shape), np.uint64)
         for start in range(0, self._nnz, BLOCK_NNZ):
             xp.add.at(counts, move(self._read_column(mode, start), xp), np.uint64(1))

@@ -38,7 +38,7 @@ from ..format.packing import Cut, Groups, RecordFormat
 from ..format.primitives import Primitives
 from ..format.replicated import number_prefixes
 
-#: The fewest nonzeros that are counted at a time.
+#: Nonzeros that are counted at a time.
 _COUNT_BLOCK = 2**24
 
 #: Edges among fewer rows are found on the host, since CuPy compiles each function for a GPU.
@@ -180,15 +180,13 @@ def find_slab_shape(shape: Sequence[int], num_rows: int) -> tuple[int, ...]:
 
 
 def count_rows(rows: Array, size: int) -> Array:
-    """Count the nonzeros of each row from 0 to size - 1, in blocks; int64 (size,)."""
+    """Count the nonzeros of each row from 0 to size - 1, int64 (size,)."""
     xp = array_module(rows)
-    counts = xp.zeros(size, np.int64)
-    # Each block costs a pass over the counts.
-    block_size = max(_COUNT_BLOCK, 4 * size)
-    for start in range(0, rows.shape[0], block_size):
-        block = rows[start : start + block_size].astype(np.int64, copy=False)
-        counts += xp.bincount(block, minlength=size)
-    return counts
+    # Not by `bincount`, for which CuPy would compile for seconds; its `add.at` knows no int64.
+    counts = xp.zeros(size, np.uint64)
+    for start in range(0, rows.shape[0], _COUNT_BLOCK):  # CuPy copies them as int64
+        xp.add.at(counts, rows[start : start + _COUNT_BLOCK], np.uint64(1))
+    return counts.view(np.int64)
 
 
 def find_edges(counts: Array, num_slabs: int) -> tuple[int, ...]:
@@ -249,7 +247,7 @@ def split_records(
     rows = record_format.rows(records, find_longest_mode(record_format.shape), xp)
     numbers = xp.searchsorted(firsts, rows, "right")
     numbers = numbers.astype(np.min_scalar_type(len(buckets)))  # NumPy sorts these by digits
-    order, counts = xp.argsort(numbers, kind="stable"), xp.bincount(numbers, None, len(buckets))
+    order, counts = xp.argsort(numbers, kind="stable"), count_rows(numbers, len(buckets))
     return [records[own] for own in xp.split(order, np.cumsum(move(counts, np))[:-1].tolist())]
 
 

@@ -14,7 +14,7 @@ from distributed import Client
 from local_clusters import start_cluster
 
 from tensorly_flycoo import Progress, mttkrp, save, save_slabs
-from tensorly_flycoo.dask import WorkerLost, cluster_layout, cluster_tensor, open_slabs
+from tensorly_flycoo.dask import WorkerLost, actor, cluster_layout, cluster_tensor, open_slabs
 from tensorly_flycoo.dask import cluster as cluster_module
 from tensorly_flycoo.dask.actor import start_workers
 from tensorly_flycoo.dask.cluster import RemoteObject
@@ -108,6 +108,27 @@ def test_a_worker_that_is_gone_before_it_has_anything(client, folder):
         open_slabs(folder, client=client, workers=["tcp://127.0.0.1:1"])
     assert caught.value.addresses == ("tcp://127.0.0.1:1",)
     assert "recover" not in str(caught.value)  # there is no tensor
+
+
+def test_a_worker_that_ends_when_its_actor_has_started(client, folder, monkeypatch):
+    """Dask's own error names no worker."""
+    client.wait_for_workers(2, timeout=60)
+    lost, wait = [], actor.wait_for_tasks
+
+    def kill_first(client, tasks, addresses):
+        found = wait(client, tasks, addresses)
+        if not getattr(found[0], "_cls", None):  # not actors yet
+            return found
+        lost.append(addresses[0])
+        os.kill(client.run(os.getpid, workers=lost)[lost[0]], signal.SIGKILL)
+        while tasks[0].status == "finished":
+            time.sleep(0.01)
+        return wait(client, tasks, addresses)
+
+    monkeypatch.setattr(actor, "wait_for_tasks", kill_first)
+    with pytest.raises(WorkerLost, match="while the tensor was loaded") as caught:
+        open_slabs(folder, client=client)
+    assert list(caught.value.addresses) == lost
 
 
 def test_a_worker_whose_loss_the_scheduler_had_not_noticed_is_left_out(monkeypatch):
