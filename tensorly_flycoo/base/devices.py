@@ -13,6 +13,10 @@ from .array_modules import Array, move
 Request: TypeAlias = tuple[Sequence[Array], int]
 
 
+class LinkBroken(RuntimeError):
+    """Devices of different processes are no longer connected, perhaps since a process ended."""
+
+
 class Devices(Protocol):
     """Devices of one kind, numbered from 0. The first is the home device: it has all but slabs."""
 

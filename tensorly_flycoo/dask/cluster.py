@@ -6,6 +6,7 @@ import asyncio
 import copy
 import itertools
 import threading
+import time
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Self, TypeAlias
@@ -15,6 +16,7 @@ from distributed import Client, Future
 from distributed.actor import ProxyRPC
 from distributed.protocol import to_serialize
 
+from ..base.devices import LinkBroken
 from ..base.reporting import report
 from ..tensor.memory import out_of_memory
 from . import messages as msg
@@ -23,6 +25,9 @@ from .waiting import WorkerLost, wait_for
 
 #: Seconds within which actors must have dropped their work.
 _ABORT_TIMEOUT = 8.0
+
+#: Seconds within which Dask notices that a worker is gone whose links are broken.
+_NOTICE_SECONDS = 5.0
 
 #: Commands for one worker that are sent before anybody needs a result.
 _MANY_COMMANDS = 1024
@@ -262,6 +267,12 @@ class Cluster:
         except WorkerLost as lost:
             for worker in self.workers:
                 worker.is_lost |= worker.address in lost.addresses
+            raise
+        except LinkBroken:
+            until = time.monotonic() + _NOTICE_SECONDS
+            while time.monotonic() < until:
+                self.check_there()
+                time.sleep(0.05)
             raise
 
     def check_there(self) -> None:

@@ -11,6 +11,7 @@ import cupy
 import numpy as np
 
 from ...base.array_modules import GpuArray as Array
+from ...base.devices import LinkBroken
 
 try:
     from cupy.cuda import nccl
@@ -127,9 +128,9 @@ class NcclLink:
         return is_connected
 
     def check(self) -> None:
-        """Raise a RuntimeError if the link is broken."""
+        """Raise a `LinkBroken` if the link is broken."""
         if self._error is not None:
-            raise RuntimeError(
+            raise LinkBroken(
                 f"NCCL cannot connect the GPUs of the workers: {self._error}. NCCL_DEBUG=INFO in "
                 "the workers' environment shows why"
             )

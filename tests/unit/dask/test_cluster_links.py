@@ -1,6 +1,7 @@
 """Workers whose devices are linked: the bits of one process; and which worker has which GPU."""
 
 import logging
+import threading
 
 import numpy as np
 import pytest
@@ -9,8 +10,8 @@ from distributed import Client, LocalCluster, get_worker
 from simulated_links import SimulatedLink
 
 from tensorly_flycoo import open_slabs, save_slabs
-from tensorly_flycoo.base.devices import OneDevice
-from tensorly_flycoo.dask import actor
+from tensorly_flycoo.base.devices import LinkBroken, OneDevice
+from tensorly_flycoo.dask import WorkerLost, actor, cluster
 from tensorly_flycoo.dask import open_slabs as open_on_workers
 from tensorly_flycoo.dask.actor import Gpus, choose_gpus, list_links
 from tensorly_flycoo.dask.machine import Site
@@ -79,6 +80,26 @@ def test_after_a_call_that_failed_devices_are_linked_again(linked):
     with pytest.raises(TypeError, match="cannot do that"):
         linked._cluster.fetch(linked._cluster.run(slab.worker, refuse, slab))
     assert decompose(linked, "parafac", options) == expected
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_link_that_breaks_since_a_worker_is_gone(linked, monkeypatch, is_lost):
+    """The error of the other worker comes before Dask has noticed."""
+    worker = linked._cluster.workers[1]
+
+    def check(link):
+        threading.Timer(0.2, setattr, (worker, "is_lost", is_lost)).start()
+        raise LinkBroken("a peer is gone")
+
+    monkeypatch.setattr(SimulatedLink, "check", check)
+    monkeypatch.setattr(cluster, "_NOTICE_SECONDS", 0.5)
+    with pytest.raises(WorkerLost if is_lost else LinkBroken) as caught:
+        decompose(linked, "parafac", {"rank": RANK, "init": "random", "random_state": 0})
+    if is_lost:
+        assert caught.value.addresses == (worker.address,)
+    monkeypatch.undo()
+    worker.is_lost = False
+    decompose(linked, "parafac", {"rank": RANK, "init": "random", "random_state": 0})
 
 
 def refuse(layout):

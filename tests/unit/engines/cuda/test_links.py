@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 from simulated_nccl import Array, load_processes
 
+from tensorly_flycoo.base.devices import LinkBroken
+
 COUNT = 3
 
 
@@ -109,5 +111,5 @@ def test_errors_of_nccl(loaded, moment):
         wait_for(lambda: nccl.num_aborted == 1)
         link.check()
 
-    with pytest.raises(RuntimeError, match=r"NCCL cannot connect .* NCCL_ERROR.* NCCL_DEBUG=INFO"):
+    with pytest.raises(LinkBroken, match=r"NCCL cannot connect .* NCCL_ERROR.* NCCL_DEBUG=INFO"):
         check()
