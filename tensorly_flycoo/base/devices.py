@@ -14,7 +14,7 @@ Request: TypeAlias = tuple[Sequence[Array], int]
 
 
 class LinkBroken(RuntimeError):
-    """Devices of different processes are no longer connected, perhaps since a process ended."""
+    """Devices of different processes are not connected any more: one of these may have ended."""
 
 
 class Devices(Protocol):
@@ -41,9 +41,9 @@ class Devices(Protocol):
     def lend(
         self, arrays: Sequence[Array], homes: Sequence[int]
     ) -> AbstractContextManager[Sequence[Array]]:
-        """Let each of some devices write to an array of the home device, while it is entered.
+        """Let each of some devices write to an array of the home device, inside a `with` block.
 
-        They wait for what was launched there before, and what is launched there later for them.
+        They wait for what that device was given before; what it is given later waits for them.
         """
         return nullcontext(arrays)
 

@@ -41,10 +41,10 @@ class ClusterLayout(SpreadLayout):
 
     devices: WorkerDevices
 
-    def _bring_inputs(self, inputs: Mapping[int, Array | RowShards], *others: Any) -> Any:
+    def _prepare_slabs(self, inputs: Mapping[int, Array | RowShards], *others: Any) -> Any:
         # Scattered and then gathered, each row of a plain factor leaves this process once.
         sharded = {n: self.scatter(x, n) for n, x in inputs.items()}
-        return super()._bring_inputs(sharded, *others)
+        return super()._prepare_slabs(sharded, *others)
 
     def get_copies(self) -> list[np.ndarray]:
         return [np.empty(0)]  # none that is here

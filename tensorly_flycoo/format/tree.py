@@ -37,7 +37,7 @@ def fold_tree(parts: Iterable[_Part], add: Callable[[_Part, _Part], _Part]) -> _
 
 @functools.cache
 def make_tree(num_parts: int) -> Tree:
-    """Return the tree along which `fold_tree` adds."""
+    """Return the tree along which `fold_tree` adds so many parts."""
     numbers: Iterable[Tree] = range(num_parts)
     return fold_tree(numbers, lambda a, b: (a, b))
 

@@ -53,25 +53,24 @@ class SpreadLayout(SlabLayout):
     ) -> Array | None:
         """Run an operation on the nonzeros; its result is whole on the first device, in `out`.
 
-        All devices write to the first one's memory if it is small; else blocks are gathered there.
+        Other devices write their parts of a small result there; blocks of a large one are gathered.
         """
         devices, num_slabs, is_cut = self.devices, len(self.slabs), mode == self.cut_mode
         if num_slabs * out.nbytes >= devices.least_nbytes or not devices.can_lend(out):
-            given = (engine, inputs, mode, out.shape)
-            result, total = self.apply_sharded(operation, *given, **options)
-            blocks = devices.collect(result.blocks)
-            for (start, stop), block in zip(pairwise(result.sharding.edges), blocks, strict=True):
+            rows, total = self.apply_sharded(operation, engine, inputs, mode, out.shape, **options)
+            blocks = devices.collect(rows.blocks)
+            for (start, stop), block in zip(pairwise(rows.sharding.edges), blocks, strict=True):
                 out[start:stop] = block
             return total
         edges, own_slots = self._divide_rows(mode, options.get("slots"))
-        parts, (num_rows, rank) = out, out.shape
+        parts, num_rows = out, out.shape[0]
         if not is_cut:  # each slab computes all rows, which are then added
             edges = [num_rows * number for number in range(num_slabs + 1)]
-            parts = engine.xp.empty((edges[-1], rank), out.dtype)
-        compute = self._bring_inputs(inputs, options, own_slots, operation, engine, mode)
+            parts = engine.xp.empty((edges[-1], out.shape[1]), out.dtype)
+        run_slab = self._prepare_slabs(inputs, options, own_slots, operation, engine, mode)
         targets = [parts[start:stop] for start, stop in pairwise(edges)]
         with devices.lend(targets, self.homes) as lent:
-            sums = [compute(number, target) for number, target in enumerate(lent)]
+            sums = [run_slab(number, target) for number, target in enumerate(lent)]
         if not is_cut:
             engine.add_parts(parts, make_tree(num_slabs), out)
         return self._add_up(sums)
@@ -98,15 +97,15 @@ class SpreadLayout(SlabLayout):
         elif shape[0] != sharding.edges[-1]:
             sharding = Sharding.of(cut_evenly(shape[0], self.num_slabs), devices)
         # First all copies, then all work: a copy waits for the work that is under way.
-        compute = self._bring_inputs(inputs, options, own_slots, operation, engine, mode)
+        run_slab = self._prepare_slabs(inputs, options, own_slots, operation, engine, mode)
         results: dict[Any, Array] = {}
         sums: list[Array | None] = []
 
-        def start(number: int) -> Tree:
+        def compute(number: int) -> Tree:
             num_rows = edges[number + 1] - edges[number] if is_cut else shape[0]
             sizes = (num_rows, shape[1])
             results[number] = devices.empty(slabs[number].home, sizes, self.record_format.dtype)
-            sums.append(compute(number, results[number]))
+            sums.append(run_slab(number, results[number]))
             return number
 
         def add(a: Tree, b: Tree) -> Tree:
@@ -117,14 +116,14 @@ class SpreadLayout(SlabLayout):
                 results[a] += results.pop(b)
             return a
 
-        computed = map(start, range(len(slabs)))
+        computed = map(compute, range(len(slabs)))
         if is_cut:
             blocks = [results[number] for number in computed]
         else:
             blocks = _add_blocks(engine, results, self.homes, fold_tree(computed, add), sharding)
         return RowShards(blocks, sharding), self._add_up(sums)
 
-    def _bring_inputs(
+    def _prepare_slabs(
         self,
         inputs: Mapping[int, Array | RowShards],
         options: dict[str, Any],
@@ -133,10 +132,10 @@ class SpreadLayout(SlabLayout):
         engine: Any,
         mode: int,
     ) -> Callable[[int, Array], Array | None]:
-        """Bring what slabs read to their devices, of the cut mode's their own rows.
+        """Bring what slabs read to their devices: of the cut mode's factor their own rows.
 
-        Returns a function that runs the operation on the nonzeros of a slab, by number, where they
-        are, and writes to an array there.
+        Returns a function that takes the number of a slab and an array on its device, and runs the
+        operation there on the slab's nonzeros, with its result in the array.
         """
         devices, cut_mode = self.devices, self.cut_mode
         parts: dict[Any, Sequence[Array]] = {}
@@ -160,14 +159,14 @@ class SpreadLayout(SlabLayout):
             """Return a slab's own, in the order in which they are given, which TTMc follows."""
             return {key: parts[key][number] if key in parts else x for key, x in given.items()}
 
-        def compute(number: int, out: Array) -> Array | None:
+        def run_slab(number: int, out: Array) -> Array | None:
             slab, own = self.slabs[number], take(options, number)
             if own.get("find_rows"):
                 own["find_rows"] = functools.partial(own["find_rows"], piece=number)
             with devices.use(slab.home):
                 return slab.layout.apply(operation, engine, take(inputs, number), mode, out, **own)
 
-        return compute
+        return run_slab
 
 
 def _add_blocks(

@@ -71,7 +71,7 @@ def _count_warps(segment: int) -> int:
 def add_carries(carries: Carries, out: Array) -> None:
     """Add the partial rows of all tiles to `out`; very long rows take several launches."""
     num_warps, num_columns, address = _count_warps(tuning.SEGMENT), out.shape[1], out.data.ptr
-    memory, rows, sums, levels = carries
+    memory, rows, sums, levels = carries  # on this GPU: another one may have lent `out`
     macros, gpu = {"VALUE": out.dtype, "NUM_WARPS": num_warps}, memory.device_id
     kernel = launch.get_direct_kernel(
         "partial_rows.cu", "add_partial_rows", "qiQi4Q", gpu, **macros

@@ -72,7 +72,7 @@ class CudaDevices(Devices):
 
     @contextlib.contextmanager
     def lend(self, arrays: Sequence[Array], homes: Sequence[int]) -> Iterator[Sequence[Array]]:
-        with self._wait_before_and_after([home for home in set(homes) if home != 0], [0]):
+        with self._order_work([home for home in set(homes) if home != 0], [0]):
             yield arrays
 
     def map(self, function: Callable[..., Any], homes: Iterable[int], *columns: Iterable) -> list:
@@ -106,30 +106,30 @@ class CudaDevices(Devices):
                 found.append(targets[device].allocate(arrays))
         sources = sorted({gpu for target in targets.values() for gpu in target.homes})
         readers = [gpu for gpu, target in targets.items() if target.homes]
-        with self._wait_before_and_after(readers, sources):
+        with self._order_work(readers, sources):
             for gpu, target in targets.items():
                 with cupy.cuda.Device(gpu):
                     target.launch()
         return found
 
     @contextlib.contextmanager
-    def _wait_before_and_after(self, gpus: Sequence[int], others: Sequence[int]) -> Iterator[None]:
-        """Have what is launched inside on some GPUs wait for others, and these then for it.
+    def _order_work(self, users: Sequence[int], owners: Sequence[int]) -> Iterator[None]:
+        """Let GPUs use memory that others own, in what a `with` block launches on them.
 
-        So it may use memory of the others, where it was given out before.
+        This work waits for earlier work of the owners, and their later work waits for it.
         """
         try:
-            self._wait(gpus, others)
+            self._wait(users, owners)
             yield
-            self._wait(others, gpus)
+            self._wait(owners, users)
         except BaseException:
-            for gpu in {*gpus, *others}:  # what is freed now must not be in use by others
+            for gpu in {*users, *owners}:  # what is freed now must not be in use by others
                 with cupy.cuda.Device(gpu):
                     cupy.cuda.get_current_stream().synchronize()
             raise
 
     def _wait(self, gpus: Sequence[int], others: Sequence[int]) -> None:
-        """Have what some GPUs' current streams get from now on wait for what others' have."""
+        """Have later work in some GPUs' current streams wait for work so far in those of others."""
         for other in others:
             with cupy.cuda.Device(other):
                 self._get_event(other).record(cupy.cuda.get_current_stream())
@@ -141,7 +141,7 @@ class CudaDevices(Devices):
                         stream.wait_event(self._get_event(other))
 
     def _get_event(self, device: int) -> cupy.cuda.Event:
-        """Return the event of a device; a thread has its own. A wait is for the last record."""
+        """Return this thread's event of a device, used again: a wait is for its last record."""
         events: dict[int, cupy.cuda.Event] = vars(self._of_thread).setdefault("events", {})
         if device not in events:
             with cupy.cuda.Device(device):
