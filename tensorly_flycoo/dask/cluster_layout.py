@@ -15,7 +15,7 @@ from ..engines.protocol import Engine
 from ..format.groups import find_groups, find_longest_mode
 from ..format.packing import Groups, RecordFormat
 from ..io.entries import find_places
-from ..spread.building import SlabBuilder, arrange_slab, count_rows, sort_bucket, split_records
+from ..spread.building import SlabBuilder, arrange_slab, count_in_blocks, sort_bucket, split_records
 from ..spread.choosing import TensorSizes, choose_common
 from ..spread.row_shards import RowShards
 from ..spread.slab_layout import Slab
@@ -249,10 +249,8 @@ def clear_partitions(site: Site) -> None:
 
 
 def count_partitions(site: Site, mode: int, size: int, labels: Labels) -> np.ndarray:
-    counts = np.zeros(size, np.int64)
-    for partition in site.partitions.values():
-        counts += count_rows(_place(partition, mode, labels), size)
-    return counts
+    blocks = (_place(partition, mode, labels) for partition in site.partitions.values())
+    return count_in_blocks(blocks, size, np)
 
 
 def _place(partition: Partition, mode: int, labels: Labels) -> np.ndarray:

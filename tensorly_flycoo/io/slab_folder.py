@@ -25,6 +25,7 @@ from ..format.packing import Groups
 from ..spread.building import (
     SlabBuilder,
     arrange_slab,
+    count_in_blocks,
     find_slab_shape,
     sort_bucket,
     split_records,
@@ -123,12 +124,7 @@ class DiskBuilder(SlabBuilder):
     """
 
     def __init__(
-        self,
-        folder: Path,
-        reading: Reading,
-        parts: Parts,
-        num_slabs: int | None,
-        engine: Engine,
+        self, folder: Path, reading: Reading, parts: Parts, num_slabs: int | None, engine: Engine
     ) -> None:
         self._folder, self._nnz = folder, 0
         shape, dtypes = reading.shape or (), set[np.dtype]()
@@ -158,11 +154,9 @@ class DiskBuilder(SlabBuilder):
     def count_rows(self) -> Array:
         report(f"distributing {self._nnz:,} nonzeros to {self.num_slabs} slabs")
         shape, xp = self.record_format.shape, self.primitives.xp
-        # As `count_rows` does, without passes over all counts for each block.
-        mode, counts = find_longest_mode(shape), xp.zeros(max(shape), np.uint64)
-        for start in range(0, self._nnz, BLOCK_NNZ):
-            xp.add.at(counts, move(self._read_column(mode, start), xp), np.uint64(1))
-        return counts.view(np.int64)
+        mode, starts = find_longest_mode(shape), range(0, self._nnz, BLOCK_NNZ)
+        blocks = (move(self._read_column(mode, start), xp) for start in starts)
+        return count_in_blocks(blocks, max(shape), xp)
 
     def split(self, buckets: Sequence[range]) -> None:
         ndim = self.record_format.ndim
@@ -238,7 +232,7 @@ def save_slabs(
         As of `FlycooTensor`. "replicated" reads the nonzeros of a mode in sequence, "indexed" takes
         less space but jumps between them.
     device : {"auto", "cpu", "cuda"}, optional
-        Where the tensor will be used: plans differ. As for `FlycooTensor`.
+        Where slabs are built, and the tensor will be used: plans differ. As for `FlycooTensor`.
     columns : sequence of str, optional
         The columns of .parquet files: those of the modes, integers from 0 up, then that of the
         values. By default all.

@@ -172,9 +172,7 @@ def find_chances(x: FlycooTensor, coords: Array) -> np.ndarray:
     """Return the probability of each cell (count,), if indices come from separate nonzeros."""
     chances = np.ones(coords.shape[1])
     for mode, rows in enumerate(move(coords, np)):
-        of_pieces = map_pieces(count_nonzeros, x._layout, x._engine, mode, x.shape[mode])
-        found: Any = sum(move(counts, np) for counts in of_pieces)
-        chances *= found[rows] / x.nnz
+        chances *= count_nonzeros(x._layout, x._engine, mode)[rows] / x.nnz
     return chances
 
 

@@ -14,8 +14,9 @@ the workers of a cluster (`dask.cluster_layout.ClusterBuilder`). The slabs have 
 import functools
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -38,10 +39,10 @@ from ..format.packing import Cut, Groups, RecordFormat
 from ..format.primitives import Primitives
 from ..format.replicated import number_prefixes
 
-#: Nonzeros that are counted at a time.
+#: Nonzeros that are counted at a time, since CuPy copies their rows as int64.
 _COUNT_BLOCK = 2**24
 
-#: Edges among fewer rows are found on the host, since CuPy compiles each function for a GPU.
+#: Edges among fewer rows are found on the host: for a GPU, CuPy compiles each function first.
 _MANY_ROWS = 2**20
 
 #: Nonzeros that a device packs and distributes at a time: a few parts for each thread that copies.
@@ -138,15 +139,14 @@ class MemoryBuilder(SlabBuilder):
         """Pack a block of nonzeros, and count those of each row."""
         record_format, own = self.record_format, slice(start, start + self._starts.step)
         records, *_ = self.primitives.pack(self._coords[:, own], self._values[own], record_format)
-        mode = find_longest_mode(record_format.shape)
-        rows = record_format.rows(records, mode, self.primitives.xp)
-        counts = count_rows(rows, record_format.shape[mode])
+        mode, xp = find_longest_mode(record_format.shape), self.primitives.xp
+        counts = count_rows(record_format.rows(records, mode, xp), record_format.shape[mode])
         self._counts[home] = self._counts.get(home, 0) + counts
         return self._wait(records)
 
     def split(self, buckets: Sequence[range]) -> None:
         def split_block(home: int, number: int) -> list[Array]:
-            records, self._blocks[number] = self._blocks[number], None  # which is given up
+            records, self._blocks[number] = self._blocks[number], None  # freed once it is cut
             parts = split_records(move(records, self.primitives.xp), buckets, self.record_format)
             return [self._wait(part) for part in parts]
 
@@ -181,11 +181,16 @@ def find_slab_shape(shape: Sequence[int], num_rows: int) -> tuple[int, ...]:
 
 def count_rows(rows: Array, size: int) -> Array:
     """Count the nonzeros of each row from 0 to size - 1, int64 (size,)."""
-    xp = array_module(rows)
+    return count_in_blocks([rows], size, array_module(rows))
+
+
+def count_in_blocks(blocks: Iterable[Array], size: int, xp: ModuleType) -> Array:
+    """Count the nonzeros of each row, as `count_rows` does, if their rows come in blocks."""
     # Not by `bincount`, for which CuPy would compile for seconds; its `add.at` knows no int64.
     counts = xp.zeros(size, np.uint64)
-    for start in range(0, rows.shape[0], _COUNT_BLOCK):  # CuPy copies them as int64
-        xp.add.at(counts, rows[start : start + _COUNT_BLOCK], np.uint64(1))
+    for rows in blocks:
+        for start in range(0, rows.shape[0], _COUNT_BLOCK):
+            xp.add.at(counts, rows[start : start + _COUNT_BLOCK], np.uint64(1))
     return counts.view(np.int64)
 
 
@@ -201,7 +206,7 @@ def find_edges(counts: Array, num_slabs: int) -> tuple[int, ...]:
     if counts.shape[0] < _MANY_ROWS:
         counts = move(counts, np)
     xp, size = array_module(counts), counts.shape[0]
-    # ends[r]: nonzeros in rows up to r. Only what is as long is computed on a GPU.
+    # ends[r]: nonzeros in rows 0 to r. What follows is as long as the number of slabs: on the host.
     ends = xp.cumsum(counts)
     nnz = int(ends[-1]) if size else 0
     if nnz == 0:
@@ -211,19 +216,20 @@ def find_edges(counts: Array, num_slabs: int) -> tuple[int, ...]:
     share, more_by_one = divmod(nnz, num_slabs)
     shares = slabs * share + slabs * more_by_one // num_slabs
 
-    def find_row(numbers: np.ndarray) -> np.ndarray:
-        """Find the first row that has so many nonzeros before it."""
+    def find_rows(numbers: np.ndarray) -> np.ndarray:
+        """Find the first rows that have so many nonzeros before them."""
         rows = move(xp.searchsorted(ends, xp.asarray(numbers)), np) + 1
         return np.where(numbers > 0, rows, 0)
 
     def count_before(rows: np.ndarray) -> np.ndarray:
+        """Count the nonzeros before some rows."""
         counted = move(ends[xp.asarray(np.maximum(rows - 1, 0))], np)
         return np.where(rows > 0, counted, 0)
 
-    above = find_row(shares)
+    above = find_rows(shares)
     more, less = count_before(above), count_before(above - 1)
     nearest = np.where(more - shares < shares - less, more, less)
-    *edges, last = (int(row) for row in find_row(np.append(nearest, nnz)))
+    *edges, last = (int(row) for row in find_rows(np.append(nearest, nnz)))
     # No slab begins after the last nonzero.
     return (*(edge if edge < last else size for edge in edges), size)
 

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from ..base.array_modules import Array, move
+from ..base.array_modules import Array
 from ..base.reporting import log_compilation
 from ..format.ordering import take_marked
 from ..format.primitives import MTTKRP, Entries, ModeRows
 from ..spread.building import find_edges, list_rows
 from ..spread.choosing import build_slabs
 from ..spread.slab_layout import AnyLayout, SlabLayout
-from ..tensor.pieces import Piece, call_with_piece, count_nonzeros, list_pieces, map_pieces
+from ..tensor.pieces import Piece, call_with_piece, count_nonzeros, list_pieces
 
 if TYPE_CHECKING:
     from ..engines.protocol import Engine
@@ -114,9 +114,8 @@ def _iterate_across_slabs(layout: SlabLayout, engine: Engine) -> Iterator[tuple[
     split_mode = max(others, key=lambda n: record_format.shape[n], default=None)
     groups: Sequence[range | None] = [None]
     if split_mode is not None:  # into rows with about equally many nonzeros
-        size = record_format.shape[split_mode]
-        found = map_pieces(count_nonzeros, layout, engine, split_mode, size)
-        groups = list_rows(find_edges(sum(move(own, np) for own in found), layout.num_slabs))
+        counts = count_nonzeros(layout, engine, split_mode)
+        groups = list_rows(find_edges(counts, layout.num_slabs))
     for first in range(0, len(groups), devices.count):
         requests = []
         for home, rows in enumerate(groups[first : first + devices.count]):

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..base.array_modules import Array, has_true
+from ..base.array_modules import Array, has_true, move
 from ..base.checks import check_sums
 from ..base.devices import Devices, OneDevice
 from ..engines import Engine
@@ -139,8 +139,13 @@ def read_nonzeros(piece: Piece) -> tuple[Array, Array]:
         return piece.read_coords(records), piece.read_values(records).copy()
 
 
-def count_nonzeros(piece: Piece, mode: int, size: int) -> Array:
-    """Count the nonzeros in each row of a mode, int64 (size,)."""
+def count_nonzeros(layout: AnyLayout, engine: Engine, mode: int) -> Array:
+    """Count the nonzeros in each row of a mode, on the host: int64 (size,)."""
+    found = map_pieces(_count_rows, layout, engine, mode, layout.record_format.shape[mode])
+    return sum(move(counts, np) for counts in found)
+
+
+def _count_rows(piece: Piece, mode: int, size: int) -> Array:
     with piece.hold_records() as records:
         return count_rows(piece.read_rows(records, mode), size)
 
