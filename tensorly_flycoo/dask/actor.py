@@ -147,7 +147,7 @@ def start_workers(
     futures = [_submit(client, a, SlabActor, number, actor=True) for a, number in started]
     try:
         wait_for_tasks(client, futures, addresses)
-    except RuntimeError as error:  # Dask's own, if a worker ends when its actor has started
+    except RuntimeError as error:  # Dask's own, if a worker ends just after its actor starts
         if "Actor was lost" not in str(error):
             raise
         pairs = zip(addresses, futures, strict=True)

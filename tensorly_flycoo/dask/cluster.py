@@ -26,8 +26,8 @@ from .waiting import WorkerLost, wait_for
 #: Seconds within which actors must have dropped their work.
 _ABORT_TIMEOUT = 8.0
 
-#: Seconds within which Dask notices that a worker is gone whose links are broken.
-_NOTICE_SECONDS = 5.0
+#: Seconds within which Dask notices that a worker is gone, if that has broken a link.
+_NOTICE_TIMEOUT = 5.0
 
 #: Commands for one worker that are sent before anybody needs a result.
 _MANY_COMMANDS = 1024
@@ -268,8 +268,8 @@ class Cluster:
             for worker in self.workers:
                 worker.is_lost |= worker.address in lost.addresses
             raise
-        except LinkBroken:
-            until = time.monotonic() + _NOTICE_SECONDS
+        except LinkBroken:  # Dask may notice later than NCCL that a worker is gone
+            until = time.monotonic() + _NOTICE_TIMEOUT
             while time.monotonic() < until:
                 self.check_there()
                 time.sleep(0.05)

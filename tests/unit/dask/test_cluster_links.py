@@ -92,7 +92,7 @@ def test_a_link_that_breaks_since_a_worker_is_gone(linked, monkeypatch, is_lost)
         raise LinkBroken("a peer is gone")
 
     monkeypatch.setattr(SimulatedLink, "check", check)
-    monkeypatch.setattr(cluster, "_NOTICE_SECONDS", 0.5)
+    monkeypatch.setattr(cluster, "_NOTICE_TIMEOUT", 0.5)
     with pytest.raises(WorkerLost if is_lost else LinkBroken) as caught:
         decompose(linked, "parafac", {"rank": RANK, "init": "random", "random_state": 0})
     if is_lost:
