@@ -265,7 +265,7 @@ def check_positive(number: Any, name: str) -> None:
 
 
 def check_least(array: Array, name: str, least: float = 0, reason: str = "") -> None:
-    """Refuse an array with an element below `least`, infinitely small, or nan."""
+    """Refuse an array with nan, -inf or an element below `least`; `reason` ends the message."""
     smallest = float(array.min()) if array.size else math.inf
     if not smallest >= least or smallest == -math.inf:
         raise ValueError(f"{name} has the element {smallest}, expected {least:g} or more{reason}")

@@ -127,7 +127,7 @@ class _Hals(MomentumRun):
 
 
 def find_constrained(nn_modes: Any, names: Iterable[Any]) -> set[int]:
-    """Return the numbers of the modes that are non-negative, of those with these names."""
+    """Return the numbers of the non-negative modes; `names` are those of all modes."""
     numbers = {name: number for number, name in enumerate(names)}
     if isinstance(nn_modes, str) and nn_modes == "all":
         return {*numbers.values()}

@@ -120,7 +120,7 @@ class MissingEntries:
     def fill(self, values: Array) -> FlycooTensor:
         """Return the tensor with these values (count,) at the missing entries, without groups.
 
-        It is sorted in the first call only; in slabs, or too large to be numbered, in each.
+        Only the first call sorts it; each does in slabs, or if the dtype cannot number its entries.
         """
         x, size = self.observed, self.observed.nnz + self.count
         if isinstance(x._layout, SlabLayout) or size * np.finfo(self.dtype).eps > 1:
@@ -133,9 +133,10 @@ class MissingEntries:
 
     @functools.cached_property
     def _numbered(self) -> tuple[FlycooTensor, Array]:
-        """The filled tensor with numbers for values, and the values at observed entries.
+        """The filled tensor, with the places of its values in a list as values; the list's start.
 
-        These come before those at missing ones; numbers count from their end, as none may be 0.
+        The list has the values at observed entries, its start, then those at missing ones.
+        Places count from its end, -1 for the last, since a tensor holds no zeros.
         """
         xp, (coords, known) = self.engine.xp, self.observed._sorted_nonzeros()
         coords = xp.concatenate([coords, self.coords], axis=1)

@@ -124,8 +124,7 @@ def near_one(function: Callable[_P, _R]) -> Callable[_P, _R]:
         else:
             return function(*args, **kwargs)
         options[first] = x
-        norm = unwrap(x)._layout.norm
-        exponent = find_exponent(norm, x.nnz, x.dtype, x.ndim, interval)
+        exponent = find_exponent(unwrap(x)._layout.norm, x.nnz, x.dtype, x.ndim, interval)
         scaling = find_scaling(options, x.ndim, exponent) if exponent else None
         if scaling is None:
             return function(*given.args, **given.kwargs)

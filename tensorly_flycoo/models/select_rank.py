@@ -391,8 +391,7 @@ class _HeldOut:
         known: Any = data if isinstance(data, RaggedTensor) else missing.observed
         if method.is_ours:
             parts = [missing.coords] if unknown is None else [missing.coords, unknown.coords]
-            # Planned once.
-            mask: Any = MissingEntries(unwrap(known), np.hstack(parts))
+            mask: Any = MissingEntries(unwrap(known), np.hstack(parts))  # planned for all runs
         else:
             cells = move(missing.coords, np)
             mask = sparse.COO(cells, np.zeros(missing.count), x.shape, fill_value=1.0)

@@ -52,7 +52,7 @@ class TensorStats:
     nbytes : dict of str to int
         The memory of the tensor in each layout, by `estimate_memory`, on its device.
     groups : str
-        The groups of modes that share passes over the nonzeros, and why slabs have none.
+        The groups of modes that share passes over the nonzeros; if slabs have none, why.
     """
 
     shape: tuple[int, ...]
