@@ -231,7 +231,7 @@ works = {
 refused = {
     "mask": lambda: parafac(x, 2, mask=mask, **few),
     "non_negative mask": lambda: non_negative_parafac(x, 2, mask=mask, **few),
-    "randomised": lambda: randomised_parafac(flycoo, 2, 20, **few),
+    "randomised": lambda: randomised_parafac(TENSOR, 2, 20, **few),
     "tensor_train": lambda: tensor_train(x, [1, 2, 2, 1]),
 }
 def attempt(function):
@@ -251,9 +251,7 @@ print(json.dumps([{name: attempt(f) for name, f in group.items()} for group in (
 )
 def test_names_bound_before_the_import(kind):
     """They work wherever TensorLy's loop does; otherwise they are refused."""
-    works, refused = run(
-        _BOUND_BEFORE.replace("randomised_parafac(flycoo", f"randomised_parafac({kind}")
-    )
+    works, refused = run(_BOUND_BEFORE.replace("TENSOR", kind))
     assert set(works.values()) == {"works"}, works
     for name, text in refused.items():
         assert text.startswith(("DensifyError: ", "IndexError: ")), (name, text)

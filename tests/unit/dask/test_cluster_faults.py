@@ -110,7 +110,7 @@ def test_a_worker_that_is_gone_before_it_has_anything(client, folder):
     assert "recover" not in str(caught.value)  # there is no tensor
 
 
-def test_a_worker_that_ends_when_its_actor_has_started(client, folder, monkeypatch):
+def test_a_worker_that_ends_just_after_its_actor_starts(client, folder, monkeypatch):
     """Dask's own error names no worker."""
     client.wait_for_workers(2, timeout=60)
     lost, wait = [], actor.wait_for_tasks

@@ -83,12 +83,13 @@ def test_after_a_call_that_failed_devices_are_linked_again(linked):
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
-def test_a_link_that_breaks_since_a_worker_is_gone(linked, monkeypatch, is_lost):
+def test_a_link_that_breaks_because_a_worker_is_gone(linked, monkeypatch, is_lost):
     """The error of the other worker comes before Dask has noticed."""
-    worker = linked._cluster.workers[1]
+    worker, timers = linked._cluster.workers[1], []
 
     def check(link):
-        threading.Timer(0.2, setattr, (worker, "is_lost", is_lost)).start()
+        timers.append(threading.Timer(0.2, setattr, (worker, "is_lost", is_lost)))
+        timers[-1].start()
         raise LinkBroken("a peer is gone")
 
     monkeypatch.setattr(SimulatedLink, "check", check)
@@ -98,6 +99,8 @@ def test_a_link_that_breaks_since_a_worker_is_gone(linked, monkeypatch, is_lost)
     if is_lost:
         assert caught.value.addresses == (worker.address,)
     monkeypatch.undo()
+    for timer in timers:  # each worker may have started one
+        timer.join()
     worker.is_lost = False
     decompose(linked, "parafac", {"rank": RANK, "init": "random", "random_state": 0})
 
