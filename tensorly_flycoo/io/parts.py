@@ -59,14 +59,6 @@ def unite_shapes(shapes: Iterable[Sequence[int]]) -> tuple[int, ...]:
     return tuple(map(max, zip(*shapes, strict=True)))
 
 
-def join_blocks(blocks: Sequence[Block], shape: tuple[int, ...] | None) -> Block:
-    """Return the nonzeros of all blocks as one, of the given shape or one that holds them."""
-    shape = shape or unite_shapes(block.shape for block in blocks)
-    coords = [np.empty((0, len(shape)), np.int64).T, *(block.coords for block in blocks)]
-    values = [np.empty(0), *(block.values for block in blocks)]
-    return Block(np.concatenate(coords, axis=1), np.concatenate(values), shape)
-
-
 @dataclass
 class Reading:
     """Options of reading parts: `columns` of .parquet files, `index_base` of .tns files."""
@@ -117,8 +109,12 @@ class Reading:
             yield from self._iterate_parquet(path) if is_parquet else self._iterate_tns(path)
 
     def read_tns(self, paths: Iterable[str]) -> Block:
-        """Return the nonzeros of all of some .tns files."""
-        return join_blocks([own for path in paths for own in self._iterate_tns(path)], self.shape)
+        """Return the nonzeros of all of some .tns files as one block."""
+        blocks = [own for path in paths for own in self._iterate_tns(path)]
+        shape = self.shape or unite_shapes(block.shape for block in blocks)
+        coords = [np.empty((0, len(shape)), np.int64).T, *(block.coords for block in blocks)]
+        values = [np.empty(0), *(block.values for block in blocks)]
+        return Block(np.concatenate(coords, axis=1), np.concatenate(values), shape)
 
     def _iterate_tns(self, path: str) -> Iterator[Block]:
         """Yield the nonzeros of a .tns file, if it has some or says its shape."""
