@@ -14,6 +14,7 @@ import numpy as np
 from ..base.array_modules import Array, share
 from ..base.checks import check_matrix, check_mode, densify_error
 from ..format.primitives import TTMC, LeadingPairs
+from ..svd import eigen
 from ..svd.unfolding import LazyMatrix
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
@@ -117,8 +118,16 @@ class ProductUnfolding(LazyMatrix, LazyArray):
         return f"<ProductUnfolding: mode {self.mode} of {self.product!r}>"
 
     def _find_leading_pairs(self, rank: int) -> LeadingPairs:
-        others = [n for n in self.product.free_modes if n != self.mode]
-        arguments = (self.tensor, self.mode, others, self.product.factors, rank)
-        vectors, values, rows = ttmc.find_leading_pairs(*arguments)
-        rows = None if isinstance(rows, slice) else rows
-        return LeadingPairs(vectors, values, rows, np.arange(values.size))
+        x, mode, factors = self.tensor, self.mode, self.product.factors
+        others = [n for n in self.product.free_modes if n != mode]
+        matrix: eigen.Multipliable
+        if others:
+            ttmc.check_free_modes(x, others)
+            found, _ = ttmc.find_nonempty_rows(x, mode)
+            matrix = ttmc.Operator(x, mode, found, others, factors)
+        else:
+            array, found = ttmc.multiply_nonempty_rows(x, mode, factors)
+            matrix = ttmc.Matrix(array)
+        pairs = eigen.find_singular_pairs(matrix, min(rank, *matrix.shape), x._engine.xp)
+        rows = None if isinstance(found, slice) else found
+        return LeadingPairs(*pairs, rows, np.arange(pairs[1].size))

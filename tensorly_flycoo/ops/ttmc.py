@@ -144,27 +144,7 @@ def multiply_nonempty_rows(
     return rows, numbers
 
 
-def find_leading_pairs(
-    x: FlycooTensor, mode: int, other_modes: Sequence[int], factors: Mapping[int, Array], rank: int
-) -> tuple[Array, Array, Array | slice]:
-    """Compute leading singular vectors of `x` times `factors`, unfolded along `mode`.
-
-    `other_modes` are those besides `mode` that have no factor. Returns the left vectors (non-empty
-    rows, R) and the values (R,), descending, in float64, with R at most the unfolding's smaller
-    size; and the index of each row, ``slice(None)`` if none is empty.
-    """
-    matrix: eigen.Multipliable
-    if other_modes:
-        check_free_modes(x, other_modes)
-        numbers, _ = find_nonempty_rows(x, mode)
-        matrix = _Operator(x, mode, numbers, other_modes, factors)
-    else:
-        array, numbers = multiply_nonempty_rows(x, mode, factors)
-        matrix = _Matrix(array)
-    return *eigen.find_singular_pairs(matrix, min(rank, *matrix.shape), x._engine.xp), numbers
-
-
-class _Matrix:
+class Matrix:
     """An array of any precision, multiplied in float64 without converting all of it at once."""
 
     def __init__(self, array: Array) -> None:
@@ -203,7 +183,7 @@ class _Matrix:
         return gram.T
 
 
-class _Operator:
+class Operator:
     """The unfolding along `mode` of a tensor times factors, if other modes have no factor either.
 
     The other modes are merged into one. Empty rows are left out. Columns run over the indices of

@@ -8,11 +8,10 @@ from problems import make_problem
 from tensorly_flycoo import DensifyError, FlycooTensor
 from tensorly_flycoo.format.layout import Layout
 from tensorly_flycoo.ops import ttmc
-from tensorly_flycoo.ops.mode_product import ProductUnfolding
+from tensorly_flycoo.ops.mode_product import ModeProduct, ProductUnfolding
 from tensorly_flycoo.ops.ttmc import (
     check_free_modes,
     count_nonempty_rows,
-    find_leading_pairs,
     find_nonempty_rows,
     merge_modes,
     multiply_nonempty_rows,
@@ -55,13 +54,13 @@ def test_leading_pairs_are_of_non_empty_rows():
     dense = make_dense((9, 3, 4))
     dense[[2, 5]] = 0
     product = make_product(dense, (1,))
-    arguments = (product.tensor, 0, [2], product.factors)
-    vectors, values, numbers = find_leading_pairs(*arguments, 3)
+    unfolding = ProductUnfolding(product, 0)
+    vectors, values, numbers, _ = unfolding._find_leading_pairs(3)
     assert numbers.tolist() == [0, 1, 3, 4, 6, 7, 8]
-    left, expected = ProductUnfolding(product, 0).svd(3)
+    left, expected = unfolding.svd(3)
     np.testing.assert_array_equal(values, expected)
     np.testing.assert_allclose(np.abs(left[numbers]), np.abs(vectors), atol=1e-12)
-    vectors, values, _ = find_leading_pairs(*arguments, 100)
+    vectors, values, *_ = unfolding._find_leading_pairs(100)
     assert (vectors.shape, values.shape) == ((7, 7), (7,))
 
 
@@ -93,7 +92,7 @@ def path(request, monkeypatch):
         monkeypatch.setattr(eigen, "MAX_DIRECT_SIZE", 0)
         monkeypatch.setattr(eigen, "_MOST", 1)
     if request.param == "Lanczos":
-        for matrix in (ttmc._Matrix, ttmc._Operator):
+        for matrix in (ttmc.Matrix, ttmc.Operator):
             monkeypatch.setattr(matrix, "is_gram_cheap", lambda *_: False)
     monkeypatch.setattr(ttmc, "_BLOCK_SIZE", 40)  # several blocks
 
@@ -164,7 +163,7 @@ def test_gram_matrix_of_the_rows(layout, slabs, modes, monkeypatch):
     product = make_product(dense, modes)
     x = FlycooTensor(*product.tensor.nonzeros(), dense.shape, slabs=slabs, layout=layout)
     others = [n for n in range(1, 4) if n not in modes]
-    matrix = ttmc._Operator(x, 0, find_nonempty_rows(x, 0)[0], others, product.factors)
+    matrix = ttmc.Operator(x, 0, find_nonempty_rows(x, 0)[0], others, product.factors)
     rows = multiply(dense, product).reshape(9, -1)[[0, 1, 2, 4, 5, 6, 7, 8]]
     found, expected = np.tril(matrix.gram(of_rows=True)), np.tril(rows @ rows.T)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-13 * expected.max())
@@ -176,7 +175,8 @@ def test_a_flat_spectrum_takes_few_passes(dtype, monkeypatch):
     problem = make_problem((400, 300, 60), 6000, rank=5, dtype=dtype)
     x, passes, step = problem.tensor(), [], Layout.step
     monkeypatch.setattr(Layout, "step", lambda *args: passes.append(1) or step(*args))
-    vectors, values, _ = find_leading_pairs(x, 0, [1], {2: problem.factors[2]}, 5)
+    unfolding = ProductUnfolding(ModeProduct(x, {2: problem.factors[2]}), 0)
+    vectors, values, *_ = unfolding._find_leading_pairs(5)
     assert len(passes) <= 2
     dense = np.zeros(problem.shape)
     np.add.at(dense, tuple(problem.coords), problem.values)
@@ -202,5 +202,5 @@ def test_gram_matrices_that_cost_less_than_iterations(shape, nnz, rank, is_cheap
     problem = make_problem(shape, nnz, rank=rank)
     x = problem.tensor()
     rows, _ = find_nonempty_rows(x, 0)
-    matrix = ttmc._Operator(x, 0, rows, [1], {2: problem.factors[2]})
+    matrix = ttmc.Operator(x, 0, rows, [1], {2: problem.factors[2]})
     assert matrix.is_gram_cheap(rank) == is_cheap
