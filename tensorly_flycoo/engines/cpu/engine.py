@@ -20,7 +20,7 @@ from . import ttmc as ttmc_kernels
 from .free_memory import count_free_nbytes
 from .imputing import CpuEntries
 from .primitives import CpuPrimitives
-from .records import Fields, Storage, Tiles, list_places, locate
+from .records import Fields, Storage, Tiles, list_places
 from .segments import LEAST_NNZ, find_segments, mttkrp_segments
 
 #: Nonzeros of a tile, and of a bucket (128 KB of 16-byte records: it stays in a core's L2 cache
@@ -245,9 +245,11 @@ def _gather_arguments(
     if mode not in layout.prepared:
         sizes = (layout.tile_size, step.bucket_size)
         tiles = Tiles(*sizes, tiling.carry_rows, tiling.empty_rows)
-        layout.prepared[mode] = (tiles, *locate(layout.merged, mode))
-    tiles, field, fields = layout.prepared[mode]
-    operands = mttkrp.Operands(fields, arrays, field, out, partial_rows, (0,) * num_lanes)
+        field = Fields.of(layout.merged, [mode])
+        others = Fields.of(layout.merged, [n for n in range(layout.merged.ndim) if n != mode])
+        layout.prepared[mode] = tiles, field, others
+    tiles, field, others = layout.prepared[mode]
+    operands = mttkrp.Operands(others, arrays, field, out, partial_rows, (0,) * num_lanes)
     return tiles, Storage.of(step, layout.record_format), operands
 
 

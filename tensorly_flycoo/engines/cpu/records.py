@@ -44,12 +44,6 @@ class Fields(NamedTuple):
         return cls(words if any(record_format.words) else None, *others)
 
 
-def locate(record_format: RecordFormat, mode: int) -> tuple[Fields, Fields]:
-    """Find the coordinate of `mode`, and those of the other modes."""
-    others = [n for n in range(record_format.ndim) if n != mode]
-    return Fields.of(record_format, [mode]), Fields.of(record_format, others)
-
-
 class Storage(NamedTuple):
     """The arrays of a `Step`; `values` views the records in the values' type."""
 
