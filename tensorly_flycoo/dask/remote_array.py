@@ -91,7 +91,7 @@ class RemoteArray(RemoteObject, NDArrayOperatorsMixin):
     def astype(self, dtype: Any, copy: bool = True) -> RemoteArray:
         if not copy and self.dtype == dtype:
             return self
-        return self.call_remotely(_convert, self, np.dtype(dtype))
+        return self.call_remotely(call_method, self, "astype", np.dtype(dtype))
 
     __hash__ = object.__hash__
 
@@ -156,10 +156,6 @@ def call_method(array: Any, name: str, *args: Any, **kwargs: Any) -> Any:
     return getattr(array, name)(*args, **kwargs)
 
 
-def _convert(array: Any, dtype: np.dtype) -> Any:
-    return array.astype(dtype)
-
-
 def send_all(cluster: Cluster, wanted: Sequence[tuple[RemoteObject, WorkerHandle]]) -> list[Any]:
     """Return each array on a worker; copy those that are on other ones, all at once."""
     keys = iter(cluster.transfer([(x, worker) for x, worker in wanted if x.worker is not worker]))
@@ -206,7 +202,7 @@ _KINDS: dict[Callable, Callable[..., Kind | list[Kind]]] = {
     np.concatenate: _concatenate,
     np.split: lambda x, at: [_take(x, slice(*two)) for two in pairwise((0, *at, x.shape[0]))],
     np.where: functools.partial(_find_kind, np.where),
-    _convert: lambda x, dtype: (x.shape, dtype),
+    call_method: lambda x, name, dtype: (x.shape, dtype),  # of `astype`
     tall.sum_columns: lambda x: ((x.shape[1],), np.dtype(np.float64)),
     tall.transposed_product: lambda a, b: (
         (a.shape[1], b.shape[1]),

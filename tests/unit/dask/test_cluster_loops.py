@@ -233,6 +233,14 @@ def test_gram_matrices_that_workers_compute(tensors, monkeypatch):
         )
 
 
+def test_a_factor_changes_its_dtype(tensors):
+    factors = draw_start().factors
+    for x in tensors:
+        found = spread_factors(x, factors)[0].astype(np.float32)
+        assert found.dtype == np.float32
+        np.testing.assert_array_equal(found.to_numpy(), factors[0].astype(np.float32))
+
+
 def test_the_digest_is_that_of_the_whole_tensor(tensors, folder):
     assert find_digest(tensors[2]) == find_digest(open_slabs(folder))
 
