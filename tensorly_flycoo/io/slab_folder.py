@@ -257,8 +257,8 @@ def save_slabs(
     Notes
     -----
     Parts are read once, and copied to temporary files in a hidden folder beside `path`; then slabs
-    are built one by one. Memory holds one slab (about 150 bytes per nonzero, if there are three
-    modes), and 32 bytes per row of the longest mode. Rows are not split: one with many nonzeros
+    are built one by one. The device's memory holds one slab (150 bytes per nonzero of three modes
+    on a CPU), and 32 bytes per row of the longest mode. Rows are not split: one with many nonzeros
     makes a long slab. The disk holds, beside the final folder, one copy of the records, and before
     that another ``4 * ndim + 8`` bytes per given nonzero. A call that fails removes its files; a
     process that is killed leaves the hidden folder, whose name ends with ".part".

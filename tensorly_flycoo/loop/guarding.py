@@ -6,7 +6,7 @@ import functools
 import inspect
 import re
 from collections import ChainMap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
 import tensorly.decomposition
@@ -97,11 +97,14 @@ def guard(
                 numbered = number_modes(labelled, given).items()
                 plain = {name: drop_labels(argument) for name, argument in numbered}
                 return label(call(**plain), labelled.labels)  # type: ignore[call-arg]
+        for name in _MODES:
+            if isinstance(given.get(name), Iterable):  # an array or an iterator too
+                given[name] = list(given[name])
         x = find_sparse(given.values(), function.__name__)
         ndim = 3 if function.__name__ == "parafac2" else x.ndim  # x may be its first slice
         check_options(given, ndim)
         with span(function.__name__, x), log_compilation():
-            result = attempt(function.__name__, functools.partial(function, *args, **kwargs))
+            result = attempt(function.__name__, functools.partial(function, **given))
         model = result[0] if isinstance(result, tuple) else result
         if isinstance(model, CPTensor):
             warn_of_zeros(model)

@@ -154,6 +154,18 @@ def test_the_last_mode_is_not_fixed(name, x):
     assert is_same == [False, True, False, False]
 
 
+@pytest.mark.parametrize("kind", [np.array, tuple, iter])
+@pytest.mark.parametrize("name", ["parafac", "non_negative_parafac", "generalized_parafac"])
+def test_fixed_modes_of_any_kind(name, kind, x):
+    """An array has no truth value, and an iterator can be read once."""
+    guess = [np.random.default_rng(0).random((size, 2)) for size in SHAPE]
+    options = {"init": (None, guess), "fixed_modes": kind([1]), "n_iter_max": 2}
+    with tl.backend_context("flycoo"):
+        found = getattr(decomposition, name)(abs(x), 2, **options)
+    is_same = [np.array_equal(f, g) for f, g in zip(found.factors, guess, strict=True)]
+    assert is_same == [False, True, False, False]
+
+
 def test_with_all_modes_fixed_the_guess_is_returned(x):
     rng = np.random.RandomState(0)
     guess = [rng.random_sample((size, 2)) for size in SHAPE]
