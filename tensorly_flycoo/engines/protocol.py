@@ -102,7 +102,10 @@ class Engine(Primitives, ABC):
         weights: Array | None = None,
         stays: bool = False,
     ) -> None:
-        """Write the MTTKRP of `mode` to `out`, its columns times the weights."""
+        """Write the MTTKRP of `mode` to `out`, its columns times the weights.
+
+        With `stays`, the layout "remap" stays in `mode`.
+        """
 
     @abstractmethod
     def mttkrp_of_ratios(

@@ -134,9 +134,9 @@ def check_data(loss: Loss, x: FlycooTensor) -> None:
         raise ValueError(f"tensor of shape {x.shape} has no nonzeros, expected at least one")
     if loss.takes == "numbers":
         return
-    least = 0 if loss.takes == _NONNEGATIVE else 1
-    most = 1 if loss.takes == _BINARY else np.inf
-    for name in ("min", "max"):
+    is_binary, least = loss.takes == _BINARY, 0 if loss.takes == _NONNEGATIVE else 1
+    most = 1 if is_binary else np.inf
+    for name in ("min", "max") if is_binary else ("min",):  # each is a pass over the values
         for found in map_pieces(find_extreme, x._layout, x._engine, name):
             if found.size and not least <= float(found) <= most:
                 raise ValueError(

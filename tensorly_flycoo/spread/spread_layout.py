@@ -132,7 +132,7 @@ class SpreadLayout(SlabLayout):
         engine: Any,
         mode: int,
     ) -> Callable[[int, Array], Array | None]:
-        """Bring what slabs read to their devices: of the cut mode's factor their own rows.
+        """Bring inputs and options to the slabs' devices: of the cut mode's factor their own rows.
 
         Returns a function that takes the number of a slab and an array on its device, and runs the
         operation there on the slab's nonzeros, with its result in the array.

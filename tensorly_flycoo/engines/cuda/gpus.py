@@ -104,6 +104,8 @@ class CudaDevices(Devices):
                 targets[device] = _Copies(device, self._lets_kernels_read)
             with cupy.cuda.Device(device):
                 found.append(targets[device].allocate(arrays))
+        if not targets:
+            return found
         sources = sorted({gpu for target in targets.values() for gpu in target.homes})
         readers = [gpu for gpu, target in targets.items() if target.homes]
         with self._order_work(readers, sources):
