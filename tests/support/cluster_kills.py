@@ -187,6 +187,8 @@ def main():
             text, is_right = kill_client(client, str(path / "x.flycoo"), 3.0)
             print(f"client {number}: {text}{'' if is_right else ': WRONG'}", flush=True)
             failures += not is_right
+    total = options.worker_kills + options.client_kills
+    print(f"{total - failures} of {total} right", flush=True)
     sys.exit(failures > 0)
 
 
