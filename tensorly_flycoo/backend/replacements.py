@@ -199,7 +199,8 @@ def _error_calc(
     gram_products.stop()
     memory = tensor.memory
     with log_compilation():  # a long call says now what it has compiled
-        error: Any = gram_products.compute_fit(norm_tensor, weights, factors, mttkrp, memory)
+        more = {"memory": memory, "meanwhile": functools.partial(tensor.look_ahead, factors)}
+        error: Any = gram_products.compute_fit(norm_tensor, weights, factors, mttkrp, **more)
     memory.end_iteration()
     if error is None:
         # On several devices all Gram matrices are found with it.

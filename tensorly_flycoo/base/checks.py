@@ -321,9 +321,7 @@ def check_factors(
     """
     factors = list(factors)
     if len(factors) != len(shape):
-        raise ValueError(
-            f"factors has {len(factors)} matrices, expected {len(shape)}, one per mode"
-        )
+        raise ValueError(f"factors has {len(factors)} matrices, expected {len(shape)}, one a mode")
     for n, factor in enumerate(factors):
         if not isinstance(factor, array_types):
             factor = share(factor)

@@ -463,10 +463,8 @@ def _observe(x: FlycooTensor, confidence: Any, unobserved: float) -> ObservedEnt
     joined = xp.concatenate([coords, own.coords], axis=1)
     padded = xp.concatenate([xp.zeros_like(weights), own.values])
     coords, padded, starts = group_cells(joined, padded, x.shape, x._engine)
-    if num_lacking := starts.size - weights.size:
-        raise ValueError(
-            f"confidence lacks {num_lacking} of the nonzeros of tensor: give a weight to each"
-        )
+    if lacking := starts.size - weights.size:
+        raise ValueError(f"confidence lacks {lacking} of tensor's nonzeros: give each a weight")
     values = x._engine.sum_groups(padded, starts)
     return ObservedEntries(coords, values, weights, weights * values, unobserved)
 

@@ -50,9 +50,7 @@ CP, TUCKER, PARAFAC2, COUPLED = (
 CHECKPOINT = Kind(
     "tensorly-flycoo checkpoint", 3, "a checkpoint", "Progress(n, checkpoint=path).resume()"
 )
-_KINDS = {
-    of.format: of for of in (TENSOR, SLABS, LABELS, CP, TUCKER, PARAFAC2, COUPLED, CHECKPOINT)
-}
+_KINDS = {k.format: k for k in (TENSOR, SLABS, LABELS, CP, TUCKER, PARAFAC2, COUPLED, CHECKPOINT)}
 
 FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 

@@ -85,9 +85,7 @@ class Reading:
             parts = [parts]
         elif not isinstance(parts, Iterable):
             name = type(parts).__name__
-            raise TypeError(
-                f"parts is a {name}, expected a sparse tensor, paths or (coords, values)"
-            )
+            raise TypeError(f"parts is a {name}, expected sparse data, paths or (coords, values)")
         for number, part in enumerate(parts):
             with name_errors(f"parts[{number}]"):
                 yield from self._iterate_part(part)

@@ -17,7 +17,7 @@ time. So a factor is known by where it is in memory, while the array that owns t
 import operator
 import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -55,7 +55,7 @@ class GramMemory:
         self.known: dict[int, _CachedGram] = {}
         self.num_solves = 0  # systems that were solved with a `GramProduct`
         self.host = HostGrams()
-        self.has_callback = True  # or may have one
+        self.has_callback = True  # or may have one, which may write to factors
         self.has_unit_weights = False  # whether all weights are known to be 1
 
     def end_iteration(self) -> None:
@@ -233,11 +233,12 @@ def compute_fit(
     factors: Sequence[Any],
     mttkrp: Any,
     memory: GramMemory | None = None,
+    meanwhile: Callable[[], object] = lambda: None,
 ) -> float | None:
     """Compute the norm of the difference of a tensor and a CP model, in float64.
 
     `norm` is the tensor's, `mttkrp` that of the last mode. None if the kernels do not suit.
-    Otherwise the host has waited for the GPU, once.
+    Otherwise the host has waited for the GPU, once; before that it has called `meanwhile`.
     """
     if memory is not None and type(mttkrp) is np.ndarray and not _is_on_gpu(mttkrp):
         return memory.host.compute_fit(norm, weights, factors, mttkrp)
@@ -261,7 +262,7 @@ def compute_fit(
     inner = last.inner if is_known else own_kernels.inner_blocks(mttkrp, factors[-1])
     grams = [of_factor.product.grams[0] for of_factor in known]
     sizes = (of_last.rank, of_last.dtype)
-    return kernels.compute_fit(grams, scales, *sizes, inner, float(norm) ** 2)
+    return kernels.compute_fit(grams, scales, *sizes, inner, float(norm) ** 2, meanwhile)
 
 
 def _find_kernels(operand: Any) -> "ModuleType | ShardedKernels | None":

@@ -1,5 +1,6 @@
 """A sparse tensor as a decomposition sees it: without missing entries, for one call."""
 
+import operator
 from collections.abc import Sequence
 
 import numpy as np
@@ -40,6 +41,9 @@ class WholeTensor(LazyArray):
         self.last_pass = last_pass or LastPass()
         self._has_begun = False
         self.is_checked = False  # whether `check_start` has seen parafac's first MTTKRP
+        self.num_left = 0  # errors that TensorLy's loop computes, at most
+        self._first_mode: int | None = None  # of this iteration
+        self._ahead: tuple[int, list[Array], Array] | None = None  # a mode, factors, their MTTKRP
 
     def norm(self) -> np.floating:
         return self.tensor.norm()
@@ -50,6 +54,10 @@ class WholeTensor(LazyArray):
     def mttkrp(self, weights: Array | None, factors: Sequence[Array], mode: int) -> Array:
         """Compute the MTTKRP of factors in any precision: (I_mode, R), in that of the tensor."""
         x = self.tensor
+        self._first_mode = mode if self._first_mode is None else self._first_mode
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead[0] == mode and all(map(operator.is_, ahead[1], factors)):
+            return ahead[2]
         if not self._has_begun:
             check_operands(x, factors, weights, converts=True)
             self._has_begun = True
@@ -58,6 +66,20 @@ class WholeTensor(LazyArray):
         if are_ones or (isinstance(weights, np.ndarray) and weights.tolist() == [1] * weights.size):
             weights = None
         return multiply(x._layout, x._engine, factors, mode, self.last_pass, weights)
+
+    def look_ahead(self, factors: Sequence[Array]) -> None:
+        """Launch the MTTKRP with which TensorLy's next iteration begins, if it is known.
+
+        A GPU then computes while the host waits for an error, and decides whether to go on.
+        """
+        mode, self._first_mode = self._first_mode, None
+        self.num_left -= 1
+        if mode is None or mode == self.ndim - 1 or self.num_left < 1:
+            return
+        are_final = self.memory.has_unit_weights and not self.memory.has_callback
+        if are_final and self.tensor.keep == "device":
+            product = self.mttkrp(None, factors, mode)
+            self._first_mode, self._ahead = None, (mode, list(factors), product)
 
     def measure(
         self, weights: Array | None, factors: Sequence[Array], last_mttkrp: Array | None = None

@@ -258,6 +258,9 @@ class Progress:
             self._save(self._path, model)
         return self._is_interrupted
 
+    #: parafac need not compute anew, after each call, what it knows of the factors.
+    __call__.only_reads = True  # type: ignore[attr-defined]
+
     def _start(self, model: Any, error: float) -> None:
         # The callback comes before the first iteration too; after a resume that error is known.
         if self._path is not None:

@@ -171,9 +171,7 @@ def compare_entries(cp_tensor: Any, entries: Any, name: str) -> tuple[Array, Arr
     model = cp_to_entries(cp_tensor, coords).astype(np.float64)
     values = move(as_array(values), array_module(model))
     if values.shape != model.shape:
-        raise ValueError(
-            f"{name}[1] has shape {values.shape}, expected {model.shape}, as its coords"
-        )
+        raise ValueError(f"{name}[1] has shape {values.shape}, expected {model.shape} as coords")
     return model, values.astype(np.float64, copy=False)
 
 

@@ -49,13 +49,14 @@ def run(tmp_path):
 
 
 def test_cold_and_warm(run):
-    built_s, total_s, num_built, num_compiled, lines = run()
-    print(f"cold: {built_s:.2f} s to build, {total_s:.2f} s in all, {num_compiled} compiled")
+    """Kernels are counted; seconds, 5 and 0.5 of an idle H100's, are only compared."""
+    built_s, cold_s, num_built, num_compiled, lines = run()
+    print(f"cold: {built_s:.2f} s to build, {cold_s:.2f} s in all, {num_compiled} compiled")
     assert len(lines) == 1  # for the process
     assert num_built <= 16
-    assert total_s <= 8
-    built_s, total_s, _, num_compiled, lines = run()
-    print(f"warm: {built_s:.2f} s to build, {total_s:.2f} s in all")
+    assert num_compiled <= 44
+    built_s, warm_s, _, num_compiled, lines = run()
+    print(f"warm: {built_s:.2f} s to build, {warm_s:.2f} s in all")
     assert num_compiled == 0
     assert lines == []
-    assert total_s <= 0.8
+    assert warm_s <= cold_s / 4

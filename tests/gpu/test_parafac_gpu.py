@@ -12,6 +12,8 @@ from tensorly.decomposition import CP, parafac
 import tensorly_flycoo
 from tensorly_flycoo import FlycooTensor
 from tensorly_flycoo.engines import tall as linear_algebra
+from tensorly_flycoo.loop import whole_tensor
+from tensorly_flycoo.loop.whole_tensor import WholeTensor
 from tensorly_flycoo.tensor.coo_cache import as_flycoo
 
 SHAPE, RANK, NUM_ITERATIONS = (30, 20, 10), 3, 8
@@ -151,6 +153,30 @@ def test_the_same_seed_gives_the_same_bits(dtype, linesearch):
     runs = [decompose(make_coo(dtype), **options)[0] for _ in range(2)]
     for first, second in zip(runs[0].factors, runs[1].factors, strict=True):
         np.testing.assert_array_equal(first, second)
+
+
+@DTYPES
+@pytest.mark.parametrize("options", [{}, {"fixed_modes": [0]}, {"tol": 1e-3}])
+def test_an_mttkrp_that_is_launched_early_is_the_same(options, dtype, monkeypatch):
+    """The next iteration's first one is launched before the host waits for the error."""
+    x, options, launched, num_early = to_tensor(make_coo(dtype)), {"tol": -1.0} | options, [], []
+    multiply, look_ahead = whole_tensor.multiply, WholeTensor.look_ahead
+
+    def look(self, factors):
+        num_before = len(launched)
+        look_ahead(self, factors)
+        num_early.append(len(launched) - num_before)
+
+    monkeypatch.setattr(whole_tensor, "multiply", lambda *own: launched.append(1) or multiply(*own))
+    monkeypatch.setattr(WholeTensor, "look_ahead", look)
+    found, errors = decompose(x, True, **options)
+    assert num_early == [int(n < NUM_ITERATIONS) for n in range(1, len(errors) + 1)]
+    assert len(errors) < NUM_ITERATIONS or options["tol"] < 0
+    monkeypatch.setattr(WholeTensor, "look_ahead", lambda self, factors: None)
+    expected, expected_errors = decompose(x, True, **options)
+    assert errors == expected_errors
+    for factor, other in zip(found.factors, expected.factors, strict=True):
+        assert factor.tobytes() == other.tobytes()
 
 
 def test_integers_are_counts():

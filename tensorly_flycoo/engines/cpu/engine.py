@@ -109,13 +109,11 @@ class CpuEngine(CpuPrimitives, Engine):
             arguments = _gather_arguments(layout, step, mode, operands, num_lanes)
             log_sums = np.empty(num_tiles) if wants_sum else None
             least = None if smallest is None else out.dtype.type(smallest)
-            model = ratios.Model(factor, least, log_sums)
             has_steps = None if out.shape[1] == num_lanes else True
+            more = ratios.Model(factor, least, log_sums), has_steps
             self.log("ratios", layout.name, mode=mode, kernel="ratio_tiles", num_lanes=num_lanes)
             work_ns = 3 * _estimate_ns(layout, step, out)
-            threads.launch(
-                ratios.ratio_tiles, num_tiles, *arguments, model, has_steps, work_ns=work_ns
-            )
+            threads.launch(ratios.ratio_tiles, num_tiles, *arguments, *more, work_ns=work_ns)
             mttkrp.add_partial_rows(carry_rows, partial_rows, out)
             # Unlike a sum, adds from the first to the last.
             return None if log_sums is None else np.asarray(0.0 + log_sums.cumsum()[-1])

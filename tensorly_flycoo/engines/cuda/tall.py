@@ -2,7 +2,7 @@
 
 import functools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -145,10 +145,11 @@ def compute_fit(
     dtype: np.dtype,
     inner: Blocks,
     norm_square: float,
+    meanwhile: Callable[[], object],
 ) -> float:
     """Compute ``sqrt(abs(norm_square + the sum of the product - 2 * the sum of inner))``.
 
-    Waits for the GPU, once: the kernel writes to the host's memory.
+    The kernel writes to host memory. The host waits for it, not for what `meanwhile` launches.
     """
     try:
         found = _host.found
@@ -159,7 +160,9 @@ def compute_fit(
     kernel, block_size = _get_product_kernel("fit", rank, dtype, inner.memory.device_id)
     arguments = (*_list_members(grams, scales), rank, inner.shape[0], inner.address)
     kernel((1, 1), block_size, *arguments, norm_square, _host.address)
-    cupy.cuda.get_current_stream().synchronize()
+    done = cupy.cuda.get_current_stream().record()
+    meanwhile()
+    done.synchronize()
     return float(found[0])
 
 

@@ -244,7 +244,7 @@ def test_sums_of_float32_are_those_in_memory(path):
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
-        (3, TypeError, r"parts is a int, expected a sparse tensor, paths or \(coords, values\)"),
+        (3, TypeError, r"parts is a int, expected sparse data, paths or \(coords, values\)"),
         ([3], TypeError, r"parts\[0\]: a int, expected a path or a tuple \(coords, values\)"),
         (([[0]], [1.0]), TypeError, r"parts\[0\]: a list, expected a path"),
         ([([[9]], [1.0]), ([[0], [1]], [1.0])], ValueError, "expected one number"),

@@ -10,9 +10,9 @@ import pytest
 import sparse
 import tensorly as tl
 
-from tensorly_flycoo import FlycooTensor
+from tensorly_flycoo import FlycooTensor, Progress
 from tensorly_flycoo.backend import arrays
-from tensorly_flycoo.loop import gram_products
+from tensorly_flycoo.loop import gram_products, whole_tensor
 from tensorly_flycoo.loop.gram_products import GramMemory, GramProduct
 from tensorly_flycoo.loop.whole_tensor import WholeTensor
 
@@ -62,8 +62,9 @@ class Kernels:
         self.num_inner += 1
         return Blocks(np.vdot(a, b))
 
-    def compute_fit(self, grams, scales, rank, dtype, inner, norm_square):
+    def compute_fit(self, grams, scales, rank, dtype, inner, norm_square, meanwhile):
         self.num_fits += 1
+        meanwhile()
         model_square = multiply(grams, scales, rank).sum()
         return np.sqrt(abs(norm_square + model_square - 2 * inner.to_array().sum()))
 
@@ -272,6 +273,80 @@ def test_parafac_has_the_same_errors(request, options):
     assert kernels.num_inner == 0  # all errors come from what the solve left
     num_old = sum(mode not in options.get("fixed_modes", []) for mode in (1, 2))
     assert kernels.num_grams <= 4 * (num_old + 3)
+
+
+@pytest.fixture
+def launches(kernels, memories, monkeypatch):
+    """List the modes whose MTTKRPs are launched, and "wait" where the host waits for an error."""
+    listed, multiply, fit = [], whole_tensor.multiply, kernels.compute_fit
+
+    def multiply_and_list(layout, engine, factors, mode, *arguments):
+        listed.append(mode)
+        return multiply(layout, engine, factors, mode, *arguments)
+
+    def fit_and_list(*arguments):
+        error = fit(*arguments)
+        listed.append("wait")
+        return error
+
+    monkeypatch.setattr(whole_tensor, "multiply", multiply_and_list)
+    monkeypatch.setattr(kernels, "compute_fit", fit_and_list)
+    return listed
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, [0, 1, 2, 0, "wait", 1, 2, 0, "wait", 1, 2, "wait"]),
+        ({"n_iter_max": 1}, [0, 1, 2, "wait"]),
+        ({"fixed_modes": [0]}, [1, 2, 1, "wait", 2, 1, "wait", 2, "wait"]),
+        ({"fixed_modes": [0, 1]}, [2, "wait"] * 3),
+        ({"normalize_factors": True}, [0, 1, 2, "wait"] * 3),
+        ({"callback": lambda *_: None}, [2, "wait", *[0, 1, 2, "wait"] * 3]),
+    ],
+)
+def test_a_gpu_goes_on_while_the_host_waits_for_an_error(launches, options, expected):
+    """The next iteration's first MTTKRP is launched, unless factors may change before it."""
+    coo = sparse.random((9, 8, 10), nnz=200, random_state=0).astype(np.float32)
+    decompose(coo, **{"n_iter_max": 3} | options)
+    assert launches == expected
+
+
+def test_progress_only_reads(launches):
+    coo = sparse.random((9, 8, 10), nnz=200, random_state=0).astype(np.float32)
+    with Progress(2, show=None) as progress:
+        decompose(coo, n_iter_max=2, callback=progress)
+    assert launches == [2, "wait", 0, 1, 2, 0, "wait", 1, 2, "wait"]
+    launches.clear()
+
+    class Halving(Progress):
+        def __call__(self, model, error):
+            model.factors[1][...] /= 2
+            return super().__call__(model, error)
+
+    with Halving(2, show=None) as progress:
+        decompose(coo, n_iter_max=2, callback=progress)
+    assert launches == [2, "wait", 0, 1, 2, "wait", 0, 1, 2, "wait"]
+
+
+@pytest.mark.parametrize(
+    ("options", "num_wasted"),
+    [
+        ({}, 0),
+        ({"linesearch": True}, 0),
+        ({"fixed_modes": [1]}, 0),
+        ({"orthogonalise": 4}, 4),  # the next iteration replaces the factors
+        ({"tol": 0.003}, 1),  # there is no next iteration
+    ],
+)
+def test_going_on_changes_no_bit(launches, monkeypatch, options, num_wasted):
+    coo = sparse.random((9, 8, 10), nnz=200, random_state=0).astype(np.float32)
+    options = {"n_iter_max": 15} | options
+    found, num_launched = decompose(coo, **options), len(launches)
+    monkeypatch.setattr(WholeTensor, "look_ahead", lambda self, factors: None)
+    launches.clear()
+    assert decompose(coo, **options) == found
+    assert num_launched - len(launches) == num_wasted
 
 
 @pytest.mark.parametrize("is_early", [False, True])

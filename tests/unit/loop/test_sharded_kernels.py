@@ -54,7 +54,8 @@ class Kernels:
         product = np.prod([gram.to_array().sum(axis=0) for gram in grams], axis=0)
         return Blocks(np.linalg.inv(product)[None])
 
-    def compute_fit(self, grams, scales, rank, dtype, inner, norm_square):
+    def compute_fit(self, grams, scales, rank, dtype, inner, norm_square, meanwhile):
+        meanwhile()
         product = np.prod([gram.to_array().sum(axis=0) for gram in grams], axis=0)
         return np.sqrt(abs(norm_square + product.sum() - 2 * inner.to_array().sum()))
 
