@@ -90,7 +90,7 @@ class Progress:
     handler is not a Python one. Leaving the block restores the previous handler.
 
     The callback costs one MTTKRP at the start, and keeps the arrays of one model, or two if the
-    best one is not the last. On a GPU it synchronises in each iteration, as `tol` does. With any
+    best one is not the last. On a GPU the host waits for each iteration, as with `tol`. With any
     callback and a dense tensor, TensorLy's parafac needs ``tol`` or ``return_errors=True``.
 
     For sparse tensors on the CPU, with the same machine and number of threads, a resumed run gives
