@@ -68,10 +68,7 @@ class WholeTensor(LazyArray):
         return multiply(x._layout, x._engine, factors, mode, self.last_pass, weights)
 
     def look_ahead(self, factors: Sequence[Array]) -> None:
-        """Launch the MTTKRP with which TensorLy's next iteration begins, if it is known.
-
-        A GPU then computes while the host waits for an error, and decides whether to go on.
-        """
+        """Launch the next iteration's first MTTKRP, if it is known, before the host waits."""
         mode, self._first_mode = self._first_mode, None
         self.num_left -= 1
         if mode is None or mode == self.ndim - 1 or self.num_left < 1:

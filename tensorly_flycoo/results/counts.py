@@ -6,8 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import special
 
-from ..base.array_modules import Array, array_module, is_cupy
-from ..base.checks import check_least
+from ..base.array_modules import Array, array_module, has_true, is_cupy
 
 #: SciPy's tails of counts up to this one are accurate until they underflow. Those of larger counts
 #: are up to 4.5 standard deviations from the mean; at 25, one is up to 20 times too small.
@@ -44,7 +43,10 @@ class CountFit(NamedTuple):
 def check_counts(counts: Array, means: Array) -> None:
     """Refuse counts and means that are negative or nan."""
     for name, array in (("values", counts), ("the model's values", means)):
-        check_least(array, name, reason=", as of counts")
+        is_wrong = ~(array >= 0)
+        if has_true(is_wrong):
+            wrong = int(np.argmax(is_wrong))
+            raise ValueError(f"{name}[{wrong}] is {array[wrong]}, expected 0 or more, as of counts")
 
 
 def sum_counts(counts: Array, model: Array) -> Array:

@@ -88,7 +88,7 @@ class LabelledFactors:
             head.append("weight")
             weights = np.atleast_2d(self._read_head()).T  # of a coupled model, of each block
             pairs = [(own, [f"{w:.3g}" for w in own]) for own in weights[:_MAX_ROWS]]
-            columns.append([make_bars(*pair, abs(weights).max()) for pair in pairs])
+            columns.append([make_bars(*pair, float(abs(weights).max())) for pair in pairs])
         for n, (name, factor) in enumerate(zip(self.names, self._list_factors(), strict=True)):
             head.append(f"{name}")
             factor = move(factor, np)
