@@ -229,14 +229,14 @@ def _run_tensorly_loop(whole: Any, callback: Callback | None, tol: float, **opti
     """Decompose a tensor without missing entries by TensorLy's own loop."""
     memory = whole.memory
     whole.num_left = options["n_iter_max"] + (callback is not None)
-    memory.has_callback = not getattr(type(callback).__call__, "only_reads", callback is None)
+    memory.factors_may_change = not getattr(type(callback).__call__, "only_reads", callback is None)
     memory.has_unit_weights = not options["normalize_factors"]  # the loop leaves them as they are
     if callback is not None:
         origin = Origin("parafac", whole.tensor)
 
         def call(cp_tensor: Any, error: Any) -> Any:
             returned = callback(mark_origin(cp_tensor, origin), error)
-            if memory.has_callback:  # weights may have been changed in place
+            if memory.factors_may_change:  # weights may have been changed in place
                 memory.has_unit_weights = bool((tl.to_numpy(cp_tensor.weights) == 1).all())
             return returned
 

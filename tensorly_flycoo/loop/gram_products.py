@@ -55,12 +55,12 @@ class GramMemory:
         self.known: dict[int, _CachedGram] = {}
         self.num_solves = 0  # systems that were solved with a `GramProduct`
         self.host = HostGrams()
-        self.has_callback = True  # or may have one, which may write to factors
+        self.factors_may_change = True  # between iterations, by a callback
         self.has_unit_weights = False  # whether all weights are known to be 1
 
     def end_iteration(self) -> None:
         """Forget what may not hold in the next iteration."""
-        if self.has_callback:
+        if self.factors_may_change:
             self.known.clear()
             self.host = HostGrams()
 

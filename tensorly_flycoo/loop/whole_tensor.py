@@ -73,7 +73,7 @@ class WholeTensor(LazyArray):
         self.num_left -= 1
         if mode is None or mode == self.ndim - 1 or self.num_left < 1:
             return
-        are_final = self.memory.has_unit_weights and not self.memory.has_callback
+        are_final = self.memory.has_unit_weights and not self.memory.factors_may_change
         if are_final and self.tensor.keep == "device":
             product = self.mttkrp(None, factors, mode)
             self._first_mode, self._ahead = None, (mode, list(factors), product)

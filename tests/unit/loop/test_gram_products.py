@@ -253,21 +253,24 @@ def test_a_transpose_of_a_transpose_is_the_product(kernels):
     assert product.T.T is product
 
 
-def decompose(coo, **options):
+def draw_tensor():
+    coo = sparse.random((9, 8, 10), nnz=200, random_state=0).astype(np.float32)
+    return FlycooTensor.from_coo(coo, device="cpu")
+
+
+def decompose(**options):
     options = {"n_iter_max": 4, "tol": 0, "init": "random", "random_state": 0} | options
-    x = FlycooTensor.from_coo(coo, device="cpu")
     with tl.backend_context("flycoo"):
-        return tl.decomposition.parafac(x, 3, return_errors=True, **options)[1]
+        return tl.decomposition.parafac(draw_tensor(), 3, return_errors=True, **options)[1]
 
 
 @pytest.mark.parametrize(
     "options", [{}, {"normalize_factors": True}, {"fixed_modes": [1]}, {"linesearch": True}]
 )
 def test_parafac_has_the_same_errors(request, options):
-    coo = sparse.random((9, 8, 10), nnz=200, random_state=0).astype(np.float32)
-    expected = decompose(coo, **options)
+    expected = decompose(**options)
     kernels, _ = request.getfixturevalue("kernels"), request.getfixturevalue("memories")
-    np.testing.assert_allclose(decompose(coo, **options), expected, rtol=1e-4)
+    np.testing.assert_allclose(decompose(**options), expected, rtol=1e-4)
     assert kernels.num_solves == 4 * (2 if options.get("fixed_modes") else 3)
     assert kernels.num_fits == 4
     assert kernels.num_inner == 0  # all errors come from what the solve left
@@ -307,15 +310,13 @@ def launches(kernels, memories, monkeypatch):
 )
 def test_a_gpu_goes_on_while_the_host_waits_for_an_error(launches, options, expected):
     """The next iteration's first MTTKRP is launched, unless factors may change before it."""
-    coo = sparse.random((9, 8, 10), nnz=200, random_state=0).astype(np.float32)
-    decompose(coo, **{"n_iter_max": 3} | options)
+    decompose(**{"n_iter_max": 3} | options)
     assert launches == expected
 
 
 def test_progress_only_reads(launches):
-    coo = sparse.random((9, 8, 10), nnz=200, random_state=0).astype(np.float32)
     with Progress(2, show=None) as progress:
-        decompose(coo, n_iter_max=2, callback=progress)
+        decompose(n_iter_max=2, callback=progress)
     assert launches == [2, "wait", 0, 1, 2, 0, "wait", 1, 2, "wait"]
     launches.clear()
 
@@ -325,7 +326,7 @@ def test_progress_only_reads(launches):
             return super().__call__(model, error)
 
     with Halving(2, show=None) as progress:
-        decompose(coo, n_iter_max=2, callback=progress)
+        decompose(n_iter_max=2, callback=progress)
     assert launches == [2, "wait", 0, 1, 2, "wait", 0, 1, 2, "wait"]
 
 
@@ -340,12 +341,11 @@ def test_progress_only_reads(launches):
     ],
 )
 def test_going_on_changes_no_bit(launches, monkeypatch, options, num_wasted):
-    coo = sparse.random((9, 8, 10), nnz=200, random_state=0).astype(np.float32)
     options = {"n_iter_max": 15} | options
-    found, num_launched = decompose(coo, **options), len(launches)
+    found, num_launched = decompose(**options), len(launches)
     monkeypatch.setattr(WholeTensor, "look_ahead", lambda self, factors: None)
     launches.clear()
-    assert decompose(coo, **options) == found
+    assert decompose(**options) == found
     assert num_launched - len(launches) == num_wasted
 
 
@@ -354,8 +354,7 @@ def test_a_call_on_a_gpu_solves_with_products_only(kernels, memories, monkeypatc
     """No matrix is formed, from `tl.ones` on; a parafac imported earlier does so from its error."""
     formed, to_array = [], GramProduct.to_array
     monkeypatch.setattr(GramProduct, "to_array", lambda self: formed.append(self) or to_array(self))
-    coo = sparse.random((9, 8, 10), nnz=200, random_state=0).astype(np.float32)
-    x = FlycooTensor.from_coo(coo, device="cpu")
+    x = draw_tensor()
     function = tl.decomposition.parafac
     function = inspect.unwrap(function) if is_early else function
     with tl.backend_context("flycoo"):
@@ -363,14 +362,13 @@ def test_a_call_on_a_gpu_solves_with_products_only(kernels, memories, monkeypatc
     assert not formed
     assert kernels.num_solves == 3 * (4 if is_early else 5)
     assert [memory.num_solves for memory in memories if memory.num_solves] == [kernels.num_solves]
-    assert not any(memory.known for memory in memories if memory.has_callback)
+    assert not any(memory.known for memory in memories if memory.factors_may_change)
     assert gram_products._of_thread.memory is None
 
 
 @pytest.mark.parametrize("where", ["dot", "solve"])
 def test_after_a_call_that_failed_products_are_plain(memories, monkeypatch, where):
-    coo = sparse.random((9, 8, 10), nnz=200, random_state=0).astype(np.float32)
-    x = FlycooTensor.from_coo(coo, device="cpu")
+    x = draw_tensor()
     name = {"dot": "of", "solve": "solve"}[where]
     monkeypatch.setattr(GramProduct, name, lambda *arguments: 1 / 0)
     with tl.backend_context("flycoo"), pytest.raises(ZeroDivisionError):
@@ -385,16 +383,14 @@ def test_a_callback_may_change_factors_in_place(request):
     def double(cp_tensor, error):
         cp_tensor.factors[1][...] *= 2
 
-    coo = sparse.random((9, 8, 10), nnz=200, random_state=0).astype(np.float32)
-    expected = decompose(coo, callback=double)
+    expected = decompose(callback=double)
     request.getfixturevalue("memories")
-    np.testing.assert_allclose(decompose(coo, callback=double), expected, rtol=1e-4)
+    np.testing.assert_allclose(decompose(callback=double), expected, rtol=1e-4)
 
 
 def test_a_callback_may_change_weights_in_place(request):
     """They are left out of products only while all are 1."""
-    coo = sparse.random((9, 8, 10), nnz=200, random_state=0).astype(np.float32)
-    x = FlycooTensor.from_coo(coo, device="cpu")
+    x = draw_tensor()
 
     def fit(scale):
         def multiply_weights(cp_tensor, error):
@@ -417,6 +413,5 @@ def test_a_callback_gets_arrays(kernels):
         factor = cp_tensor.factors[0]
         kinds.append(type(tl.dot(tl.transpose(factor), factor)))
 
-    coo = sparse.random((9, 8, 10), nnz=200, random_state=0).astype(np.float32)
-    decompose(coo, callback=multiply_factors)
+    decompose(callback=multiply_factors)
     assert set(kinds) == {np.ndarray}
