@@ -256,7 +256,7 @@ def fit(arguments: argparse.Namespace) -> None:
         known, values = (of.tensor._sorted_nonzeros()[1] for of in (x, held_out))
         of_mean = float(((values - known.mean()) ** 2).mean()) ** 0.5
         quality = (
-            f"l2_reg {cp.observed_l2_reg:g}, a root mean squared error of "
+            f"l2_reg {cp.flycoo.l2_reg:g}, a root mean squared error of "
             f"{cp_fit(held_out, cp).rmse:.4g} at held-out entries ({of_mean:.4g} by their mean)"
         )
     print(f"{quality} after {len(errors) - 1} iterations")
@@ -349,7 +349,7 @@ def _decompose(
             runs.append(method.function(x, arguments.rank, **options))
         errors.append(progress.errors)
         if own:  # the ridge is chosen once, and the iteration by the held-out entries
-            own["l2_reg"] = runs[-1].observed_l2_reg
+            own["l2_reg"] = runs[-1].flycoo.l2_reg
             errors[-1] = progress.errors[: 2 + int(np.argmin(progress.errors[1:]))]
         if progress._is_interrupted:
             break

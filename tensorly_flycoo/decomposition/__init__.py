@@ -21,6 +21,7 @@ from .non_negative_tucker import non_negative_tucker, non_negative_tucker_hals
 from .observed_parafac import observed_parafac
 from .parafac import parafac
 from .parafac2 import parafac2
+from .recording import describe_fit
 from .tucker import tucker
 
 #: Decompositions without the labels and the guard that users' have: all but `coupled_parafac`.
@@ -31,7 +32,7 @@ UNGUARDED = {function.__name__: near_one(function) for function in (
 )}  # fmt: skip
 
 #: What surrounds a decomposition that users call.
-guard_labelled: Any = functools.partial(guard, label=label_result)
+guard_labelled: Any = functools.partial(guard, label=label_result, describe=describe_fit)
 
 __all__ = sorted(UNGUARDED | {"coupled_parafac": coupled_parafac})
 

@@ -10,6 +10,7 @@ import tensorly as tl
 
 from ..base.array_modules import Array, array_module, move
 from ..base.checks import check_factors, check_least, check_rank, check_real, check_weights
+from ..base.fit_record import FitRecord, recording
 from ..base.reporting import log_compilation
 from ..engines import select_engine
 from ..engines.tall import column_norms, find_signs, solve, sum_columns
@@ -138,7 +139,16 @@ def coupled_parafac(
         options: dict[str, Any] = {"n_iter_max": n_iter_max, "callback": callback, "tol": tol}
         return _CoupledALS(data, constrained, l2_reg, tensor=None, model=model, **options).iterate()
 
-    with log_compilation():
+    def describe() -> FitRecord:
+        return FitRecord(
+            method="coupled_parafac",
+            absent=missing,
+            l2_reg=float(l2_reg),
+            non_negative=tuple(sorted(constrained)),
+            dtype=str(data.dtype),
+        )
+
+    with recording("coupled_parafac", describe), log_compilation():
         return attempt("coupled_parafac", run)
 
 

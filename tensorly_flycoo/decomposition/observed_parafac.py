@@ -11,12 +11,13 @@ from tensorly.cp_tensor import CPTensor
 
 from ..base.array_modules import Array, array_module
 from ..base.checks import check_count, check_positive, check_rank, check_real, warn
+from ..base.fit_record import FitRecord
 from ..base.reporting import report
 from ..io.array_file import number
 from ..io.checkpoint import Resumed
 from ..loop import observed_rows
 from ..loop.cp_loop import Callback, Run, restore
-from ..loop.cp_model import make_cp_tensor, multiply_grams
+from ..loop.cp_model import multiply_grams
 from ..loop.guarding import describe_as
 from ..loop.initial_guess import draw_factors, take_guess
 from ..ops.cp_entries import evaluate_model
@@ -101,10 +102,10 @@ def observed_parafac(
     CPTensor
         Weights of ones and factors (I_n, R) in the dtype and on the device of `tensor`. Rows
         without an observed entry are zero (with `cg_steps` nearly), except for their biases.
-        Its attributes, which a `LabelledCP` and its file have too, are `bias_modes`, for each
-        component the mode of which it is a bias, N for the mean and -1 for others;
-        `observed_scale`, which is s; and without `unobserved` `observed_l2_reg`, the ridge. By this
-        one, `fold_in` and `LabelledCP.transform` know that missing cells of new rows are unknown.
+        Its record, ``model.flycoo``, has `l2_reg`, the ridge that was chosen; `scale`, which is s;
+        and with `biases` `bias_modes`, for each component the mode of which it is a bias, N for the
+        mean and -1 for others. By its `absent`, `fold_in` and other functions know that cells
+        without a row are unknown.
     errors : list of float
         The root of the weighted sum of squared residuals, relative to that of squared values,
         after each iteration; only with `return_errors`.
@@ -331,12 +332,11 @@ class _ObservedRun(Run):
     def save_state(self) -> dict[str, Array]:
         return {"l2_reg": np.array(self.ridge), **dict(number("best", self.best or []))}
 
-    def make(self) -> CPTensor:
-        cp_tensor, problem = make_cp_tensor(None, self.factors), self.problem
-        cp_tensor.observed_scale, cp_tensor.bias_modes = problem.scale, problem.bias_modes
-        if not problem.unobserved:
-            cp_tensor.observed_l2_reg = self.ridge
-        return cp_tensor
+    def describe(self) -> FitRecord:
+        problem = self.problem
+        biases = problem.bias_modes if problem.biases else ()
+        facts = {"l2_reg": self.ridge, "scale": problem.scale, "bias_modes": biases}
+        return super().describe().replace(**facts)
 
     def finish(self) -> CPTensor:
         self.factors[:] = [f.astype(self.tensor.dtype) for f in self.best or self.factors]

@@ -12,8 +12,9 @@ from tensorly.decomposition import _cp
 
 from ..base.array_modules import Array
 from ..base.checks import check_choice, check_count, check_real, densify_error
+from ..base.fit_record import RunState, attach, current_record
 from ..engines.tall import qr, solve
-from ..io.checkpoint import Origin, Resumed, mark_origin
+from ..io.checkpoint import Resumed
 from ..loop import gram_products
 from ..loop.cp_loop import Callback, list_free_modes, start
 from ..loop.cp_model import make_cp_tensor
@@ -232,10 +233,10 @@ def _run_tensorly_loop(whole: Any, callback: Callback | None, tol: float, **opti
     memory.factors_may_change = not getattr(type(callback).__call__, "only_reads", callback is None)
     memory.has_unit_weights = not options["normalize_factors"]  # the loop leaves them as they are
     if callback is not None:
-        origin = Origin("parafac", whole.tensor)
+        record = current_record("parafac").replace(run=RunState(whole.tensor))
 
         def call(cp_tensor: Any, error: Any) -> Any:
-            returned = callback(mark_origin(cp_tensor, origin), error)
+            returned = callback(attach(cp_tensor, record), error)
             if memory.factors_may_change:  # weights may have been changed in place
                 memory.has_unit_weights = bool((tl.to_numpy(cp_tensor.weights) == 1).all())
             return returned

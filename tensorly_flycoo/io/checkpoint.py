@@ -3,21 +3,25 @@
 import copy
 import hashlib
 import weakref
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 from tensorly.cp_tensor import CPTensor
 from tensorly.tucker_tensor import TuckerTensor
 
 from ..base.array_modules import Array
+from ..base.fit_record import attach, find_record
 from ..tensor.pieces import Piece, map_pieces
 from ..tensor.tensor import FlycooTensor
 from .array_file import CHECKPOINT, Header, number, open_arrays, save_arrays
 from .files import FilePath
+from .fit_records import describe_record, list_record_arrays, read_record
 
 Model: TypeAlias = CPTensor | TuckerTensor
-_M = TypeVar("_M", CPTensor, TuckerTensor)
+
+#: How the names of a model's own arrays begin; others are of its record.
+_OF_MODEL = ("weights", "core", "factor_", "state_")
 
 #: Odd multipliers of the coordinates and the value: digits of pi, the golden ratio and others.
 _FIRST, _NEXT = 0x243F6A8885A308D3, 0x9E3779B97F4A7C15
@@ -29,32 +33,11 @@ _CPU_BLOCK, _GPU_BLOCK = 2**14, 2**20
 digests: weakref.WeakKeyDictionary[FlycooTensor, str] = weakref.WeakKeyDictionary()
 
 
-class Origin(NamedTuple):
-    """The origin of a model: the decomposition's name and tensor.
-
-    `state` is what the solver needs besides the weights, or core, and factors to go on.
-    """
-
-    solver: str
-    tensor: Any  # a `FlycooTensor`; None for several
-    state: Mapping[str, Array] = {}
-
-
-def mark_origin(model: _M, origin: Origin) -> _M:
-    """Attach its origin to a model that goes to a callback, and return the model."""
-    setattr(model, "_flycoo_origin", origin)  # noqa: B010 (TensorLy's class does not declare it)
-    return model
-
-
-def find_origin(model: Any) -> Origin:
-    """Return the origin of a model; one without a name if no decomposition has handed it out."""
-    return getattr(model, "_flycoo_origin", Origin("", None))
-
-
 class Resumed:
     """The model of a checkpoint, with the relative errors at the start and after each iteration.
 
-    `solver` and `state` are of its `Origin`, `digest` is of the tensor. A text is "" if unknown.
+    `solver` is the decomposition, `state` what it needs to go on, and `digest` that of the tensor.
+    A text is "" if unknown.
     """
 
     def __init__(
@@ -84,11 +67,12 @@ class ResumedTucker(Resumed, TuckerTensor):
 
 
 def copy_model(model: Any) -> Any:
-    """Copy a model without its origin: a solver may write to the list of factors it passed."""
+    """Copy a model without the state of its run: a solver may write to the list of factors."""
     if isinstance(model, CPTensor | TuckerTensor):
         model = copy.copy(model)
         model.factors = list(model.factors)
-        vars(model).pop("_flycoo_origin", None)
+        if (record := find_record(model)) is not None:
+            attach(model, record.replace(run=None))
     return model
 
 
@@ -107,13 +91,14 @@ def save_checkpoint(path: FilePath, model: Model, errors: Sequence[float]) -> No
     checkpoint of a sparse tensor takes one pass over its nonzeros, for the digest.
     """
     check_saveable(model)
-    origin = find_origin(model)
+    record = find_record(model)
     first = "weights" if isinstance(model, CPTensor) else "core"
-    header: Header = {"errors": [float(error) for error in errors]}
+    header: Header = {"errors": [float(error) for error in errors], **describe_record(model)}
     arrays = [(first, getattr(model, first)), *number("factor", model.factors)]
-    if origin.solver:
-        arrays += [(f"state_{name}", array) for name, array in origin.state.items()]
-        header |= {"solver": origin.solver, "digest": find_digest(origin.tensor)}
+    arrays += list_record_arrays(model)
+    if record is not None and record.run is not None:
+        arrays += [(f"state_{name}", array) for name, array in record.run.arrays.items()]
+        header |= {"solver": record.method, "digest": find_digest(record.run.tensor)}
     save_arrays(path, CHECKPOINT, header, arrays)
 
 
@@ -121,7 +106,8 @@ def load_checkpoint(path: FilePath) -> ResumedCP | ResumedTucker:
     """Read a checkpoint that `save_checkpoint` or `Progress` wrote, with its arrays on the host."""
     with open_arrays(path, CHECKPOINT) as reader:
         header, names = reader.header, reader.names() - {"header"}
-        arrays = {name: reader.read(name) for name in names}
+        of_model = [name for name in names if name.startswith(_OF_MODEL)]
+        arrays = {name: reader.read(name) for name in of_model}
         of_state = [name for name in arrays if name.startswith("state_")]
         state = {name.removeprefix("state_"): arrays.pop(name) for name in of_state}
         errors, solver, digest = (header.get(name, "") for name in ("errors", "solver", "digest"))
@@ -130,7 +116,8 @@ def load_checkpoint(path: FilePath) -> ResumedCP | ResumedTucker:
             raise ValueError("its header does not have errors, as numbers, a solver and a digest")
         kind, first = (ResumedTucker, "core") if "core" in arrays else (ResumedCP, "weights")
         model = arrays.pop(first), [arrays[f"factor_{n}"] for n in range(len(arrays))]
-        return kind(model, [float(error) for error in errors], solver, digest, state)
+        resumed = kind(model, [float(error) for error in errors], solver, digest, state)
+        return attach(resumed, read_record(reader, len(model[1]), model[1][0].shape[1]))
 
 
 def find_digest(x: FlycooTensor) -> str:

@@ -9,8 +9,9 @@ import numpy as np
 
 from ..base.array_modules import Array
 from ..base.checks import warn
+from ..base.fit_record import FitRecord, RunState, attach, current_record
 from ..base.reporting import span
-from ..io.checkpoint import Origin, Resumed, ResumedTucker, find_digest, mark_origin
+from ..io.checkpoint import Resumed, ResumedTucker, find_digest
 from ..tensor.tensor import FlycooTensor
 from .cp_model import make_cp_tensor, multiply_grams, normalize, normalize_updated
 from .initial_guess import make_initial_guess, spread_factors
@@ -163,6 +164,10 @@ class Run:
         """Return the arrays that a resumed run needs besides the weights and factors."""
         return {}
 
+    def describe(self) -> FitRecord:
+        """Return the record of the model: what the options say, and what the run has found."""
+        return current_record(self.solver)
+
     def make(self) -> Any:
         """Make the model of an iteration, with a list of its own."""
         return make_cp_tensor(self.weights, self.factors)
@@ -175,7 +180,7 @@ class Run:
         """Update the model until it has converged; return it, and its errors if `return_errors`.
 
         The errors in a checkpoint count for `is_over`, but are not returned. The callback gets the
-        model, with the solver, tensor and state as its origin, and its error: before the first
+        model, whose record has the tensor and the solver's state, and its error: before the first
         iteration that of the start or checkpoint. The arrays never change.
         """
         num_past = len(self.errors)
@@ -196,14 +201,15 @@ class Run:
                 break
             if self.normalize_factors:
                 self.normalize()
-        result = self.finish()
+        result = attach(self.finish(), self.describe())
         return (result, self.errors[num_past:]) if self.return_errors else result
 
     def _call(self, *error: Any) -> bool:
         if self.callback is None:
             return False
-        origin = Origin(self.solver, self.tensor, self.save_state())
-        return self.callback(mark_origin(self.make(), origin), *error) is True
+        run = RunState(self.tensor, self.save_state())
+        model = attach(self.make(), self.describe().replace(run=run))
+        return self.callback(model, *error) is True
 
 
 @dataclass

@@ -11,6 +11,7 @@ from tensorly.cp_tensor import CPTensor
 
 from ..base.array_modules import Array, array_module, move
 from ..base.checks import warn
+from ..base.fit_record import FitRecord, find_record
 from ..engines.tall import column_norms, sum_rows, transposed_product
 
 
@@ -91,16 +92,8 @@ def make_cp_tensor(weights: Array | None, factors: Sequence[Array]) -> CPTensor:
     return CPTensor((weights, list(factors)))
 
 
-#: What `observed_parafac`, whose docstring explains it, says of its models.
-MARKS = ("observed_l2_reg", "observed_scale", "bias_modes")
-
 #: A component of `observed_parafac` whose entries are below this part of the scale is nothing.
 _NOTHING = 1e-6
-
-
-def read_marks(cp_tensor: Any) -> dict[str, Any]:
-    """Return the attributes of a model of `observed_parafac`; those of other models are none."""
-    return {name: getattr(cp_tensor, name) for name in MARKS if hasattr(cp_tensor, name)}
 
 
 def count_zeros(cp_tensor: Any) -> int:
@@ -109,18 +102,26 @@ def count_zeros(cp_tensor: Any) -> int:
     A ridge of `observed_parafac` makes them small first. Biases are not counted.
     """
     factors: list[Array] = cp_tensor.factors
-    if hasattr(cp_tensor, "bias_modes"):
+    record = find_record(cp_tensor)
+    if record is not None and record.scale is not None:
         peaks = multiply_all([cp_tensor.weights, *(abs(factor).max(axis=0) for factor in factors)])
-        is_zero = move(peaks, np) < _NOTHING * cp_tensor.observed_scale
-        return int(is_zero[np.less(cp_tensor.bias_modes, 0)].sum())
+        is_zero = move(peaks, np) < _NOTHING * record.scale
+        return int(is_zero[~find_biases(record, is_zero.size)].sum())
     smallest = np.abs(min(factors, key=lambda factor: factor.shape[0]))
     return int((sum_rows(smallest) == 0).sum())
+
+
+def find_biases(record: FitRecord | None, rank: int) -> np.ndarray:
+    """Mark the components that are biases (R,)."""
+    modes = () if record is None else record.bias_modes
+    return np.greater_equal(modes, 0) if len(modes) else np.zeros(rank, bool)
 
 
 def warn_of_zeros(cp_tensor: Any) -> None:
     if count := count_zeros(cp_tensor):
         advice = "The start may share nothing with the tensor there: pass init='random'"
-        if hasattr(cp_tensor, "bias_modes"):
+        record = find_record(cp_tensor)
+        if record is not None and record.method == "observed_parafac":
             advice = "The ridge leaves nothing of them: pass a smaller l2_reg"
         rank, are = cp_tensor.factors[0].shape[1], "is" if count == 1 else "are"
         warn(f"{count} of {rank} components {are} zero. {advice} or a lower rank")

@@ -10,14 +10,16 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
 import tensorly.decomposition
+from tensorly._factorized_tensor import FactorizedTensor
 from tensorly.backend import BackendManager
 from tensorly.cp_tensor import CPTensor
 
 from ..base.checks import check_count, check_modes, check_real
+from ..base.fit_record import FitRecord, attach, current_record, find_record, recording
 from ..base.reporting import log_compilation, span
 from ..ops.views import find_sparse
 from ..tensor.coo_cache import find_instead, not_sparse_error
-from ..tensor.labelled import LabelledTensor, Labels, check_same_labels, drop_labels, number_modes
+from ..tensor.labelled import LabelledTensor, check_same_labels, drop_labels, number_modes
 from ..tensor.memory import attempt
 from ..tensor.mirroring import mirror
 from .cp_model import warn_of_zeros
@@ -63,7 +65,8 @@ def check_options(given: Mapping[str, Any], ndim: int) -> None:
 def guard(
     function: Callable[_P, _R],
     dense: Callable[_P, _R] | None = None,
-    label: Callable[[_R, Labels], _R] = lambda result, labels: result,
+    label: Callable[[_R, Any], _R] = lambda result, data: result,
+    describe: Callable[[str, Mapping[str, Any], Any], FitRecord] | None = None,
 ) -> Callable[_P, _R]:
     """Let a function log all that it compiles in one line, and explain a MemoryError.
 
@@ -74,6 +77,7 @@ def guard(
     """
     dense = dense or _find_dense(function)
     parameters = list(inspect.signature(function).parameters)
+    defaults = {name: own.default for name, own in inspect.signature(function).parameters.items()}
 
     @functools.wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -96,22 +100,29 @@ def guard(
                     check_same_labels(other, labelled, names=(name, "the tensor"))
                 numbered = number_modes(labelled, given).items()
                 plain = {name: drop_labels(argument) for name, argument in numbered}
-                return label(call(**plain), labelled.labels)  # type: ignore[call-arg]
+                return label(call(**plain), labelled)  # type: ignore[call-arg]
         for name in _MODES:
             if isinstance(given.get(name), Iterable):  # an array or an iterator too
                 given[name] = list(given[name])
         x = find_sparse(given.values(), function.__name__)
         ndim = 3 if function.__name__ == "parafac2" else x.ndim  # x may be its first slice
         check_options(given, ndim)
-        with span(function.__name__, x), log_compilation():
-            result = attempt(function.__name__, functools.partial(function, **given))
-        model = result[0] if isinstance(result, tuple) else result
+        name = function.__name__
+        record = functools.partial(describe or _name_only, name, defaults | given, x)
+        with recording(name, record), span(name, x), log_compilation():
+            result = attempt(name, functools.partial(function, **given))
+            model = result[0] if isinstance(result, tuple) else result
+            if find_record(model) is None and isinstance(model, FactorizedTensor):
+                attach(model, current_record(name))  # of TensorLy's own loop
         if isinstance(model, CPTensor):
             warn_of_zeros(model)
-        labels = getattr(x, "labels", None)  # of a RaggedTensor
-        return label(result, labels) if labels else result
+        return label(result, x) if getattr(x, "labels", None) else result  # of a RaggedTensor
 
     return call
+
+
+def _name_only(method: str, options: Mapping[str, Any], x: Any) -> FitRecord:
+    return FitRecord(method=method)
 
 
 def tensorly_loop(name: str) -> Callable[..., Any]:

@@ -77,6 +77,17 @@ class MissingEntries:
         """Return the same entries of another tensor."""
         return type(self)(x, self.coords)
 
+    def to_mask(self) -> Any:
+        """Return the mask that marks these entries, a `sparse.COO` in host memory."""
+        import sparse
+
+        shape = [size if n in self.modes else 1 for n, size in enumerate(self.shape)]
+        coords = np.zeros((self.ndim, self.coords.shape[1]), np.int64)
+        coords[self.modes] = move(self.coords, np)
+        # COO itself would number cells, of which there may be more than 64 bits can.
+        options = {"sorted": True, "has_duplicates": False, "fill_value": 1.0}
+        return sparse.COO(coords, np.zeros(coords.shape[1]), tuple(shape), **options)
+
     def make_ones(self) -> Values:
         """Return values of one."""
         return array_module(self.coords).ones(self.count, self.dtype)
@@ -344,6 +355,20 @@ def find_missing(x: Any, mask: Any, *, lists: bool = False) -> MissingEntries | 
         return MissingEntries(plain, coords)
     cells = coords[modes]
     return MissingBlocks(plain, cells[:, np.lexsort(cells[::-1])], modes)
+
+
+def copy_mask(mask: Any) -> Any:
+    """Return a mask as a `sparse.COO`, in host memory; of slices a list with one for each."""
+    import sparse
+
+    if isinstance(mask, MissingEntries):
+        return mask.to_mask()
+    if is_raw_sparse(mask):
+        return mask
+    if isinstance(mask, np.ndarray) or is_cupy(mask):
+        coords = np.stack((move(mask, np) == 0).nonzero())
+        return sparse.COO(coords, np.zeros(coords.shape[1]), mask.shape, fill_value=1.0)
+    return [copy_mask(of_slice) for of_slice in mask]
 
 
 def _read_mask(

@@ -16,6 +16,7 @@ import numpy as np
 from tensorly.tenalg.proximal import validate_constraints
 
 from ..base.array_modules import Array, array_module, has_true
+from ..base.fit_record import attach, find_record
 from ..base.reporting import span
 from ..io.checkpoint import Resumed, digests, find_digest
 from ..ops.ragged import RaggedTensor
@@ -61,11 +62,13 @@ class Scaling(NamedTuple):
             factors[self.carrier] = _shift(factors[self.carrier], self.rest, sign)
         if isinstance(model, tuple | list):
             return first, factors
-        scaled = copy.copy(model)  # with its attributes, such as its origin
+        scaled = copy.copy(model)  # with its record
         setattr(scaled, "core" if self.has_core else "weights", first)
         scaled.factors = factors
-        if hasattr(scaled, "observed_scale"):
-            scaled.observed_scale *= 2.0 ** (sign * int(self.shares[-1, -1]))
+        record = find_record(model)
+        if record is not None and record.scale is not None:
+            scale = record.scale * 2.0 ** (sign * int(self.shares[-1, -1]))
+            attach(scaled, record.replace(scale=scale))
         return scaled
 
 

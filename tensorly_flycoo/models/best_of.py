@@ -10,8 +10,10 @@ import tensorly as tl
 from tensorly.cp_tensor import CPTensor
 
 from ..base.checks import check_count
+from ..base.fit_record import attach, find_record
 from ..base.reporting import report
 from ..decomposition.methods import METHODS, Method, find_method
+from ..decomposition.recording import describe_fit
 from ..loop.guarding import require_flycoo_backend
 from ..loop.masks import MissingBlocks, find_missing
 from ..loop.momentum import NESTEROV
@@ -168,7 +170,7 @@ def best_of(
     """
     method = find_method(decomposition, "decomposition", tuple(METHODS))
     _check(method, n_starts, options)
-    labels = x.labels if isinstance(x, LabelledTensor) else None
+    labelled = x if isinstance(x, LabelledTensor) else None
     options = method.prefer_momentum(x, number_modes(x, options))
     x = as_flycoo(x, check_coords=True) if is_sparse(x) else x
     seeds = tl.check_random_state(random_state).randint(2**31 - 1, size=n_starts).tolist()
@@ -182,15 +184,20 @@ def best_of(
             options["mask"] = missing  # one run after another, with one plan
         else:
             runs = run_together(x, rank, seeds, ends, has_momentum, missing, keep_all)
+            record = describe_fit(method.name, method.defaults | options, x)
+            for run in runs:
+                if not run.is_active:
+                    attach(run.cp_tensor, record)
     if "init" in method.defaults:
         options = options | {"init": "random"}
     for number, seed in enumerate(seeds):
         if runs[number].is_active:
             report(f"run {number + 1} of {n_starts}")
             runs[number] = run = Run(*run_once(method, x, rank, seed, options))
-            if hasattr(run.cp_tensor, "observed_l2_reg") and not method.knows_zeros:
+            record = find_record(run.cp_tensor)
+            if record is not None and "validation" in method.defaults:
                 # It depends on no start: the others would choose it too.
-                options["l2_reg"] = run.cp_tensor.observed_l2_reg
+                options["l2_reg"] = record.l2_reg
     results, errors = [run.cp_tensor for run in runs], [list(run.errors) for run in runs]
     dropped = [number for number, run in enumerate(runs) if run.is_dropped]
     starts = Starts(results, errors, seeds, None, dropped, method.error_name)
@@ -202,8 +209,8 @@ def best_of(
         for _ in runs:  # a leader may have been dropped for another one
             leaders = leaders[leaders]
         starts = replace(starts, matches=scores[leaders])
-    if labels is not None:
-        starts = replace(starts, runs=[label_result(result, labels) for result in results])
+    if labelled is not None:
+        starts = replace(starts, runs=[label_result(result, labelled) for result in results])
     return starts
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from ..base.array_modules import Array, array_module, move
 from ..base.checks import check_factors, check_weights
+from ..base.fit_record import find_record
 from ..engines.tall import qr
 from ..ops.cp_entries import take_model
 from ..ops.ttmc import merge_modes, multiply_nonempty_rows
@@ -78,7 +79,8 @@ def core_consistency(x: LabelledData, cp_tensor: Any) -> float:
     100.0
     """
     check_same_labels(x, cp_tensor)
-    if hasattr(cp_tensor, "observed_l2_reg"):
+    record = find_record(cp_tensor)
+    if record is not None and record.absent == "unknown":
         raise ValueError("cp_tensor is a model of observed_parafac, expected one of all cells of x")
     x = as_flycoo(x, check_coords=True)
     if x.ndim < 2:

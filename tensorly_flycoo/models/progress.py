@@ -16,12 +16,12 @@ from types import FrameType
 from typing import Any, Self, SupportsFloat
 
 from ..base.checks import check_choice, check_count, check_positive, require
+from ..base.fit_record import FitRecord, find_record
 from ..base.reporting import listen
 from ..decomposition.methods import METHODS
 from ..io.checkpoint import (
     check_saveable,
     copy_model,
-    find_origin,
     load_checkpoint,
     save_checkpoint,
 )
@@ -306,14 +306,15 @@ class Progress:
     def _report(self, model: Any, is_last: bool) -> None:
         change = self.errors[-2] - self.errors[-1]
         state = f"fit {1 - self.errors[-1]:.6f}"
-        origin = find_origin(model)
-        method = METHODS.get(origin.solver)
+        record = find_record(model) or FitRecord()
+        method = METHODS.get(record.method)
         if method is not None and method.error_name == "loss":
             change, state = -change, f"loss {self.errors[-1]:.8g}"
         if not math.isnan(change):  # TensorLy's randomised_parafac has no error at the start
             state += f", change {change:+.1e}"
-        if cluster := getattr(origin.tensor, "_cluster", None):
-            cluster.log_event(origin.solver, iteration=self.iteration, state=state)
+        tensor = None if record.run is None else record.run.tensor
+        if cluster := getattr(tensor, "_cluster", None):
+            cluster.log_event(record.method, iteration=self.iteration, state=state)
         if self._bar is not None:
             self._bar.set_description_str("", refresh=False)
             self._bar.set_postfix_str(state, refresh=False)

@@ -240,7 +240,7 @@ def select_rank(
     >>> selection.rank, selection.best.rank
     (2, 2)
     """
-    labels = x.labels if isinstance(x, LabelledTensor) else None
+    labelled = x if isinstance(x, LabelledTensor) else None
     options = number_modes(x, options)
     known = [name for name in METHODS if name != "coupled_parafac"]
     solver = find_method(method, known=known)
@@ -281,8 +281,8 @@ def select_rank(
     scores, terms, errors, models, tolerances = map(list, zip(*results, strict=True))
     if held_out is not None:
         scores = held_out.judge(scores, terms)
-    if labels is not None and not isinstance(x, RaggedTensor):  # which has its own
-        models = [label_result(model, labels) for model in models]
+    if labelled is not None and not isinstance(x, RaggedTensor):  # which has its own
+        models = [label_result(model, labelled) for model in models]
     chosen, rule = _suggest(scores, tolerances)
     missing = ranks[len(results) :]
     texts = [f"Ctrl-C stopped the search before rank {missing[0]}"] if missing else []

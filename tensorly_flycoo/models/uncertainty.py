@@ -10,6 +10,7 @@ from tensorly.cp_tensor import CPTensor
 
 from ..base.array_modules import Array
 from ..base.checks import check_choice, check_count, check_mode, check_real
+from ..base.fit_record import FitRecord, attach, find_record
 from ..base.reporting import report
 from ..decomposition import generalized_parafac
 from ..loop.cp_model import make_cp_tensor
@@ -190,7 +191,9 @@ def uncertainty(
         samples = [own + spread * (of - of.mean(axis=0)) for own, of in pairs]
     least = 0.0 if mode is None else -np.inf  # models of counts have no negative numbers
     pairs = zip(estimates, samples, strict=True)
-    weights, *cp_tensor.intervals = [_find_interval(*pair, level, least) for pair in pairs]
+    weights, *intervals = [_find_interval(*pair, level, least) for pair in pairs]
+    record = find_record(cp_tensor) or FitRecord()
+    attach(cp_tensor, record.replace(intervals=intervals))
     return Uncertainty(cp_tensor, weights, samples[1:], level)
 
 

@@ -110,7 +110,7 @@ def make_cp_tensors(
         shared = [factors[name] for name in names]
         if {*names} <= {*labels}:  # the constructor would sort by this block's weights alone
             known = Labels({name: labels[name] for name in names}, labels.ordered)
-            cp_tensors.append(LabelledCP._from_parts(own, shared, known, {}))
+            cp_tensors.append(LabelledCP._from_parts(own, shared, known))
         else:
             cp_tensors.append(CPTensor((own, shared)))
     return cp_tensors

@@ -6,6 +6,7 @@ import numpy as np
 
 from ..base.array_modules import Array, array_module, as_array, move
 from ..base.checks import num_cells
+from ..base.fit_record import find_record
 from ..engines import Engine
 from ..engines.tall import sum_columns
 from ..loop.cp_model import multiply_all, multiply_grams
@@ -123,7 +124,8 @@ def cp_fit(
         x, count = missing.observed, count - missing.count
         if count == 0:
             raise ValueError("mask marks all entries as missing, expected some that are not")
-    if held_out is None and hasattr(cp_tensor, "observed_l2_reg"):
+    record = find_record(cp_tensor)
+    if held_out is None and record is not None and record.absent == "unknown":
         held_out = x._sorted_nonzeros()
     if held_out is not None:
         model, values = compare_entries(cp_tensor, held_out, "held_out")

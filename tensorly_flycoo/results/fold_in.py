@@ -6,8 +6,9 @@ import numpy as np
 
 from ..base.array_modules import Array, array_module, move
 from ..base.checks import check_factors, check_least, check_mode, check_positive
+from ..base.fit_record import FitRecord, find_record
 from ..engines.tall import column_norms, eigh
-from ..loop.cp_model import multiply_all, multiply_grams, read_marks
+from ..loop.cp_model import multiply_all, multiply_grams
 from ..loop.hals import solve_nonnegative
 from ..loop.losses import check_data, find_exact, find_loss
 from ..loop.masks import ObservedData
@@ -118,10 +119,11 @@ def fold_in(
         raise ValueError(f"x_new has {x.ndim} modes, expected {len(factors)}, as the model has")
     xp, old, factors = array_module(factors[mode]), factors[mode], list(factors)
     factors[mode] = xp.zeros((x.shape[mode], old.shape[1]), old.dtype)
+    record = find_record(cp_tensor) or FitRecord()
     if observed is None:
-        observed = hasattr(cp_tensor, "observed_l2_reg")
+        observed = record.absent == "unknown"
     if l2_reg is None:
-        l2_reg = getattr(cp_tensor, "observed_l2_reg", L2_REG)
+        l2_reg = record.l2_reg if record.absent == "unknown" else L2_REG
     check_positive(l2_reg, "l2_reg")
     if observed or is_count:
         check_factors(factors, x.shape, x.dtype, x._engine.array_type)
@@ -161,10 +163,10 @@ def _fit_observed(
     x: FlycooTensor, cp_tensor: Any, factors: list[Array], mode: int, l2_reg: float
 ) -> Array:
     """Fit the rows of `mode` to the nonzeros; columns of other modes' biases, one number, stay."""
-    (weights, before), marks = take_model(cp_tensor), read_marks(cp_tensor)
+    (weights, before), record = take_model(cp_tensor), find_record(cp_tensor) or FitRecord()
     old = before[mode]
     xp, rows, scales = array_module(old), factors[mode], 1 if weights is None else weights
-    bias_modes = xp.asarray(marks.get("bias_modes", (-1,) * old.shape[1]))
+    bias_modes = xp.asarray(record.bias_modes or (-1,) * old.shape[1])
     is_own = bias_modes == mode
     is_kept = (bias_modes >= 0) & ~is_own
     rows += old[:1] * is_kept
@@ -184,7 +186,7 @@ def _fit_observed(
     factors[mode - 1] *= lengths * scales
     coords, values = x._sorted_nonzeros()
     values = values.astype(np.float64)
-    scale = marks.get("observed_scale") or measure_scale(values) or 1.0
+    scale = record.scale or measure_scale(values) or 1.0
     ridge = scale_ridge(l2_reg, scale, x.ndim)
     common = xp.diag(xp.where(is_own, l2_reg, ridge))
     plan = RowPlan.of(coords[mode], x.shape[mode])

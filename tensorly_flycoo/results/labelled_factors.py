@@ -10,11 +10,12 @@ import numpy as np
 
 from ..base.array_modules import Array, move
 from ..base.checks import check_count, check_mode, require
+from ..base.fit_record import FitRecord, attach, find_record
 from ..base.tables import make_bars, make_line, make_table
 from ..engines.tall import find_largest
 from ..io import array_file
 from ..io.files import FilePath
-from ..loop.cp_model import read_marks
+from ..io.fit_records import describe_record, list_record_arrays, read_record
 from ..tensor.labelled import Labels, number_modes, take_labels
 
 if TYPE_CHECKING:
@@ -51,16 +52,14 @@ class LabelledFactors:
     _lists: ClassVar[Sequence[str]] = ("factor",)
     #: What a file of the model is.
     _kind: ClassVar[array_file.Kind]
-    #: What its header says besides the labels.
-    _describe = read_marks
-
-    #: For each mode, the lower and the upper ends of the intervals of its factor, if known.
-    intervals: Sequence[tuple[np.ndarray, np.ndarray]] = ()
+    #: How the model was made, if it is known.
+    flycoo: FitRecord | None = None
 
     def __init__(self, model: Any, labels: Mapping[str, Any]) -> None:
         super().__init__(model)  # type: ignore[call-arg]  # of the class of TensorLy
         self.labels = Labels(labels)
         self.labels.check([factor.shape[0] for factor in self._list_factors()])
+        attach(self, find_record(model))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -74,9 +73,15 @@ class LabelledFactors:
     @property
     def components(self) -> tuple[int | str, ...]:
         """The numbers of the components, but names of those that are biases."""
-        modes = getattr(self, "bias_modes", (-1,) * np.max(self.rank))
+        record = self.flycoo or FitRecord()
+        modes = record.bias_modes or (-1,) * np.max(self.rank)
         biases = [*(f"{name} bias" for name in self.names), "mean"]
         return tuple(r if n < 0 else biases[n] for r, n in enumerate(modes))
+
+    @property
+    def intervals(self) -> Sequence[tuple[np.ndarray, np.ndarray]]:
+        """For each mode, the ends of the intervals of its factor, if `uncertainty` found some."""
+        return () if self.flycoo is None else self.flycoo.intervals
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of rank {self.rank}: {self.labels.list_sizes()}>"
@@ -235,7 +240,8 @@ class LabelledFactors:
             given = [*given.values()] if isinstance(given, dict) else given
             arrays += array_file.number(name, given)
         arrays += array_file.list_labels(self.labels)
-        header = array_file.name_modes(self.labels) | self._describe()
+        arrays += list_record_arrays(self)
+        header = array_file.name_modes(self.labels) | describe_record(self) | self._describe()
         array_file.save_arrays(path, self._kind, header, arrays)
 
     @classmethod
@@ -260,7 +266,12 @@ class LabelledFactors:
             labels = array_file.read_labels(reader)
             head = reader.read(cls._head, dtypes=array_file.FLOATS)
             lists = [reader.read_list(name, head.dtype) for name in cls._lists]
-            return cls._restore((head, *lists), labels, reader.header)
+            model = cls._restore((head, *lists), labels, reader.header)
+            return attach(model, read_record(reader, len(labels), int(np.max(model.rank))))
+
+    def _describe(self) -> array_file.Header:
+        """Return what the header of the model's file says besides its labels and its record."""
+        return {}
 
     @classmethod
     def _restore(cls, model: tuple, labels: Labels, header: array_file.Header) -> Self:

@@ -10,10 +10,10 @@ from tensorly.tucker_tensor import TuckerTensor
 
 from ..base.array_modules import Array, array_module, is_cupy, move
 from ..base.checks import require
+from ..base.fit_record import FitRecord, attach, find_record
 from ..engines.tall import column_norms, find_extremes
 from ..io import array_file
 from ..io.dataframe import from_dataframe, open_table, read_rows
-from ..loop.cp_model import MARKS, read_marks
 from ..ops.cp_entries import cp_to_entries, take_model
 from ..tensor.labelled import Labels
 from .fold_in import fold_in
@@ -53,10 +53,8 @@ class LabelledCP(LabelledFactors, CPTensor):
     components : tuple of int or str
         The names of the components, by which tables and pictures show them: their numbers, or in a
         model of `observed_parafac` with biases also "item bias" and "mean".
-    observed_l2_reg, observed_scale, bias_modes
-        Only of models of `observed_parafac`, which describes them.
-    intervals : list of pair of array (I_n, R)
-        Only of models of `uncertainty`, for pictures and `to_tidy`: the lower and the upper ends.
+    flycoo : FitRecord
+        How the model was made, which functions that take it ask; its file keeps it.
 
     Raises
     ------
@@ -95,19 +93,18 @@ class LabelledCP(LabelledFactors, CPTensor):
         weights, factors = take_model(cp_tensor)
         factors, labels = list(factors), Labels(labels)
         labels.check([factor.shape[0] for factor in factors])
-        weights, marks = _bring_into_form(weights, factors, read_marks(cp_tensor))
-        self.__dict__.update(vars(self._from_parts(weights, factors, labels, marks)))
+        weights, record = _bring_into_form(weights, factors, find_record(cp_tensor))
+        self.__dict__.update(vars(self._from_parts(weights, factors, labels, record)))
 
     @classmethod
     def _from_parts(
-        cls, weights: Array, factors: list[Array], labels: Labels, marks: dict[str, Any]
+        cls, weights: Array, factors: list[Array], labels: Labels, record: FitRecord | None = None
     ) -> Self:
         """Make a model whose components stay in their order, with their signs."""
         model = cls.__new__(cls)
         CPTensor.__init__(model, (weights, factors))
         model.labels = labels
-        model.__dict__.update(marks)
-        return model
+        return attach(model, record)
 
     def __eq__(self, other: object) -> bool:
         """Return whether weights, factors and labels are the same, to the bit."""
@@ -122,9 +119,8 @@ class LabelledCP(LabelledFactors, CPTensor):
     def _restore(cls, model: tuple, labels: Labels, header: array_file.Header) -> Self:
         weights, factors = model
         labels.check([len(factor) for factor in factors])
-        marks = _read_marks(header, len(factors), weights.size)
         # The model is in form already; bringing it into form again would change the last bits.
-        return cls._from_parts(weights, factors, labels, marks)
+        return cls._from_parts(weights, factors, labels)
 
     def predict(self, frame: Any) -> np.ndarray:
         """Compute the model's entry for each row of a table, such as ratings not yet given.
@@ -211,7 +207,8 @@ class LabelledCP(LabelledFactors, CPTensor):
         name, factor = self.names[index], self.factors[index]
         known = {other: labels for other, labels in self.labels.items() if other != name}
         place = {"dtype": factor.dtype, "device": "cuda" if is_cupy(factor) else "cpu"}
-        is_observed = hasattr(self, "observed_l2_reg") if observed is None else observed
+        record = self.flycoo or FitRecord()
+        is_observed = record.absent == "unknown" if observed is None else observed
         options = {"zeros": "keep" if is_observed else "drop"} | options
         x_new = from_dataframe(frame, self.names, values, labels=known, **place, **options)
         rows = fold_in(
@@ -279,35 +276,27 @@ class LabelledParafac2(LabelledFactors, Parafac2Tensor):
         return [slices, rows, columns]
 
 
-def label_result(result: Any, labels: Mapping[str, Any]) -> Any:
-    """Return the result of a decomposition, with labels for its model if it has one.
+def label_result(result: Any, data: Any) -> Any:
+    """Return the result of a decomposition, with the labels of its data if it is a model.
 
     Row-sharded factors are gathered. A CPTensor loses its factors, so that each is freed as soon as
     its copy in the new form is there.
     """
     if isinstance(result, tuple) and result:
-        return label_result(result[0], labels), *result[1:]
+        return label_result(result[0], data), *result[1:]
+    record = find_record(result)
+    if record is not None:
+        record = record.replace(value_column=getattr(data, "value_column", None))
     if isinstance(result, TuckerTensor):
-        return LabelledTucker(result, labels)
+        return attach(LabelledTucker(result, data.labels), record)
     if isinstance(result, Parafac2Tensor):
-        return LabelledParafac2(result, labels)
+        return attach(LabelledParafac2(result, data.labels), record)
     if not isinstance(result, CPTensor):
         return result
     # A callback may have kept the list, but not the CPTensor.
     (given, factors), result.factors = take_model(result), []
-    weights, marks = _bring_into_form(given, factors, read_marks(result))
-    return LabelledCP._from_parts(weights, factors, Labels(labels), marks)
-
-
-def _read_marks(header: Mapping[str, Any], ndim: int, rank: int) -> dict[str, Any]:
-    """Return the marks in the header of a file, and refuse wrong ones."""
-    marks = {name: header[name] for name in MARKS if name in header}
-    modes = marks.pop("bias_modes", [-1] * rank)
-    is_right = all(type(number) is float and 0 < number < np.inf for number in marks.values())
-    is_right &= type(modes) is list and len(modes) == rank
-    if not (is_right and all(type(n) is int and -1 <= n <= ndim for n in modes)):
-        raise ValueError(f"its header has {marks} and the bias_modes {modes}")
-    return marks | ({"bias_modes": tuple(modes)} if "bias_modes" in header else {})
+    weights, record = _bring_into_form(given, factors, record)
+    return LabelledCP._from_parts(weights, factors, Labels(data.labels), record)
 
 
 def _join_rows(labels: Mapping[str, Any], num_rows: int) -> Labels:
@@ -322,11 +311,11 @@ def _join_rows(labels: Mapping[str, Any], num_rows: int) -> Labels:
 
 
 def _bring_into_form(
-    weights: Array | None, factors: list[Array], marks: dict[str, Any]
-) -> tuple[Array, dict[str, Any]]:
+    weights: Array | None, factors: list[Array], record: FitRecord | None
+) -> tuple[Array, FitRecord | None]:
     """Bring the factors into the form of a `LabelledCP`, in their list.
 
-    Return the new weights, and the marks of the model for the new order of its components.
+    Return the new weights, and the model's record for the new order of its components.
     """
     xp, dtype = array_module(factors[0]), factors[0].dtype
     old = np.ones(factors[0].shape[1]) if weights is None else move(weights, np).astype(np.float64)
@@ -349,9 +338,9 @@ def _bring_into_form(
     for n, norm in enumerate(norms):
         factors[n] = factors[n].take(xp.asarray(order), axis=1)
         factors[n] /= xp.asarray((signs[n] * np.where(norm == 0, 1, norm))[order], dtype)
-    if "bias_modes" in marks:
-        marks = marks | {"bias_modes": tuple(marks["bias_modes"][r] for r in order)}
-    return xp.asarray(sizes[order], dtype), marks
+    if record is not None and record.bias_modes:
+        record = record.replace(bias_modes=tuple(record.bias_modes[r] for r in order))
+    return xp.asarray(sizes[order], dtype), record
 
 
 def _choose_signs(weights: np.ndarray, largest: np.ndarray, smallest: np.ndarray) -> np.ndarray:

@@ -1,0 +1,99 @@
+"""What a decomposition's options say of the model that it makes: its `FitRecord`."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from tensorly.tenalg.proximal import validate_constraints
+
+from ..base.checks import spread_numbers
+from ..base.fit_record import FitRecord
+from ..loop.losses import find_loss
+from ..loop.masks import copy_mask
+from ..loop.scaling import CONSTRAINTS
+from ..loop.smoothness import read_smoothness
+from .non_negative_parafac_hals import find_constrained
+
+#: Decompositions whose factors are all non-negative, whatever their options.
+_NON_NEGATIVE = ("non_negative_parafac", "non_negative_tucker", "non_negative_tucker_hals")
+
+
+def describe_fit(function: str, options: Mapping[str, Any], x: Any) -> FitRecord:
+    """Return the record of a decomposition's model, from all options of the call, which are valid.
+
+    What the run itself finds, such as a ridge that is chosen and the scale of the values, the
+    decomposition adds; labels bring the column of the values.
+    """
+    ndim = 3 if function == "parafac2" else x.ndim
+    loss = options.get("loss", "gaussian")
+    mask = options.get("mask")
+    absent, unobserved = _read_absent(function, options, loss)
+    return FitRecord(
+        method=function,
+        loss=loss if isinstance(loss, str) else "custom",
+        absent=absent,
+        unobserved=unobserved,
+        is_weighted=options.get("confidence") is not None,
+        mask=None if mask is None else copy_mask(mask),
+        l2_reg=_read_ridge(function, options),
+        non_negative=_list_non_negative(function, options, loss, ndim),
+        constraints=_list_constraints(function, options, ndim),
+        dtype=str(x.dtype),
+    )
+
+
+def _read_absent(function: str, options: Mapping[str, Any], loss: Any) -> tuple[str, float]:
+    """Return what a cell without a row is to a decomposition, and the weight that it has."""
+    unobserved = float(options.get("unobserved") or 0)
+    if unobserved:
+        return "weighted", unobserved
+    sees_nonzeros_only = function == "observed_parafac" or loss == "zero_truncated_poisson"
+    return ("unknown" if sees_nonzeros_only else "zero"), 0.0
+
+
+def _read_ridge(function: str, options: Mapping[str, Any]) -> float:
+    """Return the ridge; 0 where the decomposition chooses it, and where it is a constraint."""
+    l2_reg = options.get("l2_reg", 0)
+    is_constraint = function == "constrained_parafac"
+    return 0.0 if isinstance(l2_reg, str) or is_constraint else float(l2_reg)
+
+
+def _list_non_negative(
+    function: str, options: Mapping[str, Any], loss: Any, ndim: int
+) -> tuple[int, ...]:
+    """List the modes whose factors a decomposition keeps non-negative."""
+    every = tuple(range(ndim))
+    if function in _NON_NEGATIVE or options.get("non_negative") is True:
+        return every
+    if function == "generalized_parafac":
+        return every if find_loss(loss).lower_bound >= 0 else ()
+    if function == "constrained_parafac":
+        names = _name_constraints(options, ndim)
+        return tuple(mode for mode in every if names[mode] == ("non_negative", True))
+    if "nn_modes" in options:
+        return tuple(sorted(find_constrained(options["nn_modes"], every)))
+    return ()
+
+
+def _list_constraints(
+    function: str, options: Mapping[str, Any], ndim: int
+) -> dict[int, dict[str, float]]:
+    """Return the constraints and penalties of each mode that has some, but non-negativity."""
+    found: dict[int, dict[str, float]] = {mode: {} for mode in range(ndim)}
+    if function == "constrained_parafac":
+        for mode, (name, strength) in enumerate(_name_constraints(options, ndim)):
+            if strength and name != "non_negative":
+                found[mode][name] = float(strength)
+    elif np.any(strengths := read_smoothness(options.get("smoothness"), ndim)):
+        for mode, strength in enumerate(strengths):
+            found[mode] |= {"smoothness": float(strength)} if strength else {}
+    penalties = options.get("sparsity_coefficients")
+    for mode, penalty in enumerate(spread_numbers(penalties, ndim, "sparsity_coefficients")):
+        found[mode] |= {"sparsity": float(penalty)} if penalty else {}
+    return {mode: names for mode, names in found.items() if names}
+
+
+def _name_constraints(options: Mapping[str, Any], ndim: int) -> list[tuple[Any, Any]]:
+    """Return the name and strength of each mode's constraint of `constrained_parafac`, or None."""
+    given = {name: options[name] for name in CONSTRAINTS if options.get(name) is not None}
+    return [validate_constraints(**given, n_const=ndim, order=mode) for mode in range(ndim)]
