@@ -119,7 +119,7 @@ def main(argv=None):
     results = {
         "the mean": measure_error(means.mean, ratings[test]),
         "person and film means": measure_error(base[test], ratings[test]),
-        f"CP and biases, l2_reg {model.observed_l2_reg:g}": measure_error(predicted, ratings[test]),
+        f"CP and biases, l2_reg {model.flycoo.l2_reg:g}": measure_error(predicted, ratings[test]),
     }
     for name, error in results.items():
         print(f"{name:25} root mean squared error {error:.4f}")

@@ -57,7 +57,7 @@ def main(argv=None):
     # Of the best ten films for each user, how many have 4 or 5 held-out stars? Precision is low,
     # since a user gave that many to only two or three held-out films. By the biases alone, the same
     # films are the best for everyone. The errors are those at these ratings too.
-    is_bias = np.array(cp.bias_modes) >= 0
+    is_bias = np.array(cp.flycoo.bias_modes) >= 0
     weights = np.where(is_bias, cp.weights, 0)
     models = {"biases": (weights, cp.factors), "biases and two tastes": cp}
     found = {}

@@ -105,9 +105,8 @@ def _read_mask(reader: ArrayReader, shape: Any) -> Any:
     if not isinstance(shape, list):
         raise ValueError(f"its header has a mask of shape {shape!r}")
     if all(isinstance(of_slice, list) for of_slice in shape):
-        slices, *cells = reader.read("mask", (3, None), (_INDEX,))
-        cells = np.stack(cells)
-        return [_make_mask(cells[:, slices == k], own) for k, own in enumerate(shape)]
+        listed = reader.read("mask", (3, None), (_INDEX,))
+        return [_make_mask(listed[1:, listed[0] == k], own) for k, own in enumerate(shape)]
     return _make_mask(reader.read("mask", (len(shape), None), (_INDEX,)), shape)
 
 

@@ -23,6 +23,8 @@ from ..tensor.labelled import LabelledTensor, check_same_labels, drop_labels, nu
 from ..tensor.memory import attempt
 from ..tensor.mirroring import mirror
 from .cp_model import warn_of_zeros
+from .model_uses import match_guess
+from .unknown_cells import obey_unknown
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -98,8 +100,12 @@ def guard(
             if isinstance(labelled, LabelledTensor):
                 for name, other in given.items():
                     check_same_labels(other, labelled, names=(name, "the tensor"))
-                numbered = number_modes(labelled, given).items()
-                plain = {name: drop_labels(argument) for name, argument in numbered}
+                numbered = number_modes(labelled, given)
+                if isinstance(tensor := given.get(parameters[0]), LabelledTensor):
+                    numbered = obey_unknown(tensor, function.__name__, defaults, numbered)
+                    if "init" in numbered:
+                        numbered["init"] = match_guess(numbered["init"], tensor)
+                plain = {name: drop_labels(argument) for name, argument in numbered.items()}
                 return label(call(**plain), labelled)  # type: ignore[call-arg]
         for name in _MODES:
             if isinstance(given.get(name), Iterable):  # an array or an iterator too

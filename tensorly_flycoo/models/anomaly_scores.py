@@ -6,10 +6,11 @@ import numpy as np
 
 from ..base.array_modules import Array, array_module, move
 from ..base.checks import check_finite
+from ..loop.model_uses import check_model
 from ..results.counts import check_counts, log_upper_tail
 from ..results.cp_fit import compare_entries
 from ..tensor.coo_cache import LabelledData, as_flycoo
-from ..tensor.labelled import LabelledTensor, check_same_labels
+from ..tensor.labelled import LabelledTensor
 from ..tensor.mirroring import mirror
 
 
@@ -43,8 +44,9 @@ def anomaly_scores(x_new: "LabelledData | tuple[Array, Array]", cp_tensor: Any) 
         If `x_new` is not sparse, or arrays are on different devices.
     ValueError
         If a shape does not match, an index is out of range, a count is negative or not finite, the
-        model is negative at an entry, labels differ from those of a `LabelledCP`, or a mode of a
-        LabelledTensor is called "value" or "score".
+        model is negative at an entry, labels or modes differ from those of a `LabelledCP`,
+        `cp_tensor` is no CP model or has another loss, or a mode of a LabelledTensor is called
+        "value" or "score".
 
     Notes
     -----
@@ -68,8 +70,8 @@ def anomaly_scores(x_new: "LabelledData | tuple[Array, Array]", cp_tensor: Any) 
     array([ 0.2, 11.6,  4.2])
     """
     entries: Any = x_new
+    check_model("anomaly_scores", cp_tensor, x_new)
     if isinstance(x_new, LabelledTensor) or not isinstance(x_new, tuple):
-        check_same_labels(x_new, cp_tensor)
         entries = as_flycoo(x_new, check_coords=True)._sorted_nonzeros()
     found = compare_entries(cp_tensor, entries, "x_new")
     means, counts = (move(array, np) for array in found)

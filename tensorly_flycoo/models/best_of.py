@@ -194,10 +194,10 @@ def best_of(
         if runs[number].is_active:
             report(f"run {number + 1} of {n_starts}")
             runs[number] = run = Run(*run_once(method, x, rank, seed, options))
-            record = find_record(run.cp_tensor)
-            if record is not None and "validation" in method.defaults:
+            found = find_record(run.cp_tensor)
+            if found is not None and "validation" in method.defaults:
                 # It depends on no start: the others would choose it too.
-                options["l2_reg"] = record.l2_reg
+                options["l2_reg"] = found.l2_reg
     results, errors = [run.cp_tensor for run in runs], [list(run.errors) for run in runs]
     dropped = [number for number, run in enumerate(runs) if run.is_dropped]
     starts = Starts(results, errors, seeds, None, dropped, method.error_name)

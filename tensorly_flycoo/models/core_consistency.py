@@ -9,12 +9,12 @@ import numpy as np
 
 from ..base.array_modules import Array, array_module, move
 from ..base.checks import check_factors, check_weights
-from ..base.fit_record import find_record
 from ..engines.tall import qr
+from ..loop.masks import find_missing
+from ..loop.model_uses import check_model, choose_mask
 from ..ops.cp_entries import take_model
 from ..ops.ttmc import merge_modes, multiply_nonempty_rows
-from ..tensor.coo_cache import LabelledData, as_flycoo
-from ..tensor.labelled import check_same_labels
+from ..tensor.coo_cache import LabelledData, Mask, as_flycoo
 from ..tensor.mirroring import mirror
 from ..tensor.tensor import FlycooTensor
 
@@ -23,7 +23,7 @@ _BLOCK_NUMBERS = 2**25
 
 
 @mirror
-def core_consistency(x: LabelledData, cp_tensor: Any) -> float:
+def core_consistency(x: LabelledData, cp_tensor: Any, mask: Mask = None) -> float:
     r"""Compute the core consistency of a CP model, at most 100.
 
     .. math:: 100 - \frac{100}{R} \sum (G - I)^2, \quad G = x \times_1 A_1^+ \dots \times_N A_N^+
@@ -40,6 +40,10 @@ def core_consistency(x: LabelledData, cp_tensor: Any) -> float:
         With two modes or more.
     cp_tensor : CPTensor or (weights, factors)
         With the dtype of `x`.
+    mask : sparse.COO or array, optional
+        As for `parafac`: missing cells, which get the values of the model. By default those that
+        `x` knows (`LabelledTensor.unknown`), else those of the mask with which the model was
+        fitted.
 
     Returns
     -------
@@ -51,15 +55,17 @@ def core_consistency(x: LabelledData, cp_tensor: Any) -> float:
     TypeError
         If `x` is not sparse, or weights or factors have the wrong array type or dtype.
     ValueError
-        If `x` has one mode, a shape does not match, the labels of `x` differ from those of a
-        `LabelledCP`, or the model is one of `observed_parafac`, to which missing cells are unknown.
+        If `x` has one mode, a shape does not match, the labels or modes of `x` differ from those of
+        a `LabelledCP`, or `cp_tensor` is no CP model, or one of `observed_parafac`, to which
+        cells without a row are unknown, or has a loss by which its values are no means of `x`.
 
     Notes
     -----
     At most about ``nnz * R**(ndim - 1)`` operations, and the fewer the more modes can be merged:
     adjacent ones whose indices have few combinations. The workspace has ``R**(ndim - 2)`` numbers
     for each non-empty index of the shortest mode, or up to 256 MB if that is more. Modes are merged
-    in a copy of the tensor, which is kept as long as `x`. A QR decomposition of each factor gives
+    in a copy of the tensor, which is kept as long as `x`. Missing cells are listed, and cost what
+    nonzeros do. A QR decomposition of each factor gives
     its pseudo-inverse, in which singular values below rounding error count as zero (tlviz divides
     by them).
 
@@ -78,11 +84,11 @@ def core_consistency(x: LabelledData, cp_tensor: Any) -> float:
     >>> round(core_consistency(x, (None, factors)), 6)
     100.0
     """
-    check_same_labels(x, cp_tensor)
-    record = find_record(cp_tensor)
-    if record is not None and record.absent == "unknown":
-        raise ValueError("cp_tensor is a model of observed_parafac, expected one of all cells of x")
+    record = check_model("core_consistency", cp_tensor, x)
+    mask = choose_mask(record, x, mask)
     x = as_flycoo(x, check_coords=True)
+    if mask is not None:
+        x = _impute(x, cp_tensor, mask)
     if x.ndim < 2:
         raise ValueError(f"x has shape {x.shape}, expected two modes or more")
     weights, factors = take_model(cp_tensor)
@@ -102,6 +108,12 @@ def core_consistency(x: LabelledData, cp_tensor: Any) -> float:
         block[(ids,) * (x.ndim - 1) + (ids - start,)] -= 1
         difference += float((block**2).sum(dtype=np.float64))
     return 100 - 100 * difference / rank
+
+
+def _impute(x: FlycooTensor, cp_tensor: Any, mask: Any) -> FlycooTensor:
+    """Return a tensor with the values of a model at its missing cells."""
+    missing = find_missing(x, mask, lists=True)
+    return x if missing is None else missing.fill(missing.impute(*take_model(cp_tensor)))
 
 
 def _iterate_core(x: FlycooTensor, inverses: list[Array]) -> Iterator[tuple[int, Array]]:

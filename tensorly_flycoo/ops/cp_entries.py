@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from tensorly.parafac2_tensor import Parafac2Tensor
+from tensorly.tucker_tensor import TuckerTensor
 
 from ..base.array_modules import Array, array_module, is_cupy, move, share
 from ..base.checks import check_coords, check_inside
@@ -72,12 +74,25 @@ def cp_to_entries(cp_tensor: Any, coords: Array) -> Array:
 def take_model(cp_tensor: Any) -> tuple[Array | None, list[Array]]:
     """Return a CP model's weights and factors as arrays of NumPy or CuPy, shared or gathered.
 
-    The model is TensorLy's, a pair, or a ktensor of pyttb.
+    The model is TensorLy's, a pair, or a ktensor of pyttb; a ValueError refuses other kinds.
     """
+    if (kind := find_kind(cp_tensor)) != "CP":
+        raise ValueError(f"cp_tensor is a {type(cp_tensor).__name__}, a {kind} model, expected CP")
     if hasattr(cp_tensor, "factor_matrices"):
         cp_tensor = cp_tensor.weights, cp_tensor.factor_matrices
     weights, factors = cp_tensor
     return share(weights), [share(gather(factor)) for factor in factors]
+
+
+def find_kind(model: Any) -> str:
+    """Return what a model is: "CP", "Tucker", "PARAFAC2" or "coupled"."""
+    if isinstance(model, Parafac2Tensor):
+        return "PARAFAC2"
+    if hasattr(model, "cp_tensors"):  # our CoupledCP
+        return "coupled"
+    is_pair = isinstance(model, tuple | list) and len(model) == 2
+    has_core = is_pair and getattr(model[0], "ndim", 1) != 1
+    return "Tucker" if has_core or isinstance(model, TuckerTensor) else "CP"
 
 
 def evaluate_model(coords: Array, weights: Array | None, factors: Sequence[Array]) -> Array:

@@ -6,17 +6,16 @@ import numpy as np
 
 from ..base.array_modules import Array, array_module, as_array, move
 from ..base.checks import num_cells
-from ..base.fit_record import find_record
 from ..engines import Engine
 from ..engines.tall import sum_columns
 from ..loop.cp_model import multiply_all, multiply_grams
 from ..loop.losses import find_exact
 from ..loop.masks import find_missing
+from ..loop.model_uses import check_model, choose_mask
 from ..loop.scaling import find_exponent
 from ..ops.cp_entries import cp_to_entries, take_model
 from ..ops.mttkrp import mttkrp
 from ..tensor.coo_cache import LabelledData, Mask, as_flycoo
-from ..tensor.labelled import check_same_labels
 from ..tensor.mirroring import mirror
 from ..tensor.pieces import Piece, map_pieces
 from .counts import CountFit, check_counts, complete_fit, sum_counts
@@ -58,7 +57,7 @@ def cp_fit(
     *,
     mask: Mask = None,
     held_out: tuple[Array, Array] | None = None,
-    loss: str = "gaussian",
+    loss: str | None = None,
 ) -> CPFit | CountFit:
     """Compute how well a CP model fits all cells of a sparse tensor, or only held-out entries.
 
@@ -68,14 +67,17 @@ def cp_fit(
     ----------
     x : FlycooTensor, LabelledTensor or sparse.COO
     cp_tensor : CPTensor or (weights, factors)
-        Any model of the shape and dtype of `x`. One of `observed_parafac`
-        is compared with the nonzeros of `x` alone: the other cells are unknown to it.
+        Any model of the shape and dtype of `x`. One of `observed_parafac` is compared with the
+        nonzeros of `x` alone: the other cells are unknown to it. Weights of cells do not count.
     mask : sparse.COO or array, optional
-        As for `parafac`: the missing entries are left out, whatever `x` stores there.
+        As for `parafac`: the missing entries are left out, whatever `x` stores there. By default
+        those that `x` knows (`LabelledTensor.unknown`), else those of the mask with which the model
+        was fitted.
     held_out : pair of arrays, optional
         Coordinates (ndim, count) and values (count,) of entries, zeros included if they were held
         out too. Only these are compared; of `x` only the shape is used.
-    loss : {"gaussian", "poisson_count"}
+    loss : {"gaussian", "poisson_count"}, optional
+        By default that with which the model was fitted; "gaussian" if that is not known.
 
     Returns
     -------
@@ -86,9 +88,10 @@ def cp_fit(
     TypeError
         If `x` is not sparse, or an array has another dtype.
     ValueError
-        If shapes do not match, the labels of `x` differ from those of a `LabelledCP`, both `mask`
-        and `held_out` are given, `held_out` is not a pair, no entry is left, or `loss` is unknown;
-        or, with "poisson_count", a value or an entry of the model is negative.
+        If shapes do not match, the labels or modes of `x` differ from those of a `LabelledCP`,
+        `cp_tensor` is no CP model, both `mask` and `held_out` are given, `held_out` is not a pair,
+        no entry is left, or `loss` is none of these, nor is that of the model; or, with
+        "poisson_count", a value or an entry of the model is negative.
 
     Notes
     -----
@@ -110,22 +113,21 @@ def cp_fit(
     >>> cp_fit(x, model, held_out=([[1, 1], [0, 1]], [0.0, 8.0]))
     CPFit(fit=0.5, relative_error=0.5, rmse=2.82842712474619, num_entries=2)
     """
-    is_count = find_exact(loss).is_count
+    record = check_model("cp_fit", cp_tensor, x)
+    is_count = find_exact(record.loss if loss is None else loss).is_count
     if mask is not None and held_out is not None:
         raise ValueError("mask and held_out are both given, expected at most one of them")
-    check_same_labels(x, cp_tensor)
+    knows_rows_only = record.absent == "unknown"
+    if held_out is None and not knows_rows_only:
+        mask = choose_mask(record, x, mask)
     x = as_flycoo(x, check_coords=True)
     weights, factors = take_model(cp_tensor)
-    shape = tuple(factor.shape[0] for factor in factors)
-    if (held_out is not None or mask is not None or is_count) and shape != x.shape:
-        raise ValueError(f"cp_tensor has shape {shape}, expected {x.shape}, that of x")
     missing, count = None if mask is None else find_missing(x, mask), num_cells(x.shape)
     if missing is not None:
         x, count = missing.observed, count - missing.count
         if count == 0:
             raise ValueError("mask marks all entries as missing, expected some that are not")
-    record = find_record(cp_tensor)
-    if held_out is None and record is not None and record.absent == "unknown":
+    if held_out is None and knows_rows_only:
         held_out = x._sorted_nonzeros()
     if held_out is not None:
         model, values = compare_entries(cp_tensor, held_out, "held_out")

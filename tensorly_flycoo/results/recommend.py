@@ -10,10 +10,11 @@ from ..engines.tall import find_largest, sum_columns
 from ..io.entries import place_entries
 from ..loop.cp_model import multiply_all
 from ..loop.guarding import describe_as
+from ..loop.model_uses import check_model
 from ..ops.cp_entries import choose_block_size, take_model
 from ..tensor.coo_cache import LabelledData, as_flycoo
 from ..tensor.indexing import match_sorted
-from ..tensor.labelled import Labels, as_labels, check_same_labels, number_modes, take_labels
+from ..tensor.labelled import Labels, as_labels, number_modes, take_labels
 from ..tensor.mirroring import mirror
 from .cp_fit import cp_fit
 
@@ -52,7 +53,7 @@ def recommend(
         If `n` is no integer, or `exclude` is not sparse.
     ValueError
         If there is no such mode, `of` is `mode`, one of `ids` is unknown, `n` is below 1, the model
-        is not finite, or `exclude` has another shape or other labels.
+        is not finite or no CP model, or `exclude` has another shape, other labels or other modes.
 
     Notes
     -----
@@ -68,6 +69,7 @@ def recommend(
     >>> recommend(cp, "user", ["ann"], 2, exclude=FlycooTensor([[0], [0]], [4.0], (2, 3)))
     [{'Brazil': 2.0, 'Cube': 1.0}]
     """
+    check_model("recommend", cp_tensor, exclude)
     first, second = _find_modes(cp_tensor, mode, of)
     weights, factors = take_model(cp_tensor)
     labels = Labels(getattr(cp_tensor, "labels", None) or [np.arange(len(f)) for f in factors])
@@ -79,8 +81,7 @@ def recommend(
     scaled = multiply_all([columns, *means, *([] if weights is None else [weights])])
     scaled = scaled.astype(columns.dtype)
     if exclude is not None:
-        check_same_labels(exclude, cp_tensor, names=("exclude", "the model"))
-        pairs = _list_pairs(exclude, tuple(map(len, factors)), [first, second])
+        pairs = _list_pairs(exclude, [first, second])
     step = choose_block_size(columns, others.size)
     n = min(check_count(n, "n"), others.size)
     for start in range(0, rows.size, step):
@@ -138,10 +139,11 @@ def evaluate(
     >>> evaluate(model, FlycooTensor([[0, 1], [1, 2]], [3.0, 4.0], (2, 3)), n=1)
     {'rmse': 1.0, 'precision': 0.5, 'recall': 0.5}
     """
+    check_model("evaluate", cp_tensor, x)
+    check_model("recommend", cp_tensor, exclude)
     first, second = _find_modes(cp_tensor, mode, of)
-    check_same_labels(exclude, cp_tensor, names=("exclude", "the model"))
     coords, values = as_flycoo(x, check_coords=True)._sorted_nonzeros()
-    rmse = cp_fit(x, cp_tensor, held_out=(coords, values)).rmse
+    rmse = cp_fit(x, cp_tensor, held_out=(coords, values), loss="gaussian").rmse
     wanted: dict[int, set[int]] = {}
     for row, column in move(coords[[first, second]], np).T.tolist():
         wanted.setdefault(row, set()).add(column)
@@ -162,10 +164,7 @@ def _find_modes(cp_tensor: Any, mode: int | str, of: int | str | None) -> tuple[
     return first, second
 
 
-def _list_pairs(exclude: LabelledData, shape: tuple[int, ...], modes: list[int]) -> Array:
+def _list_pairs(exclude: LabelledData, modes: list[int]) -> Array:
     """Return the indices of the nonzeros in two modes (2, nnz), sorted by the first."""
-    excluded = as_flycoo(exclude, check_coords=True)
-    if excluded.shape != shape:
-        raise ValueError(f"exclude has shape {excluded.shape}, expected {shape}, the model's")
-    pairs = excluded._sorted_nonzeros()[0][modes]
+    pairs = as_flycoo(exclude, check_coords=True)._sorted_nonzeros()[0][modes]
     return pairs[:, array_module(pairs).argsort(pairs[0], kind="stable")]

@@ -339,19 +339,47 @@ for _name in _REDUCTIONS:
 def check_same_labels(
     x: object, known: object, skip: int | None = None, names: Sequence[str] = ("x", "the model")
 ) -> None:
-    """Refuse a LabelledTensor if the labels of another or of a model differ, but for mode `skip`.
+    """Refuse a LabelledTensor if names of modes or labels differ from those of another, or a model.
 
-    Without labels on either side, or with another number of them, nothing is compared.
+    The labels of mode `skip` may differ. Without labels on either side nothing is compared, nor are
+    the names of modes that nobody has named.
     """
     labels = getattr(known, "labels", None)
     if not isinstance(x, LabelledTensor) or not isinstance(labels, Labels):
         return
-    for mode, ((name, of), own) in enumerate(zip(x.labels.items(), labels.values(), strict=False)):
-        if mode == skip or of is own or of.shape != own.shape or np.array_equal(of, own):
+    _check_same_modes(x.labels, labels, names)
+    for mode, ((name, of), own) in enumerate(zip(x.labels.items(), labels.values(), strict=True)):
+        if mode == skip or of is own or np.array_equal(of, own):
             continue
-        place = int(np.argmax(of != own))
         raise ValueError(
-            f"label {place} of mode {name!r} is {of[place]} in {names[0]} and {own[place]} in "
-            f"{names[1]}: make {names[0]} with from_dataframe(..., labels=), or pass "
-            f"{names[0]}.tensor to ignore labels"
+            f"{_describe_difference(name, of, own, names)}: make {names[0]} with "
+            f"from_dataframe(..., labels=), or pass {names[0]}.tensor to ignore labels"
         )
+
+
+def _check_same_modes(own: Labels, others: Labels, names: Sequence[str]) -> None:
+    """Refuse modes with other names, or in another order; those of a list have no names."""
+    are_named = [[*labels] != [*Labels([*labels.values()])] for labels in (own, others)]
+    if len(own) == len(others) and not (all(are_named) and [*own] != [*others]):
+        return
+    advice = f"pass {names[0]}.tensor to go by position"
+    if {*own} == {*others}:
+        advice = f"pass {names[0]}.transpose({', '.join(map(repr, others))})"
+    raise ValueError(
+        f"{names[0]} has the modes {[*own]}, expected {[*others]}, as {names[1]} has: {advice}"
+    )
+
+
+def _describe_difference(
+    name: str, own: np.ndarray, others: np.ndarray, names: Sequence[str]
+) -> str:
+    """Say where the labels of a mode differ: a place, or a label that one of them lacks."""
+    if own.shape == others.shape:
+        place = int(np.argmax(own != others))
+        places = f"{own[place]} in {names[0]} and {others[place]} in {names[1]}"
+        return f"label {place} of mode {name!r} is {places}"
+    sizes = f"{own.size} labels of mode {name!r}, expected {others.size}, as {names[1]} has"
+    for lacking, has, other in ((names[0], own, others), (names[1], others, own)):
+        if lacked := [label for label in other.tolist() if label not in {*has.tolist()}]:
+            return f"{names[0]} has {sizes} ({lacking} lacks {lacked[0]})"
+    return f"{names[0]} has {sizes}"

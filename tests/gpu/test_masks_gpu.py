@@ -224,9 +224,9 @@ def test_completion_with_a_chosen_ridge_and_new_rows(own, dtype):
         rows.append(fold_in(model, x, 0))
         assert isinstance(rows[0], cupy.ndarray)
     found, expected = models
-    assert found.bias_modes == expected.bias_modes
-    assert found.observed_l2_reg == expected.observed_l2_reg
-    assert np.isclose(found.observed_scale, expected.observed_scale)
+    assert found.flycoo.bias_modes == expected.flycoo.bias_modes
+    assert found.flycoo.l2_reg == expected.flycoo.l2_reg
+    assert np.isclose(found.flycoo.scale, expected.flycoo.scale)
     assert_near(found.factors, expected.factors, dtype)
     assert_near(rows[:1], rows[1:], dtype)
 

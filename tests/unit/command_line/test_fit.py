@@ -272,7 +272,7 @@ def test_ratings(name, folder, capsys):
     assert {*films.columns} >= {"mean", "user bias", "film bias"}
     assert "mean," in (folder / "ratings_rank1" / "weights.csv").read_text()
     cp = LabelledCP.load(folder / "ratings_rank1" / "model.npz")
-    assert sum(mode >= 0 for mode in cp.bias_modes) == 3
+    assert sum(mode >= 0 for mode in cp.flycoo.bias_modes) == 3
     assert np.sqrt(((cp.predict(ratings) - ratings["stars"]) ** 2).mean()) < 0.4
     assert main([*command, "--observed", "--l2-reg", "1e9", "--starts", "1"]) == 1
     assert "the model is zero, and nothing is written: try a smaller --l2-reg" in (

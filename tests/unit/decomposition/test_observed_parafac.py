@@ -137,8 +137,8 @@ def test_the_unit_of_the_values_does_not_matter(unit):
     expected, errors = observed_parafac(x, 3, **options)
     found, found_errors = observed_parafac(x * unit, 3, **options)
     np.testing.assert_allclose(found_errors, errors, rtol=1e-9)
-    assert found.observed_scale == pytest.approx(unit * expected.observed_scale, rel=1e-12)
-    assert found.observed_l2_reg == expected.observed_l2_reg
+    assert found.flycoo.scale == pytest.approx(unit * expected.flycoo.scale, rel=1e-12)
+    assert found.flycoo.l2_reg == expected.flycoo.l2_reg
     for factor, other in zip(found.factors, expected.factors, strict=True):
         np.testing.assert_allclose(factor, other * unit**0.25, rtol=1e-6, atol=1e-9 * unit**0.25)
 
@@ -231,7 +231,9 @@ def test_weights_zeros_and_other_cells(small, is_weighted, unobserved, cg_steps)
     np.testing.assert_allclose(errors, expected_errors, rtol=1e-8)
     for factor, other in zip(found.factors, expected, strict=True):
         np.testing.assert_allclose(factor, other, rtol=1e-7, atol=1e-8)
-    assert hasattr(found, "observed_l2_reg") == (unobserved == 0)
+    record = found.flycoo
+    assert (record.absent, record.l2_reg) == ("weighted" if unobserved else "unknown", 0.1)
+    assert (record.unobserved, record.is_weighted) == (unobserved, True)
 
 
 def test_steps_by_default(small):
@@ -527,8 +529,8 @@ def test_the_ridge_is_that_which_predicts_best():
         residual = entries.evaluate_model(coords, None, factors) - values
         errors[l2_reg] = np.linalg.norm(residual)
     found = observed_parafac(x, 3, validation=held_out, random_state=5, n_iter_max=1)
-    assert 0.1 < found.observed_l2_reg < 30
-    assert errors[found.observed_l2_reg] < 1.02 * min(errors.values())
+    assert 0.1 < found.flycoo.l2_reg < 30
+    assert errors[found.flycoo.l2_reg] < 1.02 * min(errors.values())
 
 
 @pytest.mark.parametrize("options", [{}, {"biases": True}, {"cg_steps": 3}], ids=str)
@@ -537,8 +539,8 @@ def test_a_chosen_ridge_is_as_if_passed(options):
     x, _ = make_noisy()
     options = {"n_iter_max": 3, **options}
     found = [observed_parafac(x, 3, random_state=seed, **options) for seed in (0, 1)]
-    l2_reg = found[0].observed_l2_reg
-    assert l2_reg == found[1].observed_l2_reg
+    l2_reg = found[0].flycoo.l2_reg
+    assert l2_reg == found[1].flycoo.l2_reg
     passed = [l2_reg, int(l2_reg)] if l2_reg == int(l2_reg) else [l2_reg]
     for given in passed:
         expected = observed_parafac(x, 3, random_state=0, l2_reg=given, **options)
@@ -601,7 +603,7 @@ def test_a_resumed_run_has_the_ridge_that_was_chosen(tmp_path):
         with Progress(end, show=None, checkpoint=tmp_path / "run.npz", every=1) as progress:
             init, left = progress.resume(default="random"), progress.n_iter_left
             found = observed_parafac(x, 3, left, init, tol=0, random_state=0, callback=progress)
-    assert found.observed_l2_reg == expected.observed_l2_reg == progress.best.observed_l2_reg
+    assert found.flycoo.l2_reg == expected.flycoo.l2_reg == progress.best.flycoo.l2_reg
     for factor, other in zip(found.factors, expected.factors, strict=True):
         np.testing.assert_array_equal(factor, other)
 

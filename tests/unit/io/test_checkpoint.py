@@ -8,13 +8,12 @@ from tensorly.cp_tensor import CPTensor
 from tensorly.tucker_tensor import TuckerTensor
 
 from tensorly_flycoo import FlycooTensor
+from tensorly_flycoo.base.fit_record import FitRecord, RunState, attach
 from tensorly_flycoo.io.checkpoint import (
-    Origin,
     ResumedTucker,
     copy_model,
     find_digest,
     load_checkpoint,
-    mark_origin,
     save_checkpoint,
 )
 
@@ -54,29 +53,29 @@ def test_round_trip_of_a_tucker_tensor(path):
         np.testing.assert_array_equal(a, b, strict=True)
 
 
-def test_round_trip_of_an_origin(path):
+def test_round_trip_of_a_run(path):
     x = FlycooTensor([[0, 1], [2, 0]], [3.0, 4.0], (3, 4))
     state = {"dual_0": np.asfortranarray(np.ones((3, 2))), "violation_0": 0.25}
     cp_tensor = CPTensor((None, [np.ones((3, 2)), np.ones((4, 2))]))
-    save_checkpoint(path, mark_origin(cp_tensor, Origin("hals", x, state)), ERRORS)
+    record = FitRecord(method="hals", l2_reg=0.5, run=RunState(x, state))
+    save_checkpoint(path, attach(cp_tensor, record), ERRORS)
     saved = load_checkpoint(path)
     assert (saved.solver, saved.digest, saved.errors) == ("hals", find_digest(x), ERRORS)
     assert saved.state.keys() == state.keys()
     assert saved.state["dual_0"].strides == state["dual_0"].strides
     assert float(saved.state["violation_0"]) == 0.25
+    assert (saved.flycoo.method, saved.flycoo.l2_reg, saved.flycoo.run) == ("hals", 0.5, None)
 
 
 def test_a_copied_model_has_the_same_arrays_in_a_new_list():
     cp_tensor = make_cp()
     tucker = TuckerTensor((np.ones((2, 1)), [np.ones((3, 2)), np.ones((4, 1))]))
     for model in (cp_tensor, tucker):
-        model.observed_scale = 2.0
-        copy = copy_model(mark_origin(model, Origin("hals", None)))
+        copy = copy_model(attach(model, FitRecord(scale=2.0, run=RunState(None))))
         assert type(copy) is type(model)
         assert copy.factors is not model.factors
         assert all(a is b for a, b in zip(copy.factors, model.factors, strict=True))
-        assert not hasattr(copy, "_flycoo_origin")
-        assert copy.observed_scale == 2
+        assert (copy.flycoo.run, copy.flycoo.scale) == (None, 2)
     assert copy_model("ring") == "ring"
 
 

@@ -27,6 +27,7 @@ from tensorly_flycoo import (
     save_slabs,
 )
 from tensorly_flycoo.base.checks import LAYOUTS
+from tensorly_flycoo.base.fit_record import FitRecord
 from tensorly_flycoo.io.array_file import TENSOR, save_arrays
 from tensorly_flycoo.io.checkpoint import load_checkpoint, save_checkpoint
 from tensorly_flycoo.io.parts import Reading
@@ -40,8 +41,12 @@ LIMIT_S, LIMIT_NBYTES = 2, 2**28
 FREE = {
     "norm": [1.5],
     "num_slabs": [2**31, 10**18, 10**30],
-    "observed_l2_reg": [1.5],
-    "observed_scale": [1.5],
+    "l2_reg": [1.5],
+    "scale": [1.5, None],
+    "unobserved": [1.5],
+    "strength": [1.5],
+    "non_negative": [1],
+    "value_column": [0, -1, 2**31, 10**18, 10**30, "x", None],
     "errors": [0, -1, 2**31, 10**18, 10**30, 1.5],
     "tile_size": [2**31],  # others than here: the tensor is built again
     "bucket_size": [2**31],
@@ -61,7 +66,9 @@ def save_numbered(path):
 
 def save_model(path):
     cp = LabelledCP((None, [np.ones((3, 2))] * 2), {"a": list("xyz"), "b": [1, 2, 3]})
-    cp.observed_l2_reg, cp.observed_scale = 0.5, 2.0
+    constraints = {1: {"strength": 2.0}}
+    facts = {"l2_reg": 0.5, "scale": 2.0, "constraints": constraints, "non_negative": (0,)}
+    cp.flycoo = FitRecord(method="parafac", value_column=7, **facts)
     cp.save(path)
 
 

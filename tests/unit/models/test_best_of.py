@@ -190,7 +190,7 @@ def test_the_ridge_is_chosen_once_for_all_starts(x, options, scale, monkeypatch)
     for seed, run, errors in zip(starts.seeds, starts.runs, starts.errors, strict=True):
         expected, of_lone = decomposition.observed_parafac(x, 2, random_state=seed, **lone)
         assert errors == of_lone
-        assert run.observed_l2_reg == expected.observed_l2_reg
+        assert run.flycoo.l2_reg == expected.flycoo.l2_reg
         for found, factor in zip(run.factors, expected.factors, strict=True):
             np.testing.assert_array_equal(found, factor)
 

@@ -1,6 +1,7 @@
 """Labelled models: their form, tables, pictures, and TensorLy and tlviz with them."""
 
 import copy
+import json
 import pickle
 import sys
 
@@ -10,6 +11,7 @@ import polars
 import pytest
 import tensorly as tl
 import tlviz
+from damaged_files import pack, unpack
 from hypothesis import given
 from hypothesis import strategies as st
 from labelled_problem import LABELS, NAMES, SHAPE, make_labelled
@@ -404,7 +406,7 @@ def test_a_model_of_observed_parafac_takes_unrated_cells_as_unknown(tmp_path):
     cp = observed_parafac(x, 2, n_iter_max=500, tol=0, random_state=0)
     cp.save(tmp_path / "model.npz")
     loaded = LabelledCP.load(tmp_path / "model.npz")
-    assert loaded.observed_l2_reg == LabelledCP(cp, cp.labels).observed_l2_reg == 1e-6
+    assert loaded.flycoo.l2_reg == LabelledCP(cp, cp.labels).flycoo.l2_reg == 1e-6
     new = table[table.user >= 30]
     rows = loaded.transform(new, "user", "stars")
     expected = whole[30:]
@@ -425,9 +427,9 @@ def make_biased():
 def test_biases_are_named_everywhere(tmp_path):
     cp, frame = make_biased()
     biases = {"mean", "user bias", "item bias", "day bias"}
-    others = {r for r, mode in enumerate(cp.bias_modes) if mode < 0}
+    others = {r for r, mode in enumerate(cp.flycoo.bias_modes) if mode < 0}
     assert {*cp.components} == biases | others
-    for component, mode in zip(cp.components, cp.bias_modes, strict=True):
+    for component, mode in zip(cp.components, cp.flycoo.bias_modes, strict=True):
         constant = [
             np.ptp(factor[:, cp.components.index(component)]) < 1e-12 for factor in cp.factors
         ]
@@ -443,8 +445,9 @@ def test_biases_are_named_everywhere(tmp_path):
     assert ">item bias<" in cp._repr_html_()
     cp.save(tmp_path / "model.npz")
     loaded = LabelledCP.load(tmp_path / "model.npz")
-    for name in ("bias_modes", "observed_scale", "observed_l2_reg", "components"):
-        assert getattr(loaded, name) == getattr(cp, name)
+    for name in ("bias_modes", "scale", "l2_reg", "absent", "value_column", "method", "dtype"):
+        assert getattr(loaded.flycoo, name) == getattr(cp.flycoo, name)
+    assert loaded.components == cp.components
     found = loaded.predict(frame)
     np.testing.assert_array_equal(found, cp.predict(frame))
 
@@ -452,27 +455,58 @@ def test_biases_are_named_everywhere(tmp_path):
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"bias_modes": [0]}, {"bias_modes": 3}, {"bias_modes": [9] * 6}, {"observed_l2_reg": "1"},
-        {"bias_modes": [True] * 6}, {"observed_scale": -1.0}, {"observed_scale": float("nan")},
+        {"bias_modes": [0]},
+        {"bias_modes": 3},
+        {"bias_modes": [9] * 6},
+        {"bias_modes": [True] * 6},
+        {"l2_reg": "1"},
+        {"scale": -1.0},
+        {"scale": float("nan")},
+        {"absent": "gone"},
+        {"non_negative": [3]},
+        {"method": 1},
     ],
     ids=str,
-)  # fmt: skip
-def test_wrong_marks_of_a_file_are_refused(wrong, tmp_path):
+)
+def test_a_wrong_record_in_a_file_is_refused(wrong, tmp_path):
     cp, _ = make_biased()
-    vars(cp).update(wrong)
+    cp.flycoo = cp.flycoo.replace(**wrong)
     cp.save(tmp_path / "model.npz")
-    with pytest.raises(ValueError, match="its header has"):
+    with pytest.raises(ValueError, match="its header has a record with wrong"):
         LabelledCP.load(tmp_path / "model.npz")
 
 
-def test_a_file_without_marks_of_biases_is_read(tmp_path):
-    """As those were before there were any."""
+def change_header(path, change):
+    """Write a file's header anew."""
+    parts = unpack("x.npz", path.read_bytes())
+    header = change(json.loads(parts["header.npy"]))
+    path.write_bytes(pack("x.npz", parts | {"header.npy": json.dumps(header).encode()}))
+
+
+@pytest.mark.parametrize("has_biases", [True, False])
+def test_a_file_of_an_older_release_is_read_and_says_what_it_lacks(has_biases, tmp_path):
     cp, _ = make_biased()
-    del cp.bias_modes, cp.observed_scale
-    cp.save(tmp_path / "model.npz")
-    loaded = LabelledCP.load(tmp_path / "model.npz")
-    assert loaded.components == (0, 1, 2, 3, 4, 5)
-    assert loaded.observed_l2_reg == 0.001
+    path, modes = tmp_path / "model.npz", cp.flycoo.bias_modes
+    cp.save(path)
+
+    def make_older(header):
+        header.pop("flycoo")
+        marks = {"bias_modes": list(modes), "observed_scale": 2.0} if has_biases else {}
+        return header | {"observed_l2_reg": 0.001} | marks
+
+    change_header(path, make_older)
+    with pytest.warns(UserWarning, match=r"lacks the weights of confidence="):
+        loaded = LabelledCP.load(path)
+    assert loaded.components == (cp.components if has_biases else (0, 1, 2, 3, 4, 5))
+    assert (loaded.flycoo.l2_reg, loaded.flycoo.absent) == (0.001, "unknown")
+
+
+def test_a_plain_file_of_an_older_release_has_no_record(tmp_path):
+    path = tmp_path / "model.npz"
+    make_cp().save(path)
+    change_header(path, lambda header: header.pop("flycoo") or header)
+    with pytest.warns(UserWarning, match="kept no record of how a model was made"):
+        assert LabelledCP.load(path).flycoo is None
 
 
 def test_transform_refuses_labels_that_the_model_does_not_have():

@@ -1,0 +1,171 @@
+"""One table of what each function that takes a model takes, and one check of a model beside data.
+
+A decomposition says in `model.flycoo` how it made a model. A function says here which models it is
+right for; whatever else is refused by name, before anything is computed. `METHODS` is the table of
+the decompositions themselves.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from tensorly.cp_tensor import CPTensor
+from tensorly.tucker_tensor import TuckerTensor
+
+from ..base.array_modules import array_module
+from ..base.fit_record import FitRecord, find_record
+from ..io.entries import find_places
+from ..ops.cp_entries import find_kind
+from ..tensor.coo_cache import is_sparse
+from ..tensor.labelled import LabelledTensor, Labels, check_same_labels
+from .unknown_cells import list_unknown
+
+#: Losses whose model is the mean of the data, so that the two can be compared cell by cell.
+_MEANS = ("gaussian", "poisson_count", "gamma", "custom")
+
+
+@dataclass(frozen=True)
+class ModelUse:
+    """What a function takes: models of which kinds, made in which ways, beside which data."""
+
+    function: str
+    model: str = "cp_tensor"  # the argument that is the model
+    data: str = "x"  # the argument that the model is beside; "" if there is none
+    kinds: tuple[str, ...] = ("CP",)
+    losses: tuple[str, ...] | None = None  # None for any
+    absent: tuple[str, ...] | None = None  # what cells without a row may have been; None for any
+
+
+#: All functions that take a model by name. `tests/conformance/test_model_table.py` tries each with
+#: every kind of model.
+MODEL_USES = {
+    use.function: use
+    for use in (
+        ModelUse("anomaly_scores", data="x_new", losses=("gaussian", "poisson_count", "custom")),
+        ModelUse("core_consistency", losses=_MEANS, absent=("zero",)),
+        ModelUse("cp_fit"),
+        ModelUse("cp_to_entries", data=""),
+        ModelUse("evaluate", losses=_MEANS),
+        ModelUse("factor_match_score", model="cp_tensor2", data=""),
+        ModelUse(
+            "fold_in",
+            data="x_new",
+            kinds=("CP", "Tucker", "PARAFAC2", "coupled"),
+        ),
+        ModelUse("recommend", data="exclude"),
+        ModelUse("uncertainty", losses=("gaussian", "poisson_count")),
+    )
+}
+
+
+def check_model(function: str, model: Any, x: Any = None, mode: int | None = None) -> FitRecord:
+    """Refuse a model that a function is not right for, alone or beside its data.
+
+    `x` may differ from the model in the rows of `mode`. Return how the model was made; a model that
+    a user rebuilt of arrays is taken for a plain one.
+    """
+    use = MODEL_USES[function]
+    kind = find_kind(model)
+    if kind not in use.kinds:
+        raise ValueError(
+            f"{use.model} is a {type(model).__name__}, a {kind} model, expected a model of kind "
+            f"{' or '.join(use.kinds)} for {function}"
+        )
+    record = find_record(model) or FitRecord()
+    _check_record(use, record)
+    if x is not None and is_sparse(x):
+        check_same_labels(x, model, skip=mode, names=(use.data, use.model))
+        _check_shape(use, model, kind, x, mode)
+    return record
+
+
+def _check_record(use: ModelUse, record: FitRecord) -> None:
+    """Refuse a model that was made in a way that a function is not right for."""
+    as_plain = f"; pass the pair ({use.model}.weights, {use.model}.factors) to ignore that"
+    if use.losses is not None and record.loss not in use.losses:
+        raise ValueError(
+            f"{use.model} was fitted with loss={record.loss!r}, expected one of {use.losses} for "
+            f"{use.function}: its values are no means of the data{as_plain}"
+        )
+    if use.absent is not None and record.absent not in use.absent:
+        told = {"unknown": "cells without a row are unknown", "weighted": "they are weighted"}
+        raise ValueError(
+            f"{use.model} is a model of {record.method}, to which {told[record.absent]}, expected "
+            f"one of all cells for {use.function}{as_plain}"
+        )
+
+
+def _check_shape(use: ModelUse, model: Any, kind: str, x: Any, mode: int | None) -> None:
+    """Refuse data of another shape than the model's, but for the rows of `mode`."""
+    if kind in ("PARAFAC2", "coupled"):
+        return  # whose data are no single tensor
+    expected = tuple(len(factor) for factor in _list_factors(model))
+    shape = tuple(x.shape)
+    differs = len(shape) != len(expected) or any(
+        own != size for n, (own, size) in enumerate(zip(shape, expected, strict=True)) if n != mode
+    )
+    if not differs:
+        return
+    but = "" if mode is None else f", but for mode {mode}"
+    has_labels = isinstance(x, LabelledTensor) or isinstance(getattr(model, "labels", 0), Labels)
+    hint = f": make {use.data} with from_dataframe(..., labels={use.model}.labels)"
+    raise ValueError(
+        f"{use.data} has shape {shape}, expected {expected}, that of {use.model}{but}"
+        f"{hint if has_labels else ''}"
+    )
+
+
+def _list_factors(model: Any) -> list[Any]:
+    if hasattr(model, "factor_matrices"):  # a ktensor of pyttb
+        return list(model.factor_matrices)
+    return list(model[1])
+
+
+def match_guess(init: Any, x: LabelledTensor) -> Any:
+    """Return a guess in the sequence of a tensor's labels, if it has labels itself.
+
+    Rows go to their labels; a ValueError refuses other labels, and other names of modes.
+    """
+    labels = getattr(init, "labels", None)
+    if not isinstance(labels, Labels) or not isinstance(init, CPTensor | TuckerTensor):
+        return init
+    factors = list(init.factors)
+    same = Labels(dict(x.labels))
+    for n, (name, known, wanted) in enumerate(
+        zip(x.labels, labels.values(), x.labels.values(), strict=False)
+    ):
+        if known.shape == wanted.shape and not np.array_equal(known, wanted):
+            places = find_places(wanted, known)
+            if (places >= 0).all():
+                factors[n] = factors[n][array_module(factors[n]).asarray(places)]
+                same[name] = known
+    check_same_labels(LabelledTensor(x.tensor, same), init, names=("tensor", "init"))
+    first = init.weights if isinstance(init, CPTensor) else init.core
+    kind = CPTensor if isinstance(init, CPTensor) else TuckerTensor
+    return kind((first, factors))
+
+
+def choose_mask(
+    record: FitRecord, x: Any, mask: Any, mode: int | None = None, *, has_same_rows: bool = True
+) -> Any:
+    """Return the mask of the missing cells of data beside a model; None if all are known.
+
+    That of the call comes first, then that of the data, then that of the model: of this only what
+    holds for all rows of `mode`, if the rows are others. A mask of single old rows says nothing
+    about new ones: it is refused.
+    """
+    if mask is not None:
+        return mask
+    unknown = getattr(x, "unknown", None)
+    if unknown is not None:
+        return list_unknown(x) if isinstance(unknown, str) else unknown
+    known = record.mask
+    if known is None or mode is None or has_same_rows:
+        return known
+    if not isinstance(known, list) and known.shape[mode] == 1:
+        return known
+    raise ValueError(
+        "mask is not given, expected the missing cells of x_new: the model was fitted with a mask "
+        f"of single rows of mode {mode}, which says nothing about new ones. Pass a mask of the "
+        "shape of x_new; one without zeros if all its cells are known"
+    )
