@@ -57,6 +57,16 @@ class RowPlan:
             for start in range(0, rows.size, block_size):
                 yield width, rows[start : start + block_size]
 
+    def list_places(self, rows: Array, first: int, last: int) -> tuple[Array, Array]:
+        """List the positions (n, w) of nonzeros `first` to `last` - 1 of each row, padded.
+
+        Return also which of them (n, w) are nonzeros of their rows, and no padding.
+        """
+        xp = array_module(rows)
+        places = self.starts[rows][:, None] + xp.arange(first, last)
+        is_own = places < self.ends[rows][:, None]
+        return self.order[xp.where(is_own, places, 0)], is_own
+
 
 def fit_rows(
     coords: Array,
@@ -95,9 +105,7 @@ def fit_rows(
         Return their targets (n, w), zeros in padding, and the products of the other factors' rows
         there (n, w, R), also times the weights.
         """
-        places = plan.starts[rows][:, None] + xp.arange(first, last)
-        is_own = places < plan.ends[rows][:, None]
-        places = plan.order[xp.where(is_own, places, 0)]
+        places, is_own = plan.list_places(rows, first, last)
         others = (n for n in range(len(factors)) if n != mode)
         products = functools.reduce(np.multiply, (factors[n][coords[n][places]] for n in others))
         own_weights = is_own if weights is None else is_own * weights[places]

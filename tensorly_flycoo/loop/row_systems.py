@@ -1,0 +1,294 @@
+r"""Least-squares rows of one factor, each with known cells of its own.
+
+With all other factors fixed, a model is linear in the rows f of one factor: a cell k of row i is
+:math:`d_k^T f_i`, where the design :math:`d_k` (R,) is the gradient of the cell. Rows whose cells
+are all known share one Gram matrix G, the sum of all :math:`d d^T`. Cells that are missing, or
+weigh more or less than the others, change the systems of their rows alone:
+
+.. math:: A_i = G + \sum_{k \in i} w_k d_k d_k^T, \quad b_i = m_i + \sum_{k \in i} t_k d_k
+
+where :math:`m_i` is row i of the products of the data with the designs (an MTTKRP in a CP model).
+A missing cell has the weight -1, which takes back what G counts. If only some cells are known, G is
+zero (or a ridge), and each of them has the weight 1 and its value as target.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..base.array_modules import Array, array_module
+from ..engines.tall import call_lapack
+from ..ops.cp_entries import choose_block_size
+from .hals import solve_nonnegative
+from .observed_rows import RowPlan
+
+#: Roundings, besides one for each cell, in an element of a row's Gram matrix.
+_ROUNDINGS = 10
+
+#: Non-negative rows have settled when a sweep changes no element by more, relative to the largest.
+_TOLERANCE = 1e-14
+
+#: Sweeps over the columns of all non-negative rows that share a system.
+_MAX_SWEEPS = 1000
+
+#: Sweeps over the elements of non-negative rows: many settle; of most others they find the zeros.
+_NUM_SWEEPS = 50
+
+#: Steps, for each element of a row, after which a row that only rounding moves is left as it is.
+_MAX_STEPS = 10
+
+
+@dataclass(frozen=True)
+class ListedCells:
+    """Cells that count otherwise than in the systems that all rows share.
+
+    Attributes
+    ----------
+    rows : int array (count,)
+        The row of each cell, in any order.
+    designs : callable
+        Of an array of places in the list, of any shape, the gradients of the model at those cells
+        (..., R) in float64. They are never formed for all cells at once.
+    weights : float64 array (count,)
+        What each cell adds to the Gram matrix of its row, times ``d d^T``. Negative ones may take
+        back what the common matrix counts, and no more.
+    targets : float64 array (count,)
+        What each cell adds to the right-hand side of its row, times ``d``.
+    """
+
+    rows: Array
+    designs: Callable[[Array], Array]
+    weights: Array
+    targets: Array
+
+
+def solve_rows(
+    products: Array,
+    common: Array,
+    cells: ListedCells | None = None,
+    *,
+    lengths: Array | None = None,
+    non_negative: bool = False,
+) -> Array:
+    r"""Solve the least-squares systems of all rows of a factor.
+
+    .. math:: \min_{f_i} f_i^T A_i f_i - 2 f_i^T b_i
+
+    with the matrices :math:`A_i` and right-hand sides :math:`b_i` that the module describes.
+
+    Parameters
+    ----------
+    products : float64 array (I, R)
+        The right-hand sides, without those of `cells`.
+    common : float64 array (R, R)
+        The Gram matrix that all rows share, zeros if there is none. If `cells` take back from it,
+        it must be rounded in float64 only: made in float64, from the same numbers as the designs.
+    cells : ListedCells, optional
+    lengths : float64 array (R,), optional
+        The scales of the designs' columns: those of the elements of a row are their reciprocals. By
+        default the roots of the diagonal of `common`; a length of 0 counts as 1.
+    non_negative : bool
+        Whether all elements of the rows must be non-negative.
+
+    Returns
+    -------
+    float64 array (I, R)
+        Of several solutions that with the least ``|f_i * lengths|``, zeros for a row without known
+        cells; with `non_negative` one of them.
+
+    Notes
+    -----
+    A row of n cells takes ``n * R**2`` operations and an eigendecomposition of size R; rows without
+    cells share one. Rows with about the same number of cells are solved together, in blocks.
+
+    In units of `lengths`, an element :math:`(r, s)` of :math:`A_i` has an error of at most
+    :math:`(n + 10) \epsilon \sqrt{M_{rr} M_{ss}}`, where M is the sum of the absolute values that
+    were added, and the matrix one of at most :math:`(n + 10) \epsilon \, \mathrm{tr} M`.
+    Eigenvalues up to this bound may be no more than what rounding has left, as where missing cells
+    cancel `common`, and are taken as zeros.
+
+    Non-negative rows take up to 50 sweeps of coordinate descent, until no element of a row changes
+    by more than 1e-14 of its largest. Others take the steps of Lawson and Hanson from there, an
+    eigendecomposition each, until no slope is left. Rows without cells take up to 1000 sweeps of
+    HALS. Results have the same bits in every run.
+
+    References
+    ----------
+    Lawson and Hanson, "Solving Least Squares Problems", Prentice-Hall, 1974, chapter 23.
+
+    Examples
+    --------
+    Two rows of three cells, with designs 1, 2 and 3; in the second row, the third is missing.
+
+    >>> import numpy as np
+    >>> design = np.array([[1.0], [2.0], [3.0]])
+    >>> values = np.array([[2.0, 4.0, 6.0], [3.0, 6.0, 0.0]])
+    >>> missing = ListedCells(
+    ...     rows=np.array([1]),
+    ...     designs=lambda places: design[np.array([2])[places]],
+    ...     weights=np.array([-1.0]),
+    ...     targets=np.array([0.0]),
+    ... )
+    >>> solve_rows(values @ design, design.T @ design, missing)
+    array([[2.],
+           [3.]])
+    """
+    xp = array_module(products)
+    if lengths is None:
+        lengths = np.sqrt(common.diagonal())
+    lengths = xp.where(lengths > 0, lengths, 1)
+    products = products / lengths
+    common = common / lengths[:, None] / lengths
+    if cells is None or cells.rows.size == 0:
+        return _solve_alike(products, common, non_negative) / lengths
+    plan = RowPlan.of(cells.rows, products.shape[0])
+    solved = xp.empty_like(products)
+    is_plain = plan.starts == plan.ends
+    solved[is_plain] = _solve_alike(products[is_plain], common, non_negative)
+
+    def solve_block(common: Array, width: int, rows: Array) -> Array:
+        grams, sums, sizes = common, products[rows], common.diagonal().sum()
+        for first, last in _cut(width, choose_block_size(products, rows.size * lengths.size)):
+            places, is_own = plan.list_places(rows, first, last)
+            designs = cells.designs(places) / lengths
+            weighted = designs * (is_own * cells.weights[places])[:, :, None]
+            targets = is_own * cells.targets[places]
+            grams = grams + designs.swapaxes(1, 2) @ weighted
+            sums = sums + _multiply(targets, designs)
+            sizes = sizes + abs(designs * weighted).sum(axis=(1, 2))
+        num_roundings = _ROUNDINGS + plan.ends[rows] - plan.starts[rows]
+        errors = num_roundings * np.finfo(np.float64).eps * sizes
+        return _solve_each(grams, sums, errors, non_negative)
+
+    for width, rows in _list_blocks(plan, lengths.size):
+        solved[rows] = call_lapack(solve_block, common, width, rows)
+    return solved / lengths
+
+
+def _cut(length: int, step: int) -> Iterator[tuple[int, int]]:
+    """Yield the first and last of parts of a length."""
+    for first in range(0, length, step):
+        yield first, min(first + step, length)
+
+
+def _list_blocks(plan: RowPlan, rank: int) -> Iterator[tuple[int, Array]]:
+    """Yield widths with blocks of rows, for which designs and Gram matrices fit in a block."""
+    for width, rows in plan.list_blocks(rank):
+        for first, last in _cut(rows.size, choose_block_size(rows, rank**2)):
+            yield width, rows[first:last]
+
+
+def _solve_alike(products: Array, common: Array, non_negative: bool) -> Array:
+    """Solve the systems of rows (n, R) that share a Gram matrix, in units of the lengths."""
+    xp = array_module(products)
+    if not non_negative:
+        error = _ROUNDINGS * np.finfo(np.float64).eps * common.diagonal().sum()
+        values, vectors = call_lapack(_find_eigenvalues, common, error)
+        return products @ (vectors * _invert(values)) @ vectors.T
+    rows = xp.zeros_like(products)
+    tolerance = float(np.finfo(np.float64).eps) ** 1.5
+    parts = xp.ascontiguousarray(products), xp.ascontiguousarray(common)
+    solve_nonnegative(*parts, rows, _MAX_SWEEPS, tolerance)
+    return rows
+
+
+def _solve_each(grams: Array, sums: Array, errors: Array, non_negative: bool) -> Array:
+    """Solve systems (n, R, R) with right-hand sides (n, R), in units of the lengths."""
+    values, vectors = _find_eigenvalues(grams, errors[:, None])
+    transposed = vectors.swapaxes(1, 2)
+    slopes = _multiply(sums, vectors)
+    if not non_negative:
+        return _multiply(slopes * _invert(values), transposed)
+    # Without directions that only rounding leaves, along which rows could grow without end.
+    grams = vectors * values[:, None, :] @ transposed
+    sums = _multiply(slopes * (values > 0), transposed)
+    return _minimise(grams, sums, errors)
+
+
+def _find_eigenvalues(grams: Array, errors: Array) -> tuple[Array, Array]:
+    """Return eigenvalues (..., R), zeros if they may be errors, and eigenvectors (..., R, R)."""
+    values, vectors = np.linalg.eigh(grams)
+    return values * (values > errors), vectors
+
+
+def _invert(values: Array) -> Array:
+    """Return the reciprocals of positive numbers, and 0 for 0."""
+    return (values > 0) / np.where(values > 0, values, 1)
+
+
+def _minimise(grams: Array, sums: Array, errors: Array) -> Array:
+    """Minimise over non-negative rows (n, R): by sweeps, and those that do not settle by steps."""
+    xp = array_module(sums)
+    rows = xp.zeros_like(sums)
+    places = xp.arange(len(sums))
+    for improve in (_sweep, _step):
+        if places.size:
+            parts = (grams[places], sums[places], errors[places], rows[places])
+            rows[places], is_minimal = improve(*parts)
+            places = places[~is_minimal]
+    return rows
+
+
+def _sweep(grams: Array, sums: Array, errors: Array, rows: Array) -> tuple[Array, Array]:
+    """Set each element of the rows in turn to its minimiser, again and again.
+
+    Return the rows, and which of them have settled.
+    """
+    xp = array_module(rows)
+    diagonals = xp.diagonal(grams, axis1=1, axis2=2)
+    scales = _invert(diagonals * (diagonals > errors[:, None]))
+    for _ in range(_NUM_SWEEPS):
+        before = rows.copy()
+        for r in range(rows.shape[1]):
+            slopes = sums[:, r] - (grams[:, r] * rows).sum(axis=1)
+            rows[:, r] = (rows[:, r] + slopes * scales[:, r]).clip(0)
+        is_settled = abs(rows - before).max(axis=1) <= _TOLERANCE * rows.max(axis=1)
+        if is_settled.all():
+            break
+    return rows, is_settled
+
+
+def _step(grams: Array, sums: Array, errors: Array, rows: Array) -> tuple[Array, Array]:
+    """Minimise by the steps of Lawson and Hanson's NNLS, which move a set of free elements.
+
+    All others are zeros. A step goes towards the minimiser of the free ones, and ends where the
+    first of them becomes zero, which leaves; if none does, that with the largest slope enters. Rows
+    without such slopes, but for rounding, are minimal. Return the rows, and which of them are.
+    """
+    xp = array_module(rows)
+    numbers = xp.arange(rows.shape[1])
+    is_free = rows > 0
+    is_minimal = xp.zeros(len(rows), bool)
+    for _ in range(_MAX_STEPS * rows.shape[1]):
+        before = rows
+        found = _solve_for_free(grams, sums, errors, rows, is_free)
+        is_below = is_free & (found < 0)
+        shares = xp.where(is_below, rows / xp.where(is_below, rows - found, 1), 1)
+        share = shares.min(axis=1, keepdims=True)
+        is_free &= ~(is_below & (shares == share))
+        rows = is_free * xp.where(share < 1, rows + share * (found - rows), found)
+        rows = xp.where(is_minimal[:, None], before, rows)
+        slopes = xp.where(is_free, 0, sums - _multiply(rows, grams))
+        limits = errors * np.sqrt((rows * rows).sum(axis=1))
+        has_arrived = ~is_below.any(axis=1)
+        is_minimal |= has_arrived & (slopes.max(axis=1) <= limits)
+        if is_minimal.all():
+            break
+        is_entering = has_arrived & ~is_minimal
+        is_free |= is_entering[:, None] & (numbers == slopes.argmax(axis=1)[:, None])
+    return rows, is_minimal
+
+
+def _solve_for_free(grams: Array, sums: Array, errors: Array, rows: Array, is_free: Array) -> Array:
+    """Return the minimiser of the free elements, of many that next to the rows; zeros elsewhere."""
+    faces = grams * is_free[:, :, None] * is_free[:, None, :]
+    values, vectors = _find_eigenvalues(faces, errors[:, None])
+    slopes = is_free * (sums - _multiply(rows, grams))
+    changes = _multiply(_multiply(slopes, vectors) * _invert(values), vectors.swapaxes(1, 2))
+    return is_free * (rows + changes)
+
+
+def _multiply(rows: Array, matrices: Array) -> Array:
+    """Multiply each row (n, w) by its own matrix (n, w, R)."""
+    return (rows[:, None, :] @ matrices)[:, 0]
