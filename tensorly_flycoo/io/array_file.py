@@ -17,8 +17,10 @@ from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from ..base.array_modules import Array, move
+from ..base.checks import check_inside, check_shape
 from ..spread.row_shards import RowShards
 from ..tensor.labelled import Labels
+from ..tensor.unknown import Unknown, make_mask
 from .files import FilePath, replace_file
 
 if TYPE_CHECKING:
@@ -291,3 +293,30 @@ def _read_text(reader: ArrayReader, n: int) -> np.ndarray:
     pairs = itertools.pairwise(bounds.tolist())
     labels[:] = [text[start:end].decode("utf-8", "surrogatepass") for start, end in pairs]
     return labels
+
+
+# Unknown cells: "all" in the header, or the shape of a mask there, and the coordinates of its zeros
+
+
+def describe_unknown(unknown: Unknown) -> Header:
+    """Describe what is unknown for a header, if anything is."""
+    if unknown is None:
+        return {}
+    return {"unknown": unknown if isinstance(unknown, str) else [*map(int, unknown.shape)]}
+
+
+def list_unknown(unknown: Unknown) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the array that holds the cells of a mask in a file."""
+    if unknown is not None and not isinstance(unknown, str):
+        yield "unknown", unknown.coords.astype(np.int64, copy=False)
+
+
+def read_unknown(reader: ArrayReader) -> Unknown:
+    """Read which cells are unknown: none if the header does not say it; check no shape."""
+    sizes = reader.header.get("unknown")
+    if sizes is None or sizes == "all":
+        return sizes
+    shape = check_shape(sizes)
+    cells = reader.read("unknown", (len(shape), None), (np.dtype(np.int64),))
+    check_inside(cells, shape)
+    return make_mask(cells, shape)

@@ -150,7 +150,7 @@ def from_dataframe(
     if zeros == "raise":
         refuse_zeros(numbers, values, ', zeros="keep" if they are unknown, as to observed_parafac')
     if zeros == "keep":
-        numbers = np.where(numbers == 0, _KEPT_ZERO * (abs(numbers).max() or 1.0), numbers)
+        numbers = keep_zeros(numbers)
     tensor = FlycooTensor(coords, numbers, shape, **options)
     ordered = [name for name, (_, own) in coded.items() if own.categories is not None]
     ordered += getattr(labels, "ordered", ())
@@ -200,6 +200,11 @@ def refuse_zeros(numbers: np.ndarray, values: str | None, hint: str = "") -> Non
             f"{num_zeros} of {numbers.size} values of column {values!r} are 0: pass "
             f'zeros="drop" if cells without a row are 0 too{hint}'
         )
+
+
+def keep_zeros(numbers: np.ndarray) -> np.ndarray:
+    """Return values with a number in place of each 0 that is stored and hardly differs from 0."""
+    return np.where(numbers == 0, _KEPT_ZERO * (abs(numbers).max(initial=0) or 1.0), numbers)
 
 
 def check_modes(modes: Iterable[str]) -> list[str]:

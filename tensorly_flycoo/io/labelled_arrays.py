@@ -10,11 +10,12 @@ from ..base.checks import check_choice
 from ..tensor.coo_cache import is_raw_sparse
 from ..tensor.labelled import LabelledTensor, Labels, is_ordered
 from ..tensor.tensor import FlycooTensor
-from .dataframe import open_table
+from ..tensor.unknown import find_blocks
+from .dataframe import keep_zeros, open_table
 from .entries import ColumnLabels, coarsen, number_entries
 
 
-def from_xarray(array: Any, *, missing: str = "raise", **options: Any) -> Any:
+def from_xarray(array: Any, *, missing: str = "raise", **options: Any) -> LabelledTensor:
     """Make a tensor from an `xarray.DataArray`: its dimensions become modes, coordinates labels.
 
     Parameters
@@ -22,14 +23,15 @@ def from_xarray(array: Any, *, missing: str = "raise", **options: Any) -> Any:
     array : xarray.DataArray
         Of a `sparse.COO`, or dense. The rows of a dimension without coordinates are numbered.
     missing : {"raise", "unknown"}
-        Whether nan is an error, or an unknown value, which a mask marks.
+        Whether nan is an error, or an unknown cell.
     **options : those of `FlycooTensor`, such as ``dtype``, ``layout`` and ``device``
 
     Returns
     -------
     LabelledTensor
-        Its method `to_xarray` goes back. With ``missing="unknown"`` a pair of it, with zeros in
-        place of nan, and the `mask` to pass to `parafac`, `cp_fit`, `tucker` and others.
+        Its method `to_xarray` goes back. With ``missing="unknown"`` it stores nothing in place of
+        nan, and its `unknown` is their mask, of size 1 in modes in which they fill whole fibres;
+        or "all" if nan is the fill_value, and a stored 0 is kept as by `from_dataframe`.
 
     Raises
     ------
@@ -37,7 +39,7 @@ def from_xarray(array: Any, *, missing: str = "raise", **options: Any) -> Any:
         If `array` is not a DataArray, such as a Dataset.
     ValueError
         If a coordinate is missing or occurs twice in a dimension, `FlycooTensor` refuses the
-        values, such as nan, or nan is the fill_value: then nearly all are unknown.
+        values, such as nan.
 
     Examples
     --------
@@ -51,8 +53,8 @@ def from_xarray(array: Any, *, missing: str = "raise", **options: Any) -> Any:
 
     With an unknown value:
 
-    >>> x, mask = from_xarray(xarray.DataArray([[1.0, np.nan, 2.0]]), missing="unknown")
-    >>> mask.coords.tolist()
+    >>> x = from_xarray(xarray.DataArray([[1.0, np.nan, 2.0]]), missing="unknown")
+    >>> x.unknown.coords.tolist()
     [[0], [1]]
     """
     if not (hasattr(array, "dims") and hasattr(array, "data")):
@@ -62,35 +64,27 @@ def from_xarray(array: Any, *, missing: str = "raise", **options: Any) -> Any:
     fill_value = getattr(data, "fill_value", 0)
     check_choice(missing, "missing", ("raise", "unknown"))
     is_nan = np.isnan(stored) if stored.dtype.kind == "f" else np.zeros(stored.shape, bool)
-    if np.isnan(fill_value):
-        raise ValueError(
-            "array holds nan where it stores nothing, expected 0: pass array.fillna(0), or, if they"
-            " are unknown, from_dataframe(array.to_series().dropna().reset_index(), modes, values, "
-            'zeros="keep") to observed_parafac'
-        )
-    if is_nan.any() and missing == "raise":
+    is_filled = bool(np.isnan(fill_value))  # of which only what is stored is known
+    if (is_nan.any() or is_filled) and missing == "raise":
         raise ValueError(
             "array holds nan, expected finite values: pass array.fillna(0); or, if they are unknown"
-            ' and not zeros, x, mask = from_xarray(array, missing="unknown"), and mask= with x'
+            ' and not zeros, missing="unknown"'
         )
     if is_raw_sparse(data):
         data = data if hasattr(data, "coords") else data.asformat("coo")
-        coords, kept = data.coords[:, is_nan], ~is_nan
-        tensor = FlycooTensor(data.coords[:, kept], data.data[kept], data.shape, **options)
+        values = keep_zeros(data.data[~is_nan]) if is_filled else data.data[~is_nan]
+        tensor = FlycooTensor(data.coords[:, ~is_nan], values, data.shape, **options)
+        coords = data.coords[:, is_nan]
     else:
-        coords = np.stack(is_nan.nonzero())
         tensor = FlycooTensor.from_dense(np.where(is_nan, 0, data), **options)
+        coords = np.stack(is_nan.nonzero())
+    unknown = "all" if is_filled else find_blocks(coords, tensor.shape)
     labels, ordered = {}, []
     for name, size in zip(array.dims, array.shape, strict=True):
         index = array.indexes.get(name)
         labels[name] = coarsen(np.arange(size) if index is None else index.to_numpy())
         ordered += [name] * is_ordered(index)
-    x = LabelledTensor(tensor, Labels(labels, ordered=ordered))
-    if missing == "raise":
-        return x
-    import sparse
-
-    return x, sparse.COO(coords, np.zeros(coords.shape[1]), tensor.shape, fill_value=1.0)
+    return LabelledTensor(tensor, Labels(labels, ordered=ordered), unknown)
 
 
 def from_anndata(

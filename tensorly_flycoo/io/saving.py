@@ -4,6 +4,7 @@ import errno
 import itertools
 import math
 import os
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -19,7 +20,7 @@ from ..format.primitives import NO_ROW, index_dtype
 from ..format.replicated import number_prefixes
 from ..spread.slab_layout import SlabLayout
 from ..tensor.coo_cache import LabelledData, as_flycoo
-from ..tensor.labelled import LabelledTensor, Labels
+from ..tensor.labelled import LabelledTensor
 from ..tensor.tensor import FlycooTensor
 from . import array_file
 from .array_file import TENSOR, ArrayReader, Header, open_arrays, save_arrays
@@ -63,18 +64,19 @@ def save(path: FilePath, x: LabelledData) -> None:
     >>> load(path)
     <FlycooTensor: shape=(3, 2), dtype=float64, nnz=2, layout='indexed', device='cpu'>
     """
-    labels, x = x.labels if isinstance(x, LabelledTensor) else None, as_flycoo(x)
+    labelled = x if isinstance(x, LabelledTensor) else None
+    x = as_flycoo(x)
     layout = x._layout
     if isinstance(layout, SlabLayout):
         instead = "call save_slabs(path, x), which keeps its labels too"
         raise ValueError(f"x has {x.slabs} slabs, expected a tensor in one piece: {instead}")
-    write_layout(path, layout, labels)
+    write_layout(path, layout, labelled)
 
 
 def write_layout(
-    path: FilePath, layout: Layout, labels: Labels | None = None, alignment: int = 1
+    path: FilePath, layout: Layout, labelled: LabelledTensor | None = None, alignment: int = 1
 ) -> None:
-    """Write a layout, and the labels of its modes, to a file; see `save`."""
+    """Write a layout, with the labels and unknown cells of its tensor, to a file; see `save`."""
     with layout.hold_records():
         header: Header = {
             "shape": layout.record_format.shape,
@@ -87,10 +89,24 @@ def write_layout(
             "norm": layout.norm,
         }
         arrays = layout.iterate_arrays()
-        if labels is not None:
-            header |= array_file.name_modes(labels)
-            arrays = itertools.chain(array_file.list_labels(labels), arrays)
+        if labelled is not None:
+            known, known_arrays = describe_labelled(labelled)
+            header |= known
+            arrays = itertools.chain(known_arrays, arrays)
         save_arrays(path, TENSOR, header, arrays, alignment)
+
+
+def describe_labelled(x: LabelledTensor) -> tuple[Header, Iterable[tuple[str, Array]]]:
+    """Return what a file says of a tensor beside its nonzeros: for the header, and as arrays."""
+    header = array_file.name_modes(x.labels) | array_file.describe_unknown(x.unknown)
+    arrays = array_file.list_labels(x.labels), array_file.list_unknown(x.unknown)
+    return header, itertools.chain(*arrays)
+
+
+def label(x: FlycooTensor, reader: ArrayReader) -> LabelledTensor:
+    """Return a tensor with the labels and unknown cells that a file has."""
+    labels, unknown = array_file.read_labels(reader), array_file.read_unknown(reader)
+    return LabelledTensor(x, labels, unknown)
 
 
 def load(path: FilePath, *, device: str | None = None) -> FlycooTensor | LabelledTensor:
@@ -150,14 +166,12 @@ def load(path: FilePath, *, device: str | None = None) -> FlycooTensor | Labelle
             options = {"layout": reader.header["layout"], "device": engine.name}
             options["groups"] = record_format.groups
             x = FlycooTensor(*read_records(reader, record_format), record_format.shape, **options)
-        if "names" not in reader.header:
-            return x
-        return LabelledTensor(x, array_file.read_labels(reader))
+        return label(x, reader) if "names" in reader.header else x
 
 
 def read_layout(reader: ArrayReader, cut: Cut, engine: Engine) -> Layout:
     """Read and check a layout that fits the engine."""
-    kinds = ("header", "labels_", "text_")
+    kinds = ("header", "labels_", "text_", "unknown")
     arrays = {name: reader.read(name) for name in reader.names() if not name.startswith(kinds)}
     check_arrays(reader.header["layout"], arrays, cut)
     arrays = {name: move(array, engine.xp) for name, array in arrays.items()}

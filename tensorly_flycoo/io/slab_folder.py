@@ -221,7 +221,8 @@ def save_slabs(
     parts : FlycooTensor, LabelledTensor, sparse.COO, path, or iterable of paths and of tuples
         Paths are those of .tns files (see `read_tns`, also .gz and .zst) and .parquet files. A
         tuple (coords, values) has what `FlycooTensor` takes. A generator is read once. A tensor on
-        a cluster is written by its workers, as it is, to a folder that all see. Labels are kept.
+        a cluster is written by its workers, as it is, to a folder that all see. Labels and unknown
+        cells are kept.
     shape : sequence of int, optional
         By default the smallest that holds all nonzeros and the shapes in headers of .tns files.
     slabs : int, optional
@@ -280,7 +281,8 @@ def save_slabs(
     <FlycooTensor: shape=(3, 2, 3), dtype=float64, nnz=6, layout='replicated', device='cpu', \
 slabs=2>
     """
-    labels, parts = parts[::-1] if isinstance(parts, LabelledTensor) else (None, parts)
+    labelled = parts if isinstance(parts, LabelledTensor) else None
+    parts = parts if labelled is None else labelled.tensor
     if shape is None:  # that of a tensor, which may be empty
         shape, dtype = getattr(parts, "shape", None), dtype or getattr(parts, "dtype", None)
     reading = Reading(shape, dtype, columns, index_base)
@@ -312,8 +314,8 @@ slabs=2>
                     entries.append(_write_slab(folder / _name_slab(number), rows, arranged))
                     del ordered, arranged
             record_format, slabs = builder.record_format, builder.num_slabs
-        if labels is not None:
-            contents = array_file.name_modes(labels), array_file.list_labels(labels)
+        if labelled is not None:
+            contents = saving.describe_labelled(labelled)
             array_file.save_arrays(folder / _LABELS_NAME, LABELS, *contents)
         sizes = (record_format.shape, record_format.dtype.name, layout, slabs)
         Index(*sizes, entries, record_format.groups).write(folder)
@@ -327,12 +329,12 @@ def _write_slab(path: Path, rows: range | slice, layout: Layout) -> Entry:
 
 
 def add_labels(folder: Path, x: FlycooTensor) -> FlycooTensor | LabelledTensor:
-    """Return the tensor of a folder, with the labels that are in the folder, if any are."""
+    """Return the tensor of a folder, with the labels and unknown cells in it, if any are."""
     path = folder / _LABELS_NAME
     if not path.exists():
         return x
     with open_arrays(path, LABELS) as reader:
-        return LabelledTensor(x, array_file.read_labels(reader))
+        return saving.label(x, reader)
 
 
 def _name_slab(number: int) -> str:

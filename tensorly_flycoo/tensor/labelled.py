@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import numpy as np
 
 from ..base.checks import check_mode
+from . import unknown as unknown_cells
 from .tensor import FlycooTensor, check_axes, check_order
+from .unknown import Unknown
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -120,19 +122,26 @@ def _make_method(name: str) -> Callable[..., Any]:
 
     @functools.wraps(method)
     def call(x: "LabelledTensor", *others: Any, **options: Any) -> Any:
-        return x._label(method(x.tensor, *map(drop_labels, others), **options), others=others)
+        return x._label(method(x.tensor, *map(drop_labels, others), **options), others)
 
     return call
 
 
 def _make_reduction(name: str) -> Callable[..., Any]:
-    """Make a method that reduces modes, also by name; a tensor that results has other labels."""
+    """Make a method that reduces modes, also by name; a tensor that results has other labels.
+
+    Unknown cells are skipped. What has only such is unknown: nan in a vector, or as a number.
+    """
     method = getattr(FlycooTensor, name)
 
     @functools.wraps(method)
     def reduce(x: "LabelledTensor", axis: Any = None) -> Any:
         gone = check_axes(number_modes(x, axis), x.ndim)
-        return x._label(method(x.tensor, gone), [n for n in range(x.ndim) if n not in gone])
+        kept = [n for n in range(x.ndim) if n not in gone]
+        if x.unknown is None:
+            return x._label_modes(method(x.tensor, gone), kept)
+        found, unknown = unknown_cells.reduce(x.tensor, x.unknown, gone, name)
+        return x._label_modes(found, kept, unknown)
 
     return reduce
 
@@ -152,20 +161,37 @@ class LabelledTensor(NamedTuple("_Fields", [("tensor", FlycooTensor), ("labels",
     ``x.sum("day")``. It is a named tuple of two items, for ``tensor, labels = x``; to index the
     tensor, write ``x.tensor[...]``.
 
+    Parameters
+    ----------
+    tensor : FlycooTensor
+    labels : dict of str to sequence
+        For each mode, in order, its name and the label of each index.
+    unknown : "all" or sparse.COO, optional
+        The unknown cells; by default there are none, and cells that the tensor does not store are
+        zeros. With "all" these are unknown. A COO marks unknown cells as `parafac` takes it: with
+        fill_value 1 and a stored 0 for each; in modes whose indices are all alike it has size 1.
+
     Attributes
     ----------
     tensor : FlycooTensor
     labels : dict of str to array (I_n,)
         For each mode, in order, the name of its column and the label of each index: row i of factor
         n belongs to ``labels[column][i]``.
+    unknown : None, "all" or sparse.COO
 
     Raises
     ------
     TypeError
-        If `tensor` is not a FlycooTensor.
+        If `tensor` is not a FlycooTensor, or `unknown` neither text nor a sparse.COO.
     ValueError
         If there is not one label for each index, or a label is missing (nan, NaT, None) or occurs
-        twice in a mode.
+        twice in a mode; or `unknown` has another shape, fill_value or stored value.
+
+    Notes
+    -----
+    Sums, means, maxima and minima skip unknown cells; what has no other cell is unknown, or nan in
+    a vector. Elementwise operations keep `unknown`, which has to be the same in both tensors. With
+    "all", a known cell may not become 0, which is not stored.
 
     See Also
     --------
@@ -183,15 +209,32 @@ class LabelledTensor(NamedTuple("_Fields", [("tensor", FlycooTensor), ("labels",
     np.float64(5.0)
     """
 
-    __slots__ = ()
-
-    def __new__(cls, tensor: FlycooTensor, labels: Mapping[str, Any]) -> Self:
+    def __new__(
+        cls,
+        tensor: FlycooTensor,
+        labels: Mapping[str, Any],
+        unknown: Unknown = None,
+    ) -> Self:
         if not isinstance(tensor, FlycooTensor):
             name = type(tensor).__name__
             raise TypeError(f"tensor is a {name}, expected a FlycooTensor, as from_coo makes")
         labels = Labels(labels)
         labels.check(tensor.shape)
-        return super().__new__(cls, tensor, labels)
+        x = super().__new__(cls, tensor, labels)
+        vars(x)["_unknown"] = unknown_cells.check_unknown(unknown, tensor.shape)
+        return x
+
+    @property
+    def unknown(self) -> Unknown:
+        """The unknown cells: None, "all" that are not stored, or a mask as `parafac` takes it."""
+        known: Unknown = vars(self)["_unknown"]
+        return known
+
+    def __getnewargs__(self) -> Any:
+        return *self, self.unknown
+
+    def _replace(self, **items: Any) -> Self:
+        return type(self)(**{**self._asdict(), "unknown": self.unknown, **items})
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -203,12 +246,26 @@ class LabelledTensor(NamedTuple("_Fields", [("tensor", FlycooTensor), ("labels",
         return sorted(own | {name for name in dir(self.tensor) if not name.startswith("_")})
 
     def __repr__(self) -> str:
-        return f"<LabelledTensor: {self.labels.list_sizes()}; dtype={self.dtype}, nnz={self.nnz}>"
+        shown = f"{self.labels.list_sizes()}; dtype={self.dtype}, nnz={self.nnz}"
+        if self.unknown is not None:
+            shown += f"; unknown: {self._describe_unknown()}"
+        return f"<LabelledTensor: {shown}>"
 
-    def _label(self, found: Any, modes: Any = None, others: Iterable[Any] = ()) -> Any:
-        """Return a tensor of these or all modes with their labels, and anything else as it is.
+    def _describe_unknown(self) -> str:
+        return unknown_cells.describe(self.unknown, self.shape, [*self.labels])
 
-        Those of `others`, from which it is computed too, have to be the same.
+    def _label_modes(self, found: Any, modes: Sequence[int], unknown: Unknown = None) -> Any:
+        """Return a tensor of these modes with their labels, and anything else as it is."""
+        if not isinstance(found, FlycooTensor):
+            return found
+        names = [*self.labels]
+        kept = {names[mode]: self.labels[names[mode]] for mode in modes}
+        return type(self)(found, Labels(kept, ordered=self.labels.ordered), unknown)
+
+    def _label(self, found: Any, others: Iterable[Any] = ()) -> Any:
+        """Return a tensor of the same cells with all labels, and anything else as it is.
+
+        The labels and unknown cells of `others`, of which it is made too, have to be the same.
         """
         if not isinstance(found, FlycooTensor):
             return found
@@ -218,15 +275,28 @@ class LabelledTensor(NamedTuple("_Fields", [("tensor", FlycooTensor), ("labels",
                 both = f"{names} and {[*other.labels]}"
                 raise ValueError(f"the modes are {both}, expected the same in both tensors")
             check_same_labels(other, self, names=("one tensor", "the other"))
-        kept = names if modes is None else [names[mode] for mode in modes]
-        taken = {name: self.labels[name] for name in kept}
-        return type(self)(found, Labels(taken, ordered=self.labels.ordered))
+            self._check_same_unknown(other)
+        if isinstance(self.unknown, str):
+            unknown_cells.check_kept(found.nnz, self.nnz)
+        return self._label_modes(found, range(self.ndim), self.unknown)
+
+    def _check_same_unknown(self, other: Any) -> None:
+        """Refuse another labelled tensor if other cells of it are unknown."""
+        if not isinstance(other, LabelledTensor) or other is self:
+            return
+        if not unknown_cells.are_same(self.unknown, other.unknown):
+            both = f"{self._describe_unknown()} and {other._describe_unknown()}"
+            raise ValueError(f"unknown are {both}, expected the same in both tensors")
+        if isinstance(self.unknown, str):
+            either = (self.tensor != 0) + (other.tensor != 0)
+            unknown_cells.check_kept(either.nnz, min(self.nnz, other.nnz))
 
     def transpose(self, *axes: Any) -> Any:
         """Reorder the modes, by number or name, as `FlycooTensor.transpose` does."""
         order = number_modes(self, axes[0] if len(axes) == 1 else axes or None)
         order = check_order(order, self.ndim)
-        return self._label(self.tensor.transpose(order), order)
+        unknown = unknown_cells.transpose(self.unknown, order)
+        return self._label_modes(self.tensor.transpose(order), order, unknown)
 
     T = property(transpose)
     __array_priority__ = FlycooTensor.__array_priority__
@@ -234,7 +304,7 @@ class LabelledTensor(NamedTuple("_Fields", [("tensor", FlycooTensor), ("labels",
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
         found = getattr(ufunc, method)(*map(drop_labels, inputs), **kwargs)
-        return self._label(found, others=inputs)
+        return self._label(found, inputs)
 
     def __array_function__(self, function: Any, types: Any, args: tuple, kwargs: dict) -> Any:
         if not args or args[0] is not self:
@@ -276,7 +346,10 @@ class LabelledTensor(NamedTuple("_Fields", [("tensor", FlycooTensor), ("labels",
             text = f"labels holds some that mode {name!r} has not: {error.args[0]}"
             raise ValueError(text) from None
         part: Any = self.tensor[(*[slice(None)] * mode, rows)]
-        return type(self)(part, Labels(self.labels | {name: own[rows]}, self.labels.ordered))
+        unknown = unknown_cells.take_rows(self.unknown, mode, rows, own.size)
+        return type(self)(
+            part, Labels(self.labels | {name: own[rows]}, self.labels.ordered), unknown
+        )
 
     def to_frame(self, values: str = "value") -> "DataFrame":
         """Return the nonzeros as a table, in the sequence of `FlycooTensor.nonzeros`.
@@ -318,11 +391,24 @@ class LabelledTensor(NamedTuple("_Fields", [("tensor", FlycooTensor), ("labels",
     def to_xarray(self) -> "DataArray":
         """Return an `xarray.DataArray` of a `sparse.COO`, with the labels as coordinates.
 
-        `from_xarray` goes back. Needs xarray.
+        It stores nan at unknown cells, one by one. `from_xarray` goes back. Needs xarray.
+
+        Raises
+        ------
+        ValueError
+            If all cells without a row are unknown: too many to store.
         """
         import xarray
 
-        return xarray.DataArray(self.tensor.to_coo(), dict(self.labels), list(self.labels))
+        data = self.tensor.to_coo()
+        if self.unknown is not None:
+            if isinstance(self.unknown, str):
+                raise ValueError(
+                    "all cells without a row are unknown, too many to store nan for each: take "
+                    "x.tensor.to_coo(), where they are zeros, or x.to_frame(), a row for each known"
+                )
+            data = unknown_cells.mark_unknown(data, self.unknown)
+        return xarray.DataArray(data, dict(self.labels), list(self.labels))
 
 
 for _name in (

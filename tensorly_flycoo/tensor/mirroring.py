@@ -113,7 +113,10 @@ def map_arrays(change: Callable[[Array], Array], x: Any) -> Any:
         items = [map_arrays(change, item) for item in x]
         if all(item is old for item, old in zip(items, x, strict=True)):
             return x
-        return kind(*items) if hasattr(kind, "_fields") else kind(items)
+        if hasattr(kind, "_fields"):  # a named tuple, which may know more than its items
+            named: Any = x
+            return named._replace(**dict(zip(named._fields, items, strict=True)))
+        return kind(items)
     return x
 
 

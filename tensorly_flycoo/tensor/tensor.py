@@ -581,15 +581,18 @@ class FlycooTensor:
         """Find the smallest element, zeros included; see `FlycooTensor.max`."""
         return self._find_extreme(axis, "min")
 
-    def _find_extreme(self, axis: int | Iterable[int] | None, name: str) -> np.floating:
+    def _find_extreme(
+        self, axis: int | Iterable[int] | None, name: str, num_zeros: int | None = None
+    ) -> np.floating:
+        """Find the "max" or "min" of the nonzeros and of so many zeros, by default all."""
         if len(check_axes(axis, self.ndim)) < self.ndim:
             instead = f"x.to_coo().{name}(axis) gives it over some"
             raise ValueError(f"axis is {axis!r}, expected all modes, or None: {instead}")
         extremes = map_pieces(pieces.find_extreme, self._layout, self._engine, name)
         found = [float(extreme) for extreme in extremes if extreme.size]
-        if self.nnz < math.prod(self.shape):
+        if math.prod(self.shape) - self.nnz if num_zeros is None else num_zeros:
             found.append(0.0)
-        return self._engine.xp.asarray(getattr(np, name)(found), self.dtype)[()]
+        return self._engine.xp.asarray(getattr(np, name)(found or [np.nan]), self.dtype)[()]
 
     def _flatten(self) -> FlycooTensor | Array:
         """Return a tensor of one mode as a dense vector; return another one as it is."""

@@ -73,16 +73,46 @@ def test_nan_is_filled_or_masked(kind):
     x = from_xarray(array.fillna(0))
     np.testing.assert_array_equal(x.tensor.to_coo().todense(), np.nan_to_num(dense))
     if kind == "of a table":
-        with pytest.raises(ValueError, match='zeros="keep"'):
-            from_xarray(array, missing="unknown")
+        table.loc[table.index[0], "v"] = 0.0  # a known one
+        array = xarray.Dataset.from_dataframe(table, sparse=True)["v"]
+        x = from_xarray(array, missing="unknown")
+        assert x.unknown == "all"
+        assert x.nnz == len(table)
+        known = x.tensor.to_coo().todense()[~np.isnan(dense)]
+        np.testing.assert_allclose(known, table["v"], atol=1e-19)
     else:
-        x, mask = from_xarray(array, missing="unknown")
+        x = from_xarray(array, missing="unknown")
         np.testing.assert_array_equal(x.tensor.to_coo().todense(), np.nan_to_num(dense))
-        np.testing.assert_array_equal(mask.todense(), ~np.isnan(dense))
+        np.testing.assert_array_equal(x.unknown.todense(), ~np.isnan(dense))
+        np.testing.assert_array_equal(x.to_xarray().data.todense(), dense)
         errors = tl.decomposition.parafac(
-            x, 2, mask=mask, init="random", random_state=0, n_iter_max=5, return_errors=True
+            x.tensor,
+            2,
+            mask=x.unknown,
+            init="random",
+            random_state=0,
+            n_iter_max=5,
+            return_errors=True,
         )[1]
         assert errors[-1] < errors[0]
+
+
+def test_nan_that_fills_fibres_is_a_block():
+    dense = np.random.default_rng(0).random((4, 5, 6))
+    dense[:, [0, 3], [2, 5]] = np.nan
+    x = from_xarray(xarray.DataArray(dense, dims=["gene", "donor", "type"]), missing="unknown")
+    assert x.unknown.shape == (1, 5, 6)
+    assert x.unknown.coords.tolist() == [[0, 0], [0, 3], [2, 5]]
+    assert repr(x).endswith("unknown: 2 blocks of donor x type>")
+    again = from_xarray(x.to_xarray(), missing="unknown")
+    np.testing.assert_array_equal(again.unknown.coords, x.unknown.coords)
+    np.testing.assert_array_equal(x.to_xarray().data.todense(), dense)
+    dense[0, 0, 0] = np.nan
+    x = from_xarray(xarray.DataArray(dense), missing="unknown")
+    assert x.unknown.shape == dense.shape
+    assert x.unknown.nnz == 9
+    dense[:] = 1.0
+    assert from_xarray(xarray.DataArray(dense), missing="unknown").unknown is None
 
 
 def make_cells():
