@@ -237,6 +237,14 @@ class MissingBlocks(MissingEntries):
         """Return an unfolding of the observed tensor: blocks are not imputed for a start."""
         return Unfolding(self.observed, mode)
 
+    def make_gram(self, weights: Array, factors: Sequence[Array], mode: int) -> Array:
+        """Return the Gram matrix (R, R) of the designs of a row's missing cells, the same for all.
+
+        The blocks are of whole indices of `mode`, whose factor is not used.
+        """
+        rows = self._take_rows((weights, factors))
+        return transposed_product(rows, rows) * self._multiply_others(factors, factors, skip=mode)
+
     def _take_rows(self, model: Any) -> Array:
         """Multiply the rows of a model's factors at the cells: float64 (K, R)."""
         weights, factors = model

@@ -1,33 +1,31 @@
 """Rows of a factor for new indices, such as new users, without running a decomposition again."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ..base.array_modules import Array, array_module, move
-from ..base.checks import check_factors, check_least, check_mode, check_positive
-from ..base.fit_record import FitRecord, find_record
-from ..engines.tall import column_norms, eigh
-from ..loop.cp_model import multiply_all, multiply_grams
-from ..loop.hals import solve_nonnegative
-from ..loop.losses import check_data, find_exact, find_loss
-from ..loop.masks import ObservedData
-from ..loop.observed_rows import L2_REG, RowPlan, fit_rows, measure_scale, scale_ridge
+from ..base.array_modules import Array, array_module
+from ..base.checks import check_factors, check_least, check_mode, check_positive, check_real
+from ..base.fit_record import FitRecord
+from ..engines.tall import column_norms
+from ..loop.cp_model import find_biases, multiply_all, multiply_grams
+from ..loop.losses import EXACT_LOSSES, check_data, find_exact, find_loss
+from ..loop.masks import MissingBlocks, MissingEntries, ObservedData, find_missing
+from ..loop.model_uses import check_model, choose_mask
+from ..loop.observed_rows import L2_REG, measure_scale, scale_ridge
 from ..loop.poisson import MultiplicativeUpdates
+from ..loop.row_systems import ListedCells, solve_rows
 from ..ops.cp_entries import evaluate_model, take_model
 from ..ops.mttkrp import mttkrp
-from ..tensor.coo_cache import LabelledData, as_flycoo
-from ..tensor.labelled import check_same_labels, number_modes
+from ..ops.sampling import find_places
+from ..tensor.coo_cache import LabelledData, Mask, as_flycoo
+from ..tensor.labelled import LabelledTensor, Labels, number_modes
 from ..tensor.mirroring import mirror
 from ..tensor.tensor import FlycooTensor
 
-#: Sweeps over the columns of non-negative rows, which stop at the accuracy of the dtype.
+#: Updates for counts end after so many, or when F changes by less, relative to itself, or rises.
 _MAX_SWEEPS = 1000
-
-#: Eigenvalues of a Gram matrix that are below so many roundings, times its size, are taken as 0.
-_ROUNDING = 10
-
-#: Updates for counts end when F changes by less, relative to itself, or rises by rounding.
 _TOLERANCE = 1e-12
 
 
@@ -37,58 +35,77 @@ def fold_in(
     x_new: LabelledData,
     mode: int | str,
     *,
-    loss: str = "gaussian",
-    non_negative: bool = False,
+    loss: str | None = None,
+    non_negative: bool | None = None,
     observed: bool | None = None,
     l2_reg: float | None = None,
+    mask: Mask = None,
+    confidence: "LabelledData | None" = None,
 ) -> Array:
     r"""Compute the factor rows of new indices of one mode; all other factors stay as they are.
 
     .. math:: \min_F |X_{\mathrm{new}} - [w; F_0, \ldots, F, \ldots, F_{N-1}]|
 
     or, with ``loss="poisson_count"``, the likeliest rows if the model gives the means of counts.
-    Cells that `x_new` lacks are zeros, or unknown with `observed`, as what a new user did not rate.
+    The rows are found as the model was made, which it knows (``model.flycoo``): cells that `x_new`
+    lacks are zeros or unknown, rows are non-negative or not, with the ridge of the model or none. A
+    pair of arrays that a user rebuilt knows nothing: cells are zeros, and rows may be negative.
 
     Parameters
     ----------
-    cp_tensor : CPTensor or (weights, factors)
+    cp_tensor : CPTensor or (weights, factors); TuckerTensor, Parafac2Tensor or CoupledCP
         Weights (R,), or None for ones; factors (I_n, R), whose old rows of `mode` are not used.
     x_new : FlycooTensor, LabelledTensor or sparse.COO
         The data of the new indices, in the dtype of the factors: any size in `mode`, and the
-        model's in all others.
+        model's in all others. For a Parafac2Tensor new slices, or all slices with new columns, as
+        `parafac2` takes them; for a CoupledCP pairs ``(data, modes)`` of some of its blocks, as
+        `coupled_parafac` takes them.
     mode : int or str
         Its name, if `cp_tensor` or `x_new` has labels, or its number.
-    loss : {"gaussian", "poisson_count"}
-    non_negative : bool
-        Whether the rows are non-negative; with "poisson_count" they always are.
+    loss : {"gaussian", "poisson_count"}, optional
+        By default that of the model.
+    non_negative : bool, optional
+        Whether the rows are non-negative; by default, whether the model's are in `mode`. With
+        "poisson_count" they always are.
     observed : bool, optional
-        Whether all cells but the nonzeros are unknown; by default, whether the model has the
-        attribute `observed_l2_reg`, as one that `observed_parafac` returned.
+        Whether all cells but the nonzeros are unknown; by default, whether they were to the model,
+        or are in `x_new` (`LabelledTensor.unknown`).
     l2_reg : float, optional
-        The ridge of `observed` rows; by default that of the model, or 1e-6.
+        The ridge; by default that of the model, and for `observed` rows at least 1e-6.
+    mask : sparse.COO or array, optional
+        As for `parafac`: the missing cells of `x_new`. By default those that `x_new` knows, else
+        those of the model's mask that are missing for all indices of `mode`.
+    confidence : FlycooTensor, LabelledTensor or sparse.COO, optional
+        As for `observed_parafac`: the weights of the cells of `x_new`, for a model with some.
 
     Returns
     -------
     array (I_new, R)
-        Rows that go with the model's weights. An index without nonzeros has a row of zeros, or, in
-        a model with `biases` of `observed_parafac`, the one that predicts by the other biases.
+        Rows that go with the model's weights; of a Tucker model (I_new, R_mode). An index without
+        nonzeros has a row of zeros, or, in a model with `biases` of `observed_parafac`, the one
+        that predicts by the other biases.
 
     Raises
     ------
     TypeError
         If `x_new` is not sparse, `l2_reg` is not a number, or the model has another dtype.
     ValueError
-        If `mode` is out of range, a shape does not match, `loss` is unknown, labels differ from
-        those of a `LabelledCP` in another mode, the other factors, the weights or a value are
-        negative with "poisson_count", `l2_reg` is not above 0, or `observed` comes with another
-        loss or `non_negative`.
+        If `mode` is out of range, a shape does not match, labels or names of modes differ but for
+        the labels of `mode`; if `loss` is unknown, or by default one for which there are no rows;
+        if the factor of `mode` has a constraint or a penalty other than non-negativity; if the
+        model was fitted with a mask of single rows of `mode`, or with a confidence, and there is
+        none for `x_new`; if options exclude each other; or, with "poisson_count", if a value or an
+        element of the model is negative.
 
     Notes
     -----
-    One MTTKRP and one system of R equations for all rows: those of `parafac` with all other modes
-    in ``fixed_modes``. Proportional components share what they explain. With `non_negative`, up to
-    1000 sweeps of HALS follow, of ``4 * I_new * R**2`` operations each. Results have the same bits
-    in every run on one machine.
+    One MTTKRP and one system of R equations for all rows if all cells are known: those of `parafac`
+    with all other modes in ``fixed_modes``. Else one for each row: a missing cell, or with
+    `observed` a known one, costs ``R**2`` operations, and a row an eigendecomposition of size R.
+    All is solved in float64. Proportional components share what they explain. Non-negative rows are
+    the minimisers, by sweeps of coordinate descent and the steps of Lawson and Hanson. A ridge is
+    that of rows in a model whose columns of a component are equally long in all modes, as after ALS
+    with a ridge. Results have the same bits in every run on one machine.
 
     With "poisson_count", up to 1000 multiplicative updates, extrapolated by SQUAREM, end when F
     changes by rounding only; each is one pass over the nonzeros, or two. Counts where all
@@ -110,92 +127,256 @@ def fold_in(
     array([[2.],
            [0.]])
     """
-    is_count = find_exact(loss).is_count
     weights, factors = take_model(cp_tensor)
     mode = check_mode(number_modes(x_new, number_modes(cp_tensor, mode)), len(factors))
-    check_same_labels(x_new, cp_tensor, skip=mode)
+    record = check_model("fold_in", cp_tensor, x_new, mode)
+    how = _choose(
+        record,
+        cp_tensor,
+        x_new,
+        mode,
+        loss=loss,
+        non_negative=non_negative,
+        observed=observed,
+        l2_reg=l2_reg,
+        mask=mask,
+        confidence=confidence,
+    )
     x = as_flycoo(x_new, check_coords=True)
-    if x.ndim != len(factors):
-        raise ValueError(f"x_new has {x.ndim} modes, expected {len(factors)}, as the model has")
-    xp, old, factors = array_module(factors[mode]), factors[mode], list(factors)
+    xp, old = array_module(factors[mode]), factors[mode]
+    factors = list(factors)
     factors[mode] = xp.zeros((x.shape[mode], old.shape[1]), old.dtype)
-    record = find_record(cp_tensor) or FitRecord()
+    check_factors(factors, x.shape, x.dtype, x._engine.array_type)
+    missing = None if how.mask is None else find_missing(x, how.mask)
+    if how.is_count:
+        return _fit_counts(x, weights, factors, mode, missing)
+    system = _RowProblem(x, weights, factors, old, mode, how, record)
+    return system.solve(missing, confidence).astype(old.dtype)
+
+
+@dataclass(frozen=True)
+class _How:
+    """How new rows are found: as the model was made, where the call does not say otherwise."""
+
+    is_count: bool
+    non_negative: bool
+    observed: bool  # all cells but the nonzeros, or those of the confidence, are unknown
+    unobserved: float  # the weight of these cells, if they are weighted
+    l2_reg: float
+    mask: Any
+
+
+def _choose(
+    record: FitRecord,
+    cp_tensor: Any,
+    x_new: Any,
+    mode: int,
+    *,
+    loss: str | None,
+    non_negative: bool | None,
+    observed: bool | None,
+    l2_reg: float | None,
+    mask: Any,
+    confidence: Any,
+) -> _How:
+    """Choose how to find new rows, and refuse what there are no rows for."""
+    if loss is None and record.loss not in EXACT_LOSSES:
+        raise ValueError(
+            f"loss is not given, and the model was fitted with {record.loss!r}, for which there "
+            f"are no rows: expected one of {EXACT_LOSSES}"
+        )
+    is_count = find_exact(record.loss if loss is None else loss).is_count
+    if found := record.constraints.get(mode):
+        raise ValueError(
+            f"cp_tensor has the constraint or penalty {', '.join(found)} in mode {mode}, which new "
+            "rows by least squares would not meet: fold in another mode, or pass the pair "
+            "(cp_tensor.weights, cp_tensor.factors) to ignore it"
+        )
+    is_all_unknown = isinstance(getattr(x_new, "unknown", None), str) and mask is None
+    is_asked = observed is not None
     if observed is None:
-        observed = record.absent == "unknown"
+        observed = record.absent == "unknown" or is_all_unknown
+    if not is_asked and record.is_weighted and confidence is None:
+        raise ValueError(
+            "confidence is not given, expected the weights of the cells of x_new, as the model was "
+            "fitted with some; pass observed= to fold in without: True if cells without a row are "
+            "unknown, False if they are zeros"
+        )
+    unobserved = record.unobserved if confidence is not None and not observed else 0.0
+    if observed and is_count:
+        raise ValueError(
+            "observed rows, as of a model of observed_parafac, are of least squares: expected "
+            'loss="gaussian", or observed=False'
+        )
+    if observed and mask is not None:
+        raise ValueError("mask is given, expected None with observed rows: all cells are unknown")
     if l2_reg is None:
-        l2_reg = record.l2_reg if record.absent == "unknown" else L2_REG
-    check_positive(l2_reg, "l2_reg")
-    if observed or is_count:
-        check_factors(factors, x.shape, x.dtype, x._engine.array_type)
-    if observed:
-        if is_count or non_negative:
-            raise ValueError(
-                "observed rows, as of a model of observed_parafac, are of least squares without "
-                'constraints: expected loss="gaussian" and non_negative=False, or observed=False'
-            )
-        return _fit_observed(x, cp_tensor, factors, mode, l2_reg)
-    if is_count:
-        return _fit_counts(x, weights, factors, mode)
-    product = mttkrp(x, factors, mode, weights=weights)
-    gram = multiply_grams(weights, factors, skip=mode)
-    if not non_negative:
-        return product @ xp.asarray(_invert(move(gram, np)), gram.dtype)
-    rows, tolerance = factors[mode], float(np.finfo(x.dtype).eps) ** 1.5
-    product, gram = xp.ascontiguousarray(product), xp.ascontiguousarray(gram)
-    solve_nonnegative(product, gram, rows, _MAX_SWEEPS, tolerance)
-    return rows
+        l2_reg = max(record.l2_reg, L2_REG) if observed else record.l2_reg
+        check_real(l2_reg, "l2_reg", 0)
+    else:
+        check_positive(l2_reg, "l2_reg") if observed else check_real(l2_reg, "l2_reg", 0)
+    if not observed and confidence is None:
+        has_same_rows = _has_same_rows(cp_tensor, x_new, mode)
+        mask = choose_mask(record, x_new, mask, mode, has_same_rows=has_same_rows)
+    if non_negative is None:
+        non_negative = mode in record.non_negative
+    return _How(is_count, non_negative, observed, unobserved, float(l2_reg), mask)
 
 
-def _invert(gram: np.ndarray) -> np.ndarray:
-    """Return the pseudo-inverse of a Gram matrix (R, R), whatever the lengths of its vectors.
+def _has_same_rows(cp_tensor: Any, x_new: Any, mode: int) -> bool:
+    """Return whether labels say that the rows of `mode` are those of the model."""
+    labels = getattr(cp_tensor, "labels", None)
+    if not isinstance(x_new, LabelledTensor) or not isinstance(labels, Labels):
+        return False
+    own, known = ([*of.values()][mode] for of in (x_new.labels, labels))
+    return bool(np.array_equal(own, known))
 
-    Directions that only rounding leaves are dropped: divided by, they would dominate the rows.
+
+@dataclass
+class _RowProblem:
+    r"""The least-squares problem of new rows of one factor, all others fixed.
+
+    Where other modes have biases, columns of this one are not free: they keep their one number, and
+    the free columns explain what they leave. All is in float64, weights in the designs.
     """
-    lengths = np.sqrt(gram.diagonal().astype(np.float64))
-    lengths[lengths == 0] = 1
-    values, vectors = eigh(gram / lengths[:, None] / lengths)
-    is_large = values > _ROUNDING * values.size * np.finfo(gram.dtype).eps * values[-1]
-    vectors = vectors[:, is_large] / lengths[:, None]
-    return vectors / values[is_large] @ vectors.T
 
+    x: FlycooTensor
+    weights: Array | None
+    factors: list[Array]  # zeros in that of `mode`
+    old: Array  # the model's factor of `mode`
+    mode: int
+    how: _How
+    record: FitRecord
 
-def _fit_observed(
-    x: FlycooTensor, cp_tensor: Any, factors: list[Array], mode: int, l2_reg: float
-) -> Array:
-    """Fit the rows of `mode` to the nonzeros; columns of other modes' biases, one number, stay."""
-    (weights, before), record = take_model(cp_tensor), find_record(cp_tensor) or FitRecord()
-    old = before[mode]
-    xp, rows, scales = array_module(old), factors[mode], 1 if weights is None else weights
-    bias_modes = xp.asarray(record.bias_modes or (-1,) * old.shape[1])
-    is_own = bias_modes == mode
-    is_kept = (bias_modes >= 0) & ~is_own
-    rows += old[:1] * is_kept
-    if x.nnz == 0:
+    def __post_init__(self) -> None:
+        xp, rank = array_module(self.old), self.old.shape[1]
+        weights = xp.ones(rank) if self.weights is None else self.weights
+        self.scales = weights.astype(np.float64)
+        self.exact = [factor.astype(np.float64) for factor in self.factors]
+        modes = xp.asarray(self.record.bias_modes or (-1,) * rank)
+        self.is_own_bias = modes == self.mode
+        is_kept = xp.asarray(find_biases(self.record, rank)) & ~self.is_own_bias
+        self.kept, self.free = xp.flatnonzero(is_kept), xp.flatnonzero(~is_kept)
+        self.constants = self.old[0, self.kept].astype(np.float64)
+
+    def solve(self, missing: MissingEntries | None, confidence: Any) -> Array:
+        """Return the rows (I_new, R)."""
+        xp = array_module(self.old)
+        rows = xp.zeros((self.x.shape[self.mode], self.old.shape[1]))
+        rows[:, self.kept] = self.constants
+        if self.x.nnz == 0 and self.how.observed:
+            return rows
+        products, gram, cells = self.assemble(missing, confidence)
+        if self.kept.size:  # what the kept columns explain is no target of the others
+            products = products - self.constants @ gram[self.kept]
+        ridges = self.find_ridges()
+        common = gram + xp.diag(ridges)
+        free = self.free
+        rows[:, free] = solve_rows(
+            products[:, free], common[free][:, free], cells, non_negative=self.how.non_negative
+        )
         return rows
-    # The ridge of observed_parafac makes the columns of a component equally long in all modes. It
-    # is for rows of that length, whatever the lengths in this model; that of biases, for biases.
-    others = multiply_all([column_norms(factor) for factor in factors], skip=mode)
-    others = others.astype(np.float64) * abs(scales)
-    sizes = others * column_norms(old)
-    is_used = sizes > 0
-    lengths = sizes ** (1 - 1 / x.ndim) / xp.where(is_used, others, 1)
-    lengths = xp.where(is_used & ~is_kept, lengths, 1)
-    factors = [factor.astype(np.float64) for factor in factors]
-    firsts = multiply_all([factor[0] for factor in factors], skip=mode) * scales
-    lengths = xp.where(is_own, 1 / xp.where(is_own, firsts, 1), lengths)
-    factors[mode - 1] *= lengths * scales
-    coords, values = x._sorted_nonzeros()
-    values = values.astype(np.float64)
-    scale = record.scale or measure_scale(values) or 1.0
-    ridge = scale_ridge(l2_reg, scale, x.ndim)
-    common = xp.diag(xp.where(is_own, l2_reg, ridge))
-    plan = RowPlan.of(coords[mode], x.shape[mode])
-    is_free = ~is_kept if is_kept.any() else None
-    fitted = fit_rows(coords, values, factors, mode, plan, common, is_free=is_free) * lengths
-    return fitted.astype(rows.dtype)
+
+    def assemble(
+        self, missing: MissingEntries | None, confidence: Any
+    ) -> tuple[Array, Array, ListedCells | None]:
+        """Return the right-hand sides and the Gram matrix of all rows, and cells that differ."""
+        xp, (size, rank) = array_module(self.old), self.factors[self.mode].shape
+        nothing = xp.zeros((size, rank)), xp.zeros((rank, rank))
+        if confidence is not None:
+            coords, weights, values = _read_confidence(confidence, self.x)
+            listed = self.list_cells(coords, weights - self.how.unobserved, weights * values)
+            return nothing[0], self.how.unobserved * self.make_gram(), listed
+        if self.how.observed:
+            coords, values = self.x._sorted_nonzeros()
+            values = values.astype(np.float64)
+            return *nothing, self.list_cells(coords, xp.ones_like(values), values)
+        x = self.x if missing is None else missing.observed
+        products = mttkrp(x, self.factors, self.mode).astype(np.float64) * self.scales
+        gram = self.make_gram()
+        if isinstance(missing, MissingBlocks) and self.mode not in missing.modes:
+            of_blocks = missing.make_gram(self.scales, self.exact, self.mode)
+            return products, gram - of_blocks, None
+        if isinstance(missing, MissingBlocks):
+            missing = find_missing(self.x, self.how.mask, lists=True)
+        if missing is None:
+            return products, gram, None
+        ones = xp.ones(missing.count)
+        return products, gram, self.list_cells(missing.coords, -ones, xp.zeros(missing.count))
+
+    def make_gram(self) -> Array:
+        """Return the Gram matrix of the designs of all cells of a row."""
+        return multiply_grams(self.scales, self.exact, skip=self.mode)
+
+    def list_cells(self, coords: Array, weights: Array, targets: Array) -> ListedCells:
+        """Return cells with the designs of the free columns; the kept ones explain their share."""
+        others = [n for n in range(len(self.factors)) if n != self.mode]
+
+        def multiply(places: Array, columns: Array) -> Array:
+            rows = [self.exact[n][:, columns][coords[n][places]] for n in others]
+            return multiply_all([self.scales[columns], *rows])
+
+        if self.kept.size:
+            every = array_module(coords).arange(coords.shape[1])
+            targets = targets - weights * (multiply(every, self.kept) @ self.constants)
+        return ListedCells(
+            coords[self.mode], lambda places: multiply(places, self.free), weights, targets
+        )
+
+    def find_ridges(self) -> Array:
+        """Return the ridge of each column (R,), for rows as long as they are in this model.
+
+        A ridge makes the columns of a component equally long in all modes. It is for rows of that
+        length, whatever the lengths in this model; that of a bias, for the bias itself.
+        """
+        xp, rank = array_module(self.old), self.old.shape[1]
+        if not self.how.l2_reg:
+            return xp.zeros(rank)
+        others = multiply_all([column_norms(f) for f in self.exact], skip=self.mode)
+        others = others * abs(self.scales)
+        sizes = others * column_norms(self.old.astype(np.float64))
+        is_used = sizes > 0
+        lengths = sizes ** (1 - 1 / self.x.ndim) / xp.where(is_used, others, 1)
+        lengths = xp.where(is_used, lengths, 1)
+        firsts = multiply_all([f[0] for f in self.exact], skip=self.mode) * self.scales
+        lengths = xp.where(self.is_own_bias, 1 / xp.where(self.is_own_bias, firsts, 1), lengths)
+        ridge = self.how.l2_reg
+        if self.record.scale is not None or self.how.observed:  # that of observed_parafac
+            ridge = scale_ridge(ridge, self.record.scale or _measure(self.x), self.x.ndim)
+        return xp.where(self.is_own_bias, self.how.l2_reg, ridge) / lengths**2
 
 
-def _fit_counts(x: FlycooTensor, weights: Array | None, factors: list[Array], mode: int) -> Array:
+def _measure(x: FlycooTensor) -> float:
+    return measure_scale(x._sorted_nonzeros()[1].astype(np.float64)) or 1.0
+
+
+def _read_confidence(confidence: Any, x: FlycooTensor) -> tuple[Array, Array, Array]:
+    """Return the coordinates, weights and values of the weighted cells, in float64."""
+    given = as_flycoo(confidence, check_coords=True)
+    if given.shape != x.shape or given.device != x.device:
+        raise ValueError(
+            f"confidence has shape {given.shape} and device {given.device!r}, expected {x.shape} "
+            f"and {x.device!r}, those of x_new"
+        )
+    coords, weights = given._sorted_nonzeros()
+    known, values = x._sorted_nonzeros()
+    xp = array_module(values)
+    is_weighted, places = find_places(coords, known, xp)
+    if not is_weighted.all():
+        lacking = int((~is_weighted).sum())
+        raise ValueError(f"confidence lacks {lacking} of the nonzeros of x_new: give each a weight")
+    targets = xp.zeros(weights.size)
+    targets[places] = values.astype(np.float64)
+    return coords, weights.astype(np.float64), targets
+
+
+def _fit_counts(
+    x: FlycooTensor,
+    weights: Array | None,
+    factors: list[Array],
+    mode: int,
+    missing: MissingEntries | None,
+) -> Array:
     """Compute the likeliest rows of `mode` for counts; those in `factors` are zeros."""
     if x.nnz:
         check_data(find_loss("poisson_count"), x)
@@ -207,14 +388,17 @@ def _fit_counts(x: FlycooTensor, weights: Array | None, factors: list[Array], mo
     # Meanwhile the weights are part of the rows.
     scale = xp.ones(rows.shape[1], rows.dtype) if weights is None else weights
     factors[mode] = xp.ones_like(rows) * scale
+    x = x if missing is None else missing.observed
     coords, values = x._sorted_nonzeros()
     is_possible = evaluate_model(coords, None, factors) > 0  # elsewhere the model is zero
     if not is_possible.all():
         x = x._rebuild(coords[:, is_possible], values[is_possible])
     if x.nnz == 0:
         return rows
+    if missing is not None:
+        missing = missing.of(x)
     run = MultiplicativeUpdates(
-        ObservedData(x), [mode], tensor=x, model=(None, factors), n_iter_max=_MAX_SWEEPS
+        ObservedData(x, missing), [mode], tensor=x, model=(None, factors), n_iter_max=_MAX_SWEEPS
     )
     for sweep in range(_MAX_SWEEPS):
         last, loss = run.loss, run.update(sweep)

@@ -66,7 +66,7 @@ def test_other_inputs():
     [
         (np.ones((5, 6)), (5, 6), TypeError, "expected a FlycooTensor"),
         (FlycooTensor([[1]], [2.0], (5,)), (5,), ValueError, "expected two modes or more"),
-        (random_tensor((5, 6), 9), (5, 7), ValueError, r"factors\[1\] has shape \(7, 2\)"),
+        (random_tensor((5, 6), 9), (5, 7), ValueError, r"x has shape \(5, 6\), expected \(5, 7\)"),
         (random_tensor((5, 6), 9, dtype="float32"), (5, 6), TypeError, "expected float32"),
     ],
 )
