@@ -9,6 +9,7 @@ import re
 import runpy
 import sys
 import sysconfig
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, SupportsFloat
@@ -91,6 +92,8 @@ _SPELLINGS = {
     "text, expected numbers": "text, expected numbers (or empty: --missing-text NA)",
     "init='random'": "--init random",
     'missing="drop"': "--missing drop",
+    ', or missing="unknown" if cells without a row are': "",
+    'aggregate="sum"': "--aggregate sum",
 }
 
 
@@ -109,12 +112,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("interrupted", file=sys.stderr)
         return 130
     except _ERRORS as error:
-        text = str(error)
-        for in_python, here in _SPELLINGS.items():
-            text = text.replace(in_python, here)
-        print("error:", text, file=sys.stderr)
+        print("error:", _spell(str(error)), file=sys.stderr)
         return 1
     return 0
+
+
+def _spell(text: str) -> str:
+    """Say what Python's functions say as the command line does."""
+    for in_python, here in _SPELLINGS.items():
+        text = text.replace(in_python, here)
+    return text
 
 
 def _make_parser() -> argparse.ArgumentParser:
@@ -150,7 +157,8 @@ def _add_fit_options(parser: argparse.ArgumentParser) -> None:
     text = "columns, separated by commas, times rounded as in time:day; names for a .tns"
     add("--modes", type=_split, help=text)
     add("--values", metavar="COLUMN", help="the column of values (default: count rows)")
-    add("--aggregate", choices=AGGREGATES, default="sum", help="of rows of one cell (default: sum)")
+    text = "of the values of rows of one cell (default: sum, with a warning)"
+    add("--aggregate", choices=AGGREGATES, help=text)
     text = "rows with empty entries are an error, or are left out (default: raise)"
     add("--missing", default="raise", choices=MISSING, help=text)
     text = "texts, separated by commas, that mean an empty entry too, such as NA,null"
@@ -289,7 +297,12 @@ def read_tensor(arguments: argparse.Namespace, suffix: str) -> LabelledTensor:
         )  # fmt: skip
         options = {name: getattr(arguments, name) for name in ("aggregate", "missing", "dtype")}
         options["zeros"] = "keep" if arguments.observed else "drop"
-        return from_dataframe(table, modes, values, **options)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", UserWarning)
+            labelled = from_dataframe(table, modes, values, **options)
+        for warning in caught:
+            print("warning:", _spell(str(warning.message)), file=sys.stderr)
+        return labelled
     if values is not None:
         raise ValueError("--values is for tables: a .tns file has its values in the last field")
     x = read_tns(arguments.file, dtype=arguments.dtype)

@@ -6,10 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from ..base.checks import MAX_MODE_SIZE, check_choice, check_values
+from ..base.checks import MAX_MODE_SIZE, check_choice, check_values, warn
 from ..engines import select_engine
 from ..tensor.labelled import LabelledTensor, Labels
 from ..tensor.tensor import FlycooTensor, group_cells
+from ..tensor.unknown import Unknown, make_mask
+from .absent_blocks import describe_absent, find_absent, suspect_absent
 from .entries import (
     ColumnLabels,
     convert_column,
@@ -38,9 +40,9 @@ def from_dataframe(
     values: str | None = None,
     *,
     labels: Mapping[str, Sequence[Any] | np.ndarray] | None = None,
-    aggregate: str = "sum",
-    missing: str = "raise",
-    zeros: str = "raise",
+    aggregate: str | None = None,
+    missing: str | Iterable[str] | None = None,
+    zeros: str | None = None,
     **options: Any,
 ) -> LabelledTensor:
     """Make a tensor from a table, with one mode per given column.
@@ -63,14 +65,20 @@ def from_dataframe(
     labels : dict of str to sequence, optional
         For some columns of `modes`, the label of each index, such as the `labels` of another
         `LabelledTensor`.
-    aggregate : {"sum", "mean", "last", "max", "count"}
-        How to merge the values of rows with the same entries in all `modes`.
-    missing : {"raise", "drop"}
-        Whether a row without an entry or its value is an error, or left out.
-    zeros : {"raise", "drop", "keep"}
-        What to do with a cell whose values are 0 or add up to 0: raise an error; not store it, as
-        cells without a row are 0 too; or store it, so that `observed_parafac` takes its 0 as
-        known: as ``2**-64`` times the largest value, which no rounded sum tells from 0.
+    aggregate : {"sum", "mean", "last", "max", "count"}, optional
+        How to merge the values of rows with the same entries in all `modes`; by default "sum", and
+        a warning if there are such rows.
+    missing : {"raise", "drop", "unknown"} or sequence of str, optional
+        What is missing. Whether a row without an entry or its value is an error, or left out, while
+        cells without a row are zeros. Or which of these cells are unknown, as `unknown` of the
+        result: all, with those of rows without a value; or, for some of `modes`, the cells of each
+        combination of their labels that no row has. By default "raise", and a warning if most
+        combinations have rows, in many of their cells, and others have none.
+    zeros : {"raise", "drop", "keep"}, optional
+        What to do with a value of 0, or values that add up to 0: raise an error; take it as if its
+        row were not there; or store it, so that its 0 is known: as ``2**-64`` times the largest
+        value, which no rounded sum tells from 0. By default "keep" if all cells without a row are
+        unknown, else "raise".
     **options : those of `FlycooTensor`, such as ``dtype``, ``layout`` and ``device``
 
     Returns
@@ -88,8 +96,15 @@ def from_dataframe(
     ValueError
         If a column does not exist, or occurs more than once in `df` or in `modes`; no row is left;
         an entry or value is missing, a value is not finite, or a cell is 0; `labels` names other
-        columns, or repeats a label, or an entry is not among them; or `aggregate`, `missing` or
-        `zeros` is unknown.
+        columns, or repeats a label, or an entry is not among them; `aggregate`, `missing` or
+        `zeros` is none of the above; or `missing` names one mode, of which `labels` gives no label
+        without rows, or modes with more than 2**26 combinations.
+
+    Warns
+    -----
+    UserWarning
+        If the values of several rows are added in a cell, and `aggregate` is not given; or whole
+        blocks of cells have no row, and `missing` is not given, or "drop".
 
     Notes
     -----
@@ -97,7 +112,7 @@ def from_dataframe(
     as the table has rows: rounded times (``df["time"].dt.floor("D")``) make better modes.
 
     Needs pyarrow. Beside coords and values, this takes two temporary columns of 8 bytes per row.
-    All aggregates but "sum" and "count" sort the rows.
+    All aggregates but "sum" and "count" sort the rows, and so does a warning of added values.
 
     Examples
     --------
@@ -121,40 +136,106 @@ def from_dataframe(
     """
     modes = check_modes(modes)
     given: Mapping[str, Any] = {} if labels is None else labels
-    check_choice(aggregate, "aggregate", AGGREGATES)
+    check_choice(aggregate or "sum", "aggregate", AGGREGATES)
+    rule, blocks = _check_missing(missing, modes)
+    zeros = zeros or ("keep" if rule == "unknown" else "raise")
     check_choice(zeros, "zeros", ZEROS)
     if not isinstance(given, Mapping):
         raise TypeError(f"labels is a {type(given).__name__}, expected a dict by column")
     if others := [name for name in given if name not in modes]:
         raise ValueError(f"labels has {others}, expected only columns of modes: {modes}")
     columns = open_table(df, modes, values)
-    coded, numbers = read_rows(columns, modes, values, given, missing)
+    hint = ', or missing="unknown" if cells without a row are'
+    coded, numbers = read_rows(columns, modes, values, given, rule, hint)
     coords = np.stack([codes for codes, _ in coded.values()])
     if coords.shape[1] == 0:
         reason = "no row without a missing entry" if len(columns[modes[0]]) else "no rows"
         raise ValueError(f"df has {reason}, expected at least one")
-    if numbers is None or aggregate == "count":
-        numbers = np.ones(coords.shape[1])
     of_modes = {name: own.entries for name, (_, own) in coded.items()}
     shape = [entries.size for entries in of_modes.values()]
+    if not given:
+        _warn_of_many_labels(of_modes, coords.shape[1])
+    unknown: Unknown = "all" if rule == "unknown" else None
+    are_values = numbers is not None and aggregate != "count"
+    if blocks:
+        unknown = _mask_blocks(coords, shape, modes, blocks, given)
+    elif are_values and missing in (None, "drop") and (absent := suspect_absent(coords, shape)):
+        warn(describe_absent(absent, modes))
+    if numbers is not None and zeros == "drop":
+        coords, numbers = coords[:, numbers != 0], numbers[numbers != 0]
+    if numbers is None or aggregate == "count":
+        numbers = np.ones(coords.shape[1])
+    num_repeated = 0
+    cancels = zeros != "drop" and numbers.min() < 0 < numbers.max()
+    merges = aggregate in ("mean", "last", "max") or (aggregate in (None, "sum") and cancels)
+    if merges and numbers.size:
+        coords, numbers, num_repeated = _merge(coords, numbers, shape, aggregate)
+    if zeros == "raise":
+        refuse_zeros(numbers, values, ', missing="unknown" if they are unknown')
+    if zeros == "keep":
+        numbers = keep_zeros(numbers)
+    tensor = FlycooTensor(coords, numbers, shape, **options)
+    if are_values and aggregate is None:
+        if tensor.nnz < coords.shape[1]:
+            *_, num_repeated = _merge(coords, numbers, shape, aggregate)
+        if num_repeated:
+            warn(
+                f"{num_repeated:,} of {tensor.nnz:,} cells have several rows, whose values are "
+                'added: pass aggregate="sum" if that is meant, else "mean", "last", "max" or '
+                '"count"'
+            )
+    ordered = [name for name, (_, own) in coded.items() if own.categories is not None]
+    ordered += getattr(labels, "ordered", ())
+    return LabelledTensor(tensor, Labels(of_modes, ordered=ordered), unknown)
+
+
+def _check_missing(
+    missing: str | Iterable[str] | None, modes: Sequence[str]
+) -> tuple[str, list[str]]:
+    """Return what to do with incomplete rows, as of `read_rows`, and the modes of unknown blocks.
+
+    Blocks of all modes are cells: these are unknown as if that had been said.
+    """
+    if missing is None or isinstance(missing, str):
+        if missing not in (None, "unknown", *MISSING):
+            expected = '"raise", "drop", "unknown", or a list of modes'
+            raise ValueError(f"missing is {missing!r}, expected {expected}")
+        return missing or "raise", []
+    blocks = [*missing]
+    if not blocks or len({*blocks}) < len(blocks) or not {*blocks} <= {*modes}:
+        raise ValueError(f"missing is {blocks}, expected distinct ones of the modes {[*modes]}")
+    return ("unknown", []) if len(blocks) == len(modes) else ("raise", blocks)
+
+
+def _warn_of_many_labels(of_modes: Mapping[str, np.ndarray], num_rows: int) -> None:
+    """Log which modes have nearly as many labels as the table has rows."""
     for name, entries in of_modes.items():
-        if not given and 2 * entries.size > coords.shape[1] >= _MANY_ROWS:
+        if 2 * entries.size > num_rows >= _MANY_ROWS:
             advice = "leave rare labels out, bin numbers (pandas.cut), or parse dates that are text"
             if entries.dtype.kind in "mM":
                 advice = f"round times (--modes {name}:day, or .dt.floor('D') in pandas)"
             text = "column %r has %d labels in %d rows, too many to find patterns: %s"
-            _logger.warning(text, name, entries.size, coords.shape[1], advice)
-    cancels = zeros != "drop" and numbers.min() < 0 < numbers.max()
-    if aggregate in ("mean", "last", "max") or (aggregate == "sum" and cancels):
-        coords, numbers = _merge(coords, numbers, shape, aggregate)
-    if zeros == "raise":
-        refuse_zeros(numbers, values, ', zeros="keep" if they are unknown, as to observed_parafac')
-    if zeros == "keep":
-        numbers = keep_zeros(numbers)
-    tensor = FlycooTensor(coords, numbers, shape, **options)
-    ordered = [name for name, (_, own) in coded.items() if own.categories is not None]
-    ordered += getattr(labels, "ordered", ())
-    return LabelledTensor(tensor, Labels(of_modes, ordered=ordered))
+            _logger.warning(text, name, entries.size, num_rows, advice)
+
+
+def _mask_blocks(
+    coords: np.ndarray,
+    shape: Sequence[int],
+    modes: Sequence[str],
+    blocks: Sequence[str],
+    labels: Mapping[str, Any],
+) -> Unknown:
+    """Return the mask of the combinations of labels in the modes `blocks` that no row has."""
+    numbers = sorted(modes.index(name) for name in blocks)
+    absent = find_absent(coords[numbers], [shape[n] for n in numbers], blocks)
+    if not absent.size and len(blocks) == 1 and blocks[0] not in labels:
+        raise ValueError(
+            f"missing is {[*blocks]}, but each label of one mode has rows: name several modes, "
+            f"such as {[*modes][:2]}, or give labels={{{blocks[0]!r}: ...}} with those without rows"
+        )
+    cells = np.zeros((len(shape), absent.shape[1]), np.int64)
+    cells[numbers] = absent
+    return make_mask(cells, [size if n in numbers else 1 for n, size in enumerate(shape)])
 
 
 def read_rows(
@@ -163,9 +244,14 @@ def read_rows(
     values: str | None,
     labels: Mapping[str, Sequence[Any] | np.ndarray],
     missing: str,
+    hint: str = "",
 ) -> tuple[dict[str, tuple[np.ndarray, ColumnLabels]], np.ndarray | None]:
-    """Return each mode's codes of the rows of an open table, and labels; the values, or None."""
-    check_choice(missing, "missing", MISSING)
+    """Return each mode's codes of the rows of an open table, and labels; the values, or None.
+
+    With `missing` "unknown" rows without a value are left out, but those without an entry refused.
+    The `hint` names a further way out where a value is missing.
+    """
+    check_choice(missing, "missing", (*MISSING, "unknown"))
     coded = {name: number_entries(columns[name], name) for name in modes}
     for name, of_column in labels.items():
         codes, own = coded[name]
@@ -176,12 +262,14 @@ def read_rows(
     if numbers is not None and values is not None:
         gaps[values] = np.isnan(numbers) | gaps.get(values, False)
     gaps = {name: is_missing for name, is_missing in gaps.items() if is_missing.any()}
-    if gaps and missing == "raise":
-        name, is_missing = next(iter(gaps.items()))
+    refused = [name for name in gaps if missing == "raise" or name != values]
+    if refused and missing != "drop":
+        name = refused[0]
         kind = "value" if name == values else "entry"
         raise ValueError(
-            f"column {name!r} has no {kind} in row {int(np.argmax(is_missing))}, expected one in "
+            f"column {name!r} has no {kind} in row {int(np.argmax(gaps[name]))}, expected one in "
             'every row; drop or fill the missing ones, or pass missing="drop"'
+            + (hint if kind == "value" else "")
         )
     if gaps:
         kept = ~np.logical_or.reduce(list(gaps.values()))
@@ -257,17 +345,19 @@ def open_table(df: Any, modes: Sequence[str], values: str | None = None) -> dict
 
 
 def _merge(
-    coords: np.ndarray, numbers: np.ndarray, shape: Sequence[int], aggregate: str
-) -> tuple[np.ndarray, np.ndarray]:
+    coords: np.ndarray, numbers: np.ndarray, shape: Sequence[int], aggregate: str | None
+) -> tuple[np.ndarray, np.ndarray, int]:
+    """Merge the values of each cell; return also how many cells have several."""
     coords, numbers, starts = group_cells(coords, numbers, shape, select_engine("cpu"))
     ends = np.append(starts[1:], numbers.size)
+    num_repeated = int(np.count_nonzero(ends - starts > 1))
     if aggregate == "last":
-        return coords, numbers[ends - 1]
+        return coords, numbers[ends - 1], num_repeated
     if aggregate == "max":
-        return coords, np.maximum.reduceat(numbers, starts)
+        return coords, np.maximum.reduceat(numbers, starts), num_repeated
     sums = np.add.reduceat(numbers, starts, dtype=np.float64)
     sums /= ends - starts if aggregate == "mean" else 1
-    return coords, sums.astype(numbers.dtype)
+    return coords, sums.astype(numbers.dtype), num_repeated
 
 
 def read_indices(column: Any, name: str) -> np.ndarray:

@@ -84,6 +84,22 @@ def test_values_are_merged(folder, table, capsys):
     assert "component 0" not in capsys.readouterr().out
 
 
+def test_added_values_are_named(folder, capsys):
+    (folder / "stars.csv").write_text("user,film,stars\n1,1,4\n1,1,4\n1,2,3\n2,1,5\n")
+    command = ["fit", "stars.csv", "--modes", "user,film", "--rank", "1", "--quiet"]
+    assert main([*command, "--values", "stars"]) == 0
+    message = (
+        "warning: 1 of 3 cells have several rows, whose values are added: pass --aggregate sum"
+    )
+    assert message in capsys.readouterr().err
+    for options in (["--values", "stars", "--aggregate", "sum"], []):
+        assert main([*command, *options]) == 0
+        assert "warning" not in capsys.readouterr().err
+    (folder / "gap.csv").write_text("user,film,stars\n1,1,\n")
+    assert main(["fit", "gap.csv", *command[2:], "--values", "stars"]) == 1
+    assert capsys.readouterr().err.endswith("or pass --missing drop\n")
+
+
 def test_files_of_matrix_market(folder):
     header = "%%MatrixMarket tensor coordinate real general\n3 3 2\n"
     (folder / "small.ttx").write_text(header.replace("3 3 2", "3 3 3 2") + "1 1 1 5\n2 3 3 4\n")

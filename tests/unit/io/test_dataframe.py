@@ -354,10 +354,12 @@ def test_wrong_arguments(make):
         ValueError, match=r"aggregate is 'median', expected one of \('sum', 'mean',"
     ):
         from_dataframe(table, ["shop"], aggregate="median")
-    with pytest.raises(
-        ValueError, match=r"missing is 'ignore', expected one of \('raise', 'drop'\)"
-    ):
-        from_dataframe(table, ["shop"], missing="ignore")
+    for missing in ("ignore", "shop"):
+        with pytest.raises(
+            ValueError,
+            match=f'missing is \'{missing}\', expected "raise", "drop", "unknown", or a list',
+        ):
+            from_dataframe(table, ["shop"], missing=missing)
 
 
 class _Stream:

@@ -21,7 +21,7 @@ def write(path, rows, header=("k", "v"), **options):
 
 def read_labels(path, texts):
     table = read_table(write(path, [(text, 1) for text in texts]), ["k"], "v")
-    x = from_dataframe(table, ["k"], "v", missing="drop", device="cpu")
+    x = from_dataframe(table, ["k"], "v", aggregate="sum", missing="drop", device="cpu")
     return x.labels["k"]
 
 
@@ -137,7 +137,7 @@ def test_line_breaks_in_quotes(tmp_path, monkeypatch):
     monkeypatch.setattr(table_files, "_BLOCK_NBYTES", 1000)
     rows = [(f"line {n % 7}\nand\r\n'{n % 3}'", n) for n in range(2000)]
     table = read_table(write(tmp_path / "x.csv", rows), ["k"], "v")
-    x = from_dataframe(table, ["k"], "v", zeros="drop")
+    x = from_dataframe(table, ["k"], "v", aggregate="sum", zeros="drop")
     expected = pd.DataFrame(rows, columns=["k", "v"]).groupby("k")["v"].sum()
     assert x.labels["k"].tolist() == expected.index.tolist()
     assert x.nonzeros()[1].tolist() == expected.tolist()
@@ -148,7 +148,7 @@ def test_a_file_without_a_header(kind, tmp_path):
     frame = pd.DataFrame([("a", 1, 2.5), ("b", 2, 1.0), ("a", 1, 2.0)])
     frame.to_csv(tmp_path / f"x{kind}", index=False, header=False)
     table = read_table(tmp_path / f"x{kind}", ["2", "1"], "3", has_header=False)
-    x = from_dataframe(table, ["2", "1"], "3")
+    x = from_dataframe(table, ["2", "1"], "3", aggregate="sum")
     assert (x.labels["2"].tolist(), x.labels["1"].tolist()) == ([1, 2], ["a", "b"])
     assert x.to_coo().todense().tolist() == [[4.5, 0], [0, 1]]
     with pytest.raises(ValueError, match=r"has no column 'k', expected one of \['1', '2', '3'\]"):
@@ -220,7 +220,7 @@ def test_texts_of_one_time_are_rounded(tmp_path):
     """They are labels of their own otherwise, which would make the column text."""
     rows = [("2024-01-01", 1), ("2024-01-01 00:00:00", 2), ("2024-01-02 05:00:00", 3)]
     path = write(tmp_path / "x.csv", rows)
-    x = from_dataframe(read_table(path, ["k:day"], "v"), ["k:day"], "v")
+    x = from_dataframe(read_table(path, ["k:day"], "v"), ["k:day"], "v", aggregate="sum")
     assert x.labels["k:day"].astype(str).tolist() == ["2024-01-01", "2024-01-02"]
     assert x.nonzeros()[1].tolist() == [3, 3]
     write(path, [*rows, ("soon", 4)])
