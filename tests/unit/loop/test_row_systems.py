@@ -201,3 +201,22 @@ def test_a_row_is_the_same_alone_and_in_small_blocks(non_negative, monkeypatch):
         monkeypatch.setattr(module, "choose_block_size", choose_small)
     assert np.abs(solve() - found).max() <= 1e-9 * np.abs(found).max()
     assert sizes
+
+
+@pytest.mark.parametrize("num_missing", [0, 1])
+def test_collinear_columns_do_not_stop_non_negative_rows(num_missing):
+    """Coordinate descent alone would take many thousands of sweeps."""
+    rng = np.random.default_rng(0)
+    designs = rng.random((NUM_CELLS, 6))
+    designs[:, 1:3] = designs[:, :1] + 1e-3 * rng.random((NUM_CELLS, 2))
+    values = designs @ rng.random(6) + 0.1 * rng.standard_normal((NUM_ROWS, NUM_CELLS))
+    is_known = np.ones(values.shape, bool)
+    is_known[:, :num_missing] = False
+    products, missing = (values * is_known) @ designs, list_missing(is_known, designs)
+    found = solve_rows(products, designs.T @ designs, missing, non_negative=True)
+    expected = solve_densely(designs, values, is_known, np.ones(6), solve_nnls)
+    assert np.abs(found - expected).max() <= 1e-6 * expected.max()
+    residual, least = (
+        np.linalg.norm((values - f @ designs.T) * is_known) for f in (found, expected)
+    )
+    assert residual <= least * (1 + 1e-13)

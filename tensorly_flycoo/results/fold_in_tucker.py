@@ -1,0 +1,183 @@
+r"""Rows of a factor of a Tucker model for new indices of its mode.
+
+A cell :math:`(i, c)` of the model is :math:`f_i^T d_c`, where f is the row of its index in the mode
+that is folded in, and the design :math:`d_c = G_{(n)} (u_{c_1} \otimes u_{c_2} \otimes \ldots)`
+takes the rows of all other factors. So the rows are those of a least-squares problem.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from ..base.array_modules import Array, array_module
+from ..base.checks import check_matrix
+from ..engines.tall import multiply, transposed_product
+from ..loop.masks import MissingEntries
+from ..loop.row_systems import ListedCells, solve_rows
+from ..ops.cp_entries import choose_block_size
+from ..ops.ttmc import multiply_nonempty_rows
+from ..tensor.tensor import FlycooTensor
+
+
+def fold_in_tucker(
+    core: Array,
+    factors: Sequence[Array],
+    x: FlycooTensor,
+    mode: int,
+    *,
+    missing: MissingEntries | None = None,
+    observed: bool = False,
+    non_negative: bool = False,
+) -> Array:
+    r"""Compute the factor rows of new indices of one mode; the core and other factors stay.
+
+    .. math:: \min_F |X_{\mathrm{new}} - G \times_n F \times_{m \ne n} U_m|
+
+    over the known cells. The factors need not be orthonormal.
+
+    Parameters
+    ----------
+    core : array (R_0, ..., R_{N-1})
+    factors : sequence of array (I_n, R_n)
+        In the dtype and on the device of `x`; that of `mode` is not used.
+    x : FlycooTensor
+        The data of the new indices: any size in `mode`, and the model's in all others.
+    mode : int
+        From 0 to N - 1.
+    missing : MissingEntries, optional
+        Cells of `x` that are unknown, whatever it stores there: all listed, no blocks.
+    observed : bool
+        Whether all cells but the nonzeros are unknown.
+    non_negative : bool
+        Whether the rows are non-negative.
+
+    Returns
+    -------
+    array (I_new, R_mode)
+        In the dtype of `x`. Of several minimisers the one with the least elements, each times the
+        length of its column of designs; zeros for an index without known cells.
+
+    Raises
+    ------
+    TypeError
+        If a factor is not an array on the device of `x`, or has another dtype.
+    ValueError
+        If the shapes of `x`, the core and the factors do not match.
+
+    Notes
+    -----
+    With all cells known: one product of `x` with all other factors (`ops.ttmc`), and one system of
+    R_mode equations, whose matrix takes the products of the core with the others' Gram matrices. An
+    unknown cell (with `observed`, a known one) takes ``core.size`` operations, and `solve_rows`
+    solves a system for each row that has some. Results have the same bits in every run.
+
+    Examples
+    --------
+    >>> core = np.array([[2.0]])
+    >>> factors = [np.zeros((5, 1)), np.array([[1.0], [3.0]])]
+    >>> x = FlycooTensor([[0, 0, 1], [0, 1, 1]], [4.0, 12.0, 6.0], shape=(2, 2))
+    >>> fold_in_tucker(core, factors, x, mode=0, observed=True)
+    array([[2.],
+           [1.]])
+    """
+    others = {n: factor for n, factor in enumerate(factors) if n != mode}
+    _check(core, others, x)
+    known = x if missing is None else missing.observed
+    exact = core.astype(np.float64, copy=False)
+    gram = _multiply_grams(exact, others, mode)
+    if observed:
+        cells = _list_known(known, exact, others, mode)
+        lengths = np.sqrt(gram.diagonal())
+        nothing = x._engine.xp.zeros((x.shape[mode], core.shape[mode]))
+        rows = solve_rows(nothing, 0 * gram, cells, lengths=lengths, non_negative=non_negative)
+    else:
+        unknown = None if missing is None else _list_missing(missing, exact, others, mode)
+        products = _multiply_data(known, exact, others, mode)
+        rows = solve_rows(products, gram, unknown, non_negative=non_negative)
+    return rows.astype(x.dtype, copy=False)
+
+
+def _check(core: Array, others: Mapping[int, Array], x: FlycooTensor) -> None:
+    """Refuse a core or factors that do not match `x`."""
+    if core.ndim != x.ndim or len(others) != x.ndim - 1:
+        raise ValueError(
+            f"x has {x.ndim} modes, expected {core.ndim}, as the core has, "
+            f"and as there are factors: {len(others) + 1}"
+        )
+    for n, factor in others.items():
+        check_matrix(factor, f"factors[{n}]", x.shape[n], x.dtype, x._engine.array_type)
+        if factor.shape[1] != core.shape[n]:
+            raise ValueError(
+                f"factors[{n}] has shape {factor.shape}, expected ({x.shape[n]}, {core.shape[n]}), "
+                f"columns as the core, which is {core.shape}, has in mode {n}"
+            )
+
+
+def _multiply_data(x: FlycooTensor, core: Array, others: Mapping[int, Array], mode: int) -> Array:
+    """Multiply the data by all other factors and the core: float64 (I_new, R_mode)."""
+    products = x._engine.xp.zeros((x.shape[mode], core.shape[mode]))
+    if x.nnz:
+        rows, numbers = multiply_nonempty_rows(x, mode, others)
+        products[numbers] = multiply(rows, _unfold(core, mode).T.astype(x.dtype, order="C"))
+    return products
+
+
+def _multiply_grams(core: Array, others: Mapping[int, Array], mode: int) -> Array:
+    """Multiply the core by the others' Gram matrices and itself: float64 (R_mode, R_mode)."""
+    product = core
+    for n, factor in others.items():
+        exact = factor.astype(np.float64, copy=False)
+        gram = transposed_product(exact, exact)
+        product = np.moveaxis(np.tensordot(gram, product, axes=(1, n)), 0, n)
+    return _unfold(core, mode) @ _unfold(product, mode).T
+
+
+def _unfold(core: Array, mode: int) -> Array:
+    """Return a core as a matrix with a row for each index of a mode, other modes in order."""
+    return np.moveaxis(core, mode, 0).reshape(core.shape[mode], -1)
+
+
+def _list_known(
+    x: FlycooTensor, core: Array, others: Mapping[int, Array], mode: int
+) -> ListedCells:
+    """List the nonzeros, where only they are known."""
+    coords, values = x._sorted_nonzeros()
+    designs = _make_designs(core, others, mode, coords)
+    ones = array_module(values).ones(values.size)
+    return ListedCells(coords[mode], designs, weights=ones, targets=values.astype(np.float64))
+
+
+def _list_missing(
+    missing: MissingEntries, core: Array, others: Mapping[int, Array], mode: int
+) -> ListedCells:
+    """List missing cells as those that take back what the common Gram matrix counts."""
+    xp = array_module(missing.coords)
+    designs = _make_designs(core, others, mode, missing.coords)
+    zeros = xp.zeros(missing.count)
+    return ListedCells(missing.coords[mode], designs, weights=zeros - 1, targets=zeros)
+
+
+def _make_designs(
+    core: Array, others: Mapping[int, Array], mode: int, coords: Array
+) -> Callable[[Array], Array]:
+    """Return the function of places in `coords` (ndim, count) that gives the designs there."""
+    rank = core.shape[mode]
+    last = np.moveaxis(core, mode, -1)  # its axes: the other modes in order, and `mode`
+    block_size = choose_block_size(core, core.size)
+
+    def evaluate(places: Array) -> Array:
+        product = last[None]
+        for n, factor in others.items():
+            own = factor[coords[n][places]].astype(np.float64, copy=False)
+            unfolded = product.reshape(len(product), own.shape[1], -1)
+            product = (own[:, None, :] @ unfolded)[:, 0]
+        return product
+
+    def make(places: Array) -> Array:
+        flat = places.reshape(-1)
+        designs = array_module(core).empty((flat.size, rank))
+        for start in range(0, flat.size, block_size):
+            designs[start : start + block_size] = evaluate(flat[start : start + block_size])
+        return designs.reshape(*places.shape, rank)
+
+    return make
