@@ -39,9 +39,6 @@ _INNER_SIZE = 8192
 #: Rows of a factor that are refined at once: a residual of all would take as much memory as it.
 _REFINED_ROWS = 2**16
 
-#: A system with more right-hand sides than this many times its size is solved with its inverse.
-_MANY_RIGHT_HAND_SIDES = 4
-
 #: LAPACK takes matrices of up to this size on one thread, and smaller ones are inverted fast enough
 #: on several: beginning and ending the limit takes 10 us.
 _MAX_ALONE_SIZE, _MIN_INVERTED_SIZE = 512, 64
@@ -238,16 +235,15 @@ def solve(a: Array, b: Array) -> Array:
 
 
 def solve_rows(a: Array, rows: Array, wants_sums: bool = False) -> tuple[Array, Any]:
-    """Solve ``a @ y.T = rows.T`` for a factor y (I, R), by the inverse where that pays.
+    """Solve ``a @ y.T = rows.T`` for a factor y (I, R), by the inverse of a real `a`.
+
+    Few rows take less by substitution, but where a component vanishes its numbers are noise of any
+    size, until the matrix is exactly singular. The inverse gives such a component zeros.
 
     Returns y; and with `wants_sums`, as ALS does, where one pass over the rows finds them, its Gram
     matrix, the same to the bit as ``multiply(y.T, y)``, and the inner product of `rows` and y.
     """
-    size = a.shape[0]
-    is_worth = rows.shape[0] > _MANY_RIGHT_HAND_SIDES * size
-    is_worth |= wants_sums and size < _MIN_INVERTED_SIZE
-    # CuPy arrays take the inverse, since CuPy's solver does not report a singular matrix.
-    is_inverted = (is_worth or is_cupy(rows)) and a.dtype.kind == "f" and a.dtype == rows.dtype
+    is_inverted = a.dtype.kind == "f" and a.dtype == rows.dtype
     inverse, condition = _invert(move(a, np)) if is_inverted else (None, 1.0)
     if inverse is None:
         return _solve_directly(a, rows.T).T, None
@@ -273,9 +269,19 @@ def _solve_directly(a: Array, b: Array) -> Array:
     try:
         x = np.linalg.solve(a, b)
     except np.linalg.LinAlgError:
-        return np.linalg.pinv(a) @ b
+        return _pseudo_invert(a) @ b
     is_done = not hasattr(x, "all")  # row shards, each of which was solved by this function
-    return x if is_done or not has_true(~np.isfinite(x)) else np.linalg.pinv(a) @ b
+    return x if is_done or not has_true(~np.isfinite(x)) else _pseudo_invert(a) @ b
+
+
+def _pseudo_invert(a: Array, **options: Any) -> Array:
+    """Pseudo-invert a small matrix; refuse one for which LAPACK may never end."""
+    if has_true(~np.isfinite(a)):
+        raise np.linalg.LinAlgError(
+            "a matrix to solve with holds inf or nan, expected finite numbers: if it is of factors, "
+            "these have outgrown their dtype; pass normalize_factors=True, or a lower rank"
+        )
+    return call_lapack(np.linalg.pinv, a, **options)
 
 
 def _multiply_rows(rows: Array, matrix: Array) -> Array:
@@ -322,18 +328,21 @@ def _invert(a: np.ndarray) -> tuple[np.ndarray | None, float]:
 
     Return the inverse, or None if it overflows the matrix's own precision, and a condition number,
     1 for a pseudo-inverse. If that is large, the matrix is first scaled to a unit diagonal, so that
-    a component much smaller than another does not make it singular.
+    a component much smaller than another does not make it singular. One that is so small that
+    underflow takes its digits is not scaled: it has vanished, and gets zeros.
     """
     limits, exact = np.finfo(a.dtype), a.astype(np.float64, copy=False)
     inverse, condition = _find_inverse(exact)
-    if not condition**2 * limits.eps <= 1:
+    eps = float(limits.eps)
+    if not condition * condition * eps <= 1:
         scale = np.sqrt(np.abs(exact.diagonal()))
-        scale = np.where((scale > 0) & (scale < np.inf), scale, 1.0)
+        least = (float(limits.smallest_normal) / eps) ** 0.5
+        scale = np.where((scale > least) & (scale < np.inf), scale, 1.0)
         scaled = exact / scale / scale[:, None]
         inverse, condition = _find_inverse(scaled)
-        if not condition * limits.eps < 1:
-            rcond = a.shape[0] * limits.eps
-            inverse, condition = call_lapack(np.linalg.pinv, scaled, rcond=rcond), 1.0
+        if not condition * eps < 1:
+            rcond = a.shape[0] * eps
+            inverse, condition = _pseudo_invert(scaled, rcond=rcond), 1.0
         inverse = inverse / scale / scale[:, None]
     return inverse if lapack.dlange("M", inverse) <= limits.max else None, condition
 

@@ -208,3 +208,51 @@ def test_modes_go_by_name():
     assert parafac(labelled, RANK, smoothness={"b": 5.0}, **options)[1] == expected
     with pytest.raises(ValueError, match="mode is 'd', expected one of"):
         parafac(labelled, RANK, smoothness={"d": 5.0}, **options)
+
+
+#: Starts, by seed, kind of data and guess, whose surplus components once became inf.
+VANISHING = [
+    (2, "standard_normal", "svd"),
+    (6, "random", "random"),
+    (7, "random", "svd"),
+    (25, "standard_normal", "random"),
+    (27, "random", "svd"),
+    (28, "standard_normal", "random"),
+    (30, "random", "svd"),
+    (32, "standard_normal", "random"),
+    (37, "standard_normal", "random"),
+]
+
+
+def make_rank_one(seed, kind):
+    rng = np.random.default_rng(seed)
+    a, b, c = (getattr(rng, kind)(size) for size in (5, 6, 7))
+    return np.einsum("i,j,k->ijk", a, b, c)
+
+
+@pytest.mark.parametrize(("seed", "kind", "init"), VANISHING)
+def test_surplus_components_vanish(seed, kind, init):
+    """The best smooth model of any rank, K^-1 X, has rank 1 like X."""
+    x = make_rank_one(seed, kind)
+    found = parafac(
+        FlycooTensor.from_dense(x), 3, init=init, random_state=seed, n_iter_max=60, tol=0,
+        smoothness={0: 1.0},
+    )  # fmt: skip
+    expected = np.tensordot(np.linalg.inv(weigh(np.eye(5), [1.0])), x, (1, 0))
+    assert np.abs(tl.cp_to_tensor(found) - expected).max() <= 1e3 * EPS * np.abs(x).max()
+
+
+@pytest.mark.parametrize("seed", [6, 17])
+def test_surplus_components_of_a_ridge_vanish(seed):
+    """Their weights once made the Gram matrix inf, of which LAPACK's SVD never ended.
+
+    Beside columns of norm 1 it divides a lone component by 1 + `l2_reg`, and takes less from more.
+    """
+    x = make_rank_one(seed, "standard_normal").astype(np.float32)
+    options = {"n_iter_max": 60, "tol": 0, "l2_reg": 0.1, "normalize_factors": True}
+    with pytest.warns(UserWarning, match="of 3 components (is|are) zero"):
+        found = parafac(
+            FlycooTensor.from_dense(x), 3, init="random", random_state=seed, **options
+        )
+    error = np.linalg.norm(tl.cp_to_tensor(found) - x) / np.linalg.norm(x)
+    assert error <= 1 - 1 / 1.1 + 100 * np.finfo(np.float32).eps

@@ -101,3 +101,32 @@ def test_every_use(use, is_iterated, monkeypatch):
         USES[use](x)
     assert all(number == {1} for number in numbers)
     assert numbers or not is_iterated
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("num_rows", [2, 100])
+def test_a_component_that_vanishes_gets_zeros(num_rows, dtype):
+    """Its row of a Gram matrix is what underflow left: its inverse would be noise of any size."""
+    rng, limits = np.random.default_rng(0), np.finfo(dtype)
+    tiny = float(limits.smallest_normal) ** 0.5
+    gram = np.array([[0, -tiny, 0], [-tiny, 8, 1], [0, 1, 2]], dtype)
+    for diagonal in (0, limits.smallest_subnormal, 0.5 * limits.smallest_normal / limits.eps):
+        gram[0, 0], rows = diagonal, rng.standard_normal((num_rows, 3)).astype(dtype)
+        rows[:, 0] *= tiny
+        expected = np.linalg.solve(gram[1:, 1:].astype(float), rows[:, 1:].T).T
+        found = solve(gram, rows.T).T
+        assert np.abs(found[:, 1:] - expected).max() <= 100 * limits.eps * np.abs(rows).max()
+        assert np.abs(found[:, 0]).max() <= 100 * tiny * np.abs(rows).max()
+
+
+@pytest.mark.parametrize(
+    ("number", "shape"),
+    [(np.inf, (4, 3)), (np.inf, (4, 100)), (np.nan, (4,)), (np.nan, (4, 3)), (np.nan, (4, 100))],
+)
+def test_what_is_not_finite_is_refused(number, shape):
+    """LAPACK's SVD of such a matrix may never end."""
+    matrix = np.eye(4)
+    matrix[1, 1] = number
+    matrix[1, 2] = matrix[2, 1] = -54.0
+    with pytest.raises(np.linalg.LinAlgError, match=r"holds inf or nan, .* normalize_factors=True"):
+        solve(matrix, np.ones(shape))

@@ -109,6 +109,7 @@ extern "C" __global__ void add_grams(long long num_blocks, int rank, const doubl
 }
 
 constexpr double epsilon = sizeof(VALUE) == 4 ? 1.1920928955078125e-07 : 2.220446049250313e-16;
+constexpr double tiny = sizeof(VALUE) == 4 ? 1.1754943508222875e-38 : 2.2250738585072014e-308;
 constexpr int max_sweeps = 40;
 
 using Matrix = double[width][pitch];
@@ -316,8 +317,9 @@ __device__ __noinline__ void pseudo_invert(Matrix& left, const double* scales, d
 }
 
 // Rows and columns are scaled to a diagonal of ones, so that a component much smaller than another
-// does not make the matrix look singular; then follows Gauss-Jordan elimination, which needs no
-// pivoting as the matrix is symmetric and positive definite. If it is not, or if its condition
+// does not make the matrix look singular. (One that is so small that underflow takes its digits is
+// not scaled: it has vanished, and gets zeros.) Then follows Gauss-Jordan elimination, which needs
+// no pivoting as the matrix is symmetric and positive definite. If it is not, or if its condition
 // number leaves no digit of a factor's number, the singular value decomposition by Hestenes's
 // rotations of pairs of columns replaces it.
 //
@@ -343,7 +345,8 @@ extern "C" __global__ void __launch_bounds__(num_threads, 1)
             }
             if (row != column) continue;
             const double diagonal = fabs(own[i]);
-            scales[row] = diagonal > 0 && isfinite(diagonal) ? 1 / sqrt(diagonal) : 1;
+            const bool is_scaled = diagonal > tiny / epsilon && isfinite(diagonal);
+            scales[row] = is_scaled ? 1 / sqrt(diagonal) : 1;
         }
     }
     __syncthreads();
