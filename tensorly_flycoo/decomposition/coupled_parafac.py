@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorly as tl
@@ -13,17 +13,20 @@ from ..base.checks import check_factors, check_least, check_rank, check_real, ch
 from ..base.fit_record import FitRecord, recording
 from ..base.reporting import log_compilation
 from ..engines import select_engine
-from ..engines.tall import column_norms, find_signs, solve, sum_columns
+from ..engines.tall import column_norms, find_signs, sum_columns
+from ..loop.coupled_blocks import Blocks, read_blocks
 from ..loop.cp_loop import Callback, Run
-from ..loop.cp_model import multiply_all, multiply_grams
+from ..loop.cp_model import multiply_all, multiply_grams, solve_gram
 from ..loop.guarding import check_options, describe_as
 from ..loop.hals import improve
 from ..results.coupled_cp import CoupledCP, LabelledCoupledCP, make_cp_tensors
 from ..tensor.memory import attempt, check_room
 from ..tensor.mirroring import mirror
-from .coupled_blocks import Blocks, read_blocks
 from .non_negative_parafac_hals import find_constrained
 from .parafac import parafac
+
+#: By how much sums in float64 may be off, relative to the terms that cancel in them.
+_ROUNDING = 64 * np.finfo(np.float64).eps
 
 
 @mirror
@@ -154,15 +157,14 @@ def coupled_parafac(
 
 def _start(
     data: Blocks, rank: int, init: Any, random_state: Any, constrained: set[int]
-) -> tuple[Array, list[Array]]:
-    """Return the weights (number of blocks, R) and the factors of the initial guess."""
+) -> tuple[Array | None, list[Array]]:
+    """Return the weights (B, R), None if they are not known, and the factors of the start."""
     engine, dtype = select_engine(data.device), data.dtype
     names, sizes = list(data.sizes), list(data.sizes.values())
-    weights = engine.xp.ones((len(data.blocks), rank), dtype)
     if isinstance(init, str) and init == "random":
         check_room(engine, sum(sizes) * rank * dtype.itemsize)
         random = tl.check_random_state(random_state)
-        return weights, [engine.draw_uniform(random, (size, rank), dtype) for size in sizes]
+        return None, [engine.draw_uniform(random, (size, rank), dtype) for size in sizes]
     given = init.factors if isinstance(init, CoupledCP) else init
     if not isinstance(given, Mapping) or {*given} != {*names}:
         got = list(given) if isinstance(given, Mapping) else repr(given)
@@ -173,21 +175,32 @@ def _start(
     for n in constrained:
         name = f"the factor of mode {names[n]!r} of init"
         check_least(factors[n], name, reason=", as nn_modes has this mode")
-    if isinstance(init, CoupledCP):
-        own = [cp_tensor.weights for cp_tensor in init.cp_tensors]
-        if len(own) != len(data.blocks):
-            raise ValueError(f"init has models of {len(own)} blocks, expected {len(data.blocks)}")
-        for array in own:
-            check_weights(array, rank, dtype, engine.array_type)
-        weights = engine.xp.stack(
-            [array / dtype.type(block.power) for array, block in zip(own, data.blocks, strict=True)]
-        )
-    return weights, factors
+    if not isinstance(init, CoupledCP):
+        return None, factors
+    own = [cp_tensor.weights for cp_tensor in init.cp_tensors]
+    if len(own) != len(data.blocks):
+        raise ValueError(f"init has models of {len(own)} blocks, expected {len(data.blocks)}")
+    for array in own:
+        check_weights(array, rank, dtype, engine.array_type)
+    pairs = zip(own, data.blocks, strict=True)
+    return engine.xp.stack([array / dtype.type(block.power) for array, block in pairs]), factors
+
+
+class _Fit(NamedTuple):
+    """What is minimised, how far rounding moves it, and the errors of all blocks and of each."""
+
+    objective: float
+    rounding: float
+    error: float
+    block_errors: list[float]
 
 
 @dataclass
 class _CoupledALS(Run):
-    """Iterations of alternating least squares on factors (I, R) of norm 1 and weights (B, R)."""
+    """Iterations of alternating least squares on factors (I, R) of norm 1 and weights (B, R).
+
+    All sums, Gram matrices and systems are in float64, of the factors and weights as they are kept.
+    """
 
     solver = "coupled_parafac"
     data: Blocks
@@ -196,17 +209,18 @@ class _CoupledALS(Run):
 
     def prepare(self) -> None:
         data, self.blocks = self.data, self.data.blocks
-        self._block_errors: list[float] = []
+        self._is_stuck = False
         modes = range(len(data.sizes))
         # For each mode the numbers of the blocks that have it.
         self._uses = [[b for b, block in enumerate(data.blocks) if n in block.modes] for n in modes]
         self._order = sorted(modes, key=lambda n: len(self._uses[n]) > 1)
         self._last = [max(block.modes, key=self._order.index) for block in data.blocks]
         self._groups = [self._group_rows(n) for n in modes]
+        self._begin()
 
     def _group_rows(self, mode: int) -> list[tuple[Any, list[int]]]:
         """Divide the rows of a mode by the blocks that know them: rows, and those blocks."""
-        uses, xp = self._uses[mode], array_module(self.weights)
+        uses, xp = self._uses[mode], array_module(self.factors[mode])
         is_known = np.ones((self.factors[mode].shape[0], len(uses)), bool)
         for column, b in enumerate(uses):
             if (places := self.blocks[b].find_places(mode)) is not None:
@@ -219,75 +233,137 @@ class _CoupledALS(Run):
             groups.append((xp.asarray(rows), [uses[n] for n in np.flatnonzero(kind)]))
         return groups
 
+    def _begin(self) -> None:
+        """Give the start columns of norm 1; find its weights, if it has none, and its error."""
+        factors, xp, dtype = self.factors, array_module(self.factors[0]), self.data.dtype
+        norms: list[Array] = []
+        for mode, factor in enumerate(factors):
+            factors[mode], own = _normalize(factor.astype(np.float64), dtype)
+            norms.append(own)
+        grams = [self._find_grams(mode) for mode in range(len(factors))]
+        pairs = list(zip(self.blocks, self._last, strict=True))
+        sums = [_add_products(block.mttkrp(last, factors), factors[last]) for block, last in pairs]
+        if self.weights is None:
+            weights = [self._solve_first_weights(b, grams, own) for b, own in enumerate(sums)]
+        else:
+            scales = [multiply_all([norms[n] for n in block.modes]) for block in self.blocks]
+            weights = [own * scale for own, scale in zip(self.weights, scales, strict=True)]
+        self.weights = xp.stack(weights).astype(dtype)
+        self._fit = self._measure(grams, sums)
+
     def _find_grams(self, mode: int) -> dict[int, Array]:
-        """Return the Gram matrix of the rows that each block knows, in float64."""
+        """Return the Gram matrix of the rows that each block knows."""
         factor = self.factors[mode]
         whole = _multiply_exactly([factor])
         known = {b: self.blocks[b].find_places(mode) for b in self._uses[mode]}
         return {b: whole if p is None else _multiply_exactly([factor[p]]) for b, p in known.items()}
 
+    def step(self, iteration: int) -> float:
+        """Update the model, or take a sweep back that raises what is minimised; that ends the run.
+
+        The next sweep would be the same, since a sweep depends on the model alone.
+        """
+        factors, weights, known = list(self.factors), self.weights, self._fit
+        self._fit = self._measure(*self.update(iteration))
+        self._is_stuck = not self._fit.objective <= known.objective + known.rounding
+        if self._is_stuck:
+            self.factors[:], self.weights, self._fit = factors, weights, known
+        return self._fit.error
+
+    def is_over(self) -> bool:
+        return self._is_stuck or super().is_over()
+
     def update(self, iteration: int) -> tuple[list[dict[int, Array]], list[Array]]:
-        """Update the model; return what `measure` takes: Gram matrices and inner products."""
-        factors, weights, constrained = self.factors, self.weights.copy(), self.constrained
-        xp = array_module(weights)
+        """Update all modes; return the Gram matrices, and each block's inner products with them."""
+        factors, weights = self.factors, self.weights.astype(np.float64)
         grams = [self._find_grams(mode) for mode in range(len(factors))]
         sums: list[Array] = [None] * len(self.blocks)
         for mode in self._order:
-            uses, factor = self._uses[mode], factors[mode]
+            uses, start = self._uses[mode], factors[mode].astype(np.float64)
             if len(uses) == 1:  # of one block: its factor takes up the weights
-                factor = factor * weights[uses[0]]
+                start = start * weights[uses[0]]
                 weights[uses[0]] = 1
             products = {b: self.blocks[b].mttkrp(mode, factors) for b in uses}
-            scales = {b: self.blocks[b].weight * weights[b] for b in uses}
-            target: Array = sum(product * scales[b] for b, product in products.items())
-            # Of |w_b|^2: the new columns' norms go into w_b; those of a start are left out.
-            ridge = self.l2_reg * xp.diag(sum(scales[b] * weights[b] for b in uses))
-            parts = []
-            for rows, known in self._groups[mode]:
-                gram: Array = ridge
-                for b in known:
-                    others = multiply_all([grams[n][b] for n in self.blocks[b].modes if n != mode])
-                    gram = gram + scales[b][:, None] * others * weights[b]
-                gram, is_constrained = gram.astype(factor.dtype), mode in constrained
-                parts.append(_solve(gram, target[rows], factor[rows], is_constrained))
-            factor = parts[0]
-            if len(parts) > 1:
-                factor = xp.empty_like(target)
-                for (rows, _), part in zip(self._groups[mode], parts, strict=True):
-                    factor[rows] = part
-            norms = column_norms(factor)
-            factors[mode] = factor = factor / xp.where(norms == 0, 1, norms)
+            rows = self._solve_mode(mode, start, products, grams, weights)
+            factors[mode], norms = _normalize(rows, self.data.dtype)
             grams[mode] = self._find_grams(mode)
             for b, product in products.items():
                 weights[b] *= norms
                 if self._last[b] == mode:
-                    sums[b] = _add_products(product, factor)
+                    sums[b] = _add_products(product, factors[mode])
         for b, block in enumerate(self.blocks):
             # Weights that no factor can take up, since the block shares all of its modes.
             if all(len(self._uses[n]) > 1 for n in block.modes):
-                gram = multiply_all([grams[n][b] for n in block.modes])
-                gram = gram + self.l2_reg * xp.eye(len(gram))
-                own = weights[b][None].astype(np.float64)
-                weights[b] = _solve(gram, sums[b][None], own, {*block.modes} <= constrained)[0]
-        self.weights = weights
+                is_constrained = self.constrained.issuperset(block.modes)
+                weights[b] = self._solve_weights(b, grams, sums[b], weights[b], is_constrained)
+        self.weights = weights.astype(self.data.dtype)
         return grams, sums
 
-    def measure_start(self) -> float:
-        factors = self.factors
-        pairs = zip(self.blocks, self._last, strict=True)
-        sums = [_add_products(block.mttkrp(last, factors), factors[last]) for block, last in pairs]
-        return self.measure(([self._find_grams(mode) for mode in range(len(factors))], sums))
+    def _solve_mode(
+        self,
+        mode: int,
+        start: Array,
+        products: dict[int, Array],
+        grams: list[dict[int, Array]],
+        weights: Array,
+    ) -> Array:
+        """Return the rows of a mode that minimise, from its MTTKRPs and the others' Gram matrices.
 
-    def measure(self, result: tuple[list[dict[int, Array]], list[Array]]) -> float:
-        """Compute the relative error of all blocks, and keep those of each."""
-        (grams, sums), exact, squares = result, self.weights.astype(np.float64), []
-        self._block_errors = []
-        for b, (block, own, inner) in enumerate(zip(self.blocks, exact, sums, strict=True)):
-            gram = multiply_all([grams[n][b] for n in block.modes])
-            square = abs(block.square + float(own @ gram @ own) - 2 * float(own @ inner))
-            squares.append(block.weight * square)
-            self._block_errors.append((square / block.square) ** 0.5)
-        return (sum(squares) / sum(block.weight * block.square for block in self.blocks)) ** 0.5
+        Rows that the same blocks know have one system.
+        """
+        xp = array_module(start)
+        scales = {b: self.blocks[b].weight * weights[b] for b in products}
+        target: Array = sum(product * scales[b] for b, product in products.items())
+        # Of |w_b|^2, in which the norms of the new columns are.
+        ridge = self.l2_reg * xp.diag(sum(scales[b] * weights[b] for b in products))
+        solved = xp.empty_like(target)
+        for rows, known in self._groups[mode]:
+            gram: Array = ridge
+            for b in known:
+                others = multiply_all([grams[n][b] for n in self.blocks[b].modes if n != mode])
+                gram = gram + scales[b][:, None] * others * weights[b]
+            solved[rows] = _solve(gram, target[rows], start[rows], mode in self.constrained)
+        return solved
+
+    def _solve_first_weights(self, b: int, grams: list[dict[int, Array]], inner: Array) -> Array:
+        """Return the weights of a block that minimise, not negative if one of its factors is not.
+
+        So all that follows is in proportion to the data.
+        """
+        block = self.blocks[b]
+        start = array_module(inner).full_like(inner, (block.square / len(inner)) ** 0.5)
+        is_constrained = not self.constrained.isdisjoint(block.modes)
+        return self._solve_weights(b, grams, inner, start, is_constrained)
+
+    def _solve_weights(
+        self, b: int, grams: list[dict[int, Array]], inner: Array, start: Array, is_constrained: bool
+    ) -> Array:
+        """Return the weights of a block that minimise, with its factors as they are."""
+        gram = multiply_all([grams[n][b] for n in self.blocks[b].modes])
+        gram = gram + self.l2_reg * array_module(gram).eye(len(gram))
+        return _solve(gram, inner[None], start[None], is_constrained)[0]
+
+    def measure_start(self) -> float:
+        return self._fit.error
+
+    def _measure(self, grams: list[dict[int, Array]], sums: list[Array]) -> _Fit:
+        """Compare the model with the data."""
+        squares, magnitudes, penalties = [], [], []
+        for b, block in enumerate(self.blocks):
+            gram = move(multiply_all([grams[n][b] for n in block.modes]), np)
+            weights = move(self.weights[b], np).astype(np.float64)
+            inner = float(weights @ move(sums[b], np))
+            squares.append(abs(block.square + float(weights @ gram @ weights) - 2 * inner))
+            magnitudes.append(block.square + float(abs(weights) @ abs(gram) @ abs(weights)))
+            penalties.append(self.l2_reg * float(weights @ weights))
+        shares = np.array([block.weight for block in self.blocks])
+        wholes = np.array([block.square for block in self.blocks])
+        return _Fit(
+            objective=float(shares @ np.add(squares, penalties)),
+            rounding=_ROUNDING * float(shares @ magnitudes),
+            error=float(shares @ squares / (shares @ wholes)) ** 0.5,
+            block_errors=((squares / wholes) ** 0.5).tolist(),
+        )
 
     def make(self) -> CoupledCP:
         pairs = zip(self.weights, self.blocks, strict=True)
@@ -315,7 +391,7 @@ class _CoupledALS(Run):
         self.factors[:] = [factor * xp.asarray(sign, factor.dtype) for factor, sign in signed]
         self.weights = xp.asarray(weights)
         model = self.make()
-        model.errors, model.block_errors = self.errors, self._block_errors
+        model.errors, model.block_errors = self.errors, self._fit.block_errors
         return model
 
 
@@ -325,9 +401,16 @@ _multiply_exactly = functools.partial(multiply_grams, None, dtype=np.float64)
 
 def _add_products(product: Array, factor: Array) -> Array:
     """Compute the inner product with each component, (R,), in float64."""
-    return sum_columns(product.astype(np.float64, copy=False) * factor)
+    return sum_columns(product * factor)
+
+
+def _normalize(rows: Array, dtype: np.dtype) -> tuple[Array, Array]:
+    """Return a factor with columns of norm 1, or 0, and the norms that they had in float64."""
+    norms = column_norms(rows)
+    factor = rows / array_module(rows).where(norms == 0, 1, norms)
+    return factor.astype(dtype, copy=False), norms
 
 
 def _solve(gram: Array, targets: Array, rows: Array, is_constrained: bool) -> Array:
     """Return the rows (I, R) of least squares; with a constraint, by sweeps of HALS from `rows`."""
-    return improve(targets, gram, rows) if is_constrained else solve(gram, targets.T).T
+    return improve(targets, gram, rows) if is_constrained else solve_gram(targets, gram)

@@ -12,7 +12,7 @@ from tensorly.cp_tensor import CPTensor
 from ..base.array_modules import Array, array_module, move
 from ..base.checks import warn
 from ..base.fit_record import FitRecord, find_record
-from ..engines.tall import column_norms, sum_rows, transposed_product
+from ..engines.tall import column_norms, eigh, multiply, sum_rows, transposed_product
 
 
 def multiply_all(arrays: Array | Sequence[Array], skip: int | None = None) -> Array:
@@ -42,6 +42,24 @@ def multiply_grams(
     if ridge:
         product = product + ridge * xp.eye(rank, dtype=product.dtype)
     return product if weights is None else weights[:, None] * product * weights
+
+
+def solve_gram(targets: Array, gram: Array) -> Array:
+    """Solve ``x @ gram = targets`` by rows (I, R) in float64; `gram` (R, R) may be singular.
+
+    Directions that only rounding leaves, whatever the lengths of the components, have no part in
+    the rows: divided by, they would dominate them.
+    """
+    exact = move(gram, np)
+    lengths = np.sqrt(exact.diagonal())
+    lengths[lengths == 0] = 1
+    values, vectors = eigh(exact / lengths[:, None] / lengths)
+    is_large = values > _ROUNDING * values.size * np.finfo(np.float64).eps * values[-1]
+    vectors = vectors[:, is_large] / lengths[:, None]
+    inverse = array_module(gram).asarray(vectors / values[is_large] @ vectors.T)
+    rows = multiply(targets, inverse)
+    rows += multiply(targets - multiply(rows, gram), inverse)  # which the condition number left
+    return rows
 
 
 def residual_square(
@@ -91,6 +109,9 @@ def make_cp_tensor(weights: Array | None, factors: Sequence[Array]) -> CPTensor:
         weights = array_module(first).ones(first.shape[1], first.dtype)
     return CPTensor((weights, list(factors)))
 
+
+#: Eigenvalues of a Gram matrix that are below so many roundings, times its size, are taken as 0.
+_ROUNDING = 10
 
 #: A component of `observed_parafac` whose entries are below this part of the scale is nothing.
 _NOTHING = 1e-6

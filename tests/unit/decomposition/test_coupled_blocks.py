@@ -144,7 +144,7 @@ def test_labels_of_different_dtypes_may_be_equal(events, tags, own, others):
 
 def test_blocks_in_place_are_not_copied(events, tags):
     """Labels in one order move no rows."""
-    from tensorly_flycoo.decomposition.coupled_blocks import read_blocks
+    from tensorly_flycoo.loop.coupled_blocks import read_blocks
 
     x = label(events)
     read = read_blocks([x, (tags, {"user": USERS.copy(), "tag": range(8)})], None)

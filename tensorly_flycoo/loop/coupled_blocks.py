@@ -12,24 +12,24 @@ from ..base.array_modules import Array, array_module, as_array, is_on_gpu
 from ..base.checks import check_choice, check_dtype, check_finite
 from ..engines import select_engine
 from ..format.ordering import compute_norm
-from ..loop.scaling import find_exponent
-from ..loop.whole_tensor import WholeTensor
 from ..tensor.converters import find_converter
 from ..tensor.coo_cache import as_flycoo, find_instead, is_raw_sparse
 from ..tensor.labelled import LabelledTensor, Labels
 from ..tensor.tensor import FlycooTensor
+from .scaling import find_exponent
+from .whole_tensor import WholeTensor
 
 #: The binary logarithm of the ratio of two weights below which the smaller one is rounding.
-_LEAST = -100.0
+_LEAST = -100
 
 
 @dataclass
 class Block:
     """One tensor or matrix: its data, the names of its axes, and their labels, if any.
 
-    `read_blocks` adds the places of the rows that move, by axis, its weight, the numbers of its
-    modes in the model, the power of two by which data far from 1 were divided, and |data|^2 then.
-    Rows without places here are unknown to the block.
+    `read_blocks` makes the data float64. It adds the places of the rows that move, by axis, its
+    weight, the numbers of its modes in the model, the power of two by which data far from 1 were
+    divided, and |data|^2 then. Rows without places here are unknown to the block.
     """
 
     data: Any
@@ -42,12 +42,13 @@ class Block:
     square: float = 0.0
 
     def mttkrp(self, mode: int, factors: Sequence[Array]) -> Array:
-        """Compute the MTTKRP of a mode of the model, with all factors of the model."""
+        """Compute the MTTKRP of a mode of the model, with all its factors, in float64."""
         known = [(factors[n], self.find_places(n)) for n in self.modes]
         own = [factor if places is None else factor[places] for factor, places in known]
         axis, array = self.modes.index(mode), self.data
         if isinstance(array, WholeTensor):
             return self._spread(array.mttkrp(None, own, axis), mode, factors[mode])
+        own = [factor.astype(array.dtype, copy=False) for factor in own]
         # By the longest other factor, then by one after the other.
         xp = array_module(array)
         others = sorted({*range(array.ndim)} - {axis}, key=lambda n: array.shape[n])
@@ -64,7 +65,7 @@ class Block:
         """Put the rows of a product where they are in the model, and zeros where it has others."""
         if (places := self.find_places(mode)) is None:
             return product
-        spread = array_module(product).zeros_like(factor)
+        spread = array_module(product).zeros_like(factor, dtype=product.dtype)
         spread[places] = product
         return spread
 
@@ -114,7 +115,9 @@ def read_blocks(
     known, numbers = Labels(labels, ordered=ordered), {name: n for n, name in enumerate(sizes)}
     dtype, engine = np.result_type(*(block.data.dtype for block in blocks)), select_engine(device)
     for n, (block, weight) in enumerate(zip(blocks, weights, strict=True)):
-        x = block.data if block.data.dtype == dtype else block.data.astype(dtype)
+        # Products of float32 would hide what a sweep gains, and their rounding be divided by the
+        # small eigenvalues of Gram matrices.
+        x = block.data if block.data.dtype == np.float64 else block.data.astype(np.float64)
         if missing == "zero":
             x = _move_rows(x, block.places, tuple(sizes[name] for name in block.names))
             block.places = {}
@@ -123,19 +126,27 @@ def read_blocks(
         norm = float(x._layout.norm) if is_sparse else compute_norm(x.reshape(-1), engine)
         if norm == 0:
             raise ValueError(f"blocks[{n}] has no nonzeros, expected at least one: leave it out")
-        block.power = 2.0 ** find_exponent(norm, x.nnz if is_sparse else x.size, dtype)
+        block.power = 2.0 ** find_exponent(norm, x.nnz if is_sparse else x.size, x.dtype)
         if block.power != 1:
-            x = x * dtype.type(1 / block.power)
+            x = x * x.dtype.type(1 / block.power)
         block.square = (norm / block.power) ** 2
         block.data = WholeTensor(x) if is_sparse else x
         block.weight, block.modes = weight, [numbers[name] for name in block.names]
     if any(block.power != 1 for block in blocks):
-        # What the weights of the data themselves are in proportion to.
-        pairs = [(block, math.log2(block.weight) + 2 * math.log2(block.power)) for block in blocks]
-        most = max(logarithm for _, logarithm in pairs)
-        for block, logarithm in pairs:
-            block.weight = 2.0 ** max(logarithm - most, _LEAST)
+        _weigh_divided(blocks)
     return Blocks(blocks, sizes, known, device, dtype)
+
+
+def _weigh_divided(blocks: Sequence[Block]) -> None:
+    """Give divided data what the weights of the data themselves are in proportion to.
+
+    Exactly: data times a power of two are to have the same model.
+    """
+    parts = [math.frexp(block.weight) for block in blocks]
+    powers = [math.frexp(block.power)[1] - 1 for block in blocks]
+    exponents = [own + 2 * power for (_, own), power in zip(parts, powers, strict=True)]
+    for block, (mantissa, _), exponent in zip(blocks, parts, exponents, strict=True):
+        block.weight = math.ldexp(mantissa, max(exponent - max(exponents), _LEAST))
 
 
 def _read_item(n: int, item: Any) -> Block:
