@@ -336,7 +336,12 @@ class _CoupledALS(Run):
         return self._solve_weights(b, grams, inner, start, is_constrained)
 
     def _solve_weights(
-        self, b: int, grams: list[dict[int, Array]], inner: Array, start: Array, is_constrained: bool
+        self,
+        b: int,
+        grams: list[dict[int, Array]],
+        inner: Array,
+        start: Array,
+        is_constrained: bool,
     ) -> Array:
         """Return the weights of a block that minimise, with its factors as they are."""
         gram = multiply_all([grams[n][b] for n in self.blocks[b].modes])

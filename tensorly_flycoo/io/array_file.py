@@ -298,6 +298,11 @@ def _read_text(reader: ArrayReader, n: int) -> np.ndarray:
 # Unknown cells: "all" in the header, or the shape of a mask there, and the coordinates of its zeros
 
 
+def keep_name(column: Any) -> Any:
+    """Return a column's name if a header can hold it, else None."""
+    return column if isinstance(column, str | int) else None
+
+
 def describe_unknown(unknown: Unknown) -> Header:
     """Describe what is unknown for a header, if anything is."""
     if unknown is None:

@@ -186,7 +186,8 @@ def from_dataframe(
             )
     ordered = [name for name, (_, own) in coded.items() if own.categories is not None]
     ordered += getattr(labels, "ordered", ())
-    return LabelledTensor(tensor, Labels(of_modes, ordered=ordered), unknown)
+    column = values if are_values else None
+    return LabelledTensor(tensor, Labels(of_modes, ordered=ordered), unknown, column)
 
 
 def _check_missing(

@@ -9,7 +9,7 @@ import numpy as np
 from ..base.array_modules import Array
 from ..base.checks import warn
 from ..base.fit_record import ABSENT, FitRecord, find_record
-from .array_file import FLOATS, ArrayReader, Header, number
+from .array_file import FLOATS, ArrayReader, Header, keep_name, number
 
 #: The facts that a header holds as they are; the others take arrays, or are only a callback's.
 _PLAIN_FACTS = [
@@ -35,7 +35,7 @@ def describe_record(model: Any) -> Header:
     if record is None:
         return {"flycoo": None}
     facts = {name: getattr(record, name) for name in _PLAIN_FACTS}
-    facts["value_column"] = _keep_name(record.value_column)
+    facts["value_column"] = keep_name(record.value_column)
     facts["constraints"] = {str(mode): dict(own) for mode, own in record.constraints.items()}
     facts["mask"] = _describe_mask(record.mask)
     return {"flycoo": facts}
@@ -78,11 +78,6 @@ def read_record(reader: ArrayReader, ndim: int, rank: int) -> FitRecord | None:
         intervals=_read_intervals(reader),
     )
     return _check(record, ndim, rank)
-
-
-def _keep_name(column: Any) -> Any:
-    """Return a column's name if a header can hold it."""
-    return column if isinstance(column, str | int) else None
 
 
 def _describe_mask(mask: Any) -> Any:

@@ -99,6 +99,7 @@ def write_layout(
 def describe_labelled(x: LabelledTensor) -> tuple[Header, Iterable[tuple[str, Array]]]:
     """Return what a file says of a tensor beside its nonzeros: for the header, and as arrays."""
     header = array_file.name_modes(x.labels) | array_file.describe_unknown(x.unknown)
+    header |= {"value_column": array_file.keep_name(x.value_column)}
     arrays = array_file.list_labels(x.labels), array_file.list_unknown(x.unknown)
     return header, itertools.chain(*arrays)
 
@@ -106,7 +107,9 @@ def describe_labelled(x: LabelledTensor) -> tuple[Header, Iterable[tuple[str, Ar
 def label(x: FlycooTensor, reader: ArrayReader) -> LabelledTensor:
     """Return a tensor with the labels and unknown cells that a file has."""
     labels, unknown = array_file.read_labels(reader), array_file.read_unknown(reader)
-    return LabelledTensor(x, labels, unknown)
+    return LabelledTensor(
+        x, labels, unknown, array_file.keep_name(reader.header.get("value_column"))
+    )
 
 
 def load(path: FilePath, *, device: str | None = None) -> FlycooTensor | LabelledTensor:

@@ -29,6 +29,7 @@ from ..tensor.coo_cache import as_flycoo, is_raw_sparse, is_sparse, unwrap
 from ..tensor.labelled import LabelledTensor
 from ..tensor.pieces import Piece, map_pieces, read_nonzeros
 from ..tensor.tensor import FlycooTensor, rebuild
+from ..tensor.unknown import are_same
 from .cp_model import multiply_all, residual_square
 from .whole_tensor import WholeTensor
 
@@ -336,7 +337,7 @@ def drop_missing(x: Any, mask: Any) -> Any:
     and may never forget them.
     """
     if isinstance(x, LabelledTensor):
-        return LabelledTensor(drop_missing(x.tensor, mask), x.labels)
+        return x._replace(tensor=drop_missing(x.tensor, mask))
     missing = find_missing(x, mask)
     return x if missing is None else missing.observed
 
@@ -377,6 +378,40 @@ def copy_mask(mask: Any) -> Any:
         coords = np.stack((move(mask, np) == 0).nonzero())
         return sparse.COO(coords, np.zeros(coords.shape[1]), mask.shape, fill_value=1.0)
     return [copy_mask(of_slice) for of_slice in mask]
+
+
+def extend_mask(mask: Any, added: Any, mode: int, shape: Sequence[int], old_size: int) -> Any:
+    """Return a mask for a tensor to which rows of `mode` are added.
+
+    `shape` is that of the tensor of the new rows, whose own mask is `added`: None if all of its
+    cells are known. Its other modes are those of the old tensor, with `old_size` rows of `mode`.
+    """
+    import sparse
+
+    if isinstance(added, str):
+        added = None  # all cells without a row are unknown, which is no mask's matter
+    is_alike = mask is None or mask.shape[mode] == 1
+    if is_alike and (added is None or are_same(mask, added)):
+        return mask  # that of the new rows too: it is the one that they were found with
+    sizes = [old_size, shape[mode]]
+    parts = []
+    for own, first, size in zip((mask, added), (0, old_size), sizes, strict=True):
+        if own is not None:
+            parts.append(_list_rows(own, mode, size, [*shape], first))
+    whole = [*shape]
+    whole[mode] = sum(sizes)
+    coords = np.concatenate(parts, axis=1)
+    options = {"sorted": True, "has_duplicates": False, "fill_value": 1.0}
+    return sparse.COO(coords, np.zeros(coords.shape[1]), tuple(whole), **options)
+
+
+def _list_rows(mask: Any, mode: int, size: int, shape: list[int], first: int) -> np.ndarray:
+    """List the cells of a mask of `size` rows of a mode, whose numbers begin at `first`."""
+    shape[mode] = size
+    coords, _ = _read_mask(mask, tuple(shape), lists=True)
+    moved = np.array(move(coords, np))
+    moved[mode] += first
+    return moved
 
 
 def _read_mask(

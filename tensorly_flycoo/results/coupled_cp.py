@@ -71,8 +71,9 @@ class LabelledCoupledCP(CoupledCP, LabelledFactors):
     >>> from tensorly_flycoo.decomposition import coupled_parafac
     >>> sold = np.array([[6.0, 8.0], [3.0, 4.0]]), {"shop": ["a", "b"], "item": ["tea", "milk"]}
     >>> size = np.array([[2.0], [1.0]]), {"shop": ["a", "b"], "what": ["size"]}
-    >>> coupled_parafac([sold, size], 1, random_state=0).top("item", 1)
-    [{'milk': 0.8}]
+    >>> (component,) = coupled_parafac([sold, size], 1, random_state=0).top("item", 1)
+    >>> {item: round(element, 6) for item, element in component.items()}
+    {'milk': 0.8}
     """
 
     _kind = array_file.COUPLED

@@ -1,5 +1,6 @@
 """Rows of a factor for new indices, such as new users, without running a decomposition again."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,13 +17,14 @@ from ..loop.model_uses import check_model, choose_mask
 from ..loop.observed_rows import L2_REG, measure_scale, scale_ridge
 from ..loop.poisson import MultiplicativeUpdates
 from ..loop.row_systems import ListedCells, solve_rows
-from ..ops.cp_entries import evaluate_model, take_model
+from ..ops.cp_entries import evaluate_model, find_kind, take_model
 from ..ops.mttkrp import mttkrp
 from ..ops.sampling import find_places
 from ..tensor.coo_cache import LabelledData, Mask, as_flycoo
 from ..tensor.labelled import LabelledTensor, Labels, number_modes
 from ..tensor.mirroring import mirror
 from ..tensor.tensor import FlycooTensor
+from .fold_in_tucker import fold_in_tucker
 
 #: Updates for counts end after so many, or when F changes by less, relative to itself, or rises.
 _MAX_SWEEPS = 1000
@@ -127,21 +129,22 @@ def fold_in(
     array([[2.],
            [0.]])
     """
+    options = {
+        "loss": loss,
+        "non_negative": non_negative,
+        "observed": observed,
+        "l2_reg": l2_reg,
+        "mask": mask,
+        "confidence": confidence,
+    }
+    return _FIND_ROWS[find_kind(cp_tensor)](cp_tensor, x_new, mode, options)
+
+
+def _fold_in_cp(cp_tensor: Any, x_new: Any, mode: Any, options: dict[str, Any]) -> Array:
     weights, factors = take_model(cp_tensor)
     mode = check_mode(number_modes(x_new, number_modes(cp_tensor, mode)), len(factors))
     record = check_model("fold_in", cp_tensor, x_new, mode)
-    how = _choose(
-        record,
-        cp_tensor,
-        x_new,
-        mode,
-        loss=loss,
-        non_negative=non_negative,
-        observed=observed,
-        l2_reg=l2_reg,
-        mask=mask,
-        confidence=confidence,
-    )
+    how = _choose(record, cp_tensor, x_new, mode, **options)
     x = as_flycoo(x_new, check_coords=True)
     xp, old = array_module(factors[mode]), factors[mode]
     factors = list(factors)
@@ -150,8 +153,31 @@ def fold_in(
     missing = None if how.mask is None else find_missing(x, how.mask)
     if how.is_count:
         return _fit_counts(x, weights, factors, mode, missing)
-    system = _RowProblem(x, weights, factors, old, mode, how, record)
-    return system.solve(missing, confidence).astype(old.dtype)
+    problem = _RowProblem(x, weights, factors, old, mode, how, record)
+    return problem.solve(missing, options["confidence"]).astype(old.dtype)
+
+
+def _fold_in_tucker(model: Any, x_new: Any, mode: Any, options: dict[str, Any]) -> Array:
+    core, factors = model
+    mode = check_mode(number_modes(x_new, number_modes(model, mode)), len(factors))
+    record = check_model("fold_in", model, x_new, mode)
+    for name in ("confidence", "l2_reg"):
+        if options[name]:
+            raise ValueError(f"{name} is given, expected None for a Tucker model")
+    how = _choose(record, model, x_new, mode, **options)
+    if how.is_count:
+        raise ValueError("loss is 'poisson_count', expected 'gaussian' for a Tucker model")
+    x = as_flycoo(x_new, check_coords=True)
+    missing = None if how.mask is None else find_missing(x, how.mask, lists=True)
+    kind = {"observed": how.observed, "non_negative": how.non_negative}
+    return fold_in_tucker(core, factors, x, mode, missing=missing, **kind)
+
+
+#: What finds the rows of each kind of model.
+_FIND_ROWS: dict[str, Callable[..., Array]] = {
+    "CP": _fold_in_cp,
+    "Tucker": _fold_in_tucker,
+}
 
 
 @dataclass(frozen=True)

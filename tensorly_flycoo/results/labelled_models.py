@@ -14,8 +14,10 @@ from ..base.fit_record import FitRecord, attach, find_record
 from ..engines.tall import column_norms, find_extremes
 from ..io import array_file
 from ..io.dataframe import from_dataframe, open_table, read_rows
+from ..io.entries import find_places
+from ..loop.masks import extend_mask
 from ..ops.cp_entries import cp_to_entries, take_model
-from ..tensor.labelled import Labels
+from ..tensor.labelled import LabelledTensor, Labels
 from .fold_in import fold_in
 from .labelled_factors import NEED_PANDAS, LabelledFactors
 
@@ -23,7 +25,166 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 
-class LabelledCP(LabelledFactors, CPTensor):
+class _NewRows(LabelledFactors):
+    """What a model of one tensor does with rows of new labels: it finds them, and takes them up."""
+
+    def transform(
+        self,
+        frame: Any,
+        mode: str | int,
+        values: str | None = None,
+        *,
+        loss: str | None = None,
+        non_negative: bool | None = None,
+        observed: bool | None = None,
+        l2_reg: float | None = None,
+        confidence: str | None = None,
+        **options: Any,
+    ) -> "DataFrame":
+        """Compute the factor rows of new labels of one mode, such as new users; see `fold_in`.
+
+        Parameters
+        ----------
+        frame : table, as for `from_dataframe`
+            With a column for each mode. The entries of `mode` may be new; those of all other modes
+            must be labels of the model.
+        mode : str or int
+        values : str, optional
+            The column of the values; by default the one from which the model's data came
+            (``model.flycoo.value_column``). If their rows were counted, each row has the value 1.
+        loss, non_negative, observed, l2_reg
+            As for `fold_in`: by default, as the model was made.
+        confidence : str, optional
+            The column of the weights of the rows, for a model with a confidence.
+        **options
+            Those of `from_dataframe`, such as ``aggregate``, and ``missing=["item", "day"]`` for
+            combinations without a row that were not measured.
+
+        Returns
+        -------
+        pandas.DataFrame
+            A row for each distinct entry of the column `mode`, with a column for each component.
+
+        Raises
+        ------
+        ValueError, TypeError
+            If there is no such mode, or as for `from_dataframe` and `fold_in`: for instance if an
+            entry of another mode is not a label of the model.
+
+        Examples
+        --------
+        >>> import pandas as pd
+        >>> from tensorly_flycoo import LabelledCP
+        >>> cp = LabelledCP((None, [np.array([[1.0], [0.0]]), np.array([[3.0], [4.0]])]),
+        ...                 {"user": ["ann", "bob"], "item": ["tea", "milk"]})
+        >>> new = pd.DataFrame({"user": ["cy", "cy"], "item": ["tea", "milk"], "n": [6, 8]})
+        >>> cp.transform(new, "user", "n")  # doctest: +NORMALIZE_WHITESPACE
+                0
+        user
+        cy    2.0
+        """
+        pandas = require("pandas", NEED_PANDAS)
+        index = self._find_mode(mode)
+        how = {
+            "loss": loss,
+            "non_negative": non_negative,
+            "observed": observed,
+            "l2_reg": l2_reg,
+        }
+        x_new, rows = self._fold_in(frame, index, values, confidence, how, options)
+        name = self.names[index]
+        new = pandas.Index(x_new.labels[name], name=name)
+        return pandas.DataFrame(move(rows, np), new, self._name_columns(index))
+
+    def extend(
+        self, frame: Any, mode: str | int, values: str | None = None, **options: Any
+    ) -> Self:
+        """Return a model that has the rows of new labels too, so that it predicts for them.
+
+        The old rows, the weights and all other factors keep their numbers, so columns of `mode` no
+        longer have norm 1. Rows that were fitted together are better: fit again, from this model,
+        when there are many new ones.
+
+        Parameters
+        ----------
+        frame, mode, values, **options
+            As for `transform`. The entries of `mode` must be new.
+
+        Returns
+        -------
+        model of this class
+            With the labels of `mode`, then the new ones, sorted among themselves.
+
+        Raises
+        ------
+        ValueError, TypeError
+            As of `transform`; and if an entry of `mode` is a label of the model already.
+
+        Examples
+        --------
+        >>> import pandas as pd
+        >>> from tensorly_flycoo import LabelledCP
+        >>> cp = LabelledCP((None, [np.array([[1.0], [0.0]]), np.array([[3.0], [4.0]])]),
+        ...                 {"user": ["ann", "bob"], "item": ["tea", "milk"]})
+        >>> new = pd.DataFrame({"user": ["cy"], "item": ["tea"], "n": [6]})
+        >>> longer = cp.extend(new, "user", "n")
+        >>> longer.predict(pd.DataFrame({"user": ["cy", "ann"], "item": ["tea", "milk"]})).round(6)
+        array([2.16, 4.  ])
+        """
+        index = self._find_mode(mode)
+        confidence = options.pop("confidence", None)
+        ways = ("loss", "non_negative", "observed", "l2_reg")
+        how = {name: options.pop(name, None) for name in ways}
+        x_new, rows = self._fold_in(frame, index, values, confidence, how, options)
+        name = self.names[index]
+        old, new = self.labels[name], x_new.labels[name]
+        if (known := find_places(new, old) >= 0).any():
+            label = new[int(np.argmax(known))]
+            raise ValueError(
+                f"frame has {label!r} in column {name!r}, expected labels that are new"
+            )
+        factors = list(self.factors)
+        factors[index] = array_module(rows).concatenate([factors[index], rows])
+        labels = Labels(self.labels | {name: np.concatenate([old, new])}, self.labels.ordered)
+        record = (self.flycoo or FitRecord()).replace(intervals=())
+        mask = extend_mask(record.mask, x_new.unknown, index, x_new.shape, old.size)
+        return self._rebuild(factors, labels, record.replace(mask=mask))
+
+    def _fold_in(
+        self,
+        frame: Any,
+        index: int,
+        values: str | None,
+        confidence: str | None,
+        how: dict[str, Any],
+        options: dict[str, Any],
+    ) -> tuple[LabelledTensor, Array]:
+        """Make the tensor of a table with new labels of a mode; return it and their rows."""
+        record = self.flycoo or FitRecord()
+        factor = self.factors[index]
+        others = {name: of for n, (name, of) in enumerate(self.labels.items()) if n != index}
+        place = {"dtype": factor.dtype, "device": "cuda" if is_cupy(factor) else "cpu"}
+        is_observed = record.absent == "unknown" if how["observed"] is None else how["observed"]
+        zeros = {"zeros": "keep" if is_observed else "drop"}
+        column = record.value_column if values is None else values
+        options = place | zeros | {"missing": "raise"} | options
+        x_new = from_dataframe(frame, self.names, column, labels=others, **options)
+        weights = None
+        if confidence is not None:
+            same = {"labels": x_new.labels, "zeros": "raise", "missing": "raise"}
+            weights = from_dataframe(frame, self.names, confidence, **(options | same))
+        return x_new, fold_in(self, x_new, index, confidence=weights, **how)
+
+    def _name_columns(self, index: int) -> tuple[int | str, ...]:
+        """Name the columns of a factor."""
+        return self.components[: self.factors[index].shape[1]]
+
+    def _rebuild(self, factors: list[Array], labels: Labels, record: FitRecord) -> Self:
+        """Return a model with other factors, whose components stay as they are."""
+        raise NotImplementedError
+
+
+class LabelledCP(_NewRows, CPTensor):
     """A CP model with a name for each mode and a label for each row of its factors.
 
     CP decompositions of a `LabelledTensor` return it. TensorLy and tlviz take it as the `CPTensor`
@@ -122,6 +283,9 @@ class LabelledCP(LabelledFactors, CPTensor):
         # The model is in form already; bringing it into form again would change the last bits.
         return cls._from_parts(weights, factors, labels)
 
+    def _rebuild(self, factors: list[Array], labels: Labels, record: FitRecord) -> Self:
+        return self._from_parts(self.weights, factors, labels, record)
+
     def predict(self, frame: Any) -> np.ndarray:
         """Compute the model's entry for each row of a table, such as ratings not yet given.
 
@@ -153,73 +317,8 @@ class LabelledCP(LabelledFactors, CPTensor):
         coords = np.stack([codes for codes, _ in coded.values()])
         return move(cp_to_entries(self, array_module(self.weights).asarray(coords)), np)
 
-    def transform(
-        self,
-        frame: Any,
-        mode: str | int,
-        values: str | None = None,
-        *,
-        loss: str = "gaussian",
-        non_negative: bool = False,
-        observed: bool | None = None,
-        l2_reg: float | None = None,
-        **options: Any,
-    ) -> "DataFrame":
-        """Compute the factor rows of new labels of one mode, such as new users; see `fold_in`.
 
-        Parameters
-        ----------
-        frame : pandas.DataFrame, polars.DataFrame or pyarrow.Table
-            With a column for each mode, as for `from_dataframe`. The entries of `mode` may be new;
-            those of all other modes must be labels of the model.
-        mode : str or int
-        values : str, optional
-            The column of the values; by default, each line has the value 1.
-        loss, non_negative, observed, l2_reg
-            As for `fold_in`: "poisson_count" if the model gives means of counts; whether rows must
-            not be negative; whether cells that `frame` lacks are unknown, not zeros; the ridge.
-        **options
-            Those of `from_dataframe`, such as ``aggregate``.
-
-        Returns
-        -------
-        pandas.DataFrame
-            A row for each distinct entry of the column `mode`, with a column for each component.
-
-        Raises
-        ------
-        ValueError, TypeError
-            If there is no such mode, or as for `from_dataframe` and `fold_in`: for instance if an
-            entry of another mode is not a label of the model.
-
-        Examples
-        --------
-        >>> import pandas as pd
-        >>> cp = LabelledCP((None, [np.array([[1.0], [0.0]]), np.array([[3.0], [4.0]])]),
-        ...                 {"user": ["ann", "bob"], "item": ["tea", "milk"]})
-        >>> new = pd.DataFrame({"user": ["cy", "cy"], "item": ["tea", "milk"], "n": [6, 8]})
-        >>> cp.transform(new, "user", "n")  # doctest: +NORMALIZE_WHITESPACE
-                0
-        user
-        cy    2.0
-        """
-        pandas, index = require("pandas", NEED_PANDAS), self._find_mode(mode)
-        name, factor = self.names[index], self.factors[index]
-        known = {other: labels for other, labels in self.labels.items() if other != name}
-        place = {"dtype": factor.dtype, "device": "cuda" if is_cupy(factor) else "cpu"}
-        record = self.flycoo or FitRecord()
-        is_observed = record.absent == "unknown" if observed is None else observed
-        options = {"zeros": "keep" if is_observed else "drop"} | options
-        x_new = from_dataframe(frame, self.names, values, labels=known, **place, **options)
-        rows = fold_in(
-            self, x_new, index,
-            loss=loss, non_negative=non_negative, observed=observed, l2_reg=l2_reg,
-        )  # fmt: skip
-        new = pandas.Index(x_new.labels[name], name=name)
-        return pandas.DataFrame(move(rows, np), new, self.components)
-
-
-class LabelledTucker(LabelledFactors, TuckerTensor):
+class LabelledTucker(_NewRows, TuckerTensor):
     """A Tucker model with a name for each mode and a label for each row of its factors.
 
     Tucker decompositions of a `LabelledTensor` return it; labels do not change its numbers. It has
@@ -239,6 +338,9 @@ class LabelledTucker(LabelledFactors, TuckerTensor):
     """
 
     _kind, _head = array_file.TUCKER, "core"
+
+    def _rebuild(self, factors: list[Array], labels: Labels, record: FitRecord) -> Self:
+        return attach(type(self)((self.core, factors), labels), record)
 
 
 class LabelledParafac2(LabelledFactors, Parafac2Tensor):

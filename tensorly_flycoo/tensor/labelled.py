@@ -170,6 +170,8 @@ class LabelledTensor(NamedTuple("_Fields", [("tensor", FlycooTensor), ("labels",
         The unknown cells; by default there are none, and cells that the tensor does not store are
         zeros. With "all" these are unknown. A COO marks unknown cells as `parafac` takes it: with
         fill_value 1 and a stored 0 for each; in modes whose indices are all alike it has size 1.
+    value_column : str, optional
+        The column of the table from which the values came; None if rows were counted.
 
     Attributes
     ----------
@@ -178,6 +180,7 @@ class LabelledTensor(NamedTuple("_Fields", [("tensor", FlycooTensor), ("labels",
         For each mode, in order, the name of its column and the label of each index: row i of factor
         n belongs to ``labels[column][i]``.
     unknown : None, "all" or sparse.COO
+    value_column : str or None
 
     Raises
     ------
@@ -214,6 +217,7 @@ class LabelledTensor(NamedTuple("_Fields", [("tensor", FlycooTensor), ("labels",
         tensor: FlycooTensor,
         labels: Mapping[str, Any],
         unknown: Unknown = None,
+        value_column: str | None = None,
     ) -> Self:
         if not isinstance(tensor, FlycooTensor):
             name = type(tensor).__name__
@@ -222,6 +226,7 @@ class LabelledTensor(NamedTuple("_Fields", [("tensor", FlycooTensor), ("labels",
         labels.check(tensor.shape)
         x = super().__new__(cls, tensor, labels)
         vars(x)["_unknown"] = unknown_cells.check_unknown(unknown, tensor.shape)
+        vars(x)["_value_column"] = value_column
         return x
 
     @property
@@ -230,11 +235,18 @@ class LabelledTensor(NamedTuple("_Fields", [("tensor", FlycooTensor), ("labels",
         known: Unknown = vars(self)["_unknown"]
         return known
 
+    @property
+    def value_column(self) -> str | None:
+        """The column of the table from which the values came; None if rows were counted."""
+        column: str | None = vars(self)["_value_column"]
+        return column
+
     def __getnewargs__(self) -> Any:
-        return *self, self.unknown
+        return *self, self.unknown, self.value_column
 
     def _replace(self, **items: Any) -> Self:
-        return type(self)(**{**self._asdict(), "unknown": self.unknown, **items})
+        facts = {"unknown": self.unknown, "value_column": self.value_column}
+        return type(self)(**{**self._asdict(), **facts, **items})
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -260,7 +272,8 @@ class LabelledTensor(NamedTuple("_Fields", [("tensor", FlycooTensor), ("labels",
             return found
         names = [*self.labels]
         kept = {names[mode]: self.labels[names[mode]] for mode in modes}
-        return type(self)(found, Labels(kept, ordered=self.labels.ordered), unknown)
+        labels = Labels(kept, ordered=self.labels.ordered)
+        return type(self)(found, labels, unknown, self.value_column)
 
     def _label(self, found: Any, others: Iterable[Any] = ()) -> Any:
         """Return a tensor of the same cells with all labels, and anything else as it is.
@@ -347,9 +360,8 @@ class LabelledTensor(NamedTuple("_Fields", [("tensor", FlycooTensor), ("labels",
             raise ValueError(text) from None
         part: Any = self.tensor[(*[slice(None)] * mode, rows)]
         unknown = unknown_cells.take_rows(self.unknown, mode, rows, own.size)
-        return type(self)(
-            part, Labels(self.labels | {name: own[rows]}, self.labels.ordered), unknown
-        )
+        taken = Labels(self.labels | {name: own[rows]}, self.labels.ordered)
+        return type(self)(part, taken, unknown, self.value_column)
 
     def to_frame(self, values: str = "value") -> "DataFrame":
         """Return the nonzeros as a table, in the sequence of `FlycooTensor.nonzeros`.

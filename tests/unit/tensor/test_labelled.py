@@ -393,7 +393,7 @@ def test_a_model_with_other_labels_is_refused(function):
     same = LabelledCP(factors, [shops.astype(object), days.astype("M8[s]")])
     assert function(labelled, same) == function(x, same) == function(labelled, factors)
     for other in ([shops[::-1], days], [shops, [1, 2]], [shops, ["x", "y"]]):
-        with pytest.raises(ValueError, match=r"label 0 of mode .* in x and .* in the model"):
+        with pytest.raises(ValueError, match=r"label 0 of mode .* in x and .* in cp_tensor"):
             function(labelled, LabelledCP(factors, other))
 
 
@@ -401,7 +401,7 @@ def test_rows_of_new_labels_are_folded_in_if_the_others_agree():
     x = LabelledTensor(FlycooTensor([[0], [1]], [3.0], (2, 2)), [["c", "d"], [7, 8]])
     cp = LabelledCP((None, [np.eye(2), np.eye(2)]), [["a", "b"], [7, 8]])
     assert fold_in(cp, x, 0).shape == (2, 2)
-    with pytest.raises(ValueError, match="label 0 of mode 'mode 0' is c in x and a in the model"):
+    with pytest.raises(ValueError, match="label 0 of mode 'mode 0' is c in x_new and a in cp_tensor"):
         fold_in(cp, x, 1)
 
 
