@@ -14,7 +14,7 @@ from ..base.fit_record import FitRecord, recording
 from ..base.reporting import log_compilation
 from ..engines import select_engine
 from ..engines.tall import column_norms, find_signs, sum_columns
-from ..loop.coupled_blocks import Blocks, read_blocks
+from ..loop.coupled_blocks import Blocks, group_rows, read_blocks
 from ..loop.cp_loop import Callback, Run
 from ..loop.cp_model import multiply_all, multiply_grams, solve_gram
 from ..loop.guarding import check_options, describe_as
@@ -27,6 +27,9 @@ from .parafac import parafac
 
 #: By how much sums in float64 may be off, relative to the terms that cancel in them.
 _ROUNDING = 64 * np.finfo(np.float64).eps
+
+#: Relative to the largest component, one that is only the rounding of what cancelled.
+_NOTHING = 16 * np.finfo(np.float64).eps
 
 
 @mirror
@@ -225,13 +228,8 @@ class _CoupledALS(Run):
         for column, b in enumerate(uses):
             if (places := self.blocks[b].find_places(mode)) is not None:
                 is_known[:, column] = np.isin(np.arange(len(is_known)), move(places, np))
-        if is_known.all():
-            return [(slice(None), uses)]
-        groups = []
-        for kind in np.unique(is_known, axis=0):
-            rows = np.flatnonzero((is_known == kind).all(axis=1))
-            groups.append((xp.asarray(rows), [uses[n] for n in np.flatnonzero(kind)]))
-        return groups
+        groups = group_rows(is_known, xp)
+        return [(rows, [uses[column] for column in known]) for rows, known in groups]
 
     def _begin(self) -> None:
         """Give the start columns of norm 1; find its weights, if it has none, and its error."""
@@ -376,7 +374,13 @@ class _CoupledALS(Run):
         factors = dict(zip(self.data.sizes, self.factors, strict=True))
         blocks, labels = [block.names for block in self.blocks], self.data.labels
         kind = LabelledCoupledCP if {*labels} == {*factors} else CoupledCP
-        return kind(factors, make_cp_tensors(factors, blocks, weights, labels), labels)
+        return kind(
+            factors,
+            make_cp_tensors(factors, blocks, weights, labels),
+            labels,
+            blocks=[*map(tuple, blocks)],
+            block_weights=[*self.data.weights],
+        )
 
     def finish(self) -> CoupledCP:
         """Sort the components, choose their signs, and add the errors."""
@@ -417,5 +421,11 @@ def _normalize(rows: Array, dtype: np.dtype) -> tuple[Array, Array]:
 
 
 def _solve(gram: Array, targets: Array, rows: Array, is_constrained: bool) -> Array:
-    """Return the rows (I, R) of least squares; with a constraint, by sweeps of HALS from `rows`."""
-    return improve(targets, gram, rows) if is_constrained else solve_gram(targets, gram)
+    """Return the rows (I, R) of least squares; with a constraint, by sweeps of HALS from `rows`.
+
+    A component that is only rounding is zero: its column of norm 1 would be noise.
+    """
+    solved = improve(targets, gram, rows) if is_constrained else solve_gram(targets, gram)
+    xp = array_module(gram)
+    sizes = column_norms(solved) * xp.sqrt(gram.diagonal())
+    return xp.where(sizes > _NOTHING * sizes.max(), solved, 0)

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -74,10 +75,11 @@ class Block:
 class Blocks:
     """All blocks, and the modes of the model: their names, sizes, and labels where there are any.
 
-    `device` is "cpu" or "cuda", `dtype` that of the factors.
+    `weights` are those given, `device` is "cpu" or "cuda", `dtype` that of the factors.
     """
 
     blocks: list[Block]
+    weights: list[float]
     sizes: dict[Any, int]
     labels: Labels
     device: str
@@ -89,9 +91,7 @@ def read_blocks(
 ) -> Blocks:
     """Check blocks as `coupled_parafac` takes them, and join their modes."""
     check_choice(missing, "missing", ("zero", "unknown"))
-    blocks = [_read_item(n, item) for n, item in enumerate(items)]
-    if not blocks:
-        raise ValueError("blocks is empty, expected at least one (data, modes)")
+    blocks, device = open_blocks(items)
     given: Any = [1.0] * len(blocks) if block_weights is None else block_weights
     weights = [*given] if isinstance(given, Iterable) else [given]
     are_right = all(isinstance(weight, Real) and 0 < float(weight) < np.inf for weight in weights)
@@ -100,10 +100,6 @@ def read_blocks(
             f"block_weights is {weights}, expected {len(blocks)} finite numbers above 0, one for "
             "each block"
         )
-    device = _find_device(blocks)
-    for n, block in enumerate(blocks):
-        block.data = _convert(n, block.data, device)
-        _check_names(n, blocks)
     sizes: dict[Any, int] = {}
     labels: dict[Any, np.ndarray] = {}
     for name in dict.fromkeys(name for block in blocks for name in block.names):
@@ -114,10 +110,8 @@ def read_blocks(
     ordered = {name for block in blocks if block.labels for name in block.labels.ordered}
     known, numbers = Labels(labels, ordered=ordered), {name: n for n, name in enumerate(sizes)}
     dtype, engine = np.result_type(*(block.data.dtype for block in blocks)), select_engine(device)
-    for n, (block, weight) in enumerate(zip(blocks, weights, strict=True)):
-        # Products of float32 would hide what a sweep gains, and their rounding be divided by the
-        # small eigenvalues of Gram matrices.
-        x = block.data if block.data.dtype == np.float64 else block.data.astype(np.float64)
+    for n, block in enumerate(blocks):
+        x = to_exact(block.data)
         if missing == "zero":
             x = _move_rows(x, block.places, tuple(sizes[name] for name in block.names))
             block.places = {}
@@ -131,22 +125,58 @@ def read_blocks(
             x = x * x.dtype.type(1 / block.power)
         block.square = (norm / block.power) ** 2
         block.data = WholeTensor(x) if is_sparse else x
-        block.weight, block.modes = weight, [numbers[name] for name in block.names]
-    if any(block.power != 1 for block in blocks):
-        _weigh_divided(blocks)
-    return Blocks(blocks, sizes, known, device, dtype)
+        block.modes = [numbers[name] for name in block.names]
+    scaled = weigh_divided(weights, [block.power for block in blocks])
+    for block, weight in zip(blocks, scaled, strict=True):
+        block.weight = weight
+    return Blocks(blocks, [*map(float, weights)], sizes, known, device, dtype)
 
 
-def _weigh_divided(blocks: Sequence[Block]) -> None:
-    """Give divided data what the weights of the data themselves are in proportion to.
+def open_blocks(items: Iterable[Any]) -> tuple[list[Block], str]:
+    """Check the data and names of blocks, each by itself; return them on one device, and it."""
+    blocks = [_read_item(n, item) for n, item in enumerate(items)]
+    if not blocks:
+        raise ValueError("blocks is empty, expected at least one (data, modes)")
+    device = _find_device(blocks)
+    for n, block in enumerate(blocks):
+        block.data = _convert(n, block.data, device)
+        _check_names(n, blocks)
+    return blocks, device
+
+
+def to_exact(x: Any) -> Any:
+    """Return the data of a block in float64.
+
+    MTTKRPs in float32 would hide what a sweep gains, and small eigenvalues of Gram matrices would
+    divide their rounding.
+    """
+    return x if x.dtype == np.float64 else x.astype(np.float64)
+
+
+def weigh_divided(weights: Sequence[float], powers: Sequence[float]) -> list[float]:
+    """Return weights in proportion to ``weight * power**2``, for data divided by powers of two.
 
     Exactly: data times a power of two are to have the same model.
     """
-    parts = [math.frexp(block.weight) for block in blocks]
-    powers = [math.frexp(block.power)[1] - 1 for block in blocks]
-    exponents = [own + 2 * power for (_, own), power in zip(parts, powers, strict=True)]
-    for block, (mantissa, _), exponent in zip(blocks, parts, exponents, strict=True):
-        block.weight = math.ldexp(mantissa, max(exponent - max(exponents), _LEAST))
+    if all(power == 1 for power in powers):
+        return [*map(float, weights)]
+    parts = [math.frexp(weight) for weight in weights]
+    shifts = [2 * (math.frexp(power)[1] - 1) for power in powers]
+    exponents = [own + shift for (_, own), shift in zip(parts, shifts, strict=True)]
+    pairs = zip(parts, exponents, strict=True)
+    most = max(exponents)
+    return [math.ldexp(part, max(exponent - most, _LEAST)) for (part, _), exponent in pairs]
+
+
+def group_rows(is_known: np.ndarray, xp: ModuleType) -> list[tuple[Any, np.ndarray]]:
+    """Divide rows by what knows them, of (rows, blocks): rows, and the places of those blocks."""
+    if is_known.all():
+        return [(slice(None), np.arange(is_known.shape[1]))]
+    groups = []
+    for kind in np.unique(is_known, axis=0):
+        rows = np.flatnonzero((is_known == kind).all(axis=1))
+        groups.append((xp.asarray(rows), np.flatnonzero(kind)))
+    return groups
 
 
 def _read_item(n: int, item: Any) -> Block:
@@ -242,23 +272,28 @@ def _join(name: Any, users: Mapping[int, Block]) -> tuple[int, np.ndarray | None
     arrays = list(labels.values())
     if all(own is arrays[0] or np.array_equal(own, arrays[0]) for own in arrays):
         return expected, labels.get(first)
+    joined, split = join_labels(arrays)
+    for n, rows in list(zip(labels, split, strict=True))[1:]:
+        if not any(np.isin(rows, other).any() for other in split if other is not rows):
+            raise ValueError(
+                f"blocks[{n}] has labels of mode {name!r} such as {joined[rows[0]]!r}, "
+                "expected one that another block has too"
+            )
+    for block, rows in zip(users.values(), split, strict=True):
+        if not np.array_equal(rows, np.arange(len(joined))):
+            block.places[block.names.index(name)] = rows
+    return len(joined), joined
+
+
+def join_labels(arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Return all distinct labels, the first array's first, and where those of each array are."""
     if len({own.dtype.kind for own in arrays}) > 1:  # Python compares 3 with 3.0, not with "3"
         arrays = [own.astype(object) for own in arrays]
     joined = np.concatenate(arrays)
     places: dict[Any, int] = {}
     codes = np.array([places.setdefault(label, len(places)) for label in joined.tolist()])
     firsts = np.unique(codes, return_index=True)[1]
-    split = np.split(codes, np.cumsum([len(own) for own in arrays])[:-1])
-    for n, rows in list(zip(labels, split, strict=True))[1:]:
-        if not any(np.isin(rows, other).any() for other in split if other is not rows):
-            raise ValueError(
-                f"blocks[{n}] has labels of mode {name!r} such as {joined[firsts[rows[0]]]!r}, "
-                "expected one that another block has too"
-            )
-    for block, rows in zip(users.values(), split, strict=True):
-        if not np.array_equal(rows, np.arange(len(places))):
-            block.places[block.names.index(name)] = rows
-    return len(places), joined[firsts]
+    return joined[firsts], np.split(codes, np.cumsum([len(own) for own in arrays])[:-1])
 
 
 def _move_rows(x: Any, places: Mapping[int, np.ndarray], shape: tuple[int, ...]) -> Any:

@@ -1,5 +1,6 @@
 """The CP models of tensors and matrices that share factors."""
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -33,6 +34,10 @@ class CoupledCP:
         What the rows of the factors stand for, in modes with labels.
     errors, block_errors : list of float
         The relative error of all blocks after each iteration; that of each block after the last.
+    blocks : list of tuple
+        The names of the modes of each block, in the order of its axes.
+    block_weights : list of float
+        As given to `coupled_parafac`; empty if the file of the model is of an older release.
 
     Examples
     --------
@@ -47,6 +52,8 @@ class CoupledCP:
     labels: Labels = field(default_factory=lambda: Labels({}))
     errors: list[float] = field(default_factory=list)
     block_errors: list[float] = field(default_factory=list)
+    blocks: list[tuple] = field(default_factory=list)
+    block_weights: list[float] = field(default_factory=list)
 
     @property
     def rank(self) -> int:
@@ -71,9 +78,9 @@ class LabelledCoupledCP(CoupledCP, LabelledFactors):
     >>> from tensorly_flycoo.decomposition import coupled_parafac
     >>> sold = np.array([[6.0, 8.0], [3.0, 4.0]]), {"shop": ["a", "b"], "item": ["tea", "milk"]}
     >>> size = np.array([[2.0], [1.0]]), {"shop": ["a", "b"], "what": ["size"]}
-    >>> (component,) = coupled_parafac([sold, size], 1, random_state=0).top("item", 1)
-    >>> {item: round(element, 6) for item, element in component.items()}
-    {'milk': 0.8}
+    >>> model = coupled_parafac([sold, size], 1, random_state=0)
+    >>> [list(component) for component in model.top("item", 1)]
+    [['milk']]
     """
 
     _kind = array_file.COUPLED
@@ -87,8 +94,11 @@ class LabelledCoupledCP(CoupledCP, LabelledFactors):
         return [*self.factors.values()]
 
     def _describe(self) -> array_file.Header:
-        errors = [[*map(float, of)] for of in (self.errors, self.block_errors)]
-        return {"blocks": [cp_tensor.names for cp_tensor in self.cp_tensors], "errors": errors}
+        return {
+            "blocks": [cp_tensor.names for cp_tensor in self.cp_tensors],
+            "errors": [[*map(float, of)] for of in (self.errors, self.block_errors)],
+            "block_weights": [*map(float, self.block_weights)],
+        }
 
     @classmethod
     def _restore(cls, model: tuple, labels: Labels, header: array_file.Header) -> Self:
@@ -98,8 +108,20 @@ class LabelledCoupledCP(CoupledCP, LabelledFactors):
             raise ValueError(f"its weights have shape {weights.shape}")
         if not all(type(error) is float for of in errors for error in of):
             raise ValueError("its errors are not all numbers")
+        block_weights = header.get("block_weights", [])  # older files have none
+        if not all(type(weight) is float and 0 < weight < math.inf for weight in block_weights):
+            raise ValueError("its block_weights are not all numbers above 0")
+        if len(block_weights) not in (0, len(blocks)):
+            raise ValueError(f"it has {len(block_weights)} block_weights, of {len(blocks)} blocks")
         factors = dict(zip(labels, arrays, strict=True))
-        return cls(factors, make_cp_tensors(factors, blocks, weights, labels), labels, *errors)
+        return cls(
+            factors,
+            make_cp_tensors(factors, blocks, weights, labels),
+            labels,
+            *errors,
+            blocks=[*map(tuple, blocks)],
+            block_weights=block_weights,
+        )
 
 
 def make_cp_tensors(
@@ -111,7 +133,7 @@ def make_cp_tensors(
         shared = [factors[name] for name in names]
         if {*names} <= {*labels}:  # the constructor would sort by this block's weights alone
             known = Labels({name: labels[name] for name in names}, labels.ordered)
-            cp_tensors.append(LabelledCP._from_parts(own, shared, known))
+            cp_tensors.append(LabelledCP._from_parts(own, shared, known, {}))
         else:
             cp_tensors.append(CPTensor((own, shared)))
     return cp_tensors
