@@ -19,7 +19,8 @@ from ..io.dataframe import (
     refuse_zeros,
 )
 from ..io.entries import ColumnLabels, require_pyarrow
-from ..io.parts import Reading, name_errors
+from ..io.files import name_errors
+from ..io.parts import Reading
 from ..io.places import list_files, open_parquet
 
 #: Rows of a partition of a .parquet file, at least, but for the last: whole row groups.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -136,9 +137,21 @@ def from_dask_dataframe(
     Returns
     -------
     LabelledTensor or ClusterTensor
+
+    Raises
+    ------
+    TypeError
+        If `df` is of another kind, there is no such option, or as of `read_parquet`.
     """
     if not hasattr(df, "to_delayed"):
         raise TypeError(f"df is a {type(df).__name__}, expected a dask DataFrame")
+    known = [*inspect.signature(read_parquet).parameters][3:]
+    if others := [name for name in options if name not in known]:
+        hint = "; values of a cell are added: merge otherwise before, as by df.groupby(modes)"
+        raise TypeError(
+            f"from_dask_dataframe has no option {others[0]!r}, expected some of {', '.join(known)}"
+            + (hint if others[0] == "aggregate" else "")
+        )
     return read_parquet(df, modes, values, **options)
 
 

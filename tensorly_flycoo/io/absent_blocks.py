@@ -79,7 +79,7 @@ def describe_absent(absent: AbsentBlocks, names: Sequence[str]) -> str:
     kind = "pairs" if len(own) == 2 else "combinations"
     listed = json.dumps(own, ensure_ascii=False)
     return (
-        f"{absent.num_absent:,} of {absent.num_labelled:,} {kind} ({', '.join(own)}) have no row: zeros "
-        f"to parafac; pass missing={listed} if they were not measured, "
+        f"{absent.num_absent:,} of {absent.num_labelled:,} {kind} ({', '.join(own)}) have no row: "
+        f"zeros to parafac; pass missing={listed} if they were not measured, "
         'or missing="raise" if they are zeros'
     )

@@ -1,7 +1,9 @@
 """Make a tensor from a table: columns become modes, entries indices."""
 
+import contextlib
+import itertools
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,10 +18,13 @@ from .entries import (
     ColumnLabels,
     convert_column,
     drop_unused,
+    find_places,
     number_entries,
     place_entries,
     require_pyarrow,
+    unite_labels,
 )
+from .files import name_errors
 
 AGGREGATES = ("sum", "mean", "last", "max", "count")
 MISSING = ("raise", "drop")
@@ -57,7 +62,9 @@ def from_dataframe(
     ----------
     df : DataFrame or LazyFrame of pandas or polars, pyarrow.Table, or DuckDB relation
         Or whatever has Arrow's stream interface (``__arrow_c_stream__``); of that and of a
-        LazyFrame, only the named columns are read.
+        LazyFrame, only the named columns are read. Or a table in parts, of which one at a time is
+        in memory: a list or iterator of tables, such as ``pandas.read_csv(path, chunksize=10**6)``,
+        or a data set of Arrow, ``pyarrow.dataset.dataset(folder)``.
     modes : sequence of str
         The column of each mode.
     values : str, optional
@@ -91,11 +98,13 @@ def from_dataframe(
     ImportError
         If pyarrow is missing.
     TypeError
-        If `df` is not such a table, `modes` is a single text, `labels` is not a dict, the entries
-        of a column are neither numbers, text nor dates, or the values are not numbers.
+        If `df` is not such a table, its parts have labels of different kinds, `modes` is a single
+        text, `labels` is not a dict, the entries of a column are neither numbers, text nor dates,
+        or the values are not numbers.
     ValueError
         If a column does not exist, or occurs more than once in `df` or in `modes`; no row is left;
-        an entry or value is missing, a value is not finite, or a cell is 0; `labels` names other
+        an entry or value is missing, a value is not finite, an integer that float64 does not hold,
+        or a cell is 0; `labels` names other
         columns, or repeats a label, or an entry is not among them; `aggregate`, `missing` or
         `zeros` is none of the above; or `missing` names one mode, of which `labels` gives no label
         without rows, or modes with more than 2**26 combinations.
@@ -111,7 +120,8 @@ def from_dataframe(
     Warnings in the log say how many rows are left out, and which modes have nearly as many labels
     as the table has rows: rounded times (``df["time"].dt.floor("D")``) make better modes.
 
-    Needs pyarrow. Beside coords and values, this takes two temporary columns of 8 bytes per row.
+    Needs pyarrow. Beside coords and values, this takes two temporary columns of 8 bytes per row; of
+    a table in parts, another copy of the coords. Labels do not depend on the parts.
     All aggregates but "sum" and "count" sort the rows, and so does a warning of added values.
 
     Examples
@@ -144,13 +154,8 @@ def from_dataframe(
         raise TypeError(f"labels is a {type(given).__name__}, expected a dict by column")
     if others := [name for name in given if name not in modes]:
         raise ValueError(f"labels has {others}, expected only columns of modes: {modes}")
-    columns = open_table(df, modes, values)
-    hint = ', or missing="unknown" if cells without a row are'
-    coded, numbers = read_rows(columns, modes, values, given, rule, hint)
+    coded, numbers = _read_tables(df, modes, values, given, rule)
     coords = np.stack([codes for codes, _ in coded.values()])
-    if coords.shape[1] == 0:
-        reason = "no row without a missing entry" if len(columns[modes[0]]) else "no rows"
-        raise ValueError(f"df has {reason}, expected at least one")
     of_modes = {name: own.entries for name, (_, own) in coded.items()}
     shape = [entries.size for entries in of_modes.values()]
     if not given:
@@ -177,17 +182,63 @@ def from_dataframe(
     tensor = FlycooTensor(coords, numbers, shape, **options)
     if are_values and aggregate is None:
         if tensor.nnz < coords.shape[1]:
-            *_, num_repeated = _merge(coords, numbers, shape, aggregate)
+            coords, _, num_repeated = _merge(coords, numbers, shape, aggregate)
         if num_repeated:
             warn(
-                f"{num_repeated:,} of {tensor.nnz:,} cells have several rows, whose values are "
-                'added: pass aggregate="sum" if that is meant, else "mean", "last", "max" or '
+                f"{num_repeated:,} of {coords.shape[1]:,} cells have several rows, whose values "
+                'are added: pass aggregate="sum" if that is meant, else "mean", "last", "max" or '
                 '"count"'
             )
     ordered = [name for name, (_, own) in coded.items() if own.categories is not None]
     ordered += getattr(labels, "ordered", ())
     column = values if are_values else None
     return LabelledTensor(tensor, Labels(of_modes, ordered=ordered), unknown, column)
+
+
+def _read_tables(
+    df: Any, modes: Sequence[str], values: str | None, labels: Mapping[str, Any], missing: str
+) -> tuple[dict[str, tuple[np.ndarray, ColumnLabels]], np.ndarray | None]:
+    """Return what `read_rows` does of a table, or of all parts of one, read one after the other."""
+    hint = ', or missing="unknown" if cells without a row are'
+    num_rows = 0
+    coded: list[dict[str, tuple[np.ndarray, ColumnLabels]]] = []
+    numbers: list[np.ndarray | None] = []
+    are_parts, tables = _list_tables(df, list_columns(modes, values))
+    for number, table in enumerate(tables):
+        with name_errors(f"part {number} of df") if are_parts else contextlib.nullcontext():
+            columns = open_table(table, modes, values)
+            of_table, own_numbers = read_rows(columns, modes, values, labels, missing, hint)
+        num_rows += len(columns[modes[0]])
+        coded.append(of_table)
+        numbers.append(own_numbers)
+    if not any(of_table[modes[0]][0].size for of_table in coded):
+        reason = "no row without a missing entry" if num_rows else "no rows"
+        raise ValueError(f"df has {reason}, expected at least one")
+    if len(coded) == 1:
+        return coded[0], numbers[0]
+    united = {}
+    for name in modes:
+        codes, owns = zip(*(of_table[name] for of_table in coded), strict=True)
+        own = owns[0] if name in labels else unite_labels(owns, name)
+        places = [find_places(part.entries, own.entries) for part in owns]
+        pairs = zip(places, codes, strict=True)
+        united[name] = np.concatenate([of[rows] for of, rows in pairs if rows.size]), own
+    known = [own for own in numbers if own is not None]
+    return united, np.concatenate(known) if known else None
+
+
+def _list_tables(df: Any, columns: Sequence[str]) -> tuple[bool, Iterable[Any]]:
+    """Return whether `df` is a table in parts, and the parts, or itself as one."""
+    if isinstance(df, list | tuple | Iterator) and not hasattr(df, "__arrow_c_stream__"):
+        return True, df
+    if hasattr(df, "to_batches") and hasattr(df, "scanner"):  # a data set of Arrow
+        pa = require_pyarrow()
+        check_columns(columns, df.schema.names, "df")
+        schema = pa.schema([df.schema.field(name) for name in columns])
+        batches = df.to_batches(columns=list(columns))
+        parts = (pa.Table.from_batches([batch], schema) for batch in batches)
+        return True, itertools.chain([schema.empty_table()], parts)
+    return False, [df]
 
 
 def _check_missing(
@@ -335,14 +386,27 @@ def open_table(df: Any, modes: Sequence[str], values: str | None = None) -> dict
         hint = ": pass df.reset_index()" if is_pandas else ""
         expected = f"a table of pandas, polars, Arrow or DuckDB{hint}"
         raise TypeError(f"df is a {type(df).__name__}, expected {expected}")
-    is_index = is_pandas and not {*columns}.isdisjoint(df.index.names)
-    check_columns(columns, names, "df", "; pass df.reset_index()" if is_index else "")
+    check_columns(columns, names, "df", _advise(df, modes, values, names) if is_pandas else "")
     if is_pandas or is_polars:
         df = df.lazy().select(columns).collect() if is_polars else df
         return {name: convert_column(df[name], name) for name in columns}
     schema = pa.schema([df.schema.field(name) for name in columns])
     table = pa.Table.from_batches((batch.select(columns) for batch in df), schema)
     return {name: table[name] for name in columns}
+
+
+def _advise(df: Any, modes: Sequence[str], values: str | None, names: Sequence[str]) -> str:
+    """Say what to do if a frame of pandas lacks columns: a pivot does, or one with an index."""
+    absent = [name for name in modes if name not in names]
+    spread = next((name for name in absent if name in df.columns.names), None)
+    if spread is None and values is not None and values not in names:
+        spread = next((name for name in absent if name not in df.index.names), None)
+    if spread is not None:
+        others = [name for name in modes if name != spread]
+        frame = "df" if {*others}.isdisjoint(df.index.names) else "df.reset_index()"
+        call = f"melt({others}, var_name={spread!r}, value_name={values or 'value'!r})"
+        return f"; if the columns are labels of {spread!r}, pass {frame}.{call}.dropna()"
+    return "; pass df.reset_index()" if not {*absent}.isdisjoint(df.index.names) else ""
 
 
 def _merge(
@@ -385,6 +449,8 @@ def read_values(column: Any, name: str) -> np.ndarray:
     if not any(getattr(types, f"is_{kind}")(column.type) for kind in kinds):
         held = "text" if "string" in str(column.type) else f"entries of type {column.type}"
         raise TypeError(f"column {name!r} holds {held}, expected numbers")
+    if types.is_integer(column.type):
+        _refuse_rounding(column, name)
     if not types.is_floating(column.type):
         column = column.cast("float64", safe=False)
     values = column.to_numpy(zero_copy_only=False)
@@ -393,6 +459,23 @@ def read_values(column: Any, name: str) -> np.ndarray:
         row = int(np.argmax(is_infinite))
         raise ValueError(f"column {name!r} is {values[row]} in row {row}, expected finite numbers")
     return check_values(values, values.size)
+
+
+def _refuse_rounding(column: Any, name: str) -> None:
+    """Refuse integers of Arrow that float64 does not hold: some of those above 2**53."""
+    integers = column.fill_null(0).to_numpy(zero_copy_only=False)
+    if max(int(integers.max(initial=0)), -int(integers.min(initial=0))) <= 2**53:
+        return
+    floats = integers.astype(np.float64)
+    is_outside = floats >= float(np.iinfo(integers.dtype).max)  # which casting back cannot tell
+    with np.errstate(invalid="ignore"):
+        is_rounded = is_outside | (floats.astype(integers.dtype) != integers)
+    if is_rounded.any():
+        row = int(np.argmax(is_rounded))
+        raise ValueError(
+            f"column {name!r} is {integers[row]} in row {row}, which float64 does not hold: "
+            "expected integers up to 2**53; pass numbers of float64 if they may be rounded"
+        )
 
 
 def _decode(column: Any) -> Any:

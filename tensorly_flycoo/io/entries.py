@@ -23,7 +23,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..base.checks import require
+from ..base.checks import require, warn
+from ..tensor.labelled import as_labels
 
 _EXPECTED = "expected numbers, text or dates: convert the others, for instance to text"
 
@@ -67,6 +68,12 @@ def convert_column(column: Any, name: str) -> Any:
         elif isinstance(column.dtype, pandas.SparseDtype):
             column = column.sparse.to_dense()
         return pa.array(column, from_pandas=True)
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"column {name!r} has text with half a surrogate pair, {error.object!r}, which is not "
+            f"Unicode: replace it, as by df[{name!r}].str.encode('utf-8', 'replace').str.decode("
+            "'utf-8')"
+        ) from None
     except (TypeError, ValueError, OverflowError, NotImplementedError) as error:
         raise TypeError(f"column {name!r} of {kind}: {error}, {_EXPECTED}") from None
 
@@ -105,6 +112,7 @@ def number_entries(column: Any, name: str) -> tuple[np.ndarray, ColumnLabels]:
         is_ordered = column.type.ordered and all(chunk.equals(chunks[0]) for chunk in chunks)
         column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
         distinct = _normalise(column.dictionary).dictionary_encode()
+        _warn_of_merged_times(column.dictionary, distinct, name)
         order = pa.array(np.arange(len(distinct.dictionary)))
         order = order if is_ordered else pa.compute.sort_indices(distinct.dictionary)
         entries = coarsen(distinct.dictionary.take(order).to_numpy(zero_copy_only=False))
@@ -131,6 +139,28 @@ def _normalise(values: Any) -> Any:
     if pa.types.is_integer(values.type):
         values = cast_all(values, "int64", values.type)  # some of uint64 do not fit
     return take_wall_times(values)
+
+
+def _warn_of_merged_times(instants: Any, local: Any, name: str) -> None:
+    """Warn if different times of a zone are one `local` time, as when the clock is set back."""
+    if not getattr(instants.type, "tz", None) or len(local.dictionary) == len(instants):
+        return
+    numbers = local.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+    order = np.argsort(numbers, kind="stable")
+    is_repeated = (numbers[order][1:] == numbers[order][:-1]) & (numbers[order][1:] >= 0)
+    if not is_repeated.any():  # one is missing
+        return
+    place = int(np.argmax(is_repeated))
+    first, second = sorted(instants.take(order[place : place + 2]).cast("int64").to_pylist())
+    utc = require_pyarrow().timestamp(instants.type.unit, "UTC")
+    shown = [str(require_pyarrow().scalar(time, utc)) for time in (first, second)]
+    when = local.dictionary[int(numbers[order][place])]
+    others = f" ({is_repeated.sum() - 1} more are)" if is_repeated.sum() > 1 else ""
+    warn(
+        f"column {name!r}: {when} in {instants.type.tz} is one label of two times{others}, "
+        f"{' and '.join(shown)}, as the clock was set back; to keep them apart, take UTC, as by "
+        f"df[{name!r}].dt.tz_convert('UTC')"
+    )
 
 
 def take_wall_times(times: Any) -> Any:
@@ -244,7 +274,7 @@ def place_entries(
     kind = type(labels).__name__
     if not isinstance(labels, np.ndarray) and np.asarray(labels).dtype.kind in "SU":
         labels = np.array(list(labels), object)  # NumPy turns numbers beside texts into texts
-    labels = known = np.asarray(labels)
+    labels = known = as_labels(labels)
     if labels.ndim != 1:
         raise ValueError(f"labels[{name!r}] is a {kind} of shape {labels.shape}, expected a list")
     if entries.dtype.kind in "mM" and labels.dtype.kind not in "mM":

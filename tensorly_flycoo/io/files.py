@@ -26,6 +26,16 @@ _TRIED_NBYTES = 2**16
 
 
 @contextlib.contextmanager
+def name_errors(place: str) -> Iterator[None]:
+    """Have the errors of a block that reads data name the place."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"{place}: {error}") from None
+
+
+@contextlib.contextmanager
 def open_text(path: FilePath) -> Iterator[tuple[Read, int]]:
     """Yield a function that reads a file, decompressed; and the size of the file as it is."""
     suffix = Path(path).suffix

@@ -1,6 +1,5 @@
 """Nonzeros that come in parts: read from files, or given as arrays."""
 
-import contextlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from ..base.checks import (
 from ..tensor.coo_cache import SparseData, as_flycoo, is_sparse
 from ..tensor.pieces import list_pieces
 from .dataframe import check_columns, read_indices, read_values
-from .files import FilePath
+from .files import FilePath, name_errors
 from .places import list_files, open_parquet
 
 #: Nonzeros handed on at a time.
@@ -31,16 +30,6 @@ BLOCK_NNZ = 2**20
 
 #: A tensor, a file, or several files and pairs of the coords (ndim, n) and values (n,) of nonzeros.
 Parts: TypeAlias = "SparseData | FilePath | Iterable[FilePath | tuple]"
-
-
-@contextlib.contextmanager
-def name_errors(place: str) -> Iterator[None]:
-    """Have the errors of a block that reads data name the place."""
-    try:
-        yield
-    except (TypeError, ValueError) as error:
-        kind = TypeError if isinstance(error, TypeError) else ValueError
-        raise kind(f"{place}: {error}") from None
 
 
 class Block(NamedTuple):

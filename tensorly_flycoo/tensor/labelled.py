@@ -69,11 +69,41 @@ class Labels(dict[str, np.ndarray]):
 
 
 def as_labels(labels: Any) -> np.ndarray:
-    """Return labels as an array; dates of Python become NumPy's, and masked labels None."""
+    """Return labels as an array; dates and times become NumPy's, and masked labels None.
+
+    Times with a zone become its local times, as in a table.
+    """
     labels = labels.tolist() if np.ma.is_masked(labels) and np.ma.isMaskedArray(labels) else labels
+    if getattr(getattr(labels, "dtype", None), "time_zone", None):  # of polars
+        labels = labels.dt.replace_time_zone(None)
     array = np.asarray(labels)
-    is_dates = array.dtype == object and all(type(label) is datetime.date for label in array.flat)
-    return array.astype("datetime64[D]") if is_dates and array.size else array
+    if array.dtype != object or not array.size:
+        return array
+    if all(type(label) is datetime.date for label in array.flat):
+        return array.astype("datetime64[D]")
+    if all(isinstance(label, datetime.datetime) for label in array.flat):  # also pandas'
+        times = np.array([_drop_zone(time) for time in array.flat])
+        return times.reshape(array.shape)
+    return array
+
+
+def _drop_zone(time: Any) -> np.datetime64:
+    """Return the local time of a datetime, or of a Timestamp of pandas, which has nanoseconds."""
+    local = time.replace(tzinfo=None)
+    return local.to_datetime64() if hasattr(local, "to_datetime64") else np.datetime64(local)
+
+
+def drop_zones(labels: Any) -> Any:
+    """Return labels to look for, in a list, a slice or alone, with local times for those of zones.
+
+    Text stays text: pandas takes a part of a date.
+    """
+    if isinstance(labels, slice):
+        return slice(*map(drop_zones, (labels.start, labels.stop, labels.step)))
+    if isinstance(labels, str) or callable(labels):
+        return labels
+    array = as_labels(labels)
+    return array[()] if array.dtype.kind == "M" else labels
 
 
 def take_labels(labels: np.ndarray, places: Any) -> list[Any]:
@@ -333,14 +363,15 @@ class LabelledTensor(NamedTuple("_Fields", [("tensor", FlycooTensor), ("labels",
         ----------
         mode : int or str
         labels : sequence, slice or label
-            What ``loc`` of a `pandas.Series` with these labels takes. A slice includes its stop.
+            What ``loc`` of a `pandas.Series` with these labels takes, and times with a zone: they
+            are its local times. A slice includes its stop.
 
         Raises
         ------
         ImportError
             If pandas is missing.
         ValueError
-            If there is no such mode, a label is unknown, or none is left.
+            If there is no such mode, a label is unknown or of another kind, or none is left.
 
         Examples
         --------
@@ -354,10 +385,13 @@ class LabelledTensor(NamedTuple("_Fields", [("tensor", FlycooTensor), ("labels",
         mode = check_mode(number_modes(self, mode), self.ndim)
         name, own = [*self.labels.items()][mode]
         try:
-            rows = np.atleast_1d(pandas.Series(range(own.size), own).loc[labels])
+            rows = np.atleast_1d(pandas.Series(range(own.size), own).loc[drop_zones(labels)])
         except KeyError as error:
             text = f"labels holds some that mode {name!r} has not: {error.args[0]}"
             raise ValueError(text) from None
+        except (TypeError, ValueError, LookupError, pandas.errors.IndexingError) as error:
+            expected = f"expected labels such as {own[0]!s}"
+            raise ValueError(f"labels of mode {name!r}: {error}, {expected}") from None
         part: Any = self.tensor[(*[slice(None)] * mode, rows)]
         unknown = unknown_cells.take_rows(self.unknown, mode, rows, own.size)
         taken = Labels(self.labels | {name: own[rows]}, self.labels.ordered)

@@ -227,6 +227,16 @@ def test_errors_name_the_partition(client, table, tmp_path):
         read_parquet(tmp_path / "nowhere", MODES, client=client)
 
 
+def test_options_that_it_lacks_are_named():
+    df = dask.dataframe.from_pandas(pd.DataFrame({"a": [1], "v": [1.0]}))
+    with pytest.raises(TypeError, match=r"from_dask_dataframe has no option 'aggregate', .* added"):
+        from_dask_dataframe(df, ["a"], "v", aggregate="mean")
+    with pytest.raises(
+        TypeError, match=r"no option 'label', expected some of indices, missing, .*"
+    ):
+        from_dask_dataframe(df, ["a"], "v", label={})
+
+
 def kill(client, address):
     """Kill a worker, and wait until Dask has noticed it."""
     os.kill(client.run(os.getpid, workers=[address])[address], signal.SIGKILL)

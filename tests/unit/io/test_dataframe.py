@@ -4,11 +4,14 @@ import datetime
 import decimal
 import sys
 import uuid
+import warnings
+import weakref
 
 import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
+import pyarrow.dataset
 import pytest
 
 from tensorly_flycoo import (
@@ -618,3 +621,176 @@ OF_MANY_LABELS = "leave rare labels out, bin numbers (pandas.cut), or parse date
 def test_the_advice_fits_the_entries(make, advice, caplog):
     from_dataframe(pd.DataFrame({"k{x}": make(np.arange(1000))}), ["k{x}"])
     assert [text.partition("patterns: ")[2] for text in caplog.messages] == [advice]
+
+
+# Tables in parts
+
+
+LARGE = pd.DataFrame(
+    {
+        "user": np.random.default_rng(0).integers(0, 50, 1000),
+        "item": np.random.default_rng(1).choice(list("hgfedcba"), 1000),
+        "day": pd.Timestamp("2026-01-01", tz="Europe/Berlin")
+        + pd.to_timedelta(np.random.default_rng(2).integers(0, 9, 1000), "D"),
+        "v": np.random.default_rng(3).normal(size=1000),
+    }
+)
+LARGE_MODES = ["user", "item", "day"]
+
+
+def cut(table):
+    return [table[:0], table[:10], table[10:600], table[600:]]
+
+
+def make_dataset(table, folder):
+    for number, part in enumerate(cut(table)):
+        part.to_parquet(folder / f"{number}.parquet")
+    return pyarrow.dataset.dataset(folder)
+
+
+def read_chunks(table, folder):
+    table.assign(day=table["day"].dt.tz_localize(None)).to_csv(folder / "x.csv", index=False)
+    return pd.read_csv(folder / "x.csv", chunksize=77, parse_dates=["day"])
+
+
+PARTS = {
+    "list": lambda table, _: cut(table),
+    "tuple": lambda table, _: tuple(map(pa.table, cut(table))),
+    "generator": lambda table, _: (pl.DataFrame(part) for part in cut(table)),
+    "one": lambda table, _: [table],
+    "data set": make_dataset,
+    "chunks of a file": read_chunks,
+}
+
+
+@pytest.mark.parametrize("make", PARTS.values(), ids=PARTS)
+@pytest.mark.parametrize("labels", [None, {"item": list("abchgfed"), "user": range(60)}])
+def test_a_table_in_parts_is_that_of_all_rows(make, labels, tmp_path):
+    options = {"aggregate": "mean", "labels": labels}
+    expected = from_dataframe(LARGE, LARGE_MODES, "v", **options)
+    found = from_dataframe(make(LARGE, tmp_path), LARGE_MODES, "v", **options)
+    for own, other in zip(found.labels.values(), expected.labels.values(), strict=True):
+        assert own.dtype == other.dtype
+        np.testing.assert_array_equal(own, other)
+    for own, other in zip(found.nonzeros(), expected.nonzeros(), strict=True):
+        np.testing.assert_array_equal(own, other)
+
+
+def test_parts_are_read_one_at_a_time():
+    alive = []
+
+    def make_parts():
+        for part in cut(LARGE):
+            assert sum(reference() is not None for reference in alive) <= 1  # the last one
+            table = pa.table(part)
+            alive.append(weakref.ref(table))
+            yield table
+            del table
+
+    counts = from_dataframe(make_parts(), LARGE_MODES)
+    assert counts.sum() == 1000
+
+
+def test_ordered_categories_of_parts():
+    sizes = pd.Categorical(list("LSML"), categories=list("SMLX"), ordered=True)
+    table = pd.DataFrame({"size": sizes, "v": [1.0, 2, 3, 4]})
+    x = from_dataframe([table[:1], table[1:]], ["size"], "v", aggregate="sum")
+    assert x.labels["size"].tolist() == list("SML")
+    assert x.labels.ordered == ("size",)
+    assert x.nonzeros()[1].tolist() == [2, 3, 5]
+
+
+def test_parts_that_do_not_fit():
+    for parts, kind, message in [
+        ([LARGE[:5], LARGE.drop(columns="item")], ValueError, "part 1 of df: df has no column 'it"),
+        ([LARGE[:5], {"user": 1}], TypeError, "part 1 of df: df is a dict, expected a table"),
+        ([LARGE[:5], LARGE.assign(user="a")], TypeError, "holds numbers and text in different"),
+        ([], ValueError, "df has no rows"),
+        ([LARGE[:0]], ValueError, "df has no rows"),
+        ([LARGE.assign(v=np.nan)], ValueError, "part 0 of df: column 'v' has no value in row 0"),
+    ]:  # fmt: skip
+        with pytest.raises(kind, match=message):
+            from_dataframe(parts, LARGE_MODES, "v")
+    with pytest.raises(ValueError, match=r"df has no column 'user', expected one of \['k'\]"):
+        from_dataframe(pyarrow.dataset.dataset(pa.table({"k": [1]})), ["user"])
+
+
+def test_a_pivot_is_told_to_melt():
+    pivot = LARGE.pivot_table(index="user", columns="item", values="v")
+    plain = pivot.reset_index().rename_axis(columns=None)
+    expected = from_dataframe(LARGE, ["user", "item"], "v", aggregate="mean")
+    for df in (pivot, pivot.reset_index(), plain):
+        with pytest.raises(
+            ValueError, match="if the columns are labels of 'item', pass "
+        ) as caught:
+            from_dataframe(df, ["user", "item"], "v")
+        melted = eval(str(caught.value).partition(", pass ")[2])
+        found = from_dataframe(melted, ["user", "item"], "v")
+        np.testing.assert_allclose(found.to_coo().todense(), expected.to_coo().todense())
+    with pytest.raises(ValueError, match=r"expected one of \['user', .*\]$"):
+        from_dataframe(LARGE, ["user", "shop"], "v")
+
+
+# Numbers and text that cannot be held
+
+
+@make_table
+def test_integers_that_would_be_rounded_are_refused(make):
+    for last in (2**53 + 1, -(2**53) - 1, 2**63 - 1):
+        table = make({"k": ["a", "b", "c"], "v": [1, 2, last]})
+        with pytest.raises(ValueError, match=f"'v' is {last} in row 2, which float64 does not"):
+            from_dataframe(table, ["k"], "v")
+    for values in ([2**53, -(2**53), 1], [2**60, -(2**63), 3], [2**62 + 2**20, 1, 2]):
+        x = from_dataframe(make({"k": ["a", "b", "c"], "v": values}), ["k"], "v")
+        assert x.nonzeros()[1].tolist() == values
+    unsigned = np.array([2**64 - 1, 2**63, 1], np.uint64)
+    with pytest.raises(ValueError, match=f"'v' is {2**64 - 1} in row 0"):
+        from_dataframe(make({"k": np.arange(3), "v": unsigned}), ["k"], "v")
+    exact = make({"k": np.arange(3), "v": unsigned & np.uint64(2**64 - 2**11)})
+    assert from_dataframe(exact, ["k"], "v", zeros="drop").max() == 2**64 - 2**11
+
+
+def test_half_a_surrogate_pair_is_no_text():
+    table = pd.DataFrame({"k": np.array(["a", "b\ud800"], object)}, dtype=object)
+    with pytest.raises(
+        ValueError, match="column 'k' has text with half a surrogate pair"
+    ) as caught:
+        from_dataframe(table, ["k"])
+    df = table
+    df["k"] = eval(str(caught.value).partition("as by ")[2])
+    assert from_dataframe(df, ["k"]).labels["k"].tolist() == ["a", "b?"]
+
+
+# Times with a zone
+
+
+def test_hours_that_the_clock_repeats_are_named():
+    hours = pd.date_range("2026-10-24", periods=72, freq="h", tz="Europe/Berlin")
+    table = pd.DataFrame({"t": hours, "k": "a"})
+    message = (
+        r"column 't': 2026-10-25 02:00:00 in Europe/Berlin is one label of two times, 2026-10-25 "
+        r"00:00:00\+00:00 and 2026-10-25 01:00:00\+00:00, .* df\['t'\].dt.tz_convert\('UTC'\)"
+    )
+    for df in (table, pl.DataFrame(table), pa.table(table), [table[:40], table[40:]]):
+        with pytest.warns(UserWarning, match=message) as caught:
+            assert from_dataframe(df, ["t", "k"]).shape == (71, 1)
+        assert len(caught) == 1
+        assert caught[0].filename == __file__
+    others = [
+        table.assign(t=hours.tz_convert("UTC")), table.assign(t=hours.floor("D")), table[30:],
+        table.assign(t=hours.tz_convert("+05:30")),
+    ]  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        shapes = [from_dataframe(df, ["t", "k"]).shape[0] for df in others]
+    assert shapes == [72, 3, 42, 72]
+
+
+def test_labels_may_have_the_zone_of_the_column():
+    days = pd.date_range("2026-01-01", periods=6, tz="Europe/Berlin")
+    table = pd.DataFrame({"t": np.repeat(days, 2), "k": list("ab") * 6})
+    expected = from_dataframe(table, ["t", "k"])
+    for labels in (days, list(days), pd.Series(days), pl.Series(days), days.to_pydatetime()):
+        x = from_dataframe(table, ["t", "k"], labels={"t": labels})
+        np.testing.assert_array_equal(x.labels["t"], expected.labels["t"])
+        np.testing.assert_array_equal(x.nonzeros()[0], expected.nonzeros()[0])

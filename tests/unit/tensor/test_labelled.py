@@ -285,6 +285,40 @@ def test_take():
         x.take("user", slice("a", "e"))
 
 
+def test_times_with_a_zone_are_local_times():
+    hours = pd.date_range("2026-01-01", periods=5, freq="h", tz="Asia/Tokyo")
+    labels = {"t": hours, "item": range(6), "day": range(7)}
+    x = LabelledTensor(random_tensor(SHAPE, 100, random_state=0), labels)
+    naive = hours.tz_localize(None)
+    assert x.labels["t"].tolist() == naive.to_numpy().astype("M8[us]").tolist()
+    cp = LabelledCP((None, FACTORS), x.labels)
+    by_series = recommend(cp, "t", pd.Series(naive[1:3]))
+    for zone in (hours, naive):
+        times = list(zone[1:3])
+        for ids in (times, [time.to_pydatetime() for time in times], zone[1:3], pd.Series(times)):
+            assert recommend(cp, "t", ids) == by_series
+            assert x.take("t", ids).labels["t"].tolist() == x.labels["t"][1:3].tolist()
+        assert [*recommend(cp, "t", zone[1])[0]] == [*by_series[0]]
+        for part, rows in [
+            (slice(zone[2], None), slice(2, None)), (slice(None, zone[2]), slice(3)),
+            (slice(zone[1], zone[3]), slice(1, 4)), (zone[4], [4]),
+        ]:  # fmt: skip
+            assert x.take("t", part).labels["t"].tolist() == x.labels["t"][rows].tolist()
+    exact = pd.DatetimeIndex(["2026-01-01 00:00:00.000000001"], tz="Asia/Tokyo")
+    assert Labels([exact])["mode 0"] == exact.tz_localize(None).to_numpy()
+
+
+def test_take_refuses_labels_of_another_kind():
+    labels = {"t": pd.date_range("2026-01-01", periods=5), "item": list("uvwxyz"), "n": range(7)}
+    x = LabelledTensor(random_tensor(SHAPE, 100, random_state=0), labels)
+    for mode, given in [
+        ("t", slice(3, None)), ("t", slice("soon", None)), ("t", (1, 2)), ("t", {1}),
+        ("t", np.array([True])), ("item", slice(1, 2)), ("t", pd.DataFrame()),
+    ]:  # fmt: skip
+        with pytest.raises(ValueError, match=f"labels of mode '{mode}': .*expected labels such as"):
+            x.take(mode, given)
+
+
 def test_products_with_it_have_no_labels(labelled):
     found = tl.tenalg.multi_mode_dot(labelled, [np.ones((2, 5))], modes=["a"])
     assert not hasattr(found, "labels")
