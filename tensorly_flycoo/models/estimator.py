@@ -1,5 +1,6 @@
 """CP decompositions of sparse tensors as an estimator in scikit-learn's style."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, fields
 from typing import Any, Self
@@ -7,7 +8,8 @@ from typing import Any, Self
 import numpy as np
 import tensorly as tl
 
-from ..base.array_modules import Array
+from ..base.array_modules import Array, move
+from ..base.checks import check_choice, check_real
 from ..decomposition.methods import find_method
 from ..loop.losses import EXACT_LOSSES
 from ..loop.masks import drop_missing, find_missing
@@ -17,6 +19,7 @@ from ..results.fold_in import fold_in
 from ..tensor.coo_cache import LabelledData, Mask, as_flycoo
 from ..tensor.mirroring import mirror
 from .best_of import best_of, run_once
+from .select_rank import draw_entries
 
 
 @dataclass(eq=False)
@@ -28,6 +31,7 @@ class FlycooCP:
     Parameters
     ----------
     rank : int
+        May be left out where a search sets it.
     method : str or callable
         A CP decomposition of `tensorly_flycoo.decomposition`, by its name, or another function.
     n_iter_max : int
@@ -40,6 +44,10 @@ class FlycooCP:
     mask : sparse.COO, optional
         The entries to hold out, as for `parafac`; `fit` does not read their values, and `score`
         compares only these; with "observed_parafac" only those that are stored.
+    holdout : float, optional
+        Instead of a mask, the share of the nonzeros to hold out, with as many cells whose indices
+        are drawn from theirs, nearly all zeros; with "observed_parafac" nonzeros alone. They depend
+        on the tensor only, so that all models of a search are judged by the same entries.
     options : dict, optional
         Further options of the decomposition.
 
@@ -54,34 +62,32 @@ class FlycooCP:
     -----
     Folds of the rows of a tensor cannot choose a rank: the rows of one fold say nothing about the
     factor rows of another, so `score` takes only the tensor of `fit`. Hold out single entries by
-    `mask` instead, and give `GridSearchCV` the tensor as its only sample, ``[x]``, in one fold, as
-    in the example. Without a mask the score is the fit, which grows with the rank.
+    `holdout` or `mask` instead, and give `GridSearchCV` the tensor as its only sample, ``[x]``, in
+    one fold, as in the example; anything else is refused in a search. Outside of one, without held
+    out entries, the score is the fit, which grows with the rank. The best model of a search does
+    not know the held-out entries either: fit another one, of its rank, without `holdout`.
 
     `fit` runs under TensorLy's backend "flycoo" whatever the current one is, so also in the
     processes of ``n_jobs=2``.
 
     Examples
     --------
-    >>> import numpy as np, sparse
     >>> from tensorly_flycoo import FlycooCP
     >>> from tensorly_flycoo.testing import planted_tensor
     >>> x, _ = planted_tensor((20, 20, 20), 2, 300, random_state=0)
     >>> FlycooCP(2, random_state=0).fit(x).score(x) > 0.99
     True
 
-    The better of two ranks, judged by a tenth of the nonzeros:
+    The best of three ranks, judged by a fifth of the nonzeros and as many zeros:
 
     >>> from sklearn.model_selection import GridSearchCV
-    >>> coords, _ = x.nonzeros()
-    >>> held_out = coords[:, ::10]
-    >>> mask = sparse.COO(held_out, np.zeros(held_out.shape[1]), x.shape, fill_value=1.0)
-    >>> estimator = FlycooCP(1, mask=mask, random_state=0)
-    >>> search = GridSearchCV(estimator, {"rank": [1, 2]}, cv=[([0], [0])]).fit([x])
+    >>> estimator = FlycooCP(holdout=0.2, random_state=0)
+    >>> search = GridSearchCV(estimator, {"rank": [1, 2, 3]}, cv=[([0], [0])]).fit([x])
     >>> search.best_params_
     {'rank': 2}
     """
 
-    rank: int
+    rank: int | None = None
     _: KW_ONLY
     method: str | Callable[..., Any] = "parafac"
     n_iter_max: int = 100
@@ -90,6 +96,7 @@ class FlycooCP:
     tol: float = 1e-8
     random_state: Any = None
     mask: Mask = None
+    holdout: float | None = None
     options: dict[str, Any] | None = None
 
     def fit(self, x: LabelledData, y: None = None) -> Self:
@@ -98,22 +105,51 @@ class FlycooCP:
         Raises
         ------
         ValueError
-            If there is no CP decomposition `method`. Other errors are the decomposition's.
+            If there is no CP decomposition `method`, `holdout` is not above 0 and below 1 or comes
+            with a `mask`, or the score of a search would judge nothing: it passes parts of a
+            tensor, or there is neither a `mask` nor a `holdout`. Other errors are the
+            decomposition's.
         """
+        self._check(x)
         x = _take_only(x)
         origin = _describe(x)
         self.cp_tensor_, self.errors_ = self._fit(x)
         self._origin = origin
         return self
 
+    def _check(self, x: Any) -> None:
+        """Refuse parameters that do not go together, and a search whose scores say nothing."""
+        if self.rank is None:
+            raise ValueError("rank is None, expected an integer, or a search that sets it")
+        is_held_out = self.mask is not None or self.holdout is not None
+        if self.holdout is not None:
+            check_real(self.holdout, "holdout", 0)
+            if not 0 < self.holdout < 1:
+                raise ValueError(f"holdout is {self.holdout!r}, expected a number between 0 and 1")
+            if self.mask is not None:
+                raise ValueError("holdout comes with a mask, expected one of them")
+        is_listed = type(x) is list and len(x) == 1
+        if is_listed and not is_held_out:
+            raise ValueError(
+                "mask and holdout are None: a search would score the entries of the fit, which the "
+                "highest rank fits best; pass holdout=0.2, or a mask of the entries to hold out (or "
+                "x instead of [x] if this is no search)"
+            )
+        if not is_listed and _is_in_search():
+            raise ValueError(
+                "x is a part of a tensor: folds of rows cannot judge a model of other rows; pass "
+                "FlycooCP(holdout=0.2) and cv=[([0], [0])] to the search, and [x] to its fit"
+            )
+
     @mirror
     def _fit(self, x: Any) -> tuple[Any, Any]:
         method = find_method(self.method)
         options = {"tol": self.tol, "n_iter_max": self.n_iter_max, **(self.options or {})}
-        if self.mask is not None:
-            x = drop_missing(x, self.mask)
+        mask = self._find_mask(x)
+        if mask is not None:
+            x = drop_missing(x, mask)
             if method.knows_zeros:  # else cells that are not stored are unknown already
-                options["mask"] = self.mask
+                options["mask"] = mask
         is_random = isinstance(self.init, str) and self.init == "random"
         with tl.backend_context("flycoo", local_threadsafe=True):
             if is_random and self.n_starts != 1:
@@ -128,7 +164,7 @@ class FlycooCP:
         return self.fit(x).transform(x)
 
     def score(self, x: LabelledData, y: None = None) -> float:
-        """Return the model's fit, 1 - relative error, at the entries of `mask` if one is given.
+        """Return the model's fit, 1 - relative error, at the held-out entries if there are any.
 
         With ``loss="poisson_count"`` it is the share of the deviance that the model explains.
 
@@ -146,27 +182,70 @@ class FlycooCP:
         if given[:2] != self._origin[:2] or not np.isclose(given[2], self._origin[2], rtol=1e-5):
             raise ValueError(
                 f"x has (shape, nonzeros, norm) {given}, expected {self._origin}, the tensor of "
-                "fit: folds of rows cannot judge a model of other rows; hold entries out by mask "
-                "and pass cv=[([0], [0])] and fit([x]) to GridSearchCV, or call cp_fit"
+                "fit: folds of rows cannot judge a model of other rows; pass holdout=0.2 and in a "
+                "search cv=[([0], [0])] and fit([x]), or call cp_fit"
             )
-        held_out = None if self.mask is None else self._hold_out(x)
+        mask = self._find_mask(x)
+        held_out = None if mask is None else self._hold_out(x, mask)
         fit = cp_fit(x, self.cp_tensor_, held_out=held_out, loss=loss)
         return fit.explained if isinstance(fit, CountFit) else fit.fit
 
-    def _hold_out(self, x: LabelledData) -> tuple[Array, Array]:
+    def _find_mask(self, x: LabelledData) -> Mask:
+        """Return the mask, or the one of `holdout`: the same for equal tensors."""
+        if self.holdout is None:
+            return self.mask
+        import sparse
+
+        has_zeros = find_method(self.method).knows_zeros
+        random = np.random.RandomState(0)
+        plain = as_flycoo(x, check_coords=True)
+        drawn = draw_entries(plain, self.holdout, random, has_zeros)
+        return sparse.COO(drawn, np.zeros(drawn.shape[1]), plain.shape, fill_value=1.0)
+
+    def _hold_out(self, x: LabelledData, mask: Mask) -> tuple[Array, Array]:
         """Return the coordinates and values of the entries that `fit` did not read."""
-        missing = find_missing(x, self.mask, lists=True)
+        missing = find_missing(x, mask, lists=True)
         if missing is None:
             raise ValueError("mask marks no entry as missing, expected at least one")
         is_known = (missing.start != 0) | find_method(self.method).knows_zeros
         return missing.coords[:, is_known], missing.start[is_known]
 
     def transform(self, x: LabelledData) -> Any:
-        """Return a factor row for each index of the first mode of `x`: (I, R); see `fold_in`."""
+        """Return a factor row for each index of the first mode of `x`: (I, R); see `fold_in`.
+
+        An array, or a table if `set_output` says so, with the labels of `x` as its index.
+        """
         method = find_method(self.method)
         loss = method.find_loss(self.options or {})
         new, own = _take_only(x), method.non_negative
-        return fold_in(self.cp_tensor_, new, 0, loss=loss, non_negative=own)
+        rows = fold_in(self.cp_tensor_, new, 0, loss=loss, non_negative=own)
+        output = getattr(self, "_sklearn_output_config", {}).get("transform", "default")
+        if output == "default":
+            return rows
+        columns = [*self.get_feature_names_out()]
+        if output == "polars":
+            import polars
+
+            return polars.DataFrame(move(rows, np), columns)
+        import pandas
+
+        index = next(iter(getattr(new, "labels", {}).values()), None)
+        return pandas.DataFrame(move(rows, np), index, columns)
+
+    def set_output(self, *, transform: str | None = None) -> Self:
+        """Choose what `transform` returns, as scikit-learn's pipelines do.
+
+        "pandas" or "polars" is a table, "default" an array; None leaves it as it is.
+        """
+        if transform is not None:
+            check_choice(transform, "transform", ("default", "pandas", "polars"))
+            self._sklearn_output_config = {"transform": transform}  # which `clone` copies
+        return self
+
+    def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
+        """Return a name for each column of `transform`: "flycoocp0", "flycoocp1" and so on."""
+        rank = self.cp_tensor_.weights.shape[0]
+        return np.array([f"flycoocp{column}" for column in range(rank)], object)
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """Return the parameters by name."""
@@ -195,6 +274,20 @@ def _describe(x: Any) -> tuple[tuple[int, ...], int, float]:
     """Return the shape, the number of nonzeros and the norm of a sparse tensor."""
     plain = as_flycoo(x, check_coords=True)
     return plain.shape, plain.nnz, float(plain.norm())
+
+
+def _is_in_search() -> bool:
+    """Return whether scikit-learn's model selection is calling.
+
+    It passes parts of a tensor as if they were tensors, and turns the errors of `score` to nan with
+    a warning each; those of `fit` it raises.
+    """
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").startswith("sklearn.model_selection"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _take_only(x: Any) -> Any:

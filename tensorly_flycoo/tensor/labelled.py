@@ -283,6 +283,16 @@ class LabelledTensor(NamedTuple("_Fields", [("tensor", FlycooTensor), ("labels",
             raise AttributeError(f"LabelledTensor has no attribute {name!r}: see its .tensor")
         return getattr(self.tensor, name)
 
+    def __getitem__(self, place: Any) -> Any:
+        try:
+            return super().__getitem__(place)
+        except TypeError:
+            raise TypeError(
+                f"a LabelledTensor is indexed by {place!r}, expected 0 for its tensor or 1 for its "
+                "labels: call its take, or index its .tensor; a search of scikit-learn takes [x], "
+                "in cv=[([0], [0])]"
+            ) from None
+
     def __dir__(self) -> list[str]:
         own = {*super().__dir__()} - {"count", "index"}  # a tuple's
         return sorted(own | {name for name in dir(self.tensor) if not name.startswith("_")})

@@ -5,7 +5,8 @@ import pytest
 import sparse
 import tensorly as tl
 from sklearn.base import clone
-from sklearn.model_selection import GridSearchCV
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
 
 from tensorly_flycoo import (
     FlycooCP,
@@ -67,12 +68,91 @@ def test_other_tensors_are_not_scored(x):
     assert estimator.score(x.to_coo()) == estimator.score(x)
 
 
+def label(x):
+    return LabelledTensor(x, {name: np.arange(n) for name, n in zip("abc", x.shape, strict=True)})
+
+
 # Indexing a COO compiles for five seconds.
-@pytest.mark.parametrize("is_coo", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_folds_of_rows_give_a_warning(x, is_coo):
-    search = GridSearchCV(FlycooCP(1), {"rank": [1, 2]}, cv=2)
-    with pytest.warns(UserWarning, match="folds of rows cannot judge a model of other rows"):
-        search.fit(x.to_coo() if is_coo else x)
+@pytest.mark.parametrize(
+    "convert", [lambda x: x, pytest.param(lambda x: x.to_coo(), marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("options", [{}, {"holdout": 0.2}], ids=["", "holdout"])
+def test_folds_of_rows_are_refused_once(x, convert, options):
+    search = GridSearchCV(FlycooCP(**options), {"rank": [1, 2]}, cv=2)
+    with pytest.raises(ValueError, match=r"(?s)4 fits failed with.*pass FlycooCP\(holdout=0.2\)"):
+        search.fit(convert(x))
+    with pytest.raises(ValueError, match="folds of rows cannot judge"):
+        cross_val_score(FlycooCP(2, **options), convert(x), cv=2)
+
+
+def test_a_labelled_tensor_is_refused_once(x):
+    search = GridSearchCV(FlycooCP(), {"rank": [1, 2]}, cv=2)
+    with pytest.raises(TypeError, match=r"index its \.tensor; a search of scikit-learn takes \[x\]"):
+        search.fit(label(x))
+
+
+def test_a_search_that_would_score_the_entries_of_the_fit_is_refused(x):
+    search = GridSearchCV(FlycooCP(), {"rank": [1, 2]}, cv=[([0], [0])])
+    with pytest.raises(ValueError, match="(?s)2 fits failed with.*mask and holdout are None: "):
+        search.fit([x])
+
+
+@pytest.mark.parametrize("convert", [lambda x: x, lambda x: x.to_coo(), label])
+def test_a_search_holds_entries_out_itself(convert):
+    x, _ = planted_tensor((30, 30, 30), 3, 300, noise=0.1, random_state=1)
+    estimator = FlycooCP(holdout=0.2, n_starts=3, random_state=0)
+    search = GridSearchCV(estimator, {"rank": [*range(1, 9)]}, cv=[([0], [0])])
+    best = search.fit([convert(x)]).best_estimator_
+    assert search.best_params_ == {"rank": 3}
+    mask = best._find_mask(x).todense() == 0
+    drawn = x.to_coo().todense()[mask]
+    assert (drawn != 0).sum() >= round(0.2 * x.nnz)
+    assert 0.8 * mask.sum() <= 2 * round(0.2 * x.nnz)  # a cell may be drawn twice
+    predicted = tl.cp_to_tensor(best.cp_tensor_)[mask]
+    error = np.linalg.norm(drawn - predicted) / np.linalg.norm(drawn)
+    assert search.best_score_ == pytest.approx(1 - error)
+
+
+def test_held_out_nonzeros_are_unknown_to_the_fit():
+    """Their values are zeros to it at most: nothing of a diagonal tensor can be predicted."""
+    x = FlycooTensor([np.arange(20)] * 3, np.linspace(10, 5, 20), (20, 20, 20))
+    assert FlycooCP(16, holdout=0.2, random_state=0).fit(x).score(x) <= 1e-12
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({}, ValueError, "rank is None, expected an integer"),
+        ({"rank": 2, "holdout": 1.0}, ValueError, "holdout is 1.0, expected a number between"),
+        ({"rank": 2, "holdout": 0}, ValueError, "holdout is 0, expected a number between"),
+        ({"rank": 2, "holdout": "0.2"}, TypeError, "holdout is '0.2', expected a number"),
+        ({"rank": 2, "holdout": 0.2, "mask": 1}, ValueError, "holdout comes with a mask"),
+    ],
+)
+def test_parameters_that_are_refused(x, options, error, message):
+    with pytest.raises(error, match=message):
+        FlycooCP(**options).fit(x)
+
+
+def test_pipelines_choose_the_output_before_a_fit(x):
+    pipeline = make_pipeline(FlycooCP(2, n_iter_max=5, random_state=0))
+    expected = pipeline.fit_transform(x)
+    pipeline = clone(pipeline.set_output(transform="pandas"))
+    names = ["flycoocp0", "flycoocp1"]
+    labels = {"a": [f"row {n}" for n in range(20)], "b": range(20), "c": range(20)}
+    for given, index in ((x, [*range(20)]), (LabelledTensor(x, labels), labels["a"])):
+        table = pipeline.fit_transform(given)
+        assert [*table.columns] == names == [*pipeline.get_feature_names_out()]
+        assert [*table.index] == index
+    plain = pipeline.fit_transform(x)
+    np.testing.assert_array_equal(plain.to_numpy(), expected)
+    table = pipeline.set_output(transform="polars").transform(x)
+    assert table.columns == names
+    np.testing.assert_array_equal(table.to_numpy(), expected)
+    pipeline.set_output(transform=None)
+    assert type(pipeline.set_output(transform="default").transform(x)) is np.ndarray
+    with pytest.raises(ValueError, match="transform is 'arrow', expected one of"):
+        FlycooCP(2).set_output(transform="arrow")
 
 
 @pytest.mark.parametrize(
