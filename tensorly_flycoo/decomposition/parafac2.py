@@ -1,6 +1,6 @@
 """PARAFAC2 of sparse slices, which may have different numbers of rows."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from tensorly.parafac2_tensor import Parafac2Tensor
 from ..base.array_modules import Array, array_module, move
 from ..base.checks import check_rank, warn
 from ..base.reporting import span
-from ..engines.tall import eigh, multiply, qr, solve, sum_columns, transposed_product
+from ..engines.tall import qr, solve, sum_columns
 from ..format.primitives import LeadingPairs
 from ..io.checkpoint import Resumed
 from ..loop.cp_loop import Callback, Model, Run, restore
@@ -19,7 +19,7 @@ from ..loop.cp_model import multiply_grams, normalize
 from ..loop.guarding import describe_as
 from ..loop.hals import improve
 from ..loop.initial_guess import check_svd, draw_factors, take_guess, take_left_vectors
-from ..loop.masks import MissingEntries, find_missing
+from ..loop.projected_slices import ProjectedSlices, absorb
 from ..loop.smoothness import Smoothness, add_differences, read_smoothness, smooth
 from ..ops.contraction import multiply_matricized
 from ..ops.ragged import RaggedTensor
@@ -27,9 +27,6 @@ from ..svd.eigen import MAX_DIRECT_SIZE, find_singular_pairs, multiply_by_gram
 from ..svd.unfolding import LazyMatrix, Unfolding
 from .non_negative_parafac_hals import find_constrained, spread_penalties
 from .parafac import LineSearch, parafac
-
-#: Slices with more rows are multiplied one by one, by kernels for tall matrices.
-_MAX_BATCHED_ROWS = 2**12
 
 
 @describe_as(parafac)
@@ -130,7 +127,7 @@ def parafac2(
         raise ValueError("linesearch= cannot resume a checkpoint: start anew, or pass False")
     if center and mask is not None:
         raise ValueError("center is True, expected False with a mask: columns have unknown means")
-    data: Any = _ProjectedSlices(x, rank, center, mask)
+    data: Any = ProjectedSlices(x, rank, center, mask)
     if data.nnz == 0:
         raise ValueError("tensor_slices have no nonzeros, expected at least one that is observed")
     strengths = read_smoothness(smoothness, 3)
@@ -175,183 +172,13 @@ def _start(data: Any, rank: int, init: Any, svd: str, random_state: Any) -> Mode
     return None, take_guess(data, rank, init)
 
 
-class _ProjectedSlices:
-    """The tensor (K, R, J) of projected slices, which is not formed, with its MTTKRPs."""
-
-    def __init__(self, x: RaggedTensor, rank: int, center: bool, mask: Any) -> None:
-        self.missing = None if mask is None else find_missing(x, mask)
-        self.matrix = x.matrix if self.missing is None else self.missing.observed
-        self.is_centred, self.shape = center, (x.shape[0], rank, x.shape[2])
-        # As of a FlycooTensor: the initial guess and checkpoints need them.
-        self.device, self.dtype, self.nnz = x.matrix.device, x.dtype, self.matrix.nnz
-        self._engine, self._layout = x.matrix._engine, self.matrix._layout
-        self.xp: Any = self._engine.xp
-        self._order = self.xp.asarray(x.order)
-        self._batches = list(_list_batches(x.heights[x.order]))
-        self.num_rows, heights = int(x.row_counts.sum()), x.heights[x.order]
-        places = np.arange(heights.sum()) - np.repeat(x.starts[x.order], heights)
-        is_row = places < np.repeat(x.row_counts[x.order], heights)
-        self.is_row = self.xp.asarray(is_row[:, None])  # and no padding
-        self._cutoff = max(rank * 2.0**-48, (64 * np.finfo(self.dtype).eps) ** 2)
-        self._square = float(self._layout.norm) ** 2
-        if center:
-            ones = self.xp.ones((x.matrix.shape[0], 1), self.dtype)
-            means = multiply_matricized(x.matrix, 1, (0,), ones).astype(np.float64)
-            self._square -= float((means * means).sum()) / self.num_rows
-            if self._square <= float(np.finfo(self.dtype).eps) * float(self._layout.norm) ** 2:
-                raise ValueError("center is True, but all rows of tensor_slices are the same")
-        #: P_k for all slices, (rows, R), and P_k^T X_k C, (K, R, R).
-        self.projections: Any = None
-        self._products: Any = None
-        #: C, and X C for all slices (rows, R).
-        self._columns: tuple[Array, Array] = (None, None)
-        self.values: Any = None if self.missing is None else self._average(x, self.missing)
-
-    def _average(self, x: RaggedTensor, missing: MissingEntries) -> Array:
-        """Return, for each missing entry, the mean of the observed entries in its slice."""
-        ones = self.xp.ones((self.shape[2], 1), self.dtype)
-        sums = move(multiply_matricized(self.matrix, 0, (1,), ones), np)[:, 0]
-        of_rows = np.repeat(x.order, x.heights[x.order])
-        of_missing, num_slices = of_rows[move(missing.coords[0], np)], len(x.order)
-        counts = x.row_counts * self.shape[2] - np.bincount(of_missing, minlength=num_slices)
-        means = np.bincount(of_rows, sums, num_slices) / np.maximum(counts, 1)
-        return self.xp.asarray(means[of_missing], self.dtype)
-
-    def impute(self, factors: Sequence[Array]) -> None:
-        """Set the missing entries, if any, to the values of a model."""
-        if self.missing is not None:
-            a, b, c = factors
-            self.values = self.missing.impute(None, [self._make_model(a, b), c])
-            self._columns = (None, None)
-
-    def __repr__(self) -> str:
-        return f"<slices projected to {self.shape}, nnz={self.nnz}>"
-
-    def fit(self, weights: Array | None, factors: Sequence[Array]) -> float:
-        """Find the projections that suit a model best; return its error."""
-        self.project(factors := _absorb(weights, factors))
-        return self.measure(factors)
-
-    def project(self, factors: Sequence[Array]) -> None:
-        """Find the projections that suit the factors best: polar factors of X_k C diag(a_k) B^T.
-
-        The eigenvectors of their Gram matrices give orthogonal columns, with errors that a second
-        round removes. Directions that a slice lacks are filled in between.
-        """
-        a, b, c = factors
-        rows = self._multiply_columns(c)
-        scaled = a[self._order][:, :, None].astype(np.float64) * b.T[None]
-        self.projections = self._products = None  # frees memory
-        grams = scaled.transpose(0, 2, 1) @ self._cross(rows, rows) @ scaled
-        vectors, scales = self._find_roots(grams)
-        found = self._apply(rows, scaled @ (vectors * scales[:, None, :]))
-        self._fill(found, vectors)
-        inner, scales = self._find_roots(self._cross(found, found))
-        roots = (inner * scales[:, None, :]) @ inner.transpose(0, 2, 1)
-        self.projections = self._apply(found, roots @ vectors.transpose(0, 2, 1))
-
-    def mttkrp(self, weights: None, factors: Sequence[Array], mode: int) -> Array:
-        """Compute the MTTKRP of the projected slices: (K, R), (R, R) or (J, R)."""
-        a, b, c = factors
-        if mode == 2:
-            return self._multiply(self.center_columns(self._make_model(a, b)), 1)
-        rows = self._multiply_columns(c)
-        if self._products is None:
-            self._products = self._cross(self.projections, rows)
-        if mode == 1:
-            weighted = self._products * a[self._order][:, None, :]
-            return sum_columns(weighted.reshape(len(weighted), -1)).reshape(b.shape).astype(b.dtype)
-        product = self.xp.empty_like(a, order="C")
-        product[self._order] = (self._products * b).sum(axis=1)
-        return product
-
-    def measure(self, factors: Sequence[Array]) -> float:
-        """Compute the relative error of a model; X C, which that takes, suits `project` next."""
-        a, b, c = factors
-        model, square = self._make_model(a, b), self._square
-        inner = float((self.mttkrp(None, factors, 1) * b).sum(dtype=np.float64))
-        if self.missing is not None:  # imputed by this model, they have no error
-            _, added, change = self.missing.compare(self.values, None, [model, c])
-            square, inner = square + float(added), inner + float(change)
-        gram = self._cross(model, model).sum(axis=0) * transposed_product(c, c)
-        square = abs(square - 2 * inner + float(gram.sum()))
-        return float(self.dtype.type(np.sqrt(square / self._square)))
-
-    def _make_model(self, a: Array, b: Array) -> Array:
-        """Compute P_k B diag(a_k) for all slices: (rows, R)."""
-        return self._apply(self.projections, b * a[self._order][:, None, :].astype(np.float64))
-
-    def _multiply_columns(self, c: Array) -> Array:
-        """Compute X C, all slices multiplied by one factor: (rows, R)."""
-        if self._columns[0] is not c:
-            self._columns, self._products = (None, None), None  # frees memory
-            self._columns = (c, self.center_columns(self._multiply(c, 0)))
-        return self._columns[1]
-
-    def _multiply(self, other: Array, mode: int) -> Array:
-        """Multiply the matrix, its missing entries imputed; in mode 1 its transpose."""
-        product = multiply_matricized(self.matrix, mode, (1 - mode,), other)
-        if self.missing is None:
-            return product
-        return self.missing.add_mttkrp(product, self.values, [other, other], mode)
-
-    def center_columns(self, rows: Array) -> Array:
-        """Subtract the means of columns, before a product with the transpose of X or after X C."""
-        if not self.is_centred:
-            return rows
-        return rows - self.is_row * (sum_columns(rows) / self.num_rows).astype(rows.dtype)
-
-    def _split(self, rows: Array) -> Iterator[tuple[slice, slice, Array]]:
-        """Yield slices with the same number I of rows, as (number, I, R) in float64."""
-        for slices, place in self._batches:
-            shape = (slices.stop - slices.start, -1, rows.shape[1])
-            yield slices, place, rows[place].reshape(shape).astype(np.float64, copy=False)
-
-    def _cross(self, left: Array, right: Array) -> Array:
-        """Multiply the transposed rows of each slice by those of another matrix: (K, R, R)."""
-        products = self.xp.zeros((self.shape[0], left.shape[1], right.shape[1]))
-        for (slices, _, a), (_, _, b) in zip(self._split(left), self._split(right), strict=True):
-            columns = a.transpose(0, 2, 1)
-            products[slices] = transposed_product(a[0], b[0]) if len(a) == 1 else columns @ b
-        return products
-
-    def _apply(self, rows: Array, matrices: Array) -> Array:
-        """Multiply the rows of each slice by its matrix (R, R)."""
-        products = self.xp.empty_like(rows)
-        for slices, place, block in self._split(rows):
-            small = matrices[slices]
-            product = multiply(block[0], small[0]) if len(block) == 1 else block @ small
-            products[place] = product.reshape(-1, product.shape[-1])
-        return products
-
-    def _find_roots(self, grams: Array) -> tuple[Array, Array]:
-        """Return eigenvectors (K, R, R) and inverse roots of eigenvalues, 0 for those near 0."""
-        values, vectors = eigh(grams)
-        is_kept = values > self._cutoff * values.max(axis=1, keepdims=True)
-        return vectors, is_kept / np.sqrt(np.where(is_kept, values, 1.0))
-
-    def _fill(self, rows: Array, vectors: Array) -> None:
-        """Replace columns that are zero, but for rounding, by fixed ones made orthogonal."""
-        for slices, place, block in self._split(rows):
-            missing = (block * block).sum(axis=1, keepdims=True) < 0.5  # the others have norm 1
-            if not missing.any():
-                continue
-            block = np.where(missing, 0.0, block)
-            size, rank = block.shape[1:]
-            numbers = self.xp.asarray(np.random.RandomState(0).random_sample((size, rank)))
-            filling = ((2 * numbers - 1) / np.sqrt(size)) @ vectors[slices]
-            filling *= self.is_row[place].reshape(-1, size, 1)
-            filling -= block @ (block.transpose(0, 2, 1) @ filling)
-            rows[place] = np.where(missing, filling, block).reshape(-1, rank)
-
-
 class _CentredColumns(LazyMatrix):
     """The transpose (J, rows) of all slices less the means of their columns."""
 
     shape: tuple[int, int]
     mode = 1
 
-    def __init__(self, data: _ProjectedSlices) -> None:
+    def __init__(self, data: ProjectedSlices) -> None:
         self._data, self.tensor, self.dtype = data, data.matrix, data.dtype
         self.shape = (data.matrix.shape[1], data.matrix.shape[0])
 
@@ -375,12 +202,6 @@ class _CentredColumns(LazyMatrix):
         return LeadingPairs(vectors[:, : values.size], values, None, np.arange(values.size))
 
 
-def _absorb(weights: Array | None, factors: Sequence[Array]) -> list[Array]:
-    """Multiply the weights into B."""
-    a, b, c = factors
-    return [a, b if weights is None else b * weights, c]
-
-
 def _balance(factors: list[Array]) -> list[Array]:
     """Even out, by powers of two, scales that singular systems leave open, lest they overflow."""
     xp = array_module(factors[0])
@@ -394,22 +215,12 @@ def _balance(factors: list[Array]) -> list[Array]:
     return [xp.ldexp(f, xp.asarray(shift)) for f, shift in zip(factors, shifts, strict=True)]
 
 
-def _list_batches(row_counts: np.ndarray) -> Iterator[tuple[slice, slice]]:
-    """Yield the slices with each number of rows, and their rows; long ones one by one."""
-    first = row = 0
-    for size, count in np.stack(np.unique(row_counts, return_counts=True)).T.tolist():
-        for number in [count] if size <= _MAX_BATCHED_ROWS else [1] * count:
-            if size:
-                yield slice(first, first + number), slice(row, row + number * size)
-            first, row = first + number, row + number * size
-
-
 @dataclass
 class _Alternation(Run):
     """One iteration: new projections, then factors, which Bro's line search may extrapolate."""
 
     solver = "parafac2"
-    data: _ProjectedSlices
+    data: ProjectedSlices
     slices: RaggedTensor
     n_iter_parafac: int
     constrained: set[int]
@@ -419,7 +230,7 @@ class _Alternation(Run):
 
     def update(self, iteration: int) -> float | None:
         """Update the model and return its error, None after a line search."""
-        data, before, error = self.data, _absorb(self.weights, self.factors), None
+        data, before, error = self.data, absorb(self.weights, self.factors), None
         data.project(before)
         factors = self._update(before)
         is_search = self.search is not None and self.search.is_due(iteration)
@@ -435,8 +246,8 @@ class _Alternation(Run):
             self.weights, factors = normalize(None, factors)
         self.factors[:] = factors
         if not is_search:
-            error = data.measure(_absorb(self.weights, self.factors))
-        data.impute(_absorb(self.weights, self.factors))
+            error = data.measure(absorb(self.weights, self.factors))
+        data.impute(absorb(self.weights, self.factors))
         return error
 
     def _update(self, factors: list[Array]) -> list[Array]:

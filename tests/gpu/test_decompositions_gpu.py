@@ -221,7 +221,7 @@ def test_parafac2_of_slices_of_several_heights(options, kind):
 @pytest.mark.parametrize("options", [{"center": True}, {"normalize_factors": True}], ids=str)
 def test_parafac2_of_ragged_slices(options, longest, monkeypatch):
     """Some have fewer rows than the rank, some fewer nonzeros."""
-    module = importlib.import_module("tensorly_flycoo.decomposition.parafac2")
+    module = importlib.import_module("tensorly_flycoo.loop.projected_slices")
     monkeypatch.setattr(module, "_MAX_BATCHED_ROWS", longest)
     slices = [random_coo((n, 7), 1 + 2 * n, seed=k) for k, n in enumerate((5, 8, 2, 11, 8, 1) * 5)]
     options = {"random_state": 0, "n_iter_max": 6, "return_errors": True, **options}

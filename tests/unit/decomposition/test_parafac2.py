@@ -1,7 +1,5 @@
 """PARAFAC2 of many slices at once: projections, centring, deficient slices, checkpoints."""
 
-import importlib
-
 import numpy as np
 import pytest
 import scipy.sparse
@@ -11,11 +9,10 @@ from tensorly.parafac2_tensor import Parafac2Tensor, parafac2_to_slices
 
 from tensorly_flycoo import DensifyError, FlycooTensor, Progress, RaggedTensor
 from tensorly_flycoo.decomposition import parafac2
+from tensorly_flycoo.loop import projected_slices
 from tensorly_flycoo.loop.guarding import tensorly_loop
 from tensorly_flycoo.ops import ragged
 from tensorly_flycoo.testing import random_tensor
-
-module = importlib.import_module("tensorly_flycoo.decomposition.parafac2")
 
 RANK = 3
 HEIGHTS = (6, 2, 9, 4, 6, 1, 9)
@@ -186,7 +183,7 @@ def test_slices_of_many_sizes_share_batches(options, density, monkeypatch):
 
 def test_long_slices_are_multiplied_one_by_one(monkeypatch):
     _, expected = decompose(make_dense())
-    monkeypatch.setattr(module, "_MAX_BATCHED_ROWS", 4)
+    monkeypatch.setattr(projected_slices, "_MAX_BATCHED_ROWS", 4)
     _, errors = decompose(make_dense())
     np.testing.assert_allclose(errors, expected, rtol=1e-12)
 
