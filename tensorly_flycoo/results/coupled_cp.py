@@ -3,15 +3,22 @@
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
 from tensorly.cp_tensor import CPTensor
 
-from ..base.array_modules import Array, array_module
+from ..base.array_modules import Array, array_module, move
+from ..base.checks import require
+from ..base.fit_record import FitRecord
 from ..io import array_file
 from ..tensor.labelled import Labels
-from .labelled_factors import LabelledFactors
+from .fold_in import find_coupled_rows
+from .labelled_factors import NEED_PANDAS, LabelledFactors
 from .labelled_models import LabelledCP
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 @dataclass(eq=False, repr=False)
@@ -36,6 +43,8 @@ class CoupledCP:
         The relative error of all blocks after each iteration; that of each block after the last.
     blocks : list of tuple
         The names of the modes of each block, in the order of its axes.
+    flycoo : FitRecord
+        How the model was made.
     block_weights : list of float
         As given to `coupled_parafac`; empty if the file of the model is of an older release.
 
@@ -54,6 +63,7 @@ class CoupledCP:
     block_errors: list[float] = field(default_factory=list)
     blocks: list[tuple] = field(default_factory=list)
     block_weights: list[float] = field(default_factory=list)
+    flycoo: FitRecord | None = None
 
     @property
     def rank(self) -> int:
@@ -90,6 +100,59 @@ class LabelledCoupledCP(CoupledCP, LabelledFactors):
         own = [cp_tensor.weights for cp_tensor in self.cp_tensors]
         return array_module(own[0]).stack(own)
 
+    def transform(
+        self,
+        blocks: Iterable[Any],
+        mode: str | int,
+        *,
+        non_negative: bool | None = None,
+        l2_reg: float | None = None,
+    ) -> "DataFrame":
+        """Compute the factor rows of new labels of one mode, such as new users; see `fold_in`.
+
+        Parameters
+        ----------
+        blocks : sequence of (data, modes)
+            New data of some blocks, as for `coupled_parafac`, with new labels in `mode`: of a new
+            user perhaps the attributes alone.
+        mode : str or int
+        non_negative, l2_reg
+            As for `fold_in`: by default, as the model was made.
+
+        Returns
+        -------
+        pandas.DataFrame
+            A row for each new label, with a column for each component. Needs pandas.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As of `fold_in`; and if the blocks have no labels of `mode`.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from tensorly_flycoo.decomposition import coupled_parafac
+        >>> sold = np.array([[6.0, 8.0], [3.0, 4.0]]), {"shop": ["a", "b"], "item": ["tea", "milk"]}
+        >>> size = np.array([[2.0], [1.0]]), {"shop": ["a", "b"], "what": ["size"]}
+        >>> model = coupled_parafac([sold, size], 1, random_state=0)
+        >>> new = np.array([[4.0]]), {"shop": ["c"], "what": ["size"]}
+        >>> rows = model.transform([new], "shop")
+        >>> bool(np.isclose(rows.loc["c", 0], 2 * model.factors["shop"][0, 0]))
+        True
+        """
+        pandas = require("pandas", NEED_PANDAS)
+        mode = self.names[self._find_mode(mode)]
+        options = {
+            "l2_reg": l2_reg,
+            "non_negative": non_negative,
+            **dict.fromkeys(("loss", "observed", "mask", "confidence")),
+        }
+        rows, labels = find_coupled_rows(self, blocks, mode, options)
+        if labels is None:
+            raise ValueError(f"blocks have no labels of mode {mode!r}, expected some: pass fold_in")
+        return pandas.DataFrame(move(rows, np), pandas.Index(labels, name=mode), self.components)
+
     def _list_factors(self) -> list[Array]:
         return [*self.factors.values()]
 
@@ -114,11 +177,13 @@ class LabelledCoupledCP(CoupledCP, LabelledFactors):
         if len(block_weights) not in (0, len(blocks)):
             raise ValueError(f"it has {len(block_weights)} block_weights, of {len(blocks)} blocks")
         factors = dict(zip(labels, arrays, strict=True))
+        of_all, of_each = errors
         return cls(
             factors,
             make_cp_tensors(factors, blocks, weights, labels),
             labels,
-            *errors,
+            errors=of_all,
+            block_errors=of_each,
             blocks=[*map(tuple, blocks)],
             block_weights=block_weights,
         )
@@ -133,7 +198,7 @@ def make_cp_tensors(
         shared = [factors[name] for name in names]
         if {*names} <= {*labels}:  # the constructor would sort by this block's weights alone
             known = Labels({name: labels[name] for name in names}, labels.ordered)
-            cp_tensors.append(LabelledCP._from_parts(own, shared, known, {}))
+            cp_tensors.append(LabelledCP._from_parts(own, shared, known))
         else:
             cp_tensors.append(CPTensor((own, shared)))
     return cp_tensors

@@ -1,6 +1,6 @@
 """Rows of a factor for new indices, such as new users, without running a decomposition again."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from ..tensor.coo_cache import LabelledData, Mask, as_flycoo
 from ..tensor.labelled import LabelledTensor, Labels, number_modes
 from ..tensor.mirroring import mirror
 from ..tensor.tensor import FlycooTensor
+from .fold_in_coupled import NewRows, fold_in_coupled
 from .fold_in_tucker import fold_in_tucker
 
 #: Updates for counts end after so many, or when F changes by less, relative to itself, or rises.
@@ -161,9 +162,7 @@ def _fold_in_tucker(model: Any, x_new: Any, mode: Any, options: dict[str, Any]) 
     core, factors = model
     mode = check_mode(number_modes(x_new, number_modes(model, mode)), len(factors))
     record = check_model("fold_in", model, x_new, mode)
-    for name in ("confidence", "l2_reg"):
-        if options[name]:
-            raise ValueError(f"{name} is given, expected None for a Tucker model")
+    _refuse_options(options, ("confidence", "l2_reg"), "a Tucker model")
     how = _choose(record, model, x_new, mode, **options)
     if how.is_count:
         raise ValueError("loss is 'poisson_count', expected 'gaussian' for a Tucker model")
@@ -173,10 +172,41 @@ def _fold_in_tucker(model: Any, x_new: Any, mode: Any, options: dict[str, Any]) 
     return fold_in_tucker(core, factors, x, mode, missing=missing, **kind)
 
 
+def _fold_in_coupled(model: Any, blocks: Any, mode: Any, options: dict[str, Any]) -> Array:
+    return find_coupled_rows(model, blocks, mode, options).rows
+
+
+def find_coupled_rows(model: Any, blocks: Any, mode: Any, options: Mapping[str, Any]) -> NewRows:
+    """Find rows of new labels of a coupled model as it was made; return them and the labels."""
+    record = check_model("fold_in", model)
+    _refuse_options(options, ("loss", "observed", "mask", "confidence"), "a coupled model")
+    names = [*model.factors]
+    mode = names[check_mode(mode, len(names))] if isinstance(mode, int) else mode
+    l2_reg, non_negative = options["l2_reg"], options["non_negative"]
+    if non_negative is None:
+        non_negative = mode in names and names.index(mode) in record.non_negative
+    return fold_in_coupled(
+        model,
+        blocks,
+        mode,
+        l2_reg=record.l2_reg if l2_reg is None else l2_reg,
+        non_negative=non_negative,
+        missing=record.absent,
+    )
+
+
+def _refuse_options(options: Mapping[str, Any], names: Sequence[str], kind: str) -> None:
+    """Refuse options that say nothing about a kind of model."""
+    for name in names:
+        if options[name] is not None:
+            raise ValueError(f"{name} is given, expected None for {kind}")
+
+
 #: What finds the rows of each kind of model.
 _FIND_ROWS: dict[str, Callable[..., Array]] = {
     "CP": _fold_in_cp,
     "Tucker": _fold_in_tucker,
+    "coupled": _fold_in_coupled,
 }
 
 

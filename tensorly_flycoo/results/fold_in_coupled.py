@@ -20,9 +20,9 @@ from ..loop.cp_model import multiply_grams, solve_gram
 from ..loop.hals import solve_nonnegative
 from ..loop.scaling import find_exponent
 from ..loop.whole_tensor import WholeTensor
+from ..ops.cp_entries import find_kind
 from ..tensor.labelled import take_labels
 from ..tensor.tensor import FlycooTensor
-from .coupled_cp import CoupledCP
 
 #: Sweeps over the columns of non-negative rows, and the change of squares that ends them.
 _MAX_SWEEPS, _TOLERANCE = 10_000, 1e-24
@@ -36,7 +36,7 @@ class NewRows(NamedTuple):
 
 
 def fold_in_coupled(
-    model: CoupledCP,
+    model: Any,
     blocks: Iterable[Any],
     mode: str,
     *,
@@ -115,7 +115,7 @@ def fold_in_coupled(
     >>> new_users, (rows * weights @ columns.T).round(6)
     (array(['cy'], dtype='<U2'), array([[12., 16.]]))
     """
-    if not isinstance(model, CoupledCP):
+    if find_kind(model) != "coupled":
         name = type(model).__name__
         raise TypeError(f"model is a {name}, expected a CoupledCP: fold_in takes other models")
     check_real(l2_reg, "l2_reg", 0)
@@ -158,7 +158,7 @@ def fold_in_coupled(
     return NewRows(move(rows.astype(old.dtype), array_module(old)), labels)
 
 
-def _find_numbers(model: CoupledCP, given: list[Block], mode: str) -> list[int]:
+def _find_numbers(model: Any, given: list[Block], mode: str) -> list[int]:
     """Return the numbers of the model's blocks that have the modes of those given."""
     known = [frozenset(names) for names in model.blocks]
     numbers = []
@@ -213,7 +213,7 @@ def _join_new(given: list[Block], mode: str) -> tuple[int, np.ndarray | None]:
     return len(joined), joined
 
 
-def _find_places(n: int, block: Block, model: CoupledCP, mode: str, xp: Any) -> None:
+def _find_places(n: int, block: Block, model: Any, mode: str, xp: Any) -> None:
     """Note where a block's modes are in the model, and the rows of those that are not new."""
     block.modes = [[*model.factors].index(name) for name in block.names]
     for axis, name in enumerate(block.names):
