@@ -80,14 +80,10 @@ class MissingEntries:
 
     def to_mask(self) -> Any:
         """Return the mask that marks these entries, a `sparse.COO` in host memory."""
-        import sparse
-
         shape = [size if n in self.modes else 1 for n, size in enumerate(self.shape)]
         coords = np.zeros((self.ndim, self.coords.shape[1]), np.int64)
         coords[self.modes] = move(self.coords, np)
-        # COO itself would number cells, of which there may be more than 64 bits can.
-        options = {"sorted": True, "has_duplicates": False, "fill_value": 1.0}
-        return sparse.COO(coords, np.zeros(coords.shape[1]), tuple(shape), **options)
+        return _make_mask(coords, shape)
 
     def make_ones(self) -> Values:
         """Return values of one."""
@@ -380,14 +376,38 @@ def copy_mask(mask: Any) -> Any:
     return [copy_mask(of_slice) for of_slice in mask]
 
 
+def unite_masks(one: Any, other: Any, shape: Sequence[int]) -> Any:
+    """Return the mask of the cells that either of two masks marks, None for no cells."""
+    masks = [copy_mask(of) for of in (one, other) if of is not None]
+    masks = [mask for mask in masks if mask.nnz]
+    if len(masks) < 2:
+        return masks[0] if masks else None
+    if masks[0].shape != masks[1].shape:
+        masks = [_list_cells(mask, shape) for mask in masks]
+    return _make_mask(np.concatenate([mask.coords for mask in masks], axis=1), masks[0].shape)
+
+
+def _list_cells(mask: Any, shape: Sequence[int]) -> Any:
+    """Return a mask of the same cells, all listed."""
+    coords, _ = _read_mask(mask, tuple(shape), lists=True)
+    return _make_mask(move(coords, np), shape)
+
+
+def _make_mask(coords: np.ndarray, shape: Sequence[int]) -> Any:
+    """Make a mask of the cells (ndim, count) that are missing."""
+    import sparse
+
+    # COO itself would number cells, of which there may be more than 64 bits can.
+    options = {"sorted": True, "has_duplicates": False, "fill_value": 1.0}
+    return sparse.COO(coords, np.zeros(coords.shape[1]), tuple(shape), **options)
+
+
 def extend_mask(mask: Any, added: Any, mode: int, shape: Sequence[int], old_size: int) -> Any:
     """Return a mask for a tensor to which rows of `mode` are added.
 
     `shape` is that of the tensor of the new rows, whose own mask is `added`: None if all of its
     cells are known. Its other modes are those of the old tensor, with `old_size` rows of `mode`.
     """
-    import sparse
-
     if isinstance(added, str):
         added = None  # all cells without a row are unknown, which is no mask's matter
     is_alike = mask is None or mask.shape[mode] == 1
@@ -400,9 +420,7 @@ def extend_mask(mask: Any, added: Any, mode: int, shape: Sequence[int], old_size
             parts.append(_list_rows(own, mode, size, [*shape], first))
     whole = [*shape]
     whole[mode] = sum(sizes)
-    coords = np.concatenate(parts, axis=1)
-    options = {"sorted": True, "has_duplicates": False, "fill_value": 1.0}
-    return sparse.COO(coords, np.zeros(coords.shape[1]), tuple(whole), **options)
+    return _make_mask(np.concatenate(parts, axis=1), whole)
 
 
 def _list_rows(mask: Any, mode: int, size: int, shape: list[int], first: int) -> np.ndarray:

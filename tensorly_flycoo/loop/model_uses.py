@@ -18,7 +18,8 @@ from ..io.entries import find_places
 from ..ops.cp_entries import find_kind
 from ..tensor.coo_cache import is_sparse
 from ..tensor.labelled import LabelledTensor, Labels, check_same_labels
-from .unknown_cells import list_unknown
+from .masks import unite_masks
+from .unknown_cells import find_unknown
 
 #: Losses whose model is the mean of the data, so that the two can be compared cell by cell.
 _MEANS = ("gaussian", "poisson_count", "gamma", "custom")
@@ -150,15 +151,13 @@ def choose_mask(
 ) -> Any:
     """Return the mask of the missing cells of data beside a model; None if all are known.
 
-    That of the call comes first, then that of the data, then that of the model: of this only what
-    holds for all rows of `mode`, if the rows are others. A mask of single old rows says nothing
-    about new ones: it is refused.
+    They are those of the call's mask and those that the data know as unknown. Without either it is
+    the mask of the model: of this only what holds for all rows of `mode`, if the rows are others. A
+    mask of single old rows says nothing about new ones: it is refused.
     """
-    if mask is not None:
-        return mask
-    unknown = getattr(x, "unknown", None)
-    if unknown is not None:
-        return list_unknown(x) if isinstance(unknown, str) else unknown
+    unknown = find_unknown(x)
+    if mask is not None or unknown is not None:
+        return unite_masks(mask, unknown, x.shape)
     known = record.mask
     if known is None or mode is None or has_same_rows:
         return known
@@ -167,5 +166,5 @@ def choose_mask(
     raise ValueError(
         "mask is not given, expected the missing cells of x_new: the model was fitted with a mask "
         f"of single rows of mode {mode}, which says nothing about new ones. Pass a mask of the "
-        "shape of x_new; one without zeros if all its cells are known"
+        f"shape of x_new, or numpy.ones({(1,) * len(x.shape)}) if all its cells are known"
     )

@@ -13,6 +13,7 @@ from ..base.array_modules import move
 from ..base.checks import num_cells
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import LabelledTensor
+from .masks import unite_masks
 
 #: A mask lists at most so many cells: each costs an iteration as much as a nonzero.
 _MOST_LISTED = 2**22
@@ -26,17 +27,13 @@ def obey_unknown(
 ) -> dict[str, Any]:
     """Return the options by which a decomposition takes the unknown cells of `x` as unknown.
 
-    `parameters` are all that it has. A ValueError refuses one that cannot, and a second mask.
+    `parameters` are all that it has. Those that a mask among the options marks are missing too. A
+    ValueError refuses a decomposition that cannot.
     """
     unknown = x.unknown if isinstance(x, LabelledTensor) else None
     options = dict(options)
     if unknown is None:
         return options
-    if options.get("mask") is not None:
-        raise ValueError(
-            "mask is given, and the tensor knows its unknown cells itself: expected one of them; "
-            "pass x.tensor with a mask"
-        )
     if _fits_rows_only(function, options):
         _check_all_unknown(unknown, function, options)
         return options
@@ -46,7 +43,23 @@ def obey_unknown(
             "decomposition that takes a mask, such as parafac, or observed_parafac; or pass "
             "x.tensor if they are zeros"
         )
-    return options | {"mask": list_unknown(x) if isinstance(unknown, str) else unknown}
+    mask = find_unknown(x)
+    if function == "parafac2":
+        mask = _mask_slices(mask, x.shape[0])
+    elif (given := options.get("mask")) is not None:
+        mask = unite_masks(mask, given, x.shape)
+    return options | {"mask": mask}
+
+
+def find_unknown(x: Any) -> Any:
+    """Return the mask of the cells that a tensor knows as unknown, None without any."""
+    unknown = getattr(x, "unknown", None)
+    return list_unknown(x) if isinstance(unknown, str) else unknown
+
+
+def _mask_slices(mask: Any, num_slices: int) -> list[Any]:
+    """Return a mask for each slice of a tensor of three modes."""
+    return [mask[min(number, mask.shape[0] - 1)] for number in range(num_slices)]
 
 
 def _fits_rows_only(function: str, options: Mapping[str, Any]) -> bool:

@@ -18,6 +18,7 @@ from ..loop.guarding import require_flycoo_backend
 from ..loop.masks import MissingBlocks, find_missing
 from ..loop.momentum import NESTEROV
 from ..loop.scaling import find_exponent
+from ..loop.unknown_cells import obey_unknown
 from ..results.coupled_cp import CoupledCP
 from ..results.cp_fit import cp_fit
 from ..results.labelled_models import label_result
@@ -115,7 +116,7 @@ def best_of(
         `random_state`, or the name of one, as for `select_rank`.
     x : FlycooTensor, LabelledTensor, sparse.COO or array
         Whatever the decomposition takes, such as the blocks of `coupled_parafac`. Models of a
-        LabelledTensor have its labels.
+        LabelledTensor have its labels; its unknown cells are unknown to all runs.
     rank : int, or whatever the decomposition takes
     n_starts : int
     random_state : int or numpy.random.RandomState, optional
@@ -171,7 +172,8 @@ def best_of(
     method = find_method(decomposition, "decomposition", tuple(METHODS))
     _check(method, n_starts, options)
     labelled = x if isinstance(x, LabelledTensor) else None
-    options = method.prefer_momentum(x, number_modes(x, options))
+    options = obey_unknown(x, method.name, method.defaults, number_modes(x, options))
+    options = method.prefer_momentum(x, options)
     x = as_flycoo(x, check_coords=True) if is_sparse(x) else x
     seeds = tl.check_random_state(random_state).randint(2**31 - 1, size=n_starts).tolist()
     runs = [Run() for _ in range(n_starts)]

@@ -3,16 +3,19 @@
 import sys
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, fields
+from types import FrameType
 from typing import Any, Self
 
 import numpy as np
 import tensorly as tl
 
-from ..base.array_modules import Array, move
+from ..base.array_modules import Array, array_module, move
 from ..base.checks import check_choice, check_real
 from ..decomposition.methods import find_method
 from ..loop.losses import EXACT_LOSSES
 from ..loop.masks import drop_missing, find_missing
+from ..loop.unknown_cells import find_unknown
+from ..ops.sampling import find_places
 from ..results.counts import CountFit
 from ..results.cp_fit import cp_fit
 from ..results.fold_in import fold_in
@@ -131,9 +134,9 @@ class FlycooCP:
         is_listed = type(x) is list and len(x) == 1
         if is_listed and not is_held_out:
             raise ValueError(
-                "mask and holdout are None: a search would score the entries of the fit, which the "
-                "highest rank fits best; pass holdout=0.2, or a mask of the entries to hold out (or "
-                "x instead of [x] if this is no search)"
+                "mask and holdout are None: a search would score the entries of the fit, which "
+                "the highest rank fits best; pass holdout=0.2, or a mask of the entries to hold "
+                "out (or x instead of [x] if this is no search)"
             )
         if not is_listed and _is_in_search():
             raise ValueError(
@@ -207,7 +210,13 @@ class FlycooCP:
         missing = find_missing(x, mask, lists=True)
         if missing is None:
             raise ValueError("mask marks no entry as missing, expected at least one")
-        is_known = (missing.start != 0) | find_method(self.method).knows_zeros
+        is_known = missing.start != 0
+        if find_method(self.method).knows_zeros:
+            xp = array_module(missing.coords)
+            is_known = xp.ones(missing.count, bool)
+            if (mask_of_x := find_unknown(x)) is not None:
+                unknown = find_missing(x, mask_of_x, lists=True)
+                is_known &= ~find_places(unknown.coords, missing.coords, xp)[0]
         return missing.coords[:, is_known], missing.start[is_known]
 
     def transform(self, x: LabelledData) -> Any:
@@ -215,10 +224,8 @@ class FlycooCP:
 
         An array, or a table if `set_output` says so, with the labels of `x` as its index.
         """
-        method = find_method(self.method)
-        loss = method.find_loss(self.options or {})
-        new, own = _take_only(x), method.non_negative
-        rows = fold_in(self.cp_tensor_, new, 0, loss=loss, non_negative=own)
+        new = _take_only(x)
+        rows = fold_in(self.cp_tensor_, new, 0, mask=self._mask_rows(new))
         output = getattr(self, "_sklearn_output_config", {}).get("transform", "default")
         if output == "default":
             return rows
@@ -231,6 +238,14 @@ class FlycooCP:
 
         index = next(iter(getattr(new, "labels", {}).values()), None)
         return pandas.DataFrame(move(rows, np), index, columns)
+
+    def _mask_rows(self, x: LabelledData) -> Any:
+        """Return the mask of rows to transform: that of `fit` for its tensor, of no cells else."""
+        if not find_method(self.method).knows_zeros:
+            return None  # only what is stored is known
+        is_same = _describe(x)[:2] == self._origin[:2]
+        mask = self._find_mask(x) if is_same else None
+        return np.ones((1,) * x.ndim) if mask is None else mask
 
     def set_output(self, *, transform: str | None = None) -> Self:
         """Choose what `transform` returns, as scikit-learn's pipelines do.
@@ -282,7 +297,7 @@ def _is_in_search() -> bool:
     It passes parts of a tensor as if they were tensors, and turns the errors of `score` to nan with
     a warning each; those of `fit` it raises.
     """
-    frame = sys._getframe()
+    frame: FrameType | None = sys._getframe()
     while frame is not None:
         if frame.f_globals.get("__name__", "").startswith("sklearn.model_selection"):
             return True

@@ -20,6 +20,7 @@ from ..decomposition.tucker import evaluate_tucker
 from ..loop.losses import find_exact
 from ..loop.masks import MissingEntries, find_missing
 from ..loop.ranks import find_tucker_rank
+from ..loop.unknown_cells import obey_unknown
 from ..ops.cp_entries import evaluate_model, take_model
 from ..ops.ragged import RaggedTensor
 from ..ops.sampling import find_chances, find_places, make_sampler
@@ -188,7 +189,8 @@ def select_rank(
         Whether `best_of` drops no run of `parafac` before its end.
     **options
         For each run, such as `n_iter_max`; but no `confidence` if entries are held out. The entries
-        that a `mask` marks as missing are unknown to all runs, and never held out.
+        that a `mask` marks as missing, or that a LabelledTensor knows as unknown, are unknown to
+        all runs, and never held out.
 
     Returns
     -------
@@ -244,6 +246,7 @@ def select_rank(
     options = number_modes(x, options)
     known = [name for name in METHODS if name != "coupled_parafac"]
     solver = find_method(method, known=known)
+    options = obey_unknown(x, solver.name, solver.defaults, options)
     if solver.model != "PARAFAC2":
         x = as_flycoo(x, check_coords=True)
     elif not isinstance(x, RaggedTensor):
