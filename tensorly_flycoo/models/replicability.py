@@ -8,10 +8,13 @@ from typing import Any
 import numpy as np
 import tensorly as tl
 from tensorly.cp_tensor import CPTensor
+from tensorly.parafac2_tensor import Parafac2Tensor
 
+from ..base.array_modules import Array
 from ..base.checks import check_count, check_mode
 from ..base.reporting import report
-from ..decomposition.methods import find_method
+from ..decomposition.methods import CP_METHODS, find_method
+from ..ops.ragged import RaggedTensor
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import LabelledTensor, Labels, number_modes
 from ..tensor.mirroring import mirror
@@ -26,15 +29,16 @@ class Replicability:
     Attributes
     ----------
     scores : array (n_folds * (n_folds - 1) / 2,)
-        The factor match scores of all pairs of models, without weights and the split mode.
-    models : list of CPTensor
+        The factor match scores of all pairs of models, without weights and the split mode; of
+        PARAFAC2 models those of C alone.
+    models : list of CPTensor or Parafac2Tensor
         The best model of each subset.
     rows : list of array
-        The rows of the split mode that each subset has, ascending.
+        The rows of the split mode, or the slices, that each subset has, ascending.
     """
 
     scores: np.ndarray
-    models: list[CPTensor]
+    models: list[Any]
     rows: list[np.ndarray]
 
     def __repr__(self) -> str:
@@ -53,29 +57,34 @@ def replicability(
     random_state: int | np.random.RandomState | None = None,
     **options: Any,
 ) -> Replicability:
-    """Fit CP models to subsets of a mode's rows, and compare their factors of the other modes.
+    """Fit models to subsets of a mode's rows, and compare their factors of the other modes.
 
     The rows of a mode, such as days, are divided at random into folds. A subset is all rows but
     those of one fold; with two folds, subsets are halves. If the components are in the data, the
     scores are near 1 (tlviz's examples ask for 0.9); one too many fits the noise of each subset.
 
+    With "parafac2" the slices, such as patients, are divided, and the factors C are compared: rows
+    of A and projections are of slices, of which each subset has others, and B turns with them. The
+    score of one factor is higher by chance than that of several.
+
     Parameters
     ----------
-    x : FlycooTensor, LabelledTensor or sparse.COO
-        The models of a LabelledTensor are `LabelledCP`.
+    x : FlycooTensor, LabelledTensor or sparse.COO, for "parafac2" also slices
+        The models of a LabelledTensor are `LabelledCP`; a `RaggedTensor` may have labels too.
     rank : int
     mode : int or str
-        Its name, if `x` is a LabelledTensor, or its number.
+        Its name, if `x` has labels, or its number; 0 for "parafac2".
     n_folds : int
     n_starts : int
         Random starts for each subset; the one with the least error counts.
     method : str or callable
         A CP decomposition with a `random_state`: the name of a function of
-        `tensorly_flycoo.decomposition`, or a function.
+        `tensorly_flycoo.decomposition`, or a function. Or "parafac2".
     random_state : int or numpy.random.RandomState, optional
         Draws the folds and the starts.
     **options
-        For `best_of`, such as `n_iter_max`, or a `mask` of `x`, of which each subset gets its rows.
+        For `best_of`, such as `n_iter_max`, or a `mask` of `x`, of which each subset gets its rows
+        or slices.
 
     Returns
     -------
@@ -84,10 +93,12 @@ def replicability(
     Raises
     ------
     TypeError
-        If `x` is not sparse, a number is not an integer, or `method` returns no CP model.
+        If `x` is not sparse, a number is not an integer, or `method` returns no CP or PARAFAC2
+        model.
     ValueError
-        If `x` has one mode, `mode` or `method` is unknown, or `n_folds` is out of range. Other
-        errors are those of `best_of`, also if a subset has no nonzeros.
+        If `x` has one mode, `mode` or `method` is unknown, `mode` is not 0 for "parafac2", a `mask`
+        has not one part for each slice, or `n_folds` is out of range. Other errors are those of
+        `best_of`, also if a subset has no nonzeros.
 
     Notes
     -----
@@ -110,33 +121,72 @@ def replicability(
     >>> [bool(result.scores.min() > 0.9) for result in results]
     [True, False]
     """
-    labels = x.labels if isinstance(x, LabelledTensor) else None
     options, mode = number_modes(x, options), number_modes(x, mode)
-    mask = options.get("mask")
-    x, solver = as_flycoo(x, check_coords=True), find_method(method)
-    if x.ndim < 2:
-        raise ValueError(f"x has shape {x.shape}, expected two modes or more")
-    mode = check_mode(mode, x.ndim)
-    size, n_folds = x.shape[mode], check_count(n_folds, "n_folds", least=2)
-    if n_folds > size:
-        raise ValueError(f"n_folds is {n_folds}, expected at most {size}, the size of mode {mode}")
+    solver = find_method(method, known=(*CP_METHODS, "parafac2"))
+    data = _Rows.of(x, mode, solver.model == "PARAFAC2", options.pop("mask", None))
+    n_folds = check_count(n_folds, "n_folds", least=2)
+    if n_folds > data.size:
+        expected = f"expected at most {data.size}, the size of mode {data.mode}"
+        raise ValueError(f"n_folds is {n_folds}, {expected}")
     random = tl.check_random_state(random_state)
-    folds = np.array_split(random.permutation(size), n_folds)
-    rows, models = [np.setdiff1d(np.arange(size), fold) for fold in folds], []
+    folds = np.array_split(random.permutation(data.size), n_folds)
+    rows, models = [np.setdiff1d(np.arange(data.size), fold) for fold in folds], []
     for number, kept in enumerate(rows):
         report(f"fold {number + 1} of {n_folds}: {n_starts} runs")
-        places = (*[slice(None)] * mode, kept)
-        subset: Any = x[places]
-        if mask is not None and mask.shape[mode : mode + 1] == (size,):  # else for all rows
-            options["mask"] = mask[places]
-        if labels is not None:
-            name = [*labels][mode]
-            own = labels | {name: labels[name][kept]}
-            subset = LabelledTensor(subset, Labels(own, labels.ordered))
-        starts = best_of(solver.function, subset, rank, n_starts, random, **options)
-        if starts.matches is None:
+        subset, own = data.take(kept)
+        starts = best_of(solver.function, subset, rank, n_starts, random, **options, **own)
+        if starts.matches is None and not isinstance(starts.best, Parafac2Tensor):
             raise TypeError(f"{solver.name} returns no CP model, expected a CP decomposition")
         models.append(starts.best)
-    others = [(None, [*cp.factors[:mode], *cp.factors[mode + 1 :]]) for cp in models]
+    others = [(None, _list_others(model, data.mode)) for model in models]
     scores = [factor_match_score(*pair, consider_weights=False) for pair in combinations(others, 2)]
     return Replicability(np.array(scores), models, rows)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """The rows of a mode of a sparse tensor, or the slices of a ragged one, to take some of."""
+
+    x: Any
+    mode: int
+    size: int
+    mask: Any
+    labels: Labels | None
+
+    @classmethod
+    def of(cls, given: Any, mode: int, is_ragged: bool, mask: Any) -> "_Rows":
+        labels = given.labels if isinstance(given, LabelledTensor) else None
+        if not is_ragged:
+            x: Any = as_flycoo(given, check_coords=True)
+            if x.ndim < 2:
+                raise ValueError(f"x has shape {x.shape}, expected two modes or more")
+            mode = check_mode(mode, x.ndim)
+            return cls(x, mode, x.shape[mode], mask, labels)
+        x = given if isinstance(given, RaggedTensor) else RaggedTensor(given)
+        if check_mode(mode, 3) != 0:
+            raise ValueError(f"mode is {mode}, expected 0 for parafac2: slices can be left out")
+        if mask is not None and len(mask) != x.shape[0]:
+            raise ValueError(f"mask has {len(mask)} slices, expected {x.shape[0]}")
+        return cls(x, 0, x.shape[0], mask, None)  # it has labels itself
+
+    def take(self, kept: np.ndarray) -> tuple[Any, dict[str, Any]]:
+        """Return a tensor of some rows, and their mask as an option if there is one."""
+        if isinstance(self.x, RaggedTensor):
+            own = {} if self.mask is None else {"mask": [self.mask[k] for k in kept]}
+            return self.x.take_slices(kept), own
+        places = (*[slice(None)] * self.mode, kept)
+        subset, mask = self.x[places], self.mask
+        if self.labels is not None:
+            name = [*self.labels][self.mode]
+            labels = self.labels | {name: self.labels[name][kept]}
+            subset = LabelledTensor(subset, Labels(labels, self.labels.ordered))
+        if mask is not None and mask.shape[self.mode : self.mode + 1] == (self.size,):
+            mask = mask[places]  # else it is for all rows
+        return subset, {} if mask is None else {"mask": mask}
+
+
+def _list_others(model: CPTensor | Parafac2Tensor, mode: int) -> list[Array]:
+    """Return the factors that models of other rows have too."""
+    if isinstance(model, Parafac2Tensor):
+        return [model.factors[2]]
+    return [*model.factors[:mode], *model.factors[mode + 1 :]]

@@ -1,7 +1,7 @@
 """Sparse matrices that share their columns but not their number of rows, stacked in one tensor."""
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -150,6 +150,24 @@ class RaggedTensor(LazyArray):
             for name in [*self.labels][1:2]:
                 self.labels[name] = np.split(self.labels[name][names], _starts(row_counts)[1:])
         return rows, columns, values, row_counts, x.shape[2], x.device
+
+    def take_slices(self, numbers: np.ndarray) -> Self:
+        """Return the slices with these numbers, in their sequence, with their labels."""
+        taken = object.__new__(type(self))
+        taken._is_callers = self._is_callers
+        taken.labels = {
+            name: of[numbers] if mode == 0 else [of[k] for k in numbers] if type(of) is list else of
+            for mode, (name, of) in enumerate(self.labels.items())
+        }
+        taken.row_counts, taken.heights = self.row_counts[numbers], self.heights[numbers]
+        taken.order = np.argsort(taken.heights, kind="stable")
+        taken.starts = np.empty_like(taken.row_counts)
+        taken.starts[taken.order] = _starts(taken.heights[taken.order])
+        blocks = [self.starts[k] + np.arange(self.heights[k]) for k in numbers[taken.order]]
+        taken.matrix = self.matrix[np.concatenate(blocks)]
+        taken.shape = (len(numbers), int(taken.row_counts.max()), self.shape[2])
+        taken.dtype, taken.nnz = self.dtype, taken.matrix.nnz
+        return taken
 
     def __repr__(self) -> str:
         size = f"{self.row_counts.min()} to {self.shape[1]} rows, {self.shape[2]} columns"
