@@ -80,6 +80,15 @@ def check_model(function: str, model: Any, x: Any = None, mode: int | None = Non
     return record
 
 
+def suits(function: str, model: Any) -> bool:
+    """Return whether a function is right for a model, by the way in which it was made."""
+    try:
+        check_model(function, model)
+    except ValueError:
+        return False
+    return True
+
+
 def _check_record(use: ModelUse, record: FitRecord) -> None:
     """Refuse a model that was made in a way that a function is not right for."""
     as_plain = f"; pass the pair ({use.model}.weights, {use.model}.factors) to ignore that"

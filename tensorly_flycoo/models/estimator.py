@@ -214,8 +214,9 @@ class FlycooCP:
         if find_method(self.method).knows_zeros:
             xp = array_module(missing.coords)
             is_known = xp.ones(missing.count, bool)
-            if (mask_of_x := find_unknown(x)) is not None:
-                unknown = find_missing(x, mask_of_x, lists=True)
+            mask_of_x = find_unknown(x)
+            unknown = None if mask_of_x is None else find_missing(x, mask_of_x, lists=True)
+            if unknown is not None:
                 is_known &= ~find_places(unknown.coords, missing.coords, xp)[0]
         return missing.coords[:, is_known], missing.start[is_known]
 

@@ -19,6 +19,7 @@ from ..decomposition.methods import METHODS, Method, find_method
 from ..decomposition.tucker import evaluate_tucker
 from ..loop.losses import find_exact
 from ..loop.masks import MissingEntries, find_missing
+from ..loop.model_uses import suits
 from ..loop.ranks import find_tucker_rank
 from ..loop.unknown_cells import obey_unknown
 from ..ops.cp_entries import evaluate_model, take_model
@@ -355,9 +356,9 @@ def _fit_rank(
         begin = method.prefer_momentum(x, options) | {"init": take_components(model, rank)}
         model, errors = run_once(method, x, rank, starts.seeds[starts.best_number], begin)
         error = float(errors[-1]) if len(errors) else error
-    if method.model == "CP" and x.ndim > 1 and method.knows_zeros and options.get("mask") is None:
+    if method.model == "CP" and x.ndim > 1 and suits("core_consistency", model):
         is_affordable = x.nnz * rank ** (x.ndim - 1) <= _MAX_CORE_OPERATIONS
-        core = core_consistency(x, model) if is_affordable else core
+        core = core_consistency(x, model, options.get("mask")) if is_affordable else core
     tolerance = _find_tolerance(x.dtype, method, options, starts.errors[starts.best_number])
     score = RankScore(rank, error, np.nan, np.nan, np.nan, core, starts.match)
     return score, terms, starts.final_errors, model, tolerance
