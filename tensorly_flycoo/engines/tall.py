@@ -278,8 +278,8 @@ def _pseudo_invert(a: Array, **options: Any) -> Array:
     """Pseudo-invert a small matrix; refuse one for which LAPACK may never end."""
     if has_true(~np.isfinite(a)):
         raise np.linalg.LinAlgError(
-            "a matrix to solve with holds inf or nan, expected finite numbers: if it is of "
-            "factors, these have outgrown their dtype; pass normalize_factors=True, or a lower rank"
+            "a matrix to solve with holds inf or nan, expected finite numbers: factors may have "
+            "outgrown their dtype; pass normalize_factors=True, or a lower rank"
         )
     return call_lapack(np.linalg.pinv, a, **options)
 

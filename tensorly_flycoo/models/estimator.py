@@ -134,9 +134,9 @@ class FlycooCP:
         is_listed = type(x) is list and len(x) == 1
         if is_listed and not is_held_out:
             raise ValueError(
-                "mask and holdout are None: a search would score the entries of the fit, which "
-                "the highest rank fits best; pass holdout=0.2, or a mask of the entries to hold "
-                "out (or x instead of [x] if this is no search)"
+                "mask and holdout are None: a search would score the entries of the fit, which the "
+                "highest rank fits best; pass holdout=0.2, or a mask of the entries to hold out "
+                "(if this is no search, x instead of [x])"
             )
         if not is_listed and _is_in_search():
             raise ValueError(

@@ -10,6 +10,7 @@ from ..base.array_modules import Array, array_module, move
 from ..engines.tall import transposed_product
 from ..loop.cp_model import multiply_all, normalize
 from ..ops.cp_entries import take_model
+from ..tensor.labelled import Labels
 from ..tensor.mirroring import map_arrays
 
 
@@ -26,7 +27,8 @@ def factor_match_score(cp_tensor1: Any, cp_tensor2: Any, *, consider_weights: bo
     Parameters
     ----------
     cp_tensor1, cp_tensor2 : CPTensor or (weights, factors)
-        Of one shape; NumPy's arrays or CuPy's. With different ranks, R is the lower one.
+        Of one shape; NumPy's arrays or CuPy's. With different ranks, R is the lower one. Rows of
+        two `LabelledCP` are compared by label, whatever their sequence.
     consider_weights : bool
         Whether to include the first factor of each term, which compares norms.
 
@@ -39,7 +41,7 @@ def factor_match_score(cp_tensor1: Any, cp_tensor2: Any, *, consider_weights: bo
     TypeError
         If one model is on a GPU and the other is not.
     ValueError
-        If the shapes differ.
+        If the shapes differ, or both models have labels, and these or the names of modes differ.
 
     Notes
     -----
@@ -62,14 +64,49 @@ def factor_match_score(cp_tensor1: Any, cp_tensor2: Any, *, consider_weights: bo
     >>> round(factor_match_score((None, factors), (np.array([0.5, 1.0]), factors)), 9)
     0.75
     """
-    models = take_model(cp_tensor1), take_model(cp_tensor2)
-    (_, factors1), (_, factors2) = models
+    (weights1, factors1), (weights2, factors2) = take_model(cp_tensor1), take_model(cp_tensor2)
+    labels1, labels2 = getattr(cp_tensor1, "labels", None), getattr(cp_tensor2, "labels", None)
+    if isinstance(labels1, Labels) and isinstance(labels2, Labels):
+        factors2 = _sort_rows(factors2, labels2, labels1)
     shapes = [tuple(factor.shape[0] for factor in factors) for factors in (factors1, factors2)]
     if shapes[0] != shapes[1]:
         raise ValueError(f"cp_tensor2 has shape {shapes[1]}, expected {shapes[0]} as cp_tensor1")
     xp = array_module(factors1[0])
-    second = map_arrays(lambda array: move(array, xp), models[1])
-    return _match(_score_components(models[0], second, consider_weights))
+    second = map_arrays(lambda array: move(array, xp), (weights2, factors2))
+    return _match(_score_components((weights1, factors1), second, consider_weights))
+
+
+def _sort_rows(factors: Sequence[Array], labels: Labels, known: Labels) -> list[Array]:
+    """Return the factors of the second model with their rows in the sequence of the first's."""
+    if [*labels] != [*known]:
+        raise ValueError(f"cp_tensor2 has the modes {[*labels]}, expected {[*known]} as cp_tensor1")
+    in_order = []
+    for name, factor in zip(known, factors, strict=True):
+        if not np.array_equal(labels[name], known[name]):
+            rows = _find_rows(name, labels[name], known[name])
+            factor = factor[array_module(factor).asarray(rows)]
+        in_order.append(factor)
+    return in_order
+
+
+def _find_rows(name: str, labels: np.ndarray, known: np.ndarray) -> list[int]:
+    """Return where each known label is among others, which have to be the same."""
+    if labels.dtype.kind == known.dtype.kind == "M":  # dates may have two units
+        unit = np.promote_types(labels.dtype, known.dtype)
+        labels, known = labels.astype(unit), known.astype(unit)
+    places = {label: place for place, label in enumerate(labels.tolist())}
+    lacking = [label for label in known.tolist() if label not in places]
+    if lacking:
+        raise ValueError(
+            f"cp_tensor2 lacks the label {lacking[0]!r} of mode {name!r}, which cp_tensor1 has: "
+            "make both tensors with from_dataframe(..., labels=)"
+        )
+    if labels.size > known.size:
+        raise ValueError(
+            f"cp_tensor2 has {labels.size} labels in mode {name!r}, expected the {known.size} of "
+            "cp_tensor1"
+        )
+    return [places[label] for label in known.tolist()]
 
 
 def match_all(models: Sequence[Sequence[Array]]) -> np.ndarray:

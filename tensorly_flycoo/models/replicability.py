@@ -121,9 +121,10 @@ def replicability(
     >>> [bool(result.scores.min() > 0.9) for result in results]
     [True, False]
     """
-    options, mode = number_modes(x, options), number_modes(x, mode)
+    options = number_modes(x, options)
     solver = find_method(method, known=(*CP_METHODS, "parafac2"))
-    data = _Rows.of(x, mode, solver.model == "PARAFAC2", options.pop("mask", None))
+    is_ragged = solver.model == "PARAFAC2"
+    data = _Rows.of(x, number_modes(x, mode), is_ragged, options.pop("mask", None))
     n_folds = check_count(n_folds, "n_folds", least=2)
     if n_folds > data.size:
         expected = f"expected at most {data.size}, the size of mode {data.mode}"

@@ -164,7 +164,8 @@ class RaggedTensor(LazyArray):
         taken.starts = np.empty_like(taken.row_counts)
         taken.starts[taken.order] = _starts(taken.heights[taken.order])
         blocks = [self.starts[k] + np.arange(self.heights[k]) for k in numbers[taken.order]]
-        taken.matrix = self.matrix[np.concatenate(blocks)]
+        matrix: Any = self.matrix[np.concatenate(blocks)]
+        taken.matrix = matrix
         taken.shape = (len(numbers), int(taken.row_counts.max()), self.shape[2])
         taken.dtype, taken.nnz = self.dtype, taken.matrix.nnz
         return taken

@@ -253,8 +253,6 @@ def test_surplus_components_of_a_ridge_vanish(seed):
     x = make_rank_one(seed, "standard_normal").astype(np.float32)
     options = {"n_iter_max": 60, "tol": 0, "l2_reg": 0.1, "normalize_factors": True}
     with pytest.warns(UserWarning, match="of 3 components (is|are) zero"):
-        found = parafac(
-            FlycooTensor.from_dense(x), 3, init="random", random_state=seed, **options
-        )
+        found = parafac(FlycooTensor.from_dense(x), 3, init="random", random_state=seed, **options)
     error = np.linalg.norm(tl.cp_to_tensor(found) - x) / np.linalg.norm(x)
     assert error <= 1 - 1 / 1.1 + 100 * np.finfo(np.float32).eps

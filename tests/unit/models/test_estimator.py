@@ -87,13 +87,13 @@ def test_folds_of_rows_are_refused_once(x, convert, options):
 
 def test_a_labelled_tensor_is_refused_once(x):
     search = GridSearchCV(FlycooCP(), {"rank": [1, 2]}, cv=2)
-    with pytest.raises(TypeError, match=r"index its \.tensor; a search of scikit-learn takes \[x\]"):
+    with pytest.raises(TypeError, match=r"index its \.tensor; a search of .* takes \[x\]"):
         search.fit(label(x))
 
 
 def test_a_search_that_would_score_the_entries_of_the_fit_is_refused(x):
     search = GridSearchCV(FlycooCP(), {"rank": [1, 2]}, cv=[([0], [0])])
-    with pytest.raises(ValueError, match="(?s)2 fits failed with.*mask and holdout are None: "):
+    with pytest.raises(ValueError, match=r"(?s)2 fits failed with.*mask and holdout are None: "):
         search.fit([x])
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tlviz import factor_tools
 
-from tensorly_flycoo.models import factor_match_score
+from tensorly_flycoo import LabelledCP, factor_match_score
 
 
 def make_model(random, shape, rank, has_weights=True):
@@ -52,3 +52,65 @@ def test_shapes_must_be_the_same():
     models = make_model(random, (5, 6), 2), make_model(random, (5, 7), 2)
     with pytest.raises(ValueError, match=r"cp_tensor2 has shape \(5, 7\), expected \(5, 6\)"):
         factor_match_score(*models)
+
+
+LABELS = {
+    "user": [*"edcba"],
+    "item": range(6),
+    "day": np.arange("2024-01-01", "2024-01-08", dtype="M8[D]"),
+}
+
+
+def relabel(weights, factors, labels, orders):
+    """Return a model with its rows, and their labels, in another order."""
+    factors = [factor[order] for factor, order in zip(factors, orders, strict=True)]
+    pairs = zip(labels.items(), orders, strict=True)
+    moved = {name: np.array(of)[order] for (name, of), order in pairs}
+    return LabelledCP((weights, factors), moved)
+
+
+@pytest.mark.parametrize("unit", ["D", "ns"])
+def test_rows_are_compared_by_label(unit):
+    random = np.random.RandomState(0)
+    (weights1, factors1), (weights2, factors2) = (make_model(random, (5, 6, 7), 3) for _ in "12")
+    orders = [random.permutation(size) for size in (5, 6, 7)]
+    first = LabelledCP((weights1, factors1), LABELS)
+    own = LABELS | {"day": LABELS["day"].astype(f"M8[{unit}]")}
+    second = relabel(weights2, factors2, own, orders)
+    expected = factor_tools.factor_match_score((weights1, factors1), (weights2, factors2))
+    assert factor_match_score(first, second) == pytest.approx(expected, abs=1e-10)
+    mixed = factor_match_score(first, (second.weights, second.factors))
+    assert mixed != pytest.approx(expected, abs=1e-3)  # without labels rows are as they are
+
+
+@pytest.mark.parametrize(
+    ("labels", "sizes", "message"),
+    [
+        (
+            {"person": [*"edcba"], "item": range(6), "day": range(7)},
+            (5, 6, 7),
+            r"cp_tensor2 has the modes \['person', 'item', 'day'\], expected \['user', 'item',",
+        ),
+        (
+            LABELS | {"item": [0, 1, 2, 8, 9, 3]},
+            (5, 6, 7),
+            "cp_tensor2 lacks the label 4 of mode 'item', which cp_tensor1 has: make both",
+        ),
+        (
+            LABELS | {"item": [*range(5)]},
+            (5, 5, 7),
+            "cp_tensor2 lacks the label 5 of mode 'item', which cp_tensor1 has: make both",
+        ),
+        (
+            LABELS | {"user": [*"abcdef"]},
+            (6, 6, 7),
+            "cp_tensor2 has 6 labels in mode 'user', expected the 5 of cp_tensor1",
+        ),
+    ],
+)
+def test_other_labels_are_refused(labels, sizes, message):
+    random = np.random.RandomState(0)
+    first = LabelledCP(make_model(random, (5, 6, 7), 2), LABELS)
+    second = LabelledCP(make_model(random, sizes, 2), labels)
+    with pytest.raises(ValueError, match=message):
+        factor_match_score(first, second)

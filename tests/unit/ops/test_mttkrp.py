@@ -154,9 +154,9 @@ def test_the_public_names():
         "DensifyError", "FlycooCP", "FlycooTensor", "LabelledCP", "LabelledTensor",
         "MemoryEstimate", "ModeStats", "Progress", "RaggedTensor", "TensorStats", "anomaly_scores",
         "best_of", "core_consistency", "coupled_parafac", "cp_fit", "cp_to_entries",
-        "estimate_memory", "evaluate", "fold_in", "from_anndata", "from_dataframe", "from_xarray",
-        "load", "mttkrp", "mttkrps", "observed_parafac", "open_slabs", "profile", "read_tns",
-        "recommend", "replicability", "save", "save_slabs", "select_rank", "set_device",
-        "show_versions", "stats", "uncertainty",
+        "estimate_memory", "evaluate", "factor_match_score", "fold_in", "from_anndata",
+        "from_dataframe", "from_xarray", "load", "mttkrp", "mttkrps", "observed_parafac",
+        "open_slabs", "profile", "read_tns", "recommend", "replicability", "save", "save_slabs",
+        "select_rank", "set_device", "show_versions", "stats", "uncertainty",
     ]  # fmt: skip
     assert issubclass(tensorly_flycoo.DensifyError, TypeError)
