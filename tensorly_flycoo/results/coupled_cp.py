@@ -171,6 +171,7 @@ class LabelledCoupledCP(CoupledCP, LabelledFactors):
             raise ValueError(f"its weights have shape {weights.shape}")
         if not all(type(error) is float for of in errors for error in of):
             raise ValueError("its errors are not all numbers")
+        whole, own = errors
         block_weights = header.get("block_weights", [])  # older files have none
         if not all(type(weight) is float and 0 < weight < math.inf for weight in block_weights):
             raise ValueError("its block_weights are not all numbers above 0")
@@ -182,8 +183,8 @@ class LabelledCoupledCP(CoupledCP, LabelledFactors):
             factors,
             make_cp_tensors(factors, blocks, weights, labels),
             labels,
-            errors=of_all,
-            block_errors=of_each,
+            errors=whole,
+            block_errors=own,
             blocks=[*map(tuple, blocks)],
             block_weights=block_weights,
         )

@@ -125,37 +125,46 @@ def fold_in_coupled(
     given, device = open_blocks(blocks)
     numbers = _find_numbers(model, given, mode)
     count, labels = _join_new(given, mode)
-    xp, index = select_engine(device).xp, [*model.factors].index(mode)
-    factors = [move(factor, xp).astype(np.float64) for factor in model.factors.values()]
-    factors[index] = xp.zeros((count, model.rank))  # of which only the size matters
-    weights = [move(cp_tensor.weights, xp).astype(np.float64) for cp_tensor in model.cp_tensors]
-    # Weights far from 1 are divided, and data with them: their squares could overflow.
-    powers = [2.0 ** find_exponent(float(abs(own).max()), 1, own.dtype) for own in weights]
-    weights = [own / power for own, power in zip(weights, powers, strict=True)]
-    omegas = weigh_divided(model.block_weights, powers)
-    is_known = np.ones((count, len(given)), bool)
-    target, grams = xp.zeros((count, model.rank)), []
+    xp, old = select_engine(device).xp, model.factors[mode]
+    weights, powers, omegas = _scale_weights(model, xp)
     for n, (block, number) in enumerate(zip(given, numbers, strict=True)):
         _find_places(n, block, model, mode, xp)
         x = to_exact(block.data)
         x = x if powers[number] == 1 else x * (1 / powers[number])
         block.data = WholeTensor(x) if isinstance(x, FlycooTensor) else x
-        others = [factors[m] for m in block.modes if m != index]
+    factors = [move(factor, xp).astype(np.float64) for factor in model.factors.values()]
+    index = [*model.factors].index(mode)
+    factors[index] = xp.zeros((count, model.rank))  # of which only the size matters
+    is_known = np.ones((count, len(given)), bool)
+    target, grams = xp.zeros((count, model.rank)), []
+    for n, (block, number) in enumerate(zip(given, numbers, strict=True)):
+        others = {m: factors[m] for m in block.modes if m != index}
         if missing == "unknown":
             is_known[:, n] = _find_known(block, index, count)
-            known = [(m, block.find_places(m)) for m in block.modes if m != index]
-            others = [factors[m] if places is None else factors[m][places] for m, places in known]
+            places = {m: block.find_places(m) for m in others}
+            others |= {m: factors[m][rows] for m, rows in places.items() if rows is not None}
         scales = omegas[number] * weights[number]
         target += block.mttkrp(index, factors) * scales
-        grams.append(scales[:, None] * multiply_grams(None, others) * weights[number])
+        gram = multiply_grams(None, [*others.values()])
+        grams.append(scales[:, None] * gram * weights[number])
     users = [b for b, names in enumerate(model.blocks) if mode in names]
     ridge = xp.diag(l2_reg * sum(omegas[b] * weights[b] ** 2 for b in users))
     rows = xp.zeros_like(target)
-    for places, columns in group_rows(is_known, xp):
+    for numbered, columns in group_rows(is_known, xp):
         gram = sum((grams[n] for n in columns), start=ridge)
-        rows[places] = _solve(target[places], gram, non_negative)
-    old = model.factors[mode]
+        rows[numbered] = _solve(target[numbered], gram, non_negative)
     return NewRows(move(rows.astype(old.dtype), array_module(old)), labels)
+
+
+def _scale_weights(model: Any, xp: Any) -> tuple[list[Array], list[float], list[float]]:
+    """Return each block's weights (R,) divided by a power of two, it, and the block weights.
+
+    Weights far from 1 are divided, and data with them, since their squares could overflow.
+    """
+    weights = [move(cp_tensor.weights, xp).astype(np.float64) for cp_tensor in model.cp_tensors]
+    powers = [2.0 ** find_exponent(float(abs(own).max()), 1, own.dtype) for own in weights]
+    divided = [own / power for own, power in zip(weights, powers, strict=True)]
+    return divided, powers, weigh_divided(model.block_weights, powers)
 
 
 def _find_numbers(model: Any, given: list[Block], mode: str) -> list[int]:

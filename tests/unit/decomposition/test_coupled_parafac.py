@@ -1,5 +1,7 @@
 """Coupled CP against least squares on dense arrays, TensorLy's coupled function, and parafac."""
 
+import sys
+
 import numpy as np
 import pytest
 import scipy.sparse
@@ -417,33 +419,169 @@ def test_a_start_must_fit():
         coupled_parafac([(arrays[0], EVENTS)] * 2, RANK, init=one)
 
 
-@pytest.mark.parametrize("seed", [1, 3, 4])
-def test_errors_in_float32_are_those_of_the_models(seed):
-    """Of components that cancel: a tensor of border rank 2, and a matrix.
+# Sums in float64: what is minimised, errors, and the unit of the data
 
-    Normal equations lose what is below sqrt(eps) of the components' norms, and errors rise by that.
-    """
+#: Roundings of float64 in sums of terms that cancel, relative to these terms: how far a sweep may
+#: raise what is minimised, and how far errors may be off.
+RISE, OFF = 80 * np.finfo(np.float64).eps, 16 * np.finfo(np.float64).eps
+
+#: Shapes, some smaller than the ranks, and blocks of modes that share all kinds of them.
+SMALL = {
+    "a matrix": ({"a": 2, "b": 7, "c": 7, "d": 4}, ["abc", "ad"]),
+    "all modes of one": ({"a": 9, "b": 6, "c": 9}, ["abc", "ab"]),
+    "a triangle": ({"a": 5, "b": 3, "c": 4}, ["ab", "bc", "ca"]),
+    "two of one shape": ({"a": 3, "b": 4, "c": 5}, ["abc", "abc"]),
+    "one": ({"a": 3, "b": 4}, ["ab"]),
+}
+
+
+class Fitted:
+    """A run, and what it reported and passed to its callback, measured densely in float64."""
+
+    def __init__(self, arrays, modes, omegas, rank, l2_reg=0.0, **options):
+        self.arrays, self.modes, self.omegas, self.l2_reg = arrays, modes, omegas, l2_reg
+        self.models, self.reported = [], []
+        squares = [(x.astype(np.float64) ** 2).sum() for x in arrays]
+        self.total = np.dot(omegas, squares)
+        pairs = zip(arrays, modes, strict=True)
+        more = {"block_weights": omegas, "l2_reg": l2_reg, "tol": 0, "callback": self.note}
+        self.model = coupled_parafac(list(pairs), rank, **more, **options)
+
+    def note(self, model, error):
+        self.models.append(model)
+        self.reported.append(error)
+
+    def measure(self, model):
+        """Return the squares of the residual, of the ridge, and of all terms of the sums."""
+        squares, ridge, terms = 0.0, 0.0, 0.0
+        for x, modes, omega, cp in zip(
+            self.arrays, self.modes, self.omegas, model.cp_tensors, strict=True
+        ):
+            x, cells = x.astype(np.float64), read_cells(cp)
+            if isinstance(modes, dict):
+                known = [np.isin(model.labels[name], of) for name, of in modes.items()]
+                cells = cells[np.ix_(*known)]
+            norms = [np.linalg.norm(factor.astype(np.float64), axis=0) for factor in cp.factors]
+            sizes = abs(cp.weights.astype(np.float64)) * np.prod(norms, axis=0)
+            squares += omega * ((x - cells) ** 2).sum()
+            ridge += self.l2_reg * omega * (sizes**2).sum()
+            terms += omega * ((x**2).sum() + sizes.sum() ** 2)
+        return squares, ridge, terms
+
+    def check(self):
+        """Check that nothing rises, and that errors are those of the models."""
+        squares, ridge, terms = np.array([self.measure(model) for model in self.models]).T
+        assert (np.diff(squares + ridge) <= RISE * terms[1:]).all()
+        off = np.array(self.reported) ** 2 * self.total - squares
+        assert (abs(off) <= OFF * terms).all()
+        assert self.reported[1:] == self.model.errors
+        # The components are sorted at the end, and their signs chosen.
+        square, _, size = self.measure(self.model)
+        assert abs(self.model.errors[-1] ** 2 * self.total - square) <= OFF * size
+
+
+def draw_case(name, seed, dtype):
+    """Draw integers, which float32 holds even times 1000, and options of all kinds."""
+    rng, (sizes, blocks) = np.random.RandomState(seed), SMALL[name]
+    options = {
+        "rank": int(rng.randint(1, 7)),
+        "l2_reg": [0, 0, 0.1, 1e-3][rng.randint(4)],
+        "nn_modes": [None, "all", ["a"]][rng.randint(3)],
+        "missing": ["zero", "unknown"][rng.randint(2)],
+    }
+    arrays, modes = [], []
+    for n, own in enumerate(blocks):
+        labels = {mode: np.arange(sizes[mode]) for mode in own}
+        if options["missing"] == "unknown" and n == 1 and "a" in own:
+            labels["a"] = np.sort(rng.permutation(sizes["a"])[:-1])
+        least = 0 if options["nn_modes"] == "all" else -64
+        arrays.append(rng.randint(least, 65, [of.size for of in labels.values()]).astype(dtype))
+        modes.append(labels)
+    return arrays, modes, [1 / float((x.astype(float) ** 2).sum()) for x in arrays], options
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("name", SMALL)
+def test_sweeps_never_raise_what_they_minimise_and_have_no_unit(name, dtype):
+    for seed in range(30):
+        arrays, modes, omegas, options = draw_case(name, seed, dtype)
+        options |= {"n_iter_max": 15, "random_state": seed}
+        found = Fitted(arrays, modes, omegas, **options)
+        found.check()
+        unit = (2.0, 2.0**40, 1e3)[seed % 3]
+        scaled = Fitted(
+            [x * dtype(unit) for x in arrays], modes, [w / unit**2 for w in omegas], **options
+        )
+        if unit != 1e3:
+            assert scaled.reported == found.reported
+            for key, factor in found.model.factors.items():
+                np.testing.assert_array_equal(scaled.model.factors[key], factor)
+            for one, other in zip(found.model.cp_tensors, scaled.model.cp_tensors, strict=True):
+                np.testing.assert_array_equal(dtype(unit) * one.weights, other.weights)
+            continue
+        scaled.check()
+        # One rounding, of the dtype in which factors are kept, is another; sweeps carry it on.
+        pairs = list(zip(scaled.reported, found.reported, strict=False))
+        first, second = np.array(pairs).T
+        assert abs(first**2 - second**2).max() < 1000 * np.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_rank_above_the_sizes_of_shared_modes(dtype):
+    for seed in range(150):
+        rng = np.random.default_rng(seed)
+        arrays = [rng.random(shape).astype(dtype) for shape in ((2, 7, 7), (2, 4))]
+        omegas = [1 / float((x.astype(float) ** 2).sum()) for x in arrays]
+        modes = [tuple("abc"), tuple("ad")]
+        found = Fitted(arrays, modes, omegas, 4, n_iter_max=25, random_state=seed)
+        found.check()
+        assert len(found.model.errors) == 25
+        assert found.model.errors[-1] < 0.27  # where either dtype ends: .25 at most
+
+
+@pytest.mark.parametrize("unit", [2, 1e3])
+def test_weights_of_a_block_that_shares_all_modes_begin_in_its_unit(unit):
+    rng = np.random.default_rng(0)
+    arrays = [rng.random((9, 6, 9)), rng.random((9, 6))]
+    options = {"rank": 3, "tol": 0, "n_iter_max": 25, "random_state": 0}
+    modes = [tuple("abc"), tuple("ab")]
+    found, scaled = (
+        coupled_parafac([(c * x, of) for x, of in zip(arrays, modes, strict=True)], **options)
+        for c in (1, unit)
+    )
+    np.testing.assert_allclose(scaled.errors, found.errors, rtol=1e-12)
+
+
+@pytest.mark.parametrize("l2_reg", [0, 0.1])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_sweep_that_raises_what_is_minimised_is_taken_back(dtype, l2_reg, monkeypatch):
+    module, calls = sys.modules["tensorly_flycoo.decomposition.coupled_parafac"], []
+    solve = module._solve
+
+    def solve_wrongly(*args):
+        calls.append(None)
+        return solve(*args) * (3 if len(calls) > 20 else 1)
+
+    arrays = [x.astype(dtype) for x in make_arrays("a matrix")]
+    options = {"rank": RANK, "n_iter_max": 9, "random_state": 0, "l2_reg": l2_reg}
+    right = Fitted(arrays, CASES["a matrix"], [1.0, 1.0], **options)
+    monkeypatch.setattr(module, "_solve", solve_wrongly)
+    found = Fitted(arrays, CASES["a matrix"], [1.0, 1.0], **options)
+    found.check()
+    kept = len(found.model.errors) - 1
+    assert 2 <= kept < 8
+    assert found.model.errors == [*right.model.errors[:kept], right.model.errors[kept - 1]]
+
+
+@pytest.mark.parametrize("seed", [1, 3, 4])
+def test_errors_of_components_that_cancel(seed):
+    """Of a tensor of border rank 2, and a matrix, in float32: no model is lost to rounding."""
     a, b = np.random.RandomState(seed).random_sample((2, 3, 12))
     triples = [(a[0], a[1], b[2]), (a[0], b[1], a[2]), (b[0], a[1], a[2])]
     cube = sum(np.einsum("i,j,k->ijk", *triple) for triple in triples).astype(np.float32)
-    blocks = [cube, np.outer(a[0], b[2]).astype(np.float32)]
-    square, seen = sum((x.astype(np.float64) ** 2).sum() for x in blocks), []
-
-    def compare(model, error):
-        cells = [read_cells(cp_tensor) for cp_tensor in model.cp_tensors]
-        residual = sum(((x - y) ** 2).sum() for x, y in zip(blocks, cells, strict=True))
-        norms = [
-            abs(weights) * np.prod([np.linalg.norm(factor, axis=0) for factor in factors], axis=0)
-            for weights, factors in model.cp_tensors
-        ]
-        size = sum(np.linalg.norm(block_norms) for block_norms in norms)
-        seen.append((error, (residual / square) ** 0.5, size / square**0.5))
-
-    pairs = list(zip(blocks, (tuple("abc"), tuple("ad")), strict=True))
-    coupled_parafac(pairs, 3, random_state=0, n_iter_max=200, tol=0, callback=compare)
-    reported, true, sizes = np.array(seen).T
-    np.testing.assert_allclose(reported, true, atol=1e-3)
-    assert (np.diff(reported) < np.finfo(np.float32).eps ** 0.5 * sizes[1:]).all()
+    arrays = [cube, np.outer(a[0], b[2]).astype(np.float32)]
+    options = {"random_state": 0, "n_iter_max": 200}
+    Fitted(arrays, [tuple("abc"), tuple("ad")], [1.0, 1.0], 3, **options).check()
 
 
 # Unknown rows
