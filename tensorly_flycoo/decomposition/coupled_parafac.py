@@ -119,8 +119,9 @@ def coupled_parafac(
     `coupled_matrix_tensor_3d_factorization` from the same start.
 
     An error e is off by about 2e-15 (1 + s**2) / e at most, in float32 too, where the norms of the
-    components add up to s times that of the data: s is large if components cancel. Blocks times a number have the same errors, and models times that number: to the bit
-    for a power of two, else but for rounding.
+    components add up to s times that of the data: s is large if components cancel. Blocks times a
+    number have the same errors, and models times that number: to the bit for a power of two, else
+    but for rounding.
 
     References
     ----------
