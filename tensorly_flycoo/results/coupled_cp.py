@@ -178,7 +178,6 @@ class LabelledCoupledCP(CoupledCP, LabelledFactors):
         if len(block_weights) not in (0, len(blocks)):
             raise ValueError(f"it has {len(block_weights)} block_weights, of {len(blocks)} blocks")
         factors = dict(zip(labels, arrays, strict=True))
-        of_all, of_each = errors
         return cls(
             factors,
             make_cp_tensors(factors, blocks, weights, labels),
