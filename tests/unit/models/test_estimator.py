@@ -5,6 +5,7 @@ import pytest
 import sparse
 import tensorly as tl
 from sklearn.base import clone
+from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 
@@ -85,6 +86,18 @@ def test_folds_of_rows_are_refused_once(x, convert, options):
         cross_val_score(FlycooCP(2, **options), convert(x), cv=2)
 
 
+def test_factor_rows_are_features_of_a_classifier():
+    """Folds of rows are right for what is not scored itself."""
+    rng = np.random.default_rng(0)
+    classes = rng.integers(0, 2, 60)
+    dense = rng.random((60, 20, 20)) < np.where(classes, 0.02, 0.3)[:, None, None]
+    x = FlycooTensor.from_dense(dense.astype(float))
+    scores = cross_val_score(
+        make_pipeline(FlycooCP(1, random_state=0), LogisticRegression(C=100)), x, classes, cv=3
+    )
+    assert scores.min() > 0.9
+
+
 def test_a_labelled_tensor_is_refused_once(x):
     search = GridSearchCV(FlycooCP(), {"rank": [1, 2]}, cv=2)
     with pytest.raises(TypeError, match=r"index its \.tensor; a search of .* takes \[x\]"):
@@ -127,6 +140,11 @@ def test_held_out_nonzeros_are_unknown_to_the_fit():
         ({"rank": 2, "holdout": 0}, ValueError, "holdout is 0, expected a number between"),
         ({"rank": 2, "holdout": "0.2"}, TypeError, "holdout is '0.2', expected a number"),
         ({"rank": 2, "holdout": 0.2, "mask": 1}, ValueError, "holdout comes with a mask"),
+        (
+            {"rank": 2, "holdout": 0.2, "method": "non_negative_parafac_hals"},
+            ValueError,
+            r"method is 'non_negative_parafac_hals', expected one of \['parafac', .* to hold out",
+        ),
     ],
 )
 def test_parameters_that_are_refused(x, options, error, message):
