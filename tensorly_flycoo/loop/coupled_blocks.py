@@ -164,7 +164,7 @@ def weigh_divided(weights: Sequence[float], powers: Sequence[float]) -> list[flo
     shifts = [2 * (math.frexp(power)[1] - 1) for power in powers]
     exponents = [own + shift for (_, own), shift in zip(parts, shifts, strict=True)]
     pairs = zip(parts, exponents, strict=True)
-    most = max(exponents)
+    most = max(exponents) // 2 * 2  # even, so that roots are exact too
     return [math.ldexp(part, max(exponent - most, _LEAST)) for (part, _), exponent in pairs]
 
 
