@@ -117,6 +117,13 @@ class ProjectedSlices:
         square = abs(square - 2 * inner + float(gram.sum()))
         return float(self.dtype.type(np.sqrt(square / self._square)))
 
+    def cross_columns(self, c: Array) -> Array:
+        """Compute (X_k C)^T X_k C for each slice: (K, R, R)."""
+        rows = self._multiply_columns(c)
+        crosses = self.xp.empty((self.shape[0], c.shape[1], c.shape[1]))
+        crosses[self._order] = self._cross(rows, rows)
+        return crosses
+
     def _make_model(self, a: Array, b: Array) -> Array:
         """Compute P_k B diag(a_k) for all slices: (rows, R)."""
         return self._apply(self.projections, b * a[self._order][:, None, :].astype(np.float64))

@@ -1,0 +1,344 @@
+r"""Rows of a PARAFAC2 model for new slices, or for new columns of its slices.
+
+.. math:: X_k \approx P_k B \, \mathrm{diag}(a_k) \, C^T, \quad P_k^T P_k = I
+
+A new slice gets a projection :math:`P_k` and a row :math:`a_k`, with B and C fixed. With the polar
+factor of :math:`X_k C \, \mathrm{diag}(a) B^T` as projection, its error is, but for a constant,
+
+.. math:: f(a) = a^T (B^T B * C^T C) a - 2 |X_k C \, \mathrm{diag}(a) B^T|_*
+
+with the nuclear norm, so the slice itself is needed only for :math:`S_k = (X_k C)^T X_k C`. As in
+`parafac2`, a projection and the least-squares row are found in turn. f is the same for a and -a,
+and has other minima, whose elements mostly differ in their signs: so they are tried.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..base.array_modules import Array, array_module, invert_positive
+from ..base.checks import check_matrix, warn
+from ..engines.tall import eigh, multiply, transposed_product
+from ..loop.cp_model import multiply_grams
+from ..loop.masks import find_missing
+from ..loop.projected_slices import ProjectedSlices, absorb
+from ..loop.row_systems import ListedCells, solve_rows
+from ..ops.contraction import multiply_matricized
+from ..ops.cp_entries import choose_block_size
+from ..ops.ragged import RaggedTensor
+
+#: Rows have settled when an update changes no element by more, relative to the largest.
+_TOLERANCE = 1e-10
+
+_MAX_UPDATES = 1000
+
+#: Updates of a row from the start, before signs are tried, and of one with another sign.
+_FIRST_UPDATES, _TRIED_UPDATES = 50, 10
+
+#: By how much, relative to itself, f must fall for another sign.
+_GAIN = 1e-6
+
+
+class FoldedIn(NamedTuple):
+    """The rows of what was folded in, and the projections (I_k, R) of its slices."""
+
+    rows: Array
+    projections: Sequence[Array]
+
+
+def fold_in_parafac2(
+    model: Any,
+    x: RaggedTensor,
+    mode: int,
+    *,
+    mask: Any = None,
+    non_negative: bool = False,
+) -> FoldedIn:
+    r"""Compute the rows of new slices (mode 0) or new columns (mode 2) of a PARAFAC2 model.
+
+    Parameters
+    ----------
+    model : Parafac2Tensor or (weights, factors, projections)
+        Weights (R,) or None, factors A (K, R), B (R, R) and C (J, R), and a projection for each
+        slice, in the dtype and on the device of `x`.
+    x : RaggedTensor
+        In mode 0 new slices with the model's columns. In mode 2 the model's slices, with the same
+        rows, and new columns.
+    mode : {0, 2}
+    mask : sequence of sparse.COO or array, optional
+        As for `parafac2`: one for each slice of `x`.
+    non_negative : bool
+        Whether the rows are non-negative.
+
+    Returns
+    -------
+    rows : array (K_new, R) or (J_new, R)
+        Rows of A or C that go with the model's weights, in the dtype of `x`; zeros for a slice or
+        column without nonzeros or known entries.
+    projections : sequence of array (I_k, R)
+        Those of the new slices; in mode 2 those of the model.
+
+    Raises
+    ------
+    TypeError
+        If a factor is not an array on the device of `x`, or has another dtype.
+    ValueError
+        If `mode` is 1 or unknown, or the columns of `x`, or in mode 2 its rows, are not the
+        model's.
+
+    Warns
+    -----
+    UserWarning
+        If the rows of some slices still change after 1000 updates.
+
+    Notes
+    -----
+    Mode 2 takes one product of all slices, as one sparse matrix, and one system of R equations; a
+    column with missing entries has a system of its own (`solve_rows`).
+
+    Mode 0 takes one such product, and about 100 updates of all rows, an eigendecomposition of size
+    R each, in blocks of slices. Each row begins as the mean size of the model's. Without
+    `non_negative`, an element at a time then changes its sign, as long as that leads to a smaller
+    error. The result is mostly, not always, the best of all local minima; the sign of a whole row,
+    which changes with that of its projection, is that of its product with the sum of the model's
+    rows. So rows of slices that the model was fitted to may differ from the model's, with a
+    smaller error. The rows that a slice lacks for R of them count as zeros, as in `parafac2`.
+
+    With missing entries, which begin as the mean of their slice, the slices are imputed by the
+    model before each update: up to 1000 products. That is slow where most entries are missing, and
+    signs are tried only before.
+    Results have the same bits in every run.
+
+    References
+    ----------
+    Kiers, ten Berge and Bro, "PARAFAC2 - Part I. A direct fitting algorithm for the PARAFAC2
+    model", Journal of Chemometrics 13, 1999.
+
+    Examples
+    --------
+    A model of one component, and a slice that is twice the outer product of its columns with
+    (0.6, 0.8).
+
+    >>> import scipy.sparse
+    >>> model = None, [np.ones((1, 1)), np.eye(1), np.array([[1.0], [0.0], [3.0]])], [np.eye(1)]
+    >>> x = RaggedTensor([scipy.sparse.csr_array([[1.2, 0.0, 3.6], [1.6, 0.0, 4.8]])])
+    >>> rows, projections = fold_in_parafac2(model, x, mode=0)
+    >>> rows.round(9), projections[0].round(9)
+    (array([[2.]]), array([[0.6],
+           [0.8]]))
+    """
+    weights, factors, projections = model
+    factors = _check(factors, x, mode)
+    factors = absorb(weights, factors)
+    if mode == 0:
+        return _fold_in_slices(factors, x, mask, non_negative)
+    rows = _fold_in_columns(factors, projections, x, mask, non_negative)
+    return FoldedIn(rows, projections)
+
+
+def _check(factors: Sequence[Array], x: RaggedTensor, mode: int) -> list[Array]:
+    """Refuse a mode without rows to find, and factors that do not match."""
+    if mode == 1:
+        raise ValueError(
+            "mode is 1, expected 0 or 2: the rows of PARAFAC2's slices have projections, not a "
+            "factor; new rows of a slice make it another slice: fold it in whole, in mode 0"
+        )
+    if mode not in (0, 2):
+        raise ValueError(f"mode is {mode!r}, expected 0 (slices) or 2 (columns)")
+    a, b, c = factors
+    rank = b.shape[1]
+    sizes = {0: a.shape[0], 1: rank, 2: c.shape[0]}
+    num_expected = 2 - mode
+    num_found = x.shape[num_expected]
+    if num_found != sizes[num_expected]:
+        what = "columns" if mode == 0 else "slices"
+        raise ValueError(f"x has {num_found} {what}, expected {sizes[num_expected]}, as the model")
+    for n, factor in enumerate(factors):
+        name = f"factors[{n}]"
+        check_matrix(factor, name, sizes[n], x.dtype, x.matrix._engine.array_type)
+        if factor.shape[1] != rank:
+            raise ValueError(f"{name} has shape {factor.shape}, expected ({sizes[n]}, {rank})")
+    return [a, b, c]
+
+
+def _fold_in_columns(
+    factors: Sequence[Array],
+    projections: Sequence[Array],
+    x: RaggedTensor,
+    mask: Any,
+    non_negative: bool,
+) -> Array:
+    """Compute rows of C: least squares with the model's rows of all slices."""
+    xp = x.matrix._engine.xp
+    rows = _stack_model(factors, projections, x)
+    exact = rows.astype(np.float64, copy=False)
+    missing = None if mask is None else find_missing(x, mask)
+    matrix = x.matrix if missing is None else missing.observed
+    products = multiply_matricized(matrix, 1, (0,), rows).astype(np.float64, copy=False)
+    cells = None
+    if missing is not None:
+        of_rows, columns = missing.coords
+        zeros = xp.zeros(missing.count)
+        cells = ListedCells(columns, lambda places: exact[of_rows[places]], zeros - 1, zeros)
+    common = transposed_product(exact, exact)
+    return solve_rows(products, common, cells, non_negative=non_negative).astype(x.dtype)
+
+
+def _stack_model(factors: Sequence[Array], projections: Sequence[Array], x: RaggedTensor) -> Array:
+    """Compute P_k B diag(a_k) for all slices, as the rows of the matrix of `x`: (rows, R)."""
+    a, b, _ = factors
+    xp = x.matrix._engine.xp
+    for k, (projection, count) in enumerate(zip(projections, x.row_counts, strict=True)):
+        if projection.shape != (count, b.shape[0]):
+            raise ValueError(
+                f"slice {k} of x has {count} rows, and its projection has shape "
+                f"{projection.shape}, expected ({count}, {b.shape[0]}): pass the rows of the model"
+            )
+    numbers = np.repeat(np.arange(len(x.row_counts)), x.row_counts)
+    firsts = np.cumsum(x.row_counts) - x.row_counts
+    places = np.arange(numbers.size) + (x.starts - firsts)[numbers]
+    rows = xp.zeros((x.matrix.shape[0], b.shape[1]), x.dtype)
+    rows[xp.asarray(places)] = multiply(xp.concatenate(projections), b) * a[xp.asarray(numbers)]
+    return rows
+
+
+def _fold_in_slices(
+    factors: Sequence[Array], x: RaggedTensor, mask: Any, non_negative: bool
+) -> FoldedIn:
+    """Compute rows of A, and projections of the slices."""
+    a, b, c = factors
+    data = ProjectedSlices(x, b.shape[1], center=False, mask=mask)
+    search = _Search(b, c, non_negative)
+    sizes = abs(a).mean(axis=0, dtype=np.float64)
+    start = array_module(a).where(sizes > 0, sizes, 1)
+    rows, changes = search.find(data.cross_columns(c), start)
+    signs = np.where(rows @ a.sum(axis=0, dtype=np.float64) < 0, -1, 1)
+    rows = rows * signs[:, None]
+    data.project([rows, b, c])
+    tolerance = _TOLERANCE
+    if data.missing is not None:
+        tolerance = max(_TOLERANCE, 10 * float(np.finfo(data.dtype).eps))
+        rows, changes = _impute(data, search, rows, [b, c], tolerance)
+    num_moving = int((changes > tolerance).sum())
+    if num_moving:
+        warn(
+            f"the rows of {num_moving} of {len(rows)} slices still change by up to "
+            f"{float(changes.max()):.1g} of their largest element after {_MAX_UPDATES} updates, "
+            "and are so much less precise than others"
+        )
+    bounds = zip(x.starts.tolist(), x.row_counts.tolist(), strict=True)
+    projections = [data.projections[start : start + size] for start, size in bounds]
+    return FoldedIn(rows.astype(x.dtype), projections)
+
+
+def _impute(
+    data: ProjectedSlices,
+    search: "_Search",
+    rows: Array,
+    others: Sequence[Array],
+    tolerance: float,
+) -> tuple[Array, Array]:
+    """Impute missing entries by the model, and update it, in turn; return the last changes too."""
+    for _ in range(_MAX_UPDATES):
+        data.impute([rows, *others])
+        rows, changes = search.update(data.cross_columns(others[1]), rows, 1)
+        data.project([rows, *others])
+        if not (changes > tolerance).any():
+            break
+    return rows, changes
+
+
+class _Search:
+    """The search for the rows of slices, given B and C, from S_k = (X_k C)^T X_k C alone."""
+
+    def __init__(self, b: Array, c: Array, non_negative: bool) -> None:
+        exact = [factor.astype(np.float64, copy=False) for factor in (b, c)]
+        self._b, self._non_negative = exact[0], non_negative
+        self._gram = multiply_grams(None, exact)
+        self._lengths = np.sqrt(self._gram.diagonal())
+
+    def find(self, crosses: Array, start: Array) -> tuple[Array, Array]:
+        """Find the rows (K, R) of slices, all from one start; return also their last changes."""
+        xp = array_module(crosses)
+        rows = xp.empty(crosses.shape[:2])
+        changes = xp.empty(len(rows))
+        for block in _split(crosses):
+            part = crosses[block]
+            found = xp.tile(start, (len(part), 1))
+            if not self._non_negative:
+                found, _ = self.update(part, found, _FIRST_UPDATES)
+                found = self._flip_signs(part, found)
+            rows[block], changes[block] = self.update(part, found, _MAX_UPDATES)
+        return rows, changes
+
+    def update(self, crosses: Array, rows: Array, num_updates: int) -> tuple[Array, Array]:
+        """Update rows until they settle; return also their last changes, relative to the largest.
+
+        The elements of a row are compared in units that make the model's columns equally long.
+        """
+        xp, rows = array_module(rows), rows.copy()
+        changes = xp.zeros(len(rows))
+        for block in _split(crosses):
+            places = xp.arange(len(rows))[block]
+            for _ in range(num_updates):
+                before = rows[places]
+                found = self._update_once(crosses[places], before)
+                sizes = abs(found * self._lengths).max(axis=1)
+                moved = abs((found - before) * self._lengths).max(axis=1)
+                rows[places] = found
+                changes[places] = moved * invert_positive(sizes, 0)
+                places = places[changes[places] > _TOLERANCE]
+                if places.size == 0:
+                    break
+        return rows, changes
+
+    def _update_once(self, crosses: Array, rows: Array) -> Array:
+        """Find the projections of slices for their rows, and the rows for these."""
+        scaled = rows[:, :, None] * self._b.T
+        values, vectors = self._find_eigenvalues(crosses, scaled)
+        roots = vectors * invert_positive(np.sqrt(values), 0)[:, None, :]
+        # P_k^T X_k C, of which the rows take the diagonals of B^T P_k^T X_k C.
+        projected = roots @ (vectors.swapaxes(1, 2) @ scaled.swapaxes(1, 2) @ crosses)
+        products = (self._b * projected).sum(axis=1)
+        return solve_rows(products, self._gram, non_negative=self._non_negative)
+
+    def _find_eigenvalues(self, crosses: Array, scaled: Array) -> tuple[Array, Array]:
+        """Return those of the Gram matrices of X_k C diag(a_k) B^T, zeros where they are errors."""
+        values, vectors = eigh(scaled.swapaxes(1, 2) @ crosses @ scaled)
+        least = values.shape[1] * 2.0**-48 * values[:, -1:]
+        return values * (values > least), vectors
+
+    def _measure(self, crosses: Array, rows: Array) -> Array:
+        """Compute f for each row."""
+        values, _ = self._find_eigenvalues(crosses, rows[:, :, None] * self._b.T)
+        return (rows @ self._gram * rows).sum(axis=1) - 2 * np.sqrt(values).sum(axis=1)
+
+    def _flip_signs(self, crosses: Array, rows: Array) -> Array:
+        """Change the sign of one element of each row after another while that leads lower."""
+        xp, rank = array_module(rows), rows.shape[1]
+        rows = rows.copy()
+        places = xp.arange(len(rows))
+        losses = self._measure(crosses, rows)
+        for _ in range(rank):
+            best_rows, best = rows[places], losses[places]
+            for r in range(rank):
+                flipped = rows[places] * xp.where(xp.arange(rank) == r, -1, 1)
+                found, _ = self.update(crosses[places], flipped, _TRIED_UPDATES)
+                found_losses = self._measure(crosses[places], found)
+                is_lower = found_losses < best - _GAIN * abs(best)
+                best_rows = xp.where(is_lower[:, None], found, best_rows)
+                best = xp.where(is_lower, found_losses, best)
+            is_lower = best < losses[places]
+            rows[places], losses[places] = best_rows, best
+            places = places[is_lower]
+            if places.size == 0:
+                break
+        return rows
+
+
+def _split(crosses: Array) -> Iterator[slice]:
+    """Yield slices of the matrices (K, R, R) to work on together."""
+    size = choose_block_size(crosses, crosses.shape[1] ** 2)
+    for start in range(0, len(crosses), size):
+        yield slice(start, start + size)
