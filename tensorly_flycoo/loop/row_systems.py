@@ -186,7 +186,7 @@ def _solve_alike(products: Array, common: Array, non_negative: bool) -> Array:
     for first, last in _cut(positive.size, choose_block_size(products, common.size)):
         places = positive[first:last]
         grams = xp.broadcast_to(common, (places.size, *common.shape))
-        errors = xp.full(places.size, error)
+        errors = error + xp.zeros(places.size)
         rows[places] = call_lapack(_step, grams, products[places], errors, rows[places])
     return rows
 
