@@ -43,8 +43,9 @@ def suspect_absent(coords: np.ndarray, shape: Sequence[int]) -> AbsentBlocks | N
     """Return the modes of a table of values that lack whole blocks, if two or more seem to.
 
     They seem to if at least half of their combinations have rows, in a good part of their cells,
-    and hardly any would lack rows if those of different modes came together by chance. Of several
-    such modes these are the ones whose absent blocks would then have had most rows.
+    hardly any would lack rows if labels came together by chance, and few have hardly any rows: in
+    many a table of counts, such as of names by sex, some labels rarely come together, and others
+    never. Of several such modes these are the ones whose absent blocks would have had most rows.
     """
     num_rows = coords.shape[1]
     pairs = zip(coords, shape, strict=True)
@@ -57,16 +58,19 @@ def suspect_absent(coords: np.ndarray, shape: Sequence[int]) -> AbsentBlocks | N
             block_size = num_cells(used) // count
             if num_cells(own) > num_rows or num_rows < _FULL * block_size * count / 2:
                 continue  # they are too many to have enough rows
-            has_rows = np.zeros(num_cells(own), bool)
-            has_rows[np.ravel_multi_index([coords[n] for n in modes], own)] = True
-            num_present = int(has_rows.sum())
+            places = np.ravel_multi_index([coords[n] for n in modes], own)
+            row_counts = np.bincount(places, minlength=num_cells(own))
+            num_present = int(np.count_nonzero(row_counts))
             num_absent = count - num_present
             if not 0 < num_absent <= num_present or num_rows < _FULL * block_size * num_present:
                 continue
-            expected = num_rows * functools.reduce(np.multiply.outer, [shares[n] for n in modes])
+            outer = functools.reduce(np.multiply.outer, [shares[n] for n in modes])
+            expected = num_rows * outer.reshape(-1)
             by_chance = float(np.exp(-expected[expected > 0]).sum())
-            lost_rows = float(expected.reshape(-1)[~has_rows].sum())
-            if by_chance <= num_absent / 10 and lost_rows > most_rows:
+            num_poor = int(((row_counts > 0) & (row_counts < expected / 10)).sum())
+            lost_rows = float(expected[row_counts == 0].sum())
+            is_suspect = by_chance <= num_absent / 10 and num_poor <= 1 + num_absent / 4
+            if is_suspect and lost_rows > most_rows:
                 found, most_rows = AbsentBlocks(modes, num_absent, count), lost_rows
         if found is not None:
             break

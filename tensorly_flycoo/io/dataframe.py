@@ -166,7 +166,7 @@ def from_dataframe(
         unknown = _mask_blocks(coords, shape, modes, blocks, given)
     elif are_values and missing in (None, "drop") and (absent := suspect_absent(coords, shape)):
         warn(describe_absent(absent, modes))
-    if numbers is not None and zeros == "drop":
+    if numbers is not None and zeros == "drop" and not numbers.all():
         coords, numbers = coords[:, numbers != 0], numbers[numbers != 0]
     if numbers is None or aggregate == "count":
         numbers = np.ones(coords.shape[1])

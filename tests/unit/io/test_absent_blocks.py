@@ -109,6 +109,17 @@ def test_ratings_and_counts_have_no_absent_blocks(shape, num_rows, tail):
     assert not list_warnings(make_ratings(shape, num_rows, tail), ["u", "i", "d"], "v")
 
 
+def test_labels_that_rarely_come_together_are_no_absent_blocks():
+    """As names of girls and boys: many were given to both in some years, others never."""
+    random = np.random.default_rng(0)
+    chances = random.permuted(np.stack([np.full(500, 0.6), random.beta(0.15, 3, 500)], 1), axis=1)
+    name, sex, year = np.nonzero(random.random((500, 2, 100)) < chances[..., None])
+    table = pd.DataFrame({"name": name, "sex": sex, "year": year, "n": 1.0})
+    pairs = table[["name", "sex"]].drop_duplicates()
+    assert 600 < len(pairs) < 950
+    assert not list_warnings(table, ["name", "sex", "year"], "n")
+
+
 def test_absent_pairs_are_unknown_blocks():
     table, is_absent = make_expression()
     x = from_dataframe(table, EXPRESSION, "v", missing=["donor", "cell type"])
