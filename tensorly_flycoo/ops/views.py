@@ -131,6 +131,8 @@ def reduce_axes(
     if args or options:
         raise TypeError(f"tl.{name} of a sparse tensor has no option {[*options, *args][0]!r}")
     reduce_modes = getattr(FlycooTensor, name)
+    if isinstance(x, LabelledTensor) and x.unknown is not None:
+        return getattr(x, name)(axis)  # which skips unknown cells
     if is_sparse(x):
         return reduce_modes(as_flycoo(x, check_coords=True), axis)
     groups = _groups(x, f"tl.{name}")

@@ -271,12 +271,24 @@ class LabelledTensor(NamedTuple("_Fields", [("tensor", FlycooTensor), ("labels",
         column: str | None = vars(self)["_value_column"]
         return column
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(
+            f"a LabelledTensor takes no new {name!r}: make another, LabelledTensor(x.tensor, "
+            "x.labels, unknown)"
+        )
+
     def __getnewargs__(self) -> Any:
         return *self, self.unknown, self.value_column
 
     def _replace(self, **items: Any) -> Self:
         facts = {"unknown": self.unknown, "value_column": self.value_column}
         return type(self)(**{**self._asdict(), **facts, **items})
+
+    __replace__ = _replace  # of copy.replace
+
+    @classmethod
+    def _make(cls, iterable: Iterable[Any]) -> Self:
+        return cls(*iterable)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):

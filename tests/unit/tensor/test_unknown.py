@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import sparse
+import tensorly as tl
 
 from tensorly_flycoo import FlycooTensor, LabelledTensor, load, open_slabs, save, save_slabs
 from tensorly_flycoo.tensor.mirroring import map_arrays
@@ -83,8 +84,12 @@ def test_it_stays_a_pair(x):
     assert tensor is x.tensor
     assert labels is x.labels
     assert "unknown" in dir(x)
-    with pytest.raises(AttributeError):
-        x.unknown = None
+    for name in ("unknown", "labels", "mask"):
+        with pytest.raises(
+            AttributeError, match=rf"no new '{name}': make another, LabelledTensor\("
+        ):
+            setattr(x, name, None)
+    assert LabelledTensor._make(x).unknown is None
 
 
 @pytest.mark.parametrize(
@@ -154,6 +159,14 @@ def test_sums_and_means_skip_it(name, axis, x, all_unknown):
             assert_same(found, expected)
         else:
             np.testing.assert_allclose(found, expected, rtol=1e-14)
+
+
+def test_functions_of_tensorly_skip_it(x, all_unknown):
+    with tl.backend_context("flycoo"):
+        for of in (x, all_unknown):
+            np.testing.assert_array_equal(tl.mean(of, (0, 2)), of.mean((0, 2)))
+            assert_same(tl.sum(of, 1), reduce_known("sum", as_dense(of), 1))
+            assert (tl.min(of), tl.max(of)) == (np.nanmin(as_dense(of)), np.nanmax(as_dense(of)))
 
 
 def test_sums_in_slabs_and_float32_skip_it(x):
