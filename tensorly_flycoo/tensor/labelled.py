@@ -262,8 +262,8 @@ class LabelledTensor(NamedTuple("_Fields", [("tensor", FlycooTensor), ("labels",
     @property
     def unknown(self) -> Unknown:
         """The unknown cells: None, "all" that are not stored, or a mask as `parafac` takes it."""
-        known: Unknown = vars(self)["_unknown"]
-        return known
+        unknown: Unknown = vars(self).get("_unknown")  # which a tuple's own `_make` leaves out
+        return unknown
 
     @property
     def value_column(self) -> str | None:
@@ -285,10 +285,6 @@ class LabelledTensor(NamedTuple("_Fields", [("tensor", FlycooTensor), ("labels",
         return type(self)(**{**self._asdict(), **facts, **items})
 
     __replace__ = _replace  # of copy.replace
-
-    @classmethod
-    def _make(cls, iterable: Iterable[Any]) -> Self:
-        return cls(*iterable)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
