@@ -19,11 +19,15 @@ _FULL = 0.1
 
 
 class AbsentBlocks(NamedTuple):
-    """Combinations of indices in `modes` without rows, of `num_labelled` whose labels occur."""
+    """Combinations of indices in `modes` without rows, of those of the labels that occur.
+
+    If labels came together by chance, they would have `lost_rows`.
+    """
 
     modes: tuple[int, ...]
     num_absent: int
-    num_labelled: int
+    num_combinations: int
+    lost_rows: float
 
 
 def find_absent(coords: np.ndarray, shape: Sequence[int], names: Sequence[str]) -> np.ndarray:
@@ -42,39 +46,49 @@ def find_absent(coords: np.ndarray, shape: Sequence[int], names: Sequence[str]) 
 def suspect_absent(coords: np.ndarray, shape: Sequence[int]) -> AbsentBlocks | None:
     """Return the modes of a table of values that lack whole blocks, if two or more seem to.
 
-    They seem to if at least half of their combinations have rows, in a good part of their cells,
-    hardly any would lack rows if labels came together by chance, and few have hardly any rows: in
-    many a table of counts, such as of names by sex, some labels rarely come together, and others
-    never. Of several such modes these are the ones whose absent blocks would have had most rows.
+    Of several such modes, the fewest, and then those whose absent blocks would have had most rows.
+    """
+    pairs = zip(coords, shape, strict=True)
+    shares = [np.bincount(rows, minlength=size) / rows.size for rows, size in pairs]
+    for num_modes in range(2, len(shape)):
+        sets = itertools.combinations(range(len(shape)), num_modes)
+        looked_at = [_look_at(modes, coords, shares) for modes in sets]
+        suspects = [absent for absent in looked_at if absent is not None]
+        if suspects:
+            return max(suspects, key=lambda absent: absent.lost_rows)
+    return None
+
+
+def _look_at(
+    modes: tuple[int, ...], coords: np.ndarray, shares: Sequence[np.ndarray]
+) -> AbsentBlocks | None:
+    """Return the absent blocks in some modes, if they do not look like chance; else None.
+
+    At least half of the combinations have rows, in a good part of their cells, hardly any would
+    lack rows if labels came together by chance, and few have hardly any rows: in many a table of
+    counts, such as of names by sex, some labels rarely come together, and others never.
     """
     num_rows = coords.shape[1]
-    pairs = zip(coords, shape, strict=True)
-    shares = [np.bincount(rows, minlength=size) / num_rows for rows, size in pairs]
-    used = [int(np.count_nonzero(share)) for share in shares]
-    found, most_rows = None, 0.0
-    for num_modes in range(2, len(shape)):
-        for modes in itertools.combinations(range(len(shape)), num_modes):
-            own, count = [shape[n] for n in modes], num_cells(used[n] for n in modes)
-            block_size = num_cells(used) // count
-            if num_cells(own) > num_rows or num_rows < _FULL * block_size * count / 2:
-                continue  # they are too many to have enough rows
-            places = np.ravel_multi_index([coords[n] for n in modes], own)
-            row_counts = np.bincount(places, minlength=num_cells(own))
-            num_present = int(np.count_nonzero(row_counts))
-            num_absent = count - num_present
-            if not 0 < num_absent <= num_present or num_rows < _FULL * block_size * num_present:
-                continue
-            outer = functools.reduce(np.multiply.outer, [shares[n] for n in modes])
-            expected = num_rows * outer.reshape(-1)
-            by_chance = float(np.exp(-expected[expected > 0]).sum())
-            num_poor = int(((row_counts > 0) & (row_counts < expected / 10)).sum())
-            lost_rows = float(expected[row_counts == 0].sum())
-            is_suspect = by_chance <= num_absent / 10 and num_poor <= 1 + num_absent / 4
-            if is_suspect and lost_rows > most_rows:
-                found, most_rows = AbsentBlocks(modes, num_absent, count), lost_rows
-        if found is not None:
-            break
-    return found
+    num_used = [int(np.count_nonzero(share)) for share in shares]
+    num_combinations = num_cells(num_used[n] for n in modes)
+    block_size = num_cells(num_used) // num_combinations
+    sizes = [shares[n].size for n in modes]
+    if num_cells(sizes) > num_rows or 2 * num_rows < _FULL * block_size * num_combinations:
+        return None  # they are too many to have enough rows
+    places = np.ravel_multi_index([coords[n] for n in modes], sizes)
+    row_counts = np.bincount(places, minlength=num_cells(sizes))
+    num_present = int(np.count_nonzero(row_counts))
+    num_absent = num_combinations - num_present
+    if not 0 < num_absent <= num_present or num_rows < _FULL * block_size * num_present:
+        return None
+    outer = functools.reduce(np.multiply.outer, [shares[n] for n in modes])
+    expected = num_rows * outer.reshape(-1)
+    absent_by_chance = float(np.exp(-expected[expected > 0]).sum())
+    num_poor = int(((row_counts > 0) & (row_counts < expected / 10)).sum())
+    if absent_by_chance > num_absent / 10 or num_poor > 1 + num_absent / 4:
+        return None
+    lost_rows = float(expected[row_counts == 0].sum())
+    return AbsentBlocks(modes, num_absent, num_combinations, lost_rows)
 
 
 def describe_absent(absent: AbsentBlocks, names: Sequence[str]) -> str:
@@ -82,8 +96,9 @@ def describe_absent(absent: AbsentBlocks, names: Sequence[str]) -> str:
     own = [str(names[mode]) for mode in absent.modes]
     kind = "pairs" if len(own) == 2 else "combinations"
     listed = json.dumps(own, ensure_ascii=False)
+    count = f"{absent.num_absent:,} of {absent.num_combinations:,}"
     return (
-        f"{absent.num_absent:,} of {absent.num_labelled:,} {kind} ({', '.join(own)}) have no row: "
+        f"{count} {kind} ({', '.join(own)}) have no row: "
         f"zeros to parafac; pass missing={listed} if they were not measured, "
         'or missing="raise" if they are zeros'
     )
