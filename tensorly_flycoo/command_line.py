@@ -290,15 +290,15 @@ def read_tensor(arguments: argparse.Namespace, suffix: str) -> LabelledTensor:
     """Read the file of `fit`; the labels of a .tns are its indices as in the file, from 1."""
     modes, values = arguments.modes, arguments.values
     if suffix not in _TENSORS:
-        table = read_table(
-            arguments.file, modes, values,
-            separator=arguments.sep or ("\t" if suffix.startswith(".tsv") else ","),
-            has_header=not arguments.no_header, missing_text=arguments.missing_text,
-        )  # fmt: skip
         options = {name: getattr(arguments, name) for name in ("aggregate", "missing", "dtype")}
         options["zeros"] = "keep" if arguments.observed else "drop"
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", UserWarning)
+            table = read_table(
+                arguments.file, modes, values,
+                separator=arguments.sep or ("\t" if suffix.startswith(".tsv") else ","),
+                has_header=not arguments.no_header, missing_text=arguments.missing_text,
+            )  # fmt: skip
             labelled = from_dataframe(table, modes, values, **options)
         for warning in caught:
             print("warning:", _spell(str(warning.message)), file=sys.stderr)

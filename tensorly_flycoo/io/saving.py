@@ -106,10 +106,10 @@ def describe_labelled(x: LabelledTensor) -> tuple[Header, Iterable[tuple[str, Ar
 
 def label(x: FlycooTensor, reader: ArrayReader) -> LabelledTensor:
     """Return a tensor with the labels and unknown cells that a file has."""
-    labels, unknown = array_file.read_labels(reader), array_file.read_unknown(reader)
-    return LabelledTensor(
-        x, labels, unknown, array_file.keep_name(reader.header.get("value_column"))
-    )
+    labels = array_file.read_labels(reader)
+    unknown = array_file.read_unknown(reader)
+    value_column = array_file.keep_name(reader.header.get("value_column"))
+    return LabelledTensor(x, labels, unknown, value_column)
 
 
 def load(path: FilePath, *, device: str | None = None) -> FlycooTensor | LabelledTensor:

@@ -4,6 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from ..base.checks import warn
 from .dataframe import check_columns
 from .entries import cast_all, interpret_text, read_times, require_pyarrow, take_wall_times
 from .files import FilePath
@@ -11,6 +14,9 @@ from .places import open_parquet
 
 #: What times can be rounded to.
 UNITS = ("second", "minute", "hour", "day", "week", "month", "quarter", "year")
+
+#: Those that repeat when the clock is set back.
+_CLOCK_UNITS = UNITS[:3]
 
 #: Bytes of a text file that are parsed at a time; a row may not be longer.
 _BLOCK_NBYTES = 2**24
@@ -95,4 +101,27 @@ def _round(column: Any, name: str, unit: str) -> Any:
     if times is None or not pa.types.is_temporal(times.type):
         kind = "text" if is_text else f"of {values}"
         raise ValueError(f"column {name!r} is {kind}, expected times to round to {unit}s")
-    return pa.compute.floor_temporal(take_wall_times(times), unit=unit)
+    local = take_wall_times(times)
+    rounded = pa.compute.floor_temporal(local, unit=unit)
+    if local is not times and unit in _CLOCK_UNITS:
+        _warn_of_repeated_hours(times, local, rounded, name, unit)
+    return rounded
+
+
+def _warn_of_repeated_hours(times: Any, local: Any, rounded: Any, name: str, unit: str) -> None:
+    """Warn if rounded local times have two offsets from UTC, as when the clock is set back."""
+    pa = require_pyarrow()
+    utc = times.cast(pa.timestamp(times.type.unit))
+    offsets = pa.compute.subtract(local, utc).cast("int64").fill_null(0).to_numpy()
+    encoded = rounded.combine_chunks().dictionary_encode()
+    numbers = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False)  # the last: missing
+    least = np.full(len(encoded.dictionary) + 1, offsets.max(initial=0))
+    np.minimum.at(least, numbers, offsets)
+    is_repeated = np.zeros(least.size, bool)
+    is_repeated[numbers[offsets > least[numbers]]] = True
+    if is_repeated[:-1].any():
+        first = encoded.dictionary[int(np.argmax(is_repeated))]
+        warn(
+            f"column {name!r}: the {unit} of {first} in {times.type.tz} is one label of two, as "
+            "the clock was set back; to keep them apart, store times in UTC"
+        )

@@ -1,6 +1,7 @@
 """Tables in files: what the text of a file becomes, and what times are rounded to."""
 
 import csv
+import warnings
 
 import numpy as np
 import pandas as pd
@@ -229,3 +230,22 @@ def test_texts_of_one_time_are_rounded(tmp_path):
     pd.DataFrame({"k": [1, 2]}).to_parquet(tmp_path / "x.parquet")
     with pytest.raises(ValueError, match="column 'k' is of int64, expected times to round"):
         read_table(tmp_path / "x.parquet", ["k:day"])
+
+
+@pytest.mark.parametrize("zone", ["Europe/Berlin", "America/St_Johns"])
+def test_hours_that_the_clock_repeats_are_named(zone, tmp_path):
+    first = {"Europe/Berlin": "2026-10-25 02", "America/St_Johns": "2026-11-01 01"}[zone]
+    times = pd.date_range("2026-10-20", periods=15 * 48, freq="30min", tz="UTC").tz_convert(zone)
+    frame = pd.DataFrame({"t": times.insert(5, pd.NaT), "k": "a"})
+    frame.to_parquet(tmp_path / "x.parquet")
+    message = rf"column 't': the hour of {first}:00:00 in {zone} is one label of two, .* in UTC"
+    with pytest.warns(UserWarning, match=message) as caught:
+        table = read_table(tmp_path / "x.parquet", ["t:hour"])
+    assert len(caught) == 1
+    counts = from_dataframe(table, ["t:hour"], missing="drop")
+    assert counts.labels["t:hour"][np.argmax(counts.nonzeros()[1])] == np.datetime64(first)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        read_table(tmp_path / "x.parquet", ["t:day"])
+        frame[: 4 * 48].to_parquet(tmp_path / "y.parquet")
+        read_table(tmp_path / "y.parquet", ["t:hour"])
