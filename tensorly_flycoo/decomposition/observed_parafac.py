@@ -32,9 +32,17 @@ _PATIENCE = 10
 #: The ridges that "validation" tries; 1 where all cells count and no part can be held out.
 _RIDGES = (100.0, 30.0, 10.0, 3.0, 1.0, 0.3, 0.1, 1e-2, 1e-4, 1e-6)
 
-#: Of a run that tries one: the most iterations, the relative change of the error that ends it, and
-#: the part by which an error is clearly less than another.
-_NUM_TRIED, _TRIED_TOL, _CLARITY = 100, 3e-3, 5e-3
+#: Of a run that tries a ridge: the most iterations, and how many end it by which changes of two
+#: errors, relative to these. That of held-out entries stands still on a plateau, which a run may
+#: leave fifty iterations later; that of the entries which it fits then still falls.
+_NUM_TRIED, _NUM_STILL, _TRIED_TOL, _FIT_TOL = 100, 3, 3e-3, 3e-5
+
+#: The part by which an error is clearly less than another.
+_CLARITY = 5e-3
+
+#: The ridges without a clearly better prediction that end the search: after a model that has
+#: components, and after one that has none, or less than a part of the values' scale of them.
+_NUM_WORSE, _NUM_WORSE_WITHOUT, _TRACE = 1, 3, 1e-2
 
 
 @describe_as(parafac)
@@ -348,27 +356,57 @@ def _choose_ridge(
 ) -> tuple[float, float]:
     """Return the ridge by which some iterations predict best, and their error.
 
-    A smaller one has to be clearly better, unless runs still improve when they are cut off, as they
-    do without noise. Two that are not end the search, once one is clearly better than the mean and
-    than zeros.
+    A smaller one has to be clearly better, unless its run still improves when it is cut off, as it
+    does without noise. Large ridges leave only biases, and the next ones can be worse than these
+    before components are found: more of them have to be tried.
     """
     rows, start = problem.make_rows(known), problem.start(0)
-    chosen, least, num_worse = _RIDGES[0], math.inf, 0
+    chosen, best, num_worse = _RIDGES[0], _Trial(math.inf, False, False), 0
     for l2_reg in _RIDGES:
         report(f"trying l2_reg {l2_reg:g}")
-        rows.ridges, factors, errors = problem.find_ridges(l2_reg), list(start), [math.inf]
-        while len(errors) <= _NUM_TRIED:
-            _fit_all(rows, factors)
-            errors.append(held_out.measure(factors))
-            if abs(errors[-2] - errors[-1]) < _TRIED_TOL * errors[-1]:
-                break
-        is_cut_off = len(errors) > _NUM_TRIED
+        rows.ridges = problem.find_ridges(l2_reg)
+        trial = _Trial.run(problem, rows, list(start), held_out)
         num_worse += 1
-        if errors[-1] < least * (1 - _CLARITY) or (is_cut_off and errors[-1] < least):
-            chosen, least, num_worse = l2_reg, errors[-1], 0
-        if num_worse == 2 and least < min(of_mean, 1.0) * (1 - _CLARITY):
+        if trial.is_better(best):
+            chosen, best, num_worse = l2_reg, trial, 0
+        most = _NUM_WORSE if best.has_components else _NUM_WORSE_WITHOUT
+        if num_worse >= most and best.error < min(of_mean, 1.0) * (1 - _CLARITY):
             break
-    return chosen, least
+    return chosen, best.error
+
+
+class _Trial(NamedTuple):
+    """What a run with one ridge found."""
+
+    error: float  # of held-out entries
+    is_unfinished: bool  # whether it still fell when the run was cut off
+    has_components: bool  # whether the ridge left some
+
+    @classmethod
+    def run(
+        cls,
+        problem: _Problem,
+        rows: "_Solutions | _ConjugateGradients",
+        factors: list[Array],
+        held_out: "ObservedEntries",
+    ) -> Self:
+        error, fit, num_still = math.inf, math.inf, 0
+        for _ in range(_NUM_TRIED):
+            _fit_all(rows, factors)
+            last_error, error = error, held_out.measure(factors)
+            last_fit, fit = fit, rows.measure(factors)
+            is_still = abs(last_error - error) < _TRIED_TOL * error
+            is_still &= abs(last_fit - fit) < _FIT_TOL * fit
+            num_still = num_still + 1 if is_still else 0
+            if num_still == _NUM_STILL:
+                break
+        parts = [factor[:, : problem.rank] for factor in factors]
+        size = observed_rows.measure_scale(evaluate_model(held_out.coords, None, parts))
+        is_unfinished = last_error - error >= _TRIED_TOL * error
+        return cls(error, is_unfinished, size > _TRACE * problem.scale)
+
+    def is_better(self, other: "_Trial") -> bool:
+        return self.error < other.error * (1 if self.is_unfinished else 1 - _CLARITY)
 
 
 def _fit_all(rows: "_Solutions | _ConjugateGradients", factors: list[Array]) -> None:

@@ -1,0 +1,236 @@
+"""Compare the ridge that observed_parafac chooses with fixed ones: ``python ridge_quality.py``.
+
+Of six kinds of made-up ratings, of two modes for even seeds and of three for odd ones, prints for
+how many seeds the error at new cells is at most 1.15 times that with the best of five fixed ridges.
+The error is the root mean square of the differences from the expected values, which have no noise.
+With ``--ranks`` also in how many planted sets `select_rank` suggests the planted rank.
+"""
+
+import argparse
+import os
+import time
+import warnings
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any, NamedTuple
+
+for name in ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):
+    os.environ[name] = "1"  # read when a library loads
+
+import numpy as np  # noqa: E402
+from scipy.special import ndtr  # noqa: E402
+
+from tensorly_flycoo import (  # noqa: E402
+    FlycooTensor,
+    cp_to_entries,
+    observed_parafac,
+    select_rank,
+)
+
+RIDGES = (10.0, 3.0, 1.0, 0.3, 0.1)
+
+#: How much larger than with the best fixed ridge an error may be.
+BAR = 1.15
+
+#: Of two modes and of three: the least and the most entries for each row of a factor.
+DENSITIES = {2: (15, 30), 3: (30, 55)}
+
+#: The standard deviation of the noise.
+NOISE = 0.5
+
+#: Of `select_rank`: the ranks to try, and the runs of each.
+RANKS, NUM_RUNS = range(1, 6), 3
+
+
+class Ratings(NamedTuple):
+    """Ratings to fit, and cells whose expected values are known."""
+
+    x: FlycooTensor
+    rank: int
+    options: dict[str, Any]
+    cells: np.ndarray
+    expected: np.ndarray
+
+    def measure(self, cp_tensor):
+        """Return the root mean squared error of a model at the cells."""
+        return float(np.mean((cp_to_entries(cp_tensor, self.cells) - self.expected) ** 2) ** 0.5)
+
+
+class Truth:
+    """A mean, biases and components of random sizes, and cells that are drawn alike or unlike."""
+
+    def __init__(self, seed, has_biases=True, has_components=True, is_skewed=False):
+        self.random = random = np.random.default_rng(seed)
+        ndim = 2 + seed % 2
+        sizes = ((150, 300), (100, 200)) if ndim == 2 else ((70, 130), (60, 100), (8, 15))
+        self.shape = tuple(int(random.integers(*bounds)) for bounds in sizes)
+        self.rank = int(random.integers(1, 5))
+        self.count = int(sum(self.shape) * random.uniform(*DENSITIES[ndim]))
+        self.biases = [has_biases * random.normal(0, 0.5, size) for size in self.shape]
+        factors = [random.normal(size=(size, self.rank)) for size in self.shape]
+        letters = "ijk"[:ndim]
+        subscripts = ",".join(f"{letter}r" for letter in letters)
+        cells = np.einsum(f"{subscripts}->{letters}", *factors)
+        self.components = has_components * cells / cells.std()
+        # Zipf's law: the chance of an index is one over its place in a random order.
+        weights = [1 / random.permutation(np.arange(1.0, size + 1)) for size in self.shape]
+        self.chances = [w**is_skewed / (w**is_skewed).sum() for w in weights]
+
+    def draw_cells(self, count):
+        pairs = zip(self.shape, self.chances, strict=True)
+        return np.unique([self.random.choice(n, count, p=p) for n, p in pairs], axis=1)
+
+    def evaluate(self, cells):
+        """Return what the model says of cells, less the mean."""
+        pairs = zip(self.biases, cells, strict=True)
+        return sum(bias[ids] for bias, ids in pairs) + self.components[tuple(cells)]
+
+    def rate(self, cells):
+        return self.evaluate(cells) + self.random.normal(0, NOISE, cells.shape[1])
+
+
+def make_planted(seed):
+    """Make the ratings of TRIAL5.md: biases, components and noise."""
+    return observe(Truth(seed), mean=3.5)
+
+
+def make_long_tail(seed):
+    """Make ratings of a few busy and many quiet users, of popular and of rare films."""
+    return observe(Truth(seed, is_skewed=True), mean=3.5)
+
+
+def make_biases(seed):
+    """Make ratings that biases explain: a model has components in vain."""
+    return observe(Truth(seed, has_components=False), mean=3.5)
+
+
+def make_latent(seed):
+    """Make ratings around zero, which components alone explain."""
+    return observe(Truth(seed, has_biases=False), mean=0, biases=False)
+
+
+def observe(truth, mean, biases=True):
+    """Observe some cells of a truth with noise."""
+    coords, cells = truth.draw_cells(truth.count), truth.draw_cells(4000)
+    x = FlycooTensor(coords, mean + truth.rate(coords), truth.shape)
+    return Ratings(x, truth.rank, {"biases": biases}, cells, mean + truth.evaluate(cells))
+
+
+def make_stars(seed):
+    """Make ratings that are rounded to whole stars, of which there are one to five."""
+    truth = Truth(seed)
+    coords, cells = truth.draw_cells(truth.count), truth.draw_cells(4000)
+    values = np.clip(np.rint(3.5 + truth.rate(coords)), 1, 5)
+    # One, and one more for each threshold that is passed.
+    passed = 3.5 + truth.evaluate(cells) - np.arange(1.5, 5)[:, None]
+    expected = 1 + ndtr(passed / NOISE).sum(axis=0)
+    x = FlycooTensor(coords, values, truth.shape)
+    return Ratings(x, truth.rank, {"biases": True}, cells, expected)
+
+
+def make_two_valued(seed):
+    """Make ratings of one or five, or, for every other pair of seeds, of zero or one."""
+    truth = Truth(seed)
+    coords, cells = truth.draw_cells(truth.count), truth.draw_cells(4000)
+    passed, chances = truth.rate(coords) > 0, ndtr(truth.evaluate(cells) / NOISE)
+    if seed % 4 < 2:
+        x = FlycooTensor(coords, 1 + 4.0 * passed, truth.shape)
+        return Ratings(x, truth.rank, {"biases": True}, cells, 1 + 4 * chances)
+    x = FlycooTensor(coords[:, passed], np.ones(passed.sum()), truth.shape)
+    seen = FlycooTensor(coords, np.ones(passed.size), truth.shape)
+    return Ratings(x, truth.rank, {"biases": True, "confidence": seen}, cells, chances)
+
+
+KINDS = {
+    "planted": make_planted,
+    "long tail": make_long_tail,
+    "biases only": make_biases,
+    "latent only": make_latent,
+    "stars": make_stars,
+    "two-valued": make_two_valued,
+}
+
+
+def fit(ratings, **options):
+    """Fit ratings; return the error, the seconds of the processor and the ridge."""
+    start = time.process_time()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # components that a large ridge leaves nothing of
+        found = observed_parafac(
+            ratings.x, ratings.rank, random_state=0, **ratings.options, **options
+        )
+    seconds = time.process_time() - start
+    return ratings.measure(found), seconds, found.observed_l2_reg
+
+
+def compare(kind, seed):
+    """Return the errors of the default and of the fixed ridges, its cost in runs, and its ridge."""
+    ratings = KINDS[kind](seed)
+    fit(ratings, n_iter_max=1, l2_reg=1.0)  # compiles
+    error, seconds, ridge = fit(ratings)
+    fixed = [fit(ratings, l2_reg=l2_reg) for l2_reg in RIDGES]
+    return error, [of[0] for of in fixed], seconds / np.mean([of[1] for of in fixed]), ridge
+
+
+def select(seed):
+    """Return the planted rank of TRIAL5's set, and the suggested one."""
+    random, rank, shape = np.random.default_rng(seed), 2 + seed % 2, (100, 80, 10)
+    truth = Truth(1)
+    truth.random, truth.shape, truth.chances = random, shape, [np.full(n, 1 / n) for n in shape]
+    factors = [random.normal(size=(n, rank)) for n in shape]
+    cells = np.einsum("ir,jr,kr->ijk", *factors)
+    truth.components = cells / cells.std()
+    truth.biases = [random.normal(0, 0.5, n) for n in shape]
+    coords = truth.draw_cells(8000)
+    x = FlycooTensor(coords, 3.5 + truth.rate(coords), shape)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = select_rank(
+            x, RANKS, NUM_RUNS, method="observed_parafac", biases=True, random_state=0
+        )
+    return rank, found.rank
+
+
+def print_ridges(pool, kinds, seeds, is_verbose):
+    """Print a row for each kind, and before it, if asked, what each seed gave."""
+    print(f"{'kind':<12}{f'within {BAR}':>14}{'worst':>8}{'median':>8}{'cost':>8}", flush=True)
+    results = [(kind, pool.map(compare, [kind] * len(seeds), seeds)) for kind in kinds]
+    for kind, own in results:
+        ratios, costs = [], []
+        for seed, (error, fixed, cost, ridge) in zip(seeds, own, strict=True):
+            ratios.append(error / min(fixed))
+            costs.append(cost)
+            if is_verbose:
+                errors = " ".join(f"{of_ridge:.3f}" for of_ridge in fixed)
+                print(f"  {seed}: {ratios[-1]:.2f}, {ridge:g}: {error:.3f}; {errors}", flush=True)
+        within = f"{np.sum(np.array(ratios) <= BAR)} of {len(ratios)}"
+        figures = f"{max(ratios):8.2f}{np.median(ratios):8.2f}{np.median(costs):8.1f}"
+        print(f"{kind:<12}{within:>14}{figures}", flush=True)
+
+
+def print_ranks(pool, seeds):
+    """Print how often the planted rank is suggested, and what is suggested instead."""
+    pairs = list(pool.map(select, seeds))
+    print(f"planted rank suggested: {sum(a == b for a, b in pairs)} of {len(pairs)}")
+    for seed, (planted, suggested) in zip(seeds, pairs, strict=True):
+        if planted != suggested:
+            print(f"  seed {seed}: planted {planted}, suggested {suggested}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=30)
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--ranks", action="store_true")
+    parser.add_argument("--verbose", action="store_true")
+    options = parser.parse_args()
+    seeds = range(options.seeds)
+    with ProcessPoolExecutor(options.processes) as pool:
+        if options.ranks:
+            print_ranks(pool, seeds)
+        else:
+            print_ridges(pool, options.kinds, seeds, options.verbose)
+
+
+if __name__ == "__main__":
+    main()
