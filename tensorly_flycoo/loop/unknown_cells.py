@@ -45,7 +45,7 @@ def obey_unknown(
         )
     mask = find_unknown(x)
     if function == "parafac2":
-        mask = _mask_slices(mask, x.shape[0])
+        mask = mask_slices(mask, x.shape[0])
     elif (given := options.get("mask")) is not None:
         mask = unite_masks(mask, given, x.shape)
     return options | {"mask": mask}
@@ -57,7 +57,7 @@ def find_unknown(x: Any) -> Any:
     return list_unknown(x) if isinstance(unknown, str) else unknown
 
 
-def _mask_slices(mask: Any, num_slices: int) -> list[Any]:
+def mask_slices(mask: Any, num_slices: int) -> list[Any]:
     """Return a mask for each slice of a tensor of three modes."""
     return [mask[min(number, mask.shape[0] - 1)] for number in range(num_slices)]
 

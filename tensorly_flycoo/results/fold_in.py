@@ -17,14 +17,17 @@ from ..loop.model_uses import check_model, choose_mask
 from ..loop.observed_rows import L2_REG, measure_scale, scale_ridge
 from ..loop.poisson import MultiplicativeUpdates
 from ..loop.row_systems import ListedCells, solve_rows
+from ..loop.unknown_cells import find_unknown, mask_slices
 from ..ops.cp_entries import evaluate_model, find_kind, take_model
 from ..ops.mttkrp import mttkrp
+from ..ops.ragged import RaggedTensor
 from ..ops.sampling import find_places
 from ..tensor.coo_cache import LabelledData, Mask, as_flycoo
 from ..tensor.labelled import LabelledTensor, Labels, number_modes
 from ..tensor.mirroring import mirror
 from ..tensor.tensor import FlycooTensor
 from .fold_in_coupled import NewRows, fold_in_coupled
+from .fold_in_parafac2 import fold_in_parafac2
 from .fold_in_tucker import fold_in_tucker
 
 #: Updates for counts end after so many, or when F changes by less, relative to itself, or rises.
@@ -172,6 +175,35 @@ def _fold_in_tucker(model: Any, x_new: Any, mode: Any, options: dict[str, Any]) 
     return fold_in_tucker(core, factors, x, mode, missing=missing, **kind)
 
 
+def _fold_in_parafac2(model: Any, slices: Any, mode: Any, options: dict[str, Any]) -> Array:
+    record = check_model("fold_in", model)
+    _refuse_options(options, ("loss", "observed", "l2_reg", "confidence"), "a PARAFAC2 model")
+    mode = check_mode(number_modes(slices, number_modes(model, mode)), 3)
+    _refuse_constraint(record, mode)
+    x = slices if isinstance(slices, RaggedTensor) else RaggedTensor(slices)
+    mask, non_negative = options["mask"], options["non_negative"]
+    if mask is None and (unknown := find_unknown(slices)) is not None:
+        mask = mask_slices(unknown, x.shape[0])
+    if mask is None and record.mask is not None:
+        raise ValueError(
+            "mask is not given, expected the missing cells of x_new, one mask for each slice, as "
+            "the model was fitted with some; numpy.ones((1, 1)) for a slice without any"
+        )
+    if non_negative is None:
+        non_negative = mode in record.non_negative
+    return fold_in_parafac2(model, x, mode, mask=mask, non_negative=non_negative).rows
+
+
+def _refuse_constraint(record: FitRecord, mode: int) -> None:
+    """Refuse to find rows of a factor that has a constraint which they would not meet."""
+    if found := record.constraints.get(mode):
+        raise ValueError(
+            f"cp_tensor has the constraint or penalty {', '.join(found)} in mode {mode}, which new "
+            "rows by least squares would not meet: fold in another mode, or pass the pair "
+            "(cp_tensor.weights, cp_tensor.factors) to ignore it"
+        )
+
+
 def _fold_in_coupled(model: Any, blocks: Any, mode: Any, options: dict[str, Any]) -> Array:
     return find_coupled_rows(model, blocks, mode, options).rows
 
@@ -206,6 +238,7 @@ def _refuse_options(options: Mapping[str, Any], names: Sequence[str], kind: str)
 _FIND_ROWS: dict[str, Callable[..., Array]] = {
     "CP": _fold_in_cp,
     "Tucker": _fold_in_tucker,
+    "PARAFAC2": _fold_in_parafac2,
     "coupled": _fold_in_coupled,
 }
 
@@ -242,12 +275,7 @@ def _choose(
             f"are no rows: expected one of {EXACT_LOSSES}"
         )
     is_count = find_exact(record.loss if loss is None else loss).is_count
-    if found := record.constraints.get(mode):
-        raise ValueError(
-            f"cp_tensor has the constraint or penalty {', '.join(found)} in mode {mode}, which new "
-            "rows by least squares would not meet: fold in another mode, or pass the pair "
-            "(cp_tensor.weights, cp_tensor.factors) to ignore it"
-        )
+    _refuse_constraint(record, mode)
     is_all_unknown = isinstance(getattr(x_new, "unknown", None), str) and mask is None
     is_asked = observed is not None
     if observed is None:
