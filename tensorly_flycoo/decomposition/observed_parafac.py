@@ -2,6 +2,7 @@
 
 import functools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
@@ -37,12 +38,18 @@ _RIDGES = (100.0, 30.0, 10.0, 3.0, 1.0, 0.3, 0.1, 1e-2, 1e-4, 1e-6)
 #: leave fifty iterations later; that of the entries which it fits then still falls.
 _NUM_TRIED, _NUM_STILL, _TRIED_TOL, _FIT_TOL = 100, 3, 3e-3, 3e-5
 
-#: The part by which an error is clearly less than another.
-_CLARITY = 5e-3
+#: The part by which an error is clearly less than another, and by which two may differ by chance.
+_CLARITY, _CHANCE = 5e-3, 1.5e-2
 
 #: The ridges without a clearly better prediction that end the search: after a model that has
 #: components, and after one that has none, or less than a part of the values' scale of them.
 _NUM_WORSE, _NUM_WORSE_WITHOUT, _TRACE = 1, 3, 1e-2
+
+#: The ridges, the largest ones that leave components, to try from another start if none helps.
+_NUM_RETRIED = 2
+
+#: How many tenths of the entries are held out, one after the other, if ridges are close.
+_NUM_TENTHS = 3
 
 
 @describe_as(parafac)
@@ -210,11 +217,10 @@ def observed_parafac(
     if l2_reg == "validation" and unobserved:
         l2_reg = 1.0
     elif l2_reg == "validation":
-        known, others = entries.divide() if held_out is None else (entries, held_out)
-        judge = known.find_fair(others)
-        of_mean = judge.compare(mean) if held_out is None else of_mean
-        l2_reg, least = _choose_ridge(problem, known, judge, of_mean)
-        del known, others, judge
+        splits = entries.divide() if held_out is None else iter([(entries, held_out)])
+        l2_reg, least, of_judge = _choose_ridge(problem, splits)
+        of_mean = of_judge if held_out is None else of_mean
+        del splits
     ridge, rows = float(l2_reg), problem.make_rows(entries)
     rows.ridges = problem.find_ridges(ridge)
     del entries  # conjugate gradients have it in tensors
@@ -352,27 +358,63 @@ class _ObservedRun(Run):
 
 
 def _choose_ridge(
-    problem: _Problem, known: "ObservedEntries", held_out: "ObservedEntries", of_mean: float
-) -> tuple[float, float]:
-    """Return the ridge by which some iterations predict best, and their error.
+    problem: _Problem, splits: "Iterator[tuple[ObservedEntries, ObservedEntries]]"
+) -> tuple[float, float, float]:
+    """Return the ridge that predicts best, and the errors of held-out entries, also of the mean.
 
-    A smaller one has to be clearly better, unless its run still improves when it is cut off, as it
-    does without noise. Large ridges leave only biases, and the next ones can be worse than these
-    before components are found: more of them have to be tried.
+    Each split has entries to fit and others to hold out. The first one finds the ridge, and others
+    that are as good but for chance; the next ones decide between these. A smaller ridge has to be
+    clearly better, unless its run still improves when it is cut off, as it does without noise.
     """
-    rows, start = problem.make_rows(known), problem.start(0)
-    chosen, best, num_worse = _RIDGES[0], _Trial(math.inf, False, False), 0
+    known, others = next(splits)
+    held_out, rows = known.find_fair(others), problem.make_rows(known)
+    of_mean = held_out.compare(problem.mean)
+    chosen, trials = _search(problem, rows, held_out, of_mean)
+    best = trials[chosen]
+    squares = {
+        l2_reg: trial.error**2
+        for l2_reg, trial in trials.items()
+        if trial.error <= best.error * (1 + _CHANCE)
+    }
+    if len(squares) > 1 and not best.is_unfinished:
+        for known, others in splits:
+            held_out, rows = known.find_fair(others), problem.make_rows(known)
+            for l2_reg in squares:
+                again = _Trial.run(problem, rows, l2_reg, held_out, trials[l2_reg].start)
+                squares[l2_reg] += again.error**2
+        most = min(squares.values()) / (1 - _CLARITY) ** 2
+        chosen = max(l2_reg for l2_reg, square in squares.items() if square <= most)
+    return chosen, trials[chosen].error, of_mean
+
+
+def _search(
+    problem: _Problem,
+    rows: "_Solutions | _ConjugateGradients",
+    held_out: "ObservedEntries",
+    of_mean: float,
+) -> "tuple[float, dict[float, _Trial]]":
+    """Return the ridge that is best at one split, and what all ridges found that were tried.
+
+    Large ones leave only biases, and the next ones can be worse than these before components are
+    found: more of them have to be tried, and another start if all these end in poor local minima.
+    """
+    chosen, num_worse, trials = _RIDGES[0], 0, {}
+    best = _Trial(math.inf, is_unfinished=False, has_components=False, start=0)
     for l2_reg in _RIDGES:
-        report(f"trying l2_reg {l2_reg:g}")
-        rows.ridges = problem.find_ridges(l2_reg)
-        trial = _Trial.run(problem, rows, list(start), held_out)
+        trials[l2_reg] = trial = _Trial.run(problem, rows, l2_reg, held_out)
         num_worse += 1
-        if trial.is_better(best):
+        if trial.error < best.error * (1 if trial.is_unfinished else 1 - _CLARITY):
             chosen, best, num_worse = l2_reg, trial, 0
         most = _NUM_WORSE if best.has_components else _NUM_WORSE_WITHOUT
         if num_worse >= most and best.error < min(of_mean, 1.0) * (1 - _CLARITY):
             break
-    return chosen, best.error
+    if not best.has_components:
+        others = [l2_reg for l2_reg, trial in trials.items() if trial.has_components]
+        for l2_reg in others[:_NUM_RETRIED]:
+            trial = _Trial.run(problem, rows, l2_reg, held_out, start=1)
+            if trial.error < best.error * (1 - _CLARITY):
+                chosen, best, trials[l2_reg] = l2_reg, trial, trial
+    return chosen, trials
 
 
 class _Trial(NamedTuple):
@@ -381,15 +423,19 @@ class _Trial(NamedTuple):
     error: float  # of held-out entries
     is_unfinished: bool  # whether it still fell when the run was cut off
     has_components: bool  # whether the ridge left some
+    start: int  # the seed of its guess
 
     @classmethod
     def run(
         cls,
         problem: _Problem,
         rows: "_Solutions | _ConjugateGradients",
-        factors: list[Array],
+        l2_reg: float,
         held_out: "ObservedEntries",
+        start: int = 0,
     ) -> Self:
+        report(f"trying l2_reg {l2_reg:g}")
+        rows.ridges, factors = problem.find_ridges(l2_reg), problem.start(start)
         error, fit, num_still = math.inf, math.inf, 0
         for _ in range(_NUM_TRIED):
             _fit_all(rows, factors)
@@ -403,10 +449,7 @@ class _Trial(NamedTuple):
         parts = [factor[:, : problem.rank] for factor in factors]
         size = observed_rows.measure_scale(evaluate_model(held_out.coords, None, parts))
         is_unfinished = last_error - error >= _TRIED_TOL * error
-        return cls(error, is_unfinished, size > _TRACE * problem.scale)
-
-    def is_better(self, other: "_Trial") -> bool:
-        return self.error < other.error * (1 if self.is_unfinished else 1 - _CLARITY)
+        return cls(error, is_unfinished, size > _TRACE * problem.scale, start)
 
 
 def _fit_all(rows: "_Solutions | _ConjugateGradients", factors: list[Array]) -> None:
@@ -457,13 +500,16 @@ class ObservedEntries(NamedTuple):
         parts = self.coords[:, places], self.values[places], weights, self.targets[places]
         return type(self)(*parts, self.unobserved)
 
-    def divide(self) -> tuple[Self, Self]:
-        """Return most entries, and others to judge by: the same ones for each rank and start."""
+    def divide(self) -> Iterator[tuple[Self, Self]]:
+        """Yield most entries, and a tenth to judge by: the same ones for each rank and start."""
         xp, count = array_module(self.values), self.values.size
         places = xp.asarray(np.random.RandomState(0).permutation(count))
         num_out = max(1, count // 10)
-        known = self.take(xp.sort(places[num_out:])) if count > 1 else self
-        return known, self.take(xp.sort(places[:num_out]))
+        for start in range(0, count, num_out)[:_NUM_TENTHS]:
+            out = places[start : start + num_out]
+            others = xp.concatenate([places[:start], places[start + num_out :]])
+            known = self.take(xp.sort(others)) if count > 1 else self
+            yield known, self.take(xp.sort(out))
 
     def find_fair(self, others: Self) -> Self:
         """Return the others all of whose rows have entries here; all others if there are none."""

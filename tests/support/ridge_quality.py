@@ -2,8 +2,12 @@
 
 Of six kinds of made-up ratings, of two modes for even seeds and of three for odd ones, prints for
 how many seeds the error at new cells is at most 1.15 times that with the best of five fixed ridges.
-The error is the root mean square of the differences from the expected values, which have no noise.
-With ``--ranks`` also in how many planted sets `select_rank` suggests the planted rank.
+The error is the root mean square of the differences from the expected values, which have no noise;
+of several ``--starts``, that of the run which fits best. With few entries in each row a start often
+ends in a poor local minimum, with some ridges and not with others: that is luck, of which the best
+of five has more. The cost is that of a call by default, in calls with a fixed ridge.
+
+With ``--ranks`` prints in how many planted sets `select_rank` suggests the planted rank instead.
 """
 
 import argparse
@@ -38,7 +42,7 @@ DENSITIES = {2: (15, 30), 3: (30, 55)}
 NOISE = 0.5
 
 #: Of `select_rank`: the ranks to try, and the runs of each.
-RANKS, NUM_RUNS = range(1, 6), 3
+RANKS, NUM_RUNS = range(1, 6), 8
 
 
 class Ratings(NamedTuple):
@@ -150,51 +154,62 @@ KINDS = {
 }
 
 
-def fit(ratings, **options):
-    """Fit ratings; return the error, the seconds of the processor and the ridge."""
-    start = time.process_time()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # components that a large ridge leaves nothing of
-        found = observed_parafac(
-            ratings.x, ratings.rank, random_state=0, **ratings.options, **options
-        )
-    seconds = time.process_time() - start
-    return ratings.measure(found), seconds, found.observed_l2_reg
+def fit(ratings, num_starts=1, l2_reg="validation", **options):
+    """Fit ratings; return the error, the seconds of the first run, and the ridge."""
+    fits = []
+    for start in range(num_starts):
+        begin = time.process_time()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # components that a large ridge leaves nothing of
+            found, errors = observed_parafac(
+                ratings.x, ratings.rank, random_state=start, l2_reg=l2_reg, return_errors=True,
+                **ratings.options, **options,
+            )  # fmt: skip
+        seconds, l2_reg = time.process_time() - begin, found.observed_l2_reg
+        fits.append((errors[-1], ratings.measure(found), seconds))
+    return min(fits)[1], fits[0][2], l2_reg
 
 
-def compare(kind, seed):
+def compare(kind, seed, num_starts):
     """Return the errors of the default and of the fixed ridges, its cost in runs, and its ridge."""
     ratings = KINDS[kind](seed)
     fit(ratings, n_iter_max=1, l2_reg=1.0)  # compiles
-    error, seconds, ridge = fit(ratings)
-    fixed = [fit(ratings, l2_reg=l2_reg) for l2_reg in RIDGES]
+    error, seconds, ridge = fit(ratings, num_starts)
+    fixed = [fit(ratings, num_starts, l2_reg) for l2_reg in RIDGES]
     return error, [of[0] for of in fixed], seconds / np.mean([of[1] for of in fixed]), ridge
 
 
-def select(seed):
-    """Return the planted rank of TRIAL5's set, and the suggested one."""
-    random, rank, shape = np.random.default_rng(seed), 2 + seed % 2, (100, 80, 10)
-    truth = Truth(1)
-    truth.random, truth.shape, truth.chances = random, shape, [np.full(n, 1 / n) for n in shape]
-    factors = [random.normal(size=(n, rank)) for n in shape]
+def draw_planted(seed, rank):
+    """Draw the ratings of TRIAL5.md, number by number."""
+    random, shape = np.random.default_rng(seed), (100, 80, 10)
+    factors = [random.normal(size=(size, rank)) for size in shape]
     cells = np.einsum("ir,jr,kr->ijk", *factors)
-    truth.components = cells / cells.std()
-    truth.biases = [random.normal(0, 0.5, n) for n in shape]
-    coords = truth.draw_cells(8000)
-    x = FlycooTensor(coords, 3.5 + truth.rate(coords), shape)
+    cells /= cells.std()
+    coords = np.unique(np.array([random.integers(0, size, 8000) for size in shape]), axis=1)
+    biases = [random.normal(0, NOISE, size) for size in shape]
+    values = 3.5 + sum(bias[ids] for bias, ids in zip(biases, coords, strict=True))
+    values += cells[tuple(coords)] + random.normal(0, NOISE, coords.shape[1])
+    return FlycooTensor(coords, values, shape)
+
+
+def select(seed):
+    """Return the planted rank, 2 or 3, and the suggested one."""
+    rank = 2 + seed % 2
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = select_rank(
-            x, RANKS, NUM_RUNS, method="observed_parafac", biases=True, random_state=0
-        )
+            draw_planted(seed, rank), RANKS, NUM_RUNS, method="observed_parafac", biases=True,
+            random_state=0,
+        )  # fmt: skip
     return rank, found.rank
 
 
-def print_ridges(pool, kinds, seeds, is_verbose):
+def print_ridges(pool, kinds, seeds, num_starts, is_verbose):
     """Print a row for each kind, and before it, if asked, what each seed gave."""
     print(f"{'kind':<12}{f'within {BAR}':>14}{'worst':>8}{'median':>8}{'cost':>8}", flush=True)
-    results = [(kind, pool.map(compare, [kind] * len(seeds), seeds)) for kind in kinds]
-    for kind, own in results:
+    starts = [num_starts] * len(seeds)
+    results = {kind: pool.map(compare, [kind] * len(seeds), seeds, starts) for kind in kinds}
+    for kind, own in results.items():
         ratios, costs = [], []
         for seed, (error, fixed, cost, ridge) in zip(seeds, own, strict=True):
             ratios.append(error / min(fixed))
@@ -220,6 +235,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=30)
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--starts", type=int, default=1)
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--ranks", action="store_true")
     parser.add_argument("--verbose", action="store_true")
@@ -229,7 +245,7 @@ def main():
         if options.ranks:
             print_ranks(pool, seeds)
         else:
-            print_ridges(pool, options.kinds, seeds, options.verbose)
+            print_ridges(pool, options.kinds, seeds, options.starts, options.verbose)
 
 
 if __name__ == "__main__":
