@@ -361,13 +361,16 @@ class _CoupledALS(Run):
     def _measure(self, grams: list[dict[int, Array]], sums: list[Array]) -> _Fit:
         """Compare the model with the data."""
         squares, magnitudes, penalties = [], [], []
+        # Of columns in float32, which are 1 but for rounding.
+        lengths = [move(sum_columns(factor.astype(np.float64) ** 2), np) for factor in self.factors]
         for b, block in enumerate(self.blocks):
             gram = move(multiply_all([grams[n][b] for n in block.modes]), np)
             weights = move(self.weights[b], np).astype(np.float64)
             inner = float(weights @ move(sums[b], np))
             squares.append(abs(block.square + float(weights @ gram @ weights) - 2 * inner))
             magnitudes.append(block.square + float(abs(weights) @ abs(gram) @ abs(weights)))
-            penalties.append(self.l2_reg * float(weights @ weights))
+            norms = multiply_all([lengths[n] for n in block.modes])
+            penalties.append(self.l2_reg * float(norms @ weights**2))
         shares = np.array([block.weight for block in self.blocks])
         wholes = np.array([block.square for block in self.blocks])
         return _Fit(
