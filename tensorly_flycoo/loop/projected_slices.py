@@ -124,6 +124,17 @@ class ProjectedSlices:
         crosses[self._order] = self._cross(rows, rows)
         return crosses
 
+    def sum_imputed_squares(self) -> Array:
+        """Add up the squares of the imputed entries of each slice: (K,)."""
+        if self.missing is None:
+            return self.xp.zeros(self.shape[0])
+        ones = self.xp.ones((self.shape[2], 1), self.dtype)
+        sums = self.xp.zeros((self.matrix.shape[0], 1), self.dtype)
+        sums = self.missing.add_mttkrp(sums, self.values**2, [sums, ones], 0)
+        squares = self.xp.empty(self.shape[0])
+        squares[self._order] = self._cross(self.xp.ones_like(sums), sums)[:, 0, 0]
+        return squares
+
     def _make_model(self, a: Array, b: Array) -> Array:
         """Compute P_k B diag(a_k) for all slices: (rows, R)."""
         return self._apply(self.projections, b * a[self._order][:, None, :].astype(np.float64))

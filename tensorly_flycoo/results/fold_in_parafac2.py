@@ -105,9 +105,9 @@ def fold_in_parafac2(
     rows. So rows of slices that the model was fitted to may differ from the model's, with a
     smaller error. The rows that a slice lacks for R of them count as zeros, as in `parafac2`.
 
-    With missing entries, which begin as the mean of their slice, the slices are imputed by the
-    model before each update: up to 1000 products. That is slow where most entries are missing, and
-    signs are tried only before.
+    With missing entries, which begin as the mean of their slice, all slices are imputed by the
+    model before each update: a product each, up to 1000 at last and about ``30 * R`` to try signs.
+    That is slow where most entries are missing.
     Results have the same bits in every run.
 
     References
@@ -213,13 +213,13 @@ def _fold_in_slices(
     sizes = abs(a).mean(axis=0, dtype=np.float64)
     start = array_module(a).where(sizes > 0, sizes, 1)
     rows, changes = search.find(data.cross_columns(c), start)
-    signs = np.where(rows @ a.sum(axis=0, dtype=np.float64) < 0, -1, 1)
-    rows = rows * signs[:, None]
-    data.project([rows, b, c])
     tolerance = _TOLERANCE
     if data.missing is not None:
         tolerance = max(_TOLERANCE, 10 * float(np.finfo(data.dtype).eps))
-        rows, changes = _impute(data, search, rows, [b, c], tolerance)
+        rows, changes = _Imputation(data, search, x, b, c).find(rows, tolerance)
+    signs = np.where(rows @ a.sum(axis=0, dtype=np.float64) < 0, -1, 1)
+    rows = rows * signs[:, None]
+    data.project([rows, b, c])
     num_moving = int((changes > tolerance).sum())
     if num_moving:
         warn(
@@ -232,21 +232,65 @@ def _fold_in_slices(
     return FoldedIn(rows.astype(x.dtype), projections)
 
 
-def _impute(
-    data: ProjectedSlices,
-    search: "_Search",
-    rows: Array,
-    others: Sequence[Array],
-    tolerance: float,
-) -> tuple[Array, Array]:
-    """Impute missing entries by the model, and update it, in turn; return the last changes too."""
-    for _ in range(_MAX_UPDATES):
-        data.impute([rows, *others])
-        rows, changes = search.update(data.cross_columns(others[1]), rows, 1)
-        data.project([rows, *others])
-        if not (changes > tolerance).any():
-            break
-    return rows, changes
+class _Imputation:
+    """The search for rows of slices whose missing entries are imputed by the model."""
+
+    def __init__(
+        self, data: ProjectedSlices, search: "_Search", x: RaggedTensor, b: Array, c: Array
+    ) -> None:
+        self._data, self._search, self._b, self._c = data, search, b, c
+        of_rows = np.repeat(x.order, x.heights[x.order])
+        self._of_rows = data.xp.asarray(of_rows)  # the slice of each row
+
+    def find(self, rows: Array, tolerance: float) -> tuple[Array, Array]:
+        """Find the rows of slices; return also their last changes."""
+        self._data.project([rows, self._b, self._c])
+        if not self._search.non_negative:
+            rows, _ = self._advance(rows, _FIRST_UPDATES, tolerance)
+            rows = self._flip_signs(rows, tolerance)
+        return self._advance(rows, _MAX_UPDATES, tolerance)
+
+    def _advance(self, rows: Array, num_updates: int, tolerance: float) -> tuple[Array, Array]:
+        """Impute by the model, and update it, in turn."""
+        data, others = self._data, [self._b, self._c]
+        for _ in range(num_updates):
+            data.impute([rows, *others])
+            rows, changes = self._search.update(data.cross_columns(self._c), rows, 1)
+            data.project([rows, *others])
+            if not (changes > tolerance).any():
+                break
+        return rows, changes
+
+    def _measure(self, rows: Array) -> Array:
+        """Compute the squared error of each slice at its known entries, but for a constant."""
+        data = self._data
+        data.impute([rows, self._b, self._c])
+        crosses = data.cross_columns(self._c)
+        return data.sum_imputed_squares() + self._search.measure(crosses, rows)
+
+    def _flip_signs(self, rows: Array, tolerance: float) -> Array:
+        """Change the sign of one element of each row after another while that leads lower."""
+        data, xp, rank = self._data, self._data.xp, rows.shape[1]
+        projections, losses = data.projections, self._measure(rows)
+        for _ in range(rank):
+            first_rows, first_projections, first_losses = rows, projections, losses
+            for r in range(rank):
+                data.projections = first_projections
+                data.impute([first_rows, self._b, self._c])
+                flipped = first_rows * xp.where(xp.arange(rank) == r, -1, 1)
+                data.project([flipped, self._b, self._c])
+                found, _ = self._advance(flipped, _TRIED_UPDATES, tolerance)
+                found_projections = data.projections
+                found_losses = self._measure(found)
+                is_lower = found_losses < losses - _GAIN * abs(losses)
+                rows = xp.where(is_lower[:, None], found, rows)
+                losses = xp.where(is_lower, found_losses, losses)
+                is_row_lower = is_lower[self._of_rows][:, None]
+                projections = xp.where(is_row_lower, found_projections, projections)
+            if not (losses < first_losses).any():
+                break
+        data.projections = projections
+        return rows
 
 
 class _Search:
@@ -254,7 +298,7 @@ class _Search:
 
     def __init__(self, b: Array, c: Array, non_negative: bool) -> None:
         exact = [factor.astype(np.float64, copy=False) for factor in (b, c)]
-        self._b, self._non_negative = exact[0], non_negative
+        self._b, self.non_negative = exact[0], non_negative
         self._gram = multiply_grams(None, exact)
         self._lengths = np.sqrt(self._gram.diagonal())
 
@@ -266,7 +310,7 @@ class _Search:
         for block in _split(crosses):
             part = crosses[block]
             found = xp.tile(start, (len(part), 1))
-            if not self._non_negative:
+            if not self.non_negative:
                 found, _ = self.update(part, found, _FIRST_UPDATES)
                 found = self._flip_signs(part, found)
             rows[block], changes[block] = self.update(part, found, _MAX_UPDATES)
@@ -301,7 +345,7 @@ class _Search:
         # P_k^T X_k C, of which the rows take the diagonals of B^T P_k^T X_k C.
         projected = roots @ (vectors.swapaxes(1, 2) @ scaled.swapaxes(1, 2) @ crosses)
         products = (self._b * projected).sum(axis=1)
-        return solve_rows(products, self._gram, non_negative=self._non_negative)
+        return solve_rows(products, self._gram, non_negative=self.non_negative)
 
     def _find_eigenvalues(self, crosses: Array, scaled: Array) -> tuple[Array, Array]:
         """Return those of the Gram matrices of X_k C diag(a_k) B^T, zeros where they are errors."""
@@ -309,7 +353,7 @@ class _Search:
         least = values.shape[1] * 2.0**-48 * values[:, -1:]
         return values * (values > least), vectors
 
-    def _measure(self, crosses: Array, rows: Array) -> Array:
+    def measure(self, crosses: Array, rows: Array) -> Array:
         """Compute f for each row."""
         values, _ = self._find_eigenvalues(crosses, rows[:, :, None] * self._b.T)
         return (rows @ self._gram * rows).sum(axis=1) - 2 * np.sqrt(values).sum(axis=1)
@@ -319,13 +363,13 @@ class _Search:
         xp, rank = array_module(rows), rows.shape[1]
         rows = rows.copy()
         places = xp.arange(len(rows))
-        losses = self._measure(crosses, rows)
+        losses = self.measure(crosses, rows)
         for _ in range(rank):
             best_rows, best = rows[places], losses[places]
             for r in range(rank):
                 flipped = rows[places] * xp.where(xp.arange(rank) == r, -1, 1)
                 found, _ = self.update(crosses[places], flipped, _TRIED_UPDATES)
-                found_losses = self._measure(crosses[places], found)
+                found_losses = self.measure(crosses[places], found)
                 is_lower = found_losses < best - _GAIN * abs(best)
                 best_rows = xp.where(is_lower[:, None], found, best_rows)
                 best = xp.where(is_lower, found_losses, best)

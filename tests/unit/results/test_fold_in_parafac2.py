@@ -62,17 +62,18 @@ def search_densely(x, b, c, non_negative):
     gram = (b.T @ b) * (c.T @ c)
 
     def evaluate(row):
-        nuclear = np.linalg.svd(triangle @ np.diag(row) @ b.T, compute_uv=False).sum()
-        return np.linalg.norm(x) ** 2 + row @ gram @ row - 2 * nuclear
+        left, roots, right = np.linalg.svd(triangle @ np.diag(row) @ b.T)
+        value = np.linalg.norm(x) ** 2 + row @ gram @ row - 2 * roots.sum()
+        return value, 2 * gram @ row - 2 * np.diag(triangle.T @ left @ right @ b)
 
     patterns = itertools.product([1], *[(1,) if non_negative else (-1, 1)] * (RANK - 1))
     bounds = [(0, None)] * RANK if non_negative else None
-    found = [minimize(evaluate, signs, method="L-BFGS-B", bounds=bounds) for signs in patterns]
+    options = {"method": "L-BFGS-B", "bounds": bounds, "jac": True}
+    found = [minimize(evaluate, signs, **options) for signs in patterns]
     return min(result.fun for result in found) ** 0.5
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("noise", [0.1, 2.0])
+@pytest.mark.parametrize(("seed", "noise"), [(0, 0.1), (1, 0.5), (2, 2.0)])
 @pytest.mark.parametrize("non_negative", [False, True])
 def test_the_error_is_the_least_that_an_optimiser_finds(non_negative, noise, seed):
     model = make_model(seed, weights=seed != 1)
@@ -114,7 +115,7 @@ def test_training_slices_have_their_own_rows_or_better_ones(options, dtype):
     """The iteration may have left a slice in a local minimum. Signs of whole rows are free."""
     dense = make_dense(make_model(3, weights=False), 0.01)
     x = stack(dense, dtype)
-    n_iter_max = 500 if dtype == "float32" else 3000
+    n_iter_max = 200 if dtype == "float32" else 3000
     model = parafac2(x, RANK, random_state=0, n_iter_max=n_iter_max, tol=1e-14, **options)
     found = fold_in_parafac2(model, x, 0)
     assert found.rows.dtype == dtype
@@ -189,9 +190,11 @@ def mask_slices(slices, share, seed=4):
     return masks, [np.where(mask == 1, x, 9.0) for x, mask in zip(slices, masks, strict=True)]
 
 
-def test_exact_slices_come_back_with_entries_missing():
+@pytest.mark.parametrize("share", [0.9, 0.75])
+def test_exact_slices_come_back_with_entries_missing(share):
+    """Not only to a local minimum, which other signs would be."""
     model = make_model(2)
-    masks, slices = mask_slices(evaluate(model), 0.8)
+    masks, slices = mask_slices(evaluate(model), share)
     rows, projections = fold_in_parafac2(model, stack(slices), 0, mask=masks)
     found = evaluate((model[0], [rows, *model[1][1:]], projections))
     for part, expected in zip(found, evaluate(model), strict=True):
