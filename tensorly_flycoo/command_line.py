@@ -329,7 +329,7 @@ def _hold_out(x: LabelledTensor, seed: int) -> Iterator[LabelledTensor]:
     places = x.tensor._engine.xp.asarray(np.random.RandomState(seed).permutation(x.nnz))
     count = max(1, x.nnz // 10)
     for own in (places[count:], places[:count]):
-        yield LabelledTensor(x.tensor._rebuild(coords[:, own], values[own]), x.labels)
+        yield x._replace(tensor=x.tensor._rebuild(coords[:, own], values[own]))
 
 
 def _choose_method(arguments: argparse.Namespace) -> Method:

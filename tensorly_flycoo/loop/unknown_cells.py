@@ -57,6 +57,11 @@ def find_unknown(x: Any) -> Any:
     return list_unknown(x) if isinstance(unknown, str) else unknown
 
 
+def forget_unknown(x: Any) -> Any:
+    """Return a tensor whose unknown cells are now in a mask, with its labels."""
+    return x._replace(unknown=None) if isinstance(x, LabelledTensor) else x
+
+
 def mask_slices(mask: Any, num_slices: int) -> list[Any]:
     """Return a mask for each slice of a tensor of three modes."""
     return [mask[min(number, mask.shape[0] - 1)] for number in range(num_slices)]

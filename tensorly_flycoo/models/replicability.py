@@ -14,6 +14,7 @@ from ..base.array_modules import Array
 from ..base.checks import check_count, check_mode
 from ..base.reporting import report
 from ..decomposition.methods import CP_METHODS, find_method
+from ..loop.unknown_cells import forget_unknown, obey_unknown
 from ..ops.ragged import RaggedTensor
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import LabelledTensor, Labels, number_modes
@@ -84,7 +85,7 @@ def replicability(
         Draws the folds and the starts.
     **options
         For `best_of`, such as `n_iter_max`, or a `mask` of `x`, of which each subset gets its rows
-        or slices.
+        or slices, as it does of the cells that `x` knows as unknown.
 
     Returns
     -------
@@ -121,8 +122,8 @@ def replicability(
     >>> [bool(result.scores.min() > 0.9) for result in results]
     [True, False]
     """
-    options = number_modes(x, options)
     solver = find_method(method, known=(*CP_METHODS, "parafac2"))
+    options = obey_unknown(x, solver.name, solver.defaults, number_modes(x, options))
     is_ragged = solver.model == "PARAFAC2"
     data = _Rows.of(x, number_modes(x, mode), is_ragged, options.pop("mask", None))
     n_folds = check_count(n_folds, "n_folds", least=2)
@@ -163,7 +164,7 @@ class _Rows:
                 raise ValueError(f"x has shape {x.shape}, expected two modes or more")
             mode = check_mode(mode, x.ndim)
             return cls(x, mode, x.shape[mode], mask, labels)
-        x = given if isinstance(given, RaggedTensor) else RaggedTensor(given)
+        x = given if isinstance(given, RaggedTensor) else RaggedTensor(forget_unknown(given))
         if check_mode(mode, 3) != 0:
             raise ValueError(f"mode is {mode}, expected 0 for parafac2: slices can be left out")
         if mask is not None and len(mask) != x.shape[0]:

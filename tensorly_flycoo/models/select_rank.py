@@ -21,7 +21,7 @@ from ..loop.losses import find_exact
 from ..loop.masks import MissingEntries, find_missing
 from ..loop.model_uses import suits
 from ..loop.ranks import find_tucker_rank
-from ..loop.unknown_cells import obey_unknown
+from ..loop.unknown_cells import forget_unknown, obey_unknown
 from ..ops.cp_entries import evaluate_model, take_model
 from ..ops.ragged import RaggedTensor
 from ..ops.sampling import find_chances, find_places, make_sampler
@@ -251,7 +251,7 @@ def select_rank(
     if solver.model != "PARAFAC2":
         x = as_flycoo(x, check_coords=True)
     elif not isinstance(x, RaggedTensor):
-        x = RaggedTensor(x)
+        x = RaggedTensor(forget_unknown(x))
     if not isinstance(ranks, Iterable):
         raise TypeError(f"ranks is {ranks!r}, expected several integers, such as range(1, 11)")
     if solver.model == "Tucker":

@@ -53,8 +53,8 @@ class RaggedTensor(LazyArray):
     ValueError
         If there is no slice, the slices differ in their number of columns, a slice has not two
         modes or a tensor not three, `by` is no column of the AnnData or does not have a label for
-        each row (nan, NaT and None are none), `drop_empty` is given for slices or with `by`, or a
-        fill_value is not 0.
+        each row (nan, NaT and None are none), `drop_empty` is given for slices or with `by`, a
+        fill_value is not 0, or a tensor has unknown cells, which `parafac2` takes.
 
     Examples
     --------
@@ -77,6 +77,11 @@ class RaggedTensor(LazyArray):
     def __init__(
         self, slices: Any, *, by: Any = None, drop_empty: bool = False, **options: Any
     ) -> None:
+        if getattr(slices, "unknown", None) is not None:
+            raise ValueError(
+                "slices is a tensor with unknown cells, which slices do not keep: pass it to "
+                "parafac2 itself, or slices.tensor if these cells are zeros"
+            )
         self.labels: dict[str, Any] = dict(getattr(slices, "labels", {}))
         is_list = isinstance(slices, list | tuple) and len(slices) and not is_sparse(slices)
         first = slices[0] if is_list else slices

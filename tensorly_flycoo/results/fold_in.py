@@ -17,7 +17,7 @@ from ..loop.model_uses import check_model, choose_mask
 from ..loop.observed_rows import L2_REG, measure_scale, scale_ridge
 from ..loop.poisson import MultiplicativeUpdates
 from ..loop.row_systems import ListedCells, solve_rows
-from ..loop.unknown_cells import find_unknown, mask_slices
+from ..loop.unknown_cells import find_unknown, forget_unknown, mask_slices
 from ..ops.cp_entries import evaluate_model, find_kind, take_model
 from ..ops.mttkrp import mttkrp
 from ..ops.ragged import RaggedTensor
@@ -180,7 +180,7 @@ def _fold_in_parafac2(model: Any, slices: Any, mode: Any, options: dict[str, Any
     _refuse_options(options, ("loss", "observed", "l2_reg", "confidence"), "a PARAFAC2 model")
     mode = check_mode(number_modes(slices, number_modes(model, mode)), 3)
     _refuse_constraint(record, mode)
-    x = slices if isinstance(slices, RaggedTensor) else RaggedTensor(slices)
+    x = slices if isinstance(slices, RaggedTensor) else RaggedTensor(forget_unknown(slices))
     mask, non_negative = options["mask"], options["non_negative"]
     if mask is None and (unknown := find_unknown(slices)) is not None:
         mask = mask_slices(unknown, x.shape[0])
