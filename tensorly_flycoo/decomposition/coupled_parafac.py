@@ -14,6 +14,7 @@ from ..base.fit_record import FitRecord, recording
 from ..base.reporting import log_compilation
 from ..engines import select_engine
 from ..engines.tall import column_norms, find_signs, sum_columns
+from ..io.entries import find_places
 from ..loop.coupled_blocks import Blocks, group_rows, read_blocks
 from ..loop.cp_loop import Callback, Run
 from ..loop.cp_model import multiply_all, multiply_grams, solve_gram
@@ -181,6 +182,8 @@ def _start(
     if not isinstance(given, Mapping) or {*given} != {*names}:
         got = list(given) if isinstance(given, Mapping) else repr(given)
         raise ValueError(f"init is {got}, expected 'random', a CoupledCP, or a factor for {names}")
+    if isinstance(init, CoupledCP):
+        given = {name: _match_rows(name, factor, init, data) for name, factor in given.items()}
     factors = check_factors([given[name] for name in names], sizes, dtype, engine.array_type)
     if factors[0].shape[1] != rank:
         raise ValueError(f"factors of init have {factors[0].shape[1]} columns, expected {rank}")
@@ -192,10 +195,27 @@ def _start(
     own = [cp_tensor.weights for cp_tensor in init.cp_tensors]
     if len(own) != len(data.blocks):
         raise ValueError(f"init has models of {len(own)} blocks, expected {len(data.blocks)}")
+    modes = [tuple(block.names) for block in data.blocks]
+    if init.blocks and [*map(tuple, init.blocks)] != modes:
+        raise ValueError(f"init has the blocks {init.blocks}, expected {modes}, in this sequence")
     for array in own:
         check_weights(array, rank, dtype, engine.array_type)
     pairs = zip(own, data.blocks, strict=True)
     return engine.xp.stack([array / dtype.type(block.power) for array, block in pairs]), factors
+
+
+def _match_rows(name: Any, factor: Array, init: CoupledCP, data: Blocks) -> Array:
+    """Return a factor of a guess in the sequence of the data's labels; refuse other labels."""
+    known, wanted = init.labels.get(name), data.labels.get(name)
+    if known is None or wanted is None or np.array_equal(known, wanted):
+        return factor
+    places = find_places(wanted, known)
+    if known.size != wanted.size or (places < 0).any():
+        raise ValueError(
+            f"init has {known.size} labels of mode {name!r}, such as {known[0]}, expected the "
+            f"{wanted.size} of blocks, such as {wanted[0]}: start at random, or from their rows"
+        )
+    return factor[array_module(factor).asarray(places)]
 
 
 class _Fit(NamedTuple):

@@ -669,3 +669,22 @@ def test_a_sweep_with_unknown_rows_is_that_of_dense_least_squares():
             factors[name] = np.linalg.solve(hessian, (minus - singles) / 2).reshape(size)
     total = np.sum(x**2) + np.sum(tags**2)
     np.testing.assert_allclose(model.errors[-1], np.sqrt(loss(factors, weights) / total), rtol=1e-8)
+
+
+def test_a_guess_with_labels_is_matched_by_label():
+    """The rows of a guess go to their labels; other labels, and other blocks, are refused."""
+    rng = np.random.default_rng(0)
+    x, m = rng.random((5, 4)), rng.random((5, 3))
+    users = np.array(list("abcde"))
+    blocks = [(x, {"user": users, "item": range(4)}), (m, {"user": users, "tag": range(3)})]
+    start = coupled_parafac(blocks, 2, n_iter_max=3, tol=0, random_state=0)
+    expected = coupled_parafac(blocks, 2, n_iter_max=2, tol=0, init=start)
+    order = rng.permutation(5)
+    moved = [(data[order], {**modes, "user": users[order]}) for data, modes in blocks]
+    found = coupled_parafac(moved, 2, n_iter_max=2, tol=0, init=start)
+    np.testing.assert_allclose(found.factors["user"], expected.factors["user"][order], rtol=1e-9)
+    others = [(data, {**modes, "user": list("vwxyz")}) for data, modes in blocks]
+    with pytest.raises(ValueError, match="init has 5 labels of mode 'user', such as a"):
+        coupled_parafac(others, 2, init=start)
+    with pytest.raises(ValueError, match=r"init has the blocks .* in this sequence"):
+        coupled_parafac(blocks[::-1], 2, init=start)
