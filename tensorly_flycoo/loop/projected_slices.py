@@ -61,8 +61,12 @@ class ProjectedSlices:
         """Set the missing entries, if any, to the values of a model."""
         if self.missing is not None:
             a, b, c = factors
-            self.values = self.missing.impute(None, [self._make_model(a, b), c])
-            self._columns = (None, None)
+            self.fill(self.missing.impute(None, [self._make_model(a, b), c]))
+
+    def fill(self, values: Array) -> None:
+        """Set the missing entries to some values (count,)."""
+        self.values = values
+        self._columns = (None, None)
 
     def __repr__(self) -> str:
         return f"<slices projected to {self.shape}, nnz={self.nnz}>"
@@ -124,16 +128,15 @@ class ProjectedSlices:
         crosses[self._order] = self._cross(rows, rows)
         return crosses
 
-    def sum_imputed_squares(self) -> Array:
-        """Add up the squares of the imputed entries of each slice: (K,)."""
-        if self.missing is None:
-            return self.xp.zeros(self.shape[0])
+    def sum_imputed(self, numbers: Array) -> Array:
+        """Add up numbers (count,) at the missing entries, slice by slice: (K,)."""
         ones = self.xp.ones((self.shape[2], 1), self.dtype)
         sums = self.xp.zeros((self.matrix.shape[0], 1), self.dtype)
-        sums = self.missing.add_mttkrp(sums, self.values**2, [sums, ones], 0)
-        squares = self.xp.empty(self.shape[0])
-        squares[self._order] = self._cross(self.xp.ones_like(sums), sums)[:, 0, 0]
-        return squares
+        if self.missing is not None:
+            sums = self.missing.add_mttkrp(sums, numbers, [sums, ones], 0)
+        of_slices = self.xp.empty(self.shape[0])
+        of_slices[self._order] = self._cross(self.xp.ones_like(sums), sums)[:, 0, 0]
+        return of_slices
 
     def _make_model(self, a: Array, b: Array) -> Array:
         """Compute P_k B diag(a_k) for all slices: (rows, R)."""
