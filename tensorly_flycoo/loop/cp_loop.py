@@ -9,7 +9,7 @@ import numpy as np
 
 from ..base.array_modules import Array
 from ..base.checks import warn
-from ..base.fit_record import FitRecord, RunState, attach, current_record
+from ..base.fit_record import FitRecord, RunState, attach, current_record, find_record
 from ..base.reporting import span
 from ..io.checkpoint import Resumed, ResumedTucker, find_digest
 from ..tensor.tensor import FlycooTensor
@@ -86,8 +86,27 @@ def restore(
             f"the checkpoint is of another tensor of shape {x.shape}: its nonzeros differ from "
             f"those of x, {x!r}; resume with the original tensor, or pass another checkpoint="
         )
+    _check_resumed_facts(init, solver)
     xp, (first, factors) = x._engine.xp, init
     return xp.asarray(first), [xp.asarray(factor) for factor in factors]
+
+
+#: Facts of a checkpoint that a call has to share: with others its model would not be one.
+_LASTING_FACTS = ("loss", "absent", "unobserved", "non_negative")
+
+
+def _check_resumed_facts(init: Any, solver: str) -> None:
+    """Refuse a checkpoint that was made in another way, if it and the call say how."""
+    saved, record = find_record(init), current_record(solver)
+    if saved is None or saved.method != solver or not record.dtype:
+        return
+    for name in _LASTING_FACTS:
+        before, now = getattr(saved, name), getattr(record, name)
+        if before != now:
+            raise ValueError(
+                f"the checkpoint was written with {name} {before!r}, and this call has {now!r}: "
+                "resume with the options of the first run"
+            )
 
 
 def list_free_modes(ndim: int, fixed_modes: Sequence[int] | None) -> list[int]:
