@@ -17,7 +17,7 @@ from ..io.dataframe import from_dataframe, open_table, read_rows
 from ..io.entries import find_places
 from ..loop.masks import extend_mask
 from ..ops.cp_entries import cp_to_entries, take_model
-from ..tensor.labelled import LabelledTensor, Labels
+from ..tensor.labelled import LabelledTensor, Labels, take_labels
 from .fold_in import fold_in
 from .labelled_factors import NEED_PANDAS, LabelledFactors
 
@@ -138,8 +138,9 @@ class _NewRows(LabelledFactors):
         x_new, rows = self._fold_in(frame, index, values, confidence, how, options)
         name = self.names[index]
         old, new = self.labels[name], x_new.labels[name]
-        if (known := find_places(new, old) >= 0).any():
-            label = new[int(np.argmax(known))]
+        is_known = find_places(new, old) >= 0
+        if is_known.any():
+            label = take_labels(new, is_known)[0]
             raise ValueError(
                 f"frame has {label!r} in column {name!r}, expected labels that are new"
             )

@@ -34,7 +34,8 @@ def make_mask(shape, seed=2):
     is_known = np.random.default_rng(seed).random(shape) > 0.3
     cells = np.stack(np.nonzero(~is_known))
     mask = sparse.COO(cells, np.zeros(cells.shape[1]), shape, fill_value=1.0)
-    return mask, np.broadcast_to(is_known, (NUM_NEW, *SHAPE[1:]))
+    whole = shape if shape == SHAPE else (NUM_NEW, *SHAPE[1:])
+    return mask, np.broadcast_to(is_known, whole)
 
 
 def make_design(model):
