@@ -17,7 +17,7 @@ from tensorly_flycoo import (
     Progress,
     observed_parafac,
 )
-from tensorly_flycoo.decomposition.observed_parafac import _RIDGES
+from tensorly_flycoo.decomposition.observed_parafac import _RIDGES, _Trial
 from tensorly_flycoo.loop import observed_rows
 from tensorly_flycoo.ops import cp_entries as entries
 
@@ -531,6 +531,67 @@ def test_the_ridge_is_that_which_predicts_best():
     found = observed_parafac(x, 3, validation=held_out, random_state=5, n_iter_max=1)
     assert 0.1 < found.flycoo.l2_reg < 30
     assert errors[found.flycoo.l2_reg] < 1.02 * min(errors.values())
+
+
+def draw_planted(seed, rank):
+    """Draw noisy ratings of biases and components; return also new cells and their expectations."""
+    rng, shape = np.random.default_rng(seed), (100, 80, 10)
+    factors = [rng.normal(size=(size, rank)) for size in shape]
+    cells = np.einsum("ir,jr,kr->ijk", *factors)
+    cells /= cells.std()
+    coords = np.unique(np.array([rng.integers(0, size, 8000) for size in shape]), axis=1)
+    biases = [rng.normal(0, 0.5, size) for size in shape]
+
+    def expect(coords):
+        return 3.5 + sum(b[c] for b, c in zip(biases, coords, strict=True)) + cells[tuple(coords)]
+
+    values = expect(coords) + rng.normal(0, 0.5, coords.shape[1])
+    new = np.unique(np.array([rng.integers(0, size, 4000) for size in shape]), axis=1)
+    return FlycooTensor(coords, values, shape), new, expect(new)
+
+
+@pytest.mark.parametrize(("seed", "rank"), [(4, 3), (6, 2)])
+def test_a_plateau_does_not_end_the_choice(seed, rank):
+    """Held-out errors stood still, or rose, before components were found: the biases were left."""
+    x, new, expected = draw_planted(seed, rank)
+    errors = []
+    for options in ({}, {"l2_reg": 3.0}):
+        found = observed_parafac(x, rank, biases=True, random_state=0, **options)
+        predicted = entries.evaluate_model(new, None, found.factors)
+        errors.append(np.sqrt(((predicted - expected) ** 2).mean()))
+    assert errors[0] < 1.15 * errors[1] < 0.25
+
+
+def test_another_start_is_tried_if_none_finds_components():
+    """From the first start, all ridges of these entries end in poor local minima."""
+    x, _, _ = draw_planted(6, 2)
+    coords, values = x.nonzeros()
+    places = np.sort(np.random.RandomState(0).permutation(x.nnz)[x.nnz // 5 :])
+    x = FlycooTensor(coords[:, places], values[places], x.shape)
+    found = observed_parafac(x, 2, biases=True, random_state=1, n_iter_max=0)
+    assert found.observed_l2_reg < 10
+
+
+def test_other_tenths_decide_between_close_ridges(monkeypatch):
+    """At the first tenth 3 is better than 10, at the next two it is worse."""
+    errors = {100.0: [0.08], 30.0: [0.07], 10.0: [0.05] * 3, 3.0: [0.0495, 0.052, 0.052], 1.0: [1]}
+    tenths = {l2_reg: [] for l2_reg in errors}
+
+    def run(problem, rows, l2_reg, held_out, start=0):
+        tenths[l2_reg].append(held_out)
+        error = errors[l2_reg][len(tenths[l2_reg]) - 1]
+        return _Trial(error, is_unfinished=False, has_components=True, start=start)
+
+    monkeypatch.setattr(_Trial, "run", run)
+    x, held_out = make_noisy()
+    options = {"random_state": 0, "n_iter_max": 1}
+    assert observed_parafac(x, 2, **options).observed_l2_reg == 10
+    assert [len(of_ridge) for of_ridge in tenths.values()] == [1, 1, 3, 3, 1]
+    coords = np.concatenate([tenth.coords for tenth in tenths[10.0]], axis=1)
+    assert x.nnz // 10 * 2.5 < np.unique(coords, axis=1).shape[1] == coords.shape[1]
+    for of_ridge in tenths.values():
+        of_ridge.clear()
+    assert observed_parafac(x, 2, validation=held_out, **options).observed_l2_reg == 3
 
 
 @pytest.mark.parametrize("options", [{}, {"biases": True}, {"cg_steps": 3}], ids=str)
