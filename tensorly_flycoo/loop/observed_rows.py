@@ -79,12 +79,14 @@ def fit_rows(
     weights: Array | None = None,
     is_free: Array | None = None,
     non_negative: bool = False,
+    added: Array | None = None,
 ) -> Array:
     """Fit each row of one factor to its nonzeros, with the other factors fixed.
 
     The system of a row has the Gram matrix `common` (R, R) plus that of the row's nonzeros, each
-    times its weight if there are `weights`. Columns that are not in `is_free` (R,) stay as they
-    are. Non-negative rows are not solved for but improved.
+    times its weight if there are `weights`; its right-hand side has the row of `added` (I, R)
+    too, if they are given, and then no columns that stay. Columns that are not in `is_free` (R,)
+    stay as they are. Non-negative rows are not solved for but improved.
     """
     xp, rank = array_module(targets), factors[mode].shape[1]
     fitted = xp.zeros_like(factors[mode])
@@ -96,8 +98,12 @@ def fit_rows(
             slopes = (fitted[empty] @ common)[:, free]
             solved = call_lapack(np.linalg.solve, common[free][:, free], slopes.T)
             fitted[empty[:, None], free] -= solved.T
+    if added is not None:
+        empty = xp.flatnonzero(plan.starts == plan.ends)
+        old = factors[mode][empty]
+        fitted[empty] = fit_alike(added[empty], common, old, non_negative=non_negative)
     # Then `common` is a ridge.
-    has_dual = weights is None and is_free is None and not non_negative
+    has_dual = weights is None and is_free is None and added is None and not non_negative
 
     def gather(rows: Array, first: int, last: int) -> tuple[Array, Array, Array]:
         """Gather nonzeros `first` to `last` - 1 of each row, padded with some of weight zero.
@@ -118,6 +124,8 @@ def fit_rows(
             own = products @ transposed + common[0, 0] * xp.eye(width)
             return (transposed @ np.linalg.solve(own, part[:, :, None]))[:, :, 0]
         own, target = common, xp.zeros((1, rank, 1))
+        if added is not None:
+            target = added[rows][:, :, None]
         step = max(rank, choose_block_size(targets, rank))
         for first in range(0, width, step):
             part, products, weighted = gather(rows, first, min(first + step, width))
@@ -134,6 +142,16 @@ def fit_rows(
     for width, rows in plan.list_blocks(rank):
         fitted[rows] = call_lapack(fit_block, common, width, rows)
     return fitted
+
+
+def fit_alike(targets: Array, gram: Array, rows: Array, *, non_negative: bool = False) -> Array:
+    """Fit rows (I, R) whose systems have one Gram matrix, with right-hand sides `targets`.
+
+    Non-negative rows are not solved for but improved.
+    """
+    if non_negative:
+        return _descend(gram[None], targets, rows)
+    return call_lapack(np.linalg.solve, gram, targets.T).T
 
 
 def _descend(grams: Array, targets: Array, rows: Array) -> Array:

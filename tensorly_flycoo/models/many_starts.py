@@ -5,7 +5,8 @@ updates a mode of every run, and the small matrices of all runs are multiplied a
 stack (n, R, R). Runs that have converged or are dropped leave the stack.
 """
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import or_
@@ -17,13 +18,23 @@ from tensorly.cp_tensor import CPTensor
 
 from ..base.array_modules import Array, array_module, is_cupy, move
 from ..base.reporting import report
-from ..engines.tall import call_lapack, inner_product, is_own, multiply, solve_rows
+from ..engines.tall import (
+    call_lapack,
+    inner_product,
+    is_own,
+    multiply,
+    solve_rows,
+    transposed_product,
+)
 from ..format.packing import round_up
 from ..loop.cp_loop import has_converged
 from ..loop.cp_model import make_cp_tensor, multiply_all
 from ..loop.initial_guess import draw_factors
+from ..loop.masked_rows import MaskedRows
 from ..loop.masks import MissingEntries
 from ..loop.momentum import Pace, extrapolate
+from ..loop.observed_rows import fit_alike
+from ..loop.smoothness import smooth
 from ..loop.whole_tensor import WholeTensor
 from ..ops.call_memory import count_iteration_nbytes
 from ..ops.mttkrp import LastPass
@@ -55,6 +66,9 @@ _COPIES = 4
 #: Columns of resampled runs that are computed together: of nycflights on a CPU, each takes a third
 #: more time with 400 than with 128.
 _RESAMPLED_COLUMNS = 128
+
+#: The last models of each resampled run, from which it is extrapolated.
+PATH_LENGTH = 8
 
 #: What keeps `_find_limits` from dividing by rounding errors, relative to what it divides by.
 _RIDGE = 1e-6
@@ -124,33 +138,51 @@ def run_together(
     return runs
 
 
+class RowRules(NamedTuple):
+    """How the rows of resampled runs are fitted, besides by least squares."""
+
+    missing: MissingEntries | None = None
+    l2_reg: float = 0.0
+    non_negative: Collection[int] = ()
+    smoothness: Mapping[int, float] = {}  # of modes without missing entries or such signs
+
+
 def run_resampled(
-    x: FlycooTensor, factors: Sequence[Array], mode: int, weights: np.ndarray, num_iterations: int
-) -> list[CPTensor]:
+    x: FlycooTensor, factors: Sequence[Array], mode: int, weights: np.ndarray, num_iterations: int,
+    rules: RowRules = RowRules(),
+) -> list[CPTensor]:  # fmt: skip
     """Iterate `parafac` from one model for each row of `weights` (n, I), of the rows of a mode.
 
-    Results are extrapolated, and on the host. Rows of the mode's factor are multiplied by the roots
-    of their weights: least squares with weights fit the rows of `x` times these roots.
+    Rows are fitted by the `rules`, whose missing entries are of `x`. Results are extrapolated, and
+    on the host. Rows of the mode's factor are multiplied by the roots of their weights: least
+    squares with weights fit the rows of `x` times these roots.
     """
     rank, xp, paths = factors[0].shape[1], array_module(factors[0]), []
+    x = x if rules.missing is None else rules.missing.observed
     size = max(1, min(_choose_batch_size(x, rank), _RESAMPLED_COLUMNS // rank))
     for start in range(0, len(weights), size):
         own = xp.asarray(weights[start : start + size, :, None], x.dtype)
-        count, path = len(own), []
+        count, path = len(own), deque(maxlen=PATH_LENGTH)
         report(f"fits {start + 1} to {start + count} of {len(weights)} together")
         if is_cupy(own):
             own = xp.concatenate([own, *[own[:1]] * (-count % _GPU_MULTIPLE)])
-        batch = _Batch(x, [xp.stack([factor] * len(own)) for factor in factors], None, {mode: own})
+        stacks = [xp.stack([factor] * len(own)) for factor in factors]
+        batch = _ResampledBatch(x, stacks, {mode: own}, rules)
         for number in range(num_iterations + 1):
             if number:
-                batch.iterate()
+                batch.update()
             path.append(move(xp.concatenate(batch.stacks, axis=1)[:count], np))
         paths.append(np.stack(path))
-    # Products of a BLAS depend on its number of threads.
-    limits = call_lapack(_find_limits, np.concatenate(paths, axis=1))
-    stacks = np.split(limits, np.cumsum(x.shape)[:-1], axis=1)
+    stacks = np.split(find_limits(np.concatenate(paths, axis=1)), np.cumsum(x.shape)[:-1], axis=1)
+    for n in rules.non_negative:
+        stacks[n] = np.maximum(stacks[n], 0)
     stacks[mode] *= np.sqrt(weights[:, :, None])
     return [make_cp_tensor(None, own) for own in zip(*stacks, strict=True)]
+
+
+def find_limits(path: np.ndarray) -> np.ndarray:
+    """Call `_find_limits` with one thread of the BLAS, on whose number its products depend."""
+    return call_lapack(_find_limits, path)
 
 
 def _find_limits(path: np.ndarray) -> np.ndarray:
@@ -395,6 +427,10 @@ class _Batch:
 
     def iterate(self) -> list[np.floating]:
         """Update all modes of all runs; return their errors."""
+        return self._measure(*self.update())
+
+    def update(self) -> tuple[Array, Array]:
+        """Update all modes of all runs; return the last one's MTTKRP and factors."""
         for mode in range(self.x.ndim):
             num_runs, size, rank = self.stacks[mode].shape
             products = self.data.mttkrp(None, self.columns, mode)
@@ -403,20 +439,24 @@ class _Batch:
             products = products.reshape(size, num_runs, rank)
             rows = products.transpose(1, 0, 2).copy()  # (n, I, R)
             del products
-            others = self.grams[:mode] + self.grams[mode + 1 :]
-            # The engine takes pseudo-inverses where it must, if it has a kernel.
-            inverses = self.x._engine.invert_products(others, rows.dtype)
-            if inverses is None:
-                matrices = multiply_all(self.grams, mode).astype(rows.dtype, copy=False)
-                pairs = zip(matrices, rows, strict=True)  # on the CPU to the bit as for lone runs
-                solved = [solve_rows(*pair, wants_sums=True)[0] for pair in pairs]
-                stack = array_module(rows).stack(solved)
-            else:
-                stack = (rows @ inverses).astype(rows.dtype)
-                if rows.dtype == np.float64:  # a step of refinement reduces the residual
-                    stack += (rows - stack @ multiply_all(self.grams, mode)) @ inverses
+            stack = self._solve(rows, mode)
             self._replace(mode, stack)
-        return self._measure(rows, stack)
+        return rows, stack
+
+    def _solve(self, rows: Array, mode: int) -> Array:
+        """Return the factors of a mode (n, I, R) that its MTTKRP `rows` give."""
+        others = self.grams[:mode] + self.grams[mode + 1 :]
+        # The engine takes pseudo-inverses where it must, if it has a kernel.
+        inverses = self.x._engine.invert_products(others, rows.dtype)
+        if inverses is None:
+            matrices = multiply_all(self.grams, mode).astype(rows.dtype, copy=False)
+            pairs = zip(matrices, rows, strict=True)  # on the CPU to the bit as for lone runs
+            solved = [solve_rows(*pair, wants_sums=True)[0] for pair in pairs]
+            return array_module(rows).stack(solved)
+        stack = (rows @ inverses).astype(rows.dtype)
+        if rows.dtype == np.float64:  # a step of refinement reduces the residual
+            stack += (rows - stack @ multiply_all(self.grams, mode)) @ inverses
+        return stack
 
     def _measure(self, rows: Array, stack: Array) -> list[np.floating]:
         """Compute the errors as for a lone run, after a single copy to the host."""
@@ -434,6 +474,54 @@ class _Batch:
             return [*errors]
         errors = np.sqrt(np.abs(float(norm) ** 2 + found[0] - 2 * found[1]))
         return [*(errors.astype(self.x.dtype) / norm)]
+
+
+class _ResampledBatch(_Batch):
+    """Runs that fit their rows by rules, one run after another where these are no least squares."""
+
+    def __init__(
+        self, x: FlycooTensor, stacks: list[Array], weights: dict[int, Array], rules: RowRules
+    ) -> None:
+        self._rules, missing = rules, rules.missing
+        rank = stacks[0].shape[2]
+        self._masked = None if missing is None else MaskedRows(missing, rank)
+        super().__init__(x, stacks, None, weights)
+
+    def _replace(self, mode: int, stack: Array) -> None:
+        super()._replace(mode, stack)
+        strength = self._rules.smoothness.get(mode, 0.0)
+        if strength:
+            steps = np.diff(stack, axis=1)
+            self.grams[mode] = self.grams[mode] + strength * (steps.swapaxes(1, 2) @ steps)
+
+    def _solve(self, rows: Array, mode: int) -> Array:
+        rules, strength = self._rules, self._rules.smoothness.get(mode, 0.0)
+        if strength:
+            rows = array_module(rows).stack([smooth(own, strength) for own in rows])
+        if self._masked is None and not rules.l2_reg and mode not in rules.non_negative:
+            return super()._solve(rows, mode)
+        solved = [self._fit(own, number, mode) for number, own in enumerate(rows)]
+        return array_module(rows).stack(solved).astype(rows.dtype, copy=False)
+
+    def _fit(self, products: Array, number: int, mode: int) -> Array:
+        """Fit the rows of one run, in float64."""
+        rules, is_non_negative = self._rules, mode in self._rules.non_negative
+        factors = [stack[number].astype(np.float64, copy=False) for stack in self.stacks]
+        products = products.astype(np.float64, copy=False)
+        if self._masked is None:
+            gram = multiply_all([of[number] for of in self.grams], mode).astype(np.float64)
+            gram = gram + rules.l2_reg * array_module(gram).eye(len(gram))
+            if not is_non_negative:
+                return solve_rows(gram, products)[0]
+            return fit_alike(products, gram, factors[mode], non_negative=True)
+        weights = {n: of[number].astype(np.float64, copy=False) for n, of in self.weights.items()}
+        counted = [of * weights[n] if n in weights else of for n, of in enumerate(factors)]
+        pairs = zip(factors, counted, strict=True)
+        grams = [transposed_product(own, of) for own, of in pairs]  # of which a part is subtracted
+        return self._masked.fit(
+            products, grams, factors, mode, l2_reg=rules.l2_reg, non_negative=is_non_negative,
+            row_weights={n: of[:, 0] for n, of in weights.items()},
+        )  # fmt: skip
 
 
 def _lay_out(stack: Array) -> Array:

@@ -7,8 +7,9 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from ..base.array_modules import Array, array_module, move
+from ..base.fit_record import find_record
 from ..engines.tall import transposed_product
-from ..loop.cp_model import multiply_all, normalize
+from ..loop.cp_model import find_biases, multiply_all, normalize
 from ..ops.cp_entries import take_model
 from ..tensor.labelled import Labels
 from ..tensor.mirroring import map_arrays
@@ -122,13 +123,22 @@ def match_all(models: Sequence[Sequence[Array]]) -> np.ndarray:
 def align(models: Iterable[Any], reference: Any) -> list[list[np.ndarray]]:
     """Return weights and factors of each model in order and signs of a reference's.
 
-    The columns of factors have norm 1. All are on the host.
+    The columns of factors have norm 1. All are on the host. Components that are biases, as the
+    reference's record says, stay in their places, and the ones in their factors give the signs.
     """
     (_, known), aligned = _normalize_on_host(reference), []
+    record = find_record(reference)
+    is_bias = find_biases(record, known[0].shape[1])
+    bias_modes = record.bias_modes if record is not None else ()
+    may_match = np.eye(is_bias.size, dtype=bool) | ~(is_bias[:, None] | is_bias)
     for weights, factors in map(_normalize_on_host, models):
         products = [own.T @ other for own, other in zip(known, factors, strict=True)]
-        order = linear_sum_assignment(abs(multiply_all(products)), maximize=True)[1]
+        scores = np.where(may_match, abs(multiply_all(products)), -1)
+        order = linear_sum_assignment(scores, maximize=True)[1]
         signs = [np.where(of[:, order].diagonal() < 0, -1, 1) for of in products]
+        for r, mode in enumerate(bias_modes):
+            if 0 <= mode < len(signs):
+                signs[mode][r] = multiply_all(signs, skip=mode)[r]
         pairs = zip(factors, signs, strict=True)
         sorted_factors = [factor[:, order] * own for factor, own in pairs]
         aligned.append([weights[order] * multiply_all(signs), *sorted_factors])

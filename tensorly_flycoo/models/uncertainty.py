@@ -1,27 +1,24 @@
 """Uncertainty: how far a CP model's numbers move when it is fitted to resampled data."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import tensorly as tl
 from scipy.special import stdtrit
-from tensorly.cp_tensor import CPTensor
 
 from ..base.array_modules import Array
 from ..base.checks import check_choice, check_count, check_mode, check_real
 from ..base.fit_record import FitRecord, attach, find_record
 from ..base.reporting import report
-from ..decomposition import generalized_parafac
-from ..loop.cp_model import make_cp_tensor
-from ..loop.initial_guess import take_guess
 from ..results.labelled_models import LabelledCP
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import check_same_labels, number_modes, take_labels
 from ..tensor.mirroring import mirror
 from ..tensor.tensor import FlycooTensor
-from .many_starts import run_resampled
 from .match import align
+from .refitting import check_is_cp, find_facts, fit_again
 
 
 @dataclass(frozen=True, repr=False)
@@ -164,24 +161,26 @@ def uncertainty(
     check_real(level, "level", 0)
     if not 0 < level < 1:
         raise ValueError(f"level is {level}, expected a number between 0 and 1")
+    check_is_cp(cp_tensor)
     check_same_labels(x, cp_tensor)
     labels = getattr(cp_tensor, "labels", None) or getattr(x, "labels", None)
+    unknown = getattr(x, "unknown", None)
     mode, x = number_modes(x, mode), as_flycoo(x, check_coords=True)
     cp_tensor = LabelledCP(cp_tensor, labels or [np.arange(size) for size in x.shape])
-    scales = cp_tensor.weights ** (1 / x.ndim)  # changes of all factors count alike
-    guess = None, [factor * scales for factor in cp_tensor.factors]
-    start, random = take_guess(x, cp_tensor.rank, guess), tl.check_random_state(random_state)
     check_count(n, "n", least=2)
-    num_iterations = (20 if mode is None else 6) if n_iter_max is None else n_iter_max
-    check_count(num_iterations, "n_iter_max")
+    if n_iter_max is not None:
+        check_count(n_iter_max, "n_iter_max")
+    mode = None if mode is None else check_mode(mode, x.ndim)
+    facts = find_facts(cp_tensor, unknown, mode, x.ndim)
+    _check_sample(x, mode, method, facts)
+    random = tl.check_random_state(random_state)
     if mode is not None:
-        mode = check_mode(mode, x.ndim)
-        row_weights = _draw_row_weights(x.shape[mode], n, method, random)
-        fits = run_resampled(x, start, mode, row_weights, num_iterations)
-    elif method == "jackknife":
-        raise ValueError("mode is None, expected the mode whose rows to leave out")
+        weights = _draw_weights(x.shape[mode], n, method, random)
+    elif facts.loss == "poisson_count":
+        weights = _draw_events(x, n, random)
     else:
-        fits = _fit_events(x, start, n, num_iterations, random)
+        weights = _draw_weights(x.nnz, n, method, random)
+    fits = fit_again(x, cp_tensor, facts, mode, weights, n_iter_max)
     estimates, *aligned = align([cp_tensor, *fits], cp_tensor)
     samples = [np.stack(of) for of in zip(*aligned, strict=True)]
     if mode is not None:
@@ -189,9 +188,12 @@ def uncertainty(
     if method == "jackknife":
         spread, pairs = (len(fits) - 1) / len(fits) ** 0.5, zip(estimates, samples, strict=True)
         samples = [own + spread * (of - of.mean(axis=0)) for own, of in pairs]
-    least = 0.0 if mode is None else -np.inf  # models of counts have no negative numbers
-    pairs = zip(estimates, samples, strict=True)
-    weights, *intervals = [_find_interval(*pair, level, least) for pair in pairs]
+    is_signed = [n not in facts.non_negative for n in range(x.ndim)]
+    ends = [
+        _find_interval(*of, level, -np.inf if may_be_negative else 0.0)
+        for *of, may_be_negative in zip(estimates, samples, [any(is_signed), *is_signed])
+    ]
+    weights, *intervals = ends
     record = find_record(cp_tensor) or FitRecord()
     attach(cp_tensor, record.replace(intervals=intervals))
     return Uncertainty(cp_tensor, weights, samples[1:], level)
@@ -205,26 +207,48 @@ def _find_interval(
     return np.maximum(estimate - margin, least), estimate + margin
 
 
-def _draw_row_weights(size: int, n: int, method: str, random: np.random.RandomState) -> np.ndarray:
-    """Draw the weights of a mode's rows in each sample (n, size), with means of 1."""
+def _check_sample(x: FlycooTensor, mode: int | None, method: str, facts: FitRecord) -> None:
+    """Refuse a sample that is none: rows of a mode, entries that were observed, or events."""
+    if mode is not None:
+        if x.shape[mode] < 2:
+            raise ValueError(
+                f"mode is {mode}, which has {x.shape[mode]} row, expected a mode with two or more: "
+                "they are the sample"
+            )
+        return
+    is_observed = facts.absent == "unknown"
+    if facts.loss == "gaussian" and not is_observed:
+        raise ValueError(
+            "mode is None, expected the mode whose rows are a sample: cp_tensor is a model of "
+            f"{facts.method}, of least squares of all cells; without a mode, a model of "
+            "generalized_parafac has events drawn again, and one of observed_parafac its entries"
+        )
+    if method == "jackknife" and not is_observed:
+        raise ValueError("mode is None, expected the mode whose rows to leave out")
+    if x.nnz < 2:
+        raise ValueError(f"x has {x.nnz} nonzeros, expected two or more to draw from")
+
+
+def _draw_weights(
+    size: int, n: int, method: str, random: np.random.RandomState
+) -> Iterator[np.ndarray]:
+    """Draw the weights (size,) of a sample's members in each fit, with means of 1."""
     if method == "bootstrap":
-        return random.multinomial(size, np.full(size, 1 / size), n).astype(np.float64)
-    groups = np.array_split(random.permutation(size), min(n, size))
-    weights = np.array([~np.isin(np.arange(size), rows) for rows in groups], np.float64)
-    return weights / weights.mean(axis=1, keepdims=True)
+        shares = np.full(size, 1 / size)
+        for _ in range(n):
+            yield random.multinomial(size, shares).astype(np.float64)
+        return
+    for left_out in np.array_split(random.permutation(size), min(n, size)):
+        weights = np.ones(size)
+        weights[left_out] = 0
+        yield weights / weights.mean()
 
 
-def _fit_events(
-    x: FlycooTensor, start: list[Array], n: int, n_iter_max: int, random: np.random.RandomState
-) -> list[CPTensor]:
-    """Fit models to the events of `x`, each drawn again a Poisson number of times."""
-    coords, values = x.nonzeros()
+def _draw_events(x: FlycooTensor, n: int, random: np.random.RandomState) -> Iterator[Array]:
+    """Draw how often each event occurs again, for each fit: the counts (nnz,) of nonzeros."""
+    _, values = x.nonzeros()
     if (values < 0).any() or (values % 1).any():
         raise ValueError("x has values that are no counts of events: pass a mode")
-    fits, init = [], make_cp_tensor(None, start)
     for number in range(n):
         report(f"fit {number + 1} of {n}")
-        counts = random.poisson(values)
-        drawn = x._rebuild(coords[:, counts > 0], counts[counts > 0], dtype=x.dtype)
-        fits.append(generalized_parafac(drawn, init.rank, n_iter_max, init))
-    return fits
+        yield random.poisson(values)
