@@ -160,7 +160,9 @@ def _descend(grams: Array, targets: Array, rows: Array) -> Array:
     for _ in range(_SWEEPS):
         for r in range(rows.shape[1]):
             slopes = targets[:, r] - (grams[:, r] * rows).sum(axis=1)
-            rows[:, r] = np.maximum(rows[:, r] + slopes / grams[:, r, r], 0)
+            curves = grams[:, r, r]
+            steps = slopes / np.where(curves > 0, curves, 1)  # 0 / 1 for a component of zeros
+            rows[:, r] = np.maximum(rows[:, r] + steps, 0)
     return rows
 
 

@@ -147,9 +147,13 @@ class RowRules(NamedTuple):
     smoothness: Mapping[int, float] = {}  # of modes without missing entries or such signs
 
 
+#: Least squares alone.
+PLAIN_RULES = RowRules()
+
+
 def run_resampled(
     x: FlycooTensor, factors: Sequence[Array], mode: int, weights: np.ndarray, num_iterations: int,
-    rules: RowRules = RowRules(),
+    rules: RowRules = PLAIN_RULES,
 ) -> list[CPTensor]:  # fmt: skip
     """Iterate `parafac` from one model for each row of `weights` (n, I), of the rows of a mode.
 
@@ -162,7 +166,8 @@ def run_resampled(
     size = max(1, min(_choose_batch_size(x, rank), _RESAMPLED_COLUMNS // rank))
     for start in range(0, len(weights), size):
         own = xp.asarray(weights[start : start + size, :, None], x.dtype)
-        count, path = len(own), deque(maxlen=PATH_LENGTH)
+        count = len(own)
+        path: deque[np.ndarray] = deque(maxlen=PATH_LENGTH)
         report(f"fits {start + 1} to {start + count} of {len(weights)} together")
         if is_cupy(own):
             own = xp.concatenate([own, *[own[:1]] * (-count % _GPU_MULTIPLE)])
@@ -511,9 +516,9 @@ class _ResampledBatch(_Batch):
         if self._masked is None:
             gram = multiply_all([of[number] for of in self.grams], mode).astype(np.float64)
             gram = gram + rules.l2_reg * array_module(gram).eye(len(gram))
-            if not is_non_negative:
-                return solve_rows(gram, products)[0]
-            return fit_alike(products, gram, factors[mode], non_negative=True)
+            if is_non_negative:
+                return fit_alike(products, gram, factors[mode], non_negative=True)
+            return solve_rows(gram, products)[0]
         weights = {n: of[number].astype(np.float64, copy=False) for n, of in self.weights.items()}
         counted = [of * weights[n] if n in weights else of for n, of in enumerate(factors)]
         pairs = zip(factors, counted, strict=True)

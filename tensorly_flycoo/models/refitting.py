@@ -25,7 +25,7 @@ from .many_starts import PATH_LENGTH, RowRules, find_limits, run_resampled
 
 #: Iterations of each fit: by least squares of all cells; where cells are missing or unknown, or
 #: factors are non-negative; and multiplicative updates of counts, at most.
-_NUM_PLAIN, _NUM_SLOW, _NUM_UPDATES = 6, 20, 20
+_NUM_PLAIN, _NUM_SLOW, _NUM_UPDATES = 6, 10, 20
 
 
 def check_is_cp(model: Any) -> None:
@@ -44,43 +44,45 @@ def find_facts(cp_tensor: Any, unknown: Any, mode: int | None, ndim: int) -> Fit
 
     Without a record it is a plain model: of `parafac`, or of counts if no mode is resampled.
     """
-    record = find_record(cp_tensor)
-    if record is None:
-        every = tuple(range(ndim))
-        counts = FitRecord(loss="poisson_count", non_negative=every)
-        record = FitRecord() if mode is not None else counts
-    if isinstance(unknown, str):
+    all_unknown, record = isinstance(unknown, str), find_record(cp_tensor)
+    if record is None and mode is None and not all_unknown:
+        record = FitRecord(loss="poisson_count", non_negative=tuple(range(ndim)))
+    record = record or FitRecord()
+    if all_unknown:
         record = record.replace(absent="unknown", mask=None)
     elif unknown is not None:
         record = record.replace(mask=unknown)
-    reason = _find_obstacle(record, mode)
-    if reason:
-        advice = "pass (cp.weights, cp.factors) to fit it again by plain least squares"
-        if record.method not in ("", *CP_METHODS):
-            advice = "pass (cp.weights, cp.factors) to take it for a model of parafac"
-        name = record.method or "a decomposition"
-        raise ValueError(f"cp_tensor is a model of {name} {reason}: {advice}")
+    obstacle = _find_obstacle(record)
+    if obstacle:
+        raise ValueError(
+            f"cp_tensor is a model of {record.method or 'a decomposition'} {obstacle}, which is "
+            "not fitted again here: pass (cp.weights, cp.factors) and a mode to have it fitted by "
+            "parafac without options"
+        )
+    if mode in record.constraints:
+        raise ValueError(
+            f"mode is {mode}, along which cp_tensor is smooth, expected another one: rows that "
+            "depend on their neighbours are no sample"
+        )
     return record
 
 
-def _find_obstacle(record: FitRecord, mode: int | None) -> str:
+def _find_obstacle(record: FitRecord) -> str:
     """Say what keeps a model from being fitted again as it was made; "" if nothing does."""
-    is_masked = record.mask is not None
     if record.method not in ("", *CP_METHODS):
-        return "which is not fitted to one tensor alone"
+        return "of several tensors or of other components than CP's"
     if record.is_weighted or record.absent == "weighted":
         return "with a confidence, which the model does not keep"
     if record.loss not in ("gaussian", "poisson_count"):
-        return f"with loss={record.loss!r}, expected 'gaussian' or 'poisson_count'"
-    if record.loss == "poisson_count" and record.absent != "zero":
-        return "with loss='poisson_count', to data all of whose other cells are unknown"
+        return f"with loss={record.loss!r}"
+    if record.loss == "poisson_count" and record.absent == "unknown":
+        return "with loss='poisson_count' of data whose other cells are all unknown"
     for n, names in record.constraints.items():
         for name in names:
-            if name != "smoothness" or is_masked or n in record.non_negative:
-                together = " beside a mask or non-negative factors" * (name == "smoothness")
-                return f"with {name} of mode {n}{together}, which is not supported"
-        if n == mode:
-            return f"with smoothness of mode {n}, whose rows are no sample"
+            if name != "smoothness":
+                return f"with {name} in mode {n}"
+        if record.mask is not None or n in record.non_negative:
+            return f"with smoothness in mode {n} beside a mask or non-negative factors"
     return ""
 
 
@@ -109,6 +111,12 @@ def fit_again(
         return [_fit_rows_of_events(x, start, mode, own, num_updates, missing) for own in weights]
     if facts.absent == "unknown":
         return _ObservedFits(x, cp_tensor, facts).fit(weights, n_iter_max or _NUM_SLOW, mode)
+    if mode is None:
+        raise ValueError(
+            "mode is None, expected the mode whose rows are a sample: cp_tensor is a model of "
+            f"{facts.method or 'parafac'}, by least squares; only the events of a model of "
+            "generalized_parafac and the entries of one of observed_parafac are drawn without one"
+        )
     smoothness = {n: of["smoothness"] for n, of in facts.constraints.items()}
     rules = RowRules(missing, facts.l2_reg, facts.non_negative, smoothness)
     is_slow = missing is not None or len(facts.non_negative) > 0
@@ -124,6 +132,8 @@ def _fit_events(
     missing: MissingEntries | None,
 ) -> CPTensor:
     """Fit a model of counts to other `counts` (nnz,) of the nonzeros."""
+    if not (counts > 0).any():
+        return make_cp_tensor(None, [0 * factor for factor in start])
     coords, _ = x.nonzeros()
     drawn = x._rebuild(coords[:, counts > 0], counts[counts > 0], dtype=x.dtype)
     init, mask = make_cp_tensor(None, start), None if missing is None else missing.of(drawn)
@@ -177,7 +187,8 @@ class _ObservedFits:
         l2_reg = record.l2_reg or L2_REG
         ridge = scale_ridge(l2_reg, scale, x.ndim)
         common = xp.diag(xp.asarray(np.where(is_bias, l2_reg, ridge)))
-        start, roots, paths = self._find_start(is_bias), [], []
+        start, roots = self._find_start(is_bias), []
+        paths: list[np.ndarray] = []
         for own in weights:
             report(f"fit {len(paths) + 1}")
             by_entry = by_row = xp.asarray(own, np.float64)
@@ -185,7 +196,8 @@ class _ObservedFits:
                 by_entry = by_row[coords[mode]]
                 roots.append(np.sqrt(own))
             factors = list(start)
-            self._set_mean(factors, float((by_entry * values).sum() / by_entry.sum()))
+            total = max(1.0, float(by_entry.sum()))  # 0 if rows without entries were drawn
+            self._set_mean(factors, float((by_entry * values).sum()) / total)
             path: deque[np.ndarray] = deque(maxlen=PATH_LENGTH)
             for number in range(num_iterations + 1):
                 for n in range(x.ndim) if number else ():

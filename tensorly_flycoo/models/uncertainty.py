@@ -84,27 +84,32 @@ def uncertainty(
 ) -> Uncertainty:  # fmt: skip
     """Find intervals of a CP model's numbers: fit it again to data that might have come instead.
 
-    With a `mode`, its rows are a sample, such as of days or patients, and the model is one of
-    `parafac`. A "bootstrap" draws as many rows with replacement, a "jackknife" leaves rows out.
-    Without a mode, `x` counts events, and the model is one of `generalized_parafac`: each event
-    occurs again a Poisson number of times, 1 on average.
+    Each fit is made as the model was, as its record says (``cp_tensor.flycoo``): with its missing
+    or unknown cells, ridge, biases, smoothness, signs and loss.
+
+    With a `mode`, its rows are a sample, such as of days or patients. A "bootstrap" draws as many
+    with replacement, a "jackknife" leaves some out. Without a mode the sample is what `x` stores:
+    for a model of counts its events, of which each occurs again a Poisson number of times, 1 on
+    average; for a model of `observed_parafac` its entries, which are drawn or left out like rows.
 
     Parameters
     ----------
     x : FlycooTensor, LabelledTensor or sparse.COO
     cp_tensor : LabelledCP, CPTensor or (weights, factors)
-        Fitted to `x` until it had converged; in the dtype of `x`.
+        Fitted to `x` until it had converged; in the dtype of `x`. A pair that you made has no
+        record: it is taken for a model of `parafac`, or without a mode of `generalized_parafac`.
     mode : int or str, optional
         Its name, if `x` is a LabelledTensor, or its number. Its own factor gets no intervals.
     n : int
         How many fits. For a jackknife, rows are divided into `n` groups, at least one row in each,
         and each fit leaves one group out.
     method : {"bootstrap", "jackknife"}
-        The latter only with a mode.
+        The latter not for events.
     level : float
         The share of intervals that should hold the truth.
     n_iter_max : int, optional
-        Iterations of each fit: by default 6, or up to 20 of counts.
+        Iterations of each fit: by default 6; 10 if cells are missing or unknown, or factors
+        non-negative; up to 20 of counts.
     random_state : int or numpy.random.RandomState, optional
 
     Returns
@@ -112,23 +117,35 @@ def uncertainty(
     Uncertainty
         Of the model in the form of a `LabelledCP`: the model's numbers, plus and minus the quantile
         of Student's t times the standard deviation of those of the fits, in which components are
-        matched with the model's, also in sign.
+        matched with the model's, also in sign. Ends of non-negative factors are not below 0. The
+        model keeps its record, to which `intervals` are added.
 
     Raises
     ------
     TypeError
         If `x` is not sparse, or the model has another dtype.
     ValueError
-        If an option is unknown or out of range, the model does not fit `x`, labels differ, or `x`
-        holds no counts and `mode` is None.
+        If an option is unknown or out of range, the model does not fit `x`, labels differ, `mode`
+        has one row or its rows are smooth, or `x` holds no counts and `mode` is None. If the model
+        is no CP model of one tensor, or was made in a way that is not repeated here: with another
+        loss than "gaussian" or "poisson_count", a `confidence`, which models do not keep, another
+        constraint than non-negativity, or smoothness beside a mask or non-negative factors. If
+        `mode` is None, but the model is one of least squares of all cells.
 
     Notes
     -----
     Rows are resampled without a new tensor: factor rows count as often as they are drawn. The fits
     share each MTTKRP, as in `best_of`. All begin at the model, so a few iterations show where each
-    converges: 50 fits cost 3 to 4 ordinary ones of nycflights. Counts are fitted one by one. All
-    factors are kept on the host, for resampled rows after each iteration. A `random_state` gives
+    converges: 50 fits cost 3 to 4 ordinary ones of nycflights. Missing cells are not imputed: what
+    they add to the equations of each row is subtracted, which takes ``R**2`` operations for each,
+    mode and fit, and ``R**3`` for each missing block. Counts, and models of `observed_parafac`,
+    are fitted one by one. The last factors of all fits are kept on the host. A `random_state` gives
     the same result every time on one machine.
+
+    Intervals are of what the decomposition would find in other data. So they do not know what a
+    ridge takes from all fits alike: weights that a large one shrinks, such as one chosen by
+    validation, are below the true ones by more than their intervals say, while elements, whose
+    columns have norm 1, are not. With a mode, intervals of weights allow for other rows.
 
     References
     ----------
@@ -188,19 +205,16 @@ def uncertainty(
     if method == "jackknife":
         spread, pairs = (len(fits) - 1) / len(fits) ** 0.5, zip(estimates, samples, strict=True)
         samples = [own + spread * (of - of.mean(axis=0)) for own, of in pairs]
-    is_signed = [n not in facts.non_negative for n in range(x.ndim)]
-    ends = [
-        _find_interval(*of, level, -np.inf if may_be_negative else 0.0)
-        for *of, may_be_negative in zip(estimates, samples, [any(is_signed), *is_signed])
-    ]
-    weights, *intervals = ends
+    leasts = [0.0 if n in facts.non_negative else -np.inf for n in range(x.ndim)]
+    triples = zip(estimates, samples, [min(leasts), *leasts], strict=True)
+    weight_ends, *intervals = [_find_interval(*triple, level) for triple in triples]
     record = find_record(cp_tensor) or FitRecord()
     attach(cp_tensor, record.replace(intervals=intervals))
-    return Uncertainty(cp_tensor, weights, samples[1:], level)
+    return Uncertainty(cp_tensor, weight_ends, samples[1:], level)
 
 
 def _find_interval(
-    estimate: np.ndarray, samples: np.ndarray, level: float, least: float
+    estimate: np.ndarray, samples: np.ndarray, least: float, level: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the lower and upper ends, by Student's t and the deviation of the samples."""
     margin = stdtrit(len(samples) - 1, (1 + level) / 2) * samples.std(axis=0, ddof=1)
@@ -217,16 +231,10 @@ def _check_sample(x: FlycooTensor, mode: int | None, method: str, facts: FitReco
             )
         return
     is_observed = facts.absent == "unknown"
-    if facts.loss == "gaussian" and not is_observed:
-        raise ValueError(
-            "mode is None, expected the mode whose rows are a sample: cp_tensor is a model of "
-            f"{facts.method}, of least squares of all cells; without a mode, a model of "
-            "generalized_parafac has events drawn again, and one of observed_parafac its entries"
-        )
     if method == "jackknife" and not is_observed:
         raise ValueError("mode is None, expected the mode whose rows to leave out")
-    if x.nnz < 2:
-        raise ValueError(f"x has {x.nnz} nonzeros, expected two or more to draw from")
+    if is_observed and x.nnz < 2:
+        raise ValueError(f"x has {x.nnz} nonzeros, expected two or more: they are the sample")
 
 
 def _draw_weights(

@@ -22,7 +22,7 @@ from scipy.optimize import linear_sum_assignment
 from scipy.stats import t as student
 from tensorly.cp_tensor import CPTensor
 
-from tensorly_flycoo import FlycooTensor, LabelledCP, observed_parafac, uncertainty
+from tensorly_flycoo import FlycooTensor, observed_parafac, uncertainty
 from tensorly_flycoo.decomposition import (
     generalized_parafac,
     non_negative_parafac,
@@ -93,9 +93,13 @@ def make_mask(mask):
     return sparse.COO(coords, np.zeros(coords.shape[1]), mask.shape, fill_value=1.0)
 
 
-def make_observed(random, *, shape=SHAPE, share=0.25, noise=0.5, biases=False, mode=None, **options):
+def make_observed(
+    random, *, shape=SHAPE, share=0.25, noise=0.5, biases=False, mode=None, **options
+):
     """Plant the entries of a tensor, all others of whose cells are unknown."""
-    planted = [random.standard_normal((size, RANK)) for size in shape]
+    is_signed = not options.get("non_negative")
+    draw = random.standard_normal if is_signed else partial(random.gamma, 1.0, 1.0)
+    planted = [draw(size=(size, RANK)) for size in shape]
     shifts = [random.standard_normal(size) * biases for size in shape]
     truth = tl.cp_to_tensor((None, planted)) + 3.0 * biases
     for n, shift in enumerate(shifts):
@@ -121,7 +125,9 @@ def make_observed(random, *, shape=SHAPE, share=0.25, noise=0.5, biases=False, m
             own, own_values, size = coords[:, ids], values[ids], list(shape)
             own[mode] = np.repeat(np.arange(len(drawn)), [part.size for part in parts])
         y = FlycooTensor(own, own_values, tuple(size))
-        return observed_parafac(y, RANK, init=CPTensor((None, init)), **chosen, **confidence, **LONG)
+        return observed_parafac(
+            y, RANK, init=CPTensor((None, init)), **chosen, **confidence, **LONG
+        )
 
     if biases:
         planted = add_biases(planted, shifts, truth[tuple(coords)].mean() - 3.0, 3.0)
@@ -129,20 +135,17 @@ def make_observed(random, *, shape=SHAPE, share=0.25, noise=0.5, biases=False, m
 
 
 def add_biases(planted, shifts, excess, mean):
-    """Return the planted factors beside those of biases, of which least squares takes the least.
+    """Return the planted factors beside those of biases, as least squares with a ridge has them.
 
-    The model has the mean of the values, which exceeds the planted one; the biases make it up.
+    Its mean is that of the values, which exceeds the planted one, and is not fitted. What one
+    mode's biases have in common can be another's: the ridge divides it so that squares are least.
     """
-    share = -excess / sum(1 / len(shift) for shift in shifts)
-    # Their means can be exchanged too.
-    total = sum(shift.mean() for shift in shifts) - excess
-    parts = [1 / len(shift) for shift in shifts]
-    del share
-    moved = [s - s.mean() + total * part / sum(parts) for s, part in zip(shifts, parts, strict=True)]
+    common = sum(shift.mean() for shift in shifts) - excess
+    parts = sum(1 / len(shift) for shift in shifts)
     columns = []
-    for n, (factor, shift) in enumerate(zip(planted, moved, strict=True)):
+    for n, (factor, shift) in enumerate(zip(planted, shifts, strict=True)):
         own = np.ones((len(factor), len(planted) + 1))
-        own[:, n] = shift
+        own[:, n] = shift - shift.mean() + common / len(shift) / parts
         columns.append(np.concatenate([factor, own], axis=1))
     columns[-1][:, -1] = mean + excess
     return columns
@@ -161,9 +164,7 @@ KINDS = {
         make_rows, fit=partial(parafac, **LONG), hide=partial(hide_cells, share=0.7)
     ),
     "mask of blocks": partial(make_rows, fit=partial(parafac, **LONG), hide=hide_blocks),
-    "non-negative": partial(
-        make_rows, fit=partial(non_negative_parafac_hals, **LONG), sign=False
-    ),
+    "non-negative": partial(make_rows, fit=partial(non_negative_parafac_hals, **LONG), sign=False),
     "non-negative, masked": partial(
         make_rows, fit=partial(non_negative_parafac, **LONG), sign=False, hide=hide_cells
     ),
@@ -176,20 +177,26 @@ KINDS = {
 }
 
 
-def match(planted, cp):
-    """Return planted weights and factors, normalised, in the order and signs of a model's."""
-    modes = cp.flycoo.bias_modes or (-1,) * cp.rank
+def match(planted, cp, skip=None):
+    """Return planted weights and factors, normalised, in the order and signs of a model's.
+
+    A mode may be skipped, whose rows are others.
+    """
+    bias_modes = cp.flycoo.bias_modes or (-1,) * cp.rank
     norms = [np.linalg.norm(factor, axis=0) for factor in planted.factors]
     known = [factor / norm for factor, norm in zip(planted.factors, norms, strict=True)]
-    products = [own.T @ other for own, other in zip(cp.factors, known, strict=True)]
+    pairs = zip(cp.factors, known, strict=True)
+    products = [own.T @ other for n, (own, other) in enumerate(pairs) if n != skip]
     scores = np.abs(np.prod(products, axis=0))
-    is_free = np.arange(len(scores)) < RANK
-    scores = np.where((np.array(modes) < 0)[:, None] & is_free, scores, -1)
-    for place, mode in enumerate(modes):
+    scores[np.greater_equal(bias_modes, 0)] = 0
+    scores[:, RANK:] = 0
+    for place, mode in enumerate(bias_modes):
         if mode >= 0:
-            scores[place, RANK + mode] = 1e9
+            scores[place, RANK + mode] = 1
     order = linear_sum_assignment(scores, maximize=True)[1]
     signs = [np.where(of[range(len(order)), order] < 0, -1, 1) for of in products]
+    if skip is not None:
+        signs.insert(skip, 1)
     factors = [own[:, order] * sign for own, sign in zip(known, signs, strict=True)]
     return np.prod(norms, axis=0)[order], factors
 
@@ -198,21 +205,14 @@ def compare_widths(case, found, random, n):
     """Return the median half width of each mode's intervals over that of new fits."""
     cp, mode = found.cp_tensor, case.mode
     size = case.x.nnz if mode is None else case.x.shape[mode]
-    samples = []
-    for _ in range(n):
-        fit = case.refit(random.randint(size, size=size))
-        aligned = fit.factors if mode is None else list(fit.factors)
-        if mode is not None:  # other rows: components are matched by the other modes
-            aligned[mode] = cp.factors[mode] * 0 + 1
-        reference = list(cp.factors)
-        if mode is not None:
-            reference[mode] = reference[mode] * 0 + 1
-        pair = LabelledCP._from_parts(cp.weights, reference, cp.labels, cp.flycoo)
-        samples.append(match(CPTensor((None, aligned)), pair)[1])
+    fits = [case.refit(random.randint(size, size=size)) for _ in range(n)]
+    samples = [match(fit, cp, skip=mode)[1] for fit in fits]
     ratios = []
-    for of_mode, (lower, upper) in zip(zip(*samples, strict=True), cp.intervals, strict=True):
-        error = np.std(of_mode, axis=0, ddof=1) * student.ppf(0.95, n - 1)
-        ratios.append(np.median((upper - lower) / 2) / np.median(error))
+    for n_mode, (lower, upper) in enumerate(cp.intervals):
+        if n_mode != mode:
+            error = np.std([factors[n_mode] for factors in samples], axis=0, ddof=1)
+            width = np.median(error) * student.ppf(0.95, n - 1)
+            ratios.append(np.median(upper - lower) / 2 / width)
     return ratios
 
 
@@ -224,17 +224,20 @@ def try_kind(name, seed, n, widths):
         case = KINDS[name](random)
         found = uncertainty(case.x, case.cp, case.mode, n, random_state=seed)
         weights, factors = match(case.planted, found.cp_tensor)
-        held = [
-            (lower <= own) & (own <= upper)
-            for own, (lower, upper) in zip(factors, found.cp_tensor.intervals, strict=True)
-        ]
-        is_own = [n for n in range(len(held)) if n != case.mode]
-        modes = found.cp_tensor.flycoo.bias_modes or (-1,) * found.cp_tensor.rank
-        moves = [[mode in (-1, n) for mode in modes] for n in range(len(held))]
-        elements = np.concatenate([held[n][:, moves[n]].ravel() for n in is_own])
-        lower, upper = found.weights
+        elements = []
+        for mode, (own, ends) in enumerate(zip(factors, found.cp_tensor.intervals, strict=True)):
+            bias_modes = found.cp_tensor.flycoo.bias_modes or (-1,) * found.cp_tensor.rank
+            is_fitted = np.isin(bias_modes, (-1, mode))  # others' biases have ones here
+            if mode != case.mode:
+                elements.append(is_inside(own, ends)[:, is_fitted].ravel())
         ratios = compare_widths(case, found, random, n) if widths else []
-    return ratios, elements, (lower <= weights) & (weights <= upper)
+    return ratios, np.concatenate(elements), is_inside(weights, found.weights)
+
+
+def is_inside(numbers, interval):
+    """Return whether each number is in its interval."""
+    lower, upper = interval
+    return (lower <= numbers) & (numbers <= upper)
 
 
 def main():
@@ -254,7 +257,8 @@ def main():
                 for seed in range(arguments.count)
             ]
             ratios, elements, weights = zip(*(job.result() for job in jobs), strict=True)
-            shown = " ".join(f"{of:.2f}" for of in np.median([r for r in ratios if r], axis=0))
+            compared = np.median(ratios[: arguments.widths], axis=0) if arguments.widths else []
+            shown = " ".join(f"{of:.2f}" for of in compared)
             held = np.concatenate(elements).mean(), np.concatenate(weights).mean()
             print(f"{name:24} {held[0]:8.1%} {held[1]:8.1%}  {shown}", flush=True)
 
