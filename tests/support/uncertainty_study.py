@@ -170,6 +170,7 @@ KINDS = {
     ),
     "counts, rows": partial(make_rows, fit=fit_counts, sign=False, counts=True),
     "observed, entries": make_observed,
+    "observed, ridge chosen": partial(make_observed, l2_reg="validation"),
     "observed, rows": partial(make_observed, mode=0),
     "observed, non-negative": partial(make_observed, non_negative=True),
     "biases, entries": partial(make_observed, biases=True),
