@@ -84,9 +84,9 @@ def fit_rows(
     """Fit each row of one factor to its nonzeros, with the other factors fixed.
 
     The system of a row has the Gram matrix `common` (R, R) plus that of the row's nonzeros, each
-    times its weight if there are `weights`; its right-hand side has the row of `added` (I, R)
-    too, if they are given, and then no columns that stay. Columns that are not in `is_free` (R,)
-    stay as they are. Non-negative rows are not solved for but improved.
+    times its weight if there are `weights`. Columns that are not in `is_free` (R,) stay as they
+    are. Right-hand sides `added` (I, R), if given, are added to those of the nonzeros; then all
+    columns are free. Non-negative rows are not solved for but improved.
     """
     xp, rank = array_module(targets), factors[mode].shape[1]
     fitted = xp.zeros_like(factors[mode])
