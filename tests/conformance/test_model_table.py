@@ -1,0 +1,391 @@
+"""The table of functions, kinds of model and data: each cell is right, or refused by name.
+
+A cell is compared with a dense computation in NumPy or SciPy of what the function says that it
+computes, or it is a ValueError that names the wrong argument. `EXPECTED` has every function that
+takes a model, `model_table.KINDS` every way in which one is made, `model_table.DATA` every way in
+which data may differ: a new one without an expectation fails here.
+"""
+
+import functools
+import inspect
+
+import numpy as np
+import pytest
+import scipy.stats
+from model_table import (
+    DATA,
+    KINDS,
+    LABELS,
+    RANK,
+    SHAPE,
+    Refusal,
+    check_likeliest,
+    find_cells,
+    find_known,
+    find_ridges,
+    list_arrays,
+    make_beside,
+    make_design,
+    make_model,
+    make_values,
+    solve_row,
+    takes,
+    to_sparse,
+    unfold,
+    weigh,
+)
+
+import tensorly_flycoo
+from tensorly_flycoo import models
+from tensorly_flycoo.base.fit_record import ABSENT
+from tensorly_flycoo.decomposition.methods import METHODS
+from tensorly_flycoo.loop.losses import LOSSES
+from tensorly_flycoo.loop.model_uses import MODEL_USES
+from tensorly_flycoo.loop.scaling import CONSTRAINTS
+
+EPS = np.finfo(float).eps
+
+#: Losses whose models are means, by function.
+COUNTS, MEANS = ("gaussian", "poisson_count"), ("gaussian", "poisson_count", "gamma", "custom")
+
+
+def judge(call, expected):
+    """Return what is wrong in a cell of the table, "" if nothing is."""
+    if not isinstance(expected, Refusal):
+        try:
+            expected(call())
+        except Exception as error:  # of the call, or of the comparison
+            return f"{type(error).__name__}: {error}"
+        return ""
+    try:
+        found = call()
+    except ValueError as error:
+        named = any(word in str(error) for word in expected)
+        return "" if named else f"none of {[*expected]} is in {str(error)!r}"
+    except Exception as error:
+        return f"{type(error).__name__}, expected a ValueError: {error}"
+    return f"it gives {found!r}, expected a ValueError with one of {[*expected]}"
+
+
+def refuse(kind, beside, data, losses=None, absent=("zero", "unknown", "weighted")):
+    """Return the refusal of a model or of data by a function of CP models; None if none."""
+    if kind.model != "CP":
+        return Refusal("cp_tensor is a ")
+    words = []
+    if not takes(kind, beside):
+        words.append(f"{data} has ")
+        words.append(f"{data} and ")  # labels differ "in x and ... in cp_tensor"
+    if losses is not None and kind.loss not in losses and not kind.rebuilt:
+        words += ["loss is ", "loss="]
+    if kind.absent not in absent and not kind.rebuilt:
+        words.append("cp_tensor is a model of ")
+    return Refusal(*words) if words else None
+
+
+def expect_cp_fit(kind, beside):
+    refusal = refuse(kind, beside, "x", COUNTS)
+    cells = None if refusal else find_cells(make_model(kind.id))
+
+    def check(found):
+        is_known = find_known(kind, beside)
+        if kind.absent == "unknown":
+            is_known = is_known & (beside.dense != 0)
+        values, model = beside.dense[is_known], cells[is_known]
+        assert found.num_entries == values.size
+        if kind.loss == "poisson_count":
+            log_likelihood = scipy.stats.poisson.logpmf(values, model).sum()
+            saturated = scipy.stats.poisson.logpmf(values, values).sum()
+            constant = scipy.stats.poisson.logpmf(values, values.mean()).sum()
+            deviance, of_mean = 2 * (saturated - log_likelihood), 2 * (saturated - constant)
+            expected = log_likelihood, deviance, 1 - deviance / of_mean
+            # Sums of some hundred terms.
+            found = found.log_likelihood, found.deviance, found.explained
+            assert found == pytest.approx(expected, rel=1e-11)
+            return
+        error = np.linalg.norm(values - model) / np.linalg.norm(values)
+        # Squares of the data and the model cancel: some hundred roundings of each.
+        square = np.linalg.norm(model) ** 2 / np.linalg.norm(values) ** 2 + 1
+        assert abs(found.relative_error - error) <= 1000 * EPS * square / error
+        assert found.fit == 1 - found.relative_error
+        rmse = np.sqrt(np.mean((values - model) ** 2))
+        assert found.rmse == pytest.approx(rmse, rel=1000 * EPS * square / error**2)
+
+    call = functools.partial(tensorly_flycoo.cp_fit, beside.x, make_model(kind.id))
+    return call, refusal or check
+
+
+def expect_core_consistency(kind, beside):
+    refusal = refuse(kind, beside, "x", MEANS, ("zero",))
+
+    def check(found):
+        model = make_model(kind.id)
+        core = np.where(find_known(kind, beside), beside.dense, find_cells(model))
+        weights, factors = list_arrays(model)
+        factors[0] = factors[0] * weights
+        condition = 1.0
+        for mode, factor in enumerate(factors):
+            core = np.moveaxis(np.tensordot(np.linalg.pinv(factor), core, (1, mode)), 0, mode)
+            singular = np.linalg.svd(factor, compute_uv=False)
+            condition *= singular[0] / min(s for s in singular if s > 1e-12 * singular[0])
+        ideal = np.zeros_like(core)
+        ideal[(range(RANK),) * core.ndim] = 1
+        expected = 100 - 100 * ((core - ideal) ** 2).sum() / RANK
+        # Each pseudo-inverse multiplies rounding by its condition.
+        bound = 1000 * EPS * condition * (100 * (core**2).sum() + 100)
+        assert abs(found - expected) <= bound
+
+    call = functools.partial(tensorly_flycoo.core_consistency, beside.x, make_model(kind.id))
+    return call, refusal or check
+
+
+def expect_anomaly_scores(kind, beside):
+    refusal = refuse(kind, beside, "x_new", ("gaussian", "poisson_count", "custom"))
+    if refusal is None:
+        coords = beside.dense.nonzero()
+        counts, means = beside.dense[coords], find_cells(make_model(kind.id))[coords]
+        if (means < 0).any():
+            refusal = Refusal("the model's values")
+
+    def check(found):
+        expected = -scipy.stats.poisson.logsf(np.ceil(counts) - 1, means) / np.log(10)
+        expected = np.where(means == 0, np.inf, expected)
+        scores = found["score"] if hasattr(found, "columns") else found
+        # Those above 300 would be less accurate than SciPy's; an impossible count has inf.
+        assert np.max(expected[np.isfinite(expected)]) < 300
+        np.testing.assert_allclose(scores, expected, rtol=1e-9, atol=1e-12)
+
+    call = functools.partial(tensorly_flycoo.anomaly_scores, beside.x, make_model(kind.id))
+    return call, refusal or check
+
+
+def predict_pairs(kind):
+    """Return the predictions of items for users, averages over further modes."""
+    cells = find_cells(make_model(kind.id))
+    return cells.mean(axis=tuple(range(2, cells.ndim)))
+
+
+def check_best(best, predicted, excluded, n):
+    """Check that each row's recommendations are the highest predictions, with their values."""
+    for of_row, values, is_out in zip(best, predicted, excluded, strict=True):
+        left = np.sort(values[~is_out])[::-1][:n]
+        np.testing.assert_allclose([*of_row.values()], left, rtol=1e-12, atol=1e-12)
+
+
+def expect_recommend(kind, beside):
+    refusal = refuse(kind, beside, "exclude")
+
+    def check(found):
+        excluded = (beside.dense != 0).any(axis=tuple(range(2, kind.ndim)))
+        predicted = predict_pairs(kind)
+        labels = getattr(make_model(kind.id), "labels", {"item": np.arange(predicted.shape[1])})
+        for of_row, values in zip(found, predicted, strict=True):
+            rows = [[*labels["item"].tolist()].index(label) for label in of_row]
+            np.testing.assert_allclose([*of_row.values()], values[rows], rtol=1e-12, atol=1e-12)
+        check_best(found, predicted, excluded, 2)
+
+    call = functools.partial(
+        tensorly_flycoo.recommend, make_model(kind.id), 0, n=2, exclude=beside.x
+    )
+    return call, refusal or check
+
+
+def expect_evaluate(kind, beside):
+    refusal = refuse(kind, beside, "x", MEANS)
+
+    def check(found):
+        held_out, cells = beside.dense != 0, find_cells(make_model(kind.id))
+        assert found["rmse"] == pytest.approx(
+            np.sqrt(np.mean((beside.dense - cells)[held_out] ** 2)), rel=1e-12
+        )
+        pairs = held_out.any(axis=tuple(range(2, kind.ndim)))
+        best = np.argsort(-np.round(predict_pairs(kind), 12), axis=1, kind="stable")[:, :2]
+        hits = np.take_along_axis(pairs, best, axis=1).sum(axis=1)[pairs.any(axis=1)]
+        assert found["precision"] == pytest.approx(hits.sum() / (2 * hits.size))
+        assert found["recall"] == pytest.approx(
+            np.mean(hits / pairs.sum(axis=1)[pairs.any(axis=1)])
+        )
+
+    call = functools.partial(tensorly_flycoo.evaluate, make_model(kind.id), beside.x, n=2)
+    return call, refusal or check
+
+
+def refuse_fold_in(kind, beside, mode, has_confidence):
+    """Return the refusal of new rows of a model of one tensor; None if there are some."""
+    words = []
+    if not takes(kind, beside):
+        words += ["x_new has ", "x_new and "]
+    is_all_unknown = beside.id == "all_unknown"
+    if kind.rebuilt:
+        return Refusal(*words) if words else None
+    if kind.loss not in COUNTS:
+        words.append("loss is ")
+    if mode in kind.constrained:
+        words.append("cp_tensor has the constraint or penalty ")
+    if has_confidence != bool(kind.confidence) and (
+        kind.confidence or kind.model == "Tucker" or kind.loss == "poisson_count"
+    ):
+        words.append("confidence is ")
+    if kind.loss == "poisson_count" and is_all_unknown:
+        words.append("loss=")
+    is_of_rows = bool(kind.mask) and (kind.mask == "cells" or mode < 2)
+    if is_of_rows and not has_confidence and beside.known is None and beside.id != "same":
+        words.append("mask is ")
+    return Refusal(*words) if words else None
+
+
+def find_unit(dense, kind):
+    """Return what the ridge of `observed_parafac` is relative to; 1 for a ridge of another one."""
+    if kind.l2_reg and kind.absent == "zero":
+        return 1.0
+    values = dense[dense != 0]
+    scale = np.sqrt(np.mean((values - kind.biases * values.mean()) ** 2))
+    return scale ** (2 - 2 / dense.ndim)
+
+
+def check_rows(kind, beside, mode, has_confidence, found):
+    """Compare new rows with those of least squares, or of the likeliest counts, row by row."""
+    model, dense = make_model(kind.id), beside.dense
+    design, rank = make_design(model, mode), found.shape[1]
+    is_observed = (not kind.rebuilt and kind.absent == "unknown") or beside.id == "all_unknown"
+    weights = find_known(kind, beside).astype(float)
+    if has_confidence:  # says which cells are known, but for those that x_new knows as unknown
+        given = weigh(kind, beside)
+        weights = np.where(given > 0, given, 0.0 if is_observed else kind.unobserved)
+        if beside.id == "unknown":
+            weights = weights * beside.known
+    elif is_observed:
+        weights = weights * (dense != 0)
+    values, weights = unfold(dense, mode), unfold(weights, mode)
+    assert found.shape == (dense.shape[mode], rank)
+    if kind.loss == "poisson_count":
+        for row, counts, known in zip(found, values, weights, strict=True):
+            check_likeliest(row, design, counts, known > 0)
+        return
+    ridges, is_kept = np.zeros(rank), np.zeros(rank, bool)
+    constants = np.zeros(rank)
+    if kind.model == "CP":
+        l2_reg = 0.0 if kind.rebuilt else kind.l2_reg
+        names = getattr(model, "components", range(rank))
+        own = np.array([name == f"{[*LABELS][mode]} bias" for name in names])
+        is_kept = np.array([isinstance(name, str) for name in names]) & ~own
+        constants = np.where(is_kept, list_arrays(model)[1][mode][0], 0)
+        ridge = l2_reg * find_unit(make_values(kind.data, kind.ndim), kind)
+        if is_observed and not l2_reg:
+            ridge = 1e-6 * find_unit(dense, kind)
+        ridges = find_ridges(model, mode, ridge, l2_reg, own)
+    is_non_negative = mode in kind.non_negative and not kind.rebuilt
+    free = ~is_kept
+    for row, of_row, own in zip(found, values, weights, strict=True):
+        target = of_row - design @ constants
+        expected, bound = solve_row(design[:, free], target, own, ridges[free], is_non_negative)
+        assert (np.abs(row[free] - expected) <= bound + 1e-14).all(), (row, expected, bound)
+        assert (row[is_kept] == constants[is_kept]).all()
+
+
+def expect_coupled_rows(kind, beside):
+    """Return the call that finds new users of a block, joined by label, and what it gives."""
+    is_labelled = hasattr(beside.x, "labels")
+    block = beside.x if is_labelled else (beside.x, [*LABELS][: beside.x.ndim])
+    call = functools.partial(tensorly_flycoo.fold_in, make_model(kind.id), [block], "user")
+    if beside.id in ("unknown", "all_unknown", "more", "renamed", "shape", "modes"):
+        return call, Refusal("blocks[0] has ")
+    model = make_model(kind.id)
+    items, given = LABELS["item"].tolist(), [*LABELS["item"]]
+    if is_labelled:
+        given = beside.x.labels["item"].tolist()
+    values, is_known = np.zeros(SHAPE), np.full(SHAPE, kind.absent == "zero")
+    places = [items.index(label) for label in given]
+    values[:, places], is_known[:, places] = beside.dense, True
+
+    def check(found):
+        design = make_design(model.cp_tensors[0], 0)
+        for row, of_row, known in zip(found, unfold(values, 0), unfold(is_known, 0), strict=True):
+            expected, bound = solve_row(design, of_row, known * 1.0, np.zeros(RANK), False)
+            assert (np.abs(row - expected) <= bound + 1e-14).all(), (row, expected)
+
+    return call, check
+
+
+def expect_fold_in(kind, beside, has_confidence=False, mode=0):
+    options = {}
+    if kind.model == "coupled" and not has_confidence:
+        return expect_coupled_rows(kind, beside)
+    if has_confidence:
+        options["confidence"] = to_sparse(weigh(kind, beside))
+    call = functools.partial(
+        tensorly_flycoo.fold_in, make_model(kind.id), beside.x, mode, **options
+    )
+    if kind.model == "PARAFAC2":
+        return call, Refusal("TODO")
+    if kind.model == "coupled":
+        return call, Refusal("confidence is ")
+    refusal = refuse_fold_in(kind, beside, mode, has_confidence)
+    return call, refusal or (lambda found: check_rows(kind, beside, mode, has_confidence, found))
+
+
+#: What each function of a model and data gives, as the call and its check or refusal.
+EXPECTED = {
+    "anomaly_scores": expect_anomaly_scores,
+    "core_consistency": expect_core_consistency,
+    "cp_fit": expect_cp_fit,
+    "evaluate": expect_evaluate,
+    "fold_in": expect_fold_in,
+    "fold_in with a confidence": functools.partial(expect_fold_in, has_confidence=True),
+    "recommend": expect_recommend,
+}
+
+
+#: Functions that are not there yet for a kind of model: once one is, take it out of this list.
+AWAITED = [("fold_in", "PARAFAC2"), ("fold_in with a confidence", "PARAFAC2")]
+
+
+def report(wrong, is_awaited=False):
+    """Fail with all cells that are wrong; or if none is, where all are awaited."""
+    if is_awaited:
+        assert wrong
+    elif wrong:
+        pytest.fail("\n".join(wrong), pytrace=False)
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize("function", EXPECTED)
+def test_functions_of_models_and_data(function, kind):
+    wrong = []
+    for data in DATA:
+        beside = make_beside(data, kind.data, kind.ndim)
+        if found := judge(*EXPECTED[function](kind, beside)):
+            wrong.append(f"{function}-{kind.id}-{data}: {found}")
+    report(wrong, (function, kind.model) in AWAITED)
+
+
+def find_model_parameters(function):
+    """Return the names of the parameters of a function that take a model."""
+    try:
+        names = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return []
+    return [name for name in names if name.startswith(("cp_tensor", "model"))]
+
+
+def test_each_function_of_models_is_in_the_table():
+    public = {name: getattr(tensorly_flycoo, name) for name in tensorly_flycoo.__all__}
+    public |= {name: getattr(models, name) for name in models.__all__}
+    functions = {name: of for name, of in public.items() if not inspect.isclass(of)}
+    found = {name for name, of in functions.items() if find_model_parameters(of)}
+    assert found == {*MODEL_USES}
+    for name in found:
+        use = MODEL_USES[name]
+        parameters = inspect.signature(functions[name]).parameters
+        assert use.model in parameters
+        assert use.data == "" or use.data in parameters
+
+
+def test_each_way_to_make_a_model_is_in_the_table():
+    kinds = [kind for kind in KINDS.values() if not kind.rebuilt]
+    assert {kind.method for kind in kinds} == {*METHODS}
+    assert {kind.loss for kind in kinds} == {*LOSSES, "custom"}
+    constrained = {name for kind in kinds for name in kind.options if name in CONSTRAINTS}
+    assert constrained >= CONSTRAINTS
+    assert {kind.absent for kind in kinds} == {*ABSENT}
+    masked = {kind.method for kind in kinds if kind.mask}
+    assert masked == {name for name, method in METHODS.items() if method.takes_mask}
