@@ -17,6 +17,7 @@ Examples
 
 from .backend import register
 from .base.checks import DensifyError
+from .base.fit_record import FitRecord
 from .base.versions import show_versions
 from .engines import set_device
 from .io import load, open_slabs, read_tns, save, save_slabs
@@ -32,6 +33,7 @@ from .tensor.tensor import FlycooTensor
 
 __all__ = [
     "DensifyError",
+    "FitRecord",
     "FlycooCP",
     "FlycooTensor",
     "LabelledCP",
