@@ -38,8 +38,9 @@ _RIDGES = (100.0, 30.0, 10.0, 3.0, 1.0, 0.3, 0.1, 1e-2, 1e-4, 1e-6)
 #: leave fifty iterations later; that of the entries which it fits then still falls.
 _NUM_TRIED, _NUM_STILL, _TRIED_TOL, _FIT_TOL = 100, 3, 3e-3, 3e-5
 
-#: The part by which an error is clearly less than another, and by which two may differ by chance.
-_CLARITY, _CHANCE = 5e-3, 1.5e-2
+#: The part by which an error is clearly less than another; by which two may differ by chance; and
+#: by which one is larger only if its run ended in a poor local minimum.
+_CLARITY, _CHANCE, _STUCK = 5e-3, 1.5e-2, 5e-2
 
 #: The ridges without a clearly better prediction that end the search: after a model that has
 #: components, and after one that has none, or less than a part of the values' scale of them.
@@ -379,8 +380,9 @@ def _choose_ridge(
             held_out, rows = known.find_fair(others), problem.make_rows(known)
             again = [_Trial.run(problem, rows, n, held_out, trials[n].start) for n in close]
             errors.append([trial.error for trial in again])
-        # Of three tenths, the median leaves out one with a run in a poor local minimum.
-        excess = np.median(np.array(errors) - np.min(errors, axis=1, keepdims=True), axis=0)
+        excess = np.array(errors) - np.min(errors, axis=1, keepdims=True)
+        excess[excess > _STUCK * best.error] = np.nan
+        excess = np.nanmean(excess, axis=0)
         most = excess.min() + _CLARITY * best.error
         good = [l2_reg for l2_reg, of_ridge in zip(close, excess, strict=True) if of_ridge <= most]
         chosen = max(good, default=chosen)  # none if a number is nan
