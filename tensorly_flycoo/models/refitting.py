@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 from tensorly.cp_tensor import CPTensor
-from tensorly.parafac2_tensor import Parafac2Tensor
-from tensorly.tucker_tensor import TuckerTensor
 
 from ..base.array_modules import Array, move
 from ..base.fit_record import FitRecord, find_record
@@ -19,24 +17,12 @@ from ..loop.cp_model import find_biases, make_cp_tensor, multiply_all
 from ..loop.initial_guess import take_guess
 from ..loop.masks import MissingEntries, find_missing
 from ..loop.observed_rows import L2_REG, RowPlan, fit_rows, measure_scale, scale_ridge
-from ..results.coupled_cp import CoupledCP
 from ..tensor.tensor import FlycooTensor
 from .many_starts import PATH_LENGTH, RowRules, find_limits, run_resampled
 
 #: Iterations of each fit: by least squares of all cells; where cells are missing or unknown, or
 #: factors are non-negative; and multiplicative updates of counts, at most.
 _NUM_PLAIN, _NUM_SLOW, _NUM_UPDATES = 6, 10, 20
-
-
-def check_is_cp(model: Any) -> None:
-    """Refuse a model that is no CP model of one tensor."""
-    kinds = {TuckerTensor: "Tucker", Parafac2Tensor: "PARAFAC2", CoupledCP: "coupled CP"}
-    for kind, name in kinds.items():
-        if isinstance(model, kind):
-            advice = "fit one by parafac, or by another decomposition of the kind"
-            if kind is CoupledCP:
-                advice = "pass (cp.weights, cp.factors) of one of its cp_tensors, with its block"
-            raise ValueError(f"cp_tensor is a {name} model, expected a CP model: {advice}")
 
 
 def find_facts(cp_tensor: Any, unknown: Any, mode: int | None, ndim: int) -> FitRecord:

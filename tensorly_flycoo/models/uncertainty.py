@@ -12,13 +12,14 @@ from ..base.array_modules import Array
 from ..base.checks import check_choice, check_count, check_mode, check_real
 from ..base.fit_record import FitRecord, attach, find_record
 from ..base.reporting import report
+from ..loop.model_uses import check_model
 from ..results.labelled_models import LabelledCP
 from ..tensor.coo_cache import as_flycoo
-from ..tensor.labelled import check_same_labels, number_modes, take_labels
+from ..tensor.labelled import number_modes, take_labels
 from ..tensor.mirroring import mirror
 from ..tensor.tensor import FlycooTensor
 from .match import align
-from .refitting import check_is_cp, find_facts, fit_again
+from .refitting import find_facts, fit_again
 
 
 @dataclass(frozen=True, repr=False)
@@ -178,8 +179,7 @@ def uncertainty(
     check_real(level, "level", 0)
     if not 0 < level < 1:
         raise ValueError(f"level is {level}, expected a number between 0 and 1")
-    check_is_cp(cp_tensor)
-    check_same_labels(x, cp_tensor)
+    check_model("uncertainty", cp_tensor, x)
     labels = getattr(cp_tensor, "labels", None) or getattr(x, "labels", None)
     unknown = getattr(x, "unknown", None)
     mode, x = number_modes(x, mode), as_flycoo(x, check_coords=True)

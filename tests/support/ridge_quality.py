@@ -165,7 +165,7 @@ def fit(ratings, num_starts=1, l2_reg="validation", **options):
                 ratings.x, ratings.rank, random_state=start, l2_reg=l2_reg, return_errors=True,
                 **ratings.options, **options,
             )  # fmt: skip
-        seconds, l2_reg = time.process_time() - begin, found.observed_l2_reg
+        seconds, l2_reg = time.process_time() - begin, found.flycoo.l2_reg
         fits.append((errors[-1], ratings.measure(found), seconds))
     return min(fits)[1], fits[0][2], l2_reg
 

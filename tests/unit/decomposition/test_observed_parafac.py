@@ -569,7 +569,7 @@ def test_another_start_is_tried_if_none_finds_components():
     places = np.sort(np.random.RandomState(0).permutation(x.nnz)[x.nnz // 5 :])
     x = FlycooTensor(coords[:, places], values[places], x.shape)
     found = observed_parafac(x, 2, biases=True, random_state=1, n_iter_max=0)
-    assert found.observed_l2_reg < 10
+    assert found.flycoo.l2_reg < 10
 
 
 def test_other_tenths_decide_between_close_ridges(monkeypatch):
@@ -585,13 +585,13 @@ def test_other_tenths_decide_between_close_ridges(monkeypatch):
     monkeypatch.setattr(_Trial, "run", run)
     x, held_out = make_noisy()
     options = {"random_state": 0, "n_iter_max": 1}
-    assert observed_parafac(x, 2, **options).observed_l2_reg == 10
+    assert observed_parafac(x, 2, **options).flycoo.l2_reg == 10
     assert [len(of_ridge) for of_ridge in tenths.values()] == [1, 1, 3, 3, 1]
     coords = np.concatenate([tenth.coords for tenth in tenths[10.0]], axis=1)
     assert x.nnz // 10 * 2.5 < np.unique(coords, axis=1).shape[1] == coords.shape[1]
     for of_ridge in tenths.values():
         of_ridge.clear()
-    assert observed_parafac(x, 2, validation=held_out, **options).observed_l2_reg == 3
+    assert observed_parafac(x, 2, validation=held_out, **options).flycoo.l2_reg == 3
 
 
 @pytest.mark.parametrize("options", [{}, {"biases": True}, {"cg_steps": 3}], ids=str)

@@ -120,6 +120,7 @@ def test_counts_of_missing_cells_do_not_count():
         assert evaluate(row) <= best.fun + 1e-6 * abs(best.fun)
 
 
+@pytest.mark.usefixtures("flycoo_backend")
 def test_the_ridge_of_a_model_counts():
     """At convergence a fit's own rows are those that its data fold in, with its ridge."""
     rng = np.random.default_rng(0)
