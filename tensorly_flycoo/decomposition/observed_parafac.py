@@ -208,6 +208,7 @@ def observed_parafac(
     held_out = None if validation is None else _read(validation, x, "validation")
     mean = entries.find_mean(x.shape)
     problem = _Problem(x, rank, init, mean, biases, unobserved, non_negative, num_steps)
+    trial: _Trial | None = None
     # The errors of held-out entries: those of the mean, and of the model.
     of_mean, least = 0.0 if held_out is None else held_out.compare(mean), 0.0
     if isinstance(init, Resumed):
@@ -220,12 +221,14 @@ def observed_parafac(
         l2_reg = 1.0
     elif l2_reg == "validation":
         splits = entries.divide() if held_out is None else iter([(entries, held_out)])
-        l2_reg, least, of_judge = _choose_ridge(problem, splits)
-        of_mean = of_judge if held_out is None else of_mean
+        l2_reg, trial, of_judge = _choose_ridge(problem, splits)
+        of_mean, least = (of_judge if held_out is None else of_mean), trial.error
         del splits
     ridge, rows = float(l2_reg), problem.make_rows(entries)
     rows.ridges = problem.find_ridges(ridge)
-    del entries  # conjugate gradients have it in tensors
+    if trial is not None and _is_better_start(rows, trial.factors, factors):
+        factors = trial.factors
+    del entries, trial  # conjugate gradients have the entries in tensors
     run = _ObservedRun(
         problem, rows, held_out, ridge, tensor=x, model=(None, factors), n_iter_max=n_iter_max,
         init=init, callback=callback, tol=tol, return_errors=return_errors,
@@ -361,8 +364,8 @@ class _ObservedRun(Run):
 
 def _choose_ridge(
     problem: _Problem, splits: "Iterator[tuple[ObservedEntries, ObservedEntries]]"
-) -> tuple[float, float, float]:
-    """Return the ridge that predicts best, and the errors of held-out entries, also of the mean.
+) -> "tuple[float, _Trial, float]":
+    """Return the ridge that predicts best, its trial, and the error of the mean where it judges.
 
     Each split has entries to fit and others to hold out. The first one finds the ridge, and others
     that are as good but for chance; the next ones decide between these. A smaller ridge has to be
@@ -386,7 +389,7 @@ def _choose_ridge(
         most = excess.min() + _CLARITY * best.error
         good = [l2_reg for l2_reg, of_ridge in zip(close, excess, strict=True) if of_ridge <= most]
         chosen = max(good, default=chosen)  # none if a number is nan
-    return chosen, trials[chosen].error, of_mean
+    return chosen, trials[chosen], of_mean
 
 
 def _search(
@@ -401,12 +404,15 @@ def _search(
     found: more of them have to be tried, and another start if all these end in poor local minima.
     """
     chosen, num_worse, trials = _RIDGES[0], 0, {}
-    best = _Trial(math.inf, is_unfinished=False, has_components=False, start=0)
+    best = _Trial(math.inf, is_unfinished=False, has_components=False, start=0, factors=[])
     for l2_reg in _RIDGES:
         trials[l2_reg] = trial = _Trial.run(problem, rows, l2_reg, held_out)
         num_worse += 1
         if trial.error < best.error * (1 if trial.is_unfinished else 1 - _CLARITY):
             chosen, best, num_worse = l2_reg, trial, 0
+        for tried in trials.values():
+            if tried.error > best.error * (1 + _CHANCE):
+                tried.factors.clear()  # their memory is not needed
         most = _NUM_WORSE if best.has_components else _NUM_WORSE_WITHOUT
         if num_worse >= most and best.error < min(of_mean, 1.0) * (1 - _CLARITY):
             break
@@ -426,6 +432,7 @@ class _Trial(NamedTuple):
     is_unfinished: bool  # whether it still fell when the run was cut off
     has_components: bool  # whether the ridge left some
     start: int  # the seed of its guess
+    factors: list[Array]  # of the model, empty if another ridge is clearly better
 
     @classmethod
     def run(
@@ -451,7 +458,32 @@ class _Trial(NamedTuple):
         parts = [factor[:, : problem.rank] for factor in factors]
         size = observed_rows.measure_scale(evaluate_model(held_out.coords, None, parts))
         is_unfinished = last_error - error >= _TRIED_TOL * error
-        return cls(error, is_unfinished, size > _TRACE * problem.scale, start)
+        return cls(error, is_unfinished, size > _TRACE * problem.scale, start, factors)
+
+
+def _is_better_start(
+    rows: "_Solutions | _ConjugateGradients", model: list[Array], guess: list[Array]
+) -> bool:
+    """Return whether a run from a trial's model ends clearly lower than one from a guess.
+
+    A guess may end in a poor local minimum with one ridge and not with another, or with all entries
+    and not with nine tenths of them.
+    """
+    objectives = [_find_minimum(rows, list(start)) for start in (model, guess)]
+    return objectives[0] < objectives[1] * (1 - _CLARITY)
+
+
+def _find_minimum(rows: "_Solutions | _ConjugateGradients", factors: list[Array]) -> float:
+    """Return what is minimised, relative to the sum of squares, where a run from here settles."""
+    fit = math.inf
+    for _ in range(_NUM_TRIED):
+        _fit_all(rows, factors)
+        last_fit, fit = fit, rows.measure(factors)
+        if abs(last_fit - fit) < _FIT_TOL * fit:
+            break
+    squares = [(factor**2).sum(axis=0, dtype=np.float64) for factor in factors]
+    penalty = float((sum(squares) * rows.ridges).sum())
+    return fit**2 + penalty / rows.square
 
 
 def _fit_all(rows: "_Solutions | _ConjugateGradients", factors: list[Array]) -> None:
@@ -562,7 +594,7 @@ class _Solutions:
 
     def __init__(self, problem: _Problem, entries: ObservedEntries) -> None:
         self._problem, self._entries, self._excess = problem, entries, entries.excess
-        self.measure = entries.measure
+        self.measure, self.square = entries.measure, entries.square
         pairs = zip(entries.coords, problem.x.shape, strict=True)
         self._plans = [observed_rows.RowPlan.of(rows, size) for rows, size in pairs]
 
@@ -587,7 +619,7 @@ class _ConjugateGradients:
         targets = entries.targets.astype(x.dtype)
         is_whole = entries.weights is None and entries.values.size == x.nnz
         self._targets = x if is_whole else x._rebuild(entries.coords, targets)
-        self._whole, self._square = entries.square, -1.0
+        self.square, self._square = entries.square, -1.0
 
     def fit(self, factors: list[Array], mode: int, num_steps: int | None = None) -> Array:
         targets, problem = mttkrp(self._targets, factors, mode), self._problem
@@ -598,10 +630,10 @@ class _ConjugateGradients:
         if mode == len(factors) - 1:
             # The loss is a quadratic function of these rows: by its gradients here and at 0.
             gradients = targets + residuals + self.ridges * rows
-            self._square = self._whole - float((rows * gradients).sum(dtype=np.float64))
+            self._square = self.square - float((rows * gradients).sum(dtype=np.float64))
         return rows
 
     def measure(self, factors: list[Array]) -> float:
         if self._square < 0:  # of the initial guess, or rounded
             self.fit(factors, len(factors) - 1, num_steps=0)
-        return float(np.maximum(self._square, 0.0) / self._whole) ** 0.5  # or nan
+        return float(np.maximum(self._square, 0.0) / self.square) ** 0.5  # or nan

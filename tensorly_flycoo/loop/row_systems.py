@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..base.array_modules import Array, array_module
+from ..base.array_modules import Array, array_module, has_true
 from ..engines.tall import call_lapack
 from ..ops.cp_entries import choose_block_size
 from .hals import solve_nonnegative
@@ -138,7 +138,8 @@ def solve_rows(
     plan = RowPlan.of(cells.rows, products.shape[0])
     solved = xp.empty_like(products)
     is_plain = plan.starts == plan.ends
-    solved[is_plain] = _solve_alike(products[is_plain], common, non_negative)
+    if has_true(is_plain):
+        solved[is_plain] = _solve_alike(products[is_plain], common, non_negative)
 
     def solve_block(common: Array, width: int, rows: Array) -> Array:
         grams, sums, sizes = common, products[rows], common.diagonal().sum()

@@ -95,6 +95,8 @@ def _get_kernel(name: str, dtype: np.dtype, rank: int, device_id: int) -> tuple[
 def sweep_nonnegative(targets: Array, gram: Array, rows: Array, shift: float) -> tuple[float, int]:
     """Implement `Engine.sweep_nonnegative`; waits for the GPU."""
     num_rows, rank = rows.shape
+    if num_rows == 0:  # no grid is that small
+        return 0.0, 0
     macros = sweep_macros(rows.dtype, rank)
     kernel = launch.get_kernel("sweep_nonnegative.cu", "sweep_nonnegative", **macros)
     num_blocks = -(-num_rows // tuning.BLOCK_SIZE)
