@@ -5,7 +5,9 @@ Find programs of communication between cells in the long table that LIANA writes
 for each sample, source, target, ligand and receptor, with a rank. Two things are special:
 
 - A sample may lack a cell type. Its scores there are unknown, not zero. A small mask says so: it
-  has size 1 in the mode of the pairs, since it is the same for all of them.
+  has size 1 in the mode of the pairs, since it is the same for all of them. In a table that lists
+  some pair for all cell types that meet, `from_dataframe` makes it itself, by the option
+  ``missing=["sample", "source", "target"]``.
 - Many scores are exactly 0. They were seen, so the tensor keeps them. What has no row is also 0
   for `non_negative_parafac`, except under the mask; it is unknown for `observed_parafac`.
 

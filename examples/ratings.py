@@ -7,9 +7,10 @@ Recommend films: complete a tensor of ratings with one known entry in a hundred.
 not a zero: `parafac` would learn who rated what. `observed_parafac` fits only the known entries of
 a person x film x month tensor, by components, their mean and a bias for each person, film and
 month. It chooses its ridge (`l2_reg`) and when to stop on validation ratings, not on test
-ratings. In three lines, with the ridge chosen on a tenth of the ratings, it is::
+ratings. In four lines, with the ridge chosen on a tenth of the ratings, it is::
 
-    x = tensorly_flycoo.from_dataframe(ratings, ["person", "film", "month"], "rating")
+    options = {"missing": "unknown"}  # films without a rating
+    x = tensorly_flycoo.from_dataframe(ratings, ["person", "film", "month"], "rating", **options)
     cp = tensorly_flycoo.observed_parafac(x, 4, biases=True, random_state=0)
     cp.predict(new)  # a table with the columns "person", "film" and "month"
 
