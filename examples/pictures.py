@@ -38,7 +38,8 @@ except ImportError as error:
 #: Multiprocessors of a large GPU, and nonzeros of a tile on it.
 NUM_WORKERS, TILE_SIZE = 132, 2048
 
-RANKS_NOTE = """The suggested rank is the lowest with a held-out loss within one standard error of the least.
+RANKS_NOTE = """The suggested rank is the lowest with a held-out loss within one
+standard error of the least, and with runs that agree.
 Core consistency near 100 %: components do not interact (values below -50 are drawn at -50).
 Match near 1: all starts find the same components."""
 
