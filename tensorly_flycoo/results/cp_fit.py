@@ -117,8 +117,9 @@ def cp_fit(
     is_count = find_exact(record.loss if loss is None else loss).is_count
     if mask is not None and held_out is not None:
         raise ValueError("mask and held_out are both given, expected at most one of them")
-    knows_rows_only = record.absent == "unknown"
-    if held_out is None and not knows_rows_only:
+    is_all_unknown = mask is None and isinstance(getattr(x, "unknown", None), str)
+    knows_rows_only = record.absent == "unknown" or is_all_unknown
+    if held_out is None and not is_all_unknown:
         mask = choose_mask(record, x, mask)
     x = as_flycoo(x, check_coords=True)
     weights, factors = take_model(cp_tensor)
