@@ -190,6 +190,11 @@ def _read_item(n: int, item: Any) -> Block:
     data, modes = item
     names, known = list(modes), None
     if isinstance(data, LabelledTensor):
+        if data.unknown is not None:
+            raise ValueError(
+                f"blocks[{n}] has unknown cells, which a coupled model would take for zeros: "
+                "expected a tensor without; if they are zeros, pass (x.tensor, x.labels)"
+            )
         data, known = data
     if isinstance(modes, Mapping):
         labels = Labels(modes)
