@@ -154,7 +154,8 @@ def _fold_in_cp(cp_tensor: Any, x_new: Any, mode: Any, options: dict[str, Any]) 
     factors = list(factors)
     factors[mode] = xp.zeros((x.shape[mode], old.shape[1]), old.dtype)
     check_factors(factors, x.shape, x.dtype, x._engine.array_type)
-    missing = None if how.mask is None else find_missing(x, how.mask)
+    is_listed = how.observed or options["confidence"] is not None
+    missing = None if how.mask is None else find_missing(x, how.mask, lists=is_listed)
     if how.is_count:
         return _fit_counts(x, weights, factors, mode, missing)
     problem = _RowProblem(x, weights, factors, old, mode, how, record)
@@ -275,6 +276,11 @@ def _choose(
             f"are no rows: expected one of {EXACT_LOSSES}"
         )
     is_count = find_exact(record.loss if loss is None else loss).is_count
+    if is_count and confidence is not None:
+        raise ValueError(
+            'confidence is given, expected None with loss="poisson_count": the likelihood of '
+            "counts has no weights"
+        )
     _refuse_constraint(record, mode)
     is_all_unknown = isinstance(getattr(x_new, "unknown", None), str) and mask is None
     is_asked = observed is not None
@@ -302,6 +308,8 @@ def _choose(
     if not observed and confidence is None:
         has_same_rows = _has_same_rows(cp_tensor, x_new, mode)
         mask = choose_mask(record, x_new, mask, mode, has_same_rows=has_same_rows)
+    elif mask is None and not is_all_unknown:  # what x_new may store at cells that are unknown
+        mask = getattr(x_new, "unknown", None)
     if non_negative is None:
         non_negative = mode in record.non_negative
     return _How(is_count, non_negative, observed, unobserved, float(l2_reg), mask)
@@ -348,7 +356,7 @@ class _RowProblem:
         xp = array_module(self.old)
         rows = xp.zeros((self.x.shape[self.mode], self.old.shape[1]))
         rows[:, self.kept] = self.constants
-        if self.x.nnz == 0 and self.how.observed:
+        if self.x.nnz == 0 and self.how.observed and confidence is None:
             return rows
         products, gram, cells = self.assemble(missing, confidence)
         if self.kept.size:  # what the kept columns explain is no target of the others
@@ -367,15 +375,17 @@ class _RowProblem:
         """Return the right-hand sides and the Gram matrix of all rows, and cells that differ."""
         xp, (size, rank) = array_module(self.old), self.factors[self.mode].shape
         nothing = xp.zeros((size, rank)), xp.zeros((rank, rank))
+        x = self.x if missing is None else missing.observed
         if confidence is not None:
-            coords, weights, values = _read_confidence(confidence, self.x)
+            coords, weights, values = _read_confidence(confidence, x)
+            if missing is not None:
+                coords, weights, values = _leave_out(missing, coords, weights, values)
             listed = self.list_cells(coords, weights - self.how.unobserved, weights * values)
             return nothing[0], self.how.unobserved * self.make_gram(), listed
         if self.how.observed:
-            coords, values = self.x._sorted_nonzeros()
+            coords, values = x._sorted_nonzeros()
             values = values.astype(np.float64)
             return *nothing, self.list_cells(coords, xp.ones_like(values), values)
-        x = self.x if missing is None else missing.observed
         products = mttkrp(x, self.factors, self.mode).astype(np.float64) * self.scales
         gram = self.make_gram()
         if isinstance(missing, MissingBlocks) and self.mode not in missing.modes:
@@ -425,7 +435,8 @@ class _RowProblem:
         firsts = multiply_all([f[0] for f in self.exact], skip=self.mode) * self.scales
         lengths = xp.where(self.is_own_bias, 1 / xp.where(self.is_own_bias, firsts, 1), lengths)
         ridge = self.how.l2_reg
-        if self.record.scale is not None or self.how.observed:  # that of observed_parafac
+        has_no_unit = self.how.observed and not self.record.l2_reg
+        if self.record.scale is not None or has_no_unit:  # as that of observed_parafac
             ridge = scale_ridge(ridge, self.record.scale or _measure(self.x), self.x.ndim)
         return xp.where(self.is_own_bias, self.how.l2_reg, ridge) / lengths**2
 
@@ -452,6 +463,18 @@ def _read_confidence(confidence: Any, x: FlycooTensor) -> tuple[Array, Array, Ar
     targets = xp.zeros(weights.size)
     targets[places] = values.astype(np.float64)
     return coords, weights.astype(np.float64), targets
+
+
+def _leave_out(
+    missing: MissingEntries, coords: Array, weights: Array, values: Array
+) -> tuple[Array, Array, Array]:
+    """Give missing cells the weight 0, whether they are listed with another one or not."""
+    xp = array_module(coords)
+    is_missing, _ = find_places(missing.coords, coords, xp)
+    coords = xp.concatenate([coords[:, ~is_missing], missing.coords], axis=1)
+    zeros = xp.zeros(missing.count)
+    weights = xp.concatenate([weights[~is_missing], zeros])
+    return coords, weights, xp.concatenate([values[~is_missing], zeros])
 
 
 def _fit_counts(
