@@ -1,5 +1,6 @@
 """Fits of a model to resampled data, each made in the way in which the model was made."""
 
+import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from ..base.array_modules import Array, move
 from ..base.fit_record import FitRecord, find_record
 from ..base.reporting import report
 from ..decomposition import generalized_parafac
-from ..decomposition.methods import CP_METHODS
+from ..decomposition.methods import CP_METHODS, METHODS
 from ..loop.cp_model import find_biases, make_cp_tensor, multiply_all
 from ..loop.initial_guess import take_guess
 from ..loop.masks import MissingEntries, find_missing
@@ -55,7 +56,7 @@ def find_facts(cp_tensor: Any, unknown: Any, mode: int | None, ndim: int) -> Fit
 
 def _find_obstacle(record: FitRecord) -> str:
     """Say what keeps a model from being fitted again as it was made; "" if nothing does."""
-    if record.method not in ("", *CP_METHODS):
+    if record.method in METHODS and record.method not in CP_METHODS:
         return "of several tensors or of other components than CP's"
     if record.is_weighted or record.absent == "weighted":
         return "with a confidence, which the model does not keep"
@@ -72,6 +73,21 @@ def _find_obstacle(record: FitRecord) -> str:
     return ""
 
 
+def find_unseen(x: FlycooTensor, facts: FitRecord) -> list[np.ndarray]:
+    """Mark the rows of each mode none of whose cells are known: no data say anything of them."""
+    if facts.absent == "unknown":
+        coords, _ = x.nonzeros()
+        counts = [np.bincount(move(own, np), minlength=x.shape[n]) for n, own in enumerate(coords)]
+        return [of == 0 for of in counts]
+    missing = None if facts.mask is None else find_missing(x, facts.mask)
+    unseen = [np.zeros(size, bool) for size in x.shape]
+    if missing is not None:
+        for n, own in zip(missing.modes, missing.coords, strict=True):
+            others = math.prod(x.shape[m] for m in missing.modes if m != n)
+            unseen[n] = np.bincount(move(own, np), minlength=x.shape[n]) == others
+    return unseen
+
+
 def fit_again(
     x: FlycooTensor,
     cp_tensor: CPTensor,
@@ -85,8 +101,10 @@ def fit_again(
     Without a mode they are those of the nonzeros (nnz,), and of events how often each came.
     """
     scales = cp_tensor.weights ** (1 / x.ndim)  # changes of all factors count alike
-    guess = None, [factor * scales for factor in cp_tensor.factors]
-    start = take_guess(x, cp_tensor.rank, guess)
+    factors = [factor * scales for factor in cp_tensor.factors]
+    if facts.dtype == x.dtype.name:  # constrained_parafac of float32 gives float64
+        factors = [factor.astype(x.dtype) for factor in factors]
+    start = take_guess(x, cp_tensor.rank, (None, factors))
     missing = None
     if facts.mask is not None and facts.absent != "unknown":
         missing = find_missing(x, facts.mask)

@@ -19,7 +19,7 @@ from ..tensor.labelled import number_modes, take_labels
 from ..tensor.mirroring import mirror
 from ..tensor.tensor import FlycooTensor
 from .match import align
-from .refitting import find_facts, fit_again
+from .refitting import find_facts, find_unseen, fit_again
 
 
 @dataclass(frozen=True, repr=False)
@@ -30,7 +30,8 @@ class Uncertainty:
     ----------
     cp_tensor : LabelledCP
         The model; without labels, rows are labelled by their numbers. Its `plot` and `to_tidy` show
-        its `intervals`, which are nan in the mode whose rows were resampled.
+        its `intervals`, which are nan in the mode whose rows were resampled, and in rows none of
+        whose cells are known.
     weights : pair of array (R,)
         The lower and the upper ends of the weights' intervals.
     samples : list of array (n, I_n, R)
@@ -208,6 +209,9 @@ def uncertainty(
     leasts = [0.0 if n in facts.non_negative else -np.inf for n in range(x.ndim)]
     triples = zip(estimates, samples, [min(leasts), *leasts], strict=True)
     weight_ends, *intervals = [_find_interval(*triple, level) for triple in triples]
+    for ends, is_unseen in zip(intervals, find_unseen(x, facts), strict=True):
+        for end in ends:
+            end[is_unseen] = np.nan
     record = find_record(cp_tensor) or FitRecord()
     attach(cp_tensor, record.replace(intervals=intervals))
     return Uncertainty(cp_tensor, weight_ends, samples[1:], level)

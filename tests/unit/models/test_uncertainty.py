@@ -413,6 +413,21 @@ def test_unknown_cells_of_the_data_come_before_those_of_the_record(monkeypatch):
     assert not np.isnan(drawn.samples[0]).any()
 
 
+@pytest.mark.parametrize("shape", [SHAPE, (14, 9, 1), (14, 1, 1)])
+def test_rows_of_which_nothing_is_known_have_no_intervals(shape):
+    dense, planted = make_noisy()
+    mask = np.ones(shape)
+    mask[5] = 0
+    cp = parafac(FlycooTensor.from_dense(dense * mask), 2, 100, planted, mask=mask)
+    found = uncertainty(FlycooTensor.from_dense(dense * mask), cp, 1, 5, random_state=0)
+    observed = observed_parafac(FlycooTensor.from_dense(dense * mask), 2, 20, l2_reg=0.1)
+    again = uncertainty(FlycooTensor.from_dense(dense * mask), observed, n=3, random_state=0)
+    for of in (found, again):
+        is_nan = np.isnan(of.cp_tensor.intervals[0]).all(axis=(0, 2))
+        assert np.flatnonzero(is_nan).tolist() == [5]
+        assert not np.isnan(of.cp_tensor.intervals[2]).any()
+
+
 def test_a_jackknife_of_entries():
     x, cp = make_masked()
     y = FlycooTensor(*(of[..., ::3] for of in x.nonzeros()), SHAPE)
