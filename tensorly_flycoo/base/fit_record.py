@@ -10,8 +10,8 @@ plain model that it looks like.
 import contextlib
 import dataclasses
 import functools
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -114,8 +114,9 @@ class FitRecord:
         return dataclasses.replace(self, **changes)
 
 
-#: The decomposition that runs now, and what returns the record of its models.
-_current: ContextVar[tuple[str, Callable[[], FitRecord]]] = ContextVar("tensorly_flycoo_recording")
+#: In `call`: the decomposition that this thread runs, and what returns the record of its models. No
+#: ContextVar: tasks of an event loop copy those, and would keep the tensor alive.
+_running = threading.local()
 
 
 @contextlib.contextmanager
@@ -124,17 +125,21 @@ def recording(method: str, describe: Callable[[], FitRecord]) -> Iterator[None]:
 
     It is described when it is first asked for: by then the decomposition has checked its options.
     """
-    token = _current.set((method, functools.cache(describe)))
+    outer = getattr(_running, "call", None)
+    _running.call = method, functools.cache(describe)
     try:
         yield
     finally:
-        _current.reset(token)
+        _running.call = outer
 
 
 def current_record(method: str) -> FitRecord:
     """Return the record of the decomposition that runs now; if it is another one, just its name."""
-    running, describe = _current.get((method, lambda: FitRecord(method=method)))
-    return describe() if running == method else FitRecord(method=method)
+    call = getattr(_running, "call", None)
+    if call is None or call[0] != method:
+        return FitRecord(method=method)
+    record: FitRecord = call[1]()
+    return record
 
 
 def find_record(model: Any) -> FitRecord | None:

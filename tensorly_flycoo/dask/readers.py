@@ -112,7 +112,8 @@ def read_parquet(
     x = _place(source, client, workers, device)
     if source.labels is None:
         return x
-    return LabelledTensor(x, Labels(dict(zip(modes, source.labels, strict=True)), source.ordered))
+    labels = Labels(dict(zip(modes, source.labels, strict=True)), source.ordered)
+    return LabelledTensor(x, labels, value_column=values)
 
 
 def from_dask_dataframe(

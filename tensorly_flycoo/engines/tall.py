@@ -39,6 +39,9 @@ _INNER_SIZE = 8192
 #: Rows of a factor that are refined at once: a residual of all would take as much memory as it.
 _REFINED_ROWS = 2**16
 
+#: A system with more right-hand sides than this many times its size is solved with its inverse.
+_MANY_RIGHT_HAND_SIDES = 4
+
 #: LAPACK takes matrices of up to this size on one thread, and smaller ones are inverted fast enough
 #: on several: beginning and ending the limit takes 10 us.
 _MAX_ALONE_SIZE, _MIN_INVERTED_SIZE = 512, 64
@@ -235,17 +238,18 @@ def solve(a: Array, b: Array) -> Array:
 
 
 def solve_rows(a: Array, rows: Array, wants_sums: bool = False) -> tuple[Array, Any]:
-    """Solve ``a @ y.T = rows.T`` for a factor y (I, R), by the inverse of a real `a`.
+    """Solve ``a @ y.T = rows.T`` for a factor y (I, R), by the inverse where that pays.
 
-    Few rows take less by substitution, but where a component vanishes its numbers are noise of any
-    size, until the matrix is exactly singular. The inverse gives such a component zeros.
+    Few rows take less by substitution. Where a component vanishes, though, its numbers would be
+    noise of any size, until the matrix is exactly singular: the inverse gives it zeros.
 
     Returns y; and with `wants_sums`, as ALS does, where one pass over the rows finds them, its Gram
     matrix, the same to the bit as ``multiply(y.T, y)``, and the inner product of `rows` and y.
     """
     is_inverted = a.dtype.kind == "f" and a.dtype == rows.dtype
     inverse, condition = _invert(move(a, np)) if is_inverted else (None, 1.0)
-    if inverse is None:
+    are_few = not (is_cupy(rows) or wants_sums or _are_many(rows, a))
+    if inverse is None or (are_few and _is_well_conditioned(a)):
         return _solve_directly(a, rows.T).T, None
     if wants_sums and is_own(rows, a) and condition**2 * np.finfo(inverse.dtype).eps <= 1:
         from .cpu import products
@@ -263,6 +267,17 @@ def solve_rows(a: Array, rows: Array, wants_sums: bool = False) -> tuple[Array, 
             own, part = rows[start : start + _REFINED_ROWS], y[start : start + _REFINED_ROWS]
             part += multiply(own - multiply(part, a.T), inverse)
     return y, None
+
+
+def _are_many(rows: Array, a: Array) -> bool:
+    """Return whether one product with an inverse takes less than substituting rows one by one."""
+    return bool(rows.shape[0] > _MANY_RIGHT_HAND_SIDES * a.shape[0])
+
+
+def _is_well_conditioned(a: np.ndarray) -> bool:
+    """Return whether all components of a system are large enough to solve it as it is."""
+    _, condition = _find_inverse(a.astype(np.float64, copy=False))
+    return condition * condition * float(np.finfo(a.dtype).eps) <= 1
 
 
 def _solve_directly(a: Array, b: Array) -> Array:

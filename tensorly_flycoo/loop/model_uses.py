@@ -109,7 +109,7 @@ def _check_shape(use: ModelUse, model: Any, kind: str, x: Any, mode: int | None)
     """Refuse data of another shape than the model's, but for the rows of `mode`."""
     if kind in ("PARAFAC2", "coupled"):
         return  # whose data are no single tensor
-    expected = tuple(len(factor) for factor in _list_factors(model))
+    expected = tuple(factor.shape[0] for factor in _list_factors(model))
     shape = tuple(x.shape)
     differs = len(shape) != len(expected) or any(
         own != size for n, (own, size) in enumerate(zip(shape, expected, strict=True)) if n != mode

@@ -126,18 +126,18 @@ def test_rows_of_coupled_models():
     assert_near(*rows, "float64")
 
 
-@DTYPES
-def test_diagnostics_know_the_mask(dtype):
+def test_diagnostics_know_the_mask():
+    """Of float64: iterations of the fits amplify what the devices round differently."""
     results = []
     for device in DEVICES:
-        x = make_tensor(device, dtype)
+        x = make_tensor(device)
         options = {"mask": make_mask(MASKS["blocks"]), "init": "random", "random_state": 0}
         cp = decomposition.parafac(x, RANK, n_iter_max=3, **options)
         found = uncertainty(x, cp, mode=0, n=5, random_state=0)
         ends = [end for pair in found.cp_tensor.intervals[1:] for end in pair]
         results.append([cp_fit(x, cp).rmse, core_consistency(x, cp), *ends])
     for found, expected in zip(*results, strict=True):
-        assert_near(np.asarray(found), np.asarray(expected), "float32")
+        assert_near(np.asarray(found), np.asarray(expected), "float64")
 
 
 def test_a_table_that_knows_its_unknown_cells(tmp_path):

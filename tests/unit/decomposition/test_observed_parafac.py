@@ -233,7 +233,7 @@ def test_weights_zeros_and_other_cells(small, is_weighted, unobserved, cg_steps)
         np.testing.assert_allclose(factor, other, rtol=1e-7, atol=1e-8)
     record = found.flycoo
     assert (record.absent, record.l2_reg) == ("weighted" if unobserved else "unknown", 0.1)
-    assert (record.unobserved, record.is_weighted) == (unobserved, True)
+    assert (record.unobserved, record.is_weighted) == (unobserved, confidence is not None)
 
 
 def test_steps_by_default(small):
@@ -391,7 +391,7 @@ def test_validation_stops_at_the_best_model():
     values += 0.3 * rng.standard_normal(values.size)
     x = FlycooTensor(coords[:, 200:], values[200:], shape)
     held_out = FlycooTensor(coords[:, :200], values[:200], shape)
-    options = {"random_state": 0, "tol": 0, "return_errors": True, "cg_steps": 3}
+    options = {"random_state": 0, "tol": 0, "return_errors": True, "cg_steps": 3, "l2_reg": 0.1}
     found, errors = observed_parafac(x, 8, validation=held_out, **options)
     best = int(np.argmin(errors))
     assert best == len(errors) - 11
@@ -580,7 +580,8 @@ def test_other_tenths_decide_between_close_ridges(monkeypatch):
     def run(problem, rows, l2_reg, held_out, start=0):
         tenths[l2_reg].append(held_out)
         error = errors[l2_reg][len(tenths[l2_reg]) - 1]
-        return _Trial(error, is_unfinished=False, has_components=True, start=start)
+        facts = {"is_unfinished": False, "has_components": True, "start": start}
+        return _Trial(error, **facts, factors=problem.start(start))
 
     monkeypatch.setattr(_Trial, "run", run)
     x, held_out = make_noisy()

@@ -452,7 +452,11 @@ def test_a_sample_without_events():
     [
         (lambda x: parafac(x, 1), {"mode": 0}, "mode is 0, which has 1 row, expected"),
         (lambda x: parafac(x, 1), {"mode": 0, "method": "jackknife"}, "mode is 0, which has 1 row"),
-        (lambda x: tucker(x, [1, 2, 2]), {}, "cp_tensor is a Tucker model, expected a CP"),
+        (
+            lambda x: tucker(x, [1, 2, 2]),
+            {},
+            "is a TuckerTensor, a Tucker model, expected a model of kind CP",
+        ),
         (
             lambda x: generalized_parafac(x, 1, 2, loss="bernoulli_odds", random_state=0),
             {},
@@ -482,7 +486,7 @@ def test_a_sample_without_events():
         (
             lambda x: coupled_parafac([(x, ("a", "b", "c")), (np.ones((4, 2)), ("b", "d"))], 1),
             {},
-            "cp_tensor is a coupled CP model, expected",
+            "cp_tensor is a CoupledCP, a coupled model, expected",
         ),
         (
             lambda x: observed_parafac(x, 1, 2, l2_reg=1.0),
