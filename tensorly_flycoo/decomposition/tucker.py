@@ -97,6 +97,8 @@ def tucker(
     x = as_flycoo(tensor, check_coords=True)
     ranks = find_tucker_rank(x, rank, None if fixed_factors else x.ndim)
     missing = None if mask is None else find_missing(tensor, mask, lists=True)
+    if isinstance(init, tuple | list | TuckerTensor) and not isinstance(init, Resumed):
+        init = _copy_guess(init)
     if callback is None and not isinstance(init, Resumed) and missing is None:
         return tensorly_loop("tucker")(
             x, ranks, fixed_factors=fixed_factors, n_iter_max=n_iter_max, init=init,
@@ -124,6 +126,16 @@ def tucker(
         step, missing=missing, tensor=x, model=model, n_iter_max=n_iter_max, init=init,
         callback=callback, tol=tol, verbose=verbose, return_errors=return_errors,
     ).iterate()  # fmt: skip
+
+
+def _copy_guess(init: Any) -> Any:
+    """Return a guess with a list of its own: TensorLy writes the new factors to that which it gets.
+
+    >>> _copy_guess((1, [2, 3]))
+    (1, [2, 3])
+    """
+    has_core = len(init) == 2 and isinstance(init[1], tuple | list)
+    return (init[0], list(init[1])) if has_core else init
 
 
 def start_masked(missing: MissingEntries, ranks: Sequence[int]) -> tuple[Array, list[Array]]:
