@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import tensorly as tl
+from tensorly._factorized_tensor import FactorizedTensor
 
 from ..base.array_modules import Array, array_module, move
 from ..base.checks import check_factors, check_least, check_rank, check_real, check_weights
@@ -179,11 +180,18 @@ def _start(
         random = tl.check_random_state(random_state)
         return None, [engine.draw_uniform(random, (size, rank), dtype) for size in sizes]
     given = init.factors if isinstance(init, CoupledCP) else init
-    if not isinstance(given, Mapping) or {*given} != {*names}:
-        got = list(given) if isinstance(given, Mapping) else repr(given)
+    is_dict = isinstance(given, Mapping) and not isinstance(given, FactorizedTensor)
+    if not is_dict or {*given} != {*names}:
+        got = list(given) if is_dict else repr(given)
         raise ValueError(f"init is {got}, expected 'random', a CoupledCP, or a factor for {names}")
     if isinstance(init, CoupledCP):
         given = {name: _match_rows(name, factor, init, data) for name, factor in given.items()}
+    for name, size in data.sizes.items():
+        if len(given[name]) != size:
+            raise ValueError(
+                f"the factor of mode {name!r} of init has shape {given[name].shape}, expected "
+                f"{(size, rank)}"
+            )
     factors = check_factors([given[name] for name in names], sizes, dtype, engine.array_type)
     if factors[0].shape[1] != rank:
         raise ValueError(f"factors of init have {factors[0].shape[1]} columns, expected {rank}")

@@ -166,6 +166,8 @@ def _start(data: Any, rank: int, init: Any, svd: str, random_state: Any) -> Mode
         columns = take_left_vectors(matrix, unfolding, rank, svd, random)
         return None, [xp.ones((data.shape[0], rank), dtype), xp.eye(rank, dtype=dtype), columns]
     if not isinstance(init, str):
+        if len(init[1]) != 3:
+            raise ValueError(f"init has {len(init[1])} factors, expected 3: those of a model")
         a, b, c = init[1]
         # The second factor of a CPTensor is P B, of any slice.
         init = (init[0], [a, qr(b)[1] if len(init) == 2 else b, c])

@@ -23,7 +23,7 @@ from ..tensor.labelled import LabelledTensor, check_same_labels, drop_labels, nu
 from ..tensor.memory import attempt
 from ..tensor.mirroring import mirror
 from .cp_model import warn_of_zeros
-from .model_uses import match_guess
+from .model_uses import check_guess, match_guess
 from .unknown_cells import obey_unknown
 
 _P = ParamSpec("_P")
@@ -114,6 +114,7 @@ def guard(
         ndim = 3 if function.__name__ == "parafac2" else x.ndim  # x may be its first slice
         check_options(given, ndim)
         name = function.__name__
+        check_guess(name, given.get("init"), x.shape)
         record = functools.partial(describe or _name_only, name, defaults | given, x)
         with recording(name, record), span(name, x), log_compilation():
             result = attempt(name, functools.partial(function, **given))

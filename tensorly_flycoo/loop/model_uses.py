@@ -5,15 +5,19 @@ right for; whatever else is refused by name, before anything is computed. `METHO
 the decompositions themselves.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from tensorly._factorized_tensor import FactorizedTensor
 from tensorly.cp_tensor import CPTensor
+from tensorly.parafac2_tensor import Parafac2Tensor
 from tensorly.tucker_tensor import TuckerTensor
 
 from ..base.array_modules import array_module
 from ..base.fit_record import FitRecord, find_record
+from ..io.checkpoint import Resumed
 from ..io.entries import find_places
 from ..ops.cp_entries import find_kind
 from ..tensor.coo_cache import is_sparse
@@ -56,6 +60,21 @@ MODEL_USES = {
         ModelUse("recommend", data="exclude"),
         ModelUse("uncertainty"),  # `models/refitting.py` says which models it can fit again
     )
+}
+
+
+#: The kinds of model at which each decomposition may begin.
+_GUESSES = {
+    "constrained_parafac": ("CP",),
+    "generalized_parafac": ("CP",),
+    "non_negative_parafac": ("CP",),
+    "non_negative_parafac_hals": ("CP",),
+    "non_negative_tucker": ("Tucker",),
+    "non_negative_tucker_hals": ("Tucker",),
+    "observed_parafac": ("CP",),
+    "parafac": ("CP",),
+    "parafac2": ("PARAFAC2", "CP"),
+    "tucker": ("Tucker",),
 }
 
 
@@ -131,25 +150,63 @@ def _list_factors(model: Any) -> list[Any]:
     return list(model[1])
 
 
+def check_guess(function: str, init: Any, shape: Sequence[int]) -> None:
+    """Refuse a model of another kind than a decomposition may begin at, or of another shape.
+
+    A checkpoint is checked where it is restored, and the slices of PARAFAC2 may have other rows.
+    """
+    is_list = isinstance(init, tuple | list) and len(init) == 2
+    is_pair = is_list and isinstance(init[1], tuple | list)  # not a list of two factors
+    is_model = isinstance(init, FactorizedTensor) or hasattr(init, "cp_tensors") or is_pair
+    if not is_model or isinstance(init, Resumed) or function not in _GUESSES:
+        return
+    kind, expected = find_kind(init), _GUESSES[function]
+    if kind not in expected:
+        raise ValueError(
+            f"init is a {type(init).__name__}, a {kind} model, expected a model of kind "
+            f"{' or '.join(expected)} for {function}"
+        )
+    if function == "parafac2":
+        return
+    if len(init[1]) != len(shape):
+        raise ValueError(f"init has {len(init[1])} factors, expected {len(shape)}, one a mode")
+    for n, (factor, size) in enumerate(zip(init[1], shape, strict=True)):
+        if len(factor) != size:
+            raise ValueError(
+                f"factors[{n}] of init has shape {tuple(factor.shape)}, expected {size} rows, as "
+                f"tensor has in mode {n}"
+            )
+
+
 def match_guess(init: Any, x: LabelledTensor) -> Any:
     """Return a guess in the sequence of a tensor's labels, if it has labels itself.
 
-    Rows go to their labels; a ValueError refuses other labels, and other names of modes.
+    Rows go to their labels; a ValueError refuses other labels, and other names of modes. The rows
+    of the slices of PARAFAC2, in mode 1, are no part of a guess.
     """
     labels = getattr(init, "labels", None)
-    if not isinstance(labels, Labels) or not isinstance(init, CPTensor | TuckerTensor):
+    if not isinstance(labels, Labels) or not isinstance(init, FactorizedTensor):
         return init
+    has_slices = isinstance(init, Parafac2Tensor)
     factors = list(init.factors)
+    projections = list(init.projections) if has_slices else []
     same = Labels(dict(x.labels))
     for n, (name, known, wanted) in enumerate(
         zip(x.labels, labels.values(), x.labels.values(), strict=False)
     ):
+        if has_slices and n == 1:
+            continue
         if known.shape == wanted.shape and not np.array_equal(known, wanted):
             places = find_places(wanted, known)
             if (places >= 0).all():
                 factors[n] = factors[n][array_module(factors[n]).asarray(places)]
                 same[name] = known
-    check_same_labels(LabelledTensor(x.tensor, same), init, names=("tensor", "init"))
+                if has_slices and n == 0:
+                    projections = [projections[place] for place in places]
+    skip = 1 if has_slices else None
+    check_same_labels(LabelledTensor(x.tensor, same), init, skip, ("tensor", "init"))
+    if has_slices:
+        return Parafac2Tensor((init.weights, factors, projections))
     first = init.weights if isinstance(init, CPTensor) else init.core
     kind = CPTensor if isinstance(init, CPTensor) else TuckerTensor
     return kind((first, factors))
