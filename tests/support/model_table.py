@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pytest
 import sparse
 import tensorly as tl
 from model_cells import read_cells
@@ -72,11 +73,11 @@ STRENGTHS = {
     "unimodality": True,
     "normalize": True,
     "simplex": 1.0,
-    "normalized_sparsity": 2,
+    "normalized_sparsity": 8,
     "soft_sparsity": 1.0,
     "smoothness": 0.1,
     "monotonicity": True,
-    "hard_sparsity": 3,
+    "hard_sparsity": 9,
     "group_lasso": 0.01,
 }
 
@@ -320,8 +321,8 @@ def make_model(id):
     return (model.weights, list(model.factors)) if kind.rebuilt else model
 
 
-#: The sequence of the items in permuted data.
-ORDER = [2, 0, 4, 1, 3]
+#: The mode of which data have the labels in another sequence, and that sequence.
+PERMUTED = {"permuted": (1, [2, 0, 4, 1, 3]), "permuted_users": (0, [3, 1, 5, 0, 4, 2])}
 
 
 @dataclass(frozen=True)
@@ -356,9 +357,11 @@ def make_beside(id, data, ndim=3):
     if id == "more":
         part = np.insert(dense, 2, dense[:, 0], 1)
         return Beside(id, label(part, labels | {"item": np.insert(items, 2, 6)}), part, None, False)
-    if id == "permuted":
-        part = dense[:, ORDER]
-        return Beside(id, label(part, labels | {"item": items[ORDER]}), part, None, False)
+    if id in PERMUTED:
+        mode, order = PERMUTED[id]
+        part, name = dense.take(order, mode), [*labels][mode]
+        own = labels | {name: labels[name][order]}
+        return Beside(id, label(part, own), part, None, False)
     if id == "renamed":
         others = dict(zip("abc", labels.values(), strict=False))
         return Beside(id, label(dense, others), dense, None, False)
@@ -376,7 +379,7 @@ DATA = (
     "all_unknown",
     "fewer",
     "more",
-    "permuted",
+    *PERMUTED,
     "renamed",
     "shape",
     "modes",
@@ -394,7 +397,7 @@ class Refusal(tuple):
 
 def takes(kind, beside):
     """Return whether data are beside a model cell by cell: one without labels goes by position."""
-    return beside.fits or (kind.rebuilt and beside.id in ("permuted", "renamed"))
+    return beside.fits or (kind.rebuilt and beside.id in ("renamed", *PERMUTED))
 
 
 def find_known(kind, beside):
@@ -413,7 +416,7 @@ def find_cells(model):
 
 def list_arrays(model):
     """Return the weights or the core, and the factors, of a CP or Tucker model in float64."""
-    first, factors = model
+    first, factors = model[0], model[1]
     factors = [np.asarray(factor, float) for factor in factors]
     return np.ones(factors[0].shape[1]) if first is None else np.asarray(first, float), factors
 
@@ -492,4 +495,36 @@ def check_likeliest(row, design, counts, is_known):
 def weigh(kind, beside):
     """Return a confidence for data beside a model, dense."""
     weights = make_confidence(kind.data, kind.ndim)
-    return weights[:, ORDER] if beside.id == "permuted" else weights
+    return permute(weights, beside)
+
+
+def permute(dense, beside):
+    """Return a table in the sequence of the labels of data."""
+    mode, order = PERMUTED.get(beside.id, (0, slice(None)))
+    return np.moveaxis(np.moveaxis(dense, mode, 0)[order], 0, mode)
+
+
+def judge(call, expected):
+    """Return what is wrong in a cell of the table, "" if nothing is."""
+    if not isinstance(expected, Refusal):
+        try:
+            expected(call())
+        except Exception as error:  # of the call, or of the comparison
+            return f"{type(error).__name__}: {error}"
+        return ""
+    try:
+        found = call()
+    except ValueError as error:
+        named = any(word in str(error) for word in expected)
+        return "" if named else f"none of {[*expected]} is in {str(error)!r}"
+    except Exception as error:
+        return f"{type(error).__name__}, expected a ValueError: {error}"
+    return f"it gives {found!r}, expected a ValueError with one of {[*expected]}"
+
+
+def report(wrong, is_awaited=False):
+    """Fail with all cells that are wrong; or if none is, where all are awaited."""
+    if is_awaited:
+        assert wrong
+    elif wrong:
+        pytest.fail("\n".join(wrong), pytrace=False)
