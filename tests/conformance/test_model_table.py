@@ -19,16 +19,15 @@ from model_table import (
     RANK,
     SHAPE,
     Refusal,
-    check_likeliest,
+    check_rows,
     find_cells,
     find_known,
-    find_ridges,
     judge,
     list_arrays,
     make_beside,
     make_design,
     make_model,
-    make_values,
+    refuse_fold_in,
     report,
     solve_row,
     takes,
@@ -193,79 +192,6 @@ def expect_evaluate(kind, beside):
     return call, refusal or check
 
 
-def refuse_fold_in(kind, beside, mode, has_confidence):
-    """Return the refusal of new rows of a model of one tensor; None if there are some."""
-    words = []
-    if not takes(kind, beside) and beside.id != "permuted_users":
-        words += ["x_new has ", "x_new and "]
-    is_all_unknown = beside.id == "all_unknown"
-    if kind.rebuilt:
-        return Refusal(*words) if words else None
-    if kind.loss not in COUNTS:
-        words.append("loss is ")
-    if mode in kind.constrained:
-        words.append("cp_tensor has the constraint or penalty ")
-    if has_confidence != bool(kind.confidence) and (
-        kind.confidence or kind.model == "Tucker" or kind.loss == "poisson_count"
-    ):
-        words.append("confidence is ")
-    if kind.loss == "poisson_count" and is_all_unknown:
-        words.append("loss=")
-    is_of_rows = bool(kind.mask) and (kind.mask == "cells" or mode < 2)
-    if is_of_rows and not has_confidence and beside.known is None and beside.id != "same":
-        words.append("mask is ")
-    return Refusal(*words) if words else None
-
-
-def find_unit(dense, kind):
-    """Return what the ridge of `observed_parafac` is relative to; 1 for a ridge of another one."""
-    if kind.l2_reg and kind.absent == "zero":
-        return 1.0
-    values = dense[dense != 0]
-    scale = np.sqrt(np.mean((values - kind.biases * values.mean()) ** 2))
-    return scale ** (2 - 2 / dense.ndim)
-
-
-def check_rows(kind, beside, mode, has_confidence, found):
-    """Compare new rows with those of least squares, or of the likeliest counts, row by row."""
-    model, dense = make_model(kind.id), beside.dense
-    design, rank = make_design(model, mode), found.shape[1]
-    is_observed = (not kind.rebuilt and kind.absent == "unknown") or beside.id == "all_unknown"
-    weights = find_known(kind, beside).astype(float)
-    if has_confidence:  # says which cells are known, but for those that x_new knows as unknown
-        given = weigh(kind, beside)
-        weights = np.where(given > 0, given, 0.0 if is_observed else kind.unobserved)
-        if beside.id == "unknown":
-            weights = weights * beside.known
-    elif is_observed:
-        weights = weights * (dense != 0)
-    values, weights = unfold(dense, mode), unfold(weights, mode)
-    assert found.shape == (dense.shape[mode], rank)
-    if kind.loss == "poisson_count":
-        for row, counts, known in zip(found, values, weights, strict=True):
-            check_likeliest(row, design, counts, known > 0)
-        return
-    ridges, is_kept = np.zeros(rank), np.zeros(rank, bool)
-    constants = np.zeros(rank)
-    if kind.model == "CP":
-        l2_reg = 0.0 if kind.rebuilt else kind.l2_reg
-        names = getattr(model, "components", range(rank))
-        own = np.array([name == f"{[*LABELS][mode]} bias" for name in names])
-        is_kept = np.array([isinstance(name, str) for name in names]) & ~own
-        constants = np.where(is_kept, list_arrays(model)[1][mode][0], 0)
-        ridge = l2_reg * find_unit(make_values(kind.data, kind.ndim), kind)
-        if is_observed and not l2_reg:
-            ridge = 1e-6 * find_unit(dense, kind)
-        ridges = find_ridges(model, mode, ridge, l2_reg, own)
-    is_non_negative = mode in kind.non_negative and not kind.rebuilt
-    free = ~is_kept
-    for row, of_row, own in zip(found, values, weights, strict=True):
-        target = of_row - design @ constants
-        expected, bound = solve_row(design[:, free], target, own, ridges[free], is_non_negative)
-        assert (np.abs(row[free] - expected) <= bound + 1e-14).all(), (row, expected, bound)
-        assert (row[is_kept] == constants[is_kept]).all()
-
-
 def expect_coupled_rows(kind, beside):
     """Return the call that finds new users of a block, joined by label, and what it gives."""
     is_labelled = hasattr(beside.x, "labels")
@@ -294,8 +220,9 @@ def expect_fold_in(kind, beside, has_confidence=False, mode=0):
     options = {}
     if kind.model == "coupled" and not has_confidence:
         return expect_coupled_rows(kind, beside)
+    confidence = weigh(kind, beside) if has_confidence else None
     if has_confidence:
-        options["confidence"] = to_sparse(weigh(kind, beside))
+        options["confidence"] = to_sparse(confidence)
     call = functools.partial(
         tensorly_flycoo.fold_in, make_model(kind.id), beside.x, mode, **options
     )
@@ -304,7 +231,7 @@ def expect_fold_in(kind, beside, has_confidence=False, mode=0):
     if kind.model == "coupled":
         return call, Refusal("confidence is ")
     refusal = refuse_fold_in(kind, beside, mode, has_confidence)
-    return call, refusal or (lambda found: check_rows(kind, beside, mode, has_confidence, found))
+    return call, refusal or functools.partial(check_rows, kind, beside, mode, confidence)
 
 
 #: What each function of a model and data gives, as the call and its check or refusal.

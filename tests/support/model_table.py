@@ -20,7 +20,7 @@ from tensorly.cp_tensor import CPTensor
 
 from tensorly_flycoo import FlycooTensor, LabelledTensor, decomposition
 from tensorly_flycoo.decomposition.methods import METHODS
-from tensorly_flycoo.loop.losses import LOSSES
+from tensorly_flycoo.loop.losses import EXACT_LOSSES, LOSSES
 from tensorly_flycoo.loop.scaling import CONSTRAINTS
 
 SHAPE, RANK = (6, 5, 4), 2
@@ -528,3 +528,79 @@ def report(wrong, is_awaited=False):
         assert wrong
     elif wrong:
         pytest.fail("\n".join(wrong), pytrace=False)
+
+
+def refuse_fold_in(kind, beside, mode, has_confidence):
+    """Return the refusal of new rows of a model of one tensor; None if there are some."""
+    words = []
+    if not takes(kind, beside) and beside.id != "permuted_users":
+        words += ["x_new has ", "x_new and "]
+    is_all_unknown = beside.id == "all_unknown"
+    if kind.rebuilt:
+        return Refusal(*words) if words else None
+    if kind.loss not in EXACT_LOSSES:
+        words.append("loss is ")
+    if mode in kind.constrained:
+        words.append("cp_tensor has the constraint or penalty ")
+    if has_confidence != bool(kind.confidence) and (
+        kind.confidence or kind.model == "Tucker" or kind.loss == "poisson_count"
+    ):
+        words.append("confidence is ")
+    if kind.loss == "poisson_count" and is_all_unknown:
+        words.append("loss=")
+    is_of_rows = bool(kind.mask) and (kind.mask == "cells" or mode < 2)
+    if is_of_rows and not has_confidence and beside.known is None and beside.id != "same":
+        words.append("mask is ")
+    return Refusal(*words) if words else None
+
+
+def find_unit(dense, kind):
+    """Return what the ridge of `observed_parafac` is relative to; 1 for a ridge of another one."""
+    if kind.l2_reg and kind.absent == "zero":
+        return 1.0
+    values = dense[dense != 0]
+    scale = np.sqrt(np.mean((values - kind.biases * values.mean()) ** 2))
+    return scale ** (2 - 2 / dense.ndim)
+
+
+def check_rows(kind, beside, mode, confidence, found):
+    """Compare new rows with those of least squares, or of the likeliest counts, row by row.
+
+    A `confidence`, a dense array or None, says which cells are known, but for those that the data
+    know as unknown.
+    """
+    model, dense = make_model(kind.id), beside.dense
+    design, rank = make_design(model, mode), found.shape[1]
+    is_observed = (not kind.rebuilt and kind.absent == "unknown") or beside.id == "all_unknown"
+    weights = find_known(kind, beside).astype(float)
+    if confidence is not None:
+        weights = np.where(confidence > 0, confidence, 0.0 if is_observed else kind.unobserved)
+        if beside.id == "unknown":
+            weights = weights * beside.known
+    elif is_observed:
+        weights = weights * (dense != 0)
+    values, weights = unfold(dense, mode), unfold(weights, mode)
+    assert found.shape == (dense.shape[mode], rank)
+    if kind.loss == "poisson_count":
+        for row, counts, known in zip(found, values, weights, strict=True):
+            check_likeliest(row, design, counts, known > 0)
+        return
+    ridges, is_kept = np.zeros(rank), np.zeros(rank, bool)
+    constants = np.zeros(rank)
+    if kind.model == "CP":
+        l2_reg = 0.0 if kind.rebuilt else kind.l2_reg
+        names = getattr(model, "components", range(rank))
+        own = np.array([name == f"{[*LABELS][mode]} bias" for name in names])
+        is_kept = np.array([isinstance(name, str) for name in names]) & ~own
+        constants = np.where(is_kept, list_arrays(model)[1][mode][0], 0)
+        ridge = l2_reg * find_unit(make_values(kind.data, kind.ndim), kind)
+        if is_observed and not l2_reg:
+            ridge = 1e-6 * find_unit(dense, kind)
+        ridges = find_ridges(model, mode, ridge, l2_reg, own)
+    is_non_negative = mode in kind.non_negative and not kind.rebuilt
+    free = ~is_kept
+    for row, of_row, own in zip(found, values, weights, strict=True):
+        target = of_row - design @ constants
+        expected, bound = solve_row(design[:, free], target, own, ridges[free], is_non_negative)
+        assert (np.abs(row[free] - expected) <= bound + 1e-14).all(), (row, expected, bound)
+        assert (row[is_kept] == constants[is_kept]).all()
