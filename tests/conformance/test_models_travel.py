@@ -11,6 +11,7 @@ import pickle
 import numpy as np
 import pytest
 from model_table import (
+    DATA,
     KINDS,
     LABELS,
     SHAPE,
@@ -33,8 +34,9 @@ from model_table import (
     weigh,
 )
 
-from tensorly_flycoo import LabelledCP
+from tensorly_flycoo import LabelledCP, Progress
 from tensorly_flycoo.base.fit_record import FitRecord
+from tensorly_flycoo.decomposition import adam
 from tensorly_flycoo.models import LabelledCoupledCP, LabelledParafac2, LabelledTucker
 
 CLASSES = {
@@ -324,3 +326,71 @@ def test_predictions_of_tables(kind):
     if found := judge(functools.partial(model.predict, new), Refusal("column 'user' ")):
         wrong.append(f"predict-{kind.id}-new users: {found}")
     report(wrong)
+
+
+def run(kind, beside, path, mask, stop=4):
+    """Run a decomposition for four iterations, from its checkpoint if there is one."""
+    options = {"linesearch": False} if kind.method == "parafac2" else {}
+    with Progress(4, show=None, checkpoint=path, every=1) as progress:
+
+        def callback(*state):
+            return progress(*state) or progress.iteration >= stop
+
+        options |= {"init": progress.resume(default="random"), "n_iter_max": progress.n_iter_left}
+        return fit(kind, beside.x, mask, **options, callback=callback)
+
+
+@each_kind
+def test_resumed_runs(kind, tmp_path, monkeypatch):
+    """A run that is resumed has the bits of one that is not; other data are refused."""
+    monkeypatch.setattr(adam, "_NUM_STEPS", 10)
+    mask = make_mask(kind.mask, kind.ndim) if kind.mask else None
+    same, wrong = make_beside("same", kind.data, kind.ndim), []
+    path = tmp_path / "run.npz"
+    if kind.model == "coupled":
+        with pytest.raises(
+            TypeError, match="the model is a LabelledCoupledCP, expected a CPTensor"
+        ):
+            run(kind, same, path, mask)
+        return
+    run(kind, same, path, mask, stop=2)
+    state = path.read_bytes()
+    for data in DATA:
+        path.write_bytes(state)
+        beside = make_beside(data, kind.data, kind.ndim)
+        call = functools.partial(run, kind, beside, path, mask)
+        expected = refuse_checkpoint(kind, beside) or functools.partial(check_resumed, kind, mask)
+        if found := judge(call, expected):
+            wrong.append(f"resume-{kind.id}-{data}: {found}")
+    report(wrong)
+
+
+def refuse_checkpoint(kind, beside):
+    """Return the refusal to go on from a checkpoint beside data; None if a run resumes."""
+    words = []
+    if kind.mask and kind.method == "parafac":
+        words.append("mask= cannot resume")
+    if not beside.fits and beside.id != "renamed":
+        words += ["checkpoint ", "confidence ", "mask[0] has ", "tensor_slices has ", " expected "]
+    fits_rows = kind.method == "observed_parafac" or kind.loss == "zero_truncated_poisson"
+    if beside.known is not None and not (fits_rows and beside.id == "all_unknown"):
+        words += ["mask is given", "mask= cannot resume", "tensor has unknown", "tensor knows "]
+        words.append("checkpoint is of a run in which other cells were missing")
+        words.append("checkpoint is of another tensor")  # of PARAFAC2, without its missing cells
+    if kind.unobserved and beside.id == "all_unknown":
+        words.append("unobserved is ")
+    if beside.id == "renamed" and kind.confidence:
+        words.append("confidence has the modes")
+    return Refusal(*words) if words else None
+
+
+def check_resumed(kind, mask, found):
+    same = make_beside("same", kind.data, kind.ndim)
+    options = {"linesearch": False} if kind.method == "parafac2" else {}
+    whole = fit(kind, same.x, mask, n_iter_max=4, callback=lambda *state: False, **options)
+    if not hasattr(found, "labels"):
+        assert np.abs(find_cells(found) - find_cells(whole)).max() < 1e-12
+        return
+    for array, other in zip(list_arrays(found), list_arrays(whole), strict=True):
+        np.testing.assert_array_equal(array, other)
+    check_same_record(found.flycoo, whole.flycoo)
