@@ -260,9 +260,10 @@ def test_tables_of_new_rows(kind):
             wrong.append(f"extend-{kind.id}-{name}: {found}")
     words = Refusal("column 'item' ", "df has no ", "confidence is ", "cp_tensor has ", "loss is ")
     for name, frame in list_odd_tables(kind):
-        for function in model.transform, model.extend:
-            if found := judge(functools.partial(function, frame, "user"), words):
-                wrong.append(f"{function.__name__}-{kind.id}-{name}: {found}")
+        if found := judge(functools.partial(model.transform, frame, "user"), words):
+            wrong.append(f"transform-{kind.id}-{name}: {found}")
+        if found := judge(functools.partial(model.extend, frame, "user"), words):
+            wrong.append(f"extend-{kind.id}-{name}: {found}")
     old = make_frame(kind, make_values(kind.data, kind.ndim))
     old["user"] = old["user"].str.removeprefix("new ")
     known = Refusal("frame has ", *refuse_all(kind))
@@ -348,9 +349,7 @@ def test_resumed_runs(kind, tmp_path, monkeypatch):
     same, wrong = make_beside("same", kind.data, kind.ndim), []
     path = tmp_path / "run.npz"
     if kind.model == "coupled":
-        with pytest.raises(
-            TypeError, match="the model is a LabelledCoupledCP, expected a CPTensor"
-        ):
+        with pytest.raises(TypeError, match="is a LabelledCoupledCP, expected a CPTensor"):
             run(kind, same, path, mask)
         return
     run(kind, same, path, mask, stop=2)
