@@ -15,7 +15,7 @@ from ..io.checkpoint import Resumed, ResumedTucker, find_digest
 from ..tensor.tensor import FlycooTensor
 from .cp_model import make_cp_tensor, multiply_grams, normalize, normalize_updated
 from .initial_guess import make_initial_guess, spread_factors
-from .masks import MissingEntries
+from .masks import MissingEntries, is_same_mask
 from .smoothness import add_differences
 
 #: Called with a model and its error; returns True to stop.
@@ -107,6 +107,11 @@ def _check_resumed_facts(init: Any, solver: str) -> None:
                 f"the checkpoint was written with {name} {before!r}, and this call has {now!r}: "
                 "resume with the options of the first run"
             )
+    if not is_same_mask(saved.mask, record.mask):
+        raise ValueError(
+            "the checkpoint is of a run in which other cells were missing: resume with the same "
+            "mask, or the same unknown cells of the tensor"
+        )
 
 
 def list_free_modes(ndim: int, fixed_modes: Sequence[int] | None) -> list[int]:

@@ -376,6 +376,28 @@ def copy_mask(mask: Any) -> Any:
     return [copy_mask(of_slice) for of_slice in mask]
 
 
+def is_same_mask(one: Any, other: Any) -> bool:
+    """Return whether two masks, as `copy_mask` returns them, mark the same cells; None marks none.
+
+    >>> is_same_mask(None, [None])
+    True
+    """
+    return _list_marked(one) == _list_marked(other)
+
+
+def _list_marked(mask: Any) -> Any:
+    """Return the shape of a mask and the sorted cells that it marks; None if it marks none."""
+    if isinstance(mask, list):
+        marked = [_list_marked(of_slice) for of_slice in mask]
+        return marked if any(marked) else None
+    if mask is None:
+        return None
+    mask = mask if hasattr(mask, "coords") else mask.asformat("coo")
+    cells = mask.coords[:, mask.data == 0]
+    cells = cells[:, np.lexsort(cells[::-1])].astype(np.int64)
+    return (tuple(mask.shape), cells.tobytes()) if cells.size else None
+
+
 def unite_masks(one: Any, other: Any, shape: Sequence[int]) -> Any:
     """Return the mask of the cells that either of two masks marks, None for no cells."""
     masks = [copy_mask(of) for of in (one, other) if of is not None]
