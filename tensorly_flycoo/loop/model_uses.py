@@ -94,7 +94,9 @@ def check_model(function: str, model: Any, x: Any = None, mode: int | None = Non
     record = find_record(model) or FitRecord()
     _check_record(use, record)
     if x is not None and is_sparse(x):
-        check_same_labels(x, model, skip=mode, names=(use.data, use.model))
+        # The model's labels of rows are those of all slices, one after the other.
+        skips = [mode, 1] if kind == "PARAFAC2" else mode
+        check_same_labels(x, model, skip=skips, names=(use.data, use.model))
         _check_shape(use, model, kind, x, mode)
     return record
 

@@ -177,9 +177,9 @@ def _fold_in_tucker(model: Any, x_new: Any, mode: Any, options: dict[str, Any]) 
 
 
 def _fold_in_parafac2(model: Any, slices: Any, mode: Any, options: dict[str, Any]) -> Array:
-    record = check_model("fold_in", model)
-    _refuse_options(options, ("loss", "observed", "l2_reg", "confidence"), "a PARAFAC2 model")
     mode = check_mode(number_modes(slices, number_modes(model, mode)), 3)
+    record = check_model("fold_in", model, slices, mode)
+    _refuse_options(options, ("loss", "observed", "l2_reg", "confidence"), "a PARAFAC2 model")
     _refuse_constraint(record, mode)
     x = slices if isinstance(slices, RaggedTensor) else RaggedTensor(forget_unknown(slices))
     mask, non_negative = options["mask"], options["non_negative"]

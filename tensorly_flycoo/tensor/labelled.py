@@ -487,19 +487,23 @@ for _name in _REDUCTIONS:
 
 
 def check_same_labels(
-    x: object, known: object, skip: int | None = None, names: Sequence[str] = ("x", "the model")
+    x: object,
+    known: object,
+    skip: int | Sequence[int | None] | None = None,
+    names: Sequence[str] = ("x", "the model"),
 ) -> None:
     """Refuse a LabelledTensor if names of modes or labels differ from those of another, or a model.
 
-    The labels of mode `skip` may differ. Without labels on either side nothing is compared, nor are
-    the names of modes that nobody has named.
+    The labels of mode `skip`, or of several, may differ. Without labels on either side nothing is
+    compared, nor are the names of modes that nobody has named.
     """
     labels = getattr(known, "labels", None)
     if not isinstance(x, LabelledTensor) or not isinstance(labels, Labels):
         return
     _check_same_modes(x.labels, labels, names)
+    skips = skip if isinstance(skip, Sequence) else [skip]
     for mode, ((name, of), own) in enumerate(zip(x.labels.items(), labels.values(), strict=True)):
-        if mode == skip or of is own or np.array_equal(of, own):
+        if mode in skips or of is own or np.array_equal(of, own):
             continue
         raise ValueError(
             f"{_describe_difference(name, of, own, names)}: make {names[0]} with "
