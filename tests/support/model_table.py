@@ -522,11 +522,9 @@ def judge(call, expected):
     return f"it gives {found!r}, expected a ValueError with one of {[*expected]}"
 
 
-def report(wrong, is_awaited=False):
-    """Fail with all cells that are wrong; or if none is, where all are awaited."""
-    if is_awaited:
-        assert wrong
-    elif wrong:
+def report(wrong):
+    """Fail with all cells that are wrong."""
+    if wrong:
         pytest.fail("\n".join(wrong), pytrace=False)
 
 
