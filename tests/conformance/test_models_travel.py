@@ -10,6 +10,7 @@ import pickle
 
 import numpy as np
 import pytest
+import sparse
 from model_table import (
     DATA,
     KINDS,
@@ -25,6 +26,7 @@ from model_table import (
     make_beside,
     make_mask,
     make_model,
+    make_tags,
     make_values,
     refuse_fold_in,
     report,
@@ -34,7 +36,7 @@ from model_table import (
     weigh,
 )
 
-from tensorly_flycoo import LabelledCP, Progress
+from tensorly_flycoo import LabelledCP, Progress, fold_in
 from tensorly_flycoo.base.fit_record import FitRecord
 from tensorly_flycoo.decomposition import adam
 from tensorly_flycoo.models import LabelledCoupledCP, LabelledParafac2, LabelledTucker
@@ -393,3 +395,75 @@ def check_resumed(kind, mask, found):
     for array, other in zip(list_arrays(found), list_arrays(whole), strict=True):
         np.testing.assert_array_equal(array, other)
     check_same_record(found.flycoo, whole.flycoo)
+
+
+@each_kind
+def test_models_of_a_part(kind):
+    """A model of a part of labelled data is that of the part of the dense arrays."""
+    rows = [4, 1, 5, 3, 0]
+    dense, labels = make_values(kind.data, kind.ndim), take_modes(kind.ndim)
+    mask = make_mask(kind.mask, kind.ndim) if kind.mask else None
+    part = label(dense, labels, mask).take("user", LABELS["user"][rows])
+    np.testing.assert_array_equal(part.labels["user"], LABELS["user"][rows])
+    known = spread_mask(mask, dense.shape)[rows]
+    np.testing.assert_array_equal(spread_mask(part.unknown, known.shape), known)
+    if kind.model == "coupled" or kind.confidence:
+        return  # a block beside it, and its confidence, have all users
+    own = None
+    if mask is not None:
+        marks = mask.todense()[rows]
+        cells = np.array((marks == 0).nonzero())
+        own = sparse.COO(cells, np.zeros(cells.shape[1]), marks.shape, fill_value=1.0)
+    found = find_cells(fit(kind, part, n_iter_max=2))
+    expected = find_cells(fit(kind, to_sparse(dense[rows]), own, n_iter_max=2))
+    # The models have one form with labels, and another without: a rounding of each element.
+    assert abs(found - expected).max() <= 1e-12 * abs(expected).max()
+
+
+CONVERGED = [
+    "plain", "matrix", "masked", "blocks", "l2_reg", "masked_l2_reg", "hals", "mu",
+    "loss_poisson_count", "counts_masked", "observed", "observed_biases", "observed_non_negative",
+    "observed_weighted", "observed_all", "coupled", "coupled_unknown",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("id", CONVERGED)
+def test_rows_of_the_data_of_the_fit_come_back(id):
+    """Folding in what a model was fitted to gives its rows: a fixed point, up to convergence.
+
+    Of slow updates, of MU and with missing cells, the last iterations change them by 1e-5.
+    """
+    kind, model = KINDS[id], make_model(id)
+    beside = make_beside("same", kind.data, kind.ndim)
+    options, x = {}, beside.x
+    if kind.confidence:
+        options["confidence"] = to_sparse(weigh(kind, beside))
+    if kind.model == "coupled":
+        x = [x, make_tags()]
+    for mode, name in enumerate(model.names[: kind.ndim]):
+        if kind.model == "coupled" and name != "user":
+            continue  # which all blocks have
+        old = np.asarray(model._list_factors()[mode])
+        found = fold_in(model, x, name if kind.model == "coupled" else mode, **options)
+        assert np.abs(found - old).max() <= 1e-3 * np.abs(old).max()
+
+
+def test_each_method_of_models_is_tried():
+    tried = {
+        "extend",
+        "load",
+        "plot",
+        "predict",
+        "save",
+        "to_frames",
+        "to_tidy",
+        "top",
+        "transform",
+    }
+    found = set()
+    for kind in CLASSES.values():
+        methods = inspect.getmembers(kind, callable)
+        found |= {
+            name for name, of in methods if "tensorly_flycoo" in getattr(of, "__module__", "")
+        }
+    assert {name for name in found if not name.startswith("_")} == tried

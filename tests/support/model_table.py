@@ -148,6 +148,7 @@ def _list_kinds():
     yield Kind(
         "counts_masked",
         "generalized_parafac",
+        {"n_iter_max": 100},
         data="counts",
         loss="poisson_count",
         mask="blocks",
@@ -205,7 +206,7 @@ KINDS = {kind.id: kind for kind in _list_kinds()}
 #: of Adam, constraints and Tucker take more.
 _ITERATIONS = dict.fromkeys(METHODS, 300) | {
     "constrained_parafac": 20,
-    "generalized_parafac": 2,
+    "generalized_parafac": 1,
     "parafac2": 50,
     "tucker": 20,
     "non_negative_tucker": 20,
