@@ -12,16 +12,16 @@ from tensorly.cp_tensor import CPTensor
 
 from ..base.array_modules import Array, array_module
 from ..base.checks import check_count, check_positive, check_rank, check_real, warn
-from ..base.fit_record import FitRecord
+from ..base.fit_record import FitRecord, find_record
 from ..base.reporting import report
 from ..io.array_file import number
 from ..io.checkpoint import Resumed
 from ..loop import observed_rows
 from ..loop.cp_loop import Callback, Run, restore
-from ..loop.cp_model import multiply_grams
+from ..loop.cp_model import find_biases, multiply_grams
 from ..loop.guarding import describe_as
 from ..loop.initial_guess import draw_factors, take_guess
-from ..ops.cp_entries import evaluate_model
+from ..ops.cp_entries import evaluate_model, take_model
 from ..ops.mttkrp import mttkrp
 from ..tensor.coo_cache import SparseData, as_flycoo
 from ..tensor.tensor import FlycooTensor, group_cells
@@ -104,7 +104,7 @@ def observed_parafac(
         `l2_reg` shrinks too. They are ``ndim + 1`` more components: R + n has the biases of mode n
         in its factor and ones in all others; the last has the mean in the last factor (that is the
         order of a CPTensor: a `LabelledCP` sorts its components by weight). s is then
-        that of the differences from the mean, and a guess in `init` has no biases.
+        that of the differences from the mean, and the biases of a guess in `init` are left out.
     cg_steps : int, optional
         How many steps of conjugate gradients, in the dtype of `tensor`, improve each row; with 0
         its system is solved. By default 3 with `unobserved` and without `non_negative`, else 0. 3
@@ -277,7 +277,8 @@ class _Problem:
             guess, root = draw_factors(x, self.rank, random), self.scale ** (1 / x.ndim)
             factors = [(factor.astype(np.float64) * root).astype(self.dtype) for factor in guess]
         else:
-            factors = [factor.astype(self.dtype) for factor in take_guess(x, self.rank, init)]
+            guess = take_guess(x, self.rank, _leave_out_biases(init))
+            factors = [factor.astype(self.dtype) for factor in guess]
         if not self.biases:
             return factors
         # The components of biases are zero in the factor of their mode, and ones in the others.
@@ -360,6 +361,17 @@ class _ObservedRun(Run):
     def finish(self) -> CPTensor:
         self.factors[:] = [f.astype(self.tensor.dtype) for f in self.best or self.factors]
         return self.make()
+
+
+def _leave_out_biases(init: Any) -> Any:
+    """Return a guess without the components that are biases, which are fitted anew."""
+    record = find_record(init)
+    if record is None or not record.bias_modes:
+        return init
+    weights, factors = take_model(init)
+    is_kept = np.flatnonzero(~find_biases(record, len(record.bias_modes)))
+    kept = array_module(factors[0]).asarray(is_kept)
+    return None if weights is None else weights[kept], [factor[:, kept] for factor in factors]
 
 
 def _choose_ridge(

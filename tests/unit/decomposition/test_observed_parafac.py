@@ -735,3 +735,17 @@ def test_bad_input_is_named(call, error, text):
     with pytest.raises(error, match=text) as caught:
         call()
     assert not isinstance(caught.value, DensifyError)
+
+
+def test_a_model_with_biases_is_a_guess():
+    """Its components are taken, and its biases fitted anew."""
+    x, _ = make_noisy()
+    options = {"biases": True, "l2_reg": 0.1, "random_state": 0, "n_iter_max": 3, "tol": 0}
+    model = observed_parafac(x, 2, **options)
+    components = [factor[:, :2] for factor in model.factors]
+    found = observed_parafac(x, 2, init=model, **options)
+    expected = observed_parafac(x, 2, init=(None, components), **options)
+    for factor, other in zip(found.factors, expected.factors, strict=True):
+        np.testing.assert_allclose(factor, other, rtol=1e-12)
+    with pytest.raises(ValueError, match="init must have the rank 3"):
+        observed_parafac(x, 3, init=model, **options)
