@@ -8,6 +8,7 @@ which data may differ: a new one without an expectation fails here.
 
 import functools
 import inspect
+import itertools
 
 import numpy as np
 import pytest
@@ -281,6 +282,44 @@ def expect_fold_in(kind, beside, has_confidence=False, mode=0):
     return call, refusal or functools.partial(check_rows, kind, beside, mode, confidence)
 
 
+def expect_uncertainty(kind, beside):
+    """Return the call with resampled users, and its check: the intervals are those of the samples.
+
+    The samples themselves are compared with dense fits in `test_uncertainty.py`.
+    """
+    options = {"mode": 0, "n": 3, "n_iter_max": 2, "random_state": 0}
+    call = functools.partial(tensorly_flycoo.uncertainty, beside.x, make_model(kind.id), **options)
+    refusal = refuse(kind, beside, "x", ("gaussian", "poisson_count"))
+    words = [*(refusal or ())]
+    if kind.confidence or (kind.constrained and kind.id != "smooth"):
+        words.append("cp_tensor ")
+    if beside.known is not None and kind.id == "smooth":
+        words.append("cp_tensor is a model of parafac with smoothness")
+    if beside.id == "all_unknown" and kind.loss == "poisson_count":
+        words.append("cp_tensor is a model of generalized_parafac ")
+    if words:
+        return call, Refusal(*words)
+
+    def check(found):
+        model, cells = make_model(kind.id), find_cells(make_model(kind.id))
+        tolerance = 1e-12 * abs(cells).max()
+        np.testing.assert_allclose(find_cells(found.cp_tensor), cells, rtol=0, atol=tolerance)
+        if not kind.rebuilt:
+            for own, other in zip(found.cp_tensor.factors, model.factors, strict=True):
+                np.testing.assert_allclose(own, other, rtol=0, atol=1e-12)
+        margin = scipy.stats.t(2).ppf(0.95)
+        for n, (low, high) in enumerate(found.cp_tensor.intervals):
+            own = np.asarray(found.cp_tensor.factors[n])
+            deviation = found.samples[n].std(axis=0, ddof=1)
+            assert np.isnan(deviation).all() == (n == 0)
+            np.testing.assert_allclose(high, own + margin * deviation, rtol=0, atol=1e-12)
+            is_clipped = n in kind.non_negative and not kind.rebuilt
+            least = np.maximum(own - margin * deviation, 0 if is_clipped else -np.inf)
+            np.testing.assert_allclose(low, least, rtol=0, atol=1e-12)
+
+    return call, check
+
+
 #: What each function of a model and data gives, as the call and its check or refusal.
 EXPECTED = {
     "anomaly_scores": expect_anomaly_scores,
@@ -290,10 +329,14 @@ EXPECTED = {
     "fold_in": expect_fold_in,
     "fold_in with a confidence": functools.partial(expect_fold_in, has_confidence=True),
     "recommend": expect_recommend,
+    "uncertainty": expect_uncertainty,
 }
 
 
-@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+each_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+
+
+@each_kind
 @pytest.mark.parametrize("function", EXPECTED)
 def test_functions_of_models_and_data(function, kind):
     wrong = []
@@ -337,6 +380,52 @@ def test_each_way_to_make_a_model_is_in_the_table():
     assert masked == {name for name, method in METHODS.items() if method.takes_mask}
 
 
+def score_densely(one, other):
+    """Return the factor match score of two CP models, by trying all matchings."""
+    sides = []
+    for weights, factors in map(list_arrays, (one, other)):
+        norms = [np.linalg.norm(factor, axis=0) for factor in factors]
+        units = [f / np.where(norm > 0, norm, 1) for f, norm in zip(factors, norms, strict=True)]
+        sides.append((np.abs(weights) * np.prod(norms, axis=0), units))
+    (sizes, own), (other_sizes, others) = sorted(sides, key=lambda side: len(side[0]))
+    cosines = np.prod([np.abs(a.T @ b) for a, b in zip(own, others, strict=True)], axis=0)
+    largest = np.maximum(sizes[:, None], other_sizes)
+    ratios = np.abs(sizes[:, None] - other_sizes) / np.where(largest > 0, largest, 1)
+    scores = cosines * (1 - ratios)
+    matchings = itertools.permutations(range(len(other_sizes)), len(sizes))
+    return max(np.mean(scores[range(len(sizes)), list(found)]) for found in matchings)
+
+
+@each_kind
+def test_match_scores(kind):
+    """Of each kind with a plain model, in either order, and with itself."""
+    plain, model = make_model("plain"), make_model(kind.id)
+    score = tensorly_flycoo.models.factor_match_score
+    if kind.model != "CP" or kind.ndim != 3:
+        words = Refusal("cp_tensor1 ", "cp_tensor2 ", "cp_tensor is a ")
+        pairs = (plain, model), (model, plain)
+        report(
+            list(filter(None, [judge(functools.partial(score, *pair), words) for pair in pairs]))
+        )
+        return
+    for pair in (plain, model), (model, plain), (model, model):
+        assert abs(score(*pair) - score_densely(*pair)) < 1e-12
+
+
+@each_kind
+def test_entries(kind):
+    call = functools.partial(tensorly_flycoo.cp_to_entries, make_model(kind.id))
+    if kind.model != "CP":
+        assert judge(functools.partial(call, [[0], [0], [0]]), Refusal("cp_tensor is a ")) == ""
+        return
+    cells = find_cells(make_model(kind.id))
+    coords = np.indices(cells.shape).reshape(cells.ndim, -1)
+    tolerance = 1e-13 * abs(cells).max()
+    np.testing.assert_allclose(call(coords), cells[tuple(coords)], rtol=0, atol=tolerance)
+    for odd in coords[:-1], np.concatenate([coords, coords[:1]]), coords + 1:
+        assert judge(functools.partial(call, odd), Refusal("coords")) == ""
+
+
 @pytest.mark.parametrize(("mode", "other"), [(0, 2), (2, 0)])
 def test_slices_go_with_the_labels_of_the_model(mode, other):
     """New slices have the model's columns, and new columns the model's slices."""
@@ -348,6 +437,6 @@ def test_slices_go_with_the_labels_of_the_model(mode, other):
 
 
 def test_each_function_of_the_table_is_tried():
-    elsewhere = {"cp_to_entries", "factor_match_score", "uncertainty"}
+    elsewhere = {"cp_to_entries", "factor_match_score"}  # in tests of their own, above
     tried = {name.partition(" ")[0] for name in EXPECTED}
     assert tried | elsewhere == {*MODEL_USES}
