@@ -333,6 +333,11 @@ EXPECTED = {
 }
 
 
+#: Cells that are known to be wrong, and for what reason.
+LEFT = {
+    "uncertainty-smooth-all_unknown": "fits of known cells alone leave out the smoothness",
+}
+
 each_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 
 
@@ -342,8 +347,11 @@ def test_functions_of_models_and_data(function, kind):
     wrong = []
     for data in DATA:
         beside = make_beside(data, kind.data, kind.ndim)
-        if found := judge(*EXPECTED[function](kind, beside)):
-            wrong.append(f"{function}-{kind.id}-{data}: {found}")
+        found, name = judge(*EXPECTED[function](kind, beside)), f"{function}-{kind.id}-{data}"
+        if name in LEFT and not found:
+            wrong.append(f"{name} is right now: take it out of LEFT")
+        elif found and name not in LEFT:
+            wrong.append(f"{name}: {found}")
     report(wrong)
 
 
@@ -403,10 +411,8 @@ def test_match_scores(kind):
     score = tensorly_flycoo.models.factor_match_score
     if kind.model != "CP" or kind.ndim != 3:
         words = Refusal("cp_tensor1 ", "cp_tensor2 ", "cp_tensor is a ")
-        pairs = (plain, model), (model, plain)
-        report(
-            list(filter(None, [judge(functools.partial(score, *pair), words) for pair in pairs]))
-        )
+        calls = [functools.partial(score, *pair) for pair in ((plain, model), (model, plain))]
+        report([found for found in (judge(call, words) for call in calls) if found])
         return
     for pair in (plain, model), (model, plain), (model, model):
         assert abs(score(*pair) - score_densely(*pair)) < 1e-12
