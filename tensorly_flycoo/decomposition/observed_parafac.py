@@ -152,7 +152,8 @@ def observed_parafac(
     It computes in float64, whatever the dtype. The workspace holds the nonzeros with coordinates of
     8 bytes, a permutation of them for each mode, and blocks of rows of a fixed size. To choose the
     ridge takes as long as 100 to 200 iterations, if components predict nothing or without noise up
-    to 600, and another workspace.
+    to 600, and another workspace. The run then starts from the model that was found with that
+    ridge, if it settles clearly lower there than from `init`; both take up to 100 iterations.
 
     With `cg_steps` an iteration takes ``cg_steps + 2`` passes over the nonzeros per mode, of up to
     ``4 * nnz * ndim * R`` operations each. Errors, which cost nothing more, are differences of
@@ -277,7 +278,7 @@ class _Problem:
             guess, root = draw_factors(x, self.rank, random), self.scale ** (1 / x.ndim)
             factors = [(factor.astype(np.float64) * root).astype(self.dtype) for factor in guess]
         else:
-            guess = take_guess(x, self.rank, _leave_out_biases(init))
+            guess = take_guess(x, self.rank, _leave_out_biases(init) if self.biases else init)
             factors = [factor.astype(self.dtype) for factor in guess]
         if not self.biases:
             return factors

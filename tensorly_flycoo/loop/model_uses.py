@@ -16,7 +16,7 @@ from tensorly.parafac2_tensor import Parafac2Tensor
 from tensorly.tucker_tensor import TuckerTensor
 
 from ..base.array_modules import array_module
-from ..base.fit_record import FitRecord, find_record
+from ..base.fit_record import FitRecord, attach, find_record
 from ..io.checkpoint import Resumed
 from ..io.entries import find_places
 from ..ops.cp_entries import find_kind
@@ -211,7 +211,7 @@ def match_guess(init: Any, x: LabelledTensor) -> Any:
         return Parafac2Tensor((init.weights, factors, projections))
     first = init.weights if isinstance(init, CPTensor) else init.core
     kind = CPTensor if isinstance(init, CPTensor) else TuckerTensor
-    return kind((first, factors))
+    return attach(kind((first, factors)), find_record(init))
 
 
 def choose_mask(

@@ -68,8 +68,9 @@ def _find_obstacle(record: FitRecord) -> str:
         for name in names:
             if name != "smoothness":
                 return f"with {name} in mode {n}"
-        if record.mask is not None or n in record.non_negative:
-            return f"with smoothness in mode {n} beside a mask or non-negative factors"
+        has_unknown = record.mask is not None or record.absent == "unknown"
+        if has_unknown or n in record.non_negative:
+            return f"with smoothness in mode {n} beside unknown cells or non-negative factors"
     return ""
 
 

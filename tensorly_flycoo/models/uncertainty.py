@@ -131,7 +131,7 @@ def uncertainty(
         has one row or its rows are smooth, or `x` holds no counts and `mode` is None. If the model
         is no CP model of one tensor, or was made in a way that is not repeated here: with another
         loss than "gaussian" or "poisson_count", a `confidence`, which models do not keep, another
-        constraint than non-negativity, or smoothness beside a mask or non-negative factors. If
+        constraint than non-negativity, or smoothness beside unknown cells or non-negative ones. If
         `mode` is None, but the model is one of least squares of all cells.
 
     Notes

@@ -480,7 +480,7 @@ def test_a_sample_without_events():
         (
             lambda x: non_negative_parafac_hals(x, 1, 2, smoothness={2: 1.0}),
             {},
-            "with smoothness in mode 2 beside a mask or non-negative factors",
+            "with smoothness in mode 2 beside unknown cells or non-negative factors",
         ),
         (lambda x: parafac(x, 1, 2, smoothness={1: 1.0}), {}, "mode is 1, along which cp_tensor"),
         (
