@@ -110,6 +110,8 @@ OPTIONS = {
         "fixed_modes": acts("fixed_modes", [1], init=_TUCKER),
     },
     "observed_parafac": _COMMON | {
+        # A ridge that is chosen starts from its trial's model, if that ends lower.
+        "random_state": acts("random_state", 1, l2_reg=0.1),
         "init": acts("init", _MODEL),
         "l2_reg": acts("l2_reg", 0.5),
         "confidence": acts("confidence", WEIGHTS),
