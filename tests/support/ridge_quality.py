@@ -11,24 +11,25 @@ With ``--ranks`` prints in how many planted sets `select_rank` suggests the plan
 """
 
 import argparse
+import multiprocessing
 import os
 import time
 import warnings
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any, NamedTuple
 
-for name in ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):
-    os.environ[name] = "1"  # read when a library loads
+import numpy as np
+from scipy.special import ndtr
 
-import numpy as np  # noqa: E402
-from scipy.special import ndtr  # noqa: E402
-
-from tensorly_flycoo import (  # noqa: E402
+from tensorly_flycoo import (
     FlycooTensor,
     cp_to_entries,
     observed_parafac,
     select_rank,
 )
+
+#: What tells libraries how many threads to use.
+_THREADS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "NUMBA_NUM_THREADS")
 
 RIDGES = (10.0, 3.0, 1.0, 0.3, 0.1)
 
@@ -241,7 +242,9 @@ def main():
     parser.add_argument("--verbose", action="store_true")
     options = parser.parse_args()
     seeds = range(options.seeds)
-    with ProcessPoolExecutor(options.processes) as pool:
+    # One thread for each process: new ones read this when their libraries load.
+    os.environ |= dict.fromkeys(_THREADS, "1")
+    with ProcessPoolExecutor(options.processes, multiprocessing.get_context("spawn")) as pool:
         if options.ranks:
             print_ranks(pool, seeds)
         else:
