@@ -285,7 +285,7 @@ def place_entries(
     if is_unknown.any():
         row = int(np.argmax(is_unknown))
         example = f", such as {_show(labels[0])}" if labels.size else ""
-        advice = "drop such rows, or extend the labels"
+        advice = "drop such rows, or extend the labels, those of a model by its `extend`"
         if entries.dtype == object and labels.dtype.kind == "M":
             advice = "these are dates: convert the text, as by pandas.to_datetime"
         raise ValueError(
