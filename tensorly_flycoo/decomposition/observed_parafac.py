@@ -225,10 +225,11 @@ def observed_parafac(
         l2_reg, trial, of_judge = _choose_ridge(problem, splits)
         of_mean, least = (of_judge if held_out is None else of_mean), trial.error
         del splits
-    ridge, rows = float(l2_reg), problem.make_rows(entries)
-    rows.ridges = problem.find_ridges(ridge)
-    if trial is not None and _is_better_start(rows, trial.factors, factors):
+    ridge = float(l2_reg)
+    if trial is not None and _is_better_start(problem, entries, ridge, trial.factors, factors):
         factors = trial.factors
+    rows = problem.make_rows(entries)
+    rows.ridges = problem.find_ridges(ridge)
     del entries, trial  # conjugate gradients have the entries in tensors
     run = _ObservedRun(
         problem, rows, held_out, ridge, tensor=x, model=(None, factors), n_iter_max=n_iter_max,
@@ -475,13 +476,19 @@ class _Trial(NamedTuple):
 
 
 def _is_better_start(
-    rows: "_Solutions | _ConjugateGradients", model: list[Array], guess: list[Array]
+    problem: _Problem,
+    entries: "ObservedEntries",
+    ridge: float,
+    model: list[Array],
+    guess: list[Array],
 ) -> bool:
     """Return whether a run from a trial's model ends clearly lower than one from a guess.
 
     A guess may end in a poor local minimum with one ridge and not with another, or with all entries
     and not with nine tenths of them.
     """
+    rows = problem.make_rows(entries)
+    rows.ridges = problem.find_ridges(ridge)
     objectives = [_find_minimum(rows, list(start)) for start in (model, guess)]
     return objectives[0] < objectives[1] * (1 - _CLARITY)
 

@@ -173,7 +173,7 @@ def check_guess(function: str, init: Any, shape: Sequence[int]) -> None:
     if len(init[1]) != len(shape):
         raise ValueError(f"init has {len(init[1])} factors, expected {len(shape)}, one a mode")
     for n, (factor, size) in enumerate(zip(init[1], shape, strict=True)):
-        if len(factor) != size:
+        if factor.shape[0] != size:
             raise ValueError(
                 f"factors[{n}] of init has shape {tuple(factor.shape)}, expected {size} rows, as "
                 f"tensor has in mode {n}"

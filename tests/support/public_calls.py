@@ -73,7 +73,8 @@ WITHOUT_LABELS = ("parafac2", "coupled_parafac", "mode_dot")
 
 #: They take no tensor, or give none of its numbers.
 NO_ARRAYS = {
-    "DensifyError", "FlycooTensor", "LabelledCP", "MemoryEstimate", "ModeStats", "Progress",
+    "DensifyError", "FitRecord", "FlycooTensor", "LabelledCP", "MemoryEstimate", "ModeStats",
+    "Progress",
     "RaggedTensor", "TensorStats", "cp_to_entries", "estimate_memory", "evaluate",
     "factor_match_score", "from_anndata", "from_dataframe", "from_xarray", "load", "open_slabs",
     "profile", "read_tns", "recommend", "save", "save_slabs", "set_device", "show_versions",

@@ -151,7 +151,7 @@ def test_integers_and_bools_are_counts(dtype):
 
 def test_the_public_names():
     assert sorted(tensorly_flycoo.__all__) == [
-        "DensifyError", "FlycooCP", "FlycooTensor", "LabelledCP", "LabelledTensor",
+        "DensifyError", "FitRecord", "FlycooCP", "FlycooTensor", "LabelledCP", "LabelledTensor",
         "MemoryEstimate", "ModeStats", "Progress", "RaggedTensor", "TensorStats", "anomaly_scores",
         "best_of", "core_consistency", "coupled_parafac", "cp_fit", "cp_to_entries",
         "estimate_memory", "evaluate", "factor_match_score", "fold_in", "from_anndata",
