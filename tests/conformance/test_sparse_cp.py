@@ -187,7 +187,9 @@ def test_with_all_modes_fixed_the_initial_guess_is_returned(kind):
 @BOTH_KINDS
 def test_a_fixed_factor_of_the_wrong_size_is_an_error(kind):
     init = _random_init((5, 8, 7), 2, seed=1)
-    with pytest.raises(ValueError, match=r"factors\[0\] of init has shape \(5, 2\), expected 6 rows"):
+    with pytest.raises(
+        ValueError, match=r"factors\[0\] of init has shape \(5, 2\), expected 6 rows"
+    ):
         parafac(kind(random_coo(_SHAPE, 100)), 2, init=init, fixed_modes=[0])
 
 
