@@ -302,9 +302,9 @@ def _choose(
         raise ValueError("mask is given, expected None with observed rows: all cells are unknown")
     if l2_reg is None:
         l2_reg = max(record.l2_reg, L2_REG) if observed else record.l2_reg
-        check_real(l2_reg, "l2_reg", 0)
-    else:
-        check_positive(l2_reg, "l2_reg") if observed else check_real(l2_reg, "l2_reg", 0)
+    elif observed:
+        check_positive(l2_reg, "l2_reg")
+    check_real(l2_reg, "l2_reg", 0)
     if not observed and confidence is None:
         has_same_rows = _has_same_rows(cp_tensor, x_new, mode)
         mask = choose_mask(record, x_new, mask, mode, has_same_rows=has_same_rows)
