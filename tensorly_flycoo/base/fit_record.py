@@ -57,6 +57,9 @@ class FitRecord:
         The modes whose factors, or rows, were kept non-negative.
     constraints : mapping of int to mapping of str to float
         For each mode with one, the names of its constraints and penalties, and their strengths.
+    is_centred : bool
+        Whether the slices of `parafac2` were taken less the means of their columns, which no model
+        keeps.
     bias_modes : tuple of int
         For each component the mode of which it is a bias, the number of modes for the mean, and -1
         for others. Empty without biases.
@@ -93,6 +96,7 @@ class FitRecord:
     l2_reg: float = 0.0
     non_negative: tuple[int, ...] = ()
     constraints: Mapping[int, Mapping[str, float]] = dataclasses.field(default_factory=dict)
+    is_centred: bool = False
     bias_modes: tuple[int, ...] = ()
     scale: float | None = None
     value_column: str | None = None

@@ -38,6 +38,7 @@ def describe_fit(function: str, options: Mapping[str, Any], x: Any) -> FitRecord
         l2_reg=_read_ridge(function, options),
         non_negative=_list_non_negative(function, options, loss, ndim),
         constraints=_list_constraints(function, options, ndim),
+        is_centred=bool(options.get("center")),
         dtype=str(x.dtype),
     )
 

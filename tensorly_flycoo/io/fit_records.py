@@ -20,6 +20,7 @@ _PLAIN_FACTS = [
     "is_weighted",
     "l2_reg",
     "non_negative",
+    "is_centred",
     "bias_modes",
     "scale",
     "value_column",
@@ -166,7 +167,8 @@ def _check(record: FitRecord, ndim: int, rank: int) -> FitRecord:
         type(mode) is int and -1 <= mode <= ndim for mode in biases
     )
     is_column = record.value_column is None or type(record.value_column) in (str, int)
-    is_known = record.absent in ABSENT and type(record.is_weighted) is bool
+    are_flags = all(type(flag) is bool for flag in (record.is_weighted, record.is_centred))
+    is_known = record.absent in ABSENT and are_flags
     facts = {
         "texts": is_text,
         "numbers": are_numbers and record.scale != 0,

@@ -181,6 +181,11 @@ def _fold_in_parafac2(model: Any, slices: Any, mode: Any, options: dict[str, Any
     record = check_model("fold_in", model, slices, mode)
     _refuse_options(options, ("loss", "observed", "l2_reg", "confidence"), "a PARAFAC2 model")
     _refuse_constraint(record, mode)
+    if record.is_centred:
+        raise ValueError(
+            "cp_tensor was fitted with center=True, and does not keep the means of the columns: "
+            "expected a model of slices as they are; subtract the means before, and fit those"
+        )
     x = slices if isinstance(slices, RaggedTensor) else RaggedTensor(forget_unknown(slices))
     mask, non_negative = options["mask"], options["non_negative"]
     if mask is None and (unknown := find_unknown(slices)) is not None:

@@ -178,6 +178,30 @@ def from_dense_without(rows, shape):
     return FlycooTensor(coords[:, is_kept], values[is_kept], shape)
 
 
+@pytest.mark.parametrize("name", SOLVERS)
+def test_replicability_obeys_a_mask_of_its_data(name):
+    """Each subset gets its rows of the mask; a solver without a mask is refused by name."""
+    x, mask = make_small("mask")
+    method = METHODS[name]
+    options = {"n_folds": 2, "n_starts": 2, "n_iter_max": 3, "random_state": 0}
+    if method.model == "Tucker":
+        with pytest.raises(ValueError, match=f"method is '{name}'"):
+            replicability(x, 2, "a", method=name, **options)
+        return
+    if not method.takes_mask:
+        with pytest.raises(ValueError, match=f"tensor .*{name}"):
+            replicability(x, 2, "a", method=name, **options)
+        return
+    found = replicability(x, 2, "a", method=name, **options)
+    given = [mask[0]] * 5 if name == "parafac2" else mask
+    plain = LabelledTensor(x.tensor, x.labels)
+    expected = replicability(plain, 2, "a", method=name, mask=given, **options)
+    np.testing.assert_array_equal(found.scores, expected.scores)
+    if name != "parafac2":
+        unmasked = replicability(plain, 2, "a", method=name, **options)
+        assert not np.array_equal(found.scores, unmasked.scores)
+
+
 def test_a_mask_of_the_call_adds_to_that_of_the_data():
     x, mask = make_small("mask")
     more = sparse.COO([[2], [0], [1]], np.zeros(1), x.shape, fill_value=1.0)

@@ -7,7 +7,7 @@ import pytest
 import scipy.sparse
 from scipy.optimize import minimize, nnls
 
-from tensorly_flycoo import RaggedTensor
+from tensorly_flycoo import RaggedTensor, fold_in
 from tensorly_flycoo.decomposition import parafac2
 from tensorly_flycoo.results import fold_in_parafac2 as module
 from tensorly_flycoo.results.fold_in_parafac2 import fold_in_parafac2
@@ -286,3 +286,11 @@ def test_what_does_not_fit_is_refused():
         fold_in_parafac2(model, stack([np.ones((n, 2)) for n in (6, 4, 9, 4, 6, 5, 9, 30)]), 2)
     with pytest.raises(TypeError, match=r"factors.*has dtype float64, expected float32"):
         fold_in_parafac2(model, stack(make_dense(model), "float32"), 0)
+
+
+def test_a_centred_model_is_refused():
+    """It does not keep the means of its columns, without which rows would be those of other data."""
+    slices = [scipy.sparse.random_array((n, 6), density=0.7, rng=n) for n in (5, 6, 7)]
+    model = parafac2(slices, 2, center=True, random_state=0, n_iter_max=5)
+    with pytest.raises(ValueError, match="cp_tensor was fitted with center=True"):
+        fold_in(model, slices, 0)
