@@ -289,7 +289,7 @@ def test_what_does_not_fit_is_refused():
 
 
 def test_a_centred_model_is_refused():
-    """It does not keep the means of its columns, without which rows would be those of other data."""
+    """It does not keep the means of its columns: rows would be those of other data."""
     slices = [scipy.sparse.random_array((n, 6), density=0.7, rng=n) for n in (5, 6, 7)]
     model = parafac2(slices, 2, center=True, random_state=0, n_iter_max=5)
     with pytest.raises(ValueError, match="cp_tensor was fitted with center=True"):
