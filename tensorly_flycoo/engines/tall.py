@@ -246,10 +246,12 @@ def solve_rows(a: Array, rows: Array, wants_sums: bool = False) -> tuple[Array, 
     Returns y; and with `wants_sums`, as ALS does, where one pass over the rows finds them, its Gram
     matrix, the same to the bit as ``multiply(y.T, y)``, and the inner product of `rows` and y.
     """
-    is_inverted = a.dtype.kind == "f" and a.dtype == rows.dtype
-    inverse, condition = _invert(move(a, np)) if is_inverted else (None, 1.0)
+    is_invertible = a.dtype.kind == "f" and a.dtype == rows.dtype
     are_few = not (is_cupy(rows) or wants_sums or _are_many(rows, a))
-    if inverse is None or (are_few and _is_well_conditioned(a)):
+    if not is_invertible or (are_few and _is_well_conditioned(move(a, np))):
+        return _solve_directly(a, rows.T).T, None
+    inverse, condition = _invert(move(a, np))
+    if inverse is None:
         return _solve_directly(a, rows.T).T, None
     if wants_sums and is_own(rows, a) and condition**2 * np.finfo(inverse.dtype).eps <= 1:
         from .cpu import products

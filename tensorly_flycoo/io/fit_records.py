@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from ..base.array_modules import Array
-from ..base.checks import warn
+from ..base.checks import check_inside, check_shape, warn
 from ..base.fit_record import ABSENT, FitRecord, find_record
+from ..tensor.unknown import make_mask
 from .array_file import FLOATS, ArrayReader, Header, keep_name, number
 
 #: The facts that a header holds as they are; the others take arrays, or are only a callback's.
@@ -102,21 +103,17 @@ def _read_mask(reader: ArrayReader, shape: Any) -> Any:
         raise ValueError(f"its header has a mask of shape {shape!r}")
     if all(isinstance(of_slice, list) for of_slice in shape):
         listed = reader.read("mask", (3, None), (_INDEX,))
-        return [_make_mask(listed[1:, listed[0] == k], own) for k, own in enumerate(shape)]
-    return _make_mask(reader.read("mask", (len(shape), None), (_INDEX,)), shape)
+        return [_check_mask(listed[1:, listed[0] == k], own) for k, own in enumerate(shape)]
+    return _check_mask(reader.read("mask", (len(shape), None), (_INDEX,)), shape)
 
 
-def _make_mask(cells: np.ndarray, shape: list[Any]) -> Any:
-    """Make a mask of the cells that are missing."""
-    import sparse
-
-    if not all(type(size) is int and size > 0 for size in shape) or len(shape) != len(cells):
+def _check_mask(cells: np.ndarray, sizes: list[Any]) -> Any:
+    """Make a mask of the cells that are missing, and refuse those that are outside of it."""
+    shape = check_shape(sizes)
+    if len(shape) != len(cells):
         raise ValueError(f"its header has a mask of shape {shape}")
-    if cells.size and ((cells < 0).any() or (cells.max(axis=1) >= shape).any()):
-        raise ValueError(f"its mask has cells outside of the shape {shape}")
-    # COO itself would number cells, of which there may be more than 64 bits can.
-    options = {"sorted": True, "has_duplicates": False, "fill_value": 1.0}
-    return sparse.COO(cells, np.zeros(cells.shape[1]), tuple(shape), **options)
+    check_inside(cells, shape)
+    return make_mask(cells, shape)
 
 
 def _read_intervals(reader: ArrayReader) -> list[tuple[np.ndarray, np.ndarray]]:

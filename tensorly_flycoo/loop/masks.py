@@ -29,7 +29,7 @@ from ..tensor.coo_cache import as_flycoo, is_raw_sparse, is_sparse, unwrap
 from ..tensor.labelled import LabelledTensor
 from ..tensor.pieces import Piece, map_pieces, read_nonzeros
 from ..tensor.tensor import FlycooTensor, rebuild
-from ..tensor.unknown import are_same
+from ..tensor.unknown import are_same, list_cells, list_modes, make_mask
 from .cp_model import multiply_all, residual_square
 from .whole_tensor import WholeTensor
 
@@ -83,7 +83,7 @@ class MissingEntries:
         shape = [size if n in self.modes else 1 for n, size in enumerate(self.shape)]
         coords = np.zeros((self.ndim, self.coords.shape[1]), np.int64)
         coords[self.modes] = move(self.coords, np)
-        return _make_mask(coords, shape)
+        return make_mask(coords, shape)
 
     def make_ones(self) -> Values:
         """Return values of one."""
@@ -364,15 +364,12 @@ def find_missing(x: Any, mask: Any, *, lists: bool = False) -> MissingEntries | 
 
 def copy_mask(mask: Any) -> Any:
     """Return a mask as a `sparse.COO`, in host memory; of slices a list with one for each."""
-    import sparse
-
     if isinstance(mask, MissingEntries):
         return mask.to_mask()
     if is_raw_sparse(mask):
         return mask
     if isinstance(mask, np.ndarray) or is_cupy(mask):
-        coords = np.stack((move(mask, np) == 0).nonzero())
-        return sparse.COO(coords, np.zeros(coords.shape[1]), mask.shape, fill_value=1.0)
+        return make_mask(np.stack((move(mask, np) == 0).nonzero()), mask.shape)
     return [copy_mask(of_slice) for of_slice in mask]
 
 
@@ -404,24 +401,17 @@ def unite_masks(one: Any, other: Any, shape: Sequence[int]) -> Any:
     masks = [mask for mask in masks if mask.nnz]
     if len(masks) < 2:
         return masks[0] if masks else None
-    if masks[0].shape != masks[1].shape:
-        masks = [_list_cells(mask, shape) for mask in masks]
-    return _make_mask(np.concatenate([mask.coords for mask in masks], axis=1), masks[0].shape)
+    if masks[0].shape == masks[1].shape:
+        cells = [mask.coords for mask in masks]
+        return make_mask(np.concatenate(cells, axis=1), masks[0].shape)
+    cells = [_list_marked_cells(mask, shape) for mask in masks]
+    return make_mask(np.concatenate(cells, axis=1), shape)
 
 
-def _list_cells(mask: Any, shape: Sequence[int]) -> Any:
-    """Return a mask of the same cells, all listed."""
+def _list_marked_cells(mask: Any, shape: Sequence[int]) -> np.ndarray:
+    """List all cells (ndim, count) that a mask for a tensor of this shape marks, on the host."""
     coords, _ = _read_mask(mask, tuple(shape), lists=True)
-    return _make_mask(move(coords, np), shape)
-
-
-def _make_mask(coords: np.ndarray, shape: Sequence[int]) -> Any:
-    """Make a mask of the cells (ndim, count) that are missing."""
-    import sparse
-
-    # COO itself would number cells, of which there may be more than 64 bits can.
-    options = {"sorted": True, "has_duplicates": False, "fill_value": 1.0}
-    return sparse.COO(coords, np.zeros(coords.shape[1]), tuple(shape), **options)
+    return move(coords, np)
 
 
 def extend_mask(mask: Any, added: Any, mode: int, shape: Sequence[int], old_size: int) -> Any:
@@ -442,16 +432,15 @@ def extend_mask(mask: Any, added: Any, mode: int, shape: Sequence[int], old_size
             parts.append(_list_rows(own, mode, size, [*shape], first))
     whole = [*shape]
     whole[mode] = sum(sizes)
-    return _make_mask(np.concatenate(parts, axis=1), whole)
+    return make_mask(np.concatenate(parts, axis=1), whole)
 
 
 def _list_rows(mask: Any, mode: int, size: int, shape: list[int], first: int) -> np.ndarray:
     """List the cells of a mask of `size` rows of a mode, whose numbers begin at `first`."""
     shape[mode] = size
-    coords, _ = _read_mask(mask, tuple(shape), lists=True)
-    moved = np.array(move(coords, np))
-    moved[mode] += first
-    return moved
+    cells = _list_marked_cells(mask, shape).copy()
+    cells[mode] += first
+    return cells
 
 
 def _read_mask(
@@ -475,9 +464,8 @@ def _read_mask(
         if value != 1:
             raise ValueError(f"{name} holds {value}, {_EXPECTED}")
     coords = np.stack(is_missing.nonzero()) if is_dense else mask.coords[:, is_missing]
-    modes = [n for n, size in enumerate(shape) if mask.shape[n] == size]
-    others = [n for n in range(len(shape)) if n not in modes]
-    if not others:
+    modes = list_modes(mask.shape, shape)
+    if len(modes) == len(shape):
         return coords, modes
     coords = move(coords, np)
     check_inside(coords, mask.shape)
@@ -485,10 +473,7 @@ def _read_mask(
         raise ValueError(f"{name} marks all entries as missing, expected some that are not")
     if not lists:
         return coords, modes
-    whole = np.indices([shape[n] for n in others]).reshape(len(others), -1)
-    listed = np.repeat(coords, whole.shape[1], axis=1)
-    listed[others] = np.tile(whole, coords.shape[1])
-    return listed, [*range(len(shape))]
+    return list_cells(coords, mask.shape, shape), [*range(len(shape))]
 
 
 def _find_missing_of_slices(x: RaggedTensor, mask: Any) -> MissingEntries | None:

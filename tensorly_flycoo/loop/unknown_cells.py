@@ -4,7 +4,7 @@
 unknown where a mask says so. Each decomposition obeys it without a further argument, or is refused.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from ..base.array_modules import move
 from ..base.checks import num_cells
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import LabelledTensor
+from ..tensor.unknown import make_mask
 from .masks import unite_masks
 
 #: A mask lists at most so many cells: each costs an iteration as much as a nonzero.
@@ -43,12 +44,21 @@ def obey_unknown(
             "decomposition that takes a mask, such as parafac, or observed_parafac; or pass "
             "x.tensor if they are zeros"
         )
-    mask = find_unknown(x)
+    mask, given = find_unknown(x), options.get("mask")
     if function == "parafac2":
         mask = mask_slices(mask, x.shape[0])
-    elif (given := options.get("mask")) is not None:
+        if given is not None:
+            pairs = zip(mask, given, strict=True)
+            mask = [_unite_of_slice(*pair, x.shape[1:]) for pair in pairs]
+    elif given is not None:
         mask = unite_masks(mask, given, x.shape)
     return options | {"mask": mask}
+
+
+def _unite_of_slice(own: Any, given: Any, shape: Sequence[int]) -> Any:
+    """Return the mask of what either of two masks of a slice marks; one is needed for each."""
+    united = unite_masks(own, given, shape)
+    return own if united is None else united
 
 
 def find_unknown(x: Any) -> Any:
@@ -88,8 +98,6 @@ def _check_all_unknown(unknown: Any, function: str, options: Mapping[str, Any]) 
 
 def list_unknown(x: LabelledTensor) -> Any:
     """Return a mask that lists all cells without a row; refuse if there are too many of them."""
-    import sparse
-
     plain = as_flycoo(x)
     count = num_cells(plain.shape) - plain.nnz
     if count > max(_MOST_LISTED, 4 * plain.nnz):
@@ -99,5 +107,4 @@ def list_unknown(x: LabelledTensor) -> Any:
         )
     is_unknown = np.ones(plain.shape, bool)
     is_unknown[tuple(move(plain._sorted_nonzeros()[0], np))] = False
-    coords = np.stack(is_unknown.nonzero())
-    return sparse.COO(coords, np.zeros(coords.shape[1]), plain.shape, fill_value=1.0)
+    return make_mask(np.stack(is_unknown.nonzero()), plain.shape)

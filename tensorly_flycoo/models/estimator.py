@@ -21,6 +21,7 @@ from ..results.cp_fit import cp_fit
 from ..results.fold_in import fold_in
 from ..tensor.coo_cache import LabelledData, Mask, as_flycoo
 from ..tensor.mirroring import mirror
+from ..tensor.unknown import make_mask
 from .best_of import best_of, run_once
 from .select_rank import draw_entries
 
@@ -203,13 +204,11 @@ class FlycooCP:
         """Return the mask, or the one of `holdout`: the same for equal tensors."""
         if self.holdout is None:
             return self.mask
-        import sparse
-
         has_zeros = find_method(self.method).knows_zeros
         random = np.random.RandomState(0)
         plain = as_flycoo(x, check_coords=True)
         drawn = draw_entries(plain, self.holdout, random, has_zeros)
-        return sparse.COO(drawn, np.zeros(drawn.shape[1]), plain.shape, fill_value=1.0)
+        return make_mask(drawn, plain.shape)
 
     def _hold_out(self, x: LabelledData, mask: Mask) -> tuple[Array, Array]:
         """Return the coordinates and values of the entries that `fit` did not read."""

@@ -380,8 +380,6 @@ class _HeldOut:
         cls, data: Any, share: float, method: Method,
         options: Mapping[str, Any], random: np.random.RandomState,
     ) -> Self:  # fmt: skip
-        import sparse
-
         unknown = options.get("mask")
         x = unwrap(data) if unknown is None else unknown.observed
         drawn = draw_entries(x, share, random, method.knows_zeros)
@@ -397,8 +395,7 @@ class _HeldOut:
             parts = [missing.coords] if unknown is None else [missing.coords, unknown.coords]
             mask: Any = MissingEntries(unwrap(known), np.hstack(parts))  # planned for all runs
         else:
-            cells = move(missing.coords, np)
-            mask = sparse.COO(cells, np.zeros(missing.count), x.shape, fill_value=1.0)
+            mask = missing.to_mask()
         held = known, {"mask": mask}, missing
         chances = find_chances(x, missing.coords)
         # One over the probabilities of being drawn (Horvitz and Thompson): sums with these weights

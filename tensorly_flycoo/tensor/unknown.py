@@ -51,13 +51,14 @@ def check_unknown(unknown: Any, shape: Sequence[int]) -> Unknown:
     return mask if mask.nnz else None
 
 
-def make_mask(cells: np.ndarray, shape: Sequence[int]) -> COO | None:
-    """Make a mask of unknown cells (ndim, count); None if there are none."""
+def make_mask(cells: np.ndarray, shape: Sequence[int]) -> COO:
+    """Make a mask of unknown cells (ndim, count), in any order; some may occur twice."""
     import sparse
 
-    if not cells.shape[1]:
-        return None
-    return sparse.COO(cells, np.zeros(cells.shape[1]), tuple(shape), fill_value=1.0)
+    cells, _ = count_each(cells, shape)
+    # COO itself would number cells, of which there may be more than 64 bits can.
+    options = {"sorted": True, "has_duplicates": False, "fill_value": 1.0}
+    return sparse.COO(cells, np.zeros(cells.shape[1]), tuple(shape), **options)
 
 
 def describe(unknown: Any, shape: Sequence[int], names: Sequence[str]) -> str:
@@ -84,14 +85,14 @@ def list_modes(sizes: Sequence[int], shape: Sequence[int]) -> list[int]:
     return [n for n, size in enumerate(shape) if sizes[n] == size]
 
 
-def list_cells(mask: Any, shape: Sequence[int]) -> np.ndarray:
-    """List all unknown cells (ndim, count) of a mask, those of its blocks too."""
-    listed = list_modes(mask.shape, shape)
+def list_cells(coords: np.ndarray, sizes: Sequence[int], shape: Sequence[int]) -> np.ndarray:
+    """List all cells (ndim, count) at the coords of a mask of these sizes, those of blocks too."""
+    listed = list_modes(sizes, shape)
     wide = [n for n in range(len(shape)) if n not in listed]
-    sizes = [shape[n] for n in wide]
-    inside = np.indices(sizes).reshape(len(wide), num_cells(sizes))
-    cells = np.repeat(mask.coords, inside.shape[1], axis=1)
-    cells[wide] = np.tile(inside, mask.nnz)
+    whole = [shape[n] for n in wide]
+    inside = np.indices(whole).reshape(len(wide), num_cells(whole))
+    cells = np.repeat(coords, inside.shape[1], axis=1)
+    cells[wide] = np.tile(inside, coords.shape[1])
     return cells
 
 
@@ -99,14 +100,14 @@ def mark_unknown(data: COO, mask: Any) -> COO:
     """Return an array with nan at the unknown cells of a mask, whatever it stores there."""
     import sparse
 
-    cells = list_cells(mask, data.shape)
+    cells = list_cells(mask.coords, mask.shape, data.shape)
     is_known = _find_places(cells, data.coords) < 0
     coords = np.concatenate([data.coords[:, is_known], cells], axis=1)
     values = np.concatenate([data.data[is_known], np.full(cells.shape[1], np.nan, data.dtype)])
     return sparse.COO(coords, values, data.shape)
 
 
-def find_blocks(cells: np.ndarray, shape: Sequence[int]) -> COO | None:
+def find_blocks(cells: np.ndarray, shape: Sequence[int]) -> COO:
     """Make a mask of listed cells; it has size 1 in modes in which they fill whole fibres."""
     sizes = [*shape]
     for mode in range(len(shape)):
@@ -211,7 +212,7 @@ class CellCounts:
         self.cells, counts = count_each(mask.coords[kept], self.shape)
         self.num_unknown = counts * (self.total // num_cells(mask.shape[n] for n in gone))
 
-    def find_unknown(self) -> COO | None:
+    def find_unknown(self) -> COO:
         """Return the mask of the cells of the sum of which nothing is known."""
         return make_mask(self.cells[:, self.num_unknown == self.total], self.shape)
 

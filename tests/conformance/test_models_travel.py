@@ -375,7 +375,11 @@ def refuse_checkpoint(kind, beside):
     if not beside.fits and beside.id != "renamed":
         words += ["checkpoint ", "confidence ", "mask[0] has ", "tensor_slices has ", " expected "]
     fits_rows = kind.method == "observed_parafac" or kind.loss == "zero_truncated_poisson"
-    if beside.known is not None and not (fits_rows and beside.id == "all_unknown"):
+    # Cells that the run's own mask marks too are missing once: the run is the same. PARAFAC2's
+    # was one mask of three modes, and is one of each slice now: such a run is refused.
+    is_united = kind.mask == "cells" and kind.method != "parafac2"
+    is_same = (fits_rows and beside.id == "all_unknown") or (is_united and beside.id == "unknown")
+    if beside.known is not None and not is_same:
         words += ["mask is given", "mask= cannot resume", "tensor has unknown", "tensor knows "]
         words.append("checkpoint is of a run in which other cells were missing")
         words.append("checkpoint is of another tensor")  # of PARAFAC2, without its missing cells

@@ -21,6 +21,7 @@ from tensorly_flycoo import (
     select_rank,
 )
 from tensorly_flycoo.decomposition.methods import METHODS
+from tensorly_flycoo.loop.masks import unite_masks
 
 pytestmark = pytest.mark.usefixtures("flycoo_backend")
 
@@ -221,3 +222,27 @@ def test_what_no_solver_could_list_is_refused():
     )
     with pytest.raises(ValueError, match="8,997,000 unknown cells, too many to list"):
         tl.decomposition.parafac(x, 2)
+
+
+def test_a_mask_of_slices_adds_to_that_of_the_data():
+    """It was dropped without a word."""
+    x, mask = make_small("mask")
+    more = [np.ones((4, 6)) for _ in range(5)]
+    more[2][0, 1] = more[4][3, 0] = 0
+    options = {"n_iter_max": 3, "random_state": 0}
+    found = decomposition.parafac2(x, 2, mask=more, **options)
+    both = [own * mask.todense()[0] for own in more]
+    expected = decomposition.parafac2(x.tensor, 2, mask=both, **options)
+    for own, other in zip(found.projections, expected.projections, strict=True):
+        np.testing.assert_array_equal(own, other)
+
+
+def test_a_united_mask_can_be_sliced():
+    """Its cells are sorted, each once: pydata/sparse finds rows by bisection."""
+    first = sparse.COO([[3, 1], [0, 2], [1, 0]], np.zeros(2), (5, 4, 6), fill_value=1.0)
+    second = sparse.COO([[2, 1, 3], [3, 2, 0], [5, 0, 1]], np.zeros(3), (5, 4, 6), fill_value=1.0)
+    united = unite_masks(first, second, (5, 4, 6))
+    dense = first.todense() * second.todense()
+    assert united.nnz == (dense == 0).sum()
+    for rows in ([0, 2], [1, 3], [4, 3, 1]):
+        np.testing.assert_array_equal(united[rows].todense(), dense[rows])
