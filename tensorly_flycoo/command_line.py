@@ -295,10 +295,13 @@ def read_tensor(arguments: argparse.Namespace, suffix: str) -> LabelledTensor:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", UserWarning)
             table = read_table(
-                arguments.file, modes, values,
+                arguments.file,
+                modes,
+                values,
                 separator=arguments.sep or ("\t" if suffix.startswith(".tsv") else ","),
-                has_header=not arguments.no_header, missing_text=arguments.missing_text,
-            )  # fmt: skip
+                has_header=not arguments.no_header,
+                missing_text=arguments.missing_text,
+            )
             labelled = from_dataframe(table, modes, values, **options)
         for warning in caught:
             print("warning:", _spell(str(warning.message)), file=sys.stderr)

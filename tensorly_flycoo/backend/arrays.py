@@ -90,9 +90,13 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
 
     @staticmethod
     def ones(
-        shape: Any, dtype: Any = None, *, device: str | None = None,
-        memory: GramMemory | None = None, **kwargs: Any,
-    ) -> Any:  # fmt: skip
+        shape: Any,
+        dtype: Any = None,
+        *,
+        device: str | None = None,
+        memory: GramMemory | None = None,
+        **kwargs: Any,
+    ) -> Any:
         """Make ones; or begin the product of Gram matrices that parafac starts with them."""
         if memory is not None:
             product = start_product(memory, shape[0], dtype, device == "cuda")
@@ -311,10 +315,29 @@ def _special_functions_for(x: Any) -> ModuleType:
 #: The functions that take a sparse tensor or a view. So do ufuncs that keep zeros zero; every other
 #: one refuses it, by name.
 _TAKES_SPARSE = {
-    "concatenate", "conj", "context", "copy", "dot", "matmul", "max", "mean", "min", "moveaxis",
-    "ndim", "norm", "reshape", "shape", "sum", "svd", "tensor", "is_tensor", "to_numpy",
-    "transpose", "zeros_like", "partial_svd",
-}  # fmt: skip
+    "concatenate",
+    "conj",
+    "context",
+    "copy",
+    "dot",
+    "matmul",
+    "max",
+    "mean",
+    "min",
+    "moveaxis",
+    "ndim",
+    "norm",
+    "reshape",
+    "shape",
+    "sum",
+    "svd",
+    "tensor",
+    "is_tensor",
+    "to_numpy",
+    "transpose",
+    "zeros_like",
+    "partial_svd",
+}
 
 
 def _refuse_sparse(name: str, function: Callable) -> Callable:

@@ -27,11 +27,20 @@ from .waiting import WorkerLost, free_after_error
 
 
 def read_parquet(
-    path: FilePath | Iterable[FilePath], modes: Sequence[str], values: str | None = None, *,
-    indices: bool = False, missing: str = "raise", zeros: str = "raise", slabs: int | None = None,
-    dtype: DTypeLike | None = None, layout: str | None = None, client: Client | None = None,
-    workers: Sequence[str] | None = None, device: str | None = None,
-) -> LabelledTensor | ClusterTensor:  # fmt: skip
+    path: FilePath | Iterable[FilePath],
+    modes: Sequence[str],
+    values: str | None = None,
+    *,
+    indices: bool = False,
+    missing: str = "raise",
+    zeros: str = "raise",
+    slabs: int | None = None,
+    dtype: DTypeLike | None = None,
+    layout: str | None = None,
+    client: Client | None = None,
+    workers: Sequence[str] | None = None,
+    device: str | None = None,
+) -> LabelledTensor | ClusterTensor:
     """Read .parquet files to a tensor on the workers of a cluster.
 
     Parameters

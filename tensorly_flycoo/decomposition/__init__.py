@@ -25,11 +25,21 @@ from .recording import describe_fit
 from .tucker import tucker
 
 #: Decompositions without the labels and the guard that users' have: all but `coupled_parafac`.
-UNGUARDED = {function.__name__: near_one(function) for function in (
-    constrained_parafac, generalized_parafac, non_negative_parafac, non_negative_parafac_hals,
-    non_negative_tucker, non_negative_tucker_hals, observed_parafac, parafac, parafac2,
-    tucker,
-)}  # fmt: skip
+UNGUARDED = {
+    function.__name__: near_one(function)
+    for function in (
+        constrained_parafac,
+        generalized_parafac,
+        non_negative_parafac,
+        non_negative_parafac_hals,
+        non_negative_tucker,
+        non_negative_tucker_hals,
+        observed_parafac,
+        parafac,
+        parafac2,
+        tucker,
+    )
+}
 
 #: What surrounds a decomposition that users call.
 guard_labelled: Any = functools.partial(guard, label=label_result, describe=describe_fit)

@@ -36,17 +36,34 @@ Projection = Callable[[Array], Array]
 
 @describe_as(parafac)
 def constrained_parafac(
-    tensor: SparseData, rank: int | str, n_iter_max: int = 100, n_iter_max_inner: int = 10,
-    init: Any = "svd", svd: str = "truncated_svd", tol_outer: float = 1e-8, tol_inner: float = 1e-6,
-    random_state: Any = None, verbose: int = 0, return_errors: bool = False,
-    cvg_criterion: str = "abs_rec_error", fixed_modes: Sequence[int] | None = None,
-    non_negative: Constraint = None, l1_reg: Constraint = None, group_lasso: Constraint = None,
-    l2_reg: Constraint = None, l2_square_reg: Constraint = None, unimodality: Constraint = None,
-    normalize: Constraint = None, simplex: Constraint = None,
-    normalized_sparsity: Constraint = None, soft_sparsity: Constraint = None,
-    smoothness: Constraint = None, monotonicity: Constraint = None,
-    hard_sparsity: Constraint = None, callback: Callback | None = None,
-) -> Any:  # fmt: skip
+    tensor: SparseData,
+    rank: int | str,
+    n_iter_max: int = 100,
+    n_iter_max_inner: int = 10,
+    init: Any = "svd",
+    svd: str = "truncated_svd",
+    tol_outer: float = 1e-8,
+    tol_inner: float = 1e-6,
+    random_state: Any = None,
+    verbose: int = 0,
+    return_errors: bool = False,
+    cvg_criterion: str = "abs_rec_error",
+    fixed_modes: Sequence[int] | None = None,
+    non_negative: Constraint = None,
+    l1_reg: Constraint = None,
+    group_lasso: Constraint = None,
+    l2_reg: Constraint = None,
+    l2_square_reg: Constraint = None,
+    unimodality: Constraint = None,
+    normalize: Constraint = None,
+    simplex: Constraint = None,
+    normalized_sparsity: Constraint = None,
+    soft_sparsity: Constraint = None,
+    smoothness: Constraint = None,
+    monotonicity: Constraint = None,
+    hard_sparsity: Constraint = None,
+    callback: Callback | None = None,
+) -> Any:
     """Decompose a sparse tensor into CP factors under constraints or penalties.
 
     Each factor is updated by ADMM, with the proximal operator of its mode's constraint. These are
@@ -122,11 +139,21 @@ def constrained_parafac(
         factors = _start(x, num_components, init, svd, random_state, projections)
     factors = spread_factors(x, factors)
     run = _Admm(
-        WholeTensor(x), list_free_modes(x.ndim, fixed_modes), projections, n_iter_max_inner,
-        tol_inner, tensor=x, model=(None, factors), n_iter_max=n_iter_max,
-        init=init, callback=callback, tol=tol_outer, cvg_criterion=cvg_criterion,
-        return_errors=return_errors, verbose=verbose,
-    )  # fmt: skip
+        WholeTensor(x),
+        list_free_modes(x.ndim, fixed_modes),
+        projections,
+        n_iter_max_inner,
+        tol_inner,
+        tensor=x,
+        model=(None, factors),
+        n_iter_max=n_iter_max,
+        init=init,
+        callback=callback,
+        tol=tol_outer,
+        cvg_criterion=cvg_criterion,
+        return_errors=return_errors,
+        verbose=verbose,
+    )
     result = run.iterate()
     if x.nnz:
         _warn_of_zeros(x, result[0] if return_errors else result, given)
@@ -149,9 +176,13 @@ def _choose_projections(given: dict[str, Constraint], ndim: int) -> list[Project
 
 
 def _start(
-    x: FlycooTensor, rank: int, init: Any, svd: str, random_state: Any,
+    x: FlycooTensor,
+    rank: int,
+    init: Any,
+    svd: str,
+    random_state: Any,
     projections: list[Projection],
-) -> list[Array]:  # fmt: skip
+) -> list[Array]:
     """Make an initial guess and apply the proximal operators, or scale the user's guess."""
     if not isinstance(init, str):
         weights, factors = CPTensor(check_initial_guess(init, x.dtype, x.device == "cuda"))

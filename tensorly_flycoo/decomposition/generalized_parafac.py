@@ -22,12 +22,22 @@ from .parafac import parafac
 
 @describe_as(parafac)
 def generalized_parafac(
-    tensor: SparseData, rank: int | str, n_iter_max: int = 100,
-    init: Any = "random", svd: str = "truncated_svd", mask: Mask = None,
-    random_state: Any = None, return_errors: bool = False, loss: Any = "poisson_count", *,
-    method: str = "auto", tol: float = 1e-6, fixed_modes: Sequence[int] | None = None,
-    callback: Callback | None = None, samples: tuple[int, int] | None = None,
-) -> Any:  # fmt: skip
+    tensor: SparseData,
+    rank: int | str,
+    n_iter_max: int = 100,
+    init: Any = "random",
+    svd: str = "truncated_svd",
+    mask: Mask = None,
+    random_state: Any = None,
+    return_errors: bool = False,
+    loss: Any = "poisson_count",
+    *,
+    method: str = "auto",
+    tol: float = 1e-6,
+    fixed_modes: Sequence[int] | None = None,
+    callback: Callback | None = None,
+    samples: tuple[int, int] | None = None,
+) -> Any:
     r"""Decompose a sparse tensor by CP with any loss: counts, binary data, positive data.
 
     .. math:: \min F = \sum_{\mathrm{cells}} f(x, m), \quad m = \sum_r \prod_n F_n[c_n, r]
@@ -133,9 +143,15 @@ def generalized_parafac(
     data = ObservedData(x, missing)
     check_data(chosen, data.tensor)
     weights, factors = start(
-        x if isinstance(init, Resumed) else data.tensor, None, num_components, init, svd, random,
-        solver="generalized_parafac", non_negative=chosen.lower_bound >= 0,
-    )  # fmt: skip
+        x if isinstance(init, Resumed) else data.tensor,
+        None,
+        num_components,
+        init,
+        svd,
+        random,
+        solver="generalized_parafac",
+        non_negative=chosen.lower_bound >= 0,
+    )
     for_loss = f" for loss={chosen.name!r}"
     for n, factor in enumerate(factors):
         check_least(factor, f"factors[{n}] of init", chosen.lower_bound, for_loss)
@@ -143,9 +159,13 @@ def generalized_parafac(
         cp_tensor = make_cp_tensor(weights, factors)
         return (cp_tensor, []) if return_errors else cp_tensor
     options: dict[str, Any] = {
-        "tensor": x, "n_iter_max": n_iter_max, "init": init, "callback": callback, "tol": tol,
+        "tensor": x,
+        "n_iter_max": n_iter_max,
+        "init": init,
+        "callback": callback,
+        "tol": tol,
         "return_errors": return_errors,
-    }  # fmt: skip
+    }
     if method == "mu":
         return _begin_updates(data, modes, factors, options).iterate()
     if isinstance(init, str):

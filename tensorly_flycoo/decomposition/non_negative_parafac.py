@@ -18,12 +18,21 @@ from .parafac import parafac
 
 @describe_as(parafac)
 def non_negative_parafac(
-    tensor: SparseData, rank: int | str, n_iter_max: int = 100, init: Any = "svd",
-    svd: str = "truncated_svd", tol: float = 10e-7, random_state: Any = None, verbose: int = 0,
-    normalize_factors: bool = False, return_errors: bool = False, mask: Mask = None,
-    cvg_criterion: str = "abs_rec_error", fixed_modes: Sequence[int] | None = None,
+    tensor: SparseData,
+    rank: int | str,
+    n_iter_max: int = 100,
+    init: Any = "svd",
+    svd: str = "truncated_svd",
+    tol: float = 10e-7,
+    random_state: Any = None,
+    verbose: int = 0,
+    normalize_factors: bool = False,
+    return_errors: bool = False,
+    mask: Mask = None,
+    cvg_criterion: str = "abs_rec_error",
+    fixed_modes: Sequence[int] | None = None,
     callback: Callback | None = None,
-) -> Any:  # fmt: skip
+) -> Any:
     """Decompose a sparse tensor into non-negative factors by multiplicative updates.
 
     Errors and factors are TensorLy's, under any backend. `tensor` and `init` must be non-negative.
@@ -68,15 +77,32 @@ def non_negative_parafac(
     num_components = find_cp_rank(x, rank)
     data = WholeTensor(x) if missing is None else ImputedTensor(missing)
     model = start(
-        x, missing, num_components, init, svd, random_state, solver="non_negative_parafac",
-        non_negative=True, normalize_factors=normalize_factors, by_blocks=missing is None,
-    )  # fmt: skip
+        x,
+        missing,
+        num_components,
+        init,
+        svd,
+        random_state,
+        solver="non_negative_parafac",
+        non_negative=True,
+        normalize_factors=normalize_factors,
+        by_blocks=missing is None,
+    )
     return _MultiplicativeUpdates(
-        data, list_free_modes(x.ndim, fixed_modes), tensor=x, model=model, n_iter_max=n_iter_max,
-        init=init, callback=callback, tol=tol, cvg_criterion=cvg_criterion,
-        normalize_factors=normalize_factors, verbose=verbose, return_errors=return_errors,
+        data,
+        list_free_modes(x.ndim, fixed_modes),
+        tensor=x,
+        model=model,
+        n_iter_max=n_iter_max,
+        init=init,
+        callback=callback,
+        tol=tol,
+        cvg_criterion=cvg_criterion,
+        normalize_factors=normalize_factors,
+        verbose=verbose,
+        return_errors=return_errors,
         wants_errors=bool(tol) or callback is not None,
-    ).iterate()  # fmt: skip
+    ).iterate()
 
 
 class _MultiplicativeUpdates(AlternatingRun):

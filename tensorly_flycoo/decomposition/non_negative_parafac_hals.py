@@ -23,14 +23,25 @@ from .parafac import parafac
 
 @describe_as(parafac, non_negative_parafac)
 def non_negative_parafac_hals(
-    tensor: SparseData, rank: int | str, n_iter_max: int = 100, init: Any = "svd",
-    svd: str = "truncated_svd", tol: float = 10e-8, random_state: Any = None,
+    tensor: SparseData,
+    rank: int | str,
+    n_iter_max: int = 100,
+    init: Any = "svd",
+    svd: str = "truncated_svd",
+    tol: float = 10e-8,
+    random_state: Any = None,
     sparsity_coefficients: float | Sequence[float | None] | None = None,
-    fixed_modes: Sequence[int] | None = None, nn_modes: str | Iterable[int] | None = "all",
-    exact: bool = False, normalize_factors: bool = False, verbose: bool = False,
-    return_errors: bool = False, cvg_criterion: str = "abs_rec_error",
-    callback: Callback | None = None, linesearch: bool | str = False, smoothness: Smoothness = None,
-) -> Any:  # fmt: skip
+    fixed_modes: Sequence[int] | None = None,
+    nn_modes: str | Iterable[int] | None = "all",
+    exact: bool = False,
+    normalize_factors: bool = False,
+    verbose: bool = False,
+    return_errors: bool = False,
+    cvg_criterion: str = "abs_rec_error",
+    callback: Callback | None = None,
+    linesearch: bool | str = False,
+    smoothness: Smoothness = None,
+) -> Any:
     """Decompose a sparse tensor into non-negative CP factors by HALS.
 
     A kernel updates each factor column by column, many rows in parallel. Any backend of TensorLy
@@ -90,17 +101,38 @@ def non_negative_parafac_hals(
     penalties = spread_penalties(sparsity_coefficients, x.ndim, constrained)
     strengths = read_smoothness(smoothness, x.ndim, linesearch)
     model = start(
-        x, None, num_components, init, svd, random_state, solver="non_negative_parafac_hals",
-        non_negative=True, normalize_factors=normalize_factors, by_blocks=True,
-    )  # fmt: skip
+        x,
+        None,
+        num_components,
+        init,
+        svd,
+        random_state,
+        solver="non_negative_parafac_hals",
+        non_negative=True,
+        normalize_factors=normalize_factors,
+        by_blocks=True,
+    )
     modes = [n for n in range(x.ndim) if n not in (fixed_modes or [])]
     return _Hals(
-        WholeTensor(x), modes, constrained, penalties, exact, tensor=x, model=model,
-        n_iter_max=n_iter_max, init=init, callback=callback, tol=tol, cvg_criterion=cvg_criterion,
-        normalize_factors=normalize_factors, verbose=verbose, return_errors=return_errors,
-        has_momentum=linesearch == NESTEROV, smoothness=strengths,
+        WholeTensor(x),
+        modes,
+        constrained,
+        penalties,
+        exact,
+        tensor=x,
+        model=model,
+        n_iter_max=n_iter_max,
+        init=init,
+        callback=callback,
+        tol=tol,
+        cvg_criterion=cvg_criterion,
+        normalize_factors=normalize_factors,
+        verbose=verbose,
+        return_errors=return_errors,
+        has_momentum=linesearch == NESTEROV,
+        smoothness=strengths,
         wants_errors=bool(tol or linesearch) or callback is not None,
-    ).iterate()  # fmt: skip
+    ).iterate()
 
 
 @dataclass

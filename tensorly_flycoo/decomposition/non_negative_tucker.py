@@ -93,22 +93,42 @@ def non_negative_tucker(
     ((2, 3, 4), True)
     """
     return _begin(
-        _MultiplicativeRun, tensor, rank, init, "truncated_svd", random_state, None, mask, tol=tol,
-        n_iter_max=n_iter_max, verbose=verbose, return_errors=return_errors,
-        normalize_factors=normalize_factors, callback=callback,
-    ).iterate()  # fmt: skip
+        _MultiplicativeRun,
+        tensor,
+        rank,
+        init,
+        "truncated_svd",
+        random_state,
+        None,
+        mask,
+        tol=tol,
+        n_iter_max=n_iter_max,
+        verbose=verbose,
+        return_errors=return_errors,
+        normalize_factors=normalize_factors,
+        callback=callback,
+    ).iterate()
 
 
 @describe_as(non_negative_parafac_hals, non_negative_tucker)
 def non_negative_tucker_hals(
-    tensor: SparseData, rank: int | str | Sequence[int] | None,
-    n_iter_max: int = 100, init: Any = "svd", svd: str = "truncated_svd", tol: float = 1e-8,
+    tensor: SparseData,
+    rank: int | str | Sequence[int] | None,
+    n_iter_max: int = 100,
+    init: Any = "svd",
+    svd: str = "truncated_svd",
+    tol: float = 1e-8,
     sparsity_coefficients: float | Sequence[float | None] | None = None,
-    core_sparsity_coefficient: float | None = None, fixed_modes: Sequence[int] | None = None,
-    random_state: Any = None, verbose: bool = False, normalize_factors: bool = False,
-    return_errors: bool = False, exact: bool = False, algorithm: str = "fista",
+    core_sparsity_coefficient: float | None = None,
+    fixed_modes: Sequence[int] | None = None,
+    random_state: Any = None,
+    verbose: bool = False,
+    normalize_factors: bool = False,
+    return_errors: bool = False,
+    exact: bool = False,
+    algorithm: str = "fista",
     callback: Callback | None = None,
-) -> Any:  # fmt: skip
+) -> Any:
     """Decompose a sparse tensor into a non-negative core and factors by hierarchical ALS.
 
     TensorLy's own non-negative least squares update the core, on the host. All that is not said
@@ -157,17 +177,38 @@ def non_negative_tucker_hals(
     if fixed_modes and isinstance(init, str):
         raise ValueError(f"fixed_modes needs factors to keep, but init is {init!r}: pass a model")
     return _begin(
-        _Hals, tensor, rank, init, svd, random_state, fixed_modes, None, penalties=penalties,
-        core_penalty=core_sparsity_coefficient, exact=exact, algorithm=algorithm, tol=tol,
-        n_iter_max=n_iter_max, verbose=verbose, return_errors=return_errors,
-        normalize_factors=normalize_factors, callback=callback,
-    ).iterate()  # fmt: skip
+        _Hals,
+        tensor,
+        rank,
+        init,
+        svd,
+        random_state,
+        fixed_modes,
+        None,
+        penalties=penalties,
+        core_penalty=core_sparsity_coefficient,
+        exact=exact,
+        algorithm=algorithm,
+        tol=tol,
+        n_iter_max=n_iter_max,
+        verbose=verbose,
+        return_errors=return_errors,
+        normalize_factors=normalize_factors,
+        callback=callback,
+    ).iterate()
 
 
 def _begin(
-    solver: "type[_MultiplicativeRun]", tensor: Any, rank: Any, init: Any, svd: str,
-    random_state: Any, fixed_modes: Sequence[int] | None, mask: Mask, **options: Any,
-) -> "_MultiplicativeRun":  # fmt: skip
+    solver: "type[_MultiplicativeRun]",
+    tensor: Any,
+    rank: Any,
+    init: Any,
+    svd: str,
+    random_state: Any,
+    fixed_modes: Sequence[int] | None,
+    mask: Mask,
+    **options: Any,
+) -> "_MultiplicativeRun":
     require_flycoo_backend()
     x = as_flycoo(tensor, check_coords=True)
     found = find_tucker_rank(x, rank, x.ndim) or x.shape

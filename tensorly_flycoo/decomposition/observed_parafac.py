@@ -55,12 +55,23 @@ _NUM_TENTHS = 3
 
 @describe_as(parafac)
 def observed_parafac(
-    tensor: SparseData, rank: int, n_iter_max: int = 100, init: Any = "random", tol: float = 1e-8,
-    random_state: Any = None, l2_reg: float | str = "validation", return_errors: bool = False,
-    callback: Callback | None = None, *, confidence: "SparseData | None" = None,
-    unobserved: float = 0, non_negative: bool = False, biases: bool = False,
-    cg_steps: int | None = None, validation: "SparseData | None" = None,
-) -> Any:  # fmt: skip
+    tensor: SparseData,
+    rank: int,
+    n_iter_max: int = 100,
+    init: Any = "random",
+    tol: float = 1e-8,
+    random_state: Any = None,
+    l2_reg: float | str = "validation",
+    return_errors: bool = False,
+    callback: Callback | None = None,
+    *,
+    confidence: "SparseData | None" = None,
+    unobserved: float = 0,
+    non_negative: bool = False,
+    biases: bool = False,
+    cg_steps: int | None = None,
+    validation: "SparseData | None" = None,
+) -> Any:
     r"""Fit a CP decomposition to the stored nonzeros only; all other entries are unknown.
 
     .. math:: \min \sum_k w_k \Big(v_k - \sum_r \prod_n F_n[c_{n,k}, r]\Big)^2
@@ -232,9 +243,18 @@ def observed_parafac(
     rows.ridges = problem.find_ridges(ridge)
     del entries, trial  # conjugate gradients have the entries in tensors
     run = _ObservedRun(
-        problem, rows, held_out, ridge, tensor=x, model=(None, factors), n_iter_max=n_iter_max,
-        init=init, callback=callback, tol=tol, return_errors=return_errors,
-    )  # fmt: skip
+        problem,
+        rows,
+        held_out,
+        ridge,
+        tensor=x,
+        model=(None, factors),
+        n_iter_max=n_iter_max,
+        init=init,
+        callback=callback,
+        tol=tol,
+        return_errors=return_errors,
+    )
     result = run.iterate()
     least = least if run.best is None else run.least
     if least > of_mean:
@@ -621,10 +641,16 @@ class _Solutions:
     def fit(self, factors: list[Array], mode: int) -> Array:
         entries, problem = self._entries, self._problem
         return observed_rows.fit_rows(
-            entries.coords, entries.targets, factors, mode, self._plans[mode],
-            problem.find_gram(self.ridges, factors, mode), weights=self._excess,
-            is_free=problem.find_free(mode), non_negative=problem.non_negative,
-        )  # fmt: skip
+            entries.coords,
+            entries.targets,
+            factors,
+            mode,
+            self._plans[mode],
+            problem.find_gram(self.ridges, factors, mode),
+            weights=self._excess,
+            is_free=problem.find_free(mode),
+            non_negative=problem.non_negative,
+        )
 
 
 class _ConjugateGradients:
@@ -644,9 +670,14 @@ class _ConjugateGradients:
     def fit(self, factors: list[Array], mode: int, num_steps: int | None = None) -> Array:
         targets, problem = mttkrp(self._targets, factors, mode), self._problem
         rows, residuals = observed_rows.improve_rows(
-            self._excess, targets, factors, mode, problem.find_gram(self.ridges, factors, mode),
-            problem.find_free(mode), problem.num_steps if num_steps is None else num_steps,
-        )  # fmt: skip
+            self._excess,
+            targets,
+            factors,
+            mode,
+            problem.find_gram(self.ridges, factors, mode),
+            problem.find_free(mode),
+            problem.num_steps if num_steps is None else num_steps,
+        )
         if mode == len(factors) - 1:
             # The loss is a quadratic function of these rows: by its gradients here and at 0.
             gradients = targets + residuals + self.ridges * rows

@@ -31,14 +31,27 @@ _logger = logging.getLogger("tensorly_flycoo")
 
 
 def parafac(
-    tensor: SparseData, rank: int | str, n_iter_max: int = 100, init: Any = "svd",
-    svd: str = "truncated_svd", normalize_factors: bool = False, orthogonalise: bool | int = False,
-    tol: float = 1e-8, random_state: Any = None, verbose: int = 0, return_errors: bool = False,
-    sparsity: int | float | None = None, l2_reg: float = 0, mask: Mask = None,
-    cvg_criterion: str = "abs_rec_error", fixed_modes: Sequence[int] | None = None,
-    svd_mask_repeats: int = 5, linesearch: bool | str = False, callback: Callback | None = None,
+    tensor: SparseData,
+    rank: int | str,
+    n_iter_max: int = 100,
+    init: Any = "svd",
+    svd: str = "truncated_svd",
+    normalize_factors: bool = False,
+    orthogonalise: bool | int = False,
+    tol: float = 1e-8,
+    random_state: Any = None,
+    verbose: int = 0,
+    return_errors: bool = False,
+    sparsity: int | float | None = None,
+    l2_reg: float = 0,
+    mask: Mask = None,
+    cvg_criterion: str = "abs_rec_error",
+    fixed_modes: Sequence[int] | None = None,
+    svd_mask_repeats: int = 5,
+    linesearch: bool | str = False,
+    callback: Callback | None = None,
     smoothness: Smoothness = None,
-) -> Any:  # fmt: skip
+) -> Any:
     """Decompose a sparse tensor by alternating least squares (CP, CANDECOMP/PARAFAC).
 
     Without a mask this runs TensorLy's own loop and needs its backend "flycoo". With a mask it runs
@@ -199,31 +212,65 @@ def parafac(
         data = WholeTensor(x)
         if not (has_momentum or any(strengths) or isinstance(init, Resumed)):
             return _run_tensorly_loop(
-                data, callback, tol, rank=rank, n_iter_max=n_iter_max, init=init, svd=svd,
-                normalize_factors=normalize_factors, orthogonalise=orthogonalise,
-                random_state=random_state, verbose=verbose, return_errors=return_errors,
-                sparsity=sparsity, l2_reg=l2_reg, cvg_criterion=cvg_criterion,
-                fixed_modes=fixed_modes, svd_mask_repeats=svd_mask_repeats, linesearch=linesearch,
-            )  # fmt: skip
+                data,
+                callback,
+                tol,
+                rank=rank,
+                n_iter_max=n_iter_max,
+                init=init,
+                svd=svd,
+                normalize_factors=normalize_factors,
+                orthogonalise=orthogonalise,
+                random_state=random_state,
+                verbose=verbose,
+                return_errors=return_errors,
+                sparsity=sparsity,
+                l2_reg=l2_reg,
+                cvg_criterion=cvg_criterion,
+                fixed_modes=fixed_modes,
+                svd_mask_repeats=svd_mask_repeats,
+                linesearch=linesearch,
+            )
     if sparsity:
         raise densify_error("sparsity=", x.shape, "leave it out")
     model = start(
-        x, missing, rank, init, svd, random_state, solver="parafac",
-        svd_mask_repeats=svd_mask_repeats, normalize_factors=normalize_factors,
+        x,
+        missing,
+        rank,
+        init,
+        svd,
+        random_state,
+        solver="parafac",
+        svd_mask_repeats=svd_mask_repeats,
+        normalize_factors=normalize_factors,
         by_blocks=missing is None,
-    )  # fmt: skip
+    )
     if list(fixed_modes or []) == list(range(x.ndim)):
         return make_cp_tensor(*model)
     modes = list_free_modes(x.ndim, fixed_modes)
     solver = LeastSquares if any(strengths) or missing is not None else _TensorlyIterations
     search = LineSearch(verbose) if linesearch and not has_momentum else None
     return solver(
-        data, modes, orthogonalise, search, tensor=x, model=model, n_iter_max=n_iter_max,
-        init=init, callback=callback, tol=tol, cvg_criterion=cvg_criterion,
-        normalize_factors=normalize_factors, verbose=verbose, return_errors=return_errors,
-        has_momentum=has_momentum, second_order=second_order, smoothness=strengths, l2_reg=l2_reg,
+        data,
+        modes,
+        orthogonalise,
+        search,
+        tensor=x,
+        model=model,
+        n_iter_max=n_iter_max,
+        init=init,
+        callback=callback,
+        tol=tol,
+        cvg_criterion=cvg_criterion,
+        normalize_factors=normalize_factors,
+        verbose=verbose,
+        return_errors=return_errors,
+        has_momentum=has_momentum,
+        second_order=second_order,
+        smoothness=strengths,
+        l2_reg=l2_reg,
         wants_errors=bool(tol or return_errors or linesearch or callback is not None),
-    ).iterate()  # fmt: skip
+    ).iterate()
 
 
 def _run_tensorly_loop(whole: Any, callback: Callback | None, tol: float, **options: Any) -> Any:

@@ -31,14 +31,25 @@ from .parafac import LineSearch, parafac
 
 @describe_as(parafac)
 def parafac2(
-    tensor_slices: Any, rank: int, n_iter_max: int = 2000, init: Any = "random",
-    svd: str = "truncated_svd", normalize_factors: bool = False, tol: float = 1e-8,
-    nn_modes: Any = None, random_state: Any = None, verbose: bool | int = False,
-    return_errors: bool = False, n_iter_parafac: int = 5, linesearch: bool = True,
-    mask: Any = None, center: bool = False,
+    tensor_slices: Any,
+    rank: int,
+    n_iter_max: int = 2000,
+    init: Any = "random",
+    svd: str = "truncated_svd",
+    normalize_factors: bool = False,
+    tol: float = 1e-8,
+    nn_modes: Any = None,
+    random_state: Any = None,
+    verbose: bool | int = False,
+    return_errors: bool = False,
+    n_iter_parafac: int = 5,
+    linesearch: bool = True,
+    mask: Any = None,
+    center: bool = False,
     sparsity_coefficients: float | Sequence[float | None] | None = None,
-    callback: Callback | None = None, smoothness: Smoothness = None,
-) -> Any:  # fmt: skip
+    callback: Callback | None = None,
+    smoothness: Smoothness = None,
+) -> Any:
     r"""Decompose sparse slices that share all but one of their factors (PARAFAC2).
 
     .. math:: X_k \approx P_k B \, \mathrm{diag}(a_k) \, C^T, \quad P_k^T P_k = I
@@ -144,10 +155,23 @@ def parafac2(
     is_penalised = sparsity_coefficients is not None or any(strengths)
     search = LineSearch(verbose) if linesearch and not is_penalised else None
     return _Alternation(
-        data, x, n_iter_parafac, constrained, penalties, strengths, search, tensor=data,
-        model=model, n_iter_max=n_iter_max, init=init, callback=callback, tol=tol,
-        verbose=int(verbose), normalize_factors=normalize_factors, return_errors=return_errors,
-    ).iterate()  # fmt: skip
+        data,
+        x,
+        n_iter_parafac,
+        constrained,
+        penalties,
+        strengths,
+        search,
+        tensor=data,
+        model=model,
+        n_iter_max=n_iter_max,
+        init=init,
+        callback=callback,
+        tol=tol,
+        verbose=int(verbose),
+        normalize_factors=normalize_factors,
+        return_errors=return_errors,
+    ).iterate()
 
 
 def _start(data: Any, rank: int, init: Any, svd: str, random_state: Any) -> Model:

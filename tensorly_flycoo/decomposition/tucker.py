@@ -101,10 +101,17 @@ def tucker(
         init = _copy_guess(init)
     if callback is None and not isinstance(init, Resumed) and missing is None:
         return tensorly_loop("tucker")(
-            x, ranks, fixed_factors=fixed_factors, n_iter_max=n_iter_max, init=init,
-            return_errors=return_errors, svd=svd, tol=tol, random_state=random_state,
+            x,
+            ranks,
+            fixed_factors=fixed_factors,
+            n_iter_max=n_iter_max,
+            init=init,
+            return_errors=return_errors,
+            svd=svd,
+            tol=tol,
+            random_state=random_state,
             verbose=verbose,
-        )  # fmt: skip
+        )
     if fixed_factors:
         raise ValueError(
             f"fixed_factors is {fixed_factors!r}, expected None together with callback=, mask= or "
@@ -123,9 +130,17 @@ def tucker(
         (core, factors), _ = step(x, n_iter_max=0, init=init)
         model = core, list(factors)  # not the caller's list
     return _TensorlyIterations(
-        step, missing=missing, tensor=x, model=model, n_iter_max=n_iter_max, init=init,
-        callback=callback, tol=tol, verbose=verbose, return_errors=return_errors,
-    ).iterate()  # fmt: skip
+        step,
+        missing=missing,
+        tensor=x,
+        model=model,
+        n_iter_max=n_iter_max,
+        init=init,
+        callback=callback,
+        tol=tol,
+        verbose=verbose,
+        return_errors=return_errors,
+    ).iterate()
 
 
 def _copy_guess(init: Any) -> Any:

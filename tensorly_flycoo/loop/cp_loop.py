@@ -52,16 +52,25 @@ def start(
             unfold = functools.partial(missing.unfold_imputed, **options)
         with span("start"):
             weights, factors = make_initial_guess(
-                x, rank, init, svd, random_state, unfold=unfold,
-                non_negative=non_negative, normalize_factors=normalize_factors,
-            )  # fmt: skip
+                x,
+                rank,
+                init,
+                svd,
+                random_state,
+                unfold=unfold,
+                non_negative=non_negative,
+                normalize_factors=normalize_factors,
+            )
     return weights, spread_factors(x, factors) if by_blocks else factors
 
 
 def restore(
-    init: Any, x: FlycooTensor, rank: int | tuple[int, ...], solver: str,
+    init: Any,
+    x: FlycooTensor,
+    rank: int | tuple[int, ...],
+    solver: str,
     dtype: np.dtype | None = None,
-) -> tuple[Array, list[Array]]:  # fmt: skip
+) -> tuple[Array, list[Array]]:
     """Return the weights, or core, and factors of a checkpoint on the device of `x`.
 
     Refuse one of another solver, tensor, rank or, if given, dtype; one that does not name its

@@ -15,9 +15,13 @@ _EXACT_SWEEPS = (50_000, 1e-16)
 
 
 def solve_nonnegative(
-    targets: Any, gram: Array, rows: Array, num_sweeps: int, tolerance: float,
+    targets: Any,
+    gram: Array,
+    rows: Array,
+    num_sweeps: int,
+    tolerance: float,
     sparsity: float | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Minimise ``|x U.T - m|`` over rows ``x >= 0``, in place.
 
     `targets` is the MTTKRP ``m U`` (I, R), `gram` is ``U.T U`` (R, R), `rows` (I, R) the initial
@@ -50,9 +54,13 @@ def solve_nonnegative(
 
 
 def improve(
-    targets: Array, gram: Array, factor: Array, sparsity: float | None = None, exact: bool = False,
+    targets: Array,
+    gram: Array,
+    factor: Array,
+    sparsity: float | None = None,
+    exact: bool = False,
     smoothness: float = 0,
-) -> Array:  # fmt: skip
+) -> Array:
     """Return the factor after some sweeps of HALS."""
     xp, sweeps = array_module(gram), _EXACT_SWEEPS if exact else _SWEEPS
     if smoothness:

@@ -86,10 +86,16 @@ def take_guess(x: FlycooTensor, rank: int, init: Any) -> list[Array]:
 
 
 def make_initial_guess(
-    x: FlycooTensor, rank: int, init: Any, svd: str, random_state: Any, *,
-    unfold: Callable[[int], Unfolding] | None = None, non_negative: bool = False,
+    x: FlycooTensor,
+    rank: int,
+    init: Any,
+    svd: str,
+    random_state: Any,
+    *,
+    unfold: Callable[[int], Unfolding] | None = None,
+    non_negative: bool = False,
     normalize_factors: bool = False,
-) -> tuple[Array | None, list[Array]]:  # fmt: skip
+) -> tuple[Array | None, list[Array]]:
     """Make the initial guess that TensorLy makes from the same arguments.
 
     The weights are None for ones; the factors are new arrays, on the first device of `x`. `unfold`
@@ -145,9 +151,13 @@ def check_svd(svd: object, operation: str, shape: tuple[int, ...]) -> None:
 
 
 def randomized_svd(
-    matrix: Any, n_eigenvecs: int | None = None, n_oversamples: int = 5, n_iter: int = 2,
-    random_state: Any = None, **ignored: Any,
-) -> tuple:  # fmt: skip
+    matrix: Any,
+    n_eigenvecs: int | None = None,
+    n_oversamples: int = 5,
+    n_iter: int = 2,
+    random_state: Any = None,
+    **ignored: Any,
+) -> tuple:
     """Sketch leading singular vectors as TensorLy does, without drawing a row for each column."""
     if matrix.ndim != 2:
         raise ValueError(f"matrix has shape {matrix.shape}, expected two axes: unfold the tensor")

@@ -52,49 +52,64 @@ def _truncated_slope(x: Array, m: Array) -> Array:
 
 
 #: The losses by name: to add one, add it here and to the docstring of `generalized_parafac`.
-LOSSES = {loss.name: loss for loss in (
-    Loss(
-        "poisson_count",
-        lambda x, m: m - x * np.log(m + _EPSILON),
-        lambda x, m: 1 - x / (m + _EPSILON),
-        lower_bound=0.0, takes=_NONNEGATIVE, is_exact=True, is_count=True,
-    ),
-    Loss(
-        "poisson_log",
-        lambda x, m: np.exp(m) - x * m,
-        lambda x, m: np.exp(m) - x,
-        takes=_NONNEGATIVE, is_log=True,
-    ),
-    Loss(
-        "bernoulli_odds",
-        lambda x, m: np.log1p(m) - x * np.log(m + _EPSILON),
-        lambda x, m: 1 / (m + 1) - x / (m + _EPSILON),
-        lower_bound=0.0, takes=_BINARY,
-    ),
-    Loss(
-        "bernoulli_logit",
-        lambda x, m: np.logaddexp(0, m) - x * m,
-        lambda x, m: (1 + np.tanh(m / 2)) / 2 - x,
-        takes=_BINARY, is_log=True,
-    ),
-    Loss(
-        "zero_truncated_poisson", _truncated_value, _truncated_slope,
-        lower_bound=0.0, takes="numbers of 1 or more", is_truncated=True,
-    ),
-    Loss("gaussian", lambda x, m: (x - m) ** 2, lambda x, m: 2 * (m - x), is_exact=True),
-    Loss(
-        "gamma",
-        lambda x, m: x / (m + _EPSILON) + np.log(m + _EPSILON),
-        lambda x, m: 1 / (m + _EPSILON) - x / (m + _EPSILON) ** 2,
-        lower_bound=0.0, takes=_NONNEGATIVE,
-    ),
-    Loss(
-        "rayleigh",
-        lambda x, m: 2 * np.log(m + _EPSILON) + np.pi / 4 * (x / (m + _EPSILON)) ** 2,
-        lambda x, m: 2 / (m + _EPSILON) - np.pi / 2 * x**2 / (m + _EPSILON) ** 3,
-        lower_bound=0.0, takes=_NONNEGATIVE,
-    ),
-)}  # fmt: skip
+LOSSES = {
+    loss.name: loss
+    for loss in (
+        Loss(
+            "poisson_count",
+            lambda x, m: m - x * np.log(m + _EPSILON),
+            lambda x, m: 1 - x / (m + _EPSILON),
+            lower_bound=0.0,
+            takes=_NONNEGATIVE,
+            is_exact=True,
+            is_count=True,
+        ),
+        Loss(
+            "poisson_log",
+            lambda x, m: np.exp(m) - x * m,
+            lambda x, m: np.exp(m) - x,
+            takes=_NONNEGATIVE,
+            is_log=True,
+        ),
+        Loss(
+            "bernoulli_odds",
+            lambda x, m: np.log1p(m) - x * np.log(m + _EPSILON),
+            lambda x, m: 1 / (m + 1) - x / (m + _EPSILON),
+            lower_bound=0.0,
+            takes=_BINARY,
+        ),
+        Loss(
+            "bernoulli_logit",
+            lambda x, m: np.logaddexp(0, m) - x * m,
+            lambda x, m: (1 + np.tanh(m / 2)) / 2 - x,
+            takes=_BINARY,
+            is_log=True,
+        ),
+        Loss(
+            "zero_truncated_poisson",
+            _truncated_value,
+            _truncated_slope,
+            lower_bound=0.0,
+            takes="numbers of 1 or more",
+            is_truncated=True,
+        ),
+        Loss("gaussian", lambda x, m: (x - m) ** 2, lambda x, m: 2 * (m - x), is_exact=True),
+        Loss(
+            "gamma",
+            lambda x, m: x / (m + _EPSILON) + np.log(m + _EPSILON),
+            lambda x, m: 1 / (m + _EPSILON) - x / (m + _EPSILON) ** 2,
+            lower_bound=0.0,
+            takes=_NONNEGATIVE,
+        ),
+        Loss(
+            "rayleigh",
+            lambda x, m: 2 * np.log(m + _EPSILON) + np.pi / 4 * (x / (m + _EPSILON)) ** 2,
+            lambda x, m: 2 / (m + _EPSILON) - np.pi / 2 * x**2 / (m + _EPSILON) ** 3,
+            lower_bound=0.0,
+            takes=_NONNEGATIVE,
+        ),
+    )
+}
 
 #: The losses that `cp_fit`, `fold_in` and `select_rank` take.
 EXACT_LOSSES = tuple(sorted(name for name, loss in LOSSES.items() if loss.is_exact))

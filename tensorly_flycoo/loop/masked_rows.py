@@ -68,10 +68,16 @@ class MaskedRows:
         zeros = self._xp.zeros(self._listed.shape[1])
         place = self._modes.index(mode)
         return fit_rows(
-            self._listed, zeros, columns, place, self._plans[place], common,
-            weights=self._weigh(zeros - 1, self._listed, weights), added=targets,
+            self._listed,
+            zeros,
+            columns,
+            place,
+            self._plans[place],
+            common,
+            weights=self._weigh(zeros - 1, self._listed, weights),
+            added=targets,
             non_negative=non_negative,
-        )  # fmt: skip
+        )
 
     def _pair(self, coords: Array) -> list[tuple[int, Array]]:
         return list(zip(self._modes, coords, strict=False))

@@ -114,9 +114,13 @@ class MissingEntries:
         return float(values.sum(dtype=np.float64))
 
     def add_mttkrp(
-        self, out: Array, values: Values, factors: Sequence[Array], mode: int,
+        self,
+        out: Array,
+        values: Values,
+        factors: Sequence[Array],
+        mode: int,
         weights: Array | None = None,
-    ) -> Array:  # fmt: skip
+    ) -> Array:
         """Add the MTTKRP of missing entries with these `values` to `out` (I_mode, R); return it."""
         columns = {n: f.astype(self.dtype, copy=False) for n, f in enumerate(factors) if n != mode}
         added = out if weights is None else self.engine.xp.zeros_like(out)
@@ -211,17 +215,22 @@ class MissingBlocks(MissingEntries):
         return self._multiply(model if square else self.make_ones(), model)
 
     def add_mttkrp(
-        self, out: Array, values: Values, factors: Sequence[Array], mode: int,
+        self,
+        out: Array,
+        values: Values,
+        factors: Sequence[Array],
+        mode: int,
         weights: Array | None = None,
-    ) -> Array:  # fmt: skip
+    ) -> Array:
         if values is None:
             return out
         rows, grams = self._take_rows(values), self._multiply_others(values[1], factors, mode)
         if mode in self.modes:
             columns = {
                 place: factors[n].astype(self.dtype, copy=False)
-                for place, n in enumerate(self.modes) if n != mode
-            }  # fmt: skip
+                for place, n in enumerate(self.modes)
+                if n != mode
+            }
             mixed, added = multiply(rows, grams).astype(self.dtype), self.engine.xp.zeros_like(out)
             self._entries.add_mttkrp(columns, mixed, self.modes.index(mode), added)
         else:

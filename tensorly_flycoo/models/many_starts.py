@@ -111,9 +111,14 @@ class Stopping(NamedTuple):
 
 
 def run_together(
-    x: FlycooTensor, rank: int, seeds: Sequence[int], stopping: Stopping,
-    has_momentum: bool = False, missing: MissingEntries | None = None, keep_all: bool = True,
-) -> list[Run]:  # fmt: skip
+    x: FlycooTensor,
+    rank: int,
+    seeds: Sequence[int],
+    stopping: Stopping,
+    has_momentum: bool = False,
+    missing: MissingEntries | None = None,
+    keep_all: bool = True,
+) -> list[Run]:
     """Run ``parafac(x, rank, init="random", random_state=seed)`` for each of the seeds.
 
     With `has_momentum`, also with ``linesearch="nesterov"``. With `missing`, those entries of `x`
@@ -152,9 +157,13 @@ PLAIN_RULES = RowRules()
 
 
 def run_resampled(
-    x: FlycooTensor, factors: Sequence[Array], mode: int, weights: np.ndarray, num_iterations: int,
+    x: FlycooTensor,
+    factors: Sequence[Array],
+    mode: int,
+    weights: np.ndarray,
+    num_iterations: int,
     rules: RowRules = PLAIN_RULES,
-) -> list[CPTensor]:  # fmt: skip
+) -> list[CPTensor]:
     """Iterate `parafac` from one model for each row of `weights` (n, I), of the rows of a mode.
 
     Rows are fitted by the `rules`, whose missing entries are of `x`. Results are extrapolated, and
@@ -224,9 +233,13 @@ def _choose_batch_size(x: FlycooTensor, rank: int, num_missing: int = 0) -> int:
 
 
 def _run_batch(
-    batch: "_Batch", own: Sequence[Run], runs: Sequence[Run], stopping: Stopping,
-    has_momentum: bool, keep_all: bool,
-) -> None:  # fmt: skip
+    batch: "_Batch",
+    own: Sequence[Run],
+    runs: Sequence[Run],
+    stopping: Stopping,
+    has_momentum: bool,
+    keep_all: bool,
+) -> None:
     """Iterate the own ones of all runs until they have ended; then they may stay in the stack."""
     least = 1 if batch.imputed is not None else -(-_LEAST_COLUMNS // batch.stacks[0].shape[2])
     stack = [*own, *(Run(is_dropped=True) for _ in batch.stacks[0][len(own) :])]
@@ -365,9 +378,12 @@ class _Batch:
     """
 
     def __init__(
-        self, x: FlycooTensor, stacks: list[Array], imputed: ImputedStarts | None = None,
+        self,
+        x: FlycooTensor,
+        stacks: list[Array],
+        imputed: ImputedStarts | None = None,
         weights: dict[int, Array] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.x, self.imputed, self.data = x, imputed, WholeTensor(x, imputed)
         self.weights = weights or {}
         self.stacks, self.columns, self.grams = stacks, [*stacks], [*stacks]
@@ -524,9 +540,14 @@ class _ResampledBatch(_Batch):
         pairs = zip(factors, counted, strict=True)
         grams = [transposed_product(own, of) for own, of in pairs]  # of which a part is subtracted
         return self._masked.fit(
-            products, grams, factors, mode, l2_reg=rules.l2_reg, non_negative=is_non_negative,
+            products,
+            grams,
+            factors,
+            mode,
+            l2_reg=rules.l2_reg,
+            non_negative=is_non_negative,
             row_weights={n: of[:, 0] for n, of in weights.items()},
-        )  # fmt: skip
+        )
 
 
 def _lay_out(stack: Array) -> Array:

@@ -208,10 +208,16 @@ class _ObservedFits:
                 for n in range(x.ndim) if number else ():
                     own_weights = None if n == mode else by_entry
                     factors[n] = fit_rows(
-                        coords, values if n == mode else by_entry * values, factors, n, plans[n],
-                        common, weights=own_weights, is_free=self._find_free(n),
+                        coords,
+                        values if n == mode else by_entry * values,
+                        factors,
+                        n,
+                        plans[n],
+                        common,
+                        weights=own_weights,
+                        is_free=self._find_free(n),
                         non_negative=n in record.non_negative,
-                    )  # fmt: skip
+                    )
                 path.append(move(xp.concatenate(factors), np))
             paths.append(np.stack(path))
         limits = find_limits(np.stack(paths, axis=1))

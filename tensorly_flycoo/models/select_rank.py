@@ -129,14 +129,16 @@ class RankSelection:
         rows = [["rank", self._error, "held-out loss (se)", "core consistency", "match", ""]]
         for score in self.scores:
             core = score.core_consistency
-            rows.append([
-                str(score.rank),
-                f"{score.error:.4f}",
-                f"{score.heldout_loss:.4f} ({score.heldout_se:.4f})",
-                "< -999" if core < -999 else f"{core:.0f}",
-                f"{score.match:.2f}",
-                "<- suggested" if score.rank == self.rank else "",
-            ])  # fmt: skip
+            rows.append(
+                [
+                    str(score.rank),
+                    f"{score.error:.4f}",
+                    f"{score.heldout_loss:.4f} ({score.heldout_se:.4f})",
+                    "< -999" if core < -999 else f"{core:.0f}",
+                    f"{score.match:.2f}",
+                    "<- suggested" if score.rank == self.rank else "",
+                ]
+            )
         # The warnings were shown when they arose.
         doubts = "; see .warnings for what speaks against it" if self.warnings else ""
         reason = "" if self.rank is None else f"\nrank {self.rank} is {self.rule}{doubts}"
@@ -335,9 +337,15 @@ def _find_tolerance(
 
 
 def _fit_rank(
-    x: Any, rank: Any, n_runs: int, method: Method,
-    held_out: "_HeldOut | None", seed: int, keep_all: bool, options: Mapping[str, Any],
-) -> tuple[RankScore, Any, np.ndarray, Any, float]:  # fmt: skip
+    x: Any,
+    rank: Any,
+    n_runs: int,
+    method: Method,
+    held_out: "_HeldOut | None",
+    seed: int,
+    keep_all: bool,
+    options: Mapping[str, Any],
+) -> tuple[RankScore, Any, np.ndarray, Any, float]:
     """Fit the models of one rank.
 
     Return its scores, nan for those of the held-out loss; the terms of that loss; the errors of the
@@ -377,9 +385,13 @@ class _HeldOut:
 
     @classmethod
     def draw(
-        cls, data: Any, share: float, method: Method,
-        options: Mapping[str, Any], random: np.random.RandomState,
-    ) -> Self:  # fmt: skip
+        cls,
+        data: Any,
+        share: float,
+        method: Method,
+        options: Mapping[str, Any],
+        random: np.random.RandomState,
+    ) -> Self:
         unknown = options.get("mask")
         x = unwrap(data) if unknown is None else unknown.observed
         drawn = draw_entries(x, share, random, method.knows_zeros)

@@ -80,10 +80,16 @@ class Uncertainty:
 
 @mirror
 def uncertainty(
-    x: Any, cp_tensor: Any, mode: int | str | None = None, n: int = 50, method: str = "bootstrap",
-    *, level: float = 0.9, n_iter_max: int | None = None,
+    x: Any,
+    cp_tensor: Any,
+    mode: int | str | None = None,
+    n: int = 50,
+    method: str = "bootstrap",
+    *,
+    level: float = 0.9,
+    n_iter_max: int | None = None,
     random_state: int | np.random.RandomState | None = None,
-) -> Uncertainty:  # fmt: skip
+) -> Uncertainty:
     """Find intervals of a CP model's numbers: fit it again to data that might have come instead.
 
     Each fit is made as the model was, as its record says (``cp_tensor.flycoo``): with its missing

@@ -45,10 +45,16 @@ class MemoryEstimate:
 
 
 def estimate_memory(
-    shape: Sequence[int], nnz: int, *, dtype: DTypeLike = "float64", layout: str | None = None,
-    device: str | None = None, slabs: int | None = None, keep: str = "device",
+    shape: Sequence[int],
+    nnz: int,
+    *,
+    dtype: DTypeLike = "float64",
+    layout: str | None = None,
+    device: str | None = None,
+    slabs: int | None = None,
+    keep: str = "device",
     groups: Sequence[Sequence[int]] | str | None = "auto",
-) -> MemoryEstimate:  # fmt: skip
+) -> MemoryEstimate:
     """Predict how much memory a `FlycooTensor` takes.
 
     Parameters

@@ -92,9 +92,13 @@ class NonzeroSampler:
 
 
 def count_before(
-    read: Callable[[Array], Iterable[Array]], size: int, wanted: Sequence[Array], xp: ModuleType,
-    *, or_equal: bool = False,
-) -> Array:  # fmt: skip
+    read: Callable[[Array], Iterable[Array]],
+    size: int,
+    wanted: Sequence[Array],
+    xp: ModuleType,
+    *,
+    or_equal: bool = False,
+) -> Array:
     """Count the cells of a sorted list before (or at, if `or_equal`) each of the wanted ones.
 
     `read` returns the indices of cells of the list, mode by mode, as `wanted` has those to look up.

@@ -359,9 +359,12 @@ def _draw_png(figure: "Figure") -> bytes:
 
 
 def _draw_bars(
-    num_bars: int, column: "list[Axes]", labels: np.ndarray, factor: np.ndarray,
+    num_bars: int,
+    column: "list[Axes]",
+    labels: np.ndarray,
+    factor: np.ndarray,
     ends: Sequence[np.ndarray],
-) -> None:  # fmt: skip
+) -> None:
     """Draw the largest elements of each component, the largest on top, and their intervals."""
     limits = _find_limits(factor, *ends)
     for r, axes in enumerate(column):

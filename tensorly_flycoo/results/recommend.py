@@ -21,9 +21,14 @@ from .cp_fit import cp_fit
 
 @mirror
 def recommend(
-    cp_tensor: Any, mode: int | str, ids: Any = None, n: int = 10, *,
-    of: int | str | None = None, exclude: "LabelledData | None" = None,
-) -> list[dict[Any, float]]:  # fmt: skip
+    cp_tensor: Any,
+    mode: int | str,
+    ids: Any = None,
+    n: int = 10,
+    *,
+    of: int | str | None = None,
+    exclude: "LabelledData | None" = None,
+) -> list[dict[Any, float]]:
     """Find the labels with the highest predictions of a model, such as films for each user.
 
     Parameters
@@ -103,9 +108,14 @@ def recommend(
 @mirror
 @describe_as(recommend)
 def evaluate(
-    cp_tensor: Any, x: LabelledData, mode: int | str = 0, n: int = 10, *,
-    of: int | str | None = None, exclude: "LabelledData | None" = None,
-) -> dict[str, float]:  # fmt: skip
+    cp_tensor: Any,
+    x: LabelledData,
+    mode: int | str = 0,
+    n: int = 10,
+    *,
+    of: int | str | None = None,
+    exclude: "LabelledData | None" = None,
+) -> dict[str, float]:
     """Measure how well a model predicts held-out entries, and how many of them it recommends.
 
     Parameters

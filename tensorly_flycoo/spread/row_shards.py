@@ -24,10 +24,28 @@ from ..format.tree import fold_tree
 
 #: Elementwise functions that run block by block.
 _UFUNCS = {
-    np.add, np.subtract, np.multiply, np.true_divide, np.negative, np.positive, np.power, np.sign,
-    np.conjugate, np.absolute, np.sqrt, np.square, np.maximum, np.minimum, np.isfinite,
-    np.greater, np.greater_equal, np.less, np.less_equal, np.equal, np.not_equal,
-}  # fmt: skip
+    np.add,
+    np.subtract,
+    np.multiply,
+    np.true_divide,
+    np.negative,
+    np.positive,
+    np.power,
+    np.sign,
+    np.conjugate,
+    np.absolute,
+    np.sqrt,
+    np.square,
+    np.maximum,
+    np.minimum,
+    np.isfinite,
+    np.greater,
+    np.greater_equal,
+    np.less,
+    np.less_equal,
+    np.equal,
+    np.not_equal,
+}
 
 
 @dataclass(frozen=True)

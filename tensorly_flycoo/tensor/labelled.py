@@ -476,11 +476,32 @@ class LabelledTensor(NamedTuple("_Fields", [("tensor", FlycooTensor), ("labels",
 
 
 for _name in (
-    "map", "astype", "__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__",
-    "__truediv__", "__rtruediv__", "__floordiv__", "__mod__", "__pow__", "__rpow__", "__neg__",
-    "__pos__", "__abs__", "__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__", "__bool__",
+    "map",
+    "astype",
+    "__add__",
+    "__radd__",
+    "__sub__",
+    "__rsub__",
+    "__mul__",
+    "__rmul__",
+    "__truediv__",
+    "__rtruediv__",
+    "__floordiv__",
+    "__mod__",
+    "__pow__",
+    "__rpow__",
+    "__neg__",
+    "__pos__",
+    "__abs__",
+    "__lt__",
+    "__le__",
+    "__gt__",
+    "__ge__",
+    "__eq__",
+    "__ne__",
+    "__bool__",
     "__array__",
-):  # fmt: skip
+):
     setattr(LabelledTensor, _name, _make_method(_name))
 for _name in _REDUCTIONS:
     setattr(LabelledTensor, _name, _make_reduction(_name))

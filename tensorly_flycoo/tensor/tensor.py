@@ -45,11 +45,15 @@ _USE_FIT = f"{_USE_NONZEROS}, and tensorly_flycoo.cp_fit(x, cp) for the error of
 
 #: What to use instead of attributes that arrays have.
 _INSTEAD = {
-    "coords": "x.nonzeros()[0]", "data": "x.nonzeros()[1]", "values": "x.nonzeros()[1]",
-    "todense": "x.to_coo().todense()", "toarray": "x.to_coo().todense()",
+    "coords": "x.nonzeros()[0]",
+    "data": "x.nonzeros()[1]",
+    "values": "x.nonzeros()[1]",
+    "todense": "x.to_coo().todense()",
+    "toarray": "x.to_coo().todense()",
     "size": "x.nnz, or math.prod(x.shape)",
-    "std": "x.to_coo().std()", "var": "x.to_coo().var()",
-}  # fmt: skip
+    "std": "x.to_coo().std()",
+    "var": "x.to_coo().var()",
+}
 
 
 class FlycooTensor:
@@ -461,9 +465,13 @@ class FlycooTensor:
             yield self._rebuild(coords[1:, start:end], values[start:end], self.shape[1:])
 
     def _rebuild(
-        self, coords: Array, values: Array, shape: Sequence[int] | None = None,
-        dtype: DTypeLike | None = None, groups: Groups | str | None = "auto",
-    ) -> FlycooTensor:  # fmt: skip
+        self,
+        coords: Array,
+        values: Array,
+        shape: Sequence[int] | None = None,
+        dtype: DTypeLike | None = None,
+        groups: Groups | str | None = "auto",
+    ) -> FlycooTensor:
         """Make a tensor of other nonzeros with its options and, by default, shape and groups."""
         if shape is None:
             shape, groups = self.shape, self.groups
@@ -908,10 +916,13 @@ def _as_real(scalar: Any) -> Any:
 
 
 def rebuild(
-    x: FlycooTensor, find: Callable[..., tuple[Array, Array]], *args: Any,
-    shape: Sequence[int] | None = None, dtype: np.dtype | None = None,
+    x: FlycooTensor,
+    find: Callable[..., tuple[Array, Array]],
+    *args: Any,
+    shape: Sequence[int] | None = None,
+    dtype: np.dtype | None = None,
     groups: Groups | str | None = "auto",
-) -> FlycooTensor:  # fmt: skip
+) -> FlycooTensor:
     """Make a tensor of the coords (ndim, n) and values (n,) that ``find(piece, *args)`` returns.
 
     It is called where each piece of `x` is: maybe in another process. Values at repeated
@@ -986,16 +997,30 @@ def _concatenate(tensors: Sequence[Any], axis: int = 0) -> FlycooTensor:
 
 
 _OPERATORS: dict[np.ufunc, Callable[..., Any]] = {
-    np.add: operator.add, np.subtract: operator.sub, np.multiply: operator.mul,
-    np.divide: operator.truediv, np.power: operator.pow, np.square: lambda x: x**2,
-    np.negative: operator.neg, np.positive: operator.pos, np.absolute: operator.abs,
-}  # fmt: skip
+    np.add: operator.add,
+    np.subtract: operator.sub,
+    np.multiply: operator.mul,
+    np.divide: operator.truediv,
+    np.power: operator.pow,
+    np.square: lambda x: x**2,
+    np.negative: operator.neg,
+    np.positive: operator.pos,
+    np.absolute: operator.abs,
+}
 
 _FUNCTIONS: dict[Callable, Callable[..., Any]] = {
-    np.shape: lambda x: x.shape, np.ndim: lambda x: x.ndim, np.linalg.norm: lambda x: x.norm(),
-    np.sum: FlycooTensor.sum, np.mean: FlycooTensor.mean,
-    np.max: FlycooTensor.max, np.amax: FlycooTensor.max,
-    np.min: FlycooTensor.min, np.amin: FlycooTensor.min,
+    np.shape: lambda x: x.shape,
+    np.ndim: lambda x: x.ndim,
+    np.linalg.norm: lambda x: x.norm(),
+    np.sum: FlycooTensor.sum,
+    np.mean: FlycooTensor.mean,
+    np.max: FlycooTensor.max,
+    np.amax: FlycooTensor.max,
+    np.min: FlycooTensor.min,
+    np.amin: FlycooTensor.min,
     np.transpose: lambda x, axes=None: x.T if axes is None else x.transpose(axes),
-    np.clip: _clip, np.concatenate: _concatenate, np.round: _round, np.around: _round,
-}  # fmt: skip
+    np.clip: _clip,
+    np.concatenate: _concatenate,
+    np.round: _round,
+    np.around: _round,
+}

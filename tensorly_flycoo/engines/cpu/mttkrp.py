@@ -256,9 +256,16 @@ def mttkrp_tiles(
             # If the rank is not a multiple of the lanes, the last step overlaps the one before:
             # some columns are computed twice, to the same bits.
             _compute_tile(
-                np.uint64(tile), first, last, bucket_start, carry_rows[tile] >= 0, step == 0,
-                np.uint64(min(step, rank - num_lanes)), storage, operands,
-            )  # fmt: skip
+                np.uint64(tile),
+                first,
+                last,
+                bucket_start,
+                carry_rows[tile] >= 0,
+                step == 0,
+                np.uint64(min(step, rank - num_lanes)),
+                storage,
+                operands,
+            )
         clear_empty_rows(tiles, tile, out)
 
 

@@ -85,9 +85,17 @@ def _find_column(scratch: Any, start: int, last: int) -> Any:
 
 @intrinsic
 def _multiply_rows(
-    typing_context: Any, row: Any, terms: Any, factors: Any, indices: Any, own: Any, own_row: Any,
-    column: Any, overlap: Any, lanes: Any,
-) -> Any:  # fmt: skip
+    typing_context: Any,
+    row: Any,
+    terms: Any,
+    factors: Any,
+    indices: Any,
+    own: Any,
+    own_row: Any,
+    column: Any,
+    overlap: Any,
+    lanes: Any,
+) -> Any:
     """Set `row` to the product of the factors' rows; add its product with the own row to `terms`.
 
     The first `overlap` lanes are left out of `terms`.
@@ -133,11 +141,12 @@ def _sum_row(typing_context: Any, row: Any, lanes: Any) -> Any:
             count //= 2
             halves = [
                 builder.shuffle_vector(
-                    vector, vector,
+                    vector,
+                    vector,
                     ir.Constant(ir.VectorType(index_type, count), [*range(first, first + count)]),
                 )
                 for first in (0, count)
-            ]  # fmt: skip
+            ]
             vector = builder.fadd(*halves)
         return builder.extract_element(vector, ir.Constant(index_type, 0))
 
@@ -211,9 +220,16 @@ def _compute_tile(
             start = step * len(lanes)
             first_column = _find_column(scratch, start, last_column)
             _multiply_rows(
-                advance(products, start), sums, factors, indices, factor, row,
-                np.uint64(first_column), np.uint32(start - first_column), lanes,
-            )  # fmt: skip
+                advance(products, start),
+                sums,
+                factors,
+                indices,
+                factor,
+                row,
+                np.uint64(first_column),
+                np.uint32(start - first_column),
+                lanes,
+            )
         modelled = _sum_row(sums, lanes)
         if terms is not None:
             terms[0, place - first], terms[1, place - first] = value, modelled

@@ -88,9 +88,13 @@ def _count_cache_nbytes() -> int:
 
 @kernel
 def mttkrp_segments(
-    first_window: int, last_window: int, segments: Segments, tiles: Tiles, storage: Storage,
+    first_window: int,
+    last_window: int,
+    segments: Segments,
+    tiles: Tiles,
+    storage: Storage,
     operands: mttkrp.Operands,
-) -> None:  # fmt: skip
+) -> None:
     """Compute some windows of MTTKRP."""
     places, starts, window_tiles = segments
     records, values, value_slot, _, _, _, _ = storage

@@ -180,11 +180,19 @@ class CudaEngine(CudaPrimitives, Engine):
             kernel = launch.get_kernel("ttmc.cu", "ttmc", **macros)
             self.log("ttmc", layout.name, mode=mode, kernel="ttmc.cu", cut=cut)
             arguments = (
-                make_operands(record_format, mode, inputs, arrays), make_ranks(arrays),
-                np.int64(step.records.shape[0]), np.int64(step.bucket_size),
-                tiling.carry_rows, slots, step.records, *list_parts(step.pull_ids),
-                np.int64(num_columns), out, np.uint64(carries.rows), np.uint64(carries.sums),
-            )  # fmt: skip
+                make_operands(record_format, mode, inputs, arrays),
+                make_ranks(arrays),
+                np.int64(step.records.shape[0]),
+                np.int64(step.bucket_size),
+                tiling.carry_rows,
+                slots,
+                step.records,
+                *list_parts(step.pull_ids),
+                np.int64(num_columns),
+                out,
+                np.uint64(carries.rows),
+                np.uint64(carries.sums),
+            )
             shared_nbytes = layout.tile_size * slot_nbytes(record_format)
             sizes = (num_tiles, cut.num_parts, block_size)
             launch.launch_tiles(kernel, *sizes, arguments, shared_nbytes)

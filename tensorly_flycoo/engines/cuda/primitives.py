@@ -249,11 +249,19 @@ class CudaPrimitives(Primitives):
         macros = remap_macros(cut.record_format, cut.tile_size, *types)
         kernel = launch.get_kernel("remap_only.cu", "remap", **macros)
         arguments = (
-            np.int64(step.records.shape[0]), np.int64(step.bucket_size),
-            step.records, pull.lows, pull.highs, step.spare,
-            runs.starts, runs.counts, runs.shifts, np.int32(runs.max_runs),
-            order.lows, order.highs,
-        )  # fmt: skip
+            np.int64(step.records.shape[0]),
+            np.int64(step.bucket_size),
+            step.records,
+            pull.lows,
+            pull.highs,
+            step.spare,
+            runs.starts,
+            runs.counts,
+            runs.shifts,
+            np.int32(runs.max_runs),
+            order.lows,
+            order.highs,
+        )
         block_size = tuning.choose_block_size(cut.tile_size)
         shared_nbytes = cut.tile_size * cut.record_format.record_nbytes
         launch.launch_tiles(kernel, num_tiles, 1, block_size, arguments, shared_nbytes)
@@ -266,9 +274,14 @@ class CudaPrimitives(Primitives):
         macros = split_columns_macros(record_format, getattr(places, "dtype", None))
         kernel = launch.get_kernel("split_columns.cu", "split_columns", **macros)
         arguments = (
-            make_columns(record_format, mode), np.int64(nnz), records, places, is_first, rows,
+            make_columns(record_format, mode),
+            np.int64(nnz),
+            records,
+            places,
+            is_first,
+            rows,
             values,
-        )  # fmt: skip
+        )
         launch.launch_items(kernel, nnz + 1, arguments)
         return Entries(is_first, rows, values)
 
@@ -335,14 +348,23 @@ class CudaPrimitives(Primitives):
         vectors, _, rows, sources = pairs
         placed = vectors if pairs.are_placed(shape, dtype) else cupy.zeros(shape, dtype)
         kernel = launch.get_kernel(
-            "place_vectors.cu", "place_vectors",
-            VECTOR=vectors.dtype, PLACED=placed.dtype, BLOCK_SIZE=tuning.BLOCK_SIZE,
-        )  # fmt: skip
+            "place_vectors.cu",
+            "place_vectors",
+            VECTOR=vectors.dtype,
+            PLACED=placed.dtype,
+            BLOCK_SIZE=tuning.BLOCK_SIZE,
+        )
         strides = (np.int64(stride // vectors.itemsize) for stride in vectors.strides)
         arguments = (
-            np.int64(vectors.shape[0]), np.int64(sources.size), vectors, *strides, rows,
-            cupy.asarray(np.stack([sources, signs])), np.int64(shape[1]), placed,
-        )  # fmt: skip
+            np.int64(vectors.shape[0]),
+            np.int64(sources.size),
+            vectors,
+            *strides,
+            rows,
+            cupy.asarray(np.stack([sources, signs])),
+            np.int64(shape[1]),
+            placed,
+        )
         launch.launch_items(kernel, (vectors.shape[0] + 1) * sources.size, arguments)
         return placed
 

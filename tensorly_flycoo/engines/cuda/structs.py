@@ -60,10 +60,22 @@ def launch_arguments_dtype(num_inputs: int, dtype: np.dtype) -> np.dtype:
     """Return the dtype of `LaunchArguments` (`mttkrp_remap.cu`)."""
     numbers = ("first_tile", "nnz", "num_empty", "empty_share", "bucket_size")
     pointers = (
-        "carry_rows", "empty_rows", "records", "pull_ids", "pull_highs", "spare", "run_starts",
-        "run_counts", "run_shifts", "write_lows", "write_highs", "out", "partial_rows",
-        "model_factor", "log_sums",
-    )  # fmt: skip
+        "carry_rows",
+        "empty_rows",
+        "records",
+        "pull_ids",
+        "pull_highs",
+        "spare",
+        "run_starts",
+        "run_counts",
+        "run_shifts",
+        "write_lows",
+        "write_highs",
+        "out",
+        "partial_rows",
+        "model_factor",
+        "log_sums",
+    )
     fields: list[tuple] = [
         ("operands", operands_dtype(num_inputs)),
         *[(name, np.int64) for name in numbers],

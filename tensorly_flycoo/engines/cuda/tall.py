@@ -193,9 +193,12 @@ def inner_blocks(a: Array, b: Array) -> Blocks:
     num_blocks = -(-num_rows // tuning.ROWS_PER_BLOCK)
     memory = cupy.cuda.alloc(8 * num_blocks)
     kernel = launch.get_kernel(
-        "inner_product.cu", "inner_product", VALUE=a.dtype,
-        ROWS_PER_BLOCK=tuning.ROWS_PER_BLOCK, BLOCK_SIZE=tuning.BLOCK_SIZE,
-    )  # fmt: skip
+        "inner_product.cu",
+        "inner_product",
+        VALUE=a.dtype,
+        ROWS_PER_BLOCK=tuning.ROWS_PER_BLOCK,
+        BLOCK_SIZE=tuning.BLOCK_SIZE,
+    )
     strides = np.int64(row_stride(a)), np.int64(row_stride(b))
     sizes = np.int64(num_rows), np.int32(rank)
     arguments = (*sizes, a, strides[0], b, strides[1], np.uint64(memory.ptr))
@@ -217,11 +220,25 @@ def multiply_blocks(a: Array, b: Array, num_blocks: int) -> Array:
     multiply = cublas.sgemmStridedBatched if a.dtype.char == "f" else cublas.dgemmStridedBatched
     # cuBLAS reads rows as columns: it sees b.T, a.T and the transposed products.
     multiply(
-        cupy.cuda.device.get_cublas_handle(), cublas.CUBLAS_OP_N, cublas.CUBLAS_OP_T,
-        n, m, num_rows, one.ctypes.data, b.data.ptr, row_b, num_rows * row_b,
-        a.data.ptr, row_a, num_rows * row_a, zero.ctypes.data, products.data.ptr, n, m * n,
+        cupy.cuda.device.get_cublas_handle(),
+        cublas.CUBLAS_OP_N,
+        cublas.CUBLAS_OP_T,
+        n,
+        m,
+        num_rows,
+        one.ctypes.data,
+        b.data.ptr,
+        row_b,
+        num_rows * row_b,
+        a.data.ptr,
+        row_a,
+        num_rows * row_a,
+        zero.ctypes.data,
+        products.data.ptr,
+        n,
+        m * n,
         num_blocks,
-    )  # fmt: skip
+    )
     return products
 
 
@@ -237,19 +254,33 @@ def add_product(out: Array, a: Array, b: Array, factor: float = 1) -> None:
     multiply = cublas.sgemm if a.dtype.char == "f" else cublas.dgemm
     # cuBLAS reads rows as columns: it sees b.T, a.T and out.T.
     multiply(
-        cupy.cuda.device.get_cublas_handle(), cublas.CUBLAS_OP_N, cublas.CUBLAS_OP_N,
-        out.shape[1], a.shape[0], a.shape[1], alpha.ctypes.data, b.data.ptr, b.shape[1],
-        a.data.ptr, a.strides[0] // a.itemsize, beta.ctypes.data, out.data.ptr, out.shape[1],
-    )  # fmt: skip
+        cupy.cuda.device.get_cublas_handle(),
+        cublas.CUBLAS_OP_N,
+        cublas.CUBLAS_OP_N,
+        out.shape[1],
+        a.shape[0],
+        a.shape[1],
+        alpha.ctypes.data,
+        b.data.ptr,
+        b.shape[1],
+        a.data.ptr,
+        a.strides[0] // a.itemsize,
+        beta.ctypes.data,
+        out.data.ptr,
+        out.shape[1],
+    )
 
 
 def find_extremes(x: Array) -> tuple[np.ndarray, np.ndarray]:
     """Return the largest and the smallest element of each column, on the host."""
     (num_rows, num_columns), strides = x.shape, [np.int64(s // x.itemsize) for s in x.strides]
     kernel = launch.get_kernel(
-        "place_vectors.cu", "find_extremes",
-        VECTOR=x.dtype, PLACED=x.dtype, BLOCK_SIZE=tuning.BLOCK_SIZE,
-    )  # fmt: skip
+        "place_vectors.cu",
+        "find_extremes",
+        VECTOR=x.dtype,
+        PLACED=x.dtype,
+        BLOCK_SIZE=tuning.BLOCK_SIZE,
+    )
     rows_per_block = max(tuning.MIN_EXTREME_ROWS, -(-num_rows // tuning.MAX_EXTREME_BLOCKS))
     num_blocks = -(-num_rows // rows_per_block)
     extremes = cupy.empty((2, num_blocks, num_columns), x.dtype)
@@ -270,9 +301,13 @@ def _get_updating_kernel(rank: int, dtype: np.dtype, device_id: int) -> tuple[Di
     """Return the kernel for the current device, `device_id`, and the threads of a block."""
     cut = tuning.cut_tall(rank, dtype.itemsize)
     kernel = get_direct_kernel(
-        "update_rows.cu", "update_rows", "q2iQq2QqQQ", device_id, cut.shared_nbytes,
+        "update_rows.cu",
+        "update_rows",
+        "q2iQq2QqQQ",
+        device_id,
+        cut.shared_nbytes,
         **update_rows_macros(rank, dtype),
-    )  # fmt: skip
+    )
     return kernel, cut.block_size
 
 

@@ -86,9 +86,14 @@ def _get_kernel(name: str, dtype: np.dtype, rank: int, device_id: int) -> tuple[
     """Return the specialisation for the current device, `device_id`, and its blocks along y."""
     num_columns = min(tuning.BLOCK_SIZE, 1 << (rank - 1).bit_length())
     kernel = get_direct_kernel(
-        "scale_rows.cu", name, _FORMATS[name], device_id,
-        VALUE=dtype, NUM_COLUMNS=num_columns, BLOCK_SIZE=tuning.BLOCK_SIZE,
-    )  # fmt: skip
+        "scale_rows.cu",
+        name,
+        _FORMATS[name],
+        device_id,
+        VALUE=dtype,
+        NUM_COLUMNS=num_columns,
+        BLOCK_SIZE=tuning.BLOCK_SIZE,
+    )
     return kernel, -(-rank // num_columns)
 
 
