@@ -257,7 +257,9 @@ def fit(arguments: argparse.Namespace) -> None:
             own |= {"validation": held_out}
             own |= {} if arguments.l2_reg is None else {"l2_reg": arguments.l2_reg}
         starts = _decompose(x, method, arguments, own)
-    errors, cp, num_starts = starts.errors[starts.best_number], starts.best, len(starts.runs)
+    errors = starts.errors[starts.best_number]
+    cp = starts.best
+    num_starts = len(starts.runs)
     is_loss = method.error_name == "loss"
     quality = f"loss {errors[-1]:.6g}" if is_loss else f"fit {1 - errors[-1]:.4g}"
     if arguments.observed:
@@ -288,7 +290,8 @@ def fit(arguments: argparse.Namespace) -> None:
 
 def read_tensor(arguments: argparse.Namespace, suffix: str) -> LabelledTensor:
     """Read the file of `fit`; the labels of a .tns are its indices as in the file, from 1."""
-    modes, values = arguments.modes, arguments.values
+    modes = arguments.modes
+    values = arguments.values
     if suffix not in _TENSORS:
         options = {name: getattr(arguments, name) for name in ("aggregate", "missing", "dtype")}
         options["zeros"] = "keep" if arguments.observed else "drop"

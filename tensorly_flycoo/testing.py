@@ -49,7 +49,8 @@ def random_tensor(
     >>> random_tensor((10**6, 10**7, 10**8), 1000, random_state=0).nnz
     1000
     """
-    random, sizes = tl.check_random_state(random_state), np.array(check_shape(shape))[:, None]
+    random = tl.check_random_state(random_state)
+    sizes = np.array(check_shape(shape))[:, None]
     uniform = random.random_sample((sizes.size, nnz))
     coords = np.minimum((sizes * uniform**skew).astype(np.int64), sizes - 1)
     return FlycooTensor(coords, 1.0 - random.random_sample(nnz), shape, **options)
@@ -103,10 +104,13 @@ def planted_tensor(
     >>> [factor.shape for factor in factors]
     [(50, 2), (60, 2), (70, 2)]
     """
-    shape, rank, random = check_shape(shape), check_rank(rank), tl.check_random_state(random_state)
+    shape = check_shape(shape)
+    rank = check_rank(rank)
+    random = tl.check_random_state(random_state)
     extent = max(1, round(nnz_per_component ** (1 / len(shape))))
     factors = [np.zeros((size, rank)) for size in shape]
-    coord_parts, value_parts = [], []
+    coord_parts = []
+    value_parts = []
     for r in range(rank):
         supports = [random.choice(size, min(extent, size), replace=False) for size in shape]
         vectors = [1.0 - random.random_sample(support.size) for support in supports]
@@ -115,7 +119,8 @@ def planted_tensor(
         coord_parts.append(np.stack([c.ravel() for c in np.meshgrid(*supports, indexing="ij")]))
         grids = np.meshgrid(*vectors, indexing="ij")
         value_parts.append(np.prod([grid.ravel() for grid in grids], axis=0))
-    coords, values = np.concatenate(coord_parts, axis=1), np.concatenate(value_parts)
+    coords = np.concatenate(coord_parts, axis=1)
+    values = np.concatenate(value_parts)
     if noise:
         # Sum overlapping components first, so that each nonzero gets noise once.
         coords, values = FlycooTensor(coords, values, shape, device="cpu").nonzeros()

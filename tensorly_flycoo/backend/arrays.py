@@ -57,12 +57,15 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
         if isinstance(tensor, LazyArray):
             tensor = getattr(tensor, "tensor", tensor)
         if isinstance(tensor, FlycooTensor):
-            dtype, on_gpu = tensor.dtype, tensor.device == "cuda" and not is_callers(tensor)
+            dtype = tensor.dtype
+            on_gpu = tensor.device == "cuda" and not is_callers(tensor)
         elif is_sparse(tensor):  # the caller's own, on the host
-            dtype, on_gpu = check_dtype(tensor.dtype, "the dtype of tensor"), False
+            dtype = check_dtype(tensor.dtype, "the dtype of tensor")
+            on_gpu = False
         else:
             array = share(tensor)
-            dtype, on_gpu = array.dtype, array_module(array) is not np
+            dtype = array.dtype
+            on_gpu = array_module(array) is not np
         return {"dtype": dtype, "device": "cuda"} if on_gpu else {"dtype": dtype}
 
     @staticmethod
@@ -246,7 +249,8 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
             return row_shards.solve(a, b)
         if type(a) is type(b) is np.ndarray:
             return solve_on_host(a, b)
-        a, b = as_array(a), as_array(b)
+        a = as_array(a)
+        b = as_array(b)
         check_place(b, "b", is_cupy(a), "a")
         return tall.solve(a, b)
 

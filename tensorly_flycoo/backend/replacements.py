@@ -104,7 +104,9 @@ def _tucker(original: Callable, *args: Any, **kwargs: Any) -> Any:
     given = _bind(original, args, kwargs)
     if original.__name__ == "tucker":
         return _call_ours(original, **given)
-    tensor, rank, modes = given["tensor"], given["rank"], given.get("modes")
+    tensor = given["tensor"]
+    rank = given["rank"]
+    modes = given.get("modes")
     num_modes = tl.ndim(tensor) if modes is None else len(modes)
     if isinstance(rank, list | tuple):
         rank = rank[:num_modes]  # tucker with fixed_factors passes more
@@ -136,7 +138,8 @@ def _initialize_cp(original: Callable, *args: Any, **kwargs: Any) -> Any:
     bound = inspect.signature(original).bind(*args, **kwargs)
     bound.apply_defaults()
     given = bound.arguments
-    tensor, init = given["tensor"], given["init"]
+    tensor = given["tensor"]
+    init = given["init"]
     if isinstance(tensor, LabelledTensor):
         warn(
             "the result has no labels: a decomposition that was imported from TensorLy before "

@@ -25,7 +25,9 @@ else:
 _GPU_DEVICE_TYPES = (2, 13)
 
 #: Larger arrays are copied between the host and a GPU in parts, by several threads.
-_MIN_PARTED, _PART_NBYTES, MAX_THREADS = 2**23, 2**23, 16
+_MIN_PARTED = 2**23
+_PART_NBYTES = 2**23
+MAX_THREADS = 16
 
 
 def is_cupy(x: object) -> "TypeGuard[cupy.ndarray]":
@@ -160,7 +162,8 @@ def share_parts(starts: Iterable[int], copy: Callable[[int, Iterator[int]], None
 
     import cupy
 
-    shared, device = iter(starts), cupy.cuda.Device()
+    shared = iter(starts)
+    device = cupy.cuda.Device()
     before = cupy.cuda.get_current_stream().record()
 
     def run(thread: int) -> None:

@@ -78,9 +78,11 @@ def warn(message: str) -> None:
     """Warn at the line of the user: the first one outside this package and TensorLy."""
     # From Python 3.12 on, `skip_file_prefixes` does this.
     frame: Any = sys._getframe(1)
-    level, ours = 2, ("tensorly_flycoo", "tensorly")
+    level = 2
+    ours = ("tensorly_flycoo", "tensorly")
     while frame and str(frame.f_globals.get("__name__")).partition(".")[0] in ours:
-        frame, level = frame.f_back, level + 1
+        frame = frame.f_back
+        level = level + 1
     warnings.warn(message, stacklevel=level)
 
 
@@ -357,7 +359,8 @@ def check_out(
 ) -> None:
     """Refuse an `out` that cannot hold the result, or overlaps one of the named `inputs`."""
     if not isinstance(out, array_type):
-        got, expected = _name(type(out)).removeprefix("builtins."), _name(array_type)
+        got = _name(type(out)).removeprefix("builtins.")
+        expected = _name(array_type)
         raise TypeError(f"out is a {got}, expected a {expected} on the device of x")
     if out.shape != shape or out.dtype != dtype:
         raise ValueError(f"out has shape {out.shape}, {out.dtype}, expected {shape}, {dtype}")

@@ -57,7 +57,9 @@ class _Compilation(contextlib.AbstractContextManager):
     """
 
     #: Of all calls of the process, and whether a log line has named them.
-    total_count, total_s, is_said = 0, 0.0, False
+    total_count = 0
+    total_s = 0.0
+    is_said = False
 
     def __init__(self) -> None:
         self._spans: list[tuple[float, float, int]] = []
@@ -80,7 +82,9 @@ class _Compilation(contextlib.AbstractContextManager):
         if not self._spans or time.perf_counter() - self._spans[-1][1] < quiet_s:
             return
         starts_s, ends_s, counts = zip(*self._spans, strict=True)
-        count, seconds, whole = sum(counts), sum(ends_s) - sum(starts_s), _Compilation
+        count = sum(counts)
+        seconds = sum(ends_s) - sum(starts_s)
+        whole = _Compilation
         self._spans = []
         _logger.debug("compiled %d kernels in %.1f s", count, seconds)
         whole.total_count += count

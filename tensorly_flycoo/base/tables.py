@@ -6,7 +6,8 @@ import numpy as np
 
 #: Of positive and negative numbers.
 _COLOURS = ("#4c78a8", "#e45756")
-_WIDTH, _HEIGHT = 160, 40
+_WIDTH = 160
+_HEIGHT = 40
 
 
 def format_table(rows: Iterable[Sequence[str]], align: str = ">") -> str:
@@ -47,7 +48,8 @@ def make_line(values: np.ndarray, low: float, high: float) -> str:
     steps = np.linspace(0, values.size - 1, min(values.size, 2 * _WIDTH)).round().astype(int)
     x = _WIDTH * (steps + 0.5) / values.size
     scale = _HEIGHT / ((high - low) or 1)
-    y, zero = scale * (high - values[steps]), scale * high
+    y = scale * (high - values[steps])
+    zero = scale * high
     points = " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(x, y, strict=True))
     axis = f'<path d="M0 {zero:.1f}H{_WIDTH}" stroke="silver"/>'
     line = f'<polyline points="{points}" fill="none" stroke="{_COLOURS[0]}"/>'

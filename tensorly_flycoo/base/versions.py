@@ -37,9 +37,11 @@ def show_versions() -> None:
     try:
         import cupy
 
-        num_gpus, problem = cupy.cuda.runtime.getDeviceCount(), ""
+        num_gpus = cupy.cuda.runtime.getDeviceCount()
+        problem = ""
     except (ImportError, RuntimeError) as error:
-        num_gpus, problem = 0, f": {error}".partition("\n")[0]
+        num_gpus = 0
+        problem = f": {error}".partition("\n")[0]
     rows = {
         "tensorly-flycoo": _find_version("tensorly_flycoo"),
         "Python": platform.python_version(),

@@ -57,7 +57,8 @@ class RemoteObject:
     def copy_at(self, worker: WorkerHandle, key: int) -> Self:
         """Return the stand-in for a copy that another worker holds."""
         other = copy.copy(self)
-        other.worker, other.key = worker, key
+        other.worker = worker
+        other.key = key
         return other
 
 
@@ -94,7 +95,8 @@ class WorkerHandle:
         Dask's own stand-in for an actor would hold itself in a circle after each call.
         """
         client: Client = self._future.client
-        is_direct, scheduler = client.direct_to_workers, client.scheduler
+        is_direct = client.direct_to_workers
+        scheduler = client.scheduler
         worker = client.rpc(self.address) if is_direct else ProxyRPC(scheduler, self.address)
         call = {"actor": self.key, "function": method, "args": list(map(to_serialize, args))}
         try:
@@ -165,7 +167,8 @@ class Cluster:
         Raises what an earlier command has raised, and a WorkerLost if a worker is gone.
         """
         keys = tuple(next(_numbers) for _ in range(num_results))
-        own_args, own_kwargs = _refer([*args], worker), _refer(kwargs or {}, worker)
+        own_args = _refer([*args], worker)
+        own_kwargs = _refer(kwargs or {}, worker)
         command = msg.Call.of(function, own_args, own_kwargs, keys)
         with self._lock:
             self.check()
@@ -187,7 +190,8 @@ class Cluster:
         # For each worker what it sends and receives, by the host and from device to device.
         posted, exchanged = (defaultdict[WorkerHandle, Any](lambda: ([], [])) for _ in range(2))
         for (x, target), key in zip(moves, keys, strict=True):
-            sender, receiver = self.workers.index(x.worker), self.workers.index(target)
+            sender = self.workers.index(x.worker)
+            receiver = self.workers.index(target)
             kind = (x.kind if self._can_link else None) or ()
             plans = exchanged if kind else posted
             plans[x.worker][0].append([msg.Ref(x.key), receiver, key, *kind])
@@ -283,7 +287,8 @@ class Cluster:
 
     def _start_epoch(self) -> None:
         """Have all workers drop pending commands, but still free released objects."""
-        self._epoch, self._is_linked = next(_numbers), False
+        self._epoch = next(_numbers)
+        self._is_linked = False
         for worker in self.workers:
             worker.drop()
         workers = [worker for worker in self.workers if worker.is_there]

@@ -102,7 +102,9 @@ class RemoteLayout:
         **options: Any,
     ) -> RemoteArray | None:
         args = [self.held, operation, ENGINE, inputs, mode, out]
-        record_format, cluster, worker = self.record_format, out.cluster, out.worker
+        record_format = self.record_format
+        cluster = out.cluster
+        worker = out.worker
         number, _ = record_format.places[mode]
         group = record_format.groups[number]
         if find_rows is not None and len(group) > 1:

@@ -63,7 +63,8 @@ class ClusterLayout(SpreadLayout):
         dtype: np.dtype,
         groups: Groups | str | None = "auto",
     ) -> ClusterLayout:
-        sizes, cluster = (tuple(shape), dtype, self.num_slabs, name), self.devices.cluster
+        sizes = (tuple(shape), dtype, self.num_slabs, name)
+        cluster = self.devices.cluster
         builder = ClusterBuilder(cluster, *sizes, groups=groups)
         with _lock:
             forget_partitions(cluster)
@@ -107,8 +108,11 @@ def replace_lost(
 
     Up to a fair share stay with each worker. The others go to the least loaded ones.
     """
-    known, held = list_held(layout), dict[int, RemoteLayout]()
-    homes, counts, loads = dict[int, int](), [0] * len(workers), [0] * len(workers)
+    known = list_held(layout)
+    held = dict[int, RemoteLayout]()
+    homes = dict[int, int]()
+    counts = [0] * len(workers)
+    loads = [0] * len(workers)
     for number, own in enumerate(known):
         home = workers.index(own.held.worker) if own.held.worker in workers else None
         if home is not None and counts[home] < -(-len(known) // len(workers)):
@@ -136,16 +140,19 @@ def forget_partitions(cluster: Cluster) -> None:
 
 def rebuild_lost(cluster: Cluster, layout: ClusterLayout, labels: Labels) -> ClusterLayout:
     """Build the slabs that no worker holds, of all partitions; refuse those that have changed."""
-    record_format, num_slabs = layout.record_format, layout.num_slabs
+    record_format = layout.record_format
+    num_slabs = layout.num_slabs
     rows = [range(slab.rows.start, slab.rows.stop) for slab in layout.slabs]
     lost, (homes, held) = list_held(layout), replace_lost(layout, cluster.workers)
     missing = sorted(homes.keys() - held.keys())
     sizes = (record_format.shape, record_format.dtype, num_slabs, layout.name, labels)
-    builder, made = ClusterBuilder(cluster, *sizes), []
+    builder = ClusterBuilder(cluster, *sizes)
+    made = []
     builder.record_format = builder.bucket_format = record_format
     builder.split(rows, missing)
     for number in missing:
-        own, home = rows[number], homes[number]
+        own = rows[number]
+        home = homes[number]
         builder.num_numbered = lost[number].record_format.num_numbered
         builder.buckets = [(own, home, builder.sort_bucket(home, number, own)[0])]
         made.append(builder.arrange(home, builder.order(home, own), layout.name))
@@ -174,7 +181,9 @@ class ClusterBuilder(SlabBuilder):
     ) -> None:
         super().__init__(num_slabs, ENGINE_HERE, WorkerDevices(cluster))
         self._layout = layout
-        self.cluster, self._shape, self._dtype = cluster, shape, dtype
+        self.cluster = cluster
+        self._shape = shape
+        self._dtype = dtype
         # In a tuple, which a worker does not bring to its GPU.
         self._labels = None if labels is None else tuple(labels)
         self._groups = groups
@@ -198,14 +207,16 @@ class ClusterBuilder(SlabBuilder):
 
     def _choose_layout(self, ordered: Sequence[RemoteObject]) -> str:
         """Have a worker choose the layout, once the slabs' cuts are known."""
-        cluster, record_format = self.cluster, self.record_format
+        cluster = self.cluster
+        record_format = self.record_format
         there = [cluster.run(x.worker, operator.itemgetter(1), x)[0] for x in ordered]
         sizes = TensorSizes(self._nnz, self._shape, self._dtype, record_format.groups)
         args = (ENGINE, self._layout, sizes, cluster.fetch(there))
         return cluster.fetch(cluster.run(cluster.workers[0], choose_common, *args))[0]
 
     def count_rows(self) -> np.ndarray:
-        cluster, mode = self.cluster, find_longest_mode(self._shape)
+        cluster = self.cluster
+        mode = find_longest_mode(self._shape)
         args = [SITE, mode, self._shape[mode], self._labels]
         there = [x for w in cluster.workers for x in cluster.run(w, count_partitions, *args)]
         counts = np.sum(cluster.fetch(there), axis=0)
@@ -217,7 +228,8 @@ class ClusterBuilder(SlabBuilder):
 
     def split(self, buckets: Sequence[range], wanted: Sequence[int] | None = None) -> None:
         """Distribute the nonzeros to buckets; forget those that are in no wanted one."""
-        cluster, wanted = self.cluster, range(len(buckets)) if wanted is None else wanted
+        cluster = self.cluster
+        wanted = range(len(buckets)) if wanted is None else wanted
         args = [SITE, self.record_format, self._labels, buckets, wanted]
         for worker in cluster.workers:
             found = cluster.run(worker, split_partitions, *args, num_results=2 * len(wanted))
@@ -225,7 +237,8 @@ class ClusterBuilder(SlabBuilder):
                 self._parts.setdefault(number, []).append(parts)
 
     def sort_bucket(self, home: int, number: int, rows: range) -> tuple[RemoteObject, RemoteObject]:
-        bring, parts = self.devices.bring, self._parts.pop(number)
+        bring = self.devices.bring
+        parts = self._parts.pop(number)
         records, tables = ([bring(x, home) for x in own] for own in zip(*parts, strict=True))
         args = [ENGINE, self.record_format, rows, records, tables]
         worker = self.cluster.workers[home]

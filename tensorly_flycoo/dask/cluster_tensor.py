@@ -97,7 +97,8 @@ class SlabSource:
     def _load_missing(
         self, client: Client, workers: Workers, homes: dict[int, int], held: dict[int, RemoteLayout]
     ) -> ClusterLayout:
-        cluster, index = Cluster(client, workers), self.index
+        cluster = Cluster(client, workers)
+        index = self.index
         missing = sorted(homes.keys() - held.keys())
         cluster.report(f"loading {len(missing)} slabs on {len(workers)} workers")
         new = [cluster.run(workers[homes[n]], self.load, SITE, n)[0] for n in missing]
@@ -155,7 +156,8 @@ class ClusterTensor(FlycooTensor):
     def of(cls, source: Source, pool: Pool, layout: ClusterLayout) -> ClusterTensor:
         """Make a tensor of a layout that has come from a source."""
         x = cls._of(ENGINE_HERE, layout)
-        x._source, x._pool = source, pool
+        x._source = source
+        x._pool = pool
         return x
 
     def __repr__(self) -> str:

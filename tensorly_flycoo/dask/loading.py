@@ -26,7 +26,8 @@ from .waiting import check_limits, wait_for_tasks
 
 #: The most nonzeros of a slab, by default, and the least if there are fewer than 8: each slab takes
 #: commands. Results depend on the number of slabs, so it depends on the data only.
-_MOST_NNZ, _LEAST_NNZ = 2**25, 2**17
+_MOST_NNZ = 2**25
+_LEAST_NNZ = 2**17
 
 
 @dataclass
@@ -59,7 +60,8 @@ class PartitionedData:
 
     def restore(self, client: Client, workers: Workers, layout: ClusterLayout) -> ClusterLayout:
         """Read all data again, but keep only the nonzeros of lost slabs."""
-        cluster, record_format = Cluster(client, workers), layout.record_format
+        cluster = Cluster(client, workers)
+        record_format = layout.record_format
         _, shape, dtype, labels = self._read(cluster)
         is_same = (shape, dtype) == (record_format.shape, record_format.dtype)
         if not is_same or not all(map(np.array_equal, labels or [], self.labels or [])):
@@ -70,7 +72,8 @@ class PartitionedData:
         """Have tasks read the data; return the tensor's rows, shape, dtype and labels."""
         forget_partitions(cluster)
         cluster.report(f"reading {len(self.parts)} parts on {len(cluster.workers)} workers")
-        client, keys = cluster.client, {w.address: w.key for w in cluster.workers}
+        client = cluster.client
+        keys = {w.address: w.key for w in cluster.workers}
         options: dict[str, Any] = {"workers": list(keys), "allow_other_workers": False}
         futures: list[Future] = []
         for number, part in enumerate(self.parts):

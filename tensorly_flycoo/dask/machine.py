@@ -134,7 +134,8 @@ class Machine:
     def connect(self, send: Callable[..., None], is_held: Callable[[], bool]) -> None:
         """Give a function that sends a peer, by number, what `deliver` takes, and `is_held`."""
         with self._changed:
-            self._send, self._is_held = send, is_held
+            self._send = send
+            self._is_held = is_held
 
     def add(self, message: msg.Message, answer: _Answer) -> None:
         """Run a message when its turn comes, and call ``answer(reply)``."""
@@ -154,7 +155,8 @@ class Machine:
     def abort(self, epoch: int) -> None:
         """Drop all messages of earlier epochs, even one that waits; a function runs to its end."""
         with self._changed:
-            self._epoch, self._next_number = epoch, 0
+            self._epoch = epoch
+            self._next_number = 0
             self._inbox = {key: x for key, x in self._inbox.items() if key[0] >= epoch}
             if self._link is not None:
                 self._link.close()
@@ -199,7 +201,8 @@ class Machine:
             self._store |= dict.fromkeys(self._unproven & self._store.keys(), _LOST)
             self._unproven.clear()
             self._link = None
-        self._running, self._outbox = message.epoch, {}
+        self._running = message.epoch
+        self._outbox = {}
         try:
             for command in message.commands:
                 self._check()
@@ -307,7 +310,8 @@ class Machine:
 
     def join(self, key: int, number: int, num_workers: int) -> None:
         """Link the device with those of all workers; the first sends the link's name."""
-        link_type, epoch = self._site.link_type, self._running
+        link_type = self._site.link_type
+        epoch = self._running
         assert link_type is not None
         if number == 0:
             name = link_type.make_name()

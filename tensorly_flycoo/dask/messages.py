@@ -18,7 +18,9 @@ class Ref(NamedTuple):
 
 
 #: The `Site` of the worker, its engine, and its `Machine`.
-SITE, ENGINE, MACHINE = Ref(-1), Ref(-2), Ref(-3)
+SITE = Ref(-1)
+ENGINE = Ref(-2)
+MACHINE = Ref(-3)
 
 
 class Call(NamedTuple):

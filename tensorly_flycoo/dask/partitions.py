@@ -139,5 +139,6 @@ def keep_partition(part: Any, number: int, reader: Any, actor_keys: dict[str, st
         require_pyarrow().default_memory_pool().release_unused()
     actor: Any = worker.state.actors[actor_keys[worker.address]]
     actor.keep(number, partition)
-    values, shape = partition.values, partition.shape
+    values = partition.values
+    shape = partition.shape
     return Summary(values.size, values.dtype, shape, partition.entries)

@@ -14,7 +14,8 @@ from distributed import Client, Future
 from ..tensor.memory import format_nbytes
 
 #: Seconds between looks at what Dask has noticed, and how many of them ask the scheduler once.
-_LOOK_INTERVAL, _LOOKS_PER_QUESTION = 0.5, 4
+_LOOK_INTERVAL = 0.5
+_LOOKS_PER_QUESTION = 4
 
 #: Seconds for which a worker may be silent: a function may keep its heart from beating as long.
 _PATIENCE = 50.0

@@ -30,18 +30,23 @@ from ..tensor.pieces import sum_values
 #: Steps of an epoch, the first learning rate, by what it decreases after an epoch that did not
 #: lower the loss, and how often it does before the run stops: those of Kolda and Hong, but for the
 #: last, which is 1 there.
-_NUM_STEPS, _RATE, _DECAY, _MAX_FAILURES = 1000, 1e-3, 0.1, 2
+_NUM_STEPS = 1000
+_RATE = 1e-3
+_DECAY = 0.1
+_MAX_FAILURES = 2
 
 _BETA_1, _BETA_2, _EPSILON = 0.9, 0.999, 1e-8  # Adam's own
 
 #: The fewest and the most nonzeros, and cells, of a step; and those that an estimate compares.
-_SAMPLES, _NUM_COMPARED = (1000, 100_000), 200_000
+_SAMPLES = (1000, 100_000)
+_NUM_COMPARED = 200_000
 
 #: The most cells that are enumerated, in about a second per 10^8 of them.
 MAX_CELLS = 2**26
 
 #: The most columns of a block of cells, and how many nonzeros are compared together.
-_MAX_COLUMNS, _NUM_NONZEROS = 2**12, 2**20
+_MAX_COLUMNS = 2**12
+_NUM_NONZEROS = 2**20
 
 
 class Samples(NamedTuple):
@@ -79,11 +84,15 @@ class CellSampler:
 
         Several steps look their nonzeros up together, since on a cluster each look-up is a wait.
         """
-        xp, shape, nnz = self._xp, self.nonzeros.shape, self.nonzeros.nnz
-        count, draw = min(num_nonzeros, nnz), partial(random.randint, 0, dtype=np.int64)
+        xp = self._xp
+        shape = self.nonzeros.shape
+        nnz = self.nonzeros.nnz
+        count = min(num_nonzeros, nnz)
+        draw = partial(random.randint, 0, dtype=np.int64)
         at_once = max(1, _NUM_NONZEROS // count)
         for start in range(0, num_steps, at_once):
-            places, cells = [], []
+            places = []
+            cells = []
             for _ in range(start, min(start + at_once, num_steps)):
                 places.append(draw(nnz, count) if count < nnz else np.arange(nnz))
                 cells.append(np.stack([draw(size, num_cells_) for size in shape]))
@@ -131,14 +140,17 @@ def measure_loss(
 
 def sum_zeros(loss: Loss, factors: Sequence[Array]) -> float:
     """Add up the loss of zeros at all cells, block by block."""
-    first, xp = factors[0], array_module(factors[0])
-    shape, num_left = [factor.shape[0] for factor in factors], len(factors) - 1
+    first = factors[0]
+    xp = array_module(factors[0])
+    shape = [factor.shape[0] for factor in factors]
+    num_left = len(factors) - 1
     while num_left > 1 and math.prod(shape[num_left - 1 :]) <= _MAX_COLUMNS:
         num_left -= 1
     right = factors[-1]
     for factor in reversed(factors[num_left:-1]):
         right = (factor[:, None] * right).reshape(-1, right.shape[1])
-    num_rows, total = math.prod(shape[:num_left]), 0.0
+    num_rows = math.prod(shape[:num_left])
+    total = 0.0
     step = choose_block_size(first, right.shape[0])
     for start in range(0, num_rows, step):
         numbers = xp.arange(start, min(start + step, num_rows))
@@ -188,7 +200,10 @@ class Adam(Run):
     seed: int
 
     def prepare(self) -> None:
-        loss, data, state, xp = self.function, self.data, self.state, self.data.xp
+        loss = self.function
+        data = self.data
+        state = self.state
+        xp = self.data.xp
         self._sampler = CellSampler(data)
         if self.samples is None:
             count = int(np.clip(sum(data.tensor.shape), *_SAMPLES))
@@ -226,7 +241,9 @@ class Adam(Run):
         return has_failed or (not is_undone and has_settled(losses, self.tol))
 
     def update(self, iteration: int) -> float:
-        factors, moments, num_done = self.factors, dict(self._moments), self._num_done
+        factors = self.factors
+        moments = dict(self._moments)
+        num_done = self._num_done
         before = list(factors)
         rate = _RATE * _DECAY**self._num_failures
         # A seed for each epoch, so that a checkpoint need not hold the state of a generator.

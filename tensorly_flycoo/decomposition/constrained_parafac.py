@@ -249,7 +249,9 @@ class _Admm(AlternatingRun):
         return make_cp_tensor(weights, self.factors)
 
     def update_factor(self, product: Array, gram: Array, mode: int) -> Array:
-        dual, project, norm = self.duals[mode], self.projections[mode], np.linalg.norm
+        dual = self.duals[mode]
+        project = self.projections[mode]
+        norm = np.linalg.norm
         factor = self.factors[mode]
         step = gram.trace() / gram.shape[0]
         shifted = gram + step * array_module(gram).eye(gram.shape[0])

@@ -148,7 +148,8 @@ def coupled_parafac(
     """
     check_options({"n_iter_max": n_iter_max, "tol": tol}, 0)
     check_real(l2_reg, "l2_reg", 0)
-    data, rank = read_blocks(blocks, block_weights, missing), check_rank(rank)
+    data = read_blocks(blocks, block_weights, missing)
+    rank = check_rank(rank)
     constrained = find_constrained(nn_modes, data.sizes)
 
     def run() -> CoupledCP:
@@ -173,8 +174,10 @@ def _start(
     data: Blocks, rank: int, init: Any, random_state: Any, constrained: set[int]
 ) -> tuple[Array | None, list[Array]]:
     """Return the weights (B, R), None if they are not known, and the factors of the start."""
-    engine, dtype = select_engine(data.device), data.dtype
-    names, sizes = list(data.sizes), list(data.sizes.values())
+    engine = select_engine(data.device)
+    dtype = data.dtype
+    names = list(data.sizes)
+    sizes = list(data.sizes.values())
     if isinstance(init, str) and init == "random":
         check_room(engine, sum(sizes) * rank * dtype.itemsize)
         random = tl.check_random_state(random_state)
@@ -214,7 +217,8 @@ def _start(
 
 def _match_rows(name: Any, factor: Array, init: CoupledCP, data: Blocks) -> Array:
     """Return a factor of a guess in the sequence of the data's labels; refuse other labels."""
-    known, wanted = init.labels.get(name), data.labels.get(name)
+    known = init.labels.get(name)
+    wanted = data.labels.get(name)
     if known is None or wanted is None or np.array_equal(known, wanted):
         return factor
     places = find_places(wanted, known)
@@ -248,7 +252,8 @@ class _CoupledALS(Run):
     l2_reg: float
 
     def prepare(self) -> None:
-        data, self.blocks = self.data, self.data.blocks
+        data = self.data
+        self.blocks = self.data.blocks
         self._is_stuck = False
         modes = range(len(data.sizes))
         # For each mode the numbers of the blocks that have it.
@@ -260,7 +265,8 @@ class _CoupledALS(Run):
 
     def _group_rows(self, mode: int) -> list[tuple[Any, list[int]]]:
         """Divide the rows of a mode by the blocks that know them: rows, and those blocks."""
-        uses, xp = self._uses[mode], array_module(self.factors[mode])
+        uses = self._uses[mode]
+        xp = array_module(self.factors[mode])
         is_known = np.ones((self.factors[mode].shape[0], len(uses)), bool)
         for column, b in enumerate(uses):
             if (places := self.blocks[b].find_places(mode)) is not None:
@@ -270,7 +276,9 @@ class _CoupledALS(Run):
 
     def _begin(self) -> None:
         """Give the start columns of norm 1; find its weights, if it has none, and its error."""
-        factors, xp, dtype = self.factors, array_module(self.factors[0]), self.data.dtype
+        factors = self.factors
+        xp = array_module(self.factors[0])
+        dtype = self.data.dtype
         norms: list[Array] = []
         for mode, factor in enumerate(factors):
             factors[mode], own = _normalize(factor.astype(np.float64), dtype)
@@ -298,7 +306,9 @@ class _CoupledALS(Run):
 
         The next sweep would be the same, since a sweep depends on the model alone.
         """
-        factors, weights, known = list(self.factors), self.weights, self._fit
+        factors = list(self.factors)
+        weights = self.weights
+        known = self._fit
         self._fit = self._measure(*self.update(iteration))
         self._is_stuck = not self._fit.objective <= known.objective + known.rounding
         if self._is_stuck:
@@ -310,11 +320,13 @@ class _CoupledALS(Run):
 
     def update(self, iteration: int) -> tuple[list[dict[int, Array]], list[Array]]:
         """Update all modes; return the Gram matrices, and each block's inner products with them."""
-        factors, weights = self.factors, self.weights.astype(np.float64)
+        factors = self.factors
+        weights = self.weights.astype(np.float64)
         grams = [self._find_grams(mode) for mode in range(len(factors))]
         sums: list[Array] = [None] * len(self.blocks)
         for mode in self._order:
-            uses, start = self._uses[mode], factors[mode].astype(np.float64)
+            uses = self._uses[mode]
+            start = factors[mode].astype(np.float64)
             if len(uses) == 1:  # of one block: its factor takes up the weights
                 start = start * weights[uses[0]]
                 weights[uses[0]] = 1
@@ -388,7 +400,9 @@ class _CoupledALS(Run):
 
     def _measure(self, grams: list[dict[int, Array]], sums: list[Array]) -> _Fit:
         """Compare the model with the data."""
-        squares, magnitudes, penalties = [], [], []
+        squares = []
+        magnitudes = []
+        penalties = []
         # Of columns in float32, which are 1 but for rounding.
         lengths = [move(sum_columns(factor.astype(np.float64) ** 2), np) for factor in self.factors]
         for b, block in enumerate(self.blocks):
@@ -412,7 +426,8 @@ class _CoupledALS(Run):
         pairs = zip(self.weights, self.blocks, strict=True)
         weights = [own * own.dtype.type(block.power) for own, block in pairs]
         factors = dict(zip(self.data.sizes, self.factors, strict=True))
-        blocks, labels = [block.names for block in self.blocks], self.data.labels
+        blocks = [block.names for block in self.blocks]
+        labels = self.data.labels
         kind = LabelledCoupledCP if {*labels} == {*factors} else CoupledCP
         return kind(
             factors,
@@ -424,7 +439,8 @@ class _CoupledALS(Run):
 
     def finish(self) -> CoupledCP:
         """Sort the components, choose their signs, and add the errors."""
-        xp, weights = array_module(self.weights), move(self.weights, np)
+        xp = array_module(self.weights)
+        weights = move(self.weights, np)
         scales = np.array([block.weight for block in self.blocks])[:, None]
         order = np.argsort(-(scales * weights.astype(np.float64) ** 2).sum(axis=0), kind="stable")
         weights = weights[:, order]
@@ -440,7 +456,8 @@ class _CoupledALS(Run):
         self.factors[:] = [factor * xp.asarray(sign, factor.dtype) for factor, sign in signed]
         self.weights = xp.asarray(weights)
         model = self.make()
-        model.errors, model.block_errors = self.errors, self._fit.block_errors
+        model.errors = self.errors
+        model.block_errors = self._fit.block_errors
         return model
 
 

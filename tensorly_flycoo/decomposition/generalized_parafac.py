@@ -134,10 +134,12 @@ def generalized_parafac(
     >>> bool(abs(model.sum() - counts.sum()) < 1e-6)
     True
     """
-    chosen, x = find_loss(loss), as_flycoo(tensor, check_coords=True)
+    chosen = find_loss(loss)
+    x = as_flycoo(tensor, check_coords=True)
     method = _choose_method(method, chosen, samples)
     modes = [mode for mode in range(x.ndim) if mode not in (fixed_modes or ())]
-    num_components, random = find_cp_rank(x, rank), tl.check_random_state(random_state)
+    num_components = find_cp_rank(x, rank)
+    random = tl.check_random_state(random_state)
     # Adam looks at single entries.
     missing = None if mask is None else find_missing(tensor, mask, lists=method == "adam")
     data = ObservedData(x, missing)
@@ -170,7 +172,8 @@ def generalized_parafac(
         return _begin_updates(data, modes, factors, options).iterate()
     if isinstance(init, str):
         factors[:] = scale_guess(chosen, data, factors, modes)
-    model, seed = (None, factors), int(random.randint(2**31))
+    model = (None, factors)
+    seed = int(random.randint(2**31))
     return Adam(chosen, data, modes, samples, seed, model=model, **options).iterate()
 
 

@@ -110,5 +110,6 @@ def find_method(
         if row.runs_together or row.model == "PARAFAC2":  # ours gives its numbers, and more
             return row
         return replace(row, function=method, has_momentum=False, is_ours=False)
-    loss, takes_mask = other.defaults.get("loss", "gaussian"), "mask" in other.defaults
+    loss = other.defaults.get("loss", "gaussian")
+    takes_mask = "mask" in other.defaults
     return replace(other, loss=loss, takes_mask=takes_mask)

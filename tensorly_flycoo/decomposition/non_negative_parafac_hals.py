@@ -146,12 +146,14 @@ class _Hals(MomentumRun):
 
     def update_factor(self, product: Array, gram: Array, mode: int) -> Array:
         if mode in self.constrained:
-            factor, penalty = self.factors[mode], self.penalties[mode]
+            factor = self.factors[mode]
+            penalty = self.penalties[mode]
             return improve(product, gram, factor, penalty, self.exact, self.smoothness[mode])
         return solve(gram.T, smooth(product, self.smoothness[mode]).T).T
 
     def update(self, iteration: int) -> Array:
-        product, last = super().update(iteration), len(self.factors) - 1
+        product = super().update(iteration)
+        last = len(self.factors) - 1
         return product if last in self.modes else self.data.mttkrp(self.weights, self.factors, last)
 
     def project(self, mode: int, factor: Array) -> Array:

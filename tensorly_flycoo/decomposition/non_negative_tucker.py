@@ -241,7 +241,9 @@ class _MultiplicativeRun(TuckerRun):
         return _scale(self.weights, targets, multi_mode_dot(self.weights, grams))
 
     def update(self, iteration: int) -> Array:
-        core, factors, self.data = self.weights, self.factors, self.fill()
+        core = self.weights
+        factors = self.factors
+        self.data = self.fill()
         grams = [transposed_product(factor, factor) for factor in factors]
         for mode in self.modes:
             rows, numbers = self._project(mode)
@@ -264,7 +266,8 @@ class _MultiplicativeRun(TuckerRun):
         return transposed_product(self.factors[-1][numbers], rows).T.reshape(self.weights.shape)
 
     def measure(self, result: Array) -> float:
-        core, square = self.weights.astype(np.float64), np.float64(float(self.data.norm())) ** 2
+        core = self.weights.astype(np.float64)
+        square = np.float64(float(self.data.norm())) ** 2
         grams = [transposed_product(factor, factor).astype(np.float64) for factor in self.factors]
         model = float((core * multi_mode_dot(core, grams)).sum())
         return float(np.sqrt(abs(square + model - 2 * float((core * result).sum())) / square))
@@ -296,7 +299,9 @@ class _Hals(_MultiplicativeRun):
 
     def update_core(self, targets: Array, grams: list[Array]) -> Array:
         # On the host: the arrays are small, and a step there takes less than a launch.
-        xp, targets, core = array_module(targets), move(targets, np), move(self.weights, np)
+        xp = array_module(targets)
+        targets = move(targets, np)
+        core = move(self.weights, np)
         grams = [move(gram, np) for gram in grams]
         if self.algorithm == "fista":
             # With a factor that is zero, so is the model: the core stays.

@@ -36,15 +36,22 @@ _RIDGES = (100.0, 30.0, 10.0, 3.0, 1.0, 0.3, 0.1, 1e-2, 1e-4, 1e-6)
 #: Of a run that tries a ridge: the most iterations, and how many end it by which changes of two
 #: errors, relative to these. That of held-out entries stands still on a plateau, which a run may
 #: leave fifty iterations later; that of the entries which it fits then still falls.
-_NUM_TRIED, _NUM_STILL, _TRIED_TOL, _FIT_TOL = 100, 3, 3e-3, 3e-5
+_NUM_TRIED = 100
+_NUM_STILL = 3
+_TRIED_TOL = 3e-3
+_FIT_TOL = 3e-5
 
 #: The part by which an error is clearly less than another; by which two may differ by chance; and
 #: by which one is larger only if its run ended in a poor local minimum.
-_CLARITY, _CHANCE, _STUCK = 5e-3, 1.5e-2, 5e-2
+_CLARITY = 5e-3
+_CHANCE = 1.5e-2
+_STUCK = 5e-2
 
 #: The ridges without a clearly better prediction that end the search: after a model that has
 #: components, and after one that has none, or less than a part of the values' scale of them.
-_NUM_WORSE, _NUM_WORSE_WITHOUT, _TRACE = 1, 3, 1e-2
+_NUM_WORSE = 1
+_NUM_WORSE_WITHOUT = 3
+_TRACE = 1e-2
 
 #: The ridges, the largest ones that leave components, to try from another start if none helps.
 _NUM_RETRIED = 2
@@ -200,7 +207,8 @@ def observed_parafac(
     >>> bool(np.linalg.norm(found - whole) < 0.01 * np.linalg.norm(whole))
     True
     """
-    x, rank = as_flycoo(tensor, check_coords=True), check_rank(rank)
+    x = as_flycoo(tensor, check_coords=True)
+    rank = check_rank(rank)
     if x.ndim < 2:
         raise ValueError(f"tensor has shape {x.shape}, expected two modes or more")
     if x.nnz == 0:
@@ -222,7 +230,8 @@ def observed_parafac(
     problem = _Problem(x, rank, init, mean, biases, unobserved, non_negative, num_steps)
     trial: _Trial | None = None
     # The errors of held-out entries: those of the mean, and of the model.
-    of_mean, least = 0.0 if held_out is None else held_out.compare(mean), 0.0
+    of_mean = 0.0 if held_out is None else held_out.compare(mean)
+    least = 0.0
     if isinstance(init, Resumed):
         factors = restore(init, x, len(problem.bias_modes), "observed_parafac", problem.dtype)[1]
         l2_reg = float(init.state.get("l2_reg", observed_rows.L2_REG)) if is_open else l2_reg
@@ -234,7 +243,8 @@ def observed_parafac(
     elif l2_reg == "validation":
         splits = entries.divide() if held_out is None else iter([(entries, held_out)])
         l2_reg, trial, of_judge = _choose_ridge(problem, splits)
-        of_mean, least = (of_judge if held_out is None else of_mean), trial.error
+        of_mean = of_judge if held_out is None else of_mean
+        least = trial.error
         del splits
     ridge = float(l2_reg)
     if trial is not None and _is_better_start(problem, entries, ridge, trial.factors, factors):
@@ -294,9 +304,12 @@ class _Problem:
         return observed_rows.measure_scale(values - self.mean * self.biases) or 1.0
 
     def start(self, random_state: Any) -> list[Array]:
-        x, init, random = self.x, self.init, tl.check_random_state(random_state)
+        x = self.x
+        init = self.init
+        random = tl.check_random_state(random_state)
         if isinstance(init, str) and init == "random":
-            guess, root = draw_factors(x, self.rank, random), self.scale ** (1 / x.ndim)
+            guess = draw_factors(x, self.rank, random)
+            root = self.scale ** (1 / x.ndim)
             factors = [(factor.astype(np.float64) * root).astype(self.dtype) for factor in guess]
         else:
             guess = take_guess(x, self.rank, _leave_out_biases(init) if self.biases else init)
@@ -406,7 +419,8 @@ def _choose_ridge(
     clearly better, unless its run still improves when it is cut off, as it does without noise.
     """
     known, others = next(splits)
-    held_out, rows = known.find_fair(others), problem.make_rows(known)
+    held_out = known.find_fair(others)
+    rows = problem.make_rows(known)
     of_mean = held_out.compare(problem.mean)
     chosen, trials = _search(problem, rows, held_out, of_mean)
     best = trials[chosen]
@@ -414,7 +428,8 @@ def _choose_ridge(
     if len(close) > 1 and not best.is_unfinished:
         errors = [[trials[l2_reg].error for l2_reg in close]]
         for known, others in splits:
-            held_out, rows = known.find_fair(others), problem.make_rows(known)
+            held_out = known.find_fair(others)
+            rows = problem.make_rows(known)
             again = [_Trial.run(problem, rows, n, held_out, trials[n].start) for n in close]
             errors.append([trial.error for trial in again])
         excess = np.array(errors) - np.min(errors, axis=1, keepdims=True)
@@ -437,13 +452,17 @@ def _search(
     Large ones leave only biases, and the next ones can be worse than these before components are
     found: more of them have to be tried, and another start if all these end in poor local minima.
     """
-    chosen, num_worse, trials = _RIDGES[0], 0, {}
+    chosen = _RIDGES[0]
+    num_worse = 0
+    trials = {}
     best = _Trial(math.inf, is_unfinished=False, has_components=False, start=0, factors=[])
     for l2_reg in _RIDGES:
         trials[l2_reg] = trial = _Trial.run(problem, rows, l2_reg, held_out)
         num_worse += 1
         if trial.error < best.error * (1 if trial.is_unfinished else 1 - _CLARITY):
-            chosen, best, num_worse = l2_reg, trial, 0
+            chosen = l2_reg
+            best = trial
+            num_worse = 0
         for tried in trials.values():
             if tried.error > best.error * (1 + _CHANCE):
                 tried.factors.clear()  # their memory is not needed
@@ -455,7 +474,9 @@ def _search(
         for l2_reg in others[:_NUM_RETRIED]:
             trial = _Trial.run(problem, rows, l2_reg, held_out, start=1)
             if trial.error < best.error * (1 - _CLARITY):
-                chosen, best, trials[l2_reg] = l2_reg, trial, trial
+                chosen = l2_reg
+                best = trial
+                trials[l2_reg] = trial
     return chosen, trials
 
 
@@ -479,11 +500,15 @@ class _Trial(NamedTuple):
     ) -> Self:
         report(f"trying l2_reg {l2_reg:g}")
         rows.ridges, factors = problem.find_ridges(l2_reg), problem.start(start)
-        error, fit, num_still = math.inf, math.inf, 0
+        error = math.inf
+        fit = math.inf
+        num_still = 0
         for _ in range(_NUM_TRIED):
             _fit_all(rows, factors)
-            last_error, error = error, held_out.measure(factors)
-            last_fit, fit = fit, rows.measure(factors)
+            last_error = error
+            error = held_out.measure(factors)
+            last_fit = fit
+            fit = rows.measure(factors)
             is_still = abs(last_error - error) < _TRIED_TOL * error
             is_still &= abs(last_fit - fit) < _FIT_TOL * fit
             num_still = num_still + 1 if is_still else 0
@@ -518,7 +543,8 @@ def _find_minimum(rows: "_Solutions | _ConjugateGradients", factors: list[Array]
     fit = math.inf
     for _ in range(_NUM_TRIED):
         _fit_all(rows, factors)
-        last_fit, fit = fit, rows.measure(factors)
+        last_fit = fit
+        fit = rows.measure(factors)
         if abs(last_fit - fit) < _FIT_TOL * fit:
             break
     squares = [(factor**2).sum(axis=0, dtype=np.float64) for factor in factors]
@@ -558,7 +584,8 @@ class ObservedEntries(NamedTuple):
 
     def measure(self, factors: list[Array]) -> float:
         """Return the relative error of a model."""
-        model, others = evaluate_model(self.coords, None, factors), 0.0
+        model = evaluate_model(self.coords, None, factors)
+        others = 0.0
         if self.unobserved:
             others = float(multiply_grams(None, factors).sum()) - float((model**2).sum())
         return self.compare(model, self.unobserved * max(0.0, others))
@@ -576,7 +603,8 @@ class ObservedEntries(NamedTuple):
 
     def divide(self) -> Iterator[tuple[Self, Self]]:
         """Yield most entries, and a tenth to judge by: the same ones for each rank and start."""
-        xp, count = array_module(self.values), self.values.size
+        xp = array_module(self.values)
+        count = self.values.size
         places = xp.asarray(np.random.RandomState(0).permutation(count))
         num_out = max(1, count // 10)
         for start in range(0, count, num_out)[:_NUM_TENTHS]:
@@ -633,13 +661,17 @@ class _Solutions:
     ridges: Array
 
     def __init__(self, problem: _Problem, entries: ObservedEntries) -> None:
-        self._problem, self._entries, self._excess = problem, entries, entries.excess
-        self.measure, self.square = entries.measure, entries.square
+        self._problem = problem
+        self._entries = entries
+        self._excess = entries.excess
+        self.measure = entries.measure
+        self.square = entries.square
         pairs = zip(entries.coords, problem.x.shape, strict=True)
         self._plans = [observed_rows.RowPlan.of(rows, size) for rows, size in pairs]
 
     def fit(self, factors: list[Array], mode: int) -> Array:
-        entries, problem = self._entries, self._problem
+        entries = self._entries
+        problem = self._problem
         return observed_rows.fit_rows(
             entries.coords,
             entries.targets,
@@ -659,16 +691,19 @@ class _ConjugateGradients:
     ridges: Array
 
     def __init__(self, problem: _Problem, entries: ObservedEntries) -> None:
-        self._problem, x = problem, problem.x
+        self._problem = problem
+        x = problem.x
         excess = np.ones_like(entries.values) if entries.excess is None else entries.excess
         self._excess = x._rebuild(entries.coords, excess.astype(x.dtype))
         targets = entries.targets.astype(x.dtype)
         is_whole = entries.weights is None and entries.values.size == x.nnz
         self._targets = x if is_whole else x._rebuild(entries.coords, targets)
-        self.square, self._square = entries.square, -1.0
+        self.square = entries.square
+        self._square = -1.0
 
     def fit(self, factors: list[Array], mode: int, num_steps: int | None = None) -> Array:
-        targets, problem = mttkrp(self._targets, factors, mode), self._problem
+        targets = mttkrp(self._targets, factors, mode)
+        problem = self._problem
         rows, residuals = observed_rows.improve_rows(
             self._excess,
             targets,

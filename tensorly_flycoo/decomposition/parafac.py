@@ -310,7 +310,8 @@ class LeastSquares(GaussNewtonRun):
         return solve(gram, smooth(product, self.smoothness[mode]).T).T
 
     def update(self, iteration: int) -> Array | None:
-        weights, factors = self.weights, self.factors
+        weights = self.weights
+        factors = self.factors
         if self.orthogonalise and iteration <= self.orthogonalise:
             rank = factors[0].shape[1]
             factors[:] = [qr(f)[0] if f.shape[0] >= rank else f for f in factors]
@@ -339,7 +340,9 @@ class _TensorlyIterations(LeastSquares):
             self.data.memory.end_iteration()
 
     def update_mode(self, mode: int) -> Array:
-        weights, factors, rank = self.weights, self.factors, self.factors[0].shape[1]
+        weights = self.weights
+        factors = self.factors
+        rank = self.factors[0].shape[1]
         context = tl.context(self.data)
         gram = tl.ones((rank, rank), **context)
         for n, factor in enumerate(factors):
@@ -354,7 +357,8 @@ class _TensorlyIterations(LeastSquares):
         return mttkrp
 
     def measure(self, result: Any) -> Any:
-        norm, model = self.data.norm(), (self.weights, self.factors)
+        norm = self.data.norm()
+        model = (self.weights, self.factors)
         return _cp.error_calc(self.data, norm, *model, None, None, result)[0] / norm
 
     @property
@@ -373,7 +377,8 @@ class LineSearch:
 
     def __init__(self, verbose: int) -> None:
         self._verbose = verbose
-        self._power, self._num_failures = 2, 0
+        self._power = 2
+        self._num_failures = 0
 
     def is_due(self, iteration: int) -> bool:
         """Return whether an iteration is extrapolated: every other one after the first six."""
@@ -394,5 +399,6 @@ class LineSearch:
             return further, found
         self._num_failures += 1
         if self._num_failures == self._MAX_FAILURES:
-            self._power, self._num_failures = self._power + 1, 0
+            self._power = self._power + 1
+            self._num_failures = 0
         return factors, None

@@ -176,10 +176,13 @@ def parafac2(
 
 def _start(data: Any, rank: int, init: Any, svd: str, random_state: Any) -> Model:
     """Make the initial guess that TensorLy makes, or restore a checkpoint."""
-    matrix, engine = data.matrix, data._engine
+    matrix = data.matrix
+    engine = data._engine
     if isinstance(init, Resumed):
         return restore(init, data, rank, "parafac2", matrix.dtype)
-    random, xp, dtype = tl.check_random_state(random_state), engine.xp, matrix.dtype
+    random = tl.check_random_state(random_state)
+    xp = engine.xp
+    dtype = matrix.dtype
     if isinstance(init, str) and init == "random":
         # TensorLy begins with random projections, which it does not use.
         engine.draw_uniform(random, (data.num_rows, rank), dtype)
@@ -205,7 +208,9 @@ class _CentredColumns(LazyMatrix):
     mode = 1
 
     def __init__(self, data: ProjectedSlices) -> None:
-        self._data, self.tensor, self.dtype = data, data.matrix, data.dtype
+        self._data = data
+        self.tensor = data.matrix
+        self.dtype = data.dtype
         self.shape = (data.matrix.shape[1], data.matrix.shape[0])
 
     def multiply(self, block: Array) -> Array:
@@ -256,12 +261,15 @@ class _Alternation(Run):
 
     def update(self, iteration: int) -> float | None:
         """Update the model and return its error, None after a line search."""
-        data, before, error = self.data, absorb(self.weights, self.factors), None
+        data = self.data
+        before = absorb(self.weights, self.factors)
+        error = None
         data.project(before)
         factors = self._update(before)
         is_search = self.search is not None and self.search.is_due(iteration)
         if self.search is not None and is_search:
-            state, arguments = vars(data).copy(), (iteration, before, factors, self.errors[-1])
+            state = vars(data).copy()
+            arguments = (iteration, before, factors, self.errors[-1])
             factors, found = self.search.extrapolate(*arguments, self._measure_further)
             if found is None:
                 vars(data).update(state)
@@ -282,7 +290,8 @@ class _Alternation(Run):
         for mode in self.n_iter_parafac * (0, 1, 2):
             product = self.data.mttkrp(None, factors, mode)
             gram = multiply_grams(None, add_differences(factors, self.smoothness, mode), skip=mode)
-            strength, penalty = self.smoothness[mode], self.penalties[mode]
+            strength = self.smoothness[mode]
+            penalty = self.penalties[mode]
             if mode in self.constrained:
                 factors[mode] = improve(product, gram, factors[mode], penalty, smoothness=strength)
             else:
@@ -312,9 +321,13 @@ class _Alternation(Run):
     def finish(self) -> Parafac2Tensor:
         if self.data.projections is None:  # there was no iteration
             self.measure_start()
-        x, rank, cp_tensor = self.slices, self.data.shape[1], self.make()
+        x = self.slices
+        rank = self.data.shape[1]
+        cp_tensor = self.make()
         result = Parafac2Tensor.__new__(Parafac2Tensor)  # its check takes long for many projections
-        result.weights, result.factors, result.rank = cp_tensor.weights, cp_tensor.factors, rank
+        result.weights = cp_tensor.weights
+        result.factors = cp_tensor.factors
+        result.rank = rank
         bounds = list(zip(x.starts.tolist(), x.row_counts.tolist(), strict=True))
         projections: Any = self.data.projections
         result.projections = [projections[start : start + size] for start, size in bounds]

@@ -45,9 +45,11 @@ def fit_unimodal(columns: Array) -> Array:
     array([1.   , 5.   , 3.625, 3.625, 0.   ])
     """
     xp = array_module(columns)
-    ascending, descending = fit_monotone(columns), fit_monotone(columns, decreasing=True)
+    ascending = fit_monotone(columns)
+    descending = fit_monotone(columns, decreasing=True)
     may_be_peak = (columns >= descending) & (columns >= ascending)
-    below, above = abs(columns - ascending), abs(columns - descending)
+    below = abs(columns - ascending)
+    above = abs(columns - descending)
     distances = xp.cumsum(below, axis=0) - below
     distances += xp.cumsum(above[::-1], axis=0)[::-1] - above
     distances = xp.where(may_be_peak, distances, 0)

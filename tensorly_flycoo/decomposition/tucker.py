@@ -213,7 +213,9 @@ class _TensorlyIterations(TuckerRun):
 
     def measure_start(self) -> float:
         """Compute the relative error of any core and factors."""
-        x, core, factors = self.fill(), self.weights, self.factors
+        x = self.fill()
+        core = self.weights
+        factors = self.factors
         inner = (core * tl.tenalg.multi_mode_dot(x, factors, transpose=True)).sum()
         grams = [transposed_product(factor, factor) for factor in factors]
         model_square = (core * tl.tenalg.multi_mode_dot(core, grams)).sum()

@@ -103,15 +103,18 @@ def set_device(device: str, *, gpus: int | str | None = None) -> DeviceChoice:
     <device 'auto'>
     """
     global _chosen_device
-    engine, previous = select_engine(check_choice(device, "device", DEVICES)), _chosen_device
+    engine = select_engine(check_choice(device, "device", DEVICES))
+    previous = _chosen_device
     devices = None if gpus is None else _choose_gpus(engine, gpus)
     previous_devices = engine.devices
 
     def restore() -> None:
         global _chosen_device
-        _chosen_device, engine.devices = previous, previous_devices
+        _chosen_device = previous
+        engine.devices = previous_devices
 
-    _chosen_device, engine.devices = device, devices
+    _chosen_device = device
+    engine.devices = devices
     return DeviceChoice(device, None if devices is None else devices.count, restore)
 
 

@@ -19,7 +19,8 @@ class Entries:
     """
 
     def __init__(self, engine: Any, coords: Array, shape: Sequence[int], dtype: np.dtype) -> None:
-        self._engine, self._xp = engine, engine.xp
+        self._engine = engine
+        self._xp = engine.xp
         (self._ndim, count), ones = coords.shape, engine.xp.ones(coords.shape[1], dtype)
         numbered = engine.xp.concatenate([coords, engine.xp.arange(count)[None]])
         self._layout = engine.build_piece("replicated", numbered, ones, (*shape, count))

@@ -44,7 +44,8 @@ _MANY_RIGHT_HAND_SIDES = 4
 
 #: LAPACK takes matrices of up to this size on one thread, and smaller ones are inverted fast enough
 #: on several: beginning and ending the limit takes 10 us.
-_MAX_ALONE_SIZE, _MIN_INVERTED_SIZE = 512, 64
+_MAX_ALONE_SIZE = 512
+_MIN_INVERTED_SIZE = 64
 
 _limiting = threading.Lock()  # two threads that limit in turn would not undo it in turn
 
@@ -180,7 +181,8 @@ def find_largest(x: Array, n: int) -> Array:
 def inner_product(a: Array, b: Array) -> Any:
     """Compute the sum of ``a * b`` over all elements, in float64 if both are tall or NumPy's."""
     if type(a) is type(b) is np.ndarray:
-        a, b = a.reshape(-1), b.reshape(-1)
+        a = a.reshape(-1)
+        b = b.reshape(-1)
         starts = range(0, a.size, _INNER_SIZE)
         return sum([float(a[n : n + _INNER_SIZE] @ b[n : n + _INNER_SIZE]) for n in starts])
     kernels = find_kernels(a)
@@ -205,8 +207,10 @@ def qr(a: Array) -> tuple[Array, Array]:
 
 
 def _cholesky_qr2(a: Array) -> tuple[Array, Array] | None:
-    xp, identity = array_module(a), np.eye(a.shape[1])
-    q, r = a.astype(np.float64), identity
+    xp = array_module(a)
+    identity = np.eye(a.shape[1])
+    q = a.astype(np.float64)
+    r = identity
     for is_first in (True, False):
         gram = move(transposed_product(q, q), np)
         if not is_first and not np.abs(gram - identity).max() * a.shape[1] < _MAX_DEVIATION:
@@ -266,7 +270,8 @@ def solve_rows(a: Array, rows: Array, wants_sums: bool = False) -> tuple[Array, 
             y += (rows - y @ a.T) @ inverse
             return y, None
         for start in range(0, rows.shape[0], _REFINED_ROWS):
-            own, part = rows[start : start + _REFINED_ROWS], y[start : start + _REFINED_ROWS]
+            own = rows[start : start + _REFINED_ROWS]
+            part = y[start : start + _REFINED_ROWS]
             part += multiply(own - multiply(part, a.T), inverse)
     return y, None
 
@@ -348,7 +353,8 @@ def _invert(a: np.ndarray) -> tuple[np.ndarray | None, float]:
     a component much smaller than another does not make it singular. One that is so small that
     underflow takes its digits is not scaled: it has vanished, and gets zeros.
     """
-    limits, exact = np.finfo(a.dtype), a.astype(np.float64, copy=False)
+    limits = np.finfo(a.dtype)
+    exact = a.astype(np.float64, copy=False)
     inverse, condition = _find_inverse(exact)
     eps = float(limits.eps)
     if not condition * condition * eps <= 1:
@@ -359,7 +365,8 @@ def _invert(a: np.ndarray) -> tuple[np.ndarray | None, float]:
         inverse, condition = _find_inverse(scaled)
         if not condition * eps < 1:
             rcond = a.shape[0] * eps
-            inverse, condition = _pseudo_invert(scaled, rcond=rcond), 1.0
+            inverse = _pseudo_invert(scaled, rcond=rcond)
+            condition = 1.0
         inverse = inverse / scale / scale[:, None]
     return inverse if lapack.dlange("M", inverse) <= limits.max else None, condition
 
@@ -369,7 +376,8 @@ def _find_inverse(a: np.ndarray) -> tuple[np.ndarray, float]:
 
     Also returns its condition number, infinite if it is singular.
     """
-    is_tiny, arguments = a.shape[0] < _MIN_INVERTED_SIZE, (a, np.eye(a.shape[0]))
+    is_tiny = a.shape[0] < _MIN_INVERTED_SIZE
+    arguments = (a, np.eye(a.shape[0]))
     found = lapack.dgesv(*arguments) if is_tiny else call_lapack(lapack.dgesv, *arguments)
     *_, inverse, info = found
     norms = lapack.dlange("1", a) * lapack.dlange("1", inverse)

@@ -45,10 +45,12 @@ def apply_to_groups(
     `operation`, such as an MTTKRP, is a method of the engine: see `Layout.apply`. A mode without a
     group takes T as it is.
     """
-    record_format, total = layout.record_format, None
+    record_format = layout.record_format
+    total = None
     number, _ = record_format.places[mode]
     group = record_format.groups[number]
-    found, weights = GroupRows(out), None
+    found = GroupRows(out)
+    weights = None
     if len(group) > 1:
         weights = options.pop("weights", None)
         shape = (layout.merged.shape[number], out.shape[1])
@@ -63,7 +65,8 @@ def apply_to_groups(
         total = operation(layout, merged, number, found.rows, **options)
         if found.complete is not None:
             found.complete(found.rows)
-        found.is_known, found.complete = True, None
+        found.is_known = True
+        found.complete = None
     if len(group) == 1:
         return total
     own: dict[int, Any] = dict(zip(group, map(inputs.get, group), strict=True))

@@ -34,7 +34,8 @@ def choose_groups(shape: Sequence[int], nnz: int, num_slabs: int = 1) -> Groups:
     The choice depends on nothing but the shape and the numbers of nonzeros and slabs, so results do
     not depend on where and how they are computed.
     """
-    modes, sizes = range(len(shape)), (nnz, num_slabs)
+    modes = range(len(shape))
+    sizes = (nnz, num_slabs)
     best: Groups = tuple((mode,) for mode in modes)
     if nnz // num_slabs < _LEAST_NNZ or len(shape) > _MOST_MODES:
         return best
@@ -90,7 +91,8 @@ def find_groups(
             raise ValueError(f'groups is {groups!r}, expected "auto", None or groups of modes')
         is_small = nnz // num_slabs < _LEAST_NNZ or len(shape) < 3
         return choose_groups(shape, nnz, num_slabs), 0 if is_small else None
-    found, count = check_groups(groups, shape), 0
+    found = check_groups(groups, shape)
+    count = 0
     most = max(_FEW_ROWS, _find_limit(shape, found[0], nnz, num_slabs))
     if len(found[0]) > 1 and _count_rows(shape, found[0]) > most:
         count = len(found[0])

@@ -62,7 +62,8 @@ class Layout(ABC):
     def __init__(self, cut: Cut, tilings: Sequence[RowTiling], norm: float) -> None:
         self.cut = cut
         self.record_format, self.tile_size, *_ = cut
-        self.merged, self.groups = self.record_format.merged, self.record_format.groups
+        self.merged = self.record_format.merged
+        self.groups = self.record_format.groups
         self.tilings = tilings
         self.norm = norm  # Frobenius, summed in order 0: does not depend on `mode`
         self.mode = 0  # whose storage the records are in; 0 if they never move
@@ -101,7 +102,8 @@ class Layout(ABC):
         empty_rows = self.tilings[number].empty_rows
         if len(record_format.groups[number]) == 1:
             return empty_rows
-        xp, size = array_module(empty_rows), record_format.shape[mode]
+        xp = array_module(empty_rows)
+        size = record_format.shape[mode]
         is_used = xp.ones(self.merged.shape[number], bool)
         is_used[empty_rows] = False
         rows = xp.flatnonzero(is_used) >> record_format.bits_below[number][place]
@@ -232,7 +234,8 @@ class Layout(ABC):
     @contextlib.contextmanager
     def hold_last_order(self, primitives: Primitives) -> Iterator[tuple[Array, Array | None]]:
         """Yield the records as `hold_first_order` does, for the order of the tensor's last mode."""
-        last, is_grouped = self.merged.ndim - 1, self.merged is not self.record_format
+        last = self.merged.ndim - 1
+        is_grouped = self.merged is not self.record_format
         with self.hold_records(0 if is_grouped else last) as records:
             if is_grouped:
                 modes = range(self.record_format.ndim)  # the last one is the first key
@@ -273,9 +276,11 @@ def count_tiling_nbytes(nnz: int, record_format: RecordFormat, tile_size: int) -
     Rows that stand for no indices are always empty. The most includes the temporary arrays of
     `tile_rows`: the records at the edges of tiles, and five arrays of their numbers or rows.
     """
-    shape, num_tiles = record_format.merged.shape, -(-nnz // tile_size)
+    shape = record_format.merged.shape
+    num_tiles = -(-nnz // tile_size)
     used = [math.prod(record_format.shape[n] for n in group) for group in record_format.groups]
-    carries, edges = 8 * len(shape) * num_tiles, (record_format.record_nbytes + 40) * num_tiles
+    carries = 8 * len(shape) * num_tiles
+    edges = (record_format.record_nbytes + 40) * num_tiles
     pairs = zip(shape, used, strict=True)
     least = [(size - min(n, nnz)) * index_dtype(size).itemsize for size, n in pairs]
     most = [(size - min(1, nnz)) * index_dtype(size).itemsize for size in shape]

@@ -70,7 +70,8 @@ def order_records(
 
 def number_records(records: Array, cut: Cut, primitives: Primitives) -> tuple[Array, Cut]:
     """Number the prefixes of canonical records if `cut` says so; return the final cut too."""
-    count, cut = cut.num_numbered, cut._replace(num_numbered=0)
+    count = cut.num_numbered
+    cut = cut._replace(num_numbered=0)
     if count == 0 or records.shape[0] == 0:
         return records, cut
     given = cut.record_format
@@ -93,7 +94,8 @@ def pack_again(
 
     `shift` is a mode, and what is added to its rows.
     """
-    xp, nnz = primitives.xp, records.shape[0]
+    xp = primitives.xp
+    nnz = records.shape[0]
     packed = xp.empty((nnz, wanted.num_words), wanted.word_dtype)
     size = max(1, -(-nnz // 8))  # of a block: its coordinates take little beside the records
     for start in range(0, nnz, size):
@@ -112,7 +114,9 @@ def _find_prefixes(
     By default of as many indices as have few combinations, if that makes fewer groups and no longer
     records; else None.
     """
-    xp, nnz, found = primitives.xp, records.shape[0], None
+    xp = primitives.xp
+    nnz = records.shape[0]
+    found = None
     is_new = xp.zeros(nnz, bool)
     for mode in range(count or given.ndim - 1):
         rows = primitives.read_rows(records, given, mode)
@@ -153,7 +157,8 @@ def count_canonical_nbytes(nnz: int, record_format: RecordFormat, primitives: Pr
 
     Values must not contain zeros: dropping them copies the records once more.
     """
-    records, flags = nnz * record_format.record_nbytes, 3 * nnz
+    records = nnz * record_format.record_nbytes
+    flags = 3 * nnz
     places = 3 * nnz * index_dtype(nnz).itemsize
     sorting = primitives.sort_places_nbytes(nnz, record_format.merged)
     sorting = places + max(sorting, records)
@@ -168,7 +173,8 @@ def compute_norm(values: Array, primitives: Primitives) -> float:
     Where squares could over- or underflow, all are scaled by a power of two. Beyond float64 it is
     inf.
     """
-    starts, exponent = range(0, values.shape[0], primitives.block_size), 0
+    starts = range(0, values.shape[0], primitives.block_size)
+    exponent = 0
     blocks = [values[start : start + primitives.block_size] for start in starts]
     with np.errstate(over="ignore"):
         squares = [primitives.sum_squares(block) for block in blocks]
@@ -178,7 +184,8 @@ def compute_norm(values: Array, primitives: Primitives) -> float:
             return largest
         exponent = math.frexp(largest)[1]
         half = exponent // 2  # 2.0**exponent itself may overflow
-        first, second = math.ldexp(1.0, -half), math.ldexp(1.0, half - exponent)
+        first = math.ldexp(1.0, -half)
+        second = math.ldexp(1.0, half - exponent)
         doubles = (block.astype(np.float64) * first * second for block in blocks)
         squares = [primitives.sum_squares(block) for block in doubles]
     try:

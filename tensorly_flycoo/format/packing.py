@@ -62,11 +62,14 @@ class RecordFormat:
         num_prefixes: int = 0,
     ) -> "RecordFormat":
         """Lay out records for tensors of `shape` with values of `dtype`; by default, no groups."""
-        dtype, word_dtype = np.dtype(dtype), np.dtype(word_dtype)
-        word_bits, value_bits = 8 * word_dtype.itemsize, 8 * dtype.itemsize
+        dtype = np.dtype(dtype)
+        word_dtype = np.dtype(word_dtype)
+        word_bits = 8 * word_dtype.itemsize
+        value_bits = 8 * dtype.itemsize
         widths = [field_width(size) for size in shape]
         groups = groups or tuple((mode,) for mode in range(len(shape)))
-        offsets, end = [0] * len(shape), 0
+        offsets = [0] * len(shape)
+        end = 0
         adjacent = ((*((mode,) for mode in groups[0]), *groups[1:])) if num_prefixes else groups
         for group in adjacent:
             if end % word_bits + sum(widths[mode] for mode in group) > WINDOW_BITS:
@@ -167,7 +170,8 @@ class RecordFormat:
 
     def rows(self, records: Array, mode: int, xp: ModuleType = np) -> Array:
         """Read the coordinates (nnz,) of one mode, as uint32."""
-        word, shift = self.words[mode], self.word_dtype.type(self.shifts[mode])
+        word = self.words[mode]
+        shift = self.word_dtype.type(self.shifts[mode])
         rows = xp.empty(records.shape[0], np.uint32)
         # Bits above the 32nd belong to other modes: casting drops them without a larger array.
         xp.right_shift(records[:, word], shift, out=rows, casting="unsafe")

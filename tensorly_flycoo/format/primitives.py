@@ -312,7 +312,8 @@ class Primitives(ABC):
         Each sum runs in the order of the columns.
         """
         is_first, rows, values = entries
-        is_single, sums = is_first[:-1] & is_first[1:], self.xp.empty((2, num_rows))
+        is_single = is_first[:-1] & is_first[1:]
+        sums = self.xp.empty((2, num_rows))
         for target, has_sign in zip(sums, (values > 0, values < 0), strict=True):
             has_sign &= is_single
             squares = (values[has_sign] / scale) ** 2
@@ -329,7 +330,8 @@ class Primitives(ABC):
         values (n,) divided by `scale`.
         """
         is_first, rows, values = entries
-        is_shared, is_coupled = ~(is_first[:-1] & is_first[1:]), self.xp.zeros(num_rows, bool)
+        is_shared = ~(is_first[:-1] & is_first[1:])
+        is_coupled = self.xp.zeros(num_rows, bool)
         shared_rows = rows[is_shared]
         is_coupled[shared_rows] = True
         coords = self.xp.empty((2, shared_rows.size), np.int64)

@@ -63,17 +63,22 @@ class RemapLayout(Layout):
     ) -> tuple[list[RowTiling], list[Step]]:
         """Plan how each mode remaps records in order 0 to the next; `spare` receives storage 0."""
         record_format, tile_size, bucket_size = cut[:3]
-        xp, nnz, ndim = primitives.xp, records.shape[0], record_format.ndim
-        dtype, pull_dtype = index_dtype(nnz), index_dtype(bucket_size, smallest="uint16")
+        xp = primitives.xp
+        nnz = records.shape[0]
+        ndim = record_format.ndim
+        dtype = index_dtype(nnz)
+        pull_dtype = index_dtype(bucket_size, smallest="uint16")
         # Each order, as places in order 0, goes alternately to one of two arrays not needed yet:
         # the last one to the last mode's remap ids, which are computed from it.
         last_ids = xp.empty(nnz, dtype)
         targets = (last_ids, spare.reshape(-1).view(dtype)[:nnz])
         given = ModeRows(records, record_format, 0, None)
         tilings = [tile_rows(given, tile_size, primitives)]
-        pulls, pushes = [], []
+        pulls = []
+        pushes = []
         for mode in range(1, ndim):
-            target, remap_ids = targets[(ndim - 1 - mode) % 2], xp.empty(nnz, dtype)
+            target = targets[(ndim - 1 - mode) % 2]
+            remap_ids = xp.empty(nnz, dtype)
             pull_ids = xp.empty(nnz, pull_dtype)
             given = given._replace(mode=mode)
             rows = primitives.sort_by_row(given, target, remap_ids)
@@ -142,7 +147,8 @@ class RemapLayout(Layout):
             yield self.records
 
     def find_places(self, mode: int, primitives: Primitives) -> Array | None:
-        plan, ndim = self.plans[mode], self.merged.ndim
+        plan = self.plans[mode]
+        ndim = self.merged.ndim
         if mode == self.mode:
             return primitives.position_in_buckets(plan.pull_ids, self.cut.bucket_size)
         if (mode + 1) % ndim == self.mode and plan.write_order is None:
@@ -154,8 +160,10 @@ class RemapLayout(Layout):
 
     def map_values(self, function: Callable[[Array], Array], scale: float) -> Self:
         with self.lock:
-            records, mode = self.record_format.map_values(self.records, function), self.mode
-        copies, norm = (records, np.empty_like(records)), self.norm * scale
+            records = self.record_format.map_values(self.records, function)
+            mode = self.mode
+        copies = (records, np.empty_like(records))
+        norm = self.norm * scale
         arguments = (self.cut, copies, self.tilings, self.plans, norm, self.make_lock, mode)
         return self.share_prefixes(type(self)(*arguments))
 

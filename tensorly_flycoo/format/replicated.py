@@ -18,10 +18,12 @@ def number_prefixes(layout: Layout, primitives: Primitives) -> None:
 
     MTTKRP of it combines the factors of the group, and contracts its rows with them.
     """
-    record_format, xp = layout.record_format, primitives.xp
+    record_format = layout.record_format
+    xp = primitives.xp
     if record_format.num_prefixes == 0:
         return
-    num_prefixes, group = record_format.num_prefixes, record_format.groups[0]
+    num_prefixes = record_format.num_prefixes
+    group = record_format.groups[0]
     coords = xp.zeros((len(group) + 1, num_prefixes), np.int64)
     with layout.hold_records() as records:
         for start in range(0, layout.nnz, primitives.block_size):
@@ -37,7 +39,8 @@ def number_prefixes(layout: Layout, primitives: Primitives) -> None:
 
 def estimate_prefixes(record_format: RecordFormat, primitives: Primitives) -> tuple[int, int]:
     """Predict the bytes of the tensor that `number_prefixes` builds, and bound those it takes."""
-    cut, count = _cut_prefixes(record_format, primitives), record_format.num_prefixes
+    cut = _cut_prefixes(record_format, primitives)
+    count = record_format.num_prefixes
     nbytes, peak_nbytes = ReplicatedLayout.estimate(count, cut, primitives)
     return nbytes, peak_nbytes + count * (8 * cut.record_format.ndim + record_format.dtype.itemsize)
 
@@ -63,7 +66,8 @@ class ReplicatedLayout(Layout):
     @classmethod
     def arrange(cls, records: Array, cut: Cut, primitives: Primitives) -> Self:
         norm = compute_norm(cut.record_format.values(records), primitives)
-        copies, tilings = [], []
+        copies = []
+        tilings = []
         for places, tiling in iterate_orders(records, cut.merged, primitives):
             copies.append(records if places is None else primitives.gather(records, places))
             tilings.append(tiling)

@@ -27,7 +27,8 @@ def fold_tree(parts: Iterable[_Part], add: Callable[[_Part, _Part], _Part]) -> _
     for part in parts:
         count = 1
         while sums and sums[-1][0] == count:
-            part, count = add(sums.pop()[1], part), 2 * count
+            part = add(sums.pop()[1], part)
+            count = 2 * count
         sums.append((count, part))
     _, total = sums.pop()
     while sums:

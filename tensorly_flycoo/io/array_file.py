@@ -61,10 +61,13 @@ _PLAIN_KINDS = "biufmM"
 
 #: Of a zip file: the bytes of a local header before the member's name, where in it the lengths of
 #: the name and of the extra fields are, and the size of the extra field with 64-bit sizes.
-_LOCAL_NBYTES, _LENGTHS_OFFSET, _ZIP64_NBYTES = 30, 26, 20
+_LOCAL_NBYTES = 30
+_LENGTHS_OFFSET = 26
+_ZIP64_NBYTES = 20
 
 #: The extra field that pads a member: 2 bytes of this id, 2 of its length, zeros.
-_PADDING_ID, _PADDING_NBYTES = 0xD935, 4
+_PADDING_ID = 0xD935
+_PADDING_NBYTES = 4
 
 
 def save_arrays(
@@ -85,7 +88,8 @@ def save_arrays(
     with replace_file(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         for name, given in itertools.chain([("header", text)], arrays):
             array = given.to_numpy() if isinstance(given, RowShards) else move(given, np)
-            array, info = np.asarray(array), zipfile.ZipInfo(f"{name}.npy")
+            array = np.asarray(array)
+            info = zipfile.ZipInfo(f"{name}.npy")
             if alignment > 1:
                 info.extra = _make_padding(file.tell(), len(info.filename), array, alignment)
             with archive.open(info, "w", force_zip64=True) as member:
@@ -158,7 +162,8 @@ class ArrayReader:
     """An open file; reading an array that is damaged or missing raises a ValueError naming it."""
 
     def __init__(self, file: IO[bytes], archive: "zipfile.ZipFile") -> None:
-        self._file, self._archive = file, archive
+        self._file = file
+        self._archive = archive
         self._mapping: mmap.mmap | None = None
         sizes = [member.file_size for member in archive.infolist()]
         if sum(sizes) > os.fstat(file.fileno()).st_size:
@@ -183,7 +188,8 @@ class ArrayReader:
         """Return an array; verify its checksum and, if given, shape (None: any size) and dtype."""
         with self._open(name) as (_, found, dtype, _), self._archive.open(f"{name}.npy") as file:
             array: np.ndarray = np.lib.format.read_array(file, allow_pickle=False)
-            wanted, of = found if shape is None else shape, dtypes or (dtype,)
+            wanted = found if shape is None else shape
+            of = dtypes or (dtype,)
             is_fitting = len(wanted) == len(found) and all(
                 size in (None, own) for size, own in zip(wanted, found, strict=True)
             )
@@ -270,11 +276,13 @@ def list_labels(labels: Labels) -> Iterator[tuple[str, np.ndarray]]:
 
 def read_labels(reader: ArrayReader) -> Labels:
     """Read the labels of the modes that the header names, text as str objects; check no size."""
-    names, ordered = reader.header["names"], reader.header["ordered"]
+    names = reader.header["names"]
+    ordered = reader.header["ordered"]
     are_lists = isinstance(names, list) and isinstance(ordered, list) and {*ordered} <= {*names}
     if not (are_lists and names and all(isinstance(name, str) for name in names)):
         raise ValueError("its header does not name the modes")
-    found, stored = [], reader.names()
+    found = []
+    stored = reader.names()
     for n in range(len(names)):
         is_text = f"labels_{n}" not in stored
         found.append(_read_text(reader, n) if is_text else reader.read(f"labels_{n}", (None,)))
@@ -289,7 +297,8 @@ def _read_text(reader: ArrayReader, n: int) -> np.ndarray:
     bounds = np.append(0, ends)
     if (np.diff(bounds) < 0).any() or bounds[-1] != encoded.size:
         raise ValueError(f"text_ends_{n} does not match text_{n}")
-    text, labels = encoded.tobytes(), np.empty(ends.size, object)
+    text = encoded.tobytes()
+    labels = np.empty(ends.size, object)
     pairs = itertools.pairwise(bounds.tolist())
     labels[:] = [text[start:end].decode("utf-8", "surrogatepass") for start, end in pairs]
     return labels

@@ -24,11 +24,13 @@ Model: TypeAlias = CPTensor | TuckerTensor
 _OF_MODEL = ("weights", "core", "factor_", "state_")
 
 #: Odd multipliers of the coordinates and the value: digits of pi, the golden ratio and others.
-_FIRST, _NEXT = 0x243F6A8885A308D3, 0x9E3779B97F4A7C15
+_FIRST = 0x243F6A8885A308D3
+_NEXT = 0x9E3779B97F4A7C15
 _MASK = 2**64 - 1
 
 #: Nonzeros hashed at a time: few enough for the cache of a CPU, enough to fill a GPU.
-_CPU_BLOCK, _GPU_BLOCK = 2**14, 2**20
+_CPU_BLOCK = 2**14
+_GPU_BLOCK = 2**20
 
 digests: weakref.WeakKeyDictionary[FlycooTensor, str] = weakref.WeakKeyDictionary()
 
@@ -44,7 +46,10 @@ class Resumed:
         self, model: Any, errors: list[float], solver: str, digest: str, state: dict[str, Any]
     ) -> None:
         super().__init__(model)  # type: ignore[call-arg]  # of a CPTensor or a TuckerTensor
-        self.errors, self.solver, self.digest, self.state = errors, solver, digest, state
+        self.errors = errors
+        self.solver = solver
+        self.digest = digest
+        self.state = state
 
     @property
     def iteration(self) -> int:
@@ -105,7 +110,8 @@ def save_checkpoint(path: FilePath, model: Model, errors: Sequence[float]) -> No
 def load_checkpoint(path: FilePath) -> ResumedCP | ResumedTucker:
     """Read a checkpoint that `save_checkpoint` or `Progress` wrote, with its arrays on the host."""
     with open_arrays(path, CHECKPOINT) as reader:
-        header, names = reader.header, reader.names() - {"header"}
+        header = reader.header
+        names = reader.names() - {"header"}
         of_model = [name for name in names if name.startswith(_OF_MODEL)]
         arrays = {name: reader.read(name) for name in of_model}
         of_state = [name for name in arrays if name.startswith("state_")]
@@ -135,7 +141,8 @@ def find_digest(x: FlycooTensor) -> str:
 
 def _hash_piece(piece: Piece) -> np.ndarray:
     """Add the hashes of the nonzeros, in any order, modulo 2**64."""
-    total, block_size = 0, _CPU_BLOCK if piece.xp is np else _GPU_BLOCK
+    total = 0
+    block_size = _CPU_BLOCK if piece.xp is np else _GPU_BLOCK
     for coords, values in piece.iterate_nonzeros(block_size):
         total += int(_hash(coords, values).sum())
     return np.asarray(total & _MASK, np.uint64)

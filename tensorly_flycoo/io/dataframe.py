@@ -167,7 +167,8 @@ def from_dataframe(
     elif are_values and missing in (None, "drop") and (absent := suspect_absent(coords, shape)):
         warn(describe_absent(absent, modes))
     if numbers is not None and zeros == "drop" and not numbers.all():
-        coords, numbers = coords[:, numbers != 0], numbers[numbers != 0]
+        coords = coords[:, numbers != 0]
+        numbers = numbers[numbers != 0]
     if numbers is None or aggregate == "count":
         numbers = np.ones(coords.shape[1])
     num_repeated = 0
@@ -374,7 +375,8 @@ def open_table(df: Any, modes: Sequence[str], values: str | None = None) -> dict
     """Return these columns of a table, as Arrow's; refuse what is no table, or lacks one."""
     pa = require_pyarrow()
     columns = list_columns(modes, values)
-    is_pandas, is_polars = hasattr(df, "iloc"), hasattr(df, "collect_schema")
+    is_pandas = hasattr(df, "iloc")
+    is_polars = hasattr(df, "collect_schema")
     if is_polars:
         names = df.collect_schema().names()
     elif is_pandas and hasattr(df, "columns"):

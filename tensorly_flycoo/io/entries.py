@@ -50,7 +50,8 @@ def require_pyarrow() -> Any:
 
 def convert_column(column: Any, name: str) -> Any:
     """Return a column of pandas or polars as one of Arrow; periods are starts, intervals text."""
-    pa, kind = require_pyarrow(), column.dtype
+    pa = require_pyarrow()
+    kind = column.dtype
     try:
         if hasattr(column, "to_arrow"):  # of polars
             return column.to_arrow()
@@ -202,7 +203,9 @@ def unite_labels(parts: Iterable[ColumnLabels], name: str) -> ColumnLabels:
     """
     parts = list(parts)
     parts = [part for part in parts if part.entries.size] or parts[:1]
-    arrays, zone, first = [part.entries for part in parts], parts[0].zone, parts[0].categories
+    arrays = [part.entries for part in parts]
+    zone = parts[0].zone
+    first = parts[0].categories
     if len(kinds := {_describe(part) for part in parts}) > 1:
         raise TypeError(
             f"column {name!r} holds {' and '.join(sorted(kinds))} in different parts, expected one"
@@ -254,7 +257,8 @@ def find_places(entries: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
 def _share_unit(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Return dates or spans of time in one unit; refuse those that it cannot hold."""
-    dtype, cast = np.result_type(*arrays), []
+    dtype = np.result_type(*arrays)
+    cast = []
     for array in arrays:
         with contextlib.suppress(OverflowError):  # NumPy 2.5 raises it
             cast.append(array.astype(dtype))
@@ -327,7 +331,8 @@ def cast_all(values: Any, *types: Any) -> Any:
 
 
 def _read_floats(texts: Any) -> Any:
-    pc, numbers = require_pyarrow().compute, cast_all(texts, "float64")
+    pc = require_pyarrow().compute
+    numbers = cast_all(texts, "float64")
     if numbers is None or not pc.all(pc.match_substring_regex(texts, _NUMBER)).as_py():
         return None
     pairs = zip(texts.to_pylist(), map(repr, numbers.to_pylist()), strict=True)

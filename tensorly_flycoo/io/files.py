@@ -19,7 +19,8 @@ Read: TypeAlias = Callable[[int], bytes]
 #: A compressed file may expand to this multiple of its size, or to one block of a reader if that is
 #: more. The most regular nonzeros, consecutive indices with values of 1, expanded 81-fold (zstd,
 #: level 19); a decompression bomb expands a thousandfold with gzip, and more with zstd.
-MAX_EXPANSION, SURELY_READ_NBYTES = 256, 2**24
+MAX_EXPANSION = 256
+SURELY_READ_NBYTES = 2**24
 
 #: More than a full disk keeps in reserve for a file without blocks.
 _TRIED_NBYTES = 2**16
@@ -99,9 +100,11 @@ def _take_place(path: Path) -> Iterator[Path]:
     try:
         yield part
     except OSError as error:
-        name, is_full = error.filename, error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        name = error.filename
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         if is_full if name is None else str(name).startswith(os.fspath(part)):
-            error.filename, error.filename2 = os.fspath(path), None
+            error.filename = os.fspath(path)
+            error.filename2 = None
         raise
     finally:
         shutil.rmtree(part, ignore_errors=True) if part.is_dir() else part.unlink(missing_ok=True)

@@ -79,7 +79,8 @@ def from_xarray(array: Any, *, missing: str = "raise", **options: Any) -> Labell
         tensor = FlycooTensor.from_dense(np.where(is_nan, 0, data), **options)
         coords = np.stack(is_nan.nonzero())
     unknown = "all" if is_filled else find_blocks(coords, tensor.shape)
-    labels, ordered = {}, []
+    labels = {}
+    ordered = []
     for name, size in zip(array.dims, array.shape, strict=True):
         index = array.indexes.get(name)
         labels[name] = coarsen(np.arange(size) if index is None else index.to_numpy())
@@ -176,7 +177,8 @@ def from_anndata(
     if "layer" in modes:
         coords.append(np.repeat(np.arange(len(parts)), [part.nnz for part in parts]))
         labels["layer"] = np.array(names)
-    values, shape = np.concatenate([part.data for part in parts]), [*map(len, labels.values())]
+    values = np.concatenate([part.data for part in parts])
+    shape = [*map(len, labels.values())]
     tensor = FlycooTensor(np.stack(coords), values, shape, **options)
     return LabelledTensor(tensor, Labels(labels, ordered=ordered))
 

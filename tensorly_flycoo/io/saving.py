@@ -191,7 +191,8 @@ def make_layout(header: Header, arrays: dict[str, Array], cut: Cut, engine: Engi
 
 def find_cut(reader: ArrayReader, record_format: RecordFormat, engine: Engine) -> Cut | None:
     """Return the cut of a saved plan if its records and tiles are as the engine's would be."""
-    header, sizes = reader.header, (record_format.shape, record_format.dtype, record_format.groups)
+    header = reader.header
+    sizes = (record_format.shape, record_format.dtype, record_format.groups)
     cut = engine.choose_cut(*sizes, record_format.num_prefixes)
     is_same = (cut.record_format, cut.tile_size) == (record_format, header["tile_size"])
     return cut if is_same and LAYOUT_CLASSES[header["layout"]].saves_plan else None
@@ -213,7 +214,8 @@ def read_records(reader: ArrayReader, record_format: RecordFormat) -> tuple[np.n
 def read_format(reader: ArrayReader) -> RecordFormat:
     """Check the header of a tensor; return the format of its records."""
     header = reader.header
-    shape, num_prefixes = check_shape(header["shape"]), header["num_prefixes"]
+    shape = check_shape(header["shape"])
+    num_prefixes = header["num_prefixes"]
     groups = check_groups(header["groups"], shape)
     if type(num_prefixes) is not int or not 0 <= num_prefixes <= (2**32 if groups[0][1:] else 0):
         raise ValueError(f"num_prefixes is {num_prefixes!r}, the first group {groups[0]}")
@@ -236,7 +238,8 @@ def read_format(reader: ArrayReader) -> RecordFormat:
 def check_arrays(layout: str, arrays: dict[str, np.ndarray], cut: Cut) -> None:
     """Refuse what would make an engine leave the arrays; checksums show that the plan is right."""
     check_shapes(layout, arrays, cut)
-    record_format, cls = cut.record_format, LAYOUT_CLASSES[layout]
+    record_format = cut.record_format
+    cls = LAYOUT_CLASSES[layout]
     names = cls.name_copies(record_format.merged.ndim)
     nnz = arrays[names[0]].shape[0]
     for name, start in itertools.product(names, range(0, nnz, _CHECK_BLOCK)):
@@ -256,7 +259,9 @@ def check_arrays(layout: str, arrays: dict[str, np.ndarray], cut: Cut) -> None:
 
 def check_shapes(layout: str, arrays: dict[str, np.ndarray], cut: Cut) -> None:
     """Refuse arrays of other names, shapes or dtypes than the layout has; read no element."""
-    arrays, record_format, cls = dict(arrays), cut.record_format, LAYOUT_CLASSES[layout]
+    arrays = dict(arrays)
+    record_format = cut.record_format
+    cls = LAYOUT_CLASSES[layout]
     names = cls.name_copies(record_format.merged.ndim)
     _require(names[0] in arrays and arrays[names[0]].ndim == 2, names[0])
     nnz = arrays[names[0]].shape[0]

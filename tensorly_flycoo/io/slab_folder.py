@@ -45,7 +45,8 @@ from .parts import BLOCK_NNZ, Parts, Reading, unite_shapes
 _SLAB_NNZ = 2**25
 
 #: The types of indices and values before they are packed; float64 holds float32 too.
-_INDEX, _VALUE = np.dtype(np.uint32), np.dtype(np.float64)
+_INDEX = np.dtype(np.uint32)
+_VALUE = np.dtype(np.float64)
 
 #: Arrays begin at pages of memory and blocks of disks.
 _ALIGNMENT = 4096
@@ -53,7 +54,8 @@ _ALIGNMENT = 4096
 #: Layouts whose arrays do not change.
 _FILE_LAYOUTS = ("replicated", "indexed")
 
-_INDEX_NAME, _LABELS_NAME = "slabs.json", "labels.npz"
+_INDEX_NAME = "slabs.json"
+_LABELS_NAME = "labels.npz"
 
 
 class Entry(NamedTuple):
@@ -126,8 +128,10 @@ class DiskBuilder(SlabBuilder):
     def __init__(
         self, folder: Path, reading: Reading, parts: Parts, num_slabs: int | None, engine: Engine
     ) -> None:
-        self._folder, self._nnz = folder, 0
-        shape, dtypes = reading.shape or (), set[np.dtype]()
+        self._folder = folder
+        self._nnz = 0
+        shape = reading.shape or ()
+        dtypes = set[np.dtype]()
         for block in reading.iterate(parts):
             shape = unite_shapes([shape or block.shape, block.shape])
             self._nnz += block.values.size
@@ -153,8 +157,10 @@ class DiskBuilder(SlabBuilder):
 
     def count_rows(self) -> Array:
         report(f"distributing {self._nnz:,} nonzeros to {self.num_slabs} slabs")
-        shape, xp = self.record_format.shape, self.primitives.xp
-        mode, starts = find_longest_mode(shape), range(0, self._nnz, BLOCK_NNZ)
+        shape = self.record_format.shape
+        xp = self.primitives.xp
+        mode = find_longest_mode(shape)
+        starts = range(0, self._nnz, BLOCK_NNZ)
         blocks = (move(self._read_column(mode, start), xp) for start in starts)
         return count_in_blocks(blocks, max(shape), xp)
 
@@ -183,7 +189,8 @@ class DiskBuilder(SlabBuilder):
 
     def attempt(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call a function; say what may help if memory runs out."""
-        mode, share = find_longest_mode(self.record_format.shape), -(-self._nnz // self.num_slabs)
+        mode = find_longest_mode(self.record_format.shape)
+        share = -(-self._nnz // self.num_slabs)
         task = (
             f"building a slab of {share:,} nonzeros (give more slabs than {self.num_slabs}; rows "
             f"of mode {mode}, the longest, are not split)"
@@ -284,7 +291,8 @@ slabs=2>
     labelled = parts if isinstance(parts, LabelledTensor) else None
     parts = parts if labelled is None else labelled.tensor
     if shape is None:  # that of a tensor, which may be empty
-        shape, dtype = getattr(parts, "shape", None), dtype or getattr(parts, "dtype", None)
+        shape = getattr(parts, "shape", None)
+        dtype = dtype or getattr(parts, "dtype", None)
     reading = Reading(shape, dtype, columns, index_base)
     slabs = None if slabs is None else check_count(slabs, "slabs")
     check_choice(layout, "layout", _FILE_LAYOUTS)
@@ -299,7 +307,9 @@ slabs=2>
                     f"slabs, dtype and layout are {asked}, but {found} on the workers, which write "
                     "slabs as they are: load the tensor with those that are wanted"
                 )
-            record_format, slabs, run = held.record_format, held.num_slabs, held.devices.run
+            record_format = held.record_format
+            slabs = held.num_slabs
+            run = held.devices.run
             files = {folder / _name_slab(number): s for number, s in enumerate(held.slabs)}
             there = [run(s.home, _write_slab, file, s.rows, s.layout) for file, s in files.items()]
             entries += held.devices.collect(there)
@@ -313,7 +323,8 @@ slabs=2>
                     arranged = builder.attempt(arrange_slab, ordered, layout, engine)
                     entries.append(_write_slab(folder / _name_slab(number), rows, arranged))
                     del ordered, arranged
-            record_format, slabs = builder.record_format, builder.num_slabs
+            record_format = builder.record_format
+            slabs = builder.num_slabs
         if labelled is not None:
             contents = saving.describe_labelled(labelled)
             array_file.save_arrays(folder / _LABELS_NAME, LABELS, *contents)
@@ -398,11 +409,13 @@ def open_slabs(
     (array([[0, 2],
            [1, 0]]), array([0.5, 3. ]))
     """
-    engine, folder = select_engine(device), Path(path)
+    engine = select_engine(device)
+    folder = Path(path)
     if keep is None:
         keep = "file" if engine.name == "cpu" else "device"
     check_choice(keep, "keep", ("device", "host", "file"))
-    index, keep_aside = Index.read(folder), None
+    index = Index.read(folder)
+    keep_aside = None
     if keep != "device" and engine.make_stager is not None:
         if index.layout != "replicated":
             raise ValueError(
@@ -421,16 +434,19 @@ def load_slab(
     folder: Path, index: Index, engine: Engine, keep: str, verify: bool, number: int
 ) -> Layout:
     """Read a slab's file, or map it, and compare it with the index; `verify` reads all of a map."""
-    path, entry = folder / _name_slab(number), index.entries[number]
+    path = folder / _name_slab(number)
+    entry = index.entries[number]
     nbytes = path.stat().st_size
     with open_arrays(path, TENSOR) as reader:
         if nbytes != entry.nbytes:
             raise ValueError(f"it has {nbytes} bytes, expected {entry.nbytes}")
         if digest(reader.list_members()) != entry.digest:
             raise ValueError("its list of arrays is not the one in the index")
-        header, record_format = reader.header, saving.read_format(reader)
+        header = reader.header
+        record_format = saving.read_format(reader)
         shape = find_slab_shape(index.shape, entry.stop - entry.start)
-        count, groups = record_format.num_numbered, record_format.groups
+        count = record_format.num_numbered
+        groups = record_format.groups
         found = (record_format.shape, groups[count > 0 :], header["dtype"], header["layout"])
         if found != (shape, list_rest(index.groups, count), index.dtype, index.layout):
             raise ValueError("its header does not match the index")

@@ -79,7 +79,8 @@ def read_header(block: bytes) -> tuple[tuple[int, ...] | None, int | None, int |
     lines: list[tuple[list[bytes], int]] = []
     end = 0
     while end < len(block) and len(lines) < 3:
-        start, end = end, block.index(b"\n", end) + 1
+        start = end
+        end = block.index(b"\n", end) + 1
         line = block[start:end].strip()
         comment = _SHAPE_COMMENT.match(line)
         if comment and not lines:
@@ -172,7 +173,8 @@ class TnsParser:
         return coords, values
 
     def _is_right(self, coords: np.ndarray, values: np.ndarray) -> bool:
-        largest, base = self._sizes - 1 + self._index_base, self._index_base
+        largest = self._sizes - 1 + self._index_base
+        base = self._index_base
         return bool(
             (coords.min(axis=0, initial=base) >= base).all()
             and (coords.max(axis=0, initial=base) <= largest).all()
@@ -201,7 +203,8 @@ class TnsParser:
 
     def _read_lines(self, block: bytes) -> tuple[np.ndarray, np.ndarray]:
         """Read a block line by line; a ValueError explains what is wrong with the first bad one."""
-        rows, values = [], []
+        rows = []
+        values = []
         for number, line in enumerate(block.split(b"\n"), self._num_lines + 1):
             fields = _TOKEN.findall(line)
             if not fields or fields[0][:1] in b"#%":
@@ -216,7 +219,8 @@ class TnsParser:
 
     def _explain(self, fields: list[bytes]) -> str:
         """Say what is wrong with the fields of a line, if anything is."""
-        ndim, base = self._sizes.size, self._index_base
+        ndim = self._sizes.size
+        base = self._index_base
         *indices, value = fields
         if len(indices) != ndim:
             return f"{len(fields)} fields, expected {ndim + 1}: {ndim} indices and a value"

@@ -46,7 +46,8 @@ class Block:
         """Compute the MTTKRP of a mode of the model, with all its factors, in float64."""
         known = [(factors[n], self.find_places(n)) for n in self.modes]
         own = [factor if places is None else factor[places] for factor, places in known]
-        axis, array = self.modes.index(mode), self.data
+        axis = self.modes.index(mode)
+        array = self.data
         if isinstance(array, WholeTensor):
             return self._spread(array.mttkrp(None, own, axis), mode, factors[mode])
         own = [factor.astype(array.dtype, copy=False) for factor in own]
@@ -108,8 +109,10 @@ def read_blocks(
         if joined is not None:
             labels[name] = joined
     ordered = {name for block in blocks if block.labels for name in block.labels.ordered}
-    known, numbers = Labels(labels, ordered=ordered), {name: n for n, name in enumerate(sizes)}
-    dtype, engine = np.result_type(*(block.data.dtype for block in blocks)), select_engine(device)
+    known = Labels(labels, ordered=ordered)
+    numbers = {name: n for n, name in enumerate(sizes)}
+    dtype = np.result_type(*(block.data.dtype for block in blocks))
+    engine = select_engine(device)
     for n, block in enumerate(blocks):
         x = to_exact(block.data)
         if missing == "zero":
@@ -188,7 +191,8 @@ def _read_item(n: int, item: Any) -> Block:
             '(x, ("user", "item")), or a LabelledTensor'
         )
     data, modes = item
-    names, known = list(modes), None
+    names = list(modes)
+    known = None
     if isinstance(data, LabelledTensor):
         if data.unknown is not None:
             raise ValueError(
@@ -207,7 +211,8 @@ def _read_item(n: int, item: Any) -> Block:
 
 
 def _check_names(n: int, given: Sequence[Block]) -> None:
-    own, shape = given[n].names, given[n].data.shape
+    own = given[n].names
+    shape = given[n].data.shape
     if not len({*own}) == len(own) == len(shape) >= 2:
         raise ValueError(
             f"blocks[{n}] has shape {shape} and the modes {own}, expected a distinct name for each "
@@ -307,7 +312,8 @@ def _move_rows(x: Any, places: Mapping[int, np.ndarray], shape: tuple[int, ...])
         return x
     if isinstance(x, FlycooTensor):
         coords, values = x._sorted_nonzeros()
-        xp, coords = array_module(values), list(coords)
+        xp = array_module(values)
+        coords = list(coords)
         for axis, rows in places.items():
             coords[axis] = xp.asarray(rows)[coords[axis]]
         return x._rebuild(xp.stack(coords), values, shape)

@@ -106,11 +106,13 @@ _LASTING_FACTS = ("loss", "absent", "unobserved", "non_negative")
 
 def _check_resumed_facts(init: Any, solver: str) -> None:
     """Refuse a checkpoint that was made in another way, if it and the call say how."""
-    saved, record = find_record(init), current_record(solver)
+    saved = find_record(init)
+    record = current_record(solver)
     if saved is None or saved.method != solver or not record.dtype:
         return
     for name in _LASTING_FACTS:
-        before, now = getattr(saved, name), getattr(record, name)
+        before = getattr(saved, name)
+        now = getattr(record, name)
         if before != now:
             raise ValueError(
                 f"the checkpoint was written with {name} {before!r}, and this call has {now!r}: "
@@ -272,7 +274,8 @@ class AlternatingRun(Run):
         return product
 
     def update(self, iteration: int) -> Array | None:
-        factors, product = self.factors, None
+        factors = self.factors
+        product = None
         for mode in self.modes:
             self.data.impute(self.weights, factors)
             product = self.update_mode(mode)

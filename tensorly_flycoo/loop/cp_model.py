@@ -33,7 +33,8 @@ def multiply_grams(
     The factor of mode `skip` is left out. `ridge` is added to the diagonal before the weights. With
     a `dtype`, one factor at a time is converted to it.
     """
-    xp, rank = array_module(factors[0]), factors[0].shape[1]
+    xp = array_module(factors[0])
+    rank = factors[0].shape[1]
     product = xp.ones((rank, rank), dtype or factors[0].dtype)
     for n, factor in enumerate(factors):
         if n != skip:
@@ -144,5 +145,6 @@ def warn_of_zeros(cp_tensor: Any) -> None:
         record = find_record(cp_tensor)
         if record is not None and record.method == "observed_parafac":
             advice = "The ridge leaves nothing of them: pass a smaller l2_reg"
-        rank, are = cp_tensor.factors[0].shape[1], "is" if count == 1 else "are"
+        rank = cp_tensor.factors[0].shape[1]
+        are = "is" if count == 1 else "are"
         warn(f"{count} of {rank} components {are} zero. {advice} or a lower rank")

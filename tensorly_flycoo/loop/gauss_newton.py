@@ -26,23 +26,28 @@ from .cp_model import multiply_all
 from .momentum import MomentumRun
 
 #: What `linesearch=` is called for the steps, and for the rule that takes them where they pay.
-GAUSS_NEWTON, AUTO = "gauss-newton", "auto"
+GAUSS_NEWTON = "gauss-newton"
+AUTO = "auto"
 
 #: `GAUSS_NEWTON` begins with so many iterations of momentum: far away, the steps' model is poor.
 _NUM_FIRST = 5
 
 #: `AUTO`: momentum crawls if so many iterations raise the fit by less than this part of it.
-_WINDOW, _CRAWL = 5, 2.5e-3
+_WINDOW = 5
+_CRAWL = 2.5e-3
 
 #: The first damping, relative to the diagonals of the :math:`\Gamma_n`, and the largest; the least
 #: is the root of the rounding, which it keeps from scaling columns that no other damping holds.
-_DAMPING, _MAX_DAMPING = 1e-2, 1e2
+_DAMPING = 1e-2
+_MAX_DAMPING = 1e2
 
 #: A step that lowers the error divides the damping by this number, another one multiplies it.
-_EASE, _BRAKE = 3, 10
+_EASE = 3
+_BRAKE = 10
 
 #: Conjugate gradients end at this part of the first residual, or after so many iterations.
-_SHARE_LEFT, _MAX_CG = 0.1, 30
+_SHARE_LEFT = 0.1
+_MAX_CG = 30
 
 
 def find_step(
@@ -59,7 +64,8 @@ def find_step(
     stay. `ridge` is added to the diagonals of the :math:`\Gamma_n`.
     """
     ndim = len(grams)
-    pairs, products = np.zeros((ndim, *grams.shape)), np.empty_like(grams)
+    pairs = np.zeros((ndim, *grams.shape))
+    products = np.empty_like(grams)
     for n, p in itertools.combinations(range(ndim), 2):
         others = [grams[m] for m in range(ndim) if m not in (n, p)]
         pairs[n, p] = pairs[p, n] = multiply_all(others) if others else 1
@@ -80,7 +86,9 @@ def find_step(
     for n, product in inner.items():
         found[n] = (product - grams[n] @ products[n]) @ inverse[n]
     residual[:] = couple(found)
-    coupled, limit, before = np.zeros_like(grams), 0.0, np.inf
+    coupled = np.zeros_like(grams)
+    limit = 0.0
+    before = np.inf
     for _ in range(_MAX_CG):
         found[:] = grams @ residual @ inverse
         square = np.vdot(residual, found)
@@ -138,7 +146,8 @@ class GaussNewtonRun(MomentumRun):
 
     def step(self, iteration: int) -> Any:
         if self.second_order and not self._damping and self._is_turn():
-            self._damping, self._before = _DAMPING, {}
+            self._damping = _DAMPING
+            self._before = {}
             _, self._loss, self._grams = self._solve_longest()
         return self._step_all() if self._damping else super().step(iteration)
 
@@ -151,20 +160,24 @@ class GaussNewtonRun(MomentumRun):
         """Return whether momentum has done its part."""
         if self.second_order == GAUSS_NEWTON:
             return len(self.errors) >= _NUM_FIRST
-        rank, past = self.factors[0].shape[1], self.errors[-1 - _WINDOW :]
+        rank = self.factors[0].shape[1]
+        past = self.errors[-1 - _WINDOW :]
         if len(past) <= _WINDOW or self.tensor.nnz < 4 * _MAX_CG * rank**2:
             return False  # conjugate gradients would cost more than half a sweep
         return bool(past[0] - past[-1] < _CRAWL * (1 - past[-1]))
 
     def _step_all(self) -> Any:
         """Change all factors; return the error."""
-        longest, start, products = self._longest, list(self.factors), {}
+        longest = self._longest
+        start = list(self.factors)
+        products = {}
         place = self.modes.index(longest)
         others = self.modes[place + 1 :] + self.modes[:place]  # in which groups share their passes
         for n in others:
             products[n] = self.data.mttkrp(None, start, n)
         moved = _find_products([start[n] for n in others], [products[n] for n in others])
-        inner, grams = dict(zip(others, moved, strict=True)), self._grams
+        inner = dict(zip(others, moved, strict=True))
+        grams = self._grams
         eps = float(np.finfo(self.tensor.dtype).eps)
         limit = (float(self._loss) ** 2 + 8 * eps) ** 0.5  # a smaller rise is rounding
         while self._damping < _MAX_DAMPING:
@@ -176,7 +189,8 @@ class GaussNewtonRun(MomentumRun):
             with contextlib.suppress(np.linalg.LinAlgError):  # of a step that overflows
                 error, loss, found = self._solve_longest()
                 if loss <= limit:
-                    self._loss, self._grams = min(loss, self._loss), found
+                    self._loss = min(loss, self._loss)
+                    self._grams = found
                     self._damping = max(self._damping / _EASE, eps**0.5)
                     return error
             self._damping *= _BRAKE
@@ -188,7 +202,8 @@ class GaussNewtonRun(MomentumRun):
 
         The loss is the error, or with `l2_reg` the root of its square and of the ridge's share.
         """
-        product, square = self.update_mode(self._longest), float(self.data.norm()) ** 2
+        product = self.update_mode(self._longest)
+        square = float(self.data.norm()) ** 2
         inside = inner_product(product, self.factors[self._longest])
         grams = np.stack(_find_products(self.factors, self.factors))
         residual = abs(square + grams.prod(axis=0).sum() - 2 * float(inside)) / square

@@ -166,14 +166,16 @@ class GramProduct:
 
     def solve(self, b: Any) -> Array:
         """Solve ``self @ x = b``; see `engines.tall.solve`."""
-        rows, fits = b.T, b.ndim == 2 and b.shape[0] == self.rank
+        rows = b.T
+        fits = b.ndim == 2 and b.shape[0] == self.rank
         kernels = _find_kernels(rows) if fits else None
         if kernels is None:
             return (row_shards.solve if isinstance(b, RowShards) else solve)(self.to_array(), b)
         inverse = kernels.invert_product(self.grams, self.T.scales, self.rank, self.dtype)
         factor, grams, inner = kernels.solve_rows(rows, inverse)
         known = _keep(factor, grams, self._memory)
-        known.mttkrp, known.inner = weakref.ref(_owner(rows)), inner
+        known.mttkrp = weakref.ref(_owner(rows))
+        known.inner = inner
         if self._memory is not None:
             self._memory.num_solves += 1
         return factor.T
@@ -253,7 +255,8 @@ def compute_fit(
     of_last = known[-1].product
     scales: tuple[Scale, ...] = ()
     if weights is not None:
-        column, row = weights.reshape(-1, 1), weights.reshape(1, -1)
+        column = weights.reshape(-1, 1)
+        row = weights.reshape(1, -1)
         scales = (*_as_scales(column, of_last), *_as_scales(row, of_last))
         if len(scales) < 2:
             return None
@@ -345,7 +348,8 @@ class ShardedKernels:
         self, grams: Sequence[Any], scales: "Sequence[Scale]", rank: int, dtype: np.dtype
     ) -> list[Any]:
         """Return the inverse on each device, which computes it if it has the Gram matrices."""
-        devices, invert = self._devices, self._kernels.invert_product
+        devices = self._devices
+        invert = self._kernels.invert_product
         if scales or not grams or not all(gram.copies for gram in grams):
             inverse = invert(grams, scales, rank, dtype).to_array()
             copies = bring_each(devices, [inverse] * devices.count, self._homes)
@@ -355,7 +359,8 @@ class ShardedKernels:
 
     def solve_rows(self, x: RowShards, inverses: Sequence[Any]) -> tuple[RowShards, Any, Any]:
         """Solve for a factor; gather it with its Gram matrix if other modes' MTTKRPs read it."""
-        devices, solved = self._devices, []
+        devices = self._devices
+        solved = []
         for home, block in zip(x.sharding.homes, x.blocks, strict=True):
             with devices.use(home):
                 solved.append(self._kernels.solve_rows(block, inverses[home]))

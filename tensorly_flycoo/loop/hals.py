@@ -62,7 +62,8 @@ def improve(
     smoothness: float = 0,
 ) -> Array:
     """Return the factor after some sweeps of HALS."""
-    xp, sweeps = array_module(gram), _EXACT_SWEEPS if exact else _SWEEPS
+    xp = array_module(gram)
+    sweeps = _EXACT_SWEEPS if exact else _SWEEPS
     if smoothness:
         sweep_rows = partial(_sweep_smooth, strength=smoothness, sweeps=sweeps)
         return call_on_host(sweep_rows, targets - (sparsity or 0), factor, gram)
@@ -70,7 +71,8 @@ def improve(
     if isinstance(targets, RowShards):
         rows = targets.map_blocks(lambda _, part: np.copy(part, order="C"), factor)
     else:
-        rows, targets = xp.array(factor, order="C"), xp.ascontiguousarray(targets)
+        rows = xp.array(factor, order="C")
+        targets = xp.ascontiguousarray(targets)
     solve_nonnegative(targets, xp.ascontiguousarray(gram), rows, *sweeps, sparsity)
     return rows
 

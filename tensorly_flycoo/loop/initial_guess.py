@@ -59,7 +59,8 @@ def spread_factors(x: FlycooTensor, factors: Iterable[Array]) -> list[Array]:
 
     A resumed run then adds in the same order as an uninterrupted one.
     """
-    layout, factors = x._layout, list(factors)
+    layout = x._layout
+    factors = list(factors)
     return layout.spread(factors) if isinstance(layout, SpreadLayout) else factors
 
 

@@ -37,7 +37,8 @@ class Loss:
     is_truncated: bool = False  # whether f(0, m) is 0: a zero says nothing about the model
 
 
-_NONNEGATIVE, _BINARY = "numbers of 0 or more", "zeros and ones"
+_NONNEGATIVE = "numbers of 0 or more"
+_BINARY = "zeros and ones"
 
 
 def _truncated_value(x: Array, m: Array) -> Array:
@@ -149,7 +150,8 @@ def check_data(loss: Loss, x: FlycooTensor) -> None:
         raise ValueError(f"tensor of shape {x.shape} has no nonzeros, expected at least one")
     if loss.takes == "numbers":
         return
-    is_binary, least = loss.takes == _BINARY, 0 if loss.takes == _NONNEGATIVE else 1
+    is_binary = loss.takes == _BINARY
+    least = 0 if loss.takes == _NONNEGATIVE else 1
     most = 1 if is_binary else np.inf
     for name in ("min", "max") if is_binary else ("min",):  # each is a pass over the values
         for found in map_pieces(find_extreme, x._layout, x._engine, name):

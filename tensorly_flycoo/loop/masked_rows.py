@@ -27,7 +27,8 @@ class MaskedRows:
         xp = missing.engine.xp
         self._xp, self._cells, self._modes = xp, missing.coords, list(missing.modes)
         self._wholes = [mode for mode in range(missing.ndim) if mode not in self._modes]
-        self._listed, count = self._cells, self._cells.shape[1]
+        self._listed = self._cells
+        count = self._cells.shape[1]
         if self._wholes:
             roots = xp.tile(xp.arange(rank), count)
             self._listed = xp.stack([*xp.repeat(self._cells, rank, axis=1), roots])
@@ -51,13 +52,15 @@ class MaskedRows:
         `grams` are the Gram matrices of all modes, and count rows of a mode as often as its
         `row_weights` (I,) say, if it has some.
         """
-        gram, rank = multiply_all(grams, mode), products.shape[1]
+        gram = multiply_all(grams, mode)
+        rank = products.shape[1]
         weights = {n: of for n, of in row_weights.items() if n != mode and n in self._modes}
         if mode in self._wholes:
             rows = multiply_all([factors[n][ids] for n, ids in self._pair(self._cells)])
             counted = self._weigh(rows, self._cells, weights)
             gram = gram - transposed_product(rows, counted) * self._multiply_wholes(grams, mode)
-        old, hold = factors[mode], _HOLD * float(gram.trace()) / rank or 1.0
+        old = factors[mode]
+        hold = _HOLD * float(gram.trace()) / rank or 1.0
         common = gram + (hold + l2_reg) * self._xp.eye(rank)
         targets = products + hold * old
         if mode in self._wholes:

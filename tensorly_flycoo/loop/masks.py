@@ -57,7 +57,10 @@ class MissingEntries:
     """
 
     def __init__(self, x: FlycooTensor, coords: Array) -> None:
-        self.tensor, self.shape, self.ndim, self.dtype = x, x.shape, x.ndim, x.dtype
+        self.tensor = x
+        self.shape = x.shape
+        self.ndim = x.ndim
+        self.dtype = x.dtype
         self.engine = select_engine(x._engine.local_device)
         options: dict[str, Any] = {"layout": "indexed", "device": self.engine.name, "slabs": 1}
         ones = array_module(coords).ones(coords.shape[1], x.dtype)
@@ -134,7 +137,8 @@ class MissingEntries:
 
         Only the first call sorts it; each does in slabs, or if the dtype cannot number its entries.
         """
-        x, size = self.observed, self.observed.nnz + self.count
+        x = self.observed
+        size = self.observed.nnz + self.count
         if isinstance(x._layout, SlabLayout) or size * np.finfo(self.dtype).eps > 1:
             # In host memory, from where each device takes its own.
             given = move(self.coords, np), move(values, np).astype(self.dtype)
@@ -184,7 +188,10 @@ class MissingBlocks(MissingEntries):
     start = None
 
     def __init__(self, x: FlycooTensor, cells: Array, modes: Sequence[int]) -> None:
-        self.tensor, self.shape, self.ndim, self.dtype = x, x.shape, x.ndim, x.dtype
+        self.tensor = x
+        self.shape = x.shape
+        self.ndim = x.ndim
+        self.dtype = x.dtype
         self.engine = select_engine(x._engine.local_device)
         self.modes, self.coords = [*modes], self.engine.xp.asarray(cells)
         self._others = [n for n in range(x.ndim) if n not in self.modes]
@@ -224,14 +231,16 @@ class MissingBlocks(MissingEntries):
     ) -> Array:
         if values is None:
             return out
-        rows, grams = self._take_rows(values), self._multiply_others(values[1], factors, mode)
+        rows = self._take_rows(values)
+        grams = self._multiply_others(values[1], factors, mode)
         if mode in self.modes:
             columns = {
                 place: factors[n].astype(self.dtype, copy=False)
                 for place, n in enumerate(self.modes)
                 if n != mode
             }
-            mixed, added = multiply(rows, grams).astype(self.dtype), self.engine.xp.zeros_like(out)
+            mixed = multiply(rows, grams).astype(self.dtype)
+            added = self.engine.xp.zeros_like(out)
             self._entries.add_mttkrp(columns, mixed, self.modes.index(mode), added)
         else:
             grams = grams * transposed_product(rows, self._take_rows((None, factors)))
@@ -278,7 +287,8 @@ class ObservedData:
     def __init__(self, x: FlycooTensor, missing: MissingEntries | None = None) -> None:
         self.tensor = x if missing is None else missing.observed
         self.missing = missing
-        self.xp, self.dtype = x._engine.xp, x.dtype
+        self.xp = x._engine.xp
+        self.dtype = x.dtype
         self._sent: dict[int, tuple[Array, Array]] = {}  # by mode: a factor, and the workers' copy
 
     def send(self, factors: Sequence[Array]) -> Sequence[Array]:
@@ -305,7 +315,8 @@ class ImputedTensor:
     residual: Array
 
     def __init__(self, missing: MissingEntries) -> None:
-        self.missing, self.values = missing, missing.start
+        self.missing = missing
+        self.values = missing.start
         self._observed = WholeTensor(missing.observed)
 
     def impute(self, weights: Array | None, factors: Sequence[Array]) -> None:
@@ -517,11 +528,14 @@ def _project(piece: Piece, mode: int, engine: Engine, arrays: Sequence[Array]) -
     is_own: Any = slice(None)
     if mode == piece.cut_mode:  # its columns are shared between slabs
         num_rows = piece.layout.record_format.shape[mode]
-        own_left, own = left[piece.start : piece.start + num_rows], coords
+        own_left = left[piece.start : piece.start + num_rows]
+        own = coords
     else:
         own, is_own = piece.take_own(coords)
-    rows, added = coords[mode][is_own], piece.xp.zeros(coords.shape[1])
-    sampler, products = NonzeroSampler(piece.layout, engine), piece.xp.empty(rows.size)
+    rows = coords[mode][is_own]
+    added = piece.xp.zeros(coords.shape[1])
+    sampler = NonzeroSampler(piece.layout, engine)
+    products = piece.xp.empty(rows.size)
     block_size = choose_block_size(left, left.shape[1])
     for start in range(0, rows.size, block_size):
         block = slice(start, start + block_size)
@@ -534,7 +548,8 @@ def _project(piece: Piece, mode: int, engine: Engine, arrays: Sequence[Array]) -
 
 def add_entries(piece: Piece, coords: Array, values: Array) -> tuple[Array, Array]:
     """Return the nonzeros of a slab, and the entries at those of `coords` that are in it."""
-    given, numbers = piece.xp.asarray(coords), piece.xp.asarray(values)
+    given = piece.xp.asarray(coords)
+    numbers = piece.xp.asarray(values)
     _, is_own = piece.take_own(given)
     known, known_values = read_nonzeros(piece)
     return (

@@ -162,7 +162,8 @@ def check_guess(function: str, init: Any, shape: Sequence[int]) -> None:
     is_model = isinstance(init, FactorizedTensor) or hasattr(init, "cp_tensors") or is_pair
     if not is_model or isinstance(init, Resumed) or function not in _GUESSES:
         return
-    kind, expected = find_kind(init), _GUESSES[function]
+    kind = find_kind(init)
+    expected = _GUESSES[function]
     if kind not in expected:
         raise ValueError(
             f"init is a {type(init).__name__}, a {kind} model, expected a model of kind "

@@ -27,7 +27,8 @@ class Pace:
     """
 
     def __init__(self, t: float = 1.0) -> None:
-        self.t, self._was_taken_back = t, False
+        self.t = t
+        self._was_taken_back = False
 
     @property
     def _next(self) -> float:
@@ -39,10 +40,12 @@ class Pace:
         return 0.0 if self._was_taken_back else (self.t - 1) / self._next
 
     def advance(self) -> None:
-        self.t, self._was_taken_back = self._next, False
+        self.t = self._next
+        self._was_taken_back = False
 
     def take_back(self) -> None:
-        self.t, self._was_taken_back = max(1.0, self.t / 2), True
+        self.t = max(1.0, self.t / 2)
+        self._was_taken_back = True
 
 
 def extrapolate(after: Array, before: Array, step: Any) -> Array:
@@ -75,7 +78,8 @@ class MomentumRun(AlternatingRun):
         self._loss: Any = None  # of the last model
         if not self.has_momentum or not isinstance(self.init, Resumed):
             return
-        state, self._loss = self.state, self.init.errors[-1]
+        state = self.state
+        self._loss = self.init.errors[-1]
         if "pace" in state and all(f"before_{n}" in state for n in self.moved):
             before = self.factors.copy()
             for n in self.moved:
@@ -102,7 +106,9 @@ class MomentumRun(AlternatingRun):
     def step(self, iteration: int) -> Any:
         if not self.has_momentum:
             return super().step(iteration)
-        weights, start, is_first = self.weights, self.factors.copy(), not self._before
+        weights = self.weights
+        start = self.factors.copy()
+        is_first = not self._before
         further = self._extrapolate(start)
         self._before = {n: start[n] for n in self.moved}
         if further is not None:
@@ -117,7 +123,8 @@ class MomentumRun(AlternatingRun):
                 self._loss = loss
                 return error
             self._pace.take_back()
-            self.weights, self.data.values = weights, values
+            self.weights = weights
+            self.data.values = values
         if not is_first:
             self._pace.advance()
         self.factors[:] = start
@@ -131,7 +138,9 @@ class MomentumRun(AlternatingRun):
 
     def _extrapolate(self, factors: list[Array]) -> list[Array] | None:
         """Return extrapolated factors, and drop the model before; None where no step is taken."""
-        before, step, further = self._before, self._pace.step, list(factors)
+        before = self._before
+        step = self._pace.step
+        further = list(factors)
         if not before or not step or not self._is_resolved(factors):
             return None
         for n in self.moved:

@@ -88,10 +88,12 @@ def fit_rows(
     are. Right-hand sides `added` (I, R), if given, are added to those of the nonzeros; then all
     columns are free. Non-negative rows are not solved for but improved.
     """
-    xp, rank = array_module(targets), factors[mode].shape[1]
+    xp = array_module(targets)
+    rank = factors[mode].shape[1]
     fitted = xp.zeros_like(factors[mode])
     if is_free is not None:
-        fitted, free = factors[mode] * ~is_free, xp.flatnonzero(is_free)
+        fitted = factors[mode] * ~is_free
+        free = xp.flatnonzero(is_free)
         empty = xp.flatnonzero(plan.starts == plan.ends)
         if empty.size:
             # Their systems are `common` alone, with the same columns that stay.
@@ -123,14 +125,16 @@ def fit_rows(
             transposed = products.swapaxes(1, 2)
             own = products @ transposed + common[0, 0] * xp.eye(width)
             return (transposed @ np.linalg.solve(own, part[:, :, None]))[:, :, 0]
-        own, target = common, xp.zeros((1, rank, 1))
+        own = common
+        target = xp.zeros((1, rank, 1))
         if added is not None:
             target = added[rows][:, :, None]
         step = max(rank, choose_block_size(targets, rank))
         for first in range(0, width, step):
             part, products, weighted = gather(rows, first, min(first + step, width))
             transposed = products.swapaxes(1, 2)
-            own, target = own + transposed @ weighted, target + transposed @ part[:, :, None]
+            own = own + transposed @ weighted
+            target = target + transposed @ part[:, :, None]
         if non_negative:
             return _descend(own, target[:, :, 0], factors[mode][rows])
         if is_free is not None:
@@ -193,13 +197,17 @@ def improve_rows(
     def divide(a: Array, b: Array) -> Array:
         return xp.where(b > 0, a / xp.where(b > 0, b, 1), 0)
 
-    rows, steps, squares = factors[mode], 0, xp.zeros((targets.shape[0], 1), targets.dtype)
+    rows = factors[mode]
+    steps = 0
+    squares = xp.zeros((targets.shape[0], 1), targets.dtype)
     residuals = targets - apply(rows, stays=True)
     for number in range(num_steps):
         slopes = residuals if is_free is None else residuals * is_free
-        before, squares = squares, (slopes**2).sum(axis=1, keepdims=True)
+        before = squares
+        squares = (slopes**2).sum(axis=1, keepdims=True)
         steps = slopes + divide(squares, before) * steps
         changes = apply(steps, stays=number < num_steps - 1)
         lengths = divide(squares, (steps * changes).sum(axis=1, keepdims=True))
-        rows, residuals = rows + lengths * steps, residuals - lengths * changes
+        rows = rows + lengths * steps
+        residuals = residuals - lengths * changes
     return rows, residuals

@@ -26,11 +26,13 @@ _GROWTH = 4.0
 
 #: A lifted zero becomes at most the first part of the mean of its column; an element up to the
 #: second counts as zero: growing from there would take too many updates.
-_LIFT, _NEGLIGIBLE = 0.01, 1e-10
+_LIFT = 0.01
+_NEGLIGIBLE = 1e-10
 
 #: Every so many sweeps, zeros are lifted if the last sweep lowered F by less than the second
 #: number, relative to F.
-_PERIOD, _SETTLED = 10, 1e-6
+_PERIOD = 10
+_SETTLED = 1e-6
 
 
 def divide_counts(
@@ -101,8 +103,10 @@ class MultiplicativeUpdates(Run):
     _product: Array = field(init=False)  # of the first mode
 
     def prepare(self) -> None:
-        state, xp = self.state, self.data.xp
-        self._longest, self._growth = float(state.get("longest_step", 1.0)), 1.0
+        state = self.state
+        xp = self.data.xp
+        self._longest = float(state.get("longest_step", 1.0))
+        self._growth = 1.0
         known = [n for n in self.modes if f"base_{n}" in state]
         self._base = {n: xp.asarray(state[f"base_{n}"]) for n in known}  # before the last sweep
         # Not summed again from a checkpoint: updates add rows in another order.
@@ -122,7 +126,9 @@ class MultiplicativeUpdates(Run):
         return has_settled(self.errors, self.tol)
 
     def update(self, iteration: int) -> float:
-        before, factors, engine = list(self.factors), self.factors, self.data.tensor._engine
+        before = list(self.factors)
+        factors = self.factors
+        engine = self.data.tensor._engine
         for mode in self.modes:
             if mode == self.modes[0]:
                 product = self._product
@@ -204,7 +210,8 @@ class MultiplicativeUpdates(Run):
 
 def balance(factors: list[Array], modes: Sequence[int]) -> list[Array]:
     """Scale the columns of the factors of `modes` so that they have equal sums; keep the model."""
-    xp, factors = array_module(factors[0]), list(factors)
+    xp = array_module(factors[0])
+    factors = list(factors)
     sums = {n: sum_columns(factors[n]) for n in modes}
     logs = sum(xp.log(xp.where(s > 0, s, 1)) for s in sums.values())
     for n, column_sums in sums.items():
@@ -219,7 +226,8 @@ def lift_zeros(factor: Array, multipliers: Array | None = None) -> Array:
     With the `multipliers` of an update, raise only those whose multiplier m is above 1, and by
     ``m - 1`` times as much if that is less than 1. Return `factor` itself if there are none.
     """
-    xp, means = array_module(factor), _average_columns(factor)
+    xp = array_module(factor)
+    means = _average_columns(factor)
     levels = xp.broadcast_to(_LIFT * means, factor.shape)
     if multipliers is not None:
         levels = levels * xp.clip(multipliers - 1, 0, 1)

@@ -21,14 +21,19 @@ class ProjectedSlices:
     def __init__(self, x: RaggedTensor, rank: int, center: bool, mask: Any) -> None:
         self.missing = None if mask is None else find_missing(x, mask)
         self.matrix = x.matrix if self.missing is None else self.missing.observed
-        self.is_centred, self.shape = center, (x.shape[0], rank, x.shape[2])
+        self.is_centred = center
+        self.shape = (x.shape[0], rank, x.shape[2])
         # As of a FlycooTensor: the initial guess and checkpoints need them.
-        self.device, self.dtype, self.nnz = x.matrix.device, x.dtype, self.matrix.nnz
-        self._engine, self._layout = x.matrix._engine, self.matrix._layout
+        self.device = x.matrix.device
+        self.dtype = x.dtype
+        self.nnz = self.matrix.nnz
+        self._engine = x.matrix._engine
+        self._layout = self.matrix._layout
         self.xp: Any = self._engine.xp
         self._order = self.xp.asarray(x.order)
         self._batches = list(_list_batches(x.heights[x.order]))
-        self.num_rows, heights = int(x.row_counts.sum()), x.heights[x.order]
+        self.num_rows = int(x.row_counts.sum())
+        heights = x.heights[x.order]
         places = np.arange(heights.sum()) - np.repeat(x.starts[x.order], heights)
         is_row = places < np.repeat(x.row_counts[x.order], heights)
         self.is_row = self.xp.asarray(is_row[:, None])  # and no padding
@@ -52,7 +57,8 @@ class ProjectedSlices:
         ones = self.xp.ones((self.shape[2], 1), self.dtype)
         sums = move(multiply_matricized(self.matrix, 0, (1,), ones), np)[:, 0]
         of_rows = np.repeat(x.order, x.heights[x.order])
-        of_missing, num_slices = of_rows[move(missing.coords[0], np)], len(x.order)
+        of_missing = of_rows[move(missing.coords[0], np)]
+        num_slices = len(x.order)
         counts = x.row_counts * self.shape[2] - np.bincount(of_missing, minlength=num_slices)
         means = np.bincount(of_rows, sums, num_slices) / np.maximum(counts, 1)
         return self.xp.asarray(means[of_missing], self.dtype)
@@ -112,11 +118,13 @@ class ProjectedSlices:
     def measure(self, factors: Sequence[Array]) -> float:
         """Compute the relative error of a model; X C, which that takes, suits `project` next."""
         a, b, c = factors
-        model, square = self._make_model(a, b), self._square
+        model = self._make_model(a, b)
+        square = self._square
         inner = float((self.mttkrp(None, factors, 1) * b).sum(dtype=np.float64))
         if self.missing is not None:  # imputed by this model, they have no error
             _, added, change = self.missing.compare(self.values, None, [model, c])
-            square, inner = square + float(added), inner + float(change)
+            square = square + float(added)
+            inner = inner + float(change)
         gram = self._cross(model, model).sum(axis=0) * transposed_product(c, c)
         square = abs(square - 2 * inner + float(gram.sum()))
         return float(self.dtype.type(np.sqrt(square / self._square)))
@@ -219,4 +227,5 @@ def _list_batches(row_counts: np.ndarray) -> Iterator[tuple[slice, slice]]:
         for number in [count] if size <= _MAX_BATCHED_ROWS else [1] * count:
             if size:
                 yield slice(first, first + number), slice(row, row + number * size)
-            first, row = first + number, row + number * size
+            first = first + number
+            row = row + number * size

@@ -142,7 +142,9 @@ def solve_rows(
         solved[is_plain] = _solve_alike(products[is_plain], common, non_negative)
 
     def solve_block(common: Array, width: int, rows: Array) -> Array:
-        grams, sums, sizes = common, products[rows], common.diagonal().sum()
+        grams = common
+        sums = products[rows]
+        sizes = common.diagonal().sum()
         for first, last in _cut(width, choose_block_size(products, rows.size * lengths.size)):
             places, is_own = plan.list_places(rows, first, last)
             designs = cells.designs(places) / lengths
@@ -181,7 +183,8 @@ def _solve_alike(products: Array, common: Array, non_negative: bool) -> Array:
         return products @ (vectors * _invert(values)) @ vectors.T
     xp = array_module(products)
     rows = xp.zeros_like(products)
-    products, common = xp.ascontiguousarray(products), xp.ascontiguousarray(common)
+    products = xp.ascontiguousarray(products)
+    common = xp.ascontiguousarray(common)
     solve_nonnegative(products, common, rows, _NUM_SWEEPS, tolerance=0)
     positive = xp.flatnonzero((rows > 0).any(axis=1))
     for first, last in _cut(positive.size, choose_block_size(products, common.size)):

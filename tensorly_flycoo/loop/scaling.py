@@ -33,7 +33,8 @@ _RANGES = {4: (-32, 32), 8: (-128, 128)}
 
 #: The same for non-negative models, whose updates and start have TensorLy's absolute constants; and
 #: for conjugate gradients in float32, whose steps have higher powers.
-_NON_NEGATIVE, _OBSERVED = (-4, 16), (-8, 8)
+_NON_NEGATIVE = (-4, 16)
+_OBSERVED = (-8, 8)
 
 #: TensorLy's constraints, and those of them that hold for a multiple of a factor too.
 CONSTRAINTS = {*inspect.signature(validate_constraints).parameters} - {"n_const", "order"}
@@ -54,7 +55,8 @@ class Scaling(NamedTuple):
 
     def scale(self, model: Any, sign: int) -> Any:
         """Return the model for the values themselves (1), or for those near 1 (-1)."""
-        first, factors = model[0], list(model[1])
+        first = model[0]
+        factors = list(model[1])
         factors = [_shift(f, s, sign) for f, s in zip(factors, self.shares, strict=True)]
         if self.has_core or (first is not None and has_true(first != 1)):
             first = _shift(first, self.rest, sign)
@@ -149,7 +151,8 @@ def _shift_companions(options: dict[str, Any], x: Any, shifted: Any, scaling: Sc
     Factors of a guess that are far from 1 themselves take what that is, and return with it.
     """
     init: Any = options.get("init")
-    callback, mask = options.get("callback"), options.get("mask")
+    callback = options.get("callback")
+    mask = options.get("mask")
     is_model = isinstance(init, tuple | list | Mapping) and len(init) > 1  # else refused, or a name
     are_factors = scaling.has_core and isinstance(init, list)
     if is_model and not are_factors and len(init[1]) == x.ndim:

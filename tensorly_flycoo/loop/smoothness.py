@@ -63,7 +63,8 @@ def fit_nonnegative(column: Array, strength: float) -> Array:
     Off its diagonal K is not positive, so inverses of its parts are not negative: where some
     elements are held at zero, to free those that gain by it only raises the others.
     """
-    target, is_free = weigh(column, strength), column > 0
+    target = weigh(column, strength)
+    is_free = column > 0
     while True:
         x = _solve(np.where(is_free, target, 0), strength, is_free)
         gains = ~is_free & (weigh(x, strength) < target)
@@ -81,7 +82,8 @@ def _solve(columns: Array, strength: float, is_free: Any = True, free_ends: bool
     """Solve K x = columns, where elements that are not free must be zero, in x too."""
     from scipy.linalg import solve_banded
 
-    bands, is_free = np.zeros((3, len(columns))), np.broadcast_to(is_free, len(columns))
+    bands = np.zeros((3, len(columns)))
+    is_free = np.broadcast_to(is_free, len(columns))
     bands[0, 1:] = bands[2, :-1] = -strength * (is_free[1:] & is_free[:-1])
     bands[1] = 1 + 2 * strength
     bands[1, 0] -= strength * free_ends

@@ -44,7 +44,8 @@ def obey_unknown(
             "decomposition that takes a mask, such as parafac, or observed_parafac; or pass "
             "x.tensor if they are zeros"
         )
-    mask, given = find_unknown(x), options.get("mask")
+    mask = find_unknown(x)
+    given = options.get("mask")
     if function == "parafac2":
         mask = mask_slices(mask, x.shape[0])
         if given is not None:

@@ -35,7 +35,9 @@ class WholeTensor(LazyArray):
 
     def __init__(self, x: FlycooTensor, last_pass: LastPass | None = None) -> None:
         self.tensor = x
-        self.shape, self.ndim, self.dtype = x.shape, x.ndim, x.dtype
+        self.shape = x.shape
+        self.ndim = x.ndim
+        self.dtype = x.dtype
         self.device = "cuda" if x.device == "cuda" else "cpu"  # of the call's own arrays
         self.memory = GramMemory()
         self.last_pass = last_pass or LastPass()
@@ -55,7 +57,8 @@ class WholeTensor(LazyArray):
         """Compute the MTTKRP of factors in any precision: (I_mode, R), in that of the tensor."""
         x = self.tensor
         self._first_mode = mode if self._first_mode is None else self._first_mode
-        ahead, self._ahead = self._ahead, None
+        ahead = self._ahead
+        self._ahead = None
         if ahead is not None and ahead[0] == mode and all(map(operator.is_, ahead[1], factors)):
             return ahead[2]
         if not self._has_begun:
@@ -69,7 +72,8 @@ class WholeTensor(LazyArray):
 
     def look_ahead(self, factors: Sequence[Array]) -> None:
         """Launch the next iteration's first MTTKRP, if it is known, before the host waits."""
-        mode, self._first_mode = self._first_mode, None
+        mode = self._first_mode
+        self._first_mode = None
         self.num_left -= 1
         if mode is None or mode == self.ndim - 1 or self.num_left < 1:
             return
@@ -84,5 +88,6 @@ class WholeTensor(LazyArray):
         """Compute the relative error of a model, by default with an MTTKRP of the last mode."""
         if last_mttkrp is None:
             last_mttkrp = self.mttkrp(weights, factors, len(factors) - 1)
-        norm, inner = self.norm(), inner_product(last_mttkrp, factors[-1])
+        norm = self.norm()
+        inner = inner_product(last_mttkrp, factors[-1])
         return np.sqrt(residual_square(norm**2, weights, factors, inner)) / norm, None

@@ -84,7 +84,8 @@ class Starts:
         return float(np.delete(self.matches, self.best_number).mean())
 
     def __repr__(self) -> str:
-        best, match = self.best_number, f", match {self.match:.3f}" if self.match >= 0 else ""
+        best = self.best_number
+        match = f", match {self.match:.3f}" if self.match >= 0 else ""
         if self.match < LOW_MATCH:
             match += ": the runs found different components"
         error = f"{self.final_errors[best]:.6g}"
@@ -200,7 +201,8 @@ def best_of(
             if found is not None and "validation" in method.defaults:
                 # It depends on no start: the others would choose it too.
                 options["l2_reg"] = found.l2_reg
-    results, errors = [run.cp_tensor for run in runs], [list(run.errors) for run in runs]
+    results = [run.cp_tensor for run in runs]
+    errors = [list(run.errors) for run in runs]
     dropped = [number for number, run in enumerate(runs) if run.is_dropped]
     starts = Starts(results, errors, seeds, None, dropped, method.error_name)
     if all(isinstance(result, CPTensor | CoupledCP) for result in results):
@@ -228,7 +230,8 @@ def take_components(model: CPTensor | CoupledCP, rank: Any) -> Any:
 def _check(method: Method, n_starts: Any, options: dict[str, Any]) -> None:
     if inspect.isclass(method.function):
         raise TypeError(f"decomposition is {method.function!r}, expected a function")
-    names, name = method.defaults, method.name
+    names = method.defaults
+    name = method.name
     check_count(n_starts, "n_starts")
     if "random_state" not in names:
         raise ValueError(f"{name} has no random_state, expected one: every start would be the same")
@@ -244,7 +247,8 @@ def _check(method: Method, n_starts: Any, options: dict[str, Any]) -> None:
 
 def _suits_batch(method: Method, x: Any, rank: Any, n_starts: int, options: dict[str, Any]) -> bool:
     """Return whether `run_together` gives the same results."""
-    linesearch, mask = options.get("linesearch", False), options.get("mask")
+    linesearch = options.get("linesearch", False)
+    mask = options.get("mask")
     is_countable = isinstance(rank, int | np.integer) and not isinstance(rank, bool) and rank >= 1
     return bool(
         method.runs_together

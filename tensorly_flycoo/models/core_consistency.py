@@ -118,7 +118,8 @@ def _impute(x: FlycooTensor, cp_tensor: Any, mask: Any) -> FlycooTensor:
 
 def _iterate_core(x: FlycooTensor, inverses: list[Array]) -> Iterator[tuple[int, Array]]:
     """Yield blocks of the core, (R, ..., R, n), and the place of each along the last axis."""
-    rank, merged = inverses[0].shape[1], _choose_merged(x, inverses[0].shape[1])
+    rank = inverses[0].shape[1]
+    merged = _choose_merged(x, inverses[0].shape[1])
     rest = [n for n in range(x.ndim) if n not in merged]
     joined, mode, places = merge_modes(x, merged, x.dtype)
     size = max(1, _BLOCK_NUMBERS // (_count_rows(x, merged) * rank ** (len(rest) - 1)))

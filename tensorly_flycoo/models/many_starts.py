@@ -170,7 +170,9 @@ def run_resampled(
     on the host. Rows of the mode's factor are multiplied by the roots of their weights: least
     squares with weights fit the rows of `x` times these roots.
     """
-    rank, xp, paths = factors[0].shape[1], array_module(factors[0]), []
+    rank = factors[0].shape[1]
+    xp = array_module(factors[0])
+    paths = []
     x = x if rules.missing is None else rules.missing.observed
     size = max(1, min(_choose_batch_size(x, rank), _RESAMPLED_COLUMNS // rank))
     for start in range(0, len(weights), size):
@@ -219,7 +221,8 @@ def _find_limits(path: np.ndarray) -> np.ndarray:
 
 def _choose_batch_size(x: FlycooTensor, rank: int, num_missing: int = 0) -> int:
     """Choose how many runs fit free memory and a CPU's caches together; 0 if not even one does."""
-    free, size = x._engine.count_free_nbytes(), 2**10
+    free = x._engine.count_free_nbytes()
+    size = 2**10
     if free is not None:
         each = _COPIES * count_iteration_nbytes(x, rank)
         # On a GPU each column has the values too, and MTTKRP of the mode that numbers entries.
@@ -286,7 +289,8 @@ def _drop(runs: Sequence[Run], stack: Sequence[Run], take: Callable[[int], CPTen
         if run in going:
             before, last = map(float, run.errors[-2:])
             if last - 2 * t * max(before - last, 0.0) > least:
-                run.cp_tensor, run.is_dropped = take(going[run]), True
+                run.cp_tensor = take(going[run])
+                run.is_dropped = True
     rivals = [run for run in order if not run.is_dropped]
     if t % _PATIENCE or len(rivals) < 2:
         return
@@ -295,7 +299,8 @@ def _drop(runs: Sequence[Run], stack: Sequence[Run], take: Callable[[int], CPTen
     for place, (run, model) in enumerate(zip(rivals, models, strict=True)):
         better = [n for n in range(place) if not rivals[n].is_dropped and scores[place, n] >= _SAME]
         if run in going and better:
-            run.cp_tensor, run.is_dropped = model, True
+            run.cp_tensor = model
+            run.is_dropped = True
             run.leader = runs.index(rivals[better[0]])
 
 
@@ -307,7 +312,8 @@ class ImputedStarts(LastPass):
 
     def __init__(self, missing: MissingEntries, num_models: int) -> None:
         super().__init__()
-        layout, self._engine = missing.observed._layout, missing.engine
+        layout = missing.observed._layout
+        self._engine = missing.engine
         record_format = layout.record_format
         self._units: list[tuple[Sequence[int], Sequence[int]]] = []  # modes and their bits
         for group, bits in zip(record_format.groups, record_format.bits_below, strict=True):
@@ -321,7 +327,8 @@ class ImputedStarts(LastPass):
             for unit in self._units
         ]
         sizes = [missing.shape[modes[0]] << bits[0] for modes, bits in self._units]
-        engine, xp = missing.engine, missing.engine.xp
+        engine = missing.engine
+        xp = missing.engine.xp
         self._entries = engine.entries(engine, xp.stack(rows), sizes, missing.dtype)
         self._values = xp.stack([missing.start] * num_models, axis=1)
         self._merged: dict[int, tuple[list[Array], Array]] = {}
@@ -386,7 +393,9 @@ class _Batch:
     ) -> None:
         self.x, self.imputed, self.data = x, imputed, WholeTensor(x, imputed)
         self.weights = weights or {}
-        self.stacks, self.columns, self.grams = stacks, [*stacks], [*stacks]
+        self.stacks = stacks
+        self.columns = [*stacks]
+        self.grams = [*stacks]
         for mode, stack in enumerate(stacks):
             self._replace(mode, stack)
         self.before: list[Array] = []
@@ -433,7 +442,8 @@ class _Batch:
 
     def extrapolate(self, steps: Sequence[float]) -> None:
         """Move all factors but the first, which is not read, by as many of their last changes."""
-        before, self.before = self.before, self.stacks.copy()
+        before = self.before
+        self.before = self.stacks.copy()
         if not before:
             return
         each = array_module(before[0]).asarray(steps, before[0].dtype)[:, None, None]
@@ -482,7 +492,8 @@ class _Batch:
     def _measure(self, rows: Array, stack: Array) -> list[np.floating]:
         """Compute the errors as for a lone run, after a single copy to the host."""
         squares = multiply_all(self.grams).astype(np.float64, copy=False)
-        squares, norm = squares.reshape(len(squares), -1).sum(axis=1), self.x.norm()
+        squares = squares.reshape(len(squares), -1).sum(axis=1)
+        norm = self.x.norm()
         if is_cupy(rows):
             inner = (rows * stack).sum(axis=1, dtype=np.float64).sum(axis=1)
         else:
@@ -503,7 +514,8 @@ class _ResampledBatch(_Batch):
     def __init__(
         self, x: FlycooTensor, stacks: list[Array], weights: dict[int, Array], rules: RowRules
     ) -> None:
-        self._rules, missing = rules, rules.missing
+        self._rules = rules
+        missing = rules.missing
         rank = stacks[0].shape[2]
         self._masked = None if missing is None else MaskedRows(missing, rank)
         super().__init__(x, stacks, None, weights)
@@ -516,7 +528,8 @@ class _ResampledBatch(_Batch):
             self.grams[mode] = self.grams[mode] + strength * (steps.swapaxes(1, 2) @ steps)
 
     def _solve(self, rows: Array, mode: int) -> Array:
-        rules, strength = self._rules, self._rules.smoothness.get(mode, 0.0)
+        rules = self._rules
+        strength = self._rules.smoothness.get(mode, 0.0)
         if strength:
             rows = array_module(rows).stack([smooth(own, strength) for own in rows])
         if self._masked is None and not rules.l2_reg and mode not in rules.non_negative:
@@ -526,7 +539,8 @@ class _ResampledBatch(_Batch):
 
     def _fit(self, products: Array, number: int, mode: int) -> Array:
         """Fit the rows of one run, in float64."""
-        rules, is_non_negative = self._rules, mode in self._rules.non_negative
+        rules = self._rules
+        is_non_negative = mode in self._rules.non_negative
         factors = [stack[number].astype(np.float64, copy=False) for stack in self.stacks]
         products = products.astype(np.float64, copy=False)
         if self._masked is None:

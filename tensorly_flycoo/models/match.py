@@ -66,7 +66,8 @@ def factor_match_score(cp_tensor1: Any, cp_tensor2: Any, *, consider_weights: bo
     0.75
     """
     (weights1, factors1), (weights2, factors2) = take_model(cp_tensor1), take_model(cp_tensor2)
-    labels1, labels2 = getattr(cp_tensor1, "labels", None), getattr(cp_tensor2, "labels", None)
+    labels1 = getattr(cp_tensor1, "labels", None)
+    labels2 = getattr(cp_tensor2, "labels", None)
     if isinstance(labels1, Labels) and isinstance(labels2, Labels):
         factors2 = _sort_rows(factors2, labels2, labels1)
     shapes = [tuple(factor.shape[0] for factor in factors) for factors in (factors1, factors2)]
@@ -94,7 +95,8 @@ def _find_rows(name: str, labels: np.ndarray, known: np.ndarray) -> list[int]:
     """Return where each known label is among others, which have to be the same."""
     if labels.dtype.kind == known.dtype.kind == "M":  # dates may have two units
         unit = np.promote_types(labels.dtype, known.dtype)
-        labels, known = labels.astype(unit), known.astype(unit)
+        labels = labels.astype(unit)
+        known = known.astype(unit)
     places = {label: place for place, label in enumerate(labels.tolist())}
     lacking = [label for label in known.tolist() if label not in places]
     if lacking:
@@ -112,7 +114,8 @@ def _find_rows(name: str, labels: np.ndarray, known: np.ndarray) -> list[int]:
 
 def match_all(models: Sequence[Sequence[Array]]) -> np.ndarray:
     """Compute the match scores (n, n) of all pairs of models, lists of factors (I_n, R) each."""
-    count, rank = len(models), models[0][0].shape[1]
+    count = len(models)
+    rank = models[0][0].shape[1]
     xp = array_module(models[0][0])
     columns = [xp.concatenate(factors, axis=1) for factors in zip(*models, strict=True)]
     score = _score_components((None, columns), (None, columns), consider_weights=True)

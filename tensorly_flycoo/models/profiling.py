@@ -61,7 +61,8 @@ class Profile:
     @contextlib.contextmanager
     def time(self, name: str, tensor: Any) -> Iterator[None]:
         """Time a call that has a tensor, or a part of one that has none."""
-        call, is_part = self._open, tensor is None
+        call = self._open
+        is_part = tensor is None
         if is_part and call is None and self.calls:  # what comes back belongs to the call before
             call = self.calls[-1]
         if is_part == (call is None):  # a part of no call, or a call inside another one
@@ -86,9 +87,12 @@ class Profile:
             if is_part:
                 call.parts[name] += seconds
             else:
-                call.seconds, self._open = seconds, None
+                call.seconds = seconds
+                self._open = None
                 if (x := find_converted(tensor)) is not None:  # if it came so far
-                    call.dtype, call.device, call.layout = str(x.dtype), x.device, x.layout
+                    call.dtype = str(x.dtype)
+                    call.device = x.device
+                    call.layout = x.layout
                     call.groups = x.groups
 
     def add_compiling(self, seconds: float) -> None:

@@ -148,7 +148,9 @@ class Progress:
             raise ValueError("every and every_minutes need checkpoint, the path of a file")
         self.n_iter_max = n_iter_max
         self.errors: list[float] = []
-        self._show, self._log_every, self._every = show, log_every, every
+        self._show = show
+        self._log_every = log_every
+        self._every = every
         self._path = None if checkpoint is None else os.fspath(checkpoint)
         self._every_s = math.inf if every_minutes is None else 60 * every_minutes
         self._bar: Any = None
@@ -309,7 +311,8 @@ class Progress:
         record = find_record(model) or FitRecord()
         method = METHODS.get(record.method)
         if method is not None and method.error_name == "loss":
-            change, state = -change, f"loss {self.errors[-1]:.8g}"
+            change = -change
+            state = f"loss {self.errors[-1]:.8g}"
         if not math.isnan(change):  # TensorLy's randomised_parafac has no error at the start
             state += f", change {change:+.1e}"
         tensor = None if record.run is None else record.run.tensor
@@ -349,7 +352,8 @@ class Progress:
 def _show_log() -> Iterator[None]:
     """Show the log lines of this package at level INFO, on standard error if nowhere else."""
     logger = logging.getLogger("tensorly_flycoo")
-    handler, level = logging.StreamHandler(), logger.level
+    handler = logging.StreamHandler()
+    level = logger.level
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     if not logger.hasHandlers():
         logger.addHandler(handler)

@@ -23,7 +23,9 @@ from .many_starts import PATH_LENGTH, RowRules, find_limits, run_resampled
 
 #: Iterations of each fit: by least squares of all cells; where cells are missing or unknown, or
 #: factors are non-negative; and multiplicative updates of counts, at most.
-_NUM_PLAIN, _NUM_SLOW, _NUM_UPDATES = 6, 10, 20
+_NUM_PLAIN = 6
+_NUM_SLOW = 10
+_NUM_UPDATES = 20
 
 
 def find_facts(cp_tensor: Any, unknown: Any, mode: int | None, ndim: int) -> FitRecord:
@@ -31,7 +33,8 @@ def find_facts(cp_tensor: Any, unknown: Any, mode: int | None, ndim: int) -> Fit
 
     Without a record it is a plain model: of `parafac`, or of counts if no mode is resampled.
     """
-    all_unknown, record = isinstance(unknown, str), find_record(cp_tensor)
+    all_unknown = isinstance(unknown, str)
+    record = find_record(cp_tensor)
     if record is None and mode is None and not all_unknown:
         record = FitRecord(loss="poisson_count", non_negative=tuple(range(ndim)))
     record = record or FitRecord()
@@ -141,7 +144,8 @@ def _fit_events(
         return make_cp_tensor(None, [0 * factor for factor in start])
     coords, _ = x.nonzeros()
     drawn = x._rebuild(coords[:, counts > 0], counts[counts > 0], dtype=x.dtype)
-    init, mask = make_cp_tensor(None, start), None if missing is None else missing.of(drawn)
+    init = make_cp_tensor(None, start)
+    mask = None if missing is None else missing.of(drawn)
     return generalized_parafac(drawn, init.rank, num_updates, init, mask=mask)
 
 
@@ -159,7 +163,8 @@ def _fit_rows_of_events(
     so counts are multiplied, and the mode's factor, which the result has times the roots alone.
     """
     coords, values = x.nonzeros()
-    by_row, factors = x._engine.xp.asarray(weights, x.dtype), list(start)
+    by_row = x._engine.xp.asarray(weights, x.dtype)
+    factors = list(start)
     factors[mode] = factors[mode] * by_row[:, None]
     fit = _fit_events(x, factors, values * by_row[coords[mode]], num_updates, missing)
     fit.factors[mode] = fit.factors[mode] / np.sqrt(np.where(by_row > 0, by_row, 1))[:, None]
@@ -182,7 +187,9 @@ class _ObservedFits:
         Factors are extrapolated, and on the host. That of the mode is multiplied by the roots of
         its rows' weights, as `run_resampled` does.
         """
-        x, xp, record = self.x, self.x._engine.xp, self.record
+        x = self.x
+        xp = self.x._engine.xp
+        record = self.record
         coords, values = x._sorted_nonzeros()
         values = values.astype(np.float64)
         plans = [RowPlan.of(rows, size) for rows, size in zip(coords, x.shape, strict=True)]
@@ -192,7 +199,8 @@ class _ObservedFits:
         l2_reg = record.l2_reg or L2_REG
         ridge = scale_ridge(l2_reg, scale, x.ndim)
         common = xp.diag(xp.asarray(np.where(is_bias, l2_reg, ridge)))
-        start, roots = self._find_start(is_bias), []
+        start = self._find_start(is_bias)
+        roots = []
         paths: list[np.ndarray] = []
         for own in weights:
             report(f"fit {len(paths) + 1}")
@@ -231,7 +239,8 @@ class _ObservedFits:
     def _find_start(self, is_bias: np.ndarray) -> list[Array]:
         """Return the model's factors with equal columns, and biases beside ones, in float64."""
         weights, factors = self.model
-        ndim, xp = self.x.ndim, self.x._engine.xp
+        ndim = self.x.ndim
+        xp = self.x._engine.xp
         start = [factor.astype(np.float64) * weights ** (1 / ndim) for factor in factors]
         firsts = [factor[0].astype(np.float64) for factor in factors]
         for r in np.flatnonzero(is_bias):

@@ -132,7 +132,8 @@ def replicability(
         raise ValueError(f"n_folds is {n_folds}, {expected}")
     random = tl.check_random_state(random_state)
     folds = np.array_split(random.permutation(data.size), n_folds)
-    rows, models = [np.setdiff1d(np.arange(data.size), fold) for fold in folds], []
+    rows = [np.setdiff1d(np.arange(data.size), fold) for fold in folds]
+    models = []
     for number, kept in enumerate(rows):
         report(f"fold {number + 1} of {n_folds}: {n_starts} runs")
         subset, own = data.take(kept)
@@ -177,7 +178,8 @@ class _Rows:
             own = {} if self.mask is None else {"mask": [self.mask[k] for k in kept]}
             return self.x.take_slices(kept), own
         places = (*[slice(None)] * self.mode, kept)
-        subset, mask = self.x[places], self.mask
+        subset = self.x[places]
+        mask = self.mask
         if self.labels is not None:
             name = [*self.labels][self.mode]
             labels = self.labels | {name: self.labels[name][kept]}

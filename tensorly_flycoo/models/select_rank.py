@@ -273,7 +273,8 @@ def select_rank(
         unknown = find_missing(x, mask, lists=True)
         if unknown is not None:
             if not isinstance(x, RaggedTensor):  # no start sees its values there
-                x, unknown = unknown.observed, unknown.of(unknown.observed)
+                x = unknown.observed
+                unknown = unknown.of(unknown.observed)
             options |= {"mask": unknown} if solver.is_ours and solver.knows_zeros else {}
     held_out = _HeldOut.draw(x, holdout, solver, options, random) if holdout else None
     results: list[tuple[RankScore, Any, np.ndarray, Any, float]] = []
@@ -354,10 +355,12 @@ def _fit_rank(
     known = x if held_out is None else held_out.known
     masked = options if held_out is None else {**options, **held_out.options}
     starts = best_of(method.function, known, rank, n_runs, seed, keep_all, **masked)
-    model, error = starts.best, float(starts.final_errors.min())
+    model = starts.best
+    error = float(starts.final_errors.min())
     if method.model == "CP" and not isinstance(model, CPTensor):
         raise TypeError(f"{method.name} returns a {type(model).__name__}, expected a CP model")
-    core, terms = np.nan, None
+    core = np.nan
+    terms = None
     if held_out is not None:
         terms = held_out.list_terms(model)
         # Biases are fitted anew.
@@ -432,7 +435,8 @@ class _HeldOut:
         if isinstance(model, Parafac2Tensor):
             # On the host, where a small product for each slice takes less than a launch.
             a, b, columns = (move(factor, np) for factor in model.factors)
-            scales, rows = a * move(model.weights, np), np.zeros((self._missing.shape[0], len(b)))
+            scales = a * move(model.weights, np)
+            rows = np.zeros((self._missing.shape[0], len(b)))
             for start, own, scale in zip(self.known.starts, model.projections, scales, strict=True):
                 rows[start : start + len(own)] = move(own, np) @ (b * scale)
             return evaluate_model(move(self._missing.coords, np), None, [rows, columns])
@@ -452,10 +456,12 @@ class _HeldOut:
     def judge(self, scores: list[RankScore], terms: list[np.ndarray]) -> list[RankScore]:
         """Return the scores with their held-out losses and standard errors."""
         power = 0.5 if self._independent is None else 1.0
-        least, judged = min(terms, key=np.sum), []
+        least = min(terms, key=np.sum)
+        judged = []
         for score, of_rank in zip(scores, terms, strict=True):
             total = float(of_rank.sum())
-            loss, above = total**power, (total + self._spread(of_rank)) ** power
+            loss = total**power
+            above = (total + self._spread(of_rank)) ** power
             # The entries are the same for all ranks.
             below = max(total - self._spread(of_rank - least), 0.0) ** power
             errors = {"heldout_se": above - loss, "difference_se": loss - below}

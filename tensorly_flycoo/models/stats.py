@@ -139,5 +139,7 @@ def _describe_mode(rows: np.ndarray, size: int) -> ModeStats:
         return ModeStats(size, size, 0, 0.0, 0, 0.0)
     weights = np.arange(1 - counts.size, counts.size, 2, dtype=np.float64)
     gini = max(0.0, float(weights @ counts)) / (counts.size * float(counts.sum()))
-    least, median, most = int(counts[0]), float(np.median(counts)), int(counts[-1])
+    least = int(counts[0])
+    median = float(np.median(counts))
+    most = int(counts[-1])
     return ModeStats(size, size - counts.size, least, median, most, gini)

@@ -189,7 +189,8 @@ def uncertainty(
     check_model("uncertainty", cp_tensor, x)
     labels = getattr(cp_tensor, "labels", None) or getattr(x, "labels", None)
     unknown = getattr(x, "unknown", None)
-    mode, x = number_modes(x, mode), as_flycoo(x, check_coords=True)
+    mode = number_modes(x, mode)
+    x = as_flycoo(x, check_coords=True)
     cp_tensor = LabelledCP(cp_tensor, labels or [np.arange(size) for size in x.shape])
     check_count(n, "n", least=2)
     if n_iter_max is not None:
@@ -210,7 +211,8 @@ def uncertainty(
     if mode is not None:
         samples[1 + mode].fill(np.nan)
     if method == "jackknife":
-        spread, pairs = (len(fits) - 1) / len(fits) ** 0.5, zip(estimates, samples, strict=True)
+        spread = (len(fits) - 1) / len(fits) ** 0.5
+        pairs = zip(estimates, samples, strict=True)
         samples = [own + spread * (of - of.mean(axis=0)) for own, of in pairs]
     leasts = [0.0 if n in facts.non_negative else -np.inf for n in range(x.ndim)]
     triples = zip(estimates, samples, [min(leasts), *leasts], strict=True)

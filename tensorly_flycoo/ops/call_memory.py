@@ -107,7 +107,9 @@ def estimate_memory(
     >>> f"{estimate.nbytes / 1e9:.1f} GB"
     '4.6 GB'
     """
-    shape, nnz, dtype = check_shape(shape), check_count(nnz, "nnz", 0), check_dtype(dtype)
+    shape = check_shape(shape)
+    nnz = check_count(nnz, "nnz", 0)
+    dtype = check_dtype(dtype)
     layout = check_keep(keep, layout)
     slabs = None if slabs is None else check_count(slabs, "slabs")
     engine = select_engine(device)
@@ -115,13 +117,15 @@ def estimate_memory(
     num_slabs = slabs or choosing.choose_num_slabs(nnz, engine.num_devices if is_spread else 1)
     found, num_numbered = find_groups(groups, shape, nnz, num_slabs)
     is_streamed = keep == "host" and engine.make_stager is not None
-    num_prefixes, sizes = 0, choosing.TensorSizes(nnz, shape, dtype, found)
+    num_prefixes = 0
+    sizes = choosing.TensorSizes(nnz, shape, dtype, found)
     if num_numbered and nnz:
         num_prefixes = min(nnz, math.prod(shape[:num_numbered]))
         found = (tuple(range(num_numbered)), *list_rest(found, num_numbered))
     layout = choosing.choose_layout(engine, layout, sizes._replace(groups=found), num_prefixes)
     if num_slabs > 1 or is_spread or is_streamed:  # each slab numbers its own
-        num_prefixes, found = 0, sizes.groups
+        num_prefixes = 0
+        found = sizes.groups
     sizes = sizes._replace(groups=found)
     host_nbytes = 0
     if is_streamed:
@@ -139,7 +143,9 @@ def count_iteration_nbytes(x: FlycooTensor, rank: int) -> int:
     Factors and MTTKRPs of a slab's groups have a row for each combination of indices, or nonzero.
     Results of slabs wait to be added. For a tensor on several devices, counts one as if it had all.
     """
-    engine, layout, row_nbytes = x._engine, x._layout, rank * x.dtype.itemsize
+    engine = x._engine
+    layout = x._layout
+    row_nbytes = rank * x.dtype.itemsize
     if engine.tall is not None:  # solutions have rows aligned for the next MTTKRP
         row_nbytes = engine.tall.choose_row_nbytes(row_nbytes)
     of_groups = 0

@@ -59,7 +59,8 @@ def inner(x: SparseData, y: SparseData | Array) -> Array:
     y = as_flycoo(y, check_coords=True)
     if x.device != y.device:
         raise TypeError(f"inner: devices {x.device!r} and {y.device!r} differ")
-    xp, pairs = x._engine.xp, (x._sorted_nonzeros(), y._sorted_nonzeros())
+    xp = x._engine.xp
+    pairs = (x._sorted_nonzeros(), y._sorted_nonzeros())
     coords, values = (xp.concatenate(parts, axis=-1) for parts in zip(*pairs, strict=True))
     _, values, starts = group_cells(coords, values, x.shape, x._engine)
     shared = starts[xp.diff(xp.append(starts, values.size)) == 2]

@@ -63,7 +63,8 @@ class _SvdPart(LazyArray):
     _instead = "slice the leading singular vectors first, as tl.svd_interface does"
 
     def __init__(self, svd: LazySVD, count: int, shape: tuple[int, ...]) -> None:
-        self._svd, self._count = svd, count
+        self._svd = svd
+        self._count = count
         self.shape, self.ndim, self.dtype = shape, len(shape), svd.matrix.dtype
 
     def __repr__(self) -> str:

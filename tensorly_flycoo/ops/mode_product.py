@@ -43,7 +43,8 @@ class ModeProduct(LazyArray):
         self._sizes = [sizes.get(n, size) for n, size in enumerate(x.shape)]
         self._axes = list(range(x.ndim) if axes is None else axes)
         self.shape = tuple(self._sizes[n] for n in self._axes)
-        self.ndim, self.dtype = x.ndim, x.dtype
+        self.ndim = x.ndim
+        self.dtype = x.dtype
         self.free_modes = [n for n in range(x.ndim) if n not in self.factors]
 
     def __repr__(self) -> str:
@@ -78,7 +79,8 @@ class ModeProduct(LazyArray):
         Raises a DensifyError if several modes without a factor have more cells together than `x`
         has nonzeros.
         """
-        x, free_modes = self.tensor, self.free_modes
+        x = self.tensor
+        free_modes = self.free_modes
         ttmc.check_free_modes(x, free_modes)
         if not free_modes:
             return self._contract()
@@ -108,7 +110,9 @@ class ProductUnfolding(LazyMatrix, LazyArray):
     """The unfolding of a `ModeProduct` along a mode without a factor, as precise as `Unfolding`."""
 
     def __init__(self, product: ModeProduct, mode: int) -> None:
-        self.product, self.source, self.tensor = product, product.source, product.tensor
+        self.product = product
+        self.source = product.source
+        self.tensor = product.tensor
         self.mode = product.free_modes[product.free_modes.index(mode)]
         size = self.tensor.shape[mode]
         self.shape = (size, math.prod(product.shape) // size)
@@ -118,7 +122,9 @@ class ProductUnfolding(LazyMatrix, LazyArray):
         return f"<ProductUnfolding: mode {self.mode} of {self.product!r}>"
 
     def _find_leading_pairs(self, rank: int) -> LeadingPairs:
-        x, mode, factors = self.tensor, self.mode, self.product.factors
+        x = self.tensor
+        mode = self.mode
+        factors = self.product.factors
         others = [n for n in self.product.free_modes if n != mode]
         matrix: eigen.Multipliable
         if others:

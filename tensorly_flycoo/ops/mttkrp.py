@@ -115,7 +115,8 @@ def mttkrp(
             raise TypeError(f"out is given, but {on}: the result is a new RowShards")
         read = {f"factors[{n}]": factor for n, factor in enumerate(factors) if n != number}
         read_too = [*read.items(), *([] if weights is None else [("weights", weights)])]
-        engine, shape = x._engine, (x.shape[number], factors[0].shape[1])
+        engine = x._engine
+        shape = (x.shape[number], factors[0].shape[1])
         check_out(out, shape, x.dtype, engine.array_type, read_too, engine.xp.may_share_memory)
         engine.check_arrays({"out": out})
     return _explain_memory(x, factors, number, weights=weights, out=out)
@@ -218,7 +219,9 @@ def check_operands(
 
     With `converts` factors may have any precision.
     """
-    engine, layout, kind = x._engine, x._layout, x._engine.array_type
+    engine = x._engine
+    layout = x._layout
+    kind = x._engine.array_type
     types = (kind, RowShards) if isinstance(layout, SpreadLayout) else (kind,)
     factors = check_factors(factors, x.shape, x.dtype, *types, converts=converts)
     if weights is not None:
@@ -260,7 +263,9 @@ def multiply(
     another precision are converted, as ADMM's are, whose dual variables are float64.
     """
     record_format = layout.record_format
-    sizes, dtype, rank = record_format.shape, record_format.dtype, factors[0].shape[-1]
+    sizes = record_format.shape
+    dtype = record_format.dtype
+    rank = factors[0].shape[-1]
     types: Any = (engine.array_type, RowShards)
     given = factors
     for factor, size in zip(factors, sizes, strict=True):
@@ -301,7 +306,8 @@ def mttkrp_of_ratios(
     options: dict[str, Any] = {"smallest": smallest, "wants_sum": wants_logs, "stays": stays}
 
     def compute() -> tuple[Array, Array | None]:
-        out, inputs = engine.xp.empty((size, rank), x.dtype), dict(enumerate(factors))
+        out = engine.xp.empty((size, rank), x.dtype)
+        inputs = dict(enumerate(factors))
         return out, x._layout.apply(MTTKRP_OF_RATIOS, engine, inputs, mode, out, **options)
 
     return attempt(f"an MTTKRP of ratios of mode {mode} and rank {rank}", compute)

@@ -103,12 +103,14 @@ class RaggedTensor(LazyArray):
         places = np.repeat(self.starts - _starts(row_counts), row_counts)
         places += np.arange(places.size)
         shape = (int(self.heights.sum()), width)
-        xp, dtype = array_module(values), index_dtype(max(shape), "int32")
+        xp = array_module(values)
+        dtype = index_dtype(max(shape), "int32")
         coords = xp.empty((2, values.size), dtype)
         coords[0], coords[1] = xp.asarray(places.astype(dtype))[rows], columns
         self.matrix = FlycooTensor(coords, values, shape, **{"device": device} | options)
         self.shape = (len(row_counts), int(row_counts.max()), width)
-        self.dtype, self.nnz = self.matrix.dtype, self.matrix.nnz
+        self.dtype = self.matrix.dtype
+        self.nnz = self.matrix.nnz
 
     def _divide(self, matrix: Any, by: Any) -> tuple:
         """Number the rows of a matrix slice by slice, and keep their labels."""
@@ -130,7 +132,8 @@ class RaggedTensor(LazyArray):
         if of_rows.dtype == object and len(kinds := {type(of).__name__ for of in of_rows}) > 1:
             raise TypeError(f"by holds {sorted(kinds)}, expected labels of one type")
         labels, ids = np.unique(of_rows, return_inverse=True)
-        order, row_counts = np.argsort(ids, kind="stable"), np.bincount(ids)
+        order = np.argsort(ids, kind="stable")
+        row_counts = np.bincount(ids)
         numbers = np.argsort(order).astype(index_dtype(num_rows, "int32"))
         known = self.labels or {"row": np.arange(num_rows), "column": np.arange(width)}
         name, names = next(iter(known.items()))
@@ -145,7 +148,8 @@ class RaggedTensor(LazyArray):
         if x.ndim != 3:
             raise ValueError(f"tensor_slices has shape {x.shape}, expected three modes")
         (ids, rows, columns), values = x._sorted_nonzeros()
-        rows, row_counts = ids * x.shape[1] + rows, np.full(x.shape[0], x.shape[1])
+        rows = ids * x.shape[1] + rows
+        row_counts = np.full(x.shape[0], x.shape[1])
         if drop_empty:
             xp, is_first = array_module(rows), rows >= 0  # nonzero of its row
             is_first[1:] = rows[1:] != rows[:-1]
@@ -164,7 +168,8 @@ class RaggedTensor(LazyArray):
             name: of[numbers] if mode == 0 else [of[k] for k in numbers] if type(of) is list else of
             for mode, (name, of) in enumerate(self.labels.items())
         }
-        taken.row_counts, taken.heights = self.row_counts[numbers], self.heights[numbers]
+        taken.row_counts = self.row_counts[numbers]
+        taken.heights = self.heights[numbers]
         taken.order = np.argsort(taken.heights, kind="stable")
         taken.starts = np.empty_like(taken.row_counts)
         taken.starts[taken.order] = _starts(taken.heights[taken.order])
@@ -172,7 +177,8 @@ class RaggedTensor(LazyArray):
         matrix: Any = self.matrix[np.concatenate(blocks)]
         taken.matrix = matrix
         taken.shape = (len(numbers), int(taken.row_counts.max()), self.shape[2])
-        taken.dtype, taken.nnz = self.dtype, taken.matrix.nnz
+        taken.dtype = self.dtype
+        taken.nnz = taken.matrix.nnz
         return taken
 
     def __repr__(self) -> str:
@@ -187,7 +193,8 @@ def _join(slices: Iterable[Any]) -> tuple:
         raise ValueError(
             f"tensor_slices have {sorted(widths) or 'no'} columns, expected the same number"
         )
-    xp, row_counts = array_module(parts[0][2]), np.array([part[3][0] for part in parts])
+    xp = array_module(parts[0][2])
+    row_counts = np.array([part[3][0] for part in parts])
     starts = _starts(row_counts).astype(index_dtype(row_counts.sum(), "int32"))
     rows = xp.concatenate([part[0] + n for n, part in zip(starts, parts, strict=True)])
     columns, values = (xp.concatenate([part[n] for part in parts]) for n in (1, 2))

@@ -30,9 +30,12 @@ class NonzeroSampler:
 
     def __init__(self, layout: AnyLayout, engine: Engine) -> None:
         self._record_format = layout.record_format
-        self.shape, self.ndim = self._record_format.shape, self._record_format.ndim
-        self.nnz, self.dtype = layout.nnz, self._record_format.dtype
-        self._xp, self._primitives = engine.xp, engine
+        self.shape = self._record_format.shape
+        self.ndim = self._record_format.ndim
+        self.nnz = layout.nnz
+        self.dtype = self._record_format.dtype
+        self._xp = engine.xp
+        self._primitives = engine
         with layout.hold_first_order(engine) as (records, places):
             records = records if places is None else engine.gather(records, places)
             # A streamed layout yields memory that the next records take.
@@ -60,7 +63,8 @@ class NonzeroSampler:
     def entries(self, coords: Array | Sequence[Array]) -> Array:
         """Return the entries (count,) at `coords`, one integer array (count,) per mode."""
         first, last = self._find(None, dict(enumerate(coords)))
-        entries, is_stored = self._xp.zeros(first.shape, self.dtype), first < last
+        entries = self._xp.zeros(first.shape, self.dtype)
+        is_stored = first < last
         entries[is_stored] = self._record_format.values(self._records[first[is_stored]])
         return entries
 
@@ -69,7 +73,8 @@ class NonzeroSampler:
 
         For each nonzero in them, fibre by fibre: the number of its fibre, its row, and its value.
         """
-        xp, order = self._xp, self._orders[mode]
+        xp = self._xp
+        order = self._orders[mode]
         following = [*range(mode + 1, self.ndim), *range(mode)]
         first, last = self._find(order, {n: coords[n] for n in following})
         ends = xp.cumsum(last - first)
@@ -103,16 +108,19 @@ def count_before(
 
     `read` returns the indices of cells of the list, mode by mode, as `wanted` has those to look up.
     """
-    low, high = xp.zeros(wanted[0].size, np.int64), xp.full(wanted[0].size, size, np.int64)
+    low = xp.zeros(wanted[0].size, np.int64)
+    high = xp.full(wanted[0].size, size, np.int64)
     for _ in range(size.bit_length()):
         middle = (low + high) // 2
-        is_before, is_equal = xp.zeros(low.size, bool), low < high
+        is_before = xp.zeros(low.size, bool)
+        is_equal = low < high
         for rows, indices in zip(read(xp.minimum(middle, size - 1)), wanted, strict=True):
             is_before |= is_equal & (rows < indices)
             is_equal &= rows == indices
         if or_equal:
             is_before |= is_equal
-        low, high = xp.where(is_before, middle + 1, low), xp.where(is_before, high, middle)
+        low = xp.where(is_before, middle + 1, low)
+        high = xp.where(is_before, high, middle)
     return low
 
 
@@ -132,8 +140,10 @@ class SlabSampler:
     """A sampler of the nonzeros of a tensor in slabs, each on its device."""
 
     def __init__(self, layout: SlabLayout, engine: Engine) -> None:
-        self._layout, self._xp = layout, engine.xp
-        self.shape, self.nnz = layout.record_format.shape, layout.nnz
+        self._layout = layout
+        self._xp = engine.xp
+        self.shape = layout.record_format.shape
+        self.nnz = layout.nnz
         self._ends = np.cumsum([slab.layout.nnz for slab in layout.slabs])
         devices = layout.devices
         self._samplers = [
@@ -142,14 +152,17 @@ class SlabSampler:
 
     def take(self, places: Any) -> tuple[Array, Array]:
         """Take nonzeros as `NonzeroSampler.take` does; places count through slab after slab."""
-        layout, xp = self._layout, self._xp
+        layout = self._layout
+        xp = self._xp
         if isinstance(places, slice):
             places = xp.arange(*places.indices(self.nnz))
         numbers = xp.searchsorted(xp.asarray(self._ends), places, side="right")
         chosen = [xp.flatnonzero(numbers == number) for number in range(len(layout.slabs))]
         coords = xp.empty((layout.record_format.ndim, places.size), np.int64)
         values = xp.empty(places.size, layout.record_format.dtype)
-        starts, devices, slabs = [0, *self._ends[:-1].tolist()], layout.devices, layout.slabs
+        starts = [0, *self._ends[:-1].tolist()]
+        devices = layout.devices
+        slabs = layout.slabs
         wanted = [places[own] - start for own, start in zip(chosen, starts, strict=True)]
         there = bring_each(devices, wanted, [slab.home for slab in slabs])
         found = (

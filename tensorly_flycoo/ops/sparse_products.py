@@ -20,10 +20,12 @@ def add_products(values: Array, rows: Array, places: Array, dense: Array, size: 
         matrix = coo_array((values, (rows, places)), shape=(size, dense.shape[0]))
         return np.ascontiguousarray(matrix @ dense)
     # cuSPARSE adds in no fixed order.
-    xp, rank = array_module(dense), dense.shape[1]
+    xp = array_module(dense)
+    rank = dense.shape[1]
     order = xp.argsort(rows)  # a stable sort
     starts = xp.searchsorted(rows[order], xp.arange(size))
-    values, places = values[order], places[order]
+    values = values[order]
+    places = places[order]
     result = xp.empty((size, rank), xp.result_type(values.dtype, dense.dtype))
     step = max(1, _NUM_PRODUCTS // max(values.size, 1))
     for first in range(0, rank, step):

@@ -29,7 +29,8 @@ _BLOCK_SIZE = 2**22
 #: Rounds of an iteration that a Gram matrix may cost: gaps in the spectrum end one after about 10,
 #: a flat spectrum after 300. And what LAPACK's or ARPACK's work on an element of it costs for each
 #: vector of a block, in multiplications.
-_MAX_ROUNDS, _ELEMENT_COST = 32, 4
+_MAX_ROUNDS = 32
+_ELEMENT_COST = 4
 
 #: Merged tensors, and lists of cells, kept as long as the layouts they were made from.
 _kept: weakref.WeakKeyDictionary[AnyLayout, dict[tuple, Any]] = weakref.WeakKeyDictionary()
@@ -60,7 +61,8 @@ def merge_modes(
     others = [n for n in range(x.ndim) if n not in modes]
     if len(modes) == 1 and dtype == x.dtype and cells is None:
         return separate_modes(x), modes[0], {n: n for n in others}
-    known, key = _kept.setdefault(x._layout, {}), (*modes, np.dtype(dtype), cells is None)
+    known = _kept.setdefault(x._layout, {})
+    key = (*modes, np.dtype(dtype), cells is None)
     if key not in known:
         size = math.prod(x.shape[n] for n in modes) if cells is None else cells.size
         shape = (size, *(x.shape[n] for n in others))
@@ -96,7 +98,8 @@ def _merge_modes(
 
 def list_cells(x: FlycooTensor, modes: Sequence[int]) -> np.ndarray:
     """List the cells of some modes that have nonzeros, ascending, on the host; kept with `x`."""
-    known, key = _kept.setdefault(x._layout, {}), tuple(modes)
+    known = _kept.setdefault(x._layout, {})
+    key = tuple(modes)
     if key not in known:
         parts = map_pieces(_list_cells, x._layout, x._engine, x.shape, modes)
         cells = [move(part, np) for part in parts]
@@ -121,7 +124,8 @@ def find_nonempty_rows(x: FlycooTensor, mode: int) -> tuple[Array | slice, Array
     Returns these indices, ascending, and `slots` (I_mode,): the position of each index among them,
     undefined for one without nonzeros; ``slice(None)`` and None if all have nonzeros.
     """
-    xp, empty_rows = x._engine.xp, x._layout.find_empty_rows(mode)
+    xp = x._engine.xp
+    empty_rows = x._layout.find_empty_rows(mode)
     if empty_rows.size == 0:
         return slice(None), None
     is_used = xp.ones(x.shape[mode], bool)
@@ -199,9 +203,11 @@ class Operator:
         other_modes: Sequence[int],
         factors: Mapping[int, Array],
     ) -> None:
-        self._rows, self._num_indices = rows, x.shape[mode]
+        self._rows = rows
+        self._num_indices = x.shape[mode]
         self._x, self._other, places = merge_modes(x, other_modes, np.float64)
-        self._mode, self._engine = places[mode], x._engine
+        self._mode = places[mode]
+        self._engine = x._engine
         # The widest comes last: kernels read and add its rows as vectors.
         by_width = sorted(factors.items(), key=lambda item: item[1].shape[1])
         self._inputs = {places[n]: factor.astype(np.float64) for n, factor in by_width}
@@ -216,7 +222,8 @@ class Operator:
 
     def multiply_transposed(self, block: Array) -> Array:
         # A TTMc with the vectors as the factor of the mode.
-        num_vectors, xp = block.shape[1], self._engine.xp
+        num_vectors = block.shape[1]
+        xp = self._engine.xp
         vectors = xp.zeros((self._num_indices, num_vectors))
         vectors[self._rows] = block
         out = xp.empty((self._x.shape[self._other], num_vectors * self._num_columns))
@@ -230,7 +237,8 @@ class Operator:
 
     def _multiply(self, block: Array) -> Array:
         """Multiply the unfolding by a few vectors: sums of columns of an MTTKRP."""
-        xp, num_vectors = self._engine.xp, block.shape[1]
+        xp = self._engine.xp
+        num_vectors = block.shape[1]
         columns = block.reshape(-1, self._num_columns, num_vectors).transpose(0, 2, 1)
         out = xp.empty((self._num_indices, num_vectors * self._num_columns))
         factors = {n: np.tile(factor, (1, num_vectors)) for n, factor in self._spread.items()}
@@ -240,7 +248,8 @@ class Operator:
 
     def is_gram_cheap(self, rank: int) -> bool:
         """Say so if it costs no more than some rounds of an iteration, and takes 512 MB at most."""
-        size, width = min(self.shape), eigen.choose_width(rank, min(self.shape))
+        size = min(self.shape)
+        width = eigen.choose_width(rank, min(self.shape))
         if size <= eigen.MAX_DIRECT_SIZE:
             return True
         if size > eigen.MAX_GRAM_SIZE or not self._engine.is_gram_cheap(size, max(self.shape)):
@@ -254,7 +263,8 @@ class Operator:
 
     def gram(self, of_rows: bool) -> Array:
         """Compute the Gram matrix, that of the rows from the columns' few nonzeros."""
-        xp, size = self._engine.xp, self.shape[0 if of_rows else 1]
+        xp = self._engine.xp
+        size = self.shape[0 if of_rows else 1]
         if not of_rows:
             return eigen.multiply_by_gram(self, xp.eye(size), of_rows)
         cells = list_cells(self._x, (self._other, self._mode))
@@ -263,7 +273,8 @@ class Operator:
         x, mode, places = merge_modes(self._x, (self._other, self._mode), np.float64, cells)
         *narrow, (last, widest) = ((places[n], factor) for n, factor in self._inputs.items())
         most = max(2 * _BLOCK_SIZE, size**2 // 2) * widest.shape[1]
-        step, gram = max(1, most // (cells.size * self._num_columns)), xp.zeros((size, size))
+        step = max(1, most // (cells.size * self._num_columns))
+        gram = xp.zeros((size, size))
         for first in range(0, widest.shape[1], step):
             inputs = {**dict(narrow), last: xp.ascontiguousarray(widest[:, first : first + step])}
             lines = xp.empty((cells.size, math.prod(f.shape[1] for f in inputs.values())))

@@ -80,7 +80,8 @@ def reshape(x: Viewable, shape: int | Sequence[int]) -> FlycooTensor | ModeView:
     groups = _groups(x, "tl.reshape")
     sizes = unwrap(x).shape
     modes = [mode for group in groups for mode in group]
-    new_shape, size = tuple(shape) if hasattr(shape, "__iter__") else (shape,), num_cells(sizes)
+    new_shape = tuple(shape) if hasattr(shape, "__iter__") else (shape,)
+    size = num_cells(sizes)
     known = math.prod(n for n in new_shape if n != -1)
     if new_shape.count(-1) == 1 and known > 0:
         new_shape = tuple(size // known if n == -1 else n for n in new_shape)
@@ -149,7 +150,8 @@ def make_tensor(view: Viewable) -> FlycooTensor:
     """Make a FlycooTensor from a view or a raw COO; no axis may be longer than 2**32."""
     if is_sparse(view):
         return as_flycoo(view, check_coords=True)
-    groups, x = _groups(view, "tl.tensor"), unwrap(view)
+    groups = _groups(view, "tl.tensor")
+    x = unwrap(view)
     coords, values = x._sorted_nonzeros()
     joined = x._engine.xp.zeros((view.ndim, x.nnz), coords.dtype)
     if max(view.shape) <= 2**32:  # else FlycooTensor refuses the shape
@@ -171,7 +173,8 @@ def _make_view(
     x: Any, axes: Iterable[Iterable[int]], prefers_unfolding: bool = False
 ) -> FlycooTensor | ModeView:
     """Return the view, as the tensor itself or as a `LazyUnfolding` if it is one."""
-    tensor, source = unwrap(x), getattr(x, "source", x)
+    tensor = unwrap(x)
+    source = getattr(x, "source", x)
     groups = [tuple(group) for group in axes]
     is_unchanged = groups == [(mode,) for mode in range(tensor.ndim)]
     if is_unchanged and not prefers_unfolding:

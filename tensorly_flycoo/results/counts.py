@@ -13,7 +13,8 @@ from ..base.array_modules import Array, array_module, has_true, is_cupy
 _MANY = 1e6
 
 #: The logarithms of the least probabilities that are SciPy's: of any count, of one above `_MANY`.
-_LEAST, _LEAST_OF_MANY = math.log(1e-300), math.log(1e-5)
+_LEAST = math.log(1e-300)
+_LEAST_OF_MANY = math.log(1e-5)
 
 
 class CountFit(NamedTuple):
@@ -56,7 +57,8 @@ def sum_counts(counts: Array, model: Array) -> Array:
     else:
         gammaln = special.gammaln
     is_positive = counts > 0
-    counts, model = counts[is_positive], model[is_positive]
+    counts = counts[is_positive]
+    model = model[is_positive]
     with np.errstate(divide="ignore", invalid="ignore"):
         terms = (counts, counts * np.log(counts), counts * np.log(model), gammaln(counts + 1))
     return array_module(counts).stack([term.sum() for term in terms])
@@ -83,7 +85,8 @@ def log_upper_tail(counts: np.ndarray, means: np.ndarray) -> np.ndarray:
     """
     counts = np.ceil(counts)
     with np.errstate(divide="ignore", invalid="ignore"):
-        logs, gaps = np.log(special.gammainc(np.maximum(counts, 1), means)), counts + 1 - means
+        logs = np.log(special.gammainc(np.maximum(counts, 1), means))
+        gaps = counts + 1 - means
         sums = 4 * (counts + 1) / (3 * gaps + np.sqrt(gaps**2 + 8 * means))
         # The probability of a count, with its factorial by Gosper.
         far = counts - means - special.rel_entr(counts, means)

@@ -123,9 +123,11 @@ def cp_fit(
         mask = choose_mask(record, x, mask)
     x = as_flycoo(x, check_coords=True)
     weights, factors = take_model(cp_tensor)
-    missing, count = None if mask is None else find_missing(x, mask), num_cells(x.shape)
+    missing = None if mask is None else find_missing(x, mask)
+    count = num_cells(x.shape)
     if missing is not None:
-        x, count = missing.observed, count - missing.count
+        x = missing.observed
+        count = count - missing.count
         if count == 0:
             raise ValueError("mask marks all entries as missing, expected some that are not")
     if held_out is None and knows_rows_only:
@@ -160,8 +162,10 @@ def cp_fit(
 
 def _sum_counts(piece: Piece, engine: Engine, arrays: list[Array]) -> Array:
     """Compare a piece's counts with a model, whose weights may follow its factors."""
-    records, ndim = piece.sort_records(engine), piece.layout.record_format.ndim
-    coords, values = piece.read_coords(records), piece.read_values(records)
+    records = piece.sort_records(engine)
+    ndim = piece.layout.record_format.ndim
+    coords = piece.read_coords(records)
+    values = piece.read_values(records)
     weights = arrays[ndim] if len(arrays) > ndim else None
     model, values = compare_entries((weights, arrays[:ndim]), (coords, values), "x")
     check_counts(values, model)

@@ -150,7 +150,8 @@ def _fold_in_cp(cp_tensor: Any, x_new: Any, mode: Any, options: dict[str, Any]) 
     record = check_model("fold_in", cp_tensor, x_new, mode)
     how = _choose(record, cp_tensor, x_new, mode, **options)
     x = as_flycoo(x_new, check_coords=True)
-    xp, old = array_module(factors[mode]), factors[mode]
+    xp = array_module(factors[mode])
+    old = factors[mode]
     factors = list(factors)
     factors[mode] = xp.zeros((x.shape[mode], old.shape[1]), old.dtype)
     check_factors(factors, x.shape, x.dtype, x._engine.array_type)
@@ -187,7 +188,8 @@ def _fold_in_parafac2(model: Any, slices: Any, mode: Any, options: dict[str, Any
             "expected a model of slices as they are; subtract the means before, and fit those"
         )
     x = slices if isinstance(slices, RaggedTensor) else RaggedTensor(forget_unknown(slices))
-    mask, non_negative = options["mask"], options["non_negative"]
+    mask = options["mask"]
+    non_negative = options["non_negative"]
     if mask is None and (unknown := find_unknown(slices)) is not None:
         mask = mask_slices(unknown, x.shape[0])
     if mask is None and record.mask is not None:
@@ -220,7 +222,8 @@ def find_coupled_rows(model: Any, blocks: Any, mode: Any, options: Mapping[str, 
     _refuse_options(options, ("loss", "observed", "mask", "confidence"), "a coupled model")
     names = [*model.factors]
     mode = names[check_mode(mode, len(names))] if isinstance(mode, int) else mode
-    l2_reg, non_negative = options["l2_reg"], options["non_negative"]
+    l2_reg = options["l2_reg"]
+    non_negative = options["non_negative"]
     if non_negative is None:
         non_negative = mode in names and names.index(mode) in record.non_negative
     return fold_in_coupled(
@@ -346,7 +349,8 @@ class _RowProblem:
     record: FitRecord
 
     def __post_init__(self) -> None:
-        xp, rank = array_module(self.old), self.old.shape[1]
+        xp = array_module(self.old)
+        rank = self.old.shape[1]
         weights = xp.ones(rank) if self.weights is None else self.weights
         self.scales = weights.astype(np.float64)
         self.exact = [factor.astype(np.float64) for factor in self.factors]
@@ -428,7 +432,8 @@ class _RowProblem:
         A ridge makes the columns of a component equally long in all modes. It is for rows of that
         length, whatever the lengths in this model; that of a bias, for the bias itself.
         """
-        xp, rank = array_module(self.old), self.old.shape[1]
+        xp = array_module(self.old)
+        rank = self.old.shape[1]
         if not self.how.l2_reg:
             return xp.zeros(rank)
         others = multiply_all([column_norms(f) for f in self.exact], skip=self.mode)
@@ -496,7 +501,8 @@ def _fit_counts(
     for name, array in named:
         if array is not None:
             check_least(array, f"{name} of the model")
-    xp, rows = array_module(factors[mode]), factors[mode]
+    xp = array_module(factors[mode])
+    rows = factors[mode]
     # Meanwhile the weights are part of the rows.
     scale = xp.ones(rows.shape[1], rows.dtype) if weights is None else weights
     factors[mode] = xp.ones_like(rows) * scale
@@ -513,7 +519,8 @@ def _fit_counts(
         ObservedData(x, missing), [mode], tensor=x, model=(None, factors), n_iter_max=_MAX_SWEEPS
     )
     for sweep in range(_MAX_SWEEPS):
-        last, loss = run.loss, run.update(sweep)
+        last = run.loss
+        loss = run.update(sweep)
         if not last - loss > _TOLERANCE * abs(loss):
             break
     return run.factors[mode] * xp.where(scale > 0, 1 / xp.where(scale > 0, scale, 1), 0)

@@ -25,7 +25,8 @@ from ..tensor.labelled import take_labels
 from ..tensor.tensor import FlycooTensor
 
 #: Sweeps over the columns of non-negative rows, and the change of squares that ends them.
-_MAX_SWEEPS, _TOLERANCE = 10_000, 1e-24
+_MAX_SWEEPS = 10_000
+_TOLERANCE = 1e-24
 
 
 class NewRows(NamedTuple):
@@ -125,7 +126,8 @@ def fold_in_coupled(
     given, device = open_blocks(blocks)
     numbers = _find_numbers(model, given, mode)
     count, labels = _join_new(given, mode)
-    xp, old = select_engine(device).xp, model.factors[mode]
+    xp = select_engine(device).xp
+    old = model.factors[mode]
     weights, powers, omegas = _scale_weights(model, xp)
     for n, (block, number) in enumerate(zip(given, numbers, strict=True)):
         _find_places(n, block, model, mode, xp)
@@ -136,7 +138,8 @@ def fold_in_coupled(
     index = [*model.factors].index(mode)
     factors[index] = xp.zeros((count, model.rank))  # of which only the size matters
     is_known = np.ones((count, len(given)), bool)
-    target, grams = xp.zeros((count, model.rank)), []
+    target = xp.zeros((count, model.rank))
+    grams = []
     for n, (block, number) in enumerate(zip(given, numbers, strict=True)):
         others = {m: factors[m] for m in block.modes if m != index}
         if missing == "unknown":
@@ -226,7 +229,8 @@ def _find_places(n: int, block: Block, model: Any, mode: str, xp: Any) -> None:
     """Note where a block's modes are in the model, and the rows of those that are not new."""
     block.modes = [[*model.factors].index(name) for name in block.names]
     for axis, name in enumerate(block.names):
-        size, expected = block.data.shape[axis], len(model.factors[name])
+        size = block.data.shape[axis]
+        expected = len(model.factors[name])
         if name == mode:
             pass
         elif block.labels is not None and name in model.labels:
@@ -249,7 +253,8 @@ def _find_places(n: int, block: Block, model: Any, mode: str, xp: Any) -> None:
 
 def _find_known(block: Block, mode: int, count: int) -> np.ndarray:
     """Return which rows of the new mode have a nonzero in a block."""
-    axis, array = block.modes.index(mode), block.data
+    axis = block.modes.index(mode)
+    array = block.data
     if isinstance(array, WholeTensor):
         rows = array.tensor._sorted_nonzeros()[0][axis]
     else:
@@ -266,6 +271,7 @@ def _solve(targets: Array, gram: Array, non_negative: bool) -> Array:
     if not non_negative:
         return solve_gram(targets, gram)
     xp = array_module(gram)
-    rows, targets = xp.zeros_like(targets, order="C"), xp.ascontiguousarray(targets)
+    rows = xp.zeros_like(targets, order="C")
+    targets = xp.ascontiguousarray(targets)
     solve_nonnegative(targets, xp.ascontiguousarray(gram), rows, _MAX_SWEEPS, _TOLERANCE)
     return rows

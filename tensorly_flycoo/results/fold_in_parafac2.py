@@ -34,7 +34,8 @@ _TOLERANCE = 1e-10
 _MAX_UPDATES = 1000
 
 #: Updates of a row from the start, before signs are tried, and of one with another sign.
-_FIRST_UPDATES, _TRIED_UPDATES = 50, 10
+_FIRST_UPDATES = 50
+_TRIED_UPDATES = 10
 
 #: By how much, relative to itself, f must fall for another sign.
 _GAIN = 1e-8
@@ -253,7 +254,9 @@ class _Imputation:
         x: RaggedTensor,
         others: list[Array],
     ) -> None:
-        self._data, self._search, self._others = data, search, others
+        self._data = data
+        self._search = search
+        self._others = others
         self._tolerance = max(_TOLERANCE, 10 * float(np.finfo(data.dtype).eps))
         of_rows = data.xp.asarray(np.repeat(x.order, x.heights[x.order]))
         self._of_entries = of_rows[missing.coords[0]]  # the slice of each
@@ -292,7 +295,8 @@ class _Imputation:
 
     def _extrapolate(self, state: _State, first: _State, second: _State) -> _State:
         """Extrapolate three states, each slice by itself."""
-        xp, data = self._data.xp, self._data
+        xp = self._data.xp
+        data = self._data
         steps = [new - old for new, old in zip(first, state, strict=True)]
         next_steps = [new - old for new, old in zip(second, first, strict=True)]
         bends = [new - old for new, old in zip(next_steps, steps, strict=True)]
@@ -321,10 +325,12 @@ class _Imputation:
 
     def _flip_signs(self, state: _State) -> _State:
         """Change the sign of one element of each row after another while that leads lower."""
-        xp, rank = self._data.xp, state[0].shape[1]
+        xp = self._data.xp
+        rank = state[0].shape[1]
         losses = self._measure(state)
         for _ in range(rank):
-            start, start_losses = state, losses
+            start = state
+            start_losses = losses
             for r in range(rank):
                 rows, values = start
                 flipped = rows * xp.where(xp.arange(rank) == r, -1, 1)
@@ -343,7 +349,8 @@ class _Search:
 
     def __init__(self, b: Array, c: Array, non_negative: bool) -> None:
         exact = [factor.astype(np.float64, copy=False) for factor in (b, c)]
-        self._b, self.non_negative = exact[0], non_negative
+        self._b = exact[0]
+        self.non_negative = non_negative
         self._gram = multiply_grams(None, exact)
         self._lengths = np.sqrt(self._gram.diagonal())
 
@@ -369,7 +376,8 @@ class _Search:
 
         The elements of a row are compared in units that make the model's columns equally long.
         """
-        xp, rows = array_module(rows), rows.copy()
+        xp = array_module(rows)
+        rows = rows.copy()
         changes = xp.zeros(len(rows))
         for block in _split(crosses):
             places = xp.arange(len(rows))[block]
@@ -408,12 +416,14 @@ class _Search:
 
     def _flip_signs(self, crosses: Array, rows: Array) -> Array:
         """Change the sign of one element of each row after another while that leads lower."""
-        xp, rank = array_module(rows), rows.shape[1]
+        xp = array_module(rows)
+        rank = rows.shape[1]
         rows = rows.copy()
         places = xp.arange(len(rows))
         losses = self.measure(crosses, rows)
         for _ in range(rank):
-            best_rows, best = rows[places], losses[places]
+            best_rows = rows[places]
+            best = losses[places]
             for r in range(rank):
                 flipped = rows[places] * xp.where(xp.arange(rank) == r, -1, 1)
                 found, _ = self.update(crosses[places], flipped, _TRIED_UPDATES)

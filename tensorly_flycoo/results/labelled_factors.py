@@ -24,18 +24,23 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 #: Inches of a panel with bars or with a line, and of the headings at the left.
-_BARS_WIDTH, _LINE_WIDTH, _HEADING_WIDTH = 3.4, 4.2, 1.2
+_BARS_WIDTH = 3.4
+_LINE_WIDTH = 4.2
+_HEADING_WIDTH = 1.2
 #: Inches of a row of panels: for the axes, and for each bar.
-_ROW_HEIGHT, _BAR_HEIGHT = 0.5, 0.17
+_ROW_HEIGHT = 0.5
+_BAR_HEIGHT = 0.17
 
 #: Labels are shown as they are: a "$" does not begin a formula.
 _TICKS: dict[str, Any] = {"fontsize": 8, "parse_math": False}
 
 #: Longer names are cut, and lines with more points have no markers.
-_MAX_NAME_LENGTH, _MAX_MARKERS = 28, 40
+_MAX_NAME_LENGTH = 28
+_MAX_MARKERS = 40
 
 #: What a notebook shows at most: components, and labels of each.
-_MAX_ROWS, _MAX_LABELS = 20, 5
+_MAX_ROWS = 20
+_MAX_LABELS = 5
 
 NEED_PANDAS = "tables of factors need pandas: pip install pandas"
 
@@ -88,7 +93,8 @@ class LabelledFactors:
 
     def _repr_html_(self) -> str:
         """Return a table with a row for each component: bars for names, lines for an order."""
-        head, columns = [""], [[f"{component}" for component in self.components[:_MAX_ROWS]]]
+        head = [""]
+        columns = [[f"{component}" for component in self.components[:_MAX_ROWS]]]
         if self._head == "weights":
             head.append("weight")
             weights = np.atleast_2d(self._read_head()).T  # of a coupled model, of each block
@@ -101,7 +107,8 @@ class LabelledFactors:
             if name in self.ordered:
                 columns.append([make_line(column, *limits) for column in factor.T[:_MAX_ROWS]])
                 continue
-            largest, tops = max(map(abs, limits)), self.top(n, _MAX_LABELS)[:_MAX_ROWS]
+            largest = max(map(abs, limits))
+            tops = self.top(n, _MAX_LABELS)[:_MAX_ROWS]
             columns.append([make_bars(top.values(), map(_shorten, top), largest) for top in tops])
         rows = list(itertools.zip_longest(*columns, fillvalue=""))
         if len(self.components) > _MAX_ROWS:
@@ -143,8 +150,10 @@ class LabelledFactors:
         >>> cp.top("shop")
         [{'b': -0.8, 'a': 0.6}]
         """
-        index, n = self._find_mode(mode), check_count(n, "n")
-        factor, labels = move(self._list_factors()[index], np), self.labels[self.names[index]]
+        index = self._find_mode(mode)
+        n = check_count(n, "n")
+        factor = move(self._list_factors()[index], np)
+        labels = self.labels[self.names[index]]
         components = []
         for column in factor.T:
             rows = _find_top(column, n)
@@ -175,9 +184,11 @@ class LabelledFactors:
         a     0.6
         b     0.8
         """
-        pandas, frames = require("pandas", NEED_PANDAS), []
+        pandas = require("pandas", NEED_PANDAS)
+        frames = []
         for factor, (name, labels) in zip(self._list_factors(), self.labels.items(), strict=True):
-            index, columns = pandas.Index(labels, name=name), self.components[: factor.shape[1]]
+            index = pandas.Index(labels, name=name)
+            columns = self.components[: factor.shape[1]]
             frames.append(pandas.DataFrame(move(factor, np), index, columns))
         return self._read_head(), frames
 
@@ -307,11 +318,13 @@ class LabelledFactors:
         if isinstance(lines, str):
             raise TypeError(f"lines is {lines!r}, expected a list of modes, like [{lines!r}]")
         chosen = self.ordered if lines is None else lines
-        line_modes, top = {self._find_mode(mode) for mode in chosen}, check_count(top, "top")
+        line_modes = {self._find_mode(mode) for mode in chosen}
+        top = check_count(top, "top")
         widths = [_LINE_WIDTH if n in line_modes else _BARS_WIDTH for n in range(len(self.names))]
         sizes = [of.size for n, of in enumerate(self.labels.values()) if n not in line_modes]
         num_bars = min(top, max(sizes, default=0))
-        height, num_rows = max(1.4, _ROW_HEIGHT + _BAR_HEIGHT * num_bars), len(self.components)
+        height = max(1.4, _ROW_HEIGHT + _BAR_HEIGHT * num_bars)
+        num_rows = len(self.components)
         figure = _make_figure(_HEADING_WIDTH + sum(widths), 0.8 + height * num_rows)
         grid = figure.subplots(num_rows, len(widths), squeeze=False, width_ratios=widths)
         for axes in grid.flat:
@@ -392,7 +405,8 @@ def _draw_lines(
     x = labels[order] if is_scale else order
     places = np.unique(np.linspace(0, labels.size - 1, 5).round().astype(int))
     names = [_shorten(of) for of in (labels[places] if kind == "M" else labels[places].tolist())]
-    limits, marker = _find_limits(factor, *ends), "." if labels.size <= _MAX_MARKERS else ""
+    limits = _find_limits(factor, *ends)
+    marker = "." if labels.size <= _MAX_MARKERS else ""
     for r, axes in enumerate(column):
         axes.plot(x, factor[order, r], marker=marker, color=f"C{r % 10}", linewidth=1)
         if ends:

@@ -137,7 +137,8 @@ class _NewRows(LabelledFactors):
         how = {name: options.pop(name, None) for name in ways}
         x_new, rows = self._fold_in(frame, index, values, confidence, how, options)
         name = self.names[index]
-        old, new = self.labels[name], x_new.labels[name]
+        old = self.labels[name]
+        new = x_new.labels[name]
         is_known = find_places(new, old) >= 0
         if is_known.any():
             label = take_labels(new, is_known)[0]
@@ -253,7 +254,8 @@ class LabelledCP(_NewRows, CPTensor):
 
     def __init__(self, cp_tensor: Any, labels: Mapping[str, Any] | Sequence[Any]) -> None:
         weights, factors = take_model(cp_tensor)
-        factors, labels = list(factors), Labels(labels)
+        factors = list(factors)
+        labels = Labels(labels)
         labels.check([factor.shape[0] for factor in factors])
         weights, record = _bring_into_form(weights, factors, find_record(cp_tensor))
         self.__dict__.update(vars(self._from_parts(weights, factors, labels, record)))
@@ -338,7 +340,8 @@ class LabelledTucker(_NewRows, TuckerTensor):
     (<LabelledTucker of rank (1, 2): shop (2), item (2)>, [{'b': -0.8}])
     """
 
-    _kind, _head = array_file.TUCKER, "core"
+    _kind = array_file.TUCKER
+    _head = "core"
 
     def _rebuild(self, factors: list[Array], labels: Labels, record: FitRecord) -> Self:
         return attach(type(self)((self.core, factors), labels), record)
@@ -368,7 +371,8 @@ class LabelledParafac2(LabelledFactors, Parafac2Tensor):
     [{'ann: 3': 2.0, 'bob: 7': 1.6, 'bob: 3': 1.2}]
     """
 
-    _kind, _lists = array_file.PARAFAC2, ("factor", "projection")
+    _kind = array_file.PARAFAC2
+    _lists = ("factor", "projection")
 
     def __init__(self, model: Any, labels: Mapping[str, Any]) -> None:
         super().__init__(model, _join_rows(labels, sum(map(len, model[2]))))
@@ -420,7 +424,8 @@ def _bring_into_form(
 
     Return the new weights, and the model's record for the new order of its components.
     """
-    xp, dtype = array_module(factors[0]), factors[0].dtype
+    xp = array_module(factors[0])
+    dtype = factors[0].dtype
     old = np.ones(factors[0].shape[1]) if weights is None else move(weights, np).astype(np.float64)
     extremes = [find_extremes(factor) for factor in factors]
     signs = _choose_signs(old, *(np.array(of) for of in zip(*extremes, strict=True)))
@@ -435,7 +440,8 @@ def _bring_into_form(
             powers += shift
         norms.append(move(column_norms(factors[n]), np).astype(np.float64))
         mantissas, exponents = np.frexp(norms[n])
-        scales, powers = scales * mantissas, powers + exponents
+        scales = scales * mantissas
+        powers = powers + exponents
     sizes = np.ldexp(scales, powers)
     order = np.argsort(-sizes, kind="stable")
     for n, norm in enumerate(norms):

@@ -81,7 +81,9 @@ def recommend(
     own, others = ([*labels.values()][n] for n in (first, second))
     wanted = own if ids is None else np.atleast_1d(as_labels(ids))
     rows, _ = place_entries("ids", np.arange(wanted.size), wanted, own)
-    columns, xp, best = factors[second], array_module(factors[second]), []
+    columns = factors[second]
+    xp = array_module(factors[second])
+    best = []
     means = [sum_columns(f) / len(f) for n, f in enumerate(factors) if n not in (first, second)]
     scaled = multiply_all([columns, *means, *([] if weights is None else [weights])])
     scaled = scaled.astype(columns.dtype)

@@ -99,7 +99,9 @@ class SlabBuilder(ABC):
 
     def order(self, home: int, rows: range) -> Any:
         """Order a slab on its device; return its records and cut, or a reference to them."""
-        devices, given, pieces = self.devices, self.bucket_format, []
+        devices = self.devices
+        given = self.bucket_format
+        pieces = []
         for own, source, records in self.buckets:
             if own.start < rows.stop and rows.start < own.stop:
                 records = self.read(records)
@@ -120,9 +122,13 @@ class MemoryBuilder(SlabBuilder):
         self, coords: Array, values: Array, cut: Cut, waits_on_host: bool, *options: Any
     ) -> None:
         super().__init__(*options)
-        self.record_format, self.num_numbered = cut.record_format, cut.num_numbered
-        self._coords, self._values, self._waits_on_host = coords, values, waits_on_host
-        num_shares, nnz = 1 if is_cupy(values) else self.devices.count, values.shape[0]
+        self.record_format = cut.record_format
+        self.num_numbered = cut.num_numbered
+        self._coords = coords
+        self._values = values
+        self._waits_on_host = waits_on_host
+        num_shares = 1 if is_cupy(values) else self.devices.count
+        nnz = values.shape[0]
         num_parts = max(num_shares, self.num_slabs if waits_on_host else 1)
         size = max(1, min(BLOCK_NNZ, -(-nnz // num_parts)))
         self._starts = range(0, max(1, nnz), size)
@@ -137,9 +143,11 @@ class MemoryBuilder(SlabBuilder):
 
     def _pack(self, home: int, start: int) -> Array:
         """Pack a block of nonzeros, and count those of each row."""
-        record_format, own = self.record_format, slice(start, start + self._starts.step)
+        record_format = self.record_format
+        own = slice(start, start + self._starts.step)
         records, *_ = self.primitives.pack(self._coords[:, own], self._values[own], record_format)
-        mode, xp = find_longest_mode(record_format.shape), self.primitives.xp
+        mode = find_longest_mode(record_format.shape)
+        xp = self.primitives.xp
         counts = count_rows(record_format.rows(records, mode, xp), record_format.shape[mode])
         self._counts[home] = self._counts.get(home, 0) + counts
         return self._wait(records)
@@ -154,7 +162,8 @@ class MemoryBuilder(SlabBuilder):
         self._parts = [list(parts) for parts in zip(*found, strict=True)]
 
     def sort_bucket(self, home: int, number: int, rows: range) -> tuple[Array, Array]:
-        parts, self._parts[number] = self._parts[number], []
+        parts = self._parts[number]
+        self._parts[number] = []
         there = [move(part, self.primitives.xp) for part in parts]
         del parts
         (records,) = self.devices.gather([(there, home)])
@@ -205,7 +214,8 @@ def find_edges(counts: Array, num_slabs: int) -> tuple[int, ...]:
     """
     if counts.shape[0] < _MANY_ROWS:
         counts = move(counts, np)
-    xp, size = array_module(counts), counts.shape[0]
+    xp = array_module(counts)
+    size = counts.shape[0]
     # ends[r]: nonzeros in rows 0 to r. What follows is as long as the number of slabs: on the host.
     ends = xp.cumsum(counts)
     nnz = int(ends[-1]) if size else 0
@@ -227,7 +237,8 @@ def find_edges(counts: Array, num_slabs: int) -> tuple[int, ...]:
         return np.where(rows > 0, counted, 0)
 
     above = find_rows(shares)
-    more, less = count_before(above), count_before(above - 1)
+    more = count_before(above)
+    less = count_before(above - 1)
     nearest = np.where(more - shares < shares - less, more, less)
     *edges, last = (int(row) for row in find_rows(np.append(nearest, nnz)))
     # No slab begins after the last nonzero.
@@ -253,7 +264,8 @@ def split_records(
     rows = record_format.rows(records, find_longest_mode(record_format.shape), xp)
     numbers = xp.searchsorted(firsts, rows, "right")
     numbers = numbers.astype(np.min_scalar_type(len(buckets)))  # NumPy sorts these by digits
-    order, counts = xp.argsort(numbers, kind="stable"), count_rows(numbers, len(buckets))
+    order = xp.argsort(numbers, kind="stable")
+    counts = count_rows(numbers, len(buckets))
     return [records[own] for own in xp.split(order, np.cumsum(move(counts, np))[:-1].tolist())]
 
 
@@ -294,7 +306,8 @@ def order_slab(
     xp = primitives.xp
     records = xp.concatenate([move(piece, xp) for piece in pieces])
     cut = primitives.choose_cut(find_slab_shape(given.shape, len(rows)), given.dtype, groups)
-    own, shift = cut.record_format, (find_longest_mode(given.shape), -rows.start)
+    own = cut.record_format
+    shift = (find_longest_mode(given.shape), -rows.start)
     records = pack_again(records, given, own, primitives, shift=shift)
     if len(pieces) > 1:
         records = sort_records(records, own, primitives)

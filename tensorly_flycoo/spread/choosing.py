@@ -62,7 +62,8 @@ def build_layout(
     """
     coords, values = engine.receive(coords, values)
     cut = engine.choose_cut(shape, values.dtype, groups)._replace(num_numbered=num_numbered)
-    tensor, keep_aside = TensorSizes(values.shape[0], shape, values.dtype, groups), None
+    tensor = TensorSizes(values.shape[0], shape, values.dtype, groups)
+    keep_aside = None
     if keep == "host" and engine.make_stager is not None:
         _, num_resident = plan_streaming(engine, name, tensor, num_slabs)
         keep_aside = make_keep_aside(engine.make_stager, num_resident)
@@ -101,9 +102,11 @@ def build_slabs(
     keep_aside: KeepAside | None = None,
 ) -> SlabLayout:
     """Build slabs, whose records wait on the devices, or on the host if these are too small."""
-    devices, shape = engine.devices or OneDevice(engine.xp), cut.record_format.shape
+    devices = engine.devices or OneDevice(engine.xp)
+    shape = cut.record_format.shape
     tensor = TensorSizes(values.shape[0], shape, values.dtype, cut.record_format.groups)
-    guess, sizes = choose_layout(engine, name, tensor), (tensor.nnz, cut.record_format, num_slabs)
+    guess = choose_layout(engine, name, tensor)
+    sizes = (tensor.nnz, cut.record_format, num_slabs)
     *_, waits_on_host = _estimate_slabs(engine, guess, *sizes)
     builder = MemoryBuilder(coords, values, cut, waits_on_host, num_slabs, engine, devices)
     try:
@@ -117,7 +120,8 @@ def build_slabs(
     name = choose_common(engine, name, tensor, [cut for _, cut in ordered])
 
     def arrange(number: int) -> Layout:
-        own, ordered[number] = ordered[number], None
+        own = ordered[number]
+        ordered[number] = None
         return arrange_slab(own, name, engine)
 
     return place_slabs(engine, builder.record_format, num_slabs, rows, arrange, keep_aside)
@@ -228,7 +232,8 @@ def _estimate_slabs(
 
     Return also whether the records must wait on the host while others are built.
     """
-    shape, longest = record_format.shape, max(record_format.shape)
+    shape = record_format.shape
+    longest = max(record_format.shape)
     num_held = max(1, min(num_slabs, nnz, longest))
     shares = Counter(zip(_share(nnz, num_held), _share(longest, num_held), strict=True))
     kept = peak_nbytes = 0
@@ -238,7 +243,8 @@ def _estimate_slabs(
         nbytes, slab_peak_nbytes = LAYOUT_CLASSES[name].estimate(slab_nnz, cut, engine)
         kept += count * nbytes
         peak_nbytes = max(peak_nbytes, slab_peak_nbytes)
-    record_nbytes, per_slab = record_format.record_nbytes, max(_share(nnz, num_held))
+    record_nbytes = record_format.record_nbytes
+    per_slab = max(_share(nnz, num_held))
     given = 8 * record_format.ndim + record_format.dtype.itemsize
     on_device = engine.staging_size is None  # the nonzeros
     own = 1 if on_device else -(-num_held // engine.num_devices) / num_held  # one device's share
@@ -255,7 +261,8 @@ def _estimate_slabs(
     lists = sum(index_dtype(size).itemsize * min(per_slab, size) for size in sizes)
     building = math.ceil(own * (kept + num_held * lists)) + peak_nbytes
     building += per_slab * (3 * record_nbytes + 24)
-    waiting, others = own_nnz * record_nbytes, max(sorting, building)
+    waiting = own_nnz * record_nbytes
+    others = max(sorting, building)
     peak_nbytes = waiting + max(distributing, others)
     if on_device:
         return kept, nnz * given + peak_nbytes, False

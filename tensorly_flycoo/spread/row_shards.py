@@ -157,7 +157,9 @@ class RowShards(NDArrayOperatorsMixin):
         self, function: Callable[..., Any], *others: Any, matrix: Array | None = None
     ) -> list[Any]:
         """Return the results of `map_blocks`; `matrix`, whole, is the function's last argument."""
-        devices, homes, results = self.sharding.devices, self.sharding.homes, []
+        devices = self.sharding.devices
+        homes = self.sharding.homes
+        results = []
         # First all copies, then all work: a copy waits for the work that is under way.
         parts = [self._split(x) for x in others]
         if matrix is not None:
@@ -180,7 +182,8 @@ class RowShards(NDArrayOperatorsMixin):
         if other.ndim == 0:
             return self._bring(other)
         shape = (1,) * (2 - other.ndim) + other.shape
-        row_axis, rank = 1 if self.is_transposed else 0, self.blocks[0].shape[1]
+        row_axis = 1 if self.is_transposed else 0
+        rank = self.blocks[0].shape[1]
         if len(shape) != 2 or shape[row_axis] != 1 or shape[1 - row_axis] not in (1, rank):
             raise ValueError(
                 f"an array of shape {other.shape} does not broadcast along the rows of {self}: "

@@ -83,7 +83,8 @@ class SlabLayout:
         """List the rows of `mode` without nonzeros, ascending."""
         if mode in self._empty_rows:
             return self._empty_rows[mode]
-        xp, size = self._primitives.xp, self.record_format.shape[mode]
+        xp = self._primitives.xp
+        size = self.record_format.shape[mode]
         is_empty = xp.ones(size, bool)
         for slab, rows in zip(self.slabs, self._ask(Layout.find_empty_rows, mode), strict=True):
             own = is_empty[slab.rows] if mode == self.cut_mode else is_empty
@@ -168,13 +169,16 @@ class SlabLayout:
     @contextlib.contextmanager
     def hold_first_order(self, primitives: Primitives) -> Iterator[tuple[Array, Array | None]]:
         """Yield a copy of all records, and their places in the order of mode 0, or None."""
-        record_format, xp, start = self.record_format, primitives.xp, 0
+        record_format = self.record_format
+        xp = primitives.xp
+        start = 0
         merged = xp.empty((self.nnz, record_format.num_words), record_format.word_dtype)
         for rows, layout, home in self.slabs:
             with self.devices.use(home), layout.hold_first_order(primitives) as (records, places):
                 if places is not None:
                     records = primitives.gather(records, places)
-                own, shift = layout.record_format, (self.cut_mode, rows.start)
+                own = layout.record_format
+                shift = (self.cut_mode, rows.start)
                 part = pack_again(records, own, record_format, primitives, shift=shift)
             part = self.devices.bring(part, 0)
             merged[start : start + part.shape[0]] = part

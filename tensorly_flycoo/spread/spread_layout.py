@@ -55,7 +55,9 @@ class SpreadLayout(SlabLayout):
 
         Other devices write their parts of a small result there; blocks of a large one are gathered.
         """
-        devices, num_slabs, is_cut = self.devices, len(self.slabs), mode == self.cut_mode
+        devices = self.devices
+        num_slabs = len(self.slabs)
+        is_cut = mode == self.cut_mode
         if num_slabs * out.nbytes >= devices.least_nbytes or not devices.can_lend(out):
             rows, total = self.apply_sharded(operation, engine, inputs, mode, out.shape, **options)
             blocks = devices.collect(rows.blocks)
@@ -63,7 +65,8 @@ class SpreadLayout(SlabLayout):
                 out[start:stop] = block
             return total
         edges, own_slots = self._divide_rows(mode, options.get("slots"))
-        parts, num_rows = out, out.shape[0]
+        parts = out
+        num_rows = out.shape[0]
         if not is_cut:  # each slab computes all rows, which are then added
             edges = [num_rows * number for number in range(num_slabs + 1)]
             parts = engine.xp.empty((edges[-1], out.shape[1]), out.dtype)
@@ -89,7 +92,9 @@ class SpreadLayout(SlabLayout):
         In the cut mode each slab computes a block. In any other each device adds the results
         of its own slabs as far as the tree allows; the device of each block adds that block of all.
         """
-        devices, slabs, is_cut = self.devices, self.slabs, mode == self.cut_mode
+        devices = self.devices
+        slabs = self.slabs
+        is_cut = mode == self.cut_mode
         edges, own_slots = self._divide_rows(mode, options.get("slots"))
         sharding = self.shardings[mode]
         if own_slots is not None:
@@ -137,7 +142,8 @@ class SpreadLayout(SlabLayout):
         Returns a function that takes the number of a slab and an array on its device, and runs the
         operation there on the slab's nonzeros, with its result in the array.
         """
-        devices, cut_mode = self.devices, self.cut_mode
+        devices = self.devices
+        cut_mode = self.cut_mode
         parts: dict[Any, Sequence[Array]] = {}
         if own_slots is not None:
             parts["slots"] = bring_each(devices, own_slots, self.homes)
@@ -160,7 +166,8 @@ class SpreadLayout(SlabLayout):
             return {key: parts[key][number] if key in parts else x for key, x in given.items()}
 
         def run_slab(number: int, out: Array) -> Array | None:
-            slab, own = self.slabs[number], take(options, number)
+            slab = self.slabs[number]
+            own = take(options, number)
             if own.get("find_rows"):
                 own["find_rows"] = functools.partial(own["find_rows"], piece=number)
             with devices.use(slab.home):
@@ -173,14 +180,16 @@ def _add_blocks(
     engine: Engine, results: dict[Any, Array], owners: Sequence[int], tree: Tree, sharding: Sharding
 ) -> list[Array]:
     """Add matrices of slabs, which `tree` numbers; the device of a block adds it."""
-    devices, homes = sharding.devices, sharding.homes
+    devices = sharding.devices
+    homes = sharding.homes
     cut = []
     for number, matrix in results.items():
         with devices.use(owners[number]):
             cut.append(np.split(matrix, sharding.edges[1:]))
     # What is behind the last edge is empty, and has no home.
     requests = list(zip(zip(*cut, strict=True), homes, strict=False))
-    blocks, placed = [], renumber(tree, tuple(results))
+    blocks = []
+    placed = renumber(tree, tuple(results))
     for rows, home in zip(devices.gather(requests), homes, strict=True):
         with devices.use(home):
             blocks.append(engine.add_parts(rows, placed))

@@ -35,7 +35,8 @@ _COLUMNS_AT_ONCE = 2**22
 
 #: A product with a Gram matrix whose intermediate and final results are larger is computed for as
 #: many vectors at a time as fit, in whole steps, but at least one step.
-_MAX_PRODUCT_NBYTES, _VECTORS_STEP = 2**32, 8
+_MAX_PRODUCT_NBYTES = 2**32
+_VECTORS_STEP = 8
 
 
 class Columns:
@@ -47,7 +48,9 @@ class Columns:
     """
 
     def __init__(self, layout: AnyLayout, mode: int, engine: Engine) -> None:
-        self.layout, self.mode, self.engine = layout, mode, engine
+        self.layout = layout
+        self.mode = mode
+        self.engine = engine
         self.num_rows = layout.record_format.shape[mode]
         self.devices = list_pieces(layout, engine.xp)[0].devices
         self.entries: Entries | None = None
@@ -55,7 +58,8 @@ class Columns:
             self.entries = list_entries(engine, layout, mode)
 
     def __iter__(self) -> Iterator[tuple[int, Entries]]:
-        layout, run = self.layout, self.devices.run
+        layout = self.layout
+        run = self.devices.run
         if not isinstance(layout, SlabLayout):
             assert self.entries is not None
             yield 0, self.entries
@@ -109,7 +113,9 @@ def build_matrix(
 
 def _iterate_across_slabs(layout: SlabLayout, engine: Engine) -> Iterator[tuple[int, Entries]]:
     """Yield the groups of columns along the cut mode."""
-    record_format, mode, devices = layout.record_format, layout.cut_mode, layout.devices
+    record_format = layout.record_format
+    mode = layout.cut_mode
+    devices = layout.devices
     others = [n for n in range(record_format.ndim) if n != mode]
     split_mode = max(others, key=lambda n: record_format.shape[n], default=None)
     groups: Sequence[range | None] = [None]
@@ -164,7 +170,8 @@ def _take_rows(
         if mode is not None and rows is not None:
             numbers = piece.read_rows(records, mode)
             records = take_marked(records, (numbers >= rows.start) & (numbers < rows.stop))
-        coords, values = piece.read_coords(records), piece.read_values(records)
+        coords = piece.read_coords(records)
+        values = piece.read_values(records)
         return engine.pack(coords, values, record_format)[0]
 
 
@@ -270,13 +277,19 @@ class SharedColumns:
         """Return the columns, some at a time, as tensors (num_columns, size); builds them once."""
         if self._tensors:
             return self._tensors
-        coords, values, xp = self._coords, self._values, self._engine.xp
-        size, step = self.rows.size, self._columns_at_once
-        firsts, places, tensors = range(0, self.num_columns, step), [0], []
+        coords = self._coords
+        values = self._values
+        xp = self._engine.xp
+        size = self.rows.size
+        step = self._columns_at_once
+        firsts = range(0, self.num_columns, step)
+        places = [0]
+        tensors = []
         if len(firsts) > 1:
             places = xp.searchsorted(coords[0], xp.asarray(firsts)).tolist()
         for first, place, end in zip(firsts, places, [*places[1:], values.size], strict=False):
-            own, own_values = coords[:, place:end], values[place:end]
+            own = coords[:, place:end]
+            own_values = values[place:end]
             if first > 0:
                 own = own - xp.asarray([[first], [0]])
             shape = (min(step, self.num_columns - first), size)

@@ -28,7 +28,8 @@ _MAX_HOST_SIZE = 2048
 
 #: Relative residuals at which ARPACK stops (a smaller one does not improve the singular vectors),
 #: and its search for a missed eigenvalue.
-_TOLERANCE, _SEARCH_TOLERANCE = 1e-12, 1e-2
+_TOLERANCE = 1e-12
+_SEARCH_TOLERANCE = 1e-2
 
 #: Of a Gram matrix on the host with so few elements, one in this many, only these are multiplied.
 _SPARSITY = 32
@@ -50,7 +51,8 @@ MAX_BLOCKS = 6
 _ROUNDINGS = 4
 
 #: Passes of an orthonormalisation, and how little the last one has to correct.
-_MAX_PASSES, _SMALL = 6, 1e-2
+_MAX_PASSES = 6
+_SMALL = 1e-2
 
 #: A column is noise if a projection leaves no more of it than this many rounding units.
 _NOISE = 100
@@ -98,7 +100,8 @@ def find_singular_pairs(
     """
     if rank == 0:
         return xp.zeros((matrix.shape[0], 0)), np.zeros(0)
-    size, of_rows = min(matrix.shape), matrix.shape[0] <= matrix.shape[1]
+    size = min(matrix.shape)
+    of_rows = matrix.shape[0] <= matrix.shape[1]
     if wants_most(rank, size) or matrix.is_gram_cheap(rank):
         squares, vectors = decompose(matrix.gram(of_rows), rank)
     else:
@@ -118,7 +121,8 @@ def root_squares(squares: np.ndarray, size: int) -> np.ndarray:
 
 def multiply_by_gram(matrix: Multipliable, block: Array, of_rows: bool) -> Array:
     """Return ``A @ (A.T @ block)`` if `of_rows`, else ``A.T @ (A @ block)``."""
-    first, second = matrix.multiply, matrix.multiply_transposed
+    first = matrix.multiply
+    second = matrix.multiply_transposed
     if of_rows:
         first, second = second, first
     return np.concatenate([second(first(part)) for part in split_columns(block)], axis=1)
@@ -139,7 +143,8 @@ def decompose(matrix: Array, rank: int) -> tuple[np.ndarray, Array]:
 
     `matrix` is float64; on the host only its lower triangle counts, and it is overwritten.
     """
-    xp, size = array_module(matrix), matrix.shape[0]
+    xp = array_module(matrix)
+    size = matrix.shape[0]
     if size <= _MAX_HOST_SIZE:
         matrix = move(matrix, np)
     if size > MAX_DIRECT_SIZE and not wants_most(rank, size):
@@ -151,7 +156,8 @@ def decompose(matrix: Array, rank: int) -> tuple[np.ndarray, Array]:
 
         options = {"subset_by_index": [size - rank, size - 1], "overwrite_a": True}
         values, vectors = call_lapack(scipy_eigh, matrix, **options)
-        values, vectors = values[::-1], vectors[:, ::-1]
+        values = values[::-1]
+        vectors = vectors[:, ::-1]
     return move(values, np), xp.asarray(vectors)
 
 
@@ -172,7 +178,9 @@ def _run_arpack(matrix: Array, rank: int) -> tuple[np.ndarray, np.ndarray]:
     from scipy.sparse import csr_array, tril
     from scipy.sparse.linalg import LinearOperator, eigsh
 
-    xp, size, random = array_module(matrix), matrix.shape[0], np.random.RandomState(SEED)
+    xp = array_module(matrix)
+    size = matrix.shape[0]
+    random = np.random.RandomState(SEED)
     # Some rows are counted first: to count all takes as long as some products.
     parts = [] if is_cupy(matrix) else [matrix[::_SPARSITY], matrix]
     sparse = None
@@ -217,7 +225,8 @@ def find_leading_eigenpairs(
     basis. A block finds as many copies of an eigenvalue as it has vectors. `size` is at least four
     times `rank`. Values are descending, both are float64.
     """
-    width, dtype = choose_width(rank, size), np.float64
+    width = choose_width(rank, size)
+    dtype = np.float64
     draw = _make_draw(size, width, xp, dtype)
     basis = xp.empty((size, min(MAX_BLOCKS, size // width) * width), dtype)
     basis[:, :width] = orthonormalize(draw(), basis[:, :0], draw)
@@ -241,7 +250,8 @@ def find_leading_eigenpairs(
                 break
         if count == basis.shape[1]:
             known[:, : 2 * width] = multiply_block(known, coefficients)
-            projected, count = np.diag(values), 2 * width
+            projected = np.diag(values)
+            count = 2 * width
         known = basis[:, :count]
         basis[:, count : count + width] = orthonormalize(image, known, draw, (removed, gram))
     return values[:rank], multiply_block(known, coefficients[:, :rank])
@@ -338,7 +348,8 @@ def orthonormalize(
     `draw` draws directions that the block lacks; without it these become zero. `projection` is the
     one on `known` that was already subtracted (n, k), and the block's Gram matrix since (k, k).
     """
-    eps, width = np.finfo(block.dtype).eps, block.shape[1]
+    eps = np.finfo(block.dtype).eps
+    width = block.shape[1]
     for _ in range(_MAX_PASSES):
         if projection is None:
             removed = np.zeros((0, width)) if known is None else _project_out(block, known)
@@ -351,7 +362,8 @@ def orthonormalize(
         values, vectors = eigh(gram * np.outer(scales, scales))
         is_known = values > width * eps
         roots = np.where(is_known, np.sqrt(np.where(is_known, values, 1)), np.inf)
-        block, projection = _transform(block, scales[:, None] * vectors / roots), None
+        block = _transform(block, scales[:, None] * vectors / roots)
+        projection = None
         if draw is not None and not is_known.all():
             block[:, ~is_known] = draw()[:, ~is_known]
         elif np.sum(removed**2) < _SMALL and np.abs(values[is_known] - 1).max(initial=0) < _SMALL:

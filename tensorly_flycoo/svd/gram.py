@@ -59,8 +59,11 @@ class UnfoldingGram:
     """
 
     def __init__(self, columns: Columns, scale: float, dtype: DTypeLike) -> None:
-        engine, xp, num_rows = columns.engine, columns.engine.xp, columns.num_rows
-        self._engine, self._devices = engine, columns.devices
+        engine = columns.engine
+        xp = columns.engine.xp
+        num_rows = columns.num_rows
+        self._engine = engine
+        self._devices = columns.devices
         self._scale = scale
         is_piece = columns.entries is not None
         # Of n nonzeros at most n // 2 are the first ones of shared columns.
@@ -114,7 +117,9 @@ class UnfoldingGram:
 
     def _list_groups(self, columns: Columns) -> Iterator[tuple[_Group, Array, int, int]]:
         """Yield each group, its `squares`, and the numbers of its columns, all and shared."""
-        devices, engine, num_rows = columns.devices, columns.engine, columns.num_rows
+        devices = columns.devices
+        engine = columns.engine
+        num_rows = columns.num_rows
         scale = self._scale
 
         def start() -> Iterator[tuple[int, Any, list[Array]]]:
@@ -122,7 +127,8 @@ class UnfoldingGram:
                 run = functools.partial(devices.run, home)
                 squares = run(_sum_squares, engine, entries, num_rows, scale)
                 shared = run(SharedColumns, entries, scale, num_rows, engine)
-                counts, rows = run(SharedColumns.count, shared), run(getattr, shared, "rows")
+                counts = run(SharedColumns.count, shared)
+                rows = run(getattr, shared, "rows")
                 del entries
                 yield home, shared, [squares, rows, counts]
                 del shared, squares
@@ -135,7 +141,8 @@ class UnfoldingGram:
             del group, shared, parts, squares
 
     def _number_rows(self, group: _Group) -> _Group:
-        places, xp = group.places, self._engine.xp
+        places = group.places
+        xp = self._engine.xp
         has_all = places.size == self.size
         return group._replace(places=slice(None) if has_all else xp.searchsorted(self.rows, places))
 
@@ -144,12 +151,14 @@ class UnfoldingGram:
 
         Returns up to `rank`, and their numbers in `coupled`, or ``~row`` for that of a free row.
         """
-        sources, num_rows = np.arange(coupled.size), self.squares.shape[1]
+        sources = np.arange(coupled.size)
+        num_rows = self.squares.shape[1]
         if self.size == num_rows:
             return coupled, sources
         arguments = (self.squares, self.rows, min(rank, num_rows))
         free_rows, free = self._engine.find_largest_sums(*arguments)
-        squares, sources = np.append(coupled, free), np.append(sources, ~free_rows)
+        squares = np.append(coupled, free)
+        sources = np.append(sources, ~free_rows)
         order = np.argsort(-squares, kind="stable")[:rank]
         return squares[order], sources[order]
 
@@ -183,7 +192,8 @@ class UnfoldingGram:
 
     def _draw_normal(self, num_vectors: int, random: Any) -> Array:
         """Draw normal numbers (size, num_vectors): TensorLy's, unless these are too many."""
-        xp, num_rows = self._engine.xp, self.squares.shape[1]
+        xp = self._engine.xp
+        num_rows = self.squares.shape[1]
         if num_rows * num_vectors <= _MAX_DRAWN:
             drawn = random.normal(size=(num_rows, num_vectors))[move(self.rows, np)]
             return xp.asarray(drawn, self.dtype)
@@ -201,7 +211,8 @@ class UnfoldingGram:
             gram = eigen.gram_of(self._piece.multiply(vectors))
             squares, rotation = eigen.sort_pairs(gram, rank)
             is_known = squares > rotation.shape[0] * np.finfo(self.dtype).eps * squares[0]
-            squares, rotation = squares[is_known], rotation[:, is_known]
+            squares = squares[is_known]
+            rotation = rotation[:, is_known]
             # Multiplied once more: two blocks with a row for each of `rows` would be too large.
             vectors = eigen.multiply_block(vectors, rotation / np.sqrt(squares))
             return squares, eigen.correct_orthonormal(self._piece.multiply(vectors))
@@ -231,7 +242,8 @@ class UnfoldingGram:
 
     def _add_gram(self, gram: Array, group: _Group) -> None:
         """Add the Gram matrix of a group at the places of its rows, in place."""
-        places, devices = group.places, self._devices
+        places = group.places
+        devices = self._devices
         if places.size == 0:
             return
         (part,) = devices.collect([devices.run(group.home, SharedColumns.form_gram, group.shared)])
@@ -241,7 +253,8 @@ class UnfoldingGram:
 
     def multiply(self, block: Array) -> Array:
         """Multiply a block (size, k) of `dtype`."""
-        xp, devices = self._engine.xp, self._devices
+        xp = self._engine.xp
+        devices = self._devices
         if self._piece is not None and self._num_columns is not None:
             return self._piece.multiply_gram(block)
         total = block * self._diagonal.astype(self.dtype)[:, None]

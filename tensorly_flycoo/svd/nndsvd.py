@@ -41,7 +41,8 @@ def _choose_parts(unfolding: Unfolding, left: Array, values: Array) -> Array:
     parts = (np.maximum(left, 0), np.maximum(-left, 0))
     left_norms = [np.linalg.norm(part, axis=0) for part in parts]
     positive, negative = (a * b for a, b in zip(left_norms, right_norms, strict=True))
-    xp, is_positive = array_module(left), positive > negative
+    xp = array_module(left)
+    is_positive = positive > negative
     norms = xp.where(is_positive, *left_norms)
     scales = np.sqrt(values * xp.where(is_positive, positive, negative))
     return xp.where(is_positive, *parts) * (scales / xp.where(norms > 0, norms, 1))

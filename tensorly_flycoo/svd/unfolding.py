@@ -101,7 +101,8 @@ class Unfolding(LazyMatrix):
         self.mode = check_mode(mode, len(x.shape))
         self.tensor = as_flycoo(x, check_coords=True)
         sizes = [*self.tensor.shape]
-        self.shape, self.dtype = (sizes.pop(self.mode), num_cells(sizes)), self.tensor.dtype
+        self.shape = (sizes.pop(self.mode), num_cells(sizes))
+        self.dtype = self.tensor.dtype
 
     def __repr__(self) -> str:
         return f"<Unfolding: mode {self.mode} of shape {self.tensor.shape}>"
@@ -109,7 +110,8 @@ class Unfolding(LazyMatrix):
     @cached_property
     def gram(self) -> tuple[UnfoldingGram, float]:
         """The Gram matrix of the unfolding divided by a power of two above its norm, and that."""
-        layout, engine = self.tensor._layout, self.tensor._engine
+        layout = self.tensor._layout
+        engine = self.tensor._engine
         scale = 2.0 ** min(math.frexp(float(layout.norm))[1], 1023)
         columns = Columns(layout, self.mode, engine)
         return UnfoldingGram(columns, scale, self.dtype), scale
@@ -144,7 +146,8 @@ class Unfolding(LazyMatrix):
 def _find_pairs_from_columns(columns: FlycooTensor, rank: int) -> LeadingPairs:
     """Compute left singular vectors from the right ones of a transposed matrix with few rows."""
     engine = columns._engine
-    matrix, rank = Unfolding(columns, 0), min(rank, *columns.shape)
+    matrix = Unfolding(columns, 0)
+    rank = min(rank, *columns.shape)
     right, values = matrix._assemble(rank, matrix._find_leading_pairs(rank))
     count = int(np.count_nonzero(values))
     left = engine.xp.empty((columns.shape[1], count), columns.dtype)

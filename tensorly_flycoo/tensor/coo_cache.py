@@ -134,7 +134,8 @@ class _Plan:
                 self.tensor = None  # its memory may be needed
                 with span("conversion"):
                     self.tensor = FlycooTensor.from_coo(coo)
-                self._facts, self._coords_print = facts, coords_print
+                self._facts = facts
+                self._coords_print = coords_print
             return self.tensor
 
 

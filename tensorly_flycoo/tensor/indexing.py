@@ -104,7 +104,8 @@ def find_kept(
         if isinstance(selector, np.ndarray):
             order = xp.argsort(xp.asarray(selector), kind="stable")
             sources, places = match_sorted(coords[mode], xp.asarray(selector)[order], xp)
-            coords, values = coords[:, sources], values[sources]
+            coords = coords[:, sources]
+            values = values[sources]
             coords[mode] = order[places]
     return coords[kept], values
 
@@ -131,7 +132,8 @@ def _is_in(rows: Array, selector: Selector, xp: ModuleType) -> Array:
     if isinstance(selector, int):
         return rows == selector
     if isinstance(selector, np.ndarray):
-        numbers, rows = xp.asarray(np.unique(selector)), rows.astype(np.int64)
+        numbers = xp.asarray(np.unique(selector))
+        rows = rows.astype(np.int64)
         return numbers[xp.minimum(xp.searchsorted(numbers, rows), numbers.size - 1)] == rows
     low, high = sorted((selector[0], selector[-1]))
     is_in = (rows >= low) & (rows <= high)

@@ -88,7 +88,8 @@ def list_pieces(layout: AnyLayout, xp: ModuleType) -> list[Piece]:
     """List the slabs of a tensor in the order of their rows, or the tensor as one piece."""
     if not isinstance(layout, SlabLayout):
         return [Piece(layout, xp, OneDevice(xp))]
-    devices, cut_mode = layout.devices, layout.cut_mode
+    devices = layout.devices
+    cut_mode = layout.cut_mode
     return [Piece(s.layout, xp, devices, s.home, cut_mode, s.rows.start) for s in layout.slabs]
 
 
@@ -104,7 +105,8 @@ def run(
     `arrays`, if given, are one more argument, a list; each is brought to each device once.
     """
     found = list_pieces(layout, engine.xp)
-    devices, homes = found[0].devices, [piece.home for piece in found]
+    devices = found[0].devices
+    homes = [piece.home for piece in found]
     there = gather_each(arrays or (), devices, dict.fromkeys(homes))
     for piece in found:
         place = (piece.layout, piece.cut_mode, piece.start)

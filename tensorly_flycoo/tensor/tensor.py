@@ -381,7 +381,8 @@ class FlycooTensor:
 
     def _sorted_nonzeros(self) -> tuple[Array, Array]:
         """Return the arrays of `nonzeros` on the tensor's device."""
-        primitives, record_format = self._engine, self._layout.record_format
+        primitives = self._engine
+        record_format = self._layout.record_format
         with self._layout.hold_first_order(primitives) as (records, places):
             records = records if places is None else primitives.gather(records, places)
             values = record_format.values(records).copy()
@@ -447,7 +448,8 @@ class FlycooTensor:
         selectors = parse_index(index, self.shape)
         if all(map(is_whole, selectors, self.shape)):
             return self
-        kept, args = order_kept(selectors), (self.shape, tuple(selectors))
+        kept = order_kept(selectors)
+        args = (self.shape, tuple(selectors))
         if not kept:
             return sum(map_pieces(find_value, self._layout, self._engine, *args))
         shape = [len(selectors[mode]) for mode in kept]  # type: ignore[arg-type]  # no int is kept
@@ -474,7 +476,8 @@ class FlycooTensor:
     ) -> FlycooTensor:
         """Make a tensor of other nonzeros with its options and, by default, shape and groups."""
         if shape is None:
-            shape, groups = self.shape, self.groups
+            shape = self.shape
+            groups = self.groups
         options: dict[str, Any] = {"layout": self.layout, "device": self.device}
         options |= {"slabs": self.slabs, "dtype": dtype, "keep": self.keep, "groups": groups}
         return FlycooTensor(coords, values, shape, **options)
@@ -966,7 +969,8 @@ def _read_rows(piece: Piece) -> Array:
 def _clip(
     x: FlycooTensor, a_min: Any = None, a_max: Any = None, *, min: Any = None, max: Any = None
 ) -> FlycooTensor:
-    low, high = (min if a_min is None else a_min), (max if a_max is None else a_max)
+    low = min if a_min is None else a_min
+    high = max if a_max is None else a_max
     return x.map(lambda values: np.clip(values, low, high), "numpy.clip")
 
 
@@ -977,7 +981,8 @@ def _round(x: FlycooTensor, decimals: int = 0) -> FlycooTensor:
 def _concatenate(tensors: Sequence[Any], axis: int = 0) -> FlycooTensor:
     first = next(x for x in tensors if isinstance(x, FlycooTensor))
     (mode,) = check_axes(axis, first.ndim)
-    before, after = first.shape[:mode], first.shape[mode + 1 :]
+    before = first.shape[:mode]
+    after = first.shape[mode + 1 :]
     tensors = [first._take_coo(x) for x in tensors]
     for n, x in enumerate(tensors):
         if not isinstance(x, FlycooTensor):
@@ -987,7 +992,9 @@ def _concatenate(tensors: Sequence[Any], axis: int = 0) -> FlycooTensor:
             raise ValueError(f"numpy.concatenate: tensor {n} has shape {x.shape}, {expected}")
         if x.device != first.device:
             raise TypeError(f"numpy.concatenate: devices {first.device!r} and {x.device!r} differ")
-    xp, start, parts = first._engine.xp, 0, []
+    xp = first._engine.xp
+    start = 0
+    parts = []
     for x in tensors:
         parts.append(x._sorted_nonzeros())
         parts[-1][0][mode] += start

@@ -66,7 +66,8 @@ class CpuEngine(CpuPrimitives, Engine):
         stays: bool = False,
     ) -> None:
         arrays, partial_rows = self.allocate_workspace(layout, factors, mode, out)
-        carry_rows, num_lanes = layout.tilings[mode].carry_rows, mttkrp.count_lanes(out)
+        carry_rows = layout.tilings[mode].carry_rows
+        num_lanes = mttkrp.count_lanes(out)
         with layout.step(mode, self, stays) as step:
             nnz = step.records.shape[0]
             if nnz == 0:
@@ -80,9 +81,11 @@ class CpuEngine(CpuPrimitives, Engine):
                 self.log("mttkrp", layout.name, mode=mode, **used)
             operands = (arrays, out, partial_rows)
             arguments: Any = _gather_arguments(layout, step, mode, operands, num_lanes)
-            work_ns, count = _estimate_ns(layout, step, out), carry_rows.size
+            work_ns = _estimate_ns(layout, step, out)
+            count = carry_rows.size
             if segments:
-                count, arguments = segments.starts.size - 1, (segments, *arguments)
+                count = segments.starts.size - 1
+                arguments = (segments, *arguments)
             threads.launch(loop, count, *arguments, work_ns=work_ns)
             mttkrp.add_partial_rows(carry_rows, partial_rows, out)
             if weights is not None:
@@ -99,7 +102,8 @@ class CpuEngine(CpuPrimitives, Engine):
         stays: bool = False,
     ) -> Array | None:
         (*arrays, factor), partial_rows = self.allocate_workspace(layout, factors, mode, out)
-        carry_rows, num_lanes = layout.tilings[mode].carry_rows, _choose_lanes(out)
+        carry_rows = layout.tilings[mode].carry_rows
+        num_lanes = _choose_lanes(out)
         num_tiles = carry_rows.size
         with layout.step(mode, self, stays) as step:
             if step.records.shape[0] == 0:
@@ -145,7 +149,8 @@ class CpuEngine(CpuPrimitives, Engine):
         self, layout: Layout, inputs: Factors, mode: int, out: Array, slots: Array | None = None
     ) -> None:
         assert layout.merged is layout.record_format, "TTMc knows no groups"
-        record_format, tiling = layout.record_format, layout.tilings[mode]
+        record_format = layout.record_format
+        tiling = layout.tilings[mode]
         partial_rows = np.empty((tiling.carry_rows.size, out.shape[1]), out.dtype)
         # With a single mode each nonzero takes row 0 of a factor of ones.
         zero = (np.uint64(0),)
@@ -161,7 +166,8 @@ class CpuEngine(CpuPrimitives, Engine):
                 return
             tiles = Tiles(layout.tile_size, step.bucket_size, tiling.carry_rows)
             storage = Storage.of(step, record_format)
-            num_tiles, num_lanes = tiling.carry_rows.shape[0], len(kronecker.lanes)
+            num_tiles = tiling.carry_rows.shape[0]
+            num_lanes = len(kronecker.lanes)
             self.log("ttmc", layout.name, mode=mode, kernel="ttmc_tiles", num_lanes=num_lanes)
             work_ns = _estimate_ns(layout, step, out)
             arguments = (tiles, storage, kronecker, output)
@@ -174,7 +180,8 @@ class CpuEngine(CpuPrimitives, Engine):
     def gram(self, coords: Array, values: Array, diagonal: Array) -> Array:
         (columns, ids), size, values = coords, diagonal.size, np.atleast_2d(values.T).T
         starts = np.append(np.flatnonzero(np.diff(columns, prepend=-1)), columns.size)
-        gram, own_diagonal = np.zeros((size, size)), np.zeros(size)
+        gram = np.zeros((size, size))
+        own_diagonal = np.zeros(size)
         # Each band reads all entries, so use only one for each thread. Edges that grow like a
         # square root give the bands of the triangle equal areas.
         num_bands = numba.get_num_threads()
@@ -189,7 +196,8 @@ class CpuEngine(CpuPrimitives, Engine):
         self, targets: Array, gram: Array, rows: Array, shift: float
     ) -> tuple[float, int]:
         num_blocks = -(-rows.shape[0] // _SWEEP_ROWS)
-        errors, changes = np.zeros(num_blocks), np.zeros(num_blocks, np.int64)
+        errors = np.zeros(num_blocks)
+        changes = np.zeros(num_blocks, np.int64)
         problem = (targets, gram, shift, _SWEEP_ROWS)
         arguments = (problem, rows, errors, changes)
         work_ns = rows.size * rows.shape[1]
@@ -222,13 +230,15 @@ def _align(factor: Array, most: int) -> Array:
 
 def _estimate_ns(layout: Layout, step: Step, out: Array) -> float:
     """Estimate the work of MTTKRP: 4 ns for a record and 1 ns for 128 bytes of a factor's row."""
-    num_inputs, row_nbytes = layout.record_format.ndim - 1, out.shape[1] * out.itemsize
+    num_inputs = layout.record_format.ndim - 1
+    row_nbytes = out.shape[1] * out.itemsize
     return step.records.shape[0] * (4 + num_inputs * row_nbytes / 128)
 
 
 def _choose_lanes(out: Array) -> int:
     """Return the lanes of ratios: all columns, or the choice that computes the fewest twice."""
-    rank, num_lanes = out.shape[1], mttkrp.count_lanes(out)
+    rank = out.shape[1]
+    num_lanes = mttkrp.count_lanes(out)
     if num_lanes == rank:
         return num_lanes
     choices = [mttkrp.count_lanes(out, nbytes) for nbytes in _STEP_NBYTES]

@@ -22,9 +22,11 @@ def _read_limits(proc: Path, cgroups: Path) -> Iterator[int]:
     for line in _read_lines(proc / "self/cgroup"):
         _, controllers, path = line.split(":", 2)
         if controllers == "memory":
-            names, prefix = ("memory.limit_in_bytes", "memory.usage_in_bytes"), "total_"
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+            prefix = "total_"
         elif not controllers:
-            names, prefix = ("memory.max", "memory.current"), ""
+            names = ("memory.max", "memory.current")
+            prefix = ""
         else:
             continue
         root = cgroups / controllers

@@ -48,7 +48,8 @@ class CpuEntries(Entries):
         threads.launch(_add, starts.size - 1, *arguments, work_ns=work_ns)
 
     def evaluate(self, columns: Mapping[int, Array], values: Array) -> tuple[Array, Array]:
-        num_blocks, values = -(-len(values) // _BLOCK_SIZE), values.copy()
+        num_blocks = -(-len(values) // _BLOCK_SIZE)
+        values = values.copy()
         sums = np.zeros((num_blocks, 2, values.shape[1]))
         matrices = tuple(columns[n] for n in range(len(self._coords)))
         work_ns = len(values) * matrices[0].shape[1] * len(matrices)
@@ -60,8 +61,11 @@ class CpuEntries(Entries):
 def _evaluate(
     first: int, last: int, ids: Array, columns: tuple[Array, ...], values: Array, sums: Array
 ) -> None:
-    count, num_models, one = np.uint64(len(values)), np.uint64(values.shape[1]), np.uint64(1)
-    rank, size = np.uint64(columns[0].shape[1]) // num_models, np.uint64(_BLOCK_SIZE)
+    count = np.uint64(len(values))
+    num_models = np.uint64(values.shape[1])
+    one = np.uint64(1)
+    rank = np.uint64(columns[0].shape[1]) // num_models
+    size = np.uint64(_BLOCK_SIZE)
     for block in range(np.uint64(first), np.uint64(last)):
         for k in range(block * size, min((block + one) * size, count)):
             for s in range(num_models):
@@ -90,11 +94,13 @@ def _add(
     indices: Any,
     lanes: tuple[int, ...],
 ) -> None:
-    num_models, num_lanes = np.uint64(values.shape[1]), np.uint64(len(lanes))
+    num_models = np.uint64(values.shape[1])
+    num_lanes = np.uint64(len(lanes))
     rank: Any = np.uint64(out.shape[1]) // num_models
     total = new_row_of_zeros(values.dtype.type(0), lanes)
     for run in range(np.uint64(first), np.uint64(last)):
-        begin, end = np.uint64(starts[run]), np.uint64(starts[run + np.uint64(1)])
+        begin = np.uint64(starts[run])
+        end = np.uint64(starts[run + np.uint64(1)])
         row = np.uint64(ids[0, begin])
         for s in range(num_models):
             for step in range(np.uint64(0), rank, num_lanes):

@@ -138,7 +138,8 @@ def add_product(
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         row_, value_, factors_, indices_, column_, _ = args
         vector_type = make_vector_type(context, row.dtype, lanes)
-        product, num_columns = splat(builder, value_, vector_type), None
+        product = splat(builder, value_, vector_type)
+        num_columns = None
         vector = ir.Constant(vector_type, [1.0] * lanes.count)
         for w in range(factors.count):
             factor = builder.extract_value(factors_, w)
@@ -180,7 +181,8 @@ def add_multiple(typing_context: Any, row: Any, factor: Any, other: Any, lanes: 
     """Add ``factor * other`` to `row`; both are pointers."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        vector_type, align = make_vector_type(context, row.dtype, lanes), row.dtype.bitwidth // 8
+        vector_type = make_vector_type(context, row.dtype, lanes)
+        align = row.dtype.bitwidth // 8
         pointers = [builder.bitcast(args[n], vector_type.as_pointer()) for n in (0, 2)]
         total, vector = (builder.load(pointer, align=align) for pointer in pointers)
         total = multiply_add(builder, splat(builder, args[1], vector_type), vector, total)
@@ -234,7 +236,8 @@ def _compute_tile(
                 else:
                     store_row(total, out, row, column, lanes)
                 inherits = False
-            row, has_row = new_row, True
+            row = new_row
+            has_row = True
             fill_row(total, 0.0, lanes)
         add_product(total, values[position, value_slot], factors, indices, column, lanes)
     if inherits:
@@ -248,8 +251,10 @@ def mttkrp_tiles(
     first_tile: int, last_tile: int, tiles: Tiles, storage: Storage, operands: Operands
 ) -> None:
     """Compute some tiles of MTTKRP, and remap their records if there is a `spare`."""
-    carry_rows, out = tiles.carry_rows, operands.out
-    rank, num_lanes = out.shape[1], len(operands.lanes)
+    carry_rows = tiles.carry_rows
+    out = operands.out
+    rank = out.shape[1]
+    num_lanes = len(operands.lanes)
     for tile in range(first_tile, last_tile):
         first, last, bucket_start = find_places(tiles, tile, storage.records.shape[0])
         for step in range(0, rank, num_lanes):
@@ -318,12 +323,15 @@ def split_columns(
     columns: tuple[Array, ...],
 ) -> None:
     """Split records into three arrays; `column_bits` masks the bits of all other modes."""
-    records, record_values, value_slot = storage.records, storage.values, storage.value_slot
+    records = storage.records
+    record_values = storage.values
+    value_slot = storage.value_slot
     is_new, rows, values = columns
     end = np.uint64(last)
     for i in range(np.uint64(first), end):
         _prefetch_place(records, places, i, end)
-        place, before = place_of(places, i), place_of(places, i - np.uint64(i > 0))
+        place = place_of(places, i)
+        before = place_of(places, i - np.uint64(i > 0))
         difference = np.uint64(0)
         for w in range(len(column_bits)):
             difference |= (records[place, w] ^ records[before, w]) & column_bits[w]
@@ -352,10 +360,13 @@ def add_gram(
         for a in range(np.uint64(ids.shape[0])):
             for k in range(np.uint64(values.shape[1])):
                 diagonal[np.uint64(ids[a])] += values[a, k] * values[a, k]
-    first_row, last_row = edges[first_band], edges[last_band]
-    sums, columns = np.empty(gram.shape[0]), np.empty((values.shape[1], gram.shape[0]))
+    first_row = edges[first_band]
+    last_row = edges[last_band]
+    sums = np.empty(gram.shape[0])
+    columns = np.empty((values.shape[1], gram.shape[0]))
     for group in range(np.uint64(starts.shape[0] - 1)):
-        start, end = np.uint64(starts[group]), np.uint64(starts[group + np.uint64(1)])
+        start = np.uint64(starts[group])
+        end = np.uint64(starts[group + np.uint64(1)])
         for a in range(start, end):
             for k in range(np.uint64(values.shape[1])):
                 columns[k, a - start] = values[a, k]
@@ -365,7 +376,8 @@ def add_gram(
                 own = sums[: a - start]
                 own[:] = 0
                 for k in range(np.uint64(values.shape[1])):
-                    factor, others = values[a, k], columns[k]
+                    factor = values[a, k]
+                    others = columns[k]
                     for b in range(np.uint64(own.shape[0])):
                         own[b] += factor * others[b]
                 for b in range(np.uint64(own.shape[0])):

@@ -41,7 +41,8 @@ class CpuPrimitives(Primitives):
         slot = np.uint64(record_format.value_slot)
         packed = (records, records.view(record_format.dtype), slot)
         flags = tuple(np.zeros((4, 1), np.bool_))
-        arguments, work_ns = (nonzeros, fields, packed, flags), _NONZERO_NS * values.shape[0]
+        arguments = (nonzeros, fields, packed, flags)
+        work_ns = _NONZERO_NS * values.shape[0]
         threads.launch(sorting.pack_records, values.shape[0], *arguments, work_ns=work_ns)
         descends, is_outside, is_infinite, has_zeros = (bool(flag[0]) for flag in flags)
         if is_outside:
@@ -52,12 +53,14 @@ class CpuPrimitives(Primitives):
 
     def sort_by_row(self, given: ModeRows, target: Array, positions: Array) -> Array | None:
         records, record_format, mode, places = given
-        nnz, num_rows = records.shape[0], record_format.shape[mode]
+        nnz = records.shape[0]
+        num_rows = record_format.shape[mode]
         num_parts = _count_parts(nnz, num_rows)
         if num_parts is None:
             return super().sort_by_row(given, target, positions)
         # With `places`, rows are gathered: from `target`, which spans fewer pages than `records`.
-        rows, field = positions if places is None else target, Fields.of(record_format, [mode])
+        rows = positions if places is None else target
+        field = Fields.of(record_format, [mode])
         threads.launch(sorting.read_rows, nnz, records, field, rows, work_ns=nnz)
         places = list_places(places, nnz)
         starts = _start_keys(rows, places, positions, num_parts, num_rows)
@@ -74,7 +77,8 @@ class CpuPrimitives(Primitives):
         return np.flatnonzero(is_empty).astype(index_dtype(is_empty.size))
 
     def sort_nbytes(self, nnz: int, size: int) -> int:
-        num_parts, dtype = _count_parts(nnz, size), index_dtype(nnz)
+        num_parts = _count_parts(nnz, size)
+        dtype = index_dtype(nnz)
         if num_parts is None:
             return super().sort_nbytes(nnz, size)
         counters = math.prod(_shape_counts(num_parts, size, dtype)) * dtype.itemsize
@@ -86,9 +90,11 @@ class CpuPrimitives(Primitives):
     def split_by_bucket(
         self, positions: Array, bucket_size: int, stored: Array, offsets: Array
     ) -> None:
-        nnz, size = positions.shape[0], positions.dtype.type(bucket_size)
+        nnz = positions.shape[0]
+        size = positions.dtype.type(bucket_size)
         num_buckets = -(-nnz // bucket_size)
-        buckets, places = positions // size, np.empty_like(stored)
+        buckets = positions // size
+        places = np.empty_like(stored)
         num_parts = _choose_parts(nnz, num_buckets)
         in_order = list_places(None, nnz)
         starts = _start_keys(buckets, in_order, places, num_parts, num_buckets)
@@ -98,19 +104,24 @@ class CpuPrimitives(Primitives):
         stored[...] = places
 
     def split_nbytes(self, nnz: int, bucket_size: int) -> int:
-        num_buckets, dtype = -(-nnz // bucket_size), index_dtype(nnz)
+        num_buckets = -(-nnz // bucket_size)
+        dtype = index_dtype(nnz)
         num_parts = _PARTS_PER_THREAD * numba.get_num_threads()
         counters = math.prod(_shape_counts(num_parts, num_buckets, dtype))
         return (3 * nnz + counters) * dtype.itemsize
 
     def remap(self, step: Step, cut: Cut) -> None:
-        tiles, record_format = Tiles(cut.tile_size, step.bucket_size), cut.record_format
-        nnz, storage = step.records.shape[0], Storage.of(step, record_format)
-        num_tiles, work_ns = -(-nnz // cut.tile_size), _NONZERO_NS * nnz
+        tiles = Tiles(cut.tile_size, step.bucket_size)
+        record_format = cut.record_format
+        nnz = step.records.shape[0]
+        storage = Storage.of(step, record_format)
+        num_tiles = -(-nnz // cut.tile_size)
+        work_ns = _NONZERO_NS * nnz
         threads.launch(mttkrp.remap_tiles, num_tiles, tiles, storage, work_ns=work_ns)
 
     def gather(self, records: Array, places: Array) -> Array:
-        target, nnz = np.empty_like(records), records.shape[0]
+        target = np.empty_like(records)
+        nnz = records.shape[0]
         arguments = (records, places, target, (0,) * records.shape[1])
         threads.launch(mttkrp.gather_records, nnz, *arguments, work_ns=_NONZERO_NS * nnz)
         return target
@@ -118,11 +129,13 @@ class CpuPrimitives(Primitives):
     def split_columns(self, given: ModeRows) -> Entries:
         records, record_format, mode, places = given
         nnz = records.shape[0]
-        is_new, values = np.empty(nnz + 1, np.bool_), np.empty(nnz)
+        is_new = np.empty(nnz + 1, np.bool_)
+        values = np.empty(nnz)
         is_new[nnz] = True
         rows = np.empty(nnz, index_dtype(record_format.shape[mode], smallest="int32"))
         others = (n for n in range(record_format.ndim) if n != mode)
-        storage, field = Storage.of(Step(records), record_format), Fields.of(record_format, [mode])
+        storage = Storage.of(Step(records), record_format)
+        field = Fields.of(record_format, [mode])
         masks = tuple(map(np.uint64, record_format.mask_words(others)))
         arguments = (list_places(places, nnz), storage, field, masks, (is_new, rows, values))
         threads.launch(mttkrp.split_columns, nnz, *arguments, work_ns=2 * _NONZERO_NS * nnz)
@@ -134,7 +147,8 @@ def _start_keys(
 ) -> Array:
     """Gather keys in the order of `places`; return where each part's items of each key start."""
     starts = np.zeros(_shape_counts(num_parts, num_keys, gathered.dtype), gathered.dtype)
-    arguments, work_ns = (keys, places, gathered, starts), _NONZERO_NS * keys.shape[0]
+    arguments = (keys, places, gathered, starts)
+    work_ns = _NONZERO_NS * keys.shape[0]
     threads.launch(sorting.count_rows, num_parts, *arguments, work_ns=work_ns)
     sorting.start_keys(starts)
     return starts
@@ -142,7 +156,8 @@ def _start_keys(
 
 def _sort_parts(starts: Array, places: Array, target: Array, positions: Array) -> None:
     """Run `sorting.sort_parts` for all parts."""
-    arguments, work_ns = (starts, places, target, positions), _NONZERO_NS * positions.shape[0]
+    arguments = (starts, places, target, positions)
+    work_ns = _NONZERO_NS * positions.shape[0]
     threads.launch(sorting.sort_parts, starts.shape[0], *arguments, work_ns=work_ns)
 
 

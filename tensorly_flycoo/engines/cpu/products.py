@@ -17,7 +17,9 @@ from .mttkrp import add_product, count_lanes, fill_row, new_row_of_zeros, store_
 
 #: A block has at least so many rows, and for each column, lest the blocks' sums take as much memory
 #: as the rows; more if there would be more blocks than that.
-_MIN_BLOCK_ROWS, _ROWS_PER_COLUMN, _MAX_BLOCKS = 256, 16, 512
+_MIN_BLOCK_ROWS = 256
+_ROWS_PER_COLUMN = 16
+_MAX_BLOCKS = 512
 
 #: Rows that stay in the nearest cache while all is computed with them. Sums over them are in the
 #: matrices' own precision, those over more rows in float64.
@@ -26,7 +28,8 @@ _CACHED_ROWS = 64
 
 def multiply_transposed(a: Array, b: Array) -> Array:
     """Compute ``a.T @ b`` of two tall matrices (I, J) and (I, K) of one dtype."""
-    a, b = _require(a), _require(b)
+    a = _require(a)
+    b = _require(b)
     return _run(a, np.empty((0, b.shape[1])), a, b, a.shape[1]).astype(a.dtype)
 
 
@@ -85,8 +88,10 @@ def _multiply_blocks(
     The first in float64, unless the matrix is empty; the second is added to `sums`, which may have
     one row more for the sums of the columns of ``rows * right``, or none.
     """
-    num_columns, one = right.shape[1], right.dtype.type(1)
-    exact, total = new_row_of_zeros(1.0, exact_lanes), new_row_of_zeros(one, lanes)
+    num_columns = right.shape[1]
+    one = right.dtype.type(1)
+    exact = new_row_of_zeros(1.0, exact_lanes)
+    total = new_row_of_zeros(one, lanes)
     for block in range(first, last):
         end = min((block + 1) * block_rows, right.shape[0])
         for start in range(block * block_rows, end, _CACHED_ROWS):
@@ -119,7 +124,8 @@ def combine_rows(factors: Sequence[Array], bits: Sequence[int]) -> Array:
     """See `Engine.combine_rows`; rows that stand for no indices are zero."""
     combined = factors[-1]
     for n in range(len(factors) - 2, -1, -1):
-        outer, inner = _require(factors[n]), _require(combined)
+        outer = _require(factors[n])
+        inner = _require(combined)
         combined = np.empty((len(outer) << bits[n], outer.shape[1]), outer.dtype)
         arguments = (outer, inner, bits[n], combined)
         # So many threads that the others do not wait for the cache of one when they read it.
@@ -167,7 +173,8 @@ def _contract(
     In the number of the row (a, i, b), `bits` are those below a and below i.
     """
     _, outer, inner = arrays
-    total, one = new_row_of_zeros(out.dtype.type(0), lanes), out.dtype.type(1)
+    total = new_row_of_zeros(out.dtype.type(0), lanes)
+    one = out.dtype.type(1)
     for i in range(np.uint64(first), np.uint64(last)):
         for step in range(0, out.shape[1], len(lanes)):
             column = np.uint64(min(step, out.shape[1] - len(lanes)))

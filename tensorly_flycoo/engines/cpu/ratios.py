@@ -103,7 +103,8 @@ def _multiply_rows(
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         row_, terms_, factors_, indices_, own_, own_row_, column_, overlap_, _ = args
-        vector_type, align = make_vector_type(context, row.dtype, lanes), row.dtype.bitwidth // 8
+        vector_type = make_vector_type(context, row.dtype, lanes)
+        align = row.dtype.bitwidth // 8
 
         def load(array_type: Any, array: Any, index: Any) -> Any:
             place = (array_type, array, index, column_, lanes)
@@ -134,7 +135,8 @@ def _sum_row(typing_context: Any, row: Any, lanes: Any) -> Any:
     """Add up ``len(lanes)`` numbers, a power of two of them, by halving their number."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        vector_type, index_type = make_vector_type(context, row.dtype, lanes), ir.IntType(32)
+        vector_type = make_vector_type(context, row.dtype, lanes)
+        index_type = ir.IntType(32)
         vector = builder.load(builder.bitcast(args[0], vector_type.as_pointer()))
         count = lanes.count
         while count > 1:
@@ -195,12 +197,17 @@ def _compute_tile(
     records, values, value_slot, pull_ids, spare, remap_ids, record_words = storage
     fields, factors, out_field, out, _, lanes = operands
     factor, smallest, log_sums = model
-    zero, row, has_row = values.dtype.type(0), np.uint64(0), False
-    total, products = new_row_of_zeros(zero, lanes), new_row_of_zeros(zero, lanes)
+    zero = values.dtype.type(0)
+    row = np.uint64(0)
+    has_row = False
+    total = new_row_of_zeros(zero, lanes)
+    products = new_row_of_zeros(zero, lanes)
     if scratch is not None:
-        total, products = point_at_row(scratch, 0), point_at_row(scratch, 1)
+        total = point_at_row(scratch, 0)
+        products = point_at_row(scratch, 1)
     sums = new_row_of_zeros(zero, lanes)
-    num_steps, last_column = _count_steps(scratch, lanes), out.shape[1] - len(lanes)
+    num_steps = _count_steps(scratch, lanes)
+    last_column = out.shape[1] - len(lanes)
     for step in range(num_steps):
         fill_row(advance(total, step * len(lanes)), 0.0, lanes)
     for place in range(first, last):
@@ -212,7 +219,8 @@ def _compute_tile(
             for step in range(num_steps):
                 fill_row(advance(total, step * len(lanes)), 0.0, lanes)
             inherits = False
-        row, has_row = new_row, True
+        row = new_row
+        has_row = True
         indices = read_rows(records, position, fields)
         value = values[position, value_slot]
         fill_row(sums, -0.0, lanes)  # to which the first addition is left out: it changes no number
@@ -267,7 +275,8 @@ def ratio_tiles(
 
     `has_steps` is None if a row is one step.
     """
-    out, num_lanes = operands.out, len(operands.lanes)
+    out = operands.out
+    num_lanes = len(operands.lanes)
     length = (out.shape[1] + num_lanes - 1) // num_lanes * num_lanes
     scratch = _make_rows(has_steps, length, storage.values.dtype.type(0))
     # For the values and the model's values of a tile.

@@ -57,7 +57,8 @@ class Storage(NamedTuple):
 
     @classmethod
     def of(cls, step: Step, record_format: RecordFormat) -> "Storage":
-        values, slot = step.records.view(record_format.dtype), np.uint64(record_format.value_slot)
+        values = step.records.view(record_format.dtype)
+        slot = np.uint64(record_format.value_slot)
         words = (0,) * record_format.num_words
         return cls(step.records, values, slot, step.pull_ids, step.spare, step.remap_ids, words)
 
@@ -91,7 +92,8 @@ def find_places(tiles: Tiles, tile: Any, nnz: Any) -> Any:
 @subroutine
 def clear_empty_rows(tiles: Tiles, tile: Any, out: Array) -> None:
     """Clear a tile's share of the rows without nonzeros."""
-    num_tiles, num_empty = tiles.carry_rows.shape[0], tiles.empty_rows.shape[0]
+    num_tiles = tiles.carry_rows.shape[0]
+    num_empty = tiles.empty_rows.shape[0]
     for e in range(tile * num_empty // num_tiles, (tile + 1) * num_empty // num_tiles):
         for r in range(out.shape[1]):
             out[tiles.empty_rows[e], r] = 0
@@ -104,7 +106,8 @@ def _read_rows(
     """Unpack coordinates of one record into a tuple, by code of the tuple's length."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        start, is_first = args[1].type(0), isinstance(words, types.NoneType)
+        start = args[1].type(0)
+        is_first = isinstance(words, types.NoneType)
         offsets = [start] * len(shifts) if is_first else cgutils.unpack_tuple(builder, args[2])
         columns = [cgutils.unpack_tuple(builder, column) for column in args[3:]]
         rows = []

@@ -47,7 +47,8 @@ def find_segments(layout: Layout, step: Step, mode: int, factors: Any) -> Segmen
     """Return the segments of `mode` if they are worth it for these factors of the other modes."""
     if step.pull_ids is not None or not factors:
         return None
-    factor, cache_nbytes = factors[max(mode - 1, 0)], _count_cache_nbytes()
+    factor = factors[max(mode - 1, 0)]
+    cache_nbytes = _count_cache_nbytes()
     if not factor.nbytes > cache_nbytes >= _LEAST_CACHE_NBYTES:
         return None
     bits = max(1, cache_nbytes // (2 * factor.shape[1] * factor.itemsize)).bit_length() - 1
@@ -62,7 +63,8 @@ def find_segments(layout: Layout, step: Step, mode: int, factors: Any) -> Segmen
 
 def _list_segments(layout: Layout, records: Array, mode: int, bits: np.uint32) -> Segments:
     """List segments in blocks of ``2**bits`` indices of records in the order of places."""
-    nnz, tile_size = len(records), layout.tile_size
+    nnz = len(records)
+    tile_size = layout.tile_size
     num_threads = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
     share_tiles = -(-nnz // (num_threads * tile_size))  # of a thread
     window_tiles = min(_WINDOW_SIZE // tile_size, share_tiles)
@@ -99,21 +101,26 @@ def mttkrp_segments(
     places, starts, window_tiles = segments
     records, values, value_slot, _, _, _, _ = storage
     fields, factors, out_field, out, partial_rows, lanes = operands
-    tile_size, one = np.uint64(tiles.size), values.dtype.type(1)
+    tile_size = np.uint64(tiles.size)
+    one = values.dtype.type(1)
     total = mttkrp.new_row_of_zeros(one, lanes)
     for window in range(first_window, last_window):
         for r in range(0, out.shape[1], len(lanes)):
             # The last columns may overlap those before; both begin their sums anew.
             column = np.uint64(min(r, out.shape[1] - len(lanes)))
             for s in range(np.uint64(starts[window]), np.uint64(starts[window + 1])):
-                first, last = np.uint64(places[s, 0]), np.uint64(places[s, 1])
+                first = np.uint64(places[s, 0])
+                last = np.uint64(places[s, 1])
                 # That segment may be shorter: to prefetch what follows it does no harm.
                 later = places[min(s + np.uint64(2), np.uint64(len(places) - 1)), 0]
                 ahead = np.uint64(later) - first
-                tile, row = first // tile_size, read_row(records, first, out_field)
-                target, target_row = out, row
+                tile = first // tile_size
+                row = read_row(records, first, out_field)
+                target = out
+                target_row = row
                 if np.int64(row) == tiles.carry_rows[tile]:
-                    target, target_row = partial_rows, tile
+                    target = partial_rows
+                    target_row = tile
                 fill_row(total, 0.0, lanes)
                 before = first - np.uint64(1)
                 if first % tile_size > 0 and read_row(records, before, out_field) == row:

@@ -28,14 +28,16 @@ def pack_records(
     for i in range(np.uint64(first), np.uint64(last)):
         for word in range(np.uint64(records.shape[1])):
             records[i, word] = 0
-        is_undecided, is_less = i > 0, i == 0
+        is_undecided = i > 0
+        is_less = i == 0
         for n in range(len(words)):
             place = np.uint64(n) * mode_stride + i * nonzero_stride
             row = coords[place]
             if np.uint64(row) >= sizes[n]:  # negative coordinates wrap to the largest
                 is_outside[0] = True
             if is_undecided and row != coords[place - nonzero_stride]:
-                is_undecided, is_less = False, row > coords[place - nonzero_stride]
+                is_undecided = False
+                is_less = row > coords[place - nonzero_stride]
             records[i, words[n]] |= np.uint64(row) << shifts[n]
         record_values[i, value_slot] = values[i]
         if not abs(values[i]) < np.inf:

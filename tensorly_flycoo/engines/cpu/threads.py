@@ -40,7 +40,8 @@ _INTERRUPTIBLE_NS = 1e8
 
 #: Turns of a helper that waits for the next job before it sleeps, and of a caller that waits for a
 #: helper; 1000 take 5 to 50 us.
-_HELPER_TURNS, _TURNS = 1000, 1000
+_HELPER_TURNS = 1000
+_TURNS = 1000
 
 _WORD = ir.IntType(64)
 
@@ -119,7 +120,8 @@ def _replace(typing_context: Any, words: Any, index: Any, old: Any, new: Any) ->
 @intrinsic
 def _rest(typing_context: Any) -> Any:
     """Wait for some ten nanoseconds, in which the other thread of a core may go first."""
-    machine, int32 = platform.machine().lower(), ir.IntType(32)
+    machine = platform.machine().lower()
+    int32 = ir.IntType(32)
     instructions = {
         **dict.fromkeys(("x86_64", "amd64"), ("llvm.x86.sse2.pause", [])),
         **dict.fromkeys(("arm64", "aarch64"), ("llvm.aarch64.isb", [int32(15)])),
@@ -149,7 +151,8 @@ def _bind(typing_context: Any, loop: Any, arguments: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         # Compiled here, since a compiled function of its own would double the time.
         flags: Any = Flags()
-        flags.nrt, flags.error_model = loop.dispatcher.targetoptions["_nrt"], "numpy"
+        flags.nrt = loop.dispatcher.targetoptions["_nrt"]
+        flags.error_model = "numpy"
         compiled = context.compile_subroutine(
             builder, loop.dispatcher.py_func, loop_signature, flags=flags
         )
@@ -173,7 +176,8 @@ def _generate_parts(
     packed = builder.load(builder.bitcast(data, arguments_type.as_pointer()))
     arguments = cgutils.unpack_tuple(builder, packed)
     pointers = [builder.gep(job, [_WORD(place)]) for place in range(4)]
-    last, part_size = builder.load(pointers[_LAST]), builder.load(pointers[_PART_SIZE])
+    last = builder.load(pointers[_LAST])
+    part_size = builder.load(pointers[_PART_SIZE])
     take = builder.append_basic_block("take")
     builder.branch(take)
     builder.position_at_end(take)
@@ -235,7 +239,8 @@ def _serve(words: Array) -> None:
 @subroutine
 def _run(helpers: Array, num_helpers: int, parts: Array, function: int, data: int) -> None:
     """Run the loop here and on up to `num_helpers` idle threads."""
-    job, num_called = _address(parts), 0
+    job = _address(parts)
+    num_called = 0
     for h in range(helpers.shape[0]):
         if num_called == num_helpers:
             break
@@ -282,7 +287,8 @@ def _make_driver(loop: Any) -> Any:
         co_name=f"{own.co_name}_parts",
     )
     driver = FunctionType(code, {**globals(), "_loop": loop}, code.co_name)
-    driver.__module__, driver.__qualname__ = loop.py_func.__module__, code.co_name
+    driver.__module__ = loop.py_func.__module__
+    driver.__qualname__ = code.co_name
     return kernel(driver)
 
 
@@ -334,7 +340,8 @@ def _start_helpers(count: int) -> Array:
 
 def _forget_helpers() -> None:
     global _helpers, _turn
-    _helpers, _turn = None, threading.Lock()
+    _helpers = None
+    _turn = threading.Lock()
 
 
 # A child process has none of its parent's threads. (Windows has no fork.)

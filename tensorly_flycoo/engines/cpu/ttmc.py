@@ -74,7 +74,8 @@ def _multiply_out(prefixes: Array, value: Any, rows: Any, ranks: Any) -> None:
     prefixes[0] = value
     size = np.uint64(1)
     for w in range(len(rows) - 1):
-        row, rank = rows[w], ranks[w]
+        row = rows[w]
+        rank = ranks[w]
         for i in range(size):
             p = size - np.uint64(1) - i
             prefix = prefixes[p]
@@ -125,7 +126,8 @@ def ttmc_tiles(
     for tile in range(first_tile, last_tile):
         first, last, bucket_start = find_places(tiles, tile, records.shape[0])
         inherits = tiles.carry_rows[tile] >= 0
-        row, has_row = np.uint64(0), False
+        row = np.uint64(0)
+        has_row = False
         for place in range(first, last):
             position = pull(records, pull_ids, bucket_start, place, last)
             new_row = read_row(records, position, out_field)
@@ -135,7 +137,8 @@ def ttmc_tiles(
                 else:
                     _store_total(total, width, num_columns, out, place_of(slots, row))
                 inherits = False
-            row, has_row = new_row, True
+            row = new_row
+            has_row = True
             indices = read_rows(records, position, fields)
             rows = _point_at_rows(factors, indices)
             _multiply_out(prefixes, values[position, value_slot], rows, ranks)

@@ -52,7 +52,10 @@ def _lay_out(
     num_tiles: int, num_columns: int, itemsize: int, segment: int
 ) -> tuple[list[Level], int]:
     """Return the levels, and the bytes of all."""
-    levels, nbytes, count, num_warps = [], 0, num_tiles, _count_warps(segment)
+    levels = []
+    nbytes = 0
+    count = num_tiles
+    num_warps = _count_warps(segment)
     while True:
         sums = nbytes + round_up(8 * count, _ALIGNMENT)
         # All warps of the last block have tiles, even if there are few.
@@ -70,9 +73,12 @@ def _count_warps(segment: int) -> int:
 
 def add_carries(carries: Carries, out: Array) -> None:
     """Add the partial rows of all tiles to `out`; very long rows take several launches."""
-    num_warps, num_columns, address = _count_warps(tuning.SEGMENT), out.shape[1], out.data.ptr
+    num_warps = _count_warps(tuning.SEGMENT)
+    num_columns = out.shape[1]
+    address = out.data.ptr
     memory, rows, sums, levels = carries  # on this GPU: another one may have lent `out`
-    macros, gpu = {"VALUE": out.dtype, "NUM_WARPS": num_warps}, memory.device_id
+    macros = {"VALUE": out.dtype, "NUM_WARPS": num_warps}
+    gpu = memory.device_id
     kernel = launch.get_direct_kernel(
         "partial_rows.cu", "add_partial_rows", "qiQi4Q", gpu, **macros
     )

@@ -25,7 +25,8 @@ class PackedIds:
     @classmethod
     def split(cls, ids: Array, limit: int, tile_size: int) -> Self:
         """Pack ids (nnz,) below `limit`."""
-        bits, num_tiles = IdBits.of(limit, tile_size), -(-ids.size // tile_size)
+        bits = IdBits.of(limit, tile_size)
+        num_tiles = -(-ids.size // tile_size)
         num_places = num_tiles * tile_size
         lows = cupy.empty(num_places, bits.low_dtype)
         highs = cupy.empty(num_places * bits.high_bits // 8, np.uint8)
@@ -63,7 +64,8 @@ class RunIds:
         """Find the runs, of which a tile has `max_runs` at most."""
         num_tiles = -(-ids.size // tile_size)
         num_words = num_tiles * tile_size // 32
-        starts, counts = cupy.empty(num_words, np.uint32), cupy.empty(num_words, np.uint16)
+        starts = cupy.empty(num_words, np.uint32)
+        counts = cupy.empty(num_words, np.uint16)
         shifts = cupy.empty((num_tiles, max_runs), ids.dtype)
         macros = {"REMAP_ID": ids.dtype, **cut_tile(tile_size)}
         kernel = launch.get_kernel("find_runs.cu", "find_runs", **macros)

@@ -62,7 +62,8 @@ class CudaEngine(CudaPrimitives, Engine):
     make_stager = CudaStager
 
     def choose_sizes(self, record_format: RecordFormat) -> tuple[int, int]:
-        slot, gpu = slot_nbytes(record_format.merged), launch.current_gpu()
+        slot = slot_nbytes(record_format.merged)
+        gpu = launch.current_gpu()
         tile_size = tuning.choose_tile_size(slot, record_format.merged.ndim - 1, gpu)
         return tile_size, tuning.BUCKET_SIZE
 
@@ -81,7 +82,8 @@ class CudaEngine(CudaPrimitives, Engine):
         pool: Any = getattr(cupy.cuda.get_allocator(), "__self__", None)
         if not hasattr(pool, "get_limit"):  # not a pool: it holds nothing back for later
             return free
-        free, limit = free + pool.free_bytes(), pool.get_limit()
+        free = free + pool.free_bytes()
+        limit = pool.get_limit()
         return min(free, limit - pool.used_bytes()) if limit else free
 
     def mttkrp(
@@ -160,8 +162,10 @@ class CudaEngine(CudaPrimitives, Engine):
         self, layout: Layout, inputs: Factors, mode: int, out: Array, slots: Array | None = None
     ) -> None:
         assert layout.merged is layout.record_format, "TTMc knows no groups"
-        record_format, tiling = layout.record_format, layout.tilings[mode]
-        num_tiles, num_columns = tiling.carry_rows.shape[0], out.shape[1]
+        record_format = layout.record_format
+        tiling = layout.tilings[mode]
+        num_tiles = tiling.carry_rows.shape[0]
+        num_columns = out.shape[1]
         if num_tiles == 0:
             out.fill(0)
             return
@@ -202,7 +206,8 @@ class CudaEngine(CudaPrimitives, Engine):
         if values.ndim == 2:  # one matrix beside the other
             shifts = cupy.arange(values.shape[1])[:, None] * (coords[:1, -1:] + 1)
             pair = cupy.broadcast_arrays(coords[0] + shifts, coords[1])
-            coords, values = cupy.stack(pair).reshape(2, -1), values.T.reshape(-1)
+            coords = cupy.stack(pair).reshape(2, -1)
+            values = values.T.reshape(-1)
         # cuSPARSE adds in no fixed order.
         gram = _add_pairs(coords, values, diagonal.size)
         if gram is None:
@@ -231,7 +236,8 @@ class CudaEngine(CudaPrimitives, Engine):
 
 def _add_pairs(coords: Array, values: Array, size: int) -> Array | None:
     """Compute a Gram matrix from the pairs of entries of each column, or None if they are many."""
-    nnz, num_pairs = values.size, cupy.zeros(1, np.uint64)
+    nnz = values.size
+    num_pairs = cupy.zeros(1, np.uint64)
     if nnz == 0:
         return cupy.zeros((size, size))
     launch_on_unfolding("count_pairs", nnz, coords, num_pairs)
@@ -245,9 +251,11 @@ def _add_pairs(coords: Array, values: Array, size: int) -> Array | None:
 
 def _multiply_dense(coords: Array, values: Array, size: int) -> Array:
     """Compute a Gram matrix from dense blocks of columns."""
-    nnz, num_columns = values.size, int(coords[0, -1]) + 1
+    nnz = values.size
+    num_columns = int(coords[0, -1]) + 1
     step = max(1, min(_GRAM_BLOCK_SIZE // max(size, 1), num_columns))
-    memory, gram = cupy.empty((step, size)), None
+    memory = cupy.empty((step, size))
+    gram = None
     for first in range(0, num_columns, step):
         block = memory[: num_columns - first]
         block.data.memset_async(0, block.nbytes)
@@ -307,20 +315,25 @@ class MttkrpKernel:
         alignments: tuple[int, int],
         ratios: Ratios,
     ) -> None:
-        record_format, tiling = layout.merged, layout.tilings[mode]
+        record_format = layout.merged
+        tiling = layout.tilings[mode]
         inputs = [n for n in range(record_format.ndim) if n != mode]
         self.cut = cut = tuning.cut_rank(rank, record_format.dtype.itemsize, *alignments)
         self.block_size = tuning.choose_block_size(layout.tile_size)
-        self._num_tiles, num_empty = tiling.carry_rows.shape[0], tiling.empty_rows.shape[0]
+        self._num_tiles = tiling.carry_rows.shape[0]
+        num_empty = tiling.empty_rows.shape[0]
         # All of them but those that a launch sets.
         same = self._arguments = make_launch_arguments(record_format, mode, inputs)
         same.rank, same.nnz, same.bucket_size = rank, step.records.shape[0], int(step.bucket_size)
-        same.num_empty, same.empty_share = num_empty, -(-num_empty // self._num_tiles)
+        same.num_empty = num_empty
+        same.empty_share = -(-num_empty // self._num_tiles)
         same.carry_rows, same.empty_rows = _point_at(tiling.carry_rows, tiling.empty_rows)
         same.pull_ids, same.pull_highs = _point_at(*list_parts(step.pull_ids))
-        runs, remap_dtype = step.remap_ids, None
+        runs = step.remap_ids
+        remap_dtype = None
         if runs is not None:
-            remap_dtype, same.max_runs = runs.shifts.dtype, runs.max_runs
+            remap_dtype = runs.shifts.dtype
+            same.max_runs = runs.max_runs
             same.run_starts, same.run_counts = _point_at(runs.starts, runs.counts)
             same.run_shifts = runs.shifts.data.ptr
             same.write_lows, same.write_highs = _point_at(*list_parts(step.write_order))
@@ -347,7 +360,8 @@ class MttkrpKernel:
         operands = arguments.operands
         operands.factors[: len(arrays)] = [array.data.ptr for array in arrays]
         operands.row_nbytes[: len(arrays)] = pitches
-        arguments.records, arguments.out = step.records.data.ptr, out.data.ptr
+        arguments.records = step.records.data.ptr
+        arguments.out = out.data.ptr
         arguments.spare = 0 if step.spare is None else step.spare.data.ptr
         arguments.partial_rows = carries.sums
         scales = 0 if weights is None else weights.data.ptr

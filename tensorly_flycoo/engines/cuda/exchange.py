@@ -22,10 +22,13 @@ def copy_blocks(copies: Sequence[tuple[cupy.cuda.MemoryPointer, Array]]) -> None
 
     They are contiguous, or matrices whose rows are; elements have a multiple of 4 bytes.
     """
-    gpu, name = cupy.cuda.runtime.getDevice(), "copy_blocks"
+    gpu = cupy.cuda.runtime.getDevice()
+    name = "copy_blocks"
     kernel = get_direct_kernel(f"{name}.cu", name, _COPIES_FORMAT, gpu, MAX_COPIES=_MAX_COPIES)
     for start in range(0, len(copies), _MAX_COPIES):
-        own, members, most = copies[start : start + _MAX_COPIES], [0] * (5 * _MAX_COPIES), 0
+        own = copies[start : start + _MAX_COPIES]
+        members = [0] * (5 * _MAX_COPIES)
+        most = 0
         for n, (target, array) in enumerate(own):
             num_words, *of_rows = _count_words(array)
             members[n::_MAX_COPIES] = array.data.ptr, target.ptr, num_words, *of_rows

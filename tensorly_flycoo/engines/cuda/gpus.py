@@ -175,7 +175,8 @@ class _Copies:
 
     def allocate(self, arrays: Sequence[Array]) -> Array:
         """Return a new array for the rows of `arrays`, on the current GPU, which is this one."""
-        first, shape = arrays[0], arrays[0].shape
+        first = arrays[0]
+        shape = arrays[0].shape
         if len(arrays) > 1:
             shape = (sum([array.shape[0] for array in arrays]), *shape[1:])
         elif not is_cupy(first):

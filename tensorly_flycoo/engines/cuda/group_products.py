@@ -18,12 +18,14 @@ Sizes: TypeAlias = tuple[int, ...]
 _FORMATS = {"combine_rows": "qiQ", "contract_rows": "qQQQiii"}
 
 #: Terms that each warp of a block has at least, and the most warps of a block.
-_LEAST_TERMS, _MOST_WARPS = 4, 32
+_LEAST_TERMS = 4
+_MOST_WARPS = 32
 
 
 def combine_rows(factors: Sequence[Array], bits: Sequence[int]) -> Array:
     """See `Engine.combine_rows`; rows that stand for no indices are zero."""
-    first, rank = factors[0], factors[0].shape[1]
+    first = factors[0]
+    rank = factors[0].shape[1]
     out = cupy.empty((first.shape[0] << bits[0], rank), first.dtype)
     sizes = tuple([factor.shape[0] for factor in factors])
     key = (sizes, tuple(bits), 1, out.dtype)

@@ -32,7 +32,9 @@ _OPTIONS = ("--std=c++17", *(["-DASSERTIONS"] if _HAS_ASSERTIONS else []))
 MAX_GRID = 2**31 - 1
 
 #: The driver's names for the items of its argument `extra`.
-_END, _BUFFER_POINTER, _BUFFER_SIZE = 0, 1, 2
+_END = 0
+_BUFFER_POINTER = 1
+_BUFFER_SIZE = 2
 
 
 @functools.cache
@@ -42,7 +44,8 @@ def get_kernel(file: str, name: str, **macros: Any) -> RawKernel:
     CuPy compiles it now, or loads it from its cache on disk.
     """
     kernel = RawKernel(specialise(file, macros), name, options=_OPTIONS)
-    start_s, log = time.perf_counter(), _CompilerLog()
+    start_s = time.perf_counter()
+    log = _CompilerLog()
     kernel.compile(log)
     if log.is_written:
         add_compiled(start_s)

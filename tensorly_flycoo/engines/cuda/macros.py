@@ -86,7 +86,8 @@ def mttkrp_macros(
     """
     block_size = tuning.choose_block_size(tile_size)
     run = tile_size * cut.group_size // block_size
-    dtype, itemsize = record_format.dtype, record_format.dtype.itemsize
+    dtype = record_format.dtype
+    itemsize = record_format.dtype.itemsize
     batch = tuning.limit_batch(occupancy, itemsize, cut)
     num_threads = tuning.limit_threads(occupancy, itemsize)
     if ratios:
@@ -222,7 +223,8 @@ def split_columns_macros(record_format: RecordFormat, place_dtype: np.dtype | No
 
 def sweep_macros(dtype: np.dtype, rank: int) -> Macros:
     """Specialise `sweep_nonnegative.cu`, for a class of ranks."""
-    step, most = 8 if rank <= 32 else 32, 16 // dtype.itemsize
+    step = 8 if rank <= 32 else 32
+    most = 16 // dtype.itemsize
     sizes = {"WIDTH": -(-rank // step) * step, "LOAD": most if rank % most == 0 else 1}
     return {"VALUE": dtype, **sizes, "BLOCK_SIZE": tuning.BLOCK_SIZE}
 

@@ -47,7 +47,8 @@ def draw_uniform(random: np.random.RandomState, shape: tuple[int, ...], dtype: n
     values = cupy.empty(shape, dtype)
     with random._bit_generator.lock:
         state = random.get_state(legacy=False)
-        key, position = state["state"]["key"], state["state"]["pos"]
+        key = state["state"]["key"]
+        position = state["state"]["pos"]
         end = position + 2 * values.size
         num_states = (end - 1) // _STATE_WORDS
         key = _draw(key, position, num_states, values)

@@ -79,14 +79,16 @@ class CudaPrimitives(Primitives):
         kernel = launch.get_kernel("pack.cu", "pack", **pack_macros(record_format, dtype))
 
         def pack_block(packing: Any, block: slice, own: Array, own_values: Array) -> None:
-            target, count = records[block], block.stop - block.start
+            target = records[block]
+            count = block.stop - block.start
             arguments = (packing, np.int64(count), own, own_values, target, found)
             launch.launch_items(kernel, count, arguments)
 
         most_held = self.staging_size // MAX_THREADS  # by each thread
         num_held = min(most_held, nnz // MAX_THREADS)
         if is_cupy(values) or nnz <= most_held:
-            own, own_values = cupy.asarray(coords, dtype), cupy.asarray(values, record_format.dtype)
+            own = cupy.asarray(coords, dtype)
+            own_values = cupy.asarray(values, record_format.dtype)
             packing = make_packing(record_format, own)
             pack_block(packing, slice(0, nnz), own, cupy.ascontiguousarray(own_values))
         else:
@@ -95,7 +97,8 @@ class CudaPrimitives(Primitives):
             packing = make_packing(record_format, held[0])
 
             def pack_parts(thread: int, starts: Iterator[int]) -> None:
-                stream, own = cupy.cuda.get_current_stream(), (held[thread], held_values[thread])
+                stream = cupy.cuda.get_current_stream()
+                own = (held[thread], held_values[thread])
                 pinned = [cupyx.empty_pinned(array.shape, array.dtype) for array in own]
                 for start in starts:
                     # Begins with the previous part's last nonzero, to compare the first one with.
@@ -103,7 +106,8 @@ class CudaPrimitives(Primitives):
                     count = block.stop - block.start
                     for target, waiting, given in zip(own, pinned, (coords, values), strict=True):
                         waiting[..., :count] = given[..., block]
-                        address, nbytes = waiting.ctypes.data, waiting.nbytes
+                        address = waiting.ctypes.data
+                        nbytes = waiting.nbytes
                         target.data.copy_from_host_async(address, nbytes, stream)
                     pack_block(packing, block, *own)
                     stream.synchronize()
@@ -196,7 +200,8 @@ class CudaPrimitives(Primitives):
     def split_by_bucket(
         self, positions: Array, bucket_size: int, stored: Array, offsets: Array
     ) -> None:
-        nnz, size = positions.size, np.int64(bucket_size)
+        nnz = positions.size
+        size = np.int64(bucket_size)
         buckets = cupy.empty(nnz, index_dtype(-(-nnz // bucket_size), smallest="uint16"))
         macros = {"PLACE": positions.dtype, "BUCKET": buckets.dtype, "OFFSET": offsets.dtype}
         kernel = launch.get_kernel("buckets.cu", "number_buckets", **macros)
@@ -223,7 +228,9 @@ class CudaPrimitives(Primitives):
         return PackedIds.split(pull_ids, cut.bucket_size, cut.tile_size)
 
     def compact_push(self, remap_ids: Array, cut: Cut) -> tuple[RunIds, PackedIds]:
-        tile_size, nnz, block_size = cut.tile_size, remap_ids.size, tuning.BLOCK_SIZE
+        tile_size = cut.tile_size
+        nnz = remap_ids.size
+        block_size = tuning.BLOCK_SIZE
         macros = {"REMAP_ID": remap_ids.dtype, "TILE_SIZE": tile_size, "BLOCK_SIZE": block_size}
         kernel = launch.get_kernel("order_writes.cu", "order_writes", **macros)
         order = cupy.empty(nnz, np.uint16)
@@ -244,7 +251,9 @@ class CudaPrimitives(Primitives):
         num_tiles = -(-step.records.shape[0] // cut.tile_size)
         if num_tiles == 0:
             return
-        pull, runs, order = step.pull_ids, step.remap_ids, step.write_order
+        pull = step.pull_ids
+        runs = step.remap_ids
+        order = step.write_order
         types = (pull.bits, runs.shifts.dtype)
         macros = remap_macros(cut.record_format, cut.tile_size, *types)
         kernel = launch.get_kernel("remap_only.cu", "remap", **macros)
@@ -269,7 +278,8 @@ class CudaPrimitives(Primitives):
     def split_columns(self, given: ModeRows) -> Entries:
         records, record_format, mode, places = given
         nnz = records.shape[0]
-        is_first, values = cupy.empty(nnz + 1, bool), cupy.empty(nnz)
+        is_first = cupy.empty(nnz + 1, bool)
+        values = cupy.empty(nnz)
         rows = cupy.empty(nnz, np.uint32)
         macros = split_columns_macros(record_format, getattr(places, "dtype", None))
         kernel = launch.get_kernel("split_columns.cu", "split_columns", **macros)
@@ -300,9 +310,11 @@ class CudaPrimitives(Primitives):
     def list_shared(
         self, entries: Entries, num_rows: int, scale: float
     ) -> tuple[Array, Array, Array]:
-        kernel, nnz = _get_unfolding_kernel("list_shared"), entries.values.size
+        kernel = _get_unfolding_kernel("list_shared")
+        nnz = entries.values.size
         num_blocks = -(-nnz // tuning.ROWS_PER_BLOCK)
-        is_free, starts = cupy.empty(num_rows, bool), cupy.empty((num_blocks, 2), np.int64)
+        is_free = cupy.empty(num_rows, bool)
+        starts = cupy.empty((num_blocks, 2), np.int64)
         is_free.data.memset_async(1, is_free.nbytes)
         nonzeros = (np.int64(nnz), *entries, np.float64(scale))
 
@@ -319,7 +331,8 @@ class CudaPrimitives(Primitives):
         slots = cupy.empty(num_rows, np.uint32)
         _store_places(coupled_rows, None, positions=slots)
         num_shared = int(counts[:, 0].sum())
-        coords, shared_values = cupy.empty((2, num_shared), np.int64), cupy.empty(num_shared)
+        coords = cupy.empty((2, num_shared), np.int64)
+        shared_values = cupy.empty(num_shared)
         if num_shared > 0:
             launch_all(num_shared, None, slots, coords, shared_values)
         return coupled_rows, coords, shared_values
@@ -399,7 +412,8 @@ def _read_keys(
     """
     macros = read_keys_macros(record_format, len(modes), key_dtype, getattr(places, "dtype", None))
     kernel = launch.get_kernel("read_keys.cu", "read_keys", **macros)
-    fields, nnz = make_key_fields(record_format, modes), records.shape[0]
+    fields = make_key_fields(record_format, modes)
+    nnz = records.shape[0]
     arguments = (fields, np.int64(nnz), records, places, keys, is_used)
     launch.launch_items(kernel, nnz, arguments)
 
@@ -424,7 +438,8 @@ def _store_places(
 
 def _list_empty_rows(is_used: Array, dtype: np.dtype | None = None) -> Array:
     """List the rows that are not in use, ascending."""
-    dtype, rows_per_block = dtype or index_dtype(is_used.size), tuning.ROWS_PER_BLOCK
+    dtype = dtype or index_dtype(is_used.size)
+    rows_per_block = tuning.ROWS_PER_BLOCK
     macros = {"ROWS_PER_BLOCK": rows_per_block, "BLOCK_SIZE": tuning.BLOCK_SIZE}
     kernel = launch.get_kernel("list_empty_rows.cu", "list_empty_rows", ROW=dtype, **macros)
     num_blocks = -(-is_used.size // rows_per_block)

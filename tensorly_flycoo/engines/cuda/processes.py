@@ -71,7 +71,8 @@ class NcclLink:
     def __init__(
         self, number: int, count: int, name: np.ndarray, is_needed: Callable[[], bool]
     ) -> None:
-        self._number, self._count = number, count
+        self._number = number
+        self._count = count
         self._name = name.tobytes()
         self._is_needed = is_needed
         self._gpu = cupy.cuda.runtime.getDevice()
@@ -153,7 +154,8 @@ class NcclLink:
     def _launch(
         self, sent: Sequence[tuple[Array, int]], received: Sequence[tuple[Array, int]]
     ) -> None:
-        connection, stream = self._connection, cupy.cuda.get_current_stream().ptr
+        connection = self._connection
+        stream = cupy.cuda.get_current_stream().ptr
         nccl.groupStart()
         try:
             for array, peer in sent:

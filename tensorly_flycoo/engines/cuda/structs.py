@@ -22,7 +22,8 @@ _PIECE_NBYTES = 8
 FIELD = np.dtype([("word", np.uint32), ("shift", np.uint32), ("mask", np.uint32)], align=True)
 
 #: The most Gram matrices, and other matrices, of a `Product`.
-MAX_GRAMS, MAX_MATRICES = 8, 4
+MAX_GRAMS = 8
+MAX_MATRICES = 4
 
 #: `Product` in `products.cu`.
 PRODUCT = np.dtype(

@@ -20,7 +20,8 @@ from .tuning import choose_row_nbytes
 Scale: TypeAlias = tuple[Array, int, int]
 
 #: The most factors of a product.
-MAX_GRAMS, MAX_SCALES = structs.MAX_GRAMS, structs.MAX_MATRICES
+MAX_GRAMS = structs.MAX_GRAMS
+MAX_SCALES = structs.MAX_MATRICES
 
 #: `structs.PRODUCT`, as the module `struct` names its members.
 _PRODUCT = f"{2 * MAX_GRAMS}Q{3 * MAX_SCALES}Q2i"
@@ -93,7 +94,8 @@ def _update_rows(x: Array, inverse: Blocks | None, y: Array | None) -> tuple[Blo
     """Compute the Gram matrices of `solve_rows`, of `x` if there is no `inverse`, and the rest."""
     num_rows, rank = x.shape
     rows_per_block = tuning.choose_rows_per_block(num_rows)
-    num_blocks, size = -(-num_rows // rows_per_block), rank * rank
+    num_blocks = -(-num_rows // rows_per_block)
+    size = rank * rank
     memory = cupy.cuda.alloc(8 * num_blocks * (size + 1))
     inner = Blocks(memory, memory.ptr + 8 * num_blocks * size, (num_blocks,))
     kernel, block_size = _get_updating_kernel(rank, x.dtype, memory.device_id)
@@ -168,7 +170,8 @@ def compute_fit(
 
 def _list_members(grams: Sequence[Blocks], scales: Sequence[Scale]) -> list[int]:
     """List the members of `structs.PRODUCT`."""
-    of_grams, of_scales = [0] * (2 * MAX_GRAMS), [0] * (3 * MAX_SCALES)
+    of_grams = [0] * (2 * MAX_GRAMS)
+    of_scales = [0] * (3 * MAX_SCALES)
     for n, gram in enumerate(grams):
         of_grams[n::MAX_GRAMS] = gram.address, gram.shape[0]
     for n, (array, row_stride, column_stride) in enumerate(scales):
@@ -213,10 +216,14 @@ def multiply_blocks(a: Array, b: Array, num_blocks: int) -> Array:
     """
     from cupy_backends.cuda.libs import cublas  # loads a library that nothing else here needs
 
-    num_rows, m, n = a.shape[0] // num_blocks, a.shape[1], b.shape[1]
-    row_a, row_b = a.strides[0] // a.itemsize, b.strides[0] // b.itemsize
+    num_rows = a.shape[0] // num_blocks
+    m = a.shape[1]
+    n = b.shape[1]
+    row_a = a.strides[0] // a.itemsize
+    row_b = b.strides[0] // b.itemsize
     products = cupy.empty((num_blocks, m, n), a.dtype)
-    one, zero = np.ones((), a.dtype), np.zeros((), a.dtype)
+    one = np.ones((), a.dtype)
+    zero = np.zeros((), a.dtype)
     multiply = cublas.sgemmStridedBatched if a.dtype.char == "f" else cublas.dgemmStridedBatched
     # cuBLAS reads rows as columns: it sees b.T, a.T and the transposed products.
     multiply(
@@ -250,7 +257,8 @@ def add_product(out: Array, a: Array, b: Array, factor: float = 1) -> None:
     from cupy_backends.cuda.libs import cublas  # loads a library that nothing else here needs
 
     b = cupy.ascontiguousarray(b)
-    alpha, beta = np.array(factor, a.dtype), np.ones((), a.dtype)
+    alpha = np.array(factor, a.dtype)
+    beta = np.ones((), a.dtype)
     multiply = cublas.sgemm if a.dtype.char == "f" else cublas.dgemm
     # cuBLAS reads rows as columns: it sees b.T, a.T and out.T.
     multiply(

@@ -49,7 +49,8 @@ NUM_ROW_BLOCKS = 512
 
 #: Gram matrices of blocks of rows that one block adds to one; as many need not be added first, up
 #: to a rank: larger ones take a single multiprocessor long to read.
-GRAM_SEGMENT, MAX_SMALL_RANK = 64, 32
+GRAM_SEGMENT = 64
+MAX_SMALL_RANK = 32
 
 #: The most columns of a tall matrix whose products fit a lane's registers.
 MAX_TALL_RANK = 128
@@ -237,7 +238,8 @@ def choose_ratio_occupancy(
     """
     limit = next(limit for limit in RATIO_OCCUPANCIES if num_inputs <= limit)
     batch, num_threads = RATIO_OCCUPANCIES[limit][adds_logs]
-    is_measured, is_wide = occupancy.capability == _MEASURED, itemsize > 4
+    is_measured = occupancy.capability == _MEASURED
+    is_wide = itemsize > 4
     if cut.num_parts > 1 or not is_measured or (is_wide and num_inputs > 2):
         batch = 2
     if cut.num_parts > 1 or is_wide:
