@@ -43,7 +43,8 @@ def specialise(name: str, macros: dict[str, Any]) -> str:
         if macro not in macros:
             raise TypeError(f"{name} needs a macro {meaning}")
     # Not options: for each new set of options CuPy asks NVRTC for its version, which takes 10 ms.
-    return "".join(f"#define {macro} {express(value)}\n" for macro, value in macros.items()) + text
+    defines = [f"#define {macro} {express(value)}\n" for macro, value in macros.items()]
+    return "".join(defines) + text
 
 
 def express(value: Any) -> str:
@@ -52,9 +53,13 @@ def express(value: Any) -> str:
     >>> express(np.dtype(np.int64)), express(True)
     ('long long', '1')
     """
+    if isinstance(value, bool):
+        return str(int(value))
     if not isinstance(value, np.dtype):
-        return str(int(value) if isinstance(value, bool) else value)
-    return _TYPES[value] if value.fields is None else layout_macro(value)
+        return str(value)
+    if value.fields is not None:
+        return layout_macro(value)
+    return _TYPES[value]
 
 
 @functools.cache
@@ -72,6 +77,7 @@ def load_source(name: str) -> str:
 
 
 def _inline(name: str, seen: set[str]) -> Iterator[str]:
+    """Yield the lines of a source, with the headers that are not among the names `seen` inlined."""
     seen.add(name)
     path = list_files().get(name, Path(name))
     label = path.relative_to(_ROOT).as_posix() if path.is_relative_to(_ROOT) else name
