@@ -370,7 +370,7 @@ class ImputedStarts(LastPass):
         return merged
 
     def measure(self, factors: Sequence[Array]) -> Array:
-        """Impute from the models; return what `Entries.evaluate` does."""
+        """Impute from the models; return what `PieceEntries.evaluate` does."""
         columns = {n: self._merge(factors, n) for n in range(len(self._units))}
         self._values, sums = self._entries.evaluate(columns, self._values)
         return sums

@@ -10,7 +10,7 @@ import numpy as np
 from numba.cpython.unsafe.tuple import tuple_setitem
 from numpy import ndarray as Array
 
-from ..entries import Entries
+from ..entries import PieceEntries
 from . import threads
 from .compiling import kernel
 from .mttkrp import add_product, count_lanes, fill_row, new_row_of_zeros
@@ -19,7 +19,7 @@ from .mttkrp import add_product, count_lanes, fill_row, new_row_of_zeros
 _BLOCK_SIZE = 2048
 
 
-class CpuEntries(Entries):
+class CpuEntries(PieceEntries):
     """Entries that kernels compute, without a matrix of a row for each entry."""
 
     def __init__(self, engine: Any, coords: Array, shape: Sequence[int], dtype: np.dtype) -> None:

@@ -21,7 +21,7 @@ _MAX_WARPS = 16
 class Level(NamedTuple):
     """The partial rows of all tiles, or of segments of tiles, or of segments of these.
 
-    A launch adds them, a segment in each block. A segment leaves one partial row for the next level.
+    A launch adds them, a segment in each block, which leaves one partial row for the next level.
     """
 
     size: int  # how many partial rows there are

@@ -9,7 +9,7 @@ import tensorly as tl
 from tensorly.decomposition import parafac
 
 from tensorly_flycoo import FlycooTensor, decomposition
-from tensorly_flycoo.engines.entries import Entries
+from tensorly_flycoo.engines.entries import PieceEntries
 from tensorly_flycoo.loop.masks import MissingEntries
 from tensorly_flycoo.models import factor_match_score, many_starts
 from tensorly_flycoo.models.many_starts import Run, Stopping, run_together
@@ -173,7 +173,7 @@ def test_missing_entries_on_a_gpu_are_those_on_a_cpu(groups, monkeypatch):
     missing = MissingEntries(x, draw_missing(x))
     expected = run_together(*arguments, missing=missing)
     monkeypatch.setattr(many_starts, "is_cupy", lambda array: True)
-    monkeypatch.setattr(type(x._engine), "entries", Entries)
+    monkeypatch.setattr(type(x._engine), "entries", PieceEntries)
     for run, other in zip(run_together(*arguments, missing=missing), expected, strict=True):
         np.testing.assert_allclose(run.errors, other.errors, rtol=1e-11)
         for factor, array in zip(run.cp_tensor.factors, other.cp_tensor.factors, strict=True):
