@@ -30,6 +30,7 @@ from . import (
     show_versions,
 )
 from .base.checks import require
+from .base.value_dtypes import VALUE_DTYPES
 from .decomposition.methods import METHODS, Method
 from .io.dataframe import AGGREGATES, MISSING
 from .io.files import replace_file, try_writing
@@ -167,7 +168,7 @@ def _add_fit_options(parser: argparse.ArgumentParser) -> None:
     add("--sep", type=_separator, help=text)
     text = "the first line of the text file is a row; the columns are called 1, 2, ..."
     add("--no-header", action="store_true", help=text)
-    add("--dtype", default="float64", choices=("float32", "float64"))
+    add("--dtype", default="float64", choices=tuple(VALUE_DTYPES))
     add = parser.add_argument_group("the model").add_argument
     add("--rank", type=_count, required=True, help="the number of components")
     text = "gaussian: squared errors; poisson_count: the likelihood of counts, with a non-negative "

@@ -17,6 +17,7 @@ from numpy.typing import DTypeLike
 
 from .array_modules import Array, as_array, has_true, is_cupy, share
 from .reporting import recorder
+from .value_dtypes import FLOATS, VALUE_DTYPES
 
 DEVICES = ("auto", "cpu", "cuda")
 LAYOUTS = ("remap", "replicated", "indexed")
@@ -162,9 +163,9 @@ def check_dtype(dtype: DTypeLike, name: str = "dtype") -> np.dtype:
     dtype = np.dtype(dtype)
     if dtype.kind in "biu":
         return np.dtype(np.float64)
-    if dtype not in (np.float32, np.float64):
+    if dtype not in FLOATS:
         raise TypeError(
-            f"{name} is {dtype}, expected float32, float64, an integer type or bool; "
+            f"{name} is {dtype}, expected {', '.join(VALUE_DTYPES)}, an integer type or bool; "
             "convert the values first"
         )
     return dtype

@@ -19,6 +19,7 @@ import numpy as np
 from scipy.linalg import lapack
 
 from ..base.array_modules import Array, array_module, has_true, is_cupy, move, remote_aware
+from ..base.value_dtypes import FLOAT_CHARS
 from . import select_engine
 
 #: From this many rows a CuPy matrix counts as tall; below, launches cost more than the work.
@@ -63,7 +64,7 @@ def is_tall(x: Array) -> bool:
         and x.ndim == 2
         and x.shape[0] >= MIN_TALL_ROWS
         and x.shape[1] > 0
-        and x.dtype.char in "fd"
+        and x.dtype.char in FLOAT_CHARS
         and x.strides[1] == x.itemsize
         and x.strides[0] >= x.shape[1] * x.itemsize
         and x.strides[0] % x.itemsize == 0
@@ -88,7 +89,7 @@ def is_own(a: Array, b: Array) -> bool:
     """
     if not (type(a) is type(b) is np.ndarray and a.ndim == b.ndim == 2):
         return False
-    if a.dtype != b.dtype or a.dtype.char not in "fd" or a.shape[1] != b.shape[0]:
+    if a.dtype != b.dtype or a.dtype.char not in FLOAT_CHARS or a.shape[1] != b.shape[0]:
         return False
     sizes = (*a.shape, b.shape[1])
     # At most one of the three sizes is long, and it is not the columns of `b`.

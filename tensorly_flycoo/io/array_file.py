@@ -54,8 +54,6 @@ CHECKPOINT = Kind(
 )
 _KINDS = {k.format: k for k in (TENSOR, SLABS, LABELS, CP, TUCKER, PARAFAC2, COUPLED, CHECKPOINT)}
 
-FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
-
 #: Kinds of labels that are stored as they are: bools, integers, floats, time spans and dates.
 _PLAIN_KINDS = "biufmM"
 

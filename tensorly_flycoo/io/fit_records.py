@@ -9,8 +9,9 @@ import numpy as np
 from ..base.array_modules import Array
 from ..base.checks import check_inside, check_shape, warn
 from ..base.fit_record import ABSENT, FitRecord, find_record
+from ..base.value_dtypes import FLOATS
 from ..tensor.unknown import make_mask
-from .array_file import FLOATS, ArrayReader, Header, keep_name, number
+from .array_file import ArrayReader, Header, keep_name, number
 
 #: The facts that a header holds as they are; the others take arrays, or are only a callback's.
 _PLAIN_FACTS = [

@@ -11,6 +11,7 @@ from numpy.typing import DTypeLike
 
 from ..base.array_modules import Array, move
 from ..base.checks import LAYOUTS, check_choice, check_shape
+from ..base.value_dtypes import VALUE_DTYPES
 from ..engines import Engine, select_engine
 from ..format.groups import check_groups, check_products
 from ..format.layout import Layout
@@ -222,7 +223,7 @@ def read_format(reader: ArrayReader) -> RecordFormat:
     check_products(groups[num_prefixes > 0 :], shape)
     record_format = RecordFormat.of(
         shape,
-        {"float32": np.float32, "float64": np.float64}[header["dtype"]],
+        VALUE_DTYPES[header["dtype"]].dtype,
         {"uint32": np.uint32, "uint64": np.uint64}[header["word_dtype"]],
         groups,
         num_prefixes,

@@ -16,6 +16,7 @@ from ..base.array_modules import Array, move
 from ..base.checks import check_choice, check_count, check_shape
 from ..base.devices import OneDevice
 from ..base.reporting import report
+from ..base.value_dtypes import VALUE_DTYPES
 from ..engines import Engine, select_engine
 from ..format.groups import check_groups, check_products, find_groups, find_longest_mode, list_rest
 from ..format.layout import Layout
@@ -107,7 +108,7 @@ class Index:
                 raise ValueError("the rows of slabs do not follow each other")
             if not all(type(number) is int for entry in entries for number in entry[:3]):
                 raise ValueError("rows and sizes are not integers")
-            check_choice(index.dtype, "dtype", ("float32", "float64"))
+            check_choice(index.dtype, "dtype", tuple(VALUE_DTYPES))
             if type(index.num_slabs) is not int or not len(entries) <= index.num_slabs:
                 raise ValueError(f"num_slabs is {index.num_slabs!r}, for {len(entries)} files")
         return index

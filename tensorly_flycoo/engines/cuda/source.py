@@ -12,15 +12,16 @@ from typing import Any
 
 import numpy as np
 
+from ...base.value_dtypes import VALUE_DTYPES
 from .structs import layout_macro
 
 _ROOT = Path(__file__).parents[3]  # the folder that holds the package
 _INCLUDE = re.compile(r'^#include "([^"]+)"$')
 _MACRO = re.compile(r"^// MACRO ((\w+): .+)$", re.MULTILINE)
 
+#: The types in CUDA sources.
 _TYPES = {
-    np.dtype(np.float32): "float",
-    np.dtype(np.float64): "double",
+    **{row.dtype: row.c_type for row in VALUE_DTYPES.values()},
     np.dtype(np.int8): "signed char",
     np.dtype(np.int16): "short",
     np.dtype(np.int32): "int",

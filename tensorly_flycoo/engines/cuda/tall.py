@@ -10,6 +10,7 @@ import cupy
 import numpy as np
 
 from ...base.array_modules import GpuArray as Array
+from ...base.value_dtypes import FLOAT_CHARS
 from . import launch, structs, tuning
 from .launch import DirectKernel, get_direct_kernel
 from .macros import products_macros, update_rows_macros
@@ -39,7 +40,7 @@ def suits_tensor_cores(x: Array) -> bool:
 
 def suits_rank(rank: int, dtype: np.dtype, device_id: int | None = None) -> bool:
     """Return whether the same kernels suit a rank, and a GPU, by default the current one."""
-    if dtype.char not in "fd" or not 0 < rank <= tuning.MAX_TALL_RANK:
+    if dtype.char not in FLOAT_CHARS or not 0 < rank <= tuning.MAX_TALL_RANK:
         return False
     if device_id is None:
         device_id = cupy.cuda.runtime.getDevice()
