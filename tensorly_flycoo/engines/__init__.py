@@ -129,12 +129,14 @@ def _choose_gpus(engine: Engine, gpus: int | str) -> Devices:
     from .cuda.gpus import CudaDevices
 
     num_gpus = _count_gpus()
-    count = num_gpus if gpus == "all" else check_count(gpus, "gpus")
+    if gpus == "all":
+        devices = CudaDevices(num_gpus)
+        devices.least_nnz = _SPREAD_NNZ
+        return devices
+    count = check_count(gpus, "gpus")
     if count > num_gpus:
         raise ValueError(f"gpus is {count}, expected at most {num_gpus}, the GPUs that CuPy finds")
-    devices = CudaDevices(count)
-    devices.least_nnz = _SPREAD_NNZ if gpus == "all" else 0
-    return devices
+    return CudaDevices(count)
 
 
 def select_engine(device: str | None = None, *, is_on_gpu: bool = False) -> Engine:

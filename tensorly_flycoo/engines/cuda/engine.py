@@ -21,7 +21,7 @@ from ...format.primitives import Step
 from ..protocol import Engine, Factors
 from . import exchange, group_products, launch, mersenne_twister, tall, tuning, updates
 from .carries import Carries, add_carries, allocate_carries
-from .compact_ids import find_bits, list_parts
+from .compact_ids import PackedIds, find_bits, list_parts
 from .macros import Ratios, mttkrp_macros, ttmc_macros
 from .primitives import CudaPrimitives, launch_on_unfolding
 from .staging import CudaStager
@@ -101,7 +101,7 @@ class CudaEngine(CudaPrimitives, Engine):
     ) -> None:
         workspace = self.allocate_workspace(layout, factors, mode, out)
         with layout.step(mode, self, stays) as step:
-            if layout.tilings[mode].carry_rows.shape[0] == 0:
+            if layout.tilings[mode].carry_rows.shape[0] == 0:  # no nonzeros
                 out.fill(0)
                 return
             scales = None if weights is None else cupy.ascontiguousarray(weights)
@@ -148,10 +148,12 @@ class CudaEngine(CudaPrimitives, Engine):
                 smallest=smallest or 0.0,
                 model_factor=arrays[-1].data.ptr,
                 model_row_nbytes=pitches[-1],
-                log_sums=0 if log_sums is None else log_sums.data.ptr,
+                log_sums=launch.find_address(log_sums),
             )
             add_carries(carries, out)
-            return None if log_sums is None else log_sums.sum()
+            if log_sums is None:
+                return None
+            return log_sums.sum()
 
     def allocate_workspace(
         self, layout: Layout, factors: Factors, mode: int, out: Array
@@ -193,7 +195,7 @@ class CudaEngine(CudaPrimitives, Engine):
         occupancy = tuning.choose_occupancy(launch.current_gpu(), len(inputs))
         with layout.step(mode, self, stays=True) as step:
             if len(out) > layout.count_nonempty_rows(mode):
-                out.fill(0)
+                out.fill(0)  # the kernel writes no rows without nonzeros
             macros = ttmc_macros(
                 record_format,
                 layout.tile_size,
@@ -302,7 +304,10 @@ def _multiply_dense(coords: Array, values: Array, size: int) -> Array:
             block,
         )
         product = block.T @ block
-        gram = product if gram is None else np.add(gram, product, out=gram)
+        if gram is None:
+            gram = product
+        else:
+            gram += product
     return gram
 
 
@@ -377,14 +382,14 @@ class MttkrpKernel:
         arguments.empty_rows = tiling.empty_rows.data.ptr
         arguments.num_empty = num_empty
         arguments.empty_share = -(-num_empty // self._num_tiles)
-        arguments.pull_ids, arguments.pull_highs = _point_at(*list_parts(step.pull_ids))
+        arguments.pull_ids, arguments.pull_highs = _find_addresses(step.pull_ids)
         runs = step.remap_ids
         if runs is not None:
             arguments.max_runs = runs.max_runs
             arguments.run_starts = runs.starts.data.ptr
             arguments.run_counts = runs.counts.data.ptr
             arguments.run_shifts = runs.shifts.data.ptr
-            arguments.write_lows, arguments.write_highs = _point_at(*list_parts(step.write_order))
+            arguments.write_lows, arguments.write_highs = _find_addresses(step.write_order)
         self._arguments = arguments
 
         macros = mttkrp_macros(
@@ -424,11 +429,11 @@ class MttkrpKernel:
         operands.row_nbytes[: len(arrays)] = pitches
         arguments.records = step.records.data.ptr
         arguments.out = out.data.ptr
-        arguments.spare = 0 if step.spare is None else step.spare.data.ptr
+        arguments.spare = launch.find_address(step.spare)
         arguments.partial_rows = carries.sums
         for name, value in model.items():
             setattr(arguments, name, value)
-        weights_address = 0 if weights is None else weights.data.ptr
+        weights_address = launch.find_address(weights)
         # Launched as by `launch.launch_tiles`.
         for first_tile in range(0, self._num_tiles, launch.MAX_GRID):
             arguments.first_tile = first_tile
@@ -436,9 +441,10 @@ class MttkrpKernel:
             self._kernel(grid, self.block_size, bytes(arguments), weights_address)
 
 
-def _point_at(*arrays: Array | None) -> list[int]:
-    """Return the addresses of arrays, 0 for None."""
-    return [0 if array is None else array.data.ptr for array in arrays]
+def _find_addresses(ids: PackedIds | Array | None) -> tuple[int, int]:
+    """Return the addresses of the low and the high bits of ids: see `list_parts`."""
+    lows, highs = list_parts(ids)
+    return launch.find_address(lows), launch.find_address(highs)
 
 
 def _find_kernel(

@@ -65,7 +65,7 @@ def contract_rows(
         *contraction.members,
         contraction.num_terms,
         rows.data.ptr,
-        0 if scales is None else scales.data.ptr,
+        launch.find_address(scales),
         out.data.ptr,
         contraction.below,
         contraction.width,

@@ -21,6 +21,7 @@ import numpy as np
 from cupy import RawKernel
 from cupy.cuda import driver
 
+from ...base.array_modules import GpuArray as Array
 from ...base.reporting import add_compiled
 from . import tuning
 from .source import specialise
@@ -114,6 +115,11 @@ def _describe_gpu(device_id: int) -> tuning.Gpu:
     major, minor = divmod(int(device.compute_capability), 10)
     tuning.check_capability((major, minor), device_id)
     return tuning.Gpu((major, minor), device.attributes["MaxSharedMemoryPerMultiprocessor"])
+
+
+def find_address(array: Array | None) -> int:
+    """Return the address of an array, 0 for None: what a `DirectKernel` takes for a pointer."""
+    return 0 if array is None else array.data.ptr
 
 
 class DirectKernel:

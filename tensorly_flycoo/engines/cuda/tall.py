@@ -120,7 +120,7 @@ def _update_rows(
         x.data.ptr,
         row_stride(x),
         0 if inverse is None else inverse.address,
-        0 if y is None else y.data.ptr,
+        launch.find_address(y),
         0 if y is None else y.shape[1],
         grams.address,
         inner.address,
