@@ -99,6 +99,7 @@ class CudaEngine(CudaPrimitives, Engine):
         weights: Array | None = None,
         stays: bool = False,
     ) -> None:
+        """Implement `Engine.mttkrp`: one launch for all tiles, then those that add their carries."""
         workspace = self.allocate_workspace(layout, factors, mode, out)
         with layout.step(mode, self, stays) as step:
             if layout.tilings[mode].carry_rows.shape[0] == 0:  # no nonzeros
@@ -121,6 +122,7 @@ class CudaEngine(CudaPrimitives, Engine):
         wants_sum: bool = False,
         stays: bool = False,
     ) -> Array | None:
+        """Implement `Engine.mttkrp_of_ratios`, by the kernel of MTTKRP with ratios switched on."""
         workspace = self.allocate_workspace(layout, factors, mode, out)
         arrays, pitches, carries = workspace
         if smallest is None:
@@ -178,6 +180,7 @@ class CudaEngine(CudaPrimitives, Engine):
     def ttmc(
         self, layout: Layout, inputs: Factors, mode: int, out: Array, slots: Array | None = None
     ) -> None:
+        """Implement `Engine.ttmc`: a launch for all tiles, then those that add their carries."""
         assert layout.merged is layout.record_format, "TTMc knows no groups"
         record_format = layout.record_format
         tiling = layout.tilings[mode]
@@ -186,6 +189,7 @@ class CudaEngine(CudaPrimitives, Engine):
         if num_tiles == 0:
             out.fill(0)
             return
+
         cut = tuning.cut_columns(num_columns, len(inputs))
         block_size = tuning.choose_block_size(layout.tile_size)
         # Each group of threads has a run of a tile's nonzeros, and leaves a partial row.
@@ -193,6 +197,7 @@ class CudaEngine(CudaPrimitives, Engine):
         carries = allocate_carries(num_runs, num_columns, out.dtype)
         arrays = [_make_readable(factor) for factor in inputs.values()]
         occupancy = tuning.choose_occupancy(launch.current_gpu(), len(inputs))
+
         with layout.step(mode, self, stays=True) as step:
             if len(out) > layout.count_nonempty_rows(mode):
                 out.fill(0)  # the kernel writes no rows without nonzeros
@@ -231,6 +236,7 @@ class CudaEngine(CudaPrimitives, Engine):
             add_carries(carries, out)
 
     def gram(self, coords: Array, values: Array, diagonal: Array) -> Array:
+        """Implement `Engine.gram`, from pairs of entries, or from dense blocks if pairs are many."""
         if values.ndim == 2:
             coords, values = _place_side_by_side(coords, values)
         # Not by cuSPARSE, which adds in no fixed order.
@@ -370,28 +376,8 @@ class MttkrpKernel:
         self.cut = tuning.cut_rank(rank, record_format.dtype.itemsize, *alignments)
         self.block_size = tuning.choose_block_size(layout.tile_size)
         self._num_tiles = tiling.carry_rows.shape[0]
-
-        # All arguments but those that a launch sets: they stay the same while the layout lives.
-        arguments = make_launch_arguments(record_format, mode, inputs)
-        arguments.rank = rank
-        arguments.nnz = step.records.shape[0]
-        arguments.bucket_size = int(step.bucket_size)
-        arguments.carry_rows = tiling.carry_rows.data.ptr
-        # Each tile writes zeros to its share of the rows without nonzeros.
-        num_empty = tiling.empty_rows.shape[0]
-        arguments.empty_rows = tiling.empty_rows.data.ptr
-        arguments.num_empty = num_empty
-        arguments.empty_share = -(-num_empty // self._num_tiles)
-        arguments.pull_ids, arguments.pull_highs = _find_addresses(step.pull_ids)
+        self._arguments = _make_arguments(layout, step, mode, inputs, rank)
         runs = step.remap_ids
-        if runs is not None:
-            arguments.max_runs = runs.max_runs
-            arguments.run_starts = runs.starts.data.ptr
-            arguments.run_counts = runs.counts.data.ptr
-            arguments.run_shifts = runs.shifts.data.ptr
-            arguments.write_lows, arguments.write_highs = _find_addresses(step.write_order)
-        self._arguments = arguments
-
         macros = mttkrp_macros(
             record_format,
             layout.tile_size,
@@ -407,7 +393,7 @@ class MttkrpKernel:
         shared_nbytes = layout.tile_size * slot_nbytes(record_format)
         shared_nbytes += carries_nbytes(record_format.dtype, self.cut, self.block_size)
         # The structure as it is, and the address of the weights.
-        formats = f"{ctypes.sizeof(arguments)}sQ"
+        formats = f"{ctypes.sizeof(self._arguments)}sQ"
         self._kernel = launch.DirectKernel(kernel, formats, shared_nbytes)
 
     def launch(
@@ -439,6 +425,34 @@ class MttkrpKernel:
             arguments.first_tile = first_tile
             grid = (min(self._num_tiles - first_tile, launch.MAX_GRID), self.cut.num_parts)
             self._kernel(grid, self.block_size, bytes(arguments), weights_address)
+
+
+def _make_arguments(layout: Layout, step: Step, mode: int, inputs: list[int], rank: int) -> Any:
+    """Make `LaunchArguments` with all members that stay the same while the layout lives.
+
+    The others are set by `MttkrpKernel.launch`, and zero here.
+    """
+    tiling = layout.tilings[mode]
+    arguments = make_launch_arguments(layout.merged, mode, inputs)
+    arguments.rank = rank
+    arguments.nnz = step.records.shape[0]
+    arguments.bucket_size = int(step.bucket_size)
+    arguments.carry_rows = tiling.carry_rows.data.ptr
+    # Each tile writes zeros to its share of the rows without nonzeros.
+    num_empty = tiling.empty_rows.shape[0]
+    num_tiles = tiling.carry_rows.shape[0]
+    arguments.empty_rows = tiling.empty_rows.data.ptr
+    arguments.num_empty = num_empty
+    arguments.empty_share = -(-num_empty // num_tiles)
+    arguments.pull_ids, arguments.pull_highs = _find_addresses(step.pull_ids)
+    runs = step.remap_ids
+    if runs is not None:
+        arguments.max_runs = runs.max_runs
+        arguments.run_starts = runs.starts.data.ptr
+        arguments.run_counts = runs.counts.data.ptr
+        arguments.run_shifts = runs.shifts.data.ptr
+        arguments.write_lows, arguments.write_highs = _find_addresses(step.write_order)
+    return arguments
 
 
 def _find_addresses(ids: PackedIds | Array | None) -> tuple[int, int]:

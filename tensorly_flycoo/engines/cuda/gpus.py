@@ -76,6 +76,8 @@ class CudaDevices(Devices):
             yield arrays
 
     def map(self, function: Callable[..., Any], homes: Iterable[int], *columns: Iterable) -> list:
+        """Implement `Devices.map` by a thread for each GPU."""
+
         def call(home: int, *items: Any) -> Any:
             """Call it on the default stream, the thread's own, after the work of all streams."""
             with cupy.cuda.Device(home) as device:
@@ -84,7 +86,6 @@ class CudaDevices(Devices):
                 device.synchronize()
             return result
 
-        # One thread for each GPU, so that its calls run in sequence.
         pools = [ThreadPoolExecutor(1, "tensorly-flycoo-gpu") for _ in range(self.count)]
         futures = [
             pools[home].submit(copy_context().run, call, home, *items)
@@ -95,6 +96,7 @@ class CudaDevices(Devices):
         return [future.result() for future in futures]
 
     def gather(self, requests: Sequence[Request]) -> list[Array]:
+        """Implement `Devices.gather`: the GPU that wants an array copies it there."""
         copies_to: dict[int, _Copies] = {}  # by device
         gathered = []
         for arrays, device in requests:
@@ -152,11 +154,12 @@ class CudaDevices(Devices):
         return events[device]
 
     def collect(self, arrays: Sequence[Array]) -> list[Array]:
-        # Arrays on the host stay there.
+        """Implement `Devices.collect`; arrays on the host stay there."""
         gathered = iter(self.gather([((array,), 0) for array in arrays if is_cupy(array)]))
         return [next(gathered) if is_cupy(array) else array for array in arrays]
 
     def fetch(self, matrices: Sequence[Array]) -> np.ndarray:
+        """Implement `Devices.fetch`: each GPU's thread copies to its rows of the result."""
         first_rows = list(itertools.accumulate(map(len, matrices), initial=0))
         whole = np.empty((first_rows[-1], *matrices[0].shape[1:]), matrices[0].dtype)
         parts = [whole[start:stop] for start, stop in itertools.pairwise(first_rows)]

@@ -81,9 +81,8 @@ class CudaPrimitives(Primitives):
         def pack_block(block: slice, block_coords: Array, block_values: Array) -> None:
             """Pack a block of the nonzeros, whose coords and values are on the GPU."""
             count = block.stop - block.start
-            packing = make_packing(record_format, block_coords)
             arguments = (
-                packing,
+                make_packing(record_format, block_coords),
                 np.int64(count),
                 block_coords,
                 block_values,
@@ -116,6 +115,7 @@ class CudaPrimitives(Primitives):
         modes: Iterable[int],
         places: Array | None = None,
     ) -> Array | None:
+        """Implement `Primitives.sort_places` by a radix sort of keys, which several modes share."""
         nnz = records.shape[0]
         place_dtype = index_dtype(nnz) if places is None else places.dtype
         # Sort by as many modes at a time as fit one key.
@@ -139,6 +139,7 @@ class CudaPrimitives(Primitives):
         return rows
 
     def sort_by_row(self, mode_rows: ModeRows, target: Array, positions: Array) -> Array | None:
+        """Implement `Primitives.sort_by_row`; the rows without nonzeros are a by-product."""
         records, record_format, mode, places = mode_rows
         size = record_format.shape[mode]
         keys = cupy.empty(records.shape[0], index_dtype(size, "uint16"))  # half the passes of 32
@@ -158,6 +159,7 @@ class CudaPrimitives(Primitives):
         return _list_empty_rows(is_used)
 
     def find_carry_rows(self, mode_rows: ModeRows, tile_size: int) -> Array:
+        """Implement `Primitives.find_carry_rows`: a thread compares rows where a tile begins."""
         records, record_format, mode, places = mode_rows
         num_tiles = -(-records.shape[0] // tile_size)
         carry_rows = cupy.empty(num_tiles, np.int64)
@@ -176,6 +178,7 @@ class CudaPrimitives(Primitives):
         return carry_rows
 
     def sum_squares(self, values: Array) -> float:
+        """Implement `Primitives.sum_squares`: the host adds the sums of blocks of values."""
         num_blocks = -(-values.size // tuning.ROWS_PER_BLOCK)
         sums = cupy.empty(num_blocks, np.float64)
         if num_blocks > 0:
@@ -199,6 +202,7 @@ class CudaPrimitives(Primitives):
     def split_by_bucket(
         self, positions: Array, bucket_size: int, stored: Array, offsets: Array
     ) -> None:
+        """Implement `Primitives.split_by_bucket` by a radix sort of the numbers of buckets."""
         nnz = positions.size
         num_buckets = -(-nnz // bucket_size)
         buckets = cupy.empty(nnz, index_dtype(num_buckets, smallest="uint16"))
@@ -231,6 +235,7 @@ class CudaPrimitives(Primitives):
         return PackedIds.split(pull_ids, cut.bucket_size, cut.tile_size)
 
     def compact_push(self, remap_ids: Array, cut: Cut) -> tuple[RunIds, PackedIds]:
+        """Order the writes of each tile by their targets, which then are runs of neighbours."""
         tile_size = cut.tile_size
         nnz = remap_ids.size
         block_size = tuning.BLOCK_SIZE
@@ -261,6 +266,7 @@ class CudaPrimitives(Primitives):
         return (3 * index_dtype(nnz).itemsize + 2) * nnz
 
     def remap(self, step: Step, cut: Cut) -> None:
+        """Implement `Primitives.remap`: a tile is pulled to shared memory, and pushed from there."""
         num_tiles = -(-step.records.shape[0] // cut.tile_size)
         if num_tiles == 0:
             return
@@ -298,6 +304,7 @@ class CudaPrimitives(Primitives):
         )
 
     def split_columns(self, mode_rows: ModeRows) -> Entries:
+        """Implement `Primitives.split_columns`: a thread compares a nonzero with the one before."""
         records, record_format, mode, places = mode_rows
         nnz = records.shape[0]
         is_first = cupy.empty(nnz + 1, bool)
@@ -318,6 +325,7 @@ class CudaPrimitives(Primitives):
         return Entries(is_first, rows, values)
 
     def sum_single_squares(self, entries: Entries, num_rows: int, scale: float) -> Array:
+        """Implement `Primitives.sum_single_squares` by atomic additions of fixed-point numbers."""
         # Integers: their sums do not depend on the order of additions. With few rows, threads
         # would wait for each other to add; so each adds to one of several copies.
         num_copies = min(max(1, tuning.NUM_SQUARE_SUMS // num_rows), tuning.MAX_SQUARE_COPIES)
@@ -340,6 +348,7 @@ class CudaPrimitives(Primitives):
     def list_shared(
         self, entries: Entries, num_rows: int, scale: float
     ) -> tuple[Array, Array, Array]:
+        """Implement `Primitives.list_shared` by two launches: the first counts, the second lists."""
         kernel = _get_unfolding_kernel("list_shared")
         nnz = entries.values.size
         num_blocks = -(-nnz // tuning.ROWS_PER_BLOCK)
@@ -397,6 +406,7 @@ class CudaPrimitives(Primitives):
     def place_vectors(
         self, pairs: LeadingPairs, signs: np.ndarray, shape: tuple[int, int], dtype: np.dtype
     ) -> Array:
+        """Implement `Primitives.place_vectors`, in one launch."""
         vectors, _, rows, sources = pairs
         # Vectors that are in place already change their signs there.
         placed = vectors if pairs.are_placed(shape, dtype) else cupy.zeros(shape, dtype)
@@ -454,6 +464,7 @@ def _stage(
     block_size = value_blocks.shape[1]
 
     def stage_blocks(thread: int, starts: Iterator[int]) -> None:
+        """Stage the blocks that begin at `starts`, with the memory of one thread."""
         stream = cupy.cuda.get_current_stream()
         targets = (coord_blocks[thread], value_blocks[thread])
         pinned = [cupyx.empty_pinned(target.shape, target.dtype) for target in targets]

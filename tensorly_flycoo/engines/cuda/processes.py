@@ -105,6 +105,7 @@ class NcclLink:
         self._disconnect()
 
     def _connect(self) -> None:
+        """Connect the GPUs, and wait until all have, or the link is not needed any more."""
         self._connection = nccl.NcclCommunicator(self._count, self._name, self._number)
         # NCCL connects a pair when it first exchanges something, and waits for the peer.
         peers = [peer for peer in range(self._count) if peer != self._number]
@@ -116,6 +117,7 @@ class NcclLink:
             time.sleep(_CONNECT_SECONDS)
 
     def _disconnect(self) -> None:
+        """End all exchanges, even if the peers never take part in them."""
         self._is_closing.set()
         # Lets a thread finish what it launches, unless that hangs.
         has_lock = self._lock.acquire(timeout=_LAUNCH_SECONDS)
@@ -158,6 +160,7 @@ class NcclLink:
     def _launch(
         self, sent: Sequence[tuple[Array, int]], received: Sequence[tuple[Array, int]]
     ) -> None:
+        """Exchange arrays, all at once: one after the other, processes would wait in a circle."""
         connection = self._connection
         stream = cupy.cuda.get_current_stream().ptr
         nccl.groupStart()
