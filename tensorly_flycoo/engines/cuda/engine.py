@@ -99,7 +99,7 @@ class CudaEngine(CudaPrimitives, Engine):
         weights: Array | None = None,
         stays: bool = False,
     ) -> None:
-        """Implement `Engine.mttkrp`: one launch for all tiles, then those that add their carries."""
+        """Implement `Engine.mttkrp`: a launch for all tiles, then those that add their carries."""
         workspace = self.allocate_workspace(layout, factors, mode, out)
         with layout.step(mode, self, stays) as step:
             if layout.tilings[mode].carry_rows.shape[0] == 0:  # no nonzeros
@@ -236,7 +236,7 @@ class CudaEngine(CudaPrimitives, Engine):
             add_carries(carries, out)
 
     def gram(self, coords: Array, values: Array, diagonal: Array) -> Array:
-        """Implement `Engine.gram`, from pairs of entries, or from dense blocks if pairs are many."""
+        """Implement `Engine.gram` by pairs of entries, or by dense blocks if these are many."""
         if values.ndim == 2:
             coords, values = _place_side_by_side(coords, values)
         # Not by cuSPARSE, which adds in no fixed order.

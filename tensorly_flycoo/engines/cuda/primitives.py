@@ -266,7 +266,7 @@ class CudaPrimitives(Primitives):
         return (3 * index_dtype(nnz).itemsize + 2) * nnz
 
     def remap(self, step: Step, cut: Cut) -> None:
-        """Implement `Primitives.remap`: a tile is pulled to shared memory, and pushed from there."""
+        """Implement `Primitives.remap`: a tile is pulled to shared memory and pushed from there."""
         num_tiles = -(-step.records.shape[0] // cut.tile_size)
         if num_tiles == 0:
             return
@@ -348,7 +348,7 @@ class CudaPrimitives(Primitives):
     def list_shared(
         self, entries: Entries, num_rows: int, scale: float
     ) -> tuple[Array, Array, Array]:
-        """Implement `Primitives.list_shared` by two launches: the first counts, the second lists."""
+        """Implement `Primitives.list_shared` by two launches: one counts, the other lists."""
         kernel = _get_unfolding_kernel("list_shared")
         nnz = entries.values.size
         num_blocks = -(-nnz // tuning.ROWS_PER_BLOCK)
