@@ -221,7 +221,7 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
             return gram
         if type(a) is type(b) is np.ndarray:
             check_product_fits(a, b)
-            return tall.multiply(a, b) if tall.is_own(a, b) else np.dot(a, b)
+            return tall.multiply(a, b) if tall.suits_cpu_engine(a, b) else np.dot(a, b)
         if views.is_lazy_or_sparse(a) or views.is_lazy_or_sparse(b):
             return views.dot(a, b)
         if is_cupy(a) and a.ndim == 2 and tall.is_tall(a.T) and tall.is_tall(b):

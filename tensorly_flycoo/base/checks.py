@@ -311,7 +311,7 @@ def spread_numbers(argument: Any, ndim: int, name: str) -> list[Any]:
 
 def check_rank(rank: Any, name: str = "rank") -> int:
     """Return `rank` as an int of at least 1."""
-    if isinstance(rank, float | np.floating):
+    if isinstance(rank, float | np.floating):  # which TensorLy takes, with another meaning
         raise TypeError(
             f"{name} is {rank}, expected an integer: TensorLy reads a fraction as a share of the "
             "number of cells, which are nearly all zeros in a sparse tensor"

@@ -29,10 +29,10 @@ MIN_TALL_ROWS = 2**15
 NUM_BLOCKS = 1024
 
 #: A BLAS works on smaller products of NumPy arrays (in multiplications) without waking its threads.
-_MIN_OWN_WORK = 2**18
+_MIN_CPU_ENGINE_WORK = 2**18
 
 #: Longer rows leave the registers and caches for which the CPU engine's products are written.
-_MAX_OWN_NBYTES = 512
+_MAX_CPU_ENGINE_NBYTES = 512
 
 #: Elements of which a BLAS computes an inner product without waking its threads.
 _INNER_SIZE = 8192
@@ -82,7 +82,7 @@ def gpu_kernels() -> ModuleType | None:
     return select_engine("cuda").tall
 
 
-def is_own(a: Array, b: Array) -> bool:
+def suits_cpu_engine(a: Array, b: Array) -> bool:
     """Return whether the CPU engine should compute ``a @ b``: one or both are tall NumPy factors.
 
     Their product is (I, K) or, if ``a.T`` is tall, (J, K).
@@ -94,13 +94,13 @@ def is_own(a: Array, b: Array) -> bool:
     sizes = (*a.shape, b.shape[1])
     # At most one of the three sizes is long, and it is not the columns of `b`.
     _, middle, longest = sorted(sizes)
-    is_narrow = middle * a.itemsize <= _MAX_OWN_NBYTES and b.shape[1] < longest
-    return is_narrow and math.prod(sizes) > _MIN_OWN_WORK
+    is_narrow = middle * a.itemsize <= _MAX_CPU_ENGINE_NBYTES and b.shape[1] < longest
+    return is_narrow and math.prod(sizes) > _MIN_CPU_ENGINE_WORK
 
 
 def multiply(a: Array, b: Array) -> Array:
-    """Compute ``a @ b``, by the CPU engine if `is_own` says so."""
-    if not is_own(a, b):
+    """Compute ``a @ b``, by the CPU engine if `suits_cpu_engine` says so."""
+    if not suits_cpu_engine(a, b):
         return a @ b
     from .cpu.products import multiply_rows, multiply_transposed
 
@@ -290,13 +290,18 @@ def solve_rows(a: Array, rows: Array, wants_sums: bool = False) -> tuple[Array, 
     matrix, the same to the bit as ``multiply(y.T, y)``, and the inner product of `rows` and y.
     """
     is_invertible = a.dtype.kind == "f" and a.dtype == rows.dtype
+    # On a GPU substitution is slow whatever the number of rows; ALS needs the sums.
     are_few = not (is_cupy(rows) or wants_sums or _are_many(rows, a))
     if not is_invertible or (are_few and _is_well_conditioned(move(a, np))):
         return _solve_directly(a, rows.T).T, None
     exact_inverse, condition = _invert(move(a, np))
     if exact_inverse is None:
         return _solve_directly(a, rows.T).T, None
-    if wants_sums and is_own(rows, a) and condition**2 * np.finfo(exact_inverse.dtype).eps <= 1:
+    if (
+        wants_sums
+        and suits_cpu_engine(rows, a)
+        and condition**2 * np.finfo(exact_inverse.dtype).eps <= 1
+    ):
         from .cpu import products
 
         y, gram, inner = products.solve_rows(rows, exact_inverse.T)

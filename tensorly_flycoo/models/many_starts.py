@@ -21,9 +21,9 @@ from ..base.reporting import report
 from ..engines.tall import (
     call_lapack,
     inner_product,
-    is_own,
     multiply,
     solve_rows,
+    suits_cpu_engine,
     transposed_product,
 )
 from ..format.packing import round_up
@@ -405,7 +405,7 @@ class _Batch:
         """Replace the factors of a mode, and what is computed from them."""
         counted = stack * self.weights[mode] if mode in self.weights else stack
         self.stacks[mode], self.columns[mode] = stack, _lay_out(counted)
-        if is_own(stack[0].T, stack[0]):
+        if suits_cpu_engine(stack[0].T, stack[0]):
             pairs = zip(stack, counted, strict=True)
             self.grams[mode] = np.stack([multiply(factor.T, own) for factor, own in pairs])
             return

@@ -35,7 +35,7 @@ class _StreamLock:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._last_use: Any = None
+        self._last_use: cupy.cuda.Event | None = None  # the end of the previous holder's
 
     def __enter__(self) -> None:
         self._lock.acquire()
