@@ -297,15 +297,13 @@ def solve_rows(a: Array, rows: Array, wants_sums: bool = False) -> tuple[Array, 
     exact_inverse, condition = _invert(move(a, np))
     if exact_inverse is None:
         return _solve_directly(a, rows.T).T, None
-    if (
-        wants_sums
-        and suits_cpu_engine(rows, a)
-        and condition**2 * np.finfo(exact_inverse.dtype).eps <= 1
-    ):
-        from .cpu import products
+    if wants_sums and suits_cpu_engine(rows, a):
+        eps = np.finfo(exact_inverse.dtype).eps
+        if condition**2 * eps <= 1:  # else y is refined, which changes its sums
+            from .cpu import products
 
-        y, gram, inner = products.solve_rows(rows, exact_inverse.T)
-        return y, [gram, inner]
+            y, gram, inner = products.solve_rows(rows, exact_inverse.T)
+            return y, [gram, inner]
     inverse = array_module(a).asarray(exact_inverse.T, a.dtype)
     y = _multiply_rows(rows, inverse) if is_tall(rows) else multiply(rows, inverse)
     if condition**2 * np.finfo(a.dtype).eps > 1:
