@@ -56,7 +56,9 @@ def is_on_gpu(x: Any) -> bool:
 
 def array_module(x: object) -> ModuleType:
     """Return cupy for a CuPy array, else numpy; for row-sharded factors that of their blocks."""
-    return sys.modules["cupy"] if is_cupy(x) else getattr(x, "xp", np)
+    if is_cupy(x):
+        return sys.modules["cupy"]
+    return getattr(x, "xp", np)
 
 
 def remote_aware(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -101,7 +103,9 @@ def read_into_memory(x: Any) -> Any:
     for method in ("to_memory", "compute"):
         if hasattr(x, method):
             return getattr(x, method)()
-    return x[...] if type(x).__module__.startswith("h5py") else x
+    if type(x).__module__.startswith("h5py"):
+        return x[...]
+    return x
 
 
 def share(x: Any) -> Any:

@@ -72,7 +72,9 @@ def densify_error(operation: str, shape: Sequence[Any], instead: str) -> Densify
 def current_backend() -> str | None:
     """Return the name of TensorLy's backend, or None if TensorLy is not (fully) imported."""
     get_backend = getattr(sys.modules.get("tensorly"), "get_backend", None)
-    return None if get_backend is None else get_backend()
+    if get_backend is None:
+        return None
+    return get_backend()
 
 
 def warn(message: str) -> None:
@@ -141,9 +143,10 @@ def check_coords(coords: Array, shape: Sequence[int]) -> Array:
 
 def check_inside(coords: Array, shape: Sequence[int]) -> None:
     """Refuse `coords` (ndim, nnz) with an index outside `shape`."""
-    # In blocks that fit in the cache, in either memory order of coords. On a GPU each check
-    # synchronises, so one block holds all nonzeros.
-    block_size = max(1, coords.shape[1]) if is_cupy(coords) else _CHECK_BLOCK
+    # In blocks that fit in the cache, in either memory order of coords.
+    block_size = _CHECK_BLOCK
+    if is_cupy(coords):  # each check synchronises, so one block holds all nonzeros
+        block_size = max(1, coords.shape[1])
     for start in range(0, coords.shape[1], block_size):
         _check_block(coords[:, start : start + block_size], shape, start)
 
