@@ -58,6 +58,25 @@ def each_limit_lowered(request, monkeypatch):
         lowered_limits.lower_limit(request.param, monkeypatch)
 
 
+@pytest.fixture(scope="session")
+def client():
+    """One cluster of three processes, for all tests that take this one."""
+    from distributed import Client
+    from local_clusters import start_cluster
+
+    options = {"direct_to_workers": True}
+    with start_cluster(3, memory_limit="2GB") as address, Client(address, **options) as client:
+        yield client
+
+
+@pytest.fixture
+def addresses(client):
+    """Return the addresses of the three workers, which a test before may have killed."""
+    from local_clusters import wait_for_addresses
+
+    return wait_for_addresses(client, 3)
+
+
 @pytest.fixture
 def flycoo_backend():
     """Run the test under the backend "flycoo"."""
