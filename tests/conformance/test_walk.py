@@ -1,19 +1,14 @@
 """One MTTKRP of TensorLy's loop is a short walk: few files to read, few calls to wait for."""
 
 import pytest
-from walks import WALKS, count_walk, list_walks_of, make_tensor
+from walks import WALKS, check_walks, list_walks_of, make_tensor
 
 pytestmark = pytest.mark.usual_limits("groups", "prefixes", "slabs", "tiles")
 
 
 @pytest.mark.parametrize("name", WALKS)
 def test_a_walk_is_short(name):
-    for mode, calls in enumerate(list_walks_of(name)):
-        num_files, num_calls = count_walk(calls)
-        entered = "\n".join(f"{file}: {function}" for file, function in calls)
-        told = f"mode {mode}: {num_files} files and {num_calls} calls\n{entered}"
-        assert num_files <= WALKS[name].most_files, told
-        assert num_calls <= WALKS[name].most_calls, told
+    check_walks(list_walks_of(name), WALKS[name].most_files, WALKS[name].most_calls)
 
 
 def test_the_tensors_are_what_their_names_say():

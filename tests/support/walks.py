@@ -93,3 +93,13 @@ def list_walks(x, rank=4):
     finally:
         _cp.unfolding_dot_khatri_rao = original
     return walks[-x.ndim :]
+
+
+def check_walks(walks, most_files, most_calls):
+    """Fail if the MTTKRP of a mode enters more files or functions; the error lists them."""
+    for mode, calls in enumerate(walks):
+        num_files, num_calls = count_walk(calls)
+        entered = "\n".join(f"{file}: {function}" for file, function in calls)
+        text = f"mode {mode}: {num_files} files and {num_calls} calls\n{entered}"
+        assert num_files <= most_files, text
+        assert num_calls <= most_calls, text
