@@ -78,6 +78,19 @@ def describe_code():
     )
 
 
+def list_modules_without_tests():
+    """List the modules that neither have a test file of their own nor are named in CONTRIBUTING."""
+    modules = [path.relative_to(PACKAGE) for path in sorted(PACKAGE.rglob("*.py"))]
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    return [
+        str(module)
+        for module in modules
+        if not module.name.startswith("__") and module.parts[:2] != ("engines", "cuda")
+        if not (ROOT / "tests/unit" / module.parent / f"test_{module.name}").exists()
+        if f"`{module.as_posix()}`" not in text
+    ]
+
+
 def make_report():
     """Yield the lines of the report."""
     yield f"code: {describe_code()}"
@@ -88,6 +101,8 @@ def make_report():
         most = f"at most {walk.most_files} and {walk.most_calls}"
         yield f"one MTTKRP, {name}: {num_files} files, {num_calls} calls ({most})"
     yield f"rows of the table of replaced names: {len(TABLE)}"
+    untested = ", ".join(list_modules_without_tests()) or "none"
+    yield f"modules without a test file of their own, or a row in CONTRIBUTING: {untested}"
     for path in ("README.md", "examples/answers.py"):
         yield f"lines of {path}: {count_lines(path)}"
 
