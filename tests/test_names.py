@@ -21,11 +21,13 @@ SUFFIXES = (".py", ".md", ".cu", ".cuh", ".toml", ".cff", ".json", ".yaml", ".ym
 PLACEHOLDER = re.compile(r"NAME|ROOM|X\.Y\.Z")
 
 
-def list_code(page):
-    """List what a page has between backticks, without its blocks."""
-    text = re.sub(r"^```.*?^```$", "", (ROOT / page).read_text(), flags=re.M | re.S)
-    code = {" ".join(code.split()) for code in re.findall(r"`+([^`]+)`+", text)}
-    return sorted(one for one in code if not PLACEHOLDER.search(one))
+def list_code(page, with_blocks=False):
+    """List the code between backticks of a page, and maybe in its blocks, but not recipes'."""
+    text = (ROOT / page).read_text()
+    blocks = re.findall(r"^```.*?^```$", text, flags=re.M | re.S) if with_blocks else []
+    text = re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S)
+    spans = {" ".join(span.split()) for span in re.findall(r"`+([^`]+)`+", text)}
+    return blocks + sorted(span for span in spans if not PLACEHOLDER.search(span))
 
 
 def is_path(code):
@@ -80,6 +82,6 @@ def test_what_does_not_exist_is_found(known_names):
 
 @pytest.mark.parametrize("page", [*PAGES, "tests/README.md", "README.md", "docs/compatibility.md"])
 def test_commands_name_tests_that_exist(page):
-    code = " ".join(re.findall(r"`+([^`]+)`+", (ROOT / page).read_text()))
+    code = " ".join(list_code(page, with_blocks=True))
     paths = set(re.findall(r"(?<![\w/])tests/[\w./]+", code))
     assert [path for path in paths if not (ROOT / path).exists()] == []

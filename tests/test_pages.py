@@ -22,7 +22,7 @@ from tensorly_flycoo.testing import random_tensor
 ROOT = Path(__file__).parent.parent
 
 #: What a page says above a block that cannot run here, with the reason.
-NOT_RUN = re.compile(r"^<!-- not run by tests: .* -->\n```python\n.*?^```$", re.M | re.S)
+NOT_RUN = re.compile(r"^<!-- not run by tests: [^\n]* -->\n```python\n.*?^```$", re.M | re.S)
 
 #: Commands of shell blocks that are not tried: what they begin with, and why.
 COMMANDS_LEFT_OUT = {
