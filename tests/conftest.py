@@ -123,7 +123,7 @@ def pytest_terminal_summary(terminalreporter, config):
 
 
 def pytest_collection_finish():
-    """Keep 14,000 tests from the garbage collector, of which a run over all objects takes 0.4 s."""
+    """Keep the tests from the garbage collector: a run over all their objects takes 0.4 s."""
     gc.collect()
     gc.freeze()
 
