@@ -71,8 +71,10 @@ def _merge_all(layout: Any, engine: Any, inputs: Mapping[int, Array]) -> dict[in
         if not inputs.keys() >= set(group):
             continue
         factors = [inputs[mode] for mode in group]
-        is_single = len(group) == 1
-        merged[number] = factors[0] if is_single else _merge(layout, engine, factors, number)
+        if len(group) == 1:
+            merged[number] = factors[0]
+        else:
+            merged[number] = _merge(layout, engine, factors, number)
     return merged
 
 

@@ -147,7 +147,9 @@ class Layout(ABC):
     def nbytes(self) -> int:
         """Bytes of all arrays, spare memory included."""
         nbytes = sum(array.nbytes for _, array in self.iterate_arrays())
-        return nbytes if self.prefixes is None else nbytes + self.prefixes.nbytes
+        if self.prefixes is not None:
+            nbytes += self.prefixes.nbytes
+        return nbytes
 
     # Parts of the sum in `spread.memory`
 

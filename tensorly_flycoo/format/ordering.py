@@ -177,7 +177,9 @@ def _cut_with_prefixes(
 def drop_zeros(records: Array, record_format: RecordFormat) -> Array:
     """Keep the records whose values are not zero."""
     is_nonzero = record_format.values(records) != 0
-    return take_marked(records, is_nonzero) if has_true(~is_nonzero) else records
+    if not has_true(~is_nonzero):
+        return records
+    return take_marked(records, is_nonzero)
 
 
 def take_marked(records: Array, is_marked: Array) -> Array:

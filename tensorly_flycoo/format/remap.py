@@ -170,7 +170,9 @@ class RemapLayout(Layout):
             return plan.remap_ids
         # Order 0 sorts by modes 0, 1, ..., the last order by the last mode, ..., 1, 0, where the
         # first is the primary key. `sort_places` takes them in reverse.
-        modes = range(ndim) if mode else reversed(range(ndim))
+        modes = list(range(ndim))
+        if mode == 0:
+            modes.reverse()
         return primitives.sort_places(self.records, self.record_format, modes)
 
     def map_values(self, function: Callable[[Array], Array], scale: float) -> Self:

@@ -62,7 +62,10 @@ class ReplicatedLayout(Layout):
         copies = []
         tilings = []
         for places, tiling in iterate_orders(records, cut.merged, primitives):
-            copies.append(records if places is None else primitives.gather(records, places))
+            if places is None:
+                copies.append(records)
+            else:
+                copies.append(primitives.gather(records, places))
             tilings.append(tiling)
         return cls(cut, copies, tilings, norm)
 

@@ -201,7 +201,9 @@ class MemoryBuilder(SlabBuilder):
 
     def _wait(self, records: Array) -> Array:
         """Return records where they wait for the next step."""
-        return move(records, np) if self._waits_on_host else records
+        if self._waits_on_host:
+            return move(records, np)
+        return records
 
 
 # The rows of slabs depend on the nonzeros and the number of slabs only, not on what holds them

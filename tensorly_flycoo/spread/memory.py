@@ -168,11 +168,13 @@ def estimate_memory(
     nnz = check_count(nnz, "nnz", 0)
     dtype = check_dtype(dtype)
     layout = check_keep(keep, layout)
-    slabs = None if slabs is None else check_count(slabs, "slabs")
+    if slabs is not None:
+        slabs = check_count(slabs, "slabs")
     engine = select_engine(device)
     is_spread = engine.spreads(nnz)
     is_streamed = keep == "host" and engine.make_stager is not None
-    num_slabs = slabs or choose_num_slabs(nnz, engine.num_devices if is_spread else 1)
+    num_devices = engine.num_devices if is_spread else 1
+    num_slabs = slabs or choose_num_slabs(nnz, num_devices)
     division, num_numbered = find_groups(groups, shape, nnz, num_slabs)
     tensor = TensorSizes(nnz, shape, dtype, division)
     numbered = tensor  # the same with its first modes as a group of numbered prefixes, if any
@@ -297,8 +299,9 @@ def _estimate_slabs(
     record_nbytes = record_format.record_nbytes
     slab_nnz = max(_share(nnz, num_built))
     is_on_device = engine.staging_size is None  # the tensor's coords and values
-    # The part of the slabs that one device has.
-    share = 1 if is_on_device else -(-num_built // engine.num_devices) / num_built
+    share: float = 1  # the part of the slabs that one device has
+    if not is_on_device:
+        share = -(-num_built // engine.num_devices) / num_built
     device_nnz = math.ceil(share * nnz)
 
     def count_distributing(block_nnz: int) -> int:
@@ -358,15 +361,18 @@ def count_iteration_nbytes(engine: Engine, layout: AnyLayout, rank: int) -> int:
     row_nbytes = rank * layout.record_format.dtype.itemsize
     if engine.tall is not None:  # solutions have rows aligned for the next MTTKRP
         row_nbytes = engine.tall.choose_row_nbytes(row_nbytes)
-    pieces = [slab.layout for slab in layout.slabs] if isinstance(layout, SlabLayout) else [layout]
-    group_rows = 0
-    for piece in pieces:
-        sizes = piece.record_format.merged.shape
-        for size, group in zip(sizes, piece.groups, strict=True):
-            if len(group) > 1:
-                group_rows += min(size, piece.nnz)
+    if isinstance(layout, SlabLayout):
+        group_rows = sum(_count_group_rows(slab.layout) for slab in layout.slabs)
+    else:
+        group_rows = _count_group_rows(layout)
     result_rows = (2 + count_waiting(layout.num_slabs)) * max(shape)
     return (sum(shape) + result_rows + 2 * group_rows) * row_nbytes
+
+
+def _count_group_rows(layout: Layout) -> int:
+    """Count the rows of the factors of a layout's groups, at most one for each nonzero."""
+    sizes = zip(layout.merged.shape, layout.groups, strict=True)
+    return sum(min(size, layout.nnz) for size, group in sizes if len(group) > 1)
 
 
 # Choices
@@ -395,7 +401,9 @@ def choose_layout(engine: Engine, name: str, tensor: TensorSizes, num_prefixes: 
     cut = tensor.choose_cut(engine, num_prefixes)
     replicated = estimate_piece(LAYOUT_CLASSES["replicated"], tensor.nnz, cut, engine)
     remap = estimate_piece(LAYOUT_CLASSES["remap"], tensor.nnz, cut, engine)
-    return "replicated" if replicated.nbytes <= remap.nbytes else "indexed"
+    if replicated.nbytes <= remap.nbytes:  # the faster one needs no more than the default on GPUs
+        return "replicated"
+    return "indexed"
 
 
 def choose_num_slabs(nnz: int, num_devices: int = 1, streamed_nbytes: int | None = None) -> int:

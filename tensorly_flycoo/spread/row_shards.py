@@ -285,7 +285,9 @@ class RowShards(NDArrayOperatorsMixin):
     conj = __copy__ = __deepcopy__ = copy
 
     def transpose(self, axes: Any = None, *later_axes: int) -> RowShards:
-        order = (axes, *later_axes) if later_axes else axes
+        order = axes
+        if later_axes:  # given one by one
+            order = (axes, *later_axes)
         if order is None or tuple(order) == (1, 0):
             return self.T
         if tuple(order) == (0, 1):
@@ -298,7 +300,8 @@ class RowShards(NDArrayOperatorsMixin):
     def sum(self, axis: int | None = None) -> Array:
         """Sum over the rows, or everything, in float64; return the dtype of the matrix."""
         _check_rows(self, axis, "sum")
-        dtype = self.dtype if self.dtype.kind == "f" else np.dtype(np.int64)
+        is_real = self.dtype.kind == "f"  # else booleans, which are counted
+        dtype = self.dtype if is_real else np.dtype(np.int64)
         sums = self.reduce(tall.sum_columns)
         if axis is None:
             sums = sums.sum()

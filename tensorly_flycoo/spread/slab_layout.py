@@ -62,7 +62,9 @@ class SlabLayout:
         self.groups: Groups = min((slab.layout.groups for slab in slabs), key=len)
         # The number of slabs whose records are on the host.
         self.num_streamed = sum(isinstance(slab.layout, StreamedLayout) for slab in slabs)
-        self.norm = math.hypot(*(slab.layout.norm for slab in slabs)) if norm is None else norm
+        if norm is None:
+            norm = math.hypot(*(slab.layout.norm for slab in slabs))
+        self.norm = norm
         self._primitives = primitives
         self._empty_rows: dict[int, Array] = {}
         for home in range(devices.count):
@@ -138,14 +140,15 @@ class SlabLayout:
                 compute(number, out[start:stop])
             return self._sum_results(sums)
 
+        num_slabs = len(self.slabs)
+        free = [engine.xp.empty(out.shape, out.dtype) for _ in range(count_waiting(num_slabs))]
+        free.append(out)  # taken first: the first operand of each addition receives its result
+
         def add(left: Array, right: Array) -> Array:
             left += right
             free.append(right)
             return left
 
-        num_slabs = len(self.slabs)
-        free = [engine.xp.empty(out.shape, out.dtype) for _ in range(count_waiting(num_slabs))]
-        free.append(out)  # taken first: the first operand of each addition receives its result
         fold_tree((compute(number, free.pop()) for number in range(num_slabs)), add)
         return self._sum_results(sums)
 

@@ -123,7 +123,7 @@ class SpreadLayout(SlabLayout):
         sharding = self.shardings[mode]
         if slab_slots is not None:  # the result has no empty rows
             sharding = Sharding(tuple(edges), sharding.homes, devices)
-        elif num_rows != sharding.edges[-1]:
+        elif num_rows != sharding.edges[-1]:  # as for TTMc without empty rows
             sharding = Sharding.of(cut_evenly(num_rows, self.num_slabs), devices)
         # First all copies, then all work: a copy waits for the work that is under way.
         run_slab = self._prepare_slabs(inputs, options, slab_slots, operation, engine, mode)
@@ -170,9 +170,36 @@ class SpreadLayout(SlabLayout):
         Returns a function that takes the number of a slab and an array on its device, and runs the
         operation there on the slab's nonzeros, with its result in the array.
         """
+        parts = self._bring_arrays(inputs, options, slab_slots)
+
+        def take(arguments: Mapping[Any, Any], number: int) -> dict[Any, Any]:
+            """Return a slab's inputs or options, in the given order, which TTMc follows."""
+            return {key: parts[key][number] if key in parts else x for key, x in arguments.items()}
+
+        def run_slab(number: int, out: Array) -> Array | None:
+            slab = self.slabs[number]
+            slab_inputs = take(inputs, number)
+            slab_options = take(options, number)
+            find_rows = slab_options.get("find_rows")
+            if find_rows is not None:
+                slab_options["find_rows"] = functools.partial(find_rows, piece=number)
+            with self.devices.use(slab.home):
+                return slab.layout.apply(operation, engine, slab_inputs, mode, out, **slab_options)
+
+        return run_slab
+
+    def _bring_arrays(
+        self,
+        inputs: Mapping[int, Array | RowShards],
+        options: dict[str, Any],
+        slab_slots: Sequence[Array] | None,
+    ) -> dict[Any, Sequence[Array]]:
+        """Bring arrays among the inputs (by mode) and the options (by name) to the slabs' devices.
+
+        Returns for each of them the array of each slab.
+        """
         devices = self.devices
         cut_mode = self.cut_mode
-        # Inputs (by mode) and options (by name) that slabs have each their own copy or part of.
         parts: dict[Any, Sequence[Array]] = {}
         if slab_slots is not None:
             parts["slots"] = bring_each(devices, slab_slots, self.homes)
@@ -191,22 +218,7 @@ class SpreadLayout(SlabLayout):
         if cut_mode in whole:  # small: it came with the others, in one exchange
             slab_copies = zip(parts[cut_mode], self.slabs, strict=True)
             parts[cut_mode] = [copy[slab.rows] for copy, slab in slab_copies]
-
-        def take(arguments: Mapping[Any, Any], number: int) -> dict[Any, Any]:
-            """Return a slab's inputs or options, in the given order, which TTMc follows."""
-            return {key: parts[key][number] if key in parts else x for key, x in arguments.items()}
-
-        def run_slab(number: int, out: Array) -> Array | None:
-            slab = self.slabs[number]
-            slab_inputs = take(inputs, number)
-            slab_options = take(options, number)
-            find_rows = slab_options.get("find_rows")
-            if find_rows is not None:
-                slab_options["find_rows"] = functools.partial(find_rows, piece=number)
-            with devices.use(slab.home):
-                return slab.layout.apply(operation, engine, slab_inputs, mode, out, **slab_options)
-
-        return run_slab
+        return parts
 
 
 def _add_blocks(

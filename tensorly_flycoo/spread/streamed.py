@@ -69,6 +69,7 @@ def make_keep_aside(make_stager: Callable[[], CudaStager], num_resident: int) ->
     num_built: dict[int, int] = defaultdict(int)
 
     def keep_aside(layout: Layout, home: int) -> Layout:
+        """Return a slab's layout as it is if it is among the first of its device."""
         num_built[home] += 1
         if num_built[home] <= num_resident:
             return layout

@@ -107,12 +107,13 @@ def _multiply_rows(
         align = row.dtype.bitwidth // 8
 
         def load(array_type: Any, array: Any, index: Any) -> Any:
-            place = (array_type, array, index, column_, lanes)
-            return builder.load(vector_pointer(context, builder, *place), align=align)
+            pointer = vector_pointer(context, builder, array_type, array, index, column_, lanes)
+            return builder.load(pointer, align=align)
 
         product = ir.Constant(vector_type, [1.0] * lanes.count)
         for w in range(factors.count):
-            factor, index = (builder.extract_value(x, w) for x in (factors_, indices_))
+            factor = builder.extract_value(factors_, w)
+            index = builder.extract_value(indices_, w)
             vector = load(factors.dtype, factor, index)
             product = vector if w == 0 else builder.fmul(product, vector)
         builder.store(product, builder.bitcast(row_, vector_type.as_pointer()), align=align)
@@ -120,6 +121,7 @@ def _multiply_rows(
         before = builder.load(pointer)
         after = multiply_add(builder, product, load(own, own_, own_row_), before)
         builder.store(after, pointer)
+        # In the last step, which may overlap the one before: keep the terms of columns seen twice.
         with builder.if_then(builder.icmp_unsigned("!=", overlap_, overlap_.type(0)), likely=False):
             numbers = ir.Constant(ir.VectorType(overlap_.type, lanes.count), [*range(lanes.count)])
             is_new = builder.icmp_unsigned(">=", numbers, splat(builder, overlap_, numbers.type))
@@ -193,7 +195,11 @@ def _compute_tile(
     scratch: Any,
     terms: Any,
 ) -> None:
-    """Compute the rows of places `first` to `last`, and remap their records."""
+    """Compute the rows of places `first` to `last`, and remap their records.
+
+    For each nonzero: first the products of the other modes' rows, and with the row of `factor` the
+    model's value; then the ratio, which multiplies the products and is added to the row's sums.
+    """
     records, values, value_slot, pull_ids, spare, remap_ids, record_words = storage
     fields, factors, out_field, out, _, lanes = operands
     factor, smallest, log_sums = model
@@ -240,7 +246,8 @@ def _compute_tile(
             )
         modelled = _sum_row(sums, lanes)
         if terms is not None:
-            terms[0, place - first], terms[1, place - first] = value, modelled
+            terms[0, place - first] = value
+            terms[1, place - first] = modelled
         ratio = _combine(value, modelled, smallest)
         for step in range(num_steps):
             part = advance(total, step * len(lanes))
@@ -277,7 +284,8 @@ def ratio_tiles(
     """
     out = operands.out
     num_lanes = len(operands.lanes)
-    length = (out.shape[1] + num_lanes - 1) // num_lanes * num_lanes
+    num_steps = (out.shape[1] + num_lanes - 1) // num_lanes
+    length = num_steps * num_lanes
     scratch = _make_rows(has_steps, length, storage.values.dtype.type(0))
     # For the values and the model's values of a tile.
     terms = _make_rows(model.log_sums, tiles.size, 0.0)
