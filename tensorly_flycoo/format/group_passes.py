@@ -70,17 +70,18 @@ def _merge_all(layout: Any, engine: Any, inputs: Mapping[int, Array]) -> dict[in
     for number, group in enumerate(layout.record_format.groups):
         if not inputs.keys() >= set(group):
             continue
-        factors = [inputs[mode] for mode in group]
         if len(group) == 1:
-            merged[number] = factors[0]
+            merged[number] = inputs[group[0]]
         else:
+            factors = list(map(inputs.__getitem__, group))
             merged[number] = _merge(layout, engine, factors, number)
     return merged
 
 
 def _merge(layout: Any, engine: Any, factors: Sequence[Array], number: int) -> Array:
     """Return the factor of a group of several modes: the product of their factors."""
-    if not _is_numbered(layout, number):
+    is_numbered = number == 0 and layout.prefixes is not None
+    if not is_numbered:
         return engine.combine_rows(factors, layout.record_format.bits_below[number])
     # The tensor of prefixes has a one for each number, so its MTTKRP for the mode of numbers is
     # the product of the factors' rows for each.
@@ -102,17 +103,13 @@ def _contract(
     """Contract T of the group of `mode` with the factors of the group's other modes."""
     number, _ = layout.record_format.places[mode]
     group = layout.record_format.groups[number]
-    # Without that of `mode`, which an operation may read too.
-    factors = {n: inputs.get(n) for n in group if n != mode}
-    if _is_numbered(layout, number):
+    factors = dict(zip(group, map(inputs.get, group), strict=True))
+    factors[mode] = None  # an operation may read the factor of the mode too
+    is_numbered = number == 0 and layout.prefixes is not None
+    if is_numbered:
+        del factors[mode]
         operands = {**factors, len(group): rows}
         engine.mttkrp(layout.prefixes, operands, mode, out, weights)
     else:
-        in_order = [factors.get(n) for n in group]  # None marks the place of `mode`
         bits_below = layout.record_format.bits_below[number]
-        engine.contract_rows(rows, in_order, bits_below, out, weights)
-
-
-def _is_numbered(layout: Any, number: int) -> bool:
-    """Return whether the rows of a group are numbers of the combinations that occur."""
-    return number == 0 and layout.prefixes is not None
+        engine.contract_rows(rows, list(factors.values()), bits_below, out, weights)

@@ -32,14 +32,14 @@ def test_merged_groups():
     x = make(groups=[(0,), (1, 2)])
     assert len(x.groups) == 2
     assert x._layout.prefixes is None
-    check_walks(x, num_files=10, num_calls=32)
+    check_walks(x, num_files=10, num_calls=34)
 
 
 def test_numbered_groups():
     """The rows of a group are multiplied by an MTTKRP of their own: a second turn of the walk."""
     x = make(groups=[(0, 1), (2,)])
     assert x._layout.prefixes is not None
-    check_walks(x, num_files=10, num_calls=32)
+    check_walks(x, num_files=10, num_calls=34)
 
 
 def test_two_devices(monkeypatch):

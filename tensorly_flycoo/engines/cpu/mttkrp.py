@@ -233,7 +233,7 @@ def _compute_tile(
         new_row = read_row(records, position, out_field)
         indices = read_rows(records, position, fields)
         if not has_row or new_row != row:
-            if has_row:
+            if has_row:  # the row before is complete
                 if inherits:
                     store_row(total, partial_rows, tile, column, lanes)
                 else:
@@ -366,7 +366,7 @@ def add_gram(
     first_row = edges[first_band]
     last_row = edges[last_band]
     sums = np.empty(gram.shape[0])
-    columns = np.empty((values.shape[1], gram.shape[0]))
+    columns = np.empty((values.shape[1], gram.shape[0]))  # a group's values, transposed
     for group in range(np.uint64(starts.shape[0] - 1)):
         start = np.uint64(starts[group])
         end = np.uint64(starts[group + np.uint64(1)])

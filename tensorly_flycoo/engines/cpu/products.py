@@ -110,6 +110,7 @@ def _multiply_blocks(
         end = min((block + 1) * block_rows, right.shape[0])
         for start in range(block * block_rows, end, _CACHED_ROWS):
             cached = range(np.uint64(start), np.uint64(min(start + _CACHED_ROWS, end)))
+            # right = rows @ matrix
             # The last step may overlap the one before: then some columns are computed twice, to the
             # same bits, but only the new ones are added up.
             num_computed = num_columns if len(matrix) > 0 else 0
@@ -122,6 +123,7 @@ def _multiply_blocks(
                         add_product(exact, value, (matrix,), (j,), column, exact_lanes)
                     for lane in range(np.uint64(len(exact_lanes))):
                         right[i, column + lane] = exact[lane]
+            # sums += left.T @ right, and in a last row the sums of the columns of rows * right
             for j in range(np.uint64(sums.shape[1])):
                 for step in range(0, num_columns, len(lanes)):
                     column = np.uint64(min(step, num_columns - len(lanes)))

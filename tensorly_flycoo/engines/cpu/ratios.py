@@ -206,6 +206,8 @@ def _compute_tile(
     zero = values.dtype.type(0)
     row = np.uint64(0)
     has_row = False
+    # The sums of a row of results, and a nonzero's products: in registers, or a step after the
+    # other in memory.
     total = new_row_of_zeros(zero, lanes)
     products = new_row_of_zeros(zero, lanes)
     if scratch is not None:
@@ -221,6 +223,7 @@ def _compute_tile(
         move_record(records, position, spare, remap_ids, place, record_words)
         new_row = read_row(records, position, out_field)
         if has_row and new_row != row:
+            # The row before is complete.
             _store_total(total, scratch, tile, row, inherits, operands)
             for step in range(num_steps):
                 fill_row(advance(total, step * len(lanes)), 0.0, lanes)
@@ -229,6 +232,7 @@ def _compute_tile(
         has_row = True
         indices = read_rows(records, position, fields)
         value = values[position, value_slot]
+        # The products, and the model's value: the sum of their products with the row of `factor`.
         fill_row(sums, -0.0, lanes)  # to which the first addition is left out: it changes no number
         for step in range(num_steps):
             start = step * len(lanes)
@@ -248,6 +252,7 @@ def _compute_tile(
         if terms is not None:
             terms[0, place - first] = value
             terms[1, place - first] = modelled
+        # Add the products times the ratio to the sums of the row.
         ratio = _combine(value, modelled, smallest)
         for step in range(num_steps):
             part = advance(total, step * len(lanes))

@@ -51,7 +51,7 @@ class Storage(NamedTuple):
 
     records: Array
     values: Array
-    value_slot: np.uint64
+    value_slot: np.uint64  # the values' column in `values`
     pull_ids: Array
     spare: Array
     remap_ids: Array

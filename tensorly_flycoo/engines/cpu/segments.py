@@ -127,11 +127,12 @@ def mttkrp_segments(
                 row = read_row(records, first, out_field)
                 target = out
                 target_row = row
-                if np.int64(row) == tiles.carry_rows[tile]:
+                if np.int64(row) == tiles.carry_rows[tile]:  # inherited from the tile before
                     target = partial_rows
                     target_row = tile
                 fill_row(total, 0.0, lanes)
                 before = first - np.uint64(1)
+                # Go on with the sum if an earlier segment of this tile began the row.
                 if first % tile_size > 0 and read_row(records, before, out_field) == row:
                     fill_row(total, -0.0, lanes)  # changes nothing that is added to it
                     sums = advance(point_at_row(target, target_row), column)

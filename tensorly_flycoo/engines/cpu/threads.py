@@ -241,6 +241,7 @@ def _serve(words: Array) -> None:
 def _run(helpers: Array, num_helpers: int, parts: Array, function: int, data: int) -> None:
     """Run the loop here and on up to `num_helpers` idle threads."""
     job = _address(parts)
+    # Call helpers that have nothing to do.
     num_called = 0
     for h in range(helpers.shape[0]):
         if num_called == num_helpers:
@@ -255,6 +256,7 @@ def _run(helpers: Array, num_helpers: int, parts: Array, function: int, data: in
                 _release(words[_WAKES])
             num_called += 1
     _take_parts(function, data, job)
+    # All parts are taken: dismiss helpers that have not begun, and wait for the others.
     for h in range(helpers.shape[0]):
         words = helpers[h]
         if _load(words, _STATE) & _ADDRESS != job:
@@ -275,6 +277,7 @@ def _loop(first: int, last: int) -> None:
 
 
 def _drive(helpers: Array, num_helpers: int, job: Array, *arguments: Any) -> None:
+    """Run the parts of a job here and on helpers, from compiled code."""
     function, data = _bind(_loop, arguments)
     _run(helpers, num_helpers, job, function, data)
 
@@ -329,6 +332,7 @@ def _get_helpers() -> Array:
 
 
 def _start_helpers(count: int) -> Array:
+    """Start so many threads, which sleep until they are called; return their words."""
     allocate = ctypes.pythonapi.PyThread_allocate_lock
     allocate.restype = ctypes.c_void_p
     helpers = np.full((count, _NUM_WORDS), _ASLEEP, np.int64)
@@ -343,6 +347,7 @@ def _start_helpers(count: int) -> Array:
 
 
 def _forget_helpers() -> None:
+    """Let the next call start helpers."""
     global _helpers, _turn
     _helpers = None
     _turn = threading.Lock()

@@ -143,6 +143,7 @@ def ttmc_tiles(
             position = pull(records, pull_ids, bucket_start, place, last)
             new_row = read_row(records, position, out_field)
             if has_row and new_row != row:
+                # The row before is complete.
                 if inherits:
                     _store_total(total, width, num_columns, partial_rows, np.uint64(tile))
                 else:

@@ -95,6 +95,7 @@ def sweep_nonnegative(
     for block in range(first, last):
         start = block * block_size
         size = min(block_size, rows.shape[0] - start)
+        # Transpose the block.
         for b in range(size):
             for k in range(rank):
                 old[k, b] = rows[start + b, k]
@@ -103,6 +104,7 @@ def sweep_nonnegative(
         for k in range(rank):
             if gram[k, k] == 0:
                 continue
+            # The best column for the other ones, which may be updated, and not below zero.
             for b in range(size):
                 new[b] = targets[start + b, k] - shift
             for j in range(rank):
@@ -111,6 +113,7 @@ def sweep_nonnegative(
                         new[b] -= gram[k, j] * old[j, b]
             for b in range(size):
                 new[b] = max(new[b] / gram[k, k], new.dtype.type(0))
+            # TensorLy compares all columns with it, not only the one that it replaces.
             for j in range(rank):
                 for b in range(size):
                     squares[b] += (old[j, b] - new[b]) ** 2
