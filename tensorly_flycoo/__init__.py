@@ -24,10 +24,10 @@ from .io import load, open_slabs, read_tns, save, save_slabs
 from .io.dataframe import from_dataframe
 from .io.labelled_arrays import from_anndata, from_xarray
 from .models.stats import ModeStats, TensorStats, stats
-from .ops.call_memory import MemoryEstimate, estimate_memory
 from .ops.cp_entries import cp_to_entries
 from .ops.mttkrp import mttkrp, mttkrps
 from .ops.ragged import RaggedTensor
+from .spread.memory import MemoryEstimate, estimate_memory
 from .tensor.labelled import LabelledTensor
 from .tensor.tensor import FlycooTensor
 

@@ -29,8 +29,8 @@ from ..spread import row_shards
 from ..spread.row_shards import RowShards
 from ..tensor.converters import find_converter
 from ..tensor.coo_cache import as_flycoo, is_sparse
+from ..tensor.dense_memory import check_product_fits
 from ..tensor.labelled import LabelledTensor
-from ..tensor.memory import check_product_fits
 from ..tensor.mirroring import is_callers, lend, mirror
 from ..tensor.tensor import FlycooTensor
 

@@ -23,7 +23,7 @@ from ..ops.contraction import contract_vectors, inner, khatri_rao_at
 from ..ops.mode_product import ModeProduct
 from ..ops.mttkrp import check_operands, mttkrp
 from ..tensor.coo_cache import as_flycoo, is_raw_sparse, is_sparse
-from ..tensor.memory import check_khatri_rao_fits
+from ..tensor.dense_memory import check_khatri_rao_fits
 from ..tensor.mirroring import mirror
 from ..tensor.tensor import check_axes
 

@@ -18,7 +18,7 @@ from distributed.protocol import to_serialize
 
 from ..base.devices import LinkBroken
 from ..base.reporting import report
-from ..tensor.memory import out_of_memory
+from ..engines.out_of_memory import out_of_memory
 from . import messages as msg
 from .machine import Machine
 from .waiting import WorkerLost, wait_for

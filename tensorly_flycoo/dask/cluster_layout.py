@@ -16,7 +16,7 @@ from ..format.groups import find_groups, find_longest_mode
 from ..format.packing import Groups, RecordFormat
 from ..io.entries import find_places
 from ..spread.building import SlabBuilder, arrange_slab, count_in_blocks, sort_bucket, split_records
-from ..spread.choosing import TensorSizes, choose_common
+from ..spread.memory import TensorSizes, choose_common
 from ..spread.row_shards import RowShards
 from ..spread.slab_layout import Slab
 from ..spread.spread_layout import SpreadLayout

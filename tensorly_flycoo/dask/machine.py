@@ -12,10 +12,10 @@ from weakref import WeakSet
 import numpy as np
 
 from ..base.array_modules import Array, move
+from ..engines.out_of_memory import format_nbytes
 from ..engines.protocol import Engine
 from ..format.layout import Layout
 from ..format.packing import RecordFormat
-from ..tensor.memory import format_nbytes
 from . import messages as msg
 from .freed_memory import keep_freed_memory
 from .partitions import Partition

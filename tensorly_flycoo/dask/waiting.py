@@ -11,7 +11,7 @@ from typing import Any
 
 from distributed import Client, Future
 
-from ..tensor.memory import format_nbytes
+from ..engines.out_of_memory import format_nbytes
 
 #: Seconds between looks at what Dask has noticed, and how many of them ask the scheduler once.
 _LOOK_INTERVAL = 0.5

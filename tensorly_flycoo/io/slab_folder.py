@@ -18,6 +18,7 @@ from ..base.devices import OneDevice
 from ..base.reporting import report
 from ..base.value_dtypes import VALUE_DTYPES
 from ..engines import Engine, select_engine
+from ..engines.out_of_memory import attempt
 from ..format.groups import check_groups, check_products, find_groups, find_longest_mode, list_rest
 from ..format.layout import Layout
 from ..format.layouts import LAYOUT_CLASSES
@@ -31,11 +32,10 @@ from ..spread.building import (
     sort_bucket,
     split_records,
 )
-from ..spread.choosing import place_slabs
 from ..spread.slab_layout import SlabLayout
 from ..spread.streamed import make_keep_aside
+from ..spread.whole_layout import place_slabs
 from ..tensor.labelled import LabelledTensor
-from ..tensor.memory import attempt
 from ..tensor.tensor import FlycooTensor
 from . import array_file, saving
 from .array_file import LABELS, SLABS, TENSOR, check_header, open_arrays, refuse_damage

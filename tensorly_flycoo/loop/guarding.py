@@ -17,10 +17,10 @@ from tensorly.cp_tensor import CPTensor
 from ..base.checks import check_count, check_modes, check_real
 from ..base.fit_record import FitRecord, attach, current_record, find_record, recording
 from ..base.reporting import log_compilation, span
+from ..engines.out_of_memory import attempt
 from ..ops.views import find_sparse
 from ..tensor.coo_cache import find_instead, not_sparse_error
 from ..tensor.labelled import LabelledTensor, check_same_labels, drop_labels, number_modes
-from ..tensor.memory import attempt
 from ..tensor.mirroring import mirror
 from .cp_model import warn_of_zeros
 from .model_uses import check_guess, match_guess

@@ -36,8 +36,8 @@ from ..loop.momentum import Pace, extrapolate
 from ..loop.observed_rows import fit_alike
 from ..loop.smoothness import smooth
 from ..loop.whole_tensor import WholeTensor
-from ..ops.call_memory import count_iteration_nbytes
 from ..ops.mttkrp import LastPass
+from ..spread.memory import count_iteration_nbytes
 from ..spread.slab_layout import SlabLayout
 from ..spread.spread_layout import SpreadLayout
 from ..tensor.tensor import FlycooTensor
@@ -224,7 +224,7 @@ def _choose_batch_size(x: FlycooTensor, rank: int, num_missing: int = 0) -> int:
     free = x._engine.count_free_nbytes()
     size = 2**10
     if free is not None:
-        each = _COPIES * count_iteration_nbytes(x, rank)
+        each = _COPIES * count_iteration_nbytes(x._engine, x._layout, rank)
         # On a GPU each column has the values too, and MTTKRP of the mode that numbers entries.
         each += num_missing * x.dtype.itemsize * (1 if x.device == "cpu" else _COPIES * rank)
         size = int(_SHARE * free) // each

@@ -8,7 +8,7 @@ import numpy as np
 from ..base.checks import LAYOUTS
 from ..base.tables import format_table
 from ..format.groups import explain_apart
-from ..ops.call_memory import estimate_memory
+from ..spread.memory import estimate_memory
 from ..tensor.coo_cache import LabelledData, as_flycoo
 from ..tensor.pieces import list_pieces
 

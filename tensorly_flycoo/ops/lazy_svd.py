@@ -7,9 +7,9 @@ from typing import Any
 
 from ..base.array_modules import Array, array_module
 from ..base.checks import densify_error
+from ..engines.out_of_memory import attempt
 from ..svd.unfolding import LazyMatrix, Unfolding, complete_basis
 from ..tensor.coo_cache import is_sparse
-from ..tensor.memory import attempt
 from ..tensor.mirroring import mirror
 from .lazy import LazyArray
 

@@ -11,13 +11,13 @@ from ..base.array_modules import Array, share
 from ..base.checks import check_factors, check_mode, check_out, check_weights
 from ..base.reporting import log_compilation
 from ..engines import Engine
+from ..engines.out_of_memory import attempt
 from ..format.group_passes import GroupRows
 from ..format.primitives import MTTKRP, MTTKRP_OF_RATIOS
 from ..spread.row_shards import RowShards
 from ..spread.spread_layout import SpreadLayout
 from ..tensor.coo_cache import SparseData, as_flycoo
 from ..tensor.labelled import number_modes
-from ..tensor.memory import attempt
 from ..tensor.mirroring import mirror
 from ..tensor.tensor import FlycooTensor
 

@@ -29,10 +29,10 @@ from ..base.checks import (
 from ..engines import Engine, select_engine
 from ..format.packing import Groups
 from ..spread.slab_layout import AnyLayout, SlabLayout
+from ..spread.whole_layout import build_layout
 from . import pieces
 from .converters import find_converter
 from .indexing import Index, find_kept, find_value, is_whole, order_kept, parse_index
-from .memory import build_layout
 from .pieces import Piece, map_pieces, read_nonzeros
 
 if TYPE_CHECKING:
