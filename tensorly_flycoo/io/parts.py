@@ -1,7 +1,8 @@
 """Nonzeros that come in parts: read from files, or given as arrays."""
 
+import functools
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
@@ -23,13 +24,17 @@ from ..tensor.coo_cache import SparseData, as_flycoo, is_sparse
 from ..tensor.pieces import list_pieces
 from .dataframe import check_columns, read_indices, read_values
 from .files import FilePath, name_errors
-from .places import list_files, open_parquet
+from .places import count_nbytes, list_files, open_parquet
 
 #: Nonzeros handed on at a time.
 BLOCK_NNZ = 2**20
 
 #: A tensor, a file, or several files and pairs of the coords (ndim, n) and values (n,) of nonzeros.
 Parts: TypeAlias = "SparseData | FilePath | Iterable[FilePath | tuple]"
+
+
+#: Called with the bytes of some files that have been read, and the size of all.
+ShowProgress: TypeAlias = Callable[[int, int], object]
 
 
 class Block(NamedTuple):
@@ -111,21 +116,33 @@ class Reading:
             block = slice(start, start + BLOCK_NNZ)
             yield self._check(coords[:, block], values[block], self.shape)
 
-    def read_tns(self, paths: Iterable[str]) -> Block:
+    def read_tns(self, paths: Sequence[str], progress: ShowProgress | None = None) -> Block:
         """Return the nonzeros of all of some .tns files as one block."""
-        blocks = [block for path in paths for block in self._iterate_tns(path)]
+        blocks: list[Block] = []
+        total_nbytes = 0 if progress is None else sum(map(count_nbytes, paths))
+        nbytes = 0  # of the files that are read
+        for path in paths:
+            show_position = None
+            if progress is not None:
+                show_position = functools.partial(_add_position, progress, nbytes, total_nbytes)
+                nbytes += count_nbytes(path)
+            blocks += self._iterate_tns(path, show_position)
+        if progress is not None:
+            progress(total_nbytes, total_nbytes)
         shape = self.shape or unite_shapes(block.shape for block in blocks)
         # The empty arrays are for files without nonzeros; in Fortran order, as those of blocks.
         coords = [np.empty((0, len(shape)), np.int64).T, *(block.coords for block in blocks)]
         values = [np.empty(0), *(block.values for block in blocks)]
         return Block(np.concatenate(coords, axis=1), np.concatenate(values), shape)
 
-    def _iterate_tns(self, path: str) -> Iterator[Block]:
+    def _iterate_tns(
+        self, path: str, show_position: Callable[[int], object] | None = None
+    ) -> Iterator[Block]:
         """Yield the nonzeros of a .tns file, if it has some or says its shape."""
         from .tns_parsing import TnsParser
 
         parser = TnsParser(path, self.shape, self.index_base)
-        for coords, values in parser.iterate():
+        for coords, values in parser.iterate(show_position):
             if parser.shape is not None:  # there was more than comments
                 checked = check_values(values, values.size, self.dtype)
                 yield Block(coords.reshape(-1, len(parser.shape)).T, checked, parser.shape)
@@ -154,3 +171,8 @@ class Reading:
         if shape is None:
             shape = check_shape([int(indices.max(initial=0)) + 1 for indices in coords])
         return Block(coords, values, shape)
+
+
+def _add_position(progress: ShowProgress, nbytes: int, total_nbytes: int, position: int) -> None:
+    """Show the position in a file after others of `nbytes`."""
+    progress(nbytes + position, total_nbytes)

@@ -61,6 +61,14 @@ def open_file(path: FilePath) -> IO[bytes]:
     return system.open(place, "rb")
 
 
+def count_nbytes(path: FilePath) -> int:
+    """Return the size of a file."""
+    if not _is_url(path):
+        return os.path.getsize(path)
+    system, place = _find_system(str(path))
+    return system.size(place) or 0  # None if a server does not say it
+
+
 def open_parquet(path: str) -> Any:
     """Open a .parquet file as a dataset of Arrow; names of its folders, "day=1", are columns."""
     arrow = require("pyarrow.dataset", 'needs pyarrow: pip install "tensorly-flycoo[tables]"')
