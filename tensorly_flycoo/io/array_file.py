@@ -132,15 +132,17 @@ def refuse_damage(
     try:
         yield
     except errors as error:
-        text = str(error)  # which may quote the file
-        shown = text if text.isprintable() else repr(text)
-        raise ValueError(f"{path} is damaged, or not {kind.name}: {shown}") from None
+        text = str(error)
+        if not text.isprintable():  # it may quote the file
+            text = repr(text)
+        raise ValueError(f"{path} is damaged, or not {kind.name}: {text}") from None
 
 
 def check_header(path: FilePath, kind: Kind, header: Any) -> None:
     """Refuse the header of another kind of file, or of another version."""
-    name = header.get("format") if isinstance(header, dict) else None
-    actual_kind = _KINDS.get(name) if isinstance(name, str) else None
+    actual_kind = None
+    if isinstance(header, dict) and isinstance(header.get("format"), str):
+        actual_kind = _KINDS.get(header["format"])
     if actual_kind is None:
         raise ValueError(f"{path} is damaged, or not {kind.name}: its format is not known")
     if actual_kind is not kind:
@@ -173,8 +175,9 @@ def open_arrays(path: FilePath, kind: Kind) -> Iterator["ArrayReader"]:
 def _refuse_other_libraries(names: set[str]) -> None:
     """Refuse the files of sparse and SciPy, by the names of their arrays."""
     if {"data.npy", "shape.npy"} <= names:
-        is_coo = "fill_value.npy" in names
-        call = "from_coo(sparse" if is_coo else "from_scipy(scipy.sparse"
+        call = "from_scipy(scipy.sparse"
+        if "fill_value.npy" in names:
+            call = "from_coo(sparse"
         raise ValueError(f"call FlycooTensor.{call}.load_npz(path))")
 
 

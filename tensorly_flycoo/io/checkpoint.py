@@ -133,9 +133,11 @@ def load_checkpoint(path: FilePath) -> ResumedCP | ResumedTucker:
                 state[name.removeprefix("state_")] = reader.read(name)
             elif name.startswith(_OF_MODEL):
                 model_arrays[name] = reader.read(name)
-        kind, core_name = (
-            (ResumedTucker, "core") if "core" in model_arrays else (ResumedCP, "weights")
-        )
+        kind: type[ResumedCP | ResumedTucker] = ResumedCP
+        core_name = "weights"
+        if "core" in model_arrays:
+            kind = ResumedTucker
+            core_name = "core"
         core = model_arrays.pop(core_name)
         factors = [model_arrays[f"factor_{mode}"] for mode in range(len(model_arrays))]
         resumed = kind((core, factors), errors, solver, digest, state)

@@ -146,15 +146,11 @@ def from_dataframe(
            [1., 1.]])
     """
     modes = check_modes(modes)
-    given_labels: Mapping[str, Any] = {} if labels is None else labels
     check_choice(aggregate or "sum", "aggregate", AGGREGATES)
     row_rule, blocks = _check_missing(missing, modes)
     zeros = zeros or ("keep" if row_rule == "unknown" else "raise")
     check_choice(zeros, "zeros", ZEROS)
-    if not isinstance(given_labels, Mapping):
-        raise TypeError(f"labels is a {type(labels).__name__}, expected a dict by column")
-    if strangers := [name for name in given_labels if name not in modes]:
-        raise ValueError(f"labels has {strangers}, expected only columns of modes: {modes}")
+    given_labels = _check_labels(labels, modes)
 
     coded, numbers = _read_tables(df, modes, values, given_labels, row_rule)
     coords = np.stack([column.codes for column in coded.values()])
@@ -164,15 +160,13 @@ def from_dataframe(
     if not given_labels:
         _warn_of_many_labels(mode_labels, coords.shape[1])
 
+    if has_values and missing in (None, "drop"):
+        _warn_of_absent_blocks(coords, shape, modes)
     unknown: Unknown = None
     if row_rule == "unknown":
         unknown = "all"
     elif blocks:
         unknown = _mask_blocks(coords, shape, modes, blocks, given_labels)
-    elif has_values and missing in (None, "drop"):
-        absent = suspect_absent(coords, shape)
-        if absent is not None:
-            warn(describe_absent(absent, modes))
 
     if numbers is not None and zeros == "drop" and not numbers.all():
         coords = coords[:, numbers != 0]
@@ -200,7 +194,6 @@ def from_dataframe(
                 'are added: pass aggregate="sum" if that is meant, else "mean", "last", "max" or '
                 '"count"'
             )
-
     ordered = [name for name, column in coded.items() if column.labels.categories is not None]
     ordered += getattr(labels, "ordered", ())
     return LabelledTensor(
@@ -209,6 +202,25 @@ def from_dataframe(
         unknown,
         value_column=values if has_values else None,
     )
+
+
+def _check_labels(labels: Any, modes: Sequence[str]) -> Mapping[str, Any]:
+    """Return the labels that the user gives, by column; refuse those of other columns."""
+    if labels is None:
+        return {}
+    if not isinstance(labels, Mapping):
+        raise TypeError(f"labels is a {type(labels).__name__}, expected a dict by column")
+    strangers = [name for name in labels if name not in modes]
+    if strangers:
+        raise ValueError(f"labels has {strangers}, expected only columns of modes: {modes}")
+    return labels
+
+
+def _warn_of_absent_blocks(coords: np.ndarray, shape: Sequence[int], modes: Sequence[str]) -> None:
+    """Warn if whole blocks of cells seem not to have been measured."""
+    absent = suspect_absent(coords, shape)
+    if absent is not None:
+        warn(describe_absent(absent, modes))
 
 
 def _read_tables(
@@ -228,16 +240,18 @@ def _read_tables(
         parts.append(coded)
         if numbers is not None:
             part_values.append(numbers)
-    if not any(coded[modes[0]].codes.size for coded in parts):
+    if not any(part[modes[0]].codes.size for part in parts):
         reason = "no row without a missing entry" if num_rows else "no rows"
         raise ValueError(f"df has {reason}, expected at least one")
     if len(parts) == 1:
-        return parts[0], part_values[0] if part_values else None
+        return coded, numbers  # of the only part
     united = {}
     for name in modes:
-        columns_of_parts = [coded[name] for coded in parts]
+        columns_of_parts = [part[name] for part in parts]
         united[name] = _unite_columns(columns_of_parts, name, has_own_labels=name not in labels)
-    return united, np.concatenate(part_values) if part_values else None
+    if values is None:
+        return united, None
+    return united, np.concatenate(part_values)
 
 
 def _unite_columns(parts: Sequence[CodedColumn], name: str, has_own_labels: bool) -> CodedColumn:
@@ -357,10 +371,12 @@ def read_rows(
             coded[name] = CodedColumn(codes, column.labels)
         else:
             coded[name] = drop_unused(codes, column.labels)
+    if numbers is not None:
+        numbers = numbers[is_kept]
     num_dropped = is_kept.size - int(is_kept.sum())
     text = "left out %d of %d rows: an entry or value is missing"
     _logger.warning(text, num_dropped, is_kept.size)
-    return coded, None if numbers is None else numbers[is_kept]
+    return coded, numbers
 
 
 def _refuse_gaps(
@@ -369,15 +385,17 @@ def _refuse_gaps(
     """Refuse rows without an entry or a value, if `missing` does not allow to leave them out."""
     if missing == "drop":
         return
+    advice = 'drop or fill the missing ones, or pass missing="drop"'
     for name, rows in gaps.items():
-        is_value = name == values
-        if is_value and missing == "unknown":
-            continue
-        kind = "value" if is_value else "entry"
+        kind = "entry"
+        if name == values:
+            if missing == "unknown":
+                continue
+            kind = "value"
+            advice += hint
         raise ValueError(
             f"column {name!r} has no {kind} in row {int(np.argmax(rows))}, expected one in "
-            'every row; drop or fill the missing ones, or pass missing="drop"'
-            + (hint if is_value else "")
+            f"every row; {advice}"
         )
 
 
@@ -426,8 +444,10 @@ def check_columns(columns: Iterable[str], names: Sequence[str], table: Any, hint
     for name in columns:
         count = list(names).count(name)
         if count != 1:
-            number = f"{count} columns {name!r}" if count else f"no column {name!r}"
-            raise ValueError(f"{table} has {number}, expected one of {list(names)}{hint}")
+            count_text = f"{count} columns" if count else "no column"
+            raise ValueError(
+                f"{table} has {count_text} {name!r}, expected one of {list(names)}{hint}"
+            )
 
 
 def open_table(df: Any, modes: Sequence[str], values: str | None = None) -> dict[str, Any]:
@@ -444,8 +464,9 @@ def open_table(df: Any, modes: Sequence[str], values: str | None = None) -> dict
         return {name: convert_column(df[name], name) for name in columns}
     if hasattr(df, "__arrow_c_stream__") and not is_pandas:
         return _read_stream(df, columns)
-    hint = ": pass df.reset_index()" if is_pandas else ""
-    expected = f"a table of pandas, polars, Arrow or DuckDB{hint}"
+    expected = "a table of pandas, polars, Arrow or DuckDB"
+    if is_pandas:
+        expected += ": pass df.reset_index()"
     raise TypeError(f"df is a {type(df).__name__}, expected {expected}")
 
 
@@ -469,7 +490,9 @@ def _advise(df: Any, modes: Sequence[str], values: str | None, names: Sequence[s
         pivoted = [name for name in absent if name not in index_names]
     if pivoted:
         id_columns = [name for name in modes if name != pivoted[0]]
-        frame = "df" if {*id_columns}.isdisjoint(index_names) else "df.reset_index()"
+        frame = "df"
+        if not {*id_columns}.isdisjoint(index_names):
+            frame = "df.reset_index()"
         call = f"melt({id_columns}, var_name={pivoted[0]!r}, value_name={values or 'value'!r})"
         return f"; if the columns are labels of {pivoted[0]!r}, pass {frame}.{call}.dropna()"
     if not {*absent}.isdisjoint(index_names):
@@ -518,8 +541,9 @@ def read_values(column: Any, name: str) -> np.ndarray:
     column = _decode(column)
     kinds = ("floating", "integer", "boolean", "decimal", "null")
     if not any(getattr(types, f"is_{kind}")(column.type) for kind in kinds):
-        is_text = "string" in str(column.type)
-        contents = "text" if is_text else f"entries of type {column.type}"
+        contents = f"entries of type {column.type}"
+        if "string" in str(column.type):
+            contents = "text"
         raise TypeError(f"column {name!r} holds {contents}, expected numbers")
     if types.is_integer(column.type):
         _refuse_rounding(column, name)
@@ -555,4 +579,6 @@ def _refuse_rounding(column: Any, name: str) -> None:
 def _decode(column: Any) -> Any:
     """Decode an Arrow column of a dictionary type."""
     entry_type = getattr(column.type, "value_type", column.type)
-    return column if entry_type is column.type else column.cast(entry_type)
+    if entry_type is column.type:
+        return column
+    return column.cast(entry_type)

@@ -145,7 +145,9 @@ def number_entries(column: Any, name: str) -> CodedColumn:
     codes = _look_up(label_of_code, encoded.indices)
     zone = getattr(encoded.type.value_type, "tz", None)
     labels = ColumnLabels(entries, zone, entries if is_ordered else None)
-    return CodedColumn(codes, labels) if all_occur else drop_unused(codes, labels)
+    if all_occur:
+        return CodedColumn(codes, labels)
+    return drop_unused(codes, labels)
 
 
 def _encode(column: Any) -> tuple[Any, bool]:
@@ -198,7 +200,9 @@ def _warn_of_merged_times(instants: Any, local: Any, name: str) -> None:
     first, second = (str(pa.scalar(instant, utc)) for instant in pair)
     wall_time = local.dictionary[int(ordered[place])]
     num_repeated = int(is_repeated.sum())
-    rest = f" ({num_repeated - 1} more are)" if num_repeated > 1 else ""
+    rest = ""
+    if num_repeated > 1:
+        rest = f" ({num_repeated - 1} more are)"
     warn(
         f"column {name!r}: {wall_time} in {instants.type.tz} is one label of two times{rest}, "
         f"{first} and {second}, as the clock was set back; to keep them apart, take UTC, as by "
@@ -314,7 +318,10 @@ def _unite(arrays: Sequence[np.ndarray]) -> np.ndarray:
         return np.unique(np.concatenate(arrays))
     # NumPy would round integers beside floats; Python compares them exactly.
     entries = sorted(set().union(*(array.tolist() for array in arrays)))
-    for dtype in (object,) if is_text else (np.int64, np.uint64, np.float64):
+    dtypes: Sequence[Any] = (np.int64, np.uint64, np.float64)
+    if is_text:
+        dtypes = (object,)
+    for dtype in dtypes:
         with contextlib.suppress(OverflowError, ValueError):
             united = np.array(entries, dtype)
             if united.tolist() == entries:
@@ -375,7 +382,9 @@ def place_entries(
     is_unknown = (places < 0) & (codes >= 0)
     if is_unknown.any():
         row = int(np.argmax(is_unknown))
-        example = f", such as {_show(checked[0])}" if checked.size else ""
+        example = ""
+        if checked.size:
+            example = f", such as {_show(checked[0])}"
         advice = "drop such rows, or extend the labels, those of a model by its `extend`"
         if entries.dtype == object and checked.dtype.kind == "M":
             advice = "these are dates: convert the text, as by pandas.to_datetime"
@@ -405,7 +414,8 @@ def _show(entry: Any) -> str:
     >>> _show("7"), _show(np.int64(7))
     ("'7'", '7')
     """
-    return repr(str(entry)) if isinstance(entry, str) else str(entry)
+    text = str(entry)
+    return repr(text) if isinstance(entry, str) else text
 
 
 def interpret_text(column: Any) -> Any:

@@ -138,8 +138,7 @@ def _read_intervals(reader: ArrayReader) -> list[tuple[np.ndarray, np.ndarray]]:
 
 def _read_older(header: Mapping[str, Any], ndim: int, rank: int) -> FitRecord | None:
     """Return what a file of release 0.2 or older says: a record of `observed_parafac`, or None."""
-    modes = header.get("bias_modes", [])
-    ridge = header.get("observed_l2_reg")
+    ridge = header.get("observed_l2_reg")  # not stored where absent cells had a weight
     if ridge is None and "observed_scale" not in header:
         warn(
             "the file is of an older release, which kept no record of how a model was made: its "
@@ -156,7 +155,7 @@ def _read_older(header: Mapping[str, Any], ndim: int, rank: int) -> FitRecord | 
         absent="weighted" if ridge is None else "unknown",
         l2_reg=0.0 if ridge is None else ridge,
         scale=header.get("observed_scale"),
-        bias_modes=modes if isinstance(modes, list) else [modes],  # type: ignore[arg-type]
+        bias_modes=_as_list(header.get("bias_modes", [])),  # type: ignore[arg-type]
     )
     return _check(record, ndim, rank)
 

@@ -62,8 +62,7 @@ def from_xarray(array: Any, *, missing: str = "raise", **options: Any) -> Labell
     check_choice(missing, "missing", ("raise", "unknown"))
     data = array.compute().data  # it may be on disk
     is_sparse = is_raw_sparse(data)
-    values = data.data if is_sparse else data
-    is_nan = np.isnan(values) if values.dtype.kind == "f" else np.zeros(values.shape, bool)
+    is_nan = _find_nan(data.data if is_sparse else data)
     # With nan as fill_value, only what is stored is known.
     has_nan_fill = bool(np.isnan(getattr(data, "fill_value", 0)))
     if (is_nan.any() or has_nan_fill) and missing == "raise":
@@ -85,13 +84,21 @@ def from_xarray(array: Any, *, missing: str = "raise", **options: Any) -> Labell
     return LabelledTensor(tensor, _read_coordinates(array), unknown)
 
 
+def _find_nan(values: Any) -> np.ndarray:
+    """Mark the nan among values; integers have none."""
+    if values.dtype.kind == "f":
+        return np.isnan(values)
+    return np.zeros(values.shape, bool)
+
+
 def _read_coordinates(array: Any) -> Labels:
     """Return the coordinates of the dimensions of a DataArray; numbers where there are none."""
     labels = {}
     ordered = []
     for name, size in zip(array.dims, array.shape, strict=True):
         index = array.indexes.get(name)
-        labels[name] = coarsen(np.arange(size) if index is None else index.to_numpy())
+        coordinates = np.arange(size) if index is None else index.to_numpy()
+        labels[name] = coarsen(coordinates)
         if is_ordered(index):
             ordered.append(name)
     return Labels(labels, ordered=ordered)
@@ -167,7 +174,9 @@ def from_anndata(
     if len({*modes}) < len(modes):
         raise ValueError(f"the modes are {modes}, expected different ones: rename columns of obs")
     coded = _code_cells(adata, columns)
-    matrices = [adata.X] if names is None else [adata.layers[name] for name in names]
+    matrices = [adata.X]
+    if names is not None:
+        matrices = [adata.layers[name] for name in names]
     if matrices[0] is None:
         raise ValueError(f"adata has no X, expected one, or layers=, some of {[*adata.layers]}")
     parts = [coo_array(read_into_memory(matrix)) for matrix in matrices]
@@ -206,8 +215,9 @@ def _list_names(argument: str, names: Any, table: Any) -> list[str] | None:
     """Return one name or several as a list; refuse those not in the table, repeats, and none."""
     if names is None:
         return None
-    is_list = isinstance(names, Iterable) and not isinstance(names, str)
-    listed = [*names] if is_list else [names]
+    listed = [names]
+    if isinstance(names, Iterable) and not isinstance(names, str):
+        listed = [*names]
     if missing := [name for name in listed if name not in table]:
         raise ValueError(f"{argument} has {missing}, expected some of {[*table]}")
     if not listed or len({*listed}) < len(listed):

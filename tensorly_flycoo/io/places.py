@@ -39,9 +39,13 @@ def _expand(path: FilePath) -> list[str]:
     system, place = _find_system(name)
     # A folder may have the name "a[1]".
     is_pattern = _find_magic(place) and not system.exists(place)
+    matches = sorted(system.glob(place)) if is_pattern else [place]
     files: list[str] = []
-    for match in sorted(system.glob(place)) if is_pattern else [place]:
-        files += _list_visible(system, match) if system.isdir(match) else [match]
+    for match in matches:
+        if system.isdir(match):
+            files += _list_visible(system, match)
+        else:
+            files.append(match)
     if "file" in system.protocol:
         return files
     return [system.unstrip_protocol(file) for file in files]

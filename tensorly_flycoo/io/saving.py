@@ -211,7 +211,9 @@ def find_cut(reader: ArrayReader, record_format: RecordFormat, engine: Engine) -
         record_format.num_prefixes,
     )
     is_same = cut.record_format == record_format and cut.tile_size == header["tile_size"]
-    return cut if is_same else None
+    if not is_same:
+        return None
+    return cut
 
 
 def read_records(reader: ArrayReader, record_format: RecordFormat) -> tuple[np.ndarray, np.ndarray]:
@@ -233,8 +235,9 @@ def read_format(reader: ArrayReader) -> RecordFormat:
     shape = check_shape(header["shape"])
     groups = check_groups(header["groups"], shape)
     num_prefixes = header["num_prefixes"]
-    # Combinations of the first group's indices are numbered, if at all, in 32 bits.
-    most_prefixes = 2**32 if len(groups[0]) > 1 else 0
+    most_prefixes = 0
+    if len(groups[0]) > 1:
+        most_prefixes = 2**32  # combinations of the first group's indices are numbered in 32 bits
     if type(num_prefixes) is not int or not 0 <= num_prefixes <= most_prefixes:
         raise ValueError(f"num_prefixes is {num_prefixes!r}, the first group {groups[0]}")
     unnumbered = groups[1:] if num_prefixes else groups

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..base.checks import warn
-from .dataframe import check_columns
+from .dataframe import check_columns, list_columns
 from .entries import cast_all, interpret_text, read_times, require_pyarrow, take_wall_times
 from .files import FilePath
 from .places import open_parquet
@@ -54,7 +54,7 @@ def read_table(
         names = dataset.schema.names
     sources = {mode: _find_source(mode, names) for mode in modes}
     mode_columns = {column for column, _ in sources.values()}
-    columns = sorted(mode_columns if values is None else {*mode_columns, values})
+    columns = sorted({*mode_columns, *list_columns((), values)})
     check_columns(columns, names, path, _hint_at_columns(columns, names))
     if is_text:
         raw = _read_text_columns(path, text, names, columns, mode_columns)
@@ -132,11 +132,11 @@ def _read_text_columns(
     from pyarrow import csv
 
     numbered = pa.dictionary(pa.int32(), pa.string())
+    column_types = dict.fromkeys(columns, pa.string())
+    column_types |= dict.fromkeys(mode_columns, numbered)
     converting = csv.ConvertOptions(
         include_columns=columns,
-        column_types={
-            column: numbered if column in mode_columns else pa.string() for column in columns
-        },
+        column_types=column_types,
         null_values=["", *text.missing_text],
         strings_can_be_null=True,
     )
@@ -165,7 +165,9 @@ def _round(column: Any, name: str, unit: str) -> Any:
     is_text = pa.types.is_string(entry_type) or pa.types.is_large_string(entry_type)
     times = read_times(column.cast(entry_type)) if is_text else column
     if times is None or not pa.types.is_temporal(times.type):
-        kind = "text" if is_text else f"of {entry_type}"
+        kind = f"of {entry_type}"
+        if is_text:
+            kind = "text"
         raise ValueError(f"column {name!r} is {kind}, expected times to round to {unit}s")
     local = take_wall_times(times)
     rounded = pa.compute.floor_temporal(local, unit=unit)

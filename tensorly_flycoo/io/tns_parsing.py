@@ -316,7 +316,9 @@ class TnsParser:
         if int(index) < least:
             return f"{name}, expected at least 1; index_base=0 reads indices that begin with 0"
         if int(index) > largest:
-            limit = f"the shape is {self._shape}" if self._shape else "modes end at 2**32"
+            limit = "modes end at 2**32"
+            if self._shape:
+                limit = f"the shape is {self._shape}"
             return f"{name}, expected {least} to {largest}: {limit}"
         return ""
 
