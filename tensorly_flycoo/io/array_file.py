@@ -163,7 +163,7 @@ def open_arrays(path: FilePath, kind: Kind) -> Iterator["ArrayReader"]:
     import zipfile
 
     with open(path, "rb") as file:
-        with refuse_damage(path, kind, (Exception,)):
+        with refuse_damage(path, kind, (Exception,)):  # zipfile raises errors of many kinds
             archive = zipfile.ZipFile(file)
             _refuse_other_libraries({*archive.namelist()})
             reader = ArrayReader(file, archive)
@@ -197,6 +197,7 @@ class ArrayReader:
         self._file = file
         self._archive = archive
         self._mapping: mmap.mmap | None = None  # of the whole file, once an array is mapped
+        # Members may overlap, each within the file: together they could take any memory.
         sizes = [member.file_size for member in archive.infolist()]
         if sum(sizes) > os.fstat(file.fileno()).st_size:
             raise ValueError("its arrays are larger than the file")
@@ -274,7 +275,7 @@ class ArrayReader:
                 if file.tell() + count * dtype.itemsize != info.file_size:
                     raise ValueError(f"its size does not match shape {shape}")
                 yield _Member(file, shape, dtype, "F" if is_fortran else "C")
-        except MemoryError:
+        except MemoryError:  # is no damage
             raise
         except Exception as error:
             raise ValueError(f"{name}: {error}") from None

@@ -173,12 +173,8 @@ def from_dataframe(
         numbers = numbers[numbers != 0]
     if numbers is None or aggregate == "count":
         numbers = np.ones(coords.shape[1])
-
-    # A FlycooTensor adds the values of a cell by itself, but drops a sum of 0 without a word.
-    may_cancel = zeros != "drop" and numbers.min() < 0 < numbers.max()
-    adds = aggregate in (None, "sum")
     num_repeated = 0
-    if numbers.size and (aggregate in ("mean", "last", "max") or (adds and may_cancel)):
+    if _must_merge(numbers, aggregate, zeros):
         coords, numbers, num_repeated = _merge(coords, numbers, shape, aggregate)
     if zeros == "raise":
         refuse_zeros(numbers, values, ', missing="unknown" if they are unknown')
@@ -186,14 +182,10 @@ def from_dataframe(
         numbers = keep_zeros(numbers)
     tensor = FlycooTensor(coords, numbers, shape, **options)
     if has_values and aggregate is None:
-        if tensor.nnz < coords.shape[1]:  # some were added: count the cells of these
+        if tensor.nnz < coords.shape[1]:  # it has added some: count the cells of these
             coords, _, num_repeated = _merge(coords, numbers, shape, aggregate)
-        if num_repeated:
-            warn(
-                f"{num_repeated:,} of {coords.shape[1]:,} cells have several rows, whose values "
-                'are added: pass aggregate="sum" if that is meant, else "mean", "last", "max" or '
-                '"count"'
-            )
+        _warn_of_added_values(num_repeated, coords.shape[1])
+
     ordered = [name for name, column in coded.items() if column.labels.categories is not None]
     ordered += getattr(labels, "ordered", ())
     return LabelledTensor(
@@ -500,6 +492,26 @@ def _advise(df: Any, modes: Sequence[str], values: str | None, names: Sequence[s
     return ""
 
 
+def _must_merge(numbers: np.ndarray, aggregate: str | None, zeros: str) -> bool:
+    """Whether the values of a cell are to be merged here, not added by the tensor."""
+    if numbers.size == 0 or aggregate == "count":
+        return False
+    if aggregate in ("mean", "last", "max"):
+        return True
+    # A tensor drops a sum of 0 without a word, which only values of both signs can have.
+    return zeros != "drop" and bool(numbers.min() < 0 < numbers.max())
+
+
+def _warn_of_added_values(num_repeated: int, num_cells: int) -> None:
+    """Warn if the values of several rows were added in some cells, which nobody has asked for."""
+    if num_repeated:
+        warn(
+            f"{num_repeated:,} of {num_cells:,} cells have several rows, whose values "
+            'are added: pass aggregate="sum" if that is meant, else "mean", "last", "max" or '
+            '"count"'
+        )
+
+
 def _merge(
     coords: np.ndarray, numbers: np.ndarray, shape: Sequence[int], aggregate: str | None
 ) -> tuple[np.ndarray, np.ndarray, int]:
@@ -512,7 +524,7 @@ def _merge(
         return coords, numbers[ends - 1], num_repeated
     if aggregate == "max":
         return coords, np.maximum.reduceat(numbers, starts), num_repeated
-    sums = np.add.reduceat(numbers, starts, dtype=np.float64)
+    sums = np.add.reduceat(numbers, starts, dtype=np.float64)  # also of float32: fewer roundings
     if aggregate == "mean":
         sums /= counts
     return coords, sums.astype(numbers.dtype), num_repeated
@@ -547,9 +559,9 @@ def read_values(column: Any, name: str) -> np.ndarray:
         raise TypeError(f"column {name!r} holds {contents}, expected numbers")
     if types.is_integer(column.type):
         _refuse_rounding(column, name)
-    if not types.is_floating(column.type):
+    if not types.is_floating(column.type):  # decimals are rounded
         column = column.cast("float64", safe=False)
-    values = column.to_numpy(zero_copy_only=False)
+    values = column.to_numpy(zero_copy_only=False)  # null becomes nan
     is_infinite = np.isinf(values)
     if is_infinite.any():
         row = int(np.argmax(is_infinite))

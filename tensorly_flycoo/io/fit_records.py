@@ -70,13 +70,14 @@ def read_record(reader: ArrayReader, ndim: int, rank: int) -> FitRecord | None:
     if "flycoo" not in reader.header:
         return _read_older(reader.header, ndim, rank)
     facts = reader.header["flycoo"]
-    if facts is None:
+    if facts is None:  # a model that its user had put together
         return None
     if not isinstance(facts, dict):
         raise ValueError(f"its header has the record {facts!r}")
     stored_constraints = dict(facts.get("constraints", {}))
     constraints = {int(mode): dict(strengths) for mode, strengths in stored_constraints.items()}
     record = FitRecord(
+        # Older files lack facts, whose defaults are what they meant.
         **{name: facts[name] for name in _PLAIN_FACTS if name in facts},
         constraints=constraints,
         mask=_read_mask(reader, facts.get("mask")),

@@ -163,7 +163,7 @@ def from_anndata(
 
     if not (hasattr(adata, "obs_names") and hasattr(adata, "layers")):
         raise TypeError(f"adata is a {type(adata).__name__}, expected an anndata.AnnData")
-    if "layer" in options:
+    if "layer" in options:  # else FlycooTensor would refuse it, which does not know `layers`
         raise TypeError("from_anndata has no option 'layer': pass layers=, a name or several")
     columns = _list_names("obs", obs, adata.obs)
     names = _list_names("layers", layers, adata.layers)
@@ -183,6 +183,7 @@ def from_anndata(
 
     cells = np.concatenate([part.row for part in parts])
     genes = np.concatenate([part.col for part in parts])
+    # Cells with the same entries get the same coordinates, where the tensor adds them.
     coords = [column.codes[cells] for column in coded.values()]
     coords.append(genes)
     labels = {name: column.labels.entries for name, column in coded.items()}

@@ -79,7 +79,7 @@ def write_layout(
     path: FilePath, layout: Layout, labelled: LabelledTensor | None = None, alignment: int = 1
 ) -> None:
     """Write a layout, with the labels and unknown cells of its tensor, to a file; see `save`."""
-    with layout.hold_records():
+    with layout.hold_records():  # no other thread may remap them while they are written
         header: Header = {
             "shape": layout.record_format.shape,
             "groups": layout.record_format.groups,
@@ -168,7 +168,7 @@ def load(path: FilePath, *, device: str | None = None) -> FlycooTensor | Labelle
         cut = find_cut(reader, record_format, engine)
         if cut is not None:
             x = FlycooTensor._of(engine, read_layout(reader, cut, engine))
-        else:
+        else:  # the file has no plan, or one for another kind of device: build it anew
             coords, values = read_records(reader, record_format)
             x = FlycooTensor(
                 coords,
@@ -267,6 +267,7 @@ def check_arrays(layout: str, arrays: dict[str, np.ndarray], cut: Cut) -> None:
     nnz = arrays[copies[0]].shape[0]
     for name in copies:
         _check_records(arrays[name], record_format, name)
+    # The plan: rows that go on from tile to tile, rows without nonzeros, and places of records.
     for mode, size in enumerate(merged.shape):
         carry_rows = arrays[f"carry_rows_{mode}"]
         _require(carry_rows.min(initial=0) >= NO_ROW, f"carry_rows_{mode}")
@@ -306,7 +307,7 @@ def check_shapes(layout: str, arrays: dict[str, np.ndarray], cut: Cut) -> None:
         _require(size - nnz <= empty_rows.size <= size, f"empty_rows_{mode}")
     for name in cls.name_ids(merged.ndim):
         _take(left, name, index_dtype(nnz), (nnz,))
-    _require(not left, ", ".join(left))
+    _require(not left, ", ".join(left))  # arrays that no layout has
 
 
 def _take(

@@ -67,12 +67,12 @@ _LABELS_NAME = "labels.npz"
 
 
 class Entry(NamedTuple):
-    """A slab's rows of the cut mode, its file's size, and the digest of its list of arrays."""
+    """A slab's file."""
 
-    start: int
+    start: int  # the slab's rows of the cut mode: from `start` to `stop` - 1
     stop: int
     nbytes: int
-    digest: str
+    digest: str  # of the list of its arrays, which has their checksums
 
 
 @dataclass(frozen=True)
@@ -190,12 +190,13 @@ class DiskBuilder(SlabBuilder):
         """Copy the columns to a file of records for each bucket of rows."""
         ndim = self.record_format.ndim
         for number in range(len(buckets)):
-            self._name("bucket", number).touch()
+            self._name("bucket", number).touch()  # a bucket may stay empty
         for start in range(0, self._nnz, BLOCK_NNZ):
             *coords, values = (self._read_column(number, start) for number in range(ndim + 1))
             block, *_ = self.primitives.pack(np.stack(coords), values, self.record_format)
             for number, records in enumerate(split_records(block, buckets, self.record_format)):
                 _append(self._name("bucket", number), move(records, np))
+        # Before any slab is built: the disk need not hold three copies.
         for number in range(ndim + 1):
             self._name("column", number).unlink(missing_ok=True)
 
@@ -203,7 +204,7 @@ class DiskBuilder(SlabBuilder):
         """Sort the records of a bucket in its file; return that, and the counts of its rows."""
         path = self._name("bucket", number)
         records, counts = sort_bucket(self.read(path), rows, self.record_format, self.primitives)
-        path.unlink()
+        path.unlink()  # the sorted records take its place
         _append(path, move(records, np))
         return path, counts
 
@@ -334,7 +335,7 @@ slabs=2>
         if labelled is not None:
             header, arrays = saving.describe_labelled(labelled)
             array_file.save_arrays(folder / _LABELS_NAME, LABELS, header, arrays)
-        index.write(folder)
+        index.write(folder)  # last: a folder without it is not complete
 
 
 def _write_held_slabs(folder: Path, layout: SlabLayout, wanted: list[Any]) -> Index:

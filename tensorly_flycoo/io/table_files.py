@@ -102,6 +102,7 @@ def _hint_at_columns(columns: Sequence[str], names: Sequence[str]) -> str:
 
 
 def _make_parse_options(text: _Text) -> Any:
+    """Tell pyarrow how rows and fields are separated."""
     from pyarrow import csv
 
     # Without newlines_in_values, a line break in quotes ends a row where a block ends.
