@@ -222,11 +222,11 @@ def choose_gpus(gpus: Sequence[Gpus]) -> list[int | None]:
     [0, 1, None]
     """
     numbers: list[int | None] = []
-    num_workers: Counter[str] = Counter()
+    num_users: Counter[str] = Counter()  # of each GPU, by its UUID
     for uuids, _ in gpus:
-        number = min(range(len(uuids)), key=lambda n: num_workers[uuids[n]], default=None)
+        number = min(range(len(uuids)), key=lambda n: num_users[uuids[n]], default=None)
         if number is not None:
-            num_workers[uuids[number]] += 1
+            num_users[uuids[number]] += 1
         numbers.append(number)
     return numbers
 

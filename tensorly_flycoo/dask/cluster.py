@@ -73,12 +73,11 @@ class Gpus(NamedTuple):
 class WorkerHandle:
     """One worker's actor, and the commands that it has not been sent."""
 
-    gpus: Gpus  # the one that it uses, if it uses one; `start_workers` sets it
-
     def __init__(self, address: str, future: Future) -> None:
         self.address = address
         self.key = str(future.key)  # of the actor
-        self.link: str | None = None  # the UUID of its GPU, if NCCL can link that to the others
+        self.gpus = Gpus([], has_nccl=False)  # the one that it uses, if it uses one
+        self.link: str | None = None  # the UUID of that, if NCCL can link it to the others
         self.is_lost = False  # whether a call has found that it is gone
         self._future = future
         # Finalizers append to it at any time, in any thread.

@@ -200,6 +200,7 @@ class ClusterBuilder(SlabBuilder):
         groups: object = "auto",
     ) -> None:
         super().__init__(num_slabs, ENGINE_HERE, WorkerDevices(cluster))
+        self._nnz = 0  # `count_rows` counts them
         self._layout = layout
         self.cluster = cluster
         self._shape = shape

@@ -198,7 +198,7 @@ class Machine:
         with self._changed:
             keeps_memory = True
             while self._is_held():
-                # An outdated message is run too, which only frees what it would, and answers it.
+                # An outdated message is taken too: it frees what it would, and is answered.
                 outdated = next((key for key in self._messages if key[0] < self._epoch), None)
                 key = outdated or (self._epoch, self._next_number)
                 if key in self._messages:

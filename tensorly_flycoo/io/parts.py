@@ -1,6 +1,5 @@
 """Nonzeros that come in parts: read from files, or given as arrays."""
 
-import functools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -119,16 +118,10 @@ class Reading:
     def read_tns(self, paths: Sequence[str], progress: ShowProgress | None = None) -> Block:
         """Return the nonzeros of all of some .tns files as one block."""
         blocks: list[Block] = []
-        total_nbytes = 0 if progress is None else sum(map(count_nbytes, paths))
-        nbytes = 0  # of the files that are read
+        position = _Position(paths, progress)
         for path in paths:
-            show_position = None
-            if progress is not None:
-                show_position = functools.partial(_add_position, progress, nbytes, total_nbytes)
-                nbytes += count_nbytes(path)
-            blocks += self._iterate_tns(path, show_position)
-        if progress is not None:
-            progress(total_nbytes, total_nbytes)
+            blocks += self._iterate_tns(path, position.show)
+            position.end_file(path)
         shape = self.shape or unite_shapes(block.shape for block in blocks)
         # The empty arrays are for files without nonzeros; in Fortran order, as those of blocks.
         coords = [np.empty((0, len(shape)), np.int64).T, *(block.coords for block in blocks)]
@@ -173,6 +166,23 @@ class Reading:
         return Block(coords, values, shape)
 
 
-def _add_position(progress: ShowProgress, nbytes: int, total_nbytes: int, position: int) -> None:
-    """Show the position in a file after others of `nbytes`."""
-    progress(nbytes + position, total_nbytes)
+class _Position:
+    """How far some files, one after the other, have been read: shown if somebody wants to know."""
+
+    def __init__(self, paths: Iterable[str], progress: ShowProgress | None) -> None:
+        self._progress = progress
+        self._nbytes = 0  # of the files that have been read
+        self._total_nbytes = 0
+        if progress is not None:
+            self._total_nbytes = sum(map(count_nbytes, paths))
+
+    def show(self, nbytes: int) -> None:
+        """Show that so many bytes of the present file have been read."""
+        if self._progress is not None:
+            self._progress(self._nbytes + nbytes, self._total_nbytes)
+
+    def end_file(self, path: str) -> None:
+        """Show that all of a file has been read, and go on to the next."""
+        if self._progress is not None:
+            self._nbytes += count_nbytes(path)
+            self.show(0)
