@@ -152,9 +152,9 @@ class Cluster:
         self.client = client
         self.workers = list(workers)
         self._lock = threading.RLock()
-        self._epoch = next(_numbers)
-        self._is_linked = False
+        self._epoch = next(_numbers)  # see `Message`
         self._can_link = all(worker.link is not None for worker in workers)
+        self._is_linked = False  # whether the workers' GPUs are, in this epoch
         peers = [(worker.address, worker.key) for worker in workers]
         self._start_epoch()
         with self._lock:
@@ -211,9 +211,9 @@ class Cluster:
             for worker, plan in posts.items():
                 _order(worker, Machine.post, plan.sent, plan.received)
             if exchanges and not self._is_linked:
-                key = next(_numbers)
+                name_key = next(_numbers)  # of the link's name, which the first worker sends
                 for number, worker in enumerate(self.workers):
-                    _order(worker, Machine.join, key, number, len(self.workers))
+                    _order(worker, Machine.join, name_key, number, len(self.workers))
                 self._is_linked = True
             for worker, plan in exchanges.items():
                 _order(worker, Machine.exchange, plan.sent, plan.received)

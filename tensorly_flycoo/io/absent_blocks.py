@@ -81,7 +81,8 @@ def _look_at(
     block_size = num_cells(num_used) // num_combinations
     sizes = [shares[mode].size for mode in modes]
     # Before counting: with so many combinations, half of them cannot have enough rows.
-    if num_cells(sizes) > num_rows or 2 * num_rows < _FULL * block_size * num_combinations:
+    least_rows = _FULL * block_size * num_combinations / 2
+    if num_cells(sizes) > num_rows or num_rows < least_rows:
         return None
 
     combinations = np.ravel_multi_index([coords[mode] for mode in modes], sizes)

@@ -88,7 +88,8 @@ def save_arrays(
     """
     import zipfile
 
-    text = np.array(json.dumps({"format": kind.format, "version": kind.version, **header}))
+    facts = {"format": kind.format, "version": kind.version, **header}
+    text = np.array(json.dumps(facts))
     with replace_file(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         for name, stored in itertools.chain([("header", text)], arrays):
             if isinstance(stored, RowShards):
@@ -115,10 +116,11 @@ def number(name: str, arrays: Sequence[Array]) -> list[tuple[str, Array]]:
 
 def _make_padding(start: int, name_nbytes: int, array: np.ndarray, alignment: int) -> bytes:
     """Return an extra field that aligns the elements of a member that begins at `start`."""
-    header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(array))
-    before_elements = _LOCAL_NBYTES + name_nbytes + _ZIP64_NBYTES + _PADDING_NBYTES + header.tell()
-    padding = -(start + before_elements) % alignment
+    npy_header = io.BytesIO()
+    npy_facts = np.lib.format.header_data_from_array_1_0(array)
+    np.lib.format.write_array_header_1_0(npy_header, npy_facts)
+    start_of_npy = start + _LOCAL_NBYTES + name_nbytes + _ZIP64_NBYTES + _PADDING_NBYTES
+    padding = -(start_of_npy + npy_header.tell()) % alignment
     return struct.pack("<HH", _PADDING_ID, padding) + bytes(padding)
 
 

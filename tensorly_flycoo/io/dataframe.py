@@ -20,6 +20,7 @@ from .entries import (
     convert_column,
     drop_unused,
     find_places,
+    list_ordered,
     number_entries,
     place_entries,
     require_pyarrow,
@@ -186,8 +187,7 @@ def from_dataframe(
             coords, _, num_repeated = _merge(coords, numbers, shape, aggregate)
         _warn_of_added_values(num_repeated, coords.shape[1])
 
-    ordered = [name for name, column in coded.items() if column.labels.categories is not None]
-    ordered += getattr(labels, "ordered", ())
+    ordered = [*list_ordered(coded), *getattr(labels, "ordered", ())]
     return LabelledTensor(
         tensor,
         Labels(mode_labels, ordered=ordered),

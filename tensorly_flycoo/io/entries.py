@@ -17,7 +17,7 @@ A column in parts gets the labels that one table with all rows would have.
 
 import contextlib
 import datetime
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, NamedTuple
 
@@ -135,7 +135,8 @@ def number_entries(column: Any, name: str) -> CodedColumn:
             order = np.arange(len(distinct.dictionary))
         else:
             order = pa.compute.sort_indices(distinct.dictionary).to_numpy()
-        entries = coarsen(distinct.dictionary.take(order).to_numpy(zero_copy_only=False))
+        sorted_entries = distinct.dictionary.take(order)
+        entries = coarsen(sorted_entries.to_numpy(zero_copy_only=False))
         if entries.dtype == object and {*map(type, entries)} - {str}:
             raise TypeError(f"it holds {type(entries[0]).__name__}")
     except (TypeError, ValueError, NotImplementedError) as error:  # also Arrow's
@@ -177,7 +178,8 @@ def _normalise(values: Any) -> Any:
     if str(values.type) in ("null", "string_view"):  # which few functions take
         return values.cast("large_string")
     if pa.types.is_floating(values.type):
-        return pc.if_else(pc.is_nan(values), None, pc.add(values, pa.scalar(0.0, values.type)))
+        no_negative_zeros = pc.add(values, pa.scalar(0.0, values.type))
+        return pc.if_else(pc.is_nan(values), None, no_negative_zeros)
     if pa.types.is_integer(values.type):
         values = cast_all(values, "int64", values.type)  # some of uint64 do not fit
     return take_wall_times(values)
@@ -221,7 +223,8 @@ def take_wall_times(times: Any) -> Any:
     # An offset such as +0530, which older versions of Arrow do not know.
     offset = datetime.timedelta(hours=int(zone[:3]), minutes=int(zone[0] + zone[3:]))
     unit = times.type.unit
-    return pa.compute.add(times.cast(pa.timestamp(unit)), pa.scalar(offset, pa.duration(unit)))
+    utc = times.cast(pa.timestamp(unit))
+    return pa.compute.add(utc, pa.scalar(offset, pa.duration(unit)))
 
 
 def coarsen(dates: np.ndarray) -> np.ndarray:
@@ -254,7 +257,13 @@ def drop_unused(codes: np.ndarray, labels: ColumnLabels) -> CodedColumn:
     if is_used.all():
         return CodedColumn(codes, labels)
     new_codes = np.append(np.cumsum(is_used) - 1, -1)  # the last is that of code -1
-    return CodedColumn(new_codes[codes], labels._replace(entries=labels.entries[is_used]))
+    used_labels = labels._replace(entries=labels.entries[is_used])
+    return CodedColumn(new_codes[codes], used_labels)
+
+
+def list_ordered(coded: Mapping[str, CodedColumn]) -> list[str]:
+    """List the columns of ordered categories."""
+    return [name for name, column in coded.items() if column.labels.categories is not None]
 
 
 def unite_labels(parts: Iterable[ColumnLabels], name: str) -> ColumnLabels:

@@ -12,7 +12,7 @@ from ..tensor.labelled import LabelledTensor, Labels, is_ordered
 from ..tensor.tensor import FlycooTensor
 from ..tensor.unknown import find_blocks
 from .dataframe import keep_zeros, open_table
-from .entries import CodedColumn, ColumnLabels, coarsen, number_entries
+from .entries import CodedColumn, ColumnLabels, coarsen, list_ordered, number_entries
 
 
 def from_xarray(array: Any, *, missing: str = "raise", **options: Any) -> LabelledTensor:
@@ -194,8 +194,7 @@ def from_anndata(
     values = np.concatenate([part.data for part in parts])
     shape = [*map(len, labels.values())]
     tensor = FlycooTensor(np.stack(coords), values, shape, **options)
-    ordered = [name for name, column in coded.items() if column.labels.categories is not None]
-    return LabelledTensor(tensor, Labels(labels, ordered=ordered))
+    return LabelledTensor(tensor, Labels(labels, ordered=list_ordered(coded)))
 
 
 def _code_cells(adata: Any, columns: Sequence[str] | None) -> dict[str, CodedColumn]:
