@@ -3,7 +3,6 @@
 import cupy
 import numpy as np
 import pytest
-from tns_text import write_tns
 
 from tensorly_flycoo import (
     FlycooTensor,
@@ -14,6 +13,7 @@ from tensorly_flycoo import (
     save,
     save_slabs,
     stats,
+    write_tns,
 )
 from tensorly_flycoo.base.checks import LAYOUTS
 from tensorly_flycoo.io import slab_folder

@@ -10,10 +10,9 @@ import pandas
 import pytest
 import tensorly as tl
 from matplotlib import image
-from tns_text import write_tns
 
 import tensorly_flycoo
-from tensorly_flycoo import FlycooTensor, LabelledCP
+from tensorly_flycoo import FlycooTensor, LabelledCP, write_tns
 from tensorly_flycoo.command_line import main
 from tensorly_flycoo.decomposition import generalized_parafac, parafac
 from tensorly_flycoo.decomposition.methods import METHODS, Method
