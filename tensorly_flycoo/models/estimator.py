@@ -12,6 +12,7 @@ import tensorly as tl
 from ..base.array_modules import Array, array_module, move
 from ..base.checks import check_choice, check_real
 from ..decomposition.methods import CP_METHODS, METHODS, find_method
+from ..loop.holding_out import count_share, hold_out
 from ..loop.losses import EXACT_LOSSES
 from ..loop.masks import drop_missing, find_missing
 from ..loop.unknown_cells import find_unknown
@@ -23,7 +24,6 @@ from ..tensor.coo_cache import LabelledData, Mask, as_flycoo
 from ..tensor.mirroring import mirror
 from ..tensor.unknown import make_mask
 from .best_of import best_of, run_once
-from .select_rank import draw_entries
 
 
 @dataclass(eq=False)
@@ -207,8 +207,9 @@ class FlycooCP:
         has_zeros = find_method(self.method).knows_zeros
         random = np.random.RandomState(0)
         plain = as_flycoo(x, check_coords=True)
-        drawn = draw_entries(plain, self.holdout, random, has_zeros)
-        return make_mask(drawn, plain.shape)
+        count = count_share(plain.nnz, self.holdout)
+        coords = hold_out(plain, count, random, with_zeros=has_zeros)
+        return make_mask(coords, plain.shape)
 
     def _hold_out(self, x: LabelledData, mask: Mask) -> tuple[Array, Array]:
         """Return the coordinates and values of the entries that `fit` did not read."""
