@@ -163,30 +163,31 @@ class RankSelection:
         figure, grid = pyplot.subplots(2, 2, sharex=True, figsize=(9, 6), layout="constrained")
         panels = grid.ravel()
         error_axes, loss_axes, core_axes, match_axes = panels
-        columns = RankScore(*zip(*self.scores, strict=True))  # each attribute of all ranks
+        columns = dict(zip(RankScore._fields, zip(*self.scores, strict=True), strict=True))
+        ranks = columns["rank"]
         # Tuples have no place on an axis of numbers: they stand side by side.
-        has_numbers = all(np.ndim(rank) == 0 for rank in columns.rank)
-        places = columns.rank if has_numbers else range(len(columns.rank))
+        has_numbers = all(np.ndim(rank) == 0 for rank in ranks)
+        places: Sequence[int] = ranks if has_numbers else range(len(ranks))
 
         runs = "all runs" if self.rank is None else "runs without the held-out entries"
-        _draw_scores(error_axes, f"{self._error} (gray: {runs})", places, columns.error)
+        _draw_scores(error_axes, f"{self._error} (gray: {runs})", places, columns["error"])
         for place, errors in zip(places, self.errors, strict=True):
             error_axes.plot([place] * len(errors), errors, ".", color="0.7", zorder=0)
 
         title = "held-out loss, with standard errors"
-        _draw_scores(loss_axes, title, places, columns.heldout_loss)
+        _draw_scores(loss_axes, title, places, columns["heldout_loss"])
         loss_axes.errorbar(
-            places, columns.heldout_loss, columns.heldout_se, fmt="none", ecolor="C0"
+            places, columns["heldout_loss"], columns["heldout_se"], fmt="none", ecolor="C0"
         )
 
-        cores = np.array(columns.core_consistency)
+        cores = np.array(columns["core_consistency"])
         title = "core consistency, %"
         if (cores < _LEAST_DRAWN).any():
             title += f" (cut at {_LEAST_DRAWN})"
         _draw_scores(core_axes, title, places, np.maximum(cores, _LEAST_DRAWN))
         core_axes.set_ylim(_LEAST_DRAWN - 5, 105)
 
-        _draw_scores(match_axes, "match of the runs", places, columns.match)
+        _draw_scores(match_axes, "match of the runs", places, columns["match"])
         match_axes.set_ylim(-0.03, 1.05)
 
         for axes in (core_axes, match_axes):
@@ -195,10 +196,10 @@ class RankSelection:
             ticker = require("matplotlib.ticker", "plot needs Matplotlib: pip install matplotlib")
             core_axes.xaxis.set_major_locator(ticker.MaxNLocator(_MAX_TICKS, integer=True))
         else:
-            core_axes.set_xticks(places, [str(rank) for rank in columns.rank])
+            core_axes.set_xticks(places, [str(rank) for rank in ranks])
         core_axes.set_xlim(min(places) - 0.5, max(places) + 0.5)  # axes share it
         if self.rank is not None:
-            suggested = places[columns.rank.index(self.rank)]
+            suggested = places[ranks.index(self.rank)]
             for axes in panels:
                 axes.axvline(suggested, color="C1", linestyle="--", linewidth=1, zorder=0)
             figure.suptitle(f"Suggested rank: {self.rank} (dashed)", fontsize=11)

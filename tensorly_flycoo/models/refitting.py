@@ -19,7 +19,7 @@ from ..loop.initial_guess import take_guess
 from ..loop.masks import MissingEntries, find_missing
 from ..loop.observed_rows import L2_REG, RowPlan, fit_rows, measure_scale, scale_ridge
 from ..tensor.tensor import FlycooTensor
-from .many_starts import PATH_LENGTH, RowRules, find_limits, run_resampled
+from .resampled_runs import PATH_LENGTH, RowRules, find_limits, run_resampled
 
 #: Iterations of each fit: by least squares of all cells; where cells are missing or unknown, or
 #: factors are non-negative; and multiplicative updates of counts, at most.
