@@ -5,6 +5,7 @@ Every text is escaped, since labels and the names of modes are whatever a user's
 
 import html
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 
 def make_facts(facts: Mapping[str, object], caption: str = "") -> str:
@@ -27,6 +28,23 @@ def make_text_table(rows: Iterable[Sequence[object]], caption: str = "") -> str:
     lines = [_make_row(head, [])]
     lines += [_make_row([], cells) for cells in body]
     return _make_table(lines, caption)
+
+
+def make_tensor_table(x: Any, caption: str, labels: Mapping[str, object] | None = None) -> str:
+    """Return a table of what a `FlycooTensor` is, after facts that its labels add."""
+    facts: dict[str, object] = dict(labels or {})
+    facts["shape"] = " x ".join(map(str, x.shape))
+    facts["dtype"] = x.dtype
+    facts["nonzeros"] = f"{x.nnz:,}"
+    facts["density"] = f"{x.density:.3g}"
+    facts["memory"] = f"{x.nbytes / 1e6:,.1f} MB"
+    facts["layout"] = x.layout
+    facts["device"] = x.device
+    if x.slabs > 1:
+        facts["slabs"] = x.slabs
+    if len(x.groups) < x.ndim:
+        facts["groups of modes"] = x.groups
+    return make_facts(facts, caption)
 
 
 def make_paragraphs(texts: Iterable[str]) -> str:
