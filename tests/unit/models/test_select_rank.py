@@ -618,3 +618,66 @@ def test_labels_of_other_models_stay(method):
     assert labelled.best.names == ("a", "b", "c")
     assert repr(labelled) == repr(plain)
     assert len(labelled.table) == 2
+
+
+def make_selection(ranks, rank, cores=(100.0, 90.0)):
+    scores = [
+        RankScore(of_score, 0.5, 0.25, 0.01, 0.0, core, 1.0)
+        for of_score, core in zip(ranks, cores, strict=True)
+    ]
+    errors = [np.array([0.5, 0.6])] * len(ranks)
+    return RankSelection(scores, errors, [], rank, "the <best>", ["few"])
+
+
+@pytest.fixture
+def _pyplot(monkeypatch):
+    from matplotlib import pyplot
+
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    yield
+    pyplot.close("all")
+
+
+@pytest.mark.usefixtures("_pyplot")
+@pytest.mark.parametrize("rank", [2, None])
+def test_the_picture(rank):
+    panels = make_selection([1, 2], rank, (100.0, -60.0)).plot()
+    assert len(panels) == 4
+    runs = "all runs" if rank is None else "runs without the held-out entries"
+    assert [axes.get_title(loc="left") for axes in panels] == [
+        f"error (gray: {runs})",
+        "held-out loss, with standard errors",
+        "core consistency, % (cut at -50)",
+        "match of the runs",
+    ]
+    np.testing.assert_array_equal(panels[2].lines[0].get_xdata(), [1, 2])
+    np.testing.assert_array_equal(panels[2].lines[0].get_ydata(), [100, -50])
+    assert [len(axes.lines) for axes in panels[2:]] == [1 if rank is None else 2] * 2
+    assert len(panels[0].lines) == (3 if rank is None else 4)
+    ticks = panels[3].get_xticks()
+    assert np.isin([1, 2], ticks).all()
+    panels[0].figure.canvas.draw()
+
+
+@pytest.mark.usefixtures("_pyplot")
+def test_the_picture_of_tuples_names_them():
+    panels = make_selection([(2, 2, 1), (2, 2, 2)], (2, 2, 2)).plot()
+    labels = [label.get_text() for label in panels[2].get_xticklabels()]
+    assert labels == ["(2, 2, 1)", "(2, 2, 2)"]
+    assert panels[0].lines[-1].get_xdata()[0] == 1
+    assert panels[0].figure.get_suptitle() == "Suggested rank: (2, 2, 2) (dashed)"
+    assert panels[2].get_title(loc="left") == "core consistency, %"
+
+
+def test_without_matplotlib_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
+    with pytest.raises(ImportError, match="pip install matplotlib"):
+        make_selection([1, 2], 2).plot()
+
+
+def test_notebooks_show_the_table_and_the_rule():
+    html = make_selection([1, 2], 2)._repr_html_()
+    assert html.count("<tr>") == 3
+    assert "<td>0.2500 (0.0100)</td>" in html
+    assert "<p>rank 2 is the &lt;best&gt;; see .warnings for what speaks against it</p>" in html
+    assert "<p>" not in make_selection([1, 2], None)._repr_html_()
