@@ -45,18 +45,14 @@ def fit(arguments: argparse.Namespace) -> None:
             x, held_out = hold_out_tenth(x, arguments.seed)
         starts = decompose(x, method, arguments, held_out)
     cp = starts.best
-    if held_out is not None:
-        quality = _describe_predictions(cp, cp.flycoo.l2_reg, x, held_out)
-    else:
+    if held_out is None:
         quality = _describe_error(starts, method.error_name)
+    else:
+        quality = _describe_predictions(cp, cp.flycoo.l2_reg, x, held_out)
     num_iterations = len(starts.errors[starts.best_number])
     print(f"{quality} after {num_iterations} iterations")
     if len(starts.runs) > 1:
-        print(
-            f"the best of {len(starts.runs)} starts, with --seed "
-            f"{starts.seeds[starts.best_number]}; the others match it by {starts.match:.2f} "
-            "(1: the same components)"
-        )
+        print(_describe_match(starts))
     _check_model(cp, arguments)
     if not arguments.quiet:
         print(describe(cp, arguments.top))
@@ -67,7 +63,9 @@ def fit(arguments: argparse.Namespace) -> None:
 def _choose_loss(arguments: argparse.Namespace, suffix: str) -> str:
     """Return the loss that suits the values: that of counts if the rows of a table are counted."""
     are_counts = arguments.values is None or arguments.aggregate == "count"
-    return "poisson_count" if is_table(suffix) and are_counts else "gaussian"
+    if is_table(suffix) and are_counts:
+        return "poisson_count"
+    return "gaussian"
 
 
 def _check_options(arguments: argparse.Namespace, suffix: str, loss: str) -> None:
@@ -98,16 +96,27 @@ def _check_lines(arguments: argparse.Namespace, x: LabelledTensor) -> None:
 def _describe_error(starts: Starts, error_name: str) -> str:
     """Describe how well the best run fits."""
     error = starts.final_errors[starts.best_number]
-    return f"loss {error:.6g}" if error_name == "loss" else f"fit {1 - error:.4g}"
+    if error_name == "loss":
+        return f"loss {error:.6g}"
+    return f"fit {1 - error:.4g}"
+
+
+def _describe_match(starts: Starts) -> str:
+    """Describe which of several starts is the best, and how well the others match it."""
+    seed = starts.seeds[starts.best_number]
+    return (
+        f"the best of {len(starts.runs)} starts, with --seed {seed}; the others match it by "
+        f"{starts.match:.2f} (1: the same components)"
+    )
 
 
 def _describe_predictions(
     cp: LabelledCP, l2_reg: float, x: LabelledTensor, held_out: LabelledTensor
 ) -> str:
     """Describe how well a model predicts held-out entries, beside the mean of the others."""
-    _, known = x.tensor._sorted_nonzeros()
+    _, fitted_values = x.tensor._sorted_nonzeros()
     _, values = held_out.tensor._sorted_nonzeros()
-    error_of_mean = float(((values - known.mean()) ** 2).mean()) ** 0.5
+    error_of_mean = float(((values - fitted_values.mean()) ** 2).mean()) ** 0.5
     return (
         f"l2_reg {l2_reg:g}, a root mean squared error of "
         f"{cp_fit(held_out, cp).rmse:.4g} at held-out entries ({error_of_mean:.4g} by their mean)"

@@ -149,7 +149,7 @@ class Batch:
         if inverses is None:
             matrices = multiply_all(self.grams, mode).astype(rows.dtype, copy=False)
             pairs = zip(matrices, rows, strict=True)  # on the CPU to the bit as for lone runs
-            solved = [solve_rows(matrix, own, wants_sums=True)[0] for matrix, own in pairs]
+            solved = [solve_rows(matrix, product, wants_sums=True)[0] for matrix, product in pairs]
             return array_module(rows).stack(solved)
         stack = (rows @ inverses).astype(rows.dtype)
         if rows.dtype == np.float64:  # a step of refinement reduces the residual

@@ -11,7 +11,6 @@ from tensorly.cp_tensor import CPTensor
 
 from ..base.checks import check_count
 from ..base.fit_record import FitRecord, RunState, attach, find_record
-from ..base.reporting import report
 from ..decomposition.methods import METHODS, Method, find_method
 from ..decomposition.recording import describe_fit
 from ..io.checkpoint import copy_model
@@ -27,7 +26,7 @@ from ..tensor.coo_cache import as_flycoo, is_sparse
 from ..tensor.labelled import LabelledTensor, number_modes
 from ..tensor.mirroring import mirror
 from ..tensor.tensor import FlycooTensor
-from .many_starts import StackedRun, Stopping, run_together
+from .many_starts import StackedRun, Stopping, begin_run, run_together
 from .match import factor_match_score
 from .progress import Progress
 
@@ -129,10 +128,10 @@ def best_of(
     keep_all : bool
         Whether no run is dropped. Then all end by themselves, as they would alone.
     progress : Progress, optional
-        In its ``with`` block. It shows which run, or runs together, have begun, and their
-        iterations; of runs together it gets the model with the least error. Its checkpoints are of
-        these runs, to go on from the last model, not with the search. Ctrl-C ends the search after
-        the iteration: the result has the runs that have begun.
+        In its ``with`` block. It shows which run has begun, or which run together, and counts their
+        iterations from 0; of runs together it gets the model with the least error. A checkpoint is
+        of the run at hand: the decomposition can go on from it, the search cannot. Ctrl-C ends the
+        search after the iteration: the result has the runs that have begun.
     **options
         For each run; `init` may only be "random". For a sparse tensor, `parafac` and this package's
         `non_negative_parafac_hals` get ``linesearch="nesterov"`` unless you pass another one or a
@@ -185,12 +184,14 @@ def best_of(
     labelled = x if isinstance(x, LabelledTensor) else None
     options = obey_unknown(x, method.name, method.defaults, number_modes(x, options))
     options = method.prefer_momentum(x, options)
-    x = as_flycoo(x, check_coords=True) if is_sparse(x) else x
+    if is_sparse(x):
+        x = as_flycoo(x, check_coords=True)
     seeds = tl.check_random_state(random_state).randint(2**31 - 1, size=n_starts).tolist()
     runs = [StackedRun() for _ in seeds]
     if _suits_batch(method, x, rank, n_starts, options):
         require_flycoo_backend()
-        missing = None if options.get("mask") is None else find_missing(x, options["mask"])
+        mask = options.get("mask")
+        missing = None if mask is None else find_missing(x, mask)
         if isinstance(missing, MissingBlocks):
             options["mask"] = missing  # one run after another, with one plan
         else:
@@ -226,16 +227,19 @@ def _run_together(
 ) -> list[StackedRun]:
     """Run `parafac` from all starts together, and give the models their records."""
     record = describe_fit(method.name, {**method.defaults, **options}, x)
-    of_stopping = {name: options[name] for name in Stopping._fields if name in options}
+    stopping_options = {name: options[name] for name in Stopping._fields if name in options}
+    watcher = None
+    if progress is not None:
+        watcher = _RecordingWatcher(progress, record, x)
     runs = run_together(
         x,
         rank,
         seeds,
-        Stopping(**of_stopping),
+        Stopping(**stopping_options),
         has_momentum=options.get("linesearch") == NESTEROV,
         missing=missing,
         keep_all=keep_all,
-        watcher=None if progress is None else _RecordingWatcher(progress, record, x),
+        watcher=watcher,
     )
     for run in runs:
         if run.cp_tensor is not None:
@@ -280,21 +284,13 @@ def _run_one_by_one(
         # Even a Ctrl-C that comes before all runs leaves the first one, of one iteration.
         if progress is not None and progress.is_interrupted and number > 0:
             return
-        _begin_run(progress, f"run {number + 1} of {len(seeds)}")
+        begin_run(progress, f"run {number + 1} of {len(seeds)}")
         result, errors = run_once(method, x, rank, seed, options)
         runs[number] = StackedRun(result, end_at_model(errors, options))
         record = find_record(result)
         if record is not None and "validation" in method.defaults:
             # The ridge depends on no start: the others would choose it too.
             options["l2_reg"] = record.l2_reg
-
-
-def _begin_run(progress: Progress | None, title: str) -> None:
-    """Say that a run begins."""
-    if progress is None:
-        report(title)
-    else:
-        progress.begin_run(title)
 
 
 def end_at_model(errors: Sequence[Any], options: Mapping[str, Any]) -> Sequence[Any]:
@@ -311,7 +307,10 @@ def _match_runs(runs: Sequence[StackedRun], best_number: int, rank: Any) -> np.n
     """Return the match of each run with the best one; of a dropped twin, that of its leader."""
     models = [take_components(run.cp_tensor, rank) for run in runs]
     scores = np.array([factor_match_score(models[best_number], model) for model in models])
-    leaders = np.array([n if run.leader is None else run.leader for n, run in enumerate(runs)])
+    leaders = np.arange(len(runs))  # each is its own, unless it was dropped for another one
+    for number, run in enumerate(runs):
+        if run.leader is not None:
+            leaders[number] = run.leader
     for _ in runs:  # a leader may have been dropped for another one
         leaders = leaders[leaders]
     return scores[leaders]

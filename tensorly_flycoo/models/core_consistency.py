@@ -171,8 +171,8 @@ def _choose_merged(x: FlycooTensor, rank: int) -> Sequence[int]:
     """
 
     def count_operations(modes: Sequence[int]) -> int:
-        of_nonzeros = x.nnz * rank ** (x.ndim - len(modes))
-        return of_nonzeros + _count_rows(x, modes) * rank**x.ndim
+        num_products = x.nnz * rank ** (x.ndim - len(modes))
+        return num_products + _count_rows(x, modes) * rank**x.ndim
 
     shortest = [min(range(x.ndim), key=lambda n: x.shape[n])]
     fitting = []

@@ -209,7 +209,9 @@ class FlycooCP:
         mask = self._find_mask(x)
         held_out = None if mask is None else self._list_held_out(x, mask)
         fit = cp_fit(x, self.cp_tensor_, held_out=held_out, loss=loss)
-        return fit.explained if isinstance(fit, CountFit) else fit.fit
+        if isinstance(fit, CountFit):
+            return fit.explained
+        return fit.fit
 
     def _find_mask(self, x: LabelledData) -> Mask:
         """Return the mask, or the one of `holdout`: the same for equal tensors."""
@@ -263,10 +265,11 @@ class FlycooCP:
         """Return the mask of rows to transform: that of `fit` for its tensor, of no cells else."""
         if not find_method(self.method).knows_zeros:
             return None  # only what is stored is known
-        mask = None
         if _describe(x).is_like(self._origin):
             mask = self._find_mask(x)
-        return np.ones((1,) * x.ndim) if mask is None else mask
+            if mask is not None:
+                return mask
+        return np.ones((1,) * x.ndim)
 
     def set_output(self, *, transform: str | None = None) -> Self:
         """Choose what `transform` returns, as scikit-learn's pipelines do.
@@ -297,8 +300,10 @@ class FlycooCP:
         return self
 
     def __getattr__(self, name: str) -> Any:
-        hint = "" if name.startswith("__") else ": it comes with the first fit"
-        raise AttributeError(f"FlycooCP has no attribute {name!r}{hint}")
+        text = f"FlycooCP has no attribute {name!r}"
+        if not name.startswith("__"):
+            text += ": it comes with the first fit"
+        raise AttributeError(text)
 
     def __sklearn_tags__(self) -> Any:
         from sklearn.utils import Tags, TargetTags
@@ -346,4 +351,6 @@ def _is_scored(estimator: FlycooCP) -> bool:
 
 def _take_only(x: Any) -> Any:
     """Return the only item of a list, in which a search passes the tensor."""
-    return x[0] if type(x) is list and len(x) == 1 else x
+    if type(x) is list and len(x) == 1:
+        return x[0]
+    return x

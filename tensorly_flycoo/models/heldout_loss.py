@@ -121,12 +121,12 @@ class HeldOutLoss:
         power = 0.5 if self.independent is None else 1.0
         least = min(terms, key=np.sum)
         judged = []
-        for score, of_rank in zip(scores, terms, strict=True):
-            total = float(of_rank.sum())
+        for score, rank_terms in zip(scores, terms, strict=True):
+            total = float(rank_terms.sum())
             loss = total**power
-            loss_above = (total + self._measure_spread(of_rank)) ** power
+            loss_above = (total + self._measure_spread(rank_terms)) ** power
             # All ranks predict the same entries, so what they share cancels out in differences.
-            spread_of_difference = self._measure_spread(of_rank - least)
+            spread_of_difference = self._measure_spread(rank_terms - least)
             loss_below = max(total - spread_of_difference, 0.0) ** power
             judged.append(
                 score._replace(

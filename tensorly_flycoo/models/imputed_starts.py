@@ -85,15 +85,15 @@ class ImputedStarts(LastPass):
     def _merge(self, factors: Sequence[Array], number: int) -> Array:
         """Return the Khatri-Rao product of the factors of a unit; kept until one is replaced."""
         unit = self._units[number]
-        of_unit = [factors[mode] for mode in unit.modes]
+        unit_factors = [factors[mode] for mode in unit.modes]
         if number in self._merged:
             sources, product = self._merged[number]
-            if all(factor is source for factor, source in zip(of_unit, sources, strict=True)):
+            if all(factor is source for factor, source in zip(unit_factors, sources, strict=True)):
                 return product
-        product = of_unit[0]
-        if len(of_unit) > 1:
-            product = self._engine.combine_rows(of_unit, unit.bits)
-        self._merged[number] = of_unit, product
+        product = unit_factors[0]
+        if len(unit_factors) > 1:
+            product = self._engine.combine_rows(unit_factors, unit.bits)
+        self._merged[number] = unit_factors, product
         return product
 
 

@@ -69,8 +69,9 @@ class StackedRun:
     @property
     def last_error(self) -> float:
         """The error after the last iteration, inf if that is nan or there was none."""
-        last = float(self.errors[-1]) if self.errors else np.inf
-        return np.inf if np.isnan(last) else last
+        if not self.errors or np.isnan(self.errors[-1]):
+            return np.inf
+        return float(self.errors[-1])
 
 
 class Stopping(NamedTuple):
@@ -119,23 +120,28 @@ def run_together(
     waits for a GPU once per iteration of all runs, and to compare them.
     """
     runs = [StackedRun() for _ in seeds]
-    size = choose_batch_size(x, rank, 0 if missing is None else missing.count)
+    num_missing = 0 if missing is None else missing.count
+    size = choose_batch_size(x, rank, num_missing)
     # One run at a time only pays to drop hopeless ones, or with missing entries.
     is_lone = size == 1 and missing is None and (keep_all or isinstance(x._layout, SpreadLayout))
     if size == 0 or is_lone or x.norm() == 0:
         return runs
     for start in range(0, len(seeds), size):
         members = runs[start : start + size]
-        title = f"runs {start + 1} to {start + len(members)} of {len(seeds)} together"
-        if watcher is None:
-            report(title)
-        else:
-            watcher.begin_run(title)
+        begin_run(watcher, f"runs {start + 1} to {start + len(members)} of {len(seeds)} together")
         batch = Batch.draw(x, rank, seeds[start : start + size], missing)
         is_stopped = _run_batch(batch, members, runs, stopping, has_momentum, keep_all, watcher)
         if is_stopped:
             break
     return runs
+
+
+def begin_run(watcher: Watcher | None, title: str) -> None:
+    """Say that a run, or several together, begin."""
+    if watcher is None:
+        report(title)
+    else:
+        watcher.begin_run(title)
 
 
 def choose_batch_size(x: FlycooTensor, rank: int, num_missing: int = 0) -> int:
@@ -145,9 +151,11 @@ def choose_batch_size(x: FlycooTensor, rank: int, num_missing: int = 0) -> int:
     free_nbytes = x._engine.count_free_nbytes()
     if free_nbytes is not None:
         run_nbytes = _COPIES * count_iteration_nbytes(x, rank)
-        # On a GPU each column has the values too, and MTTKRP of the mode that numbers entries.
-        num_lists = 1 if x.device == "cpu" else _COPIES * rank
-        run_nbytes += num_missing * itemsize * num_lists
+        missing_nbytes = num_missing * itemsize
+        if x.device != "cpu":
+            # Each column has the values too, and MTTKRP of the mode that numbers entries.
+            missing_nbytes *= _COPIES * rank
+        run_nbytes += missing_nbytes
         size = int(_SHARE * free_nbytes) // run_nbytes
     if x.device == "cpu":
         column_nbytes = sum(x.shape) * itemsize
@@ -170,21 +178,13 @@ def _run_batch(
     `runs` are those of all batches, with which members are compared. Runs that have ended may stay
     in the batch, and be computed for nothing.
     """
-    least = 1
-    if batch.imputed is None:
-        least = -(-_LEAST_COLUMNS // batch.rank)
     num_fillers = batch.num_models - len(members)
     stack = [*members, *(StackedRun(is_dropped=True) for _ in range(num_fillers))]
     num_shown = 0  # iterations
     if watcher is not None:
         watcher(batch.take(0), np.nan)
-    while num_active := sum(run.is_active for run in stack):
-        size = round_up(max(num_active, least), batch.multiple)
-        if 4 * size <= 3 * len(stack):
-            active_first = np.argsort([not run.is_active for run in stack], kind="stable")
-            places = np.sort(active_first[:size])
-            batch.keep(places)
-            stack = [stack[place] for place in places]
+    while any(run.is_active for run in stack):
+        stack = _remove_ended(batch, stack)
         _iterate(batch, stack, stopping, has_momentum)
         if not keep_all:
             _drop(runs, stack, batch.take)
@@ -200,14 +200,32 @@ def _run_batch(
     return False
 
 
+def _remove_ended(batch: Batch, stack: list[StackedRun]) -> list[StackedRun]:
+    """Take runs that have ended out of a batch, if they are a quarter of it and enough are left.
+
+    Return the run at each place.
+    """
+    least = 1
+    if batch.imputed is None:
+        least = -(-_LEAST_COLUMNS // batch.rank)
+    num_active = sum(run.is_active for run in stack)
+    size = round_up(max(num_active, least), batch.multiple)
+    if 4 * size > 3 * len(stack):
+        return stack
+    active_first = np.argsort([not run.is_active for run in stack], kind="stable")
+    places = np.sort(active_first[:size])
+    batch.keep(places)
+    return [stack[place] for place in places]
+
+
 def _count_iterations(members: Sequence[StackedRun]) -> int:
     """Return how many iterations all runs have done that still go on, or the most if none does.
 
     Runs whose steps were taken back lag behind the others.
     """
-    of_active = [len(run.errors) for run in members if run.is_active]
-    if of_active:
-        return min(of_active)
+    active_counts = [len(run.errors) for run in members if run.is_active]
+    if active_counts:
+        return min(active_counts)
     return max(len(run.errors) for run in members)
 
 

@@ -139,13 +139,13 @@ def align(models: Iterable[Any], reference: Any) -> list[list[np.ndarray]]:
     _, reference_factors = _normalize_on_host(reference)
     record = find_record(reference)
     is_bias = find_biases(record, reference_factors[0].shape[1])
-    bias_modes = record.bias_modes if record is not None else ()
+    bias_modes = () if record is None else record.bias_modes
     may_match = np.eye(is_bias.size, dtype=bool) | ~(is_bias[:, None] | is_bias)
     aligned = []
     for model in models:
         weights, factors = _normalize_on_host(model)
         pairs = zip(reference_factors, factors, strict=True)
-        products = [of_reference.T @ of_model for of_reference, of_model in pairs]
+        products = [reference_factor.T @ factor for reference_factor, factor in pairs]
         scores = np.where(may_match, abs(multiply_all(products)), -1)
         _, order = linear_sum_assignment(scores, maximize=True)
         signs = []

@@ -91,12 +91,13 @@ class Profile:
         Calls inside another call, and parts of no call, are not timed.
         """
         if tensor is None:
-            # What comes back to the host after a call belongs to it.
-            call = self._open or (self.calls[-1] if self.calls else None)
-            return contextlib.nullcontext() if call is None else _time_part(call, name)
-        if self._open is not None:
-            return contextlib.nullcontext()
-        return self._time_call(name, tensor)
+            if self._open is not None:
+                return _time_part(self._open, name)
+            if self.calls:  # what comes back to the host after a call belongs to it
+                return _time_part(self.calls[-1], name)
+        elif self._open is None:
+            return self._time_call(name, tensor)
+        return contextlib.nullcontext()
 
     @contextlib.contextmanager
     def _time_call(self, name: str, tensor: Any) -> Iterator[None]:
@@ -127,13 +128,17 @@ class Profile:
             self._open.compiling += seconds
 
     def __repr__(self) -> str:
-        lines = [format_table(self._list_rows(), "<")] if self.calls else []
-        return "\n".join([*lines, *self._list_remarks()])
+        lines = self._list_remarks()
+        if self.calls:
+            lines.insert(0, format_table(self._list_rows(), "<"))
+        return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         """Return the same table for a notebook."""
-        table = make_text_table(self._list_rows()) if self.calls else ""
-        return table + make_paragraphs(self._list_remarks())
+        remarks = make_paragraphs(self._list_remarks())
+        if not self.calls:
+            return remarks
+        return make_text_table(self._list_rows()) + remarks
 
     def _list_rows(self) -> list[list[str]]:
         """Return a row for all calls that are alike, with the sums of their seconds, as texts."""

@@ -88,8 +88,7 @@ class RankSelection:
         """The model of the suggested rank."""
         if self.rank is None:
             raise ValueError("no rank is suggested without held-out entries: choose from .models")
-        ranks = [score.rank for score in self.scores]
-        return self.models[ranks.index(self.rank)]
+        return self.models[self._list("rank").index(self.rank)]
 
     @property
     def table(self) -> "DataFrame":
@@ -163,47 +162,66 @@ class RankSelection:
         figure, grid = pyplot.subplots(2, 2, sharex=True, figsize=(9, 6), layout="constrained")
         panels = grid.ravel()
         error_axes, loss_axes, core_axes, match_axes = panels
-        columns = dict(zip(RankScore._fields, zip(*self.scores, strict=True), strict=True))
-        ranks = columns["rank"]
-        # Tuples have no place on an axis of numbers: they stand side by side.
-        has_numbers = all(np.ndim(rank) == 0 for rank in ranks)
-        places: Sequence[int] = ranks if has_numbers else range(len(ranks))
-
-        runs = "all runs" if self.rank is None else "runs without the held-out entries"
-        _draw_scores(error_axes, f"{self._error} (gray: {runs})", places, columns["error"])
-        for place, errors in zip(places, self.errors, strict=True):
-            error_axes.plot([place] * len(errors), errors, ".", color="0.7", zorder=0)
-
-        title = "held-out loss, with standard errors"
-        _draw_scores(loss_axes, title, places, columns["heldout_loss"])
-        loss_axes.errorbar(
-            places, columns["heldout_loss"], columns["heldout_se"], fmt="none", ecolor="C0"
-        )
-
-        cores = np.array(columns["core_consistency"])
-        title = "core consistency, %"
-        if (cores < _LEAST_DRAWN).any():
-            title += f" (cut at {_LEAST_DRAWN})"
-        _draw_scores(core_axes, title, places, np.maximum(cores, _LEAST_DRAWN))
-        core_axes.set_ylim(_LEAST_DRAWN - 5, 105)
-
-        _draw_scores(match_axes, "match of the runs", places, columns["match"])
+        places = self._place_ranks()
+        self._draw_errors(error_axes, places)
+        self._draw_losses(loss_axes, places)
+        self._draw_cores(core_axes, places)
+        _draw_scores(match_axes, "match of the runs", places, self._list("match"))
         match_axes.set_ylim(-0.03, 1.05)
-
         for axes in (core_axes, match_axes):
             axes.set_xlabel("rank")
-        if has_numbers:
-            ticker = require("matplotlib.ticker", "plot needs Matplotlib: pip install matplotlib")
-            core_axes.xaxis.set_major_locator(ticker.MaxNLocator(_MAX_TICKS, integer=True))
-        else:
-            core_axes.set_xticks(places, [str(rank) for rank in ranks])
-        core_axes.set_xlim(min(places) - 0.5, max(places) + 0.5)  # axes share it
+        self._name_ranks(core_axes, places)  # axes share it
         if self.rank is not None:
-            suggested = places[ranks.index(self.rank)]
+            suggested = places[self._list("rank").index(self.rank)]
             for axes in panels:
                 axes.axvline(suggested, color="C1", linestyle="--", linewidth=1, zorder=0)
             figure.suptitle(f"Suggested rank: {self.rank} (dashed)", fontsize=11)
         return np.asarray(panels)
+
+    def _list(self, name: str) -> list[Any]:
+        """List one score of all ranks."""
+        return [getattr(score, name) for score in self.scores]
+
+    def _place_ranks(self) -> Sequence[int]:
+        """Return the places of ranks on an axis: tuples stand side by side."""
+        ranks = self._list("rank")
+        if all(np.ndim(rank) == 0 for rank in ranks):
+            return ranks
+        return range(len(ranks))
+
+    def _name_ranks(self, axes: "Axes", places: Sequence[int]) -> None:
+        """Name the ranks on an axis, or only some integers if they are many."""
+        ranks = self._list("rank")
+        if places == ranks:
+            ticker = require("matplotlib.ticker", "plot needs Matplotlib: pip install matplotlib")
+            axes.xaxis.set_major_locator(ticker.MaxNLocator(_MAX_TICKS, integer=True))
+        else:
+            axes.set_xticks(places, [str(rank) for rank in ranks])
+        axes.set_xlim(min(places) - 0.5, max(places) + 0.5)
+
+    def _draw_errors(self, axes: "Axes", places: Sequence[int]) -> None:
+        """Draw the errors of the models, and those of all runs as dots."""
+        runs = "runs without the held-out entries"
+        if self.rank is None:
+            runs = "all runs"
+        _draw_scores(axes, f"{self._error} (gray: {runs})", places, self._list("error"))
+        for place, errors in zip(places, self.errors, strict=True):
+            axes.plot([place] * len(errors), errors, ".", color="0.7", zorder=0)
+
+    def _draw_losses(self, axes: "Axes", places: Sequence[int]) -> None:
+        """Draw the held-out losses with bars of one standard error."""
+        losses = self._list("heldout_loss")
+        _draw_scores(axes, "held-out loss, with standard errors", places, losses)
+        axes.errorbar(places, losses, self._list("heldout_se"), fmt="none", ecolor="C0")
+
+    def _draw_cores(self, axes: "Axes", places: Sequence[int]) -> None:
+        """Draw the core consistencies, cut where they are hugely negative."""
+        cores = np.array(self._list("core_consistency"))
+        title = "core consistency, %"
+        if (cores < _LEAST_DRAWN).any():
+            title += f" (cut at {_LEAST_DRAWN})"
+        _draw_scores(axes, title, places, np.maximum(cores, _LEAST_DRAWN))
+        axes.set_ylim(_LEAST_DRAWN - 5, 105)
 
 
 def _draw_scores(axes: "Axes", title: str, places: Sequence[int], values: Sequence[float]) -> None:

@@ -131,11 +131,16 @@ def fit_again(
             f"{record.method or 'parafac'}, by least squares; only the events of a model of "
             "generalized_parafac and the entries of one of observed_parafac are drawn without one"
         )
-    smoothness = {n: strengths["smoothness"] for n, strengths in record.constraints.items()}
-    rules = RowRules(missing, record.l2_reg, record.non_negative, smoothness)
-    is_slow = missing is not None or len(record.non_negative) > 0
-    num_iterations = n_iter_max or (_NUM_SLOW if is_slow else _NUM_PLAIN)
-    return run_resampled(x, start, mode, np.stack(list(weights)), num_iterations, rules)
+    rules = RowRules(
+        missing=missing,
+        l2_reg=record.l2_reg,
+        non_negative=record.non_negative,
+        smoothness={n: names["smoothness"] for n, names in record.constraints.items()},
+    )
+    if n_iter_max is None:
+        is_slow = missing is not None or len(record.non_negative) > 0
+        n_iter_max = _NUM_SLOW if is_slow else _NUM_PLAIN
+    return run_resampled(x, start, mode, np.stack(list(weights)), n_iter_max, rules)
 
 
 def _make_start(x: FlycooTensor, cp_tensor: CPTensor, record: FitRecord) -> list[Array]:
@@ -217,8 +222,10 @@ class _ObservedFits:
         pairs = zip(self._coords, x.shape, strict=True)
         self._plans = [RowPlan.of(rows, size) for rows, size in pairs]
         is_bias = find_biases(record, model.rank)
-        center = float(self._values.mean()) if is_bias.any() else 0.0
-        scale = record.scale or measure_scale(self._values - center) or 1.0
+        centered = self._values
+        if is_bias.any():
+            centered = centered - float(centered.mean())
+        scale = record.scale or measure_scale(centered) or 1.0
         l2_reg = record.l2_reg or L2_REG
         # The ridge of components is relative to the scale of the data, that of biases is not.
         ridges = np.where(is_bias, l2_reg, scale_ridge(l2_reg, scale, x.ndim))
@@ -233,11 +240,11 @@ class _ObservedFits:
         """
         paths: list[np.ndarray] = []
         roots = []
-        for of_fit in weights:
+        for fit_weights in weights:
             report(f"fit {len(paths) + 1}")
-            paths.append(self._follow(of_fit))
+            paths.append(self._follow(fit_weights))
             if self._mode is not None:
-                roots.append(np.sqrt(of_fit))
+                roots.append(np.sqrt(fit_weights))
         limits = find_limits(np.stack(paths, axis=1))
         stacks = np.split(limits, np.cumsum(self._x.shape)[:-1], axis=1)
         for n in self._record.non_negative:
@@ -264,16 +271,24 @@ class _ObservedFits:
         return np.stack(path)
 
     def _fit_rows(self, factors: list[Array], n: int, by_entry: Array) -> Array:
-        """Fit the rows of mode n. A weight of its own row changes nothing: both sides have it."""
-        has_row_weights = n == self._mode
+        """Fit the rows of mode n to entries with weights.
+
+        Rows of the mode that is resampled are fitted without: a weight of all entries of a row
+        would only change what the ridge means.
+        """
+        targets = self._values
+        weights = None
+        if n != self._mode:
+            targets = by_entry * self._values
+            weights = by_entry
         return fit_rows(
             self._coords,
-            self._values if has_row_weights else by_entry * self._values,
+            targets,
             factors,
             n,
             self._plans[n],
             self._ridges,
-            weights=None if has_row_weights else by_entry,
+            weights=weights,
             is_free=self._find_free(n),
             non_negative=n in self._record.non_negative,
         )
@@ -289,8 +304,9 @@ class _ObservedFits:
             mode = min(self._record.bias_modes[r], ndim - 1)  # the mean is in the last factor
             # The other columns are constant: their size goes into the bias, and ones stay.
             size = multiply_all([row[r] for row in first_rows], skip=mode) * weights[r]
-            for n, factor in enumerate(start):
-                factor[:, r] = factors[n][:, r] * size if n == mode else 1
+            for factor in start:
+                factor[:, r] = 1
+            start[mode][:, r] = factors[mode][:, r] * size
         return [xp.ascontiguousarray(factor) for factor in start]
 
     def _set_mean(self, factors: list[Array], mean: float) -> None:

@@ -181,8 +181,9 @@ class _Rows:
     def take_mask(self, rows: np.ndarray) -> Any:
         """Return the mask of some rows; one of size 1 in the mode is for all rows."""
         mask = self.mask
-        has_rows = mask is not None and mask.shape[self.mode : self.mode + 1] == (self.size,)
-        return mask[self._index(rows)] if has_rows else mask
+        if mask is None or mask.shape[self.mode : self.mode + 1] != (self.size,):
+            return mask
+        return mask[self._index(rows)]
 
     def _index(self, rows: np.ndarray) -> tuple[Any, ...]:
         return (*[slice(None)] * self.mode, rows)
@@ -204,7 +205,9 @@ class _Slices:
         return self.x.take_slices(slices)
 
     def take_mask(self, slices: np.ndarray) -> Any:
-        return None if self.mask is None else [self.mask[k] for k in slices]
+        if self.mask is None:
+            return None
+        return [self.mask[k] for k in slices]
 
 
 def _read_rows(data: Any, mode: int, mask: Any) -> _Rows:
@@ -218,7 +221,9 @@ def _read_rows(data: Any, mode: int, mask: Any) -> _Rows:
 
 def _read_slices(data: Any, mode: int, mask: Any) -> _Slices:
     """Return slices, or refuse another mode and a mask of others."""
-    x = data if isinstance(data, RaggedTensor) else RaggedTensor(forget_unknown(data))
+    x = data
+    if not isinstance(x, RaggedTensor):
+        x = RaggedTensor(forget_unknown(data))
     if check_mode(mode, 3) != 0:
         raise ValueError(f"mode is {mode}, expected 0 for parafac2: slices can be left out")
     if mask is not None and len(mask) != x.shape[0]:

@@ -62,15 +62,15 @@ def run_resampled(
     size = max(1, min(choose_batch_size(data, rank), _RESAMPLED_COLUMNS // rank))
     paths = []
     for start in range(0, len(weights), size):
-        of_batch = weights[start : start + size]
-        report(f"fits {start + 1} to {start + len(of_batch)} of {len(weights)} together")
-        paths.append(_follow_batch(data, factors, mode, of_batch, num_iterations, rules))
+        batch_weights = weights[start : start + size]
+        report(f"fits {start + 1} to {start + len(batch_weights)} of {len(weights)} together")
+        paths.append(_follow_batch(data, factors, mode, batch_weights, num_iterations, rules))
     limits = find_limits(np.concatenate(paths, axis=1))
     stacks = np.split(limits, np.cumsum(x.shape)[:-1], axis=1)
     for n in rules.non_negative:
         stacks[n] = np.maximum(stacks[n], 0)
     stacks[mode] *= np.sqrt(weights[:, :, None])
-    return [make_cp_tensor(None, of_run) for of_run in zip(*stacks, strict=True)]
+    return [make_cp_tensor(None, run_factors) for run_factors in zip(*stacks, strict=True)]
 
 
 def _follow_batch(
@@ -162,9 +162,9 @@ class RowFits:
         row_weights = {}
         counted = list(factors)  # each row as often as it was drawn
         for n, by_row in batch.weights.items():
-            of_run = by_row[number].astype(np.float64, copy=False)
-            row_weights[n] = of_run[:, 0]
-            counted[n] = factors[n] * of_run
+            run_weights = by_row[number].astype(np.float64, copy=False)
+            row_weights[n] = run_weights[:, 0]
+            counted[n] = factors[n] * run_weights
         pairs = zip(factors, counted, strict=True)
         # The systems of all cells; the missing ones are subtracted from them.
         grams = [transposed_product(factor, rows) for factor, rows in pairs]

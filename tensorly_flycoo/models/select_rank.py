@@ -151,15 +151,8 @@ def select_rank(
     if holdout:
         x, options = _leave_out_unknown(x, solver, options)
         heldout = HeldOutLoss.draw(x, holdout, solver, options, random)
-    search = _Search(x, solver, options, heldout, n_runs, seed, keep_all)
-    fits: list[_RankFit] = []
-    try:
-        for number, rank in enumerate(ranks, 1):
-            report(f"rank {rank} ({number} of {len(ranks)}): {n_runs} runs")
-            fits.append(search.fit(rank))
-    except KeyboardInterrupt:
-        if not fits:
-            raise
+    search = _RankSearch(x, solver, options, heldout, n_runs, seed, keep_all)
+    fits = search.fit_all(ranks)
     scores = [fit.score for fit in fits]
     if heldout is not None:
         scores = heldout.judge(scores, [fit.terms for fit in fits])
@@ -274,7 +267,7 @@ class _RankFit(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Search:
+class _RankSearch:
     """What the fits of all ranks have in common."""
 
     x: Any
@@ -284,6 +277,18 @@ class _Search:
     n_runs: int
     seed: int
     keep_all: bool
+
+    def fit_all(self, ranks: Sequence[Any]) -> list[_RankFit]:
+        """Fit the models of one rank after the other; after Ctrl-C return those that are done."""
+        fits: list[_RankFit] = []
+        try:
+            for number, rank in enumerate(ranks, 1):
+                report(f"rank {rank} ({number} of {len(ranks)}): {self.n_runs} runs")
+                fits.append(self.fit(rank))
+        except KeyboardInterrupt:
+            if not fits:
+                raise
+        return fits
 
     def fit(self, rank: Any) -> _RankFit:
         """Fit the models of one rank: several runs, then the best one to all entries."""

@@ -164,15 +164,16 @@ def stats(x: LabelledData) -> TensorStats:
 
 def _describe_groups(x: FlycooTensor) -> str:
     """Name the groups of modes of a tensor, and say why it or some of its slabs have none."""
-    has_groups = len(x.groups) < x.ndim
-    text = str(x.groups) if has_groups else "none"
     pieces = list_pieces(x._layout, np)
     num_apart = sum(len(piece.layout.groups) == x.ndim for piece in pieces)
-    if num_apart == 0:
-        return text
-    if has_groups:
-        text += f", none in {num_apart} of {x.slabs} slabs"
-    return f"{text}: {explain_apart(x.shape, x.nnz, x.slabs)}"
+    text = "none"
+    if len(x.groups) < x.ndim:
+        text = str(x.groups)
+        if num_apart:
+            text += f", none in {num_apart} of {x.slabs} slabs"
+    if num_apart:
+        text += f": {explain_apart(x.shape, x.nnz, x.slabs)}"
+    return text
 
 
 def _describe_mode(rows: np.ndarray, size: int) -> ModeStats:

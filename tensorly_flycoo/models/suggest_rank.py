@@ -27,7 +27,7 @@ def suggest(
     least = min(scores, key=lambda score: score.heldout_loss)
     if least.heldout_loss >= 1:
         return scores[0], "the lowest: no rank predicts the held-out entries"
-    of_least = f"of the least, that of rank {least.rank}"
+    reference = f"of the least, that of rank {least.rank}"
     gaps = {score: score.heldout_loss - least.heldout_loss for score in scores}
     as_good = []  # never empty: the least one has no gap
     for score, tolerance in zip(scores, tolerances, strict=True):
@@ -43,13 +43,13 @@ def suggest(
             return chosen, (
                 f"the best whose runs agree (those of rank {as_good[0].rank} do not), with a "
                 "held-out loss within one standard error, or a hundredth of what is explained, "
-                f"{of_least}"
+                f"{reference}"
             )
     chosen = (stable_and_good or as_good)[0]
     reach = "one standard error"
     if gaps[chosen] > chosen.difference_se:
         reach = "what rounding and unfinished fits explain"
-    rule = f"the lowest with a held-out loss within {reach} {of_least}"
+    rule = f"the lowest with a held-out loss within {reach} {reference}"
     if chosen is not as_good[0]:
         rule += f", and with runs that agree (those of rank {as_good[0].rank} do not)"
     return chosen, rule

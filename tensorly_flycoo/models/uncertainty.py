@@ -214,7 +214,7 @@ def uncertainty(
     fits = fit_again(x, cp_tensor, facts, mode, weights, n_iter_max)
     # Of the weights first, then of each mode's factor.
     estimates, *aligned = align([cp_tensor, *fits], cp_tensor)
-    samples = [np.stack(of_fits) for of_fits in zip(*aligned, strict=True)]
+    samples = [np.stack(fitted) for fitted in zip(*aligned, strict=True)]
     if mode is not None:
         samples[1 + mode].fill(np.nan)
     if method == "jackknife":
@@ -234,10 +234,10 @@ def _widen(samples: list[np.ndarray], estimates: list[np.ndarray]) -> list[np.nd
     Samples that share nearly all rows differ far less than those of other data would.
     """
     widened = []
-    for estimate, of_fits in zip(estimates, samples, strict=True):
-        count = len(of_fits)
+    for estimate, fitted in zip(estimates, samples, strict=True):
+        count = len(fitted)
         spread = (count - 1) / count**0.5
-        widened.append(estimate + spread * (of_fits - of_fits.mean(axis=0)))
+        widened.append(estimate + spread * (fitted - fitted.mean(axis=0)))
     return widened
 
 
@@ -252,9 +252,9 @@ def _find_intervals(
     ndim = len(estimates) - 1
     leasts = [0.0 if n in facts.non_negative else -np.inf for n in range(ndim)]
     intervals = []
-    for estimate, of_fits, least in zip(estimates, samples, [min(leasts), *leasts], strict=True):
-        quantile = stdtrit(len(of_fits) - 1, (1 + level) / 2)
-        margin = quantile * of_fits.std(axis=0, ddof=1)
+    for estimate, fitted, least in zip(estimates, samples, [min(leasts), *leasts], strict=True):
+        quantile = stdtrit(len(fitted) - 1, (1 + level) / 2)
+        margin = quantile * fitted.std(axis=0, ddof=1)
         intervals.append((np.maximum(estimate - margin, least), estimate + margin))
     return intervals
 
