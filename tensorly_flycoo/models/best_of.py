@@ -349,6 +349,12 @@ def _check(
         raise ValueError("callback comes with progress, expected one of them")
 
 
+def refuse_progress(function: str, options: Mapping[str, Any]) -> None:
+    """Refuse a `progress` for several calls of `best_of`: Ctrl-C would end only one of them."""
+    if "progress" in options:
+        raise TypeError(f"{function} has no option 'progress', expected those of the decomposition")
+
+
 def _suits_batch(method: Method, x: Any, rank: Any, n_starts: int, options: dict[str, Any]) -> bool:
     """Return whether `run_together` gives the same results."""
     if not method.runs_together or not is_sparse(x) or n_starts == 1:

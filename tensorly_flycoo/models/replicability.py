@@ -20,7 +20,7 @@ from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import LabelledTensor, Labels, number_modes
 from ..tensor.mirroring import mirror
 from ..tensor.tensor import FlycooTensor
-from .best_of import best_of
+from .best_of import best_of, refuse_progress
 from .match import factor_match_score
 
 
@@ -124,6 +124,7 @@ def replicability(
     >>> [bool(result.scores.min() > 0.9) for result in results]
     [True, False]
     """
+    refuse_progress("replicability", options)
     solver = find_method(method, known=(*CP_METHODS, "parafac2"))
     options = obey_unknown(x, solver.name, solver.defaults, number_modes(x, options))
     mask = options.pop("mask", None)

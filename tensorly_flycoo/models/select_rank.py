@@ -22,7 +22,7 @@ from ..results.labelled_models import label_result
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import LabelledTensor, number_modes
 from ..tensor.mirroring import mirror
-from .best_of import best_of, run_once, take_components
+from .best_of import best_of, refuse_progress, run_once, take_components
 from .core_consistency import core_consistency
 from .heldout_loss import HeldOutLoss
 from .rank_selection import RankScore, RankSelection
@@ -132,6 +132,7 @@ def select_rank(
     >>> selection.rank, selection.best.rank
     (2, 2)
     """
+    refuse_progress("select_rank", options)
     labelled = x if isinstance(x, LabelledTensor) else None
     options = number_modes(x, options)
     names = [name for name in METHODS if name != "coupled_parafac"]

@@ -22,6 +22,8 @@ from tensorly_flycoo import (
     best_of,
     cp_fit,
     decomposition,
+    replicability,
+    select_rank,
 )
 from tensorly_flycoo.base.fit_record import find_record
 from tensorly_flycoo.decomposition import generalized_parafac
@@ -295,6 +297,15 @@ def test_a_decomposition_without_a_callback_shows_runs(x, caplog):
         best_of(solve, x, 2, 2, progress=progress)
     assert progress.errors == []
     assert "run 2 of 2" in caplog.messages
+
+
+@pytest.mark.parametrize(
+    "search", [lambda x, p: select_rank(x, [1], progress=p),
+               lambda x, p: replicability(x, 1, 0, progress=p)]
+)  # fmt: skip
+def test_searches_of_several_calls_take_no_progress(search, x):
+    with pytest.raises(TypeError, match="has no option 'progress'"):
+        search(x, Progress(3, show=None))
 
 
 def test_errors_end_with_that_of_the_model(x):
