@@ -26,6 +26,7 @@ from ..base.checks import (
     densify_error,
     num_cells,
 )
+from ..base.notebooks import make_tensor_table
 from ..engines import Engine, select_engine
 from ..format.packing import Groups
 from ..spread.slab_layout import AnyLayout, SlabLayout
@@ -413,6 +414,9 @@ class FlycooTensor:
             f"<FlycooTensor: shape={self.shape}, dtype={self.dtype}, nnz={self.nnz}, "
             f"layout={self.layout!r}, device={self.device!r}{slabs}{groups}>"
         )
+
+    def _repr_html_(self) -> str:
+        return make_tensor_table(self, "FlycooTensor")
 
     def __reduce__(self) -> tuple[Callable, tuple]:
         # Through host memory; unpickling moves the tensor to the device chosen there.
