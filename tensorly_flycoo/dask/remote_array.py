@@ -208,7 +208,7 @@ _KINDS: dict[Callable, Callable[..., Kind | list[Kind]]] = {
         (a.shape[1], b.shape[1]),
         np.result_type(a.dtype, b.dtype),
     ),
-    row_shards.solve_rows: lambda rows, matrix: (rows.shape, rows.dtype),
+    row_shards.solve_block: lambda rows, matrix: (rows.shape, rows.dtype),
     tall.qr: lambda a: [
         ((a.shape[0], min(a.shape)), a.dtype),
         ((min(a.shape), a.shape[1]), a.dtype),

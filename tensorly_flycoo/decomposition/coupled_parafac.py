@@ -14,11 +14,11 @@ from ..base.checks import check_factors, check_least, check_rank, check_real, ch
 from ..base.fit_record import FitRecord, recording
 from ..base.reporting import log_compilation
 from ..engines import select_engine
-from ..engines.tall import column_norms, find_signs, sum_columns
+from ..engines.tall import column_norms, find_signs, solve_semidefinite, sum_columns
 from ..io.entries import find_places
 from ..loop.coupled_blocks import Blocks, group_rows, read_blocks
 from ..loop.cp_loop import Callback, Run
-from ..loop.cp_model import multiply_all, multiply_grams, solve_gram
+from ..loop.cp_model import multiply_all, multiply_grams
 from ..loop.guarding import check_options, describe_as
 from ..loop.hals import improve
 from ..results.coupled_cp import CoupledCP, LabelledCoupledCP, make_cp_tensors
@@ -482,7 +482,7 @@ def _solve(gram: Array, targets: Array, rows: Array, is_constrained: bool) -> Ar
 
     A component that is only rounding is zero: its column of norm 1 would be noise.
     """
-    solved = improve(targets, gram, rows) if is_constrained else solve_gram(targets, gram)
+    solved = improve(targets, gram, rows) if is_constrained else solve_semidefinite(gram, targets)
     xp = array_module(gram)
     sizes = column_norms(solved) * xp.sqrt(gram.diagonal())
     return xp.where(sizes > _NOTHING * sizes.max(), solved, 0)

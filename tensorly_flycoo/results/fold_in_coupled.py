@@ -8,6 +8,7 @@ import numpy as np
 from ..base.array_modules import Array, array_module, move
 from ..base.checks import check_choice, check_real
 from ..engines import select_engine
+from ..engines.tall import solve_semidefinite
 from ..loop.coupled_blocks import (
     Block,
     group_rows,
@@ -16,7 +17,7 @@ from ..loop.coupled_blocks import (
     to_exact,
     weigh_divided,
 )
-from ..loop.cp_model import multiply_grams, solve_gram
+from ..loop.cp_model import multiply_grams
 from ..loop.hals import solve_nonnegative
 from ..loop.scaling import find_exponent
 from ..loop.whole_tensor import WholeTensor
@@ -269,7 +270,7 @@ def _find_known(block: Block, mode: int, count: int) -> np.ndarray:
 def _solve(targets: Array, gram: Array, non_negative: bool) -> Array:
     """Return the rows (I, R) of least squares."""
     if not non_negative:
-        return solve_gram(targets, gram)
+        return solve_semidefinite(gram, targets)
     xp = array_module(gram)
     rows = xp.zeros_like(targets, order="C")
     targets = xp.ascontiguousarray(targets)
