@@ -71,8 +71,9 @@ def residual_square(
 
 def normalize(weights: Array | None, factors: Sequence[Array]) -> tuple[Array, list[Array]]:
     """Move the norms of the factors' columns into the weights."""
-    first, *others = factors
-    weighted = [first if weights is None else first * weights, *others]
+    weighted = list(factors)
+    if weights is not None:
+        weighted[0] = factors[0] * weights
     norms = [column_norms(factor) for factor in weighted]
     pairs = zip(weighted, norms, strict=True)
     return multiply_all(norms), [_divide(factor, norm) for factor, norm in pairs]

@@ -23,7 +23,7 @@ from ..engines.tall import eigh, multiply, transposed_product
 from ..loop.cp_model import multiply_grams
 from ..loop.masks import MissingEntries, find_missing
 from ..loop.projected_slices import ProjectedSlices, absorb
-from ..loop.row_systems import ListedCells, solve_rows
+from ..loop.row_systems import ListedCells, solve_row_systems
 from ..ops.contraction import multiply_matricized
 from ..ops.cp_entries import choose_block_size
 from ..ops.ragged import RaggedTensor
@@ -103,7 +103,7 @@ def fold_in_parafac2(
     Notes
     -----
     Mode 2 takes one product of all slices, as one sparse matrix, and one system of R equations; a
-    column with missing entries has a system of its own (`solve_rows`).
+    column with missing entries has a system of its own (`solve_row_systems`).
 
     Mode 0 takes one such product, and about 100 updates of all rows, an eigendecomposition of size
     R each, in blocks of slices. Each row begins as the mean size of the model's. Without
@@ -192,7 +192,7 @@ def _fold_in_columns(
         zeros = xp.zeros(missing.count)
         cells = ListedCells(columns, lambda places: exact[of_rows[places]], zeros - 1, zeros)
     common = transposed_product(exact, exact)
-    return solve_rows(products, common, cells, non_negative=non_negative).astype(x.dtype)
+    return solve_row_systems(products, common, cells, non_negative=non_negative).astype(x.dtype)
 
 
 def _stack_model(factors: Sequence[Array], projections: Sequence[Array], x: RaggedTensor) -> Array:
@@ -401,7 +401,7 @@ class _Search:
         # P_k^T X_k C, of which the rows take the diagonals of B^T P_k^T X_k C.
         projected = roots @ (vectors.swapaxes(1, 2) @ scaled.swapaxes(1, 2) @ crosses)
         products = (self._b * projected).sum(axis=1)
-        return solve_rows(products, self._gram, non_negative=self.non_negative)
+        return solve_row_systems(products, self._gram, non_negative=self.non_negative)
 
     def _find_eigenvalues(self, crosses: Array, scaled: Array) -> tuple[Array, Array]:
         """Return those of the Gram matrices of X_k C diag(a_k) B^T, zeros where they are errors."""
