@@ -16,7 +16,7 @@ from ..base.reporting import log_compilation
 from ..engines import select_engine
 from ..engines.tall import column_norms, find_signs, solve_semidefinite, sum_columns
 from ..io.entries import find_places
-from ..loop.coupled_blocks import Blocks, group_rows, read_blocks
+from ..loop.coupled_blocks import CoupledBlocks, group_rows, read_blocks
 from ..loop.cp_loop import Callback, Run
 from ..loop.cp_model import multiply_all, multiply_grams
 from ..loop.guarding import check_options, describe_as
@@ -171,7 +171,7 @@ def coupled_parafac(
 
 
 def _start(
-    data: Blocks, rank: int, init: Any, random_state: Any, constrained: set[int]
+    data: CoupledBlocks, rank: int, init: Any, random_state: Any, constrained: set[int]
 ) -> tuple[Array | None, list[Array]]:
     """Return the weights (B, R), None if they are not known, and the factors of the start."""
     engine = select_engine(data.device)
@@ -215,7 +215,7 @@ def _start(
     return engine.xp.stack([array / dtype.type(block.power) for array, block in pairs]), factors
 
 
-def _match_rows(name: Any, factor: Array, init: CoupledCP, data: Blocks) -> Array:
+def _match_rows(name: Any, factor: Array, init: CoupledCP, data: CoupledBlocks) -> Array:
     """Return a factor of a guess in the sequence of the data's labels; refuse other labels."""
     known = init.labels.get(name)
     wanted = data.labels.get(name)
@@ -247,7 +247,7 @@ class _CoupledALS(Run):
     """
 
     solver = "coupled_parafac"
-    data: Blocks
+    data: CoupledBlocks
     constrained: set[int]
     l2_reg: float
 
