@@ -12,12 +12,18 @@ from ..base.fit_record import FitRecord
 from ..engines.tall import column_norms
 from ..loop.cp_model import find_biases, multiply_all, multiply_grams
 from ..loop.losses import EXACT_LOSSES, check_data, find_exact, find_loss
-from ..loop.masks import MissingBlocks, MissingEntries, ObservedData, find_missing
+from ..loop.masks import (
+    MissingBlocks,
+    MissingEntries,
+    ObservedData,
+    find_missing,
+    mask_slices,
+)
 from ..loop.model_uses import check_model, choose_mask
 from ..loop.observed_rows import L2_REG, measure_scale, scale_ridge
 from ..loop.poisson import MultiplicativeUpdates
 from ..loop.row_systems import ListedCells, solve_row_systems
-from ..loop.unknown_cells import find_unknown, forget_unknown, mask_slices
+from ..loop.unknown_cells import find_unknown, forget_unknown
 from ..ops.cp_entries import evaluate_model, find_kind, take_model
 from ..ops.mttkrp import mttkrp
 from ..ops.ragged import RaggedTensor
