@@ -94,7 +94,9 @@ class GramMemory:
     def find(self, factor: Array) -> _CachedGram | None:
         """Return the Gram matrix known of a factor, maybe by another view of the same numbers."""
         cached = self.grams.get(_address(factor))
-        return cached if cached is not None and cached.is_of(factor) else None
+        if cached is None or not cached.is_of(factor):
+            return None
+        return cached
 
     def keep(self, factor: Array, cached: _CachedGram) -> None:
         """Keep what is known of a factor while that lives."""
@@ -165,7 +167,9 @@ class GramProduct:
     def __mul__(self, other: Any) -> Any:
         if type(other) is GramProduct:
             product = self._collect(other.grams, other.scales)
-            return self.to_array() * other.to_array() if product is None else product
+            if product is None:
+                return self.to_array() * other.to_array()
+            return product
         added = _as_scales(other, self)
         if not added:
             return self.to_array() * other
@@ -173,7 +177,9 @@ class GramProduct:
         if are_weights and self._memory is not None and self._memory.has_unit_weights:
             return self
         product = self._collect((), added)
-        return self.to_array() * other if product is None else product
+        if product is None:
+            return self.to_array() * other
+        return product
 
     __rmul__ = __mul__
 
@@ -251,10 +257,12 @@ def find_gram(a: Any, b: Any) -> Any:
 
 
 def _find_sharded_gram(a: Any, b: RowShards, memory: GramMemory) -> Any:
-    product = None
+    """Return ``a @ b`` if `a` is the transpose of row shards `b`: lazy if the kernels suit."""
     if isinstance(a, RowShards) and a.is_transpose_of(b):
         product = GramProduct.of(b, memory)
-    return row_shards.replicate_gram(a, b) if product is None else product
+        if product is not None:
+            return product
+    return row_shards.replicate_gram(a, b)
 
 
 def _is_transpose(a: Any, b: Array) -> bool:
@@ -344,7 +352,9 @@ def _find_all(factors: Sequence[Any], memory: GramMemory | None) -> list[_Cached
     """Return the Gram matrices of all factors; None if no kernels suit one of them."""
     grams = [_find_or_compute(factor, memory) for factor in factors]
     suitable = [gram for gram in grams if gram is not None]
-    return suitable if len(suitable) == len(factors) else None
+    if len(suitable) < len(factors):
+        return None
+    return suitable
 
 
 def _scale_by_weights(weights: Array | None, product: GramProduct) -> "tuple[Scale, ...] | None":
@@ -358,7 +368,9 @@ def _scale_by_weights(weights: Array | None, product: GramProduct) -> "tuple[Sca
 
 def _find_kernels(operand: Any) -> "ModuleType | ShardedKernels | None":
     """Return the kernels that suit a matrix, which may be row-sharded."""
-    plain_kernels = gpu_kernels() if _is_on_gpu(operand) else None
+    if not _is_on_gpu(operand):
+        return None
+    plain_kernels = gpu_kernels()
     if plain_kernels is None:
         return None
     kernels: ModuleType | ShardedKernels = plain_kernels

@@ -89,5 +89,6 @@ def _find_whole(view: np.ndarray) -> np.ndarray | None:
     (True, None, None)
     """
     whole = view.base if type(view.base) is np.ndarray else view
-    is_all = whole.shape == view.shape and whole.strides == view.strides
-    return whole if is_all else None
+    if whole.shape != view.shape or whole.strides != view.strides:
+        return None
+    return whole

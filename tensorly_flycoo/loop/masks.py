@@ -84,7 +84,9 @@ class MissingEntries:
 
     def to_mask(self) -> Any:
         """Return the mask that marks these entries, a `sparse.COO` in host memory."""
-        shape = [size if n in self.modes else 1 for n, size in enumerate(self.shape)]
+        shape = [1] * self.ndim  # in modes whose indices are all alike
+        for n in self.modes:
+            shape[n] = self.shape[n]
         coords = np.zeros((self.ndim, self.coords.shape[1]), np.int64)
         coords[self.modes] = move(self.coords, np)
         return make_mask(coords, shape)
@@ -313,7 +315,7 @@ class ObservedData:
     """The observed nonzeros of a tensor, in `tensor`, and its missing entries."""
 
     def __init__(self, x: FlycooTensor, missing: MissingEntries | None = None) -> None:
-        self.tensor = x if missing is None else missing.observed
+        self.tensor = take_observed(x, missing)
         self.missing = missing
         self.xp = x._engine.xp
         self.dtype = x.dtype
@@ -383,17 +385,24 @@ def drop_missing(x: Any, mask: Any) -> Any:
     """
     if isinstance(x, LabelledTensor):
         return x._replace(tensor=drop_missing(x.tensor, mask))
-    missing = find_missing(x, mask)
+    return take_observed(x, find_missing(x, mask))
+
+
+def take_observed(x: FlycooTensor, missing: MissingEntries | None) -> FlycooTensor:
+    """Return a tensor without its missing entries, if it has some."""
     return x if missing is None else missing.observed
 
 
 def find_missing(x: Any, mask: Any, *, lists: bool = False) -> MissingEntries | None:
     """Find the entries of a sparse tensor that a mask marks as missing; None if there are none.
 
-    A mask of size 1 in some modes is for all of their indices: it gives `MissingBlocks`, unless
-    `lists`. A `MissingEntries` of `x`, which runs can share, is returned as it is. The entries of a
-    RaggedTensor, which has a mask for each slice, are those of its matrix.
+    Without a mask there are none. A mask of size 1 in some modes is for all of their indices: it
+    gives `MissingBlocks`, unless `lists`. A `MissingEntries` of `x`, which runs can share, is
+    returned as it is. The entries of a RaggedTensor, which has a mask for each slice, are those of
+    its matrix.
     """
+    if mask is None:
+        return None
     if isinstance(mask, MissingEntries) and mask.tensor is unwrap(x):
         return mask
     if isinstance(x, RaggedTensor):
@@ -581,7 +590,9 @@ def _find_missing_of_slices(x: RaggedTensor, mask: Any) -> MissingEntries | None
         first_cell = np.array([[start], [0]])  # of the slice in the matrix
         parts.append(move(entries, np) + first_cell)
     coords = np.concatenate(parts, axis=1)
-    return MissingEntries(x.matrix, coords) if coords.size else None
+    if coords.size == 0:
+        return None
+    return MissingEntries(x.matrix, coords)
 
 
 def project(x: FlycooTensor, mode: int, coords: Array, left: Array) -> Any:

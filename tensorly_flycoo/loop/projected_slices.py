@@ -9,7 +9,7 @@ from ..base.array_modules import Array, move
 from ..engines.tall import eigh, multiply, sum_columns, transposed_product
 from ..ops.contraction import multiply_matricized
 from ..ops.ragged import RaggedTensor
-from .masks import MissingEntries, find_missing
+from .masks import MissingEntries, find_missing, take_observed
 
 #: Slices with more rows are multiplied one by one, by kernels for tall matrices.
 _MAX_BATCHED_ROWS = 2**12
@@ -19,8 +19,8 @@ class ProjectedSlices:
     """The tensor (K, R, J) of projected slices, which is not formed, with its MTTKRPs."""
 
     def __init__(self, x: RaggedTensor, rank: int, center: bool, mask: Any) -> None:
-        self.missing = None if mask is None else find_missing(x, mask)
-        self.matrix = x.matrix if self.missing is None else self.missing.observed
+        self.missing = find_missing(x, mask)
+        self.matrix = take_observed(x.matrix, self.missing)
         self.is_centred = center
         self.shape = (x.shape[0], rank, x.shape[2])
         # As of a FlycooTensor: the initial guess and checkpoints need them.
@@ -251,10 +251,10 @@ def _list_batches(heights: np.ndarray) -> Iterator[tuple[slice, slice]]:
     first = 0
     first_row = 0
     for height, count in np.stack(np.unique(heights, return_counts=True)).T.tolist():
-        batches = [count] if height <= _MAX_BATCHED_ROWS else [1] * count
-        for number in batches:
-            end = first + number
-            end_row = first_row + number * height
+        step = count if height <= _MAX_BATCHED_ROWS else 1
+        for _ in range(0, count, step):
+            end = first + step
+            end_row = first_row + step * height
             if height:
                 yield slice(first, end), slice(first_row, end_row)
             first = end

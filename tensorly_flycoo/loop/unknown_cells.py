@@ -31,10 +31,10 @@ def obey_unknown(
     `parameters` are all that it has. Those that a mask among the options marks are missing too. A
     ValueError refuses a decomposition that cannot.
     """
-    unknown = x.unknown if isinstance(x, LabelledTensor) else None
     options = dict(options)
-    if unknown is None:
+    if not isinstance(x, LabelledTensor) or x.unknown is None:
         return options
+    unknown = x.unknown
     if _fits_rows_only(function, options):
         _check_all_unknown(unknown, function, options)
         return options

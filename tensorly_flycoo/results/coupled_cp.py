@@ -162,6 +162,7 @@ class LabelledCoupledCP(CoupledCP, LabelledFactors):
 
     @classmethod
     def _restore(cls, model: tuple, labels: Labels, header: array_file.Header) -> Self:
+        """Make a model of what `load` has read; refuse a file that no model wrote."""
         weights, arrays = model
         blocks = header["blocks"]
         errors, block_errors = header["errors"]

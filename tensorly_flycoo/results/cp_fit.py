@@ -123,7 +123,7 @@ def cp_fit(
     if held_out is None and not has_rows_only:
         mask = choose_mask(record, x, mask)
     x = as_flycoo(x, check_coords=True)
-    missing = None if mask is None else find_missing(x, mask)
+    missing = find_missing(x, mask)
     num_cells_known = num_cells(x.shape)
     if missing is not None:
         x = missing.observed
@@ -135,8 +135,9 @@ def cp_fit(
     if held_out is not None:
         return _fit_entries(cp_tensor, held_out, is_count)
     weights, factors = take_model(cp_tensor)
-    fit_cells = _fit_counts if is_count else _fit_values
-    return fit_cells(x, weights, factors, missing, num_cells_known)
+    if is_count:
+        return _fit_counts(x, weights, factors, missing, num_cells_known)
+    return _fit_values(x, weights, factors, missing, num_cells_known)
 
 
 def _fit_entries(cp_tensor: Any, entries: Any, is_count: bool) -> CPFit | CountFit:

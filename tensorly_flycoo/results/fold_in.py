@@ -18,6 +18,7 @@ from ..loop.masks import (
     ObservedData,
     find_missing,
     mask_slices,
+    take_observed,
 )
 from ..loop.model_uses import check_model, choose_mask
 from ..loop.observed_rows import L2_REG, measure_scale, scale_ridge
@@ -173,6 +174,7 @@ class FoldInOptions:
 
 
 def _fold_in_cp(cp_tensor: Any, x_new: Any, mode: Any, options: FoldInOptions) -> Array:
+    """Find rows of a CP model, by least squares or as the likeliest of counts."""
     weights, factors = take_model(cp_tensor)
     mode = _find_mode(cp_tensor, x_new, mode, len(factors))
     record = check_model("fold_in", cp_tensor, x_new, mode)
@@ -182,10 +184,8 @@ def _fold_in_cp(cp_tensor: Any, x_new: Any, mode: Any, options: FoldInOptions) -
     factors = list(factors)
     factors[mode] = array_module(old).zeros((x.shape[mode], old.shape[1]), old.dtype)
     check_factors(factors, x.shape, x.dtype, x._engine.array_type)
-    missing = None
-    if how.mask is not None:
-        is_listed = how.observed or options.confidence is not None
-        missing = find_missing(x, how.mask, lists=is_listed)
+    is_listed = how.observed or options.confidence is not None
+    missing = find_missing(x, how.mask, lists=is_listed)
     if how.is_count:
         return _fit_counts(x, weights, factors, mode, missing)
     problem = _RowProblem(x, weights, factors, old, mode, how, record)
@@ -193,6 +193,7 @@ def _fold_in_cp(cp_tensor: Any, x_new: Any, mode: Any, options: FoldInOptions) -
 
 
 def _fold_in_tucker(model: Any, x_new: Any, mode: Any, options: FoldInOptions) -> Array:
+    """Find rows of a Tucker model, which has neither weights of cells nor a ridge."""
     core, factors = model
     mode = _find_mode(model, x_new, mode, len(factors))
     record = check_model("fold_in", model, x_new, mode)
@@ -206,7 +207,7 @@ def _fold_in_tucker(model: Any, x_new: Any, mode: Any, options: FoldInOptions) -
         factors,
         x,
         mode,
-        missing=None if how.mask is None else find_missing(x, how.mask, lists=True),
+        missing=find_missing(x, how.mask, lists=True),
         observed=how.observed,
         non_negative=how.non_negative,
     )
@@ -220,6 +221,7 @@ def _find_mode(model: Any, x_new: Any, mode: Any, ndim: int) -> int:
 
 
 def _fold_in_parafac2(model: Any, slices: Any, mode: Any, options: FoldInOptions) -> Array:
+    """Find rows of new slices of a PARAFAC2 model, or of new columns of all its slices."""
     mode = _find_mode(model, slices, mode, 3)
     record = check_model("fold_in", model, slices, mode)
     options.refuse(("loss", "observed", "l2_reg", "confidence"), "a PARAFAC2 model")
@@ -258,6 +260,9 @@ def find_coupled_rows(model: Any, blocks: Any, mode: Any, options: FoldInOptions
     names = [*model.factors]
     if isinstance(mode, int):
         mode = names[check_mode(mode, len(names))]
+    l2_reg = record.l2_reg
+    if options.l2_reg is not None:
+        l2_reg = options.l2_reg
     non_negative = options.non_negative
     if non_negative is None:
         non_negative = mode in names and names.index(mode) in record.non_negative
@@ -265,7 +270,7 @@ def find_coupled_rows(model: Any, blocks: Any, mode: Any, options: FoldInOptions
         model,
         blocks,
         mode,
-        l2_reg=record.l2_reg if options.l2_reg is None else options.l2_reg,
+        l2_reg=l2_reg,
         non_negative=non_negative,
         missing=record.absent,
     )
@@ -335,6 +340,9 @@ def _choose(
     elif mask is None and not has_rows_only:  # what x_new may store at cells that are unknown
         mask = getattr(x_new, "unknown", None)
 
+    unobserved = 0.0
+    if has_confidence and not observed:
+        unobserved = record.unobserved
     non_negative = options.non_negative
     if non_negative is None:
         non_negative = mode in record.non_negative
@@ -342,7 +350,7 @@ def _choose(
         is_count=is_count,
         non_negative=non_negative,
         observed=observed,
-        unobserved=record.unobserved if has_confidence and not observed else 0.0,
+        unobserved=unobserved,
         l2_reg=l2_reg,
         mask=mask,
     )
@@ -463,7 +471,7 @@ class _RowProblem:
         self, missing: MissingEntries | None, confidence: Any
     ) -> tuple[Array, Array, ListedCells | None]:
         """Make the systems of cells with weights; all others have the weight `unobserved`."""
-        x = self.x if missing is None else missing.observed
+        x = take_observed(self.x, missing)
         coords, weights, values = _read_confidence(confidence, x)
         if missing is not None:
             coords, weights, values = _leave_out(missing, coords, weights, values)
@@ -477,7 +485,7 @@ class _RowProblem:
     ) -> tuple[Array, Array, ListedCells | None]:
         """Make the systems of the nonzeros: all other cells are unknown."""
         xp = array_module(self.old)
-        x = self.x if missing is None else missing.observed
+        x = take_observed(self.x, missing)
         size, rank = self.factors[self.mode].shape
         coords, values = x._sorted_nonzeros()
         values = values.astype(np.float64)
@@ -489,7 +497,7 @@ class _RowProblem:
     ) -> tuple[Array, Array, ListedCells | None]:
         """Make the systems of all cells but the missing ones."""
         xp = array_module(self.old)
-        x = self.x if missing is None else missing.observed
+        x = take_observed(self.x, missing)
         products = mttkrp(x, self.factors, self.mode).astype(np.float64) * self.scales
         gram = self.make_gram()
         if isinstance(missing, MissingBlocks):
@@ -616,8 +624,7 @@ def _fit_counts(
     if scale is None:
         scale = xp.ones(zeros.shape[1], zeros.dtype)
     factors[mode] = xp.ones_like(zeros) * scale
-    observed = x if missing is None else missing.observed
-    observed = _drop_impossible(observed, factors)
+    observed = _drop_impossible(take_observed(x, missing), factors)
     if observed.nnz == 0:
         return zeros
     if missing is not None:

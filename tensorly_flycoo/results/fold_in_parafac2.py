@@ -191,7 +191,7 @@ def _fold_in_columns(
     exact = designs.astype(np.float64, copy=False)
     matrix = x.matrix
     cells = None
-    missing = None if mask is None else find_missing(x, mask)
+    missing = find_missing(x, mask)
     if missing is not None:
         matrix = missing.observed
         numbers_of_rows, columns = missing.coords

@@ -12,7 +12,7 @@ import numpy as np
 from ..base.array_modules import Array, array_module
 from ..base.checks import check_matrix
 from ..engines.tall import multiply, transposed_product
-from ..loop.masks import MissingEntries
+from ..loop.masks import MissingEntries, take_observed
 from ..loop.row_systems import ListedCells, solve_row_systems
 from ..ops.cp_entries import choose_block_size
 from ..ops.ttmc import multiply_nonempty_rows
@@ -82,7 +82,7 @@ def fold_in_tucker(
     """
     fixed = {n: factor for n, factor in enumerate(factors) if n != mode}
     _check(core, fixed, x)
-    known_data = x if missing is None else missing.observed
+    known_data = take_observed(x, missing)
     exact = core.astype(np.float64, copy=False)
     gram = _multiply_grams(exact, fixed, mode)
     if observed:

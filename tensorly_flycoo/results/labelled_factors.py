@@ -93,7 +93,8 @@ class LabelledFactors:
     @property
     def intervals(self) -> Sequence[tuple[np.ndarray, np.ndarray]]:
         """For each mode, the ends of the intervals of its factor, if `uncertainty` found some."""
-        return () if self.flycoo is None else self.flycoo.intervals
+        record = self.flycoo or FitRecord()
+        return record.intervals
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of rank {self.rank}: {self.labels.list_sizes()}>"
@@ -368,7 +369,9 @@ class LabelledFactors:
 
     def _make_panels(self, num_bars: int, line_modes: set[int]) -> np.ndarray:
         """Make a figure with a panel for each component and mode: (R, ndim)."""
-        widths = [_LINE_WIDTH if n in line_modes else _BARS_WIDTH for n in range(len(self.names))]
+        widths = [_BARS_WIDTH] * len(self.names)
+        for n in line_modes:
+            widths[n] = _LINE_WIDTH
         height = max(_MIN_HEIGHT, _ROW_HEIGHT + _BAR_HEIGHT * num_bars)
         num_rows = len(self.components)
         figure = _make_figure(_HEADING_WIDTH + sum(widths), _TITLE_HEIGHT + height * num_rows)
@@ -380,7 +383,9 @@ class LabelledFactors:
     def _draw_heading(self, r: int, axes: "Axes") -> None:
         """Write the name of a component, and its weights, at the left of its first panel."""
         component = self.components[r]
-        heading = f"component {component}" if component == r else f"{component}"
+        heading = f"{component}"
+        if component == r:  # a number, and no name
+            heading = f"component {component}"
         if self._head == "weights":
             weights = np.atleast_2d(self._read_head())[:, r]
             heading += "\nweight " + ", ".join(f"{weight:.3g}" for weight in weights)
@@ -442,10 +447,12 @@ def _draw_lines(
 ) -> None:
     """Draw each column of a factor along its labels, in the band of its intervals."""
     is_scale = labels.dtype.kind in "iufM" and labels.size > 1  # numbers or dates
-    order = np.arange(labels.size)
     if is_scale:
         order = np.argsort(labels, kind="stable")
-    x = labels[order] if is_scale else order
+        x = labels[order]
+    else:
+        order = np.arange(labels.size)
+        x = order
     limits = _find_limits(factor, *ends)
     marker = "." if labels.size <= _MAX_MARKERS else ""
     for r, axes in enumerate(panels):
@@ -493,4 +500,6 @@ def _find_limits(*arrays: np.ndarray) -> tuple[float, float]:
 def _shorten(label: Any) -> str:
     """Return a label as text, cut if it is long."""
     text = str(label)
-    return text if len(text) <= _MAX_NAME_LENGTH else text[: _MAX_NAME_LENGTH - 1] + "…"
+    if len(text) <= _MAX_NAME_LENGTH:
+        return text
+    return text[: _MAX_NAME_LENGTH - 1] + "…"

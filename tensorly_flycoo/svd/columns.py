@@ -184,11 +184,12 @@ def list_entries(engine: Engine, layout: Layout, mode: int) -> Entries:
     """
     record_format = layout.record_format
     ndim = record_format.ndim
-    hold_order = layout.hold_first_order if mode else layout.hold_last_order
-    with hold_order(engine) as (records, places):
-        if mode:
-            later_modes = range(ndim - 1, mode, -1)
-            places = engine.sort_places(records, record_format, later_modes, places)
+    if mode == 0:
+        with layout.hold_last_order(engine) as (records, places):
+            return engine.split_columns(ModeRows(records, record_format, mode, places))
+    with layout.hold_first_order(engine) as (records, places):
+        later_modes = range(ndim - 1, mode, -1)
+        places = engine.sort_places(records, record_format, later_modes, places)
         return engine.split_columns(ModeRows(records, record_format, mode, places))
 
 

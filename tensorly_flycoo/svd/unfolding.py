@@ -123,6 +123,7 @@ class Unfolding(LazyMatrix):
         return UnfoldingGram(columns, scale, self.dtype), scale
 
     def _find_leading_pairs(self, rank: int) -> LeadingPairs:
+        """Decompose the Gram matrix of the rows, or of the columns if these are fewer."""
         gram, scale = self.gram
         if gram.transposed is None:
             squares, vectors = gram.find_leading_pairs(min(rank, gram.size))
