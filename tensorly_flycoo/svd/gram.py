@@ -85,6 +85,7 @@ class UnfoldingGram:
         self._num_shared = survey.num_shared
         self._ends_early = self.size > MAX_GRAM_SIZE
         self._coupled = _make_coupled_gram(columns, scale, survey, groups, formed, self.dtype)
+        del formed, receive  # frees memory, if only a part of the rows is coupled
         self.transposed = _transpose_if_few(columns, survey.column_counts, scale)
 
     def add_free_squares(self, coupled: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray]:

@@ -22,6 +22,12 @@ def make_left_vectors_non_negative(
     The column of a zero singular value is meaningless. ``2 * nnz * R`` operations; the workspace is
     a few numbers per non-empty column. Boutsidis and Gallopoulos, "SVD based initialization: A head
     start for nonnegative matrix factorization", Pattern Recognition 41, 2008.
+
+    >>> from tensorly_flycoo import FlycooTensor
+    >>> unfolding = Unfolding(FlycooTensor([[0, 1], [2, 0]], [4.0, 9.0], shape=(3, 3)), 0)
+    >>> left, values = unfolding.svd(1)
+    >>> make_left_vectors_non_negative(unfolding, left, values, "nndsvd").round(3).tolist()
+    [[0.0], [3.0], [0.0]]
     """
     if kind not in ("nndsvd", "nndsvda"):
         raise ValueError(f"non_negative is {kind!r}, expected True, 'nndsvda' or 'nndsvd'")

@@ -100,7 +100,16 @@ class LazyMatrix:
 
 
 class Unfolding(LazyMatrix):
-    """The unfolding of a sparse tensor along one mode: (I_mode, product of the other sizes)."""
+    """The unfolding of a sparse tensor along one mode: (I_mode, product of the other sizes).
+
+    >>> x = FlycooTensor([[0, 1], [2, 0], [1, 1]], [2.0, 3.0], shape=(3, 3, 2))
+    >>> unfolding = Unfolding(x, 1)
+    >>> unfolding, unfolding.shape
+    (<Unfolding: mode 1 of shape (3, 3, 2)>, (3, 6))
+    >>> left, values = unfolding.svd(2)
+    >>> values.tolist(), left.round(3).tolist()
+    ([3.0, 2.0], [[1.0, 0.0], [0.0, 0.0], [0.0, 1.0]])
+    """
 
     def __init__(self, x: FlycooTensor | SparseArray, mode: int) -> None:
         self.mode = check_mode(mode, len(x.shape))
