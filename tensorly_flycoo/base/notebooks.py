@@ -3,7 +3,6 @@
 Every text is escaped, since labels and the names of modes are whatever a user's table holds.
 """
 
-import html
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -53,15 +52,21 @@ def make_paragraphs(texts: Iterable[str]) -> str:
     >>> make_paragraphs(["1 < 2"])
     '<p>1 &lt; 2</p>'
     """
-    return "".join(f"<p>{html.escape(text)}</p>" for text in texts)
+    return "".join(f"<p>{_escape(text)}</p>" for text in texts)
+
+
+def _escape(text: object) -> str:
+    import html  # of which only notebooks have need
+
+    return html.escape(str(text))
 
 
 def _make_row(headings: Sequence[object], cells: Sequence[object]) -> str:
-    row = "".join(f"<th>{html.escape(str(heading))}</th>" for heading in headings)
-    row += "".join(f"<td>{html.escape(str(cell))}</td>" for cell in cells)
+    row = "".join(f"<th>{_escape(heading)}</th>" for heading in headings)
+    row += "".join(f"<td>{_escape(cell)}</td>" for cell in cells)
     return f"<tr>{row}</tr>"
 
 
 def _make_table(rows: Iterable[str], caption: str) -> str:
-    title = f"<caption>{html.escape(caption)}</caption>" if caption else ""
+    title = f"<caption>{_escape(caption)}</caption>" if caption else ""
     return f"<table>{title}{''.join(rows)}</table>"

@@ -1,7 +1,7 @@
 """Models whose factors lie side by side: one MTTKRP updates a mode of all of them."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 import tensorly as tl
@@ -17,12 +17,21 @@ from ..loop.whole_tensor import WholeTensor
 from ..tensor.tensor import FlycooTensor
 from .imputed_starts import ImputedStarts
 
-if TYPE_CHECKING:
-    from .resampled_runs import RowFits
-
 #: On a GPU a batch has a multiple of so many models: then rows of columns of either precision are
 #: aligned, for which there are fewer kernels, and the faster ones.
 GPU_MULTIPLE = 4
+
+
+class RowFits(Protocol):
+    """How the rows of a batch are fitted, if not by least squares alone."""
+
+    def add_smoothness(self, gram: Array, stack: Array, mode: int) -> Array:
+        """Add a penalty to the Gram matrices (n, R, R) of the factors of a mode (n, I, R)."""
+        ...
+
+    def solve(self, batch: "Batch", rows: Array, mode: int) -> Array:
+        """Return the factors of a mode (n, I, R) that its MTTKRP `rows` give."""
+        ...
 
 
 class Batch:
@@ -40,7 +49,7 @@ class Batch:
         stacks: list[Array],
         imputed: ImputedStarts | None = None,
         weights: Mapping[int, Array] | None = None,
-        fits: "RowFits | None" = None,
+        fits: RowFits | None = None,
     ) -> None:
         self.x = x
         self.imputed = imputed

@@ -88,7 +88,7 @@ def _follow_batch(
     if is_cupy(by_row):  # runs that are computed for nothing
         by_row = xp.concatenate([by_row, *[by_row[:1]] * (-count % GPU_MULTIPLE)])
     stacks = [xp.stack([factor] * len(by_row)) for factor in factors]
-    batch = Batch(x, stacks, weights={mode: by_row}, fits=RowFits(rules, factors[0].shape[1]))
+    batch = Batch(x, stacks, weights={mode: by_row}, fits=RuledFits(rules, factors[0].shape[1]))
     path: deque[np.ndarray] = deque(maxlen=PATH_LENGTH)
     for number in range(num_iterations + 1):
         if number > 0:
@@ -120,7 +120,7 @@ def _find_limits(path: np.ndarray) -> np.ndarray:
     return path[-1] + (shares.T @ after).reshape(path.shape[1:])
 
 
-class RowFits:
+class RuledFits:
     """Fits of the rows of a batch by rules; one run after another where these need it."""
 
     def __init__(self, rules: RowRules, rank: int) -> None:
