@@ -22,16 +22,24 @@ from ..engines import tall
 from ..loop.gram_products import GramMemory, GramProduct, find_gram, solve_on_host, start_product
 from ..loop.whole_tensor import WholeTensor
 from ..ops import views
-from ..ops.lazy import LazyArray, ModeView
+from ..ops.lazy import ModeView
 from ..ops.lazy_svd import decompose_lazily
 from ..ops.mode_product import ModeProduct
 from ..spread import row_shards
 from ..spread.row_shards import RowShards
 from ..tensor.converters import find_converter
-from ..tensor.coo_cache import as_flycoo, is_sparse
+from ..tensor.coo_cache import as_flycoo
+from ..tensor.entrance import (
+    find_sparse,
+    is_callers,
+    is_lazy_or_sparse,
+    is_sparse,
+    lend,
+    mirror,
+)
 from ..tensor.labelled import LabelledTensor
+from ..tensor.lazy_array import LazyArray
 from ..tensor.memory import check_product_fits
-from ..tensor.mirroring import is_callers, lend, mirror
 from ..tensor.tensor import FlycooTensor
 
 _USE_NONZEROS = "use tl.tensor(x).nonzeros() or .to_coo() for the nonzeros"
@@ -121,7 +129,7 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
 
     @staticmethod
     def to_numpy(tensor: Any) -> np.ndarray:
-        if views.is_lazy_or_sparse(tensor):
+        if is_lazy_or_sparse(tensor):
             dense = "a small tensor fits as tl.tensor(x).to_coo().todense()"
             raise densify_error("tl.to_numpy", tensor.shape, f"{_USE_NONZEROS}; {dense}")
         if not isinstance(tensor, RowShards) and not is_cupy(tensor):
@@ -145,7 +153,7 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
 
     @staticmethod
     def zeros_like(tensor: Any, *args: Any, **kwargs: Any) -> Array:
-        if views.is_lazy_or_sparse(tensor):
+        if is_lazy_or_sparse(tensor):
             operation = "tl.zeros_like (sparsity= of parafac calls it)"
             raise densify_error(operation, tensor.shape, "leave sparsity out")
         return np.zeros_like(tensor, *args, **kwargs)
@@ -166,14 +174,14 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
     def moveaxis(tensor: Any, source: int, destination: int) -> Any:
         if isinstance(tensor, ModeProduct):
             return tensor.move_axis(source, destination)
-        move_axis = views.move_axis if views.is_lazy_or_sparse(tensor) else np.moveaxis
+        move_axis = views.move_axis if is_lazy_or_sparse(tensor) else np.moveaxis
         return move_axis(tensor, source, destination)
 
     @staticmethod
     def reshape(tensor: Any, newshape: Any) -> Any:
         if type(tensor) is np.ndarray or is_cupy(tensor) or isinstance(tensor, ModeProduct):
             return tensor.reshape(newshape)
-        reshape = views.reshape if views.is_lazy_or_sparse(tensor) else np.reshape
+        reshape = views.reshape if is_lazy_or_sparse(tensor) else np.reshape
         return reshape(tensor, newshape)
 
     @staticmethod
@@ -181,12 +189,12 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
         is_dense = isinstance(tensor, (np.ndarray, GramProduct)) or is_cupy(tensor)
         if is_dense and not (args or kwargs):
             return tensor.T
-        transpose = views.permute if views.is_lazy_or_sparse(tensor) else np.transpose
+        transpose = views.permute if is_lazy_or_sparse(tensor) else np.transpose
         return transpose(tensor, *args, **kwargs)
 
     @staticmethod
     def concatenate(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        if (sparse := views.find_sparse([tensors])) is not None:
+        if (sparse := find_sparse([tensors])) is not None:
             if not all(map(is_sparse, tensors)):  # a dense array, or a view
                 raise densify_error("tl.concatenate", sparse.shape, _USE_NONZEROS)
             tensors = [as_flycoo(x) for x in tensors]
@@ -202,7 +210,7 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
     def conj(x: Any, *args: Any, **kwargs: Any) -> Any:
         # TensorLy conjugates every factor before every product; NumPy copies real arrays too.
         is_dense = isinstance(x, (np.ndarray, GramProduct)) or is_cupy(x)
-        is_known = is_dense or views.is_lazy_or_sparse(x)
+        is_known = is_dense or is_lazy_or_sparse(x)
         is_real = is_known and x.dtype.kind != "c" and not (args or kwargs)
         return x if is_real else np.conj(x, *args, **kwargs)
 
@@ -210,7 +218,7 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
     def sum(tensor: Any, axis: Any = None, *args: Any, **kwargs: Any) -> Any:
         if axis == 0 and not (args or kwargs) and tall.is_tall(tensor):
             return tall.sum_rows(tensor)
-        if views.is_lazy_or_sparse(tensor):
+        if is_lazy_or_sparse(tensor):
             return views.reduce_axes("sum", tensor, axis, *args, **kwargs)
         return np.sum(tensor, axis, *args, **kwargs)
 
@@ -222,7 +230,7 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
         if type(a) is type(b) is np.ndarray:
             check_product_fits(a, b)
             return tall.multiply(a, b) if tall.is_own(a, b) else np.dot(a, b)
-        if views.is_lazy_or_sparse(a) or views.is_lazy_or_sparse(b):
+        if is_lazy_or_sparse(a) or is_lazy_or_sparse(b):
             return views.dot(a, b)
         if is_cupy(a) and a.ndim == 2 and tall.is_tall(a.T) and tall.is_tall(b):
             return tall.transposed_product(a.T, b)
@@ -231,7 +239,7 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
 
     @staticmethod
     def matmul(a: Any, b: Any) -> Any:
-        is_dense = not (views.is_lazy_or_sparse(a) or views.is_lazy_or_sparse(b))
+        is_dense = not (is_lazy_or_sparse(a) or is_lazy_or_sparse(b))
         return np.matmul(a, b) if is_dense else views.dot(a, b)
 
     @staticmethod
@@ -292,7 +300,7 @@ def _measure_sparse(tensor: Any, order: Any, axis: Any) -> Any:
 def _reduce(name: str) -> Callable:
     @functools.wraps(getattr(np, name))
     def reduce(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        if views.is_lazy_or_sparse(tensor):
+        if is_lazy_or_sparse(tensor):
             return views.reduce_axes(name, tensor, *args, **kwargs)
         return getattr(np, name)(tensor, *args, **kwargs)
 
@@ -347,7 +355,7 @@ _TAKES_SPARSE = {
 def _refuse_sparse(name: str, function: Callable) -> Callable:
     @functools.wraps(function)
     def refuse_sparse(*args: Any, **kwargs: Any) -> Any:
-        sparse = views.find_sparse((*args, *kwargs.values()) if kwargs else args)
+        sparse = find_sparse((*args, *kwargs.values()) if kwargs else args)
         if sparse is not None and isinstance(function, np.ufunc):
             return views.apply_ufunc(function, *args, **kwargs)
         if sparse is not None:

@@ -22,8 +22,8 @@ from ..loop.cp_model import multiply_all, multiply_grams, solve_gram
 from ..loop.guarding import check_options, describe_as
 from ..loop.hals import improve
 from ..results.coupled_cp import CoupledCP, LabelledCoupledCP, make_cp_tensors
+from ..tensor.entrance import mirror
 from ..tensor.memory import attempt, check_room
-from ..tensor.mirroring import mirror
 from .non_negative_parafac_hals import find_constrained
 from .parafac import parafac
 

@@ -6,26 +6,22 @@ exact. Values in a solver's range are left alone.
 """
 
 import copy
-import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 from tensorly.tenalg.proximal import validate_constraints
 
 from ..base.array_modules import Array, array_module, has_true
 from ..base.fit_record import attach, find_record
-from ..base.reporting import span
 from ..io.checkpoint import Resumed, digests, find_digest
 from ..ops.ragged import RaggedTensor
-from ..tensor.coo_cache import as_flycoo, is_sparse, unwrap
+from ..tensor.coo_cache import as_flycoo, unwrap
+from ..tensor.entrance import is_sparse
 from ..tensor.tensor import FlycooTensor
 from .masks import MissingEntries
-
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
 
 #: By the size of a number, between which exponents of the root mean square fourth powers of values,
 #: or squares in float32, times sums over nonzeros neither over- nor underflow.
@@ -73,6 +69,13 @@ class Scaling(NamedTuple):
             attach(scaled, record.replace(scale=scale))
         return scaled
 
+    def scale_result(self, result: Any) -> Any:
+        """Return a decomposition's result, a model or a tuple that begins with it, for `scale`."""
+        if isinstance(result, tuple):
+            model, *others = result
+            return (self.scale(model, 1), *others)
+        return self.scale(result, 1)
+
 
 def _shift(array: Array, exponents: Any, sign: int) -> Array:
     """Multiply by powers of two: one, or one for each of the columns."""
@@ -108,41 +111,26 @@ def shift_values(x: Any, exponent: int) -> Any:
     return shifted
 
 
-def near_one(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Give a decomposition values near 1 in place of those that are out of its range."""
-    if function.__name__ not in _RULES:
-        return function
-    find_scaling, interval = _RULES[function.__name__]
-    signature = inspect.signature(function)
-    first = next(iter(signature.parameters))
+def bring_near_one(function: str, options: dict[str, Any], first: str) -> Scaling | None:
+    """Replace a tensor, the option `first`, whose values are out of a decomposition's range.
 
-    @functools.wraps(function)
-    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        given = signature.bind(*args, **kwargs)
-        options = given.arguments
-        x: Any = options.get(first)
-        if first == "tensor_slices" and not isinstance(x, RaggedTensor):
-            with span("conversion"):
-                x = RaggedTensor(x)
-        elif is_sparse(x):
-            x = as_flycoo(x, check_coords=True)
-        else:
-            return function(*args, **kwargs)
-        options[first] = x
-        exponent = find_exponent(unwrap(x)._layout.norm, x.nnz, x.dtype, x.ndim, interval)
-        scaling = find_scaling(options, x.ndim, exponent) if exponent else None
-        if scaling is None:
-            return function(*given.args, **given.kwargs)
-        options[first] = shift_values(x, -exponent)
-        if is_sparse(held_out := options.get("validation")):
-            options["validation"] = shift_values(as_flycoo(held_out), -exponent)
-        scaling = _shift_companions(options, x, options[first], scaling)
-        result: Any = function(*given.args, **given.kwargs)
-        if isinstance(result, tuple):
-            return (scaling.scale(result[0], 1), *result[1:])  # type: ignore[return-value]
-        return scaling.scale(result, 1)
-
-    return call
+    What else among the options depends on the values changes with them. Return how to scale the
+    model back; None if nothing has changed.
+    """
+    x: Any = options.get(first)
+    if function not in _RULES or not isinstance(x, FlycooTensor | RaggedTensor):
+        return None
+    find_scaling, interval = _RULES[function]
+    exponent = find_exponent(unwrap(x)._layout.norm, x.nnz, x.dtype, x.ndim, interval)
+    scaling = None if exponent == 0 else find_scaling(options, x.ndim, exponent)
+    if scaling is None:
+        return None
+    shifted = shift_values(x, -exponent)
+    options[first] = shifted
+    held_out = options.get("validation")
+    if is_sparse(held_out):
+        options["validation"] = shift_values(as_flycoo(held_out), -exponent)
+    return _shift_companions(options, x, shifted, scaling)
 
 
 def _shift_companions(options: dict[str, Any], x: Any, shifted: Any, scaling: Scaling) -> Scaling:

@@ -7,8 +7,8 @@ import numpy as np
 
 from ..base.array_modules import Array
 from ..engines.tall import inner_product
-from ..ops.lazy import LazyArray
 from ..ops.mttkrp import LastPass, check_operands, multiply
+from ..tensor.lazy_array import LazyArray
 from ..tensor.tensor import FlycooTensor
 from .cp_model import residual_square
 from .gram_products import GramMemory

@@ -20,7 +20,7 @@ from ..results.counts import CountFit
 from ..results.cp_fit import cp_fit
 from ..results.fold_in import fold_in
 from ..tensor.coo_cache import LabelledData, Mask, as_flycoo
-from ..tensor.mirroring import mirror
+from ..tensor.entrance import mirror
 from ..tensor.unknown import make_mask
 from .best_of import best_of, run_once
 from .select_rank import draw_entries

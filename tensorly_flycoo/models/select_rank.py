@@ -27,8 +27,8 @@ from ..ops.ragged import RaggedTensor
 from ..ops.sampling import find_chances, find_places, make_sampler
 from ..results.labelled_models import label_result
 from ..tensor.coo_cache import as_flycoo, unwrap
+from ..tensor.entrance import mirror
 from ..tensor.labelled import LabelledTensor, number_modes
-from ..tensor.mirroring import mirror
 from ..tensor.pieces import sum_values
 from ..tensor.tensor import FlycooTensor
 from .best_of import LOW_MATCH, best_of, run_once, take_components

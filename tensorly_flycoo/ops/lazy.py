@@ -6,38 +6,14 @@ from collections.abc import Iterable
 from typing import Any, NoReturn
 
 import numpy as np
-from numpy.lib.mixins import NDArrayOperatorsMixin
-from numpy.typing import DTypeLike
 
 from ..base.array_modules import Array
 from ..base.checks import densify_error, num_cells
 from ..svd.unfolding import Unfolding
 from ..tensor.coo_cache import SparseData, as_flycoo
-from ..tensor.mirroring import mirror
+from ..tensor.entrance import mirror
+from ..tensor.lazy_array import LazyArray
 from .contraction import multiply_matricized
-
-
-class LazyArray(NDArrayOperatorsMixin):
-    """An array that is never formed; operations that need its elements raise a DensifyError."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype
-    ndim: int = 2
-
-    #: What to use instead: the end of error messages.
-    _instead: str
-
-    #: Above CuPy's, so that its arrays defer operators to us; NumPy's call `__array_ufunc__`.
-    __array_priority__ = 1000
-
-    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NoReturn:
-        raise densify_error(f"using the elements of {self!r}", self.shape, self._instead)
-
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Array:
-        raise densify_error(f"numpy.{ufunc.__name__} of {self!r}", self.shape, self._instead)
-
-    #: As of any object: the operators compare elements, which would be formed.
-    __hash__ = object.__hash__
 
 
 class ModeView(LazyArray):
@@ -51,7 +27,7 @@ class ModeView(LazyArray):
     _instead = "tl.tensor makes it a sparse tensor, if no axis is longer than 2**32"
 
     def __init__(self, x: SparseData, groups: Iterable[Iterable[int]]) -> None:
-        self.source: Any = x  # for `mirror`: what the caller has
+        self.source = x  # what the caller has, where results go
         self.tensor = as_flycoo(x, check_coords=True)
         self.groups = tuple(map(tuple, groups))
         sizes = self.tensor.shape

@@ -8,10 +8,9 @@ from typing import Any
 from ..base.array_modules import Array, array_module
 from ..base.checks import densify_error
 from ..svd.unfolding import LazyMatrix, Unfolding, complete_basis
-from ..tensor.coo_cache import is_sparse
+from ..tensor.entrance import is_sparse, mirror
+from ..tensor.lazy_array import LazyArray
 from ..tensor.memory import attempt
-from ..tensor.mirroring import mirror
-from .lazy import LazyArray
 
 
 def decompose_lazily(matrix: Any, full_matrices: bool) -> LazySVD | None:
@@ -35,7 +34,8 @@ class LazySVD:
     def __init__(
         self, matrix: LazyMatrix, full_matrices: bool = False, decompose: Any = None
     ) -> None:
-        self.matrix, self.source = matrix, getattr(matrix, "source", None)
+        self.matrix = matrix
+        self.source = getattr(matrix, "source", None)  # what the caller has, where results go
         self.full_matrices = full_matrices
         self._decompose = decompose or matrix.svd
         self._computed: dict[int, tuple[Array, Array]] = {}
@@ -48,9 +48,13 @@ class LazySVD:
         yield _SingularValues(self, count, (count,))
         yield _RightVectors(self, num_right, (num_right, num_columns))
 
-    @mirror
     def compute(self, rank: int) -> tuple[Array, Array]:
         """Return the leading left vectors and the values, computed once for each rank."""
+        return self._compute_for(self.source, rank)
+
+    @mirror
+    def _compute_for(self, source: Any, rank: int) -> tuple[Array, Array]:
+        """Compute the vectors and values; `mirror` brings them to the side of the source."""
         if rank not in self._computed:
             task = f"finding {rank} singular vectors of mode {self.matrix.mode}"
             self._computed[rank] = attempt(task, lambda: self._decompose(rank))

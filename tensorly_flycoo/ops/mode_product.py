@@ -17,9 +17,9 @@ from ..format.primitives import TTMC, LeadingPairs
 from ..svd import eigen
 from ..svd.unfolding import LazyMatrix
 from ..tensor.coo_cache import as_flycoo
+from ..tensor.lazy_array import LazyArray
 from ..tensor.tensor import FlycooTensor
 from . import ttmc
-from .lazy import LazyArray
 
 
 class ModeProduct(LazyArray):

@@ -16,9 +16,9 @@ from ..format.primitives import MTTKRP, MTTKRP_OF_RATIOS
 from ..spread.row_shards import RowShards
 from ..spread.spread_layout import SpreadLayout
 from ..tensor.coo_cache import SparseData, as_flycoo
+from ..tensor.entrance import mirror
 from ..tensor.labelled import number_modes
 from ..tensor.memory import attempt
-from ..tensor.mirroring import mirror
 from ..tensor.tensor import FlycooTensor
 
 

@@ -9,11 +9,11 @@ from ..base.array_modules import Array, array_module, move, read_into_memory
 from ..base.checks import check_fill_value
 from ..format.primitives import index_dtype
 from ..tensor.converters import find_converter
-from ..tensor.coo_cache import as_flycoo, is_sparse
+from ..tensor.coo_cache import as_flycoo
+from ..tensor.entrance import is_callers, is_sparse
 from ..tensor.labelled import as_labels, find_missing
-from ..tensor.mirroring import is_callers
+from ..tensor.lazy_array import LazyArray
 from ..tensor.tensor import FlycooTensor
-from .lazy import LazyArray
 
 #: With more different numbers of rows, slices get up to an eighth more rows, which are empty.
 _MAX_NUM_SIZES = 32
@@ -73,6 +73,11 @@ class RaggedTensor(LazyArray):
 
     ndim = 3
     _instead = "only parafac2 takes slices with different numbers of rows"
+
+    @property
+    def source(self) -> Self:  # type: ignore[override]
+        """The tensor itself, which knows whether the caller has its slices on the host."""
+        return self
 
     def __init__(
         self, slices: Any, *, by: Any = None, drop_empty: bool = False, **options: Any

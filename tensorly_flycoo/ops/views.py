@@ -6,7 +6,6 @@ A view that changes nothing becomes the tensor itself; one that unfolds it along
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
@@ -14,50 +13,17 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ..base.array_modules import Array
-from ..base.checks import current_backend, densify_error, num_cells
-from ..tensor.converters import CONVERTERS, find_converter, library_of
-from ..tensor.coo_cache import SparseData, as_flycoo, is_sparse, not_sparse_error, unwrap
+from ..base.checks import densify_error, num_cells
+from ..tensor.coo_cache import SparseData, as_flycoo, unwrap
+from ..tensor.entrance import find_sparse, is_lazy_or_sparse, is_sparse, mirror
 from ..tensor.labelled import LabelledTensor
-from ..tensor.mirroring import mirror
+from ..tensor.lazy_array import LazyArray
 from ..tensor.tensor import FlycooTensor, check_axes, check_order
 from .contraction import join_modes
-from .lazy import LazyArray, LazyUnfolding, ModeView
+from .lazy import LazyUnfolding, ModeView
 
 #: A sparse tensor, or a view of one.
 Viewable: TypeAlias = "SparseData | LazyArray"
-
-
-def is_lazy_or_sparse(x: object) -> bool:
-    """Return whether `x` is a sparse tensor or a lazy array."""
-    kind: type = type(x)
-    return _may_be_sparse(kind) and (isinstance(x, LazyArray) or is_sparse(x))
-
-
-@functools.cache
-def _may_be_sparse(kind: type) -> bool:
-    """Return whether a class may be one of sparse tensors, of any library, or of lazy arrays."""
-    is_ours = issubclass(kind, (FlycooTensor, LabelledTensor, LazyArray))
-    return is_ours or library_of(kind) in ("sparse", *CONVERTERS)
-
-
-def find_sparse(arguments: Iterable[Any], function: str = "") -> Any:
-    """Return the first argument that is sparse or a lazy view of a sparse tensor, or None.
-
-    The items of lists and tuples count as well. Under the backend "flycoo" raises a TypeError if a
-    sparse tensor of a library in `CONVERTERS` comes first; but `parafac2` takes lists of SciPy's.
-    """
-    for argument in arguments:
-        for x in argument if isinstance(argument, (list, tuple)) else (argument,):
-            own: type = type(x)
-            if not _may_be_sparse(own):
-                continue
-            if is_lazy_or_sparse(x):
-                return x
-            if find_converter(x) == "from_scipy" and function == "parafac2" and x is not argument:
-                return x
-            if find_converter(x) and current_backend() == "flycoo":
-                raise not_sparse_error(argument)
-    return None
 
 
 def permute(x: Viewable, axes: Sequence[int] | None = None) -> FlycooTensor | ModeView:

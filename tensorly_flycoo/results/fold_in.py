@@ -23,8 +23,8 @@ from ..ops.mttkrp import mttkrp
 from ..ops.ragged import RaggedTensor
 from ..ops.sampling import find_places
 from ..tensor.coo_cache import LabelledData, Mask, as_flycoo
+from ..tensor.entrance import mirror
 from ..tensor.labelled import LabelledTensor, Labels, number_modes
-from ..tensor.mirroring import mirror
 from ..tensor.tensor import FlycooTensor
 from .fold_in_coupled import NewRows, fold_in_coupled
 from .fold_in_parafac2 import fold_in_parafac2

@@ -156,7 +156,7 @@ def test_the_first_sparse_argument(x):
     """Also in containers of any class, and after dense arguments of the same classes."""
     view, coo = permute(x, (1, 0, 2, 3)), x.to_coo()
     Pair = namedtuple("Pair", ["first", "second"])
-    dense = [np.ones(2), 3, "text", None, (2, 3), [np.ones(2), 1.0], Pair(1, 2), {"a": x}]
+    dense = [np.ones(2), 3, "text", None, (2, 3), [np.ones(2), 1.0], Pair(1, 2), {"a": 1}]
     assert find_sparse(dense) is None
     for sparse_one in (x, view, coo):
         assert find_sparse([*dense, sparse_one, x]) is sparse_one

@@ -10,7 +10,7 @@ import sparse
 import tensorly as tl
 
 from tensorly_flycoo import FlycooTensor, LabelledTensor, load, open_slabs, save, save_slabs
-from tensorly_flycoo.tensor.mirroring import map_arrays
+from tensorly_flycoo.tensor.entrance import map_arrays
 from tensorly_flycoo.tensor.unknown import _find_places
 from tensorly_flycoo.testing import random_tensor
 

@@ -13,8 +13,8 @@ from tensorly.cp_tensor import CPTensor
 
 from tensorly_flycoo import FlycooTensor, LabelledTensor
 from tensorly_flycoo.engines.cpu.engine import CpuEngine
-from tensorly_flycoo.tensor import mirroring
-from tensorly_flycoo.tensor.mirroring import map_arrays, mirror
+from tensorly_flycoo.tensor import entrance
+from tensorly_flycoo.tensor.entrance import map_arrays, mirror
 
 COO = random_coo((4, 5, 6), 20)
 
@@ -50,7 +50,7 @@ def gpu(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     engine = CpuEngine()
     engine.xp = cupy
-    monkeypatch.setattr(mirroring, "select_engine", lambda: engine)
+    monkeypatch.setattr(entrance, "select_engine", lambda: engine)
     monkeypatch.setattr(GpuArray, "num_copies", 0)
     return engine
 
@@ -113,7 +113,7 @@ class TestOnAGpu:
         tensor = FlycooTensor.from_coo(COO, device="cpu")
         tensor._engine = gpu
         gpu.name = "cuda"
-        lent = mirroring.lend(tensor)
+        lent = entrance.lend(tensor)
         assert kinds_of(decompose(lent)[0]) == {np.ndarray}
         assert (lent * 2)._is_callers
         assert not tensor._is_callers
@@ -124,7 +124,7 @@ class TestOnAGpu:
 
         tensor = HeldElsewhere(COO.coords, COO.data, COO.shape, device="cpu")
         tensor._engine, tensor.history, gpu.name = gpu, ["made"], "cuda"
-        lent = mirroring.lend(tensor)
+        lent = entrance.lend(tensor)
         assert (type(lent), lent.history) == (HeldElsewhere, ["made"])
         assert lent._layout is tensor._layout
 
@@ -183,7 +183,7 @@ class TestOnAGpu:
 
 def test_a_call_on_the_cpu_is_left_alone(monkeypatch):
     monkeypatch.delitem(sys.modules, "cupy", raising=False)
-    monkeypatch.setattr(mirroring, "map_arrays", None)
+    monkeypatch.setattr(entrance, "map_arrays", None)
     model = mirror(lambda x: x)(COO)
     assert model is COO
     assert mirror(lambda x: x)(3) == 3
