@@ -352,6 +352,10 @@ _TAKES_SPARSE = {
 }
 
 
+#: Functions of shapes, dtypes and seeds, which need no look at their arguments.
+_TAKES_NO_ARRAY = {"arange", "check_random_state", "eps", "eye", "finfo", "ones", "zeros"}
+
+
 def _refuse_sparse(name: str, function: Callable) -> Callable:
     @functools.wraps(function)
     def refuse_sparse(*args: Any, **kwargs: Any) -> Any:
@@ -365,7 +369,7 @@ def _refuse_sparse(name: str, function: Callable) -> Callable:
     return refuse_sparse
 
 
-for _name in set(BackendManager._functions) - _TAKES_SPARSE:
+for _name in set(BackendManager._functions) - _TAKES_SPARSE - _TAKES_NO_ARRAY:
     _method = inspect.getattr_static(FlycooBackend, _name)
     _is_static = isinstance(_method, staticmethod)
     _guarded = _refuse_sparse(_name, _method.__func__ if _is_static else _method)

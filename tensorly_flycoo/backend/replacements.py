@@ -145,13 +145,19 @@ def _initialize_cp(original: Callable, *args: Any, **kwargs: Any) -> Any:
     bound = inspect.signature(original).bind(*args, **kwargs)
     bound.apply_defaults()
     options = bound.arguments
-    x = _find_start_tensor(**options)
+    tensor = options["tensor"]
+    if isinstance(tensor, WholeTensor):
+        x = tensor.tensor
+        rank = options["rank"]
+    else:
+        x = _receive_early_import(tensor, options["mask"])
+        rank = find_cp_rank(x, options["rank"])
     init = options["init"]
     if isinstance(init, str) and (init == "random" or (init == "svd" and options["svd"] in SVDS)):
         with span("start"):
             weights, factors = make_initial_guess(
                 x,
-                find_cp_rank(x, options["rank"]),
+                rank,
                 init=init,
                 svd=options["svd"],
                 random_state=options["random_state"],
@@ -160,19 +166,14 @@ def _initialize_cp(original: Callable, *args: Any, **kwargs: Any) -> Any:
         start = make_cp_tensor(weights, initial_guess.spread_factors(x, factors))
         return cp_normalize(start) if options["normalize_factors"] else start
     options["tensor"] = x
-    options["init"] = initial_guess.check_initial_guess(
-        init, x.dtype, x.device == "cuda", options["rank"]
-    )
+    options["init"] = initial_guess.check_initial_guess(init, x.dtype, x.device == "cuda", rank)
     start = original(**options)
     start.factors = initial_guess.spread_factors(x, start.factors)
     return start
 
 
-def _find_start_tensor(tensor: Any, mask: Any = None, **_: Any) -> FlycooTensor:
-    """Return the tensor for which TensorLy's decomposition wants a start."""
-    if isinstance(tensor, WholeTensor):
-        return tensor.tensor
-    # The decomposition was imported before this package, which has not looked at its arguments.
+def _receive_early_import(tensor: Any, mask: Any) -> FlycooTensor:
+    """Receive the tensor of a decomposition that was imported before this package."""
     if isinstance(tensor, LabelledTensor):
         warn(
             "the result has no labels: a decomposition that was imported from TensorLy before "

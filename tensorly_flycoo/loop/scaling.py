@@ -121,7 +121,8 @@ def bring_near_one(function: str, options: dict[str, Any], first: str) -> Scalin
     if function not in _RULES or not isinstance(x, FlycooTensor | RaggedTensor):
         return None
     find_scaling, interval = _RULES[function]
-    exponent = find_exponent(unwrap(x)._layout.norm, x.nnz, x.dtype, x.ndim, interval)
+    layout = unwrap(x)._layout
+    exponent = find_exponent(layout.norm, layout.nnz, x.dtype, x.ndim, interval)
     scaling = None if exponent == 0 else find_scaling(options, x.ndim, exponent)
     if scaling is None:
         return None

@@ -36,7 +36,7 @@ class WholeTensor(LazyArray):
     def __init__(self, x: FlycooTensor, last_pass: LastPass | None = None) -> None:
         self.tensor = x
         self.shape = x.shape
-        self.ndim = x.ndim
+        self.ndim = len(self.shape)
         self.dtype = x.dtype
         self.device = "cuda" if x.device == "cuda" else "cpu"  # of the call's own arrays
         self.memory = GramMemory()

@@ -15,10 +15,10 @@ from ..decomposition.methods import CP_METHODS, METHODS, find_method
 from ..loop.losses import EXACT_LOSSES
 from ..loop.masks import drop_missing, find_missing
 from ..loop.unknown_cells import find_unknown
-from ..ops.sampling import find_places
 from ..results.counts import CountFit
 from ..results.cp_fit import cp_fit
 from ..results.fold_in import fold_in
+from ..tensor.cells import find_places
 from ..tensor.coo_cache import LabelledData, Mask, as_flycoo
 from ..tensor.entrance import mirror
 from ..tensor.unknown import make_mask

@@ -24,8 +24,9 @@ from ..loop.ranks import find_tucker_rank
 from ..loop.unknown_cells import forget_unknown, obey_unknown
 from ..ops.cp_entries import evaluate_model, take_model
 from ..ops.ragged import RaggedTensor
-from ..ops.sampling import find_chances, find_places, make_sampler
+from ..ops.sampling import find_chances, make_sampler
 from ..results.labelled_models import label_result
+from ..tensor.cells import find_places
 from ..tensor.coo_cache import as_flycoo, unwrap
 from ..tensor.entrance import mirror
 from ..tensor.labelled import LabelledTensor, number_modes

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import ModuleType
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,8 +14,9 @@ from ..base.devices import bring_each
 from ..engines import Engine
 from ..spread.slab_layout import AnyLayout, SlabLayout
 from ..spread.streamed import StreamedLayout
+from ..tensor.cells import count_before, find_places, omit_entries
 from ..tensor.pieces import Piece, count_nonzeros, map_pieces, read_nonzeros
-from ..tensor.tensor import FlycooTensor, rebuild
+from ..tensor.tensor import FlycooTensor
 
 
 class NonzeroSampler:
@@ -94,46 +94,6 @@ class NonzeroSampler:
 
         count = functools.partial(count_before, read, self.nnz, [*wanted.values()], self._xp)
         return count(), count(or_equal=True)
-
-
-def count_before(
-    read: Callable[[Array], Iterable[Array]],
-    size: int,
-    wanted: Sequence[Array],
-    xp: ModuleType,
-    *,
-    or_equal: bool = False,
-) -> Array:
-    """Count the cells of a sorted list before (or at, if `or_equal`) each of the wanted ones.
-
-    `read` returns the indices of cells of the list, mode by mode, as `wanted` has those to look up.
-    """
-    low = xp.zeros(wanted[0].size, np.int64)
-    high = xp.full(wanted[0].size, size, np.int64)
-    for _ in range(size.bit_length()):
-        middle = (low + high) // 2
-        is_before = xp.zeros(low.size, bool)
-        is_equal = low < high
-        for rows, indices in zip(read(xp.minimum(middle, size - 1)), wanted, strict=True):
-            is_before |= is_equal & (rows < indices)
-            is_equal &= rows == indices
-        if or_equal:
-            is_before |= is_equal
-        low = xp.where(is_before, middle + 1, low)
-        high = xp.where(is_before, high, middle)
-    return low
-
-
-def find_places(cells: Array, coords: Array, xp: ModuleType) -> tuple[Array, Array]:
-    """Find some coords (n, count) in a sorted list of cells (n, size).
-
-    Return which are in it, (count,), and the places of these.
-    """
-    size = cells.shape[1]
-    places = count_before(lambda places: cells[:, places], size, [*coords], xp)
-    places = xp.minimum(places, size - 1)
-    is_found = (cells[:, places] == coords).all(axis=0)
-    return is_found, places[is_found]
 
 
 class SlabSampler:
@@ -217,23 +177,3 @@ def _find_entries(piece: Piece, engine: Engine, arrays: Sequence[Array]) -> Arra
     own, is_own = piece.take_own(coords)
     entries[is_own] = NonzeroSampler(piece.layout, engine).entries(own)
     return entries
-
-
-def omit_entries(x: FlycooTensor, modes: Sequence[int], cells: Array) -> FlycooTensor:
-    """Return a tensor without its nonzeros whose indices in `modes` are among sorted cells."""
-    args = x._engine, [*modes], move(cells, np)
-    if not any(map_pieces(_has_entries, x._layout, x._engine, *args)):
-        return x
-    return rebuild(x, _omit_entries, *args)
-
-
-def _has_entries(piece: Piece, *args: Any) -> bool:
-    return _omit_entries(piece, *args)[1].size < piece.layout.nnz
-
-
-def _omit_entries(
-    piece: Piece, engine: Engine, modes: list[int], cells: np.ndarray
-) -> tuple[Array, Array]:
-    coords, values = read_nonzeros(piece)
-    is_found, _ = find_places(engine.xp.asarray(cells), coords[modes], engine.xp)
-    return coords[:, ~is_found], values[~is_found]

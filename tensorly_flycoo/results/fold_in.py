@@ -21,7 +21,7 @@ from ..loop.unknown_cells import find_unknown, forget_unknown, mask_slices
 from ..ops.cp_entries import evaluate_model, find_kind, take_model
 from ..ops.mttkrp import mttkrp
 from ..ops.ragged import RaggedTensor
-from ..ops.sampling import find_places
+from ..tensor.cells import find_places
 from ..tensor.coo_cache import LabelledData, Mask, as_flycoo
 from ..tensor.entrance import mirror
 from ..tensor.labelled import LabelledTensor, Labels, number_modes

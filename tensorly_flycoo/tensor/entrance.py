@@ -60,7 +60,12 @@ def is_sparse(x: object) -> bool:
 def is_lazy_or_sparse(x: object) -> bool:
     """Return whether `x` is a sparse tensor or a lazy array, such as a view of one."""
     kind: type = type(x)
-    return _may_be_sparse(kind) and (isinstance(x, LazyArray) or is_sparse(x))
+    return _may_be_sparse(kind) and (_is_ours(kind) or is_raw_sparse(x))
+
+
+@functools.cache
+def _is_ours(kind: type) -> bool:
+    return issubclass(kind, (FlycooTensor, LabelledTensor, LazyArray))
 
 
 @functools.cache
@@ -69,8 +74,7 @@ def _may_be_sparse(kind: type) -> bool:
 
     Nearly every argument is of a class that is not: one look-up tells.
     """
-    is_ours = issubclass(kind, (FlycooTensor, LabelledTensor, LazyArray))
-    return is_ours or library_of(kind) in ("sparse", *CONVERTERS)
+    return _is_ours(kind) or library_of(kind) in ("sparse", *CONVERTERS)
 
 
 def _search(arguments: Iterable[Any], container: Any = None) -> tuple[Any, Any]:
@@ -83,7 +87,7 @@ def _search(arguments: Iterable[Any], container: Any = None) -> tuple[Any, Any]:
     for item in arguments:
         kind: type = type(item)
         if _may_be_sparse(kind):
-            if is_lazy_or_sparse(item):
+            if _is_ours(kind) or is_raw_sparse(item):
                 return item, foreign
             if foreign is None and find_converter(item):
                 foreign = item if container is None else container
@@ -103,13 +107,15 @@ def find_sparse(arguments: Iterable[Any]) -> Any:
     TypeError if a sparse array of a library in `CONVERTERS` comes first.
     """
     tensor, foreign = _search(arguments)
-    _refuse_foreign(foreign)
+    if foreign is not None:
+        refuse_foreign(foreign)
     return tensor
 
 
-def _refuse_foreign(foreign: Any) -> None:
-    if foreign is not None and current_backend() == "flycoo":
-        raise not_sparse_error(foreign)
+def refuse_foreign(argument: Any) -> None:
+    """Refuse a sparse array of another library under "flycoo"; say what converts it."""
+    if current_backend() == "flycoo":
+        raise not_sparse_error(argument)
 
 
 # The steps
@@ -145,7 +151,8 @@ class Call:
 
     def refuse_foreign(self) -> None:
         """Refuse a sparse array of another library in place of the tensor, under "flycoo"."""
-        _refuse_foreign(self.foreign)
+        if self.foreign is not None:
+            refuse_foreign(self.foreign)
 
     def accept_scipy_slices(self) -> None:
         """Accept a list of SciPy's matrices, which `parafac2` takes, in place of the tensor."""
@@ -202,8 +209,8 @@ class Call:
         has_gpu = "cupy" in sys.modules
         if self._source is None or not (self.is_on_host or has_gpu):
             return
-        plain = unwrap(self._source)
-        engine = select_engine() if is_raw_sparse(plain) else plain._engine
+        # A COO goes to the chosen device when it is converted, which may be later.
+        engine = getattr(unwrap(self._source), "_engine", None) or select_engine()
         if engine.xp is np and engine.devices is None and not has_gpu:
             return
         self._out = self.kwargs.get("out")
