@@ -35,24 +35,24 @@ def permute(x: Viewable, axes: Sequence[int] | None = None) -> FlycooTensor | Mo
 def move_axis(x: Viewable, source: int, destination: int) -> FlycooTensor | ModeView:
     """Move one axis of a sparse tensor or view."""
     ndim = len(_groups(x, "tl.moveaxis"))
-    (start,), (end,) = check_axes(source, ndim), check_axes(destination, ndim)
+    (start,) = check_axes(source, ndim)
+    (end,) = check_axes(destination, ndim)
     axes = [axis for axis in range(ndim) if axis != start]
     axes.insert(end, start)
     return permute(x, axes)
 
 
 def reshape(x: Viewable, shape: int | Sequence[int]) -> FlycooTensor | ModeView:
-    """Reshape a sparse tensor or view by joining consecutive modes; none can be split."""
+    """Reshape a sparse tensor or view by joining consecutive modes; none can be split.
+
+    >>> x = FlycooTensor([[0, 1], [2, 0], [1, 1]], [2.0, 3.0], shape=(3, 4, 2))
+    >>> reshape(x, (-1, 2))
+    <ModeView: modes (0, 1), (2,) of shape (3, 4, 2)>
+    """
     groups = _groups(x, "tl.reshape")
     sizes = unwrap(x).shape
+    new_shape = _complete_shape(shape, num_cells(sizes))
     modes = [mode for group in groups for mode in group]
-    new_shape = tuple(shape) if hasattr(shape, "__iter__") else (shape,)
-    size = num_cells(sizes)
-    known = math.prod(n for n in new_shape if n != -1)
-    if new_shape.count(-1) == 1 and known > 0:
-        new_shape = tuple(size // known if n == -1 else n for n in new_shape)
-    if math.prod(new_shape) != size or any(n < 0 for n in new_shape):
-        raise ValueError(f"cannot reshape array of size {size} into shape {new_shape}")
     regrouped = _regroup(modes, sizes, new_shape)
     if regrouped is None:
         instead = "a view can join consecutive modes, not split them"
@@ -67,7 +67,8 @@ def dot(a: Any, b: Any) -> Array:
 
     Refuses products larger than a factor, and vectorised tensors, for which there is `inner`.
     """
-    a, b = (LazyUnfolding(x, 0) if is_sparse(x) and x.ndim == 2 else x for x in (a, b))
+    a = _unfold_matrix(a)
+    b = _unfold_matrix(b)
     if np.ndim(a) == np.ndim(b) == 1:
         instead = "pass the tensors themselves to tl.tenalg.inner"
         raise densify_error("tl.dot of vectorised tensors", np.shape(a), instead)
@@ -78,13 +79,18 @@ def dot(a: Any, b: Any) -> Array:
     return a @ b
 
 
+def _unfold_matrix(x: Any) -> Any:
+    """Return a sparse matrix as an unfolding, which can be multiplied, and others as they are."""
+    return LazyUnfolding(x, 0) if is_sparse(x) and x.ndim == 2 else x
+
+
 def apply_ufunc(ufunc: np.ufunc, *args: Any, **kwargs: Any) -> FlycooTensor:
     """Apply a ufunc to a sparse tensor and numbers; a lazy view refuses it."""
-    args = tuple(as_flycoo(x, check_coords=True) if is_sparse(x) else x for x in args)
-    x = find_sparse((*args, *kwargs.values()))
+    operands = [as_flycoo(x, check_coords=True) if is_sparse(x) else x for x in args]
+    x = find_sparse((*operands, *kwargs.values()))
     if isinstance(x, FlycooTensor):
-        return x._apply_ufunc(ufunc, "__call__", *args, **kwargs)
-    return ufunc(*args, **kwargs)
+        return x._apply_ufunc(ufunc, "__call__", *operands, **kwargs)
+    return ufunc(*operands, **kwargs)
 
 
 @mirror
@@ -103,13 +109,14 @@ def reduce_axes(
     if is_sparse(x):
         return reduce_modes(as_flycoo(x, check_coords=True), axis)
     groups = _groups(x, f"tl.{name}")
-    gone = check_axes(axis, len(groups))
-    result = reduce_modes(unwrap(x), [mode for n in gone for mode in groups[n]])
+    gone_axes = check_axes(axis, len(groups))
+    gone_modes = [mode for n in gone_axes for mode in groups[n]]
+    result = reduce_modes(unwrap(x), gone_modes)
     if not isinstance(result, FlycooTensor):
         return result
-    kept = [group for n, group in enumerate(groups) if n not in gone]
-    numbers = {mode: n for n, mode in enumerate(sorted(mode for group in kept for mode in group))}
-    return _make_view(result, [[numbers[mode] for mode in group] for group in kept])
+    kept_groups = [group for n, group in enumerate(groups) if n not in gone_axes]
+    kept_modes = sorted(mode for group in kept_groups for mode in group)
+    return _make_view(result, [map(kept_modes.index, group) for group in kept_groups])
 
 
 def make_tensor(view: Viewable) -> FlycooTensor:
@@ -128,11 +135,11 @@ def make_tensor(view: Viewable) -> FlycooTensor:
 
 def _groups(x: Any, name: str) -> Sequence[tuple[int, ...]]:
     """Return the modes of each axis; refuse the operation `name` if `x` is not a view."""
+    if isinstance(x, ModeView):
+        return x.groups
     if is_sparse(x):
         return [(mode,) for mode in range(x.ndim)]
-    if not isinstance(x, ModeView):
-        raise densify_error(f"{name} of {x!r}", x.shape, x._instead)
-    return x.groups
+    raise densify_error(f"{name} of {x!r}", x.shape, x._instead)
 
 
 def _make_view(
@@ -140,31 +147,59 @@ def _make_view(
 ) -> FlycooTensor | ModeView:
     """Return the view, as the tensor itself or as a `LazyUnfolding` if it is one."""
     tensor = unwrap(x)
-    source = getattr(x, "source", x)
     groups = [tuple(group) for group in axes]
     is_unchanged = groups == [(mode,) for mode in range(tensor.ndim)]
     if is_unchanged and not prefers_unfolding:
         return x if is_sparse(x) else tensor
-    is_unfolding = len(groups) == 2 and len(groups[0]) == 1 and list(groups[1]) == sorted(groups[1])
-    view = LazyUnfolding(tensor, groups[0][0]) if is_unfolding else ModeView(tensor, groups)
-    view.source = source
+    view: ModeView
+    if _is_unfolding(groups):
+        view = LazyUnfolding(tensor, groups[0][0])
+    else:
+        view = ModeView(tensor, groups)
+    view.source = x.source if isinstance(x, LazyArray) else x
     return view
+
+
+def _is_unfolding(groups: Sequence[Sequence[int]]) -> bool:
+    """Return whether the axes are one mode, and all others in their order."""
+    return len(groups) == 2 and len(groups[0]) == 1 and list(groups[1]) == sorted(groups[1])
+
+
+def _complete_shape(shape: int | Sequence[int], size: int) -> tuple[int, ...]:
+    """Return a shape of `size` cells, with a number for a -1.
+
+    >>> _complete_shape((-1, 4), 24)
+    (6, 4)
+    """
+    sizes = tuple(shape) if isinstance(shape, Iterable) else (shape,)
+    known_size = math.prod(n for n in sizes if n != -1)
+    if sizes.count(-1) == 1 and known_size > 0:
+        sizes = tuple(size // known_size if n == -1 else n for n in sizes)
+    if math.prod(sizes) != size or any(n < 0 for n in sizes):
+        raise ValueError(f"cannot reshape array of size {size} into shape {sizes}")
+    return sizes
 
 
 def _regroup(
     modes: Iterable[int], sizes: Sequence[int], shape: Iterable[int]
 ) -> list[list[int]] | None:
-    """Assign the modes, in order, to the new axes; return None if a mode must be split."""
+    """Assign the modes, in order, to the new axes; return None if a mode must be split.
+
+    >>> _regroup([0, 1, 2], (3, 4, 2), (12, 2))
+    [[0, 1], [2]]
+    """
     groups: list[list[int]] = []
-    rest = list(modes)
+    modes_left = list(modes)
     for size in shape:
         group: list[int] = []
         count = 1
-        while rest and (count < size or not group) and count * sizes[rest[0]] <= size:
-            group.append(rest.pop(0))
-            count *= sizes[group[-1]]
+        # Each axis takes a mode at least, even if that has size 1 as the axis has.
+        while modes_left and (count < size or not group) and count * sizes[modes_left[0]] <= size:
+            mode = modes_left.pop(0)
+            group.append(mode)
+            count *= sizes[mode]
         if count != size:
             return None
         groups.append(group)
-    groups[-1].extend(rest)  # of size 1
+    groups[-1].extend(modes_left)  # of size 1
     return groups
