@@ -8,6 +8,7 @@ import stays what it was. A replacement passes every call on that is not `ours`.
 import functools
 import importlib
 import inspect
+import itertools
 import logging
 import sys
 from collections.abc import Callable, Mapping
@@ -61,14 +62,14 @@ def install_replacements() -> None:
         replacements: dict[Callable, Callable] = {}  # one for all modules: pickle compares them
         modules = [importlib.import_module(f"tensorly.{name}") for name in row.modules.split()]
         names = row.names.split()
-        found = [(module, name) for module in modules for name in names if hasattr(module, name)]
-        missing = {*names, *modules} - {part for pair in found for part in pair}
+        places = [pair for pair in itertools.product(modules, names) if hasattr(*pair)]
+        missing = {*names, *modules} - {*itertools.chain(*places)}
         if missing:
             raise ImportError(
                 f"TensorLy {tl.__version__} lacks {missing} of the functions {names} in "
                 f"{row.modules.split()}: install tensorly>=0.9,<0.11"
             )
-        for module, name in found:
+        for module, name in places:
             original = getattr(module, name)
             if not hasattr(original, "_flycoo_original"):
                 replacements.setdefault(original, _replace(original, row))
@@ -97,11 +98,12 @@ def _replace(original: Callable, row: Replacement) -> Callable:
 def _explain_missing(original: Callable, kwargs: Mapping[str, Any]) -> str:
     """Say so if TensorLy's function lacks an argument that ours of the same name has."""
     name = original.__name__
-    known = inspect.signature(getattr(decomposition, name, original)).parameters
-    lacks_any = not kwargs.keys() <= inspect.signature(original).parameters.keys()
-    if lacks_any and kwargs.keys() <= known.keys():
-        return f": tensorly_flycoo.decomposition.{name} takes it"
-    return ""
+    twin = getattr(decomposition, name, original)
+    parameters = inspect.signature(original).parameters
+    twin_parameters = inspect.signature(twin).parameters
+    if kwargs.keys() <= parameters.keys() or not kwargs.keys() <= twin_parameters.keys():
+        return ""
+    return f": tensorly_flycoo.decomposition.{name} takes it"
 
 
 def _call_ours(original: Callable, **options: Any) -> Any:
@@ -131,7 +133,9 @@ def _contrib_algebra(original: Callable, *args: Any, **kwargs: Any) -> Any:
     if find_sparse([*operands, *map(list, models)]) is not None:
         return original(**named)
     result = getattr(tl.tenalg, original.__name__)(**named)
-    return result.to_coo() if is_raw_sparse(x) and isinstance(result, FlycooTensor) else result
+    if is_raw_sparse(x) and isinstance(result, FlycooTensor):
+        return result.to_coo()
+    return result
 
 
 def _register_sparse_backend(original: Callable, name: str) -> None:

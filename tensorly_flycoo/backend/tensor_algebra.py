@@ -133,7 +133,9 @@ def _multiply_modes(x: Any, operands: dict[int, Array], transpose: bool, is_lazy
     vectors = {mode: array for mode, array in operands.items() if array.ndim == 1}
     matrices = {mode: array for mode, array in operands.items() if array.ndim != 1}
     if not vectors:
-        factors = matrices if transpose else {mode: m.T for mode, m in matrices.items()}
+        factors = matrices
+        if not transpose:
+            factors = {mode: matrix.T for mode, matrix in matrices.items()}
         product = ModeProduct(x, factors)
         return product if is_lazy else product.to_array()
     contracted = contract_vectors(x, list(vectors.values()), list(vectors))
@@ -147,11 +149,15 @@ def _multiply_modes(x: Any, operands: dict[int, Array], transpose: bool, is_lazy
 
 def inner_product(tensor1: Any, tensor2: Any, n_modes: int | None = None) -> Any:
     """Compute the inner product of two tensors of one shape, or of one mode with a vector."""
-    x, y = (tensor1, tensor2) if is_sparse(tensor1) else (tensor2, tensor1)
+    x, y = tensor1, tensor2
+    joined_mode = x.ndim - 1  # of one that is contracted with a vector: next to it
+    if not is_sparse(tensor1):
+        x, y = tensor2, tensor1
+        joined_mode = 0
     if n_modes is None or n_modes == x.ndim == y.ndim:
         return inner(x, y)
     if n_modes == y.ndim == 1 and not is_sparse(y):
-        return contract_vectors(x, [y], [x.ndim - 1 if x is tensor1 else 0])
+        return contract_vectors(x, [y], [joined_mode])
     shape = (*tensor1.shape[: tensor1.ndim - n_modes], *tensor2.shape[n_modes:])
     instead = "leave n_modes out, or contract one mode with a vector by tl.tenalg.mode_dot"
     raise densify_error(f"tl.tenalg.inner with n_modes={n_modes}", shape, instead)

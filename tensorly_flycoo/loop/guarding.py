@@ -1,4 +1,4 @@
-"""The guard around a decomposition: dense tensors, labels, logs, MemoryError, docstrings."""
+"""What surrounds a decomposition: all steps from the caller's arguments to the labelled model."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import functools
 import inspect
 import re
 from collections import ChainMap
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
 import tensorly.decomposition
@@ -111,34 +111,24 @@ def guard(
 
     @functools.wraps(function)
     def decompose(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        # 1. Is it ours?
+        # 1. Which tensor is sparse, if any?
         call = Call(args, kwargs)
         if name == "parafac2":
             call.accept_scipy_slices()
         call.refuse_foreign()
         if call.tensor is None:
-            for table in filter(find_instead, args[:1] or [kwargs.get("tensor")]):
-                raise not_sparse_error(table)
+            _refuse_table(args[0] if args else kwargs.get("tensor"))
         if call.tensor is None or not takes(name, call):
             with log_compilation():
                 return decompose_dense(*args, **kwargs)
 
         # 2. Arguments by name, without labels, and checked.
         call.name_arguments(signature, name, explain)
-        data = call.kwargs.get(first)
-        labelled = call.drop_labels()
-        if isinstance(data, LabelledTensor):
-            call.kwargs = obey_unknown(data, name, defaults, call.kwargs)
-            if "init" in call.kwargs:
-                call.kwargs["init"] = match_guess(call.kwargs["init"], data)
-        for option in _MODES:
-            if isinstance(call.kwargs.get(option), Iterable):  # an array or an iterator too
-                call.kwargs[option] = list(call.kwargs[option])
-        x = call.tensor
-        check_options(call.kwargs, 3 if name == "parafac2" else x.ndim)  # x may be a slice
-        check_guess(name, call.kwargs.get("init"), x.shape)
+        labelled = _drop_labels(call, name, first, defaults)
+        _check_arguments(call, name)
 
         # 3. The decomposition itself, of values near 1, on a device.
+        x = call.tensor
         record = functools.partial(describe or _name_only, name, defaults | call.kwargs, x)
         compute = functools.partial(_compute, function, name, call, first if converts else "")
         with recording(name, record), span(name, x), log_compilation():
@@ -159,8 +149,45 @@ def guard(
     return decompose
 
 
+def _refuse_table(x: Any) -> None:
+    """Refuse a table, or an array of another library, in place of a tensor."""
+    if find_instead(x) is not None:
+        raise not_sparse_error(x)
+
+
+def _drop_labels(
+    call: Call, name: str, first: str, parameters: Collection[str]
+) -> LabelledTensor | None:
+    """Replace labelled arguments by plain ones; return the tensor with the labels, if any.
+
+    What the tensor, the argument `first`, knows becomes options of the decomposition: unknown cells
+    a mask, and the rows of a guess come into the order of its labels.
+    """
+    data = call.kwargs[first]
+    labelled = call.drop_labels()
+    if isinstance(data, LabelledTensor):
+        call.kwargs = obey_unknown(data, name, parameters, call.kwargs)
+        if "init" in call.kwargs:
+            call.kwargs["init"] = match_guess(call.kwargs["init"], data)
+    return labelled
+
+
+def _check_arguments(call: Call, name: str) -> None:
+    """Refuse options and a guess that are wrong for any decomposition."""
+    for option in _MODES:
+        if isinstance(call.kwargs.get(option), Iterable):  # an array or an iterator too
+            call.kwargs[option] = list(call.kwargs[option])
+    x = call.tensor
+    ndim = 3 if name == "parafac2" else x.ndim  # x may be a slice
+    check_options(call.kwargs, ndim)
+    check_guess(name, call.kwargs.get("init"), x.shape)
+
+
 def _compute(function: Callable[..., Any], name: str, call: Call, first: str) -> Any:
-    """Convert the argument `first`, move the arrays, bring values near 1, and decompose."""
+    """Convert the argument `first`, move the arrays, bring values near 1, and decompose.
+
+    What runs out of memory here is explained, as it is inside the decomposition.
+    """
     data = call.kwargs.get(first)
     if first == "tensor_slices" and not isinstance(data, RaggedTensor):
         with span("conversion"):
@@ -208,19 +235,23 @@ def require_flycoo_backend() -> None:
         raise RuntimeError(f'TensorLy\'s backend is {name!r}, call tl.set_backend("flycoo")')
 
 
-def describe_as(*known: Callable[..., Any]) -> Callable[[_F], _F]:
-    """Add to a docstring the parameters that it leaves out, as the last of `known` has them.
+def describe_as(*functions: Callable[..., Any]) -> Callable[[_F], _F]:
+    """Add to a docstring the parameters that it leaves out, as the last of `functions` has them.
 
     The parameters are in the order of the signature. One that none describes is a KeyError.
     """
 
     def describe(function: _F) -> _F:
-        if function.__doc__:  # "python -OO" has none
-            before, own, after = _split(function.__doc__)
-            texts = ChainMap(own, *[_split(other.__doc__ or "")[1] for other in reversed(known)])
-            names = inspect.signature(function).parameters
-            listed = dict.fromkeys(texts[name] for name in names)  # some share a text
-            function.__doc__ = before + "\n".join(listed) + after
+        if not function.__doc__:  # "python -OO" has none
+            return function
+        before, texts, after = _split(function.__doc__)
+        all_texts = ChainMap(texts)
+        for described in reversed(functions):
+            _, texts, _ = _split(described.__doc__ or "")
+            all_texts.maps.append(texts)
+        names = inspect.signature(function).parameters
+        listed = dict.fromkeys(all_texts[name] for name in names)  # some share a text
+        function.__doc__ = before + "\n".join(listed) + after
         return function
 
     return describe
@@ -233,5 +264,6 @@ def _split(docstring: str) -> tuple[str, dict[str, str], str]:
     texts: dict[str, str] = {}
     for text in re.split(r"\n(?=\w)", listed):
         names = re.match(r"[\w, ]+", text)
-        texts |= dict.fromkeys(names[0].strip().split(", "), text) if names else {}
+        if names is not None:
+            texts |= dict.fromkeys(names[0].strip().split(", "), text)
     return before + heading, texts, returns + after

@@ -66,7 +66,9 @@ def unwrap(x: Any) -> Any:
     """Return the tensor of a LabelledTensor or view, the matrix of a RaggedTensor, or else `x`."""
     if isinstance(x, FlycooTensor):
         return x
-    return x.tensor if hasattr(x, "tensor") else getattr(x, "matrix", x)
+    if hasattr(x, "tensor"):
+        return x.tensor
+    return getattr(x, "matrix", x)
 
 
 class _CachedCoo:

@@ -77,26 +77,32 @@ def _may_be_sparse(kind: type) -> bool:
     return _is_ours(kind) or library_of(kind) in ("sparse", *CONVERTERS)
 
 
-def _search(arguments: Iterable[Any], container: Any = None) -> tuple[Any, Any]:
+def _search(arguments: Iterable[Any]) -> tuple[Any, Any]:
     """Find the first sparse tensor or lazy array, also in lists, tuples and dicts; else None.
 
     Return with it the first argument before it that is, or contains, a sparse array of another
-    library. `container` is the argument that contains `arguments`.
+    library.
     """
     foreign = None
-    for item in arguments:
-        kind: type = type(item)
+    for argument in arguments:
+        kind: type = type(argument)
+        tensor = None
+        is_foreign = False
         if _may_be_sparse(kind):
-            if _is_ours(kind) or is_raw_sparse(item):
-                return item, foreign
-            if foreign is None and find_converter(item):
-                foreign = item if container is None else container
-        elif isinstance(item, list | tuple | dict):
-            items = item.values() if isinstance(item, dict) else item
-            tensor, foreign_inside = _search(items, item if container is None else container)
-            foreign = foreign_inside if foreign is None else foreign
-            if tensor is not None:
-                return tensor, foreign
+            if _is_ours(kind) or is_raw_sparse(argument):
+                tensor = argument
+            else:
+                is_foreign = find_converter(argument) is not None
+        elif isinstance(argument, list | tuple):
+            tensor, foreign_item = _search(argument)
+            is_foreign = foreign_item is not None
+        elif isinstance(argument, dict):
+            tensor, foreign_item = _search(argument.values())
+            is_foreign = foreign_item is not None
+        if is_foreign and foreign is None:
+            foreign = argument
+        if tensor is not None:
+            return tensor, foreign
     return None, foreign
 
 
@@ -161,7 +167,8 @@ class Call:
         first = next(item for item in self.foreign if find_converter(item))
         if find_converter(first) == "from_scipy":
             self.foreign = None
-            self.tensor = first if self.tensor is None else self.tensor
+            if self.tensor is None:
+                self.tensor = first
 
     def name_arguments(
         self,

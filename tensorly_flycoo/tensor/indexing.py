@@ -140,9 +140,10 @@ def _select_from_piece(
     is_kept: Array | None = None
     with piece.hold_records() as records:
         for mode, selector in enumerate(selectors):
-            if not is_whole(selector, shape[mode]):
-                is_in = _is_in(piece.read_rows(records, mode), selector, piece.xp)
-                is_kept = is_in if is_kept is None else is_kept & is_in
+            if is_whole(selector, shape[mode]):
+                continue
+            is_in = _is_in(piece.read_rows(records, mode), selector, piece.xp)
+            is_kept = is_in if is_kept is None else is_kept & is_in
         selected = records.copy() if is_kept is None else records[is_kept]
         return piece.read_coords(selected), piece.read_values(selected)
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..base.checks import check_mode
 from . import unknown as unknown_cells
-from .tensor import FlycooTensor, check_axes, check_order
+from .tensor import FlycooTensor, check_axes, check_order, unpack_axes
 from .unknown import Unknown
 
 if TYPE_CHECKING:
@@ -392,8 +392,7 @@ class LabelledTensor(NamedTuple("_Fields", [("tensor", FlycooTensor), ("labels",
 
     def transpose(self, *axes: Any) -> Any:
         """Reorder the modes, by number or name, as `FlycooTensor.transpose` does."""
-        order = number_modes(self, axes[0] if len(axes) == 1 else axes or None)
-        order = check_order(order, self.ndim)
+        order = check_order(number_modes(self, unpack_axes(axes)), self.ndim)
         unknown = unknown_cells.transpose(self.unknown, order)
         return self._label_modes(self.tensor.transpose(order), order, unknown)
 
@@ -551,7 +550,7 @@ for _name in _REDUCTIONS:
 
 def check_same_labels(
     x: object,
-    known: object,
+    labelled: object,
     skip: int | Sequence[int | None] | None = None,
     names: Sequence[str] = ("x", "the model"),
 ) -> None:
@@ -560,7 +559,7 @@ def check_same_labels(
     The labels of mode `skip`, or of several, may differ. Without labels on either side nothing is
     compared, nor are the names of modes that nobody has named.
     """
-    labels = getattr(known, "labels", None)
+    labels = getattr(labelled, "labels", None)
     if not isinstance(x, LabelledTensor) or not isinstance(labels, Labels):
         return
     _check_same_modes(x.labels, labels, names)
@@ -615,5 +614,5 @@ def _describe_difference(
 
 def _find_lacked(labels: np.ndarray, wanted: np.ndarray) -> Any:
     """Return the first of the wanted labels that some labels lack, or None."""
-    known = {*labels.tolist()}
-    return next((label for label in wanted.tolist() if label not in known), None)
+    existing = {*labels.tolist()}
+    return next((label for label in wanted.tolist() if label not in existing), None)

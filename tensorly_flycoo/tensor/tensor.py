@@ -349,8 +349,8 @@ class FlycooTensor:
 
     @property
     def keep(self) -> str:
-        layout = self._layout
-        return "host" if isinstance(layout, SlabLayout) and layout.num_streamed else "device"
+        is_streamed = isinstance(self._layout, SlabLayout) and self._layout.num_streamed
+        return "host" if is_streamed else "device"
 
     @property
     def nbytes(self) -> int:
@@ -413,12 +413,13 @@ class FlycooTensor:
         return self._derive(lambda x: rebuild(x, read_nonzeros, dtype=dtype))
 
     def __repr__(self) -> str:
-        slabs = f", slabs={self.slabs}" if self.slabs > 1 else ""
-        groups = f", groups={self.groups}" if len(self.groups) < self.ndim else ""
-        return (
-            f"<FlycooTensor: shape={self.shape}, dtype={self.dtype}, nnz={self.nnz}, "
-            f"layout={self.layout!r}, device={self.device!r}{slabs}{groups}>"
-        )
+        text = f"<FlycooTensor: shape={self.shape}, dtype={self.dtype}, nnz={self.nnz}, "
+        text += f"layout={self.layout!r}, device={self.device!r}"
+        if self.slabs > 1:
+            text += f", slabs={self.slabs}"
+        if len(self.groups) < self.ndim:
+            text += f", groups={self.groups}"
+        return text + ">"
 
     def __reduce__(self) -> tuple[Callable, tuple]:
         # Through host memory; unpickling moves the tensor to the device chosen there.
@@ -524,7 +525,7 @@ class FlycooTensor:
         >>> x.T.shape, x.transpose(1, 0, 2).shape, x.transpose((-1, 0, 1)).shape
         ((2, 4, 3), (4, 3, 2), (2, 3, 4))
         """
-        order = check_order(axes[0] if len(axes) == 1 else axes or None, self.ndim)
+        order = check_order(unpack_axes(axes), self.ndim)
         if order == list(range(self.ndim)):
             return self
         shape = [self.shape[mode] for mode in order]
@@ -698,8 +699,9 @@ class FlycooTensor:
                 norms = map_pieces(pieces.find_norm, layout, x._engine, x._engine)
                 layout.norm = math.hypot(*map(float, norms))
             mapped = FlycooTensor._of(x._engine, layout)
-            stores_zeros = any(map_pieces(pieces.has_zeros, layout, x._engine))
-            return rebuild(mapped, read_nonzeros) if stores_zeros else mapped
+            if any(map_pieces(pieces.has_zeros, layout, x._engine)):
+                return rebuild(mapped, read_nonzeros)
+            return mapped
 
         return self._derive(apply)
 
@@ -816,8 +818,9 @@ class FlycooTensor:
     if not TYPE_CHECKING:  # or unknown attributes would have a type
 
         def __getattr__(self, name: str) -> NoReturn:
-            hint = f"; use {_INSTEAD[name]}" if name in _INSTEAD else ""
-            message = f"{type(self).__name__!r} object has no attribute {name!r}{hint}"
+            message = f"{type(self).__name__!r} object has no attribute {name!r}"
+            if name in _INSTEAD:
+                message += f"; use {_INSTEAD[name]}"
             raise AttributeError(message, name=name, obj=self)
 
     def reshape(self, *shape: Any) -> NoReturn:
@@ -914,6 +917,13 @@ def check_axes(axis: int | Iterable[int] | None, ndim: int) -> list[int]:
     return modes
 
 
+def unpack_axes(axes: tuple) -> Any:
+    """Return the axes of ``x.transpose(*axes)``: several, or one sequence of them; None without."""
+    if len(axes) == 1:
+        return axes[0]
+    return axes or None
+
+
 def check_order(axes: int | Sequence[int] | None, ndim: int) -> list[int]:
     """Return `axes`, by default reversed, as a list of all modes from 0 to ndim - 1."""
     if axes is None:
@@ -973,9 +983,10 @@ def rebuild(
     parts = pieces.run(find, layout, x._engine, *args)
     if isinstance(layout, SlabLayout):
         if layout.build_elsewhere is not None:
-            built = layout.build_elsewhere(
-                parts, x.layout, shape or x.shape, dtype or x.dtype, groups if shape else x.groups
-            )
+            if shape is None:
+                shape = x.shape
+                groups = x.groups
+            built = layout.build_elsewhere(parts, x.layout, shape, dtype or x.dtype, groups)
             return FlycooTensor._of(x._engine, built)
         parts = ([layout.devices.bring(array, 0) for array in part] for part in parts)
     coord_parts, value_parts = zip(*parts, strict=True)
@@ -1013,9 +1024,15 @@ def _read_rows(piece: Piece) -> Array:
 def _clip(  # `min` and `max` are NumPy's newer names
     x: FlycooTensor, a_min: Any = None, a_max: Any = None, *, min: Any = None, max: Any = None
 ) -> FlycooTensor:
-    low = min if a_min is None else a_min
-    high = max if a_max is None else a_max
-    return x.map(lambda values: np.clip(values, low, high), "numpy.clip")
+    if a_min is None:
+        a_min = min
+    if a_max is None:
+        a_max = max
+    return x.map(lambda values: np.clip(values, a_min, a_max), "numpy.clip")
+
+
+def _transpose(x: FlycooTensor, axes: Sequence[int] | None = None) -> FlycooTensor:
+    return x.T if axes is None else x.transpose(axes)
 
 
 def _round(x: FlycooTensor, decimals: int = 0) -> FlycooTensor:
@@ -1072,7 +1089,7 @@ _FUNCTIONS: dict[Callable, Callable[..., Any]] = {
     np.amax: FlycooTensor.max,
     np.min: FlycooTensor.min,
     np.amin: FlycooTensor.min,
-    np.transpose: lambda x, axes=None: x.T if axes is None else x.transpose(axes),
+    np.transpose: _transpose,
     np.clip: _clip,
     np.concatenate: _concatenate,
     np.round: _round,

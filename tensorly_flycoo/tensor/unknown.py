@@ -195,10 +195,11 @@ def reduce(x: FlycooTensor, unknown: Any, gone: Sequence[int], name: str) -> tup
         num_known = num_cells(x.shape) - count_cells(unknown, x.shape)
         return _divide_known(total, num_known, name), None
     counts = CellCounts(unknown, x.shape, gone)
-    if isinstance(total, FlycooTensor):
-        result = average(total, counts) if name == "mean" else total
-        return result, counts.find_unknown()
-    return _divide_known(total, counts.count_known(total.size), name), None
+    if not isinstance(total, FlycooTensor):
+        return _divide_known(total, counts.count_known(total.size), name), None
+    if name == "mean":
+        return average(total, counts), counts.find_unknown()
+    return total, counts.find_unknown()
 
 
 def _reduce_stored(x: FlycooTensor, gone: Sequence[int], name: str) -> tuple[Any, Unknown]:
