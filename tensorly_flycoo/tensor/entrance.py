@@ -191,10 +191,10 @@ class Call:
 
         Return the first one with labels, which all others have to share; None if there is none.
         """
-        is_labelled = [isinstance(argument, LabelledTensor) for argument in self.kwargs.values()]
-        if not any(is_labelled):
+        types = [*map(type, self.kwargs.values())]
+        if LabelledTensor not in types:
             return None
-        labelled: LabelledTensor = [*self.kwargs.values()][is_labelled.index(True)]
+        labelled: LabelledTensor = [*self.kwargs.values()][types.index(LabelledTensor)]
         for name, argument in self.kwargs.items():
             check_same_labels(argument, labelled, names=(name, "the tensor"))
         numbered = number_modes(labelled, self.kwargs)
