@@ -149,10 +149,13 @@ def _multiply_modes(x: Any, operands: dict[int, Array], transpose: bool, is_lazy
 
 def inner_product(tensor1: Any, tensor2: Any, n_modes: int | None = None) -> Any:
     """Compute the inner product of two tensors of one shape, or of one mode with a vector."""
-    x, y = tensor1, tensor2
-    joined_mode = x.ndim - 1  # of one that is contracted with a vector: next to it
-    if not is_sparse(tensor1):
-        x, y = tensor2, tensor1
+    if is_sparse(tensor1):
+        x = tensor1
+        y = tensor2
+        joined_mode = x.ndim - 1  # with a vector y, the one that is next to it
+    else:
+        x = tensor2
+        y = tensor1
         joined_mode = 0
     if n_modes is None or n_modes == x.ndim == y.ndim:
         return inner(x, y)

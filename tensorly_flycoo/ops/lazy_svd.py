@@ -43,8 +43,11 @@ class LazySVD:
     def __iter__(self) -> Iterator[Any]:
         num_rows, num_columns = self.matrix.shape
         count = min(num_rows, num_columns)
-        num_left = num_rows if self.full_matrices else count
-        num_right = num_columns if self.full_matrices else count
+        num_left = count
+        num_right = count
+        if self.full_matrices:
+            num_left = num_rows
+            num_right = num_columns
         yield _LeftVectors(self, num_left, (num_rows, num_left))
         yield _SingularValues(self, count, (count,))
         yield _RightVectors(self, num_right, (num_right, num_columns))

@@ -41,7 +41,7 @@ class ModeProduct(LazyArray):
             check_matrix(factor, f"the factor of mode {n}", x.shape[n], x.dtype, array_type)
         ranks = {n: factor.shape[1] for n, factor in self.factors.items()}
         self._sizes = [ranks.get(n, size) for n, size in enumerate(x.shape)]
-        self._axes = list(range(x.ndim) if axes is None else axes)
+        self._axes = [*range(x.ndim)] if axes is None else list(axes)
         self.shape = tuple(self._sizes[n] for n in self._axes)
         self.ndim = x.ndim
         self.dtype = x.dtype

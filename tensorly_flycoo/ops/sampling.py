@@ -95,7 +95,9 @@ class NonzeroSampler:
         """Find where nonzeros at `wanted` coordinates begin and end in an order by these modes."""
 
         def read(places: Array) -> Iterator[Array]:
-            records = self._records[places if order is None else order[places]]
+            if order is not None:
+                places = order[places]
+            records = self._records[places]
             return (self._record_format.rows(records, mode, self._xp) for mode in wanted)
 
         coords = [*wanted.values()]

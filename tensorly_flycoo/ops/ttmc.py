@@ -64,7 +64,9 @@ def merge_modes(
     kept = _kept.setdefault(x._layout, {})
     key = (*modes, np.dtype(dtype), cells is None)
     if key not in kept:
-        size = math.prod(x.shape[mode] for mode in modes) if cells is None else cells.size
+        size = math.prod(x.shape[mode] for mode in modes)
+        if cells is not None:
+            size = cells.size
         shape = (size, *(x.shape[mode] for mode in others))
         kept[key] = rebuild(
             x, _merge_modes, x.shape, modes, others, cells, shape=shape, dtype=dtype, groups=None
@@ -105,7 +107,9 @@ def list_cells(x: FlycooTensor, modes: Sequence[int]) -> np.ndarray:
     if key not in kept:
         parts = map_pieces(_list_cells, x._layout, x._engine, x.shape, modes)
         cells = [move(part, np) for part in parts]
-        kept[key] = cells[0] if len(cells) == 1 else np.unique(np.concatenate(cells))
+        kept[key] = cells[0]
+        if len(cells) > 1:  # slabs may have the same cells
+            kept[key] = np.unique(np.concatenate(cells))
     listed: np.ndarray = kept[key]
     return listed
 

@@ -86,11 +86,16 @@ def _unfold_matrix(x: Any) -> Any:
 
 def apply_ufunc(ufunc: np.ufunc, *args: Any, **kwargs: Any) -> FlycooTensor:
     """Apply a ufunc to a sparse tensor and numbers; a lazy view refuses it."""
-    operands = [as_flycoo(x, check_coords=True) if is_sparse(x) else x for x in args]
+    operands = [_convert(operand) for operand in args]
     x = find_sparse((*operands, *kwargs.values()))
     if isinstance(x, FlycooTensor):
         return x._apply_ufunc(ufunc, "__call__", *operands, **kwargs)
     return ufunc(*operands, **kwargs)
+
+
+def _convert(x: Any) -> Any:
+    """Return a sparse tensor as a FlycooTensor, and anything else as it is."""
+    return as_flycoo(x, check_coords=True) if is_sparse(x) else x
 
 
 @mirror
@@ -150,7 +155,7 @@ def _make_view(
     groups = [tuple(group) for group in axes]
     is_unchanged = groups == [(mode,) for mode in range(tensor.ndim)]
     if is_unchanged and not prefers_unfolding:
-        return x if is_sparse(x) else tensor
+        return tensor if isinstance(x, LazyArray) else x
     view: ModeView
     if _is_unfolding(groups):
         view = LazyUnfolding(tensor, groups[0][0])
@@ -171,13 +176,13 @@ def _complete_shape(shape: int | Sequence[int], size: int) -> tuple[int, ...]:
     >>> _complete_shape((-1, 4), 24)
     (6, 4)
     """
-    sizes = tuple(shape) if isinstance(shape, Iterable) else (shape,)
+    sizes = list(shape) if isinstance(shape, Iterable) else [shape]
     known_size = math.prod(n for n in sizes if n != -1)
     if sizes.count(-1) == 1 and known_size > 0:
-        sizes = tuple(size // known_size if n == -1 else n for n in sizes)
+        sizes[sizes.index(-1)] = size // known_size
     if math.prod(sizes) != size or any(n < 0 for n in sizes):
-        raise ValueError(f"cannot reshape array of size {size} into shape {sizes}")
-    return sizes
+        raise ValueError(f"cannot reshape array of size {size} into shape {tuple(sizes)}")
+    return tuple(sizes)
 
 
 def _regroup(

@@ -379,16 +379,16 @@ class LabelledTensor(NamedTuple("_Fields", [("tensor", FlycooTensor), ("labels",
             unknown_cells.check_kept(result.nnz, self.nnz)
         return self._label_modes(result, range(self.ndim), self.unknown)
 
-    def _check_same_unknown(self, other: Any) -> None:
+    def _check_same_unknown(self, operand: Any) -> None:
         """Refuse another labelled tensor if other cells of it are unknown."""
-        if not isinstance(other, LabelledTensor) or other is self:
+        if not isinstance(operand, LabelledTensor) or operand is self:
             return
-        if not unknown_cells.are_same(self.unknown, other.unknown):
-            both = f"{self._describe_unknown()} and {other._describe_unknown()}"
+        if not unknown_cells.are_same(self.unknown, operand.unknown):
+            both = f"{self._describe_unknown()} and {operand._describe_unknown()}"
             raise ValueError(f"unknown are {both}, expected the same in both tensors")
         if isinstance(self.unknown, str):
-            either = (self.tensor != 0) + (other.tensor != 0)
-            unknown_cells.check_kept(either.nnz, min(self.nnz, other.nnz))
+            known_in_either = (self.tensor != 0) + (operand.tensor != 0)
+            unknown_cells.check_kept(known_in_either.nnz, min(self.nnz, operand.nnz))
 
     def transpose(self, *axes: Any) -> Any:
         """Reorder the modes, by number or name, as `FlycooTensor.transpose` does."""

@@ -186,11 +186,11 @@ def reduce(x: FlycooTensor, unknown: Any, gone: Sequence[int], name: str) -> tup
     """
     if isinstance(unknown, str):
         return _reduce_stored(x, gone, name)
-    known = _omit_unknown(x, unknown)
+    known_part = _omit_unknown(x, unknown)
     if name in ("max", "min"):
         num_known = num_cells(x.shape) - count_cells(unknown, x.shape)
-        return known._find_extreme(gone, name, num_zeros=num_known - known.nnz), None
-    total: Any = known.sum(gone)
+        return known_part._find_extreme(gone, name, num_zeros=num_known - known_part.nnz), None
+    total: Any = known_part.sum(gone)
     if len(gone) == x.ndim:
         num_known = num_cells(x.shape) - count_cells(unknown, x.shape)
         return _divide_known(total, num_known, name), None

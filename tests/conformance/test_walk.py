@@ -1,8 +1,8 @@
-"""One MTTKRP of TensorLy's loop is a short walk: few files to read, few calls to wait for."""
+"""What happens before parafac, and one MTTKRP of its loop, are short walks: few files and calls."""
 
 import numpy as np
 import pytest
-from walks import check_walks
+from walks import check_walk, check_walks, list_reception
 
 from tensorly_flycoo import FlycooTensor
 from tensorly_flycoo.base.devices import OneDevice
@@ -47,3 +47,13 @@ def test_two_devices(monkeypatch):
     x = make()
     assert x.slabs == 2
     check_walks(x, num_files=16, num_calls=90)
+
+
+@pytest.mark.parametrize("kind", ["COO", "FlycooTensor"])
+def test_the_reception(kind):
+    """The tensor is looked for once, converted once and moved once."""
+    x = make().to_coo() if kind == "COO" else make()
+    calls = list_reception(x)
+    assert calls[0][1] == "decompose"
+    assert [name for _, name in calls].count("_search") == 1
+    check_walk(calls, num_files=18, num_calls=56, part="before the algorithm")
