@@ -45,11 +45,11 @@ def is_ours(name: str, call: Call) -> bool:
     Refuse a `FlycooTensor` under another backend; a raw `sparse.COO` is left to that backend. Also
     refuse a dense Khatri-Rao product that is too large.
     """
-    backend = BackendManager.get_backend()
     if call.tensor is None:
-        if name == "khatri_rao" and backend == "flycoo":
+        if name == "khatri_rao" and BackendManager.get_backend() == "flycoo":
             check_khatri_rao_fits(*call.args, **call.kwargs)
         return False
+    backend = BackendManager.get_backend()
     if backend == "flycoo":
         return True
     if is_raw_sparse(call.tensor):

@@ -23,7 +23,7 @@ from .parafac2 import parafac2
 from .recording import describe_fit
 from .tucker import tucker
 
-#: Decompositions without the labels and the guard that users' have: all but `coupled_parafac`.
+#: The algorithms, without the guard that users' have around them: all but `coupled_parafac`.
 UNGUARDED = {
     function.__name__: function
     for function in (

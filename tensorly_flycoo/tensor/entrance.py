@@ -86,23 +86,18 @@ def _search(arguments: Iterable[Any]) -> tuple[Any, Any]:
     foreign = None
     for argument in arguments:
         kind: type = type(argument)
-        tensor = None
-        is_foreign = False
         if _may_be_sparse(kind):
             if _is_ours(kind) or is_raw_sparse(argument):
-                tensor = argument
-            else:
-                is_foreign = find_converter(argument) is not None
-        elif isinstance(argument, list | tuple):
-            tensor, foreign_item = _search(argument)
-            is_foreign = foreign_item is not None
-        elif isinstance(argument, dict):
-            tensor, foreign_item = _search(argument.values())
-            is_foreign = foreign_item is not None
-        if is_foreign and foreign is None:
-            foreign = argument
-        if tensor is not None:
-            return tensor, foreign
+                return argument, foreign
+            if foreign is None and find_converter(argument):
+                foreign = argument
+        elif isinstance(argument, (list, tuple, dict)):
+            items = argument.values() if isinstance(argument, dict) else argument
+            tensor, foreign_item = _search(items)
+            if foreign is None and foreign_item is not None:
+                foreign = argument
+            if tensor is not None:
+                return tensor, foreign
     return None, foreign
 
 
@@ -150,7 +145,7 @@ class Call:
         self._source = self.tensor
         if isinstance(self.tensor, LazyArray):
             self._source = self.tensor.source
-        self.is_on_host = is_callers(self._source)
+        self.is_on_host = self._source is not None and is_callers(self._source)
         self._has_cupy = False  # whether an array beside the tensor is on a GPU
         self._bring_back: Callable[[Array], Array] | None = None  # None if nothing has moved
         self._out: Any = None  # the caller's array for the result
@@ -164,7 +159,7 @@ class Call:
         """Accept a list of SciPy's matrices, which `parafac2` takes, in place of the tensor."""
         if not isinstance(self.foreign, list | tuple):
             return
-        first = next(item for item in self.foreign if find_converter(item))
+        first = next((item for item in self.foreign if find_converter(item)), None)
         if find_converter(first) == "from_scipy":
             self.foreign = None
             if self.tensor is None:
