@@ -40,30 +40,13 @@ NUM_WORKERS, TILE_SIZE = 132, 2048
 
 RANKS_NOTE = """The suggested rank is the lowest with a held-out loss within one
 standard error of the least, and with runs that agree.
-Core consistency near 100 %: components do not interact (values below -50 are drawn at -50).
+Core consistency near 100 %: components do not interact.
 Match near 1: all starts find the same components."""
 
 
 def draw_ranks(selection, path):
     """Draw the scores of all ranks, the suggested one dashed, and explain them."""
-    figure = Figure(figsize=(9, 6), layout="constrained")
-    ranks, errors, losses, spreads, _, cores, matches = np.array(selection.scores).T
-    panels = {
-        "error (gray: runs without the held-out entries)": errors,
-        "held-out loss, with standard errors": losses,
-        "core consistency, %": np.maximum(cores, -50),
-        "match of the runs": matches,
-    }
-    all_axes = figure.subplots(2, 2, sharex=True).ravel()
-    for axes, (title, values) in zip(all_axes, panels.items(), strict=True):
-        axes.plot(ranks, values, marker="o")
-        axes.set_title(title, fontsize=10, loc="left")
-        axes.axvline(selection.rank, color="C1", linestyle="--", linewidth=1, zorder=0)
-    for rank, of_rank in zip(ranks, selection.errors, strict=True):
-        all_axes[0].plot([rank] * len(of_rank), of_rank, ".", color="0.7", zorder=0)
-    all_axes[1].errorbar(ranks, losses, spreads, fmt="none", ecolor="C0")
-    all_axes[2].set_ylim(-55, 105)
-    all_axes[3].set_ylim(-0.03, 1.05)
+    figure = selection.plot()[0].figure
     figure.supxlabel(RANKS_NOTE, size=10)
     save(figure, path)
 

@@ -20,14 +20,14 @@ from .base.checks import DensifyError
 from .base.fit_record import FitRecord
 from .base.versions import show_versions
 from .engines import set_device
-from .io import load, open_slabs, read_tns, save, save_slabs
+from .io import load, open_slabs, read_tns, save, save_slabs, write_tns
 from .io.dataframe import from_dataframe
 from .io.labelled_arrays import from_anndata, from_xarray
 from .models.stats import ModeStats, TensorStats, stats
-from .ops.call_memory import MemoryEstimate, estimate_memory
 from .ops.cp_entries import cp_to_entries
 from .ops.mttkrp import mttkrp, mttkrps
 from .ops.ragged import RaggedTensor
+from .spread.memory import MemoryEstimate, estimate_memory
 from .tensor.labelled import LabelledTensor
 from .tensor.tensor import FlycooTensor
 
@@ -72,6 +72,7 @@ __all__ = [
     "show_versions",
     "stats",
     "uncertainty",
+    "write_tns",
 ]
 
 __version__ = "0.2.0"

@@ -58,6 +58,25 @@ def each_limit_lowered(request, monkeypatch):
         lowered_limits.lower_limit(request.param, monkeypatch)
 
 
+@pytest.fixture(scope="session")
+def client():
+    """One cluster of three processes, for all tests that take this one."""
+    from distributed import Client
+    from local_clusters import start_cluster
+
+    options = {"direct_to_workers": True}
+    with start_cluster(3, memory_limit="2GB") as address, Client(address, **options) as client:
+        yield client
+
+
+@pytest.fixture
+def addresses(client):
+    """Return the addresses of the three workers, which a test before may have killed."""
+    from local_clusters import wait_for_addresses
+
+    return wait_for_addresses(client, 3)
+
+
 @pytest.fixture
 def flycoo_backend():
     """Run the test under the backend "flycoo"."""
@@ -93,8 +112,18 @@ def pytest_configure(config):
         lowered_limits.lower_limit(config.option.lowered)
 
 
+def pytest_terminal_summary(terminalreporter, config):
+    """Print the report of counts after a run of all tests."""
+    if config.args_source is config.ArgsSource.TESTPATHS and not config.option.collectonly:
+        from report import make_report
+
+        terminalreporter.section("counts, of which none fails a test (tests/support/report.py)")
+        for line in make_report():
+            terminalreporter.write_line(line)
+
+
 def pytest_collection_finish():
-    """Keep 14,000 tests from the garbage collector, of which a run over all objects takes 0.4 s."""
+    """Keep the tests from the garbage collector: a run over all their objects takes 0.4 s."""
     gc.collect()
     gc.freeze()
 

@@ -1,5 +1,6 @@
 """Lowered limits take effect, and so does the option that lowers one for all tests."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -24,7 +25,7 @@ def test_the_option():
     command += ["--lowered", "record", "tests/unit/format/test_packing.py"]
     process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert process.returncode == 0, process.stdout[-4000:] + process.stderr[-1000:]
-    assert " 9 deselected" in process.stdout
+    assert re.search(r"\b\d+ deselected", process.stdout)
 
 
 def test_a_low_index_takes_effect(monkeypatch):

@@ -13,25 +13,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import tensorly as tl
-from tns_text import write_tns
 
 import tensorly_flycoo
-from tensorly_flycoo import FlycooTensor, command_line
+from tensorly_flycoo import FlycooTensor, command_line, write_tns
 from tensorly_flycoo.testing import random_tensor
 
 ROOT = Path(__file__).parent.parent
 
-#: Blocks that cannot run here: the page, how the block begins, and why.
-LEFT_OUT = {
-    ("docs/index.md", "import sparse"): "is in README too",
-    ("docs/larger.md", "import cupy"): "needs two GPUs",
-    ("docs/clusters.md", "from dask_jobqueue import"): "needs SLURM",
-    ("docs/clusters.md", "from dask_kubernetes"): "needs Kubernetes",
-    ("docs/clusters.md", "# pip install"): "needs GPUs",
-    ("docs/clusters.md", "from distributed import Client\nfrom distributed.sec"): "needs keys",
-    ("docs/compatibility.md", "import tensorly as tl"): "needs cell2cell",
-    ("docs/single_cell.md", "import cell2cell"): "test_cell2cell runs it",
-}
+#: What a page says above a block that cannot run here, with the reason.
+NOT_RUN = re.compile(r"^<!-- not run by tests: [^\n]* -->\n```python\n.*?^```$", re.M | re.S)
 
 #: Commands of shell blocks that are not tried: what they begin with, and why.
 COMMANDS_LEFT_OUT = {
@@ -47,12 +37,12 @@ COMMANDS_LEFT_OUT = {
 }
 
 
-def find_blocks(text, language):
+def list_blocks(page, language, with_left_out=True):
+    """List the blocks of a page, without their fences."""
+    text = (ROOT / page).read_text()
+    if not with_left_out:
+        text = NOT_RUN.sub("", text)
     return re.findall(rf"^```{language}\n(.*?)^```$", text, re.M | re.S)
-
-
-def list_blocks(page, language):
-    return find_blocks((ROOT / page).read_text(), language)
 
 
 PAGES = ["README.md", "CONTRIBUTING.md"] + [
@@ -174,10 +164,6 @@ def settings(tmp_path, monkeypatch):
         yield
 
 
-def is_left_out(page, block):
-    return any(page == other and block.startswith(start) for other, start in LEFT_OUT)
-
-
 @pytest.mark.parametrize("page", [page for page in PAGES if list_blocks(page, "python")])
 def test_python(page, tmp_path):
     namespace = STAND_INS.get(page, give_nothing)()
@@ -188,9 +174,7 @@ def test_python(page, tmp_path):
 
             address = stack.enter_context(start_cluster(2))
             places |= {"tcp://scheduler:8786": address, "tcp://10.0.0.1:8786": address}
-        for number, block in enumerate(list_blocks(page, "python")):
-            if is_left_out(page, block):
-                continue
+        for number, block in enumerate(list_blocks(page, "python", with_left_out=False)):
             for place, other in places.items():
                 block = block.replace(place, other)
             exec(compile(block, f"{page}, block {number}", "exec"), namespace)
@@ -204,11 +188,12 @@ def test_python(page, tmp_path):
 
 def test_text_that_is_written_is_read_back():
     """Every bit, also of numbers with the longest texts and of the last rows, if empty."""
-    (block,) = (block for block in list_blocks("docs/uses.md", "python") if "np.savetxt" in block)
+    (block,) = (block for block in list_blocks("docs/uses.md", "python") if "write_tns(" in block)
     numbers = [0.1, -1 / 3, 5e-324, 1e300 / 7, np.float32(0.1), 2.0**53 - 1]
     x = FlycooTensor([range(6), [2**20 - 1] * 6], numbers, (9, 2**20))
     exec(block, {"x": x})
-    y = tensorly_flycoo.read_tns("x.tns", shape=x.shape)
+    y = tensorly_flycoo.read_tns("x.tns.gz")
+    assert y.shape == x.shape
     for array, expected in zip(y.nonzeros(), x.nonzeros(), strict=True):
         np.testing.assert_array_equal(array, expected)
 
@@ -227,13 +212,16 @@ def write_tables():
     give_file()
 
 
-def run_section(heading, **given):
-    """Run the blocks of a section of docs/single_cell.md, and return what they define."""
-    namespace = give_cells() | given
-    sections = (ROOT / "docs/single_cell.md").read_text().split("\n## ")
-    (section,) = (text for text in sections if text.startswith(heading))
-    for block in find_blocks(section, "python"):
+def run_page(page, last=None, **given):
+    """Run the blocks of a page, and return what they define.
+
+    With `last`, stop after the first block with that text, which is run even if it is left out.
+    """
+    namespace = STAND_INS[page]() | given
+    for block in list_blocks(page, "python", with_left_out=last is not None):
         exec(block, namespace)
+        if last is not None and last in block:
+            break
     return namespace
 
 
@@ -247,7 +235,7 @@ def make_anndata():
 def test_anndata(tmp_path):
     """A file has what the page puts into an AnnData."""
     adata = make_anndata()
-    run_section("AnnData", adata=adata)
+    run_page("docs/single_cell.md", adata=adata)
     adata.write_h5ad(tmp_path / "cells.h5ad")
     found = pytest.importorskip("anndata").read_h5ad(tmp_path / "cells.h5ad")
     assert found.obsm["pf2"].equals(adata.obsm["pf2"])
@@ -259,7 +247,7 @@ def test_store_pf2():
     """What another package stores of the model is what the page stores."""
     store_pf2 = pytest.importorskip("parafac2").parafac2.store_pf2
     adata = make_anndata()
-    model = run_section("AnnData", adata=adata)["model"]
+    model = run_page("docs/single_cell.md", adata=adata)["model"]
     adata.obs["condition_unique_idxs"] = (adata.obs["condition"] == "none").astype(int)
     store_pf2(adata, model)
     rows = adata.obsm["weighted_projections"]  # float32
@@ -270,7 +258,7 @@ def test_store_pf2():
 def test_cell2cell():
     """Its plots take the factors, and what LIANA makes for it has the entries of our tensor."""
     pytest.importorskip("cell2cell")
-    given = run_section("Who talks")
+    given = run_page("docs/single_cell.md", last="import cell2cell")
     to_tensor = pytest.importorskip("liana.multi").to_tensor_c2c
     options = {"inverse_fun": lambda ranks: 1 - ranks, "how": "outer"}
     theirs = to_tensor(
@@ -348,12 +336,8 @@ def test_each_published_example_runs_in_a_test():
             assert re.search(rf"\b{Path(path).stem}\b", tests), path
 
 
-def test_what_is_left_out_is_there():
-    for page, start in LEFT_OUT:
-        blocks = list_blocks(page, "python")
-        assert sum(block.startswith(start) for block in blocks) == 1, (page, start)
-    lines = [
-        line for page in PAGES for block in list_blocks(page, "sh") for line in block.splitlines()
-    ]
-    for start in COMMANDS_LEFT_OUT:
-        assert any(line.startswith(start) for line in lines), start
+def test_each_reason_is_right_above_a_block():
+    """Else the block would be run."""
+    for page in PAGES:
+        text = (ROOT / page).read_text()
+        assert text.count("<!-- not run by tests: ") == len(NOT_RUN.findall(text)), page

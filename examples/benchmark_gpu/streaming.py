@@ -25,7 +25,7 @@ from tensors import LARGE_SHAPES, SHAPES, Problem, draw_factors, free_memory, re
 
 from tensorly_flycoo import FlycooTensor, mttkrp, open_slabs, save_slabs
 from tensorly_flycoo.engines.cuda.staging import CudaStager
-from tensorly_flycoo.spread import choosing
+from tensorly_flycoo.spread import memory
 
 RANK = 32
 
@@ -134,7 +134,7 @@ def main():
     if options.folder:
         measure_file(problem, options.folder)
         return
-    choosing.count_resident_slabs = lambda *_: 0
+    memory.count_resident_slabs = lambda *_: 0
     with repeats_kept():
         coords, values = problem.draw(np.float32)
         keep = {"slabs": options.slabs, "keep": "host"}

@@ -29,6 +29,7 @@ from ..spread import row_shards
 from ..spread.row_shards import RowShards
 from ..tensor.converters import find_converter
 from ..tensor.coo_cache import as_flycoo
+from ..tensor.dense_memory import check_product_fits
 from ..tensor.entrance import (
     find_sparse,
     is_callers,
@@ -39,7 +40,6 @@ from ..tensor.entrance import (
 )
 from ..tensor.labelled import LabelledTensor
 from ..tensor.lazy_array import LazyArray
-from ..tensor.memory import check_product_fits
 from ..tensor.tensor import FlycooTensor
 
 _USE_NONZEROS = "use tl.tensor(x).nonzeros() or .to_coo() for the nonzeros"
@@ -248,7 +248,7 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
             return gram
         if type(a) is type(b) is np.ndarray:
             check_product_fits(a, b)
-            if tall.is_own(a, b):
+            if tall.suits_cpu_engine(a, b):
                 return tall.multiply(a, b)
             return np.dot(a, b)
         if is_lazy_or_sparse(a) or is_lazy_or_sparse(b):

@@ -17,6 +17,7 @@ from tensorly.tenalg.einsum_tenalg import EinsumTenalgBackend
 from ..base.array_modules import Array
 from ..base.checks import densify_error
 from ..base.reporting import log_compilation, span
+from ..engines.out_of_memory import attempt
 from ..loop.whole_tensor import WholeTensor, check_start
 from ..ops import views
 from ..ops.contraction import contract_vectors, inner, khatri_rao_at
@@ -24,9 +25,9 @@ from ..ops.mode_product import ModeProduct
 from ..ops.mttkrp import check_operands, mttkrp
 from ..tensor.converters import is_raw_sparse
 from ..tensor.coo_cache import as_flycoo
+from ..tensor.dense_memory import check_khatri_rao_fits
 from ..tensor.entrance import Call, find_sparse, is_sparse
 from ..tensor.labelled import drop_labels, number_modes
-from ..tensor.memory import attempt, check_khatri_rao_fits
 from ..tensor.tensor import check_axes
 
 

@@ -38,6 +38,7 @@ def is_cupy(x: object) -> "TypeGuard[cupy.ndarray]":
 
 @functools.cache
 def _is_of_cupy(kind: type, cupy: ModuleType | None) -> bool:
+    # While it is being imported, or if that failed, the module has no arrays.
     return issubclass(kind, getattr(cupy, "ndarray", ()))
 
 
@@ -45,13 +46,19 @@ def is_on_gpu(x: Any) -> bool:
     """Return whether `x` is a GPU array of any library, or a list or tuple of CuPy arrays."""
     if isinstance(x, list | tuple):
         return len(x) > 0 and is_cupy(x[0])
-    is_foreign = hasattr(x, "__dlpack_device__") and not is_cupy(x)
-    return is_cupy(x) or (is_foreign and x.__dlpack_device__()[0] in _GPU_DEVICE_TYPES)
+    if is_cupy(x):
+        return True
+    if not hasattr(x, "__dlpack_device__"):
+        return False
+    device_type, _ = x.__dlpack_device__()
+    return device_type in _GPU_DEVICE_TYPES
 
 
 def array_module(x: object) -> ModuleType:
     """Return cupy for a CuPy array, else numpy; for row-sharded factors that of their blocks."""
-    return sys.modules["cupy"] if is_cupy(x) else getattr(x, "xp", np)
+    if is_cupy(x):
+        return sys.modules["cupy"]
+    return getattr(x, "xp", np)
 
 
 def remote_aware(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -86,7 +93,9 @@ def as_array(x: Any) -> Array:
 
     if is_cupy(x):
         return x
-    return cupy.array(x) if isinstance(x, list | tuple) else cupy.from_dlpack(x)
+    if isinstance(x, list | tuple):
+        return cupy.array(x)
+    return cupy.from_dlpack(x)
 
 
 def read_into_memory(x: Any) -> Any:
@@ -94,7 +103,9 @@ def read_into_memory(x: Any) -> Any:
     for method in ("to_memory", "compute"):
         if hasattr(x, method):
             return getattr(x, method)()
-    return x[...] if type(x).__module__.startswith("h5py") else x
+    if type(x).__module__.startswith("h5py"):
+        return x[...]
+    return x
 
 
 def share(x: Any) -> Any:
@@ -102,8 +113,9 @@ def share(x: Any) -> Any:
 
     It is shared, not copied. Anything else is returned as it is.
     """
-    is_own = is_cupy(x) or isinstance(x, np.ndarray)
-    return x if is_own or not hasattr(x, "__dlpack__") else as_array(x)
+    if is_cupy(x) or isinstance(x, np.ndarray) or not hasattr(x, "__dlpack__"):
+        return x
+    return as_array(x)
 
 
 def move(array: Array, xp: ModuleType) -> Array:
@@ -122,9 +134,10 @@ def copy_parts(source: Any, target: Any) -> None:
     memory slowly to one thread. Threads that copy through pinned memory of their own reach 32 GB/s
     from a GPU, and the speed of the link to it [H100].
     """
-    there = source if is_cupy(source) else target
-    if there.nbytes < _MIN_PARTED:
-        if there is source:
+    is_from_gpu = is_cupy(source)
+    gpu_array = source if is_from_gpu else target
+    if gpu_array.nbytes < _MIN_PARTED:
+        if is_from_gpu:
             target[...] = source.get()
         else:
             target.set(np.asarray(source, target.dtype))
@@ -132,23 +145,24 @@ def copy_parts(source: Any, target: Any) -> None:
     import cupy
     import cupyx
 
-    num_rows = max(1, _PART_NBYTES * len(there) // max(1, there.nbytes))
+    num_rows = max(1, _PART_NBYTES * len(gpu_array) // max(1, gpu_array.nbytes))  # of a part
 
     def copy(_: int, starts: Iterator[int]) -> None:
+        """Copy the parts that begin at `starts`, through pinned memory of this thread."""
         stream = cupy.cuda.get_current_stream()
-        pinned = cupyx.empty_pinned((num_rows, *there.shape[1:]), there.dtype)
+        pinned = cupyx.empty_pinned((num_rows, *gpu_array.shape[1:]), gpu_array.dtype)
         for start in starts:
             rows = slice(start, start + num_rows)
-            part = pinned[: len(there[rows])]
-            if there is source:
+            part = pinned[: len(gpu_array[rows])]
+            if is_from_gpu:
                 target[rows] = cupy.ascontiguousarray(source[rows]).get(out=part)
             else:
                 part[...] = source[rows]
                 target[rows].data.copy_from_host_async(part.ctypes.data, part.nbytes, stream)
-                stream.synchronize()
+                stream.synchronize()  # the next part takes the same pinned memory
 
-    with there.device:
-        share_parts(range(0, len(there), num_rows), copy)
+    with gpu_array.device:
+        share_parts(range(0, len(gpu_array), num_rows), copy)
 
 
 def share_parts(starts: Iterable[int], copy: Callable[[int, Iterator[int]], None]) -> None:
@@ -162,14 +176,14 @@ def share_parts(starts: Iterable[int], copy: Callable[[int, Iterator[int]], None
 
     import cupy
 
-    shared = iter(starts)
+    shared_starts = iter(starts)  # all threads take from this one
     device = cupy.cuda.Device()
-    before = cupy.cuda.get_current_stream().record()
+    earlier_work = cupy.cuda.get_current_stream().record()
 
     def run(thread: int) -> None:
         with device, cupy.cuda.Stream(non_blocking=True) as stream:
-            stream.wait_event(before)
-            copy(thread, shared)
+            stream.wait_event(earlier_work)
+            copy(thread, shared_starts)
             stream.synchronize()
 
     num_threads = min(MAX_THREADS, os.cpu_count() or 1)
@@ -183,7 +197,12 @@ def has_true(flags: Array) -> bool:
 
 
 def invert_positive(numbers: Array, smallest: Any) -> Array:
-    """Return the reciprocals, with 0 for numbers that are not above `smallest`."""
+    """Return the reciprocals, with 0 for numbers that are not above `smallest`.
+
+    >>> invert_positive(np.array([2.0, 0.0, -4.0]), 0.0)
+    array([0.5, 0. , 0. ])
+    """
     xp = array_module(numbers)
     is_large = numbers > smallest
-    return xp.where(is_large, 1 / xp.where(is_large, numbers, 1), 0)
+    divisors = xp.where(is_large, numbers, 1)  # dividing by 0 would warn
+    return xp.where(is_large, 1 / divisors, 0)

@@ -17,6 +17,7 @@ from numpy.typing import DTypeLike
 
 from .array_modules import Array, as_array, has_true, is_cupy, share
 from .reporting import recorder
+from .value_dtypes import FLOATS, VALUE_DTYPES
 
 DEVICES = ("auto", "cpu", "cuda")
 LAYOUTS = ("remap", "replicated", "indexed")
@@ -61,17 +62,19 @@ def densify_error(operation: str, shape: Sequence[Any], instead: str) -> Densify
     message = f"{operation} would make a dense array of shape {shape}; {instead}"
     backend = current_backend()
     if backend not in (None, "flycoo"):
-        hint = 'call tl.set_backend("flycoo")'
-        message += f"; TensorLy's backend is {backend!r}: {hint}"
-    if (current := recorder.get()) is not None:
-        current.refusals.append(message)
+        message += f'; TensorLy\'s backend is {backend!r}: call tl.set_backend("flycoo")'
+    profile = recorder.get()
+    if profile is not None:
+        profile.refusals.append(message)
     return DensifyError(message)
 
 
 def current_backend() -> str | None:
     """Return the name of TensorLy's backend, or None if TensorLy is not (fully) imported."""
     get_backend = getattr(sys.modules.get("tensorly"), "get_backend", None)
-    return None if get_backend is None else get_backend()
+    if get_backend is None:
+        return None
+    return get_backend()
 
 
 def warn(message: str) -> None:
@@ -79,10 +82,12 @@ def warn(message: str) -> None:
     # From Python 3.12 on, `skip_file_prefixes` does this.
     frame: Any = sys._getframe(1)
     level = 2
-    ours = ("tensorly_flycoo", "tensorly")
-    while frame and str(frame.f_globals.get("__name__")).partition(".")[0] in ours:
+    while frame:
+        package, _, _ = str(frame.f_globals.get("__name__")).partition(".")
+        if package not in ("tensorly_flycoo", "tensorly"):
+            break
         frame = frame.f_back
-        level = level + 1
+        level += 1
     warnings.warn(message, stacklevel=level)
 
 
@@ -114,57 +119,66 @@ def check_coords(coords: Array, shape: Sequence[int]) -> Array:
     if coords.size == 0 and coords.dtype == np.float64:  # NumPy's dtype for an empty list
         coords = coords.astype(np.int64)
     if coords.dtype.kind not in "iu":
-        instead = "FlycooTensor(subs.T.astype(int) - 1, vals.ravel(), size.ravel().astype(int))"
-        hint = f": convert it; of a sptensor of MATLAB make {instead}"
-        raise TypeError(f"coords has dtype {coords.dtype}, expected integers{hint}")
+        raise TypeError(
+            f"coords has dtype {coords.dtype}, expected integers: convert it; of a sptensor of "
+            "MATLAB make "
+            "FlycooTensor(subs.T.astype(int) - 1, vals.ravel(), size.ravel().astype(int))"
+        )
     coords = coords.astype(coords.dtype.newbyteorder("="), copy=False)  # as kernels read it
     if coords.ndim != 2:
         raise ValueError(f"coords has shape {coords.shape}, expected (ndim, nnz)")
-    if coords.shape[0] != len(shape) == coords.shape[1]:
+    ndim = len(shape)
+    if coords.shape[0] == ndim:
+        return coords
+    if coords.shape[1] == ndim:
         raise ValueError(
-            f"coords has shape {coords.shape}, expected ({len(shape)}, nnz), one row per mode: "
+            f"coords has shape {coords.shape}, expected ({ndim}, nnz), one row per mode: "
             "transpose it (coords.T)"
         )
-    if coords.shape[0] != len(shape):
-        raise ValueError(
-            f"shape has {len(shape)} modes, expected {coords.shape[0]}: coords has "
-            f"shape {coords.shape}, one row per mode"
-        )
-    return coords
+    raise ValueError(
+        f"shape has {ndim} modes, expected {coords.shape[0]}: coords has "
+        f"shape {coords.shape}, one row per mode"
+    )
 
 
 def check_inside(coords: Array, shape: Sequence[int]) -> None:
     """Refuse `coords` (ndim, nnz) with an index outside `shape`."""
-    # In blocks that fit in the cache, in either memory order of coords. On a GPU each check
-    # synchronises, so one block holds all nonzeros.
-    block_size = max(1, coords.shape[1]) if is_cupy(coords) else _CHECK_BLOCK
+    # In blocks that fit in the cache, in either memory order of coords.
+    block_size = _CHECK_BLOCK
+    if is_cupy(coords):  # each check synchronises, so one block holds all nonzeros
+        block_size = max(1, coords.shape[1])
     for start in range(0, coords.shape[1], block_size):
         _check_block(coords[:, start : start + block_size], shape, start)
 
 
 def _check_block(coords: Array, shape: Sequence[int], start: int) -> None:
-    for mode, (rows, size) in enumerate(zip(coords, shape, strict=True)):
+    """Refuse an index outside `shape` in a block of coords, which begins at nonzero `start`."""
+    for mode, (indices, size) in enumerate(zip(coords, shape, strict=True)):
         # Viewed as unsigned, a negative index is beyond all signed ones: one comparison does.
-        signed_end = 2 ** (8 * rows.dtype.itemsize - 1)
-        end = min(size, signed_end) if rows.dtype.kind == "i" else size
-        rows = rows.view(rows.dtype.str.replace("i", "u"))
-        if int(rows.max()) >= end:
-            wrong = int(np.argmax(rows >= end))
-            raise ValueError(
-                f"coords[{mode}, {start + wrong}] is {coords[mode, wrong]} (nonzero "
-                f"{start + wrong}, mode {mode}), expected 0 to {size - 1}"
-                + ("; if the first index is 1, pass coords - 1" if int(rows[wrong]) == size else "")
-            )
+        unsigned = indices.view(indices.dtype.str.replace("i", "u"))
+        end = size
+        if indices.dtype.kind == "i":
+            end = min(size, 2 ** (8 * indices.dtype.itemsize - 1))
+        if int(unsigned.max()) < end:
+            continue
+        place = int(np.argmax(unsigned >= end))
+        message = (
+            f"coords[{mode}, {start + place}] is {indices[place]} (nonzero {start + place}, "
+            f"mode {mode}), expected 0 to {size - 1}"
+        )
+        if int(unsigned[place]) == size:
+            message += "; if the first index is 1, pass coords - 1"
+        raise ValueError(message)
 
 
 def check_dtype(dtype: DTypeLike, name: str = "dtype") -> np.dtype:
-    """Return float32 or float64 for `dtype`; bools and integers are counts and become float64."""
+    """Return a dtype of `FLOATS`: bools and integers are counts, and become float64."""
     dtype = np.dtype(dtype)
     if dtype.kind in "biu":
         return np.dtype(np.float64)
-    if dtype not in (np.float32, np.float64):
+    if dtype not in FLOATS:
         raise TypeError(
-            f"{name} is {dtype}, expected float32, float64, an integer type or bool; "
+            f"{name} is {dtype}, expected {', '.join(VALUE_DTYPES)}, an integer type or bool; "
             "convert the values first"
         )
     return dtype
@@ -176,35 +190,41 @@ def check_values(values: Array, nnz: int, dtype: DTypeLike | None = None) -> Arr
     Only values that lose precision are checked to be finite; for others call `check_finite`.
     """
     values = as_array(values)
-    own_dtype = check_dtype(values.dtype, "the dtype of values")
-    dtype = own_dtype if dtype is None else check_dtype(dtype)
+    float_dtype = check_dtype(values.dtype, "the dtype of values")
+    if dtype is not None:
+        float_dtype = check_dtype(dtype)
     if values.shape != (nnz,):
+        hint = ", pass values.ravel()" if values.size == nnz else ""
         raise ValueError(
-            f"values has shape {values.shape}, expected ({nnz},): coords holds {nnz} nonzeros"
-            + (", pass values.ravel()" if values.size == nnz else "")
+            f"values has shape {values.shape}, expected ({nnz},): coords holds {nnz} nonzeros{hint}"
         )
-    if values.dtype.kind in "iu" and values.dtype.itemsize == 8 and nnz:
-        is_wrong = values > _MAX_EXACT_INTEGER
-        if values.dtype.kind == "i":
-            is_wrong |= values < -_MAX_EXACT_INTEGER
-        if is_wrong.any():
-            wrong = int(np.argmax(is_wrong))
-            raise ValueError(
-                f"values[{wrong}] is {values[wrong]}, expected integers up to 2**53, "
-                "which float64 holds exactly"
-            )
-    converted = values.astype(dtype, copy=False)
+    if values.dtype.kind in "iu" and values.dtype.itemsize == 8 and nnz > 0:
+        _check_exact(values)
+    converted = values.astype(float_dtype, copy=False)
     if converted.dtype.itemsize < values.dtype.itemsize:
         check_finite(values)
-        check_finite(converted, f"values as {dtype}")
+        check_finite(converted, f"values as {float_dtype}")
     return converted
+
+
+def _check_exact(values: Array) -> None:
+    """Refuse integers of 64 bits that float64 would round."""
+    is_rounded = values > _MAX_EXACT_INTEGER
+    if values.dtype.kind == "i":
+        is_rounded |= values < -_MAX_EXACT_INTEGER
+    if is_rounded.any():
+        place = int(np.argmax(is_rounded))
+        raise ValueError(
+            f"values[{place}] is {values[place]}, expected integers up to 2**53, "
+            "which float64 holds exactly"
+        )
 
 
 def check_finite(values: Array, name: str = "values") -> None:
     """Refuse nan and infinity: a single one would silently spread to whole factors."""
     if values.dtype.kind == "f" and has_true(~np.isfinite(values)):
-        wrong = int(np.argmax(~np.isfinite(values)))
-        raise ValueError(f"{name}[{wrong}] is {values[wrong]}, expected finite numbers")
+        place = int(np.argmax(~np.isfinite(values)))
+        raise ValueError(f"{name}[{place}] is {values[place]}, expected finite numbers")
 
 
 def check_sums(values: Array) -> None:
@@ -223,15 +243,19 @@ def check_place(array: Array, name: str, is_on_gpu: bool, whose: str) -> None:
 
 def check_current_gpu(arrays: Mapping[str, Array | list[Array]], gpu: int) -> None:
     """Refuse CuPy arrays, or lists of them, that are not on the current GPU, where kernels run."""
-    for name, group in arrays.items():
-        for n, array in enumerate(group if isinstance(group, list) else [group]):
-            other = array.data.device_id
-            if other != gpu:
-                what = f"{name}[{n}]" if isinstance(group, list) else name
-                raise ValueError(
-                    f"{what} is on GPU {other}, expected GPU {gpu}, the current one: "
-                    f"compute inside `with cupy.cuda.Device({other}):`"
-                )
+    by_name: dict[str, Any] = {}
+    for name, array in arrays.items():
+        if isinstance(array, list):
+            by_name |= {f"{name}[{n}]": element for n, element in enumerate(array)}
+        else:
+            by_name[name] = array
+    for name, array in by_name.items():
+        home = array.data.device_id
+        if home != gpu:
+            raise ValueError(
+                f"{name} is on GPU {home}, expected GPU {gpu}, the current one: "
+                f"compute inside `with cupy.cuda.Device({home}):`"
+            )
 
 
 def check_mode(mode: Any, ndim: int, name: str = "mode") -> int:
@@ -255,8 +279,8 @@ def check_real(number: Any, name: str, least: float = -math.inf) -> None:
     if not isinstance(number, Real) or isinstance(number, bool):
         raise TypeError(f"{name} is {number!r}, expected a number")
     if not (math.isfinite(number) and float(number) >= least):
-        expected = "a finite number" + (f", {least:g} or more" if least > -math.inf else "")
-        raise ValueError(f"{name} is {number}, expected {expected}")
+        bound = f", {least:g} or more" if least > -math.inf else ""
+        raise ValueError(f"{name} is {number}, expected a finite number{bound}")
 
 
 def check_positive(number: Any, name: str) -> None:
@@ -273,19 +297,24 @@ def check_least(array: Array, name: str, least: float = 0, reason: str = "") -> 
         raise ValueError(f"{name} has the element {smallest}, expected {least:g} or more{reason}")
 
 
-def spread_numbers(given: Any, ndim: int, name: str) -> list[Any]:
-    """Return one number for each mode, 0 or more, or None; `given` is a list of them, or one."""
-    numbers = list(given) if isinstance(given, Iterable) else [given] * ndim
+def spread_numbers(argument: Any, ndim: int, name: str) -> list[Any]:
+    """Return one number for each mode, 0 or more, or None; the argument is a list of them, or one.
+
+    >>> spread_numbers(0.5, 2, "penalty"), spread_numbers([0.5, None], 2, "penalty")
+    ([0.5, 0.5], [0.5, None])
+    """
+    numbers = list(argument) if isinstance(argument, Iterable) else [argument] * ndim
     if len(numbers) != ndim:
         raise ValueError(f"{name} has {len(numbers)} numbers, expected {ndim}")
     for number in numbers:
-        check_real(0 if number is None else number, f"a number of {name}", 0)
+        if number is not None:
+            check_real(number, f"a number of {name}", 0)
     return numbers
 
 
 def check_rank(rank: Any, name: str = "rank") -> int:
     """Return `rank` as an int of at least 1."""
-    if isinstance(rank, float | np.floating):
+    if isinstance(rank, float | np.floating):  # which TensorLy takes, with another meaning
         raise TypeError(
             f"{name} is {rank}, expected an integer: TensorLy reads a fraction as a share of the "
             "number of cells, which are nearly all zeros in a sparse tensor"
@@ -295,9 +324,10 @@ def check_rank(rank: Any, name: str = "rank") -> int:
 
 def check_integer(number: Any, name: str) -> int:
     """Return `number` as an int; `name` is the argument's."""
-    given: Any = None if isinstance(number, bool) else number
+    if isinstance(number, bool):  # which Python takes for 0 or 1
+        raise TypeError(f"{name} is {number!r}, expected an integer")
     try:
-        return operator.index(given)
+        return operator.index(number)
     except TypeError:
         raise TypeError(f"{name} is {number!r}, expected an integer") from None
 
@@ -321,32 +351,36 @@ def check_factors(
 
     With `converts` they may come in any precision; those of `dtype` stay the same objects.
     """
-    factors = list(factors)
-    if len(factors) != len(shape):
-        raise ValueError(f"factors has {len(factors)} matrices, expected {len(shape)}, one a mode")
-    for n, factor in enumerate(factors):
-        if not isinstance(factor, array_types):
-            factor = share(factor)
-        if converts and getattr(factor, "dtype", dtype) != dtype and factor.dtype.kind == "f":
-            factor = factor.astype(dtype)
-        check_matrix(factor, f"factors[{n}]", shape[n], dtype, *array_types)
-        factors[n] = factor
-        if factor.shape[1] != factors[0].shape[1]:
+    matrices = list(factors)
+    if len(matrices) != len(shape):
+        raise ValueError(f"factors has {len(matrices)} matrices, expected {len(shape)}, one a mode")
+    for n, factor in enumerate(matrices):
+        matrix = factor if isinstance(factor, array_types) else share(factor)
+        # Only floats are converted: integers are more likely a mistake, which is refused below.
+        if converts and getattr(matrix, "dtype", dtype) != dtype and matrix.dtype.kind == "f":
+            matrix = matrix.astype(dtype)
+        check_matrix(matrix, f"factors[{n}]", shape[n], dtype, *array_types)
+        matrices[n] = matrix
+        rank = matrices[0].shape[1]
+        if matrix.shape[1] != rank:
             raise ValueError(
-                f"factors[{n}] has shape {factor.shape}, expected "
-                f"({shape[n]}, {factors[0].shape[1]}), the rank of factors[0]"
+                f"factors[{n}] has shape {matrix.shape}, expected "
+                f"({shape[n]}, {rank}), the rank of factors[0]"
             )
-    return factors
+    return matrices
 
 
 def check_weights(weights: Array, rank: int, dtype: np.dtype, array_type: type[Array]) -> None:
     """Refuse weights that are not an array (R,) in the dtype and on the device of x."""
-    if not isinstance(weights, array_type) or weights.shape != (rank,) or weights.dtype != dtype:
-        facts = f"shape {getattr(weights, 'shape', ())} and dtype {getattr(weights, 'dtype', None)}"
-        got = f"{_name(type(weights)).removeprefix('builtins.')} of {facts}"
-        error = TypeError if getattr(weights, "shape", None) == (rank,) else ValueError
-        expected = f"{_name(array_type)} of shape ({rank},) and dtype"
-        raise error(f"weights is a {got}, expected a {expected} {dtype}, on the device of x")
+    if isinstance(weights, array_type) and weights.shape == (rank,) and weights.dtype == dtype:
+        return
+    kind = _name(type(weights)).removeprefix("builtins.")
+    shape = getattr(weights, "shape", ())
+    error = TypeError if shape == (rank,) else ValueError
+    raise error(
+        f"weights is a {kind} of shape {shape} and dtype {getattr(weights, 'dtype', None)}, "
+        f"expected a {_name(array_type)} of shape ({rank},) and dtype {dtype}, on the device of x"
+    )
 
 
 def check_out(
@@ -359,9 +393,8 @@ def check_out(
 ) -> None:
     """Refuse an `out` that cannot hold the result, or overlaps one of the named `inputs`."""
     if not isinstance(out, array_type):
-        got = _name(type(out)).removeprefix("builtins.")
-        expected = _name(array_type)
-        raise TypeError(f"out is a {got}, expected a {expected} on the device of x")
+        kind = _name(type(out)).removeprefix("builtins.")
+        raise TypeError(f"out is a {kind}, expected a {_name(array_type)} on the device of x")
     if out.shape != shape or out.dtype != dtype:
         raise ValueError(f"out has shape {out.shape}, {out.dtype}, expected {shape}, {dtype}")
     if not out.flags.c_contiguous or not getattr(out.flags, "writeable", True):
@@ -387,7 +420,9 @@ def check_choice(choice: Any, name: str, choices: tuple[Any, ...]) -> Any:
 def check_keep(keep: str, layout: str | None) -> str:
     """Return the layout that `keep` allows, or "auto"; refuse unknown names."""
     check_choice(keep, "keep", PLACES)
-    layout = check_choice("auto" if layout is None else layout, "layout", ("auto", *LAYOUTS))
+    if layout is None:
+        layout = "auto"
+    check_choice(layout, "layout", ("auto", *LAYOUTS))
     if keep == "device":
         return layout
     if layout not in ("auto", "replicated"):
@@ -405,8 +440,10 @@ def check_matrix(
 ) -> None:
     """Refuse anything but a matrix with `num_rows` rows in the dtype of x."""
     if not isinstance(matrix, array_types):
-        what = f"a {_name(type(matrix))}, expected a {_name(array_types[0])}"
-        raise TypeError(f"{name} is {what} on the device of x")
+        raise TypeError(
+            f"{name} is a {_name(type(matrix))}, expected a {_name(array_types[0])} on the "
+            "device of x"
+        )
     if matrix.ndim != 2 or matrix.shape[0] != num_rows or matrix.shape[1] < 1:
         raise ValueError(f"{name} has shape {matrix.shape}, expected ({num_rows}, rank)")
     if matrix.dtype != dtype:
@@ -414,4 +451,5 @@ def check_matrix(
 
 
 def _name(kind: type) -> str:
+    """Return the name of a type with its module, such as "numpy.ndarray"."""
     return f"{kind.__module__}.{kind.__name__}"

@@ -109,7 +109,7 @@ class OneDevice(Devices):
         self.count = count
 
     def check_current(self) -> None:
-        pass
+        pass  # there is no other device
 
     def empty(self, device: int, shape: tuple[int, int], dtype: np.dtype) -> Array:
         return self._xp.empty(shape, dtype)
@@ -118,6 +118,7 @@ class OneDevice(Devices):
         return [self._join(arrays) for arrays, _ in requests]
 
     def _join(self, arrays: Sequence[Array]) -> Array:
+        """Return a single array as it is, if it is of `xp`; several ones below each other."""
         if len(arrays) == 1:
             return move(arrays[0], self._xp)
         return self._xp.ascontiguousarray(self._xp.concatenate(arrays))
@@ -127,10 +128,15 @@ class OneDevice(Devices):
 
 
 def bring_each(devices: Devices, arrays: Iterable[Array], homes: Iterable[int]) -> list[Array]:
-    """Return each array on its device."""
-    return devices.gather([((array,), home) for array, home in zip(arrays, homes, strict=True)])
+    """Return each array on its device; launch all copies together."""
+    requests = [((array,), home) for array, home in zip(arrays, homes, strict=True)]
+    return devices.gather(requests)
 
 
 def assign_homes(num_parts: int, num_devices: int) -> tuple[int, ...]:
-    """Give each device equally many neighbouring parts; return the device of each."""
+    """Give each device equally many neighbouring parts; return the device of each.
+
+    >>> assign_homes(5, 2)
+    (0, 0, 0, 1, 1)
+    """
     return tuple(part * num_devices // num_parts for part in range(num_parts))

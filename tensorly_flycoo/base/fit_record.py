@@ -118,8 +118,15 @@ class FitRecord:
         return dataclasses.replace(self, **changes)
 
 
-#: In `call`: the decomposition that this thread runs, and what returns the record of its models. No
-#: ContextVar: tasks of an event loop copy those, and would keep the tensor alive.
+class _Call(NamedTuple):
+    """A decomposition that runs."""
+
+    method: str
+    describe: Callable[[], FitRecord]  # the record of its models
+
+
+#: In `call`: the `_Call` that this thread runs. No ContextVar: tasks of an event loop copy those,
+#: and would keep the tensor alive.
 _running = threading.local()
 
 
@@ -129,21 +136,20 @@ def recording(method: str, describe: Callable[[], FitRecord]) -> Iterator[None]:
 
     It is described when it is first asked for: by then the decomposition has checked its options.
     """
-    outer = getattr(_running, "call", None)
-    _running.call = method, functools.cache(describe)
+    outer_call = getattr(_running, "call", None)
+    _running.call = _Call(method, functools.cache(describe))
     try:
         yield
     finally:
-        _running.call = outer
+        _running.call = outer_call
 
 
 def current_record(method: str) -> FitRecord:
     """Return the record of the decomposition that runs now; if it is another one, just its name."""
-    call = getattr(_running, "call", None)
-    if call is None or call[0] != method:
+    call: _Call | None = getattr(_running, "call", None)
+    if call is None or call.method != method:
         return FitRecord(method=method)
-    record: FitRecord = call[1]()
-    return record
+    return call.describe()
 
 
 def find_record(model: Any) -> FitRecord | None:
@@ -168,7 +174,9 @@ def _is_plain(fact: Any, default: Any) -> bool:
 
 def _shorten(fact: Any) -> str:
     """Show a fact in a line: of arrays only what they are."""
-    if isinstance(fact, Mapping):
-        fact = {mode: dict(of_mode) for mode, of_mode in fact.items()}
+    if isinstance(fact, Mapping):  # of a mapping for each mode, whatever their types
+        fact = {mode: dict(constraints) for mode, constraints in fact.items()}
     text = repr(fact)
-    return text if len(text) < 60 else f"<{type(fact).__name__}>"
+    if len(text) >= 60:
+        return f"<{type(fact).__name__}>"
+    return text

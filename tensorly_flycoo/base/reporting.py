@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 
 _logger = logging.getLogger("tensorly_flycoo")
 
@@ -27,7 +27,8 @@ def report(stage: str) -> None:
 
     Without a listener this is a log line at level INFO.
     """
-    (_listener.get() or _logger.info)(stage)
+    listener = _listener.get() or _logger.info
+    listener(stage)
 
 
 @contextlib.contextmanager
@@ -46,15 +47,22 @@ recorder: ContextVar[Any] = ContextVar("recorder", default=None)
 
 def span(name: str, tensor: object = None) -> contextlib.AbstractContextManager[None]:
     """Let a profile time the block: a call with its sparse tensor, or a part of a call."""
-    current = recorder.get()
-    return contextlib.nullcontext() if current is None else current.time(name, tensor)
+    profile = recorder.get()
+    if profile is None:
+        return contextlib.nullcontext()
+    return profile.time(name, tensor)
+
+
+class _CompiledKernels(NamedTuple):
+    """Kernels that were compiled together, and when (`time.perf_counter`)."""
+
+    start_s: float
+    end_s: float
+    num_kernels: int
 
 
 class _Compilation(contextlib.AbstractContextManager):
-    """The compilations of a call: when each began and ended, and how many kernels it made.
-
-    Its context is that of a call inside this one.
-    """
+    """What a call has compiled. Its context is that of a call inside this one."""
 
     #: Of all calls of the process, and whether a log line has named them.
     total_count = 0
@@ -62,40 +70,51 @@ class _Compilation(contextlib.AbstractContextManager):
     is_said = False
 
     def __init__(self) -> None:
-        self._spans: list[tuple[float, float, int]] = []
+        self._compiled: list[_CompiledKernels] = []
 
     def add(self, start_s: float, count: int) -> None:
-        # Kernels that were compiled since `start_s` are called by this one, and belong to it.
-        earlier = [span for span in self._spans if span[0] < start_s]
-        self._spans = [*earlier, (start_s, time.perf_counter(), count)]
+        """Add kernels that were compiled from `start_s` to now."""
+        # Kernels that were compiled since `start_s` are called by these, and belong to them.
+        earlier = [kernels for kernels in self._compiled if kernels.start_s < start_s]
+        self._compiled = [*earlier, _CompiledKernels(start_s, time.perf_counter(), count)]
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.log(_QUIET_S)
 
     def log(self, quiet_s: float = 0.0) -> None:
-        """Log it, unless something was compiled less than `quiet_s` seconds ago.
-
-        For all calls it is logged once, as a warning, if it took a second. Under a listener, such
-        as a progress bar, which a line would cut, a later call says it.
-        """
-        if not self._spans or time.perf_counter() - self._spans[-1][1] < quiet_s:
+        """Log it, unless something was compiled less than `quiet_s` seconds ago."""
+        if not self._compiled or time.perf_counter() - self._compiled[-1].end_s < quiet_s:
             return
-        starts_s, ends_s, counts = zip(*self._spans, strict=True)
-        count = sum(counts)
-        seconds = sum(ends_s) - sum(starts_s)
-        whole = _Compilation
-        self._spans = []
+        count = sum(kernels.num_kernels for kernels in self._compiled)
+        seconds = sum(kernels.end_s - kernels.start_s for kernels in self._compiled)
+        self._compiled = []
         _logger.debug("compiled %d kernels in %.1f s", count, seconds)
-        whole.total_count += count
-        whole.total_s += seconds
-        if (current := recorder.get()) is not None:
-            current.add_compiling(seconds)
-        if whole.total_s >= _SLOW_S and not whole.is_said and _listener.get() is None:
-            whole.is_said = True
-            kernels = f"{whole.total_count} kernel" + "s" * (whole.total_count != 1)
-            text = "compiled %s in %.1f s; cached on disk for the next time"
-            _logger.warning(text, kernels, whole.total_s)  # shown even if logging is not set up
+        profile = recorder.get()
+        if profile is not None:
+            profile.add_compiling(seconds)
+        _Compilation.total_count += count
+        _Compilation.total_s += seconds
+        self._warn_if_slow()
+
+    @staticmethod
+    def _warn_if_slow() -> None:
+        """Log the compilations of all calls, once, if they took a second.
+
+        Under a listener, such as a progress bar, which a line would cut, a later call does.
+        """
+        process = _Compilation
+        if process.total_s < _SLOW_S or process.is_said or _listener.get() is not None:
+            return
+        process.is_said = True
+        noun = "kernel" if process.total_count == 1 else "kernels"
+        # A warning is shown even if logging is not set up.
+        _logger.warning(
+            "compiled %d %s in %.1f s; cached on disk for the next time",
+            process.total_count,
+            noun,
+            process.total_s,
+        )
 
 
 _compilation: ContextVar[_Compilation | None] = ContextVar("compilation", default=None)
@@ -111,6 +130,7 @@ def log_compilation() -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def _log_at_end() -> Iterator[None]:
+    """Log what is compiled inside the block, at its end, even if it fails."""
     compilation = _Compilation()
     token = _compilation.set(compilation)
     try:
@@ -122,5 +142,6 @@ def _log_at_end() -> Iterator[None]:
 
 def add_compiled(start_s: float, count: int = 1) -> None:
     """Count kernels whose compilation began at `start_s` (`time.perf_counter`) and ends now."""
-    if (compilation := _compilation.get()) is not None:
+    compilation = _compilation.get()
+    if compilation is not None:
         compilation.add(start_s, count)

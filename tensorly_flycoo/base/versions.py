@@ -27,13 +27,16 @@ def show_versions() -> None:
     Python           3...
     numba threads    ...
     """
+    tensorly = _find_version("tensorly")
     backend = current_backend()
+    if backend is not None:
+        tensorly += f", backend {backend!r}"
     try:
         import numba
+
+        num_threads = str(numba.get_num_threads())
     except ImportError:
         num_threads = _MISSING
-    else:
-        num_threads = str(numba.get_num_threads())
     try:
         import cupy
 
@@ -41,12 +44,12 @@ def show_versions() -> None:
         problem = ""
     except (ImportError, RuntimeError) as error:
         num_gpus = 0
-        problem = f": {error}".partition("\n")[0]
+        problem = f": {error}".partition("\n")[0]  # the first line of a long message
     rows = {
         "tensorly-flycoo": _find_version("tensorly_flycoo"),
         "Python": platform.python_version(),
         "OS": platform.platform(),
-        "TensorLy": _find_version("tensorly") + (f", backend {backend!r}" if backend else ""),
+        "TensorLy": tensorly,
         **{name: _find_version(name) for name in ("numpy", "scipy", "sparse", "numba")},
         "CuPy": _find_version("cupy"),
         "GPUs": f"{num_gpus}{problem}",

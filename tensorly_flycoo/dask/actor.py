@@ -46,18 +46,22 @@ class SlabActor:
         else:
             self._site = Site(select_engine("cpu"), functools.partial(_count_room, self._worker))
             start_thread = functools.partial(_limit_threads, self._worker.state.nthreads)
-        # An actor is never connected if another one is lost while they start.
-        own = weakref.ref(self)
-        self._machine = Machine(self._site, start_thread, lambda: own() is not None)
+        # An actor is never connected if another one is lost while they start: until then its thread
+        # lives as long as the actor, of which it therefore holds a weak reference only.
+        reference = weakref.ref(self)
+        self._machine = Machine(self._site, start_thread, lambda: reference() is not None)
 
     async def connect(self, peers: Sequence[tuple[str, str]], number: int) -> None:
         """Tell the addresses and keys of all workers' actors, and which of them this is."""
-        loop, worker, (_, key) = asyncio.get_running_loop(), self._worker, peers[number]
+        loop = asyncio.get_running_loop()
+        worker = self._worker
+        _, own_key = peers[number]
 
-        def send(number: int, *parcel: Any) -> None:
-            _call_soon(loop, lambda: _start(_deliver(worker, *peers[number], *parcel)))
+        def send(peer: int, *parcel: Any) -> None:
+            address, key = peers[peer]
+            _call_soon(loop, lambda: _start(_deliver(worker, address, key, *parcel)))
 
-        self._machine.connect(send, lambda: key in worker.state.actors)
+        self._machine.connect(send, lambda: own_key in worker.state.actors)
 
     async def run(self, message: Message) -> Reply:
         """Run commands, after those of earlier messages."""
@@ -72,6 +76,7 @@ class SlabActor:
         return await reply
 
     async def deliver(self, epoch: int, arrays: dict[int, np.ndarray]) -> None:
+        """Take arrays that another actor has sent."""
         self._machine.deliver(epoch, arrays)
 
     def keep(self, number: int, partition: Partition) -> None:
@@ -79,6 +84,7 @@ class SlabActor:
         self._site.partitions[number] = partition
 
     async def abort(self, epoch: int) -> None:
+        """Drop the messages of earlier epochs."""
         self._machine.abort(epoch)
 
 
@@ -89,6 +95,7 @@ def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable, *args: Any) 
 
 
 def _start(coroutine: Any) -> None:
+    """Run a coroutine as a task, and hold that until it is done."""
     task = asyncio.ensure_future(coroutine)
     _tasks.add(task)
     task.add_done_callback(_tasks.discard)
@@ -96,10 +103,14 @@ def _start(coroutine: Any) -> None:
 
 async def _deliver(worker: Worker, address: str, key: str, *parcel: Any) -> None:
     """Send an actor a parcel. If it is gone, the client sees that by its own message."""
-    args = list(map(to_serialize, parcel))
-    call = {"function": "deliver", "actor": key, "args": args, "kwargs": {}}
     try:
-        await worker.rpc(address).actor_execute(**call, reply=False)
+        await worker.rpc(address).actor_execute(
+            function="deliver",
+            actor=key,
+            args=[to_serialize(part) for part in parcel],
+            kwargs={},
+            reply=False,
+        )
     except (OSError, RuntimeError) as error:
         if worker.status == Status.running:  # one that closes has no connections any more
             _logger.warning("worker %s did not receive an array: %s", address, error)
@@ -115,7 +126,9 @@ def _make_gpu_site(gpu: int) -> tuple[Site, Callable[[], None]]:
 def _count_room(worker: Worker) -> int | None:
     """Count the bytes that Dask lets a worker use yet."""
     limit = worker.memory_manager.memory_limit
-    return None if limit is None else limit - psutil.Process().memory_info().rss
+    if limit is None:
+        return None
+    return limit - psutil.Process().memory_info().rss
 
 
 def _limit_threads(count: int) -> None:
@@ -134,36 +147,61 @@ def start_workers(
     """Start an actor on each of some workers, beside others; return all, the others first."""
     addresses = list(addresses)
     tasks = [_submit(client, address, list_gpus, device) for address in addresses]
-    gpus = [own.gpus for own in others] + wait_for_tasks(client, tasks, addresses)
-    names = [own.address for own in others] + addresses
-    without = [address for address, own in zip(names, gpus, strict=True) if not own.uuids]
-    if 0 < len(without) < len(gpus):  # their records would differ
+    gpus = [worker.gpus for worker in others] + wait_for_tasks(client, tasks, addresses)
+    _refuse_mixture([worker.address for worker in others] + addresses, gpus)
+    numbers = choose_gpus(gpus)
+    workers = [*others, *_start_actors(client, addresses, numbers[len(others) :])]
+    links = list_links(gpus, numbers)
+    for worker, listed, number, link in zip(workers, gpus, numbers, links, strict=True):
+        chosen = [] if number is None else [listed.uuids[number]]
+        worker.gpus = listed._replace(uuids=chosen)
+        worker.link = link
+    return workers
+
+
+def _refuse_mixture(addresses: Sequence[str], gpus: Sequence[Gpus]) -> None:
+    """Refuse workers with a GPU beside workers without: the records of slabs would differ."""
+    without = [address for address, listed in zip(addresses, gpus, strict=True) if not listed.uuids]
+    if 0 < len(without) < len(gpus):
         raise ValueError(
             f"workers {without} have no GPU, but others have, expected workers of one kind: give "
             "device='cpu', or the addresses of workers of one kind as workers="
         )
-    numbers = choose_gpus(gpus)
-    started = list(zip(addresses, numbers[len(others) :], strict=True))
-    futures = [_submit(client, a, SlabActor, number, actor=True) for a, number in started]
+
+
+def _start_actors(
+    client: Client, addresses: Sequence[str], numbers: Sequence[int | None]
+) -> list[WorkerHandle]:
+    """Start an actor on each worker, with the GPU of a number there, and wait for all."""
+    futures = [
+        _submit(client, address, SlabActor, number, actor=True)
+        for address, number in zip(addresses, numbers, strict=True)
+    ]
     try:
         wait_for_tasks(client, futures, addresses)
     except RuntimeError as error:  # Dask's own, if a worker ends just after its actor starts
         if "Actor was lost" not in str(error):
             raise
         pairs = zip(addresses, futures, strict=True)
-        raise WorkerLost([address for address, own in pairs if own.status == "error"]) from None
-    workers = [*others, *map(WorkerHandle, addresses, futures)]
-    for worker, own, number in zip(workers, gpus, numbers, strict=True):
-        worker.gpus = own._replace(uuids=[] if number is None else [own.uuids[number]])
-    for worker, link in zip(workers, list_links(gpus, numbers), strict=True):
-        worker.link = link
-    return workers
+        lost = [address for address, future in pairs if future.status == "error"]
+        raise WorkerLost(lost) from None
+    return list(map(WorkerHandle, addresses, futures))
 
 
-def _submit(client: Client, address: str, function: Any, *args: Any, **options: Any) -> Future:
-    key = f"tensorly-flycoo-{uuid.uuid4().hex}"
-    options = {"pure": False, "allow_other_workers": False, **options}
-    return client.submit(function, *args, workers=[address], key=key, **options)
+def _submit(client: Client, address: str, function: Any, *args: Any, actor: bool = False) -> Future:
+    """Have a worker call a function as a task, or start an actor of a class."""
+    return client.submit(
+        function,
+        *args,
+        workers=[address],
+        key=f"tensorly-flycoo-{uuid.uuid4().hex}",
+        actor=actor,
+        pure=False,
+        allow_other_workers=False,
+    )
+
+
+# GPUs
 
 
 def list_gpus(device: str | None) -> Gpus:
@@ -176,27 +214,37 @@ def list_gpus(device: str | None) -> Gpus:
 
 
 def choose_gpus(gpus: Sequence[Gpus]) -> list[int | None]:
-    """Choose a GPU for each worker, by its number there: the first that the fewest others use."""
+    """Choose a GPU for each worker, by its number there: the first that the fewest others use.
+
+    Examples
+    --------
+    >>> choose_gpus([Gpus(["a", "b"], True), Gpus(["a", "b"], True), Gpus([], True)])
+    [0, 1, None]
+    """
     numbers: list[int | None] = []
-    num_workers: Counter[str] = Counter()
+    num_users: Counter[str] = Counter()  # of each GPU, by its UUID
     for uuids, _ in gpus:
-        number = min(range(len(uuids)), key=lambda n: num_workers[uuids[n]], default=None)
+        number = min(range(len(uuids)), key=lambda n: num_users[uuids[n]], default=None)
         if number is not None:
-            num_workers[uuids[number]] += 1
+            num_users[uuids[number]] += 1
         numbers.append(number)
     return numbers
 
 
 def list_links(gpus: Sequence[Gpus], numbers: Sequence[int | None]) -> list[str | None]:
     """Return the UUID of each worker's GPU if NCCL can link it to the others, else None."""
-    chosen = [None if n is None else own.uuids[n] for own, n in zip(gpus, numbers, strict=True)]
-    if len(chosen) == 1 or None in chosen:
-        return [None for _ in chosen]
-    if len(set(chosen)) < len(chosen):
+    no_links: list[str | None] = [None] * len(gpus)
+    if len(gpus) == 1 or None in numbers:
+        return no_links
+    uuids: list[str | None] = []
+    for listed, number in zip(gpus, numbers, strict=True):
+        assert number is not None
+        uuids.append(listed.uuids[number])
+    if len(set(uuids)) < len(uuids):
         reason = "some workers share a GPU; start one for each"
-    elif not all(own.has_nccl for own in gpus):
+    elif not all(listed.has_nccl for listed in gpus):
         reason = "some workers have no NCCL; install nvidia-nccl-cu13 (or -cu12) there"
     else:
-        return chosen
+        return uuids
     _logger.warning("arrays pass through the memory of the workers' hosts, slowly: %s", reason)
-    return [None for _ in chosen]
+    return no_links

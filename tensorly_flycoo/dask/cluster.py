@@ -9,6 +9,7 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self, TypeAlias
 
 import numpy as np
@@ -18,7 +19,7 @@ from distributed.protocol import to_serialize
 
 from ..base.devices import LinkBroken
 from ..base.reporting import report
-from ..tensor.memory import out_of_memory
+from ..engines.out_of_memory import out_of_memory
 from . import messages as msg
 from .machine import Machine
 from .waiting import WorkerLost, wait_for
@@ -32,7 +33,7 @@ _NOTICE_TIMEOUT = 5.0
 #: Commands for one worker that are sent before anybody needs a result.
 _MANY_COMMANDS = 1024
 
-#: Numbers of keys, of all clusters of this process.
+#: Numbers for keys and epochs, of all clusters of this process.
 _numbers = itertools.count()
 
 #: The workers that hold a tensor, or are to.
@@ -56,10 +57,10 @@ class RemoteObject:
 
     def copy_at(self, worker: WorkerHandle, key: int) -> Self:
         """Return the stand-in for a copy that another worker holds."""
-        other = copy.copy(self)
-        other.worker = worker
-        other.key = key
-        return other
+        copied = copy.copy(self)
+        copied.worker = worker
+        copied.key = key
+        return copied
 
 
 class Gpus(NamedTuple):
@@ -72,17 +73,16 @@ class Gpus(NamedTuple):
 class WorkerHandle:
     """One worker's actor, and the commands that it has not been sent."""
 
-    gpus: Gpus  # the one that it uses, if it uses one
-    link: str | None = None  # the same, if NCCL can link it to those of the others
-
     def __init__(self, address: str, future: Future) -> None:
         self.address = address
         self.key = str(future.key)  # of the actor
+        self.gpus = Gpus([], has_nccl=False)  # the one that it uses, if it uses one
+        self.link: str | None = None  # the UUID of that, if NCCL can link it to the others
         self.is_lost = False  # whether a call has found that it is gone
         self._future = future
         # Finalizers append to it at any time, in any thread.
         self.queue: deque[msg.Command] = deque()
-        self.num_sent = 0
+        self.num_sent = 0  # messages of this epoch
 
     @property
     def is_there(self) -> bool:
@@ -95,14 +95,20 @@ class WorkerHandle:
         Dask's own stand-in for an actor would hold itself in a circle after each call.
         """
         client: Client = self._future.client
-        is_direct = client.direct_to_workers
-        scheduler = client.scheduler
-        worker = client.rpc(self.address) if is_direct else ProxyRPC(scheduler, self.address)
-        call = {"actor": self.key, "function": method, "args": list(map(to_serialize, args))}
+        worker: Any
+        if client.direct_to_workers:
+            worker = client.rpc(self.address)
+        else:
+            worker = ProxyRPC(client.scheduler, self.address)
         try:
             if not self.is_there:
                 raise WorkerLost([self.address])
-            reply = await worker.actor_execute(**call, kwargs={})
+            reply = await worker.actor_execute(
+                actor=self.key,
+                function=method,
+                args=[to_serialize(arg) for arg in args],
+                kwargs={},
+            )
         except Exception as error:  # a worker that has started anew does not know the actor
             raise WorkerLost([self.address]) from error
         if reply["status"] != "OK":
@@ -128,7 +134,8 @@ class WorkerHandle:
         self.queue.extend(command for command in commands if isinstance(command, msg.Free))
 
     def pack(self, epoch: int, wanted: list[int]) -> msg.Message:
-        """Take all commands from the queue."""
+        """Take all commands from the queue, as the next message; `wanted` are keys of values."""
+        # Not until it is empty: a finalizer may append to it meanwhile.
         commands = [self.queue.popleft() for _ in range(len(self.queue))]
         self.num_sent += 1
         return msg.Message(epoch, self.num_sent - 1, commands, wanted)
@@ -145,13 +152,15 @@ class Cluster:
         self.client = client
         self.workers = list(workers)
         self._lock = threading.RLock()
-        self._epoch = next(_numbers)
-        self._is_linked = False
+        self._epoch = next(_numbers)  # see `Message`
         self._can_link = all(worker.link is not None for worker in workers)
+        self._is_linked = False  # whether the workers' GPUs are, in this epoch
         peers = [(worker.address, worker.key) for worker in workers]
         self._start_epoch()
         with self._lock:
             self._wait([worker.call("connect", peers, n) for n, worker in enumerate(workers)])
+
+    # Commands
 
     def call(
         self,
@@ -167,9 +176,7 @@ class Cluster:
         Raises what an earlier command has raised, and a WorkerLost if a worker is gone.
         """
         keys = tuple(next(_numbers) for _ in range(num_results))
-        own_args = _refer([*args], worker)
-        own_kwargs = _refer(kwargs or {}, worker)
-        command = msg.Call.of(function, own_args, own_kwargs, keys)
+        command = msg.Call.of(function, _refer([*args], worker), _refer(kwargs or {}, worker), keys)
         with self._lock:
             self.check()
             if len(worker.queue) > _MANY_COMMANDS:
@@ -188,26 +195,31 @@ class Cluster:
         """Have workers send arrays, never written to again, to others; return the keys there."""
         keys = [next(_numbers) for _ in moves]
         # For each worker what it sends and receives, by the host and from device to device.
-        posted, exchanged = (defaultdict[WorkerHandle, Any](lambda: ([], [])) for _ in range(2))
+        posts = defaultdict[WorkerHandle, _Plan](_Plan)
+        exchanges = defaultdict[WorkerHandle, _Plan](_Plan)
         for (x, target), key in zip(moves, keys, strict=True):
             sender = self.workers.index(x.worker)
             receiver = self.workers.index(target)
-            kind = (x.kind if self._can_link else None) or ()
-            plans = exchanged if kind else posted
-            plans[x.worker][0].append([msg.Ref(x.key), receiver, key, *kind])
-            plans[target][1].append([key, sender, *kind])
+            if self._can_link and x.kind is not None:
+                exchanges[x.worker].sent.append([msg.Ref(x.key), receiver, key, *x.kind])
+                exchanges[target].received.append([key, sender, *x.kind])
+            else:
+                posts[x.worker].sent.append([msg.Ref(x.key), receiver, key])
+                posts[target].received.append([key, sender])
         with self._lock:  # both or neither: a worker that receives waits for one that sends
             self.check()
-            for worker, plan in posted.items():
-                _order(worker, Machine.post, *plan)
-            if exchanged and not self._is_linked:
-                key = next(_numbers)
+            for worker, plan in posts.items():
+                _order(worker, Machine.post, plan.sent, plan.received)
+            if exchanges and not self._is_linked:
+                name_key = next(_numbers)  # of the link's name, which the first worker sends
                 for number, worker in enumerate(self.workers):
-                    _order(worker, Machine.join, key, number, len(self.workers))
+                    _order(worker, Machine.join, name_key, number, len(self.workers))
                 self._is_linked = True
-            for worker, plan in exchanged.items():
-                _order(worker, Machine.exchange, *plan)
+            for worker, plan in exchanges.items():
+                _order(worker, Machine.exchange, plan.sent, plan.received)
         return keys
+
+    # Messages
 
     def fetch(self, objects: Sequence[RemoteObject]) -> list[Any]:
         """Wait for the values of objects, on any workers; raises what a command has raised."""
@@ -231,10 +243,13 @@ class Cluster:
         event = {"action": action, **facts}
         client.loop.add_callback(client.scheduler.log_event, topic=topics, msg=event)
 
+    # Lost workers, and calls that fail
+
     def check(self) -> None:
         """Raise `WorkerLost` if a call has found a worker gone, or refuse a closed client."""
         self.check_client()
-        if lost := [worker.address for worker in self.workers if worker.is_lost]:
+        lost = [worker.address for worker in self.workers if worker.is_lost]
+        if lost:
             raise WorkerLost(lost)
 
     def check_client(self) -> None:
@@ -250,13 +265,14 @@ class Cluster:
         messages: list[tuple[WorkerHandle, msg.Message]] = []
         try:
             self.check_there()
-            messages += [
-                (worker, worker.pack(self._epoch, wanted.get(worker, [])))
-                for worker in self.workers
-                if worker.queue or worker in wanted
-            ]
-            found = self._wait([worker.run(message) for worker, message in messages])
-            return {key: value for values in found for key, value in values.items()}
+            for worker in self.workers:
+                keys = wanted.get(worker, [])
+                if worker.queue or keys:
+                    messages.append((worker, worker.pack(self._epoch, keys)))
+            values: dict[int, Any] = {}
+            for reply in self._wait([worker.run(message) for worker, message in messages]):
+                values |= reply
+            return values
         except BaseException:  # Ctrl-C too
             for worker, message in messages:
                 worker.queue.extend(message.commands)
@@ -298,6 +314,14 @@ class Cluster:
             worker.is_lost = error is not None  # it may wait for ever
 
 
+@dataclass
+class _Plan:
+    """What a worker sends and receives in one step; see `Machine.post`."""
+
+    sent: list[list] = field(default_factory=list)
+    received: list[list] = field(default_factory=list)
+
+
 def _order(worker: WorkerHandle, method: Callable[..., None], *args: Any) -> None:
     """Have a worker's machine call one of its methods."""
     worker.queue.append(msg.Call.of(method, [msg.MACHINE, *args], {}, ()))
@@ -311,7 +335,9 @@ def _refer(x: Any, worker: WorkerHandle) -> Any:
         return msg.Ref(x.key)
     if isinstance(x, dict):
         return {name: _refer(item, worker) for name, item in x.items()}
-    return [_refer(item, worker) for item in x] if isinstance(x, list) else x
+    if isinstance(x, list):
+        return [_refer(item, worker) for item in x]
+    return x
 
 
 async def _gather(calls: Iterable[Awaitable[Any]], timeout: float | None = None) -> list[Any]:

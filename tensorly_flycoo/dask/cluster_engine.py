@@ -35,21 +35,23 @@ class WorkerDevices(Devices):
         return RemoteArray.empty(self.cluster, self.cluster.workers[device], shape, dtype)
 
     def run(self, device: int, function: Callable[..., Any], *args: Any) -> RemoteObject:
-        return self.cluster.run(self.cluster.workers[device], function, *map(as_reference, args))[0]
+        worker = self.cluster.workers[device]
+        (result,) = self.cluster.run(worker, function, *map(as_reference, args))
+        return result
 
     def launch(self, results: Iterator[Any]) -> list[Any]:
         return list(results)
 
     def gather(self, requests: Sequence[Request]) -> list[Any]:
-        wanted = [
-            (self._take(array, device), self.cluster.workers[device])
-            for arrays, device in requests
-            for array in arrays
-        ]
-        there = iter(send_all(self.cluster, wanted))
-        return [self._join([next(there) for _ in arrays], device) for arrays, device in requests]
+        wanted = []
+        for arrays, device in requests:
+            worker = self.cluster.workers[device]
+            wanted += [(self._take(array, device), worker) for array in arrays]
+        sent = iter(send_all(self.cluster, wanted))  # all at once
+        return [self._join([next(sent) for _ in arrays], device) for arrays, device in requests]
 
     def _join(self, arrays: list[Any], device: int) -> RemoteObject:
+        """Put arrays on one worker below each other."""
         if len(arrays) == 1:
             return arrays[0]
         if all(isinstance(array, RemoteArray) for array in arrays):
@@ -63,22 +65,24 @@ class WorkerDevices(Devices):
         worker = self.cluster.workers[device]
         if isinstance(array, Replicated):
             return array.compute_on(self.cluster, worker)
-        array = np.array(array, order="C")
-        (key,) = self.cluster.call(worker, np.copy, [array])
-        return RemoteArray(self.cluster, worker, key, array.shape, array.dtype)
+        copied = np.array(array, order="C")  # the caller may write to it before it is sent
+        (key,) = self.cluster.call(worker, np.copy, [copied])
+        return RemoteArray(self.cluster, worker, key, copied.shape, copied.dtype)
 
     def collect(self, arrays: Sequence[Array]) -> list[np.ndarray]:
         there = [array for array in arrays if isinstance(array, RemoteObject)]
-        found = iter(self.cluster.fetch(there) if there else ())
-        return [next(found) if isinstance(x, RemoteObject) else x for x in arrays]
+        if not there:  # so that nobody waits for the workers
+            return list(arrays)
+        fetched = iter(self.cluster.fetch(there))
+        return [next(fetched) if isinstance(x, RemoteObject) else x for x in arrays]
 
     def replicate(self, arrays: Sequence[Any], function: Callable[..., Array]) -> Replicated:
-        # Each worker sends its own arrays to all others.
         dtype = function(*(np.empty(0, x.dtype) for x in arrays)).dtype
         workers = self.cluster.workers
+        # Each worker sends its own arrays to all others.
         sent = iter(send_all(self.cluster, [(x, worker) for worker in workers for x in arrays]))
-        there = {worker: [next(sent) for _ in arrays] for worker in workers}
-        return Replicated(function, there, arrays[0].shape, dtype)
+        args_of_workers = {worker: [next(sent) for _ in arrays] for worker in workers}
+        return Replicated(function, args_of_workers, arrays[0].shape, dtype)
 
 
 class RemoteLayout:
@@ -101,21 +105,28 @@ class RemoteLayout:
         find_rows: FindRows | None = None,
         **options: Any,
     ) -> RemoteArray | None:
-        args = [self.held, operation, ENGINE, inputs, mode, out]
-        record_format = self.record_format
+        """Have the worker apply an operation to its slab; return the sum if `wants_sum` is given.
+
+        See `Layout.apply`.
+        """
         cluster = out.cluster
         worker = out.worker
+        record_format = self.record_format
         number, _ = record_format.places[mode]
         group = record_format.groups[number]
         if find_rows is not None and len(group) > 1:
             # Only here it is known whether the last pass serves. Its result stays on the worker.
-            size = (record_format.merged.shape[number], out.shape[1])
-            make = functools.partial(RemoteArray.empty, cluster, worker, size, out.dtype)
-            found = find_rows(group, make)
-            options |= {"rows": found.rows, "is_known": found.is_known}
-            found.is_known = True
-        keys = cluster.call(worker, _apply, args, options, int(options.get("wants_sum", False)))
-        return RemoteArray(cluster, worker, keys[0], (), np.float64) if keys else None
+            shape = (record_format.merged.shape[number], out.shape[1])
+            make = functools.partial(RemoteArray.empty, cluster, worker, shape, out.dtype)
+            group_rows = find_rows(group, make)
+            options |= {"rows": group_rows.rows, "is_known": group_rows.is_known}
+            group_rows.is_known = True
+        args = [self.held, operation, ENGINE, inputs, mode, out]
+        if not options.get("wants_sum", False):
+            cluster.call(worker, _apply, args, options, num_results=0)
+            return None
+        (key,) = cluster.call(worker, _apply, args, options)
+        return RemoteArray(cluster, worker, key, (), np.float64)
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
@@ -132,7 +143,9 @@ def as_reference(x: Any) -> Any:
     """Name an engine or a slab's layout as commands do; return anything else as it is."""
     if isinstance(x, RemoteLayout):
         return x.held
-    return ENGINE if isinstance(x, ClusterEngine) else x
+    if isinstance(x, ClusterEngine):
+        return ENGINE
+    return x
 
 
 class ClusterEngine(CpuEngine):
@@ -142,6 +155,7 @@ class ClusterEngine(CpuEngine):
     local_device = CpuEngine.name
 
     def add_parts(self, rows: Any, tree: Tree, out: Any = None) -> RemoteArray:
+        """Add the parts of rows along a tree, on their worker."""
         (key,) = rows.cluster.call(rows.worker, add_parts, [rows, tree])
         shape = (rows.shape[0] // count_parts(tree), *rows.shape[1:])
         return RemoteArray(rows.cluster, rows.worker, key, shape, rows.dtype)

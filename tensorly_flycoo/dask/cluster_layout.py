@@ -16,7 +16,7 @@ from ..format.groups import find_groups, find_longest_mode
 from ..format.packing import Groups, RecordFormat
 from ..io.entries import find_places
 from ..spread.building import SlabBuilder, arrange_slab, count_in_blocks, sort_bucket, split_records
-from ..spread.choosing import TensorSizes, choose_common
+from ..spread.memory import TensorSizes, choose_common
 from ..spread.row_shards import RowShards
 from ..spread.slab_layout import Slab
 from ..spread.spread_layout import SpreadLayout
@@ -30,6 +30,7 @@ from .remote_array import call_method
 #: The labels of each mode, sorted, or None for indices.
 Labels: TypeAlias = Sequence[np.ndarray] | None
 
+#: The error of data that are read again, and have changed.
 CHANGED = "the data are not those that were loaded: load the tensor anew"
 
 #: Held while workers have partitions that were made of other tensors' slabs.
@@ -50,10 +51,10 @@ class ClusterLayout(SpreadLayout):
         return [np.empty(0)]  # none that is here
 
     def _map_slab(self, slab: Slab, function: Callable[[Array], Array], scale: float) -> Slab:
-        own: Any = slab.layout
-        mapped = self.devices.run(slab.home, call_method, own, "map_values", function, scale)
-        layout: Any = RemoteLayout(mapped, own.facts._replace(norm=own.norm * scale))
-        return slab._replace(layout=layout)
+        layout: Any = slab.layout
+        mapped = self.devices.run(slab.home, call_method, layout, "map_values", function, scale)
+        mapped_layout: Any = RemoteLayout(mapped, layout.facts._replace(norm=layout.norm * scale))
+        return slab._replace(layout=mapped_layout)
 
     def build_elsewhere(
         self,
@@ -63,15 +64,15 @@ class ClusterLayout(SpreadLayout):
         dtype: np.dtype,
         groups: Groups | str | None = "auto",
     ) -> ClusterLayout:
-        sizes = (tuple(shape), dtype, self.num_slabs, name)
+        """Make a layout of `parts`, pairs (coords, values) that workers hold and then forget."""
         cluster = self.devices.cluster
-        builder = ClusterBuilder(cluster, *sizes, groups=groups)
+        builder = ClusterBuilder(cluster, tuple(shape), dtype, self.num_slabs, name, groups=groups)
         with _lock:
             forget_partitions(cluster)
             for number, part in enumerate(parts):
                 args = [SITE, number, part]
                 cluster.call(part.worker, keep_nonzeros, args, num_results=0)
-                del part, args
+                del part, args  # so that the worker frees it
             return builder.distribute()
 
 
@@ -88,11 +89,12 @@ def make_layout(
     num_slabs: int,
     layouts: Mapping[int, RemoteLayout] | Sequence[RemoteLayout],
 ) -> ClusterLayout:
+    """Make the layout of a tensor of the rows and the layouts of its slabs."""
     slabs = []
-    for number, own in enumerate(rows):
+    for number, slab_rows in enumerate(rows):
         layout: Any = layouts[number]
         home = cluster.workers.index(layout.held.worker)
-        slabs.append(Slab(slice(own.start, own.stop), layout, home))
+        slabs.append(Slab(slice(slab_rows.start, slab_rows.stop), layout, home))
     return ClusterLayout(record_format, num_slabs, slabs, ENGINE_HERE, WorkerDevices(cluster))
 
 
@@ -108,60 +110,78 @@ def replace_lost(
 
     Up to a fair share stay with each worker. The others go to the least loaded ones.
     """
-    known = list_held(layout)
-    held = dict[int, RemoteLayout]()
+    slabs = list_held(layout)
+    fair_share = -(-len(slabs) // len(workers))
+    kept = dict[int, RemoteLayout]()
     homes = dict[int, int]()
-    counts = [0] * len(workers)
-    loads = [0] * len(workers)
-    for number, own in enumerate(known):
-        home = workers.index(own.held.worker) if own.held.worker in workers else None
-        if home is not None and counts[home] < -(-len(known) // len(workers)):
-            held[number], homes[number] = own, home
+    counts = [0] * len(workers)  # of slabs
+    loads = [0] * len(workers)  # nonzeros
+    for number, slab in enumerate(slabs):
+        if slab.held.worker not in workers:
+            continue
+        home = workers.index(slab.held.worker)
+        if counts[home] < fair_share:
+            kept[number] = slab
+            homes[number] = home
             counts[home] += 1
-            loads[home] += own.nnz
-    for number in sorted(set(range(len(known))) - held.keys()):
-        homes[number] = loads.index(min(loads))
-        loads[homes[number]] += known[number].nnz
-    return homes, held
+            loads[home] += slab.nnz
+    for number, slab in enumerate(slabs):
+        if number not in kept:
+            home = loads.index(min(loads))
+            homes[number] = home
+            loads[home] += slab.nnz
+    return homes, kept
 
 
 def find_format(
     cluster: Cluster, shape: Sequence[int], dtype: np.dtype, groups: Groups
 ) -> RecordFormat:
     """Have a worker choose the format of a whole tensor; all have the same kind of device."""
-    args = (call_method, ENGINE, "choose_cut", tuple(shape), dtype, groups)
-    return cluster.fetch(cluster.run(cluster.workers[0], *args))[0].record_format
+    worker = cluster.workers[0]
+    there = cluster.run(worker, call_method, ENGINE, "choose_cut", tuple(shape), dtype, groups)
+    (cut,) = cluster.fetch(there)
+    return cut.record_format
 
 
 def forget_partitions(cluster: Cluster) -> None:
     """Have the workers forget the partitions of a call that has failed, and wait until they do."""
-    cluster.fetch([x for w in cluster.workers for x in cluster.run(w, clear_partitions, SITE)])
+    cluster.fetch(run_everywhere(cluster, clear_partitions, SITE))
+
+
+def run_everywhere(
+    cluster: Cluster, function: Callable[..., Any], *args: Any
+) -> list[RemoteObject]:
+    """Have each worker call a function; return the results, which they hold."""
+    return [cluster.run(worker, function, *args)[0] for worker in cluster.workers]
 
 
 def rebuild_lost(cluster: Cluster, layout: ClusterLayout, labels: Labels) -> ClusterLayout:
     """Build the slabs that no worker holds, of all partitions; refuse those that have changed."""
     record_format = layout.record_format
-    num_slabs = layout.num_slabs
     rows = [range(slab.rows.start, slab.rows.stop) for slab in layout.slabs]
-    lost, (homes, held) = list_held(layout), replace_lost(layout, cluster.workers)
-    missing = sorted(homes.keys() - held.keys())
-    sizes = (record_format.shape, record_format.dtype, num_slabs, layout.name, labels)
-    builder = ClusterBuilder(cluster, *sizes)
-    made = []
+    old_slabs = list_held(layout)
+    homes, slabs = replace_lost(layout, cluster.workers)
+    missing = sorted(homes.keys() - slabs.keys())
+    builder = ClusterBuilder(
+        cluster, record_format.shape, record_format.dtype, layout.num_slabs, layout.name, labels
+    )
+    # The buckets are the slabs themselves, with their rows.
     builder.record_format = builder.bucket_format = record_format
     builder.split(rows, missing)
+    made = []
     for number in missing:
-        own = rows[number]
         home = homes[number]
-        builder.num_numbered = lost[number].record_format.num_numbered
-        builder.buckets = [(own, home, builder.sort_bucket(home, number, own)[0])]
-        made.append(builder.arrange(home, builder.order(home, own), layout.name))
+        slab_rows = rows[number]
+        builder.num_numbered = old_slabs[number].record_format.num_numbered
+        # No other name holds the bucket, which the worker frees as soon as it is forgotten here.
+        builder.buckets = [(slab_rows, home, builder.sort_bucket(home, number, slab_rows)[0])]
+        made.append(builder.arrange(home, builder.order(home, slab_rows), layout.name))
     builder.buckets.clear()
     for number, slab in zip(missing, fetch_layouts(cluster, made), strict=True):
-        if slab.facts != lost[number].facts:
+        if slab.facts != old_slabs[number].facts:
             raise RuntimeError(CHANGED)
-        held[number] = slab
-    return make_layout(cluster, rows, record_format, num_slabs, held)
+        slabs[number] = slab
+    return make_layout(cluster, rows, record_format, layout.num_slabs, slabs)
 
 
 class ClusterBuilder(SlabBuilder):
@@ -180,15 +200,17 @@ class ClusterBuilder(SlabBuilder):
         groups: object = "auto",
     ) -> None:
         super().__init__(num_slabs, ENGINE_HERE, WorkerDevices(cluster))
+        self._nnz = 0  # `count_rows` counts them
         self._layout = layout
         self.cluster = cluster
         self._shape = shape
         self._dtype = dtype
-        # In a tuple, which a worker does not bring to its GPU.
-        self._labels = None if labels is None else tuple(labels)
+        self._labels: Labels = None
+        if labels is not None:
+            self._labels = tuple(labels)  # a worker brings arrays in lists to its GPU
         self._groups = groups
-        # For each bucket, each worker's records and their table.
-        self._parts: dict[int, list[list[RemoteObject]]] = {}
+        # For each bucket, each worker's records and their table; see `split_partitions`.
+        self._parts: dict[int, list[tuple[RemoteObject, RemoteObject]]] = {}
 
     def distribute(self) -> ClusterLayout:
         """Build slabs of the partitions that the workers hold."""
@@ -198,48 +220,56 @@ class ClusterBuilder(SlabBuilder):
         ordered = list(map(self.order, homes, rows))
         self.buckets.clear()
         name = self._choose_layout(ordered)
+        # Popped, so that workers free the ordered records of one slab before they make the next.
         made = [self.arrange(home, ordered.pop(0), name) for home in homes]
-        options = (self.record_format, self.num_slabs, fetch_layouts(self.cluster, made))
-        return make_layout(self.cluster, rows, *options)
+        layouts = fetch_layouts(self.cluster, made)
+        return make_layout(self.cluster, rows, self.record_format, self.num_slabs, layouts)
 
     def arrange(self, home: int, ordered: RemoteObject, name: str) -> RemoteObject:
+        """Have a worker make the layout of a slab of its ordered records."""
         return self.devices.run(home, arrange_slab, ordered, name, self.primitives)
 
     def _choose_layout(self, ordered: Sequence[RemoteObject]) -> str:
         """Have a worker choose the layout, once the slabs' cuts are known."""
         cluster = self.cluster
-        record_format = self.record_format
-        there = [cluster.run(x.worker, operator.itemgetter(1), x)[0] for x in ordered]
-        sizes = TensorSizes(self._nnz, self._shape, self._dtype, record_format.groups)
-        args = (ENGINE, self._layout, sizes, cluster.fetch(there))
-        return cluster.fetch(cluster.run(cluster.workers[0], choose_common, *args))[0]
+        sizes = TensorSizes(self._nnz, self._shape, self._dtype, self.record_format.groups)
+        get_cut = operator.itemgetter(1)  # of `order`'s result
+        cuts = cluster.fetch([cluster.run(x.worker, get_cut, x)[0] for x in ordered])
+        there = cluster.run(cluster.workers[0], choose_common, ENGINE, self._layout, sizes, cuts)
+        (name,) = cluster.fetch(there)
+        return name
 
     def count_rows(self) -> np.ndarray:
+        """Count the nonzeros of each row of the longest mode; then choose groups and format."""
         cluster = self.cluster
         mode = find_longest_mode(self._shape)
-        args = [SITE, mode, self._shape[mode], self._labels]
-        there = [x for w in cluster.workers for x in cluster.run(w, count_partitions, *args)]
+        there = run_everywhere(
+            cluster, count_partitions, SITE, mode, self._shape[mode], self._labels
+        )
         counts = np.sum(cluster.fetch(there), axis=0)
         self._nnz = int(counts.sum())
-        sizes = (self._shape, self._nnz, self.num_slabs)
-        groups, self.num_numbered = find_groups(self._groups, *sizes)
+        groups, self.num_numbered = find_groups(
+            self._groups, self._shape, self._nnz, self.num_slabs
+        )
         self.record_format = find_format(cluster, self._shape, self._dtype, groups)
         return counts
 
     def split(self, buckets: Sequence[range], wanted: Sequence[int] | None = None) -> None:
         """Distribute the nonzeros to buckets; forget those that are in no wanted one."""
         cluster = self.cluster
-        wanted = range(len(buckets)) if wanted is None else wanted
+        if wanted is None:
+            wanted = range(len(buckets))
         args = [SITE, self.record_format, self._labels, buckets, wanted]
         for worker in cluster.workers:
-            found = cluster.run(worker, split_partitions, *args, num_results=2 * len(wanted))
-            for number, *parts in zip(wanted, found[::2], found[1::2], strict=True):
-                self._parts.setdefault(number, []).append(parts)
+            results = cluster.run(worker, split_partitions, *args, num_results=2 * len(wanted))
+            for number, records, table in zip(wanted, results[::2], results[1::2], strict=True):
+                self._parts.setdefault(number, []).append((records, table))
 
     def sort_bucket(self, home: int, number: int, rows: range) -> tuple[RemoteObject, RemoteObject]:
-        bring = self.devices.bring
+        """Have a worker merge what all have of a bucket; return its records, and rows' counts."""
         parts = self._parts.pop(number)
-        records, tables = ([bring(x, home) for x in own] for own in zip(*parts, strict=True))
+        records = [self.devices.bring(records, home) for records, _ in parts]
+        tables = [self.devices.bring(table, home) for _, table in parts]
         args = [ENGINE, self.record_format, rows, records, tables]
         worker = self.cluster.workers[home]
         merged, counts = self.cluster.run(worker, merge_bucket, *args, num_results=2)
@@ -252,7 +282,7 @@ class ClusterBuilder(SlabBuilder):
 def keep_nonzeros(site: Site, number: int, nonzeros: tuple[Array, Array]) -> None:
     """Take coords (ndim, n) and values (n,) as a partition."""
     coords, values = (move(array, np) for array in nonzeros)
-    shape = tuple(int(rows.max(initial=0)) + 1 for rows in coords)
+    shape = tuple(int(indices.max(initial=0)) + 1 for indices in coords)
     site.partitions[number] = Partition(coords.astype(np.uint32), values, shape, None)
 
 
@@ -262,16 +292,18 @@ def clear_partitions(site: Site) -> None:
 
 
 def count_partitions(site: Site, mode: int, size: int, labels: Labels) -> np.ndarray:
+    """Count the nonzeros of each row of a mode that this worker has."""
     blocks = (_place(partition, mode, labels) for partition in site.partitions.values())
     return count_in_blocks(blocks, size, np)
 
 
 def _place(partition: Partition, mode: int, labels: Labels) -> np.ndarray:
-    """Return the indices of a mode: entries are numbered anew."""
-    rows = partition.coords[mode]
+    """Return a partition's indices of a mode: entries are numbered anew, by the tensor's labels."""
+    indices = partition.coords[mode]
     if labels is None or partition.entries is None:
-        return rows
-    return find_places(partition.entries[mode].entries, labels[mode]).astype(rows.dtype)[rows]
+        return indices
+    places = find_places(partition.entries[mode].entries, labels[mode])
+    return places.astype(indices.dtype)[indices]
 
 
 def split_partitions(
@@ -286,9 +318,9 @@ def split_partitions(
     Returns for each wanted bucket its records, partition by partition, and a table (n, 2) of the
     partitions and how many of the records are theirs; the first is -1, which has none.
     """
-    nothing = np.empty((0, record_format.num_words), record_format.word_dtype)
-    found = {number: [nothing] for number in wanted}
-    tables = {number: [(-1, 0)] for number in wanted}
+    no_records = np.empty((0, record_format.num_words), record_format.word_dtype)
+    records = {bucket: [no_records] for bucket in wanted}
+    tables = {bucket: [(-1, 0)] for bucket in wanted}
     for number in sorted(site.partitions):
         partition = site.partitions.pop(number)
         if partition.values.size == 0:
@@ -297,12 +329,14 @@ def split_partitions(
         packed, *_ = site.engine.pack(coords, partition.values, record_format)
         parts = split_records(move(packed, np), buckets, record_format)
         for bucket in wanted:
-            if parts[bucket].size:
-                found[bucket].append(parts[bucket].copy())
-                tables[bucket].append((number, parts[bucket].shape[0]))
+            part = parts[bucket]
+            if part.size:
+                records[bucket].append(part.copy())  # not a view: the packed records are freed
+                tables[bucket].append((number, part.shape[0]))
     results = []
     for bucket in wanted:
-        results += [np.concatenate(found.pop(bucket)), np.array(tables[bucket], np.int64)]
+        results.append(np.concatenate(records.pop(bucket)))
+        results.append(np.array(tables[bucket], np.int64))
     return results
 
 
@@ -314,10 +348,12 @@ def merge_bucket(
     tables: Sequence[Array],
 ) -> tuple[np.ndarray, np.ndarray]:
     """Make a bucket's records canonical, in the sequence of the partitions; count each row's."""
-    segments: list[tuple[int, np.ndarray]] = []
-    for own, table in zip(records, (move(table, np) for table in tables), strict=True):
-        parts = np.split(move(own, np), np.cumsum(table[:, 1])[:-1])
-        segments += zip(table[:, 0].tolist(), parts, strict=True)
-    sorted_parts = [part for _, part in sorted(segments, key=operator.itemgetter(0))]
-    merged, counts = sort_bucket(np.concatenate(sorted_parts), rows, record_format, engine)
+    segments: list[tuple[int, np.ndarray]] = []  # a partition's number, and its records
+    for worker_records, worker_table in zip(records, tables, strict=True):
+        numbers, sizes = move(worker_table, np).T
+        parts = np.split(move(worker_records, np), np.cumsum(sizes)[:-1])
+        segments += zip(numbers.tolist(), parts, strict=True)
+    segments.sort(key=operator.itemgetter(0))
+    in_sequence = np.concatenate([part for _, part in segments])
+    merged, counts = sort_bucket(in_sequence, rows, record_format, engine)
     return move(merged, np), move(counts, np)

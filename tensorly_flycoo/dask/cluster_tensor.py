@@ -40,12 +40,12 @@ class Pool(NamedTuple):
 
     def start(self, held: Workers = (), most: int = 2**31) -> list[WorkerHandle]:
         """Start an actor on each; beside workers that are held, on others that are not paused."""
-        known = self.client.scheduler_info(n_workers=-1)["workers"]
-        addresses = sorted(known) if self.named is None else list(self.named)
+        workers = self.client.scheduler_info(n_workers=-1)["workers"]
+        addresses = sorted(workers) if self.named is None else list(self.named)
         if held:
-            others = {own.address for own in held}
-            running = {address for address, own in known.items() if own["status"] == "running"}
-            addresses = [address for address in addresses if address in running - others]
+            held_addresses = {worker.address for worker in held}
+            running = {name for name, facts in workers.items() if facts["status"] == "running"}
+            addresses = [name for name in addresses if name in running - held_addresses]
         elif not addresses:
             raise RuntimeError("the client has no workers: call client.wait_for_workers(1) first")
         addresses = addresses[: max(0, most - len(held))]
@@ -70,10 +70,11 @@ class SlabSource:
 
     folder: Path
     index: Index
-    keep: str
-    verify: bool
+    keep: str  # "device" or "file", as of `open_slabs`
+    verify: bool  # whether to check all data of mapped files
 
     def load(self, site: Site, number: int) -> Layout:
+        """Load a slab, on its worker."""
         if self.keep == "device":
             site.check_room(self.index.entries[number].nbytes, f"slab {number} of {self.folder}")
         slab = load_slab(self.folder, self.index, site.engine, self.keep, self.verify, number)
@@ -82,30 +83,36 @@ class SlabSource:
         return slab
 
     def place(self, client: Client, workers: Workers) -> ClusterLayout:
+        """Load all slabs, neighbours on one worker."""
         num_slabs = len(self.index.entries)
-        workers = workers[:num_slabs]
-        homes = dict(enumerate(assign_homes(num_slabs, len(workers))))
-        if not workers[0].gpus.uuids:  # mapped slabs are used one by one
+        used_workers = workers[:num_slabs]
+        homes = dict(enumerate(assign_homes(num_slabs, len(used_workers))))
+        if not used_workers[0].gpus.uuids:  # on CPUs
             nbytes = [entry.nbytes for entry in self.index.entries]
-            share = max(nbytes) if self.keep == "file" else sum(nbytes) // len(workers)
-            check_limits(client, [worker.address for worker in workers], share, "its slabs")
-        return self._load_missing(client, workers, homes, {})
+            share = sum(nbytes) // len(used_workers)
+            if self.keep == "file":  # mapped slabs are used one by one
+                share = max(nbytes)
+            check_limits(client, [worker.address for worker in used_workers], share, "its slabs")
+        return self._load_missing(client, used_workers, homes, {})
 
     def restore(self, client: Client, workers: Workers, layout: ClusterLayout) -> ClusterLayout:
-        return self._load_missing(client, workers, *replace_lost(layout, workers))
+        """Load the slabs that no worker holds any more, and those that are to move."""
+        homes, kept = replace_lost(layout, workers)
+        return self._load_missing(client, workers, homes, kept)
 
     def _load_missing(
-        self, client: Client, workers: Workers, homes: dict[int, int], held: dict[int, RemoteLayout]
+        self, client: Client, workers: Workers, homes: dict[int, int], kept: dict[int, RemoteLayout]
     ) -> ClusterLayout:
+        """Load the slabs that are not `kept` where they are."""
         cluster = Cluster(client, workers)
         index = self.index
-        missing = sorted(homes.keys() - held.keys())
+        missing = sorted(homes.keys() - kept.keys())
         cluster.report(f"loading {len(missing)} slabs on {len(workers)} workers")
-        new = [cluster.run(workers[homes[n]], self.load, SITE, n)[0] for n in missing]
-        held |= zip(missing, fetch_layouts(cluster, new), strict=True)
+        loaded = [cluster.run(workers[homes[n]], self.load, SITE, n)[0] for n in missing]
+        slabs = kept | dict(zip(missing, fetch_layouts(cluster, loaded), strict=True))
         rows = [range(entry.start, entry.stop) for entry in index.entries]
         record_format = find_format(cluster, index.shape, np.dtype(index.dtype), index.groups)
-        return make_layout(cluster, rows, record_format, index.num_slabs, held)
+        return make_layout(cluster, rows, record_format, index.num_slabs, slabs)
 
 
 class Derived(NamedTuple):
@@ -116,13 +123,15 @@ class Derived(NamedTuple):
     pool: Pool
 
     def place(self, client: Client, workers: Workers) -> ClusterLayout:
+        """Load the other tensor, and compute this one."""
         x = ClusterTensor.of(self.source, self.pool, self.source.place(client, workers))
         return cast(ClusterLayout, self.function(x)._layout)
 
     def restore(self, client: Client, workers: Workers, layout: ClusterLayout) -> ClusterLayout:
-        for own in list_held(layout):  # room for those to come
-            own.held.worker.queue.append(Free(own.held.key))
-        # Actors of its own: the others may be those of the tensor that it was made of.
+        """Load all of the other tensor again, and compute this one."""
+        for slab in list_held(layout):  # make room for those to come
+            slab.held.worker.queue.append(Free(slab.held.key))
+        # Actors of its own: these workers' may be those of the tensor that it was made of.
         addresses = [worker.address for worker in workers]
         return self.place(client, start_workers(client, addresses, self.pool.device))
 
@@ -168,6 +177,7 @@ class ClusterTensor(FlycooTensor):
 
     @property
     def workers(self) -> tuple[str, ...]:
+        """The addresses of the workers that hold the slabs."""
         return tuple(worker.address for worker in self._cluster.workers)
 
     @property
@@ -214,7 +224,9 @@ class ClusterTensor(FlycooTensor):
         self._cluster.check_client()
         held = [worker for worker in self._cluster.workers if worker.is_there]
         with free_after_error():
-            pool = self._pool if held else self._pool._replace(named=None)
+            pool = self._pool
+            if not held:  # take any workers that the client has
+                pool = pool._replace(named=None)
             workers = pool.start(held, len(self._layout.slabs))
             if workers == self._cluster.workers:
                 return

@@ -8,12 +8,16 @@ import ctypes
 import sys
 from typing import Any
 
-#: Options of glibc, by their numbers in malloc.h (M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD),
-#: that keep memory of a thread's heaps, and of arrays up to the size that it allows.
-_KEEP = {-1: 2**28, -2: 2**26, -3: 2**25}
+# Options of glibc, by their numbers in malloc.h.
+_TRIM_THRESHOLD = -1
+_TOP_PAD = -2
+_MMAP_THRESHOLD = -3
 
-#: What Dask asks for, and defaults.
-_GIVE_BACK = {-1: 2**16, -2: 2**17, -3: 2**17}
+#: Keeps memory of a thread's heaps, and of arrays up to the largest threshold that glibc allows.
+_KEEP = {_TRIM_THRESHOLD: 2**28, _TOP_PAD: 2**26, _MMAP_THRESHOLD: 2**25}
+
+#: What Dask asks for, and glibc's defaults.
+_GIVE_BACK = {_TRIM_THRESHOLD: 2**16, _TOP_PAD: 2**17, _MMAP_THRESHOLD: 2**17}
 
 _library: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
 

@@ -12,10 +12,10 @@ from weakref import WeakSet
 import numpy as np
 
 from ..base.array_modules import Array, move
+from ..engines.out_of_memory import format_nbytes
 from ..engines.protocol import Engine
 from ..format.layout import Layout
 from ..format.packing import RecordFormat
-from ..tensor.memory import format_nbytes
 from . import messages as msg
 from .freed_memory import keep_freed_memory
 from .partitions import Partition
@@ -55,20 +55,24 @@ class Site:
         return min((count for count in counts if count is not None), default=None)
 
     def check_room(self, nbytes: int, task: str) -> None:
+        """Refuse to begin what needs more memory than there is."""
         free = self.count_free_nbytes()
         if free is not None and nbytes > free:
             raise MemoryError(f"{task} needs {format_nbytes(nbytes)}")
 
     def add_mapping(self, array: Any) -> None:
         """Remember the mapped file that an array is part of."""
-        while isinstance(array, np.ndarray):
-            array = array.base
-        if hasattr(array, "madvise"):  # not on Windows
-            self.mappings.add(array)
+        base = array
+        while isinstance(base, np.ndarray):
+            base = base.base
+        if hasattr(base, "madvise"):  # not on Windows
+            self.mappings.add(base)
 
     def give_back_pages(self) -> None:
         """Give back what was read of mapped files if all of them may not fit beside it."""
-        room = self.count_room() if self.mappings else None
+        if not self.mappings:
+            return
+        room = self.count_room()
         if room is not None and sum(map(len, self.mappings)) > room:
             for mapping in self.mappings:
                 mapping.madvise(mmap.MADV_DONTNEED)
@@ -85,6 +89,7 @@ class SlabFacts(NamedTuple):
 
 
 def describe_slab(x: Layout) -> SlabFacts:
+    """Return the facts of a slab, on its worker."""
     return SlabFacts(x.name, x.nnz, x.norm, x.nbytes, x.record_format)
 
 
@@ -94,7 +99,7 @@ class _Awaited(NamedTuple):
     epoch: int
 
 
-#: Stands for what is not held.
+#: Stands for what is not held: earlier than all epochs, so that nobody waits for it.
 _LOST = _Awaited(-1)
 
 
@@ -116,18 +121,26 @@ class Machine:
         self, site: Site, start_thread: Callable[[], None], is_held: Callable[[], bool]
     ) -> None:
         self._site = site
-        self._store: dict[int, Any] = {msg.SITE.key: site, msg.ENGINE.key: site.engine}
-        self._store[msg.MACHINE.key] = self
-        self._inbox: dict[tuple[int, int], np.ndarray] = {}
-        self._messages: dict[tuple[int, int], tuple[msg.Message, _Answer]] = {}
-        self._changed = threading.Condition()
-        self._epoch = self._running = self._next_number = 0
         self._is_held = is_held
-        self._outbox: dict[int, dict[int, np.ndarray]] = {}
+        self._changed = threading.Condition()  # notified of messages, arrays and aborts
+        # What is held, by key; an `_Awaited` where it has not come yet.
+        self._store: dict[int, Any] = {
+            msg.SITE.key: site,
+            msg.ENGINE.key: site.engine,
+            msg.MACHINE.key: self,
+        }
+        self._epoch = 0  # that of the client
+        self._running = 0  # that of the message that runs
+        self._next_number = 0  # of the next message in this epoch
+        self._messages: dict[tuple[int, int], tuple[msg.Message, _Answer]] = {}  # by epoch, number
+        self._inbox: dict[tuple[int, int], np.ndarray] = {}  # by epoch and key
+        self._outbox: dict[int, dict[int, np.ndarray]] = {}  # by the peer's number, then key there
         self._link: NcclLink | None = None
         self._unproven: set[int] = set()  # the keys of what an exchange that fails would spoil
-        options: dict[str, Any] = {"name": "tensorly_flycoo", "daemon": True}
-        threading.Thread(target=self._run, args=[start_thread], **options).start()
+        thread = threading.Thread(
+            target=self._run, args=[start_thread], name="tensorly_flycoo", daemon=True
+        )
+        thread.start()
 
     # From the event loop
 
@@ -149,7 +162,8 @@ class Machine:
         """Take arrays that a peer has sent, by their keys here."""
         with self._changed:
             if epoch >= self._epoch:
-                self._inbox |= {(epoch, key): x for key, x in arrays.items()}
+                for key, array in arrays.items():
+                    self._inbox[epoch, key] = array
                 self._changed.notify_all()
 
     def abort(self, epoch: int) -> None:
@@ -164,8 +178,9 @@ class Machine:
 
     # In the thread
 
-    def _run(self, start: Callable[[], None]) -> None:
-        start()
+    def _run(self, start_thread: Callable[[], None]) -> None:
+        """Run messages until Dask does not hold the actor any more; then free all."""
+        start_thread()
         while (taken := self._wait_for_message()) is not None:
             message, answer = taken
             answer(self._answer(message))
@@ -183,10 +198,12 @@ class Machine:
         with self._changed:
             keeps_memory = True
             while self._is_held():
-                old = next((key for key in self._messages if key[0] < self._epoch), None)
-                key = old or (self._epoch, self._next_number)
+                # An outdated message is taken too: it frees what it would, and is answered.
+                outdated = next((key for key in self._messages if key[0] < self._epoch), None)
+                key = outdated or (self._epoch, self._next_number)
                 if key in self._messages:
-                    self._next_number += old is None
+                    if outdated is None:
+                        self._next_number += 1
                     keep_freed_memory(is_kept=True)
                     return self._messages.pop(key)
                 if not self._changed.wait(_POLL_SECONDS) and keeps_memory:
@@ -197,10 +214,7 @@ class Machine:
     def _answer(self, message: msg.Message) -> msg.Reply:
         """Run a message's commands; if one fails, only free what the others would."""
         if message.epoch != self._running:
-            # A failed exchange may have spoilt these, and whatever was computed from them.
-            self._store |= dict.fromkeys(self._unproven & self._store.keys(), _LOST)
-            self._unproven.clear()
-            self._link = None
+            self._forget_unproven()
         self._running = message.epoch
         self._outbox = {}
         try:
@@ -212,37 +226,52 @@ class Machine:
                     self._free(command)
             self._flush()
             values = [self._fetch(key) for key in message.wanted]
-            if values and self._link is not None:  # wait for all work: no exchange may have failed
-                self._link.synchronize()
-                self._link.check()
-                self._check()
-                self._unproven.clear()
+            if values and self._link is not None:
+                self._prove_exchanges(self._link)
             return msg.Reply(values)
         except Exception as error:
             for command in message.commands:
                 if isinstance(command, msg.Free):
                     self._store.pop(command.key, None)
             if isinstance(error, MemoryError):
-                held = format_nbytes(sum(getattr(x, "nbytes", 0) for x in self._store.values()))
-                free = format_nbytes(self._site.count_free_nbytes())
-                task = error or "an operation"
-                error = MemoryError(f"{task}; {held} is in use for this tensor, {free} is free")
-            error.__traceback__ = error.__context__ = error.__cause__ = None  # they hold arrays
-            if type(error).__module__.partition(".")[0] not in _SENDABLE:
-                error = RuntimeError(f"{type(error).__name__}: {error}")
-            return msg.Reply(error=error)
+                error = self._explain_memory(error)
+            return msg.Reply(error=_strip(error))
+
+    def _forget_unproven(self) -> None:
+        """Drop what a failed exchange may have spoilt, and whatever was computed from it."""
+        for key in self._unproven & self._store.keys():
+            self._store[key] = _LOST
+        self._unproven.clear()
+        self._link = None
+
+    def _prove_exchanges(self, link: NcclLink) -> None:
+        """Wait for all work on the GPU: if no exchange has failed, none can any more."""
+        link.synchronize()
+        link.check()
+        self._check()
+        self._unproven.clear()
+
+    def _explain_memory(self, error: MemoryError) -> MemoryError:
+        """Say how much memory the tensor takes here, and how much is free."""
+        held = format_nbytes(sum(getattr(x, "nbytes", 0) for x in self._store.values()))
+        free = format_nbytes(self._site.count_free_nbytes())
+        task = error or "an operation"
+        return MemoryError(f"{task}; {held} is in use for this tensor, {free} is free")
 
     def _check(self) -> None:
+        """Stop if another call has failed meanwhile, or the actor is not held any more."""
         if self._running < self._epoch or not self._is_held():
             raise msg.Dropped("another call has failed")
 
     def _free(self, command: msg.Free) -> None:
+        """Forget what is held under a key."""
         value = self._store.pop(command.key, None)
         self._unproven.discard(command.key)
         if isinstance(value, _Awaited) and value.epoch == self._running:
             self._take(command.key)  # else it would stay in the inbox
 
     def _call(self, call: msg.Call) -> None:
+        """Call a function, and hold its results under their keys."""
         function, args, kwargs = call.open()
         result = function(*self._resolve(args), **self._resolve(kwargs))
         if len(call.keys) == 1:
@@ -251,17 +280,21 @@ class Machine:
             self._store.update(zip(call.keys, result, strict=True))
         self._site.give_back_pages()
         if self._link is not None:
-            out = kwargs.get("out")
-            self._unproven.update(call.keys if out is None else [out.key])
+            self._unproven.update(call.keys)
+            if "out" in kwargs:
+                self._unproven.add(kwargs["out"].key)
 
     def _resolve(self, x: Any) -> Any:
+        """Replace references in an argument by what is held; bring NumPy arrays to the device."""
         if isinstance(x, msg.Ref):
             return self._get(x.key)
         if isinstance(x, np.ndarray):
             return move(x, self._site.engine.xp)
         if isinstance(x, dict):
             return {name: self._resolve(item) for name, item in x.items()}
-        return [self._resolve(item) for item in x] if isinstance(x, list) else x
+        if isinstance(x, list):
+            return [self._resolve(item) for item in x]
+        return x
 
     def _get(self, key: int) -> Any:
         """Look up a held object; wait for an array that another worker sends."""
@@ -270,29 +303,36 @@ class Machine:
             if value.epoch < self._running:
                 raise RuntimeError("an array was lost, since the call that made it has failed")
             array = self._take(key)
-            array = array if array.flags.writeable else array.copy()  # numba compiles for read-only
-            value = self._store[key] = move(array, self._site.engine.xp)
+            if not array.flags.writeable:  # for which numba would compile kernels anew
+                array = array.copy()
+            value = move(array, self._site.engine.xp)
+            self._store[key] = value
         return value
 
     def _fetch(self, key: int) -> Any:
+        """Return a value for the client, on the host."""
         value = self._get(key)
-        # A copy: later commands may write to the array while the reply is on its way.
-        return np.array(move(value, np)) if hasattr(value, "__array__") else value
+        if hasattr(value, "__array__"):
+            # A copy: later commands may write to the array while the reply is on its way.
+            return np.array(move(value, np))
+        return value
 
     def post(self, sent: Sequence[list], received: Sequence[list]) -> None:
         """Send arrays by the host; those that peers send are waited for when they are used.
 
         No later command writes to what is sent. `sent` has lists of an array, the peer and the key
-        there, `received` lists that begin with the key here.
+        there, `received` lists of the key here and the peer.
         """
-        for array, peer, key, *_ in sent:
+        for array, peer, key in sent:
             parcel = self._outbox.setdefault(peer, {})
             parcel[key] = np.asarray(move(array, np), order="C")
-            if sum(own.nbytes for own in parcel.values()) > _PARCEL_NBYTES:
+            if sum(waiting.nbytes for waiting in parcel.values()) > _PARCEL_NBYTES:
                 self._flush()
-        self._store |= {key: _Awaited(self._running) for key, *_ in received}
+        for key, *_ in received:
+            self._store[key] = _Awaited(self._running)
 
     def _flush(self) -> None:
+        """Send what waits for peers."""
         for peer, arrays in self._outbox.items():
             self._send(peer, self._running, arrays)
         self._outbox = {}
@@ -319,8 +359,11 @@ class Machine:
                 self._send(peer, epoch, {key: name})
         else:
             name = self._take(key)
-        options = (num_workers, name, lambda: self._epoch == epoch and self._is_held())
-        self._link = link_type(number, *options)
+
+        def is_needed() -> bool:
+            return self._epoch == epoch and self._is_held()
+
+        self._link = link_type(number, num_workers, name, is_needed)
         while not self._link.wait(_POLL_SECONDS):
             self._check()
 
@@ -331,12 +374,23 @@ class Machine:
         outgoing = []
         for array, peer, _, shape, dtype in sent:
             if (array.shape, array.dtype) != (shape, dtype):  # the receiver would not expect it
-                found = f"{array.shape}, {array.dtype}"
-                raise RuntimeError(f"an array has {found}, expected {shape}, {dtype}")
-            array = self._site.engine.xp.ascontiguousarray(array).reshape(array.shape)
-            outgoing.append((array, peer))
-        arrays = {key: self._site.empty(*kind) for key, _, *kind in received}
+                raise RuntimeError(
+                    f"an array has {array.shape}, {array.dtype}, expected {shape}, {dtype}"
+                )
+            # Of a number, ascontiguousarray makes an array with one axis.
+            contiguous = self._site.engine.xp.ascontiguousarray(array).reshape(array.shape)
+            outgoing.append((contiguous, peer))
+        arrays = {key: self._site.empty(shape, dtype) for key, _, shape, dtype in received}
+        incoming = [(arrays[key], peer) for key, peer, _, _ in received]
         self._link.check()
-        self._link.exchange(outgoing, [(arrays[key], peer) for key, peer, *_ in received])
+        self._link.exchange(outgoing, incoming)
         self._store |= arrays
         self._unproven |= arrays.keys()
+
+
+def _strip(error: Exception) -> Exception:
+    """Return an error that can be sent, without the frames that hold arrays."""
+    error.__traceback__ = error.__context__ = error.__cause__ = None
+    if type(error).__module__.partition(".")[0] not in _SENDABLE:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error

@@ -44,8 +44,9 @@ class Call(NamedTuple):
     ) -> Call:
         """Pickle a call; refuse what cannot be pickled."""
         try:
-            return cls(*_pickle((function, args, kwargs)), keys)
-        except Exception:
+            pickled, arrays = _pickle((function, args, kwargs))
+            return cls(pickled, arrays, keys)
+        except Exception:  # find out what is to blame
             for x in (function, *args, *kwargs.values()):
                 try:
                     _pickle(x)
@@ -54,6 +55,7 @@ class Call(NamedTuple):
             raise
 
     def open(self) -> tuple[Callable[..., Any], list[Any], dict[str, Any]]:
+        """Unpickle the function and its arguments, on a worker."""
         return cloudpickle.loads(self.pickled, buffers=self.arrays)
 
 
@@ -64,11 +66,12 @@ def _pickle(x: Any) -> tuple[bytes, list[Any]]:
     """
     with contextlib.suppress(Exception):
         arrays: list[Any] = []
-        pickled = pickle.dumps(x, 5, buffer_callback=arrays.append)
-        if b"__main__" not in pickled:
+        pickled = pickle.dumps(x, protocol=5, buffer_callback=arrays.append)
+        if b"__main__" not in pickled:  # the module of the client's script is not that of workers
             return pickled, arrays
     arrays = []
-    return cloudpickle.dumps(x, 5, buffer_callback=arrays.append), arrays
+    pickled = cloudpickle.dumps(x, protocol=5, buffer_callback=arrays.append)
+    return pickled, arrays
 
 
 class Free(NamedTuple):

@@ -59,26 +59,32 @@ class TableReader:
     zeros: str = "raise"  # the same
 
     def __call__(self, part: Any) -> Partition:
-        if isinstance(part, ParquetPart):
-            data = open_parquet(part.path)
-            file = next(data.get_fragments()).subset(row_group_ids=part.groups)
-            part = file.to_table(data.schema, columns=list_columns(self.modes, self.values))
-        part = open_table(part, self.modes, self.values)
+        """Read a partition: row groups of a file, or a table that a task of Dask has computed."""
+        table = _read_row_groups(part, self) if isinstance(part, ParquetPart) else part
+        columns = open_table(table, self.modes, self.values)
+        entries = None
         if self.are_indices:
-            _, values = read_rows(part, (), self.values, {}, "raise")
-            coords = np.stack([read_indices(part[name], name) for name in self.modes])
-            shape = tuple(int(rows.max(initial=0)) + 1 for rows in coords)
+            _, values = read_rows(columns, (), self.values, {}, "raise")
+            coords = np.stack([read_indices(columns[name], name) for name in self.modes])
+            shape = tuple(int(indices.max(initial=0)) + 1 for indices in coords)
             check_inside(coords, check_shape(shape))
-            entries = None
         else:
-            coded, values = read_rows(part, self.modes, self.values, {}, self.missing)
-            coords = np.stack([codes for codes, _ in coded.values()])
-            entries = tuple(own for _, own in coded.values())
-            shape = tuple(own.entries.size for own in entries)
-        values = np.ones(coords.shape[1]) if values is None else values
+            coded, values = read_rows(columns, self.modes, self.values, {}, self.missing)
+            coords = np.stack([column.codes for column in coded.values()])
+            entries = tuple(column.labels for column in coded.values())
+            shape = tuple(labels.entries.size for labels in entries)
+        if values is None:
+            values = np.ones(coords.shape[1])
         if self.zeros == "raise":
             refuse_zeros(values, self.values)
         return Partition(coords.astype(_INDEX), values, shape, entries)
+
+
+def _read_row_groups(part: ParquetPart, reader: TableReader) -> Any:
+    """Read the columns that a reader wants of some row groups of a .parquet file."""
+    dataset = open_parquet(part.path)
+    file = next(dataset.get_fragments()).subset(row_group_ids=part.groups)
+    return file.to_table(dataset.schema, columns=list_columns(reader.modes, reader.values))
 
 
 def read_tns_file(reading: Reading, path: str) -> Partition:
@@ -101,22 +107,25 @@ def list_parquet_parts(path: Any, reader: TableReader) -> list[ParquetPart]:
     Columns that `reader` cannot take are refused here, by the files' footers.
     """
     parts = []
+    row_nbytes = _INDEX.itemsize * len(reader.modes) + 8
     for name in list_files(path):
         with name_errors(name):
-            data = open_parquet(name)
-            check_columns(list_columns(reader.modes, reader.values), data.schema.names, "the file")
-            groups = next(data.get_fragments()).row_groups
+            dataset = open_parquet(name)
+            columns = list_columns(reader.modes, reader.values)
+            check_columns(columns, dataset.schema.names, "the file")
+            groups = next(dataset.get_fragments()).row_groups
             if not any(group.num_rows for group in groups):  # types do not count either
                 continue
-            reader(data.schema.empty_table())
-            taken: list[Any] = []
+            reader(dataset.schema.empty_table())
+            numbers: list[int] = []  # of the row groups of the next partition
+            num_rows = 0
             for group in groups:
-                taken.append(group)
-                num_rows = sum(own.num_rows for own in taken)
+                numbers.append(group.id)
+                num_rows += group.num_rows
                 if num_rows >= _PARTITION_ROWS or group is groups[-1]:
-                    nbytes = num_rows * (_INDEX.itemsize * len(reader.modes) + 8)
-                    parts.append(ParquetPart(name, tuple(own.id for own in taken), nbytes))
-                    taken = []
+                    parts.append(ParquetPart(name, tuple(numbers), num_rows * row_nbytes))
+                    numbers = []
+                    num_rows = 0
     return parts
 
 
@@ -124,21 +133,30 @@ def estimate_nbytes(part: Any) -> int:
     """Return the least that a part takes of its worker's memory, 0 if that is unknown."""
     if isinstance(part, ParquetPart):
         return 2 * part.nbytes  # as it is read, and as records for others
-    # A line of n indices has at most about 11 n + 26 bytes, and takes more than half: 2 (4 n + 8).
-    is_text = isinstance(part, str) and os.path.isfile(part)
-    return os.path.getsize(part) // 2 if is_text else 0
+    if isinstance(part, str) and os.path.isfile(part):
+        # A line of n indices has at most about 11 n + 26 bytes. Its nonzero takes 4 n + 8, twice,
+        # which is more than half.
+        return os.path.getsize(part) // 2
+    return 0
 
 
 def keep_partition(part: Any, number: int, reader: Any, actor_keys: dict[str, str]) -> Summary:
     """Read a partition, in a task, and leave it with the actor on the same worker."""
     worker = get_worker()
-    file = part if isinstance(part, str) else getattr(part, "path", "")
-    with name_errors(f"partition {number}{file and f' of {file}'}"):
+    place = f"partition {number}"
+    if isinstance(part, str):
+        place += f" of {part}"
+    elif isinstance(part, ParquetPart):
+        place += f" of {part.path}"
+    with name_errors(place):
         partition = reader(part)
     if isinstance(reader, TableReader):  # else Arrow keeps more memory than the partition takes
         require_pyarrow().default_memory_pool().release_unused()
     actor: Any = worker.state.actors[actor_keys[worker.address]]
     actor.keep(number, partition)
-    values = partition.values
-    shape = partition.shape
-    return Summary(values.size, values.dtype, shape, partition.entries)
+    return Summary(
+        nnz=partition.values.size,
+        dtype=partition.values.dtype,
+        shape=partition.shape,
+        entries=partition.entries,
+    )

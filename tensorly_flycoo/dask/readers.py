@@ -108,15 +108,18 @@ def read_parquet(
     The client holds the labels, and 8 bytes for each row of the longest mode.
     """
     modes = check_modes(modes)
-    df: Any = path if hasattr(path, "to_delayed") else None  # given by `from_dask_dataframe`
     check_choice(missing, "missing", MISSING)
     if zeros not in ("raise", "drop"):
         hint = "to keep zeros for observed_parafac, call from_dataframe in one process"
         raise ValueError(f"zeros is {zeros!r}, expected 'raise' or 'drop': {hint}")
     reader = TableReader(tuple(modes), values, indices, missing, zeros)
-    if hasattr(df, "_meta"):
-        reader(df._meta)  # refuses wrong columns before anything is computed
-    parts = list_parquet_parts(path, reader) if df is None else list(df.to_delayed())
+    if hasattr(path, "to_delayed"):  # a dask DataFrame, of `from_dask_dataframe`
+        df: Any = path
+        if hasattr(df, "_meta"):
+            reader(df._meta)  # refuses wrong columns before anything is computed
+        parts = list(df.to_delayed())
+    else:
+        parts = list_parquet_parts(path, reader)
     source = PartitionedData(parts, reader, None, slabs, dtype, layout)
     x = _place(source, client, workers, device)
     if source.labels is None:
@@ -155,13 +158,17 @@ def from_dask_dataframe(
     """
     if not hasattr(df, "to_delayed"):
         raise TypeError(f"df is a {type(df).__name__}, expected a dask DataFrame")
-    known = [*inspect.signature(read_parquet).parameters][3:]
-    if others := [name for name in options if name not in known]:
-        hint = "; values of a cell are added: merge otherwise before, as by df.groupby(modes)"
-        raise TypeError(
-            f"from_dask_dataframe has no option {others[0]!r}, expected some of {', '.join(known)}"
-            + (hint if others[0] == "aggregate" else "")
-        )
+    known_options = [*inspect.signature(read_parquet).parameters][3:]
+    for name in options:
+        if name not in known_options:
+            hint = ""
+            if name == "aggregate":
+                hint = "; values of a cell are added: merge otherwise before"
+                hint += ", as by df.groupby(modes)"
+            expected = ", ".join(known_options)
+            raise TypeError(
+                f"from_dask_dataframe has no option {name!r}, expected some of {expected}{hint}"
+            )
     return read_parquet(df, modes, values, **options)
 
 

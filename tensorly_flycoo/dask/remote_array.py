@@ -45,17 +45,21 @@ class RemoteArray(RemoteObject, NDArrayOperatorsMixin):
     def call_remotely(self, function: Callable, *args: Any, **kwargs: Any) -> Any:
         """Call a function of arrays on the worker: NumPy's, or our own; see `remote_aware`."""
         if isinstance(function, np.ufunc):
-            found: Kind | list[Kind] = _find_kind(function, *args)
+            kinds: Kind | list[Kind] = _find_kind(function, *args)
         elif function in _KINDS:
-            found = _KINDS[function](*args, **kwargs)
+            kinds = _KINDS[function](*args, **kwargs)
         else:
             _refuse(function.__name__)
-        kinds = found if isinstance(found, list) else [found]
+        # Copies: the caller may write to its arrays before they are sent.
         args = tuple(x.copy() if isinstance(x, np.ndarray) else x for x in args)
+        if not isinstance(kinds, list):
+            (key,) = self.cluster.call(self.worker, function, args, kwargs)
+            return RemoteArray(self.cluster, self.worker, key, *kinds)
         keys = self.cluster.call(self.worker, function, args, kwargs, num_results=len(kinds))
-        there = (self.cluster, self.worker)
-        results = [RemoteArray(*there, key, *kind) for key, kind in zip(keys, kinds, strict=True)]
-        return results[0] if len(results) == 1 else tuple(results)
+        return tuple(
+            RemoteArray(self.cluster, self.worker, key, *kind)
+            for key, kind in zip(keys, kinds, strict=True)
+        )
 
     # NumPy's protocols
 
@@ -69,6 +73,8 @@ class RemoteArray(RemoteObject, NDArrayOperatorsMixin):
 
     def __array__(self, *_: Any, **__: Any) -> NoReturn:
         _refuse("asarray")
+
+    # Methods of arrays
 
     @property
     def ndim(self) -> int:
@@ -111,15 +117,22 @@ class Replicated(NDArrayOperatorsMixin):
     dtype: np.dtype
 
     def compute_on(self, cluster: Cluster, worker: WorkerHandle) -> RemoteArray:
+        """Have a worker compute it."""
         (key,) = cluster.call(worker, _evaluate, [self._express(worker)])
         return RemoteArray(cluster, worker, key, self.shape, self.dtype)
 
     def _express(self, worker: WorkerHandle | None) -> list[Any]:
-        """Return the function and its arguments on a worker, or here; of these the same."""
-        args = self.args
-        if isinstance(args, dict):
-            first = next(iter(args.values()))
-            args = first[0].cluster.fetch(first) if worker is None else args[worker]
+        """Return the function and its arguments on a worker, or here if it is None.
+
+        Arguments of this class are such lists, too: `_evaluate` computes them.
+        """
+        if not isinstance(self.args, dict):
+            args = self.args
+        elif worker is not None:
+            args = self.args[worker]
+        else:
+            first = next(iter(self.args.values()))
+            args = first[0].cluster.fetch(first)
         expressed = (x._express(worker) if isinstance(x, Replicated) else x for x in args)
         return [self.function, *expressed]
 
@@ -135,9 +148,8 @@ class Replicated(NDArrayOperatorsMixin):
         return np.asarray(_evaluate(self._express(None)), dtype)
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
-        # ``x *= y`` makes another array.
         if set(options) == {"out"} and all(out is inputs[0] for out in options["out"]):
-            options = {}
+            options = {}  # of ``x *= y``, which makes another array
         if ufunc.signature is not None or method != "__call__" or options:
             inputs = tuple(np.asarray(x) if isinstance(x, Replicated) else x for x in inputs)
             return getattr(ufunc, method)(*inputs, **options)
@@ -148,17 +160,28 @@ class Replicated(NDArrayOperatorsMixin):
 
 
 def _evaluate(x: Any) -> Any:
-    """Call the function, of evaluated arguments, in a list; return anything else as it is."""
-    return x[0](*map(_evaluate, x[1:])) if isinstance(x, list) else x
+    """Call the function, of evaluated arguments, in a list; return anything else as it is.
+
+    Examples
+    --------
+    >>> _evaluate([max, 1, [min, 2, 3]])
+    2
+    """
+    if not isinstance(x, list):
+        return x
+    function, *args = x
+    return function(*map(_evaluate, args))
 
 
 def call_method(array: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+    """Call a method of an array."""
     return getattr(array, name)(*args, **kwargs)
 
 
 def send_all(cluster: Cluster, wanted: Sequence[tuple[RemoteObject, WorkerHandle]]) -> list[Any]:
     """Return each array on a worker; copy those that are on other ones, all at once."""
-    keys = iter(cluster.transfer([(x, worker) for x, worker in wanted if x.worker is not worker]))
+    moves = [(x, worker) for x, worker in wanted if x.worker is not worker]
+    keys = iter(cluster.transfer(moves))
     return [x if x.worker is worker else x.copy_at(worker, next(keys)) for x, worker in wanted]
 
 
@@ -170,26 +193,54 @@ def _find_kind(function: Callable, *inputs: Any) -> Kind:
     if function is np.matmul:
         first, second = inputs
         return first.shape[:-1] + second.shape[1:], np.result_type(first.dtype, second.dtype)
-    empty = [np.empty(0 if x.ndim else (), x.dtype) if hasattr(x, "ndim") else x for x in inputs]
     with np.errstate(all="ignore"):
-        dtype = function(*empty).dtype
-    return np.broadcast_shapes(*(getattr(x, "shape", ()) for x in inputs)), dtype
+        dtype = function(*map(_make_stand_in, inputs)).dtype
+    shapes = [getattr(x, "shape", ()) for x in inputs]
+    return np.broadcast_shapes(*shapes), dtype
+
+
+def _make_stand_in(x: Any) -> Any:
+    """Return an operand without elements, which has the same dtype; numbers are as they are."""
+    if not hasattr(x, "ndim"):
+        return x
+    return np.empty(0 if x.ndim else (), x.dtype)
 
 
 def _take(x: Any, index: Any) -> Kind:
+    """Find what indexing returns, of an array that takes no memory."""
     return np.broadcast_to(np.empty((), x.dtype), x.shape)[index].shape, x.dtype
 
 
+def _split(x: Any, places: Sequence[int]) -> list[Kind]:
+    """Find what `numpy.split` returns."""
+    edges = (0, *places, x.shape[0])
+    return [_take(x, slice(start, stop)) for start, stop in pairwise(edges)]
+
+
 def _reduce(x: Any, axis: int | None = None, keepdims: bool = False) -> Kind:
-    if axis is None:
-        return (1,) * x.ndim if keepdims else (), x.dtype
-    return x.shape[:axis] + x.shape[axis:][1:], x.dtype
+    """Find what a maximum or minimum returns."""
+    if axis is not None:
+        return x.shape[:axis] + x.shape[axis:][1:], x.dtype
+    shape = (1,) * x.ndim if keepdims else ()
+    return shape, x.dtype
 
 
 def _concatenate(arrays: Sequence[Any], axis: int = 0) -> Kind:
+    """Find what `numpy.concatenate` returns."""
     shape = list(arrays[0].shape)
     shape[axis] = sum(x.shape[axis] for x in arrays)
     return tuple(shape), np.result_type(*(x.dtype for x in arrays))
+
+
+def _factorise(a: Any) -> list[Kind]:
+    """Find what the factors of a QR factorisation are."""
+    least = min(a.shape)
+    return [((a.shape[0], least), a.dtype), ((least, a.shape[1]), a.dtype)]
+
+
+def _multiply_transposed(a: Any, b: Any) -> Kind:
+    """Find what ``a.T @ b`` returns."""
+    return (a.shape[1], b.shape[1]), np.result_type(a.dtype, b.dtype)
 
 
 #: NumPy's functions and our own, and what they return.
@@ -200,22 +251,17 @@ _KINDS: dict[Callable, Callable[..., Kind | list[Kind]]] = {
     np.max: _reduce,
     np.min: _reduce,
     np.concatenate: _concatenate,
-    np.split: lambda x, at: [_take(x, slice(*two)) for two in pairwise((0, *at, x.shape[0]))],
+    np.split: _split,
     np.where: functools.partial(_find_kind, np.where),
     call_method: lambda x, name, dtype: (x.shape, dtype),  # of `astype`
     tall.sum_columns: lambda x: ((x.shape[1],), np.dtype(np.float64)),
-    tall.transposed_product: lambda a, b: (
-        (a.shape[1], b.shape[1]),
-        np.result_type(a.dtype, b.dtype),
-    ),
+    tall.transposed_product: _multiply_transposed,
     row_shards.solve_rows: lambda rows, matrix: (rows.shape, rows.dtype),
-    tall.qr: lambda a: [
-        ((a.shape[0], min(a.shape)), a.dtype),
-        ((min(a.shape), a.shape[1]), a.dtype),
-    ],
+    tall.qr: _factorise,
     row_shards.sweep_block: lambda targets, gram, rows, *_: ((2,), np.dtype(np.float64)),
 }
 
 
 def _refuse(name: str) -> NoReturn:
+    """Refuse a function that would gather an array, or that has no entry in the table."""
     raise TypeError(f"numpy.{name} is not supported for arrays on workers")

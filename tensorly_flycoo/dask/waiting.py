@@ -11,10 +11,12 @@ from typing import Any
 
 from distributed import Client, Future
 
-from ..tensor.memory import format_nbytes
+from ..engines.out_of_memory import format_nbytes
 
-#: Seconds between looks at what Dask has noticed, and how many of them ask the scheduler once.
+#: Seconds between looks at what Dask has noticed here.
 _LOOK_INTERVAL = 0.5
+
+#: How many such looks precede a question to the scheduler.
 _LOOKS_PER_QUESTION = 4
 
 #: Seconds for which a worker may be silent: a function may keep its heart from beating as long.
@@ -92,10 +94,10 @@ def wait_for(
 
 def check_limits(client: Client, addresses: Sequence[str], nbytes: int, what: str) -> None:
     """Refuse what surely does not fit workers' memory limits, before anything is read."""
-    known = client.scheduler_info(n_workers=-1)["workers"]
+    workers = client.scheduler_info(n_workers=-1)["workers"]
     for address in addresses:
-        limit = known.get(address, {}).get("memory_limit") or nbytes
-        if nbytes > limit:
+        limit = workers.get(address, {}).get("memory_limit")  # None or 0: there is none
+        if limit and nbytes > limit:
             raise MemoryError(
                 f"worker {address} needs {format_nbytes(nbytes)} for {what}, but its memory limit "
                 f"is {format_nbytes(limit)}: give workers more memory, start more of them, or name "
@@ -116,7 +118,7 @@ def wait_for_tasks(
 
 async def _wait_for_first(*awaited: Awaitable[Any]) -> tuple[Any, list[Exception]]:
     """Return the result or the error of what is done first, and cancel the rest."""
-    tasks = [asyncio.ensure_future(own) for own in awaited]
+    tasks = [asyncio.ensure_future(each) for each in awaited]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         return await next(task for task in tasks if task in done), []
@@ -131,45 +133,68 @@ async def _watch(
     client: Any, addresses: Sequence[str], check: Callable[[], None], needs_tasks: bool
 ) -> Any:
     """Look at workers until there is an error."""
-    busy = time.monotonic()  # when a worker was last seen to work on a task
-    beats: dict[str, tuple[float, float]] = {}  # each worker's last heartbeat, and when it came
+    busy_at = time.monotonic()  # when a worker was last seen to work on a task
+    heartbeats = _Heartbeats()
     while True:
         for _ in range(_LOOKS_PER_QUESTION):
             await asyncio.sleep(_LOOK_INTERVAL)
             check()
         try:
-            known = (await asyncio.wait_for(client.scheduler.identity(), _PATIENCE))["workers"]
+            identity = await asyncio.wait_for(client.scheduler.identity(), _PATIENCE)
         except TimeoutError:
             raise WorkerLost(addresses) from None
         except OSError:  # a client that is connecting again finds out what it has lost
             continue
+        workers = identity["workers"]  # by address, all that the scheduler has
         now = time.monotonic()
-        for address in known.keys() & set(addresses):
-            beat = known[address]["last_seen"]
-            if address not in beats or beats[address][0] != beat:
-                beats[address] = beat, now
-        late = {address for address, (_, since) in beats.items() if now - since > _PATIENCE}
-        if lost := [address for address in addresses if address not in known or address in late]:
+        late = heartbeats.find_late(addresses, workers, now)
+        lost = [address for address in addresses if address not in workers or address in late]
+        if lost:
             raise WorkerLost(lost)
-        paused = [address for address in addresses if known[address]["status"] == "paused"]
-        # Without any, workers may wait for what others compute for them.
-        names = addresses if paused else known
-        counts = [known[name]["metrics"].get("task_counts", {}) for name in names]
-        if any(count.get(state) for count in counts for state in _BUSY):
-            busy = now
-        if needs_tasks and now - busy > _IDLE_TIMEOUT:
-            raise _explain_wait(addresses, paused, known)
+        paused = [address for address in addresses if workers[address]["status"] == "paused"]
+        # If none is paused, they may wait for what other workers compute for them.
+        if _is_any_busy(workers, addresses if paused else list(workers)):
+            busy_at = now
+        if needs_tasks and now - busy_at > _IDLE_TIMEOUT:
+            raise _explain_wait(addresses, paused, workers)
 
 
-def _explain_wait(addresses: Sequence[str], paused: Sequence[str], known: Any) -> Exception:
+class _Heartbeats:
+    """Knows when each worker has last given a sign of life to the scheduler."""
+
+    def __init__(self) -> None:
+        # By address: the scheduler's time of the last heartbeat, and when we first saw it, by our
+        # clock, from which the scheduler's may differ.
+        self._last: dict[str, tuple[float, float]] = {}
+
+    def find_late(self, addresses: Sequence[str], workers: Any, now: float) -> set[str]:
+        """Return the workers that have been silent for too long."""
+        for address in workers.keys() & set(addresses):
+            beat = workers[address]["last_seen"]
+            if address not in self._last or self._last[address][0] != beat:
+                self._last[address] = (beat, now)
+        return {address for address, (_, seen) in self._last.items() if now - seen > _PATIENCE}
+
+
+def _is_any_busy(workers: Any, addresses: Iterable[str]) -> bool:
+    """Whether one of some workers works on a task."""
+    for address in addresses:
+        counts = workers[address]["metrics"].get("task_counts", {})
+        if any(counts.get(state) for state in _BUSY):
+            return True
+    return False
+
+
+def _explain_wait(addresses: Sequence[str], paused: Sequence[str], workers: Any) -> Exception:
     """Say why no worker runs a task that waits for it."""
     if not paused:
         return TimeoutError(
             f"none of {', '.join(addresses)} has worked on a task for {_IDLE_TIMEOUT:.0f} s, but "
             "tasks wait for them: look at Dask's dashboard, or name others by workers="
         )
-    first = known[paused[0]]
-    used, limit = map(format_nbytes, (first["metrics"]["memory"], first["memory_limit"]))
+    first = workers[paused[0]]
+    used = format_nbytes(first["metrics"]["memory"])
+    limit = format_nbytes(first["memory_limit"])
     return MemoryError(
         f"Dask has paused {', '.join(paused)}, where tasks wait: a process uses {used} of its "
         f"memory limit of {limit}. Delete what it holds, give workers more memory, start more of "

@@ -14,6 +14,7 @@ from ..base.checks import check_factors, check_least, check_rank, check_real, ch
 from ..base.fit_record import FitRecord, recording
 from ..base.reporting import log_compilation
 from ..engines import select_engine
+from ..engines.out_of_memory import attempt, check_room
 from ..engines.tall import column_norms, find_signs, sum_columns
 from ..io.entries import find_places
 from ..loop.coupled_blocks import Blocks, group_rows, read_blocks
@@ -23,7 +24,6 @@ from ..loop.guarding import check_options, describe_as
 from ..loop.hals import improve
 from ..results.coupled_cp import CoupledCP, LabelledCoupledCP, make_cp_tensors
 from ..tensor.entrance import mirror
-from ..tensor.memory import attempt, check_room
 from .non_negative_parafac_hals import find_constrained
 from .parafac import parafac
 

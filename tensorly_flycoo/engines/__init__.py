@@ -104,18 +104,22 @@ def set_device(device: str, *, gpus: int | str | None = None) -> DeviceChoice:
     """
     global _chosen_device
     engine = select_engine(check_choice(device, "device", DEVICES))
-    previous = _chosen_device
-    devices = None if gpus is None else _choose_gpus(engine, gpus)
+    devices = None
+    num_gpus = None
+    if gpus is not None:
+        devices = _choose_gpus(engine, gpus)
+        num_gpus = devices.count
+    previous_device = _chosen_device
     previous_devices = engine.devices
 
     def restore() -> None:
         global _chosen_device
-        _chosen_device = previous
+        _chosen_device = previous_device
         engine.devices = previous_devices
 
     _chosen_device = device
     engine.devices = devices
-    return DeviceChoice(device, None if devices is None else devices.count, restore)
+    return DeviceChoice(device, num_gpus, restore)
 
 
 def _choose_gpus(engine: Engine, gpus: int | str) -> Devices:
@@ -125,12 +129,14 @@ def _choose_gpus(engine: Engine, gpus: int | str) -> Devices:
     from .cuda.gpus import CudaDevices
 
     num_gpus = _count_gpus()
-    count = num_gpus if gpus == "all" else check_count(gpus, "gpus")
+    if gpus == "all":
+        devices = CudaDevices(num_gpus)
+        devices.least_nnz = _SPREAD_NNZ
+        return devices
+    count = check_count(gpus, "gpus")
     if count > num_gpus:
         raise ValueError(f"gpus is {count}, expected at most {num_gpus}, the GPUs that CuPy finds")
-    devices = CudaDevices(count)
-    devices.least_nnz = _SPREAD_NNZ if gpus == "all" else 0
-    return devices
+    return CudaDevices(count)
 
 
 def select_engine(device: str | None = None, *, is_on_gpu: bool = False) -> Engine:
@@ -145,7 +151,8 @@ def select_engine(device: str | None = None, *, is_on_gpu: bool = False) -> Engi
     else:
         device = check_choice(os.environ.get(DEVICE_VARIABLE, "auto"), DEVICE_VARIABLE, DEVICES)
     if device == "auto":
-        device = "cuda" if is_on_gpu or _has_gpu() else "cpu"
+        wants_gpu = is_on_gpu or _has_gpu()
+        device = "cuda" if wants_gpu else "cpu"
     if device == "cuda":
         if importlib.util.find_spec("cupy") is None:
             raise ImportError(f'device "cuda" needs CuPy, which is not installed: {_CUDA_HINT}')
@@ -160,6 +167,7 @@ def engine_of(array: Array) -> Engine:
 
 
 def _load_engine(device: str) -> Engine:
+    """Import the engine of a device, "cpu" or "cuda"."""
     if device == "cuda":
         from .cuda.engine import CUDA
 
@@ -193,10 +201,10 @@ def _count_gpus() -> int:
     try:
         num_gpus = runtime.getDeviceCount()
     except runtime.CUDARuntimeError as error:
-        text = f'device "cuda" needs a GPU and its driver; CuPy says: {error}'
+        message = f'device "cuda" needs a GPU and its driver; CuPy says: {error}'
         if error.status == _INSUFFICIENT_DRIVER:
-            text = _explain_driver(runtime.driverGetVersion(), runtime.runtimeGetVersion())
-        raise RuntimeError(text) from None
+            message = _explain_driver(runtime.driverGetVersion(), runtime.runtimeGetVersion())
+        raise RuntimeError(message) from None
     if num_gpus > 0:
         try:
             cupy.cuda.nvrtc.getVersion()  # loads it
@@ -213,13 +221,24 @@ def _explain_driver(driver_version: int, cupy_version: int) -> str:
     needed = "CUDA 13 needs driver 580 or later, CUDA 12 needs 525 or later"
     if driver_version == 0:
         return f'device "cuda" needs an NVIDIA driver, but none is installed: {needed}'
-    own, cupys = (f"{v // 1000}.{v % 1000 // 10}" for v in (driver_version, cupy_version))
     return (
-        f'device "cuda" needs a newer NVIDIA driver: this one supports CUDA {own}, CuPy uses CUDA '
-        f"{cupys}. Install a newer driver ({needed}), or CuPy for an older CUDA: {_CUDA_HINT}"
+        'device "cuda" needs a newer NVIDIA driver: this one supports CUDA '
+        f"{_format_version(driver_version)}, CuPy uses CUDA {_format_version(cupy_version)}. "
+        f"Install a newer driver ({needed}), or CuPy for an older CUDA: {_CUDA_HINT}"
     )
+
+
+def _format_version(version: int) -> str:
+    """Return CUDA's number of a version as users know it.
+
+    >>> _format_version(12040)
+    '12.4'
+    """
+    major, minor = divmod(version, 1000)
+    return f"{major}.{minor // 10}"
 
 
 @functools.cache
 def _warn_once(message: str) -> None:
+    """Log a warning, unless it has been logged."""
     _logger.warning(message)

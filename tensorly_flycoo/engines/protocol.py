@@ -16,7 +16,7 @@ from ..format.layout import Layout
 from ..format.layouts import LAYOUT_CLASSES
 from ..format.primitives import Primitives
 from ..format.tree import Tree, add_parts
-from .entries import Entries
+from .entries import PieceEntries
 
 _logger = logging.getLogger("tensorly_flycoo")
 
@@ -41,7 +41,7 @@ class Engine(Primitives, ABC):
     tall: ModuleType | None = None  # as `cuda.tall`; None if the functions of `xp` are as fast
     # Makes what copies host records to the current device, a `CudaStager`; None on the CPU.
     make_stager: Callable[[], Any] | None = None
-    entries: type[Entries] = Entries
+    entries: type[PieceEntries] = PieceEntries
     devices: Devices | None = None  # that new tensors are spread over; None for the current one
 
     # Building
@@ -84,8 +84,8 @@ class Engine(Primitives, ABC):
     def log(self, function: str, layout: str, **details: object) -> None:
         """Log the details of a call at level DEBUG."""
         if self.is_logging():
-            used = {"engine": self.name, "layout": layout, **details}
-            text = ", ".join(f"{name}={value!r}" for name, value in used.items())
+            facts = {"engine": self.name, "layout": layout, **details}
+            text = ", ".join(f"{name}={value!r}" for name, value in facts.items())
             _logger.debug("%s: %s", function, text)
 
     # Operations on nonzeros, called by `Layout.apply`. Each allocates its memory, and then, inside
@@ -145,7 +145,8 @@ class Engine(Primitives, ABC):
     def combine_rows(self, factors: Sequence[Array], bits: Sequence[int]) -> Array:
         """Return the Khatri-Rao product of the factors (I_n, R) of a group.
 
-        Its row for the indices ``i_n`` is the sum of ``i_n << bits[n]``. Others are arbitrary.
+        Its row for the indices ``i_n`` is the sum of ``i_n << bits[n]``. Rows that stand for no
+        indices are arbitrary.
         """
 
     @abstractmethod
@@ -180,6 +181,7 @@ class Engine(Primitives, ABC):
         """Draw from [0, 1), the same numbers as ``random.random_sample(shape).astype(dtype)``."""
         if dtype == np.float64:
             return move(random.random_sample(shape), self.xp)
+        # Rounded block by block, while they are in a cache, without a copy of all in float64.
         numbers = np.empty(shape, dtype)
         flat = numbers.reshape(-1)
         for start in range(0, flat.size, _DRAW_BLOCK):

@@ -8,8 +8,7 @@ or all of it) makes its own T, and contracts it where it is.
 from __future__ import annotations
 
 import functools
-import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -22,7 +21,7 @@ class GroupRows:
 
     rows: Array
     is_known: bool = False
-    complete: Callable[[Array], object] | None = None
+    complete: Callable[[Array], object] | None = None  # called once, with the rows of a pass
 
 
 #: `find` of an `ops.mttkrp.LastPass` with its first arguments: takes a group, what makes T, and
@@ -45,48 +44,72 @@ def apply_to_groups(
     `operation`, such as an MTTKRP, is a method of the engine: see `Layout.apply`. A mode without a
     group takes T as it is.
     """
-    record_format = layout.record_format
-    total = None
-    number, _ = record_format.places[mode]
-    group = record_format.groups[number]
-    found = GroupRows(out)
-    weights = None
-    if len(group) > 1:
-        weights = options.pop("weights", None)
-        shape = (layout.merged.shape[number], out.shape[1])
-        make_rows = functools.partial(engine.xp.empty, shape, out.dtype)
-        found = GroupRows(make_rows()) if find_rows is None else find_rows(group, make_rows)
-    if not found.is_known:
-        merged = {}
-        for n, modes in enumerate(record_format.groups):
-            if inputs.keys() >= set(modes):
-                is_one = len(modes) == 1
-                merged[n] = inputs[modes[0]] if is_one else _merge(layout, engine, inputs, n)
-        total = operation(layout, merged, number, found.rows, **options)
-        if found.complete is not None:
-            found.complete(found.rows)
-        found.is_known = True
-        found.complete = None
+    number, _ = layout.record_format.places[mode]
+    group = layout.record_format.groups[number]
     if len(group) == 1:
-        return total
-    own: dict[int, Any] = dict(zip(group, map(inputs.get, group), strict=True))
-    own[mode] = None  # an operation may read the factor of the mode too
-    if number > 0 or layout.prefixes is None:
-        bits_below = record_format.bits_below[number]
-        engine.contract_rows(found.rows, list(own.values()), bits_below, out, weights)
-    else:
-        own[len(group)] = found.rows
-        del own[mode]
-        engine.mttkrp(layout.prefixes, own, mode, out, weights)
+        return operation(layout, _merge_all(layout, engine, inputs), number, out, **options)
+    weights = options.pop("weights", None)  # of the columns of `out`, not of T
+    shape = (layout.merged.shape[number], out.shape[1])
+    make_rows = functools.partial(engine.xp.empty, shape, out.dtype)
+    group_rows = GroupRows(make_rows()) if find_rows is None else find_rows(group, make_rows)
+    total = None
+    if not group_rows.is_known:
+        factors = _merge_all(layout, engine, inputs)
+        total = operation(layout, factors, number, group_rows.rows, **options)
+        if group_rows.complete is not None:
+            group_rows.complete(group_rows.rows)
+            group_rows.complete = None
+        group_rows.is_known = True
+    _contract(layout, engine, group_rows.rows, inputs, mode, out, weights)
     return total
 
 
-def _merge(layout: Any, engine: Any, factors: Mapping[int, Array], number: int) -> Array:
-    """Return the factor of a group of several modes: the product of theirs."""
-    record_format = layout.record_format
-    own = operator.itemgetter(*record_format.groups[number])(factors)
-    if number > 0 or layout.prefixes is None:
-        return engine.combine_rows(own, record_format.bits_below[number])
-    rows = engine.xp.empty((record_format.num_prefixes, own[0].shape[1]), own[0].dtype)
-    engine.mttkrp(layout.prefixes, dict(enumerate(own)), len(own), rows)
+def _merge_all(layout: Any, engine: Any, inputs: Mapping[int, Array]) -> dict[int, Array]:
+    """Return the factor of each group of which all modes have one, by the group's number."""
+    merged = {}
+    for number, group in enumerate(layout.record_format.groups):
+        if not inputs.keys() >= set(group):
+            continue
+        if len(group) == 1:
+            merged[number] = inputs[group[0]]
+        else:
+            factors = list(map(inputs.__getitem__, group))
+            merged[number] = _merge(layout, engine, factors, number)
+    return merged
+
+
+def _merge(layout: Any, engine: Any, factors: Sequence[Array], number: int) -> Array:
+    """Return the factor of a group of several modes: the product of their factors."""
+    is_numbered = number == 0 and layout.prefixes is not None
+    if not is_numbered:
+        return engine.combine_rows(factors, layout.record_format.bits_below[number])
+    # The tensor of prefixes has a one for each number, so its MTTKRP for the mode of numbers is
+    # the product of the factors' rows for each.
+    num_prefixes = layout.record_format.num_prefixes
+    rows = engine.xp.empty((num_prefixes, factors[0].shape[1]), factors[0].dtype)
+    engine.mttkrp(layout.prefixes, dict(enumerate(factors)), len(factors), rows)
     return rows
+
+
+def _contract(
+    layout: Any,
+    engine: Any,
+    rows: Array,
+    inputs: Mapping[int, Array],
+    mode: int,
+    out: Array,
+    weights: Array | None,
+) -> None:
+    """Contract T of the group of `mode` with the factors of the group's other modes."""
+    number, _ = layout.record_format.places[mode]
+    group = layout.record_format.groups[number]
+    factors = dict(zip(group, map(inputs.get, group), strict=True))
+    factors[mode] = None  # an operation may read the factor of the mode too
+    is_numbered = number == 0 and layout.prefixes is not None
+    if is_numbered:
+        del factors[mode]
+        operands = {**factors, len(group): rows}
+        engine.mttkrp(layout.prefixes, operands, mode, out, weights)
+    else:
+        bits_below = layout.record_format.bits_below[number]
+        engine.contract_rows(rows, list(factors.values()), bits_below, out, weights)

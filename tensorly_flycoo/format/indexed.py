@@ -19,7 +19,7 @@ class IndexedLayout(Layout):
         self,
         cut: Cut,
         records: Array,
-        pull_ids: Sequence[Array | None],
+        pull_ids: Sequence[Array | None],  # of each mode; None for mode 0
         tilings: Sequence[RowTiling],
         norm: float,
     ) -> None:
@@ -57,5 +57,5 @@ class IndexedLayout(Layout):
 
     def map_values(self, function: Callable[[Array], Array], scale: float) -> Self:
         records = self.record_format.map_values(self.records, function)
-        arguments = (self.cut, records, self.pull_ids, self.tilings, self.norm * scale)
-        return self.share_prefixes(type(self)(*arguments))
+        mapped = type(self)(self.cut, records, self.pull_ids, self.tilings, self.norm * scale)
+        return self.share_prefixes(mapped)

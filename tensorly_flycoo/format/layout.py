@@ -21,7 +21,6 @@ storage d
 """
 
 import contextlib
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -30,11 +29,11 @@ from typing import Any, ClassVar, Self, TypeVar
 
 from ..base.array_modules import Array, array_module
 from .group_passes import FindRows, apply_to_groups
-from .ordering import count_canonical_nbytes, order_records
-from .packing import Cut, RecordFormat
+from .ordering import order_records
+from .packing import Cut
 from .primitives import ModeRows, Operation, Primitives, Step, index_dtype
 
-_Other = TypeVar("_Other", bound="Layout")
+_Layout = TypeVar("_Layout", bound="Layout")
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,8 @@ class Layout(ABC):
 
     def __init__(self, cut: Cut, tilings: Sequence[RowTiling], norm: float) -> None:
         self.cut = cut
-        self.record_format, self.tile_size, *_ = cut
+        self.record_format = cut.record_format
+        self.tile_size = cut.tile_size
         self.merged = self.record_format.merged
         self.groups = self.record_format.groups
         self.tilings = tilings
@@ -72,7 +72,8 @@ class Layout(ABC):
     @classmethod
     def build(cls, coords: Array, values: Array, cut: Cut, primitives: Primitives) -> Self:
         """Build the layout from checked coords (ndim, nnz) and values (nnz,)."""
-        return cls.arrange(*order_records(coords, values, cut, primitives), primitives)
+        records, final_cut = order_records(coords, values, cut, primitives)
+        return cls.arrange(records, final_cut, primitives)
 
     @classmethod
     @abstractmethod
@@ -145,28 +146,12 @@ class Layout(ABC):
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays, spare memory included."""
-        own = sum(array.nbytes for _, array in self.iterate_arrays())
-        return own if self.prefixes is None else own + self.prefixes.nbytes
+        nbytes = sum(array.nbytes for _, array in self.iterate_arrays())
+        if self.prefixes is not None:
+            nbytes += self.prefixes.nbytes
+        return nbytes
 
-    @classmethod
-    def estimate(cls, nnz: int, cut: Cut, primitives: Primitives) -> tuple[int, int]:
-        """Predict the bytes of a layout of `nnz` distinct nonzeros, and the peak of building it.
-
-        The first takes each mode to have as few empty rows as `nnz` allows. The second is an upper
-        bound, whichever rows are empty and however the nonzeros are ordered; it includes the part
-        of the host's coords (int64) and values that is on the device.
-        """
-        given = 8 * cut.record_format.ndim + cut.record_format.dtype.itemsize
-        least, most = count_tiling_nbytes(nnz, cut.record_format, cut.tile_size)
-        cut, record_format = cut.merged, cut.record_format.merged
-        kept = nnz * cls.count_copies(record_format.ndim) * record_format.record_nbytes
-        kept += cls.count_ids_nbytes(nnz, cut, primitives)
-        ordering = count_canonical_nbytes(nnz, record_format, primitives)
-        working = max(ordering, kept + most + cls.count_build_nbytes(nnz, cut, primitives))
-        if primitives.staging_size is None:
-            return kept + least, nnz * given + working
-        staging = nnz * record_format.record_nbytes + min(nnz, primitives.staging_size + 1) * given
-        return kept + least, max(staging, working)
+    # Parts of the sum in `spread.memory`
 
     @classmethod
     def count_ids_nbytes(cls, nnz: int, cut: Cut, primitives: Primitives) -> int:
@@ -176,7 +161,7 @@ class Layout(ABC):
     @classmethod
     @abstractmethod
     def count_build_nbytes(cls, nnz: int, cut: Cut, primitives: Primitives) -> int:
-        """Count the bytes that `build` allocates beyond what the layout keeps."""
+        """Bound the bytes that `arrange` allocates beyond the layout's own arrays."""
 
     # Use
 
@@ -234,14 +219,14 @@ class Layout(ABC):
     @contextlib.contextmanager
     def hold_last_order(self, primitives: Primitives) -> Iterator[tuple[Array, Array | None]]:
         """Yield the records as `hold_first_order` does, for the order of the tensor's last mode."""
-        last = self.merged.ndim - 1
-        is_grouped = self.merged is not self.record_format
-        with self.hold_records(0 if is_grouped else last) as records:
-            if is_grouped:
-                modes = range(self.record_format.ndim)  # the last one is the first key
-                yield records, primitives.sort_places(records, self.record_format, modes)
-            else:
+        if self.merged is self.record_format:
+            last = self.merged.ndim - 1
+            with self.hold_records(last) as records:
                 yield records, self.find_places(last, primitives)
+        else:  # no order of groups will do
+            modes = range(self.record_format.ndim)  # the last one is the first key
+            with self.hold_records() as records:
+                yield records, primitives.sort_places(records, self.record_format, modes)
 
     def find_places(self, mode: int, primitives: Primitives) -> Array | None:
         """Return the places of the records of `hold_records` in the order of a mode.
@@ -250,10 +235,10 @@ class Layout(ABC):
         """
         return None
 
-    def share_prefixes(self, other: _Other) -> _Other:
+    def share_prefixes(self, layout: _Layout) -> _Layout:
         """Give the prefixes to a layout with the same nonzeros, but for their values."""
-        other.prefixes = self.prefixes
-        return other
+        layout.prefixes = self.prefixes
+        return layout
 
     @abstractmethod
     def map_values(self, function: Callable[[Array], Array], scale: float) -> Self:
@@ -261,54 +246,42 @@ class Layout(ABC):
 
 
 def tile_rows(
-    given: ModeRows, tile_size: int, primitives: Primitives, empty_rows: Array | None = None
+    mode_rows: ModeRows, tile_size: int, primitives: Primitives, empty_rows: Array | None = None
 ) -> RowTiling:
-    """Find the tiles of records in the order of rows; `empty_rows` if `sort_by_row` did not."""
-    carry_rows = primitives.find_carry_rows(given, tile_size)
+    """Find the tiles of records in the order of rows; `empty_rows` too, unless they are known."""
+    carry_rows = primitives.find_carry_rows(mode_rows, tile_size)
     if empty_rows is None:
-        empty_rows = primitives.find_empty_rows(*given[:3])
+        records, record_format, mode, _ = mode_rows
+        empty_rows = primitives.find_empty_rows(records, record_format, mode)
     return RowTiling(carry_rows, empty_rows)
-
-
-def count_tiling_nbytes(nnz: int, record_format: RecordFormat, tile_size: int) -> tuple[int, int]:
-    """Count the bytes of the tilings of all groups, with the fewest and the most empty rows.
-
-    Rows that stand for no indices are always empty. The most includes the temporary arrays of
-    `tile_rows`: the records at the edges of tiles, and five arrays of their numbers or rows.
-    """
-    shape = record_format.merged.shape
-    num_tiles = -(-nnz // tile_size)
-    used = [math.prod(record_format.shape[n] for n in group) for group in record_format.groups]
-    carries = 8 * len(shape) * num_tiles
-    edges = (record_format.record_nbytes + 40) * num_tiles
-    pairs = zip(shape, used, strict=True)
-    least = [(size - min(n, nnz)) * index_dtype(size).itemsize for size, n in pairs]
-    most = [(size - min(1, nnz)) * index_dtype(size).itemsize for size in shape]
-    return carries + sum(least), carries + edges + sum(most)
 
 
 def collect_tilings(arrays: Mapping[str, Array], ndim: int) -> list[RowTiling]:
     """Make the tilings of all modes from their arrays."""
-    return [RowTiling(arrays[f"carry_rows_{n}"], arrays[f"empty_rows_{n}"]) for n in range(ndim)]
+    return [
+        RowTiling(arrays[f"carry_rows_{mode}"], arrays[f"empty_rows_{mode}"])
+        for mode in range(ndim)
+    ]
 
 
 def iterate_orders(
     records: Array, cut: Cut, primitives: Primitives
 ) -> Iterator[tuple[Array | None, RowTiling]]:
     """Yield each mode's order of a merged `cut`, as places in order 0 or None, and its tiling."""
-    record_format, tile_size, *_ = cut
-    given = ModeRows(records, record_format, 0, None)
-    yield None, tile_rows(given, tile_size, primitives)
-    positions = primitives.xp.empty(records.shape[0], index_dtype(records.shape[0]))
-    for mode in range(1, record_format.ndim):
-        target = primitives.xp.empty_like(positions)
-        rows = primitives.sort_by_row(given._replace(mode=mode), target, positions)
-        given = given._replace(mode=mode, places=target)
-        yield target, tile_rows(given, tile_size, primitives, rows)
+    nnz = records.shape[0]
+    mode_rows = ModeRows(records, cut.record_format, 0, None)
+    yield None, tile_rows(mode_rows, cut.tile_size, primitives)
+    positions = primitives.xp.empty(nnz, index_dtype(nnz))
+    for mode in range(1, cut.record_format.ndim):
+        places = primitives.xp.empty_like(positions)
+        mode_rows = mode_rows._replace(mode=mode)
+        empty_rows = primitives.sort_by_row(mode_rows, places, positions)
+        mode_rows = mode_rows._replace(places=places)
+        yield places, tile_rows(mode_rows, cut.tile_size, primitives, empty_rows)
 
 
 def count_sort_nbytes(nnz: int, cut: Cut, primitives: Primitives) -> int:
     """Bound the temporary bytes of sorting by each mode but the first, and listing empty rows."""
-    first, *others = cut.record_format.shape
-    listing = primitives.empty_rows_nbytes(nnz, first)
-    return max([listing, *(primitives.sort_nbytes(nnz, size) for size in others)])
+    first_size, *sizes = cut.record_format.shape
+    listing = primitives.empty_rows_nbytes(nnz, first_size)
+    return max([listing, *(primitives.sort_nbytes(nnz, size) for size in sizes)])

@@ -57,99 +57,143 @@ def order_records(
 
     If groups are still to be chosen, they are those for the number of canonical records.
     """
-    count = cut.num_numbered
-    records = make_canonical_records(coords, values, cut.record_format, primitives)
-    if count is None and records.shape[0] < values.shape[0]:
-        given = cut.record_format
-        groups, count = find_groups("auto", given.shape, records.shape[0])
-        if groups != given.groups:
-            cut = primitives.choose_cut(given.shape, given.dtype, groups)
-            records = pack_again(records, given, cut.record_format, primitives)
-    return number_records(records, cut._replace(num_numbered=count), primitives)
+    record_format = cut.record_format
+    num_numbered = cut.num_numbered
+    records = make_canonical_records(coords, values, record_format, primitives)
+    has_shrunk = records.shape[0] < values.shape[0]
+    if num_numbered is None and has_shrunk:
+        groups, num_numbered = find_groups("auto", record_format.shape, records.shape[0])
+        if groups != record_format.groups:
+            cut = primitives.choose_cut(record_format.shape, record_format.dtype, groups)
+            records = pack_again(records, record_format, cut.record_format, primitives)
+    return number_records(records, cut._replace(num_numbered=num_numbered), primitives)
 
 
 def number_records(records: Array, cut: Cut, primitives: Primitives) -> tuple[Array, Cut]:
     """Number the prefixes of canonical records if `cut` says so; return the final cut too."""
-    count = cut.num_numbered
-    cut = cut._replace(num_numbered=0)
-    if count == 0 or records.shape[0] == 0:
-        return records, cut
-    given = cut.record_format
-    found = _find_prefixes(records, given, count, primitives)
-    if found is None:
-        return records, cut
-    numbers, cut = found
-    return pack_again(records, given, cut.record_format.flat, primitives, numbers[None]), cut
+    num_numbered = cut.num_numbered
+    plain_cut = cut._replace(num_numbered=0)
+    if num_numbered == 0 or records.shape[0] == 0:
+        return records, plain_cut
+    record_format = cut.record_format
+    if num_numbered is None:
+        prefixes = _choose_prefixes(records, record_format, primitives)
+    else:
+        prefixes = _number_prefixes(records, record_format, num_numbered, primitives)
+    if prefixes is None:
+        return records, plain_cut
+    numbers, cut = prefixes
+    flat = cut.record_format.flat
+    return pack_again(records, record_format, flat, primitives, numbers=numbers), cut
 
 
 def pack_again(
     records: Array,
-    given: RecordFormat,
-    wanted: RecordFormat,
+    old: RecordFormat,
+    new: RecordFormat,
     primitives: Primitives,
-    *numbers: Array,
+    *,
+    numbers: Array | None = None,
     shift: tuple[int, int] = (0, 0),
 ) -> Array:
-    """Convert records to a format that may have one more mode, with `numbers` (1, nnz).
+    """Convert records from one format to another, which has one more mode if `numbers` are given.
 
-    `shift` is a mode, and what is added to its rows.
+    `numbers` (nnz,) are the coordinates of that mode, the last one. `shift` is a mode, and a number
+    that is added to its rows.
     """
     xp = primitives.xp
     nnz = records.shape[0]
-    packed = xp.empty((nnz, wanted.num_words), wanted.word_dtype)
+    packed = xp.empty((nnz, new.num_words), new.word_dtype)
     size = max(1, -(-nnz // 8))  # of a block: its coordinates take little beside the records
+    shifted_mode, offset = shift
     for start in range(0, nnz, size):
         block = slice(start, start + size)
-        own = xp.concatenate([given.coords(records[block], xp), *(n[:, block] for n in numbers)])
-        own[shift[0]] += shift[1]
-        packed[block] = primitives.pack(own, given.values(records[block]), wanted)[0]
+        coords = old.coords(records[block], xp)
+        if numbers is not None:
+            coords = xp.concatenate([coords, numbers[None, block]])
+        coords[shifted_mode] += offset
+        packed[block], *_ = primitives.pack(coords, old.values(records[block]), new)
     return packed
 
 
-def _find_prefixes(
-    records: Array, given: RecordFormat, count: int | None, primitives: Primitives
-) -> tuple[Array, Cut] | None:
-    """Number the combinations of the first `count` indices, and choose the cut with the numbers.
+def _number_prefixes(
+    records: Array, record_format: RecordFormat, num_modes: int, primitives: Primitives
+) -> tuple[Array, Cut]:
+    """Number the combinations of the first `num_modes` indices; return also the cut with them."""
+    is_new = primitives.xp.zeros(records.shape[0], bool)
+    for mode in range(num_modes):
+        _mark_changes(is_new, records, record_format, mode, primitives)
+    numbers = _number_marks(is_new, primitives)
+    return numbers, _cut_with_prefixes(record_format, num_modes, numbers, primitives)
 
-    By default of as many indices as have few combinations, if that makes fewer groups and no longer
-    records; else None.
+
+def _choose_prefixes(
+    records: Array, record_format: RecordFormat, primitives: Primitives
+) -> tuple[Array, Cut] | None:
+    """Number the combinations of as many first indices as have few of them.
+
+    None if that does not make fewer groups, or makes longer records.
     """
-    xp = primitives.xp
     nnz = records.shape[0]
-    found = None
-    is_new = xp.zeros(nnz, bool)
-    for mode in range(count or given.ndim - 1):
-        rows = primitives.read_rows(records, given, mode)
-        is_new[1:] |= rows[1:] != rows[:-1]
-        del rows
-        numbers = xp.cumsum(is_new, dtype=index_dtype(nnz))
-        num_prefixes = int(numbers[-1]) + 1
-        if count is None and (num_prefixes - 1) * primitives.least_repeats >= nnz:
-            break
-        groups = (tuple(range(mode + 1)), *list_rest(given.groups, mode + 1))
-        cut = primitives.choose_cut(given.shape, given.dtype, groups, num_prefixes)
-        is_better = len(groups) < len(given.groups)
-        is_better &= cut.record_format.num_words <= given.num_words
-        if is_better if count is None else mode + 1 == count:
-            found = (numbers, cut)
-    return found
+    best = None
+    is_new = primitives.xp.zeros(nnz, bool)
+    for mode in range(record_format.ndim - 1):
+        _mark_changes(is_new, records, record_format, mode, primitives)
+        numbers = _number_marks(is_new, primitives)
+        if int(numbers[-1]) * primitives.least_repeats >= nnz:
+            break  # longer prefixes have more combinations still
+        cut = _cut_with_prefixes(record_format, mode + 1, numbers, primitives)
+        has_fewer_groups = len(cut.record_format.groups) < len(record_format.groups)
+        if has_fewer_groups and cut.record_format.num_words <= record_format.num_words:
+            best = (numbers, cut)
+    return best
+
+
+def _mark_changes(
+    is_new: Array, records: Array, record_format: RecordFormat, mode: int, primitives: Primitives
+) -> None:
+    """Mark also the records whose index in `mode` is not that of the previous record."""
+    rows = primitives.read_rows(records, record_format, mode)
+    is_new[1:] |= rows[1:] != rows[:-1]
+
+
+def _number_marks(is_new: Array, primitives: Primitives) -> Array:
+    """Number the runs of records (nnz,) that begin at marks, from 0.
+
+    Records are sorted, so each run is a combination of indices.
+    """
+    return primitives.xp.cumsum(is_new, dtype=index_dtype(is_new.shape[0]))
+
+
+def _cut_with_prefixes(
+    record_format: RecordFormat, num_modes: int, numbers: Array, primitives: Primitives
+) -> Cut:
+    """Choose the cut with the first `num_modes` modes as a group of numbered combinations."""
+    groups = (tuple(range(num_modes)), *list_rest(record_format.groups, num_modes))
+    num_prefixes = int(numbers[-1]) + 1
+    return primitives.choose_cut(record_format.shape, record_format.dtype, groups, num_prefixes)
 
 
 def drop_zeros(records: Array, record_format: RecordFormat) -> Array:
     """Keep the records whose values are not zero."""
     is_nonzero = record_format.values(records) != 0
-    return take_marked(records, is_nonzero) if has_true(~is_nonzero) else records
+    if not has_true(~is_nonzero):
+        return records
+    return take_marked(records, is_nonzero)
 
 
 def take_marked(records: Array, is_marked: Array) -> Array:
     """Copy the marked records."""
     # In blocks: CuPy counts the selected records in 32 bits.
-    starts = range(0, records.shape[0], _MASK_BLOCK)
-    blocks = [slice(start, start + _MASK_BLOCK) for start in starts]
-    taken = [records[block][is_marked[block]] for block in blocks]
+    taken = []
+    for start in range(0, records.shape[0], _MASK_BLOCK):
+        block = slice(start, start + _MASK_BLOCK)
+        taken.append(records[block][is_marked[block]])
+    if not taken:
+        return records
     if len(taken) == 1:
         return taken[0]
-    return array_module(records).concatenate(taken) if taken else records
+    return array_module(records).concatenate(taken)
 
 
 def count_canonical_nbytes(nnz: int, record_format: RecordFormat, primitives: Primitives) -> int:
@@ -159,11 +203,11 @@ def count_canonical_nbytes(nnz: int, record_format: RecordFormat, primitives: Pr
     """
     records = nnz * record_format.record_nbytes
     flags = 3 * nnz
-    places = 3 * nnz * index_dtype(nnz).itemsize
-    sorting = primitives.sort_places_nbytes(nnz, record_format.merged)
-    sorting = places + max(sorting, records)
+    places = 3 * nnz * index_dtype(nnz).itemsize  # two orders, and the positions
+    # First the places are sorted, then the records are copied in their order.
+    sorting = places + max(primitives.sort_places_nbytes(nnz, record_format.merged), records)
     summing = records + primitives.sum_nbytes(nnz, record_format.dtype.itemsize)
-    comparing = nnz * (2 * record_format.word_dtype.itemsize + 2)
+    comparing = nnz * (2 * record_format.word_dtype.itemsize + 2)  # neighbours, word by word
     return flags + records + max(sorting, summing, comparing)
 
 
@@ -174,20 +218,21 @@ def compute_norm(values: Array, primitives: Primitives) -> float:
     inf.
     """
     starts = range(0, values.shape[0], primitives.block_size)
-    exponent = 0
     blocks = [values[start : start + primitives.block_size] for start in starts]
     with np.errstate(over="ignore"):
         squares = [primitives.sum_squares(block) for block in blocks]
-    if not all(_SAFE_SQUARES[0] < square < _SAFE_SQUARES[1] for square in squares):
-        largest = max(max(float(block.max()), -float(block.min())) for block in blocks)
-        if not math.isfinite(largest):
-            return largest
-        exponent = math.frexp(largest)[1]
-        half = exponent // 2  # 2.0**exponent itself may overflow
-        first = math.ldexp(1.0, -half)
-        second = math.ldexp(1.0, half - exponent)
-        doubles = (block.astype(np.float64) * first * second for block in blocks)
-        squares = [primitives.sum_squares(block) for block in doubles]
+    least, most = _SAFE_SQUARES
+    if all(least < square < most for square in squares):
+        return math.sqrt(math.fsum(squares))
+    largest = max(max(float(block.max()), -float(block.min())) for block in blocks)
+    if not math.isfinite(largest):
+        return largest
+    _, exponent = math.frexp(largest)
+    half = exponent // 2  # in two steps, since 2.0**exponent itself may overflow
+    first_scale = math.ldexp(1.0, -half)
+    second_scale = math.ldexp(1.0, half - exponent)
+    scaled = (block.astype(np.float64) * first_scale * second_scale for block in blocks)
+    squares = [primitives.sum_squares(block) for block in scaled]
     try:
         return math.ldexp(math.sqrt(math.fsum(squares)), exponent)
     except OverflowError:

@@ -14,6 +14,9 @@ from ..base.array_modules import Array
 #: The modes of a tensor, divided into groups of adjacent ones.
 Groups: TypeAlias = tuple[tuple[int, ...], ...]
 
+#: The place of a coordinate: the word where its window starts, the shift and the mask.
+Field: TypeAlias = tuple[int, int, int]
+
 #: A coordinate is read with one shift and one mask from the 64 bits that start at its word.
 WINDOW_BITS = 64
 
@@ -31,8 +34,16 @@ class RecordFormat:
     aligned to its own size. There is no linear index, so no integer type bounds the number of
     cells. They are beta and val of the paper's section 3.5, "Tensor Element Representation".
 
+    >>> record = RecordFormat.of((1000, 1000, 1000), "float64", "uint64")
+    >>> record.shifts, record.num_words
+    ((0, 10, 20), 2)
+
     The fields of a group are adjacent, its first mode in the highest bits. Read as one number, they
-    are the index of the group, which `merged` takes for a mode.
+    are the index of the group, which `merged` takes for a mode:
+
+    >>> record = RecordFormat.of((1000, 5, 1000), "float64", "uint64", ((0,), (1, 2)))
+    >>> record.shifts, record.merged.shifts, record.merged.shape
+    ((0, 20, 10), (0, 10), (1000, 5120))
 
     If the combinations that occur of the first group are numbered, the number follows the
     coordinates, and is the index of the group.
@@ -46,11 +57,10 @@ class RecordFormat:
     shifts: tuple[int, ...]  # bits by which to shift it
     masks: tuple[int, ...]  # to apply after the shift
     value_slot: int  # the value's column in the records viewed as `dtype`
-    num_words: int
-    # How many combinations of the first group's indices occur if they are numbered, else 0; and
-    # where their number is.
+    num_words: int  # of a record
+    # How many combinations of the first group's indices occur if they are numbered, else 0.
     num_prefixes: int = 0
-    prefix_field: tuple[int, int, int] | None = None
+    prefix_field: Field | None = None  # where their number is
 
     @classmethod
     def of(
@@ -67,23 +77,22 @@ class RecordFormat:
         word_bits = 8 * word_dtype.itemsize
         value_bits = 8 * dtype.itemsize
         widths = [field_width(size) for size in shape]
-        groups = groups or tuple((mode,) for mode in range(len(shape)))
-        offsets = [0] * len(shape)
+        groups = groups or ungrouped(len(shape))
+        # Modes with numbered combinations need not be adjacent: their group's index is the number.
+        adjacent = (*ungrouped(len(groups[0])), *groups[1:]) if num_prefixes else groups
+        offsets = [0] * len(shape)  # in bits from the start of the record
         end = 0
-        adjacent = ((*((mode,) for mode in groups[0]), *groups[1:])) if num_prefixes else groups
         for group in adjacent:
-            if end % word_bits + sum(widths[mode] for mode in group) > WINDOW_BITS:
-                end = round_up(end, word_bits)
-            for mode in reversed(group):
+            end = _start_field(end, sum(widths[mode] for mode in group), word_bits)
+            for mode in reversed(group):  # the first mode gets the highest bits
                 offsets[mode] = end
                 end += widths[mode]
         prefix_field = None
         if num_prefixes:
             width = field_width(num_prefixes)
-            if end % word_bits + width > WINDOW_BITS:
-                end = round_up(end, word_bits)
-            prefix_field = (end // word_bits, end % word_bits, (1 << width) - 1)
-            end += width
+            start = _start_field(end, width, word_bits)
+            prefix_field = (start // word_bits, start % word_bits, (1 << width) - 1)
+            end = start + width
         value_offset = round_up(end, value_bits)
         return cls(
             shape=tuple(shape),
@@ -104,7 +113,7 @@ class RecordFormat:
         return len(self.shape)
 
     @functools.cached_property
-    def fields(self) -> list[tuple[int, int, int]]:
+    def fields(self) -> list[Field]:
         """The word, the shift and the mask of each mode."""
         return list(zip(self.words, self.shifts, self.masks, strict=True))
 
@@ -123,15 +132,16 @@ class RecordFormat:
 
     @functools.cached_property
     def _merged(self) -> "RecordFormat":
-        lowest = [group[-1] for group in self.groups]
-        heads = zip(self.groups, self.bits_below, strict=True)
-        sizes = [self.shape[group[0]] << bits[0] for group, bits in heads]
-        fields = [
-            (self.words[mode], self.shifts[mode], (1 << field_width(size)) - 1)
-            for mode, size in zip(lowest, sizes, strict=True)
-        ]
+        sizes = []
+        fields: list[Field] = []
+        for group, bits_below in zip(self.groups, self.bits_below, strict=True):
+            size = self.shape[group[0]] << bits_below[0]
+            lowest = group[-1]  # the mode in the group's lowest bits, where its field begins
+            sizes.append(size)
+            fields.append((self.words[lowest], self.shifts[lowest], (1 << field_width(size)) - 1))
         if self.prefix_field is not None:
-            sizes[0], fields[0] = self.num_prefixes, self.prefix_field
+            sizes[0] = self.num_prefixes
+            fields[0] = self.prefix_field
         return self._ungroup(sizes, fields)
 
     @property
@@ -141,21 +151,29 @@ class RecordFormat:
             return self
         return self._ungroup([*self.shape, self.num_prefixes], [*self.fields, self.prefix_field])
 
-    def _ungroup(self, shape: list[int], fields: list[tuple[int, int, int]]) -> "RecordFormat":
+    def _ungroup(self, shape: list[int], fields: list[Field]) -> "RecordFormat":
         """Return the format of the same records for modes without groups that have these fields."""
         words, shifts, masks = zip(*fields, strict=True)
-        groups = tuple((mode,) for mode in range(len(shape)))
-        plain = replace(self, groups=groups, num_prefixes=0, prefix_field=None)
-        return replace(plain, shape=tuple(shape), words=words, shifts=shifts, masks=masks)
+        return replace(
+            self,
+            shape=tuple(shape),
+            groups=ungrouped(len(shape)),
+            words=words,
+            shifts=shifts,
+            masks=masks,
+            num_prefixes=0,
+            prefix_field=None,
+        )
 
     @functools.cached_property
     def bits_below(self) -> Groups:
         """For each mode of each group, the bits of the modes that follow it in the group."""
         widths = [field_width(size) for size in self.shape]
-        return tuple(
-            tuple(sum(widths[n] for n in group if n > mode) for mode in group)
-            for group in self.groups
-        )
+
+        def count_below(group: tuple[int, ...], mode: int) -> int:
+            return sum(widths[n] for n in group if n > mode)
+
+        return tuple(tuple(count_below(group, mode) for mode in group) for group in self.groups)
 
     @functools.cached_property
     def places(self) -> list[tuple[int, int]]:
@@ -190,8 +208,11 @@ class RecordFormat:
     def mask_words(self, modes: Iterable[int]) -> list[int]:
         """Return for each word of a record the bits that the coordinates of some modes take."""
         word_bits = 8 * self.word_dtype.itemsize
-        bits = sum(self.masks[n] << (self.words[n] * word_bits + self.shifts[n]) for n in modes)
-        return [bits >> (n * word_bits) & ((1 << word_bits) - 1) for n in range(self.num_words)]
+        ones = (1 << word_bits) - 1
+        bits = 0  # of the whole record, taken for one number
+        for mode in modes:
+            bits |= self.masks[mode] << (self.words[mode] * word_bits + self.shifts[mode])
+        return [bits >> (word * word_bits) & ones for word in range(self.num_words)]
 
     def values(self, records: Array) -> Array:
         """View the values (nnz,) inside the records."""
@@ -203,6 +224,15 @@ class RecordFormat:
         values = self.values(mapped)  # the copy's, lest `function` writes to them
         values[...] = function(values)
         return mapped
+
+
+def _start_field(end: int, width: int, word_bits: int) -> int:
+    """Return where a field that may follow bit `end` begins, lest it exceeds its window.
+
+    >>> _start_field(60, 4, 64), _start_field(60, 5, 64)
+    (60, 64)
+    """
+    return end if end % word_bits + width <= WINDOW_BITS else round_up(end, word_bits)
 
 
 class Cut(NamedTuple):
@@ -222,10 +252,27 @@ class Cut(NamedTuple):
 
 
 def field_width(size: int) -> int:
-    """Return the number of bits of a coordinate in a mode of `size` indices."""
+    """Return the number of bits of a coordinate in a mode of `size` indices.
+
+    >>> field_width(1), field_width(1000), field_width(1024)
+    (0, 10, 10)
+    """
     return (size - 1).bit_length()
 
 
+def ungrouped(ndim: int) -> Groups:
+    """Return the groups of a tensor whose modes are all apart.
+
+    >>> ungrouped(3)
+    ((0,), (1,), (2,))
+    """
+    return tuple((mode,) for mode in range(ndim))
+
+
 def round_up(number: int, multiple: int) -> int:
-    """Round up to a multiple."""
+    """Round up to a multiple.
+
+    >>> round_up(9, 8), round_up(16, 8)
+    (16, 16)
+    """
     return -(-number // multiple) * multiple

@@ -84,9 +84,10 @@ class LeadingPairs(NamedTuple):
 
     def are_placed(self, shape: tuple[int, int], dtype: np.dtype) -> bool:
         """Return whether `Primitives.place_vectors` would return `vectors` but for the signs."""
+        has_all_rows = self.rows is None
         is_alike = self.vectors.shape == shape and self.vectors.dtype == dtype
-        is_in_order = self.rows is None and np.array_equal(self.sources, np.arange(shape[1]))
-        return is_alike and is_in_order and self.vectors.flags.c_contiguous
+        is_in_order = np.array_equal(self.sources, np.arange(shape[1]))
+        return has_all_rows and is_alike and is_in_order and self.vectors.flags.c_contiguous
 
 
 class Primitives(ABC):
@@ -140,19 +141,23 @@ class Primitives(ABC):
         """Read the coordinates (nnz,) of one mode, in some unsigned type."""
         return record_format.rows(records, mode, self.xp)
 
-    def sort_by_row(self, given: ModeRows, target: Array, positions: Array) -> Array | None:
+    def sort_by_row(self, mode_rows: ModeRows, target: Array, positions: Array) -> Array | None:
         """Sort the places of records (nnz,) by their row, stably.
 
         `target` receives the sorted places; `positions` the new position of each:
         ``target[positions] == places``. Returns the result of `find_empty_rows` if it is a
         by-product, else None.
         """
-        records, record_format, mode, places = given
+        records, record_format, mode, places = mode_rows
         # 16 bits halve the passes of a radix sort.
         dtype = index_dtype(record_format.shape[mode], smallest="uint16")
         rows = record_format.rows(records, mode, self.xp).astype(dtype, copy=False)
-        order = self.xp.argsort(rows if places is None else rows[places], kind="stable")
-        target[...] = order if places is None else places[order]
+        if places is None:
+            order = self.xp.argsort(rows, kind="stable")
+            target[...] = order
+        else:
+            order = self.xp.argsort(rows[places], kind="stable")
+            target[...] = places[order]
         positions[order] = self.xp.arange(order.size, dtype=positions.dtype)
         return None
 
@@ -160,27 +165,28 @@ class Primitives(ABC):
     def find_empty_rows(self, records: Array, record_format: RecordFormat, mode: int) -> Array:
         """List the rows of `mode` without nonzeros, ascending."""
 
-    def find_carry_rows(self, given: ModeRows, tile_size: int) -> Array:
+    def find_carry_rows(self, mode_rows: ModeRows, tile_size: int) -> Array:
         """Find the row that each tile inherits from the previous one: int64 (num_tiles,).
 
         It is `NO_ROW` for a tile that begins with a new row. The order is that of rows.
         """
-        records, record_format, mode, places = given
+        records, record_format, mode, places = mode_rows
+
+        def read_rows(numbers: Array) -> Array:
+            """Read the rows of the places with some numbers in the order."""
+            read = records[numbers if places is None else places[numbers]]
+            return record_format.rows(read, mode, self.xp).astype(np.int64)
+
         firsts = self.xp.arange(0, records.shape[0], tile_size)
-        rows, rows_before = (
-            record_format.rows(
-                records[numbers if places is None else places[numbers]], mode, self.xp
-            ).astype(np.int64)
-            for numbers in (firsts, firsts - 1)
-        )
-        carry_rows = self.xp.where(rows == rows_before, rows, NO_ROW)
-        carry_rows[:1] = NO_ROW
+        rows = read_rows(firsts)
+        carry_rows = self.xp.where(rows == read_rows(firsts - 1), rows, NO_ROW)
+        carry_rows[:1] = NO_ROW  # before the first tile there is none: -1 has read the last place
         return carry_rows
 
     def sort_nbytes(self, nnz: int, size: int) -> int:
         """Bound the bytes of `sort_by_row` and `find_empty_rows` of a mode of `size` rows."""
-        # Rows in two orders and the sort.
-        return max(16 * nnz, self.empty_rows_nbytes(nnz, size))
+        sorting = 16 * nnz  # rows in two orders, and NumPy's sort
+        return max(sorting, self.empty_rows_nbytes(nnz, size))
 
     @abstractmethod
     def empty_rows_nbytes(self, nnz: int, size: int) -> int:
@@ -219,12 +225,14 @@ class Primitives(ABC):
     def find_duplicates(self, records: Array, record_format: RecordFormat) -> Array:
         """Return whether each record but the first has the same coordinates as the previous one."""
         is_equal = self.xp.ones(max(records.shape[0] - 1, 0), bool)
-        for word, mask in enumerate(record_format.mask_words(range(record_format.ndim))):
-            if mask:
-                column = records[:, word]
-                difference = column[1:] ^ column[:-1]
-                difference &= record_format.word_dtype.type(mask)
-                is_equal &= difference == 0
+        masks = record_format.mask_words(range(record_format.ndim))
+        for word, mask in enumerate(masks):
+            if mask == 0:  # the word has no bit of a coordinate
+                continue
+            column = records[:, word]
+            difference = column[1:] ^ column[:-1]
+            difference &= record_format.word_dtype.type(mask)
+            is_equal &= difference == 0
         return is_equal
 
     def sum_groups(self, values: Array, starts: Array) -> Array:
@@ -302,7 +310,7 @@ class Primitives(ABC):
     # Unfoldings, their singular vectors, and sums by row
 
     @abstractmethod
-    def split_columns(self, given: ModeRows) -> Entries:
+    def split_columns(self, mode_rows: ModeRows) -> Entries:
         """Return the unfolding along the mode; records that differ only in it must be adjacent."""
 
     def sum_single_squares(self, entries: Entries, num_rows: int, scale: float) -> Array:
@@ -314,10 +322,10 @@ class Primitives(ABC):
         is_first, rows, values = entries
         is_single = is_first[:-1] & is_first[1:]
         sums = self.xp.empty((2, num_rows))
-        for target, has_sign in zip(sums, (values > 0, values < 0), strict=True):
-            has_sign &= is_single
-            squares = (values[has_sign] / scale) ** 2
-            target[...] = self.xp.bincount(rows[has_sign], squares, minlength=num_rows)
+        for sign, has_sign in enumerate((values > 0, values < 0)):
+            is_counted = has_sign & is_single
+            squares = (values[is_counted] / scale) ** 2
+            sums[sign] = self.xp.bincount(rows[is_counted], squares, minlength=num_rows)
         return sums
 
     def list_shared(
@@ -331,13 +339,15 @@ class Primitives(ABC):
         """
         is_first, rows, values = entries
         is_shared = ~(is_first[:-1] & is_first[1:])
-        is_coupled = self.xp.zeros(num_rows, bool)
         shared_rows = rows[is_shared]
+        is_coupled = self.xp.zeros(num_rows, bool)
         is_coupled[shared_rows] = True
         coords = self.xp.empty((2, shared_rows.size), np.int64)
+        # Shared columns are numbered by counting their first nonzeros, rows by counting marks.
         coords[0] = is_first[:-1][is_shared]
         coords[0] = coords[0].cumsum() - 1
-        coords[1] = (self.xp.cumsum(is_coupled) - 1)[shared_rows]
+        row_numbers = self.xp.cumsum(is_coupled) - 1
+        coords[1] = row_numbers[shared_rows]
         return self.xp.flatnonzero(is_coupled), coords, values[is_shared] / scale
 
     def add_signs(self, squares: Array, rows: Array) -> Array:
@@ -353,8 +363,10 @@ class Primitives(ABC):
         """
         sums = squares.sum(axis=0)
         sums[excluded] = 0
-        (rows,) = np.nonzero((sums >= np.partition(sums, -count)[-count]) & (sums > 0))
-        rows = rows[np.argsort(-sums[rows], kind="stable")[:count]]
+        least = np.partition(sums, -count)[-count]  # of the largest `count`
+        candidates = np.flatnonzero((sums >= least) & (sums > 0))  # more if some equal `least`
+        order = np.argsort(-sums[candidates], kind="stable")
+        rows = candidates[order[:count]]
         return rows, sums[rows]
 
     def place_vectors(
@@ -364,14 +376,19 @@ class Primitives(ABC):
 
         Vectors are negated where `signs` (R,) are -1. Their memory may be overwritten and returned.
         """
-        vectors, _, rows, sources = pairs
+        vectors = pairs.vectors
+        sources = pairs.sources
         if pairs.are_placed(shape, dtype):
             vectors *= self.xp.asarray(signs, dtype)
             return vectors
         placed = self.xp.zeros(shape, dtype)
-        (columns,), (units,) = np.nonzero(sources >= 0), np.nonzero(sources < 0)
+        columns = np.flatnonzero(sources >= 0)
         chosen = vectors[:, sources[columns]] * signs[columns]
-        placed[(slice(None) if rows is None else rows[:, None]), columns] = chosen
+        if pairs.rows is None:
+            placed[:, columns] = chosen
+        else:
+            placed[pairs.rows[:, None], columns] = chosen
+        units = np.flatnonzero(sources < 0)
         placed[~sources[units], units] = 1
         return placed
 
@@ -380,10 +397,16 @@ def index_dtype(count: int, smallest: DTypeLike = "uint32") -> np.dtype:
     """Choose the narrowest type that numbers `count` items, but none narrower than `smallest`.
 
     It is signed if `smallest` is.
+
+    >>> index_dtype(65536), index_dtype(65536, smallest="uint16"), index_dtype(2**32 + 1)
+    (dtype('uint32'), dtype('uint16'), dtype('uint64'))
+    >>> index_dtype(2**31, smallest="int32"), index_dtype(2**31 + 1, smallest="int32")
+    (dtype('int32'), dtype('int64'))
     """
     smallest = np.dtype(smallest)
-    return next(
-        dtype
-        for dtype, limit in INDEX_LIMITS.items()
-        if dtype.kind == smallest.kind and dtype.itemsize >= smallest.itemsize and count <= limit
-    )
+
+    def suits(dtype: np.dtype) -> bool:
+        is_wide = dtype.itemsize >= smallest.itemsize and count <= INDEX_LIMITS[dtype]
+        return dtype.kind == smallest.kind and is_wide
+
+    return next(dtype for dtype in INDEX_LIMITS if suits(dtype))

@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -36,7 +36,7 @@ class RemapLayout(Layout):
         plans: Sequence[Step],
         norm: float,
         make_lock: Callable[[], AbstractContextManager],
-        mode: int = 0,
+        mode: int = 0,  # resident
     ) -> None:
         super().__init__(cut, tilings, norm)
         self.records, self.spare = copies
@@ -62,7 +62,9 @@ class RemapLayout(Layout):
         records: Array, spare: Array, cut: Cut, primitives: Primitives
     ) -> tuple[list[RowTiling], list[Step]]:
         """Plan how each mode remaps records in order 0 to the next; `spare` receives storage 0."""
-        record_format, tile_size, bucket_size = cut[:3]
+        record_format = cut.record_format
+        tile_size = cut.tile_size
+        bucket_size = cut.bucket_size
         xp = primitives.xp
         nnz = records.shape[0]
         ndim = record_format.ndim
@@ -72,30 +74,41 @@ class RemapLayout(Layout):
         # the last one to the last mode's remap ids, which are computed from it.
         last_ids = xp.empty(nnz, dtype)
         targets = (last_ids, spare.reshape(-1).view(dtype)[:nnz])
-        given = ModeRows(records, record_format, 0, None)
-        tilings = [tile_rows(given, tile_size, primitives)]
+        mode_rows = ModeRows(records, record_format, 0, None)
+        tilings = [tile_rows(mode_rows, tile_size, primitives)]
         pulls = []
         pushes = []
         for mode in range(1, ndim):
             target = targets[(ndim - 1 - mode) % 2]
             remap_ids = xp.empty(nnz, dtype)
             pull_ids = xp.empty(nnz, pull_dtype)
-            given = given._replace(mode=mode)
-            rows = primitives.sort_by_row(given, target, remap_ids)
+            mode_rows = mode_rows._replace(mode=mode)
+            empty_rows = primitives.sort_by_row(mode_rows, target, remap_ids)
+            # These push the records of the mode before, and pull those of this mode.
             primitives.split_by_bucket(remap_ids, bucket_size, remap_ids, pull_ids)
-            given = given._replace(places=target)
-            tilings.append(tile_rows(given, tile_size, primitives, rows))
+            mode_rows = mode_rows._replace(places=target)
+            tilings.append(tile_rows(mode_rows, tile_size, primitives, empty_rows))
             pushes.append(primitives.compact_push(remap_ids, cut))
             pulls.append(primitives.compact_pull(pull_ids, cut))
-        if given.places is None:
+        # The last mode pushes to the storage of the first, which pulls from there.
+        if ndim == 1:  # its only order is order 0
             last_ids[...] = xp.arange(nnz, dtype=dtype)
         pull_ids = xp.empty(nnz, pull_dtype)
         primitives.split_by_bucket(last_ids, bucket_size, last_ids, pull_ids)
         primitives.scatter_in_buckets(records, pull_ids, bucket_size, spare)
         pushes.append(primitives.compact_push(last_ids, cut))
         pulls.insert(0, primitives.compact_pull(pull_ids, cut))
-        ids = zip(pulls, pushes, strict=True)
-        return tilings, [Step(None, pull, bucket_size, None, *push) for pull, push in ids]
+        plans = [
+            Step(
+                records=None,
+                pull_ids=pull,
+                bucket_size=bucket_size,
+                remap_ids=remap_ids,
+                write_order=write_order,
+            )
+            for pull, (remap_ids, write_order) in zip(pulls, pushes, strict=True)
+        ]
+        return tilings, plans
 
     @classmethod
     def count_build_nbytes(cls, nnz: int, cut: Cut, primitives: Primitives) -> int:
@@ -113,8 +126,10 @@ class RemapLayout(Layout):
 
     @property
     def nbytes(self) -> int:
-        own = (self.records, self.spare, *self.tilings, *self.plans)
-        return sum(x.nbytes for x in (own if self.prefixes is None else (*own, self.prefixes)))
+        parts: list[Any] = [self.records, self.spare, *self.tilings, *self.plans]
+        if self.prefixes is not None:
+            parts.append(self.prefixes)
+        return sum(part.nbytes for part in parts)
 
     # Changing the resident mode
 
@@ -155,19 +170,28 @@ class RemapLayout(Layout):
             return plan.remap_ids
         # Order 0 sorts by modes 0, 1, ..., the last order by the last mode, ..., 1, 0, where the
         # first is the primary key. `sort_places` takes them in reverse.
-        modes = range(ndim) if mode else reversed(range(ndim))
+        modes = list(range(ndim))
+        if mode == 0:
+            modes.reverse()
         return primitives.sort_places(self.records, self.record_format, modes)
 
     def map_values(self, function: Callable[[Array], Array], scale: float) -> Self:
         with self.lock:
             records = self.record_format.map_values(self.records, function)
             mode = self.mode
-        copies = (records, np.empty_like(records))
-        norm = self.norm * scale
-        arguments = (self.cut, copies, self.tilings, self.plans, norm, self.make_lock, mode)
-        return self.share_prefixes(type(self)(*arguments))
+        mapped = type(self)(
+            self.cut,
+            (records, np.empty_like(records)),
+            self.tilings,
+            self.plans,
+            self.norm * scale,
+            self.make_lock,
+            mode,
+        )
+        return self.share_prefixes(mapped)
 
 
 def count_runs(nnz: int, tile_size: int, bucket_size: int) -> int:
     """Return the most runs of a tile's ordered remap ids: its records in one bucket are one run."""
-    return max(1, min(tile_size, -(-nnz // bucket_size)))
+    num_buckets = -(-nnz // bucket_size)
+    return max(1, min(tile_size, num_buckets))

@@ -19,10 +19,10 @@ def number_prefixes(layout: Layout, primitives: Primitives) -> None:
     MTTKRP of it combines the factors of the group, and contracts its rows with them.
     """
     record_format = layout.record_format
-    xp = primitives.xp
-    if record_format.num_prefixes == 0:
-        return
     num_prefixes = record_format.num_prefixes
+    if num_prefixes == 0:
+        return
+    xp = primitives.xp
     group = record_format.groups[0]
     coords = xp.zeros((len(group) + 1, num_prefixes), np.int64)
     with layout.hold_records() as records:
@@ -33,19 +33,12 @@ def number_prefixes(layout: Layout, primitives: Primitives) -> None:
                 coords[mode, numbers] = record_format.rows(block, mode, xp)
     coords[-1] = xp.arange(num_prefixes)
     values = xp.ones(num_prefixes, record_format.dtype)
-    cut = _cut_prefixes(record_format, primitives)
+    cut = cut_prefixes(record_format, primitives)
     layout.prefixes = ReplicatedLayout.build(coords, values, cut, primitives)
 
 
-def estimate_prefixes(record_format: RecordFormat, primitives: Primitives) -> tuple[int, int]:
-    """Predict the bytes of the tensor that `number_prefixes` builds, and bound those it takes."""
-    cut = _cut_prefixes(record_format, primitives)
-    count = record_format.num_prefixes
-    nbytes, peak_nbytes = ReplicatedLayout.estimate(count, cut, primitives)
-    return nbytes, peak_nbytes + count * (8 * cut.record_format.ndim + record_format.dtype.itemsize)
-
-
-def _cut_prefixes(record_format: RecordFormat, primitives: Primitives) -> Cut:
+def cut_prefixes(record_format: RecordFormat, primitives: Primitives) -> Cut:
+    """Choose the cut of the tensor that `number_prefixes` builds."""
     shape = (*record_format.shape[: len(record_format.groups[0])], record_format.num_prefixes)
     return primitives.choose_cut(shape, record_format.dtype)
 
@@ -69,16 +62,19 @@ class ReplicatedLayout(Layout):
         copies = []
         tilings = []
         for places, tiling in iterate_orders(records, cut.merged, primitives):
-            copies.append(records if places is None else primitives.gather(records, places))
+            if places is None:
+                copies.append(records)
+            else:
+                copies.append(primitives.gather(records, places))
             tilings.append(tiling)
         return cls(cut, copies, tilings, norm)
 
     @classmethod
     def count_build_nbytes(cls, nnz: int, cut: Cut, primitives: Primitives) -> int:
         places = 3 * nnz * index_dtype(nnz).itemsize  # two orders, and the positions
-        # The last copy is not allocated yet while places are sorted.
         sorting = count_sort_nbytes(nnz, cut, primitives)
-        return places + max(0, sorting - nnz * cut.record_format.record_nbytes)
+        last_copy = nnz * cut.record_format.record_nbytes  # allocated once places are sorted
+        return places + max(0, sorting - last_copy)
 
     def get_copies(self) -> Sequence[Array]:
         return self.copies
@@ -98,5 +94,6 @@ class ReplicatedLayout(Layout):
         yield self.copies[mode]
 
     def map_values(self, function: Callable[[Array], Array], scale: float) -> Self:
-        copies = [self.record_format.map_values(c, function) for c in self.copies]
-        return self.share_prefixes(type(self)(self.cut, copies, self.tilings, self.norm * scale))
+        copies = [self.record_format.map_values(copy, function) for copy in self.copies]
+        mapped = type(self)(self.cut, copies, self.tilings, self.norm * scale)
+        return self.share_prefixes(mapped)

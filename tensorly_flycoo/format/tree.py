@@ -38,19 +38,31 @@ def fold_tree(parts: Iterable[_Part], add: Callable[[_Part, _Part], _Part]) -> _
 
 @functools.cache
 def make_tree(num_parts: int) -> Tree:
-    """Return the tree along which `fold_tree` adds so many parts."""
+    """Return the tree along which `fold_tree` adds so many parts.
+
+    >>> make_tree(5)
+    (((0, 1), (2, 3)), 4)
+    """
     numbers: Iterable[Tree] = range(num_parts)
     return fold_tree(numbers, lambda a, b: (a, b))
 
 
 def count_waiting(num_parts: int) -> int:
-    """Count the sums that wait in `fold_tree`, at most, while a part is made."""
+    """Count the sums that wait in `fold_tree`, at most, while a part is made.
+
+    >>> [count_waiting(num_parts) for num_parts in (1, 2, 3, 4, 7, 8)]
+    [0, 1, 1, 2, 2, 3]
+    """
     return num_parts.bit_length() - 1
 
 
 @functools.cache
 def renumber(tree: Tree, numbers: tuple[int, ...]) -> Tree:
-    """Return the tree of the places of its numbers."""
+    """Return a tree with the place in `numbers` of each of its numbers.
+
+    >>> renumber(((4, 0), 7), (0, 4, 7))
+    ((1, 0), 2)
+    """
     if isinstance(tree, int):
         return numbers.index(tree)
     left, right = tree
@@ -59,17 +71,20 @@ def renumber(tree: Tree, numbers: tuple[int, ...]) -> Tree:
 
 @functools.cache
 def count_parts(tree: Tree) -> int:
-    return 1 if isinstance(tree, int) else sum(map(count_parts, tree))
+    if isinstance(tree, int):
+        return 1
+    left, right = tree
+    return count_parts(left) + count_parts(right)
 
 
 def add_parts(rows: Array, tree: Tree, out: Array | None = None) -> Array:
     """Add the parts of a matrix, each with equally many rows, along a tree of their numbers."""
     length = rows.shape[0] // count_parts(tree)
 
-    def add(own: Tree) -> Array:
-        if isinstance(own, int):
-            return rows[own * length : (own + 1) * length]
-        left, right = own
+    def add(subtree: Tree) -> Array:
+        if isinstance(subtree, int):
+            return rows[subtree * length : (subtree + 1) * length]
+        left, right = subtree
         return add(left) + add(right)
 
     if out is None:
@@ -80,7 +95,11 @@ def add_parts(rows: Array, tree: Tree, out: Array | None = None) -> Array:
 
 @functools.cache
 def express(tree: Tree, part: str) -> str:
-    """Return the sum along a tree as an expression in C: ``((PART(0)+PART(1))+PART(2))``."""
+    """Return the sum along a tree as an expression in C.
+
+    >>> express(((0, 1), 2), "PART")
+    '((PART(0)+PART(1))+PART(2))'
+    """
     if isinstance(tree, int):
         return f"{part}({tree})"
     left, right = tree

@@ -2,6 +2,6 @@
 
 from .saving import load, save
 from .slab_folder import open_slabs, save_slabs
-from .tns import read_tns
+from .tns import read_tns, write_tns
 
-__all__ = ["load", "open_slabs", "read_tns", "save", "save_slabs"]
+__all__ = ["load", "open_slabs", "read_tns", "save", "save_slabs", "write_tns"]

@@ -13,25 +13,28 @@ from ..base.checks import num_cells
 #: Combinations that are looked through, at most: 2 GiB with their coordinates.
 _MOST_COMBINATIONS = 2**26
 
-#: From which mean share of their cells on that have rows, the fibres of a table count as full, so
-#: that one without any row is no accident.
+#: If rows fill at least this share of the cells of the blocks that have any, then a block without
+#: any row is no accident.
 _FULL = 0.1
 
 
 class AbsentBlocks(NamedTuple):
-    """Combinations of indices in `modes` without rows, of those of the labels that occur.
-
-    If labels came together by chance, they would have `lost_rows`.
-    """
+    """Combinations of the labels of some modes that no row of a table has."""
 
     modes: tuple[int, ...]
     num_absent: int
-    num_combinations: int
-    lost_rows: float
+    num_combinations: int  # of all labels that occur
+    lost_rows: float  # that they would have if labels came together by chance
 
 
 def find_absent(coords: np.ndarray, shape: Sequence[int], names: Sequence[str]) -> np.ndarray:
-    """Return the combinations of indices (ndim, count) that are not among coords, sorted."""
+    """Return the combinations of indices (ndim, count) that are not among coords, sorted.
+
+    Examples
+    --------
+    >>> find_absent(np.array([[0, 1, 1], [1, 0, 1]]), (2, 2), ["donor", "type"]).tolist()
+    [[0], [0]]
+    """
     if num_cells(shape) > _MOST_COMBINATIONS:
         raise ValueError(
             f"missing is {[*names]}, with {num_cells(shape):,} combinations, expected at most "
@@ -48,12 +51,16 @@ def suspect_absent(coords: np.ndarray, shape: Sequence[int]) -> AbsentBlocks | N
 
     Of several such modes, the fewest, and then those whose absent blocks would have had most rows.
     """
-    pairs = zip(coords, shape, strict=True)
-    shares = [np.bincount(rows, minlength=size) / rows.size for rows, size in pairs]
+    num_rows = coords.shape[1]
+    # How large a part of the rows each label of each mode has.
+    shares = [
+        np.bincount(indices, minlength=size) / num_rows
+        for indices, size in zip(coords, shape, strict=True)
+    ]
     for num_modes in range(2, len(shape)):
-        sets = itertools.combinations(range(len(shape)), num_modes)
-        looked_at = [_look_at(modes, coords, shares) for modes in sets]
-        suspects = [absent for absent in looked_at if absent is not None]
+        candidates = itertools.combinations(range(len(shape)), num_modes)
+        absents = [_look_at(modes, coords, shares) for modes in candidates]
+        suspects = [absent for absent in absents if absent is not None]
         if suspects:
             return max(suspects, key=lambda absent: absent.lost_rows)
     return None
@@ -69,19 +76,25 @@ def _look_at(
     counts, such as of names by sex, some labels rarely come together, and others never.
     """
     num_rows = coords.shape[1]
-    num_used = [int(np.count_nonzero(share)) for share in shares]
-    num_combinations = num_cells(num_used[n] for n in modes)
+    num_used = [int(np.count_nonzero(share)) for share in shares]  # labels that occur
+    num_combinations = num_cells(num_used[mode] for mode in modes)
     block_size = num_cells(num_used) // num_combinations
-    sizes = [shares[n].size for n in modes]
-    if num_cells(sizes) > num_rows or 2 * num_rows < _FULL * block_size * num_combinations:
-        return None  # they are too many to have enough rows
-    places = np.ravel_multi_index([coords[n] for n in modes], sizes)
-    row_counts = np.bincount(places, minlength=num_cells(sizes))
+    sizes = [shares[mode].size for mode in modes]
+    # Before counting: with so many combinations, half of them cannot have enough rows.
+    least_rows = _FULL * block_size * num_combinations / 2
+    if num_cells(sizes) > num_rows or num_rows < least_rows:
+        return None
+
+    combinations = np.ravel_multi_index([coords[mode] for mode in modes], sizes)
+    row_counts = np.bincount(combinations, minlength=num_cells(sizes))
     num_present = int(np.count_nonzero(row_counts))
     num_absent = num_combinations - num_present
     if not 0 < num_absent <= num_present or num_rows < _FULL * block_size * num_present:
         return None
-    outer = functools.reduce(np.multiply.outer, [shares[n] for n in modes])
+
+    # The numbers of rows if labels came together by chance: a combination has none with a
+    # probability of exp(-expected), as in a Poisson distribution.
+    outer = functools.reduce(np.multiply.outer, [shares[mode] for mode in modes])
     expected = num_rows * outer.reshape(-1)
     absent_by_chance = float(np.exp(-expected[expected > 0]).sum())
     num_poor = int(((row_counts > 0) & (row_counts < expected / 10)).sum())
@@ -93,12 +106,12 @@ def _look_at(
 
 def describe_absent(absent: AbsentBlocks, names: Sequence[str]) -> str:
     """Say which blocks are absent, and how to say what that means."""
-    own = [str(names[mode]) for mode in absent.modes]
-    kind = "pairs" if len(own) == 2 else "combinations"
-    listed = json.dumps(own, ensure_ascii=False)
+    mode_names = [str(names[mode]) for mode in absent.modes]
+    kind = "pairs" if len(mode_names) == 2 else "combinations"
+    argument = json.dumps(mode_names, ensure_ascii=False)
     count = f"{absent.num_absent:,} of {absent.num_combinations:,}"
     return (
-        f"{count} {kind} ({', '.join(own)}) have no row: "
-        f"zeros to parafac; pass missing={listed} if they were not measured, "
+        f"{count} {kind} ({', '.join(mode_names)}) have no row: "
+        f"zeros to parafac; pass missing={argument} if they were not measured, "
         'or missing="raise" if they are zeros'
     )

@@ -52,17 +52,19 @@ CP, TUCKER, PARAFAC2, COUPLED = (
 CHECKPOINT = Kind(
     "tensorly-flycoo checkpoint", 3, "a checkpoint", "Progress(n, checkpoint=path).resume()"
 )
-_KINDS = {k.format: k for k in (TENSOR, SLABS, LABELS, CP, TUCKER, PARAFAC2, COUPLED, CHECKPOINT)}
-
-FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
+_KINDS = {
+    kind.format: kind for kind in (TENSOR, SLABS, LABELS, CP, TUCKER, PARAFAC2, COUPLED, CHECKPOINT)
+}
 
 #: Kinds of labels that are stored as they are: bools, integers, floats, time spans and dates.
 _PLAIN_KINDS = "biufmM"
 
-#: Of a zip file: the bytes of a local header before the member's name, where in it the lengths of
-#: the name and of the extra fields are, and the size of the extra field with 64-bit sizes.
+#: In a zip file, a local header precedes each member: so many bytes, the last 4 of which are the
+#: lengths of what follows, the member's name and its extra fields.
 _LOCAL_NBYTES = 30
 _LENGTHS_OFFSET = 26
+
+#: The extra field with 64-bit sizes, which `zipfile` adds.
 _ZIP64_NBYTES = 20
 
 #: The extra field that pads a member: 2 bytes of this id, 2 of its length, zeros.
@@ -84,11 +86,14 @@ def save_arrays(
     """
     import zipfile
 
-    text = np.array(json.dumps({"format": kind.format, "version": kind.version, **header}))
+    facts = {"format": kind.format, "version": kind.version, **header}
+    text = np.array(json.dumps(facts))
     with replace_file(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-        for name, given in itertools.chain([("header", text)], arrays):
-            array = given.to_numpy() if isinstance(given, RowShards) else move(given, np)
-            array = np.asarray(array)
+        for name, stored in itertools.chain([("header", text)], arrays):
+            if isinstance(stored, RowShards):
+                array = np.asarray(stored.to_numpy())
+            else:
+                array = np.asarray(move(stored, np))
             info = zipfile.ZipInfo(f"{name}.npy")
             if alignment > 1:
                 info.extra = _make_padding(file.tell(), len(info.filename), array, alignment)
@@ -97,16 +102,23 @@ def save_arrays(
 
 
 def number(name: str, arrays: Sequence[Array]) -> list[tuple[str, Array]]:
-    """Name the arrays of a list "factor_0", "factor_1", ..."""
+    """Name the arrays of a list "factor_0", "factor_1", ...
+
+    Examples
+    --------
+    >>> number("factor", ["A", "B"])
+    [('factor_0', 'A'), ('factor_1', 'B')]
+    """
     return [(f"{name}_{n}", array) for n, array in enumerate(arrays)]
 
 
 def _make_padding(start: int, name_nbytes: int, array: np.ndarray, alignment: int) -> bytes:
     """Return an extra field that aligns the elements of a member that begins at `start`."""
-    header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(array))
-    start += _LOCAL_NBYTES + name_nbytes + _ZIP64_NBYTES + _PADDING_NBYTES + header.tell()
-    padding = -start % alignment
+    npy_header = io.BytesIO()
+    npy_facts = np.lib.format.header_data_from_array_1_0(array)
+    np.lib.format.write_array_header_1_0(npy_header, npy_facts)
+    start_of_npy = start + _LOCAL_NBYTES + name_nbytes + _ZIP64_NBYTES + _PADDING_NBYTES
+    padding = -(start_of_npy + npy_header.tell()) % alignment
     return struct.pack("<HH", _PADDING_ID, padding) + bytes(padding)
 
 
@@ -120,20 +132,25 @@ def refuse_damage(
     try:
         yield
     except errors as error:
-        text = str(error)  # which may quote the file
-        shown = text if text.isprintable() else repr(text)
-        raise ValueError(f"{path} is damaged, or not {kind.name}: {shown}") from None
+        text = str(error)
+        if not text.isprintable():  # it may quote the file
+            text = repr(text)
+        raise ValueError(f"{path} is damaged, or not {kind.name}: {text}") from None
 
 
 def check_header(path: FilePath, kind: Kind, header: Any) -> None:
     """Refuse the header of another kind of file, or of another version."""
-    text = header.get("format") if isinstance(header, dict) else None
-    found = _KINDS.get(text) if isinstance(text, str) else None
-    if found is None:
+    actual_kind = None
+    if isinstance(header, dict) and isinstance(header.get("format"), str):
+        actual_kind = _KINDS.get(header["format"])
+    if actual_kind is None:
         raise ValueError(f"{path} is damaged, or not {kind.name}: its format is not known")
-    if found is not kind:
-        raise ValueError(f"{path} is {found.name}, expected {kind.name}: call {found.reader}")
-    if (version := header.get("version")) != kind.version:
+    if actual_kind is not kind:
+        raise ValueError(
+            f"{path} is {actual_kind.name}, expected {kind.name}: call {actual_kind.reader}"
+        )
+    version = header.get("version")
+    if version != kind.version:
         raise ValueError(
             f"{path} has format version {version!r}, expected {kind.version}: load it with the "
             "release of tensorly-flycoo that wrote it, or a later one"
@@ -146,16 +163,31 @@ def open_arrays(path: FilePath, kind: Kind) -> Iterator["ArrayReader"]:
     import zipfile
 
     with open(path, "rb") as file:
-        with refuse_damage(path, kind, (Exception,)):
+        with refuse_damage(path, kind, (Exception,)):  # zipfile raises errors of many kinds
             archive = zipfile.ZipFile(file)
-            if {"data.npy", "shape.npy"} <= (names := {*archive.namelist()}):
-                is_coo = "fill_value.npy" in names
-                call = "from_coo(sparse" if is_coo else "from_scipy(scipy.sparse"
-                raise ValueError(f"call FlycooTensor.{call}.load_npz(path))")
+            _refuse_other_libraries({*archive.namelist()})
             reader = ArrayReader(file, archive)
         check_header(path, kind, reader.header)
         with refuse_damage(path, kind):
             yield reader
+
+
+def _refuse_other_libraries(names: set[str]) -> None:
+    """Refuse the files of sparse and SciPy, by the names of their arrays."""
+    if {"data.npy", "shape.npy"} <= names:
+        call = "from_scipy(scipy.sparse"
+        if "fill_value.npy" in names:
+            call = "from_coo(sparse"
+        raise ValueError(f"call FlycooTensor.{call}.load_npz(path))")
+
+
+class _Member(NamedTuple):
+    """The file of an array, open behind its header, and what the header says."""
+
+    file: IO[bytes]
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    order: Literal["C", "F"]
 
 
 class ArrayReader:
@@ -164,7 +196,8 @@ class ArrayReader:
     def __init__(self, file: IO[bytes], archive: "zipfile.ZipFile") -> None:
         self._file = file
         self._archive = archive
-        self._mapping: mmap.mmap | None = None
+        self._mapping: mmap.mmap | None = None  # of the whole file, once an array is mapped
+        # Members may overlap, each within the file: together they could take any memory.
         sizes = [member.file_size for member in archive.infolist()]
         if sum(sizes) > os.fstat(file.fileno()).st_size:
             raise ValueError("its arrays are larger than the file")
@@ -173,6 +206,7 @@ class ArrayReader:
         self.header: Header = json.loads(str(self.read("header")))
 
     def names(self) -> set[str]:
+        """Return the names of the arrays."""
         return {name.removesuffix(".npy") for name in self._archive.namelist()}
 
     def list_members(self) -> list[tuple[str, int, int, int]]:
@@ -186,58 +220,62 @@ class ArrayReader:
         dtypes: Sequence[np.dtype] = (),
     ) -> np.ndarray:
         """Return an array; verify its checksum and, if given, shape (None: any size) and dtype."""
-        with self._open(name) as (_, found, dtype, _), self._archive.open(f"{name}.npy") as file:
+        with self._open(name) as member, self._archive.open(f"{name}.npy") as file:
             array: np.ndarray = np.lib.format.read_array(file, allow_pickle=False)
-            wanted = found if shape is None else shape
-            of = dtypes or (dtype,)
-            is_fitting = len(wanted) == len(found) and all(
-                size in (None, own) for size, own in zip(wanted, found, strict=True)
+            expected_shape = member.shape if shape is None else shape
+            expected_dtypes = dtypes or (member.dtype,)
+            has_shape = len(member.shape) == len(expected_shape) and all(
+                size in (None, actual_size)
+                for size, actual_size in zip(expected_shape, member.shape, strict=True)
             )
-            if not is_fitting or dtype not in of:
+            if not has_shape or member.dtype not in expected_dtypes:
                 raise ValueError(
-                    f"it has shape {found} and dtype {dtype}, expected "
-                    f"{str(wanted).replace('None', 'any')} and {' or '.join(map(str, of))}"
+                    f"it has shape {member.shape} and dtype {member.dtype}, expected "
+                    f"{str(expected_shape).replace('None', 'any')} and "
+                    f"{' or '.join(map(str, expected_dtypes))}"
                 )
             return array
 
     def read_list(self, name: str, dtype: np.dtype) -> list[np.ndarray]:
         """Return the matrices that `number` has named."""
-        names = map(f"{name}_{{}}".format, itertools.count())
-        stored = itertools.takewhile(self.names().__contains__, names)
-        return [self.read(of, (None, None), (dtype,)) for of in stored]
+        stored = self.names()
+        matrices: list[np.ndarray] = []
+        while f"{name}_{len(matrices)}" in stored:
+            matrices.append(self.read(f"{name}_{len(matrices)}", (None, None), (dtype,)))
+        return matrices
 
     def map(self, name: str) -> np.ndarray:
         """Map an array, unverified and read-only; it stays valid after the file is closed."""
-        with self._open(name) as (file, shape, dtype, order):
+        with self._open(name) as member:
             if self._mapping is None:
                 self._mapping = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
             start = self._archive.getinfo(f"{name}.npy").header_offset
             lengths = self._mapping[start + _LENGTHS_OFFSET : start + _LOCAL_NBYTES]
-            start += _LOCAL_NBYTES + sum(struct.unpack("<HH", lengths)) + file.tell()
-            if start % dtype.itemsize:
+            name_nbytes, extra_nbytes = struct.unpack("<HH", lengths)
+            start += _LOCAL_NBYTES + name_nbytes + extra_nbytes
+            start += member.file.tell()  # the header of the .npy
+            if start % member.dtype.itemsize:
                 raise ValueError("it is not aligned")
-            return np.ndarray(shape, dtype, self._mapping, start, order=order)
+            return np.ndarray(member.shape, member.dtype, self._mapping, start, order=member.order)
 
     @contextlib.contextmanager
-    def _open(
-        self, name: str
-    ) -> Iterator[tuple[IO[bytes], tuple[int, ...], np.dtype, Literal["C", "F"]]]:
+    def _open(self, name: str) -> Iterator[_Member]:
         """Open an array's file behind its checked header; errors of the block name the array."""
         try:
-            member = self._archive.getinfo(f"{name}.npy")
-            if member.compress_type != 0 or member.compress_size != member.file_size:
+            info = self._archive.getinfo(f"{name}.npy")
+            if info.compress_type != 0 or info.compress_size != info.file_size:
                 raise ValueError("it is compressed")
-            with self._archive.open(member) as file:
+            with self._archive.open(info) as file:
                 if np.lib.format.read_magic(file) != (1, 0):
                     raise ValueError("its header does not have version 1.0")
                 shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(file)
-                count = int(np.prod(shape, dtype=object))
                 if dtype.hasobject or min(shape, default=0) < 0:
                     raise ValueError(f"an array of {dtype} with shape {shape} is not expected")
-                if file.tell() + count * dtype.itemsize != member.file_size:
+                count = int(np.prod(shape, dtype=object))  # of Python's integers: no overflow
+                if file.tell() + count * dtype.itemsize != info.file_size:
                     raise ValueError(f"its size does not match shape {shape}")
-                yield file, shape, dtype, "F" if is_fortran else "C"
-        except MemoryError:
+                yield _Member(file, shape, dtype, "F" if is_fortran else "C")
+        except MemoryError:  # is no damage
             raise
         except Exception as error:
             raise ValueError(f"{name}: {error}") from None
@@ -259,19 +297,26 @@ def name_modes(labels: Labels) -> Header:
 
 def list_labels(labels: Labels) -> Iterator[tuple[str, np.ndarray]]:
     """Yield the arrays that hold labels in a file; refuse those that are no text or numbers."""
-    for n, (name, of) in enumerate(labels.items()):
-        if of.dtype.kind in _PLAIN_KINDS:
-            yield f"labels_{n}", of
-            continue
-        others = [type(label).__name__ for label in of.tolist() if not isinstance(label, str)]
-        if others:
+    for mode, (name, mode_labels) in enumerate(labels.items()):
+        if mode_labels.dtype.kind in _PLAIN_KINDS:
+            yield f"labels_{mode}", mode_labels
+        else:
+            encoded = _encode_text(name, mode_labels)
+            yield f"text_{mode}", np.frombuffer(b"".join(encoded), np.uint8)
+            lengths = [len(text) for text in encoded]
+            yield f"text_ends_{mode}", np.cumsum(lengths, dtype=np.int64)
+
+
+def _encode_text(name: str, labels: np.ndarray) -> list[bytes]:
+    """Encode labels that are text as UTF-8; refuse other objects."""
+    for label in labels.tolist():
+        if not isinstance(label, str):
             raise TypeError(
-                f"labels[{name!r}] holds a {others[0]}, expected text, numbers or dates of NumPy,"
-                " which a file can hold: convert them by .astype(str) or .astype('datetime64[D]')"
+                f"labels[{name!r}] holds a {type(label).__name__}, expected text, numbers or dates "
+                "of NumPy, which a file can hold: convert them by .astype(str) or "
+                ".astype('datetime64[D]')"
             )
-        encoded = [label.encode("utf-8", "surrogatepass") for label in of.tolist()]
-        yield f"text_{n}", np.frombuffer(b"".join(encoded), np.uint8)
-        yield f"text_ends_{n}", np.cumsum([len(text) for text in encoded], dtype=np.int64)
+    return [label.encode("utf-8", "surrogatepass") for label in labels.tolist()]
 
 
 def read_labels(reader: ArrayReader) -> Labels:
@@ -281,26 +326,29 @@ def read_labels(reader: ArrayReader) -> Labels:
     are_lists = isinstance(names, list) and isinstance(ordered, list) and {*ordered} <= {*names}
     if not (are_lists and names and all(isinstance(name, str) for name in names)):
         raise ValueError("its header does not name the modes")
-    found = []
     stored = reader.names()
-    for n in range(len(names)):
-        is_text = f"labels_{n}" not in stored
-        found.append(_read_text(reader, n) if is_text else reader.read(f"labels_{n}", (None,)))
-        if found[-1].dtype.kind not in _PLAIN_KINDS + "O":
-            raise ValueError(f"labels_{n} has dtype {found[-1].dtype}")
-    return Labels(dict(zip(names, found, strict=True)), ordered)
+    labels = {}
+    for mode, name in enumerate(names):
+        if f"labels_{mode}" in stored:
+            labels[name] = reader.read(f"labels_{mode}", (None,))
+            if labels[name].dtype.kind not in _PLAIN_KINDS:
+                raise ValueError(f"labels_{mode} has dtype {labels[name].dtype}")
+        else:
+            labels[name] = _read_text(reader, mode)
+    return Labels(labels, ordered)
 
 
-def _read_text(reader: ArrayReader, n: int) -> np.ndarray:
-    encoded = reader.read(f"text_{n}", (None,), (np.dtype(np.uint8),))
-    ends = reader.read(f"text_ends_{n}", (None,), (np.dtype(np.int64),))
+def _read_text(reader: ArrayReader, mode: int) -> np.ndarray:
+    """Read labels that are text: all of them in a row, and where each ends."""
+    encoded = reader.read(f"text_{mode}", (None,), (np.dtype(np.uint8),))
+    ends = reader.read(f"text_ends_{mode}", (None,), (np.dtype(np.int64),))
     bounds = np.append(0, ends)
     if (np.diff(bounds) < 0).any() or bounds[-1] != encoded.size:
-        raise ValueError(f"text_ends_{n} does not match text_{n}")
+        raise ValueError(f"text_ends_{mode} does not match text_{mode}")
     text = encoded.tobytes()
     labels = np.empty(ends.size, object)
-    pairs = itertools.pairwise(bounds.tolist())
-    labels[:] = [text[start:end].decode("utf-8", "surrogatepass") for start, end in pairs]
+    for place, (start, end) in enumerate(itertools.pairwise(bounds.tolist())):
+        labels[place] = text[start:end].decode("utf-8", "surrogatepass")
     return labels
 
 
@@ -316,7 +364,9 @@ def describe_unknown(unknown: Unknown) -> Header:
     """Describe what is unknown for a header, if anything is."""
     if unknown is None:
         return {}
-    return {"unknown": unknown if isinstance(unknown, str) else [*map(int, unknown.shape)]}
+    if isinstance(unknown, str):
+        return {"unknown": unknown}
+    return {"unknown": [int(size) for size in unknown.shape]}
 
 
 def list_unknown(unknown: Unknown) -> Iterator[tuple[str, np.ndarray]]:

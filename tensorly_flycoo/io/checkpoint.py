@@ -20,26 +20,38 @@ from .fit_records import describe_record, list_record_arrays, read_record
 
 Model: TypeAlias = CPTensor | TuckerTensor
 
-#: How the names of a model's own arrays begin; others are of its record.
-_OF_MODEL = ("weights", "core", "factor_", "state_")
+#: How the names of a model's own arrays begin; others are of the solver's state, or its record.
+_OF_MODEL = ("weights", "core", "factor_")
 
-#: Odd multipliers of the coordinates and the value: digits of pi, the golden ratio and others.
+#: The odd multiplier of the first coordinate, of digits of pi, and the ratio of each further one to
+#: the one before, of digits of the golden ratio.
 _FIRST = 0x243F6A8885A308D3
 _NEXT = 0x9E3779B97F4A7C15
+
+#: The bits of a uint64, to which Python's integers are cut.
 _MASK = 2**64 - 1
 
 #: Nonzeros hashed at a time: few enough for the cache of a CPU, enough to fill a GPU.
 _CPU_BLOCK = 2**14
 _GPU_BLOCK = 2**20
 
+#: The digests of tensors, each computed once.
 digests: weakref.WeakKeyDictionary[FlycooTensor, str] = weakref.WeakKeyDictionary()
 
 
 class Resumed:
-    """The model of a checkpoint, with the relative errors at the start and after each iteration.
+    """The model of a checkpoint, and what its solver needs to go on.
 
-    `solver` is the decomposition, `state` what it needs to go on, and `digest` that of the tensor.
-    A text is "" if unknown.
+    Attributes
+    ----------
+    errors : list of float
+        The relative errors at the start and after each iteration.
+    solver : str
+        The decomposition, "" if unknown.
+    digest : str
+        That of the tensor, see `find_digest`; "" if unknown.
+    state : dict of str to array
+        What the solver has kept beside the model.
     """
 
     def __init__(
@@ -74,10 +86,12 @@ class ResumedTucker(Resumed, TuckerTensor):
 def copy_model(model: Any) -> Any:
     """Copy a model without the state of its run: a solver may write to the list of factors."""
     if isinstance(model, CPTensor | TuckerTensor):
-        model = copy.copy(model)
-        model.factors = list(model.factors)
-        if (record := find_record(model)) is not None:
-            attach(model, record.replace(run=None))
+        copied = copy.copy(model)
+        copied.factors = list(model.factors)
+        record = find_record(copied)
+        if record is not None:
+            attach(copied, record.replace(run=None))
+        return copied
     return model
 
 
@@ -96,34 +110,52 @@ def save_checkpoint(path: FilePath, model: Model, errors: Sequence[float]) -> No
     checkpoint of a sparse tensor takes one pass over its nonzeros, for the digest.
     """
     check_saveable(model)
-    record = find_record(model)
-    first = "weights" if isinstance(model, CPTensor) else "core"
     header: Header = {"errors": [float(error) for error in errors], **describe_record(model)}
-    arrays = [(first, getattr(model, first)), *number("factor", model.factors)]
+    core_name = "weights" if isinstance(model, CPTensor) else "core"
+    arrays = [(core_name, getattr(model, core_name)), *number("factor", model.factors)]
     arrays += list_record_arrays(model)
+    record = find_record(model)
     if record is not None and record.run is not None:
         arrays += [(f"state_{name}", array) for name, array in record.run.arrays.items()]
-        header |= {"solver": record.method, "digest": find_digest(record.run.tensor)}
+        header["solver"] = record.method
+        header["digest"] = find_digest(record.run.tensor)
     save_arrays(path, CHECKPOINT, header, arrays)
 
 
 def load_checkpoint(path: FilePath) -> ResumedCP | ResumedTucker:
     """Read a checkpoint that `save_checkpoint` or `Progress` wrote, with its arrays on the host."""
     with open_arrays(path, CHECKPOINT) as reader:
-        header = reader.header
-        names = reader.names() - {"header"}
-        of_model = [name for name in names if name.startswith(_OF_MODEL)]
-        arrays = {name: reader.read(name) for name in of_model}
-        of_state = [name for name in arrays if name.startswith("state_")]
-        state = {name.removeprefix("state_"): arrays.pop(name) for name in of_state}
-        errors, solver, digest = (header.get(name, "") for name in ("errors", "solver", "digest"))
-        is_right = isinstance(errors, list) and errors and {type(solver), type(digest)} == {str}
-        if not is_right or not {type(error) for error in errors} <= {int, float}:
-            raise ValueError("its header does not have errors, as numbers, a solver and a digest")
-        kind, first = (ResumedTucker, "core") if "core" in arrays else (ResumedCP, "weights")
-        model = arrays.pop(first), [arrays[f"factor_{n}"] for n in range(len(arrays))]
-        resumed = kind(model, [float(error) for error in errors], solver, digest, state)
-        return attach(resumed, read_record(reader, len(model[1]), model[1][0].shape[1]))
+        errors, solver, digest = _read_facts(reader.header)
+        model_arrays: dict[str, Array] = {}
+        state: dict[str, Array] = {}
+        for name in reader.names() - {"header"}:
+            if name.startswith("state_"):
+                state[name.removeprefix("state_")] = reader.read(name)
+            elif name.startswith(_OF_MODEL):
+                model_arrays[name] = reader.read(name)
+        kind: type[ResumedCP | ResumedTucker] = ResumedCP
+        core_name = "weights"
+        if "core" in model_arrays:
+            kind = ResumedTucker
+            core_name = "core"
+        core = model_arrays.pop(core_name)
+        factors = [model_arrays[f"factor_{mode}"] for mode in range(len(model_arrays))]
+        resumed = kind((core, factors), errors, solver, digest, state)
+        ndim = len(factors)
+        rank = factors[0].shape[1]
+        return attach(resumed, read_record(reader, ndim, rank))
+
+
+def _read_facts(header: Header) -> tuple[list[float], str, str]:
+    """Return the errors, the solver and the digest that a header has; refuse other types."""
+    errors = header.get("errors", "")
+    solver = header.get("solver", "")
+    digest = header.get("digest", "")
+    are_texts = type(solver) is str and type(digest) is str
+    are_errors = isinstance(errors, list) and len(errors) > 0
+    if not (are_texts and are_errors and {type(error) for error in errors} <= {int, float}):
+        raise ValueError("its header does not have errors, as numbers, a solver and a digest")
+    return [float(error) for error in errors], solver, digest
 
 
 def find_digest(x: FlycooTensor) -> str:
@@ -133,7 +165,8 @@ def find_digest(x: FlycooTensor) -> str:
     tensors have the same ones with a probability of about 2**-64. One pass over the nonzeros.
     """
     if x not in digests:
-        total = sum(int(part) for part in map_pieces(_hash_piece, x._layout, x._engine)) & _MASK
+        hashes = map_pieces(_hash_piece, x._layout, x._engine)
+        total = sum(int(piece_hash) for piece_hash in hashes) & _MASK
         facts = (x.shape, x.dtype.name, x.nnz, total)
         digests[x] = hashlib.blake2b(repr(facts).encode(), digest_size=16).hexdigest()
     return digests[x]
@@ -156,6 +189,6 @@ def _hash(coords: Array, values: Array) -> Array:
     for word in [*coords, bits]:
         hashes = hashes + word.astype(np.uint64) * np.uint64(multiplier)
         multiplier = multiplier * _NEXT & _MASK
-    for _ in range(2):
+    for _ in range(2):  # each bit of a word reaches every bit of its hash
         hashes = (hashes ^ hashes >> np.uint64(32)) * np.uint64(_NEXT)
     return hashes ^ hashes >> np.uint64(32)

@@ -15,10 +15,12 @@ from ..tensor.tensor import FlycooTensor, group_cells
 from ..tensor.unknown import Unknown, make_mask
 from .absent_blocks import describe_absent, find_absent, suspect_absent
 from .entries import (
+    CodedColumn,
     ColumnLabels,
     convert_column,
     drop_unused,
     find_places,
+    list_ordered,
     number_entries,
     place_entries,
     require_pyarrow,
@@ -145,91 +147,120 @@ def from_dataframe(
            [1., 1.]])
     """
     modes = check_modes(modes)
-    given: Mapping[str, Any] = {} if labels is None else labels
     check_choice(aggregate or "sum", "aggregate", AGGREGATES)
-    rule, blocks = _check_missing(missing, modes)
-    zeros = zeros or ("keep" if rule == "unknown" else "raise")
+    row_rule, blocks = _check_missing(missing, modes)
+    zeros = zeros or ("keep" if row_rule == "unknown" else "raise")
     check_choice(zeros, "zeros", ZEROS)
-    if not isinstance(given, Mapping):
-        raise TypeError(f"labels is a {type(given).__name__}, expected a dict by column")
-    if others := [name for name in given if name not in modes]:
-        raise ValueError(f"labels has {others}, expected only columns of modes: {modes}")
-    coded, numbers = _read_tables(df, modes, values, given, rule)
-    coords = np.stack([codes for codes, _ in coded.values()])
-    of_modes = {name: own.entries for name, (_, own) in coded.items()}
-    shape = [entries.size for entries in of_modes.values()]
-    if not given:
-        _warn_of_many_labels(of_modes, coords.shape[1])
-    unknown: Unknown = "all" if rule == "unknown" else None
-    are_values = numbers is not None and aggregate != "count"
-    if blocks:
-        unknown = _mask_blocks(coords, shape, modes, blocks, given)
-    elif are_values and missing in (None, "drop") and (absent := suspect_absent(coords, shape)):
-        warn(describe_absent(absent, modes))
+    given_labels = _check_labels(labels, modes)
+
+    coded, numbers = _read_tables(df, modes, values, given_labels, row_rule)
+    coords = np.stack([column.codes for column in coded.values()])
+    mode_labels = {name: column.labels.entries for name, column in coded.items()}
+    shape = [entries.size for entries in mode_labels.values()]
+    has_values = numbers is not None and aggregate != "count"
+    if not given_labels:
+        _warn_of_many_labels(mode_labels, coords.shape[1])
+
+    if has_values and missing in (None, "drop"):
+        _warn_of_absent_blocks(coords, shape, modes)
+    unknown: Unknown = None
+    if row_rule == "unknown":
+        unknown = "all"
+    elif blocks:
+        unknown = _mask_blocks(coords, shape, modes, blocks, given_labels)
+
     if numbers is not None and zeros == "drop" and not numbers.all():
         coords = coords[:, numbers != 0]
         numbers = numbers[numbers != 0]
     if numbers is None or aggregate == "count":
         numbers = np.ones(coords.shape[1])
     num_repeated = 0
-    cancels = zeros != "drop" and numbers.min() < 0 < numbers.max()
-    merges = aggregate in ("mean", "last", "max") or (aggregate in (None, "sum") and cancels)
-    if merges and numbers.size:
+    if _must_merge(numbers, aggregate, zeros):
         coords, numbers, num_repeated = _merge(coords, numbers, shape, aggregate)
     if zeros == "raise":
         refuse_zeros(numbers, values, ', missing="unknown" if they are unknown')
-    if zeros == "keep":
+    elif zeros == "keep":
         numbers = keep_zeros(numbers)
     tensor = FlycooTensor(coords, numbers, shape, **options)
-    if are_values and aggregate is None:
-        if tensor.nnz < coords.shape[1]:
+    if has_values and aggregate is None:
+        if tensor.nnz < coords.shape[1]:  # it has added some: count the cells of these
             coords, _, num_repeated = _merge(coords, numbers, shape, aggregate)
-        if num_repeated:
-            warn(
-                f"{num_repeated:,} of {coords.shape[1]:,} cells have several rows, whose values "
-                'are added: pass aggregate="sum" if that is meant, else "mean", "last", "max" or '
-                '"count"'
-            )
-    ordered = [name for name, (_, own) in coded.items() if own.categories is not None]
-    ordered += getattr(labels, "ordered", ())
-    column = values if are_values else None
-    return LabelledTensor(tensor, Labels(of_modes, ordered=ordered), unknown, column)
+        _warn_of_added_values(num_repeated, coords.shape[1])
+
+    ordered = [*list_ordered(coded), *getattr(labels, "ordered", ())]
+    return LabelledTensor(
+        tensor,
+        Labels(mode_labels, ordered=ordered),
+        unknown,
+        value_column=values if has_values else None,
+    )
+
+
+def _check_labels(labels: Any, modes: Sequence[str]) -> Mapping[str, Any]:
+    """Return the labels that the user gives, by column; refuse those of other columns."""
+    if labels is None:
+        return {}
+    if not isinstance(labels, Mapping):
+        raise TypeError(f"labels is a {type(labels).__name__}, expected a dict by column")
+    strangers = [name for name in labels if name not in modes]
+    if strangers:
+        raise ValueError(f"labels has {strangers}, expected only columns of modes: {modes}")
+    return labels
+
+
+def _warn_of_absent_blocks(coords: np.ndarray, shape: Sequence[int], modes: Sequence[str]) -> None:
+    """Warn if whole blocks of cells seem not to have been measured."""
+    absent = suspect_absent(coords, shape)
+    if absent is not None:
+        warn(describe_absent(absent, modes))
 
 
 def _read_tables(
     df: Any, modes: Sequence[str], values: str | None, labels: Mapping[str, Any], missing: str
-) -> tuple[dict[str, tuple[np.ndarray, ColumnLabels]], np.ndarray | None]:
-    """Return what `read_rows` does of a table, or of all parts of one, read one after the other."""
+) -> tuple[dict[str, CodedColumn], np.ndarray | None]:
+    """Do as `read_rows` with a table, or with all parts of one, read one after the other."""
     hint = ', or missing="unknown" if cells without a row are'
     num_rows = 0
-    coded: list[dict[str, tuple[np.ndarray, ColumnLabels]]] = []
-    numbers: list[np.ndarray | None] = []
+    parts: list[dict[str, CodedColumn]] = []
+    part_values: list[np.ndarray] = []
     are_parts, tables = _list_tables(df, list_columns(modes, values))
     for number, table in enumerate(tables):
         with name_errors(f"part {number} of df") if are_parts else contextlib.nullcontext():
             columns = open_table(table, modes, values)
-            of_table, own_numbers = read_rows(columns, modes, values, labels, missing, hint)
+            coded, numbers = read_rows(columns, modes, values, labels, missing, hint)
         num_rows += len(columns[modes[0]])
-        coded.append(of_table)
-        numbers.append(own_numbers)
-    if not any(of_table[modes[0]][0].size for of_table in coded):
+        parts.append(coded)
+        if numbers is not None:
+            part_values.append(numbers)
+    if not any(part[modes[0]].codes.size for part in parts):
         reason = "no row without a missing entry" if num_rows else "no rows"
         raise ValueError(f"df has {reason}, expected at least one")
-    if len(coded) == 1:
-        return coded[0], numbers[0]
+    if len(parts) == 1:
+        return coded, numbers  # of the only part
     united = {}
     for name in modes:
-        codes, owns = zip(*(of_table[name] for of_table in coded), strict=True)
-        own = owns[0] if name in labels else unite_labels(owns, name)
-        places = [find_places(part.entries, own.entries) for part in owns]
-        pairs = zip(places, codes, strict=True)
-        united[name] = np.concatenate([of[rows] for of, rows in pairs if rows.size]), own
-    known = [own for own in numbers if own is not None]
-    return united, np.concatenate(known) if known else None
+        columns_of_parts = [part[name] for part in parts]
+        united[name] = _unite_columns(columns_of_parts, name, has_own_labels=name not in labels)
+    if values is None:
+        return united, None
+    return united, np.concatenate(part_values)
+
+
+def _unite_columns(parts: Sequence[CodedColumn], name: str, has_own_labels: bool) -> CodedColumn:
+    """Join the parts of a column, each with labels of its own or all with those of the caller."""
+    labels = parts[0].labels
+    if has_own_labels:
+        labels = unite_labels([part.labels for part in parts], name)
+    codes = []
+    for part in parts:
+        if part.codes.size:
+            places = find_places(part.labels.entries, labels.entries)
+            codes.append(places[part.codes])
+    return CodedColumn(np.concatenate(codes), labels)
 
 
 def _list_tables(df: Any, columns: Sequence[str]) -> tuple[bool, Iterable[Any]]:
-    """Return whether `df` is a table in parts, and the parts, or itself as one."""
+    """Return whether `df` is a table in parts, and these; a table in one piece is the only part."""
     if isinstance(df, list | tuple | Iterator) and not hasattr(df, "__arrow_c_stream__"):
         return True, df
     if hasattr(df, "to_batches") and hasattr(df, "scanner"):  # a data set of Arrow
@@ -238,6 +269,7 @@ def _list_tables(df: Any, columns: Sequence[str]) -> tuple[bool, Iterable[Any]]:
         schema = pa.schema([df.schema.field(name) for name in columns])
         batches = df.to_batches(columns=list(columns))
         parts = (pa.Table.from_batches([batch], schema) for batch in batches)
+        # With a part in front that has the types of the columns, also if there are no batches.
         return True, itertools.chain([schema.empty_table()], parts)
     return False, [df]
 
@@ -245,9 +277,9 @@ def _list_tables(df: Any, columns: Sequence[str]) -> tuple[bool, Iterable[Any]]:
 def _check_missing(
     missing: str | Iterable[str] | None, modes: Sequence[str]
 ) -> tuple[str, list[str]]:
-    """Return what to do with incomplete rows, as of `read_rows`, and the modes of unknown blocks.
+    """Split `missing` into `read_rows`'s rule for incomplete rows, and the modes of unknown blocks.
 
-    Blocks of all modes are cells: these are unknown as if that had been said.
+    Blocks of all modes are cells: then all cells without a row are unknown.
     """
     if missing is None or isinstance(missing, str):
         if missing not in (None, "unknown", *MISSING):
@@ -257,12 +289,14 @@ def _check_missing(
     blocks = [*missing]
     if not blocks or len({*blocks}) < len(blocks) or not {*blocks} <= {*modes}:
         raise ValueError(f"missing is {blocks}, expected distinct ones of the modes {[*modes]}")
-    return ("unknown", []) if len(blocks) == len(modes) else ("raise", blocks)
+    if len(blocks) == len(modes):
+        return "unknown", []
+    return "raise", blocks
 
 
-def _warn_of_many_labels(of_modes: Mapping[str, np.ndarray], num_rows: int) -> None:
+def _warn_of_many_labels(mode_labels: Mapping[str, np.ndarray], num_rows: int) -> None:
     """Log which modes have nearly as many labels as the table has rows."""
-    for name, entries in of_modes.items():
+    for name, entries in mode_labels.items():
         if 2 * entries.size > num_rows >= _MANY_ROWS:
             advice = "leave rare labels out, bin numbers (pandas.cut), or parse dates that are text"
             if entries.dtype.kind in "mM":
@@ -279,16 +313,18 @@ def _mask_blocks(
     labels: Mapping[str, Any],
 ) -> Unknown:
     """Return the mask of the combinations of labels in the modes `blocks` that no row has."""
-    numbers = sorted(modes.index(name) for name in blocks)
-    absent = find_absent(coords[numbers], [shape[n] for n in numbers], blocks)
+    block_modes = sorted(modes.index(name) for name in blocks)
+    absent = find_absent(coords[block_modes], [shape[n] for n in block_modes], blocks)
     if not absent.size and len(blocks) == 1 and blocks[0] not in labels:
         raise ValueError(
             f"missing is {[*blocks]}, but each label of one mode has rows: name several modes, "
             f"such as {[*modes][:2]}, or give labels={{{blocks[0]!r}: ...}} with those without rows"
         )
+    # The mask has size 1 in the other modes: it holds for all of their indices.
     cells = np.zeros((len(shape), absent.shape[1]), np.int64)
-    cells[numbers] = absent
-    return make_mask(cells, [size if n in numbers else 1 for n, size in enumerate(shape)])
+    cells[block_modes] = absent
+    mask_shape = [size if mode in block_modes else 1 for mode, size in enumerate(shape)]
+    return make_mask(cells, mask_shape)
 
 
 def read_rows(
@@ -298,45 +334,67 @@ def read_rows(
     labels: Mapping[str, Sequence[Any] | np.ndarray],
     missing: str,
     hint: str = "",
-) -> tuple[dict[str, tuple[np.ndarray, ColumnLabels]], np.ndarray | None]:
-    """Return each mode's codes of the rows of an open table, and labels; the values, or None.
+) -> tuple[dict[str, CodedColumn], np.ndarray | None]:
+    """Return the coded column of each mode of an open table, and the values, or None.
 
     With `missing` "unknown" rows without a value are left out, but those without an entry refused.
     The `hint` names a further way out where a value is missing.
     """
     check_choice(missing, "missing", (*MISSING, "unknown"))
     coded = {name: number_entries(columns[name], name) for name in modes}
-    for name, of_column in labels.items():
-        codes, own = coded[name]
-        codes, entries = place_entries(name, codes, own.entries, of_column)
-        coded[name] = codes, ColumnLabels(entries, own.zone)
+    for name, given_labels in labels.items():
+        own_codes, own_labels = coded[name]
+        codes, entries = place_entries(name, own_codes, own_labels.entries, given_labels)
+        coded[name] = CodedColumn(codes, ColumnLabels(entries, own_labels.zone))
     numbers = None if values is None else read_values(columns[values], values)
-    gaps = {name: codes < 0 for name, (codes, _) in coded.items()}
-    if numbers is not None and values is not None:
-        gaps[values] = np.isnan(numbers) | gaps.get(values, False)
-    gaps = {name: is_missing for name, is_missing in gaps.items() if is_missing.any()}
-    refused = [name for name in gaps if missing == "raise" or name != values]
-    if refused and missing != "drop":
-        name = refused[0]
-        kind = "value" if name == values else "entry"
-        raise ValueError(
-            f"column {name!r} has no {kind} in row {int(np.argmax(gaps[name]))}, expected one in "
-            'every row; drop or fill the missing ones, or pass missing="drop"'
-            + (hint if kind == "value" else "")
-        )
-    if gaps:
-        kept = ~np.logical_or.reduce(list(gaps.values()))
-        numbers = None if numbers is None else numbers[kept]
-        for name, (codes, own) in coded.items():
-            coded[name] = (codes[kept], own) if name in labels else drop_unused(codes[kept], own)
-        num_left = kept.size - int(kept.sum())
-        _logger.warning("left out %d of %d rows: an entry or value is missing", num_left, kept.size)
+
+    is_missing = {name: column.codes < 0 for name, column in coded.items()}
+    if numbers is not None and values is not None:  # a column may be both a mode and the values
+        is_missing[values] = np.isnan(numbers) | is_missing.get(values, False)
+    gaps = {name: rows for name, rows in is_missing.items() if rows.any()}
+    _refuse_gaps(gaps, values, missing, hint)
+    if not gaps:
+        return coded, numbers
+
+    is_kept = ~np.logical_or.reduce(list(gaps.values()))
+    for name, column in coded.items():
+        codes = column.codes[is_kept]
+        if name in labels:  # all labels of the caller are kept
+            coded[name] = CodedColumn(codes, column.labels)
+        else:
+            coded[name] = drop_unused(codes, column.labels)
+    if numbers is not None:
+        numbers = numbers[is_kept]
+    num_dropped = is_kept.size - int(is_kept.sum())
+    text = "left out %d of %d rows: an entry or value is missing"
+    _logger.warning(text, num_dropped, is_kept.size)
     return coded, numbers
+
+
+def _refuse_gaps(
+    gaps: Mapping[str, np.ndarray], values: str | None, missing: str, hint: str
+) -> None:
+    """Refuse rows without an entry or a value, if `missing` does not allow to leave them out."""
+    if missing == "drop":
+        return
+    advice = 'drop or fill the missing ones, or pass missing="drop"'
+    for name, rows in gaps.items():
+        kind = "entry"
+        if name == values:
+            if missing == "unknown":
+                continue
+            kind = "value"
+            advice += hint
+        raise ValueError(
+            f"column {name!r} has no {kind} in row {int(np.argmax(rows))}, expected one in "
+            f"every row; {advice}"
+        )
 
 
 def refuse_zeros(numbers: np.ndarray, values: str | None, hint: str = "") -> None:
     """Refuse values of 0, which a sparse tensor does not store; `hint` names other ways out."""
-    if num_zeros := numbers.size - np.count_nonzero(numbers):
+    num_zeros = numbers.size - np.count_nonzero(numbers)
+    if num_zeros:
         raise ValueError(
             f"{num_zeros} of {numbers.size} values of column {values!r} are 0: pass "
             f'zeros="drop" if cells without a row are 0 too{hint}'
@@ -344,8 +402,15 @@ def refuse_zeros(numbers: np.ndarray, values: str | None, hint: str = "") -> Non
 
 
 def keep_zeros(numbers: np.ndarray) -> np.ndarray:
-    """Return values with a number in place of each 0 that is stored and hardly differs from 0."""
-    return np.where(numbers == 0, _KEPT_ZERO * (abs(numbers).max(initial=0) or 1.0), numbers)
+    """Return values with a number in place of each 0 that is stored and hardly differs from 0.
+
+    Examples
+    --------
+    >>> keep_zeros(np.array([0.0, 4.0])) == [2**-62, 4]
+    array([ True,  True])
+    """
+    largest = abs(numbers).max(initial=0) or 1.0
+    return np.where(numbers == 0, _KEPT_ZERO * largest, numbers)
 
 
 def check_modes(modes: Iterable[str]) -> list[str]:
@@ -360,55 +425,91 @@ def check_modes(modes: Iterable[str]) -> list[str]:
 
 def list_columns(modes: Iterable[str], values: str | None) -> list[str]:
     """List the columns to read, each once."""
-    return list(dict.fromkeys([*modes, *([] if values is None else [values])]))
+    columns = dict.fromkeys(modes)
+    if values is not None:
+        columns[values] = None
+    return list(columns)
 
 
-def check_columns(columns: Iterable[str], names: Sequence[str], what: Any, hint: str = "") -> None:
+def check_columns(columns: Iterable[str], names: Sequence[str], table: Any, hint: str = "") -> None:
     """Refuse columns that are not exactly once among the `names` of a table."""
     for name in columns:
-        if (count := list(names).count(name)) != 1:
-            found = f"{count} columns {name!r}" if count else f"no column {name!r}"
-            raise ValueError(f"{what} has {found}, expected one of {list(names)}{hint}")
+        count = list(names).count(name)
+        if count != 1:
+            count_text = f"{count} columns" if count else "no column"
+            raise ValueError(
+                f"{table} has {count_text} {name!r}, expected one of {list(names)}{hint}"
+            )
 
 
 def open_table(df: Any, modes: Sequence[str], values: str | None = None) -> dict[str, Any]:
     """Return these columns of a table, as Arrow's; refuse what is no table, or lacks one."""
-    pa = require_pyarrow()
     columns = list_columns(modes, values)
-    is_pandas = hasattr(df, "iloc")
-    is_polars = hasattr(df, "collect_schema")
-    if is_polars:
-        names = df.collect_schema().names()
-    elif is_pandas and hasattr(df, "columns"):
+    if hasattr(df, "collect_schema"):  # of polars
+        check_columns(columns, df.collect_schema().names(), "df")
+        frame = df.lazy().select(columns).collect()
+        return {name: convert_column(frame[name], name) for name in columns}
+    is_pandas = hasattr(df, "iloc")  # also a series, which is no table
+    if is_pandas and hasattr(df, "columns"):
         names = list(df.columns)
-    elif hasattr(df, "__arrow_c_stream__") and not is_pandas:
-        df = pa.RecordBatchReader.from_stream(df)
-        names = df.schema.names
-    else:
-        hint = ": pass df.reset_index()" if is_pandas else ""
-        expected = f"a table of pandas, polars, Arrow or DuckDB{hint}"
-        raise TypeError(f"df is a {type(df).__name__}, expected {expected}")
-    check_columns(columns, names, "df", _advise(df, modes, values, names) if is_pandas else "")
-    if is_pandas or is_polars:
-        df = df.lazy().select(columns).collect() if is_polars else df
+        check_columns(columns, names, "df", _advise(df, modes, values, names))
         return {name: convert_column(df[name], name) for name in columns}
-    schema = pa.schema([df.schema.field(name) for name in columns])
-    table = pa.Table.from_batches((batch.select(columns) for batch in df), schema)
+    if hasattr(df, "__arrow_c_stream__") and not is_pandas:
+        return _read_stream(df, columns)
+    expected = "a table of pandas, polars, Arrow or DuckDB"
+    if is_pandas:
+        expected += ": pass df.reset_index()"
+    raise TypeError(f"df is a {type(df).__name__}, expected {expected}")
+
+
+def _read_stream(df: Any, columns: Sequence[str]) -> dict[str, Any]:
+    """Read some columns of what has Arrow's stream interface, batch by batch."""
+    pa = require_pyarrow()
+    reader = pa.RecordBatchReader.from_stream(df)
+    check_columns(columns, reader.schema.names, "df")
+    schema = pa.schema([reader.schema.field(name) for name in columns])
+    table = pa.Table.from_batches((batch.select(columns) for batch in reader), schema)
     return {name: table[name] for name in columns}
 
 
 def _advise(df: Any, modes: Sequence[str], values: str | None, names: Sequence[str]) -> str:
     """Say what to do if a frame of pandas lacks columns: a pivot does, or one with an index."""
     absent = [name for name in modes if name not in names]
-    spread = next((name for name in absent if name in df.columns.names), None)
-    if spread is None and values is not None and values not in names:
-        spread = next((name for name in absent if name not in df.index.names), None)
-    if spread is not None:
-        others = [name for name in modes if name != spread]
-        frame = "df" if {*others}.isdisjoint(df.index.names) else "df.reset_index()"
-        call = f"melt({others}, var_name={spread!r}, value_name={values or 'value'!r})"
-        return f"; if the columns are labels of {spread!r}, pass {frame}.{call}.dropna()"
-    return "; pass df.reset_index()" if not {*absent}.isdisjoint(df.index.names) else ""
+    index_names = df.index.names
+    # A pivot has a column for each label of one mode.
+    pivoted = [name for name in absent if name in df.columns.names]
+    if not pivoted and values is not None and values not in names:
+        pivoted = [name for name in absent if name not in index_names]
+    if pivoted:
+        id_columns = [name for name in modes if name != pivoted[0]]
+        frame = "df"
+        if not {*id_columns}.isdisjoint(index_names):
+            frame = "df.reset_index()"
+        call = f"melt({id_columns}, var_name={pivoted[0]!r}, value_name={values or 'value'!r})"
+        return f"; if the columns are labels of {pivoted[0]!r}, pass {frame}.{call}.dropna()"
+    if not {*absent}.isdisjoint(index_names):
+        return "; pass df.reset_index()"
+    return ""
+
+
+def _must_merge(numbers: np.ndarray, aggregate: str | None, zeros: str) -> bool:
+    """Whether the values of a cell are to be merged here, not added by the tensor."""
+    if numbers.size == 0 or aggregate == "count":
+        return False
+    if aggregate in ("mean", "last", "max"):
+        return True
+    # A tensor drops a sum of 0 without a word, which only values of both signs can have.
+    return zeros != "drop" and bool(numbers.min() < 0 < numbers.max())
+
+
+def _warn_of_added_values(num_repeated: int, num_cells: int) -> None:
+    """Warn if the values of several rows were added in some cells, which nobody has asked for."""
+    if num_repeated:
+        warn(
+            f"{num_repeated:,} of {num_cells:,} cells have several rows, whose values "
+            'are added: pass aggregate="sum" if that is meant, else "mean", "last", "max" or '
+            '"count"'
+        )
 
 
 def _merge(
@@ -417,13 +518,15 @@ def _merge(
     """Merge the values of each cell; return also how many cells have several."""
     coords, numbers, starts = group_cells(coords, numbers, shape, select_engine("cpu"))
     ends = np.append(starts[1:], numbers.size)
-    num_repeated = int(np.count_nonzero(ends - starts > 1))
+    counts = ends - starts
+    num_repeated = int(np.count_nonzero(counts > 1))
     if aggregate == "last":
         return coords, numbers[ends - 1], num_repeated
     if aggregate == "max":
         return coords, np.maximum.reduceat(numbers, starts), num_repeated
-    sums = np.add.reduceat(numbers, starts, dtype=np.float64)
-    sums /= ends - starts if aggregate == "mean" else 1
+    sums = np.add.reduceat(numbers, starts, dtype=np.float64)  # also of float32: fewer roundings
+    if aggregate == "mean":
+        sums /= counts
     return coords, sums.astype(numbers.dtype), num_repeated
 
 
@@ -438,8 +541,9 @@ def read_indices(column: Any, name: str) -> np.ndarray:
             "labels are numbered by tensorly_flycoo.from_dataframe, on a cluster by "
             "tensorly_flycoo.dask.read_parquet without indices=True"
         )
-    if (most := indices.max(initial=0)) >= MAX_MODE_SIZE:  # uint64 may not fit int64
-        raise ValueError(f"column {name!r} holds the index {most}, expected less than 2**32")
+    largest = indices.max(initial=0)
+    if largest >= MAX_MODE_SIZE:  # uint64 may not fit int64
+        raise ValueError(f"column {name!r} holds the index {largest}, expected less than 2**32")
     return indices.astype(np.int64, copy=False)
 
 
@@ -449,13 +553,15 @@ def read_values(column: Any, name: str) -> np.ndarray:
     column = _decode(column)
     kinds = ("floating", "integer", "boolean", "decimal", "null")
     if not any(getattr(types, f"is_{kind}")(column.type) for kind in kinds):
-        held = "text" if "string" in str(column.type) else f"entries of type {column.type}"
-        raise TypeError(f"column {name!r} holds {held}, expected numbers")
+        contents = f"entries of type {column.type}"
+        if "string" in str(column.type):
+            contents = "text"
+        raise TypeError(f"column {name!r} holds {contents}, expected numbers")
     if types.is_integer(column.type):
         _refuse_rounding(column, name)
-    if not types.is_floating(column.type):
+    if not types.is_floating(column.type):  # decimals are rounded
         column = column.cast("float64", safe=False)
-    values = column.to_numpy(zero_copy_only=False)
+    values = column.to_numpy(zero_copy_only=False)  # null becomes nan
     is_infinite = np.isinf(values)
     if is_infinite.any():
         row = int(np.argmax(is_infinite))
@@ -466,7 +572,9 @@ def read_values(column: Any, name: str) -> np.ndarray:
 def _refuse_rounding(column: Any, name: str) -> None:
     """Refuse integers of Arrow that float64 does not hold: some of those above 2**53."""
     integers = column.fill_null(0).to_numpy(zero_copy_only=False)
-    if max(int(integers.max(initial=0)), -int(integers.min(initial=0))) <= 2**53:
+    largest = int(integers.max(initial=0))
+    least = int(integers.min(initial=0))
+    if max(largest, -least) <= 2**53:
         return
     floats = integers.astype(np.float64)
     is_outside = floats >= float(np.iinfo(integers.dtype).max)  # which casting back cannot tell
@@ -482,5 +590,7 @@ def _refuse_rounding(column: Any, name: str) -> None:
 
 def _decode(column: Any) -> Any:
     """Decode an Arrow column of a dictionary type."""
-    values = getattr(column.type, "value_type", column.type)
-    return column if values is column.type else column.cast(values)
+    entry_type = getattr(column.type, "value_type", column.type)
+    if entry_type is column.type:
+        return column
+    return column.cast(entry_type)

@@ -17,7 +17,7 @@ A column in parts gets the labels that one table with all rows would have.
 
 import contextlib
 import datetime
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, NamedTuple
 
@@ -28,17 +28,29 @@ from ..tensor.labelled import as_labels
 
 _EXPECTED = "expected numbers, text or dates: convert the others, for instance to text"
 
-#: A number without signs and zeros that say nothing, but for a last ".0"; and what ends a time.
+#: A number without needless signs and zeros, but for a last ".0".
 _NUMBER = r"^-?(0|[1-9][0-9]*)(\.(0|[0-9]*[1-9]))?(e[+-]?[0-9]+)?$"
+
+#: The end of a time with an offset from UTC.
 _OFFSET = r"(:[0-9.]+)(Z|[+-][0-9]{2}:?[0-9]{2})$"
+
+#: Units of dates and times, from the coarsest on.
+_COARSE_UNITS = ("D", "s", "ms")
 
 
 class ColumnLabels(NamedTuple):
     """The labels of a column, or of one part of its rows, and what decides whether parts fit."""
 
     entries: np.ndarray  # those that occur; text as objects, dates in the coarsest unit
-    zone: str | None = None  # whose wall times they are
-    categories: np.ndarray | None = None  # all of them, if they are ordered
+    zone: str | None = None  # the zone whose wall times they are
+    categories: np.ndarray | None = None  # if they are ordered: all, also those that do not occur
+
+
+class CodedColumn(NamedTuple):
+    """A column whose entries are numbered."""
+
+    codes: np.ndarray  # the number of each row's label, -1 if its entry is missing
+    labels: ColumnLabels
 
 
 def require_pyarrow() -> Any:
@@ -50,25 +62,11 @@ def require_pyarrow() -> Any:
 
 def convert_column(column: Any, name: str) -> Any:
     """Return a column of pandas or polars as one of Arrow; periods are starts, intervals text."""
-    pa = require_pyarrow()
-    kind = column.dtype
+    dtype = column.dtype
     try:
         if hasattr(column, "to_arrow"):  # of polars
             return column.to_arrow()
-        import pandas
-
-        column = _convert_objects(column) if column.dtype == object else column
-        if isinstance(column.dtype, pandas.IntervalDtype | pandas.PeriodDtype):
-            column = column.astype(pandas.CategoricalDtype(ordered=True))
-        if isinstance(column.dtype, pandas.CategoricalDtype):
-            categories = column.dtype.categories
-            if isinstance(categories.dtype, pandas.PeriodDtype):
-                column = column.cat.rename_categories(categories.to_timestamp())
-            elif isinstance(categories.dtype, pandas.IntervalDtype):
-                column = column.cat.rename_categories(categories.astype(str))
-        elif isinstance(column.dtype, pandas.SparseDtype):
-            column = column.sparse.to_dense()
-        return pa.array(column, from_pandas=True)
+        return require_pyarrow().array(_simplify(column), from_pandas=True)
     except UnicodeEncodeError as error:
         raise ValueError(
             f"column {name!r} has text with half a surrogate pair, {error.object!r}, which is not "
@@ -76,7 +74,27 @@ def convert_column(column: Any, name: str) -> Any:
             "'utf-8')"
         ) from None
     except (TypeError, ValueError, OverflowError, NotImplementedError) as error:
-        raise TypeError(f"column {name!r} of {kind}: {error}, {_EXPECTED}") from None
+        raise TypeError(f"column {name!r} of {dtype}: {error}, {_EXPECTED}") from None
+
+
+def _simplify(column: Any) -> Any:
+    """Give a column of pandas a type that Arrow converts as we mean it."""
+    import pandas
+
+    if column.dtype == object:
+        column = _convert_objects(column)
+    if isinstance(column.dtype, pandas.IntervalDtype | pandas.PeriodDtype):
+        # As ordered categories: their order is not that of their text.
+        column = column.astype(pandas.CategoricalDtype(ordered=True))
+    if isinstance(column.dtype, pandas.CategoricalDtype):
+        categories = column.dtype.categories
+        if isinstance(categories.dtype, pandas.PeriodDtype):
+            return column.cat.rename_categories(categories.to_timestamp())
+        if isinstance(categories.dtype, pandas.IntervalDtype):
+            return column.cat.rename_categories(categories.astype(str))
+    elif isinstance(column.dtype, pandas.SparseDtype):
+        return column.sparse.to_dense()
+    return column
 
 
 def _convert_objects(column: Any) -> Any:
@@ -85,7 +103,8 @@ def _convert_objects(column: Any) -> Any:
 
     kind = pandas.api.types.infer_dtype(column, skipna=True)
     if kind == "integer":
-        return column.astype("UInt64" if column.dropna().max() >= 2**63 else "Int64")
+        is_large = column.dropna().max() >= 2**63
+        return column.astype("UInt64" if is_large else "Int64")
     if kind in ("date", "mixed", "mixed-integer"):  # a date may be a time, too
         types = sorted({type(entry).__name__ for entry in column.dropna()})
         if len(types) > 1:
@@ -97,36 +116,59 @@ def _convert_objects(column: Any) -> Any:
     return column
 
 
-def number_entries(column: Any, name: str) -> tuple[np.ndarray, ColumnLabels]:
+def number_entries(column: Any, name: str) -> CodedColumn:
     """Number the distinct entries of a column of Arrow, called `name` in errors.
 
-    Returns the number of each row's label, int64, -1 if its entry is missing; and the labels. A
-    TypeError refuses entries that cannot be labels.
+    A TypeError refuses entries that cannot be labels.
     """
     pa = require_pyarrow()
+    # The categories of a column that comes encoded need not all occur.
+    all_occur = not pa.types.is_dictionary(column.type)
     try:
-        if all_occur := not pa.types.is_dictionary(column.type):
-            column = column.dictionary_encode()
-        if len(column) == 0:  # of which Arrow combines some types only
-            return np.empty(0, np.int64), ColumnLabels(np.empty(0, object))
-        chunks = [chunk.dictionary for chunk in getattr(column, "chunks", ()) if len(chunk)]
-        is_ordered = column.type.ordered and all(chunk.equals(chunks[0]) for chunk in chunks)
-        column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-        distinct = _normalise(column.dictionary).dictionary_encode()
-        _warn_of_merged_times(column.dictionary, distinct, name)
-        order = pa.array(np.arange(len(distinct.dictionary)))
-        order = order if is_ordered else pa.compute.sort_indices(distinct.dictionary)
-        entries = coarsen(distinct.dictionary.take(order).to_numpy(zero_copy_only=False))
+        encoded, is_ordered = _encode(column)
+        if len(encoded) == 0:  # Arrow does not sort empty columns of all types
+            return CodedColumn(np.empty(0, np.int64), ColumnLabels(np.empty(0, object)))
+        # Different entries of the dictionary may be one label, such as 0.0 and -0.0.
+        distinct = _normalise(encoded.dictionary).dictionary_encode()
+        _warn_of_merged_times(encoded.dictionary, distinct, name)
+        if is_ordered:
+            order = np.arange(len(distinct.dictionary))
+        else:
+            order = pa.compute.sort_indices(distinct.dictionary).to_numpy()
+        sorted_entries = distinct.dictionary.take(order)
+        entries = coarsen(sorted_entries.to_numpy(zero_copy_only=False))
         if entries.dtype == object and {*map(type, entries)} - {str}:
             raise TypeError(f"it holds {type(entries[0]).__name__}")
     except (TypeError, ValueError, NotImplementedError) as error:  # also Arrow's
         raise TypeError(f"column {name!r}: {error}, {_EXPECTED}") from None
-    places = np.argsort(order)
-    for encoded in (distinct, column):
-        places = np.append(places, -1)[encoded.indices.cast("int64").fill_null(-1).to_numpy()]
-    zone = getattr(column.type.value_type, "tz", None)
+    label_of_distinct = np.argsort(order)
+    label_of_code = _look_up(label_of_distinct, distinct.indices)
+    codes = _look_up(label_of_code, encoded.indices)
+    zone = getattr(encoded.type.value_type, "tz", None)
     labels = ColumnLabels(entries, zone, entries if is_ordered else None)
-    return (places, labels) if all_occur else drop_unused(places, labels)
+    if all_occur:
+        return CodedColumn(codes, labels)
+    return drop_unused(codes, labels)
+
+
+def _encode(column: Any) -> tuple[Any, bool]:
+    """Return a column of Arrow with one dictionary, and whether that has an order to keep."""
+    pa = require_pyarrow()
+    if not pa.types.is_dictionary(column.type):
+        column = column.dictionary_encode()
+    is_ordered = column.type.ordered
+    if isinstance(column, pa.ChunkedArray) and len(column):
+        dictionaries = [chunk.dictionary for chunk in column.chunks if len(chunk)]
+        # Chunks with categories in different orders have no order together.
+        is_ordered &= all(dictionary.equals(dictionaries[0]) for dictionary in dictionaries)
+        column = column.combine_chunks()
+    return column, is_ordered
+
+
+def _look_up(labels: np.ndarray, codes: Any) -> np.ndarray:
+    """Return the label that each of Arrow's codes points to, -1 for null."""
+    numbers = codes.cast("int64").fill_null(-1).to_numpy()
+    return np.append(labels, -1)[numbers]  # -1 points to the appended -1
 
 
 def _normalise(values: Any) -> Any:
@@ -136,7 +178,8 @@ def _normalise(values: Any) -> Any:
     if str(values.type) in ("null", "string_view"):  # which few functions take
         return values.cast("large_string")
     if pa.types.is_floating(values.type):
-        return pc.if_else(pc.is_nan(values), None, pc.add(values, pa.scalar(0.0, values.type)))
+        no_negative_zeros = pc.add(values, pa.scalar(0.0, values.type))
+        return pc.if_else(pc.is_nan(values), None, no_negative_zeros)
     if pa.types.is_integer(values.type):
         values = cast_all(values, "int64", values.type)  # some of uint64 do not fit
     return take_wall_times(values)
@@ -146,20 +189,25 @@ def _warn_of_merged_times(instants: Any, local: Any, name: str) -> None:
     """Warn if different times of a zone are one `local` time, as when the clock is set back."""
     if not getattr(instants.type, "tz", None) or len(local.dictionary) == len(instants):
         return
-    numbers = local.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-    order = np.argsort(numbers, kind="stable")
-    is_repeated = (numbers[order][1:] == numbers[order][:-1]) & (numbers[order][1:] >= 0)
-    if not is_repeated.any():  # one is missing
+    codes = local.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+    order = np.argsort(codes, kind="stable")
+    ordered = codes[order]
+    is_repeated = (ordered[1:] == ordered[:-1]) & (ordered[1:] >= 0)
+    if not is_repeated.any():  # the dictionary has a missing time instead
         return
+    pa = require_pyarrow()
     place = int(np.argmax(is_repeated))
-    first, second = sorted(instants.take(order[place : place + 2]).cast("int64").to_pylist())
-    utc = require_pyarrow().timestamp(instants.type.unit, "UTC")
-    shown = [str(require_pyarrow().scalar(time, utc)) for time in (first, second)]
-    when = local.dictionary[int(numbers[order][place])]
-    others = f" ({is_repeated.sum() - 1} more are)" if is_repeated.sum() > 1 else ""
+    utc = pa.timestamp(instants.type.unit, "UTC")
+    pair = sorted(instants.take(order[place : place + 2]).cast("int64").to_pylist())
+    first, second = (str(pa.scalar(instant, utc)) for instant in pair)
+    wall_time = local.dictionary[int(ordered[place])]
+    num_repeated = int(is_repeated.sum())
+    rest = ""
+    if num_repeated > 1:
+        rest = f" ({num_repeated - 1} more are)"
     warn(
-        f"column {name!r}: {when} in {instants.type.tz} is one label of two times{others}, "
-        f"{' and '.join(shown)}, as the clock was set back; to keep them apart, take UTC, as by "
+        f"column {name!r}: {wall_time} in {instants.type.tz} is one label of two times{rest}, "
+        f"{first} and {second}, as the clock was set back; to keep them apart, take UTC, as by "
         f"df[{name!r}].dt.tz_convert('UTC')"
     )
 
@@ -168,30 +216,54 @@ def take_wall_times(times: Any) -> Any:
     """Return the local times of an Arrow array with a zone; others as they are."""
     pa = require_pyarrow()
     zone = (getattr(times.type, "tz", None) or "").replace(":", "")
+    if not zone:
+        return times
     if not zone.startswith(("+", "-")):
-        return pa.compute.local_timestamp(times) if zone else times
+        return pa.compute.local_timestamp(times)
     # An offset such as +0530, which older versions of Arrow do not know.
     offset = datetime.timedelta(hours=int(zone[:3]), minutes=int(zone[0] + zone[3:]))
     unit = times.type.unit
-    return pa.compute.add(times.cast(pa.timestamp(unit)), pa.scalar(offset, pa.duration(unit)))
+    utc = times.cast(pa.timestamp(unit))
+    return pa.compute.add(utc, pa.scalar(offset, pa.duration(unit)))
 
 
 def coarsen(dates: np.ndarray) -> np.ndarray:
-    """Return dates in the coarsest unit that keeps them, as days print without a time."""
-    for unit in ("D", "s", "ms") if dates.dtype.kind == "M" else ():
+    """Return dates in the coarsest unit that keeps them, as days print without a time.
+
+    Examples
+    --------
+    >>> coarsen(np.array(["2024-02-01T00:00:00"], "M8[ns]"))
+    array(['2024-02-01'], dtype='datetime64[D]')
+    """
+    if dates.dtype.kind != "M":
+        return dates
+    for unit in _COARSE_UNITS:
         coarse = dates.astype(f"M8[{unit}]")
         if np.array_equal(coarse, dates, equal_nan=True):
             return coarse
     return dates
 
 
-def drop_unused(codes: np.ndarray, labels: ColumnLabels) -> tuple[np.ndarray, ColumnLabels]:
-    """Renumber `codes` without the entries that do not occur; -1 stays."""
+def drop_unused(codes: np.ndarray, labels: ColumnLabels) -> CodedColumn:
+    """Renumber `codes` without the entries that do not occur; -1 stays.
+
+    Examples
+    --------
+    >>> codes, labels = drop_unused(np.array([2, -1, 0]), ColumnLabels(np.array([5, 6, 7])))
+    >>> codes, labels.entries
+    (array([ 1, -1,  0]), array([5, 7]))
+    """
     is_used = np.bincount(codes + 1, minlength=labels.entries.size + 1)[1:] > 0
     if is_used.all():
-        return codes, labels
-    places = np.append(np.cumsum(is_used) - 1, -1)
-    return places[codes], labels._replace(entries=labels.entries[is_used])
+        return CodedColumn(codes, labels)
+    new_codes = np.append(np.cumsum(is_used) - 1, -1)  # the last is that of code -1
+    used_labels = labels._replace(entries=labels.entries[is_used])
+    return CodedColumn(new_codes[codes], used_labels)
+
+
+def list_ordered(coded: Mapping[str, CodedColumn]) -> list[str]:
+    """List the columns of ordered categories."""
+    return [name for name, column in coded.items() if column.labels.categories is not None]
 
 
 def unite_labels(parts: Iterable[ColumnLabels], name: str) -> ColumnLabels:
@@ -203,54 +275,86 @@ def unite_labels(parts: Iterable[ColumnLabels], name: str) -> ColumnLabels:
     """
     parts = list(parts)
     parts = [part for part in parts if part.entries.size] or parts[:1]
-    arrays = [part.entries for part in parts]
-    zone = parts[0].zone
-    first = parts[0].categories
-    if len(kinds := {_describe(part) for part in parts}) > 1:
+    kinds = {_describe(part) for part in parts}
+    if len(kinds) > 1:
         raise TypeError(
             f"column {name!r} holds {' and '.join(sorted(kinds))} in different parts, expected one"
         )
-    categories = [part.categories if part.categories is not None else () for part in parts]
-    if first is not None and all(np.array_equal(first, others) for others in categories):
-        is_used = np.zeros(first.size, bool)
-        is_used[find_places(np.concatenate(arrays), first)] = True
-        return ColumnLabels(first[is_used], zone, first)
+    arrays = [part.entries for part in parts]
+    zone = parts[0].zone
+    categories = _find_shared_categories(parts)
+    if categories is not None:
+        is_used = np.zeros(categories.size, bool)
+        is_used[find_places(np.concatenate(arrays), categories)] = True
+        return ColumnLabels(categories[is_used], zone, categories)
     try:
-        united = _unite(arrays)
+        entries = _unite(arrays)
     except ValueError as error:
         raise TypeError(f"column {name!r} in parts: {error}, store one type") from None
-    return ColumnLabels(coarsen(united), zone)
+    return ColumnLabels(coarsen(entries), zone)
 
 
 def _describe(part: ColumnLabels) -> str:
+    """Say of which kind the labels of a part are: only those of one kind can be united."""
     times = f"times of {part.zone or 'no zone'}"
     kinds = {"b": "booleans", "O": "text", "m": "spans of time", "M": times}
     return kinds.get(part.entries.dtype.kind, "numbers")
 
 
+def _find_shared_categories(parts: Sequence[ColumnLabels]) -> np.ndarray | None:
+    """Return the ordered categories of the first part if all parts have them, else None."""
+    shared = parts[0].categories
+    if shared is None:
+        return None
+    for part in parts:
+        if part.categories is None or not np.array_equal(shared, part.categories):
+            return None
+    return shared
+
+
 def _unite(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Unite entries of one kind, sorted."""
-    arrays = _share_unit(arrays) if arrays[0].dtype.kind in "mM" else arrays
-    if arrays[0].dtype != object and len({array.dtype for array in arrays}) == 1:
+    """Unite entries of one kind, sorted.
+
+    Examples
+    --------
+    >>> _unite([np.array([1, 3]), np.array([2.5])])
+    array([1. , 2.5, 3. ])
+    """
+    if arrays[0].dtype.kind in "mM":
+        arrays = _share_unit(arrays)
+    is_text = arrays[0].dtype == object
+    if not is_text and len({array.dtype for array in arrays}) == 1:
         return np.unique(np.concatenate(arrays))
-    found = sorted(set().union(*(array.tolist() for array in arrays)))  # Python compares exactly
-    for dtype in (object,) if arrays[0].dtype == object else (np.int64, np.uint64, np.float64):
+    # NumPy would round integers beside floats; Python compares them exactly.
+    entries = sorted(set().union(*(array.tolist() for array in arrays)))
+    dtypes: Sequence[Any] = (np.int64, np.uint64, np.float64)
+    if is_text:
+        dtypes = (object,)
+    for dtype in dtypes:
         with contextlib.suppress(OverflowError, ValueError):
-            united = np.array(found, dtype)
-            if united.tolist() == found:
+            united = np.array(entries, dtype)
+            if united.tolist() == entries:
                 return united
-    raise ValueError(f"no type has all numbers from {found[0]} to {found[-1]} exactly")
+    raise ValueError(f"no type has all numbers from {entries[0]} to {entries[-1]} exactly")
 
 
 def find_places(entries: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Return the number of each entry in an array of distinct labels, -1 for others."""
+    """Return the number of each entry in an array of distinct labels, -1 for others.
+
+    Examples
+    --------
+    >>> find_places(np.array([7, 5, 6]), np.array([5, 9, 7]))
+    array([ 2,  0, -1])
+    """
     if {entries.dtype.kind, labels.dtype.kind} in ({"m"}, {"M"}):
         entries, labels = _share_unit([entries, labels])
-    if entries.dtype == labels.dtype != object and labels.size:
+    is_sortable = entries.dtype == labels.dtype != object
+    if is_sortable and labels.size:
         order = np.argsort(labels)
-        found = np.searchsorted(labels, entries, sorter=order)
-        places = order[np.minimum(found, labels.size - 1)]
-        return np.where(labels[places] == entries, places, -1)
+        ranks = np.searchsorted(labels, entries, sorter=order)
+        candidates = order[np.minimum(ranks, labels.size - 1)]  # the only label that may be equal
+        return np.where(labels[candidates] == entries, candidates, -1)
+    # Text, or numbers of two types, which Python compares exactly.
     numbers = {label: number for number, label in enumerate(labels.tolist())}
     return np.array([numbers.get(entry, -1) for entry in entries.tolist()], np.int64)
 
@@ -258,14 +362,16 @@ def find_places(entries: np.ndarray, labels: np.ndarray) -> np.ndarray:
 def _share_unit(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Return dates or spans of time in one unit; refuse those that it cannot hold."""
     dtype = np.result_type(*arrays)
-    cast = []
-    for array in arrays:
-        with contextlib.suppress(OverflowError):  # NumPy 2.5 raises it
-            cast.append(array.astype(dtype))
-            if np.array_equal(cast[-1].astype(array.dtype), array, equal_nan=True):
-                continue
-        raise ValueError(f"times from {array.min()} to {array.max()} do not fit {dtype}")
-    return cast
+    return [_cast_exactly(array, dtype) for array in arrays]
+
+
+def _cast_exactly(times: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Cast times to a finer unit; refuse those that overflow there."""
+    with contextlib.suppress(OverflowError):  # NumPy 2.5 raises it, older ones wrap around
+        cast = times.astype(dtype)
+        if np.array_equal(cast.astype(times.dtype), times, equal_nan=True):
+            return cast
+    raise ValueError(f"times from {times.min()} to {times.max()} do not fit {dtype}")
 
 
 def place_entries(
@@ -275,33 +381,50 @@ def place_entries(
 
     A ValueError refuses entries that are not among the labels.
     """
-    kind = type(labels).__name__
-    if not isinstance(labels, np.ndarray) and np.asarray(labels).dtype.kind in "SU":
-        labels = np.array(list(labels), object)  # NumPy turns numbers beside texts into texts
-    labels = known = as_labels(labels)
-    if labels.ndim != 1:
-        raise ValueError(f"labels[{name!r}] is a {kind} of shape {labels.shape}, expected a list")
-    if entries.dtype.kind in "mM" and labels.dtype.kind not in "mM":
-        with contextlib.suppress(ValueError):  # dates of Python, or text
-            known = np.array(labels.tolist(), f"{entries.dtype.kind}8")
-    places = np.append(find_places(entries, known), -1)[codes]
+    checked = _check_labels(name, labels)
+    comparable = checked
+    if entries.dtype.kind in "mM" and checked.dtype.kind not in "mM":
+        with contextlib.suppress(ValueError):  # labels may be dates of Python, or text
+            comparable = np.array(checked.tolist(), f"{entries.dtype.kind}8")
+    new_codes = np.append(find_places(entries, comparable), -1)  # the last is that of code -1
+    places = new_codes[codes]
     is_unknown = (places < 0) & (codes >= 0)
     if is_unknown.any():
         row = int(np.argmax(is_unknown))
-        example = f", such as {_show(labels[0])}" if labels.size else ""
+        example = ""
+        if checked.size:
+            example = f", such as {_show(checked[0])}"
         advice = "drop such rows, or extend the labels, those of a model by its `extend`"
-        if entries.dtype == object and labels.dtype.kind == "M":
+        if entries.dtype == object and checked.dtype.kind == "M":
             advice = "these are dates: convert the text, as by pandas.to_datetime"
         raise ValueError(
             f"column {name!r} is {_show(entries[codes[row]])} in row {row}, expected one of its "
-            f"{labels.size} labels{example}; {advice}"
+            f"{checked.size} labels{example}; {advice}"
         )
-    return places, labels
+    return places, checked
+
+
+def _check_labels(name: str, labels: Sequence[Any] | np.ndarray) -> np.ndarray:
+    """Return the labels that a user gives for a column as an array; refuse what is no list."""
+    kind = type(labels).__name__
+    if not isinstance(labels, np.ndarray) and np.asarray(labels).dtype.kind in "SU":
+        labels = np.array(list(labels), object)  # NumPy turns numbers beside texts into texts
+    checked = as_labels(labels)
+    if checked.ndim != 1:
+        raise ValueError(f"labels[{name!r}] is a {kind} of shape {checked.shape}, expected a list")
+    return checked
 
 
 def _show(entry: Any) -> str:
-    """Show an entry so that text differs from a number or date; others without NumPy's names."""
-    return repr(str(entry)) if isinstance(entry, str) else str(entry)
+    """Show an entry so that text differs from a number or date; others without NumPy's names.
+
+    Examples
+    --------
+    >>> _show("7"), _show(np.int64(7))
+    ("'7'", '7')
+    """
+    text = str(entry)
+    return repr(text) if isinstance(entry, str) else text
 
 
 def interpret_text(column: Any) -> Any:
@@ -313,10 +436,11 @@ def interpret_text(column: Any) -> Any:
     pa = require_pyarrow()
     column = column.combine_chunks()
     texts = column.dictionary
-    values = cast_all(texts, "int64", "uint64")
-    if values is None or not values.cast(texts.type).equals(texts):
+    values = _read_integers(texts)
+    if values is None:
         values = _read_floats(texts)
-    values = read_times(texts) if values is None else values
+    if values is None:
+        values = read_times(texts)
     if values is None or len(values.unique()) < len(_drop_offsets(texts).unique()):
         return column
     return pa.DictionaryArray.from_arrays(column.indices, values)
@@ -324,19 +448,30 @@ def interpret_text(column: Any) -> Any:
 
 def cast_all(values: Any, *types: Any) -> Any:
     """Return values as the first of these types of Arrow that takes all of them, or None."""
-    for of in types:
+    for arrow_type in types:
         with contextlib.suppress(ValueError):  # Arrow's, too
-            return values.cast(of)
+            return values.cast(arrow_type)
     return None
 
 
-def _read_floats(texts: Any) -> Any:
-    pc = require_pyarrow().compute
-    numbers = cast_all(texts, "float64")
-    if numbers is None or not pc.all(pc.match_substring_regex(texts, _NUMBER)).as_py():
+def _read_integers(texts: Any) -> Any:
+    """Return texts as integers, or None if one is not spelt as its integer prints."""
+    integers = cast_all(texts, "int64", "uint64")
+    if integers is None or not integers.cast(texts.type).equals(texts):  # such as "07"
         return None
-    pairs = zip(texts.to_pylist(), map(repr, numbers.to_pylist()), strict=True)
-    return numbers if all(Decimal(text) == Decimal(shortest) for text, shortest in pairs) else None
+    return integers
+
+
+def _read_floats(texts: Any) -> Any:
+    """Return texts as floats, or None if one has needless zeros, or more digits than a float."""
+    pc = require_pyarrow().compute
+    floats = cast_all(texts, "float64")
+    if floats is None or not pc.all(pc.match_substring_regex(texts, _NUMBER)).as_py():
+        return None
+    for text, number in zip(texts.to_pylist(), floats.to_pylist(), strict=True):
+        if Decimal(text) != Decimal(repr(number)):
+            return None
+    return floats
 
 
 def read_times(texts: Any) -> Any:

@@ -8,7 +8,7 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, TypeAlias
+from typing import IO, Any, NamedTuple, TypeAlias
 
 from ..base.checks import require
 from .places import FilePath, open_file
@@ -16,14 +16,33 @@ from .places import FilePath, open_file
 #: Returns up to so many bytes of a file, b"" at its end.
 Read: TypeAlias = Callable[[int], bytes]
 
-#: A compressed file may expand to this multiple of its size, or to one block of a reader if that is
-#: more. The most regular nonzeros, consecutive indices with values of 1, expanded 81-fold (zstd,
-#: level 19); a decompression bomb expands a thousandfold with gzip, and more with zstd.
+
+class TextFile(NamedTuple):
+    """A file that is open for reading."""
+
+    read: Read  # what it holds, decompressed
+    tell: Callable[[], int]  # how many of its bytes, compressed or not, have been read
+    nbytes: int  # its size, compressed or not
+
+
+#: A compressed file may expand to this multiple of its size. The most regular nonzeros, consecutive
+#: indices with values of 1, expanded 81-fold (zstd, level 19); a decompression bomb expands a
+#: thousandfold with gzip, and more with zstd.
 MAX_EXPANSION = 256
+
+#: To so many bytes, one block of a reader, any file may expand.
 SURELY_READ_NBYTES = 2**24
 
-#: More than a full disk keeps in reserve for a file without blocks.
+#: Bytes that `try_writing` writes: a full disk still has room for a few, which need no block.
 _TRIED_NBYTES = 2**16
+
+#: As of the command `gzip`: files are hardly larger than at level 9, and take half the time.
+_GZIP_LEVEL = 6
+
+_ZSTD = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
+
+#: The errors of a full disk, a full quota, and a file that the disk cannot hold.
+_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextlib.contextmanager
@@ -37,38 +56,64 @@ def name_errors(place: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def open_text(path: FilePath) -> Iterator[tuple[Read, int]]:
-    """Yield a function that reads a file, decompressed; and the size of the file as it is."""
-    suffix = Path(path).suffix
+def open_text(path: FilePath) -> Iterator[TextFile]:
+    """Open a file for reading; it is decompressed if its name ends in .gz or .zst."""
+    codec = _import_codec(path)
     with open_file(path) as raw:
         nbytes = raw.seek(0, os.SEEK_END)
         raw.seek(0)
-        if suffix not in (".gz", ".zst"):
-            yield raw.read, nbytes
+        if codec is None:
+            yield TextFile(raw.read, raw.tell, nbytes)
             return
-        zstd = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
-        need = 'reading .zst needs pip install "tensorly-flycoo[zstd]"'
-        is_gzip = suffix == ".gz"
-        module = require("gzip" if is_gzip else zstd, need)
-        errors = (module.BadGzipFile, zlib.error) if is_gzip else (module.ZstdError,)
+        suffix = Path(path).suffix
+        errors = (codec.BadGzipFile, zlib.error) if suffix == ".gz" else (codec.ZstdError,)
         try:
-            with module.open(raw, "rb") as file:
-                yield _cap(path, file.read, nbytes), nbytes
+            with codec.open(raw, "rb") as file:
+                yield TextFile(_cap(path, file.read, nbytes), raw.tell, nbytes)
         except EOFError as error:
             raise ValueError(f"{path} is truncated: {error}") from None
         except errors as error:
             raise ValueError(f"{path} is damaged, or not {suffix}: {error}") from None
 
 
+@contextlib.contextmanager
+def replace_text(path: FilePath) -> Iterator[IO[bytes]]:
+    """Replace a file as `replace_file` does, compressed if its name ends in .gz or .zst."""
+    codec = _import_codec(path)
+    with replace_file(path) as raw:
+        if codec is None:
+            yield raw
+            return
+        if Path(path).suffix == ".gz":
+            # Without the temporary name and the time, so that equal tensors have equal files.
+            file = codec.GzipFile(
+                filename="", mode="wb", compresslevel=_GZIP_LEVEL, fileobj=raw, mtime=0
+            )
+        else:
+            file = codec.open(raw, "wb")
+        with file:
+            yield file
+
+
+def _import_codec(path: FilePath) -> Any:
+    """Import the module that compresses files with the suffix of `path`; None if none does."""
+    suffix = Path(path).suffix
+    if suffix == ".gz":
+        return require("gzip", "")
+    if suffix == ".zst":
+        return require(_ZSTD, 'files that end in .zst need pip install "tensorly-flycoo[zstd]"')
+    return None
+
+
 def _cap(path: FilePath, read: Read, nbytes: int) -> Read:
     """Refuse to decompress too many times the `nbytes` that a file has."""
-    left = max(SURELY_READ_NBYTES, MAX_EXPANSION * nbytes)
+    num_left = max(SURELY_READ_NBYTES, MAX_EXPANSION * nbytes)
 
     def read_capped(count: int) -> bytes:
-        nonlocal left
-        data = read(min(count, left + 1))
-        left -= len(data)
-        if left < 0:
+        nonlocal num_left
+        data = read(min(count, num_left + 1))  # one more, to see whether there is more
+        num_left -= len(data)
+        if num_left < 0:
             raise ValueError(
                 f"{path} expands to more than {MAX_EXPANSION} times its size, more than any tensor "
                 "should; if it is one, decompress it yourself"
@@ -100,14 +145,20 @@ def _take_place(path: Path) -> Iterator[Path]:
     try:
         yield part
     except OSError as error:
-        name = error.filename
-        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        if is_full if name is None else str(name).startswith(os.fspath(part)):
+        # The error of a write names no file: it is ours if the disk is full.
+        if error.filename is None:
+            is_ours = error.errno in _FULL_ERRORS
+        else:
+            is_ours = str(error.filename).startswith(os.fspath(part))
+        if is_ours:
             error.filename = os.fspath(path)
-            error.filename2 = None
+            del error.filename2  # None would be shown: "x.npz -> None"
         raise
     finally:
-        shutil.rmtree(part, ignore_errors=True) if part.is_dir() else part.unlink(missing_ok=True)
+        if part.is_dir():
+            shutil.rmtree(part, ignore_errors=True)
+        else:
+            part.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -132,11 +183,11 @@ def make_folder(path: FilePath) -> Iterator[Path]:
 def _sync_names(folder: Path) -> None:
     """Write the names in a folder to the disk, where the system can open a folder."""
     with contextlib.suppress(OSError):
-        number = os.open(folder, os.O_RDONLY)
+        descriptor = os.open(folder, os.O_RDONLY)
         try:
-            os.fsync(number)
+            os.fsync(descriptor)
         finally:
-            os.close(number)
+            os.close(descriptor)
 
 
 def try_writing(path: FilePath) -> None:

@@ -1,7 +1,7 @@
 """The record of how a model was made, in the model's file or checkpoint."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -9,8 +9,9 @@ import numpy as np
 from ..base.array_modules import Array
 from ..base.checks import check_inside, check_shape, warn
 from ..base.fit_record import ABSENT, FitRecord, find_record
+from ..base.value_dtypes import FLOATS
 from ..tensor.unknown import make_mask
-from .array_file import FLOATS, ArrayReader, Header, keep_name, number
+from .array_file import ArrayReader, Header, keep_name, number
 
 #: The facts that a header holds as they are; the others take arrays, or are only a callback's.
 _PLAIN_FACTS = [
@@ -38,7 +39,9 @@ def describe_record(model: Any) -> Header:
         return {"flycoo": None}
     facts = {name: getattr(record, name) for name in _PLAIN_FACTS}
     facts["value_column"] = keep_name(record.value_column)
-    facts["constraints"] = {str(mode): dict(own) for mode, own in record.constraints.items()}
+    facts["constraints"] = {  # keys of JSON are text
+        str(mode): dict(strengths) for mode, strengths in record.constraints.items()
+    }
     facts["mask"] = _describe_mask(record.mask)
     return {"flycoo": facts}
 
@@ -48,10 +51,10 @@ def list_record_arrays(model: Any) -> Iterator[tuple[str, Array]]:
     record = find_record(model)
     if record is None:
         return
-    if isinstance(record.mask, list):
-        parts = [_list_missing(of_slice) for of_slice in record.mask]
-        slices = np.repeat(np.arange(len(parts)), [part.shape[1] for part in parts])
-        yield "mask", np.concatenate([slices[None], np.concatenate(parts, axis=1)])
+    if isinstance(record.mask, list):  # one for each slice of a PARAFAC2 model
+        cells = [_list_missing(slice_mask) for slice_mask in record.mask]
+        slices = np.repeat(np.arange(len(cells)), [part.shape[1] for part in cells])
+        yield "mask", np.concatenate([slices[None], np.concatenate(cells, axis=1)])
     elif record.mask is not None:
         yield "mask", _list_missing(record.mask)
     if record.intervals:
@@ -68,12 +71,14 @@ def read_record(reader: ArrayReader, ndim: int, rank: int) -> FitRecord | None:
     if "flycoo" not in reader.header:
         return _read_older(reader.header, ndim, rank)
     facts = reader.header["flycoo"]
-    if facts is None:
+    if facts is None:  # a model that its user had put together
         return None
     if not isinstance(facts, dict):
         raise ValueError(f"its header has the record {facts!r}")
-    constraints = {int(mode): own for mode, own in dict(facts.get("constraints", {})).items()}
+    stored_constraints = dict(facts.get("constraints", {}))
+    constraints = {int(mode): dict(strengths) for mode, strengths in stored_constraints.items()}
     record = FitRecord(
+        # Older files lack facts, whose defaults are what they meant.
         **{name: facts[name] for name in _PLAIN_FACTS if name in facts},
         constraints=constraints,
         mask=_read_mask(reader, facts.get("mask")),
@@ -83,16 +88,18 @@ def read_record(reader: ArrayReader, ndim: int, rank: int) -> FitRecord | None:
 
 
 def _describe_mask(mask: Any) -> Any:
-    """Return the shape of a mask; of one for each slice, the list of theirs."""
+    """Return the shape of a mask as a list; of masks of slices, the list of their shapes."""
     if mask is None:
         return None
-    return [list(of.shape) for of in mask] if isinstance(mask, list) else list(mask.shape)
+    if isinstance(mask, list):
+        return [list(slice_mask.shape) for slice_mask in mask]
+    return list(mask.shape)
 
 
 def _list_missing(mask: Any) -> np.ndarray:
     """Return the coordinates (ndim, count) that a mask marks as missing."""
-    mask = mask if hasattr(mask, "coords") else mask.asformat("coo")
-    return np.asarray(mask.coords[:, mask.data == 0], np.int64)
+    coo = mask if hasattr(mask, "coords") else mask.asformat("coo")
+    return np.asarray(coo.coords[:, coo.data == 0], np.int64)
 
 
 def _read_mask(reader: ArrayReader, shape: Any) -> Any:
@@ -101,10 +108,15 @@ def _read_mask(reader: ArrayReader, shape: Any) -> Any:
         return None
     if not isinstance(shape, list):
         raise ValueError(f"its header has a mask of shape {shape!r}")
-    if all(isinstance(of_slice, list) for of_slice in shape):
-        listed = reader.read("mask", (3, None), (_INDEX,))
-        return [_check_mask(listed[1:, listed[0] == k], own) for k, own in enumerate(shape)]
-    return _check_mask(reader.read("mask", (len(shape), None), (_INDEX,)), shape)
+    if not all(isinstance(size, list) for size in shape):
+        return _check_mask(reader.read("mask", (len(shape), None), (_INDEX,)), shape)
+    listed = reader.read("mask", (3, None), (_INDEX,))
+    slices = listed[0]
+    cells = listed[1:]
+    return [
+        _check_mask(cells[:, slices == number], slice_shape)
+        for number, slice_shape in enumerate(shape)
+    ]
 
 
 def _check_mask(cells: np.ndarray, sizes: list[Any]) -> Any:
@@ -121,14 +133,14 @@ def _read_intervals(reader: ArrayReader) -> list[tuple[np.ndarray, np.ndarray]]:
     if "lower_0" not in reader.names():
         return []
     dtype = reader.read("lower_0", dtypes=FLOATS).dtype
-    pairs = zip(reader.read_list("lower", dtype), reader.read_list("upper", dtype), strict=True)
-    return list(pairs)
+    lower = reader.read_list("lower", dtype)
+    upper = reader.read_list("upper", dtype)
+    return list(zip(lower, upper, strict=True))
 
 
 def _read_older(header: Mapping[str, Any], ndim: int, rank: int) -> FitRecord | None:
     """Return what a file of release 0.2 or older says: a record of `observed_parafac`, or None."""
-    modes = header.get("bias_modes", [])
-    ridge = header.get("observed_l2_reg")
+    ridge = header.get("observed_l2_reg")  # not stored where absent cells had a weight
     if ridge is None and "observed_scale" not in header:
         warn(
             "the file is of an older release, which kept no record of how a model was made: its "
@@ -145,40 +157,44 @@ def _read_older(header: Mapping[str, Any], ndim: int, rank: int) -> FitRecord | 
         absent="weighted" if ridge is None else "unknown",
         l2_reg=0.0 if ridge is None else ridge,
         scale=header.get("observed_scale"),
-        bias_modes=modes if isinstance(modes, list) else [modes],  # type: ignore[arg-type]
+        bias_modes=_as_list(header.get("bias_modes", [])),  # type: ignore[arg-type]
     )
     return _check(record, ndim, rank)
 
 
 def _check(record: FitRecord, ndim: int, rank: int) -> FitRecord:
     """Refuse a record whose facts cannot be true; return it with tuples in place of lists."""
-    is_text = all(type(fact) is str for fact in (record.method, record.loss, record.dtype))
-    numbers = [record.unobserved, record.l2_reg]
-    numbers += [1.0 if record.scale is None else record.scale]
-    numbers += [strength for own in record.constraints.values() for strength in own.values()]
-    are_numbers = all(type(n) is float and 0 <= n < math.inf for n in numbers)
+    scale = 1.0 if record.scale is None else record.scale
+    numbers = [record.unobserved, record.l2_reg, scale]
+    for strengths in record.constraints.values():
+        numbers += strengths.values()
     modes = [*_as_list(record.non_negative), *record.constraints]
-    are_modes = all(type(mode) is int and 0 <= mode < ndim for mode in modes)
-    biases = _as_list(record.bias_modes)
-    are_biases = len(biases) in (0, rank) and all(
-        type(mode) is int and -1 <= mode <= ndim for mode in biases
-    )
-    is_column = record.value_column is None or type(record.value_column) in (str, int)
-    are_flags = all(type(flag) is bool for flag in (record.is_weighted, record.is_centred))
-    is_known = record.absent in ABSENT and are_flags
-    facts = {
-        "texts": is_text,
-        "numbers": are_numbers and record.scale != 0,
-        "modes": are_modes,
-        "bias_modes": are_biases,
-        "value_column": is_column,
-        "absent": is_known,
+    bias_modes = _as_list(record.bias_modes)
+    checks = {
+        "texts": _are_all(str, [record.method, record.loss, record.dtype]),
+        "numbers": _are_all(float, numbers)
+        and all(0 <= value < math.inf for value in numbers)
+        and scale != 0,
+        "modes": _are_all(int, modes) and all(0 <= mode < ndim for mode in modes),
+        # One for each component, or none: its mode, ndim for the mean, -1 if it is no bias.
+        "bias_modes": len(bias_modes) in (0, rank)
+        and _are_all(int, bias_modes)
+        and all(-1 <= mode <= ndim for mode in bias_modes),
+        "value_column": record.value_column is None or type(record.value_column) in (str, int),
+        "absent": record.absent in ABSENT
+        and _are_all(bool, [record.is_weighted, record.is_centred]),
     }
-    if wrong := [name for name, is_right in facts.items() if not is_right]:
+    wrong = [name for name, is_right in checks.items() if not is_right]
+    if wrong:
         raise ValueError(f"its header has a record with wrong {', '.join(wrong)}: {record!r}")
-    return record.replace(non_negative=tuple(record.non_negative), bias_modes=tuple(biases))
+    return record.replace(non_negative=tuple(record.non_negative), bias_modes=tuple(bias_modes))
+
+
+def _are_all(kind: type, facts: Iterable[Any]) -> bool:
+    """Whether all facts are of exactly this type, as JSON gives them: True is no int."""
+    return all(type(fact) is kind for fact in facts)
 
 
 def _as_list(fact: Any) -> list[Any]:
-    """Return a list of a header's; what is none as one wrong item."""
+    """Return a list of a header; anything else as its only, and wrong, item."""
     return list(fact) if isinstance(fact, list | tuple) else [fact]

@@ -12,7 +12,7 @@ from ..tensor.labelled import LabelledTensor, Labels, is_ordered
 from ..tensor.tensor import FlycooTensor
 from ..tensor.unknown import find_blocks
 from .dataframe import keep_zeros, open_table
-from .entries import ColumnLabels, coarsen, number_entries
+from .entries import CodedColumn, ColumnLabels, coarsen, list_ordered, number_entries
 
 
 def from_xarray(array: Any, *, missing: str = "raise", **options: Any) -> LabelledTensor:
@@ -59,33 +59,49 @@ def from_xarray(array: Any, *, missing: str = "raise", **options: Any) -> Labell
     """
     if not (hasattr(array, "dims") and hasattr(array, "data")):
         raise TypeError(f"array is a {type(array).__name__}, expected an xarray.DataArray")
-    data = array.compute().data  # it may be on disk
-    stored = data.data if is_raw_sparse(data) else data
-    fill_value = getattr(data, "fill_value", 0)
     check_choice(missing, "missing", ("raise", "unknown"))
-    is_nan = np.isnan(stored) if stored.dtype.kind == "f" else np.zeros(stored.shape, bool)
-    is_filled = bool(np.isnan(fill_value))  # of which only what is stored is known
-    if (is_nan.any() or is_filled) and missing == "raise":
+    data = array.compute().data  # it may be on disk
+    is_sparse = is_raw_sparse(data)
+    is_nan = _find_nan(data.data if is_sparse else data)
+    # With nan as fill_value, only what is stored is known.
+    has_nan_fill = bool(np.isnan(getattr(data, "fill_value", 0)))
+    if (is_nan.any() or has_nan_fill) and missing == "raise":
         raise ValueError(
             "array holds nan, expected finite values: pass array.fillna(0); or, if they are unknown"
             ' and not zeros, missing="unknown"'
         )
-    if is_raw_sparse(data):
-        data = data if hasattr(data, "coords") else data.asformat("coo")
-        values = keep_zeros(data.data[~is_nan]) if is_filled else data.data[~is_nan]
-        tensor = FlycooTensor(data.coords[:, ~is_nan], values, data.shape, **options)
-        coords = data.coords[:, is_nan]
+    if is_sparse:
+        coo = data if hasattr(data, "coords") else data.asformat("coo")
+        known_values = coo.data[~is_nan]
+        if has_nan_fill:
+            known_values = keep_zeros(known_values)
+        tensor = FlycooTensor(coo.coords[:, ~is_nan], known_values, coo.shape, **options)
+        nan_coords = coo.coords[:, is_nan]
     else:
         tensor = FlycooTensor.from_dense(np.where(is_nan, 0, data), **options)
-        coords = np.stack(is_nan.nonzero())
-    unknown = "all" if is_filled else find_blocks(coords, tensor.shape)
+        nan_coords = np.stack(is_nan.nonzero())
+    unknown = "all" if has_nan_fill else find_blocks(nan_coords, tensor.shape)
+    return LabelledTensor(tensor, _read_coordinates(array), unknown)
+
+
+def _find_nan(values: Any) -> np.ndarray:
+    """Mark the nan among values; integers have none."""
+    if values.dtype.kind == "f":
+        return np.isnan(values)
+    return np.zeros(values.shape, bool)
+
+
+def _read_coordinates(array: Any) -> Labels:
+    """Return the coordinates of the dimensions of a DataArray; numbers where there are none."""
     labels = {}
     ordered = []
     for name, size in zip(array.dims, array.shape, strict=True):
         index = array.indexes.get(name)
-        labels[name] = coarsen(np.arange(size) if index is None else index.to_numpy())
-        ordered += [name] * is_ordered(index)
-    return LabelledTensor(tensor, Labels(labels, ordered=ordered), unknown)
+        coordinates = np.arange(size) if index is None else index.to_numpy()
+        labels[name] = coarsen(coordinates)
+        if is_ordered(index):
+            ordered.append(name)
+    return Labels(labels, ordered=ordered)
 
 
 def from_anndata(
@@ -147,49 +163,63 @@ def from_anndata(
 
     if not (hasattr(adata, "obs_names") and hasattr(adata, "layers")):
         raise TypeError(f"adata is a {type(adata).__name__}, expected an anndata.AnnData")
-    if "layer" in options:
+    if "layer" in options:  # else FlycooTensor would refuse it, which does not know `layers`
         raise TypeError("from_anndata has no option 'layer': pass layers=, a name or several")
     columns = _list_names("obs", obs, adata.obs)
     names = _list_names("layers", layers, adata.layers)
-    modes = [*(columns or ["obs"]), "var", *["layer"][: not isinstance(layers, str | None)]]
+    has_layers = not isinstance(layers, str | None)  # else those of one matrix
+    modes = [*(columns or ["obs"]), "var"]
+    if has_layers:
+        modes.append("layer")
     if len({*modes}) < len(modes):
         raise ValueError(f"the modes are {modes}, expected different ones: rename columns of obs")
-    if columns is None:
-        cells = np.asarray(adata.obs_names)
-        coded = {"obs": (np.arange(cells.size), ColumnLabels(cells))}
-    else:
-        table = open_table(read_into_memory(adata.obs), columns)
-        coded = {name: number_entries(column, name) for name, column in table.items()}
-    for name, (codes, _) in coded.items():
-        if (codes < 0).any():
-            cell = adata.obs_names[int(np.argmin(codes))]
-            raise ValueError(f"obs[{name!r}] has no entry for {cell!r}: leave such cells out")
-    matrices = [adata.X] if names is None else [adata.layers[name] for name in names]
+    coded = _code_cells(adata, columns)
+    matrices = [adata.X]
+    if names is not None:
+        matrices = [adata.layers[name] for name in names]
     if matrices[0] is None:
         raise ValueError(f"adata has no X, expected one, or layers=, some of {[*adata.layers]}")
     parts = [coo_array(read_into_memory(matrix)) for matrix in matrices]
-    rows = np.concatenate([part.row for part in parts])
+
+    cells = np.concatenate([part.row for part in parts])
     genes = np.concatenate([part.col for part in parts])
-    coords = [*(codes[rows] for codes, _ in coded.values()), genes]
-    labels = {name: own.entries for name, (_, own) in coded.items()}
-    ordered = [name for name, (_, own) in coded.items() if own.categories is not None]
+    # Cells with the same entries get the same coordinates, where the tensor adds them.
+    coords = [column.codes[cells] for column in coded.values()]
+    coords.append(genes)
+    labels = {name: column.labels.entries for name, column in coded.items()}
     labels["var"] = np.asarray(adata.var_names)
-    if "layer" in modes:
+    if has_layers:
         coords.append(np.repeat(np.arange(len(parts)), [part.nnz for part in parts]))
         labels["layer"] = np.array(names)
     values = np.concatenate([part.data for part in parts])
     shape = [*map(len, labels.values())]
     tensor = FlycooTensor(np.stack(coords), values, shape, **options)
-    return LabelledTensor(tensor, Labels(labels, ordered=ordered))
+    return LabelledTensor(tensor, Labels(labels, ordered=list_ordered(coded)))
 
 
-def _list_names(what: str, given: Any, known: Any) -> list[str] | None:
-    """Return one name or several as a list; refuse unknown ones, repeated ones, and none."""
-    if given is None:
+def _code_cells(adata: Any, columns: Sequence[str] | None) -> dict[str, CodedColumn]:
+    """Number the entries of the cells of an AnnData in some columns; without, the cells."""
+    if columns is None:
+        cells = np.asarray(adata.obs_names)
+        return {"obs": CodedColumn(np.arange(cells.size), ColumnLabels(cells))}
+    table = open_table(read_into_memory(adata.obs), columns)
+    coded = {name: number_entries(column, name) for name, column in table.items()}
+    for name, (codes, _) in coded.items():
+        if (codes < 0).any():
+            cell = adata.obs_names[int(np.argmin(codes))]
+            raise ValueError(f"obs[{name!r}] has no entry for {cell!r}: leave such cells out")
+    return coded
+
+
+def _list_names(argument: str, names: Any, table: Any) -> list[str] | None:
+    """Return one name or several as a list; refuse those not in the table, repeats, and none."""
+    if names is None:
         return None
-    names = [*given] if isinstance(given, Iterable) and not isinstance(given, str) else [given]
-    if missing := [name for name in names if name not in known]:
-        raise ValueError(f"{what} has {missing}, expected some of {[*known]}")
-    if not names or len({*names}) < len(names):
-        raise ValueError(f"{what} is {given!r}, expected one or more different names")
-    return names
+    listed = [names]
+    if isinstance(names, Iterable) and not isinstance(names, str):
+        listed = [*names]
+    if missing := [name for name in listed if name not in table]:
+        raise ValueError(f"{argument} has {missing}, expected some of {[*table]}")
+    if not listed or len({*listed}) < len(listed):
+        raise ValueError(f"{argument} is {names!r}, expected one or more different names")
+    return listed

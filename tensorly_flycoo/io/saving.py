@@ -11,6 +11,7 @@ from numpy.typing import DTypeLike
 
 from ..base.array_modules import Array, move
 from ..base.checks import LAYOUTS, check_choice, check_shape
+from ..base.value_dtypes import VALUE_DTYPES
 from ..engines import Engine, select_engine
 from ..format.groups import check_groups, check_products
 from ..format.layout import Layout
@@ -28,6 +29,9 @@ from .files import FilePath
 
 #: Nonzeros checked at a time.
 _CHECK_BLOCK = 2**15
+
+#: How the names of arrays begin that are not of a layout, but of the tensor's labels and cells.
+_BESIDE_LAYOUT = ("header", "labels_", "text_", "unknown")
 
 
 def save(path: FilePath, x: LabelledData) -> None:
@@ -64,20 +68,19 @@ def save(path: FilePath, x: LabelledData) -> None:
     >>> load(path)
     <FlycooTensor: shape=(3, 2), dtype=float64, nnz=2, layout='indexed', device='cpu'>
     """
-    labelled = x if isinstance(x, LabelledTensor) else None
-    x = as_flycoo(x)
-    layout = x._layout
+    tensor = as_flycoo(x)
+    layout = tensor._layout
     if isinstance(layout, SlabLayout):
         instead = "call save_slabs(path, x), which keeps its labels too"
-        raise ValueError(f"x has {x.slabs} slabs, expected a tensor in one piece: {instead}")
-    write_layout(path, layout, labelled)
+        raise ValueError(f"x has {tensor.slabs} slabs, expected a tensor in one piece: {instead}")
+    write_layout(path, layout, x if isinstance(x, LabelledTensor) else None)
 
 
 def write_layout(
     path: FilePath, layout: Layout, labelled: LabelledTensor | None = None, alignment: int = 1
 ) -> None:
     """Write a layout, with the labels and unknown cells of its tensor, to a file; see `save`."""
-    with layout.hold_records():
+    with layout.hold_records():  # no other thread may remap them while they are written
         header: Header = {
             "shape": layout.record_format.shape,
             "groups": layout.record_format.groups,
@@ -90,18 +93,19 @@ def write_layout(
         }
         arrays = layout.iterate_arrays()
         if labelled is not None:
-            known, known_arrays = describe_labelled(labelled)
-            header |= known
-            arrays = itertools.chain(known_arrays, arrays)
+            label_header, label_arrays = describe_labelled(labelled)
+            header |= label_header
+            arrays = itertools.chain(label_arrays, arrays)
         save_arrays(path, TENSOR, header, arrays, alignment)
 
 
 def describe_labelled(x: LabelledTensor) -> tuple[Header, Iterable[tuple[str, Array]]]:
     """Return what a file says of a tensor beside its nonzeros: for the header, and as arrays."""
-    header = array_file.name_modes(x.labels) | array_file.describe_unknown(x.unknown)
-    header |= {"value_column": array_file.keep_name(x.value_column)}
-    arrays = array_file.list_labels(x.labels), array_file.list_unknown(x.unknown)
-    return header, itertools.chain(*arrays)
+    header = array_file.name_modes(x.labels)
+    header |= array_file.describe_unknown(x.unknown)
+    header["value_column"] = array_file.keep_name(x.value_column)
+    label_arrays = array_file.list_labels(x.labels)
+    return header, itertools.chain(label_arrays, array_file.list_unknown(x.unknown))
 
 
 def label(x: FlycooTensor, reader: ArrayReader) -> LabelledTensor:
@@ -165,20 +169,27 @@ def load(path: FilePath, *, device: str | None = None) -> FlycooTensor | Labelle
         cut = find_cut(reader, record_format, engine)
         if cut is not None:
             x = FlycooTensor._of(engine, read_layout(reader, cut, engine))
-        else:
-            options = {"layout": reader.header["layout"], "device": engine.name}
-            options["groups"] = record_format.groups
-            x = FlycooTensor(*read_records(reader, record_format), record_format.shape, **options)
+        else:  # the file has no plan, or one for another kind of device: build it anew
+            coords, values = read_records(reader, record_format)
+            x = FlycooTensor(
+                coords,
+                values,
+                record_format.shape,
+                groups=record_format.groups,
+                layout=reader.header["layout"],
+                device=engine.name,
+            )
         return label(x, reader) if "names" in reader.header else x
 
 
 def read_layout(reader: ArrayReader, cut: Cut, engine: Engine) -> Layout:
     """Read and check a layout that fits the engine."""
-    kinds = ("header", "labels_", "text_", "unknown")
-    arrays = {name: reader.read(name) for name in reader.names() if not name.startswith(kinds)}
+    arrays = {
+        name: reader.read(name) for name in reader.names() if not name.startswith(_BESIDE_LAYOUT)
+    }
     check_arrays(reader.header["layout"], arrays, cut)
-    arrays = {name: move(array, engine.xp) for name, array in arrays.items()}
-    return make_layout(reader.header, arrays, cut, engine)
+    moved = {name: move(array, engine.xp) for name, array in arrays.items()}
+    return make_layout(reader.header, moved, cut, engine)
 
 
 def make_layout(header: Header, arrays: dict[str, Array], cut: Cut, engine: Engine) -> Layout:
@@ -192,10 +203,18 @@ def make_layout(header: Header, arrays: dict[str, Array], cut: Cut, engine: Engi
 def find_cut(reader: ArrayReader, record_format: RecordFormat, engine: Engine) -> Cut | None:
     """Return the cut of a saved plan if its records and tiles are as the engine's would be."""
     header = reader.header
-    sizes = (record_format.shape, record_format.dtype, record_format.groups)
-    cut = engine.choose_cut(*sizes, record_format.num_prefixes)
-    is_same = (cut.record_format, cut.tile_size) == (record_format, header["tile_size"])
-    return cut if is_same and LAYOUT_CLASSES[header["layout"]].saves_plan else None
+    if not LAYOUT_CLASSES[header["layout"]].saves_plan:
+        return None
+    cut = engine.choose_cut(
+        record_format.shape,
+        record_format.dtype,
+        record_format.groups,
+        record_format.num_prefixes,
+    )
+    is_same = cut.record_format == record_format and cut.tile_size == header["tile_size"]
+    if not is_same:
+        return None
+    return cut
 
 
 def read_records(reader: ArrayReader, record_format: RecordFormat) -> tuple[np.ndarray, np.ndarray]:
@@ -215,14 +234,18 @@ def read_format(reader: ArrayReader) -> RecordFormat:
     """Check the header of a tensor; return the format of its records."""
     header = reader.header
     shape = check_shape(header["shape"])
-    num_prefixes = header["num_prefixes"]
     groups = check_groups(header["groups"], shape)
-    if type(num_prefixes) is not int or not 0 <= num_prefixes <= (2**32 if groups[0][1:] else 0):
+    num_prefixes = header["num_prefixes"]
+    most_prefixes = 0
+    if len(groups[0]) > 1:
+        most_prefixes = 2**32  # combinations of the first group's indices are numbered in 32 bits
+    if type(num_prefixes) is not int or not 0 <= num_prefixes <= most_prefixes:
         raise ValueError(f"num_prefixes is {num_prefixes!r}, the first group {groups[0]}")
-    check_products(groups[num_prefixes > 0 :], shape)
+    unnumbered = groups[1:] if num_prefixes else groups
+    check_products(unnumbered, shape)
     record_format = RecordFormat.of(
         shape,
-        {"float32": np.float32, "float64": np.float64}[header["dtype"]],
+        VALUE_DTYPES[header["dtype"]].dtype,
         {"uint32": np.uint32, "uint64": np.uint64}[header["word_dtype"]],
         groups,
         num_prefixes,
@@ -239,42 +262,53 @@ def check_arrays(layout: str, arrays: dict[str, np.ndarray], cut: Cut) -> None:
     """Refuse what would make an engine leave the arrays; checksums show that the plan is right."""
     check_shapes(layout, arrays, cut)
     record_format = cut.record_format
+    merged = record_format.merged
     cls = LAYOUT_CLASSES[layout]
-    names = cls.name_copies(record_format.merged.ndim)
-    nnz = arrays[names[0]].shape[0]
-    for name, start in itertools.product(names, range(0, nnz, _CHECK_BLOCK)):
-        block = arrays[name][start : start + _CHECK_BLOCK]
-        _require(np.isfinite(record_format.values(block)).all(), name)
-        for mode, size in enumerate(record_format.flat.shape):
-            if record_format.flat.masks[mode] >= size:
-                _check_limit(record_format.flat.rows(block, mode), size, name)
-    for mode, size in enumerate(record_format.merged.shape):
+    copies = cls.name_copies(merged.ndim)
+    nnz = arrays[copies[0]].shape[0]
+    for name in copies:
+        _check_records(arrays[name], record_format, name)
+    # The plan: rows that go on from tile to tile, rows without nonzeros, and places of records.
+    for mode, size in enumerate(merged.shape):
         carry_rows = arrays[f"carry_rows_{mode}"]
         _require(carry_rows.min(initial=0) >= NO_ROW, f"carry_rows_{mode}")
         _check_limit(carry_rows, size, f"carry_rows_{mode}")
         _check_limit(arrays[f"empty_rows_{mode}"], size, f"empty_rows_{mode}")
-    for name in cls.name_ids(record_format.merged.ndim):
+    for name in cls.name_ids(merged.ndim):
         _check_limit(arrays[name], nnz, name)
+
+
+def _check_records(records: np.ndarray, record_format: RecordFormat, name: str) -> None:
+    """Refuse records with values that are not finite, or indices outside of the shape."""
+    flat = record_format.flat
+    for start in range(0, records.shape[0], _CHECK_BLOCK):
+        block = records[start : start + _CHECK_BLOCK]
+        _require(np.isfinite(record_format.values(block)).all(), name)
+        for mode, size in enumerate(flat.shape):
+            if flat.masks[mode] >= size:  # else its bits cannot hold a larger index
+                _check_limit(flat.rows(block, mode), size, name)
 
 
 def check_shapes(layout: str, arrays: dict[str, np.ndarray], cut: Cut) -> None:
     """Refuse arrays of other names, shapes or dtypes than the layout has; read no element."""
-    arrays = dict(arrays)
+    left = dict(arrays)  # those that have not been checked
     record_format = cut.record_format
+    merged = record_format.merged
     cls = LAYOUT_CLASSES[layout]
-    names = cls.name_copies(record_format.merged.ndim)
-    _require(names[0] in arrays and arrays[names[0]].ndim == 2, names[0])
-    nnz = arrays[names[0]].shape[0]
-    _require(record_format.num_prefixes <= nnz, names[0])
-    for name in names:
-        _take(arrays, name, record_format.word_dtype, (nnz, record_format.num_words))
-    for mode, size in enumerate(record_format.merged.shape):
-        _take(arrays, f"carry_rows_{mode}", np.dtype(np.int64), (-(-nnz // cut.tile_size),))
-        empty_rows = _take(arrays, f"empty_rows_{mode}", index_dtype(size))
+    copies = cls.name_copies(merged.ndim)
+    _require(copies[0] in left and left[copies[0]].ndim == 2, copies[0])
+    nnz = left[copies[0]].shape[0]
+    num_tiles = -(-nnz // cut.tile_size)
+    _require(record_format.num_prefixes <= nnz, copies[0])
+    for name in copies:
+        _take(left, name, record_format.word_dtype, (nnz, record_format.num_words))
+    for mode, size in enumerate(merged.shape):
+        _take(left, f"carry_rows_{mode}", np.dtype(np.int64), (num_tiles,))
+        empty_rows = _take(left, f"empty_rows_{mode}", index_dtype(size))
         _require(size - nnz <= empty_rows.size <= size, f"empty_rows_{mode}")
-    for name in cls.name_ids(record_format.merged.ndim):
-        _take(arrays, name, index_dtype(nnz), (nnz,))
-    _require(not arrays, ", ".join(arrays))
+    for name in cls.name_ids(merged.ndim):
+        _take(left, name, index_dtype(nnz), (nnz,))
+    _require(not left, ", ".join(left))  # arrays that no layout has
 
 
 def _take(
@@ -283,15 +317,18 @@ def _take(
     """Remove and return an array of the given dtype and shape (None: one axis), in C order."""
     _require(name in arrays, name)
     array = arrays.pop(name)
-    is_right = array.dtype == dtype and array.shape == (shape or (array.size,))
+    expected_shape = shape or (array.size,)
+    is_right = array.dtype == dtype and array.shape == expected_shape
     _require(is_right and array.flags.c_contiguous, name)
     return array
 
 
 def _check_limit(array: np.ndarray, limit: int, name: str) -> None:
+    """Refuse an array with an element that is not below the limit."""
     _require(array.size == 0 or int(array.max()) < limit, name)
 
 
 def _require(is_right: bool | np.bool_, name: str) -> None:
+    """Refuse an array that is not as the header says."""
     if not is_right:
         raise ValueError(f"{name} does not match the header")

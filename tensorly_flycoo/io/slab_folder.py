@@ -16,12 +16,14 @@ from ..base.array_modules import Array, move
 from ..base.checks import check_choice, check_count, check_shape
 from ..base.devices import OneDevice
 from ..base.reporting import report
+from ..base.value_dtypes import VALUE_DTYPES
 from ..engines import Engine, select_engine
+from ..engines.out_of_memory import attempt
 from ..format.groups import check_groups, check_products, find_groups, find_longest_mode, list_rest
 from ..format.layout import Layout
 from ..format.layouts import LAYOUT_CLASSES
 from ..format.ordering import order_records
-from ..format.packing import Groups
+from ..format.packing import Cut, Groups, RecordFormat
 from ..spread.building import (
     SlabBuilder,
     arrange_slab,
@@ -30,14 +32,21 @@ from ..spread.building import (
     sort_bucket,
     split_records,
 )
-from ..spread.choosing import place_slabs
 from ..spread.slab_layout import SlabLayout
 from ..spread.streamed import make_keep_aside
+from ..spread.whole_layout import place_slabs
 from ..tensor.labelled import LabelledTensor
-from ..tensor.memory import attempt
 from ..tensor.tensor import FlycooTensor
 from . import array_file, saving
-from .array_file import LABELS, SLABS, TENSOR, check_header, open_arrays, refuse_damage
+from .array_file import (
+    LABELS,
+    SLABS,
+    TENSOR,
+    ArrayReader,
+    check_header,
+    open_arrays,
+    refuse_damage,
+)
 from .files import FilePath, make_folder, replace_file
 from .parts import BLOCK_NNZ, Parts, Reading, unite_shapes
 
@@ -59,23 +68,23 @@ _LABELS_NAME = "labels.npz"
 
 
 class Entry(NamedTuple):
-    """A slab's rows of the cut mode, its file's size, and the digest of its list of arrays."""
+    """A slab's file."""
 
-    start: int
+    start: int  # the slab's rows of the cut mode: from `start` to `stop` - 1
     stop: int
     nbytes: int
-    digest: str
+    digest: str  # of the list of its arrays, which has their checksums
 
 
 @dataclass(frozen=True)
 class Index:
-    """The contents of a folder; `num_slabs` is the user's, slabs without rows have no file."""
+    """The contents of a folder."""
 
     shape: Sequence[int]
     dtype: str
     layout: str
-    num_slabs: int
-    entries: Sequence[Entry]
+    num_slabs: int  # the user's: slabs without rows have no file
+    entries: Sequence[Entry]  # of the slabs with rows
     groups: Groups
 
     def write(self, folder: Path) -> None:
@@ -100,17 +109,22 @@ class Index:
             groups = check_groups(facts.pop("groups"), shape)
             check_products(groups, shape)
             index = cls(shape, entries=entries, groups=groups, **facts)
-            check_choice(index.layout, "layout", _FILE_LAYOUTS)
-            edges = [0, *(entry.stop for entry in entries)]
-            is_joined = edges[:-1] == [entry.start for entry in entries]
-            if not is_joined or edges != sorted(set(edges)) or edges[-1] != max(index.shape):
-                raise ValueError("the rows of slabs do not follow each other")
-            if not all(type(number) is int for entry in entries for number in entry[:3]):
-                raise ValueError("rows and sizes are not integers")
-            check_choice(index.dtype, "dtype", ("float32", "float64"))
-            if type(index.num_slabs) is not int or not len(entries) <= index.num_slabs:
-                raise ValueError(f"num_slabs is {index.num_slabs!r}, for {len(entries)} files")
+            index._check()
         return index
+
+    def _check(self) -> None:
+        """Refuse facts that cannot be true, but for those that have been checked alone."""
+        check_choice(self.layout, "layout", _FILE_LAYOUTS)
+        starts = [entry.start for entry in self.entries]
+        edges = [0, *(entry.stop for entry in self.entries)]
+        is_growing = edges == sorted(set(edges))
+        if edges[:-1] != starts or not is_growing or edges[-1] != max(self.shape):
+            raise ValueError("the rows of slabs do not follow each other")
+        if not all(type(number) is int for entry in self.entries for number in entry[:3]):
+            raise ValueError("rows and sizes are not integers")
+        check_choice(self.dtype, "dtype", tuple(VALUE_DTYPES))
+        if type(self.num_slabs) is not int or not len(self.entries) <= self.num_slabs:
+            raise ValueError(f"num_slabs is {self.num_slabs!r}, for {len(self.entries)} files")
 
 
 def digest(facts: Any) -> str:
@@ -130,32 +144,41 @@ class DiskBuilder(SlabBuilder):
     ) -> None:
         self._folder = folder
         self._nnz = 0
+        shape, dtypes = self._write_columns(reading, parts)
+        if not shape:
+            raise ValueError("parts has no nonzeros and no shape, expected some: give shape=")
+        dtype = reading.dtype
+        if dtype is None:
+            dtype = np.result_type(*dtypes or {_VALUE})
+        num_slabs = num_slabs or max(1, -(-self._nnz // _SLAB_NNZ))
+        groups, self.num_numbered = find_groups("auto", shape, self._nnz, num_slabs)
+        self.record_format = engine.choose_cut(shape, np.dtype(dtype), groups).record_format
+        super().__init__(num_slabs, engine, OneDevice(engine.xp))
+
+    def _write_columns(self, reading: Reading, parts: Parts) -> tuple[Sequence[int], set[np.dtype]]:
+        """Write the nonzeros as they come, and count them; return their shape and dtypes."""
         shape = reading.shape or ()
         dtypes = set[np.dtype]()
         for block in reading.iterate(parts):
             shape = unite_shapes([shape or block.shape, block.shape])
             self._nnz += block.values.size
             dtypes.add(block.values.dtype)
-            for number, rows in enumerate(block.coords):
-                _append(self._name("column", number), rows.astype(_INDEX))
+            for mode, indices in enumerate(block.coords):
+                _append(self._name("column", mode), indices.astype(_INDEX))
             _append(self._name("column", len(shape)), block.values.astype(_VALUE))
-        if not shape:
-            raise ValueError("parts has no nonzeros and no shape, expected some: give shape=")
-        dtype = np.result_type(*dtypes or {_VALUE}) if reading.dtype is None else reading.dtype
-        num_slabs = num_slabs or max(1, -(-self._nnz // _SLAB_NNZ))
-        groups, self.num_numbered = find_groups("auto", shape, self._nnz, num_slabs)
-        self.record_format = engine.choose_cut(shape, np.dtype(dtype), groups).record_format
-        super().__init__(num_slabs, engine, OneDevice(engine.xp))
+        return shape, dtypes
 
     def _name(self, kind: str, number: int) -> Path:
         return self._folder / f"{kind}-{number}"
 
     def _read_column(self, number: int, start: int) -> np.ndarray:
+        """Read a block of the indices of a mode, or of the values, whose number is `ndim`."""
         dtype = _INDEX if number < self.record_format.ndim else _VALUE
         offset = start * dtype.itemsize
         return np.fromfile(self._name("column", number), dtype, BLOCK_NNZ, offset=offset)
 
     def count_rows(self) -> Array:
+        """Count the nonzeros of each row of the longest mode."""
         report(f"distributing {self._nnz:,} nonzeros to {self.num_slabs} slabs")
         shape = self.record_format.shape
         xp = self.primitives.xp
@@ -165,27 +188,31 @@ class DiskBuilder(SlabBuilder):
         return count_in_blocks(blocks, max(shape), xp)
 
     def split(self, buckets: Sequence[range]) -> None:
+        """Copy the columns to a file of records for each bucket of rows."""
         ndim = self.record_format.ndim
         for number in range(len(buckets)):
-            self._name("bucket", number).touch()
+            self._name("bucket", number).touch()  # a bucket may stay empty
         for start in range(0, self._nnz, BLOCK_NNZ):
             *coords, values = (self._read_column(number, start) for number in range(ndim + 1))
-            given, *_ = self.primitives.pack(np.stack(coords), values, self.record_format)
-            for number, records in enumerate(split_records(given, buckets, self.record_format)):
+            block, *_ = self.primitives.pack(np.stack(coords), values, self.record_format)
+            for number, records in enumerate(split_records(block, buckets, self.record_format)):
                 _append(self._name("bucket", number), move(records, np))
+        # Before any slab is built: the disk need not hold three copies.
         for number in range(ndim + 1):
             self._name("column", number).unlink(missing_ok=True)
 
     def sort_bucket(self, home: int, number: int, rows: range) -> tuple[Path, Array]:
+        """Sort the records of a bucket in its file; return that, and the counts of its rows."""
         path = self._name("bucket", number)
         records, counts = sort_bucket(self.read(path), rows, self.record_format, self.primitives)
-        path.unlink()
+        path.unlink()  # the sorted records take its place
         _append(path, move(records, np))
         return path, counts
 
     def read(self, records: Path) -> Array:
-        numbers = np.fromfile(records, self.bucket_format.word_dtype)
-        return move(numbers.reshape(-1, self.bucket_format.num_words), self.primitives.xp)
+        """Read the records of a bucket to the device."""
+        words = np.fromfile(records, self.bucket_format.word_dtype)
+        return move(words.reshape(-1, self.bucket_format.num_words), self.primitives.xp)
 
     def attempt(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call a function; say what may help if memory runs out."""
@@ -199,6 +226,7 @@ class DiskBuilder(SlabBuilder):
 
 
 def _append(path: Path, numbers: np.ndarray) -> None:
+    """Write the elements of an array at the end of a file."""
     with open(path, "ab") as file:
         file.write(np.ascontiguousarray(numbers).data)
 
@@ -289,54 +317,92 @@ def save_slabs(
 slabs=2>
     """
     labelled = parts if isinstance(parts, LabelledTensor) else None
-    parts = parts if labelled is None else labelled.tensor
+    if labelled is not None:
+        parts = labelled.tensor
     if shape is None:  # that of a tensor, which may be empty
         shape = getattr(parts, "shape", None)
         dtype = dtype or getattr(parts, "dtype", None)
     reading = Reading(shape, dtype, columns, index_base)
-    slabs = None if slabs is None else check_count(slabs, "slabs")
+    num_slabs = None if slabs is None else check_count(slabs, "slabs")
     check_choice(layout, "layout", _FILE_LAYOUTS)
     engine = select_engine(device)
-    held = getattr(parts, "_layout", None)
-    entries = list[Any]()
     with make_folder(path) as folder:
-        if isinstance(held, SlabLayout) and type(parts) is not FlycooTensor:  # on a cluster
-            asked = [slabs or held.num_slabs, np.dtype(dtype).name, layout]
-            if asked != (found := [held.num_slabs, held.record_format.dtype.name, held.name]):
-                raise ValueError(
-                    f"slabs, dtype and layout are {asked}, but {found} on the workers, which write "
-                    "slabs as they are: load the tensor with those that are wanted"
-                )
-            record_format = held.record_format
-            slabs = held.num_slabs
-            run = held.devices.run
-            files = {folder / _name_slab(number): s for number, s in enumerate(held.slabs)}
-            there = [run(s.home, _write_slab, file, s.rows, s.layout) for file, s in files.items()]
-            entries += held.devices.collect(there)
+        held_layout = getattr(parts, "_layout", None)
+        if isinstance(held_layout, SlabLayout) and type(parts) is not FlycooTensor:  # on a cluster
+            wanted = [num_slabs or held_layout.num_slabs, np.dtype(dtype).name, layout]
+            index = _write_held_slabs(folder, held_layout, wanted)
         else:
-            with tempfile.TemporaryDirectory(dir=folder) as temporary:
-                builder = DiskBuilder(Path(temporary), reading, parts, slabs, engine)
-                slab_rows = builder.attempt(builder.sort)
-                for number, rows in enumerate(slab_rows):
-                    report(f"building slab {number + 1} of {len(slab_rows)}")
-                    ordered = builder.attempt(builder.order, 0, rows)
-                    arranged = builder.attempt(arrange_slab, ordered, layout, engine)
-                    entries.append(_write_slab(folder / _name_slab(number), rows, arranged))
-                    del ordered, arranged
-            record_format = builder.record_format
-            slabs = builder.num_slabs
+            index = _build_slabs(folder, reading, parts, num_slabs, layout, engine)
         if labelled is not None:
-            contents = saving.describe_labelled(labelled)
-            array_file.save_arrays(folder / _LABELS_NAME, LABELS, *contents)
-        sizes = (record_format.shape, record_format.dtype.name, layout, slabs)
-        Index(*sizes, entries, record_format.groups).write(folder)
+            header, arrays = saving.describe_labelled(labelled)
+            array_file.save_arrays(folder / _LABELS_NAME, LABELS, header, arrays)
+        index.write(folder)  # last: a folder without it is not complete
+
+
+def _write_held_slabs(folder: Path, layout: SlabLayout, wanted: list[Any]) -> Index:
+    """Have the workers of a cluster write the slabs that they hold, each its own.
+
+    They write them as they are: `wanted` are the number of slabs, the dtype and the layout.
+    """
+    record_format = layout.record_format
+    held = [layout.num_slabs, record_format.dtype.name, layout.name]
+    if wanted != held:
+        raise ValueError(
+            f"slabs, dtype and layout are {wanted}, but {held} on the workers, which write "
+            "slabs as they are: load the tensor with those that are wanted"
+        )
+    run = layout.devices.run
+    there: list[Any] = []  # all workers write at the same time
+    for number, slab in enumerate(layout.slabs):
+        path = folder / _name_slab(number)
+        there.append(run(slab.home, _write_slab, path, slab.rows, slab.layout))
+    entries: list[Any] = layout.devices.collect(there)
+    return Index(
+        shape=record_format.shape,
+        dtype=record_format.dtype.name,
+        layout=layout.name,
+        num_slabs=layout.num_slabs,
+        entries=entries,
+        groups=record_format.groups,
+    )
+
+
+def _build_slabs(
+    folder: Path,
+    reading: Reading,
+    parts: Parts,
+    num_slabs: int | None,
+    layout: str,
+    engine: Engine,
+) -> Index:
+    """Build slabs of nonzeros that come in parts, and write them one by one."""
+    entries = []
+    with tempfile.TemporaryDirectory(dir=folder) as temporary:
+        builder = DiskBuilder(Path(temporary), reading, parts, num_slabs, engine)
+        slab_rows = builder.attempt(builder.sort)
+        for number, rows in enumerate(slab_rows):
+            report(f"building slab {number + 1} of {len(slab_rows)}")
+            ordered = builder.attempt(builder.order, 0, rows)
+            arranged = builder.attempt(arrange_slab, ordered, layout, engine)
+            entries.append(_write_slab(folder / _name_slab(number), rows, arranged))
+            del ordered, arranged  # before the next slab takes memory
+    record_format = builder.record_format
+    return Index(
+        shape=record_format.shape,
+        dtype=record_format.dtype.name,
+        layout=layout,
+        num_slabs=builder.num_slabs,
+        entries=entries,
+        groups=record_format.groups,
+    )
 
 
 def _write_slab(path: Path, rows: range | slice, layout: Layout) -> Entry:
     """Write a slab's file; return its entry of the index."""
     saving.write_layout(path, layout, alignment=_ALIGNMENT)
     with open_arrays(path, TENSOR) as reader:
-        return Entry(rows.start, rows.stop, path.stat().st_size, digest(reader.list_members()))
+        members_digest = digest(reader.list_members())
+    return Entry(rows.start, rows.stop, path.stat().st_size, members_digest)
 
 
 def add_labels(folder: Path, x: FlycooTensor) -> FlycooTensor | LabelledTensor:
@@ -415,7 +481,7 @@ def open_slabs(
         keep = "file" if engine.name == "cpu" else "device"
     check_choice(keep, "keep", ("device", "host", "file"))
     index = Index.read(folder)
-    keep_aside = None
+    keep_aside = None  # on a CPU, and on a GPU that holds the slabs
     if keep != "device" and engine.make_stager is not None:
         if index.layout != "replicated":
             raise ValueError(
@@ -426,8 +492,8 @@ def open_slabs(
     rows = [range(entry.start, entry.stop) for entry in index.entries]
     cut = engine.choose_cut(index.shape, np.dtype(index.dtype), index.groups)
     load = functools.partial(load_slab, folder, index, engine, keep, verify)
-    whole = place_slabs(engine, cut.record_format, index.num_slabs, rows, load, keep_aside)
-    return add_labels(folder, FlycooTensor._of(engine, whole))
+    layout = place_slabs(engine, cut.record_format, index.num_slabs, rows, load, keep_aside)
+    return add_labels(folder, FlycooTensor._of(engine, layout))
 
 
 def load_slab(
@@ -436,41 +502,68 @@ def load_slab(
     """Read a slab's file, or map it, and compare it with the index; `verify` reads all of a map."""
     path = folder / _name_slab(number)
     entry = index.entries[number]
-    nbytes = path.stat().st_size
     with open_arrays(path, TENSOR) as reader:
+        nbytes = path.stat().st_size
         if nbytes != entry.nbytes:
             raise ValueError(f"it has {nbytes} bytes, expected {entry.nbytes}")
         if digest(reader.list_members()) != entry.digest:
             raise ValueError("its list of arrays is not the one in the index")
-        header = reader.header
         record_format = saving.read_format(reader)
-        shape = find_slab_shape(index.shape, entry.stop - entry.start)
-        count = record_format.num_numbered
-        groups = record_format.groups
-        found = (record_format.shape, groups[count > 0 :], header["dtype"], header["layout"])
-        if found != (shape, list_rest(index.groups, count), index.dtype, index.layout):
-            raise ValueError("its header does not match the index")
+        _check_slab(reader, record_format, index, entry)
         cut = saving.find_cut(reader, record_format, engine)
-        if keep != "file" and cut is not None:
-            return saving.read_layout(reader, cut, engine)
         if keep != "file":
-            coords, values = saving.read_records(reader, record_format)
-            cut = engine.choose_cut(shape, values.dtype, index.groups)._replace(num_numbered=count)
-            ordered = order_records(coords, values.copy(), cut, engine)
-            return arrange_slab(ordered, index.layout, engine)
+            if cut is not None:
+                return saving.read_layout(reader, cut, engine)
+            return _rebuild_slab(reader, record_format, index, engine)
         if cut is not None:
-            names = reader.names() - {"header"}
-            if verify:
-                for name in names:
-                    reader.read(name)
-            arrays = {name: reader.map(name) for name in names}
-            (saving.check_arrays if verify else saving.check_shapes)(index.layout, arrays, cut)
-            if engine.make_stager is not None:  # records wait where they are
-                copies = set(LAYOUT_CLASSES[index.layout].name_copies(record_format.merged.ndim))
-                arrays |= {name: move(arrays[name], engine.xp) for name in names - copies}
-            return saving.make_layout(header, arrays, cut, engine)
+            return _map_slab(reader, cut, engine, verify)
     raise ValueError(
         f"{path} has a plan for another kind of device, expected one for {engine.name!r}: pass "
         f"keep='device', or call save_slabs(new_path, open_slabs(path, keep='device'), "
         f"device={engine.name!r})"
     )
+
+
+def _check_slab(
+    reader: ArrayReader, record_format: RecordFormat, index: Index, entry: Entry
+) -> None:
+    """Refuse the file of a slab that is not of the tensor that the index describes."""
+    num_numbered = record_format.num_numbered
+    is_right = (
+        record_format.shape == find_slab_shape(index.shape, entry.stop - entry.start)
+        and record_format.groups[num_numbered > 0 :] == list_rest(index.groups, num_numbered)
+        and reader.header["dtype"] == index.dtype
+        and reader.header["layout"] == index.layout
+    )
+    if not is_right:
+        raise ValueError("its header does not match the index")
+
+
+def _rebuild_slab(
+    reader: ArrayReader, record_format: RecordFormat, index: Index, engine: Engine
+) -> Layout:
+    """Build a slab anew of its nonzeros, for an engine that its plan does not suit."""
+    coords, values = saving.read_records(reader, record_format)
+    cut = engine.choose_cut(record_format.shape, values.dtype, index.groups)
+    cut = cut._replace(num_numbered=record_format.num_numbered)
+    ordered = order_records(coords, values.copy(), cut, engine)
+    return arrange_slab(ordered, index.layout, engine)
+
+
+def _map_slab(reader: ArrayReader, cut: Cut, engine: Engine, verify: bool) -> Layout:
+    """Map the arrays of a slab's file; `verify` reads them all, to check them."""
+    name = reader.header["layout"]
+    array_names = reader.names() - {"header"}
+    if verify:
+        for array_name in array_names:
+            reader.read(array_name)  # compares its checksum
+    arrays = {array_name: reader.map(array_name) for array_name in array_names}
+    if verify:
+        saving.check_arrays(name, arrays, cut)
+    else:
+        saving.check_shapes(name, arrays, cut)
+    if engine.make_stager is not None:  # on a GPU, to which only the plan goes: records are staged
+        copies = set(LAYOUT_CLASSES[name].name_copies(cut.record_format.merged.ndim))
+        plan = array_names - copies
+        arrays |= {array_name: move(arrays[array_name], engine.xp) for array_name in plan}
+    return saving.make_layout(reader.header, arrays, cut, engine)

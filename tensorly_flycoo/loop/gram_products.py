@@ -374,7 +374,7 @@ class ShardedKernels:
         return factor, known, self._kernels.as_blocks(total)
 
     def _keep_copies(self, gathered: Sequence[Array]) -> Any:
-        """Return the first device's `Blocks`, with those of each device."""
+        """Return the first device's `BlockSums`, with those of each device."""
         known = self._kernels.as_blocks(gathered[0])
         known.copies = [self._kernels.as_blocks(array) for array in gathered]
         return known

@@ -17,12 +17,12 @@ from tensorly.cp_tensor import CPTensor
 from ..base.checks import check_count, check_modes, check_real
 from ..base.fit_record import FitRecord, attach, current_record, find_record, recording
 from ..base.reporting import log_compilation, span
+from ..engines.out_of_memory import attempt
 from ..ops.ragged import RaggedTensor
 from ..tensor.converters import find_instead, not_sparse_error
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.entrance import Call, is_sparse
 from ..tensor.labelled import LabelledTensor
-from ..tensor.memory import attempt
 from .cp_model import warn_of_zeros
 from .model_uses import check_guess, match_guess
 from .scaling import bring_near_one

@@ -10,13 +10,13 @@ from tensorly.cp_tensor import CPTensor
 
 from ..base.array_modules import Array
 from ..base.checks import check_factors, check_place, check_weights, densify_error, warn
+from ..engines.out_of_memory import attempt, check_room
 from ..ops.cp_entries import take_model
 from ..ops.lazy_svd import LazySVD
 from ..spread.spread_layout import SpreadLayout
 from ..svd.nndsvd import make_left_vectors_non_negative
 from ..svd.unfolding import LazyMatrix, Unfolding
 from ..tensor.converters import is_raw_sparse
-from ..tensor.memory import attempt, check_room
 from ..tensor.tensor import FlycooTensor
 from .cp_model import normalize
 

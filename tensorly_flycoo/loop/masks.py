@@ -37,7 +37,7 @@ from .cp_model import multiply_all, residual_square
 from .whole_tensor import WholeTensor
 
 if TYPE_CHECKING:
-    from ..engines.entries import Entries
+    from ..engines.entries import PieceEntries
     from ..engines.protocol import Engine
 
 _EXPECTED = "expected a sparse.COO with fill_value 1 whose stored zeros are the missing entries"
@@ -73,7 +73,7 @@ class MissingEntries:
         self.start, self.observed = split_entries(x, self.coords)
 
     @functools.cached_property
-    def _entries(self) -> Entries:
+    def _entries(self) -> PieceEntries:
         sizes = [self.shape[n] for n in self.modes]
         return self.engine.entries(self.engine, self.coords, sizes, self.dtype)
 

@@ -16,6 +16,7 @@ from tensorly.tenalg.proximal import validate_constraints
 
 from ..base.array_modules import Array, array_module, has_true
 from ..base.fit_record import attach, find_record
+from ..base.value_dtypes import VALUE_DTYPES
 from ..io.checkpoint import Resumed, digests, find_digest
 from ..ops.ragged import RaggedTensor
 from ..tensor.coo_cache import as_flycoo, unwrap
@@ -23,12 +24,8 @@ from ..tensor.entrance import is_sparse
 from ..tensor.tensor import FlycooTensor
 from .masks import MissingEntries
 
-#: By the size of a number, between which exponents of the root mean square fourth powers of values,
-#: or squares in float32, times sums over nonzeros neither over- nor underflow.
-_RANGES = {4: (-32, 32), 8: (-128, 128)}
-
-#: The same for non-negative models, whose updates and start have TensorLy's absolute constants; and
-#: for conjugate gradients in float32, whose steps have higher powers.
+#: Narrower than `safe_exponents`: for non-negative models, whose updates and start have TensorLy's
+#: absolute constants; and for conjugate gradients in float32, whose steps have higher powers.
 _NON_NEGATIVE = (-4, 16)
 _OBSERVED = (-8, 8)
 
@@ -101,7 +98,7 @@ def find_exponent(
     """
     root_mean_square = norm / max(nnz, 1) ** 0.5
     _, exponent = math.frexp(root_mean_square)
-    least, most = interval or _RANGES[dtype.itemsize]
+    least, most = interval or VALUE_DTYPES[dtype.name].safe_exponents
     if least <= exponent <= most:
         return 0
     limit = np.finfo(dtype).maxexp - 2 - ndim  # of powers that the dtype holds

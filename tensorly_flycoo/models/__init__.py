@@ -11,8 +11,9 @@ from .best_of import Starts, best_of
 from .core_consistency import core_consistency
 from .estimator import FlycooCP
 from .match import factor_match_score
+from .rank_selection import RankScore, RankSelection
 from .replicability import Replicability, replicability
-from .select_rank import RankScore, RankSelection, select_rank
+from .select_rank import select_rank
 from .uncertainty import Uncertainty, uncertainty
 
 __all__ = [

@@ -69,18 +69,20 @@ def anomaly_scores(x_new: "LabelledData | tuple[Array, Array]", cp_tensor: Any) 
     >>> anomaly_scores(([[0, 1, 1], [0, 0, 1]], [3, 30, 4]), means).round(1)
     array([ 0.2, 11.6,  4.2])
     """
-    entries: Any = x_new
     check_model("anomaly_scores", cp_tensor, x_new)
-    if isinstance(x_new, LabelledTensor) or not isinstance(x_new, tuple):
+    entries: Any = x_new
+    if not isinstance(x_new, tuple) or isinstance(x_new, LabelledTensor):  # which is a tuple too
         entries = as_flycoo(x_new, check_coords=True)._sorted_nonzeros()
-    found = compare_entries(cp_tensor, entries, "x_new")
-    means, counts = (move(array, np) for array in found)
+    means, counts = compare_entries(cp_tensor, entries, "x_new")
+    xp = array_module(means)
+    means = move(means, np)
+    counts = move(counts, np)
     check_finite(counts)
     check_finite(means, "the model's values")
     check_counts(counts, means)
-    scores = log_upper_tail(counts, means) / -np.log(10) + 0.0
+    scores = log_upper_tail(counts, means) / -np.log(10) + 0.0  # no -0
     if isinstance(x_new, LabelledTensor):
         table = x_new.to_frame()
         table.insert(table.shape[1], "score", scores)
         return table
-    return array_module(found[0]).asarray(scores)
+    return xp.asarray(scores)

@@ -1,7 +1,7 @@
 """The best run of a decomposition from several starts."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,12 +10,12 @@ import tensorly as tl
 from tensorly.cp_tensor import CPTensor
 
 from ..base.checks import check_count
-from ..base.fit_record import attach, find_record
-from ..base.reporting import report
+from ..base.fit_record import FitRecord, RunState, attach, find_record
 from ..decomposition.methods import METHODS, Method, find_method
 from ..decomposition.recording import describe_fit
+from ..io.checkpoint import copy_model
 from ..loop.guarding import require_flycoo_backend
-from ..loop.masks import MissingBlocks, find_missing
+from ..loop.masks import MissingBlocks, MissingEntries, find_missing
 from ..loop.momentum import NESTEROV
 from ..loop.scaling import find_exponent
 from ..loop.unknown_cells import obey_unknown
@@ -25,8 +25,10 @@ from ..results.labelled_models import label_result
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.entrance import is_sparse, mirror
 from ..tensor.labelled import LabelledTensor, number_modes
-from .many_starts import Run, Stopping, run_together
+from ..tensor.tensor import FlycooTensor
+from .many_starts import StackedRun, Stopping, begin_run, run_together
 from .match import factor_match_score
+from .progress import Progress
 
 #: Below this match, more than half of a model's components are not found again by other runs.
 LOW_MATCH = 0.5
@@ -41,8 +43,8 @@ class Starts:
     runs : list
         What the decomposition returned, such as a CPTensor, from each start.
     errors : list of list of float
-        For each run, the relative error after each iteration; only the final one if the
-        decomposition returns no errors.
+        For each run, the relative error after each iteration, up to that of its model; only the
+        final one if the decomposition returns no errors.
     seeds : list of int
         The `random_state` of each run.
     matches : array (n,) or None
@@ -58,7 +60,7 @@ class Starts:
     seeds: list[int]
     matches: np.ndarray | None
     dropped: list[int] = field(default_factory=list)
-    _error: str = "error"  # what `errors` are
+    _error: str = "error"  # what `errors` are called: "error" or "loss"
 
     @property
     def final_errors(self) -> np.ndarray:
@@ -100,6 +102,7 @@ def best_of(
     n_starts: int = 10,
     random_state: int | np.random.RandomState | None = None,
     keep_all: bool = False,
+    progress: Progress | None = None,
     **options: Any,
 ) -> Starts:
     """Run a decomposition from several random starts, and find the best run.
@@ -124,6 +127,11 @@ def best_of(
         Draws the seeds of the runs.
     keep_all : bool
         Whether no run is dropped. Then all end by themselves, as they would alone.
+    progress : Progress, optional
+        In its ``with`` block. It shows which run has begun, or which run together, and counts their
+        iterations from 0; of runs together it gets the model with the least error. A checkpoint is
+        of the run at hand: the decomposition can go on from it, the search cannot. Ctrl-C ends the
+        search after the iteration: the result has the runs that have begun.
     **options
         For each run; `init` may only be "random". For a sparse tensor, `parafac` and this package's
         `non_negative_parafac_hals` get ``linesearch="nesterov"`` unless you pass another one or a
@@ -142,8 +150,9 @@ def best_of(
         If `decomposition` is a class, `n_starts` is not an integer, `random_state` is a
         generator of CuPy, or an option is unknown.
     ValueError
-        If `n_starts` is below 1, `init` is not "random", `callback` is a `Progress`, or the
-        decomposition is unknown or has no `random_state`. Other errors are the decomposition's.
+        If `n_starts` is below 1, `init` is not "random", `callback` is a `Progress` or comes with
+        `progress`, or the decomposition is unknown or has no `random_state`. Other errors are the
+        decomposition's.
 
     Notes
     -----
@@ -171,55 +180,144 @@ def best_of(
     (5, 3, True)
     """
     method = find_method(decomposition, "decomposition", tuple(METHODS))
-    _check(method, n_starts, options)
+    _check(method, n_starts, options, progress)
     labelled = x if isinstance(x, LabelledTensor) else None
     options = obey_unknown(x, method.name, method.defaults, number_modes(x, options))
     options = method.prefer_momentum(x, options)
-    x = as_flycoo(x, check_coords=True) if is_sparse(x) else x
+    if is_sparse(x):
+        x = as_flycoo(x, check_coords=True)
     seeds = tl.check_random_state(random_state).randint(2**31 - 1, size=n_starts).tolist()
-    runs = [Run() for _ in range(n_starts)]
+    runs = [StackedRun() for _ in seeds]
     if _suits_batch(method, x, rank, n_starts, options):
         require_flycoo_backend()
-        has_momentum = options.get("linesearch") == NESTEROV
-        missing = None if options.get("mask") is None else find_missing(x, options["mask"])
-        ends = Stopping(**{name: options[name] for name in Stopping._fields if name in options})
+        mask = options.get("mask")
+        missing = None if mask is None else find_missing(x, mask)
         if isinstance(missing, MissingBlocks):
             options["mask"] = missing  # one run after another, with one plan
         else:
-            runs = run_together(x, rank, seeds, ends, has_momentum, missing, keep_all)
-            record = describe_fit(method.name, method.defaults | options, x)
-            for run in runs:
-                if not run.is_active:
-                    attach(run.cp_tensor, record)
-    if "init" in method.defaults:
-        options = options | {"init": "random"}
-    for number, seed in enumerate(seeds):
-        if runs[number].is_active:
-            report(f"run {number + 1} of {n_starts}")
-            runs[number] = run = Run(*run_once(method, x, rank, seed, options))
-            found = find_record(run.cp_tensor)
-            if found is not None and "validation" in method.defaults:
-                # It depends on no start: the others would choose it too.
-                options["l2_reg"] = found.l2_reg
-    results = [run.cp_tensor for run in runs]
-    errors = [list(run.errors) for run in runs]
-    dropped = [number for number, run in enumerate(runs) if run.is_dropped]
-    starts = Starts(results, errors, seeds, None, dropped, method.error_name)
+            runs = _run_together(method, x, rank, seeds, options, missing, keep_all, progress)
+    # Those that could not go together, or all.
+    _run_one_by_one(method, x, rank, seeds, options, runs, progress)
+    ended = [run for run in runs if run.cp_tensor is not None]  # the first ones, after Ctrl-C
+    results = [run.cp_tensor for run in ended]
+    starts = Starts(
+        runs=results,
+        errors=[list(run.errors) for run in ended],
+        seeds=seeds[: len(ended)],
+        matches=None,
+        dropped=[number for number, run in enumerate(ended) if run.is_dropped],
+        _error=method.error_name,
+    )
     if all(isinstance(result, CPTensor | CoupledCP) for result in results):
-        models = [take_components(result, rank) for result in results]
-        best = models[starts.best_number]
-        scores = np.array([factor_match_score(best, model) for model in models])
-        leaders = np.array([n if run.leader is None else run.leader for n, run in enumerate(runs)])
-        for _ in runs:  # a leader may have been dropped for another one
-            leaders = leaders[leaders]
-        starts = replace(starts, matches=scores[leaders])
+        starts = replace(starts, matches=_match_runs(ended, starts.best_number, rank))
     if labelled is not None:
         starts = replace(starts, runs=[label_result(result, labelled) for result in results])
     return starts
 
 
+def _run_together(
+    method: Method,
+    x: Any,
+    rank: int,
+    seeds: Sequence[int],
+    options: Mapping[str, Any],
+    missing: MissingEntries | None,
+    keep_all: bool,
+    progress: Progress | None,
+) -> list[StackedRun]:
+    """Run `parafac` from all starts together, and give the models their records."""
+    record = describe_fit(method.name, {**method.defaults, **options}, x)
+    stopping_options = {name: options[name] for name in Stopping._fields if name in options}
+    watcher = None
+    if progress is not None:
+        watcher = _RecordingWatcher(progress, record, x)
+    runs = run_together(
+        x,
+        rank,
+        seeds,
+        Stopping(**stopping_options),
+        has_momentum=options.get("linesearch") == NESTEROV,
+        missing=missing,
+        keep_all=keep_all,
+        watcher=watcher,
+    )
+    for run in runs:
+        if run.cp_tensor is not None:
+            attach(run.cp_tensor, record)
+    return runs
+
+
+@dataclass(frozen=True)
+class _RecordingWatcher:
+    """A progress that gets models with a record, as the callback of one run does."""
+
+    progress: Progress
+    record: FitRecord
+    tensor: FlycooTensor
+
+    def begin_run(self, title: str) -> None:
+        self.progress.begin_run(title)
+
+    def __call__(self, model: CPTensor, error: float) -> bool:
+        state = RunState(self.tensor)
+        return self.progress(attach(copy_model(model), self.record.replace(run=state)), error)
+
+
+def _run_one_by_one(
+    method: Method,
+    x: Any,
+    rank: Any,
+    seeds: Sequence[int],
+    options: Mapping[str, Any],
+    runs: list[StackedRun],
+    progress: Progress | None,
+) -> None:
+    """Replace the runs that have not ended by lone ones, or by those until Ctrl-C."""
+    options = dict(options)
+    if "init" in method.defaults:
+        options["init"] = "random"
+    if progress is not None and "callback" in method.defaults:
+        options["callback"] = progress
+    for number, seed in enumerate(seeds):
+        if not runs[number].is_active:
+            continue
+        # Even a Ctrl-C that comes before all runs leaves the first one, of one iteration.
+        if progress is not None and progress.is_interrupted and number > 0:
+            return
+        begin_run(progress, f"run {number + 1} of {len(seeds)}")
+        result, errors = run_once(method, x, rank, seed, options)
+        runs[number] = StackedRun(result, end_at_model(errors, options))
+        record = find_record(result)
+        if record is not None and "validation" in method.defaults:
+            # The ridge depends on no start: the others would choose it too.
+            options["l2_reg"] = record.l2_reg
+
+
+def end_at_model(errors: Sequence[Any], options: Mapping[str, Any]) -> Sequence[Any]:
+    """Return the errors of a run up to the model that it returned.
+
+    With held-out entries to judge by, that is the model with the least error, not the last one.
+    """
+    if len(errors) == 0 or not is_sparse(options.get("validation")):
+        return errors
+    return errors[: int(np.argmin(errors)) + 1]
+
+
+def _match_runs(runs: Sequence[StackedRun], best_number: int, rank: Any) -> np.ndarray:
+    """Return the match of each run with the best one; of a dropped twin, that of its leader."""
+    models = [take_components(run.cp_tensor, rank) for run in runs]
+    scores = np.array([factor_match_score(models[best_number], model) for model in models])
+    leaders = np.arange(len(runs))  # each is its own, unless it was dropped for another one
+    for number, run in enumerate(runs):
+        if run.leader is not None:
+            leaders[number] = run.leader
+    for _ in runs:  # a leader may have been dropped for another one
+        leaders = leaders[leaders]
+    return scores[leaders]
+
+
 def take_components(model: CPTensor | CoupledCP, rank: Any) -> Any:
-    """Return the CP model of the first `rank` components: all that are no biases."""
+    """Return the CP model of the first `rank` components: those that are no biases."""
     if isinstance(model, CoupledCP):
         return None, [*model.factors.values()]
     if not isinstance(rank, int | np.integer) or model.rank <= rank:
@@ -227,40 +325,52 @@ def take_components(model: CPTensor | CoupledCP, rank: Any) -> Any:
     return model.weights[:rank], [factor[:, :rank] for factor in model.factors]
 
 
-def _check(method: Method, n_starts: Any, options: dict[str, Any]) -> None:
+def _check(
+    method: Method, n_starts: Any, options: Mapping[str, Any], progress: Progress | None
+) -> None:
+    """Refuse what cannot be run from several starts."""
     if inspect.isclass(method.function):
         raise TypeError(f"decomposition is {method.function!r}, expected a function")
-    names = method.defaults
     name = method.name
+    parameters = method.defaults
     check_count(n_starts, "n_starts")
-    if "random_state" not in names:
+    if "random_state" not in parameters:
         raise ValueError(f"{name} has no random_state, expected one: every start would be the same")
-    unknown = [option for option in options if option not in names]
+    unknown = [option for option in options if option not in parameters]
     if unknown:
-        raise TypeError(f"{name} has no option {unknown[0]!r}, expected some of {list(names)}")
+        raise TypeError(f"{name} has no option {unknown[0]!r}, expected some of {list(parameters)}")
     init = options.get("init", "random")
     if not isinstance(init, str) or init != "random":
         raise ValueError(f"init is {init!r}, expected 'random': every start would be the same")
-    if hasattr(options.get("callback"), "n_iter_left"):
-        raise ValueError("callback is a Progress, which is for one run: pass another, or none")
+    callback = options.get("callback")
+    if isinstance(callback, Progress):
+        raise ValueError("callback is a Progress, which is for one run: pass it as progress=")
+    if progress is not None and callback is not None:
+        raise ValueError("callback comes with progress, expected one of them")
+
+
+def refuse_progress(function: str, options: Mapping[str, Any]) -> None:
+    """Refuse a `progress` for several calls of `best_of`: Ctrl-C would end only one of them."""
+    if "progress" in options:
+        raise TypeError(f"{function} has no option 'progress', expected those of the decomposition")
 
 
 def _suits_batch(method: Method, x: Any, rank: Any, n_starts: int, options: dict[str, Any]) -> bool:
     """Return whether `run_together` gives the same results."""
+    if not method.runs_together or not is_sparse(x) or n_starts == 1:
+        return False
+    if not isinstance(rank, int | np.integer) or isinstance(rank, bool) or rank < 1:
+        return False  # which the decomposition refuses
+    known = {"init", "mask", "return_errors", "linesearch", *Stopping._fields}
     linesearch = options.get("linesearch", False)
-    mask = options.get("mask")
-    is_countable = isinstance(rank, int | np.integer) and not isinstance(rank, bool) and rank >= 1
-    return bool(
-        method.runs_together
-        and is_sparse(x)
-        and set(options) <= {"init", "mask", "return_errors", "linesearch", *Stopping._fields}
-        and linesearch in (False, NESTEROV)
-        and (mask is None or not linesearch)
-        and is_countable
-        and n_starts > 1
-        and options.get("n_iter_max", 1) >= 1
-        and not find_exponent(x._layout.norm, x.nnz, x.dtype, x.ndim)
-    )
+    if not set(options) <= known or linesearch not in (False, NESTEROV):
+        return False
+    if options.get("mask") is not None and linesearch:
+        return False
+    if options.get("n_iter_max", 1) < 1:
+        return False
+    # A lone run scales values that are far from 1.
+    return not find_exponent(x._layout.norm, x.nnz, x.dtype, x.ndim)
 
 
 def run_once(
@@ -268,11 +378,14 @@ def run_once(
 ) -> tuple[Any, Sequence[Any]]:
     """Run a decomposition once; return its result and errors."""
     if "return_errors" in method.defaults:
-        return method.function(x, rank, random_state=seed, **{**options, "return_errors": True})
+        options = {**options, "return_errors": True}
+        return method.function(x, rank, random_state=seed, **options)
     result = method.function(x, rank, random_state=seed, **options)
     if isinstance(result, CoupledCP):
         return result, result.errors
     if not isinstance(result, CPTensor) or not is_sparse(x):
-        text = "returns neither errors, to compare runs by, nor a CP model of a sparse tensor"
-        raise TypeError(f"{method.name} {text}")
+        raise TypeError(
+            f"{method.name} returns neither errors, to compare runs by, nor a CP model of a sparse "
+            "tensor"
+        )
     return result, [cp_fit(x, result).relative_error]

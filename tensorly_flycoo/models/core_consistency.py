@@ -97,15 +97,13 @@ def core_consistency(x: LabelledData, cp_tensor: Any, mask: Mask = None) -> floa
     if weights is not None:
         check_weights(weights, rank, x.dtype, x._engine.array_type)
         factors = [factors[0] * weights, *factors[1:]]
-    inverses = []  # pseudo-inverses of the factors, transposed
-    for q, r in map(qr, factors):
-        inverse = np.linalg.pinv(move(r, np).astype(np.float64)).T
-        inverses.append(q @ array_module(q).asarray(inverse.astype(q.dtype)))
-    difference = 0.0
-    for start, of_device in _iterate_core(x, inverses):
-        block = move(of_device, np)  # compiling CuPy's sums would take seconds
-        ids = np.arange(start, start + block.shape[-1])
-        block[(ids,) * (x.ndim - 1) + (ids - start,)] -= 1
+    inverses = [_invert_transposed(factor) for factor in factors]
+    difference = 0.0  # squared, of the core and one with ones on its superdiagonal
+    for start, block_on_device in _iterate_core(x, inverses):
+        block = move(block_on_device, np)  # compiling CuPy's sums would take seconds
+        numbers = np.arange(start, start + block.shape[-1])
+        superdiagonal = (numbers,) * (x.ndim - 1)
+        block[(*superdiagonal, numbers - start)] -= 1
         difference += float((block**2).sum(dtype=np.float64))
     return 100 - 100 * difference / rank
 
@@ -113,30 +111,57 @@ def core_consistency(x: LabelledData, cp_tensor: Any, mask: Mask = None) -> floa
 def _impute(x: FlycooTensor, cp_tensor: Any, mask: Any) -> FlycooTensor:
     """Return a tensor with the values of a model at its missing cells."""
     missing = find_missing(x, mask, lists=True)
-    return x if missing is None else missing.fill(missing.impute(*take_model(cp_tensor)))
+    if missing is None:
+        return x
+    return missing.fill(missing.impute(*take_model(cp_tensor)))
+
+
+def _invert_transposed(factor: Array) -> Array:
+    """Return the transposed pseudo-inverse (I, R) of a factor, by its QR decomposition."""
+    q, r = qr(factor)
+    inverse = np.linalg.pinv(move(r, np).astype(np.float64)).T
+    return q @ array_module(q).asarray(inverse.astype(q.dtype))
 
 
 def _iterate_core(x: FlycooTensor, inverses: list[Array]) -> Iterator[tuple[int, Array]]:
-    """Yield blocks of the core, (R, ..., R, n), and the place of each along the last axis."""
+    """Yield blocks of the core, (R, ..., R, n), and the place of each along the last axis.
+
+    The core is `x` times all transposed `inverses`. Modes that are not merged are multiplied row
+    by row of the merged ones, then these.
+    """
     rank = inverses[0].shape[1]
-    merged = _choose_merged(x, inverses[0].shape[1])
+    merged = _choose_merged(x, rank)
     rest = [n for n in range(x.ndim) if n not in merged]
+    last = rest[-1]
     joined, mode, places = merge_modes(x, merged, x.dtype)
-    size = max(1, _BLOCK_NUMBERS // (_count_rows(x, merged) * rank ** (len(rest) - 1)))
+    row_numbers = rank ** (len(rest) - 1)  # of a row, for each column of the last mode
+    size = max(1, _BLOCK_NUMBERS // (_count_rows(x, merged) * row_numbers))
+    factors = {places[n]: inverses[n] for n in rest}
     for start in range(0, rank, size):
-        factors = {places[n]: inverses[n] for n in rest}
-        part = inverses[rest[-1]][:, start : start + size]
-        factors[places[rest[-1]]] = array_module(part).ascontiguousarray(part)
+        columns = inverses[last][:, start : start + size]
+        factors[places[last]] = array_module(columns).ascontiguousarray(columns)
         rows, numbers = multiply_nonempty_rows(joined, mode, factors)
-        if start == 0:
+        if start == 0:  # the rows are the same for all columns
             ids = x._engine.xp.arange(joined.shape[mode])[numbers]
-            products = inverses[merged[-1]][ids % x.shape[merged[-1]]]
-            for n in merged[-2::-1]:
-                ids = ids // x.shape[n + 1]
-                products = inverses[n][ids % x.shape[n], :, None] * products[:, None]
-                products = products.reshape(len(products), -1)
+            products = _multiply_merged(x, merged, inverses, ids)
         block = products.T @ rows
-        yield start, block.reshape((rank,) * (x.ndim - 1) + (part.shape[1],))
+        yield start, block.reshape((rank,) * (x.ndim - 1) + (columns.shape[1],))
+
+
+def _multiply_merged(
+    x: FlycooTensor, merged: Sequence[int], inverses: list[Array], ids: Array
+) -> Array:
+    """Return, for rows of merged modes, all products of one column of each: (n, R**len(merged)).
+
+    Each of the `ids` (n,) numbers one combination of the modes' indices, the last mode fastest; so
+    does the place of a product number the combination of its columns.
+    """
+    products = inverses[merged[-1]][ids % x.shape[merged[-1]]]
+    for n in merged[-2::-1]:
+        ids = ids // x.shape[n + 1]
+        products = inverses[n][ids % x.shape[n], :, None] * products[:, None]
+        products = products.reshape(len(products), -1)
+    return products
 
 
 def _choose_merged(x: FlycooTensor, rank: int) -> Sequence[int]:
@@ -145,20 +170,24 @@ def _choose_merged(x: FlycooTensor, rank: int) -> Sequence[int]:
     It is the shortest mode alone if that takes at most four times as many: merging costs a copy.
     """
 
-    def count(modes: Sequence[int]) -> int:
-        return x.nnz * rank ** (x.ndim - len(modes)) + _count_rows(x, modes) * rank**x.ndim
+    def count_operations(modes: Sequence[int]) -> int:
+        num_products = x.nnz * rank ** (x.ndim - len(modes))
+        return num_products + _count_rows(x, modes) * rank**x.ndim
 
-    alone = [min(range(x.ndim), key=lambda n: x.shape[n])]
-    runs = [range(first, last) for first, last in combinations(range(x.ndim + 1), 2)]
-    fitting = [
-        modes
-        for modes in runs
-        if len(modes) < x.ndim and _count_rows(x, modes) * rank ** len(modes) <= _BLOCK_NUMBERS
-    ]
-    best = min(fitting, key=count, default=alone)
-    return list(best) if 4 * count(best) < count(alone) else alone
+    shortest = [min(range(x.ndim), key=lambda n: x.shape[n])]
+    fitting = []
+    for first, end in combinations(range(x.ndim + 1), 2):
+        modes = range(first, end)
+        is_small = _count_rows(x, modes) * rank ** len(modes) <= _BLOCK_NUMBERS
+        if len(modes) < x.ndim and is_small:
+            fitting.append(modes)
+    best = min(fitting, key=count_operations, default=shortest)
+    if 4 * count_operations(best) < count_operations(shortest):
+        return list(best)
+    return shortest
 
 
 def _count_rows(x: FlycooTensor, modes: Sequence[int]) -> int:
-    """Return the most combinations of the modes' indices that nonzeros can have."""
-    return max(1, min(math.prod(x.shape[n] for n in modes), x.nnz))
+    """Return the most combinations of the modes' indices that nonzeros can have, at least 1."""
+    num_combinations = math.prod(x.shape[n] for n in modes)
+    return max(1, min(num_combinations, x.nnz))

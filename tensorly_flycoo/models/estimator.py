@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, fields
 from types import FrameType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import tensorly as tl
@@ -12,6 +12,7 @@ import tensorly as tl
 from ..base.array_modules import Array, array_module, move
 from ..base.checks import check_choice, check_real
 from ..decomposition.methods import CP_METHODS, METHODS, find_method
+from ..loop.holding_out import count_share, hold_out
 from ..loop.losses import EXACT_LOSSES
 from ..loop.masks import drop_missing, find_missing
 from ..loop.unknown_cells import find_unknown
@@ -23,7 +24,6 @@ from ..tensor.coo_cache import LabelledData, Mask, as_flycoo
 from ..tensor.entrance import mirror
 from ..tensor.unknown import make_mask
 from .best_of import best_of, run_once
-from .select_rank import draw_entries
 
 
 @dataclass(eq=False)
@@ -116,30 +116,39 @@ class FlycooCP:
             nothing: it passes parts of a tensor, or there is neither a `mask` nor a `holdout`.
             Other errors are the decomposition's.
         """
-        self._check(x)
+        self._check_parameters()
+        self._check_search(x)
         x = _take_only(x)
         origin = _describe(x)
         self.cp_tensor_, self.errors_ = self._fit(x)
         self._origin = origin
         return self
 
-    def _check(self, x: Any) -> None:
-        """Refuse parameters that do not go together, and a search whose scores say nothing."""
+    @property
+    def _holds_out(self) -> bool:
+        """Whether entries are held out, by which `score` judges."""
+        return self.mask is not None or self.holdout is not None
+
+    def _check_parameters(self) -> None:
+        """Refuse parameters that do not go together."""
         if self.rank is None:
             raise ValueError("rank is None, expected an integer, or a search that sets it")
-        is_held_out = self.mask is not None or self.holdout is not None
         method = find_method(self.method)
-        if is_held_out and not method.can_hold_out:
-            known = [name for name in CP_METHODS if METHODS[name].can_hold_out]
-            raise ValueError(f"method is {method.name!r}, expected one of {known} to hold out")
-        if self.holdout is not None:
-            check_real(self.holdout, "holdout", 0)
-            if not 0 < self.holdout < 1:
-                raise ValueError(f"holdout is {self.holdout!r}, expected a number between 0 and 1")
-            if self.mask is not None:
-                raise ValueError("holdout comes with a mask, expected one of them")
+        if self._holds_out and not method.can_hold_out:
+            suitable = [name for name in CP_METHODS if METHODS[name].can_hold_out]
+            raise ValueError(f"method is {method.name!r}, expected one of {suitable} to hold out")
+        if self.holdout is None:
+            return
+        check_real(self.holdout, "holdout", 0)
+        if not 0 < self.holdout < 1:
+            raise ValueError(f"holdout is {self.holdout!r}, expected a number between 0 and 1")
+        if self.mask is not None:
+            raise ValueError("holdout comes with a mask, expected one of them")
+
+    def _check_search(self, x: Any) -> None:
+        """Refuse a search whose scores would say nothing."""
         is_listed = type(x) is list and len(x) == 1
-        if is_listed and not is_held_out:
+        if is_listed and not self._holds_out:
             raise ValueError(
                 "mask and holdout are None: a search would score the entries of the fit, which the "
                 "highest rank fits best; pass holdout=0.2, or a mask of the entries to hold out "
@@ -153,6 +162,7 @@ class FlycooCP:
 
     @mirror
     def _fit(self, x: Any) -> tuple[Any, Any]:
+        """Return the model and its errors, without the values of held-out entries."""
         method = find_method(self.method)
         options = {"tol": self.tol, "n_iter_max": self.n_iter_max, **(self.options or {})}
         mask = self._find_mask(x)
@@ -163,8 +173,9 @@ class FlycooCP:
         is_random = isinstance(self.init, str) and self.init == "random"
         with tl.backend_context("flycoo", local_threadsafe=True):
             if is_random and self.n_starts != 1:
-                given = (x, self.rank, self.n_starts, self.random_state)
-                starts = best_of(method.function, *given, **options)
+                starts = best_of(
+                    method.function, x, self.rank, self.n_starts, self.random_state, **options
+                )
                 return starts.best, starts.errors[starts.best_number]
             options = method.prefer_momentum(x, options, one_by_one=True) | {"init": self.init}
             return run_once(method, x, self.rank, self.random_state, options)
@@ -188,17 +199,19 @@ class FlycooCP:
         if loss not in EXACT_LOSSES:
             raise ValueError(f"loss is {loss!r}, which has no score")
         x = _take_only(x)
-        given = _describe(x)
-        if given[:2] != self._origin[:2] or not np.isclose(given[2], self._origin[2], rtol=1e-5):
+        origin = _describe(x)
+        if not origin.is_like(self._origin) or not origin.has_norm_of(self._origin):
             raise ValueError(
-                f"x has (shape, nonzeros, norm) {given}, expected {self._origin}, the tensor of "
-                "fit: folds of rows cannot judge a model of other rows; pass holdout=0.2 and in a "
-                "search cv=[([0], [0])] and fit([x]), or call cp_fit"
+                f"x has (shape, nonzeros, norm) {tuple(origin)}, expected {tuple(self._origin)}, "
+                "the tensor of fit: folds of rows cannot judge a model of other rows; pass "
+                "holdout=0.2 and in a search cv=[([0], [0])] and fit([x]), or call cp_fit"
             )
         mask = self._find_mask(x)
-        held_out = None if mask is None else self._hold_out(x, mask)
+        held_out = None if mask is None else self._list_held_out(x, mask)
         fit = cp_fit(x, self.cp_tensor_, held_out=held_out, loss=loss)
-        return fit.explained if isinstance(fit, CountFit) else fit.fit
+        if isinstance(fit, CountFit):
+            return fit.explained
+        return fit.fit
 
     def _find_mask(self, x: LabelledData) -> Mask:
         """Return the mask, or the one of `holdout`: the same for equal tensors."""
@@ -207,31 +220,33 @@ class FlycooCP:
         has_zeros = find_method(self.method).knows_zeros
         random = np.random.RandomState(0)
         plain = as_flycoo(x, check_coords=True)
-        drawn = draw_entries(plain, self.holdout, random, has_zeros)
-        return make_mask(drawn, plain.shape)
+        count = count_share(plain.nnz, self.holdout)
+        coords = hold_out(plain, count, random, with_zeros=has_zeros)
+        return make_mask(coords, plain.shape)
 
-    def _hold_out(self, x: LabelledData, mask: Mask) -> tuple[Array, Array]:
+    def _list_held_out(self, x: LabelledData, mask: Mask) -> tuple[Array, Array]:
         """Return the coordinates and values of the entries that `fit` did not read."""
         missing = find_missing(x, mask, lists=True)
         if missing is None:
             raise ValueError("mask marks no entry as missing, expected at least one")
-        is_known = missing.start != 0
-        if find_method(self.method).knows_zeros:
+        is_judged = missing.start != 0
+        if find_method(self.method).knows_zeros:  # zeros are judged too, but no unknown cells
             xp = array_module(missing.coords)
-            is_known = xp.ones(missing.count, bool)
+            is_judged = xp.ones(missing.count, bool)
             mask_of_x = find_unknown(x)
             unknown = None if mask_of_x is None else find_missing(x, mask_of_x, lists=True)
             if unknown is not None:
-                is_known &= ~find_places(unknown.coords, missing.coords, xp)[0]
-        return missing.coords[:, is_known], missing.start[is_known]
+                is_unknown, _ = find_places(unknown.coords, missing.coords, xp)
+                is_judged &= ~is_unknown
+        return missing.coords[:, is_judged], missing.start[is_judged]
 
     def transform(self, x: LabelledData) -> Any:
         """Return a factor row for each index of the first mode of `x`: (I, R); see `fold_in`.
 
         An array, or a table if `set_output` says so, with the labels of `x` as its index.
         """
-        new = _take_only(x)
-        rows = fold_in(self.cp_tensor_, new, 0, mask=self._mask_rows(new))
+        x = _take_only(x)
+        rows = fold_in(self.cp_tensor_, x, 0, mask=self._mask_rows(x))
         output = getattr(self, "_sklearn_output_config", {}).get("transform", "default")
         if output == "default":
             return rows
@@ -242,16 +257,19 @@ class FlycooCP:
             return polars.DataFrame(move(rows, np), columns)
         import pandas
 
-        index = next(iter(getattr(new, "labels", {}).values()), None)
+        labels = getattr(x, "labels", {})
+        index = next(iter(labels.values()), None)  # of the first mode
         return pandas.DataFrame(move(rows, np), index, columns)
 
     def _mask_rows(self, x: LabelledData) -> Any:
         """Return the mask of rows to transform: that of `fit` for its tensor, of no cells else."""
         if not find_method(self.method).knows_zeros:
             return None  # only what is stored is known
-        is_same = _describe(x)[:2] == self._origin[:2]
-        mask = self._find_mask(x) if is_same else None
-        return np.ones((1,) * x.ndim) if mask is None else mask
+        if _describe(x).is_like(self._origin):
+            mask = self._find_mask(x)
+            if mask is not None:
+                return mask
+        return np.ones((1,) * x.ndim)
 
     def set_output(self, *, transform: str | None = None) -> Self:
         """Choose what `transform` returns, as scikit-learn's pipelines do.
@@ -274,16 +292,18 @@ class FlycooCP:
 
     def set_params(self, **params: Any) -> Self:
         """Set parameters by name, and return the estimator; a ValueError if one is unknown."""
-        known = self.get_params()
+        names = [*self.get_params()]
         for name, value in params.items():
-            if name not in known:
-                raise ValueError(f"FlycooCP has no parameter {name!r}, expected one of {[*known]}")
+            if name not in names:
+                raise ValueError(f"FlycooCP has no parameter {name!r}, expected one of {names}")
             setattr(self, name, value)
         return self
 
     def __getattr__(self, name: str) -> Any:
-        hint = "" if name.startswith("__") else ": it comes with the first fit"
-        raise AttributeError(f"FlycooCP has no attribute {name!r}{hint}")
+        text = f"FlycooCP has no attribute {name!r}"
+        if not name.startswith("__"):
+            text += ": it comes with the first fit"
+        raise AttributeError(text)
 
     def __sklearn_tags__(self) -> Any:
         from sklearn.utils import Tags, TargetTags
@@ -291,18 +311,34 @@ class FlycooCP:
         return Tags(estimator_type=None, target_tags=TargetTags(required=False))
 
 
-def _describe(x: Any) -> tuple[tuple[int, ...], int, float]:
-    """Return the shape, the number of nonzeros and the norm of a sparse tensor."""
+class _Origin(NamedTuple):
+    """What tells the tensor of `fit` from others."""
+
+    shape: tuple[int, ...]
+    nnz: int
+    norm: float
+
+    def is_like(self, origin: "_Origin") -> bool:
+        return self.shape == origin.shape and self.nnz == origin.nnz
+
+    def has_norm_of(self, origin: "_Origin") -> bool:
+        """Return whether the norms are the same but for rounding, as on another device."""
+        return bool(np.isclose(self.norm, origin.norm, rtol=1e-5))
+
+
+def _describe(x: Any) -> _Origin:
+    """Return what tells a sparse tensor from others."""
     plain = as_flycoo(x, check_coords=True)
-    return plain.shape, plain.nnz, float(plain.norm())
+    return _Origin(plain.shape, plain.nnz, float(plain.norm()))
 
 
 def _is_scored(estimator: FlycooCP) -> bool:
     """Return whether scikit-learn's model selection fits an estimator to score it.
 
     It gives parts of a tensor to `fit` as if they were tensors, and turns each error of `score` to
-    nan and a warning, but raises those of `fit`; only who calls tells. Where a pipeline ends in
-    another estimator, such as a classifier of factor rows, that one is scored, which is right.
+    nan and a warning, but raises those of `fit`. Nothing that it passes says so: only the stack of
+    callers does. Where a pipeline ends in another estimator, such as a classifier of factor rows,
+    that one is scored, which is right.
     """
     frame: FrameType | None = sys._getframe()
     while frame is not None:
@@ -315,4 +351,6 @@ def _is_scored(estimator: FlycooCP) -> bool:
 
 def _take_only(x: Any) -> Any:
     """Return the only item of a list, in which a search passes the tensor."""
-    return x[0] if type(x) is list and len(x) == 1 else x
+    if type(x) is list and len(x) == 1:
+        return x[0]
+    return x

@@ -65,51 +65,57 @@ def factor_match_score(cp_tensor1: Any, cp_tensor2: Any, *, consider_weights: bo
     >>> round(factor_match_score((None, factors), (np.array([0.5, 1.0]), factors)), 9)
     0.75
     """
-    (weights1, factors1), (weights2, factors2) = take_model(cp_tensor1), take_model(cp_tensor2)
+    weights1, factors1 = take_model(cp_tensor1)
+    weights2, factors2 = take_model(cp_tensor2)
     labels1 = getattr(cp_tensor1, "labels", None)
     labels2 = getattr(cp_tensor2, "labels", None)
     if isinstance(labels1, Labels) and isinstance(labels2, Labels):
         factors2 = _sort_rows(factors2, labels2, labels1)
-    shapes = [tuple(factor.shape[0] for factor in factors) for factors in (factors1, factors2)]
-    if shapes[0] != shapes[1]:
-        raise ValueError(f"cp_tensor2 has shape {shapes[1]}, expected {shapes[0]} as cp_tensor1")
+    shape1 = tuple(factor.shape[0] for factor in factors1)
+    shape2 = tuple(factor.shape[0] for factor in factors2)
+    if shape1 != shape2:
+        raise ValueError(f"cp_tensor2 has shape {shape2}, expected {shape1} as cp_tensor1")
     xp = array_module(factors1[0])
     second = map_arrays(lambda array: move(array, xp), (weights2, factors2))
-    return _match(_score_components((weights1, factors1), second, consider_weights))
+    scores = _score_components((weights1, factors1), second, consider_weights)
+    return _match_components(scores)
 
 
-def _sort_rows(factors: Sequence[Array], labels: Labels, known: Labels) -> list[Array]:
+def _sort_rows(factors: Sequence[Array], labels: Labels, wanted: Labels) -> list[Array]:
     """Return the factors of the second model with their rows in the sequence of the first's."""
-    if [*labels] != [*known]:
-        raise ValueError(f"cp_tensor2 has the modes {[*labels]}, expected {[*known]} as cp_tensor1")
+    if [*labels] != [*wanted]:
+        raise ValueError(
+            f"cp_tensor2 has the modes {[*labels]}, expected {[*wanted]} as cp_tensor1"
+        )
     in_order = []
-    for name, factor in zip(known, factors, strict=True):
-        if not np.array_equal(labels[name], known[name]):
-            rows = _find_rows(name, labels[name], known[name])
-            factor = factor[array_module(factor).asarray(rows)]
-        in_order.append(factor)
+    for name, factor in zip(wanted, factors, strict=True):
+        if np.array_equal(labels[name], wanted[name]):
+            in_order.append(factor)
+            continue
+        rows = _find_rows(name, labels[name], wanted[name])
+        in_order.append(factor[array_module(factor).asarray(rows)])
     return in_order
 
 
-def _find_rows(name: str, labels: np.ndarray, known: np.ndarray) -> list[int]:
-    """Return where each known label is among others, which have to be the same."""
-    if labels.dtype.kind == known.dtype.kind == "M":  # dates may have two units
-        unit = np.promote_types(labels.dtype, known.dtype)
+def _find_rows(name: str, labels: np.ndarray, wanted: np.ndarray) -> list[int]:
+    """Return where each wanted label is among those of a mode, which have to be the same."""
+    if labels.dtype.kind == wanted.dtype.kind == "M":  # dates may have two units
+        unit = np.promote_types(labels.dtype, wanted.dtype)
         labels = labels.astype(unit)
-        known = known.astype(unit)
+        wanted = wanted.astype(unit)
     places = {label: place for place, label in enumerate(labels.tolist())}
-    lacking = [label for label in known.tolist() if label not in places]
+    lacking = [label for label in wanted.tolist() if label not in places]
     if lacking:
         raise ValueError(
             f"cp_tensor2 lacks the label {lacking[0]!r} of mode {name!r}, which cp_tensor1 has: "
             "make both tensors with from_dataframe(..., labels=)"
         )
-    if labels.size > known.size:
+    if labels.size > wanted.size:
         raise ValueError(
-            f"cp_tensor2 has {labels.size} labels in mode {name!r}, expected the {known.size} of "
+            f"cp_tensor2 has {labels.size} labels in mode {name!r}, expected the {wanted.size} of "
             "cp_tensor1"
         )
-    return [places[label] for label in known.tolist()]
+    return [places[label] for label in wanted.tolist()]
 
 
 def match_all(models: Sequence[Sequence[Array]]) -> np.ndarray:
@@ -117,10 +123,11 @@ def match_all(models: Sequence[Sequence[Array]]) -> np.ndarray:
     count = len(models)
     rank = models[0][0].shape[1]
     xp = array_module(models[0][0])
+    # Side by side, their columns are those of one model, whose components are scored at once.
     columns = [xp.concatenate(factors, axis=1) for factors in zip(*models, strict=True)]
-    score = _score_components((None, columns), (None, columns), consider_weights=True)
-    blocks = score.reshape(count, rank, count, rank).swapaxes(1, 2)
-    return np.array([[_match(block) for block in row] for row in blocks])
+    scores = _score_components((None, columns), (None, columns), consider_weights=True)
+    blocks = scores.reshape(count, rank, count, rank).swapaxes(1, 2)
+    return np.array([[_match_components(block) for block in row] for row in blocks])
 
 
 def align(models: Iterable[Any], reference: Any) -> list[list[np.ndarray]]:
@@ -129,32 +136,46 @@ def align(models: Iterable[Any], reference: Any) -> list[list[np.ndarray]]:
     The columns of factors have norm 1. All are on the host. Components that are biases, as the
     reference's record says, stay in their places, and the ones in their factors give the signs.
     """
-    (_, known), aligned = _normalize_on_host(reference), []
+    _, reference_factors = _normalize_on_host(reference)
     record = find_record(reference)
-    is_bias = find_biases(record, known[0].shape[1])
-    bias_modes = record.bias_modes if record is not None else ()
+    is_bias = find_biases(record, reference_factors[0].shape[1])
+    bias_modes = () if record is None else record.bias_modes
     may_match = np.eye(is_bias.size, dtype=bool) | ~(is_bias[:, None] | is_bias)
-    for weights, factors in map(_normalize_on_host, models):
-        products = [own.T @ other for own, other in zip(known, factors, strict=True)]
+    aligned = []
+    for model in models:
+        weights, factors = _normalize_on_host(model)
+        pairs = zip(reference_factors, factors, strict=True)
+        products = [reference_factor.T @ factor for reference_factor, factor in pairs]
         scores = np.where(may_match, abs(multiply_all(products)), -1)
-        order = linear_sum_assignment(scores, maximize=True)[1]
-        signs = [np.where(of[:, order].diagonal() < 0, -1, 1) for of in products]
-        for r, mode in enumerate(bias_modes):
+        _, order = linear_sum_assignment(scores, maximize=True)
+        signs = []
+        for product in products:
+            cosines = product[:, order].diagonal()
+            signs.append(np.where(cosines < 0, -1, 1))
+        for component, mode in enumerate(bias_modes):
             if 0 <= mode < len(signs):
-                signs[mode][r] = multiply_all(signs, skip=mode)[r]
-        pairs = zip(factors, signs, strict=True)
-        sorted_factors = [factor[:, order] * own for factor, own in pairs]
+                # The other factors hold ones: the bias takes the sign that makes them positive.
+                signs[mode][component] = multiply_all(signs, skip=mode)[component]
+        sorted_factors = []
+        for factor, signs_of_mode in zip(factors, signs, strict=True):
+            sorted_factors.append(factor[:, order] * signs_of_mode)
         aligned.append([weights[order] * multiply_all(signs), *sorted_factors])
     return aligned
 
 
 def _normalize_on_host(cp_tensor: Any) -> Any:
-    return normalize(*map_arrays(lambda array: move(array, np), take_model(cp_tensor)))
+    """Return weights, and factors whose columns have norm 1, on the host."""
+    weights, factors = map_arrays(lambda array: move(array, np), take_model(cp_tensor))
+    return normalize(weights, factors)
 
 
-def _match(score: np.ndarray) -> float:
-    """Return the mean score of the components, matched so that it is largest."""
-    return float(score[linear_sum_assignment(score, maximize=True)].mean())
+def _match_components(scores: np.ndarray) -> float:
+    """Return the mean score of the components, matched so that it is largest.
+
+    >>> _match_components(np.array([[0.1, 0.9], [0.7, 0.8]]))
+    0.8
+    """
+    return float(scores[linear_sum_assignment(scores, maximize=True)].mean())
 
 
 def _score_components(
@@ -164,22 +185,32 @@ def _score_components(
 
     Only Gram matrices come from a GPU, which has no kernels to compile for what follows.
     """
-    (weights1, factors1), (weights2, factors2) = model1, model2
-    norms1, norms2 = (list(map(_find_norms, factors)) for factors in (factors1, factors2))
-    product: Any = 1.0
-    for first, second, norm1, norm2 in zip(factors1, factors2, norms1, norms2, strict=True):
-        inner = move(transposed_product(first, second), np)
-        product = product * inner / (_or_one(norm1)[:, None] * _or_one(norm2))
+    weights1, factors1 = model1
+    weights2, factors2 = model2
+    norms1 = [_find_norms(factor) for factor in factors1]
+    norms2 = [_find_norms(factor) for factor in factors2]
+    scores: Any = 1.0
+    for factor1, factor2, norm1, norm2 in zip(factors1, factors2, norms1, norms2, strict=True):
+        product = move(transposed_product(factor1, factor2), np)
+        scores = scores * product / (_or_one(norm1)[:, None] * _or_one(norm2))
     if consider_weights:
-        sizes1 = multiply_all(norms1 if weights1 is None else [abs(move(weights1, np)), *norms1])
-        sizes2 = multiply_all(norms2 if weights2 is None else [abs(move(weights2, np)), *norms2])
+        sizes1 = _find_sizes(weights1, norms1)
+        sizes2 = _find_sizes(weights2, norms2)
         larger = np.maximum(sizes1[:, None], sizes2)
-        product = product * (1 - np.abs(sizes1[:, None] - sizes2) / _or_one(larger))
-    return np.abs(product)
+        scores = scores * (1 - np.abs(sizes1[:, None] - sizes2) / _or_one(larger))
+    return np.abs(scores)
 
 
 def _find_norms(factor: Array) -> np.ndarray:
+    """Return the norm of each column, on the host."""
     return np.sqrt(move(transposed_product(factor, factor), np).diagonal())
+
+
+def _find_sizes(weights: Array | None, norms: list[np.ndarray]) -> np.ndarray:
+    """Return the norm of each component from those of its columns."""
+    if weights is None:
+        return multiply_all(norms)
+    return multiply_all([abs(move(weights, np)), *norms])
 
 
 def _or_one(norms: np.ndarray) -> np.ndarray:

@@ -8,12 +8,16 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from ..base.notebooks import make_paragraphs, make_text_table
 from ..base.reporting import recorder
 from ..base.tables import format_table
 from ..tensor.coo_cache import find_converted
 
 #: The parts of a call that are timed; the rest is iterations.
 PARTS = ("conversion", "start", "way back")
+
+#: The longest text that a table shows of where a call ran.
+_MAX_PLACE_LENGTH = 60
 
 
 @dataclass
@@ -32,6 +36,29 @@ class ProfiledCall:
     parts: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
     compiling: float = 0.0  # seconds, of any part
     failure: str | None = None
+
+    def describe_tensor(self) -> str:
+        shape = " x ".join(map(str, self.shape))
+        return f"{self.given} {shape}, {self.nnz:,} {self.dtype}"
+
+    def describe_place(self) -> str:
+        """Say why it failed, or where it ran and in which layout; "" if that is not known."""
+        if self.failure:
+            return self.failure[:_MAX_PLACE_LENGTH]
+        if not self.device:
+            return ""
+        place = f"{self.device}, {self.layout}"
+        merged = [group for group in self.groups or () if len(group) > 1]
+        if merged:
+            names = ["+".join(map(str, group)) for group in merged]
+            place += f", modes {' '.join(names)} merged"
+        return place[:_MAX_PLACE_LENGTH]
+
+    def list_times(self) -> list[float]:
+        """List seconds in all, of each part, of the rest, and those of compiling."""
+        # What comes back does so after the call.
+        rest = self.seconds - self.parts["conversion"] - self.parts["start"]
+        return [self.seconds, *(self.parts[part] for part in PARTS), rest, self.compiling]
 
 
 class Profile:
@@ -52,48 +79,48 @@ class Profile:
     def __init__(self) -> None:
         self.calls: list[ProfiledCall] = []
         self.refusals: list[str] = []
-        self._open: ProfiledCall | None = None
+        self._open: ProfiledCall | None = None  # the call that runs now
 
     def to_dict(self) -> dict[str, Any]:
         """Return calls and refusals as lists and dicts, as JSON has them."""
         return {"calls": [asdict(call) for call in self.calls], "refusals": self.refusals}
 
+    def time(self, name: str, tensor: Any) -> contextlib.AbstractContextManager[None]:
+        """Time a call that has a tensor, or a part of one that has none.
+
+        Calls inside another call, and parts of no call, are not timed.
+        """
+        if tensor is None:
+            if self._open is not None:
+                return _time_part(self._open, name)
+            if self.calls:  # what comes back to the host after a call belongs to it
+                return _time_part(self.calls[-1], name)
+        elif self._open is None:
+            return self._time_call(name, tensor)
+        return contextlib.nullcontext()
+
     @contextlib.contextmanager
-    def time(self, name: str, tensor: Any) -> Iterator[None]:
-        """Time a call that has a tensor, or a part of one that has none."""
-        call = self._open
-        is_part = tensor is None
-        if is_part and call is None and self.calls:  # what comes back belongs to the call before
-            call = self.calls[-1]
-        if is_part == (call is None):  # a part of no call, or a call inside another one
-            yield
-            return
-        if call is None:
-            sizes = tuple(tensor.shape), int(tensor.nnz)
-            call = self._open = ProfiledCall(name, *sizes, type(tensor).__name__)
-            self.calls.append(call)
+    def _time_call(self, name: str, tensor: Any) -> Iterator[None]:
+        """Record a call; what it has made of its tensor is known when it ends."""
+        call = ProfiledCall(name, tuple(tensor.shape), int(tensor.nnz), type(tensor).__name__)
+        self.calls.append(call)
+        self._open = call
         start = time.perf_counter()
         try:
             yield
-            cupy = sys.modules.get("cupy")
-            if cupy is not None and cupy.cuda.is_available():
-                cupy.cuda.Device().synchronize()
+            _wait_for_gpu()
         except BaseException as error:
-            if not is_part:
-                call.failure = f"{type(error).__name__}: {error}"
+            call.failure = f"{type(error).__name__}: {error}"
             raise
         finally:
-            seconds = time.perf_counter() - start
-            if is_part:
-                call.parts[name] += seconds
-            else:
-                call.seconds = seconds
-                self._open = None
-                if (x := find_converted(tensor)) is not None:  # if it came so far
-                    call.dtype = str(x.dtype)
-                    call.device = x.device
-                    call.layout = x.layout
-                    call.groups = x.groups
+            call.seconds = time.perf_counter() - start
+            self._open = None
+            x = find_converted(tensor)
+            if x is not None:  # else the call failed before
+                call.dtype = str(x.dtype)
+                call.device = x.device
+                call.layout = x.layout
+                call.groups = x.groups
 
     def add_compiling(self, seconds: float) -> None:
         """Add what a call has compiled; ignored outside a call."""
@@ -101,24 +128,56 @@ class Profile:
             self._open.compiling += seconds
 
     def __repr__(self) -> str:
-        columns = ["calls", "function", "tensor", "ran on", "seconds", *PARTS, "rest", "compiling"]
-        rows: dict[tuple[str, str, str], list[list[float]]] = {}
+        lines = self._list_remarks()
+        if self.calls:
+            lines.insert(0, format_table(self._list_rows(), "<"))
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """Return the same table for a notebook."""
+        remarks = make_paragraphs(self._list_remarks())
+        if not self.calls:
+            return remarks
+        return make_text_table(self._list_rows()) + remarks
+
+    def _list_rows(self) -> list[list[str]]:
+        """Return a row for all calls that are alike, with the sums of their seconds, as texts."""
+        times_of: dict[tuple[str, str, str], list[list[float]]] = {}
         for call in self.calls:
-            shape = " x ".join(map(str, call.shape))
-            merged = ["+".join(map(str, group)) for group in call.groups or () if len(group) > 1]
-            groups = f", modes {' '.join(merged)} merged" if merged else ""
-            where = call.failure or (f"{call.device}, {call.layout}{groups}" if call.device else "")
-            key = call.name, f"{call.given} {shape}, {call.nnz:,} {call.dtype}", where[:60]
-            rest = call.seconds - call.parts["conversion"] - call.parts["start"]
-            times = [call.seconds, *(call.parts[part] for part in PARTS), rest, call.compiling]
-            rows.setdefault(key, []).append(times)
-        table = [columns]
-        for key, calls in rows.items():
-            sums = map(sum, zip(*calls, strict=True))
-            table.append([str(len(calls)), *key, *(f"{seconds:.3g}" for seconds in sums)])
-        none = 'no decomposition took a sparse tensor under the backend "flycoo"'
-        refused = [f"refused, {n} x: {text}" for text, n in Counter(self.refusals).items()]
-        return "\n".join([format_table(table, "<") if self.calls else none, *refused])
+            key = call.name, call.describe_tensor(), call.describe_place()
+            times_of.setdefault(key, []).append(call.list_times())
+        rows = [["calls", "function", "tensor", "ran on", "seconds", *PARTS, "rest", "compiling"]]
+        for key, times in times_of.items():
+            sums = [sum(column) for column in zip(*times, strict=True)]
+            rows.append([str(len(times)), *key, *(f"{seconds:.3g}" for seconds in sums)])
+        return rows
+
+    def _list_remarks(self) -> list[str]:
+        """Say that there was no call, if so, and which operations were refused how often."""
+        remarks = []
+        if not self.calls:
+            remarks.append('no decomposition took a sparse tensor under the backend "flycoo"')
+        for text, count in Counter(self.refusals).items():
+            remarks.append(f"refused, {count} x: {text}")
+        return remarks
+
+
+@contextlib.contextmanager
+def _time_part(call: ProfiledCall, name: str) -> Iterator[None]:
+    """Add the seconds of a block to a part of a call."""
+    start = time.perf_counter()
+    try:
+        yield
+        _wait_for_gpu()
+    finally:
+        call.parts[name] += time.perf_counter() - start
+
+
+def _wait_for_gpu() -> None:
+    """Wait for what was launched: it belongs to the block that is timed."""
+    cupy = sys.modules.get("cupy")
+    if cupy is not None and cupy.cuda.is_available():
+        cupy.cuda.Device().synchronize()
 
 
 @contextlib.contextmanager

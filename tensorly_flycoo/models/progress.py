@@ -17,7 +17,7 @@ from typing import Any, Self, SupportsFloat
 
 from ..base.checks import check_choice, check_count, check_positive, require
 from ..base.fit_record import FitRecord, find_record
-from ..base.reporting import listen
+from ..base.reporting import listen, report
 from ..decomposition.methods import METHODS
 from ..io.checkpoint import (
     check_saveable,
@@ -35,7 +35,7 @@ class Progress:
 
     Pass it as ``callback=`` inside its ``with`` block, to `tensorly.decomposition.parafac` or to
     any function in `tensorly_flycoo.decomposition` that iterates; to `coupled_parafac` without a
-    checkpoint.
+    checkpoint. Pass it as ``progress=`` to `best_of`, which says what it shows of several starts.
 
     The first Ctrl-C stops the run after the current iteration, and the decomposition returns the
     factors so far. The second raises KeyboardInterrupt immediately; `last` and `best` still have
@@ -153,12 +153,19 @@ class Progress:
         self._every = every
         self._path = None if checkpoint is None else os.fspath(checkpoint)
         self._every_s = math.inf if every_minutes is None else 60 * every_minutes
-        self._bar: Any = None
         self.last: Any = None
         self.best: Any = None
         self._best_error = math.inf
+        self._bar: Any = None
+        self._title = ""  # of the run, if there are several
+        self._first = 0  # the iteration from which this run goes on
+        self._saved_at = 0.0
+        self._times: collections.deque[float] = collections.deque(maxlen=10)  # of last iterations
         self._failure: Exception | None = None  # of the last write
-        self._is_running = self._is_started = self._is_interrupted = False
+        self._resources = contextlib.ExitStack()  # of the block
+        self._is_running = False  # inside the block
+        self._is_started = False  # the run has called
+        self._is_interrupted = False
 
     @property
     def iteration(self) -> int:
@@ -169,6 +176,21 @@ class Progress:
     def n_iter_left(self) -> int:
         """The number of iterations left, for the decomposition's ``n_iter_max``."""
         return self.n_iter_max - self.iteration
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether Ctrl-C was pressed: the run stops, or has stopped, after its iteration."""
+        return self._is_interrupted
+
+    def begin_run(self, title: str) -> None:
+        """Begin one of several runs, as `best_of` does: iterations and `errors` begin anew.
+
+        `title` is shown beside the iterations, such as "run 2 of 5". `best` stays that of all runs.
+        """
+        report(title)
+        self._title = title
+        self._is_started = False
+        self.errors = []
 
     def resume(self, default: Any = "svd") -> Any:
         """Return the ``init`` to go on with: the checkpoint, or `default` if there is none yet.
@@ -209,15 +231,7 @@ class Progress:
         if self._is_started:
             raise RuntimeError("a Progress is for one run only: make a new one")
         if self._path is not None:
-            try:
-                try_writing(self._path)
-            except OSError as error:
-                raise OSError(
-                    error.errno,
-                    f"checkpoint is {self._path!r}, where nothing can be written "
-                    f"({error.strerror}): make its folder, free some space, or give another path",
-                ) from error
-        self._resources = contextlib.ExitStack()
+            _check_folder(self._path)
         if self._show == "bar":
             need = 'show="bar" needs tqdm: pip install "tensorly-flycoo[progress]", or show="log"'
             self._bar = self._resources.enter_context(require("tqdm.auto", need).tqdm(unit="it"))
@@ -254,40 +268,48 @@ class Progress:
         self._keep(model)
         is_last = self._is_interrupted or self.iteration >= self.n_iter_max
         self._report(model, is_last)
-        is_due = time.monotonic() - self._saved_at >= self._every_s
-        is_due |= self._every is not None and self.iteration % self._every == 0
-        if self._path is not None and (is_last or is_due):
+        if self._path is not None and (is_last or self._is_due()):
             self._save(self._path, model)
         return self._is_interrupted
 
     #: parafac need not compute anew, after each call, what it knows of the factors.
     __call__.only_reads = True  # type: ignore[attr-defined]
 
+    def _is_due(self) -> bool:
+        """Return whether it is time for a checkpoint."""
+        if time.monotonic() - self._saved_at >= self._every_s:
+            return True
+        return self._every is not None and self.iteration % self._every == 0
+
     def _start(self, model: Any, error: float) -> None:
-        # The callback comes before the first iteration too; after a resume that error is known.
+        """Take the first call, which comes before the first iteration."""
         if self._path is not None:
             check_saveable(model)
         self._is_started = True
-        if not self.errors:
+        if not self.errors:  # a resumed run knows it
             self.errors.append(error)
         self._keep(model)
         self._first = self.iteration
         self._saved_at = time.monotonic()
-        self._times = collections.deque([self._saved_at], maxlen=10)  # of the last iterations
+        self._times.clear()
+        self._times.append(self._saved_at)
         if self._bar is not None:
-            self._bar.set_description_str("", refresh=False)
+            self._bar.set_description_str(self._title, refresh=False)
             self._bar.reset(total=self.n_iter_max)
             self._bar.initial = self._bar.n = self._first
             self._bar.refresh()
 
     def _keep(self, model: Any) -> None:
+        """Keep the model as the last one, and as the best one if it is as good."""
         self.last = copy_model(model)
+        error = self.errors[-1]
         # nan, the unknown error of the start, is better than nothing and worse than any other.
-        if self.best is None or self.errors[-1] <= self._best_error:
+        if self.best is None or error <= self._best_error:
             self.best = self.last
-            self._best_error = math.inf if math.isnan(self.errors[-1]) else self.errors[-1]
+            self._best_error = math.inf if math.isnan(error) else error
 
     def _save(self, path: str, model: Any) -> None:
+        """Write a checkpoint; if that fails, warn and let the run go on."""
         self._failure = None
         try:
             save_checkpoint(path, model, self.errors)
@@ -300,41 +322,60 @@ class Progress:
         self._saved_at = time.monotonic()
 
     def _show_stage(self, stage: str) -> None:
+        """Show what precedes the first iteration."""
         if self._bar is not None:
             self._bar.set_description_str(stage)
         else:
             _logger.info(stage)
 
     def _report(self, model: Any, is_last: bool) -> None:
-        change = self.errors[-2] - self.errors[-1]
-        state = f"fit {1 - self.errors[-1]:.6f}"
+        """Show an iteration: in the bar, in the log, and on the dashboard of a cluster."""
         record = find_record(model) or FitRecord()
-        method = METHODS.get(record.method)
-        if method is not None and method.error_name == "loss":
-            change = -change
-            state = f"loss {self.errors[-1]:.8g}"
-        if not math.isnan(change):  # TensorLy's randomised_parafac has no error at the start
-            state += f", change {change:+.1e}"
+        state = self._describe_state(record.method)
         tensor = None if record.run is None else record.run.tensor
-        if cluster := getattr(tensor, "_cluster", None):
+        cluster = getattr(tensor, "_cluster", None)
+        if cluster is not None:
             cluster.log_event(record.method, iteration=self.iteration, state=state)
         if self._bar is not None:
-            self._bar.set_description_str("", refresh=False)
+            self._bar.set_description_str(self._title, refresh=False)
             self._bar.set_postfix_str(state, refresh=False)
             self._bar.update()
-        done = self.iteration - self._first
-        if self._show == "log" and (is_last or done == 1 or self.iteration % self._log_every == 0):
-            # Iterations that compile or write a checkpoint take longer than those that are left. Up
-            # to two thirds of the first ones compile.
-            took = sorted(b - a for a, b in itertools.pairwise(self._times))
-            each_s = took[(len(took) - 1) // 4]
-            text = f"{each_s:.3g} s"
-            if done > 1:
-                left = datetime.timedelta(seconds=round(each_s * self.n_iter_left))
-                text += f" each, at most {left} left"
-            _logger.info("iteration %d of %d, %s, %s", self.iteration, self.n_iter_max, state, text)
+        num_done = self.iteration - self._first
+        is_due = is_last or num_done == 1 or self.iteration % self._log_every == 0
+        if self._show == "log" and is_due:
+            times = self._describe_times(num_done)
+            _logger.info(
+                "iteration %d of %d, %s, %s", self.iteration, self.n_iter_max, state, times
+            )
+
+    def _describe_state(self, method_name: str) -> str:
+        """Describe the last error, and how much it has improved."""
+        error = self.errors[-1]
+        improvement = self.errors[-2] - error
+        method = METHODS.get(method_name)
+        if method is not None and method.error_name == "loss":
+            state = f"loss {error:.8g}"
+            change = -improvement
+        else:
+            state = f"fit {1 - error:.6f}"
+            change = improvement
+        if math.isnan(change):  # the error of the start is unknown
+            return state
+        return f"{state}, change {change:+.1e}"
+
+    def _describe_times(self, num_done: int) -> str:
+        """Describe how long an iteration takes, and the time left."""
+        # Iterations that compile or write a checkpoint take longer than those that are left. Up to
+        # two thirds of the first ones compile.
+        durations = sorted(end - start for start, end in itertools.pairwise(self._times))
+        each_s = durations[(len(durations) - 1) // 4]
+        if num_done == 1:
+            return f"{each_s:.3g} s"
+        left = datetime.timedelta(seconds=round(each_s * self.n_iter_left))
+        return f"{each_s:.3g} s each, at most {left} left"
 
     def _interrupt(self, signal_number: int, frame: FrameType | None) -> None:
+        """Stop the run after its iteration at the first Ctrl-C, immediately at the second."""
         if self._is_interrupted:
             raise KeyboardInterrupt
         self._is_interrupted = True
@@ -342,10 +383,23 @@ class Progress:
             self._warn("Ctrl-C: stopping after this iteration; again to stop immediately")
 
     def _warn(self, message: str) -> None:
+        """Show a warning without breaking the bar."""
         if self._bar is not None:
             self._bar.write(message, file=sys.stderr)
         else:
             _logger.warning(message)
+
+
+def _check_folder(path: str) -> None:
+    """Refuse the path of a checkpoint where nothing can be written."""
+    try:
+        try_writing(path)
+    except OSError as error:
+        raise OSError(
+            error.errno,
+            f"checkpoint is {path!r}, where nothing can be written ({error.strerror}): make its "
+            "folder, free some space, or give another path",
+        ) from error
 
 
 @contextlib.contextmanager

@@ -3,7 +3,6 @@
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,9 +16,10 @@ from ..decomposition.methods import CP_METHODS, METHODS
 from ..loop.cp_model import find_biases, make_cp_tensor, multiply_all
 from ..loop.initial_guess import take_guess
 from ..loop.masks import MissingEntries, find_missing
+from ..loop.model_uses import choose_mask
 from ..loop.observed_rows import L2_REG, RowPlan, fit_rows, measure_scale, scale_ridge
 from ..tensor.tensor import FlycooTensor
-from .many_starts import PATH_LENGTH, RowRules, find_limits, run_resampled
+from .resampled_runs import PATH_LENGTH, RowRules, find_limits, run_resampled
 
 #: Iterations of each fit: by least squares of all cells; where cells are missing or unknown, or
 #: factors are non-negative; and multiplicative updates of counts, at most.
@@ -28,20 +28,22 @@ _NUM_SLOW = 10
 _NUM_UPDATES = 20
 
 
-def find_facts(cp_tensor: Any, unknown: Any, mode: int | None, ndim: int) -> FitRecord:
-    """Return how to fit a model again, or refuse: its record, with the `unknown` cells of the data.
+def find_facts(cp_tensor: Any, data: Any, mode: int | None) -> FitRecord:
+    """Return how to fit a model again, or refuse: its record, with the unknown cells of the data.
 
     Without a record it is a plain model: of `parafac`, or of counts if no mode is resampled.
     """
-    all_unknown = isinstance(unknown, str)
+    ndim = len(data.shape)
+    are_all_unknown = isinstance(getattr(data, "unknown", None), str)
     record = find_record(cp_tensor)
-    if record is None and mode is None and not all_unknown:
-        record = FitRecord(loss="poisson_count", non_negative=tuple(range(ndim)))
-    record = record or FitRecord()
-    if all_unknown:
+    if record is None:
+        record = FitRecord()
+        if mode is None and not are_all_unknown:
+            record = FitRecord(loss="poisson_count", non_negative=tuple(range(ndim)))
+    if are_all_unknown:
         record = record.replace(absent="unknown", mask=None)
-    elif unknown is not None:
-        record = record.replace(mask=unknown)
+    else:
+        record = record.replace(mask=choose_mask(record, data, None))
     obstacle = _find_obstacle(record)
     if obstacle:
         raise ValueError(
@@ -77,59 +79,80 @@ def _find_obstacle(record: FitRecord) -> str:
     return ""
 
 
-def find_unseen(x: FlycooTensor, facts: FitRecord) -> list[np.ndarray]:
+def find_unseen(x: FlycooTensor, record: FitRecord) -> list[np.ndarray]:
     """Mark the rows of each mode none of whose cells are known: no data say anything of them."""
-    if facts.absent == "unknown":
+    if record.absent == "unknown":
         coords, _ = x.nonzeros()
-        counts = [np.bincount(move(own, np), minlength=x.shape[n]) for n, own in enumerate(coords)]
-        return [of == 0 for of in counts]
-    missing = None if facts.mask is None else find_missing(x, facts.mask)
-    unseen = [np.zeros(size, bool) for size in x.shape]
-    if missing is not None:
-        for n, own in zip(missing.modes, missing.coords, strict=True):
-            others = math.prod(x.shape[m] for m in missing.modes if m != n)
-            unseen[n] = np.bincount(move(own, np), minlength=x.shape[n]) == others
-    return unseen
+        return [_count_rows(rows, size) == 0 for rows, size in zip(coords, x.shape, strict=True)]
+    is_unseen = [np.zeros(size, bool) for size in x.shape]
+    missing = None if record.mask is None else find_missing(x, record.mask)
+    if missing is None:
+        return is_unseen
+    # A missing cell of these modes stands for all indices of the others.
+    for n, rows in zip(missing.modes, missing.coords, strict=True):
+        num_cells_of_row = math.prod(x.shape[m] for m in missing.modes if m != n)
+        is_unseen[n] = _count_rows(rows, x.shape[n]) == num_cells_of_row
+    return is_unseen
+
+
+def _count_rows(rows: Array, size: int) -> np.ndarray:
+    """Count how often each of `size` rows occurs, on the host."""
+    return np.bincount(move(rows, np), minlength=size)
 
 
 def fit_again(
     x: FlycooTensor,
     cp_tensor: CPTensor,
-    facts: FitRecord,
+    record: FitRecord,
     mode: int | None,
     weights: Iterable[np.ndarray],
     n_iter_max: int | None,
 ) -> list[CPTensor]:
-    """Fit a model again by its `facts`, for each of the `weights` of a mode's rows (I,).
+    """Fit a model again by its record, for each of the `weights` of a mode's rows (I,).
 
     Without a mode they are those of the nonzeros (nnz,), and of events how often each came.
     """
-    scales = cp_tensor.weights ** (1 / x.ndim)  # changes of all factors count alike
-    factors = [factor * scales for factor in cp_tensor.factors]
-    if facts.dtype == x.dtype.name:  # constrained_parafac of float32 gives float64
-        factors = [factor.astype(x.dtype) for factor in factors]
-    start = take_guess(x, cp_tensor.rank, (None, factors))
+    start = _make_start(x, cp_tensor, record)
     missing = None
-    if facts.mask is not None and facts.absent != "unknown":
-        missing = find_missing(x, facts.mask)
-    if facts.loss == "poisson_count":
+    if record.mask is not None and record.absent != "unknown":
+        missing = find_missing(x, record.mask)
+    if record.loss == "poisson_count":
         num_updates = n_iter_max or _NUM_UPDATES
         if mode is None:
-            return [_fit_events(x, start, own, num_updates, missing) for own in weights]
-        return [_fit_rows_of_events(x, start, mode, own, num_updates, missing) for own in weights]
-    if facts.absent == "unknown":
-        return _ObservedFits(x, cp_tensor, facts).fit(weights, n_iter_max or _NUM_SLOW, mode)
+            return [_fit_events(x, start, counts, num_updates, missing) for counts in weights]
+        return [
+            _fit_rows_of_events(x, start, mode, by_row, num_updates, missing) for by_row in weights
+        ]
+    if record.absent == "unknown":
+        return _ObservedFits(x, cp_tensor, record, n_iter_max or _NUM_SLOW, mode).fit(weights)
     if mode is None:
         raise ValueError(
             "mode is None, expected the mode whose rows are a sample: cp_tensor is a model of "
-            f"{facts.method or 'parafac'}, by least squares; only the events of a model of "
+            f"{record.method or 'parafac'}, by least squares; only the events of a model of "
             "generalized_parafac and the entries of one of observed_parafac are drawn without one"
         )
-    smoothness = {n: of["smoothness"] for n, of in facts.constraints.items()}
-    rules = RowRules(missing, facts.l2_reg, facts.non_negative, smoothness)
-    is_slow = missing is not None or len(facts.non_negative) > 0
-    num_iterations = n_iter_max or (_NUM_SLOW if is_slow else _NUM_PLAIN)
-    return run_resampled(x, start, mode, np.stack(list(weights)), num_iterations, rules)
+    rules = RowRules(
+        missing=missing,
+        l2_reg=record.l2_reg,
+        non_negative=record.non_negative,
+        smoothness={n: names["smoothness"] for n, names in record.constraints.items()},
+    )
+    if n_iter_max is None:
+        is_slow = missing is not None or len(record.non_negative) > 0
+        n_iter_max = _NUM_SLOW if is_slow else _NUM_PLAIN
+    return run_resampled(x, start, mode, np.stack(list(weights)), n_iter_max, rules)
+
+
+def _make_start(x: FlycooTensor, cp_tensor: CPTensor, record: FitRecord) -> list[Array]:
+    """Return the model's factors on the device of `x`, with its weights in equal shares.
+
+    So the changes of all factors count alike where fits are extrapolated.
+    """
+    shares = cp_tensor.weights ** (1 / x.ndim)
+    factors = [factor * shares for factor in cp_tensor.factors]
+    if record.dtype == x.dtype.name:  # constrained_parafac of float32 gives float64
+        factors = [factor.astype(x.dtype) for factor in factors]
+    return take_guess(x, cp_tensor.rank, (None, factors))
 
 
 def _fit_events(
@@ -140,10 +163,11 @@ def _fit_events(
     missing: MissingEntries | None,
 ) -> CPTensor:
     """Fit a model of counts to other `counts` (nnz,) of the nonzeros."""
-    if not (counts > 0).any():
+    is_drawn = counts > 0
+    if not is_drawn.any():
         return make_cp_tensor(None, [0 * factor for factor in start])
     coords, _ = x.nonzeros()
-    drawn = x._rebuild(coords[:, counts > 0], counts[counts > 0], dtype=x.dtype)
+    drawn = x._rebuild(coords[:, is_drawn], counts[is_drawn], dtype=x.dtype)
     init = make_cp_tensor(None, start)
     mask = None if missing is None else missing.of(drawn)
     return generalized_parafac(drawn, init.rank, num_updates, init, mask=mask)
@@ -166,100 +190,135 @@ def _fit_rows_of_events(
     by_row = x._engine.xp.asarray(weights, x.dtype)
     factors = list(start)
     factors[mode] = factors[mode] * by_row[:, None]
-    fit = _fit_events(x, factors, values * by_row[coords[mode]], num_updates, missing)
-    fit.factors[mode] = fit.factors[mode] / np.sqrt(np.where(by_row > 0, by_row, 1))[:, None]
+    counts = values * by_row[coords[mode]]
+    fit = _fit_events(x, factors, counts, num_updates, missing)
+    roots = np.sqrt(np.where(by_row > 0, by_row, 1))
+    fit.factors[mode] = fit.factors[mode] / roots[:, None]
     return fit
 
 
-@dataclass(frozen=True)
 class _ObservedFits:
-    """Fits of `observed_parafac` to its entries, each with a weight."""
+    """Fits of `observed_parafac` to its entries, each of which has a weight.
 
-    x: FlycooTensor
-    model: CPTensor
-    record: FitRecord
+    Without a `mode` weights are those of the entries, else of the mode's rows.
+    """
 
-    def fit(
-        self, weights: Iterable[np.ndarray], num_iterations: int, mode: int | None = None
-    ) -> list[CPTensor]:
-        """Fit once for each of the `weights`: of the entries (nnz,), or of the rows of a mode.
+    def __init__(
+        self,
+        x: FlycooTensor,
+        model: CPTensor,
+        record: FitRecord,
+        num_iterations: int,
+        mode: int | None,
+    ) -> None:
+        xp = x._engine.xp
+        self._x = x
+        self._model = model
+        self._record = record
+        self._num_iterations = num_iterations
+        self._mode = mode
+        self._coords, values = x._sorted_nonzeros()
+        self._values = values.astype(np.float64)
+        pairs = zip(self._coords, x.shape, strict=True)
+        self._plans = [RowPlan.of(rows, size) for rows, size in pairs]
+        is_bias = find_biases(record, model.rank)
+        centered = self._values
+        if is_bias.any():
+            centered = centered - float(centered.mean())
+        scale = record.scale or measure_scale(centered) or 1.0
+        l2_reg = record.l2_reg or L2_REG
+        # The ridge of components is relative to the scale of the data, that of biases is not.
+        ridges = np.where(is_bias, l2_reg, scale_ridge(l2_reg, scale, x.ndim))
+        self._ridges = xp.diag(xp.asarray(ridges))
+        self._start = self._find_start(is_bias)
+
+    def fit(self, weights: Iterable[np.ndarray]) -> list[CPTensor]:
+        """Fit once for each of the `weights`.
 
         Factors are extrapolated, and on the host. That of the mode is multiplied by the roots of
         its rows' weights, as `run_resampled` does.
         """
-        x = self.x
-        xp = self.x._engine.xp
-        record = self.record
-        coords, values = x._sorted_nonzeros()
-        values = values.astype(np.float64)
-        plans = [RowPlan.of(rows, size) for rows, size in zip(coords, x.shape, strict=True)]
-        is_bias = find_biases(record, self.model.rank)
-        center = float(values.mean()) if is_bias.any() else 0.0
-        scale = record.scale or measure_scale(values - center) or 1.0
-        l2_reg = record.l2_reg or L2_REG
-        ridge = scale_ridge(l2_reg, scale, x.ndim)
-        common = xp.diag(xp.asarray(np.where(is_bias, l2_reg, ridge)))
-        start = self._find_start(is_bias)
-        roots = []
         paths: list[np.ndarray] = []
-        for own in weights:
+        roots = []
+        for fit_weights in weights:
             report(f"fit {len(paths) + 1}")
-            by_entry = by_row = xp.asarray(own, np.float64)
-            if mode is not None:
-                by_entry = by_row[coords[mode]]
-                roots.append(np.sqrt(own))
-            factors = list(start)
-            total = max(1.0, float(by_entry.sum()))  # 0 if rows without entries were drawn
-            self._set_mean(factors, float((by_entry * values).sum()) / total)
-            path: deque[np.ndarray] = deque(maxlen=PATH_LENGTH)
-            for number in range(num_iterations + 1):
-                for n in range(x.ndim) if number else ():
-                    own_weights = None if n == mode else by_entry
-                    factors[n] = fit_rows(
-                        coords,
-                        values if n == mode else by_entry * values,
-                        factors,
-                        n,
-                        plans[n],
-                        common,
-                        weights=own_weights,
-                        is_free=self._find_free(n),
-                        non_negative=n in record.non_negative,
-                    )
-                path.append(move(xp.concatenate(factors), np))
-            paths.append(np.stack(path))
+            paths.append(self._follow(fit_weights))
+            if self._mode is not None:
+                roots.append(np.sqrt(fit_weights))
         limits = find_limits(np.stack(paths, axis=1))
-        stacks = np.split(limits, np.cumsum(x.shape)[:-1], axis=1)
-        for n in record.non_negative:
+        stacks = np.split(limits, np.cumsum(self._x.shape)[:-1], axis=1)
+        for n in self._record.non_negative:
             stacks[n] = np.maximum(stacks[n], 0)
-        if mode is not None:
-            stacks[mode] = stacks[mode] * np.stack(roots)[:, :, None]
-        return [make_cp_tensor(None, own) for own in zip(*stacks, strict=True)]
+        if self._mode is not None:
+            stacks[self._mode] = stacks[self._mode] * np.stack(roots)[:, :, None]
+        return [make_cp_tensor(None, factors) for factors in zip(*stacks, strict=True)]
+
+    def _follow(self, weights: np.ndarray) -> np.ndarray:
+        """Iterate one fit; return its last models, with the rows of all modes (T, I, R)."""
+        xp = self._x._engine.xp
+        by_entry = xp.asarray(weights, np.float64)
+        if self._mode is not None:
+            by_entry = by_entry[self._coords[self._mode]]
+        factors = list(self._start)
+        total = max(1.0, float(by_entry.sum()))  # 0 if rows without entries were drawn
+        self._set_mean(factors, float((by_entry * self._values).sum()) / total)
+        path: deque[np.ndarray] = deque(maxlen=PATH_LENGTH)
+        path.append(move(xp.concatenate(factors), np))
+        for _ in range(self._num_iterations):
+            for n in range(len(factors)):
+                factors[n] = self._fit_rows(factors, n, by_entry)
+            path.append(move(xp.concatenate(factors), np))
+        return np.stack(path)
+
+    def _fit_rows(self, factors: list[Array], n: int, by_entry: Array) -> Array:
+        """Fit the rows of mode n to entries with weights.
+
+        Rows of the mode that is resampled are fitted without: a weight of all entries of a row
+        would only change what the ridge means.
+        """
+        targets = self._values
+        weights = None
+        if n != self._mode:
+            targets = by_entry * self._values
+            weights = by_entry
+        return fit_rows(
+            self._coords,
+            targets,
+            factors,
+            n,
+            self._plans[n],
+            self._ridges,
+            weights=weights,
+            is_free=self._find_free(n),
+            non_negative=n in self._record.non_negative,
+        )
 
     def _find_start(self, is_bias: np.ndarray) -> list[Array]:
         """Return the model's factors with equal columns, and biases beside ones, in float64."""
-        weights, factors = self.model
-        ndim = self.x.ndim
-        xp = self.x._engine.xp
+        weights, factors = self._model
+        ndim = self._x.ndim
+        xp = self._x._engine.xp
         start = [factor.astype(np.float64) * weights ** (1 / ndim) for factor in factors]
-        firsts = [factor[0].astype(np.float64) for factor in factors]
+        first_rows = [factor[0].astype(np.float64) for factor in factors]
         for r in np.flatnonzero(is_bias):
-            mode = min(self.record.bias_modes[r], ndim - 1)  # the mean is in the last factor
-            others = multiply_all([first[r] for first in firsts], skip=mode) * weights[r]
-            for n, factor in enumerate(start):
-                factor[:, r] = factors[n][:, r] * others if n == mode else 1
+            mode = min(self._record.bias_modes[r], ndim - 1)  # the mean is in the last factor
+            # The other columns are constant: their size goes into the bias, and ones stay.
+            size = multiply_all([row[r] for row in first_rows], skip=mode) * weights[r]
+            for factor in start:
+                factor[:, r] = 1
+            start[mode][:, r] = factors[mode][:, r] * size
         return [xp.ascontiguousarray(factor) for factor in start]
 
     def _set_mean(self, factors: list[Array], mean: float) -> None:
         """Set the mean of a sample in place of that of the data, if it is a component."""
-        modes = np.asarray(self.record.bias_modes)
-        if (modes == self.x.ndim).any():
+        is_mean = np.asarray(self._record.bias_modes) == self._x.ndim
+        if is_mean.any():
             factors[-1] = factors[-1].copy()
-            factors[-1][:, np.flatnonzero(modes == self.x.ndim)] = mean
+            factors[-1][:, np.flatnonzero(is_mean)] = mean
 
     def _find_free(self, mode: int) -> Array | None:
         """Mark the columns to fit, None for all: a mode has ones in those of others' biases."""
-        if not self.record.bias_modes:
+        if not self._record.bias_modes:
             return None
-        modes = self.x._engine.xp.asarray(self.record.bias_modes)
+        modes = self._x._engine.xp.asarray(self._record.bias_modes)
         return (modes < 0) | (modes == mode)

@@ -19,7 +19,8 @@ from ..ops.ragged import RaggedTensor
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.entrance import mirror
 from ..tensor.labelled import LabelledTensor, Labels, number_modes
-from .best_of import best_of
+from ..tensor.tensor import FlycooTensor
+from .best_of import best_of, refuse_progress
 from .match import factor_match_score
 
 
@@ -43,8 +44,9 @@ class Replicability:
     rows: list[np.ndarray]
 
     def __repr__(self) -> str:
-        numbers = f"match {self.scores.mean():.3f}, at least {self.scores.min():.3f}"
-        return f"<Replicability of rank {self.models[0].rank}: {len(self.models)} folds, {numbers}>"
+        rank = self.models[0].rank
+        match = f"match {self.scores.mean():.3f}, at least {self.scores.min():.3f}"
+        return f"<Replicability of rank {rank}: {len(self.models)} folds, {match}>"
 
 
 @mirror
@@ -122,74 +124,115 @@ def replicability(
     >>> [bool(result.scores.min() > 0.9) for result in results]
     [True, False]
     """
+    refuse_progress("replicability", options)
     solver = find_method(method, known=(*CP_METHODS, "parafac2"))
     options = obey_unknown(x, solver.name, solver.defaults, number_modes(x, options))
-    is_ragged = solver.model == "PARAFAC2"
-    data = _Rows.of(x, number_modes(x, mode), is_ragged, options.pop("mask", None))
+    mask = options.pop("mask", None)
+    read = _read_slices if solver.model == "PARAFAC2" else _read_rows
+    data: _Rows | _Slices = read(x, number_modes(x, mode), mask)
     n_folds = check_count(n_folds, "n_folds", least=2)
     if n_folds > data.size:
-        expected = f"expected at most {data.size}, the size of mode {data.mode}"
-        raise ValueError(f"n_folds is {n_folds}, {expected}")
+        raise ValueError(
+            f"n_folds is {n_folds}, expected at most {data.size}, the size of mode {data.mode}"
+        )
     random = tl.check_random_state(random_state)
     folds = np.array_split(random.permutation(data.size), n_folds)
     rows = [np.setdiff1d(np.arange(data.size), fold) for fold in folds]
     models = []
-    for number, kept in enumerate(rows):
-        report(f"fold {number + 1} of {n_folds}: {n_starts} runs")
-        subset, own = data.take(kept)
-        starts = best_of(solver.function, subset, rank, n_starts, random, **options, **own)
+    for number, rows_of_fold in enumerate(rows, 1):
+        report(f"fold {number} of {n_folds}: {n_starts} runs")
+        subset = data.take(rows_of_fold)
+        mask_of_subset = data.take_mask(rows_of_fold)
+        if mask_of_subset is not None:
+            options["mask"] = mask_of_subset
+        starts = best_of(solver.function, subset, rank, n_starts, random, **options)
         if starts.matches is None and not isinstance(starts.best, Parafac2Tensor):
             raise TypeError(f"{solver.name} returns no CP model, expected a CP decomposition")
         models.append(starts.best)
-    others = [(None, _list_others(model, data.mode)) for model in models]
-    scores = [factor_match_score(*pair, consider_weights=False) for pair in combinations(others, 2)]
+    comparable = [(None, _list_common_factors(model, data.mode)) for model in models]
+    scores = [
+        factor_match_score(first, second, consider_weights=False)
+        for first, second in combinations(comparable, 2)
+    ]
     return Replicability(np.array(scores), models, rows)
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """The rows of a mode of a sparse tensor, or the slices of a ragged one, to take some of."""
+    """A sparse tensor, of whose mode some rows can be taken."""
 
-    x: Any
+    x: FlycooTensor
     mode: int
-    size: int
     mask: Any
     labels: Labels | None
 
-    @classmethod
-    def of(cls, given: Any, mode: int, is_ragged: bool, mask: Any) -> "_Rows":
-        labels = given.labels if isinstance(given, LabelledTensor) else None
-        if not is_ragged:
-            x: Any = as_flycoo(given, check_coords=True)
-            if x.ndim < 2:
-                raise ValueError(f"x has shape {x.shape}, expected two modes or more")
-            mode = check_mode(mode, x.ndim)
-            return cls(x, mode, x.shape[mode], mask, labels)
-        x = given if isinstance(given, RaggedTensor) else RaggedTensor(forget_unknown(given))
-        if check_mode(mode, 3) != 0:
-            raise ValueError(f"mode is {mode}, expected 0 for parafac2: slices can be left out")
-        if mask is not None and len(mask) != x.shape[0]:
-            raise ValueError(f"mask has {len(mask)} slices, expected {x.shape[0]}")
-        return cls(x, 0, x.shape[0], mask, None)  # it has labels itself
+    @property
+    def size(self) -> int:
+        return self.x.shape[self.mode]
 
-    def take(self, kept: np.ndarray) -> tuple[Any, dict[str, Any]]:
-        """Return a tensor of some rows, and their mask as an option if there is one."""
-        if isinstance(self.x, RaggedTensor):
-            own = {} if self.mask is None else {"mask": [self.mask[k] for k in kept]}
-            return self.x.take_slices(kept), own
-        places = (*[slice(None)] * self.mode, kept)
-        subset = self.x[places]
+    def take(self, rows: np.ndarray) -> Any:
+        """Return a tensor of some rows, with their labels if there are any."""
+        subset: Any = self.x[self._index(rows)]
+        if self.labels is None:
+            return subset
+        name = [*self.labels][self.mode]
+        labels = self.labels | {name: self.labels[name][rows]}
+        return LabelledTensor(subset, Labels(labels, self.labels.ordered))
+
+    def take_mask(self, rows: np.ndarray) -> Any:
+        """Return the mask of some rows; one of size 1 in the mode is for all rows."""
         mask = self.mask
-        if self.labels is not None:
-            name = [*self.labels][self.mode]
-            labels = self.labels | {name: self.labels[name][kept]}
-            subset = LabelledTensor(subset, Labels(labels, self.labels.ordered))
-        if mask is not None and mask.shape[self.mode : self.mode + 1] == (self.size,):
-            mask = mask[places]  # else it is for all rows
-        return subset, {} if mask is None else {"mask": mask}
+        if mask is None or mask.shape[self.mode : self.mode + 1] != (self.size,):
+            return mask
+        return mask[self._index(rows)]
+
+    def _index(self, rows: np.ndarray) -> tuple[Any, ...]:
+        return (*[slice(None)] * self.mode, rows)
 
 
-def _list_others(model: CPTensor | Parafac2Tensor, mode: int) -> list[Array]:
+@dataclass(frozen=True)
+class _Slices:
+    """Slices, of which some can be taken; they have their labels themselves."""
+
+    x: RaggedTensor
+    mask: Any  # a list with a mask for each slice, or None
+    mode: int = 0
+
+    @property
+    def size(self) -> int:
+        return self.x.shape[0]
+
+    def take(self, slices: np.ndarray) -> RaggedTensor:
+        return self.x.take_slices(slices)
+
+    def take_mask(self, slices: np.ndarray) -> Any:
+        if self.mask is None:
+            return None
+        return [self.mask[k] for k in slices]
+
+
+def _read_rows(data: Any, mode: int, mask: Any) -> _Rows:
+    """Return the rows of a mode of a sparse tensor, or refuse a mode that it does not have."""
+    labels = data.labels if isinstance(data, LabelledTensor) else None
+    x = as_flycoo(data, check_coords=True)
+    if x.ndim < 2:
+        raise ValueError(f"x has shape {x.shape}, expected two modes or more")
+    return _Rows(x, check_mode(mode, x.ndim), mask, labels)
+
+
+def _read_slices(data: Any, mode: int, mask: Any) -> _Slices:
+    """Return slices, or refuse another mode and a mask of others."""
+    x = data
+    if not isinstance(x, RaggedTensor):
+        x = RaggedTensor(forget_unknown(data))
+    if check_mode(mode, 3) != 0:
+        raise ValueError(f"mode is {mode}, expected 0 for parafac2: slices can be left out")
+    if mask is not None and len(mask) != x.shape[0]:
+        raise ValueError(f"mask has {len(mask)} slices, expected {x.shape[0]}")
+    return _Slices(x, mask)
+
+
+def _list_common_factors(model: CPTensor | Parafac2Tensor, mode: int) -> list[Array]:
     """Return the factors that models of other rows have too."""
     if isinstance(model, Parafac2Tensor):
         return [model.factors[2]]

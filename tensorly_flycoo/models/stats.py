@@ -1,16 +1,17 @@
 """Statistics of a tensor: the nonzeros in each mode's rows, and the memory it takes."""
 
-from dataclasses import astuple, dataclass
-from functools import partial
+from dataclasses import dataclass
 
 import numpy as np
 
 from ..base.checks import LAYOUTS
+from ..base.notebooks import make_facts, make_text_table
 from ..base.tables import format_table
 from ..format.groups import explain_apart
-from ..ops.call_memory import estimate_memory
+from ..spread.memory import estimate_memory
 from ..tensor.coo_cache import LabelledData, as_flycoo
 from ..tensor.pieces import list_pieces
+from ..tensor.tensor import FlycooTensor
 
 
 @dataclass(frozen=True)
@@ -64,19 +65,42 @@ class TensorStats:
     groups: str
 
     def __repr__(self) -> str:
+        facts = format_table(self._list_facts().items(), "<")
+        return f"{facts}\n{format_table(self._list_modes())}"
+
+    def _repr_html_(self) -> str:
+        """Return the same tables for a notebook."""
+        return make_facts(self._list_facts()) + make_text_table(self._list_modes())
+
+    def _list_facts(self) -> dict[str, str]:
+        """Return what is said of the whole tensor, by name."""
         facts = {
             "shape": " x ".join(map(str, self.shape)),
             "dtype": str(self.dtype),
             "nonzeros": f"{self.nnz:,}",
             "density": f"{self.density:.3g}",
-            **{f"memory, {name}": f"{n / 1e6:,.1f} MB" for name, n in self.nbytes.items()},
-            "groups of modes": self.groups,
         }
+        for layout, nbytes in self.nbytes.items():
+            facts[f"memory, {layout}"] = f"{nbytes / 1e6:,.1f} MB"
+        facts["groups of modes"] = self.groups
+        return facts
+
+    def _list_modes(self) -> list[list[str]]:
+        """Return a row for each mode as texts, headings first."""
         rows = [["mode", "size", "empty rows", "min", "median", "max nonzeros per row", "Gini"]]
         for number, mode in enumerate(self.modes):
-            *sizes, gini = astuple(mode)
-            rows.append([str(number), *(f"{n:,}" for n in sizes), f"{gini:.2f}"])
-        return f"{format_table(facts.items(), '<')}\n{format_table(rows)}"
+            rows.append(
+                [
+                    str(number),
+                    f"{mode.size:,}",
+                    f"{mode.num_empty_rows:,}",
+                    f"{mode.min_row_nnz:,}",
+                    f"{mode.median_row_nnz:,}",
+                    f"{mode.max_row_nnz:,}",
+                    f"{mode.gini:.2f}",
+                ]
+            )
+        return rows
 
 
 def stats(x: LabelledData) -> TensorStats:
@@ -122,24 +146,68 @@ def stats(x: LabelledData) -> TensorStats:
     """
     x = as_flycoo(x, check_coords=True)
     coords, _ = x.nonzeros()
-    estimate = partial(estimate_memory, x.shape, x.nnz, dtype=x.dtype, device=x.device)
-    modes = tuple(_describe_mode(*mode) for mode in zip(coords, x.shape, strict=True))
-    nbytes = {name: estimate(layout=name).nbytes for name in LAYOUTS}
-    num_apart = sum(len(piece.layout.groups) == x.ndim for piece in list_pieces(x._layout, np))
-    groups = "none" if len(x.groups) == x.ndim else str(x.groups)
+    modes = [_describe_mode(rows, size) for rows, size in zip(coords, x.shape, strict=True)]
+    nbytes = {}
+    for layout in LAYOUTS:
+        memory = estimate_memory(x.shape, x.nnz, dtype=x.dtype, layout=layout, device=x.device)
+        nbytes[layout] = memory.nbytes
+    return TensorStats(
+        shape=x.shape,
+        dtype=x.dtype,
+        nnz=x.nnz,
+        density=x.density,
+        modes=tuple(modes),
+        nbytes=nbytes,
+        groups=_describe_groups(x),
+    )
+
+
+def _describe_groups(x: FlycooTensor) -> str:
+    """Name the groups of modes of a tensor, and say why it or some of its slabs have none."""
+    pieces = list_pieces(x._layout, np)
+    num_apart = sum(len(piece.layout.groups) == x.ndim for piece in pieces)
+    text = "none"
+    if len(x.groups) < x.ndim:
+        text = str(x.groups)
+        if num_apart:
+            text += f", none in {num_apart} of {x.slabs} slabs"
     if num_apart:
-        where = "" if groups == "none" else f", none in {num_apart} of {x.slabs} slabs"
-        groups += f"{where}: {explain_apart(x.shape, x.nnz, x.slabs)}"
-    return TensorStats(x.shape, x.dtype, x.nnz, x.density, modes, nbytes, groups)
+        text += f": {explain_apart(x.shape, x.nnz, x.slabs)}"
+    return text
 
 
 def _describe_mode(rows: np.ndarray, size: int) -> ModeStats:
-    counts = np.sort(np.unique(rows, return_counts=True)[1])
+    """Return the statistics of a mode from the rows of all nonzeros."""
+    _, counts = np.unique(rows, return_counts=True)
     if counts.size == 0:
-        return ModeStats(size, size, 0, 0.0, 0, 0.0)
-    weights = np.arange(1 - counts.size, counts.size, 2, dtype=np.float64)
-    gini = max(0.0, float(weights @ counts)) / (counts.size * float(counts.sum()))
-    least = int(counts[0])
-    median = float(np.median(counts))
-    most = int(counts[-1])
-    return ModeStats(size, size - counts.size, least, median, most, gini)
+        return ModeStats(
+            size=size,
+            num_empty_rows=size,
+            min_row_nnz=0,
+            median_row_nnz=0.0,
+            max_row_nnz=0,
+            gini=0.0,
+        )
+    counts = np.sort(counts)
+    return ModeStats(
+        size=size,
+        num_empty_rows=size - counts.size,
+        min_row_nnz=int(counts[0]),
+        median_row_nnz=float(np.median(counts)),
+        max_row_nnz=int(counts[-1]),
+        gini=_find_gini(counts),
+    )
+
+
+def _find_gini(counts: np.ndarray) -> float:
+    """Return the Gini coefficient of sorted counts, at least one and all above 0.
+
+    It is the mean difference of all pairs over twice the mean: each count is the larger one of as
+    many pairs as there are counts before it, and the smaller one of those after it.
+
+    >>> _find_gini(np.array([1, 1])), _find_gini(np.array([1, 3]))
+    (0.0, 0.25)
+    """
+    num_larger_less_smaller = np.arange(1 - counts.size, counts.size, 2, dtype=np.float64)
+    differences = max(0.0, float(num_larger_less_smaller @ counts))  # not below 0 by rounding
+    return differences / (counts.size * float(counts.sum()))

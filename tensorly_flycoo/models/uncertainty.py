@@ -46,8 +46,11 @@ class Uncertainty:
     level: float
 
     def __repr__(self) -> str:
-        fits = f"{self.level:.0%} intervals from {len(self.samples[0])} fits"
-        return f"<Uncertainty of rank {self.cp_tensor.rank}: {fits}>"
+        num_fits = len(self.samples[0])
+        return (
+            f"<Uncertainty of rank {self.cp_tensor.rank}: {self.level:.0%} intervals from "
+            f"{num_fits} fits>"
+        )
 
     def top_ranks(self, mode: str | int, component: int, n: int = 8) -> dict[Any, tuple[int, int]]:
         """Return the best and the worst rank of each of a component's top labels; 1 is the best.
@@ -67,15 +70,18 @@ class Uncertainty:
         """
         number = self.cp_tensor._find_mode(mode)
         component = check_mode(component, self.cp_tensor.rank, "component")
-        sizes = np.abs(self.samples[number][:, :, component])
-        if np.isnan(sizes).any():
+        magnitudes = np.abs(self.samples[number][:, :, component])
+        if np.isnan(magnitudes).any():
             raise ValueError(f"mode is {mode!r}, expected another: its rows were resampled")
-        ranks = 1 + np.argsort(np.argsort(-sizes, axis=1, kind="stable"), axis=1)
-        tails = (1 - self.level) / 2, (1 + self.level) / 2
+        order = np.argsort(-magnitudes, axis=1, kind="stable")
+        ranks = 1 + np.argsort(order, axis=1)
+        tails = [(1 - self.level) / 2, (1 + self.level) / 2]
         ends = np.quantile(ranks, tails, axis=0, method="closest_observation").T.tolist()
-        labels = take_labels([*self.cp_tensor.labels.values()][number], slice(None))
-        found = dict(zip(labels, map(tuple, ends), strict=True))
-        return {label: found[label] for label in self.cp_tensor.top(number, n)[component]}
+        labels_of_mode = [*self.cp_tensor.labels.values()][number]
+        labels = take_labels(labels_of_mode, slice(None))
+        ranks_of = {label: (best, worst) for label, (best, worst) in zip(labels, ends, strict=True)}
+        top_labels = self.cp_tensor.top(number, n)[component]
+        return {label: ranks_of[label] for label in top_labels}
 
 
 @mirror
@@ -187,16 +193,16 @@ def uncertainty(
     if not 0 < level < 1:
         raise ValueError(f"level is {level}, expected a number between 0 and 1")
     check_model("uncertainty", cp_tensor, x)
-    labels = getattr(cp_tensor, "labels", None) or getattr(x, "labels", None)
-    unknown = getattr(x, "unknown", None)
+    data = x
     mode = number_modes(x, mode)
     x = as_flycoo(x, check_coords=True)
+    labels = getattr(cp_tensor, "labels", None) or getattr(data, "labels", None)
     cp_tensor = LabelledCP(cp_tensor, labels or [np.arange(size) for size in x.shape])
     check_count(n, "n", least=2)
     if n_iter_max is not None:
         check_count(n_iter_max, "n_iter_max")
     mode = None if mode is None else check_mode(mode, x.ndim)
-    facts = find_facts(cp_tensor, unknown, mode, x.ndim)
+    facts = find_facts(cp_tensor, data, mode)
     _check_sample(x, mode, method, facts)
     random = tl.check_random_state(random_state)
     if mode is not None:
@@ -206,17 +212,14 @@ def uncertainty(
     else:
         weights = _draw_weights(x.nnz, n, method, random)
     fits = fit_again(x, cp_tensor, facts, mode, weights, n_iter_max)
+    # Of the weights first, then of each mode's factor.
     estimates, *aligned = align([cp_tensor, *fits], cp_tensor)
-    samples = [np.stack(of) for of in zip(*aligned, strict=True)]
+    samples = [np.stack(fitted) for fitted in zip(*aligned, strict=True)]
     if mode is not None:
         samples[1 + mode].fill(np.nan)
     if method == "jackknife":
-        spread = (len(fits) - 1) / len(fits) ** 0.5
-        pairs = zip(estimates, samples, strict=True)
-        samples = [own + spread * (of - of.mean(axis=0)) for own, of in pairs]
-    leasts = [0.0 if n in facts.non_negative else -np.inf for n in range(x.ndim)]
-    triples = zip(estimates, samples, [min(leasts), *leasts], strict=True)
-    weight_ends, *intervals = [_find_interval(*triple, level) for triple in triples]
+        samples = _widen(samples, estimates)
+    weight_ends, *intervals = _find_intervals(estimates, samples, facts, level)
     for ends, is_unseen in zip(intervals, find_unseen(x, facts), strict=True):
         for end in ends:
             end[is_unseen] = np.nan
@@ -225,12 +228,35 @@ def uncertainty(
     return Uncertainty(cp_tensor, weight_ends, samples[1:], level)
 
 
-def _find_interval(
-    estimate: np.ndarray, samples: np.ndarray, least: float, level: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the lower and upper ends, by Student's t and the deviation of the samples."""
-    margin = stdtrit(len(samples) - 1, (1 + level) / 2) * samples.std(axis=0, ddof=1)
-    return np.maximum(estimate - margin, least), estimate + margin
+def _widen(samples: list[np.ndarray], estimates: list[np.ndarray]) -> list[np.ndarray]:
+    """Scale a jackknife's samples to the variance of the estimates, around these.
+
+    Samples that share nearly all rows differ far less than those of other data would.
+    """
+    widened = []
+    for estimate, fitted in zip(estimates, samples, strict=True):
+        count = len(fitted)
+        spread = (count - 1) / count**0.5
+        widened.append(estimate + spread * (fitted - fitted.mean(axis=0)))
+    return widened
+
+
+def _find_intervals(
+    estimates: list[np.ndarray], samples: list[np.ndarray], facts: FitRecord, level: float
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return the lower and upper ends of the weights and factors.
+
+    They are symmetric, by Student's t and the deviation of the samples, but not below 0 where a
+    factor is non-negative; weights may be below 0 if a factor may.
+    """
+    ndim = len(estimates) - 1
+    leasts = [0.0 if n in facts.non_negative else -np.inf for n in range(ndim)]
+    intervals = []
+    for estimate, fitted, least in zip(estimates, samples, [min(leasts), *leasts], strict=True):
+        quantile = stdtrit(len(fitted) - 1, (1 + level) / 2)
+        margin = quantile * fitted.std(axis=0, ddof=1)
+        intervals.append((np.maximum(estimate - margin, least), estimate + margin))
+    return intervals
 
 
 def _check_sample(x: FlycooTensor, mode: int | None, method: str, facts: FitRecord) -> None:

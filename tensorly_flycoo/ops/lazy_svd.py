@@ -7,10 +7,10 @@ from typing import Any
 
 from ..base.array_modules import Array, array_module
 from ..base.checks import densify_error
+from ..engines.out_of_memory import attempt
 from ..svd.unfolding import LazyMatrix, Unfolding, complete_basis
 from ..tensor.entrance import is_sparse, mirror
 from ..tensor.lazy_array import LazyArray
-from ..tensor.memory import attempt
 
 
 def decompose_lazily(matrix: Any, full_matrices: bool) -> LazySVD | None:

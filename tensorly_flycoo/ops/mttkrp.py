@@ -11,6 +11,7 @@ from ..base.array_modules import Array, share
 from ..base.checks import check_factors, check_mode, check_out, check_weights
 from ..base.reporting import log_compilation
 from ..engines import Engine
+from ..engines.out_of_memory import attempt
 from ..format.group_passes import GroupRows
 from ..format.primitives import MTTKRP, MTTKRP_OF_RATIOS
 from ..spread.row_shards import RowShards
@@ -18,7 +19,6 @@ from ..spread.spread_layout import SpreadLayout
 from ..tensor.coo_cache import SparseData, as_flycoo
 from ..tensor.entrance import mirror
 from ..tensor.labelled import number_modes
-from ..tensor.memory import attempt
 from ..tensor.tensor import FlycooTensor
 
 

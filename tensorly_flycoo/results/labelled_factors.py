@@ -12,6 +12,7 @@ from ..base.array_modules import Array, move
 from ..base.checks import check_count, check_mode, require
 from ..base.fit_record import FitRecord, attach, find_record
 from ..base.tables import make_bars, make_line, make_table
+from ..base.value_dtypes import FLOATS
 from ..engines.tall import find_largest
 from ..io import array_file
 from ..io.files import FilePath
@@ -275,7 +276,7 @@ class LabelledFactors:
         """
         with array_file.open_arrays(path, cls._kind) as reader:
             labels = array_file.read_labels(reader)
-            head = reader.read(cls._head, dtypes=array_file.FLOATS)
+            head = reader.read(cls._head, dtypes=FLOATS)
             lists = [reader.read_list(name, head.dtype) for name in cls._lists]
             model = cls._restore((head, *lists), labels, reader.header)
             return attach(model, read_record(reader, len(labels), int(np.max(model.rank))))

@@ -82,33 +82,49 @@ class SlabBuilder(ABC):
     def sort(self) -> list[range]:
         """Sort all nonzeros; return the rows of each slab."""
         devices = self.devices
-        buckets = list_rows(find_edges(self.count_rows(), self.num_slabs))
-        given = self.bucket_format = self.record_format
-        self.split(buckets)
-        homes = assign_homes(len(buckets), devices.count)
-        found = devices.map(self.sort_bucket, homes, range(len(buckets)), buckets)
-        records, counts = zip(*found, strict=True)
-        self.buckets = list(zip(buckets, homes, records, strict=True))
+        bucket_rows = list_rows(find_edges(self.count_rows(), self.num_slabs))
+        numbers = range(len(bucket_rows))
+        homes = assign_homes(len(bucket_rows), devices.count)
+        self.bucket_format = self.record_format
+        self.split(bucket_rows)
+        sorted_buckets = devices.map(self.sort_bucket, homes, numbers, bucket_rows)
+        records, counts = zip(*sorted_buckets, strict=True)
+        self.buckets = list(zip(bucket_rows, homes, records, strict=True))
         collected = devices.collect(counts)
-        counted = array_module(collected[0]).concatenate(collected)
+        row_counts = array_module(collected[0]).concatenate(collected)
         if self.num_numbered is None:
-            sizes = (given.shape, int(counted.sum()), self.num_slabs)
-            groups, self.num_numbered = find_groups("auto", *sizes)
-            self.record_format = RecordFormat.of(given.shape, given.dtype, given.word_dtype, groups)
-        return list_rows(find_edges(counted, self.num_slabs))
+            self._choose_groups(int(row_counts.sum()))
+        return list_rows(find_edges(row_counts, self.num_slabs))
+
+    def _choose_groups(self, nnz: int) -> None:
+        """Choose the groups of modes by the number of canonical nonzeros."""
+        old = self.bucket_format
+        groups, self.num_numbered = find_groups("auto", old.shape, nnz, self.num_slabs)
+        self.record_format = RecordFormat.of(old.shape, old.dtype, old.word_dtype, groups)
 
     def order(self, home: int, rows: range) -> Any:
         """Order a slab on its device; return its records and cut, or a reference to them."""
         devices = self.devices
-        given = self.bucket_format
+        record_format = self.bucket_format
         pieces = []
-        for own, source, records in self.buckets:
-            if own.start < rows.stop and rows.start < own.stop:
-                records = self.read(records)
-                taken = devices.run(source, take_rows, records, own, rows, given)
-                pieces.append(devices.bring(taken, home))
-        options = (rows, given, self.record_format.groups, self.num_numbered, self.primitives)
-        return devices.run(home, order_slab, pieces, *options)
+        for bucket_rows, source, records in self.buckets:
+            if bucket_rows.stop <= rows.start or rows.stop <= bucket_rows.start:
+                continue  # no row in common
+            piece = devices.run(
+                source, take_rows, self.read(records), bucket_rows, rows, record_format
+            )
+            pieces.append(devices.bring(piece, home))
+        groups = self.record_format.groups
+        return devices.run(
+            home,
+            order_slab,
+            pieces,
+            rows,
+            record_format,
+            groups,
+            self.num_numbered,
+            self.primitives,
+        )
 
 
 class MemoryBuilder(SlabBuilder):
@@ -119,19 +135,26 @@ class MemoryBuilder(SlabBuilder):
     """
 
     def __init__(
-        self, coords: Array, values: Array, cut: Cut, waits_on_host: bool, *options: Any
+        self,
+        coords: Array,
+        values: Array,
+        cut: Cut,
+        waits_on_host: bool,
+        num_slabs: int,
+        primitives: Primitives,
+        devices: Devices,
     ) -> None:
-        super().__init__(*options)
+        super().__init__(num_slabs, primitives, devices)
         self.record_format = cut.record_format
         self.num_numbered = cut.num_numbered
         self._coords = coords
         self._values = values
         self._waits_on_host = waits_on_host
-        num_shares = 1 if is_cupy(values) else self.devices.count
         nnz = values.shape[0]
-        num_parts = max(num_shares, self.num_slabs if waits_on_host else 1)
-        size = max(1, min(BLOCK_NNZ, -(-nnz // num_parts)))
-        self._starts = range(0, max(1, nnz), size)
+        num_shares = 1 if is_cupy(values) else devices.count  # a GPU's own nonzeros stay there
+        num_blocks = max(num_shares, num_slabs) if waits_on_host else num_shares
+        block_nnz = max(1, min(BLOCK_NNZ, -(-nnz // num_blocks)))
+        self._starts = range(0, max(1, nnz), block_nnz)
         self._homes = assign_homes(len(self._starts), num_shares)
         self._blocks: list[Array] = []  # packed
         self._parts: list[list[Array]] = []  # of each bucket, one from each block
@@ -139,35 +162,36 @@ class MemoryBuilder(SlabBuilder):
 
     def count_rows(self) -> Array:
         self._blocks = self.devices.map(self._pack, self._homes, self._starts)
-        return functools.reduce(operator.add, self.devices.collect(list(self._counts.values())))
+        counts = self.devices.collect(list(self._counts.values()))
+        return functools.reduce(operator.add, counts)
 
     def _pack(self, home: int, start: int) -> Array:
         """Pack a block of nonzeros, and count those of each row."""
         record_format = self.record_format
-        own = slice(start, start + self._starts.step)
-        records, *_ = self.primitives.pack(self._coords[:, own], self._values[own], record_format)
+        block = slice(start, start + self._starts.step)
+        coords = self._coords[:, block]
+        records, *_ = self.primitives.pack(coords, self._values[block], record_format)
         mode = find_longest_mode(record_format.shape)
-        xp = self.primitives.xp
-        counts = count_rows(record_format.rows(records, mode, xp), record_format.shape[mode])
+        rows = record_format.rows(records, mode, self.primitives.xp)
+        counts = count_rows(rows, record_format.shape[mode])
         self._counts[home] = self._counts.get(home, 0) + counts
         return self._wait(records)
 
     def split(self, buckets: Sequence[range]) -> None:
         def split_block(home: int, number: int) -> list[Array]:
-            records, self._blocks[number] = self._blocks[number], None  # freed once it is cut
+            records = self._blocks[number]
+            self._blocks[number] = None  # so that the block is freed once it is cut
             parts = split_records(move(records, self.primitives.xp), buckets, self.record_format)
             return [self._wait(part) for part in parts]
 
-        found = self.devices.map(split_block, self._homes, range(len(self._blocks)))
-        self._parts = [list(parts) for parts in zip(*found, strict=True)]
+        parts_of_blocks = self.devices.map(split_block, self._homes, range(len(self._blocks)))
+        self._parts = [list(parts) for parts in zip(*parts_of_blocks, strict=True)]
 
     def sort_bucket(self, home: int, number: int, rows: range) -> tuple[Array, Array]:
-        parts = self._parts[number]
+        parts = [move(part, self.primitives.xp) for part in self._parts[number]]
         self._parts[number] = []
-        there = [move(part, self.primitives.xp) for part in parts]
-        del parts
-        (records,) = self.devices.gather([(there, home)])
-        del there
+        (records,) = self.devices.gather([(parts, home)])
+        del parts  # before memory is needed to sort them
         records, counts = sort_bucket(records, rows, self.record_format, self.primitives)
         return self._wait(records), counts
 
@@ -176,14 +200,21 @@ class MemoryBuilder(SlabBuilder):
         return self._wait(records), cut
 
     def _wait(self, records: Array) -> Array:
-        return move(records, np) if self._waits_on_host else records
+        """Return records where they wait for the next step."""
+        if self._waits_on_host:
+            return move(records, np)
+        return records
 
 
 # The rows of slabs depend on the nonzeros and the number of slabs only, not on what holds them
 
 
 def find_slab_shape(shape: Sequence[int], num_rows: int) -> tuple[int, ...]:
-    """Return the shape of a slab with `num_rows` rows of the longest mode."""
+    """Return the shape of a slab with `num_rows` rows of the longest mode.
+
+    >>> find_slab_shape((4, 9, 9), 2)
+    (4, 2, 9)
+    """
     mode = find_longest_mode(shape)
     return (*shape[:mode], num_rows, *shape[mode + 1 :])
 
@@ -211,6 +242,9 @@ def find_edges(counts: Array, num_slabs: int) -> tuple[int, ...]:
     slab that has rows. Equal neighbours enclose a slab without rows: there are some if rows or
     nonzeros are fewer than slabs, or if a row has more nonzeros than a slab should. More slabs than
     nonzeros divide the rows as that many do, and only so many edges are returned.
+
+    >>> find_edges(np.array([2, 1, 0, 1, 2, 0]), 3)
+    (0, 1, 4, 6)
     """
     if counts.shape[0] < _MANY_ROWS:
         counts = move(counts, np)
@@ -223,8 +257,9 @@ def find_edges(counts: Array, num_slabs: int) -> tuple[int, ...]:
         return (0, size)
     num_slabs = min(num_slabs, nnz)
     slabs = np.arange(num_slabs)
-    share, more_by_one = divmod(nnz, num_slabs)
-    shares = slabs * share + slabs * more_by_one // num_slabs
+    share, remainder = divmod(nnz, num_slabs)
+    # How many nonzeros should be before each slab. Not slabs * nnz // num_slabs: it may overflow.
+    wanted = slabs * share + slabs * remainder // num_slabs
 
     def find_rows(numbers: np.ndarray) -> np.ndarray:
         """Find the first rows that have so many nonzeros before them."""
@@ -236,17 +271,22 @@ def find_edges(counts: Array, num_slabs: int) -> tuple[int, ...]:
         counted = move(ends[xp.asarray(np.maximum(rows - 1, 0))], np)
         return np.where(rows > 0, counted, 0)
 
-    above = find_rows(shares)
-    more = count_before(above)
-    less = count_before(above - 1)
-    nearest = np.where(more - shares < shares - less, more, less)
-    *edges, last = (int(row) for row in find_rows(np.append(nearest, nnz)))
+    rows_above = find_rows(wanted)
+    counts_above = count_before(rows_above)
+    counts_below = count_before(rows_above - 1)
+    is_above_nearer = counts_above - wanted < wanted - counts_below
+    nearest = np.where(is_above_nearer, counts_above, counts_below)
+    *starts, end = find_rows(np.append(nearest, nnz)).tolist()
     # No slab begins after the last nonzero.
-    return (*(edge if edge < last else size for edge in edges), size)
+    return (*(start if start < end else size for start in starts), size)
 
 
 def list_rows(edges: Sequence[int]) -> list[range]:
-    """List the rows of each slab that has some."""
+    """List the rows of each slab that has some.
+
+    >>> list_rows((0, 1, 1, 4))
+    [range(0, 1), range(1, 4)]
+    """
     return [range(start, stop) for start, stop in pairwise(edges) if start < stop]
 
 
@@ -260,13 +300,14 @@ def split_records(
     if len(buckets) == 1:
         return [records]
     xp = array_module(records)
-    firsts = xp.asarray(np.array([rows.start for rows in buckets[1:]], np.uint32))
+    starts = xp.asarray(np.array([bucket.start for bucket in buckets[1:]], np.uint32))
     rows = record_format.rows(records, find_longest_mode(record_format.shape), xp)
-    numbers = xp.searchsorted(firsts, rows, "right")
+    numbers = xp.searchsorted(starts, rows, "right")  # of the buckets
     numbers = numbers.astype(np.min_scalar_type(len(buckets)))  # NumPy sorts these by digits
     order = xp.argsort(numbers, kind="stable")
-    counts = count_rows(numbers, len(buckets))
-    return [records[own] for own in xp.split(order, np.cumsum(move(counts, np))[:-1].tolist())]
+    counts = move(count_rows(numbers, len(buckets)), np)
+    ends = np.cumsum(counts).tolist()
+    return [records[places] for places in xp.split(order, ends[:-1])]
 
 
 def sort_bucket(
@@ -282,9 +323,11 @@ def sort_bucket(
     return records, count_rows(numbers, len(rows))
 
 
-def take_rows(records: Array, own: range, rows: range, record_format: RecordFormat) -> Array:
-    """Return the records with one of `rows`, of a bucket with the rows `own`."""
-    if rows.start <= own.start and own.stop <= rows.stop:
+def take_rows(
+    records: Array, bucket_rows: range, rows: range, record_format: RecordFormat
+) -> Array:
+    """Return the records of a bucket that have one of `rows`."""
+    if rows.start <= bucket_rows.start and bucket_rows.stop <= rows.stop:
         return records
     mode = find_longest_mode(record_format.shape)
     numbers = record_format.rows(records, mode, array_module(records))
@@ -294,23 +337,24 @@ def take_rows(records: Array, own: range, rows: range, record_format: RecordForm
 def order_slab(
     pieces: Sequence[Array],
     rows: range,
-    given: RecordFormat,
+    piece_format: RecordFormat,
     groups: Groups,
     num_numbered: int | None,
     primitives: Primitives,
 ) -> tuple[Array, Cut]:
     """Return a slab's records on the current device, with numbered prefixes, and its cut.
 
-    `pieces` are records of the whole tensor in the format `given`; the slab's rows begin at 0.
+    `pieces` are records of the whole tensor in `piece_format`; the slab's rows begin at 0.
     """
     xp = primitives.xp
     records = xp.concatenate([move(piece, xp) for piece in pieces])
-    cut = primitives.choose_cut(find_slab_shape(given.shape, len(rows)), given.dtype, groups)
-    own = cut.record_format
-    shift = (find_longest_mode(given.shape), -rows.start)
-    records = pack_again(records, given, own, primitives, shift=shift)
-    if len(pieces) > 1:
-        records = sort_records(records, own, primitives)
+    slab_shape = find_slab_shape(piece_format.shape, len(rows))
+    cut = primitives.choose_cut(slab_shape, piece_format.dtype, groups)
+    slab_format = cut.record_format
+    shift = (find_longest_mode(piece_format.shape), -rows.start)
+    records = pack_again(records, piece_format, slab_format, primitives, shift=shift)
+    if len(pieces) > 1:  # buckets follow each other only in the longest mode
+        records = sort_records(records, slab_format, primitives)
     return number_records(records, cut._replace(num_numbered=num_numbered), primitives)
 
 

@@ -10,7 +10,7 @@ import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from types import ModuleType
 from typing import Any, ClassVar, NoReturn
 
@@ -73,6 +73,9 @@ def cut_evenly(num_rows: int, num_blocks: int) -> tuple[int, ...]:
     """Return edges of blocks with equally many rows, the last ones with fewer.
 
     Equal blocks let devices exchange them in one all-gather.
+
+    >>> cut_evenly(10, 4)
+    (0, 3, 6, 9, 10)
     """
     length = -(-num_rows // num_blocks)
     return tuple(min(block * length, num_rows) for block in range(num_blocks + 1))
@@ -85,7 +88,7 @@ class Memo:
     gram: Array = None  # (R, R)
     products: Sequence[Array] = ()  # Gram matrices of all blocks, on their devices
     replicated: Any = None  # the Gram matrix as `Devices.replicate` returns it
-    known: Any = None  # the same, and more, as `loop.gram_products` needs it
+    known: Any = None  # the Gram matrix as `loop.gram_products` caches it
     suits: bool | None = None  # whether an engine's kernels suit all blocks
     whole: dict[int, Array] = field(default_factory=dict)  # (I, R), by the devices that have it
 
@@ -112,17 +115,18 @@ class RowShards(NDArrayOperatorsMixin):
         self.sharding = sharding
         self.is_transposed = is_transposed
         self.memo = memo or Memo()
-        first = self.blocks[0]
-        shape = (sharding.edges[-1], first.shape[1])
-        self.shape: tuple[int, int] = shape[::-1] if is_transposed else shape
-        self.dtype: np.dtype = first.dtype
+        num_rows = sharding.edges[-1]
+        rank = self.blocks[0].shape[1]
+        self.shape: tuple[int, int] = (rank, num_rows) if is_transposed else (num_rows, rank)
+        self.dtype: np.dtype = self.blocks[0].dtype
 
     @classmethod
     def scatter(cls, array: Array, sharding: Sharding) -> RowShards:
         """Copy the rows of a matrix (I, R) to their devices."""
         if array.ndim != 2 or array.shape[0] != sharding.edges[-1]:
             raise ValueError(f"array has shape {array.shape}, expected ({sharding.edges[-1]}, R)")
-        return cls(sharding.cut(array), sharding).map_blocks(lambda block: block.copy())
+        views = cls(sharding.cut(array), sharding)
+        return views.map_blocks(lambda block: block.copy())  # the array may change
 
     def to_numpy(self) -> np.ndarray:
         """Gather all rows in host memory."""
@@ -145,72 +149,87 @@ class RowShards(NDArrayOperatorsMixin):
 
     # Block by block
 
-    def map_blocks(self, function: Callable[..., Array], *others: Any) -> RowShards:
+    def map_blocks(self, function: Callable[..., Array], *operands: Any) -> RowShards:
         """Apply a function to each block and to the matching parts of other operands.
 
         The function is called on the block's device with arrays (rows, R), where numbers and arrays
         that broadcast are passed as they are, and returns an array (rows, any).
         """
-        return RowShards(self.apply(function, *others), self.sharding, self.is_transposed)
+        return RowShards(self.apply(function, *operands), self.sharding, self.is_transposed)
 
     def apply(
-        self, function: Callable[..., Any], *others: Any, matrix: Array | None = None
+        self, function: Callable[..., Any], *operands: Any, matrix: Array | None = None
     ) -> list[Any]:
         """Return the results of `map_blocks`; `matrix`, whole, is the function's last argument."""
         devices = self.sharding.devices
         homes = self.sharding.homes
-        results = []
         # First all copies, then all work: a copy waits for the work that is under way.
-        parts = [self._split(x) for x in others]
+        parts = [self._split(operand) for operand in operands]
         if matrix is not None:
             parts.append(self._bring(matrix))
-        for home, *own in zip(homes, self.blocks, *parts, strict=True):
+        results = []
+        for home, *arguments in zip(homes, self.blocks, *parts, strict=True):
             with devices.use(home):
-                results.append(function(*own))
+                results.append(function(*arguments))
         return results
 
-    def _split(self, other: Any) -> Sequence[Any]:
+    def _split(self, operand: Any) -> Sequence[Any]:
         """Return the part of an operand for each block, on its device."""
-        if isinstance(other, RowShards):
-            if (other.sharding, other.is_transposed) != (self.sharding, self.is_transposed):
-                raise ValueError(f"{other} and {self} are not sharded in the same way")
-            return other.blocks
-        if not hasattr(other, "ndim") or isinstance(other, np.generic):
-            return [other] * len(self.blocks)
-        if other.shape == self.shape:
-            return self.sharding.cut(other.T if self.is_transposed else other)
-        if other.ndim == 0:
-            return self._bring(other)
-        shape = (1,) * (2 - other.ndim) + other.shape
-        row_axis = 1 if self.is_transposed else 0
+        if isinstance(operand, RowShards):
+            if not self._is_sharded_like(operand):
+                raise ValueError(f"{operand} and {self} are not sharded in the same way")
+            return operand.blocks
+        is_number = not hasattr(operand, "ndim") or isinstance(operand, np.generic)
+        if is_number:
+            return [operand] * len(self.blocks)
+        if operand.shape == self.shape:
+            return self.sharding.cut(operand.T if self.is_transposed else operand)
+        if operand.ndim == 0:
+            return self._bring(operand)
+        return self._bring(self._as_row(operand))
+
+    def _is_sharded_like(self, matrix: RowShards) -> bool:
+        is_alike = self.is_transposed == matrix.is_transposed
+        return is_alike and self.sharding == matrix.sharding
+
+    def _as_row(self, array: Array) -> Array:
+        """Return an array that broadcasts along the rows in the shape (1, R) or (1, 1)."""
+        row = array.reshape((1,) * (2 - array.ndim) + array.shape)  # a matrix, as NumPy broadcasts
+        if self.is_transposed:
+            row = row.T
         rank = self.blocks[0].shape[1]
-        if len(shape) != 2 or shape[row_axis] != 1 or shape[1 - row_axis] not in (1, rank):
+        if row.shape not in ((1, 1), (1, rank)):
             raise ValueError(
-                f"an array of shape {other.shape} does not broadcast along the rows of {self}: "
+                f"an array of shape {array.shape} does not broadcast along the rows of {self}: "
                 "scatter it, or gather the factor with tl.to_numpy"
             )
-        other = other.reshape(shape)  # as it broadcasts to blocks (rows, R)
-        return self._bring(other.T if self.is_transposed else other)
+        return row
 
     def _bring(self, array: Array) -> list[Array]:
         """Return a small array on the device of each block."""
         homes = self.sharding.homes
-        (own,) = gather_each([array], self.sharding.devices, dict.fromkeys(homes))
-        return [own[home] for home in homes]
+        (copies,) = gather_each([array], self.sharding.devices, dict.fromkeys(homes))
+        return [copies[home] for home in homes]
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
         if ufunc is np.matmul and method == "__call__" and not options:
             return dot(*inputs)
         # ``x += y`` makes another matrix, as for any immutable object.
-        if set(options) == {"out"} and all(out is inputs[0] for out in options["out"]):
+        is_in_place = set(options) == {"out"} and all(out is inputs[0] for out in options["out"])
+        if is_in_place:
             options = {}
         if ufunc not in _UFUNCS or method != "__call__" or options:
-            name = ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}"
-            refuse(f"numpy.{name}" + (f" with {', '.join(options)}" if options else ""))
+            name = f"numpy.{ufunc.__name__}"
+            if method != "__call__":
+                name += f".{method}"
+            if options:
+                name += f" with {', '.join(options)}"
+            refuse(name)
         if ufunc is np.conjugate:
             return self  # values are real
         first = next(x for x in inputs if isinstance(x, RowShards))
-        return first.map_blocks(lambda _, *own: ufunc(*own), *inputs)
+        # The first argument is the block of `first`, which is among the parts of `inputs` too.
+        return first.map_blocks(lambda _, *parts: ufunc(*parts), *inputs)
 
     def __array_function__(self, function: Callable, types: Any, args: tuple, kwargs: dict) -> Any:
         if function not in _FUNCTIONS:
@@ -228,30 +247,33 @@ class RowShards(NDArrayOperatorsMixin):
     def __getitem__(self, index: Any) -> RowShards:
         """Take columns, by a slice or a list: ``x[:, :3]``."""
         is_pair = isinstance(index, tuple) and len(index) == 2 and index[0] == slice(None)
-        if self.is_transposed or not is_pair or not isinstance(index[1], slice | list | np.ndarray):
+        if self.is_transposed or not is_pair:
             refuse(f"indexing with {index!r}")
-        return self.map_blocks(lambda block: block[:, index[1]])
+        columns = index[1]
+        if not isinstance(columns, slice | list | np.ndarray):
+            refuse(f"indexing with {index!r}")
+        return self.map_blocks(lambda block: block[:, columns])
 
     # Over all rows
 
-    def is_transpose_of(self, other: Any) -> bool:
-        """Return whether this is ``x.T`` of a matrix `other`, x, with blocks of rows."""
-        is_same = isinstance(other, RowShards) and self.memo is other.memo
-        return is_same and self.is_transposed and not other.is_transposed
+    def is_transpose_of(self, x: Any) -> bool:
+        """Return whether this is ``x.T`` of a matrix `x` with blocks of rows."""
+        is_same = isinstance(x, RowShards) and self.memo is x.memo
+        return is_same and self.is_transposed and not x.is_transposed
 
     def reduce(
         self,
         function: Callable[..., Array],
-        *others: RowShards,
+        *operands: RowShards,
         add: Callable[[Array, Array], Array] = operator.add,
         matrix: Array | None = None,
     ) -> Array:
-        """Add what `apply` returns, in float64, along the tree, on the home device."""
+        """Add the results of `apply`, in float64, along the tree, on the home device."""
 
-        def compute(*own: Array) -> Array:
-            return function(*own).astype(np.float64, copy=False)
+        def compute(*arguments: Array) -> Array:
+            return function(*arguments).astype(np.float64, copy=False)
 
-        parts = self.apply(compute, *others, matrix=matrix)
+        parts = self.apply(compute, *operands, matrix=matrix)
         return fold_tree(self.sharding.devices.collect(parts), add)
 
     # Methods of arrays
@@ -262,11 +284,15 @@ class RowShards(NDArrayOperatorsMixin):
 
     conj = __copy__ = __deepcopy__ = copy
 
-    def transpose(self, axes: Any = None, *more: int) -> RowShards:
-        order = (axes, *more) if more else axes
+    def transpose(self, axes: Any = None, *later_axes: int) -> RowShards:
+        order = axes
+        if later_axes:  # given one by one
+            order = (axes, *later_axes)
         if order is None or tuple(order) == (1, 0):
             return self.T
-        return self if tuple(order) == (0, 1) else refuse(f"transpose to {order}")
+        if tuple(order) == (0, 1):
+            return self
+        refuse(f"transpose to {order}")
 
     def astype(self, dtype: Any, copy: bool = True) -> RowShards:
         return self.map_blocks(lambda block: block.astype(dtype, copy=copy))
@@ -274,12 +300,15 @@ class RowShards(NDArrayOperatorsMixin):
     def sum(self, axis: int | None = None) -> Array:
         """Sum over the rows, or everything, in float64; return the dtype of the matrix."""
         _check_rows(self, axis, "sum")
-        kept = self.dtype if self.dtype.kind == "f" else np.dtype(np.int64)
+        is_real = self.dtype.kind == "f"  # else booleans, which are counted
+        dtype = self.dtype if is_real else np.dtype(np.int64)
         sums = self.reduce(tall.sum_columns)
-        return sums.sum().astype(kept) if axis is None else sums.astype(kept)
+        if axis is None:
+            sums = sums.sum()
+        return sums.astype(dtype)
 
-    def dot(self, other: Any) -> Any:
-        return dot(self, other)
+    def dot(self, b: Any) -> Any:
+        return dot(self, b)
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
@@ -294,19 +323,23 @@ def gather_each(
 
     Missing copies are made in one exchange; gathered copies of row-sharded matrices are cached.
     """
-    found: list[dict[int, Array]] = []
-    missing: list[tuple[dict[int, Array], int]] = []
+    copies_of_all: list[dict[int, Array]] = []  # of each matrix, by device
+    missing: list[tuple[dict[int, Array], int]] = []  # where each request's result belongs
     requests: list[Request] = []
-    for x in matrices:
-        own, blocks = (x.memo.whole, x.blocks) if isinstance(x, RowShards) else ({}, (x,))
-        found.append(own)
+    for matrix in matrices:
+        copies: dict[int, Array] = {}
+        blocks: Sequence[Array] = (matrix,)
+        if isinstance(matrix, RowShards):
+            copies = matrix.memo.whole
+            blocks = matrix.blocks
+        copies_of_all.append(copies)
         for home in homes:
-            if home not in own:
-                missing.append((own, home))
+            if home not in copies:
+                missing.append((copies, home))
                 requests.append((blocks, home))
-    for (own, home), array in zip(missing, devices.gather(requests), strict=True):
-        own[home] = array
-    return found
+    for (copies, home), array in zip(missing, devices.gather(requests), strict=True):
+        copies[home] = array
+    return copies_of_all
 
 
 def gather(array: Any) -> Any:
@@ -315,11 +348,13 @@ def gather(array: Any) -> Any:
         return array
     devices = array.sharding.devices
     with devices.use(0):
-        (whole,) = devices.collect([gather_each([array], devices, [0])[0][0]])
+        (copies,) = gather_each([array], devices, [0])
+        (whole,) = devices.collect([copies[0]])
     return whole
 
 
 def refuse(name: str, error: type[Exception] = TypeError) -> NoReturn:
+    """Refuse an operation that row-sharded factors lack."""
     raise error(f"{name} is not supported for row-sharded factors: gather them with tl.to_numpy")
 
 
@@ -333,10 +368,9 @@ def dot(a: Any, b: Any) -> Any:
         if not a.is_transposed or b.is_transposed:
             refuse(f"the product of {a} and {b}")
         if a.is_transpose_of(b):
-            if b.memo.gram is None:
-                b.memo.gram = _add_products(b.dtype, *b.sharding.devices.collect(_find_products(b)))
-            return b.memo.gram.copy()
-        return a.T.reduce(tall.transposed_product, b).astype(np.result_type(a.dtype, b.dtype))
+            return _compute_gram(b).copy()
+        product = a.T.reduce(tall.transposed_product, b)
+        return product.astype(np.result_type(a.dtype, b.dtype))
     if isinstance(a, RowShards) and not a.is_transposed and b.ndim == 2:
         return RowShards(a.apply(operator.matmul, matrix=b), a.sharding)
     if isinstance(b, RowShards) and b.is_transposed and a.ndim == 2:
@@ -350,11 +384,19 @@ def replicate_gram(a: Any, b: Any) -> Any:
         return None
     if b.memo.replicated is None:
         add = partial(_add_products, b.dtype)
-        b.memo.replicated = b.sharding.devices.replicate(_find_products(b), add)
+        b.memo.replicated = b.sharding.devices.replicate(_multiply_blocks(b), add)
     return b.memo.replicated
 
 
-def _find_products(x: RowShards) -> Sequence[Array]:
+def _compute_gram(x: RowShards) -> Array:
+    """Return the Gram matrix (R, R) on the first device; computed once."""
+    if x.memo.gram is None:
+        products = x.sharding.devices.collect(_multiply_blocks(x))
+        x.memo.gram = _add_products(x.dtype, *products)
+    return x.memo.gram
+
+
+def _multiply_blocks(x: RowShards) -> Sequence[Array]:
     """Return the Gram matrix of each block, in float64, on its device; computed once."""
     if not x.memo.products:
         multiply = tall.transposed_product
@@ -369,10 +411,14 @@ def _add_products(dtype: np.dtype, *products: Array) -> Array:
 def inner_product(a: RowShards, factors: Sequence[RowShards]) -> Array:
     """Return the inner product of `a` and the last factor; find all Gram matrices with it."""
     product = a * factors[-1]
-    parts = [_find_products(x) for x in factors]
+    parts = [_multiply_blocks(factor) for factor in factors]
     parts.append(product.apply(tall.sum_columns))
-    collected = iter(a.sharding.devices.collect([x for own in parts for x in own]))
-    *grams, sums = (fold_tree([next(collected) for _ in own], operator.add) for own in parts)
+    # One exchange for all: a device waits for each.
+    collected = a.sharding.devices.collect(list(chain.from_iterable(parts)))
+    starts = accumulate(map(len, parts), initial=0)
+    *grams, sums = (
+        fold_tree(collected[start:stop], operator.add) for start, stop in pairwise(starts)
+    )
     for factor, gram in zip(factors, grams, strict=True):
         factor.memo.gram = gram.astype(factor.dtype)
     return sums.astype(product.dtype).sum()
@@ -403,12 +449,15 @@ def norm(x: RowShards, ord: Any = None, axis: int | None = None) -> Array:
         refuse(f"numpy.linalg.norm with ord={ord}")
     _check_rows(x, axis, "norm")
     squares = x.reduce(lambda block: tall.sum_columns(np.square(block)))
-    squares = squares.sum() if axis is None else squares
+    if axis is None:
+        squares = squares.sum()
     return np.sqrt(squares).astype(x.dtype)
 
 
 def _check_rows(x: RowShards, axis: Any, name: str) -> None:
-    if axis is not None and axis % 2 != (1 if x.is_transposed else 0):
+    """Refuse a reduction along an axis other than the sharded one; None is both."""
+    sharded_axis = 1 if x.is_transposed else 0
+    if axis is not None and axis % 2 != sharded_axis:
         refuse(f"{name} with axis={axis}, along each row,")
 
 
@@ -421,7 +470,8 @@ def qr(x: RowShards, mode: str = "reduced") -> tuple[RowShards, Array]:
     collected = sharding.devices.collect(triangles)
     xp = array_module(collected[0])
     basis, triangle = xp.linalg.qr(xp.concatenate(collected))
-    edges = tuple(accumulate((own.shape[0] for own in triangles), initial=0))
+    # Below each other are the rows of `basis` by which the basis of each block is multiplied.
+    edges = tuple(accumulate((block.shape[0] for block in triangles), initial=0))
     parts = Sharding(edges, sharding.homes, sharding.devices).cut(basis)
     product = RowShards(bases, sharding).map_blocks(operator.matmul, RowShards(parts, sharding))
     return product, triangle
@@ -437,8 +487,10 @@ def _find_extreme(
     def find(block: Array) -> Array:
         if block.shape[0] == 0:
             return array_module(block).full(block.shape[1], worst)
-        # CuPy finds extremes of columns with one thread block: 0.2 s for 50M elements.
-        return function(block, axis=0) if axis is not None else function(block, keepdims=True)
+        if axis is None:
+            # CuPy finds extremes of columns with one thread block: 0.2 s for 50M elements.
+            return function(block, keepdims=True)
+        return function(block, axis=0)
 
     extremes = x.reduce(find, add=of_two).astype(x.dtype)
     return function(extremes) if axis is None else extremes
@@ -446,9 +498,10 @@ def _find_extreme(
 
 def clip(x: RowShards, a_min: Any = None, a_max: Any = None) -> RowShards:
     """Limit the elements to numbers."""
-    if isinstance(x, RowShards) and not any(getattr(n, "ndim", 0) for n in (a_min, a_max)):
-        return x.map_blocks(lambda block: np.clip(block, a_min, a_max))
-    refuse("numpy.clip to arrays")
+    are_numbers = not any(getattr(limit, "ndim", 0) for limit in (a_min, a_max))
+    if not isinstance(x, RowShards) or not are_numbers:
+        refuse("numpy.clip to arrays")
+    return x.map_blocks(lambda block: np.clip(block, a_min, a_max))
 
 
 def concatenate(arrays: Sequence[RowShards], axis: int = 0) -> RowShards:
@@ -456,7 +509,8 @@ def concatenate(arrays: Sequence[RowShards], axis: int = 0) -> RowShards:
     are_columns = all(isinstance(x, RowShards) and not x.is_transposed for x in arrays)
     if axis not in (1, -1) or not are_columns:
         refuse("numpy.concatenate, except of columns that are sharded,")
-    return arrays[0].map_blocks(lambda *own: np.concatenate(list(own), axis=1), *arrays[1:])
+    first, *rest = arrays
+    return first.map_blocks(lambda *blocks: np.concatenate(list(blocks), axis=1), *rest)
 
 
 def where(condition: RowShards, x: Any, y: Any) -> RowShards:

@@ -36,7 +36,8 @@ class SlabLayout:
     records of the whole tensor; those of a slab may be shorter. The home device has all else.
     """
 
-    #: Builds another tensor of coords and values that are in other processes, where some can be.
+    #: Builds another tensor's layout of nonzeros that are on the workers of a cluster: see
+    #: `dask.cluster_layout`. None if all nonzeros are in this process.
     build_elsewhere: Callable[..., Self] | None = None
 
     def __init__(
@@ -61,12 +62,14 @@ class SlabLayout:
         self.groups: Groups = min((slab.layout.groups for slab in slabs), key=len)
         # The number of slabs whose records are on the host.
         self.num_streamed = sum(isinstance(slab.layout, StreamedLayout) for slab in slabs)
-        self.norm = math.hypot(*(slab.layout.norm for slab in slabs)) if norm is None else norm
+        if norm is None:
+            norm = math.hypot(*(slab.layout.norm for slab in slabs))
+        self.norm = norm
         self._primitives = primitives
         self._empty_rows: dict[int, Array] = {}
         for home in range(devices.count):
-            own = [slab.layout for slab in slabs if slab.home == home]
-            link_copies([layout for layout in own if isinstance(layout, StreamedLayout)])
+            layouts = [slab.layout for slab in slabs if slab.home == home]
+            link_copies([layout for layout in layouts if isinstance(layout, StreamedLayout)])
 
     # Contents
 
@@ -86,11 +89,13 @@ class SlabLayout:
         xp = self._primitives.xp
         size = self.record_format.shape[mode]
         is_empty = xp.ones(size, bool)
-        for slab, rows in zip(self.slabs, self._ask(Layout.find_empty_rows, mode), strict=True):
-            own = is_empty[slab.rows] if mode == self.cut_mode else is_empty
-            is_empty_here = xp.zeros(own.size, bool)
+        empty_rows = self._ask(Layout.find_empty_rows, mode)
+        for slab, rows in zip(self.slabs, empty_rows, strict=True):
+            # A view, of the rows that the slab has.
+            is_empty_so_far = is_empty[slab.rows] if mode == self.cut_mode else is_empty
+            is_empty_here = xp.zeros(is_empty_so_far.size, bool)
             is_empty_here[rows] = True
-            own &= is_empty_here
+            is_empty_so_far &= is_empty_here
         self._empty_rows[mode] = xp.flatnonzero(is_empty).astype(index_dtype(size), copy=False)
         return self._empty_rows[mode]
 
@@ -112,33 +117,40 @@ class SlabLayout:
         In the cut mode each slab writes rows of its own. In any other each has a result for
         all rows; these are added along the tree, in memory that is allocated before all work.
         """
-        edges, own_slots = self._divide_rows(mode, options.get("slots"))
+        edges, slab_slots = self._divide_rows(mode, options.get("slots"))
         sums: list[Array | None] = []
 
         def compute(number: int, target: Array) -> Array:
+            """Run the operation on a slab, with its result in `target`."""
             slab = self.slabs[number]
-            own = {n: x[slab.rows] if n == self.cut_mode else x for n, x in inputs.items()}
-            own_rows = find_rows and functools.partial(find_rows, piece=number)
-            own_options: dict[str, Any] = {**options, "find_rows": own_rows}
-            if own_slots is not None:
-                own_options["slots"] = own_slots[number]
-            sums.append(slab.layout.apply(operation, engine, own, mode, target, **own_options))
+            slab_inputs = dict(inputs)
+            if self.cut_mode in inputs:
+                slab_inputs[self.cut_mode] = inputs[self.cut_mode][slab.rows]
+            slab_options: dict[str, Any] = {**options, "find_rows": find_rows}
+            if find_rows is not None:
+                slab_options["find_rows"] = functools.partial(find_rows, piece=number)
+            if slab_slots is not None:
+                slab_options["slots"] = slab_slots[number]
+            total = slab.layout.apply(operation, engine, slab_inputs, mode, target, **slab_options)
+            sums.append(total)
             return target
-
-        def add(rows: Array, others: Array) -> Array:
-            rows += others
-            free.append(others)
-            return rows
 
         if mode == self.cut_mode:
             for number, (start, stop) in enumerate(pairwise(edges)):
                 compute(number, out[start:stop])
-        else:
-            spares = range(count_waiting(len(self.slabs)))
-            free = [engine.xp.empty(out.shape, out.dtype) for _ in spares]
-            free.append(out)  # taken first: the first operand of each addition receives its result
-            fold_tree((compute(n, free.pop()) for n in range(len(self.slabs))), add)
-        return self._add_up(sums)
+            return self._sum_results(sums)
+
+        num_slabs = len(self.slabs)
+        free = [engine.xp.empty(out.shape, out.dtype) for _ in range(count_waiting(num_slabs))]
+        free.append(out)  # taken first: the first operand of each addition receives its result
+
+        def add(left: Array, right: Array) -> Array:
+            left += right
+            free.append(right)
+            return left
+
+        fold_tree((compute(number, free.pop()) for number in range(num_slabs)), add)
+        return self._sum_results(sums)
 
     def _divide_rows(self, mode: int, slots: Array | None) -> tuple[list[int], list[Array] | None]:
         """Return the edges of the slabs' rows in a result of the cut mode, and each slab's slots.
@@ -148,8 +160,11 @@ class SlabLayout:
         if mode != self.cut_mode or slots is None:
             return self.edges, None
         edges = self._edges_without_empty_rows
-        firsts = zip(self.slabs, edges, strict=False)
-        return edges, [slots[slab.rows] - slots.dtype.type(first) for slab, first in firsts]
+        slab_slots = [
+            slots[slab.rows] - slots.dtype.type(start)
+            for slab, start in zip(self.slabs, edges[:-1], strict=True)
+        ]
+        return edges, slab_slots
 
     @functools.cached_property
     def _edges_without_empty_rows(self) -> list[int]:
@@ -157,11 +172,11 @@ class SlabLayout:
 
     def _ask(self, function: Callable[..., Any], mode: int) -> list[Any]:
         """Call a function of each slab's layout, on its device; collect the results."""
-        asked = [self.devices.run(slab.home, function, slab.layout, mode) for slab in self.slabs]
-        return self.devices.collect(asked)
+        results = [self.devices.run(slab.home, function, slab.layout, mode) for slab in self.slabs]
+        return self.devices.collect(results)
 
-    def _add_up(self, sums: Sequence[Array | None]) -> Array | None:
-        """Add what an operation has returned for each slab, if that is anything."""
+    def _sum_results(self, sums: Sequence[Array | None]) -> Array | None:
+        """Sum the slabs' results; None if there are none."""
         if sums[0] is None:
             return None
         return functools.reduce(operator.add, self.devices.collect(sums))
@@ -170,19 +185,18 @@ class SlabLayout:
     def hold_first_order(self, primitives: Primitives) -> Iterator[tuple[Array, Array | None]]:
         """Yield a copy of all records, and their places in the order of mode 0, or None."""
         record_format = self.record_format
-        xp = primitives.xp
+        merged = primitives.xp.empty((self.nnz, record_format.num_words), record_format.word_dtype)
         start = 0
-        merged = xp.empty((self.nnz, record_format.num_words), record_format.word_dtype)
         for rows, layout, home in self.slabs:
+            shift = (self.cut_mode, rows.start)
             with self.devices.use(home), layout.hold_first_order(primitives) as (records, places):
                 if places is not None:
                     records = primitives.gather(records, places)
-                own = layout.record_format
-                shift = (self.cut_mode, rows.start)
-                part = pack_again(records, own, record_format, primitives, shift=shift)
-            part = self.devices.bring(part, 0)
-            merged[start : start + part.shape[0]] = part
-            start += part.shape[0]
+                slab_format = layout.record_format
+                packed = pack_again(records, slab_format, record_format, primitives, shift=shift)
+            stop = start + layout.nnz
+            merged[start:stop] = self.devices.bring(packed, 0)
+            start = stop
         # Slabs follow each other in the cut mode, and each is in order: sort by the modes before
         # the cut mode. The last one is the primary key.
         modes = reversed(range(self.cut_mode))
@@ -191,8 +205,14 @@ class SlabLayout:
     def map_values(self, function: Callable[[Array], Array], scale: float) -> Self:
         """Make a layout in the same order with ``function(values)`` and `scale` times the norm."""
         slabs = [self._map_slab(slab, function, scale) for slab in self.slabs]
-        arguments = (self.record_format, self.num_slabs, slabs, self._primitives, self.devices)
-        return type(self)(*arguments, self.norm * scale)
+        return type(self)(
+            self.record_format,
+            self.num_slabs,
+            slabs,
+            self._primitives,
+            self.devices,
+            self.norm * scale,
+        )
 
     def _map_slab(self, slab: Slab, function: Callable[[Array], Array], scale: float) -> Slab:
         with self.devices.use(slab.home):

@@ -24,8 +24,10 @@ class SpreadLayout(SlabLayout):
     @functools.cached_property
     def shardings(self) -> list[Sharding]:
         """Sharding of each mode's factor: in the cut mode like the slabs, else evenly."""
-        edges = [cut_evenly(size, self.num_slabs) for size in self.record_format.shape]
-        shardings = [Sharding.of(own, self.devices, is_read_whole=True) for own in edges]
+        shardings = [
+            Sharding.of(cut_evenly(size, self.num_slabs), self.devices, is_read_whole=True)
+            for size in self.record_format.shape
+        ]
         shardings[self.cut_mode] = Sharding(tuple(self.edges), self.homes, self.devices)
         return shardings
 
@@ -51,32 +53,53 @@ class SpreadLayout(SlabLayout):
         out: Array,
         **options: Any,
     ) -> Array | None:
-        """Run an operation on the nonzeros; its result is whole on the first device, in `out`.
+        """Run an operation on the nonzeros; its result is whole on the first device, in `out`."""
+        is_small = len(self.slabs) * out.nbytes < self.devices.least_nbytes
+        if is_small and self.devices.can_lend(out):
+            return self._apply_lending(operation, engine, inputs, mode, out, **options)
+        return self._apply_collecting(operation, engine, inputs, mode, out, **options)
 
-        Other devices write their parts of a small result there; blocks of a large one are gathered.
-        """
-        devices = self.devices
+    def _apply_lending(
+        self,
+        operation: Operation,
+        engine: Any,
+        inputs: Mapping[int, Array | RowShards],
+        mode: int,
+        out: Array,
+        **options: Any,
+    ) -> Array | None:
+        """Lend memory of the first device to the others, which write their results there."""
         num_slabs = len(self.slabs)
-        is_cut = mode == self.cut_mode
-        if num_slabs * out.nbytes >= devices.least_nbytes or not devices.can_lend(out):
-            rows, total = self.apply_sharded(operation, engine, inputs, mode, out.shape, **options)
-            blocks = devices.collect(rows.blocks)
-            for (start, stop), block in zip(pairwise(rows.sharding.edges), blocks, strict=True):
-                out[start:stop] = block
-            return total
-        edges, own_slots = self._divide_rows(mode, options.get("slots"))
+        edges, slab_slots = self._divide_rows(mode, options.get("slots"))
         parts = out
-        num_rows = out.shape[0]
+        is_cut = mode == self.cut_mode
         if not is_cut:  # each slab computes all rows, which are then added
+            num_rows, rank = out.shape
             edges = [num_rows * number for number in range(num_slabs + 1)]
-            parts = engine.xp.empty((edges[-1], out.shape[1]), out.dtype)
-        run_slab = self._prepare_slabs(inputs, options, own_slots, operation, engine, mode)
+            parts = engine.xp.empty((edges[-1], rank), out.dtype)
+        run_slab = self._prepare_slabs(inputs, options, slab_slots, operation, engine, mode)
         targets = [parts[start:stop] for start, stop in pairwise(edges)]
-        with devices.lend(targets, self.homes) as lent:
+        with self.devices.lend(targets, self.homes) as lent:
             sums = [run_slab(number, target) for number, target in enumerate(lent)]
         if not is_cut:
             engine.add_parts(parts, make_tree(num_slabs), out)
-        return self._add_up(sums)
+        return self._sum_results(sums)
+
+    def _apply_collecting(
+        self,
+        operation: Operation,
+        engine: Any,
+        inputs: Mapping[int, Array | RowShards],
+        mode: int,
+        out: Array,
+        **options: Any,
+    ) -> Array | None:
+        """Compute blocks of rows on all devices, and collect them on the first."""
+        rows, total = self.apply_sharded(operation, engine, inputs, mode, out.shape, **options)
+        blocks = self.devices.collect(rows.blocks)
+        for (start, stop), block in zip(pairwise(rows.sharding.edges), blocks, strict=True):
+            out[start:stop] = block
+        return total
 
     def apply_sharded(
         self,
@@ -95,44 +118,49 @@ class SpreadLayout(SlabLayout):
         devices = self.devices
         slabs = self.slabs
         is_cut = mode == self.cut_mode
-        edges, own_slots = self._divide_rows(mode, options.get("slots"))
+        num_rows, rank = shape
+        edges, slab_slots = self._divide_rows(mode, options.get("slots"))
         sharding = self.shardings[mode]
-        if own_slots is not None:
+        if slab_slots is not None:  # the result has no empty rows
             sharding = Sharding(tuple(edges), sharding.homes, devices)
-        elif shape[0] != sharding.edges[-1]:
-            sharding = Sharding.of(cut_evenly(shape[0], self.num_slabs), devices)
+        elif num_rows != sharding.edges[-1]:  # as for TTMc without empty rows
+            sharding = Sharding.of(cut_evenly(num_rows, self.num_slabs), devices)
         # First all copies, then all work: a copy waits for the work that is under way.
-        run_slab = self._prepare_slabs(inputs, options, own_slots, operation, engine, mode)
-        results: dict[Any, Array] = {}
+        run_slab = self._prepare_slabs(inputs, options, slab_slots, operation, engine, mode)
+        results: dict[Any, Array] = {}  # by the number of the slab, or of the first that is added
         sums: list[Array | None] = []
 
         def compute(number: int) -> Tree:
-            num_rows = edges[number + 1] - edges[number] if is_cut else shape[0]
-            sizes = (num_rows, shape[1])
-            results[number] = devices.empty(slabs[number].home, sizes, self.record_format.dtype)
+            slab_rows = edges[number + 1] - edges[number] if is_cut else num_rows
+            home = slabs[number].home
+            results[number] = devices.empty(home, (slab_rows, rank), self.record_format.dtype)
             sums.append(run_slab(number, results[number]))
             return number
 
         def add(a: Tree, b: Tree) -> Tree:
             """Add neighbours at once if they are on one device, else when all devices compute."""
-            if not isinstance(a, int) or not isinstance(b, int) or slabs[a].home != slabs[b].home:
+            if not isinstance(a, int) or not isinstance(b, int):
                 return a, b
-            with devices.use(slabs[a].home):
+            home = slabs[a].home
+            if home != slabs[b].home:
+                return a, b
+            with devices.use(home):
                 results[a] += results.pop(b)
             return a
 
-        computed = map(compute, range(len(slabs)))
+        numbers = map(compute, range(len(slabs)))
         if is_cut:
-            blocks = [results[number] for number in computed]
+            blocks = [results[number] for number in numbers]
         else:
-            blocks = _add_blocks(engine, results, self.homes, fold_tree(computed, add), sharding)
-        return RowShards(blocks, sharding), self._add_up(sums)
+            tree = fold_tree(numbers, add)
+            blocks = _add_blocks(engine, results, self.homes, tree, sharding)
+        return RowShards(blocks, sharding), self._sum_results(sums)
 
     def _prepare_slabs(
         self,
         inputs: Mapping[int, Array | RowShards],
         options: dict[str, Any],
-        own_slots: Sequence[Array] | None,
+        slab_slots: Sequence[Array] | None,
         operation: Operation,
         engine: Any,
         mode: int,
@@ -142,38 +170,55 @@ class SpreadLayout(SlabLayout):
         Returns a function that takes the number of a slab and an array on its device, and runs the
         operation there on the slab's nonzeros, with its result in the array.
         """
-        devices = self.devices
-        cut_mode = self.cut_mode
-        parts: dict[Any, Sequence[Array]] = {}
-        if own_slots is not None:
-            parts["slots"] = bring_each(devices, own_slots, self.homes)
-        x = inputs.get(cut_mode)
-        if isinstance(x, RowShards):
-            parts[cut_mode] = x.blocks
-        elif x is not None and x.nbytes >= devices.least_nbytes:
-            parts[cut_mode] = self.shardings[cut_mode].cut(x)
-        given: Any = (*inputs.items(), *options.items())
-        whole = {key: x for key, x in given if key not in parts and getattr(x, "ndim", 0) > 0}
-        gathered = gather_each(whole.values(), devices, dict.fromkeys(self.homes))
-        for key, arrays in zip(whole, gathered, strict=True):
-            parts[key] = [arrays[home] for home in self.homes]
-        if cut_mode in whole:  # small: it came with the others, in one exchange
-            pairs = zip(parts[cut_mode], self.slabs, strict=True)
-            parts[cut_mode] = [array[slab.rows] for array, slab in pairs]
+        parts = self._bring_arrays(inputs, options, slab_slots)
 
-        def take(given: Mapping[Any, Any], number: int) -> dict[Any, Any]:
-            """Return a slab's own, in the order in which they are given, which TTMc follows."""
-            return {key: parts[key][number] if key in parts else x for key, x in given.items()}
+        def take(arguments: Mapping[Any, Any], number: int) -> dict[Any, Any]:
+            """Return a slab's inputs or options, in the given order, which TTMc follows."""
+            return {key: parts[key][number] if key in parts else x for key, x in arguments.items()}
 
         def run_slab(number: int, out: Array) -> Array | None:
             slab = self.slabs[number]
-            own = take(options, number)
-            if own.get("find_rows"):
-                own["find_rows"] = functools.partial(own["find_rows"], piece=number)
-            with devices.use(slab.home):
-                return slab.layout.apply(operation, engine, take(inputs, number), mode, out, **own)
+            slab_inputs = take(inputs, number)
+            slab_options = take(options, number)
+            find_rows = slab_options.get("find_rows")
+            if find_rows is not None:
+                slab_options["find_rows"] = functools.partial(find_rows, piece=number)
+            with self.devices.use(slab.home):
+                return slab.layout.apply(operation, engine, slab_inputs, mode, out, **slab_options)
 
         return run_slab
+
+    def _bring_arrays(
+        self,
+        inputs: Mapping[int, Array | RowShards],
+        options: dict[str, Any],
+        slab_slots: Sequence[Array] | None,
+    ) -> dict[Any, Sequence[Array]]:
+        """Bring arrays among the inputs (by mode) and the options (by name) to the slabs' devices.
+
+        Returns for each of them the array of each slab.
+        """
+        devices = self.devices
+        cut_mode = self.cut_mode
+        parts: dict[Any, Sequence[Array]] = {}
+        if slab_slots is not None:
+            parts["slots"] = bring_each(devices, slab_slots, self.homes)
+        cut_factor = inputs.get(cut_mode)
+        if isinstance(cut_factor, RowShards):
+            parts[cut_mode] = cut_factor.blocks
+        elif cut_factor is not None and cut_factor.nbytes >= devices.least_nbytes:
+            parts[cut_mode] = self.shardings[cut_mode].cut(cut_factor)
+        arguments: dict[Any, Any] = {**inputs, **options}
+        whole = {  # arrays that each device needs as a whole
+            key: x for key, x in arguments.items() if key not in parts and getattr(x, "ndim", 0) > 0
+        }
+        gathered = gather_each(whole.values(), devices, dict.fromkeys(self.homes))
+        for key, copies in zip(whole, gathered, strict=True):
+            parts[key] = [copies[home] for home in self.homes]
+        if cut_mode in whole:  # small: it came with the others, in one exchange
+            slab_copies = zip(parts[cut_mode], self.slabs, strict=True)
+            parts[cut_mode] = [copy[slab.rows] for copy, slab in slab_copies]
+        return parts
 
 
 def _add_blocks(
@@ -181,16 +226,16 @@ def _add_blocks(
 ) -> list[Array]:
     """Add matrices of slabs, which `tree` numbers; the device of a block adds it."""
     devices = sharding.devices
-    homes = sharding.homes
-    cut = []
+    parts = []  # of each matrix, for each block
     for number, matrix in results.items():
         with devices.use(owners[number]):
-            cut.append(np.split(matrix, sharding.edges[1:]))
-    # What is behind the last edge is empty, and has no home.
-    requests = list(zip(zip(*cut, strict=True), homes, strict=False))
-    blocks = []
-    placed = renumber(tree, tuple(results))
-    for rows, home in zip(devices.gather(requests), homes, strict=True):
+            *blocks, _ = np.split(matrix, sharding.edges[1:])  # behind the last edge is nothing
+            parts.append(blocks)
+    # Each device gathers the parts of its block, below each other, and adds them.
+    requests = list(zip(zip(*parts, strict=True), sharding.homes, strict=True))
+    places = renumber(tree, tuple(results))
+    added = []
+    for stacked, home in zip(devices.gather(requests), sharding.homes, strict=True):
         with devices.use(home):
-            blocks.append(engine.add_parts(rows, placed))
-    return blocks
+            added.append(engine.add_parts(stacked, places))
+    return added

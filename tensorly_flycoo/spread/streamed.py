@@ -57,10 +57,10 @@ class StreamedLayout(ReplicatedLayout):
         copies = []
         for copy in self.copies:
             with self.stager.take(copy, None) as records:
-                mapped = self.record_format.map_values(records, function)
-                copies.append(self.stager.put_aside(mapped))
-        arguments = (self.cut, copies, self.tilings, self.norm * scale, self.stager)
-        return self.share_prefixes(type(self)(*arguments))
+                mapped_records = self.record_format.map_values(records, function)
+                copies.append(self.stager.put_aside(mapped_records))
+        mapped = type(self)(self.cut, copies, self.tilings, self.norm * scale, self.stager)
+        return self.share_prefixes(mapped)
 
 
 def make_keep_aside(make_stager: Callable[[], CudaStager], num_resident: int) -> KeepAside:
@@ -69,21 +69,23 @@ def make_keep_aside(make_stager: Callable[[], CudaStager], num_resident: int) ->
     num_built: dict[int, int] = defaultdict(int)
 
     def keep_aside(layout: Layout, home: int) -> Layout:
+        """Return a slab's layout as it is if it is among the first of its device."""
         num_built[home] += 1
         if num_built[home] <= num_resident:
             return layout
         assert isinstance(layout, ReplicatedLayout)
-        copies = [stagers[home].put_aside(copy) for copy in layout.copies]
-        arguments = (layout.cut, copies, layout.tilings, layout.norm, stagers[home])
-        return layout.share_prefixes(StreamedLayout(*arguments))
+        stager = stagers[home]
+        copies = [stager.put_aside(copy) for copy in layout.copies]
+        streamed = StreamedLayout(layout.cut, copies, layout.tilings, layout.norm, stager)
+        return layout.share_prefixes(streamed)
 
     return keep_aside
 
 
 def link_copies(layouts: Sequence[StreamedLayout]) -> None:
     """Tell layouts of one device, in the order of their slabs, which copy follows each."""
-    for layout, after in pairwise(layouts):
-        layout.following = after.copies
-    if layouts:  # after the last one a sweep goes on with the next mode
-        first, *others = layouts[0].copies
-        layouts[-1].following = [*others, first]
+    for layout, next_layout in pairwise(layouts):
+        layout.following = next_layout.copies
+    if layouts:  # after the last slab a sweep goes on with the first slab and the next mode
+        first_copy, *later_copies = layouts[0].copies
+        layouts[-1].following = [*later_copies, first_copy]

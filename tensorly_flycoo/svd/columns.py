@@ -20,8 +20,8 @@ from ..base.reporting import log_compilation
 from ..format.ordering import take_marked
 from ..format.primitives import MTTKRP, Entries, ModeRows
 from ..spread.building import find_edges, list_rows
-from ..spread.choosing import build_slabs
 from ..spread.slab_layout import AnyLayout, SlabLayout
+from ..spread.whole_layout import build_slabs
 from ..tensor.pieces import Piece, call_with_piece, count_nonzeros, list_pieces
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import numpy as np
 
 from ..base.checks import check_mode
+from ..base.notebooks import make_tensor_table
 from . import unknown as unknown_cells
 from .tensor import FlycooTensor, check_axes, check_order, unpack_axes
 from .unknown import Unknown
@@ -348,6 +349,12 @@ class LabelledTensor(NamedTuple("_Fields", [("tensor", FlycooTensor), ("labels",
         if self.unknown is not None:
             shown += f"; unknown: {self._describe_unknown()}"
         return f"<LabelledTensor: {shown}>"
+
+    def _repr_html_(self) -> str:
+        facts = {"modes": self.labels.list_sizes()}
+        if self.unknown is not None:
+            facts["unknown"] = self._describe_unknown()
+        return make_tensor_table(self.tensor, "LabelledTensor", facts)
 
     def _describe_unknown(self) -> str:
         return unknown_cells.describe(self.unknown, self.shape, [*self.labels])

@@ -26,13 +26,14 @@ from ..base.checks import (
     densify_error,
     num_cells,
 )
+from ..base.notebooks import make_tensor_table
 from ..engines import Engine, select_engine
 from ..format.packing import Groups
 from ..spread.slab_layout import AnyLayout, SlabLayout
+from ..spread.whole_layout import build_layout
 from . import pieces
 from .converters import find_converter
 from .indexing import Index, find_kept, find_value, is_whole, order_kept, parse_index
-from .memory import build_layout
 from .pieces import Piece, map_pieces, read_nonzeros
 
 if TYPE_CHECKING:
@@ -420,6 +421,9 @@ class FlycooTensor:
         if len(self.groups) < self.ndim:
             text += f", groups={self.groups}"
         return text + ">"
+
+    def _repr_html_(self) -> str:
+        return make_tensor_table(self, "FlycooTensor")
 
     def __reduce__(self) -> tuple[Callable, tuple]:
         # Through host memory; unpickling moves the tensor to the device chosen there.

@@ -7,8 +7,9 @@ from tensorly.decomposition import parafac
 
 from tensorly_flycoo import FlycooTensor, best_of, core_consistency, select_rank, uncertainty
 from tensorly_flycoo.loop.masks import MissingEntries
-from tensorly_flycoo.models import factor_match_score, many_starts
-from tensorly_flycoo.models.many_starts import Stopping, run_resampled, run_together
+from tensorly_flycoo.models import batch, factor_match_score
+from tensorly_flycoo.models.many_starts import Stopping, run_together
+from tensorly_flycoo.models.resampled_runs import run_resampled
 from tensorly_flycoo.ops.sampling import find_chances
 from tensorly_flycoo.testing import planted_tensor, random_tensor
 
@@ -63,8 +64,8 @@ def test_runs_are_the_same_in_each_call(has_momentum, dtype):
 
 def test_the_host_waits_once_for_each_iteration(monkeypatch):
     x = random_tensor((30, 40, 50), 3000, random_state=0, device="cuda")
-    counts, original = [], many_starts.move
-    monkeypatch.setattr(many_starts, "move", lambda *a: counts.append(1) or original(*a))
+    counts, original = [], batch.move
+    monkeypatch.setattr(batch, "move", lambda *a: counts.append(1) or original(*a))
     run_together(x, 4, SEEDS, Stopping(6, 0))
     assert len(counts) == 6
 
@@ -100,8 +101,8 @@ def test_masked_runs_are_those_of_the_cpu(groups, dtype):
 def test_the_host_waits_once_for_each_iteration_with_missing_entries(monkeypatch):
     x = random_tensor((30, 40, 50), 3000, random_state=0, device="cuda")
     missing = MissingEntries(x, cupy.asarray([[0, 1], [2, 3], [4, 5]]))
-    counts, original = [], many_starts.move
-    monkeypatch.setattr(many_starts, "move", lambda *a: counts.append(1) or original(*a))
+    counts, original = [], batch.move
+    monkeypatch.setattr(batch, "move", lambda *a: counts.append(1) or original(*a))
     run_together(x, 4, SEEDS, Stopping(6, 0), missing=missing)
     assert len(counts) == 6
 

@@ -13,7 +13,7 @@ from tensorly_flycoo.engines.cuda.engine import CUDA
 from tensorly_flycoo.engines.cuda.staging import CudaStager
 from tensorly_flycoo.format.groups import find_groups
 from tensorly_flycoo.io import slab_folder
-from tensorly_flycoo.spread import choosing
+from tensorly_flycoo.spread import memory
 from tensorly_flycoo.spread.slab_layout import SlabLayout
 from tensorly_flycoo.spread.streamed import StreamedLayout
 
@@ -22,7 +22,7 @@ SHAPE, RANK, NUM_SLABS = (3000, 2000, 50_000), 8, 6
 
 @pytest.fixture(params=[0, 2], ids=["all on the host", "two resident"])
 def num_resident(request, monkeypatch):
-    monkeypatch.setattr(choosing, "count_resident_slabs", lambda *_: request.param)
+    monkeypatch.setattr(memory, "count_resident_slabs", lambda *_: request.param)
     return request.param
 
 
@@ -159,7 +159,7 @@ def test_arrays_in_files(tmp_path):
 def test_memory_is_given_back():
     pool = cupy.get_default_memory_pool()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(choosing, "count_resident_slabs", lambda *_: 0)
+        patch.setattr(memory, "count_resident_slabs", lambda *_: 0)
         compute(make(keep="host"))
         before = pool.used_bytes()
         for _ in range(3):
@@ -171,7 +171,7 @@ def test_less_of_the_gpu_is_used():
     """At most two slabs of one mode, and the tilings."""
     pool = cupy.get_default_memory_pool()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(choosing, "count_resident_slabs", lambda *_: 0)
+        patch.setattr(memory, "count_resident_slabs", lambda *_: 0)
         before = pool.used_bytes()
         x, factors = make(keep="host", nnz=3_000_000), draw_factors()
         results = [mttkrp(x, factors, mode) for mode in range(3)]

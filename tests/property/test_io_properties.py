@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies import dtypes, nonzeros, quick
-from tns_text import write_tns
 
-from tensorly_flycoo import FlycooTensor, load, mttkrp, read_tns, save
+from tensorly_flycoo import FlycooTensor, load, mttkrp, read_tns, save, write_tns
 from tensorly_flycoo.base.checks import LAYOUTS
 
 

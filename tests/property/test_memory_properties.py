@@ -13,7 +13,7 @@ from tensorly_flycoo import FlycooTensor, estimate_memory
 from tensorly_flycoo.base.checks import LAYOUTS
 from tensorly_flycoo.format.groups import choose_groups
 from tensorly_flycoo.format.packing import Cut, RecordFormat
-from tensorly_flycoo.spread.choosing import choose_num_slabs
+from tensorly_flycoo.spread.memory import choose_num_slabs, estimate_piece
 
 layout_names = st.sampled_from(LAYOUTS)
 
@@ -43,7 +43,7 @@ def test_a_layout_takes_the_estimated_memory(drawn, name, tiling, dtype, word_dt
     layout = build_layout(name, drawn, tiling, dtype, word_dtype)
     record_format = RecordFormat.of(drawn.shape, dtype, word_dtype)
     cut = Cut(record_format, tiling[0], tiling[0] * tiling[1])
-    nbytes, peak_nbytes = layout.estimate(layout.records.shape[0], cut, NumpyPrimitives())
+    nbytes, peak_nbytes = estimate_piece(type(layout), layout.nnz, cut, NumpyPrimitives())
     more = count_more_empty_rows(record_format, layout.records.shape[0], layout.tilings)
     assert layout.nbytes == nbytes + 4 * more
     assert layout.nbytes <= peak_nbytes

@@ -31,12 +31,12 @@ def lay_out_long_modes(shape, dtype, word_dtype, groups=None, num_prefixes=0):
 
 
 def choose_three(nnz, num_devices=1, streamed_nbytes=None):
-    """Stand in for `choosing.choose_num_slabs`."""
+    """Stand in for `memory.choose_num_slabs`."""
     return 3
 
 
 def choose_remap(engine, name, *sizes):
-    """Stand in for `building.choose_layout`."""
+    """Stand in for `memory.choose_layout`."""
     return "remap" if name == "auto" else name
 
 
@@ -83,9 +83,9 @@ LOWERED = {
         "engines.cuda.tuning.SEGMENT": 2,
     },
     # As with more than 2**32 nonzeros.
-    "slabs": {"spread.choosing.choose_num_slabs": choose_three},
+    "slabs": {"spread.memory.choose_num_slabs": choose_three},
     # As on a GPU.
-    "remap": {"spread.choosing.choose_layout": choose_remap},
+    "remap": {"spread.memory.choose_layout": choose_remap},
     # As with modes of 2**31 indices or more.
     "record": {"format.packing.RecordFormat.of": lay_out_long_modes},
     # As with many nonzeros for each combination of the indices of adjacent modes.

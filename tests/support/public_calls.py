@@ -6,6 +6,7 @@ import tensorly as tl
 
 import tensorly_flycoo
 from tensorly_flycoo import FlycooTensor, LabelledTensor, decomposition
+from tensorly_flycoo.decomposition.methods import METHODS
 
 SHAPE, RANK = (12, 8, 10, 6), 2
 START = {"init": "random", "random_state": 0, "n_iter_max": 2}
@@ -29,19 +30,13 @@ def iterate(function, x, *args, **options):
     return result, seen
 
 
-#: How each function is called with a tensor x. Those of an empty text take no tensor.
+CP_METHODS = [name for name, method in METHODS.items() if method.model == "CP"]
+TUCKER_METHODS = [name for name, method in METHODS.items() if method.model == "Tucker"]
+
+#: How each function is called with a tensor x.
 CALLS = {
-    **dict.fromkeys(
-        [
-            "constrained_parafac", "generalized_parafac", "non_negative_parafac",
-            "non_negative_parafac_hals", "observed_parafac", "parafac",
-        ],
-        lambda f, x: iterate(f, x, RANK),
-    ),
-    **dict.fromkeys(
-        ["non_negative_tucker", "non_negative_tucker_hals", "tucker"],
-        lambda f, x: iterate(f, x, [2, 2, 2, 2]),
-    ),
+    **dict.fromkeys(CP_METHODS, lambda f, x: iterate(f, x, RANK)),
+    **dict.fromkeys(TUCKER_METHODS, lambda f, x: iterate(f, x, [2, 2, 2, 2])),
     "parafac2": lambda f, x: f([x[0, :, :, 0], x[1, :, :, 0]], RANK, random_state=0, n_iter_max=2),
     "coupled_parafac": lambda f, x: f(
         [(x, tuple("abcd")), (np.ones((12, 3)), tuple("ae"))], RANK, random_state=0, n_iter_max=2
@@ -78,6 +73,7 @@ NO_ARRAYS = {
     "RaggedTensor", "TensorStats", "cp_to_entries", "estimate_memory", "evaluate",
     "factor_match_score", "from_anndata", "from_dataframe", "from_xarray", "load", "open_slabs",
     "profile", "read_tns", "recommend", "save", "save_slabs", "set_device", "show_versions",
+    "write_tns",
 }  # fmt: skip
 
 

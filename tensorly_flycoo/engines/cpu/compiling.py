@@ -92,18 +92,18 @@ class _FolderCache(FunctionCache):
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(function)
         folders = {Path(file).parent for file in (function.__code__.co_filename, __file__)}
-        stamp = tuple(map(_hash_folder, sorted(folders)))
+        stamp = tuple(_hash_folder(folder) for folder in sorted(folders))
         self._cache_file = _CacheFile(self._cache_path, self._impl.filename_base, stamp)
         self._starts_s: dict[Any, float] = {}
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        found = super().load_overload(sig, target_context)
-        if found is not None and tuple(found.signature.args) != tuple(sig):
+        overload = super().load_overload(sig, target_context)
+        if overload is not None and tuple(overload.signature.args) != tuple(sig):
             # Two processes that compile at once may give different signatures one file.
-            found = None
-        if found is None:
+            overload = None
+        if overload is None:
             self._starts_s[sig] = time.perf_counter()
-        return found
+        return overload
 
     def save_overload(self, sig: Any, data: Any) -> None:
         super().save_overload(sig, data)
@@ -123,6 +123,7 @@ class _FolderCache(FunctionCache):
 
 @functools.cache
 def _hash_folder(folder: Path) -> str:
+    """Hash the names and the contents of all source files in a folder."""
     digest = hashlib.sha256()
     for path in sorted(folder.glob("*.py")):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())

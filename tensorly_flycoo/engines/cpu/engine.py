@@ -4,7 +4,6 @@ Threads: numba's number (`numba.set_num_threads`, NUMBA_NUM_THREADS). Results do
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numba
 import numpy as np
@@ -73,20 +72,20 @@ class CpuEngine(CpuPrimitives, Engine):
             if nnz == 0:
                 out[...] = 0
                 return
-            is_large = nnz >= LEAST_NNZ
-            segments = find_segments(layout, step, mode, arrays) if is_large else None
-            loop = mttkrp_segments if segments else mttkrp.mttkrp_tiles
-            if self.is_logging():
-                used = {"kernel": loop.__name__, "num_lanes": num_lanes}
-                self.log("mttkrp", layout.name, mode=mode, **used)
-            operands = (arrays, out, partial_rows)
-            arguments: Any = _gather_arguments(layout, step, mode, operands, num_lanes)
+            arguments = _gather_arguments(layout, step, mode, arrays, out, partial_rows, num_lanes)
             work_ns = _estimate_ns(layout, step, out)
-            count = carry_rows.size
+            segments = None
+            if nnz >= LEAST_NNZ:
+                segments = find_segments(layout, step, mode, arrays)
+            if self.is_logging():
+                kernel = "mttkrp_segments" if segments else "mttkrp_tiles"
+                self.log("mttkrp", layout.name, mode=mode, kernel=kernel, num_lanes=num_lanes)
             if segments:
-                count = segments.starts.size - 1
-                arguments = (segments, *arguments)
-            threads.launch(loop, count, *arguments, work_ns=work_ns)
+                num_windows = segments.starts.size - 1
+                threads.launch(mttkrp_segments, num_windows, segments, *arguments, work_ns=work_ns)
+            else:
+                num_tiles = carry_rows.size
+                threads.launch(mttkrp.mttkrp_tiles, num_tiles, *arguments, work_ns=work_ns)
             mttkrp.add_partial_rows(carry_rows, partial_rows, out)
             if weights is not None:
                 np.multiply(out, weights, out=out)
@@ -109,15 +108,25 @@ class CpuEngine(CpuPrimitives, Engine):
             if step.records.shape[0] == 0:
                 out[...] = 0
                 return np.zeros(()) if wants_sum else None
-            operands = (tuple(arrays), out, partial_rows)
-            arguments = _gather_arguments(layout, step, mode, operands, num_lanes)
+            tiles, storage, operands = _gather_arguments(
+                layout, step, mode, tuple(arrays), out, partial_rows, num_lanes
+            )
             log_sums = np.empty(num_tiles) if wants_sum else None
-            least = None if smallest is None else out.dtype.type(smallest)
+            typed_smallest = None if smallest is None else out.dtype.type(smallest)
+            model = ratios.Model(factor, typed_smallest, log_sums)
+            # None, not False: a kernel is compiled without steps.
             has_steps = None if out.shape[1] == num_lanes else True
-            more = ratios.Model(factor, least, log_sums), has_steps
             self.log("ratios", layout.name, mode=mode, kernel="ratio_tiles", num_lanes=num_lanes)
-            work_ns = 3 * _estimate_ns(layout, step, out)
-            threads.launch(ratios.ratio_tiles, num_tiles, *arguments, *more, work_ns=work_ns)
+            threads.launch(
+                ratios.ratio_tiles,
+                num_tiles,
+                tiles,
+                storage,
+                operands,
+                model,
+                has_steps,
+                work_ns=3 * _estimate_ns(layout, step, out),
+            )
             mttkrp.add_partial_rows(carry_rows, partial_rows, out)
             # Unlike a sum, adds from the first to the last.
             return None if log_sums is None else np.asarray(0.0 + log_sums.cumsum()[-1])
@@ -127,10 +136,10 @@ class CpuEngine(CpuPrimitives, Engine):
     ) -> tuple[tuple[Array, ...], Array]:
         """Return the factors as kernels read them, that of `mode` last, and memory for carries."""
         num_tiles = layout.tilings[mode].carry_rows.size
-        most = num_tiles * layout.tile_size // _READS_A_COPY
-        arrays = [_align(factors[n], most) for n in sorted(factors) if n != mode]
+        most_rows = num_tiles * layout.tile_size // _READS_A_COPY
+        arrays = [_align(factors[n], most_rows) for n in sorted(factors) if n != mode]
         if mode in factors:
-            arrays.append(_align(factors[mode], most))
+            arrays.append(_align(factors[mode], most_rows))
         return tuple(arrays), np.empty((num_tiles, out.shape[1]), out.dtype)
 
     def scale_rows(self, product: Array, factor: Array, scales: Array, sums: Array) -> None:
@@ -150,46 +159,67 @@ class CpuEngine(CpuPrimitives, Engine):
     ) -> None:
         assert layout.merged is layout.record_format, "TTMc knows no groups"
         record_format = layout.record_format
-        tiling = layout.tilings[mode]
-        partial_rows = np.empty((tiling.carry_rows.size, out.shape[1]), out.dtype)
-        # With a single mode each nonzero takes row 0 of a factor of ones.
-        zero = (np.uint64(0),)
-        fields = Fields.of(record_format, inputs) if inputs else Fields(zero, zero, zero)
-        factors = list(inputs.values()) or [np.ones((1, 1), out.dtype)]
+        carry_rows = layout.tilings[mode].carry_rows
+        num_tiles = carry_rows.size
+        partial_rows = np.empty((num_tiles, out.shape[1]), out.dtype)
+        if inputs:
+            fields = Fields.of(record_format, inputs)
+            factors = list(inputs.values())
+        else:  # with a single mode each nonzero takes row 0 of a factor of ones
+            zero = (np.uint64(0),)
+            fields = Fields(zero, zero, zero)
+            factors = [np.ones((1, 1), out.dtype)]
         kronecker = ttmc_kernels.lay_out_factors(fields, factors)
-        slots = list_places(slots, layout.merged.shape[mode])
-        output = (Fields.of(record_format, [mode]), slots, out, partial_rows)
+        row_slots = list_places(slots, layout.merged.shape[mode])
+        output = (Fields.of(record_format, [mode]), row_slots, out, partial_rows)
         with layout.step(mode, self, stays=True) as step:
             if len(out) > layout.count_nonempty_rows(mode):
                 out[...] = 0
             if step.records.shape[0] == 0:
                 return
-            tiles = Tiles(layout.tile_size, step.bucket_size, tiling.carry_rows)
+            tiles = Tiles(layout.tile_size, step.bucket_size, carry_rows)
             storage = Storage.of(step, record_format)
-            num_tiles = tiling.carry_rows.shape[0]
             num_lanes = len(kronecker.lanes)
             self.log("ttmc", layout.name, mode=mode, kernel="ttmc_tiles", num_lanes=num_lanes)
-            work_ns = _estimate_ns(layout, step, out)
-            arguments = (tiles, storage, kronecker, output)
-            threads.launch(ttmc_kernels.ttmc_tiles, num_tiles, *arguments, work_ns=work_ns)
-            rows = tiling.carry_rows
-            if slots.size > 0:
-                rows = np.where(rows >= 0, slots[rows].astype(np.int64), rows)
-            mttkrp.add_partial_rows(rows, partial_rows, out)
+            threads.launch(
+                ttmc_kernels.ttmc_tiles,
+                num_tiles,
+                tiles,
+                storage,
+                kronecker,
+                output,
+                work_ns=_estimate_ns(layout, step, out),
+            )
+            out_rows = carry_rows
+            if row_slots.size > 0:
+                slots_of_rows = row_slots[carry_rows].astype(np.int64)
+                out_rows = np.where(carry_rows >= 0, slots_of_rows, carry_rows)
+            mttkrp.add_partial_rows(out_rows, partial_rows, out)
 
     def gram(self, coords: Array, values: Array, diagonal: Array) -> Array:
-        (columns, ids), size, values = coords, diagonal.size, np.atleast_2d(values.T).T
+        columns, ids = coords
+        size = diagonal.size
+        matrix_values = np.atleast_2d(values.T).T  # (n, K)
         starts = np.append(np.flatnonzero(np.diff(columns, prepend=-1)), columns.size)
         gram = np.zeros((size, size))
-        own_diagonal = np.zeros(size)
+        squares = np.zeros(size)  # of the entries of each row
         # Each band reads all entries, so use only one for each thread. Edges that grow like a
         # square root give the bands of the triangle equal areas.
         num_bands = numba.get_num_threads()
         edges = np.sqrt(np.linspace(0, 1, num_bands + 1)) * size
-        arguments = (edges.astype(np.uint64), starts, ids, values, gram, own_diagonal)
-        num_products = values.shape[1] * np.square(np.diff(starts)).sum() / 2
-        threads.launch(mttkrp.add_gram, num_bands, *arguments, work_ns=num_products)
-        np.fill_diagonal(gram, own_diagonal + diagonal)
+        num_products = matrix_values.shape[1] * np.square(np.diff(starts)).sum() / 2
+        threads.launch(
+            mttkrp.add_gram,
+            num_bands,
+            edges.astype(np.uint64),
+            starts,
+            ids,
+            matrix_values,
+            gram,
+            squares,
+            work_ns=num_products,
+        )
+        np.fill_diagonal(gram, squares + diagonal)
         return gram
 
     def sweep_nonnegative(
@@ -199,9 +229,10 @@ class CpuEngine(CpuPrimitives, Engine):
         errors = np.zeros(num_blocks)
         changes = np.zeros(num_blocks, np.int64)
         problem = (targets, gram, shift, _SWEEP_ROWS)
-        arguments = (problem, rows, errors, changes)
         work_ns = rows.size * rows.shape[1]
-        threads.launch(updates.sweep_nonnegative, num_blocks, *arguments, work_ns=work_ns)
+        threads.launch(
+            updates.sweep_nonnegative, num_blocks, problem, rows, errors, changes, work_ns=work_ns
+        )
         return errors.sum(), changes.sum()
 
     count_free_nbytes = staticmethod(count_free_nbytes)
@@ -209,15 +240,16 @@ class CpuEngine(CpuPrimitives, Engine):
     contract_rows = staticmethod(products.contract_rows)
 
 
-def _align(factor: Array, most: int) -> Array:
+def _align(factor: Array, most_rows: int) -> Array:
     """Return a factor as kernels read it, its rows in as few cache lines as can be.
 
     NumPy aligns to 16 bytes only. A row in one line more takes up to 1.4 times as long to read. A
-    factor of more than `most` rows is not copied.
+    factor of more than `most_rows` rows is not copied.
     """
     if not factor.flags.carray:
         factor = np.require(factor, requirements=("C", "A", "W"))
-    if factor.shape[1] * factor.itemsize % _CACHE_LINE_NBYTES or len(factor) > most:
+    has_whole_lines = factor.shape[1] * factor.itemsize % _CACHE_LINE_NBYTES == 0
+    if not has_whole_lines or len(factor) > most_rows:
         return factor
     if factor.__array_interface__["data"][0] % _CACHE_LINE_NBYTES == 0:
         return factor
@@ -246,19 +278,30 @@ def _choose_lanes(out: Array) -> int:
 
 
 def _gather_arguments(
-    layout: Layout, step: Step, mode: int, operands: Any, num_lanes: int
+    layout: Layout,
+    step: Step,
+    mode: int,
+    factors: tuple[Array, ...],
+    out: Array,
+    partial_rows: Array,
+    num_lanes: int,
 ) -> tuple[Tiles, Storage, mttkrp.Operands]:
     """Return the arguments of the loops that compute MTTKRP."""
-    (arrays, out, partial_rows), tiling = operands, layout.tilings[mode]
     if mode not in layout.prepared:
-        sizes = (layout.tile_size, step.bucket_size)
-        tiles = Tiles(*sizes, tiling.carry_rows, tiling.empty_rows)
-        field = Fields.of(layout.merged, [mode])
-        others = Fields.of(layout.merged, [n for n in range(layout.merged.ndim) if n != mode])
-        layout.prepared[mode] = tiles, field, others
-    tiles, field, others = layout.prepared[mode]
-    operands = mttkrp.Operands(others, arrays, field, out, partial_rows, (0,) * num_lanes)
+        layout.prepared[mode] = _prepare_mode(layout, step, mode)
+    tiles, out_field, factor_fields = layout.prepared[mode]
+    lanes = (0,) * num_lanes
+    operands = mttkrp.Operands(factor_fields, factors, out_field, out, partial_rows, lanes)
     return tiles, Storage.of(step, layout.record_format), operands
+
+
+def _prepare_mode(layout: Layout, step: Step, mode: int) -> tuple[Tiles, Fields, Fields]:
+    """Return the tiles of a mode, its field, and those of the other modes."""
+    tiling = layout.tilings[mode]
+    tiles = Tiles(layout.tile_size, step.bucket_size, tiling.carry_rows, tiling.empty_rows)
+    factor_modes = [n for n in range(layout.merged.ndim) if n != mode]
+    fields = Fields.of(layout.merged, factor_modes)
+    return tiles, Fields.of(layout.merged, [mode]), fields
 
 
 #: The only instance.

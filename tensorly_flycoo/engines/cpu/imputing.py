@@ -10,7 +10,7 @@ import numpy as np
 from numba.cpython.unsafe.tuple import tuple_setitem
 from numpy import ndarray as Array
 
-from ..entries import Entries
+from ..entries import PieceEntries
 from . import threads
 from .compiling import kernel
 from .mttkrp import add_product, count_lanes, fill_row, new_row_of_zeros
@@ -19,18 +19,19 @@ from .mttkrp import add_product, count_lanes, fill_row, new_row_of_zeros
 _BLOCK_SIZE = 2048
 
 
-class CpuEntries(Entries):
+class CpuEntries(PieceEntries):
     """Entries that kernels compute, without a matrix of a row for each entry."""
 
     def __init__(self, engine: Any, coords: Array, shape: Sequence[int], dtype: np.dtype) -> None:
         self._coords = coords
-        # By mode: where each of its rows' entries begin, and the last one's end; the coords, its
-        # own first; and the places of the entries, sorted by its rows.
+        # By mode: where each of its rows' entries begin, and the last one's end; the coords, those
+        # of the mode first; and the places of the entries, sorted by its rows.
         self._orders: list[tuple[Array, Array, Array]] = []
         zeros = np.zeros_like(coords[:1])  # rows of ones, if there is no other mode
-        for mode, own in enumerate(coords):
-            places = np.argsort(own, kind="stable")
-            ids = np.concatenate([own[None], np.delete(coords, mode, axis=0), zeros])[:, places]
+        for mode, rows in enumerate(coords):
+            places = np.argsort(rows, kind="stable")
+            mode_first = np.concatenate([rows[None], np.delete(coords, mode, axis=0), zeros])
+            ids = mode_first[:, places]
             starts = np.flatnonzero(np.diff(ids[0], prepend=-1, append=-1))
             self._orders.append((starts, np.ascontiguousarray(ids), places))
 
@@ -38,14 +39,26 @@ class CpuEntries(Entries):
         self, columns: Mapping[int, Array], values: Array, mode: int, out: Array
     ) -> None:
         starts, ids, places = self._orders[mode]
+        num_columns = out.shape[1]
+        rank = num_columns // values.shape[1]
         modes = [n for n in range(len(self._orders)) if n != mode]
-        others: Any = tuple([np.ascontiguousarray(columns[n]) for n in modes])
-        others = others or (np.ones((1, out.shape[1]), out.dtype),)
-        lanes = (0,) * count_lanes(out[:, : out.shape[1] // values.shape[1]])
-        zeros = (np.uint64(0),) * len(others)
-        arguments = (starts, ids, places, values, others, out, zeros, lanes)
-        work_ns = places.size * out.shape[1] * len(others) / 4
-        threads.launch(_add, starts.size - 1, *arguments, work_ns=work_ns)
+        factors: Any = tuple([np.ascontiguousarray(columns[n]) for n in modes])
+        factors = factors or (np.ones((1, num_columns), out.dtype),)
+        lanes = (0,) * count_lanes(out[:, :rank])
+        indices = (np.uint64(0),) * len(factors)  # memory for those of an entry
+        threads.launch(
+            _add,
+            starts.size - 1,
+            starts,
+            ids,
+            places,
+            values,
+            factors,
+            out,
+            indices,
+            lanes,
+            work_ns=places.size * num_columns * len(factors) / 4,
+        )
 
     def evaluate(self, columns: Mapping[int, Array], values: Array) -> tuple[Array, Array]:
         num_blocks = -(-len(values) // _BLOCK_SIZE)
@@ -61,6 +74,10 @@ class CpuEntries(Entries):
 def _evaluate(
     first: int, last: int, ids: Array, columns: tuple[Array, ...], values: Array, sums: Array
 ) -> None:
+    """Replace the values of some blocks of entries by those of each model.
+
+    `sums` receive each block's squares of the new values, and their products with the changes.
+    """
     count = np.uint64(len(values))
     num_models = np.uint64(values.shape[1])
     one = np.uint64(1)
@@ -94,6 +111,7 @@ def _add(
     indices: Any,
     lanes: tuple[int, ...],
 ) -> None:
+    """Add the MTTKRP of the entries of some rows to `out`, model by model."""
     num_models = np.uint64(values.shape[1])
     num_lanes = np.uint64(len(lanes))
     rank: Any = np.uint64(out.shape[1]) // num_models
@@ -105,13 +123,13 @@ def _add(
         for s in range(num_models):
             for step in range(np.uint64(0), rank, num_lanes):
                 # The last step may overlap the one before, and then adds only what is new.
-                own = min(step, rank - num_lanes)
+                column = min(step, rank - num_lanes)
                 fill_row(total, 0.0, lanes)
                 for k in range(begin, end):
                     for n in range(len(columns)):
                         row_id = np.uint64(ids[n + 1, k])
                         indices = tuple_setitem(indices, n, row_id)  # type: ignore[call-arg]
                     value = values[np.uint64(places[k]), s]
-                    add_product(total, value, columns, indices, s * rank + own, lanes)
-                for lane in range(step - own, num_lanes):
-                    out[row, s * rank + own + lane] += total[lane]
+                    add_product(total, value, columns, indices, s * rank + column, lanes)
+                for lane in range(step - column, num_lanes):
+                    out[row, s * rank + column + lane] += total[lane]

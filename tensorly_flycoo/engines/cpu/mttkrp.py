@@ -177,19 +177,22 @@ def store_row(
 
 
 @intrinsic
-def add_multiple(typing_context: Any, row: Any, factor: Any, other: Any, lanes: Any) -> Any:
-    """Add ``factor * other`` to `row`; both are pointers."""
+def add_multiple(typing_context: Any, row: Any, factor: Any, added_row: Any, lanes: Any) -> Any:
+    """Add ``factor * added_row`` to `row`; both rows are pointers."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        row_, factor_, added_row_, _ = args
         vector_type = make_vector_type(context, row.dtype, lanes)
         align = row.dtype.bitwidth // 8
-        pointers = [builder.bitcast(args[n], vector_type.as_pointer()) for n in (0, 2)]
-        total, vector = (builder.load(pointer, align=align) for pointer in pointers)
-        total = multiply_add(builder, splat(builder, args[1], vector_type), vector, total)
-        builder.store(total, pointers[0], align=align)
+        pointer = builder.bitcast(row_, vector_type.as_pointer())
+        added_pointer = builder.bitcast(added_row_, vector_type.as_pointer())
+        total = builder.load(pointer, align=align)
+        added = builder.load(added_pointer, align=align)
+        total = multiply_add(builder, splat(builder, factor_, vector_type), added, total)
+        builder.store(total, pointer, align=align)
         return context.get_dummy_value()
 
-    return types.void(row, factor, other, lanes), generate
+    return types.void(row, factor, added_row, lanes), generate
 
 
 @subroutine
@@ -230,7 +233,7 @@ def _compute_tile(
         new_row = read_row(records, position, out_field)
         indices = read_rows(records, position, fields)
         if not has_row or new_row != row:
-            if has_row:
+            if has_row:  # the row before is complete
                 if inherits:
                     store_row(total, partial_rows, tile, column, lanes)
                 else:
@@ -363,7 +366,7 @@ def add_gram(
     first_row = edges[first_band]
     last_row = edges[last_band]
     sums = np.empty(gram.shape[0])
-    columns = np.empty((values.shape[1], gram.shape[0]))
+    columns = np.empty((values.shape[1], gram.shape[0]))  # a group's values, transposed
     for group in range(np.uint64(starts.shape[0] - 1)):
         start = np.uint64(starts[group])
         end = np.uint64(starts[group + np.uint64(1)])
@@ -373,15 +376,16 @@ def add_gram(
         for a in range(start + np.uint64(1), end):
             row = np.uint64(ids[a])
             if first_row <= row < last_row:
-                own = sums[: a - start]
-                own[:] = 0
+                # First into memory that is contiguous, where the compiler uses vectors.
+                products = sums[: a - start]
+                products[:] = 0
                 for k in range(np.uint64(values.shape[1])):
                     factor = values[a, k]
-                    others = columns[k]
-                    for b in range(np.uint64(own.shape[0])):
-                        own[b] += factor * others[b]
-                for b in range(np.uint64(own.shape[0])):
-                    gram[row, np.uint64(ids[start + b])] += own[b]
+                    column = columns[k]
+                    for b in range(np.uint64(products.shape[0])):
+                        products[b] += factor * column[b]
+                for b in range(np.uint64(products.shape[0])):
+                    gram[row, np.uint64(ids[start + b])] += products[b]
 
 
 @kernel

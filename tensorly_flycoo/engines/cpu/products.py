@@ -30,13 +30,14 @@ def multiply_transposed(a: Array, b: Array) -> Array:
     """Compute ``a.T @ b`` of two tall matrices (I, J) and (I, K) of one dtype."""
     a = _require(a)
     b = _require(b)
-    return _run(a, np.empty((0, b.shape[1])), a, b, a.shape[1]).astype(a.dtype)
+    no_matrix = np.empty((0, b.shape[1]))
+    return _run(a, no_matrix, a, b, a.shape[1]).astype(a.dtype)
 
 
 def multiply_rows(rows: Array, matrix: Array) -> Array:
     """Compute ``rows @ matrix`` of a tall matrix (I, J) and a small one (J, K)."""
-    rows, product = _require(rows), np.empty((rows.shape[0], matrix.shape[1]), rows.dtype)
-    _run(rows, matrix, product, product, 0)
+    product = np.empty((rows.shape[0], matrix.shape[1]), rows.dtype)
+    _run(_require(rows), matrix, product, product, 0)
     return product
 
 
@@ -46,27 +47,40 @@ def solve_rows(rows: Array, inverse: Array) -> tuple[Array, Array, float]:
     Returns y, in the dtype of `rows`; ``y.T @ y``, the same to the bit as by `multiply_transposed`;
     and the inner product of `rows` and y. So rows are read from memory once, and y is only written.
     """
-    rows, y = _require(rows), np.empty(rows.shape, rows.dtype)
-    *gram, products = _run(rows, inverse, y, y, y.shape[1] + 1)
-    return y, np.stack(gram).astype(y.dtype), float(products.sum())
+    y = np.empty(rows.shape, rows.dtype)
+    *gram_rows, products = _run(_require(rows), inverse, y, y, y.shape[1] + 1)
+    return y, np.stack(gram_rows).astype(y.dtype), float(products.sum())
 
 
 def _require(matrix: Array) -> Array:
     """Return a matrix as the kernels were compiled for; a copy only if need be."""
-    return matrix if matrix.flags.carray else np.require(matrix, requirements=("C", "A", "W"))
+    if matrix.flags.carray:
+        return matrix
+    return np.require(matrix, requirements=("C", "A", "W"))
 
 
 def _run(rows: Array, matrix: Array, left: Array, right: Array, num_sums: int) -> Array:
     """Run `_multiply_blocks`, and add up the sums of all blocks: (num_sums, K), in float64."""
-    (num_rows, num_columns), matrix = right.shape, _require(matrix.astype(float, copy=False))
+    exact_matrix = _require(matrix.astype(float, copy=False))
+    num_rows, num_columns = right.shape
+    # Blocks depend on the shape alone, so that sums do not depend on the number of threads.
     least = max(_MIN_BLOCK_ROWS, _ROWS_PER_COLUMN * num_columns)
     block_rows = max(least, -(-num_rows // _MAX_BLOCKS))
     num_blocks = -(-num_rows // block_rows)
     sums = np.zeros((num_blocks, num_sums, num_columns))
-    lanes = [(0,) * count_lanes(array) for array in (matrix, right)]
-    arguments = (block_rows, rows, matrix, left, right, sums, *lanes)
-    work_ns = right.size * (matrix.shape[0] + num_sums) / 4
-    threads.launch(_multiply_blocks, num_blocks, *arguments, work_ns=work_ns)
+    threads.launch(
+        _multiply_blocks,
+        num_blocks,
+        block_rows,
+        rows,
+        exact_matrix,
+        left,
+        right,
+        sums,
+        (0,) * count_lanes(exact_matrix),
+        (0,) * count_lanes(right),
+        work_ns=right.size * (matrix.shape[0] + num_sums) / 4,
+    )
     return sums.sum(axis=0)
 
 
@@ -96,9 +110,11 @@ def _multiply_blocks(
         end = min((block + 1) * block_rows, right.shape[0])
         for start in range(block * block_rows, end, _CACHED_ROWS):
             cached = range(np.uint64(start), np.uint64(min(start + _CACHED_ROWS, end)))
+            # right = rows @ matrix
             # The last step may overlap the one before: then some columns are computed twice, to the
             # same bits, but only the new ones are added up.
-            for step in range(0, num_columns if len(matrix) > 0 else 0, len(exact_lanes)):
+            num_computed = num_columns if len(matrix) > 0 else 0
+            for step in range(0, num_computed, len(exact_lanes)):
                 column = np.uint64(min(step, num_columns - len(exact_lanes)))
                 for i in cached:
                     fill_row(exact, 0.0, exact_lanes)
@@ -107,6 +123,7 @@ def _multiply_blocks(
                         add_product(exact, value, (matrix,), (j,), column, exact_lanes)
                     for lane in range(np.uint64(len(exact_lanes))):
                         right[i, column + lane] = exact[lane]
+            # sums += left.T @ right, and in a last row the sums of the columns of rows * right
             for j in range(np.uint64(sums.shape[1])):
                 for step in range(0, num_columns, len(lanes)):
                     column = np.uint64(min(step, num_columns - len(lanes)))
@@ -126,10 +143,11 @@ def combine_rows(factors: Sequence[Array], bits: Sequence[int]) -> Array:
     for n in range(len(factors) - 2, -1, -1):
         outer = _require(factors[n])
         inner = _require(combined)
-        combined = np.empty((len(outer) << bits[n], outer.shape[1]), outer.dtype)
-        arguments = (outer, inner, bits[n], combined)
+        num_bits = bits[n]
+        combined = np.empty((len(outer) << num_bits, outer.shape[1]), outer.dtype)
         # So many threads that the others do not wait for the cache of one when they read it.
-        threads.launch(_combine, len(combined), *arguments, work_ns=combined.size)
+        work_ns = combined.size
+        threads.launch(_combine, len(combined), outer, inner, num_bits, combined, work_ns=work_ns)
     return combined
 
 
@@ -150,16 +168,20 @@ def contract_rows(
     rows: Array, factors: Group, bits: Sequence[int], out: Array, weights: Array | None = None
 ) -> None:
     """See `Engine.contract_rows`."""
-    place = list(map(type, factors)).index(type(None))
+    (place,) = [n for n, factor in enumerate(factors) if factor is None]
     before: Any = factors[:place]
     after: Any = factors[place + 1 :]
-    ones = np.ones((1, out.shape[1]), out.dtype)
-    outer = combine_rows(before, [b - bits[place - 1] for b in bits[:place]]) if before else ones
-    inner = combine_rows(after, bits[place + 1 :]) if after else ones
-    own_bits = (bits[place - 1] if before else 0, bits[place])
-    arguments = (tuple(map(_require, (rows, outer, inner))), own_bits, out)
+    outer = inner = np.ones((1, out.shape[1]), out.dtype)
+    outer_bits = 0  # below the index of `outer` in the number of a row
+    if before:
+        outer_bits = bits[place - 1]
+        outer = combine_rows(before, [b - outer_bits for b in bits[:place]])
+    if after:
+        inner = combine_rows(after, bits[place + 1 :])
+    arrays = (_require(rows), _require(outer), _require(inner))
+    bits_below = (outer_bits, bits[place])
     lanes = (0,) * count_lanes(out)
-    threads.launch(_contract, out.shape[0], *arguments, lanes, work_ns=rows.size)
+    threads.launch(_contract, out.shape[0], arrays, bits_below, out, lanes, work_ns=rows.size)
     if weights is not None:
         np.multiply(out, weights, out=out)
 

@@ -107,12 +107,13 @@ def _multiply_rows(
         align = row.dtype.bitwidth // 8
 
         def load(array_type: Any, array: Any, index: Any) -> Any:
-            place = (array_type, array, index, column_, lanes)
-            return builder.load(vector_pointer(context, builder, *place), align=align)
+            pointer = vector_pointer(context, builder, array_type, array, index, column_, lanes)
+            return builder.load(pointer, align=align)
 
         product = ir.Constant(vector_type, [1.0] * lanes.count)
         for w in range(factors.count):
-            factor, index = (builder.extract_value(x, w) for x in (factors_, indices_))
+            factor = builder.extract_value(factors_, w)
+            index = builder.extract_value(indices_, w)
             vector = load(factors.dtype, factor, index)
             product = vector if w == 0 else builder.fmul(product, vector)
         builder.store(product, builder.bitcast(row_, vector_type.as_pointer()), align=align)
@@ -120,6 +121,7 @@ def _multiply_rows(
         before = builder.load(pointer)
         after = multiply_add(builder, product, load(own, own_, own_row_), before)
         builder.store(after, pointer)
+        # In the last step, which may overlap the one before: keep the terms of columns seen twice.
         with builder.if_then(builder.icmp_unsigned("!=", overlap_, overlap_.type(0)), likely=False):
             numbers = ir.Constant(ir.VectorType(overlap_.type, lanes.count), [*range(lanes.count)])
             is_new = builder.icmp_unsigned(">=", numbers, splat(builder, overlap_, numbers.type))
@@ -193,13 +195,19 @@ def _compute_tile(
     scratch: Any,
     terms: Any,
 ) -> None:
-    """Compute the rows of places `first` to `last`, and remap their records."""
+    """Compute the rows of places `first` to `last`, and remap their records.
+
+    For each nonzero: first the products of the other modes' rows, and with the row of `factor` the
+    model's value; then the ratio, which multiplies the products and is added to the row's sums.
+    """
     records, values, value_slot, pull_ids, spare, remap_ids, record_words = storage
     fields, factors, out_field, out, _, lanes = operands
     factor, smallest, log_sums = model
     zero = values.dtype.type(0)
     row = np.uint64(0)
     has_row = False
+    # The sums of a row of results, and a nonzero's products: in registers, or a step after the
+    # other in memory.
     total = new_row_of_zeros(zero, lanes)
     products = new_row_of_zeros(zero, lanes)
     if scratch is not None:
@@ -215,6 +223,7 @@ def _compute_tile(
         move_record(records, position, spare, remap_ids, place, record_words)
         new_row = read_row(records, position, out_field)
         if has_row and new_row != row:
+            # The row before is complete.
             _store_total(total, scratch, tile, row, inherits, operands)
             for step in range(num_steps):
                 fill_row(advance(total, step * len(lanes)), 0.0, lanes)
@@ -223,6 +232,7 @@ def _compute_tile(
         has_row = True
         indices = read_rows(records, position, fields)
         value = values[position, value_slot]
+        # The products, and the model's value: the sum of their products with the row of `factor`.
         fill_row(sums, -0.0, lanes)  # to which the first addition is left out: it changes no number
         for step in range(num_steps):
             start = step * len(lanes)
@@ -240,7 +250,9 @@ def _compute_tile(
             )
         modelled = _sum_row(sums, lanes)
         if terms is not None:
-            terms[0, place - first], terms[1, place - first] = value, modelled
+            terms[0, place - first] = value
+            terms[1, place - first] = modelled
+        # Add the products times the ratio to the sums of the row.
         ratio = _combine(value, modelled, smallest)
         for step in range(num_steps):
             part = advance(total, step * len(lanes))
@@ -277,7 +289,8 @@ def ratio_tiles(
     """
     out = operands.out
     num_lanes = len(operands.lanes)
-    length = (out.shape[1] + num_lanes - 1) // num_lanes * num_lanes
+    num_steps = (out.shape[1] + num_lanes - 1) // num_lanes
+    length = num_steps * num_lanes
     scratch = _make_rows(has_steps, length, storage.values.dtype.type(0))
     # For the values and the model's values of a tile.
     terms = _make_rows(model.log_sums, tiles.size, 0.0)

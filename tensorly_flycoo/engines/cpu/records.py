@@ -39,9 +39,11 @@ class Fields(NamedTuple):
     @classmethod
     def of(cls, record_format: RecordFormat, modes: Iterable[int]) -> "Fields":
         modes = list(modes)
-        columns = (record_format.words, record_format.shifts, record_format.masks)
-        words, *others = (tuple([np.uint64(column[n]) for n in modes]) for column in columns)
-        return cls(words if any(record_format.words) else None, *others)
+        words = tuple([np.uint64(record_format.words[mode]) for mode in modes])
+        shifts = tuple([np.uint64(record_format.shifts[mode]) for mode in modes])
+        masks = tuple([np.uint64(record_format.masks[mode]) for mode in modes])
+        has_one_word = not any(record_format.words)
+        return cls(None if has_one_word else words, shifts, masks)
 
 
 class Storage(NamedTuple):
@@ -49,7 +51,7 @@ class Storage(NamedTuple):
 
     records: Array
     values: Array
-    value_slot: np.uint64
+    value_slot: np.uint64  # the values' column in `values`
     pull_ids: Array
     spare: Array
     remap_ids: Array
@@ -57,10 +59,15 @@ class Storage(NamedTuple):
 
     @classmethod
     def of(cls, step: Step, record_format: RecordFormat) -> "Storage":
-        values = step.records.view(record_format.dtype)
-        slot = np.uint64(record_format.value_slot)
-        words = (0,) * record_format.num_words
-        return cls(step.records, values, slot, step.pull_ids, step.spare, step.remap_ids, words)
+        return cls(
+            records=step.records,
+            values=step.records.view(record_format.dtype),
+            value_slot=np.uint64(record_format.value_slot),
+            pull_ids=step.pull_ids,
+            spare=step.spare,
+            remap_ids=step.remap_ids,
+            record_words=(0,) * record_format.num_words,
+        )
 
 
 class Tiles(NamedTuple):
@@ -78,7 +85,9 @@ def point_at(
     """Point at an item of a C-contiguous matrix: by default the first of a row."""
     matrix = context.make_array(array_type)(context, builder, array)
     offset = builder.mul(row, builder.extract_value(matrix.shape, 1))
-    return builder.gep(matrix.data, [offset if column is None else builder.add(offset, column)])
+    if column is not None:
+        offset = builder.add(offset, column)
+    return builder.gep(matrix.data, [offset])
 
 
 @subroutine
@@ -94,7 +103,9 @@ def clear_empty_rows(tiles: Tiles, tile: Any, out: Array) -> None:
     """Clear a tile's share of the rows without nonzeros."""
     num_tiles = tiles.carry_rows.shape[0]
     num_empty = tiles.empty_rows.shape[0]
-    for e in range(tile * num_empty // num_tiles, (tile + 1) * num_empty // num_tiles):
+    first = tile * num_empty // num_tiles
+    last = (tile + 1) * num_empty // num_tiles
+    for e in range(first, last):
         for r in range(out.shape[1]):
             out[tiles.empty_rows[e], r] = 0
 
@@ -106,18 +117,22 @@ def _read_rows(
     """Unpack coordinates of one record into a tuple, by code of the tuple's length."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        start = args[1].type(0)
-        is_first = isinstance(words, types.NoneType)
-        offsets = [start] * len(shifts) if is_first else cgutils.unpack_tuple(builder, args[2])
-        columns = [cgutils.unpack_tuple(builder, column) for column in args[3:]]
+        records_, position_, words_, shifts_, masks_ = args
+        if isinstance(words, types.NoneType):
+            offsets = [position_.type(0)] * len(shifts)
+        else:
+            offsets = cgutils.unpack_tuple(builder, words_)
+        shifts_of_modes = cgutils.unpack_tuple(builder, shifts_)
+        masks_of_modes = cgutils.unpack_tuple(builder, masks_)
         rows = []
-        for offset, shift, mask in zip(offsets, *columns, strict=True):
-            word = builder.load(point_at(context, builder, records, args[0], args[1], offset))
-            rows.append(builder.and_(builder.lshr(builder.zext(word, shift.type), shift), mask))
+        for offset, shift, mask in zip(offsets, shifts_of_modes, masks_of_modes, strict=True):
+            word = builder.load(point_at(context, builder, records, records_, position_, offset))
+            shifted = builder.lshr(builder.zext(word, shift.type), shift)
+            rows.append(builder.and_(shifted, mask))
         return context.make_tuple(builder, signature.return_type, rows)
 
-    rows = types.BaseTuple.from_types([types.uint64] * len(shifts))
-    return rows(records, position, words, shifts, masks), generate
+    row_types = types.BaseTuple.from_types([types.uint64] * len(shifts))
+    return row_types(records, position, words, shifts, masks), generate
 
 
 @subroutine

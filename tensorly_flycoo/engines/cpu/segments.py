@@ -47,11 +47,13 @@ def find_segments(layout: Layout, step: Step, mode: int, factors: Any) -> Segmen
     """Return the segments of `mode` if they are worth it for these factors of the other modes."""
     if step.pull_ids is not None or not factors:
         return None
-    factor = factors[max(mode - 1, 0)]
+    factor = factors[max(mode - 1, 0)]  # of the mode in which a row's nonzeros ascend
     cache_nbytes = _count_cache_nbytes()
     if not factor.nbytes > cache_nbytes >= _LEAST_CACHE_NBYTES:
         return None
-    bits = max(1, cache_nbytes // (2 * factor.shape[1] * factor.itemsize)).bit_length() - 1
+    row_nbytes = factor.shape[1] * factor.itemsize
+    most_rows = max(1, cache_nbytes // (2 * row_nbytes))  # of the factor, in half of the cache
+    bits = most_rows.bit_length() - 1
     num_sums = layout.count_nonempty_rows(mode) * ((len(factor) >> bits) + 1)
     if layout.nnz < _LEAST_NONZEROS * max(num_sums, len(factor)):
         return None
@@ -69,23 +71,30 @@ def _list_segments(layout: Layout, records: Array, mode: int, bits: np.uint32) -
     share_tiles = -(-nnz // (num_threads * tile_size))  # of a thread
     window_tiles = min(_WINDOW_SIZE // tile_size, share_tiles)
     # Within a row, order 0 is sorted by mode 1; others by the mode before.
-    rows, blocks = (layout.merged.rows(records, n) for n in (mode, mode - 1 if mode else 1))
+    ascending_mode = mode - 1 if mode else 1
+    rows = layout.merged.rows(records, mode)
+    blocks = layout.merged.rows(records, ascending_mode)
     blocks >>= bits
     is_first = np.ones(nnz, bool)
     is_first[1:] = (rows[1:] != rows[:-1]) | (blocks[1:] != blocks[:-1])
     is_first[::tile_size] = True
     firsts = np.flatnonzero(is_first)
-    places = np.stack([firsts, np.append(firsts[1:], nnz)], axis=1).astype(index_dtype(nnz))
+    ends = np.append(firsts[1:], nnz)
+    places = np.stack([firsts, ends], axis=1).astype(index_dtype(nnz))
     windows = firsts // (window_tiles * tile_size)
     starts = np.searchsorted(windows, np.arange(windows[-1] + 2))
-    return Segments(places[np.lexsort((blocks[firsts], windows))], starts, window_tiles)
+    block_by_block = np.lexsort((blocks[firsts], windows))  # in each window
+    return Segments(places[block_by_block], starts, window_tiles)
 
 
 @functools.cache
 def _count_cache_nbytes() -> int:
     """Return the bytes of a core's L2 cache; 0 if Linux does not say."""
     file = Path("/sys/devices/system/cpu/cpu0/cache/index2/size")
-    return 1024 * int(file.read_text().strip().removesuffix("K")) if file.exists() else 0
+    if not file.exists():
+        return 0
+    kilobytes = file.read_text().strip().removesuffix("K")
+    return 1024 * int(kilobytes)
 
 
 @kernel
@@ -118,11 +127,12 @@ def mttkrp_segments(
                 row = read_row(records, first, out_field)
                 target = out
                 target_row = row
-                if np.int64(row) == tiles.carry_rows[tile]:
+                if np.int64(row) == tiles.carry_rows[tile]:  # inherited from the tile before
                     target = partial_rows
                     target_row = tile
                 fill_row(total, 0.0, lanes)
                 before = first - np.uint64(1)
+                # Go on with the sum if an earlier segment of this tile began the row.
                 if first % tile_size > 0 and read_row(records, before, out_field) == row:
                     fill_row(total, -0.0, lanes)  # changes nothing that is added to it
                     sums = advance(point_at_row(target, target_row), column)

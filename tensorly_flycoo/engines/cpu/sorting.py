@@ -28,8 +28,9 @@ def pack_records(
     for i in range(np.uint64(first), np.uint64(last)):
         for word in range(np.uint64(records.shape[1])):
             records[i, word] = 0
+        # Compare with the previous nonzero, mode by mode, until their indices differ.
         is_undecided = i > 0
-        is_less = i == 0
+        is_less = i == 0  # the previous one, if there is one
         for n in range(len(words)):
             place = np.uint64(n) * mode_stride + i * nonzero_stride
             row = coords[place]

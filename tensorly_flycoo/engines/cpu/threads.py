@@ -111,8 +111,8 @@ def _replace(typing_context: Any, words: Any, index: Any, old: Any, new: Any) ->
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pointer = _point_at(context, builder, words, *args[:2])
-        found = builder.cmpxchg(pointer, args[2], args[3], "acq_rel", "acquire")
-        return builder.extract_value(found, 1)
+        old_and_success = builder.cmpxchg(pointer, args[2], args[3], "acq_rel", "acquire")
+        return builder.extract_value(old_and_success, 1)
 
     return types.boolean(words, index, types.int64, types.int64), generate
 
@@ -183,8 +183,9 @@ def _generate_parts(
     builder.position_at_end(take)
     first = builder.atomic_rmw("add", pointers[_NEXT], part_size, "monotonic")
     with builder.if_then(builder.icmp_signed("<", first, last)):
-        end = builder.add(first, part_size)
-        end = builder.select(builder.icmp_signed("<", end, last), end, last)
+        full_end = builder.add(first, part_size)
+        is_full = builder.icmp_signed("<", full_end, last)
+        end = builder.select(is_full, full_end, last)
         status, _ = context.call_internal_no_propagate(
             builder, description, signature, [first, end, *arguments]
         )
@@ -240,6 +241,7 @@ def _serve(words: Array) -> None:
 def _run(helpers: Array, num_helpers: int, parts: Array, function: int, data: int) -> None:
     """Run the loop here and on up to `num_helpers` idle threads."""
     job = _address(parts)
+    # Call helpers that have nothing to do.
     num_called = 0
     for h in range(helpers.shape[0]):
         if num_called == num_helpers:
@@ -247,12 +249,14 @@ def _run(helpers: Array, num_helpers: int, parts: Array, function: int, data: in
         words = helpers[h]
         is_asleep = _replace(words, _STATE, _ASLEEP, _CLAIMED)
         if is_asleep or _replace(words, _STATE, _AWAKE, _CLAIMED):
-            words[_FUNCTION], words[_DATA] = function, data
+            words[_FUNCTION] = function
+            words[_DATA] = data
             _store(words, _STATE, job + _CALLED)
             if is_asleep:
                 _release(words[_WAKES])
             num_called += 1
     _take_parts(function, data, job)
+    # All parts are taken: dismiss helpers that have not begun, and wait for the others.
     for h in range(helpers.shape[0]):
         words = helpers[h]
         if _load(words, _STATE) & _ADDRESS != job:
@@ -273,6 +277,7 @@ def _loop(first: int, last: int) -> None:
 
 
 def _drive(helpers: Array, num_helpers: int, job: Array, *arguments: Any) -> None:
+    """Run the parts of a job here and on helpers, from compiled code."""
     function, data = _bind(_loop, arguments)
     _run(helpers, num_helpers, job, function, data)
 
@@ -280,11 +285,11 @@ def _drive(helpers: Array, num_helpers: int, job: Array, *arguments: Any) -> Non
 @functools.cache
 def _make_driver(loop: Any) -> Any:
     """Compile `_drive` for a loop; cached on disk where, and as long as, the loop is."""
-    own = loop.py_func.__code__
+    loop_code = loop.py_func.__code__
     code = _drive.__code__.replace(
-        co_filename=own.co_filename,
-        co_firstlineno=own.co_firstlineno,
-        co_name=f"{own.co_name}_parts",
+        co_filename=loop_code.co_filename,
+        co_firstlineno=loop_code.co_firstlineno,
+        co_name=f"{loop_code.co_name}_parts",
     )
     driver = FunctionType(code, {**globals(), "_loop": loop}, code.co_name)
     driver.__module__ = loop.py_func.__module__
@@ -300,12 +305,14 @@ def launch(loop: Callable[..., None], count: int, *arguments: Any, work_ns: floa
     num_threads = min(count, int(work_ns / _WORTH_NS))
     num_threads = min(numba.get_num_threads(), num_threads) if num_threads > 1 else 1
     num_parts = num_threads * _PARTS_PER_THREAD
-    step = max(num_parts, int(count / max(1, work_ns / (num_threads * _INTERRUPTIBLE_NS))))
+    num_calls = max(1, work_ns / (num_threads * _INTERRUPTIBLE_NS))
+    step = max(num_parts, int(count / num_calls))
     driver = _make_driver(loop)
     helpers = _get_helpers() if _helpers is None else _helpers
     for first in range(0, count, step):
         last = min(first + step, count)
-        job = np.array([first, last, max(1, (last - first) // num_parts), 0], np.int64)
+        part_size = max(1, (last - first) // num_parts)
+        job = np.array([first, last, part_size, 0], np.int64)
         driver(helpers, num_threads - 1, job, *arguments)
         if job[_HAS_FAILED]:
             raise MemoryError(f"a part of {loop.__name__} found no memory for its work")
@@ -325,6 +332,7 @@ def _get_helpers() -> Array:
 
 
 def _start_helpers(count: int) -> Array:
+    """Start so many threads, which sleep until they are called; return their words."""
     allocate = ctypes.pythonapi.PyThread_allocate_lock
     allocate.restype = ctypes.c_void_p
     helpers = np.full((count, _NUM_WORDS), _ASLEEP, np.int64)
@@ -339,6 +347,7 @@ def _start_helpers(count: int) -> Array:
 
 
 def _forget_helpers() -> None:
+    """Let the next call start helpers."""
     global _helpers, _turn
     _helpers = None
     _turn = threading.Lock()

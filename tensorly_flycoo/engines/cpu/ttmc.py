@@ -40,16 +40,23 @@ class Kronecker(NamedTuple):
     lanes: tuple[int, ...]  # a vector holds ``len(lanes)`` columns
 
 
-def lay_out_factors(fields: Fields, given: Sequence[Array]) -> Kronecker:
+def lay_out_factors(fields: Fields, factors: Sequence[Array]) -> Kronecker:
     """Make factors ready for `ttmc_tiles`."""
-    factors = [np.require(factor, requirements=("C", "A", "W")) for factor in given]
-    last = factors[-1]
+    ready = [np.require(factor, requirements=("C", "A", "W")) for factor in factors]
+    last = ready[-1]
     num_columns = last.shape[1]
-    num_lanes = min(_VECTOR_NBYTES // last.itemsize, 1 << (num_columns - 1).bit_length())
-    if num_columns % num_lanes:
-        factors[-1] = np.pad(last, [(0, 0), (0, -num_columns % num_lanes)])
-    ranks = tuple(np.uint64(factor.shape[1]) for factor in factors)
-    return Kronecker(fields, tuple(factors), ranks, np.uint64(num_columns), (0,) * num_lanes)
+    least_lanes = 1 << (num_columns - 1).bit_length()  # that hold all columns
+    num_lanes = min(_VECTOR_NBYTES // last.itemsize, least_lanes)
+    padding = -num_columns % num_lanes
+    if padding:
+        ready[-1] = np.pad(last, [(0, 0), (0, padding)])
+    return Kronecker(
+        fields=fields,
+        factors=tuple(ready),
+        ranks=tuple(np.uint64(factor.shape[1]) for factor in ready),
+        num_columns=np.uint64(num_columns),
+        lanes=(0,) * num_lanes,
+    )
 
 
 @intrinsic
@@ -57,8 +64,12 @@ def _point_at_rows(typing_context: Any, factors: Any, indices: Any) -> Any:
     """Point at the row of each factor that a nonzero needs, without counting references."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        pairs = zip(*(cgutils.unpack_tuple(builder, arg) for arg in args), strict=True)
-        pointers = [point_at(context, builder, factors.dtype, *pair) for pair in pairs]
+        arrays = cgutils.unpack_tuple(builder, args[0])
+        rows = cgutils.unpack_tuple(builder, args[1])
+        pointers = [
+            point_at(context, builder, factors.dtype, array, row)
+            for array, row in zip(arrays, rows, strict=True)
+        ]
         return context.make_tuple(builder, signature.return_type, pointers)
 
     pointer_type = types.CPointer(factors.dtype.dtype)
@@ -132,6 +143,7 @@ def ttmc_tiles(
             position = pull(records, pull_ids, bucket_start, place, last)
             new_row = read_row(records, position, out_field)
             if has_row and new_row != row:
+                # The row before is complete.
                 if inherits:
                     _store_total(total, width, num_columns, partial_rows, np.uint64(tile))
                 else:

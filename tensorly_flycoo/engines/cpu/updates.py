@@ -66,7 +66,8 @@ def extrapolate_blocks(
     first_block: int, last_block: int, moved: Array, factors: Any, powers: Array, sums: Array
 ) -> None:
     """Write the extrapolation of some blocks of rows to `moved`; add up its columns."""
-    (num_rows, rank), (t0, t1, t2) = moved.shape, factors
+    num_rows, rank = moved.shape
+    t0, t1, t2 = factors
     for block in range(first_block, last_block):
         for i in _list_rows(block, num_rows):
             for r in range(rank):
@@ -94,6 +95,7 @@ def sweep_nonnegative(
     for block in range(first, last):
         start = block * block_size
         size = min(block_size, rows.shape[0] - start)
+        # Transpose the block.
         for b in range(size):
             for k in range(rank):
                 old[k, b] = rows[start + b, k]
@@ -102,17 +104,19 @@ def sweep_nonnegative(
         for k in range(rank):
             if gram[k, k] == 0:
                 continue
+            # The best column for the other ones, which may be updated, and not below zero.
             for b in range(size):
                 new[b] = targets[start + b, k] - shift
-            for other in range(rank):
-                if other != k:
+            for j in range(rank):
+                if j != k:
                     for b in range(size):
-                        new[b] -= gram[k, other] * old[other, b]
+                        new[b] -= gram[k, j] * old[j, b]
             for b in range(size):
                 new[b] = max(new[b] / gram[k, k], new.dtype.type(0))
-            for other in range(rank):
+            # TensorLy compares all columns with it, not only the one that it replaces.
+            for j in range(rank):
                 for b in range(size):
-                    squares[b] += (old[other, b] - new[b]) ** 2
+                    squares[b] += (old[j, b] - new[b]) ** 2
             for b in range(size):
                 changes[block] += new[b] != old[k, b]
                 old[k, b] = new[b]

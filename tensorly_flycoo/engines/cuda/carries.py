@@ -19,11 +19,14 @@ _MAX_WARPS = 16
 
 
 class Level(NamedTuple):
-    """Tiles, or segments of tiles, or segments of these, and which of them a launch adds to one."""
+    """The partial rows of all tiles, or of segments of tiles, or of segments of these.
 
-    size: int
-    rows: int  # offset of int64 (size,): the rows that they inherit
-    sums: int  # offset of their partial rows (size, R)
+    A launch adds them, a segment in each block, which leaves one partial row for the next level.
+    """
+
+    size: int  # how many partial rows there are
+    rows: int  # offset in memory of int64 (size,): the rows of the result to which they belong
+    sums: int  # offset in memory of the partial rows (size, R)
     run: int  # how many a warp adds
 
 
@@ -42,32 +45,34 @@ def allocate_carries(
     """Allocate memory for the partial rows of tiles; for their rows too if `carry_rows` is None."""
     levels, nbytes = _lay_out(num_tiles, num_columns, dtype.itemsize, tuning.SEGMENT)
     memory = cupy.cuda.alloc(nbytes)
-    start, (_, rows, sums, _) = memory.ptr, levels[0]
-    first = start + rows if carry_rows is None else carry_rows.data.ptr
-    return Carries(memory, first, start + sums, levels)
+    tiles = levels[0]
+    rows = memory.ptr + tiles.rows if carry_rows is None else carry_rows.data.ptr
+    return Carries(memory, rows, memory.ptr + tiles.sums, levels)
 
 
 @functools.lru_cache(maxsize=1024)
 def _lay_out(
     num_tiles: int, num_columns: int, itemsize: int, segment: int
 ) -> tuple[list[Level], int]:
-    """Return the levels, and the bytes of all."""
+    """Lay out all levels in one piece of memory; return them, and its bytes."""
     levels = []
     nbytes = 0
-    count = num_tiles
+    size = num_tiles
     num_warps = _count_warps(segment)
     while True:
-        sums = nbytes + round_up(8 * count, _ALIGNMENT)
+        rows = nbytes
+        sums = rows + round_up(8 * size, _ALIGNMENT)
         # All warps of the last block have tiles, even if there are few.
-        run = min(segment, -(-count // num_warps) * num_warps) // num_warps
-        levels.append(Level(count, nbytes, sums, run))
-        nbytes = sums + round_up(count * num_columns * itemsize, _ALIGNMENT)
-        if count <= 1:
+        run = min(segment, round_up(size, num_warps)) // num_warps
+        levels.append(Level(size=size, rows=rows, sums=sums, run=run))
+        nbytes = sums + round_up(size * num_columns * itemsize, _ALIGNMENT)
+        if size <= 1:
             return levels, nbytes
-        count = -(-count // (run * num_warps))
+        size = -(-size // (run * num_warps))
 
 
 def _count_warps(segment: int) -> int:
+    """Return the warps of a block that adds segments; no more than a segment has partial rows."""
     return min(_MAX_WARPS, segment)
 
 
@@ -75,15 +80,32 @@ def add_carries(carries: Carries, out: Array) -> None:
     """Add the partial rows of all tiles to `out`; very long rows take several launches."""
     num_warps = _count_warps(tuning.SEGMENT)
     num_columns = out.shape[1]
-    address = out.data.ptr
-    memory, rows, sums, levels = carries  # on this GPU: another one may have lent `out`
-    macros = {"VALUE": out.dtype, "NUM_WARPS": num_warps}
-    gpu = memory.device_id
+    memory = carries.memory
     kernel = launch.get_direct_kernel(
-        "partial_rows.cu", "add_partial_rows", "qiQi4Q", gpu, **macros
+        "partial_rows.cu",
+        "add_partial_rows",
+        "qiQi4Q",
+        memory.device_id,  # this GPU; another one may have lent `out`
+        VALUE=out.dtype,
+        NUM_WARPS=num_warps,
     )
-    for (count, _, _, run), segments in itertools.pairwise(levels):
-        added = memory.ptr + segments.rows, memory.ptr + segments.sums
-        grid = (segments.size, -(-num_columns // 32))
-        kernel(grid, 32 * num_warps, count, run, rows, num_columns, sums, address, *added)
-        rows, sums = added
+    rows = carries.rows
+    sums = carries.sums
+    for level, segments in itertools.pairwise(carries.levels):
+        segment_rows = memory.ptr + segments.rows
+        segment_sums = memory.ptr + segments.sums
+        kernel(
+            (segments.size, -(-num_columns // 32)),
+            32 * num_warps,
+            level.size,
+            level.run,
+            rows,
+            num_columns,
+            sums,
+            out.data.ptr,
+            segment_rows,
+            segment_sums,
+        )
+        # The rows that segments continue from earlier ones are left to the next launch.
+        rows = segment_rows
+        sums = segment_sums

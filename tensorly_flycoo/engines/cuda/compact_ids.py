@@ -32,10 +32,12 @@ class PackedIds:
         highs = cupy.empty(num_places * bits.high_bits // 8, np.uint8)
         macros = split_ids_macros(ids.dtype, bits, tile_size)
         kernel = launch.get_kernel("split_ids.cu", "split_ids", **macros)
-        arguments = (np.int64(ids.size), np.int64(num_tiles), ids, lows, highs)
-        num_threads = num_tiles * tuning.choose_block_size(tile_size)
-        launch.launch_items(kernel, num_threads, arguments)
-        return cls(bits, lows, highs, ids.size, tile_size)
+        launch.launch_items(
+            kernel,
+            num_tiles * tuning.choose_block_size(tile_size),
+            (np.int64(ids.size), np.int64(num_tiles), ids, lows, highs),
+        )
+        return cls(bits, lows, highs, nnz=ids.size, tile_size=tile_size)
 
     @property
     def nbytes(self) -> int:
@@ -46,8 +48,8 @@ class PackedIds:
         positions = cupy.empty(self.nnz, dtype)
         macros = split_ids_macros(positions.dtype, self.bits, self.tile_size)
         kernel = launch.get_kernel("split_ids.cu", "join_ids", **macros)
-        sizes = (np.int64(self.nnz), np.int64(bucket_size))
-        launch.launch_items(kernel, self.nnz, (*sizes, self.lows, self.highs, positions))
+        arguments = (np.int64(self.nnz), np.int64(bucket_size), self.lows, self.highs, positions)
+        launch.launch_items(kernel, self.nnz, arguments)
         return positions
 
 
@@ -69,10 +71,19 @@ class RunIds:
         shifts = cupy.empty((num_tiles, max_runs), ids.dtype)
         macros = {"REMAP_ID": ids.dtype, **cut_tile(tile_size)}
         kernel = launch.get_kernel("find_runs.cu", "find_runs", **macros)
-        sizes = (np.int64(num_tiles), np.int64(ids.size))
-        arguments = (*sizes, ids, starts, counts, shifts, np.int32(max_runs))
-        block_size = tuning.choose_block_size(tile_size)
-        launch.launch_items(kernel, 32 * num_tiles, arguments, block_size)
+        arguments = (
+            np.int64(num_tiles),
+            np.int64(ids.size),
+            ids,
+            starts,
+            counts,
+            shifts,
+            np.int32(max_runs),
+        )
+        # A warp has a tile.
+        launch.launch_items(
+            kernel, 32 * num_tiles, arguments, block_size=tuning.choose_block_size(tile_size)
+        )
         return cls(starts, counts, shifts)
 
     @property
@@ -87,19 +98,25 @@ class RunIds:
 
 def count_plan_nbytes(nnz: int, tile_size: int, bucket_size: int, itemsize: int) -> int:
     """Count the bytes of one mode's ids: pulled through, pushed to, and in which order."""
+    pull_ids = IdBits.of(bucket_size, tile_size).count_nbytes(nnz, tile_size)
+    write_order = IdBits.of(tile_size, tile_size).count_nbytes(nnz, tile_size)
+    # `RunIds`: a uint32 and a uint16 for 32 places, and the shift of each run.
+    tile_nbytes = 6 * tile_size // 32 + itemsize * count_runs(nnz, tile_size, bucket_size)
     num_tiles = -(-nnz // tile_size)
-    runs = num_tiles * (6 * tile_size // 32 + itemsize * count_runs(nnz, tile_size, bucket_size))
-    limits = (bucket_size, tile_size)
-    return runs + sum(IdBits.of(n, tile_size).count_nbytes(nnz, tile_size) for n in limits)
+    return num_tiles * tile_nbytes + pull_ids + write_order
 
 
 def list_parts(ids: PackedIds | Array | None) -> tuple[Array | None, Array | None]:
-    """Return the arrays of a kernel's `Sources`."""
-    return (ids.lows, ids.highs) if isinstance(ids, PackedIds) else (ids, None)
+    """Return the arrays of a kernel's `Sources`: the low and the high bits; all ids if unpacked."""
+    if isinstance(ids, PackedIds):
+        return ids.lows, ids.highs
+    return ids, None
 
 
 def find_bits(ids: PackedIds | Array | None) -> IdBits | None:
     """Return the bits of ids, packed or not."""
     if ids is None:
         return None
-    return ids.bits if isinstance(ids, PackedIds) else IdBits(ids.dtype)
+    if isinstance(ids, PackedIds):
+        return ids.bits
+    return IdBits(ids.dtype)

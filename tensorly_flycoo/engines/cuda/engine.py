@@ -21,7 +21,7 @@ from ...format.primitives import Step
 from ..protocol import Engine, Factors
 from . import exchange, group_products, launch, mersenne_twister, tall, tuning, updates
 from .carries import Carries, add_carries, allocate_carries
-from .compact_ids import find_bits, list_parts
+from .compact_ids import PackedIds, find_bits, list_parts
 from .macros import Ratios, mttkrp_macros, ttmc_macros
 from .primitives import CudaPrimitives, launch_on_unfolding
 from .staging import CudaStager
@@ -74,17 +74,21 @@ class CudaEngine(CudaPrimitives, Engine):
 
     def check_arrays(self, arrays: Mapping[str, Array]) -> None:
         # Records of a streamed slab are on the host.
-        arrays = {name: a for name, a in arrays.items() if not isinstance(a, np.ndarray)}
-        check_current_gpu(arrays, cupy.cuda.runtime.getDevice())
+        on_gpu = {
+            name: array for name, array in arrays.items() if not isinstance(array, np.ndarray)
+        }
+        check_current_gpu(on_gpu, cupy.cuda.runtime.getDevice())
 
     def count_free_nbytes(self) -> int:
         free, _ = cupy.cuda.runtime.memGetInfo()
         pool: Any = getattr(cupy.cuda.get_allocator(), "__self__", None)
         if not hasattr(pool, "get_limit"):  # not a pool: it holds nothing back for later
             return free
-        free = free + pool.free_bytes()
+        free += pool.free_bytes()
         limit = pool.get_limit()
-        return min(free, limit - pool.used_bytes()) if limit else free
+        if limit:
+            free = min(free, limit - pool.used_bytes())
+        return free
 
     def mttkrp(
         self,
@@ -95,16 +99,16 @@ class CudaEngine(CudaPrimitives, Engine):
         weights: Array | None = None,
         stays: bool = False,
     ) -> None:
+        """Implement `Engine.mttkrp`: a launch for all tiles, then those that add their carries."""
         workspace = self.allocate_workspace(layout, factors, mode, out)
         with layout.step(mode, self, stays) as step:
-            if layout.tilings[mode].carry_rows.shape[0] == 0:
+            if layout.tilings[mode].carry_rows.shape[0] == 0:  # no nonzeros
                 out.fill(0)
                 return
             scales = None if weights is None else cupy.ascontiguousarray(weights)
             kernel = _find_kernel(layout, step, mode, workspace, out)
             if self.is_logging():
-                used = {"kernel": "mttkrp_remap.cu", "cut": kernel.cut}
-                self.log("mttkrp", layout.name, mode=mode, **used)
+                self.log("mttkrp", layout.name, mode=mode, kernel="mttkrp_remap.cu", cut=kernel.cut)
             kernel.launch(step, workspace, scales, out)
             add_carries(workspace.carries, out)
 
@@ -118,34 +122,49 @@ class CudaEngine(CudaPrimitives, Engine):
         wants_sum: bool = False,
         stays: bool = False,
     ) -> Array | None:
-        arrays, pitches, carries = workspace = self.allocate_workspace(layout, factors, mode, out)
+        """Implement `Engine.mttkrp_of_ratios`, by the kernel of MTTKRP with ratios switched on."""
+        workspace = self.allocate_workspace(layout, factors, mode, out)
+        arrays, pitches, carries = workspace
+        if smallest is None:
+            ratios = Ratios.MULTIPLY
+        elif wants_sum:
+            ratios = Ratios.DIVIDE_AND_LOG
+        else:
+            ratios = Ratios.DIVIDE
         with layout.step(mode, self, stays) as step:
             num_tiles = layout.tilings[mode].carry_rows.shape[0]
             if num_tiles == 0:
                 out.fill(0)
                 return cupy.zeros(()) if wants_sum else None
-            ratios = Ratios.DIVIDE_AND_LOG if wants_sum else Ratios.DIVIDE
-            if smallest is None:
-                ratios = Ratios.MULTIPLY
             kernel = _find_kernel(layout, step, mode, workspace, out, ratios)
             self.log("ratios", layout.name, mode=mode, kernel="mttkrp_remap.cu", cut=kernel.cut)
-            log_sums = cupy.empty((num_tiles, kernel.block_size // 32)) if wants_sum else None
-            model = {"model_factor": arrays[-1].data.ptr, "model_row_nbytes": pitches[-1]}
-            if log_sums is not None:
-                model["log_sums"] = log_sums.data.ptr
-            inputs = Workspace(arrays[:-1], pitches[:-1], carries)
-            kernel.launch(step, inputs, None, out, smallest=smallest or 0.0, **model)
+            log_sums = None
+            if wants_sum:  # a sum for each warp of each tile
+                log_sums = cupy.empty((num_tiles, kernel.block_size // 32))
+            # The factor of `mode` comes last: the model's values need it, the product does not.
+            kernel.launch(
+                step,
+                Workspace(arrays[:-1], pitches[:-1], carries),
+                weights=None,
+                out=out,
+                smallest=smallest or 0.0,
+                model_factor=arrays[-1].data.ptr,
+                model_row_nbytes=pitches[-1],
+                log_sums=launch.find_address(log_sums),
+            )
             add_carries(carries, out)
-            return None if log_sums is None else log_sums.sum()
+            if log_sums is None:
+                return None
+            return log_sums.sum()
 
     def allocate_workspace(
         self, layout: Layout, factors: Factors, mode: int, out: Array
     ) -> Workspace:
         """Return the factors as kernels read them, that of `mode` last, and memory for carries."""
-        arrays = [factors[n] for n in sorted(factors) if n != mode]
+        inputs = [factors[n] for n in sorted(factors) if n != mode]
         if mode in factors:
-            arrays.append(factors[mode])
-        arrays = [f if _is_readable(f) else cupy.ascontiguousarray(f) for f in arrays]
+            inputs.append(factors[mode])
+        arrays = [_make_readable(factor) for factor in inputs]
         carry_rows = layout.tilings[mode].carry_rows
         carries = allocate_carries(carry_rows.size, out.shape[1], out.dtype, carry_rows)
         pitches = [row_pitch(array) for array in arrays]
@@ -161,6 +180,7 @@ class CudaEngine(CudaPrimitives, Engine):
     def ttmc(
         self, layout: Layout, inputs: Factors, mode: int, out: Array, slots: Array | None = None
     ) -> None:
+        """Implement `Engine.ttmc`: a launch for all tiles, then those that add their carries."""
         assert layout.merged is layout.record_format, "TTMc knows no groups"
         record_format = layout.record_format
         tiling = layout.tilings[mode]
@@ -169,18 +189,26 @@ class CudaEngine(CudaPrimitives, Engine):
         if num_tiles == 0:
             out.fill(0)
             return
+
         cut = tuning.cut_columns(num_columns, len(inputs))
         block_size = tuning.choose_block_size(layout.tile_size)
+        # Each group of threads has a run of a tile's nonzeros, and leaves a partial row.
         num_runs = num_tiles * (block_size // cut.group_size)
         carries = allocate_carries(num_runs, num_columns, out.dtype)
-        arrays = [f if _is_readable(f) else cupy.ascontiguousarray(f) for f in inputs.values()]
+        arrays = [_make_readable(factor) for factor in inputs.values()]
         occupancy = tuning.choose_occupancy(launch.current_gpu(), len(inputs))
-        slot_dtype = np.dtype(np.uint32) if slots is None else slots.dtype
+
         with layout.step(mode, self, stays=True) as step:
             if len(out) > layout.count_nonempty_rows(mode):
-                out.fill(0)
-            types = (slot_dtype, find_bits(step.pull_ids))
-            macros = ttmc_macros(record_format, layout.tile_size, cut, occupancy, *types)
+                out.fill(0)  # the kernel writes no rows without nonzeros
+            macros = ttmc_macros(
+                record_format,
+                layout.tile_size,
+                cut,
+                occupancy,
+                slot_dtype=np.dtype(np.uint32) if slots is None else slots.dtype,
+                pull_bits=find_bits(step.pull_ids),
+            )
             kernel = launch.get_kernel("ttmc.cu", "ttmc", **macros)
             self.log("ttmc", layout.name, mode=mode, kernel="ttmc.cu", cut=cut)
             arguments = (
@@ -197,18 +225,21 @@ class CudaEngine(CudaPrimitives, Engine):
                 np.uint64(carries.rows),
                 np.uint64(carries.sums),
             )
-            shared_nbytes = layout.tile_size * slot_nbytes(record_format)
-            sizes = (num_tiles, cut.num_parts, block_size)
-            launch.launch_tiles(kernel, *sizes, arguments, shared_nbytes)
+            launch.launch_tiles(
+                kernel,
+                num_tiles,
+                cut.num_parts,
+                block_size,
+                arguments,
+                shared_nbytes=layout.tile_size * slot_nbytes(record_format),
+            )
             add_carries(carries, out)
 
     def gram(self, coords: Array, values: Array, diagonal: Array) -> Array:
-        if values.ndim == 2:  # one matrix beside the other
-            shifts = cupy.arange(values.shape[1])[:, None] * (coords[:1, -1:] + 1)
-            pair = cupy.broadcast_arrays(coords[0] + shifts, coords[1])
-            coords = cupy.stack(pair).reshape(2, -1)
-            values = values.T.reshape(-1)
-        # cuSPARSE adds in no fixed order.
+        """Implement `Engine.gram` by pairs of entries, or by dense blocks if these are many."""
+        if values.ndim == 2:
+            coords, values = _place_side_by_side(coords, values)
+        # Not by cuSPARSE, which adds in no fixed order.
         gram = _add_pairs(coords, values, diagonal.size)
         if gram is None:
             gram = _multiply_dense(coords, values, diagonal.size)
@@ -224,8 +255,9 @@ class CudaEngine(CudaPrimitives, Engine):
         return super().draw_uniform(random, shape, dtype)
 
     def invert_products(self, grams: Sequence[Array], dtype: np.dtype) -> Array | None:
-        fits = 0 < len(grams) <= tall.MAX_GRAMS and tall.suits_rank(grams[0].shape[1], dtype)
-        return tall.invert_products(grams, dtype) if fits else None
+        if not 0 < len(grams) <= tall.MAX_GRAMS or not tall.suits_rank(grams[0].shape[1], dtype):
+            return None
+        return tall.invert_products(grams, dtype)
 
     invert_sums = staticmethod(updates.invert_sums)
     scale_rows = staticmethod(updates.scale_rows)
@@ -234,14 +266,23 @@ class CudaEngine(CudaPrimitives, Engine):
     sweep_nonnegative = staticmethod(updates.sweep_nonnegative)
 
 
+def _place_side_by_side(coords: Array, values: Array) -> tuple[Array, Array]:
+    """Make K matrices of values (n, K) one, whose columns are those of each matrix in turn."""
+    num_columns = coords[:1, -1:] + 1  # of each; an array, since reading it would wait for the GPU
+    shifts = cupy.arange(values.shape[1])[:, None] * num_columns
+    columns, rows = cupy.broadcast_arrays(coords[0] + shifts, coords[1])
+    return cupy.stack([columns, rows]).reshape(2, -1), values.T.reshape(-1)
+
+
 def _add_pairs(coords: Array, values: Array, size: int) -> Array | None:
     """Compute a Gram matrix from the pairs of entries of each column, or None if they are many."""
     nnz = values.size
-    num_pairs = cupy.zeros(1, np.uint64)
     if nnz == 0:
         return cupy.zeros((size, size))
+    num_pairs = cupy.zeros(1, np.uint64)
     launch_on_unfolding("count_pairs", nnz, coords, num_pairs)
-    if int(num_pairs[0]) * _PAIR_COST > size**2 * (int(coords[0, -1]) + 1):
+    num_columns = int(coords[0, -1]) + 1
+    if int(num_pairs[0]) * _PAIR_COST > size**2 * num_columns:
         return None
     parts = cupy.zeros((2, size, size), np.uint64)
     launch_on_unfolding("add_pairs", nnz, np.int64(size), coords, values, parts)
@@ -251,24 +292,36 @@ def _add_pairs(coords: Array, values: Array, size: int) -> Array | None:
 
 def _multiply_dense(coords: Array, values: Array, size: int) -> Array:
     """Compute a Gram matrix from dense blocks of columns."""
-    nnz = values.size
     num_columns = int(coords[0, -1]) + 1
-    step = max(1, min(_GRAM_BLOCK_SIZE // max(size, 1), num_columns))
-    memory = cupy.empty((step, size))
+    columns_per_block = max(1, min(_GRAM_BLOCK_SIZE // max(size, 1), num_columns))
+    memory = cupy.empty((columns_per_block, size))
     gram = None
-    for first in range(0, num_columns, step):
-        block = memory[: num_columns - first]
+    for start in range(0, num_columns, columns_per_block):
+        block = memory[: num_columns - start]
         block.data.memset_async(0, block.nbytes)
-        sizes = map(np.int64, (first, first + block.shape[0], size))
-        launch_on_unfolding("fill_columns", nnz, *sizes, coords, values, block)
-        gram = block.T @ block if gram is None else np.add(gram, block.T @ block, out=gram)
+        launch_on_unfolding(
+            "fill_columns",
+            values.size,
+            np.int64(start),
+            np.int64(start + block.shape[0]),
+            np.int64(size),
+            coords,
+            values,
+            block,
+        )
+        product = block.T @ block
+        if gram is None:
+            gram = product
+        else:
+            gram += product
     return gram
 
 
-def _is_readable(factor: Array) -> bool:
-    """Return whether kernels can read the rows of a factor where they are."""
+def _make_readable(factor: Array) -> Array:
+    """Return a factor whose rows kernels can read: itself, or a copy."""
     row_nbytes, column_nbytes = factor.strides
-    return column_nbytes == factor.itemsize and 0 < row_nbytes < 2**32
+    is_readable = column_nbytes == factor.itemsize and 0 < row_nbytes < 2**32
+    return factor if is_readable else cupy.ascontiguousarray(factor)
 
 
 def _align_rows(arrays: list[Array], nnz: int) -> list[Array]:
@@ -277,17 +330,19 @@ def _align_rows(arrays: list[Array], nnz: int) -> list[Array]:
     No bit of the result changes: the order of additions does not depend on how rows are loaded.
     """
     row_nbytes = tuning.choose_row_nbytes(arrays[0].shape[1] * arrays[0].itemsize)
-    is_aligned = [row_pitch(a) % min(row_nbytes, 16) == 0 for a in arrays]
-    pairs = list(zip(arrays, is_aligned, strict=True))
-    copied = [a for a, is_so in pairs if not is_so]
-    if not copied:
+    load_nbytes = min(row_nbytes, 16)
+    unaligned = [array for array in arrays if row_pitch(array) % load_nbytes]
+    if not unaligned:
         return arrays
-    num_rows = sum(a.shape[0] for a in copied)
-    alignment = _common_alignment(copied, [row_pitch(a) for a in copied])
+    num_rows = sum(array.shape[0] for array in unaligned)
+    alignment = _common_alignment(unaligned, [row_pitch(array) for array in unaligned])
     if not tuning.pays_to_align(num_rows, alignment, nnz, len(arrays)):
         return arrays
     try:
-        return [a if is_so else pad_rows(a, row_nbytes) for a, is_so in pairs]
+        return [
+            pad_rows(array, row_nbytes) if row_pitch(array) % load_nbytes else array
+            for array in arrays
+        ]
     except cupy.cuda.memory.OutOfMemoryError:
         return arrays
 
@@ -318,33 +373,28 @@ class MttkrpKernel:
         record_format = layout.merged
         tiling = layout.tilings[mode]
         inputs = [n for n in range(record_format.ndim) if n != mode]
-        self.cut = cut = tuning.cut_rank(rank, record_format.dtype.itemsize, *alignments)
+        self.cut = tuning.cut_rank(rank, record_format.dtype.itemsize, *alignments)
         self.block_size = tuning.choose_block_size(layout.tile_size)
         self._num_tiles = tiling.carry_rows.shape[0]
-        num_empty = tiling.empty_rows.shape[0]
-        # All of them but those that a launch sets.
-        same = self._arguments = make_launch_arguments(record_format, mode, inputs)
-        same.rank, same.nnz, same.bucket_size = rank, step.records.shape[0], int(step.bucket_size)
-        same.num_empty = num_empty
-        same.empty_share = -(-num_empty // self._num_tiles)
-        same.carry_rows, same.empty_rows = _point_at(tiling.carry_rows, tiling.empty_rows)
-        same.pull_ids, same.pull_highs = _point_at(*list_parts(step.pull_ids))
+        self._arguments = _make_arguments(layout, step, mode, inputs, rank)
         runs = step.remap_ids
-        remap_dtype = None
-        if runs is not None:
-            remap_dtype = runs.shifts.dtype
-            same.max_runs = runs.max_runs
-            same.run_starts, same.run_counts = _point_at(runs.starts, runs.counts)
-            same.run_shifts = runs.shifts.data.ptr
-            same.write_lows, same.write_highs = _point_at(*list_parts(step.write_order))
-        occupancy = tuning.choose_occupancy(launch.current_gpu(), len(inputs))
-        types = (tiling.empty_rows.dtype, find_bits(step.pull_ids), remap_dtype)
-        macros = mttkrp_macros(record_format, layout.tile_size, cut, occupancy, *types, ratios)
+        macros = mttkrp_macros(
+            record_format,
+            layout.tile_size,
+            self.cut,
+            occupancy=tuning.choose_occupancy(launch.current_gpu(), len(inputs)),
+            empty_dtype=tiling.empty_rows.dtype,
+            pull_bits=find_bits(step.pull_ids),
+            remap_dtype=None if runs is None else runs.shifts.dtype,
+            ratios=ratios,
+        )
         kernel = launch.get_kernel("mttkrp_remap.cu", "mttkrp", **macros)
         # The tile, and the carry-outs between its groups of threads.
         shared_nbytes = layout.tile_size * slot_nbytes(record_format)
-        shared_nbytes += carries_nbytes(record_format.dtype, cut, self.block_size)
-        self._kernel = launch.DirectKernel(kernel, f"{ctypes.sizeof(same)}sQ", shared_nbytes)
+        shared_nbytes += carries_nbytes(record_format.dtype, self.cut, self.block_size)
+        # The structure as it is, and the address of the weights.
+        formats = f"{ctypes.sizeof(self._arguments)}sQ"
+        self._kernel = launch.DirectKernel(kernel, formats, shared_nbytes)
 
     def launch(
         self,
@@ -354,7 +404,10 @@ class MttkrpKernel:
         out: Array,
         **model: Any,
     ) -> None:
-        """Launch it, for a workspace with the other modes' factors; `model` is more arguments."""
+        """Launch it for a workspace with the other modes' factors, and for weights or None.
+
+        With ratios, `model` are the members of `LaunchArguments` that say where the model is.
+        """
         arrays, pitches, carries = workspace
         arguments = type(self._arguments).from_buffer_copy(self._arguments)
         operands = arguments.operands
@@ -362,21 +415,50 @@ class MttkrpKernel:
         operands.row_nbytes[: len(arrays)] = pitches
         arguments.records = step.records.data.ptr
         arguments.out = out.data.ptr
-        arguments.spare = 0 if step.spare is None else step.spare.data.ptr
+        arguments.spare = launch.find_address(step.spare)
         arguments.partial_rows = carries.sums
-        scales = 0 if weights is None else weights.data.ptr
         for name, value in model.items():
             setattr(arguments, name, value)
+        weights_address = launch.find_address(weights)
         # Launched as by `launch.launch_tiles`.
         for first_tile in range(0, self._num_tiles, launch.MAX_GRID):
             arguments.first_tile = first_tile
             grid = (min(self._num_tiles - first_tile, launch.MAX_GRID), self.cut.num_parts)
-            self._kernel(grid, self.block_size, bytes(arguments), scales)
+            self._kernel(grid, self.block_size, bytes(arguments), weights_address)
 
 
-def _point_at(*arrays: Array | None) -> list[int]:
-    """Return the addresses of arrays, 0 for None."""
-    return [0 if array is None else array.data.ptr for array in arrays]
+def _make_arguments(layout: Layout, step: Step, mode: int, inputs: list[int], rank: int) -> Any:
+    """Make `LaunchArguments` with all members that stay the same while the layout lives.
+
+    The others are set by `MttkrpKernel.launch`, and zero here.
+    """
+    tiling = layout.tilings[mode]
+    arguments = make_launch_arguments(layout.merged, mode, inputs)
+    arguments.rank = rank
+    arguments.nnz = step.records.shape[0]
+    arguments.bucket_size = int(step.bucket_size)
+    arguments.carry_rows = tiling.carry_rows.data.ptr
+    # Each tile writes zeros to its share of the rows without nonzeros.
+    num_empty = tiling.empty_rows.shape[0]
+    num_tiles = tiling.carry_rows.shape[0]
+    arguments.empty_rows = tiling.empty_rows.data.ptr
+    arguments.num_empty = num_empty
+    arguments.empty_share = -(-num_empty // num_tiles)
+    arguments.pull_ids, arguments.pull_highs = _find_addresses(step.pull_ids)
+    runs = step.remap_ids
+    if runs is not None:
+        arguments.max_runs = runs.max_runs
+        arguments.run_starts = runs.starts.data.ptr
+        arguments.run_counts = runs.counts.data.ptr
+        arguments.run_shifts = runs.shifts.data.ptr
+        arguments.write_lows, arguments.write_highs = _find_addresses(step.write_order)
+    return arguments
+
+
+def _find_addresses(ids: PackedIds | Array | None) -> tuple[int, int]:
+    """Return the addresses of the low and the high bits of ids: see `list_parts`."""
+    lows, highs = list_parts(ids)
+    return launch.find_address(lows), launch.find_address(highs)
 
 
 def _find_kernel(
@@ -389,8 +471,10 @@ def _find_kernel(
 ) -> MttkrpKernel:
     """Return the kernel for a mode; it is prepared once, and kept while the layout lives."""
     rank = out.shape[1]
-    of_out = _common_alignment([out], [rank * out.itemsize])
-    alignments = (_common_alignment(workspace.arrays, workspace.pitches), of_out)
+    alignments = (
+        _common_alignment(workspace.arrays, workspace.pitches),
+        _common_alignment([out], [rank * out.itemsize]),
+    )
     key = (mode, rank, alignments, step.spare is None, ratios)
     if key not in layout.prepared:
         layout.prepared[key] = MttkrpKernel(layout, step, mode, rank, alignments, ratios)
@@ -402,7 +486,7 @@ def _common_alignment(arrays: list[Array], pitches: list[int]) -> int:
     bits = 16
     for array, pitch in zip(arrays, pitches, strict=True):
         bits |= array.data.ptr | pitch
-    return bits & -bits
+    return bits & -bits  # the lowest bit that is set in any
 
 
 #: The only instance.

@@ -22,25 +22,36 @@ def copy_blocks(copies: Sequence[tuple[cupy.cuda.MemoryPointer, Array]]) -> None
 
     They are contiguous, or matrices whose rows are; elements have a multiple of 4 bytes.
     """
-    gpu = cupy.cuda.runtime.getDevice()
-    name = "copy_blocks"
-    kernel = get_direct_kernel(f"{name}.cu", name, _COPIES_FORMAT, gpu, MAX_COPIES=_MAX_COPIES)
+    kernel = get_direct_kernel(
+        "copy_blocks.cu",
+        "copy_blocks",
+        _COPIES_FORMAT,
+        cupy.cuda.runtime.getDevice(),
+        MAX_COPIES=_MAX_COPIES,
+    )
     for start in range(0, len(copies), _MAX_COPIES):
-        own = copies[start : start + _MAX_COPIES]
+        batch = copies[start : start + _MAX_COPIES]
+        # The members of `Copies`: five arrays of a number for each copy, one after the other.
         members = [0] * (5 * _MAX_COPIES)
-        most = 0
-        for n, (target, array) in enumerate(own):
-            num_words, *of_rows = _count_words(array)
-            members[n::_MAX_COPIES] = array.data.ptr, target.ptr, num_words, *of_rows
-            most = max(most, num_words)
-        num_blocks = min(-(-most // (4 * tuning.BLOCK_SIZE)), _MAX_GRID_Y)
-        kernel((len(own), num_blocks), tuning.BLOCK_SIZE, *members)
+        most_words = 0
+        for n, (target, array) in enumerate(batch):
+            num_words, row_words, row_stride = _count_words(array)
+            members[n::_MAX_COPIES] = [
+                array.data.ptr,
+                target.ptr,
+                num_words,
+                row_words,
+                row_stride,
+            ]
+            most_words = max(most_words, num_words)
+        num_blocks = min(-(-most_words // (4 * tuning.BLOCK_SIZE)), _MAX_GRID_Y)
+        kernel((len(batch), num_blocks), tuning.BLOCK_SIZE, *members)
 
 
 def _count_words(array: Array) -> tuple[int, int, int]:
     """Return an array's words of 4 bytes, those of a row, and those from row to row."""
     num_words = array.nbytes // 4
-    if array.flags.c_contiguous:
+    if array.flags.c_contiguous:  # as a single row, whatever its shape
         return num_words, num_words, num_words
     return num_words, num_words // array.shape[0], array.strides[0] // 4
 
@@ -49,11 +60,18 @@ def add_parts(rows: Array, tree: trees.Tree, out: Array | None = None) -> Array:
     """Run `tree.add_parts` on a contiguous matrix of the current GPU."""
     if isinstance(tree, int) and out is None:
         return rows
-    num_rows = rows.shape[0] // trees.count_parts(tree)
-    sums = cupy.empty((num_rows, *rows.shape[1:]), rows.dtype) if out is None else out
-    macros = {"VALUE": rows.dtype, "TREE": trees.express(tree, "PART")}
-    kernel = get_direct_kernel("add_parts.cu", "add_parts", "qQQ", rows.data.device_id, **macros)
-    if sums.size:
-        grid = (-(-sums.size // tuning.BLOCK_SIZE), 1)
-        kernel(grid, tuning.BLOCK_SIZE, sums.size, rows.data.ptr, sums.data.ptr)
-    return sums
+    if out is None:
+        num_rows = rows.shape[0] // trees.count_parts(tree)
+        out = cupy.empty((num_rows, *rows.shape[1:]), rows.dtype)
+    kernel = get_direct_kernel(
+        "add_parts.cu",
+        "add_parts",
+        "qQQ",
+        rows.data.device_id,
+        VALUE=rows.dtype,
+        TREE=trees.express(tree, "PART"),
+    )
+    if out.size > 0:
+        grid = (-(-out.size // tuning.BLOCK_SIZE), 1)
+        kernel(grid, tuning.BLOCK_SIZE, out.size, rows.data.ptr, out.data.ptr)
+    return out

@@ -35,15 +35,15 @@ class CudaDevices(Devices):
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self._of_thread = threading.local()
+        self._of_thread = threading.local()  # a thread's events: see `_get_event`
         pairs = itertools.permutations(range(count), 2)
-        strangers = [pair for pair in pairs if not _let_read(*pair)]
-        self._lets_kernels_read = not strangers
-        if strangers:
+        unconnected = [(reader, owner) for reader, owner in pairs if not _let_read(reader, owner)]
+        self._lets_kernels_read = not unconnected
+        if unconnected:
             _logger.warning(
                 "GPUs %s cannot read each other's memory, so copies between them pass through the "
                 "host, about ten times as slowly",
-                strangers,
+                unconnected,
             )
 
     def __eq__(self, other: object) -> bool:
@@ -76,6 +76,8 @@ class CudaDevices(Devices):
             yield arrays
 
     def map(self, function: Callable[..., Any], homes: Iterable[int], *columns: Iterable) -> list:
+        """Implement `Devices.map` by a thread for each GPU."""
+
         def call(home: int, *items: Any) -> Any:
             """Call it on the default stream, the thread's own, after the work of all streams."""
             with cupy.cuda.Device(home) as device:
@@ -85,34 +87,35 @@ class CudaDevices(Devices):
             return result
 
         pools = [ThreadPoolExecutor(1, "tensorly-flycoo-gpu") for _ in range(self.count)]
-        calls = [
-            pools[items[0]].submit(copy_context().run, call, *items)
-            for items in zip(homes, *columns, strict=True)
+        futures = [
+            pools[home].submit(copy_context().run, call, home, *items)
+            for home, *items in zip(homes, *columns, strict=True)
         ]
         for pool in pools:
             pool.shutdown()
-        return [call.result() for call in calls]
+        return [future.result() for future in futures]
 
     def gather(self, requests: Sequence[Request]) -> list[Array]:
-        targets: dict[int, _Copies] = {}
-        found = []
+        """Implement `Devices.gather`: the GPU that wants an array copies it there."""
+        copies_to: dict[int, _Copies] = {}  # by device
+        gathered = []
         for arrays, device in requests:
             if len(arrays) == 1 and is_cupy(arrays[0]) and arrays[0].data.device_id == device:
-                found.append(arrays[0])
+                gathered.append(arrays[0])
                 continue
-            if device not in targets:
-                targets[device] = _Copies(device, self._lets_kernels_read)
+            if device not in copies_to:
+                copies_to[device] = _Copies(device, self._lets_kernels_read)
             with cupy.cuda.Device(device):
-                found.append(targets[device].allocate(arrays))
-        if not targets:
-            return found
-        sources = sorted({gpu for target in targets.values() for gpu in target.homes})
-        readers = [gpu for gpu, target in targets.items() if target.homes]
-        with self._order_work(readers, sources):
-            for gpu, target in targets.items():
-                with cupy.cuda.Device(gpu):
-                    target.launch()
-        return found
+                gathered.append(copies_to[device].allocate(arrays))
+        if not copies_to:
+            return gathered
+        readers = [device for device, copies in copies_to.items() if copies.homes]
+        owners = sorted({home for copies in copies_to.values() for home in copies.homes})
+        with self._order_work(readers, owners):
+            for device, copies in copies_to.items():
+                with cupy.cuda.Device(device):
+                    copies.launch()
+        return gathered
 
     @contextlib.contextmanager
     def _order_work(self, users: Sequence[int], owners: Sequence[int]) -> Iterator[None]:
@@ -125,22 +128,22 @@ class CudaDevices(Devices):
             yield
             self._wait(owners, users)
         except BaseException:
-            for gpu in {*users, *owners}:  # what is freed now must not be in use by others
+            for gpu in {*users, *owners}:  # memory freed now must not be in use by others
                 with cupy.cuda.Device(gpu):
                     cupy.cuda.get_current_stream().synchronize()
             raise
 
-    def _wait(self, gpus: Sequence[int], others: Sequence[int]) -> None:
-        """Have later work in some GPUs' current streams wait for work so far in those of others."""
-        for other in others:
-            with cupy.cuda.Device(other):
-                self._get_event(other).record(cupy.cuda.get_current_stream())
-        for gpu in gpus:
+    def _wait(self, waiting: Sequence[int], awaited: Sequence[int]) -> None:
+        """Have later work in the current streams of some GPUs wait for work so far in others'."""
+        for gpu in awaited:
+            with cupy.cuda.Device(gpu):
+                self._get_event(gpu).record(cupy.cuda.get_current_stream())
+        for gpu in waiting:
             with cupy.cuda.Device(gpu):
                 stream = cupy.cuda.get_current_stream()
-                for other in others:
-                    if other != gpu:
-                        stream.wait_event(self._get_event(other))
+                for peer in awaited:
+                    if peer != gpu:
+                        stream.wait_event(self._get_event(peer))
 
     def _get_event(self, device: int) -> cupy.cuda.Event:
         """Return this thread's event of a device, used again: a wait is for its last record."""
@@ -151,13 +154,15 @@ class CudaDevices(Devices):
         return events[device]
 
     def collect(self, arrays: Sequence[Array]) -> list[Array]:
-        there = iter(self.gather([((array,), 0) for array in arrays if is_cupy(array)]))
-        return [next(there) if is_cupy(array) else array for array in arrays]
+        """Implement `Devices.collect`; arrays on the host stay there."""
+        gathered = iter(self.gather([((array,), 0) for array in arrays if is_cupy(array)]))
+        return [next(gathered) if is_cupy(array) else array for array in arrays]
 
     def fetch(self, matrices: Sequence[Array]) -> np.ndarray:
-        edges = list(itertools.accumulate(map(len, matrices), initial=0))
-        whole = np.empty((edges[-1], *matrices[0].shape[1:]), matrices[0].dtype)
-        parts = [whole[start:stop] for start, stop in itertools.pairwise(edges)]
+        """Implement `Devices.fetch`: each GPU's thread copies to its rows of the result."""
+        first_rows = list(itertools.accumulate(map(len, matrices), initial=0))
+        whole = np.empty((first_rows[-1], *matrices[0].shape[1:]), matrices[0].dtype)
+        parts = [whole[start:stop] for start, stop in itertools.pairwise(first_rows)]
         homes = [matrix.device.id for matrix in matrices]
         self.map(lambda _, matrix, part: copy_parts(matrix, part), homes, matrices, parts)
         return whole
@@ -176,11 +181,11 @@ class _Copies:
     def allocate(self, arrays: Sequence[Array]) -> Array:
         """Return a new array for the rows of `arrays`, on the current GPU, which is this one."""
         first = arrays[0]
-        shape = arrays[0].shape
-        if len(arrays) > 1:
-            shape = (sum([array.shape[0] for array in arrays]), *shape[1:])
-        elif not is_cupy(first):
+        if len(arrays) == 1 and not is_cupy(first):
             return cupy.asarray(first)
+        shape = first.shape
+        if len(arrays) > 1:
+            shape = (sum([array.shape[0] for array in arrays]), *first.shape[1:])
         whole = cupy.empty(shape, first.dtype)
         target = whole.data
         for array in arrays:
@@ -190,14 +195,15 @@ class _Copies:
         return whole
 
     def _add(self, target: cupy.cuda.MemoryPointer, array: Array) -> None:
+        """Note the copy of an array to an address."""
         home = array.data.device_id
         if home != self.device and home not in self.homes:
             self.homes.append(home)
         if self._lets_kernels_read and _suits_kernel(array):
             self._by_kernel.append((target, array))
-            return
-        with cupy.cuda.Device(home):
-            self._by_driver.append((target, cupy.ascontiguousarray(array)))
+        else:
+            with cupy.cuda.Device(home):
+                self._by_driver.append((target, cupy.ascontiguousarray(array)))
 
     def launch(self) -> None:
         """Launch all copies, on this GPU, which is current."""
@@ -220,14 +226,14 @@ def _suits_kernel(array: Array) -> bool:
     return is_readable and has_words and (has_rows or array.flags.c_contiguous)
 
 
-def _let_read(device: int, other: int) -> bool:
+def _let_read(reader: int, owner: int) -> bool:
     """Let a GPU read another one's memory; return whether it can."""
     runtime = cupy.cuda.runtime
-    if not runtime.deviceCanAccessPeer(device, other):
+    if not runtime.deviceCanAccessPeer(reader, owner):
         return False
-    with cupy.cuda.Device(device):
+    with cupy.cuda.Device(reader):
         try:
-            runtime.deviceEnablePeerAccess(other)
+            runtime.deviceEnablePeerAccess(owner)
         except runtime.CUDARuntimeError as error:
             if "PeerAccessAlreadyEnabled" not in str(error):
                 raise

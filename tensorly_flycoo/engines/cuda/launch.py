@@ -21,6 +21,7 @@ import numpy as np
 from cupy import RawKernel
 from cupy.cuda import driver
 
+from ...base.array_modules import GpuArray as Array
 from ...base.reporting import add_compiled
 from . import tuning
 from .source import specialise
@@ -79,8 +80,9 @@ def launch_items(
     kernel: RawKernel, num_items: int, arguments: Sequence[Any], block_size: int = tuning.BLOCK_SIZE
 ) -> None:
     """Launch a thread for each item: a grid may have more than fit a GPU's memory."""
-    if num_items > 0:
-        launch(kernel, (-(-num_items // block_size),), block_size, arguments)
+    if num_items > 0:  # no grid is empty
+        num_blocks = -(-num_items // block_size)
+        launch(kernel, (num_blocks,), block_size, arguments)
 
 
 def launch_tiles(
@@ -108,10 +110,16 @@ def current_gpu() -> tuning.Gpu:
 
 @functools.cache
 def _describe_gpu(device_id: int) -> tuning.Gpu:
+    """Return a device's `Gpu`, if the kernels compile for it."""
     device = cupy.cuda.Device(device_id)
     major, minor = divmod(int(device.compute_capability), 10)
     tuning.check_capability((major, minor), device_id)
     return tuning.Gpu((major, minor), device.attributes["MaxSharedMemoryPerMultiprocessor"])
+
+
+def find_address(array: Array | None) -> int:
+    """Return the address of an array, 0 for None: what a `DirectKernel` takes for a pointer."""
+    return 0 if array is None else array.data.ptr
 
 
 class DirectKernel:
@@ -133,10 +141,20 @@ class DirectKernel:
     def __call__(self, grid: tuple[int, int], block_size: int, *values: Any) -> None:
         """Launch on CuPy's current stream; arrays are given as their addresses."""
         self._format.pack_into(self._arguments.buffer, 0, *values)
-        stream = cupy.cuda.get_current_stream().ptr
-        (x, y), shared_nbytes, extra = grid, self._shared_nbytes, self._arguments.extra
-        function = self._function.ptr
-        driver.launchKernel(function, x, y, 1, block_size, 1, 1, shared_nbytes, stream, 0, extra)
+        num_blocks_x, num_blocks_y = grid
+        driver.launchKernel(
+            self._function.ptr,
+            num_blocks_x,
+            num_blocks_y,
+            1,
+            block_size,
+            1,
+            1,
+            self._shared_nbytes,
+            cupy.cuda.get_current_stream().ptr,
+            0,  # the arguments one by one, in place of `extra`
+            self._arguments.extra,
+        )
 
 
 class _Arguments(threading.local):
@@ -147,9 +165,14 @@ class _Arguments(threading.local):
 
     def __init__(self, nbytes: int) -> None:
         self.buffer = ctypes.create_string_buffer(nbytes)
-        self._size = ctypes.c_size_t(nbytes)
-        addresses = ctypes.addressof(self.buffer), ctypes.addressof(self._size)
-        items = (_BUFFER_POINTER, addresses[0], _BUFFER_SIZE, addresses[1], _END)
+        self._size = ctypes.c_size_t(nbytes)  # the driver reads it, and the items, at each launch
+        items = (
+            _BUFFER_POINTER,
+            ctypes.addressof(self.buffer),
+            _BUFFER_SIZE,
+            ctypes.addressof(self._size),
+            _END,
+        )
         self._items = (ctypes.c_void_p * len(items))(*items)
         self.extra = ctypes.addressof(self._items)
 

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ...format.packing import RecordFormat
+from ...format.packing import RecordFormat, round_up
 from . import structs, tuning
 from .tuning import ColumnCut, Occupancy, RankCut
 
@@ -50,14 +50,17 @@ class IdBits:
         >>> bits.low_dtype, bits.high_bits
         (dtype('uint16'), 2)
         """
-        moves = tile_size // tuning.choose_block_size(tile_size)
-        sizes = [
-            (8 * low.itemsize + high, high, low)
-            for low in _LOW_DTYPES
-            for high in (_HIGH_BITS if low.itemsize < 4 else (0,))
-            if moves * high % 8 == 0  # a thread's are whole bytes
-        ]
-        _, high_bits, low_dtype = min(size for size in sizes if 2 ** size[0] >= limit)
+        ids_per_thread = tile_size // tuning.choose_block_size(tile_size)
+        candidates = []
+        for low_dtype in _LOW_DTYPES:
+            low_bits = 8 * low_dtype.itemsize
+            high_choices = _HIGH_BITS if low_bits < 32 else (0,)
+            for high_bits in high_choices:
+                is_enough = 2 ** (low_bits + high_bits) >= limit
+                is_whole = ids_per_thread * high_bits % 8 == 0  # bytes of a thread's high bits
+                if is_enough and is_whole:
+                    candidates.append((low_bits + high_bits, high_bits, low_dtype))
+        _, high_bits, low_dtype = min(candidates)  # of equally many bits, the fewest high ones
         return cls(low_dtype, high_bits, is_packed=True)
 
     def count_nbytes(self, nnz: int, tile_size: int) -> int:
@@ -66,7 +69,8 @@ class IdBits:
         >>> IdBits.of(2**18, tile_size=1024).count_nbytes(2000, tile_size=1024)
         4608
         """
-        num_places = -(-nnz // tile_size) * tile_size
+        num_tiles = -(-nnz // tile_size)
+        num_places = num_tiles * tile_size
         return num_places * self.low_dtype.itemsize + num_places * self.high_bits // 8
 
 
@@ -85,20 +89,24 @@ def mttkrp_macros(
     Without `pull_bits` it does not pull, without `remap_dtype` it does not remap.
     """
     block_size = tuning.choose_block_size(tile_size)
-    run = tile_size * cut.group_size // block_size
+    run = tile_size * cut.group_size // block_size  # nonzeros of a group of threads
+    num_inputs = record_format.ndim - 1
     dtype = record_format.dtype
-    itemsize = record_format.dtype.itemsize
-    batch = tuning.limit_batch(occupancy, itemsize, cut)
-    num_threads = tuning.limit_threads(occupancy, itemsize)
     if ratios:
-        sizes = (occupancy, record_format.ndim - 1, cut, itemsize)
         batch, num_threads = tuning.choose_ratio_occupancy(
-            *sizes, adds_logs=ratios is Ratios.DIVIDE_AND_LOG
+            occupancy,
+            num_inputs,
+            cut,
+            dtype.itemsize,
+            adds_logs=ratios is Ratios.DIVIDE_AND_LOG,
         )
+    else:
+        batch = tuning.limit_batch(occupancy, dtype.itemsize, cut)
+        num_threads = tuning.limit_threads(occupancy, dtype.itemsize)
     return {
         **remap_macros(record_format, tile_size, pull_bits, remap_dtype),
         **_operands_macros(record_format, pull_bits),
-        "LAUNCH_ARGUMENTS_LAYOUT": structs.launch_arguments_dtype(record_format.ndim - 1, dtype),
+        "LAUNCH_ARGUMENTS_LAYOUT": structs.launch_arguments_dtype(num_inputs, dtype),
         "CARRIES_NBYTES": structs.carries_nbytes(dtype, cut, block_size),
         "MIN_BLOCKS": max(1, num_threads // block_size),
         "LOAD_COLUMNS": cut.load_columns,
@@ -158,26 +166,31 @@ def cut_tile(tile_size: int) -> Macros:
 
 def _tile_macros(record_format: RecordFormat, tile_size: int, pull_bits: IdBits | None) -> Macros:
     """Return the macros of kernels that pull the records of tiles."""
-    pull_bits = IdBits(_NO_ID) if pull_bits is None else pull_bits
+    bits = pull_bits or IdBits(_NO_ID)
     return {
         **cut_tile(tile_size),
         "NUM_WORDS": record_format.num_words,
-        "PULL_ID": pull_bits.low_dtype,
-        "PULL_HIGH_BITS": pull_bits.high_bits,
+        "PULL_ID": bits.low_dtype,
+        "PULL_HIGH_BITS": bits.high_bits,
     }
 
 
 def _operands_macros(record_format: RecordFormat, pull_bits: IdBits | None) -> Macros:
     """Return the macros of kernels that may pull, unpack nonzeros, and read factors."""
     num_inputs = record_format.ndim - 1
-    how = "PLACES" if pull_bits is None else "PACKED" if pull_bits.is_packed else "IN_ORDER"
+    if pull_bits is None:
+        pull = "PLACES"
+    elif pull_bits.is_packed:
+        pull = "PACKED"
+    else:
+        pull = "IN_ORDER"
     return {
         "VALUE": record_format.dtype,
         "NUM_INPUTS": num_inputs,
         "SLOT_NBYTES": structs.slot_nbytes(record_format),
         "FIELD_LAYOUT": structs.FIELD,
         "OPERANDS_LAYOUT": structs.operands_dtype(num_inputs),
-        "PULL": how,
+        "PULL": pull,
     }
 
 
@@ -223,21 +236,34 @@ def split_columns_macros(record_format: RecordFormat, place_dtype: np.dtype | No
 
 def sweep_macros(dtype: np.dtype, rank: int) -> Macros:
     """Specialise `sweep_nonnegative.cu`, for a class of ranks."""
-    step = 8 if rank <= 32 else 32
-    most = 16 // dtype.itemsize
-    sizes = {"WIDTH": -(-rank // step) * step, "LOAD": most if rank % most == 0 else 1}
-    return {"VALUE": dtype, **sizes, "BLOCK_SIZE": tuning.BLOCK_SIZE}
+    step = 8 if rank <= 32 else 32  # so that few specialisations serve all ranks
+    load_columns = 16 // dtype.itemsize
+    return {
+        "VALUE": dtype,
+        "WIDTH": round_up(rank, step),
+        "LOAD": load_columns if rank % load_columns == 0 else 1,
+        "BLOCK_SIZE": tuning.BLOCK_SIZE,
+    }
 
 
 def update_rows_macros(rank: int, dtype: np.dtype) -> Macros:
     """Specialise `update_rows.cu`, for a class of ranks."""
     cut = tuning.cut_tall(rank, dtype.itemsize)
-    sizes = {"WIDTH": cut.width, "NUM_GROUPS": cut.num_groups, "GROUP_ROWS": cut.group_rows}
-    return {"VALUE": dtype, **sizes}
+    return {
+        "VALUE": dtype,
+        "WIDTH": cut.width,
+        "NUM_GROUPS": cut.num_groups,
+        "GROUP_ROWS": cut.group_rows,
+    }
 
 
 def products_macros(rank: int, dtype: np.dtype) -> Macros:
     """Specialise `products.cu`, for a class of ranks."""
-    tiles = 1 << (-(-rank // 32) - 1).bit_length()
-    sizes = {"TILES": tiles, "NUM_WARPS": 32 if tiles == 1 else 16, "SEGMENT": tuning.GRAM_SEGMENT}
-    return {"VALUE": dtype, **sizes, "PRODUCT_LAYOUT": structs.PRODUCT}
+    lane_rows = 1 << (-(-rank // 32) - 1).bit_length()  # a power of two
+    return {
+        "VALUE": dtype,
+        "TILES": lane_rows,
+        "NUM_WARPS": 32 if lane_rows == 1 else 16,
+        "SEGMENT": tuning.GRAM_SEGMENT,
+        "PRODUCT_LAYOUT": structs.PRODUCT,
+    }

@@ -35,8 +35,9 @@ _WINDOW_NBYTES = 33 * 4 * _STATE_WORDS
 def suits(random: Any, shape: tuple[int, ...]) -> bool:
     """Return whether `draw_uniform` can draw from this generator, and is fastest."""
     # A subclass may draw in its own way.
-    is_numpys = type(random) is np.random.RandomState and math.prod(shape) >= MIN_NUMBERS
-    return is_numpys and random.get_state(legacy=False)["bit_generator"] == "MT19937"
+    if type(random) is not np.random.RandomState or math.prod(shape) < MIN_NUMBERS:
+        return False
+    return random.get_state(legacy=False)["bit_generator"] == "MT19937"
 
 
 def draw_uniform(random: np.random.RandomState, shape: tuple[int, ...], dtype: np.dtype) -> Array:
@@ -47,13 +48,12 @@ def draw_uniform(random: np.random.RandomState, shape: tuple[int, ...], dtype: n
     values = cupy.empty(shape, dtype)
     with random._bit_generator.lock:
         state = random.get_state(legacy=False)
-        key = state["state"]["key"]
-        position = state["state"]["pos"]
+        position = state["state"]["pos"]  # of the next word in the current state
         end = position + 2 * values.size
-        num_states = (end - 1) // _STATE_WORDS
-        key = _draw(key, position, num_states, values)
-        position = end - num_states * _STATE_WORDS
-        random.set_state({**state, "state": {"key": key, "pos": position}})
+        num_states = (end - 1) // _STATE_WORDS  # after the current one
+        last_key = _draw(state["state"]["key"], position, num_states, values)
+        last_position = end - num_states * _STATE_WORDS
+        random.set_state({**state, "state": {"key": last_key, "pos": last_position}})
     return values
 
 
@@ -65,9 +65,17 @@ def _draw(key: np.ndarray, position: int, num_states: int, values: Array) -> np.
     num_chunks = max(1, -(-num_states // chunk))
     states = _find_chunks(key, chunk, num_chunks, values.dtype)
     last_state = cupy.empty(_STATE_WORDS, np.uint32)
-    sizes = (np.int32(position), np.int64(values.size), np.int64(num_states), np.int64(chunk))
     kernel = _get_kernel("draw_uniform", values.dtype)
-    launch.launch(kernel, (num_chunks,), _DRAW_THREADS, (*sizes, states, values, last_state))
+    arguments = (
+        np.int32(position),
+        np.int64(values.size),
+        np.int64(num_states),
+        np.int64(chunk),
+        states,
+        values,
+        last_state,
+    )
+    launch.launch(kernel, (num_chunks,), _DRAW_THREADS, arguments)
     return last_state.get()
 
 
@@ -81,21 +89,22 @@ def _find_chunks(key: np.ndarray, chunk: int, num_chunks: int, dtype: np.dtype) 
     num_doublings = (num_chunks - 1).bit_length()
     if num_doublings == 0:
         return states
-    num_skipped = chunk.bit_length() - 1
-    # The polynomials that jump over 1, 2, 4, ... states.
-    first = np.zeros((num_skipped + num_doublings, _STATE_WORDS), np.uint32)
-    first[0, _STATE_WORDS // 32] = 1 << _STATE_WORDS % 32  # t^624
-    polynomials = cupy.asarray(first)
-    kernel = _get_kernel("square_polynomial", dtype)
-    launch.launch(kernel, (1,), 1024, (np.int32(len(first) - 1), polynomials))
-    kernel = _get_kernel("jump_states", dtype)
+    # The polynomials that jump over 1, 2, 4, ... states: the kernel squares each to get the next.
+    chunk_bits = chunk.bit_length() - 1
+    host_polynomials = np.zeros((chunk_bits + num_doublings, _STATE_WORDS), np.uint32)
+    host_polynomials[0, _STATE_WORDS // 32] = 1 << _STATE_WORDS % 32  # t^624
+    polynomials = cupy.asarray(host_polynomials)
+    square = _get_kernel("square_polynomial", dtype)
+    launch.launch(square, (1,), 1024, (np.int32(len(host_polynomials) - 1), polynomials))
+    jump = _get_kernel("jump_states", dtype)
     for doubling in range(num_doublings):
-        distance = 1 << doubling
-        grid = (min(distance, num_chunks - distance),)
-        arguments = (polynomials[num_skipped + doubling], np.int64(distance), states)
-        launch.launch(kernel, grid, _STATE_WORDS, arguments, _WINDOW_NBYTES)
+        num_known = 1 << doubling
+        num_jumps = min(num_known, num_chunks - num_known)
+        arguments = (polynomials[chunk_bits + doubling], np.int64(num_known), states)
+        launch.launch(jump, (num_jumps,), _STATE_WORDS, arguments, _WINDOW_NBYTES)
     return states
 
 
 def _get_kernel(name: str, dtype: np.dtype) -> cupy.RawKernel:
+    """Return an entry of `mersenne_twister.cu`."""
     return launch.get_kernel("mersenne_twister.cu", name, VALUE=dtype)

@@ -5,7 +5,7 @@ second. Building a tensor took 33 of them, so here they are a few kernels of our
 """
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -35,7 +35,7 @@ class _StreamLock:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._last_use: Any = None
+        self._last_use: cupy.cuda.Event | None = None  # the end of the previous holder's
 
     def __enter__(self) -> None:
         self._lock.acquire()
@@ -72,48 +72,36 @@ class CudaPrimitives(Primitives):
 
         Threads copy large host arrays, `staging_size` nonzeros at a time in all.
         """
-        ndim, nnz = coords.shape
-        dtype = coords.dtype.newbyteorder("=")
+        nnz = coords.shape[1]
+        coord_dtype = coords.dtype.newbyteorder("=")
         records = cupy.empty((nnz, record_format.num_words), record_format.word_dtype)
-        found = cupy.zeros(4, bool)
-        kernel = launch.get_kernel("pack.cu", "pack", **pack_macros(record_format, dtype))
+        flags = cupy.zeros(4, bool)
+        kernel = launch.get_kernel("pack.cu", "pack", **pack_macros(record_format, coord_dtype))
 
-        def pack_block(packing: Any, block: slice, own: Array, own_values: Array) -> None:
-            target = records[block]
+        def pack_block(block: slice, block_coords: Array, block_values: Array) -> None:
+            """Pack a block of the nonzeros, whose coords and values are on the GPU."""
             count = block.stop - block.start
-            arguments = (packing, np.int64(count), own, own_values, target, found)
+            arguments = (
+                make_packing(record_format, block_coords),
+                np.int64(count),
+                block_coords,
+                block_values,
+                records[block],
+                flags,
+            )
             launch.launch_items(kernel, count, arguments)
 
-        most_held = self.staging_size // MAX_THREADS  # by each thread
-        num_held = min(most_held, nnz // MAX_THREADS)
-        if is_cupy(values) or nnz <= most_held:
-            own = cupy.asarray(coords, dtype)
-            own_values = cupy.asarray(values, record_format.dtype)
-            packing = make_packing(record_format, own)
-            pack_block(packing, slice(0, nnz), own, cupy.ascontiguousarray(own_values))
+        most_per_thread = self.staging_size // MAX_THREADS
+        if is_cupy(values) or nnz <= most_per_thread:
+            gpu_coords = cupy.asarray(coords, coord_dtype)
+            gpu_values = cupy.ascontiguousarray(cupy.asarray(values, record_format.dtype))
+            pack_block(slice(0, nnz), gpu_coords, gpu_values)
         else:
-            held = cupy.empty((MAX_THREADS, ndim, num_held), dtype)
-            held_values = cupy.empty((MAX_THREADS, num_held), record_format.dtype)
-            packing = make_packing(record_format, held[0])
-
-            def pack_parts(thread: int, starts: Iterator[int]) -> None:
-                stream = cupy.cuda.get_current_stream()
-                own = (held[thread], held_values[thread])
-                pinned = [cupyx.empty_pinned(array.shape, array.dtype) for array in own]
-                for start in starts:
-                    # Begins with the previous part's last nonzero, to compare the first one with.
-                    block = slice(max(start - 1, 0), min(start + num_held - 1, nnz))
-                    count = block.stop - block.start
-                    for target, waiting, given in zip(own, pinned, (coords, values), strict=True):
-                        waiting[..., :count] = given[..., block]
-                        address = waiting.ctypes.data
-                        nbytes = waiting.nbytes
-                        target.data.copy_from_host_async(address, nbytes, stream)
-                    pack_block(packing, block, *own)
-                    stream.synchronize()
-
-            share_parts(range(0, nnz, num_held - 1), pack_parts)
-        descends, is_outside, is_infinite, has_zeros = found.get()
+            block_size = min(most_per_thread, nnz // MAX_THREADS)
+            coord_blocks = cupy.empty((MAX_THREADS, coords.shape[0], block_size), coord_dtype)
+            value_blocks = cupy.empty((MAX_THREADS, block_size), record_format.dtype)
+            _stage(coords, values, coord_blocks, value_blocks, pack_block)
+        descends, is_outside, is_infinite, has_zeros = flags.get()
         if is_outside:
             check_inside(coords, record_format.shape)
         if is_infinite:
@@ -127,19 +115,22 @@ class CudaPrimitives(Primitives):
         modes: Iterable[int],
         places: Array | None = None,
     ) -> Array | None:
+        """Implement `Primitives.sort_places` by a radix sort of keys, which several modes share."""
         nnz = records.shape[0]
+        place_dtype = index_dtype(nnz) if places is None else places.dtype
         # Sort by as many modes at a time as fit one key.
-        for group, dtype in _group_modes(record_format, modes):
-            keys = cupy.empty(nnz, dtype)
-            _read_keys(records, record_format, group[::-1], places, dtype, keys)
+        for group, key_dtype in _group_modes(record_format, modes):
+            keys = cupy.empty(nnz, key_dtype)
+            _read_keys(records, record_format, group[::-1], places, key_dtype, keys)
             order = cupy.argsort(keys, kind="stable")
-            target = cupy.empty(nnz, index_dtype(nnz) if places is None else places.dtype)
-            _store_places(order, places, target=target)
-            places = target
+            sorted_places = cupy.empty(nnz, place_dtype)
+            _store_places(order, places, target=sorted_places)
+            places = sorted_places
         return places
 
     def sort_places_nbytes(self, nnz: int, record_format: RecordFormat) -> int:
-        itemsize = 4 if sum(mask.bit_length() for mask in record_format.masks) <= 32 else 8
+        num_bits = sum(mask.bit_length() for mask in record_format.masks)
+        itemsize = _choose_key_dtype(num_bits).itemsize
         return itemsize * nnz + _argsort_nbytes(nnz, itemsize)  # keys
 
     def read_rows(self, records: Array, record_format: RecordFormat, mode: int) -> Array:
@@ -147,8 +138,9 @@ class CudaPrimitives(Primitives):
         _read_keys(records, record_format, [mode], None, rows.dtype, rows)
         return rows
 
-    def sort_by_row(self, given: ModeRows, target: Array, positions: Array) -> Array | None:
-        records, record_format, mode, places = given
+    def sort_by_row(self, mode_rows: ModeRows, target: Array, positions: Array) -> Array | None:
+        """Implement `Primitives.sort_by_row`; the rows without nonzeros are a by-product."""
+        records, record_format, mode, places = mode_rows
         size = record_format.shape[mode]
         keys = cupy.empty(records.shape[0], index_dtype(size, "uint16"))  # half the passes of 32
         is_used = cupy.zeros(size, bool)
@@ -166,24 +158,34 @@ class CudaPrimitives(Primitives):
         _read_keys(records, record_format, [mode], None, key_dtype, is_used=is_used)
         return _list_empty_rows(is_used)
 
-    def find_carry_rows(self, given: ModeRows, tile_size: int) -> Array:
-        records, record_format, mode, places = given
-        carry_rows = cupy.empty(-(-records.shape[0] // tile_size), np.int64)
+    def find_carry_rows(self, mode_rows: ModeRows, tile_size: int) -> Array:
+        """Implement `Primitives.find_carry_rows`: a thread compares rows where a tile begins."""
+        records, record_format, mode, places = mode_rows
+        num_tiles = -(-records.shape[0] // tile_size)
+        carry_rows = cupy.empty(num_tiles, np.int64)
         row_dtype = index_dtype(record_format.shape[mode], "uint16")
         macros = read_keys_macros(record_format, 1, row_dtype, getattr(places, "dtype", None))
         kernel = launch.get_kernel("read_keys.cu", "find_carry_rows", **macros)
-        sizes = np.int64(carry_rows.size), np.int64(tile_size)
-        arguments = (make_key_fields(record_format, [mode]), *sizes, records, places, carry_rows)
-        launch.launch_items(kernel, carry_rows.size, arguments)
+        arguments = (
+            make_key_fields(record_format, [mode]),
+            np.int64(num_tiles),
+            np.int64(tile_size),
+            records,
+            places,
+            carry_rows,
+        )
+        launch.launch_items(kernel, num_tiles, arguments)
         return carry_rows
 
     def sum_squares(self, values: Array) -> float:
-        sums = cupy.empty(-(-values.size // tuning.ROWS_PER_BLOCK), np.float64)
-        if sums.size > 0:
+        """Implement `Primitives.sum_squares`: the host adds the sums of blocks of values."""
+        num_blocks = -(-values.size // tuning.ROWS_PER_BLOCK)
+        sums = cupy.empty(num_blocks, np.float64)
+        if num_blocks > 0:
             kernel = _get_sum_kernel("sum_squares", values.dtype)
-            stride = np.int64(values.strides[0] // values.itemsize)
-            arguments = (np.int64(values.size), stride, values, sums)
-            launch.launch(kernel, (sums.size,), tuning.BLOCK_SIZE, arguments)
+            stride = values.strides[0] // values.itemsize
+            arguments = (np.int64(values.size), np.int64(stride), values, sums)
+            launch.launch(kernel, (num_blocks,), tuning.BLOCK_SIZE, arguments)
         return float(sums.get().sum())
 
     def sum_groups(self, values: Array, starts: Array) -> Array:
@@ -200,18 +202,23 @@ class CudaPrimitives(Primitives):
     def split_by_bucket(
         self, positions: Array, bucket_size: int, stored: Array, offsets: Array
     ) -> None:
+        """Implement `Primitives.split_by_bucket` by a radix sort of the numbers of buckets."""
         nnz = positions.size
-        size = np.int64(bucket_size)
-        buckets = cupy.empty(nnz, index_dtype(-(-nnz // bucket_size), smallest="uint16"))
+        num_buckets = -(-nnz // bucket_size)
+        buckets = cupy.empty(nnz, index_dtype(num_buckets, smallest="uint16"))
         macros = {"PLACE": positions.dtype, "BUCKET": buckets.dtype, "OFFSET": offsets.dtype}
-        kernel = launch.get_kernel("buckets.cu", "number_buckets", **macros)
-        launch.launch_items(kernel, nnz, (np.int64(nnz), size, positions, buckets))
+        number_buckets = launch.get_kernel("buckets.cu", "number_buckets", **macros)
+        arguments = (np.int64(nnz), np.int64(bucket_size), positions, buckets)
+        launch.launch_items(number_buckets, nnz, arguments)
         order = cupy.argsort(buckets, kind="stable")
-        stored_now = cupy.empty_like(stored)
-        _store_places(order, None, positions=stored_now)
-        kernel = launch.get_kernel("buckets.cu", "store_offsets", **macros)
-        arguments = (np.int64(nnz), size, stored_now, positions, stored, offsets)
-        launch.launch_items(kernel, nnz, arguments)
+        sorted_places = cupy.empty_like(stored)
+        _store_places(order, None, positions=sorted_places)
+        store_offsets = launch.get_kernel("buckets.cu", "store_offsets", **macros)
+        launch.launch_items(
+            store_offsets,
+            nnz,
+            (np.int64(nnz), np.int64(bucket_size), sorted_places, positions, stored, offsets),
+        )
 
     def scatter_in_buckets(
         self, records: Array, offsets: Array, bucket_size: int, target: Array
@@ -219,7 +226,7 @@ class CudaPrimitives(Primitives):
         macros = {"NUM_WORDS": records.shape[1], "OFFSET": offsets.dtype}
         kernel = launch.get_kernel("scatter_records.cu", "scatter_records", **macros)
         arguments = (np.int64(offsets.size), np.int64(bucket_size), offsets, records, target)
-        launch.launch_items(kernel, records.size // 2, arguments)
+        launch.launch_items(kernel, records.size // 2, arguments)  # a thread moves two words
 
     def position_in_buckets(self, offsets: PackedIds, bucket_size: int) -> Array:
         return offsets.find_positions(index_dtype(offsets.nnz), bucket_size)
@@ -228,16 +235,27 @@ class CudaPrimitives(Primitives):
         return PackedIds.split(pull_ids, cut.bucket_size, cut.tile_size)
 
     def compact_push(self, remap_ids: Array, cut: Cut) -> tuple[RunIds, PackedIds]:
+        """Order the writes of each tile by their targets, which then are runs of neighbours."""
         tile_size = cut.tile_size
         nnz = remap_ids.size
         block_size = tuning.BLOCK_SIZE
-        macros = {"REMAP_ID": remap_ids.dtype, "TILE_SIZE": tile_size, "BLOCK_SIZE": block_size}
-        kernel = launch.get_kernel("order_writes.cu", "order_writes", **macros)
-        order = cupy.empty(nnz, np.uint16)
-        arguments = (np.int64(nnz), remap_ids, order)
-        launch.launch_tiles(kernel, -(-nnz // tile_size), 1, block_size, arguments)
+        kernel = launch.get_kernel(
+            "order_writes.cu",
+            "order_writes",
+            REMAP_ID=remap_ids.dtype,
+            TILE_SIZE=tile_size,
+            BLOCK_SIZE=block_size,
+        )
+        write_order = cupy.empty(nnz, np.uint16)
+        launch.launch_tiles(
+            kernel,
+            num_tiles=-(-nnz // tile_size),
+            num_parts=1,
+            block_size=block_size,
+            arguments=(np.int64(nnz), remap_ids, write_order),
+        )
         runs = RunIds.find(remap_ids, tile_size, count_runs(nnz, tile_size, cut.bucket_size))
-        return runs, PackedIds.split(order, tile_size, tile_size)
+        return runs, PackedIds.split(write_order, tile_size, tile_size)
 
     def count_plan_nbytes(self, nnz: int, cut: Cut) -> int:
         itemsize = index_dtype(nnz).itemsize
@@ -248,35 +266,46 @@ class CudaPrimitives(Primitives):
         return (3 * index_dtype(nnz).itemsize + 2) * nnz
 
     def remap(self, step: Step, cut: Cut) -> None:
+        """Implement `Primitives.remap`: a tile is pulled to shared memory and pushed from there."""
         num_tiles = -(-step.records.shape[0] // cut.tile_size)
         if num_tiles == 0:
             return
-        pull = step.pull_ids
+        pull_ids = step.pull_ids
         runs = step.remap_ids
-        order = step.write_order
-        types = (pull.bits, runs.shifts.dtype)
-        macros = remap_macros(cut.record_format, cut.tile_size, *types)
+        write_order = step.write_order
+        macros = remap_macros(
+            cut.record_format,
+            cut.tile_size,
+            pull_bits=pull_ids.bits,
+            remap_dtype=runs.shifts.dtype,
+        )
         kernel = launch.get_kernel("remap_only.cu", "remap", **macros)
         arguments = (
             np.int64(step.records.shape[0]),
             np.int64(step.bucket_size),
             step.records,
-            pull.lows,
-            pull.highs,
+            pull_ids.lows,
+            pull_ids.highs,
             step.spare,
             runs.starts,
             runs.counts,
             runs.shifts,
             np.int32(runs.max_runs),
-            order.lows,
-            order.highs,
+            write_order.lows,
+            write_order.highs,
         )
-        block_size = tuning.choose_block_size(cut.tile_size)
-        shared_nbytes = cut.tile_size * cut.record_format.record_nbytes
-        launch.launch_tiles(kernel, num_tiles, 1, block_size, arguments, shared_nbytes)
+        launch.launch_tiles(
+            kernel,
+            num_tiles,
+            num_parts=1,
+            block_size=tuning.choose_block_size(cut.tile_size),
+            arguments=arguments,
+            shared_nbytes=cut.tile_size * cut.record_format.record_nbytes,
+        )
 
-    def split_columns(self, given: ModeRows) -> Entries:
-        records, record_format, mode, places = given
+    def split_columns(self, mode_rows: ModeRows) -> Entries:
+        """Implement `Primitives.split_columns`: a thread compares a nonzero with the one before."""
+        records, record_format, mode, places = mode_rows
         nnz = records.shape[0]
         is_first = cupy.empty(nnz + 1, bool)
         values = cupy.empty(nnz)
@@ -296,45 +325,63 @@ class CudaPrimitives(Primitives):
         return Entries(is_first, rows, values)
 
     def sum_single_squares(self, entries: Entries, num_rows: int, scale: float) -> Array:
+        """Implement `Primitives.sum_single_squares` by atomic additions of fixed-point numbers."""
         # Integers: their sums do not depend on the order of additions. With few rows, threads
         # would wait for each other to add; so each adds to one of several copies.
         num_copies = min(max(1, tuning.NUM_SQUARE_SUMS // num_rows), tuning.MAX_SQUARE_COPIES)
         parts = cupy.zeros((num_copies, 2, 2, num_rows), np.uint64)
-        sizes = (np.int64(num_rows), np.int64(num_copies))
-        arguments = (*entries, np.float64(scale), *sizes, parts)
-        launch_on_unfolding("sum_single_squares", entries.values.size, *arguments)
+        launch_on_unfolding(
+            "sum_single_squares",
+            entries.values.size,
+            *entries,
+            np.float64(scale),
+            np.int64(num_rows),
+            np.int64(num_copies),
+            parts,
+        )
         squares = cupy.empty((2, num_rows))
-        launch_on_unfolding("add_parts", squares.size, *sizes, parts, squares)
+        launch_on_unfolding(
+            "add_parts", squares.size, np.int64(num_rows), np.int64(num_copies), parts, squares
+        )
         return squares
 
     def list_shared(
         self, entries: Entries, num_rows: int, scale: float
     ) -> tuple[Array, Array, Array]:
+        """Implement `Primitives.list_shared` by two launches: one counts, the other lists."""
         kernel = _get_unfolding_kernel("list_shared")
         nnz = entries.values.size
         num_blocks = -(-nnz // tuning.ROWS_PER_BLOCK)
-        is_free = cupy.empty(num_rows, bool)
         starts = cupy.empty((num_blocks, 2), np.int64)
-        is_free.data.memset_async(1, is_free.nbytes)
-        nonzeros = (np.int64(nnz), *entries, np.float64(scale))
 
-        def launch_all(count: int, *targets: Any) -> None:
-            arguments = (*nonzeros, starts, np.int64(count), *targets)
+        def visit(num_shared: int, *targets: Array | None) -> None:
+            """Launch the kernel: without `coords` among its targets it counts, else it lists."""
+            arguments = (
+                np.int64(nnz),
+                *entries,
+                np.float64(scale),
+                starts,
+                np.int64(num_shared),
+                *targets,
+            )
             if num_blocks > 0:
                 launch.launch(kernel, (num_blocks,), tuning.BLOCK_SIZE, arguments)
 
-        launch_all(0, is_free, None, None, None)
+        # The first visit writes each block's counts to `starts`, and clears `is_free`.
+        is_free = cupy.empty(num_rows, bool)
+        is_free.data.memset_async(1, is_free.nbytes)
+        visit(0, is_free, None, None, None)
         counts = starts.get()
-        ends = counts.cumsum(axis=0)
-        starts.set(ends - counts)
+        starts.set(counts.cumsum(axis=0) - counts)
         coupled_rows = _list_empty_rows(is_free, np.dtype(np.int64))
-        slots = cupy.empty(num_rows, np.uint32)
+        slots = cupy.empty(num_rows, np.uint32)  # each coupled row's place among them
         _store_places(coupled_rows, None, positions=slots)
+
         num_shared = int(counts[:, 0].sum())
         coords = cupy.empty((2, num_shared), np.int64)
         shared_values = cupy.empty(num_shared)
         if num_shared > 0:
-            launch_all(num_shared, None, slots, coords, shared_values)
+            visit(num_shared, None, slots, coords, shared_values)
         return coupled_rows, coords, shared_values
 
     def add_signs(self, squares: Array, rows: Array) -> Array:
@@ -353,12 +400,15 @@ class CudaPrimitives(Primitives):
         rows = cupy.argsort(keys, kind="stable")[:count].get()
         keys.sort()  # once more, since CuPy would compile a gather
         sums = np.invert(keys[:count].get()).view(np.float64)
-        return rows[sums > 0], sums[sums > 0]
+        is_positive = sums > 0
+        return rows[is_positive], sums[is_positive]
 
     def place_vectors(
         self, pairs: LeadingPairs, signs: np.ndarray, shape: tuple[int, int], dtype: np.dtype
     ) -> Array:
+        """Implement `Primitives.place_vectors`, in one launch."""
         vectors, _, rows, sources = pairs
+        # Vectors that are in place already change their signs there.
         placed = vectors if pairs.are_placed(shape, dtype) else cupy.zeros(shape, dtype)
         kernel = launch.get_kernel(
             "place_vectors.cu",
@@ -367,12 +417,13 @@ class CudaPrimitives(Primitives):
             PLACED=placed.dtype,
             BLOCK_SIZE=tuning.BLOCK_SIZE,
         )
-        strides = (np.int64(stride // vectors.itemsize) for stride in vectors.strides)
+        row_nbytes, column_nbytes = vectors.strides
         arguments = (
             np.int64(vectors.shape[0]),
             np.int64(sources.size),
             vectors,
-            *strides,
+            np.int64(row_nbytes // vectors.itemsize),
+            np.int64(column_nbytes // vectors.itemsize),
             rows,
             cupy.asarray(np.stack([sources, signs])),
             np.int64(shape[1]),
@@ -397,6 +448,39 @@ class CudaPrimitives(Primitives):
         return 2 * itemsize * nnz + _argsort_nbytes(nnz, itemsize)
 
 
+def _stage(
+    coords: np.ndarray,
+    values: np.ndarray,
+    coord_blocks: Array,
+    value_blocks: Array,
+    use: Callable[[slice, Array, Array], None],
+) -> None:
+    """Copy coords (ndim, nnz) and values (nnz,) to the GPU block by block, and use each there.
+
+    Threads share the work: each has one of the blocks (num_threads, ndim, size) and (num_threads,
+    size) on the GPU, and pinned memory of that size.
+    """
+    nnz = values.shape[0]
+    block_size = value_blocks.shape[1]
+
+    def stage_blocks(thread: int, starts: Iterator[int]) -> None:
+        """Stage the blocks that begin at `starts`, with the memory of one thread."""
+        stream = cupy.cuda.get_current_stream()
+        targets = (coord_blocks[thread], value_blocks[thread])
+        pinned = [cupyx.empty_pinned(target.shape, target.dtype) for target in targets]
+        for start in starts:
+            # Begins with the previous block's last nonzero, to compare the first one with.
+            block = slice(max(start - 1, 0), min(start + block_size - 1, nnz))
+            count = block.stop - block.start
+            for source, waiting, target in zip((coords, values), pinned, targets, strict=True):
+                waiting[..., :count] = source[..., block]
+                target.data.copy_from_host_async(waiting.ctypes.data, waiting.nbytes, stream)
+            use(block, *targets)
+            stream.synchronize()  # the next block takes the same memory
+
+    share_parts(range(0, nnz, block_size - 1), stage_blocks)
+
+
 def _read_keys(
     records: Array,
     record_format: RecordFormat,
@@ -414,13 +498,18 @@ def _read_keys(
     kernel = launch.get_kernel("read_keys.cu", "read_keys", **macros)
     fields = make_key_fields(record_format, modes)
     nnz = records.shape[0]
-    arguments = (fields, np.int64(nnz), records, places, keys, is_used)
-    launch.launch_items(kernel, nnz, arguments)
+    launch.launch_items(kernel, nnz, (fields, np.int64(nnz), records, places, keys, is_used))
 
 
 def _get_sum_kernel(name: str, dtype: np.dtype) -> cupy.RawKernel:
-    macros = {"VALUES_PER_BLOCK": tuning.ROWS_PER_BLOCK, "BLOCK_SIZE": tuning.BLOCK_SIZE}
-    return launch.get_kernel("sum_values.cu", name, VALUE=dtype, **macros)
+    """Return an entry of `sum_values.cu`."""
+    return launch.get_kernel(
+        "sum_values.cu",
+        name,
+        VALUE=dtype,
+        VALUES_PER_BLOCK=tuning.ROWS_PER_BLOCK,
+        BLOCK_SIZE=tuning.BLOCK_SIZE,
+    )
 
 
 def _store_places(
@@ -438,19 +527,28 @@ def _store_places(
 
 def _list_empty_rows(is_used: Array, dtype: np.dtype | None = None) -> Array:
     """List the rows that are not in use, ascending."""
-    dtype = dtype or index_dtype(is_used.size)
-    rows_per_block = tuning.ROWS_PER_BLOCK
-    macros = {"ROWS_PER_BLOCK": rows_per_block, "BLOCK_SIZE": tuning.BLOCK_SIZE}
-    kernel = launch.get_kernel("list_empty_rows.cu", "list_empty_rows", ROW=dtype, **macros)
-    num_blocks = -(-is_used.size // rows_per_block)
+    row_dtype = dtype or index_dtype(is_used.size)
+    kernel = launch.get_kernel(
+        "list_empty_rows.cu",
+        "list_empty_rows",
+        ROW=row_dtype,
+        ROWS_PER_BLOCK=tuning.ROWS_PER_BLOCK,
+        BLOCK_SIZE=tuning.BLOCK_SIZE,
+    )
+    num_blocks = -(-is_used.size // tuning.ROWS_PER_BLOCK)
     starts = cupy.empty(num_blocks, np.int64)
-    arguments = (np.int64(is_used.size), is_used, starts)
-    launch.launch(kernel, (num_blocks,), tuning.BLOCK_SIZE, (*arguments, None))
+
+    def visit(target: Array | None) -> None:
+        """Launch the kernel: without a target it writes each block's count to `starts`."""
+        arguments = (np.int64(is_used.size), is_used, starts, target)
+        launch.launch(kernel, (num_blocks,), tuning.BLOCK_SIZE, arguments)
+
+    visit(None)
     counts = starts.get()
-    empty_rows = cupy.empty(counts.sum(), dtype)
+    empty_rows = cupy.empty(counts.sum(), row_dtype)
     if empty_rows.size > 0:
         starts.set(counts.cumsum() - counts)
-        launch.launch(kernel, (num_blocks,), tuning.BLOCK_SIZE, (*arguments, empty_rows))
+        visit(empty_rows)
     return empty_rows
 
 
@@ -458,14 +556,21 @@ def _group_modes(
     record_format: RecordFormat, modes: Iterable[int]
 ) -> list[tuple[list[int], np.dtype]]:
     """Group modes whose rows fit one key together, and choose the type of each group's key."""
-    groups: list[tuple[list[int], int]] = []
+    groups: list[list[int]] = []
+    key_bits: list[int] = []  # of each group
     for mode in modes:
-        width = record_format.masks[mode].bit_length()
-        if not groups or groups[-1][1] + width > 64:
-            groups.append(([], 0))
-        group, num_bits = groups[-1]
-        groups[-1] = ([*group, mode], num_bits + width)
-    return [(group, np.dtype(np.uint32 if n <= 32 else np.uint64)) for group, n in groups]
+        num_bits = record_format.masks[mode].bit_length()
+        if not groups or key_bits[-1] + num_bits > 64:
+            groups.append([])
+            key_bits.append(0)
+        groups[-1].append(mode)
+        key_bits[-1] += num_bits
+    return list(zip(groups, map(_choose_key_dtype, key_bits), strict=True))
+
+
+def _choose_key_dtype(num_bits: int) -> np.dtype:
+    """Choose the type of a key; more than 64 bits are split among several of the larger type."""
+    return np.dtype(np.uint32) if num_bits <= 32 else np.dtype(np.uint64)
 
 
 def _argsort_nbytes(nnz: int, itemsize: int) -> int:

@@ -77,8 +77,9 @@ class NcclLink:
         self._is_needed = is_needed
         self._gpu = cupy.cuda.runtime.getDevice()
         self._lock = threading.Lock()
-        self._is_connected, self._is_closing = threading.Event(), threading.Event()
-        self._error: Exception | None = None
+        self._is_connected = threading.Event()  # set too if connecting has failed
+        self._is_closing = threading.Event()
+        self._error: Exception | None = None  # of the link's thread
         self._connection: Any = None  # of class NcclCommunicator
         threading.Thread(target=self._run, name="tensorly_flycoo link", daemon=True).start()
 
@@ -90,6 +91,7 @@ class NcclLink:
     # In the link's thread
 
     def _run(self) -> None:
+        """Connect the GPUs, watch the link while it is needed, and disconnect them."""
         stream = ThreadStream(self._gpu)
         stream.use()
         try:
@@ -103,17 +105,21 @@ class NcclLink:
         self._disconnect()
 
     def _connect(self) -> None:
+        """Connect the GPUs, and wait until all have, or the link is not needed any more."""
         self._connection = nccl.NcclCommunicator(self._count, self._name, self._number)
         # NCCL connects a pair when it first exchanges something, and waits for the peer.
-        others = [peer for peer in range(self._count) if peer != self._number]
-        words = cupy.zeros((2, self._count), np.int32)
-        sent, received = ([(own[peer], peer) for peer in others] for own in words)
-        self._launch(sent, received)
+        peers = [peer for peer in range(self._count) if peer != self._number]
+        sent, received = cupy.zeros((2, self._count), np.int32)
+        self._launch(
+            [(sent[peer], peer) for peer in peers], [(received[peer], peer) for peer in peers]
+        )
         while not cupy.cuda.get_current_stream().done and self._is_needed():
             time.sleep(_CONNECT_SECONDS)
 
     def _disconnect(self) -> None:
+        """End all exchanges, even if the peers never take part in them."""
         self._is_closing.set()
+        # Lets a thread finish what it launches, unless that hangs.
         has_lock = self._lock.acquire(timeout=_LAUNCH_SECONDS)
         if self._connection is not None:
             self._connection.abort()
@@ -154,6 +160,7 @@ class NcclLink:
     def _launch(
         self, sent: Sequence[tuple[Array, int]], received: Sequence[tuple[Array, int]]
     ) -> None:
+        """Exchange arrays, all at once: one after the other, processes would wait in a circle."""
         connection = self._connection
         stream = cupy.cuda.get_current_stream().ptr
         nccl.groupStart()

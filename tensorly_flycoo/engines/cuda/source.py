@@ -12,15 +12,16 @@ from typing import Any
 
 import numpy as np
 
+from ...base.value_dtypes import VALUE_DTYPES
 from .structs import layout_macro
 
 _ROOT = Path(__file__).parents[3]  # the folder that holds the package
 _INCLUDE = re.compile(r'^#include "([^"]+)"$')
 _MACRO = re.compile(r"^// MACRO ((\w+): .+)$", re.MULTILINE)
 
+#: The types in CUDA sources.
 _TYPES = {
-    np.dtype(np.float32): "float",
-    np.dtype(np.float64): "double",
+    **{row.dtype: row.c_type for row in VALUE_DTYPES.values()},
     np.dtype(np.int8): "signed char",
     np.dtype(np.int16): "short",
     np.dtype(np.int32): "int",
@@ -43,7 +44,8 @@ def specialise(name: str, macros: dict[str, Any]) -> str:
         if macro not in macros:
             raise TypeError(f"{name} needs a macro {meaning}")
     # Not options: for each new set of options CuPy asks NVRTC for its version, which takes 10 ms.
-    return "".join(f"#define {macro} {express(value)}\n" for macro, value in macros.items()) + text
+    defines = [f"#define {macro} {express(value)}\n" for macro, value in macros.items()]
+    return "".join(defines) + text
 
 
 def express(value: Any) -> str:
@@ -52,9 +54,13 @@ def express(value: Any) -> str:
     >>> express(np.dtype(np.int64)), express(True)
     ('long long', '1')
     """
+    if isinstance(value, bool):
+        return str(int(value))
     if not isinstance(value, np.dtype):
-        return str(int(value) if isinstance(value, bool) else value)
-    return _TYPES[value] if value.fields is None else layout_macro(value)
+        return str(value)
+    if value.fields is not None:
+        return layout_macro(value)
+    return _TYPES[value]
 
 
 @functools.cache
@@ -72,6 +78,7 @@ def load_source(name: str) -> str:
 
 
 def _inline(name: str, seen: set[str]) -> Iterator[str]:
+    """Yield the lines of a source, with the headers that are not among the names `seen` inlined."""
     seen.add(name)
     path = list_files().get(name, Path(name))
     label = path.relative_to(_ROOT).as_posix() if path.is_relative_to(_ROOT) else name

@@ -1,6 +1,7 @@
 """Records that visit the GPU: copied from host memory while others are computed."""
 
 import contextlib
+import math
 import threading
 from collections.abc import Iterator
 
@@ -23,18 +24,18 @@ class CudaStager:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._slots: list[_Slot] = []
-        self._nbytes = 0
+        self._slots: list[_Slot] = []  # the one that was filled first comes first
+        self._largest_nbytes = 0  # of all arrays so far: a slot is made large enough for these
         self._copies = cupy.cuda.Stream(non_blocking=True)
 
     def put_aside(self, array: Array) -> np.ndarray:
         """Copy an array of the GPU to pinned memory; one of the host stays where it is."""
-        self._nbytes = max(self._nbytes, array.nbytes)
+        self._largest_nbytes = max(self._largest_nbytes, array.nbytes)
         if isinstance(array, np.ndarray):
             return array
-        waiting = _empty_pinned(array.shape, array.dtype)
-        array.get(out=waiting)
-        return waiting
+        pinned = _empty_pinned(array.shape, array.dtype)
+        array.get(out=pinned)
+        return pinned
 
     @contextlib.contextmanager
     def take(self, array: np.ndarray, following: np.ndarray | None) -> Iterator[Array]:
@@ -46,9 +47,9 @@ class CudaStager:
             stream.wait_event(slot.complete)
             yield cupy.ndarray(array.shape, array.dtype, memptr=slot.memory)
         finally:
-            used = stream.record()
+            end_of_use = stream.record()
             with self._lock:
-                slot.used.append(used)
+                slot.used.append(end_of_use)
                 slot.num_users -= 1
         if following is not None:
             self._bring(following, is_needed=False)
@@ -69,20 +70,23 @@ class CudaStager:
             return slot
 
     def _find_slot(self, nbytes: int, is_needed: bool) -> "_Slot | None":
-        free = [n for n, slot in enumerate(self._slots) if slot.num_users == 0]
+        """Return a slot that nobody uses; if there is none, one for this use alone if needed."""
         if len(self._slots) < _NUM_SLOTS:
-            self._slots.append(_Slot(max(nbytes, self._nbytes)))
-            return self._slots[-1]
-        if free:
-            slot = self._slots.pop(free[0])
-            if slot.nbytes < nbytes:
-                self._copies.synchronize()  # one may be under way to the memory that is freed
-                slot = _Slot(nbytes)
-            self._slots.append(slot)  # the one that was filled first is replaced next
+            slot = _Slot(max(nbytes, self._largest_nbytes))
+            self._slots.append(slot)
             return slot
-        return _Slot(nbytes) if is_needed else None
+        free = next((slot for slot in self._slots if slot.num_users == 0), None)
+        if free is None:
+            return _Slot(nbytes) if is_needed else None
+        self._slots.remove(free)
+        if free.nbytes < nbytes:
+            self._copies.synchronize()  # one may be under way to the memory that is freed
+            free = _Slot(nbytes)
+        self._slots.append(free)
+        return free
 
     def _fill(self, slot: "_Slot", array: np.ndarray) -> None:
+        """Begin to copy an array to a slot, once nothing uses the slot's memory any more."""
         for event in slot.used:
             self._copies.wait_event(event)
         slot.used.clear()
@@ -102,20 +106,17 @@ class CudaStager:
 
 
 class _Slot:
-    """Memory for one array on the GPU.
-
-    `array` is the one that has been copied here, `complete` occurs when it is copied. `num_users`
-    have taken it and not released it. The events `used` occur when nothing uses the memory.
-    """
+    """Memory for one array on the GPU."""
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
         self.memory = cupy.cuda.alloc(nbytes)
-        self.array: np.ndarray | None = None
-        self.num_users = 0
-        # The pool may give out memory that earlier work on this stream still uses.
+        self.array: np.ndarray | None = None  # of the host: the one that is copied here
+        self.num_users = 0  # how many have taken it and not released it
+        # Events that occur when nothing uses the memory any more: the pool may give out memory
+        # that earlier work on this stream still uses.
         self.used = [cupy.cuda.get_current_stream().record()]
-        self.complete = self.used[0]
+        self.complete = self.used[0]  # the event that occurs when the array is copied
 
 
 class _PinnedArray(np.ndarray):
@@ -124,6 +125,8 @@ class _PinnedArray(np.ndarray):
 
 def _empty_pinned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     """Return an array in pinned memory, which is freed with it."""
-    nbytes = int(np.prod(shape)) * dtype.itemsize
-    memory = cupy.cuda.PinnedMemoryPointer(cupy.cuda.PinnedMemory(max(nbytes, 1)), 0)
-    return np.frombuffer(memory, dtype, nbytes // dtype.itemsize).reshape(shape).view(_PinnedArray)
+    size = math.prod(shape)
+    nbytes = max(1, size * dtype.itemsize)
+    memory = cupy.cuda.PinnedMemoryPointer(cupy.cuda.PinnedMemory(nbytes), 0)
+    array = np.frombuffer(memory, dtype, size).reshape(shape)
+    return array.view(_PinnedArray)

@@ -146,7 +146,9 @@ def layout_macro(dtype: np.dtype) -> str:
     'SIZE(12)MEMBER(word,0,4)MEMBER(shift,4,4)MEMBER(mask,8,4)'
     """
     assert dtype.fields is not None
-    members = [f"MEMBER({n},{f[1]},{f[0].itemsize})" for n, f in dtype.fields.items()]
+    members = []
+    for name, (member_dtype, offset, *_) in dtype.fields.items():
+        members.append(f"MEMBER({name},{offset},{member_dtype.itemsize})")
     return f"SIZE({dtype.itemsize}){''.join(members)}"
 
 
@@ -177,6 +179,7 @@ def make_launch_arguments(record_format: RecordFormat, mode: int, inputs: Collec
     return arguments
 
 
+#: The structure of `ctypes` for a dtype.
 _as_ctypes = functools.cache(np.ctypeslib.as_ctypes_type)
 
 
@@ -197,9 +200,9 @@ def make_key_fields(record_format: RecordFormat, modes: Sequence[int]) -> np.nda
 def make_packing(record_format: RecordFormat, coords: Array) -> np.ndarray:
     """Fill in `Packing` for coords (ndim, nnz)."""
     packing = np.zeros((), packing_dtype(record_format.ndim))
-    packing["mode_stride"], packing["nonzero_stride"] = (
-        stride // coords.itemsize for stride in coords.strides
-    )
+    mode_nbytes, nonzero_nbytes = coords.strides
+    packing["mode_stride"] = mode_nbytes // coords.itemsize
+    packing["nonzero_stride"] = nonzero_nbytes // coords.itemsize
     packing["sizes"] = record_format.shape
     packing["words"] = record_format.words
     packing["shifts"] = record_format.shifts
@@ -212,14 +215,16 @@ def make_columns(record_format: RecordFormat, mode: int) -> np.ndarray:
     columns = np.zeros((), columns_dtype(record_format.num_words))
     columns["row_field"] = record_format.fields[mode]
     columns["value_slot"] = record_format.value_slot
-    others = (n for n in range(record_format.ndim) if n != mode)
-    columns["masks"] = record_format.mask_words(others)
+    column_modes = (n for n in range(record_format.ndim) if n != mode)
+    columns["masks"] = record_format.mask_words(column_modes)
     return _as_bytes(columns)
 
 
 def row_pitch(array: Array) -> int:
     """Return the bytes from a row to the next; those of a single row, whose stride may be any."""
-    return array.strides[0] if array.shape[0] > 1 else array.shape[1] * array.itemsize
+    if array.shape[0] > 1:
+        return array.strides[0]
+    return array.shape[1] * array.itemsize
 
 
 def _as_bytes(struct: np.ndarray) -> np.ndarray:

@@ -10,6 +10,7 @@ import cupy
 import numpy as np
 
 from ...base.array_modules import GpuArray as Array
+from ...base.value_dtypes import FLOAT_CHARS
 from . import launch, structs, tuning
 from .launch import DirectKernel, get_direct_kernel
 from .macros import products_macros, update_rows_macros
@@ -26,21 +27,24 @@ MAX_SCALES = structs.MAX_MATRICES
 #: `structs.PRODUCT`, as the module `struct` names its members.
 _PRODUCT = f"{2 * MAX_GRAMS}Q{3 * MAX_SCALES}Q2i"
 
+#: A thread's pinned `error`, float64 (1,), which `compute_fit` reads, and its `address`.
 _host = threading.local()
 
 
 def suits_tensor_cores(x: Array) -> bool:
     """Return whether the kernels other than `inner_blocks` suit this matrix and its GPU."""
-    is_for = x.shape[0] > 0 and x.strides[1] == x.itemsize
-    return is_for and suits_rank(x.shape[1], x.dtype, x.data.device_id)
+    if x.shape[0] == 0 or x.strides[1] != x.itemsize:
+        return False
+    return suits_rank(x.shape[1], x.dtype, x.data.device_id)
 
 
 def suits_rank(rank: int, dtype: np.dtype, device_id: int | None = None) -> bool:
     """Return whether the same kernels suit a rank, and a GPU, by default the current one."""
-    if dtype.char not in "fd" or not 0 < rank <= tuning.MAX_TALL_RANK:
+    if dtype.char not in FLOAT_CHARS or not 0 < rank <= tuning.MAX_TALL_RANK:
         return False
-    room = _find_room(cupy.cuda.runtime.getDevice() if device_id is None else device_id)
-    return tuning.cut_tall(rank, dtype.itemsize).shared_nbytes <= room
+    if device_id is None:
+        device_id = cupy.cuda.runtime.getDevice()
+    return tuning.cut_tall(rank, dtype.itemsize).shared_nbytes <= _find_room(device_id)
 
 
 @functools.cache
@@ -53,13 +57,13 @@ def _find_room(device_id: int) -> int:
 
 
 @dataclass(slots=True)
-class Blocks:
+class BlockSums:
     """Sums over blocks of rows, in double precision."""
 
-    memory: Any  # a MemoryPointer
-    address: int
+    memory: Any  # a MemoryPointer, which may hold other numbers too
+    address: int  # of the first sum
     shape: tuple[int, ...]  # the first axis is to be summed over
-    copies: "Sequence[Blocks]" = ()  # on each device, if several need them
+    copies: "Sequence[BlockSums]" = ()  # on each device, if several need them
 
     def to_array(self) -> Array:
         """Return the sums as a CuPy array."""
@@ -67,85 +71,107 @@ class Blocks:
         return cupy.ndarray(self.shape, np.float64, memptr=self.memory + offset)
 
 
-def as_blocks(array: Array) -> Blocks:
-    """Return a contiguous float64 array as blocks."""
-    return Blocks(array.data, array.data.ptr, array.shape)
+def as_blocks(array: Array) -> BlockSums:
+    """Return a contiguous float64 array as sums over blocks."""
+    return BlockSums(array.data, array.data.ptr, array.shape)
 
 
-def gram_blocks(x: Array) -> Blocks:
+def gram_blocks(x: Array) -> BlockSums:
     """Compute ``x.T @ x`` of some blocks of rows of a matrix: (n, R, R)."""
-    return _update_rows(x, None, None)[0]
+    grams, _ = _update_rows(x, None, None)
+    return grams
 
 
-def solve_rows(x: Array, inverse: Blocks) -> tuple[Array, Blocks, Blocks]:
+def solve_rows(x: Array, inverse: BlockSums) -> tuple[Array, BlockSums, BlockSums]:
     """Compute ``y = x @ inverse`` for `x` (I_n, R) and what `invert` or `invert_product` returned.
 
     Returns y with rows aligned for MTTKRP; ``y.T @ y`` of some blocks of rows (n, R, R); and the
     inner products of blocks of rows of `x` and `y` (n,).
     """
     num_rows, rank = x.shape
-    row_numbers = choose_row_nbytes(x.itemsize * rank) // x.itemsize
-    y = cupy.empty((num_rows, row_numbers), x.dtype)
+    # Rows of the result may be padded, so that MTTKRP reads each by aligned loads.
+    padded_rank = choose_row_nbytes(x.itemsize * rank) // x.itemsize
+    y = cupy.empty((num_rows, padded_rank), x.dtype)
     grams, inner = _update_rows(x, inverse, y)
-    return y if rank == row_numbers else y[:, :rank], grams, inner
+    if padded_rank > rank:
+        y = y[:, :rank]
+    return y, grams, inner
 
 
-def _update_rows(x: Array, inverse: Blocks | None, y: Array | None) -> tuple[Blocks, Blocks]:
+def _update_rows(
+    x: Array, inverse: BlockSums | None, y: Array | None
+) -> tuple[BlockSums, BlockSums]:
     """Compute the Gram matrices of `solve_rows`, of `x` if there is no `inverse`, and the rest."""
     num_rows, rank = x.shape
     rows_per_block = tuning.choose_rows_per_block(num_rows)
     num_blocks = -(-num_rows // rows_per_block)
-    size = rank * rank
-    memory = cupy.cuda.alloc(8 * num_blocks * (size + 1))
-    inner = Blocks(memory, memory.ptr + 8 * num_blocks * size, (num_blocks,))
+    # One piece of memory for both: Gram matrices first, then inner products.
+    grams_nbytes = 8 * num_blocks * rank * rank
+    memory = cupy.cuda.alloc(grams_nbytes + 8 * num_blocks)
+    grams = BlockSums(memory, memory.ptr, (num_blocks, rank, rank))
+    inner = BlockSums(memory, memory.ptr + grams_nbytes, (num_blocks,))
     kernel, block_size = _get_updating_kernel(rank, x.dtype, memory.device_id)
-    solved = (inverse.address, y.data.ptr, y.shape[1]) if inverse and y is not None else (0, 0, 0)
-    sizes = (num_rows, rows_per_block, rank)
-    arguments = (*sizes, x.data.ptr, row_stride(x), *solved, memory.ptr, inner.address)
-    kernel((num_blocks, 1), block_size, *arguments)
-    return _add_grams(Blocks(memory, memory.ptr, (num_blocks, rank, rank)), x.dtype), inner
+    kernel(
+        (num_blocks, 1),
+        block_size,
+        num_rows,
+        rows_per_block,
+        rank,
+        x.data.ptr,
+        row_stride(x),
+        0 if inverse is None else inverse.address,
+        launch.find_address(y),
+        0 if y is None else y.shape[1],
+        grams.address,
+        inner.address,
+    )
+    return _add_grams(grams, x.dtype), inner
 
 
-def _add_grams(grams: Blocks, dtype: np.dtype) -> Blocks:
+def _add_grams(grams: BlockSums, dtype: np.dtype) -> BlockSums:
     """Add the Gram matrices of many blocks of rows, to leave few; one if they are large."""
     num_blocks, rank, _ = grams.shape
-    if num_blocks <= (tuning.GRAM_SEGMENT if rank <= tuning.MAX_SMALL_RANK else 1):
+    most_blocks = tuning.GRAM_SEGMENT if rank <= tuning.MAX_SMALL_RANK else 1
+    if num_blocks <= most_blocks:
         return grams
     num_segments = -(-num_blocks // tuning.GRAM_SEGMENT)
     memory = cupy.cuda.alloc(8 * num_segments * rank * rank)
     kernel, _ = _get_product_kernel("add_grams", rank, dtype, memory.device_id)
     grid = (num_segments, -(-rank * rank // 256))
     kernel(grid, 256, num_blocks, rank, grams.address, memory.ptr)
-    return _add_grams(Blocks(memory, memory.ptr, (num_segments, rank, rank)), dtype)
+    return _add_grams(BlockSums(memory, memory.ptr, (num_segments, rank, rank)), dtype)
 
 
-def invert(matrix: Array) -> Blocks:
+def invert(matrix: Array) -> BlockSums:
     """Invert a matrix, in float64; pseudo-invert it if it is singular to rounding.
 
     Returns what `solve_rows` reads: the inverse (R, R), the matrix, and its condition number.
     """
-    row, column = (stride // matrix.itemsize for stride in matrix.strides)
-    return invert_product([], [(matrix, row, column)], matrix.shape[0], matrix.dtype)
+    row_nbytes, column_nbytes = matrix.strides
+    scale = (matrix, row_nbytes // matrix.itemsize, column_nbytes // matrix.itemsize)
+    return invert_product([], [scale], matrix.shape[0], matrix.dtype)
 
 
 def invert_product(
-    grams: Sequence[Blocks], scales: Sequence[Scale], rank: int, dtype: np.dtype
-) -> Blocks:
+    grams: Sequence[BlockSums], scales: Sequence[Scale], rank: int, dtype: np.dtype
+) -> BlockSums:
     """Invert, like `invert`, an elementwise product of Gram matrices and small matrices."""
-    size = 2 * rank * rank + 1
+    size = 2 * rank * rank + 1  # the inverse, the product, and its condition number
     memory = cupy.cuda.alloc(8 * size)
     kernel, block_size = _get_product_kernel("invert", rank, dtype, memory.device_id)
-    addresses = memory.ptr, memory.ptr + 8 * rank * rank
-    kernel((1, 1), block_size, *_list_members(grams, scales), rank, *addresses)
-    return Blocks(memory, memory.ptr, (size,))
+    inverse_address = memory.ptr
+    product_address = memory.ptr + 8 * rank * rank
+    members = _list_members(grams, scales)
+    kernel((1, 1), block_size, *members, rank, inverse_address, product_address)
+    return BlockSums(memory, memory.ptr, (size,))
 
 
 def compute_fit(
-    grams: Sequence[Blocks],
+    grams: Sequence[BlockSums],
     scales: Sequence[Scale],
     rank: int,
     dtype: np.dtype,
-    inner: Blocks,
+    inner: BlockSums,
     norm_square: float,
     meanwhile: Callable[[], object],
 ) -> float:
@@ -154,43 +180,53 @@ def compute_fit(
     The kernel writes to host memory. The host waits for it, not for what `meanwhile` launches.
     """
     try:
-        found = _host.found
+        error = _host.error
     except AttributeError:
         memory = cupy.cuda.alloc_pinned_memory(8)
-        found = _host.found = np.frombuffer(memory, np.float64, 1)
+        error = np.frombuffer(memory, np.float64, 1)
+        _host.error = error
         _host.address = memory.ptr
     kernel, block_size = _get_product_kernel("fit", rank, dtype, inner.memory.device_id)
-    arguments = (*_list_members(grams, scales), rank, inner.shape[0], inner.address)
-    kernel((1, 1), block_size, *arguments, norm_square, _host.address)
+    kernel(
+        (1, 1),
+        block_size,
+        *_list_members(grams, scales),
+        rank,
+        inner.shape[0],
+        inner.address,
+        norm_square,
+        _host.address,
+    )
     done = cupy.cuda.get_current_stream().record()
     meanwhile()
     done.synchronize()
-    return float(found[0])
+    return float(error[0])
 
 
-def _list_members(grams: Sequence[Blocks], scales: Sequence[Scale]) -> list[int]:
-    """List the members of `structs.PRODUCT`."""
-    of_grams = [0] * (2 * MAX_GRAMS)
-    of_scales = [0] * (3 * MAX_SCALES)
+def _list_members(grams: Sequence[BlockSums], scales: Sequence[Scale]) -> list[int]:
+    """List the members of `structs.PRODUCT`: arrays with a number for each matrix, and counts."""
+    gram_members = [0] * (2 * MAX_GRAMS)
+    scale_members = [0] * (3 * MAX_SCALES)
     for n, gram in enumerate(grams):
-        of_grams[n::MAX_GRAMS] = gram.address, gram.shape[0]
+        gram_members[n::MAX_GRAMS] = gram.address, gram.shape[0]
     for n, (array, row_stride, column_stride) in enumerate(scales):
-        of_scales[n::MAX_SCALES] = array.data.ptr, row_stride, column_stride
-    return [*of_grams, *of_scales, len(grams), len(scales)]
+        scale_members[n::MAX_SCALES] = array.data.ptr, row_stride, column_stride
+    return [*gram_members, *scale_members, len(grams), len(scales)]
 
 
 def invert_products(grams: Sequence[Array], dtype: np.dtype) -> Array:
     """Invert the elementwise products of float64 stacks (n, R, R), as singular as in a dtype."""
     inverses = cupy.empty(grams[0].shape)
     num_products, rank, _ = inverses.shape
-    blocks = [Blocks(gram.data, gram.data.ptr, (1, rank, rank)) for gram in grams]
+    stacks = [BlockSums(gram.data, gram.data.ptr, (1, rank, rank)) for gram in grams]
     kernel, block_size = _get_product_kernel("invert", rank, dtype, inverses.data.device_id)
-    arguments = (*_list_members(blocks, []), rank, inverses.data.ptr, 0)
-    kernel((num_products, 1), block_size, *arguments)
+    members = _list_members(stacks, [])
+    # The last argument is no address: nobody reads the products themselves.
+    kernel((num_products, 1), block_size, *members, rank, inverses.data.ptr, 0)
     return inverses
 
 
-def inner_blocks(a: Array, b: Array) -> Blocks:
+def inner_blocks(a: Array, b: Array) -> BlockSums:
     """Compute the inner product of each block of rows of two matrices: (num_blocks,)."""
     num_rows, rank = a.shape
     num_blocks = -(-num_rows // tuning.ROWS_PER_BLOCK)
@@ -202,11 +238,17 @@ def inner_blocks(a: Array, b: Array) -> Blocks:
         ROWS_PER_BLOCK=tuning.ROWS_PER_BLOCK,
         BLOCK_SIZE=tuning.BLOCK_SIZE,
     )
-    strides = np.int64(row_stride(a)), np.int64(row_stride(b))
-    sizes = np.int64(num_rows), np.int32(rank)
-    arguments = (*sizes, a, strides[0], b, strides[1], np.uint64(memory.ptr))
+    arguments = (
+        np.int64(num_rows),
+        np.int32(rank),
+        a,
+        np.int64(row_stride(a)),
+        b,
+        np.int64(row_stride(b)),
+        np.uint64(memory.ptr),
+    )
     launch.launch(kernel, (num_blocks,), tuning.BLOCK_SIZE, arguments)
-    return Blocks(memory, memory.ptr, (num_blocks,))
+    return BlockSums(memory, memory.ptr, (num_blocks,))
 
 
 def multiply_blocks(a: Array, b: Array, num_blocks: int) -> Array:
@@ -216,12 +258,12 @@ def multiply_blocks(a: Array, b: Array, num_blocks: int) -> Array:
     """
     from cupy_backends.cuda.libs import cublas  # loads a library that nothing else here needs
 
-    num_rows = a.shape[0] // num_blocks
-    m = a.shape[1]
-    n = b.shape[1]
-    row_a = a.strides[0] // a.itemsize
-    row_b = b.strides[0] // b.itemsize
-    products = cupy.empty((num_blocks, m, n), a.dtype)
+    num_rows = a.shape[0] // num_blocks  # of a block
+    num_columns_a = a.shape[1]
+    num_columns_b = b.shape[1]
+    row_stride_a = row_stride(a)
+    row_stride_b = row_stride(b)
+    products = cupy.empty((num_blocks, num_columns_a, num_columns_b), a.dtype)
     one = np.ones((), a.dtype)
     zero = np.zeros((), a.dtype)
     multiply = cublas.sgemmStridedBatched if a.dtype.char == "f" else cublas.dgemmStridedBatched
@@ -230,20 +272,20 @@ def multiply_blocks(a: Array, b: Array, num_blocks: int) -> Array:
         cupy.cuda.device.get_cublas_handle(),
         cublas.CUBLAS_OP_N,
         cublas.CUBLAS_OP_T,
-        n,
-        m,
+        num_columns_b,
+        num_columns_a,
         num_rows,
         one.ctypes.data,
         b.data.ptr,
-        row_b,
-        num_rows * row_b,
+        row_stride_b,
+        num_rows * row_stride_b,
         a.data.ptr,
-        row_a,
-        num_rows * row_a,
+        row_stride_a,
+        num_rows * row_stride_a,
         zero.ctypes.data,
         products.data.ptr,
-        n,
-        m * n,
+        num_columns_b,
+        num_columns_a * num_columns_b,
         num_blocks,
     )
     return products
@@ -272,7 +314,7 @@ def add_product(out: Array, a: Array, b: Array, factor: float = 1) -> None:
         b.data.ptr,
         b.shape[1],
         a.data.ptr,
-        a.strides[0] // a.itemsize,
+        row_stride(a),
         beta.ctypes.data,
         out.data.ptr,
         out.shape[1],
@@ -281,7 +323,8 @@ def add_product(out: Array, a: Array, b: Array, factor: float = 1) -> None:
 
 def find_extremes(x: Array) -> tuple[np.ndarray, np.ndarray]:
     """Return the largest and the smallest element of each column, on the host."""
-    (num_rows, num_columns), strides = x.shape, [np.int64(s // x.itemsize) for s in x.strides]
+    num_rows, num_columns = x.shape
+    row_nbytes, column_nbytes = x.strides
     kernel = launch.get_kernel(
         "place_vectors.cu",
         "find_extremes",
@@ -292,9 +335,17 @@ def find_extremes(x: Array) -> tuple[np.ndarray, np.ndarray]:
     rows_per_block = max(tuning.MIN_EXTREME_ROWS, -(-num_rows // tuning.MAX_EXTREME_BLOCKS))
     num_blocks = -(-num_rows // rows_per_block)
     extremes = cupy.empty((2, num_blocks, num_columns), x.dtype)
-    sizes = map(np.int64, (num_rows, rows_per_block, num_columns))
-    arguments = (*sizes, x, *strides, extremes)
+    arguments = (
+        np.int64(num_rows),
+        np.int64(rows_per_block),
+        np.int64(num_columns),
+        x,
+        np.int64(row_nbytes // x.itemsize),
+        np.int64(column_nbytes // x.itemsize),
+        extremes,
+    )
     launch.launch(kernel, (num_blocks, -(-num_columns // 32)), tuning.BLOCK_SIZE, arguments)
+    # The largest and the smallest elements of each block's columns.
     largest, smallest = extremes.get()
     return largest.max(axis=0), smallest.min(axis=0)
 
@@ -329,8 +380,11 @@ def _get_product_kernel(
 ) -> tuple[DirectKernel, int]:
     """Return the kernel for the current device, `device_id`, and the threads of a block."""
     macros = products_macros(rank, dtype)
-    width = 32 * macros["TILES"]
-    shared_nbytes = 8 * width * (width + 1) if name == "invert" else 0
-    formats = _FORMATS[name]
-    kernel = get_direct_kernel("products.cu", name, formats, device_id, shared_nbytes, **macros)
+    shared_nbytes = 0
+    if name == "invert":  # it holds the matrix
+        width = 32 * macros["TILES"]
+        shared_nbytes = 8 * width * (width + 1)
+    kernel = get_direct_kernel(
+        "products.cu", name, _FORMATS[name], device_id, shared_nbytes, **macros
+    )
     return kernel, 32 * macros["NUM_WARPS"]

@@ -8,6 +8,8 @@ import functools
 import sys
 from dataclasses import dataclass
 
+from ...format.packing import round_up
+
 #: Sums of squares that threads add to at a time: fewer would be contended.
 NUM_SQUARE_SUMS = 2**16
 
@@ -124,9 +126,11 @@ LEAST_CAPABILITY = min(row.capability for row in OCCUPANCIES)
 def check_capability(capability: tuple[int, int], device_id: int) -> None:
     """Refuse a GPU that the kernels do not compile for: compute capability below 8.0."""
     if capability < LEAST_CAPABILITY:
-        got, least = (".".join(map(str, version)) for version in (capability, LEAST_CAPABILITY))
+        major, minor = capability
+        least_major, least_minor = LEAST_CAPABILITY
         raise RuntimeError(
-            f"GPU {device_id} has compute capability {got}, expected {least} or higher: "
+            f"GPU {device_id} has compute capability {major}.{minor}, expected "
+            f"{least_major}.{least_minor} or higher: "
             'choose another GPU, or the CPU with tensorly_flycoo.set_device("cpu")'
         )
 
@@ -138,9 +142,12 @@ def choose_occupancy(gpu: Gpu, num_inputs: int) -> Occupancy:
     >>> choose_occupancy(Gpu((9, 0), 228 * 1024), num_inputs=3).num_threads
     640
     """
-    fitting = [row for row in OCCUPANCIES if num_inputs <= row.max_inputs]
-    rows = [row for row in fitting if row.capability <= gpu.capability]
-    return max(rows, key=lambda row: row.capability)
+    rows = [
+        row
+        for row in OCCUPANCIES
+        if num_inputs <= row.max_inputs and row.capability <= gpu.capability
+    ]
+    return max(rows, key=lambda row: row.capability)  # the first of the highest
 
 
 def choose_tile_size(slot_nbytes: int, num_inputs: int, gpu: Gpu) -> int:
@@ -152,9 +159,10 @@ def choose_tile_size(slot_nbytes: int, num_inputs: int, gpu: Gpu) -> int:
     tile_size = min(MAX_TILE_SIZE, occupancy.max_tile_size)
     while tile_size > BLOCK_SIZE:
         block_size = choose_block_size(tile_size)
-        room = gpu.shared_nbytes * 3 // 4 // (occupancy.num_threads // block_size)
-        room -= 20 * block_size + 2**10  # for carry-outs, and the system's share
-        if tile_size * slot_nbytes <= room:
+        num_blocks = occupancy.num_threads // block_size
+        block_nbytes = gpu.shared_nbytes * 3 // 4 // num_blocks
+        other_nbytes = 20 * block_size + 2**10  # carry-outs, and the system's share
+        if tile_size * slot_nbytes + other_nbytes <= block_nbytes:
             break
         tile_size //= 2
     return tile_size
@@ -193,28 +201,46 @@ def cut_rank(rank: int, itemsize: int, load_alignment: int, store_alignment: int
     >>> cut_rank(32, 4, 16, 16).is_whole, cut_rank(200, 8, 16, 16).num_parts
     (True, 4)
     """
-    lane_columns = min(_LANE_NBYTES // itemsize, 1 << (rank - 1).bit_length())
+    lane_columns = min(_LANE_NBYTES // itemsize, _next_power_of_two(rank))
     load_columns = min(lane_columns, load_alignment // itemsize)
     # One column where rows are not aligned: to have fewer kernels to compile.
     store_columns = load_columns if load_columns * itemsize <= store_alignment else 1
     num_lanes = -(-rank // lane_columns)
-    group_size = min(32, 1 << (num_lanes - 1).bit_length())
+    group_size = min(32, _next_power_of_two(num_lanes))
     num_parts = -(-num_lanes // group_size)
-    is_whole = rank == num_parts * group_size * lane_columns
-    return RankCut(load_columns, store_columns, lane_columns, group_size, num_parts, is_whole)
+    return RankCut(
+        load_columns=load_columns,
+        store_columns=store_columns,
+        lane_columns=lane_columns,
+        group_size=group_size,
+        num_parts=num_parts,
+        is_whole=rank == num_parts * group_size * lane_columns,
+    )
+
+
+def _next_power_of_two(number: int) -> int:
+    """Round up to a power of two.
+
+    >>> [_next_power_of_two(n) for n in (1, 2, 3, 32)]
+    [1, 2, 4, 32]
+    """
+    return 1 << (number - 1).bit_length()
 
 
 def limit_threads(occupancy: Occupancy, itemsize: int) -> int:
     """Return the threads of an occupancy; fewer where float64 would spill registers."""
     # With 1024 threads TTMc of three modes spilled on 8.0, and their MTTKRP at rank 7 on 10.0.
-    is_tight = itemsize > 4 and occupancy.capability != _MEASURED
-    return min(896, occupancy.num_threads) if is_tight else occupancy.num_threads
+    if itemsize > 4 and occupancy.capability != _MEASURED:
+        return min(896, occupancy.num_threads)
+    return occupancy.num_threads
 
 
 def limit_batch(occupancy: Occupancy, itemsize: int, cut: RankCut) -> int:
     """Return the batch of an occupancy; at most 4 where longer ones would spill registers."""
     is_aligned = cut.store_columns == cut.lane_columns
-    return occupancy.batch if itemsize == 4 and is_aligned else min(4, occupancy.batch)
+    if itemsize == 4 and is_aligned:
+        return occupancy.batch
+    return min(4, occupancy.batch)
 
 
 #: By the most inputs, the batch and the threads of MTTKRP of ratios, without and with logarithms.
@@ -236,14 +262,16 @@ def choose_ratio_occupancy(
     >>> choose_ratio_occupancy(h100, 2, cut_rank(32, 4, 16, 16), 4, adds_logs=False)
     (4, 768)
     """
-    limit = next(limit for limit in RATIO_OCCUPANCIES if num_inputs <= limit)
-    batch, num_threads = RATIO_OCCUPANCIES[limit][adds_logs]
+    max_inputs = next(n for n in RATIO_OCCUPANCIES if num_inputs <= n)
+    batch, num_threads = RATIO_OCCUPANCIES[max_inputs][adds_logs]
+    # Less where registers would spill: blocks along y, wide values, GPUs that were not measured.
     is_measured = occupancy.capability == _MEASURED
     is_wide = itemsize > 4
     if cut.num_parts > 1 or not is_measured or (is_wide and num_inputs > 2):
         batch = 2
     if cut.num_parts > 1 or is_wide:
-        num_threads = min(768 if is_measured else 640, num_threads)
+        most_threads = 768 if is_measured else 640
+        num_threads = min(most_threads, num_threads)
     return batch, num_threads
 
 
@@ -254,14 +282,14 @@ def choose_row_nbytes(row_nbytes: int) -> int:
     >>> [choose_row_nbytes(n) for n in (4, 12, 28, 48, 100, 128, 132)]
     [4, 16, 32, 48, 128, 128, 144]
     """
-    if row_nbytes % _LANE_NBYTES == 0 or row_nbytes & (row_nbytes - 1) == 0:
+    if row_nbytes % _LANE_NBYTES == 0 or row_nbytes == _next_power_of_two(row_nbytes):
         return row_nbytes
     if row_nbytes < _LINE_NBYTES:
-        return 1 << row_nbytes.bit_length()
+        return _next_power_of_two(row_nbytes)
     # The last line of a row may hold its end and the begin of the next row: H100, rank 33, 20M
     # nonzeros, 0.93 of the time with rows of whole lines.
-    step = _LANE_NBYTES if row_nbytes % _LINE_NBYTES <= _LANE_NBYTES else _LINE_NBYTES
-    return -(-row_nbytes // step) * step
+    is_end_short = row_nbytes % _LINE_NBYTES <= _LANE_NBYTES
+    return round_up(row_nbytes, _LANE_NBYTES if is_end_short else _LINE_NBYTES)
 
 
 #: By the alignment of rows in bytes: how often a row must be read for an aligned copy to pay.
@@ -286,9 +314,9 @@ def choose_rows_per_block(num_rows: int) -> int:
     >>> [choose_rows_per_block(n) for n in (100, 200_000, 25_500_000)]
     [128, 512, 4096]
     """
-    least = LEAST_ROWS_PER_BLOCK
-    steps = -(-num_rows // (NUM_ROW_BLOCKS * least))
-    return min(ROWS_PER_BLOCK, max(1, steps) * least)
+    rows_per_block = -(-num_rows // NUM_ROW_BLOCKS)
+    whole_steps = round_up(max(1, rows_per_block), LEAST_ROWS_PER_BLOCK)
+    return min(ROWS_PER_BLOCK, whole_steps)
 
 
 @dataclass(frozen=True)
@@ -313,9 +341,16 @@ def cut_tall(rank: int, itemsize: int) -> TallCut:
     width = 16 * num_strips
     group_rows = 16 if itemsize == 8 and width >= 64 else 32  # 32 would spill registers
     num_groups = min(LEAST_ROWS_PER_BLOCK // 32, max(1, _MAX_TALL_WARPS // num_strips))
-    num_rows = 2 * group_rows * num_groups  # of two turns
+    num_rows = 2 * group_rows * num_groups  # of two turns: one is copied while one is computed
+    # The inverse in float64, and these rows; each row is padded by 4 against bank conflicts.
     shared_nbytes = (width * 8 + num_rows * itemsize) * (width + 4)
-    return TallCut(width, num_groups, group_rows, shared_nbytes, 32 * num_strips * num_groups)
+    return TallCut(
+        width=width,
+        num_groups=num_groups,
+        group_rows=group_rows,
+        shared_nbytes=shared_nbytes,
+        block_size=32 * num_strips * num_groups,
+    )
 
 
 @dataclass(frozen=True)
@@ -338,5 +373,6 @@ def cut_columns(num_columns: int, num_inputs: int) -> ColumnCut:
     # 4 columns were not timed: up to three inputs spill no registers on 8.0, 9.0 and 10.0.
     lane_columns = 4 if num_inputs <= 3 and num_columns >= 128 else 1
     num_lanes = -(-num_columns // lane_columns)
-    group_size = min(BLOCK_SIZE, 1 << (num_lanes - 1).bit_length())
-    return ColumnCut(lane_columns, group_size, -(-num_lanes // group_size))
+    group_size = min(BLOCK_SIZE, _next_power_of_two(num_lanes))
+    num_parts = -(-num_lanes // group_size)
+    return ColumnCut(lane_columns, group_size, num_parts)

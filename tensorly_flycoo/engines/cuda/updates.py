@@ -31,55 +31,74 @@ _FORMATS = {
 
 def invert_sums(sums: Array, mode: int, dtype: DTypeLike) -> Array:
     """Implement `Engine.invert_sums`."""
-    (num_modes, rank), sums = sums.shape, cupy.ascontiguousarray(sums)
+    num_modes, rank = sums.shape
+    sums = cupy.ascontiguousarray(sums)
     scales = cupy.empty((1, rank), dtype)
     kernel, _ = _get_kernel("invert_sums", scales.dtype, rank, sums.data.device_id)
     grid = (-(-rank // tuning.BLOCK_SIZE), 1)
-    arguments = (num_modes, mode, rank, sums.data.ptr, scales.data.ptr)
-    kernel(grid, tuning.BLOCK_SIZE, *arguments)
+    kernel(grid, tuning.BLOCK_SIZE, num_modes, mode, rank, sums.data.ptr, scales.data.ptr)
     return scales
 
 
 def scale_rows(product: Array, factor: Array, scales: Array, sums: Array) -> None:
     """Implement `Engine.scale_rows` for a contiguous product and contiguous sums."""
-    factor, scales = (
-        x if x.strides[1] == x.itemsize else cupy.ascontiguousarray(x) for x in (factor, scales)
+    factor = _with_adjacent_columns(factor)
+    scales = _with_adjacent_columns(scales)
+    scale_stride = 0 if scales.shape[0] == 1 else row_stride(scales)  # a single row is for all
+    arguments = (
+        product.data.ptr,
+        factor.data.ptr,
+        row_stride(factor),
+        scales.data.ptr,
+        scale_stride,
     )
-    scale_stride = 0 if scales.shape[0] == 1 else row_stride(scales)
-    matrices = (product.data.ptr, factor.data.ptr, row_stride(factor))
-    _add_up("scale_rows", product, (*matrices, scales.data.ptr, scale_stride), sums)
+    _launch_and_sum("scale_rows", product, arguments, sums)
 
 
 def measure_steps(factors: Sequence[Array], sums: Array) -> None:
     """Implement `Engine.measure_steps` for contiguous sums."""
-    first, *_ = factors = [cupy.ascontiguousarray(factor) for factor in factors]
-    _add_up("measure_steps", first, [factor.data.ptr for factor in factors], sums)
+    matrices = [cupy.ascontiguousarray(factor) for factor in factors]
+    addresses = [matrix.data.ptr for matrix in matrices]
+    _launch_and_sum("measure_steps", matrices[0], addresses, sums)
 
 
 def extrapolate(factors: Sequence[Array], step: float, sums: Array) -> Array:
     """Implement `Engine.extrapolate` for contiguous sums."""
-    factors = [cupy.ascontiguousarray(factor) for factor in factors]
-    moved = cupy.empty_like(factors[0])
-    addresses = [factor.data.ptr for factor in factors]
-    _add_up("extrapolate", moved, (*addresses, step, moved.data.ptr), sums)
+    matrices = [cupy.ascontiguousarray(factor) for factor in factors]
+    moved = cupy.empty_like(matrices[0])
+    addresses = [matrix.data.ptr for matrix in matrices]
+    _launch_and_sum("extrapolate", moved, (*addresses, step, moved.data.ptr), sums)
     return moved
 
 
-def _add_up(name: str, like: Array, arguments: Any, sums: Array) -> None:
-    """Launch a kernel for matrices as `like`, and add up the sums of its blocks."""
+def _with_adjacent_columns(matrix: Array) -> Array:
+    """Return a matrix whose columns are neighbours in memory: itself, or a copy."""
+    return matrix if matrix.strides[1] == matrix.itemsize else cupy.ascontiguousarray(matrix)
+
+
+def _launch_and_sum(name: str, like: Array, arguments: Sequence[Any], sums: Array) -> None:
+    """Launch a kernel for matrices as `like`, and write the sums of all its blocks to `sums`."""
     num_rows, rank = like.shape
+    device_id = like.data.device_id
     rows_per_block = max(_MIN_ROWS, -(-num_rows // _NUM_BLOCKS))
     num_blocks = max(1, -(-num_rows // rows_per_block))
     block_sums = sums if num_blocks == 1 else cupy.empty((num_blocks, sums.size))
-    sizes = (num_rows, rows_per_block, rank)
-    key = (like.dtype, rank, like.data.device_id)
-    kernel, num_parts = _get_kernel(name, *key)
-    grid = (num_blocks, num_parts)
-    kernel(grid, tuning.BLOCK_SIZE, *sizes, *arguments, block_sums.data.ptr)
+    kernel, num_parts = _get_kernel(name, like.dtype, rank, device_id)
+    kernel(
+        (num_blocks, num_parts),
+        tuning.BLOCK_SIZE,
+        num_rows,
+        rows_per_block,
+        rank,
+        *arguments,
+        block_sums.data.ptr,
+    )
     if num_blocks > 1:
-        kernel, num_parts = _get_kernel("add_blocks", *key)
-        arguments = (num_blocks, sums.size, block_sums.data.ptr, sums.data.ptr)
-        kernel((1, num_parts * (sums.size // rank)), tuning.BLOCK_SIZE, *arguments)
+        add_blocks, num_parts = _get_kernel("add_blocks", like.dtype, rank, device_id)
+        grid = (1, num_parts * (sums.size // rank))
+        add_blocks(
+            grid, tuning.BLOCK_SIZE, num_blocks, sums.size, block_sums.data.ptr, sums.data.ptr
+        )
 
 
 def _get_kernel(name: str, dtype: np.dtype, rank: int, device_id: int) -> tuple[DirectKernel, int]:
@@ -105,9 +124,8 @@ def sweep_nonnegative(targets: Array, gram: Array, rows: Array, shift: float) ->
     macros = sweep_macros(rows.dtype, rank)
     kernel = launch.get_kernel("sweep_nonnegative.cu", "sweep_nonnegative", **macros)
     num_blocks = -(-num_rows // tuning.BLOCK_SIZE)
-    found = cupy.empty((2, num_blocks), np.float64)
-    sizes = np.int64(num_rows), np.int32(rank)
-    arguments = (*sizes, targets, gram, rows, shift, found)
+    block_sums = cupy.empty((2, num_blocks), np.float64)
+    arguments = (np.int64(num_rows), np.int32(rank), targets, gram, rows, shift, block_sums)
     launch.launch(kernel, (num_blocks,), tuning.BLOCK_SIZE, arguments)
-    error, num_changes = found.sum(axis=1).tolist()
+    error, num_changes = block_sums.sum(axis=1).tolist()
     return error, num_changes

@@ -1,5 +1,6 @@
 """The command "fit": files in, tables and a picture out, and its exit codes."""
 
+import functools
 import os
 import re
 import signal
@@ -10,10 +11,16 @@ import pandas
 import pytest
 import tensorly as tl
 from matplotlib import image
-from tns_text import write_tns
 
 import tensorly_flycoo
-from tensorly_flycoo import FlycooTensor, LabelledCP
+from tensorly_flycoo import (
+    FlycooTensor,
+    LabelledCP,
+    best_of,
+    decomposition,
+    from_dataframe,
+    write_tns,
+)
 from tensorly_flycoo.command_line import main
 from tensorly_flycoo.decomposition import generalized_parafac, parafac
 from tensorly_flycoo.decomposition.methods import METHODS, Method
@@ -204,6 +211,36 @@ def test_counts(folder, table, capsys):
     assert "the best of 5 starts" in page
 
 
+@pytest.mark.parametrize(
+    ("options", "method"),
+    [
+        (["--loss", "gaussian"], "parafac"),
+        (["--loss", "gaussian", "--non-negative"], "non_negative_parafac_hals"),
+    ],
+)
+def test_the_winner_of_several_starts_is_that_of_best_of(options, method, folder, table, capsys):
+    write(table, folder / "events.csv")
+    command = ["fit", "events.csv", "--modes", "user,item,day", "--rank", "2", "--device", "cpu"]
+    assert main([*command, *options, "--starts", "3", "--seed", "7"]) == 0
+    cp = LabelledCP.load(folder / "events_rank2" / "model.npz")
+    x = from_dataframe(table, ["user", "item", "day"], device="cpu")
+    with tl.backend_context("flycoo"):
+        starts = best_of(method, x, 2, 3, random_state=7, tol=1e-8)
+    assert starts.best == cp
+    seed = starts.seeds[starts.best_number]
+    assert f"the best of 3 starts, with --seed {seed}" in capsys.readouterr().out
+
+
+def test_one_start_is_a_run_of_its_seed(folder, table):
+    write(table, folder / "events.csv")
+    command = ["fit", "events.csv", "--modes", "user,item,day", "--rank", "2", "--device", "cpu"]
+    assert main([*command, "--loss", "gaussian", "--starts", "1", "--seed", "3"]) == 0
+    x = from_dataframe(table, ["user", "item", "day"], device="cpu")
+    with tl.backend_context("flycoo"):
+        cp = decomposition.parafac(x, 2, init="random", random_state=3, linesearch="auto")
+    assert LabelledCP.load(folder / "events_rank2" / "model.npz") == cp
+
+
 def test_help_lists_every_loss(capsys):
     with pytest.raises(SystemExit, match="0"):
         main(["fit", "--help"])
@@ -216,6 +253,7 @@ def test_ctrl_c(count, code, folder, table, monkeypatch):
     """The first one ends the run and keeps the results, the second one ends everything."""
     write(table, folder / "events.parquet")
 
+    @functools.wraps(parafac)
     def stop(x, rank, callback, **options):
         left = [signal.SIGINT] * count
 
@@ -319,9 +357,10 @@ def test_a_zero_model_is_an_error_and_zero_components_a_warning(
 ):
     write(table, folder / "events.csv")
 
+    @functools.wraps(generalized_parafac)
     def solve(x, rank, callback, **options):
-        cp = generalized_parafac(x, rank, callback=callback, **options)
-        return LabelledCP((np.array(scale), cp.factors), cp.labels)
+        cp, losses = generalized_parafac(x, rank, callback=callback, **options)
+        return tl.cp_tensor.CPTensor((np.array(scale), cp.factors)), losses
 
     monkeypatch.setitem(METHODS, "generalized_parafac", Method(solve))
     assert main(["fit", "events.csv", "--modes", "user,item", "--rank", "2"]) == code
@@ -353,11 +392,11 @@ def test_starts_find_planted_groups_that_the_svd_start_misses(folder, capsys):
 
 
 def test_small_fits_go_on(folder, capsys):
-    """The tolerance is a part of the fit, which is below 0.01 here."""
+    """The default tolerance is small even beside a fit below 0.01."""
     random = np.random.RandomState(0)
     events = pandas.DataFrame(random.randint(0, 200, (3000, 3)), columns=["a", "b", "c"])
     write(events, folder / "events.parquet")
-    command = "fit events.parquet --modes a,b,c --rank 2 --loss gaussian --starts 1 --tol 1e-3"
+    command = "fit events.parquet --modes a,b,c --rank 2 --loss gaussian --starts 1"
     assert main(command.split()) == 0
     line = next(of for of in capsys.readouterr().out.splitlines() if of.startswith("fit "))
     fit, count = float(line.split()[1]), int(line.split()[3])

@@ -140,6 +140,14 @@ def test_memory_of_the_table_is_given_back(tmp_path, monkeypatch):
     assert grown < 24 * size
 
 
+def test_a_column_may_be_called_path(table, monkeypatch):
+    actor = SimpleNamespace(keep=lambda *_: None)
+    worker = SimpleNamespace(address="here", state=SimpleNamespace(actors={"key": actor}))
+    monkeypatch.setattr(partitions, "get_worker", lambda: worker)
+    part = table.assign(path="x")
+    assert keep_partition(part, 0, make_reader(), {"here": "key"}).nnz == 3
+
+
 def test_zeros_are_refused_as_in_one_process(table):
     table = table.assign(n=[1.0, 0.0, 2.0])
     with pytest.raises(ValueError, match=r'1 of 3 values of column \'n\' are 0: pass zeros="drop"'):

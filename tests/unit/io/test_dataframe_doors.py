@@ -10,7 +10,8 @@ from messy_table import FRAME, FRAMES, TABLE, check, to_polars
 from pyarrow import csv
 
 from tensorly_flycoo import LabelledCP, from_dataframe
-from tensorly_flycoo.command_line import _make_parser, read_tensor
+from tensorly_flycoo.command_line.commands import make_parser
+from tensorly_flycoo.command_line.reading import read_tensor
 from tensorly_flycoo.io.table_files import read_table
 
 
@@ -42,7 +43,7 @@ def read_by_command(table, path, modes):
     """The tensor that the command line makes of a file."""
     FILES[path.name](table, path)
     options = ["--rank", "1", "--missing", "drop", "--missing-text", "nan,NaN", "--device", "cpu"]
-    arguments = _make_parser().parse_args(["fit", str(path), "--modes", ",".join(modes), *options])
+    arguments = make_parser().parse_args(["fit", str(path), "--modes", ",".join(modes), *options])
     return read_tensor(arguments, path.suffix)
 
 

@@ -16,7 +16,7 @@ from tensorly_flycoo.base.checks import LAYOUTS
 from tensorly_flycoo.engines.cpu import engine as cpu
 from tensorly_flycoo.format.layouts import LAYOUT_CLASSES
 from tensorly_flycoo.format.packing import Cut, RecordFormat
-from tensorly_flycoo.spread import choosing
+from tensorly_flycoo.spread import whole_layout
 
 pytestmark = pytest.mark.usual_limits("slabs")  # which cannot be saved
 
@@ -38,7 +38,7 @@ def no_building(monkeypatch):
     def refuse(*arguments):
         raise AssertionError("a plan was built")
 
-    monkeypatch.setattr(choosing, "build_layout", refuse)
+    monkeypatch.setattr(whole_layout, "build_in_slabs", refuse)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

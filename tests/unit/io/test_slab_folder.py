@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import tensorly as tl
 from problems import compute_all, make_factors, make_problem
-from tns_text import write_tns
 
 import tensorly_flycoo
 from tensorly_flycoo import (
@@ -25,6 +24,7 @@ from tensorly_flycoo import (
     open_slabs,
     save,
     save_slabs,
+    write_tns,
 )
 from tensorly_flycoo.engines.cpu import engine as cpu
 from tensorly_flycoo.format import groups

@@ -2,6 +2,7 @@
 
 import gc
 import gzip
+import importlib
 import math
 import sys
 import threading
@@ -10,11 +11,10 @@ import weakref
 import numpy as np
 import pytest
 import scipy.io
-from tns_text import compress, write_tns
 
-from tensorly_flycoo import FlycooTensor, read_tns, save_slabs
+from tensorly_flycoo import FlycooTensor, LabelledTensor, read_tns, save_slabs, write_tns
 from tensorly_flycoo.io import files as tns_files
-from tensorly_flycoo.io import tns_parsing
+from tensorly_flycoo.io import tns, tns_parsing
 from tensorly_flycoo.io.files import replace_file
 from tensorly_flycoo.io.parts import Reading
 
@@ -333,6 +333,80 @@ def test_an_exception_while_reading(tmp_path, monkeypatch, name):
     np.testing.assert_array_equal(read_dense(tmp_path / name), x.to_coo().todense())
 
 
+def test_progress(tmp_path, monkeypatch, many):
+    """It grows up to the size of all files, compressed as they are."""
+    monkeypatch.setattr(tns_parsing.iterate_blocks, "__defaults__", (10**4,))
+    write_many(tmp_path, many)
+    (tmp_path / "y.tns.gz").write_bytes(gzip.compress(PLAIN.encode()))
+    calls = []
+    read_tns(tmp_path, progress=lambda *call: calls.append(call))
+    nbytes, totals = zip(*calls, strict=True)
+    assert list(nbytes) == sorted(nbytes)
+    assert len(set(nbytes)) > 5
+    assert set(totals) == {nbytes[-1]}
+    assert nbytes[-1] == sum(path.stat().st_size for path in tmp_path.iterdir())
+
+
+# Writing.
+
+
+def test_the_text_of_a_tensor(tmp_path):
+    x = FlycooTensor([[2, 0], [0, 1]], [3.0, 0.1], (3, 2), device="cpu")
+    for tensor in (x, x.to_coo(), LabelledTensor(x, [list("abc"), ["k", "l"]])):
+        write_tns(tmp_path / "x.tns", tensor)
+        assert (tmp_path / "x.tns").read_text() == "# shape: 3 2\n1 2 0.1\n3 1 3.0\n"
+    write_tns(tmp_path / "x.tns", x, index_base=0)
+    assert (tmp_path / "x.tns").read_text() == "# shape: 3 2\n0 1 0.1\n2 0 3.0\n"
+
+
+def test_no_nonzeros_are_written(tmp_path):
+    write_tns(tmp_path / "x.tns", FlycooTensor([[], []], [], (3, 2), device="cpu"))
+    assert read_tns(tmp_path / "x.tns").shape == (3, 2)
+
+
+@pytest.mark.parametrize("slabs", [1, 3])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_what_is_written_is_read_to_the_bit(tmp_path, monkeypatch, many, slabs, dtype):
+    monkeypatch.setattr(tns, "_NUM_LINES", 700)
+    x = FlycooTensor(*many, (50, 60, 80), slabs=slabs, dtype=dtype, device="cpu")
+    write_tns(tmp_path / "x.tns", x)
+    y = read_tns(tmp_path / "x.tns", dtype=dtype, device="cpu")
+    for array, expected in zip(y.nonzeros(), x.nonzeros(), strict=True):
+        np.testing.assert_array_equal(array, expected)
+
+
+def test_slabs_are_never_gathered_to_write_them(tmp_path, monkeypatch, many):
+    x = FlycooTensor(*many, (50, 60, 80), slabs=3, device="cpu")
+    monkeypatch.setattr(FlycooTensor, "nonzeros", lambda _: pytest.fail("gathers all"))
+    write_tns(tmp_path / "x.tns", x)
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch, many):
+    path = write(tmp_path, PLAIN, "x.tns.gz")
+    monkeypatch.setattr(FlycooTensor, "nonzeros", lambda _: ([], np.array([1.0])))
+    with pytest.raises(TypeError):
+        write_tns(path, FlycooTensor(*many, (50, 60, 80), device="cpu"))
+    assert path.read_text() == PLAIN
+    assert [entry.name for entry in tmp_path.iterdir()] == ["x.tns.gz"]
+
+
+def test_equal_tensors_have_equal_compressed_files(tmp_path, many):
+    for name in ("x.tns.gz", "y.tns.gz"):
+        write_tns(tmp_path / name, FlycooTensor(*many, (50, 60, 80), device="cpu"))
+    assert (tmp_path / "x.tns.gz").read_bytes() == (tmp_path / "y.tns.gz").read_bytes()
+
+
+def test_what_cannot_be_written(tmp_path):
+    x = FlycooTensor([[0], [1]], [1.0], (3, 2), device="cpu")
+    with pytest.raises(ValueError, match="index_base is 2, expected one of"):
+        write_tns(tmp_path / "x.tns", x, index_base=2)
+    with pytest.raises(TypeError, match="sparse"):
+        write_tns(tmp_path / "x.tns", np.eye(3))
+    with pytest.raises(FileNotFoundError, match=r"nowhere/x\.tns'$"):
+        write_tns(tmp_path / "nowhere" / "x.tns", x)
+    assert not any(tmp_path.iterdir())
+
+
 # Compressed files.
 
 
@@ -416,7 +490,8 @@ def test_a_file_is_replaced_only_when_it_is_complete(tmp_path):
 
 def compress_zeros(suffix, nbytes):
     """Compress a text that is mostly a comment; gzip's output expands a thousand times."""
-    return compress(b"1 1 1\n" + b"#" * nbytes + b"\n2 2 1\n", suffix)
+    codec = gzip if suffix == ".gz" else importlib.import_module(tns_files._ZSTD)
+    return codec.compress(b"1 1 1\n" + b"#" * nbytes + b"\n2 2 1\n")
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])

@@ -1,6 +1,7 @@
 """The best of several starts."""
 
 import importlib
+import signal
 
 import numpy as np
 import pytest
@@ -21,9 +22,13 @@ from tensorly_flycoo import (
     best_of,
     cp_fit,
     decomposition,
+    replicability,
+    select_rank,
 )
+from tensorly_flycoo.base.fit_record import find_record
 from tensorly_flycoo.decomposition import generalized_parafac
 from tensorly_flycoo.decomposition.methods import METHODS
+from tensorly_flycoo.io.checkpoint import load_checkpoint
 from tensorly_flycoo.models import many_starts
 from tensorly_flycoo.models.match import factor_match_score
 
@@ -41,7 +46,7 @@ def count_batches(monkeypatch):
     batches, original = [], many_starts._run_batch
 
     def run_batch(batch, *arguments):
-        batches.append(len(batch.stacks[0]))
+        batches.append(batch.num_models)
         return original(batch, *arguments)
 
     monkeypatch.setattr(many_starts, "_run_batch", run_batch)
@@ -219,11 +224,115 @@ def test_labels_stay(x):
     np.testing.assert_array_equal(starts.matches, plain.matches)
 
 
+class PressCtrlC(Progress):
+    """A Progress that is interrupted in an iteration."""
+
+    at = 3
+
+    def __call__(self, model, error=np.nan):
+        if self.iteration == self.at - 1 and self.errors:
+            signal.raise_signal(signal.SIGINT)
+        return super().__call__(model, error)
+
+
+def test_a_progress_of_runs_together_gets_the_best_model(x, tmp_path, caplog):
+    caplog.set_level("INFO", "tensorly_flycoo")
+    options = {"random_state": 0, "n_iter_max": 12}
+    expected = best_of(parafac, x, 3, 4, **options)
+    path = tmp_path / "run.npz"
+    with Progress(12, show="log", checkpoint=path, every=1) as progress:
+        starts = best_of(parafac, x, 3, 4, progress=progress, **options)
+    assert starts.errors == expected.errors
+    assert starts.dropped == expected.dropped
+    np.testing.assert_array_equal(starts.best.factors[0], expected.best.factors[0])
+    assert np.isnan(progress.errors[0])
+    assert 5 < progress.iteration <= 12
+    assert progress.errors[-1] == starts.final_errors.min()
+    assert progress.errors[1:] == sorted(progress.errors[1:], reverse=True)
+    np.testing.assert_array_equal(progress.best.factors[1], starts.best.factors[1])
+    assert "runs 1 to 4 of 4 together" in caplog.text
+    assert find_record(starts.best).run is None
+    saved = load_checkpoint(path)
+    assert saved.solver == "parafac"
+    np.testing.assert_array_equal(saved.factors[1], starts.best.factors[1])
+    options = {"init": saved, "n_iter_max": 2, "tol": 0, "return_errors": True}
+    _, errors = decomposition.parafac(x, 3, **options)
+    assert errors[-1] <= saved.errors[-1]
+
+
+def test_a_progress_shows_one_run_after_another(x, caplog):
+    caplog.set_level("INFO", "tensorly_flycoo")
+    options = {"random_state": 0, "n_iter_max": 5, "tol": 0}
+    expected = best_of("non_negative_parafac_hals", abs(x), 2, 2, **options)
+    caplog.clear()
+    with Progress(5, show="log", log_every=5) as progress:
+        starts = best_of("non_negative_parafac_hals", abs(x), 2, 2, progress=progress, **options)
+    assert starts.errors == expected.errors
+    np.testing.assert_array_equal(progress.last.factors[0], starts.runs[-1].factors[0])
+    np.testing.assert_array_equal(progress.best.factors[0], starts.best.factors[0])
+    lines = [line.partition(",")[0] for line in caplog.messages if line.startswith(("run", "iter"))]
+    of_run = ["iteration 1 of 5", "iteration 5 of 5"]
+    assert lines == ["run 1 of 2", *of_run, "run 2 of 2", *of_run]
+
+
+@pytest.mark.parametrize("function", ["parafac", "non_negative_parafac_hals"])
+@pytest.mark.parametrize("size", [4, 2])
+def test_ctrl_c_leaves_the_runs_that_have_begun(function, size, x, monkeypatch):
+    monkeypatch.setattr(many_starts, "choose_batch_size", lambda *_: size)
+    with PressCtrlC(50, show=None) as progress:
+        starts = best_of(function, abs(x), 2, 4, 0, progress=progress, n_iter_max=50, tol=0)
+    assert progress.is_interrupted
+    expected = size if function == "parafac" else 1
+    assert [len(errors) <= 3 for errors in starts.errors] == [True] * expected
+    assert max(map(len, starts.errors)) == 3 or function == "parafac"  # a step may be taken back
+    assert len(starts.runs) == len(starts.seeds) == len(starts.matches) == expected
+
+
+def test_a_decomposition_without_a_callback_shows_runs(x, caplog):
+    def solve(x, rank, random_state=None):
+        return decomposition.parafac(x, rank, n_iter_max=2, init="random", random_state=0)
+
+    caplog.set_level("INFO", "tensorly_flycoo")
+    with Progress(5, show="log") as progress:
+        best_of(solve, x, 2, 2, progress=progress)
+    assert progress.errors == []
+    assert "run 2 of 2" in caplog.messages
+
+
+@pytest.mark.parametrize(
+    "search", [lambda x, p: select_rank(x, [1], progress=p),
+               lambda x, p: replicability(x, 1, 0, progress=p)]
+)  # fmt: skip
+def test_searches_of_several_calls_take_no_progress(search, x):
+    with pytest.raises(TypeError, match="has no option 'progress'"):
+        search(x, Progress(3, show=None))
+
+
+def test_errors_end_with_that_of_the_model(x):
+    """Held-out entries choose the iteration: later ones predict them worse."""
+    coords, values = abs(x).nonzeros()
+    is_held_out = np.arange(values.size) % 5 == 0
+    known, held_out = (
+        FlycooTensor(coords[:, part], values[part], x.shape) for part in (~is_held_out, is_held_out)
+    )
+    options = {"l2_reg": 1e-3, "validation": held_out, "n_iter_max": 30, "random_state": 0}
+    starts = best_of("observed_parafac", known, 4, 3, **options)
+    for run, errors in zip(starts.runs, starts.errors, strict=True):
+        assert errors[-1] == min(errors)
+        assert cp_fit(held_out, run).relative_error == pytest.approx(errors[-1])
+    assert min(map(len, starts.errors)) < 30
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
         ({"n_starts": 0}, ValueError, "n_starts is 0, expected at least 1"),
         ({"callback": Progress(3, show=None)}, ValueError, "callback is a Progress, which is for"),
+        (
+            {"callback": print, "progress": Progress(3, show=None)},
+            ValueError,
+            "callback comes with progress",
+        ),
         ({"decomposition": "hosvd"}, ValueError, "decomposition is 'hosvd', expected one of"),
         ({"decomposition": 3}, ValueError, "decomposition is 3, .*, or a function"),
         ({"decomposition": tl.decomposition.CP}, TypeError, "CP'>, expected a function"),

@@ -9,10 +9,12 @@ import tensorly as tl
 from tensorly.decomposition import parafac
 
 from tensorly_flycoo import FlycooTensor, decomposition
-from tensorly_flycoo.engines.entries import Entries
+from tensorly_flycoo.engines.entries import PieceEntries
 from tensorly_flycoo.loop.masks import MissingEntries
+from tensorly_flycoo.models import batch as batch_module
 from tensorly_flycoo.models import factor_match_score, many_starts
-from tensorly_flycoo.models.many_starts import Run, Stopping, run_together
+from tensorly_flycoo.models.batch import Batch
+from tensorly_flycoo.models.many_starts import StackedRun, Stopping, run_together
 from tensorly_flycoo.testing import planted_tensor, random_tensor
 
 SEEDS = [3, 1, 4, 15]
@@ -93,11 +95,11 @@ def test_ill_conditioned_systems():
         for factor in guess:
             factor[:, 2] = factor[:, 1] + 1e-5 * factor[:, 2]
         guesses.append(guess)
-    batch = many_starts._Batch(x, [np.stack(factors) for factors in zip(*guesses, strict=True)])
+    batch = Batch(x, [np.stack(factors) for factors in zip(*guesses, strict=True)])
     errors = [batch.iterate() for _ in range(stopping.n_iter_max)]
     for place, guess in enumerate(guesses):
         expected = parafac(x, 3, 2, init=(None, guess), tol=0, return_errors=True)
-        run = many_starts.Run(batch.take(place), [of_all[place] for of_all in errors])
+        run = StackedRun(batch.take(place), [of_all[place] for of_all in errors])
         assert_same(run, expected)
 
 
@@ -111,20 +113,20 @@ def test_a_singular_system_takes_the_pseudo_inverse(shape):
 def test_runs_that_do_not_fit_together_run_in_batches(monkeypatch):
     x, stopping = random_tensor((30, 40, 50), 3000, random_state=0), Stopping(4)
     expected = run_together(x, 3, SEEDS, stopping)
-    monkeypatch.setattr(many_starts, "_choose_batch_size", lambda *_: 3)
+    monkeypatch.setattr(many_starts, "choose_batch_size", lambda *_: 3)
     for run, other in zip(run_together(x, 3, SEEDS, stopping), expected, strict=True):
         assert_same(run, (other.cp_tensor, other.errors))
 
 
 def test_runs_are_batched_as_caches_and_memory_allow(monkeypatch):
     small, large = (random_tensor((size, 30, 40), 3000, random_state=0) for size in (50, 2 * 10**5))
-    assert many_starts._choose_batch_size(small, 4) >= 20
-    assert many_starts._choose_batch_size(large, 4) == 4  # a row of 16 numbers
+    assert many_starts.choose_batch_size(small, 4) >= 20
+    assert many_starts.choose_batch_size(large, 4) == 4  # a row of 16 numbers
     assert all(run.is_active for run in run_together(large, 9, SEEDS, Stopping()))
     runs = run_together(large, 9, SEEDS, Stopping(2), keep_all=False)  # one by one
     assert [len(run.errors) for run in runs] == [2] * 4
     monkeypatch.setattr(many_starts, "_SHARE", 1e-9)
-    assert many_starts._choose_batch_size(small, 4) == 0
+    assert many_starts.choose_batch_size(small, 4) == 0
     assert all(run.is_active for run in run_together(small, 4, SEEDS, Stopping(), keep_all=False))
 
 
@@ -139,7 +141,7 @@ def test_the_path_for_gpus_gives_the_same_up_to_rounding(dtype, has_kernel, monk
     """What is done for CuPy arrays, done with NumPy's."""
     x, stopping = random_tensor((30, 40, 50), 3000, random_state=0, dtype=dtype), Stopping(8, 0)
     expected = run_together(x, 4, SEEDS, stopping)
-    monkeypatch.setattr(many_starts, "is_cupy", lambda array: True)
+    monkeypatch.setattr(batch_module, "is_cupy", lambda array: True)
     if has_kernel:
         monkeypatch.setattr(type(x._engine), "invert_products", invert_products)
     bound = 1e-9 if dtype == "float64" else 1e-3  # iterations amplify rounding errors
@@ -172,8 +174,8 @@ def test_missing_entries_on_a_gpu_are_those_on_a_cpu(groups, monkeypatch):
     arguments = (x, 3, seeds, Stopping(5, 0))
     missing = MissingEntries(x, draw_missing(x))
     expected = run_together(*arguments, missing=missing)
-    monkeypatch.setattr(many_starts, "is_cupy", lambda array: True)
-    monkeypatch.setattr(type(x._engine), "entries", Entries)
+    monkeypatch.setattr(batch_module, "is_cupy", lambda array: True)
+    monkeypatch.setattr(type(x._engine), "entries", PieceEntries)
     for run, other in zip(run_together(*arguments, missing=missing), expected, strict=True):
         np.testing.assert_allclose(run.errors, other.errors, rtol=1e-11)
         for factor, array in zip(run.cp_tensor.factors, other.cp_tensor.factors, strict=True):
@@ -212,12 +214,14 @@ def make_run(error, decrease=0.0, num_errors=20, seed=0):
     """Return a run with random factors of rank 1 whose last error and decrease are given."""
     random = np.random.RandomState(seed)
     model = (np.ones(1), [random.random_sample((size, 1)) for size in (7, 8, 9)])
-    return Run(tl.cp_tensor.CPTensor(model), [1.0] * (num_errors - 2) + [error + decrease, error])
+    return StackedRun(
+        tl.cp_tensor.CPTensor(model), [1.0] * (num_errors - 2) + [error + decrease, error]
+    )
 
 
 def find_dropped(*given, ended=()):
     """Return the leaders of the runs that are dropped, by number; the last ones are active."""
-    going = [Run(errors=run.errors) for run in given]
+    going = [StackedRun(errors=run.errors) for run in given]
     runs = [*ended, *going]
     many_starts._drop(runs, going, lambda place: given[place].cp_tensor)
     return {n: run.leader for n, run in enumerate(runs) if run in going and run.is_dropped}
@@ -252,11 +256,11 @@ def test_a_run_is_dropped_for_a_better_one_that_it_matches():
 @pytest.mark.parametrize("size", [1, 4, 12])
 def test_the_best_run_is_found_with_less_work(size, monkeypatch):
     x, _ = planted_tensor((25, 30, 35), 5, 300, noise=0.5, random_state=0)
-    monkeypatch.setattr(many_starts, "_choose_batch_size", lambda *_: size)
+    monkeypatch.setattr(many_starts, "choose_batch_size", lambda *_: size)
     arguments = (x, 5, range(12), Stopping())
     runs, again = (run_together(*arguments, keep_all=False) for _ in range(2))
     assert [run.errors for run in runs] == [run.errors for run in again]
-    monkeypatch.setattr(many_starts, "_choose_batch_size", lambda *_: 12)
+    monkeypatch.setattr(many_starts, "choose_batch_size", lambda *_: 12)
     everything = run_together(*arguments)
     best, expected = (min(of, key=lambda run: run.errors[-1]) for of in (runs, everything))
     assert best.errors[-1] == pytest.approx(expected.errors[-1], abs=1e-7)

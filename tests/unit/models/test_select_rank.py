@@ -22,13 +22,21 @@ from tensorly_flycoo import (
     select_rank,
 )
 from tensorly_flycoo.decomposition.methods import METHODS
+from tensorly_flycoo.loop.holding_out import count_share, hold_out
 from tensorly_flycoo.loop.masks import drop_missing
 from tensorly_flycoo.models import RankScore, RankSelection
 from tensorly_flycoo.models import select_rank as _function
+from tensorly_flycoo.models.heldout_loss import HeldOutLoss
 from tensorly_flycoo.models.match import factor_match_score
+from tensorly_flycoo.models.suggest_rank import list_doubts, suggest
 from tensorly_flycoo.testing import planted_tensor
 
 module = sys.modules[_function.__module__]
+
+
+def draw_cells(x, share, random, **options):
+    """Return the cells that `select_rank` holds out."""
+    return hold_out(x, count_share(x.nnz, share), random, **options)
 
 
 pytestmark = pytest.mark.usefixtures("flycoo_backend")
@@ -104,8 +112,8 @@ def test_the_loss_of_a_sample_is_that_of_all_cells(loss):
         random = np.random.RandomState(seed)
         options = {"loss": loss}
         draws = (x, 0.2, METHODS["generalized_parafac"], options, random)
-        held_out = module._HeldOut.draw(*draws)
-        found.append([held_out._whole, held_out._whole * held_out.list_terms(model).sum()])
+        held_out = HeldOutLoss.draw(*draws)
+        found.append([held_out.whole, held_out.whole * held_out.list_terms(model).sum()])
     predicted = model.to_tensor()
     if loss == "gaussian":
         expected = [(counts**2).sum(), ((counts - predicted) ** 2).sum()]
@@ -126,7 +134,7 @@ def test_the_scores(x):
     assert [score.rank for score in selection.scores] == [1, 2, 3]
     random = np.random.RandomState(5)
     seed = random.randint(2**31 - 1)
-    coords = module.draw_entries(x, 0.2, random)
+    coords = draw_cells(x, 0.2, random)
     mask = sparse.COO(coords, np.zeros(coords.shape[1]), x.shape, fill_value=1.0)
     known = drop_missing(x, mask)
     for score, errors, model in zip(
@@ -150,7 +158,7 @@ def test_the_scores(x):
 
 def test_the_standard_error_is_that_of_the_difference(x):
     random = np.random.RandomState(0)
-    held_out = module._HeldOut.draw(x, 0.3, METHODS["parafac"], {}, random)
+    held_out = HeldOutLoss.draw(x, 0.3, METHODS["parafac"], {}, random)
     starts = {"init": "random", "random_state": 0}
     terms = [held_out.list_terms(decomposition.parafac(x, rank, **starts)) for rank in (1, 2)]
     worse, better = held_out.judge([score(1, np.nan), score(2, np.nan)], terms)
@@ -169,10 +177,12 @@ def test_held_out_values_are_unknown_to_starts_and_updates(method, x):
     random = np.random.RandomState(3)
     random.randint(2**31 - 1)
     if method == "parafac2":
-        rows, columns = module.draw_entries(RaggedTensor(x).matrix, 0.2, random)
+        rows, columns = draw_cells(RaggedTensor(x).matrix, 0.2, random)
         cells = np.stack([*np.divmod(rows, x.shape[1]), columns])
     else:
-        cells = module.draw_entries(x, 0.2, random, with_zeros=method != "observed_parafac")
+        cells = hold_out(
+            x, count_share(x.nnz, 0.2), random, with_zeros=method != "observed_parafac"
+        )
     coords, values = x.nonzeros()
     is_held_out = np.isin(*[np.ravel_multi_index(of, x.shape) for of in (coords, cells)])
     other = FlycooTensor(coords, np.where(is_held_out, 100 * values, values), x.shape)
@@ -257,7 +267,7 @@ def test_the_rank_of_ratings_is_found_with_each_option(options):
     assert selection.rank == 2
     random = np.random.RandomState(0)
     seed = random.randint(2**31 - 1)
-    cells = tuple(module.draw_entries(x, 0.2, random, with_zeros=False))
+    cells = tuple(draw_cells(x, 0.2, random, with_zeros=False))
     known = x.to_coo().todense()
     values, known[cells] = known[cells].copy(), 0
     starts = best_of(method, FlycooTensor.from_dense(known), 2, 3, seed, n_iter_max=30, **options)
@@ -299,7 +309,7 @@ def score(rank, loss, of_difference=0.01, match=1.0, se=0.02):
     ],
 )
 def test_the_rule(scores, tolerance, rank, text):
-    chosen, rule = module._suggest(scores, [tolerance] * len(scores))
+    chosen, rule = suggest(scores, [tolerance] * len(scores))
     assert chosen.rank == rank
     assert re.search(text, rule)
 
@@ -323,9 +333,7 @@ def test_doubts_are_warned_of_and_shown(x):
         selection = select_rank(x, [1, 2], 2, random_state=0, n_iter_max=20)
     assert selection.warnings == ["the suggested rank 2 is the highest one tried: try higher ones"]
     assert "; see .warnings for what speaks against it" in repr(selection)  # they were shown once
-    doubts = module._list_doubts(
-        [score(1, 0.2, match=0.4), score(2, 0.2)], score(1, 0.2, match=0.4)
-    )
+    doubts = list_doubts([score(1, 0.2, match=0.4), score(2, 0.2)], score(1, 0.2, match=0.4))
     assert len(doubts) == 1
     assert "found different components (match 0.40)" in doubts[0]
 
@@ -357,7 +365,7 @@ def test_held_out_entries_are_nonzeros_and_zeros():
     shape = (2**22, 2**22, 2**22)  # more cells than 64 bits count
     coords = np.random.RandomState(0).randint(2**22, size=(3, 200))
     x = FlycooTensor(coords, np.ones(200), shape)
-    drawn = module.draw_entries(x, 0.1, np.random.RandomState(0))
+    drawn = draw_cells(x, 0.1, np.random.RandomState(0))
     stored = {tuple(cell) for cell in x.nonzeros()[0].T.tolist()}
     cells = {tuple(cell) for cell in drawn.T.tolist()}
     assert len(cells & stored) == 20
@@ -583,7 +591,7 @@ def test_the_held_out_loss_is_that_of_dense_models(method):
     seed = random.randint(2**31 - 1)
     if method == "parafac2":
         matrix = RaggedTensor(x).matrix
-    coords = module.draw_entries(matrix, 0.2, random)
+    coords = draw_cells(matrix, 0.2, random)
     cells = coords
     if method == "parafac2":
         cells = np.stack([*np.divmod(coords[0], x.shape[1]), coords[1]])
@@ -610,3 +618,66 @@ def test_labels_of_other_models_stay(method):
     assert labelled.best.names == ("a", "b", "c")
     assert repr(labelled) == repr(plain)
     assert len(labelled.table) == 2
+
+
+def make_selection(ranks, rank, cores=(100.0, 90.0)):
+    scores = [
+        RankScore(of_score, 0.5, 0.25, 0.01, 0.0, core, 1.0)
+        for of_score, core in zip(ranks, cores, strict=True)
+    ]
+    errors = [np.array([0.5, 0.6])] * len(ranks)
+    return RankSelection(scores, errors, [], rank, "the <best>", ["few"])
+
+
+@pytest.fixture
+def _pyplot(monkeypatch):
+    from matplotlib import pyplot
+
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    yield
+    pyplot.close("all")
+
+
+@pytest.mark.usefixtures("_pyplot")
+@pytest.mark.parametrize("rank", [2, None])
+def test_the_picture(rank):
+    panels = make_selection([1, 2], rank, (100.0, -60.0)).plot()
+    assert len(panels) == 4
+    runs = "all runs" if rank is None else "runs without the held-out entries"
+    assert [axes.get_title(loc="left") for axes in panels] == [
+        f"error (gray: {runs})",
+        "held-out loss, with standard errors",
+        "core consistency, % (cut at -50)",
+        "match of the runs",
+    ]
+    np.testing.assert_array_equal(panels[2].lines[0].get_xdata(), [1, 2])
+    np.testing.assert_array_equal(panels[2].lines[0].get_ydata(), [100, -50])
+    assert [len(axes.lines) for axes in panels[2:]] == [1 if rank is None else 2] * 2
+    assert len(panels[0].lines) == (3 if rank is None else 4)
+    ticks = panels[3].get_xticks()
+    assert np.isin([1, 2], ticks).all()
+    panels[0].figure.canvas.draw()
+
+
+@pytest.mark.usefixtures("_pyplot")
+def test_the_picture_of_tuples_names_them():
+    panels = make_selection([(2, 2, 1), (2, 2, 2)], (2, 2, 2)).plot()
+    labels = [label.get_text() for label in panels[2].get_xticklabels()]
+    assert labels == ["(2, 2, 1)", "(2, 2, 2)"]
+    assert panels[0].lines[-1].get_xdata()[0] == 1
+    assert panels[0].figure.get_suptitle() == "Suggested rank: (2, 2, 2) (dashed)"
+    assert panels[2].get_title(loc="left") == "core consistency, %"
+
+
+def test_without_matplotlib_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
+    with pytest.raises(ImportError, match="pip install matplotlib"):
+        make_selection([1, 2], 2).plot()
+
+
+def test_notebooks_show_the_table_and_the_rule():
+    html = make_selection([1, 2], 2)._repr_html_()
+    assert html.count("<tr>") == 3
+    assert "<td>0.2500 (0.0100)</td>" in html
+    assert "<p>rank 2 is the &lt;best&gt;; see .warnings for what speaks against it</p>" in html
+    assert "<p>" not in make_selection([1, 2], None)._repr_html_()

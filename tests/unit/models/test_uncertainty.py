@@ -23,9 +23,9 @@ from tensorly_flycoo.decomposition import (
     tucker,
 )
 from tensorly_flycoo.loop.observed_rows import scale_ridge
-from tensorly_flycoo.models import Uncertainty, many_starts
-from tensorly_flycoo.models.many_starts import run_resampled
+from tensorly_flycoo.models import Uncertainty, resampled_runs
 from tensorly_flycoo.models.match import align
+from tensorly_flycoo.models.resampled_runs import run_resampled
 
 pytestmark = pytest.mark.usefixtures("flycoo_backend")
 
@@ -59,7 +59,7 @@ def fit_noisy(**options):
 @pytest.mark.parametrize("groups", [None, [(0, 1), (2,)]])
 @pytest.mark.parametrize("mode", [0, 1, 2])
 def test_an_iteration_equals_that_of_a_tensor_of_weighted_rows(mode, groups, monkeypatch):
-    monkeypatch.setattr(many_starts, "_RESAMPLED_COLUMNS", 6)  # three runs at once
+    monkeypatch.setattr(resampled_runs, "_RESAMPLED_COLUMNS", 6)  # three runs at once
     dense, start = make_noisy()
     x = FlycooTensor(np.nonzero(dense), dense[np.nonzero(dense)], SHAPE, groups=groups)
     weights = np.random.RandomState(1).multinomial(SHAPE[mode], [1 / SHAPE[mode]] * SHAPE[mode], 5)
@@ -240,7 +240,7 @@ def test_runs_together_are_extrapolated_to_where_they_go(monkeypatch):
     x = FlycooTensor.from_dense(dense)
     cp = parafac(x, 3, 3000, CPTensor((None, planted)), tol=1e-14, linesearch="nesterov")
     limit, found = (uncertainty(x, cp, 0, random_state=0, n_iter_max=n) for n in (100, 6))
-    monkeypatch.setattr(many_starts, "_find_limits", lambda path: path[-1])
+    monkeypatch.setattr(resampled_runs, "_find_limits", lambda path: path[-1])
     plain = uncertainty(x, cp, 0, random_state=0, n_iter_max=6)
     far, near = (np.linalg.norm(of.samples[1] - limit.samples[1]) for of in (plain, found))
     spread = np.linalg.norm(limit.samples[1] - found.cp_tensor.factors[1])

@@ -10,7 +10,7 @@ from problems import make_problem
 
 from tensorly_flycoo import FlycooTensor, estimate_memory
 from tensorly_flycoo.engines.cpu.engine import CPU
-from tensorly_flycoo.spread.choosing import TensorSizes, choose_common, choose_layout
+from tensorly_flycoo.spread.memory import TensorSizes, choose_common, choose_layout
 from tensorly_flycoo.spread.slab_layout import SlabLayout
 from tensorly_flycoo.tensor.coo_cache import as_flycoo
 

@@ -6,9 +6,9 @@ import pytest
 
 from tensorly_flycoo.engines.cpu.engine import CPU
 from tensorly_flycoo.engines.cpu.imputing import CpuEntries
-from tensorly_flycoo.engines.entries import Entries
+from tensorly_flycoo.engines.entries import PieceEntries
 
-CLASSES = (CpuEntries, Entries)
+CLASSES = (CpuEntries, PieceEntries)
 
 
 @pytest.mark.parametrize(

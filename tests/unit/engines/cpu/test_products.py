@@ -123,19 +123,19 @@ def test_nan_and_inf_reach_the_product():
     ],
 )
 def test_which_products_are_own(a, b, is_own):
-    assert tall_skinny.is_own(a, b) == is_own
+    assert tall_skinny.suits_cpu_engine(a, b) == is_own
 
 
 def test_the_tall_products_of_parafac_are_own(monkeypatch):
     """NumPy's BLAS gets only products that are too small to wake its threads."""
     x = random_tensor((2000, 1500, 1000), 3000, random_state=0)
-    own, calls = tall_skinny.is_own, []
+    own, calls = tall_skinny.suits_cpu_engine, []
 
     def note(a, b):
         calls.append((np.shape(a), np.shape(b), own(a, b)))
         return calls[-1][-1]
 
-    monkeypatch.setattr(tall_skinny, "is_own", note)
+    monkeypatch.setattr(tall_skinny, "suits_cpu_engine", note)
     with tl.backend_context("flycoo"):
         options = {"n_iter_max": 2, "init": "random", "random_state": 0, "tol": 0}
         tl.decomposition.parafac(x, 40, **options)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tensorly_flycoo.engines import select_engine
-from tensorly_flycoo.tensor.memory import check_khatri_rao_fits, check_product_fits
+from tensorly_flycoo.tensor.dense_memory import check_khatri_rao_fits, check_product_fits
 
 MATRICES = [np.ones((2**10, 2)), np.ones((2**9, 2)), np.ones((2**8, 2))]
 NBYTES = 2**27 * 2 * 8

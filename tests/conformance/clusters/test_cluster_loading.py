@@ -12,7 +12,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import tensorly as tl
-from tns_text import write_tns
 
 from tensorly_flycoo import (
     FlycooTensor,
@@ -22,6 +21,7 @@ from tensorly_flycoo import (
     mttkrp,
     save,
     save_slabs,
+    write_tns,
 )
 from tensorly_flycoo import open_slabs as open_here
 from tensorly_flycoo.base.reporting import listen

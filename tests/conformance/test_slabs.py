@@ -171,7 +171,7 @@ def test_two_threads_use_one_tensor():
 
 
 def test_slabs_are_chosen_above_the_largest_number_of_nonzeros(monkeypatch):
-    monkeypatch.setattr("tensorly_flycoo.spread.choosing.MAX_SLAB_NNZ", 300)
+    monkeypatch.setattr("tensorly_flycoo.spread.memory.MAX_SLAB_NNZ", 300)
     problem = make_problem(SHAPE, 900)
     x = problem.tensor()
     assert x.slabs == 3
@@ -324,14 +324,14 @@ def test_the_factors_may_be_larger_than_their_slabs_need():
 @LAYOUTS
 def test_slabs_are_chosen_by_the_free_memory(layout, monkeypatch):
     """Before anything is built: the fewest with which the tensor can be, in powers of two."""
-    monkeypatch.setattr("tensorly_flycoo.tensor.memory.SURELY_FREE_NBYTES", 0)
+    monkeypatch.setattr("tensorly_flycoo.engines.out_of_memory.SURELY_FREE_NBYTES", 0)
     problem = make_problem(SHAPE, 900)
     given = problem.coords.nbytes + problem.values.nbytes
     peaks = {
         num_slabs: estimate_memory(SHAPE, 900, layout=layout, slabs=num_slabs).peak_nbytes - given
         for num_slabs in (1, 2, 4, 8)
     }
-    least = tensorly_flycoo.spread.choosing.choose_num_slabs(900)
+    least = tensorly_flycoo.spread.memory.choose_num_slabs(900)
     for free in sorted({10**3, 10**9, *peaks.values(), *(peak - 1 for peak in peaks.values())}):
         monkeypatch.setattr(cpu.CpuEngine, "count_free_nbytes", lambda engine, n=free: n)
         fitting = [n for n in (1, 2, 4, 8) if peaks[n] <= free]
@@ -343,9 +343,9 @@ def test_slabs_are_chosen_by_the_free_memory(layout, monkeypatch):
 
 
 def test_slabs_are_not_chosen_if_the_free_memory_is_unknown(monkeypatch):
-    monkeypatch.setattr("tensorly_flycoo.tensor.memory.SURELY_FREE_NBYTES", 0)
+    monkeypatch.setattr("tensorly_flycoo.engines.out_of_memory.SURELY_FREE_NBYTES", 0)
     monkeypatch.setattr(cpu.CpuEngine, "count_free_nbytes", lambda engine: None)
-    least = tensorly_flycoo.spread.choosing.choose_num_slabs(900)
+    least = tensorly_flycoo.spread.memory.choose_num_slabs(900)
     assert make_problem(SHAPE, 900).tensor().slabs == least
 
 

@@ -9,7 +9,7 @@ from tensorly.decomposition import parafac
 
 from tensorly_flycoo import FlycooTensor, MemoryEstimate, estimate_memory
 from tensorly_flycoo.format import groups as groups_module
-from tensorly_flycoo.ops.call_memory import count_iteration_nbytes
+from tensorly_flycoo.spread.memory import count_iteration_nbytes
 
 #: Shape, nonzeros and rank of tensors whose nonzeros are spread evenly.
 PROBLEMS = {
@@ -55,7 +55,7 @@ def test_the_peak_of_a_call_is_within_15_percent(name, dtype):
     shape, nnz, rank = PROBLEMS[name]
     x = make_tensor(shape, nnz, dtype)
     peak = measure_peak(lambda: parafac(x, rank, n_iter_max=2, init="random", random_state=0))
-    estimate = count_iteration_nbytes(x, rank)
+    estimate = count_iteration_nbytes(x._engine, x._layout, rank)
     assert x.nbytes + estimate == pytest.approx(x.nbytes + peak, rel=0.15)
 
 
@@ -71,7 +71,8 @@ def test_each_slab_has_a_row_for_each_of_its_prefixes(monkeypatch):
     )
     num_rows = sum(slab.layout.record_format.num_prefixes for slab in x._layout.slabs)
     assert num_rows == pytest.approx(3 * 40, abs=3)
-    added = count_iteration_nbytes(x, 4) - count_iteration_nbytes(plain, 4)
+    added = count_iteration_nbytes(x._engine, x._layout, 4)
+    added -= count_iteration_nbytes(plain._engine, plain._layout, 4)
     assert added == 2 * num_rows * 4 * 8
 
 

@@ -14,10 +14,11 @@ from problems import compute_all, make_exact_problem, make_problem
 
 from tensorly_flycoo import FlycooTensor, estimate_memory, mttkrp
 from tensorly_flycoo.engines.cpu import engine as cpu
+from tensorly_flycoo.engines.out_of_memory import format_nbytes
 from tensorly_flycoo.format.layouts import LAYOUT_CLASSES
 from tensorly_flycoo.format.packing import Cut, RecordFormat
-from tensorly_flycoo.spread import choosing
-from tensorly_flycoo.tensor.memory import format_nbytes
+from tensorly_flycoo.spread import whole_layout
+from tensorly_flycoo.spread.memory import estimate_piece
 
 LAYOUTS = pytest.mark.parametrize("layout", ["remap", "replicated", "indexed"])
 DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -66,7 +67,7 @@ def test_nbytes_of_an_engine_with_write_orders(name, unit):
     record_format = RecordFormat.of(problem.shape, "float64", np.uint32)
     arguments = (Cut(record_format, 256, 2**18), Writing())
     layout = LAYOUT_CLASSES[name].build(problem.coords, problem.values, *arguments)
-    assert layout.estimate(4000, *arguments)[0] == layout.nbytes
+    assert estimate_piece(type(layout), 4000, *arguments).nbytes == layout.nbytes
 
 
 def build(shape, nnz, layout, dtype, spread):
@@ -301,7 +302,7 @@ def test_what_exceeds_the_free_memory_is_refused_before_anything_is_allocated(mo
     """Linux would kill the process, so an allocation that fails is no sign."""
     shape, free = (10**8, 3), 10**8
     monkeypatch.setattr(cpu.CPU, "count_free_nbytes", lambda: free)
-    monkeypatch.setattr(choosing, "build_layout", lambda *_: pytest.fail("was built"))
+    monkeypatch.setattr(whole_layout, "build_in_slabs", lambda *_: pytest.fail("was built"))
     with pytest.raises(MemoryError, match=r"about .* GB; 100 MB is free\. .*indices without gaps"):
         FlycooTensor([[0], [0]], [1.0], shape, device="cpu")
 
@@ -321,7 +322,7 @@ def test_the_error_of_building_is_that_of_the_least_need(monkeypatch):
 
 def test_the_error_says_if_free_memory_is_unknown(monkeypatch):
     monkeypatch.setattr(cpu.CPU, "count_free_nbytes", lambda: None)
-    monkeypatch.setattr(choosing, "build_layout", lambda *_: np.empty(2**60, np.uint8))
+    monkeypatch.setattr(whole_layout, "build_in_slabs", lambda *_: np.empty(2**60, np.uint8))
     with pytest.raises(MemoryError, match=r"has: .* 1\.00 EiB .*; an unknown amount is free"):
         FlycooTensor([[0], [0]], [1.0], (3, 3), device="cpu")
 
@@ -331,7 +332,7 @@ def test_the_error_says_if_free_memory_is_unknown(monkeypatch):
 def test_what_runs_out_while_it_is_built_is_cut_into_more_slabs(monkeypatch, slabs):
     """But not if the user gave their number."""
     problem = make_problem((30, 20, 10), 500)
-    expected, build, counts = problem.tensor(slabs=4), choosing.build_layout, []
+    expected, build, counts = problem.tensor(slabs=4), whole_layout.build_in_slabs, []
 
     def run_out(engine, name, coords, values, shape, groups, num_numbered, count, keep):
         counts.append(count)
@@ -339,7 +340,7 @@ def test_what_runs_out_while_it_is_built_is_cut_into_more_slabs(monkeypatch, sla
             raise MemoryError
         return build(engine, name, coords, values, shape, groups, num_numbered, count, keep)
 
-    monkeypatch.setattr(choosing, "build_layout", run_out)
+    monkeypatch.setattr(whole_layout, "build_in_slabs", run_out)
     if slabs is None:
         x = problem.tensor()
         assert (x.slabs, counts) == (4, [1, 2, 4])

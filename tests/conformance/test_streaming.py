@@ -12,7 +12,7 @@ from tensorly_flycoo import FlycooTensor, estimate_memory, mttkrp
 from tensorly_flycoo.engines.cpu.engine import CPU
 from tensorly_flycoo.ops.sampling import make_sampler
 from tensorly_flycoo.ops.ttmc import multiply_nonempty_rows
-from tensorly_flycoo.spread import choosing
+from tensorly_flycoo.spread import memory
 from tensorly_flycoo.spread.slab_layout import SlabLayout
 
 SHAPE, RANK, NUM_SLABS = (40, 30, 200), 4, 5
@@ -109,8 +109,8 @@ def test_the_next_copy_of_a_sweep_is_announced(stagers):
 @pytest.mark.usual_limits("prefixes")  # of which estimates do not know
 def test_what_fits_in_half_of_the_memory_stays(stagers, monkeypatch):
     x = make(slabs=NUM_SLABS)
-    sizes = choosing.TensorSizes(3000, SHAPE, x.dtype, x.groups)
-    nbytes, peak_nbytes = choosing.estimate_layout(CPU, "replicated", sizes, NUM_SLABS)
+    sizes = memory.TensorSizes(3000, SHAPE, x.dtype, x.groups)
+    nbytes, peak_nbytes = memory.estimate_layout(CPU, "replicated", sizes, NUM_SLABS)
     free_nbytes = 2 * (peak_nbytes - nbytes + 5 * nbytes // (2 * NUM_SLABS))
     monkeypatch.setattr(CPU, "count_free_nbytes", lambda: free_nbytes)
     y, factors = make(slabs=NUM_SLABS, keep="host"), draw_factors()
@@ -192,10 +192,10 @@ def test_a_failure_in_the_middle_leaves_nothing_held(stagers, monkeypatch):
 
 
 def test_the_number_of_slabs(stagers, monkeypatch):
-    assert choosing.choose_num_slabs(100, 1, 16) == 2
-    assert choosing.choose_num_slabs(2**30, 1, 16) == 16
-    assert choosing.choose_num_slabs(2**33) == 2
-    monkeypatch.setattr(choosing, "STREAMED_NBYTES", 5000)
+    assert memory.choose_num_slabs(100, 1, 16) == 2
+    assert memory.choose_num_slabs(2**30, 1, 16) == 16
+    assert memory.choose_num_slabs(2**33) == 2
+    monkeypatch.setattr(memory, "STREAMED_NBYTES", 5000)
     x = make(keep="host")
     assert isinstance(x._layout, SlabLayout)
     assert x.slabs == -(-3000 * x._layout.record_format.record_nbytes // 5000)

@@ -1,0 +1,9 @@
+"""The command line, ``python -m tensorly_flycoo``: from a file of events to named components.
+
+`commands` parses a command line and calls a command. `fit` is one, whose steps are in `reading`,
+`fitting` and `writing`; `environment` has those that set Python up or say what is installed.
+"""
+
+from .commands import main
+
+__all__ = ["main"]

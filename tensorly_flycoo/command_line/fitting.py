@@ -1,0 +1,97 @@
+"""The runs of "fit": one, or the best of several."""
+
+import argparse
+import importlib.util
+import sys
+from typing import Any
+
+from .. import LabelledTensor, Progress
+from ..decomposition.methods import METHODS, Method
+from ..models.best_of import Starts, best_of, end_at_model, run_once
+from .options import NUM_STARTS
+
+#: Iterations between log lines.
+_LOG_EVERY = 10
+
+#: By default a run stops when its error changes by less. An error of all cells needs the smaller
+#: one: fits of very sparse data are small, and so is what they gain.
+_TOL = 1e-6
+_TOL_OF_ALL_CELLS = 1e-8
+
+
+def choose_method(loss: str, is_observed: bool, is_non_negative: bool) -> Method:
+    """Return the decomposition that minimises a loss, of all cells or of observed ones."""
+    if is_observed:
+        return METHODS["observed_parafac"]
+    if loss == "poisson_count":
+        return METHODS["generalized_parafac"]
+    if is_non_negative:
+        return METHODS["non_negative_parafac_hals"]
+    return METHODS["parafac"]
+
+
+def decompose(
+    x: LabelledTensor,
+    method: Method,
+    arguments: argparse.Namespace,
+    held_out: LabelledTensor | None = None,
+) -> Starts:
+    """Run all starts, or until Ctrl-C those so far; `held_out` entries choose the ridge."""
+    options: dict[str, Any] = {
+        "n_iter_max": arguments.iterations,
+        "tol": _choose_tol(arguments.tol, method),
+    }
+    if held_out is not None:
+        options["biases"] = arguments.biases
+        options["non_negative"] = arguments.non_negative
+        options["validation"] = held_out
+        if arguments.l2_reg is not None:
+            options["l2_reg"] = arguments.l2_reg
+    default_starts = NUM_STARTS if arguments.init == "random" else 1
+    num_starts = arguments.starts or default_starts
+    show = _choose_show(arguments.quiet)
+    with Progress(arguments.iterations, show=show, log_every=_LOG_EVERY) as progress:
+        if num_starts == 1:
+            return _run_alone(x, method, arguments, options, progress)
+        return best_of(
+            method.function,
+            x,
+            arguments.rank,
+            num_starts,
+            arguments.seed,
+            progress=progress,
+            **options,
+        )
+
+
+def _run_alone(
+    x: LabelledTensor,
+    method: Method,
+    arguments: argparse.Namespace,
+    options: dict[str, Any],
+    progress: Progress,
+) -> Starts:
+    """Run one start, which may take Gauss-Newton steps: those of several starts do not."""
+    progress.begin_run("start 1 of 1")
+    options = method.prefer_momentum(x, options, one_by_one=True)
+    options |= {"init": arguments.init, "callback": progress}
+    model, errors = run_once(method, x, arguments.rank, arguments.seed, options)
+    errors = end_at_model(errors, options)
+    return Starts([model], [list(errors)], [arguments.seed], None)
+
+
+def _choose_tol(tol: float | None, method: Method) -> float:
+    """Return the tolerance of the command line, or the default of a method."""
+    if tol is not None:
+        return tol
+    is_of_all_cells = method.knows_zeros and method.error_name == "error"
+    return _TOL_OF_ALL_CELLS if is_of_all_cells else _TOL
+
+
+def _choose_show(is_quiet: bool) -> str | None:
+    """Return how to show progress: by a bar in a terminal, if tqdm is installed, else by lines."""
+    if is_quiet:
+        return None
+    if sys.stderr.isatty() and importlib.util.find_spec("tqdm") is not None:
+        return "bar"
+    return "log"
