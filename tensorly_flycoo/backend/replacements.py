@@ -224,7 +224,7 @@ def _error_calc(
         # Of a parafac that was imported before this package: it goes on with this one.
         check_start(mttkrp)
         tensor = WholeTensor(as_flycoo(tensor))
-    gram_products.stop()
+    tensor.end_products()
     memory = tensor.memory
     with log_compilation():  # a long call says now what it has compiled
         error: Any = gram_products.compute_fit(
@@ -239,7 +239,7 @@ def _error_calc(
     if error is None:
         # On several devices all Gram matrices are found with it.
         if all(isinstance(x, RowShards) for x in (mttkrp, *factors)):
-            inner = row_shards.inner_product(mttkrp, factors)
+            inner = row_shards.inner_product_with_grams(mttkrp, factors)
         else:
             inner = inner_product(mttkrp, factors[-1])
         error = np.sqrt(residual_square(norm_tensor**2, weights, factors, inner))

@@ -256,7 +256,7 @@ _KINDS: dict[Callable, Callable[..., Kind | list[Kind]]] = {
     call_method: lambda x, name, dtype: (x.shape, dtype),  # of `astype`
     tall.sum_columns: lambda x: ((x.shape[1],), np.dtype(np.float64)),
     tall.transposed_product: _multiply_transposed,
-    row_shards.solve_rows: lambda rows, matrix: (rows.shape, rows.dtype),
+    row_shards.solve_block: lambda rows, matrix: (rows.shape, rows.dtype),
     tall.qr: _factorise,
     row_shards.sweep_block: lambda targets, gram, rows, *_: ((2,), np.dtype(np.float64)),
 }

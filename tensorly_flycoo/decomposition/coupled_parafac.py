@@ -15,11 +15,11 @@ from ..base.fit_record import FitRecord, recording
 from ..base.reporting import log_compilation
 from ..engines import select_engine
 from ..engines.out_of_memory import attempt, check_room
-from ..engines.tall import column_norms, find_signs, sum_columns
+from ..engines.tall import column_norms, find_signs, solve_semidefinite, sum_columns
 from ..io.entries import find_places
-from ..loop.coupled_blocks import Blocks, group_rows, read_blocks
+from ..loop.coupled_blocks import CoupledBlocks, group_rows, read_blocks
 from ..loop.cp_loop import Callback, Run
-from ..loop.cp_model import multiply_all, multiply_grams, solve_gram
+from ..loop.cp_model import multiply_all, multiply_grams
 from ..loop.guarding import check_options, describe_as
 from ..loop.hals import improve
 from ..results.coupled_cp import CoupledCP, LabelledCoupledCP, make_cp_tensors
@@ -171,7 +171,7 @@ def coupled_parafac(
 
 
 def _start(
-    data: Blocks, rank: int, init: Any, random_state: Any, constrained: set[int]
+    data: CoupledBlocks, rank: int, init: Any, random_state: Any, constrained: set[int]
 ) -> tuple[Array | None, list[Array]]:
     """Return the weights (B, R), None if they are not known, and the factors of the start."""
     engine = select_engine(data.device)
@@ -215,7 +215,7 @@ def _start(
     return engine.xp.stack([array / dtype.type(block.power) for array, block in pairs]), factors
 
 
-def _match_rows(name: Any, factor: Array, init: CoupledCP, data: Blocks) -> Array:
+def _match_rows(name: Any, factor: Array, init: CoupledCP, data: CoupledBlocks) -> Array:
     """Return a factor of a guess in the sequence of the data's labels; refuse other labels."""
     known = init.labels.get(name)
     wanted = data.labels.get(name)
@@ -247,7 +247,7 @@ class _CoupledALS(Run):
     """
 
     solver = "coupled_parafac"
-    data: Blocks
+    data: CoupledBlocks
     constrained: set[int]
     l2_reg: float
 
@@ -482,7 +482,7 @@ def _solve(gram: Array, targets: Array, rows: Array, is_constrained: bool) -> Ar
 
     A component that is only rounding is zero: its column of norm 1 would be noise.
     """
-    solved = improve(targets, gram, rows) if is_constrained else solve_gram(targets, gram)
+    solved = improve(targets, gram, rows) if is_constrained else solve_semidefinite(gram, targets)
     xp = array_module(gram)
     sizes = column_norms(solved) * xp.sqrt(gram.diagonal())
     return xp.where(sizes > _NOTHING * sizes.max(), solved, 0)

@@ -15,7 +15,6 @@ from ..base.checks import check_choice, check_count, check_real, densify_error
 from ..base.fit_record import RunState, attach, current_record
 from ..engines.tall import qr, solve
 from ..io.checkpoint import Resumed
-from ..loop import gram_products
 from ..loop.cp_loop import Callback, list_free_modes, start
 from ..loop.cp_model import make_cp_tensor
 from ..loop.gauss_newton import AUTO, GAUSS_NEWTON, GaussNewtonRun
@@ -293,7 +292,7 @@ def _run_tensorly_loop(whole: Any, callback: Callback | None, tol: float, **opti
     try:
         return tensorly_loop("parafac")(whole, tol=tol, **options)
     finally:
-        gram_products.stop()
+        whole.end_products()
         if whole.tensor.device == "cuda" and not whole.memory.num_solves:
             _logger.debug("parafac ran without fast Gram products (ranks up to 128)")
 
@@ -336,7 +335,7 @@ class _TensorlyIterations(LeastSquares):
         try:
             return super().step(iteration)
         finally:
-            gram_products.stop()
+            self.data.end_products()
             self.data.memory.end_iteration()
 
     def update_mode(self, mode: int) -> Array:

@@ -50,6 +50,9 @@ _MIN_INVERTED_SIZE = 64
 
 _limiting = threading.Lock()  # two threads that limit in turn would not undo it in turn
 
+#: `solve_semidefinite` takes eigenvalues below so many roundings, times the size, as 0.
+_ROUNDING = 10
+
 #: How far from orthonormal the columns may be after the first pass of Cholesky QR.
 _MAX_DEVIATION = 0.1
 
@@ -323,6 +326,28 @@ def _refine(y: Array, a: Array, rows: Array, inverse: Array) -> Array:
         block = slice(start, start + _REFINED_ROWS)
         residual = rows[block] - multiply(y[block], a.T)
         y[block] += multiply(residual, inverse)
+    return y
+
+
+def solve_semidefinite(gram: Array, rows: Array) -> Array:
+    """Solve ``gram @ y.T = rows.T`` for y (I, R) in float64; `gram` (R, R) may be singular.
+
+    Directions that only rounding leaves, whatever the lengths of the components, have no part in y:
+    divided by, they would dominate it. `solve` is faster, and keeps what its dtype can tell apart.
+
+    >>> gram = np.array([[4.0, 0.0], [0.0, 0.0]])
+    >>> solve_semidefinite(gram, np.array([[8.0, 1e-20]])).tolist()
+    [[2.0, 0.0]]
+    """
+    exact = move(gram, np)
+    lengths = np.sqrt(exact.diagonal())
+    lengths[lengths == 0] = 1
+    values, vectors = eigh(exact / lengths[:, None] / lengths)
+    is_large = values > _ROUNDING * values.size * np.finfo(np.float64).eps * values[-1]
+    vectors = vectors[:, is_large] / lengths[:, None]
+    inverse = array_module(gram).asarray(vectors / values[is_large] @ vectors.T)
+    y = multiply(rows, inverse)
+    y += multiply(rows - multiply(y, gram), inverse)  # which the condition number left
     return y
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..base.array_modules import Array, array_module, as_array, is_on_gpu
 from ..base.checks import check_choice, check_dtype, check_finite
-from ..engines import select_engine
+from ..engines import Engine, select_engine
 from ..format.ordering import compute_norm
 from ..tensor.converters import find_converter, find_instead, is_raw_sparse
 from ..tensor.coo_cache import as_flycoo
@@ -25,39 +25,46 @@ _LEAST = -100
 
 
 @dataclass
-class Block:
+class CoupledBlock:
     """One tensor or matrix: its data, the names of its axes, and their labels, if any.
 
-    `read_blocks` makes the data float64. It adds the places of the rows that move, by axis, its
-    weight, the numbers of its modes in the model, the power of two by which data far from 1 were
-    divided, and |data|^2 then. Rows without places here are unknown to the block.
+    `read_blocks` makes the data float64, and fills in the fields that have defaults.
     """
 
-    data: Any
+    data: Any  # a WholeTensor, or a dense array
     names: list[Any]
     labels: Labels | None
+    # By axis, where its rows are in the model; none for an axis with all of the model's rows. Rows
+    # of the model without a place here are unknown to the block.
     places: dict[int, Array] = field(default_factory=dict)
     weight: float = 1.0
-    modes: Sequence[int] = ()
-    power: float = 1.0
-    square: float = 0.0
+    modes: Sequence[int] = ()  # the numbers of its axes' modes in the model
+    power: float = 1.0  # of two, by which data far from 1 were divided
+    square: float = 0.0  # |data|^2, after that
 
     def mttkrp(self, mode: int, factors: Sequence[Array]) -> Array:
         """Compute the MTTKRP of a mode of the model, with all its factors, in float64."""
-        known = [(factors[n], self.find_places(n)) for n in self.modes]
-        own = [factor if places is None else factor[places] for factor, places in known]
+        own_factors = [self.take_rows(factors[n], n) for n in self.modes]
         axis = self.modes.index(mode)
         array = self.data
         if isinstance(array, WholeTensor):
-            return self._spread(array.mttkrp(None, own, axis), mode, factors[mode])
-        own = [factor.astype(array.dtype, copy=False) for factor in own]
+            return self._spread(array.mttkrp(None, own_factors, axis), mode, factors[mode])
+        own_factors = [factor.astype(array.dtype, copy=False) for factor in own_factors]
         # By the longest other factor, then by one after the other.
         xp = array_module(array)
-        others = sorted({*range(array.ndim)} - {axis}, key=lambda n: array.shape[n])
-        product = xp.tensordot(array.transpose(axis, *others), own[others[-1]], 1)
-        for n in reversed(others[:-1]):
-            product = xp.einsum("...ir,ir->...r", product, own[n])
+        summed_axes = sorted({*range(array.ndim)} - {axis}, key=lambda n: array.shape[n])
+        longest = summed_axes.pop()
+        product = xp.tensordot(
+            array.transpose(axis, *summed_axes, longest), own_factors[longest], 1
+        )
+        for n in reversed(summed_axes):
+            product = xp.einsum("...ir,ir->...r", product, own_factors[n])
         return self._spread(product, mode, factors[mode])
+
+    def take_rows(self, factor: Array, mode: int) -> Array:
+        """Return the rows of a factor of the model that the block has."""
+        places = self.find_places(mode)
+        return factor if places is None else factor[places]
 
     def find_places(self, mode: int) -> Array | None:
         """Return where the block's rows are in a mode of the model; None if it has all of them."""
@@ -65,7 +72,8 @@ class Block:
 
     def _spread(self, product: Array, mode: int, factor: Array) -> Array:
         """Put the rows of a product where they are in the model, and zeros where it has others."""
-        if (places := self.find_places(mode)) is None:
+        places = self.find_places(mode)
+        if places is None:
             return product
         spread = array_module(product).zeros_like(factor, dtype=product.dtype)
         spread[places] = product
@@ -73,69 +81,93 @@ class Block:
 
 
 @dataclass
-class Blocks:
-    """All blocks, and the modes of the model: their names, sizes, and labels where there are any.
+class CoupledBlocks:
+    """All blocks, and the modes of their model."""
 
-    `weights` are those given, `device` is "cpu" or "cuda", `dtype` that of the factors.
-    """
-
-    blocks: list[Block]
-    weights: list[float]
-    sizes: dict[Any, int]
-    labels: Labels
-    device: str
-    dtype: np.dtype
+    blocks: list[CoupledBlock]
+    weights: list[float]  # as they were given
+    sizes: dict[Any, int]  # by the name of the mode
+    labels: Labels  # of the modes that have some
+    device: str  # "cpu" or "cuda"
+    dtype: np.dtype  # of the factors
 
 
 def read_blocks(
     items: Iterable[Any], block_weights: Iterable[float] | None, missing: str = "zero"
-) -> Blocks:
+) -> CoupledBlocks:
     """Check blocks as `coupled_parafac` takes them, and join their modes."""
     check_choice(missing, "missing", ("zero", "unknown"))
     blocks, device = open_blocks(items)
-    given: Any = [1.0] * len(blocks) if block_weights is None else block_weights
-    weights = [*given] if isinstance(given, Iterable) else [given]
+    weights = _read_weights(block_weights, len(blocks))
+    sizes, labels = _join_modes(blocks)
+    dtype = np.result_type(*(block.data.dtype for block in blocks))
+    for n, block in enumerate(blocks):
+        if missing == "zero":
+            _fill_up(block, sizes)
+        _prepare_data(n, block, select_engine(device))
+        block.modes = [[*sizes].index(name) for name in block.names]
+    scaled_weights = weigh_divided(weights, [block.power for block in blocks])
+    for block, weight in zip(blocks, scaled_weights, strict=True):
+        block.weight = weight
+    return CoupledBlocks(blocks, [*map(float, weights)], sizes, labels, device, dtype)
+
+
+def _read_weights(block_weights: Any, num_blocks: int) -> list[Any]:
+    """Return the weights of blocks, by default ones; refuse what are no such weights."""
+    if block_weights is None:
+        return [1.0] * num_blocks
+    weights = [*block_weights] if isinstance(block_weights, Iterable) else [block_weights]
     are_right = all(isinstance(weight, Real) and 0 < float(weight) < np.inf for weight in weights)
-    if len(weights) != len(blocks) or not are_right:
+    if len(weights) != num_blocks or not are_right:
         raise ValueError(
-            f"block_weights is {weights}, expected {len(blocks)} finite numbers above 0, one for "
+            f"block_weights is {weights}, expected {num_blocks} finite numbers above 0, one for "
             "each block"
         )
+    return weights
+
+
+def _join_modes(blocks: list[CoupledBlock]) -> tuple[dict[Any, int], Labels]:
+    """Return the size of each mode of the model, and labels; note where each block's rows go."""
     sizes: dict[Any, int] = {}
     labels: dict[Any, np.ndarray] = {}
-    for name in dict.fromkeys(name for block in blocks for name in block.names):
+    all_names = dict.fromkeys(name for block in blocks for name in block.names)  # in their order
+    for name in all_names:
         users = {n: block for n, block in enumerate(blocks) if name in block.names}
-        sizes[name], joined = _join(name, users)
-        if joined is not None:
-            labels[name] = joined
+        sizes[name], labels_of_mode = _join(name, users)
+        if labels_of_mode is not None:
+            labels[name] = labels_of_mode
     ordered = {name for block in blocks if block.labels for name in block.labels.ordered}
-    known = Labels(labels, ordered=ordered)
-    numbers = {name: n for n, name in enumerate(sizes)}
-    dtype = np.result_type(*(block.data.dtype for block in blocks))
-    engine = select_engine(device)
-    for n, block in enumerate(blocks):
-        x = to_exact(block.data)
-        if missing == "zero":
-            x = _move_rows(x, block.places, tuple(sizes[name] for name in block.names))
-            block.places = {}
-        block.places = {axis: engine.xp.asarray(rows) for axis, rows in block.places.items()}
-        is_sparse = isinstance(x, FlycooTensor)
-        norm = float(x._layout.norm) if is_sparse else compute_norm(x.reshape(-1), engine)
-        if norm == 0:
-            raise ValueError(f"blocks[{n}] has no nonzeros, expected at least one: leave it out")
-        block.power = 2.0 ** find_exponent(norm, x.nnz if is_sparse else x.size, x.dtype)
-        if block.power != 1:
-            x = x * x.dtype.type(1 / block.power)
-        block.square = (norm / block.power) ** 2
-        block.data = WholeTensor(x) if is_sparse else x
-        block.modes = [numbers[name] for name in block.names]
-    scaled = weigh_divided(weights, [block.power for block in blocks])
-    for block, weight in zip(blocks, scaled, strict=True):
-        block.weight = weight
-    return Blocks(blocks, [*map(float, weights)], sizes, known, device, dtype)
+    return sizes, Labels(labels, ordered=ordered)
 
 
-def open_blocks(items: Iterable[Any]) -> tuple[list[Block], str]:
+def _fill_up(block: CoupledBlock, sizes: Mapping[Any, int]) -> None:
+    """Give a block all rows of its modes: those that it lacks are zeros."""
+    shape = tuple(sizes[name] for name in block.names)
+    block.data = _move_rows(to_exact(block.data), block.places, shape)
+    block.places = {}
+
+
+def _prepare_data(n: int, block: CoupledBlock, engine: Engine) -> None:
+    """Make a block's data float64 and near 1, and measure them; places go to their device."""
+    x = to_exact(block.data)
+    block.places = {axis: engine.xp.asarray(rows) for axis, rows in block.places.items()}
+    is_sparse = isinstance(x, FlycooTensor)
+    if is_sparse:
+        norm = float(x._layout.norm)
+        num_values = x.nnz
+    else:
+        norm = compute_norm(x.reshape(-1), engine)
+        num_values = x.size
+    if norm == 0:
+        raise ValueError(f"blocks[{n}] has no nonzeros, expected at least one: leave it out")
+    block.power = 2.0 ** find_exponent(norm, num_values, x.dtype)
+    if block.power != 1:
+        x = x * x.dtype.type(1 / block.power)
+    block.square = (norm / block.power) ** 2
+    block.data = WholeTensor(x) if is_sparse else x
+
+
+def open_blocks(items: Iterable[Any]) -> tuple[list[CoupledBlock], str]:
     """Check the data and names of blocks, each by itself; return them on one device, and it."""
     blocks = [_read_item(n, item) for n, item in enumerate(items)]
     if not blocks:
@@ -163,16 +195,27 @@ def weigh_divided(weights: Sequence[float], powers: Sequence[float]) -> list[flo
     """
     if all(power == 1 for power in powers):
         return [*map(float, weights)]
-    parts = [math.frexp(weight) for weight in weights]
-    shifts = [2 * (math.frexp(power)[1] - 1) for power in powers]
-    exponents = [own + shift for (_, own), shift in zip(parts, shifts, strict=True)]
-    pairs = zip(parts, exponents, strict=True)
+    mantissas = []
+    exponents = []
+    for weight, power in zip(weights, powers, strict=True):
+        mantissa, exponent = math.frexp(weight)
+        log_power = math.frexp(power)[1] - 1
+        mantissas.append(mantissa)
+        exponents.append(exponent + 2 * log_power)
     most = max(exponents) // 2 * 2  # even, so that roots are exact too
-    return [math.ldexp(part, max(exponent - most, _LEAST)) for (part, _), exponent in pairs]
+    return [
+        math.ldexp(mantissa, max(exponent - most, _LEAST))
+        for mantissa, exponent in zip(mantissas, exponents, strict=True)
+    ]
 
 
 def group_rows(is_known: np.ndarray, xp: ModuleType) -> list[tuple[Any, np.ndarray]]:
-    """Divide rows by what knows them, of (rows, blocks): rows, and the places of those blocks."""
+    """Divide rows by what knows them, of (rows, blocks): rows, and the places of those blocks.
+
+    >>> is_known = np.array([[True, True], [True, False], [True, True]])
+    >>> [(rows.tolist(), blocks.tolist()) for rows, blocks in group_rows(is_known, np)]
+    [([1], [0]), ([0, 2], [0, 1])]
+    """
     if is_known.all():
         return [(slice(None), np.arange(is_known.shape[1]))]
     groups = []
@@ -182,7 +225,8 @@ def group_rows(is_known: np.ndarray, xp: ModuleType) -> list[tuple[Any, np.ndarr
     return groups
 
 
-def _read_item(n: int, item: Any) -> Block:
+def _read_item(n: int, item: Any) -> CoupledBlock:
+    """Read one of the blocks that a user passes: its data, the names of its modes, and labels."""
     if isinstance(item, LabelledTensor):
         item = (item, tuple(item.labels))
     if not isinstance(item, tuple | list) or len(item) != 2 or isinstance(item[1], str):
@@ -192,65 +236,75 @@ def _read_item(n: int, item: Any) -> Block:
         )
     data, modes = item
     names = list(modes)
-    known = None
+    data_labels = None
     if isinstance(data, LabelledTensor):
         if data.unknown is not None:
             raise ValueError(
                 f"blocks[{n}] has unknown cells, which a coupled model would take for zeros: "
                 "expected a tensor without; if they are zeros, pass (x.tensor, x.labels)"
             )
-        data, known = data
+        data, data_labels = data
     if isinstance(modes, Mapping):
         labels = Labels(modes)
         labels.check(data.shape if hasattr(data, "shape") else np.shape(data))
-        return Block(data, names, labels)
-    if known is None or not len({*names}) == len(names) == len(known):
-        return Block(data, names, None)
-    ordered = [name for name, old in zip(names, known, strict=True) if old in known.ordered]
-    return Block(data, names, Labels(dict(zip(names, known.values(), strict=True)), ordered))
+        return CoupledBlock(data, names, labels)
+    if data_labels is None or not len({*names}) == len(names) == len(data_labels):
+        return CoupledBlock(data, names, None)  # `_check_names` refuses names of a wrong number
+    return CoupledBlock(data, names, _rename(data_labels, names))
 
 
-def _check_names(n: int, given: Sequence[Block]) -> None:
-    own = given[n].names
-    shape = given[n].data.shape
-    if not len({*own}) == len(own) == len(shape) >= 2:
+def _rename(labels: Labels, names: list[Any]) -> Labels:
+    """Return labels with other names of the modes."""
+    renamed = dict(zip(names, labels.values(), strict=True))
+    old_names = dict(zip(names, labels, strict=True))
+    return Labels(renamed, [name for name in names if old_names[name] in labels.ordered])
+
+
+def _check_names(n: int, blocks: Sequence[CoupledBlock]) -> None:
+    """Refuse a block whose modes have no distinct names, or with none that another block has."""
+    names = blocks[n].names
+    shape = blocks[n].data.shape
+    if not len({*names}) == len(names) == len(shape) >= 2:
         raise ValueError(
-            f"blocks[{n}] has shape {shape} and the modes {own}, expected a distinct name for each "
-            "of two or more axes"
+            f"blocks[{n}] has shape {shape} and the modes {names}, expected a distinct name for "
+            "each of two or more axes"
         )
-    others = [name for block in given if block is not given[n] for name in block.names]
-    if len(given) > 1 and not {*own} & {*others}:
+    other_names = {name for block in blocks if block is not blocks[n] for name in block.names}
+    if len(blocks) > 1 and not other_names.intersection(names):
         raise ValueError(
-            f"blocks[{n}] has the modes {own}, expected one that another block has too: without "
+            f"blocks[{n}] has the modes {names}, expected one that another block has too: without "
             "it, decompose this block on its own"
         )
 
 
-def _find_device(given: Sequence[Block]) -> str:
+def _find_device(blocks: Sequence[CoupledBlock]) -> str:
     """Return the device of the blocks that are on one; those in host memory go there."""
-    place: dict[str, int] = {}
-    for n, block in enumerate(given):
+    users: dict[str, int] = {}  # the first block on each device
+    for n, block in enumerate(blocks):
         x = block.data
         if isinstance(x, FlycooTensor):
-            place.setdefault(x._engine.local_device, n)
+            users.setdefault(x._engine.local_device, n)
         elif is_on_gpu(x) or type(x).__module__.startswith("cupyx."):
-            place.setdefault("cuda", n)
-    if len(place) > 1:
-        (first, n), (second, other) = place.items()
+            users.setdefault("cuda", n)
+    if len(users) > 1:
+        (device, n), (other_device, other_n) = users.items()
         raise TypeError(
-            f"blocks[{other}] is on the device {second!r}, expected {first!r}, that of blocks[{n}]:"
-            " FlycooTensor(..., device=) chooses it"
+            f"blocks[{other_n}] is on the device {other_device!r}, expected {device!r}, that of "
+            f"blocks[{n}]: FlycooTensor(..., device=) chooses it"
         )
-    return next(iter(place), select_engine().name)
+    return next(iter(users), select_engine().name)
 
 
 def _convert(n: int, x: Any, device: str) -> Any:
     """Return a block's data as a FlycooTensor, or if it is dense as a float array."""
-    if isinstance(x, FlycooTensor) or (is_raw_sparse(x) and select_engine().name == device):
+    is_coo = is_raw_sparse(x)
+    if isinstance(x, FlycooTensor) or (is_coo and select_engine().name == device):
         return as_flycoo(x, check_coords=True)
-    if converter := "from_coo" if is_raw_sparse(x) else find_converter(x):
+    converter = "from_coo" if is_coo else find_converter(x)
+    if converter:
         return getattr(FlycooTensor, converter)(x, device=device)
-    if instead := find_instead(x):
+    instead = find_instead(x)
+    if instead:
         raise TypeError(
             f"blocks[{n}] is a {type(x).__name__}, expected an array or a sparse tensor: pass "
             f"{instead}, or for a table with a column for each "
@@ -262,48 +316,81 @@ def _convert(n: int, x: Any, device: str) -> Any:
     return select_engine(device).xp.asarray(array, dtype)
 
 
-def _join(name: Any, users: Mapping[int, Block]) -> tuple[int, np.ndarray | None]:
+def _join(name: Any, users: Mapping[int, CoupledBlock]) -> tuple[int, np.ndarray | None]:
     """Return a mode's size and labels, the first block's first; note where the others' rows go."""
     sizes = {n: block.data.shape[block.names.index(name)] for n, block in users.items()}
     labels = {n: block.labels[name] for n, block in users.items() if block.labels is not None}
-    (first, expected), *_ = sizes.items()
-    hint = "give a dict of labels by mode in place of the names"
+    first = next(iter(users))
+    if not labels:
+        _check_same_size(name, sizes)
+        return sizes[first], None
+    _check_all_labelled(name, users, labels)
+    if all(_are_equal(array, labels[first]) for array in labels.values()):
+        return sizes[first], labels[first]
+    all_labels, places = join_labels([*labels.values()])
+    _check_overlap(name, [*users], all_labels, places)
+    for block, rows in zip(users.values(), places, strict=True):
+        if not np.array_equal(rows, np.arange(len(all_labels))):
+            block.places[block.names.index(name)] = rows
+    return len(all_labels), all_labels
+
+
+_LABEL_HINT = "give a dict of labels by mode in place of the names"
+
+
+def _are_equal(labels: np.ndarray, expected: np.ndarray) -> bool:
+    return labels is expected or np.array_equal(labels, expected)
+
+
+def _check_same_size(name: Any, sizes: Mapping[int, int]) -> None:
+    """Refuse blocks of different sizes in a mode without labels."""
+    first, expected = next(iter(sizes.items()))
     for n, size in sizes.items():
-        if labels and n not in labels:
-            raise ValueError(
-                f"blocks[{n}] has no labels of mode {name!r}, expected some, as "
-                f"blocks[{next(iter(labels))}] has: {hint}"
-            )
-        if size != expected and not labels:
+        if size != expected:
             raise ValueError(
                 f"blocks[{n}] has size {size} in mode {name!r}, expected {expected}, as "
-                f"blocks[{first}] has: if its rows have labels, {hint}"
+                f"blocks[{first}] has: if its rows have labels, {_LABEL_HINT}"
             )
-    arrays = list(labels.values())
-    if all(own is arrays[0] or np.array_equal(own, arrays[0]) for own in arrays):
-        return expected, labels.get(first)
-    joined, split = join_labels(arrays)
-    for n, rows in list(zip(labels, split, strict=True))[1:]:
-        if not any(np.isin(rows, other).any() for other in split if other is not rows):
+
+
+def _check_all_labelled(name: Any, users: Iterable[int], labels: Mapping[int, Any]) -> None:
+    """Refuse a block without labels of a mode that another block labels."""
+    for n in users:
+        if n not in labels:
             raise ValueError(
-                f"blocks[{n}] has labels of mode {name!r} such as {joined[rows[0]]!r}, "
+                f"blocks[{n}] has no labels of mode {name!r}, expected some, as "
+                f"blocks[{next(iter(labels))}] has: {_LABEL_HINT}"
+            )
+
+
+def _check_overlap(
+    name: Any, users: Sequence[int], labels: np.ndarray, places: Sequence[np.ndarray]
+) -> None:
+    """Refuse a block, but for the first, that shares no label of a mode with another one."""
+    for place, (n, rows) in enumerate(zip(users, places, strict=True)):
+        rows_of_others = [*places[:place], *places[place + 1 :]]
+        if place > 0 and not np.isin(rows, np.concatenate(rows_of_others)).any():
+            raise ValueError(
+                f"blocks[{n}] has labels of mode {name!r} such as {labels[rows[0]]!r}, "
                 "expected one that another block has too"
             )
-    for block, rows in zip(users.values(), split, strict=True):
-        if not np.array_equal(rows, np.arange(len(joined))):
-            block.places[block.names.index(name)] = rows
-    return len(joined), joined
 
 
 def join_labels(arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Return all distinct labels, the first array's first, and where those of each array are."""
-    if len({own.dtype.kind for own in arrays}) > 1:  # Python compares 3 with 3.0, not with "3"
-        arrays = [own.astype(object) for own in arrays]
-    joined = np.concatenate(arrays)
-    places: dict[Any, int] = {}
-    codes = np.array([places.setdefault(label, len(places)) for label in joined.tolist()])
-    firsts = np.unique(codes, return_index=True)[1]
-    return joined[firsts], np.split(codes, np.cumsum([len(own) for own in arrays])[:-1])
+    """Return all distinct labels, the first array's first, and where those of each array are.
+
+    >>> labels, places = join_labels([np.array(["b", "a"]), np.array(["c", "b"])])
+    >>> labels.tolist(), [rows.tolist() for rows in places]
+    (['b', 'a', 'c'], [[0, 1], [2, 0]])
+    """
+    if len({array.dtype.kind for array in arrays}) > 1:
+        arrays = [array.astype(object) for array in arrays]  # Python compares 3 with 3.0, not "3"
+    all_labels = np.concatenate(arrays)
+    numbers: dict[Any, int] = {}
+    codes = np.array([numbers.setdefault(label, len(numbers)) for label in all_labels.tolist()])
+    _, first_places = np.unique(codes, return_index=True)
+    ends = np.cumsum([len(array) for array in arrays])
+    return all_labels[first_places], np.split(codes, ends[:-1])
 
 
 def _move_rows(x: Any, places: Mapping[int, np.ndarray], shape: tuple[int, ...]) -> Any:
@@ -313,12 +400,12 @@ def _move_rows(x: Any, places: Mapping[int, np.ndarray], shape: tuple[int, ...])
     if isinstance(x, FlycooTensor):
         coords, values = x._sorted_nonzeros()
         xp = array_module(values)
-        coords = list(coords)
+        moved_coords = list(coords)
         for axis, rows in places.items():
-            coords[axis] = xp.asarray(rows)[coords[axis]]
-        return x._rebuild(xp.stack(coords), values, shape)
+            moved_coords[axis] = xp.asarray(rows)[coords[axis]]
+        return x._rebuild(xp.stack(moved_coords), values, shape)
     xp = array_module(x)
     moved = xp.zeros(shape, x.dtype)
-    every = [xp.asarray(places.get(n, np.arange(size))) for n, size in enumerate(x.shape)]
-    moved[xp.ix_(*every)] = x
+    targets = [xp.asarray(places.get(n, np.arange(size))) for n, size in enumerate(x.shape)]
+    moved[xp.ix_(*targets)] = x
     return moved

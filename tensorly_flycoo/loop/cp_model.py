@@ -12,13 +12,19 @@ from tensorly.cp_tensor import CPTensor
 from ..base.array_modules import Array, array_module, move
 from ..base.checks import warn
 from ..base.fit_record import FitRecord, find_record
-from ..engines.tall import column_norms, eigh, multiply, sum_rows, transposed_product
+from ..engines.tall import column_norms, sum_rows, transposed_product
 
 
 def multiply_all(arrays: Array | Sequence[Array], skip: int | None = None) -> Array:
-    """Multiply arrays elementwise, all but that of mode `skip`; ones if none is left."""
+    """Multiply arrays elementwise, all but that of mode `skip`; ones if none is left.
+
+    >>> multiply_all(np.array([[1, 2], [3, 4], [5, 6]]), skip=1)
+    array([ 5, 12])
+    """
     kept = [array for n, array in enumerate(arrays) if n != skip]
-    return reduce(mul, kept) if kept else array_module(arrays[0]).ones_like(arrays[0])
+    if not kept:
+        return array_module(arrays[0]).ones_like(arrays[0])
+    return reduce(mul, kept)
 
 
 def multiply_grams(
@@ -37,30 +43,18 @@ def multiply_grams(
     rank = factors[0].shape[1]
     product = xp.ones((rank, rank), dtype or factors[0].dtype)
     for n, factor in enumerate(factors):
-        if n != skip:
-            factor = factor if dtype is None else factor.astype(dtype, copy=False)
-            product = product * transposed_product(factor, factor)
+        if n == skip:
+            continue
+        converted = factor
+        if dtype is not None:
+            converted = factor.astype(dtype, copy=False)
+        product = product * transposed_product(converted, converted)
+        del converted  # a copy may be as large as a factor
     if ridge:
         product = product + ridge * xp.eye(rank, dtype=product.dtype)
-    return product if weights is None else weights[:, None] * product * weights
-
-
-def solve_gram(targets: Array, gram: Array) -> Array:
-    """Solve ``x @ gram = targets`` by rows (I, R) in float64; `gram` (R, R) may be singular.
-
-    Directions that only rounding leaves, whatever the lengths of the components, have no part in
-    the rows: divided by, they would dominate them.
-    """
-    exact = move(gram, np)
-    lengths = np.sqrt(exact.diagonal())
-    lengths[lengths == 0] = 1
-    values, vectors = eigh(exact / lengths[:, None] / lengths)
-    is_large = values > _ROUNDING * values.size * np.finfo(np.float64).eps * values[-1]
-    vectors = vectors[:, is_large] / lengths[:, None]
-    inverse = array_module(gram).asarray(vectors / values[is_large] @ vectors.T)
-    rows = multiply(targets, inverse)
-    rows += multiply(targets - multiply(rows, gram), inverse)  # which the condition number left
-    return rows
+    if weights is None:
+        return product
+    return weights[:, None] * product * weights
 
 
 def residual_square(
@@ -77,8 +71,9 @@ def residual_square(
 
 def normalize(weights: Array | None, factors: Sequence[Array]) -> tuple[Array, list[Array]]:
     """Move the norms of the factors' columns into the weights."""
-    first, *others = factors
-    weighted = [first if weights is None else first * weights, *others]
+    weighted = list(factors)
+    if weights is not None:
+        weighted[0] = factors[0] * weights
     norms = [column_norms(factor) for factor in weighted]
     pairs = zip(weighted, norms, strict=True)
     return multiply_all(norms), [_divide(factor, norm) for factor, norm in pairs]
@@ -99,6 +94,7 @@ def normalize_updated(
 
 
 def _divide(factor: Array, norms: Array) -> Array:
+    """Divide columns by their norms; those of zeros stay."""
     xp = array_module(factor)
     return factor / xp.where(norms == 0, xp.ones_like(norms), norms)
 
@@ -110,9 +106,6 @@ def make_cp_tensor(weights: Array | None, factors: Sequence[Array]) -> CPTensor:
         weights = array_module(first).ones(first.shape[1], first.dtype)
     return CPTensor((weights, list(factors)))
 
-
-#: Eigenvalues of a Gram matrix that are below so many roundings, times its size, are taken as 0.
-_ROUNDING = 10
 
 #: A component of `observed_parafac` whose entries are below this part of the scale is nothing.
 _NOTHING = 1e-6
@@ -126,25 +119,31 @@ def count_zeros(cp_tensor: Any) -> int:
     factors: list[Array] = cp_tensor.factors
     record = find_record(cp_tensor)
     if record is not None and record.scale is not None:
-        peaks = multiply_all([cp_tensor.weights, *(abs(factor).max(axis=0) for factor in factors)])
-        is_zero = move(peaks, np) < _NOTHING * record.scale
-        return int(is_zero[~find_biases(record, is_zero.size)].sum())
-    smallest = np.abs(min(factors, key=lambda factor: factor.shape[0]))
-    return int((sum_rows(smallest) == 0).sum())
+        largest = [abs(factor).max(axis=0) for factor in factors]
+        bounds = multiply_all([cp_tensor.weights, *largest])
+        is_zero = move(bounds, np) < _NOTHING * record.scale
+        is_bias = find_biases(record, is_zero.size)
+        return int(is_zero[~is_bias].sum())
+    shortest = min(factors, key=lambda factor: factor.shape[0])
+    return int((sum_rows(np.abs(shortest)) == 0).sum())
 
 
 def find_biases(record: FitRecord | None, rank: int) -> np.ndarray:
     """Mark the components that are biases (R,)."""
-    modes = () if record is None else record.bias_modes
-    return np.greater_equal(modes, 0) if len(modes) else np.zeros(rank, bool)
+    if record is None or len(record.bias_modes) == 0:
+        return np.zeros(rank, bool)
+    return np.greater_equal(record.bias_modes, 0)  # the mode of each component's bias, or -1
 
 
 def warn_of_zeros(cp_tensor: Any) -> None:
-    if count := count_zeros(cp_tensor):
-        advice = "The start may share nothing with the tensor there: pass init='random'"
-        record = find_record(cp_tensor)
-        if record is not None and record.method == "observed_parafac":
-            advice = "The ridge leaves nothing of them: pass a smaller l2_reg"
-        rank = cp_tensor.factors[0].shape[1]
-        are = "is" if count == 1 else "are"
-        warn(f"{count} of {rank} components {are} zero. {advice} or a lower rank")
+    """Warn if some components are zero, and say what to pass instead."""
+    count = count_zeros(cp_tensor)
+    if count == 0:
+        return
+    advice = "The start may share nothing with the tensor there: pass init='random'"
+    record = find_record(cp_tensor)
+    if record is not None and record.method == "observed_parafac":
+        advice = "The ridge leaves nothing of them: pass a smaller l2_reg"
+    rank = cp_tensor.factors[0].shape[1]
+    are = "is" if count == 1 else "are"
+    warn(f"{count} of {rank} components {are} zero. {advice} or a lower rank")

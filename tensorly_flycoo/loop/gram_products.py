@@ -10,6 +10,23 @@ inner product with the MTTKRP, in the same pass over the rows that computes the 
 may write to a factor, else as long as the factor lives, since only TensorLy's own loop runs. What
 it keeps of NumPy factors is in `host_grams`.
 
+TensorLy's loop passes no argument of ours on, so the memory travels in a keyword of its own and
+then waits in a variable of the thread:
+
+    decomposition/parafac               whole = WholeTensor(x), with whole.memory = GramMemory()
+    TensorLy's loop, for each mode
+      tl.context(whole)                 {"dtype": ..., "device": ..., "memory": whole.memory}
+      tl.ones((R, R), **context)        start_product: BEGIN, the thread has this memory
+      tl.dot(tl.transpose(f), f)        find_gram: the memory's Gram matrix of f, on a GPU lazy
+      product * tl.dot(...)             GramProduct.__mul__: collected, not computed
+      tl.solve(product, mttkrp)         GramProduct.solve, or solve_on_host: the memory keeps what
+                                        the pass over the rows has found beside the factor
+    TensorLy's loop, for its error
+      error_calc (replacements)         whole.end_products: END, the thread has none
+                                        compute_fit(..., whole.memory)
+                                        memory.end_iteration: drop what a callback may change
+    decomposition/parafac, at the end   whole.end_products: END, also after an error
+
 TensorLy asks for a Gram matrix by ``dot(conj(transpose(factor)), factor)``, with new views at each
 time. So a factor is known by where it is in memory, while the array that owns this memory lives.
 """
@@ -46,36 +63,47 @@ class _CachedGram:
     mttkrp: "weakref.ref[Any] | None" = None  # with which `inner` is; also the owner
     inner: Any = None
 
+    def is_of(self, factor: Array) -> bool:
+        """Say whether this is still the Gram matrix of a factor at its address."""
+        if self.shape != factor.shape or self.strides != factor.strides:
+            return False
+        # Another array may have got the memory of one that is gone.
+        return self.owner() is _owner(factor)
+
+    def is_solution_of(self, mttkrp: Any) -> bool:
+        """Say whether the factor solves the system of an MTTKRP, so that `inner` is with it."""
+        return self.mttkrp is not None and self.mttkrp() is _owner(mttkrp)
+
 
 class GramMemory:
     """The memory of one call of parafac for its factors, from their updates to the error."""
 
     def __init__(self) -> None:
-        #: By address; to be cleared where factors may change.
-        self.known: dict[int, _CachedGram] = {}
+        self.grams: dict[int, _CachedGram] = {}  # of CuPy factors, by their addresses
+        self.host = HostGrams()  # of NumPy factors
         self.num_solves = 0  # systems that were solved with a `GramProduct`
-        self.host = HostGrams()
         self.factors_may_change = True  # between iterations, by a callback
         self.has_unit_weights = False  # whether all weights are known to be 1
 
     def end_iteration(self) -> None:
-        """Forget what may not hold in the next iteration."""
+        """Drop Gram matrices of factors that a callback may have changed."""
         if self.factors_may_change:
-            self.known.clear()
+            self.grams.clear()
             self.host = HostGrams()
 
     def find(self, factor: Array) -> _CachedGram | None:
         """Return the Gram matrix known of a factor, maybe by another view of the same numbers."""
-        known = self.known.get(_address(factor))
-        if known is None or known.shape != factor.shape or known.strides != factor.strides:
+        cached = self.grams.get(_address(factor))
+        if cached is None or not cached.is_of(factor):
             return None
-        # Another array may have got the memory of one that is gone.
-        return known if known.owner() is _owner(factor) else None
+        return cached
 
-    def keep(self, factor: Array, known: _CachedGram) -> None:
+    def keep(self, factor: Array, cached: _CachedGram) -> None:
         """Keep what is known of a factor while that lives."""
-        self.known = {at: other for at, other in self.known.items() if other.owner() is not None}
-        self.known[_address(factor)] = known
+        for address, old in list(self.grams.items()):
+            if old.owner() is None:
+                del self.grams[address]
+        self.grams[_address(factor)] = cached
 
 
 class _OfThread(threading.local):
@@ -114,8 +142,19 @@ class GramProduct:
     @staticmethod
     def of(factor: Array, memory: GramMemory | None = None) -> "GramProduct | None":
         """Return the Gram matrix of a factor; None if no kernels suit."""
-        known = _find_known(factor, memory)
-        return None if known is None else known.product
+        cached = _find_or_compute(factor, memory)
+        return None if cached is None else cached.product
+
+    def _with(
+        self,
+        grams: tuple[Any, ...],
+        scales: "tuple[Scale, ...]",
+        transpose: "GramProduct | None" = None,
+    ) -> "GramProduct":
+        """Make a product of other members, of the same rank and dtype."""
+        return GramProduct(
+            self._kernels, self.rank, self.dtype, grams, scales, self._memory, transpose
+        )
 
     @property
     def T(self) -> "GramProduct":
@@ -123,34 +162,46 @@ class GramProduct:
         if self._transpose is not None:
             return self._transpose
         scales = tuple([(array, column, row) for array, row, column in self.scales])
-        sizes = self._kernels, self.rank, self.dtype
-        return GramProduct(*sizes, self.grams, scales, self._memory, self)
+        return self._with(self.grams, scales, transpose=self)
 
     def __mul__(self, other: Any) -> Any:
-        is_product = type(other) is GramProduct
-        grams = self.grams + other.grams if is_product else self.grams
-        added = other.scales if is_product else _as_scales(other, self)
-        are_weights = added and not is_product and other.shape != self.shape
+        if type(other) is GramProduct:
+            product = self._collect(other.grams, other.scales)
+            if product is None:
+                return self.to_array() * other.to_array()
+            return product
+        added = _as_scales(other, self)
+        if not added:
+            return self.to_array() * other
+        are_weights = other.shape != self.shape
         if are_weights and self._memory is not None and self._memory.has_unit_weights:
             return self
-        scales = self.scales + added
-        fits = len(grams) <= self._kernels.MAX_GRAMS and len(scales) <= self._kernels.MAX_SCALES
-        if fits and (is_product or added):
-            sizes = self._kernels, self.rank, self.dtype
-            return GramProduct(*sizes, grams, scales, self._memory)
-        return self.to_array() * (other.to_array() if is_product else other)
+        product = self._collect((), added)
+        if product is None:
+            return self.to_array() * other
+        return product
 
     __rmul__ = __mul__
 
+    def _collect(self, grams: tuple[Any, ...], scales: "tuple[Scale, ...]") -> "GramProduct | None":
+        """Return the product with further members; None if the kernels do not take so many."""
+        all_grams = self.grams + grams
+        all_scales = self.scales + scales
+        if len(all_grams) > self._kernels.MAX_GRAMS or len(all_scales) > self._kernels.MAX_SCALES:
+            return None
+        return self._with(all_grams, all_scales)
+
     def __add__(self, other: Any) -> Any:
-        return self if type(other) is int and other == 0 else self.to_array() + other
+        if type(other) is int and other == 0:  # TensorLy's l2_reg
+            return self
+        return self.to_array() + other
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.to_array(), name)
 
     def __array_function__(self, function: Any, types: Any, args: tuple, kwargs: dict) -> Any:
-        args = tuple(a.to_array() if isinstance(a, GramProduct) else a for a in args)
-        return function(*args, **kwargs)
+        arrays = [arg.to_array() if isinstance(arg, GramProduct) else arg for arg in args]
+        return function(*arrays, **kwargs)
 
     def to_array(self) -> Array:
         """Compute the product, as a CuPy array."""
@@ -169,13 +220,15 @@ class GramProduct:
         rows = b.T
         fits = b.ndim == 2 and b.shape[0] == self.rank
         kernels = _find_kernels(rows) if fits else None
+        if kernels is None and isinstance(b, RowShards):
+            return row_shards.solve(self.to_array(), b)
         if kernels is None:
-            return (row_shards.solve if isinstance(b, RowShards) else solve)(self.to_array(), b)
+            return solve(self.to_array(), b)
         inverse = kernels.invert_product(self.grams, self.T.scales, self.rank, self.dtype)
         factor, grams, inner = kernels.solve_rows(rows, inverse)
-        known = _keep(factor, grams, self._memory)
-        known.mttkrp = weakref.ref(_owner(rows))
-        known.inner = inner
+        cached = _keep(factor, grams, self._memory)
+        cached.mttkrp = weakref.ref(_owner(rows))
+        cached.inner = inner
         if self._memory is not None:
             self._memory.num_solves += 1
         return factor.T
@@ -184,7 +237,9 @@ class GramProduct:
 def solve_on_host(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Solve ``a @ x = b``, and remember x.T if parafac solves it on this thread."""
     memory = _of_thread.memory
-    return solve(a, b) if memory is None or b.ndim != 2 else memory.host.solve(a, b.T).T
+    if memory is None or b.ndim != 2:
+        return solve(a, b)
+    return memory.host.solve_factor(a, b.T).T
 
 
 def find_gram(a: Any, b: Any) -> Any:
@@ -193,16 +248,27 @@ def find_gram(a: Any, b: Any) -> Any:
     if memory is None:
         return None
     if isinstance(b, RowShards):
-        is_gram = isinstance(a, RowShards) and a.is_transpose_of(b)
-        product = GramProduct.of(b, memory) if is_gram else None
-        return row_shards.replicate_gram(a, b) if product is None else product
-    if not is_cupy(b):
-        is_on_host = type(a) is type(b) is np.ndarray
-        return memory.host.find_gram(a, b) if is_on_host else None
+        return _find_sharded_gram(a, b, memory)
+    if is_cupy(b):
+        return GramProduct.of(b, memory) if _is_transpose(a, b) else None
+    if type(a) is type(b) is np.ndarray:
+        return memory.host.find_gram(a, b)
+    return None
+
+
+def _find_sharded_gram(a: Any, b: RowShards, memory: GramMemory) -> Any:
+    """Return ``a @ b`` if `a` is the transpose of row shards `b`: lazy if the kernels suit."""
+    if isinstance(a, RowShards) and a.is_transpose_of(b):
+        product = GramProduct.of(b, memory)
+        if product is not None:
+            return product
+    return row_shards.replicate_gram(a, b)
+
+
+def _is_transpose(a: Any, b: Array) -> bool:
+    """Say whether `a` is a view of the CuPy matrix `b`, transposed."""
     is_alike = type(a) is type(b) and b.ndim == 2 and a.shape == b.shape[::-1]
-    if not is_alike or a.strides != b.strides[::-1] or _address(a) != _address(b):
-        return None
-    return GramProduct.of(b, memory)
+    return is_alike and a.strides == b.strides[::-1] and _address(a) == _address(b)
 
 
 def start_product(memory: GramMemory, rank: int, dtype: Any, on_gpu: bool) -> GramProduct | None:
@@ -222,11 +288,20 @@ def _as_scales(array: Any, product: GramProduct) -> "tuple[Scale, ...]":
     rank = product.rank
     if not is_cupy(array) or array.ndim != 2 or array.dtype != product.dtype:
         return ()
-    (num_rows, num_columns), (row_nbytes, column_nbytes) = array.shape, array.strides
-    if num_rows not in (1, rank) or num_columns not in (1, rank):
+    if array.shape[0] not in (1, rank) or array.shape[1] not in (1, rank):
         return ()
-    row_stride = 0 if num_rows == 1 else row_nbytes // array.itemsize
-    return ((array, row_stride, 0 if num_columns == 1 else column_nbytes // array.itemsize),)
+    row_stride = _find_stride(array, 0)
+    column_stride = _find_stride(array, 1)
+    return ((array, row_stride, column_stride),)
+
+
+def _find_stride(array: Array, axis: int) -> int:
+    """Return the stride of an axis in elements, 0 of an axis that is broadcast.
+
+    >>> _find_stride(np.ones((3, 4)), 0), _find_stride(np.ones((3, 1)), 1)
+    (4, 0)
+    """
+    return 0 if array.shape[axis] == 1 else array.strides[axis] // array.itemsize
 
 
 def compute_fit(
@@ -244,53 +319,83 @@ def compute_fit(
     """
     if memory is not None and type(mttkrp) is np.ndarray and not _is_on_gpu(mttkrp):
         return memory.host.compute_fit(norm, weights, factors, mttkrp)
-    own_kernels = _find_kernels(mttkrp)
-    kernels = None if own_kernels is None else gpu_kernels()
-    if own_kernels is None or kernels is None or len(factors) > kernels.MAX_GRAMS:
+    kernels_of_mttkrp = _find_kernels(mttkrp)
+    if kernels_of_mttkrp is None:
         return None
-    found = (_find_known(factor, memory) for factor in factors)
-    known = [of_factor for of_factor in found if of_factor is not None]
-    if len(known) < len(factors):
+    # Gram matrices, which are plain arrays even of sharded factors, are multiplied on one device.
+    kernels = gpu_kernels()
+    if kernels is None or len(factors) > kernels.MAX_GRAMS:
         return None
-    of_last = known[-1].product
-    scales: tuple[Scale, ...] = ()
-    if weights is not None:
-        column = weights.reshape(-1, 1)
-        row = weights.reshape(1, -1)
-        scales = (*_as_scales(column, of_last), *_as_scales(row, of_last))
-        if len(scales) < 2:
-            return None
-    last = known[-1]
-    is_known = last.mttkrp is not None and last.mttkrp() is _owner(mttkrp)
-    inner = last.inner if is_known else own_kernels.inner_blocks(mttkrp, factors[-1])
-    grams = [of_factor.product.grams[0] for of_factor in known]
-    sizes = (of_last.rank, of_last.dtype)
-    return kernels.compute_fit(grams, scales, *sizes, inner, float(norm) ** 2, meanwhile)
+    cached = _find_all(factors, memory)
+    if cached is None:
+        return None
+    last = cached[-1]
+    scales = _scale_by_weights(weights, last.product)
+    if scales is None:
+        return None
+    if last.is_solution_of(mttkrp):
+        inner = last.inner
+    else:
+        inner = kernels_of_mttkrp.inner_blocks(mttkrp, factors[-1])
+    return kernels.compute_fit(
+        [of_factor.product.grams[0] for of_factor in cached],
+        scales,
+        last.product.rank,
+        last.product.dtype,
+        inner,
+        float(norm) ** 2,
+        meanwhile,
+    )
+
+
+def _find_all(factors: Sequence[Any], memory: GramMemory | None) -> list[_CachedGram] | None:
+    """Return the Gram matrices of all factors; None if no kernels suit one of them."""
+    grams = [_find_or_compute(factor, memory) for factor in factors]
+    suitable = [gram for gram in grams if gram is not None]
+    if len(suitable) < len(factors):
+        return None
+    return suitable
+
+
+def _scale_by_weights(weights: Array | None, product: GramProduct) -> "tuple[Scale, ...] | None":
+    """Return weights (R,) as scales of both sides of a product; None if they cannot be."""
+    if weights is None:
+        return ()
+    column = _as_scales(weights.reshape(-1, 1), product)
+    row = _as_scales(weights.reshape(1, -1), product)
+    return (*column, *row) if column and row else None
 
 
 def _find_kernels(operand: Any) -> "ModuleType | ShardedKernels | None":
     """Return the kernels that suit a matrix, which may be row-sharded."""
-    kernels = gpu_kernels() if _is_on_gpu(operand) else None
-    if kernels is None:
+    if not _is_on_gpu(operand):
         return None
-    is_sharded = isinstance(operand, RowShards)
-    own = ShardedKernels(kernels, operand.sharding.devices) if is_sharded else kernels
-    return own if own.suits_tensor_cores(operand) else None
+    plain_kernels = gpu_kernels()
+    if plain_kernels is None:
+        return None
+    kernels: ModuleType | ShardedKernels = plain_kernels
+    if isinstance(operand, RowShards):
+        kernels = ShardedKernels(plain_kernels, operand.sharding.devices)
+    return kernels if kernels.suits_tensor_cores(operand) else None
 
 
 def _is_on_gpu(x: Any) -> bool:
     return array_module(x) is not np
 
 
-def _find_known(factor: Any, memory: GramMemory | None) -> _CachedGram | None:
-    """Return the Gram matrix of a factor, known or computed; None if no kernels suit."""
+def _find_or_compute(factor: Any, memory: GramMemory | None) -> _CachedGram | None:
+    """Return the Gram matrix of a factor; None if it is not known and no kernels suit."""
+    cached = None
     if isinstance(factor, RowShards):
-        known = factor.memo.known
-    else:
-        known = None if memory is None else memory.find(factor)
-    if known is None and (kernels := _find_kernels(factor)) is not None:
-        known = _keep(factor, kernels.gram_blocks(factor), memory)
-    return known
+        cached = factor.memo.known
+    elif memory is not None:
+        cached = memory.find(factor)
+    if cached is not None:
+        return cached
+    kernels = _find_kernels(factor)
+    if kernels is None:
+        return None
+    return _keep(factor, kernels.gram_blocks(factor), memory)
 
 
 def _keep(factor: Array, grams: Any, memory: GramMemory | None) -> _CachedGram:
@@ -299,12 +404,13 @@ def _keep(factor: Array, grams: Any, memory: GramMemory | None) -> _CachedGram:
     assert kernels is not None
     product = GramProduct(kernels, factor.shape[1], factor.dtype, (grams,))
     if isinstance(factor, RowShards):
-        factor.memo.known = known = _CachedGram(product, weakref.ref(factor.memo))
-    else:
-        known = _CachedGram(product, weakref.ref(_owner(factor)), factor.shape, factor.strides)
-        if memory is not None:
-            memory.keep(factor, known)
-    return known
+        cached = _CachedGram(product, weakref.ref(factor.memo))
+        factor.memo.known = cached
+        return cached
+    cached = _CachedGram(product, weakref.ref(_owner(factor)), factor.shape, factor.strides)
+    if memory is not None:
+        memory.keep(factor, cached)
+    return cached
 
 
 def _owner(array: Any) -> Any:
@@ -338,11 +444,13 @@ class ShardedKernels:
 
     def gram_blocks(self, x: RowShards) -> Any:
         grams = _as_arrays(x.apply(self._kernels.gram_blocks))
-        return self._keep_copies(self._devices.gather([(grams, home) for home in self._homes]))
+        gathered = self._devices.gather([(grams, home) for home in self._homes])
+        return self._keep_copies(gathered)
 
     def inner_blocks(self, a: RowShards, b: RowShards) -> Any:
         inner = _as_arrays(a.apply(self._kernels.inner_blocks, b))
-        return self._kernels.as_blocks(self._devices.gather([(inner, 0)])[0])
+        (gathered,) = self._devices.gather([(inner, 0)])
+        return self._kernels.as_blocks(gathered)
 
     def invert_product(
         self, grams: Sequence[Any], scales: "Sequence[Scale]", rank: int, dtype: np.dtype
@@ -353,9 +461,12 @@ class ShardedKernels:
         if scales or not grams or not all(gram.copies for gram in grams):
             inverse = invert(grams, scales, rank, dtype).to_array()
             copies = bring_each(devices, [inverse] * devices.count, self._homes)
-            return list(map(self._kernels.as_blocks, copies))
-        by_device = enumerate(zip(*[gram.copies for gram in grams], strict=True))
-        return [devices.run(home, invert, own, (), rank, dtype) for home, own in by_device]
+            return [self._kernels.as_blocks(copy) for copy in copies]
+        grams_by_device = zip(*[gram.copies for gram in grams], strict=True)
+        return [
+            devices.run(home, invert, grams_there, (), rank, dtype)
+            for home, grams_there in enumerate(grams_by_device)
+        ]
 
     def solve_rows(self, x: RowShards, inverses: Sequence[Any]) -> tuple[RowShards, Any, Any]:
         """Solve for a factor; gather it with its Gram matrix if other modes' MTTKRPs read it."""
@@ -366,19 +477,26 @@ class ShardedKernels:
                 solved.append(self._kernels.solve_rows(block, inverses[home]))
         blocks, grams, inner = zip(*solved, strict=True)
         factor = RowShards(blocks, x.sharding)
-        replicated = [_as_arrays(grams), *([blocks] if x.sharding.is_read_whole else [])]
-        requests = [(arrays, home) for arrays in replicated for home in self._homes]
-        *gathered, total = devices.gather([*requests, (_as_arrays(inner), 0)])
-        factor.memo.whole.update(enumerate(gathered[devices.count :]))
-        known = self._keep_copies(gathered[: devices.count])
-        return factor, known, self._kernels.as_blocks(total)
+
+        # All in one request, since each waits for the devices: first the Gram matrices on each
+        # device, then the whole factor on each if it is read so, at last the inner products.
+        gram_arrays = _as_arrays(grams)
+        requests: list[Any] = [(gram_arrays, home) for home in self._homes]
+        if x.sharding.is_read_whole:
+            requests += [(blocks, home) for home in self._homes]
+        requests.append((_as_arrays(inner), 0))
+        *copies, inner_products = devices.gather(requests)
+        gram_copies = copies[: devices.count]
+        factor_copies = copies[devices.count :]
+        factor.memo.whole.update(enumerate(factor_copies))
+        return factor, self._keep_copies(gram_copies), self._kernels.as_blocks(inner_products)
 
     def _keep_copies(self, gathered: Sequence[Array]) -> Any:
         """Return the first device's `BlockSums`, with those of each device."""
-        known = self._kernels.as_blocks(gathered[0])
-        known.copies = [self._kernels.as_blocks(array) for array in gathered]
-        return known
+        gram = self._kernels.as_blocks(gathered[0])
+        gram.copies = [self._kernels.as_blocks(array) for array in gathered]
+        return gram
 
 
-def _as_arrays(blocks: Iterable[Any]) -> list[Array]:
-    return [own.to_array() for own in blocks]
+def _as_arrays(all_blocks: Iterable[Any]) -> list[Array]:
+    return [blocks.to_array() for blocks in all_blocks]

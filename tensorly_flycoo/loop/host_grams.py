@@ -13,25 +13,32 @@ import numpy as np
 from ..engines.tall import inner_product, multiply, solve_rows
 
 
-class _Known(NamedTuple):
+class _CachedHostGram(NamedTuple):
     factor: Callable[[], np.ndarray | None]  # a weak reference
     gram: np.ndarray
     mttkrp: Callable[[], np.ndarray | None] = lambda: None  # that the factor solves
     inner: float = 0.0  # the inner product of both
+
+    def is_solution_of(self, mttkrp: np.ndarray) -> bool:
+        """Say whether the factor solves the system of an MTTKRP, so that `inner` is with it."""
+        solved = self.mttkrp()
+        return solved is not None and solved is _find_whole(mttkrp)
 
 
 class HostGrams:
     """Gram matrices and sums that are known of the NumPy factors of one call of parafac."""
 
     def __init__(self) -> None:
-        self._known: dict[int, _Known] = {}  # by the id of the factor
+        self._cached: dict[int, _CachedHostGram] = {}  # by the id of the factor
 
     def find_gram(self, a: np.ndarray, b: np.ndarray) -> np.ndarray | None:
         """Return ``a @ b`` if `a` is the transpose of a factor `b`, else None."""
         factor = _find_whole(b)
-        return self._find(factor).gram if _find_whole(a.T) is factor is not None else None
+        if factor is None or _find_whole(a.T) is not factor:
+            return None
+        return self._find(factor).gram
 
-    def solve(self, a: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    def solve_factor(self, a: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Solve ``a @ y.T = rows.T`` for a factor y, and keep what the same pass finds."""
         y, sums = solve_rows(a, rows, wants_sums=True)
         mttkrp = _find_whole(rows)
@@ -42,34 +49,46 @@ class HostGrams:
 
     def compute_fit(self, norm: float, weights: Any, factors: Sequence[Any], mttkrp: Any) -> float:
         """Compute the norm of the difference of a tensor and a CP model: see `gram_products`."""
-        known = [self._find(factor) for factor in factors]
-        product: Any = math.prod(of_factor.gram for of_factor in known)
+        cached = [self._find(factor) for factor in factors]
+        product: Any = math.prod(of_factor.gram for of_factor in cached)
         if weights is not None:
             product = product * (weights[:, None] * weights)
-        *_, solved, inner = known[-1]
-        if solved() is None or solved() is not _find_whole(mttkrp):
+        last = cached[-1]
+        inner = last.inner
+        if not last.is_solution_of(mttkrp):
             inner = inner_product(mttkrp, factors[-1])
-        square = product.astype(float, copy=False).sum()
-        return math.sqrt(abs(float(norm) ** 2 + square - 2 * inner))
+        model_square = product.astype(float, copy=False).sum()
+        return math.sqrt(abs(float(norm) ** 2 + model_square - 2 * inner))
 
-    def _find(self, factor: np.ndarray) -> _Known:
+    def _find(self, factor: np.ndarray) -> _CachedHostGram:
+        """Return what is known of a factor; compute its Gram matrix if that is not."""
         whole = _find_whole(factor)
-        known = self._known.get(id(whole))
+        cached = self._cached.get(id(whole))
         # Another array may have got the id of one that is gone.
-        if known is None or known.factor() is not whole:
-            known = self._keep(whole, multiply(factor.T, factor))
-        return known
+        if cached is None or cached.factor() is not whole:
+            return self._keep(whole, multiply(factor.T, factor))
+        return cached
 
-    def _keep(self, factor: np.ndarray | None, gram: np.ndarray, *solved: Any) -> _Known:
-        """Keep what is known of a whole factor while that lives."""
+    def _keep(self, factor: np.ndarray | None, gram: np.ndarray, *solved: Any) -> _CachedHostGram:
+        """Keep what is known of a whole factor while that lives; `solved` of an MTTKRP, if any."""
         if factor is None:
-            return _Known(lambda: None, gram)
-        self._known = {n: own for n, own in self._known.items() if own.factor() is not None}
-        self._known[id(factor)] = known = _Known(weakref.ref(factor), gram, *solved)
-        return known
+            return _CachedHostGram(lambda: None, gram)
+        for number, old in list(self._cached.items()):
+            if old.factor() is None:
+                del self._cached[number]
+        cached = _CachedHostGram(weakref.ref(factor), gram, *solved)
+        self._cached[id(factor)] = cached
+        return cached
 
 
 def _find_whole(view: np.ndarray) -> np.ndarray | None:
-    """Return the array whose memory a view shares, if the view is all of it in the same order."""
+    """Return the array whose memory a view shares, if the view is all of it in the same order.
+
+    >>> factor = np.ones((4, 3))
+    >>> _find_whole(factor.T.T) is factor, _find_whole(factor.T), _find_whole(factor[:2])
+    (True, None, None)
+    """
     whole = view.base if type(view.base) is np.ndarray else view
-    return whole if whole.shape == view.shape and whole.strides == view.strides else None
+    if whole.shape != view.shape or whole.strides != view.strides:
+        return None
+    return whole

@@ -59,9 +59,9 @@ def spread_factors(x: FlycooTensor, factors: Iterable[Array]) -> list[Array]:
 
     A resumed run then adds in the same order as an uninterrupted one.
     """
-    layout = x._layout
-    factors = list(factors)
-    return layout.spread(factors) if isinstance(layout, SpreadLayout) else factors
+    if isinstance(x._layout, SpreadLayout):
+        return x._layout.spread(list(factors))
+    return list(factors)
 
 
 def draw_factors(x: FlycooTensor, rank: int, random: Any) -> list[Array]:
@@ -112,16 +112,19 @@ def make_initial_guess(
         factors = draw_factors(x, rank, random)  # none is negative
     elif init == "svd":
         check_svd(svd, "init='svd'", x.shape)
-        unfold = unfold or (lambda mode: Unfolding(x, mode))
+        if unfold is None:
+            unfold = functools.partial(Unfolding, x)
         factors = [
             take_left_vectors(x, unfold(mode), rank, svd, random, non_negative=non_negative)
             for mode in range(x.ndim)
         ]
-        if non_negative:
+        if non_negative:  # as TensorLy does, after NNDSVD
             factors = [abs(factor) for factor in factors]
     else:
         raise ValueError(f"init is {init!r}, expected 'random', 'svd' or (weights, factors)")
-    return normalize(None, factors) if normalize_factors else (None, factors)
+    if normalize_factors:
+        return normalize(None, factors)
+    return None, factors
 
 
 def take_left_vectors(
@@ -163,10 +166,15 @@ def randomized_svd(
     if matrix.ndim != 2:
         raise ValueError(f"matrix has shape {matrix.shape}, expected two axes: unfold the tensor")
     unfolding = matrix if isinstance(matrix, LazyMatrix) else Unfolding(matrix, 0)
-    rank = min(unfolding.shape) if n_eigenvecs is None else min(n_eigenvecs, *unfolding.shape)
-    random = tl.check_random_state(random_state)
-    options = {"random": random, "n_oversamples": n_oversamples, "n_iter": n_iter}
-    decompose = functools.partial(unfolding.randomized_svd, **options)
+    rank = min(unfolding.shape)
+    if n_eigenvecs is not None:
+        rank = min(rank, n_eigenvecs)
+    decompose = functools.partial(
+        unfolding.randomized_svd,
+        random=tl.check_random_state(random_state),
+        n_oversamples=n_oversamples,
+        n_iter=n_iter,
+    )
     left, values, right = LazySVD(unfolding, decompose=decompose)
     return left[:, :rank], values[:rank], right[:rank, :]
 

@@ -39,6 +39,10 @@ class Loss:
 
 _NONNEGATIVE = "numbers of 0 or more"
 _BINARY = "zeros and ones"
+_POSITIVE = "numbers of 1 or more"
+
+#: The least and the largest value that data of each kind may have.
+_BOUNDS = {_NONNEGATIVE: (0, np.inf), _BINARY: (0, 1), _POSITIVE: (1, np.inf)}
 
 
 def _truncated_value(x: Array, m: Array) -> Array:
@@ -48,6 +52,7 @@ def _truncated_value(x: Array, m: Array) -> Array:
 
 
 def _truncated_slope(x: Array, m: Array) -> Array:
+    """Return the derivative of `_truncated_value` by m."""
     m = m.astype(np.float64) + _EPSILON  # near 0, two large terms nearly cancel
     return (x > 0) * (-1 / np.expm1(-m) - x / m)
 
@@ -91,7 +96,7 @@ LOSSES = {
             _truncated_value,
             _truncated_slope,
             lower_bound=0.0,
-            takes="numbers of 1 or more",
+            takes=_POSITIVE,
             is_truncated=True,
         ),
         Loss("gaussian", lambda x, m: (x - m) ** 2, lambda x, m: 2 * (m - x), is_exact=True),
@@ -131,10 +136,12 @@ def find_loss(loss: Any) -> Loss:
     value, slope, bound = loss
     if not (callable(value) and callable(slope)):
         raise TypeError(f"f and df of loss are {value!r} and {slope!r}, expected two functions")
-    bound = -np.inf if bound is None else float(bound)
-    if np.isnan(bound) or bound == np.inf:
-        raise ValueError(f"the lower_bound of loss is {bound}, expected a number, -inf or None")
-    return Loss("custom", value, slope, bound)
+    lower_bound = -np.inf if bound is None else float(bound)
+    if np.isnan(lower_bound) or lower_bound == np.inf:
+        raise ValueError(
+            f"the lower_bound of loss is {lower_bound}, expected a number, -inf or None"
+        )
+    return Loss("custom", value, slope, lower_bound)
 
 
 def find_exact(loss: Any, purpose: str = "") -> Loss:
@@ -150,12 +157,12 @@ def check_data(loss: Loss, x: FlycooTensor) -> None:
         raise ValueError(f"tensor of shape {x.shape} has no nonzeros, expected at least one")
     if loss.takes == "numbers":
         return
-    is_binary = loss.takes == _BINARY
-    least = 0 if loss.takes == _NONNEGATIVE else 1
-    most = 1 if is_binary else np.inf
-    for name in ("min", "max") if is_binary else ("min",):  # each is a pass over the values
-        for found in map_pieces(find_extreme, x._layout, x._engine, name):
-            if found.size and not least <= float(found) <= most:
+    least, most = _BOUNDS[loss.takes]
+    # Each extreme is a pass over the values.
+    extremes = ["min"] if most == np.inf else ["min", "max"]
+    for name in extremes:
+        for extreme in map_pieces(find_extreme, x._layout, x._engine, name):
+            if extreme.size and not least <= float(extreme) <= most:
                 raise ValueError(
-                    f"tensor holds {float(found)}, expected {loss.takes} for loss={loss.name!r}"
+                    f"tensor holds {float(extreme)}, expected {loss.takes} for loss={loss.name!r}"
                 )

@@ -24,17 +24,23 @@ class MaskedRows:
     """
 
     def __init__(self, missing: MissingEntries, rank: int) -> None:
-        xp = missing.engine.xp
-        self._xp, self._cells, self._modes = xp, missing.coords, list(missing.modes)
+        self._xp = missing.engine.xp
+        self._modes = list(missing.modes)
         self._wholes = [mode for mode in range(missing.ndim) if mode not in self._modes]
+        #: The missing cells of `_modes` (s, K), and the same with the rows of a root as a mode.
+        self._cells = missing.coords
         self._listed = self._cells
-        count = self._cells.shape[1]
         if self._wholes:
-            roots = xp.tile(xp.arange(rank), count)
-            self._listed = xp.stack([*xp.repeat(self._cells, rank, axis=1), roots])
-        sizes = [missing.shape[mode] for mode in self._modes]
-        pairs = zip(self._listed, sizes, strict=False)
-        self._plans = [RowPlan.of(rows, size) for rows, size in pairs]
+            self._listed = self._add_roots(rank)
+        self._plans = [
+            RowPlan.of(rows, missing.shape[mode]) for mode, rows in self._pair(self._listed)
+        ]
+
+    def _add_roots(self, rank: int) -> Array:
+        """List each cell `rank` times, once for each row of a root: (s + 1, K * R)."""
+        xp = self._xp
+        roots = xp.tile(xp.arange(rank), self._cells.shape[1])
+        return xp.stack([*xp.repeat(self._cells, rank, axis=1), roots])
 
     def fit(
         self,
@@ -56,18 +62,18 @@ class MaskedRows:
         rank = products.shape[1]
         weights = {n: of for n, of in row_weights.items() if n != mode and n in self._modes}
         if mode in self._wholes:
-            rows = multiply_all([factors[n][ids] for n, ids in self._pair(self._cells)])
-            counted = self._weigh(rows, self._cells, weights)
-            gram = gram - transposed_product(rows, counted) * self._multiply_wholes(grams, mode)
-        old = factors[mode]
+            gram = gram - self._sum_cells(factors, weights) * self._multiply_wholes(grams, mode)
+        # A weak ridge towards the old rows; 1 if all other factors are zero.
         hold = _HOLD * float(gram.trace()) / rank or 1.0
         common = gram + (hold + l2_reg) * self._xp.eye(rank)
+        old = factors[mode]
         targets = products + hold * old
         if mode in self._wholes:
             return fit_alike(targets, common, old, non_negative=non_negative)
         columns = [factors[n] for n in self._modes]
         if self._wholes:
             columns.append(_find_root(self._multiply_wholes(grams)))
+        # A missing cell takes back what the Gram matrix of all cells counts: its weight is -1.
         zeros = self._xp.zeros(self._listed.shape[1])
         place = self._modes.index(mode)
         return fit_rows(
@@ -82,21 +88,32 @@ class MaskedRows:
             non_negative=non_negative,
         )
 
+    def _sum_cells(self, factors: Sequence[Array], weights: dict[int, Array]) -> Array:
+        """Return the Gram matrix (R, R) of the products of the factors' rows at the cells."""
+        rows = multiply_all([factors[n][ids] for n, ids in self._pair(self._cells)])
+        return transposed_product(rows, self._weigh(rows, self._cells, weights))
+
     def _pair(self, coords: Array) -> list[tuple[int, Array]]:
+        """Pair the modes with their coords; those of roots, after them, are left out."""
         return list(zip(self._modes, coords, strict=False))
 
     def _weigh(self, values: Array, coords: Array, weights: dict[int, Array]) -> Array:
-        """Multiply what cells have by the weights of their rows."""
+        """Multiply what cells have, (K,) or (K, R), by the weights of their rows."""
         for n, ids in self._pair(coords):
-            if n in weights:
-                own = weights[n][ids]
-                values = values * (own if values.ndim == 1 else own[:, None])
+            if n not in weights:
+                continue
+            weights_of_cells = weights[n][ids]
+            if values.ndim == 2:
+                weights_of_cells = weights_of_cells[:, None]
+            values = values * weights_of_cells
         return values
 
     def _multiply_wholes(self, grams: Sequence[Array], skip: int | None = None) -> Array:
         """Multiply the Gram matrices of modes whose indices are all missing."""
-        kept = [grams[n] for n in self._wholes if n != skip]
-        return multiply_all(kept) if kept else array_module(grams[0]).ones_like(grams[0])
+        factors_left = [grams[n] for n in self._wholes if n != skip]
+        if not factors_left:
+            return array_module(grams[0]).ones_like(grams[0])
+        return multiply_all(factors_left)
 
 
 def _find_root(gram: Array) -> Array:

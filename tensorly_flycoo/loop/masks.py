@@ -69,7 +69,8 @@ class MissingEntries:
         ones = array_module(coords).ones(coords.shape[1], x.dtype)
         # Building a tensor checks and sorts the coordinates, and drops duplicates.
         self.coords, _ = FlycooTensor(coords, ones, x.shape, **options)._sorted_nonzeros()
-        self.count, self.modes = self.coords.shape[1], [*range(x.ndim)]
+        self.count = self.coords.shape[1]
+        self.modes = [*range(x.ndim)]
         self.start, self.observed = split_entries(x, self.coords)
 
     @functools.cached_property
@@ -86,7 +87,9 @@ class MissingEntries:
 
     def to_mask(self) -> Any:
         """Return the mask that marks these entries, a `sparse.COO` in host memory."""
-        shape = [size if n in self.modes else 1 for n, size in enumerate(self.shape)]
+        shape = [1] * self.ndim  # in modes whose indices are all alike
+        for n in self.modes:
+            shape[n] = self.shape[n]
         coords = np.zeros((self.ndim, self.coords.shape[1]), np.int64)
         coords[self.modes] = move(self.coords, np)
         return make_mask(coords, shape)
@@ -128,10 +131,16 @@ class MissingEntries:
         weights: Array | None = None,
     ) -> Array:
         """Add the MTTKRP of missing entries with these `values` to `out` (I_mode, R); return it."""
-        columns = {n: f.astype(self.dtype, copy=False) for n, f in enumerate(factors) if n != mode}
-        added = out if weights is None else self.engine.xp.zeros_like(out)
-        self._entries.add_mttkrp(columns, values[:, None], mode, added)
-        if weights is not None:
+        columns = {
+            n: factor.astype(self.dtype, copy=False)
+            for n, factor in enumerate(factors)
+            if n != mode
+        }
+        if weights is None:
+            self._entries.add_mttkrp(columns, values[:, None], mode, out)
+        else:
+            added = self.engine.xp.zeros_like(out)
+            self._entries.add_mttkrp(columns, values[:, None], mode, added)
             out += added * weights
         return out
 
@@ -144,11 +153,13 @@ class MissingEntries:
         size = self.observed.nnz + self.count
         if isinstance(x._layout, SlabLayout) or size * np.finfo(self.dtype).eps > 1:
             # In host memory, from where each device takes its own.
-            given = move(self.coords, np), move(values, np).astype(self.dtype)
-            return rebuild(x, add_entries, *given, shape=x.shape, groups=None)
-        xp, (numbered, known) = self.engine.xp, self._numbered
-        known = xp.concatenate([known, xp.asarray(values, self.dtype)])
-        return numbered._map_values(lambda numbers: known[numbers.astype(np.int64)])
+            coords = move(self.coords, np)
+            values = move(values, np).astype(self.dtype)
+            return rebuild(x, add_entries, coords, values, shape=x.shape, groups=None)
+        xp = self.engine.xp
+        numbered, observed_values = self._numbered
+        all_values = xp.concatenate([observed_values, xp.asarray(values, self.dtype)])
+        return numbered._map_values(lambda numbers: all_values[numbers.astype(np.int64)])
 
     @functools.cached_property
     def _numbered(self) -> tuple[FlycooTensor, Array]:
@@ -157,10 +168,12 @@ class MissingEntries:
         The list has the values at observed entries, its start, then those at missing ones.
         Places count from its end, -1 for the last, since a tensor holds no zeros.
         """
-        xp, (coords, known) = self.engine.xp, self.observed._sorted_nonzeros()
-        coords = xp.concatenate([coords, self.coords], axis=1)
+        xp = self.engine.xp
+        observed_coords, observed_values = self.observed._sorted_nonzeros()
+        coords = xp.concatenate([observed_coords, self.coords], axis=1)
         numbers = xp.arange(-coords.shape[1], 0)
-        return self.observed._rebuild(coords, numbers, self.shape, self.dtype, None), known
+        numbered = self.observed._rebuild(coords, numbers, self.shape, self.dtype, None)
+        return numbered, observed_values
 
     def unfold_imputed(self, mode: int, rank: int, num_repeats: int) -> Unfolding:
         """Return an unfolding after imputing it `num_repeats` times from its leading vectors."""
@@ -196,9 +209,10 @@ class MissingBlocks(MissingEntries):
         self.ndim = x.ndim
         self.dtype = x.dtype
         self.engine = select_engine(x._engine.local_device)
-        self.modes, self.coords = [*modes], self.engine.xp.asarray(cells)
-        self._others = [n for n in range(x.ndim) if n not in self.modes]
-        self.count = cells.shape[1] * math.prod(x.shape[n] for n in self._others)
+        self.modes = [*modes]
+        self.coords = self.engine.xp.asarray(cells)
+        self._wholes = [n for n in range(x.ndim) if n not in self.modes]  # modes of all indices
+        self.count = cells.shape[1] * math.prod(x.shape[n] for n in self._wholes)
         self.observed = omit_entries(x, self.modes, self.coords)
 
     def of(self, x: FlycooTensor) -> Self:
@@ -216,13 +230,17 @@ class MissingBlocks(MissingEntries):
     ) -> tuple[Values, float, float]:
         new = self.impute(weights, factors)
         square = self._multiply(new, new)
-        return new, square, square - (0.0 if values is None else self._multiply(values, new))
+        if values is None:
+            return new, square, square
+        return new, square, square - self._multiply(values, new)
 
     def sum_model(
         self, weights: Array | None, factors: Sequence[Array], *, square: bool = False
     ) -> float:
-        model = weights, factors
-        return self._multiply(model if square else self.make_ones(), model)
+        model = (weights, factors)
+        if square:
+            return self._multiply(model, model)
+        return self._multiply(self.make_ones(), model)
 
     def add_mttkrp(
         self,
@@ -234,8 +252,9 @@ class MissingBlocks(MissingEntries):
     ) -> Array:
         if values is None:
             return out
+        _, old_factors = values
         rows = self._take_rows(values)
-        grams = self._multiply_others(values[1], factors, mode)
+        grams = self._multiply_wholes(old_factors, factors, mode)
         if mode in self.modes:
             columns = {
                 place: factors[n].astype(self.dtype, copy=False)
@@ -247,8 +266,10 @@ class MissingBlocks(MissingEntries):
             self._entries.add_mttkrp(columns, mixed, self.modes.index(mode), added)
         else:
             grams = grams * transposed_product(rows, self._take_rows((None, factors)))
-            added = multiply(values[1][mode], grams.astype(values[1][mode].dtype))
-        out += added if weights is None else added * weights
+            added = multiply(old_factors[mode], grams.astype(old_factors[mode].dtype))
+        if weights is not None:
+            added = added * weights
+        out += added
         return out
 
     def unfold_imputed(self, mode: int, rank: int, num_repeats: int) -> Unfolding:
@@ -261,34 +282,43 @@ class MissingBlocks(MissingEntries):
         The blocks are of whole indices of `mode`, whose factor is not used.
         """
         rows = self._take_rows((weights, factors))
-        return transposed_product(rows, rows) * self._multiply_others(factors, factors, skip=mode)
+        return transposed_product(rows, rows) * self._multiply_wholes(factors, factors, skip=mode)
 
     def _take_rows(self, model: Any) -> Array:
         """Multiply the rows of a model's factors at the cells: float64 (K, R)."""
         weights, factors = model
-        pairs = zip(self.modes, self.coords, strict=True)
-        rows = multiply_all([factors[n][ids].astype(np.float64) for n, ids in pairs])
+        rows = multiply_all(
+            [
+                factors[n][ids].astype(np.float64)
+                for n, ids in zip(self.modes, self.coords, strict=True)
+            ]
+        )
         return rows if weights is None else rows * weights
 
-    def _multiply_others(
+    def _multiply_wholes(
         self, old: Sequence[Array], new: Sequence[Array], skip: int | None = None
     ) -> Array:
         """Multiply ``old.T @ new`` of the factors of the whole modes elementwise, in float64."""
-        ones = self.engine.xp.ones((old[0].shape[1], new[0].shape[1]))
-        wide = [[f[n].astype(np.float64) for f in (old, new)] for n in self._others if n != skip]
-        return multiply_all([ones, *(transposed_product(*pair) for pair in wide)])
+        product = self.engine.xp.ones((old[0].shape[1], new[0].shape[1]))
+        for n in self._wholes:
+            if n != skip:
+                old_factor = old[n].astype(np.float64)
+                product = product * transposed_product(old_factor, new[n].astype(np.float64))
+        return product
 
     def _multiply(self, old: Any, new: Any) -> float:
         """Return the inner product of two models at the missing entries."""
+        _, old_factors = old
+        _, new_factors = new
         of_cells = transposed_product(self._take_rows(old), self._take_rows(new))
-        return float((of_cells * self._multiply_others(old[1], new[1])).sum())
+        return float((of_cells * self._multiply_wholes(old_factors, new_factors)).sum())
 
 
 class ObservedData:
     """The observed nonzeros of a tensor, in `tensor`, and its missing entries."""
 
     def __init__(self, x: FlycooTensor, missing: MissingEntries | None = None) -> None:
-        self.tensor = x if missing is None else missing.observed
+        self.tensor = take_observed(x, missing)
         self.missing = missing
         self.xp = x._engine.xp
         self.dtype = x.dtype
@@ -303,8 +333,9 @@ class ObservedData:
         if not isinstance(layout, SpreadLayout) or layout.build_elsewhere is None:
             return factors
         for n, factor in enumerate(factors):
-            if n not in self._sent or self._sent[n][0] is not factor:
-                self._sent[n] = factor, layout.scatter(factor, n)
+            is_sent = n in self._sent and self._sent[n][0] is factor
+            if not is_sent:
+                self._sent[n] = (factor, layout.scatter(factor, n))
         return [self._sent[n][1] for n in range(len(factors))]
 
 
@@ -357,17 +388,24 @@ def drop_missing(x: Any, mask: Any) -> Any:
     """
     if isinstance(x, LabelledTensor):
         return x._replace(tensor=drop_missing(x.tensor, mask))
-    missing = find_missing(x, mask)
+    return take_observed(x, find_missing(x, mask))
+
+
+def take_observed(x: FlycooTensor, missing: MissingEntries | None) -> FlycooTensor:
+    """Return a tensor without its missing entries, if it has some."""
     return x if missing is None else missing.observed
 
 
 def find_missing(x: Any, mask: Any, *, lists: bool = False) -> MissingEntries | None:
     """Find the entries of a sparse tensor that a mask marks as missing; None if there are none.
 
-    A mask of size 1 in some modes is for all of their indices: it gives `MissingBlocks`, unless
-    `lists`. A `MissingEntries` of `x`, which runs can share, is returned as it is. The entries of a
-    RaggedTensor, which has a mask for each slice, are those of its matrix.
+    Without a mask there are none. A mask of size 1 in some modes is for all of their indices: it
+    gives `MissingBlocks`, unless `lists`. A `MissingEntries` of `x`, which runs can share, is
+    returned as it is. The entries of a RaggedTensor, which has a mask for each slice, are those of
+    its matrix.
     """
+    if mask is None:
+        return None
     if isinstance(mask, MissingEntries) and mask.tensor is unwrap(x):
         return mask
     if isinstance(x, RaggedTensor):
@@ -392,42 +430,66 @@ def copy_mask(mask: Any) -> Any:
     if is_raw_sparse(mask):
         return mask
     if isinstance(mask, np.ndarray) or is_cupy(mask):
-        return make_mask(np.stack((move(mask, np) == 0).nonzero()), mask.shape)
-    return [copy_mask(of_slice) for of_slice in mask]
+        is_missing = move(mask, np) == 0
+        return make_mask(np.stack(is_missing.nonzero()), mask.shape)
+    return [copy_mask(mask_of_slice) for mask_of_slice in mask]
+
+
+def mask_slices(mask: Any, num_slices: int) -> list[Any]:
+    """Return a mask for each slice of a tensor of three modes."""
+    # Of size 1 in the first mode, it is the mask of all slices.
+    return [mask[min(number, mask.shape[0] - 1)] for number in range(num_slices)]
 
 
 def is_same_mask(one: Any, other: Any) -> bool:
     """Return whether two masks, as `copy_mask` returns them, mark the same cells; None marks none.
 
+    A mask of three modes may be that of slices which have one each.
+
     >>> is_same_mask(None, [None])
     True
+    >>> mask = make_mask(np.array([[0, 0], [1, 1], [0, 2]]), (2, 3, 3))
+    >>> is_same_mask(mask, [mask[0], mask[1]]), is_same_mask(mask, [mask[0], mask[0]])
+    (True, False)
     """
+    if isinstance(one, list) and other is not None and not isinstance(other, list):
+        return is_same_mask(other, one)
+    if isinstance(other, list) and one is not None and not isinstance(one, list):
+        if len(one.shape) != 3 or one.shape[0] not in (1, len(other)):
+            return False
+        one = mask_slices(one, len(other))
     return _list_marked(one) == _list_marked(other)
 
 
 def _list_marked(mask: Any) -> Any:
     """Return the shape of a mask and the sorted cells that it marks; None if it marks none."""
-    if isinstance(mask, list):
-        marked = [_list_marked(of_slice) for of_slice in mask]
-        return marked if any(marked) else None
     if mask is None:
         return None
-    mask = mask if hasattr(mask, "coords") else mask.asformat("coo")
+    if isinstance(mask, list):
+        marked = [_list_marked(mask_of_slice) for mask_of_slice in mask]
+        return marked if any(marked) else None
+    if not hasattr(mask, "coords"):
+        mask = mask.asformat("coo")
     cells = mask.coords[:, mask.data == 0]
+    if cells.size == 0:
+        return None
     cells = cells[:, np.lexsort(cells[::-1])].astype(np.int64)
-    return (tuple(mask.shape), cells.tobytes()) if cells.size else None
+    return tuple(mask.shape), cells.tobytes()
 
 
 def unite_masks(one: Any, other: Any, shape: Sequence[int]) -> Any:
     """Return the mask of the cells that either of two masks marks, None for no cells."""
-    masks = [copy_mask(of) for of in (one, other) if of is not None]
+    masks = [copy_mask(mask) for mask in (one, other) if mask is not None]
     masks = [mask for mask in masks if mask.nnz]
-    if len(masks) < 2:
-        return masks[0] if masks else None
+    if not masks:
+        return None
+    if len(masks) == 1:
+        return masks[0]
     if masks[0].shape == masks[1].shape:
-        cells = [mask.coords for mask in masks]
-        return make_mask(np.concatenate(cells, axis=1), masks[0].shape)
-    cells = [_list_marked_cells(mask, shape) for mask in masks]
+        cells = [mask.coords for mask in masks]  # those of blocks stay blocks
+        shape = masks[0].shape
+    else:
+        cells = [_list_marked_cells(mask, shape) for mask in masks]
     return make_mask(np.concatenate(cells, axis=1), shape)
 
 
@@ -448,45 +510,41 @@ def extend_mask(mask: Any, added: Any, mode: int, shape: Sequence[int], old_size
     is_alike = mask is None or mask.shape[mode] == 1
     if is_alike and (added is None or are_same(mask, added)):
         return mask  # that of the new rows too: it is the one that they were found with
-    sizes = [old_size, shape[mode]]
-    parts = []
-    for own, first, size in zip((mask, added), (0, old_size), sizes, strict=True):
-        if own is not None:
-            parts.append(_list_rows(own, mode, size, [*shape], first))
+    new_size = shape[mode]
+    cells = []
+    if mask is not None:
+        cells.append(_list_rows(mask, mode, old_size, shape))
+    if added is not None:
+        new_cells = _list_rows(added, mode, new_size, shape)
+        new_cells[mode] += old_size
+        cells.append(new_cells)
     whole = [*shape]
-    whole[mode] = sum(sizes)
-    return make_mask(np.concatenate(parts, axis=1), whole)
+    whole[mode] = old_size + new_size
+    return make_mask(np.concatenate(cells, axis=1), whole)
 
 
-def _list_rows(mask: Any, mode: int, size: int, shape: list[int], first: int) -> np.ndarray:
-    """List the cells of a mask of `size` rows of a mode, whose numbers begin at `first`."""
-    shape[mode] = size
-    cells = _list_marked_cells(mask, shape).copy()
-    cells[mode] += first
-    return cells
+def _list_rows(mask: Any, mode: int, size: int, shape: Sequence[int]) -> np.ndarray:
+    """List the cells of a mask for `size` rows of a mode, and the `shape` of all other modes."""
+    sizes = [*shape]
+    sizes[mode] = size
+    return _list_marked_cells(mask, sizes).copy()
 
 
 def _read_mask(
     mask: Any, shape: tuple[int, ...], *, lists: bool, name: str = "mask"
 ) -> tuple[Array, list[int]]:
-    """Return the coordinates of a mask's zeros, and the modes in which it has its full size."""
+    """Return the coordinates of a mask's zeros, and the modes in which it has its full size.
+
+    With `lists` all cells are listed, those of blocks too.
+    """
     is_dense = isinstance(mask, np.ndarray) or is_cupy(mask)
     if not is_dense and not is_sparse(mask):
         raise TypeError(f"{name} is a {type(mask).__name__}, {_EXPECTED}, or a dense array")
-    sizes = [(size, own) for size, own in zip(shape, mask.shape, strict=False) if own != 1]
-    if len(mask.shape) != len(shape) or any(size != own for size, own in sizes):
-        instead = f"expected {shape}, or 1 in modes whose indices are all alike"
-        raise ValueError(f"{name} has shape {tuple(mask.shape)}, {instead}")
+    _check_shape(mask, shape, name)
     if not is_dense and (not is_raw_sparse(mask) or mask.fill_value == 0):
         instead = f"{_EXPECTED}; tensorly_flycoo.observed_parafac fits to stored entries only"
         raise densify_error("a mask that stores what is observed", shape, instead)
-    mask = mask if is_dense or hasattr(mask, "coords") else mask.asformat("coo")
-    values = mask if is_dense else mask.data
-    is_missing = values == 0
-    for value in (getattr(mask, "fill_value", 1), *values[~is_missing & (values != 1)][:1]):
-        if value != 1:
-            raise ValueError(f"{name} holds {value}, {_EXPECTED}")
-    coords = np.stack(is_missing.nonzero()) if is_dense else mask.coords[:, is_missing]
+    coords = _find_zeros(mask, is_dense, name)
     modes = list_modes(mask.shape, shape)
     if len(modes) == len(shape):
         return coords, modes
@@ -499,17 +557,45 @@ def _read_mask(
     return list_cells(coords, mask.shape, shape), [*range(len(shape))]
 
 
+def _check_shape(mask: Any, shape: tuple[int, ...], name: str) -> None:
+    """Refuse a mask that has another size than the tensor, or 1, in a mode."""
+    fits = len(mask.shape) == len(shape) and all(
+        mask_size in (1, size) for mask_size, size in zip(mask.shape, shape, strict=True)
+    )
+    if not fits:
+        instead = f"expected {shape}, or 1 in modes whose indices are all alike"
+        raise ValueError(f"{name} has shape {tuple(mask.shape)}, {instead}")
+
+
+def _find_zeros(mask: Any, is_dense: bool, name: str) -> Array:
+    """Return the coordinates of the zeros of a mask; refuse one that holds more than 0 and 1."""
+    if not is_dense and not hasattr(mask, "coords"):
+        mask = mask.asformat("coo")  # a GCXS of pydata/sparse
+    values = mask if is_dense else mask.data
+    is_missing = values == 0
+    wrong_values = values[~is_missing & (values != 1)]
+    for value in (getattr(mask, "fill_value", 1), *wrong_values[:1]):
+        if value != 1:
+            raise ValueError(f"{name} holds {value}, {_EXPECTED}")
+    if is_dense:
+        return np.stack(is_missing.nonzero())
+    return mask.coords[:, is_missing]
+
+
 def _find_missing_of_slices(x: RaggedTensor, mask: Any) -> MissingEntries | None:
     """Find the entries of the matrix of all slices that the slices' masks mark; None if none."""
     if len(mask) != x.shape[0]:
         raise ValueError(f"mask has {len(mask)} slices, expected {x.shape[0]}")
     parts = []
     for k, start in enumerate(x.starts):
-        shape = int(x.row_counts[k]), x.shape[2]
+        shape = (int(x.row_counts[k]), x.shape[2])
         entries, _ = _read_mask(mask[k], shape, lists=True, name=f"mask[{k}]")
-        parts.append(move(entries, np) + np.array([[start], [0]]))
+        first_cell = np.array([[start], [0]])  # of the slice in the matrix
+        parts.append(move(entries, np) + first_cell)
     coords = np.concatenate(parts, axis=1)
-    return MissingEntries(x.matrix, coords) if coords.size else None
+    if coords.size == 0:
+        return None
+    return MissingEntries(x.matrix, coords)
 
 
 def project(x: FlycooTensor, mode: int, coords: Array, left: Array) -> Any:
@@ -520,42 +606,44 @@ def project(x: FlycooTensor, mode: int, coords: Array, left: Array) -> Any:
     array([3., 4.])
     """
     left = left.astype(np.float64, copy=False)
-    arguments = (_project, x._layout, x._engine, mode, x._engine)
-    return sum(move(part, np) for part in map_pieces(*arguments, arrays=[coords, left]))
+    parts = map_pieces(_project, x._layout, x._engine, mode, x._engine, arrays=[coords, left])
+    return sum(move(part, np) for part in parts)
 
 
 def _project(piece: Piece, mode: int, engine: Engine, arrays: Sequence[Array]) -> Array:
     """Return the share of a slab's nonzeros in the entries of the projection."""
     coords, left = arrays
-    own_left = left
-    is_own: Any = slice(None)
-    if mode == piece.cut_mode:  # its columns are shared between slabs
-        num_rows = piece.layout.record_format.shape[mode]
-        own_left = left[piece.start : piece.start + num_rows]
-        own = coords
+    if mode == piece.cut_mode:  # the columns of the unfolding are shared between slabs
+        first = piece.start
+        piece_left = left[first : first + piece.layout.record_format.shape[mode]]
+        piece_coords = coords
+        is_own: Any = slice(None)
     else:
-        own, is_own = piece.take_own(coords)
+        piece_left = left
+        piece_coords, is_own = piece.take_own(coords)
     rows = coords[mode][is_own]
-    added = piece.xp.zeros(coords.shape[1])
     sampler = NonzeroSampler(piece.layout, engine)
     products = piece.xp.empty(rows.size)
     block_size = choose_block_size(left, left.shape[1])
     for start in range(0, rows.size, block_size):
         block = slice(start, start + block_size)
-        fibres, places, values = sampler.fibres(mode, dict(enumerate(own[:, block])))
-        right = add_products(values, fibres, places, own_left, rows[block].size)
+        # The projection at (i, j) is row i of `left` times the product of `left.T` and fibre j.
+        fibres, places, values = sampler.fibres(mode, dict(enumerate(piece_coords[:, block])))
+        right = add_products(values, fibres, places, piece_left, rows[block].size)
         products[block] = (left[rows[block]] * right).sum(axis=1)
+    added = piece.xp.zeros(coords.shape[1])
     added[is_own] = products
     return added
 
 
 def add_entries(piece: Piece, coords: Array, values: Array) -> tuple[Array, Array]:
     """Return the nonzeros of a slab, and the entries at those of `coords` that are in it."""
-    given = piece.xp.asarray(coords)
-    numbers = piece.xp.asarray(values)
-    _, is_own = piece.take_own(given)
-    known, known_values = read_nonzeros(piece)
+    xp = piece.xp
+    new_coords = xp.asarray(coords)
+    new_values = xp.asarray(values)
+    _, is_own = piece.take_own(new_coords)
+    old_coords, old_values = read_nonzeros(piece)
     return (
-        piece.xp.concatenate([known, given[:, is_own]], axis=1),
-        piece.xp.concatenate([known_values, numbers[is_own]]),
+        xp.concatenate([old_coords, new_coords[:, is_own]], axis=1),
+        xp.concatenate([old_values, new_values[is_own]]),
     )

@@ -119,10 +119,12 @@ def _check_record(use: ModelUse, record: FitRecord) -> None:
             f"{use.function}: its values are no means of the data{as_plain}"
         )
     if use.absent is not None and record.absent not in use.absent:
-        told = {"unknown": "cells without a row are unknown", "weighted": "they are weighted"}
+        reason = "cells without a row are unknown"
+        if record.absent == "weighted":
+            reason = "they are weighted"
         raise ValueError(
-            f"{use.model} is a model of {record.method}, to which {told[record.absent]}, expected "
-            f"one of all cells for {use.function}{as_plain}"
+            f"{use.model} is a model of {record.method}, to which {reason}, expected one of all "
+            f"cells for {use.function}{as_plain}"
         )
 
 
@@ -132,21 +134,21 @@ def _check_shape(use: ModelUse, model: Any, kind: str, x: Any, mode: int | None)
         return  # whose data are no single tensor
     expected = tuple(factor.shape[0] for factor in _list_factors(model))
     shape = tuple(x.shape)
-    differs = len(shape) != len(expected) or any(
-        own != size for n, (own, size) in enumerate(zip(shape, expected, strict=True)) if n != mode
-    )
-    if not differs:
-        return
-    but = "" if mode is None else f", but for mode {mode}"
-    has_labels = isinstance(x, LabelledTensor) or isinstance(getattr(model, "labels", 0), Labels)
-    hint = f": make {use.data} with from_dataframe(..., labels={use.model}.labels)"
+    if len(shape) == len(expected):
+        differing = [n for n, size in enumerate(shape) if size != expected[n] and n != mode]
+        if not differing:
+            return
+    exception = "" if mode is None else f", but for mode {mode}"
+    hint = ""
+    if isinstance(x, LabelledTensor) or isinstance(getattr(model, "labels", None), Labels):
+        hint = f": make {use.data} with from_dataframe(..., labels={use.model}.labels)"
     raise ValueError(
-        f"{use.data} has shape {shape}, expected {expected}, that of {use.model}{but}"
-        f"{hint if has_labels else ''}"
+        f"{use.data} has shape {shape}, expected {expected}, that of {use.model}{exception}{hint}"
     )
 
 
 def _list_factors(model: Any) -> list[Any]:
+    """Return the factors of a CP or Tucker model, TensorLy's or of pyttb."""
     if hasattr(model, "factor_matrices"):  # a ktensor of pyttb
         return list(model.factor_matrices)
     return list(model[1])
@@ -171,9 +173,10 @@ def check_guess(function: str, init: Any, shape: Sequence[int]) -> None:
         )
     if function == "parafac2":
         return
-    if len(init[1]) != len(shape):
-        raise ValueError(f"init has {len(init[1])} factors, expected {len(shape)}, one a mode")
-    for n, (factor, size) in enumerate(zip(init[1], shape, strict=True)):
+    factors = init[1]
+    if len(factors) != len(shape):
+        raise ValueError(f"init has {len(factors)} factors, expected {len(shape)}, one a mode")
+    for n, (factor, size) in enumerate(zip(factors, shape, strict=True)):
         if factor.shape[0] != size:
             raise ValueError(
                 f"factors[{n}] of init has shape {tuple(factor.shape)}, expected {size} rows, as "
@@ -193,26 +196,33 @@ def match_guess(init: Any, x: LabelledTensor) -> Any:
     has_slices = isinstance(init, Parafac2Tensor)
     factors = list(init.factors)
     projections = list(init.projections) if has_slices else []
-    same = Labels(dict(x.labels))
-    for n, (name, known, wanted) in enumerate(
-        zip(x.labels, labels.values(), x.labels.values(), strict=False)
-    ):
-        if has_slices and n == 1:
+    matched_labels = Labels(dict(x.labels))  # the tensor's, but in the guess's sequence
+    for n, name in enumerate(x.labels):
+        if n >= len(labels) or (has_slices and n == 1):
             continue
-        if known.shape == wanted.shape and not np.array_equal(known, wanted):
-            places = find_places(wanted, known)
-            if (places >= 0).all():
-                factors[n] = factors[n][array_module(factors[n]).asarray(places)]
-                same[name] = known
-                if has_slices and n == 0:
-                    projections = [projections[place] for place in places]
+        guess_labels = [*labels.values()][n]
+        rows = _find_rows(x.labels[name], guess_labels)
+        if rows is None:
+            continue
+        factors[n] = factors[n][array_module(factors[n]).asarray(rows)]
+        matched_labels[name] = guess_labels
+        if has_slices and n == 0:
+            projections = [projections[row] for row in rows]
     skip = 1 if has_slices else None
-    check_same_labels(LabelledTensor(x.tensor, same), init, skip, ("tensor", "init"))
+    check_same_labels(LabelledTensor(x.tensor, matched_labels), init, skip, ("tensor", "init"))
     if has_slices:
         return Parafac2Tensor((init.weights, factors, projections))
-    first = init.weights if isinstance(init, CPTensor) else init.core
-    kind = CPTensor if isinstance(init, CPTensor) else TuckerTensor
-    return attach(kind((first, factors)), find_record(init))
+    if isinstance(init, CPTensor):
+        return attach(CPTensor((init.weights, factors)), find_record(init))
+    return attach(TuckerTensor((init.core, factors)), find_record(init))
+
+
+def _find_rows(wanted: np.ndarray, labels: np.ndarray) -> np.ndarray | None:
+    """Return where the wanted labels are; None if they are where they are, or not the same ones."""
+    if labels.shape != wanted.shape or np.array_equal(labels, wanted):
+        return None
+    places = find_places(wanted, labels)
+    return places if (places >= 0).all() else None
 
 
 def choose_mask(
@@ -227,11 +237,10 @@ def choose_mask(
     unknown = find_unknown(x)
     if mask is not None or unknown is not None:
         return unite_masks(mask, unknown, x.shape)
-    known = record.mask
-    if known is None or mode is None or has_same_rows:
-        return known
-    if not isinstance(known, list) and known.shape[mode] == 1:
-        return known
+    if record.mask is None or mode is None or has_same_rows:
+        return record.mask
+    if not isinstance(record.mask, list) and record.mask.shape[mode] == 1:
+        return record.mask  # it marks whole fibres along `mode`: in new rows too
     raise ValueError(
         "mask is not given, expected the missing cells of x_new: the model was fitted with a mask "
         f"of single rows of mode {mode}, which says nothing about new ones. Pass a mask of the "

@@ -1,6 +1,10 @@
-"""Rows of a factor that fit the stored entries only."""
+"""Rows of a factor that fit the stored entries only.
 
-import functools
+Each row has a system of its own, with a ridge or a Gram matrix that all rows share, so that LAPACK
+can solve it: an iteration needs speed. Where systems may be singular, and where non-negative rows
+are to be exact and not only improved, `row_systems` solves them by eigenvectors.
+"""
+
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Self
@@ -12,6 +16,7 @@ from ..engines.tall import call_lapack, multiply
 from ..ops.cp_entries import choose_block_size
 from ..ops.mttkrp import mttkrp_of_ratios
 from ..tensor.tensor import FlycooTensor
+from .cp_model import multiply_all
 
 #: The ridge for rows of a model that names none.
 L2_REG = 1e-6
@@ -42,13 +47,28 @@ class RowPlan:
 
     @classmethod
     def of(cls, rows: Array, size: int) -> Self:
+        """Group nonzeros by their rows, of which there are `size`.
+
+        >>> plan = RowPlan.of(np.array([2, 0, 2, 2]), 4)
+        >>> plan.order.tolist(), plan.starts.tolist(), plan.ends.tolist()
+        ([1, 0, 2, 3], [0, 1, 1, 4], [1, 1, 4, 4])
+        >>> [(width, rows.tolist()) for width, rows in plan.classes]
+        [(1, [0]), (4, [2])]
+        """
         xp = array_module(rows)
         counts = xp.bincount(rows, minlength=size)
-        widths = [2**n for n in range(rows.size.bit_length() + 1)]
-        members = [xp.flatnonzero((counts > w // 2) & (counts <= w)) for w in widths]
-        classes = [(w, ids) for w, ids in zip(widths, members, strict=True) if ids.size]
+        classes = []
+        for exponent in range(rows.size.bit_length() + 1):
+            width = 2**exponent
+            members = xp.flatnonzero((counts > width // 2) & (counts <= width))
+            if members.size:
+                classes.append((width, members))
         ends = xp.cumsum(counts)
         return cls(xp.argsort(rows, kind="stable"), ends - counts, ends, classes)
+
+    def find_empty(self) -> Array:
+        """Return the rows without nonzeros."""
+        return array_module(self.starts).flatnonzero(self.starts == self.ends)
 
     def list_blocks(self, rank: int) -> Iterator[tuple[int, Array]]:
         """Yield each width with blocks of its rows, limited in size."""
@@ -90,62 +110,104 @@ def fit_rows(
     """
     xp = array_module(targets)
     rank = factors[mode].shape[1]
-    fitted = xp.zeros_like(factors[mode])
+    entries = _RowEntries(coords, targets, factors, mode, plan, weights)
     if is_free is not None:
         fitted = factors[mode] * ~is_free
-        free = xp.flatnonzero(is_free)
-        empty = xp.flatnonzero(plan.starts == plan.ends)
-        if empty.size:
-            # Their systems are `common` alone, with the same columns that stay.
-            slopes = (fitted[empty] @ common)[:, free]
-            solved = call_lapack(np.linalg.solve, common[free][:, free], slopes.T)
-            fitted[empty[:, None], free] -= solved.T
+        _fit_empty_rows(fitted, plan.find_empty(), common, is_free)
+    else:
+        fitted = xp.zeros_like(factors[mode])
     if added is not None:
-        empty = xp.flatnonzero(plan.starts == plan.ends)
+        empty = plan.find_empty()
         old = factors[mode][empty]
         fitted[empty] = fit_alike(added[empty], common, old, non_negative=non_negative)
-    # Then `common` is a ridge.
-    has_dual = weights is None and is_free is None and added is None and not non_negative
+    # Without any of these, `common` is a ridge.
+    has_ridge_only = weights is None and is_free is None and added is None and not non_negative
 
-    def gather(rows: Array, first: int, last: int) -> tuple[Array, Array, Array]:
+    def fit_block(common: Array, width: int, rows: Array) -> Array:
+        if has_ridge_only and width < rank:
+            return _fit_by_dual(entries, common[0, 0], width, rows)
+        grams, sums = _add_up_systems(entries, common, added, width, rows)
+        if non_negative:
+            return _descend(grams, sums[:, :, 0], factors[mode][rows])
+        if is_free is not None:
+            fixed = fitted[rows][:, :, None]
+            sums = xp.where(is_free[:, None], sums - grams @ fixed, fixed)
+            grams = xp.where(is_free[:, None] & is_free, grams, xp.eye(rank))
+        return np.linalg.solve(grams, sums)[:, :, 0]
+
+    for width, rows in plan.list_blocks(rank):
+        fitted[rows] = call_lapack(fit_block, common, width, rows)
+    return fitted
+
+
+@dataclass(frozen=True)
+class _RowEntries:
+    """The nonzeros of the rows of one factor, beside the rows of the other factors."""
+
+    coords: Array
+    targets: Array
+    factors: list[Array]
+    mode: int
+    plan: RowPlan
+    weights: Array | None
+
+    def gather(self, rows: Array, first: int, last: int) -> tuple[Array, Array, Array]:
         """Gather nonzeros `first` to `last` - 1 of each row, padded with some of weight zero.
 
         Return their targets (n, w), zeros in padding, and the products of the other factors' rows
         there (n, w, R), also times the weights.
         """
-        places, is_own = plan.list_places(rows, first, last)
-        others = (n for n in range(len(factors)) if n != mode)
-        products = functools.reduce(np.multiply, (factors[n][coords[n][places]] for n in others))
-        own_weights = is_own if weights is None else is_own * weights[places]
-        return is_own * targets[places], products, products * own_weights[:, :, None]
+        places, is_own = self.plan.list_places(rows, first, last)
+        products = multiply_all(
+            [
+                factor[self.coords[n][places]]
+                for n, factor in enumerate(self.factors)
+                if n != self.mode
+            ]
+        )
+        weights = is_own
+        if self.weights is not None:
+            weights = is_own * self.weights[places]
+        return is_own * self.targets[places], products, products * weights[:, :, None]
 
-    def fit_block(common: Array, width: int, rows: Array) -> Array:
-        if width < rank and has_dual:  # fewer equations than unknowns
-            part, _, products = gather(rows, 0, width)
-            transposed = products.swapaxes(1, 2)
-            own = products @ transposed + common[0, 0] * xp.eye(width)
-            return (transposed @ np.linalg.solve(own, part[:, :, None]))[:, :, 0]
-        own = common
-        target = xp.zeros((1, rank, 1))
-        if added is not None:
-            target = added[rows][:, :, None]
-        step = max(rank, choose_block_size(targets, rank))
-        for first in range(0, width, step):
-            part, products, weighted = gather(rows, first, min(first + step, width))
-            transposed = products.swapaxes(1, 2)
-            own = own + transposed @ weighted
-            target = target + transposed @ part[:, :, None]
-        if non_negative:
-            return _descend(own, target[:, :, 0], factors[mode][rows])
-        if is_free is not None:
-            kept = fitted[rows][:, :, None]
-            target = xp.where(is_free[:, None], target - own @ kept, kept)
-            own = xp.where(is_free[:, None] & is_free, own, xp.eye(rank))
-        return np.linalg.solve(own, target)[:, :, 0]
 
-    for width, rows in plan.list_blocks(rank):
-        fitted[rows] = call_lapack(fit_block, common, width, rows)
-    return fitted
+def _fit_empty_rows(fitted: Array, empty: Array, common: Array, is_free: Array) -> None:
+    """Fit rows without nonzeros in place: their systems are `common` alone, some columns stay."""
+    if empty.size == 0:
+        return
+    free = array_module(fitted).flatnonzero(is_free)
+    slopes = (fitted[empty] @ common)[:, free]
+    solved = call_lapack(np.linalg.solve, common[free][:, free], slopes.T)
+    fitted[empty[:, None], free] -= solved.T
+
+
+def _fit_by_dual(entries: _RowEntries, ridge: Array, width: int, rows: Array) -> Array:
+    """Fit rows of fewer nonzeros than unknowns: solve for their `width` residuals instead."""
+    targets, _, products = entries.gather(rows, 0, width)
+    transposed = products.swapaxes(1, 2)
+    kernels = products @ transposed + ridge * array_module(rows).eye(width)
+    return (transposed @ np.linalg.solve(kernels, targets[:, :, None]))[:, :, 0]
+
+
+def _add_up_systems(
+    entries: _RowEntries, common: Array, added: Array | None, width: int, rows: Array
+) -> tuple[Array, Array]:
+    """Return the Gram matrices (n, R, R) and right-hand sides (n, R, 1) of rows.
+
+    As many nonzeros of each row are gathered at a time as fit in a block.
+    """
+    rank = common.shape[0]
+    grams = common
+    sums = array_module(rows).zeros((1, rank, 1))
+    if added is not None:
+        sums = added[rows][:, :, None]
+    step = max(rank, choose_block_size(entries.targets, rank))
+    for first in range(0, width, step):
+        targets, products, weighted = entries.gather(rows, first, min(first + step, width))
+        transposed = products.swapaxes(1, 2)
+        grams = grams + transposed @ weighted
+        sums = sums + transposed @ targets[:, :, None]
+    return grams, sums
 
 
 def fit_alike(targets: Array, gram: Array, rows: Array, *, non_negative: bool = False) -> Array:
@@ -160,14 +222,14 @@ def fit_alike(targets: Array, gram: Array, rows: Array, *, non_negative: bool = 
 
 def _descend(grams: Array, targets: Array, rows: Array) -> Array:
     """Improve non-negative rows (n, R) element by element, each row with its own Gram matrix."""
-    rows = np.maximum(rows, 0)
+    improved = np.maximum(rows, 0)
     for _ in range(_SWEEPS):
-        for r in range(rows.shape[1]):
-            slopes = targets[:, r] - (grams[:, r] * rows).sum(axis=1)
+        for r in range(improved.shape[1]):
+            slopes = targets[:, r] - (grams[:, r] * improved).sum(axis=1)
             curves = grams[:, r, r]
             steps = slopes / np.where(curves > 0, curves, 1)  # 0 / 1 for a component of zeros
-            rows[:, r] = np.maximum(rows[:, r] + steps, 0)
-    return rows
+            improved[:, r] = np.maximum(improved[:, r] + steps, 0)
+    return improved
 
 
 def improve_rows(
@@ -190,24 +252,28 @@ def improve_rows(
     xp = array_module(targets)
 
     def apply(rows: Array, stays: bool) -> Array:
-        model = [rows if n == mode else factor for n, factor in enumerate(factors)]
+        """Multiply each row by the matrix of its system."""
+        model = [*factors]
+        model[mode] = rows
         product, _ = mttkrp_of_ratios(weights, model, mode, None, stays=stays)
         return product + multiply(rows, common)
 
     def divide(a: Array, b: Array) -> Array:
+        """Divide by positive numbers; 0 where `b` is 0, of a row that has converged."""
         return xp.where(b > 0, a / xp.where(b > 0, b, 1), 0)
 
+    # Textbook conjugate gradients, of all rows side by side.
     rows = factors[mode]
-    steps = 0
+    directions = 0
     squares = xp.zeros((targets.shape[0], 1), targets.dtype)
     residuals = targets - apply(rows, stays=True)
     for number in range(num_steps):
         slopes = residuals if is_free is None else residuals * is_free
-        before = squares
+        old_squares = squares
         squares = (slopes**2).sum(axis=1, keepdims=True)
-        steps = slopes + divide(squares, before) * steps
-        changes = apply(steps, stays=number < num_steps - 1)
-        lengths = divide(squares, (steps * changes).sum(axis=1, keepdims=True))
-        rows = rows + lengths * steps
+        directions = slopes + divide(squares, old_squares) * directions
+        changes = apply(directions, stays=number < num_steps - 1)
+        lengths = divide(squares, (directions * changes).sum(axis=1, keepdims=True))
+        rows = rows + lengths * directions
         residuals = residuals - lengths * changes
     return rows, residuals

@@ -9,7 +9,7 @@ from ..base.array_modules import Array, move
 from ..engines.tall import eigh, multiply, sum_columns, transposed_product
 from ..ops.contraction import multiply_matricized
 from ..ops.ragged import RaggedTensor
-from .masks import MissingEntries, find_missing
+from .masks import MissingEntries, find_missing, take_observed
 
 #: Slices with more rows are multiplied one by one, by kernels for tall matrices.
 _MAX_BATCHED_ROWS = 2**12
@@ -19,8 +19,8 @@ class ProjectedSlices:
     """The tensor (K, R, J) of projected slices, which is not formed, with its MTTKRPs."""
 
     def __init__(self, x: RaggedTensor, rank: int, center: bool, mask: Any) -> None:
-        self.missing = None if mask is None else find_missing(x, mask)
-        self.matrix = x.matrix if self.missing is None else self.missing.observed
+        self.missing = find_missing(x, mask)
+        self.matrix = take_observed(x.matrix, self.missing)
         self.is_centred = center
         self.shape = (x.shape[0], rank, x.shape[2])
         # As of a FlycooTensor: the initial guess and checkpoints need them.
@@ -30,21 +30,15 @@ class ProjectedSlices:
         self._engine = x.matrix._engine
         self._layout = self.matrix._layout
         self.xp: Any = self._engine.xp
+        # Slices are kept by height: those of one height are multiplied as one batch.
         self._order = self.xp.asarray(x.order)
         self._batches = list(_list_batches(x.heights[x.order]))
         self.num_rows = int(x.row_counts.sum())
-        heights = x.heights[x.order]
-        places = np.arange(heights.sum()) - np.repeat(x.starts[x.order], heights)
-        is_row = places < np.repeat(x.row_counts[x.order], heights)
-        self.is_row = self.xp.asarray(is_row[:, None])  # and no padding
+        self.is_row = self.xp.asarray(_mark_rows(x)[:, None])  # and no padding
         self._cutoff = max(rank * 2.0**-48, (64 * np.finfo(self.dtype).eps) ** 2)
         self._square = float(self._layout.norm) ** 2
         if center:
-            ones = self.xp.ones((x.matrix.shape[0], 1), self.dtype)
-            means = multiply_matricized(x.matrix, 1, (0,), ones).astype(np.float64)
-            self._square -= float((means * means).sum()) / self.num_rows
-            if self._square <= float(np.finfo(self.dtype).eps) * float(self._layout.norm) ** 2:
-                raise ValueError("center is True, but all rows of tensor_slices are the same")
+            self._square = self._center_square(x)
         #: P_k for all slices, (rows, R), and P_k^T X_k C, (K, R, R).
         self.projections: Any = None
         self._products: Any = None
@@ -52,16 +46,26 @@ class ProjectedSlices:
         self._columns: tuple[Array, Array] = (None, None)
         self.values: Any = None if self.missing is None else self._average(x, self.missing)
 
+    def _center_square(self, x: RaggedTensor) -> float:
+        """Return the squared norm of the data less the means of the columns."""
+        ones = self.xp.ones((x.matrix.shape[0], 1), self.dtype)
+        sums = multiply_matricized(x.matrix, 1, (0,), ones).astype(np.float64)
+        centred = self._square - float((sums * sums).sum()) / self.num_rows
+        if centred <= float(np.finfo(self.dtype).eps) * self._square:
+            raise ValueError("center is True, but all rows of tensor_slices are the same")
+        return centred
+
     def _average(self, x: RaggedTensor, missing: MissingEntries) -> Array:
         """Return, for each missing entry, the mean of the observed entries in its slice."""
         ones = self.xp.ones((self.shape[2], 1), self.dtype)
         sums = move(multiply_matricized(self.matrix, 0, (1,), ones), np)[:, 0]
-        of_rows = np.repeat(x.order, x.heights[x.order])
-        of_missing = of_rows[move(missing.coords[0], np)]
         num_slices = len(x.order)
-        counts = x.row_counts * self.shape[2] - np.bincount(of_missing, minlength=num_slices)
-        means = np.bincount(of_rows, sums, num_slices) / np.maximum(counts, 1)
-        return self.xp.asarray(means[of_missing], self.dtype)
+        slices_of_rows = np.repeat(x.order, x.heights[x.order])
+        slices_of_missing = slices_of_rows[move(missing.coords[0], np)]
+        num_missing = np.bincount(slices_of_missing, minlength=num_slices)
+        num_observed = x.row_counts * self.shape[2] - num_missing
+        means = np.bincount(slices_of_rows, sums, num_slices) / np.maximum(num_observed, 1)
+        return self.xp.asarray(means[slices_of_missing], self.dtype)
 
     def impute(self, factors: Sequence[Array]) -> None:
         """Set the missing entries, if any, to the values of a model."""
@@ -79,8 +83,9 @@ class ProjectedSlices:
 
     def fit(self, weights: Array | None, factors: Sequence[Array]) -> float:
         """Find the projections that suit a model best; return its error."""
-        self.project(factors := absorb(weights, factors))
-        return self.measure(factors)
+        absorbed = absorb(weights, factors)
+        self.project(absorbed)
+        return self.measure(absorbed)
 
     def project(self, factors: Sequence[Array]) -> None:
         """Find the projections that suit the factors best: polar factors of X_k C diag(a_k) B^T.
@@ -94,11 +99,12 @@ class ProjectedSlices:
         self.projections = self._products = None  # frees memory
         grams = scaled.transpose(0, 2, 1) @ self._cross(rows, rows) @ scaled
         vectors, scales = self._find_roots(grams)
-        found = self._apply(rows, scaled @ (vectors * scales[:, None, :]))
-        self._fill(found, vectors)
-        inner, scales = self._find_roots(self._cross(found, found))
-        roots = (inner * scales[:, None, :]) @ inner.transpose(0, 2, 1)
-        self.projections = self._apply(found, roots @ vectors.transpose(0, 2, 1))
+        bases = self._apply(rows, scaled @ (vectors * scales[:, None, :]))
+        self._fill(bases, vectors)
+        # The second round: bases are orthonormal but for rounding, and so are corrected little.
+        rotations, scales = self._find_roots(self._cross(bases, bases))
+        roots = (rotations * scales[:, None, :]) @ rotations.transpose(0, 2, 1)
+        self.projections = self._apply(bases, roots @ vectors.transpose(0, 2, 1))
 
     def mttkrp(self, weights: None, factors: Sequence[Array], mode: int) -> Array:
         """Compute the MTTKRP of the projected slices: (K, R), (R, R) or (J, R)."""
@@ -110,7 +116,8 @@ class ProjectedSlices:
             self._products = self._cross(self.projections, rows)
         if mode == 1:
             weighted = self._products * a[self._order][:, None, :]
-            return sum_columns(weighted.reshape(len(weighted), -1)).reshape(b.shape).astype(b.dtype)
+            sums = sum_columns(weighted.reshape(len(weighted), -1))
+            return sums.reshape(b.shape).astype(b.dtype)
         product = self.xp.empty_like(a, order="C")
         product[self._order] = (self._products * b).sum(axis=1)
         return product
@@ -119,15 +126,15 @@ class ProjectedSlices:
         """Compute the relative error of a model; X C, which that takes, suits `project` next."""
         a, b, c = factors
         model = self._make_model(a, b)
-        square = self._square
+        data_square = self._square
         inner = float((self.mttkrp(None, factors, 1) * b).sum(dtype=np.float64))
         if self.missing is not None:  # imputed by this model, they have no error
-            _, added, change = self.missing.compare(self.values, None, [model, c])
-            square = square + float(added)
+            _, imputed_square, change = self.missing.compare(self.values, None, [model, c])
+            data_square = data_square + float(imputed_square)
             inner = inner + float(change)
         gram = self._cross(model, model).sum(axis=0) * transposed_product(c, c)
-        square = abs(square - 2 * inner + float(gram.sum()))
-        return float(self.dtype.type(np.sqrt(square / self._square)))
+        residual_square = abs(data_square - 2 * inner + float(gram.sum()))
+        return float(self.dtype.type(np.sqrt(residual_square / self._square)))
 
     def cross_columns(self, c: Array) -> Array:
         """Compute (X_k C)^T X_k C for each slice: (K, R, R)."""
@@ -153,16 +160,18 @@ class ProjectedSlices:
     def _multiply_columns(self, c: Array) -> Array:
         """Compute X C, all slices multiplied by one factor: (rows, R)."""
         if self._columns[0] is not c:
-            self._columns, self._products = (None, None), None  # frees memory
+            self._columns = (None, None)  # frees memory
+            self._products = None
             self._columns = (c, self.center_columns(self._multiply(c, 0)))
         return self._columns[1]
 
-    def _multiply(self, other: Array, mode: int) -> Array:
+    def _multiply(self, columns: Array, mode: int) -> Array:
         """Multiply the matrix, its missing entries imputed; in mode 1 its transpose."""
-        product = multiply_matricized(self.matrix, mode, (1 - mode,), other)
+        product = multiply_matricized(self.matrix, mode, (1 - mode,), columns)
         if self.missing is None:
             return product
-        return self.missing.add_mttkrp(product, self.values, [other, other], mode)
+        # An MTTKRP of a matrix, in which the factor of `mode` itself is not read.
+        return self.missing.add_mttkrp(product, self.values, [columns, columns], mode)
 
     def center_columns(self, rows: Array) -> Array:
         """Subtract the means of columns, before a product with the transpose of X or after X C."""
@@ -180,16 +189,20 @@ class ProjectedSlices:
         """Multiply the transposed rows of each slice by those of another matrix: (K, R, R)."""
         products = self.xp.zeros((self.shape[0], left.shape[1], right.shape[1]))
         for (slices, _, a), (_, _, b) in zip(self._split(left), self._split(right), strict=True):
-            columns = a.transpose(0, 2, 1)
-            products[slices] = transposed_product(a[0], b[0]) if len(a) == 1 else columns @ b
+            if len(a) == 1:  # which may be tall
+                products[slices] = transposed_product(a[0], b[0])
+            else:
+                products[slices] = a.transpose(0, 2, 1) @ b
         return products
 
     def _apply(self, rows: Array, matrices: Array) -> Array:
         """Multiply the rows of each slice by its matrix (R, R)."""
         products = self.xp.empty_like(rows)
         for slices, place, block in self._split(rows):
-            small = matrices[slices]
-            product = multiply(block[0], small[0]) if len(block) == 1 else block @ small
+            if len(block) == 1:  # which may be tall
+                product = multiply(block[0], matrices[slices][0])
+            else:
+                product = block @ matrices[slices]
             products[place] = product.reshape(-1, product.shape[-1])
         return products
 
@@ -202,30 +215,47 @@ class ProjectedSlices:
     def _fill(self, rows: Array, vectors: Array) -> None:
         """Replace columns that are zero, but for rounding, by fixed ones made orthogonal."""
         for slices, place, block in self._split(rows):
-            missing = (block * block).sum(axis=1, keepdims=True) < 0.5  # the others have norm 1
-            if not missing.any():
+            is_zero = (block * block).sum(axis=1, keepdims=True) < 0.5  # the others have norm 1
+            if not is_zero.any():
                 continue
-            block = np.where(missing, 0.0, block)
-            size, rank = block.shape[1:]
+            basis = np.where(is_zero, 0.0, block)
+            size, rank = basis.shape[1:]
             numbers = self.xp.asarray(np.random.RandomState(0).random_sample((size, rank)))
             filling = ((2 * numbers - 1) / np.sqrt(size)) @ vectors[slices]
             filling *= self.is_row[place].reshape(-1, size, 1)
-            filling -= block @ (block.transpose(0, 2, 1) @ filling)
-            rows[place] = np.where(missing, filling, block).reshape(-1, rank)
+            filling -= basis @ (basis.transpose(0, 2, 1) @ filling)
+            rows[place] = np.where(is_zero, filling, basis).reshape(-1, rank)
 
 
 def absorb(weights: Array | None, factors: Sequence[Array]) -> list[Array]:
     """Multiply the weights into B."""
     a, b, c = factors
-    return [a, b if weights is None else b * weights, c]
+    if weights is not None:
+        b = b * weights
+    return [a, b, c]
 
 
-def _list_batches(row_counts: np.ndarray) -> Iterator[tuple[slice, slice]]:
-    """Yield the slices with each number of rows, and their rows; long ones one by one."""
-    first = row = 0
-    for size, count in np.stack(np.unique(row_counts, return_counts=True)).T.tolist():
-        for number in [count] if size <= _MAX_BATCHED_ROWS else [1] * count:
-            if size:
-                yield slice(first, first + number), slice(row, row + number * size)
-            first = first + number
-            row = row + number * size
+def _mark_rows(x: RaggedTensor) -> np.ndarray:
+    """Mark the rows of the matrix of all slices that are rows of a slice, and no padding."""
+    heights = x.heights[x.order]
+    places = np.arange(heights.sum()) - np.repeat(x.starts[x.order], heights)
+    return places < np.repeat(x.row_counts[x.order], heights)
+
+
+def _list_batches(heights: np.ndarray) -> Iterator[tuple[slice, slice]]:
+    """Yield the slices of each height, and their rows; long slices one by one.
+
+    >>> list(_list_batches(np.array([2, 2, 5])))
+    [(slice(0, 2, None), slice(0, 4, None)), (slice(2, 3, None), slice(4, 9, None))]
+    """
+    first = 0
+    first_row = 0
+    for height, count in np.stack(np.unique(heights, return_counts=True)).T.tolist():
+        step = count if height <= _MAX_BATCHED_ROWS else 1
+        for _ in range(0, count, step):
+            end = first + step
+            end_row = first_row + step * height
+            if height:
+                yield slice(first, end), slice(first_row, end_row)
+            first = end
+            first_row = end_row

@@ -10,6 +10,10 @@ weigh more or less than the others, change the systems of their rows alone:
 where :math:`m_i` is row i of the products of the data with the designs (an MTTKRP in a CP model).
 A missing cell has the weight -1, which takes back what G counts. If only some cells are known, G is
 zero (or a ridge), and each of them has the weight 1 and its value as target.
+
+These systems may be singular: the smallest of several solutions is wanted, whatever rounding has
+left of what cancelled, and non-negative rows are exact. `observed_rows`, for the iterations of a
+decomposition, solves regular ones faster.
 """
 
 from collections.abc import Callable, Iterator
@@ -57,7 +61,7 @@ class ListedCells:
     targets: Array
 
 
-def solve_rows(
+def solve_row_systems(
     products: Array,
     common: Array,
     cells: ListedCells | None = None,
@@ -123,7 +127,7 @@ def solve_rows(
     ...     weights=np.array([-1.0]),
     ...     targets=np.array([0.0]),
     ... )
-    >>> solve_rows(values @ design, design.T @ design, missing)
+    >>> solve_row_systems(values @ design, design.T @ design, missing)
     array([[2.],
            [3.]])
     """
@@ -142,17 +146,7 @@ def solve_rows(
         solved[is_plain] = _solve_alike(products[is_plain], common, non_negative)
 
     def solve_block(common: Array, width: int, rows: Array) -> Array:
-        grams = common
-        sums = products[rows]
-        sizes = common.diagonal().sum()
-        for first, last in _cut(width, choose_block_size(products, rows.size * lengths.size)):
-            places, is_own = plan.list_places(rows, first, last)
-            designs = cells.designs(places) / lengths
-            weighted = designs * (is_own * cells.weights[places])[:, :, None]
-            targets = is_own * cells.targets[places]
-            grams = grams + designs.swapaxes(1, 2) @ weighted
-            sums = sums + _multiply(targets, designs)
-            sizes = sizes + abs(designs * weighted).sum(axis=(1, 2))
+        grams, sums, sizes = _add_up_systems(products, common, cells, lengths, plan, width, rows)
         num_roundings = _ROUNDINGS + plan.ends[rows] - plan.starts[rows]
         errors = num_roundings * np.finfo(np.float64).eps * sizes
         return _solve_each(grams, sums, errors, non_negative)
@@ -162,8 +156,40 @@ def solve_rows(
     return solved / lengths
 
 
+def _add_up_systems(
+    products: Array,
+    common: Array,
+    cells: ListedCells,
+    lengths: Array,
+    plan: RowPlan,
+    width: int,
+    rows: Array,
+) -> tuple[Array, Array, Array]:
+    """Return the systems of rows with up to `width` cells each, in units of the lengths.
+
+    They are Gram matrices (n, R, R) and right-hand sides (n, R); the third array (n,) is the trace
+    of each matrix as it would be if nothing had cancelled.
+    """
+    grams = common
+    sums = products[rows]
+    sizes = common.diagonal().sum()
+    for first, last in _cut(width, choose_block_size(products, rows.size * lengths.size)):
+        places, is_own = plan.list_places(rows, first, last)
+        designs = cells.designs(places) / lengths
+        weighted = designs * (is_own * cells.weights[places])[:, :, None]
+        targets = is_own * cells.targets[places]
+        grams = grams + designs.swapaxes(1, 2) @ weighted
+        sums = sums + _multiply(targets, designs)
+        sizes = sizes + abs(designs * weighted).sum(axis=(1, 2))
+    return grams, sums, sizes
+
+
 def _cut(length: int, step: int) -> Iterator[tuple[int, int]]:
-    """Yield the first and last of parts of a length."""
+    """Yield the first and the end of parts of a length.
+
+    >>> list(_cut(7, 3))
+    [(0, 3), (3, 6), (6, 7)]
+    """
     for first in range(0, length, step):
         yield first, min(first + step, length)
 
@@ -180,12 +206,13 @@ def _solve_alike(products: Array, common: Array, non_negative: bool) -> Array:
     error = _ROUNDINGS * np.finfo(np.float64).eps * common.diagonal().sum()
     if not non_negative:
         values, vectors = call_lapack(_find_eigenvalues, common, error)
-        return products @ (vectors * _invert(values)) @ vectors.T
+        return products @ (vectors * _reciprocals(values)) @ vectors.T
     xp = array_module(products)
     rows = xp.zeros_like(products)
     products = xp.ascontiguousarray(products)
     common = xp.ascontiguousarray(common)
     solve_nonnegative(products, common, rows, _NUM_SWEEPS, tolerance=0)
+    # Rows of zeros are minimal: the sweeps would have moved an element with a slope.
     positive = xp.flatnonzero((rows > 0).any(axis=1))
     for first, last in _cut(positive.size, choose_block_size(products, common.size)):
         places = positive[first:last]
@@ -201,7 +228,7 @@ def _solve_each(grams: Array, sums: Array, errors: Array, non_negative: bool) ->
     transposed = vectors.swapaxes(1, 2)
     slopes = _multiply(sums, vectors)
     if not non_negative:
-        return _multiply(slopes * _invert(values), transposed)
+        return _multiply(slopes * _reciprocals(values), transposed)
     # Without directions that only rounding leaves, along which rows could grow without end.
     grams = vectors * values[:, None, :] @ transposed
     sums = _multiply(slopes * (values > 0), transposed)
@@ -214,7 +241,7 @@ def _find_eigenvalues(grams: Array, errors: Array) -> tuple[Array, Array]:
     return values * (values > errors), vectors
 
 
-def _invert(values: Array) -> Array:
+def _reciprocals(values: Array) -> Array:
     """Return the reciprocals of positive numbers, and 0 for 0."""
     return (values > 0) / np.where(values > 0, values, 1)
 
@@ -222,7 +249,7 @@ def _invert(values: Array) -> Array:
 def _sweep(grams: Array, sums: Array, errors: Array) -> Array:
     """Improve non-negative rows (n, R) from zeros: each element is set to its minimiser in turn."""
     rows = array_module(sums).zeros_like(sums)
-    scales = _invert(_find_diagonals(grams, errors))
+    scales = _reciprocals(_find_diagonals(grams, errors))
     for _ in range(_NUM_SWEEPS):
         for r in range(rows.shape[1]):
             slopes = sums[:, r] - (grams[:, r] * rows).sum(axis=1)
@@ -243,14 +270,18 @@ def _step(grams: Array, sums: Array, errors: Array, rows: Array) -> Array:
     is_free = rows > 0
     is_minimal = xp.zeros(len(rows), bool)
     for _ in range(_MAX_STEPS * rows.shape[1]):
-        before = rows
-        found = _solve_for_free(grams, sums, errors, rows, is_free)
-        is_below = is_free & (found < 0)
-        shares = xp.where(is_below, rows / xp.where(is_below, rows - found, 1), 1)
+        old_rows = rows
+        minimisers = _solve_for_free(grams, sums, errors, rows, is_free)
+
+        # Go towards the minimiser, up to where the first element becomes zero; that one leaves.
+        is_below = is_free & (minimisers < 0)
+        shares = xp.where(is_below, rows / xp.where(is_below, rows - minimisers, 1), 1)
         share = shares.min(axis=1, keepdims=True)
         is_free &= ~(is_below & (shares == share))
-        rows = is_free * xp.where(share < 1, rows + share * (found - rows), found)
-        rows = xp.where(is_minimal[:, None], before, rows)
+        reached = xp.where(share < 1, rows + share * (minimisers - rows), minimisers)
+        rows = xp.where(is_minimal[:, None], old_rows, is_free * reached)
+
+        # At the minimiser, the element with the largest slope enters, if any has one.
         slopes = xp.where(can_enter & ~is_free, sums - _multiply(rows, grams), 0)
         limits = errors * np.sqrt((rows * rows).sum(axis=1))
         has_arrived = ~is_below.any(axis=1)
@@ -273,7 +304,7 @@ def _solve_for_free(grams: Array, sums: Array, errors: Array, rows: Array, is_fr
     faces = grams * is_free[:, :, None] * is_free[:, None, :]
     values, vectors = _find_eigenvalues(faces, errors[:, None])
     slopes = is_free * (sums - _multiply(rows, grams))
-    changes = _multiply(_multiply(slopes, vectors) * _invert(values), vectors.swapaxes(1, 2))
+    changes = _multiply(_multiply(slopes, vectors) * _reciprocals(values), vectors.swapaxes(1, 2))
     return is_free * (rows + changes)
 
 

@@ -14,7 +14,7 @@ from ..base.checks import num_cells
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import LabelledTensor
 from ..tensor.unknown import make_mask
-from .masks import unite_masks
+from .masks import mask_slices, unite_masks
 
 #: A mask lists at most so many cells: each costs an iteration as much as a nonzero.
 _MOST_LISTED = 2**22
@@ -31,10 +31,10 @@ def obey_unknown(
     `parameters` are all that it has. Those that a mask among the options marks are missing too. A
     ValueError refuses a decomposition that cannot.
     """
-    unknown = x.unknown if isinstance(x, LabelledTensor) else None
     options = dict(options)
-    if unknown is None:
+    if not isinstance(x, LabelledTensor) or x.unknown is None:
         return options
+    unknown = x.unknown
     if _fits_rows_only(function, options):
         _check_all_unknown(unknown, function, options)
         return options
@@ -45,27 +45,32 @@ def obey_unknown(
             "x.tensor if they are zeros"
         )
     mask = find_unknown(x)
-    given = options.get("mask")
+    option = options.get("mask")
     if function == "parafac2":
-        mask = mask_slices(mask, x.shape[0])
-        if given is not None:
-            pairs = zip(mask, given, strict=True)
-            mask = [_unite_of_slice(*pair, x.shape[1:]) for pair in pairs]
-    elif given is not None:
-        mask = unite_masks(mask, given, x.shape)
+        mask = _unite_slices(mask_slices(mask, x.shape[0]), option, x.shape[1:])
+    elif option is not None:
+        mask = unite_masks(mask, option, x.shape)
     return options | {"mask": mask}
 
 
-def _unite_of_slice(own: Any, given: Any, shape: Sequence[int]) -> Any:
-    """Return the mask of what either of two masks of a slice marks; one is needed for each."""
-    united = unite_masks(own, given, shape)
-    return own if united is None else united
+def _unite_slices(masks: list[Any], option: Any, shape: Sequence[int]) -> list[Any]:
+    """Unite the masks of slices with those of an option, if there is one."""
+    if option is None:
+        return masks
+    united_masks = []
+    for mask, mask_of_option in zip(masks, option, strict=True):
+        united = unite_masks(mask, mask_of_option, shape)
+        # PARAFAC2 needs a mask for each slice, also for one without missing cells.
+        united_masks.append(mask if united is None else united)
+    return united_masks
 
 
 def find_unknown(x: Any) -> Any:
     """Return the mask of the cells that a tensor knows as unknown, None without any."""
     unknown = getattr(x, "unknown", None)
-    return list_unknown(x) if isinstance(unknown, str) else unknown
+    if isinstance(unknown, str):
+        return list_unknown(x)
+    return unknown
 
 
 def forget_unknown(x: Any) -> Any:
@@ -73,14 +78,12 @@ def forget_unknown(x: Any) -> Any:
     return x._replace(unknown=None) if isinstance(x, LabelledTensor) else x
 
 
-def mask_slices(mask: Any, num_slices: int) -> list[Any]:
-    """Return a mask for each slice of a tensor of three modes."""
-    return [mask[min(number, mask.shape[0] - 1)] for number in range(num_slices)]
-
-
 def _fits_rows_only(function: str, options: Mapping[str, Any]) -> bool:
-    needed = _FIT_ROWS_ONLY.get(function)
-    return needed is not None and all(options.get(name) == needed[name] for name in needed)
+    """Say whether a decomposition, with these options, fits the cells with a row alone."""
+    if function not in _FIT_ROWS_ONLY:
+        return False
+    needed = _FIT_ROWS_ONLY[function]
+    return all(options.get(name) == value for name, value in needed.items())
 
 
 def _check_all_unknown(unknown: Any, function: str, options: Mapping[str, Any]) -> None:
@@ -106,6 +109,7 @@ def list_unknown(x: LabelledTensor) -> Any:
             f"tensor has {count:,} unknown cells, too many to list for a mask: expected "
             "observed_parafac, which fits the cells with a row alone"
         )
+    coords, _ = plain._sorted_nonzeros()
     is_unknown = np.ones(plain.shape, bool)
-    is_unknown[tuple(move(plain._sorted_nonzeros()[0], np))] = False
+    is_unknown[tuple(move(coords, np))] = False
     return make_mask(np.stack(is_unknown.nonzero()), plain.shape)

@@ -11,7 +11,7 @@ from ..ops.mttkrp import LastPass, check_operands, multiply
 from ..tensor.lazy_array import LazyArray
 from ..tensor.tensor import FlycooTensor
 from .cp_model import residual_square
-from .gram_products import GramMemory
+from .gram_products import GramMemory, stop
 
 
 def check_start(mttkrp: Array) -> None:
@@ -48,6 +48,10 @@ class WholeTensor(LazyArray):
         self.num_left = 0  # errors that TensorLy's loop computes, at most
         self._first_mode: int | None = None  # of this iteration
         self._ahead: tuple[int, list[Array], Array] | None = None  # a mode, factors, their MTTKRP
+
+    def end_products(self) -> None:
+        """End the thread's use of the memory, which `tl.ones` began: see `gram_products`."""
+        stop()
 
     def norm(self) -> np.floating:
         return self.tensor.norm()

@@ -60,7 +60,12 @@ def sum_counts(counts: Array, model: Array) -> Array:
     counts = counts[is_positive]
     model = model[is_positive]
     with np.errstate(divide="ignore", invalid="ignore"):
-        terms = (counts, counts * np.log(counts), counts * np.log(model), gammaln(counts + 1))
+        terms = [
+            counts,
+            counts * np.log(counts),
+            counts * np.log(model),
+            gammaln(counts + 1),
+        ]
     return array_module(counts).stack([term.sum() for term in terms])
 
 
@@ -70,9 +75,16 @@ def complete_fit(sums: Array, model_sum: float, num_entries: int) -> CountFit:
     loss = model_sum - model_logs
     # A model that equals the counts has the loss `total - logs`.
     deviance = 2 * (loss - (total - logs))
-    of_mean = 2 * (logs - total * math.log(total / num_entries)) if total else 0.0
-    explained = 1 - deviance / of_mean if of_mean else float("nan")
-    return CountFit(loss, -loss - log_factorials, deviance, explained, num_entries)
+    mean_deviance = 0.0  # that of the mean count
+    if total:
+        mean_deviance = 2 * (logs - total * math.log(total / num_entries))
+    return CountFit(
+        loss=loss,
+        log_likelihood=-loss - log_factorials,
+        deviance=deviance,
+        explained=1 - deviance / mean_deviance if mean_deviance else math.nan,
+        num_entries=num_entries,
+    )
 
 
 def log_upper_tail(counts: np.ndarray, means: np.ndarray) -> np.ndarray:

@@ -13,7 +13,7 @@ from ..base.checks import require
 from ..base.fit_record import FitRecord
 from ..io import array_file
 from ..tensor.labelled import Labels
-from .fold_in import find_coupled_rows
+from .fold_in import FoldInOptions, find_coupled_rows
 from .labelled_factors import NEED_PANDAS, LabelledFactors
 from .labelled_models import LabelledCP
 
@@ -97,8 +97,9 @@ class LabelledCoupledCP(CoupledCP, LabelledFactors):
 
     @property
     def weights(self) -> Array:
-        own = [cp_tensor.weights for cp_tensor in self.cp_tensors]
-        return array_module(own[0]).stack(own)
+        """The weights of all blocks: (number of blocks, R)."""
+        weights = [cp_tensor.weights for cp_tensor in self.cp_tensors]
+        return array_module(weights[0]).stack(weights)
 
     def transform(
         self,
@@ -143,11 +144,7 @@ class LabelledCoupledCP(CoupledCP, LabelledFactors):
         """
         pandas = require("pandas", NEED_PANDAS)
         mode = self.names[self._find_mode(mode)]
-        options = {
-            "l2_reg": l2_reg,
-            "non_negative": non_negative,
-            **dict.fromkeys(("loss", "observed", "mask", "confidence")),
-        }
+        options = FoldInOptions(l2_reg=l2_reg, non_negative=non_negative)
         rows, labels = find_coupled_rows(self, blocks, mode, options)
         if labels is None:
             raise ValueError(f"blocks have no labels of mode {mode!r}, expected some: pass fold_in")
@@ -165,14 +162,17 @@ class LabelledCoupledCP(CoupledCP, LabelledFactors):
 
     @classmethod
     def _restore(cls, model: tuple, labels: Labels, header: array_file.Header) -> Self:
-        (weights, arrays), blocks, errors = model, header["blocks"], header["errors"]
-        labels.check([len(factor) for factor in arrays])
-        if weights.shape != (len(blocks), *{factor.shape[1] for factor in arrays}):
-            raise ValueError(f"its weights have shape {weights.shape}")
-        if not all(type(error) is float for of in errors for error in of):
-            raise ValueError("its errors are not all numbers")
-        whole, own = errors
+        """Make a model of what `load` has read; refuse a file that no model wrote."""
+        weights, arrays = model
+        blocks = header["blocks"]
+        errors, block_errors = header["errors"]
         block_weights = header.get("block_weights", [])  # older files have none
+        labels.check([len(factor) for factor in arrays])
+        ranks = {factor.shape[1] for factor in arrays}
+        if weights.shape != (len(blocks), *ranks):
+            raise ValueError(f"its weights have shape {weights.shape}")
+        if not all(type(error) is float for error in [*errors, *block_errors]):
+            raise ValueError("its errors are not all numbers")
         if not all(type(weight) is float and 0 < weight < math.inf for weight in block_weights):
             raise ValueError("its block_weights are not all numbers above 0")
         if len(block_weights) not in (0, len(blocks)):
@@ -182,9 +182,9 @@ class LabelledCoupledCP(CoupledCP, LabelledFactors):
             factors,
             make_cp_tensors(factors, blocks, weights, labels),
             labels,
-            errors=whole,
-            block_errors=own,
-            blocks=[*map(tuple, blocks)],
+            errors=errors,
+            block_errors=block_errors,
+            blocks=[tuple(names) for names in blocks],
             block_weights=block_weights,
         )
 
@@ -194,11 +194,13 @@ def make_cp_tensors(
 ) -> list[CPTensor]:
     """Make the model of each block of its modes' names and its weights."""
     cp_tensors = []
-    for names, own in zip(blocks, weights, strict=True):
-        shared = [factors[name] for name in names]
-        if {*names} <= {*labels}:  # the constructor would sort by this block's weights alone
-            known = Labels({name: labels[name] for name in names}, labels.ordered)
-            cp_tensors.append(LabelledCP._from_parts(own, shared, known))
+    for names, weights_of_block in zip(blocks, weights, strict=True):
+        factors_of_block = [factors[name] for name in names]
+        if {*names} <= {*labels}:
+            labels_of_block = Labels({name: labels[name] for name in names}, labels.ordered)
+            # The constructor would sort components by the weights of this block alone.
+            cp_tensor = LabelledCP._from_parts(weights_of_block, factors_of_block, labels_of_block)
         else:
-            cp_tensors.append(CPTensor((own, shared)))
+            cp_tensor = CPTensor((weights_of_block, factors_of_block))
+        cp_tensors.append(cp_tensor)
     return cp_tensors

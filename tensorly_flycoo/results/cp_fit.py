@@ -1,5 +1,6 @@
 """The fit of a CP model to a sparse tensor, or to entries that were held out of it."""
 
+import math
 from typing import Any, NamedTuple, overload
 
 import numpy as np
@@ -10,7 +11,7 @@ from ..engines import Engine
 from ..engines.tall import sum_columns
 from ..loop.cp_model import multiply_all, multiply_grams
 from ..loop.losses import find_exact
-from ..loop.masks import find_missing
+from ..loop.masks import MissingEntries, find_missing
 from ..loop.model_uses import check_model, choose_mask
 from ..loop.scaling import find_exponent
 from ..ops.cp_entries import cp_to_entries, take_model
@@ -18,6 +19,7 @@ from ..ops.mttkrp import mttkrp
 from ..tensor.coo_cache import LabelledData, Mask, as_flycoo
 from ..tensor.entrance import mirror
 from ..tensor.pieces import Piece, map_pieces
+from ..tensor.tensor import FlycooTensor
 from .counts import CountFit, check_counts, complete_fit, sum_counts
 
 
@@ -98,9 +100,9 @@ def cp_fit(
     All cells cost one MTTKRP, of the last mode, as do the errors of `parafac`: the squared residual
     is ``|x|^2 + |model|^2 - 2 <x, model>``, added in float64, without the model's square at missing
     entries. These terms cancel near an exact fit: a relative error below 1e-8 (float64) or 1e-3
-    (float32) is rounding. Held-out entries
-    cost ``count * R * ndim`` operations, and do not cancel. With "poisson_count", all cells cost
-    the model's values at the nonzeros, and a few numbers for each of them.
+    (float32) is rounding. Held-out entries cost ``count * R * ndim`` operations, and do not cancel.
+    With "poisson_count", all cells cost the model's values at the nonzeros, and a few numbers for
+    each of them.
 
     Examples
     --------
@@ -117,45 +119,80 @@ def cp_fit(
     is_count = find_exact(record.loss if loss is None else loss).is_count
     if mask is not None and held_out is not None:
         raise ValueError("mask and held_out are both given, expected at most one of them")
-    is_all_unknown = mask is None and isinstance(getattr(x, "unknown", None), str)
-    knows_rows_only = record.absent == "unknown" or is_all_unknown
-    if held_out is None and not is_all_unknown:
+    has_rows_only = mask is None and isinstance(getattr(x, "unknown", None), str)
+    if held_out is None and not has_rows_only:
         mask = choose_mask(record, x, mask)
     x = as_flycoo(x, check_coords=True)
-    weights, factors = take_model(cp_tensor)
-    missing = None if mask is None else find_missing(x, mask)
-    count = num_cells(x.shape)
+    missing = find_missing(x, mask)
+    num_cells_known = num_cells(x.shape)
     if missing is not None:
         x = missing.observed
-        count = count - missing.count
-        if count == 0:
+        num_cells_known -= missing.count
+        if num_cells_known == 0:
             raise ValueError("mask marks all entries as missing, expected some that are not")
-    if held_out is None and knows_rows_only:
+    if held_out is None and (has_rows_only or record.absent == "unknown"):
         held_out = x._sorted_nonzeros()
     if held_out is not None:
-        model, values = compare_entries(cp_tensor, held_out, "held_out")
-        if values.size == 0:
-            raise ValueError("held_out has no entries, expected at least one")
-        if is_count:
-            check_counts(values, model)
-            return complete_fit(sum_counts(values, model), float(model.sum()), values.size)
-        residual = float(np.linalg.norm(values - model))
-        return _make_fit(residual, float(np.linalg.norm(values)), values.size)
+        return _fit_entries(cp_tensor, held_out, is_count)
+    weights, factors = take_model(cp_tensor)
     if is_count:
-        arrays = [*factors, *([] if weights is None else [weights])]
-        parts = map_pieces(_sum_counts, x._layout, x._engine, x._engine, arrays=arrays)
-        sums = [*arrays[len(factors) :], *map(sum_columns, factors)]
-        total = float(multiply_all(sums).sum())
-        total -= 0.0 if missing is None else missing.sum_model(weights, factors)
-        return complete_fit(sum(parts), total, count)
+        return _fit_counts(x, weights, factors, missing, num_cells_known)
+    return _fit_values(x, weights, factors, missing, num_cells_known)
+
+
+def _fit_entries(cp_tensor: Any, entries: Any, is_count: bool) -> CPFit | CountFit:
+    """Compare a model with some entries, (coords, values), one by one."""
+    model, values = compare_entries(cp_tensor, entries, "held_out")
+    if values.size == 0:
+        raise ValueError("held_out has no entries, expected at least one")
+    if is_count:
+        check_counts(values, model)
+        return complete_fit(sum_counts(values, model), float(model.sum()), values.size)
+    residual = float(np.linalg.norm(values - model))
+    return _make_fit(residual, float(np.linalg.norm(values)), values.size)
+
+
+def _fit_counts(
+    x: FlycooTensor,
+    weights: Array | None,
+    factors: list[Array],
+    missing: MissingEntries | None,
+    count: int,
+) -> CountFit:
+    """Compare a model with all `count` known cells: the likelihood of counts."""
+    arrays = [*factors]
+    sums = []
+    if weights is not None:
+        arrays.append(weights)
+        sums.append(weights)
+    parts = map_pieces(_sum_counts, x._layout, x._engine, x._engine, arrays=arrays)
+    sums += [sum_columns(factor) for factor in factors]
+    model_sum = float(multiply_all(sums).sum())
+    if missing is not None:
+        model_sum -= missing.sum_model(weights, factors)
+    return complete_fit(sum(parts), model_sum, count)
+
+
+def _fit_values(
+    x: FlycooTensor,
+    weights: Array | None,
+    factors: list[Array],
+    missing: MissingEntries | None,
+    count: int,
+) -> CPFit:
+    """Compare a model with all `count` known cells: least squares, by one MTTKRP."""
     norm = float(x._layout.norm)
-    power = 2.0 ** find_exponent(norm, x.nnz, x.dtype)  # of values far from 1
-    factors = [factors[0] * x.dtype.type(1 / power), *factors[1:]] if power != 1 else factors
+    # Far from 1 squares could overflow: the model of `x / power` is compared.
+    power = 2.0 ** find_exponent(norm, x.nnz, x.dtype)
+    if power != 1:
+        factors = [factors[0] * x.dtype.type(1 / power), *factors[1:]]
     last_mttkrp = mttkrp(x, factors, x.ndim - 1, weights=weights)
     inner = (last_mttkrp * factors[-1]).sum(dtype=np.float64)
-    weights = None if weights is None else weights.astype(np.float64)
+    if weights is not None:
+        weights = weights.astype(np.float64)
     model_square = float(multiply_grams(weights, factors, dtype=np.float64).sum())
-    model_square -= 0.0 if missing is None else missing.sum_model(weights, factors, square=True)
+    if missing is not None:
+        model_square -= missing.sum_model(weights, factors, square=True)
     square = (norm / power) ** 2 + model_square - 2 * float(inner) / power
     return _make_fit(power * abs(square) ** 0.5, norm, count)
 
@@ -185,6 +222,10 @@ def compare_entries(cp_tensor: Any, entries: Any, name: str) -> tuple[Array, Arr
 
 
 def _make_fit(residual: float, norm: float, count: int) -> CPFit:
-    zero_error = float("inf") if residual else 0.0
-    error = residual / norm if norm else zero_error
-    return CPFit(1 - error, error, residual / count**0.5, count)
+    """Make the fit from the norms of the residual and of the data; of zeros it is exact or not."""
+    error = 0.0
+    if norm:
+        error = residual / norm
+    elif residual:
+        error = math.inf
+    return CPFit(fit=1 - error, relative_error=error, rmse=residual / count**0.5, num_entries=count)

@@ -1,6 +1,6 @@
 """Rows of a factor for new indices, such as new users, without running a decomposition again."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,12 +12,19 @@ from ..base.fit_record import FitRecord
 from ..engines.tall import column_norms
 from ..loop.cp_model import find_biases, multiply_all, multiply_grams
 from ..loop.losses import EXACT_LOSSES, check_data, find_exact, find_loss
-from ..loop.masks import MissingBlocks, MissingEntries, ObservedData, find_missing
+from ..loop.masks import (
+    MissingBlocks,
+    MissingEntries,
+    ObservedData,
+    find_missing,
+    mask_slices,
+    take_observed,
+)
 from ..loop.model_uses import check_model, choose_mask
 from ..loop.observed_rows import L2_REG, measure_scale, scale_ridge
 from ..loop.poisson import MultiplicativeUpdates
-from ..loop.row_systems import ListedCells, solve_rows
-from ..loop.unknown_cells import find_unknown, forget_unknown, mask_slices
+from ..loop.row_systems import ListedCells, solve_row_systems
+from ..loop.unknown_cells import find_unknown, forget_unknown
 from ..ops.cp_entries import evaluate_model, find_kind, take_model
 from ..ops.mttkrp import mttkrp
 from ..ops.ragged import RaggedTensor
@@ -133,114 +140,140 @@ def fold_in(
     array([[2.],
            [0.]])
     """
-    options = {
-        "loss": loss,
-        "non_negative": non_negative,
-        "observed": observed,
-        "l2_reg": l2_reg,
-        "mask": mask,
-        "confidence": confidence,
-    }
-    return _FIND_ROWS[find_kind(cp_tensor)](cp_tensor, x_new, mode, options)
+    options = FoldInOptions(
+        loss=loss,
+        non_negative=non_negative,
+        observed=observed,
+        l2_reg=l2_reg,
+        mask=mask,
+        confidence=confidence,
+    )
+    find_rows = _FIND_ROWS[find_kind(cp_tensor)]
+    return find_rows(cp_tensor, x_new, mode, options)
 
 
-def _fold_in_cp(cp_tensor: Any, x_new: Any, mode: Any, options: dict[str, Any]) -> Array:
+@dataclass(frozen=True)
+class FoldInOptions:
+    """The options of a call of `fold_in`; None where the model decides."""
+
+    loss: str | None = None
+    non_negative: bool | None = None
+    observed: bool | None = None
+    l2_reg: float | None = None
+    mask: Any = None
+    confidence: Any = None
+
+    def refuse(self, names: Sequence[str], kind: str) -> None:
+        """Refuse those options that say nothing about a kind of model."""
+        for name in names:
+            if getattr(self, name) is not None:
+                raise ValueError(f"{name} is given, expected None for {kind}")
+
+
+# A function for each kind of model
+
+
+def _fold_in_cp(cp_tensor: Any, x_new: Any, mode: Any, options: FoldInOptions) -> Array:
+    """Find rows of a CP model, by least squares or as the likeliest of counts."""
     weights, factors = take_model(cp_tensor)
-    mode = check_mode(number_modes(x_new, number_modes(cp_tensor, mode)), len(factors))
+    mode = _find_mode(cp_tensor, x_new, mode, len(factors))
     record = check_model("fold_in", cp_tensor, x_new, mode)
-    how = _choose(record, cp_tensor, x_new, mode, **options)
+    how = _choose(record, cp_tensor, x_new, mode, options)
     x = as_flycoo(x_new, check_coords=True)
-    xp = array_module(factors[mode])
     old = factors[mode]
     factors = list(factors)
-    factors[mode] = xp.zeros((x.shape[mode], old.shape[1]), old.dtype)
+    factors[mode] = array_module(old).zeros((x.shape[mode], old.shape[1]), old.dtype)
     check_factors(factors, x.shape, x.dtype, x._engine.array_type)
-    is_listed = how.observed or options["confidence"] is not None
-    missing = None if how.mask is None else find_missing(x, how.mask, lists=is_listed)
+    is_listed = how.observed or options.confidence is not None
+    missing = find_missing(x, how.mask, lists=is_listed)
     if how.is_count:
         return _fit_counts(x, weights, factors, mode, missing)
     problem = _RowProblem(x, weights, factors, old, mode, how, record)
-    return problem.solve(missing, options["confidence"]).astype(old.dtype)
+    return problem.solve(missing, options.confidence).astype(old.dtype)
 
 
-def _fold_in_tucker(model: Any, x_new: Any, mode: Any, options: dict[str, Any]) -> Array:
+def _fold_in_tucker(model: Any, x_new: Any, mode: Any, options: FoldInOptions) -> Array:
+    """Find rows of a Tucker model, which has neither weights of cells nor a ridge."""
     core, factors = model
-    mode = check_mode(number_modes(x_new, number_modes(model, mode)), len(factors))
+    mode = _find_mode(model, x_new, mode, len(factors))
     record = check_model("fold_in", model, x_new, mode)
-    _refuse_options(options, ("confidence", "l2_reg"), "a Tucker model")
-    how = _choose(record, model, x_new, mode, **options)
+    options.refuse(("confidence", "l2_reg"), "a Tucker model")
+    how = _choose(record, model, x_new, mode, options)
     if how.is_count:
         raise ValueError("loss is 'poisson_count', expected 'gaussian' for a Tucker model")
     x = as_flycoo(x_new, check_coords=True)
-    missing = None if how.mask is None else find_missing(x, how.mask, lists=True)
-    kind = {"observed": how.observed, "non_negative": how.non_negative}
-    return fold_in_tucker(core, factors, x, mode, missing=missing, **kind)
+    return fold_in_tucker(
+        core,
+        factors,
+        x,
+        mode,
+        missing=find_missing(x, how.mask, lists=True),
+        observed=how.observed,
+        non_negative=how.non_negative,
+    )
 
 
-def _fold_in_parafac2(model: Any, slices: Any, mode: Any, options: dict[str, Any]) -> Array:
-    mode = check_mode(number_modes(slices, number_modes(model, mode)), 3)
+def _find_mode(model: Any, x_new: Any, mode: Any, ndim: int) -> int:
+    """Return the number of a mode, which may be one of the model's names, or of the data's."""
+    mode = number_modes(model, mode)
+    mode = number_modes(x_new, mode)
+    return check_mode(mode, ndim)
+
+
+def _fold_in_parafac2(model: Any, slices: Any, mode: Any, options: FoldInOptions) -> Array:
+    """Find rows of new slices of a PARAFAC2 model, or of new columns of all its slices."""
+    mode = _find_mode(model, slices, mode, 3)
     record = check_model("fold_in", model, slices, mode)
-    _refuse_options(options, ("loss", "observed", "l2_reg", "confidence"), "a PARAFAC2 model")
+    options.refuse(("loss", "observed", "l2_reg", "confidence"), "a PARAFAC2 model")
     _refuse_constraint(record, mode)
     if record.is_centred:
         raise ValueError(
             "cp_tensor was fitted with center=True, and does not keep the means of the columns: "
             "expected a model of slices as they are; subtract the means before, and fit those"
         )
-    x = slices if isinstance(slices, RaggedTensor) else RaggedTensor(forget_unknown(slices))
-    mask = options["mask"]
-    non_negative = options["non_negative"]
-    if mask is None and (unknown := find_unknown(slices)) is not None:
+    x = slices
+    if not isinstance(slices, RaggedTensor):
+        x = RaggedTensor(forget_unknown(slices))
+    mask = options.mask
+    unknown = find_unknown(slices)
+    if mask is None and unknown is not None:
         mask = mask_slices(unknown, x.shape[0])
     if mask is None and record.mask is not None:
         raise ValueError(
             "mask is not given, expected the missing cells of x_new, one mask for each slice, as "
             "the model was fitted with some; numpy.ones((1, 1)) for a slice without any"
         )
+    non_negative = options.non_negative
     if non_negative is None:
         non_negative = mode in record.non_negative
     return fold_in_parafac2(model, x, mode, mask=mask, non_negative=non_negative).rows
 
 
-def _refuse_constraint(record: FitRecord, mode: int) -> None:
-    """Refuse to find rows of a factor that has a constraint which they would not meet."""
-    if found := record.constraints.get(mode):
-        raise ValueError(
-            f"cp_tensor has the constraint or penalty {', '.join(found)} in mode {mode}, which new "
-            "rows by least squares would not meet: fold in another mode, or pass the pair "
-            "(cp_tensor.weights, cp_tensor.factors) to ignore it"
-        )
-
-
-def _fold_in_coupled(model: Any, blocks: Any, mode: Any, options: dict[str, Any]) -> Array:
+def _fold_in_coupled(model: Any, blocks: Any, mode: Any, options: FoldInOptions) -> Array:
     return find_coupled_rows(model, blocks, mode, options).rows
 
 
-def find_coupled_rows(model: Any, blocks: Any, mode: Any, options: Mapping[str, Any]) -> NewRows:
+def find_coupled_rows(model: Any, blocks: Any, mode: Any, options: FoldInOptions) -> NewRows:
     """Find rows of new labels of a coupled model as it was made; return them and the labels."""
     record = check_model("fold_in", model)
-    _refuse_options(options, ("loss", "observed", "mask", "confidence"), "a coupled model")
+    options.refuse(("loss", "observed", "mask", "confidence"), "a coupled model")
     names = [*model.factors]
-    mode = names[check_mode(mode, len(names))] if isinstance(mode, int) else mode
-    l2_reg = options["l2_reg"]
-    non_negative = options["non_negative"]
+    if isinstance(mode, int):
+        mode = names[check_mode(mode, len(names))]
+    l2_reg = record.l2_reg
+    if options.l2_reg is not None:
+        l2_reg = options.l2_reg
+    non_negative = options.non_negative
     if non_negative is None:
         non_negative = mode in names and names.index(mode) in record.non_negative
     return fold_in_coupled(
         model,
         blocks,
         mode,
-        l2_reg=record.l2_reg if l2_reg is None else l2_reg,
+        l2_reg=l2_reg,
         non_negative=non_negative,
         missing=record.absent,
     )
-
-
-def _refuse_options(options: Mapping[str, Any], names: Sequence[str], kind: str) -> None:
-    """Refuse options that say nothing about a kind of model."""
-    for name in names:
-        if options[name] is not None:
-            raise ValueError(f"{name} is given, expected None for {kind}")
 
 
 #: What finds the rows of each kind of model.
@@ -250,6 +283,20 @@ _FIND_ROWS: dict[str, Callable[..., Array]] = {
     "PARAFAC2": _fold_in_parafac2,
     "coupled": _fold_in_coupled,
 }
+
+
+# How rows are found
+
+
+def _refuse_constraint(record: FitRecord, mode: int) -> None:
+    """Refuse to find rows of a factor that has a constraint which they would not meet."""
+    constraints = record.constraints.get(mode)
+    if constraints:
+        raise ValueError(
+            f"cp_tensor has the constraint or penalty {', '.join(constraints)} in mode {mode}, "
+            "which new rows by least squares would not meet: fold in another mode, or pass the "
+            "pair (cp_tensor.weights, cp_tensor.factors) to ignore it"
+        )
 
 
 @dataclass(frozen=True)
@@ -265,62 +312,88 @@ class _How:
 
 
 def _choose(
-    record: FitRecord,
-    cp_tensor: Any,
-    x_new: Any,
-    mode: int,
-    *,
-    loss: str | None,
-    non_negative: bool | None,
-    observed: bool | None,
-    l2_reg: float | None,
-    mask: Any,
-    confidence: Any,
+    record: FitRecord, cp_tensor: Any, x_new: Any, mode: int, options: FoldInOptions
 ) -> _How:
     """Choose how to find new rows, and refuse what there are no rows for."""
-    if loss is None and record.loss not in EXACT_LOSSES:
+    is_count = _is_count(record, options)
+    _refuse_constraint(record, mode)
+    has_confidence = options.confidence is not None
+    has_rows_only = isinstance(getattr(x_new, "unknown", None), str) and options.mask is None
+
+    observed = options.observed
+    if observed is None:
+        if record.is_weighted and not has_confidence:
+            raise ValueError(
+                "confidence is not given, expected the weights of the cells of x_new, as the model "
+                "was fitted with some; pass observed= to fold in without: True if cells without a "
+                "row are unknown, False if they are zeros"
+            )
+        observed = record.absent == "unknown" or has_rows_only
+    if observed:
+        _check_observed(is_count, options.mask)
+    l2_reg = _choose_ridge(record, options.l2_reg, observed)
+
+    mask = options.mask
+    if not observed and not has_confidence:
+        has_same_rows = _has_same_rows(cp_tensor, x_new, mode)
+        mask = choose_mask(record, x_new, mask, mode, has_same_rows=has_same_rows)
+    elif mask is None and not has_rows_only:  # what x_new may store at cells that are unknown
+        mask = getattr(x_new, "unknown", None)
+
+    unobserved = 0.0
+    if has_confidence and not observed:
+        unobserved = record.unobserved
+    non_negative = options.non_negative
+    if non_negative is None:
+        non_negative = mode in record.non_negative
+    return _How(
+        is_count=is_count,
+        non_negative=non_negative,
+        observed=observed,
+        unobserved=unobserved,
+        l2_reg=l2_reg,
+        mask=mask,
+    )
+
+
+def _is_count(record: FitRecord, options: FoldInOptions) -> bool:
+    """Say whether rows are the likeliest of counts, by the loss of the call or the model."""
+    if options.loss is None and record.loss not in EXACT_LOSSES:
         raise ValueError(
             f"loss is not given, and the model was fitted with {record.loss!r}, for which there "
             f"are no rows: expected one of {EXACT_LOSSES}"
         )
-    is_count = find_exact(record.loss if loss is None else loss).is_count
-    if is_count and confidence is not None:
+    loss = record.loss if options.loss is None else options.loss
+    is_count = find_exact(loss).is_count
+    if is_count and options.confidence is not None:
         raise ValueError(
             'confidence is given, expected None with loss="poisson_count": the likelihood of '
             "counts has no weights"
         )
-    _refuse_constraint(record, mode)
-    is_all_unknown = isinstance(getattr(x_new, "unknown", None), str) and mask is None
-    is_asked = observed is not None
-    if observed is None:
-        observed = record.absent == "unknown" or is_all_unknown
-    if not is_asked and record.is_weighted and confidence is None:
-        raise ValueError(
-            "confidence is not given, expected the weights of the cells of x_new, as the model was "
-            "fitted with some; pass observed= to fold in without: True if cells without a row are "
-            "unknown, False if they are zeros"
-        )
-    unobserved = record.unobserved if confidence is not None and not observed else 0.0
-    if observed and is_count:
+    return is_count
+
+
+def _check_observed(is_count: bool, mask: Any) -> None:
+    """Refuse what excludes rows of the nonzeros alone."""
+    if is_count:
         raise ValueError(
             "observed rows, as of a model of observed_parafac, are of least squares: expected "
             'loss="gaussian", or observed=False'
         )
-    if observed and mask is not None:
+    if mask is not None:
         raise ValueError("mask is given, expected None with observed rows: all cells are unknown")
-    if l2_reg is None:
-        l2_reg = max(record.l2_reg, L2_REG) if observed else record.l2_reg
-    elif observed:
-        check_positive(l2_reg, "l2_reg")
-    check_real(l2_reg, "l2_reg", 0)
-    if not observed and confidence is None:
-        has_same_rows = _has_same_rows(cp_tensor, x_new, mode)
-        mask = choose_mask(record, x_new, mask, mode, has_same_rows=has_same_rows)
-    elif mask is None and not is_all_unknown:  # what x_new may store at cells that are unknown
-        mask = getattr(x_new, "unknown", None)
-    if non_negative is None:
-        non_negative = mode in record.non_negative
-    return _How(is_count, non_negative, observed, unobserved, float(l2_reg), mask)
+
+
+def _choose_ridge(record: FitRecord, l2_reg: float | None, observed: bool) -> float:
+    """Return the ridge of the call, or of the model; rows of few cells need one."""
+    if l2_reg is not None:
+        if observed:
+            check_positive(l2_reg, "l2_reg")
+        check_real(l2_reg, "l2_reg", 0)
+        return float(l2_reg)
+    if observed:
+        return max(float(record.l2_reg), L2_REG)
+    return float(record.l2_reg)
 
 
 def _has_same_rows(cp_tensor: Any, x_new: Any, mode: int) -> bool:
@@ -328,11 +401,11 @@ def _has_same_rows(cp_tensor: Any, x_new: Any, mode: int) -> bool:
     labels = getattr(cp_tensor, "labels", None)
     if not isinstance(x_new, LabelledTensor) or not isinstance(labels, Labels):
         return False
-    own, known = ([*of.values()][mode] for of in (x_new.labels, labels))
-    return bool(np.array_equal(own, known))
+    new_labels = [*x_new.labels.values()][mode]
+    model_labels = [*labels.values()][mode]
+    return bool(np.array_equal(new_labels, model_labels))
 
 
-@dataclass
 class _RowProblem:
     r"""The least-squares problem of new rows of one factor, all others fixed.
 
@@ -340,25 +413,34 @@ class _RowProblem:
     the free columns explain what they leave. All is in float64, weights in the designs.
     """
 
-    x: FlycooTensor
-    weights: Array | None
-    factors: list[Array]  # zeros in that of `mode`
-    old: Array  # the model's factor of `mode`
-    mode: int
-    how: _How
-    record: FitRecord
-
-    def __post_init__(self) -> None:
-        xp = array_module(self.old)
-        rank = self.old.shape[1]
-        weights = xp.ones(rank) if self.weights is None else self.weights
+    def __init__(
+        self,
+        x: FlycooTensor,
+        weights: Array | None,
+        factors: list[Array],  # zeros in that of `mode`
+        old: Array,  # the model's factor of `mode`
+        mode: int,
+        how: _How,
+        record: FitRecord,
+    ) -> None:
+        xp = array_module(old)
+        rank = old.shape[1]
+        self.x = x
+        self.factors = factors
+        self.old = old
+        self.mode = mode
+        self.how = how
+        self.record = record
+        if weights is None:
+            weights = xp.ones(rank)
         self.scales = weights.astype(np.float64)
-        self.exact = [factor.astype(np.float64) for factor in self.factors]
-        modes = xp.asarray(self.record.bias_modes or (-1,) * rank)
-        self.is_own_bias = modes == self.mode
-        is_kept = xp.asarray(find_biases(self.record, rank)) & ~self.is_own_bias
-        self.kept, self.free = xp.flatnonzero(is_kept), xp.flatnonzero(~is_kept)
-        self.constants = self.old[0, self.kept].astype(np.float64)
+        self.exact = [factor.astype(np.float64) for factor in factors]
+        bias_modes = xp.asarray(record.bias_modes or (-1,) * rank)
+        self.is_own_bias = bias_modes == mode
+        is_kept = xp.asarray(find_biases(record, rank)) & ~self.is_own_bias
+        self.kept = xp.flatnonzero(is_kept)
+        self.free = xp.flatnonzero(~is_kept)
+        self.constants = old[0, self.kept].astype(np.float64)
 
     def solve(self, missing: MissingEntries | None, confidence: Any) -> Array:
         """Return the rows (I_new, R)."""
@@ -367,45 +449,67 @@ class _RowProblem:
         rows[:, self.kept] = self.constants
         if self.x.nnz == 0 and self.how.observed and confidence is None:
             return rows
-        products, gram, cells = self.assemble(missing, confidence)
+        if confidence is not None:
+            products, gram, cells = self._weigh_cells(missing, confidence)
+        elif self.how.observed:
+            products, gram, cells = self._take_nonzeros(missing)
+        else:
+            products, gram, cells = self._take_all_cells(missing)
         if self.kept.size:  # what the kept columns explain is no target of the others
             products = products - self.constants @ gram[self.kept]
-        ridges = self.find_ridges()
-        common = gram + xp.diag(ridges)
+        common = gram + xp.diag(self.find_ridges())
         free = self.free
-        rows[:, free] = solve_rows(
+        rows[:, free] = solve_row_systems(
             products[:, free], common[free][:, free], cells, non_negative=self.how.non_negative
         )
         return rows
 
-    def assemble(
+    # Three ways to make the systems. Each returns the right-hand sides (I_new, R) and the Gram
+    # matrix (R, R) that all rows share, and the cells that count otherwise, if any.
+
+    def _weigh_cells(
         self, missing: MissingEntries | None, confidence: Any
     ) -> tuple[Array, Array, ListedCells | None]:
-        """Return the right-hand sides and the Gram matrix of all rows, and cells that differ."""
-        xp, (size, rank) = array_module(self.old), self.factors[self.mode].shape
-        nothing = xp.zeros((size, rank)), xp.zeros((rank, rank))
-        x = self.x if missing is None else missing.observed
-        if confidence is not None:
-            coords, weights, values = _read_confidence(confidence, x)
-            if missing is not None:
-                coords, weights, values = _leave_out(missing, coords, weights, values)
-            listed = self.list_cells(coords, weights - self.how.unobserved, weights * values)
-            return nothing[0], self.how.unobserved * self.make_gram(), listed
-        if self.how.observed:
-            coords, values = x._sorted_nonzeros()
-            values = values.astype(np.float64)
-            return *nothing, self.list_cells(coords, xp.ones_like(values), values)
+        """Make the systems of cells with weights; all others have the weight `unobserved`."""
+        x = take_observed(self.x, missing)
+        coords, weights, values = _read_confidence(confidence, x)
+        if missing is not None:
+            coords, weights, values = _leave_out(missing, coords, weights, values)
+        unobserved = self.how.unobserved
+        cells = self.list_cells(coords, weights - unobserved, weights * values)
+        nothing = array_module(self.old).zeros(self.factors[self.mode].shape)
+        return nothing, unobserved * self.make_gram(), cells
+
+    def _take_nonzeros(
+        self, missing: MissingEntries | None
+    ) -> tuple[Array, Array, ListedCells | None]:
+        """Make the systems of the nonzeros: all other cells are unknown."""
+        xp = array_module(self.old)
+        x = take_observed(self.x, missing)
+        size, rank = self.factors[self.mode].shape
+        coords, values = x._sorted_nonzeros()
+        values = values.astype(np.float64)
+        cells = self.list_cells(coords, xp.ones_like(values), values)
+        return xp.zeros((size, rank)), xp.zeros((rank, rank)), cells
+
+    def _take_all_cells(
+        self, missing: MissingEntries | None
+    ) -> tuple[Array, Array, ListedCells | None]:
+        """Make the systems of all cells but the missing ones."""
+        xp = array_module(self.old)
+        x = take_observed(self.x, missing)
         products = mttkrp(x, self.factors, self.mode).astype(np.float64) * self.scales
         gram = self.make_gram()
-        if isinstance(missing, MissingBlocks) and self.mode not in missing.modes:
-            of_blocks = missing.make_gram(self.scales, self.exact, self.mode)
-            return products, gram - of_blocks, None
         if isinstance(missing, MissingBlocks):
+            if self.mode not in missing.modes:
+                # The same cells are missing in all rows, which go on sharing one matrix.
+                return products, gram - missing.make_gram(self.scales, self.exact, self.mode), None
             missing = find_missing(self.x, self.how.mask, lists=True)
         if missing is None:
             return products, gram, None
         ones = xp.ones(missing.count)
-        return products, gram, self.list_cells(missing.coords, -ones, xp.zeros(missing.count))
+        cells = self.list_cells(missing.coords, -ones, xp.zeros(missing.count))
+        return products, gram, cells
 
     def make_gram(self) -> Array:
         """Return the Gram matrix of the designs of all cells of a row."""
@@ -413,17 +517,20 @@ class _RowProblem:
 
     def list_cells(self, coords: Array, weights: Array, targets: Array) -> ListedCells:
         """Return cells with the designs of the free columns; the kept ones explain their share."""
-        others = [n for n in range(len(self.factors)) if n != self.mode]
 
-        def multiply(places: Array, columns: Array) -> Array:
-            rows = [self.exact[n][:, columns][coords[n][places]] for n in others]
+        def evaluate(places: Array, columns: Array) -> Array:
+            rows = [
+                factor[:, columns][coords[n][places]]
+                for n, factor in enumerate(self.exact)
+                if n != self.mode
+            ]
             return multiply_all([self.scales[columns], *rows])
 
         if self.kept.size:
-            every = array_module(coords).arange(coords.shape[1])
-            targets = targets - weights * (multiply(every, self.kept) @ self.constants)
+            all_places = array_module(coords).arange(coords.shape[1])
+            targets = targets - weights * (evaluate(all_places, self.kept) @ self.constants)
         return ListedCells(
-            coords[self.mode], lambda places: multiply(places, self.free), weights, targets
+            coords[self.mode], lambda places: evaluate(places, self.free), weights, targets
         )
 
     def find_ridges(self) -> Array:
@@ -436,37 +543,44 @@ class _RowProblem:
         rank = self.old.shape[1]
         if not self.how.l2_reg:
             return xp.zeros(rank)
-        others = multiply_all([column_norms(f) for f in self.exact], skip=self.mode)
-        others = others * abs(self.scales)
-        sizes = others * column_norms(self.old.astype(np.float64))
+        # What a row of length 1 of this mode adds to the model, column by column.
+        norms = [column_norms(factor) for factor in self.exact]
+        units = multiply_all(norms, skip=self.mode) * abs(self.scales)
+        sizes = units * column_norms(self.old.astype(np.float64))
         is_used = sizes > 0
-        lengths = sizes ** (1 - 1 / self.x.ndim) / xp.where(is_used, others, 1)
+        lengths = sizes ** (1 - 1 / self.x.ndim) / xp.where(is_used, units, 1)
         lengths = xp.where(is_used, lengths, 1)
-        firsts = multiply_all([f[0] for f in self.exact], skip=self.mode) * self.scales
-        lengths = xp.where(self.is_own_bias, 1 / xp.where(self.is_own_bias, firsts, 1), lengths)
+        # The other factors of a bias are constant: their first rows say how long it is.
+        first_rows = [factor[0] for factor in self.exact]
+        constants = multiply_all(first_rows, skip=self.mode) * self.scales
+        is_bias = self.is_own_bias
+        lengths = xp.where(is_bias, 1 / xp.where(is_bias, constants, 1), lengths)
+
         ridge = self.how.l2_reg
         has_no_unit = self.how.observed and not self.record.l2_reg
         if self.record.scale is not None or has_no_unit:  # as that of observed_parafac
             ridge = scale_ridge(ridge, self.record.scale or _measure(self.x), self.x.ndim)
-        return xp.where(self.is_own_bias, self.how.l2_reg, ridge) / lengths**2
+        return xp.where(is_bias, self.how.l2_reg, ridge) / lengths**2
 
 
 def _measure(x: FlycooTensor) -> float:
-    return measure_scale(x._sorted_nonzeros()[1].astype(np.float64)) or 1.0
+    """Return the root mean square of the nonzeros, or 1 if that underflows."""
+    _, values = x._sorted_nonzeros()
+    return measure_scale(values.astype(np.float64)) or 1.0
 
 
 def _read_confidence(confidence: Any, x: FlycooTensor) -> tuple[Array, Array, Array]:
     """Return the coordinates, weights and values of the weighted cells, in float64."""
-    given = as_flycoo(confidence, check_coords=True)
-    if given.shape != x.shape or given.device != x.device:
+    weighted = as_flycoo(confidence, check_coords=True)
+    if weighted.shape != x.shape or weighted.device != x.device:
         raise ValueError(
-            f"confidence has shape {given.shape} and device {given.device!r}, expected {x.shape} "
-            f"and {x.device!r}, those of x_new"
+            f"confidence has shape {weighted.shape} and device {weighted.device!r}, expected "
+            f"{x.shape} and {x.device!r}, those of x_new"
         )
-    coords, weights = given._sorted_nonzeros()
-    known, values = x._sorted_nonzeros()
+    coords, weights = weighted._sorted_nonzeros()
+    data_coords, values = x._sorted_nonzeros()
     xp = array_module(values)
-    is_weighted, places = find_places(coords, known, xp)
+    is_weighted, places = find_places(coords, data_coords, xp)
     if not is_weighted.all():
         lacking = int((~is_weighted).sum())
         raise ValueError(f"confidence lacks {lacking} of the nonzeros of x_new: give each a weight")
@@ -481,10 +595,12 @@ def _leave_out(
     """Give missing cells the weight 0, whether they are listed with another one or not."""
     xp = array_module(coords)
     is_missing, _ = find_places(missing.coords, coords, xp)
-    coords = xp.concatenate([coords[:, ~is_missing], missing.coords], axis=1)
     zeros = xp.zeros(missing.count)
-    weights = xp.concatenate([weights[~is_missing], zeros])
-    return coords, weights, xp.concatenate([values[~is_missing], zeros])
+    return (
+        xp.concatenate([coords[:, ~is_missing], missing.coords], axis=1),
+        xp.concatenate([weights[~is_missing], zeros]),
+        xp.concatenate([values[~is_missing], zeros]),
+    )
 
 
 def _fit_counts(
@@ -497,30 +613,41 @@ def _fit_counts(
     """Compute the likeliest rows of `mode` for counts; those in `factors` are zeros."""
     if x.nnz:
         check_data(find_loss("poisson_count"), x)
-    named = [("the weights", weights), *((f"factors[{n}]", f) for n, f in enumerate(factors))]
-    for name, array in named:
-        if array is not None:
-            check_least(array, f"{name} of the model")
+    if weights is not None:
+        check_least(weights, "the weights of the model")
+    for n, factor in enumerate(factors):
+        check_least(factor, f"factors[{n}] of the model")
     xp = array_module(factors[mode])
-    rows = factors[mode]
+    zeros = factors[mode]
     # Meanwhile the weights are part of the rows.
-    scale = xp.ones(rows.shape[1], rows.dtype) if weights is None else weights
-    factors[mode] = xp.ones_like(rows) * scale
-    x = x if missing is None else missing.observed
-    coords, values = x._sorted_nonzeros()
-    is_possible = evaluate_model(coords, None, factors) > 0  # elsewhere the model is zero
-    if not is_possible.all():
-        x = x._rebuild(coords[:, is_possible], values[is_possible])
-    if x.nnz == 0:
-        return rows
+    scale = weights
+    if scale is None:
+        scale = xp.ones(zeros.shape[1], zeros.dtype)
+    factors[mode] = xp.ones_like(zeros) * scale
+    observed = _drop_impossible(take_observed(x, missing), factors)
+    if observed.nnz == 0:
+        return zeros
     if missing is not None:
-        missing = missing.of(x)
+        missing = missing.of(observed)
     run = MultiplicativeUpdates(
-        ObservedData(x, missing), [mode], tensor=x, model=(None, factors), n_iter_max=_MAX_SWEEPS
+        ObservedData(observed, missing),
+        [mode],
+        tensor=observed,
+        model=(None, factors),
+        n_iter_max=_MAX_SWEEPS,
     )
     for sweep in range(_MAX_SWEEPS):
-        last = run.loss
+        last_loss = run.loss
         loss = run.update(sweep)
-        if not last - loss > _TOLERANCE * abs(loss):
+        if not last_loss - loss > _TOLERANCE * abs(loss):  # also if it rises
             break
     return run.factors[mode] * xp.where(scale > 0, 1 / xp.where(scale > 0, scale, 1), 0)
+
+
+def _drop_impossible(x: FlycooTensor, factors: Sequence[Array]) -> FlycooTensor:
+    """Leave out counts where all components of the other factors are zero: no row explains them."""
+    coords, values = x._sorted_nonzeros()
+    is_possible = evaluate_model(coords, None, factors) > 0
+    if is_possible.all():
+        return x
+    return x._rebuild(coords[:, is_possible], values[is_possible])

@@ -8,15 +8,16 @@ import numpy as np
 from ..base.array_modules import Array, array_module, move
 from ..base.checks import check_choice, check_real
 from ..engines import select_engine
+from ..engines.tall import solve_semidefinite
 from ..loop.coupled_blocks import (
-    Block,
+    CoupledBlock,
     group_rows,
     join_labels,
     open_blocks,
     to_exact,
     weigh_divided,
 )
-from ..loop.cp_model import multiply_grams, solve_gram
+from ..loop.cp_model import multiply_grams
 from ..loop.hals import solve_nonnegative
 from ..loop.scaling import find_exponent
 from ..loop.whole_tensor import WholeTensor
@@ -123,40 +124,48 @@ def fold_in_coupled(
     check_choice(missing, "missing", ("zero", "unknown"))
     if mode not in model.factors:
         raise ValueError(f"mode is {mode!r}, expected one of {[*model.factors]}")
-    given, device = open_blocks(blocks)
-    numbers = _find_numbers(model, given, mode)
-    count, labels = _join_new(given, mode)
+    new_blocks, device = open_blocks(blocks)
+    numbers = _find_numbers(model, new_blocks, mode)
+    num_rows, labels = _join_new(new_blocks, mode)
     xp = select_engine(device).xp
-    old = model.factors[mode]
-    weights, powers, omegas = _scale_weights(model, xp)
-    for n, (block, number) in enumerate(zip(given, numbers, strict=True)):
+    weights, powers, block_weights = _scale_weights(model, xp)
+    for n, (block, number) in enumerate(zip(new_blocks, numbers, strict=True)):
         _find_places(n, block, model, mode, xp)
-        x = to_exact(block.data)
-        x = x if powers[number] == 1 else x * (1 / powers[number])
-        block.data = WholeTensor(x) if isinstance(x, FlycooTensor) else x
+        _divide_data(block, powers[number])
     factors = [move(factor, xp).astype(np.float64) for factor in model.factors.values()]
     index = [*model.factors].index(mode)
-    factors[index] = xp.zeros((count, model.rank))  # of which only the size matters
-    is_known = np.ones((count, len(given)), bool)
-    target = xp.zeros((count, model.rank))
+    factors[index] = xp.zeros((num_rows, model.rank))  # of which only the size matters
+
+    # Each block adds to the right-hand sides of all rows, and to the matrices of those it knows.
+    is_known = np.ones((num_rows, len(new_blocks)), bool)
+    targets = xp.zeros((num_rows, model.rank))
     grams = []
-    for n, (block, number) in enumerate(zip(given, numbers, strict=True)):
-        others = {m: factors[m] for m in block.modes if m != index}
+    for n, (block, number) in enumerate(zip(new_blocks, numbers, strict=True)):
+        fixed = {m: factors[m] for m in block.modes if m != index}
         if missing == "unknown":
-            is_known[:, n] = _find_known(block, index, count)
-            places = {m: block.find_places(m) for m in others}
-            others |= {m: factors[m][rows] for m, rows in places.items() if rows is not None}
-        scales = omegas[number] * weights[number]
-        target += block.mttkrp(index, factors) * scales
-        gram = multiply_grams(None, [*others.values()])
+            is_known[:, n] = _find_known(block, index, num_rows)
+            fixed = {m: block.take_rows(factor, m) for m, factor in fixed.items()}
+        scales = block_weights[number] * weights[number]
+        targets += block.mttkrp(index, factors) * scales
+        gram = multiply_grams(None, [*fixed.values()])
         grams.append(scales[:, None] * gram * weights[number])
+
     users = [b for b, names in enumerate(model.blocks) if mode in names]
-    ridge = xp.diag(l2_reg * sum(omegas[b] * weights[b] ** 2 for b in users))
-    rows = xp.zeros_like(target)
-    for numbered, columns in group_rows(is_known, xp):
-        gram = sum((grams[n] for n in columns), start=ridge)
-        rows[numbered] = _solve(target[numbered], gram, non_negative)
+    ridge = xp.diag(l2_reg * sum(block_weights[b] * weights[b] ** 2 for b in users))
+    rows = xp.zeros_like(targets)
+    for alike, known_blocks in group_rows(is_known, xp):
+        gram = sum((grams[n] for n in known_blocks), start=ridge)
+        rows[alike] = _solve(targets[alike], gram, non_negative)
+    old = model.factors[mode]
     return NewRows(move(rows.astype(old.dtype), array_module(old)), labels)
+
+
+def _divide_data(block: CoupledBlock, power: float) -> None:
+    """Make a block's data float64, and divide them by a power of two, as its weights were."""
+    x = to_exact(block.data)
+    if power != 1:
+        x = x * (1 / power)
+    block.data = WholeTensor(x) if isinstance(x, FlycooTensor) else x
 
 
 def _scale_weights(model: Any, xp: Any) -> tuple[list[Array], list[float], list[float]]:
@@ -164,46 +173,53 @@ def _scale_weights(model: Any, xp: Any) -> tuple[list[Array], list[float], list[
 
     Weights far from 1 are divided, and data with them, since their squares could overflow.
     """
-    weights = [move(cp_tensor.weights, xp).astype(np.float64) for cp_tensor in model.cp_tensors]
-    powers = [2.0 ** find_exponent(float(abs(own).max()), 1, own.dtype) for own in weights]
-    divided = [own / power for own, power in zip(weights, powers, strict=True)]
+    divided = []
+    powers = []
+    for cp_tensor in model.cp_tensors:
+        weights = move(cp_tensor.weights, xp).astype(np.float64)
+        power = 2.0 ** find_exponent(float(abs(weights).max()), 1, weights.dtype)
+        divided.append(weights / power)
+        powers.append(power)
     return divided, powers, weigh_divided(model.block_weights, powers)
 
 
-def _find_numbers(model: Any, given: list[Block], mode: str) -> list[int]:
-    """Return the numbers of the model's blocks that have the modes of those given."""
-    known = [frozenset(names) for names in model.blocks]
+def _find_numbers(model: Any, new_blocks: list[CoupledBlock], mode: str) -> list[int]:
+    """Return the numbers of the model's blocks that have the modes of the new ones."""
+    modes_of_model = [frozenset(names) for names in model.blocks]
     numbers = []
-    for n, block in enumerate(given):
+    for n, block in enumerate(new_blocks):
         modes = frozenset(block.names)
-        alike = [number for number, names in enumerate(known) if names == modes]
-        same = [other for other in given if frozenset(other.names) == modes]
-        if not alike:
+        alike_in_model = [b for b, names in enumerate(modes_of_model) if names == modes]
+        alike = [new for new in new_blocks if frozenset(new.names) == modes]
+        if not alike_in_model:
             raise ValueError(
                 f"blocks[{n}] has the modes {block.names}, expected those of a block of the model: "
                 f"{[*map(list, model.blocks)]}"
             )
         if mode not in modes:
             raise ValueError(f"blocks[{n}] has the modes {block.names}, expected also {mode!r}")
-        if len(same) != len(alike):
+        if len(alike) != len(alike_in_model):
             raise ValueError(
-                f"blocks has {len(same)} of the modes {block.names}, expected {len(alike)}, as the "
-                "model has, in its order"
+                f"blocks has {len(alike)} of the modes {block.names}, expected "
+                f"{len(alike_in_model)}, as the model has, in its order"
             )
-        numbers.append(alike[[other is block for other in same].index(True)])
-    if len(model.block_weights) != len(known):
+        # Of several blocks with the same modes, the first one is the model's first, and so on.
+        place = [new is block for new in alike].index(True)
+        numbers.append(alike_in_model[place])
+    if len(model.block_weights) != len(modes_of_model):
         raise ValueError(
-            f"the model has {len(known)} blocks and the block_weights {model.block_weights}, as of "
-            "a file of an older release: set model.block_weights to those that it was fitted with"
+            f"the model has {len(modes_of_model)} blocks and the block_weights "
+            f"{model.block_weights}, as of a file of an older release: set model.block_weights to "
+            "those that it was fitted with"
         )
     return numbers
 
 
-def _join_new(given: list[Block], mode: str) -> tuple[int, np.ndarray | None]:
+def _join_new(blocks: list[CoupledBlock], mode: str) -> tuple[int, np.ndarray | None]:
     """Return how many rows the mode has in all blocks, and their labels; note their places."""
-    axes = [block.names.index(mode) for block in given]
-    sizes = [block.data.shape[axis] for block, axis in zip(given, axes, strict=True)]
-    labels = [block.labels[mode] for block in given if block.labels is not None]
+    axes = [block.names.index(mode) for block in blocks]
+    sizes = [block.data.shape[axis] for block, axis in zip(blocks, axes, strict=True)]
+    labels = [block.labels[mode] for block in blocks if block.labels is not None]
     if not labels:
         for n, size in enumerate(sizes):
             if size != sizes[0]:
@@ -213,30 +229,30 @@ def _join_new(given: list[Block], mode: str) -> tuple[int, np.ndarray | None]:
                     "place of the names"
                 )
         return sizes[0], None
-    if len(labels) < len(given):
-        n = next(n for n, block in enumerate(given) if block.labels is None)
+    if len(labels) < len(blocks):
+        n = next(n for n, block in enumerate(blocks) if block.labels is None)
         raise ValueError(
             f"blocks[{n}] has no labels of mode {mode!r}, expected some, as another block has: "
             "give a dict of labels by mode in place of the names"
         )
-    joined, places = join_labels(labels)
-    for block, axis, rows in zip(given, axes, places, strict=True):
+    all_labels, places = join_labels(labels)
+    for block, axis, rows in zip(blocks, axes, places, strict=True):
         block.places[axis] = rows
-    return len(joined), joined
+    return len(all_labels), all_labels
 
 
-def _find_places(n: int, block: Block, model: Any, mode: str, xp: Any) -> None:
+def _find_places(n: int, block: CoupledBlock, model: Any, mode: str, xp: Any) -> None:
     """Note where a block's modes are in the model, and the rows of those that are not new."""
     block.modes = [[*model.factors].index(name) for name in block.names]
     for axis, name in enumerate(block.names):
         size = block.data.shape[axis]
         expected = len(model.factors[name])
         if name == mode:
-            pass
-        elif block.labels is not None and name in model.labels:
-            joined, (_, rows) = join_labels([model.labels[name], block.labels[name]])
-            if len(joined) > expected:
-                unknown = take_labels(joined, [expected])[0]
+            continue  # its rows are new, and were placed by `_join_new`
+        if block.labels is not None and name in model.labels:
+            all_labels, (_, rows) = join_labels([model.labels[name], block.labels[name]])
+            if len(all_labels) > expected:
+                unknown = take_labels(all_labels, [expected])[0]
                 raise ValueError(
                     f"blocks[{n}] has the label {unknown!r} of mode {name!r}, which the "
                     "model has not, expected some of the model's: leave it out"
@@ -251,17 +267,18 @@ def _find_places(n: int, block: Block, model: Any, mode: str, xp: Any) -> None:
     block.places = {axis: xp.asarray(rows) for axis, rows in block.places.items()}
 
 
-def _find_known(block: Block, mode: int, count: int) -> np.ndarray:
+def _find_known(block: CoupledBlock, mode: int, num_rows: int) -> np.ndarray:
     """Return which rows of the new mode have a nonzero in a block."""
     axis = block.modes.index(mode)
-    array = block.data
-    if isinstance(array, WholeTensor):
-        rows = array.tensor._sorted_nonzeros()[0][axis]
+    if isinstance(block.data, WholeTensor):
+        coords, _ = block.data.tensor._sorted_nonzeros()
+        rows = coords[axis]
     else:
-        rows = array_module(array).nonzero(array)[axis]
-    if (places := block.find_places(mode)) is not None:
+        rows = array_module(block.data).nonzero(block.data)[axis]
+    places = block.find_places(mode)
+    if places is not None:
         rows = places[rows]
-    is_known = np.zeros(count, bool)
+    is_known = np.zeros(num_rows, bool)
     is_known[move(rows, np)] = True
     return is_known
 
@@ -269,7 +286,7 @@ def _find_known(block: Block, mode: int, count: int) -> np.ndarray:
 def _solve(targets: Array, gram: Array, non_negative: bool) -> Array:
     """Return the rows (I, R) of least squares."""
     if not non_negative:
-        return solve_gram(targets, gram)
+        return solve_semidefinite(gram, targets)
     xp = array_module(gram)
     rows = xp.zeros_like(targets, order="C")
     targets = xp.ascontiguousarray(targets)

@@ -13,7 +13,7 @@ and has other minima, whose elements mostly differ in their signs: so they are t
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from ..engines.tall import eigh, multiply, transposed_product
 from ..loop.cp_model import multiply_grams
 from ..loop.masks import MissingEntries, find_missing
 from ..loop.projected_slices import ProjectedSlices, absorb
-from ..loop.row_systems import ListedCells, solve_rows
+from ..loop.row_systems import ListedCells, solve_row_systems
 from ..ops.contraction import multiply_matricized
 from ..ops.cp_entries import choose_block_size
 from ..ops.ragged import RaggedTensor
@@ -44,8 +44,11 @@ _GAIN = 1e-8
 _MAX_LENGTH = 1e4
 
 
-#: The rows of all slices, and the values at their missing entries.
-_State: TypeAlias = tuple[Array, Array]
+class _State(NamedTuple):
+    """A model as the search with missing entries sees it."""
+
+    rows: Array  # (K, R), of all slices
+    values: Array  # (count,), at the missing entries
 
 
 class FoldedIn(NamedTuple):
@@ -103,7 +106,7 @@ def fold_in_parafac2(
     Notes
     -----
     Mode 2 takes one product of all slices, as one sparse matrix, and one system of R equations; a
-    column with missing entries has a system of its own (`solve_rows`).
+    column with missing entries has a system of its own (`solve_row_systems`).
 
     Mode 0 takes one such product, and about 100 updates of all rows, an eigendecomposition of size
     R each, in blocks of slices. Each row begins as the mean size of the model's. Without
@@ -159,11 +162,15 @@ def _check(factors: Sequence[Array], x: RaggedTensor, mode: int) -> list[Array]:
     a, b, c = factors
     rank = b.shape[1]
     sizes = {0: a.shape[0], 1: rank, 2: c.shape[0]}
-    num_expected = 2 - mode
-    num_found = x.shape[num_expected]
-    if num_found != sizes[num_expected]:
-        what = "columns" if mode == 0 else "slices"
-        raise ValueError(f"x has {num_found} {what}, expected {sizes[num_expected]}, as the model")
+    if mode == 0:
+        fixed_mode = 2
+        noun = "columns"
+    else:
+        fixed_mode = 0
+        noun = "slices"
+    size = x.shape[fixed_mode]
+    if size != sizes[fixed_mode]:
+        raise ValueError(f"x has {size} {noun}, expected {sizes[fixed_mode]}, as the model")
     for n, factor in enumerate(factors):
         name = f"factors[{n}]"
         check_matrix(factor, name, sizes[n], x.dtype, x.matrix._engine.array_type)
@@ -180,19 +187,25 @@ def _fold_in_columns(
     non_negative: bool,
 ) -> Array:
     """Compute rows of C: least squares with the model's rows of all slices."""
-    xp = x.matrix._engine.xp
-    rows = _stack_model(factors, projections, x)
-    exact = rows.astype(np.float64, copy=False)
-    missing = None if mask is None else find_missing(x, mask)
-    matrix = x.matrix if missing is None else missing.observed
-    products = multiply_matricized(matrix, 1, (0,), rows).astype(np.float64, copy=False)
+    designs = _stack_model(factors, projections, x)
+    exact = designs.astype(np.float64, copy=False)
+    matrix = x.matrix
     cells = None
+    missing = find_missing(x, mask)
     if missing is not None:
-        of_rows, columns = missing.coords
-        zeros = xp.zeros(missing.count)
-        cells = ListedCells(columns, lambda places: exact[of_rows[places]], zeros - 1, zeros)
+        matrix = missing.observed
+        numbers_of_rows, columns = missing.coords
+        zeros = x.matrix._engine.xp.zeros(missing.count)
+        cells = ListedCells(
+            columns,
+            lambda places: exact[numbers_of_rows[places]],
+            weights=zeros - 1,
+            targets=zeros,
+        )
+    products = multiply_matricized(matrix, 1, (0,), designs).astype(np.float64, copy=False)
     common = transposed_product(exact, exact)
-    return solve_rows(products, common, cells, non_negative=non_negative).astype(x.dtype)
+    rows = solve_row_systems(products, common, cells, non_negative=non_negative)
+    return rows.astype(x.dtype)
 
 
 def _stack_model(factors: Sequence[Array], projections: Sequence[Array], x: RaggedTensor) -> Array:
@@ -205,11 +218,13 @@ def _stack_model(factors: Sequence[Array], projections: Sequence[Array], x: Ragg
                 f"slice {k} of x has {count} rows, and its projection has shape "
                 f"{projection.shape}, expected ({count}, {b.shape[0]}): pass the rows of the model"
             )
-    numbers = np.repeat(np.arange(len(x.row_counts)), x.row_counts)
-    firsts = np.cumsum(x.row_counts) - x.row_counts
-    places = np.arange(numbers.size) + (x.starts - firsts)[numbers]
+    slice_numbers = np.repeat(np.arange(len(x.row_counts)), x.row_counts)
+    # Row i of the stacked projections is row `places[i]` of the matrix, which has padding.
+    first_rows = np.cumsum(x.row_counts) - x.row_counts
+    places = np.arange(slice_numbers.size) + (x.starts - first_rows)[slice_numbers]
+    model_rows = multiply(xp.concatenate(projections), b) * a[xp.asarray(slice_numbers)]
     rows = xp.zeros((x.matrix.shape[0], b.shape[1]), x.dtype)
-    rows[xp.asarray(places)] = multiply(xp.concatenate(projections), b) * a[xp.asarray(numbers)]
+    rows[xp.asarray(places)] = model_rows
     return rows
 
 
@@ -220,11 +235,12 @@ def _fold_in_slices(
     a, b, c = factors
     data = ProjectedSlices(x, b.shape[1], center=False, mask=mask)
     search = _Search(b, c, non_negative)
+    # A row begins as the mean size of the model's: of 1 in a component that has none.
     sizes = abs(a).mean(axis=0, dtype=np.float64)
     start = array_module(a).where(sizes > 0, sizes, 1)
     rows, changes = search.find(data.cross_columns(c), start)
     if data.missing is not None:
-        rows, changes = _Imputation(data, data.missing, search, x, [b, c]).find(rows)
+        rows, changes = _Imputation(data, data.missing, search, x, b, c).find(rows)
     signs = np.where(rows @ a.sum(axis=0, dtype=np.float64) < 0, -1, 1)
     rows = rows * signs[:, None]
     data.project([rows, b, c])
@@ -235,16 +251,15 @@ def _fold_in_slices(
             f"{float(changes.max()):.1g} of their largest element after {_MAX_UPDATES} updates, "
             "and are so much less precise than others"
         )
-    bounds = zip(x.starts.tolist(), x.row_counts.tolist(), strict=True)
-    projections = [data.projections[start : start + size] for start, size in bounds]
+    projections = [
+        data.projections[start : start + size]
+        for start, size in zip(x.starts.tolist(), x.row_counts.tolist(), strict=True)
+    ]
     return FoldedIn(rows.astype(x.dtype), projections)
 
 
 class _Imputation:
-    """The search for rows of slices whose missing entries are imputed by the model.
-
-    Its state is the rows (K, R), and the values of the model at the missing entries (count,).
-    """
+    """The search for rows of slices whose missing entries are imputed by the model."""
 
     def __init__(
         self,
@@ -252,34 +267,35 @@ class _Imputation:
         missing: MissingEntries,
         search: "_Search",
         x: RaggedTensor,
-        others: list[Array],
+        b: Array,
+        c: Array,
     ) -> None:
         self._data = data
         self._search = search
-        self._others = others
+        self._b = b
+        self._c = c
         self._tolerance = max(_TOLERANCE, 10 * float(np.finfo(data.dtype).eps))
-        of_rows = data.xp.asarray(np.repeat(x.order, x.heights[x.order]))
-        self._of_entries = of_rows[missing.coords[0]]  # the slice of each
+        slices_of_rows = data.xp.asarray(np.repeat(x.order, x.heights[x.order]))
+        self._slices = slices_of_rows[missing.coords[0]]  # of each missing entry
 
     def find(self, rows: Array) -> tuple[Array, Array]:
         """Find the rows of slices; return also their last changes, 0 if they have settled."""
-        state, _ = self._update((rows, self._data.values))
+        state, _ = self._update(_State(rows, self._data.values))
         if not self._search.non_negative:
             state, _ = self._advance(state, _FIRST_UPDATES)
             state = self._flip_signs(state)
-        (rows, values), changes = self._advance(state, _MAX_UPDATES)
-        self._data.fill(values)
-        return rows, changes * (changes > self._tolerance)
+        state, changes = self._advance(state, _MAX_UPDATES)
+        self._data.fill(state.values)
+        return state.rows, changes * (changes > self._tolerance)
 
     def _update(self, state: _State) -> tuple[_State, Array]:
         """Update the model once, and impute by it; return also the changes of the rows."""
-        rows, values = state
         data = self._data
-        data.fill(values)
-        rows, changes = self._search.update(data.cross_columns(self._others[1]), rows, 1)
-        data.project([rows, *self._others])
-        data.impute([rows, *self._others])
-        return (rows, data.values), changes
+        data.fill(state.values)
+        rows, changes = self._search.update(data.cross_columns(self._c), state.rows, 1)
+        data.project([rows, self._b, self._c])
+        data.impute([rows, self._b, self._c])
+        return _State(rows, data.values), changes
 
     def _advance(self, state: _State, num_updates: int) -> tuple[_State, Array]:
         """Update the model, extrapolated by SQUAREM where that leads lower; return last changes."""
@@ -294,51 +310,60 @@ class _Imputation:
         return state, changes
 
     def _extrapolate(self, state: _State, first: _State, second: _State) -> _State:
-        """Extrapolate three states, each slice by itself."""
+        """Extrapolate three states, each slice by itself: SQUAREM's step S3.
+
+        With the change v and the change of changes w, it goes to ``x + 2 * length * v + length**2 *
+        w``, with ``length = |v| / |w|``, both at the missing entries; length 1 is the third state.
+        """
         xp = self._data.xp
         data = self._data
-        steps = [new - old for new, old in zip(first, state, strict=True)]
-        next_steps = [new - old for new, old in zip(second, first, strict=True)]
-        bends = [new - old for new, old in zip(next_steps, steps, strict=True)]
-        step_squares, bend_squares = (data.sum_imputed(v**2) for _, v in (steps, bends))
+        row_changes = first.rows - state.rows
+        row_bends = (second.rows - first.rows) - row_changes
+        value_changes = first.values - state.values
+        value_bends = (second.values - first.values) - value_changes
+
+        change_squares = data.sum_imputed(value_changes**2)
+        bend_squares = data.sum_imputed(value_bends**2)
         is_bent = bend_squares > 0
-        lengths = np.sqrt(step_squares / xp.where(is_bent, bend_squares, 1))
+        lengths = np.sqrt(change_squares / xp.where(is_bent, bend_squares, 1))
         lengths = xp.where(is_bent, lengths.clip(1, _MAX_LENGTH), 1)
-        of_rows = lengths[:, None]
-        of_entries = lengths[self._of_entries].astype(data.dtype)
-        rows = state[0] + 2 * of_rows * steps[0] + of_rows**2 * bends[0]
-        values = state[1] + 2 * of_entries * steps[1] + of_entries**2 * bends[1]
-        return rows, values
+        row_lengths = lengths[:, None]
+        value_lengths = lengths[self._slices].astype(data.dtype)
+        return _State(
+            state.rows + 2 * row_lengths * row_changes + row_lengths**2 * row_bends,
+            state.values + 2 * value_lengths * value_changes + value_lengths**2 * value_bends,
+        )
 
     def _measure(self, state: _State) -> Array:
         """Compute the squared error of each slice at its known entries, but for a constant."""
-        rows, values = state
-        self._data.fill(values)
-        crosses = self._data.cross_columns(self._others[1])
-        return self._data.sum_imputed(values**2) + self._search.measure(crosses, rows)
+        self._data.fill(state.values)
+        crosses = self._data.cross_columns(self._c)
+        imputed_squares = self._data.sum_imputed(state.values**2)
+        return imputed_squares + self._search.measure(crosses, state.rows)
 
     def _choose(self, is_first: Array, first: _State, second: _State) -> _State:
         """Choose one of two states for each slice."""
         xp = self._data.xp
-        rows = xp.where(is_first[:, None], first[0], second[0])
-        return rows, xp.where(is_first[self._of_entries], first[1], second[1])
+        return _State(
+            xp.where(is_first[:, None], first.rows, second.rows),
+            xp.where(is_first[self._slices], first.values, second.values),
+        )
 
     def _flip_signs(self, state: _State) -> _State:
         """Change the sign of one element of each row after another while that leads lower."""
         xp = self._data.xp
-        rank = state[0].shape[1]
+        rank = state.rows.shape[1]
         losses = self._measure(state)
         for _ in range(rank):
             start = state
             start_losses = losses
             for r in range(rank):
-                rows, values = start
-                flipped = rows * xp.where(xp.arange(rank) == r, -1, 1)
-                found, _ = self._advance((flipped, values), _TRIED_UPDATES)
-                found_losses = self._measure(found)
-                is_lower = found_losses < losses - _GAIN * abs(losses)
-                losses = xp.where(is_lower, found_losses, losses)
-                state = self._choose(is_lower, found, state)
+                flipped = start.rows * xp.where(xp.arange(rank) == r, -1, 1)
+                trial, _ = self._advance(_State(flipped, start.values), _TRIED_UPDATES)
+                trial_losses = self._measure(trial)
+                is_lower = trial_losses < losses - _GAIN * abs(losses)
+                losses = xp.where(is_lower, trial_losses, losses)
+                state = self._choose(is_lower, trial, state)
             if not (losses < start_losses).any():
                 break
         return state
@@ -348,10 +373,9 @@ class _Search:
     """The search for the rows of slices, given B and C, from S_k = (X_k C)^T X_k C alone."""
 
     def __init__(self, b: Array, c: Array, non_negative: bool) -> None:
-        exact = [factor.astype(np.float64, copy=False) for factor in (b, c)]
-        self._b = exact[0]
+        self._b = b.astype(np.float64, copy=False)
         self.non_negative = non_negative
-        self._gram = multiply_grams(None, exact)
+        self._gram = multiply_grams(None, [self._b, c.astype(np.float64, copy=False)])
         self._lengths = np.sqrt(self._gram.diagonal())
 
     def find(self, crosses: Array, start: Array) -> tuple[Array, Array]:
@@ -364,11 +388,11 @@ class _Search:
         changes = xp.empty(len(rows))
         for block in _split(crosses):
             part = crosses[block]
-            found = xp.tile(start, (len(part), 1))
+            improved = xp.tile(start, (len(part), 1))
             if not self.non_negative:
-                found, _ = self.update(part, found, _FIRST_UPDATES)
-                found = self._flip_signs(part, found)
-            rows[block], changes[block] = self.update(part, found, _MAX_UPDATES)
+                improved, _ = self.update(part, improved, _FIRST_UPDATES)
+                improved = self._flip_signs(part, improved)
+            rows[block], changes[block] = self.update(part, improved, _MAX_UPDATES)
         return rows, changes * (changes > _TOLERANCE)
 
     def update(self, crosses: Array, rows: Array, num_updates: int) -> tuple[Array, Array]:
@@ -382,11 +406,11 @@ class _Search:
         for block in _split(crosses):
             places = xp.arange(len(rows))[block]
             for _ in range(num_updates):
-                before = rows[places]
-                found = self._update_once(crosses[places], before)
-                sizes = abs(found * self._lengths).max(axis=1)
-                moved = abs((found - before) * self._lengths).max(axis=1)
-                rows[places] = found
+                old_rows = rows[places]
+                new_rows = self._update_once(crosses[places], old_rows)
+                sizes = abs(new_rows * self._lengths).max(axis=1)
+                moved = abs((new_rows - old_rows) * self._lengths).max(axis=1)
+                rows[places] = new_rows
                 changes[places] = moved * invert_positive(sizes, 0)
                 places = places[changes[places] > _TOLERANCE]
                 if places.size == 0:
@@ -401,10 +425,10 @@ class _Search:
         # P_k^T X_k C, of which the rows take the diagonals of B^T P_k^T X_k C.
         projected = roots @ (vectors.swapaxes(1, 2) @ scaled.swapaxes(1, 2) @ crosses)
         products = (self._b * projected).sum(axis=1)
-        return solve_rows(products, self._gram, non_negative=self.non_negative)
+        return solve_row_systems(products, self._gram, non_negative=self.non_negative)
 
     def _find_eigenvalues(self, crosses: Array, scaled: Array) -> tuple[Array, Array]:
-        """Return those of the Gram matrices of X_k C diag(a_k) B^T, zeros where they are errors."""
+        """Decompose the Gram matrices of X_k C diag(a_k) B^T; values that may be errors are 0."""
         values, vectors = eigh(scaled.swapaxes(1, 2) @ crosses @ scaled)
         least = values.shape[1] * 2.0**-48 * values[:, -1:]
         return values * (values > least), vectors
@@ -419,21 +443,22 @@ class _Search:
         xp = array_module(rows)
         rank = rows.shape[1]
         rows = rows.copy()
-        places = xp.arange(len(rows))
+        places = xp.arange(len(rows))  # of the rows that may still gain
         losses = self.measure(crosses, rows)
         for _ in range(rank):
             best_rows = rows[places]
-            best = losses[places]
+            best_losses = losses[places]
             for r in range(rank):
                 flipped = rows[places] * xp.where(xp.arange(rank) == r, -1, 1)
-                found, _ = self.update(crosses[places], flipped, _TRIED_UPDATES)
-                found_losses = self.measure(crosses[places], found)
-                is_lower = found_losses < best - _GAIN * abs(best)
-                best_rows = xp.where(is_lower[:, None], found, best_rows)
-                best = xp.where(is_lower, found_losses, best)
-            is_lower = best < losses[places]
-            rows[places], losses[places] = best_rows, best
-            places = places[is_lower]
+                trial_rows, _ = self.update(crosses[places], flipped, _TRIED_UPDATES)
+                trial_losses = self.measure(crosses[places], trial_rows)
+                is_lower = trial_losses < best_losses - _GAIN * abs(best_losses)
+                best_rows = xp.where(is_lower[:, None], trial_rows, best_rows)
+                best_losses = xp.where(is_lower, trial_losses, best_losses)
+            has_gained = best_losses < losses[places]
+            rows[places] = best_rows
+            losses[places] = best_losses
+            places = places[has_gained]  # the next round tries these rows only
             if places.size == 0:
                 break
         return rows

@@ -12,8 +12,8 @@ import numpy as np
 from ..base.array_modules import Array, array_module
 from ..base.checks import check_matrix
 from ..engines.tall import multiply, transposed_product
-from ..loop.masks import MissingEntries
-from ..loop.row_systems import ListedCells, solve_rows
+from ..loop.masks import MissingEntries, take_observed
+from ..loop.row_systems import ListedCells, solve_row_systems
 from ..ops.cp_entries import choose_block_size
 from ..ops.ttmc import multiply_nonempty_rows
 from ..tensor.tensor import FlycooTensor
@@ -68,8 +68,8 @@ def fold_in_tucker(
     -----
     With all cells known: one product of `x` with all other factors (`ops.ttmc`), and one system of
     R_mode equations, whose matrix takes the products of the core with the others' Gram matrices. An
-    unknown cell (with `observed`, a known one) takes ``core.size`` operations, and `solve_rows`
-    solves a system for each row that has some. Results have the same bits in every run.
+    unknown cell (with `observed`, a known one) takes ``core.size`` operations, and each row that
+    has some a system of its own (`solve_row_systems`). Results have the same bits in every run.
 
     Examples
     --------
@@ -80,31 +80,40 @@ def fold_in_tucker(
     array([[2.],
            [1.]])
     """
-    others = {n: factor for n, factor in enumerate(factors) if n != mode}
-    _check(core, others, x)
-    known = x if missing is None else missing.observed
+    fixed = {n: factor for n, factor in enumerate(factors) if n != mode}
+    _check(core, fixed, x)
+    known_data = take_observed(x, missing)
     exact = core.astype(np.float64, copy=False)
-    gram = _multiply_grams(exact, others, mode)
+    gram = _multiply_grams(exact, fixed, mode)
     if observed:
-        cells = _list_known(known, exact, others, mode)
-        lengths = np.sqrt(gram.diagonal())
-        nothing = x._engine.xp.zeros((x.shape[mode], core.shape[mode]))
-        rows = solve_rows(nothing, 0 * gram, cells, lengths=lengths, non_negative=non_negative)
+        rows = solve_row_systems(
+            x._engine.xp.zeros((x.shape[mode], core.shape[mode])),
+            0 * gram,
+            _list_known(known_data, exact, fixed, mode),
+            lengths=np.sqrt(gram.diagonal()),
+            non_negative=non_negative,
+        )
     else:
-        unknown = None if missing is None else _list_missing(missing, exact, others, mode)
-        products = _multiply_data(known, exact, others, mode)
-        rows = solve_rows(products, gram, unknown, non_negative=non_negative)
+        rows = solve_row_systems(
+            _multiply_data(known_data, exact, fixed, mode),
+            gram,
+            None if missing is None else _list_missing(missing, exact, fixed, mode),
+            non_negative=non_negative,
+        )
     return rows.astype(x.dtype, copy=False)
 
 
-def _check(core: Array, others: Mapping[int, Array], x: FlycooTensor) -> None:
+# `fixed` are the factors of all modes but the one that is folded in, by mode.
+
+
+def _check(core: Array, fixed: Mapping[int, Array], x: FlycooTensor) -> None:
     """Refuse a core or factors that do not match `x`."""
-    if core.ndim != x.ndim or len(others) != x.ndim - 1:
+    if core.ndim != x.ndim or len(fixed) != x.ndim - 1:
         raise ValueError(
             f"x has {x.ndim} modes, expected {core.ndim}, as the core has, "
-            f"and as there are factors: {len(others) + 1}"
+            f"and as there are factors: {len(fixed) + 1}"
         )
-    for n, factor in others.items():
+    for n, factor in fixed.items():
         check_matrix(factor, f"factors[{n}]", x.shape[n], x.dtype, x._engine.array_type)
         if factor.shape[1] != core.shape[n]:
             raise ValueError(
@@ -113,19 +122,19 @@ def _check(core: Array, others: Mapping[int, Array], x: FlycooTensor) -> None:
             )
 
 
-def _multiply_data(x: FlycooTensor, core: Array, others: Mapping[int, Array], mode: int) -> Array:
+def _multiply_data(x: FlycooTensor, core: Array, fixed: Mapping[int, Array], mode: int) -> Array:
     """Multiply the data by all other factors and the core: float64 (I_new, R_mode)."""
     products = x._engine.xp.zeros((x.shape[mode], core.shape[mode]))
     if x.nnz:
-        rows, numbers = multiply_nonempty_rows(x, mode, others)
+        rows, numbers = multiply_nonempty_rows(x, mode, fixed)
         products[numbers] = multiply(rows, _unfold(core, mode).T.astype(x.dtype, order="C"))
     return products
 
 
-def _multiply_grams(core: Array, others: Mapping[int, Array], mode: int) -> Array:
-    """Multiply the core by the others' Gram matrices and itself: float64 (R_mode, R_mode)."""
+def _multiply_grams(core: Array, fixed: Mapping[int, Array], mode: int) -> Array:
+    """Multiply the core by the factors' Gram matrices and itself: float64 (R_mode, R_mode)."""
     product = core
-    for n, factor in others.items():
+    for n, factor in fixed.items():
         exact = factor.astype(np.float64, copy=False)
         gram = transposed_product(exact, exact)
         product = np.moveaxis(np.tensordot(gram, product, axes=(1, n)), 0, n)
@@ -133,32 +142,34 @@ def _multiply_grams(core: Array, others: Mapping[int, Array], mode: int) -> Arra
 
 
 def _unfold(core: Array, mode: int) -> Array:
-    """Return a core as a matrix with a row for each index of a mode, other modes in order."""
+    """Return a core as a matrix with a row for each index of a mode, other modes in order.
+
+    >>> _unfold(np.arange(8).reshape(2, 2, 2), 1).tolist()
+    [[0, 1, 4, 5], [2, 3, 6, 7]]
+    """
     return np.moveaxis(core, mode, 0).reshape(core.shape[mode], -1)
 
 
-def _list_known(
-    x: FlycooTensor, core: Array, others: Mapping[int, Array], mode: int
-) -> ListedCells:
+def _list_known(x: FlycooTensor, core: Array, fixed: Mapping[int, Array], mode: int) -> ListedCells:
     """List the nonzeros, where only they are known."""
     coords, values = x._sorted_nonzeros()
-    designs = _make_designs(core, others, mode, coords)
+    designs = _make_designs(core, fixed, mode, coords)
     ones = array_module(values).ones(values.size)
     return ListedCells(coords[mode], designs, weights=ones, targets=values.astype(np.float64))
 
 
 def _list_missing(
-    missing: MissingEntries, core: Array, others: Mapping[int, Array], mode: int
+    missing: MissingEntries, core: Array, fixed: Mapping[int, Array], mode: int
 ) -> ListedCells:
     """List missing cells as those that take back what the common Gram matrix counts."""
     xp = array_module(missing.coords)
-    designs = _make_designs(core, others, mode, missing.coords)
+    designs = _make_designs(core, fixed, mode, missing.coords)
     zeros = xp.zeros(missing.count)
     return ListedCells(missing.coords[mode], designs, weights=zeros - 1, targets=zeros)
 
 
 def _make_designs(
-    core: Array, others: Mapping[int, Array], mode: int, coords: Array
+    core: Array, fixed: Mapping[int, Array], mode: int, coords: Array
 ) -> Callable[[Array], Array]:
     """Return the function of places in `coords` (ndim, count) that gives the designs there."""
     rank = core.shape[mode]
@@ -166,14 +177,16 @@ def _make_designs(
     block_size = choose_block_size(core, core.size)
 
     def evaluate(places: Array) -> Array:
+        """Contract the core with a row of each factor, cell by cell: (n, R_mode)."""
         product = last[None]
-        for n, factor in others.items():
-            own = factor[coords[n][places]].astype(np.float64, copy=False)
-            unfolded = product.reshape(len(product), own.shape[1], -1)
-            product = (own[:, None, :] @ unfolded)[:, 0]
+        for n, factor in fixed.items():
+            rows = factor[coords[n][places]].astype(np.float64, copy=False)
+            unfolded = product.reshape(len(product), rows.shape[1], -1)
+            product = (rows[:, None, :] @ unfolded)[:, 0]
         return product
 
     def make(places: Array) -> Array:
+        """Evaluate some cells at a time: the first contraction is as large as cores."""
         flat = places.reshape(-1)
         designs = array_module(core).empty((flat.size, rank))
         for start in range(0, flat.size, block_size):

@@ -31,6 +31,9 @@ _HEADING_WIDTH = 1.2
 #: Inches of a row of panels: for the axes, and for each bar.
 _ROW_HEIGHT = 0.5
 _BAR_HEIGHT = 0.17
+#: Inches of a row of panels at least, and of the titles above all of them.
+_MIN_HEIGHT = 1.4
+_TITLE_HEIGHT = 0.8
 
 #: Labels are shown as they are: a "$" does not begin a formula.
 _TICKS: dict[str, Any] = {"fontsize": 8, "parse_math": False}
@@ -79,15 +82,20 @@ class LabelledFactors:
     @property
     def components(self) -> tuple[int | str, ...]:
         """The numbers of the components, but names of those that are biases."""
+        names: list[int | str] = list(range(np.max(self.rank)))
         record = self.flycoo or FitRecord()
-        modes = record.bias_modes or (-1,) * np.max(self.rank)
-        biases = [*(f"{name} bias" for name in self.names), "mean"]
-        return tuple(r if n < 0 else biases[n] for r, n in enumerate(modes))
+        for r, mode in enumerate(record.bias_modes):
+            if mode == len(self.names):
+                names[r] = "mean"
+            elif mode >= 0:
+                names[r] = f"{self.names[mode]} bias"
+        return tuple(names)
 
     @property
     def intervals(self) -> Sequence[tuple[np.ndarray, np.ndarray]]:
         """For each mode, the ends of the intervals of its factor, if `uncertainty` found some."""
-        return () if self.flycoo is None else self.flycoo.intervals
+        record = self.flycoo or FitRecord()
+        return record.intervals
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of rank {self.rank}: {self.labels.list_sizes()}>"
@@ -98,23 +106,33 @@ class LabelledFactors:
         columns = [[f"{component}" for component in self.components[:_MAX_ROWS]]]
         if self._head == "weights":
             head.append("weight")
-            weights = np.atleast_2d(self._read_head()).T  # of a coupled model, of each block
-            pairs = [(own, [f"{w:.3g}" for w in own]) for own in weights[:_MAX_ROWS]]
-            columns.append([make_bars(*pair, float(abs(weights).max())) for pair in pairs])
+            columns.append(self._draw_weights())
         for n, (name, factor) in enumerate(zip(self.names, self._list_factors(), strict=True)):
             head.append(f"{name}")
-            factor = move(factor, np)
-            limits = _find_limits(factor)
-            if name in self.ordered:
-                columns.append([make_line(column, *limits) for column in factor.T[:_MAX_ROWS]])
-                continue
-            largest = max(map(abs, limits))
-            tops = self.top(n, _MAX_LABELS)[:_MAX_ROWS]
-            columns.append([make_bars(top.values(), map(_shorten, top), largest) for top in tops])
+            columns.append(self._draw_factor(n, move(factor, np)))
         rows = list(itertools.zip_longest(*columns, fillvalue=""))
         if len(self.components) > _MAX_ROWS:
             rows.append(("...", f"{len(self.components) - _MAX_ROWS} more"))
         return make_table(rows, head, repr(self)[1:-1])
+
+    def _draw_weights(self) -> list[str]:
+        """Draw the weights of each component as bars: of a coupled model, of each block."""
+        weights = np.atleast_2d(self._read_head()).T
+        largest = float(abs(weights).max())
+        cells = []
+        for weights_of_component in weights[:_MAX_ROWS]:
+            names = [f"{weight:.3g}" for weight in weights_of_component]
+            cells.append(make_bars(weights_of_component, names, largest))
+        return cells
+
+    def _draw_factor(self, mode: int, factor: np.ndarray) -> list[str]:
+        """Draw each component of a factor: a line if its labels are ordered, else bars."""
+        low, high = _find_limits(factor)
+        if self.names[mode] in self.ordered:
+            return [make_line(column, low, high) for column in factor.T[:_MAX_ROWS]]
+        largest = max(abs(low), abs(high))
+        tops = self.top(mode, _MAX_LABELS)[:_MAX_ROWS]
+        return [make_bars(top.values(), map(_shorten, top), largest) for top in tops]
 
     def _list_factors(self) -> list[Array]:
         """Return the factor of each of `names`."""
@@ -219,8 +237,9 @@ class LabelledFactors:
             tables.append(series.reset_index(name="value").assign(mode=frame.index.name))
         table = require("pandas", NEED_PANDAS).concat(tables, ignore_index=True)
         table = table[["mode", "label", "component", "value"]]
-        for name, ends in zip(("lower", "upper"), zip(*self.intervals, strict=True), strict=False):
-            table[name] = np.concatenate([of.T.reshape(-1) for of in ends])
+        if self.intervals:
+            table["lower"] = np.concatenate([lower.T.reshape(-1) for lower, _ in self.intervals])
+            table["upper"] = np.concatenate([upper.T.reshape(-1) for _, upper in self.intervals])
         return table
 
     def save(self, path: FilePath) -> None:
@@ -248,9 +267,10 @@ class LabelledFactors:
         """
         arrays = [(self._head, getattr(self, self._head))]
         for name in self._lists:
-            given = getattr(self, f"{name}s")
-            given = [*given.values()] if isinstance(given, dict) else given
-            arrays += array_file.number(name, given)
+            matrices = getattr(self, f"{name}s")
+            if isinstance(matrices, dict):
+                matrices = [*matrices.values()]
+            arrays += array_file.number(name, matrices)
         arrays += array_file.list_labels(self.labels)
         arrays += list_record_arrays(self)
         header = array_file.name_modes(self.labels) | describe_record(self) | self._describe()
@@ -318,38 +338,67 @@ class LabelledFactors:
         """
         if isinstance(lines, str):
             raise TypeError(f"lines is {lines!r}, expected a list of modes, like [{lines!r}]")
-        chosen = self.ordered if lines is None else lines
-        line_modes = {self._find_mode(mode) for mode in chosen}
-        top = check_count(top, "top")
-        widths = [_LINE_WIDTH if n in line_modes else _BARS_WIDTH for n in range(len(self.names))]
-        sizes = [of.size for n, of in enumerate(self.labels.values()) if n not in line_modes]
-        num_bars = min(top, max(sizes, default=0))
-        height = max(1.4, _ROW_HEIGHT + _BAR_HEIGHT * num_bars)
+        if lines is None:
+            lines = self.ordered
+        line_modes = {self._find_mode(mode) for mode in lines}
+        num_bars = self._count_bars(check_count(top, "top"), line_modes)
+        grid = self._make_panels(num_bars, line_modes)
+        for n, (name, factor) in enumerate(zip(self.names, self._list_factors(), strict=True)):
+            panels = grid[: factor.shape[1], n]
+            ends = self.intervals[n] if self.intervals else ()
+            labels = self.labels[name]
+            if n in line_modes:
+                _draw_lines(panels, labels, move(factor, np), ends)
+            else:
+                _draw_bars(num_bars, panels, labels, move(factor, np), ends)
+            panels[0].set_title(name, weight="bold", parse_math=False)
+            for axes in panels[:-1]:
+                axes.tick_params("x", labelbottom=False)
+            for axes in grid[factor.shape[1] :, n]:  # a heading may be there, which stays
+                axes.spines[:].set_visible(False)
+                axes.set(xticks=[], yticks=[])
+        for r, axes in enumerate(grid[:, 0]):
+            self._draw_heading(r, axes)
+        return grid[0, 0].figure
+
+    def _count_bars(self, top: int, line_modes: set[int]) -> int:
+        """Return how many bars a panel has room for: `top`, or fewer if no mode has so many."""
+        sizes = [
+            labels.size for n, labels in enumerate(self.labels.values()) if n not in line_modes
+        ]
+        return min(top, max(sizes, default=0))
+
+    def _make_panels(self, num_bars: int, line_modes: set[int]) -> np.ndarray:
+        """Make a figure with a panel for each component and mode: (R, ndim)."""
+        widths = [_BARS_WIDTH] * len(self.names)
+        for n in line_modes:
+            widths[n] = _LINE_WIDTH
+        height = max(_MIN_HEIGHT, _ROW_HEIGHT + _BAR_HEIGHT * num_bars)
         num_rows = len(self.components)
-        figure = _make_figure(_HEADING_WIDTH + sum(widths), 0.8 + height * num_rows)
+        figure = _make_figure(_HEADING_WIDTH + sum(widths), _TITLE_HEIGHT + height * num_rows)
         grid = figure.subplots(num_rows, len(widths), squeeze=False, width_ratios=widths)
         for axes in grid.flat:
             axes.spines[["top", "right"]].set_visible(False)
-        named = zip(self.labels.items(), self._list_factors(), grid.T, strict=True)
-        for n, ((name, labels), factor, column) in enumerate(named):
-            column, spare = column[: factor.shape[1]], column[factor.shape[1] :]
-            ends = self.intervals[n] if self.intervals else ()
-            draw = _draw_lines if n in line_modes else functools.partial(_draw_bars, num_bars)
-            draw(column, labels, move(factor, np), ends)
-            column[0].set_title(name, weight="bold", parse_math=False)
-            for axes in column[:-1]:
-                axes.tick_params("x", labelbottom=False)
-            for axes in spare:  # its heading stays
-                axes.spines[:].set_visible(False)
-                axes.set(xticks=[], yticks=[])
-        place: dict[str, Any] = {"rotation": 0, "ha": "right", "va": "center", "labelpad": 12}
-        for r, component in enumerate(self.components):
-            heading = f"component {component}" if component == r else f"{component}"
-            if self._head == "weights":
-                weights = np.atleast_2d(self._read_head())[:, r]
-                heading += "\nweight " + ", ".join(f"{weight:.3g}" for weight in weights)
-            grid[r, 0].set_ylabel(heading, weight="bold", color=f"C{r % 10}", **place)
-        return figure
+        return grid
+
+    def _draw_heading(self, r: int, axes: "Axes") -> None:
+        """Write the name of a component, and its weights, at the left of its first panel."""
+        component = self.components[r]
+        heading = f"{component}"
+        if component == r:  # a number, and no name
+            heading = f"component {component}"
+        if self._head == "weights":
+            weights = np.atleast_2d(self._read_head())[:, r]
+            heading += "\nweight " + ", ".join(f"{weight:.3g}" for weight in weights)
+        axes.set_ylabel(
+            heading,
+            weight="bold",
+            color=f"C{r % 10}",
+            rotation=0,
+            ha="right",
+            va="center",
+            labelpad=12,
+        )
 
 
 def _find_top(column: np.ndarray, n: int) -> np.ndarray:
@@ -374,19 +423,20 @@ def _draw_png(figure: "Figure") -> bytes:
 
 def _draw_bars(
     num_bars: int,
-    column: "list[Axes]",
+    panels: "Iterable[Axes]",
     labels: np.ndarray,
     factor: np.ndarray,
     ends: Sequence[np.ndarray],
 ) -> None:
     """Draw the largest elements of each component, the largest on top, and their intervals."""
     limits = _find_limits(factor, *ends)
-    for r, axes in enumerate(column):
+    for r, axes in enumerate(panels):
         rows = _find_top(factor[:, r], num_bars)
         places = range(rows.size)
         axes.barh(places, factor[rows, r], color=f"C{r % 10}")
         if ends:
-            axes.hlines(places, *(of[rows, r] for of in ends), color="black", linewidth=1)
+            lower, upper = ends
+            axes.hlines(places, lower[rows, r], upper[rows, r], color="black", linewidth=1)
         axes.set_yticks(places, list(map(_shorten, take_labels(labels, rows))), **_TICKS)
         axes.set_ylim(num_bars - 0.5, -0.5)
         axes.set_xlim(*limits)
@@ -394,39 +444,54 @@ def _draw_bars(
 
 
 def _draw_lines(
-    column: "list[Axes]", labels: np.ndarray, factor: np.ndarray, ends: Sequence[np.ndarray]
+    panels: "Iterable[Axes]", labels: np.ndarray, factor: np.ndarray, ends: Sequence[np.ndarray]
 ) -> None:
     """Draw each column of a factor along its labels, in the band of its intervals."""
+    is_scale = labels.dtype.kind in "iufM" and labels.size > 1  # numbers or dates
+    if is_scale:
+        order = np.argsort(labels, kind="stable")
+        x = labels[order]
+    else:
+        order = np.arange(labels.size)
+        x = order
+    limits = _find_limits(factor, *ends)
+    marker = "." if labels.size <= _MAX_MARKERS else ""
+    for r, axes in enumerate(panels):
+        axes.plot(x, factor[order, r], marker=marker, color=f"C{r % 10}", linewidth=1)
+        if ends:
+            lower, upper = ends
+            color = f"C{r % 10}"
+            axes.fill_between(x, lower[order, r], upper[order, r], color=color, alpha=0.3, lw=0)
+        axes.axhline(0, color="gray", linewidth=0.8)
+        axes.set_ylim(*limits)
+        _set_ticks(axes, labels, is_scale)
+
+
+def _set_ticks(axes: "Axes", labels: np.ndarray, is_scale: bool) -> None:
+    """Choose ticks for ordered labels: of dates, of numbers, or five names."""
     from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
     from matplotlib.ticker import MaxNLocator
 
     kind = labels.dtype.kind
-    is_scale = kind in "iufM" and labels.size > 1
-    order = np.argsort(labels, kind="stable") if is_scale else np.arange(labels.size)
-    x = labels[order] if is_scale else order
-    places = np.unique(np.linspace(0, labels.size - 1, 5).round().astype(int))
-    names = [_shorten(of) for of in (labels[places] if kind == "M" else labels[places].tolist())]
-    limits = _find_limits(factor, *ends)
-    marker = "." if labels.size <= _MAX_MARKERS else ""
-    for r, axes in enumerate(column):
-        axes.plot(x, factor[order, r], marker=marker, color=f"C{r % 10}", linewidth=1)
-        if ends:
-            low, high = (of[order, r] for of in ends)
-            axes.fill_between(x, low, high, color=f"C{r % 10}", alpha=0.3, linewidth=0)
-        axes.axhline(0, color="gray", linewidth=0.8)
-        axes.set_ylim(*limits)
-        if not is_scale:
-            axes.set_xticks(places, names, rotation=20, ha="right", **_TICKS)
-        elif kind == "M":
-            locator = AutoDateLocator(maxticks=7)
-            axes.xaxis.set_major_locator(locator)
-            axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))
-        else:
-            axes.xaxis.set_major_locator(MaxNLocator(7, integer=kind in "iu"))
+    if not is_scale:
+        places = np.unique(np.linspace(0, labels.size - 1, 5).round().astype(int))
+        # As Python's objects, but dates, which tolist would make numbers of.
+        shown = labels[places] if kind == "M" else labels[places].tolist()
+        axes.set_xticks(places, list(map(_shorten, shown)), rotation=20, ha="right", **_TICKS)
+    elif kind == "M":
+        locator = AutoDateLocator(maxticks=7)
+        axes.xaxis.set_major_locator(locator)
+        axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(7, integer=kind in "iu"))
 
 
 def _find_limits(*arrays: np.ndarray) -> tuple[float, float]:
-    """Return the bounds of the scale that all panels of a mode share; it contains 0."""
+    """Return the bounds of the scale that all panels of a mode share; it contains 0.
+
+    >>> _find_limits(np.array([1.0, 2.0]))
+    (0.0, 2.1)
+    """
     low = float(np.fmin.reduce([0.0, *map(np.min, arrays)]))  # not nan
     high = float(np.fmax.reduce([0.0, *map(np.max, arrays)]))
     margin = 0.05 * (high - low) or 1.0
@@ -434,5 +499,8 @@ def _find_limits(*arrays: np.ndarray) -> tuple[float, float]:
 
 
 def _shorten(label: Any) -> str:
+    """Return a label as text, cut if it is long."""
     text = str(label)
-    return text if len(text) <= _MAX_NAME_LENGTH else text[: _MAX_NAME_LENGTH - 1] + "…"
+    if len(text) <= _MAX_NAME_LENGTH:
+        return text
+    return text[: _MAX_NAME_LENGTH - 1] + "…"

@@ -85,16 +85,21 @@ class _NewRows(LabelledFactors):
         """
         pandas = require("pandas", NEED_PANDAS)
         index = self._find_mode(mode)
-        how = {
-            "loss": loss,
-            "non_negative": non_negative,
-            "observed": observed,
-            "l2_reg": l2_reg,
-        }
-        x_new, rows = self._fold_in(frame, index, values, confidence, how, options)
+        x_new, rows = self._fold_in(
+            frame,
+            index,
+            values,
+            loss=loss,
+            non_negative=non_negative,
+            observed=observed,
+            l2_reg=l2_reg,
+            confidence=confidence,
+            **options,
+        )
         name = self.names[index]
-        new = pandas.Index(x_new.labels[name], name=name)
-        return pandas.DataFrame(move(rows, np), new, self._name_columns(index))
+        new_labels = pandas.Index(x_new.labels[name], name=name)
+        columns = self.components[: self.factors[index].shape[1]]
+        return pandas.DataFrame(move(rows, np), new_labels, columns)
 
     def extend(
         self, frame: Any, mode: str | int, values: str | None = None, **options: Any
@@ -132,54 +137,68 @@ class _NewRows(LabelledFactors):
         array([2.16, 4.  ])
         """
         index = self._find_mode(mode)
-        confidence = options.pop("confidence", None)
-        ways = ("loss", "non_negative", "observed", "l2_reg")
-        how = {name: options.pop(name, None) for name in ways}
-        x_new, rows = self._fold_in(frame, index, values, confidence, how, options)
+        x_new, rows = self._fold_in(frame, index, values, **options)
         name = self.names[index]
-        old = self.labels[name]
-        new = x_new.labels[name]
-        is_known = find_places(new, old) >= 0
-        if is_known.any():
-            label = take_labels(new, is_known)[0]
+        old_labels = self.labels[name]
+        new_labels = x_new.labels[name]
+        is_old = find_places(new_labels, old_labels) >= 0
+        if is_old.any():
+            label = take_labels(new_labels, is_old)[0]
             raise ValueError(
                 f"frame has {label!r} in column {name!r}, expected labels that are new"
             )
         factors = list(self.factors)
         factors[index] = array_module(rows).concatenate([factors[index], rows])
-        labels = Labels(self.labels | {name: np.concatenate([old, new])}, self.labels.ordered)
-        record = (self.flycoo or FitRecord()).replace(intervals=())
-        mask = extend_mask(record.mask, x_new.unknown, index, x_new.shape, old.size)
-        return self._rebuild(factors, labels, record.replace(mask=mask))
+        all_labels = self.labels | {name: np.concatenate([old_labels, new_labels])}
+        record = self.flycoo or FitRecord()
+        mask = extend_mask(record.mask, x_new.unknown, index, x_new.shape, old_labels.size)
+        record = record.replace(intervals=(), mask=mask)
+        return self._rebuild(factors, Labels(all_labels, self.labels.ordered), record)
 
     def _fold_in(
         self,
         frame: Any,
         index: int,
         values: str | None,
-        confidence: str | None,
-        how: dict[str, Any],
-        options: dict[str, Any],
+        *,
+        loss: str | None = None,
+        non_negative: bool | None = None,
+        observed: bool | None = None,
+        l2_reg: float | None = None,
+        confidence: str | None = None,
+        **options: Any,
     ) -> tuple[LabelledTensor, Array]:
         """Make the tensor of a table with new labels of a mode; return it and their rows."""
         record = self.flycoo or FitRecord()
         factor = self.factors[index]
-        others = {name: of for n, (name, of) in enumerate(self.labels.items()) if n != index}
-        place = {"dtype": factor.dtype, "device": "cuda" if is_cupy(factor) else "cpu"}
-        is_observed = record.absent == "unknown" if how["observed"] is None else how["observed"]
-        zeros = {"zeros": "keep" if is_observed else "drop"}
+        old_labels = dict(self.labels)
+        del old_labels[self.names[index]]
+        is_observed = record.absent == "unknown" if observed is None else observed
+        defaults: dict[str, Any] = {
+            "dtype": factor.dtype,
+            "device": "cuda" if is_cupy(factor) else "cpu",
+            "zeros": "keep" if is_observed else "drop",
+            "missing": "raise",
+        }
+        options = defaults | options
         column = record.value_column if values is None else values
-        options = place | zeros | {"missing": "raise"} | options
-        x_new = from_dataframe(frame, self.names, column, labels=others, **options)
+        x_new = from_dataframe(frame, self.names, column, labels=old_labels, **options)
         weights = None
         if confidence is not None:
-            same = {"labels": x_new.labels, "zeros": "raise", "missing": "raise"}
-            weights = from_dataframe(frame, self.names, confidence, **(options | same))
-        return x_new, fold_in(self, x_new, index, confidence=weights, **how)
-
-    def _name_columns(self, index: int) -> tuple[int | str, ...]:
-        """Name the columns of a factor."""
-        return self.components[: self.factors[index].shape[1]]
+            # In the same rows, with the same labels.
+            options |= {"labels": x_new.labels, "zeros": "raise", "missing": "raise"}
+            weights = from_dataframe(frame, self.names, confidence, **options)
+        rows = fold_in(
+            self,
+            x_new,
+            index,
+            loss=loss,
+            non_negative=non_negative,
+            observed=observed,
+            l2_reg=l2_reg,
+            confidence=weights,
+        )
+        return x_new, rows
 
     def _rebuild(self, factors: list[Array], labels: Labels, record: FitRecord) -> Self:
         """Return a model with other factors, whose components stay as they are."""
@@ -274,10 +293,12 @@ class LabelledCP(_NewRows, CPTensor):
         """Return whether weights, factors and labels are the same, to the bit."""
         if not isinstance(other, LabelledCP) or self.names != other.names:
             return False
-        own, others = ([cp.weights, *cp.factors, *cp.labels.values()] for cp in (self, other))
-        pairs = zip(own, others, strict=True)
-        is_same = all(np.array_equal(move(a, np), move(b, np)) for a, b in pairs)
-        return is_same and self.ordered == other.ordered
+        if self.ordered != other.ordered:
+            return False
+        arrays = [self.weights, *self.factors, *self.labels.values()]
+        other_arrays = [other.weights, *other.factors, *other.labels.values()]
+        pairs = zip(arrays, other_arrays, strict=True)
+        return all(np.array_equal(move(a, np), move(b, np)) for a, b in pairs)
 
     @classmethod
     def _restore(cls, model: tuple, labels: Labels, header: array_file.Header) -> Self:
@@ -316,9 +337,11 @@ class LabelledCP(_NewRows, CPTensor):
         >>> cp.predict(new).round(6)
         array([6., 3., 8.])
         """
-        coded, _ = read_rows(open_table(frame, self.names), self.names, None, self.labels, "raise")
+        table = open_table(frame, self.names)
+        coded, _ = read_rows(table, self.names, None, self.labels, "raise")
         coords = np.stack([codes for codes, _ in coded.values()])
-        return move(cp_to_entries(self, array_module(self.weights).asarray(coords)), np)
+        entries = cp_to_entries(self, array_module(self.weights).asarray(coords))
+        return move(entries, np)
 
 
 class LabelledTucker(_NewRows, TuckerTensor):
@@ -375,7 +398,9 @@ class LabelledParafac2(LabelledFactors, Parafac2Tensor):
     _lists = ("factor", "projection")
 
     def __init__(self, model: Any, labels: Mapping[str, Any]) -> None:
-        super().__init__(model, _join_rows(labels, sum(map(len, model[2]))))
+        _, _, projections = model
+        num_rows = sum(len(projection) for projection in projections)
+        super().__init__(model, _join_rows(labels, num_rows))
 
     def _list_factors(self) -> list[Array]:
         slices, blueprint, columns = self.factors
@@ -389,7 +414,7 @@ def label_result(result: Any, data: Any) -> Any:
     Row-sharded factors are gathered. A CPTensor loses its factors, so that each is freed as soon as
     its copy in the new form is there.
     """
-    if isinstance(result, tuple) and result:
+    if isinstance(result, tuple) and result:  # the model, and what else was asked for
         return label_result(result[0], data), *result[1:]
     record = find_record(result)
     if record is not None:
@@ -400,21 +425,26 @@ def label_result(result: Any, data: Any) -> Any:
         return attach(LabelledParafac2(result, data.labels), record)
     if not isinstance(result, CPTensor):
         return result
+    weights, factors = take_model(result)
     # A callback may have kept the list, but not the CPTensor.
-    (given, factors), result.factors = take_model(result), []
-    weights, record = _bring_into_form(given, factors, record)
+    result.factors = []
+    weights, record = _bring_into_form(weights, factors, record)
     return LabelledCP._from_parts(weights, factors, Labels(data.labels), record)
 
 
 def _join_rows(labels: Mapping[str, Any], num_rows: int) -> Labels:
     """Return labels of a PARAFAC2 model with those of the rows of all slices in one array."""
-    (_, slices), (name, rows), *_ = labels.items()
-    if np.ndim(next(iter(rows), 0)) == 0:  # those of each slice, or in a file of all
-        rows = [rows] * (num_rows // max(1, len(rows)))
-    joined: Any = np.concatenate(rows)
+    (_, slice_labels), (name, rows), *_ = labels.items()
+    rows_of_slices = rows
+    if np.ndim(next(iter(rows), 0)) == 0:  # one array: of each slice, or in a file of all
+        rows_of_slices = [rows] * (num_rows // max(1, len(rows)))
+    joined: Any = np.concatenate(rows_of_slices)
     if len({*joined.tolist()}) < joined.size:
-        joined = [f"{of}: {row}" for of, own in zip(slices, rows, strict=False) for row in own]
-    return Labels({**labels, name: joined}, ordered={*getattr(labels, "ordered", ())} - {name})
+        joined = []
+        for label, rows_of_slice in zip(slice_labels, rows_of_slices, strict=False):
+            joined += [f"{label}: {row}" for row in rows_of_slice]
+    ordered = {*getattr(labels, "ordered", ())} - {name}
+    return Labels({**labels, name: joined}, ordered=ordered)
 
 
 def _bring_into_form(
@@ -426,13 +456,20 @@ def _bring_into_form(
     """
     xp = array_module(factors[0])
     dtype = factors[0].dtype
-    old = np.ones(factors[0].shape[1]) if weights is None else move(weights, np).astype(np.float64)
+    if weights is None:
+        old_weights = np.ones(factors[0].shape[1])
+    else:
+        old_weights = move(weights, np).astype(np.float64)
     extremes = [find_extremes(factor) for factor in factors]
-    signs = _choose_signs(old, *(np.array(of) for of in zip(*extremes, strict=True)))
+    largest = np.array([high for high, _ in extremes])
+    smallest = np.array([low for _, low in extremes])
+    signs = _choose_signs(old_weights, largest, smallest)
     # Powers of two, exact, bring very large and small columns to where squares are accurate.
-    shifts = np.frexp([np.maximum(largest, -smallest) for largest, smallest in extremes])[1] - 1
+    _, exponents_of_peaks = np.frexp(np.maximum(largest, -smallest))
+    shifts = exponents_of_peaks - 1
     shifts[np.abs(shifts) <= np.finfo(dtype).maxexp // 4] = 0
-    scales, powers = np.frexp(np.abs(old))
+    # Weights are products of norms, which may overflow: mantissas and exponents apart.
+    scales, powers = np.frexp(np.abs(old_weights))
     norms = []
     for n, shift in enumerate(shifts):
         if shift.any():
@@ -442,14 +479,15 @@ def _bring_into_form(
         mantissas, exponents = np.frexp(norms[n])
         scales = scales * mantissas
         powers = powers + exponents
-    sizes = np.ldexp(scales, powers)
-    order = np.argsort(-sizes, kind="stable")
+    new_weights = np.ldexp(scales, powers)
+    order = np.argsort(-new_weights, kind="stable")
     for n, norm in enumerate(norms):
+        divisors = signs[n] * np.where(norm == 0, 1, norm)
         factors[n] = factors[n].take(xp.asarray(order), axis=1)
-        factors[n] /= xp.asarray((signs[n] * np.where(norm == 0, 1, norm))[order], dtype)
+        factors[n] /= xp.asarray(divisors[order], dtype)
     if record is not None and record.bias_modes:
         record = record.replace(bias_modes=tuple(record.bias_modes[r] for r in order))
-    return xp.asarray(sizes[order], dtype), record
+    return xp.asarray(new_weights[order], dtype), record
 
 
 def _choose_signs(weights: np.ndarray, largest: np.ndarray, smallest: np.ndarray) -> np.ndarray:

@@ -77,34 +77,52 @@ def recommend(
     check_model("recommend", cp_tensor, exclude)
     first, second = _find_modes(cp_tensor, mode, of)
     weights, factors = take_model(cp_tensor)
-    labels = Labels(getattr(cp_tensor, "labels", None) or [np.arange(len(f)) for f in factors])
-    own, others = ([*labels.values()][n] for n in (first, second))
-    wanted = own if ids is None else np.atleast_1d(as_labels(ids))
-    rows, _ = place_entries("ids", np.arange(wanted.size), wanted, own)
-    columns = factors[second]
-    xp = array_module(factors[second])
+    row_labels, column_labels = _find_labels(cp_tensor, factors, first, second)
+    wanted = row_labels if ids is None else np.atleast_1d(as_labels(ids))
+    rows, _ = place_entries("ids", np.arange(wanted.size), wanted, row_labels)
+    columns = _average_columns(weights, factors, first, second)
+    excluded = None if exclude is None else _list_pairs(exclude, [first, second])
+    xp = array_module(columns)
+    step = choose_block_size(columns, column_labels.size)
+    n = min(check_count(n, "n"), column_labels.size)
     best = []
-    means = [sum_columns(f) / len(f) for n, f in enumerate(factors) if n not in (first, second)]
-    scaled = multiply_all([columns, *means, *([] if weights is None else [weights])])
-    scaled = scaled.astype(columns.dtype)
-    if exclude is not None:
-        pairs = _list_pairs(exclude, [first, second])
-    step = choose_block_size(columns, others.size)
-    n = min(check_count(n, "n"), others.size)
     for start in range(0, rows.size, step):
         block = xp.asarray(rows[start : start + step])
-        predicted = factors[first][block] @ scaled.T
+        predicted = factors[first][block] @ columns.T
         check_finite(predicted.reshape(-1), "the model's predictions")
-        if exclude is not None:
-            places, known = match_sorted(block, pairs[0], xp)
-            predicted[places, pairs[1, known]] = -np.inf
-        found = find_largest(predicted, n)
-        values = move(xp.take_along_axis(predicted, found, axis=1), np)
-        for places, of_row in zip(move(found, np), values, strict=True):
-            is_left = of_row > -np.inf
-            names = take_labels(others, places[is_left])
-            best.append(dict(zip(names, of_row[is_left].tolist(), strict=True)))
+        if excluded is not None:
+            block_rows, pairs = match_sorted(block, excluded[0], xp)
+            predicted[block_rows, excluded[1, pairs]] = -np.inf
+        places = find_largest(predicted, n)
+        values = move(xp.take_along_axis(predicted, places, axis=1), np)
+        for places_of_row, values_of_row in zip(move(places, np), values, strict=True):
+            is_left = values_of_row > -np.inf
+            names = take_labels(column_labels, places_of_row[is_left])
+            best.append(dict(zip(names, values_of_row[is_left].tolist(), strict=True)))
     return best
+
+
+def _find_labels(
+    cp_tensor: Any, factors: list[Array], first: int, second: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the labels of two modes; their indices in a model without labels."""
+    labels = getattr(cp_tensor, "labels", None)
+    if not labels:
+        labels = Labels([np.arange(len(factor)) for factor in factors])
+    all_labels = [*Labels(labels).values()]
+    return all_labels[first], all_labels[second]
+
+
+def _average_columns(weights: Array | None, factors: list[Array], first: int, second: int) -> Array:
+    """Return the factor of the second mode, scaled by the weights and the means of other modes."""
+    scales = [
+        sum_columns(factor) / len(factor)
+        for n, factor in enumerate(factors)
+        if n not in (first, second)
+    ]
+    if weights is not None:
+        scales.append(weights)
+    return multiply_all([factors[second], *scales]).astype(factors[second].dtype)
 
 
 @mirror
@@ -156,21 +174,33 @@ def evaluate(
     first, second = _find_modes(cp_tensor, mode, of)
     coords, values = as_flycoo(x, check_coords=True)._sorted_nonzeros()
     rmse = cp_fit(x, cp_tensor, held_out=(coords, values), loss="gaussian").rmse
-    wanted: dict[int, set[int]] = {}
+    held_out: dict[int, set[int]] = {}  # the columns of each row
     for row, column in move(coords[[first, second]], np).T.tolist():
-        wanted.setdefault(row, set()).add(column)
-    best = recommend(take_model(cp_tensor), first, [*wanted], n, of=second, exclude=exclude)
-    hits = [len(own & found.keys()) for own, found in zip(wanted.values(), best, strict=True)]
-    recalls = [count / len(own) for count, own in zip(hits, wanted.values(), strict=True)]
-    precision = sum(hits) / max(1, sum(map(len, best)))
-    return {"rmse": rmse, "precision": precision, "recall": sum(recalls) / len(recalls)}
+        held_out.setdefault(row, set()).add(column)
+    best = recommend(take_model(cp_tensor), first, [*held_out], n, of=second, exclude=exclude)
+    num_hits = 0
+    recalls = []
+    for columns, recommended in zip(held_out.values(), best, strict=True):
+        hits = columns & recommended.keys()
+        num_hits += len(hits)
+        recalls.append(len(hits) / len(columns))
+    num_recommended = sum(map(len, best))
+    return {
+        "rmse": rmse,
+        "precision": num_hits / max(1, num_recommended),
+        "recall": sum(recalls) / len(recalls),
+    }
 
 
 def _find_modes(cp_tensor: Any, mode: int | str, of: int | str | None) -> tuple[int, int]:
     """Return the numbers of the mode to recommend to, and of the one to choose from."""
-    ndim = len(take_model(cp_tensor)[1])
+    _, factors = take_model(cp_tensor)
+    ndim = len(factors)
     first = check_mode(number_modes(cp_tensor, mode), ndim)
-    second = int(first == 0) if of is None else check_mode(number_modes(cp_tensor, of), ndim, "of")
+    if of is None:
+        second = 1 if first == 0 else 0
+    else:
+        second = check_mode(number_modes(cp_tensor, of), ndim, "of")
     if second == first:
         raise ValueError(f"of is {of!r}, expected another mode than {mode!r}")
     return first, second

@@ -408,7 +408,7 @@ def _add_products(dtype: np.dtype, *products: Array) -> Array:
     return fold_tree(products, operator.add).astype(dtype)
 
 
-def inner_product(a: RowShards, factors: Sequence[RowShards]) -> Array:
+def inner_product_with_grams(a: RowShards, factors: Sequence[RowShards]) -> Array:
     """Return the inner product of `a` and the last factor; find all Gram matrices with it."""
     product = a * factors[-1]
     parts = [_multiply_blocks(factor) for factor in factors]
@@ -428,11 +428,11 @@ def solve(a: Array, b: RowShards) -> RowShards:
     """Solve ``a @ x = b`` for b (R, I), block by block."""
     if not isinstance(b, RowShards) or not b.is_transposed or isinstance(a, RowShards):
         refuse("numpy.linalg.solve with such arguments")
-    return RowShards(b.apply(solve_rows, matrix=a), b.sharding, is_transposed=True)
+    return RowShards(b.apply(solve_block, matrix=a), b.sharding, is_transposed=True)
 
 
 @remote_aware
-def solve_rows(rows: Array, matrix: Array) -> Array:
+def solve_block(rows: Array, matrix: Array) -> Array:
     """Solve ``matrix @ x.T = rows.T``."""
     return tall.solve(matrix, rows.T).T
 

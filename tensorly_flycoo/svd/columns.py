@@ -72,7 +72,7 @@ class Columns:
     def transpose(self, counts: list[int], scale: float) -> AnyLayout:
         """Build the transposed matrix, divided by `scale`; the groups have `counts` columns."""
 
-        def number() -> Iterator[tuple[Array, Array]]:
+        def number_columns() -> Iterator[tuple[Array, Array]]:
             first = 0
             for count, (home, entries) in zip(counts, self, strict=True):
                 yield self.devices.run(home, _number_columns, self.engine, entries, first, scale)
@@ -81,8 +81,8 @@ class Columns:
 
         shape = (sum(counts), self.num_rows)
         if isinstance(self.layout, SlabLayout):
-            return _build_in_slabs(self.layout, number(), shape, self.engine)
-        ((coords, values),) = number()
+            return _build_in_slabs(self.layout, number_columns(), shape, self.engine)
+        ((coords, values),) = number_columns()
         return build_matrix(coords, values, shape, self.engine)
 
 
@@ -95,9 +95,14 @@ def _build_in_slabs(
     """
     if layout.build_elsewhere is not None:
         return layout.build_elsewhere(parts, "replicated", shape, np.dtype(np.float64))
-    found = [[layout.devices.fetch([own]) for own in part] for part in parts]
-    coords, values = (np.concatenate(own, axis=-1) for own in zip(*found, strict=True))
-    del found
+    coords_of_parts = []
+    values_of_parts = []
+    for coords, values in parts:
+        coords_of_parts.append(layout.devices.fetch([coords]))
+        values_of_parts.append(layout.devices.fetch([values]))
+    coords = np.concatenate(coords_of_parts, axis=-1)
+    values = np.concatenate(values_of_parts, axis=-1)
+    del coords_of_parts, values_of_parts
     coords, values = engine.receive(coords, values)
     cut = engine.choose_cut(shape, values.dtype)
     return build_slabs(engine, "replicated", coords, values, cut, layout.num_slabs)
@@ -112,35 +117,60 @@ def build_matrix(
 
 
 def _iterate_across_slabs(layout: SlabLayout, engine: Engine) -> Iterator[tuple[int, Entries]]:
-    """Yield the groups of columns along the cut mode."""
+    """Yield the groups of columns along the cut mode, as many at a time as there are devices."""
     record_format = layout.record_format
     mode = layout.cut_mode
     devices = layout.devices
-    others = [n for n in range(record_format.ndim) if n != mode]
-    split_mode = max(others, key=lambda n: record_format.shape[n], default=None)
-    groups: Sequence[range | None] = [None]
-    if split_mode is not None:  # into rows with about equally many nonzeros
-        counts = count_nonzeros(layout, engine, split_mode)
-        groups = list_rows(find_edges(counts, layout.num_slabs))
+    split_mode, groups = _split_longest_mode(layout, engine)
     for first in range(0, len(groups), devices.count):
         requests = []
         for home, rows in enumerate(groups[first : first + devices.count]):
-            options = (engine, record_format, split_mode, rows)
-            parts = []
-            for slab in layout.slabs:
-                place = (engine, slab.layout, mode, slab.rows.start)
-                parts.append(devices.run(slab.home, call_with_piece, _take_rows, *place, *options))
+            parts = [
+                devices.run(
+                    slab.home,
+                    call_with_piece,
+                    _take_rows,
+                    # The piece: a slab, whose rows of the cut mode begin at `start`.
+                    engine,
+                    slab.layout,
+                    mode,
+                    slab.rows.start,
+                    # The arguments of `_take_rows` after the piece.
+                    engine,
+                    record_format,
+                    split_mode,
+                    rows,
+                )
+                for slab in layout.slabs
+            ]
             requests.append((parts, home))
             del parts
         gathered = devices.gather(requests)
         del requests
         for home in range(len(gathered)):
-            arguments = (engine, gathered[home], record_format, mode)
+            # The list gives up each group's records: sorting them takes much memory.
+            records = gathered[home]
             gathered[home] = None
-            entries = devices.run(home, _sort_columns, *arguments)
-            del arguments
+            entries = devices.run(home, _sort_columns, engine, records, record_format, mode)
+            del records
             yield home, entries
             del entries
+
+
+def _split_longest_mode(
+    layout: SlabLayout, engine: Engine
+) -> tuple[int | None, Sequence[range | None]]:
+    """Split the longest mode but the cut one into rows with about equally many nonzeros.
+
+    Returns the mode, and as many ranges as there are slabs; of a vector None, and one group.
+    """
+    shape = layout.record_format.shape
+    column_modes = [n for n in range(len(shape)) if n != layout.cut_mode]
+    if not column_modes:
+        return None, [None]
+    longest = max(column_modes, key=lambda n: shape[n])
+    counts = count_nonzeros(layout, engine, longest)
+    return longest, list_rows(find_edges(counts, layout.num_slabs))
 
 
 # On the device of a slab or a group
@@ -154,11 +184,12 @@ def list_entries(engine: Engine, layout: Layout, mode: int) -> Entries:
     """
     record_format = layout.record_format
     ndim = record_format.ndim
-    hold_order = layout.hold_first_order if mode else layout.hold_last_order
-    with hold_order(engine) as (records, places):
-        if mode:
-            later_modes = range(ndim - 1, mode, -1)
-            places = engine.sort_places(records, record_format, later_modes, places)
+    if mode == 0:
+        with layout.hold_last_order(engine) as (records, places):
+            return engine.split_columns(ModeRows(records, record_format, mode, places))
+    with layout.hold_first_order(engine) as (records, places):
+        later_modes = range(ndim - 1, mode, -1)
+        places = engine.sort_places(records, record_format, later_modes, places)
         return engine.split_columns(ModeRows(records, record_format, mode, places))
 
 
@@ -179,8 +210,8 @@ def _sort_columns(
     engine: Engine, records: Array, record_format: RecordFormat, mode: int
 ) -> Entries:
     """List the nonzeros column by column, by all modes: their order in a slab varies."""
-    others = [n for n in range(record_format.ndim) if n != mode]
-    places = engine.sort_places(records, record_format, [mode, *others])
+    column_modes = [n for n in range(record_format.ndim) if n != mode]
+    places = engine.sort_places(records, record_format, [mode, *column_modes])
     return engine.split_columns(ModeRows(records, record_format, mode, places))
 
 
@@ -232,9 +263,10 @@ class SharedColumns:
 
     def form_gram(self, diagonal: Array | None = None) -> Array:
         """Return the Gram matrix of the rows, float64, plus a diagonal; see `Engine.gram`."""
-        if self._coords is None:  # it holds the diagonal already
+        if self._coords is None:  # after `add_singles` the columns hold the diagonal
             dtype = self._tensors[0].record_format.dtype
-            return self.multiply_gram(self._engine.xp.eye(self.rows.size, dtype=dtype)).astype("d")
+            identity = self._engine.xp.eye(self.rows.size, dtype=dtype)
+            return self.multiply_gram(identity).astype(np.float64)
         if diagonal is None:
             diagonal = self._engine.xp.zeros(self.rows.size)
         return self._engine.gram(self._coords, self._values, diagonal)
@@ -250,9 +282,10 @@ class SharedColumns:
             step_nbytes = sum(columns.record_format.shape) * _VECTORS_STEP * block.itemsize
             width = max(1, _MAX_PRODUCT_NBYTES // step_nbytes) * _VECTORS_STEP
             for first in range(0, block.shape[1], width):
-                own = self._engine.xp.ascontiguousarray(block[:, first : first + width])
-                product = self._multiply(columns, self._multiply(columns, own, mode), 1 - mode)
-                total[:, first : first + width] += product
+                vectors = self._engine.xp.ascontiguousarray(block[:, first : first + width])
+                product = self._multiply(columns, vectors, mode)
+                total[:, first : first + width] += self._multiply(columns, product, 1 - mode)
+                del product
         return total
 
     def multiply(self, block: Array) -> Array:
@@ -280,20 +313,19 @@ class SharedColumns:
         coords = self._coords
         values = self._values
         xp = self._engine.xp
-        size = self.rows.size
         step = self._columns_at_once
         firsts = range(0, self.num_columns, step)
-        places = [0]
-        tensors = []
+        starts = [0]  # where the entries of each part begin
         if len(firsts) > 1:
-            places = xp.searchsorted(coords[0], xp.asarray(firsts)).tolist()
-        for first, place, end in zip(firsts, places, [*places[1:], values.size], strict=False):
-            own = coords[:, place:end]
-            own_values = values[place:end]
+            starts = xp.searchsorted(coords[0], xp.asarray(firsts)).tolist()
+        ends = [*starts[1:], values.size]
+        tensors = []
+        for first, start, end in zip(firsts, starts, ends, strict=False):
+            part_coords = coords[:, start:end]
             if first > 0:
-                own = own - xp.asarray([[first], [0]])
-            shape = (min(step, self.num_columns - first), size)
-            own_values = own_values.astype(dtype, copy=False)
-            tensors.append(build_matrix(own, own_values, shape, self._engine))
+                part_coords = part_coords - xp.asarray([[first], [0]])
+            part_values = values[start:end].astype(dtype, copy=False)
+            shape = (min(step, self.num_columns - first), self.rows.size)
+            tensors.append(build_matrix(part_coords, part_values, shape, self._engine))
         self._tensors = tensors
         return tensors

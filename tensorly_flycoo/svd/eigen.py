@@ -115,21 +115,28 @@ def find_singular_pairs(
 
 def root_squares(squares: np.ndarray, size: int) -> np.ndarray:
     """Return the square roots of eigenvalues; zero for those below rounding error."""
-    is_known = squares > size * np.finfo(np.float64).eps * squares[:1]
-    return np.sqrt(np.where(is_known, squares, 0))
+    is_certain = squares > size * np.finfo(np.float64).eps * squares[:1]
+    return np.sqrt(np.where(is_certain, squares, 0))
 
 
 def multiply_by_gram(matrix: Multipliable, block: Array, of_rows: bool) -> Array:
     """Return ``A @ (A.T @ block)`` if `of_rows`, else ``A.T @ (A @ block)``."""
-    first = matrix.multiply
-    second = matrix.multiply_transposed
     if of_rows:
-        first, second = second, first
-    return np.concatenate([second(first(part)) for part in split_columns(block)], axis=1)
+        first = matrix.multiply_transposed
+        second = matrix.multiply
+    else:
+        first = matrix.multiply
+        second = matrix.multiply_transposed
+    products = [second(first(part)) for part in split_columns(block)]
+    return np.concatenate(products, axis=1)
 
 
 def split_columns(block: Array) -> list[Array]:
-    """Split a block of vectors into those that are multiplied together."""
+    """Split a block of vectors into those that are multiplied together.
+
+    >>> [part.shape for part in split_columns(np.ones((100, 20)))]
+    [(100, 7), (100, 7), (100, 6)]
+    """
     return np.array_split(block, -(-block.shape[1] // _VECTORS_AT_ONCE), axis=1)
 
 
@@ -154,8 +161,10 @@ def decompose(matrix: Array, rank: int) -> tuple[np.ndarray, Array]:
     else:
         from scipy.linalg import eigh as scipy_eigh
 
-        options = {"subset_by_index": [size - rank, size - 1], "overwrite_a": True}
-        values, vectors = call_lapack(scipy_eigh, matrix, **options)
+        last_ones = [size - rank, size - 1]  # LAPACK's values ascend
+        values, vectors = call_lapack(
+            scipy_eigh, matrix, subset_by_index=last_ones, overwrite_a=True
+        )
         values = values[::-1]
         vectors = vectors[:, ::-1]
     return move(values, np), xp.asarray(vectors)
@@ -174,46 +183,52 @@ def _run_arpack(matrix: Array, rank: int) -> tuple[np.ndarray, np.ndarray]:
     rounding reveals another. So the matrix is deflated by the pairs found and searched for an
     eigenvalue above the smallest of them, until none is left.
     """
-    from scipy.linalg.blas import dsymv
-    from scipy.sparse import csr_array, tril
     from scipy.sparse.linalg import LinearOperator, eigsh
 
-    xp = array_module(matrix)
     size = matrix.shape[0]
     random = np.random.RandomState(SEED)
-    # Some rows are counted first: to count all takes as long as some products.
-    parts = [] if is_cupy(matrix) else [matrix[::_SPARSITY], matrix]
-    sparse = None
-    if parts and all(_SPARSITY * np.count_nonzero(part) < part.size for part in parts):
-        lower = tril(csr_array(matrix))
-        sparse = (lower + tril(lower, -1).T).tocsr()
+    multiply = _choose_product(matrix)
 
-    def multiply(vector: np.ndarray) -> np.ndarray:
-        if is_cupy(matrix):
-            return move(matrix @ xp.asarray(vector), np)
-        if sparse is not None:
-            return sparse @ vector
-        # The lower triangle in C order is the upper one in Fortran order: nothing is copied.
-        return dsymv(1.0, matrix.T, vector)
-
-    def multiply_rest(vector: np.ndarray) -> np.ndarray:
+    def multiply_deflated(vector: np.ndarray) -> np.ndarray:
         return multiply(vector) - vectors @ (values * (vectors.T @ vector))
 
-    def find(multiply: Callable, rank: int, tol: float = _TOLERANCE) -> tuple:
+    def search(multiply: Callable, rank: int, tol: float = _TOLERANCE) -> tuple:
         operator = LinearOperator((size, size), matvec=multiply, dtype=np.float64)
         return eigsh(operator, k=rank, v0=random.standard_normal(size), tol=tol)
 
-    values, vectors = find(multiply, rank)
+    values, vectors = search(multiply, rank)
     while True:
         # The search returns a number near the largest eigenvalue left, and never above it.
-        (largest,), _ = find(multiply_rest, 1, tol=_SEARCH_TOLERANCE)
+        (largest,), _ = search(multiply_deflated, 1, tol=_SEARCH_TOLERANCE)
         if largest <= (1 + size * np.finfo(np.float64).eps) * values.min():
             break
-        (value,), vector = find(multiply_rest, 1)
+        (missed_value,), missed_vector = search(multiply_deflated, 1)
         smallest = np.argmin(values)
-        values[smallest], vectors[:, smallest] = value, vector[:, 0]
+        values[smallest] = missed_value
+        vectors[:, smallest] = missed_vector[:, 0]
     order = np.argsort(values)[::-1]
     return values[order], vectors[:, order]
+
+
+def _choose_product(matrix: Array) -> Callable[[np.ndarray], np.ndarray]:
+    """Return the fastest product of a symmetric matrix and a vector, both from and to the host."""
+    from scipy.linalg.blas import dsymv
+    from scipy.sparse import csr_array, tril
+
+    if is_cupy(matrix):
+        xp = array_module(matrix)
+        return lambda vector: move(matrix @ xp.asarray(vector), np)
+    # Some rows are counted first: to count all takes as long as some products.
+    if _is_mostly_zeros(matrix[::_SPARSITY]) and _is_mostly_zeros(matrix):
+        lower = tril(csr_array(matrix))
+        sparse = (lower + tril(lower, -1).T).tocsr()
+        return lambda vector: sparse @ vector
+    # The lower triangle in C order is the upper one in Fortran order: nothing is copied.
+    return lambda vector: dsymv(1.0, matrix.T, vector)
+
+
+def _is_mostly_zeros(matrix: np.ndarray) -> bool:
+    return bool(_SPARSITY * np.count_nonzero(matrix) < matrix.size)
 
 
 def find_leading_eigenpairs(
@@ -226,21 +241,24 @@ def find_leading_eigenpairs(
     times `rank`. Values are descending, both are float64.
     """
     width = choose_width(rank, size)
-    dtype = np.float64
-    draw = _make_draw(size, width, xp, dtype)
-    basis = xp.empty((size, min(MAX_BLOCKS, size // width) * width), dtype)
+    max_columns = min(MAX_BLOCKS, size // width) * width
+    draw = _make_draw(size, width, xp, np.float64)
+    basis = xp.empty((size, max_columns), np.float64)
     basis[:, :width] = orthonormalize(draw(), basis[:, :0], draw)
-    projected = np.zeros((0, 0))
-    tolerance = _ROUNDINGS * np.finfo(dtype).eps * size**0.5
+    projected = np.zeros((0, 0))  # the operator in the basis
+    tolerance = _ROUNDINGS * np.finfo(np.float64).eps * size**0.5
     for num_rounds in range(1, _MAX_ROUNDS + 1):
+        # 1. Multiply the last block; what the basis does not have of the image is the next one.
         count = projected.shape[0] + width
-        known = basis[:, :count]
-        image = multiply(known[:, -width:])
-        removed = _project_out(image, known)
+        filled = basis[:, :count]
+        image = multiply(filled[:, -width:])
+        removed = _project_out(image, filled)
         projected = np.block([[projected, removed[:-width]], [removed.T]])
         gram = gram_of(image)
+        # 2. Look at the residuals, which the last block of coefficients tells.
         is_last = num_rounds == _MAX_ROUNDS
-        if is_last or count == basis.shape[1] or num_rounds % _ROUNDS_PER_CHECK == 0:
+        is_full = count == max_columns
+        if is_last or is_full or num_rounds % _ROUNDS_PER_CHECK == 0:
             # NumPy's BLAS throughout: the idle threads of a second one would spin.
             values, vectors = sort_pairs(projected, 2 * width)
             coefficients = np.ascontiguousarray(vectors)
@@ -248,18 +266,21 @@ def find_leading_eigenpairs(
             squares = np.sum(tails * (gram @ tails), axis=0)  # of the residuals' norms
             if is_last or (squares <= (tolerance * values[0]) ** 2).all():
                 break
-        if count == basis.shape[1]:
-            known[:, : 2 * width] = multiply_block(known, coefficients)
+        # 3. A full basis restarts from its best two blocks.
+        if is_full:
+            filled[:, : 2 * width] = multiply_block(filled, coefficients)
             projected = np.diag(values)
             count = 2 * width
-        known = basis[:, :count]
-        basis[:, count : count + width] = orthonormalize(image, known, draw, (removed, gram))
-    return values[:rank], multiply_block(known, coefficients[:, :rank])
+        filled = basis[:, :count]
+        basis[:, count : count + width] = orthonormalize(image, filled, draw, (removed, gram))
+    return values[:rank], multiply_block(filled, coefficients[:, :rank])
 
 
 def _make_draw(size: int, width: int, xp: ModuleType, dtype: Any) -> Callable[[], Array]:
     """Return a function that draws one initial block after another."""
-    random = np.random.default_rng(SEED) if xp is np else xp.random.RandomState(SEED)
+    # CuPy's RandomState and NumPy's Generator are those that draw in a given dtype.
+    make_generator = np.random.default_rng if xp is np else xp.random.RandomState
+    random = make_generator(SEED)
     return lambda: random.standard_normal((size, width), dtype)
 
 
@@ -293,8 +314,13 @@ def filter_leading_vectors(
 
 
 def choose_width(rank: int, size: int) -> int:
-    """Return the number of vectors in a block: whole groups of 8, which multiply fastest."""
-    return min(-(-(rank + _NUM_GUARDS) // 8) * 8, size // 3)
+    """Return the number of vectors in a block: whole groups of 8, which multiply fastest.
+
+    >>> choose_width(10, 1000), choose_width(10, 30)
+    (24, 10)
+    """
+    num_groups = -(-(rank + _NUM_GUARDS) // 8)
+    return min(num_groups * 8, size // 3)
 
 
 def gram_of(block: Array) -> np.ndarray:
@@ -302,10 +328,10 @@ def gram_of(block: Array) -> np.ndarray:
     return move(transposed_product(block, block), np).astype(np.float64)
 
 
-def _project_out(block: Array, known: Array) -> np.ndarray:
-    """Subtract from `block`, in place, its projection on `known`; return the coefficients."""
-    coefficients = transposed_product(known, block)
-    add_product(block, known, coefficients, -1)
+def _project_out(block: Array, basis: Array) -> np.ndarray:
+    """Subtract from `block`, in place, its projection on a basis; return the coefficients."""
+    coefficients = transposed_product(basis, block)
+    add_product(block, basis, coefficients, -1)
     return move(coefficients, np).astype(np.float64)
 
 
@@ -335,37 +361,43 @@ def correct_orthonormal(block: Array) -> Array:
 
 def orthonormalize(
     block: Array,
-    known: Array | None = None,
+    basis: Array | None = None,
     draw: Callable[[], Array] | None = None,
     projection: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> Array:
-    """Return an orthonormal basis of a block (size, k), orthogonal to the columns of `known`.
+    """Make an orthonormal basis of a block (size, k), orthogonal to the columns of `basis`.
 
     The columns are multiplied by the inverse square root of their scaled Gram matrix (Stathopoulos
     and Wu, SIAM J. Sci. Comput. 23, 2002), which unlike a QR decomposition does not fail if they
     are dependent. Passes go on until one has little to correct. The block may be overwritten.
 
     `draw` draws directions that the block lacks; without it these become zero. `projection` is the
-    one on `known` that was already subtracted (n, k), and the block's Gram matrix since (k, k).
+    one on `basis` that was already subtracted (n, k), and the block's Gram matrix since (k, k).
     """
     eps = np.finfo(block.dtype).eps
     width = block.shape[1]
     for _ in range(_MAX_PASSES):
-        if projection is None:
-            removed = np.zeros((0, width)) if known is None else _project_out(block, known)
-            projection = removed, gram_of(block)
-        removed, gram = projection
+        if projection is not None:
+            removed, gram = projection
+            projection = None  # the next passes project again
+        elif basis is not None:
+            removed = _project_out(block, basis)
+            gram = gram_of(block)
+        else:
+            removed = np.zeros((0, width))
+            gram = gram_of(block)
         squares = np.diagonal(gram)
         # What is left after much has been subtracted is rounding error.
         is_noise = squares <= (_NOISE * eps) ** 2 * np.sum(removed**2, axis=0)
         scales = np.where(is_noise, 0, 1 / np.sqrt(np.where(is_noise, 1, squares)))
         values, vectors = eigh(gram * np.outer(scales, scales))
-        is_known = values > width * eps
-        roots = np.where(is_known, np.sqrt(np.where(is_known, values, 1)), np.inf)
+        is_spanned = values > width * eps
+        roots = np.where(is_spanned, np.sqrt(np.where(is_spanned, values, 1)), np.inf)
         block = _transform(block, scales[:, None] * vectors / roots)
-        projection = None
-        if draw is not None and not is_known.all():
-            block[:, ~is_known] = draw()[:, ~is_known]
-        elif np.sum(removed**2) < _SMALL and np.abs(values[is_known] - 1).max(initial=0) < _SMALL:
+        if draw is not None and not is_spanned.all():
+            block[:, ~is_spanned] = draw()[:, ~is_spanned]
+            continue
+        deviation = np.abs(values[is_spanned] - 1).max(initial=0)
+        if np.sum(removed**2) < _SMALL and deviation < _SMALL:
             break
     return block

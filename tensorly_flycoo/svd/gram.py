@@ -2,8 +2,16 @@
 
 Nearly every column of a hypersparse unfolding has a single nonzero. Such a column adds its square
 to the diagonal of the Gram matrix, and nothing else. A row with no other columns is an eigenvector
-of its own. What remains, the shared columns and the coupled rows, is often a small part of the
-tensor; it is a sparse tensor of two modes, and multiplying by it is MTTKRP.
+of its own: a free row. What remains, the shared columns and the coupled rows, is often a small part
+of the tensor; it is a sparse tensor of two modes, and multiplying by it is MTTKRP.
+
+`UnfoldingGram` has the rows, and one of four matrices of the coupled rows, which
+`_make_coupled_gram` chooses:
+
+- `FormedGram`: the sum of the groups' Gram matrices, formed while the columns were counted;
+- `GroupedGram`: the shared columns of each group, kept on their devices;
+- `PieceGram`: the shared columns of a tensor in one piece;
+- `FoldedGram`: those, with the diagonal as columns of their own, if few columns remain.
 
 All of this adds over the groups of columns. Their parts are added on the first device, one group
 after the other, so that results depend on the number of slabs only.
@@ -12,13 +20,16 @@ after the other, so that results depend on the number of slabs only.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from ..base.array_modules import Array, move
+from ..base.array_modules import Array, array_module, move
+from ..base.devices import Devices
 from ..engines.tall import eigh, transposed_product
 from ..format.primitives import Entries
 from . import eigen
@@ -59,95 +70,26 @@ class UnfoldingGram:
     """
 
     def __init__(self, columns: Columns, scale: float, dtype: DTypeLike) -> None:
-        engine = columns.engine
-        xp = columns.engine.xp
-        num_rows = columns.num_rows
-        self._engine = engine
-        self._devices = columns.devices
-        self._scale = scale
-        is_piece = columns.entries is not None
-        # Of n nonzeros at most n // 2 are the first ones of shared columns.
-        forms_at_once = not is_piece and is_cheap_to_form(engine, num_rows, columns.layout.nnz // 2)
-        self._formed = xp.zeros((num_rows, num_rows)) if forms_at_once else None
-        self._columns = columns if forms_at_once else None
-        kept: list[_Group] = []
-        counts: list[tuple[int, int]] = []
-        rows: list[Array] = []
-        self.squares: Array = None
-        for group, squares, num_columns, num_shared in self._list_groups(columns):
-            self.squares = squares if self.squares is None else self.squares + squares
-            counts.append((num_columns, num_shared))
-            rows.append(group.places)
-            if self._formed is None:
-                kept.append(group)
-            else:
-                self._add_gram(self._formed, group)
-            del group, squares
-        self._piece: SharedColumns | None = kept[0].shared if is_piece else None
-        self.rows = rows[0]
-        if len(rows) > 1:
-            is_coupled = xp.zeros(num_rows, bool)
-            for own in rows:
-                is_coupled[own] = True
-            self.rows = xp.flatnonzero(is_coupled)
+        self._engine = columns.engine
+        groups: list[_Group] = []
+        formed = _allocate_if_cheap(columns)
+        receive = groups.append
+        if formed is not None:
+            receive = functools.partial(_add_gram, formed, columns.devices)
+        survey = _survey_groups(columns, scale, receive)
+
+        self.squares = survey.squares
+        self.rows = survey.rows
         self.size = int(self.rows.size)
         self.dtype = np.dtype(np.float64 if self.size <= MAX_GRAM_SIZE else dtype)
-        self._diagonal = engine.add_signs(self.squares, self.rows)
-        self._groups = [self._number_rows(group) for group in kept]
-        num_columns, self._num_shared = (sum(own) for own in zip(*counts, strict=True))
-        if self._formed is not None and self.size < num_rows:
-            self._formed = self._formed[self.rows[:, None], self.rows]
+        self._num_shared = survey.num_shared
         self._ends_early = self.size > MAX_GRAM_SIZE
-        #: How many columns there are to iterate on if they are fewer than the rows, else None.
-        self._num_columns = self._fold_columns() if is_piece and self._ends_early else None
-        self.transposed: AnyLayout | None = None
-        num_used = num_rows - columns.layout.find_empty_rows(columns.mode).size
-        if 0 < num_columns <= MAX_GRAM_SIZE and num_columns < num_used:
-            self.transposed = columns.transpose([own[0] for own in counts], scale)
-
-    def _fold_columns(self) -> int | None:
-        """Merge single nonzeros by row; if the columns then are fewer than the rows, count them."""
-        assert self._piece is not None
-        num_columns = self._num_shared + int((self._diagonal > 0).astype(np.int64).sum())
-        if not max(MAX_GRAM_SIZE, MAX_DIRECT_SIZE) < num_columns < self.size:
-            return None
-        self._piece.add_singles(self._diagonal, self.dtype)
-        self._groups = [group._replace(num_parts=1) for group in self._groups]
-        return num_columns
-
-    def _list_groups(self, columns: Columns) -> Iterator[tuple[_Group, Array, int, int]]:
-        """Yield each group, its `squares`, and the numbers of its columns, all and shared."""
-        devices = columns.devices
-        engine = columns.engine
-        num_rows = columns.num_rows
-        scale = self._scale
-
-        def start() -> Iterator[tuple[int, Any, list[Array]]]:
-            for home, entries in columns:
-                run = functools.partial(devices.run, home)
-                squares = run(_sum_squares, engine, entries, num_rows, scale)
-                shared = run(SharedColumns, entries, scale, num_rows, engine)
-                counts = run(SharedColumns.count, shared)
-                rows = run(getattr, shared, "rows")
-                del entries
-                yield home, shared, [squares, rows, counts]
-                del shared, squares
-
-        for home, shared, parts in devices.launch(start()):
-            squares, rows, counts = devices.collect(parts)
-            num_columns, num_shared, num_parts = counts.tolist()
-            group = _Group(home, shared, num_parts, rows)
-            yield group, squares, num_columns, num_shared
-            del group, shared, parts, squares
-
-    def _number_rows(self, group: _Group) -> _Group:
-        places = group.places
-        xp = self._engine.xp
-        has_all = places.size == self.size
-        return group._replace(places=slice(None) if has_all else xp.searchsorted(self.rows, places))
+        self._coupled = _make_coupled_gram(columns, scale, survey, groups, formed, self.dtype)
+        del formed, receive  # frees memory, if only a part of the rows is coupled
+        self.transposed = _transpose_if_few(columns, survey.column_counts, scale)
 
     def add_free_squares(self, coupled: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray]:
-        """Merge eigenvalues of the coupled rows, descending, with those of the other, free ones.
+        """Merge eigenvalues of the coupled rows, descending, with those of the free ones.
 
         Returns up to `rank`, and their numbers in `coupled`, or ``~row`` for that of a free row.
         """
@@ -155,8 +97,8 @@ class UnfoldingGram:
         num_rows = self.squares.shape[1]
         if self.size == num_rows:
             return coupled, sources
-        arguments = (self.squares, self.rows, min(rank, num_rows))
-        free_rows, free = self._engine.find_largest_sums(*arguments)
+        num_wanted = min(rank, num_rows)
+        free_rows, free = self._engine.find_largest_sums(self.squares, self.rows, num_wanted)
         squares = np.append(coupled, free)
         sources = np.append(sources, ~free_rows)
         order = np.argsort(-squares, kind="stable")[:rank]
@@ -183,8 +125,8 @@ class UnfoldingGram:
         image = self.multiply(sketch)
         gram = move(transposed_product(sketch, image), np).astype(np.float64)
         values, vectors = eigh((gram + gram.T) / 2)
-        is_known = values > gram.shape[0] * np.finfo(self.dtype).eps * values[-1]
-        inverse_root = vectors[:, is_known] / np.sqrt(values[is_known])
+        is_certain = values > gram.shape[0] * np.finfo(self.dtype).eps * values[-1]
+        inverse_root = vectors[:, is_certain] / np.sqrt(values[is_certain])
         squares, rotation = eigh(inverse_root.T @ eigen.gram_of(image) @ inverse_root)
         transform = inverse_root @ (rotation / np.sqrt(np.maximum(squares, squares[-1] * 1e-300)))
         transform = transform[:, ::-1][:, :rank]
@@ -195,6 +137,7 @@ class UnfoldingGram:
         xp = self._engine.xp
         num_rows = self.squares.shape[1]
         if num_rows * num_vectors <= _MAX_DRAWN:
+            # TensorLy draws a row for each row of the unfolding, of which the coupled ones serve.
             drawn = random.normal(size=(num_rows, num_vectors))[move(self.rows, np)]
             return xp.asarray(drawn, self.dtype)
         seed = int(2**31 * float(random.random_sample(1)[0]))
@@ -203,87 +146,35 @@ class UnfoldingGram:
 
     def iterate(self, rank: int) -> tuple[np.ndarray, Array]:
         """Iterate for the leading eigenpairs, on the columns if these are fewer than the rows."""
-        if self._num_columns is not None and not eigen.wants_most(rank, self._num_columns):
-            assert self._piece is not None
-            multiply = functools.partial(self._piece.multiply_gram, mode=1)
-            sizes = (self._num_columns, rank, self._engine.xp, self.dtype)
-            vectors = eigen.filter_leading_vectors(multiply, *sizes)
-            gram = eigen.gram_of(self._piece.multiply(vectors))
-            squares, rotation = eigen.sort_pairs(gram, rank)
-            is_known = squares > rotation.shape[0] * np.finfo(self.dtype).eps * squares[0]
-            squares = squares[is_known]
-            rotation = rotation[:, is_known]
-            # Multiplied once more: two blocks with a row for each of `rows` would be too large.
-            vectors = eigen.multiply_block(vectors, rotation / np.sqrt(squares))
-            return squares, eigen.correct_orthonormal(self._piece.multiply(vectors))
-        operator = (self.multiply, self.size, rank, self._engine.xp)
+        coupled = self._coupled
+        xp = self._engine.xp
+        if isinstance(coupled, FoldedGram) and not eigen.wants_most(rank, coupled.num_columns):
+            return coupled.iterate_on_columns(rank, xp)
         if self._ends_early:
-            vectors = eigen.filter_leading_vectors(*operator, self.dtype)
+            vectors = eigen.filter_leading_vectors(self.multiply, self.size, rank, xp, self.dtype)
         else:
-            _, vectors = eigen.find_leading_eigenpairs(*operator)
+            _, vectors = eigen.find_leading_eigenpairs(self.multiply, self.size, rank, xp)
         squares, rotation = eigen.sort_pairs(self.project(vectors), rank)
         return squares, eigen.multiply_block(vectors, rotation)
 
     def is_cheap_to_form(self) -> bool:
-        cheap = is_cheap_to_form(self._engine, self.size, self._num_shared)
-        return self._formed is not None or cheap
+        """Say whether the matrix costs less to form than to iterate with; a `FormedGram` does."""
+        return is_cheap_to_form(self._engine, self.size, self._num_shared)
 
     def form(self) -> Array:
         """Return the matrix (size, size), float64; on the host only its lower triangle counts."""
-        if self._piece is not None:
-            return self._piece.form_gram(self._diagonal)
-        xp = self._engine.xp
-        gram = xp.zeros((self.size, self.size)) if self._formed is None else self._formed.copy()
-        places = xp.arange(self.size)
-        for group in self._groups:
-            self._add_gram(gram, group._replace(places=places[group.places]))
-        gram[places, places] += self._diagonal
-        return gram
-
-    def _add_gram(self, gram: Array, group: _Group) -> None:
-        """Add the Gram matrix of a group at the places of its rows, in place."""
-        places = group.places
-        devices = self._devices
-        if places.size == 0:
-            return
-        (part,) = devices.collect([devices.run(group.home, SharedColumns.form_gram, group.shared)])
-        for start in range(0, part.shape[0], _ROWS_AT_ONCE):
-            block = slice(start, start + _ROWS_AT_ONCE)
-            gram[places[block, None], places] += part[block]
+        return self._coupled.form()
 
     def multiply(self, block: Array) -> Array:
         """Multiply a block (size, k) of `dtype`."""
-        xp = self._engine.xp
-        devices = self._devices
-        if self._piece is not None and self._num_columns is not None:
-            return self._piece.multiply_gram(block)
-        total = block * self._diagonal.astype(self.dtype)[:, None]
-        if self._piece is not None:
-            return self._piece.multiply_gram(block, total=total)
-        if self._formed is not None:
-            lower = xp.tril(self._formed)
-            total += lower @ block + xp.tril(lower, -1).T @ block
-
-        def start() -> Iterator[Array]:
-            for group in self._groups:
-                arguments = (group.shared, self._bring_rows(group, block))
-                yield devices.run(group.home, SharedColumns.multiply_gram, *arguments)
-
-        for group, product in zip(self._groups, devices.launch(start()), strict=True):
-            total[group.places] += devices.collect([product])[0]
-        return total
-
-    def _bring_rows(self, group: _Group, block: Array) -> Array:
-        """Return the rows of a group, on its device."""
-        rows = self._engine.xp.ascontiguousarray(block[group.places])
-        return self._devices.bring(rows, group.home)
+        return self._coupled.multiply(block)
 
     def project(self, block: Array) -> np.ndarray:
         """Compute ``block.T @ (A @ A.T) @ block`` (k, k) in float64 on the host.
 
         The Gram matrix of ``A.T @ block`` loses less to rounding than a product with ``A @ A.T``.
         """
-        weighted = block * np.sqrt(self._diagonal).astype(self.dtype)[:, None]
+        weighted = block * np.sqrt(self._coupled.diagonal).astype(self.dtype)[:, None]
         parts = self.reduce_right_products(block, eigen.gram_of)
         return np.sum([eigen.gram_of(weighted), *parts], axis=0)
 
@@ -294,31 +185,316 @@ class UnfoldingGram:
 
         `function` runs on the device of these columns; results are brought to the first one.
         """
-        devices = self._devices
+        devices = self._coupled.devices
 
         def start() -> Iterator[Array]:
-            for group in self._iterate_groups():
-                own_block = self._bring_rows(group, block)
+            for group in self._coupled.list_groups():
+                rows = _bring_rows(devices, group, block)
                 for number in range(group.num_parts):
-                    arguments = (group.shared, number, own_block, function)
-                    yield devices.run(group.home, SharedColumns.reduce_right_product, *arguments)
+                    reduce = SharedColumns.reduce_right_product
+                    yield devices.run(group.home, reduce, group.shared, number, rows, function)
 
         for part in devices.launch(start()):
             yield devices.collect([part])[0]
 
-    def _iterate_groups(self) -> Iterator[_Group]:
-        """Yield the groups; list them again if they are not kept."""
-        yield from self._groups
-        if self._columns is not None:
-            for group, *_ in self._list_groups(self._columns):
-                yield self._number_rows(group)
-                del group
+
+# What one pass over the groups of columns finds
+
+
+@dataclass(frozen=True)
+class _Survey:
+    """The rows of an unfolding, and how many columns it has."""
+
+    squares: Array  # (2, num_rows), of positive and of negative values alone in their columns
+    rows: Array  # the coupled rows, ascending
+    column_counts: list[int]  # of each group, shared or not
+    num_shared: int
+
+
+def _survey_groups(columns: Columns, scale: float, receive: Callable[[_Group], object]) -> _Survey:
+    """Look at each group once, and hand it to `receive`, which keeps it or adds it up."""
+    squares: Array = None
+    column_counts = []
+    num_shared = 0
+    rows_of_groups = []
+    for group, group_squares, num_columns, num_shared_columns in _list_groups(columns, scale):
+        squares = group_squares if squares is None else squares + group_squares
+        column_counts.append(num_columns)
+        num_shared += num_shared_columns
+        rows_of_groups.append(group.places)
+        receive(group)
+        del group, group_squares  # frees memory before the next group is made
+    rows = _unite_rows(rows_of_groups, columns.num_rows, columns.engine.xp)
+    return _Survey(squares, rows, column_counts, num_shared)
+
+
+def _unite_rows(rows_of_groups: list[Array], num_rows: int, xp: Any) -> Array:
+    """Unite sets of rows, each ascending.
+
+    >>> _unite_rows([np.array([0, 3]), np.array([1, 3])], 5, np)
+    array([0, 1, 3])
+    """
+    if len(rows_of_groups) == 1:
+        return rows_of_groups[0]
+    is_coupled = xp.zeros(num_rows, bool)
+    for rows in rows_of_groups:
+        is_coupled[rows] = True
+    return xp.flatnonzero(is_coupled)
+
+
+def _list_groups(columns: Columns, scale: float) -> Iterator[tuple[_Group, Array, int, int]]:
+    """Yield each group, its `squares`, and the numbers of its columns, all and shared."""
+    devices = columns.devices
+    engine = columns.engine
+    num_rows = columns.num_rows
+
+    # Whatever is not needed any more is deleted at once: groups may fill a device.
+    def start() -> Iterator[tuple[int, Any, list[Array]]]:
+        for home, entries in columns:
+            run = functools.partial(devices.run, home)
+            squares = run(_sum_squares, engine, entries, num_rows, scale)
+            shared = run(SharedColumns, entries, scale, num_rows, engine)
+            counts = run(SharedColumns.count, shared)
+            rows = run(getattr, shared, "rows")
+            del entries
+            yield home, shared, [squares, rows, counts]
+            del shared, squares
+
+    for home, shared, parts in devices.launch(start()):
+        squares, rows, counts = devices.collect(parts)
+        num_columns, num_shared, num_parts = counts.tolist()
+        group = _Group(home, shared, num_parts, rows)
+        yield group, squares, num_columns, num_shared
+        del group, shared, parts, squares
+
+
+def _number_rows(group: _Group, rows: Array, xp: Any) -> _Group:
+    """Return a group whose places are among the coupled rows; a slice if it has all of them."""
+    if group.places.size == rows.size:
+        return group._replace(places=slice(None))
+    return group._replace(places=xp.searchsorted(rows, group.places))
+
+
+def _allocate_if_cheap(columns: Columns) -> Array | None:
+    """Return zeros (num_rows, num_rows) if the groups' Gram matrices shall be added up at once."""
+    num_rows = columns.num_rows
+    is_piece = columns.entries is not None
+    # Of n nonzeros at most n // 2 are the first ones of shared columns.
+    most_shared = columns.layout.nnz // 2
+    if is_piece or not is_cheap_to_form(columns.engine, num_rows, most_shared):
+        return None
+    return columns.engine.xp.zeros((num_rows, num_rows))
 
 
 def is_cheap_to_form(engine: Engine, size: int, num_columns: int) -> bool:
     """Say whether a Gram matrix costs less to form than to multiply by in an iteration."""
     fits = size <= MAX_GRAM_SIZE and engine.is_gram_cheap(size, num_columns)
     return size <= MAX_DIRECT_SIZE or fits
+
+
+def _transpose_if_few(columns: Columns, counts: list[int], scale: float) -> AnyLayout | None:
+    """Build the transposed matrix if it has few rows, and fewer than the unfolding uses."""
+    num_columns = sum(counts)
+    num_used_rows = columns.num_rows - columns.layout.find_empty_rows(columns.mode).size
+    if 0 < num_columns <= MAX_GRAM_SIZE and num_columns < num_used_rows:
+        return columns.transpose(counts, scale)
+    return None
+
+
+# The Gram matrix of the coupled rows
+
+
+class CoupledGram(ABC):
+    """The Gram matrix of the shared columns plus `diagonal` (size,): what the coupled rows share.
+
+    Its groups may be on several devices, its products are on the first one.
+    """
+
+    def __init__(self, devices: Devices, diagonal: Array) -> None:
+        self.devices = devices
+        self.diagonal = diagonal
+
+    @abstractmethod
+    def form(self) -> Array:
+        """Return the matrix (size, size), float64; on the host only its lower triangle counts."""
+
+    @abstractmethod
+    def multiply(self, block: Array) -> Array:
+        """Multiply a block (size, k), in its dtype."""
+
+    @abstractmethod
+    def list_groups(self) -> Iterable[_Group]:
+        """List the groups of shared columns, with the places of their rows among the coupled."""
+
+
+def _make_coupled_gram(
+    columns: Columns,
+    scale: float,
+    survey: _Survey,
+    groups: list[_Group],
+    formed: Array | None,
+    dtype: np.dtype,
+) -> CoupledGram:
+    """Choose how the Gram matrix of the coupled rows is held; `groups` are empty if `formed`."""
+    xp = columns.engine.xp
+    rows = survey.rows
+    diagonal = columns.engine.add_signs(survey.squares, rows)
+    if formed is not None:
+        if rows.size < columns.num_rows:
+            formed = formed[rows[:, None], rows]
+        return FormedGram(columns, scale, rows, formed, diagonal)
+    groups = [_number_rows(group, rows, xp) for group in groups]
+    if columns.entries is None:
+        return GroupedGram(columns.devices, groups, diagonal)
+    (group,) = groups
+    if rows.size > MAX_GRAM_SIZE:
+        # A single nonzero is a column of its own; merged by row, they are the diagonal's elements.
+        num_columns = survey.num_shared + int((diagonal > 0).astype(np.int64).sum())
+        if max(MAX_GRAM_SIZE, MAX_DIRECT_SIZE) < num_columns < rows.size:
+            return FoldedGram(columns.devices, group, diagonal, num_columns, dtype)
+    return PieceGram(columns.devices, group, diagonal)
+
+
+class FormedGram(CoupledGram):
+    """A sum of Gram matrices that is held; the groups are listed again where they are needed."""
+
+    def __init__(
+        self, columns: Columns, scale: float, rows: Array, formed: Array, diagonal: Array
+    ) -> None:
+        super().__init__(columns.devices, diagonal)
+        self._columns = columns
+        self._scale = scale
+        self._rows = rows
+        self._formed = formed  # (size, size), without the diagonal
+
+    def form(self) -> Array:
+        gram = self._formed.copy()
+        _add_diagonal(gram, self.diagonal)
+        return gram
+
+    def multiply(self, block: Array) -> Array:
+        xp = self._columns.engine.xp
+        total = block * self.diagonal.astype(block.dtype)[:, None]
+        # On the host only the lower triangle counts.
+        lower = xp.tril(self._formed)
+        total += lower @ block + xp.tril(lower, -1).T @ block
+        return total
+
+    def list_groups(self) -> Iterator[_Group]:
+        for group, *_ in _list_groups(self._columns, self._scale):
+            yield _number_rows(group, self._rows, self._columns.engine.xp)
+            del group
+
+
+class GroupedGram(CoupledGram):
+    """The shared columns of each group, multiplied on their devices."""
+
+    def __init__(self, devices: Devices, groups: list[_Group], diagonal: Array) -> None:
+        super().__init__(devices, diagonal)
+        self._groups = groups
+
+    def form(self) -> Array:
+        xp = array_module(self.diagonal)
+        size = self.diagonal.size
+        gram = xp.zeros((size, size))
+        places = xp.arange(size)
+        for group in self._groups:
+            _add_gram(gram, self.devices, group._replace(places=places[group.places]))
+        _add_diagonal(gram, self.diagonal)
+        return gram
+
+    def multiply(self, block: Array) -> Array:
+        devices = self.devices
+        total = block * self.diagonal.astype(block.dtype)[:, None]
+
+        def start() -> Iterator[Array]:
+            for group in self._groups:
+                rows = _bring_rows(devices, group, block)
+                yield devices.run(group.home, SharedColumns.multiply_gram, group.shared, rows)
+
+        for group, product in zip(self._groups, devices.launch(start()), strict=True):
+            total[group.places] += devices.collect([product])[0]
+        return total
+
+    def list_groups(self) -> Iterable[_Group]:
+        return self._groups
+
+
+class PieceGram(CoupledGram):
+    """The shared columns of a tensor in one piece, whose device is the first."""
+
+    def __init__(self, devices: Devices, group: _Group, diagonal: Array) -> None:
+        super().__init__(devices, diagonal)
+        self._group = group
+        self.shared: SharedColumns = group.shared
+
+    def form(self) -> Array:
+        return self.shared.form_gram(self.diagonal)
+
+    def multiply(self, block: Array) -> Array:
+        total = block * self.diagonal.astype(block.dtype)[:, None]
+        return self.shared.multiply_gram(block, total=total)
+
+    def list_groups(self) -> Iterable[_Group]:
+        return [self._group]
+
+
+class FoldedGram(CoupledGram):
+    """Shared columns with the diagonal as further ones: `num_columns`, fewer than the rows."""
+
+    def __init__(
+        self, devices: Devices, group: _Group, diagonal: Array, num_columns: int, dtype: np.dtype
+    ) -> None:
+        super().__init__(devices, diagonal)
+        self.shared: SharedColumns = group.shared
+        self.shared.add_singles(diagonal, dtype)
+        self.num_columns = num_columns
+        self._group = group._replace(num_parts=1)
+        self._dtype = dtype
+
+    def form(self) -> Array:
+        return self.shared.form_gram()
+
+    def multiply(self, block: Array) -> Array:
+        return self.shared.multiply_gram(block)
+
+    def list_groups(self) -> Iterable[_Group]:
+        return [self._group]
+
+    def iterate_on_columns(self, rank: int, xp: Any) -> tuple[np.ndarray, Array]:
+        """Find leading eigenpairs by way of right singular vectors, which are shorter."""
+        multiply = functools.partial(self.shared.multiply_gram, mode=1)
+        vectors = eigen.filter_leading_vectors(multiply, self.num_columns, rank, xp, self._dtype)
+        gram = eigen.gram_of(self.shared.multiply(vectors))
+        squares, rotation = eigen.sort_pairs(gram, rank)
+        is_certain = squares > rotation.shape[0] * np.finfo(self._dtype).eps * squares[0]
+        squares = squares[is_certain]
+        rotation = rotation[:, is_certain]
+        # Multiplied once more: two blocks with a row for each coupled row would be too large.
+        vectors = eigen.multiply_block(vectors, rotation / np.sqrt(squares))
+        return squares, eigen.correct_orthonormal(self.shared.multiply(vectors))
+
+
+def _add_diagonal(gram: Array, diagonal: Array) -> None:
+    places = array_module(gram).arange(diagonal.size)
+    gram[places, places] += diagonal
+
+
+def _add_gram(gram: Array, devices: Devices, group: _Group) -> None:
+    """Add the Gram matrix of a group at the places of its rows, in place."""
+    places = group.places
+    if places.size == 0:
+        return
+    (part,) = devices.collect([devices.run(group.home, SharedColumns.form_gram, group.shared)])
+    for start in range(0, part.shape[0], _ROWS_AT_ONCE):
+        block = slice(start, start + _ROWS_AT_ONCE)
+        gram[places[block, None], places] += part[block]
+
+
+def _bring_rows(devices: Devices, group: _Group, block: Array) -> Array:
+    """Return the rows of a group, on its device."""
+    rows = array_module(block).ascontiguousarray(block[group.places])
+    return devices.bring(rows, group.home)
 
 
 # On the device of a group

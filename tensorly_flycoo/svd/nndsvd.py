@@ -22,30 +22,40 @@ def make_left_vectors_non_negative(
     The column of a zero singular value is meaningless. ``2 * nnz * R`` operations; the workspace is
     a few numbers per non-empty column. Boutsidis and Gallopoulos, "SVD based initialization: A head
     start for nonnegative matrix factorization", Pattern Recognition 41, 2008.
+
+    >>> from tensorly_flycoo import FlycooTensor
+    >>> unfolding = Unfolding(FlycooTensor([[0, 1], [2, 0]], [4.0, 9.0], shape=(3, 3)), 0)
+    >>> left, values = unfolding.svd(1)
+    >>> make_left_vectors_non_negative(unfolding, left, values, "nndsvd").round(3).tolist()
+    [[0.0], [3.0], [0.0]]
     """
     if kind not in ("nndsvd", "nndsvda"):
         raise ValueError(f"non_negative is {kind!r}, expected True, 'nndsvda' or 'nndsvd'")
-    chosen = _choose_parts(unfolding, left, values)
-    chosen[:, :1] = np.sqrt(values[:1]) * np.abs(left[:, :1])  # the leading pair has one sign
+    parts = _choose_parts(unfolding, left, values)
+    parts[:, :1] = np.sqrt(values[:1]) * np.abs(left[:, :1])  # the leading pair has one sign
     eps = np.finfo(unfolding.dtype).eps
     if kind == "nndsvd":
-        return np.maximum(chosen - eps, 0)
+        return np.maximum(parts - eps, 0)
     x = unfolding.tensor
     mean = sum_values(x._layout, x._engine) / num_cells(x.shape)
-    return array_module(left).where(chosen < eps, left.dtype.type(mean), chosen)
+    return array_module(left).where(parts < eps, left.dtype.type(mean), parts)
 
 
 def _choose_parts(unfolding: Unfolding, left: Array, values: Array) -> Array:
     """Return, scaled, the part of each left vector with the larger product of norms."""
     right_norms = _find_right_norms(unfolding, left, values)
-    parts = (np.maximum(left, 0), np.maximum(-left, 0))
-    left_norms = [np.linalg.norm(part, axis=0) for part in parts]
-    positive, negative = (a * b for a, b in zip(left_norms, right_norms, strict=True))
     xp = array_module(left)
-    is_positive = positive > negative
-    norms = xp.where(is_positive, *left_norms)
-    scales = np.sqrt(values * xp.where(is_positive, positive, negative))
-    return xp.where(is_positive, *parts) * (scales / xp.where(norms > 0, norms, 1))
+    positive = np.maximum(left, 0)
+    negative = np.maximum(-left, 0)
+    positive_norms = np.linalg.norm(positive, axis=0)
+    negative_norms = np.linalg.norm(negative, axis=0)
+    positive_products = positive_norms * right_norms[0]
+    negative_products = negative_norms * right_norms[1]
+    is_positive = positive_products > negative_products
+    norms = xp.where(is_positive, positive_norms, negative_norms)
+    scales = np.sqrt(values * xp.where(is_positive, positive_products, negative_products))
+    parts = xp.where(is_positive, positive, negative)
+    return parts * (scales / xp.where(norms > 0, norms, 1))
 
 
 def _find_right_norms(unfolding: Unfolding, left: Array, values: Array) -> Array:
@@ -53,11 +63,9 @@ def _find_right_norms(unfolding: Unfolding, left: Array, values: Array) -> Array
     gram, scale = unfolding.gram
     xp = array_module(left)
     squares = xp.zeros((2, left.shape[1]))
-    for sign, part in enumerate((np.maximum(left, 0), np.minimum(left, 0))):
-        # A value alone in its column gives an element with the sign of its product with `part`.
-        weights = part.astype(np.float64) ** 2
-        by_sign = xp.stack([square @ weights for square in gram.squares])
-        squares += by_sign if sign == 0 else by_sign[::-1]
+    # A value alone in its column gives an element with the sign of its product with the part.
+    squares += _weigh_single_squares(gram.squares, np.maximum(left, 0))
+    squares += _weigh_single_squares(gram.squares, np.minimum(left, 0))[::-1]
     block = xp.ascontiguousarray(left[gram.rows].astype(gram.dtype))
     for part in gram.reduce_right_products(block, _sum_squares_by_sign):
         squares += part
@@ -65,7 +73,14 @@ def _find_right_norms(unfolding: Unfolding, left: Array, values: Array) -> Array
     return (norms / xp.where(values > 0, values, 1)).astype(left.dtype)
 
 
+def _weigh_single_squares(squares: Array, part: Array) -> Array:
+    """Sum the squares (2, I) of values alone in their columns, times those of a part: (2, R)."""
+    weights = part.astype(np.float64) ** 2
+    return array_module(part).stack([squares_of_sign @ weights for squares_of_sign in squares])
+
+
 def _sum_squares_by_sign(right: Array) -> Array:
     """Sum the squares of the positive and of the negative elements of each column: (2, R)."""
-    parts = (np.maximum(right, 0), np.minimum(right, 0))
-    return array_module(right).stack([(p.astype(np.float64) ** 2).sum(axis=0) for p in parts])
+    parts = [np.maximum(right, 0), np.minimum(right, 0)]
+    squares = [part.astype(np.float64) ** 2 for part in parts]
+    return array_module(right).stack([square.sum(axis=0) for square in squares])

@@ -60,7 +60,8 @@ class LazyMatrix:
         with the same number of threads of the BLAS.
         """
         rank = self._check_rank(rank)
-        return self._assemble(rank, self._find_leading_pairs(rank))
+        pairs = self._find_leading_pairs(rank)
+        return self._assemble(rank, pairs)
 
     def randomized_svd(
         self, rank: int, random: Any, n_oversamples: int = 5, n_iter: int = 2
@@ -83,19 +84,32 @@ class LazyMatrix:
 
     def _assemble(self, rank: int, pairs: LeadingPairs) -> tuple[Array, Array]:
         """Turn eigenpairs into left singular vectors and values: signs, scale, padding."""
-        engine, (vectors, values, _, sources) = self.tensor._engine, pairs
-        signs = find_signs(vectors) if vectors.size else np.ones(vectors.shape[1], np.int64)
+        engine = self.tensor._engine
+        vectors, values, _, sources = pairs
+        signs = np.ones(vectors.shape[1], np.int64)
+        if vectors.size:
+            signs = find_signs(vectors)
+        # A negative source is a free row, whose unit vector is positive.
         signs = np.where(sources < 0, 1, np.append(signs, 1)[np.maximum(sources, -1)])
         left = engine.place_vectors(pairs, signs, (self.shape[0], rank), self.dtype)
         if values.size < rank:
             left = complete_basis(left, values.size)
-        known_values = np.zeros(rank, self.dtype)
-        known_values[: values.size] = values
-        return left, engine.xp.asarray(known_values)
+        padded = np.zeros(rank, self.dtype)
+        padded[: values.size] = values
+        return left, engine.xp.asarray(padded)
 
 
 class Unfolding(LazyMatrix):
-    """The unfolding of a sparse tensor along one mode: (I_mode, product of the other sizes)."""
+    """The unfolding of a sparse tensor along one mode: (I_mode, product of the other sizes).
+
+    >>> x = FlycooTensor([[0, 1], [2, 0], [1, 1]], [2.0, 3.0], shape=(3, 3, 2))
+    >>> unfolding = Unfolding(x, 1)
+    >>> unfolding, unfolding.shape
+    (<Unfolding: mode 1 of shape (3, 3, 2)>, (3, 6))
+    >>> left, values = unfolding.svd(2)
+    >>> values.tolist(), left.round(3).tolist()
+    ([3.0, 2.0], [[1.0, 0.0], [0.0, 0.0], [0.0, 1.0]])
+    """
 
     def __init__(self, x: FlycooTensor | SparseArray, mode: int) -> None:
         self.mode = check_mode(mode, len(x.shape))
@@ -112,24 +126,27 @@ class Unfolding(LazyMatrix):
         """The Gram matrix of the unfolding divided by a power of two above its norm, and that."""
         layout = self.tensor._layout
         engine = self.tensor._engine
-        scale = 2.0 ** min(math.frexp(float(layout.norm))[1], 1023)
+        _, exponent = math.frexp(float(layout.norm))
+        scale = 2.0 ** min(exponent, 1023)  # the largest power that float64 has
         columns = Columns(layout, self.mode, engine)
         return UnfoldingGram(columns, scale, self.dtype), scale
 
     def _find_leading_pairs(self, rank: int) -> LeadingPairs:
+        """Decompose the Gram matrix of the rows, or of the columns if these are fewer."""
         gram, scale = self.gram
         if gram.transposed is None:
-            return self._add_free_pairs(rank, *gram.find_leading_pairs(min(rank, gram.size)))
+            squares, vectors = gram.find_leading_pairs(min(rank, gram.size))
+            return self._add_free_pairs(rank, squares, vectors)
         transposed = FlycooTensor._of(self.tensor._engine, gram.transposed)
         pairs = _find_pairs_from_columns(transposed, rank)
         return pairs._replace(values=scale * pairs.values)
 
     def _add_free_pairs(self, rank: int, squares: np.ndarray, vectors: Array) -> LeadingPairs:
-        """Merge eigenpairs of the coupled rows with those of the other rows."""
+        """Merge eigenpairs of the coupled rows with those of the free rows."""
         gram, scale = self.gram
-        squares, sources = gram.add_free_squares(squares, rank)
+        merged, sources = gram.add_free_squares(squares, rank)
         rows = None if gram.size == self.shape[0] else gram.rows
-        values = scale * root_squares(squares, self.shape[0])
+        values = scale * root_squares(merged, self.shape[0])
         return LeadingPairs(vectors, values, rows, sources)
 
     def randomized_svd(
@@ -139,8 +156,8 @@ class Unfolding(LazyMatrix):
         gram, _ = self.gram
         if gram.transposed is not None or num_vectors > gram.size:
             return self._assemble(rank, self._find_leading_pairs(rank))
-        coupled = gram.sketch_leading_pairs(rank, num_vectors, n_iter, random)
-        return self._assemble(rank, self._add_free_pairs(rank, *coupled))
+        squares, vectors = gram.sketch_leading_pairs(rank, num_vectors, n_iter, random)
+        return self._assemble(rank, self._add_free_pairs(rank, squares, vectors))
 
 
 def _find_pairs_from_columns(columns: FlycooTensor, rank: int) -> LeadingPairs:
@@ -155,8 +172,8 @@ def _find_pairs_from_columns(columns: FlycooTensor, rank: int) -> LeadingPairs:
     columns._layout.apply(MTTKRP, engine, {0: right}, 1, left)
     # Rounding leaves the vectors of small values less than orthonormal.
     vectors = complete_basis(left / values[:count], count)
-    known_values = move(values[:count], np).astype(np.float64)
-    return LeadingPairs(vectors, known_values, None, np.arange(count))
+    positive_values = move(values[:count], np).astype(np.float64)
+    return LeadingPairs(vectors, positive_values, None, np.arange(count))
 
 
 def complete_basis(left: Array, num_known: int) -> Array:

@@ -40,6 +40,7 @@ from model_table import (
 from tensorly_flycoo import LabelledCP, Progress, fold_in
 from tensorly_flycoo.base.fit_record import FitRecord
 from tensorly_flycoo.decomposition import adam
+from tensorly_flycoo.loop.masks import is_same_mask
 from tensorly_flycoo.models import LabelledCoupledCP, LabelledParafac2, LabelledTucker
 
 CLASSES = {
@@ -87,7 +88,7 @@ def check_same_record(found, record):
     for fact in dataclasses.fields(FitRecord):
         own, other = getattr(found, fact.name), getattr(record, fact.name)
         if fact.name == "mask":
-            assert read_mask(own) == read_mask(other)
+            assert is_same_mask(own, other)  # that of PARAFAC2 may have three modes, or be a list
         elif fact.name == "intervals":
             assert len(own) == len(other)
             for pair, others in zip(own, other, strict=True):
@@ -375,9 +376,8 @@ def refuse_checkpoint(kind, beside):
     if not beside.fits and beside.id != "renamed":
         words += ["checkpoint ", "confidence ", "mask[0] has ", "tensor_slices has ", " expected "]
     fits_rows = kind.method == "observed_parafac" or kind.loss == "zero_truncated_poisson"
-    # Cells that the run's own mask marks too are missing once: the run is the same. PARAFAC2's
-    # was one mask of three modes, and is one of each slice now: such a run is refused.
-    is_united = kind.mask == "cells" and kind.method != "parafac2"
+    # Cells that the run's own mask marks too are missing once: the run is the same.
+    is_united = kind.mask == "cells"
     is_same = (fits_rows and beside.id == "all_unknown") or (is_united and beside.id == "unknown")
     if beside.known is not None and not is_same:
         words += ["mask is given", "mask= cannot resume", "tensor has unknown", "tensor knows "]

@@ -146,7 +146,7 @@ def test_a_call_on_a_gpu_solves_with_products_only(kernels, memories, monkeypatc
     assert not formed
     assert kernels.num_solves == 3 * (4 if is_early else 5)
     assert [memory.num_solves for memory in memories if memory.num_solves] == [kernels.num_solves]
-    assert not any(memory.known for memory in memories if memory.factors_may_change)
+    assert not any(memory.grams for memory in memories if memory.factors_may_change)
     assert gram_products._of_thread.memory is None
 
 

@@ -255,7 +255,7 @@ def test_memory_that_another_factor_got_is_not_taken_for_the_first():
         np.testing.assert_allclose(found, multiply([factor], np.ones(8)), rtol=1e-5, atol=1e-6)
         del on_gpu
     assert GramProduct.of(cupy.asarray(factor), memory) is not None
-    assert len(memory.known) == 1
+    assert len(memory.grams) == 1
 
 
 def test_what_is_known_is_found_through_other_views():

@@ -99,7 +99,7 @@ def test_a_gram_matrix_is_remembered_while_its_factor_lives(kernels):
     assert kernels.num_grams == 1
     GramProduct.of(factor[:, :3], memory), GramProduct.of(factor[1:], memory)
     assert kernels.num_grams == 3
-    memory.known.clear()
+    memory.grams.clear()
     factor[0] = 7
     found = GramProduct.of(factor, memory).to_array()
     np.testing.assert_allclose(found, factor.T @ factor, rtol=1e-6)
@@ -119,7 +119,7 @@ def test_memory_that_another_factor_got_is_not_taken_for_the_first(kernels, monk
     third = draw((8, 4), seed=2)
     monkeypatch.setattr(gram_products, "_address", lambda array: 1)
     GramProduct.of(third, memory)
-    assert list(memory.known) == [1]
+    assert list(memory.grams) == [1]
 
 
 def test_parts_of_one_array_are_different_factors(kernels):

@@ -66,7 +66,7 @@ def test_only_whole_factors_that_live_are_known(products):
     place = id(factor)
     del factor
     grams.find_gram(other.T, other)
-    assert list(grams._known) == [id(other)] != [place]
+    assert list(grams._cached) == [id(other)] != [place]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -75,7 +75,7 @@ def test_solutions_and_fits(num_rows, dtype):
     factor, mttkrp = draw(20, 4, dtype=dtype), draw(num_rows, 4, dtype=dtype, seed=1)
     grams = HostGrams()
     matrix = grams.find_gram(factor.T, factor)
-    y = grams.solve(matrix, mttkrp)
+    y = grams.solve_factor(matrix, mttkrp)
     exact = np.linalg.solve(matrix.astype("f8"), mttkrp.T.astype("f8")).T
     eps, weights = float(np.finfo(dtype).eps), draw(4, dtype=dtype, seed=2)
     assert np.abs(y - exact).max() <= 100 * eps * np.abs(exact).max()

@@ -6,7 +6,14 @@ import reference
 import sparse
 
 from tensorly_flycoo import FlycooTensor
-from tensorly_flycoo.loop.masks import ImputedTensor, MissingBlocks, MissingEntries, find_missing
+from tensorly_flycoo.loop.masks import (
+    ImputedTensor,
+    MissingBlocks,
+    MissingEntries,
+    copy_mask,
+    find_missing,
+    is_same_mask,
+)
 from tensorly_flycoo.ops import cp_entries as entries
 from tensorly_flycoo.ops.ttmc import multiply_nonempty_rows
 
@@ -250,3 +257,20 @@ def test_blocks_of_a_tensor_in_slabs(count, blocks):
 def test_other_shapes_of_a_mask_are_named(shape):
     with pytest.raises(ValueError, match=r"mask (has shape|marks all entries as missing)"):
         find_missing(FlycooTensor(COORDS, VALUES, SHAPE), np.zeros(shape))
+
+
+def test_a_mask_of_three_modes_is_that_of_its_slices():
+    cells = np.ones((3, 4, 5))
+    cells[0, 1, 2] = cells[2, 3, :2] = 0
+    mask = copy_mask(cells)
+    slices = copy_mask([*cells])
+    assert is_same_mask(mask, slices)
+    assert is_same_mask(slices, mask)
+    assert not is_same_mask(mask, slices[:2])
+    assert not is_same_mask(mask, [slices[0], slices[1], slices[0]])
+    assert not is_same_mask(mask[0], slices)
+    assert not is_same_mask(slices, None)
+    nothing = copy_mask(np.ones((3, 4, 5)))
+    assert is_same_mask(nothing, [copy_mask(np.ones((4, 5)))] * 3)
+    same_cells = cells[:1]  # of all slices
+    assert is_same_mask(copy_mask(same_cells), [slices[0]] * 3)

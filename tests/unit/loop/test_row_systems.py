@@ -5,7 +5,7 @@ import pytest
 from scipy.optimize import nnls
 
 from tensorly_flycoo.loop import observed_rows, row_systems
-from tensorly_flycoo.loop.row_systems import ListedCells, solve_rows
+from tensorly_flycoo.loop.row_systems import ListedCells, solve_row_systems
 
 EPS = np.finfo(np.float64).eps
 
@@ -67,11 +67,11 @@ def test_rows_are_those_of_least_squares(form, seed):
     lengths = np.sqrt(common.diagonal())
     if form == "missing":
         missing = list_missing(is_known, designs)
-        found = solve_rows((values * is_known) @ designs, common, missing)
+        found = solve_row_systems((values * is_known) @ designs, common, missing)
     else:
         known = list_known(is_known, designs, values)
         zeros = np.zeros((NUM_ROWS, RANK))
-        found = solve_rows(zeros, np.zeros((RANK, RANK)), known, lengths=lengths)
+        found = solve_row_systems(zeros, np.zeros((RANK, RANK)), known, lengths=lengths)
     expected = solve_densely(designs, values, is_known, lengths, solve_least_squares)
     assert (is_known.sum(axis=1) < RANK).any()
     # Each number has an error of at most one rounding for each cell, relative to the length of
@@ -96,11 +96,11 @@ def test_non_negative_rows_are_those_of_nnls(form, seed):
     if form == "missing":
         missing = list_missing(is_known, designs)
         products = (values * is_known) @ designs
-        found = solve_rows(products, common, missing, non_negative=True)
+        found = solve_row_systems(products, common, missing, non_negative=True)
     else:
         known = list_known(is_known, designs, values)
         zeros = np.zeros((NUM_ROWS, RANK))
-        found = solve_rows(zeros, 0 * common, known, non_negative=True)
+        found = solve_row_systems(zeros, 0 * common, known, non_negative=True)
     assert (found >= 0).all()
     assert (found == 0).any()
     assert np.abs(found - expected).max() <= 1e-10 * expected.max()
@@ -114,7 +114,7 @@ def test_few_known_cells_leave_no_non_negative_row_unsolved(seed):
     designs = np.abs(designs)
     missing = list_missing(is_known, designs)
     products = (values * is_known) @ designs
-    found = solve_rows(products, designs.T @ designs, missing, non_negative=True)
+    found = solve_row_systems(products, designs.T @ designs, missing, non_negative=True)
     expected = solve_densely(designs, values, is_known, np.ones(RANK), solve_nnls)
     assert (found >= 0).all()
     for row, wanted, own, known in zip(found, expected, values, is_known, strict=True):
@@ -128,9 +128,9 @@ def test_missing_and_known_cells_say_the_same():
     designs = designs * [1e-6, 1.0, 1e4, 1e9]
     common = designs.T @ designs
     missing, known = list_missing(is_known, designs), list_known(is_known, designs, values)
-    found = solve_rows((values * is_known) @ designs, common, missing)
+    found = solve_row_systems((values * is_known) @ designs, common, missing)
     lengths = np.sqrt(common.diagonal())
-    same = solve_rows(np.zeros((NUM_ROWS, RANK)), 0 * common, known, lengths=lengths)
+    same = solve_row_systems(np.zeros((NUM_ROWS, RANK)), 0 * common, known, lengths=lengths)
     assert np.abs((found - same) * lengths).max() <= 1e-8 * np.abs(same * lengths).max()
 
 
@@ -143,7 +143,7 @@ def test_rows_without_known_cells_are_zeros(non_negative):
         is_known[::3] = False
         missing = list_missing(is_known, designs)
         products = (values * is_known) @ designs + 1e-12 * ~is_known.any(axis=1)[:, None]
-        found = solve_rows(products, designs.T @ designs, missing, non_negative=non_negative)
+        found = solve_row_systems(products, designs.T @ designs, missing, non_negative=non_negative)
         assert (found[::3] == 0).all()
         lengths = np.sqrt((designs**2).sum(axis=0))
         if not non_negative:
@@ -160,9 +160,9 @@ def test_rows_without_listed_cells_share_a_system(non_negative):
     expected = solve_densely(designs, values, is_known, np.ones(RANK), solver)
     none = list_missing(is_known, designs)
     for cells in (None, none):
-        found = solve_rows(values @ designs, common, cells, non_negative=non_negative)
+        found = solve_row_systems(values @ designs, common, cells, non_negative=non_negative)
         assert np.abs(found - expected).max() <= 1e-10 * np.abs(expected).max()
-    assert solve_rows(np.zeros((0, RANK)), common).shape == (0, RANK)
+    assert solve_row_systems(np.zeros((0, RANK)), common).shape == (0, RANK)
 
 
 def test_cells_may_have_any_weights():
@@ -171,7 +171,7 @@ def test_cells_may_have_any_weights():
     weights = np.random.default_rng(3).choice([0.25, 1.0, 3.0], values.shape)
     targets = (weights - 1) * values
     cells = list_cells(weights != 1, designs, weights - 1, targets)
-    found = solve_rows(values @ designs, designs.T @ designs, cells)
+    found = solve_row_systems(values @ designs, designs.T @ designs, cells)
     for row, own, weight in zip(found, values, weights, strict=True):
         root = np.sqrt(weight)
         expected = np.linalg.lstsq(designs * root[:, None], own * root, rcond=None)[0]
@@ -185,7 +185,7 @@ def test_a_row_is_the_same_alone_and_in_small_blocks(non_negative, monkeypatch):
 
     def solve(rows=slice(None)):
         missing = list_missing(is_known[rows], designs)
-        return solve_rows(products[rows], common, missing, non_negative=non_negative)
+        return solve_row_systems(products[rows], common, missing, non_negative=non_negative)
 
     found = solve()
     assert (found == solve()).all()
@@ -213,7 +213,7 @@ def test_collinear_columns_do_not_stop_non_negative_rows(num_missing):
     is_known = np.ones(values.shape, bool)
     is_known[:, :num_missing] = False
     products, missing = (values * is_known) @ designs, list_missing(is_known, designs)
-    found = solve_rows(products, designs.T @ designs, missing, non_negative=True)
+    found = solve_row_systems(products, designs.T @ designs, missing, non_negative=True)
     expected = solve_densely(designs, values, is_known, np.ones(6), solve_nnls)
     assert np.abs(found - expected).max() <= 1e-6 * expected.max()
     residual, least = (

@@ -187,7 +187,7 @@ def test_a_gram_is_computed_once(monkeypatch):
 def test_an_inner_product_is_found_with_the_gram_matrices():
     x, y = draw()
     a, b = scatter((x, y), cut_evenly(NUM_ROWS, 8), 3)
-    found = row_shards.inner_product(a, [a, b])
+    found = row_shards.inner_product_with_grams(a, [a, b])
     assert found == tall.inner_product(a, b)
     known = [factor.memo.gram for factor in (a, b)]
     for factor, gram in zip(scatter((x, y), cut_evenly(NUM_ROWS, 8), 2), known, strict=True):

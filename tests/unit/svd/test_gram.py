@@ -135,7 +135,7 @@ def test_fewer_columns_than_rows(num_columns, dtype, monkeypatch):
     dense[tuple(coords)] = values
     unfolding = Unfolding(FlycooTensor(coords, values, dense.shape), 0)
     gram, scale = unfolding.gram
-    assert 300 < gram._num_columns < gram.size
+    assert 300 < gram._coupled.num_columns < gram.size
     left, found = unfolding.svd(12)
     check_orthonormal(left, dtype)
     expected = np.linalg.svd(dense, compute_uv=False)[:12]
@@ -160,7 +160,7 @@ def test_columns_are_multiplied_some_at_a_time(monkeypatch):
     monkeypatch.setattr(columns, "_COLUMNS_AT_ONCE", 100)
     gram, _ = Unfolding(x, 0).gram
     assert np.abs(gram.multiply(block) - expected).max() <= 1000 * EPS
-    assert len(gram._piece._tensors) > 5
+    assert len(gram._coupled.shared._tensors) > 5
 
 
 @pytest.mark.parametrize("mode", range(3))
