@@ -111,14 +111,15 @@ def planted_tensor(
     factors = [np.zeros((size, rank)) for size in shape]
     coord_parts = []
     value_parts = []
-    for r in range(rank):
+    for component in range(rank):
         supports = [random.choice(size, min(extent, size), replace=False) for size in shape]
         vectors = [1.0 - random.random_sample(support.size) for support in supports]
         for factor, support, vector in zip(factors, supports, vectors, strict=True):
-            factor[support, r] = vector
-        coord_parts.append(np.stack([c.ravel() for c in np.meshgrid(*supports, indexing="ij")]))
-        grids = np.meshgrid(*vectors, indexing="ij")
-        value_parts.append(np.prod([grid.ravel() for grid in grids], axis=0))
+            factor[support, component] = vector
+        index_grids = np.meshgrid(*supports, indexing="ij")
+        coord_parts.append(np.stack([grid.ravel() for grid in index_grids]))
+        value_grids = np.meshgrid(*vectors, indexing="ij")
+        value_parts.append(np.prod([grid.ravel() for grid in value_grids], axis=0))
     coords = np.concatenate(coord_parts, axis=1)
     values = np.concatenate(value_parts)
     if noise:

@@ -22,16 +22,24 @@ from ..engines import tall
 from ..loop.gram_products import GramMemory, GramProduct, find_gram, solve_on_host, start_product
 from ..loop.whole_tensor import WholeTensor
 from ..ops import views
-from ..ops.lazy import LazyArray, ModeView
+from ..ops.lazy import ModeView
 from ..ops.lazy_svd import decompose_lazily
 from ..ops.mode_product import ModeProduct
 from ..spread import row_shards
 from ..spread.row_shards import RowShards
 from ..tensor.converters import find_converter
-from ..tensor.coo_cache import as_flycoo, is_sparse
+from ..tensor.coo_cache import as_flycoo
 from ..tensor.dense_memory import check_product_fits
+from ..tensor.entrance import (
+    find_sparse,
+    is_callers,
+    is_lazy_or_sparse,
+    is_sparse,
+    lend,
+    mirror,
+)
 from ..tensor.labelled import LabelledTensor
-from ..tensor.mirroring import is_callers, lend, mirror
+from ..tensor.lazy_array import LazyArray
 from ..tensor.tensor import FlycooTensor
 
 _USE_NONZEROS = "use tl.tensor(x).nonzeros() or .to_coo() for the nonzeros"
@@ -66,7 +74,10 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
             array = share(tensor)
             dtype = array.dtype
             on_gpu = array_module(array) is not np
-        return {"dtype": dtype, "device": "cuda"} if on_gpu else {"dtype": dtype}
+        context: dict[str, Any] = {"dtype": dtype}
+        if on_gpu:
+            context["device"] = "cuda"
+        return context
 
     @staticmethod
     def tensor(data: Any, dtype: Any = None, *, device: str | None = None, **kwargs: Any) -> Any:
@@ -81,15 +92,20 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
         if is_sparse(data):
             x = FlycooTensor.from_coo(data, dtype=dtype, device=device, **kwargs)
             return x if device else lend(x)
-        if converter := find_converter(data):
-            return getattr(FlycooTensor, converter)(data, dtype=dtype, device=device, **kwargs)
+        constructor = find_converter(data)
+        if constructor is not None:
+            return getattr(FlycooTensor, constructor)(data, dtype=dtype, device=device, **kwargs)
         if device is None and not is_on_gpu(data):
             return NumpyBackend.tensor(data, dtype=dtype)
-        data = as_array(data)
-        # Converted before it moves: random factors of float32 are drawn in float64.
-        converted = data if dtype is None or dtype == data.dtype else data.astype(dtype)
-        moved = move(converted, array_module(data) if device is None else _module_on(device))
-        return moved.copy() if moved is data else moved
+        array = as_array(data)
+        converted = array
+        # Before it moves: random factors of float32 are drawn in float64.
+        if dtype is not None and dtype != array.dtype:
+            converted = array.astype(dtype)
+        moved = converted
+        if device is not None:
+            moved = move(converted, _module_on(device))
+        return moved.copy() if moved is array else moved
 
     @staticmethod
     def ones(
@@ -121,13 +137,15 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
 
     @staticmethod
     def to_numpy(tensor: Any) -> np.ndarray:
-        if views.is_lazy_or_sparse(tensor):
+        if is_lazy_or_sparse(tensor):
             dense = "a small tensor fits as tl.tensor(x).to_coo().todense()"
             raise densify_error("tl.to_numpy", tensor.shape, f"{_USE_NONZEROS}; {dense}")
         if not isinstance(tensor, RowShards) and not is_cupy(tensor):
             return NumpyBackend.to_numpy(tensor)
         with span("way back"):
-            return tensor.to_numpy() if isinstance(tensor, RowShards) else move(tensor, np)
+            if isinstance(tensor, RowShards):
+                return tensor.to_numpy()
+            return move(tensor, np)
 
     @staticmethod
     def check_random_state(seed: Any) -> Any:
@@ -141,11 +159,13 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
     def copy(tensor: Any) -> Any:
         if isinstance(tensor, LazyArray):
             return tensor  # it is immutable, as is a FlycooTensor
-        return as_flycoo(tensor, check_coords=True) if is_sparse(tensor) else np.copy(tensor)
+        if is_sparse(tensor):
+            return as_flycoo(tensor, check_coords=True)
+        return np.copy(tensor)
 
     @staticmethod
     def zeros_like(tensor: Any, *args: Any, **kwargs: Any) -> Array:
-        if views.is_lazy_or_sparse(tensor):
+        if is_lazy_or_sparse(tensor):
             operation = "tl.zeros_like (sparsity= of parafac calls it)"
             raise densify_error(operation, tensor.shape, "leave sparsity out")
         return np.zeros_like(tensor, *args, **kwargs)
@@ -166,43 +186,49 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
     def moveaxis(tensor: Any, source: int, destination: int) -> Any:
         if isinstance(tensor, ModeProduct):
             return tensor.move_axis(source, destination)
-        move_axis = views.move_axis if views.is_lazy_or_sparse(tensor) else np.moveaxis
-        return move_axis(tensor, source, destination)
+        if is_lazy_or_sparse(tensor):
+            return views.move_axis(tensor, source, destination)
+        return np.moveaxis(tensor, source, destination)
 
     @staticmethod
     def reshape(tensor: Any, newshape: Any) -> Any:
         if type(tensor) is np.ndarray or is_cupy(tensor) or isinstance(tensor, ModeProduct):
             return tensor.reshape(newshape)
-        reshape = views.reshape if views.is_lazy_or_sparse(tensor) else np.reshape
-        return reshape(tensor, newshape)
+        if is_lazy_or_sparse(tensor):
+            return views.reshape(tensor, newshape)
+        return np.reshape(tensor, newshape)
 
     @staticmethod
     def transpose(tensor: Any, *args: Any, **kwargs: Any) -> Any:
         is_dense = isinstance(tensor, (np.ndarray, GramProduct)) or is_cupy(tensor)
         if is_dense and not (args or kwargs):
             return tensor.T
-        transpose = views.permute if views.is_lazy_or_sparse(tensor) else np.transpose
-        return transpose(tensor, *args, **kwargs)
+        if is_lazy_or_sparse(tensor):
+            return views.permute(tensor, *args, **kwargs)
+        return np.transpose(tensor, *args, **kwargs)
 
     @staticmethod
     def concatenate(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        if (sparse := views.find_sparse([tensors])) is not None:
-            if not all(map(is_sparse, tensors)):  # a dense array, or a view
-                raise densify_error("tl.concatenate", sparse.shape, _USE_NONZEROS)
-            tensors = [as_flycoo(x) for x in tensors]
-        return np.concatenate(tensors, *args, **kwargs)
+        sparse = find_sparse([tensors])
+        if sparse is None:
+            return np.concatenate(tensors, *args, **kwargs)
+        if not all(map(is_sparse, tensors)):  # a dense array, or a view
+            raise densify_error("tl.concatenate", sparse.shape, _USE_NONZEROS)
+        return np.concatenate([as_flycoo(x) for x in tensors], *args, **kwargs)
 
     @staticmethod
     def svd(matrix: Any, full_matrices: bool = True, **kwargs: Any) -> Any:
         """Decompose a matrix; of an unfolding only the leading vectors, when they are sliced."""
-        svd = decompose_lazily(matrix, full_matrices)
-        return np.linalg.svd(matrix, full_matrices=full_matrices, **kwargs) if svd is None else svd
+        lazy_svd = decompose_lazily(matrix, full_matrices)
+        if lazy_svd is not None:
+            return lazy_svd
+        return np.linalg.svd(matrix, full_matrices=full_matrices, **kwargs)
 
     @staticmethod
     def conj(x: Any, *args: Any, **kwargs: Any) -> Any:
         # TensorLy conjugates every factor before every product; NumPy copies real arrays too.
         is_dense = isinstance(x, (np.ndarray, GramProduct)) or is_cupy(x)
-        is_known = is_dense or views.is_lazy_or_sparse(x)
+        is_known = is_dense or is_lazy_or_sparse(x)
         is_real = is_known and x.dtype.kind != "c" and not (args or kwargs)
         return x if is_real else np.conj(x, *args, **kwargs)
 
@@ -210,19 +236,22 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
     def sum(tensor: Any, axis: Any = None, *args: Any, **kwargs: Any) -> Any:
         if axis == 0 and not (args or kwargs) and tall.is_tall(tensor):
             return tall.sum_rows(tensor)
-        if views.is_lazy_or_sparse(tensor):
+        if is_lazy_or_sparse(tensor):
             return views.reduce_axes("sum", tensor, axis, *args, **kwargs)
         return np.sum(tensor, axis, *args, **kwargs)
 
     @staticmethod
     def dot(a: Any, b: Any) -> Any:
         """Multiply; tall factors as `engines.tall` does."""
-        if (gram := find_gram(a, b)) is not None:
+        gram = find_gram(a, b)
+        if gram is not None:
             return gram
         if type(a) is type(b) is np.ndarray:
             check_product_fits(a, b)
-            return tall.multiply(a, b) if tall.suits_cpu_engine(a, b) else np.dot(a, b)
-        if views.is_lazy_or_sparse(a) or views.is_lazy_or_sparse(b):
+            if tall.suits_cpu_engine(a, b):
+                return tall.multiply(a, b)
+            return np.dot(a, b)
+        if is_lazy_or_sparse(a) or is_lazy_or_sparse(b):
             return views.dot(a, b)
         if is_cupy(a) and a.ndim == 2 and tall.is_tall(a.T) and tall.is_tall(b):
             return tall.transposed_product(a.T, b)
@@ -231,8 +260,9 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
 
     @staticmethod
     def matmul(a: Any, b: Any) -> Any:
-        is_dense = not (views.is_lazy_or_sparse(a) or views.is_lazy_or_sparse(b))
-        return np.matmul(a, b) if is_dense else views.dot(a, b)
+        if is_lazy_or_sparse(a) or is_lazy_or_sparse(b):
+            return views.dot(a, b)
+        return np.matmul(a, b)
 
     @staticmethod
     def qr(a: Array, *args: Any, **kwargs: Any) -> Any:
@@ -256,7 +286,9 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
 
     def eps(self, dtype: Any) -> Any:
         """Return the rounding unit; of integers, which are counts, that of float64."""
-        return super().eps(np.float64 if np.dtype(dtype).kind in "biu" else dtype)
+        if np.dtype(dtype).kind in "biu":
+            dtype = np.float64
+        return super().eps(dtype)
 
     @staticmethod
     def digamma(x: Any) -> Any:
@@ -271,28 +303,32 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
 def _measure_sparse(tensor: Any, order: Any, axis: Any) -> Any:
     """Compute a norm of all elements of a sparse tensor."""
     is_largest = order in ("inf", np.inf)
-    if axis is not None or not (is_largest or (isinstance(order, int | float) and order > 0)):
-        given = f"order={order!r} and axis={axis!r}"
-        expected = 'expected a number above 0 or "inf", and None'
-        raise ValueError(f"tl.norm of a sparse tensor has {given}, {expected}")
+    is_power = isinstance(order, int | float) and order > 0
+    if axis is not None or not (is_largest or is_power):
+        raise ValueError(
+            f"tl.norm of a sparse tensor has order={order!r} and axis={axis!r}, expected a number "
+            'above 0 or "inf", and None'
+        )
     x = as_flycoo(tensor, check_coords=True)
     if order == 2:
         return x.norm()
-    x = abs(x)
+    absolute = abs(x)
     if order == 1:
-        return x.sum()
-    largest = x.max()
+        return absolute.sum()
+    largest = absolute.max()
     if is_largest or largest == 0:
         return largest
     # Scaled, so that powers neither overflow nor vanish.
-    total = (x / largest).map(lambda values: values**order).sum()
+    total = (absolute / largest).map(lambda values: values**order).sum()
     return largest * total ** (1 / order)
 
 
 def _reduce(name: str) -> Callable:
+    """Make the method that reduces a sparse tensor or an array."""
+
     @functools.wraps(getattr(np, name))
     def reduce(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        if views.is_lazy_or_sparse(tensor):
+        if is_lazy_or_sparse(tensor):
             return views.reduce_axes(name, tensor, *args, **kwargs)
         return getattr(np, name)(tensor, *args, **kwargs)
 
@@ -344,21 +380,29 @@ _TAKES_SPARSE = {
 }
 
 
+#: Functions of shapes, dtypes and seeds, which need no look at their arguments.
+_TAKES_NO_ARRAY = {"arange", "check_random_state", "eps", "eye", "finfo", "ones", "zeros"}
+
+
 def _refuse_sparse(name: str, function: Callable) -> Callable:
+    """Let a function refuse sparse tensors, or apply a ufunc to their values."""
+
     @functools.wraps(function)
     def refuse_sparse(*args: Any, **kwargs: Any) -> Any:
-        sparse = views.find_sparse((*args, *kwargs.values()) if kwargs else args)
-        if sparse is not None and isinstance(function, np.ufunc):
+        sparse = find_sparse((*args, *kwargs.values()))
+        if sparse is None:
+            return function(*args, **kwargs)
+        if isinstance(function, np.ufunc):
             return views.apply_ufunc(function, *args, **kwargs)
-        if sparse is not None:
-            raise densify_error(f"tl.{name}", sparse.shape, _USE_NONZEROS)
-        return function(*args, **kwargs)
+        raise densify_error(f"tl.{name}", sparse.shape, _USE_NONZEROS)
 
     return refuse_sparse
 
 
-for _name in set(BackendManager._functions) - _TAKES_SPARSE:
+for _name in set(BackendManager._functions) - _TAKES_SPARSE - _TAKES_NO_ARRAY:
     _method = inspect.getattr_static(FlycooBackend, _name)
-    _is_static = isinstance(_method, staticmethod)
-    _guarded = _refuse_sparse(_name, _method.__func__ if _is_static else _method)
-    setattr(FlycooBackend, _name, staticmethod(_guarded) if _is_static else _guarded)
+    if isinstance(_method, staticmethod):
+        _refusing: Any = staticmethod(_refuse_sparse(_name, _method.__func__))
+    else:
+        _refusing = _refuse_sparse(_name, _method)
+    setattr(FlycooBackend, _name, _refusing)

@@ -8,9 +8,10 @@ import stays what it was. A replacement passes every call on that is not `ours`.
 import functools
 import importlib
 import inspect
+import itertools
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,12 +29,12 @@ from ..loop.initial_guess import SVDS, make_initial_guess
 from ..loop.ranks import find_cp_rank, find_tucker_rank
 from ..loop.whole_tensor import WholeTensor, check_start
 from ..ops.ttmc import check_free_modes
-from ..ops.views import find_sparse
 from ..spread import row_shards
 from ..spread.row_shards import RowShards
-from ..tensor.coo_cache import as_flycoo, is_raw_sparse
+from ..tensor.converters import is_raw_sparse
+from ..tensor.coo_cache import as_flycoo
+from ..tensor.entrance import Call, find_sparse
 from ..tensor.labelled import LabelledTensor
-from ..tensor.mirroring import mirror
 from ..tensor.tensor import FlycooTensor
 from .tensor_algebra import divert, is_ours, unfolding_dot_khatri_rao
 
@@ -48,7 +49,7 @@ class Replacement(NamedTuple):
     ours: Callable  # called as ours(original, *args, **kwargs)
     reason: str  # why TensorLy's function does not do for a sparse tensor
     needless_if: str  # the change in TensorLy that would make the row needless
-    takes: Callable[[str, tuple, dict], bool] = is_ours  # name, args, kwargs: which calls are ours
+    takes: Callable[[str, Call], bool] = is_ours  # of the name and the call: is it ours?
 
 
 def install_replacements() -> None:
@@ -61,14 +62,14 @@ def install_replacements() -> None:
         replacements: dict[Callable, Callable] = {}  # one for all modules: pickle compares them
         modules = [importlib.import_module(f"tensorly.{name}") for name in row.modules.split()]
         names = row.names.split()
-        found = [(module, name) for module in modules for name in names if hasattr(module, name)]
-        missing = {*names, *modules} - {part for pair in found for part in pair}
+        places = [pair for pair in itertools.product(modules, names) if hasattr(*pair)]
+        missing = {*names, *modules} - {*itertools.chain(*places)}
         if missing:
             raise ImportError(
                 f"TensorLy {tl.__version__} lacks {missing} of the functions {names} in "
                 f"{row.modules.split()}: install tensorly>=0.9,<0.11"
             )
-        for module, name in found:
+        for module, name in places:
             original = getattr(module, name)
             if not hasattr(original, "_flycoo_original"):
                 replacements.setdefault(original, _replace(original, row))
@@ -76,55 +77,65 @@ def install_replacements() -> None:
 
 
 def _replace(original: Callable, row: Replacement) -> Callable:
-    is_public = "decomposition" in row.modules.split()
-    ours = functools.partial(row.ours, original)
-    call = divert(original, ours, ours if is_public else mirror(ours), row.takes)
-    replacement: Any = decomposition.guard_labelled(call, original) if is_public else call
+    """Make the function that takes the place of `original`, for calls with a sparse tensor."""
+    ours = functools.wraps(original)(functools.partial(row.ours, original))
+    if "decomposition" in row.modules.split():
+        replacement = decomposition.guard_labelled(
+            ours,
+            dense=original,
+            takes=row.takes,
+            converts=row.ours in (_call_ours, _tucker),  # others refuse the tensor
+            explain=functools.partial(_explain_missing, original),
+        )
+        replacement._flycoo_original = original
+    else:
+        replacement = divert(original, ours, row.takes)
     # inspect.getfullargspec, which TensorLy's tests call, does not look below a wrapper.
     replacement.__signature__ = inspect.signature(original)
     return replacement
 
 
-def _bind(original: Callable, args: tuple, kwargs: dict) -> dict[str, Any]:
-    """Return arguments by name: TensorLy 0.9 has some parameters in another order."""
-    try:
-        return inspect.signature(original).bind(*args, **kwargs).arguments
-    except TypeError as error:
-        known = inspect.signature(getattr(decomposition, original.__name__, original)).parameters
-        takes_it = "unexpected" in str(error) and kwargs.keys() <= known.keys()
-        hint = f": tensorly_flycoo.decomposition.{original.__name__} takes it" if takes_it else ""
-        raise TypeError(f"{original.__name__} {error}{hint}") from None
+def _explain_missing(original: Callable, kwargs: Mapping[str, Any]) -> str:
+    """Say so if TensorLy's function lacks an argument that ours of the same name has."""
+    name = original.__name__
+    twin = getattr(decomposition, name, original)
+    parameters = inspect.signature(original).parameters
+    twin_parameters = inspect.signature(twin).parameters
+    if kwargs.keys() <= parameters.keys() or not kwargs.keys() <= twin_parameters.keys():
+        return ""
+    return f": tensorly_flycoo.decomposition.{name} takes it"
 
 
-def _call_ours(original: Callable, *args: Any, **kwargs: Any) -> Any:
-    return decomposition.UNGUARDED[original.__name__](**_bind(original, args, kwargs))
+def _call_ours(original: Callable, **options: Any) -> Any:
+    return decomposition.UNGUARDED[original.__name__](**options)
 
 
-def _tucker(original: Callable, *args: Any, **kwargs: Any) -> Any:
-    given = _bind(original, args, kwargs)
+def _tucker(original: Callable, **options: Any) -> Any:
+    """Compute a Tucker model, or a partial one by TensorLy's own loop."""
     if original.__name__ == "tucker":
-        return _call_ours(original, **given)
-    tensor = given["tensor"]
-    rank = given["rank"]
-    modes = given.get("modes")
-    num_modes = tl.ndim(tensor) if modes is None else len(modes)
+        return _call_ours(original, **options)
+    x = options["tensor"]
+    rank = options["rank"]
+    modes = options.get("modes")
+    num_modes = tl.ndim(x) if modes is None else len(modes)
     if isinstance(rank, list | tuple):
         rank = rank[:num_modes]  # tucker with fixed_factors passes more
-    rank = find_tucker_rank(tensor, rank, num_modes)
-    given |= {"tensor": as_flycoo(tensor, check_coords=True), "rank": rank}
-    return inspect.unwrap(original)(**given)  # contrib.sparse's would change the backend
+    options["rank"] = find_tucker_rank(x, rank, num_modes)  # no fraction of the number of cells
+    return inspect.unwrap(original)(**options)  # contrib.sparse's would change the backend
 
 
 def _contrib_algebra(original: Callable, *args: Any, **kwargs: Any) -> Any:
     """Compute what contrib.sparse would by pydata/sparse, which alone takes sparse operands."""
-    given = _bind(original, args, kwargs)
-    x = given.get("tensor", given.get("mask"))
-    operands = [own for own in given.values() if own is not x]
-    operands += [part for own in operands if isinstance(own, tuple | CPTensor) for part in own]
-    if find_sparse(operands) is not None:
-        return original(**given)
-    found = getattr(tl.tenalg, original.__name__)(**given)
-    return found.to_coo() if is_raw_sparse(x) and isinstance(found, FlycooTensor) else found
+    named = inspect.signature(original).bind(*args, **kwargs).arguments
+    x = named.get("tensor", named.get("mask"))
+    operands = [argument for argument in named.values() if argument is not x]
+    models = [operand for operand in operands if isinstance(operand, CPTensor)]
+    if find_sparse([*operands, *map(list, models)]) is not None:
+        return original(**named)
+    result = getattr(tl.tenalg, original.__name__)(**named)
+    if is_raw_sparse(x) and isinstance(result, FlycooTensor):
+        return result.to_coo()
+    return result
 
 
 def _register_sparse_backend(original: Callable, name: str) -> None:
@@ -137,47 +148,61 @@ def _register_sparse_backend(original: Callable, name: str) -> None:
 def _initialize_cp(original: Callable, *args: Any, **kwargs: Any) -> Any:
     bound = inspect.signature(original).bind(*args, **kwargs)
     bound.apply_defaults()
-    given = bound.arguments
-    tensor = given["tensor"]
-    init = given["init"]
+    options = bound.arguments
+    tensor = options["tensor"]
+    if isinstance(tensor, WholeTensor):
+        x = tensor.tensor
+        rank = options["rank"]
+    else:
+        x = _receive_early_import(tensor, options["mask"])
+        rank = find_cp_rank(x, options["rank"])
+    init = options["init"]
+    if isinstance(init, str) and (init == "random" or (init == "svd" and options["svd"] in SVDS)):
+        with span("start"):
+            weights, factors = make_initial_guess(
+                x,
+                rank,
+                init=init,
+                svd=options["svd"],
+                random_state=options["random_state"],
+                non_negative=options["non_negative"],
+            )
+        start = make_cp_tensor(weights, initial_guess.spread_factors(x, factors))
+        return cp_normalize(start) if options["normalize_factors"] else start
+    options["tensor"] = x
+    options["init"] = initial_guess.check_initial_guess(init, x.dtype, x.device == "cuda", rank)
+    start = original(**options)
+    start.factors = initial_guess.spread_factors(x, start.factors)
+    return start
+
+
+def _receive_early_import(tensor: Any, mask: Any) -> FlycooTensor:
+    """Receive the tensor of a decomposition that was imported before this package."""
     if isinstance(tensor, LabelledTensor):
         warn(
             "the result has no labels: a decomposition that was imported from TensorLy before "
             "tensorly_flycoo does not keep those of a LabelledTensor; call tl.decomposition.NAME "
             "instead"
         )
-    if isinstance(tensor, WholeTensor):
-        tensor = given["tensor"] = tensor.tensor
-    else:
-        _logger.debug("called by a decomposition that was imported before tensorly_flycoo")
-    _refuse_mask(given, tensor, "tensorly_flycoo.decomposition.parafac or non_negative_parafac")
-    x = given["tensor"] = as_flycoo(tensor, check_coords=True)
-    if isinstance(init, str) and (init == "random" or (init == "svd" and given["svd"] in SVDS)):
-        options = {name: given[name] for name in ("init", "svd", "random_state", "non_negative")}
-        with span("start"):
-            weights, factors = make_initial_guess(x, find_cp_rank(x, given["rank"]), **options)
-        start = make_cp_tensor(weights, initial_guess.spread_factors(x, factors))
-        return cp_normalize(start) if given["normalize_factors"] else start
-    on_gpu = x.device == "cuda"
-    given["init"] = initial_guess.check_initial_guess(init, x.dtype, on_gpu, given["rank"])
-    start = original(**given)
-    start.factors = initial_guess.spread_factors(x, start.factors)
-    return start
+    _logger.debug("called by a decomposition that was imported before tensorly_flycoo")
+    instead = "tensorly_flycoo.decomposition.parafac or non_negative_parafac"
+    _refuse_mask(mask, tensor, instead)
+    return as_flycoo(tensor, check_coords=True)
 
 
 def _initialize_tucker(original: Callable, *args: Any, **kwargs: Any) -> Any:
-    given = inspect.signature(original).bind(*args, **kwargs).arguments
-    if given.get("non_negative"):
+    options = inspect.signature(original).bind(*args, **kwargs).arguments
+    if options.get("non_negative"):
         instead = "use tl.decomposition.non_negative_tucker, or import tensorly_flycoo before it"
-        raise densify_error("non-negative Tucker", tuple(given["tensor"].shape), instead)
-    x = as_flycoo(given["tensor"], check_coords=True)
-    _refuse_mask(given, x, "tensorly_flycoo.decomposition.tucker")
-    check_free_modes(x, [mode for mode in range(x.ndim) if mode not in given["modes"]])
+        raise densify_error("non-negative Tucker", tuple(options["tensor"].shape), instead)
+    x = as_flycoo(options["tensor"], check_coords=True)
+    _refuse_mask(options.get("mask"), x, "tensorly_flycoo.decomposition.tucker")
+    check_free_modes(x, [mode for mode in range(x.ndim) if mode not in options["modes"]])
     return original(*args, **kwargs)
 
 
-def _refuse_mask(given: dict, tensor: Any, instead: str) -> None:
-    if given.get("mask") is not None:
+def _refuse_mask(mask: Any, tensor: Any, instead: str) -> None:
+    if mask is not None:
         raise densify_error("mask=", tuple(tensor.shape), f"masks work in {instead}")
 
 
@@ -192,7 +217,7 @@ def _error_calc(
     mttkrp: Any = None,
 ) -> tuple:
     """Compute the error from the last mode's MTTKRP, where TensorLy forms the full model."""
-    _refuse_mask({"mask": mask}, tensor, "tensorly_flycoo.decomposition.parafac")
+    _refuse_mask(mask, tensor, "tensorly_flycoo.decomposition.parafac")
     if mttkrp is None:
         mttkrp = unfolding_dot_khatri_rao(tensor, (weights, factors), tl.ndim(tensor) - 1)
     if not isinstance(tensor, WholeTensor):
@@ -202,8 +227,14 @@ def _error_calc(
     tensor.end_products()
     memory = tensor.memory
     with log_compilation():  # a long call says now what it has compiled
-        more = {"memory": memory, "meanwhile": functools.partial(tensor.look_ahead, factors)}
-        error: Any = gram_products.compute_fit(norm_tensor, weights, factors, mttkrp, **more)
+        error: Any = gram_products.compute_fit(
+            norm_tensor,
+            weights,
+            factors,
+            mttkrp,
+            memory=memory,
+            meanwhile=functools.partial(tensor.look_ahead, factors),
+        )
     memory.end_iteration()
     if error is None:
         # On several devices all Gram matrices are found with it.
@@ -356,6 +387,6 @@ TABLE = (
         _register_sparse_backend,
         "it knows no sparse backend but that of numpy",
         "it had a table that plugins may add to",
-        takes=lambda name, args, kwargs: args == ("flycoo",),
+        takes=lambda name, call: call.args == ("flycoo",),
     ),
 )

@@ -6,7 +6,7 @@ with a sparse tensor comes here, any other goes straight to TensorLy.
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorly as tl
@@ -16,15 +16,18 @@ from tensorly.tenalg.einsum_tenalg import EinsumTenalgBackend
 
 from ..base.array_modules import Array
 from ..base.checks import densify_error
-from ..loop.guarding import guard
+from ..base.reporting import log_compilation, span
+from ..engines.out_of_memory import attempt
 from ..loop.whole_tensor import WholeTensor, check_start
 from ..ops import views
 from ..ops.contraction import contract_vectors, inner, khatri_rao_at
 from ..ops.mode_product import ModeProduct
 from ..ops.mttkrp import check_operands, mttkrp
-from ..tensor.coo_cache import as_flycoo, is_raw_sparse, is_sparse
+from ..tensor.converters import is_raw_sparse
+from ..tensor.coo_cache import as_flycoo
 from ..tensor.dense_memory import check_khatri_rao_fits
-from ..tensor.mirroring import mirror
+from ..tensor.entrance import Call, find_sparse, is_sparse
+from ..tensor.labelled import drop_labels, number_modes
 from ..tensor.tensor import check_axes
 
 
@@ -34,45 +37,47 @@ def install_hooks() -> None:
         for name, ours in _HOOKS.items():
             original = getattr(tenalg, name)
             if not hasattr(original, "_flycoo_original"):
-                tenalg.register_method(name, divert(original, ours, mirror(ours)))
+                tenalg.register_method(name, divert(original, ours))
 
 
-def is_ours(name: str, args: tuple, kwargs: Mapping[str, Any]) -> bool:
+def is_ours(name: str, call: Call) -> bool:
     """Say whether a call of TensorLy's function `name` has a sparse tensor, under "flycoo".
 
     Refuse a `FlycooTensor` under another backend; a raw `sparse.COO` is left to that backend. Also
     refuse a dense Khatri-Rao product that is too large.
     """
-    x = views.find_sparse((*args, *kwargs.values()), name)
-    if x is None:
+    if call.tensor is None:
         if name == "khatri_rao" and BackendManager.get_backend() == "flycoo":
-            check_khatri_rao_fits(*args, **kwargs)
+            check_khatri_rao_fits(*call.args, **call.kwargs)
         return False
     backend = BackendManager.get_backend()
     if backend == "flycoo":
         return True
-    if is_raw_sparse(x):
+    if is_raw_sparse(call.tensor):
         return False
     raise RuntimeError(
-        f"{name} has a {type(x).__name__}, but TensorLy's backend is {backend!r}: "
+        f"{name} has a {type(call.tensor).__name__}, but TensorLy's backend is {backend!r}: "
         'call tl.set_backend("flycoo") first'
     )
 
 
-def divert(original: Callable, ours: Callable, mirrored: Callable, takes: Any = is_ours) -> Any:
+def divert(original: Callable, ours: Callable, takes: Callable[[str, Call], bool] = is_ours) -> Any:
     """Return a function that has us compute the calls that are ours, and TensorLy any other."""
 
     @functools.wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def choose(*args: Any, **kwargs: Any) -> Any:
         # In our parafac: small tensors would wait for a look at all other arguments.
         if args and isinstance(args[0], WholeTensor):
             return ours(*args, **kwargs)
-        if takes(original.__name__, args, kwargs):
-            return mirrored(*args, **kwargs)
-        return original(*args, **kwargs)
+        call = Call(args, kwargs)
+        call.refuse_foreign()
+        if not takes(original.__name__, call):
+            return original(*args, **kwargs)
+        call.move_to_device()
+        return call.give_back(ours(*call.args, **call.kwargs))
 
-    call._flycoo_original = original  # type: ignore[attr-defined]
-    return call
+    choose._flycoo_original = original  # type: ignore[attr-defined]
+    return choose
 
 
 def unfolding_dot_khatri_rao(tensor: Any, cp_tensor: Any, mode: int) -> Array:
@@ -95,7 +100,6 @@ def mode_dot(tensor: Any, matrix_or_vector: Array, mode: int, transpose: bool = 
     return multi_mode_dot(tensor, [matrix_or_vector], [mode], transpose=transpose)
 
 
-@guard
 def multi_mode_dot(
     tensor: Any,
     matrix_or_vec_list: Sequence[Array],
@@ -110,31 +114,54 @@ def multi_mode_dot(
     """
     if not is_sparse(tensor):
         raise densify_error("tl.tenalg.multi_mode_dot", tensor.shape, "only x may be sparse")
-    modes = check_axes(range(len(matrix_or_vec_list)) if modes is None else modes, tensor.ndim)
-    pairs = sorted(zip(modes, matrix_or_vec_list, strict=True), key=lambda pair: pair[0])
-    pairs = [pair for place, pair in enumerate(pairs) if place != skip]
-    if not pairs:
-        return tensor
-    vectors = {mode: array for mode, array in pairs if array.ndim == 1}
-    matrices = {mode: array for mode, array in pairs if array.ndim != 1}
-    if vectors:
-        rest = contract_vectors(tensor, list(vectors.values()), list(vectors))
-        if not matrices:
-            return rest
-        modes = [mode - sum(gone < mode for gone in vectors) for mode in matrices]
-        return tl.tenalg.multi_mode_dot(rest, list(matrices.values()), modes, transpose=transpose)
-    factors = matrices if transpose else {mode: m.T for mode, m in matrices.items()}
-    product = ModeProduct(tensor, factors)
-    return product.to_array() if skip is None else product
+    if modes is None:
+        modes = range(len(matrix_or_vec_list))
+    axes = check_axes(number_modes(tensor, modes), tensor.ndim)
+    pairs = sorted(zip(axes, matrix_or_vec_list, strict=True), key=lambda pair: pair[0])
+    operands = {mode: array for place, (mode, array) in enumerate(pairs) if place != skip}
+    x = drop_labels(tensor)
+    if not operands:
+        return x
+    multiply = functools.partial(
+        _multiply_modes, x, operands, transpose=transpose, is_lazy=skip is not None
+    )
+    with span("multi_mode_dot", x), log_compilation():
+        return attempt("multi_mode_dot", multiply)
+
+
+def _multiply_modes(x: Any, operands: dict[int, Array], transpose: bool, is_lazy: bool) -> Any:
+    """Contract modes with vectors first, which makes the tensor smaller."""
+    vectors = {mode: array for mode, array in operands.items() if array.ndim == 1}
+    matrices = {mode: array for mode, array in operands.items() if array.ndim != 1}
+    if not vectors:
+        factors = matrices
+        if not transpose:
+            factors = {mode: matrix.T for mode, matrix in matrices.items()}
+        product = ModeProduct(x, factors)
+        return product if is_lazy else product.to_array()
+    contracted = contract_vectors(x, list(vectors.values()), list(vectors))
+    if not matrices:
+        return contracted
+    modes_left = [mode - sum(gone < mode for gone in vectors) for mode in matrices]
+    return tl.tenalg.multi_mode_dot(
+        contracted, list(matrices.values()), modes_left, transpose=transpose
+    )
 
 
 def inner_product(tensor1: Any, tensor2: Any, n_modes: int | None = None) -> Any:
     """Compute the inner product of two tensors of one shape, or of one mode with a vector."""
-    x, y = (tensor1, tensor2) if is_sparse(tensor1) else (tensor2, tensor1)
+    if is_sparse(tensor1):
+        x = tensor1
+        y = tensor2
+        joined_mode = x.ndim - 1  # with a vector y, the one that is next to it
+    else:
+        x = tensor2
+        y = tensor1
+        joined_mode = 0
     if n_modes is None or n_modes == x.ndim == y.ndim:
         return inner(x, y)
     if n_modes == y.ndim == 1 and not is_sparse(y):
-        return contract_vectors(x, [y], [x.ndim - 1 if x is tensor1 else 0])
+        return contract_vectors(x, [y], [joined_mode])
     shape = (*tensor1.shape[: tensor1.ndim - n_modes], *tensor2.shape[n_modes:])
     instead = "leave n_modes out, or contract one mode with a vector by tl.tenalg.mode_dot"
     raise densify_error(f"tl.tenalg.inner with n_modes={n_modes}", shape, instead)
@@ -147,7 +174,7 @@ def khatri_rao(
     mask: Any = None,
 ) -> Any:
     """Compute the rows of a Khatri-Rao product where a sparse mask is nonzero, as a lazy view."""
-    factor = views.find_sparse([matrices, weights])
+    factor = find_sparse([matrices, weights])
     if factor is not None:
         raise densify_error("tl.tenalg.khatri_rao", factor.shape, "only its mask may be sparse")
     matrices = [matrix for n, matrix in enumerate(matrices) if n != skip_matrix]

@@ -10,7 +10,6 @@ import functools
 from typing import Any
 
 from ..loop.guarding import guard
-from ..loop.scaling import near_one
 from ..results.labelled_models import label_result
 from .constrained_parafac import constrained_parafac
 from .coupled_parafac import coupled_parafac
@@ -24,9 +23,9 @@ from .parafac2 import parafac2
 from .recording import describe_fit
 from .tucker import tucker
 
-#: Decompositions without the labels and the guard that users' have: all but `coupled_parafac`.
+#: The algorithms, without the guard that users' have around them: all but `coupled_parafac`.
 UNGUARDED = {
-    function.__name__: near_one(function)
+    function.__name__: function
     for function in (
         constrained_parafac,
         generalized_parafac,

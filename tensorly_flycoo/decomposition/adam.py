@@ -23,8 +23,9 @@ from ..loop.losses import Elementwise, Loss
 from ..loop.masks import ObservedData
 from ..loop.poisson import evaluate_loss
 from ..ops.cp_entries import choose_block_size, evaluate_model
-from ..ops.sampling import find_places, make_sampler
+from ..ops.sampling import make_sampler
 from ..ops.sparse_products import add_products
+from ..tensor.cells import find_places
 from ..tensor.pieces import sum_values
 
 #: Steps of an epoch, the first learning rate, by what it decreases after an epoch that did not

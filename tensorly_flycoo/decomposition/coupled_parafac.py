@@ -23,7 +23,7 @@ from ..loop.cp_model import multiply_all, multiply_grams
 from ..loop.guarding import check_options, describe_as
 from ..loop.hals import improve
 from ..results.coupled_cp import CoupledCP, LabelledCoupledCP, make_cp_tensors
-from ..tensor.mirroring import mirror
+from ..tensor.entrance import mirror
 from .non_negative_parafac_hals import find_constrained
 from .parafac import parafac
 

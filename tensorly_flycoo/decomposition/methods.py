@@ -12,7 +12,7 @@ import tensorly.decomposition
 from .. import decomposition
 from ..loop.gauss_newton import AUTO
 from ..loop.momentum import NESTEROV
-from ..tensor.coo_cache import is_sparse
+from ..tensor.entrance import is_sparse
 
 
 @dataclass(frozen=True)

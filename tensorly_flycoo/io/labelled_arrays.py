@@ -7,7 +7,7 @@ import numpy as np
 
 from ..base.array_modules import read_into_memory
 from ..base.checks import check_choice
-from ..tensor.coo_cache import is_raw_sparse
+from ..tensor.converters import is_raw_sparse
 from ..tensor.labelled import LabelledTensor, Labels, is_ordered
 from ..tensor.tensor import FlycooTensor
 from ..tensor.unknown import find_blocks

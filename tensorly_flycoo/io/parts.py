@@ -19,7 +19,8 @@ from ..base.checks import (
     check_shape,
     check_values,
 )
-from ..tensor.coo_cache import SparseData, as_flycoo, is_sparse
+from ..tensor.coo_cache import SparseData, as_flycoo
+from ..tensor.entrance import is_sparse
 from ..tensor.pieces import list_pieces
 from .dataframe import check_columns, read_indices, read_values
 from .files import FilePath, name_errors

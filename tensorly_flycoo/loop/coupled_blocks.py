@@ -13,8 +13,8 @@ from ..base.array_modules import Array, array_module, as_array, is_on_gpu
 from ..base.checks import check_choice, check_dtype, check_finite
 from ..engines import Engine, select_engine
 from ..format.ordering import compute_norm
-from ..tensor.converters import find_converter
-from ..tensor.coo_cache import as_flycoo, find_instead, is_raw_sparse
+from ..tensor.converters import find_converter, find_instead, is_raw_sparse
+from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import LabelledTensor, Labels
 from ..tensor.tensor import FlycooTensor
 from .scaling import find_exponent

@@ -1,4 +1,4 @@
-"""The guard around a decomposition: dense tensors, labels, logs, MemoryError, docstrings."""
+"""What surrounds a decomposition: all steps from the caller's arguments to the labelled model."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import functools
 import inspect
 import re
 from collections import ChainMap
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
 import tensorly.decomposition
@@ -18,12 +18,14 @@ from ..base.checks import check_count, check_modes, check_real
 from ..base.fit_record import FitRecord, attach, current_record, find_record, recording
 from ..base.reporting import log_compilation, span
 from ..engines.out_of_memory import attempt
-from ..ops.views import find_sparse
-from ..tensor.coo_cache import find_instead, not_sparse_error
-from ..tensor.labelled import LabelledTensor, check_same_labels, drop_labels, number_modes
-from ..tensor.mirroring import mirror
+from ..ops.ragged import RaggedTensor
+from ..tensor.converters import find_instead, not_sparse_error
+from ..tensor.coo_cache import as_flycoo
+from ..tensor.entrance import Call, is_sparse
+from ..tensor.labelled import LabelledTensor
 from .cp_model import warn_of_zeros
 from .model_uses import check_guess, match_guess
+from .scaling import bring_near_one
 from .unknown_cells import obey_unknown
 
 _P = ParamSpec("_P")
@@ -31,36 +33,51 @@ _R = TypeVar("_R")
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
-#: Options that several decompositions have: the least of integers, finite numbers, and modes. A
-#: `tol` below 0 never stops a run, but computes the errors.
-_INTEGERS = dict.fromkeys(("n_iter_max", "svd_mask_repeats"), 0)
-_INTEGERS |= dict.fromkeys(("n_iter_max_inner", "n_iter_parafac"), 1)
+#: Options that several decompositions have, and the least that each integer may be.
+_INTEGERS = {
+    "n_iter_max": 0,
+    "svd_mask_repeats": 0,
+    "n_iter_max_inner": 1,
+    "n_iter_parafac": 1,
+}
+#: Finite numbers. A `tol` below 0 never stops a run, but computes the errors.
 _NUMBERS = ("tol", "tol_inner", "tol_outer")
 _MODES = ("fixed_modes", "fixed_factors")
+
+#: Those of them that may be None.
 _OPTIONAL = ("tol", *_MODES)
 
 
-def check_options(given: Mapping[str, Any], ndim: int) -> None:
+def check_options(options: Mapping[str, Any], ndim: int) -> None:
     """Refuse options of the wrong type, or out of range; `ndim` is the tensor's."""
-    known = {name: of for name, of in given.items() if of is not None or name not in _OPTIONAL}
-    for name in filter(known.__contains__, _INTEGERS):
-        check_count(known[name], name, _INTEGERS[name])
-    for name in filter(known.__contains__, _NUMBERS):
-        check_real(known[name], name)
-    for name in filter(known.__contains__, _MODES):
-        check_modes(known[name], ndim, name)
-    init = known.get("init", "")
-    if isinstance(init, str) or hasattr(init, "factors") or hasattr(init, "factor_matrices"):
+    for name, option in options.items():
+        if option is None and name in _OPTIONAL:
+            continue
+        if name in _INTEGERS:
+            check_count(option, name, _INTEGERS[name])
+        elif name in _NUMBERS:
+            check_real(option, name)
+        elif name in _MODES:
+            check_modes(option, ndim, name)
+    init = options.get("init", "")
+    if not isinstance(init, str):
+        _check_factors(init, ndim, only_some="modes" in options)
+
+
+def _check_factors(init: Any, ndim: int, only_some: bool) -> None:
+    """Refuse an initial guess that is no model: a pair, or the factors of a Tucker model alone."""
+    if hasattr(init, "factors") or hasattr(init, "factor_matrices"):
         return
     if not isinstance(init, tuple | list):
-        kind = f"init is a {type(init).__name__}"
-        raise TypeError(f"{kind}, expected the name of a start or (weights, factors)")
-    # Tucker takes its factors alone.
-    factors = init[1] if len(init) == 2 and isinstance(init[1], tuple | list) else init
+        raise TypeError(
+            f"init is a {type(init).__name__}, expected the name of a start or (weights, factors)"
+        )
+    is_pair = len(init) == 2 and isinstance(init[1], tuple | list)
+    factors = init[1] if is_pair else init
     for n, factor in enumerate(factors):
         if getattr(factor, "ndim", None) != 2:
             raise TypeError(f"factors[{n}] of init is a {type(factor).__name__}, expected a matrix")
-    if len(factors) != ndim and "modes" not in given:
+    if len(factors) != ndim and not only_some:
         raise ValueError(f"init has {len(factors)} factors, expected {ndim}")
 
 
@@ -69,63 +86,118 @@ def guard(
     dense: Callable[_P, _R] | None = None,
     label: Callable[[_R, Any], _R] = lambda result, data: result,
     describe: Callable[[str, Mapping[str, Any], Any], FitRecord] | None = None,
+    takes: Callable[[str, Call], bool] = lambda name, call: True,
+    converts: bool = True,
+    explain: Callable[[Mapping[str, Any]], str] = lambda kwargs: "",
 ) -> Callable[_P, _R]:
-    """Let a function log all that it compiles in one line, and explain a MemoryError.
+    """Surround a decomposition with all that happens to its arguments and its result.
 
-    A CP model with components that are zero is returned with a warning. Calls without a sparse
-    tensor go to `dense`, by default TensorLy's function of that name, if any; a table is refused.
-    The function gets the tensor of a `LabelledTensor`, and modes by number; `label` gives its
-    result the labels. Arrays go where `mirror` says.
+    `decompose`, below, has the steps in their order. The function gets its arguments by name: a
+    FlycooTensor or a RaggedTensor without labels, whose values are near 1, modes by number, and
+    arrays on the device of the tensor. It logs all that it compiles in one line, and explains a
+    MemoryError.
+
+    Calls without a sparse tensor go to `dense`, by default TensorLy's function of that name, if
+    any, and so do those that `takes` (name, call) leaves to TensorLy; a table is refused. `label`
+    gives the result the labels of its data, and `describe` (name, options, tensor) says how the
+    function makes a model. `explain` (kwargs) adds a hint to the TypeError for a wrong argument.
+    With `converts=False` the function gets a `sparse.COO` as it is.
     """
-    dense = dense or _find_dense(function)
-    parameters = list(inspect.signature(function).parameters)
-    defaults = {name: own.default for name, own in inspect.signature(function).parameters.items()}
+    name = function.__name__
+    signature = inspect.signature(function)
+    first = next(iter(signature.parameters))
+    defaults = {key: parameter.default for key, parameter in signature.parameters.items()}
+    decompose_dense = dense or _find_dense(function)
 
     @functools.wraps(function)
-    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        x = find_sparse((*args, *kwargs.values()), function.__name__)
-        if x is not None:
-            return call_sparse(*args, **kwargs)
-        for table in filter(find_instead, args[:1] or [kwargs.get("tensor")]):
-            raise not_sparse_error(table)
-        with log_compilation():
-            return dense(*args, **kwargs)
+    def decompose(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        # 1. Which tensor is sparse, if any?
+        call = Call(args, kwargs)
+        if name == "parafac2":
+            call.accept_scipy_slices()
+        call.refuse_foreign()
+        if call.tensor is None:
+            _refuse_table(args[0] if args else kwargs.get("tensor"))
+        if call.tensor is None or not takes(name, call):
+            with log_compilation():
+                return decompose_dense(*args, **kwargs)
 
-    @mirror
-    def call_sparse(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        given: dict[str, Any] = dict(zip(parameters, args, strict=False)) | kwargs
-        if len(given) < len(args) + len(kwargs):
-            return function(*args, **kwargs)  # a TypeError
-        for labelled in given.values():
-            if isinstance(labelled, LabelledTensor):
-                for name, other in given.items():
-                    check_same_labels(other, labelled, names=(name, "the tensor"))
-                numbered = number_modes(labelled, given)
-                if isinstance(tensor := given.get(parameters[0]), LabelledTensor):
-                    numbered = obey_unknown(tensor, function.__name__, defaults, numbered)
-                    if "init" in numbered:
-                        numbered["init"] = match_guess(numbered["init"], tensor)
-                plain = {name: drop_labels(argument) for name, argument in numbered.items()}
-                return label(call(**plain), labelled)  # type: ignore[call-arg]
-        for name in _MODES:
-            if isinstance(given.get(name), Iterable):  # an array or an iterator too
-                given[name] = list(given[name])
-        x = find_sparse(given.values(), function.__name__)
-        ndim = 3 if function.__name__ == "parafac2" else x.ndim  # x may be its first slice
-        check_options(given, ndim)
-        name = function.__name__
-        check_guess(name, given.get("init"), x.shape)
-        record = functools.partial(describe or _name_only, name, defaults | given, x)
+        # 2. Arguments by name, without labels, and checked.
+        call.name_arguments(signature, name, explain)
+        labelled = _drop_labels(call, name, first, defaults)
+        _check_arguments(call, name)
+
+        # 3. The decomposition itself, of values near 1, on a device.
+        x = call.tensor
+        record = functools.partial(describe or _name_only, name, defaults | call.kwargs, x)
+        compute = functools.partial(_compute, function, name, call, first if converts else "")
         with recording(name, record), span(name, x), log_compilation():
-            result = attempt(name, functools.partial(function, **given))
+            result = attempt(name, compute)
             model = result[0] if isinstance(result, tuple) else result
             if find_record(model) is None and isinstance(model, FactorizedTensor):
                 attach(model, current_record(name))  # of TensorLy's own loop
+
+        # 4. The model with its labels, on the caller's side.
         if isinstance(model, CPTensor):
             warn_of_zeros(model)
-        return label(result, x) if getattr(x, "labels", None) else result  # of a RaggedTensor
+        if labelled is not None:
+            result = label(result, labelled)
+        elif getattr(x, "labels", None):  # of a RaggedTensor
+            result = label(result, x)
+        return call.give_back(result)
 
-    return call
+    return decompose
+
+
+def _refuse_table(x: Any) -> None:
+    """Refuse a table, or an array of another library, in place of a tensor."""
+    if find_instead(x) is not None:
+        raise not_sparse_error(x)
+
+
+def _drop_labels(
+    call: Call, name: str, first: str, parameters: Collection[str]
+) -> LabelledTensor | None:
+    """Replace labelled arguments by plain ones; return the tensor with the labels, if any.
+
+    What the tensor, the argument `first`, knows becomes options of the decomposition: unknown cells
+    a mask, and the rows of a guess come into the order of its labels.
+    """
+    data = call.kwargs[first]
+    labelled = call.drop_labels()
+    if isinstance(data, LabelledTensor):
+        call.kwargs = obey_unknown(data, name, parameters, call.kwargs)
+        if "init" in call.kwargs:
+            call.kwargs["init"] = match_guess(call.kwargs["init"], data)
+    return labelled
+
+
+def _check_arguments(call: Call, name: str) -> None:
+    """Refuse options and a guess that are wrong for any decomposition."""
+    for option in _MODES:
+        if isinstance(call.kwargs.get(option), Iterable):  # an array or an iterator too
+            call.kwargs[option] = list(call.kwargs[option])
+    x = call.tensor
+    ndim = 3 if name == "parafac2" else x.ndim  # x may be a slice
+    check_options(call.kwargs, ndim)
+    check_guess(name, call.kwargs.get("init"), x.shape)
+
+
+def _compute(function: Callable[..., Any], name: str, call: Call, first: str) -> Any:
+    """Convert the argument `first`, move the arrays, bring values near 1, and decompose.
+
+    What runs out of memory here is explained, as it is inside the decomposition.
+    """
+    data = call.kwargs.get(first)
+    if first == "tensor_slices" and not isinstance(data, RaggedTensor):
+        with span("conversion"):
+            call.replace_tensor(first, RaggedTensor(data))
+    elif is_sparse(data):
+        call.replace_tensor(first, as_flycoo(data, check_coords=True))
+    call.move_to_device()
+    scaling = bring_near_one(name, call.kwargs, first)
+    result = function(**call.kwargs)
+    return result if scaling is None else scaling.scale_result(result)
 
 
 def _name_only(method: str, options: Mapping[str, Any], x: Any) -> FitRecord:
@@ -163,19 +235,23 @@ def require_flycoo_backend() -> None:
         raise RuntimeError(f'TensorLy\'s backend is {name!r}, call tl.set_backend("flycoo")')
 
 
-def describe_as(*known: Callable[..., Any]) -> Callable[[_F], _F]:
-    """Add to a docstring the parameters that it leaves out, as the last of `known` has them.
+def describe_as(*functions: Callable[..., Any]) -> Callable[[_F], _F]:
+    """Add to a docstring the parameters that it leaves out, as the last of `functions` has them.
 
     The parameters are in the order of the signature. One that none describes is a KeyError.
     """
 
     def describe(function: _F) -> _F:
-        if function.__doc__:  # "python -OO" has none
-            before, own, after = _split(function.__doc__)
-            texts = ChainMap(own, *[_split(other.__doc__ or "")[1] for other in reversed(known)])
-            names = inspect.signature(function).parameters
-            listed = dict.fromkeys(texts[name] for name in names)  # some share a text
-            function.__doc__ = before + "\n".join(listed) + after
+        if not function.__doc__:  # "python -OO" has none
+            return function
+        before, texts, after = _split(function.__doc__)
+        all_texts = ChainMap(texts)
+        for described in reversed(functions):
+            _, texts, _ = _split(described.__doc__ or "")
+            all_texts.maps.append(texts)
+        names = inspect.signature(function).parameters
+        listed = dict.fromkeys(all_texts[name] for name in names)  # some share a text
+        function.__doc__ = before + "\n".join(listed) + after
         return function
 
     return describe
@@ -188,5 +264,6 @@ def _split(docstring: str) -> tuple[str, dict[str, str], str]:
     texts: dict[str, str] = {}
     for text in re.split(r"\n(?=\w)", listed):
         names = re.match(r"[\w, ]+", text)
-        texts |= dict.fromkeys(names[0].strip().split(", "), text) if names else {}
+        if names is not None:
+            texts |= dict.fromkeys(names[0].strip().split(", "), text)
     return before + heading, texts, returns + after

@@ -16,7 +16,7 @@ from ..ops.lazy_svd import LazySVD
 from ..spread.spread_layout import SpreadLayout
 from ..svd.nndsvd import make_left_vectors_non_negative
 from ..svd.unfolding import LazyMatrix, Unfolding
-from ..tensor.coo_cache import is_raw_sparse
+from ..tensor.converters import is_raw_sparse
 from ..tensor.tensor import FlycooTensor
 from .cp_model import normalize
 

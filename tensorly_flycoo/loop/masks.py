@@ -20,12 +20,15 @@ from ..engines import select_engine
 from ..engines.tall import inner_product, multiply, transposed_product
 from ..ops.cp_entries import choose_block_size, evaluate_model
 from ..ops.ragged import RaggedTensor
-from ..ops.sampling import NonzeroSampler, omit_entries, split_entries
+from ..ops.sampling import NonzeroSampler, split_entries
 from ..ops.sparse_products import add_products
 from ..spread.slab_layout import SlabLayout
 from ..spread.spread_layout import SpreadLayout
 from ..svd.unfolding import Unfolding
-from ..tensor.coo_cache import as_flycoo, is_raw_sparse, is_sparse, unwrap
+from ..tensor.cells import omit_entries
+from ..tensor.converters import is_raw_sparse
+from ..tensor.coo_cache import as_flycoo, unwrap
+from ..tensor.entrance import is_sparse
 from ..tensor.labelled import LabelledTensor
 from ..tensor.pieces import Piece, map_pieces, read_nonzeros
 from ..tensor.tensor import FlycooTensor, rebuild

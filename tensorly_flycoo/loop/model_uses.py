@@ -20,7 +20,7 @@ from ..base.fit_record import FitRecord, attach, find_record
 from ..io.checkpoint import Resumed
 from ..io.entries import find_places
 from ..ops.cp_entries import find_kind
-from ..tensor.coo_cache import is_sparse
+from ..tensor.entrance import is_sparse
 from ..tensor.labelled import LabelledTensor, Labels, check_same_labels
 from .masks import unite_masks
 from .unknown_cells import find_unknown

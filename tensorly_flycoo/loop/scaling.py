@@ -6,27 +6,23 @@ exact. Values in a solver's range are left alone.
 """
 
 import copy
-import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 from tensorly.tenalg.proximal import validate_constraints
 
 from ..base.array_modules import Array, array_module, has_true
 from ..base.fit_record import attach, find_record
-from ..base.reporting import span
 from ..base.value_dtypes import VALUE_DTYPES
 from ..io.checkpoint import Resumed, digests, find_digest
 from ..ops.ragged import RaggedTensor
-from ..tensor.coo_cache import as_flycoo, is_sparse, unwrap
+from ..tensor.coo_cache import as_flycoo, unwrap
+from ..tensor.entrance import is_sparse
 from ..tensor.tensor import FlycooTensor
 from .masks import MissingEntries
-
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
 
 #: Narrower than `safe_exponents`: for non-negative models, whose updates and start have TensorLy's
 #: absolute constants; and for conjugate gradients in float32, whose steps have higher powers.
@@ -52,9 +48,10 @@ class Scaling(NamedTuple):
 
     def scale(self, model: Any, sign: int) -> Any:
         """Return the model for the values themselves (1), or for those near 1 (-1)."""
-        first = model[0]
-        factors = list(model[1])
-        factors = [_shift(f, s, sign) for f, s in zip(factors, self.shares, strict=True)]
+        first = model[0]  # the core, or weights
+        factors = [
+            _shift(factor, share, sign) for factor, share in zip(model[1], self.shares, strict=True)
+        ]
         if self.has_core or (first is not None and has_true(first != 1)):
             first = _shift(first, self.rest, sign)
         else:
@@ -62,7 +59,10 @@ class Scaling(NamedTuple):
         if isinstance(model, tuple | list):
             return first, factors
         scaled = copy.copy(model)  # with its record
-        setattr(scaled, "core" if self.has_core else "weights", first)
+        if self.has_core:
+            scaled.core = first
+        else:
+            scaled.weights = first
         scaled.factors = factors
         record = find_record(model)
         if record is not None and record.scale is not None:
@@ -70,13 +70,21 @@ class Scaling(NamedTuple):
             attach(scaled, record.replace(scale=scale))
         return scaled
 
+    def scale_result(self, result: Any) -> Any:
+        """Return a decomposition's result, a model or a tuple that begins with it, for `scale`."""
+        if isinstance(result, tuple):
+            model, *errors = result
+            return (self.scale(model, 1), *errors)
+        return self.scale(result, 1)
+
 
 def _shift(array: Array, exponents: Any, sign: int) -> Array:
     """Multiply by powers of two: one, or one for each of the columns."""
     if array is None or not np.any(exponents):
         return array
     if np.ndim(exponents) == 0:
-        return array * array.dtype.type(2.0 ** (sign * exponents))
+        power = 2.0 ** (sign * exponents)
+        return array * array.dtype.type(power)
     powers = 2.0 ** (sign * exponents[: array.shape[1]])
     return array * array_module(array).asarray(powers, array.dtype)
 
@@ -88,12 +96,14 @@ def find_exponent(
 
     0 if it is in the interval, by default that of the dtype.
     """
-    exponent = math.frexp(norm / max(nnz, 1) ** 0.5)[1]
+    root_mean_square = norm / max(nnz, 1) ** 0.5
+    _, exponent = math.frexp(root_mean_square)
     least, most = interval or VALUE_DTYPES[dtype.name].safe_exponents
     if least <= exponent <= most:
         return 0
     limit = np.finfo(dtype).maxexp - 2 - ndim  # of powers that the dtype holds
-    return max(-limit, min(limit, exponent)) // ndim * ndim
+    held_exponent = max(-limit, min(limit, exponent))
+    return held_exponent // ndim * ndim
 
 
 def shift_values(x: Any, exponent: int) -> Any:
@@ -105,41 +115,27 @@ def shift_values(x: Any, exponent: int) -> Any:
     return shifted
 
 
-def near_one(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Give a decomposition values near 1 in place of those that are out of its range."""
-    if function.__name__ not in _RULES:
-        return function
-    find_scaling, interval = _RULES[function.__name__]
-    signature = inspect.signature(function)
-    first = next(iter(signature.parameters))
+def bring_near_one(function: str, options: dict[str, Any], first: str) -> Scaling | None:
+    """Replace a tensor, the option `first`, whose values are out of a decomposition's range.
 
-    @functools.wraps(function)
-    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        given = signature.bind(*args, **kwargs)
-        options = given.arguments
-        x: Any = options.get(first)
-        if first == "tensor_slices" and not isinstance(x, RaggedTensor):
-            with span("conversion"):
-                x = RaggedTensor(x)
-        elif is_sparse(x):
-            x = as_flycoo(x, check_coords=True)
-        else:
-            return function(*args, **kwargs)
-        options[first] = x
-        exponent = find_exponent(unwrap(x)._layout.norm, x.nnz, x.dtype, x.ndim, interval)
-        scaling = find_scaling(options, x.ndim, exponent) if exponent else None
-        if scaling is None:
-            return function(*given.args, **given.kwargs)
-        options[first] = shift_values(x, -exponent)
-        if is_sparse(held_out := options.get("validation")):
-            options["validation"] = shift_values(as_flycoo(held_out), -exponent)
-        scaling = _shift_companions(options, x, options[first], scaling)
-        result: Any = function(*given.args, **given.kwargs)
-        if isinstance(result, tuple):
-            return (scaling.scale(result[0], 1), *result[1:])  # type: ignore[return-value]
-        return scaling.scale(result, 1)
-
-    return call
+    What else among the options depends on the values changes with them. Return how to scale the
+    model back; None if nothing has changed.
+    """
+    x: Any = options.get(first)
+    if function not in _RULES or not isinstance(x, FlycooTensor | RaggedTensor):
+        return None
+    find_scaling, interval = _RULES[function]
+    layout = unwrap(x)._layout
+    exponent = find_exponent(layout.norm, layout.nnz, x.dtype, x.ndim, interval)
+    scaling = None if exponent == 0 else find_scaling(options, x.ndim, exponent)
+    if scaling is None:
+        return None
+    shifted = shift_values(x, -exponent)
+    options[first] = shifted
+    held_out = options.get("validation")
+    if is_sparse(held_out):
+        options["validation"] = shift_values(as_flycoo(held_out), -exponent)
+    return _shift_companions(options, x, shifted, scaling)
 
 
 def _shift_companions(options: dict[str, Any], x: Any, shifted: Any, scaling: Scaling) -> Scaling:
@@ -154,14 +150,15 @@ def _shift_companions(options: dict[str, Any], x: Any, shifted: Any, scaling: Sc
     are_factors = scaling.has_core and isinstance(init, list)
     if is_model and not are_factors and len(init[1]) == x.ndim:
         if scaling.rest and not scaling.has_core and not isinstance(init, Resumed):
-            norms = [float(np.max(np.abs(factor))) for factor in init[1]]
-            exponents = [find_exponent(norm, 1, x.dtype, 1, _OBSERVED) for norm in norms]
+            sizes = [float(np.max(np.abs(factor))) for factor in init[1]]
+            exponents = [find_exponent(size, 1, x.dtype, 1, _OBSERVED) for size in sizes]
             scaling = scaling._replace(shares=exponents, rest=scaling.rest - sum(exponents))
         options["init"] = scaling.scale(init, -1)
     if callback is not None:
         options["callback"] = lambda model, *error: callback(scaling.scale(model, 1), *error)
-    if isinstance(x, FlycooTensor) and (callback is not None or isinstance(init, Resumed)):
-        digests[shifted] = find_digest(x)
+    has_checkpoint = callback is not None or isinstance(init, Resumed)
+    if has_checkpoint and isinstance(x, FlycooTensor):
+        digests[shifted] = find_digest(x)  # by which a checkpoint knows its tensor: the caller's
     if isinstance(mask, MissingEntries):
         options["mask"] = mask.of(shifted)
     return scaling
@@ -171,13 +168,17 @@ def _shift_coefficients(options: dict[str, Any], name: str, exponent: int) -> No
     """Multiply a coefficient, or one for each mode, by a power of two, as far as float32 goes."""
     limit = float(np.finfo(np.float32).max) ** 0.5
 
-    def shift(coefficient: float | None) -> float | None:
+    def shift(coefficient: Any) -> Any:
+        if not coefficient:
+            return coefficient
         with np.errstate(over="ignore"):
-            return coefficient and min(float(np.ldexp(coefficient, exponent)), limit)
+            return min(float(np.ldexp(coefficient, exponent)), limit)
 
-    if (given := options.get(name)) is not None:
-        is_one = isinstance(given, float | int | np.number)
-        options[name] = shift(given) if is_one else [shift(number) for number in given]
+    coefficients = options.get(name)
+    if isinstance(coefficients, float | int | np.number):
+        options[name] = shift(coefficients)
+    elif coefficients is not None:
+        options[name] = [shift(coefficient) for coefficient in coefficients]
 
 
 def _scale_cp(options: dict[str, Any], ndim: int, exponent: int) -> Scaling:
@@ -186,9 +187,11 @@ def _scale_cp(options: dict[str, Any], ndim: int, exponent: int) -> Scaling:
     With coefficients of penalties, which are of the squared residual, all factors alike.
     """
     fixed = [*(options.get("fixed_modes") or ())]
-    carrier = next((n for n in range(ndim) if n not in fixed), ndim - 1)
-    is_even = options.get("l2_reg") or options.get("sparsity_coefficients") is not None
-    share = 0 if options.get("normalize_factors") or not is_even else exponent // ndim
+    carrier = next((mode for mode in range(ndim) if mode not in fixed), ndim - 1)
+    has_penalty = options.get("l2_reg") or options.get("sparsity_coefficients") is not None
+    share = 0
+    if has_penalty and not options.get("normalize_factors"):
+        share = exponent // ndim
     if share:
         _shift_coefficients(options, "l2_reg", 2 * (share - exponent))
     _shift_coefficients(options, "sparsity_coefficients", share - 2 * exponent)
@@ -198,10 +201,10 @@ def _scale_cp(options: dict[str, Any], ndim: int, exponent: int) -> Scaling:
 def _scale_constrained(options: dict[str, Any], ndim: int, exponent: int) -> Scaling | None:
     """Scale the first factor whose constraint holds for multiples too; None without one."""
     fixed = [*(options.get("fixed_modes") or ())]
+    constraints = {name: options[name] for name in CONSTRAINTS if options.get(name) is not None}
     for mode in range(ndim):
-        given = {name: options[name] for name in CONSTRAINTS if options.get(name) is not None}
-        name = validate_constraints(**given, n_const=ndim, order=mode)[0]
-        if mode not in fixed and (name is None or name in _CONES):
+        constraint, _ = validate_constraints(**constraints, n_const=ndim, order=mode)
+        if mode not in fixed and (constraint is None or constraint in _CONES):
             return Scaling([0] * ndim, exponent, mode)
     if 2 * abs(exponent) > np.finfo(options["tensor"].dtype).maxexp - 32:  # of sums of squares
         raise ValueError(
@@ -214,9 +217,11 @@ def _scale_constrained(options: dict[str, Any], ndim: int, exponent: int) -> Sca
 def _scale_observed(options: dict[str, Any], ndim: int, exponent: int) -> Scaling:
     """Scale all factors alike, but for biases: each in one factor, beside ones in the others."""
     rank = options["rank"]
+    # Columns: the components, a bias of each mode, and the mean, which is in the last factor.
     shares = np.full((ndim, rank + ndim + 1), exponent // ndim)
     shares[:, rank:] = 0
-    shares[range(ndim), range(rank, rank + ndim)] = shares[-1, -1] = exponent
+    shares[range(ndim), range(rank, rank + ndim)] = exponent
+    shares[-1, -1] = exponent
     return Scaling(shares, 0)
 
 

@@ -7,8 +7,8 @@ import numpy as np
 
 from ..base.array_modules import Array
 from ..engines.tall import inner_product
-from ..ops.lazy import LazyArray
 from ..ops.mttkrp import LastPass, check_operands, multiply
+from ..tensor.lazy_array import LazyArray
 from ..tensor.tensor import FlycooTensor
 from .cp_model import residual_square
 from .gram_products import GramMemory, stop
@@ -31,14 +31,16 @@ class WholeTensor(LazyArray):
     """
 
     _instead = "it belongs to one call of parafac"
-    values = residual = None
+    values = None  # of entries that are missing, as an `ImputedTensor` has
+    residual = None
 
     def __init__(self, x: FlycooTensor, last_pass: LastPass | None = None) -> None:
         self.tensor = x
         self.shape = x.shape
-        self.ndim = x.ndim
+        self.ndim = len(self.shape)
         self.dtype = x.dtype
-        self.device = "cuda" if x.device == "cuda" else "cpu"  # of the call's own arrays
+        # That of the call's own arrays: those of a tensor on a cluster are on the host.
+        self.device = "cuda" if x.device == "cuda" else "cpu"
         self.memory = GramMemory()
         self.last_pass = last_pass or LastPass()
         self._has_begun = False
@@ -60,17 +62,20 @@ class WholeTensor(LazyArray):
     def mttkrp(self, weights: Array | None, factors: Sequence[Array], mode: int) -> Array:
         """Compute the MTTKRP of factors in any precision: (I_mode, R), in that of the tensor."""
         x = self.tensor
-        self._first_mode = mode if self._first_mode is None else self._first_mode
-        ahead = self._ahead
-        self._ahead = None
-        if ahead is not None and ahead[0] == mode and all(map(operator.is_, ahead[1], factors)):
-            return ahead[2]
+        if self._first_mode is None:
+            self._first_mode = mode
+        if self._ahead is not None:
+            mode_ahead, factors_ahead, product = self._ahead
+            self._ahead = None
+            if mode_ahead == mode and all(map(operator.is_, factors_ahead, factors)):
+                return product
         if not self._has_begun:
             check_operands(x, factors, weights, converts=True)
             self._has_begun = True
-        # The host would wait for a GPU to look at weights there.
         are_ones = self.memory.has_unit_weights
-        if are_ones or (isinstance(weights, np.ndarray) and weights.tolist() == [1] * weights.size):
+        if not are_ones and isinstance(weights, np.ndarray):  # on a GPU the host would wait
+            are_ones = weights.tolist() == [1] * weights.size
+        if are_ones:
             weights = None
         return multiply(x._layout, x._engine, factors, mode, self.last_pass, weights)
 
@@ -84,7 +89,8 @@ class WholeTensor(LazyArray):
         are_final = self.memory.has_unit_weights and not self.memory.factors_may_change
         if are_final and self.tensor.keep == "device":
             product = self.mttkrp(None, factors, mode)
-            self._first_mode, self._ahead = None, (mode, list(factors), product)
+            self._first_mode = None
+            self._ahead = (mode, list(factors), product)
 
     def measure(
         self, weights: Array | None, factors: Sequence[Array], last_mttkrp: Array | None = None
@@ -94,4 +100,5 @@ class WholeTensor(LazyArray):
             last_mttkrp = self.mttkrp(weights, factors, len(factors) - 1)
         norm = self.norm()
         inner = inner_product(last_mttkrp, factors[-1])
-        return np.sqrt(residual_square(norm**2, weights, factors, inner)) / norm, None
+        square = residual_square(norm**2, weights, factors, inner)
+        return np.sqrt(square) / norm, None

@@ -10,8 +10,8 @@ from ..loop.model_uses import check_model
 from ..results.counts import check_counts, log_upper_tail
 from ..results.cp_fit import compare_entries
 from ..tensor.coo_cache import LabelledData, as_flycoo
+from ..tensor.entrance import mirror
 from ..tensor.labelled import LabelledTensor
-from ..tensor.mirroring import mirror
 
 
 @mirror

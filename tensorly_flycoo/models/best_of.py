@@ -22,9 +22,9 @@ from ..loop.unknown_cells import obey_unknown
 from ..results.coupled_cp import CoupledCP
 from ..results.cp_fit import cp_fit
 from ..results.labelled_models import label_result
-from ..tensor.coo_cache import as_flycoo, is_sparse
+from ..tensor.coo_cache import as_flycoo
+from ..tensor.entrance import is_sparse, mirror
 from ..tensor.labelled import LabelledTensor, number_modes
-from ..tensor.mirroring import mirror
 from ..tensor.tensor import FlycooTensor
 from .many_starts import StackedRun, Stopping, begin_run, run_together
 from .match import factor_match_score

@@ -15,7 +15,7 @@ from ..loop.model_uses import check_model, choose_mask
 from ..ops.cp_entries import take_model
 from ..ops.ttmc import merge_modes, multiply_nonempty_rows
 from ..tensor.coo_cache import LabelledData, Mask, as_flycoo
-from ..tensor.mirroring import mirror
+from ..tensor.entrance import mirror
 from ..tensor.tensor import FlycooTensor
 
 #: Numbers of the largest intermediate array, unless a single column of a factor needs more.

@@ -16,12 +16,12 @@ from ..loop.holding_out import count_share, hold_out
 from ..loop.losses import EXACT_LOSSES
 from ..loop.masks import drop_missing, find_missing
 from ..loop.unknown_cells import find_unknown
-from ..ops.sampling import find_places
 from ..results.counts import CountFit
 from ..results.cp_fit import cp_fit
 from ..results.fold_in import fold_in
+from ..tensor.cells import find_places
 from ..tensor.coo_cache import LabelledData, Mask, as_flycoo
-from ..tensor.mirroring import mirror
+from ..tensor.entrance import mirror
 from ..tensor.unknown import make_mask
 from .best_of import best_of, run_once
 

@@ -17,7 +17,8 @@ from ..loop.losses import find_exact
 from ..loop.masks import MissingEntries
 from ..ops.cp_entries import evaluate_model, take_model
 from ..ops.ragged import RaggedTensor
-from ..ops.sampling import find_chances, find_places
+from ..ops.sampling import find_chances
+from ..tensor.cells import find_places
 from ..tensor.coo_cache import unwrap
 from ..tensor.pieces import sum_values
 from .rank_selection import RankScore

@@ -11,8 +11,8 @@ from ..base.fit_record import find_record
 from ..engines.tall import transposed_product
 from ..loop.cp_model import find_biases, multiply_all, normalize
 from ..ops.cp_entries import take_model
+from ..tensor.entrance import map_arrays
 from ..tensor.labelled import Labels
-from ..tensor.mirroring import map_arrays
 
 
 def factor_match_score(cp_tensor1: Any, cp_tensor2: Any, *, consider_weights: bool = True) -> float:

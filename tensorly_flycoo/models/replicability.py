@@ -17,8 +17,8 @@ from ..decomposition.methods import CP_METHODS, find_method
 from ..loop.unknown_cells import forget_unknown, obey_unknown
 from ..ops.ragged import RaggedTensor
 from ..tensor.coo_cache import as_flycoo
+from ..tensor.entrance import mirror
 from ..tensor.labelled import LabelledTensor, Labels, number_modes
-from ..tensor.mirroring import mirror
 from ..tensor.tensor import FlycooTensor
 from .best_of import best_of, refuse_progress
 from .match import factor_match_score

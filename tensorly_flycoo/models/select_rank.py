@@ -20,8 +20,8 @@ from ..loop.unknown_cells import forget_unknown, obey_unknown
 from ..ops.ragged import RaggedTensor
 from ..results.labelled_models import label_result
 from ..tensor.coo_cache import as_flycoo
+from ..tensor.entrance import mirror
 from ..tensor.labelled import LabelledTensor, number_modes
-from ..tensor.mirroring import mirror
 from .best_of import best_of, refuse_progress, run_once, take_components
 from .core_consistency import core_consistency
 from .heldout_loss import HeldOutLoss

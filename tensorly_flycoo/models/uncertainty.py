@@ -15,8 +15,8 @@ from ..base.reporting import report
 from ..loop.model_uses import check_model
 from ..results.labelled_models import LabelledCP
 from ..tensor.coo_cache import as_flycoo
+from ..tensor.entrance import mirror
 from ..tensor.labelled import number_modes, take_labels
-from ..tensor.mirroring import mirror
 from ..tensor.tensor import FlycooTensor
 from .match import align
 from .refitting import find_facts, find_unseen, fit_again

@@ -60,11 +60,14 @@ def inner(x: SparseData, y: SparseData | Array) -> Array:
     if x.device != y.device:
         raise TypeError(f"inner: devices {x.device!r} and {y.device!r} differ")
     xp = x._engine.xp
-    pairs = (x._sorted_nonzeros(), y._sorted_nonzeros())
-    coords, values = (xp.concatenate(parts, axis=-1) for parts in zip(*pairs, strict=True))
-    _, values, starts = group_cells(coords, values, x.shape, x._engine)
-    shared = starts[xp.diff(xp.append(starts, values.size)) == 2]
-    return total(values[shared] * values[shared + 1])
+    x_coords, x_values = x._sorted_nonzeros()
+    y_coords, y_values = y._sorted_nonzeros()
+    coords = xp.concatenate([x_coords, y_coords], axis=-1)
+    values = xp.concatenate([x_values, y_values])
+    _, sorted_values, starts = group_cells(coords, values, x.shape, x._engine)
+    group_sizes = xp.diff(xp.append(starts, values.size))
+    shared = starts[group_sizes == 2]  # the first of the two values of a cell that both store
+    return total(sorted_values[shared] * sorted_values[shared + 1])
 
 
 def multiply_matricized(
@@ -89,19 +92,36 @@ def multiply_matricized(
         return multiply_matricized(x, row_mode, column_modes, dense[:, None])[:, 0]
     if dense.shape[1] == 0:
         return x._engine.xp.zeros((x.shape[row_mode], 0), x.dtype)
-    if x.ndim != 2:
-        coords, values = x._sorted_nonzeros()
-        pair = x._engine.xp.stack([coords[row_mode], join_modes(x.shape, coords, column_modes)])
-        shape = (x.shape[row_mode], dense.shape[0])
-        x = FlycooTensor(pair, values, shape, layout="indexed", device=x.device)
+    if x.ndim == 2:
+        matrix = x
+    else:
+        matrix = _matricize(x, row_mode, column_modes, num_rows)
         row_mode = 0
     factors = [dense, dense]
-    factors[row_mode] = x._engine.xp.empty((x.shape[row_mode], dense.shape[1]), x.dtype)
-    return mttkrp(x, factors, row_mode)
+    # That of the rows is not read, but has to have a shape and dtype that fit.
+    unread = matrix._engine.xp.empty((matrix.shape[row_mode], dense.shape[1]), matrix.dtype)
+    factors[row_mode] = unread
+    return mttkrp(matrix, factors, row_mode)
+
+
+def _matricize(
+    x: FlycooTensor, row_mode: int, column_modes: Sequence[int], num_columns: int
+) -> FlycooTensor:
+    """Build the matrix that has the indices of one mode as rows."""
+    coords, values = x._sorted_nonzeros()
+    columns = join_modes(x.shape, coords, column_modes)
+    pair = x._engine.xp.stack([coords[row_mode], columns])
+    shape = (x.shape[row_mode], num_columns)
+    return FlycooTensor(pair, values, shape, layout="indexed", device=x.device)
 
 
 def join_modes(shape: Sequence[int], coords: Array, modes: Iterable[int]) -> Array:
-    """Return the index of each nonzero (nnz,) in `modes` joined into one, the last fastest."""
+    """Return the index of each nonzero (nnz,) in `modes` joined into one, the last fastest.
+
+    >>> import numpy as np
+    >>> join_modes((2, 3, 4), np.array([[1], [2], [3]]), [0, 2])
+    array([7])
+    """
     joined = array_module(coords).zeros_like(coords[0])
     for mode in modes:
         joined = joined * shape[mode] + coords[mode]
@@ -125,12 +145,15 @@ def khatri_rao_at(
         raise ValueError(f"mask has shape {mask.shape}, expected {sizes}, the rows of the matrices")
     for n, matrix in enumerate(matrices):
         check_place(matrix, f"matrices[{n}]", mask.device == "cuda", "mask")
-    xp, (coords, values) = mask._engine.xp, mask._sorted_nonzeros()
-    rows = values[:, None] if weights is None else values[:, None] * weights
-    for matrix, row_ids in zip(matrices, coords, strict=True):
+    xp = mask._engine.xp
+    cells, values = mask._sorted_nonzeros()
+    rows = values[:, None]
+    if weights is not None:
+        rows = rows * weights
+    for matrix, row_ids in zip(matrices, cells, strict=True):
         rows = rows * matrix[row_ids]
     rank = rows.shape[1]
-    columns = xp.tile(xp.arange(rank), coords.shape[1])
-    coords = xp.concatenate([xp.repeat(coords, rank, axis=1), columns[None]])
+    columns = xp.tile(xp.arange(rank), cells.shape[1])
+    coords = xp.concatenate([xp.repeat(cells, rank, axis=1), columns[None]])
     shape = (*mask.shape, rank)
     return FlycooTensor(coords, rows.reshape(-1), shape, layout="indexed", device=mask.device)

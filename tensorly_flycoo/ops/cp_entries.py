@@ -76,7 +76,8 @@ def take_model(cp_tensor: Any) -> tuple[Array | None, list[Array]]:
 
     The model is TensorLy's, a pair, or a ktensor of pyttb; a ValueError refuses other kinds.
     """
-    if (kind := find_kind(cp_tensor)) != "CP":
+    kind = find_kind(cp_tensor)
+    if kind != "CP":
         raise ValueError(f"cp_tensor is a {type(cp_tensor).__name__}, a {kind} model, expected CP")
     if hasattr(cp_tensor, "factor_matrices"):
         cp_tensor = cp_tensor.weights, cp_tensor.factor_matrices
@@ -90,20 +91,23 @@ def find_kind(model: Any) -> str:
         return "PARAFAC2"
     if hasattr(model, "cp_tensors"):  # our CoupledCP
         return "coupled"
+    if isinstance(model, TuckerTensor):
+        return "Tucker"
     is_pair = isinstance(model, tuple | list) and len(model) == 2
-    has_core = is_pair and getattr(model[0], "ndim", 1) != 1
-    return "Tucker" if has_core or isinstance(model, TuckerTensor) else "CP"
+    has_core = is_pair and getattr(model[0], "ndim", 1) != 1  # not weights, nor None for them
+    return "Tucker" if has_core else "CP"
 
 
 def evaluate_model(coords: Array, weights: Array | None, factors: Sequence[Array]) -> Array:
     """Compute `cp_to_entries` without checking `coords`."""
-    first, *others = factors
+    first = factors[0]
     values = array_module(first).empty(coords.shape[1], first.dtype)
     block_size = choose_block_size(first, first.shape[1])
     for start in range(0, coords.shape[1], block_size):
         block = coords[:, start : start + block_size]
         rows = first[block[0]]
-        for factor, row_ids in zip(others, block[1:], strict=True):
+        for factor, row_ids in zip(factors[1:], block[1:], strict=True):
             rows *= factor[row_ids]
-        values[start : start + block_size] = np.sum(rows, 1) if weights is None else rows @ weights
+        entries = np.sum(rows, axis=1) if weights is None else rows @ weights
+        values[start : start + block_size] = entries
     return values

@@ -6,38 +6,14 @@ from collections.abc import Iterable
 from typing import Any, NoReturn
 
 import numpy as np
-from numpy.lib.mixins import NDArrayOperatorsMixin
-from numpy.typing import DTypeLike
 
 from ..base.array_modules import Array
 from ..base.checks import densify_error, num_cells
 from ..svd.unfolding import Unfolding
 from ..tensor.coo_cache import SparseData, as_flycoo
-from ..tensor.mirroring import mirror
+from ..tensor.entrance import mirror
+from ..tensor.lazy_array import LazyArray
 from .contraction import multiply_matricized
-
-
-class LazyArray(NDArrayOperatorsMixin):
-    """An array that is never formed; operations that need its elements raise a DensifyError."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype
-    ndim: int = 2
-
-    #: What to use instead: the end of error messages.
-    _instead: str
-
-    #: Above CuPy's, so that its arrays defer operators to us; NumPy's call `__array_ufunc__`.
-    __array_priority__ = 1000
-
-    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NoReturn:
-        raise densify_error(f"using the elements of {self!r}", self.shape, self._instead)
-
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Array:
-        raise densify_error(f"numpy.{ufunc.__name__} of {self!r}", self.shape, self._instead)
-
-    #: As of any object: the operators compare elements, which would be formed.
-    __hash__ = object.__hash__
 
 
 class ModeView(LazyArray):
@@ -51,7 +27,7 @@ class ModeView(LazyArray):
     _instead = "tl.tensor makes it a sparse tensor, if no axis is longer than 2**32"
 
     def __init__(self, x: SparseData, groups: Iterable[Iterable[int]]) -> None:
-        self.source: Any = x  # for `mirror`: what the caller has
+        self.source = x  # what the caller has, where results go
         self.tensor = as_flycoo(x, check_coords=True)
         self.groups = tuple(map(tuple, groups))
         sizes = self.tensor.shape
@@ -70,14 +46,15 @@ class ModeView(LazyArray):
     def __matmul__(self, dense: Array) -> Array:
         """Multiply by a dense array (C, R) or (C,); see `multiply_matricized`."""
         self._check_product(0, dense)
-        (mode,), columns = self.groups
-        return multiply_matricized(self.tensor, mode, columns, dense)
+        (mode,), column_modes = self.groups
+        return multiply_matricized(self.tensor, mode, column_modes, dense)
 
     @mirror
     def __rmatmul__(self, dense: Array) -> Array:
+        """Multiply a dense array (R, C) or (C,) by the view: ``dense @ view``."""
         self._check_product(1, dense)
-        rows, (mode,) = self.groups
-        return multiply_matricized(self.tensor, mode, rows, dense.T).T
+        row_modes, (mode,) = self.groups
+        return multiply_matricized(self.tensor, mode, row_modes, dense.T).T
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Array:
         # NumPy's and CuPy's arrays call this for `dense @ view`.
@@ -85,16 +62,16 @@ class ModeView(LazyArray):
             return self.__rmatmul__(inputs[0])
         return super().__array_ufunc__(ufunc, method, *inputs, **kwargs)
 
-    def _check_product(self, axis: int, other: Array) -> None:
+    def _check_product(self, axis: int, operand: Array) -> None:
         """Refuse a product in which `axis` remains, unless that axis is a single mode."""
         operation = f"a product with {self!r}"
-        if not hasattr(other, "strides"):
+        if not hasattr(operand, "strides"):
             instead = "multiply it by a dense factor; truncated_svd works, symeig_svd does not"
             raise densify_error(operation, self.shape, instead)
         if self.ndim != 2 or len(self.groups[axis]) != 1:
             kept = self.shape[axis] if self.ndim == 2 else self.shape
             instead = "tl.tenalg.mode_dot with a vector stays sparse"
-            raise densify_error(operation, (kept, *other.shape[1:]), instead)
+            raise densify_error(operation, (kept, *operand.shape[1:]), instead)
 
 
 class LazyUnfolding(Unfolding, ModeView):
@@ -102,5 +79,5 @@ class LazyUnfolding(Unfolding, ModeView):
 
     def __init__(self, x: SparseData, mode: int) -> None:
         Unfolding.__init__(self, x, mode)
-        others = [n for n in range(self.tensor.ndim) if n != mode]
-        ModeView.__init__(self, self.tensor, [(mode,), others])
+        column_modes = [n for n in range(self.tensor.ndim) if n != mode]
+        ModeView.__init__(self, self.tensor, [(mode,), column_modes])

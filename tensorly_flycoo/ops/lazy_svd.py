@@ -9,9 +9,8 @@ from ..base.array_modules import Array, array_module
 from ..base.checks import densify_error
 from ..engines.out_of_memory import attempt
 from ..svd.unfolding import LazyMatrix, Unfolding, complete_basis
-from ..tensor.coo_cache import is_sparse
-from ..tensor.mirroring import mirror
-from .lazy import LazyArray
+from ..tensor.entrance import is_sparse, mirror
+from ..tensor.lazy_array import LazyArray
 
 
 def decompose_lazily(matrix: Any, full_matrices: bool) -> LazySVD | None:
@@ -35,7 +34,8 @@ class LazySVD:
     def __init__(
         self, matrix: LazyMatrix, full_matrices: bool = False, decompose: Any = None
     ) -> None:
-        self.matrix, self.source = matrix, getattr(matrix, "source", None)
+        self.matrix = matrix
+        self.source = getattr(matrix, "source", None)  # what the caller has, where results go
         self.full_matrices = full_matrices
         self._decompose = decompose or matrix.svd
         self._computed: dict[int, tuple[Array, Array]] = {}
@@ -43,14 +43,22 @@ class LazySVD:
     def __iter__(self) -> Iterator[Any]:
         num_rows, num_columns = self.matrix.shape
         count = min(num_rows, num_columns)
-        num_left, num_right = (num_rows, num_columns) if self.full_matrices else (count, count)
+        num_left = count
+        num_right = count
+        if self.full_matrices:
+            num_left = num_rows
+            num_right = num_columns
         yield _LeftVectors(self, num_left, (num_rows, num_left))
         yield _SingularValues(self, count, (count,))
         yield _RightVectors(self, num_right, (num_right, num_columns))
 
-    @mirror
     def compute(self, rank: int) -> tuple[Array, Array]:
         """Return the leading left vectors and the values, computed once for each rank."""
+        return self._compute_for(self.source, rank)
+
+    @mirror
+    def _compute_for(self, source: Any, rank: int) -> tuple[Array, Array]:
+        """Compute the vectors and values; `mirror` brings them to the side of the source."""
         if rank not in self._computed:
             task = f"finding {rank} singular vectors of mode {self.matrix.mode}"
             self._computed[rank] = attempt(task, lambda: self._decompose(rank))
@@ -65,7 +73,9 @@ class _SvdPart(LazyArray):
     def __init__(self, svd: LazySVD, count: int, shape: tuple[int, ...]) -> None:
         self._svd = svd
         self._count = count
-        self.shape, self.ndim, self.dtype = shape, len(shape), svd.matrix.dtype
+        self.shape = shape
+        self.ndim = len(shape)
+        self.dtype = svd.matrix.dtype
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__[1:]} of {self._svd.matrix!r}>"
@@ -84,19 +94,22 @@ class _LeftVectors(_SvdPart):
     """Left singular vectors: a slice is a fresh array, completed to a basis if needed."""
 
     def __getitem__(self, index: Any) -> Array:
-        if not (isinstance(index, tuple) and len(index) == 2 and index[0] == slice(None)):
+        takes_all_rows = isinstance(index, tuple) and len(index) == 2 and index[0] == slice(None)
+        if not takes_all_rows:
             raise self._refuse(index)
         num_columns = self._count_leading(index[1])
-        known, _ = self._svd.compute(min(num_columns, *self._svd.matrix.shape))
-        num_known = known.shape[1]
-        if num_columns == num_known:
-            return known.copy()
-        left = array_module(known).zeros((known.shape[0], num_columns))
-        left[:, :num_known] = known
-        return complete_basis(left, num_known).astype(known.dtype)
+        leading, _ = self._svd.compute(min(num_columns, *self._svd.matrix.shape))
+        num_rows, num_leading = leading.shape
+        if num_columns == num_leading:
+            return leading.copy()
+        left = array_module(leading).zeros((num_rows, num_columns))
+        left[:, :num_leading] = leading
+        return complete_basis(left, num_leading).astype(leading.dtype)
 
 
 class _SingularValues(_SvdPart):
+    """Singular values: a slice is a fresh array."""
+
     def __getitem__(self, index: Any) -> Array:
         return self._svd.compute(self._count_leading(index))[1].copy()
 
@@ -110,9 +123,11 @@ class _RightVectors(_SvdPart):
     )
 
     def __getitem__(self, index: Any) -> _RightVectors:
-        rows, columns = index if isinstance(index, tuple) and len(index) == 2 else (index, None)
-        if columns not in (None, slice(None)):
-            raise self._refuse(index)
+        rows = index
+        if isinstance(index, tuple) and len(index) == 2:
+            rows, columns = index
+            if columns not in (None, slice(None)):
+                raise self._refuse(index)
         count = self._count_leading(rows)
         return _RightVectors(self._svd, count, (count, self.shape[1]))
 

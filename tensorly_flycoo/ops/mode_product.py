@@ -17,9 +17,9 @@ from ..format.primitives import TTMC, LeadingPairs
 from ..svd import eigen
 from ..svd.unfolding import LazyMatrix
 from ..tensor.coo_cache import as_flycoo
+from ..tensor.lazy_array import LazyArray
 from ..tensor.tensor import FlycooTensor
 from . import ttmc
-from .lazy import LazyArray
 
 
 class ModeProduct(LazyArray):
@@ -33,15 +33,15 @@ class ModeProduct(LazyArray):
     def __init__(
         self, x: FlycooTensor, factors: Mapping[int, Array], axes: Sequence[int] | None = None
     ) -> None:
-        self.source, x = x, as_flycoo(x)
-        self.tensor = x
+        self.source = x  # what the caller has, where results go
+        self.tensor = x = as_flycoo(x)
         self.factors = {n: share(factors[n]) for n in sorted(factors)}
         array_type = x._engine.array_type
         for n, factor in self.factors.items():
             check_matrix(factor, f"the factor of mode {n}", x.shape[n], x.dtype, array_type)
-        sizes = {n: factor.shape[1] for n, factor in self.factors.items()}
-        self._sizes = [sizes.get(n, size) for n, size in enumerate(x.shape)]
-        self._axes = list(range(x.ndim) if axes is None else axes)
+        ranks = {n: factor.shape[1] for n, factor in self.factors.items()}
+        self._sizes = [ranks.get(n, size) for n, size in enumerate(x.shape)]
+        self._axes = [*range(x.ndim)] if axes is None else list(axes)
         self.shape = tuple(self._sizes[n] for n in self._axes)
         self.ndim = x.ndim
         self.dtype = x.dtype
@@ -102,8 +102,8 @@ class ModeProduct(LazyArray):
 
     def _order_axes(self, array: Array, modes: list[int]) -> Array:
         """Turn an array over `modes`, the last one fastest, into one over the axes."""
-        array = array.reshape([self._sizes[n] for n in modes])
-        return array.transpose([modes.index(n) for n in self._axes])
+        by_mode = array.reshape([self._sizes[n] for n in modes])
+        return by_mode.transpose([modes.index(n) for n in self._axes])
 
 
 class ProductUnfolding(LazyMatrix, LazyArray):
@@ -125,15 +125,16 @@ class ProductUnfolding(LazyMatrix, LazyArray):
         x = self.tensor
         mode = self.mode
         factors = self.product.factors
-        others = [n for n in self.product.free_modes if n != mode]
+        column_modes = [n for n in self.product.free_modes if n != mode]
         matrix: eigen.Multipliable
-        if others:
-            ttmc.check_free_modes(x, others)
-            found, _ = ttmc.find_nonempty_rows(x, mode)
-            matrix = ttmc.Operator(x, mode, found, others, factors)
+        if column_modes:
+            ttmc.check_free_modes(x, column_modes)
+            rows, _ = ttmc.find_nonempty_rows(x, mode)
+            matrix = ttmc.Operator(x, mode, rows, column_modes, factors)
         else:
-            array, found = ttmc.multiply_nonempty_rows(x, mode, factors)
+            array, rows = ttmc.multiply_nonempty_rows(x, mode, factors)
             matrix = ttmc.Matrix(array)
-        pairs = eigen.find_singular_pairs(matrix, min(rank, *matrix.shape), x._engine.xp)
-        rows = None if isinstance(found, slice) else found
-        return LeadingPairs(*pairs, rows, np.arange(pairs[1].size))
+        num_pairs = min(rank, *matrix.shape)
+        vectors, values = eigen.find_singular_pairs(matrix, num_pairs, x._engine.xp)
+        numbers = np.arange(values.size)
+        return LeadingPairs(vectors, values, None if isinstance(rows, slice) else rows, numbers)

@@ -17,8 +17,8 @@ from ..format.primitives import MTTKRP, MTTKRP_OF_RATIOS
 from ..spread.row_shards import RowShards
 from ..spread.spread_layout import SpreadLayout
 from ..tensor.coo_cache import SparseData, as_flycoo
+from ..tensor.entrance import mirror
 from ..tensor.labelled import number_modes
-from ..tensor.mirroring import mirror
 from ..tensor.tensor import FlycooTensor
 
 
@@ -110,16 +110,23 @@ def mttkrp(
     number = check_mode(number, x.ndim)
     factors, weights = check_operands(x, factors, weights)
     if out is not None:
-        if RowShards in map(type, factors):
-            on = "x is on several devices"
-            raise TypeError(f"out is given, but {on}: the result is a new RowShards")
-        read = {f"factors[{n}]": factor for n, factor in enumerate(factors) if n != number}
-        read_too = [*read.items(), *([] if weights is None else [("weights", weights)])]
-        engine = x._engine
-        shape = (x.shape[number], factors[0].shape[1])
-        check_out(out, shape, x.dtype, engine.array_type, read_too, engine.xp.may_share_memory)
-        engine.check_arrays({"out": out})
+        _check_result(out, x, factors, number, weights)
     return _explain_memory(x, factors, number, weights=weights, out=out)
+
+
+def _check_result(
+    out: Array, x: FlycooTensor, factors: Sequence[Any], mode: int, weights: Array | None
+) -> None:
+    """Refuse an array for the result that does not fit, or that overlaps one that is read."""
+    if RowShards in map(type, factors):
+        raise TypeError("out is given, but x is on several devices: the result is a new RowShards")
+    arrays_read = [(f"factors[{n}]", factor) for n, factor in enumerate(factors) if n != mode]
+    if weights is not None:
+        arrays_read.append(("weights", weights))
+    engine = x._engine
+    shape = (x.shape[mode], factors[0].shape[1])
+    check_out(out, shape, x.dtype, engine.array_type, arrays_read, engine.xp.may_share_memory)
+    engine.check_arrays({"out": out})
 
 
 @mirror
@@ -169,8 +176,11 @@ def mttkrps(
     """
     x = as_flycoo(x, check_coords=True)
     factors, weights = check_operands(x, factors, weights)
-    options = {"last_pass": LastPass(), "weights": weights}
-    return [_explain_memory(x, factors, mode, **options) for mode in range(x.ndim)]
+    last_pass = LastPass()
+    return [
+        _explain_memory(x, factors, mode, last_pass=last_pass, weights=weights)
+        for mode in range(x.ndim)
+    ]
 
 
 class LastPass:
@@ -196,20 +206,23 @@ class LastPass:
         piece: int = 0,
     ) -> GroupRows:
         """Return T of a piece for `mode`; if the last one does not serve, free it, `make` one."""
-        others = [*factors[: group[0]], *factors[group[-1] + 1 :]]
-        found, known_others, last_mode = self._pieces.pop(piece, (None, [], -1))
-        if (
-            found is None
-            or not found.is_known
-            or not group[0] <= last_mode < mode
-            or any(map(operator.is_not, others, known_others))
-        ):
-            del found
-            completion = self.find_completion and self.find_completion(factors, mode)
-            found = GroupRows(make(), complete=completion)
+        outer_factors = [*factors[: group[0]], *factors[group[-1] + 1 :]]
+        rows, last_factors, last_mode = self._pieces.pop(piece, (None, [], -1))
+        serves = (
+            rows is not None
+            and rows.is_known
+            and group[0] <= last_mode < mode
+            and all(map(operator.is_, outer_factors, last_factors))
+        )
+        if rows is None or not serves:
+            del rows  # before the next ones take as much memory
+            complete = None
+            if self.find_completion is not None:
+                complete = self.find_completion(factors, mode)
+            rows = GroupRows(make(), complete=complete)
         if mode < group[-1]:
-            self._pieces[piece] = found, others, mode
-        return found
+            self._pieces[piece] = (rows, outer_factors, mode)
+        return rows
 
 
 def check_operands(
@@ -221,12 +234,14 @@ def check_operands(
     """
     engine = x._engine
     layout = x._layout
-    kind = x._engine.array_type
-    types = (kind, RowShards) if isinstance(layout, SpreadLayout) else (kind,)
-    factors = check_factors(factors, x.shape, x.dtype, *types, converts=converts)
+    dtype = x.dtype
+    array_type = engine.array_type
+    is_spread = isinstance(layout, SpreadLayout)
+    types = (array_type, RowShards) if is_spread else (array_type,)
+    factors = check_factors(factors, x.shape, dtype, *types, converts=converts)
     if weights is not None:
         weights = share(weights)
-        check_weights(weights, factors[0].shape[1], x.dtype, kind)
+        check_weights(weights, factors[0].shape[1], dtype, array_type)
     if not isinstance(layout, SpreadLayout):
         engine.check_arrays({"x": layout.get_copies()[0], "factors": factors})
         return factors, weights
@@ -267,21 +282,27 @@ def multiply(
     dtype = record_format.dtype
     rank = factors[0].shape[-1]
     types: Any = (engine.array_type, RowShards)
-    given = factors
+    operands = factors
     for factor, size in zip(factors, sizes, strict=True):
         is_alike = isinstance(factor, types) and factor.shape == (size, rank)
         if not is_alike or factor.dtype != dtype:
-            factors = check_factors(factors, sizes, dtype, *types, converts=True)
+            operands = check_factors(factors, sizes, dtype, *types, converts=True)
             break
-    inputs = dict(enumerate(factors))
+    inputs = dict(enumerate(operands))
     del inputs[mode]
-    find_rows = None if last_pass is None else functools.partial(last_pass.find, given, mode)
-    options: dict[str, Any] = {"weights": weights, "find_rows": find_rows}
+    find_rows = None
+    if last_pass is not None:
+        # It knows factors by their identity, which those that are converted have lost.
+        find_rows = functools.partial(last_pass.find, factors, mode)
     shape = (sizes[mode], rank)
-    if RowShards in map(type, factors):
-        return layout.apply_sharded(MTTKRP, engine, inputs, mode, shape, **options)[0]
-    out = engine.xp.empty(shape, dtype) if out is None else out
-    layout.apply(MTTKRP, engine, inputs, mode, out, **options)
+    if RowShards in map(type, operands):
+        sharded, *_ = layout.apply_sharded(
+            MTTKRP, engine, inputs, mode, shape, weights=weights, find_rows=find_rows
+        )
+        return sharded
+    if out is None:
+        out = engine.xp.empty(shape, dtype)
+    layout.apply(MTTKRP, engine, inputs, mode, out, weights=weights, find_rows=find_rows)
     return out
 
 
@@ -302,12 +323,21 @@ def mttkrp_of_ratios(
 
     One pass over the nonzeros, with the workspace and the reproducible bits of `mttkrp`.
     """
-    engine, (rank, size) = x._engine, (factors[0].shape[1], x.shape[mode])
-    options: dict[str, Any] = {"smallest": smallest, "wants_sum": wants_logs, "stays": stays}
+    engine = x._engine
+    rank = factors[0].shape[1]
 
     def compute() -> tuple[Array, Array | None]:
-        out = engine.xp.empty((size, rank), x.dtype)
-        inputs = dict(enumerate(factors))
-        return out, x._layout.apply(MTTKRP_OF_RATIOS, engine, inputs, mode, out, **options)
+        out = engine.xp.empty((x.shape[mode], rank), x.dtype)
+        log_sum = x._layout.apply(
+            MTTKRP_OF_RATIOS,
+            engine,
+            dict(enumerate(factors)),
+            mode,
+            out,
+            smallest=smallest,
+            wants_sum=wants_logs,
+            stays=stays,
+        )
+        return out, log_sum
 
     return attempt(f"an MTTKRP of ratios of mode {mode} and rank {rank}", compute)

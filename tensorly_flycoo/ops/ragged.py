@@ -1,7 +1,7 @@
 """Sparse matrices that share their columns but not their number of rows, stacked in one tensor."""
 
 from collections.abc import Iterable
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -9,11 +9,11 @@ from ..base.array_modules import Array, array_module, move, read_into_memory
 from ..base.checks import check_fill_value
 from ..format.primitives import index_dtype
 from ..tensor.converters import find_converter
-from ..tensor.coo_cache import as_flycoo, is_sparse
+from ..tensor.coo_cache import as_flycoo
+from ..tensor.entrance import is_callers, is_sparse
 from ..tensor.labelled import as_labels, find_missing
-from ..tensor.mirroring import is_callers
+from ..tensor.lazy_array import LazyArray
 from ..tensor.tensor import FlycooTensor
-from .lazy import LazyArray
 
 #: With more different numbers of rows, slices get up to an eighth more rows, which are empty.
 _MAX_NUM_SIZES = 32
@@ -74,6 +74,11 @@ class RaggedTensor(LazyArray):
     ndim = 3
     _instead = "only parafac2 takes slices with different numbers of rows"
 
+    @property
+    def source(self) -> Self:  # type: ignore[override]
+        """The tensor itself, which knows whether the caller has its slices on the host."""
+        return self
+
     def __init__(
         self, slices: Any, *, by: Any = None, drop_empty: bool = False, **options: Any
     ) -> None:
@@ -82,97 +87,112 @@ class RaggedTensor(LazyArray):
                 "slices is a tensor with unknown cells, which slices do not keep: pass it to "
                 "parafac2 itself, or slices.tensor if these cells are zeros"
             )
-        self.labels: dict[str, Any] = dict(getattr(slices, "labels", {}))
-        is_list = isinstance(slices, list | tuple) and len(slices) and not is_sparse(slices)
-        first = slices[0] if is_list else slices
-        is_on_device = isinstance(first, FlycooTensor) or type(first).__module__.startswith("cupyx")
-        self._is_callers = "device" not in options and (is_callers(first) or not is_on_device)
-        if drop_empty and (by is not None or not is_sparse(slices)):
+        is_tensor = is_sparse(slices)
+        if drop_empty and (by is not None or not is_tensor):
             raise ValueError("drop_empty is True, expected False but for a tensor of three modes")
+        self._is_callers = "device" not in options and _are_callers(slices)
+        self.labels: dict[str, Any] = dict(getattr(slices, "labels", {}))
         if by is not None or hasattr(slices, "obs_names"):
-            parts = self._divide(slices, by)
+            stack = self._divide(slices, by)
+        elif is_tensor:
+            stack = self._cut(slices, drop_empty)
         else:
-            parts = self._cut(slices, drop_empty) if is_sparse(slices) else _join(slices)
-        rows, columns, values, row_counts, width, device = parts
-        self.row_counts = self.heights = row_counts
-        if np.unique(row_counts).size > _MAX_NUM_SIZES:
-            steps = 2 ** np.log2(np.maximum(row_counts // 8, 1)).astype(np.int64)
-            self.heights = -(-row_counts // steps) * steps
-        self.order, self.starts = np.argsort(self.heights, kind="stable"), np.empty_like(row_counts)
-        self.starts[self.order] = _starts(self.heights[self.order])
-        places = np.repeat(self.starts - _starts(row_counts), row_counts)
-        places += np.arange(places.size)
-        shape = (int(self.heights.sum()), width)
-        xp = array_module(values)
-        dtype = index_dtype(max(shape), "int32")
-        coords = xp.empty((2, values.size), dtype)
-        coords[0], coords[1] = xp.asarray(places.astype(dtype))[rows], columns
-        self.matrix = FlycooTensor(coords, values, shape, **{"device": device} | options)
-        self.shape = (len(row_counts), int(row_counts.max()), width)
+            stack = _join(slices)
+        self.row_counts = stack.row_counts
+        self.heights = _choose_heights(stack.row_counts)
+        self._place_slices()
+        rows = self._place_rows(stack)
+        matrix_shape = (int(self.heights.sum()), stack.width)
+        xp = array_module(stack.values)
+        coords = xp.empty((2, stack.values.size), index_dtype(max(matrix_shape), "int32"))
+        coords[0] = rows
+        coords[1] = stack.columns
+        options = {"device": stack.device} | options
+        self.matrix = FlycooTensor(coords, stack.values, matrix_shape, **options)
+        self.shape = (len(self.row_counts), int(self.row_counts.max()), stack.width)
         self.dtype = self.matrix.dtype
         self.nnz = self.matrix.nnz
 
-    def _divide(self, matrix: Any, by: Any) -> tuple:
+    def _place_slices(self) -> None:
+        """Order the slices by height, so that those of one height are neighbours in the matrix."""
+        self.order = np.argsort(self.heights, kind="stable")
+        self.starts = np.empty_like(self.row_counts)
+        self.starts[self.order] = _count_before(self.heights[self.order])
+
+    def _place_rows(self, stack: "_Stack") -> Array:
+        """Return the row in the matrix of each nonzero."""
+        shifts = self.starts - _count_before(stack.row_counts)
+        places = np.repeat(shifts, stack.row_counts)
+        places += np.arange(places.size)
+        dtype = index_dtype(max(int(self.heights.sum()), stack.width), "int32")
+        return array_module(stack.values).asarray(places.astype(dtype))[stack.rows]
+
+    def _divide(self, matrix: Any, by: Any) -> "_Stack":
         """Number the rows of a matrix slice by slice, and keep their labels."""
+        if hasattr(matrix, "obs_names"):
+            matrix, by = self._read_anndata(matrix, by)
+        one = _read_slice(matrix, 0)
+        num_rows, width = one.shape
+        slice_labels = _check_row_labels(by, num_rows)
+        labels, slice_numbers = np.unique(slice_labels, return_inverse=True)
+        order = np.argsort(slice_numbers, kind="stable")
+        row_counts = np.bincount(slice_numbers)
+        known_labels = self.labels or {"row": np.arange(num_rows), "column": np.arange(width)}
+        row_name, row_labels = next(iter(known_labels.items()))
+        labels_by_slice = np.split(np.asarray(row_labels)[order], _count_before(row_counts)[1:])
+        self.labels = {"slice": labels} | known_labels | {row_name: labels_by_slice}
+        new_rows = np.argsort(order).astype(index_dtype(num_rows, "int32"))
+        rows = array_module(one.values).asarray(new_rows)[one.rows]
+        return _Stack(rows, one.columns, one.values, row_counts, width, one.device)
+
+    def _read_anndata(self, data: Any, by: Any) -> tuple[Any, Any]:
+        """Return the matrix of an AnnData and the column `by` of its rows; keep its labels."""
         from scipy.sparse import coo_array
 
-        if hasattr(matrix, "obs_names"):
-            if not isinstance(by, str) or by not in matrix.obs:
-                raise ValueError(f"by is {by!r}, expected a column of obs: {[*matrix.obs]}")
-            self.labels = {"row": matrix.obs_names, "column": np.asarray(matrix.var_names)}
-            matrix, by = read_into_memory(matrix.X), read_into_memory(matrix.obs)[by]
-            matrix = coo_array(matrix) if isinstance(matrix, np.ndarray) else matrix
-        rows, columns, values, (num_rows, width), device = _read_slice(matrix, 0)
-        of_rows = as_labels(by)
-        if of_rows.shape != (num_rows,):
-            raise ValueError(f"by has shape {of_rows.shape}, expected ({num_rows},), one per row")
-        if (places := find_missing(of_rows)).size:
-            first = f"by is {of_rows[places[0]]} for row {places[0]}, expected a label for each row"
-            raise ValueError(f"{first}: leave {places.size} such rows out")
-        if of_rows.dtype == object and len(kinds := {type(of).__name__ for of in of_rows}) > 1:
-            raise TypeError(f"by holds {sorted(kinds)}, expected labels of one type")
-        labels, ids = np.unique(of_rows, return_inverse=True)
-        order = np.argsort(ids, kind="stable")
-        row_counts = np.bincount(ids)
-        numbers = np.argsort(order).astype(index_dtype(num_rows, "int32"))
-        known = self.labels or {"row": np.arange(num_rows), "column": np.arange(width)}
-        name, names = next(iter(known.items()))
-        parts = np.split(np.asarray(names)[order], _starts(row_counts)[1:])
-        self.labels = {"slice": labels} | known | {name: parts}
-        rows = array_module(values).asarray(numbers)[rows]
-        return rows, columns, values, row_counts, width, device
+        if not isinstance(by, str) or by not in data.obs:
+            raise ValueError(f"by is {by!r}, expected a column of obs: {[*data.obs]}")
+        self.labels = {"row": data.obs_names, "column": np.asarray(data.var_names)}
+        matrix = read_into_memory(data.X)
+        if isinstance(matrix, np.ndarray):
+            matrix = coo_array(matrix)
+        return matrix, read_into_memory(data.obs)[by]
 
-    def _cut(self, tensor: Any, drop_empty: bool) -> tuple:
+    def _cut(self, tensor: Any, drop_empty: bool) -> "_Stack":
         """Number the rows of all slices of a tensor, or those with nonzeros and their labels."""
         x = as_flycoo(tensor, check_coords=True)
         if x.ndim != 3:
             raise ValueError(f"tensor_slices has shape {x.shape}, expected three modes")
-        (ids, rows, columns), values = x._sorted_nonzeros()
-        rows = ids * x.shape[1] + rows
-        row_counts = np.full(x.shape[0], x.shape[1])
-        if drop_empty:
-            xp, is_first = array_module(rows), rows >= 0  # nonzero of its row
-            is_first[1:] = rows[1:] != rows[:-1]
-            names = move(rows[is_first], np) % x.shape[1]
-            row_counts = np.bincount(move(ids[is_first], np), minlength=x.shape[0])
-            rows = xp.cumsum(is_first) - 1
-            for name in [*self.labels][1:2]:
-                self.labels[name] = np.split(self.labels[name][names], _starts(row_counts)[1:])
-        return rows, columns, values, row_counts, x.shape[2], x.device
+        num_slices, slice_size, width = x.shape
+        (slice_numbers, slice_rows, columns), values = x._sorted_nonzeros()
+        rows = slice_numbers * slice_size + slice_rows
+        if not drop_empty:
+            row_counts = np.full(num_slices, slice_size)
+            return _Stack(rows, columns, values, row_counts, width, x.device)
+        xp = array_module(rows)
+        is_first = xp.ones(rows.size, bool)  # nonzero of its row
+        is_first[1:] = rows[1:] != rows[:-1]
+        row_counts = np.bincount(move(slice_numbers[is_first], np), minlength=num_slices)
+        for name in [*self.labels][1:2]:  # that of the rows, if there are labels
+            kept_labels = self.labels[name][move(slice_rows[is_first], np)]
+            self.labels[name] = np.split(kept_labels, _count_before(row_counts)[1:])
+        kept_rows = xp.cumsum(is_first) - 1
+        return _Stack(kept_rows, columns, values, row_counts, width, x.device)
 
     def take_slices(self, numbers: np.ndarray) -> Self:
         """Return the slices with these numbers, in their sequence, with their labels."""
         taken = object.__new__(type(self))
         taken._is_callers = self._is_callers
-        taken.labels = {
-            name: of[numbers] if mode == 0 else [of[k] for k in numbers] if type(of) is list else of
-            for mode, (name, of) in enumerate(self.labels.items())
-        }
+        taken.labels = {}
+        for mode, (name, labels) in enumerate(self.labels.items()):
+            if mode == 0:
+                taken.labels[name] = labels[numbers]
+            elif isinstance(labels, list):  # an array for each slice
+                taken.labels[name] = [labels[number] for number in numbers]
+            else:
+                taken.labels[name] = labels
         taken.row_counts = self.row_counts[numbers]
         taken.heights = self.heights[numbers]
-        taken.order = np.argsort(taken.heights, kind="stable")
-        taken.starts = np.empty_like(taken.row_counts)
-        taken.starts[taken.order] = _starts(taken.heights[taken.order])
+        taken._place_slices()
         blocks = [self.starts[k] + np.arange(self.heights[k]) for k in numbers[taken.order]]
         matrix: Any = self.matrix[np.concatenate(blocks)]
         taken.matrix = matrix
@@ -186,36 +206,107 @@ class RaggedTensor(LazyArray):
         return f"<RaggedTensor: {self.shape[0]} slices of {size}, nnz={self.nnz}>"
 
 
-def _join(slices: Iterable[Any]) -> tuple:
+class _Stack(NamedTuple):
+    """The nonzeros of slices (I_k, J) one below the other."""
+
+    rows: Array  # (nnz,), counted through all slices
+    columns: Array
+    values: Array
+    row_counts: np.ndarray  # I_k of each slice, on the host
+    width: int  # J
+    device: str | None  # None if the caller has the slices on the host
+
+
+class _Slice(NamedTuple):
+    """The nonzeros of one slice."""
+
+    rows: Array
+    columns: Array
+    values: Array
+    shape: tuple[int, ...]
+    device: str | None
+
+
+def _are_callers(slices: Any) -> bool:
+    """Return whether the caller has a tensor, a matrix or a list of slices on the host."""
+    is_list = isinstance(slices, list | tuple) and len(slices) and not is_sparse(slices)
+    first = slices[0] if is_list else slices
+    is_on_device = isinstance(first, FlycooTensor) or type(first).__module__.startswith("cupyx")
+    return is_callers(first) or not is_on_device
+
+
+def _join(slices: Iterable[Any]) -> _Stack:
     """Number the rows of all slices."""
-    parts = [_read_slice(x, k) for k, x in enumerate(slices)]
-    if len(widths := {part[3][1] for part in parts}) != 1:
+    parts = [_read_slice(matrix, k) for k, matrix in enumerate(slices)]
+    widths = {part.shape[1] for part in parts}
+    if len(widths) != 1:
         raise ValueError(
             f"tensor_slices have {sorted(widths) or 'no'} columns, expected the same number"
         )
-    xp = array_module(parts[0][2])
-    row_counts = np.array([part[3][0] for part in parts])
-    starts = _starts(row_counts).astype(index_dtype(row_counts.sum(), "int32"))
-    rows = xp.concatenate([part[0] + n for n, part in zip(starts, parts, strict=True)])
-    columns, values = (xp.concatenate([part[n] for part in parts]) for n in (1, 2))
-    return rows, columns, values, row_counts, *widths, parts[0][4]
+    xp = array_module(parts[0].values)
+    row_counts = np.array([part.shape[0] for part in parts])
+    starts = _count_before(row_counts).astype(index_dtype(row_counts.sum(), "int32"))
+    rows = [part.rows + start for part, start in zip(parts, starts, strict=True)]
+    return _Stack(
+        xp.concatenate(rows),
+        xp.concatenate([part.columns for part in parts]),
+        xp.concatenate([part.values for part in parts]),
+        row_counts,
+        widths.pop(),
+        parts[0].device,
+    )
 
 
-def _starts(row_counts: np.ndarray) -> np.ndarray:
-    """Return the number of rows before each slice."""
-    return np.cumsum(row_counts) - row_counts
+def _choose_heights(row_counts: np.ndarray) -> np.ndarray:
+    """Choose how many rows each slice takes in the matrix: all it has, or up to an eighth more.
+
+    Slices of one height are computed together, so there should be few heights.
+    """
+    if np.unique(row_counts).size <= _MAX_NUM_SIZES:
+        return row_counts
+    steps = 2 ** np.log2(np.maximum(row_counts // 8, 1)).astype(np.int64)
+    return -(-row_counts // steps) * steps
 
 
-def _read_slice(x: Any, k: int) -> tuple[Array, Array, Array, tuple[int, ...], str | None]:
-    """Return row and column numbers, values, shape, and the device if it is known."""
-    if np.ndim(x) != 2:
-        raise ValueError(f"tensor_slices[{k}] has shape {np.shape(x)}, expected two modes")
-    if find_converter(x) == "from_scipy":
-        coo = x.tocoo(copy=False)
-        return coo.row, coo.col, coo.data, x.shape, None
-    if is_sparse(x) and hasattr(x, "coords"):
-        check_fill_value(x.fill_value)
-        return *x.coords, x.data, x.shape, None
-    tensor = as_flycoo(x)
-    (rows, columns), values = tensor._sorted_nonzeros()
-    return rows, columns, values, x.shape, tensor.device
+def _count_before(counts: np.ndarray) -> np.ndarray:
+    """Return the number of rows before each slice.
+
+    >>> _count_before(np.array([2, 5, 1]))
+    array([0, 2, 7])
+    """
+    return np.cumsum(counts) - counts
+
+
+def _check_row_labels(by: Any, num_rows: int) -> np.ndarray:
+    """Return the slice of each row as labels of one type; refuse missing ones."""
+    labels = as_labels(by)
+    if labels.shape != (num_rows,):
+        raise ValueError(f"by has shape {labels.shape}, expected ({num_rows},), one per row")
+    missing_rows = find_missing(labels)
+    if missing_rows.size:
+        row = missing_rows[0]
+        raise ValueError(
+            f"by is {labels[row]} for row {row}, expected a label for each row: leave "
+            f"{missing_rows.size} such rows out"
+        )
+    if labels.dtype == object:
+        kinds = {type(label).__name__ for label in labels}
+        if len(kinds) > 1:
+            raise TypeError(f"by holds {sorted(kinds)}, expected labels of one type")
+    return labels
+
+
+def _read_slice(matrix: Any, k: int) -> _Slice:
+    """Read the nonzeros of slice k, of any kind of sparse matrix."""
+    if np.ndim(matrix) != 2:
+        raise ValueError(f"tensor_slices[{k}] has shape {np.shape(matrix)}, expected two modes")
+    if find_converter(matrix) == "from_scipy":
+        coo = matrix.tocoo(copy=False)
+        return _Slice(coo.row, coo.col, coo.data, matrix.shape, None)
+    if is_sparse(matrix) and hasattr(matrix, "coords"):
+        check_fill_value(matrix.fill_value)
+        rows, columns = matrix.coords
+        return _Slice(rows, columns, matrix.data, matrix.shape, None)
+    x = as_flycoo(matrix)
+    (rows, columns), values = x._sorted_nonzeros()
+    return _Slice(rows, columns, values, x.shape, x.device)

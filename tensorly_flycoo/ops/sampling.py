@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import ModuleType
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,8 +14,9 @@ from ..base.devices import bring_each
 from ..engines import Engine
 from ..spread.slab_layout import AnyLayout, SlabLayout
 from ..spread.streamed import StreamedLayout
+from ..tensor.cells import count_before, find_places, omit_entries
 from ..tensor.pieces import Piece, count_nonzeros, map_pieces, read_nonzeros
-from ..tensor.tensor import FlycooTensor, rebuild
+from ..tensor.tensor import FlycooTensor
 
 
 class NonzeroSampler:
@@ -37,17 +37,20 @@ class NonzeroSampler:
         self._xp = engine.xp
         self._primitives = engine
         with layout.hold_first_order(engine) as (records, places):
-            records = records if places is None else engine.gather(records, places)
-            # A streamed layout yields memory that the next records take.
-            self._records = records.copy() if isinstance(layout, StreamedLayout) else records
+            if places is not None:
+                records = engine.gather(records, places)
+            elif isinstance(layout, StreamedLayout):
+                records = records.copy()  # from memory that the next records take
+            self._records = records
 
     @functools.cached_property
     def _orders(self) -> list[Array | None]:
         """For each mode, the order by the modes after it, cyclically, and last by itself."""
-        orders: list[Array | None] = [None]  # for the last mode, the order of the records
+        order: Array | None = None  # for the last mode, the order of the records
+        orders = [order]
         for mode in range(self.ndim - 1, 0, -1):
-            arguments = (self._records, self._record_format, [mode], orders[0])
-            orders.insert(0, self._primitives.sort_places(*arguments))
+            order = self._primitives.sort_places(self._records, self._record_format, [mode], order)
+            orders.insert(0, order)
         return orders
 
     def take(self, places: Any) -> tuple[Array, Array]:
@@ -77,11 +80,14 @@ class NonzeroSampler:
         order = self._orders[mode]
         following = [*range(mode + 1, self.ndim), *range(mode)]
         first, last = self._find(order, {n: coords[n] for n in following})
-        ends = xp.cumsum(last - first)
-        numbers = xp.arange(int(ends[-1]) if ends.size else 0)
+        ends = xp.cumsum(last - first)  # where each fibre ends among all nonzeros found
+        count = int(ends[-1]) if ends.size else 0
+        numbers = xp.arange(count)
         fibres = xp.searchsorted(ends, numbers, side="right")
         places = numbers + (last - ends)[fibres]
-        records = self._records[places if order is None else order[places]]
+        if order is not None:
+            places = order[places]
+        records = self._records[places]
         rows = self._record_format.rows(records, mode, xp).astype(np.int64)
         return fibres, rows, self._record_format.values(records)
 
@@ -89,51 +95,15 @@ class NonzeroSampler:
         """Find where nonzeros at `wanted` coordinates begin and end in an order by these modes."""
 
         def read(places: Array) -> Iterator[Array]:
-            records = self._records[places if order is None else order[places]]
+            if order is not None:
+                places = order[places]
+            records = self._records[places]
             return (self._record_format.rows(records, mode, self._xp) for mode in wanted)
 
-        count = functools.partial(count_before, read, self.nnz, [*wanted.values()], self._xp)
-        return count(), count(or_equal=True)
-
-
-def count_before(
-    read: Callable[[Array], Iterable[Array]],
-    size: int,
-    wanted: Sequence[Array],
-    xp: ModuleType,
-    *,
-    or_equal: bool = False,
-) -> Array:
-    """Count the cells of a sorted list before (or at, if `or_equal`) each of the wanted ones.
-
-    `read` returns the indices of cells of the list, mode by mode, as `wanted` has those to look up.
-    """
-    low = xp.zeros(wanted[0].size, np.int64)
-    high = xp.full(wanted[0].size, size, np.int64)
-    for _ in range(size.bit_length()):
-        middle = (low + high) // 2
-        is_before = xp.zeros(low.size, bool)
-        is_equal = low < high
-        for rows, indices in zip(read(xp.minimum(middle, size - 1)), wanted, strict=True):
-            is_before |= is_equal & (rows < indices)
-            is_equal &= rows == indices
-        if or_equal:
-            is_before |= is_equal
-        low = xp.where(is_before, middle + 1, low)
-        high = xp.where(is_before, high, middle)
-    return low
-
-
-def find_places(cells: Array, coords: Array, xp: ModuleType) -> tuple[Array, Array]:
-    """Find some coords (n, count) in a sorted list of cells (n, size).
-
-    Return which are in it, (count,), and the places of these.
-    """
-    size = cells.shape[1]
-    places = count_before(lambda places: cells[:, places], size, [*coords], xp)
-    places = xp.minimum(places, size - 1)
-    is_found = (cells[:, places] == coords).all(axis=0)
-    return is_found, places[is_found]
+        coords = [*wanted.values()]
+        first = count_before(read, self.nnz, coords, self._xp)
+        last = count_before(read, self.nnz, coords, self._xp, or_equal=True)
+        return first, last
 
 
 class SlabSampler:
@@ -156,25 +126,29 @@ class SlabSampler:
         xp = self._xp
         if isinstance(places, slice):
             places = xp.arange(*places.indices(self.nnz))
-        numbers = xp.searchsorted(xp.asarray(self._ends), places, side="right")
-        chosen = [xp.flatnonzero(numbers == number) for number in range(len(layout.slabs))]
+        slabs = layout.slabs
+        devices = layout.devices
+        slab_numbers = xp.searchsorted(xp.asarray(self._ends), places, side="right")
+        # Of each slab: which of the places are in it, and what they are there.
+        selections = [xp.flatnonzero(slab_numbers == number) for number in range(len(slabs))]
+        starts = [0, *self._ends[:-1].tolist()]
+        slab_places = [
+            places[selection] - start for selection, start in zip(selections, starts, strict=True)
+        ]
+        brought_places = bring_each(devices, slab_places, [slab.home for slab in slabs])
+        tasks = (
+            devices.run(slab.home, NonzeroSampler.take_records, sampler, brought)
+            for slab, sampler, brought in zip(slabs, self._samplers, brought_places, strict=True)
+        )
+        records_of_slabs = devices.collect(list(devices.launch(tasks)))
         coords = xp.empty((layout.record_format.ndim, places.size), np.int64)
         values = xp.empty(places.size, layout.record_format.dtype)
-        starts = [0, *self._ends[:-1].tolist()]
-        devices = layout.devices
-        slabs = layout.slabs
-        wanted = [places[own] - start for own, start in zip(chosen, starts, strict=True)]
-        there = bring_each(devices, wanted, [slab.home for slab in slabs])
-        found = (
-            devices.run(slab.home, NonzeroSampler.take_records, sampler, own)
-            for slab, sampler, own in zip(slabs, self._samplers, there, strict=True)
-        )
-        parts = devices.collect(list(devices.launch(found)))
-        for slab, own, records in zip(slabs, chosen, parts, strict=True):
+        for slab, selection, records in zip(slabs, selections, records_of_slabs, strict=True):
             record_format = slab.layout.record_format
-            own_coords = record_format.coords(records, xp)
-            own_coords[layout.cut_mode] += slab.rows.start
-            coords[:, own], values[own] = own_coords, record_format.values(records)
+            slab_coords = record_format.coords(records, xp)
+            slab_coords[layout.cut_mode] += slab.rows.start
+            coords[:, selection] = slab_coords
+            values[selection] = record_format.values(records)
         return coords, values
 
 
@@ -198,8 +172,8 @@ def split_entries(x: FlycooTensor, coords: Array) -> tuple[Array, FlycooTensor]:
 
     The coords are sorted, without duplicates. The second is `x` itself if it has no nonzeros there.
     """
-    found = map_pieces(_find_entries, x._layout, x._engine, x._engine, arrays=[coords])
-    entries = functools.reduce(operator.add, found)  # each is in one piece
+    parts = map_pieces(_find_entries, x._layout, x._engine, x._engine, arrays=[coords])
+    entries = functools.reduce(operator.add, parts)  # each is in one piece
     if not move(entries, np).any():  # compiling CuPy's `any` would take seconds
         return entries, x
     return entries, omit_entries(x, range(x.ndim), coords)
@@ -210,30 +184,10 @@ def _find_entries(piece: Piece, engine: Engine, arrays: Sequence[Array]) -> Arra
     (coords,) = arrays
     entries = engine.xp.zeros(coords.shape[1], piece.layout.record_format.dtype)
     if coords.shape[1] > piece.layout.nnz:  # look the fewer up in the more
-        own, values = read_nonzeros(piece)
-        is_found, places = find_places(coords, own, engine.xp)
-        entries[places] = values[is_found]
+        stored_coords, values = read_nonzeros(piece)
+        is_wanted, places = find_places(coords, stored_coords, engine.xp)
+        entries[places] = values[is_wanted]
         return entries
-    own, is_own = piece.take_own(coords)
-    entries[is_own] = NonzeroSampler(piece.layout, engine).entries(own)
+    coords_inside, is_inside = piece.take_own(coords)
+    entries[is_inside] = NonzeroSampler(piece.layout, engine).entries(coords_inside)
     return entries
-
-
-def omit_entries(x: FlycooTensor, modes: Sequence[int], cells: Array) -> FlycooTensor:
-    """Return a tensor without its nonzeros whose indices in `modes` are among sorted cells."""
-    args = x._engine, [*modes], move(cells, np)
-    if not any(map_pieces(_has_entries, x._layout, x._engine, *args)):
-        return x
-    return rebuild(x, _omit_entries, *args)
-
-
-def _has_entries(piece: Piece, *args: Any) -> bool:
-    return _omit_entries(piece, *args)[1].size < piece.layout.nnz
-
-
-def _omit_entries(
-    piece: Piece, engine: Engine, modes: list[int], cells: np.ndarray
-) -> tuple[Array, Array]:
-    coords, values = read_nonzeros(piece)
-    is_found, _ = find_places(engine.xp.asarray(cells), coords[modes], engine.xp)
-    return coords[:, ~is_found], values[~is_found]

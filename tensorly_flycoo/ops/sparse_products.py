@@ -24,13 +24,14 @@ def add_products(values: Array, rows: Array, places: Array, dense: Array, size: 
     rank = dense.shape[1]
     order = xp.argsort(rows)  # a stable sort
     starts = xp.searchsorted(rows[order], xp.arange(size))
-    values = values[order]
-    places = places[order]
+    sorted_values = values[order]
+    sorted_places = places[order]
     result = xp.empty((size, rank), xp.result_type(values.dtype, dense.dtype))
     step = max(1, _NUM_PRODUCTS // max(values.size, 1))
     for first in range(0, rank, step):
         columns = dense[:, first : first + step].T
-        products = (columns[:, places] * values).astype(result.dtype, copy=False)
+        products = (columns[:, sorted_places] * sorted_values).astype(result.dtype, copy=False)
+        # All columns at once: a group for each row of each column.
         groups = xp.arange(len(columns))[:, None] * values.size + starts
         sums = engine_of(dense).sum_groups(products.ravel(), groups.ravel())
         result[:, first : first + step] = sums.reshape(groups.shape).T

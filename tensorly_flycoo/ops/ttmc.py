@@ -58,28 +58,31 @@ def merge_modes(
     Returns the tensor, which is `x` itself if nothing changes, else built once and kept as long as
     `x`; the number of the merged mode there; and the number there of each other mode of `x`.
     """
-    others = [n for n in range(x.ndim) if n not in modes]
+    others = [mode for mode in range(x.ndim) if mode not in modes]
     if len(modes) == 1 and dtype == x.dtype and cells is None:
-        return separate_modes(x), modes[0], {n: n for n in others}
-    known = _kept.setdefault(x._layout, {})
+        return separate_modes(x), modes[0], {mode: mode for mode in others}
+    kept = _kept.setdefault(x._layout, {})
     key = (*modes, np.dtype(dtype), cells is None)
-    if key not in known:
-        size = math.prod(x.shape[n] for n in modes) if cells is None else cells.size
-        shape = (size, *(x.shape[n] for n in others))
-        args = (x.shape, modes, others, cells)
-        options: dict[str, Any] = {"shape": shape, "dtype": dtype, "groups": None}
-        known[key] = rebuild(x, _merge_modes, *args, **options)
-    return known[key], 0, {n: place for place, n in enumerate(others, start=1)}
+    if key not in kept:
+        size = math.prod(x.shape[mode] for mode in modes)
+        if cells is not None:
+            size = cells.size
+        shape = (size, *(x.shape[mode] for mode in others))
+        kept[key] = rebuild(
+            x, _merge_modes, x.shape, modes, others, cells, shape=shape, dtype=dtype, groups=None
+        )
+    return kept[key], 0, {mode: place for place, mode in enumerate(others, start=1)}
 
 
 def separate_modes(x: FlycooTensor) -> FlycooTensor:
     """Return `x` without groups of modes, which TTMc needs; one built is kept as long as `x`."""
     if len(x.groups) == x.ndim:
         return x
-    known = _kept.setdefault(x._layout, {})
-    if () not in known:
-        known[()] = rebuild(x, read_nonzeros, shape=x.shape, groups=None)
-    return known[()]
+    kept = _kept.setdefault(x._layout, {})
+    if () not in kept:
+        kept[()] = rebuild(x, read_nonzeros, shape=x.shape, groups=None)
+    separate: FlycooTensor = kept[()]
+    return separate
 
 
 def _merge_modes(
@@ -89,6 +92,7 @@ def _merge_modes(
     others: Sequence[int],
     cells: np.ndarray | None,
 ) -> tuple[Array, Array]:
+    """Return the nonzeros of a piece with some modes joined to the first."""
     coords, values = read_nonzeros(piece)
     rows = join_modes(shape, coords, modes)
     if cells is not None:
@@ -98,16 +102,20 @@ def _merge_modes(
 
 def list_cells(x: FlycooTensor, modes: Sequence[int]) -> np.ndarray:
     """List the cells of some modes that have nonzeros, ascending, on the host; kept with `x`."""
-    known = _kept.setdefault(x._layout, {})
+    kept = _kept.setdefault(x._layout, {})
     key = tuple(modes)
-    if key not in known:
+    if key not in kept:
         parts = map_pieces(_list_cells, x._layout, x._engine, x.shape, modes)
         cells = [move(part, np) for part in parts]
-        known[key] = cells[0] if len(cells) == 1 else np.unique(np.concatenate(cells))
-    return known[key]
+        kept[key] = cells[0]
+        if len(cells) > 1:  # slabs may have the same cells
+            kept[key] = np.unique(np.concatenate(cells))
+    listed: np.ndarray = kept[key]
+    return listed
 
 
 def _list_cells(piece: Piece, shape: Sequence[int], modes: Sequence[int]) -> Array:
+    """List the cells of some modes in which a piece has nonzeros, ascending."""
     coords, _ = read_nonzeros(piece)
     cells = piece.xp.sort(join_modes(shape, coords, modes))
     return cells[piece.xp.diff(cells, prepend=-1) > 0]  # `unique` hashes, which takes longer
@@ -156,6 +164,7 @@ class Matrix:
         self.shape: tuple[int, int] = array.shape
 
     def is_gram_cheap(self, rank: int) -> bool:
+        """Say so if a Gram matrix is small enough to be formed."""
         return min(self.shape) <= eigen.MAX_GRAM_SIZE
 
     def _blocks(self, axis: int = 0) -> Iterator[tuple[slice, Array]]:
@@ -174,14 +183,17 @@ class Matrix:
         return sum(part.T @ block[rows] for rows, part in self._blocks())
 
     def gram(self, of_rows: bool) -> Array:
-        size = self.shape[0 if of_rows else 1]
+        """Compute the Gram matrix of the rows or of the columns."""
+        parts = (part for _, part in self._blocks(axis=int(of_rows)))
         if is_cupy(self._array):
-            parts = (part for _, part in self._blocks(axis=int(of_rows)))
-            return sum(p @ p.T if of_rows else p.T @ p for p in parts)
+            if of_rows:
+                return sum(part @ part.T for part in parts)
+            return sum(part.T @ part for part in parts)
         from scipy.linalg.blas import dsyrk
 
+        size = self.shape[0 if of_rows else 1]
         gram = np.zeros((size, size), order="F")
-        for _, part in self._blocks(axis=int(of_rows)):
+        for part in parts:
             # The upper triangle in Fortran order is the lower one in C order.
             gram = dsyrk(1.0, part.T, trans=of_rows, beta=1.0, c=gram, overwrite_c=True)
         return gram.T
@@ -203,25 +215,36 @@ class Operator:
         other_modes: Sequence[int],
         factors: Mapping[int, Array],
     ) -> None:
+        self._engine = x._engine
         self._rows = rows
         self._num_indices = x.shape[mode]
+        # With the other modes merged into mode `_other`.
         self._x, self._other, places = merge_modes(x, other_modes, np.float64)
         self._mode = places[mode]
-        self._engine = x._engine
         # The widest comes last: kernels read and add its rows as vectors.
         by_width = sorted(factors.items(), key=lambda item: item[1].shape[1])
         self._inputs = {places[n]: factor.astype(np.float64) for n, factor in by_width}
-        ranks = [factor.shape[1] for factor in self._inputs.values()]
-        self._num_columns = math.prod(ranks)
-        self._spread = {
-            # The Kronecker product of the factor with ones for those before it, and after it.
-            n: np.tile(np.repeat(f, math.prod(ranks[w + 1 :]), axis=1), (1, math.prod(ranks[:w])))
-            for w, (n, f) in enumerate(self._inputs.items())
-        }
+        self._num_columns = math.prod(factor.shape[1] for factor in self._inputs.values())
+        self._spread = self._spread_columns()
         self.shape = (count_nonempty_rows(x, mode), self._x.shape[self._other] * self._num_columns)
 
+    def _spread_columns(self) -> dict[int, Array]:
+        """Give each factor a column for each combination of the columns of all factors.
+
+        It is the Kronecker product of the factor with ones for those before it, and after it.
+        """
+        num_before = 1
+        num_after = self._num_columns
+        spread = {}
+        for mode, factor in self._inputs.items():
+            rank = factor.shape[1]
+            num_after //= rank
+            spread[mode] = np.tile(np.repeat(factor, num_after, axis=1), (1, num_before))
+            num_before *= rank
+        return spread
+
     def multiply_transposed(self, block: Array) -> Array:
-        # A TTMc with the vectors as the factor of the mode.
+        """Multiply the transpose by vectors: a TTMc with them as the factor of the mode."""
         num_vectors = block.shape[1]
         xp = self._engine.xp
         vectors = xp.zeros((self._num_indices, num_vectors))
@@ -229,10 +252,11 @@ class Operator:
         out = xp.empty((self._x.shape[self._other], num_vectors * self._num_columns))
         inputs = {self._mode: vectors, **self._inputs}
         self._x._layout.apply(TTMC, self._engine, inputs, self._other, out)
-        out = out.reshape(-1, num_vectors, self._num_columns)
-        return out.transpose(0, 2, 1).reshape(-1, num_vectors)
+        by_vector = out.reshape(-1, num_vectors, self._num_columns)
+        return by_vector.transpose(0, 2, 1).reshape(-1, num_vectors)
 
     def multiply(self, block: Array) -> Array:
+        """Multiply the unfolding by vectors, a few at a time."""
         return np.concatenate([self._multiply(part) for part in eigen.split_columns(block)], axis=1)
 
     def _multiply(self, block: Array) -> Array:
@@ -249,17 +273,22 @@ class Operator:
     def is_gram_cheap(self, rank: int) -> bool:
         """Say so if it costs no more than some rounds of an iteration, and takes 512 MB at most."""
         size = min(self.shape)
-        width = eigen.choose_width(rank, min(self.shape))
         if size <= eigen.MAX_DIRECT_SIZE:
             return True
         if size > eigen.MAX_GRAM_SIZE or not self._engine.is_gram_cheap(size, max(self.shape)):
             return False
-        num_pairs: Any = self._x.nnz * size
-        if size == self.shape[0]:
-            columns = list_cells(self._x, (self._other, self._mode)) // self._num_indices
-            num_pairs = (np.unique(columns, return_counts=True)[1] ** 2.0).sum() / 2
-        most = width * (_MAX_ROUNDS * self._x.nnz * self._num_columns - _ELEMENT_COST * size**2)
-        return num_pairs * self._num_columns <= most
+        gram_cost = self._count_pairs(size) * self._num_columns
+        round_cost = self._x.nnz * self._num_columns
+        width = eigen.choose_width(rank, size)
+        return gram_cost <= width * (_MAX_ROUNDS * round_cost - _ELEMENT_COST * size**2)
+
+    def _count_pairs(self, size: int) -> float:
+        """Count the products of two nonzeros, or of one and a unit vector, in a Gram matrix."""
+        if size != self.shape[0]:  # that of the columns
+            return self._x.nnz * size
+        columns = list_cells(self._x, (self._other, self._mode)) // self._num_indices
+        _, counts = np.unique(columns, return_counts=True)
+        return float((counts**2.0).sum() / 2)
 
     def gram(self, of_rows: bool) -> Array:
         """Compute the Gram matrix, that of the rows from the columns' few nonzeros."""
@@ -268,16 +297,19 @@ class Operator:
         if not of_rows:
             return eigen.multiply_by_gram(self, xp.eye(size), of_rows)
         cells = list_cells(self._x, (self._other, self._mode))
-        pair = np.divmod(cells, self._num_indices)
-        columns, rows = (xp.asarray(np.unique(ids, return_inverse=True)[1]) for ids in pair)
+        column_ids, row_ids = np.divmod(cells, self._num_indices)
+        _, columns = np.unique(column_ids, return_inverse=True)
+        _, rows = np.unique(row_ids, return_inverse=True)
+        places_in_gram = xp.stack([xp.asarray(columns), xp.asarray(rows)])
         x, mode, places = merge_modes(self._x, (self._other, self._mode), np.float64, cells)
-        *narrow, (last, widest) = ((places[n], factor) for n, factor in self._inputs.items())
-        most = max(2 * _BLOCK_SIZE, size**2 // 2) * widest.shape[1]
-        step = max(1, most // (cells.size * self._num_columns))
+        inputs = {places[n]: factor for n, factor in self._inputs.items()}
+        last, widest = [*inputs.items()][-1]
+        max_numbers = max(2 * _BLOCK_SIZE, size**2 // 2) * widest.shape[1]
+        step = max(1, max_numbers // (cells.size * self._num_columns))
         gram = xp.zeros((size, size))
         for first in range(0, widest.shape[1], step):
-            inputs = {**dict(narrow), last: xp.ascontiguousarray(widest[:, first : first + step])}
+            inputs[last] = xp.ascontiguousarray(widest[:, first : first + step])
             lines = xp.empty((cells.size, math.prod(f.shape[1] for f in inputs.values())))
             x._layout.apply(TTMC, self._engine, inputs, mode, lines)
-            gram += self._engine.gram(xp.stack([columns, rows]), lines, xp.zeros(size))
+            gram += self._engine.gram(places_in_gram, lines, xp.zeros(size))
         return gram

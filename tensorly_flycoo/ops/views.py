@@ -6,7 +6,6 @@ A view that changes nothing becomes the tensor itself; one that unfolds it along
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
@@ -14,50 +13,17 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ..base.array_modules import Array
-from ..base.checks import current_backend, densify_error, num_cells
-from ..tensor.converters import CONVERTERS, find_converter, library_of
-from ..tensor.coo_cache import SparseData, as_flycoo, is_sparse, not_sparse_error, unwrap
+from ..base.checks import densify_error, num_cells
+from ..tensor.coo_cache import SparseData, as_flycoo, unwrap
+from ..tensor.entrance import find_sparse, is_lazy_or_sparse, is_sparse, mirror
 from ..tensor.labelled import LabelledTensor
-from ..tensor.mirroring import mirror
+from ..tensor.lazy_array import LazyArray
 from ..tensor.tensor import FlycooTensor, check_axes, check_order
 from .contraction import join_modes
-from .lazy import LazyArray, LazyUnfolding, ModeView
+from .lazy import LazyUnfolding, ModeView
 
 #: A sparse tensor, or a view of one.
 Viewable: TypeAlias = "SparseData | LazyArray"
-
-
-def is_lazy_or_sparse(x: object) -> bool:
-    """Return whether `x` is a sparse tensor or a lazy array."""
-    kind: type = type(x)
-    return _may_be_sparse(kind) and (isinstance(x, LazyArray) or is_sparse(x))
-
-
-@functools.cache
-def _may_be_sparse(kind: type) -> bool:
-    """Return whether a class may be one of sparse tensors, of any library, or of lazy arrays."""
-    is_ours = issubclass(kind, (FlycooTensor, LabelledTensor, LazyArray))
-    return is_ours or library_of(kind) in ("sparse", *CONVERTERS)
-
-
-def find_sparse(arguments: Iterable[Any], function: str = "") -> Any:
-    """Return the first argument that is sparse or a lazy view of a sparse tensor, or None.
-
-    The items of lists and tuples count as well. Under the backend "flycoo" raises a TypeError if a
-    sparse tensor of a library in `CONVERTERS` comes first; but `parafac2` takes lists of SciPy's.
-    """
-    for argument in arguments:
-        for x in argument if isinstance(argument, (list, tuple)) else (argument,):
-            own: type = type(x)
-            if not _may_be_sparse(own):
-                continue
-            if is_lazy_or_sparse(x):
-                return x
-            if find_converter(x) == "from_scipy" and function == "parafac2" and x is not argument:
-                return x
-            if find_converter(x) and current_backend() == "flycoo":
-                raise not_sparse_error(argument)
-    return None
 
 
 def permute(x: Viewable, axes: Sequence[int] | None = None) -> FlycooTensor | ModeView:
@@ -69,24 +35,24 @@ def permute(x: Viewable, axes: Sequence[int] | None = None) -> FlycooTensor | Mo
 def move_axis(x: Viewable, source: int, destination: int) -> FlycooTensor | ModeView:
     """Move one axis of a sparse tensor or view."""
     ndim = len(_groups(x, "tl.moveaxis"))
-    (start,), (end,) = check_axes(source, ndim), check_axes(destination, ndim)
+    (start,) = check_axes(source, ndim)
+    (end,) = check_axes(destination, ndim)
     axes = [axis for axis in range(ndim) if axis != start]
     axes.insert(end, start)
     return permute(x, axes)
 
 
 def reshape(x: Viewable, shape: int | Sequence[int]) -> FlycooTensor | ModeView:
-    """Reshape a sparse tensor or view by joining consecutive modes; none can be split."""
+    """Reshape a sparse tensor or view by joining consecutive modes; none can be split.
+
+    >>> x = FlycooTensor([[0, 1], [2, 0], [1, 1]], [2.0, 3.0], shape=(3, 4, 2))
+    >>> reshape(x, (-1, 2))
+    <ModeView: modes (0, 1), (2,) of shape (3, 4, 2)>
+    """
     groups = _groups(x, "tl.reshape")
     sizes = unwrap(x).shape
+    new_shape = _complete_shape(shape, num_cells(sizes))
     modes = [mode for group in groups for mode in group]
-    new_shape = tuple(shape) if hasattr(shape, "__iter__") else (shape,)
-    size = num_cells(sizes)
-    known = math.prod(n for n in new_shape if n != -1)
-    if new_shape.count(-1) == 1 and known > 0:
-        new_shape = tuple(size // known if n == -1 else n for n in new_shape)
-    if math.prod(new_shape) != size or any(n < 0 for n in new_shape):
-        raise ValueError(f"cannot reshape array of size {size} into shape {new_shape}")
     regrouped = _regroup(modes, sizes, new_shape)
     if regrouped is None:
         instead = "a view can join consecutive modes, not split them"
@@ -101,7 +67,8 @@ def dot(a: Any, b: Any) -> Array:
 
     Refuses products larger than a factor, and vectorised tensors, for which there is `inner`.
     """
-    a, b = (LazyUnfolding(x, 0) if is_sparse(x) and x.ndim == 2 else x for x in (a, b))
+    a = _unfold_matrix(a)
+    b = _unfold_matrix(b)
     if np.ndim(a) == np.ndim(b) == 1:
         instead = "pass the tensors themselves to tl.tenalg.inner"
         raise densify_error("tl.dot of vectorised tensors", np.shape(a), instead)
@@ -112,13 +79,23 @@ def dot(a: Any, b: Any) -> Array:
     return a @ b
 
 
+def _unfold_matrix(x: Any) -> Any:
+    """Return a sparse matrix as an unfolding, which can be multiplied, and others as they are."""
+    return LazyUnfolding(x, 0) if is_sparse(x) and x.ndim == 2 else x
+
+
 def apply_ufunc(ufunc: np.ufunc, *args: Any, **kwargs: Any) -> FlycooTensor:
     """Apply a ufunc to a sparse tensor and numbers; a lazy view refuses it."""
-    args = tuple(as_flycoo(x, check_coords=True) if is_sparse(x) else x for x in args)
-    x = find_sparse((*args, *kwargs.values()))
+    operands = [_convert(operand) for operand in args]
+    x = find_sparse((*operands, *kwargs.values()))
     if isinstance(x, FlycooTensor):
-        return x._apply_ufunc(ufunc, "__call__", *args, **kwargs)
-    return ufunc(*args, **kwargs)
+        return x._apply_ufunc(ufunc, "__call__", *operands, **kwargs)
+    return ufunc(*operands, **kwargs)
+
+
+def _convert(x: Any) -> Any:
+    """Return a sparse tensor as a FlycooTensor, and anything else as it is."""
+    return as_flycoo(x, check_coords=True) if is_sparse(x) else x
 
 
 @mirror
@@ -137,13 +114,14 @@ def reduce_axes(
     if is_sparse(x):
         return reduce_modes(as_flycoo(x, check_coords=True), axis)
     groups = _groups(x, f"tl.{name}")
-    gone = check_axes(axis, len(groups))
-    result = reduce_modes(unwrap(x), [mode for n in gone for mode in groups[n]])
+    gone_axes = check_axes(axis, len(groups))
+    gone_modes = [mode for n in gone_axes for mode in groups[n]]
+    result = reduce_modes(unwrap(x), gone_modes)
     if not isinstance(result, FlycooTensor):
         return result
-    kept = [group for n, group in enumerate(groups) if n not in gone]
-    numbers = {mode: n for n, mode in enumerate(sorted(mode for group in kept for mode in group))}
-    return _make_view(result, [[numbers[mode] for mode in group] for group in kept])
+    kept_groups = [group for n, group in enumerate(groups) if n not in gone_axes]
+    kept_modes = sorted(mode for group in kept_groups for mode in group)
+    return _make_view(result, [map(kept_modes.index, group) for group in kept_groups])
 
 
 def make_tensor(view: Viewable) -> FlycooTensor:
@@ -162,11 +140,11 @@ def make_tensor(view: Viewable) -> FlycooTensor:
 
 def _groups(x: Any, name: str) -> Sequence[tuple[int, ...]]:
     """Return the modes of each axis; refuse the operation `name` if `x` is not a view."""
+    if isinstance(x, ModeView):
+        return x.groups
     if is_sparse(x):
         return [(mode,) for mode in range(x.ndim)]
-    if not isinstance(x, ModeView):
-        raise densify_error(f"{name} of {x!r}", x.shape, x._instead)
-    return x.groups
+    raise densify_error(f"{name} of {x!r}", x.shape, x._instead)
 
 
 def _make_view(
@@ -174,31 +152,59 @@ def _make_view(
 ) -> FlycooTensor | ModeView:
     """Return the view, as the tensor itself or as a `LazyUnfolding` if it is one."""
     tensor = unwrap(x)
-    source = getattr(x, "source", x)
     groups = [tuple(group) for group in axes]
     is_unchanged = groups == [(mode,) for mode in range(tensor.ndim)]
     if is_unchanged and not prefers_unfolding:
-        return x if is_sparse(x) else tensor
-    is_unfolding = len(groups) == 2 and len(groups[0]) == 1 and list(groups[1]) == sorted(groups[1])
-    view = LazyUnfolding(tensor, groups[0][0]) if is_unfolding else ModeView(tensor, groups)
-    view.source = source
+        return tensor if isinstance(x, LazyArray) else x
+    view: ModeView
+    if _is_unfolding(groups):
+        view = LazyUnfolding(tensor, groups[0][0])
+    else:
+        view = ModeView(tensor, groups)
+    view.source = x.source if isinstance(x, LazyArray) else x
     return view
+
+
+def _is_unfolding(groups: Sequence[Sequence[int]]) -> bool:
+    """Return whether the axes are one mode, and all others in their order."""
+    return len(groups) == 2 and len(groups[0]) == 1 and list(groups[1]) == sorted(groups[1])
+
+
+def _complete_shape(shape: int | Sequence[int], size: int) -> tuple[int, ...]:
+    """Return a shape of `size` cells, with a number for a -1.
+
+    >>> _complete_shape((-1, 4), 24)
+    (6, 4)
+    """
+    sizes = list(shape) if isinstance(shape, Iterable) else [shape]
+    known_size = math.prod(n for n in sizes if n != -1)
+    if sizes.count(-1) == 1 and known_size > 0:
+        sizes[sizes.index(-1)] = size // known_size
+    if math.prod(sizes) != size or any(n < 0 for n in sizes):
+        raise ValueError(f"cannot reshape array of size {size} into shape {tuple(sizes)}")
+    return tuple(sizes)
 
 
 def _regroup(
     modes: Iterable[int], sizes: Sequence[int], shape: Iterable[int]
 ) -> list[list[int]] | None:
-    """Assign the modes, in order, to the new axes; return None if a mode must be split."""
+    """Assign the modes, in order, to the new axes; return None if a mode must be split.
+
+    >>> _regroup([0, 1, 2], (3, 4, 2), (12, 2))
+    [[0, 1], [2]]
+    """
     groups: list[list[int]] = []
-    rest = list(modes)
+    modes_left = list(modes)
     for size in shape:
         group: list[int] = []
         count = 1
-        while rest and (count < size or not group) and count * sizes[rest[0]] <= size:
-            group.append(rest.pop(0))
-            count *= sizes[group[-1]]
+        # Each axis takes a mode at least, even if that has size 1 as the axis has.
+        while modes_left and (count < size or not group) and count * sizes[modes_left[0]] <= size:
+            mode = modes_left.pop(0)
+            group.append(mode)
+            count *= sizes[mode]
         if count != size:
             return None
         groups.append(group)
-    groups[-1].extend(rest)  # of size 1
+    groups[-1].extend(modes_left)  # of size 1
     return groups

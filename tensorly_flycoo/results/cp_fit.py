@@ -17,7 +17,7 @@ from ..loop.scaling import find_exponent
 from ..ops.cp_entries import cp_to_entries, take_model
 from ..ops.mttkrp import mttkrp
 from ..tensor.coo_cache import LabelledData, Mask, as_flycoo
-from ..tensor.mirroring import mirror
+from ..tensor.entrance import mirror
 from ..tensor.pieces import Piece, map_pieces
 from ..tensor.tensor import FlycooTensor
 from .counts import CountFit, check_counts, complete_fit, sum_counts

@@ -28,10 +28,10 @@ from ..loop.unknown_cells import find_unknown, forget_unknown
 from ..ops.cp_entries import evaluate_model, find_kind, take_model
 from ..ops.mttkrp import mttkrp
 from ..ops.ragged import RaggedTensor
-from ..ops.sampling import find_places
+from ..tensor.cells import find_places
 from ..tensor.coo_cache import LabelledData, Mask, as_flycoo
+from ..tensor.entrance import mirror
 from ..tensor.labelled import LabelledTensor, Labels, number_modes
-from ..tensor.mirroring import mirror
 from ..tensor.tensor import FlycooTensor
 from .fold_in_coupled import NewRows, fold_in_coupled
 from .fold_in_parafac2 import fold_in_parafac2

@@ -13,9 +13,9 @@ from ..loop.guarding import describe_as
 from ..loop.model_uses import check_model
 from ..ops.cp_entries import choose_block_size, take_model
 from ..tensor.coo_cache import LabelledData, as_flycoo
+from ..tensor.entrance import mirror
 from ..tensor.indexing import match_sorted
 from ..tensor.labelled import Labels, as_labels, number_modes, take_labels
-from ..tensor.mirroring import mirror
 from .cp_fit import cp_fit
 
 

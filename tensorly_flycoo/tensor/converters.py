@@ -1,4 +1,4 @@
-"""Sparse arrays of other libraries: how to know them, and which constructor takes them."""
+"""Sparse arrays of other libraries: how to know them, and how each becomes a `FlycooTensor`."""
 
 import functools
 from collections.abc import Callable
@@ -11,6 +11,35 @@ CONVERTERS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "pyttb": (lambda x: hasattr(x, "subs") and hasattr(x, "vals"), "from_coo"),
 }
 
+#: Libraries whose tables and arrays are refused with a line that converts them.
+_TABLE_LIBRARIES = (
+    "pandas",
+    "polars",
+    "pyarrow",
+    "xarray",
+    "duckdb",
+    "_duckdb",
+    "dask",
+    "jax",
+    "pyttb",
+)
+
+_FROM_TABLE = "tensorly_flycoo.from_dataframe(x, columns)"
+
+#: What to pass instead of an object of these libraries, by the name of its class.
+_INSTEAD_OF = {
+    "Array": "x.compute()",
+    "BCOO": "FlycooTensor(x.indices.T, x.data, x.shape)",
+    "BCSR": "x.to_bcoo()",
+    "tensor": "x.data",
+    "DataArray": "tensorly_flycoo.from_xarray(x)",
+    "Series": "tensorly_flycoo.from_dataframe(x.reset_index(), columns, values)",
+    "DataFrame": _FROM_TABLE,
+    "LazyFrame": _FROM_TABLE,
+    "Table": _FROM_TABLE,
+    "DuckDBPyRelation": _FROM_TABLE,
+}
+
 
 @functools.cache
 def library_of(kind: type) -> str:
@@ -18,8 +47,48 @@ def library_of(kind: type) -> str:
     return kind.__module__.removeprefix("cupyx.").partition(".")[0]
 
 
-def find_converter(x: Any) -> str | None:
-    """Name the constructor of `FlycooTensor` for a sparse array of a library in `CONVERTERS`."""
+def is_raw_sparse(x: object) -> bool:
+    """Return whether `x` is an array of pydata/sparse, without importing that package."""
     kind: type = type(x)
-    is_known, converter = CONVERTERS.get(library_of(kind), (None, ""))
-    return converter if is_known and is_known(x) else None
+    return library_of(kind) == "sparse" and hasattr(x, "fill_value")
+
+
+def find_converter(x: Any) -> str | None:
+    """Name the constructor of `FlycooTensor` for a sparse array of a library in `CONVERTERS`.
+
+    >>> import scipy.sparse
+    >>> find_converter(scipy.sparse.eye_array(3))
+    'from_scipy'
+    """
+    kind: type = type(x)
+    is_known, constructor = CONVERTERS.get(library_of(kind), (None, ""))
+    return constructor if is_known and is_known(x) else None
+
+
+def find_instead(x: object) -> str | None:
+    """Say what to pass in place of a table or an array of another library; else return None."""
+    kind: type = type(x)
+    library = library_of(kind)
+    if library == "finch":
+        return "a sparse.COO, which sparse makes without the environment variable SPARSE_BACKEND"
+    return _INSTEAD_OF.get(kind.__name__) if library in _TABLE_LIBRARIES else None
+
+
+def not_sparse_error(x: object) -> TypeError:
+    """Build the error for an `x` that is no sparse tensor; say how to convert it, if possible."""
+    kind = type(x)
+    name = kind.__name__
+    instead = find_instead(x)
+    constructor = find_converter(x)
+    if instead is not None:
+        hint = f": pass {instead}"
+    elif constructor is not None:
+        name = f"sparse {kind.__module__.partition('._')[0]}.{name}"
+        hint = f": pass FlycooTensor.{constructor}(x)"
+    elif isinstance(x, list | tuple) and any(map(find_converter, x)):
+        hint = ": pass sparse.stack([sparse.COO(a), sparse.COO(b), ...])"
+    elif hasattr(x, "_instead"):  # a lazy view
+        hint = f"; {x._instead}"
+    else:
+        hint = ""
+    return TypeError(f"x is a {name}, expected a FlycooTensor or a sparse.COO{hint}")

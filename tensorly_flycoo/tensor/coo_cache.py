@@ -13,8 +13,8 @@ import numpy as np
 from ..base.reporting import report, span
 from ..engines import select_engine
 from ..format.locks import make_lock
-from .converters import find_converter, library_of
-from .labelled import LabelledTensor, drop_labels
+from .converters import is_raw_sparse, not_sparse_error
+from .labelled import LabelledTensor
 from .tensor import FlycooTensor
 
 if TYPE_CHECKING:
@@ -27,57 +27,9 @@ Mask: TypeAlias = "SparseArray | None"
 
 #: Guards the look-up alone, never the building of a tensor.
 _lock = make_lock()
-_plans: dict[int, "_Plan"] = {}
 
-
-def is_raw_sparse(x: object) -> bool:
-    """Return whether `x` is an array of pydata/sparse, without importing that package."""
-    kind: type = type(x)
-    return library_of(kind) == "sparse" and hasattr(x, "fill_value")
-
-
-def find_instead(x: object) -> str | None:
-    """Say what to pass in place of a table or an array of another library; else return None."""
-    kind: type = type(x)
-    if library_of(kind) == "finch":
-        return "a sparse.COO, which sparse makes without the environment variable SPARSE_BACKEND"
-    known = ("pandas", "polars", "pyarrow", "xarray", "duckdb", "_duckdb", "dask", "jax", "pyttb")
-    if library_of(kind) not in known:
-        return None
-    table = "tensorly_flycoo.from_dataframe(x, columns)"
-    return {
-        "Array": "x.compute()",
-        "BCOO": "FlycooTensor(x.indices.T, x.data, x.shape)",
-        "BCSR": "x.to_bcoo()",
-        "tensor": "x.data",
-        "DataArray": "tensorly_flycoo.from_xarray(x)",
-        "Series": "tensorly_flycoo.from_dataframe(x.reset_index(), columns, values)",
-        **dict.fromkeys(("DataFrame", "LazyFrame", "Table", "DuckDBPyRelation"), table),
-    }.get(kind.__name__)
-
-
-def not_sparse_error(x: object) -> TypeError:
-    """Build the error for an `x` that is no sparse tensor; say how to convert it, if possible."""
-    kind = type(x)
-    name, hint = kind.__name__, f"; {x._instead}" if hasattr(x, "_instead") else ""  # lazy views
-    if instead := find_instead(x):
-        hint = f": pass {instead}"
-    elif converter := find_converter(x):
-        name = f"sparse {kind.__module__.partition('._')[0]}.{name}"
-        hint = f": pass FlycooTensor.{converter}(x)"
-    elif isinstance(x, list | tuple) and any(map(find_converter, x)):
-        hint = ": pass sparse.stack([sparse.COO(a), sparse.COO(b), ...])"
-    return TypeError(f"x is a {name}, expected a FlycooTensor or a sparse.COO{hint}")
-
-
-def is_sparse(x: object) -> bool:
-    """Return whether `x` is a sparse tensor of this package or of pydata/sparse."""
-    return isinstance(x, (FlycooTensor, LabelledTensor)) or is_raw_sparse(x)
-
-
-def unwrap(x: Any) -> Any:
-    """Return the tensor of a LabelledTensor or view, the matrix of a RaggedTensor, or else `x`."""
-    return getattr(x, "tensor", getattr(x, "matrix", x))
+#: By the id of the COO. An entry goes when its COO dies, before Python can give that id again.
+_cached_coos: dict[int, "_CachedCoo"] = {}
 
 
 def as_flycoo(x: Any, *, check_coords: bool = False) -> FlycooTensor:
@@ -85,51 +37,62 @@ def as_flycoo(x: Any, *, check_coords: bool = False) -> FlycooTensor:
 
     With `check_coords`, compare the coordinates of a raw COO too, not only its values.
     """
-    x = drop_labels(x)
     if isinstance(x, FlycooTensor):
         return x
+    if isinstance(x, LabelledTensor):
+        return x.tensor
     if not is_raw_sparse(x):
         raise not_sparse_error(x)
-    if not hasattr(x, "coords") or x.dtype.hasobject or x.dtype.itemsize > 8:
+    is_coo = hasattr(x, "coords")
+    if not is_coo or x.dtype.hasobject or x.dtype.itemsize > 8:
         return FlycooTensor.from_coo(x)  # GCXS and DOK are not cached, such values refused
     with _lock:
-        plan = _plans.get(id(x))
-        if plan is None or plan.reference() is not x:
-            plan = _plans[id(x)] = _Plan(x)
-    return plan.find_tensor(x, check_coords)
+        cached = _cached_coos.get(id(x))
+        if cached is None or cached.reference() is not x:
+            cached = _cached_coos[id(x)] = _CachedCoo(x)
+    return cached.find_tensor(x, check_coords)
 
 
 def find_converted(x: Any) -> FlycooTensor | None:
     """Return the FlycooTensor last made of a sparse tensor, unchecked, or None."""
     if is_raw_sparse(x):
-        plan = _plans.get(id(x))
-        return None if plan is None else plan.tensor
-    x = unwrap(x)
-    return x if isinstance(x, FlycooTensor) else None
+        cached = _cached_coos.get(id(x))
+        return None if cached is None else cached.tensor
+    tensor = unwrap(x)
+    return tensor if isinstance(tensor, FlycooTensor) else None
 
 
-class _Plan:
+def unwrap(x: Any) -> Any:
+    """Return the tensor of a LabelledTensor or view, the matrix of a RaggedTensor, or else `x`."""
+    if isinstance(x, FlycooTensor):
+        return x
+    if hasattr(x, "tensor"):
+        return x.tensor
+    return getattr(x, "matrix", x)
+
+
+class _CachedCoo:
     """The FlycooTensor of one COO, with fingerprints of the arrays it was built from."""
 
-    tensor: FlycooTensor | None = None
-    _facts: tuple = ()
-    _coords_print = 0
-
     def __init__(self, coo: Any) -> None:
-        self._lock = make_lock()
         key = id(coo)
-        self.reference = weakref.ref(coo, lambda _: _plans.pop(key, None))
+        self.reference = weakref.ref(coo, lambda _: _cached_coos.pop(key, None))
+        self.tensor: FlycooTensor | None = None
+        self._lock = make_lock()  # one thread builds, others wait
+        self._facts: tuple = ()  # shape, fill_value, arrays with a hash of the values, and device
+        self._coords_print = 0  # a hash of the coordinates
 
     def find_tensor(self, coo: Any, check_coords: bool) -> FlycooTensor:
         """Return the tensor; build it if there is none that matches `coo` on the chosen device."""
         with self._lock:
             fill_value = np.asarray(coo.fill_value).tobytes()
-            arrays = id(coo.coords), id(coo.data), _fingerprint(coo.data)
-            facts = coo.shape, fill_value, arrays, select_engine().name
+            arrays = (id(coo.coords), id(coo.data), _fingerprint(coo.data))
+            facts = (coo.shape, fill_value, arrays, select_engine().name)
             coords_print = self._coords_print
             if check_coords or facts != self._facts:
                 coords_print = _fingerprint(coo.coords)
-            if self.tensor is None or (facts, coords_print) != (self._facts, self._coords_print):
+            is_same = facts == self._facts and coords_print == self._coords_print
+            if self.tensor is None or not is_same:
                 report(f"building a tensor of {coo.nnz:,} nonzeros")
                 self.tensor = None  # its memory may be needed
                 with span("conversion"):
@@ -141,6 +104,7 @@ class _Plan:
 
 def _fingerprint(array: np.ndarray) -> int:
     """Hash the bits of a host array; arrays that differ in one element have different hashes."""
+    # Imported here: the first one loads numba.
     from ..engines.cpu import mttkrp, threads
 
     words = np.ascontiguousarray(array).reshape(-1).view(f"u{array.dtype.itemsize}")

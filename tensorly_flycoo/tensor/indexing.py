@@ -27,20 +27,25 @@ def parse_index(index: Index, shape: Sequence[int]) -> list[Selector]:
 
     At most one item may be a sequence, and none may select nothing: a FlycooTensor has no mode of
     size 0.
+
+    >>> parse_index((1, ..., slice(0, None, 2)), (3, 4, 5))
+    [1, range(0, 4), range(0, 5, 2)]
     """
-    indices: list[_Item] = list(index) if isinstance(index, tuple) else [index]
-    places = [n for n, item in enumerate(indices) if item is Ellipsis]
+    items: list[_Item] = list(index) if isinstance(index, tuple) else [index]
+    # By identity: an array among the items would compare elements.
+    places = [place for place, item in enumerate(items) if item is Ellipsis]
     if len(places) > 1:
         raise IndexError("an index can only have a single ellipsis ('...')")
-    num_indexed = len(indices) - len(places)
+    num_indexed = len(items) - len(places)
     if num_indexed > len(shape):
         raise IndexError(
             f"too many indices for array: array is {len(shape)}-dimensional, but {num_indexed} "
             "were indexed"
         )
-    place = places[0] if places else len(indices)
-    indices[place : place + 1] = [slice(None)] * (len(shape) - num_indexed)
-    selectors = [_select(item, *mode) for item, mode in zip(indices, enumerate(shape), strict=True)]
+    # Without an ellipsis, the modes that are not indexed are the last ones.
+    place = places[0] if places else len(items)
+    items[place : place + 1] = [slice(None)] * (len(shape) - num_indexed)
+    selectors = [_select(item, mode, shape[mode]) for mode, item in enumerate(items)]
     num_lists = sum(isinstance(selector, np.ndarray) for selector in selectors)
     if num_lists > 1:
         raise IndexError(f"{_VALID}: got {num_lists} lists; index one mode after the other")
@@ -51,6 +56,9 @@ def order_kept(selectors: Sequence[Selector]) -> list[int]:
     """Return the modes that are left, in the order that NumPy gives them.
 
     An array comes first if a range lies between it and an integer.
+
+    >>> order_kept([1, range(4), np.array([0, 2])])
+    [2, 1]
     """
     kept = [mode for mode, item in enumerate(selectors) if not isinstance(item, int)]
     picked = [mode for mode, item in enumerate(selectors) if not isinstance(item, range)]
@@ -59,28 +67,30 @@ def order_kept(selectors: Sequence[Selector]) -> list[int]:
 
 
 def is_whole(selector: Selector, size: int) -> bool:
+    """Return whether a selector takes all indices of a mode of this size, in their order."""
     return isinstance(selector, range) and selector == range(size)
 
 
 def _select(item: Any, mode: int, size: int) -> Selector:
+    """Turn an item of an index into the selector of a mode of this size."""
     place = f"mode {mode}, which has size {size}"
-    outside = f"is out of bounds for axis {mode} with size {size}"
     if isinstance(item, slice):
         selected = range(size)[item]
         if not selected:
             raise ValueError(f"{item} selects nothing from {place}")
         return selected
-    if isinstance(item, list | tuple | range | np.ndarray) or is_cupy(item):
-        numbers = np.asarray(move(item, np) if is_cupy(item) else item)
-        if numbers.ndim == 1:
-            if numbers.size == 0:
-                raise ValueError(f"an empty list selects nothing from {place}")
-            if numbers.dtype.kind not in "iu":
-                raise IndexError(f"{_VALID}: got a list of {numbers.dtype}")
-            is_outside = (numbers < -size) | (numbers >= size)
-            if is_outside.any():
-                raise IndexError(f"index {numbers[np.argmax(is_outside)]} {outside}")
-            return numbers.astype(np.int64) % size
+    if is_cupy(item):
+        item = move(item, np)
+    if isinstance(item, list | tuple | range | np.ndarray) and np.ndim(item) == 1:
+        numbers = np.asarray(item)
+        if numbers.size == 0:
+            raise ValueError(f"an empty list selects nothing from {place}")
+        if numbers.dtype.kind not in "iu":
+            raise IndexError(f"{_VALID}: got a list of {numbers.dtype}")
+        is_outside = (numbers < -size) | (numbers >= size)
+        if is_outside.any():
+            raise _out_of_bounds(numbers[np.argmax(is_outside)], mode, size)
+        return numbers.astype(np.int64) % size
     try:
         if isinstance(item, bool | EllipsisType):
             raise TypeError
@@ -88,22 +98,29 @@ def _select(item: Any, mode: int, size: int) -> Selector:
     except TypeError:
         raise IndexError(f"{_VALID}: got a {type(item).__name__}") from None
     if not -size <= number < size:
-        raise IndexError(f"index {number} {outside}")
+        raise _out_of_bounds(number, mode, size)
     return number % size
+
+
+def _out_of_bounds(number: int, mode: int, size: int) -> IndexError:
+    return IndexError(f"index {number} is out of bounds for axis {mode} with size {size}")
 
 
 def find_kept(
     piece: Piece, shape: Sequence[int], selectors: Sequence[Selector], kept: Sequence[int]
 ) -> tuple[Array, Array]:
     """Return positions of selected nonzeros in the ranges and the array, and their values."""
-    xp, (coords, values) = piece.xp, _select_from_piece(piece, shape, selectors)
+    xp = piece.xp
+    coords, values = _select_from_piece(piece, shape, selectors)
     for mode, selector in enumerate(selectors):
         if isinstance(selector, range):
             coords[mode] = (coords[mode] - selector.start) // selector.step
+    # The array last: it may repeat an index, and with it the nonzeros there.
     for mode, selector in enumerate(selectors):
         if isinstance(selector, np.ndarray):
-            order = xp.argsort(xp.asarray(selector), kind="stable")
-            sources, places = match_sorted(coords[mode], xp.asarray(selector)[order], xp)
+            numbers = xp.asarray(selector)
+            order = xp.argsort(numbers, kind="stable")
+            sources, places = match_sorted(coords[mode], numbers[order], xp)
             coords = coords[:, sources]
             values = values[sources]
             coords[mode] = order[places]
@@ -111,7 +128,9 @@ def find_kept(
 
 
 def find_value(piece: Piece, shape: Sequence[int], selectors: Sequence[Selector]) -> Array:
-    return _select_from_piece(piece, shape, selectors)[1].sum()
+    """Return the value of a piece at one index of each mode; 0 if it stores none."""
+    _, values = _select_from_piece(piece, shape, selectors)
+    return values.sum()
 
 
 def _select_from_piece(
@@ -121,30 +140,41 @@ def _select_from_piece(
     is_kept: Array | None = None
     with piece.hold_records() as records:
         for mode, selector in enumerate(selectors):
-            if not is_whole(selector, shape[mode]):
-                is_in = _is_in(piece.read_rows(records, mode), selector, piece.xp)
-                is_kept = is_in if is_kept is None else is_kept & is_in
-        records = records.copy() if is_kept is None else records[is_kept]
-        return piece.read_coords(records), piece.read_values(records)
+            if is_whole(selector, shape[mode]):
+                continue
+            is_in = _is_in(piece.read_rows(records, mode), selector, piece.xp)
+            is_kept = is_in if is_kept is None else is_kept & is_in
+        selected = records.copy() if is_kept is None else records[is_kept]
+        return piece.read_coords(selected), piece.read_values(selected)
 
 
 def _is_in(rows: Array, selector: Selector, xp: ModuleType) -> Array:
+    """Return which indices of a mode a selector takes."""
     if isinstance(selector, int):
         return rows == selector
     if isinstance(selector, np.ndarray):
         numbers = xp.asarray(np.unique(selector))
-        rows = rows.astype(np.int64)
-        return numbers[xp.minimum(xp.searchsorted(numbers, rows), numbers.size - 1)] == rows
+        wanted = rows.astype(np.int64)
+        places = xp.minimum(xp.searchsorted(numbers, wanted), numbers.size - 1)
+        return numbers[places] == wanted
     low, high = sorted((selector[0], selector[-1]))
     is_in = (rows >= low) & (rows <= high)
-    return is_in if abs(selector.step) == 1 else is_in & ((rows - low) % abs(selector.step) == 0)
+    step = abs(selector.step)
+    if step == 1:
+        return is_in
+    return is_in & ((rows - low) % step == 0)
 
 
 def match_sorted(rows: Array, numbers: Array, xp: ModuleType) -> tuple[Array, Array]:
-    """Find all pairs of places, in `rows` and in sorted `numbers`, with the same value."""
+    """Find all pairs of places, in `rows` and in sorted `numbers`, with the same value.
+
+    >>> match_sorted(np.array([7, 5]), np.array([5, 7, 7]), np)
+    (array([0, 0, 1]), array([1, 2, 0]))
+    """
     firsts = xp.searchsorted(numbers, rows)
     counts = xp.searchsorted(numbers, rows, side="right") - firsts
     ends = xp.cumsum(counts)
     pairs = xp.arange(int(ends[-1]) if rows.size else 0)
     sources = xp.searchsorted(ends, pairs, side="right")
-    return sources, firsts[sources] + pairs - (ends - counts)[sources]
+    nth_match = pairs - (ends - counts)[sources]  # of the row with one of the numbers
+    return sources, firsts[sources] + nth_match

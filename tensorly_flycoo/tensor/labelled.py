@@ -11,7 +11,7 @@ import numpy as np
 from ..base.checks import check_mode
 from ..base.notebooks import make_tensor_table
 from . import unknown as unknown_cells
-from .tensor import FlycooTensor, check_axes, check_order
+from .tensor import FlycooTensor, check_axes, check_order, unpack_axes
 from .unknown import Unknown
 
 if TYPE_CHECKING:
@@ -37,45 +37,61 @@ class Labels(dict[str, np.ndarray]):
     def __init__(
         self, labels: Mapping[str, Any] | Sequence[Any], ordered: Iterable[str] = ()
     ) -> None:
-        known = {*ordered, *getattr(labels, "ordered", ())}
-        if not isinstance(labels, Mapping):
-            labels = {f"mode {n}": of for n, of in enumerate(labels)}
-        super().__init__({name: as_labels(of) for name, of in labels.items()})
-        known |= {name for name, of in labels.items() if is_ordered(of)}
-        known |= {name for name, of in self.items() if of.dtype.kind in _ORDERED_KINDS}
-        self.ordered = tuple(name for name in self if name in known)
+        if isinstance(labels, Mapping):
+            columns = dict(labels)
+        else:
+            columns = {f"mode {n}": column for n, column in enumerate(labels)}
+        super().__init__({name: as_labels(column) for name, column in columns.items()})
+        ordered_names = {*ordered, *getattr(labels, "ordered", ())}
+        for name, column in columns.items():
+            if is_ordered(column) or self[name].dtype.kind in _ORDERED_KINDS:
+                ordered_names.add(name)
+        self.ordered = tuple(name for name in self if name in ordered_names)
 
     def list_sizes(self) -> str:
-        return ", ".join(f"{name} ({of.size})" for name, of in self.items())
+        """List the modes and how many labels each has, as in "shop (2), day (7)"."""
+        return ", ".join(f"{name} ({mode_labels.size})" for name, mode_labels in self.items())
 
     def check(self, shape: Sequence[int]) -> None:
         """Refuse labels that do not fit a tensor of this shape, are missing or occur twice."""
         if len(self) != len(shape):
             raise ValueError(f"labels names the modes {[*self]}, expected {len(shape)} modes")
-        for (name, of), size in zip(self.items(), shape, strict=True):
-            if of.shape != (size,):
+        for (name, mode_labels), size in zip(self.items(), shape, strict=True):
+            if mode_labels.shape != (size,):
                 raise ValueError(
-                    f"labels[{name!r}] has shape {of.shape}, expected ({size},), one for each index"
+                    f"labels[{name!r}] has shape {mode_labels.shape}, expected ({size},), one for "
+                    "each index"
                 )
-            if (places := find_missing(of)).size:
-                raise ValueError(
-                    f"labels[{name!r}] is {of[places[0]]} at index {places[0]}, expected a label "
-                    "for each index: leave such rows out, or name them"
-                )
-            if of.dtype != object and (of[1:] > of[:-1]).all():
-                continue  # sorted labels may be many, and are quick to check
-            ((label, count),) = Counter(of.tolist()).most_common(1)
-            if count > 1:
-                raise ValueError(f"labels[{name!r}] holds {label!r} twice, expected distinct ones")
+            _check_distinct(name, mode_labels)
+
+
+def _check_distinct(name: str, labels: np.ndarray) -> None:
+    """Refuse labels of a mode that are missing or occur twice."""
+    missing_places = find_missing(labels)
+    if missing_places.size:
+        place = missing_places[0]
+        raise ValueError(
+            f"labels[{name!r}] is {labels[place]} at index {place}, expected a label for each "
+            "index: leave such rows out, or name them"
+        )
+    if labels.dtype != object and (labels[1:] > labels[:-1]).all():
+        return  # sorted labels may be many, and are quick to check
+    ((label, count),) = Counter(labels.tolist()).most_common(1)
+    if count > 1:
+        raise ValueError(f"labels[{name!r}] holds {label!r} twice, expected distinct ones")
 
 
 def as_labels(labels: Any) -> np.ndarray:
     """Return labels as an array; dates and times become NumPy's, and masked labels None.
 
     Times with a zone become its local times, as in a table.
+
+    >>> as_labels([datetime.date(2026, 1, 31)])
+    array(['2026-01-31'], dtype='datetime64[D]')
     """
-    labels = labels.tolist() if np.ma.is_masked(labels) and np.ma.isMaskedArray(labels) else labels
-    if getattr(getattr(labels, "dtype", None), "time_zone", None):  # of polars
+    if np.ma.isMaskedArray(labels) and np.ma.is_masked(labels):
+        labels = labels.tolist()  # with None for those that are masked
+    elif getattr(getattr(labels, "dtype", None), "time_zone", None):  # of polars
         labels = labels.dt.replace_time_zone(None)
     array = np.asarray(labels)
     if array.dtype != object or not array.size:
@@ -91,7 +107,10 @@ def as_labels(labels: Any) -> np.ndarray:
 def _drop_zone(time: Any) -> np.datetime64:
     """Return the local time of a datetime, or of a Timestamp of pandas, which has nanoseconds."""
     local = time.replace(tzinfo=None)
-    return local.to_datetime64() if hasattr(local, "to_datetime64") else np.datetime64(local)
+    if hasattr(local, "to_datetime64"):
+        nanoseconds: np.datetime64 = local.to_datetime64()
+        return nanoseconds
+    return np.datetime64(local)
 
 
 def drop_zones(labels: Any) -> Any:
@@ -115,10 +134,16 @@ def take_labels(labels: np.ndarray, places: Any) -> list[Any]:
 
 def find_missing(labels: np.ndarray) -> np.ndarray:
     """Return the places of labels that are missing: nan, NaT, None, or NA of pandas."""
+    if labels.dtype.kind in "fmM":
+        return np.flatnonzero(np.isnan(labels))
     if labels.dtype != object:
-        return np.flatnonzero(np.isnan(labels)) if labels.dtype.kind in "fmM" else np.arange(0)
-    is_na = [of is None or type(of).__name__ == "NAType" or of != of for of in labels.tolist()]
-    return np.flatnonzero(is_na)
+        return np.arange(0)
+    return np.flatnonzero([_is_missing(label) for label in labels.tolist()])
+
+
+def _is_missing(label: Any) -> bool:
+    """Return whether a label is None, NA of pandas, or not equal to itself, as nan is not."""
+    return label is None or type(label).__name__ == "NAType" or label != label
 
 
 def is_ordered(column: Any) -> bool:
@@ -133,10 +158,7 @@ def number_modes(x: Any, modes: Any) -> Any:
     Of a dict of options, those that are modes.
     """
     if isinstance(modes, dict):
-        numbered = {k: number_modes(x, v) if k in _MODE_OPTIONS else v for k, v in modes.items()}
-        if isinstance(given := modes.get("smoothness"), dict):
-            numbered["smoothness"] = {number_modes(x, mode): s for mode, s in given.items()}
-        return numbered
+        return _number_options(x, modes)
     if isinstance(modes, list | tuple | set):
         return [number_modes(x, mode) for mode in modes]
     labels = getattr(x, "labels", None)
@@ -147,15 +169,30 @@ def number_modes(x: Any, modes: Any) -> Any:
     return [*labels].index(modes)
 
 
+def _number_options(x: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """Return options with modes of `x` by number; `smoothness` may have a strength for each."""
+    numbered = dict(options)
+    for name in _MODE_OPTIONS:
+        if name in options:
+            numbered[name] = number_modes(x, options[name])
+    smoothness = options.get("smoothness")
+    if isinstance(smoothness, dict):
+        numbered["smoothness"] = {
+            number_modes(x, mode): strength for mode, strength in smoothness.items()
+        }
+    return numbered
+
+
 def _make_method(name: str) -> Callable[..., Any]:
     """Make a method of a LabelledTensor: its tensor's, with all labels if a tensor results."""
     method = getattr(FlycooTensor, name)
 
     @functools.wraps(method)
-    def call(x: "LabelledTensor", *others: Any, **options: Any) -> Any:
-        return x._label(method(x.tensor, *map(drop_labels, others), **options), others)
+    def keep_labels(x: "LabelledTensor", *operands: Any, **options: Any) -> Any:
+        result = method(x.tensor, *map(drop_labels, operands), **options)
+        return x._label(result, operands)
 
-    return call
+    return keep_labels
 
 
 def _make_reduction(name: str) -> Callable[..., Any]:
@@ -168,11 +205,11 @@ def _make_reduction(name: str) -> Callable[..., Any]:
     @functools.wraps(method)
     def reduce(x: "LabelledTensor", axis: Any = None) -> Any:
         gone = check_axes(number_modes(x, axis), x.ndim)
-        kept = [n for n in range(x.ndim) if n not in gone]
+        kept = [mode for mode in range(x.ndim) if mode not in gone]
         if x.unknown is None:
             return x._label_modes(method(x.tensor, gone), kept)
-        found, unknown = unknown_cells.reduce(x.tensor, x.unknown, gone, name)
-        return x._label_modes(found, kept, unknown)
+        reduced, unknown = unknown_cells.reduce(x.tensor, x.unknown, gone, name)
+        return x._label_modes(reduced, kept, unknown)
 
     return reduce
 
@@ -303,8 +340,9 @@ class LabelledTensor(NamedTuple("_Fields", [("tensor", FlycooTensor), ("labels",
             ) from None
 
     def __dir__(self) -> list[str]:
-        own = {*super().__dir__()} - {"count", "index"}  # a tuple's
-        return sorted(own | {name for name in dir(self.tensor) if not name.startswith("_")})
+        names = {*super().__dir__()} - {"count", "index"}  # a tuple's
+        names |= {name for name in dir(self.tensor) if not name.startswith("_")}
+        return sorted(names)
 
     def __repr__(self) -> str:
         shown = f"{self.labels.list_sizes()}; dtype={self.dtype}, nnz={self.nnz}"
@@ -321,48 +359,47 @@ class LabelledTensor(NamedTuple("_Fields", [("tensor", FlycooTensor), ("labels",
     def _describe_unknown(self) -> str:
         return unknown_cells.describe(self.unknown, self.shape, [*self.labels])
 
-    def _label_modes(self, found: Any, modes: Sequence[int], unknown: Unknown = None) -> Any:
+    def _label_modes(self, result: Any, modes: Sequence[int], unknown: Unknown = None) -> Any:
         """Return a tensor of these modes with their labels, and anything else as it is."""
-        if not isinstance(found, FlycooTensor):
-            return found
+        if not isinstance(result, FlycooTensor):
+            return result
         names = [*self.labels]
         kept = {names[mode]: self.labels[names[mode]] for mode in modes}
         labels = Labels(kept, ordered=self.labels.ordered)
-        return type(self)(found, labels, unknown, self.value_column)
+        return type(self)(result, labels, unknown, self.value_column)
 
-    def _label(self, found: Any, others: Iterable[Any] = ()) -> Any:
+    def _label(self, result: Any, operands: Iterable[Any] = ()) -> Any:
         """Return a tensor of the same cells with all labels, and anything else as it is.
 
-        The labels and unknown cells of `others`, of which it is made too, have to be the same.
+        The labels and unknown cells of `operands`, of which it is made too, have to be the same.
         """
-        if not isinstance(found, FlycooTensor):
-            return found
+        if not isinstance(result, FlycooTensor):
+            return result
         names = [*self.labels]
-        for other in others:
-            if isinstance(other, LabelledTensor) and [*other.labels] != names:
-                both = f"{names} and {[*other.labels]}"
+        for operand in operands:
+            if isinstance(operand, LabelledTensor) and [*operand.labels] != names:
+                both = f"{names} and {[*operand.labels]}"
                 raise ValueError(f"the modes are {both}, expected the same in both tensors")
-            check_same_labels(other, self, names=("one tensor", "the other"))
-            self._check_same_unknown(other)
+            check_same_labels(operand, self, names=("one tensor", "the other"))
+            self._check_same_unknown(operand)
         if isinstance(self.unknown, str):
-            unknown_cells.check_kept(found.nnz, self.nnz)
-        return self._label_modes(found, range(self.ndim), self.unknown)
+            unknown_cells.check_kept(result.nnz, self.nnz)
+        return self._label_modes(result, range(self.ndim), self.unknown)
 
-    def _check_same_unknown(self, other: Any) -> None:
+    def _check_same_unknown(self, operand: Any) -> None:
         """Refuse another labelled tensor if other cells of it are unknown."""
-        if not isinstance(other, LabelledTensor) or other is self:
+        if not isinstance(operand, LabelledTensor) or operand is self:
             return
-        if not unknown_cells.are_same(self.unknown, other.unknown):
-            both = f"{self._describe_unknown()} and {other._describe_unknown()}"
+        if not unknown_cells.are_same(self.unknown, operand.unknown):
+            both = f"{self._describe_unknown()} and {operand._describe_unknown()}"
             raise ValueError(f"unknown are {both}, expected the same in both tensors")
         if isinstance(self.unknown, str):
-            either = (self.tensor != 0) + (other.tensor != 0)
-            unknown_cells.check_kept(either.nnz, min(self.nnz, other.nnz))
+            known_in_either = (self.tensor != 0) + (operand.tensor != 0)
+            unknown_cells.check_kept(known_in_either.nnz, min(self.nnz, operand.nnz))
 
     def transpose(self, *axes: Any) -> Any:
         """Reorder the modes, by number or name, as `FlycooTensor.transpose` does."""
-        order = number_modes(self, axes[0] if len(axes) == 1 else axes or None)
-        order = check_order(order, self.ndim)
+        order = check_order(number_modes(self, unpack_axes(axes)), self.ndim)
         unknown = unknown_cells.transpose(self.unknown, order)
         return self._label_modes(self.tensor.transpose(order), order, unknown)
 
@@ -371,8 +408,8 @@ class LabelledTensor(NamedTuple("_Fields", [("tensor", FlycooTensor), ("labels",
     __hash__ = object.__hash__
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        found = getattr(ufunc, method)(*map(drop_labels, inputs), **kwargs)
-        return self._label(found, inputs)
+        result = getattr(ufunc, method)(*map(drop_labels, inputs), **kwargs)
+        return self._label(result, inputs)
 
     def __array_function__(self, function: Any, types: Any, args: tuple, kwargs: dict) -> Any:
         if not args or args[0] is not self:
@@ -407,20 +444,22 @@ class LabelledTensor(NamedTuple("_Fields", [("tensor", FlycooTensor), ("labels",
         """
         import pandas
 
-        mode = check_mode(number_modes(self, mode), self.ndim)
-        name, own = [*self.labels.items()][mode]
+        number = check_mode(number_modes(self, mode), self.ndim)
+        name, known_labels = [*self.labels.items()][number]
+        rows_by_label = pandas.Series(range(known_labels.size), known_labels)
         try:
-            rows = np.atleast_1d(pandas.Series(range(own.size), own).loc[drop_zones(labels)])
+            rows = np.atleast_1d(rows_by_label.loc[drop_zones(labels)])
         except KeyError as error:
             text = f"labels holds some that mode {name!r} has not: {error.args[0]}"
             raise ValueError(text) from None
         except (TypeError, ValueError, LookupError, pandas.errors.IndexingError) as error:
-            expected = f"expected labels such as {own[0]!s}"
+            expected = f"expected labels such as {known_labels[0]!s}"
             raise ValueError(f"labels of mode {name!r}: {error}, {expected}") from None
-        part: Any = self.tensor[(*[slice(None)] * mode, rows)]
-        unknown = unknown_cells.take_rows(self.unknown, mode, rows, own.size)
-        taken = Labels(self.labels | {name: own[rows]}, self.labels.ordered)
-        return type(self)(part, taken, unknown, self.value_column)
+        modes_before = [slice(None)] * number
+        part: Any = self.tensor[(*modes_before, rows)]
+        unknown = unknown_cells.take_rows(self.unknown, number, rows, known_labels.size)
+        labels_left = Labels(self.labels | {name: known_labels[rows]}, self.labels.ordered)
+        return type(self)(part, labels_left, unknown, self.value_column)
 
     def to_frame(self, values: str = "value") -> "DataFrame":
         """Return the nonzeros as a table, in the sequence of `FlycooTensor.nonzeros`.
@@ -456,7 +495,9 @@ class LabelledTensor(NamedTuple("_Fields", [("tensor", FlycooTensor), ("labels",
         if values in self.labels:
             raise ValueError(f"values is {values!r}, expected another name than those of the modes")
         coords, numbers = self.tensor.nonzeros()
-        columns = {n: of[rows] for (n, of), rows in zip(self.labels.items(), coords, strict=True)}
+        columns = {}
+        for (name, mode_labels), rows in zip(self.labels.items(), coords, strict=True):
+            columns[name] = mode_labels[rows]
         return pandas.DataFrame({**columns, values: numbers})
 
     def to_xarray(self) -> "DataArray":
@@ -516,7 +557,7 @@ for _name in _REDUCTIONS:
 
 def check_same_labels(
     x: object,
-    known: object,
+    labelled: object,
     skip: int | Sequence[int | None] | None = None,
     names: Sequence[str] = ("x", "the model"),
 ) -> None:
@@ -525,43 +566,60 @@ def check_same_labels(
     The labels of mode `skip`, or of several, may differ. Without labels on either side nothing is
     compared, nor are the names of modes that nobody has named.
     """
-    labels = getattr(known, "labels", None)
+    labels = getattr(labelled, "labels", None)
     if not isinstance(x, LabelledTensor) or not isinstance(labels, Labels):
         return
     _check_same_modes(x.labels, labels, names)
     skips = skip if isinstance(skip, Sequence) else [skip]
-    for mode, ((name, of), own) in enumerate(zip(x.labels.items(), labels.values(), strict=True)):
-        if mode in skips or of is own or np.array_equal(of, own):
+    pairs = zip(x.labels.items(), labels.values(), strict=True)
+    for mode, ((name, mode_labels), expected) in enumerate(pairs):
+        if mode in skips or mode_labels is expected or np.array_equal(mode_labels, expected):
             continue
         raise ValueError(
-            f"{_describe_difference(name, of, own, names)}: make {names[0]} with "
+            f"{_describe_difference(name, mode_labels, expected, names)}: make {names[0]} with "
             f"from_dataframe(..., labels=), or pass {names[0]}.tensor to ignore labels"
         )
 
 
-def _check_same_modes(own: Labels, others: Labels, names: Sequence[str]) -> None:
+def _check_same_modes(labels: Labels, expected: Labels, names: Sequence[str]) -> None:
     """Refuse modes with other names, or in another order; those of a list have no names."""
-    are_named = [[*labels] != [*Labels([*labels.values()])] for labels in (own, others)]
-    if len(own) == len(others) and not (all(are_named) and [*own] != [*others]):
+    both_are_named = _are_named(labels) and _are_named(expected)
+    have_other_names = both_are_named and [*labels] != [*expected]
+    if len(labels) == len(expected) and not have_other_names:
         return
     advice = f"pass {names[0]}.tensor to go by position"
-    if {*own} == {*others}:
-        advice = f"pass {names[0]}.transpose({', '.join(map(repr, others))})"
+    if {*labels} == {*expected}:
+        advice = f"pass {names[0]}.transpose({', '.join(map(repr, expected))})"
     raise ValueError(
-        f"{names[0]} has the modes {[*own]}, expected {[*others]}, as {names[1]} has: {advice}"
+        f"{names[0]} has the modes {[*labels]}, expected {[*expected]}, as {names[1]} has: {advice}"
     )
 
 
+def _are_named(labels: Labels) -> bool:
+    """Return whether the modes have names other than those that a list of labels gives them."""
+    return [*labels] != [*Labels([*labels.values()])]
+
+
 def _describe_difference(
-    name: str, own: np.ndarray, others: np.ndarray, names: Sequence[str]
+    name: str, labels: np.ndarray, expected: np.ndarray, names: Sequence[str]
 ) -> str:
     """Say where the labels of a mode differ: a place, or a label that one of them lacks."""
-    if own.shape == others.shape:
-        place = int(np.argmax(own != others))
-        places = f"{own[place]} in {names[0]} and {others[place]} in {names[1]}"
+    if labels.shape == expected.shape:
+        place = int(np.argmax(labels != expected))
+        places = f"{labels[place]} in {names[0]} and {expected[place]} in {names[1]}"
         return f"label {place} of mode {name!r} is {places}"
-    sizes = f"{own.size} labels of mode {name!r}, expected {others.size}, as {names[1]} has"
-    for lacking, has, other in ((names[0], own, others), (names[1], others, own)):
-        if lacked := [label for label in other.tolist() if label not in {*has.tolist()}]:
-            return f"{names[0]} has {sizes} ({lacking} lacks {lacked[0]})"
-    return f"{names[0]} has {sizes}"
+    text = f"{names[0]} has {labels.size} labels of mode {name!r}, expected {expected.size}, as"
+    text += f" {names[1]} has"
+    lacked = _find_lacked(labels, expected)
+    if lacked is not None:
+        return f"{text} ({names[0]} lacks {lacked})"
+    lacked = _find_lacked(expected, labels)
+    if lacked is not None:
+        return f"{text} ({names[1]} lacks {lacked})"
+    return text
+
+
+def _find_lacked(labels: np.ndarray, wanted: np.ndarray) -> Any:
+    """Return the first of the wanted labels that some labels lack, or None."""
+    existing = {*labels.tolist()}
+    return next((label for label in wanted.tolist() if label not in existing), None)

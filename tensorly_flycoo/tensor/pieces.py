@@ -32,9 +32,9 @@ class Piece:
     layout: Layout
     xp: ModuleType
     devices: Devices
-    home: int = 0
-    cut_mode: int = 0
-    start: int = 0
+    home: int = 0  # the number of the device where it is
+    cut_mode: int = 0  # the mode that is cut into slabs
+    start: int = 0  # its first row of that mode
 
     @contextlib.contextmanager
     def hold_records(self) -> Iterator[Array]:
@@ -73,10 +73,10 @@ class Piece:
     def take_own(self, coords: Array) -> tuple[Array, Array]:
         """Return the coords (ndim, n) that are inside, with rows from 0; and which they are."""
         rows = coords[self.cut_mode] - self.start
-        is_own = (rows >= 0) & (rows < self.layout.record_format.shape[self.cut_mode])
-        own = coords[:, is_own]
-        own[self.cut_mode] -= self.start
-        return own, is_own
+        is_inside = (rows >= 0) & (rows < self.layout.record_format.shape[self.cut_mode])
+        inside = coords[:, is_inside]
+        inside[self.cut_mode] -= self.start
+        return inside, is_inside
 
     def sort_records(self, engine: Engine) -> Array:
         """Copy the records in the order of modes 0, 1, ..., ndim - 1."""
@@ -88,9 +88,10 @@ def list_pieces(layout: AnyLayout, xp: ModuleType) -> list[Piece]:
     """List the slabs of a tensor in the order of their rows, or the tensor as one piece."""
     if not isinstance(layout, SlabLayout):
         return [Piece(layout, xp, OneDevice(xp))]
-    devices = layout.devices
-    cut_mode = layout.cut_mode
-    return [Piece(s.layout, xp, devices, s.home, cut_mode, s.rows.start) for s in layout.slabs]
+    return [
+        Piece(slab.layout, xp, layout.devices, slab.home, layout.cut_mode, slab.rows.start)
+        for slab in layout.slabs
+    ]
 
 
 def run(
@@ -104,14 +105,24 @@ def run(
 
     `arrays`, if given, are one more argument, a list; each is brought to each device once.
     """
-    found = list_pieces(layout, engine.xp)
-    devices = found[0].devices
-    homes = [piece.home for piece in found]
-    there = gather_each(arrays or (), devices, dict.fromkeys(homes))
-    for piece in found:
-        place = (piece.layout, piece.cut_mode, piece.start)
-        more = () if arrays is None else ([on_each[piece.home] for on_each in there],)
-        yield devices.run(piece.home, call_with_piece, function, engine, *place, *args, *more)
+    all_pieces = list_pieces(layout, engine.xp)
+    devices = all_pieces[0].devices
+    homes = dict.fromkeys(piece.home for piece in all_pieces)
+    copies = gather_each(arrays or (), devices, homes)  # of each array, by device
+    for piece in all_pieces:
+        piece_args = args
+        if arrays is not None:
+            piece_args = (*args, [by_home[piece.home] for by_home in copies])
+        yield devices.run(
+            piece.home,
+            call_with_piece,
+            function,
+            engine,
+            piece.layout,
+            piece.cut_mode,
+            piece.start,
+            *piece_args,
+        )
 
 
 def map_pieces(
@@ -132,7 +143,9 @@ def call_with_piece(
     *args: Any,
 ) -> Any:
     """Call a function of a slab, on the slab's device, which is the current one."""
-    return function(Piece(layout, engine.xp, OneDevice(engine.xp), 0, cut_mode, start), *args)
+    devices = OneDevice(engine.xp)
+    piece = Piece(layout, engine.xp, devices, cut_mode=cut_mode, start=start)
+    return function(piece, *args)
 
 
 def read_nonzeros(piece: Piece) -> tuple[Array, Array]:
@@ -143,11 +156,13 @@ def read_nonzeros(piece: Piece) -> tuple[Array, Array]:
 
 def count_nonzeros(layout: AnyLayout, engine: Engine, mode: int) -> Array:
     """Count the nonzeros in each row of a mode, on the host: int64 (size,)."""
-    found = map_pieces(_count_rows, layout, engine, mode, layout.record_format.shape[mode])
-    return sum(move(counts, np) for counts in found)
+    size = layout.record_format.shape[mode]
+    counts_of_pieces = map_pieces(_count_rows, layout, engine, mode, size)
+    return sum(move(counts, np) for counts in counts_of_pieces)
 
 
 def _count_rows(piece: Piece, mode: int, size: int) -> Array:
+    """Count the nonzeros of a piece in each row of a mode of the whole tensor."""
     with piece.hold_records() as records:
         return count_rows(piece.read_rows(records, mode), size)
 
@@ -158,9 +173,13 @@ def sum_values(layout: AnyLayout, engine: Engine) -> float:
     They are rounded to multiples of a power of 2, about ``2**-62`` of the largest value times their
     number. The sum of these is exact.
     """
-    extremes = (map_pieces(find_extreme, layout, engine, name) for name in ("max", "min"))
-    largest = max((abs(float(own)) for found in extremes for own in found if own.size), default=0)
-    shift = 62 - math.frexp(largest)[1] - layout.nnz.bit_length()
+    largest = 0.0
+    for name in ("max", "min"):
+        for extreme in map_pieces(find_extreme, layout, engine, name):
+            if extreme.size:
+                largest = max(largest, abs(float(extreme)))
+    _, exponent = math.frexp(largest)
+    shift = 62 - exponent - layout.nnz.bit_length()
     total = sum(int(part) for part in map_pieces(_sum_scaled, layout, engine, shift))
     return float(np.ldexp(float(total), -shift))
 

@@ -172,7 +172,8 @@ class FlycooTensor:
         layout = check_keep(keep, layout)
         slabs = None if slabs is None else check_count(slabs, "slabs")
         engine = select_engine(device, is_on_gpu=is_cupy(coords))
-        self._set(engine, build_layout(engine, layout, coords, values, shape, groups, slabs, keep))
+        built = build_layout(engine, layout, coords, values, shape, groups, slabs, keep)
+        self._set(engine, built)
 
     @classmethod
     def _of(cls, engine: Engine, layout: AnyLayout) -> Self:
@@ -184,6 +185,7 @@ class FlycooTensor:
     def _set(self, engine: Engine, layout: AnyLayout) -> None:
         self._engine = engine
         self._layout = layout
+        # The norm tells whether all values are finite; if not, look for the one that is not.
         if not math.isfinite(layout.norm):
             list(map_pieces(pieces.check_piece, layout, engine))
 
@@ -298,9 +300,12 @@ class FlycooTensor:
         >>> FlycooTensor.from_dense(np.eye(3))
         <FlycooTensor: shape=(3, 3), dtype=float64, nnz=3, layout='replicated', device='cpu'>
         """
-        if instead := find_converter(array):
-            found = f"array is a {type(array).__name__}, expected a dense array"
-            raise TypeError(f"{found}: call {instead} instead")
+        constructor = find_converter(array)
+        if constructor is not None:
+            raise TypeError(
+                f"array is a {type(array).__name__}, expected a dense array: call {constructor} "
+                "instead"
+            )
         array = as_array(array)
         check_shape(array.shape)
         xp = array_module(array)
@@ -345,8 +350,8 @@ class FlycooTensor:
 
     @property
     def keep(self) -> str:
-        layout = self._layout
-        return "host" if isinstance(layout, SlabLayout) and layout.num_streamed else "device"
+        is_streamed = isinstance(self._layout, SlabLayout) and self._layout.num_streamed
+        return "host" if is_streamed else "device"
 
     @property
     def nbytes(self) -> int:
@@ -385,7 +390,8 @@ class FlycooTensor:
         primitives = self._engine
         record_format = self._layout.record_format
         with self._layout.hold_first_order(primitives) as (records, places):
-            records = records if places is None else primitives.gather(records, places)
+            if places is not None:
+                records = primitives.gather(records, places)
             values = record_format.values(records).copy()
             return record_format.coords(records, primitives.xp), values
 
@@ -408,20 +414,22 @@ class FlycooTensor:
         return self._derive(lambda x: rebuild(x, read_nonzeros, dtype=dtype))
 
     def __repr__(self) -> str:
-        slabs = f", slabs={self.slabs}" if self.slabs > 1 else ""
-        groups = f", groups={self.groups}" if len(self.groups) < self.ndim else ""
-        return (
-            f"<FlycooTensor: shape={self.shape}, dtype={self.dtype}, nnz={self.nnz}, "
-            f"layout={self.layout!r}, device={self.device!r}{slabs}{groups}>"
-        )
+        text = f"<FlycooTensor: shape={self.shape}, dtype={self.dtype}, nnz={self.nnz}, "
+        text += f"layout={self.layout!r}, device={self.device!r}"
+        if self.slabs > 1:
+            text += f", slabs={self.slabs}"
+        if len(self.groups) < self.ndim:
+            text += f", groups={self.groups}"
+        return text + ">"
 
     def _repr_html_(self) -> str:
         return make_tensor_table(self, "FlycooTensor")
 
     def __reduce__(self) -> tuple[Callable, tuple]:
         # Through host memory; unpickling moves the tensor to the device chosen there.
-        options: dict[str, Any] = {"layout": self.layout, "slabs": self.slabs}
-        make = functools.partial(FlycooTensor, groups=self.groups, **options)
+        make = functools.partial(
+            FlycooTensor, layout=self.layout, slabs=self.slabs, groups=self.groups
+        )
         return make, (*self.nonzeros(), self.shape)
 
     def __copy__(self, memo: Any = None) -> FlycooTensor:
@@ -453,11 +461,13 @@ class FlycooTensor:
         if all(map(is_whole, selectors, self.shape)):
             return self
         kept = order_kept(selectors)
-        args = (self.shape, tuple(selectors))
         if not kept:
-            return sum(map_pieces(find_value, self._layout, self._engine, *args))
+            parts = map_pieces(find_value, self._layout, self._engine, self.shape, tuple(selectors))
+            return sum(parts)  # only one piece has the cell
         shape = [len(selectors[mode]) for mode in kept]  # type: ignore[arg-type]  # no int is kept
-        return self._derive(lambda x: rebuild(x, find_kept, *args, kept, shape=shape))
+        return self._derive(
+            lambda x: rebuild(x, find_kept, x.shape, tuple(selectors), kept, shape=shape)
+        )
 
     def __iter__(self) -> Iterator[FlycooTensor | Array]:
         """Yield ``x[0]``, ``x[1]``, ...; the nonzeros are sorted once for all of them."""
@@ -482,9 +492,17 @@ class FlycooTensor:
         if shape is None:
             shape = self.shape
             groups = self.groups
-        options: dict[str, Any] = {"layout": self.layout, "device": self.device}
-        options |= {"slabs": self.slabs, "dtype": dtype, "keep": self.keep, "groups": groups}
-        return FlycooTensor(coords, values, shape, **options)
+        return FlycooTensor(
+            coords,
+            values,
+            shape,
+            dtype=dtype,
+            layout=self.layout,
+            device=self.device,
+            slabs=self.slabs,
+            keep=self.keep,
+            groups=groups,
+        )
 
     def transpose(self, *axes: Any) -> FlycooTensor:
         """Reorder the modes; `tl.transpose` makes a lazy view instead.
@@ -511,7 +529,7 @@ class FlycooTensor:
         >>> x.T.shape, x.transpose(1, 0, 2).shape, x.transpose((-1, 0, 1)).shape
         ((2, 4, 3), (4, 3, 2), (2, 3, 4))
         """
-        order = check_order(axes[0] if len(axes) == 1 else axes or None, self.ndim)
+        order = check_order(unpack_axes(axes), self.ndim)
         if order == list(range(self.ndim)):
             return self
         shape = [self.shape[mode] for mode in order]
@@ -603,17 +621,21 @@ class FlycooTensor:
         if len(check_axes(axis, self.ndim)) < self.ndim:
             instead = f"x.to_coo().{name}(axis) gives it over some"
             raise ValueError(f"axis is {axis!r}, expected all modes, or None: {instead}")
+        if num_zeros is None:
+            num_zeros = math.prod(self.shape) - self.nnz
         extremes = map_pieces(pieces.find_extreme, self._layout, self._engine, name)
-        found = [float(extreme) for extreme in extremes if extreme.size]
-        if math.prod(self.shape) - self.nnz if num_zeros is None else num_zeros:
-            found.append(0.0)
-        return self._engine.xp.asarray(getattr(np, name)(found or [np.nan]), self.dtype)[()]
+        candidates = [float(extreme) for extreme in extremes if extreme.size]
+        if num_zeros > 0:
+            candidates.append(0.0)
+        extreme = getattr(np, name)(candidates or [np.nan])
+        return self._engine.xp.asarray(extreme, self.dtype)[()]
 
     def _flatten(self) -> FlycooTensor | Array:
         """Return a tensor of one mode as a dense vector; return another one as it is."""
         if self.ndim > 1:
             return self
-        return self._engine.xp.concatenate(list(map_pieces(_read_rows, self._layout, self._engine)))
+        parts = map_pieces(_read_rows, self._layout, self._engine)
+        return self._engine.xp.concatenate(list(parts))
 
     # Arithmetic that keeps zeros zero. Everything else would make a dense array.
 
@@ -657,14 +679,7 @@ class FlycooTensor:
         def apply(values: Array) -> Array:
             with np.errstate(all="ignore"):  # what is not finite is an error below
                 mapped = function(values)
-                dtype = getattr(mapped, "dtype", None)
-                if dtype is None or dtype.kind not in "biuf" or mapped.shape != values.shape:
-                    shaped = f"{dtype} array of {getattr(mapped, 'shape', None)}"
-                    got = type(mapped).__name__ if dtype is None else shaped
-                    raise TypeError(
-                        f"{name} returned a {got}, expected an array of real numbers of "
-                        f"{values.shape}: it must be elementwise"
-                    )
+                _check_mapped(mapped, values, name)
                 return mapped.astype(values.dtype, copy=False)
 
         zero = apply(self._engine.xp.zeros(1, self.dtype))[0]
@@ -688,15 +703,16 @@ class FlycooTensor:
                 norms = map_pieces(pieces.find_norm, layout, x._engine, x._engine)
                 layout.norm = math.hypot(*map(float, norms))
             mapped = FlycooTensor._of(x._engine, layout)
-            stores_zeros = any(map_pieces(pieces.has_zeros, layout, x._engine))
-            return rebuild(mapped, read_nonzeros) if stores_zeros else mapped
+            if any(map_pieces(pieces.has_zeros, layout, x._engine)):
+                return rebuild(mapped, read_nonzeros)
+            return mapped
 
         return self._derive(apply)
 
     #: Above CuPy's, so that its scalars defer ``scalar * x``; NumPy's call `__array_ufunc__`.
     __array_priority__ = 1000
 
-    #: Whether the caller has it on the host, where its results go: see `mirroring`.
+    #: Whether the caller has it on the host, where its results go: see `tensor/entrance.py`.
     _is_callers = False
 
     def _derive(self, function: Callable[[FlycooTensor], FlycooTensor]) -> FlycooTensor:
@@ -761,16 +777,17 @@ class FlycooTensor:
             raise densify_error(f"{operation}, broadcast,", shape, "give both one shape")
         if other.device != self.device:
             raise TypeError(f"{operation}: devices {self.device!r} and {other.device!r} differ")
-        xp, (coords, values) = self._engine.xp, self._sorted_nonzeros()
+        xp = self._engine.xp
+        coords1, values1 = self._sorted_nonzeros()
         coords2, values2 = other._sorted_nonzeros()
-        return self._rebuild(
-            xp.concatenate([coords, coords2], axis=1), xp.concatenate([values, sign * values2])
-        )
+        coords = xp.concatenate([coords1, coords2], axis=1)
+        return self._rebuild(coords, xp.concatenate([values1, sign * values2]))
 
     def _take_coo(self, other: Any) -> Any:
         """Return a sparse.COO as a tensor on the same device, and anything else as it is."""
-        is_coo = hasattr(other, "fill_value") and hasattr(other, "coords")
-        return FlycooTensor.from_coo(other, device=self._engine.local_device) if is_coo else other
+        if hasattr(other, "fill_value") and hasattr(other, "coords"):
+            return FlycooTensor.from_coo(other, device=self._engine.local_device)
+        return other
 
     __add__ = functools.partialmethod(_add, sign=1, operation="FlycooTensor + array")
     __radd__ = functools.partialmethod(_add, sign=1, operation="array + FlycooTensor")
@@ -805,8 +822,9 @@ class FlycooTensor:
     if not TYPE_CHECKING:  # or unknown attributes would have a type
 
         def __getattr__(self, name: str) -> NoReturn:
-            hint = f"; use {_INSTEAD[name]}" if name in _INSTEAD else ""
-            message = f"{type(self).__name__!r} object has no attribute {name!r}{hint}"
+            message = f"{type(self).__name__!r} object has no attribute {name!r}"
+            if name in _INSTEAD:
+                message += f"; use {_INSTEAD[name]}"
             raise AttributeError(message, name=name, obj=self)
 
     def reshape(self, *shape: Any) -> NoReturn:
@@ -823,53 +841,75 @@ class FlycooTensor:
         self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any
     ) -> FlycooTensor:
         """Apply a ufunc to one tensor and numbers, or add or subtract two tensors."""
-        # Convert NumPy scalars to Python's, or the operators would call NumPy again. The item of a
-        # longdouble is another one.
-        operands = [
-            x.item() if getattr(x, "ndim", None) == 0 else self._take_coo(x) for x in inputs
-        ]
-        operands = [float(x) if isinstance(x, np.longdouble) else x for x in operands]
-        is_tensor = [isinstance(operand, type(self)) for operand in operands]
-        is_ours = all(n or isinstance(a, Real) for n, a in zip(is_tensor, operands, strict=True))
+        operands = [self._take_operand(operand) for operand in inputs]
+        are_tensors_or_numbers = all(isinstance(x, type(self) | Real) for x in operands)
         name = f"numpy.{ufunc.__name__}"
-        if method != "__call__" or kwargs or not is_ours:
+        if method != "__call__" or kwargs or not are_tensors_or_numbers:
             instead = _USE_FIT if ufunc is np.subtract else _USE_NONZEROS
             raise densify_error(name, self.shape, instead)
         if ufunc in _OPERATORS:
             return _OPERATORS[ufunc](*operands)
-        if sum(is_tensor) != 1 or ufunc.nout != 1:
+        # The place of the tensor is None, for its values. Without `self`, as the function may go to
+        # other processes.
+        numbers = [None if isinstance(x, type(self)) else x for x in operands]
+        if numbers.count(None) != 1 or ufunc.nout != 1:
             raise densify_error(name, self.shape, _USE_NONZEROS)
 
-        numbers = [None if n else operand for n, operand in zip(is_tensor, operands, strict=True)]
-
-        def function(values: Array) -> Array:  # without `self`, as it may go to other processes
+        def function(values: Array) -> Array:
             return ufunc(*(values if number is None else number for number in numbers))
 
         return self.map(function, name)
+
+    def _take_operand(self, operand: Any) -> Any:
+        """Return a COO as a tensor, and a NumPy scalar as Python's number, as operators take them.
+
+        With NumPy's they would call NumPy again.
+        """
+        if getattr(operand, "ndim", None) != 0:
+            return self._take_coo(operand)
+        number = operand.item()
+        return float(number) if isinstance(number, np.longdouble) else number
 
     def __array_function__(self, function: Callable, types: Any, args: tuple, kwargs: dict) -> Any:
         """Call our twin of a function of NumPy that is no ufunc."""
         ours = _FUNCTIONS.get(function)
         if not args and "a" in kwargs:
             args = (kwargs.pop("a"),)
-        first = args[0] if args and function is not np.concatenate else self
-        if ours is None or not args or not isinstance(first, type(self)):
+        # The tensors that are joined come in a list, of which only some may be ours.
+        is_first = function is np.concatenate or (args and isinstance(args[0], type(self)))
+        if ours is None or not args or not is_first:
             name = f"{function.__module__}.{function.__name__}"
             instead = "x.map(function) does if it keeps zeros, and x.to_coo() gives the nonzeros"
             raise densify_error(name, self.shape, instead)
-        options = [option for option in kwargs if option not in signature(ours).parameters]
-        if options:
-            name = f"numpy.{function.__name__}"
-            raise TypeError(f"{name} of a FlycooTensor has no option {options[0]!r}")
+        for option in kwargs:
+            if option not in signature(ours).parameters:
+                name = f"numpy.{function.__name__}"
+                raise TypeError(f"{name} of a FlycooTensor has no option {option!r}")
         return ours(*args, **kwargs)
+
+
+def _check_mapped(mapped: Any, values: Array, name: str) -> None:
+    """Refuse what a function `name` made of values if it is no array of as many real numbers."""
+    dtype = getattr(mapped, "dtype", None)
+    if dtype is None:
+        kind = type(mapped).__name__
+    elif dtype.kind in "biuf" and mapped.shape == values.shape:
+        return
+    else:
+        kind = f"{dtype} array of {getattr(mapped, 'shape', None)}"
+    raise TypeError(
+        f"{name} returned a {kind}, expected an array of real numbers of {values.shape}: it must "
+        "be elementwise"
+    )
 
 
 def check_axes(axis: int | Iterable[int] | None, ndim: int) -> list[int]:
     """Return `axis`, one integer, several or None for all, as a list of different modes."""
     if axis is None:
         return list(range(ndim))
+    given_axes = axis if isinstance(axis, Iterable) else [axis]
     try:
-        axes = [operator.index(n) for n in (axis if isinstance(axis, Iterable) else [axis])]
+        axes = [operator.index(n) for n in given_axes]
     except TypeError:
         raise TypeError(f"axis is {axis!r}, expected integers") from None
     for n in axes:
@@ -879,6 +919,13 @@ def check_axes(axis: int | Iterable[int] | None, ndim: int) -> list[int]:
     if len(set(modes)) < len(modes):
         raise ValueError(f"axis is {axis!r}, expected each mode once")
     return modes
+
+
+def unpack_axes(axes: tuple) -> Any:
+    """Return the axes of ``x.transpose(*axes)``: several, or one sequence of them; None without."""
+    if len(axes) == 1:
+        return axes[0]
+    return axes or None
 
 
 def check_order(axes: int | Sequence[int] | None, ndim: int) -> list[int]:
@@ -940,17 +987,25 @@ def rebuild(
     parts = pieces.run(find, layout, x._engine, *args)
     if isinstance(layout, SlabLayout):
         if layout.build_elsewhere is not None:
-            options = (x.layout, shape or x.shape, dtype or x.dtype, groups if shape else x.groups)
-            return FlycooTensor._of(x._engine, layout.build_elsewhere(parts, *options))
-        parts = ([layout.devices.bring(own, 0) for own in part] for part in parts)
-    (coords, values), *others = parts
-    if others:
-        join = functools.partial(x._engine.xp.concatenate, axis=-1)
-        coords, values = map(join, zip((coords, values), *others, strict=True))
+            if shape is None:
+                shape = x.shape
+                groups = x.groups
+            built = layout.build_elsewhere(parts, x.layout, shape, dtype or x.dtype, groups)
+            return FlycooTensor._of(x._engine, built)
+        parts = ([layout.devices.bring(array, 0) for array in part] for part in parts)
+    coord_parts, value_parts = zip(*parts, strict=True)
+    coords = _join(coord_parts, x._engine)
+    values = _join(value_parts, x._engine)
     return x._rebuild(coords, values, shape, dtype, groups)
 
 
+def _join(parts: Sequence[Array], engine: Engine) -> Array:
+    """Concatenate the nonzeros of several pieces; those of one are not copied."""
+    return parts[0] if len(parts) == 1 else engine.xp.concatenate(parts, axis=-1)
+
+
 def _permute(piece: Piece, order: Sequence[int]) -> tuple[Array, Array]:
+    """Return the nonzeros of a piece with its modes reordered."""
     coords, values = read_nonzeros(piece)
     return coords[order], values
 
@@ -970,12 +1025,18 @@ def _read_rows(piece: Piece) -> Array:
     return vector
 
 
-def _clip(
+def _clip(  # `min` and `max` are NumPy's newer names
     x: FlycooTensor, a_min: Any = None, a_max: Any = None, *, min: Any = None, max: Any = None
 ) -> FlycooTensor:
-    low = min if a_min is None else a_min
-    high = max if a_max is None else a_max
-    return x.map(lambda values: np.clip(values, low, high), "numpy.clip")
+    if a_min is None:
+        a_min = min
+    if a_max is None:
+        a_max = max
+    return x.map(lambda values: np.clip(values, a_min, a_max), "numpy.clip")
+
+
+def _transpose(x: FlycooTensor, axes: Sequence[int] | None = None) -> FlycooTensor:
+    return x.T if axes is None else x.transpose(axes)
 
 
 def _round(x: FlycooTensor, decimals: int = 0) -> FlycooTensor:
@@ -987,24 +1048,27 @@ def _concatenate(tensors: Sequence[Any], axis: int = 0) -> FlycooTensor:
     (mode,) = check_axes(axis, first.ndim)
     before = first.shape[:mode]
     after = first.shape[mode + 1 :]
-    tensors = [first._take_coo(x) for x in tensors]
-    for n, x in enumerate(tensors):
+    joined = [first._take_coo(x) for x in tensors]
+    for n, x in enumerate(joined):
         if not isinstance(x, FlycooTensor):
             raise densify_error("numpy.concatenate", np.shape(x), "make all of them sparse")
-        if (x.shape[:mode], x.shape[mode + 1 :]) != (before, after):
+        if x.shape[:mode] != before or x.shape[mode + 1 :] != after:
             expected = f"expected {first.shape}, but for the size of mode {mode}"
             raise ValueError(f"numpy.concatenate: tensor {n} has shape {x.shape}, {expected}")
         if x.device != first.device:
             raise TypeError(f"numpy.concatenate: devices {first.device!r} and {x.device!r} differ")
-    xp = first._engine.xp
-    start = 0
-    parts = []
-    for x in tensors:
-        parts.append(x._sorted_nonzeros())
-        parts[-1][0][mode] += start
-        start += x.shape[mode]
-    coords, values = (xp.concatenate(own, axis=-1) for own in zip(*parts, strict=True))
-    return first._rebuild(coords, values, (*before, start, *after))
+    size = 0  # of the mode, of the tensors before
+    coord_parts = []
+    value_parts = []
+    for x in joined:
+        coords, values = x._sorted_nonzeros()
+        coords[mode] += size
+        coord_parts.append(coords)
+        value_parts.append(values)
+        size += x.shape[mode]
+    all_coords = _join(coord_parts, first._engine)
+    all_values = _join(value_parts, first._engine)
+    return first._rebuild(all_coords, all_values, (*before, size, *after))
 
 
 _OPERATORS: dict[np.ufunc, Callable[..., Any]] = {
@@ -1029,7 +1093,7 @@ _FUNCTIONS: dict[Callable, Callable[..., Any]] = {
     np.amax: FlycooTensor.max,
     np.min: FlycooTensor.min,
     np.amin: FlycooTensor.min,
-    np.transpose: lambda x, axes=None: x.T if axes is None else x.transpose(axes),
+    np.transpose: _transpose,
     np.clip: _clip,
     np.concatenate: _concatenate,
     np.round: _round,

@@ -13,8 +13,9 @@ import numpy as np
 
 from ..base.array_modules import Array, array_module, move
 from ..base.checks import num_cells
-from .converters import library_of
-from .pieces import Piece, map_pieces, read_nonzeros
+from .cells import find_places, omit_entries
+from .converters import is_raw_sparse
+from .pieces import Piece, read_nonzeros
 from .tensor import FlycooTensor, rebuild
 
 if TYPE_CHECKING:
@@ -31,23 +32,27 @@ _EXPECTED = (
 
 def check_unknown(unknown: Any, shape: Sequence[int]) -> Unknown:
     """Return it, a mask as COO; refuse one that does not fit a tensor of this shape."""
-    if unknown is None or (isinstance(unknown, str) and unknown == "all"):
-        return unknown
-    kind: type = type(unknown)
+    if unknown is None:
+        return None
     if isinstance(unknown, str):
-        raise ValueError(f"unknown is {unknown!r}, {_EXPECTED}")
-    if library_of(kind) != "sparse" or not hasattr(unknown, "fill_value"):
-        raise TypeError(f"unknown is a {kind.__name__}, {_EXPECTED}")
+        if unknown != "all":
+            raise ValueError(f"unknown is {unknown!r}, {_EXPECTED}")
+        return unknown
+    if not is_raw_sparse(unknown):
+        raise TypeError(f"unknown is a {type(unknown).__name__}, {_EXPECTED}")
     sizes = tuple(unknown.shape)
-    pairs = zip(sizes, shape, strict=False)
-    if len(sizes) != len(shape) or any(size not in (1, whole) for size, whole in pairs):
+    fits = len(sizes) == len(shape) and all(
+        size in (1, whole) for size, whole in zip(sizes, shape, strict=True)
+    )
+    if not fits:
         instead = f"expected {tuple(shape)}, or 1 in modes whose indices are all alike"
         raise ValueError(f"unknown has shape {sizes}, {instead}")
     if unknown.fill_value != 1:
         raise ValueError(f"unknown has fill_value {unknown.fill_value}, {_EXPECTED}")
     mask: Any = unknown if hasattr(unknown, "coords") else unknown.asformat("coo")
-    if (others := mask.data[mask.data != 0]).size:
-        raise ValueError(f"unknown stores {others[0]}, {_EXPECTED}")
+    wrong_values = mask.data[mask.data != 0]
+    if wrong_values.size:
+        raise ValueError(f"unknown stores {wrong_values[0]}, {_EXPECTED}")
     return mask if mask.nnz else None
 
 
@@ -56,9 +61,15 @@ def make_mask(cells: np.ndarray, shape: Sequence[int]) -> COO:
     import sparse
 
     cells, _ = count_each(cells, shape)
-    # COO itself would number cells, of which there may be more than 64 bits can.
-    options = {"sorted": True, "has_duplicates": False, "fill_value": 1.0}
-    return sparse.COO(cells, np.zeros(cells.shape[1]), tuple(shape), **options)
+    # COO itself would number cells to sort them, of which there may be more than 64 bits can.
+    return sparse.COO(
+        cells,
+        np.zeros(cells.shape[1]),
+        tuple(shape),
+        sorted=True,
+        has_duplicates=False,
+        fill_value=1.0,
+    )
 
 
 def describe(unknown: Any, shape: Sequence[int], names: Sequence[str]) -> str:
@@ -68,16 +79,22 @@ def describe(unknown: Any, shape: Sequence[int], names: Sequence[str]) -> str:
     if isinstance(unknown, str):
         return "all cells without a row"
     listed = list_modes(unknown.shape, shape)
-    kind = "cell" if len(listed) == len(shape) else "slice" if len(listed) == 1 else "block"
-    of = "" if kind == "cell" else " of " + " x ".join(names[mode] for mode in listed)
-    return f"{unknown.nnz:,} {kind}{'s' * (unknown.nnz != 1)}{of}"
+    plural = "" if unknown.nnz == 1 else "s"
+    if len(listed) == len(shape):
+        return f"{unknown.nnz:,} cell{plural}"
+    kind = "slice" if len(listed) == 1 else "block"
+    listed_names = " x ".join(names[mode] for mode in listed)
+    return f"{unknown.nnz:,} {kind}{plural} of {listed_names}"
 
 
-def are_same(one: Any, other: Any) -> bool:
+def are_same(unknown1: Any, unknown2: Any) -> bool:
     """Return whether the same cells are unknown."""
-    if one is None or other is None or isinstance(one, str) or isinstance(other, str):
-        return one is other or (isinstance(one, str) and isinstance(other, str))
-    return one.shape == other.shape and np.array_equal(one.coords, other.coords)
+    if unknown1 is None or unknown2 is None:
+        return unknown1 is unknown2
+    if isinstance(unknown1, str) or isinstance(unknown2, str):
+        return isinstance(unknown1, str) and isinstance(unknown2, str)
+    have_same_shape = unknown1.shape == unknown2.shape
+    return have_same_shape and np.array_equal(unknown1.coords, unknown2.coords)
 
 
 def list_modes(sizes: Sequence[int], shape: Sequence[int]) -> list[int]:
@@ -86,13 +103,18 @@ def list_modes(sizes: Sequence[int], shape: Sequence[int]) -> list[int]:
 
 
 def list_cells(coords: np.ndarray, sizes: Sequence[int], shape: Sequence[int]) -> np.ndarray:
-    """List all cells (ndim, count) at the coords of a mask of these sizes, those of blocks too."""
-    listed = list_modes(sizes, shape)
-    wide = [n for n in range(len(shape)) if n not in listed]
-    whole = [shape[n] for n in wide]
-    inside = np.indices(whole).reshape(len(wide), num_cells(whole))
+    """List all cells (ndim, count) at the coords of a mask of these sizes, those of blocks too.
+
+    >>> list_cells(np.array([[1], [0]]), (3, 1), (3, 2))
+    array([[1, 1],
+           [0, 1]])
+    """
+    listed_modes = list_modes(sizes, shape)
+    whole_modes = [mode for mode in range(len(shape)) if mode not in listed_modes]
+    block_shape = [shape[mode] for mode in whole_modes]
+    inside = np.indices(block_shape).reshape(len(whole_modes), num_cells(block_shape))
     cells = np.repeat(coords, inside.shape[1], axis=1)
-    cells[wide] = np.tile(inside, coords.shape[1])
+    cells[whole_modes] = np.tile(inside, coords.shape[1])
     return cells
 
 
@@ -101,9 +123,11 @@ def mark_unknown(data: COO, mask: Any) -> COO:
     import sparse
 
     cells = list_cells(mask.coords, mask.shape, data.shape)
-    is_known = _find_places(cells, data.coords) < 0
-    coords = np.concatenate([data.coords[:, is_known], cells], axis=1)
-    values = np.concatenate([data.data[is_known], np.full(cells.shape[1], np.nan, data.dtype)])
+    cells, _ = count_each(cells, data.shape)  # sorted
+    is_unknown, _ = find_places(cells, data.coords, np)
+    coords = np.concatenate([data.coords[:, ~is_unknown], cells], axis=1)
+    marks = np.full(cells.shape[1], np.nan, data.dtype)
+    values = np.concatenate([data.data[~is_unknown], marks])
     return sparse.COO(coords, values, data.shape)
 
 
@@ -111,10 +135,11 @@ def find_blocks(cells: np.ndarray, shape: Sequence[int]) -> COO:
     """Make a mask of listed cells; it has size 1 in modes in which they fill whole fibres."""
     sizes = [*shape]
     for mode in range(len(shape)):
-        others = cells.copy()
-        others[mode] = 0
-        blocks, counts = count_each(others, sizes)
-        if sizes[mode] > 1 and counts.size and (counts == sizes[mode]).all():
+        fibres = cells.copy()
+        fibres[mode] = 0
+        blocks, counts = count_each(fibres, sizes)
+        are_whole = counts.size > 0 and (counts == sizes[mode]).all()
+        if sizes[mode] > 1 and are_whole:
             cells = blocks
             sizes[mode] = 1
     return make_mask(cells, sizes)
@@ -122,7 +147,10 @@ def find_blocks(cells: np.ndarray, shape: Sequence[int]) -> COO:
 
 def transpose(unknown: Any, order: Sequence[int]) -> Unknown:
     """Reorder the modes."""
-    return unknown if unknown is None or isinstance(unknown, str) else unknown.transpose(order)
+    if unknown is None or isinstance(unknown, str):
+        return unknown
+    mask: Unknown = unknown.transpose(order)
+    return mask
 
 
 def take_rows(unknown: Any, mode: int, rows: np.ndarray, size: int) -> Unknown:
@@ -140,7 +168,7 @@ def take_rows(unknown: Any, mode: int, rows: np.ndarray, size: int) -> Unknown:
 
 def count_each(cells: np.ndarray, shape: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
     """Return the distinct ones of some cells (ndim, count), sorted, and how often each occurs."""
-    if num_cells(shape) >= 2**63:
+    if num_cells(shape) >= 2**63:  # their numbers would overflow
         return np.unique(cells, axis=1, return_counts=True)
     keys, counts = np.unique(np.ravel_multi_index([*cells], shape), return_counts=True)
     return np.stack(np.unravel_index(keys, shape)), counts
@@ -156,36 +184,50 @@ def reduce(x: FlycooTensor, unknown: Any, gone: Sequence[int], name: str) -> tup
 
     Of a number or a vector, what has no known cell is nan.
     """
-    is_all = isinstance(unknown, str)
-    known = x if is_all else omit_unknown(x, unknown)
+    if isinstance(unknown, str):
+        return _reduce_stored(x, gone, name)
+    known_part = _omit_unknown(x, unknown)
     if name in ("max", "min"):
-        num_zeros = 0 if is_all else num_cells(x.shape) - count_cells(unknown, x.shape) - known.nnz
-        return known._find_extreme(gone, name, num_zeros=num_zeros), None
-    found: Any = known.sum(gone)
-    if is_all:
-        num_known: Any = x.map(lambda values: values != 0).astype(np.float64).sum(gone)
-        if isinstance(found, FlycooTensor):
-            return _average_stored(found, num_known, name), unknown
-    elif len(gone) == x.ndim:
         num_known = num_cells(x.shape) - count_cells(unknown, x.shape)
-    else:
-        counts = CellCounts(unknown, x.shape, gone)
-        if isinstance(found, FlycooTensor):
-            return (average(found, counts) if name == "mean" else found), counts.find_unknown()
-        num_known = counts.count_known(found.size)
-    xp = array_module(found)
-    divisors = xp.asarray(num_known, np.float64)
-    divisors = xp.where(divisors > 0, divisors if name == "mean" else 1.0, np.nan)
-    return (found / divisors).astype(found.dtype), None
+        return known_part._find_extreme(gone, name, num_zeros=num_known - known_part.nnz), None
+    total: Any = known_part.sum(gone)
+    if len(gone) == x.ndim:
+        num_known = num_cells(x.shape) - count_cells(unknown, x.shape)
+        return _divide_known(total, num_known, name), None
+    counts = CellCounts(unknown, x.shape, gone)
+    if not isinstance(total, FlycooTensor):
+        return _divide_known(total, counts.count_known(total.size), name), None
+    if name == "mean":
+        return average(total, counts), counts.find_unknown()
+    return total, counts.find_unknown()
 
 
-def _average_stored(found: FlycooTensor, num_known: FlycooTensor, name: str) -> FlycooTensor:
+def _reduce_stored(x: FlycooTensor, gone: Sequence[int], name: str) -> tuple[Any, Unknown]:
+    """Reduce a tensor of which the stored cells alone are known, as `reduce` does."""
+    if name in ("max", "min"):
+        return x._find_extreme(gone, name, num_zeros=0), None
+    total: Any = x.sum(gone)
+    num_known: Any = x.map(lambda values: values != 0).astype(np.float64).sum(gone)
+    if isinstance(total, FlycooTensor):
+        return _average_stored(total, num_known, name), "all"
+    return _divide_known(total, num_known, name), None
+
+
+def _divide_known(total: Any, num_known: Any, name: str) -> Any:
+    """Return a sum, a number or a vector, or its "mean"; nan where no cell is known."""
+    xp = array_module(total)
+    counts = xp.asarray(num_known, np.float64)
+    divisors = counts if name == "mean" else 1.0
+    return (total / xp.where(counts > 0, divisors, np.nan)).astype(total.dtype)
+
+
+def _average_stored(total: FlycooTensor, num_known: FlycooTensor, name: str) -> FlycooTensor:
     """Return a sum of cells of which all stored ones are known, or their mean."""
-    check_kept(found.nnz, num_known.nnz)
+    check_kept(total.nnz, num_known.nnz)
     if name == "sum":
-        return found
-    cells, counts = (move(of, np) for of in num_known.nonzeros())
-    return rebuild(found, _divide, [*range(found.ndim)], cells, counts, 1)
+        return total
+    cells, counts = num_known.nonzeros()
+    return rebuild(total, _divide, [*range(total.ndim)], cells, counts, 1)
 
 
 def check_kept(num_left: int, num_known: int) -> None:
@@ -201,16 +243,18 @@ def check_kept(num_left: int, num_known: int) -> None:
 class CellCounts:
     """How many cells of a mask are merged into each cell of a sum over the modes `gone`.
 
-    `cells` (kept, count) are those of the sum into which unknown ones are merged, `num_unknown`
-    (count,) how many, of `total` each. Modes of size 1 in the mask have size 1 here, too.
+    `cells` (kept, count) are those of the sum into which unknown ones are merged, sorted, and
+    `num_unknown` (count,) how many, of `total` each. Modes of size 1 in the mask have size 1 here,
+    too.
     """
 
     def __init__(self, mask: Any, shape: Sequence[int], gone: Sequence[int]) -> None:
-        kept = [n for n in range(len(shape)) if n not in gone]
-        self.shape = [mask.shape[n] for n in kept]
-        self.total = num_cells(shape[n] for n in gone)
-        self.cells, counts = count_each(mask.coords[kept], self.shape)
-        self.num_unknown = counts * (self.total // num_cells(mask.shape[n] for n in gone))
+        kept = [mode for mode in range(len(shape)) if mode not in gone]
+        self.shape = [mask.shape[mode] for mode in kept]
+        self.total = num_cells(shape[mode] for mode in gone)
+        self.cells, num_blocks = count_each(mask.coords[kept], self.shape)
+        block_size = self.total // num_cells(mask.shape[mode] for mode in gone)
+        self.num_unknown = num_blocks * block_size
 
     def find_unknown(self) -> COO:
         """Return the mask of the cells of the sum of which nothing is known."""
@@ -223,54 +267,25 @@ class CellCounts:
         return np.broadcast_to(num_known, size)
 
 
-def average(found: FlycooTensor, counts: CellCounts) -> FlycooTensor:
+def average(total: FlycooTensor, counts: CellCounts) -> FlycooTensor:
     """Divide a sum that is a tensor by the numbers of known cells."""
-    modes = list_modes(counts.shape, found.shape)
+    modes = list_modes(counts.shape, total.shape)
     num_known = counts.total - counts.num_unknown
-    return rebuild(found, _divide, modes, counts.cells[modes], num_known, counts.total)
+    return rebuild(total, _divide, modes, counts.cells[modes], num_known, counts.total)
+
+
+def _omit_unknown(x: FlycooTensor, mask: Any) -> FlycooTensor:
+    """Return a tensor without what it stores at the cells of a mask."""
+    modes = list_modes(mask.shape, x.shape)
+    return omit_entries(x, modes, mask.coords[modes])
 
 
 def _divide(
     piece: Piece, modes: list[int], cells: np.ndarray, num_known: np.ndarray, total: int
 ) -> tuple[Array, Array]:
+    """Divide a piece at sorted cells by the number of known ones, and elsewhere by `total`."""
     coords, values = read_nonzeros(piece)
-    places = _find_places(cells, move(coords[modes], np))
-    divisors = np.append(num_known, total)[places]
-    return coords, values / move(divisors.astype(values.dtype), piece.xp)
-
-
-def omit_unknown(x: FlycooTensor, mask: Any) -> FlycooTensor:
-    """Return a tensor without what it stores at the cells of a mask."""
-    modes = list_modes(mask.shape, x.shape)
-    args = modes, mask.coords[modes]
-    if not any(map_pieces(_stores_some, x._layout, x._engine, *args)):
-        return x
-    return rebuild(x, _omit, *args)
-
-
-def _stores_some(piece: Piece, *args: Any) -> bool:
-    return _omit(piece, *args)[1].size < piece.layout.nnz
-
-
-def _omit(piece: Piece, modes: list[int], cells: np.ndarray) -> tuple[Array, Array]:
-    coords, values = read_nonzeros(piece)
-    is_kept = move(_find_places(cells, move(coords[modes], np)) < 0, piece.xp)
-    return coords[:, is_kept], values[is_kept]
-
-
-def _find_places(cells: np.ndarray, coords: np.ndarray) -> np.ndarray:
-    """Return the place of each of some coords (n, count) among different cells (n, size), or -1.
-
-    >>> _find_places(np.array([[0, 2], [5, 1]]), np.array([[2, 2, 0], [1, 5, 5]]))
-    array([ 1, -1,  0])
-    """
-    numbers = np.zeros(cells.shape[1], np.int64)
-    found = np.zeros(coords.shape[1], np.int64)
-    is_found = np.ones(coords.shape[1], bool)
-    for of_cells, rows in zip(cells, coords, strict=True):  # numbered mode by mode: none overflows
-        size = int(max(of_cells.max(), rows.max(initial=0))) + 1
-        keys = found * size + rows
-        known, numbers = np.unique(numbers * size + of_cells, return_inverse=True)
-        found = np.minimum(np.searchsorted(known, keys), known.size - 1)
-        is_found &= known[found] == keys
-    return np.where(is_found, np.argsort(numbers)[found], -1)
+    is_listed, places = find_places(cells, move(coords[modes], np), np)
+    divisors = np.full(values.size, total, values.dtype)
+    divisors[is_listed] = num_known[places]
+    return coords, values / move(divisors, piece.xp)

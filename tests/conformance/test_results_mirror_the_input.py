@@ -13,7 +13,7 @@ import tensorly_flycoo
 from tensorly_flycoo import FlycooTensor, decomposition
 from tensorly_flycoo.engines.cpu.engine import CPU
 from tensorly_flycoo.spread.row_shards import RowShards
-from tensorly_flycoo.tensor.mirroring import map_arrays
+from tensorly_flycoo.tensor.entrance import map_arrays
 
 
 def list_shards(x):

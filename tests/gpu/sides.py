@@ -1,4 +1,4 @@
-"""Where the results of a tensor on a GPU are: see `tensorly_flycoo.tensor.mirroring`."""
+"""Where the results of a tensor on a GPU are: see `tensorly_flycoo.tensor.entrance`."""
 
 import cupy
 import numpy as np

@@ -8,7 +8,7 @@ import tensorly as tl
 from tensorly.decomposition import parafac2
 
 from tensorly_flycoo import DensifyError, FlycooTensor
-from tensorly_flycoo.tensor.mirroring import is_callers
+from tensorly_flycoo.tensor.entrance import is_callers
 
 SHAPE = (6, 7, 8)
 LAYOUTS = pytest.mark.parametrize("layout", ["remap", "replicated", "indexed"])

@@ -16,7 +16,7 @@ from public_calls import CASES, call
 import tensorly_flycoo
 from tensorly_flycoo import FlycooTensor, mttkrp
 from tensorly_flycoo.base.array_modules import move
-from tensorly_flycoo.tensor.mirroring import map_arrays
+from tensorly_flycoo.tensor.entrance import map_arrays
 from tensorly_flycoo.testing import random_tensor
 
 PRINT = "\nimport json\nprint(json.dumps([float(number) for number in result]))\n"

@@ -1,4 +1,4 @@
-"""The walk of one MTTKRP in TensorLy's loop: the package's files and functions that it enters."""
+"""Walks through the package: the files and functions that a part of parafac enters."""
 
 import sys
 from collections.abc import Callable
@@ -62,6 +62,29 @@ def list_walks_of(name):
 def count_walk(calls):
     """Return the numbers of files and of calls."""
     return len({file for file, _ in calls}), len(calls)
+
+
+def list_reception(x, rank=4):
+    """Return the calls from the user's call of parafac to the algorithm, as file and name."""
+    calls = []
+
+    def note(frame, event, argument):
+        file = frame.f_code.co_filename
+        if event == "call" and file.startswith(_PACKAGE):
+            calls.append((Path(file).relative_to(_PACKAGE).as_posix(), frame.f_code.co_name))
+            if calls[-1] == ("decomposition/parafac.py", "parafac"):
+                sys.setprofile(None)
+
+    with tl.backend_context("flycoo"):
+        for _ in range(2):  # the first call compiles, and converts a COO
+            calls.clear()
+            before = sys.getprofile()
+            sys.setprofile(note)
+            try:
+                tl.decomposition.parafac(x, rank, n_iter_max=1, init="random", random_state=0)
+            finally:
+                sys.setprofile(before)
+    return calls
 
 
 def list_walks(x, rank=4):

@@ -5,7 +5,8 @@ import pytest
 from problems import make_exact_problem
 
 from tensorly_flycoo import DensifyError
-from tensorly_flycoo.ops.lazy import LazyArray, ModeView
+from tensorly_flycoo.ops.lazy import ModeView
+from tensorly_flycoo.tensor.lazy_array import LazyArray
 
 GROUPS = [[(0,), (1, 2, 3)], [(3, 1, 0), (2,)], [(2, 0, 1), (3,)], [(1,), (0, 3, 2)]]
 

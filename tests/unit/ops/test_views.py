@@ -1,19 +1,15 @@
 """Views of sparse tensors have NumPy's shapes and, after `make_tensor`, NumPy's elements."""
 
 import itertools
-from collections import namedtuple
 
 import numpy as np
 import pytest
-import scipy.sparse
-import tensorly as tl
 from problems import make_exact_problem
 
 from tensorly_flycoo import DensifyError, FlycooTensor
 from tensorly_flycoo.ops.lazy import ModeView
 from tensorly_flycoo.ops.views import (
     dot,
-    find_sparse,
     make_tensor,
     move_axis,
     permute,
@@ -150,26 +146,3 @@ def test_a_view_longer_than_2_to_32_is_no_tensor():
     with pytest.raises(ValueError, match=r"shape\[1\] is 17592186044416"):
         make_tensor(reshape(x, (2**22, -1)))
     assert repr(permute(x)) == f"<ModeView: modes (2,), (1,), (0,) of shape {x.shape}>"
-
-
-def test_the_first_sparse_argument(x):
-    """Also in containers of any class, and after dense arguments of the same classes."""
-    view, coo = permute(x, (1, 0, 2, 3)), x.to_coo()
-    Pair = namedtuple("Pair", ["first", "second"])
-    dense = [np.ones(2), 3, "text", None, (2, 3), [np.ones(2), 1.0], Pair(1, 2), {"a": x}]
-    assert find_sparse(dense) is None
-    for sparse_one in (x, view, coo):
-        assert find_sparse([*dense, sparse_one, x]) is sparse_one
-        assert find_sparse([*dense, [1, sparse_one]]) is sparse_one
-        assert find_sparse([Pair(np.ones(2), sparse_one)]) is sparse_one
-
-
-def test_other_libraries_are_found_under_the_backend():
-    matrix = scipy.sparse.eye_array(2)
-    with tl.backend_context("numpy"):
-        assert find_sparse([np.ones(2), [matrix]]) is None
-    with tl.backend_context("flycoo"):
-        with pytest.raises(TypeError, match="from_scipy"):
-            find_sparse([np.ones(2), matrix])
-        with pytest.raises(TypeError, match=r"sparse\.stack"):
-            find_sparse([np.ones(2), [matrix]])

@@ -12,8 +12,9 @@ from problems import make_factors, make_problem
 
 from tensorly_flycoo import FlycooTensor, engines, mttkrp
 from tensorly_flycoo.tensor import coo_cache
-from tensorly_flycoo.tensor.converters import find_converter
-from tensorly_flycoo.tensor.coo_cache import as_flycoo, is_raw_sparse, is_sparse
+from tensorly_flycoo.tensor.converters import find_converter, is_raw_sparse
+from tensorly_flycoo.tensor.coo_cache import as_flycoo
+from tensorly_flycoo.tensor.entrance import is_sparse
 
 PROBLEM = make_problem((30, 20, 10), 500)
 
@@ -161,16 +162,16 @@ def test_a_change_of_device_is_noticed(coo, monkeypatch):
 
 def test_forgotten_when_the_coo_dies(coo):
     gc.collect()
-    num_plans = len(coo_cache._plans)
+    num_plans = len(coo_cache._cached_coos)
     other = coo.copy()
     as_flycoo(other)
-    assert len(coo_cache._plans) == num_plans + 1
+    assert len(coo_cache._cached_coos) == num_plans + 1
     other.data[0] = 7
     as_flycoo(other)  # rebuilt: the old plan must neither stay nor take the new one with it
-    assert len(coo_cache._plans) == num_plans + 1
+    assert len(coo_cache._cached_coos) == num_plans + 1
     del other
     gc.collect()
-    assert len(coo_cache._plans) == num_plans
+    assert len(coo_cache._cached_coos) == num_plans
 
 
 def test_many_short_lived_coos(coo):
@@ -231,7 +232,7 @@ def test_a_coo_that_cannot_be_built_is_not_remembered(coo, monkeypatch):
         patch.setattr(FlycooTensor, "from_coo", lambda coo: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             as_flycoo(coo)
-    assert coo_cache._plans[id(coo)].tensor is None
+    assert coo_cache._cached_coos[id(coo)].tensor is None
     check(coo, as_flycoo(coo))
 
 

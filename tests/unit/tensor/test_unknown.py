@@ -10,8 +10,7 @@ import sparse
 import tensorly as tl
 
 from tensorly_flycoo import FlycooTensor, LabelledTensor, load, open_slabs, save, save_slabs
-from tensorly_flycoo.tensor.mirroring import map_arrays
-from tensorly_flycoo.tensor.unknown import _find_places
+from tensorly_flycoo.tensor.entrance import map_arrays
 from tensorly_flycoo.testing import random_tensor
 
 SHAPE = (4, 5, 6)
@@ -254,15 +253,3 @@ def test_what_is_no_mask(tensor):
             LabelledTensor(tensor, LABELS, unknown)
     nothing = make_mask([[], [], []], SHAPE)
     assert LabelledTensor(tensor, LABELS, nothing).unknown is None
-
-
-def test_places_among_cells_of_huge_modes():
-    size = 2**32
-    random = np.random.default_rng(0)
-    cells = np.unique(random.integers(size - 50, size, (3, 400)), axis=1)
-    cells = cells[:, random.permutation(cells.shape[1])]
-    others = random.integers(size - 50, size, (3, 3000))
-    numbers = {cell: n for n, cell in enumerate(zip(*cells.tolist(), strict=True))}
-    coords = np.concatenate([cells, others], axis=1)
-    expected = [numbers.get(cell, -1) for cell in zip(*coords.tolist(), strict=True)]
-    np.testing.assert_array_equal(_find_places(cells, coords), expected)

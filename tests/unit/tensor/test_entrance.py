@@ -1,20 +1,25 @@
-"""Results mirror the input, with a stand-in for CuPy's arrays."""
+"""Which argument is the tensor; and results mirror the input, with a stand-in for CuPy's arrays."""
 
 import copy
+import inspect
 import pickle
 import sys
 import types
+from collections import namedtuple
 
 import numpy as np
 import pytest
+import scipy.sparse
+import tensorly as tl
 from numpy.testing import assert_array_equal
 from sparse_problems import random_coo
 from tensorly.cp_tensor import CPTensor
 
 from tensorly_flycoo import FlycooTensor, LabelledTensor
 from tensorly_flycoo.engines.cpu.engine import CpuEngine
-from tensorly_flycoo.tensor import mirroring
-from tensorly_flycoo.tensor.mirroring import map_arrays, mirror
+from tensorly_flycoo.ops.views import permute
+from tensorly_flycoo.tensor import entrance
+from tensorly_flycoo.tensor.entrance import Call, find_sparse, map_arrays, mirror
 
 COO = random_coo((4, 5, 6), 20)
 
@@ -50,7 +55,7 @@ def gpu(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     engine = CpuEngine()
     engine.xp = cupy
-    monkeypatch.setattr(mirroring, "select_engine", lambda: engine)
+    monkeypatch.setattr(entrance, "select_engine", lambda: engine)
     monkeypatch.setattr(GpuArray, "num_copies", 0)
     return engine
 
@@ -113,7 +118,7 @@ class TestOnAGpu:
         tensor = FlycooTensor.from_coo(COO, device="cpu")
         tensor._engine = gpu
         gpu.name = "cuda"
-        lent = mirroring.lend(tensor)
+        lent = entrance.lend(tensor)
         assert kinds_of(decompose(lent)[0]) == {np.ndarray}
         assert (lent * 2)._is_callers
         assert not tensor._is_callers
@@ -124,7 +129,7 @@ class TestOnAGpu:
 
         tensor = HeldElsewhere(COO.coords, COO.data, COO.shape, device="cpu")
         tensor._engine, tensor.history, gpu.name = gpu, ["made"], "cuda"
-        lent = mirroring.lend(tensor)
+        lent = entrance.lend(tensor)
         assert (type(lent), lent.history) == (HeldElsewhere, ["made"])
         assert lent._layout is tensor._layout
 
@@ -183,7 +188,7 @@ class TestOnAGpu:
 
 def test_a_call_on_the_cpu_is_left_alone(monkeypatch):
     monkeypatch.delitem(sys.modules, "cupy", raising=False)
-    monkeypatch.setattr(mirroring, "map_arrays", None)
+    monkeypatch.setattr(entrance, "map_arrays", None)
     model = mirror(lambda x: x)(COO)
     assert model is COO
     assert mirror(lambda x: x)(3) == 3
@@ -192,3 +197,61 @@ def test_a_call_on_the_cpu_is_left_alone(monkeypatch):
 def test_objects_without_changes_are_themselves():
     x = {"a": [CPTensor((None, [np.ones((2, 1))] * 2)), (1, "text")]}
     assert map_arrays(lambda array: array, x) is x
+
+
+# Which argument is the tensor
+
+
+def test_the_first_sparse_argument():
+    """Also in containers of any class, and after dense arguments of the same classes."""
+    x = FlycooTensor.from_coo(COO)
+    view, coo = permute(x, (1, 0, 2)), COO
+    Pair = namedtuple("Pair", ["first", "second"])
+    dense = [np.ones(2), 3, "text", None, (2, 3), [np.ones(2), 1.0], Pair(1, 2), {"a": 1}]
+    assert find_sparse(dense) is None
+    for sparse_one in (x, view, coo):
+        assert find_sparse([*dense, sparse_one, x]) is sparse_one
+        assert find_sparse([*dense, [1, sparse_one]]) is sparse_one
+        assert find_sparse([Pair(np.ones(2), sparse_one)]) is sparse_one
+        assert find_sparse([{"a": 1, "b": [sparse_one]}]) is sparse_one
+
+
+def test_other_libraries_are_found_under_the_backend():
+    matrix = scipy.sparse.eye_array(2)
+    with tl.backend_context("numpy"):
+        assert find_sparse([np.ones(2), [matrix]]) is None
+    with tl.backend_context("flycoo"):
+        with pytest.raises(TypeError, match="from_scipy"):
+            find_sparse([np.ones(2), matrix])
+        with pytest.raises(TypeError, match=r"sparse\.stack"):
+            find_sparse([np.ones(2), [matrix]])
+
+
+def test_arguments_get_their_names_and_lose_their_labels():
+    def decompose(tensor, rank, mode=0):
+        """A signature."""
+
+    labels = {name: range(size) for name, size in zip("abc", COO.shape, strict=True)}
+    labelled = LabelledTensor(FlycooTensor.from_coo(COO), labels)
+    call = Call((labelled, 3), {"mode": "b"})
+    assert call.is_on_host
+    call.name_arguments(inspect.signature(decompose), "decompose", lambda kwargs: ": a hint")
+    assert call.drop_labels() is labelled
+    assert call.kwargs == {"tensor": labelled.tensor, "rank": 3, "mode": 1}
+    assert call.tensor is labelled.tensor
+    assert call.give_back(call) is call
+    wrong = Call((labelled,), {"size": 3})
+    with pytest.raises(TypeError, match=r"^decompose .*argument.*: a hint$"):
+        wrong.name_arguments(inspect.signature(decompose), "decompose", lambda kwargs: ": a hint")
+
+
+def test_a_list_of_scipys_matrices_is_accepted_on_request():
+    matrix = scipy.sparse.eye_array(2)
+    call = Call(([matrix, matrix],), {})
+    assert call.tensor is None
+    call.accept_scipy_slices()
+    assert call.tensor is matrix
+    with tl.backend_context("flycoo"):
+        call.refuse_foreign()
+        with pytest.raises(TypeError, match=r"sparse\.stack"):
+            Call(([matrix, matrix],), {}).refuse_foreign()
