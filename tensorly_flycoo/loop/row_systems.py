@@ -299,7 +299,8 @@ def _solve_for_free(grams: Array, sums: Array, errors: Array, rows: Array, is_fr
     faces = grams * is_free[:, :, None] * is_free[:, None, :]
     values, vectors = _find_eigenvalues(faces, errors[:, None])
     slopes = is_free * (sums - _multiply(rows, grams))
-    changes = _multiply(_multiply(slopes, vectors) * invert_positive(values, 0), vectors.swapaxes(1, 2))
+    along_vectors = _multiply(slopes, vectors) * invert_positive(values, 0)
+    changes = _multiply(along_vectors, vectors.swapaxes(1, 2))
     return is_free * (rows + changes)
 
 
