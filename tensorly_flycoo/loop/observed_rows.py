@@ -5,6 +5,7 @@ can solve it: an iteration needs speed. Where systems may be singular, and where
 are to be exact and not only improved, `row_systems` solves them by eigenvectors.
 """
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Self
@@ -16,7 +17,6 @@ from ..engines.tall import call_lapack, multiply
 from ..ops.cp_entries import choose_block_size
 from ..ops.mttkrp import mttkrp_of_ratios
 from ..tensor.tensor import FlycooTensor
-from .cp_model import multiply_all
 
 #: The ridge for rows of a model that names none.
 L2_REG = 1e-6
@@ -158,13 +158,13 @@ class _RowEntries:
         there (n, w, R), also times the weights.
         """
         places, is_own = self.plan.list_places(rows, first, last)
-        products = multiply_all(
-            [
-                factor[self.coords[n][places]]
-                for n, factor in enumerate(self.factors)
-                if n != self.mode
-            ]
+        # A generator: the gathered rows of one factor exist at a time.
+        rows_of_factors = (
+            factor[self.coords[n][places]]
+            for n, factor in enumerate(self.factors)
+            if n != self.mode
         )
+        products = functools.reduce(np.multiply, rows_of_factors)
         weights = is_own
         if self.weights is not None:
             weights = is_own * self.weights[places]

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..base.array_modules import Array, array_module, has_true
+from ..base.array_modules import Array, array_module, has_true, invert_positive
 from ..engines.tall import call_lapack
 from ..ops.cp_entries import choose_block_size
 from .hals import solve_nonnegative
@@ -206,7 +206,7 @@ def _solve_alike(products: Array, common: Array, non_negative: bool) -> Array:
     error = _ROUNDINGS * np.finfo(np.float64).eps * common.diagonal().sum()
     if not non_negative:
         values, vectors = call_lapack(_find_eigenvalues, common, error)
-        return products @ (vectors * _reciprocals(values)) @ vectors.T
+        return products @ (vectors * invert_positive(values, 0)) @ vectors.T
     xp = array_module(products)
     rows = xp.zeros_like(products)
     products = xp.ascontiguousarray(products)
@@ -228,7 +228,7 @@ def _solve_each(grams: Array, sums: Array, errors: Array, non_negative: bool) ->
     transposed = vectors.swapaxes(1, 2)
     slopes = _multiply(sums, vectors)
     if not non_negative:
-        return _multiply(slopes * _reciprocals(values), transposed)
+        return _multiply(slopes * invert_positive(values, 0), transposed)
     # Without directions that only rounding leaves, along which rows could grow without end.
     grams = vectors * values[:, None, :] @ transposed
     sums = _multiply(slopes * (values > 0), transposed)
@@ -241,15 +241,10 @@ def _find_eigenvalues(grams: Array, errors: Array) -> tuple[Array, Array]:
     return values * (values > errors), vectors
 
 
-def _reciprocals(values: Array) -> Array:
-    """Return the reciprocals of positive numbers, and 0 for 0."""
-    return (values > 0) / np.where(values > 0, values, 1)
-
-
 def _sweep(grams: Array, sums: Array, errors: Array) -> Array:
     """Improve non-negative rows (n, R) from zeros: each element is set to its minimiser in turn."""
     rows = array_module(sums).zeros_like(sums)
-    scales = _reciprocals(_find_diagonals(grams, errors))
+    scales = invert_positive(_find_diagonals(grams, errors), 0)
     for _ in range(_NUM_SWEEPS):
         for r in range(rows.shape[1]):
             slopes = sums[:, r] - (grams[:, r] * rows).sum(axis=1)
@@ -304,7 +299,8 @@ def _solve_for_free(grams: Array, sums: Array, errors: Array, rows: Array, is_fr
     faces = grams * is_free[:, :, None] * is_free[:, None, :]
     values, vectors = _find_eigenvalues(faces, errors[:, None])
     slopes = is_free * (sums - _multiply(rows, grams))
-    changes = _multiply(_multiply(slopes, vectors) * _reciprocals(values), vectors.swapaxes(1, 2))
+    along_vectors = _multiply(slopes, vectors) * invert_positive(values, 0)
+    changes = _multiply(along_vectors, vectors.swapaxes(1, 2))
     return is_free * (rows + changes)
 
 

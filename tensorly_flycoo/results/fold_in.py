@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..base.array_modules import Array, array_module
+from ..base.array_modules import Array, array_module, invert_positive
 from ..base.checks import check_factors, check_least, check_mode, check_positive, check_real
 from ..base.fit_record import FitRecord
 from ..engines.tall import column_norms
@@ -641,7 +641,7 @@ def _fit_counts(
         loss = run.update(sweep)
         if not last_loss - loss > _TOLERANCE * abs(loss):  # also if it rises
             break
-    return run.factors[mode] * xp.where(scale > 0, 1 / xp.where(scale > 0, scale, 1), 0)
+    return run.factors[mode] * invert_positive(scale, 0)
 
 
 def _drop_impossible(x: FlycooTensor, factors: Sequence[Array]) -> FlycooTensor:
