@@ -27,7 +27,6 @@ from ..engines.tall import (
     transposed_product,
 )
 from ..format.packing import round_up
-from ..loop.cp_loop import has_converged
 from ..loop.cp_model import make_cp_tensor, multiply_all
 from ..loop.initial_guess import draw_factors
 from ..loop.masked_rows import MaskedRows
@@ -35,6 +34,7 @@ from ..loop.masks import MissingEntries
 from ..loop.momentum import Pace, extrapolate
 from ..loop.observed_rows import fit_alike
 from ..loop.smoothness import smooth
+from ..loop.stopping import has_converged
 from ..loop.whole_tensor import WholeTensor
 from ..ops.call_memory import count_iteration_nbytes
 from ..ops.mttkrp import LastPass

@@ -15,8 +15,9 @@ from ..loop.losses import EXACT_LOSSES, check_data, find_exact, find_loss
 from ..loop.masks import MissingBlocks, MissingEntries, ObservedData, find_missing
 from ..loop.model_uses import check_model, choose_mask
 from ..loop.observed_rows import L2_REG, measure_scale, scale_ridge
-from ..loop.poisson import MultiplicativeUpdates
+from ..loop.poisson import PoissonUpdates
 from ..loop.row_systems import ListedCells, solve_rows
+from ..loop.run import Model
 from ..loop.unknown_cells import find_unknown, forget_unknown, mask_slices
 from ..ops.cp_entries import evaluate_model, find_kind, take_model
 from ..ops.mttkrp import mttkrp
@@ -515,12 +516,10 @@ def _fit_counts(
         return rows
     if missing is not None:
         missing = missing.of(x)
-    run = MultiplicativeUpdates(
-        ObservedData(x, missing), [mode], tensor=x, model=(None, factors), n_iter_max=_MAX_SWEEPS
-    )
-    for sweep in range(_MAX_SWEEPS):
-        last = run.loss
-        loss = run.update(sweep)
+    updates = PoissonUpdates(ObservedData(x, missing), Model(None, factors), [mode])
+    for iteration in range(_MAX_SWEEPS):
+        last = updates.loss
+        loss = updates.update(iteration)
         if not last - loss > _TOLERANCE * abs(loss):
             break
-    return run.factors[mode] * xp.where(scale > 0, 1 / xp.where(scale > 0, scale, 1), 0)
+    return factors[mode] * xp.where(scale > 0, 1 / xp.where(scale > 0, scale, 1), 0)

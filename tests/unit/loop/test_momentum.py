@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import sparse
 import tensorly as tl
-from momentum_runs import FunctionRun
+from momentum_runs import begin
 
 from tensorly_flycoo import FlycooCP, Progress, best_of, decomposition
 from tensorly_flycoo.decomposition import non_negative_parafac_hals, parafac
@@ -19,10 +19,11 @@ pytestmark = pytest.mark.usefixtures("flycoo_backend")
 
 def run(update, start, num_iterations):
     """Iterate, and return the factors and errors after each iteration."""
-    own, models, errors = FunctionRun.begin(update, start), [], []
+    sweep, momentum = begin(update, start)
+    models, errors = [], []
     for iteration in range(num_iterations):
-        errors.append(own.step(iteration))
-        models.append([float(factor[0]) for factor in own.factors])
+        errors.append(momentum.step(iteration))
+        models.append([float(factor[0]) for factor in sweep.model.factors])
     return models, errors
 
 
@@ -87,14 +88,14 @@ def test_missing_entries_are_imputed_from_what_is_updated():
     seen = []
 
     def update(factors):
-        seen.append((own.data.values, [factor.tolist() for factor in factors]))
+        seen.append((sweep.values, [factor.tolist() for factor in factors]))
         return [factors[0] / 2], 9.0 if len(seen) == 3 else 1 / len(seen)
 
-    own = FunctionRun.begin(update, [np.array([1.0])])
-    own.data.impute(None, own.factors)
+    sweep, momentum = begin(update, [np.array([1.0])])
+    sweep.impute()
     for iteration in range(4):
-        own.step(iteration)
-        own.data.impute(None, own.factors)
+        momentum.step(iteration)
+        sweep.impute()
     assert len(seen) == 5
     assert all(values == start for values, start in seen)
 
