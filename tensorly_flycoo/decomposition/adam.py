@@ -20,7 +20,7 @@ from ..loop.cp_model import make_cp_tensor, multiply_all
 from ..loop.losses import Elementwise, Loss
 from ..loop.masks import ObservedData
 from ..loop.poisson import evaluate_loss
-from ..loop.run import Model, Sweep
+from ..loop.run import RunModel, Sweep
 from ..ops.cp_entries import choose_block_size, evaluate_model
 from ..ops.sampling import find_places, make_sampler
 from ..ops.sparse_products import add_products
@@ -226,7 +226,7 @@ class Adam(Sweep):
         self,
         function: Loss,
         data: ObservedData,
-        model: Model,
+        model: RunModel,
         modes: list[int],  # whose factors are updated
         samples: tuple[int, int] | None,  # how many nonzeros and cells a step draws
         seed: int,

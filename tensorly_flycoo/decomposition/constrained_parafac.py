@@ -18,7 +18,7 @@ from ..loop.cp_model import multiply_grams
 from ..loop.guarding import describe_as, require_flycoo_backend
 from ..loop.initial_guess import check_initial_guess, make_initial_guess, spread_factors
 from ..loop.ranks import find_cp_rank
-from ..loop.run import Callback, Model, Run
+from ..loop.run import Callback, Run, RunModel
 from ..loop.smoothness import smooth
 from ..loop.starting import list_free_modes, restore
 from ..loop.stopping import AnyOf, Converged, Feasible
@@ -205,16 +205,16 @@ def _start(
     svd: str,
     random_state: Any,
     projections: list[Projection],
-) -> Model:
+) -> RunModel:
     """Make an initial guess and apply the proximal operators, or scale the user's guess."""
     if not isinstance(init, str):
         weights, factors = CPTensor(check_initial_guess(init, x.dtype, x.device == "cuda"))
         # As in TensorLy, each factor is scaled by the geometric mean of the weights.
         scale = math.prod(weights.tolist()) ** (1 / rank)
-        return Model(None, [factor * x.dtype.type(scale) for factor in factors])
+        return RunModel(None, [factor * x.dtype.type(scale) for factor in factors])
     _, factors = make_initial_guess(x, rank, init, svd, random_state)
     pairs = zip(projections, factors, strict=True)
-    return Model(None, [project(factor) for project, factor in pairs])
+    return RunModel(None, [project(factor) for project, factor in pairs])
 
 
 def _warn_of_zeros(

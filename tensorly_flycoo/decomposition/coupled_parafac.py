@@ -19,7 +19,7 @@ from ..loop.coupled_blocks import Block, Blocks, group_rows, read_blocks
 from ..loop.cp_model import multiply_all, multiply_grams, solve_gram
 from ..loop.guarding import check_options, describe_as
 from ..loop.hals import improve
-from ..loop.run import Callback, Model, Run, Sweep
+from ..loop.run import Callback, Run, RunModel, Sweep
 from ..loop.stopping import AnyOf, Converged, GivesUp
 from ..results.coupled_cp import CoupledCP, LabelledCoupledCP, make_cp_tensors
 from ..tensor.memory import attempt, check_room
@@ -181,21 +181,23 @@ def coupled_parafac(
         return attempt("coupled_parafac", run)
 
 
-def _start(data: Blocks, rank: int, init: Any, random_state: Any, constrained: set[int]) -> Model:
-    """Return the weights (B, R), None if they are not known, and the factors of the start."""
+def _start(
+    data: Blocks, rank: int, init: Any, random_state: Any, constrained: set[int]
+) -> RunModel:
+    """Return the model of the start; its weights (B, R) are None if they are not known."""
     if isinstance(init, str) and init == "random":
         engine = select_engine(data.device)
         sizes = list(data.sizes.values())
         check_room(engine, sum(sizes) * rank * data.dtype.itemsize)
         random = tl.check_random_state(random_state)
-        return Model(None, [engine.draw_uniform(random, (n, rank), data.dtype) for n in sizes])
+        return RunModel(None, [engine.draw_uniform(random, (n, rank), data.dtype) for n in sizes])
     factors = _take_factors(data, rank, init)
     names = list(data.sizes)
     for n in constrained:
         name = f"the factor of mode {names[n]!r} of init"
         check_least(factors[n], name, reason=", as nn_modes has this mode")
     weights = _take_weights(data, rank, init) if isinstance(init, CoupledCP) else None
-    return Model(weights, factors)
+    return RunModel(weights, factors)
 
 
 def _take_factors(data: Blocks, rank: int, init: Any) -> list[Array]:
@@ -277,7 +279,7 @@ class CoupledSweep(Sweep):
     def __init__(
         self,
         data: Blocks,
-        model: Model,
+        model: RunModel,
         constrained: set[int],  # the non-negative modes
         l2_reg: float,
     ) -> None:

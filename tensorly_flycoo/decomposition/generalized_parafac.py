@@ -13,7 +13,7 @@ from ..loop.losses import Loss, check_data, find_loss
 from ..loop.masks import ObservedData, find_missing
 from ..loop.poisson import PoissonUpdates, balance, lift_zeros
 from ..loop.ranks import find_cp_rank
-from ..loop.run import Callback, Model, Run, Sweep, find_state
+from ..loop.run import Callback, Run, RunModel, Sweep, find_state
 from ..loop.starting import start
 from ..loop.stopping import AnyOf, GivesUp, Settled, Stop
 from ..tensor.coo_cache import Mask, SparseData, as_flycoo
@@ -188,7 +188,7 @@ def generalized_parafac(
 
 
 def _begin_updates(
-    data: ObservedData, model: Model, modes: list[int], tol: float, init: Any
+    data: ObservedData, model: RunModel, modes: list[int], tol: float, init: Any
 ) -> PoissonUpdates:
     """Balance a guess, and lift its zeros if its loss is infinite; resume a checkpoint."""
     if isinstance(init, Resumed):

@@ -25,7 +25,7 @@ from ..loop.guarding import describe_as, require_flycoo_backend
 from ..loop.hals import improve
 from ..loop.masks import MissingEntries, find_missing
 from ..loop.ranks import find_tucker_rank
-from ..loop.run import Callback, Model, Run, Sweep, find_state
+from ..loop.run import Callback, Run, RunModel, Sweep, find_state
 from ..loop.starting import list_free_modes, restore
 from ..loop.stopping import Converged
 from ..ops.ttmc import multiply_nonempty_rows
@@ -312,7 +312,7 @@ class NonNegativeTucker(Sweep):
         self,
         *,
         solver: str,
-        model: Model,
+        model: RunModel,
         x: FlycooTensor,
         missing: MissingEntries | None,
         modes: list[int],
@@ -377,14 +377,14 @@ class NonNegativeTucker(Sweep):
         return self._rule.save_state()
 
 
-def normalize_tucker(model: Model) -> None:
+def normalize_tucker(model: RunModel) -> None:
     """Move the norms of the factors' columns into the core."""
     model.weights, model.factors[:] = tucker_normalize((model.weights, model.factors))
 
 
 def _start(
     x: FlycooTensor, ranks: tuple[int, ...], init: Any, svd: str, random_state: Any, solver: str
-) -> Model:
+) -> RunModel:
     """Return TensorLy's initial core and factors, or those of the checkpoint in `init`."""
     with span("start"):
         if isinstance(init, Resumed):
@@ -395,7 +395,7 @@ def _start(
         core, factors = start(
             x, ranks, range(x.ndim), random_state, init=init, svd=svd, non_negative=True
         )
-    return Model(core, list(factors))
+    return RunModel(core, list(factors))
 
 
 def _check_guess(init: Any, x: FlycooTensor, ranks: tuple[int, ...]) -> None:

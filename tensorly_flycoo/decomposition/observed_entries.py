@@ -40,8 +40,10 @@ class ObservedEntries(NamedTuple):
 
     def find_mean(self, shape: tuple[int, ...]) -> float:
         """Return the weighted mean, of all cells if all count."""
+        total = float(self.values.size)
         excess = self.excess
-        total = self.values.size if excess is None else float(excess.sum())
+        if excess is not None:
+            total = float(excess.sum())
         return float(self.targets.sum()) / (total + self.unobserved * math.prod(shape))
 
     def measure(self, factors: list[Array]) -> float:

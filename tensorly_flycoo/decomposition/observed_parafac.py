@@ -14,7 +14,7 @@ from ..io.checkpoint import Resumed
 from ..loop import observed_rows
 from ..loop.cp_model import make_cp_tensor
 from ..loop.guarding import describe_as
-from ..loop.run import Callback, Model, Run, Sweep, find_state
+from ..loop.run import Callback, Run, RunModel, Sweep, find_state
 from ..loop.starting import restore
 from ..loop.stopping import AnyOf, Converged, OutOfPatience, Stop
 from ..tensor.coo_cache import SparseData, as_flycoo
@@ -247,7 +247,7 @@ class _Beginning(NamedTuple):
     """What a run begins with."""
 
     ridge: float
-    model: Model
+    model: RunModel
     error: float  # of held-out entries, by the trial of the ridge; 0 without one
     error_of_mean: float  # of the same entries, by the mean of the values; 0 without any
 
@@ -279,12 +279,12 @@ def _begin(
     if ridge is None and problem.unobserved:
         ridge = 1.0
     if ridge is not None:
-        return _Beginning(ridge, Model(None, guess), error=0.0, error_of_mean=error_of_mean)
+        return _Beginning(ridge, RunModel(None, guess), error=0.0, error_of_mean=error_of_mean)
     ridge, trial, error_of_mean_there = choose_ridge(problem, _split(entries, held_out))
     if held_out is None:
         error_of_mean = error_of_mean_there
     is_better = is_better_start(problem, entries, ridge, trial.factors, guess)
-    model = Model(None, trial.factors if is_better else guess)
+    model = RunModel(None, trial.factors if is_better else guess)
     return _Beginning(ridge, model, trial.error, error_of_mean)
 
 
@@ -317,7 +317,7 @@ class ObservedSweep(Sweep):
         self,
         *,
         rows: RowSolver,
-        model: Model,
+        model: RunModel,
         held_out: ObservedEntries | None,
         ridge: float,
         dtype: np.dtype,  # of the result

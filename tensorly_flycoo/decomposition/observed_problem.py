@@ -42,7 +42,9 @@ class Problem:
     def bias_modes(self) -> tuple[int, ...]:
         """The mode of each column's biases, the number of modes for the mean, else -1."""
         components = (-1,) * self.rank
-        return components + tuple(range(self.x.ndim + 1)) if self.biases else components
+        if not self.biases:
+            return components
+        return components + tuple(range(self.x.ndim + 1))
 
     @functools.cached_property
     def scale(self) -> float:
@@ -59,9 +61,15 @@ class Problem:
             root = self.scale ** (1 / x.ndim)
             factors = [(factor.astype(np.float64) * root).astype(self.dtype) for factor in guess]
         else:
-            init = _leave_out_biases(self.init) if self.biases else self.init
-            factors = [factor.astype(self.dtype) for factor in take_guess(x, self.rank, init)]
-        return self._add_biases(factors) if self.biases else factors
+            guess = take_guess(x, self.rank, self._read_init())
+            factors = [factor.astype(self.dtype) for factor in guess]
+        if self.biases:
+            return self._add_biases(factors)
+        return factors
+
+    def _read_init(self) -> Any:
+        """Return the user's guess, without the biases that it has from another fit."""
+        return _leave_out_biases(self.init) if self.biases else self.init
 
     def _add_biases(self, factors: list[Array]) -> list[Array]:
         """Append columns that are zero in the factor of their mode, and ones in the others."""
@@ -73,8 +81,9 @@ class Problem:
 
     def make_rows(self, entries: ObservedEntries, l2_reg: float) -> "RowSolver":
         """Make what fits rows to entries with a ridge."""
-        kind = ConjugateGradients if self.num_steps else ExactRows
-        return kind(self, entries, l2_reg)
+        if self.num_steps:
+            return ConjugateGradients(self, entries, l2_reg)
+        return ExactRows(self, entries, l2_reg)
 
     def find_ridges(self, l2_reg: float) -> Array:
         """Return the ridge of each column (R,), with those of biases."""
@@ -84,8 +93,10 @@ class Problem:
 
     def find_gram(self, ridges: Array, factors: list[Array], mode: int) -> Array:
         """Return the part that the systems of all rows of a mode have in common."""
-        of_all_cells = multiply_grams(None, factors, mode) if self.unobserved else 0
-        return array_module(ridges).diag(ridges) + self.unobserved * of_all_cells
+        gram = array_module(ridges).diag(ridges)
+        if self.unobserved:
+            gram = gram + self.unobserved * multiply_grams(None, factors, mode)
+        return gram
 
     def find_free(self, mode: int) -> Array | None:
         """Mark the columns to update, None for all: a mode has ones in those of others' biases."""
@@ -174,11 +185,14 @@ class ConjugateGradients(RowSolver):
         self.ridges = problem.find_ridges(l2_reg)
         self._problem = problem
         x = problem.x
-        excess = np.ones_like(entries.values) if entries.excess is None else entries.excess
+        excess = entries.excess
+        if excess is None:
+            excess = np.ones_like(entries.values)
         self._excess = x._rebuild(entries.coords, excess.astype(x.dtype))
         is_whole = entries.weights is None and entries.values.size == x.nnz
-        targets = entries.targets.astype(x.dtype)
-        self._targets = x if is_whole else x._rebuild(entries.coords, targets)
+        self._targets = x
+        if not is_whole:
+            self._targets = x._rebuild(entries.coords, entries.targets.astype(x.dtype))
         self._residual_square = -1.0  # of the model after the last mode was fitted
 
     def set_ridge(self, l2_reg: float) -> None:
@@ -188,7 +202,7 @@ class ConjugateGradients(RowSolver):
         return self._improve(factors, mode, self._problem.num_steps)
 
     def _improve(self, factors: list[Array], mode: int, num_steps: int) -> Array:
-        """Return the rows of a mode after some steps; after the last mode, note the residual."""
+        """Return the rows of a mode after some steps; with the last mode, note the residual."""
         targets = mttkrp(self._targets, factors, mode)
         rows, residuals = observed_rows.improve_rows(
             self._excess,

@@ -20,7 +20,7 @@ from ..loop.hals import improve
 from ..loop.initial_guess import check_svd, draw_factors, take_guess, take_left_vectors
 from ..loop.line_search import LineSearch
 from ..loop.projected_slices import ProjectedSlices, absorb
-from ..loop.run import Callback, Model, Run, Sweep, find_state
+from ..loop.run import Callback, Run, RunModel, Sweep, find_state
 from ..loop.smoothness import Smoothness, add_differences, read_smoothness, smooth
 from ..loop.starting import restore
 from ..loop.stopping import Converged
@@ -187,7 +187,7 @@ def _find_non_negative(nn_modes: Any, sparsity_coefficients: Any) -> set[int]:
     return constrained
 
 
-def _start(data: Any, rank: int, init: Any, svd: str, random_state: Any) -> Model:
+def _start(data: Any, rank: int, init: Any, svd: str, random_state: Any) -> RunModel:
     """Make the initial guess that TensorLy makes, or restore a checkpoint."""
     matrix = data.matrix
     dtype = matrix.dtype
@@ -198,15 +198,15 @@ def _start(data: Any, rank: int, init: Any, svd: str, random_state: Any) -> Mode
     if isinstance(init, str) and init == "random":
         # TensorLy begins with random projections, which it does not use.
         engine.draw_uniform(random, (data.num_rows, rank), dtype)
-        return Model(None, draw_factors(data, rank, random))
+        return RunModel(None, draw_factors(data, rank, random))
     if isinstance(init, str) and init == "svd":
         check_svd(svd, "init='svd'", matrix.shape)
         unfolding = _CentredColumns(data) if data.is_centred else Unfolding(matrix, 1)
         a = engine.xp.ones((data.shape[0], rank), dtype)
         b = engine.xp.eye(rank, dtype=dtype)
-        return Model(None, [a, b, take_left_vectors(matrix, unfolding, rank, svd, random)])
+        return RunModel(None, [a, b, take_left_vectors(matrix, unfolding, rank, svd, random)])
     guess = init if isinstance(init, str) else _read_guess(init)
-    return Model(None, take_guess(data, rank, guess))
+    return RunModel(None, take_guess(data, rank, guess))
 
 
 def _read_guess(init: Any) -> tuple[Any, list[Array]]:
@@ -275,7 +275,7 @@ class Parafac2Sweep(Sweep):
         *,
         data: ProjectedSlices,
         slices: RaggedTensor,
-        model: Model,
+        model: RunModel,
         n_iter_parafac: int,
         constrained: set[int],  # the non-negative modes
         penalties: list[float | None],  # of each mode, on the sum of the factor's elements

@@ -13,7 +13,7 @@ from ..io.checkpoint import Resumed
 from ..loop.guarding import describe_as, require_flycoo_backend, tensorly_loop
 from ..loop.masks import MissingEntries, find_missing
 from ..loop.ranks import find_tucker_rank
-from ..loop.run import Callback, Model, Run, Sweep
+from ..loop.run import Callback, Run, RunModel, Sweep
 from ..loop.starting import restore
 from ..loop.stopping import Converged
 from ..ops.cp_entries import choose_block_size
@@ -128,7 +128,7 @@ def tucker(
         if missing is not None and isinstance(init, str) and init == "svd":
             init = start_masked(missing, sizes)
         (core, factors), _ = iterate(x, n_iter_max=0, init=init)
-        model = Model(core, list(factors))  # not the caller's list
+        model = RunModel(core, list(factors))  # not the caller's list
     return Run(
         sweep=TensorlyTucker(iterate, model, x, missing),
         tensor=x,
@@ -182,7 +182,7 @@ def evaluate_tucker(coords: Array, core: Array, factors: Sequence[Array]) -> Arr
     return values
 
 
-def fill_missing(x: FlycooTensor, missing: MissingEntries | None, model: Model) -> FlycooTensor:
+def fill_missing(x: FlycooTensor, missing: MissingEntries | None, model: RunModel) -> FlycooTensor:
     """Return the tensor with the values of the model at its missing entries.
 
     An iteration begins with it: expectation maximisation.
@@ -192,7 +192,7 @@ def fill_missing(x: FlycooTensor, missing: MissingEntries | None, model: Model) 
     return missing.fill(evaluate_tucker(missing.coords, model.weights, model.factors))
 
 
-def make_tucker_tensor(model: Model) -> TuckerTensor:
+def make_tucker_tensor(model: RunModel) -> TuckerTensor:
     """Make a TensorLy TuckerTensor with a list of factors of its own."""
     return TuckerTensor((model.weights, list(model.factors)))
 
@@ -206,7 +206,7 @@ class TensorlyTucker(Sweep):
     def __init__(
         self,
         iterate: Callable[..., Any],  # its `partial_tucker`, of a tensor, `n_iter_max` and `init`
-        model: Model,
+        model: RunModel,
         x: FlycooTensor,
         missing: MissingEntries | None,
     ) -> None:

@@ -17,7 +17,7 @@ from .gauss_newton import GAUSS_NEWTON, find_step, is_step_cheap
 from .initial_guess import spread_factors
 from .least_squares import LeastSquares
 from .momentum import Pace, extrapolate
-from .run import Accelerator, Model
+from .run import Accelerator, RunModel
 
 #: `GAUSS_NEWTON` begins with so many iterations of momentum: far away, the steps' model is poor.
 _NUM_FIRST = 5
@@ -42,7 +42,7 @@ _SLACK = 8
 class Movable(Protocol):
     """What momentum asks of a sweep."""
 
-    model: Model
+    model: RunModel
 
     def update(self, iteration: int) -> Any:
         """Improve the model in place; return its error."""

@@ -11,7 +11,7 @@ from ..tensor.tensor import FlycooTensor
 from .cp_model import make_cp_tensor, multiply_grams, normalize, normalize_updated
 from .masks import ImputedTensor
 from .momentum import can_compare_errors
-from .run import Model, Sweep
+from .run import RunModel, Sweep
 from .smoothness import add_differences
 from .whole_tensor import WholeTensor
 
@@ -25,7 +25,7 @@ class CpSweep(Sweep):
     """A sweep over the modes of a CP model; its final methods are what momentum asks of it."""
 
     solver: str
-    model: Model
+    model: RunModel
     tensor: FlycooTensor
     data: WholeTensor | ImputedTensor
     modes: list[int]  # whose factors are updated
@@ -69,7 +69,7 @@ class CpSweep(Sweep):
 
 
 def measure_updated(
-    data: WholeTensor | ImputedTensor, model: Model, last_mttkrp: Array, wants_error: bool
+    data: WholeTensor | ImputedTensor, model: RunModel, last_mttkrp: Array, wants_error: bool
 ) -> Any:
     """Return the error of an updated model, from the last mode's MTTKRP; impute from the model."""
     if not wants_error:
@@ -118,6 +118,6 @@ class AlternatingSweep(CpSweep):
         return self.save_rule_state()
 
 
-def normalize_cp(model: Model) -> None:
+def normalize_cp(model: RunModel) -> None:
     """Move the norms of the factors' columns into the weights."""
     model.weights, model.factors[:] = normalize(model.weights, model.factors)

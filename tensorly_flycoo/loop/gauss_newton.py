@@ -47,15 +47,11 @@ def find_step(
     stay. `ridge` is added to the diagonals of the :math:`\Gamma_n`.
     """
     ndim = len(grams)
-    pairs = np.zeros((ndim, *grams.shape))
-    products = np.empty_like(grams)
-    for n, p in itertools.combinations(range(ndim), 2):
-        others = [grams[m] for m in range(ndim) if m not in (n, p)]
-        pairs[n, p] = pairs[p, n] = multiply_all(others) if others else 1
-        products[n], products[p] = pairs[n, p] * grams[p], pairs[n, p] * grams[n]
-    products += ridge * np.eye(grams.shape[1])
+    identity = np.eye(grams.shape[1])
+    pairs, products = _multiply_others(grams)
+    products += ridge * identity
     diagonals = products.diagonal(axis1=1, axis2=2)[:, None]
-    damped = np.where(diagonals > 0, damping * diagonals, 1) * np.eye(grams.shape[1])
+    damped = np.where(diagonals > 0, damping * diagonals, 1) * identity
     inverse = np.linalg.inv(products + damped)
     inverse[[n not in modes for n in range(ndim)]] = 0  # so their V_n is
 
@@ -64,20 +60,25 @@ def find_step(
         return np.einsum("npij,pji->nij", pairs, steps)
 
     # S + couple(A^T A S P) = couple(A^T (M - A Gamma) P), P the inverse, is symmetric and positive
-    # definite for the inner product <S, A^T A S P>.
-    (search, image), (residual, found) = direction, gradient = np.zeros((2, 2, *grams.shape))
+    # definite for the inner product <S, A^T A S P>. So each S has its image A^T A S P beside it:
+    # (search, image) of the direction, and (residual, its image) of the gradient.
+    direction = np.zeros((2, *grams.shape))
+    gradient = np.zeros((2, *grams.shape))
+    search, image = direction
+    residual, residual_image = gradient
     for n, product in inner.items():
-        found[n] = (product - grams[n] @ products[n]) @ inverse[n]
-    residual[:] = couple(found)
+        residual_image[n] = (product - grams[n] @ products[n]) @ inverse[n]
+    residual[:] = couple(residual_image)
     coupled = np.zeros_like(grams)
     limit = 0.0
     before = np.inf
     for _ in range(_MAX_CG):
-        found[:] = grams @ residual @ inverse
-        square = np.vdot(residual, found)
+        residual_image[:] = grams @ residual @ inverse
+        square = np.vdot(residual, residual_image)
         limit = limit or _SHARE_LEFT**2 * square
         if not square > limit:
             break
+        # Both the search direction and its image.
         direction *= square / before
         direction += gradient
         curved = search + couple(image)
@@ -89,3 +90,18 @@ def find_step(
         residual -= step * curved
         before = square
     return np.stack([inverse, (damped - coupled) @ inverse])
+
+
+def _multiply_others(grams: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    r"""Return the products of all Gram matrices but two, :math:`\Gamma_{np}`, and but one."""
+    ndim = len(grams)
+    pairs = np.zeros((ndim, *grams.shape))
+    products = np.empty_like(grams)
+    for n, p in itertools.combinations(range(ndim), 2):
+        rest = [grams[m] for m in range(ndim) if m not in (n, p)]
+        pair = multiply_all(rest) if rest else np.ones_like(grams[n])
+        pairs[n, p] = pair
+        pairs[p, n] = pair
+        products[n] = pair * grams[p]
+        products[p] = pair * grams[n]
+    return pairs, products

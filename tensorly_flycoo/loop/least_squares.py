@@ -16,7 +16,7 @@ from .alternating import CpSweep, measure_updated
 from .cp_model import multiply_grams
 from .line_search import LineSearch
 from .masks import ImputedTensor
-from .run import Model
+from .run import RunModel
 from .smoothness import add_differences, smooth
 from .whole_tensor import WholeTensor
 
@@ -25,11 +25,11 @@ class FactorSolver(ABC):
     """Finds the best factor of a mode, and the error of the model."""
 
     @abstractmethod
-    def solve_mode(self, model: Model, mode: int) -> Array:
+    def solve_mode(self, model: RunModel, mode: int) -> Array:
         """Replace a factor by the best one for the others; return its MTTKRP."""
 
     @abstractmethod
-    def measure(self, model: Model, last_mttkrp: Array) -> Any:
+    def measure(self, model: RunModel, last_mttkrp: Array) -> Any:
         """Return the error of a model whose last mode was just solved, None if not needed."""
 
     @abstractmethod
@@ -51,14 +51,14 @@ class OwnSolver(FactorSolver):
     l2_reg: float
     wants_errors: bool
 
-    def solve_mode(self, model: Model, mode: int) -> Array:
+    def solve_mode(self, model: RunModel, mode: int) -> Array:
         product = self.data.mttkrp(model.weights, model.factors, mode)
         longer = add_differences(model.factors, self.smoothness, skip=mode)
         gram = multiply_grams(model.weights, longer, mode, self.l2_reg)
         model.factors[mode] = solve(gram, smooth(product, self.smoothness[mode]).T).T
         return product
 
-    def measure(self, model: Model, last_mttkrp: Array) -> Any:
+    def measure(self, model: RunModel, last_mttkrp: Array) -> Any:
         return measure_updated(self.data, model, last_mttkrp, self.wants_errors)
 
     def list_moved(self, modes: list[int]) -> list[int]:
@@ -76,7 +76,7 @@ class TensorlyCp(FactorSolver):
     data: WholeTensor
     l2_reg: float
 
-    def solve_mode(self, model: Model, mode: int) -> Array:
+    def solve_mode(self, model: RunModel, mode: int) -> Array:
         rank = model.factors[0].shape[1]
         context = tl.context(self.data)
         gram = tl.ones((rank, rank), **context)
@@ -92,7 +92,7 @@ class TensorlyCp(FactorSolver):
         model.factors[mode] = tl.transpose(tl.solve(tl.transpose(gram), tl.transpose(mttkrp)))
         return mttkrp
 
-    def measure(self, model: Model, last_mttkrp: Array) -> Any:
+    def measure(self, model: RunModel, last_mttkrp: Array) -> Any:
         norm = self.data.norm()
         cp_tensor = (model.weights, model.factors)
         return _cp.error_calc(self.data, norm, *cp_tensor, None, None, last_mttkrp)[0] / norm

@@ -19,7 +19,7 @@ from ..engines.tall import sum_columns
 from ..ops.mttkrp import mttkrp_of_ratios
 from .cp_model import make_cp_tensor, multiply_all
 from .masks import ObservedData
-from .run import Model, Sweep
+from .run import RunModel, Sweep
 from .stopping import has_settled
 
 #: By how much the longest step grows and shrinks.
@@ -101,7 +101,7 @@ class PoissonUpdates(Sweep):
     def __init__(
         self,
         data: ObservedData,
-        model: Model,
+        model: RunModel,
         modes: list[int],  # whose factors are updated
         tol: float = 0,  # of the run
         state: Mapping[str, np.ndarray] | None = None,  # of a checkpoint

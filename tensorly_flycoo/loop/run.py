@@ -17,7 +17,7 @@ Callback: TypeAlias = Callable[..., bool | None]
 
 
 @dataclass
-class Model:
+class RunModel:
     """A model that a run improves in place.
 
     Its list of factors stays the run's: new factors replace the old ones in it, which are then
@@ -33,7 +33,7 @@ class Sweep(ABC):
     """One plain iteration of a decomposition, over all parts of its model."""
 
     solver: str  # the name of the decomposition
-    model: Model
+    model: RunModel
 
     @abstractmethod
     def update(self, iteration: int) -> Any:
@@ -86,7 +86,7 @@ class Run:
     callback: Callback | None = None
     verbose: int = 0
     return_errors: bool = False
-    normalize: Callable[[Model], None] | None = None  # after each iteration but the last
+    normalize: Callable[[RunModel], None] | None = None  # after each iteration but the last
     finish: Callable[[], Any] | None = None  # makes the result, if that is not `sweep.make()`
     clean_up: Callable[[], None] | None = None  # after each iteration, and after one that fails
     facts: Mapping[str, Any] = field(default_factory=dict)  # what only the run can say of its model
@@ -102,10 +102,20 @@ class Run:
         num_past = len(model.errors)
         if self.callback is not None:
             self._call(model.errors[-1] if num_past else self.sweep.measure_start())
-        is_done = num_past > 0 and self.stop.is_over(model.errors)
-        if num_past and self.normalize is not None and not is_done:
+        is_resumed = num_past > 0
+        if not (is_resumed and self.stop.is_over(model.errors)):
+            self._iterate(is_resumed)
+        finish = self.finish or self.sweep.make
+        result = attach(finish(), self._describe())
+        return (result, model.errors[num_past:]) if self.return_errors else result
+
+    def _iterate(self, is_resumed: bool) -> None:
+        """Improve the model until a rule or the callback stops the run."""
+        model = self.sweep.model
+        # The run that wrote the checkpoint would have done so before its next iteration.
+        if is_resumed and self.normalize is not None:
             self.normalize(model)
-        for iteration in range(0 if is_done else self.n_iter_max):
+        for iteration in range(self.n_iter_max):
             if self.verbose > 1:
                 print(f"iteration {iteration} begins")
             error = self._step(iteration)
@@ -117,9 +127,6 @@ class Run:
                 break
             if self.normalize is not None:
                 self.normalize(model)
-        finish = self.finish or self.sweep.make
-        result = attach(finish(), self._describe())
-        return (result, model.errors[num_past:]) if self.return_errors else result
 
     def _step(self, iteration: int) -> Any:
         """Do one iteration, accelerated or not; return the error."""

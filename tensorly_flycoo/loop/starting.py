@@ -13,7 +13,7 @@ from ..io.checkpoint import Resumed, ResumedTucker, find_digest
 from ..tensor.tensor import FlycooTensor
 from .initial_guess import make_initial_guess, spread_factors
 from .masks import MissingEntries, is_same_mask
-from .run import Model
+from .run import RunModel
 
 #: Facts of a checkpoint that a call has to share: with others its model would not be one.
 _LASTING_FACTS = ("loss", "absent", "unobserved", "non_negative")
@@ -32,7 +32,7 @@ def start(
     non_negative: bool = False,
     normalize_factors: bool = False,
     by_blocks: bool = False,
-) -> Model:
+) -> RunModel:
     """Make the initial guess of a CP model, or restore the checkpoint in `init`.
 
     With `by_blocks` the factors are row-sharded if `x` is on several devices.
@@ -56,7 +56,7 @@ def start(
                 non_negative=non_negative,
                 normalize_factors=normalize_factors,
             )
-        model = Model(weights, factors)
+        model = RunModel(weights, factors)
     if by_blocks:
         model.factors = spread_factors(x, model.factors)
     return model
@@ -68,7 +68,7 @@ def restore(
     rank: int | tuple[int, ...],
     solver: str,
     dtype: np.dtype | None = None,
-) -> Model:
+) -> RunModel:
     """Return the model of a checkpoint, on the device of `x`, with its errors.
 
     Refuse one of another solver, tensor, rank or, if given, dtype; one that does not name its
@@ -80,7 +80,7 @@ def restore(
     if (init.shape, init.rank, saved_dtype) != (x.shape, rank, expected_dtype):
         raise ValueError(
             f"the checkpoint has shape {init.shape}, rank {init.rank} and dtype {saved_dtype}, "
-            f"expected {x.shape}, {rank} and {expected_dtype}"
+            f"expected {x.shape}, rank {rank} and {expected_dtype}"
         )
     if init.digest not in ("", find_digest(x)):
         raise ValueError(
@@ -91,7 +91,7 @@ def restore(
     xp = x._engine.xp
     weights_or_core, factors = init
     # The first error is that of the start, which no iteration made.
-    return Model(
+    return RunModel(
         xp.asarray(weights_or_core), [xp.asarray(factor) for factor in factors], init.errors[1:]
     )
 

@@ -17,7 +17,7 @@ from ..loop.model_uses import check_model, choose_mask
 from ..loop.observed_rows import L2_REG, measure_scale, scale_ridge
 from ..loop.poisson import PoissonUpdates
 from ..loop.row_systems import ListedCells, solve_rows
-from ..loop.run import Model
+from ..loop.run import RunModel
 from ..loop.unknown_cells import find_unknown, forget_unknown, mask_slices
 from ..ops.cp_entries import evaluate_model, find_kind, take_model
 from ..ops.mttkrp import mttkrp
@@ -516,7 +516,7 @@ def _fit_counts(
         return rows
     if missing is not None:
         missing = missing.of(x)
-    updates = PoissonUpdates(ObservedData(x, missing), Model(None, factors), [mode])
+    updates = PoissonUpdates(ObservedData(x, missing), RunModel(None, factors), [mode])
     for iteration in range(_MAX_SWEEPS):
         last = updates.loss
         loss = updates.update(iteration)

@@ -1,7 +1,7 @@
 """Momentum of a sweep whose update is any function, and whose missing entries only record."""
 
 from tensorly_flycoo.loop.acceleration import Momentum
-from tensorly_flycoo.loop.run import Model
+from tensorly_flycoo.loop.run import RunModel
 
 
 class FunctionSweep:
@@ -11,7 +11,7 @@ class FunctionSweep:
     """
 
     def __init__(self, change, start):
-        self.model = Model(None, list(start))
+        self.model = RunModel(None, list(start))
         self.values = None
         self._change = change
 
