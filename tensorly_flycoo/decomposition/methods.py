@@ -25,7 +25,7 @@ class Method:
     non_negative: bool = False  # whether its model is
     takes_mask: bool = False  # whether `mask` holds entries out
     knows_zeros: bool = True  # whether cells that are not stored are zeros to it, not unknown
-    has_momentum: bool = False  # whether it has ``linesearch="nesterov"``
+    has_momentum: bool = False  # whether ``linesearch="nesterov"`` is on where one does not say
     runs_together: bool = False  # whether `run_together` iterates many of its runs at once
     is_ours: bool = True  # whether it takes a `MissingEntries` for a mask
 

@@ -131,7 +131,7 @@ def non_negative_parafac_hals(
     momentum = None
     if linesearch == NESTEROV:
         momentum = Momentum(sweep, sweep.modes, rule.project)
-        momentum.resume(x, find_state(init))
+        momentum.resume(find_state(init))
     return Run(
         sweep=sweep,
         accelerate=momentum,

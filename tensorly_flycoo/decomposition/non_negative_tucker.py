@@ -21,9 +21,11 @@ from ..base.checks import check_choice, check_matrix, check_real
 from ..base.reporting import span
 from ..engines.tall import multiply, transposed_product
 from ..io.checkpoint import Resumed
+from ..loop.acceleration import Momentum
 from ..loop.guarding import describe_as, require_flycoo_backend
 from ..loop.hals import improve
 from ..loop.masks import MissingEntries, find_missing
+from ..loop.momentum import NESTEROV
 from ..loop.ranks import find_tucker_rank
 from ..loop.run import Callback, Run, RunModel, Sweep, find_state
 from ..loop.starting import list_free_modes, restore
@@ -139,6 +141,7 @@ def non_negative_tucker_hals(
     exact: bool = False,
     algorithm: str = "fista",
     callback: Callback | None = None,
+    linesearch: bool | str = False,
 ) -> Any:
     """Decompose a sparse tensor into a non-negative core and factors by hierarchical ALS.
 
@@ -154,6 +157,9 @@ def non_negative_tucker_hals(
     algorithm : {"fista", "active_set"}
         Updates the core in up to `n_iter_max` steps (a checkpoint keeps that number);
         "active_set" forms a square matrix with a row for each element of the core.
+    linesearch : False or "nesterov"
+        "nesterov": Nesterov's momentum as in `parafac`, of the factors and the core, whose
+        elements that would be negative become zero. Only for sparse tensors.
 
     Returns
     -------
@@ -164,8 +170,8 @@ def non_negative_tucker_hals(
     DensifyError
         If `svd` is any other method.
     ValueError
-        If `algorithm` is unknown, `sparsity_coefficients` has not one number for each mode, or
-        `init` has no factors for `fixed_modes`.
+        If `algorithm` or `linesearch` is unknown, `sparsity_coefficients` has not one number for
+        each mode, or `init` has no factors for `fixed_modes`.
 
     References
     ----------
@@ -182,6 +188,7 @@ def non_negative_tucker_hals(
     ((2, 3, 4), True)
     """
     check_choice(algorithm, "algorithm", ("fista", "active_set"))
+    check_choice(linesearch, "linesearch", (False, NESTEROV))
     if core_sparsity_coefficient is not None:
         check_real(core_sparsity_coefficient, "core_sparsity_coefficient", 0)
     penalties = spread_penalties(sparsity_coefficients, tensor.ndim, {*range(tensor.ndim)})
@@ -205,8 +212,13 @@ def non_negative_tucker_hals(
         missing=None,
         rule=rule,
     )
+    momentum = None
+    if linesearch == NESTEROV:
+        momentum = Momentum(sweep, [*sweep.modes, sweep.core_part], project_non_negative)
+        momentum.resume(find_state(init))
     return Run(
         sweep=sweep,
+        accelerate=momentum,
         tensor=x,
         n_iter_max=n_iter_max,
         stop=Converged(tol, num_skipped=1),  # as in TensorLy
@@ -304,9 +316,17 @@ class HalsTucker(TuckerRule):
         return {"steps": np.asarray(self.num_steps)}
 
 
+def project_non_negative(n: int, array: Array) -> Array:
+    """Set the negative elements of any part of a model to zero."""
+    return np.maximum(array, 0)
+
+
 @final
 class NonNegativeTucker(Sweep):
-    """Updates the factors of the modes that are not fixed, and then the core."""
+    """Updates the factors of the modes that are not fixed, and then the core.
+
+    For momentum, the factors are the first parts of the model, and the core is the last.
+    """
 
     def __init__(
         self,
@@ -375,6 +395,39 @@ class NonNegativeTucker(Sweep):
 
     def save_state(self) -> Mapping[str, Array]:
         return self._rule.save_state()
+
+    @property
+    def core_part(self) -> int:
+        """The number of the core among the parts."""
+        return len(self.model.factors)
+
+    def get_part(self, n: int) -> Array:
+        return self.model.weights if n == self.core_part else self.model.factors[n]
+
+    def set_part(self, n: int, array: Array) -> None:
+        if n == self.core_part:
+            self.model.weights = array
+        else:
+            self.model.factors[n] = array
+
+    def place_parts(self, parts: Mapping[int, np.ndarray]) -> dict[int, Array]:
+        return {n: self._x._engine.xp.asarray(part) for n, part in parts.items()}
+
+    def impute(self) -> None:
+        """Do nothing: an update begins by filling in the missing entries."""
+
+    def find_loss(self, error: float) -> float:
+        return error
+
+    def can_compare_errors(self) -> bool:
+        """Return True: where nothing is negative, no large components cancel."""
+        return True
+
+    def keep(self) -> tuple[Array, list[Array]]:
+        return self.model.weights, list(self.model.factors)
+
+    def take_back(self, kept: tuple[Array, list[Array]]) -> None:
+        self.model.weights, self.model.factors[:] = kept
 
 
 def normalize_tucker(model: RunModel) -> None:

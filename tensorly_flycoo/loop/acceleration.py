@@ -12,9 +12,7 @@ import numpy as np
 
 from ..base.array_modules import Array, move
 from ..engines.tall import call_lapack, inner_product, multiply, transposed_product
-from ..tensor.tensor import FlycooTensor
 from .gauss_newton import GAUSS_NEWTON, find_step, is_step_cheap
-from .initial_guess import spread_factors
 from .least_squares import LeastSquares
 from .momentum import Pace, extrapolate
 from .run import Accelerator, RunModel
@@ -40,9 +38,18 @@ _SLACK = 8
 
 
 class Movable(Protocol):
-    """What momentum asks of a sweep."""
+    """What momentum asks of a sweep, whose model has numbered parts: its factors, a core."""
 
     model: RunModel
+
+    def get_part(self, n: int) -> Array:
+        """Return a part of the model."""
+
+    def set_part(self, n: int, array: Array) -> None:
+        """Replace a part of the model."""
+
+    def place_parts(self, parts: Mapping[int, np.ndarray]) -> dict[int, Array]:
+        """Return parts of a checkpoint on the devices on which those of the model are."""
 
     def update(self, iteration: int) -> Any:
         """Improve the model in place; return its error."""
@@ -81,41 +88,38 @@ class Momentum(Accelerator):
     def __init__(
         self,
         sweep: Movable,
-        modes: Sequence[int],  # whose factors are extrapolated
-        project: Callable[[int, Array], Array] | None = None,  # onto a mode's constraints
+        parts: Sequence[int],  # that are extrapolated
+        project: Callable[[int, Array], Array] | None = None,  # onto a part's constraints
     ) -> None:
         self._sweep = sweep
-        self._modes = modes
+        self._parts = parts
         self._project = project
         self._pace = Pace()
-        self._before: dict[int, Array] = {}  # the factors of the model before
+        self._before: dict[int, Array] = {}  # the parts of the model before
         errors = sweep.model.errors
         self._loss: Any = errors[-1] if errors else None  # of the model
 
-    def resume(self, x: FlycooTensor, state: Mapping[str, np.ndarray]) -> None:
+    def resume(self, state: Mapping[str, np.ndarray]) -> None:
         """Go on where `save_state` was called, if the run that saved had momentum."""
-        if "pace" not in state or any(f"before_{n}" not in state for n in self._modes):
+        if "pace" not in state or any(f"before_{n}" not in state for n in self._parts):
             return
-        factors = list(self._sweep.model.factors)
-        for n in self._modes:
-            factors[n] = x._engine.xp.asarray(state[f"before_{n}"])
-        factors = spread_factors(x, factors)
-        self._before = {n: factors[n] for n in self._modes}
+        saved = {n: state[f"before_{n}"] for n in self._parts}
+        self._before = self._sweep.place_parts(saved)
         self._pace = Pace(float(state["pace"]))
 
     def save_state(self) -> Mapping[str, Array]:
-        before = {f"before_{n}": factor for n, factor in self._before.items()}
+        before = {f"before_{n}": part for n, part in self._before.items()}
         return {"pace": np.asarray(self._pace.t), **before}
 
     def step(self, iteration: int) -> Any:
         sweep = self._sweep
         kept = sweep.keep()
-        start = list(sweep.model.factors)
+        start = {n: sweep.get_part(n) for n in self._parts}
         is_first = not self._before
         takes_step = bool(not is_first and self._pace.step and sweep.can_compare_errors())
         if takes_step:
             self._extrapolate()
-        self._before = {n: start[n] for n in self._modes}
+        self._before = start
         if takes_step:
             sweep.impute()
             error = sweep.update(iteration)
@@ -134,12 +138,12 @@ class Momentum(Accelerator):
         return error
 
     def _extrapolate(self) -> None:
-        """Move the factors further; the model before is dropped factor by factor."""
-        factors = self._sweep.model.factors
-        step = self._pace.step
-        for n in self._modes:
-            further = extrapolate(factors[n], self._before.pop(n), step)
-            factors[n] = further if self._project is None else self._project(n, further)
+        """Move the parts further; the model before is dropped part by part."""
+        for n in self._parts:
+            further = extrapolate(self._sweep.get_part(n), self._before.pop(n), self._pace.step)
+            if self._project is not None:
+                further = self._project(n, further)
+            self._sweep.set_part(n, further)
 
 
 @final

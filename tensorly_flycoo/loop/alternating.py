@@ -4,11 +4,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, final
 
+import numpy as np
 from tensorly.cp_tensor import CPTensor
 
 from ..base.array_modules import Array, array_module
 from ..tensor.tensor import FlycooTensor
 from .cp_model import make_cp_tensor, multiply_grams, normalize, normalize_updated
+from .initial_guess import spread_factors
 from .masks import ImputedTensor
 from .momentum import can_compare_errors
 from .run import RunModel, Sweep
@@ -42,6 +44,23 @@ class CpSweep(Sweep):
             first = self.model.factors[0]
             weights = array_module(first).ones(first.shape[1], self.tensor.dtype)
         return make_cp_tensor(weights, self.model.factors)
+
+    @final
+    def get_part(self, n: int) -> Array:
+        return self.model.factors[n]
+
+    @final
+    def set_part(self, n: int, array: Array) -> None:
+        self.model.factors[n] = array
+
+    @final
+    def place_parts(self, parts: Mapping[int, np.ndarray]) -> dict[int, Array]:
+        factors = list(self.model.factors)
+        for n, part in parts.items():
+            factors[n] = self.tensor._engine.xp.asarray(part)
+        # All factors together, for they share their devices.
+        factors = spread_factors(self.tensor, factors)
+        return {n: factors[n] for n in parts}
 
     @final
     def impute(self) -> None:

@@ -19,6 +19,12 @@ class FunctionSweep:
         self.model.factors[:], error = self._change(self.model.factors)
         return error
 
+    def get_part(self, n):
+        return self.model.factors[n]
+
+    def set_part(self, n, array):
+        self.model.factors[n] = array
+
     def impute(self):
         self.values = [factor.tolist() for factor in self.model.factors]
 
