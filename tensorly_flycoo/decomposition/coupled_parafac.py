@@ -1,6 +1,7 @@
 """Coupled CP decomposition: tensors and matrices that share modes, and so factors."""
 
 import functools
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, TypeAlias, final
 
@@ -9,16 +10,25 @@ import tensorly as tl
 from tensorly._factorized_tensor import FactorizedTensor
 
 from ..base.array_modules import Array, array_module, move
-from ..base.checks import check_factors, check_least, check_rank, check_real, check_weights
+from ..base.checks import (
+    check_choice,
+    check_factors,
+    check_least,
+    check_rank,
+    check_real,
+    check_weights,
+)
 from ..base.fit_record import FitRecord, recording
 from ..base.reporting import log_compilation
 from ..engines import select_engine
 from ..engines.tall import column_norms, find_signs, sum_columns
 from ..io.entries import find_places
+from ..loop.acceleration import Momentum
 from ..loop.coupled_blocks import Block, Blocks, group_rows, read_blocks
 from ..loop.cp_model import multiply_all, multiply_grams, solve_gram
 from ..loop.guarding import check_options, describe_as
 from ..loop.hals import improve
+from ..loop.momentum import NESTEROV
 from ..loop.run import Callback, Run, RunModel, Sweep
 from ..loop.stopping import AnyOf, Converged, GivesUp
 from ..results.coupled_cp import CoupledCP, LabelledCoupledCP, make_cp_tensors
@@ -51,6 +61,7 @@ def coupled_parafac(
     callback: Callback | None = None,
     missing: str = "zero",
     l2_reg: float = 0,
+    linesearch: bool | str = False,
 ) -> CoupledCP:
     r"""Decompose tensors and matrices that share modes, by alternating least squares.
 
@@ -88,6 +99,9 @@ def coupled_parafac(
         :math:`\lambda`, a ridge on the squared norms of the components in each block, rows that it
         lacks included. It has no unit: a lone component shrinks to 1 / (1 + l2_reg) of its norm.
         With ``missing="unknown"`` it keeps predictions from running away; try 0.001 to 0.1.
+    linesearch : False or "nesterov"
+        "nesterov": Nesterov's momentum of the factors as in `parafac`; those of `nn_modes` that
+        would be negative become zero.
 
     Returns
     -------
@@ -105,7 +119,8 @@ def coupled_parafac(
         If a block does not have a name for each of two or more axes, shares no mode with another
         block, or has no nonzeros, nan or infinity; if the sizes of a shared mode differ without
         labels, only some blocks label it, or a block shares none of its labels; if `rank` is below
-        1, `l2_reg` below 0, `block_weights` are not positive, or `init` or `nn_modes` do not fit.
+        1, `l2_reg` below 0, `linesearch` unknown, `block_weights` are not positive, or `init` or
+        `nn_modes` do not fit.
 
     Notes
     -----
@@ -151,6 +166,7 @@ def coupled_parafac(
     """
     check_options({"n_iter_max": n_iter_max, "tol": tol}, 0)
     check_real(l2_reg, "l2_reg", 0)
+    check_choice(linesearch, "linesearch", (False, NESTEROV))
     data = read_blocks(blocks, block_weights, missing)
     num_components = check_rank(rank)
     constrained = find_constrained(nn_modes, data.sizes)
@@ -158,8 +174,12 @@ def coupled_parafac(
     def run() -> CoupledCP:
         model = _start(data, num_components, init, random_state, constrained)
         sweep = CoupledSweep(data, model, constrained, l2_reg)
+        momentum = None
+        if linesearch == NESTEROV:
+            momentum = Momentum(sweep, range(len(model.factors)), sweep.project)
         result: CoupledCP = Run(
             sweep=sweep,
+            accelerate=momentum,
             tensor=None,
             n_iter_max=n_iter_max,
             stop=AnyOf(GivesUp(sweep.is_stuck), Converged(tol)),
@@ -367,6 +387,33 @@ class CoupledSweep(Sweep):
     def is_stuck(self) -> bool:
         """Return whether the last sweep was taken back."""
         return self._is_stuck
+
+    def get_part(self, n: int) -> Array:
+        return self.model.factors[n]
+
+    def set_part(self, n: int, array: Array) -> None:
+        self.model.factors[n] = array
+
+    def project(self, n: int, factor: Array) -> Array:
+        """Set the negative elements of a non-negative factor to zero."""
+        return np.maximum(factor, 0) if n in self._constrained else factor
+
+    def impute(self) -> None:
+        """Do nothing: a block's unknown rows have no part in its systems."""
+
+    def find_loss(self, error: float) -> float:
+        """Return what is minimised; infinity if the sweep was taken back."""
+        return math.inf if self._is_stuck else self._fit.objective
+
+    def can_compare_errors(self) -> bool:
+        """Return True: all sums are in float64."""
+        return True
+
+    def keep(self) -> tuple[Array, list[Array], Fit]:
+        return self.model.weights, list(self.model.factors), self._fit
+
+    def take_back(self, kept: tuple[Array, list[Array], Fit]) -> None:
+        self.model.weights, self.model.factors[:], self._fit = kept
 
     def _sweep(self) -> tuple[list[ModeGrams], list[Array]]:
         """Update all modes; return the Gram matrices, and each block's inner products with them."""

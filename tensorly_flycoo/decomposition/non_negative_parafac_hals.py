@@ -131,7 +131,7 @@ def non_negative_parafac_hals(
     momentum = None
     if linesearch == NESTEROV:
         momentum = Momentum(sweep, sweep.modes, rule.project)
-        momentum.resume(find_state(init))
+        momentum.resume(find_state(init), sweep.place_parts)
     return Run(
         sweep=sweep,
         accelerate=momentum,

@@ -215,7 +215,7 @@ def non_negative_tucker_hals(
     momentum = None
     if linesearch == NESTEROV:
         momentum = Momentum(sweep, [*sweep.modes, sweep.core_part], project_non_negative)
-        momentum.resume(find_state(init))
+        momentum.resume(find_state(init), sweep.place_parts)
     return Run(
         sweep=sweep,
         accelerate=momentum,
@@ -411,6 +411,7 @@ class NonNegativeTucker(Sweep):
             self.model.factors[n] = array
 
     def place_parts(self, parts: Mapping[int, np.ndarray]) -> dict[int, Array]:
+        """Return parts of a checkpoint on the device of the tensor."""
         return {n: self._x._engine.xp.asarray(part) for n, part in parts.items()}
 
     def impute(self) -> None:

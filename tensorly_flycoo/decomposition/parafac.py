@@ -307,7 +307,7 @@ def _make_accelerator(sweep: LeastSquares, linesearch: bool | str, init: Any) ->
         return None
     state = find_state(init)
     momentum = Momentum(sweep, sweep.factor_solver.list_moved(sweep.modes))
-    momentum.resume(state)
+    momentum.resume(state, sweep.place_parts)
     if linesearch == NESTEROV:
         return momentum
     return GaussNewton(sweep, momentum, linesearch, state)

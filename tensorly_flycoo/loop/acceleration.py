@@ -48,9 +48,6 @@ class Movable(Protocol):
     def set_part(self, n: int, array: Array) -> None:
         """Replace a part of the model."""
 
-    def place_parts(self, parts: Mapping[int, np.ndarray]) -> dict[int, Array]:
-        """Return parts of a checkpoint on the devices on which those of the model are."""
-
     def update(self, iteration: int) -> Any:
         """Improve the model in place; return its error."""
 
@@ -99,12 +96,19 @@ class Momentum(Accelerator):
         errors = sweep.model.errors
         self._loss: Any = errors[-1] if errors else None  # of the model
 
-    def resume(self, state: Mapping[str, np.ndarray]) -> None:
-        """Go on where `save_state` was called, if the run that saved had momentum."""
+    def resume(
+        self,
+        state: Mapping[str, np.ndarray],
+        place: Callable[[Mapping[int, np.ndarray]], dict[int, Array]],
+    ) -> None:
+        """Go on where `save_state` was called, if the run that saved had momentum.
+
+        `place` moves parts to the devices on which those of the model are.
+        """
         if "pace" not in state or any(f"before_{n}" not in state for n in self._parts):
             return
         saved = {n: state[f"before_{n}"] for n in self._parts}
-        self._before = self._sweep.place_parts(saved)
+        self._before = place(saved)
         self._pace = Pace(float(state["pace"]))
 
     def save_state(self) -> Mapping[str, Array]:

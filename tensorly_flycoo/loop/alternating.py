@@ -55,6 +55,7 @@ class CpSweep(Sweep):
 
     @final
     def place_parts(self, parts: Mapping[int, np.ndarray]) -> dict[int, Array]:
+        """Return factors of a checkpoint on the devices on which those of the model are."""
         factors = list(self.model.factors)
         for n, part in parts.items():
             factors[n] = self.tensor._engine.xp.asarray(part)
