@@ -8,20 +8,19 @@ enumerated, else an estimate too.
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple, final
 
 import numpy as np
+from tensorly.cp_tensor import CPTensor
 
 from ..base.array_modules import Array, array_module
 from ..base.checks import num_cells
-from ..loop.cp_loop import Run, has_settled
-from ..loop.cp_model import multiply_all
+from ..loop.cp_model import make_cp_tensor, multiply_all
 from ..loop.losses import Elementwise, Loss
 from ..loop.masks import ObservedData
 from ..loop.poisson import evaluate_loss
+from ..loop.run import RunModel, Sweep
 from ..ops.cp_entries import choose_block_size, evaluate_model
 from ..ops.sampling import make_sampler
 from ..ops.sparse_products import add_products
@@ -36,7 +35,10 @@ _RATE = 1e-3
 _DECAY = 0.1
 _MAX_FAILURES = 2
 
-_BETA_1, _BETA_2, _EPSILON = 0.9, 0.999, 1e-8  # Adam's own
+#: Adam's own.
+_BETA_1 = 0.9
+_BETA_2 = 0.999
+_EPSILON = 1e-8
 
 #: The fewest and the most nonzeros, and cells, of a step; and those that an estimate compares.
 _SAMPLES = (1000, 100_000)
@@ -76,7 +78,9 @@ class CellSampler:
     """Draws observed nonzeros and cells: coordinates mode by mode, so for any number of cells."""
 
     def __init__(self, data: ObservedData) -> None:
-        self.data, self.nonzeros, self._xp = data, make_sampler(data.tensor), data.xp
+        self.data = data
+        self.nonzeros = make_sampler(data.tensor)
+        self._xp = data.xp
 
     def draw(
         self, random: np.random.RandomState, num_nonzeros: int, num_cells_: int, num_steps: int = 1
@@ -86,29 +90,47 @@ class CellSampler:
         Several steps look their nonzeros up together, since on a cluster each look-up is a wait.
         """
         xp = self._xp
-        shape = self.nonzeros.shape
-        nnz = self.nonzeros.nnz
-        count = min(num_nonzeros, nnz)
-        draw = partial(random.randint, 0, dtype=np.int64)
-        at_once = max(1, _NUM_NONZEROS // count)
-        for start in range(0, num_steps, at_once):
+        count = min(num_nonzeros, self.nonzeros.nnz)
+        num_together = max(1, _NUM_NONZEROS // count)
+        for start in range(0, num_steps, num_together):
             places = []
             cells = []
-            for _ in range(start, min(start + at_once, num_steps)):
-                places.append(draw(nnz, count) if count < nnz else np.arange(nnz))
-                cells.append(np.stack([draw(size, num_cells_) for size in shape]))
+            for _ in range(start, min(start + num_together, num_steps)):
+                places.append(self._draw_places(random, count))
+                cells.append(self._draw_cells(random, num_cells_))
             coords, values = self.nonzeros.take(xp.asarray(np.concatenate(places)))
-            of_steps = (xp.split(array, len(cells), axis=-1) for array in (coords, values))
-            for coords, values, own in zip(*of_steps, map(xp.asarray, cells), strict=True):
-                weights = xp.empty(count + num_cells_)
-                weights[:count] = nnz / count
-                weights[count:] = num_cells(shape) / num_cells_
-                if self.data.missing is not None:
-                    is_missing, _ = find_places(self.data.missing.coords, own, xp)
-                    weights[count:][is_missing] = 0
-                coords = xp.concatenate([coords.astype(np.int64), own], axis=1)
-                values = xp.concatenate([values, xp.zeros(num_cells_, values.dtype)])
-                yield Samples(coords, values, count, weights)
+            coords_of_steps = xp.split(coords, len(cells), axis=-1)
+            values_of_steps = xp.split(values, len(cells), axis=-1)
+            for parts in zip(coords_of_steps, values_of_steps, cells, strict=True):
+                yield self._join(*parts)
+
+    def _draw_places(self, random: np.random.RandomState, count: int) -> np.ndarray:
+        """Draw nonzeros by number, or list all of them."""
+        nnz = self.nonzeros.nnz
+        return random.randint(0, nnz, count, np.int64) if count < nnz else np.arange(nnz)
+
+    def _draw_cells(self, random: np.random.RandomState, count: int) -> np.ndarray:
+        """Draw cells, mode by mode: (ndim, count)."""
+        return np.stack([random.randint(0, size, count, np.int64) for size in self.nonzeros.shape])
+
+    def _join(self, coords: Array, values: Array, cells_on_host: np.ndarray) -> Samples:
+        """Make the samples of a step from its nonzeros and its cells."""
+        xp = self._xp
+        cells = xp.asarray(cells_on_host)
+        num_nonzeros = values.size
+        num_drawn = cells.shape[1]
+        weights = xp.empty(num_nonzeros + num_drawn)
+        weights[:num_nonzeros] = self.nonzeros.nnz / num_nonzeros
+        weights[num_nonzeros:] = num_cells(self.nonzeros.shape) / num_drawn
+        if self.data.missing is not None:
+            is_missing, _ = find_places(self.data.missing.coords, cells, xp)
+            weights[num_nonzeros:][is_missing] = 0
+        return Samples(
+            coords=xp.concatenate([coords.astype(np.int64), cells], axis=1),
+            values=xp.concatenate([values, xp.zeros(num_drawn, values.dtype)]),
+            num_nonzeros=num_nonzeros,
+            weights=weights,
+        )
 
 
 def measure_loss(
@@ -140,9 +162,13 @@ def measure_loss(
 
 
 def sum_zeros(loss: Loss, factors: Sequence[Array]) -> float:
-    """Add up the loss of zeros at all cells, block by block."""
+    """Add up the loss of zeros at all cells, block by block.
+
+    The model of a block is a product of two matrices: rows of the modes on the left, one for each
+    combination of their indices, and all combinations of the modes on the right.
+    """
     first = factors[0]
-    xp = array_module(factors[0])
+    xp = array_module(first)
     shape = [factor.shape[0] for factor in factors]
     num_left = len(factors) - 1
     while num_left > 1 and math.prod(shape[num_left - 1 :]) <= _MAX_COLUMNS:
@@ -151,14 +177,14 @@ def sum_zeros(loss: Loss, factors: Sequence[Array]) -> float:
     for factor in reversed(factors[num_left:-1]):
         right = (factor[:, None] * right).reshape(-1, right.shape[1])
     num_rows = math.prod(shape[:num_left])
+    block_size = choose_block_size(first, right.shape[0])
     total = 0.0
-    step = choose_block_size(first, right.shape[0])
-    for start in range(0, num_rows, step):
-        numbers = xp.arange(start, min(start + step, num_rows))
-        rows = xp.ones((numbers.size, first.shape[1]), first.dtype)
+    for start in range(0, num_rows, block_size):
+        numbers = xp.arange(start, min(start + block_size, num_rows))
+        left = xp.ones((numbers.size, first.shape[1]), first.dtype)
         for factor, ids in zip(factors, xp.unravel_index(numbers, shape[:num_left]), strict=False):
-            rows = rows * factor[ids]
-        model = rows @ right.T
+            left = left * factor[ids]
+        model = left @ right.T
         total += float(loss.value(xp.zeros_like(model), model).sum(dtype=np.float64))
     return total
 
@@ -170,7 +196,9 @@ def compute_gradients(
     xp = array_module(factors[0])
     rows = [factor[ids] for factor, ids in zip(factors, samples.coords, strict=True)]
     ones = xp.ones_like(rows[0])
-    before, after = [ones], [ones]  # products of the rows of modes before, and after, each mode
+    # For each mode, the products of the rows of the modes before it, and of those after it.
+    before = [ones]
+    after = [ones]
     for n in range(len(rows) - 1):
         before.append(before[-1] * rows[n])
         after.insert(0, after[0] * rows[-1 - n])
@@ -186,47 +214,61 @@ def compute_gradients(
     }
 
 
-@dataclass
-class Adam(Run):
+@final
+class Adam(Sweep):
     """Epochs of stochastic gradient steps with adaptive rates; `loss` is the model's.
 
     An epoch that does not lower the loss is undone, and the rate decreases.
     """
 
     solver = "generalized_parafac"
-    function: Loss
-    data: ObservedData
-    modes: list[int]
-    samples: tuple[int, int] | None  # the numbers of nonzeros and cells of a step
-    seed: int
 
-    def prepare(self) -> None:
-        loss = self.function
-        data = self.data
-        state = self.state
-        xp = self.data.xp
+    def __init__(
+        self,
+        function: Loss,
+        data: ObservedData,
+        model: RunModel,
+        modes: list[int],  # whose factors are updated
+        samples: tuple[int, int] | None,  # how many nonzeros and cells a step draws
+        seed: int,
+        state: Mapping[str, np.ndarray],  # of a checkpoint, whose seed counts; else empty
+    ) -> None:
+        self.function = function
+        self.model = model
+        self.modes = modes
+        xp = data.xp
         self._sampler = CellSampler(data)
-        if self.samples is None:
+        if samples is None:
             count = int(np.clip(sum(data.tensor.shape), *_SAMPLES))
-            self.samples = (count, 1 if loss.is_truncated else count)
-        self._moments = {
-            n: tuple(
-                xp.asarray(state[f"{name}_{n}"]) if state else xp.zeros_like(self.factors[n])
-                for name in ("mean", "square")
-            )
-            for n in self.modes
-        }
-        numbers: list[int] = state["numbers"].tolist() if state else [self.seed, 0, 0]
-        self.seed, self._num_done, self._num_failures = numbers
-        self._compared = None
-        is_sum_of_cells = not (loss.is_count or loss.is_truncated)
-        if is_sum_of_cells and num_cells(data.tensor.shape) > MAX_CELLS:
-            drawn = np.random.RandomState(self.seed)
-            (self._compared,) = self._sampler.draw(drawn, _NUM_COMPARED, _NUM_COMPARED)
-        self.loss = measure_loss(loss, self._sampler, self.factors, self._compared)
+            samples = (count, 1 if function.is_truncated else count)
+        self._samples = samples
+        #: Means of the gradients and of their squares, of each mode.
+        self._moments: dict[int, tuple[Array, Array]] = {}
+        if state:
+            self.seed, self._num_done, self._num_failures = state["numbers"].tolist()
+            for n in modes:
+                mean, square = state[f"mean_{n}"], state[f"square_{n}"]
+                self._moments[n] = xp.asarray(mean), xp.asarray(square)
+        else:
+            self.seed, self._num_done, self._num_failures = seed, 0, 0
+            for n in modes:
+                zeros = xp.zeros_like(model.factors[n])
+                self._moments[n] = zeros, zeros
+        self._compared = self._draw_compared()
+        self.loss = measure_loss(function, self._sampler, model.factors, self._compared)
+
+    def _draw_compared(self) -> Samples | None:
+        """Draw the samples that estimate the loss, if the cells are too many to enumerate."""
+        is_sum_of_cells = not (self.function.is_count or self.function.is_truncated)
+        if not is_sum_of_cells or num_cells(self._sampler.data.tensor.shape) <= MAX_CELLS:
+            return None
+        random = np.random.RandomState(self.seed)
+        (samples,) = self._sampler.draw(random, _NUM_COMPARED, _NUM_COMPARED)
+        return samples
 
     def save_state(self) -> dict[str, Array]:
-        state = {"numbers": np.array([self.seed, self._num_done, self._num_failures], np.int64)}
+        numbers = [self.seed, self._num_done, self._num_failures]
+        state = {"numbers": np.array(numbers, np.int64)}
         for n, (mean, square) in self._moments.items():
             state |= {f"mean_{n}": mean, f"square_{n}": square}
         return state
@@ -234,23 +276,23 @@ class Adam(Run):
     def measure_start(self) -> float:
         return self.loss
 
-    def is_over(self) -> bool:
-        """Return whether too many epochs were undone, or the loss hardly fell in the last one."""
-        losses = self.errors
-        is_undone = len(losses) > 1 and losses[-1] == losses[-2]
-        has_failed = self._num_failures > _MAX_FAILURES
-        return has_failed or (not is_undone and has_settled(losses, self.tol))
+    def make(self) -> CPTensor:
+        return make_cp_tensor(self.model.weights, self.model.factors)
+
+    def has_failed(self) -> bool:
+        """Return whether too many epochs were undone."""
+        return self._num_failures > _MAX_FAILURES
 
     def update(self, iteration: int) -> float:
-        factors = self.factors
+        """Do an epoch."""
+        factors = self.model.factors
+        before = list(factors)
         moments = dict(self._moments)
         num_done = self._num_done
-        before = list(factors)
         rate = _RATE * _DECAY**self._num_failures
         # A seed for each epoch, so that a checkpoint need not hold the state of a generator.
-        random = np.random.RandomState([self.seed, len(self.errors)])
-        assert self.samples is not None
-        for samples in self._sampler.draw(random, *self.samples, num_steps=_NUM_STEPS):
+        random = np.random.RandomState([self.seed, len(self.model.errors)])
+        for samples in self._sampler.draw(random, *self._samples, num_steps=_NUM_STEPS):
             gradients = compute_gradients(self.function, samples, factors, self.modes)
             self._num_done += 1
             for n, gradient in gradients.items():
@@ -260,17 +302,22 @@ class Adam(Run):
             self.loss = loss
         else:
             self._num_failures += 1
-            factors[:], self._moments, self._num_done = before, moments, num_done
+            factors[:] = before
+            self._moments = moments
+            self._num_done = num_done
         return self.loss
 
     def _step(self, mode: int, factor: Array, gradient: Array, rate: float) -> Array:
+        """Move a factor against its gradient, as far as its moments say."""
         mean, square = self._moments[mode]
         mean = _BETA_1 * mean + (1 - _BETA_1) * gradient
         square = _BETA_2 * square + (1 - _BETA_2) * gradient * gradient
         self._moments[mode] = (mean, square)
-        first, second = (1 - beta**self._num_done for beta in (_BETA_1, _BETA_2))
+        # Both moments began at zero: these correct them for it.
+        mean_share = 1 - _BETA_1**self._num_done
+        square_share = 1 - _BETA_2**self._num_done
         xp = array_module(factor)
-        moved = factor - rate / first * mean / (xp.sqrt(square / second) + _EPSILON)
+        moved = factor - rate / mean_share * mean / (xp.sqrt(square / square_share) + _EPSILON)
         if self.function.lower_bound > -np.inf:
             moved = xp.maximum(moved, self.function.lower_bound)
         return moved.astype(factor.dtype, copy=False)
@@ -284,16 +331,18 @@ def scale_guess(
     A model that is a logarithm gets that of the mean; the first factor takes its sign. A
     truncated loss takes the mean of the nonzeros.
     """
-    means = [factor.mean(axis=0, dtype=np.float64) for factor in factors]
     x = data.tensor
     count = x.nnz if loss.is_truncated else num_cells(x.shape)
-    mean = sum_values(x._layout, x._engine) / count
-    wanted = float(np.log(mean)) if loss.is_log and mean > 0 else mean
-    ratio = wanted / float(multiply_all(means).sum())
+    target = sum_values(x._layout, x._engine) / count
+    if loss.is_log and target > 0:
+        target = float(np.log(target))
+    means = [factor.mean(axis=0, dtype=np.float64) for factor in factors]
+    ratio = target / float(multiply_all(means).sum())
     if not np.isfinite(ratio) or ratio == 0:
         return factors
-    factors = list(factors)
+    scaled = list(factors)
+    size = abs(ratio) ** (1 / len(modes))
     for n in modes:
         sign = np.sign(ratio) if n == modes[0] else 1.0
-        factors[n] = (factors[n] * (sign * abs(ratio) ** (1 / len(modes)))).astype(data.dtype)
-    return factors
+        scaled[n] = (factors[n] * (sign * size)).astype(data.dtype)
+    return scaled

@@ -2,9 +2,8 @@
 
 import functools
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, final
 
 import numpy as np
 from tensorly.cp_tensor import CPTensor
@@ -14,13 +13,15 @@ from ..base.array_modules import Array, array_module
 from ..base.checks import warn
 from ..engines.tall import solve
 from ..io.checkpoint import Resumed
-from ..loop.cp_loop import AlternatingRun, Callback, list_free_modes, restore
-from ..loop.cp_model import make_cp_tensor, multiply_grams
+from ..loop.alternating import AlternatingSweep
+from ..loop.cp_model import multiply_grams
 from ..loop.guarding import describe_as, require_flycoo_backend
 from ..loop.initial_guess import check_initial_guess, make_initial_guess, spread_factors
 from ..loop.ranks import find_cp_rank
-from ..loop.scaling import CONSTRAINTS
+from ..loop.run import Callback, Run, RunModel
 from ..loop.smoothness import smooth
+from ..loop.starting import list_free_modes, restore
+from ..loop.stopping import AnyOf, Converged, Feasible
 from ..loop.whole_tensor import WholeTensor
 from ..tensor.coo_cache import SparseData, as_flycoo
 from ..tensor.tensor import FlycooTensor
@@ -128,50 +129,72 @@ def constrained_parafac(
     >>> all((factor >= 0).all() for factor in cp_tensor.factors)
     True
     """
-    given = {n: v for n, v in locals().items() if n in CONSTRAINTS and v is not None}
+    constraints = {
+        "non_negative": non_negative,
+        "l1_reg": l1_reg,
+        "group_lasso": group_lasso,
+        "l2_reg": l2_reg,
+        "l2_square_reg": l2_square_reg,
+        "unimodality": unimodality,
+        "normalize": normalize,
+        "simplex": simplex,
+        "normalized_sparsity": normalized_sparsity,
+        "soft_sparsity": soft_sparsity,
+        "smoothness": smoothness,
+        "monotonicity": monotonicity,
+        "hard_sparsity": hard_sparsity,
+    }
+    constraints = {name: value for name, value in constraints.items() if value is not None}
     require_flycoo_backend()
     x = as_flycoo(tensor, check_coords=True)
     num_components = find_cp_rank(x, rank)
-    projections = _choose_projections(given, x.ndim)
+    projections = _choose_projections(constraints, x.ndim)
     if isinstance(init, Resumed):
-        _, factors = restore(init, x, num_components, "constrained_parafac")
+        model = restore(init, x, num_components, "constrained_parafac")
+        model.weights = None  # they are ones
     else:
-        factors = _start(x, num_components, init, svd, random_state, projections)
-    factors = spread_factors(x, factors)
-    run = _Admm(
-        WholeTensor(x),
-        list_free_modes(x.ndim, fixed_modes),
-        projections,
-        n_iter_max_inner,
-        tol_inner,
+        model = _start(x, num_components, init, svd, random_state, projections)
+    model.factors = spread_factors(x, model.factors)
+    modes = list_free_modes(x.ndim, fixed_modes)
+    admm = Admm(model.factors, modes, projections, n_iter_max_inner, tol_inner)
+    if isinstance(init, Resumed):
+        admm.resume(init.state)
+    sweep = AlternatingSweep(
+        solver="constrained_parafac",
+        model=model,
         tensor=x,
-        model=(None, factors),
-        n_iter_max=n_iter_max,
-        init=init,
-        callback=callback,
-        tol=tol_outer,
-        cvg_criterion=cvg_criterion,
-        return_errors=return_errors,
-        verbose=verbose,
+        data=WholeTensor(x),
+        modes=modes,
+        update_factor=admm.update_factor,
+        save_rule_state=admm.save_state,
     )
-    result = run.iterate()
+    result = Run(
+        sweep=sweep,
+        tensor=x,
+        n_iter_max=n_iter_max,
+        stop=AnyOf(Feasible(admm.violations, tol_outer), Converged(tol_outer, cvg_criterion)),
+        callback=callback,
+        verbose=verbose,
+        return_errors=return_errors,
+    ).iterate()
     if x.nnz:
-        _warn_of_zeros(x, result[0] if return_errors else result, given)
+        _warn_of_zeros(x, result[0] if return_errors else result, constraints)
     return result
 
 
-def _choose_projections(given: dict[str, Constraint], ndim: int) -> list[Projection]:
+def _choose_projections(constraints: dict[str, Constraint], ndim: int) -> list[Projection]:
     """Return the proximal operator of each mode's constraint."""
     projections: list[Projection] = []
     for mode in range(ndim):
-        name, parameter = validate_constraints(**given, n_const=ndim, order=mode)
-        own: dict[str, Projection] = {
+        name, parameter = validate_constraints(**constraints, n_const=ndim, order=mode)
+        # In place of those that would form square matrices.
+        linear_time: dict[str, Projection] = {
             "smoothness": functools.partial(smooth, strength=parameter, free_ends=False),
             "monotonicity": fit_monotone,
             "unimodality": fit_unimodal,
         }
-        theirs = functools.partial(proximal_operator, **given, n_const=ndim, order=mode)
-        projections.append(own.get(name, theirs))
+        of_tensorly = functools.partial(proximal_operator, **constraints, n_const=ndim, order=mode)
+        projections.append(linear_time.get(name, of_tensorly))
     return projections
 
 
@@ -182,23 +205,26 @@ def _start(
     svd: str,
     random_state: Any,
     projections: list[Projection],
-) -> list[Array]:
+) -> RunModel:
     """Make an initial guess and apply the proximal operators, or scale the user's guess."""
     if not isinstance(init, str):
         weights, factors = CPTensor(check_initial_guess(init, x.dtype, x.device == "cuda"))
         # As in TensorLy, each factor is scaled by the geometric mean of the weights.
         scale = math.prod(weights.tolist()) ** (1 / rank)
-        return [factor * x.dtype.type(scale) for factor in factors]
+        return RunModel(None, [factor * x.dtype.type(scale) for factor in factors])
     _, factors = make_initial_guess(x, rank, init, svd, random_state)
-    return [project(f) for project, f in zip(projections, factors, strict=True)]
+    pairs = zip(projections, factors, strict=True)
+    return RunModel(None, [project(factor) for project, factor in pairs])
 
 
-def _warn_of_zeros(x: FlycooTensor, cp_tensor: CPTensor, given: dict[str, Constraint]) -> None:
+def _warn_of_zeros(
+    x: FlycooTensor, cp_tensor: CPTensor, constraints: dict[str, Constraint]
+) -> None:
     """Warn if the model of nonzeros is zero, and name the penalties or constraints to blame."""
     square = float(multiply_grams(*cp_tensor).sum())
     if not square <= (np.finfo(x.dtype).eps * float(x.norm())) ** 2:
         return
-    causes = ", ".join(f"{name}={value!r}" for name, value in given.items())
+    causes = ", ".join(f"{name}={value!r}" for name, value in constraints.items())
     warn(
         f"constrained_parafac ended in all zeros: {causes or 'the initial guess'} is too strong "
         "for this tensor. Try a tenth of it, and less until some factors remain; how strong a "
@@ -207,63 +233,60 @@ def _warn_of_zeros(x: FlycooTensor, cp_tensor: CPTensor, given: dict[str, Constr
     )
 
 
-@dataclass
-class _Admm(AlternatingRun):
-    """ADMM for each free mode in turn, with its state between iterations.
+@final
+class Admm:
+    """ADMM for a factor, with its state from one iteration to the next.
 
     A violation is the distance from a factor to the least squares solution, relative to its norm.
     """
 
-    solver = "constrained_parafac"
-    projections: Sequence[Projection]
-    n_iter_max_inner: int
-    tol_inner: float
-
-    def prepare(self) -> None:
-        factors = self.factors
+    def __init__(
+        self,
+        factors: Sequence[Array],
+        modes: Sequence[int],  # whose factors are updated
+        projections: Sequence[Projection],  # of all modes
+        num_steps: int,  # at most, for a factor
+        tol: float,
+    ) -> None:
+        self._projections = projections
+        self._num_steps = num_steps
+        self._tol = tol
         # Float64, as in TensorLy.
-        self.duals = {n: array_module(factors[n]).zeros(factors[n].shape) for n in self.modes}
-        self.violations: dict[int, Any] = dict.fromkeys(self.modes, math.inf)
-        if not isinstance(self.init, Resumed):
-            return
-        if self.state.keys() != self.save_state().keys():
+        self._duals = {n: array_module(factors[n]).zeros(factors[n].shape) for n in modes}
+        self.violations: dict[int, Any] = dict.fromkeys(modes, math.inf)
+
+    def resume(self, state: Mapping[str, np.ndarray]) -> None:
+        """Go on where `save_state` was called; refuse the state of other free modes."""
+        if state.keys() != self.save_state().keys():
             raise ValueError(
                 "the checkpoint has other free modes than this call, or was written by another "
                 "decomposition: resume with the same fixed_modes"
             )
-        for mode, dual in self.duals.items():
-            self.duals[mode] = array_module(dual).asarray(self.state[f"dual_{mode}"])
-            self.violations[mode] = float(self.state[f"violation_{mode}"])
-
-    def is_over(self) -> bool:
-        is_met = len(self.errors) > 1 and sum(self.violations.values()) < self.tol
-        return is_met or super().is_over()
+        for mode, dual in self._duals.items():
+            self._duals[mode] = array_module(dual).asarray(state[f"dual_{mode}"])
+            self.violations[mode] = float(state[f"violation_{mode}"])
 
     def save_state(self) -> dict[str, Array]:
-        duals = {f"dual_{mode}": dual for mode, dual in self.duals.items()}
-        return duals | {f"violation_{mode}": own for mode, own in self.violations.items()}
+        duals = {f"dual_{mode}": dual for mode, dual in self._duals.items()}
+        return duals | {f"violation_{mode}": number for mode, number in self.violations.items()}
 
-    def make(self) -> CPTensor:
-        # Weights in the dtype of x, though the factors are float64.
-        weights = self.tensor._engine.xp.ones(self.factors[0].shape[1], self.tensor.dtype)
-        return make_cp_tensor(weights, self.factors)
-
-    def update_factor(self, product: Array, gram: Array, mode: int) -> Array:
-        dual = self.duals[mode]
-        project = self.projections[mode]
+    def update_factor(self, factor: Array, product: Array, gram: Array, mode: int) -> Array:
+        """Return the factor after some steps from the last one."""
+        project = self._projections[mode]
+        dual = self._duals[mode]
         norm = np.linalg.norm
-        factor = self.factors[mode]
-        step = gram.trace() / gram.shape[0]
-        shifted = gram + step * array_module(gram).eye(gram.shape[0])
-        for _ in range(self.n_iter_max_inner):
+        penalty = gram.trace() / gram.shape[0]
+        penalized = gram + penalty * array_module(gram).eye(gram.shape[0])
+        for _ in range(self._num_steps):
             before = factor
-            split = solve(shifted.T, (product + step * (factor + dual)).T).T
+            # The unconstrained copy of the factor, in the splitting of ADMM.
+            split = solve(penalized.T, (product + penalty * (factor + dual)).T).T
             factor = project(split - dual)
             dual = dual + factor - split
-            is_split = norm(factor - split) < self.tol_inner * norm(factor)
-            if is_split and norm(factor - before) < self.tol_inner * norm(dual):
+            is_split_closed = norm(factor - split) < self._tol * norm(factor)
+            if is_split_closed and norm(factor - before) < self._tol * norm(dual):
                 break
-        self.duals[mode] = dual
+        self._duals[mode] = dual
         with np.errstate(divide="ignore", invalid="ignore"):  # of zeros, which are warned of
             self.violations[mode] = norm(factor - split) / norm(factor)
         return factor

@@ -1,27 +1,37 @@
 """Coupled CP decomposition: tensors and matrices that share modes, and so factors."""
 
 import functools
+import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias, final
 
 import numpy as np
 import tensorly as tl
 from tensorly._factorized_tensor import FactorizedTensor
 
 from ..base.array_modules import Array, array_module, move
-from ..base.checks import check_factors, check_least, check_rank, check_real, check_weights
+from ..base.checks import (
+    check_choice,
+    check_factors,
+    check_least,
+    check_rank,
+    check_real,
+    check_weights,
+)
 from ..base.fit_record import FitRecord, recording
 from ..base.reporting import log_compilation
 from ..engines import select_engine
 from ..engines.out_of_memory import attempt, check_room
 from ..engines.tall import column_norms, find_signs, solve_semidefinite, sum_columns
 from ..io.entries import find_places
-from ..loop.coupled_blocks import CoupledBlocks, group_rows, read_blocks
-from ..loop.cp_loop import Callback, Run
+from ..loop.acceleration import Momentum
+from ..loop.coupled_blocks import CoupledBlock, CoupledBlocks, group_rows, read_blocks
 from ..loop.cp_model import multiply_all, multiply_grams
 from ..loop.guarding import check_options, describe_as
 from ..loop.hals import improve
+from ..loop.momentum import NESTEROV
+from ..loop.run import Callback, Run, RunModel, Sweep
+from ..loop.stopping import AnyOf, Converged, GivesUp
 from ..results.coupled_cp import CoupledCP, LabelledCoupledCP, make_cp_tensors
 from ..tensor.entrance import mirror
 from .non_negative_parafac_hals import find_constrained
@@ -32,6 +42,9 @@ _ROUNDING = 64 * np.finfo(np.float64).eps
 
 #: Relative to the largest component, one that is only the rounding of what cancelled.
 _NOTHING = 16 * np.finfo(np.float64).eps
+
+#: Of a mode: for each block that has it, by number, the Gram matrix (R, R) of the rows it knows.
+ModeGrams: TypeAlias = dict[int, Array]
 
 
 @mirror
@@ -48,6 +61,7 @@ def coupled_parafac(
     callback: Callback | None = None,
     missing: str = "zero",
     l2_reg: float = 0,
+    linesearch: bool | str = False,
 ) -> CoupledCP:
     r"""Decompose tensors and matrices that share modes, by alternating least squares.
 
@@ -85,6 +99,9 @@ def coupled_parafac(
         :math:`\lambda`, a ridge on the squared norms of the components in each block, rows that it
         lacks included. It has no unit: a lone component shrinks to 1 / (1 + l2_reg) of its norm.
         With ``missing="unknown"`` it keeps predictions from running away; try 0.001 to 0.1.
+    linesearch : False or "nesterov"
+        "nesterov": Nesterov's momentum of the factors as in `parafac`; those of `nn_modes` that
+        would be negative become zero.
 
     Returns
     -------
@@ -102,7 +119,8 @@ def coupled_parafac(
         If a block does not have a name for each of two or more axes, shares no mode with another
         block, or has no nonzeros, nan or infinity; if the sizes of a shared mode differ without
         labels, only some blocks label it, or a block shares none of its labels; if `rank` is below
-        1, `l2_reg` below 0, `block_weights` are not positive, or `init` or `nn_modes` do not fit.
+        1, `l2_reg` below 0, `linesearch` unknown, `block_weights` are not positive, or `init` or
+        `nn_modes` do not fit.
 
     Notes
     -----
@@ -148,14 +166,27 @@ def coupled_parafac(
     """
     check_options({"n_iter_max": n_iter_max, "tol": tol}, 0)
     check_real(l2_reg, "l2_reg", 0)
+    check_choice(linesearch, "linesearch", (False, NESTEROV))
     data = read_blocks(blocks, block_weights, missing)
-    rank = check_rank(rank)
+    num_components = check_rank(rank)
     constrained = find_constrained(nn_modes, data.sizes)
 
     def run() -> CoupledCP:
-        model = _start(data, rank, init, random_state, constrained)
-        options: dict[str, Any] = {"n_iter_max": n_iter_max, "callback": callback, "tol": tol}
-        return _CoupledALS(data, constrained, l2_reg, tensor=None, model=model, **options).iterate()
+        model = _start(data, num_components, init, random_state, constrained)
+        sweep = CoupledSweep(data, model, constrained, l2_reg)
+        momentum = None
+        if linesearch == NESTEROV:
+            momentum = Momentum(sweep, range(len(model.factors)), sweep.project)
+        result: CoupledCP = Run(
+            sweep=sweep,
+            accelerate=momentum,
+            tensor=None,
+            n_iter_max=n_iter_max,
+            stop=AnyOf(GivesUp(sweep.is_stuck), Converged(tol)),
+            callback=callback,
+            finish=sweep.make_result,
+        ).iterate()
+        return result
 
     def describe() -> FitRecord:
         return FitRecord(
@@ -172,186 +203,252 @@ def coupled_parafac(
 
 def _start(
     data: CoupledBlocks, rank: int, init: Any, random_state: Any, constrained: set[int]
-) -> tuple[Array | None, list[Array]]:
-    """Return the weights (B, R), None if they are not known, and the factors of the start."""
-    engine = select_engine(data.device)
-    dtype = data.dtype
-    names = list(data.sizes)
-    sizes = list(data.sizes.values())
+) -> RunModel:
+    """Return the model of the start; its weights (B, R) are None if they are not known."""
     if isinstance(init, str) and init == "random":
-        check_room(engine, sum(sizes) * rank * dtype.itemsize)
+        engine = select_engine(data.device)
+        sizes = list(data.sizes.values())
+        check_room(engine, sum(sizes) * rank * data.dtype.itemsize)
         random = tl.check_random_state(random_state)
-        return None, [engine.draw_uniform(random, (size, rank), dtype) for size in sizes]
-    given = init.factors if isinstance(init, CoupledCP) else init
-    is_dict = isinstance(given, Mapping) and not isinstance(given, FactorizedTensor)
-    if not is_dict or {*given} != {*names}:
-        got = list(given) if is_dict else repr(given)
-        raise ValueError(f"init is {got}, expected 'random', a CoupledCP, or a factor for {names}")
-    if isinstance(init, CoupledCP):
-        given = {name: _match_rows(name, factor, init, data) for name, factor in given.items()}
-    for name, size in data.sizes.items():
-        if len(given[name]) != size:
-            raise ValueError(
-                f"the factor of mode {name!r} of init has shape {given[name].shape}, expected "
-                f"{(size, rank)}"
-            )
-    factors = check_factors([given[name] for name in names], sizes, dtype, engine.array_type)
-    if factors[0].shape[1] != rank:
-        raise ValueError(f"factors of init have {factors[0].shape[1]} columns, expected {rank}")
+        return RunModel(None, [engine.draw_uniform(random, (n, rank), data.dtype) for n in sizes])
+    factors = _take_factors(data, rank, init)
+    names = list(data.sizes)
     for n in constrained:
         name = f"the factor of mode {names[n]!r} of init"
         check_least(factors[n], name, reason=", as nn_modes has this mode")
-    if not isinstance(init, CoupledCP):
-        return None, factors
-    own = [cp_tensor.weights for cp_tensor in init.cp_tensors]
-    if len(own) != len(data.blocks):
-        raise ValueError(f"init has models of {len(own)} blocks, expected {len(data.blocks)}")
+    weights = _take_weights(data, rank, init) if isinstance(init, CoupledCP) else None
+    return RunModel(weights, factors)
+
+
+def _take_factors(data: CoupledBlocks, rank: int, init: Any) -> list[Array]:
+    """Return copies of a guess's factors in the order of the modes; refuse what does not fit."""
+    names = list(data.sizes)
+    guess = init.factors if isinstance(init, CoupledCP) else init
+    is_dict = isinstance(guess, Mapping) and not isinstance(guess, FactorizedTensor)
+    if not is_dict or {*guess} != {*names}:
+        got = list(guess) if is_dict else repr(guess)
+        raise ValueError(f"init is {got}, expected 'random', a CoupledCP, or a factor for {names}")
+    if isinstance(init, CoupledCP):
+        guess = {name: _match_rows(name, factor, init, data) for name, factor in guess.items()}
+    for name, size in data.sizes.items():
+        if len(guess[name]) != size:
+            raise ValueError(
+                f"the factor of mode {name!r} of init has shape {guess[name].shape}, expected "
+                f"{(size, rank)}"
+            )
+    factors = check_factors(
+        [guess[name] for name in names],
+        list(data.sizes.values()),
+        data.dtype,
+        select_engine(data.device).array_type,
+    )
+    if factors[0].shape[1] != rank:
+        raise ValueError(f"factors of init have {factors[0].shape[1]} columns, expected {rank}")
+    return factors
+
+
+def _take_weights(data: CoupledBlocks, rank: int, init: CoupledCP) -> Array:
+    """Return the weights (B, R) of a model of blocks like these; refuse one of others."""
+    weights = [cp_tensor.weights for cp_tensor in init.cp_tensors]
+    if len(weights) != len(data.blocks):
+        raise ValueError(f"init has models of {len(weights)} blocks, expected {len(data.blocks)}")
     modes = [tuple(block.names) for block in data.blocks]
     if init.blocks and [*map(tuple, init.blocks)] != modes:
         raise ValueError(f"init has the blocks {init.blocks}, expected {modes}, in this sequence")
-    for array in own:
-        check_weights(array, rank, dtype, engine.array_type)
-    pairs = zip(own, data.blocks, strict=True)
-    return engine.xp.stack([array / dtype.type(block.power) for array, block in pairs]), factors
+    engine = select_engine(data.device)
+    for of_block in weights:
+        check_weights(of_block, rank, data.dtype, engine.array_type)
+    pairs = zip(weights, data.blocks, strict=True)
+    return engine.xp.stack([w / data.dtype.type(block.power) for w, block in pairs])
 
 
 def _match_rows(name: Any, factor: Array, init: CoupledCP, data: CoupledBlocks) -> Array:
     """Return a factor of a guess in the sequence of the data's labels; refuse other labels."""
-    known = init.labels.get(name)
-    wanted = data.labels.get(name)
-    if known is None or wanted is None or np.array_equal(known, wanted):
+    of_guess = init.labels.get(name)
+    of_data = data.labels.get(name)
+    if of_guess is None or of_data is None or np.array_equal(of_guess, of_data):
         return factor
-    places = find_places(wanted, known)
-    if known.size != wanted.size or (places < 0).any():
+    places = find_places(of_data, of_guess)
+    if of_guess.size != of_data.size or (places < 0).any():
         raise ValueError(
-            f"init has {known.size} labels of mode {name!r}, such as {known[0]}, expected the "
-            f"{wanted.size} of blocks, such as {wanted[0]}: start at random, or from their rows"
+            f"init has {of_guess.size} labels of mode {name!r}, such as {of_guess[0]}, expected "
+            f"the {of_data.size} of blocks, such as {of_data[0]}: start at random, or from their "
+            "rows"
         )
     return factor[array_module(factor).asarray(places)]
 
 
-class _Fit(NamedTuple):
-    """What is minimised, how far rounding moves it, and the errors of all blocks and of each."""
+class Fit(NamedTuple):
+    """How well a model fits."""
 
-    objective: float
-    rounding: float
+    objective: float  # what is minimised
+    rounding: float  # how far rounding moves it
     error: float
     block_errors: list[float]
 
 
-@dataclass
-class _CoupledALS(Run):
-    """Iterations of alternating least squares on factors (I, R) of norm 1 and weights (B, R).
+@final
+class CoupledSweep(Sweep):
+    """A sweep of alternating least squares on factors (I, R) of norm 1 and weights (B, R).
 
     All sums, Gram matrices and systems are in float64, of the factors and weights as they are kept.
     """
 
     solver = "coupled_parafac"
-    data: CoupledBlocks
-    constrained: set[int]
-    l2_reg: float
 
-    def prepare(self) -> None:
-        data = self.data
-        self.blocks = self.data.blocks
+    def __init__(
+        self,
+        data: CoupledBlocks,
+        model: RunModel,
+        constrained: set[int],  # the non-negative modes
+        l2_reg: float,
+    ) -> None:
+        self.model = model
+        self._data = data
+        self._blocks = data.blocks
+        self._constrained = constrained
+        self._l2_reg = l2_reg
         self._is_stuck = False
         modes = range(len(data.sizes))
         # For each mode the numbers of the blocks that have it.
-        self._uses = [[b for b, block in enumerate(data.blocks) if n in block.modes] for n in modes]
-        self._order = sorted(modes, key=lambda n: len(self._uses[n]) > 1)
+        self._uses = [
+            [b for b, block in enumerate(data.blocks) if mode in block.modes] for mode in modes
+        ]
+        # Modes of a single block first; and of each block the mode that is updated last.
+        self._order = sorted(modes, key=lambda mode: len(self._uses[mode]) > 1)
         self._last = [max(block.modes, key=self._order.index) for block in data.blocks]
-        self._groups = [self._group_rows(n) for n in modes]
-        self._begin()
+        self._groups = [self._group_rows(mode) for mode in modes]
+        self._fit = self._begin()
 
     def _group_rows(self, mode: int) -> list[tuple[Any, list[int]]]:
         """Divide the rows of a mode by the blocks that know them: rows, and those blocks."""
         uses = self._uses[mode]
-        xp = array_module(self.factors[mode])
-        is_known = np.ones((self.factors[mode].shape[0], len(uses)), bool)
+        factor = self.model.factors[mode]
+        num_rows = factor.shape[0]
+        is_known = np.ones((num_rows, len(uses)), bool)
         for column, b in enumerate(uses):
-            if (places := self.blocks[b].find_places(mode)) is not None:
-                is_known[:, column] = np.isin(np.arange(len(is_known)), move(places, np))
-        groups = group_rows(is_known, xp)
-        return [(rows, [uses[column] for column in known]) for rows, known in groups]
+            places = self._blocks[b].find_places(mode)
+            if places is not None:
+                is_known[:, column] = np.isin(np.arange(num_rows), move(places, np))
+        groups = group_rows(is_known, array_module(factor))
+        return [(rows, [uses[column] for column in columns]) for rows, columns in groups]
 
-    def _begin(self) -> None:
-        """Give the start columns of norm 1; find its weights, if it has none, and its error."""
-        factors = self.factors
-        xp = array_module(self.factors[0])
-        dtype = self.data.dtype
+    def _begin(self) -> Fit:
+        """Give the start columns of norm 1; find its weights, if it has none; return its fit."""
+        model = self.model
+        factors = model.factors
+        dtype = self._data.dtype
         norms: list[Array] = []
         for mode, factor in enumerate(factors):
-            factors[mode], own = _normalize(factor.astype(np.float64), dtype)
-            norms.append(own)
+            factors[mode], of_mode = _normalize(factor.astype(np.float64), dtype)
+            norms.append(of_mode)
         grams = [self._find_grams(mode) for mode in range(len(factors))]
-        pairs = list(zip(self.blocks, self._last, strict=True))
-        sums = [_add_products(block.mttkrp(last, factors), factors[last]) for block, last in pairs]
-        if self.weights is None:
-            weights = [self._solve_first_weights(b, grams, own) for b, own in enumerate(sums)]
+        inner = [
+            _inner_products(block.mttkrp(last, factors), factors[last])
+            for block, last in zip(self._blocks, self._last, strict=True)
+        ]
+        if model.weights is None:
+            weights = [self._solve_first_weights(b, grams, of_b) for b, of_b in enumerate(inner)]
         else:
-            scales = [multiply_all([norms[n] for n in block.modes]) for block in self.blocks]
-            weights = [own * scale for own, scale in zip(self.weights, scales, strict=True)]
-        self.weights = xp.stack(weights).astype(dtype)
-        self._fit = self._measure(grams, sums)
+            weights = [
+                of_block * multiply_all([norms[n] for n in block.modes])
+                for of_block, block in zip(model.weights, self._blocks, strict=True)
+            ]
+        model.weights = array_module(factors[0]).stack(weights).astype(dtype)
+        return self._measure(grams, inner)
 
-    def _find_grams(self, mode: int) -> dict[int, Array]:
+    def _find_grams(self, mode: int) -> ModeGrams:
         """Return the Gram matrix of the rows that each block knows."""
-        factor = self.factors[mode]
-        whole = _multiply_exactly([factor])
-        known = {b: self.blocks[b].find_places(mode) for b in self._uses[mode]}
-        return {b: whole if p is None else _multiply_exactly([factor[p]]) for b, p in known.items()}
+        factor = self.model.factors[mode]
+        gram_of_all = _multiply_exactly([factor])
+        grams = {}
+        for b in self._uses[mode]:
+            places = self._blocks[b].find_places(mode)
+            grams[b] = gram_of_all if places is None else _multiply_exactly([factor[places]])
+        return grams
 
-    def step(self, iteration: int) -> float:
+    def update(self, iteration: int) -> float:
         """Update the model, or take a sweep back that raises what is minimised; that ends the run.
 
         The next sweep would be the same, since a sweep depends on the model alone.
         """
-        factors = list(self.factors)
-        weights = self.weights
-        known = self._fit
-        self._fit = self._measure(*self.update(iteration))
-        self._is_stuck = not self._fit.objective <= known.objective + known.rounding
+        model = self.model
+        factors = list(model.factors)
+        weights = model.weights
+        before = self._fit
+        self._fit = self._measure(*self._sweep())
+        self._is_stuck = not self._fit.objective <= before.objective + before.rounding
         if self._is_stuck:
-            self.factors[:], self.weights, self._fit = factors, weights, known
+            model.factors[:] = factors
+            model.weights = weights
+            self._fit = before
         return self._fit.error
 
-    def is_over(self) -> bool:
-        return self._is_stuck or super().is_over()
+    def is_stuck(self) -> bool:
+        """Return whether the last sweep was taken back."""
+        return self._is_stuck
 
-    def update(self, iteration: int) -> tuple[list[dict[int, Array]], list[Array]]:
+    def get_part(self, n: int) -> Array:
+        return self.model.factors[n]
+
+    def set_part(self, n: int, array: Array) -> None:
+        self.model.factors[n] = array
+
+    def project(self, n: int, factor: Array) -> Array:
+        """Set the negative elements of a non-negative factor to zero."""
+        return np.maximum(factor, 0) if n in self._constrained else factor
+
+    def impute(self) -> None:
+        """Do nothing: a block's unknown rows have no part in its systems."""
+
+    def find_loss(self, error: float) -> float:
+        """Return what is minimised; infinity if the sweep was taken back."""
+        return math.inf if self._is_stuck else self._fit.objective
+
+    def can_compare_errors(self) -> bool:
+        """Return True: all sums are in float64."""
+        return True
+
+    def keep(self) -> tuple[Array, list[Array], Fit]:
+        return self.model.weights, list(self.model.factors), self._fit
+
+    def take_back(self, kept: tuple[Array, list[Array], Fit]) -> None:
+        self.model.weights, self.model.factors[:], self._fit = kept
+
+    def _sweep(self) -> tuple[list[ModeGrams], list[Array]]:
         """Update all modes; return the Gram matrices, and each block's inner products with them."""
-        factors = self.factors
-        weights = self.weights.astype(np.float64)
+        factors = self.model.factors
+        weights = self.model.weights.astype(np.float64)
         grams = [self._find_grams(mode) for mode in range(len(factors))]
-        sums: list[Array] = [None] * len(self.blocks)
+        inner: list[Array] = [None] * len(self._blocks)
         for mode in self._order:
             uses = self._uses[mode]
             start = factors[mode].astype(np.float64)
             if len(uses) == 1:  # of one block: its factor takes up the weights
                 start = start * weights[uses[0]]
                 weights[uses[0]] = 1
-            products = {b: self.blocks[b].mttkrp(mode, factors) for b in uses}
+            products = {b: self._blocks[b].mttkrp(mode, factors) for b in uses}
             rows = self._solve_mode(mode, start, products, grams, weights)
-            factors[mode], norms = _normalize(rows, self.data.dtype)
+            factors[mode], norms = _normalize(rows, self._data.dtype)
             grams[mode] = self._find_grams(mode)
             for b, product in products.items():
                 weights[b] *= norms
                 if self._last[b] == mode:
-                    sums[b] = _add_products(product, factors[mode])
-        for b, block in enumerate(self.blocks):
+                    inner[b] = _inner_products(product, factors[mode])
+        for b, block in enumerate(self._blocks):
             # Weights that no factor can take up, since the block shares all of its modes.
             if all(len(self._uses[n]) > 1 for n in block.modes):
-                is_constrained = self.constrained.issuperset(block.modes)
-                weights[b] = self._solve_weights(b, grams, sums[b], weights[b], is_constrained)
-        self.weights = weights.astype(self.data.dtype)
-        return grams, sums
+                is_constrained = self._constrained.issuperset(block.modes)
+                weights[b] = self._solve_weights(b, grams, inner[b], weights[b], is_constrained)
+        self.model.weights = weights.astype(self._data.dtype)
+        return grams, inner
 
     def _solve_mode(
         self,
         mode: int,
         start: Array,
         products: dict[int, Array],
-        grams: list[dict[int, Array]],
+        grams: list[ModeGrams],
         weights: Array,
     ) -> Array:
         """Return the rows of a mode that minimise, from its MTTKRPs and the others' Gram matrices.
@@ -359,113 +456,142 @@ class _CoupledALS(Run):
         Rows that the same blocks know have one system.
         """
         xp = array_module(start)
-        scales = {b: self.blocks[b].weight * weights[b] for b in products}
+        scales = {b: self._blocks[b].weight * weights[b] for b in products}
         target: Array = sum(product * scales[b] for b, product in products.items())
         # Of |w_b|^2, in which the norms of the new columns are.
-        ridge = self.l2_reg * xp.diag(sum(scales[b] * weights[b] for b in products))
+        ridge = self._l2_reg * xp.diag(sum(scales[b] * weights[b] for b in products))
         solved = xp.empty_like(target)
-        for rows, known in self._groups[mode]:
+        for rows, blocks in self._groups[mode]:
             gram: Array = ridge
-            for b in known:
-                others = multiply_all([grams[n][b] for n in self.blocks[b].modes if n != mode])
+            for b in blocks:
+                others = multiply_all([grams[n][b] for n in self._blocks[b].modes if n != mode])
                 gram = gram + scales[b][:, None] * others * weights[b]
-            solved[rows] = _solve(gram, target[rows], start[rows], mode in self.constrained)
+            solved[rows] = _solve(gram, target[rows], start[rows], mode in self._constrained)
         return solved
 
-    def _solve_first_weights(self, b: int, grams: list[dict[int, Array]], inner: Array) -> Array:
+    def _solve_first_weights(self, b: int, grams: list[ModeGrams], inner: Array) -> Array:
         """Return the weights of a block that minimise, not negative if one of its factors is not.
 
         So all that follows is in proportion to the data.
         """
-        block = self.blocks[b]
+        block = self._blocks[b]
         start = array_module(inner).full_like(inner, (block.square / len(inner)) ** 0.5)
-        is_constrained = not self.constrained.isdisjoint(block.modes)
+        is_constrained = not self._constrained.isdisjoint(block.modes)
         return self._solve_weights(b, grams, inner, start, is_constrained)
 
     def _solve_weights(
         self,
         b: int,
-        grams: list[dict[int, Array]],
+        grams: list[ModeGrams],
         inner: Array,
         start: Array,
         is_constrained: bool,
     ) -> Array:
         """Return the weights of a block that minimise, with its factors as they are."""
-        gram = multiply_all([grams[n][b] for n in self.blocks[b].modes])
-        gram = gram + self.l2_reg * array_module(gram).eye(len(gram))
+        gram = multiply_all([grams[n][b] for n in self._blocks[b].modes])
+        gram = gram + self._l2_reg * array_module(gram).eye(len(gram))
         return _solve(gram, inner[None], start[None], is_constrained)[0]
 
     def measure_start(self) -> float:
         return self._fit.error
 
-    def _measure(self, grams: list[dict[int, Array]], sums: list[Array]) -> _Fit:
+    def _measure(self, grams: list[ModeGrams], inner_products: list[Array]) -> Fit:
         """Compare the model with the data."""
         squares = []
         magnitudes = []
         penalties = []
         # Of columns in float32, which are 1 but for rounding.
-        lengths = [move(sum_columns(factor.astype(np.float64) ** 2), np) for factor in self.factors]
-        for b, block in enumerate(self.blocks):
+        lengths = [
+            move(sum_columns(factor.astype(np.float64) ** 2), np) for factor in self.model.factors
+        ]
+        for b, block in enumerate(self._blocks):
             gram = move(multiply_all([grams[n][b] for n in block.modes]), np)
-            weights = move(self.weights[b], np).astype(np.float64)
-            inner = float(weights @ move(sums[b], np))
+            weights = move(self.model.weights[b], np).astype(np.float64)
+            inner = float(weights @ move(inner_products[b], np))
             squares.append(abs(block.square + float(weights @ gram @ weights) - 2 * inner))
             magnitudes.append(block.square + float(abs(weights) @ abs(gram) @ abs(weights)))
             norms = multiply_all([lengths[n] for n in block.modes])
-            penalties.append(self.l2_reg * float(norms @ weights**2))
-        shares = np.array([block.weight for block in self.blocks])
-        wholes = np.array([block.square for block in self.blocks])
-        return _Fit(
+            penalties.append(self._l2_reg * float(norms @ weights**2))
+        shares = np.array([block.weight for block in self._blocks])
+        totals = np.array([block.square for block in self._blocks])
+        return Fit(
             objective=float(shares @ np.add(squares, penalties)),
             rounding=_ROUNDING * float(shares @ magnitudes),
-            error=float(shares @ squares / (shares @ wholes)) ** 0.5,
-            block_errors=((squares / wholes) ** 0.5).tolist(),
+            error=float(shares @ squares / (shares @ totals)) ** 0.5,
+            block_errors=((squares / totals) ** 0.5).tolist(),
         )
 
+    def save_state(self) -> dict[str, Array]:
+        """Return nothing: these runs have no checkpoints."""
+        return {}
+
     def make(self) -> CoupledCP:
-        pairs = zip(self.weights, self.blocks, strict=True)
-        weights = [own * own.dtype.type(block.power) for own, block in pairs]
-        factors = dict(zip(self.data.sizes, self.factors, strict=True))
-        blocks = [block.names for block in self.blocks]
-        labels = self.data.labels
+        labels = self._data.labels
+        # Values were divided by powers of two.
+        weights = [
+            of_block * of_block.dtype.type(block.power)
+            for of_block, block in zip(self.model.weights, self._blocks, strict=True)
+        ]
+        factors = dict(zip(self._data.sizes, self.model.factors, strict=True))
+        names = [block.names for block in self._blocks]
         kind = LabelledCoupledCP if {*labels} == {*factors} else CoupledCP
         return kind(
             factors,
-            make_cp_tensors(factors, blocks, weights, labels),
+            make_cp_tensors(factors, names, weights, labels),
             labels,
-            blocks=[*map(tuple, blocks)],
-            block_weights=[*self.data.weights],
+            blocks=[*map(tuple, names)],
+            block_weights=[*self._data.weights],
         )
 
-    def finish(self) -> CoupledCP:
+    def make_result(self) -> CoupledCP:
         """Sort the components, choose their signs, and add the errors."""
-        xp = array_module(self.weights)
-        weights = move(self.weights, np)
-        scales = np.array([block.weight for block in self.blocks])[:, None]
-        order = np.argsort(-(scales * weights.astype(np.float64) ** 2).sum(axis=0), kind="stable")
-        weights = weights[:, order]
-        factors = [factor.take(xp.asarray(order), axis=1) for factor in self.factors]
-        signs = [find_signs(factor) for factor in factors]
-        for b, block in enumerate(self.blocks):
+        self._sort_components()
+        self._choose_signs()
+        result = self.make()
+        result.errors = self.model.errors
+        result.block_errors = self._fit.block_errors
+        return result
+
+    def _sort_components(self) -> None:
+        """Sort the components by their squared weights in all blocks, the largest first."""
+        model = self.model
+        xp = array_module(model.weights)
+        weights = move(model.weights, np)
+        scales = np.array([block.weight for block in self._blocks])[:, None]
+        sizes = (scales * weights.astype(np.float64) ** 2).sum(axis=0)
+        order = np.argsort(-sizes, kind="stable")
+        model.weights = xp.asarray(weights[:, order])
+        model.factors[:] = [factor.take(xp.asarray(order), axis=1) for factor in model.factors]
+
+    def _choose_signs(self) -> None:
+        """Make columns mostly positive, and weights too where a factor of one block can differ."""
+        model = self.model
+        xp = array_module(model.weights)
+        weights = move(model.weights, np)
+        signs = [find_signs(factor) for factor in model.factors]
+        for b, block in enumerate(self._blocks):
             weights[b] *= np.prod([signs[n] for n in block.modes], axis=0)
-            alone = [n for n in block.modes if len(self._uses[n]) == 1]
-            if free := [n for n in alone if n not in self.constrained]:
+            free = self._list_free_modes(block)
+            if free:
                 signs[free[-1]] *= np.where(weights[b] < 0, -1, 1)
                 weights[b] = abs(weights[b])
-        signed = zip(factors, signs, strict=True)
-        self.factors[:] = [factor * xp.asarray(sign, factor.dtype) for factor, sign in signed]
-        self.weights = xp.asarray(weights)
-        model = self.make()
-        model.errors = self.errors
-        model.block_errors = self._fit.block_errors
-        return model
+        model.weights = xp.asarray(weights)
+        model.factors[:] = [
+            factor * xp.asarray(of_mode, factor.dtype)
+            for factor, of_mode in zip(model.factors, signs, strict=True)
+        ]
+
+    def _list_free_modes(self, block: CoupledBlock) -> list[int]:
+        """List the modes that a block shares with none, and whose factors may be negative."""
+        alone = [n for n in block.modes if len(self._uses[n]) == 1]
+        return [n for n in alone if n not in self._constrained]
 
 
 #: Of lists of factors, Gram matrices in float64: errors are differences of sums of their elements.
 _multiply_exactly = functools.partial(multiply_grams, None, dtype=np.float64)
 
 
-def _add_products(product: Array, factor: Array) -> Array:
+def _inner_products(product: Array, factor: Array) -> Array:
     """Compute the inner product with each component, (R,), in float64."""
     return sum_columns(product * factor)
 

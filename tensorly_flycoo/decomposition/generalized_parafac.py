@@ -5,16 +5,17 @@ from typing import Any
 
 import tensorly as tl
 
-from ..base.array_modules import Array
 from ..base.checks import check_choice, check_least
 from ..io.checkpoint import Resumed
-from ..loop.cp_loop import Callback, start
 from ..loop.cp_model import make_cp_tensor
 from ..loop.guarding import describe_as
 from ..loop.losses import Loss, check_data, find_loss
 from ..loop.masks import ObservedData, find_missing
-from ..loop.poisson import MultiplicativeUpdates, balance, lift_zeros
+from ..loop.poisson import PoissonUpdates, balance, lift_zeros
 from ..loop.ranks import find_cp_rank
+from ..loop.run import Callback, Run, RunModel, Sweep, find_state
+from ..loop.starting import start
+from ..loop.stopping import AnyOf, GivesUp, Settled, Stop
 from ..tensor.coo_cache import Mask, SparseData, as_flycoo
 from .adam import Adam, scale_guess
 from .parafac import parafac
@@ -140,11 +141,13 @@ def generalized_parafac(
     modes = [mode for mode in range(x.ndim) if mode not in (fixed_modes or ())]
     num_components = find_cp_rank(x, rank)
     random = tl.check_random_state(random_state)
+
     # Adam looks at single entries.
     missing = None if mask is None else find_missing(tensor, mask, lists=method == "adam")
     data = ObservedData(x, missing)
     check_data(chosen, data.tensor)
-    weights, factors = start(
+
+    model = start(
         x if isinstance(init, Resumed) else data.tensor,
         None,
         num_components,
@@ -155,44 +158,53 @@ def generalized_parafac(
         non_negative=chosen.lower_bound >= 0,
     )
     for_loss = f" for loss={chosen.name!r}"
-    for n, factor in enumerate(factors):
+    for n, factor in enumerate(model.factors):
         check_least(factor, f"factors[{n}] of init", chosen.lower_bound, for_loss)
     if not modes:
-        cp_tensor = make_cp_tensor(weights, factors)
+        cp_tensor = make_cp_tensor(model.weights, model.factors)
         return (cp_tensor, []) if return_errors else cp_tensor
-    options: dict[str, Any] = {
-        "tensor": x,
-        "n_iter_max": n_iter_max,
-        "init": init,
-        "callback": callback,
-        "tol": tol,
-        "return_errors": return_errors,
-    }
+    model.weights = None  # those of a guess are in its factors, those of a checkpoint are ones
+
+    sweep: Sweep
+    stop: Stop
     if method == "mu":
-        return _begin_updates(data, modes, factors, options).iterate()
-    if isinstance(init, str):
-        factors[:] = scale_guess(chosen, data, factors, modes)
-    model = (None, factors)
-    seed = int(random.randint(2**31))
-    return Adam(chosen, data, modes, samples, seed, model=model, **options).iterate()
+        sweep = _begin_updates(data, model, modes, tol, init)
+        stop = Settled(tol)
+    else:
+        if isinstance(init, str):
+            model.factors[:] = scale_guess(chosen, data, model.factors, modes)
+        seed = int(random.randint(2**31))
+        adam = Adam(chosen, data, model, modes, samples, seed, find_state(init))
+        sweep = adam
+        stop = AnyOf(GivesUp(adam.has_failed), Settled(tol, skips_repeats=True))
+    return Run(
+        sweep=sweep,
+        tensor=x,
+        n_iter_max=n_iter_max,
+        stop=stop,
+        callback=callback,
+        return_errors=return_errors,
+    ).iterate()
 
 
 def _begin_updates(
-    data: ObservedData, modes: list[int], factors: list[Array], options: dict[str, Any]
-) -> MultiplicativeUpdates:
+    data: ObservedData, model: RunModel, modes: list[int], tol: float, init: Any
+) -> PoissonUpdates:
     """Balance a guess, and lift its zeros if its loss is infinite; resume a checkpoint."""
-    is_resumed = isinstance(options["init"], Resumed)
-    if not is_resumed:
-        factors[:] = balance(factors, modes)
-    run = MultiplicativeUpdates(data, modes, model=(None, factors), **options)
-    if is_resumed or run.loss != float("inf"):
-        return run
-    factors[:] = [lift_zeros(f) if n in modes else f for n, f in enumerate(factors)]
-    factors[:] = balance(factors, modes)
-    return MultiplicativeUpdates(data, modes, model=(None, factors), **options)
+    if isinstance(init, Resumed):
+        return PoissonUpdates(data, model, modes, tol, init.state)
+    model.factors[:] = balance(model.factors, modes)
+    sweep = PoissonUpdates(data, model, modes, tol)
+    if sweep.loss != float("inf"):
+        return sweep
+    for n in modes:
+        model.factors[n] = lift_zeros(model.factors[n])
+    model.factors[:] = balance(model.factors, modes)
+    return PoissonUpdates(data, model, modes, tol)
 
 
 def _choose_method(method: str, loss: Loss, samples: Any) -> str:
+    """Return "mu" or "adam"; refuse a method and samples that do not suit the loss."""
     if check_choice(method, "method", ("auto", "mu", "adam")) == "auto":
         method = "mu" if loss.is_count else "adam"
     if method != "adam" and not loss.is_count:

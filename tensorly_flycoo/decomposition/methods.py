@@ -25,7 +25,7 @@ class Method:
     non_negative: bool = False  # whether its model is
     takes_mask: bool = False  # whether `mask` holds entries out
     knows_zeros: bool = True  # whether cells that are not stored are zeros to it, not unknown
-    has_momentum: bool = False  # whether it has ``linesearch="nesterov"``
+    has_momentum: bool = False  # whether ``linesearch="nesterov"`` is on where one does not say
     runs_together: bool = False  # whether `run_together` iterates many of its runs at once
     is_ours: bool = True  # whether it takes a `MissingEntries` for a mask
 
@@ -52,7 +52,9 @@ class Method:
 
     def find_loss(self, options: Mapping[str, Any]) -> Any:
         """Return the loss that these options choose."""
-        return options.get("loss", self.loss) if "loss" in self.defaults else self.loss
+        if "loss" not in self.defaults:
+            return self.loss
+        return options.get("loss", self.loss)
 
     def prefer_momentum(
         self, x: Any, options: Mapping[str, Any], one_by_one: bool = False
@@ -61,12 +63,12 @@ class Method:
 
         Runs that are iterated one by one get Gauss-Newton steps too, where there are some.
         """
-        # Runs with a mask go together without.
-        is_wanted = self.has_momentum and is_sparse(x) and options.get("mask") is None
-        is_wanted &= not np.any(options.get("smoothness"))  # which momentum does not see
+        is_possible = self.has_momentum and is_sparse(x)
+        # Runs with a mask go together without; momentum does not see what smoothness penalises.
+        if not is_possible or options.get("mask") is not None or np.any(options.get("smoothness")):
+            return dict(options)
         has_steps = one_by_one and self.runs_together and not options.get("orthogonalise")
-        linesearch = AUTO if has_steps else NESTEROV
-        return ({"linesearch": linesearch} if is_wanted else {}) | dict(options)
+        return {"linesearch": AUTO if has_steps else NESTEROV} | dict(options)
 
 
 #: All decompositions by name.
@@ -101,15 +103,21 @@ def find_method(
         if method not in known:
             raise ValueError(f"{name} is {method!r}, expected one of {known}, or a function")
         return METHODS[method]
-    other = Method(method, is_ours=False)
-    row = METHODS.get(other.name)
+    unlisted = Method(method, is_ours=False)
+    row = METHODS.get(unlisted.name)
     if row is not None and method is row.function:
         return row
-    theirs = getattr(tensorly.decomposition, other.name, None)
-    if row is not None and theirs is not None and inspect.unwrap(method) is inspect.unwrap(theirs):
+    if row is not None and _is_tensorly_function(method, row.name):
         if row.runs_together or row.model == "PARAFAC2":  # ours gives its numbers, and more
             return row
         return replace(row, function=method, has_momentum=False, is_ours=False)
-    loss = other.defaults.get("loss", "gaussian")
-    takes_mask = "mask" in other.defaults
-    return replace(other, loss=loss, takes_mask=takes_mask)
+    loss = unlisted.defaults.get("loss", "gaussian")
+    return replace(unlisted, loss=loss, takes_mask="mask" in unlisted.defaults)
+
+
+def _is_tensorly_function(function: Callable[..., Any], name: str) -> bool:
+    """Return whether a function is TensorLy's decomposition of that name."""
+    of_tensorly = getattr(tensorly.decomposition, name, None)
+    if of_tensorly is None:
+        return False
+    return inspect.unwrap(function) is inspect.unwrap(of_tensorly)

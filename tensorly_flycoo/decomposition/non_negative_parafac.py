@@ -7,10 +7,13 @@ import numpy as np
 
 from ..base.array_modules import Array
 from ..engines.tall import multiply
-from ..loop.cp_loop import AlternatingRun, Callback, list_free_modes, start
+from ..loop.alternating import AlternatingSweep, normalize_cp
 from ..loop.guarding import describe_as
 from ..loop.masks import ImputedTensor, find_missing
 from ..loop.ranks import find_cp_rank
+from ..loop.run import Callback, Run
+from ..loop.starting import list_free_modes, start
+from ..loop.stopping import Converged
 from ..loop.whole_tensor import WholeTensor
 from ..tensor.coo_cache import Mask, SparseData, as_flycoo
 from .parafac import parafac
@@ -88,29 +91,34 @@ def non_negative_parafac(
         normalize_factors=normalize_factors,
         by_blocks=missing is None,
     )
-    return _MultiplicativeUpdates(
-        data,
-        list_free_modes(x.ndim, fixed_modes),
-        tensor=x,
+    sweep = AlternatingSweep(
+        solver="non_negative_parafac",
         model=model,
-        n_iter_max=n_iter_max,
-        init=init,
-        callback=callback,
-        tol=tol,
-        cvg_criterion=cvg_criterion,
+        tensor=x,
+        data=data,
+        modes=list_free_modes(x.ndim, fixed_modes),
+        update_factor=multiply_factor,
         normalize_factors=normalize_factors,
+        wants_errors=bool(tol) or callback is not None,
+    )
+    return Run(
+        sweep=sweep,
+        tensor=x,
+        n_iter_max=n_iter_max,
+        stop=Converged(tol, cvg_criterion),
+        callback=callback,
         verbose=verbose,
         return_errors=return_errors,
-        wants_errors=bool(tol) or callback is not None,
+        normalize=normalize_cp if normalize_factors else None,
     ).iterate()
 
 
-class _MultiplicativeUpdates(AlternatingRun):
-    """Each factor is multiplied by a ratio that is 1 at a local optimum."""
+def multiply_factor(factor: Array, product: Array, gram: Array, mode: int) -> Array:
+    """Multiply a factor by a ratio that is 1 at a local optimum.
 
-    solver = "non_negative_parafac"
-
-    def update_factor(self, product: Array, gram: Array, mode: int) -> Array:
-        factor = self.factors[mode]
-        eps = float(np.finfo(factor.dtype).eps)
-        return factor * np.maximum(product, eps) / np.maximum(multiply(factor, gram), eps)
+    >>> factor, gram = np.array([[1.0, 2.0]]), np.eye(2)
+    >>> multiply_factor(factor, 2 * factor @ gram, gram, mode=0)
+    array([[2., 4.]])
+    """
+    eps = float(np.finfo(factor.dtype).eps)
+    return factor * np.maximum(product, eps) / np.maximum(multiply(factor, gram), eps)

@@ -2,19 +2,23 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 
 from ..base.array_modules import Array
 from ..base.checks import check_choice, spread_numbers, warn
 from ..engines.tall import solve
-from ..loop.cp_loop import Callback, start
+from ..loop.acceleration import Momentum
+from ..loop.alternating import AlternatingSweep, normalize_cp
 from ..loop.guarding import describe_as
 from ..loop.hals import improve
-from ..loop.momentum import NESTEROV, MomentumRun
+from ..loop.momentum import NESTEROV
 from ..loop.ranks import find_cp_rank
+from ..loop.run import Callback, Run, find_state
 from ..loop.smoothness import Smoothness, read_smoothness, smooth
+from ..loop.starting import start
+from ..loop.stopping import Converged
 from ..loop.whole_tensor import WholeTensor
 from ..tensor.coo_cache import SparseData, as_flycoo
 from .non_negative_parafac import non_negative_parafac
@@ -112,62 +116,70 @@ def non_negative_parafac_hals(
         normalize_factors=normalize_factors,
         by_blocks=True,
     )
-    modes = [n for n in range(x.ndim) if n not in (fixed_modes or [])]
-    return _Hals(
-        WholeTensor(x),
-        modes,
-        constrained,
-        penalties,
-        exact,
-        tensor=x,
+    rule = HalsCp(constrained, penalties, strengths, exact)
+    sweep = AlternatingSweep(
+        solver="non_negative_parafac_hals",
         model=model,
-        n_iter_max=n_iter_max,
-        init=init,
-        callback=callback,
-        tol=tol,
-        cvg_criterion=cvg_criterion,
+        tensor=x,
+        data=WholeTensor(x),
+        modes=[n for n in range(x.ndim) if n not in (fixed_modes or [])],
+        update_factor=rule.update_factor,
         normalize_factors=normalize_factors,
-        verbose=verbose,
-        return_errors=return_errors,
-        has_momentum=linesearch == NESTEROV,
         smoothness=strengths,
         wants_errors=bool(tol or linesearch) or callback is not None,
+    )
+    momentum = None
+    if linesearch == NESTEROV:
+        momentum = Momentum(sweep, sweep.modes, rule.project)
+        momentum.resume(find_state(init), sweep.place_parts)
+    return Run(
+        sweep=sweep,
+        accelerate=momentum,
+        tensor=x,
+        n_iter_max=n_iter_max,
+        stop=Converged(tol, cvg_criterion),
+        callback=callback,
+        verbose=verbose,
+        return_errors=return_errors,
+        normalize=normalize_cp if normalize_factors else None,
     ).iterate()
 
 
-@dataclass
-class _Hals(MomentumRun):
-    """One sweep of HALS, or a system of equations, per mode."""
+@final
+@dataclass(frozen=True)
+class HalsCp:
+    """Updates a factor by some sweeps of HALS, or by least squares if it may be negative."""
 
-    solver = "non_negative_parafac_hals"
-    constrained: set[int]
-    penalties: list[float | None]
+    constrained: set[int]  # the non-negative modes
+    penalties: list[float | None]  # of each mode, on the sum of the factor's elements
+    smoothness: list[float]  # of each mode
     exact: bool
 
-    def update_factor(self, product: Array, gram: Array, mode: int) -> Array:
-        if mode in self.constrained:
-            factor = self.factors[mode]
-            penalty = self.penalties[mode]
-            return improve(product, gram, factor, penalty, self.exact, self.smoothness[mode])
-        return solve(gram.T, smooth(product, self.smoothness[mode]).T).T
-
-    def update(self, iteration: int) -> Array:
-        product = super().update(iteration)
-        last = len(self.factors) - 1
-        return product if last in self.modes else self.data.mttkrp(self.weights, self.factors, last)
+    def update_factor(self, factor: Array, product: Array, gram: Array, mode: int) -> Array:
+        strength = self.smoothness[mode]
+        if mode not in self.constrained:
+            return solve(gram.T, smooth(product, strength).T).T
+        return improve(product, gram, factor, self.penalties[mode], self.exact, strength)
 
     def project(self, mode: int, factor: Array) -> Array:
+        """Set the negative elements of a non-negative factor to zero."""
         return np.maximum(factor, 0) if mode in self.constrained else factor
 
 
 def find_constrained(nn_modes: Any, names: Iterable[Any]) -> set[int]:
-    """Return the numbers of the non-negative modes; `names` are those of all modes."""
+    """Return the numbers of the non-negative modes; `names` are those of all modes.
+
+    >>> find_constrained(["day"], ["user", "item", "day"])
+    {2}
+    """
     numbers = {name: number for number, name in enumerate(names)}
+    if nn_modes is None:
+        return set()
     if isinstance(nn_modes, str) and nn_modes == "all":
         return {*numbers.values()}
     is_list = isinstance(nn_modes, Iterable) and not isinstance(nn_modes, str)
-    wanted = {*nn_modes} if is_list else set()
-    if not wanted <= numbers.keys() or not (is_list or nn_modes is None):
+    wanted = set(nn_modes) if is_list else set()
+    if not is_list or not wanted <= numbers.keys():
         raise ValueError(f"nn_modes is {nn_modes!r}, expected 'all', None or some of {[*numbers]}")
     return {numbers[name] for name in wanted}
 
@@ -177,7 +189,8 @@ def spread_penalties(
 ) -> list[float | None]:
     """Return one sparsity coefficient per mode."""
     penalties = spread_numbers(coefficients, ndim, "sparsity_coefficients")
-    is_given = isinstance(coefficients, Iterable)
-    if is_given and any(penalties[n] is not None for n in range(ndim) if n not in constrained):
+    ignored = [n for n in range(ndim) if n not in constrained and penalties[n] is not None]
+    # One number for all modes may be meant for the constrained ones.
+    if ignored and isinstance(coefficients, Iterable):
         warn("sparsity_coefficients are ignored in unconstrained modes")
     return penalties

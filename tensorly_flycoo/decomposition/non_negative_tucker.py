@@ -4,9 +4,10 @@ An update takes the tensor's TTMc, the core and Gram matrices: nothing as large 
 """
 
 import inspect
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, final
 
 import numpy as np
 import tensorly as tl
@@ -20,16 +21,20 @@ from ..base.checks import check_choice, check_matrix, check_real
 from ..base.reporting import span
 from ..engines.tall import multiply, transposed_product
 from ..io.checkpoint import Resumed
-from ..loop.cp_loop import Callback, list_free_modes, restore
+from ..loop.acceleration import Momentum
 from ..loop.guarding import describe_as, require_flycoo_backend
 from ..loop.hals import improve
-from ..loop.masks import find_missing
+from ..loop.masks import MissingEntries, find_missing
+from ..loop.momentum import NESTEROV
 from ..loop.ranks import find_tucker_rank
+from ..loop.run import Callback, Run, RunModel, Sweep, find_state
+from ..loop.starting import list_free_modes, restore
+from ..loop.stopping import Converged
 from ..ops.ttmc import multiply_nonempty_rows
 from ..tensor.coo_cache import Mask, SparseData, as_flycoo
 from ..tensor.tensor import FlycooTensor
 from .non_negative_parafac_hals import non_negative_parafac_hals, spread_penalties
-from .tucker import TuckerRun, start_masked, tucker
+from .tucker import fill_missing, make_tucker_tensor, start_masked, tucker
 
 #: TensorLy's least numerator and denominator.
 _EPSILON = 10e-12
@@ -92,21 +97,29 @@ def non_negative_tucker(
     >>> core.shape, all((array >= 0).all() for array in (core, *factors))
     ((2, 3, 4), True)
     """
-    return _begin(
-        _MultiplicativeRun,
-        tensor,
-        rank,
-        init,
-        "truncated_svd",
-        random_state,
-        None,
-        mask,
-        tol=tol,
+    require_flycoo_backend()
+    x = as_flycoo(tensor, check_coords=True)
+    ranks = _find_ranks(x, rank)
+    missing = None if mask is None else find_missing(tensor, mask, lists=True)
+    if missing is not None and isinstance(init, str) and init == "svd":
+        init = start_masked(missing, ranks)
+    sweep = NonNegativeTucker(
+        solver="non_negative_tucker",
+        model=_start(x, ranks, init, "truncated_svd", random_state, "non_negative_tucker"),
+        x=x,
+        missing=missing,
+        modes=list(range(x.ndim)),
+        rule=MultiplicativeTucker(),
+    )
+    return Run(
+        sweep=sweep,
+        tensor=x,
         n_iter_max=n_iter_max,
+        stop=Converged(tol, num_skipped=1),  # as in TensorLy
+        callback=callback,
         verbose=verbose,
         return_errors=return_errors,
-        normalize_factors=normalize_factors,
-        callback=callback,
+        normalize=normalize_tucker if normalize_factors else None,
     ).iterate()
 
 
@@ -128,6 +141,7 @@ def non_negative_tucker_hals(
     exact: bool = False,
     algorithm: str = "fista",
     callback: Callback | None = None,
+    linesearch: bool | str = False,
 ) -> Any:
     """Decompose a sparse tensor into a non-negative core and factors by hierarchical ALS.
 
@@ -143,6 +157,9 @@ def non_negative_tucker_hals(
     algorithm : {"fista", "active_set"}
         Updates the core in up to `n_iter_max` steps (a checkpoint keeps that number);
         "active_set" forms a square matrix with a row for each element of the core.
+    linesearch : False or "nesterov"
+        "nesterov": Nesterov's momentum as in `parafac`, of the factors and the core, whose
+        elements that would be negative become zero. Only for sparse tensors.
 
     Returns
     -------
@@ -153,8 +170,8 @@ def non_negative_tucker_hals(
     DensifyError
         If `svd` is any other method.
     ValueError
-        If `algorithm` is unknown, `sparsity_coefficients` has not one number for each mode, or
-        `init` has no factors for `fixed_modes`.
+        If `algorithm` or `linesearch` is unknown, `sparsity_coefficients` has not one number for
+        each mode, or `init` has no factors for `fixed_modes`.
 
     References
     ----------
@@ -171,79 +188,168 @@ def non_negative_tucker_hals(
     ((2, 3, 4), True)
     """
     check_choice(algorithm, "algorithm", ("fista", "active_set"))
+    check_choice(linesearch, "linesearch", (False, NESTEROV))
     if core_sparsity_coefficient is not None:
         check_real(core_sparsity_coefficient, "core_sparsity_coefficient", 0)
     penalties = spread_penalties(sparsity_coefficients, tensor.ndim, {*range(tensor.ndim)})
     if fixed_modes and isinstance(init, str):
         raise ValueError(f"fixed_modes needs factors to keep, but init is {init!r}: pass a model")
-    return _begin(
-        _Hals,
-        tensor,
-        rank,
-        init,
-        svd,
-        random_state,
-        fixed_modes,
-        None,
+    require_flycoo_backend()
+    x = as_flycoo(tensor, check_coords=True)
+    ranks = _find_ranks(x, rank)
+    rule = HalsTucker(
         penalties=penalties,
         core_penalty=core_sparsity_coefficient,
         exact=exact,
         algorithm=algorithm,
-        tol=tol,
+        num_steps=int(find_state(init).get("steps", n_iter_max)),
+    )
+    sweep = NonNegativeTucker(
+        solver="non_negative_tucker_hals",
+        modes=list_free_modes(x.ndim, fixed_modes),
+        model=_start(x, ranks, init, svd, random_state, "non_negative_tucker_hals"),
+        x=x,
+        missing=None,
+        rule=rule,
+    )
+    momentum = None
+    if linesearch == NESTEROV:
+        momentum = Momentum(sweep, [*sweep.modes, sweep.core_part], project_non_negative)
+        momentum.resume(find_state(init), sweep.place_parts)
+    return Run(
+        sweep=sweep,
+        accelerate=momentum,
+        tensor=x,
         n_iter_max=n_iter_max,
+        stop=Converged(tol, num_skipped=1),  # as in TensorLy
+        callback=callback,
         verbose=verbose,
         return_errors=return_errors,
-        normalize_factors=normalize_factors,
-        callback=callback,
+        normalize=normalize_tucker if normalize_factors else None,
     ).iterate()
 
 
-def _begin(
-    solver: "type[_MultiplicativeRun]",
-    tensor: Any,
-    rank: Any,
-    init: Any,
-    svd: str,
-    random_state: Any,
-    fixed_modes: Sequence[int] | None,
-    mask: Mask,
-    **options: Any,
-) -> "_MultiplicativeRun":
-    require_flycoo_backend()
-    x = as_flycoo(tensor, check_coords=True)
+def _find_ranks(x: FlycooTensor, rank: Any) -> tuple[int, ...]:
+    """Return the rank of each mode; refuse a tensor without nonzeros."""
     found = find_tucker_rank(x, rank, x.ndim) or x.shape
     ranks = tuple(int(r) for r in validate_tucker_rank(x.shape, found))
     if x.nnz == 0:
         raise ValueError(f"tensor of shape {x.shape} has no nonzeros, expected at least one")
-    modes = list_free_modes(x.ndim, fixed_modes)
-    missing = None if mask is None else find_missing(tensor, mask, lists=True)
-    if missing is not None and isinstance(init, str) and init == "svd":
-        init = start_masked(missing, ranks)
-    with span("start"):
-        model = _start(x, ranks, init, svd, random_state, solver.solver)
-    return solver(modes, missing=missing, tensor=x, model=model, init=init, **options)
+    return ranks
 
 
-@dataclass
-class _MultiplicativeRun(TuckerRun):
-    """Updates the factors of the modes that are not fixed, and then the core."""
+class TuckerRule(ABC):
+    """How a sweep updates a factor and the core."""
 
-    solver = "non_negative_tucker"
-    modes: list[int]
-    data: FlycooTensor = field(init=False)  # with the values of the model at missing entries
+    @abstractmethod
+    def update_factor(self, factor: Array, targets: Array, gram: Array, mode: int) -> Array:
+        """Return a new factor.
 
-    def update_factor(self, targets: Array, gram: Array, mode: int) -> Array:
-        """Update a factor by the mode's TTMc times the core, and the Gram matrix of its systems."""
-        return _scale(self.factors[mode], targets, multiply(self.factors[mode], gram))
+        `targets` (I, R) is the mode's TTMc times the core, `gram` (R, R) the Gram matrix of the
+        systems of its rows.
+        """
 
-    def update_core(self, targets: Array, grams: list[Array]) -> Array:
-        """Update the core by the tensor times all factors, and their Gram matrices."""
-        return _scale(self.weights, targets, multi_mode_dot(self.weights, grams))
+    @abstractmethod
+    def update_core(self, core: Array, targets: Array, grams: list[Array]) -> Array:
+        """Return a new core, from the tensor times all factors, and their Gram matrices."""
 
-    def update(self, iteration: int) -> Array:
-        core = self.weights
-        factors = self.factors
-        self.data = self.fill()
+    @abstractmethod
+    def save_state(self) -> dict[str, Array]:
+        """Return what a resumed run needs besides the model."""
+
+
+@final
+class MultiplicativeTucker(TuckerRule):
+    """Multiplies by ratios that are 1 at a local optimum."""
+
+    def update_factor(self, factor: Array, targets: Array, gram: Array, mode: int) -> Array:
+        return _scale(factor, targets, multiply(factor, gram))
+
+    def update_core(self, core: Array, targets: Array, grams: list[Array]) -> Array:
+        return _scale(core, targets, multi_mode_dot(core, grams))
+
+    def save_state(self) -> dict[str, Array]:
+        return {}
+
+
+def _scale(array: Array, numerator: Array, denominator: Array) -> Array:
+    """Multiply by a ratio, both of whose parts are at least `_EPSILON`."""
+    return array * (numerator.clip(_EPSILON, None) / denominator.clip(_EPSILON, None))
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class HalsTucker(TuckerRule):
+    """Sweeps of HALS for a factor, and non-negative least squares for the core."""
+
+    penalties: list[float | None]  # of each mode, on the sum of the factor's elements
+    core_penalty: float | None
+    exact: bool
+    algorithm: str  # for the core
+    num_steps: int  # of the algorithm, at most; the same for a resumed run
+
+    def update_factor(self, factor: Array, targets: Array, gram: Array, mode: int) -> Array:
+        return improve(targets, gram, factor, self.penalties[mode], exact=self.exact)
+
+    def update_core(self, core: Array, targets: Array, grams: list[Array]) -> Array:
+        # On the host: the arrays are small, and a step there takes less than a launch.
+        targets_on_host = move(targets, np)
+        guess = move(core, np)
+        grams_on_host = [move(gram, np) for gram in grams]
+        if self.algorithm == "fista":
+            # With a factor that is zero, so is the model: the core stays.
+            lipschitz = np.prod([np.linalg.norm(gram, 2) for gram in grams_on_host]) or np.inf
+            updated = fista(
+                targets_on_host,
+                grams_on_host,
+                x=guess,
+                n_iter_max=self.num_steps,
+                lr=float(1 / lipschitz),
+                sparsity_coef=self.core_penalty,
+            )
+        else:
+            matrix = kronecker(grams_on_host)
+            updated = active_set_nnls(targets_on_host.ravel(), matrix, guess, self.num_steps)
+        return array_module(targets).asarray(updated.reshape(core.shape))
+
+    def save_state(self) -> dict[str, Array]:
+        return {"steps": np.asarray(self.num_steps)}
+
+
+def project_non_negative(n: int, array: Array) -> Array:
+    """Set the negative elements of any part of a model to zero."""
+    return np.maximum(array, 0)
+
+
+@final
+class NonNegativeTucker(Sweep):
+    """Updates the factors of the modes that are not fixed, and then the core.
+
+    For momentum, the factors are the first parts of the model, and the core is the last.
+    """
+
+    def __init__(
+        self,
+        *,
+        solver: str,
+        model: RunModel,
+        x: FlycooTensor,
+        missing: MissingEntries | None,
+        modes: list[int],
+        rule: TuckerRule,
+    ) -> None:
+        self.solver = solver
+        self.model = model
+        self.modes = modes
+        self._x = x
+        self._missing = missing
+        self._rule = rule
+        self._filled = x  # with the values of the model at missing entries
+
+    def update(self, iteration: int) -> float:
+        core = self.model.weights
+        factors = self.model.factors
+        self._filled = fill_missing(self._x, self._missing, self.model)
         grams = [transposed_product(factor, factor) for factor in factors]
         for mode in self.modes:
             rows, numbers = self._project(mode)
@@ -251,96 +357,113 @@ class _MultiplicativeRun(TuckerRun):
             gram = tl.unfold(multi_mode_dot(core, grams, skip=mode), mode) @ unfolded.T
             targets = array_module(core).zeros_like(factors[mode])
             targets[numbers] = multiply(rows, unfolded.T)
-            factors[mode] = self.update_factor(targets, gram, mode)
+            factors[mode] = self._rule.update_factor(factors[mode], targets, gram, mode)
             grams[mode] = transposed_product(factors[mode], factors[mode])
+        # The last mode is never fixed: these rows are of its TTMc.
         products = self._contract(rows, numbers)
-        self.weights = self.update_core(products, grams)
-        return products
+        self.model.weights = self._rule.update_core(core, products, grams)
+        return self._measure(products)
 
     def _project(self, mode: int) -> tuple[Array, Array | slice]:
-        others = {n: factor for n, factor in enumerate(self.factors) if n != mode}
-        return multiply_nonempty_rows(self.data, mode, others)
+        """Return the rows of a mode's TTMc that are not zero, and their numbers."""
+        others = {n: factor for n, factor in enumerate(self.model.factors) if n != mode}
+        return multiply_nonempty_rows(self._filled, mode, others)
 
     def _contract(self, rows: Array, numbers: Array | slice) -> Array:
         """Return the tensor times all factors, from the TTMc of the last mode."""
-        return transposed_product(self.factors[-1][numbers], rows).T.reshape(self.weights.shape)
+        product = transposed_product(self.model.factors[-1][numbers], rows)
+        return product.T.reshape(self.model.weights.shape)
 
-    def measure(self, result: Array) -> float:
-        core = self.weights.astype(np.float64)
-        square = np.float64(float(self.data.norm())) ** 2
-        grams = [transposed_product(factor, factor).astype(np.float64) for factor in self.factors]
-        model = float((core * multi_mode_dot(core, grams)).sum())
-        return float(np.sqrt(abs(square + model - 2 * float((core * result).sum())) / square))
+    def _measure(self, products: Array) -> float:
+        """Return the error, from the tensor times all factors."""
+        core = self.model.weights.astype(np.float64)
+        square = np.float64(float(self._filled.norm())) ** 2
+        grams = [
+            transposed_product(factor, factor).astype(np.float64) for factor in self.model.factors
+        ]
+        model_square = float((core * multi_mode_dot(core, grams)).sum())
+        inner = float((core * products).sum())
+        return float(np.sqrt(abs(square + model_square - 2 * inner) / square))
 
     def measure_start(self) -> float:
-        self.data = self.fill()
-        return self.measure(self._contract(*self._project(len(self.factors) - 1)))
+        self._filled = fill_missing(self._x, self._missing, self.model)
+        last = len(self.model.factors) - 1
+        return self._measure(self._contract(*self._project(last)))
 
-    def normalize(self) -> None:
-        self.weights, self.factors[:] = tucker_normalize((self.weights, self.factors))
+    def make(self) -> TuckerTensor:
+        return make_tucker_tensor(self.model)
 
-
-def _scale(array: Array, numerator: Array, denominator: Array) -> Array:
-    return array * (numerator.clip(_EPSILON, None) / denominator.clip(_EPSILON, None))
-
-
-@dataclass(kw_only=True)
-class _Hals(_MultiplicativeRun):
-    """The same, but by HALS, and non-negative least squares for the core."""
-
-    solver = "non_negative_tucker_hals"
-    penalties: list[float | None]
-    core_penalty: float | None
-    exact: bool
-    algorithm: str
-
-    def update_factor(self, targets: Array, gram: Array, mode: int) -> Array:
-        return improve(targets, gram, self.factors[mode], self.penalties[mode], exact=self.exact)
-
-    def update_core(self, targets: Array, grams: list[Array]) -> Array:
-        # On the host: the arrays are small, and a step there takes less than a launch.
-        xp = array_module(targets)
-        targets = move(targets, np)
-        core = move(self.weights, np)
-        grams = [move(gram, np) for gram in grams]
-        if self.algorithm == "fista":
-            # With a factor that is zero, so is the model: the core stays.
-            step = float(1 / (np.prod([np.linalg.norm(gram, 2) for gram in grams]) or np.inf))
-            options = {"lr": step, "sparsity_coef": self.core_penalty}
-            found = fista(targets, grams, x=core, n_iter_max=self.num_steps, **options)
-        else:
-            found = active_set_nnls(targets.ravel(), kronecker(grams), core, self.num_steps)
-        return xp.asarray(found.reshape(core.shape))
+    def save_state(self) -> Mapping[str, Array]:
+        return self._rule.save_state()
 
     @property
-    def num_steps(self) -> int:
-        return int(self.state.get("steps", self.n_iter_max))
+    def core_part(self) -> int:
+        """The number of the core among the parts."""
+        return len(self.model.factors)
 
-    def save_state(self) -> dict[str, Array]:
-        return {"steps": np.asarray(self.num_steps)}
+    def get_part(self, n: int) -> Array:
+        return self.model.weights if n == self.core_part else self.model.factors[n]
+
+    def set_part(self, n: int, array: Array) -> None:
+        if n == self.core_part:
+            self.model.weights = array
+        else:
+            self.model.factors[n] = array
+
+    def place_parts(self, parts: Mapping[int, np.ndarray]) -> dict[int, Array]:
+        """Return parts of a checkpoint on the device of the tensor."""
+        return {n: self._x._engine.xp.asarray(part) for n, part in parts.items()}
+
+    def impute(self) -> None:
+        """Do nothing: an update begins by filling in the missing entries."""
+
+    def find_loss(self, error: float) -> float:
+        return error
+
+    def can_compare_errors(self) -> bool:
+        """Return True: where nothing is negative, no large components cancel."""
+        return True
+
+    def keep(self) -> tuple[Array, list[Array]]:
+        return self.model.weights, list(self.model.factors)
+
+    def take_back(self, kept: tuple[Array, list[Array]]) -> None:
+        self.model.weights, self.model.factors[:] = kept
+
+
+def normalize_tucker(model: RunModel) -> None:
+    """Move the norms of the factors' columns into the core."""
+    model.weights, model.factors[:] = tucker_normalize((model.weights, model.factors))
 
 
 def _start(
     x: FlycooTensor, ranks: tuple[int, ...], init: Any, svd: str, random_state: Any, solver: str
-) -> tuple[Array, list[Array]]:
+) -> RunModel:
     """Return TensorLy's initial core and factors, or those of the checkpoint in `init`."""
-    if isinstance(init, Resumed):
-        return restore(init, x, ranks, solver, x.dtype)
-    if isinstance(init, tuple | list | TuckerTensor):
-        core, factors = (None, init) if isinstance(init, list) else init
-        if len(factors) != x.ndim:
-            raise ValueError(f"init has {len(factors)} factors, expected {x.ndim}, one per mode")
-        named = [(f"factors[{n}] of init", f, x.shape[n]) for n, f in enumerate(factors)]
-        if core is not None:
-            named.append(("the core of init", core.reshape(core.shape[0], -1), ranks[0]))
-        for name, array, size in named:
-            check_matrix(array, name, size, x.dtype, x._engine.array_type)
-        found = tuple(factor.shape[1] for factor in factors)
-        if found != ranks or (core is not None and core.shape != ranks):
-            shape = "" if core is None else f" and a core of shape {core.shape}"
-            raise ValueError(f"init has factors of ranks {found}{shape}, expected {ranks}")
-    start = inspect.unwrap(_tucker.initialize_tucker)
-    core, factors = start(
-        x, ranks, range(x.ndim), random_state, init=init, svd=svd, non_negative=True
-    )
-    return core, list(factors)
+    with span("start"):
+        if isinstance(init, Resumed):
+            return restore(init, x, ranks, solver, x.dtype)
+        if isinstance(init, tuple | list | TuckerTensor):
+            _check_guess(init, x, ranks)
+        start = inspect.unwrap(_tucker.initialize_tucker)
+        core, factors = start(
+            x, ranks, range(x.ndim), random_state, init=init, svd=svd, non_negative=True
+        )
+    return RunModel(core, list(factors))
+
+
+def _check_guess(init: Any, x: FlycooTensor, ranks: tuple[int, ...]) -> None:
+    """Refuse a guess, maybe of factors alone, whose arrays do not fit."""
+    core, factors = (None, init) if isinstance(init, list) else init
+    if len(factors) != x.ndim:
+        raise ValueError(f"init has {len(factors)} factors, expected {x.ndim}, one per mode")
+    for n, factor in enumerate(factors):
+        name = f"factors[{n}] of init"
+        check_matrix(factor, name, x.shape[n], x.dtype, x._engine.array_type)
+    if core is not None:
+        unfolded = core.reshape(core.shape[0], -1)
+        check_matrix(unfolded, "the core of init", ranks[0], x.dtype, x._engine.array_type)
+    guess_ranks = tuple(factor.shape[1] for factor in factors)
+    if guess_ranks != ranks or (core is not None and core.shape != ranks):
+        of_core = "" if core is None else f" and a core of shape {core.shape}"
+        raise ValueError(f"init has factors of ranks {guess_ranks}{of_core}, expected {ranks}")

@@ -3,26 +3,28 @@
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import tensorly as tl
-from tensorly.decomposition import _cp
 
-from ..base.array_modules import Array
 from ..base.checks import check_choice, check_count, check_real, densify_error
 from ..base.fit_record import RunState, attach, current_record
-from ..engines.tall import qr, solve
 from ..io.checkpoint import Resumed
-from ..loop.cp_loop import Callback, list_free_modes, start
+from ..loop.acceleration import GaussNewton, Momentum
+from ..loop.alternating import normalize_cp
 from ..loop.cp_model import make_cp_tensor
-from ..loop.gauss_newton import AUTO, GAUSS_NEWTON, GaussNewtonRun
+from ..loop.gauss_newton import AUTO, GAUSS_NEWTON
 from ..loop.guarding import require_flycoo_backend, tensorly_loop
+from ..loop.least_squares import FactorSolver, LeastSquares, OwnSolver, TensorlyCp
+from ..loop.line_search import LineSearch
 from ..loop.masks import ImputedTensor, find_missing
 from ..loop.momentum import NESTEROV
 from ..loop.ranks import find_cp_rank
-from ..loop.smoothness import Smoothness, read_smoothness, smooth
+from ..loop.run import Accelerator, Callback, Run, find_state
+from ..loop.smoothness import Smoothness, read_smoothness
+from ..loop.starting import list_free_modes, start
+from ..loop.stopping import Converged
 from ..loop.whole_tensor import WholeTensor
 from ..tensor.coo_cache import Mask, SparseData, as_flycoo
 
@@ -110,7 +112,7 @@ def parafac(
         A strength s for all modes, one per mode, or a dict for some, such as ``{2: 10.0}``. The
         squared residual gets s times the sum of the squared differences of the model's neighbouring
         slices, whatever the size of the values: this evens out about ``sqrt(s)`` slices to each
-        side of one. A constant costs nothing, as the ends are free. Not for a dense tensor.
+        side of one. The penalty of a constant factor is zero. Not for a dense tensor.
 
     Returns
     -------
@@ -181,61 +183,51 @@ def parafac(
     >>> with tl.backend_context("flycoo"):
     ...     cp_tensor = parafac(x, 3, init="random", random_state=0, linesearch="auto")
     """
-    rank = find_cp_rank(tensor, rank)
-    check_choice(linesearch, "linesearch", (False, True, NESTEROV, GAUSS_NEWTON, AUTO))
-    has_momentum = isinstance(linesearch, str)
-    second_order = str(linesearch) if linesearch in (GAUSS_NEWTON, AUTO) else ""
-    for name, is_given in ("mask", mask is not None), ("orthogonalise", orthogonalise):
-        if second_order and is_given:
-            expected = f"expected False, True or {NESTEROV!r} together with {name}="
-            raise ValueError(f"linesearch is {linesearch!r}, {expected}")
+    num_components = find_cp_rank(tensor, rank)
+    _check_linesearch(linesearch, mask, orthogonalise)
     if isinstance(init, Resumed):
-        bro = linesearch and not has_momentum  # the others' states are in a checkpoint
-        not_saved = ("linesearch", bro), ("orthogonalise", orthogonalise), ("mask", mask)
-        for name, value in not_saved:
-            if value is not None and value is not False:
-                raise ValueError(f"{name}= cannot resume a checkpoint: start anew, or leave it out")
+        _check_resumable(linesearch, orthogonalise, mask)
     check_real(l2_reg, "l2_reg", 0)
     strengths = read_smoothness(smoothness, len(tensor.shape), linesearch)
     if not isinstance(orthogonalise, bool):
         check_count(orthogonalise, "orthogonalise", 0)
+
     missing = None if mask is None else find_missing(tensor, mask)
     x = as_flycoo(tensor, check_coords=True)
-    data: WholeTensor | ImputedTensor
-    if missing is not None:
-        data = ImputedTensor(missing)
-    else:
+    if missing is None:
         require_flycoo_backend()
         if x.nnz == 0:
             raise ValueError(f"tensor of shape {x.shape} has no nonzeros, expected at least one")
-        data = WholeTensor(x)
-        if not (has_momentum or any(strengths) or isinstance(init, Resumed)):
-            return _run_tensorly_loop(
-                data,
-                callback,
-                tol,
-                rank=rank,
-                n_iter_max=n_iter_max,
-                init=init,
-                svd=svd,
-                normalize_factors=normalize_factors,
-                orthogonalise=orthogonalise,
-                random_state=random_state,
-                verbose=verbose,
-                return_errors=return_errors,
-                sparsity=sparsity,
-                l2_reg=l2_reg,
-                cvg_criterion=cvg_criterion,
-                fixed_modes=fixed_modes,
-                svd_mask_repeats=svd_mask_repeats,
-                linesearch=linesearch,
-            )
+    is_accelerated = isinstance(linesearch, str)
+    needs_own_loop = is_accelerated or any(strengths) or isinstance(init, Resumed)
+    if missing is None and not needs_own_loop:
+        return _run_tensorly_loop(
+            WholeTensor(x),
+            callback,
+            tol,
+            rank=num_components,
+            n_iter_max=n_iter_max,
+            init=init,
+            svd=svd,
+            normalize_factors=normalize_factors,
+            orthogonalise=orthogonalise,
+            random_state=random_state,
+            verbose=verbose,
+            return_errors=return_errors,
+            sparsity=sparsity,
+            l2_reg=l2_reg,
+            cvg_criterion=cvg_criterion,
+            fixed_modes=fixed_modes,
+            svd_mask_repeats=svd_mask_repeats,
+            linesearch=linesearch,
+        )
+
     if sparsity:
         raise densify_error("sparsity=", x.shape, "leave it out")
     model = start(
         x,
         missing,
-        rank,
+        num_components,
         init,
         svd,
         random_state,
@@ -245,34 +237,90 @@ def parafac(
         by_blocks=missing is None,
     )
     if list(fixed_modes or []) == list(range(x.ndim)):
-        return make_cp_tensor(*model)
-    modes = list_free_modes(x.ndim, fixed_modes)
-    solver = LeastSquares if any(strengths) or missing is not None else _TensorlyIterations
-    search = LineSearch(verbose) if linesearch and not has_momentum else None
-    return solver(
-        data,
-        modes,
-        orthogonalise,
-        search,
-        tensor=x,
+        return make_cp_tensor(model.weights, model.factors)
+    data = WholeTensor(x) if missing is None else ImputedTensor(missing)
+    wants_errors = bool(tol or return_errors or linesearch or callback is not None)
+    sweep = LeastSquares(
         model=model,
+        tensor=x,
+        data=data,
+        modes=list_free_modes(x.ndim, fixed_modes),
+        factor_solver=_choose_solver(data, strengths, l2_reg, wants_errors),
+        l2_reg=l2_reg,
+        orthogonalise=orthogonalise,
+        search=LineSearch(verbose) if linesearch is True else None,
+    )
+    accelerator = _make_accelerator(sweep, linesearch, init)
+    # MTTKRPs that Gauss-Newton steps keep are of the factors as they are.
+    is_normalized_last = normalize_factors and isinstance(accelerator, GaussNewton)
+    is_normalized_each = normalize_factors and not is_normalized_last
+    return Run(
+        sweep=sweep,
+        accelerate=accelerator,
+        tensor=x,
         n_iter_max=n_iter_max,
-        init=init,
+        stop=Converged(tol, cvg_criterion),
         callback=callback,
-        tol=tol,
-        cvg_criterion=cvg_criterion,
-        normalize_factors=normalize_factors,
         verbose=verbose,
         return_errors=return_errors,
-        has_momentum=has_momentum,
-        second_order=second_order,
-        smoothness=strengths,
-        l2_reg=l2_reg,
-        wants_errors=bool(tol or return_errors or linesearch or callback is not None),
+        normalize=normalize_cp if is_normalized_each else None,
+        finish=partial(_normalize_result, sweep) if is_normalized_last else None,
+        clean_up=sweep.factor_solver.end_iteration,
     ).iterate()
 
 
-def _run_tensorly_loop(whole: Any, callback: Callback | None, tol: float, **options: Any) -> Any:
+def _check_linesearch(linesearch: bool | str, mask: Mask, orthogonalise: bool | int) -> None:
+    """Refuse an unknown `linesearch`, and Gauss-Newton steps where they are not possible."""
+    check_choice(linesearch, "linesearch", (False, True, NESTEROV, GAUSS_NEWTON, AUTO))
+    if linesearch not in (GAUSS_NEWTON, AUTO):
+        return
+    for name, is_given in ("mask", mask is not None), ("orthogonalise", orthogonalise):
+        if is_given:
+            raise ValueError(
+                f"linesearch is {linesearch!r}, expected False, True or {NESTEROV!r} together "
+                f"with {name}="
+            )
+
+
+def _check_resumable(linesearch: bool | str, orthogonalise: bool | int, mask: Mask) -> None:
+    """Refuse options whose state is not in a checkpoint."""
+    is_bro = linesearch is True
+    not_saved = ("linesearch", is_bro), ("orthogonalise", orthogonalise), ("mask", mask)
+    for name, value in not_saved:
+        if value is not None and value is not False:
+            raise ValueError(f"{name}= cannot resume a checkpoint: start anew, or leave it out")
+
+
+def _choose_solver(
+    data: WholeTensor | ImputedTensor, strengths: list[float], l2_reg: float, wants_errors: bool
+) -> FactorSolver:
+    """Choose TensorLy's way of solving, unless entries are missing or modes smooth."""
+    if isinstance(data, WholeTensor) and not any(strengths):
+        return TensorlyCp(data=data, l2_reg=l2_reg)
+    return OwnSolver(data=data, smoothness=strengths, l2_reg=l2_reg, wants_errors=wants_errors)
+
+
+def _make_accelerator(sweep: LeastSquares, linesearch: bool | str, init: Any) -> Accelerator | None:
+    """Make what `linesearch` names, in the state of the checkpoint `init` if it is one."""
+    if not isinstance(linesearch, str):
+        return None
+    state = find_state(init)
+    momentum = Momentum(sweep, sweep.factor_solver.list_moved(sweep.modes))
+    momentum.resume(state, sweep.place_parts)
+    if linesearch == NESTEROV:
+        return momentum
+    return GaussNewton(sweep, momentum, linesearch, state)
+
+
+def _normalize_result(sweep: LeastSquares) -> Any:
+    """Make the result of a run whose factors keep their norms in between."""
+    normalize_cp(sweep.model)
+    return sweep.make()
+
+
+def _run_tensorly_loop(
+    whole: WholeTensor, callback: Callback | None, tol: float, **options: Any
+) -> Any:
     """Decompose a tensor without missing entries by TensorLy's own loop."""
     memory = whole.memory
     whole.num_left = options["n_iter_max"] + (callback is not None)
@@ -293,111 +341,5 @@ def _run_tensorly_loop(whole: Any, callback: Callback | None, tol: float, **opti
         return tensorly_loop("parafac")(whole, tol=tol, **options)
     finally:
         whole.end_products()
-        if whole.tensor.device == "cuda" and not whole.memory.num_solves:
+        if whole.tensor.device == "cuda" and not memory.num_solves:
             _logger.debug("parafac ran without fast Gram products (ranks up to 128)")
-
-
-@dataclass
-class LeastSquares(GaussNewtonRun):
-    """Alternating least squares in our own loop: a system for each mode."""
-
-    solver = "parafac"
-    orthogonalise: int = 0
-    search: "LineSearch | None" = None
-
-    def update_factor(self, product: Array, gram: Array, mode: int) -> Array:
-        return solve(gram, smooth(product, self.smoothness[mode]).T).T
-
-    def update(self, iteration: int) -> Array | None:
-        weights = self.weights
-        factors = self.factors
-        if self.orthogonalise and iteration <= self.orthogonalise:
-            rank = factors[0].shape[1]
-            factors[:] = [qr(f)[0] if f.shape[0] >= rank else f for f in factors]
-        before = [] if self.search is None else list(factors)
-        for mode in self.modes:
-            last_mttkrp = self.update_mode(mode)
-        if self.search is None or not self.search.is_due(iteration):
-            return last_mttkrp
-        self.data.impute(weights, factors)
-        arguments = (iteration, before, factors, self.errors[-1])
-        measure = partial(self.data.measure, weights)
-        factors[:], found = self.search.extrapolate(*arguments, measure)
-        if found is not None:
-            self.data.values = found[1]
-        return None
-
-
-class _TensorlyIterations(LeastSquares):
-    """The iterations of TensorLy's own loop, to the bit, by the same functions of the backend."""
-
-    def step(self, iteration: int) -> Any:
-        try:
-            return super().step(iteration)
-        finally:
-            self.data.end_products()
-            self.data.memory.end_iteration()
-
-    def update_mode(self, mode: int) -> Array:
-        weights = self.weights
-        factors = self.factors
-        rank = self.factors[0].shape[1]
-        context = tl.context(self.data)
-        gram = tl.ones((rank, rank), **context)
-        for n, factor in enumerate(factors):
-            if n != mode:
-                gram = gram * tl.dot(tl.transpose(factor), factor)
-        if self.l2_reg:
-            gram = gram + tl.eye(rank, **context) * self.l2_reg
-        if weights is not None:
-            gram = tl.reshape(weights, (-1, 1)) * gram * tl.reshape(weights, (1, -1))
-        mttkrp = tl.tenalg.unfolding_dot_khatri_rao(self.data, (weights, factors), mode)
-        factors[mode] = tl.transpose(tl.solve(tl.transpose(gram), tl.transpose(mttkrp)))
-        return mttkrp
-
-    def measure(self, result: Any) -> Any:
-        norm = self.data.norm()
-        model = (self.weights, self.factors)
-        return _cp.error_calc(self.data, norm, *model, None, None, result)[0] / norm
-
-    @property
-    def moved(self) -> list[int]:
-        """All but the first mode: nothing depends on the factor that is updated first."""
-        return self.modes[1:]
-
-
-class LineSearch:
-    """Bro's line search: extrapolates an iteration's change if that lowers the error.
-
-    Iteration t multiplies the change by ``t ** (1 / power)``; repeated failures increase `power`.
-    """
-
-    _MAX_FAILURES = 4
-
-    def __init__(self, verbose: int) -> None:
-        self._verbose = verbose
-        self._power = 2
-        self._num_failures = 0
-
-    def is_due(self, iteration: int) -> bool:
-        """Return whether an iteration is extrapolated: every other one after the first six."""
-        return iteration % 2 == 0 and iteration > 5
-
-    def extrapolate(
-        self, iteration: int, before: list[Array], factors: list[Array], error: Any, measure: Any
-    ) -> tuple[list[Array], tuple | None]:
-        """Return the better factors; if these are new, also their error and what comes with it."""
-        jump = iteration ** (1 / self._power)
-        further = [old + (new - old) * jump for old, new in zip(before, factors, strict=True)]
-        found = measure(further)
-        is_better = found[0] < error
-        if self._verbose:
-            print(f"Line search of jump {jump} {'accepted' if is_better else 'failed'}")
-        if is_better:
-            self._num_failures = 0
-            return further, found
-        self._num_failures += 1
-        if self._num_failures == self._MAX_FAILURES:
-            self._power = self._power + 1
-            self._num_failures = 0
-        return factors, None

@@ -1,11 +1,11 @@
 """PARAFAC2 of sparse slices, which may have different numbers of rows."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, final
 
 import numpy as np
 import tensorly as tl
+from tensorly.cp_tensor import CPTensor
 from tensorly.parafac2_tensor import Parafac2Tensor
 
 from ..base.array_modules import Array, array_module, move
@@ -14,19 +14,22 @@ from ..base.reporting import span
 from ..engines.tall import qr, solve, sum_columns
 from ..format.primitives import LeadingPairs
 from ..io.checkpoint import Resumed
-from ..loop.cp_loop import Callback, Model, Run, restore
-from ..loop.cp_model import multiply_grams, normalize
+from ..loop.cp_model import make_cp_tensor, multiply_grams, normalize
 from ..loop.guarding import describe_as
 from ..loop.hals import improve
 from ..loop.initial_guess import check_svd, draw_factors, take_guess, take_left_vectors
+from ..loop.line_search import LineSearch
 from ..loop.projected_slices import ProjectedSlices, absorb
+from ..loop.run import Callback, Run, RunModel, Sweep, find_state
 from ..loop.smoothness import Smoothness, add_differences, read_smoothness, smooth
+from ..loop.starting import restore
+from ..loop.stopping import Converged
 from ..ops.contraction import multiply_matricized
 from ..ops.ragged import RaggedTensor
 from ..svd.eigen import MAX_DIRECT_SIZE, find_singular_pairs, multiply_by_gram
 from ..svd.unfolding import LazyMatrix, Unfolding
 from .non_negative_parafac_hals import find_constrained, spread_penalties
-from .parafac import LineSearch, parafac
+from .parafac import parafac
 
 
 @describe_as(parafac)
@@ -130,75 +133,90 @@ def parafac2(
     >>> [projection.shape for projection in parafac2(slices, 2, n_iter_max=5).projections]
     [(8, 2), (9, 2), (12, 2)]
     """
-    rank = check_rank(rank)
-    x: RaggedTensor = tensor_slices
-    if rank > x.shape[2]:
-        raise ValueError(f"rank is {rank}, expected at most {x.shape[2]}, the number of columns")
+    num_components = check_rank(rank)
+    slices: RaggedTensor = tensor_slices
+    num_columns = slices.shape[2]
+    if num_components > num_columns:
+        raise ValueError(f"rank is {rank}, expected at most {num_columns}, the number of columns")
     if isinstance(init, Resumed) and linesearch:
         raise ValueError("linesearch= cannot resume a checkpoint: start anew, or pass False")
     if center and mask is not None:
         raise ValueError("center is True, expected False with a mask: columns have unknown means")
-    data: Any = ProjectedSlices(x, rank, center, mask)
+    data = ProjectedSlices(slices, num_components, center, mask)
     if data.nnz == 0:
         raise ValueError("tensor_slices have no nonzeros, expected at least one that is observed")
     strengths = read_smoothness(smoothness, 3)
     if strengths[1]:
         raise ValueError(f"smoothness is {smoothness!r}, expected modes 0 or 2, not rows of slices")
     with span("start"):
-        model = _start(data, rank, init, svd, random_state)
+        model = _start(data, num_components, init, svd, random_state)
+    constrained = _find_non_negative(nn_modes, sparsity_coefficients)
+    # The line search compares errors alone, not what penalties add to them.
+    is_penalised = sparsity_coefficients is not None or any(strengths)
+    sweep = Parafac2Sweep(
+        data=data,
+        slices=slices,
+        model=model,
+        n_iter_parafac=n_iter_parafac,
+        constrained=constrained,
+        penalties=spread_penalties(sparsity_coefficients, 3, constrained),
+        smoothness=strengths,
+        normalize_factors=normalize_factors,
+        search=LineSearch(verbose) if linesearch and not is_penalised else None,
+        state=find_state(init),
+    )
+    return Run(
+        sweep=sweep,
+        tensor=data,
+        n_iter_max=n_iter_max,
+        stop=Converged(tol),
+        callback=callback,
+        verbose=int(verbose),
+        return_errors=return_errors,
+        finish=sweep.make_result,
+    ).iterate()
+
+
+def _find_non_negative(nn_modes: Any, sparsity_coefficients: Any) -> set[int]:
+    """Return the numbers of the non-negative modes; refuse penalties without any."""
     constrained = find_constrained(nn_modes, range(3))
     if sparsity_coefficients is not None and not constrained:
         raise ValueError("sparsity_coefficients is given, expected non-negative modes: nn_modes=")
     if 1 in constrained:
         warn("nn_modes has mode 1: B will be non-negative, but not P_k B")
-    penalties = spread_penalties(sparsity_coefficients, 3, constrained)
-    is_penalised = sparsity_coefficients is not None or any(strengths)
-    search = LineSearch(verbose) if linesearch and not is_penalised else None
-    return _Alternation(
-        data,
-        x,
-        n_iter_parafac,
-        constrained,
-        penalties,
-        strengths,
-        search,
-        tensor=data,
-        model=model,
-        n_iter_max=n_iter_max,
-        init=init,
-        callback=callback,
-        tol=tol,
-        verbose=int(verbose),
-        normalize_factors=normalize_factors,
-        return_errors=return_errors,
-    ).iterate()
+    return constrained
 
 
-def _start(data: Any, rank: int, init: Any, svd: str, random_state: Any) -> Model:
+def _start(data: Any, rank: int, init: Any, svd: str, random_state: Any) -> RunModel:
     """Make the initial guess that TensorLy makes, or restore a checkpoint."""
     matrix = data.matrix
-    engine = data._engine
-    if isinstance(init, Resumed):
-        return restore(init, data, rank, "parafac2", matrix.dtype)
-    random = tl.check_random_state(random_state)
-    xp = engine.xp
     dtype = matrix.dtype
+    if isinstance(init, Resumed):
+        return restore(init, data, rank, "parafac2", dtype)
+    engine = data._engine
+    random = tl.check_random_state(random_state)
     if isinstance(init, str) and init == "random":
         # TensorLy begins with random projections, which it does not use.
         engine.draw_uniform(random, (data.num_rows, rank), dtype)
-        return None, draw_factors(data, rank, random)
+        return RunModel(None, draw_factors(data, rank, random))
     if isinstance(init, str) and init == "svd":
         check_svd(svd, "init='svd'", matrix.shape)
         unfolding = _CentredColumns(data) if data.is_centred else Unfolding(matrix, 1)
-        columns = take_left_vectors(matrix, unfolding, rank, svd, random)
-        return None, [xp.ones((data.shape[0], rank), dtype), xp.eye(rank, dtype=dtype), columns]
-    if not isinstance(init, str):
-        if len(init[1]) != 3:
-            raise ValueError(f"init has {len(init[1])} factors, expected 3: those of a model")
-        a, b, c = init[1]
-        # The second factor of a CPTensor is P B, of any slice.
-        init = (init[0], [a, qr(b)[1] if len(init) == 2 else b, c])
-    return None, take_guess(data, rank, init)
+        a = engine.xp.ones((data.shape[0], rank), dtype)
+        b = engine.xp.eye(rank, dtype=dtype)
+        return RunModel(None, [a, b, take_left_vectors(matrix, unfolding, rank, svd, random)])
+    guess = init if isinstance(init, str) else _read_guess(init)
+    return RunModel(None, take_guess(data, rank, guess))
+
+
+def _read_guess(init: Any) -> tuple[Any, list[Array]]:
+    """Return the weights and A, B, C of a user's CPTensor or Parafac2Tensor."""
+    if len(init[1]) != 3:
+        raise ValueError(f"init has {len(init[1])} factors, expected 3: those of a model")
+    a, b, c = init[1]
+    if len(init) == 2:  # a CPTensor, whose second factor is P B, of any slice
+        b = qr(b)[1]
+    return init[0], [a, b, c]
 
 
 class _CentredColumns(LazyMatrix):
@@ -246,90 +264,119 @@ def _balance(factors: list[Array]) -> list[Array]:
     return [xp.ldexp(f, xp.asarray(shift)) for f, shift in zip(factors, shifts, strict=True)]
 
 
-@dataclass
-class _Alternation(Run):
+@final
+class Parafac2Sweep(Sweep):
     """One iteration: new projections, then factors, which Bro's line search may extrapolate."""
 
     solver = "parafac2"
-    data: ProjectedSlices
-    slices: RaggedTensor
-    n_iter_parafac: int
-    constrained: set[int]
-    penalties: list[float | None]
-    smoothness: list[float]
-    search: LineSearch | None
+
+    def __init__(
+        self,
+        *,
+        data: ProjectedSlices,
+        slices: RaggedTensor,
+        model: RunModel,
+        n_iter_parafac: int,
+        constrained: set[int],  # the non-negative modes
+        penalties: list[float | None],  # of each mode, on the sum of the factor's elements
+        smoothness: list[float],  # of each mode
+        normalize_factors: bool,
+        search: LineSearch | None,
+        state: Mapping[str, np.ndarray],  # of a checkpoint; else empty
+    ) -> None:
+        self.model = model
+        self._data = data
+        self._slices = slices
+        self._n_iter_parafac = n_iter_parafac
+        self._constrained = constrained
+        self._penalties = penalties
+        self._smoothness = smoothness
+        self._normalize_factors = normalize_factors
+        self._search = search
+        if "imputed" in state:
+            data.values = data.xp.asarray(state["imputed"])
 
     def update(self, iteration: int) -> float | None:
         """Update the model and return its error, None after a line search."""
-        data = self.data
-        before = absorb(self.weights, self.factors)
-        error = None
+        data = self._data
+        model = self.model
+        before = absorb(model.weights, model.factors)
         data.project(before)
-        factors = self._update(before)
-        is_search = self.search is not None and self.search.is_due(iteration)
-        if self.search is not None and is_search:
-            state = vars(data).copy()
-            arguments = (iteration, before, factors, self.errors[-1])
-            factors, found = self.search.extrapolate(*arguments, self._measure_further)
-            if found is None:
-                vars(data).update(state)
-            else:
-                (self.errors[-1],) = found
-        self.weights = None
-        if self.normalize_factors:
-            self.weights, factors = normalize(None, factors)
-        self.factors[:] = factors
-        if not is_search:
-            error = data.measure(absorb(self.weights, self.factors))
-        data.impute(absorb(self.weights, self.factors))
+        factors = self._update_factors(before)
+        is_searched = self._search is not None and self._search.is_due(iteration)
+        if self._search is not None and is_searched:
+            factors = self._extrapolate(self._search, iteration, before, factors)
+        model.weights = None
+        if self._normalize_factors:
+            # Here, since the error is that of these factors.
+            model.weights, factors = normalize(None, factors)
+        model.factors[:] = factors
+        error = None
+        if not is_searched:
+            error = data.measure(absorb(model.weights, model.factors))
+        data.impute(absorb(model.weights, model.factors))
         return error
 
-    def _update(self, factors: list[Array]) -> list[Array]:
+    def _update_factors(self, factors: Sequence[Array]) -> list[Array]:
         """Update each factor by least squares, or one sweep of HALS, `n_iter_parafac` times."""
-        factors = list(factors)
-        for mode in self.n_iter_parafac * (0, 1, 2):
-            product = self.data.mttkrp(None, factors, mode)
-            gram = multiply_grams(None, add_differences(factors, self.smoothness, mode), skip=mode)
-            strength = self.smoothness[mode]
-            penalty = self.penalties[mode]
-            if mode in self.constrained:
-                factors[mode] = improve(product, gram, factors[mode], penalty, smoothness=strength)
+        updated = list(factors)
+        for mode in self._n_iter_parafac * (0, 1, 2):
+            product = self._data.mttkrp(None, updated, mode)
+            strength = self._smoothness[mode]
+            longer = add_differences(updated, self._smoothness, mode)
+            gram = multiply_grams(None, longer, skip=mode)
+            if mode in self._constrained:
+                updated[mode] = improve(
+                    product, gram, updated[mode], self._penalties[mode], smoothness=strength
+                )
             else:
-                factors[mode] = solve(gram, smooth(product, strength).T).T
+                updated[mode] = solve(gram, smooth(product, strength).T).T
             # At once: where a column is zero but for rounding, the next one may overflow.
-            factors = _balance(factors)
+            updated = _balance(updated)
+        return updated
+
+    def _extrapolate(
+        self, search: LineSearch, iteration: int, before: list[Array], after: list[Array]
+    ) -> list[Array]:
+        """Return extrapolated factors if they lower the error, which then is the last one."""
+        state = vars(self._data).copy()
+        errors = self.model.errors
+        factors, measured = search.extrapolate(
+            iteration, before, after, errors[-1], self._measure_further
+        )
+        if measured is None:
+            vars(self._data).update(state)
+        else:
+            (errors[-1],) = measured
         return factors
 
     def _measure_further(self, factors: list[Array]) -> tuple[float]:
-        for mode in self.constrained & {0, 2}:
+        """Return the error of extrapolated factors, without the negative elements of A and C."""
+        for mode in self._constrained & {0, 2}:
             factors[mode] = factors[mode].clip(0)
-        return (self.data.fit(None, factors),)
-
-    def prepare(self) -> None:
-        if "imputed" in self.state:
-            self.data.values = self.data.xp.asarray(self.state["imputed"])
+        return (self._data.fit(None, factors),)
 
     def save_state(self) -> dict[str, Array]:
-        return {} if self.data.values is None else {"imputed": self.data.values}
+        return {} if self._data.values is None else {"imputed": self._data.values}
 
     def measure_start(self) -> float:
-        return self.data.fit(self.weights, self.factors)
+        return self._data.fit(self.model.weights, self.model.factors)
 
-    def normalize(self) -> None:
-        """Do nothing: `update` has normalised the factors before it measured them."""
+    def make(self) -> CPTensor:
+        return make_cp_tensor(self.model.weights, self.model.factors)
 
-    def finish(self) -> Parafac2Tensor:
-        if self.data.projections is None:  # there was no iteration
+    def make_result(self) -> Parafac2Tensor:
+        """Make the model with its projections."""
+        if self._data.projections is None:  # there was no iteration
             self.measure_start()
-        x = self.slices
-        rank = self.data.shape[1]
+        projections: Any = self._data.projections
+        slices = self._slices
+        bounds = list(zip(slices.starts.tolist(), slices.row_counts.tolist(), strict=True))
         cp_tensor = self.make()
         result = Parafac2Tensor.__new__(Parafac2Tensor)  # its check takes long for many projections
         result.weights = cp_tensor.weights
         result.factors = cp_tensor.factors
-        result.rank = rank
-        bounds = list(zip(x.starts.tolist(), x.row_counts.tolist(), strict=True))
-        projections: Any = self.data.projections
+        result.rank = self._data.shape[1]
         result.projections = [projections[start : start + size] for start, size in bounds]
-        result.shape = tuple((size, x.shape[2]) for _, size in bounds)
+        result.shape = tuple((size, slices.shape[2]) for _, size in bounds)
         return result

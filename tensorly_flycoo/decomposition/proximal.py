@@ -13,6 +13,9 @@ def fit_monotone(columns: Array, decreasing: bool = False) -> Array:
 
     That is the least-squares fit, clipped below at zero and then above at its largest element, so
     that a fit without positive elements becomes constant. Pool adjacent violators, O(I * R).
+
+    >>> fit_monotone(np.array([[1.0], [3.0], [2.0], [4.0]])).ravel()
+    array([1. , 2.5, 2.5, 4. ])
     """
     direction = -1 if decreasing else 1
     on_host = move(columns, np)[::direction]
@@ -29,7 +32,9 @@ def _fit_ascending(columns: np.ndarray) -> np.ndarray:
     from scipy.optimize import isotonic_regression
 
     fitted = np.empty_like(columns)
-    for r in range(columns.shape[1] if columns.size else 0):
+    if not columns.size:
+        return fitted
+    for r in range(columns.shape[1]):
         fitted[:, r] = isotonic_regression(columns[:, r]).x
     return fitted
 
@@ -48,10 +53,11 @@ def fit_unimodal(columns: Array) -> Array:
     ascending = fit_monotone(columns)
     descending = fit_monotone(columns, decreasing=True)
     may_be_peak = (columns >= descending) & (columns >= ascending)
-    below = abs(columns - ascending)
-    above = abs(columns - descending)
-    distances = xp.cumsum(below, axis=0) - below
-    distances += xp.cumsum(above[::-1], axis=0)[::-1] - above
+    # Of each element as a peak: what the fit before it is off, and the one after it.
+    before = abs(columns - ascending)
+    after = abs(columns - descending)
+    distances = xp.cumsum(before, axis=0) - before
+    distances += xp.cumsum(after[::-1], axis=0)[::-1] - after
     distances = xp.where(may_be_peak, distances, 0)
     peaks = xp.argmin(xp.where(may_be_peak, distances, distances.max()), axis=0)
     places = xp.arange(columns.shape[0])[:, None]

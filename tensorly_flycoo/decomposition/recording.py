@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 from tensorly.tenalg.proximal import validate_constraints
 
 from ..base.checks import spread_numbers
@@ -48,31 +47,33 @@ def _read_absent(function: str, options: Mapping[str, Any], loss: Any) -> tuple[
     unobserved = float(options.get("unobserved") or 0)
     if unobserved:
         return "weighted", unobserved
-    sees_nonzeros_only = function == "observed_parafac" or loss == "zero_truncated_poisson"
-    return ("unknown" if sees_nonzeros_only else "zero"), 0.0
+    if function == "observed_parafac" or loss == "zero_truncated_poisson":
+        return "unknown", 0.0
+    return "zero", 0.0
 
 
 def _read_ridge(function: str, options: Mapping[str, Any]) -> float:
     """Return the ridge; 0 where the decomposition chooses it, and where it is a constraint."""
     l2_reg = options.get("l2_reg", 0)
-    is_constraint = function == "constrained_parafac"
-    return 0.0 if isinstance(l2_reg, str) or is_constraint else float(l2_reg)
+    if isinstance(l2_reg, str) or function == "constrained_parafac":
+        return 0.0
+    return float(l2_reg)
 
 
 def _list_non_negative(
     function: str, options: Mapping[str, Any], loss: Any, ndim: int
 ) -> tuple[int, ...]:
     """List the modes whose factors a decomposition keeps non-negative."""
-    every = tuple(range(ndim))
+    all_modes = tuple(range(ndim))
     if function in _NON_NEGATIVE or options.get("non_negative") is True:
-        return every
-    if function == "generalized_parafac":
-        return every if find_loss(loss).lower_bound >= 0 else ()
+        return all_modes
+    if function == "generalized_parafac" and find_loss(loss).lower_bound >= 0:
+        return all_modes
     if function == "constrained_parafac":
         names = _name_constraints(options, ndim)
-        return tuple(mode for mode in every if names[mode] == ("non_negative", True))
+        return tuple(mode for mode in all_modes if names[mode] == ("non_negative", True))
     if "nn_modes" in options:
-        return tuple(sorted(find_constrained(options["nn_modes"], every)))
+        return tuple(sorted(find_constrained(options["nn_modes"], all_modes)))
     return ()
 
 
@@ -80,21 +81,23 @@ def _list_constraints(
     function: str, options: Mapping[str, Any], ndim: int
 ) -> dict[int, dict[str, float]]:
     """Return the constraints and penalties of each mode that has some, but non-negativity."""
-    found: dict[int, dict[str, float]] = {mode: {} for mode in range(ndim)}
+    constraints: dict[int, dict[str, float]] = {mode: {} for mode in range(ndim)}
     if function == "constrained_parafac":
         for mode, (name, strength) in enumerate(_name_constraints(options, ndim)):
             if strength and name != "non_negative":
-                found[mode][name] = float(strength)
-    elif np.any(strengths := read_smoothness(options.get("smoothness"), ndim)):
-        for mode, strength in enumerate(strengths):
-            found[mode] |= {"smoothness": float(strength)} if strength else {}
-    penalties = options.get("sparsity_coefficients")
-    for mode, penalty in enumerate(spread_numbers(penalties, ndim, "sparsity_coefficients")):
-        found[mode] |= {"sparsity": float(penalty)} if penalty else {}
-    return {mode: names for mode, names in found.items() if names}
+                constraints[mode][name] = float(strength)
+    else:
+        for mode, strength in enumerate(read_smoothness(options.get("smoothness"), ndim)):
+            if strength:
+                constraints[mode]["smoothness"] = float(strength)
+    coefficients = options.get("sparsity_coefficients")
+    for mode, penalty in enumerate(spread_numbers(coefficients, ndim, "sparsity_coefficients")):
+        if penalty:
+            constraints[mode]["sparsity"] = float(penalty)
+    return {mode: of_mode for mode, of_mode in constraints.items() if of_mode}
 
 
 def _name_constraints(options: Mapping[str, Any], ndim: int) -> list[tuple[Any, Any]]:
     """Return the name and strength of each mode's constraint of `constrained_parafac`, or None."""
-    given = {name: options[name] for name in CONSTRAINTS if options.get(name) is not None}
-    return [validate_constraints(**given, n_const=ndim, order=mode) for mode in range(ndim)]
+    constraints = {name: options[name] for name in CONSTRAINTS if options.get(name) is not None}
+    return [validate_constraints(**constraints, n_const=ndim, order=mode) for mode in range(ndim)]

@@ -2,8 +2,7 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, final
 
 import tensorly as tl
 from tensorly.tucker_tensor import TuckerTensor, validate_tucker_rank
@@ -11,10 +10,12 @@ from tensorly.tucker_tensor import TuckerTensor, validate_tucker_rank
 from ..base.array_modules import Array, array_module
 from ..engines.tall import transposed_product
 from ..io.checkpoint import Resumed
-from ..loop.cp_loop import Callback, Run, restore
 from ..loop.guarding import describe_as, require_flycoo_backend, tensorly_loop
 from ..loop.masks import MissingEntries, find_missing
 from ..loop.ranks import find_tucker_rank
+from ..loop.run import Callback, Run, RunModel, Sweep
+from ..loop.starting import restore
+from ..loop.stopping import Converged
 from ..ops.cp_entries import choose_block_size
 from ..tensor.coo_cache import Mask, SparseData, as_flycoo
 from ..tensor.tensor import FlycooTensor
@@ -117,30 +118,35 @@ def tucker(
             f"fixed_factors is {fixed_factors!r}, expected None together with callback=, mask= or "
             "a checkpoint: leave one of them out"
         )
-    ranks = [ranks] * x.ndim if isinstance(ranks, int) else ranks or x.shape
-    ranks = [int(r) for r in validate_tucker_rank(x.shape, ranks)]
-    step = functools.partial(
-        tensorly_loop("partial_tucker"), rank=ranks, svd=svd, random_state=random_state
+    sizes = _list_ranks(x, ranks)
+    iterate = functools.partial(
+        tensorly_loop("partial_tucker"), rank=sizes, svd=svd, random_state=random_state
     )
     if isinstance(init, Resumed):
-        model = restore(init, x, tuple(ranks), "tucker", x.dtype)
+        model = restore(init, x, tuple(sizes), "tucker", x.dtype)
     else:
         if missing is not None and isinstance(init, str) and init == "svd":
-            init = start_masked(missing, ranks)
-        (core, factors), _ = step(x, n_iter_max=0, init=init)
-        model = core, list(factors)  # not the caller's list
-    return _TensorlyIterations(
-        step,
-        missing=missing,
+            init = start_masked(missing, sizes)
+        (core, factors), _ = iterate(x, n_iter_max=0, init=init)
+        model = RunModel(core, list(factors))  # not the caller's list
+    return Run(
+        sweep=TensorlyTucker(iterate, model, x, missing),
         tensor=x,
-        model=model,
         n_iter_max=n_iter_max,
-        init=init,
+        stop=Converged(tol, num_skipped=1),  # as in TensorLy
         callback=callback,
-        tol=tol,
         verbose=verbose,
         return_errors=return_errors,
     ).iterate()
+
+
+def _list_ranks(x: FlycooTensor, ranks: int | Sequence[int] | str | None) -> list[int]:
+    """List the rank of each mode: that of all modes, its size for None, or what "same" means."""
+    if ranks is None:
+        ranks = x.shape
+    elif isinstance(ranks, int):
+        ranks = [ranks] * x.ndim
+    return [int(r) for r in validate_tucker_rank(x.shape, ranks)]
 
 
 def _copy_guess(init: Any) -> Any:
@@ -155,69 +161,83 @@ def _copy_guess(init: Any) -> Any:
 
 def start_masked(missing: MissingEntries, ranks: Sequence[int]) -> tuple[Array, list[Array]]:
     """Make TensorLy's start by singular vectors, which impute missing entries five times."""
-    pairs = enumerate(ranks)
-    factors = [missing.unfold_imputed(mode, rank, 5).svd(rank)[0] for mode, rank in pairs]
+    factors = []
+    for mode, rank in enumerate(ranks):
+        left, *_ = missing.unfold_imputed(mode, rank, 5).svd(rank)
+        factors.append(left)
     return tl.tenalg.multi_mode_dot(missing.tensor, factors, transpose=True), factors
 
 
 def evaluate_tucker(coords: Array, core: Array, factors: Sequence[Array]) -> Array:
     """Return the values of a model at coords (ndim, count): (count,)."""
     values = array_module(core).empty(coords.shape[1], core.dtype)
-    step = choose_block_size(core, core.size)
-    for start in range(0, values.size, step):
-        block = coords[:, start : start + step]
-        rows = [factor[ids] for factor, ids in zip(factors, block, strict=True)]
-        product = rows[0] @ core.reshape(core.shape[0], -1)
-        for own in rows[1:]:
-            product = (own[:, :, None] * product.reshape(*own.shape, -1)).sum(axis=1)
-        values[start : start + step] = product[:, 0]
+    block_size = choose_block_size(core, core.size)
+    for start in range(0, values.size, block_size):
+        block = coords[:, start : start + block_size]
+        first, *others = [factor[ids] for factor, ids in zip(factors, block, strict=True)]
+        product = first @ core.reshape(core.shape[0], -1)
+        for rows in others:
+            product = (rows[:, :, None] * product.reshape(*rows.shape, -1)).sum(axis=1)
+        values[start : start + block_size] = product[:, 0]
     return values
 
 
-@dataclass(kw_only=True)
-class TuckerRun(Run):
-    """A run of a Tucker decomposition, whose `weights` are the core.
+def fill_missing(x: FlycooTensor, missing: MissingEntries | None, model: RunModel) -> FlycooTensor:
+    """Return the tensor with the values of the model at its missing entries.
 
-    An iteration begins with `fill`, which imputes the missing entries (expectation maximisation).
+    An iteration begins with it: expectation maximisation.
     """
-
-    missing: MissingEntries | None = None
-
-    def fill(self) -> FlycooTensor:
-        """Return the tensor with the values of the model at its missing entries."""
-        if self.missing is None:
-            return self.tensor
-        return self.missing.fill(evaluate_tucker(self.missing.coords, self.weights, self.factors))
-
-    def is_over(self) -> bool:
-        # As in TensorLy, the first two errors are not compared.
-        return len(self.errors) > 2 and super().is_over()
-
-    def make(self) -> TuckerTensor:
-        return TuckerTensor((self.weights, list(self.factors)))
+    if missing is None:
+        return x
+    return missing.fill(evaluate_tucker(missing.coords, model.weights, model.factors))
 
 
-@dataclass
-class _TensorlyIterations(TuckerRun):
+def make_tucker_tensor(model: RunModel) -> TuckerTensor:
+    """Make a TensorLy TuckerTensor with a list of factors of its own."""
+    return TuckerTensor((model.weights, list(model.factors)))
+
+
+@final
+class TensorlyTucker(Sweep):
     """TensorLy's own loop, one iteration at a time."""
 
     solver = "tucker"
-    partial_tucker: Callable[..., Any]  # TensorLy's, of a tensor, `n_iter_max` and `init`
+
+    def __init__(
+        self,
+        iterate: Callable[..., Any],  # its `partial_tucker`, of a tensor, `n_iter_max` and `init`
+        model: RunModel,
+        x: FlycooTensor,
+        missing: MissingEntries | None,
+    ) -> None:
+        self.model = model
+        self._iterate = iterate
+        self._x = x
+        self._missing = missing
 
     def update(self, iteration: int) -> float:
         # An iteration starts from the factors alone, and writes them to the list that it gets.
-        given = self.weights, self.factors
-        model, (error,) = self.partial_tucker(self.fill(), n_iter_max=1, init=given)
-        self.weights, self.factors[:] = model
+        model = self.model
+        x = fill_missing(self._x, self._missing, model)
+        guess = model.weights, model.factors
+        updated, (error,) = self._iterate(x, n_iter_max=1, init=guess)
+        model.weights, model.factors[:] = updated
         return error
 
     def measure_start(self) -> float:
         """Compute the relative error of any core and factors."""
-        x = self.fill()
-        core = self.weights
-        factors = self.factors
+        x = fill_missing(self._x, self._missing, self.model)
+        core = self.model.weights
+        factors = self.model.factors
         inner = (core * tl.tenalg.multi_mode_dot(x, factors, transpose=True)).sum()
         grams = [transposed_product(factor, factor) for factor in factors]
         model_square = (core * tl.tenalg.multi_mode_dot(core, grams)).sum()
         square = x.norm() ** 2
         return float(abs(square + model_square - 2 * inner)) ** 0.5 / float(x.norm())
+
+    def make(self) -> TuckerTensor:
+        return make_tucker_tensor(self.model)
+
+    def save_state(self) -> dict[str, Array]:
+        """Return nothing: an iteration depends on the model alone."""
+        return {}

@@ -48,7 +48,8 @@ def solve_nonnegative(
             error, num_changes = targets.reduce(sweep, rows, matrix=gram)
         else:
             error, num_changes = sweep(targets, rows, gram)
-        first_error = error if first_error is None else first_error
+        if first_error is None:
+            first_error = error
         if error < tolerance * first_error or num_changes == 0:
             break
 
@@ -61,29 +62,39 @@ def improve(
     exact: bool = False,
     smoothness: float = 0,
 ) -> Array:
-    """Return the factor after some sweeps of HALS."""
+    """Return the factor after some sweeps of HALS: see `solve_nonnegative`."""
     xp = array_module(gram)
-    sweeps = _EXACT_SWEEPS if exact else _SWEEPS
+    num_sweeps, tolerance = _EXACT_SWEEPS if exact else _SWEEPS
     if smoothness:
-        sweep_rows = partial(_sweep_smooth, strength=smoothness, sweeps=sweeps)
-        return call_on_host(sweep_rows, targets - (sparsity or 0), factor, gram)
+        sweep_smooth = partial(
+            _sweep_smooth, strength=smoothness, num_sweeps=num_sweeps, tolerance=tolerance
+        )
+        return call_on_host(sweep_smooth, targets - (sparsity or 0), factor, gram)
     # Copies: the caller may hold the initial guess.
     if isinstance(targets, RowShards):
         rows = targets.map_blocks(lambda _, part: np.copy(part, order="C"), factor)
     else:
         rows = xp.array(factor, order="C")
         targets = xp.ascontiguousarray(targets)
-    solve_nonnegative(targets, xp.ascontiguousarray(gram), rows, *sweeps, sparsity)
+    solve_nonnegative(targets, xp.ascontiguousarray(gram), rows, num_sweeps, tolerance, sparsity)
     return rows
 
 
-def _sweep_smooth(targets: Array, rows: Array, gram: Array, strength: float, sweeps: Any) -> Array:
+def _sweep_smooth(
+    targets: Array,
+    rows: Array,
+    gram: Array,
+    *,
+    strength: float,
+    num_sweeps: int,
+    tolerance: float,
+) -> Array:
     """Return the rows after sweeps that minimise a column as a whole, since rows are coupled."""
-    targets, (num_sweeps, tolerance) = smooth(targets, strength), sweeps
+    smoothed = smooth(targets, strength)
     for _ in range(num_sweeps):
         before = rows.copy()
         for k in np.flatnonzero(gram.diagonal()):
-            residual = targets[:, k] - (rows * gram[k]).sum(axis=1)
+            residual = smoothed[:, k] - (rows * gram[k]).sum(axis=1)
             rows[:, k] = fit_nonnegative(rows[:, k] + residual / gram[k, k], strength)
         if ((rows - before) ** 2).sum() <= tolerance * (rows**2).sum():
             break

@@ -8,18 +8,19 @@ The first sum needs only the column sums of the factors, the second only the non
 entries are subtracted from the first.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, final
 
 import numpy as np
+from tensorly.cp_tensor import CPTensor
 
 from ..base.array_modules import Array, array_module, has_true, invert_positive, move
 from ..engines.tall import sum_columns
 from ..ops.mttkrp import mttkrp_of_ratios
-from .cp_loop import Run, has_settled
-from .cp_model import multiply_all
+from .cp_model import make_cp_tensor, multiply_all
 from .masks import ObservedData
+from .run import RunModel, Sweep
+from .stopping import has_settled
 
 #: By how much the longest step grows and shrinks.
 _GROWTH = 4.0
@@ -78,8 +79,8 @@ def add_columns(factors: Sequence[Array]) -> Array:
     return array_module(factors[0]).stack([sum_columns(factor) for factor in factors])
 
 
-@dataclass
-class MultiplicativeUpdates(Run):
+@final
+class PoissonUpdates(Sweep):
     r"""Sweeps of one multiplicative update per mode, with SQUAREM.
 
     An update of a mode multiplies its factor by the MTTKRP of ratios, over what a row of ones adds
@@ -96,39 +97,63 @@ class MultiplicativeUpdates(Run):
     """
 
     solver = "generalized_parafac"
-    data: ObservedData
-    modes: list[int]
-    loss: float = field(init=False)
-    _sums: Array = field(init=False)
-    _product: Array = field(init=False)  # of the first mode
 
-    def prepare(self) -> None:
-        state = self.state
-        xp = self.data.xp
-        self._longest = float(state.get("longest_step", 1.0))
-        self._growth = 1.0
-        known = [n for n in self.modes if f"base_{n}" in state]
-        self._base = {n: xp.asarray(state[f"base_{n}"]) for n in known}  # before the last sweep
+    def __init__(
+        self,
+        data: ObservedData,
+        model: RunModel,
+        modes: list[int],  # whose factors are updated
+        tol: float = 0,  # of the run
+        state: Mapping[str, np.ndarray] | None = None,  # of a checkpoint
+    ) -> None:
+        self.data = data
+        self.model = model
+        self.modes = modes
+        self._tol = tol
+        state = state or {}
+        xp = data.xp
+        self._longest_step = float(state.get("longest_step", 1.0))
+        self._growth = 1.0  # of the longest step, if the proposal is accepted
+        # The factors before the last sweep; none if the next one is not to be extrapolated.
+        self._base = {n: xp.asarray(state[f"base_{n}"]) for n in modes if f"base_{n}" in state}
         # Not summed again from a checkpoint: updates add rows in another order.
-        sums = xp.asarray(state["sums"]) if "sums" in state else add_columns(self.factors)
-        self._begin(self.factors, sums)
+        sums = xp.asarray(state["sums"]) if "sums" in state else add_columns(model.factors)
+        #: Of the model: its column sums, the MTTKRP of ratios of the first mode, and F.
+        self._sums, self._product, self.loss = self._evaluate(model.factors, sums)
 
     def save_state(self) -> dict[str, Array]:
         state = {f"base_{n}": factor for n, factor in self._base.items()}
         # The next sweep writes to the sums.
-        return {"longest_step": np.asarray(self._longest), **state, "sums": self._sums.copy()}
+        return {"longest_step": np.asarray(self._longest_step), **state, "sums": self._sums.copy()}
 
     def measure_start(self) -> float:
         return self.loss
 
-    def is_over(self) -> bool:
-        """Return whether the last sweep lowered F too little."""
-        return has_settled(self.errors, self.tol)
+    def make(self) -> CPTensor:
+        return make_cp_tensor(self.model.weights, self.model.factors)
 
     def update(self, iteration: int) -> float:
-        before = list(self.factors)
-        factors = self.factors
-        engine = self.data.tensor._engine
+        factors = self.model.factors
+        before = list(factors)
+        self._multiply_factors()
+        proposal = self._propose(before)
+        # A proposal is measured in the same mode next: layout "remap" leaves the nonzeros in place.
+        stays = proposal is not None
+        self._sums, self._product, self.loss = self._evaluate(factors, self._sums, stays=stays)
+        if proposal is not None and self._try(*proposal):
+            factors[:] = proposal[0]
+            self._longest_step *= self._growth
+        elif proposal is not None:
+            self._longest_step = max(1.0, self._longest_step / _GROWTH)
+        losses = [*self.model.errors, self.loss]
+        is_slow = len(losses) % _PERIOD == 0 and has_settled(losses, _SETTLED)
+        if is_slow or has_settled(losses, self._tol):
+            factors[:] = self._lift_zeros(factors)
+        return self.loss
+
+    def _multiply_factors(self) -> None:
+        """Do one multiplicative update per mode, which also updates the column sums."""
+        factors = self.model.factors
         for mode in self.modes:
             if mode == self.modes[0]:
                 product = self._product
@@ -136,51 +161,45 @@ class MultiplicativeUpdates(Run):
             else:
                 product, _ = divide_counts(self.data, factors, mode)
             scales = find_scales(self.data, factors, self._sums, mode)
-            engine.scale_rows(product, factors[mode], scales, self._sums[mode])
+            self.data.tensor._engine.scale_rows(product, factors[mode], scales, self._sums[mode])
             factors[mode] = product
-        proposal = self._propose(before)
-        # A proposal is measured in the same mode next: layout "remap" leaves the nonzeros in place.
-        self._begin(factors, self._sums, stays=proposal is not None)
-        if proposal is not None and self._try(*proposal):
-            factors[:] = proposal[0]
-            self._longest *= self._growth
-        elif proposal is not None:
-            self._longest = max(1.0, self._longest / _GROWTH)
-        losses = [*self.errors, self.loss]
-        is_slow = len(losses) % _PERIOD == 0 and has_settled(losses, _SETTLED)
-        if is_slow or has_settled(losses, self.tol):
-            factors[:] = self._lift_zeros(factors)
-        return self.loss
 
     def _propose(self, before: list[Array]) -> tuple[list[Array], Array] | None:
-        """Extrapolate every other sweep: return other factors and their column sums, or None."""
+        """Extrapolate every other sweep: return new factors and their column sums, or None."""
         if not self._base:
             self._base = {n: before[n] for n in self.modes}
             return None
-        steps = {n: (start, before[n], self.factors[n]) for n, start in self._base.items()}
-        self._base, engine, sums = {}, self.data.tensor._engine, self._sums.copy()
-        squares = self.data.xp.empty((len(steps), 2, sums.shape[1]))
-        for own, factors in zip(squares, steps.values(), strict=True):
-            engine.measure_steps(factors, own)
-        change, bend = move(squares, np).sum(axis=(0, 2)).tolist()
-        step = min(max(1.0, (change / bend) ** 0.5), self._longest) if bend else 1.0
-        self._growth = _GROWTH if step >= self._longest else 1.0
+        paths = {n: (base, before[n], self.model.factors[n]) for n, base in self._base.items()}
+        self._base = {}
+        step = self._choose_step(list(paths.values()))
+        self._growth = _GROWTH if step >= self._longest_step else 1.0
         if step == 1:
-            self._longest *= self._growth
+            self._longest_step *= self._growth
             return None
-        proposal = list(self.factors)
-        for n, factors in steps.items():
-            proposal[n] = engine.extrapolate(factors, step, sums[n])
+        sums = self._sums.copy()
+        proposal = list(self.model.factors)
+        for n, path in paths.items():
+            proposal[n] = self.data.tensor._engine.extrapolate(path, step, sums[n])
         return proposal, sums
+
+    def _choose_step(self, paths: list[tuple[Array, Array, Array]]) -> float:
+        """Return SQUAREM's step from three factors of each mode: 1, or a longer one."""
+        rank = self._sums.shape[1]
+        squares = self.data.xp.empty((len(paths), 2, rank))
+        for squares_of_mode, path in zip(squares, paths, strict=True):
+            self.data.tensor._engine.measure_steps(path, squares_of_mode)
+        change, bend = move(squares, np).sum(axis=(0, 2)).tolist()
+        if not bend:
+            return 1.0
+        return min(max(1.0, (change / bend) ** 0.5), self._longest_step)
 
     def _try(self, proposal: list[Array], sums: Array) -> bool:
         """Take up a model unless it has a higher F; return whether it was taken up."""
-        kept = (self._sums, self._product, self.loss)
-        self._begin(proposal, sums)
-        if self.loss <= kept[2]:
-            return True
-        self._sums, self._product, self.loss = kept
-        return False
+        sums, product, loss = self._evaluate(proposal, sums)
+        if not loss <= self.loss:
+            return False
+        self._sums, self._product, self.loss = sums, product, loss
+        return True
 
     def _lift_zeros(self, factors: list[Array]) -> list[Array]:
         """Lift the zeros that should grow, in each mode where this lowers F."""
@@ -199,13 +218,14 @@ class MultiplicativeUpdates(Run):
                 self._base = {}  # these models are not steps from one another
         return factors
 
-    def _begin(self, factors: list[Array], sums: Array, stays: bool = False) -> None:
-        """Measure a model, and compute what the first update needs in the same pass."""
-        self._sums = sums
-        self._product, log_sum = divide_counts(
+    def _evaluate(
+        self, factors: list[Array], sums: Array, stays: bool = False
+    ) -> tuple[Array, Array, float]:
+        """Return the sums, the MTTKRP of ratios that the next update needs, and F, in one pass."""
+        product, log_sum = divide_counts(
             self.data, factors, self.modes[0], wants_logs=True, stays=stays
         )
-        self.loss = complete_loss(self.data, factors, self._sums, log_sum)
+        return sums, product, complete_loss(self.data, factors, sums, log_sum)
 
 
 def balance(factors: list[Array], modes: Sequence[int]) -> list[Array]:

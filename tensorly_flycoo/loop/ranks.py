@@ -14,8 +14,9 @@ from ..base.checks import check_rank, num_cells
 
 def find_cp_rank(x: Any, rank: Any) -> int:
     """Return the rank of a CP decomposition, an integer of Python or NumPy or "same", as an int."""
-    found = find_tucker_rank(x, rank) if isinstance(rank, str) else check_rank(rank)
-    return int(validate_cp_rank(x.shape, found))
+    if isinstance(rank, str):
+        return int(validate_cp_rank(x.shape, find_tucker_rank(x, rank)))
+    return int(validate_cp_rank(x.shape, check_rank(rank)))
 
 
 def find_tucker_rank(x: Any, rank: Any, num_modes: int | None = None) -> Any:
@@ -33,10 +34,12 @@ def find_tucker_rank(x: Any, rank: Any, num_modes: int | None = None) -> Any:
 
 def _check_same_size(x: Any, rank: Any) -> None:
     """Refuse a `rank` that means as many parameters as cells, if the nonzeros are fewer numbers."""
-    cells = num_cells(x.shape)
-    nnz = getattr(getattr(x, "tensor", x), "nnz", cells)  # of a view; of a dense array
-    if (len(x.shape) + 1) * nnz < cells:
+    count = num_cells(x.shape)
+    plain = getattr(x, "tensor", x)  # of a view
+    nnz = getattr(plain, "nnz", count)  # a dense array has none
+    # A nonzero is a value and its coordinates.
+    if (len(x.shape) + 1) * nnz < count:
         raise ValueError(
-            f"rank is {rank!r}, which means as many parameters as the tensor has cells ({cells}), "
+            f"rank is {rank!r}, which means as many parameters as the tensor has cells ({count}), "
             f"expected a positive integer: the tensor has only {nnz} nonzeros"
         )

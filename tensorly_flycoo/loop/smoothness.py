@@ -10,6 +10,7 @@ tridiagonal. The factor itself solves :math:`K A \Gamma = M`: as usual, but with
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -25,14 +26,20 @@ Smoothness: TypeAlias = float | Sequence[float | None] | Mapping[int, float] | N
 _MOST = 1e12
 
 
-def read_smoothness(given: Any, ndim: int, linesearch: bool | str = False) -> list[float]:
-    """Return the strength s of each mode, 0 for those that need not be smooth."""
-    if isinstance(given, Mapping):
-        check_modes(given, ndim, "smoothness")
-        given = [given.get(mode) for mode in range(ndim)]
-    strengths = [float(number or 0) for number in spread_numbers(given, ndim, "smoothness")]
-    if (most := max(strengths)) > _MOST:
-        raise ValueError(f"smoothness is {most:g}, expected at most {_MOST:g}")
+def read_smoothness(option: Any, ndim: int, linesearch: bool | str = False) -> list[float]:
+    """Return the strength s of each mode, 0 for those that need not be smooth.
+
+    >>> read_smoothness({2: 10}, 3)
+    [0.0, 0.0, 10.0]
+    """
+    numbers = option
+    if isinstance(option, Mapping):
+        check_modes(option, ndim, "smoothness")
+        numbers = [option.get(mode) for mode in range(ndim)]
+    strengths = [float(number or 0) for number in spread_numbers(numbers, ndim, "smoothness")]
+    largest = max(strengths)
+    if largest > _MOST:
+        raise ValueError(f"smoothness is {largest:g}, expected at most {_MOST:g}")
     if any(strengths) and linesearch:
         raise ValueError(f"linesearch is {linesearch!r}, expected False with smoothness=")
     return strengths
@@ -41,12 +48,17 @@ def read_smoothness(given: Any, ndim: int, linesearch: bool | str = False) -> li
 def add_differences(
     factors: Sequence[Array], strengths: Sequence[float], skip: int | None = None
 ) -> list[Array]:
-    """Return factors with the further rows of smooth modes, all but one that may be skipped."""
+    """Return the factors, those of smooth modes with further rows; `skip` is left as it is.
+
+    >>> add_differences([np.array([[1.0], [3.0]])], [4.0])[0].ravel()
+    array([1., 3., 4.])
+    """
     longer = list(factors)
     for mode, strength in enumerate(strengths):
         if strength and mode != skip:
             rows = gather(factors[mode])
-            longer[mode] = np.concatenate([rows, math.sqrt(strength) * np.diff(rows, axis=0)])
+            differences = math.sqrt(strength) * np.diff(rows, axis=0)
+            longer[mode] = np.concatenate([rows, differences])
     return longer
 
 
@@ -54,7 +66,7 @@ def smooth(columns: Array, strength: float, free_ends: bool = True) -> Array:
     """Return ``K^-1 @ columns``; ends that are not free are drawn to zero, as in TensorLy."""
     if not strength:
         return columns
-    return call_on_host(lambda own: _solve(own, strength, free_ends=free_ends), columns)
+    return call_on_host(partial(_solve, strength=strength, free_ends=free_ends), columns)
 
 
 def fit_nonnegative(column: Array, strength: float) -> Array:
@@ -74,7 +86,8 @@ def fit_nonnegative(column: Array, strength: float) -> Array:
 
 
 def weigh(column: Array, strength: float) -> Array:
-    """Return ``K @ column``."""
+    """Return ``K @ column``, without forming K."""
+    # Ends that are repeated differ by zero from their neighbours: they are free.
     return column - strength * np.diff(column, 2, prepend=column[:1], append=column[-1:])
 
 
@@ -82,17 +95,23 @@ def _solve(columns: Array, strength: float, is_free: Any = True, free_ends: bool
     """Solve K x = columns, where elements that are not free must be zero, in x too."""
     from scipy.linalg import solve_banded
 
-    bands = np.zeros((3, len(columns)))
-    is_free = np.broadcast_to(is_free, len(columns))
-    bands[0, 1:] = bands[2, :-1] = -strength * (is_free[1:] & is_free[:-1])
+    size = len(columns)
+    is_free_row = np.broadcast_to(is_free, size)
+    couplings = -strength * (is_free_row[1:] & is_free_row[:-1])
+    bands = np.zeros((3, size))  # above the diagonal, on it and below
+    bands[0, 1:] = couplings
+    bands[2, :-1] = couplings
     bands[1] = 1 + 2 * strength
     bands[1, 0] -= strength * free_ends
     bands[1, -1] -= strength * free_ends
     return solve_banded((1, 1), bands, columns)
 
 
-def call_on_host(function: Callable[..., Array], first: Array, *others: Array) -> Array:
+def call_on_host(function: Callable[..., Array], first: Array, *rest: Array) -> Array:
     """Call a function of float64 copies on the host; return its result as the first matrix is."""
-    copies = [move(gather(array), np).astype(np.float64) for array in (first, *others)]
-    result = move(np.ascontiguousarray(function(*copies), first.dtype), array_module(first))
-    return RowShards.scatter(result, first.sharding) if isinstance(first, RowShards) else result
+    copies = [move(gather(array), np).astype(np.float64) for array in (first, *rest)]
+    on_host = np.ascontiguousarray(function(*copies), first.dtype)
+    result = move(on_host, array_module(first))
+    if isinstance(first, RowShards):
+        return RowShards.scatter(result, first.sharding)
+    return result

@@ -14,9 +14,9 @@ from tensorly.cp_tensor import CPTensor
 
 from ..base.reporting import report
 from ..format.packing import round_up
-from ..loop.cp_loop import has_converged
 from ..loop.masks import MissingEntries
 from ..loop.momentum import Pace
+from ..loop.stopping import has_converged
 from ..spread.memory import count_iteration_nbytes
 from ..spread.spread_layout import SpreadLayout
 from ..tensor.tensor import FlycooTensor

@@ -22,8 +22,9 @@ from ..loop.masks import (
 )
 from ..loop.model_uses import check_model, choose_mask
 from ..loop.observed_rows import L2_REG, measure_scale, scale_ridge
-from ..loop.poisson import MultiplicativeUpdates
+from ..loop.poisson import PoissonUpdates
 from ..loop.row_systems import ListedCells, solve_row_systems
+from ..loop.run import RunModel
 from ..loop.unknown_cells import find_unknown, forget_unknown
 from ..ops.cp_entries import evaluate_model, find_kind, take_model
 from ..ops.mttkrp import mttkrp
@@ -629,19 +630,13 @@ def _fit_counts(
         return zeros
     if missing is not None:
         missing = missing.of(observed)
-    run = MultiplicativeUpdates(
-        ObservedData(observed, missing),
-        [mode],
-        tensor=observed,
-        model=(None, factors),
-        n_iter_max=_MAX_SWEEPS,
-    )
-    for sweep in range(_MAX_SWEEPS):
-        last_loss = run.loss
-        loss = run.update(sweep)
+    updates = PoissonUpdates(ObservedData(observed, missing), RunModel(None, factors), [mode])
+    for iteration in range(_MAX_SWEEPS):
+        last_loss = updates.loss
+        loss = updates.update(iteration)
         if not last_loss - loss > _TOLERANCE * abs(loss):  # also if it rises
             break
-    return run.factors[mode] * invert_positive(scale, 0)
+    return factors[mode] * invert_positive(scale, 0)
 
 
 def _drop_impossible(x: FlycooTensor, factors: Sequence[Array]) -> FlycooTensor:

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from momentum_runs import FunctionRun
+from momentum_runs import begin
 from strategies import quick
 
 sizes = st.shared(st.integers(1, 6))
@@ -15,9 +15,9 @@ rates = arrays(float, sizes, elements=st.floats(0, 1, width=32))
 
 
 def iterate(update, start, num_iterations):
-    run = FunctionRun.begin(update, start)
-    errors = [run.step(iteration) for iteration in range(num_iterations)]
-    return run.factors, errors
+    sweep, momentum = begin(update, start)
+    errors = [momentum.step(iteration) for iteration in range(num_iterations)]
+    return sweep.model.factors, errors
 
 
 @quick

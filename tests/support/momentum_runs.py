@@ -1,35 +1,47 @@
-"""Runs with momentum whose update is any function, and whose data only records."""
+"""Momentum of a sweep whose update is any function, and whose missing entries only record."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
-from tensorly_flycoo.loop.momentum import MomentumRun
+from tensorly_flycoo.loop.acceleration import Momentum
+from tensorly_flycoo.loop.run import RunModel
 
 
-class Data:
-    """Values of missing entries, which are always those of the model imputed last."""
+class FunctionSweep:
+    """A sweep whose `change` takes factors, and returns the new ones and their error.
 
-    values = residual = None
+    Its missing entries `values` are always those of the model imputed last.
+    """
 
-    def impute(self, weights, factors):
-        self.values = [factor.tolist() for factor in factors]
-
-
-@dataclass
-class FunctionRun(MomentumRun):
-    """A run whose `change` takes factors, and returns the new ones and their error."""
-
-    change: Callable
-
-    @classmethod
-    def begin(cls, change, start, modes=None):
-        options = {"tensor": None, "model": (None, list(start)), "n_iter_max": 0}
-        modes = list(range(len(start))) if modes is None else modes
-        return cls(Data(), modes, change, **options, has_momentum=True)
+    def __init__(self, change, start):
+        self.model = RunModel(None, list(start))
+        self.values = None
+        self._change = change
 
     def update(self, iteration):
-        self.factors[:], error = self.change(self.factors)
+        self.model.factors[:], error = self._change(self.model.factors)
         return error
 
-    def measure(self, result):
-        return result
+    def get_part(self, n):
+        return self.model.factors[n]
+
+    def set_part(self, n, array):
+        self.model.factors[n] = array
+
+    def impute(self):
+        self.values = [factor.tolist() for factor in self.model.factors]
+
+    def find_loss(self, error):
+        return error
+
+    def can_compare_errors(self):
+        return True
+
+    def keep(self):
+        return list(self.model.factors), self.values
+
+    def take_back(self, kept):
+        self.model.factors[:], self.values = kept
+
+
+def begin(change, start):
+    """Return a sweep from some factors, and momentum of all of them."""
+    sweep = FunctionSweep(change, start)
+    return sweep, Momentum(sweep, range(len(start)))

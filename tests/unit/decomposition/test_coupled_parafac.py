@@ -573,6 +573,42 @@ def test_a_sweep_that_raises_what_is_minimised_is_taken_back(dtype, l2_reg, monk
     assert found.model.errors == [*right.model.errors[:kept], right.model.errors[kept - 1]]
 
 
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("nn_modes", [None, "all"])
+def test_momentum_takes_fewer_iterations(case, nn_modes):
+    """Errors never rise: what is minimised is the same as what is measured."""
+    arrays = make_arrays(case, non_negative=nn_modes is not None)
+    blocks = list(zip(arrays, CASES[case], strict=True))
+    options = {"rank": RANK, "random_state": 0, "tol": 0, "nn_modes": nn_modes}
+    plain = coupled_parafac(blocks, n_iter_max=60, **options)
+    model = coupled_parafac(blocks, n_iter_max=40, linesearch="nesterov", **options)
+    assert (np.diff(np.square(model.errors)) <= 1e-13).all()
+    assert model.errors[-1] <= plain.errors[-1] + 1e-3
+    if nn_modes:
+        assert all((factor >= 0).all() for factor in model.factors.values())
+
+
+def test_momentum_with_a_ridge_lowers_what_is_minimised():
+    arrays, l2_reg = make_arrays("a chain"), 0.05
+    blocks = list(zip(arrays, CASES["a chain"], strict=True))
+    objectives = []
+
+    def record(model, error):
+        square = error**2 * sum(np.sum(x**2) for x in arrays)
+        weights = [cp_tensor.weights for cp_tensor in model.cp_tensors]
+        objectives.append(square + l2_reg * np.sum(np.square(weights)))
+
+    options = {"rank": RANK, "random_state": 0, "n_iter_max": 30, "tol": 0, "l2_reg": l2_reg}
+    coupled_parafac(blocks, linesearch="nesterov", callback=record, **options)
+    assert (np.diff(objectives[1:]) <= 1e-10).all()
+
+
+def test_an_unknown_linesearch_is_refused():
+    blocks = list(zip(make_arrays("a matrix"), CASES["a matrix"], strict=True))
+    with pytest.raises(ValueError, match="linesearch is True, expected one of"):
+        coupled_parafac(blocks, RANK, linesearch=True)
+
+
 @pytest.mark.parametrize("seed", [1, 3, 4])
 def test_errors_of_components_that_cancel(seed):
     """Of a tensor of border rank 2, and a matrix, in float32: no model is lost to rounding."""

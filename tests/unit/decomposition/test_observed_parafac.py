@@ -17,7 +17,8 @@ from tensorly_flycoo import (
     Progress,
     observed_parafac,
 )
-from tensorly_flycoo.decomposition.observed_parafac import _RIDGES, _Trial
+from tensorly_flycoo.decomposition import ridge_choice
+from tensorly_flycoo.decomposition.ridge_choice import RIDGES, Trial
 from tensorly_flycoo.loop import observed_rows
 from tensorly_flycoo.ops import cp_entries as entries
 
@@ -524,7 +525,7 @@ def test_the_ridge_is_that_which_predicts_best():
     rng, scale, errors = np.random.RandomState(0), measure_scale(x), {}
     start = [rng.random_sample((size, 3)) * scale ** (1 / 3) for size in x.shape]
     coords, values = held_out.nonzeros()
-    for l2_reg in _RIDGES:
+    for l2_reg in RIDGES:
         factors, _ = fit_row_by_row(x, start, 12, l2_reg * scale ** (4 / 3))
         residual = entries.evaluate_model(coords, None, factors) - values
         errors[l2_reg] = np.linalg.norm(residual)
@@ -577,13 +578,13 @@ def test_other_tenths_decide_between_close_ridges(monkeypatch):
     errors = {100.0: [0.08], 30.0: [0.07], 10.0: [0.05] * 3, 3.0: [0.0495, 0.052, 0.052], 1.0: [1]}
     tenths = {l2_reg: [] for l2_reg in errors}
 
-    def run(problem, rows, l2_reg, held_out, start=0):
+    def try_ridge(problem, rows, l2_reg, held_out, seed=0):
         tenths[l2_reg].append(held_out)
         error = errors[l2_reg][len(tenths[l2_reg]) - 1]
-        facts = {"is_unfinished": False, "has_components": True, "start": start}
-        return _Trial(error, **facts, factors=problem.start(start))
+        facts = {"is_unfinished": False, "has_components": True, "seed": seed}
+        return Trial(error, **facts, factors=problem.start(seed))
 
-    monkeypatch.setattr(_Trial, "run", run)
+    monkeypatch.setattr(ridge_choice, "try_ridge", try_ridge)
     x, held_out = make_noisy()
     options = {"random_state": 0, "n_iter_max": 1}
     assert observed_parafac(x, 2, **options).flycoo.l2_reg == 10

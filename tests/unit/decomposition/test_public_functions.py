@@ -41,7 +41,7 @@ ADDED = {
     "parafac2": ["center", "sparsity_coefficients", "callback", "smoothness"],
     "tucker": ["callback"],
     "non_negative_tucker": ["callback", "mask"],
-    "non_negative_tucker_hals": ["callback"],
+    "non_negative_tucker_hals": ["callback", "linesearch"],
 }
 NAMES = sorted(set(OWN_LOOPS) | set(TENSORLY_LOOPS))
 

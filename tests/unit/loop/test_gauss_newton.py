@@ -7,7 +7,7 @@ import tensorly as tl
 
 from tensorly_flycoo import FlycooTensor, Progress, mttkrps
 from tensorly_flycoo.decomposition import non_negative_parafac_hals, parafac
-from tensorly_flycoo.loop import gauss_newton
+from tensorly_flycoo.loop import acceleration, gauss_newton
 from tensorly_flycoo.loop.gauss_newton import find_step
 from tensorly_flycoo.testing import planted_tensor, random_tensor
 
@@ -164,7 +164,7 @@ def test_weights_of_a_start_are_moved_into_its_factors(way, early_turn):
 @pytest.fixture
 def early_turn(monkeypatch):
     """Let momentum yield early, so that few iterations see all that happens."""
-    monkeypatch.setattr(gauss_newton, "_CRAWL", 0.3)
+    monkeypatch.setattr(acceleration, "_CRAWL", 0.3)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
@@ -214,7 +214,7 @@ def test_a_step_that_raises_the_error_is_taken_back(monkeypatch):
         of_products, of_factors = find_step(grams, inner, modes, damping, ridge)
         return np.stack([of_products if len(dampings) > 2 else -of_products, of_factors])
 
-    monkeypatch.setattr(gauss_newton, "find_step", overshoot)
+    monkeypatch.setattr(acceleration, "find_step", overshoot)
     x = planted_tensor((10, 12, 14), RANK, 300, noise=0.2, random_state=0)[0]
     options = {"init": "random", "random_state": 1, "n_iter_max": 6, "tol": 0}
     _, errors = parafac(x, RANK, linesearch="gauss-newton", return_errors=True, **options)
@@ -226,7 +226,7 @@ def test_where_nothing_lowers_the_error_the_factors_stay(monkeypatch):
     def fail(grams, *others):
         return np.full((2, *grams.shape), np.nan)
 
-    monkeypatch.setattr(gauss_newton, "find_step", fail)
+    monkeypatch.setattr(acceleration, "find_step", fail)
     x = planted_tensor((10, 12, 14), RANK, 300, noise=0.2, random_state=0)[0]
     options = {"init": "random", "random_state": 1, "n_iter_max": 8, "tol": 0}
     model, errors = parafac(x, RANK, linesearch="gauss-newton", return_errors=True, **options)

@@ -4,10 +4,14 @@ import numpy as np
 import pytest
 import sparse
 import tensorly as tl
-from momentum_runs import FunctionRun
+from momentum_runs import begin
 
 from tensorly_flycoo import FlycooCP, Progress, best_of, decomposition
-from tensorly_flycoo.decomposition import non_negative_parafac_hals, parafac
+from tensorly_flycoo.decomposition import (
+    non_negative_parafac_hals,
+    non_negative_tucker_hals,
+    parafac,
+)
 from tensorly_flycoo.loop.momentum import Pace, extrapolate
 from tensorly_flycoo.testing import planted_tensor, random_tensor
 
@@ -19,10 +23,11 @@ pytestmark = pytest.mark.usefixtures("flycoo_backend")
 
 def run(update, start, num_iterations):
     """Iterate, and return the factors and errors after each iteration."""
-    own, models, errors = FunctionRun.begin(update, start), [], []
+    sweep, momentum = begin(update, start)
+    models, errors = [], []
     for iteration in range(num_iterations):
-        errors.append(own.step(iteration))
-        models.append([float(factor[0]) for factor in own.factors])
+        errors.append(momentum.step(iteration))
+        models.append([float(factor[0]) for factor in sweep.model.factors])
     return models, errors
 
 
@@ -87,14 +92,14 @@ def test_missing_entries_are_imputed_from_what_is_updated():
     seen = []
 
     def update(factors):
-        seen.append((own.data.values, [factor.tolist() for factor in factors]))
+        seen.append((sweep.values, [factor.tolist() for factor in factors]))
         return [factors[0] / 2], 9.0 if len(seen) == 3 else 1 / len(seen)
 
-    own = FunctionRun.begin(update, [np.array([1.0])])
-    own.data.impute(None, own.factors)
+    sweep, momentum = begin(update, [np.array([1.0])])
+    sweep.impute()
     for iteration in range(4):
-        own.step(iteration)
-        own.data.impute(None, own.factors)
+        momentum.step(iteration)
+        sweep.impute()
     assert len(seen) == 5
     assert all(values == start for values, start in seen)
 
@@ -202,12 +207,69 @@ def test_hals_stays_non_negative():
     assert (np.diff(errors) <= 0).all()
 
 
+def make_blocks(seed=0):
+    """Make a non-negative tensor of blocks with some noise."""
+    rng = np.random.default_rng(seed)
+    factors = [rng.random((size, 4)) * (rng.random((size, 4)) < 0.4) for size in (20, 30, 25)]
+    dense = np.einsum("ir,jr,kr->ijk", *factors)
+    return sparse.COO(dense + 0.3 * rng.random(dense.shape) * (rng.random(dense.shape) < 0.05))
+
+
+@pytest.mark.parametrize("algorithm", ["fista", "active_set"])
+def test_a_tucker_model_stays_non_negative_and_its_errors_never_rise(algorithm):
+    options = {"init": "random", "random_state": 0, "n_iter_max": 25, "tol": 0}
+    (core, factors), errors = non_negative_tucker_hals(
+        make_blocks(), [3, 3, 3], algorithm=algorithm, linesearch="nesterov",
+        return_errors=True, **options,
+    )  # fmt: skip
+    assert all((array >= 0).all() for array in (core, *factors))
+    # Each error is the root of a difference of squares.
+    assert (np.diff(np.square(errors)) <= 1e-14).all()
+
+
+@pytest.mark.parametrize("options", [{}, {"normalize_factors": True}], ids=str)
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_a_resumed_tucker_model_is_the_same_to_the_bit(tmp_path, options, dtype):
+    """The first run ends by its callback: updates of the core take up to `n_iter_max` steps."""
+    x, path = make_blocks().astype(dtype), tmp_path / "run.npz"
+    options = {"tol": 0, "linesearch": "nesterov", "return_errors": True} | options
+    start = {"init": "random", "random_state": 0, "n_iter_max": END}
+    expected, errors = non_negative_tucker_hals(x, [3, 4, 3], **start, **options)
+    with Progress(STOP, show=None, checkpoint=path) as first:
+
+        def stop(model, error):
+            first(model, error)
+            return first.iteration == STOP
+
+        non_negative_tucker_hals(x, [3, 4, 3], **start, **options, callback=stop)
+    with Progress(END, show=None, checkpoint=path) as second:
+        start = {"init": second.resume(), "n_iter_max": END - STOP}
+        found, others = non_negative_tucker_hals(x, [3, 4, 3], **start, **options)
+    assert others == errors[STOP:]
+    np.testing.assert_array_equal(found.core, expected.core, strict=True)
+    for a, b in zip(found.factors, expected.factors, strict=True):
+        np.testing.assert_array_equal(a, b, strict=True)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_fewer_iterations_of_a_tucker_model(seed):
+    x = make_blocks(seed)
+    options = {"init": "random", "random_state": seed, "tol": 0, "return_errors": True}
+    _, plain = non_negative_tucker_hals(x, [3, 3, 3], n_iter_max=60, **options)
+    _, found = non_negative_tucker_hals(
+        x, [3, 3, 3], n_iter_max=40, linesearch="nesterov", **options
+    )
+    assert found[-1] <= plain[-1] + 1e-6
+
+
 def test_unknown_values_are_refused():
     x = random_tensor((5, 6, 7), 50, random_state=0)
     with pytest.raises(ValueError, match="linesearch is 'bro', expected one of"):
         parafac(x, 2, linesearch="bro")
     with pytest.raises(ValueError, match="linesearch is True, expected one of"):
         non_negative_parafac_hals(x, 2, linesearch=True)
+    with pytest.raises(ValueError, match="linesearch is 'auto', expected one of"):
+        non_negative_tucker_hals(x, 2, linesearch="auto")
 
 
 @pytest.mark.parametrize("name", ["parafac", "non_negative_parafac_hals"])

@@ -185,10 +185,10 @@ def test_other_decompositions_run_one_by_one(x, function, options, monkeypatch):
 def test_the_ridge_is_chosen_once_for_all_starts(x, options, scale, monkeypatch):
     """It depends on no start, so each run gives the bits of the lone run."""
     x, searches = x * scale, []
-    search = observed_parafac._choose_ridge
+    search = observed_parafac.choose_ridge
     lone = {"init": "random", "return_errors": True, "n_iter_max": 5, **options}
     monkeypatch.setattr(
-        observed_parafac, "_choose_ridge", lambda *args: searches.append(1) or search(*args)
+        observed_parafac, "choose_ridge", lambda *args: searches.append(1) or search(*args)
     )
     starts = best_of("observed_parafac", x, 2, 3, random_state=0, n_iter_max=5, **options)
     assert len(searches) == 1

@@ -1,0 +1,143 @@
+"""Sweeps that update one factor of a CP model after the other, from their MTTKRPs."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, final
+
+import numpy as np
+from tensorly.cp_tensor import CPTensor
+
+from ..base.array_modules import Array, array_module
+from ..tensor.tensor import FlycooTensor
+from .cp_model import make_cp_tensor, multiply_grams, normalize, normalize_updated
+from .initial_guess import spread_factors
+from .masks import ImputedTensor
+from .momentum import can_compare_errors
+from .run import RunModel, Sweep
+from .smoothness import add_differences
+from .whole_tensor import WholeTensor
+
+#: Returns a new factor from the old one, its MTTKRP (I, R), the other factors' Gram product (R, R)
+#: and its mode.
+FactorUpdate: TypeAlias = Callable[[Array, Array, Array, int], Array]
+
+
+@dataclass(kw_only=True)
+class CpSweep(Sweep):
+    """A sweep over the modes of a CP model; its final methods are what momentum asks of it."""
+
+    solver: str
+    model: RunModel
+    tensor: FlycooTensor
+    data: WholeTensor | ImputedTensor
+    modes: list[int]  # whose factors are updated
+
+    @final
+    def measure_start(self) -> Any:
+        return self.data.measure(self.model.weights, self.model.factors)[0]
+
+    @final
+    def make(self) -> CPTensor:
+        weights = self.model.weights
+        if weights is None:
+            # In the dtype of the tensor, though ADMM's factors are float64.
+            first = self.model.factors[0]
+            weights = array_module(first).ones(first.shape[1], self.tensor.dtype)
+        return make_cp_tensor(weights, self.model.factors)
+
+    @final
+    def get_part(self, n: int) -> Array:
+        return self.model.factors[n]
+
+    @final
+    def set_part(self, n: int, array: Array) -> None:
+        self.model.factors[n] = array
+
+    @final
+    def place_parts(self, parts: Mapping[int, np.ndarray]) -> dict[int, Array]:
+        """Return factors of a checkpoint on the devices on which those of the model are."""
+        factors = list(self.model.factors)
+        for n, part in parts.items():
+            factors[n] = self.tensor._engine.xp.asarray(part)
+        # All factors together, for they share their devices.
+        factors = spread_factors(self.tensor, factors)
+        return {n: factors[n] for n in parts}
+
+    @final
+    def impute(self) -> None:
+        """Set the missing entries to those of the model."""
+        self.data.impute(self.model.weights, self.model.factors)
+
+    @final
+    def find_loss(self, error: Any) -> Any:
+        """Return what must not rise: imputed entries change the norm in errors."""
+        return error if self.data.residual is None else self.data.residual
+
+    @final
+    def can_compare_errors(self) -> bool:
+        return can_compare_errors(self.tensor, self.model.weights, self.model.factors)
+
+    @final
+    def keep(self) -> tuple[Any, ...]:
+        """Return what `take_back` needs to undo the updates that follow."""
+        return self.model.weights, list(self.model.factors), self.data.values
+
+    @final
+    def take_back(self, kept: tuple[Any, ...]) -> None:
+        """Return to the model that `keep` has seen."""
+        self.model.weights, self.model.factors[:], self.data.values = kept
+
+
+def measure_updated(
+    data: WholeTensor | ImputedTensor, model: RunModel, last_mttkrp: Array, wants_error: bool
+) -> Any:
+    """Return the error of an updated model, from the last mode's MTTKRP; impute from the model."""
+    if not wants_error:
+        data.impute(model.weights, model.factors)
+        return None
+    error, data.values = data.measure(model.weights, model.factors, last_mttkrp)
+    return error
+
+
+@final
+@dataclass(kw_only=True)
+class AlternatingSweep(CpSweep):
+    """A sweep that updates a factor by any rule, and imputes missing entries before each mode."""
+
+    update_factor: FactorUpdate
+    save_rule_state: Callable[[], Mapping[str, Array]] = field(default=dict)  # that of the rule
+    wants_errors: bool = True
+    normalize_factors: bool = False  # whether each updated factor is normalised at once
+    smoothness: Sequence[float] = ()  # of each mode
+
+    def update(self, iteration: int) -> Any:
+        model = self.model
+        last = len(model.factors) - 1
+        product: Any = None
+        for mode in self.modes:
+            self.impute()
+            product = self._update_mode(mode)
+            if self.normalize_factors and mode != self.modes[-1]:
+                model.weights, model.factors[:] = normalize_updated(
+                    model.weights, model.factors, mode
+                )
+        if last not in self.modes:
+            product = self.data.mttkrp(model.weights, model.factors, last)
+        return measure_updated(self.data, model, product, self.wants_errors)
+
+    def _update_mode(self, mode: int) -> Array:
+        """Update a factor; return its MTTKRP."""
+        weights, factors = self.model.weights, self.model.factors
+        product = self.data.mttkrp(weights, factors, mode)
+        longer = add_differences(factors, self.smoothness, skip=mode)
+        gram = multiply_grams(weights, longer, mode)
+        factors[mode] = self.update_factor(factors[mode], product, gram, mode)
+        return product
+
+    def save_state(self) -> Mapping[str, Array]:
+        return self.save_rule_state()
+
+
+def normalize_cp(model: RunModel) -> None:
+    """Move the norms of the factors' columns into the weights."""
+    model.weights, model.factors[:] = normalize(model.weights, model.factors)
