@@ -130,7 +130,7 @@ def guard(
         # 3. The decomposition itself, of values near 1, on a device.
         x = call.tensor
         record = functools.partial(describe or _name_only, name, defaults | call.kwargs, x)
-        compute = functools.partial(_compute, function, name, call, first if converts else "")
+        compute = functools.partial(_compute, function, name, call, first, converts)
         with recording(name, record), span(name, x), log_compilation():
             result = attempt(name, compute)
             model = result[0] if isinstance(result, tuple) else result
@@ -183,21 +183,31 @@ def _check_arguments(call: Call, name: str) -> None:
     check_guess(name, call.kwargs.get("init"), x.shape)
 
 
-def _compute(function: Callable[..., Any], name: str, call: Call, first: str) -> Any:
+def _compute(
+    function: Callable[..., Any], name: str, call: Call, first: str, converts: bool
+) -> Any:
     """Convert the argument `first`, move the arrays, bring values near 1, and decompose.
 
     What runs out of memory here is explained, as it is inside the decomposition.
     """
-    data = call.kwargs.get(first)
+    if converts:
+        _convert_tensor(call, first)
+    call.move_to_device()
+    scaling = bring_near_one(name, call.kwargs, first)
+    result = function(**call.kwargs)
+    if scaling is None:
+        return result
+    return scaling.scale_result(result)
+
+
+def _convert_tensor(call: Call, first: str) -> None:
+    """Replace the argument `first`, a COO, by its FlycooTensor, or slices by a RaggedTensor."""
+    data = call.kwargs[first]
     if first == "tensor_slices" and not isinstance(data, RaggedTensor):
         with span("conversion"):
             call.replace_tensor(first, RaggedTensor(data))
     elif is_sparse(data):
         call.replace_tensor(first, as_flycoo(data, check_coords=True))
-    call.move_to_device()
-    scaling = bring_near_one(name, call.kwargs, first)
-    result = function(**call.kwargs)
-    return result if scaling is None else scaling.scale_result(result)
 
 
 def _name_only(method: str, options: Mapping[str, Any], x: Any) -> FitRecord:

@@ -21,9 +21,9 @@ def test_the_tensors_are_what_their_names_say():
 
 @pytest.mark.parametrize("kind", ["COO", "FlycooTensor"])
 def test_the_reception_is_short(kind):
-    """The tensor is looked for once, converted once and moved once: 16 files and 49 calls."""
+    """The tensor is looked for once, converted once and moved once: 18 files, 50 calls."""
     x = make_tensor().to_coo() if kind == "COO" else make_tensor()
     calls = list_reception(x)
     assert calls[0][1] == "decompose"
     assert [name for _, name in calls].count("_search") == 1
-    check_walks([calls], most_files=18, most_calls=56)
+    check_walks([calls], most_files=20, most_calls=56)
