@@ -174,6 +174,7 @@ def observed_parafac(
     >>> bool(np.linalg.norm(found - whole) < 0.01 * np.linalg.norm(whole))
     True
     """
+    # Check the options.
     x = as_flycoo(tensor, check_coords=True)
     num_components = check_rank(rank)
     if x.ndim < 2:
@@ -192,6 +193,7 @@ def observed_parafac(
         cg_steps = 3 if unobserved and not non_negative else 0
     num_steps = check_count(cg_steps, "cg_steps", 0)
 
+    # Take the data, and begin: with a guess and a ridge, or from a checkpoint.
     entries = weigh_entries(x, confidence, unobserved)
     held_out = None if validation is None else read_entries(validation, x, "validation")
     problem = Problem(
@@ -212,6 +214,7 @@ def observed_parafac(
     rows = problem.make_rows(entries, beginning.ridge)
     del entries  # conjugate gradients have them in tensors
 
+    # Iterate.
     sweep = ObservedSweep(
         rows=rows,
         model=beginning.model,
