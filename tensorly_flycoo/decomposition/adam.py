@@ -107,7 +107,9 @@ class CellSampler:
     def _draw_places(self, random: np.random.RandomState, count: int) -> np.ndarray:
         """Draw nonzeros by number, or list all of them."""
         nnz = self.nonzeros.nnz
-        return random.randint(0, nnz, count, np.int64) if count < nnz else np.arange(nnz)
+        if count == nnz:
+            return np.arange(nnz)
+        return random.randint(0, nnz, count, np.int64)
 
     def _draw_cells(self, random: np.random.RandomState, count: int) -> np.ndarray:
         """Draw cells, mode by mode: (ndim, count)."""
@@ -152,7 +154,9 @@ def measure_loss(
         model = evaluate_model(coords, None, factors)
         losses = loss.value(values, model) - loss.value(values * 0, model)
         change += float(losses.sum(dtype=np.float64))
-    total = change if loss.is_truncated else change + sum_zeros(loss, factors)
+    total = change
+    if not loss.is_truncated:
+        total += sum_zeros(loss, factors)
     if sampler.data.missing is not None:
         model = sampler.data.missing.impute(None, factors)
         total -= float(loss.value(model * 0, model).sum(dtype=np.float64))
@@ -240,7 +244,8 @@ class Adam(Sweep):
         self._sampler = CellSampler(data)
         if samples is None:
             count = int(np.clip(sum(data.tensor.shape), *_SAMPLES))
-            samples = (count, 1 if function.is_truncated else count)
+            num_sampled_cells = 1 if function.is_truncated else count  # zeros say nothing to it
+            samples = (count, num_sampled_cells)
         self._samples = samples
         #: Means of the gradients and of their squares, of each mode.
         self._moments: dict[int, tuple[Array, Array]] = {}

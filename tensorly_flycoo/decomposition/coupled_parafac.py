@@ -364,7 +364,10 @@ class CoupledSweep(Sweep):
         grams = {}
         for b in self._uses[mode]:
             places = self._blocks[b].find_places(mode)
-            grams[b] = gram_of_all if places is None else _multiply_exactly([factor[places]])
+            if places is None:
+                grams[b] = gram_of_all
+            else:
+                grams[b] = _multiply_exactly([factor[places]])
         return grams
 
     def update(self, iteration: int) -> float:

@@ -162,7 +162,9 @@ def generalized_parafac(
         check_least(factor, f"factors[{n}] of init", chosen.lower_bound, for_loss)
     if not modes:
         cp_tensor = make_cp_tensor(model.weights, model.factors)
-        return (cp_tensor, []) if return_errors else cp_tensor
+        if return_errors:
+            return cp_tensor, []
+        return cp_tensor
     model.weights = None  # those of a guess are in its factors, those of a checkpoint are ones
 
     sweep: Sweep
@@ -212,7 +214,10 @@ def _choose_method(method: str, loss: Loss, samples: Any) -> str:
             f"method is {method!r}, expected 'adam' or 'auto' for loss={loss.name!r}: it is for "
             "loss='poisson_count'"
         )
-    if samples is not None and (method != "adam" or len(samples) != 2 or min(samples) < 1):
-        expected = "two positive integers" if method == "adam" else f"None: {method!r} draws none"
-        raise ValueError(f"samples is {samples!r}, expected {expected}")
+    if samples is None:
+        return method
+    if method != "adam":
+        raise ValueError(f"samples is {samples!r}, expected None: {method!r} draws none")
+    if len(samples) != 2 or min(samples) < 1:
+        raise ValueError(f"samples is {samples!r}, expected two positive integers")
     return method

@@ -231,8 +231,8 @@ def non_negative_tucker_hals(
 
 def _find_ranks(x: FlycooTensor, rank: Any) -> tuple[int, ...]:
     """Return the rank of each mode; refuse a tensor without nonzeros."""
-    found = find_tucker_rank(x, rank, x.ndim) or x.shape
-    ranks = tuple(int(r) for r in validate_tucker_rank(x.shape, found))
+    given_ranks = find_tucker_rank(x, rank, x.ndim) or x.shape
+    ranks = tuple(int(r) for r in validate_tucker_rank(x.shape, given_ranks))
     if x.nnz == 0:
         raise ValueError(f"tensor of shape {x.shape} has no nonzeros, expected at least one")
     return ranks
@@ -402,7 +402,9 @@ class NonNegativeTucker(Sweep):
         return len(self.model.factors)
 
     def get_part(self, n: int) -> Array:
-        return self.model.weights if n == self.core_part else self.model.factors[n]
+        if n == self.core_part:
+            return self.model.weights
+        return self.model.factors[n]
 
     def set_part(self, n: int, array: Array) -> None:
         if n == self.core_part:

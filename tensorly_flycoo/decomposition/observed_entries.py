@@ -79,10 +79,12 @@ class ObservedEntries(NamedTuple):
         places = xp.asarray(np.random.RandomState(0).permutation(count))
         num_out = max(1, count // 10)
         for start in range(0, count, num_out)[:_NUM_TENTHS]:
-            held_out = places[start : start + num_out]
+            held_out = self.take(xp.sort(places[start : start + num_out]))
+            if count == 1:  # it is fitted and judges
+                yield self, held_out
+                continue
             kept = xp.concatenate([places[:start], places[start + num_out :]])
-            known = self.take(xp.sort(kept)) if count > 1 else self
-            yield known, self.take(xp.sort(held_out))
+            yield self.take(xp.sort(kept)), held_out
 
     def find_fair(self, held_out: Self) -> Self:
         """Return those held out all of whose rows have entries here; all if there are none."""
@@ -90,7 +92,9 @@ class ObservedEntries(NamedTuple):
         for rows, held_out_rows in zip(self.coords, held_out.coords, strict=True):
             counts = array_module(rows).bincount(rows, minlength=int(held_out_rows.max()) + 1)
             is_fair &= counts[held_out_rows] > 0
-        return held_out.take(is_fair) if is_fair.any() else held_out
+        if not is_fair.any():
+            return held_out
+        return held_out.take(is_fair)
 
 
 def read_entries(tensor: Any, x: FlycooTensor, name: str) -> ObservedEntries:

@@ -174,6 +174,7 @@ def observed_parafac(
     >>> bool(np.linalg.norm(found - whole) < 0.01 * np.linalg.norm(whole))
     True
     """
+    # Check the options.
     x = as_flycoo(tensor, check_coords=True)
     num_components = check_rank(rank)
     if x.ndim < 2:
@@ -192,6 +193,7 @@ def observed_parafac(
         cg_steps = 3 if unobserved and not non_negative else 0
     num_steps = check_count(cg_steps, "cg_steps", 0)
 
+    # Take the data, and begin: with a guess and a ridge, or from a checkpoint.
     entries = weigh_entries(x, confidence, unobserved)
     held_out = None if validation is None else read_entries(validation, x, "validation")
     problem = Problem(
@@ -212,6 +214,7 @@ def observed_parafac(
     rows = problem.make_rows(entries, beginning.ridge)
     del entries  # conjugate gradients have them in tensors
 
+    # Iterate.
     sweep = ObservedSweep(
         rows=rows,
         model=beginning.model,
@@ -238,8 +241,8 @@ def observed_parafac(
             "bias_modes": problem.bias_modes if biases else (),
         },
     ).iterate()
-    error = beginning.error if sweep.best is None else sweep.least
-    _warn_of_mean(error, beginning.error_of_mean, None if is_open else beginning.ridge)
+    least = sweep.least if sweep.best is not None else beginning.error
+    _warn_of_mean(least, beginning.error_of_mean, ridge)
     return result
 
 
@@ -290,7 +293,9 @@ def _begin(
 
 def _split(entries: ObservedEntries, held_out: ObservedEntries | None) -> Iterator[Split]:
     """Split off the entries that judge ridges: those of the user, or a tenth at a time."""
-    return entries.divide() if held_out is None else iter([(entries, held_out)])
+    if held_out is None:
+        return entries.divide()
+    return iter([(entries, held_out)])
 
 
 def _warn_of_mean(error: float, error_of_mean: float, ridge: float | None) -> None:
@@ -342,17 +347,18 @@ class ObservedSweep(Sweep):
     def update(self, iteration: int) -> float | None:
         factors = self.model.factors
         fit_all(self._rows, factors)
-        if self._held_out is None:
-            return self.measure_start() if self._wants_errors else None
+        if self._held_out is None and not self._wants_errors:
+            return None
         error = self.measure_start()
-        if self.best is None or error < self.least:
+        if self._held_out is not None and (self.best is None or error < self.least):
             self.least = error
             self.best = list(factors)
         return error
 
     def measure_start(self) -> float:
-        judge = self._rows if self._held_out is None else self._held_out
-        return judge.measure(self.model.factors)
+        if self._held_out is not None:
+            return self._held_out.measure(self.model.factors)
+        return self._rows.measure(self.model.factors)
 
     def make(self) -> CPTensor:
         return make_cp_tensor(self.model.weights, self.model.factors)

@@ -183,6 +183,7 @@ def parafac(
     >>> with tl.backend_context("flycoo"):
     ...     cp_tensor = parafac(x, 3, init="random", random_state=0, linesearch="auto")
     """
+    # Check the options.
     num_components = find_cp_rank(tensor, rank)
     _check_linesearch(linesearch, mask, orthogonalise)
     if isinstance(init, Resumed):
@@ -192,12 +193,15 @@ def parafac(
     if not isinstance(orthogonalise, bool):
         check_count(orthogonalise, "orthogonalise", 0)
 
+    # Take the data.
     missing = None if mask is None else find_missing(tensor, mask)
     x = as_flycoo(tensor, check_coords=True)
     if missing is None:
         require_flycoo_backend()
         if x.nnz == 0:
             raise ValueError(f"tensor of shape {x.shape} has no nonzeros, expected at least one")
+
+    # Run TensorLy's own loop if it can do all that is asked for.
     is_accelerated = isinstance(linesearch, str)
     needs_own_loop = is_accelerated or any(strengths) or isinstance(init, Resumed)
     if missing is None and not needs_own_loop:
@@ -222,6 +226,7 @@ def parafac(
             linesearch=linesearch,
         )
 
+    # Else begin a run of our own.
     if sparsity:
         raise densify_error("sparsity=", x.shape, "leave it out")
     model = start(
@@ -238,6 +243,8 @@ def parafac(
     )
     if list(fixed_modes or []) == list(range(x.ndim)):
         return make_cp_tensor(model.weights, model.factors)
+
+    # Iterate.
     data = WholeTensor(x) if missing is None else ImputedTensor(missing)
     wants_errors = bool(tol or return_errors or linesearch or callback is not None)
     sweep = LeastSquares(
@@ -248,7 +255,7 @@ def parafac(
         factor_solver=_choose_solver(data, strengths, l2_reg, wants_errors),
         l2_reg=l2_reg,
         orthogonalise=orthogonalise,
-        search=LineSearch(verbose) if linesearch is True else None,
+        search=LineSearch(verbose) if linesearch and not is_accelerated else None,
     )
     accelerator = _make_accelerator(sweep, linesearch, init)
     # MTTKRPs that Gauss-Newton steps keep are of the factors as they are.
@@ -284,7 +291,7 @@ def _check_linesearch(linesearch: bool | str, mask: Mask, orthogonalise: bool | 
 
 def _check_resumable(linesearch: bool | str, orthogonalise: bool | int, mask: Mask) -> None:
     """Refuse options whose state is not in a checkpoint."""
-    is_bro = linesearch is True
+    is_bro = bool(linesearch) and not isinstance(linesearch, str)
     not_saved = ("linesearch", is_bro), ("orthogonalise", orthogonalise), ("mask", mask)
     for name, value in not_saved:
         if value is not None and value is not False:

@@ -357,7 +357,9 @@ class Parafac2Sweep(Sweep):
         return (self._data.fit(None, factors),)
 
     def save_state(self) -> dict[str, Array]:
-        return {} if self._data.values is None else {"imputed": self._data.values}
+        if self._data.values is None:
+            return {}
+        return {"imputed": self._data.values}
 
     def measure_start(self) -> float:
         return self._data.fit(self.model.weights, self.model.factors)

@@ -150,7 +150,10 @@ def try_ridge(
         fit = rows.measure(factors)
         is_still = abs(last_error - error) < _TRIED_TOL * error
         is_still &= abs(last_fit - fit) < _FIT_TOL * fit
-        num_still = num_still + 1 if is_still else 0
+        if is_still:
+            num_still += 1
+        else:
+            num_still = 0
         if num_still == _NUM_STILL:
             break
     components = [factor[:, : problem.rank] for factor in factors]

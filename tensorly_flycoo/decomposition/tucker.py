@@ -156,7 +156,10 @@ def _copy_guess(init: Any) -> Any:
     (1, [2, 3])
     """
     has_core = len(init) == 2 and isinstance(init[1], tuple | list)
-    return (init[0], list(init[1])) if has_core else init
+    if not has_core:
+        return init
+    core, factors = init
+    return core, list(factors)
 
 
 def start_masked(missing: MissingEntries, ranks: Sequence[int]) -> tuple[Array, list[Array]]:
@@ -174,9 +177,9 @@ def evaluate_tucker(coords: Array, core: Array, factors: Sequence[Array]) -> Arr
     block_size = choose_block_size(core, core.size)
     for start in range(0, values.size, block_size):
         block = coords[:, start : start + block_size]
-        first, *others = [factor[ids] for factor, ids in zip(factors, block, strict=True)]
+        first, *rest = [factor[ids] for factor, ids in zip(factors, block, strict=True)]
         product = first @ core.reshape(core.shape[0], -1)
-        for rows in others:
+        for rows in rest:
             product = (rows[:, :, None] * product.reshape(*rows.shape, -1)).sum(axis=1)
         values[start : start + block_size] = product[:, 0]
     return values

@@ -69,7 +69,7 @@ class Movable(Protocol):
 
 @final
 class Momentum(Accelerator):
-    r"""Begins iterations at extrapolated factors, and takes back those that raise the loss.
+    r"""Begins iterations at an extrapolated model, and takes back those that raise the loss.
 
     Iteration k updates :math:`y = x_k + b_k (x_k - x_{k-1})`, with the steps of `Pace`. The MTTKRP
     of the last mode gives the error of the result, so the test takes no pass over the nonzeros. If
@@ -79,7 +79,7 @@ class Momentum(Accelerator):
     names the paper. There t begins anew at 1 where the error rises; half of it needs up to a tenth
     fewer iterations.) Two models are kept.
 
-    Missing entries are imputed from the extrapolated factors.
+    Missing entries are imputed from the extrapolated model.
     """
 
     def __init__(
@@ -116,6 +116,7 @@ class Momentum(Accelerator):
         return {"pace": np.asarray(self._pace.t), **before}
 
     def step(self, iteration: int) -> Any:
+        """Update the extrapolated model; if that raises the loss, the model itself."""
         sweep = self._sweep
         kept = sweep.keep()
         start = {n: sweep.get_part(n) for n in self._parts}
@@ -132,7 +133,7 @@ class Momentum(Accelerator):
                 self._pace.advance()
                 self._loss = loss
                 return error
-            # Here too if the loss is nan.
+            # The loss has risen, or is nan.
             self._pace.take_back()
             sweep.take_back(kept)
         if not is_first:
@@ -181,6 +182,7 @@ class GaussNewton(Accelerator):
         return {"damping": np.asarray(self._damping), "loss": np.asarray(self._loss)}
 
     def step(self, iteration: int) -> Any:
+        """Do an iteration of momentum, or from its turn on a Gauss-Newton step."""
         if not self._damping and self._momentum is not None:
             if not self._is_turn():
                 return self._momentum.step(iteration)

@@ -49,7 +49,9 @@ class Pace:
     @property
     def step(self) -> float:
         """By how much of the last change to extrapolate."""
-        return 0.0 if self._was_taken_back else (self.t - 1) / self._next
+        if self._was_taken_back:
+            return 0.0
+        return (self.t - 1) / self._next
 
     def advance(self) -> None:
         self.t = self._next

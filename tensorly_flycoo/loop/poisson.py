@@ -208,8 +208,9 @@ class PoissonUpdates(Sweep):
             # Rows without nonzeros are all zero, and stay so.
             if not (is_zero.any(axis=1) & ~is_zero.all(axis=1)).any():
                 continue
-            is_first = mode == self.modes[0]
-            product = self._product if is_first else divide_counts(self.data, factors, mode)[0]
+            product = self._product
+            if mode != self.modes[0]:
+                product, _ = divide_counts(self.data, factors, mode)
             scales = find_scales(self.data, factors, self._sums, mode)
             proposal = list(factors)
             proposal[mode] = lift_zeros(factors[mode], product * scales)
@@ -231,13 +232,18 @@ class PoissonUpdates(Sweep):
 def balance(factors: list[Array], modes: Sequence[int]) -> list[Array]:
     """Scale the columns of the factors of `modes` so that they have equal sums; keep the model."""
     xp = array_module(factors[0])
-    factors = list(factors)
-    sums = {n: sum_columns(factors[n]) for n in modes}
-    logs = sum(xp.log(xp.where(s > 0, s, 1)) for s in sums.values())
-    for n, column_sums in sums.items():
-        scales = xp.exp(logs / len(sums)) / xp.where(column_sums > 0, column_sums, 1)
-        factors[n] = factors[n] * scales.astype(factors[n].dtype)
-    return factors
+    balanced = list(factors)
+    # A column of zeros has the sum 1 here, and stays.
+    sums = {}
+    for n in modes:
+        of_mode = sum_columns(factors[n])
+        sums[n] = xp.where(of_mode > 0, of_mode, 1)
+    logs = sum(xp.log(of_mode) for of_mode in sums.values())
+    geometric_mean = xp.exp(logs / len(sums))
+    for n, of_mode in sums.items():
+        scales = geometric_mean / of_mode
+        balanced[n] = factors[n] * scales.astype(factors[n].dtype)
+    return balanced
 
 
 def lift_zeros(factor: Array, multipliers: Array | None = None) -> Array:
@@ -253,7 +259,9 @@ def lift_zeros(factor: Array, multipliers: Array | None = None) -> Array:
         levels = levels * xp.clip(multipliers - 1, 0, 1)
     limits = _NEGLIGIBLE * means
     is_lifted = (factor <= limits) & (levels > limits)
-    return xp.where(is_lifted, levels, factor) if has_true(is_lifted) else factor
+    if not has_true(is_lifted):
+        return factor
+    return xp.where(is_lifted, levels, factor)
 
 
 def _average_columns(factor: Array) -> Array:

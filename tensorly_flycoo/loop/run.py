@@ -100,14 +100,16 @@ class Run:
         """
         model = self.sweep.model
         num_past = len(model.errors)
-        if self.callback is not None:
-            self._call(model.errors[-1] if num_past else self.sweep.measure_start())
         is_resumed = num_past > 0
+        if self.callback is not None:
+            self._call(model.errors[-1] if is_resumed else self.sweep.measure_start())
         if not (is_resumed and self.stop.is_over(model.errors)):
             self._iterate(is_resumed)
         finish = self.finish or self.sweep.make
         result = attach(finish(), self._describe())
-        return (result, model.errors[num_past:]) if self.return_errors else result
+        if self.return_errors:
+            return result, model.errors[num_past:]
+        return result
 
     def _iterate(self, is_resumed: bool) -> None:
         """Improve the model until a rule or the callback stops the run."""
