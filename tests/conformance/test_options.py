@@ -82,6 +82,7 @@ OPTIONS = {
         "nn_modes": acts("nn_modes", "all"),
         "missing": None,  # of labels: tests/unit/decomposition/test_coupled_parafac.py
         "l2_reg": acts("l2_reg", 0.3),
+        "linesearch": acts("linesearch", "nesterov"),
     },
     "generalized_parafac": _COMMON | {
         "svd": _SVD,
@@ -108,6 +109,7 @@ OPTIONS = {
         "exact": acts("exact", True),
         "algorithm": acts("algorithm", "active_set"),
         "fixed_modes": acts("fixed_modes", [1], init=_TUCKER),
+        "linesearch": acts("linesearch", "nesterov"),
     },
     "observed_parafac": _COMMON | {
         # A ridge that is chosen starts from its trial's model, if that ends lower.
