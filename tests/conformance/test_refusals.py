@@ -26,7 +26,7 @@ from tensorly.preprocessing import svd_compress_tensor_slices
 import tensorly_flycoo
 from tensorly_flycoo import DensifyError, FlycooTensor
 from tensorly_flycoo.engines.cpu.engine import CpuEngine
-from tensorly_flycoo.tensor import memory
+from tensorly_flycoo.tensor import dense_memory
 
 
 @pytest.fixture(autouse=True)
@@ -157,7 +157,7 @@ def test_a_huge_khatri_rao_product_is_refused():
 
 def test_products_under_another_backend_are_left_alone(monkeypatch):
     matrices = [np.ones((9, 2))] * 3
-    monkeypatch.setattr(memory, "SURELY_FREE_NBYTES", 0)
+    monkeypatch.setattr(dense_memory, "SURELY_FREE_NBYTES", 0)
     monkeypatch.setattr(CpuEngine, "count_free_nbytes", lambda engine: 1)
     with pytest.raises(MemoryError, match="khatri_rao of shape"):
         tl.tenalg.khatri_rao(matrices)

@@ -36,8 +36,7 @@ from tensorly_flycoo.dask import (
 )
 from tensorly_flycoo.io import slab_folder
 from tensorly_flycoo.io.checkpoint import find_digest
-from tensorly_flycoo.spread import building
-from tensorly_flycoo.tensor import memory
+from tensorly_flycoo.spread import building, whole_layout
 from tensorly_flycoo.testing import random_tensor
 
 MODES = ["user", "shop", "day"]
@@ -280,7 +279,7 @@ def test_groups(client, addresses, table, files, groups, count, monkeypatch):
 
     Without a count, groups are chosen again for the nonzeros that are left without duplicates.
     """
-    for module in (cluster_layout, memory):
+    for module in (cluster_layout, whole_layout):
         monkeypatch.setattr(module, "find_groups", lambda *_: (groups, count))
     monkeypatch.setattr(building, "find_groups", lambda *_: (((0, 1), (2,)), 0))
     expected = from_dataframe(table, MODES, "price", slabs=4).tensor

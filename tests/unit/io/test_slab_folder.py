@@ -32,8 +32,7 @@ from tensorly_flycoo.io import parts, slab_folder
 from tensorly_flycoo.io.array_file import ArrayReader
 from tensorly_flycoo.io.checkpoint import find_digest
 from tensorly_flycoo.io.files import make_folder
-from tensorly_flycoo.spread import building
-from tensorly_flycoo.tensor import memory
+from tensorly_flycoo.spread import building, whole_layout
 
 pytestmark = pytest.mark.usual_limits("slabs")  # a raw tensor would have three
 
@@ -101,7 +100,7 @@ def test_bits_are_those_of_a_tensor_in_memory(path, num_slabs, dtype, layout, ke
 @pytest.mark.parametrize("tile_size", [32, 64])
 def test_numbered_prefixes(path, layout, keep, tile_size, monkeypatch):
     """Also if plans are made anew, for other tiles."""
-    for module in (slab_folder, memory):
+    for module in (slab_folder, whole_layout):
         monkeypatch.setattr(module, "find_groups", lambda *_: (((0,), (1,), (2,)), 2))
     problem = make_problem(SHAPE, 900)
     save_slabs(path, split(problem), SHAPE, slabs=3, layout=layout, device="cpu")
