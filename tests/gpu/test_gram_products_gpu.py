@@ -37,7 +37,7 @@ def multiply(factors, weights):
 def make_blocks(matrix):
     """Copy a small matrix to the GPU, as one block."""
     on_gpu = cupy.ascontiguousarray(cupy.asarray(matrix, np.float64))
-    return tall.Blocks(on_gpu.data, on_gpu.data.ptr, (1, *on_gpu.shape))
+    return tall.BlockSums(on_gpu.data, on_gpu.data.ptr, (1, *on_gpu.shape))
 
 
 def make_inverse(inverse, matrix, condition=1):
@@ -306,7 +306,7 @@ def test_weights_scale_columns_like_a_factor():
 def test_an_inverse_of_a_product():
     gram = cupy.asarray(multiply(make_factors(6), np.ones(6)))
     twice = cupy.stack([gram, gram])
-    blocks = tall.Blocks(twice.data, twice.data.ptr, twice.shape)
+    blocks = tall.BlockSums(twice.data, twice.data.ptr, twice.shape)
     found, product, _ = invert_product([blocks], [], 6)
     np.testing.assert_allclose(product, 2 * gram.get())
     np.testing.assert_allclose(found @ product, np.eye(6), atol=1e-6)
