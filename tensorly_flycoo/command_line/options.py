@@ -1,4 +1,9 @@
-"""The options of the command "fit"."""
+"""The options of the command "fit": here they are declared.
+
+`fit._check_options` refuses those that do not go together. Then those of the tensor act in
+`reading.py`, those of the model in `fitting.py` (`decompose` passes on what a decomposition takes),
+and those of the results in `writing.py`. An option that is not here is for Python alone.
+"""
 
 import argparse
 from pathlib import Path
