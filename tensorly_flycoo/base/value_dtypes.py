@@ -12,10 +12,11 @@ What else a dtype needs is work, not a fact. These assume values of 4 or 8 bytes
 - `engines/cpu/`: numba compiles each kernel for the dtype, and has no float16 on a CPU; BLAS and
   LAPACK (`engines/tall.py`) have none either.
 
-Sums are in float64, and tolerances follow `numpy.finfo`. Of the tests, `scale_laws.LARGEST`,
-`rounding.py`, `determinism.py` and `unit/engines/cuda/test_kernels.py` list the dtypes, and
-refusals of float16 are in `conformance/test_bad_input.py`. Docstrings name them where users pass
-``dtype=``.
+An MTTKRP adds in the dtype of the values, so a narrow one loses digits: most rounding errors are
+bounded by its `numpy.finfo`, but constants that were measured are not. Of the tests,
+`scale_laws.LARGEST`, `rounding.py`, `determinism.py` and `unit/engines/cuda/test_kernels.py` list
+the dtypes, and refusals of float16 are in `conformance/test_bad_input.py`. Docstrings name them
+where users pass ``dtype=``.
 """
 
 from typing import NamedTuple
