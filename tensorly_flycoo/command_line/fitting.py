@@ -13,8 +13,11 @@ from .options import NUM_STARTS
 #: Iterations between log lines.
 _LOG_EVERY = 10
 
-#: By default a run stops when its error changes by less. An error of all cells needs the smaller
-#: one: fits of very sparse data are small, and so is what they gain.
+#: By default a run stops when its error changes by less, whatever the decomposition's own `tol`. An
+#: error of all cells needs the smaller one: fits of very sparse data are small, and so is what they
+#: gain. The rules themselves are the decompositions' (`loop/stopping.py`). Where a decomposition
+#: has momentum, a run here has it on (`Method.prefer_momentum`), and so ends at another iteration
+#: than a plain call in Python.
 _TOL = 1e-6
 _TOL_OF_ALL_CELLS = 1e-8
 

@@ -1,4 +1,10 @@
-"""The options of the command "fit"."""
+"""The options of the command "fit": here they are declared.
+
+`fit.py` refuses those that do not go together (`_check_options`), and acts on those of the whole
+command, such as ``--loss`` and ``--output``. Those of the tensor act in `reading.py`, those of the
+runs in `fitting.py` (`decompose` passes on what a decomposition takes), and ``--top`` and
+``--lines`` in `writing.py`. An option that is not here is for Python alone, as ``smoothness=`` is.
+"""
 
 import argparse
 from pathlib import Path

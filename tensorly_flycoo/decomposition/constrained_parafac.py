@@ -7,13 +7,14 @@ from typing import Any, final
 
 import numpy as np
 from tensorly.cp_tensor import CPTensor
-from tensorly.tenalg.proximal import proximal_operator, validate_constraints
+from tensorly.tenalg.proximal import proximal_operator
 
 from ..base.array_modules import Array, array_module
 from ..base.checks import warn
 from ..engines.tall import solve
 from ..io.checkpoint import Resumed
 from ..loop.alternating import AlternatingSweep
+from ..loop.constraints import name_constraints
 from ..loop.cp_model import multiply_grams
 from ..loop.guarding import describe_as, require_flycoo_backend
 from ..loop.initial_guess import check_initial_guess, make_initial_guess, spread_factors
@@ -185,8 +186,7 @@ def constrained_parafac(
 def _choose_projections(constraints: dict[str, Constraint], ndim: int) -> list[Projection]:
     """Return the proximal operator of each mode's constraint."""
     projections: list[Projection] = []
-    for mode in range(ndim):
-        name, parameter = validate_constraints(**constraints, n_const=ndim, order=mode)
+    for mode, (name, parameter) in enumerate(name_constraints(constraints, ndim)):
         # In place of those that would form square matrices.
         linear_time: dict[str, Projection] = {
             "smoothness": functools.partial(smooth, strength=parameter, free_ends=False),

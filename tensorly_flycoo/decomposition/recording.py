@@ -3,13 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-from tensorly.tenalg.proximal import validate_constraints
-
 from ..base.checks import spread_numbers
 from ..base.fit_record import FitRecord
+from ..loop.constraints import name_constraints
 from ..loop.losses import find_loss
 from ..loop.masks import copy_mask
-from ..loop.scaling import CONSTRAINTS
 from ..loop.smoothness import read_smoothness
 from .non_negative_parafac_hals import find_constrained
 
@@ -70,7 +68,7 @@ def _list_non_negative(
     if function == "generalized_parafac" and find_loss(loss).lower_bound >= 0:
         return all_modes
     if function == "constrained_parafac":
-        names = _name_constraints(options, ndim)
+        names = name_constraints(options, ndim)
         return tuple(mode for mode in all_modes if names[mode] == ("non_negative", True))
     if "nn_modes" in options:
         return tuple(sorted(find_constrained(options["nn_modes"], all_modes)))
@@ -83,7 +81,7 @@ def _list_constraints(
     """Return the constraints and penalties of each mode that has some, but non-negativity."""
     constraints: dict[int, dict[str, float]] = {mode: {} for mode in range(ndim)}
     if function == "constrained_parafac":
-        for mode, (name, strength) in enumerate(_name_constraints(options, ndim)):
+        for mode, (name, strength) in enumerate(name_constraints(options, ndim)):
             if strength and name != "non_negative":
                 constraints[mode][name] = float(strength)
     else:
@@ -95,9 +93,3 @@ def _list_constraints(
         if penalty:
             constraints[mode]["sparsity"] = float(penalty)
     return {mode: of_mode for mode, of_mode in constraints.items() if of_mode}
-
-
-def _name_constraints(options: Mapping[str, Any], ndim: int) -> list[tuple[Any, Any]]:
-    """Return the name and strength of each mode's constraint of `constrained_parafac`, or None."""
-    constraints = {name: options[name] for name in CONSTRAINTS if options.get(name) is not None}
-    return [validate_constraints(**constraints, n_const=ndim, order=mode) for mode in range(ndim)]

@@ -12,7 +12,9 @@ Every table, of whatever library or file, gives its columns as Arrow's. Then one
   texts stay different: "07" stays text, and so do all entries beside it.
 - What would merge different entries, or cannot be told, is an error.
 
-A column in parts gets the labels that one table with all rows would have.
+A column in parts gets the labels that one table with all rows would have. Blocks of a coupled
+decomposition that share a mode are joined by another rule, in order of appearance: see
+`loop.coupled_blocks.join_labels`.
 """
 
 import contextlib

@@ -79,7 +79,7 @@ class Reading:
     def iterate(self, parts: Parts) -> Iterator[Block]:
         """Yield the nonzeros of all parts, in their order."""
         if is_sparse(parts):
-            x = as_flycoo(parts)
+            x = as_flycoo(parts, check_coords=True)
             for piece in list_pieces(x._layout, x._engine.xp):
                 for coords, values in piece.iterate_nonzeros(BLOCK_NNZ):
                     yield self._check(coords, values, self.shape or x.shape)

@@ -68,7 +68,7 @@ def save(path: FilePath, x: LabelledData) -> None:
     >>> load(path)
     <FlycooTensor: shape=(3, 2), dtype=float64, nnz=2, layout='indexed', device='cpu'>
     """
-    tensor = as_flycoo(x)
+    tensor = as_flycoo(x, check_coords=True)
     layout = tensor._layout
     if isinstance(layout, SlabLayout):
         instead = "call save_slabs(path, x), which keeps its labels too"

@@ -175,7 +175,7 @@ def write_tns(path: FilePath, x: LabelledData, *, index_base: int = 1) -> None:
     <BLANKLINE>
     """
     check_choice(index_base, "index_base", (1, 0))
-    x = as_flycoo(x)
+    x = as_flycoo(x, check_coords=True)
     template = "%d " * len(x.shape) + "%r\n"
     with replace_text(path) as file:
         file.write(f"# shape: {' '.join(map(str, x.shape))}\n".encode())

@@ -1,4 +1,7 @@
-"""The data of a coupled decomposition: tensors and matrices whose modes have names."""
+"""The data of a coupled decomposition: tensors and matrices whose modes have names.
+
+Where blocks name the same mode, their labels are joined in order of appearance: `join_labels`.
+"""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -378,6 +381,8 @@ def _check_overlap(
 
 def join_labels(arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, list[np.ndarray]]:
     """Return all distinct labels, the first array's first, and where those of each array are.
+
+    They are not sorted, as those of one table are (`io/entries.py`): blocks keep their own order.
 
     >>> labels, places = join_labels([np.array(["b", "a"]), np.array(["c", "b"])])
     >>> labels.tolist(), [rows.tolist() for rows in places]

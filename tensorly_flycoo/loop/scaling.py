@@ -6,13 +6,11 @@ exact. Values in a solver's range are left alone.
 """
 
 import copy
-import inspect
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-from tensorly.tenalg.proximal import validate_constraints
 
 from ..base.array_modules import Array, array_module, has_true
 from ..base.fit_record import attach, find_record
@@ -22,16 +20,13 @@ from ..ops.ragged import RaggedTensor
 from ..tensor.coo_cache import as_flycoo, unwrap
 from ..tensor.entrance import is_sparse
 from ..tensor.tensor import FlycooTensor
+from .constraints import CONES, name_constraints
 from .masks import MissingEntries
 
 #: Narrower than `safe_exponents`: for non-negative models, whose updates and start have TensorLy's
 #: absolute constants; and for conjugate gradients in float32, whose steps have higher powers.
 _NON_NEGATIVE = (-4, 16)
 _OBSERVED = (-8, 8)
-
-#: TensorLy's constraints, and those of them that hold for a multiple of a factor too.
-CONSTRAINTS = {*inspect.signature(validate_constraints).parameters} - {"n_const", "order"}
-_CONES = ("non_negative", "unimodality", "monotonicity")
 
 
 class Scaling(NamedTuple):
@@ -134,7 +129,7 @@ def bring_near_one(function: str, options: dict[str, Any], first: str) -> Scalin
     options[first] = shifted
     held_out = options.get("validation")
     if is_sparse(held_out):
-        options["validation"] = shift_values(as_flycoo(held_out), -exponent)
+        options["validation"] = shift_values(as_flycoo(held_out, check_coords=True), -exponent)
     return _shift_companions(options, x, shifted, scaling)
 
 
@@ -201,10 +196,8 @@ def _scale_cp(options: dict[str, Any], ndim: int, exponent: int) -> Scaling:
 def _scale_constrained(options: dict[str, Any], ndim: int, exponent: int) -> Scaling | None:
     """Scale the first factor whose constraint holds for multiples too; None without one."""
     fixed = [*(options.get("fixed_modes") or ())]
-    constraints = {name: options[name] for name in CONSTRAINTS if options.get(name) is not None}
-    for mode in range(ndim):
-        constraint, _ = validate_constraints(**constraints, n_const=ndim, order=mode)
-        if mode not in fixed and (constraint is None or constraint in _CONES):
+    for mode, (constraint, _) in enumerate(name_constraints(options, ndim)):
+        if mode not in fixed and (constraint is None or constraint in CONES):
             return Scaling([0] * ndim, exponent, mode)
     if 2 * abs(exponent) > np.finfo(options["tensor"].dtype).maxexp - 32:  # of sums of squares
         raise ValueError(

@@ -1,4 +1,10 @@
-"""When a run is over: every rule by which a loop of ours ends before its last iteration."""
+"""When a run is over: every rule by which a loop of ours ends before its last iteration.
+
+A decomposition chooses its rule where it makes its `Run`. Not here are the rules of TensorLy's own
+loops: `parafac` runs that without a mask, checkpoint, smoothness or acceleration, and `tucker`
+without a mask, checkpoint or callback. Runs of `parafac` that go together stop as `Converged` does
+(`models/many_starts.Stopping`).
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence

@@ -11,7 +11,8 @@ CONVERTERS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "pyttb": (lambda x: hasattr(x, "subs") and hasattr(x, "vals"), "from_coo"),
 }
 
-#: Libraries whose tables and arrays are refused with a line that converts them.
+#: Libraries whose tables and arrays are refused with a line that converts them: `_INSTEAD_OF` is
+#: looked at for these alone.
 _TABLE_LIBRARIES = (
     "pandas",
     "polars",

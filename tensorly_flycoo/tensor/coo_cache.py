@@ -1,7 +1,9 @@
 """A cache of the FlycooTensors built from raw `sparse.COO` arrays, kept while each COO lives.
 
 A COO is mutable: every call compares its values, and the start of a computation also compares its
-coordinates. If either has changed, the FlycooTensor is rebuilt. Threads that ask for the same COO
+coordinates (`check_coords`). If either has changed, the FlycooTensor is rebuilt. The hooks that
+TensorLy calls in each iteration (`unfolding_dot_khatri_rao`, `multi_mode_dot`) compare values only:
+called alone, they miss coordinates that were changed in place. Threads that ask for the same COO
 wait for one of them to build; different ones are built side by side.
 """
 

@@ -44,9 +44,9 @@ import tensorly_flycoo
 from tensorly_flycoo import models
 from tensorly_flycoo.base.fit_record import ABSENT
 from tensorly_flycoo.decomposition.methods import METHODS
+from tensorly_flycoo.loop.constraints import CONSTRAINTS
 from tensorly_flycoo.loop.losses import LOSSES
 from tensorly_flycoo.loop.model_uses import MODEL_USES
-from tensorly_flycoo.loop.scaling import CONSTRAINTS
 
 EPS = np.finfo(float).eps
 

@@ -20,8 +20,8 @@ from tensorly.cp_tensor import CPTensor
 
 from tensorly_flycoo import FlycooTensor, LabelledTensor, decomposition
 from tensorly_flycoo.decomposition.methods import METHODS
+from tensorly_flycoo.loop.constraints import CONSTRAINTS
 from tensorly_flycoo.loop.losses import EXACT_LOSSES, LOSSES
-from tensorly_flycoo.loop.scaling import CONSTRAINTS
 
 SHAPE, RANK = (6, 5, 4), 2
 LABELS = {

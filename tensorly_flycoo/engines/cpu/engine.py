@@ -22,6 +22,8 @@ from .primitives import CpuPrimitives
 from .records import Fields, Storage, Tiles, list_places
 from .segments import LEAST_NNZ, find_segments, mttkrp_segments
 
+# The CPU's launch sizes; `launch` in `threads.py` cuts a loop over tiles or rows into parts.
+
 #: Nonzeros of a tile, and of a bucket (128 KB of 16-byte records: it stays in a core's L2 cache
 #: while records are pulled out of it). Measured on a Xeon with 1 MB of L2.
 TILE_SIZE = 2048

@@ -1,7 +1,9 @@
 """Sizes into which work is cut for the kernels: tables of the best, and where they were measured.
 
 To add a GPU, measure with `examples/benchmark_gpu` and add rows. The cut fixes the order of
-additions: another cut changes the last bits of results.
+additions: another cut changes the last bits of results. `launch.py` makes grids of these sizes. The
+CPU's sizes are in `engines/cpu/engine.py` (tiles, buckets) and `engines/cpu/threads.py` (parts of a
+loop), or at the head of the file of the loop that they cut.
 """
 
 import functools

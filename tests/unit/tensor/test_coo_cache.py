@@ -10,7 +10,17 @@ import sparse
 import tensorly as tl
 from problems import make_factors, make_problem
 
-from tensorly_flycoo import FlycooTensor, engines, mttkrp
+from tensorly_flycoo import (
+    FlycooTensor,
+    engines,
+    load,
+    mttkrp,
+    open_slabs,
+    read_tns,
+    save,
+    save_slabs,
+    write_tns,
+)
 from tensorly_flycoo.tensor import coo_cache
 from tensorly_flycoo.tensor.converters import find_converter, is_raw_sparse
 from tensorly_flycoo.tensor.coo_cache import as_flycoo
@@ -139,6 +149,29 @@ def test_changed_coords_are_found_by_mttkrp(coo):
     mttkrp(coo, PROBLEM.factors, 0)
     coo.coords[0] = 29 - coo.coords[0]
     PROBLEM.check(mttkrp(coo, PROBLEM.factors, 0)[::-1], 0)
+
+
+def _save(path, x):
+    save(path, x)
+    return load(path)
+
+
+def _write_tns(path, x):
+    write_tns(path, x)
+    return read_tns(path)
+
+
+def _save_slabs(path, x):
+    save_slabs(path, x)
+    return open_slabs(path)
+
+
+@pytest.mark.parametrize("copy", [_save, _write_tns, _save_slabs])
+def test_changed_coords_are_written(coo, copy, tmp_path):
+    as_flycoo(coo)
+    coo.coords[0] = 29 - coo.coords[0]
+    written = copy(tmp_path / "x.npz", coo)
+    np.testing.assert_array_equal(written.to_coo().todense(), coo.todense())
 
 
 def test_a_bad_change_is_an_error_and_can_be_undone(coo):
