@@ -92,7 +92,7 @@ def warn(message: str) -> None:
 
 
 def require(module: str, need: str) -> Any:
-    """Import a module that is optional; an ImportError says what needs it, and what to install."""
+    """Import an optional module; the ImportError begins with `need`, which says what to install."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -24,7 +24,7 @@ ABSENT = ("zero", "unknown", "weighted")
 
 
 class RunState(NamedTuple):
-    """What a solver hands to its callback besides the model: what a checkpoint needs to go on."""
+    """The state that a checkpoint saves beside the model; solvers pass it to callbacks."""
 
     tensor: Any  # a `FlycooTensor`; None for several
     arrays: Mapping[str, Array] = {}
@@ -105,7 +105,7 @@ class FitRecord:
     run: RunState | None = dataclasses.field(default=None, repr=False)
 
     def __repr__(self) -> str:
-        """Show what differs from a plain model of all cells."""
+        """Show the facts that differ from those of a plain model of all cells."""
         shown = []
         for field in dataclasses.fields(self):
             fact = getattr(self, field.name)
@@ -173,7 +173,7 @@ def _is_plain(fact: Any, default: Any) -> bool:
 
 
 def _shorten(fact: Any) -> str:
-    """Show a fact in a line: of arrays only what they are."""
+    """Show a fact in one short line: only the type of a long one, such as an array."""
     if isinstance(fact, Mapping):  # of a mapping for each mode, whatever their types
         fact = {mode: dict(constraints) for mode, constraints in fact.items()}
     text = repr(fact)

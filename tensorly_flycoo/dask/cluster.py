@@ -316,7 +316,7 @@ class Cluster:
 
 @dataclass
 class _Plan:
-    """What a worker sends and receives in one step; see `Machine.post`."""
+    """The arrays that a worker sends and receives in one step; see `Machine.post`."""
 
     sent: list[list] = field(default_factory=list)
     received: list[list] = field(default_factory=list)

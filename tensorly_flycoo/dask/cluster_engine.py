@@ -77,10 +77,11 @@ class WorkerDevices(Devices):
         return [next(fetched) if isinstance(x, RemoteObject) else x for x in arrays]
 
     def replicate(self, arrays: Sequence[Any], function: Callable[..., Array]) -> Replicated:
+        """Implement `Devices.replicate`: each worker sends its own arrays to all others."""
         dtype = function(*(np.empty(0, x.dtype) for x in arrays)).dtype
         workers = self.cluster.workers
-        # Each worker sends its own arrays to all others.
-        sent = iter(send_all(self.cluster, [(x, worker) for worker in workers for x in arrays]))
+        transfers = [(x, worker) for worker in workers for x in arrays]
+        sent = iter(send_all(self.cluster, transfers))  # in the sequence of the transfers
         args_of_workers = {worker: [next(sent) for _ in arrays] for worker in workers}
         return Replicated(function, args_of_workers, arrays[0].shape, dtype)
 

@@ -89,7 +89,7 @@ def make_layout(
     num_slabs: int,
     layouts: Mapping[int, RemoteLayout] | Sequence[RemoteLayout],
 ) -> ClusterLayout:
-    """Make the layout of a tensor of the rows and the layouts of its slabs."""
+    """Make the layout of a tensor from its slabs' rows, and their layouts by number."""
     slabs = []
     for number, slab_rows in enumerate(rows):
         layout: Any = layouts[number]

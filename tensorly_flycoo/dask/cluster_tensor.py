@@ -216,19 +216,19 @@ class ClusterTensor(FlycooTensor):
             self.rebalance()
 
     def rebalance(self) -> None:
-        """Spread the slabs evenly over all workers that there are, also new ones.
+        """Spread the slabs evenly over all workers of the client, new ones included.
 
-        Slabs that move are loaded as by `recover`, with its errors; bits stay the same. Factors
-        that were made before must be brought here first (`tensorly.to_numpy`).
+        Slabs that move are loaded as by `recover`, with its errors; bits stay the same. Copy
+        existing factors to this process first (`tensorly.to_numpy`).
         """
         self._cluster.check_client()
-        held = [worker for worker in self._cluster.workers if worker.is_there]
+        living_workers = [worker for worker in self._cluster.workers if worker.is_there]
         with free_after_error():
             pool = self._pool
-            if not held:  # take any workers that the client has
+            if not living_workers:  # take any workers that the client has, not only named ones
                 pool = pool._replace(named=None)
-            workers = pool.start(held, len(self._layout.slabs))
+            workers = pool.start(living_workers, len(self._layout.slabs))
             if workers == self._cluster.workers:
                 return
-            layout = self._source.restore(self._pool.client, workers, self._layout)
+            layout = self._source.restore(pool.client, workers, self._layout)
             self._set(ENGINE_HERE, layout)

@@ -69,7 +69,7 @@ class Site:
             self.mappings.add(base)
 
     def give_back_pages(self) -> None:
-        """Give back what was read of mapped files if all of them may not fit beside it."""
+        """Release the pages of mapped files if they may not all fit into the free memory."""
         if not self.mappings:
             return
         room = self.count_room()
@@ -212,7 +212,7 @@ class Machine:
         return None
 
     def _answer(self, message: msg.Message) -> msg.Reply:
-        """Run a message's commands; if one fails, only free what the others would."""
+        """Run a message's commands. If one fails, run only the later ones that free objects."""
         if message.epoch != self._running:
             self._forget_unproven()
         self._running = message.epoch
@@ -264,7 +264,7 @@ class Machine:
             raise msg.Dropped("another call has failed")
 
     def _free(self, command: msg.Free) -> None:
-        """Forget what is held under a key."""
+        """Delete the object under a key."""
         value = self._store.pop(command.key, None)
         self._unproven.discard(command.key)
         if isinstance(value, _Awaited) and value.epoch == self._running:
@@ -285,7 +285,7 @@ class Machine:
                 self._unproven.add(kwargs["out"].key)
 
     def _resolve(self, x: Any) -> Any:
-        """Replace references in an argument by what is held; bring NumPy arrays to the device."""
+        """Replace references in an argument by their objects; bring NumPy arrays to the device."""
         if isinstance(x, msg.Ref):
             return self._get(x.key)
         if isinstance(x, np.ndarray):

@@ -75,7 +75,7 @@ def _pickle(x: Any) -> tuple[bytes, list[Any]]:
 
 
 class Free(NamedTuple):
-    """Forget what is held under a key."""
+    """Delete the object under a key."""
 
     key: int
 

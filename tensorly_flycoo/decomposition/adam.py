@@ -121,6 +121,7 @@ class CellSampler:
         cells = xp.asarray(cells_on_host)
         num_nonzeros = values.size
         num_drawn = cells.shape[1]
+        # A sample stands for as many nonzeros, or cells, as there are for each that was drawn.
         weights = xp.empty(num_nonzeros + num_drawn)
         weights[:num_nonzeros] = self.nonzeros.nnz / num_nonzeros
         weights[num_nonzeros:] = num_cells(self.nonzeros.shape) / num_drawn

@@ -371,7 +371,7 @@ class CoupledSweep(Sweep):
         return grams
 
     def update(self, iteration: int) -> float:
-        """Update the model, or take a sweep back that raises what is minimised; that ends the run.
+        """Update the model; take the sweep back, and end the run, if it raised the objective.
 
         The next sweep would be the same, since a sweep depends on the model alone.
         """
@@ -405,7 +405,7 @@ class CoupledSweep(Sweep):
         """Do nothing: a block's unknown rows have no part in its systems."""
 
     def find_loss(self, error: float) -> float:
-        """Return what is minimised; infinity if the sweep was taken back."""
+        """Return the objective; infinity if the sweep was taken back."""
         return math.inf if self._is_stuck else self._fit.objective
 
     def can_compare_errors(self) -> bool:
@@ -454,9 +454,9 @@ class CoupledSweep(Sweep):
         grams: list[ModeGrams],
         weights: Array,
     ) -> Array:
-        """Return the rows of a mode that minimise, from its MTTKRPs and the others' Gram matrices.
+        """Solve for the rows of a mode, from its MTTKRPs and the Gram matrices of other modes.
 
-        Rows that the same blocks know have one system.
+        Rows that occur in the same blocks share one system.
         """
         xp = array_module(start)
         scales = {b: self._blocks[b].weight * weights[b] for b in products}
@@ -559,10 +559,10 @@ class CoupledSweep(Sweep):
         """Sort the components by their squared weights in all blocks, the largest first."""
         model = self.model
         xp = array_module(model.weights)
-        weights = move(model.weights, np)
-        scales = np.array([block.weight for block in self._blocks])[:, None]
-        sizes = (scales * weights.astype(np.float64) ** 2).sum(axis=0)
-        order = np.argsort(-sizes, kind="stable")
+        weights = move(model.weights, np)  # (B, R)
+        block_weights = np.array([block.weight for block in self._blocks])  # (B,)
+        squares = block_weights[:, None] * weights.astype(np.float64) ** 2
+        order = np.argsort(-squares.sum(axis=0), kind="stable")
         model.weights = xp.asarray(weights[:, order])
         model.factors[:] = [factor.take(xp.asarray(order), axis=1) for factor in model.factors]
 

@@ -297,8 +297,10 @@ class HalsTucker(TuckerRule):
         guess = move(core, np)
         grams_on_host = [move(gram, np) for gram in grams]
         if self.algorithm == "fista":
-            # With a factor that is zero, so is the model: the core stays.
-            lipschitz = np.prod([np.linalg.norm(gram, 2) for gram in grams_on_host]) or np.inf
+            # The Lipschitz constant of the gradient: the norm of the grams' Kronecker product.
+            lipschitz = np.prod([np.linalg.norm(gram, 2) for gram in grams_on_host])
+            if lipschitz == 0:  # a factor is zero: no core changes the model, so take no step
+                lipschitz = np.inf
             updated = fista(
                 targets_on_host,
                 grams_on_host,
@@ -359,7 +361,8 @@ class NonNegativeTucker(Sweep):
             targets[numbers] = multiply(rows, unfolded.T)
             factors[mode] = self._rule.update_factor(factors[mode], targets, gram, mode)
             grams[mode] = transposed_product(factors[mode], factors[mode])
-        # The last mode is never fixed: these rows are of its TTMc.
+        # The last mode is never fixed, so `rows` are those of its TTMc: contract them with the new
+        # factor.
         products = self._contract(rows, numbers)
         self.model.weights = self._rule.update_core(core, products, grams)
         return self._measure(products)

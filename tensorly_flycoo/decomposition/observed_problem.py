@@ -1,4 +1,4 @@
-"""What `observed_parafac` minimises, and the ways to fit the rows of a factor to it."""
+"""The objective of `observed_parafac`, and the ways to fit the rows of a factor to it."""
 
 import functools
 from abc import ABC, abstractmethod
@@ -80,7 +80,7 @@ class Problem:
         return [np.concatenate(pair, axis=1) for pair in zip(factors, biases, strict=True)]
 
     def make_rows(self, entries: ObservedEntries, l2_reg: float) -> "RowSolver":
-        """Make what fits rows to entries with a ridge."""
+        """Make a solver that fits rows to entries with a ridge."""
         if self.num_steps:
             return ConjugateGradients(self, entries, l2_reg)
         return ExactRows(self, entries, l2_reg)
@@ -99,7 +99,7 @@ class Problem:
         return gram
 
     def find_free(self, mode: int) -> Array | None:
-        """Mark the columns to update, None for all: a mode has ones in those of others' biases."""
+        """Mark the columns to update, all but the ones beside other modes' biases; None for all."""
         if not self.biases:
             return None
         modes = self.x._engine.xp.asarray(self.bias_modes)

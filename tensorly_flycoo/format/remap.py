@@ -184,9 +184,9 @@ class RemapLayout(Layout):
             (records, np.empty_like(records)),
             self.tilings,
             self.plans,
-            self.norm * scale,
-            self.make_lock,
-            mode,
+            norm=self.norm * scale,
+            make_lock=self.make_lock,
+            mode=mode,
         )
         return self.share_prefixes(mapped)
 

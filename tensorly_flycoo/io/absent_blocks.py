@@ -105,7 +105,7 @@ def _look_at(
 
 
 def describe_absent(absent: AbsentBlocks, names: Sequence[str]) -> str:
-    """Say which blocks are absent, and how to say what that means."""
+    """Describe how many blocks are absent, and the `missing` that settles what they mean."""
     mode_names = [str(names[mode]) for mode in absent.modes]
     kind = "pairs" if len(mode_names) == 2 else "combinations"
     argument = json.dumps(mode_names, ensure_ascii=False)

@@ -405,7 +405,7 @@ def place_entries(
 
 
 def _check_labels(name: str, labels: Sequence[Any] | np.ndarray) -> np.ndarray:
-    """Return the labels that a user gives for a column as an array; refuse what is no list."""
+    """Return the labels that a user gives for a column as an array of one axis."""
     kind = type(labels).__name__
     if not isinstance(labels, np.ndarray) and np.asarray(labels).dtype.kind in "SU":
         labels = np.array(list(labels), object)  # NumPy turns numbers beside texts into texts

@@ -38,7 +38,7 @@ _SLACK = 8
 
 
 class Movable(Protocol):
-    """What momentum asks of a sweep, whose model has numbered parts: its factors, a core."""
+    """A sweep as momentum needs it: its model has numbered parts, factors and perhaps a core."""
 
     model: RunModel
 

@@ -117,11 +117,12 @@ class AlternatingSweep(CpSweep):
         for mode in self.modes:
             self.impute()
             product = self._update_mode(mode)
+            # The last one stays as it was fitted: its MTTKRP gives the error. `Run` normalises it.
             if self.normalize_factors and mode != self.modes[-1]:
                 model.weights, model.factors[:] = normalize_updated(
                     model.weights, model.factors, mode
                 )
-        if last not in self.modes:
+        if last not in self.modes:  # it is fixed, but the error is measured from its MTTKRP
             product = self.data.mttkrp(model.weights, model.factors, last)
         return measure_updated(self.data, model, product, self.wants_errors)
 

@@ -210,7 +210,7 @@ def weigh_divided(weights: Sequence[float], powers: Sequence[float]) -> list[flo
 
 
 def group_rows(is_known: np.ndarray, xp: ModuleType) -> list[tuple[Any, np.ndarray]]:
-    """Divide rows by what knows them, of (rows, blocks): rows, and the places of those blocks.
+    """Group rows by the blocks that have them, from a mask (rows, blocks): rows, and blocks.
 
     >>> is_known = np.array([[True, True], [True, False], [True, True]])
     >>> [(rows.tolist(), blocks.tolist()) for rows, blocks in group_rows(is_known, np)]
@@ -317,7 +317,7 @@ def _convert(n: int, x: Any, device: str) -> Any:
 
 
 def _join(name: Any, users: Mapping[int, CoupledBlock]) -> tuple[int, np.ndarray | None]:
-    """Return a mode's size and labels, the first block's first; note where the others' rows go."""
+    """Unite a mode of several blocks: return its size and labels; set `places` of the blocks."""
     sizes = {n: block.data.shape[block.names.index(name)] for n, block in users.items()}
     labels = {n: block.labels[name] for n, block in users.items() if block.labels is not None}
     first = next(iter(users))

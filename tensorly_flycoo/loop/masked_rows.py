@@ -16,7 +16,7 @@ _HOLD = 1e-10
 
 
 class MaskedRows:
-    r"""What missing cells take from the systems of rows.
+    r"""The systems of the rows of a factor that fit all cells but the missing ones.
 
     A row of a factor has the Gram matrix of all cells, less that of its missing ones. Where cells
     are missing for all indices of some modes, these have the product Q of the modes' Gram matrices,
@@ -53,7 +53,7 @@ class MaskedRows:
         l2_reg: float = 0.0,
         non_negative: bool = False,
     ) -> Array:
-        """Fit the rows of a mode to the MTTKRP of what is observed, `products`; all in float64.
+        """Fit the rows of a mode to `products`, the MTTKRP of the observed cells; all in float64.
 
         `grams` are the Gram matrices of all modes, and count rows of a mode as often as its
         `row_weights` (I,) say, if it has some.
@@ -98,7 +98,7 @@ class MaskedRows:
         return list(zip(self._modes, coords, strict=False))
 
     def _weigh(self, values: Array, coords: Array, weights: dict[int, Array]) -> Array:
-        """Multiply what cells have, (K,) or (K, R), by the weights of their rows."""
+        """Multiply values of cells, (K,) or (K, R), by the weights of the cells' rows."""
         for n, ids in self._pair(coords):
             if n not in weights:
                 continue

@@ -65,10 +65,12 @@ class MissingEntries:
         self.ndim = x.ndim
         self.dtype = x.dtype
         self.engine = select_engine(x._engine.local_device)
-        options: dict[str, Any] = {"layout": "indexed", "device": self.engine.name, "slabs": 1}
-        ones = array_module(coords).ones(coords.shape[1], x.dtype)
         # Building a tensor checks and sorts the coordinates, and drops duplicates.
-        self.coords, _ = FlycooTensor(coords, ones, x.shape, **options)._sorted_nonzeros()
+        ones = array_module(coords).ones(coords.shape[1], x.dtype)
+        sorted_entries = FlycooTensor(
+            coords, ones, x.shape, layout="indexed", device=self.engine.name, slabs=1
+        )
+        self.coords, _ = sorted_entries._sorted_nonzeros()
         self.count = self.coords.shape[1]
         self.modes = [*range(x.ndim)]
         self.start, self.observed = split_entries(x, self.coords)
@@ -147,10 +149,12 @@ class MissingEntries:
     def fill(self, values: Array) -> FlycooTensor:
         """Return the tensor with these values (count,) at the missing entries, without groups.
 
-        Only the first call sorts it; each does in slabs, or if the dtype cannot number its entries.
+        The first call sorts the entries, and later ones reuse their order. Two kinds of tensors
+        are sorted in each call: those in slabs, and those with more entries than the dtype of
+        values has integers.
         """
         x = self.observed
-        size = self.observed.nnz + self.count
+        size = x.nnz + self.count
         if isinstance(x._layout, SlabLayout) or size * np.finfo(self.dtype).eps > 1:
             # In host memory, from where each device takes its own.
             coords = move(self.coords, np)
@@ -163,10 +167,10 @@ class MissingEntries:
 
     @functools.cached_property
     def _numbered(self) -> tuple[FlycooTensor, Array]:
-        """The filled tensor, with the places of its values in a list as values; the list's start.
+        """The filled tensor with numbers in place of values; and the values at observed entries.
 
-        The list has the values at observed entries, its start, then those at missing ones.
-        Places count from its end, -1 for the last, since a tensor holds no zeros.
+        A number indexes the list of all values: observed ones, then those at missing entries. It
+        counts from the end of the list, -1 for the last, since a tensor stores no 0.
         """
         xp = self.engine.xp
         observed_coords, observed_values = self.observed._sorted_nonzeros()

@@ -87,8 +87,9 @@ def _fits_rows_only(function: str, options: Mapping[str, Any]) -> bool:
 
 
 def _check_all_unknown(unknown: Any, function: str, options: Mapping[str, Any]) -> None:
-    """Refuse data of which only some absent cells are unknown, or a weight for all of them."""
-    if not isinstance(unknown, str):
+    """Refuse a tensor only some of whose absent cells are unknown, and the option `unobserved`."""
+    all_are_unknown = isinstance(unknown, str)  # else it is a mask of some
+    if not all_are_unknown:
         raise ValueError(
             f"tensor knows that cells without a row are zeros, but for some blocks; {function} "
             'would take all of them as unknown: make it with missing="unknown", or call parafac'

@@ -328,7 +328,7 @@ def take_components(model: CPTensor | CoupledCP, rank: Any) -> Any:
 def _check(
     method: Method, n_starts: Any, options: Mapping[str, Any], progress: Progress | None
 ) -> None:
-    """Refuse what cannot be run from several starts."""
+    """Refuse a decomposition or options that cannot run from several starts."""
     if inspect.isclass(method.function):
         raise TypeError(f"decomposition is {method.function!r}, expected a function")
     name = method.name

@@ -49,7 +49,7 @@ class ImputedStarts(LastPass):
     def find_completion(
         self, factors: Sequence[Any], mode: int
     ) -> Callable[[Array], object] | None:
-        """Return what adds the missing entries to T of a group, None for a mode of no group."""
+        """Return a function that adds the missing entries to T of a group; None without a group."""
         number = self._find_unit(mode)
         if not self._is_group(number):
             return None

@@ -87,10 +87,10 @@ class Stopping(NamedTuple):
 
 
 class Watcher(Protocol):
-    """What is told of runs that go together, such as a `Progress`."""
+    """An observer of runs that go together, such as a `Progress`."""
 
     def begin_run(self, title: str) -> None:
-        """Some runs begin."""
+        """Report that runs begin, by their title."""
 
     def __call__(self, model: CPTensor, error: float) -> bool:
         """See the best model before and after each iteration; return True to stop all runs."""
@@ -137,7 +137,7 @@ def run_together(
 
 
 def begin_run(watcher: Watcher | None, title: str) -> None:
-    """Say that a run, or several together, begin."""
+    """Report that a run begins, or several together."""
     if watcher is None:
         report(title)
     else:

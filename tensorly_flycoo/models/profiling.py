@@ -101,7 +101,7 @@ class Profile:
 
     @contextlib.contextmanager
     def _time_call(self, name: str, tensor: Any) -> Iterator[None]:
-        """Record a call; what it has made of its tensor is known when it ends."""
+        """Record a call; the layout of its converted tensor is known only when it ends."""
         call = ProfiledCall(name, tuple(tensor.shape), int(tensor.nnz), type(tensor).__name__)
         self.calls.append(call)
         self._open = call
@@ -153,7 +153,7 @@ class Profile:
         return rows
 
     def _list_remarks(self) -> list[str]:
-        """Say that there was no call, if so, and which operations were refused how often."""
+        """List remarks: that there was no call, or how often each operation was refused."""
         remarks = []
         if not self.calls:
             remarks.append('no decomposition took a sparse tensor under the backend "flycoo"')
@@ -174,7 +174,7 @@ def _time_part(call: ProfiledCall, name: str) -> Iterator[None]:
 
 
 def _wait_for_gpu() -> None:
-    """Wait for what was launched: it belongs to the block that is timed."""
+    """Wait for launched kernels, which belong to the block that is timed."""
     cupy = sys.modules.get("cupy")
     if cupy is not None and cupy.cuda.is_available():
         cupy.cuda.Device().synchronize()

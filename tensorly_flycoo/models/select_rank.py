@@ -258,7 +258,7 @@ def _find_tolerance(
 
 
 class _RankFit(NamedTuple):
-    """What was found with one rank."""
+    """The fits with one rank."""
 
     score: RankScore  # that of the held-out loss is nan: it needs the least loss of all ranks
     model: Any  # of all entries
@@ -269,7 +269,7 @@ class _RankFit(NamedTuple):
 
 @dataclass(frozen=True)
 class _RankSearch:
-    """What the fits of all ranks have in common."""
+    """The data and options that the fits of all ranks share."""
 
     x: Any
     method: Method
@@ -333,7 +333,7 @@ class _RankSearch:
         return run_once(self.method, self.x, rank, seed, options)
 
     def _find_core_consistency(self, rank: Any, model: Any) -> float:
-        """Return that of a CP model, nan where it means nothing or takes too long."""
+        """Return the core consistency; nan for other models than CP, or if it takes too long."""
         x = self.x
         if self.method.model != "CP" or x.ndim < 2 or not suits("core_consistency", model):
             return np.nan

@@ -165,7 +165,7 @@ class FoldInOptions:
     confidence: Any = None
 
     def refuse(self, names: Sequence[str], kind: str) -> None:
-        """Refuse those options that say nothing about a kind of model."""
+        """Refuse options that do not apply to a kind of model."""
         for name in names:
             if getattr(self, name) is not None:
                 raise ValueError(f"{name} is given, expected None for {kind}")
@@ -302,7 +302,7 @@ def _refuse_constraint(record: FitRecord, mode: int) -> None:
 
 @dataclass(frozen=True)
 class _How:
-    """How new rows are found: as the model was made, where the call does not say otherwise."""
+    """How new rows are fitted: by options of the call, else as the model was made."""
 
     is_count: bool
     non_negative: bool
@@ -375,7 +375,7 @@ def _is_count(record: FitRecord, options: FoldInOptions) -> bool:
 
 
 def _check_observed(is_count: bool, mask: Any) -> None:
-    """Refuse what excludes rows of the nonzeros alone."""
+    """Refuse options that exclude rows fitted to the nonzeros alone."""
     if is_count:
         raise ValueError(
             "observed rows, as of a model of observed_parafac, are of least squares: expected "
@@ -517,9 +517,13 @@ class _RowProblem:
         return multiply_grams(self.scales, self.exact, skip=self.mode)
 
     def list_cells(self, coords: Array, weights: Array, targets: Array) -> ListedCells:
-        """Return cells with the designs of the free columns; the kept ones explain their share."""
+        """List cells for fitting the free columns of the new rows.
+
+        Kept columns are constants: their part of the model is subtracted from the targets.
+        """
 
         def evaluate(places: Array, columns: Array) -> Array:
+            """Return the designs of some columns at the cells at `places`."""
             rows = [
                 factor[:, columns][coords[n][places]]
                 for n, factor in enumerate(self.exact)

@@ -268,7 +268,7 @@ def _find_places(n: int, block: CoupledBlock, model: Any, mode: str, xp: Any) ->
 
 
 def _find_known(block: CoupledBlock, mode: int, num_rows: int) -> np.ndarray:
-    """Return which rows of the new mode have a nonzero in a block."""
+    """Mark the rows of the new mode that have a nonzero in a block."""
     axis = block.modes.index(mode)
     if isinstance(block.data, WholeTensor):
         coords, _ = block.data.tensor._sorted_nonzeros()

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class _NewRows(LabelledFactors):
-    """What a model of one tensor does with rows of new labels: it finds them, and takes them up."""
+    """Methods of a model of one tensor for new labels: find their rows, and add these to it."""
 
     def transform(
         self,

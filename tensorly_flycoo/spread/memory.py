@@ -421,9 +421,13 @@ def choose_num_slabs(nnz: int, num_devices: int = 1, streamed_nbytes: int | None
 def plan_streaming(
     engine: Engine, name: str, tensor: TensorSizes, num_slabs: int | None = None
 ) -> tuple[int, int]:
-    """Return the number of slabs with ``keep="host"``, and how many stay on each device."""
+    """Return the number of slabs with ``keep="host"``, and how many stay on each device.
+
+    `name` is that of the layout.
+    """
     record_nbytes = tensor.choose_cut(engine).record_format.record_nbytes
-    num_slabs = num_slabs or choose_num_slabs(tensor.nnz, engine.num_devices, record_nbytes)
+    if num_slabs is None:
+        num_slabs = choose_num_slabs(tensor.nnz, engine.num_devices, record_nbytes)
     nbytes, peak_nbytes = estimate_layout(engine, name, tensor, num_slabs)
     free_nbytes = engine.count_free_nbytes()
     return num_slabs, count_resident_slabs(nbytes, peak_nbytes, num_slabs, free_nbytes)

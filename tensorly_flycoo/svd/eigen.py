@@ -371,8 +371,9 @@ def orthonormalize(
     and Wu, SIAM J. Sci. Comput. 23, 2002), which unlike a QR decomposition does not fail if they
     are dependent. Passes go on until one has little to correct. The block may be overwritten.
 
-    `draw` draws directions that the block lacks; without it these become zero. `projection` is the
-    one on `basis` that was already subtracted (n, k), and the block's Gram matrix since (k, k).
+    `draw` draws directions that the block lacks; without it these become zero. With `projection`,
+    the block has already been projected: it holds the coefficients on `basis` that were subtracted
+    (n, k), and the Gram matrix of what is left (k, k).
     """
     eps = np.finfo(block.dtype).eps
     width = block.shape[1]

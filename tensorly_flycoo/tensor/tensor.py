@@ -889,7 +889,7 @@ class FlycooTensor:
 
 
 def _check_mapped(mapped: Any, values: Array, name: str) -> None:
-    """Refuse what a function `name` made of values if it is no array of as many real numbers."""
+    """Raise a TypeError if the result of a function `name` is no real array like `values`."""
     dtype = getattr(mapped, "dtype", None)
     if dtype is None:
         kind = type(mapped).__name__

@@ -74,6 +74,7 @@ class CpuEngine(CpuPrimitives, Engine):
                 return
             arguments = _gather_arguments(layout, step, mode, arrays, out, partial_rows, num_lanes)
             work_ns = _estimate_ns(layout, step, out)
+            # Segments serve a factor that does not fit the cache; the bits are the same.
             segments = None
             if nnz >= LEAST_NNZ:
                 segments = find_segments(layout, step, mode, arrays)
@@ -86,6 +87,7 @@ class CpuEngine(CpuPrimitives, Engine):
             else:
                 num_tiles = carry_rows.size
                 threads.launch(mttkrp.mttkrp_tiles, num_tiles, *arguments, work_ns=work_ns)
+            # Rows that began in an earlier tile: added after all tiles, in their order.
             mttkrp.add_partial_rows(carry_rows, partial_rows, out)
             if weights is not None:
                 np.multiply(out, weights, out=out)

@@ -135,10 +135,11 @@ class CpuPrimitives(Primitives):
     def split_columns(self, mode_rows: ModeRows) -> Entries:
         records, record_format, mode, places = mode_rows
         nnz = records.shape[0]
-        is_first = np.empty(nnz + 1, np.bool_)
-        is_first[nnz] = True
+        is_first = np.empty(nnz + 1, np.bool_)  # whether an entry begins a column
+        is_first[nnz] = True  # ends the last column
         rows = np.empty(nnz, index_dtype(record_format.shape[mode], smallest="int32"))
         values = np.empty(nnz)
+        # A column is one index in each of the other modes: compare the bits of those.
         column_modes = (n for n in range(record_format.ndim) if n != mode)
         column_bits = tuple(map(np.uint64, record_format.mask_words(column_modes)))
         threads.launch(

@@ -32,7 +32,7 @@ class Ratios(enum.IntEnum):
 
 @dataclass(frozen=True)
 class IdBits:
-    """The bits of an id: a number for some, and the others in one number with those of other ids.
+    """How ids are stored: low bits as a number each, high bits of several ids in one number.
 
     Packed ids are stored in the order in which threads read them, as `ids.cuh` says; others are in
     their own order, and have no high bits.
