@@ -145,7 +145,7 @@ def recording(method: str, describe: Callable[[], FitRecord]) -> Iterator[None]:
 
 
 def current_record(method: str) -> FitRecord:
-    """Return the record of the decomposition that runs now; if it is another one, just its name."""
+    """Return the record of the decomposition `method` that runs; if it does not, just its name."""
     call: _Call | None = getattr(_running, "call", None)
     if call is None or call.method != method:
         return FitRecord(method=method)
@@ -159,7 +159,7 @@ def find_record(model: Any) -> FitRecord | None:
 
 
 def attach(model: _M, record: FitRecord | None) -> _M:
-    """Give a model its record, in place of one that it has, and return the model."""
+    """Set the record of a model, and return the model."""
     if record is not None:
         setattr(model, "flycoo", record)  # noqa: B010 (TensorLy's classes do not declare it)
     return model

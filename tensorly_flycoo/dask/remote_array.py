@@ -179,7 +179,7 @@ def call_method(array: Any, name: str, *args: Any, **kwargs: Any) -> Any:
 
 
 def send_all(cluster: Cluster, wanted: Sequence[tuple[RemoteObject, WorkerHandle]]) -> list[Any]:
-    """Return each array on a worker; copy those that are on other ones, all at once."""
+    """Return each array on its worker; copy arrays from other workers, all at once."""
     moves = [(x, worker) for x, worker in wanted if x.worker is not worker]
     keys = iter(cluster.transfer(moves))
     return [x if x.worker is worker else x.copy_at(worker, next(keys)) for x, worker in wanted]

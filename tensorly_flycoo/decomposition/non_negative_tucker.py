@@ -349,12 +349,13 @@ class NonNegativeTucker(Sweep):
         self._filled = x  # with the values of the model at missing entries
 
     def update(self, iteration: int) -> float:
+        """Update the factors one after the other, then the core; return the error."""
         core = self.model.weights
         factors = self.model.factors
         self._filled = fill_missing(self._x, self._missing, self.model)
         grams = [transposed_product(factor, factor) for factor in factors]
         for mode in self.modes:
-            rows, numbers = self._project(mode)
+            rows, numbers = self._project(mode)  # of the TTMc, where it is not zero
             unfolded = tl.unfold(core, mode)
             gram = tl.unfold(multi_mode_dot(core, grams, skip=mode), mode) @ unfolded.T
             targets = array_module(core).zeros_like(factors[mode])

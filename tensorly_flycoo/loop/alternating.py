@@ -111,6 +111,7 @@ class AlternatingSweep(CpSweep):
     smoothness: Sequence[float] = ()  # of each mode
 
     def update(self, iteration: int) -> Any:
+        """Update the factors one after the other; return the error, None if nobody needs it."""
         model = self.model
         last = len(model.factors) - 1
         product: Any = None

@@ -141,7 +141,7 @@ def _join_modes(blocks: list[CoupledBlock]) -> tuple[dict[Any, int], Labels]:
 
 
 def _fill_up(block: CoupledBlock, sizes: Mapping[Any, int]) -> None:
-    """Give a block all rows of its modes: those that it lacks are zeros."""
+    """Give a block all rows of the model's modes, with zeros for missing ones."""
     shape = tuple(sizes[name] for name in block.names)
     block.data = _move_rows(to_exact(block.data), block.places, shape)
     block.places = {}

@@ -77,6 +77,7 @@ class TensorlyCp(FactorSolver):
     l2_reg: float
 
     def solve_mode(self, model: RunModel, mode: int) -> Array:
+        """Solve for one factor, by the calls of `tensorly.decomposition.parafac` in its order."""
         rank = model.factors[0].shape[1]
         context = tl.context(self.data)
         gram = tl.ones((rank, rank), **context)

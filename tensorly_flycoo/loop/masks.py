@@ -254,11 +254,12 @@ class MissingBlocks(MissingEntries):
         mode: int,
         weights: Array | None = None,
     ) -> Array:
+        """Add the MTTKRP of the model `values` at the missing blocks, by the class's formulas."""
         if values is None:
             return out
         _, old_factors = values
-        rows = self._take_rows(values)
-        grams = self._multiply_wholes(old_factors, factors, mode)
+        rows = self._take_rows(values)  # P'
+        grams = self._multiply_wholes(old_factors, factors, mode)  # G
         if mode in self.modes:
             columns = {
                 place: factors[n].astype(self.dtype, copy=False)

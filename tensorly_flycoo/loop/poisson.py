@@ -46,9 +46,10 @@ def divide_counts(
 
 
 def find_scales(data: ObservedData, factors: Sequence[Array], sums: Array, mode: int) -> Array:
-    """Return one over what a row of ones of `mode` adds to the first sum of F; 0 if that is 0.
+    """Return the reciprocals of the factors of `mode`'s elements in the first sum of F.
 
-    All rows share them, (1, R), unless entries are missing: (I_mode, R).
+    That sum, of the model's values, is linear in each element. All rows share the reciprocals,
+    (1, R), unless entries are missing: (I_mode, R). They are 0 where that factor is 0.
     """
     if data.missing is None:
         return data.tensor._engine.invert_sums(sums, mode, data.dtype)
@@ -133,6 +134,7 @@ class PoissonUpdates(Sweep):
         return make_cp_tensor(self.model.weights, self.model.factors)
 
     def update(self, iteration: int) -> float:
+        """Do multiplicative updates, try a longer step, and revive zeros if progress is slow."""
         factors = self.model.factors
         before = list(factors)
         self._multiply_factors()

@@ -110,7 +110,7 @@ class Batch:
             self._replace(mode, extrapolate(self.stacks[mode], before[mode], each))
 
     def take_back(self, is_back: np.ndarray) -> None:
-        """Give some models the factors that they had before they were extrapolated."""
+        """Undo the extrapolation of some models."""
         is_chosen = array_module(self.stacks[0]).asarray(is_back)[:, None, None]
         pairs = zip(self.before, self.stacks, strict=True)
         self.stacks = [np.where(is_chosen, before, now) for before, now in pairs]

@@ -304,7 +304,7 @@ def _drop_twins(
     places: Mapping[StackedRun, int],
     take: Callable[[int], CPTensor],
 ) -> None:
-    """Drop the active ones of some runs, the best first, that match a better one."""
+    """Drop active runs, those in `places`, that match a better one; `rivals` are the best first."""
     if len(rivals) < 2:
         return
     models = [take(places[run]) if run in places else run.cp_tensor for run in rivals]

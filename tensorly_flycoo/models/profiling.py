@@ -42,7 +42,7 @@ class ProfiledCall:
         return f"{self.given} {shape}, {self.nnz:,} {self.dtype}"
 
     def describe_place(self) -> str:
-        """Say why it failed, or where it ran and in which layout; "" if that is not known."""
+        """Describe why the call failed, or its device and layout; "" if these are unknown."""
         if self.failure:
             return self.failure[:_MAX_PLACE_LENGTH]
         if not self.device:

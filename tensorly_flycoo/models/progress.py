@@ -228,6 +228,7 @@ class Progress:
         return init
 
     def __enter__(self) -> Self:
+        """Begin to show the run, and to catch Ctrl-C; `_resources` undoes both at the end."""
         if self._is_started:
             raise RuntimeError("a Progress is for one run only: make a new one")
         if self._path is not None:

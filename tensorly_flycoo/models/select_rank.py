@@ -280,7 +280,7 @@ class _RankSearch:
     keep_all: bool
 
     def fit_all(self, ranks: Sequence[Any]) -> list[_RankFit]:
-        """Fit the models of one rank after the other; after Ctrl-C return those that are done."""
+        """Fit the models rank by rank; after Ctrl-C return the finished ranks."""
         fits: list[_RankFit] = []
         try:
             for number, rank in enumerate(ranks, 1):
