@@ -28,7 +28,7 @@ class Devices(Protocol):
         """Refuse a current device other than the home device."""
 
     def use(self, device: int) -> AbstractContextManager[object]:
-        """Make a device current: what is computed inside is computed there."""
+        """Make a device current for the computations of a `with` block."""
         return nullcontext()  # arrays know their device
 
     def empty(self, device: int, shape: tuple[int, int], dtype: np.dtype) -> Array:

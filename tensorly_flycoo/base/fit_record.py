@@ -166,7 +166,7 @@ def attach(model: _M, record: FitRecord | None) -> _M:
 
 
 def _is_plain(fact: Any, default: Any) -> bool:
-    """Return whether a fact is that of a plain model: its default, or nothing."""
+    """Return whether a fact is its default, or empty."""
     if fact is None or isinstance(fact, str | bool | int | float):
         return bool(fact == default)
     return not len(fact)

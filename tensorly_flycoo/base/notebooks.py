@@ -30,7 +30,7 @@ def make_text_table(rows: Iterable[Sequence[object]], caption: str = "") -> str:
 
 
 def make_tensor_table(x: Any, caption: str, labels: Mapping[str, object] | None = None) -> str:
-    """Return a table of what a `FlycooTensor` is, after facts that its labels add."""
+    """Return a table of facts about a `FlycooTensor`, after the facts that its labels add."""
     facts: dict[str, object] = dict(labels or {})
     facts["shape"] = " x ".join(map(str, x.shape))
     facts["dtype"] = x.dtype

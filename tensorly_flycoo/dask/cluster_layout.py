@@ -156,7 +156,7 @@ def run_everywhere(
 
 
 def rebuild_lost(cluster: Cluster, layout: ClusterLayout, labels: Labels) -> ClusterLayout:
-    """Build the slabs that no worker holds, of all partitions; refuse those that have changed."""
+    """Build the slabs that no worker holds, from all partitions, if these have not changed."""
     record_format = layout.record_format
     rows = [range(slab.rows.start, slab.rows.stop) for slab in layout.slabs]
     old_slabs = list_held(layout)
@@ -287,7 +287,7 @@ def keep_nonzeros(site: Site, number: int, nonzeros: tuple[Array, Array]) -> Non
 
 
 def clear_partitions(site: Site) -> None:
-    """Free what a call that has failed may have left."""
+    """Free the partitions that a failed call may have left."""
     site.partitions.clear()
 
 

@@ -238,7 +238,7 @@ class Machine:
             return msg.Reply(error=_strip(error))
 
     def _forget_unproven(self) -> None:
-        """Drop what a failed exchange may have spoilt, and whatever was computed from it."""
+        """Drop objects that a failed exchange may have spoilt, or that were computed from such."""
         for key in self._unproven & self._store.keys():
             self._store[key] = _LOST
         self._unproven.clear()
@@ -338,7 +338,7 @@ class Machine:
         self._outbox = {}
 
     def _take(self, key: int) -> np.ndarray:
-        """Wait for what a peer sends, and take it from the inbox."""
+        """Wait for an array from a peer, and take it from the inbox."""
         self._flush()  # the peer may wait for it
         with self._changed:
             while (self._running, key) not in self._inbox:

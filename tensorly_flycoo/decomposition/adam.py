@@ -61,7 +61,7 @@ class Samples(NamedTuple):
     weights: Array  # float64 (count,): how many cells each stands for; 0 for a missing one
 
     def apply(self, loss: Loss, function: Elementwise, model: Array) -> Array:
-        """Return a function of data and model, for nonzeros less that of a zero; refuse nan."""
+        """Evaluate a function of data and model; at nonzeros, subtract its value for a zero."""
         results = function(self.values, model)
         zeros = function(self.values[: self.num_nonzeros] * 0, model[: self.num_nonzeros])
         results[: self.num_nonzeros] -= zeros
@@ -332,7 +332,7 @@ class Adam(Sweep):
 def scale_guess(
     loss: Loss, data: ObservedData, factors: list[Array], modes: Sequence[int]
 ) -> list[Array]:
-    """Scale the factors of `modes` so that the mean of the model is about that of the data.
+    """Scale the factors of `modes` so that model and data have about the same mean.
 
     A model that is a logarithm gets that of the mean; the first factor takes its sign. A
     truncated loss takes the mean of the nonzeros.

@@ -221,7 +221,7 @@ def _start(
 
 
 def _take_factors(data: CoupledBlocks, rank: int, init: Any) -> list[Array]:
-    """Return copies of a guess's factors in the order of the modes; refuse what does not fit."""
+    """Return copies of a guess's factors in the order of the modes, after checking them."""
     names = list(data.sizes)
     guess = init.factors if isinstance(init, CoupledCP) else init
     is_dict = isinstance(guess, Mapping) and not isinstance(guess, FactorizedTensor)
@@ -248,7 +248,7 @@ def _take_factors(data: CoupledBlocks, rank: int, init: Any) -> list[Array]:
 
 
 def _take_weights(data: CoupledBlocks, rank: int, init: CoupledCP) -> Array:
-    """Return the weights (B, R) of a model of blocks like these; refuse one of others."""
+    """Return the weights (B, R) of a model, after checking that it has the same blocks."""
     weights = [cp_tensor.weights for cp_tensor in init.cp_tensors]
     if len(weights) != len(data.blocks):
         raise ValueError(f"init has models of {len(weights)} blocks, expected {len(data.blocks)}")

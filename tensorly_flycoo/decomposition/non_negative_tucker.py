@@ -255,7 +255,7 @@ class TuckerRule(ABC):
 
     @abstractmethod
     def save_state(self) -> dict[str, Array]:
-        """Return what a resumed run needs besides the model."""
+        """Return the arrays that a resumed run needs besides the model."""
 
 
 @final

@@ -30,7 +30,7 @@ class ObservedEntries(NamedTuple):
 
     @property
     def excess(self) -> Array | None:
-        """By how much the weights exceed that of other cells; None for ones."""
+        """The weights less the weight of unobserved cells; None for ones."""
         return None if self.weights is None else self.weights - self.unobserved
 
     @property

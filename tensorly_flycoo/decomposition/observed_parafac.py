@@ -292,7 +292,7 @@ def _begin(
 
 
 def _split(entries: ObservedEntries, held_out: ObservedEntries | None) -> Iterator[Split]:
-    """Split off the entries that judge ridges: those of the user, or a tenth at a time."""
+    """Split off the entries that judge ridges: the user's, or else a tenth at a time."""
     if held_out is None:
         return entries.divide()
     return iter([(entries, held_out)])

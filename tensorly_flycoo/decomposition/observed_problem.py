@@ -86,7 +86,7 @@ class Problem:
         return ExactRows(self, entries, l2_reg)
 
     def find_ridges(self, l2_reg: float) -> Array:
-        """Return the ridge of each column (R,), with those of biases."""
+        """Return the ridge of each column (R,), biases included."""
         ridges = np.full(len(self.bias_modes), float(l2_reg))
         ridges[: self.rank] = observed_rows.scale_ridge(l2_reg, self.scale, self.x.ndim)
         return self.x._engine.xp.asarray(ridges, self.dtype)

@@ -133,7 +133,7 @@ def sum_columns(x: Array) -> Array:
 
 
 def _sum_blocks(x: Array) -> Array:
-    """Sum the rows of a tall matrix in float64: those of each block, the blocks, then the rest."""
+    """Sum the rows of a tall matrix in float64: by blocks, then the rows of an incomplete block."""
     num_rows = x.shape[0] // NUM_BLOCKS
     split = num_rows * NUM_BLOCKS
     blocks = x[:split].reshape(NUM_BLOCKS, num_rows, x.shape[1])

@@ -55,7 +55,7 @@ class CpSweep(Sweep):
 
     @final
     def place_parts(self, parts: Mapping[int, np.ndarray]) -> dict[int, Array]:
-        """Return factors of a checkpoint on the devices on which those of the model are."""
+        """Return factors of a checkpoint on the devices of the model's factors."""
         factors = list(self.model.factors)
         for n, part in parts.items():
             factors[n] = self.tensor._engine.xp.asarray(part)
@@ -65,12 +65,12 @@ class CpSweep(Sweep):
 
     @final
     def impute(self) -> None:
-        """Set the missing entries to those of the model."""
+        """Set the missing entries to the values of the model."""
         self.data.impute(self.model.weights, self.model.factors)
 
     @final
     def find_loss(self, error: Any) -> Any:
-        """Return what must not rise: imputed entries change the norm in errors."""
+        """Return the error or, as imputed entries change the norm in it, the residual."""
         return error if self.data.residual is None else self.data.residual
 
     @final
@@ -79,7 +79,7 @@ class CpSweep(Sweep):
 
     @final
     def keep(self) -> tuple[Any, ...]:
-        """Return what `take_back` needs to undo the updates that follow."""
+        """Return the state that `take_back` restores after the updates that follow."""
         return self.model.weights, list(self.model.factors), self.data.values
 
     @final

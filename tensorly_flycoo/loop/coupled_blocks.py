@@ -113,7 +113,7 @@ def read_blocks(
 
 
 def _read_weights(block_weights: Any, num_blocks: int) -> list[Any]:
-    """Return the weights of blocks, by default ones; refuse what are no such weights."""
+    """Return the weights of blocks, by default ones, after checking them."""
     if block_weights is None:
         return [1.0] * num_blocks
     weights = [*block_weights] if isinstance(block_weights, Iterable) else [block_weights]
@@ -377,7 +377,7 @@ def _check_overlap(
 
 
 def join_labels(arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Return all distinct labels, the first array's first, and where those of each array are.
+    """Return all distinct labels, the first array's first, and each array's places among them.
 
     >>> labels, places = join_labels([np.array(["b", "a"]), np.array(["c", "b"])])
     >>> labels.tolist(), [rows.tolist() for rows in places]

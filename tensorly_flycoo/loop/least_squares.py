@@ -38,7 +38,7 @@ class FactorSolver(ABC):
 
     @abstractmethod
     def end_iteration(self) -> None:
-        """Drop what is known of factors that a callback may change."""
+        """Drop Gram matrices of factors, which a callback may change."""
 
 
 @final

@@ -26,6 +26,7 @@ class MaskedRows:
     def __init__(self, missing: MissingEntries, rank: int) -> None:
         self._xp = missing.engine.xp
         self._modes = list(missing.modes)
+        # The modes all of whose indices are missing, wherever a cell of `_modes` is.
         self._wholes = [mode for mode in range(missing.ndim) if mode not in self._modes]
         #: The missing cells of `_modes` (s, K), and the same with the rows of a root as a mode.
         self._cells = missing.coords
@@ -94,7 +95,7 @@ class MaskedRows:
         return transposed_product(rows, self._weigh(rows, self._cells, weights))
 
     def _pair(self, coords: Array) -> list[tuple[int, Array]]:
-        """Pair the modes with their coords; those of roots, after them, are left out."""
+        """Pair the modes with their coords; coords of roots, which come last, are left out."""
         return list(zip(self._modes, coords, strict=False))
 
     def _weigh(self, values: Array, coords: Array, weights: dict[int, Array]) -> Array:

@@ -573,7 +573,7 @@ def _check_shape(mask: Any, shape: tuple[int, ...], name: str) -> None:
 
 
 def _find_zeros(mask: Any, is_dense: bool, name: str) -> Array:
-    """Return the coordinates of the zeros of a mask; refuse one that holds more than 0 and 1."""
+    """Return the coordinates of the zeros of a mask, which must hold only 0 and 1."""
     if not is_dense and not hasattr(mask, "coords"):
         mask = mask.asformat("coo")  # a GCXS of pydata/sparse
     values = mask if is_dense else mask.data
@@ -642,7 +642,7 @@ def _project(piece: Piece, mode: int, engine: Engine, arrays: Sequence[Array]) -
 
 
 def add_entries(piece: Piece, coords: Array, values: Array) -> tuple[Array, Array]:
-    """Return the nonzeros of a slab, and the entries at those of `coords` that are in it."""
+    """Return the nonzeros of a slab, and the new entries whose `coords` are in it."""
     xp = piece.xp
     new_coords = xp.asarray(coords)
     new_values = xp.asarray(values)

@@ -35,6 +35,7 @@ class ProjectedSlices:
         self._batches = list(_list_batches(x.heights[x.order]))
         self.num_rows = int(x.row_counts.sum())
         self.is_row = self.xp.asarray(_mark_rows(x)[:, None])  # and no padding
+        # Eigenvalues of Gram matrices below this share of the largest one are rounding error.
         self._cutoff = max(rank * 2.0**-48, (64 * np.finfo(self.dtype).eps) ** 2)
         self._square = float(self._layout.norm) ** 2
         if center:

@@ -150,5 +150,5 @@ class Run:
         return self.callback(attach(self.sweep.make(), record), *error) is True
 
     def _describe(self) -> FitRecord:
-        """Return the record of the model: facts from the options, and those of this run."""
+        """Return the record of the model, with facts from the options and from this run."""
         return current_record(self.sweep.solver).replace(**self.facts)

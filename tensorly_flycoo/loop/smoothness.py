@@ -48,7 +48,7 @@ def read_smoothness(option: Any, ndim: int, linesearch: bool | str = False) -> l
 def add_differences(
     factors: Sequence[Array], strengths: Sequence[float], skip: int | None = None
 ) -> list[Array]:
-    """Return the factors, those of smooth modes with further rows; `skip` is left as it is.
+    """Return the factors, with further rows in smooth modes other than `skip`.
 
     >>> add_differences([np.array([[1.0], [3.0]])], [4.0])[0].ravel()
     array([1., 3., 4.])

@@ -1,4 +1,4 @@
-"""A tensor that knows its unknown cells: what a decomposition has to make of them.
+"""How decompositions treat the unknown cells that a tensor knows.
 
 `LabelledTensor.unknown` says what a cell without a row is: a zero (None), unknown ("all"), or
 unknown where a mask says so. Each decomposition obeys it without a further argument, or is refused.

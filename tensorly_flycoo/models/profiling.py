@@ -55,7 +55,7 @@ class ProfiledCall:
         return place[:_MAX_PLACE_LENGTH]
 
     def list_times(self) -> list[float]:
-        """List seconds in all, of each part, of the rest, and those of compiling."""
+        """List the seconds of the call, of each part, of the rest, and of compiling."""
         # What comes back does so after the call.
         rest = self.seconds - self.parts["conversion"] - self.parts["start"]
         return [self.seconds, *(self.parts[part] for part in PARTS), rest, self.compiling]
@@ -123,7 +123,7 @@ class Profile:
                 call.groups = x.groups
 
     def add_compiling(self, seconds: float) -> None:
-        """Add what a call has compiled; ignored outside a call."""
+        """Add the compilation of a call; ignored outside a call."""
         if self._open is not None:
             self._open.compiling += seconds
 

@@ -310,7 +310,7 @@ class _ObservedFits:
         return [xp.ascontiguousarray(factor) for factor in start]
 
     def _set_mean(self, factors: list[Array], mean: float) -> None:
-        """Set the mean of a sample in place of that of the data, if it is a component."""
+        """Replace the mean of the data by that of a sample, if it is a component."""
         is_mean = np.asarray(self._record.bias_modes) == self._x.ndim
         if is_mean.any():
             factors[-1] = factors[-1].copy()

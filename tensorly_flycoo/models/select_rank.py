@@ -198,7 +198,7 @@ def _sort_ranks(ranks: Any, x: Any, method: Method) -> list[Any]:
 
 
 def _check_holdout(x: Any, holdout: Any, method: Method, options: Mapping[str, Any]) -> None:
-    """Refuse a share that is none, and data or a method of which nothing can be held out."""
+    """Check that `holdout` is a share, and that entries of these data can be held out."""
     check_real(holdout, "holdout", 0)
     if holdout >= 1:
         raise ValueError(f"holdout is {holdout!r}, expected a number from 0 to below 1")

@@ -291,7 +291,7 @@ class Operator:
         return float((counts**2.0).sum() / 2)
 
     def gram(self, of_rows: bool) -> Array:
-        """Compute the Gram matrix, that of the rows from the columns' few nonzeros."""
+        """Compute the Gram matrix of the rows, from the few nonzeros of each column."""
         xp = self._engine.xp
         size = self.shape[0 if of_rows else 1]
         if not of_rows:

@@ -315,7 +315,7 @@ class _How:
 def _choose(
     record: FitRecord, cp_tensor: Any, x_new: Any, mode: int, options: FoldInOptions
 ) -> _How:
-    """Choose how to find new rows, and refuse what there are no rows for."""
+    """Choose how to find new rows; raise a ValueError if options or model do not allow any."""
     is_count = _is_count(record, options)
     _refuse_constraint(record, mode)
     has_confidence = options.confidence is not None
@@ -398,7 +398,7 @@ def _choose_ridge(record: FitRecord, l2_reg: float | None, observed: bool) -> fl
 
 
 def _has_same_rows(cp_tensor: Any, x_new: Any, mode: int) -> bool:
-    """Return whether labels say that the rows of `mode` are those of the model."""
+    """Return whether, by their labels, the rows of `mode` are those of the model."""
     labels = getattr(cp_tensor, "labels", None)
     if not isinstance(x_new, LabelledTensor) or not isinstance(labels, Labels):
         return False

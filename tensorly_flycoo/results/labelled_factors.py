@@ -302,7 +302,7 @@ class LabelledFactors:
             return attach(model, read_record(reader, len(labels), int(np.max(model.rank))))
 
     def _describe(self) -> array_file.Header:
-        """Return what the header of the model's file says besides its labels and its record."""
+        """Return the header's entries of the model's file, but for labels and record."""
         return {}
 
     @classmethod

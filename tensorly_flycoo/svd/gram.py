@@ -306,7 +306,7 @@ def _transpose_if_few(columns: Columns, counts: list[int], scale: float) -> AnyL
 
 
 class CoupledGram(ABC):
-    """The Gram matrix of the shared columns plus `diagonal` (size,): what the coupled rows share.
+    """The Gram matrix of the coupled rows: of the shared columns, plus `diagonal` (size,).
 
     Its groups may be on several devices, its products are on the first one.
     """
