@@ -318,10 +318,10 @@ class Machine:
         return value
 
     def post(self, sent: Sequence[list], received: Sequence[list]) -> None:
-        """Send arrays by the host; those that peers send are waited for when they are used.
+        """Send arrays through the host; a received array is waited for when it is used.
 
-        No later command writes to what is sent. `sent` has lists of an array, the peer and the key
-        there, `received` lists of the key here and the peer.
+        No later command writes to an array that is sent. An item of `sent` is an array, the peer
+        and the key there; an item of `received` is the key here and the peer.
         """
         for array, peer, key in sent:
             parcel = self._outbox.setdefault(peer, {})
@@ -332,7 +332,7 @@ class Machine:
             self._store[key] = _Awaited(self._running)
 
     def _flush(self) -> None:
-        """Send what waits for peers."""
+        """Send the arrays that wait in the outbox."""
         for peer, arrays in self._outbox.items():
             self._send(peer, self._running, arrays)
         self._outbox = {}
@@ -368,7 +368,10 @@ class Machine:
             self._check()
 
     def exchange(self, sent: Sequence[list], received: Sequence[list]) -> None:
-        """Do as `post` from device to device; the lists end with an array's shape and dtype."""
+        """Send and receive arrays as `post` does, but directly between devices.
+
+        Items are as of `post`, with the shape and dtype of the array at their ends.
+        """
         assert self._link is not None
         self._flush()  # a peer may wait for it before it comes
         outgoing = []

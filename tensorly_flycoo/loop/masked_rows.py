@@ -61,11 +61,13 @@ class MaskedRows:
         """
         gram = multiply_all(grams, mode)
         rank = products.shape[1]
-        weights = {n: of for n, of in row_weights.items() if n != mode and n in self._modes}
+        weights = {n: row_weights[n] for n in self._modes if n != mode and n in row_weights}
         if mode in self._wholes:
             gram = gram - self._sum_cells(factors, weights) * self._multiply_wholes(grams, mode)
-        # A weak ridge towards the old rows; 1 if all other factors are zero.
-        hold = _HOLD * float(gram.trace()) / rank or 1.0
+        # A weak ridge towards the old rows, where a system has no other solution.
+        hold = _HOLD * float(gram.trace()) / rank
+        if hold == 0:  # all other factors are zero
+            hold = 1.0
         common = gram + (hold + l2_reg) * self._xp.eye(rank)
         old = factors[mode]
         targets = products + hold * old
@@ -74,7 +76,7 @@ class MaskedRows:
         columns = [factors[n] for n in self._modes]
         if self._wholes:
             columns.append(_find_root(self._multiply_wholes(grams)))
-        # A missing cell takes back what the Gram matrix of all cells counts: its weight is -1.
+        # The Gram matrix counts all cells: a missing cell, of weight -1, is subtracted from it.
         zeros = self._xp.zeros(self._listed.shape[1])
         place = self._modes.index(mode)
         return fit_rows(

@@ -449,7 +449,7 @@ def mask_slices(mask: Any, num_slices: int) -> list[Any]:
 def is_same_mask(one: Any, other: Any) -> bool:
     """Return whether two masks, as `copy_mask` returns them, mark the same cells; None marks none.
 
-    A mask of three modes may be that of slices which have one each.
+    A mask of three modes is compared slice by slice with a list of the slices' masks.
 
     >>> is_same_mask(None, [None])
     True

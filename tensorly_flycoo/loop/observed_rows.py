@@ -194,7 +194,8 @@ def _add_up_systems(
 ) -> tuple[Array, Array]:
     """Return the Gram matrices (n, R, R) and right-hand sides (n, R, 1) of rows.
 
-    As many nonzeros of each row are gathered at a time as fit in a block.
+    All rows have up to `width` nonzeros. They are added in steps, so that the designs of a step,
+    which are gathered, fit in a block.
     """
     rank = common.shape[0]
     grams = common

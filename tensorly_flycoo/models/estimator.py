@@ -263,7 +263,7 @@ class FlycooCP:
         return pandas.DataFrame(move(rows, np), index, columns)
 
     def _mask_rows(self, x: LabelledData) -> Any:
-        """Return the mask for rows to transform: that of `fit` for its tensor, else an empty one."""
+        """Return the mask for the rows to transform: of `fit` for its tensor, else an empty one."""
         if not find_method(self.method).knows_zeros:
             return None  # only what is stored is known
         if _describe(x).is_like(self._origin):

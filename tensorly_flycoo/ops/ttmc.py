@@ -260,7 +260,11 @@ class Operator:
         return np.concatenate([self._multiply(part) for part in eigen.split_columns(block)], axis=1)
 
     def _multiply(self, block: Array) -> Array:
-        """Multiply the unfolding by a few vectors: sums of columns of an MTTKRP."""
+        """Multiply the unfolding by a few vectors: sums of columns of an MTTKRP.
+
+        The MTTKRP has `_num_columns` columns for each vector: `block` is cut to the factor of one
+        mode, and the factors of the other modes are repeated.
+        """
         xp = self._engine.xp
         num_vectors = block.shape[1]
         columns = block.reshape(-1, self._num_columns, num_vectors).transpose(0, 2, 1)

@@ -309,20 +309,21 @@ def _estimate_slabs(
         return 48 * longest + min(block_nnz, BLOCK_NNZ) * (2 * record_nbytes + 48)
 
     sorting = slab_nnz * record_nbytes + count_canonical_nbytes(slab_nnz, record_format, engine)
-    # All slabs' lists of empty rows may be longer than the fewest.
+    # `kept` assumes the shortest lists of empty rows; add what they may take beyond that.
     sizes = record_format.merged.shape
-    lists = sum(index_dtype(size).itemsize * min(slab_nnz, size) for size in sizes)
-    kept_here = math.ceil(share * (kept + num_built * lists))
+    list_nbytes = sum(index_dtype(size).itemsize * min(slab_nnz, size) for size in sizes)
+    kept_here = math.ceil(share * (kept + num_built * list_nbytes))
     numbering = slab_nnz * (3 * record_nbytes + 24)  # a slab's records and their numbers
     arranging = kept_here + slab_peak + numbering
-    later = max(sorting, arranging)
-    peak = device_nnz * record_nbytes + max(count_distributing(device_nnz), later)
+    building = max(sorting, arranging)
+    # First all records of a device are distributed to its slabs, then these are built one by one.
+    peak = device_nnz * record_nbytes + max(count_distributing(device_nnz), building)
     if is_on_device:
         return Estimate(kept, nnz * _count_nonzero_nbytes(record_format) + peak), False
     free_nbytes = engine.count_free_nbytes()
     if free_nbytes is None or peak <= free_nbytes:
         return Estimate(kept, peak), False
-    return Estimate(kept, max(count_distributing(slab_nnz), later)), True
+    return Estimate(kept, max(count_distributing(slab_nnz), building)), True
 
 
 def _add_slabs(
