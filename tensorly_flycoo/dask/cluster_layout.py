@@ -235,8 +235,8 @@ class ClusterBuilder(SlabBuilder):
         sizes = TensorSizes(self._nnz, self._shape, self._dtype, self.record_format.groups)
         get_cut = operator.itemgetter(1)  # of `order`'s result
         cuts = cluster.fetch([cluster.run(x.worker, get_cut, x)[0] for x in ordered])
-        there = cluster.run(cluster.workers[0], choose_common, ENGINE, self._layout, sizes, cuts)
-        (name,) = cluster.fetch(there)
+        names = cluster.run(cluster.workers[0], choose_common, ENGINE, self._layout, sizes, cuts)
+        (name,) = cluster.fetch(names)
         return name
 
     def count_rows(self) -> np.ndarray:

@@ -136,7 +136,7 @@ class Machine:
         self._inbox: dict[tuple[int, int], np.ndarray] = {}  # by epoch and key
         self._outbox: dict[int, dict[int, np.ndarray]] = {}  # by the peer's number, then key there
         self._link: NcclLink | None = None
-        self._unproven: set[int] = set()  # the keys of what an exchange that fails would spoil
+        self._unproven: set[int] = set()  # keys of objects that a failed exchange would spoil
         thread = threading.Thread(
             target=self._run, args=[start_thread], name="tensorly_flycoo", daemon=True
         )

@@ -113,7 +113,7 @@ class Index:
         return index
 
     def _check(self) -> None:
-        """Refuse facts that cannot be true, but for those that have been checked alone."""
+        """Check that the facts suit each other; `read` has checked shape and groups."""
         check_choice(self.layout, "layout", _FILE_LAYOUTS)
         starts = [entry.start for entry in self.entries]
         edges = [0, *(entry.stop for entry in self.entries)]

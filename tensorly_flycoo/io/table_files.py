@@ -160,7 +160,7 @@ def _read_numbers(column: Any) -> Any:
 
 
 def _round(column: Any, name: str, unit: str) -> Any:
-    """Return when the days or other units of a column of times begin, in local time."""
+    """Round a column of times down to days or other units, in local time."""
     pa = require_pyarrow()
     entry_type = getattr(column.type, "value_type", column.type)  # of a dictionary
     is_text = pa.types.is_string(entry_type) or pa.types.is_large_string(entry_type)

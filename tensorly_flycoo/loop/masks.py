@@ -446,7 +446,7 @@ def mask_slices(mask: Any, num_slices: int) -> list[Any]:
     return [mask[min(number, mask.shape[0] - 1)] for number in range(num_slices)]
 
 
-def is_same_mask(one: Any, other: Any) -> bool:
+def is_same_mask(mask1: Any, mask2: Any) -> bool:
     """Return whether two masks, as `copy_mask` returns them, mark the same cells; None marks none.
 
     A mask of three modes is compared slice by slice with a list of the slices' masks.
@@ -457,13 +457,14 @@ def is_same_mask(one: Any, other: Any) -> bool:
     >>> is_same_mask(mask, [mask[0], mask[1]]), is_same_mask(mask, [mask[0], mask[0]])
     (True, False)
     """
-    if isinstance(one, list) and other is not None and not isinstance(other, list):
-        return is_same_mask(other, one)
-    if isinstance(other, list) and one is not None and not isinstance(one, list):
-        if len(one.shape) != 3 or one.shape[0] not in (1, len(other)):
+    if isinstance(mask1, list) and mask2 is not None and not isinstance(mask2, list):
+        return is_same_mask(mask2, mask1)
+    if isinstance(mask2, list) and mask1 is not None and not isinstance(mask1, list):
+        num_slices = len(mask2)
+        if len(mask1.shape) != 3 or mask1.shape[0] not in (1, num_slices):
             return False
-        one = mask_slices(one, len(other))
-    return _list_marked(one) == _list_marked(other)
+        return _list_marked(mask_slices(mask1, num_slices)) == _list_marked(mask2)
+    return _list_marked(mask1) == _list_marked(mask2)
 
 
 def _list_marked(mask: Any) -> Any:
@@ -482,19 +483,18 @@ def _list_marked(mask: Any) -> Any:
     return tuple(mask.shape), cells.tobytes()
 
 
-def unite_masks(one: Any, other: Any, shape: Sequence[int]) -> Any:
+def unite_masks(mask1: Any, mask2: Any, shape: Sequence[int]) -> Any:
     """Return the mask of the cells that either of two masks marks, None for no cells."""
-    masks = [copy_mask(mask) for mask in (one, other) if mask is not None]
-    masks = [mask for mask in masks if mask.nnz]
+    copies = [copy_mask(mask) for mask in (mask1, mask2) if mask is not None]
+    masks = [mask for mask in copies if mask.nnz]
     if not masks:
         return None
     if len(masks) == 1:
         return masks[0]
-    if masks[0].shape == masks[1].shape:
-        cells = [mask.coords for mask in masks]  # those of blocks stay blocks
-        shape = masks[0].shape
-    else:
-        cells = [_list_marked_cells(mask, shape) for mask in masks]
+    if masks[0].shape == masks[1].shape:  # blocks stay blocks
+        blocks = [mask.coords for mask in masks]
+        return make_mask(np.concatenate(blocks, axis=1), masks[0].shape)
+    cells = [_list_marked_cells(mask, shape) for mask in masks]
     return make_mask(np.concatenate(cells, axis=1), shape)
 
 
