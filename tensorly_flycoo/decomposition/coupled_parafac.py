@@ -264,16 +264,16 @@ def _take_weights(data: CoupledBlocks, rank: int, init: CoupledCP) -> Array:
 
 def _match_rows(name: Any, factor: Array, init: CoupledCP, data: CoupledBlocks) -> Array:
     """Return a factor of a guess in the sequence of the data's labels; refuse other labels."""
-    of_guess = init.labels.get(name)
-    of_data = data.labels.get(name)
-    if of_guess is None or of_data is None or np.array_equal(of_guess, of_data):
+    guess_labels = init.labels.get(name)
+    data_labels = data.labels.get(name)
+    if guess_labels is None or data_labels is None or np.array_equal(guess_labels, data_labels):
         return factor
-    places = find_places(of_data, of_guess)
-    if of_guess.size != of_data.size or (places < 0).any():
+    places = find_places(data_labels, guess_labels)
+    if guess_labels.size != data_labels.size or (places < 0).any():
         raise ValueError(
-            f"init has {of_guess.size} labels of mode {name!r}, such as {of_guess[0]}, expected "
-            f"the {of_data.size} of blocks, such as {of_data[0]}: start at random, or from their "
-            "rows"
+            f"init has {guess_labels.size} labels of mode {name!r}, such as {guess_labels[0]}, "
+            f"expected the {data_labels.size} of blocks, such as {data_labels[0]}: start at "
+            "random, or from their rows"
         )
     return factor[array_module(factor).asarray(places)]
 

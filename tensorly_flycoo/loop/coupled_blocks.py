@@ -278,7 +278,7 @@ def _check_names(n: int, blocks: Sequence[CoupledBlock]) -> None:
 
 
 def _find_device(blocks: Sequence[CoupledBlock]) -> str:
-    """Return the device of the blocks that are on one; those in host memory go there."""
+    """Return the device of the FlycooTensors and GPU arrays; arrays in host memory follow them."""
     users: dict[str, int] = {}  # the first block on each device
     for n, block in enumerate(blocks):
         x = block.data

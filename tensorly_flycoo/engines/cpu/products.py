@@ -168,12 +168,15 @@ def _combine(
 def contract_rows(
     rows: Array, factors: Group, bits: Sequence[int], out: Array, weights: Array | None = None
 ) -> None:
-    """See `Engine.contract_rows`."""
+    """Implement `Engine.contract_rows`: merge the factors before and after the mode, then contract.
+
+    A row's number has the bits of the modes before, of the mode, and of the modes after it.
+    """
     (place,) = [n for n, factor in enumerate(factors) if factor is None]
     before: Any = factors[:place]
     after: Any = factors[place + 1 :]
     outer = inner = np.ones((1, out.shape[1]), out.dtype)
-    outer_bits = 0  # below the index of `outer` in the number of a row
+    outer_bits = 0  # bits below those of the modes before
     if before:
         outer_bits = bits[place - 1]
         outer = combine_rows(before, [b - outer_bits for b in bits[:place]])
